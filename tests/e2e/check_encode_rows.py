@@ -278,6 +278,28 @@ def check_zstd(here):
     assert not [name for name in os.listdir(here("")) if name.startswith("x.") or name.endswith(".tmp")]
 
 
+def check_parquet(here):
+    """Columns give the tokens of the same rows as JSON; a cut file is refused, and nothing is written."""
+    if not has("pyarrow"):
+        print(f"skipped: {sys.executable} has no pyarrow; set ND_PEER_PYTHON to one that has")
+        return
+    import pyarrow
+    import pyarrow.parquet
+    pairs = [{"prompt": p, "completion": c} for p, c in PAIRS]
+    pyarrow.parquet.write_table(pyarrow.table({"n": range(len(pairs)), **{k: [pair[k] for pair in pairs] for k in pairs[0]}}),
+                                here("pairs.parquet"), row_group_size=2)
+    run("--tokenizer", here("tokenizer.json"), "--output", here("pq"), here("pairs.parquet"))
+    assert contents(here("pq")) == native(here, write_rows(here("pairs.jsonl"), pairs)) and contents(here("pq"))[2]
+    pyarrow.parquet.write_table(pyarrow.table({"body": [c for _, c in PAIRS]}), here("texts.parquet"))
+    run("--tokenizer", here("tokenizer.json"), "--output", here("pq"), "--text-key", "body", here("texts.parquet"))
+    texts = write_rows(here("texts.jsonl"), [{"body": c} for _, c in PAIRS])
+    assert contents(here("pq")) == native(here, texts, "--json-key", "body")
+    with open(here("pairs.parquet"), "rb") as file, open(here("cut.parquet"), "wb") as cut:
+        cut.write(file.read()[:-100])
+    run("--tokenizer", here("tokenizer.json"), "--output", here("x"), here("cut.parquet"), fails="cannot be read as Parquet")
+    assert not [name for name in os.listdir(here("")) if name.startswith("x.") or name.endswith(".tmp")]
+
+
 def check_newlines(here):
     """A token that joins the newline of the header with those that an answer begins with counts, as it does in ndtrain."""
     from transformers import PreTrainedTokenizerFast
@@ -342,18 +364,12 @@ def check_chats(here, tokenizer):
     assert "rows that were cut" in printed, printed
     kept = [place for begin, length in zip(begins, lengths) for place in range(begin, begin + min(length, most))]
     expect(here("m"), [ids[place] for place in kept], [counts[place] for place in kept])
-    if not has("pyarrow"):
-        print(f"skipped: {sys.executable} has no pyarrow; set ND_PEER_PYTHON to one that has")
-        return
-    import pyarrow
-    import pyarrow.parquet
-    pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2, 3], "messages": CHATS}), here("c.parquet"))
-    run("--tokenizer", here("chatml"), "--output", here("q"), here("c.parquet"))
-    assert contents(here("q")) == contents(here("c"))
-    with open(here("c.parquet"), "rb") as file, open(here("cut.parquet"), "wb") as cut:
-        cut.write(file.read()[:-100])
-    run("--tokenizer", here("chatml"), "--output", here("x"), here("cut.parquet"), fails="cannot be read as Parquet")
-    assert not [name for name in os.listdir(here("")) if name.startswith("x.") or name.endswith(".tmp")]
+    if has("pyarrow"):  # chats as columns; check_parquet says it where it is missing
+        import pyarrow
+        import pyarrow.parquet
+        pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2, 3], "messages": CHATS}), here("c.parquet"))
+        run("--tokenizer", here("chatml"), "--output", here("q"), here("c.parquet"))
+        assert contents(here("q")) == contents(here("c"))
 
 
 def main():
@@ -368,6 +384,7 @@ def main():
         tokenizer = train(here("tokenizer.json"), CHATS)
         check_texts(here, tokenizer)
         check_zstd(here)
+        check_parquet(here)
         if not has("transformers"):
             print(f"skipped: {sys.executable} has no transformers; set ND_PEER_PYTHON to one that has")
             return

@@ -1,12 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs check_tensorboard.py with a Python that has tensorboard: $ND_PEER_PYTHON, or python3.
-# Without one it says so and is skipped (exit status 77).
+# Runs check_tensorboard.py where a Python has tensorboard (tests/support/peer.sh).
 set -u
-python=${ND_PEER_PYTHON:-python3}
 here=$(dirname "$0")
-if ! "$python" -c 'import tensorboard' 2>/dev/null; then
-    echo "skipped: $python has no tensorboard; set ND_PEER_PYTHON to one that has"
-    exit 77
-fi
+. "$here/../support/peer.sh"
+peer_with tensorboard
 exec timeout 280 "$python" "$here/check_tensorboard.py" "$@"

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/support/inputs.h"
+#include "tests/support/peer.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -375,7 +376,7 @@ Test(ckpt, export_finds_the_tokenizer_of_the_first_model)
 
 Test(ckpt, a_checkpoint_with_a_model_is_a_model)
 {
-    const char *python = getenv("ND_PEER_PYTHON");
+    const char *python = peer_python("torch transformers");
     write_inputs();
     train("--model-config model.json --checkpoint-export-model true --num-processes 2 "
           "--dp-shard-size 2");

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/support/inputs.h"
+#include "tests/support/peer.h"
 #include "tests/support/shell.h"
 #include "tests/support/skip.h"
 
@@ -61,7 +62,7 @@ static void check(const char *python, const char *precision)
 
 Test(saved_model, has_the_same_validation_loss_in_transformers)
 {
-    const char *python = getenv("ND_PEER_PYTHON");
+    const char *python = peer_python("torch transformers");
     if (!python) {
         teardown();
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");

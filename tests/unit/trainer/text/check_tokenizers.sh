@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs check_tokenizers.py with a Python that has tokenizers: $ND_PEER_PYTHON, or python3.
-# Without one it says so and is skipped (exit status 77).
+# Runs check_tokenizers.py where a Python has tokenizers (tests/support/peer.sh).
 set -u
-python=${ND_PEER_PYTHON:-python3}
 here=$(dirname "$0")
-if ! "$python" -c 'import tokenizers' 2>/dev/null; then
-    echo "skipped: $python has no tokenizers; set ND_PEER_PYTHON to one that has"
-    exit 77
-fi
-export TOKENIZERS_PARALLELISM=false
+. "$here/../../../support/peer.sh"
+peer_with tokenizers
 # What it may take: a part for the code points and patterns, and a second for each 5,000 random bytes of each tokenizer. An idle
 # machine takes a fifth of that.
 if [ "${3:-}" = all ]; then
