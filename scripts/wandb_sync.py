@@ -7,7 +7,10 @@
 
 RUN is a run folder. Without --follow what metrics.jsonl holds now is sent; with it the file is followed until the run has made its
 last step, or until process PID has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json keeps the id of
-the run and how far the file was sent. A call that was killed may send a few steps again; it leaves none out.
+the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this machine,
+which is less than it was given, and goes on behind that: wandb's files in offline mode and trackio's database hold every line
+once. Each line is sent with sync/offset, the size of the file up to its end, by which it is found again. What a killed call
+had sent over a network cannot be read: a few steps may be sent again, or those that wandb held back may be missing.
 
 The trainer itself opens no connection and waits for none: this program only reads its file, and may fail, stop or lag at will.
 Names are those of transformers' Trainer (train/loss, train/grad_norm, eval/loss, ...), over train/global_step. Steps that a
@@ -27,7 +30,9 @@ import sys
 import time
 
 STATE = "wandb_sync.json"
+OFFSET = "sync/offset"
 POLL_SECONDS = 1.0
+WRITER_SECONDS = 60.0
 STEP_KEYS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate",
              "tokens_seen": "train/num_input_tokens_seen", "tokens_per_second": "train/train_tokens_per_second",
              "tflops_per_worker_causal": "train/tflops_per_worker", "step_ms": "train/step_ms", "data_wait_ms": "train/data_wait_ms",
@@ -53,13 +58,74 @@ def parse_arguments(arguments=None):
     return p.parse_args(arguments)
 
 
+def opened_below(folder):
+    """A process that has a file below the folder open, and the file."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            for number in os.listdir(f"/proc/{process}/fd"):
+                file = pathlib.Path(os.readlink(f"/proc/{process}/fd/{number}"))
+                if folder in file.parents:
+                    return process, file
+        except OSError: # it has just ended or closed one, or is another user's
+            continue
+    return None
+
+
+def wait_for_writers(folder):
+    """wandb's own process goes on for a moment when its caller is killed."""
+    end = time.monotonic() + WRITER_SECONDS
+    while (found := opened_below(folder)):
+        if time.monotonic() > end:
+            raise DataError(f"process {found[0]} still has {found[1]} open; end it, then call this again")
+        time.sleep(0.1)
+
+
+def wandb_records(module, path):
+    """The records of a .wandb file up to where a killed writer left it. Blocks of 32 KiB as LevelDB's log has them, behind 7 bytes."""
+    proto = importlib.import_module(module.__name__ + ".proto.wandb_internal_pb2")
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = int.from_bytes(data[at + 4:at + 6], "little"), data[at + 6]
+        if kind not in (1, 2, 3, 4) or at + 7 + length > len(data):
+            return
+        parts += data[at + 7:at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4): # whole, or the last part
+            yield proto.Record.FromString(parts)
+            parts = b""
+
+
 class Wandb:
     """One run of wandb: steps are a metric of their own, so that a resumed run may go back."""
+
+    @staticmethod
+    def is_local(arguments):
+        return (arguments.mode or os.environ.get("WANDB_MODE")) == "offline"
+
+    @staticmethod
+    def kept(module, arguments, run_id):
+        """The greatest sync/offset in the files of offline runs; each call has made one."""
+        folder = (arguments.run / "wandb").resolve()
+        wait_for_writers(folder)
+        for path in sorted(folder.glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"), reverse=True):
+            last = None
+            for record in wandb_records(module, path):
+                for item in record.history.item:
+                    if OFFSET in (item.key, *item.nested_key):
+                        last = int(float(item.value_json))
+            if last is not None:
+                return last
+        return 0
 
     def __init__(self, module, arguments, run_id, config):
         self.run = module.init(project=arguments.project, name=arguments.name, entity=arguments.entity, mode=arguments.mode, id=run_id,
                                resume="allow", config=config, dir=str(arguments.run))
         self.run.define_metric("train/global_step")
+        self.run.define_metric(OFFSET, hidden=True)
         self.run.define_metric("*", step_metric="train/global_step")
 
     def log(self, step, values):
@@ -70,6 +136,17 @@ class Wandb:
 
 
 class Trackio:
+    @staticmethod
+    def is_local(arguments):
+        return not (os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL"))
+
+    @staticmethod
+    def kept(module, arguments, run_id):
+        """The greatest sync/offset in its database."""
+        storage = importlib.import_module(module.__name__ + ".sqlite_storage").SQLiteStorage
+        rows = storage.get_logs(arguments.project, f"{arguments.name}-{run_id}")
+        return max((int(row[OFFSET]) for row in rows if OFFSET in row), default=0)
+
     def __init__(self, module, arguments, run_id, config):
         self.module = module
         module.init(project=arguments.project, name=f"{arguments.name}-{run_id}", config=config, resume="allow")
@@ -94,11 +171,11 @@ def record_of(run):
 def read_state(run, record):
     try:
         state = json.loads((run / STATE).read_text())
-        return {"id": str(state["id"]), "offset": int(state["offset"])}
+        return {"id": str(state["id"]), "offset": int(state["offset"]), "unfinished": bool(state.get("unfinished"))}
     except FileNotFoundError:
         # The same at every call for one run, another for each run.
         seed = f"{record.get('start_time')} {record.get('job')} {run.resolve().name}"
-        return {"id": hashlib.sha256(seed.encode()).hexdigest()[:12], "offset": 0}
+        return {"id": hashlib.sha256(seed.encode()).hexdigest()[:12], "offset": 0, "unfinished": False}
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{run / STATE} is damaged; remove it to send the whole run again") from None
 
@@ -138,11 +215,11 @@ def send_new(run, state, sink):
             step, values = int(row["step"]), values_of(row)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise DataError(f"{path} has a damaged line at byte {state['offset']}") from None
-        if values:
-            sink.log(step, values)
         state["offset"] += len(line)
+        if values:
+            sink.log(step, values | {OFFSET: state["offset"]})
         rows.append(row)
-    if rows:
+    if rows and not state["unfinished"]:
         write_state(run, state)
     return rows
 
@@ -187,6 +264,15 @@ def lock(arguments, stopped):
             time.sleep(POLL_SECONDS)
 
 
+def kept(kind, library, arguments, state):
+    try:
+        return kind.kept(library, arguments, state["id"])
+    except (ImportError, AttributeError, TypeError) as error: # another version of the library, which reads by other names
+        print(f"wandb_sync: this {arguments.library} cannot be asked what it has of the last call ({error}), so lines from byte "
+              f"{state['offset']} on may be there twice", file=sys.stderr)
+        return 0
+
+
 def sync(arguments, library):
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
@@ -204,6 +290,11 @@ def sync(arguments, library):
     arguments.name = arguments.name or arguments.run.resolve().name
     state, config = read_state(arguments.run, record), record.get("config", {})
     kind = Wandb if arguments.library == "wandb" else Trackio
+    if state["unfinished"]: # the last call was killed, or failed
+        state["offset"] = max(state["offset"], kept(kind, library, arguments, state))
+    # Where the library keeps it on this machine, what is kept counts in the end, as it is written later than it is sent.
+    state["unfinished"] = kind.is_local(arguments)
+    write_state(arguments.run, state)
     sink = kind(library, arguments, state["id"], config)
     try:
         if arguments.follow or arguments.pid is not None:
@@ -212,6 +303,7 @@ def sync(arguments, library):
             send_new(arguments.run, state, sink)
     finally:
         sink.finish()
+    state["unfinished"] = False
     write_state(arguments.run, state)
 
 

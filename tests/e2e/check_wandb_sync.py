@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/wandb_sync.py: check_wandb_sync.py SCRIPT NDLAUNCH.
 
-A stand-in for wandb and trackio records what is sent: every step arrives under its names, a second call goes on where the first one
-stopped, half a line waits for its end, a followed run is followed to its end. With the real packages, where the Python that
-ND_PEER_PYTHON names has them: an offline run of wandb must hold every step, and so must the database of trackio.
+wandb's offline files and trackio's database, read by these packages' own readers, must hold every line once, under its names: where half
+a line waits for its end, a second call goes on, the caller is killed and called again, a run is followed to its end, or ndlaunch
+starts the script beside a run. This needs the packages, in the Python that ND_PEER_PYTHON names. Failures are those of a stand-in:
+a service that fails, a run that dies, damaged files, a missing library.
 """
+import contextlib
 import json
 import math
 import os
@@ -24,7 +26,7 @@ def put(what, **more):
     with open(os.environ["SENT"], "a") as out:
         out.write(json.dumps({"what": what, **more}) + "\\n")
 class Run:
-    def define_metric(self, name, step_metric=None): put("define", name=name, step_metric=step_metric)
+    def define_metric(self, name, step_metric=None, hidden=False): put("define", name=name, step_metric=step_metric)
     def log(self, values):
         if os.environ.get("FAIL_AT") == str(values["train/global_step"]): raise ConnectionError("no <network>")
         put("log", values=values)
@@ -80,48 +82,35 @@ class Stage:
         return [r["values"]["train/global_step"] for r in self.records("log") if "train/loss" in r["values"]]
 
 
-def check_resumable(stage):
+def check_failing_service(stage):
     run = make_run(stage.folder / "one", 6)
     metrics = run / "metrics.jsonl"
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3)[:-9])
-    stage.run(run, "--mode", "offline", "--project", "p")
+    stage.run(run, "--mode", "online", "--project", "p")
     how = stage.records("init")[0]["how"]
-    check(how["project"] == "p" and how["name"] == "one" and how["mode"] == "offline" and how["resume"] == "allow", f"init with {how}")
+    check(how["project"] == "p" and how["name"] == "one" and how["mode"] == "online" and how["resume"] == "allow", f"init with {how}")
     check(stage.steps() == [1, 2] and len(stage.records("finish")) == 1, f"sent {stage.steps()} of two whole lines")
-    values = stage.records("log")[0]["values"]
-    check(values["train/loss"] == 1.5 and values["train/learning_rate"] == 1e-3 and values["train/step_ms"] == 7.5, f"sent {values}")
-    check(math.isnan(stage.records("log")[1]["values"]["train/loss"]), "a loss that was not finite is a number")
-    metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + json.dumps({"event": "resumed", "step": 2}) + "\n" + step_line(3)
-                       + json.dumps({"step": 3, "validation_loss": 2.5, "validation_set_loss": {"web": 2.25, "code": None},
-                                     "validation_ms": 3}) + "\n")
-    stage.run(run)
-    stage.run(run)
-    check(stage.steps() == [1, 2, 3, 3], f"three calls sent {stage.steps()}")
-    check(len({r["how"]["id"] for r in stage.records("init")}) == 1, "calls for one run have several ids")
-    check([r["values"]["eval/loss"] for r in stage.records("log") if "eval/loss" in r["values"]] == [2.5], "no validation")
-    sets = [r["values"] for r in stage.records("log") if "eval/loss/web" in r["values"]]
-    check([v["eval/loss/web"] for v in sets] == [2.25] and math.isnan(sets[0]["eval/loss/code"]), f"sets of a validation: {sets}")
-    check(any("events/resumed" in r["values"] for r in stage.records("log")), "no event")
-    with open(metrics, "a") as out:
-        out.write(step_line(4) + step_line(5))
-    said = stage.run(run, code=1, FAIL_AT="5")
+    metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + step_line(4) + step_line(5))
+    said = stage.run(run, code=1, FAIL_AT="4")
     check("no <network>" in said, f"a failing service gives {said!r}")
     stage.run(run)
-    check(stage.steps()[-3:] == [4, 4, 5], f"after a failure {stage.steps()} were sent")
+    stage.run(run)
+    check(stage.steps() == [1, 2, 3, 3, 4, 5], f"after a failure {stage.steps()} were sent")
+    check(len({r["how"]["id"] for r in stage.records("init")}) == 1, "calls for one run have several ids")
 
 
-def check_follow(stage):
-    stage.sent.unlink()
-    run = make_run(stage.folder / "live", 40)
-    process = stage.start(run, "--follow", "--with", "trackio")
-    with open(run / "metrics.jsonl", "a") as out:
-        for step in range(1, 41):
-            out.write(step_line(step))
-            out.flush()
-            time.sleep(0.02)
-        out.write(json.dumps({"step": 40, "validation_loss": 2.0, "validation_ms": 3}) + "\n")
-    said = process.communicate(timeout=60)[0]
-    check(process.returncode == 0 and stage.steps() == list(range(1, 41)), f"a followed run gave {stage.steps()}: {said}")
+def check_other_version(stage):
+    """A trackio that has no reader, behind a call that was killed: a line twice is better than none."""
+    stage.sent.unlink(missing_ok=True)
+    run = make_run(stage.folder / "unread", 2)
+    (run / "metrics.jsonl").write_text(step_line(1) + step_line(2))
+    (run / "wandb_sync.json").write_text(json.dumps({"id": "x", "offset": len(step_line(1)), "unfinished": True}))
+    said = stage.run(run, "--with", "trackio")
+    check(f"from byte {len(step_line(1))} on may be there twice" in said and stage.steps() == [2], f"{stage.steps()}: {said}")
+    check(not json.loads((run / "wandb_sync.json").read_text())["unfinished"], "it is still unfinished")
+
+
+def check_dead_run(stage):
     stage.sent.unlink()
     run = make_run(stage.folder / "dies", 40)
     (run / "metrics.jsonl").write_text(step_line(1))
@@ -154,111 +143,208 @@ def wait_for(holds, words):
         time.sleep(0.05)
 
 
-def check_beside_a_run(stage, ndlaunch):
-    """--log-with: the run starts the script, which ends behind it with every step sent."""
-    stage.sent.unlink(missing_ok=True)
-    (stage.folder / "wandb.py").write_text(STAND_IN)
-    (stage.folder / "model.json").write_text(json.dumps(MODEL))
-    (stage.folder / "text.txt").write_bytes(bytes(range(97, 123)) * 400)
-    command = [ndlaunch, "--device", "cpu", "--num-processes", "2", "--sequence-length", "64", "--num-steps", "5", "--model-config",
-               "model.json", "--data-path", "text.txt", "--save-model", "false", "--log-with", "wandb"]
+def launch(folder, ndlaunch, name, code, env, *more):
+    """A run of five steps with --log-with wandb."""
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 400)
+    done = subprocess.run([ndlaunch, "--device", "cpu", "--num-processes", "2", "--sequence-length", "64", "--num-steps", "5",
+                           "--model-config", "model.json", "--data-path", "text.txt", "--save-model", "false", "--log-with", "wandb",
+                           "--save-dir", name, *more], env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=240)
+    check(done.returncode == code, f"a run with --log-with wandb ended with {done.returncode}, not {code}:\n{done.stdout}")
+    return done.stdout
 
-    def run(name, code, *more):
-        done = subprocess.run([*command, "--save-dir", name, *more], env=stage.env, cwd=stage.folder, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-        check(done.returncode == code, f"a run with --log-with wandb ended with {done.returncode}, not {code}:\n{done.stdout}")
-        return done.stdout
 
-    check("--tracker-python" in run("no", 2), "a run without a Python does not say how to name one")
-    said = run("beside", 0, "--tracker-python", sys.executable)
-    check("wandb_sync.log" in said, f"the log of the script is not named:\n{said}")
-    wait_for(lambda: stage.records("finish"), "the script does not end behind its run")
-    check(stage.steps() == [1, 2, 3, 4, 5], f"beside the run {stage.steps()} were sent")
+def check_run_without_library(stage, ndlaunch):
     (stage.folder / "wandb.py").write_text("raise ImportError('none here')")
-    run("fails", 0, "--tracker-python", sys.executable)
+    check("--tracker-python" in launch(stage.folder, ndlaunch, "no", 2, stage.env), "a run without a Python does not say how to name one")
+    launch(stage.folder, ndlaunch, "fails", 0, stage.env, "--tracker-python", sys.executable)
     log = stage.folder / "fails" / "wandb_sync.log"
     wait_for(lambda: "pip install wandb" in log.read_text(), "the log does not say what is missing")
 
 
-def real(library):
-    """A Python that has it, or None."""
-    python = os.environ.get("ND_PEER_PYTHON", sys.executable)
-    found = subprocess.run([python, "-c", f"import {library}"], stdin=subprocess.DEVNULL, capture_output=True)
-    return python if found.returncode == 0 else None
-
-
-def check_real_wandb(script, folder):
-    """An offline run is a file of records; each history record has the values of one call."""
-    python = real("wandb")
-    if not python:
-        return "without the real wandb"
-    run = make_run(folder / "real", 30)
-    (run / "metrics.jsonl").write_text("".join(step_line(s) for s in range(1, 31)))
-    env = {**os.environ, "WANDB_DIR": str(folder), "HOME": str(folder), "WANDB_SILENT": "true"}
-    done = subprocess.run([python, script, run, "--mode", "offline"], env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=240)
-    check(done.returncode == 0, f"wandb offline: {done.stdout}{done.stderr}")
-    reader = """
-import json, pathlib, sys
-from wandb.proto import wandb_internal_pb2
-def records(data): # blocks of 32 KiB as LevelDB's log has them, behind a header of 7 bytes
-    at, parts = 7, b""
-    while at + 7 <= len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = int.from_bytes(data[at + 4:at + 6], "little"), data[at + 6]
-        parts += data[at + 7:at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4): # whole, or the last part
-            yield parts
-            parts = b""
-steps = []
-for path in pathlib.Path(sys.argv[1]).rglob("*.wandb"):
-    for part in records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(part)
+READ_WANDB = """
+import importlib.util, json, pathlib, sys
+from wandb.proto.wandb_internal_pb2 import Record
+try:
+    from wandb.sdk.internal.datastore import DataStore
+    def records(path):
+        store = DataStore()
+        store.open_for_scan(path)
+        while (data := store.scan_data()) is not None:
+            yield Record.FromString(data)
+except ImportError: # wandb 0.30 and later have no reader in Python
+    import wandb
+    spec = importlib.util.spec_from_file_location("wandb_sync", sys.argv[2])
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    records = lambda path: script.wandb_records(wandb, pathlib.Path(path))
+rows = []
+for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
+    for record in records(str(path)):
         if record.WhichOneof("record_type") == "history":
-            items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-            steps.append(items.get("train/global_step"))
-print(json.dumps(steps))
+            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item} | {"file": path.name})
+print(json.dumps(rows))
 """
-    done = subprocess.run([python, "-c", reader, folder], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-    check(done.returncode == 0 and json.loads(done.stdout) == list(range(1, 31)), f"wandb's file has {done.stdout}{done.stderr}")
-    return "with the real wandb"
+READ_TRACKIO = """
+import json, sys, trackio
+from trackio.sqlite_storage import SQLiteStorage
+runs = list(trackio.Api().runs("p"))
+print(json.dumps([row | {"train/global_step": row["step"], "file": run.name} for run in runs if run.name.startswith(sys.argv[1].split("/")[-1])
+                  for row in SQLiteStorage.get_logs("p", run.name)]))
+"""
 
 
-def check_real_trackio(script, folder):
-    """trackio keeps a run in a database of SQLite."""
-    python = real("trackio")
-    if not python:
-        return "without the real trackio"
-    run = make_run(folder / "kept", 5)
-    (run / "metrics.jsonl").write_text("".join(step_line(s) for s in range(1, 6)))
-    env = {**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([python, script, run, "--with", "trackio", "--project", "p"], env=env, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=240)
-    check(done.returncode == 0, f"trackio: {done.stdout}{done.stderr}")
-    steps = []
-    for path in (folder / "trackio").rglob("*.db"):
-        with sqlite3.connect(path) as database:
-            steps += [step for step, in database.execute("SELECT step FROM metrics ORDER BY step")]
-    check(steps == list(range(1, 6)), f"trackio has steps {steps}: {done.stdout}{done.stderr}")
-    return "with the real trackio"
+class Peer:
+    """The real package: the script runs with it, and its own reader gives the rows that it holds of a run."""
+
+    def __init__(self, library, script, folder):
+        self.library, self.script, self.folder = library, script, folder
+        self.python = os.environ.get("ND_PEER_PYTHON") or sys.executable
+        folder.mkdir()
+        self.env = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "WANDB_SILENT": "true", "WANDB_MODE": "offline",
+                    "WANDB__SERVICE_WAIT": "120", "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"}
+
+    def has_it(self):
+        code = "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))"
+        return subprocess.run([self.python, "-c", code, self.library], stdin=subprocess.DEVNULL).returncode == 0
+
+    def start(self, run, *arguments):
+        return subprocess.Popen([self.python, self.script, run, "--with", self.library, "--project", "p", *arguments], env=self.env,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ends(self, process):
+        said = process.communicate(timeout=240)[0]
+        check(process.returncode == 0, f"{self.library} ended with {process.returncode}: {said}")
+
+    def rows(self, run):
+        reader = READ_WANDB if self.library == "wandb" else READ_TRACKIO
+        done = subprocess.run([self.python, "-c", reader, run, self.script], env=self.env, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=240)
+        check(done.returncode == 0, f"{self.library} cannot be read: {done.stdout}{done.stderr}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def steps(self, run):
+        return [row["train/global_step"] for row in self.rows(run) if "train/loss" in row]
+
+
+def is_nan(value):
+    return value == "NaN" or (isinstance(value, float) and math.isnan(value))
+
+
+def check_lines(peer):
+    """Names and values, half a line, a second and a third call."""
+    run = make_run(peer.folder / "one", 6)
+    metrics = run / "metrics.jsonl"
+    metrics.write_text(step_line(1) + step_line(2, None) + step_line(3)[:-9])
+    peer.ends(peer.start(run))
+    sent = json.loads((run / "wandb_sync.json").read_text())["offset"]
+    check(sent == len(step_line(1) + step_line(2, None)), f"of two whole lines {sent} bytes were sent")
+    validation = {"step": 3, "validation_loss": 2.5, "validation_set_loss": {"web": 2.25, "code": None}, "validation_ms": 3}
+    metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + json.dumps({"event": "resumed", "step": 2}) + "\n"
+                       + step_line(3) + json.dumps(validation) + "\n")
+    for _ in range(2):
+        peer.ends(peer.start(run))
+    rows = peer.rows(run)
+    check((rows[0]["train/loss"], rows[0]["train/learning_rate"], rows[0]["train/step_ms"]) == (1.5, 1e-3, 7.5), f"it has {rows[0]}")
+    check(is_nan(rows[1]["train/loss"]), f"a loss that was not finite is {rows[1]['train/loss']!r}")
+    check([r["train/global_step"] for r in rows if "train/loss" in r] == [1, 2, 3, 3] and len(rows) == 6, f"three calls gave {rows}")
+    check(len({r["file"] for r in rows}) == 1, "calls for one run have several ids")
+    check(rows[3]["events/resumed"] == 1 and rows[5]["eval/loss"] == 2.5 and rows[5]["eval/loss/web"] == 2.25 and
+          is_nan(rows[5]["eval/loss/code"]), f"behind the steps there are {rows[3:]}")
+
+
+def write_steps(run, first, count):
+    with open(run / "metrics.jsonl", "a") as out:
+        out.write("".join(map(step_line, range(first, first + count))))
+
+
+def check_killed(peer):
+    """Killed twice between what it has sent and what is kept, and called again: every step is there once, in order."""
+    part = 600
+    last = 3 * part
+    run = make_run(peer.folder / "killed", last)
+    for first in (1, 1 + part):
+        kept = size_of(peer, run)
+        write_steps(run, first, part // 2)
+        process = peer.start(run, "--follow")
+        wait_for(lambda: process.poll() is not None or size_of(peer, run) > kept, f"{peer.library} writes nothing")
+        write_steps(run, first + part // 2, part - part // 2)
+        time.sleep(1.1) # it looks once in a second; whatever it has sent by then, the outcome is the same
+        process.kill()
+        said = process.communicate()[0]
+        check(process.returncode == -9, f"{peer.library} ended before it was killed: {said}")
+        check(json.loads((run / "wandb_sync.json").read_text())["unfinished"], "a killed call is not known as unfinished")
+    write_steps(run, 1 + 2 * part, part)
+    peer.ends(peer.start(run))
+    steps = peer.steps(run)
+    check(steps == list(range(1, last + 1)), f"after two kills {peer.library} has {len(steps)} steps of {last}, the first that is wrong is "
+          f"{next((a, b) for a, b in zip(steps + [None], range(1, last + 2)) if a != b)}")
+
+
+def size_of(peer, run):
+    """More than this is there once a part of the steps is kept."""
+    if peer.library == "wandb":
+        return sum(max(f.stat().st_size - 40000, 0) for f in run.glob("wandb/offline-run-*/*.wandb"))
+    databases = list((peer.folder / "trackio").glob("p.db"))
+    if not databases:
+        return 0
+    with contextlib.closing(sqlite3.connect(f"file:{databases[0]}?mode=ro", uri=True)) as database:
+        try:
+            return database.execute("SELECT COUNT(*) FROM metrics WHERE run_name LIKE 'killed-%'").fetchone()[0]
+        except sqlite3.OperationalError: # no table yet, or it is being written
+            return 0
+
+
+def check_follow(peer):
+    run = make_run(peer.folder / "live", 40)
+    process = peer.start(run, "--follow")
+    with open(run / "metrics.jsonl", "a") as out:
+        for step in range(1, 41):
+            out.write(step_line(step))
+            out.flush()
+            time.sleep(0.02)
+        out.write(json.dumps({"step": 40, "validation_loss": 2.0, "validation_ms": 3}) + "\n")
+    peer.ends(process)
+    check(peer.steps(run) == list(range(1, 41)), f"a followed run gave {peer.steps(run)}")
+
+
+def check_beside_a_run(peer, ndlaunch):
+    """--log-with: the run starts the script, which ends behind it with every step sent."""
+    said = launch(peer.folder, ndlaunch, "beside", 0, peer.env, "--tracker-python", peer.python)
+    check("wandb_sync.log" in said, f"the log of the script is not named:\n{said}")
+    run = peer.folder / "beside"
+
+    def finished():
+        try:
+            return not json.loads((run / "wandb_sync.json").read_text())["unfinished"]
+        except FileNotFoundError:
+            return False
+
+    wait_for(finished, "the script does not end behind its run")
+    check(peer.steps(run) == [1, 2, 3, 4, 5], f"beside the run {peer.steps(run)} were sent")
 
 
 def main():
-    script = pathlib.Path(sys.argv[1]).resolve()
+    script, ndlaunch = pathlib.Path(sys.argv[1]).resolve(), os.path.abspath(sys.argv[2])
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        stage = Stage(script, folder)
-        check_resumable(stage)
-        check_follow(stage)
+        (folder / "doubles").mkdir()
+        stage = Stage(script, folder / "doubles")
+        check_failing_service(stage)
+        check_other_version(stage)
+        check_dead_run(stage)
         check_bad_input(stage)
-        check_beside_a_run(stage, os.path.abspath(sys.argv[2]))
-        said = f"{check_real_wandb(script, folder)}, {check_real_trackio(script, folder)}"
-    print(f"wandb_sync: every step was sent, {said}")
+        check_run_without_library(stage, ndlaunch)
+        for library, checks in (("wandb", (check_lines, check_killed, lambda peer: check_beside_a_run(peer, ndlaunch))),
+                                ("trackio", (check_lines, check_killed, check_follow))):
+            peer = Peer(library, script, folder / library)
+            if not peer.has_it():
+                print(f"skipped: {peer.python} has no {library}; set ND_PEER_PYTHON to one that has")
+                continue
+            for one in checks:
+                one(peer)
+            print(f"wandb_sync: {library} holds every line once")
 
 
 if __name__ == "__main__":
