@@ -126,34 +126,40 @@ static nd_status encode_words(nd_encoder *encoder, const uint8_t *text, size_t s
     return ND_OK;
 }
 
-/* A text that no pattern splits is one word for the merges. It is cut before each run of marks
- * where that changes nothing, so that its words are found in the cache. */
+/* The class of the character at a place, which moves behind it. */
+static inline int next_class(const uint8_t *text, size_t *at)
+{
+    const uint8_t *p = text + *at;
+    if (*p < 0x80) {
+        *at += 1;
+        return *p;
+    }
+    const bool mark =
+        *p == (uint8_t)ND_TEXT_MARK[0] && memcmp(p, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
+    *at += *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
+    return mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
+}
+
+/* A text that no pattern splits is one word for the merges. It is cut wherever that changes
+ * nothing, so that its words are found in the cache. */
 static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t size)
 {
-    size_t ends[WORDS + 1], begin = 0, at = 0, behind = 0;
-    int count = 0;
-    while (encoder->tokenizer->bpe.cuts && at < size) {
-        const uint8_t *mark = memchr(text + at, ND_TEXT_MARK[0], size - at);
-        size_t place = mark ? (size_t)(mark - text) : size;
-        if (size - place < ND_TEXT_MARK_BYTES) {
-            break;
-        }
-        if (memcmp(text + place, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) != 0) {
-            at = place + 1; /* another character; `behind` stays */
-            continue;
-        }
-        if (place > behind) { /* something else stands before this mark */
+    const nd_bpe *bpe = &encoder->tokenizer->bpe;
+    size_t ends[WORDS + 1], begin = 0, at = 0, place;
+    int count = 0, left = next_class(text, &at);
+    for (; bpe->cuts && (place = at) < size;) {
+        const int right = next_class(text, &at);
+        if (bpe->apart[left][right]) {
             ends[count++] = place;
+            if (count == WORDS) {
+                ND_TRY(encode_words(encoder, text, size, begin, ends, count));
+                begin = place;
+                count = 0;
+            }
         }
-        at = behind = place + ND_TEXT_MARK_BYTES;
-        if (count == WORDS) {
-            ND_TRY(encode_words(encoder, text, size, begin, ends, count));
-            begin = ends[WORDS - 1];
-            count = 0;
-        }
+        left = right;
     }
-    ends[count] = size;
-    count += size > (count > 0 ? ends[count - 1] : begin);
+    ends[count++] = size;
     return encode_words(encoder, text, size, begin, ends, count);
 }
 
@@ -175,7 +181,7 @@ static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text
 {
     const nd_tokenizer *tokenizer = encoder->tokenizer;
     size_t ends[WORDS];
-    if (tokenizer->splitter_count == 0) {
+    if (tokenizer->splitter_count == 0 || tokenizer->bpe.cuts) {
         return encode_cut(encoder, text, size);
     }
     for (size_t at = 0; at < size;) {

@@ -50,9 +50,15 @@ typedef enum nd_decoder_kind {
 
 enum { ND_TEXT_STEPS_MAX = 8, ND_TEXT_AFFIX_MAX = 64 };
 
+/* Classes of characters by which a text without a pattern is cut into words: those of ASCII, the
+ * mark, and all others. */
+enum { ND_TEXT_CLASS_MARK = 128, ND_TEXT_CLASS_OTHER, ND_TEXT_CLASSES };
+
 typedef struct nd_bpe {
     bool ignore_merges, fuse_unknown;
-    bool cuts;          /* no merge joins a mark to what stands before it */
+    bool cuts; /* `apart` is used in place of the splitters */
+    /* No ids change when a text is cut between characters of these classes: no merge joins them. */
+    bool apart[ND_TEXT_CLASSES][ND_TEXT_CLASSES];
     int32_t unknown;    /* -1: none */
     bool fallback;      /* a character without a piece becomes its bytes, where all have pieces */
     int32_t bytes[256]; /* pieces of bytes, by either spelling; -1: none */

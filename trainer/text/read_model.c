@@ -49,22 +49,6 @@ static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
     return ND_OK;
 }
 
-/* Whether a mark stands behind something else. */
-static bool has_inner_mark(const uint8_t *text, size_t size)
-{
-    size_t at = 0;
-    for (;;) {
-        const uint8_t *mark = memmem(text + at, size - at, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
-        if (!mark) {
-            return false;
-        }
-        if ((size_t)(mark - text) > at) {
-            return true;
-        }
-        at += ND_TEXT_MARK_BYTES;
-    }
-}
-
 typedef struct merge_text {
     const char *left, *right;
     size_t left_size, right_size;
@@ -86,6 +70,66 @@ static bool parse_merge(const json_t *node, merge_text *out)
     *out = (merge_text){json_string_value(left), json_string_value(right), json_string_length(left),
                         json_string_length(right)};
     return json_array_size(node) == 2 && json_is_string(left) && json_is_string(right);
+}
+
+static int class_of(const char *character, size_t size)
+{
+    const bool mark =
+        size >= ND_TEXT_MARK_BYTES && memcmp(character, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
+    const uint8_t lead = (uint8_t)*character;
+    return lead < 0x80 ? lead : mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
+}
+
+/* A piece like <0x0A> stands for a byte that its text does not show. */
+static bool may_be_byte(const char *piece, size_t size)
+{
+    return size == sizeof "<0x00>" - 1 && memcmp(piece, "<0x", 3) == 0;
+}
+
+/* A merge joins the last character of its left piece to the first of its right one. Until all
+ * merges are read, `apart` tells what is joined. */
+static void note_join(nd_bpe *bpe, const merge_text *merge)
+{
+    if (merge->left_size == 0 || merge->right_size == 0) {
+        return;
+    }
+    size_t last = merge->left_size - 1;
+    while (last > 0 && ((uint8_t)merge->left[last] & 0xc0) == 0x80) {
+        last--;
+    }
+    bpe->apart[class_of(merge->left + last, merge->left_size - last)]
+              [class_of(merge->right, merge->right_size)] = true;
+    bpe->cuts &= !may_be_byte(merge->left, merge->left_size) &&
+                 !may_be_byte(merge->right, merge->right_size);
+}
+
+/*
+ * From what is joined to what is apart. A character without a piece must not be cut off: it may be
+ * dropped, which brings its neighbours together, or wait to be written as unknown. But nothing
+ * waits across a mark, nor joins it, where no merge does; and a splitter may begin a word at each
+ * mark.
+ */
+static void find_apart(nd_tokenizer *t, bool all_bytes)
+{
+    nd_bpe *bpe = &t->bpe;
+    const bool complete = bpe->fallback && all_bytes;
+    bool known[ND_TEXT_CLASSES] = {0}, marks_begin = true;
+    for (int c = 0; c < ND_TEXT_CLASS_MARK; c++) {
+        known[c] = complete || nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)c}, 1) >= 0;
+        marks_begin &= !bpe->apart[c][ND_TEXT_CLASS_MARK];
+    }
+    known[ND_TEXT_CLASS_MARK] = nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) >= 0;
+    known[ND_TEXT_CLASS_OTHER] = complete;
+    marks_begin &=
+        !bpe->apart[ND_TEXT_CLASS_OTHER][ND_TEXT_CLASS_MARK] && known[ND_TEXT_CLASS_MARK];
+    for (int left = 0; left < ND_TEXT_CLASSES; left++) {
+        for (int right = 0; right < ND_TEXT_CLASSES; right++) {
+            const bool mark = right == ND_TEXT_CLASS_MARK;
+            bpe->apart[left][right] = (mark && t->splitter_count > 0) ||
+                                      (!bpe->apart[left][right] &&
+                                       ((known[left] && known[right]) || (mark && marks_begin)));
+        }
+    }
 }
 
 static nd_status read_merge(nd_tokenizer *t, const json_t *node, int32_t rank, nd_bytes *whole)
@@ -110,7 +154,7 @@ static nd_status read_merge(nd_tokenizer *t, const json_t *node, int32_t rank, n
                        parts.left, (int)(parts.right_size < 64 ? parts.right_size : 64),
                        parts.right);
     }
-    t->bpe.cuts &= !has_inner_mark(whole->data, whole->count);
+    note_join(&t->bpe, &parts);
     nd_vocab_add_merge(&t->vocab, merge);
     return ND_OK;
 }
@@ -132,7 +176,7 @@ static nd_status read_merges(nd_tokenizer *t, const json_t *merges)
 }
 
 /* The pieces of single bytes: characters of a byte-level file, else <0x00> to <0xFF>. */
-static nd_status find_bytes(nd_tokenizer *t)
+static nd_status find_bytes(nd_tokenizer *t, bool *every)
 {
     bool all = true;
     for (int byte = 0; byte < 256; byte++) {
@@ -149,6 +193,7 @@ static nd_status find_bytes(nd_tokenizer *t)
                        "bytes is not supported",
                        t->name);
     }
+    *every = all;
     return ND_OK;
 }
 
@@ -184,8 +229,12 @@ nd_status nd_text_read_model(nd_tokenizer *t, const json_t *model, size_t added)
                          t->byte_level));
     ND_TRY(read_pieces(t, pieces));
     ND_TRY(read_unknown(t, json_object_get(model, "unk_token")));
-    ND_TRY(find_bytes(t));
-    bpe->cuts = !bpe->ignore_merges && !t->byte_level && t->splitter_count == 0 &&
-                nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) >= 0;
-    return read_merges(t, merges);
+    bool all_bytes = false;
+    ND_TRY(find_bytes(t, &all_bytes));
+    bpe->cuts =
+        !bpe->ignore_merges && !t->byte_level &&
+        (t->splitter_count == 0 || (t->splitter_count == 1 && t->splitters[0] == ND_SPLIT_MARKS));
+    ND_TRY(read_merges(t, merges));
+    find_apart(t, all_bytes);
+    return ND_OK;
 }

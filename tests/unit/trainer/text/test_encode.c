@@ -175,6 +175,105 @@ Test(encode, a_character_without_a_piece_is_refused_or_dropped_and_counted)
     nd_tokenizer_close(tokenizer);
 }
 
+/* A text that no pattern splits is cut into words where no merge joins characters. What is dropped,
+ * unknown or a byte there is what `tokenizers` makes of the same files. */
+typedef struct cut_case {
+    const char *model; /* pieces with ids from 0 on, merges, and the rest */
+    const char *text;
+    int32_t ids[5];
+    size_t count;
+} cut_case;
+
+#define DROPS "[\"a\",\"b\",\"ab\",\"\u2581\"]; [[\"a\",\"b\"]]; \"fuse_unk\": false"
+#define UNKNOWN                                                                                    \
+    "[\"<unk>\",\"a\",\"b\",\"ab\",\"\u2581\"]; [[\"a\",\"b\"]]; \"unk_token\": \"<unk>\""
+#define SOME_BYTES                                                                                 \
+    "[\"<unk>\",\"a\",\"<0x0A>\",\"<0x09>\",\"\u2581\"]; []; \"unk_token\": \"<unk>\", "           \
+    "\"fuse_unk\": "                                                                               \
+    "true, \"byte_fallback\": true"
+#define JOINED_BYTE                                                                                \
+    "[\"<unk>\",\"a\",\"<0x0A>\",\"<0x0A>a\",\"\u2581\"]; [[\"<0x0A>\",\"a\"]]; \"unk_token\": "   \
+    "\"<unk>\", \"byte_fallback\": true"
+#define JOINED_UNKNOWN                                                                             \
+    "[\"<unk>\",\"a\",\"<unk>a\",\"\u2581\"]; [[\"<unk>\",\"a\"]]; \"unk_token\": \"<unk>\", "     \
+    "\"fuse_unk\": true"
+#define JOINED_MARK                                                                                \
+    "[\"a\",\"b\",\"\u2581\",\"a\u2581\",\"a\u2581b\"]; "                                          \
+    "[[\"a\",\"\u2581\"],[\"a\u2581\",\"b\"]]; "                                                   \
+    "\"fuse_unk\": false"
+#define FUSED UNKNOWN ", \"fuse_unk\": true"
+#define MARK  "\xe2\x96\x81"
+
+static const cut_case cut_cases[] = {
+    {DROPS, "a?b", {2}, 1},
+    {DROPS,
+     "a\xc3\xa9"
+     "b",
+     {2},
+     1},
+    {DROPS, "b?a", {1, 0}, 2},
+    {DROPS, "a?" MARK "b", {0, 3, 1}, 3},
+    {UNKNOWN, "a??b", {1, 0, 0, 2}, 4},
+    {FUSED, "a??b", {1, 0, 2}, 3},
+    {FUSED, "?\xc3\xa9?", {0}, 1},
+    {FUSED, "ab??" MARK "?", {3, 0, 4, 0}, 4},
+    {FUSED, "??ab", {0, 3}, 2},
+    {SOME_BYTES, "?\n\ta", {2, 3, 0, 1}, 4},
+    {SOME_BYTES, "?\n" MARK, {2, 0, 4}, 3},
+    {SOME_BYTES, "a\n\t?\n?", {1, 2, 3, 2, 0}, 5},
+    {JOINED_BYTE, "\na", {3}, 1},
+    {JOINED_BYTE, "a\na" MARK, {1, 3, 4}, 3},
+    {JOINED_UNKNOWN, "?a", {2}, 1},
+    {JOINED_UNKNOWN, "??a" MARK "a", {2, 3, 1}, 3},
+    {JOINED_MARK, "a" MARK "b", {4}, 1},
+    {JOINED_MARK, "a" MARK MARK "b", {3, 2, 1}, 3},
+    {JOINED_MARK, "b" MARK "a", {1, 2, 0}, 3},
+};
+
+/* "pieces; merges; the rest" as a tokenizer without a normalizer and a pattern. */
+static nd_tokenizer *tokenizer_of(const char *model)
+{
+    const char *merges = strstr(model, "; ") + 2, *rest = strstr(merges, "; ") + 2;
+    json_t *pieces = json_loadb(model, (size_t)(merges - 2 - model), 0, NULL);
+    json_t *file = text_file("llama2"), *vocab = json_object(), *out;
+    char text[1024];
+    snprintf(text, sizeof text, "{\"type\": \"BPE\", \"merges\": %.*s, %s}",
+             (int)(rest - 2 - merges), merges, rest);
+    out = json_loads(text, 0, NULL);
+    cr_assert(pieces && out, "%s", text);
+    for (size_t i = 0; i < json_array_size(pieces); i++) {
+        json_object_set_new(vocab, json_string_value(json_array_get(pieces, i)),
+                            json_integer((json_int_t)i));
+    }
+    json_object_set_new(out, "vocab", vocab);
+    json_object_set_new(file, "model", out);
+    json_object_set_new(file, "added_tokens", json_array());
+    json_object_set_new(file, "normalizer", json_null());
+    json_object_set_new(file, "pre_tokenizer", json_null());
+    json_object_set_new(file, "post_processor", json_null());
+    nd_tokenizer *tokenizer;
+    assert_ok(text_parse(file, &tokenizer));
+    json_decref(file);
+    json_decref(pieces);
+    return tokenizer;
+}
+
+Test(encode, cuts_between_words_change_no_ids)
+{
+    for (size_t i = 0; i < sizeof cut_cases / sizeof cut_cases[0]; i++) {
+        const cut_case *one = &cut_cases[i];
+        nd_tokenizer *tokenizer = tokenizer_of(one->model);
+        nd_encoder *encoder = encoder_of(tokenizer, ND_SPECIAL_TEXT, false, ND_ENCODE_CACHE_BYTES);
+        const int32_t *ids;
+        size_t count;
+        assert_ok(nd_encode(encoder, one->text, strlen(one->text), &ids, &count));
+        cr_assert_eq(count, one->count, "case %zu: %zu ids, not %zu", i, count, one->count);
+        cr_assert_arr_eq(ids, one->ids, count * sizeof *ids, "case %zu", i);
+        nd_encoder_destroy(encoder);
+        nd_tokenizer_close(tokenizer);
+    }
+}
+
 /* A case that is quadratic anywhere would take minutes. */
 Test(encode, long_runs_take_no_quadratic_time, .timeout = 120)
 {
