@@ -228,6 +228,7 @@ static const cut_case cut_cases[] = {
     {JOINED_MARK, "a" MARK "b", {4}, 1},
     {JOINED_MARK, "a" MARK MARK "b", {3, 2, 1}, 3},
     {JOINED_MARK, "b" MARK "a", {1, 2, 0}, 3},
+    {JOINED_MARK, "a?" MARK "b", {4}, 1},
 };
 
 /* "pieces; merges; the rest" as a tokenizer without a normalizer and a pattern. */
