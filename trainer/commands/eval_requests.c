@@ -161,7 +161,7 @@ static nd_status find_prefix(const nd_session *s, nd_encoder *with_special, int3
 
 /* The encoders of contexts and choices, and the rules that use them. */
 typedef struct reader {
-    nd_encoder *encoder, *with_special;
+    nd_encoder *encoder, *with_special, *bare;
     nd_choice_rules rules;
 } reader;
 
@@ -170,6 +170,7 @@ static nd_status open_reader(const nd_session *s, const nd_eval_call *o, reader 
     const nd_encode_options plain = {.special_in_text = ND_SPECIAL_PARSE,
                                      .post_process = o->add_special};
     const nd_encode_options special = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
+    const nd_encode_options bare = {.special_in_text = ND_SPECIAL_PARSE};
     r->rules = (nd_choice_rules){.vocab = s->model.shape.vocab,
                                  .max_tokens = s->model.shape.max_positions + 1};
     if (!s->tokenizer) {
@@ -178,7 +179,9 @@ static nd_status open_reader(const nd_session *s, const nd_eval_call *o, reader 
     }
     ND_TRY(nd_encoder_create(s->tokenizer, &plain, &r->encoder));
     ND_TRY(nd_encoder_create(s->tokenizer, &special, &r->with_special));
+    ND_TRY(nd_encoder_create(s->tokenizer, &bare, &r->bare));
     r->rules.encoder = r->encoder;
+    r->rules.bare = r->bare;
     return find_prefix(s, r->with_special, &r->rules.prefix);
 }
 
@@ -186,6 +189,7 @@ static void close_reader(reader *r)
 {
     nd_encoder_destroy(r->encoder);
     nd_encoder_destroy(r->with_special);
+    nd_encoder_destroy(r->bare);
 }
 
 static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questions *questions)

@@ -23,11 +23,12 @@ static int64_t characters_of(const char *text, size_t size)
     return count;
 }
 
-static nd_status encode(const nd_choice_rules *rules, const char *text, size_t size, nd_ids *out)
+static nd_status encode(const nd_choice_rules *rules, nd_encoder *encoder, const char *text,
+                        size_t size, nd_ids *out)
 {
     const int32_t *ids;
     size_t count;
-    ND_TRY(nd_encode(rules->encoder, text, size, &ids, &count));
+    ND_TRY(nd_encode(encoder, text, size, &ids, &count));
     for (size_t i = 0; i < count; i++) {
         if (ids[i] >= rules->vocab) {
             return nd_fail(ND_ERR_DATA,
@@ -65,13 +66,14 @@ static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *who
         }
         ND_TRY(nd_ids_add(&out->ids, &rules->prefix, 1));
         out->from = 1;
-        ND_TRY(encode(rules, text, whole->count, &out->ids));
+        ND_TRY(encode(rules, rules->bare ? rules->bare : rules->encoder, text, whole->count,
+                      &out->ids));
     } else {
-        nd_status status = encode(rules, text, context, &alone);
+        nd_status status = encode(rules, rules->encoder, text, context, &alone);
         out->from = (int64_t)alone.count;
         free(alone.data);
         ND_TRY(status);
-        ND_TRY(encode(rules, text, whole->count, &out->ids));
+        ND_TRY(encode(rules, rules->encoder, text, whole->count, &out->ids));
     }
     if (out->from >= (int64_t)out->ids.count) {
         return nd_fail(ND_ERR_DATA,

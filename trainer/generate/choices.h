@@ -44,6 +44,7 @@ typedef struct nd_questions {
 
 typedef struct nd_choice_rules {
     nd_encoder *encoder; /* borrowed */
+    nd_encoder *bare;    /* of choices behind an empty context: adds no token; NULL: encoder */
     int64_t vocab;
     int64_t max_tokens; /* of context and continuation together */
     bool any_gold;      /* "gold" may be missing: it is -1 then */
