@@ -5,7 +5,7 @@
   python scripts/golden.py [--only ops llama2 ...] [--out FOLDER]
   python scripts/golden.py --check
 
-Needs torch, transformers, safetensors and, for `fp8`, torchao (all from PyPI); nothing else in the project does.
+Needs torch, transformers, safetensors and, for `fp8`, torchao, for `choices`, lm_eval and accelerate (all from PyPI).
 Everything is seeded and runs on one thread, so the same versions on the same processor give the same bytes. Another
 processor may round F32 sums in another order: --check makes them again in a temporary folder and compares values,
 with 2e-6 relative L2 per tensor (inputs, integers and codes exactly).
@@ -34,12 +34,18 @@ def makers():
     for name in models.MODELS:
         table[name] = lambda folder, name=name: models.make(name, folder)
     table["fp8"] = make_fp8
+    table["choices"] = make_choices
     return table
 
 
 def make_fp8(folder):
     from goldens import fp8  # only this one needs torchao
     fp8.make(folder)
+
+
+def make_choices(folder):
+    from goldens import choices  # only this one needs lm_eval
+    choices.make(folder)
 
 
 def json_numbers(value, path=""):
@@ -100,6 +106,8 @@ def check(made, committed):
             faults = ["is not committed"]
         elif filecmp.cmp(path, other, shallow=False):
             faults = []
+        elif path.suffix == ".jsonl":
+            faults = ["differs"]
         elif path.suffix == ".json":
             faults = list(compare_json(path, other))
         else:

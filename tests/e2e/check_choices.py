@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`ndtrain eval --requests` beside the real lm-evaluation-harness: check_choices.py NDTRAIN GOLDENS.
+
+scripts/goldens/choices.py has made GOLDENS with it, in F32. Example by example, acc, acc_norm and the greedy marks must be the same, and
+each log-likelihood must be within the bound of all roundings, and within as many deviations of independent roundings as none of
+so many scores should pass. On one thread, on two, and by --serve-stdin.
+"""
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+NDTRAIN, GOLDENS = sys.argv[1], pathlib.Path(sys.argv[2])
+FALSE_ALARM = 1e-4  # how likely a right program fails by chance
+
+
+def check(holds, words):
+    if not holds:
+        sys.exit(f"check_choices: {words}")
+
+
+def evaluate(*arguments, given=None):
+    done = subprocess.run([NDTRAIN, "eval", "--model", GOLDENS, "--precision", "fp32", *arguments], input=given, capture_output=True,
+                          stdin=None if given else subprocess.DEVNULL, text=True, timeout=120)
+    check(done.returncode == 0, f"{arguments} ended with {done.returncode}: {done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def compare(name, rows, goldens):
+    """The most that a score takes of its bound."""
+    check(len(rows) == len(goldens), f"{name} has {len(rows)} rows, lm_eval {len(goldens)}")
+    scores = sum(len(golden["bounds"]) for golden in goldens)
+    most = statistics.NormalDist().inv_cdf(1 - FALSE_ALARM / scores / 2)
+    worst = spread = 0.0
+    for i, (row, golden) in enumerate(zip(rows, goldens)):
+        check(len(row["log_likelihoods"]) == len(golden["log_likelihoods"]), f"{name}, row {i} has {row}, lm_eval {golden}")
+        for k, (own, their) in enumerate(zip(row["log_likelihoods"], golden["log_likelihoods"])):
+            off, bound, deviation = abs(own - their), golden["bounds"][k], golden["deviations"][k]
+            check(off <= bound and off <= most * deviation, f"{name}, row {i}, choice {k}: {own:.9g}, lm_eval has {their:.9g}, which is "
+                  f"{off:.2g} off; all roundings bound that by {bound:.2g}, independent ones by {most * deviation:.2g}")
+            worst, spread = max(worst, off / bound), max(spread, off / deviation)
+        check(row["greedy"] == golden["is_greedy"], f"{name}, row {i}: greedy is {row['greedy']}, in lm_eval {golden['is_greedy']}")
+        for key in ("acc", "acc_norm"):
+            check(row.get(key) == golden[key], f"{name}, row {i}: {key} is {row.get(key)}, in lm_eval {golden[key]}")
+    print(f"check_choices: {name}: {scores} scores are off by at most {worst:.2g} of their bounds and {spread:.2g} deviations")
+
+
+def main():
+    greedy, kinds = 0, set()
+    for name, flags in (("plain", ()), ("special", ("--add-special-tokens",))):
+        requests, goldens = GOLDENS / f"{name}.jsonl", json.loads((GOLDENS / f"{name}.json").read_text())
+        greedy += sum(sum(golden["is_greedy"]) for golden in goldens)
+        kinds |= {(golden["acc"], golden["acc_norm"]) for golden in goldens}
+        for threads in ("1", "2"):
+            *rows, summary = evaluate("--requests", requests, "--jsonl", "--threads-per-worker", threads, *flags)
+            compare(f"{name}, {threads} threads", rows, goldens)
+            for key in ("acc", "acc_norm"):
+                check(abs(summary[key] - sum(g[key] for g in goldens) / len(goldens)) < 1e-12, f"{name}: the summary is {summary}")
+        compare(f"{name}, --serve-stdin", evaluate("--serve-stdin", *flags, given=requests.read_text()), goldens)
+    check(greedy > 0 and len(kinds) == 4, f"the goldens lack a kind of row: {greedy} greedy choices, acc and acc_norm are {kinds}")
+
+
+main()
