@@ -151,7 +151,7 @@ int main(int argc, char **argv)
     int rest_count = argc - 1;
     nd_streams_open();
     if (command && command->trains) {
-        nd_process_shorten_spin(argv);
+        nd_process_shorten_spin(argv, command->decodes);
     }
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
     tool_main *tool = find_tool(name);

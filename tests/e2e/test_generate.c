@@ -297,6 +297,11 @@ Test(generate, reads_line_after_line)
     shell(&dir, "printf 'ab cd\nx\n' | " ND_LAUNCH
                 " generate --precision fp32 --model run --interactive --max-new-tokens 9 "
                 "--num-processes 2 --tp-size 2 2>log | cmp - a");
+    /* Its threads spin longer than those of one of several workers. */
+    shell(&dir, "mkfifo lines; " GENERATE "--model run --interactive <lines >text 2>log & pid=$!; "
+                "exec 3>lines; i=0; "
+                "until tr '\\0' '\\n' </proc/$pid/environ | grep -x GOMP_SPINCOUNT=20000; do "
+                "i=$((i + 1)); test $i -lt 1000 || exit 1; sleep 0.01; done; exec 3>&-; wait $pid");
     cr_expect_eq(shell_run(&dir, "echo a | " GENERATE "--model run --interactive --context 20"), 0);
     says("--context is 20; shorten the prompt");
     cr_expect_eq(shell_run(&dir, GENERATE "--model run --interactive --prompt a"), 2);

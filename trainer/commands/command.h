@@ -27,6 +27,7 @@ typedef struct nd_command {
     /* What `ndtrain check NAME ...` checks before workers start: model, its files, and room. The
      * call is as that of `run`, with the planner's device to be opened. NULL: it has no flags. */
     nd_status (*check)(const nd_command_call *call);
+    bool decodes; /* by many short products, between which its threads had better not sleep */
 } nd_command;
 
 /* job.c: of commands that are workers of a job. `stop` is called by a stop signal. */

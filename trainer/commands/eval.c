@@ -393,5 +393,6 @@ const nd_command nd_command_eval = {.name = "eval",
                                     .begin = nd_session_begin,
                                     .run = run,
                                     .check = check,
+                                    .decodes = true,
                                     .take_flags = take_flags,
                                     .print_help = print_help};

@@ -87,5 +87,6 @@ const nd_command nd_command_generate = {.name = "generate",
                                         .begin = nd_session_begin,
                                         .run = run,
                                         .check = check,
+                                        .decodes = true,
                                         .take_flags = nd_generate_take_flags,
                                         .print_help = nd_generate_print_help};
