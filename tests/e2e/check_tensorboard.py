@@ -20,7 +20,8 @@ import time
 from tensorboard import context
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
+from tensorboard.compat.proto import event_pb2
 from tensorboard.data import server_ingester
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups, plugin_data_pb2
@@ -28,6 +29,25 @@ from tensorboard.util import grpc_util, tensor_util
 
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+
+# Each tag, as a number of a line of metrics.jsonl. The text is one source and one set, which have no curves of their own.
+STEP_TAGS = {
+    "train/loss": lambda r: r["loss"],
+    "train/grad_norm": lambda r: r["grad_norm"],
+    "train/learning_rate": lambda r: r["lr"],
+    "train/num_input_tokens_seen": lambda r: r["tokens_seen"],
+    "train/train_tokens_per_second": lambda r: r["tokens_per_second"],
+    "train/tflops_per_worker": lambda r: r["tflops_per_worker_causal"],
+    "train/step_ms": lambda r: r["step_ms"],
+    "train/data_wait_ms": lambda r: r["data_wait_ms"],
+    "train/sent_mib": lambda r: sum(r["wire"].values()) / 2**20,
+    "train/peak_memory_gib": lambda r: r["peak_memory_bytes"] / 2**30,
+    "train/skipped": lambda r: r.get("skipped", False),
+}
+VALIDATION_TAGS = {
+    "eval/loss": lambda r: r["validation_loss"],
+    "eval/runtime": lambda r: r["validation_ms"] / 1000,
+}
 
 SECONDS = 120  # a bound on what the data server may take
 
@@ -133,13 +153,13 @@ def expect_page(reader, name, status):
 
 def expect_curves(run_folder, status):
     steps, validations = steps_of(run_folder)
-    wanted = {tag: [(s, single(r[key])) for s, r in sorted(steps.items())] for tag, key in (
-        ("train/loss", "loss"), ("train/grad_norm", "grad_norm"), ("train/learning_rate", "lr"), ("train/step_ms", "step_ms"))}
-    wanted["eval/loss"] = [(s, single(r["validation_loss"])) for s, r in sorted(validations.items())]
+    wanted = {tag: [(s, single(value(r))) for s, r in sorted(steps.items())] for tag, value in STEP_TAGS.items()}
+    wanted |= {tag: [(s, single(value(r))) for s, r in sorted(validations.items())] for tag, value in VALIDATION_TAGS.items()}
     check([s for s, _ in wanted["eval/loss"]] == [5, 10], f"validations are at {validations}")
 
     def expect(name, reader):
         found = curves_of(reader, "tensorboard")
+        check(found.keys() == wanted.keys(), f"{name}: the tags are {sorted(found)}, not {sorted(wanted)}")
         for tag, curve in wanted.items():
             check(found[tag] == curve, f"{name}: {tag} is {found[tag]}, metrics.jsonl has {curve}")
         expect_page(reader, name, status)
@@ -163,6 +183,29 @@ def expect_settings(events):
     check(settings["train.steps"].number_value == 10, "train.steps is no number")
     check(settings["output.save_model"].bool_value is True, "output.save_model is no boolean")
     check(settings["optimizer.name"].string_value == "adamw", "optimizer.name is no text")
+
+
+def session_marks(folder):
+    """(file, status, step, checkpoint) of each mark, in order."""
+    found = []
+    for n, path in enumerate(sorted((folder / "tensorboard").iterdir())):
+        for event in EventFileLoader(str(path)).Load():
+            if event.WhichOneof("what") == "session_log":
+                log = event.session_log
+                found.append((n, event_pb2.SessionLog.SessionStatus.Name(log.status), event.step, log.checkpoint_path))
+    return found
+
+
+def expect_marks(run_folder):
+    """A mark of each saved checkpoint, and the start that takes back what was written above the step a run goes on from."""
+    saved = [r["step"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()
+             for r in [json.loads(line)] if r.get("event") == "checkpoint"]
+    marks = session_marks(run_folder)
+    kept = [(step, os.path.basename(path)) for _, status, step, path in marks if status == "CHECKPOINT"]
+    check(kept == [(step, f"checkpoint-{step}") for step in saved], f"marks of checkpoints are {marks}, saved were {saved}")
+    check(saved == [5, 10, 10], f"checkpoints were saved at {saved}")
+    starts = [(n, step) for n, status, step, _ in marks if status == "START" and step > 0]
+    check(set(starts) == {(1, 6)}, f"starts are {marks}")
 
 
 def records(data):
@@ -239,6 +282,7 @@ def main():
         run(ndlaunch, folder, "--report-to", "all", "--resume-from-checkpoint", "latest")
         check(len(list((folder / "run" / "tensorboard").iterdir())) == 2, "the second start has no file of its own")
         expect_curves(folder / "run", "STATUS_SUCCESS")
+        expect_marks(folder / "run")
         expect_histograms(ndlaunch, folder)
     print("event files: curves, settings, histograms and cut files are read by tensorboard" +
           ("" if data_server() else "; it has no data server for this machine"))
