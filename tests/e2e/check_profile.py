@@ -7,6 +7,7 @@ import collections
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,25 @@ def check_in_viewer(scripts, folder, text):
     check(abs(seen["ms"] - ms) < 0.01, f"the viewer shows {seen['ms']} ms of {ms}")
 
 
+def check_report(ndtrain, folder, events):
+    """`ndtrain report` reads the file that the run has written."""
+    done = subprocess.run([ndtrain, "report", "run", "--markdown"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=60)
+    check(done.returncode == 0, f"the report ended with {done.returncode}:\n{done.stdout}")
+    text = done.stdout.partition("## Who waited for whom")[2].partition("\n## ")[0]
+    said = re.search(r"From profile\.json: 2 steps, (\d+) collectives", text)
+    check(said, f"the report does not say who waited:\n{done.stdout}")
+    rows = {int(rank): cells.split("|") for rank, cells in re.findall(r"^\| *rank (\d+) *\|(.*)\|$", text, re.MULTILINE)}
+    check(sorted(rows) == list(range(RANKS)), f"the rows are {rows}")
+    check(sum(int(row[3]) for row in rows.values()) == int(said[1]), f"one rank enters each of {said[1]} collectives last: {rows}")
+    world = {(e["args"]["op"], e["args"]["sequence"]) for e in events if e.get("args", {}).get("group") == "world" and e["ph"] == "X"}
+    check(int(said[1]) >= len(world) > 0, f"{said[1]} collectives, {len(world)} of them of all ranks")
+    for rank, row in rows.items():
+        ms = sum(e["dur"] for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] == "communication") / 1e3 / 2
+        check(abs(float(row[0]) - ms) < 0.001, f"rank {rank} communicates for {row[0]} ms of a step, the calls take {ms}")
+        check(float(row[1]) <= float(row[0]), f"rank {rank} waits longer than it communicates: {row}")
+
+
 def main():
     ndlaunch = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
@@ -90,6 +110,7 @@ def main():
         else:
             check_in_viewer(viewer, folder, text)
         check(not (folder / "run" / "profile").exists(), "parts are left")
+        check_report(os.path.join(os.path.dirname(ndlaunch), "ndtrain"), folder, events)
     steps, calls, names = {}, collections.Counter(), collections.defaultdict(set)
     for event in events:
         if event.get("cat") == "step":
