@@ -95,6 +95,8 @@ static void write_rows(int count)
     tempdir_write(&dir, "rows.jsonl", rows, (size_t)n);
 }
 
+/* Greedily and drawn: one worker and ranks that share a tensor, each with batches that hold one text,
+ * some, and nearly all; replicas of such ranks; and ranks that torchrun starts. */
 static void assert_same_everywhere(const char *sampling)
 {
     static const char *const batches[] = {"--max-batch 1", "--max-batch 7 --prefill-chunk 9",
@@ -111,6 +113,14 @@ static void assert_same_everywhere(const char *sampling)
                           "2>log | cmp - expected",
                  sampling, batches[i]);
         shell(&dir, command);
+        for (int tp = 2; tp <= 4; tp *= 2) {
+            snprintf(command, sizeof command,
+                     ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file "
+                               "rows.jsonl --max-new-tokens 16 --num-processes %d --tp-size %d "
+                               "--threads-per-worker 1 %s %s 2>log | cmp - expected",
+                     tp, tp, sampling, batches[i]);
+            shell(&dir, command);
+        }
     }
     snprintf(command, sizeof command,
              ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
@@ -128,6 +138,8 @@ static void assert_same_everywhere(const char *sampling)
 
 Test(generate, has_the_same_text_in_any_batch_and_on_any_mesh)
 {
+    shell(&dir,
+          "sed -i 's/heads\": 4/heads\": 8/; s/value_heads\": 2/value_heads\": 4/' model.json");
     train();
     write_rows(40);
     assert_same_everywhere("");
