@@ -95,8 +95,8 @@ static void write_rows(int count)
     tempdir_write(&dir, "rows.jsonl", rows, (size_t)n);
 }
 
-/* Greedily and drawn: one worker and ranks that share a tensor, each with batches that hold one text,
- * some, and nearly all; replicas of such ranks; and ranks that torchrun starts. */
+/* Greedily and drawn: one worker and ranks that share a tensor, each with batches that hold one
+ * text, some, and nearly all; replicas of such ranks; and ranks that torchrun starts. */
 static void assert_same_everywhere(const char *sampling)
 {
     static const char *const batches[] = {"--max-batch 1", "--max-batch 7 --prefill-chunk 9",
@@ -318,6 +318,42 @@ Test(generate, reads_line_after_line)
     says("--context is 20; shorten the prompt");
     cr_expect_eq(shell_run(&dir, GENERATE "--model run --interactive --prompt a"), 2);
     says("--interactive reads prompts");
+}
+
+/* Text is printed while it is made: what follows a signal is not. Without that, all 90,000 tokens
+ * of this text would stand in the pipe before its reader sends the signal. */
+Test(generate, text_comes_while_it_is_made)
+{
+    shell(&dir, "sed -i 's/embeddings\": 128/embeddings\": 100000/' model.json");
+    train();
+    shell(&dir, "mkfifo text; " GENERATE "--model run --prompt a --max-new-tokens 90000 "
+                "--ignore-eos 2>log >text & pid=$!; "
+                "{ head -c 20; kill -TERM $pid; cat; } <text >seen; "
+                "wait $pid; test $? -ne 0 && test $(wc -c <seen) -ge 20 && "
+                "test $(wc -c <seen) -lt 60000");
+}
+
+/* --chat makes of a prompt the turns of the form, with the control tokens of the tokenizer. */
+Test(generate, a_chat_is_written_in_its_form)
+{
+    static const char call[] =
+        GENERATE "--model run --jsonl --max-new-tokens 9 --ignore-eos 2>log %s";
+    static const char row[] = "{\"prompt\": \"<|im_start|>user\\nhi you<|im_end|>\\n"
+                              "<|im_start|>assistant\\n\"}\n";
+    static const char end[] = "{\"eos_token\": \"<|im_end|>\"}";
+    char command[2048];
+    shell(&dir, "mkdir tok && sed 's/<|begin|>/<|im_start|>/g; s/<|eot|>/<|im_end|>/g' " ND_SOURCE
+                "/tests/unit/trainer/text/goldens/qwen2.json >tok/tokenizer.json && "
+                "sed -i 's/vocab_size\": 256/vocab_size\": 512/' model.json");
+    tempdir_write(&dir, "tok/tokenizer_config.json", end, sizeof end - 1);
+    shell(&dir, TRAIN "--model-config model.json --set data.tokenizer=tok/tokenizer.json --set "
+                      "data.cache_dir=cache --num-steps 2 --output-dir run");
+    tempdir_write(&dir, "rows.jsonl", row, sizeof row - 1);
+    snprintf(command, sizeof command, call, "--prompt-file rows.jsonl >plain");
+    shell(&dir, command);
+    snprintf(command, sizeof command, call, "--chat --prompt 'hi you' >chat");
+    shell(&dir, command);
+    shell(&dir, "grep -q 'chat form: chatml' log && cmp chat plain");
 }
 
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
