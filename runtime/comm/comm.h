@@ -5,8 +5,9 @@
  * Communicators: collective operations among the ranks of one group.
  *
  * A transport is this rank's end of the world (self, local threads, ucx, nccl). A communicator is
- * one group on it. A group of size 1 always uses `self`, which copies nothing where send and
- * receive buffer are the same, so callers never ask for the size of an axis.
+ * one group on it. A group of size 1 uses `self`, which copies nothing where send and receive
+ * buffer are the same, so callers never ask for the size of an axis. Where the transport's `alone`
+ * is set, a group of size 1 uses the transport's own backend too: so NCCL runs on one GPU.
  *
  * Every operation is enqueued on `stream` and completes `done`; the buffers are lent until then.
  * With done == NULL the call returns when the operation is complete (nccl: when it is enqueued on
@@ -87,6 +88,7 @@ typedef struct nd_comm_backend {
 struct nd_transport {
     const nd_comm_backend *backend;
     int rank, size;             /* world */
+    bool alone;                 /* groups of size 1 use this backend, not `self` */
     double timeout_seconds;     /* deadline of every operation; > 0 */
     nd_progress_slot *progress; /* this rank's slot, never NULL */
     const nd_progress *page;    /* slots of all workers of this host, or NULL */
@@ -98,7 +100,7 @@ struct nd_transport {
 
 struct nd_comm {
     nd_transport *transport;
-    const nd_comm_backend *backend; /* self when size is 1 */
+    const nd_comm_backend *backend; /* self when size is 1, unless the transport is `alone` */
     nd_group_kind kind;
     int id;           /* the same on all members, distinct among the groups of one rank */
     int size, index;  /* this rank is member `index` */
@@ -210,6 +212,7 @@ typedef struct nd_nccl_options {
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
     nd_device *device;
+    bool alone; /* groups of size 1 use NCCL too, where its collectives are at most a copy */
     /*
      * Reports a fault before any call that may not return; may be NULL. With `ends` the caller is a
      * thread of the transport, because the driving thread is stuck: the process ends with `status`

@@ -32,7 +32,7 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
     comm->id = (int)kind + ND_GROUP_COUNT * duplicate;
     comm->size = nd_mesh_group_size(mesh, kind);
     comm->index = nd_mesh_group_index(mesh, kind, transport->rank);
-    comm->backend = comm->size == 1 ? &nd_self_backend : transport->backend;
+    comm->backend = comm->size == 1 && !transport->alone ? &nd_self_backend : transport->backend;
     nd_status status = fill_members(comm, mesh);
     if (status == ND_OK) {
         status = comm->backend->create(transport, comm);

@@ -106,6 +106,7 @@ typedef struct nd_config {
         char *gpu_ids;          /* "all" or a comma list */
         double comm_timeout_seconds;
         double rdzv_timeout_seconds;
+        bool nccl_alone; /* groups of one member use NCCL too */
         int64_t max_restarts;
         int64_t spare_nodes; /* beyond nnodes: without workers until a node is replaced */
         int64_t min_nodes;   /* a restart may go on with so few; 0: with nnodes only */

@@ -401,6 +401,17 @@ static nd_status check_graphs(const nd_config *c)
     return ND_OK;
 }
 
+static nd_status check_nccl(const nd_config *c)
+{
+    if (c->launch.nccl_alone && c->launch.device == ND_CHOOSE_CPU) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "launch.nccl_alone is true, but launch.device is cpu, where ranks do not use "
+            "NCCL; set launch.nccl_alone: false (--nccl-alone false)");
+    }
+    return ND_OK;
+}
+
 /* Digits up to a hyphen or the end; -1: there is no number of up to 12 digits. */
 static int64_t step_number(const char *text, const char **end)
 {
@@ -572,6 +583,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_best(config));
     ND_TRY(check_kernels(config));
     ND_TRY(check_graphs(config));
+    ND_TRY(check_nccl(config));
     ND_TRY(normalise_resume(config));
     ND_TRY(check_checkpoint(config));
     if (config->model.seed == -1) {

@@ -58,8 +58,8 @@ class Shape:
     """A run of the 8B shape: its inputs, made when they are needed, and the flags that plan and run share. In FP8 weights are
     gathered as codes, as accelerate does: those of all 32 layers fit an H200, and are made once a step."""
 
-    def __init__(self, place, name, precision, recompute="none", options=(), profile=False):
-        self.place, self.name = place, name
+    def __init__(self, place, name, precision, recompute="none", options=(), profile=False, workers=1):
+        self.place, self.name, self.workers = place, name, workers
         self.sequence = 64 if place.dry else 8192
         self.accumulation = 1 if profile else 2 if place.dry else 16
         self.steps = 2 if profile else 3 if place.dry else 4
@@ -80,7 +80,7 @@ class Shape:
 
     def write_tokens(self, path):
         """Random ids in the format of llm.c."""
-        count = self.sequence * self.accumulation * (self.steps + 2) + 1024
+        count = self.sequence * self.accumulation * self.workers * (self.steps + 2) + 1024
         header = array.array("i", [0] * 256)
         header[0:3] = array.array("i", [20240801, 7, count])
         draw = random.Random(1)
@@ -91,7 +91,7 @@ class Shape:
 
     def planned_bytes(self, layers):
         """By `ndtrain plan`; None where it does not say. A dry run has no driver that holds memory."""
-        text = output_of([str(c) for c in (self.place.programs / "ndtrain", "plan", "--device", "cuda", "--workers", 1, "--set",
+        text = output_of([str(c) for c in (self.place.programs / "ndtrain", "plan", "--device", "cuda", "--workers", self.workers, "--set",
                                            f"model.config={self.config(layers)}", *self.flags)])
         parts = {name: float(number) * (GIB if unit == "GiB" else GIB >> 10)
                  for name, number, unit in re.findall(r"^ +(total|driver and libraries) +([\d.]+) (MiB|GiB)", text, re.MULTILINE)}
@@ -119,7 +119,7 @@ class Shape:
         self.write_tokens(tokens)
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
-            return run([*under, self.place.programs / "ndlaunch", "--device", "cuda", "--workers", 1, "--set",
+            return run([*under, self.place.programs / "ndlaunch", "--device", "cuda", "--workers", self.workers, "--set",
                         f"model.config={self.config(layers)}", "--set", f"data.path={tokens}", *self.flags, "--num-steps",
                         self.steps, "--set", "output.save_model=false", "--set", f"output.dir={self.folder}"])
         finally:
@@ -129,7 +129,11 @@ class Shape:
 def run_8b(place, name, asked, recompute, precision, *options):
     """S 8192, with fewer layers where so many do not fit the GPU. What is cut off leaves the steps that it made."""
     need_fp8(place, precision)
-    shape = Shape(place, name, precision, recompute, options)
+    run_shape(Shape(place, name, precision, recompute, options), asked)
+
+
+def run_shape(shape, asked):
+    place, name = shape.place, shape.name
     layers = shape.layers_that_fit(asked)
     try:
         code = shape.train(layers)

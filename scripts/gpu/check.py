@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds on a host with GPUs, checks every op and whole runs there, and measures them.
 
-  scripts/gpu_check.sh [--phase build|conformance|bench|torch|all] [--only ITEM,...] [--out FOLDER] [--dry-run]
+  scripts/gpu_check.sh [--phase build|conformance|bench|torch|several|all] [--only ITEM,...] [--out FOLDER] [--dry-run]
   scripts/gpu_check.sh --collect
 
   build         configures and compiles for the GPU of this machine
   conformance   every op against the reference; small runs in each precision; then the ops under compute-sanitizer
   bench         kernels, products, and the layers of Llama 3.1 8B: what the table of speeds needs
   torch         PyTorch on the same shape, and the same number of layers here
+  several       on a machine with two and more GPUs: each mesh against one worker, a rank that is killed, 8B over all GPUs
   all           these, the quick and important items of each first
 
 Each call works for at most 9 minutes. Results are kept in FOLDER (gpu_check, or gpu_check-dry-run with --dry-run), and what
@@ -48,11 +49,12 @@ import bench
 import build
 import conformance
 import report
+import several
 from place import Place, output_of
 from runner import Item, Runner
 
 STARTED = time.monotonic()
-PHASES = ("build", "conformance", "bench", "torch", "all")
+PHASES = ("build", "conformance", "bench", "torch", "several", "all")
 
 
 class WrongUse(Exception):
@@ -99,13 +101,14 @@ def make_place(a):
     folder = pathlib.Path(os.environ.get("ND_GPU_BUILD") or ("build" if dry else "build-gpu"))
     programs = folder / "tests" / "hostcuda" if dry else folder
     names = "name,compute_cap,memory.total,driver_version"
-    gpu = "doubles of an H200" if dry else \
-        output_of(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]).split("\n")[0]
+    gpus = ["doubles of an H200"] * 2 if dry else \
+        output_of(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]).split("\n")
+    gpu = gpus[0]
     return Place(dry=dry, out=a.out or pathlib.Path("gpu_check-dry-run" if dry else "gpu_check"), build=folder,
                  programs=programs, tests=programs / "test_hostcuda" if dry else folder / "tests" / "gpu" / "test_gpu",
                  jobs=2 if dry else 4 if os.cpu_count() < 16 else 8, seconds_per_test=480 if dry else 120, gpu=gpu,
                  commit=source_version(), peer=os.environ.get("ND_PEER_PYTHON") or "python3",
-                 own_library_path=os.environ.get("LD_LIBRARY_PATH", ""))
+                 own_library_path=os.environ.get("LD_LIBRARY_PATH", ""), gpus=len(gpus))
 
 
 def check_use(place, phase):
@@ -178,8 +181,21 @@ def conformance_items(place):
     for precision in ("bf16", "fp8"):
         yield Item(f"graphs-{precision}", "conformance", 30, 200, conformance.graphs_as_without, precision)
         yield Item(f"autotune-{precision}", "conformance", 45, 200, conformance.autotune_as_recorded, precision)
+        yield Item(f"nccl-alone-{precision}", "conformance", 30, 200, several.nccl_alone, precision)
     yield Item("deterministic", "conformance", 30, 200, conformance.deterministic_twice)
     yield Item("goldens", "conformance", 60, 480, conformance.tests_of, "goldens")
+
+
+def several_items(place):
+    """None on a machine with one GPU."""
+    if place.gpus < 2:
+        return
+    for mesh in several.meshes_on(place.gpus):
+        yield Item(several.name_of(mesh), "several", 30, 300, several.as_one_worker, mesh)
+    yield Item("killed-rank", "several", 30, 200, several.killed_rank)
+    for precision in ("bf16", "fp8"):
+        name = f"8b-fsdp-{precision}"
+        yield Item(name, "several", 150, 450, several.eight_b_sharded, name, 3 if place.dry else 32, precision, "selective")
 
 
 def sanitizer_items(place):
@@ -240,8 +256,8 @@ def run_items(runner, place, phase):
         built = all(os.access(place.programs / name, os.X_OK) for name in ("ndlaunch", "ndtrain"))
         if phase == "all" and (not built or runner.state("compile") == "cut off"):
             return  # the build failed, or goes on with the next call
-    for items in (conformance_items, bench_items, sanitizer_items):
-        for item in items(place) if wanted("conformance", "bench", "torch") else ():
+    for items in (conformance_items, bench_items, several_items, sanitizer_items):
+        for item in items(place) if wanted("conformance", "bench", "torch", "several") else ():
             if wanted(item.phase):
                 runner.run(item)
 

@@ -38,6 +38,7 @@ class Place:
     commit: str
     peer: str  # the Python with torch
     own_library_path: str  # LD_LIBRARY_PATH before this program added to it
+    gpus: int = 1  # that jobs see
     lock: int = -1
 
     @property

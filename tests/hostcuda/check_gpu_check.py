@@ -73,10 +73,11 @@ folder.mkdir(parents=True)
 config = {"model.config": values["model.config"], "train.precision": flags["--precision"],
           "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"],
           "fp8.all_gather": values.get("fp8.all_gather", "false")}
-(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "model": {"planned_bytes": 1 << 30}}))
+transport = "nccl" if flags.get("--nccl-alone") == "true" or int(flags["--workers"]) > 1 else "self"
+(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "machine": {"transport": transport}, "model": {"planned_bytes": 1 << 30}}))
 loss = float(os.environ.get("LOSS_" + folder.name, "5.0"))
 with open(folder / "metrics.jsonl", "w") as f:
-    for step in range(int(flags["--num-steps"])):
+    for step in range(min(100, int(flags["--num-steps"]))):
         f.write(json.dumps({"step": step + 1, "loss": loss, "step_ms": 10.0, "tokens_per_second": 20.0,
                             "tflops_per_worker_causal": 1.0, "tflops_per_worker_accelerate": 1.0,
                             "peak_memory_bytes": float(os.environ.get("USED", 1.2e9))}) + "\n")
@@ -230,10 +231,12 @@ def tests_that_do_not_pass(parent):
     p.program("test_hostcuda_goldens", SUITE)
     p.call("conformance", 0)
     for name, value, items in (("LOSS_rowwise", "5.4", "small-*,losses"), ("LOSS_bf16", "nan", "small-*,losses"), ("USED", "9e9", "memory"),
-                               ("LOSS_graphs-fp8-true", "5.1", "graphs-*"), ("LOSS_again2", "5.1", "deterministic"),
+                               ("LOSS_graphs-fp8-true", "5.1", "graphs-*"), ("LOSS_alone-bf16-true", "5.1", "nccl-alone-*"),
+                               ("LOSS_again2", "5.1", "deterministic"),
                                ("LOSS_tuned-bf16-2", "5.1", "autotune-*"), ("LOSS_tuned-bf16", "5.1", "autotune-*")):
         p.call("conformance", 1, " failed: ", only=items, **{name: value})
-    p.expect(graphs_bf16="done", graphs_fp8="failed", autotune_bf16="failed", autotune_fp8="done", memory="failed")
+    p.expect(graphs_bf16="done", graphs_fp8="failed", autotune_bf16="failed", autotune_fp8="done", memory="failed", nccl_alone_bf16="failed",
+             nccl_alone_fp8="done")
     p.program("ndtrain", 'echo "$*"')
     p.call("conformance", 1, "texts failed", "text 1 on the GPU is", only="texts")
     no_cpu = 'case "$*" in *cpu*) echo "built without the CPU backend" >&2; exit 2;; esac; echo "{}"'
@@ -244,6 +247,20 @@ def tests_that_do_not_pass(parent):
     p.call("conformance", 1, "small-bf16 failed", "memory failed", only="small-bf16,memory,graphs-bf16")
     p.call("bench", 1, "8b-all-bf16 failed", "8b-half-fp8 failed", only="8b-all-bf16,8b-half-*")
     check(p.verdict("16 layers")["verdict"] == "not measured", f"{p.verdict('16 layers')}")
+
+
+def jobs_on_several_gpus(parent):
+    """Stand-ins: losses of a mesh that differ, a launcher that outlives its killed worker or says another reason."""
+    p = Place(parent, "several")
+    p.call("several", 1, "mesh-1x2x1x1 failed", "they may differ by", only="mesh-*", **{"LOSS_mesh-1x2x1x1": "5.01"})
+    p.expect(mesh_2x1x1x1="done", mesh_1x2x1x1="failed", mesh_1x1x2x1_ring="done")
+    p.call("several", 1, "workers and not 2", only="killed-rank")
+    two = 'import subprocess\ntwo = [subprocess.Popen(["sleep", "300"]) for _ in range(2)]\n'
+    end = "two[1].wait()\ntwo[0].kill()\ntwo[0].wait()\n"
+    p.program("ndlaunch", two + LAUNCH + end + "print('rank 1 failed first: another reason')\nsys.exit(1)", sys.executable)
+    p.call("several", 1, "killed-rank failed", "the job ended with 1", only="killed-rank")
+    p.program("ndlaunch", two + LAUNCH + end + "print('rank 1 failed first: signal 9')\nsys.exit(137)", sys.executable)
+    p.call("several", 1, "killed-rank done", only="killed-rank")  # a mesh has failed before
 
 
 def a_smaller_gpu(parent):
@@ -390,7 +407,7 @@ def timed(case, parent):
 
 
 def main():
-    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, wrong_use, torch_is_missing, tools_are_missing,
+    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wrong_use, torch_is_missing, tools_are_missing,
              a_smaller_gpu, damaged_results, what_is_cut_off_leaves_its_steps, results_are_delivered)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
         for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:

@@ -42,6 +42,13 @@ static nd_status lose_one(exchange_context *c)
     return ND_OK;
 }
 
+static bool alone;
+
+void cuda_rank_alone(bool on)
+{
+    alone = on;
+}
+
 static nd_status exchange(void *context, const void *send, void *recv, size_t bytes)
 {
     ND_TRY(gather(context, send, recv, bytes));
@@ -57,7 +64,7 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
     exchange_context context = {0};
     nd_status status = ND_OK;
     ND_TRY(nd_device_open_cuda(&options, device));
-    if (local->size == 1) {
+    if (local->size == 1 && !alone) {
         return nd_transport_open_self(local->progress, transport);
     }
     ND_TRY_OUT(nd_device_open_cpu(1, &cpu));
@@ -72,7 +79,8 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
                             .slot_context = local->slot_context,
                             .exchange = exchange,
                             .exchange_context = &context,
-                            .device = *device};
+                            .device = *device,
+                            .alone = alone};
     status = nd_transport_open_nccl(&nccl, transport);
 out:
     nd_comm_destroy(context.comm);

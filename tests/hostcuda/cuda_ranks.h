@@ -6,11 +6,14 @@
 
 /*
  * The device of one rank and its NCCL transport; `local` (tests/support/ranks.h) carries what the
- * rendezvous store would. A world of one gets the self transport. Close the transport, then the
- * device.
+ * rendezvous store would. A world of one gets the self transport (see cuda_rank_alone). Close the
+ * transport, then the device.
  */
 nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device **device,
                          nd_transport **transport);
+
+/* From now on ranks that are opened use NCCL in groups of one member too, and in a world of one. */
+void cuda_rank_alone(bool on);
 
 /* From now on this rank, a process, is killed when the ranks have told each other who they are; the
  * others go on when it is not there any more. */

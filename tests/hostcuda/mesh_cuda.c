@@ -35,6 +35,7 @@ void mesh_use_gpus(bool gpus, bool cast_units)
     /* The copy of the weights in the compute dtype must leave 1 GiB free, which 1 GiB cannot. */
     nd_double_machine_get()->memory = (size_t)(cast_units ? 1 : 64) << 30;
     ordered_bytes = 0;
+    cuda_rank_alone(false);
 }
 
 void mesh_use_ordered(int64_t bytes)

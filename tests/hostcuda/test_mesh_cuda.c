@@ -11,7 +11,9 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
+#include "tests/hostcuda/cuda_ranks.h"
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "trainer/step/step.h"
 
@@ -102,4 +104,33 @@ Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 300)
 {
     compare(ND_PRECISION_BF16, meshes, 2, ND_DOUBLE_OTHERS, true);
     compare(ND_PRECISION_FP8, meshes, 2, ND_DOUBLE_LAZY, true);
+}
+
+/* launch.nccl_alone: groups of one member over NCCL give the same bits, also between CUDA graphs,
+ * whose number is planned before. */
+Test(mesh_cuda, groups_of_one_member_over_nccl, .timeout = 300)
+{
+    tempdir_make(&dir);
+    mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);
+    mesh_result want, got;
+    const mesh_case *const runs[] = {&meshes[0], &meshes[1], &meshes[3]};
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        mesh_use_gpus(true, false);
+        job.nccl_alone = job.cuda_graphs = false;
+        cr_assert_eq(mesh_run(&job, runs[i], &want), ND_OK, "%s", nd_error_last()->message);
+        job.nccl_alone = job.cuda_graphs = true;
+        cuda_rank_alone(true);
+        int64_t before = nd_double_nccl_groups();
+        cr_assert_eq(mesh_run(&job, runs[i], &got), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_gt(nd_double_nccl_groups(), before, "%s: no gather over NCCL", runs[i]->name);
+        for (int64_t step = 0; step < STEPS; step++) {
+            cr_expect_eq(got.loss[step], want.loss[step], "%s: step %lld", runs[i]->name,
+                         (long long)step + 1);
+            cr_expect_eq(got.norm[step], want.norm[step], "%s: step %lld", runs[i]->name,
+                         (long long)step + 1);
+        }
+        mesh_result_free(&want);
+        mesh_result_free(&got);
+    }
+    tempdir_remove(&dir);
 }

@@ -46,6 +46,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->kernels.autotune = job->autotune;
     c->kernels.autotune_from = (char *)job->autotune_from;
     c->kernels.cuda_graphs = job->cuda_graphs;
+    c->launch.nccl_alone = job->nccl_alone;
     c->optimizer.name = job->optimizer;
     c->optimizer.lr = job->lr;
     c->optimizer.beta1 = 0.9;

@@ -171,7 +171,12 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     nd_device device = {.table = &dry_device, .threads = 1, .native = native};
     nd_progress_slot slot = {0};
     nd_transport transport = {
-        .backend = &dry_backend, .rank = rank->rank, .size = rank->world_size, .progress = &slot};
+        .backend = &dry_backend,
+        .rank = rank->rank,
+        .size = rank->world_size,
+        .alone = rank->config->launch.nccl_alone,
+        .progress = &slot,
+    };
     nd_memplan plan;
     nd_model *model = NULL;
     nd_status status = ND_OK;

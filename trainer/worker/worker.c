@@ -57,6 +57,7 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .exchange = store_exchange,
         .exchange_context = worker->store,
         .device = worker->device,
+        .alone = config->launch.nccl_alone,
         .on_fault = on_comm_fault,
         .fault_context = worker,
     };
@@ -66,10 +67,16 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
 static nd_status open_transport(nd_worker *worker, const nd_config *config)
 {
     nd_progress_slot *slot = &worker->progress.slots[worker->identity.local_rank];
-    if (worker->identity.world_size == 1) {
+    bool gpu = worker->device->kind == ND_DEVICE_CUDA;
+    if (config->launch.nccl_alone && !gpu) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "launch.nccl_alone is true, but this run is on the CPU, as no GPU is "
+                       "visible; set launch.nccl_alone: false (--nccl-alone false)");
+    }
+    if (worker->identity.world_size == 1 && !config->launch.nccl_alone) {
         return nd_transport_open_self(slot, &worker->transport);
     }
-    if (worker->device->kind == ND_DEVICE_CUDA) {
+    if (gpu) {
         return open_nccl(worker, config, slot);
     }
     nd_ucx_options options = {

@@ -171,6 +171,7 @@ nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **
         .backend = &nd_nccl_backend,
         .rank = options->rank,
         .size = options->size,
+        .alone = options->alone,
         .timeout_seconds = options->timeout_seconds,
         .progress = options->progress,
         .page = options->page,

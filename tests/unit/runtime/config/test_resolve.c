@@ -170,6 +170,12 @@ Test(resolve, cuda_graphs_are_not_for_cpus)
                     "kernels.cuda_graphs is true");
 }
 
+Test(resolve, nccl_alone_is_not_for_cpus)
+{
+    EXPECT_BAD_FLAGS(("--nccl-alone", "true", "--device", "cpu"), "launch.nccl_alone is true",
+                     "--nccl-alone false");
+}
+
 Test(resolve, checks_what_was_put_into_the_struct)
 {
     nd_config c;
