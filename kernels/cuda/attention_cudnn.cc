@@ -2,12 +2,13 @@
 /* The headers of this project are C. */
 extern "C" {
 #include "kernels/cuda/attention_cudnn.h"
+#include "runtime/device/cuda_library.h"
 }
 
 #include <cuda_runtime_api.h>
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -27,6 +28,8 @@ using fe::graph::Tensor_attributes;
 
 /* Below 9.6 a mask whose diagonal ends at the last key needs lengths of multiples of 64. */
 enum { OLDEST = 90600 };
+/* NVIDIA names these two as having bugs in attention (cudnn-frontend, sdpa_support_surface.h). */
+enum { BROKEN_FROM = 91000, BROKEN_TO = 91001 };
 enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV };
 
 static_assert(std::has_unique_object_representations_v<nd_sdpa_strides>, "no padding");
@@ -80,24 +83,39 @@ static nd_status failed(const char *call, const std::string &message)
         }                                                                                          \
     } while (0)
 
-static nd_status open_library(void)
+/* cuDNN asks the loader for NVRTC and cuBLASLt by their bare names. */
+static void load_what_cudnn_needs(void)
 {
-    static const char *const name = "libcudnn.so.9";
-    fe::cudnn_dlhandle = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
-    if (!fe::cudnn_dlhandle) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "cuDNN is needed for device cuda and cannot be opened: %s; install cuDNN 9, "
-                       "or name its folder in LD_LIBRARY_PATH",
-                       dlerror());
-    }
-    size_t version = fe::detail::get_backend_version();
+    char nvrtc[32], cublaslt[32];
+    snprintf(nvrtc, sizeof nvrtc, "libnvrtc.so.%d", CUDART_VERSION / 1000);
+    snprintf(cublaslt, sizeof cublaslt, "libcublasLt.so.%d", CUDART_VERSION / 1000);
+    nd_cuda_library_preload(nvrtc, "libnvrtc-builtins.so.*");
+    nd_cuda_library_preload(cublaslt, nullptr);
+}
+
+static nd_status check_version(size_t version)
+{
     if (version < OLDEST) {
         return nd_fail(ND_ERR_CONFIG,
                        "cuDNN here is version %zu and device cuda needs %d or newer; install a "
                        "newer cuDNN 9",
                        version, (int)OLDEST);
     }
+    if (version >= BROKEN_FROM && version <= BROKEN_TO) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "cuDNN here is version 9.10.%zu, whose attention has known bugs (9.10.0 and "
+                       "9.10.1); install cuDNN 9.10.2 or newer",
+                       version - BROKEN_FROM);
+    }
     return ND_OK;
+}
+
+static nd_status open_library(void)
+{
+    static const char *const names[] = {"libcudnn.so.9", nullptr};
+    load_what_cudnn_needs();
+    ND_TRY(nd_cuda_library_load("cuDNN", names, true, &fe::cudnn_dlhandle));
+    return check_version(fe::detail::get_backend_version());
 }
 
 static nd_status describe_device(nd_cudnn *cudnn, const char *description)

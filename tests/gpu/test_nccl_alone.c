@@ -120,9 +120,8 @@ static void run_all(alone *a, nd_comm *comm)
     run_one(a, comm, nd_comm_all_gather, salt++, true, true);
     run_one(a, comm, nd_comm_reduce_scatter, salt++, true, true);
     fill(a, salt);
-    expect_ok(
-        nd_comm_all_reduce(comm, &a->stream, a->memory, N, ND_DTYPE_F32, ND_REDOP_MAX, NULL),
-        "all_reduce");
+    expect_ok(nd_comm_all_reduce(comm, &a->stream, a->memory, N, ND_DTYPE_F32, ND_REDOP_MAX, NULL),
+              "all_reduce");
     expect_ok(nd_comm_broadcast(comm, &a->stream, a->memory, N, ND_DTYPE_F32, 0, NULL),
               "broadcast");
     expect_row(a, 0, salt, "all_reduce and broadcast");

@@ -17,6 +17,27 @@ Test(old_cudnn, is_refused_with_both_versions)
               "%s", message);
 }
 
+/* Versions with known bugs are refused by name; the next one is opened. */
+Test(old_cudnn, versions_with_bugs_in_attention_are_refused)
+{
+    static const struct {
+        const char *number, *named;
+    } broken[] = {{"91000", "version 9.10.0,"}, {"91001", "version 9.10.1,"}};
+    nd_device gpu = {.kind = ND_DEVICE_CUDA};
+    nd_cudnn *cudnn = NULL;
+    for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
+        setenv("ND_FAKE_CUDNN_VERSION", broken[i].number, 1);
+        cr_assert_eq(nd_cudnn_create(&gpu, 90, NULL, &cudnn), ND_ERR_CONFIG, "%s",
+                     broken[i].number);
+        const char *message = nd_error_last()->message;
+        cr_expect(strstr(message, broken[i].named) && strstr(message, "9.10.2 or newer"), "%s",
+                  message);
+    }
+    setenv("ND_FAKE_CUDNN_VERSION", "91002", 1);
+    cr_assert_eq(nd_cudnn_create(&gpu, 90, NULL, &cudnn), ND_OK, "%s", nd_error_last()->message);
+    nd_cudnn_destroy(cudnn);
+}
+
 /* The program has the CUDA runtime inside, and runs where there is no libcudart.so: planning with a
  * handle, as on a GPU, comes to cuDNN's own functions without one. */
 Test(old_cudnn, plans_are_made_without_a_shared_cuda_runtime)

@@ -210,6 +210,23 @@ Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
                  "rank 0 has 130200");
 }
 
+/* What does not fit is said before a minute of timing, and what fits in FP8 or BF16 alone is
+ * timed. */
+Test(processes_cuda, autotune_looks_at_memory_first)
+{
+    for (int fp8 = 0; fp8 < 2; fp8++) {
+        int code = shell_run(&dir, fp8 ? "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 "
+                                         "--autotune --precision fp8 --set output.dir=x"
+                                       : "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 "
+                                         "--autotune --precision bf16 --set output.dir=x");
+        expect_ended(code, 71, "whatever autotune chooses", "of 0.05 GiB are free");
+        cr_expect_not(strstr(shell_output, "forms of products"), "%s", shell_output);
+    }
+    cr_assert_eq(run("--device cuda --workers 1 --autotune --precision fp8", "fits"), 0, "%s",
+                 shell_output);
+    cr_expect(strstr(shell_output, "forms of products, timed in"), "%s", shell_output);
+}
+
 /* With ND_DOUBLE_ORDERED attention's backward is refused where it is not deterministic. */
 Test(processes_cuda, deterministic_is_what_attention_is_told)
 {

@@ -469,6 +469,9 @@ static nd_status leave_trace(run_state *s)
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
+    if (s->rank->config->kernels.autotune && !*s->rank->config->kernels.autotune_from) {
+        ND_TRY(nd_trainer_check_memory(s->rank));
+    }
     /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));

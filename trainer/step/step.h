@@ -110,6 +110,12 @@ nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_llama_shape *shape)
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
                                   const nd_llama_shape *shape);
 
+/*
+ * Before autotune times anything, on a GPU: ND_ERR_RESOURCE when the plan does not fit in what is
+ * free, neither with the linears in FP8 that are asked for nor with none. Allocates nothing on the
+ * device. On a CPU it does nothing.
+ */
+nd_status nd_trainer_check_memory(nd_rank *rank);
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
  * NULL without autotune. */
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
 #include "trainer/dry/dry.h"
 #include "trainer/precision/precision.h"
@@ -17,7 +18,9 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_sha
     return status;
 }
 
-static nd_status create(nd_rank *rank, const nd_model_options *options, nd_trainer **out)
+/* `prepares`: the libraries make their plans, whose workspaces count. */
+static nd_status create(nd_rank *rank, const nd_model_options *options, bool prepares,
+                        nd_trainer **out)
 {
     nd_trainer *t = NULL;
     nd_status status = ND_OK;
@@ -29,7 +32,9 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, nd_train
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
-    ND_TRY_OUT(nd_dry_run_prepare(rank, options));
+    if (prepares) {
+        ND_TRY_OUT(nd_dry_run_prepare(rank, options));
+    }
     ND_TRY_OUT(nd_model_create(rank, options, &t->plan, &t->model));
     if (!options->forward_only) {
         ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
@@ -69,14 +74,54 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
     nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
                                 .sources = rank->config->data_sources};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
-    ND_TRY(create(rank, &options, &t));
+    ND_TRY(create(rank, &options, true, &t));
     if (is_too_large(t)) {
         nd_trainer_destroy(t);
         options.cast_units = true;
-        ND_TRY(create(rank, &options, &t));
+        ND_TRY(create(rank, &options, true, &t));
     }
     t->tuning = tuning;
     *out = t;
+    return ND_OK;
+}
+
+/* Bytes of the plan with these linears, without a copy of all weights. */
+static nd_status least_bytes(nd_rank *rank, const nd_linear_choice *linears, size_t *out)
+{
+    const nd_model_options options = {
+        .linears = linears, .sources = rank->config->data_sources, .cast_units = true};
+    nd_trainer *t = NULL;
+    ND_TRY(create(rank, &options, false, &t));
+    *out = t->plan.total;
+    nd_trainer_destroy(t);
+    return ND_OK;
+}
+
+nd_status nd_trainer_check_memory(nd_rank *rank)
+{
+    const nd_linear_choice all_bf16 = {0};
+    nd_cuda_info gpu;
+    size_t asked = 0, bf16 = 0;
+    if (rank->device->kind != ND_DEVICE_CUDA) {
+        return ND_OK;
+    }
+    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
+    ND_TRY(nd_cuda_info_of(rank->device, &gpu));
+    ND_TRY(least_bytes(rank, NULL, &asked));
+    bf16 = asked;
+    if (rank->config->train.precision == ND_PRECISION_FP8) {
+        ND_TRY(least_bytes(rank, &all_bf16, &bf16));
+    }
+    size_t least = asked < bf16 ? asked : bf16;
+    if (least > gpu.free_bytes) {
+        return nd_fail(
+            ND_ERR_RESOURCE,
+            "the plan needs %.2f GiB whatever autotune chooses, and %.2f of %.2f GiB are "
+            "free on %s, so it times nothing; use recompute, a smaller micro-batch, a "
+            "shorter sequence or more shards",
+            (double)least / nd_gib, (double)gpu.free_bytes / nd_gib,
+            (double)gpu.total_bytes / nd_gib, rank->device->name);
+    }
     return ND_OK;
 }
 
@@ -84,7 +129,7 @@ nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out)
 {
     const nd_model_options options = {.forward_only = true};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
-    return create(rank, &options, out);
+    return create(rank, &options, true, out);
 }
 
 nd_status nd_trainer_commit(nd_trainer *t)

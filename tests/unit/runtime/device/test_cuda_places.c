@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Where libraries of CUDA are found beside the loader's own folders. */
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/device/cuda_library.h"
+#include "runtime/device/cuda_places.h"
+#include "tests/support/shell.h"
+#include "tests/support/tempdir.h"
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(cuda_places, .init = setup, .fini = teardown);
+
+/* Makes the file, and the folders above it. */
+static void touch(const char *name)
+{
+    char command[512];
+    snprintf(command, sizeof command, "mkdir -p \"$(dirname '%s')\" && : >'%s'", name, name);
+    shell(&dir, command);
+}
+
+/* A path in the test's folder; each call has storage of its own. */
+static const char *at(const char *name)
+{
+    static char paths[8][PATH_MAX];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, PATH_MAX, "%s/%s", dir.path, name);
+    return path;
+}
+
+/* What is found are these files, in this order, and no more. */
+static void expect_found(const nd_cuda_places *places, const char *const *names)
+{
+    char found[PATH_MAX];
+    int n = 0;
+    for (; names[n]; n++) {
+        cr_assert(nd_cuda_places_find(places, "libx.so.2", n, found), "%d: %s", n, names[n]);
+        cr_expect_str_eq(found, at(names[n]));
+    }
+    cr_expect_not(nd_cuda_places_find(places, "libx.so.2", n, found), "also %s", found);
+}
+
+Test(cuda_places, named_toolkits_come_first_and_the_one_that_built_it_last)
+{
+    static const char *const names[] = {
+        "home/lib64/libx.so.2", "path/targets/sbsa-linux/lib/libx.so.2",
+        "env/lib/python3.11/site-packages/nvidia/x/lib/libx.so.2", "toolkit/lib/libx.so.2", NULL};
+    for (int i = 0; names[i]; i++) {
+        touch(names[i]);
+    }
+    const nd_cuda_places places = {at("home"), at("path"), at("env/bin/ndtrain"), at("toolkit")};
+    expect_found(&places, names);
+    touch("home/lib/libx.so.2");
+    touch("home/lib/liby.so.2");
+    static const char *const both[] = {"home/lib64/libx.so.2", "home/lib/libx.so.2", NULL};
+    expect_found(&(nd_cuda_places){.home = at("home"), .program = "", .toolkit = ""}, both);
+}
+
+Test(cuda_places, a_program_within_packages_finds_those_beside_it)
+{
+    static const char *const names[] = {"e/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.2",
+                                        "e/lib/python3.12/site-packages/nvidia/nccl/lib/libx.so.2",
+                                        NULL};
+    touch(names[0]);
+    touch(names[1]);
+    touch("other/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.2");
+    char found[PATH_MAX];
+    nd_cuda_places places = {.program = at("e/lib/python3.12/site-packages/ndtrain/bin/ndtrain"),
+                             .toolkit = ""};
+    cr_assert(nd_cuda_places_find(&places, "libx.so.2", 0, found));
+    cr_expect_str_eq(found, at(names[0]));
+    cr_assert(nd_cuda_places_find(&places, "libx.so.2", 1, found));
+    cr_expect_str_eq(found, at(names[1]));
+    places.program = at("elsewhere/bin/ndtrain");
+    cr_expect_not(nd_cuda_places_find(&places, "libx.so.2", 0, found), "%s", found);
+}
+
+/* Characters that mean something in a pattern stand for themselves in a folder's name. */
+Test(cuda_places, names_of_folders_are_no_patterns)
+{
+    static const char *const names[] = {"cuda [13]*/lib/libx.so.2", NULL};
+    touch(names[0]);
+    touch("cuda 1/lib/libx.so.2");
+    expect_found(&(nd_cuda_places){.home = at("cuda [13]*"), .program = "", .toolkit = ""}, names);
+}
+
+Test(cuda_places, none_and_empty_names_find_nothing)
+{
+    char found[PATH_MAX];
+    touch("libx.so.2");
+    cr_expect_not(nd_cuda_places_find(
+        &(nd_cuda_places){.home = "", .path = NULL, .program = "", .toolkit = ""}, "libx.so.2", 0,
+        found));
+}
+
+/* A damaged file is passed over; the library behind it is opened. */
+Test(cuda_places, a_library_is_opened_from_cuda_home)
+{
+    static const char *const names[] = {"libnd_probe.so.7", NULL};
+    int (*probe)(void) = NULL;
+    const nd_cuda_symbol symbols[] = {{"nd_probe", (void **)&probe}};
+    const nd_cuda_symbol missing[] = {{"nd_probe_of_later", (void **)&probe}};
+    unsetenv("CUDA_HOME");
+    unsetenv("CUDA_PATH");
+    cr_assert_eq(nd_cuda_library_open("the probe", names, symbols, 1), ND_ERR_CONFIG);
+    const char *message = nd_error_last()->message;
+    cr_expect(strstr(message, "the probe") && strstr(message, "libnd_probe.so.7") &&
+                  strstr(message, "LD_LIBRARY_PATH") && strstr(message, "CUDA_HOME"),
+              "%s", message);
+    touch("lib64/libnd_probe.so.7");
+    cr_assert_eq(symlink(getenv("ND_PROBE_FOLDER"), at("lib")), 0);
+    setenv("CUDA_HOME", dir.path, 1);
+    assert_ok(nd_cuda_library_open("the probe", names, symbols, 1));
+    cr_expect_eq(probe(), 7);
+    assert_fails(nd_cuda_library_open("the probe", names, missing, 1), ND_ERR_CONFIG,
+                 "nd_probe_of_later");
+}
+
+/* What another library asks for by its bare name. */
+Test(cuda_places, a_preloaded_library_is_found_by_its_name)
+{
+    static const char *const names[] = {"libnd_probe.so.7", NULL};
+    void *handle = NULL;
+    cr_assert_eq(symlink(getenv("ND_PROBE_FOLDER"), at("lib64")), 0);
+    setenv("CUDA_HOME", dir.path, 1);
+    nd_cuda_library_preload("libnd_probe.so.7", "libnd_probe.so*");
+    unsetenv("CUDA_HOME");
+    assert_ok(nd_cuda_library_load("the probe", names, false, &handle));
+    nd_cuda_library_preload("libnd_nowhere.so.7", "*");
+}
