@@ -175,23 +175,26 @@ try:
             yield Record.FromString(data)
 except ImportError: # wandb 0.30 and later have no reader in Python
     import wandb
-    spec = importlib.util.spec_from_file_location("wandb_sync", sys.argv[2])
+    spec = importlib.util.spec_from_file_location("wandb_sync", sys.argv[1])
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     records = lambda path: script.wandb_records(wandb, pathlib.Path(path))
-rows = []
-for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
-    for record in records(str(path)):
-        if record.WhichOneof("record_type") == "history":
-            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item} | {"file": path.name})
-print(json.dumps(rows))
+found = []
+for run in sys.argv[2:]:
+    found.append([])
+    for path in sorted(pathlib.Path(run).glob("wandb/offline-run-*/*.wandb")):
+        for record in records(str(path)):
+            if record.WhichOneof("record_type") == "history":
+                row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                found[-1].append(row | {"file": path.name})
+print(json.dumps(found))
 """
 READ_TRACKIO = """
 import json, sys, trackio
 from trackio.sqlite_storage import SQLiteStorage
 runs = list(trackio.Api().runs("p"))
-print(json.dumps([row | {"train/global_step": row["step"], "file": run.name} for run in runs if run.name.startswith(sys.argv[1].split("/")[-1])
-                  for row in SQLiteStorage.get_logs("p", run.name)]))
+print(json.dumps([[row | {"train/global_step": row["step"], "file": run.name} for run in runs if run.name.startswith(name.split("/")[-1])
+                   for row in SQLiteStorage.get_logs("p", run.name)] for name in sys.argv[2:]]))
 """
 
 
@@ -217,15 +220,20 @@ class Peer:
         said = process.communicate(timeout=240)[0]
         check(process.returncode == 0, f"{self.library} ended with {process.returncode}: {said}")
 
-    def rows(self, run):
+    def rows(self, runs):
+        """For each run the rows that are kept."""
         reader = READ_WANDB if self.library == "wandb" else READ_TRACKIO
-        done = subprocess.run([self.python, "-c", reader, run, self.script], env=self.env, stdin=subprocess.DEVNULL, capture_output=True,
+        done = subprocess.run([self.python, "-c", reader, self.script, *runs], env=self.env, stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=240)
         check(done.returncode == 0, f"{self.library} cannot be read: {done.stdout}{done.stderr}")
         return json.loads(done.stdout.splitlines()[-1])
 
-    def steps(self, run):
-        return [row["train/global_step"] for row in self.rows(run) if "train/loss" in row]
+
+# A check of a peer yields its run and gets the rows of it, so that one reader reads those of all checks.
+
+
+def steps_of(rows):
+    return [row["train/global_step"] for row in rows if "train/loss" in row]
 
 
 def is_nan(value):
@@ -233,7 +241,7 @@ def is_nan(value):
 
 
 def check_lines(peer):
-    """Names and values, half a line, a second and a third call."""
+    """Names and values, half a line, a second call."""
     run = make_run(peer.folder / "one", 6)
     metrics = run / "metrics.jsonl"
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3)[:-9])
@@ -243,12 +251,11 @@ def check_lines(peer):
     validation = {"step": 3, "validation_loss": 2.5, "validation_set_loss": {"web": 2.25, "code": None}, "validation_ms": 3}
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + json.dumps({"event": "resumed", "step": 2}) + "\n"
                        + step_line(3) + json.dumps(validation) + "\n")
-    for _ in range(2):
-        peer.ends(peer.start(run))
-    rows = peer.rows(run)
+    peer.ends(peer.start(run))
+    rows = yield run
     check((rows[0]["train/loss"], rows[0]["train/learning_rate"], rows[0]["train/step_ms"]) == (1.5, 1e-3, 7.5), f"it has {rows[0]}")
     check(is_nan(rows[1]["train/loss"]), f"a loss that was not finite is {rows[1]['train/loss']!r}")
-    check([r["train/global_step"] for r in rows if "train/loss" in r] == [1, 2, 3, 3] and len(rows) == 6, f"three calls gave {rows}")
+    check(steps_of(rows) == [1, 2, 3, 3] and len(rows) == 6, f"two calls gave {rows}")
     check(len({r["file"] for r in rows}) == 1, "calls for one run have several ids")
     check(rows[3]["events/resumed"] == 1 and rows[5]["eval/loss"] == 2.5 and rows[5]["eval/loss/web"] == 2.25 and
           is_nan(rows[5]["eval/loss/code"]), f"behind the steps there are {rows[3:]}")
@@ -260,25 +267,23 @@ def write_steps(run, first, count):
 
 
 def check_killed(peer):
-    """Killed twice between what it has sent and what is kept, and called again: every step is there once, in order."""
-    part = 600
+    """Killed between what it has sent and what is kept, and called again: every step is there once, in order."""
+    part = 300
     last = 3 * part
     run = make_run(peer.folder / "killed", last)
-    for first in (1, 1 + part):
-        kept = size_of(peer, run)
-        write_steps(run, first, part // 2)
-        process = peer.start(run, "--follow")
-        wait_for(lambda: process.poll() is not None or size_of(peer, run) > kept, f"{peer.library} writes nothing")
-        write_steps(run, first + part // 2, part - part // 2)
-        time.sleep(1.1) # it looks once in a second; whatever it has sent by then, the outcome is the same
-        process.kill()
-        said = process.communicate()[0]
-        check(process.returncode == -9, f"{peer.library} ended before it was killed: {said}")
-        check(json.loads((run / "wandb_sync.json").read_text())["unfinished"], "a killed call is not known as unfinished")
+    write_steps(run, 1, part)
+    process = peer.start(run, "--follow")
+    wait_for(lambda: process.poll() is not None or size_of(peer, run) > 0, f"{peer.library} writes nothing")
+    write_steps(run, 1 + part, part)
+    time.sleep(1.1) # it looks once in a second; whatever it has sent by then, the outcome is the same
+    process.kill()
+    said = process.communicate()[0]
+    check(process.returncode == -9, f"{peer.library} ended before it was killed: {said}")
+    check(json.loads((run / "wandb_sync.json").read_text())["unfinished"], "a killed call is not known as unfinished")
     write_steps(run, 1 + 2 * part, part)
     peer.ends(peer.start(run))
-    steps = peer.steps(run)
-    check(steps == list(range(1, last + 1)), f"after two kills {peer.library} has {len(steps)} steps of {last}, the first that is wrong is "
+    steps = steps_of((yield run))
+    check(steps == list(range(1, last + 1)), f"after a kill {peer.library} has {len(steps)} steps of {last}, the first that is wrong is "
           f"{next((a, b) for a, b in zip(steps + [None], range(1, last + 2)) if a != b)}")
 
 
@@ -306,7 +311,8 @@ def check_follow(peer):
             time.sleep(0.02)
         out.write(json.dumps({"step": 40, "validation_loss": 2.0, "validation_ms": 3}) + "\n")
     peer.ends(process)
-    check(peer.steps(run) == list(range(1, 41)), f"a followed run gave {peer.steps(run)}")
+    steps = steps_of((yield run))
+    check(steps == list(range(1, 41)), f"a followed run gave {steps}")
 
 
 def check_beside_a_run(peer, ndlaunch):
@@ -322,7 +328,15 @@ def check_beside_a_run(peer, ndlaunch):
             return False
 
     wait_for(finished, "the script does not end behind its run")
-    check(peer.steps(run) == [1, 2, 3, 4, 5], f"beside the run {peer.steps(run)} were sent")
+    steps = steps_of((yield run))
+    check(steps == [1, 2, 3, 4, 5], f"beside the run {steps} were sent")
+
+
+def finish(one, rows):
+    try:
+        one.send(rows)
+    except StopIteration:
+        pass
 
 
 def main():
@@ -342,8 +356,9 @@ def main():
             if not peer.has_it():
                 print(f"skipped: {peer.python} has no {library}; set ND_PEER_PYTHON to one that has")
                 continue
-            for one in checks:
-                one(peer)
+            started = [one(peer) for one in checks]
+            for one, rows in zip(started, peer.rows([next(one) for one in started]), strict=True):
+                finish(one, rows)
             print(f"wandb_sync: {library} holds every line once")
 
 
