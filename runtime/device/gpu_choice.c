@@ -51,11 +51,17 @@ nd_status nd_gpu_choose(const nd_gpu_request *request, int *ordinal)
         return ND_OK;
     }
     if (r->visible < r->local_workers) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%d workers of this host need a GPU each, but %d %s visible; start fewer "
-                       "workers, or give each task one GPU of its own (srun --gpus-per-task=1)",
-                       r->local_workers, r->visible, r->visible == 1 ? "is" : "are");
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "%d workers of this host need a GPU each, but %d %s visible; start fewer "
+            "workers, or let each task see all GPUs of its node (srun --gpus-per-node=%d)",
+            r->local_workers, r->visible, r->visible == 1 ? "is" : "are", r->local_workers);
     }
     *ordinal = r->local_rank;
     return ND_OK;
+}
+
+bool nd_gpu_is_seen_alone(const nd_gpu_request *request)
+{
+    return request->visible == 1 && request->local_workers > 1 && !request->launched;
 }

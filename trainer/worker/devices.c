@@ -70,6 +70,14 @@ static nd_status open_gpu(const nd_config *config, const nd_identity *identity, 
     nd_cuda_options options = {.fp8 = config->train.precision == ND_PRECISION_FP8};
     ND_TRY(nd_cuda_count(&request.visible));
     ND_TRY(nd_gpu_choose(&request, &options.ordinal));
+    if (nd_gpu_is_seen_alone(&request) && identity->local_rank == 0) {
+        nd_log_warning(
+            "each of %d workers of this host sees one GPU alone, so NCCL may move data "
+            "between them through host memory; let each task see all GPUs of its node "
+            "(srun --gpus-per-node=%d without --gpus-per-task), and it takes that of its "
+            "local rank",
+            request.local_workers, request.local_workers);
+    }
     options.local_workers = request.visible < request.local_workers ? 1 : request.local_workers;
     ND_TRY(nd_device_open_cuda(&options, &gpu));
     nd_status status = nd_ops_cuda(gpu, config->train.deterministic, ops);

@@ -27,7 +27,7 @@ static nd_status check_gpus(const placed *sorted, int count)
         if (a->gpu[0] && strcmp(a->host, b->host) == 0 && strcmp(a->gpu, b->gpu) == 0) {
             return nd_fail(ND_ERR_CONFIG,
                            "ranks %d and %d of host %s would both train on GPU %s; start fewer "
-                           "tasks on a node, or give each task one (srun --gpus-per-task=1)",
+                           "tasks on a node, or let each see all GPUs (srun --gpus-per-node)",
                            a->rank, b->rank, a->host, a->gpu);
         }
     }

@@ -47,3 +47,13 @@ Test(gpu_choice, too_few_are_refused_with_the_numbers)
     assert_fails(nd_gpu_choose(&beyond, &ordinal), ND_ERR_CONFIG, "gives GPU 4 to local rank 1");
     cr_assert_eq(ordinal, 7);
 }
+
+/* As under srun --gpus-per-task=1 with several tasks on a node. */
+Test(gpu_choice, several_workers_that_see_one_gpu_each_are_noticed)
+{
+    cr_expect(nd_gpu_is_seen_alone(&(nd_gpu_request){"all", 1, 0, 4, false}));
+    cr_expect(nd_gpu_is_seen_alone(&(nd_gpu_request){"0", 1, 3, 4, false}));
+    cr_expect_not(nd_gpu_is_seen_alone(&(nd_gpu_request){"all", 1, 0, 1, false}));
+    cr_expect_not(nd_gpu_is_seen_alone(&(nd_gpu_request){"all", 4, 0, 4, false}));
+    cr_expect_not(nd_gpu_is_seen_alone(&(nd_gpu_request){"all", 1, 0, 4, true}));
+}
