@@ -128,3 +128,17 @@ Test(cudnn_plans, deterministic_backward, .init = open_library, .timeout = 300)
     cr_expect_leq(nd_cudnn_plan_count(cudnn), 12, "%lld plans",
                   (long long)nd_cudnn_plan_count(cudnn));
 }
+
+/* Head sizes of the small models that tests and gpu_check train, in lengths of such runs and in
+ * rows that fill no whole tile. */
+Test(cudnn_plans, small_heads, .init = open_library, .timeout = 300)
+{
+    static const int64_t sizes[] = {8, 16, 32};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        for (int backward = 0; backward < 2; backward++) {
+            expect_plans_of(512, 512, 0, sizes[i], backward, false);
+            expect_plans_of(1001, 2002, 1001, sizes[i], backward, false);
+        }
+        expect_plans_of(512, 512, 0, sizes[i], true, true);
+    }
+}

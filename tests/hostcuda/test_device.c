@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
@@ -20,6 +21,16 @@ static void expect_refused(const nd_cuda_options *options, const char *a, const 
 }
 
 static const nd_cuda_options one_worker = {.local_workers = 1};
+
+/* The thread that drives a device polls it in sleeps of some tens of microseconds. */
+Test(device, sleeps_of_its_thread_end_in_time)
+{
+    nd_device *device = NULL;
+    cr_assert_eq(prctl(PR_SET_TIMERSLACK, 50000, 0, 0, 0), 0);
+    cr_assert_eq(nd_device_open_cuda(&one_worker, &device), ND_OK);
+    cr_expect_leq(prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0), 1000);
+    nd_device_close(device);
+}
 
 Test(device, no_driver)
 {

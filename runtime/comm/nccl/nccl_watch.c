@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Faults: how they are seen and ended. */
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -176,6 +177,19 @@ static nd_status check_errors(const nd_transport *transport, const waiting *w, b
     return status;
 }
 
+/* Between two questions to NCCL: it launches most operations within some tens of microseconds,
+ * which a sleep would make longer. */
+static void pause_since(int64_t begin_ns)
+{
+    const int64_t spin_ns = 50000, long_ns = 10000000;
+    int64_t waited = nd_clock_ns() - begin_ns;
+    if (waited < spin_ns) {
+        sched_yield();
+    } else {
+        nanosleep(&(struct timespec){.tv_nsec = waited > long_ns ? 1000000 : 20000}, NULL);
+    }
+}
+
 static bool waits_for_peers(const waiting *w)
 {
     return w->pending && !w->ends;
@@ -329,14 +343,14 @@ static nd_status settle(nd_transport *transport, const nccl_comm *nc, ncclComm_t
                  .from_ns = nd_clock_ns()};
     for (bool asked = false; result == ncclInProgress; asked = true) {
         if (asked) {
-            bool long_ago = nd_clock_ns() - w.from_ns > 10000000;
-            nanosleep(&(struct timespec){.tv_nsec = long_ago ? 1000000 : 20000}, NULL);
+            pause_since(w.from_ns);
         }
         pthread_mutex_lock(&state->calls);
         ncclResult_t answer = state->library.async_error(native, &result);
         pthread_mutex_unlock(&state->calls);
         result = answer == ncclSuccess ? result : answer;
-        if (result == ncclInProgress) {
+        bool due = state->failed || nd_clock_ns() - state->watched_ns >= WATCH_NS;
+        if (result == ncclInProgress && due) {
             char where[160];
             nccl_describe(nc ? nc->comm : NULL, nc ? nc->entry : NULL, where, sizeof where);
             snprintf(w.where, sizeof w.where, "%s of %s", what, where);
