@@ -75,14 +75,16 @@ Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
     cr_assert_null(strstr(launched_read(&ranks[1]), "was lost"), "%s", ranks[1].text);
 }
 
-/* Each task sees one GPU: local rank 0 warns. Here both see the same one, which is refused. */
+/* Each task sees one GPU: local rank 0 warns, and the job trains. */
 Test(pmix_cuda, tasks_that_see_one_gpu_each_are_warned)
 {
     setenv("ND_DOUBLE_DEVICES", "1", 1);
     start();
     launched_until(&ranks[0], "each of 2 workers of this host sees one GPU alone", 1,
                    LAUNCHED_SECONDS);
-    launched_wait(&ranks[0], LAUNCHED_SECONDS);
+    launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    kill(ranks[0].pid, SIGTERM);
+    cr_assert_eq(launched_wait(&ranks[0], LAUNCHED_SECONDS), 75, "%s", launched_read(&ranks[0]));
     launched_wait(&ranks[1], LAUNCHED_SECONDS);
     cr_assert_not_null(strstr(launched_read(&ranks[0]), "srun --gpus-per-node=2"), "%s",
                        ranks[0].text);
