@@ -125,13 +125,44 @@ int nd_host_gpus(void)
     return count;
 }
 
+/* One line for each GPU, by the numbers of their devices:
+ * "GPU 0  NVIDIA H100 80GB HBM3, bus 0000:04:00.0". */
+void nd_host_put_gpu_models(FILE *out, const char *driver)
+{
+    char folder[LINE_BYTES], path[LINE_BYTES + 300];
+    struct dirent **list = NULL;
+    int put_count = 0;
+    snprintf(folder, sizeof folder, "%s/gpus", driver);
+    const int count = scandir(folder, &list, NULL, alphasort); /* by bus, the driver's order too */
+    for (int i = 0; i < count; i++) {
+        char model[LINE_BYTES], minor[LINE_BYTES], name[32], text[LINE_BYTES + 300];
+        if (list[i]->d_name[0] != '.') {
+            snprintf(path, sizeof path, "%s/%s/information", folder, list[i]->d_name);
+            line_of_file(path, "Model", model);
+            line_of_file(path, "Device Minor", minor);
+            snprintf(name, sizeof name, "GPU %.8s", minor[0] ? minor : "?");
+            snprintf(text, sizeof text, "%s, bus %s", model[0] ? model : "unknown",
+                     list[i]->d_name);
+            put(out, name, text);
+            put_count++;
+        }
+        free(list[i]);
+    }
+    free(list);
+    if (put_count == 0) {
+        put(out, "GPU models", "none: the NVIDIA driver shows no GPU on this host");
+    }
+}
+
 static void put_gpus(FILE *out)
 {
-    char driver[LINE_BYTES], text[64];
-    line_of_file("/proc/driver/nvidia/version", "NVRM version", driver);
+    static const char driver[] = "/proc/driver/nvidia";
+    char version[LINE_BYTES], text[64];
+    line_of_file("/proc/driver/nvidia/version", "NVRM version", version);
     snprintf(text, sizeof text, "%d", nd_host_gpus());
     put(out, "NVIDIA GPUs", text);
-    put(out, "NVIDIA driver", driver[0] ? driver : "none");
+    nd_host_put_gpu_models(out, driver);
+    put(out, "NVIDIA driver", version[0] ? version : "none");
 }
 
 static bool begins_with_one_of(const char *text, const char *const *list, int count)
@@ -144,17 +175,19 @@ static bool begins_with_one_of(const char *text, const char *const *list, int co
     return false;
 }
 
-/* Names that may hold a password: their values are for nobody else. */
-static bool is_secret(const char *name, size_t length)
+/* Names that may hold a password, and values that look like a login: they are for nobody else. */
+static bool is_secret(const char *name, size_t length, const char *value)
 {
-    static const char *const words[] = {"KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK"};
+    static const char *const words[] = {"KEY",  "TOKEN", "SECRET", "PASS",   "JWT",
+                                        "AUTH", "CRED",  "COOKIE", "BEARER", "PSK"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-        const char *at = strstr(name, words[i]);
+        const char *at = strcasestr(name, words[i]);
         if (at && (size_t)(at - name) < length) {
             return true;
         }
     }
-    return false;
+    const char *host = strstr(value, "://"); /* https://user:password@host */
+    return (host && strchr(host, '@')) || strncmp(value, "eyJ", 3) == 0; /* a JSON web token */
 }
 
 static void put_environment(FILE *out)
@@ -171,9 +204,8 @@ static void put_environment(FILE *out)
             continue;
         }
         snprintf(name, sizeof name, "%.*s", (int)(length < 120 ? length : 120), *variable);
-        put(out, name,
-            is_secret(*variable, length) ? "(set; not shown)"
-                                         : *variable + length + ((*variable)[length] == '='));
+        const char *value = *variable + length + ((*variable)[length] == '=');
+        put(out, name, is_secret(*variable, length, value) ? "(set; not shown)" : value);
     }
 }
 

@@ -34,8 +34,11 @@ typedef struct nd_variable {
 nd_status nd_environment_make(const nd_variable *own, int count, char ***out);
 
 /* `ndlaunch env`: system, CPU, memory, limits, GPUs, and the variables that libraries and launchers
- * read. Values of variables whose names look like secrets are left out. */
+ * read. Values of variables whose names, or that themselves, look like secrets are left out. */
 void nd_host_report(FILE *out);
+/* The GPUs' models, as the driver's folder (/proc/driver/nvidia) has them, or that there is none.
+ */
+void nd_host_put_gpu_models(FILE *out, const char *driver);
 /* The NVIDIA GPUs of this host, by their device files. */
 int nd_host_gpus(void);
 

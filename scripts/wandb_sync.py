@@ -3,13 +3,14 @@
 """Send a run's metrics to Weights & Biases, or to trackio, which keeps them on this machine.
 
   scripts/wandb_sync.py RUN [--project NAME] [--name NAME] [--entity NAME] [--mode online|offline] [--with wandb|trackio]
-                        [--follow] [--pid PID]
+                        [--follow] [--patience SECONDS] [--pid PID]
 
-RUN is a run folder. Without --follow what metrics.jsonl holds now is sent; with it the file is followed until the run has made its
-last step, or until process PID has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json keeps the id of
-the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this machine,
-which is less than it was given, and goes on behind that: wandb's files in offline mode and trackio's database hold every line
-once. Each line is sent with sync/offset, the size of the file up to its end, by which it is found again. What a killed call
+RUN is a run folder. Without --follow what metrics.jsonl holds now is sent. With it the file is followed until the run has made its
+last step, has stopped early or by a signal, or has written nothing for --patience seconds (and for ten of its steps), as a run
+that failed; with --pid until that process has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json keeps
+the id of the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this
+machine, which is less than it was given, and goes on behind that: wandb's files in offline mode and trackio's database hold every
+line once. Each line is sent with sync/offset, the size of the file up to its end, by which it is found again. What a killed call
 had sent over a network cannot be read: a few steps may be sent again, or those that wandb held back may be missing.
 
 The trainer itself opens no connection and waits for none: this program only reads its file, and may fail, stop or lag at will.
@@ -33,6 +34,8 @@ STATE = "wandb_sync.json"
 OFFSET = "sync/offset"
 POLL_SECONDS = 1.0
 WRITER_SECONDS = 60.0
+PATIENCE_SECONDS = 600.0
+TAIL_BYTES = 1 << 16
 STEP_KEYS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/learning_rate",
              "tokens_seen": "train/num_input_tokens_seen", "tokens_per_second": "train/train_tokens_per_second",
              "tflops_per_worker_causal": "train/tflops_per_worker", "step_ms": "train/step_ms", "data_wait_ms": "train/data_wait_ms",
@@ -54,6 +57,8 @@ def parse_arguments(arguments=None):
     p.add_argument("--mode", choices=("online", "offline"), help="of wandb; default: what WANDB_MODE says, else online")
     p.add_argument("--with", dest="library", choices=("wandb", "trackio"), default="wandb")
     p.add_argument("--follow", action="store_true", help="until the run ends")
+    p.add_argument("--patience", type=float, default=PATIENCE_SECONDS, metavar="SECONDS",
+                   help="--follow: a run that writes nothing for so long has ended; %(default)g")
     p.add_argument("--pid", type=int, help="follow until this process has ended")
     return p.parse_args(arguments)
 
@@ -158,14 +163,28 @@ class Trackio:
         self.module.finish()
 
 
-def record_of(run):
-    """run.json, or nothing where it is missing."""
+def record_of(run, start=1):
+    """The record of a start of the run, run.json or run-2.json, ..., or nothing where it is missing."""
+    path = run / ("run.json" if start == 1 else f"run-{start}.json")
     try:
-        return json.loads((run / "run.json").read_text())
+        return json.loads(path.read_text())
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise DataError(f"{run / 'run.json'} is damaged: {error}") from None
+        raise DataError(f"{path} is damaged: {error}") from None
+
+
+class Newest:
+    """The settings of the newest start: a run that is resumed may have more steps than before."""
+
+    def __init__(self, run):
+        self.run, self.start, self.config = run, 1, record_of(run).get("config", {})
+
+    def read(self):
+        while (self.run / f"run-{self.start + 1}.json").exists(): # each is written at once, before the start's first line
+            self.start += 1
+            self.config = record_of(self.run, self.start).get("config", {})
+        return self.config
 
 
 def read_state(run, record):
@@ -224,11 +243,34 @@ def send_new(run, state, sink):
     return rows
 
 
-def has_last(rows, config):
-    """Whether nothing of the run's own follows: the validation behind the last step, where there is one, or an early stop."""
-    wanted = "validation_loss" if config.get("data.validation_path") else "step_ms"
-    return any(row.get("event") == "early_stopped" or (row.get("step") == config.get("train.steps") and wanted in row)
-               for row in rows)
+class End:
+    """Whether the lines so far are those of a run that has ended."""
+
+    def __init__(self, run, offset):
+        self.is_over, self.step, self.step_seconds = False, 0, 0.0
+        try: # lines that an earlier call has sent
+            with open(run / "metrics.jsonl", "rb") as file:
+                file.seek(max(0, offset - TAIL_BYTES))
+                lines = file.read(min(offset, TAIL_BYTES)).splitlines()[offset > TAIL_BYTES:]
+            self.rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            self.rows = [] # sending says what is wrong
+
+    def add(self, rows, config):
+        """The validation behind the last step is the last line of a run that has one; a later start goes on behind any line."""
+        self.rows += rows
+        wanted = "validation_loss" if config.get("data.validation_path") else "step_ms"
+        for row in self.rows:
+            event, step = row.get("event"), row.get("step", 0)
+            self.step = step if event == "resumed" else max(self.step, step)
+            self.step_seconds = row.get("step_ms", 1e3 * self.step_seconds) / 1e3
+            if event is None or event == "resumed":
+                self.is_over = False
+            if event == "early_stopped" or (event == "checkpoint" and row.get("reason") == "signal" and step >= self.step):
+                self.is_over = True
+            if step == config.get("train.steps") and wanted in row:
+                self.is_over = True
+        self.rows = []
 
 
 def is_alive(pid):
@@ -241,12 +283,19 @@ def is_alive(pid):
         return True
 
 
-def follow(arguments, state, sink, config, stopped):
+def follow(arguments, state, sink, newest, stopped):
+    end, heard = End(arguments.run, state["offset"]), time.monotonic()
     while True:
         alive = arguments.pid is None or is_alive(arguments.pid) # before reading, so that nothing is left behind
         rows = send_new(arguments.run, state, sink)
-        ends = not alive or (arguments.pid is None and has_last(rows, config))
-        if ends or stopped:
+        end.add(rows, newest.read())
+        heard = time.monotonic() if rows else heard
+        if not alive or stopped or (arguments.pid is None and end.is_over):
+            return
+        patience = max(arguments.patience, 10 * end.step_seconds)
+        if arguments.pid is None and time.monotonic() - heard > patience:
+            print(f"wandb_sync: {arguments.run / 'metrics.jsonl'} has no new line for {patience:g} s, so the run is taken as ended; if "
+                  "it goes on, call this again", file=sys.stderr)
             return
         time.sleep(POLL_SECONDS)
 
@@ -279,26 +328,29 @@ def sync(arguments, library):
     signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
     if not (arguments.run / "metrics.jsonl").exists() and not arguments.follow:
         raise DataError(f"{arguments.run / 'metrics.jsonl'} does not exist; give the folder of a run")
+    begin = time.monotonic()
     while not (arguments.run / "metrics.jsonl").exists(): # a run that is just starting
-        if stopped or (arguments.pid is not None and not is_alive(arguments.pid)):
-            raise DataError(f"{arguments.run} has no metrics.jsonl, and its run has ended")
+        late = arguments.pid is None and time.monotonic() - begin > arguments.patience
+        if stopped or late or (arguments.pid is not None and not is_alive(arguments.pid)):
+            raise DataError(f"{arguments.run} has no metrics.jsonl, and " +
+                            (f"none came in {arguments.patience:g} s" if late else "its run has ended"))
         time.sleep(POLL_SECONDS)
     held = lock(arguments, stopped) # noqa: F841
     while arguments.pid is not None and is_alive(arguments.pid) and not (arguments.run / "run.json").exists():
         time.sleep(POLL_SECONDS) # it is written before the first step
     record = record_of(arguments.run)
     arguments.name = arguments.name or arguments.run.resolve().name
-    state, config = read_state(arguments.run, record), record.get("config", {})
+    state, newest = read_state(arguments.run, record), Newest(arguments.run)
     kind = Wandb if arguments.library == "wandb" else Trackio
     if state["unfinished"]: # the last call was killed, or failed
         state["offset"] = max(state["offset"], kept(kind, library, arguments, state))
     # Where the library keeps it on this machine, what is kept counts in the end, as it is written later than it is sent.
     state["unfinished"] = kind.is_local(arguments)
     write_state(arguments.run, state)
-    sink = kind(library, arguments, state["id"], config)
+    sink = kind(library, arguments, state["id"], newest.read())
     try:
         if arguments.follow or arguments.pid is not None:
-            follow(arguments, state, sink, config, stopped)
+            follow(arguments, state, sink, newest, stopped)
         else:
             send_new(arguments.run, state, sink)
     finally:

@@ -43,7 +43,8 @@ static const nd_command_flag generate_list[ND_GENERATE_FLAGS] = {
         {"--chat", NULL,
          "the prompt is a user's message; in the form of --chat-format, or the one that "
          "the tokenizer has tokens for"},
-    [ND_GENERATE_MAX_NEW] = {"--max-new-tokens", "N", "tokens of a text at most; 128"},
+    [ND_GENERATE_MAX_NEW] = {"--max-new-tokens", "N",
+                             "tokens of a text at most; 128, or the model's room"},
     [ND_GENERATE_TEMPERATURE] = {"--temperature", "T", "0: the likeliest token each time; 0"},
     [ND_GENERATE_TOP_K] = {"--top-k", "K", "draw among the K likeliest; 0: all"},
     [ND_GENERATE_TOP_P] = {"--top-p", "P",

@@ -121,6 +121,33 @@ def check_dead_run(stage):
     check(process.returncode == 0 and stage.steps() == [1] and stage.records("finish"), f"a run that died: {stage.steps()}: {said}")
 
 
+def check_ends(stage):
+    """A followed run ends at the steps of its newest start, at a stop signal, and when nothing more comes."""
+    stage.sent.unlink()
+    run = make_run(stage.folder / "longer", 2)
+    validation = json.dumps({"step": 2, "validation_loss": 2.0, "validation_ms": 3}) + "\n"
+    (run / "metrics.jsonl").write_text(step_line(1) + step_line(2) + validation)
+    stage.run(run, "--follow")
+    stage.run(run, "--follow") # nothing new: the lines that were sent say that it has ended
+    check(stage.steps() == [1, 2], f"a run that had ended gave {stage.steps()}")
+    (run / "run-2.json").write_text(json.dumps({"config": {"train.steps": 4, "data.validation_path": "valid.txt"}}))
+    process = stage.start(run, "--follow")
+    time.sleep(1.5) # not at its end yet
+    with open(run / "metrics.jsonl", "a") as out:
+        out.write(json.dumps({"event": "resumed", "step": 2}) + "\n" + step_line(3) + step_line(4)
+                  + validation.replace('"step": 2', '"step": 4'))
+    said = process.communicate(timeout=60)[0]
+    check(process.returncode == 0 and stage.steps() == [1, 2, 3, 4], f"a run with more steps gave {stage.steps()}: {said}")
+    check(stage.records("init")[-1]["how"]["config"]["train.steps"] == 4, "the settings are not those of the newest start")
+    run = make_run(stage.folder / "signal", 40)
+    signal = json.dumps({"event": "checkpoint", "step": 3, "reason": "signal"}) + "\n"
+    (run / "metrics.jsonl").write_text(step_line(3) + signal)
+    check("no new line" not in stage.run(run, "--follow"), "a run that a signal stopped is waited for")
+    (run / "metrics.jsonl").write_text(step_line(3) + signal + json.dumps({"event": "resumed", "step": 3}) + "\n" + step_line(4))
+    check("no new line for 0.5 s" in stage.run(run, "--follow", "--patience", "0.5"), "a run that failed")
+    check("none came in 0.5 s" in stage.run(stage.folder / "never", "--follow", "--patience", "0.5", code=65), "a run that never starts")
+
+
 def check_bad_input(stage):
     check("no metrics.jsonl" in stage.run(stage.folder / "none", "--follow", "--pid", str(2**22 + 1), code=65), "no file, no process")
     check("does not exist" in stage.run(stage.folder / "none", code=65), "a folder that is not there")
@@ -348,6 +375,7 @@ def main():
         check_failing_service(stage)
         check_other_version(stage)
         check_dead_run(stage)
+        check_ends(stage)
         check_bad_input(stage)
         check_run_without_library(stage, ndlaunch)
         for library, checks in (("wandb", (check_lines, check_killed, lambda peer: check_beside_a_run(peer, ndlaunch))),

@@ -231,6 +231,29 @@ Test(generate, ndlaunch_says_what_is_wrong)
         const char *command, *words;
     } cases[] = {
         {0, ND_TRAIN " check generate --model run --prompt a", "are good"},
+        {0, ND_TRAIN " check eval --model run --data valid.txt", "are good"},
+        {65, ND_TRAIN " check generate --model run --prompt-file no/such", "no/such"},
+        {65, ND_TRAIN " check eval --model run --data no/such", "does not exist"},
+        {65, ND_TRAIN " check eval --model run --requests no/such", "no/such"},
+        {2, ND_TRAIN " check generate --model run --prompt a --num-processes 4 --tp-size 4",
+         "num_key_value_heads is 2, which mesh.tp 4 does not divide"},
+        {2, ND_LAUNCH " generate --model run --prompt a --tp-size 4",
+         "each tensor-parallel rank holds an equal part; give --tp-size 1 or 2"},
+        {2, ND_LAUNCH " generate --model run --prompt a --cp-size 2", "is split by tp only"},
+        {2, ND_LAUNCH " eval --model run --data valid.txt --tp-size 4", "--tp-size 1 or 2"},
+        {2, ND_LAUNCH " eval --model run --serve-stdin --tp-size 4", "--tp-size 1 or 2"},
+        {2, ND_LAUNCH " eval --model run --serve-stdin --num-processes 2", "one request at a time"},
+        {2, ND_LAUNCH " bench --layer --model-config model.json --sequence-length 64 --tp-size 4",
+         "--tp-size 1 or 2"},
+        {65, ND_LAUNCH " generate --model run --prompt-file no/such", "no/such"},
+        {65, ND_LAUNCH " generate --model run --prompt a --chat", "no known chat form"},
+        {65, ND_LAUNCH " generate --model run --prompt ''", "the prompt is empty"},
+        {65, ND_LAUNCH " eval --model run --data no/such", "does not exist"},
+        {65, ND_LAUNCH " eval --model run --requests no/such", "no/such"},
+        {65, "echo '{}' >bad.jsonl; " ND_LAUNCH " eval --model run --requests bad.jsonl",
+         "bad.jsonl"},
+        {2, ND_LAUNCH " eval --model run --data valid.txt --sequence-length 1000",
+         "max_position_embeddings is 128"},
         {2, ND_LAUNCH " generate --prompt a", "--model is missing"},
         {2, ND_LAUNCH " eval --model run", "either files of --data"},
         {65, ND_LAUNCH " generate --model no/such --prompt a --num-processes 2", "no/such"},
@@ -318,6 +341,21 @@ Test(generate, reads_line_after_line)
     says("--context is 20; shorten the prompt");
     cr_expect_eq(shell_run(&dir, GENERATE "--model run --interactive --prompt a"), 2);
     says("--interactive reads prompts");
+}
+
+/* A number of new tokens that nobody asked for is what the model has room for; one that was asked
+ * for must fit. */
+Test(generate, new_tokens_fit_the_model_unless_they_are_asked_for)
+{
+    train();
+    shell(&dir, GENERATE "--model run --prompt 'ab cd' --jsonl --ignore-eos 2>log");
+    says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":123,");
+    cr_expect_eq(shell_run(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 124"), 65);
+    says("prompt and new tokens need 5 + 124 positions");
+    cr_expect_eq(shell_run(&dir, "echo '{\"prompt\": \"ab\", \"max_new_tokens\": 127}' | " GENERATE
+                                 "--model run --jsonl"),
+                 65);
+    says("need 2 + 127 positions");
 }
 
 /* Text is printed while it is made: what follows a signal is not. Without that, all 90,000 tokens

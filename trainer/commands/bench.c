@@ -387,7 +387,12 @@ static nd_status check(const nd_command_call *call)
     ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
     ND_TRY(check_alone(&o, config->launch.workers));
     ND_TRY(open_shape(config, &o, &shape));
-    ND_TRY(o.layer ? check_recipes(config, &shape) : ND_OK);
+    if (o.layer) {
+        ND_TRY(check_recipes(config, &shape));
+        ND_TRY(nd_llama_shape_check_mesh(&shape, &config->resolved_mesh,
+                                         config->train.micro_batch_size,
+                                         config->train.sequence_length));
+    }
     ND_TRY(nd_worker_check_device(config));
     ND_TRY(nd_gpu_is_wanted(config, &gpu));
     if (gpu) { /* each worker checks its own device's memory */

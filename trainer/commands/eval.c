@@ -354,7 +354,7 @@ static nd_status take_run_length(nd_session *s, nd_config *own)
         *own = *s->config;
         own->train.sequence_length = length;
         s->config = s->worker->rank.config = own;
-        if (s->worker->rank.rank == 0) {
+        if (s->worker->rank.rank == 0 && !s->checks) {
             nd_log_info("blocks are as long as those of the model's run; --sequence-length sets "
                         "another length");
         }
@@ -381,11 +381,39 @@ out:
     return status;
 }
 
+static nd_status check_data(nd_session *s, const nd_eval_call *o)
+{
+    nd_config own; /* borrows the strings of the session's */
+    const nd_config *kept = s->config;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(take_run_length(s, &own));
+    ND_TRY_OUT(check_settings(s));
+    for (int i = 0; i < o->data_count; i++) {
+        nd_dataset *data = NULL;
+        bool bytes = false;
+        ND_TRY_OUT(open_data(s, o->data[i], &bytes, &data));
+        nd_dataset_close(data);
+    }
+out:
+    s->config = s->worker->rank.config = kept;
+    return status;
+}
+
+static nd_status check_use(nd_session *s, bool gpu, const void *context)
+{
+    const nd_eval_call *o = context;
+    if (o->data_count > 0) {
+        return check_data(s, o);
+    }
+    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh, gpu));
+    return nd_eval_check_requests(s, o);
+}
+
 static nd_status check(const nd_command_call *call)
 {
     nd_eval_call o;
     ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
-    return nd_session_check(call, o.model, o.tokenizer);
+    return nd_session_check(call, o.model, o.tokenizer, check_use, &o);
 }
 
 const nd_command nd_command_eval = {.name = "eval",

@@ -202,7 +202,11 @@ static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questio
     status = s->worker->rank.rank == 0
                  ? nd_fs_read(o->requests, ND_STDIN_BYTES_MAX, ND_ERR_DATA, &text, &size)
                  : ND_OK;
-    ND_TRY_OUT(nd_session_share(s, status, &text, &size));
+    if (s->checks) {
+        ND_TRY_OUT(status);
+    } else {
+        ND_TRY_OUT(nd_session_share(s, status, &text, &size));
+    }
     ND_TRY_OUT(nd_questions_read(questions, &r.rules, o->requests, text, size));
     if (questions->count == 0) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" has no request", o->requests);
@@ -219,6 +223,34 @@ nd_status nd_eval_requests(nd_session *s, const nd_eval_call *o)
     nd_status status = read_questions(s, o, &questions);
     status = status == ND_OK ? score_all(s, o, &questions) : status;
     nd_questions_fini(&questions);
+    return status;
+}
+
+static nd_status check_replicas(const nd_mesh *mesh)
+{
+    const int replicas = mesh->size[ND_AXIS_DP_REPLICATE];
+    return replicas == 1 ? ND_OK
+                         : nd_fail(ND_ERR_CONFIG,
+                                   "mesh.dp_replicate is %d, but --serve-stdin scores one request "
+                                   "at a time; use fewer workers, or --tp-size",
+                                   replicas);
+}
+
+nd_status nd_eval_check_requests(nd_session *s, const nd_eval_call *o)
+{
+    nd_questions questions = {0};
+    reader r = {0};
+    nd_status status = ND_OK;
+    if (o->serve) {
+        ND_TRY(check_replicas(&s->config->resolved_mesh));
+    }
+    if (o->requests && s->config->launch.node_rank == 0) { /* rank 0 reads them */
+        status = read_questions(s, o, &questions);
+    } else {
+        status = open_reader(s, o, &r);
+    }
+    nd_questions_fini(&questions);
+    close_reader(&r);
     return status;
 }
 
@@ -286,15 +318,9 @@ nd_status nd_eval_serve(nd_session *s, const nd_eval_call *o)
     const int64_t rows = nd_min(o->rows, context);
     const nd_generate_options sizes = {
         .batch = nd_min(64, rows), .rows = rows, .capacity = context};
-    const int replicas = s->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE];
     server v = {.session = s};
     nd_status status = ND_OK;
-    if (replicas > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "mesh.dp_replicate is %d, but --serve-stdin scores one request at a time; "
-                       "use fewer workers, or --tp-size",
-                       replicas);
-    }
+    ND_TRY(check_replicas(&s->worker->rank.mesh));
     ND_TRY_OUT(open_reader(s, o, &v.reader));
     v.reader.rules.max_tokens = context + 1;
     v.reader.rules.any_gold = true;

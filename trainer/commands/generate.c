@@ -75,11 +75,17 @@ out:
     return status;
 }
 
+static nd_status check_use(nd_session *s, bool gpu, const void *context)
+{
+    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh, gpu));
+    return nd_generate_check_input(s, context);
+}
+
 static nd_status check(const nd_command_call *call)
 {
     nd_generate_call o;
     ND_TRY(nd_generate_parse(call->argc - 1, call->argv + 1, &o));
-    return nd_session_check(call, o.model, o.tokenizer);
+    return nd_session_check(call, o.model, o.tokenizer, check_use, &o);
 }
 
 const nd_command nd_command_generate = {.name = "generate",

@@ -29,11 +29,17 @@ typedef struct nd_session {
     nd_tokenizer *tokenizer; /* NULL: the model has none */
     char *tokenizer_path;    /* NULL: bytes, or none */
     double next_word;        /* when a word on how far it is is due */
+    bool checks;             /* before workers start: says nothing but errors */
 } nd_session;
 
-/* What ndlaunch has checked before workers start: the model's files with their checksums, and the
- * room that a worker of this host needs before it knows its plan. `tokenizer`: as below. */
-nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer);
+/* Mesh and inputs of the command; the session has the model and no ranks. It may replace the
+ * session's config. */
+typedef nd_status nd_session_check_use(nd_session *session, bool gpu, const void *context);
+/* What ndlaunch has checked before workers start: the model's files with their checksums, what the
+ * command does with them, and the room that a worker of this host needs before it knows its plan.
+ * `tokenizer`: as below. */
+nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer,
+                           nd_session_check_use *check_use, const void *context);
 /* Opens the model by its name (nd_model_files_open), and joins the job. `tokenizer`: NULL is the
  * model's own. Where no ndlaunch has done it, one rank of a host verifies the model (model.verify).
  */
@@ -103,6 +109,7 @@ void nd_stdin_fini(nd_stdin *input);
 typedef struct nd_generate_call {
     const char *model, *tokenizer, *prompt, *prompt_file; /* NULL: not given */
     bool jsonl, chat, ignore_eos, interactive;
+    bool max_new_fits; /* nobody asked for max_new: a text ends where the model has no more room */
     int64_t max_new, batch, rows, context;
     nd_sampling sampling; /* without the seed, which is a setting */
     nd_stops stops;
@@ -121,6 +128,9 @@ typedef struct nd_generate_input {
 /* The prompt or the rows, which rank 0 reads, on all ranks; owned by the caller. Collective. */
 nd_status nd_generate_read(nd_session *session, const nd_generate_call *call, char **text,
                            size_t *size);
+/* The same prompts before there are ranks, unless they come from standard input. Rank 0's node has
+ * their file. */
+nd_status nd_generate_check_input(nd_session *session, const nd_generate_call *call);
 /* The requests in them, on every rank alike. After a failure too, its parts are the caller's. */
 nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
                              size_t size, nd_generate_input *out);
@@ -155,6 +165,8 @@ typedef struct nd_eval_call {
     int64_t rows, context;
 } nd_eval_call;
 
+/* Requests, and how they are answered, before there are ranks. */
+nd_status nd_eval_check_requests(nd_session *session, const nd_eval_call *call);
 /* Reads the requests, scores them, and prints the results. */
 nd_status nd_eval_requests(nd_session *session, const nd_eval_call *call);
 /* Answers each line of standard input, a request, with a line. */

@@ -4,6 +4,8 @@
 #include "runtime/base/text.h"
 #include "trainer/commands/generate.h"
 
+enum { DEFAULT_MAX_NEW = 128 };
+
 static nd_status apply(void *context, int flag, const char *value)
 {
     nd_generate_call *o = context;
@@ -71,9 +73,12 @@ static nd_status check_effect(const nd_sampling *s)
 /* argv[0] is the command. */
 nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
 {
-    *o = (nd_generate_call){
-        .max_new = 128, .batch = 32, .rows = 512, .context = 4096, .sampling = {.top_p = 1}};
+    *o = (nd_generate_call){.batch = 32, .rows = 512, .context = 4096, .sampling = {.top_p = 1}};
     ND_TRY(nd_command_flags_read(&nd_generate_flags, argc, argv, apply, o));
+    if (o->max_new == 0) {
+        o->max_new = DEFAULT_MAX_NEW;
+        o->max_new_fits = !o->interactive; /* lines share their --context */
+    }
     if (o->prompt && o->prompt_file) {
         return nd_fail(ND_ERR_CONFIG, "--prompt is one text; leave out --prompt-file, or --prompt");
     }

@@ -35,10 +35,16 @@ static nd_status read_file(const nd_generate_call *o, char **text, size_t *size)
     return nd_fs_read(o->prompt_file, ND_STDIN_BYTES_MAX, ND_ERR_DATA, text, size);
 }
 
+/* Whether the prompts come from standard input. */
+static bool reads_standard_input(const nd_generate_call *o)
+{
+    return !o->prompt && (!o->prompt_file || strcmp(o->prompt_file, "-") == 0);
+}
+
 nd_status nd_generate_read(nd_session *s, const nd_generate_call *o, char **text, size_t *size)
 {
     const bool reads = s->worker->rank.rank == 0;
-    if (!o->prompt && (!o->prompt_file || strcmp(o->prompt_file, "-") == 0)) {
+    if (reads_standard_input(o)) {
         return read_standard_input(s, text, size);
     }
     return nd_session_share(s, reads ? read_file(o, text, size) : ND_OK, text, size);
@@ -69,7 +75,9 @@ static nd_status find_chat(const nd_session *s, const nd_generate_call *o, nd_ch
     if (nd_chat_find(s->tokenizer, ND_CHAT_LLAMA3, chat) == ND_OK ||
         nd_chat_find(s->tokenizer, ND_CHAT_CHATML, chat) == ND_OK) {
         nd_error_clear();
-        nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
+        if (!s->checks) {
+            nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
+        }
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA, "the tokenizer has the tokens of no known chat form (llama3, "
@@ -93,6 +101,7 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
         .vocab = s->model.shape.vocab,
         .begin = -1,
         .max_new = o->max_new,
+        .max_new_fits = o->max_new_fits,
         .max_tokens = o->interactive ? nd_generate_context(s, o) : s->model.shape.max_positions,
         .limit = o->interactive ? "--context" : "the model's max_position_embeddings"};
     nd_encoder *encoders[2] = {NULL, NULL};
@@ -115,7 +124,7 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     ND_TRY_OUT(rows ? nd_requests_add_rows(&in->requests, &rules, input_name(o), text, size)
                     : nd_requests_add_text(&in->requests, &rules, input_name(o),
                                            size > 0 ? text : "", size));
-    if (in->requests.twice_begun && s->worker->rank.rank == 0) {
+    if (in->requests.twice_begun && s->worker->rank.rank == 0 && !s->checks) {
         nd_log_warning("a prompt begins with the beginning of text twice: leave it out of the "
                        "text, as the tokenizer adds it");
     }
@@ -126,6 +135,23 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
 out:
     nd_encoder_destroy(encoders[0]);
     nd_encoder_destroy(encoders[1]);
+    return status;
+}
+
+nd_status nd_generate_check_input(nd_session *s, const nd_generate_call *o)
+{
+    nd_generate_input in = {0};
+    nd_chat chat = {0};
+    char *text = NULL;
+    size_t size = 0;
+    bool has_chat = false;
+    if (reads_standard_input(o) || s->config->launch.node_rank > 0) {
+        return find_chat(s, o, &chat, &has_chat);
+    }
+    nd_status status = read_file(o, &text, &size);
+    status = status == ND_OK ? nd_generate_encode(s, o, text, size, &in) : status;
+    free(text);
+    nd_generate_input_fini(&in);
     return status;
 }
 

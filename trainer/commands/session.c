@@ -149,10 +149,11 @@ static nd_status verify_model(const nd_session *s)
                                             : ND_OK;
 }
 
-nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer)
+nd_status nd_session_check(const nd_command_call *call, const char *model, const char *tokenizer,
+                           nd_session_check_use *check_use, const void *context)
 {
     const nd_config *config = call->config;
-    nd_session s = {.config = config, .worker = call->worker};
+    nd_session s = {.config = config, .worker = call->worker, .checks = true};
     nd_status status = ND_OK;
     bool gpu = false;
     ND_TRY_OUT(check_named(model));
@@ -161,12 +162,14 @@ nd_status nd_session_check(const nd_command_call *call, const char *model, const
     ND_TRY_OUT(nd_trainer_check_precision(config, &s.model.shape));
     ND_TRY_OUT(nd_worker_check_device(config));
     ND_TRY_OUT(nd_gpu_is_wanted(config, &gpu));
+    ND_TRY_OUT(check_use(&s, gpu, context));
     if (!gpu) { /* each worker checks its own device's memory */
         ND_TRY_OUT(nd_worker_open_planner(config, s.worker));
         ND_TRY_OUT(nd_worker_check_room(s.worker, 0, config->launch.workers,
                                         config->launch.nproc_per_node));
     }
 out:
+    call->worker->rank.config = config;
     nd_session_close(&s);
     return status;
 }

@@ -73,18 +73,16 @@ static nd_status check_sizes(const nd_rank *rank, const nd_generate_options *o)
     return ND_OK;
 }
 
-nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
+nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *shape,
+                                const nd_mesh *mesh, bool gpu)
 {
-    const nd_mesh *mesh = &rank->mesh;
-    const nd_llama_shape *shape = &rank->shape;
-    if (nd_rank_is_gpu(rank) && rank->config->train.precision == ND_PRECISION_FP8) {
+    if (gpu && config->train.precision == ND_PRECISION_FP8) {
         return nd_fail(ND_ERR_CONFIG,
                        "generate and eval --requests do not run in fp8 on a GPU in this version, "
                        "because its FP8 products have multiples of 16 rows; use --precision bf16, "
                        "or --device cpu");
     }
-    if (rank->config->train.precision == ND_PRECISION_FP8 &&
-        rank->config->fp8.recipe == ND_FP8_DELAYED) {
+    if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
         return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
                                       "steps; use --fp8-recipe rowwise, or another precision");
     }
@@ -95,6 +93,14 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
                        "--dp-replicate-size",
                        mesh->size[ND_AXIS_CP], mesh->size[ND_AXIS_DP_SHARD]);
     }
+    /* Any number of rows, which are rounded up, is a multiple of tp. */
+    return nd_llama_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
+}
+
+nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
+{
+    const nd_llama_shape *shape = &rank->shape;
+    ND_TRY(nd_generate_check_job(rank->config, shape, &rank->mesh, nd_rank_is_gpu(rank)));
     if (o->capacity < 2) {
         return nd_fail(ND_ERR_DATA,
                        "a sequence has room for %lld tokens, but a prompt and a new token need 2; "
@@ -109,9 +115,7 @@ nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
                        "--max-new-tokens",
                        (long long)o->capacity, (long long)shape->max_positions);
     }
-    ND_TRY(check_sizes(rank, o));
-    /* Any number of rows, which are rounded up, is a multiple of tp. */
-    return nd_llama_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
+    return check_sizes(rank, o);
 }
 
 static nd_status allocate(nd_generator *g)

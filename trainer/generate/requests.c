@@ -6,6 +6,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
+#include "runtime/base/math.h"
 #include "trainer/text/unicode.h"
 
 enum { CONFIG_BYTES_MAX = 64 << 20 };
@@ -106,9 +107,12 @@ static nd_status check_ids(const nd_request_rules *rules, nd_ids *ids)
     return ND_OK;
 }
 
-static nd_status check_length(const nd_request_rules *rules, const nd_request *request)
+static nd_status check_length(const nd_request_rules *rules, nd_request *request)
 {
     const int64_t prompt = (int64_t)request->ids.count;
+    if (rules->max_new_fits && !request->says_max_new && prompt < rules->max_tokens) {
+        request->max_new = nd_min(request->max_new, rules->max_tokens - prompt);
+    }
     if (prompt < rules->max_tokens && request->max_new <= rules->max_tokens - prompt) {
         return ND_OK;
     }
@@ -176,6 +180,7 @@ static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_r
         return nd_fail(ND_ERR_DATA, "\"max_new_tokens\" must be a whole number of at least 1");
     }
     out->max_new = most ? (int64_t)json_integer_value(most) : rules->max_new;
+    out->says_max_new = most != NULL;
     if (name) {
         out->name = nd_json_text(name, JSON_ENCODE_ANY | JSON_COMPACT);
         ND_TRY(out->name ? ND_OK : nd_fail_memory("the \"id\" of a row"));

@@ -20,9 +20,10 @@
 #include "trainer/layout/layout.h"
 
 typedef struct nd_request {
-    nd_ids ids;      /* at least one; owned */
-    char *name;      /* its "id" as JSON; owned; NULL: none */
-    int64_t max_new; /* of its row, or that of the rules */
+    nd_ids ids;        /* at least one; owned */
+    char *name;        /* its "id" as JSON; owned; NULL: none */
+    int64_t max_new;   /* of its row, or that of the rules */
+    bool says_max_new; /* its row does */
 } nd_request;
 
 typedef struct nd_requests {
@@ -39,6 +40,7 @@ typedef struct nd_request_rules {
     int64_t vocab;        /* of the model: greater ids are an error */
     int64_t begin;        /* token of the beginning of text; -1: none */
     int64_t max_new;      /* of rows that say nothing else */
+    bool max_new_fits;    /* it is lowered to the room that a prompt leaves */
     int64_t max_tokens;   /* of a prompt with its new tokens */
     const char *limit;    /* what sets max_tokens: "the model's max_position_embeddings" */
 } nd_request_rules;

@@ -9,23 +9,47 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
 
-static nd_status check_divides(const char *what, int64_t extent, const char *axis, int size)
+enum { OFFERED_MAX = 8 };
+
+/* "1, 2 or 4": the sizes of tp that divide all that it splits, the smallest ones. */
+static void offer_sizes(const nd_llama_shape *shape, char *text, size_t size)
 {
+    int64_t fits[OFFERED_MAX];
+    int count = 0;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int64_t n = 1; n <= shape->kv_heads && count < OFFERED_MAX; n++) {
+        if (shape->heads % n == 0 && shape->kv_heads % n == 0 && shape->ffn % n == 0) {
+            fits[count++] = n;
+        }
+    }
+    for (int i = 0; i < count && used < size; i++) {
+        const char *between = i == 0 ? "" : i == count - 1 ? " or " : ", ";
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", between, (long long)fits[i]);
+    }
+}
+
+static nd_status check_divides(const nd_llama_shape *shape, const char *what, int64_t extent,
+                               int size)
+{
+    char sizes[160];
     if (extent % size == 0) {
         return ND_OK;
     }
+    offer_sizes(shape, sizes, sizeof sizes);
     return nd_fail(ND_ERR_CONFIG,
-                   "%s %lld is not divisible by %s %d; choose a divisor of it as the axis", what,
-                   (long long)extent, axis, size);
+                   "the model's %s is %lld, which mesh.tp %d does not divide, but each "
+                   "tensor-parallel rank holds an equal part; give --tp-size %s",
+                   what, (long long)extent, size, sizes);
 }
 
 nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh,
                                     int64_t micro_batch, int64_t sequence)
 {
     int tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
-    ND_TRY(check_divides("the model's num_attention_heads", shape->heads, "mesh.tp", tp));
-    ND_TRY(check_divides("the model's num_key_value_heads", shape->kv_heads, "mesh.tp", tp));
-    ND_TRY(check_divides("the model's intermediate_size", shape->ffn, "mesh.tp", tp));
+    ND_TRY(check_divides(shape, "num_attention_heads", shape->heads, tp));
+    ND_TRY(check_divides(shape, "num_key_value_heads", shape->kv_heads, tp));
+    ND_TRY(check_divides(shape, "intermediate_size", shape->ffn, tp));
     if (shape->head_dim % 2 != 0) {
         return nd_fail(ND_ERR_CONFIG, "the model's head_dim %lld is odd; RoPE needs an even one",
                        (long long)shape->head_dim);

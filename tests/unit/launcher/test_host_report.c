@@ -2,8 +2,10 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "launcher/launcher.h"
+#include "tests/support/tempdir.h"
 
 static char *report(void)
 {
@@ -33,11 +35,76 @@ Test(host_report, shows_variables_that_matter_and_no_secret)
     setenv("NCCL_DEBUG", "IN\x1b[31mFO\n", 1);
     setenv("HF_TOKEN", "hf_verysecret", 1);
     setenv("ND_MY_PASSWORD", "verysecret", 1);
+    setenv("SLURM_JWT", "verysecret", 1); /* a login of Slurm's REST interface */
+    setenv("slurm_x", "private", 1);
+    setenv("NCCL_SOME_AUTH", "verysecret", 1);
+    setenv("ND_CREDS", "verysecret", 1);
+    setenv("HF_COOKIE", "verysecret", 1);
+    setenv("HF_PASS", "verysecret", 1);
+    setenv("ND_api_Key", "verysecret", 1);
+    setenv("HF_ENDPOINT", "https://me:verysecret@hub", 1);
+    setenv("SLURM_X", "eyJhbGciOi.verysecret", 1);
     setenv("SOMETHING_ELSE", "private", 1);
     char *text = report();
     cr_expect_not_null(strstr(text, "NCCL_DEBUG         IN\\x1b[31mFO\\n\n"), "%s", text);
     cr_expect_not_null(strstr(text, "HF_TOKEN           (set; not shown)\n"), "%s", text);
+    cr_expect_not_null(strstr(text, "SLURM_JWT          (set; not shown)\n"), "%s", text);
     cr_expect_null(strstr(text, "verysecret"), "%s", text);
     cr_expect_null(strstr(text, "private"), "%s", text);
+    free(text);
+}
+
+static char *gpu_models(const char *driver)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    cr_assert_not_null(out);
+    nd_host_put_gpu_models(out, driver);
+    cr_assert_eq(fclose(out), 0);
+    return text;
+}
+
+/* A folder of a driver with the file of one GPU, or without them again. */
+static void put_gpu(const char *driver, const char *bus, const char *text)
+{
+    char path[3][128];
+    snprintf(path[0], sizeof path[0], "%.60s/gpus", driver);
+    snprintf(path[1], sizeof path[1], "%.60s/gpus/%.20s", driver, bus);
+    snprintf(path[2], sizeof path[2], "%.60s/gpus/%.20s/information", driver, bus);
+    if (!text) {
+        cr_assert_eq(unlink(path[2]), 0);
+        cr_assert_eq(rmdir(path[1]), 0);
+        rmdir(path[0]); /* once it is empty */
+        return;
+    }
+    mkdir(path[0], 0700);
+    cr_assert_eq(mkdir(path[1], 0700), 0);
+    FILE *file = fopen(path[2], "w");
+    cr_assert_not_null(file);
+    fputs(text, file);
+    cr_assert_eq(fclose(file), 0);
+}
+
+Test(host_report, names_the_model_of_each_gpu)
+{
+    tempdir driver;
+    tempdir_make(&driver);
+    put_gpu(driver.path, "0000:04:00.0",
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 5\nDevice Minor: \t 0\n");
+    put_gpu(driver.path, "0000:8a:00.0", "Model: \t\t NVIDIA H200\nDevice Minor: \t 1\n");
+    char *text = gpu_models(driver.path);
+    cr_expect_str_eq(text, "  GPU 0              NVIDIA H100 80GB HBM3, bus 0000:04:00.0\n"
+                           "  GPU 1              NVIDIA H200, bus 0000:8a:00.0\n");
+    free(text);
+    put_gpu(driver.path, "0000:04:00.0", NULL);
+    put_gpu(driver.path, "0000:8a:00.0", NULL);
+    tempdir_remove(&driver);
+}
+
+Test(host_report, says_that_there_is_no_gpu)
+{
+    char *text = gpu_models("/nonexistent");
+    cr_expect_not_null(strstr(text, "none: the NVIDIA driver shows no GPU"), "%s", text);
     free(text);
 }

@@ -233,10 +233,10 @@ Test(llama_shape, mesh_must_divide)
     nd_mesh fits = {{1, 3, 5, 2, 2}};
     cr_expect_eq(nd_llama_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s",
                  nd_error_last()->message);
-    expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads 4", "mesh.tp 3");
-    expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads 2", "mesh.tp 4");
+    expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads is 4", "mesh.tp 3");
+    expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads is 2", "mesh.tp 4");
     expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
     expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2");
     s.ffn = 95;
-    expect_misfit(&s, 1, 2, 1, 16, "intermediate_size 95", "mesh.tp 2");
+    expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
 }
