@@ -74,9 +74,7 @@ static nd_status measure(const nd_report_options *base, sink_open *const *opens,
     for (int i = 0; i < count && status == ND_OK; i++) {
         nd_sink sink;
         status = opens[i](&options, &sink);
-        if (status == ND_OK) {
-            nd_sinks_add(&sinks, sink);
-        }
+        status = status == ND_OK ? nd_sinks_add(&sinks, sink) : status;
     }
     if (status == ND_OK) {
         status = send_steps(&sinks, &seconds);

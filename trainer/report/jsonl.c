@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +21,11 @@ enum { LINE_MAX_BYTES = 1024, LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_S
 typedef struct jsonl {
     nd_report_options options;
     int fd;
-    bool counts_links; /* the file system says how many names a file has */
-    char *path;        /* owned */
-    off_t torn;        /* where a part of a line begins that could not be removed; -1: nowhere */
-    int64_t owed_step; /* of the line in owed */
+    bool counts_links;  /* the file system says how many names a file has */
+    char *path;         /* owned */
+    atomic_llong bytes; /* of whole lines in the file */
+    off_t torn;         /* where a part of a line begins that could not be removed; -1: nowhere */
+    int64_t owed_step;  /* of the line in owed */
     char owed[2 * LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
     char line[LONG_LINE_BYTES], sources[LONG_LINE_BYTES];
 } jsonl;
@@ -70,6 +72,7 @@ static nd_status write_line(jsonl *s, const char *line, int length)
             return status;
         }
     }
+    atomic_fetch_add(&s->bytes, length);
     return ND_OK;
 }
 
@@ -336,6 +339,12 @@ static nd_status write_event(void *self, const nd_run_event *e)
                                            : append_line(s, s->line, length);
 }
 
+static int64_t bytes_of(void *self)
+{
+    jsonl *s = self;
+    return atomic_load(&s->bytes);
+}
+
 static void close_file(void *self)
 {
     jsonl *s = self;
@@ -384,9 +393,11 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     }
     ND_TRY_OUT(options->continues ? cut_half_line(s) : ND_OK);
     s->counts_links = has_name(s->fd);
+    atomic_store(&s->bytes, lseek(s->fd, 0, SEEK_END));
     *out = (nd_sink){.name = "metrics.jsonl",
                      .required = true,
                      .self = s,
+                     .bytes = bytes_of,
                      .step = write_step,
                      .validation = write_validation,
                      .health = write_health,

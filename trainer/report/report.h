@@ -6,12 +6,19 @@
  * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
  * one more line in sinks.c.
  *
- * A full disk ends no run. metrics.jsonl loses the records that cannot be written, and is tried
- * again at each later one; any other sink that fails, also when it is opened, is closed and
- * dropped. Both are said once, and the records that a sink did not take are counted: a line
- * "records_lost" in metrics.jsonl and a warning say how many, when they are known. A metrics.jsonl
- * that cannot be opened, and one that was deleted during the run, with which the run folder is
- * gone, are errors.
+ * Each sink has a thread of its own (sink_thread.h), so that the run only copies a record. Files
+ * have their records in the order of the calls. nd_sinks_event waits until all sinks have written
+ * everything, as does nd_sinks_flush: what follows an event may read metrics.jsonl.
+ *
+ * A full disk ends no run, nor does one that does not answer. metrics.jsonl loses the
+ * records that cannot be written, and is tried again at each later one; any other sink that fails
+ * or hangs, also when it is opened, is closed and dropped. Both are said once, and the
+ * records that a sink did not take are counted: a line "records_lost" in metrics.jsonl and a
+ * warning say how many, when they are known. A metrics.jsonl that cannot be opened, and one that
+ * was deleted during the run, with which the run folder is gone, are errors, which the next call
+ * returns.
+ *
+ * In all, a run waits for a sink at most twice ND_SINK_DEADLINE_SECONDS, and as long at its end.
  *
  * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
  * nd_sinks_close.
@@ -106,11 +113,13 @@ typedef struct nd_histogram_record {
 } nd_histogram_record;
 
 /* A function that is NULL: the sink does not take such records. ND_ERR_IO of a required sink says
- * that this record is lost; any other error of it ends the run. */
+ * that this record is lost; any other error of it ends the run. The functions are called by the
+ * sink's thread, but for `bytes`. */
 typedef struct nd_sink {
     const char *name; /* for the warning; static */
     bool required;
-    void *self; /* owned; NULL: dropped */
+    void *self;                   /* owned; NULL: dropped */
+    int64_t (*bytes)(void *self); /* how long its file is; for any thread; may be NULL */
     nd_status (*step)(void *self, const nd_step_record *record);
     nd_status (*validation)(void *self, const nd_validation_record *record);
     nd_status (*health)(void *self, const nd_health_record *record);
@@ -119,7 +128,7 @@ typedef struct nd_sink {
     void (*close)(void *self);
 } nd_sink;
 
-enum { ND_SINKS_MAX = 4, ND_SINK_WHY_BYTES = 400 };
+enum { ND_SINKS_MAX = 4, ND_SINK_WHY_BYTES = 400, ND_SINK_DEADLINE_SECONDS = 10 };
 
 /* Records that a sink did not take, and why it did not take the first of them. */
 typedef struct nd_sink_loss {
@@ -128,12 +137,15 @@ typedef struct nd_sink_loss {
     char why[ND_SINK_WHY_BYTES];
 } nd_sink_loss;
 
+typedef struct nd_sink_thread nd_sink_thread;
+
 typedef struct nd_sinks {
-    nd_sink list[ND_SINKS_MAX];
-    nd_sink_loss losses[ND_SINKS_MAX]; /* of the sinks in list */
-    int count;                         /* dropped ones included */
-    int64_t step;                      /* of the newest record */
-} nd_sinks;                            /* all zero: none */
+    nd_sink_thread *threads[ND_SINKS_MAX]; /* owned */
+    int count;                             /* dropped ones included */
+    double deadline_seconds;               /* 0: ND_SINK_DEADLINE_SECONDS */
+    size_t queue_bytes;                    /* of each sink; 0: 1 MiB */
+    int64_t step;                          /* of the newest record */
+} nd_sinks;                                /* all zero: none */
 
 /* Borrowed until the sinks are closed. */
 typedef struct nd_report_options {
@@ -148,13 +160,22 @@ typedef struct nd_report_options {
 
 /* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails. */
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
-void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
+/* Takes the sink over and starts its thread; closes it on failure. One without `self` is dropped,
+ * for the reason that the thread's error has. */
+nd_status nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
-/* Says how many records each sink did not take, if any, and closes all. */
+/* Waits until everything is written, but for sinks that hang. */
+nd_status nd_sinks_flush(nd_sinks *sinks);
+/* Records that the sink with this number in the list has not taken so far. */
+nd_sink_loss nd_sinks_loss(const nd_sinks *sinks, int index);
+/* Length of metrics.jsonl, without a look at the disk; 0: there is none. */
+int64_t nd_sinks_metrics_bytes(const nd_sinks *sinks);
+/* Says how many records each sink did not take, if any, and closes all. Sinks that hang are left to
+ * the end of the process. */
 void nd_sinks_close(nd_sinks *sinks);
 
 /*

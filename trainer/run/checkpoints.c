@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
@@ -167,18 +166,6 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
     return nd_sinks_event(&c->files->sinks, &event);
 }
 
-/* How much of metrics.jsonl belongs to the steps that are saved; 0 on ranks other than 0. */
-static int64_t metrics_bytes(const nd_run_checkpoints *c)
-{
-    char path[ND_RESUME_PATH_MAX];
-    struct stat st;
-    if (!c->files->dir) {
-        return 0;
-    }
-    snprintf(path, sizeof path, "%s/metrics.jsonl", c->files->dir);
-    return stat(path, &st) == 0 ? (int64_t)st.st_size : 0;
-}
-
 static nd_status wait_for_save(nd_run_checkpoints *c)
 {
     nd_save_report report;
@@ -191,7 +178,9 @@ static nd_status begin(nd_run_checkpoints *c, const char *reason)
     ND_TRY(nd_saver_is_busy(c->saver) ? wait_for_save(c) : ND_OK);
     c->held_step = c->trainer->position.step;
     nd_run_best_saving(&c->best, c->held_step);
-    return nd_saver_begin(c->saver, reason, metrics_bytes(c));
+    /* The lines of the steps that are saved are in the file before the checkpoint is. */
+    ND_TRY(nd_sinks_flush(&c->files->sinks));
+    return nd_saver_begin(c->saver, reason, nd_sinks_metrics_bytes(&c->files->sinks));
 }
 
 nd_status nd_run_checkpoints_advance(nd_run_checkpoints *c, int64_t flag)

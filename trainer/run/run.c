@@ -369,6 +369,7 @@ static nd_status loop(run_state *s)
         }
     }
     ND_TRY(end_with_data(s));
+    ND_TRY(nd_sinks_flush(&s->files.sinks));
     return nd_run_profile_finish(&s->profile);
 }
 
@@ -512,11 +513,23 @@ static nd_status run(run_state *s)
     return s->stopped ? fail_stopped(s) : ND_OK;
 }
 
+/* What a failure does to this process, and what it prints, comes after the records of the steps
+ * before it. */
+static nd_status flush_records(run_state *s, nd_status status)
+{
+    const nd_error error = *nd_error_last();
+    nd_status written = nd_sinks_flush(&s->files.sinks);
+    if (status != ND_OK) {
+        nd_error_restore(&error);
+    }
+    return status != ND_OK ? status : written;
+}
+
 nd_status nd_train(const nd_run_context *context)
 {
     run_state state = {
         .context = context, .config = context->worker->rank.config, .rank = &context->worker->rank};
-    nd_status status = run(&state);
+    nd_status status = flush_records(&state, run(&state));
     if (status != ND_OK && status != ND_ERR_PREEMPTED) {
         nd_worker_fail(context->worker, status);
     }

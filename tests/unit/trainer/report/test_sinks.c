@@ -496,9 +496,10 @@ static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
 
 /* A full disk, played by a limit on the size of files: metrics.jsonl takes a part of a line, and
  * the log on stderr, which is shorter, goes on. */
-static void fill_disk(void)
+static void fill_disk(nd_sinks *sinks)
 {
     struct stat st;
+    assert_ok(nd_sinks_flush(sinks));
     cr_assert_eq(stat(tempdir_file(&dir, "metrics.jsonl"), &st), 0);
     set_file_limit((rlim_t)st.st_size + 20);
 }
@@ -514,12 +515,12 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
         {.kind = ND_RUN_EVENT_RESUMED, .step = 5, .path = "five"},
     };
     assert_ok(send_steps(&sinks, 1, 8));
-    fill_disk();
+    fill_disk(&sinks);
     assert_ok(send_steps(&sinks, 9, 16));
     for (int i = 0; i < 3; i++) {
         assert_ok(nd_sinks_event(&sinks, &rewinds[i]));
     }
-    cr_expect_eq(sinks.losses[0].records, 11);
+    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 11);
     char *text = read_metrics();
     cr_expect_eq(count_of(text, "\n"), 8, "%s", text);
     cr_expect_eq(text[strlen(text) - 1], '\n', "half a line: %s", text);
@@ -553,7 +554,7 @@ Test(sinks, a_disk_that_stays_full_is_said_at_the_end)
     const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     assert_ok(send_steps(&sinks, 1, 8));
-    fill_disk();
+    fill_disk(&sinks);
     assert_ok(send_steps(&sinks, 9, 17));
     (void)nd_fail(ND_ERR_NUMERIC, "what ends the run");
     nd_sinks_close(&sinks);
@@ -577,7 +578,11 @@ Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
     const nd_validation_record validation = {
         .step = 1, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(nd_sinks_flush(&sinks));
     cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
+    nd_status status = nd_sinks_step(&sinks, &record); /* fails if the thread was quick */
+    cr_assert(status == ND_OK || status == ND_ERR_CANTCREATE);
+    assert_fails(nd_sinks_flush(&sinks), ND_ERR_CANTCREATE, "was deleted during the run");
     assert_fails(nd_sinks_step(&sinks, &record), ND_ERR_CANTCREATE, "was deleted during the run");
     assert_fails(nd_sinks_validation(&sinks, &validation), ND_ERR_CANTCREATE,
                  "metrics.jsonl was deleted");
@@ -654,8 +659,9 @@ Test(sinks, tensorboard_on_a_full_disk_is_dropped)
     /* The settings and some steps of 500 bytes; metrics.jsonl is as long after as many steps. */
     set_file_limit(20000);
     assert_ok(send_steps(&sinks, 1, 60));
-    cr_expect_null(sinks.list[2].self);
-    const long long lost = sinks.losses[2].records;
+    assert_ok(nd_sinks_flush(&sinks));
+    cr_expect(nd_sinks_loss(&sinks, 2).failed);
+    const long long lost = nd_sinks_loss(&sinks, 2).records;
     cr_expect(lost > 0 && lost < 60, "%lld", lost);
     set_file_limit(RLIM_INFINITY);
     assert_ok(send_steps(&sinks, 61, 61));
@@ -715,13 +721,13 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
     const nd_validation_record validation = {
         .step = 5, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     nd_sinks sinks = {0};
-    nd_sinks_add(&sinks, counting("before", &before, true));
-    nd_sinks_add(&sinks, counting("tensorboard", &bad, false));
-    nd_sinks_add(&sinks, counting("after", &after, false));
+    assert_ok(nd_sinks_add(&sinks, counting("before", &before, true)));
+    assert_ok(nd_sinks_add(&sinks, counting("tensorboard", &bad, false)));
+    assert_ok(nd_sinks_add(&sinks, counting("after", &after, false)));
     assert_ok(send_steps(&sinks, 1, 5));
     assert_ok(nd_sinks_validation(&sinks, &validation));
-    cr_expect_eq(sinks.losses[1].records, 4); /* steps 3 to 5, and the validation */
-    cr_expect_eq(bad.closed, 1);
+    assert_ok(nd_sinks_flush(&sinks));
+    cr_expect_eq(nd_sinks_loss(&sinks, 1).records, 4); /* steps 3 to 5, and the validation */
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.steps, 3);
     cr_expect_eq(bad.validations, 0);
@@ -745,12 +751,133 @@ Test(sinks, one_that_is_required_and_fails_ends_the_run)
     catch_stderr();
     counter bad = {3};
     nd_sinks sinks = {0};
-    nd_sinks_add(&sinks, counting("metrics", &bad, true));
-    assert_fails(send_steps(&sinks, 1, 5), ND_ERR_CANTCREATE, "its disk is full");
+    assert_ok(nd_sinks_add(&sinks, counting("metrics", &bad, true)));
+    nd_status status = send_steps(&sinks, 1, 5); /* fails if the thread was quick */
+    cr_assert(status == ND_OK || status == ND_ERR_CANTCREATE);
+    assert_fails(nd_sinks_flush(&sinks), ND_ERR_CANTCREATE, "its disk is full");
+    assert_fails(send_steps(&sinks, 6, 6), ND_ERR_CANTCREATE, "its disk is full");
     cr_expect_eq(bad.steps, 3);
-    cr_expect_eq(sinks.losses[0].records, 0);
+    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 0);
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.closed, 1);
+}
+
+/* A sink whose call for one step does not return until the test says so. */
+typedef struct stuck {
+    counter all;
+    int64_t at;  /* the step */
+    int gate[2]; /* a pipe */
+} stuck;
+
+static nd_status count_or_hang(void *self, const nd_step_record *record)
+{
+    stuck *s = self;
+    char byte = 0;
+    if (record->step == s->at) {
+        cr_assert_eq(read(s->gate[0], &byte, 1), 1);
+    }
+    return count_step(&s->all, record);
+}
+
+static nd_status count_event(void *self, const nd_run_event *event)
+{
+    return ((stuck *)self)->all.validations++, ND_OK;
+}
+
+static void close_stuck(void *self)
+{
+    ((stuck *)self)->all.closed++;
+}
+
+static nd_sink hanging(const char *name, stuck *s, bool required)
+{
+    s->all.fails_at = INT64_MAX;
+    cr_assert_eq(pipe(s->gate), 0);
+    return (nd_sink){.name = name,
+                     .required = required,
+                     .self = s,
+                     .step = count_or_hang,
+                     .event = count_event,
+                     .close = close_stuck};
+}
+
+static void let_go(const stuck *s)
+{
+    cr_assert_eq(write(s->gate[1], "x", 1), 1);
+}
+
+/* The others have all records, the run waits once, and its end does not wait at all. */
+Test(sinks, one_that_hangs_is_dropped_and_holds_up_nothing, .timeout = 60)
+{
+    static stuck bad = {.at = 3}; /* its thread outlives the test */
+    const char *heard = catch_stderr();
+    counter after = {100};
+    nd_sinks sinks = {.deadline_seconds = 0.1};
+    assert_ok(nd_sinks_add(&sinks, hanging("tensorboard", &bad, false)));
+    assert_ok(nd_sinks_add(&sinks, counting("after", &after, true)));
+    assert_ok(send_steps(&sinks, 1, 10));
+    assert_ok(nd_sinks_flush(&sinks));
+    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 8); /* steps 3 to 10 */
+    assert_ok(send_steps(&sinks, 11, 20));
+    nd_sinks_close(&sinks);
+    cr_expect_eq(after.steps, 20);
+    cr_expect_eq(after.closed, 1);
+    cr_expect_eq(bad.all.steps, 2);
+    cr_expect_eq(bad.all.closed, 0);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "\n"), 2, "%s", text);
+    cr_expect_eq(count_of(text, "warning: tensorboard takes no more reports of this run, which "
+                                "goes on without it: a write has not returned for 0.1 s"),
+                 1, "%s", text);
+    cr_expect_eq(count_of(text, "warning: 18 records of this run did not go to tensorboard"), 1,
+                 "%s", text);
+    free(text);
+}
+
+/* One that is required has the records that waited, and says how many found no room. */
+Test(sinks, one_that_is_required_goes_on_after_it_hung, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    const char *heard = catch_stderr();
+    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
+    assert_ok(nd_sinks_add(&sinks, hanging("metrics", &bad, true)));
+    assert_ok(send_steps(&sinks, 1, 3));
+    assert_ok(nd_sinks_flush(&sinks)); /* it is found to hang */
+    assert_ok(send_steps(&sinks, 4, 100));
+    const int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    cr_expect(lost > 50 && lost < 97, "%lld", (long long)lost);
+    cr_expect_eq(bad.all.steps, 2);
+    let_go(&bad);
+    for (int64_t step = 101; bad.all.validations == 0; step++) { /* one event: the gap */
+        assert_ok(send_steps(&sinks, step, step));
+        usleep(1000);
+    }
+    nd_sinks_close(&sinks);
+    cr_expect_eq(bad.all.closed, 1);
+    cr_expect_eq(bad.all.validations, 1);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: metrics does not answer, and the run goes on"), 1, "%s",
+                 text);
+    cr_expect_eq(count_of(text, "warning: metrics answers again"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "warning: metrics lacks "), 1, "%s", text);
+    free(text);
+}
+
+/* What waits for it is counted, and the run ends with its own error. */
+Test(sinks, a_run_ends_while_a_required_sink_hangs, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    const char *heard = catch_stderr();
+    nd_sinks sinks = {.deadline_seconds = 0.1};
+    assert_ok(nd_sinks_add(&sinks, hanging("metrics", &bad, true)));
+    assert_ok(send_steps(&sinks, 1, 10));
+    (void)nd_fail(ND_ERR_NUMERIC, "what ends the run");
+    nd_sinks_close(&sinks);
+    cr_expect_str_eq(nd_error_last()->message, "what ends the run");
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: 8 records of this run did not go to metrics"), 1, "%s",
+                 text);
+    free(text);
 }
 
 /* A sink without a function for a kind of record is passed over. */
@@ -759,7 +886,7 @@ Test(sinks, a_sink_takes_only_what_it_has_a_function_for)
     counter c = {100};
     nd_sinks sinks = {0};
     const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "x"};
-    nd_sinks_add(&sinks, counting("plain", &c, true));
+    assert_ok(nd_sinks_add(&sinks, counting("plain", &c, true)));
     assert_ok(nd_sinks_event(&sinks, &event));
     cr_expect_eq(c.steps + c.validations, 0);
     nd_sinks_close(&sinks);

@@ -1,0 +1,569 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/report/sink_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/log.h"
+
+enum { KEPT_BYTES = 1 << 14 /* one event with a path and a reason */ };
+
+/* More than one, so that a wait finds out that a sink hangs whose call has just begun. */
+enum { PATIENCE_DEADLINES = 2 };
+
+struct nd_sink_thread {
+    nd_sink sink; /* `self` is used by its thread alone */
+    nd_sink_thread_options options;
+    pthread_t thread;
+    bool has_thread;
+    pthread_mutex_t lock;   /* of all below */
+    pthread_cond_t changed; /* a record was put or is done, the thread is to end or has ended */
+    nd_record_queue queue;  /* the first record is in the sink's hands while it is called */
+    nd_record_queue kept;   /* at most one record "resumed", which found no room */
+    int64_t counting;       /* records in the queue that nd_record_counts */
+    int64_t begun_ns;       /* nd_clock_ns when the call of the sink began; 0: it is not called */
+    bool hangs;             /* that call is beyond its deadline */
+    bool dropped;           /* the sink gets no further record */
+    bool finished;          /* what it fails to take now is neither counted nor said */
+    bool ending, ended;
+    double patience_seconds; /* that the run still waits, in all */
+    nd_sink_loss gap;        /* records that found no room, and of which the queue has no event */
+    bool said_slow;
+    int64_t step;      /* of the newest record */
+    nd_sink_loss loss; /* what the sink itself failed to take */
+    nd_error fatal;    /* of a required sink; status ND_OK: none */
+    atomic_llong open; /* records in the queue of a sink that is not dropped */
+};
+
+/* Both threads, with the lock. */
+
+/* Without the lock for as long as the log takes. */
+static void say(nd_sink_thread *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void say(nd_sink_thread *t, const char *format, ...)
+{
+    char text[ND_SINK_WHY_BYTES + 400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    pthread_mutex_unlock(&t->lock);
+    nd_log_warning("%s", text);
+    pthread_mutex_lock(&t->lock);
+}
+
+static void tell_change(nd_sink_thread *t)
+{
+    atomic_store(&t->open, t->dropped ? 0 : (long long)t->queue.count);
+    pthread_cond_broadcast(&t->changed);
+}
+
+/* The sink gets no more; the records that wait for it are lost. */
+static void drop(nd_sink_thread *t)
+{
+    t->loss.records += t->counting;
+    t->dropped = true;
+    tell_change(t);
+    say(t, "%s takes no more reports of this run, which goes on without it: %s", t->sink.name,
+        t->loss.why);
+}
+
+/* The calling thread's error is why. */
+static void note_failure(nd_sink_thread *t)
+{
+    t->loss.failed = true;
+    snprintf(t->loss.why, sizeof t->loss.why, "%.*s", ND_SINK_WHY_BYTES - 1,
+             nd_error_last()->message);
+    nd_error_clear();
+}
+
+static nd_run_event event_of_loss(const nd_sink_thread *t, const nd_sink_loss *loss, int64_t step)
+{
+    return (nd_run_event){.kind = ND_RUN_EVENT_RECORDS_LOST,
+                          .step = step,
+                          .reason = loss->why,
+                          .sink = t->sink.name,
+                          .records = loss->records};
+}
+
+static bool takes(const nd_sink *sink, const nd_record *record)
+{
+    switch (record->kind) {
+    case ND_RECORD_STEP:
+        return sink->step != NULL;
+    case ND_RECORD_VALIDATION:
+        return sink->validation != NULL;
+    case ND_RECORD_HEALTH:
+        return sink->health != NULL;
+    case ND_RECORD_EVENT:
+        return sink->event != NULL;
+    case ND_RECORD_HISTOGRAM:
+        return sink->histogram != NULL;
+    }
+    return false;
+}
+
+/* The sink's thread, with the lock. */
+
+static nd_status deliver(const nd_sink *sink, const nd_record *record)
+{
+    switch (record->kind) {
+    case ND_RECORD_STEP:
+        return sink->step(sink->self, record->of);
+    case ND_RECORD_VALIDATION:
+        return sink->validation(sink->self, record->of);
+    case ND_RECORD_HEALTH:
+        return sink->health(sink->self, record->of);
+    case ND_RECORD_EVENT:
+        return sink->event(sink->self, record->of);
+    case ND_RECORD_HISTOGRAM:
+        return sink->histogram(sink->self, record->of);
+    }
+    return ND_OK;
+}
+
+static nd_status call(nd_sink_thread *t, const nd_record *record)
+{
+    t->begun_ns = nd_clock_ns();
+    pthread_mutex_unlock(&t->lock);
+    nd_status status = deliver(&t->sink, record);
+    pthread_mutex_lock(&t->lock);
+    t->begun_ns = 0;
+    t->hangs = false;
+    return status;
+}
+
+/* A line about lost records that is lost itself stands for them. */
+static int64_t records_in(const nd_sink_thread *t, const nd_record *record)
+{
+    const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
+    return event && event->kind == ND_RUN_EVENT_RECORDS_LOST &&
+                   strcmp(event->sink, t->sink.name) == 0
+               ? event->records
+               : 1;
+}
+
+/* The sink takes records again: it is the first to know how many it has not. */
+static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
+{
+    const nd_sink_loss loss = t->loss;
+    const nd_run_event event = event_of_loss(t, &loss, step);
+    const nd_record record = {ND_RECORD_EVENT, step, &event};
+    nd_status status = ND_OK;
+    if (loss.records > 0 && takes(&t->sink, &record)) {
+        status = call(t, &record);
+    }
+    if (status == ND_OK && !t->dropped) {
+        t->loss = (nd_sink_loss){0};
+        if (loss.records > 0) {
+            say(t, "%s is written again, without %lld records of this run", t->sink.name,
+                (long long)loss.records);
+        } else {
+            say(t, "%s answers again", t->sink.name);
+        }
+    }
+    return status == ND_ERR_IO ? ND_OK : status;
+}
+
+/* ND_ERR_IO means that the record is lost, and is no error of the run. */
+static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
+{
+    nd_status status = call(t, record);
+    if (t->dropped || t->finished || (status == ND_OK && !t->loss.failed)) {
+        nd_error_clear();
+        return ND_OK;
+    }
+    if (status == ND_OK) {
+        return tell_recovered(t, record->step);
+    }
+    if (status != ND_ERR_IO) {
+        return status;
+    }
+    t->loss.records += records_in(t, record);
+    if (!t->loss.failed) {
+        note_failure(t);
+        say(t, "%s loses records of this run, which goes on, until they can be written again: %s",
+            t->sink.name, t->loss.why);
+    }
+    return ND_OK;
+}
+
+static void offer(nd_sink_thread *t, const nd_record *record)
+{
+    if (!t->sink.required) {
+        if (call(t, record) != ND_OK && !t->dropped) {
+            note_failure(t);
+            drop(t);
+        }
+        return;
+    }
+    if (t->fatal.status != ND_OK) {
+        return; /* the run ends */
+    }
+    nd_status status = offer_required(t, record);
+    if (status != ND_OK) {
+        t->fatal = *nd_error_last();
+        t->fatal.status = status;
+    }
+}
+
+static void *serve(void *context)
+{
+    nd_sink_thread *t = context;
+    pthread_mutex_lock(&t->lock);
+    for (;;) {
+        while (t->queue.count == 0 && !t->ending && !t->dropped) {
+            pthread_cond_wait(&t->changed, &t->lock);
+        }
+        if (t->queue.count == 0 || t->dropped) {
+            break;
+        }
+        const nd_record *record = nd_record_queue_first(&t->queue);
+        offer(t, record);
+        t->counting -= nd_record_counts(record);
+        nd_record_queue_pop(&t->queue);
+        tell_change(t);
+    }
+    t->begun_ns = nd_clock_ns(); /* a file may hang when it is closed, too */
+    pthread_mutex_unlock(&t->lock);
+    t->sink.close(t->sink.self);
+    pthread_mutex_lock(&t->lock);
+    t->begun_ns = 0;
+    t->ended = true;
+    tell_change(t);
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+/* The run's thread. */
+
+static void make_lock(nd_sink_thread *t)
+{
+    pthread_condattr_t clock;
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->changed, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
+static void release(nd_sink_thread *t)
+{
+    nd_record_queue_fini(&t->queue);
+    nd_record_queue_fini(&t->kept);
+    pthread_cond_destroy(&t->changed);
+    pthread_mutex_destroy(&t->lock);
+    free(t);
+}
+
+/* Signals are for the run's thread. */
+static nd_status start(nd_sink_thread *t)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&t->thread, NULL, serve, t);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    t->has_thread = code == 0;
+    return code == 0 ? ND_OK : nd_fail_system(code, "the thread of %s", t->sink.name);
+}
+
+static void drop_unopened(nd_sink_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    t->ended = true;
+    note_failure(t);
+    drop(t);
+    pthread_mutex_unlock(&t->lock);
+}
+
+nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_options *options,
+                                nd_sink_thread **out)
+{
+    nd_sink_thread *t = NULL;
+    nd_status status = ND_ALLOC(1, &t);
+    if (status != ND_OK) {
+        goto fail;
+    }
+    make_lock(t);
+    t->sink = *sink;
+    t->options = *options;
+    t->patience_seconds = PATIENCE_DEADLINES * options->deadline_seconds;
+    if (!sink->self) {
+        drop_unopened(t);
+        *out = t;
+        return ND_OK;
+    }
+    status = nd_record_queue_init(&t->queue, options->queue_bytes);
+    status = status == ND_OK ? nd_record_queue_init(&t->kept, KEPT_BYTES) : status;
+    status = status == ND_OK ? start(t) : status;
+    if (status == ND_OK) {
+        *out = t;
+        return ND_OK;
+    }
+    release(t);
+fail:
+    if (sink->self) {
+        sink->close(sink->self);
+    }
+    return status;
+}
+
+/* Seconds until the call that the sink makes is beyond its deadline; the deadline when it makes
+ * none. */
+static double seconds_left(const nd_sink_thread *t)
+{
+    const double deadline = t->options.deadline_seconds;
+    return t->begun_ns == 0 ? deadline : deadline - (double)(nd_clock_ns() - t->begun_ns) * 1e-9;
+}
+
+/* Finds out whether the sink hangs. */
+static void look(nd_sink_thread *t)
+{
+    if (t->hangs || t->dropped || seconds_left(t) > 0) {
+        return;
+    }
+    t->hangs = true;
+    t->loss.failed = true;
+    snprintf(t->loss.why, sizeof t->loss.why, "a write has not returned for %g s",
+             t->options.deadline_seconds);
+    if (!t->sink.required) {
+        drop(t);
+    } else {
+        say(t,
+            "%s does not answer, and the run goes on: a write has not returned for %g s; records "
+            "wait for it, and are lost where they are too many",
+            t->sink.name, t->options.deadline_seconds);
+    }
+}
+
+/* False: it is useless to wait, or too long already. */
+static bool wait_change(nd_sink_thread *t, double *patience)
+{
+    look(t);
+    if (t->hangs || t->dropped || t->fatal.status != ND_OK || *patience <= 0) {
+        return false;
+    }
+    const double begin = nd_clock_seconds(), left = seconds_left(t);
+    const int64_t end = nd_clock_ns() + (int64_t)((left < *patience ? left : *patience) * 1e9);
+    const struct timespec until = {end / 1000000000, end % 1000000000};
+    pthread_cond_timedwait(&t->changed, &t->lock, &until);
+    *patience -= nd_clock_seconds() - begin;
+    return true;
+}
+
+static nd_status status_of(const nd_sink_thread *t)
+{
+    if (t->fatal.status != ND_OK) {
+        nd_error_restore(&t->fatal);
+    }
+    return t->fatal.status;
+}
+
+static bool push(nd_sink_thread *t, const nd_record *record)
+{
+    if (!nd_record_queue_push(&t->queue, record)) {
+        return false;
+    }
+    t->counting += nd_record_counts(record);
+    tell_change(t);
+    return true;
+}
+
+/* What found no room is made up for when the queue is empty, so that a sink which is always too
+ * slow has few gaps. False: it is not empty. */
+static bool make_up(nd_sink_thread *t, int64_t step)
+{
+    const nd_record *resumed = nd_record_queue_first(&t->kept);
+    if (t->gap.records == 0) {
+        return true;
+    }
+    if (t->queue.count > 0) {
+        return false;
+    }
+    if (resumed) {
+        (void)push(t, resumed);
+        nd_record_queue_pop(&t->kept);
+    }
+    const nd_run_event event = event_of_loss(t, &t->gap, step);
+    const nd_record lost = {ND_RECORD_EVENT, step, &event};
+    if (takes(&t->sink, &lost)) {
+        (void)push(t, &lost);
+    }
+    const int64_t records = t->gap.records;
+    t->gap = (nd_sink_loss){0};
+    say(t, "%s lacks %lld records of this run", t->sink.name, (long long)records);
+    return true;
+}
+
+/* Of two records "resumed" the one that takes back more is kept: nothing was written between. */
+static void keep_resumed(nd_sink_thread *t, const nd_record *record)
+{
+    const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
+    const nd_record *before = nd_record_queue_first(&t->kept);
+    if (!event || event->kind != ND_RUN_EVENT_RESUMED || (before && before->step <= record->step)) {
+        return;
+    }
+    if (before) {
+        nd_record_queue_pop(&t->kept);
+    }
+    (void)nd_record_queue_push(&t->kept, record);
+}
+
+static void lose(nd_sink_thread *t, const nd_record *record)
+{
+    static const char slow[] = "it is slower than the run";
+    if (!t->dropped && !t->sink.required) {
+        t->loss.failed = true;
+        memcpy(t->loss.why, slow, sizeof slow);
+        drop(t);
+    }
+    if (t->dropped) {
+        t->loss.records += nd_record_counts(record);
+        return;
+    }
+    if (t->gap.records++ == 0) {
+        snprintf(t->gap.why, sizeof t->gap.why, "%s", t->loss.failed ? t->loss.why : slow);
+    }
+    keep_resumed(t, record);
+    if (!t->loss.failed && !t->said_slow) {
+        t->said_slow = true;
+        say(t, "%s loses records of this run, which goes on: %s", t->sink.name, slow);
+    }
+}
+
+static void put(nd_sink_thread *t, const nd_record *record)
+{
+    bool hopes = make_up(t, record->step);
+    while (hopes && !push(t, record)) {
+        hopes = wait_change(t, &t->patience_seconds);
+    }
+    if (!hopes) {
+        lose(t, record);
+    }
+}
+
+nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
+{
+    pthread_mutex_lock(&t->lock);
+    t->step = record->step;
+    look(t);
+    if (t->dropped) {
+        t->loss.records += nd_record_counts(record);
+    } else if (t->fatal.status == ND_OK && takes(&t->sink, record)) {
+        put(t, record);
+    }
+    nd_status status = status_of(t);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+static void drain(nd_sink_thread *t, double *patience)
+{
+    while (t->queue.count > 0 && wait_change(t, patience)) {
+    }
+}
+
+nd_status nd_sink_thread_flush(nd_sink_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    drain(t, &t->patience_seconds);
+    nd_status status = status_of(t);
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+/* Everything that waits is lost. */
+static void give_up(nd_sink_thread *t)
+{
+    t->loss.records += t->sink.required ? t->queue.count : t->counting;
+    if (!t->loss.failed) {
+        t->loss.failed = true;
+        snprintf(t->loss.why, sizeof t->loss.why, "it was not done %g s after the last step",
+                 PATIENCE_DEADLINES * t->options.deadline_seconds);
+    }
+    t->dropped = true;
+    tell_change(t);
+}
+
+nd_sink_loss nd_sink_thread_finish(nd_sink_thread *t)
+{
+    double patience = PATIENCE_DEADLINES * t->options.deadline_seconds;
+    pthread_mutex_lock(&t->lock);
+    drain(t, &patience);
+    if (!t->dropped && make_up(t, t->step)) {
+        drain(t, &patience);
+    }
+    if (!t->dropped && t->fatal.status == ND_OK && t->queue.count > 0) {
+        give_up(t);
+    }
+    t->loss.records += t->gap.records;
+    t->gap = (nd_sink_loss){0};
+    t->finished = true;
+    const nd_sink_loss loss = t->loss;
+    pthread_mutex_unlock(&t->lock);
+    return loss;
+}
+
+const char *nd_sink_thread_name(const nd_sink_thread *t)
+{
+    return t->sink.name;
+}
+
+nd_sink_loss nd_sink_thread_loss(nd_sink_thread *t)
+{
+    pthread_mutex_lock(&t->lock);
+    nd_sink_loss loss = t->loss;
+    loss.records += t->gap.records;
+    pthread_mutex_unlock(&t->lock);
+    return loss;
+}
+
+int64_t nd_sink_thread_bytes(const nd_sink_thread *t)
+{
+    return t->sink.bytes ? t->sink.bytes(t->sink.self) : -1;
+}
+
+bool nd_sink_thread_is_idle(const nd_sink_thread *t)
+{
+    return atomic_load(&t->open) == 0;
+}
+
+/* False: the sink hangs. */
+static bool wait_end(nd_sink_thread *t)
+{
+    const int64_t end = nd_clock_ns() + (int64_t)(t->options.deadline_seconds * 1e9);
+    const struct timespec until = {end / 1000000000, end % 1000000000};
+    int code = 0;
+    while (!t->ended && !t->hangs && code == 0) {
+        code = pthread_cond_timedwait(&t->changed, &t->lock, &until);
+    }
+    return t->ended;
+}
+
+void nd_sink_thread_destroy(nd_sink_thread *t)
+{
+    if (!t) {
+        return;
+    }
+    pthread_mutex_lock(&t->lock);
+    t->ending = true;
+    pthread_cond_broadcast(&t->changed);
+    bool ended = wait_end(t);
+    pthread_mutex_unlock(&t->lock);
+    if (!ended) {
+        pthread_detach(t->thread);
+        return;
+    }
+    if (t->has_thread) {
+        pthread_join(t->thread, NULL);
+    }
+    release(t);
+}
