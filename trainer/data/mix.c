@@ -17,6 +17,7 @@ typedef struct phase {
 
 struct nd_mix {
     int count, phase_count;
+    int64_t comparisons;
     double weights[ND_MIX_SOURCES];
     int64_t limits[ND_MIX_SOURCES]; /* samples; INT64_MAX: none */
     phase *phases; /* each ends with that of a source; room for one more than sources; owned */
@@ -97,14 +98,16 @@ typedef struct turns {
     int32_t given[ND_MIX_SOURCES]; /* places so far */
     int ready[ND_MIX_SOURCES];     /* a heap of those that may have the next place */
     int ready_count;
+    int64_t comparisons;
     int16_t
         *first; /* (ND_MIX_PERIOD + 1): a source that may have place n only, or later; -1: none */
     int16_t next[ND_MIX_SOURCES]; /* another one with the same first place; -1: none */
 } turns;
 
 /* By deadline; of equals, the one that was named first. */
-static bool is_before(const turns *t, int a, int b)
+static bool is_before(turns *t, int a, int b)
 {
+    t->comparisons++;
     int64_t left = (t->k * (t->given[a] + 1) - 1) * t->p->counts[b];
     int64_t right = (t->k * (t->given[b] + 1) - 1) * t->p->counts[a];
     return left != right ? left < right : a < b;
@@ -155,7 +158,7 @@ static void wait_from(turns *t, int j, int64_t n)
  * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c). A source that ends in the
  * first period ends the phase. Returns the number of places that were filled.
  */
-static int64_t fill_places(const nd_mix *mix, phase *p, int16_t *first)
+static int64_t fill_places(nd_mix *mix, phase *p, int16_t *first)
 {
     turns t = {.p = p, .first = first};
     int active = 0;
@@ -171,7 +174,8 @@ static int64_t fill_places(const nd_mix *mix, phase *p, int16_t *first)
             wait_from(&t, j, 1);
         }
     }
-    for (int64_t n = 1; n <= p->period; n++) {
+    int64_t filled = p->period;
+    for (int64_t n = 1; n <= filled; n++) {
         for (int j = first[n]; j >= 0; j = t.next[j]) {
             push_ready(&t, j);
         }
@@ -179,11 +183,13 @@ static int64_t fill_places(const nd_mix *mix, phase *p, int16_t *first)
         p->source[n - 1] = (uint16_t)best;
         p->before[n - 1] = (uint16_t)t.given[best]++;
         if (p->used[best] + t.given[best] == mix->limits[best]) {
-            return n;
+            filled = n;
+        } else {
+            wait_from(&t, best, n + 1);
         }
-        wait_from(&t, best, n + 1);
     }
-    return p->period;
+    mix->comparisons += t.comparisons;
+    return filled;
 }
 
 /* Samples of source j among the first n of the phase. */
@@ -322,6 +328,11 @@ int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n)
         p++;
     }
     return p->used[source] + samples_in(p, source, n - p->begin);
+}
+
+int64_t nd_mix_comparisons(const nd_mix *mix)
+{
+    return mix->comparisons;
 }
 
 int64_t nd_mix_samples(const nd_mix *mix)

@@ -45,6 +45,8 @@ typedef struct nd_mix_place {
 nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i);
 /* How many of samples 0 to n - 1 a source gives. */
 int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n);
+/* Comparisons of deadlines that the tables took: the work of nd_mix_create grows with them. */
+int64_t nd_mix_comparisons(const nd_mix *mix);
 /* INT64_MAX when some source has no limit. */
 int64_t nd_mix_samples(const nd_mix *mix);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
-#include <time.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -127,33 +126,29 @@ Test(mix, the_order_is_the_one_of_the_rule)
     }
 }
 
-static double cpu_seconds(void)
+/* For weights without a short period: the table has ND_MIX_PERIOD places. */
+static int64_t comparisons_for(int count)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* The best of a few times, for weights without a short period. */
-static double seconds_for(int count)
-{
-    double weights[MOST], best = 1e9;
+    double weights[MOST];
     for (int j = 0; j < count; j++) {
         weights[j] = 1e5 + (double)(nd_rng_u64(1, 0, (uint64_t)j) >> 40);
     }
-    for (int i = 0; i < 3; i++) {
-        double begin = cpu_seconds();
-        nd_mix_destroy(make(count, weights, NULL, 100));
-        best = fmin(best, cpu_seconds() - begin);
-    }
-    return best;
+    nd_mix *mix = make(count, weights, NULL, 100);
+    const int64_t comparisons = nd_mix_comparisons(mix);
+    nd_mix_destroy(mix);
+    return comparisons;
 }
 
-/* Each of 256 sources may have a phase of its own, so one phase must not take 256 times as long. */
-Test(mix, time_hardly_grows_with_the_number_of_sources)
+/* Each of 256 sources may have a phase of its own, so one phase must not take 256 times as long. In
+ * a heap of 2^h sources a source goes up at most h steps, with a comparison each, and down at most
+ * h, with two each. */
+Test(mix, comparisons_of_a_place_grow_with_the_logarithm_of_the_sources)
 {
-    const double few = seconds_for(4), many = seconds_for(256);
-    cr_assert_lt(many, 16 * few, "%.6f s for 4 sources, %.6f s for 256", few, many);
+    for (int h = 1; h <= 8; h++) {
+        const int64_t comparisons = comparisons_for(1 << h);
+        cr_expect(comparisons > 0 && comparisons <= 3 * h * (int64_t)ND_MIX_PERIOD,
+                  "%lld comparisons for %d sources", (long long)comparisons, 1 << h);
+    }
 }
 
 /* Weights that no period holds exactly are off by less than 1 in 65,536 a sample. */
