@@ -111,16 +111,47 @@ static nd_status apply_quiet(nd_reader *r, const nd_setting *setting)
     return on ? nd_reader_put(r, ND_FIELD_log_level, "error") : ND_OK;
 }
 
-/* The strategies of transformers' Trainer: steps, which the interval says, epoch, or no. */
+/* Names of the Trainer's optimizers that compute what one of ours does. */
+static nd_status apply_optim(nd_reader *r, const nd_setting *setting)
+{
+    if (nd_flag_list_holds("adamw adamw_torch adamw_torch_fused adamw_hf", setting->text)) {
+        return nd_reader_put(r, ND_FIELD_optimizer_name, "adamw");
+    }
+    return strcmp(setting->text, "sgd") == 0
+               ? nd_reader_put(r, ND_FIELD_optimizer_name, "sgd")
+               : nd_reader_refuse(setting, "the optimizers are adamw (also adamw_torch, "
+                                           "adamw_torch_fused) and sgd");
+}
+
+/* The Trainer's scripts train and evaluate only if they are told to. */
+static nd_status apply_do(nd_reader *r, const nd_setting *setting)
+{
+    bool on = false;
+    ND_TRY(nd_reader_switch(setting, &on));
+    return on ? ND_OK
+              : nd_reader_refuse(setting, "a run trains, and validates where there is a "
+                                          "validation file; use --eval-strategy no to train "
+                                          "alone, or `ndtrain eval` to evaluate alone");
+}
+
+/* The strategies of transformers' Trainer: steps, which the interval says, epoch, or no. What they
+ * mean is found when all flags are read (derive_strategies), so that their order has no effect. */
+static bool read_strategy(const nd_setting *setting, nd_strategy *out)
+{
+    static const char *const names[] = {
+        [ND_STRATEGY_NO] = "no", [ND_STRATEGY_STEPS] = "steps", [ND_STRATEGY_EPOCH] = "epoch"};
+    for (nd_strategy s = ND_STRATEGY_NO; s <= ND_STRATEGY_EPOCH; s++) {
+        if (strcmp(setting->text, names[s]) == 0) {
+            *out = s;
+            return true;
+        }
+    }
+    return false;
+}
+
 static nd_status apply_save_strategy(nd_reader *r, const nd_setting *setting)
 {
-    if (strcmp(setting->text, "no") == 0) {
-        return nd_reader_put(r, ND_FIELD_checkpoint_interval, "0");
-    }
-    if (strcmp(setting->text, "epoch") == 0) {
-        return nd_reader_put(r, ND_FIELD_checkpoint_interval, "-1");
-    }
-    return strcmp(setting->text, "steps") == 0
+    return read_strategy(setting, &r->save_strategy)
                ? ND_OK
                : nd_reader_refuse(setting, "checkpoints are written every --save-steps steps "
                                            "(steps), after each epoch (epoch), or not at all (no)");
@@ -128,13 +159,7 @@ static nd_status apply_save_strategy(nd_reader *r, const nd_setting *setting)
 
 static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
 {
-    if (strcmp(setting->text, "no") == 0) {
-        return nd_reader_put(r, ND_FIELD_data_validation_path, "");
-    }
-    if (strcmp(setting->text, "epoch") == 0) {
-        return nd_reader_put(r, ND_FIELD_train_validation_interval, "-1");
-    }
-    return strcmp(setting->text, "steps") == 0
+    return read_strategy(setting, &r->eval_strategy)
                ? ND_OK
                : nd_reader_refuse(setting, "the run validates every --eval-steps steps (steps) or "
                                            "after each epoch (epoch), and after the last step, or "

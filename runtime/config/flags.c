@@ -2,6 +2,7 @@
 #include "runtime/config/reader.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "runtime/base/suggest.h"
 
@@ -213,6 +214,13 @@ static nd_status apply_set(nd_reader *reader, const char *text)
         snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
         offer_list(&search, shown, words);
     }
+    const char *dot = strchr(name, '.');
+    for (int i = 0; i < ND_FIELD_COUNT && dot && !search.best; i++) { /* of another section */
+        if (nd_suggest_distance(nd_fields[i].key, dot + 1) == 0) {
+            snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
+            search.best = shown;
+        }
+    }
     return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
                    search.best ? "; did you mean " : "; --help all lists the keys",
                    search.best ? search.best : "", search.best ? "?" : "");
@@ -233,6 +241,20 @@ static nd_status apply_explain(nd_cli *cli, const nd_setting *setting)
     return nd_reader_switch(setting, &cli->plan_explains);
 }
 
+/* Our name of a schedule of the Trainer. The warm-up is a key of its own here. */
+static const char *schedule_of(const char *text)
+{
+    static const char *const names[][2] = {{"constant_with_warmup", "constant"},
+                                           {"cosine_with_min_lr", "cosine"},
+                                           {"warmup_stable_decay", "wsd"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcasecmp(text, names[i][0]) == 0) {
+            return names[i][1];
+        }
+    }
+    return text;
+}
+
 /* Sets a field from its flag. torchrun's elastic MIN:MAX is accepted when both are the same. */
 static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting *setting)
 {
@@ -250,7 +272,26 @@ static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting
     if (id == ND_FIELD_launch_nproc_per_node) {
         return nd_flag_apply_per_node(reader, setting);
     }
+    nd_setting ours = *setting;
+    if (id == ND_FIELD_train_steps && strcmp(setting->text, "-1") == 0) {
+        ours.text = "0"; /* the Trainer's word for: as the epochs say */
+    } else if (id == ND_FIELD_optimizer_schedule) {
+        ours.text = schedule_of(setting->text);
+    }
+    setting = &ours;
     return nd_reader_set(reader, id, setting);
+}
+
+/* Whether the list has the value in upper or lower case. */
+static bool is_one_of(const char *list, const char *value)
+{
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        if (strcasecmp(word, value) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, const target *t,
@@ -273,8 +314,7 @@ static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, co
         return known->apply(reader, &setting);
     }
     if (known && known->only) {
-        return strcmp(value, known->only) == 0 ? ND_OK
-                                               : nd_reader_refuse(&setting, known->sentence);
+        return is_one_of(known->only, value) ? ND_OK : nd_reader_refuse(&setting, known->sentence);
     }
     if (known) {
         return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known->sentence);

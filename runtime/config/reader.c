@@ -306,10 +306,44 @@ static void derive_steps(nd_reader *reader)
     }
 }
 
+/* The Trainer's meaning of a strategy, which counts more than the steps beside it. Steps that have
+ * no effect are said. */
+static nd_status derive_strategy(nd_reader *r, nd_strategy strategy, nd_field_id field,
+                                 const char *flag, const char *steps_flag)
+{
+    static const char *const values[] = {
+        [ND_STRATEGY_NO] = "0", [ND_STRATEGY_STEPS] = "500", [ND_STRATEGY_EPOCH] = "-1"};
+    static const char *const names[] = {[ND_STRATEGY_NO] = "no", [ND_STRATEGY_EPOCH] = "epoch"};
+    const int64_t interval = field == ND_FIELD_checkpoint_interval
+                                 ? r->config->checkpoint.interval
+                                 : r->config->train.validation_interval;
+    const bool given = r->set_by[field] == r->layer;
+    if (strategy == ND_STRATEGY_UNSET ||
+        (strategy == ND_STRATEGY_STEPS && (given || interval > 0))) {
+        return ND_OK;
+    }
+    if (given && interval > 0) {
+        nd_log_info("%s is %s, so %s %lld has no effect", flag, names[strategy], steps_flag,
+                    (long long)interval);
+    }
+    return nd_reader_put(r, field, values[strategy]);
+}
+
+static nd_status derive_strategies(nd_reader *r)
+{
+    ND_TRY(derive_strategy(r, r->save_strategy, ND_FIELD_checkpoint_interval, "--save-strategy",
+                           "--save-steps"));
+    ND_TRY(derive_strategy(r, r->eval_strategy, ND_FIELD_train_validation_interval,
+                           "--eval-strategy", "--eval-steps"));
+    return r->eval_strategy == ND_STRATEGY_NO ? nd_reader_put(r, ND_FIELD_data_validation_path, "")
+                                              : ND_OK;
+}
+
 nd_status nd_reader_end(nd_reader *reader, const char *where)
 {
     ND_TRY(derive_model(reader, where));
     ND_TRY(derive_validation(reader));
+    ND_TRY(derive_strategies(reader));
     derive_steps(reader);
     ND_TRY(derive_mesh(reader, where));
     ND_TRY(derive_endpoint(reader));

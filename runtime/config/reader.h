@@ -133,6 +133,14 @@ typedef enum nd_distributed {
     ND_DISTRIBUTED_FSDP
 } nd_distributed;
 
+/* transformers' --save-strategy and --eval-strategy. */
+typedef enum nd_strategy {
+    ND_STRATEGY_UNSET = 0,
+    ND_STRATEGY_NO,
+    ND_STRATEGY_STEPS,
+    ND_STRATEGY_EPOCH
+} nd_strategy;
+
 typedef struct nd_reader {
     nd_config *config;  /* borrowed */
     bool notes_origins; /* keeps where each path was given, in the words of the user */
@@ -148,6 +156,8 @@ typedef struct nd_reader {
     char main_ip[256];           /* "" unless given */
     int64_t main_port;           /* -1 unless given */
     char notices[1024];          /* keys without a meaning here, comma-separated */
+
+    nd_strategy save_strategy, eval_strategy; /* flags alone have them */
 
     char no_fp16[768]; /* why the precision that the last layer gave is refused, or "" */
 } nd_reader;
@@ -207,7 +217,7 @@ typedef struct nd_flag {
     const char *names; /* space-separated */
     bool is_switch;
     nd_status (*apply)(nd_reader *reader, const nd_setting *setting);
-    const char *only;     /* without `apply`: the only value accepted; NULL: always refused */
+    const char *only; /* without `apply`: the only values accepted, a list; NULL: always refused */
     const char *sentence; /* why other values are refused */
 } nd_flag;
 

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
@@ -367,14 +369,27 @@ static nd_status check_best(const nd_config *c)
     if (!c->checkpoint.load_best) {
         return ND_OK;
     }
-    if (!validates || saves == 0 || differ) {
+    if (!c->data.validation_path[0]) {
+        return nd_fail(ND_ERR_CONFIG, "checkpoint.load_best is true, but there is no validation "
+                                      "file; give --validation-path FILE");
+    }
+    if (every == 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "checkpoint.load_best needs a validation of each state that is saved, but "
-                       "%s, train.validation_interval is %lld and checkpoint.interval is %lld; "
-                       "give --eval-steps N, and --save-steps with a multiple of N",
-                       c->data.validation_path[0] ? "there is a validation file"
-                                                  : "there is no validation file",
-                       ll(c->train.validation_interval), ll(c->checkpoint.interval));
+                       "checkpoint.load_best is true, but train.validation_interval is 0, so no "
+                       "saved state is validated; give --eval-steps N");
+    }
+    if (saves == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "checkpoint.load_best is true, but checkpoint.interval is 0, so no state is "
+                       "saved; give --save-steps with %s",
+                       every > 0 ? "a multiple of train.validation_interval" : "epoch");
+    }
+    if (differ) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "checkpoint.load_best is true, but checkpoint.interval %lld is not a "
+                       "multiple of train.validation_interval %lld, so some states would be saved "
+                       "without a validation; give --save-steps %lld",
+                       ll(saves), ll(every), ll((saves / every + 1) * every));
     }
     return ND_OK;
 }
@@ -430,6 +445,31 @@ bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *l
     return *first > 0 && *last >= *first && !*end;
 }
 
+static bool is_executable(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
+}
+
+/* A path, or a name that the folders of PATH have. */
+static bool is_program(const char *name)
+{
+    char path[4096];
+    const char *folders = getenv("PATH");
+    if (strchr(name, '/')) {
+        return is_executable(name);
+    }
+    for (const char *f = folders ? folders : "/usr/bin:/bin"; *f; f += *f == ':') {
+        const size_t n = strcspn(f, ":");
+        snprintf(path, sizeof path, "%.*s/%s", (int)n, f, name);
+        if (n > 0 && is_executable(path)) {
+            return true;
+        }
+        f += n;
+    }
+    return false;
+}
+
 /* Only an event file takes histograms. */
 static nd_status check_log(const nd_config *c)
 {
@@ -443,6 +483,12 @@ static nd_status check_log(const nd_config *c)
                        "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
                        "--follow send metrics.jsonl of the run's folder",
                        library, library);
+    }
+    if (follows && c->launch.node_rank == 0 && !is_program(c->log.python)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.python is \"%.200s\", which is no program here; name a Python that "
+                       "has %s with --tracker-python",
+                       c->log.python, trackers == ND_TRACKERS_WANDB ? "wandb" : "trackio");
     }
     if (c->log.histogram_interval > 0 && !events) {
         return nd_fail(ND_ERR_CONFIG,

@@ -58,7 +58,7 @@ Test(epochs, intervals_may_be_epochs)
                        "v.txt", "--load-best-model-at-end"),
                  ND_OK);
     expect_sentence(take(10, INT64_MAX, 4), ND_ERR_CONFIG, "not a multiple",
-                    "train.validation_interval is 2 and checkpoint.interval is 3", NULL);
+                    "checkpoint.interval 3 is not a multiple of train.validation_interval 2", NULL);
     nd_config_fini(&c);
     cr_assert_eq(FLAGS(&c, "--save-strategy", "epoch", "--save-total-limit", "1"), ND_OK);
     expect_sentence(nd_config_resolve(&c), ND_ERR_CONFIG, "one", "--save-total-limit", NULL);

@@ -465,11 +465,41 @@ Test(flags, strategies_and_the_best_model)
                  ND_OK);
     cr_expect(c.checkpoint.interval == 0 && !c.data.validation_path[0]);
     nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--save-strategy", "steps", "--eval-strategy", "steps",
+                       "--validation-path", "v.txt"),
+                 ND_OK); /* the Trainer's 500 */
+    cr_expect(c.train.validation_interval == 500 && c.checkpoint.interval == 500);
+    nd_config_fini(&c);
+    for (int last = 0; last < 2; last++) { /* in either order */
+        cr_assert_eq(last ? FLAGS(&c, "--save-steps", "10", "--save-strategy", "epoch")
+                          : FLAGS(&c, "--save-strategy", "epoch", "--save-steps", "10"),
+                     ND_OK);
+        cr_expect_eq(c.checkpoint.interval, -1);
+        nd_config_fini(&c);
+        cr_assert_eq(last ? FLAGS(&c, "--save-steps", "50", "--save-strategy", "no")
+                          : FLAGS(&c, "--save-strategy", "no", "--save-steps", "50"),
+                     ND_OK);
+        cr_expect_eq(c.checkpoint.interval, 0);
+        nd_config_fini(&c);
+        cr_assert_eq(last ? FLAGS(&c, "--validation-path", "v.txt", "--eval-strategy", "no")
+                          : FLAGS(&c, "--eval-strategy", "no", "--validation-path", "v.txt"),
+                     ND_OK);
+        cr_expect_str_empty(c.data.validation_path);
+        nd_config_fini(&c);
+        cr_assert_eq(last ? FLAGS(&c, "--eval-steps", "7", "--eval-strategy", "steps")
+                          : FLAGS(&c, "--eval-strategy", "steps", "--eval-steps", "7"),
+                     ND_OK);
+        cr_expect_eq(c.train.validation_interval, 7);
+        nd_config_fini(&c);
+    }
     EXPECT_BAD_FLAGS(("--eval-strategy", "never"), "--eval-strategy is never", "--eval-steps");
     static const char *const bad[][5] = {
         {"--early-stopping-patience", "2", "--log-interval", "1", "does not validate"},
-        {"--eval-steps", "3", "--load-best-model-at-end", "true", "checkpoint.interval is 0"},
-        {"--eval-steps", "3", "--set", "checkpoint.load_best=true", "checkpoint.interval is 0"},
+        {"--eval-steps", "3", "--load-best-model-at-end", "true", "there is no validation file"},
+        {"--validation-path", "v.txt", "--set", "checkpoint.load_best=true",
+         "train.validation_interval is 0"},
+        {"--set", "checkpoint.load_best=true", "--set=data.validation_path=v.txt", "--eval-steps=3",
+         "checkpoint.interval is 0"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cr_assert_eq(FLAGS(&c, bad[i][0], bad[i][1], bad[i][2], bad[i][3]), ND_OK);
@@ -482,7 +512,55 @@ Test(flags, strategies_and_the_best_model)
                        "--validation-path", "v.txt"),
                  ND_OK);
     cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG); /* no validation of the state of step 10 */
+    cr_expect_not_null(strstr(nd_error_last()->message,
+                              "checkpoint.interval 10 is not a multiple of "
+                              "train.validation_interval 3"),
+                       "%s", nd_error_last()->message);
+    cr_expect_not_null(strstr(nd_error_last()->message, "--save-steps 12"), "%s",
+                       nd_error_last()->message);
     nd_config_fini(&c);
+}
+
+Test(flags, names_of_the_trainer_and_its_scripts)
+{
+    nd_config c = {0};
+    cr_assert_eq(FLAGS(&c, "--do_train", "--do_eval", "--greater_is_better", "False",
+                       "--metric_for_best_model", "loss", "--lr_scheduler_type",
+                       "constant_with_warmup", "--adam_beta1", "0.7", "--adam_beta2", "0.8",
+                       "--adam_epsilon", "1e-7", "--optim", "adamw_torch_fused",
+                       "--num_warmup_steps", "3", "--train_file", "t.txt", "--validation_file",
+                       "v.txt", "--max_seq_length", "64", "--data_seed", "5", "--max_train_steps",
+                       "9"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.optimizer.schedule, ND_SCHEDULE_CONSTANT);
+    cr_expect(c.optimizer.beta1 == 0.7 && c.optimizer.beta2 == 0.8 && c.optimizer.eps == 1e-7);
+    cr_expect(c.optimizer.warmup_steps == 3 && c.train.steps == 9 && c.data.shuffle_seed == 5);
+    cr_expect_eq(c.train.sequence_length, 64);
+    cr_expect_str_eq(c.data.path, "t.txt");
+    cr_expect_str_eq(c.data.validation_path, "v.txt");
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--max_steps", "-1", "--num_train_epochs", "2", "--optim", "sgd",
+                       "--block_size", "32"),
+                 ND_OK);
+    cr_expect(c.train.steps == 0 && c.train.epochs == 2 && c.train.sequence_length == 32);
+    cr_expect_eq(c.optimizer.name, ND_OPTIMIZER_SGD);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--max_steps", "-1"), ND_OK);
+    does_not_resolve(&c, "train.steps is 0 and train.epochs too");
+    cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "/no/such"), ND_OK);
+    does_not_resolve(&c, "log.python is \"/no/such\", which is no program here");
+    cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "no-such-python"), ND_OK);
+    does_not_resolve(&c, "no program here");
+    EXPECT_BAD_FLAGS(("--greater-is-better", "True"), "the lowest one");
+    EXPECT_BAD_FLAGS(("--metric-for-best-model", "accuracy"), "eval_loss");
+    EXPECT_BAD_FLAGS(("--lr-scheduler-type", "polynomial"), "constant, linear, cosine or wsd");
+    EXPECT_BAD_FLAGS(("--optim", "adafactor"), "--optim is adafactor", "adamw");
+    EXPECT_BAD_FLAGS(("--do-train", "false"), "--do-train is false", "ndtrain eval");
+    EXPECT_BAD_FLAGS(("--per_device_eval_batch_size", "8"), "--micro-batch-size");
+    EXPECT_BAD_FLAGS(("--run_name", "x"), "--save-dir runs/NAME");
+    EXPECT_BAD_FLAGS(("--with_tracking"), "--log-with tensorboard");
+    EXPECT_BAD_FLAGS(("--max_steps", "-2"), "--max-steps is -2");
+    EXPECT_BAD_FLAGS(("--set", "train.warmup_ratio=0.1"), "did you mean optimizer.warmup_ratio?");
 }
 
 Test(flags, refused_with_a_sentence)
