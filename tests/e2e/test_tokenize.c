@@ -224,6 +224,36 @@ Test(tokenize, flags_of_the_command)
     cr_expect_not_null(strstr(shell_output, "special token \"<|eot|>\""), "%s", shell_output);
 }
 
+/* What a run does not read, it says; ids and text in one place are two sources. */
+Test(tokenize, a_folder_that_is_read_in_part)
+{
+#define CHECK_FOLDER                                                                               \
+    ND_TRAIN " check --device cpu --model-config tok/config.json --sequence-length 32 "            \
+             "--num-processes 1 --cache-dir cache --data-path "
+    shell(&dir, "mkdir -p in/deeper && cp a.jsonl in && touch in/notes.md && " CHECK_FOLDER
+                "in --tokenizer tok");
+    cr_expect_not_null(
+        strstr(shell_output, "1 files of other kinds and 1 folders in it are not read"), "%s",
+        shell_output);
+    shell(&dir, ND_TRAIN " tokenize --tokenizer tok --input in --output-prefix in/pair");
+    cr_expect_not_null(strstr(shell_output, "folders within"), "%s", shell_output);
+    shell_fails(&dir, CHECK_FOLDER "in --tokenizer tok", 65);
+    cr_expect_not_null(strstr(shell_output, "\"in/pair.bin\", and others, as \"in/a.jsonl\""), "%s",
+                       shell_output);
+    shell_fails(&dir, CHECK_FOLDER "'in/*' --tokenizer file", 65);
+    cr_expect_not_null(strstr(shell_output, "has token files"), "%s", shell_output);
+    shell(&dir, CHECK_FOLDER "'in/pair*' --tokenizer file && rm in/a.jsonl && " CHECK_FOLDER
+                             "in --tokenizer file");
+    cr_expect_not_null(
+        strstr(shell_output, "1 files of other kinds and 1 folders in it are not read"), "%s",
+        shell_output);
+    shell(&dir, "sed 's/512/256/' tok/config.json >bytes.json && mv in/pair.* . && cp a.jsonl "
+                "in/rows.json");
+    shell_fails(&dir, CHECK_FOLDER "in/rows.json --model-config bytes.json", 65);
+    cr_expect_not_null(strstr(shell_output, "begins as JSON does"), "%s", shell_output);
+    shell(&dir, CHECK_FOLDER "in/rows.json --model-config bytes.json --set data.format=jsonl");
+}
+
 /* A text of one's own, also with the line ends of Windows. */
 Test(tokenize, prepare_data_from_a_file)
 {

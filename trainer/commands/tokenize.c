@@ -121,8 +121,15 @@ static void print_table(const work *w, const nd_corpus_counts *c)
     print_count("characters without a piece", t->dropped, "left out");
     print_count("unknown tokens", t->unknown, "");
     print_count("special tokens met", t->special, special[call->rules.special_in_text]);
+    if (c->doubled > 0) {
+        print_count("documents that begin twice", c->doubled,
+                    "the text begins with what is added: --no-special-tokens");
+    }
     if (call->files.skipped > 0) {
         print_count("files of other kinds", call->files.skipped, "not read");
+    }
+    if (call->files.folders > 0) {
+        print_count("folders within", call->files.folders, "not read");
     }
     printf("%s.bin%s and .idx, %s ids; train with data.path: %s, data.tokenizer: file\n",
            call->prefix, c->ignored > 0 ? ", .mask" : "", w->out.bin.width == 2 ? "u16" : "i32",

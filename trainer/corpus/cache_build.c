@@ -148,6 +148,13 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
         nd_log_info("the text has the writing of special tokens %lld times",
                     (long long)text->special);
     }
+    if (counts->doubled > 0) {
+        nd_log_warning(
+            "%lld documents begin with the beginning of sequence twice: their text begins "
+            "with it, and the tokenizer adds it; take it out of the text, or set "
+            "data.special_in_text to text",
+            (long long)counts->doubled);
+    }
     if (text->invalid + counts->lone + text->unknown > 0) {
         nd_log_warning("%lld invalid sequences of bytes and %lld halves of surrogate pairs became "
                        "U+FFFD; %lld unknown tokens were written",

@@ -171,14 +171,31 @@ static nd_status count_before(const chat_text *t, size_t from, size_t size, size
     return ND_OK;
 }
 
+/* What the forms by name do not write; a null or an empty list says that there is none. */
+static nd_status check_calls(const nd_row_field *fields, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (!nd_row_is_empty(&fields[i])) {
+            return nd_fail(ND_ERR_DATA,
+                           "a message has \"%s\", which data.chat_format (--chat-format) does not "
+                           "write; write it with the chat template of the tokenizer, as "
+                           "scripts/encode_rows.py does",
+                           fields[i].key);
+        }
+    }
+    return ND_OK;
+}
+
 /* The strings of a message, lent from the JSON or from the buffers. */
 static nd_status read_message(const chat_text *t, const uint8_t *json, size_t size,
                               const uint8_t *text[2], size_t text_size[2])
 {
-    nd_row_field fields[2] = {{.key = "role"}, {.key = "content"}};
+    nd_row_field fields[] = {
+        {.key = "role"}, {.key = "content"}, {.key = "tool_calls"}, {.key = "function_call"}};
     size_t column;
-    if (nd_row_scan(json, size, fields, 2, &column) || fields[0].kind != ND_ROW_STRING ||
-        fields[1].kind != ND_ROW_STRING) {
+    const char *fault = nd_row_scan(json, size, fields, 4, &column);
+    ND_TRY(fault ? ND_OK : check_calls(fields + 2, 2));
+    if (fault || fields[0].kind != ND_ROW_STRING || fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
                                     "string");
     }

@@ -32,18 +32,30 @@ typedef struct nd_corpus_files {
     size_t count, room;
     uint64_t bytes;  /* of all */
     int64_t skipped; /* files of folders that are of no known kind */
+    int64_t folders; /* within folders, or named by a pattern; what is in them is left out */
 } nd_corpus_files;
 
 /*
  * Adds a file; the files of a folder that end in .jsonl, .ndjson or .txt, also with .gz or .zst
  * behind; or what a pattern with * ? [ names. Folders and patterns give their files in bytewise
- * order of the names. `format` auto: JSON lines by the ending, else text. ND_ERR_DATA when there is
- * none, or one cannot be read.
+ * order of the names. `format` auto: JSON lines by the ending, else text, but a file of another
+ * ending than .txt that begins as JSON does is refused: nd_corpus_check_text. ND_ERR_DATA when
+ * there is none, one cannot be read, or a pattern meets a folder that cannot be read.
  */
 nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format);
 /* Adds the files of token ids, which end in .bin, of a folder or a pattern, in the same order. None
  * is no error. */
 nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path);
+/*
+ * The files that stand in the folder, or that the pattern names, beside files of token ids: one of
+ * text, owned by the caller, or NULL when there is none, and how many others are left out. What
+ * belongs to a .bin (.idx, .mask) is neither.
+ */
+nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
+                                        int64_t *folders);
+/* A file that is taken for text because no format is given: ND_ERR_DATA when its name and its first
+ * bytes say that it is JSON. */
+nd_status nd_corpus_check_text(const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
 /* Whether nd_corpus_files_add would take it for a pattern. */
 bool nd_corpus_is_pattern(const char *path);
@@ -87,6 +99,7 @@ typedef struct nd_corpus_counts {
     int64_t empty;     /* documents without text, which are left out */
     int64_t bad;       /* rows left out by skip_bad */
     int64_t lone;      /* halves of surrogate pairs, each replaced by U+FFFD */
+    int64_t doubled;   /* documents that begin with the beginning of sequence twice */
     int64_t tokens;
     int64_t ignored; /* tokens that do not count in the loss */
     uint64_t bytes;  /* of the files, compressed or not */

@@ -51,6 +51,9 @@ static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begin
     const int32_t *ids;
     size_t count;
     ND_TRY(nd_encode_part(w->encoder, (const char *)text, size, begins, ends, &ids, &count));
+    if (begins && w->crew->job->rules->add_special) {
+        w->counts.doubled += nd_tokenizer_begins_twice(w->crew->job->tokenizer, ids, count);
+    }
     return nd_ids_add(&w->piece.ids, ids, count);
 }
 
@@ -63,7 +66,7 @@ static nd_status end_document(worker *w, bool chat)
     return nd_ids_add(&w->piece.ends, &end, 1);
 }
 
-enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELDS };
+enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELD_TOOLS, FIELDS };
 
 static nd_status check_field(const nd_row_field *field)
 {
@@ -94,9 +97,16 @@ static nd_status add_pair(worker *w, const nd_row_field *fields)
     return end_document(w, false);
 }
 
-static nd_status add_messages(worker *w, const nd_row_field *field)
+static nd_status add_messages(worker *w, const nd_row_field *field, const nd_row_field *tools)
 {
     bool empty;
+    if (!nd_row_is_empty(tools)) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "it has \"tools\", which data.chat_format (--chat-format) does not write; "
+            "write it with the chat template of the tokenizer, as scripts/encode_rows.py "
+            "does");
+    }
     if (field->kind != ND_ROW_ARRAY) {
         return nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
     }
@@ -124,8 +134,11 @@ static nd_status add_text(worker *w, const nd_row_field *field)
 static nd_status add_row(worker *w, const uint8_t *row, size_t size)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;
-    nd_row_field fields[FIELDS] = {
-        {.key = rules->json_key}, {.key = "prompt"}, {.key = "completion"}, {.key = "messages"}};
+    nd_row_field fields[FIELDS] = {{.key = rules->json_key},
+                                   {.key = "prompt"},
+                                   {.key = "completion"},
+                                   {.key = "messages"},
+                                   {.key = "tools"}};
     const char *fault = nd_row_scan(row, size, fields, rules->pairs ? FIELDS : 1, &w->column);
     if (fault) {
         return nd_fail(ND_ERR_DATA, "%s", fault);
@@ -138,7 +151,7 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
     bool whole_pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT &&
                       fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
     if (messages && w->crew->chat.format != ND_CHAT_NONE) {
-        return add_messages(w, &fields[FIELD_MESSAGES]);
+        return add_messages(w, &fields[FIELD_MESSAGES], &fields[FIELD_TOOLS]);
     }
     if (text && pair) {
         return nd_fail(ND_ERR_DATA,
@@ -371,6 +384,7 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
     const nd_encode_counts *text = nd_encoder_counts(w->encoder);
     to->empty += w->counts.empty;
     to->lone += w->counts.lone;
+    to->doubled += w->counts.doubled;
     to->text.texts += text->texts;
     to->text.bytes += text->bytes;
     to->text.ids += text->ids;

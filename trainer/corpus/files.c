@@ -11,6 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/text.h"
 #include "trainer/corpus/corpus.h"
+#include "trainer/corpus/stream.h"
 
 typedef enum text_kind { KIND_OTHER = 0, KIND_TEXT, KIND_ROWS } text_kind;
 
@@ -21,10 +22,15 @@ static bool ends_with(const char *name, size_t size, const char *suffix)
 }
 
 /* By the ending of the name, without that of a compression. */
-static text_kind kind_of(const char *name)
+static size_t plain_size(const char *name)
 {
     size_t size = strlen(name);
-    size -= ends_with(name, size, ".gz") ? 3 : ends_with(name, size, ".zst") ? 4 : 0;
+    return size - (ends_with(name, size, ".gz") ? 3 : ends_with(name, size, ".zst") ? 4 : 0);
+}
+
+static text_kind kind_of(const char *name)
+{
+    const size_t size = plain_size(name);
     if (ends_with(name, size, ".jsonl") || ends_with(name, size, ".ndjson")) {
         return KIND_ROWS;
     }
@@ -34,6 +40,53 @@ static text_kind kind_of(const char *name)
 bool nd_corpus_is_pattern(const char *path)
 {
     return strpbrk(path, "*?[") != NULL && !nd_fs_exists(path);
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static size_t pass_space(const char *text, size_t size, size_t at)
+{
+    while (at < size && is_space(text[at])) {
+        at++;
+    }
+    return at;
+}
+
+/* Whether a text begins as JSON does. Without the ending .json, only an object does: in many kinds
+ * of text the first line begins with a bracket. */
+static bool begins_as_json(const char *text, size_t size, bool named_json)
+{
+    size_t at = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+    at = pass_space(text, size, at);
+    if (at == size || (text[at] != '{' && !(named_json && text[at] == '['))) {
+        return false;
+    }
+    const size_t next = pass_space(text, size, at + 1);
+    return named_json || (next < size && (text[next] == '"' || text[next] == '}'));
+}
+
+nd_status nd_corpus_check_text(const char *path)
+{
+    char text[4096];
+    size_t got = 0;
+    nd_text_stream *stream;
+    if (kind_of(path) != KIND_OTHER) {
+        return ND_OK;
+    }
+    ND_TRY(nd_text_stream_open(path, &stream));
+    nd_status status = nd_text_stream_read(stream, text, sizeof text, &got);
+    nd_text_stream_close(stream);
+    ND_TRY(status);
+    if (!begins_as_json(text, got, ends_with(path, plain_size(path), ".json"))) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\" begins as JSON does, but its name does not say whether its lines are "
+                   "rows; set data.format (--format) to jsonl, or to text to take it as it stands",
+                   path);
 }
 
 static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_format format)
@@ -108,7 +161,7 @@ static bool holds_tokens(const char *name)
 
 /* The files whose names are wanted; the others are counted. */
 static nd_status list_folder(const char *folder, bool (*is_wanted)(const char *name), paths *out,
-                             int64_t *skipped)
+                             int64_t *skipped, int64_t *folders)
 {
     nd_status status = ND_OK;
     DIR *entries = opendir(folder);
@@ -129,26 +182,43 @@ static nd_status list_folder(const char *folder, bool (*is_wanted)(const char *n
         if (entry->d_name[0] == '.') {
             continue;
         }
-        if (is_wanted(entry->d_name)) {
-            status = paths_add(out, folder, entry->d_name);
-        } else {
-            (*skipped)++;
+        const size_t count = out->count;
+        status = paths_add(out, folder, entry->d_name);
+        if (status != ND_OK || is_wanted(entry->d_name)) {
+            continue;
         }
+        *(is_folder(out->list[count]) ? folders : skipped) += 1;
+        free(out->list[count]);
+        out->count = count;
     }
     closedir(entries);
     return status;
 }
 
-static nd_status list_pattern(const char *pattern, paths *out)
+/* Of glob: a folder that cannot be read would leave its files out without a word. What the pattern
+ * names and is not there at all is no error. */
+static int fail_folder(const char *folder, int code)
+{
+    struct stat st;
+    if (code == ENOENT && lstat(folder, &st) != 0) {
+        return 0;
+    }
+    return (int)nd_fail(ND_ERR_DATA,
+                        "the folder \"%s\", which the pattern names, cannot be read: %s", folder,
+                        strerror(code));
+}
+
+static nd_status list_pattern(const char *pattern, paths *out, int64_t *folders)
 {
     glob_t found = {0};
-    int code = glob(pattern, GLOB_NOSORT, NULL, &found);
-    nd_status status = code == GLOB_NOSPACE ? nd_fail_memory("the files of \"%s\"", pattern)
-                       : code == GLOB_ABORTED
-                           ? nd_fail(ND_ERR_DATA, "the folders of \"%s\" cannot be read", pattern)
-                           : ND_OK;
+    int code = glob(pattern, GLOB_NOSORT, fail_folder, &found);
+    nd_status status = code == GLOB_NOSPACE   ? nd_fail_memory("the files of \"%s\"", pattern)
+                       : code == GLOB_ABORTED ? ND_ERR_DATA /* said by fail_folder */
+                                              : ND_OK;
     for (size_t i = 0; status == ND_OK && i < found.gl_pathc; i++) {
-        if (!is_folder(found.gl_pathv[i])) {
+        if (is_folder(found.gl_pathv[i])) {
+            (*folders)++;
+        } else {
             status = paths_add(out, NULL, found.gl_pathv[i]);
         }
     }
@@ -166,14 +236,16 @@ static nd_status clean_path(const char *path, char **out)
     return nd_fs_format(out, "%.*s", (int)length, path);
 }
 
-static nd_status add_sorted(nd_corpus_files *files, paths *found, nd_data_format format)
+/* `guess`: what is no text by its name is looked at. */
+static nd_status add_sorted(nd_corpus_files *files, paths *found, nd_data_format format, bool guess)
 {
     nd_status status = ND_OK;
     if (found->count > 0) {
         qsort(found->list, found->count, sizeof *found->list, by_bytes);
     }
     for (size_t i = 0; status == ND_OK && i < found->count; i++) {
-        status = add_file(files, found->list[i], format);
+        status = guess ? nd_corpus_check_text(found->list[i]) : ND_OK;
+        status = status == ND_OK ? add_file(files, found->list[i], format) : status;
     }
     return status;
 }
@@ -184,8 +256,9 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
     char *clean = NULL;
     ND_TRY(clean_path(path, &clean));
     bool folder = is_folder(clean), pattern = nd_corpus_is_pattern(clean);
-    nd_status status = folder    ? list_folder(clean, is_text, &found, &files->skipped)
-                       : pattern ? list_pattern(clean, &found)
+    nd_status status = folder
+                           ? list_folder(clean, is_text, &found, &files->skipped, &files->folders)
+                       : pattern ? list_pattern(clean, &found, &files->folders)
                                  : paths_add(&found, NULL, clean);
     if (status == ND_OK && found.count == 0) {
         status = folder ? nd_fail(ND_ERR_DATA,
@@ -194,7 +267,7 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
                                   path)
                         : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
     }
-    status = status == ND_OK ? add_sorted(files, &found, format) : status;
+    status = status == ND_OK ? add_sorted(files, &found, format, format == ND_DATA_AUTO) : status;
     paths_fini(&found);
     free(clean);
     return status;
@@ -204,10 +277,11 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
 {
     paths found = {0};
     char *clean = NULL;
-    int64_t others = 0;
+    int64_t others = 0, folders = 0;
     ND_TRY(clean_path(path, &clean));
-    nd_status status = is_folder(clean) ? list_folder(clean, holds_tokens, &found, &others)
-                                        : list_pattern(clean, &found);
+    nd_status status = is_folder(clean)
+                           ? list_folder(clean, holds_tokens, &found, &others, &folders)
+                           : list_pattern(clean, &found, &folders);
     size_t kept = 0;
     for (size_t i = 0; i < found.count; i++) {
         if (holds_tokens(found.list[i]) && !is_folder(found.list[i])) {
@@ -217,7 +291,48 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
         }
     }
     found.count = kept;
-    status = status == ND_OK ? add_sorted(files, &found, ND_DATA_AUTO) : status;
+    status = status == ND_OK ? add_sorted(files, &found, ND_DATA_AUTO, false) : status;
+    paths_fini(&found);
+    free(clean);
+    return status;
+}
+
+static bool is_any(const char *name)
+{
+    (void)name;
+    return true;
+}
+
+static bool belongs_to_tokens(const char *name)
+{
+    return holds_tokens(name) || nd_ends_with(name, ".idx") || nd_ends_with(name, ".mask");
+}
+
+/* A pattern names what it means; of a folder only the known endings are text. */
+nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
+                                        int64_t *folders)
+{
+    paths found = {0};
+    char *clean = NULL;
+    int64_t none = 0;
+    *text = NULL;
+    *files = *folders = 0;
+    ND_TRY(clean_path(path, &clean));
+    const bool folder = is_folder(clean);
+    nd_status status = folder ? list_folder(clean, is_any, &found, &none, &none)
+                              : list_pattern(clean, &found, folders);
+    for (size_t i = 0; i < found.count && status == ND_OK; i++) {
+        const char *name = found.list[i];
+        if (is_folder(name)) {
+            (*folders)++;
+        } else if (belongs_to_tokens(name)) {
+            continue;
+        } else if (folder && !is_text(name)) {
+            (*files)++;
+        } else if (!*text) {
+            status = nd_fs_format(text, "%s", name);
+        }
+    }
     paths_fini(&found);
     free(clean);
     return status;

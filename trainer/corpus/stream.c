@@ -14,8 +14,10 @@
 #include <zstd_errors.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/text.h"
 
 enum {
+    MAGIC_BYTES = 4, /* of zstd; gzip has 2 */
     IN_BYTES = 256 << 10,
     OUT_BYTES_MAX = 1 << 30, /* of one call of zlib, which counts in 32 bits */
     WINDOW_LOG_MAX = 27,     /* zstd: 128 MiB */
@@ -58,8 +60,18 @@ static const nd_file_kind kinds[] = {
     {"MMIDIDX", 7, "a Megatron index", "name the pair of .bin and .idx without the suffix"},
 };
 
+/* The magic number 0x184D2A50 to 0x184D2A5F: pzstd and seekable files begin with such a frame. */
+static bool begins_skippable(const uint8_t *data, size_t size)
+{
+    return size >= MAGIC_BYTES && (data[0] & 0xf0) == 0x50 &&
+           memcmp(data + 1, "\x2a\x4d\x18", 3) == 0;
+}
+
 const nd_file_kind *nd_file_kind_of(const void *data, size_t size)
 {
+    if (begins_skippable(data, size)) {
+        return &kinds[1];
+    }
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         if (size >= kinds[i].size && memcmp(data, kinds[i].begin, kinds[i].size) == 0) {
             return &kinds[i];
@@ -87,9 +99,22 @@ static nd_status fill(nd_text_stream *s)
     return ND_OK;
 }
 
+/* An empty .gz is what a copy that failed leaves. */
+static nd_status fail_short(const nd_text_stream *s)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\" has %zu bytes, which is too short for compressed data: the file is "
+                   "truncated; fetch it again, or take it out",
+                   s->path, s->filled);
+}
+
 static nd_status begin(nd_text_stream *s)
 {
     ND_TRY(fill(s));
+    if (s->filled < MAGIC_BYTES &&
+        (nd_ends_with(s->path, ".gz") || nd_ends_with(s->path, ".zst"))) {
+        return fail_short(s);
+    }
     const nd_file_kind *kind = nd_file_kind_of(s->in, s->filled);
     s->kind = kind == &kinds[0] ? GZIP : kind == &kinds[1] ? ZSTD : PLAIN;
     if (kind && s->kind == PLAIN) {

@@ -3,9 +3,10 @@
 #define ND_CORPUS_STREAM_H
 /*
  * The bytes of a file of text, which may be compressed: plain, gzip (members one after another) or
- * zstd (frames one after another). The first bytes decide, not the name. Blocking; one thread at a
- * time uses a stream. Memory is bounded: a zstd window above 128 MiB is refused, and so is a file
- * that expands more than a thousand times.
+ * zstd (frames one after another, also skippable ones). The first bytes decide, not the name; but a
+ * file named .gz or .zst that is too short for either is refused as truncated. Blocking; one thread
+ * at a time uses a stream. Memory is bounded: a zstd window above 128 MiB is refused, and so is a
+ * file that expands more than a thousand times.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -35,7 +36,7 @@ typedef struct nd_file_kind {
     const char *kind, *fix; /* "compressed with gzip", "unpack it with gunzip" */
 } nd_file_kind;
 
-/* NULL: the bytes begin as no known kind does. */
+/* NULL: the bytes begin as no known kind does. A skippable frame of zstd is zstd. */
 const nd_file_kind *nd_file_kind_of(const void *data, size_t size);
 
 #endif

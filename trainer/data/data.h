@@ -77,6 +77,8 @@ typedef struct nd_dataset_text {
 nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
                                nd_dataset **out);
 void nd_dataset_close(nd_dataset *dataset);
+/* Logs that files and folders of a folder or a pattern are not read, when there are some. */
+void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 
 /* A source of a blend. */
 typedef struct nd_dataset_part {

@@ -5,6 +5,7 @@
 
 #include <xxhash.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "trainer/data/formats.h"
 
@@ -140,6 +141,9 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     ND_TRY_OUT(check_exists(dataset));
     ND_TRY_OUT(check_tokenizer(dataset->format, path, tokenizer, vocab));
     ND_TRY_OUT(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
+    if (format == ND_DATA_AUTO && dataset->format == &formats[ND_DATA_TEXT]) {
+        ND_TRY_OUT(nd_corpus_check_text(path));
+    }
     ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, open_format, dataset));
     ND_TRY_OUT(count_blocks(dataset));
     *out = dataset;
@@ -156,6 +160,14 @@ nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds
     *holds = status == ND_OK && of.format->holds_ids;
     free(of.path);
     return status;
+}
+
+void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
+{
+    if (files > 0 || folders > 0) {
+        nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
+                    (long long)files, (long long)folders);
+    }
 }
 
 /* Takes the cache over. */
@@ -199,6 +211,9 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
                                       .vocab = vocab,
                                       .stop = text->stop};
     nd_status status = nd_corpus_files_add(&files, text->path, text->format);
+    if (status == ND_OK) {
+        nd_data_say_left_out(text->path, files.skipped, files.folders);
+    }
     status = status == ND_OK ? nd_token_cache_open(&request, &cache) : status;
     status = status == ND_OK ? open_cache(text, cache, vocab, sequence, out) : status;
     nd_corpus_files_fini(&files);

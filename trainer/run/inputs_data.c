@@ -76,6 +76,25 @@ static nd_status open_files(const nd_config *config, const nd_inputs *inputs,
     return status;
 }
 
+/* Token ids are taken as they are, and text would be encoded: a folder of both is two sources. */
+static nd_status check_beside_tokens(const char *path, const nd_corpus_files *tokens)
+{
+    char *text = NULL;
+    int64_t files, folders;
+    ND_TRY(nd_corpus_files_beside_tokens(path, &text, &files, &folders));
+    nd_status status =
+        text ? nd_fail(ND_ERR_DATA,
+                       "\"%s\" has token files, as \"%s\", and others, as \"%s\"; name them apart, "
+                       "for example with patterns in a list",
+                       path, tokens->list[0].path, text)
+             : ND_OK;
+    if (status == ND_OK) {
+        nd_data_say_left_out(path, files, folders);
+    }
+    free(text);
+    return status;
+}
+
 nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, const char *path,
                               nd_dataset **out)
 {
@@ -84,10 +103,16 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
         return open_path(config, inputs, path, out);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
+    if (status == ND_OK && files.count > 0) {
+        status = check_beside_tokens(path, &files);
+    }
     if (status == ND_OK && files.count == 0 && inputs->tokenizer) {
         status = open_path(config, inputs, path, out); /* encoded into one cache */
     } else if (status == ND_OK) {
-        status = files.count == 0 ? nd_corpus_files_add(&files, path, config->data.format) : ND_OK;
+        if (files.count == 0) {
+            status = nd_corpus_files_add(&files, path, config->data.format);
+            nd_data_say_left_out(path, files.skipped, files.folders);
+        }
         status = status == ND_OK ? open_files(config, inputs, &files, out) : status;
     }
     nd_corpus_files_fini(&files);

@@ -120,3 +120,9 @@ bool nd_tokenizer_is_special(const nd_tokenizer *tokenizer, int32_t id)
 {
     return id >= 0 && id < tokenizer->vocab.size && tokenizer->special[id];
 }
+
+bool nd_tokenizer_begins_twice(const nd_tokenizer *tokenizer, const int32_t *ids, size_t count)
+{
+    const size_t n = (size_t)tokenizer->before_count;
+    return n > 0 && count > n && ids[n] == ids[n - 1] && nd_tokenizer_is_special(tokenizer, ids[n]);
+}

@@ -41,6 +41,10 @@ const char *nd_tokenizer_token(const nd_tokenizer *tokenizer, int32_t id, size_t
  * changes its text: there we do what `tokenizers` does. */
 bool nd_tokenizer_is_special(const nd_tokenizer *tokenizer, int32_t id);
 
+/* Whether the ids of a whole text begin with the special token that the post-processor adds, and
+ * then with the same one again, which came from the text. */
+bool nd_tokenizer_begins_twice(const nd_tokenizer *tokenizer, const int32_t *ids, size_t count);
+
 /* Text that contains the writing of a special added token, as "<|eot_id|>". */
 typedef enum nd_special_in_text {
     ND_SPECIAL_TEXT = 0, /* it is text like any other: right for a corpus */

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
@@ -312,6 +313,162 @@ Test(corpus, folders_and_patterns)
     nd_corpus_files_fini(&folder);
     corpus_free(&out);
     corpus_free(&again);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Links to folders are folders, and a file without a byte is a file. */
+Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
+{
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    nd_corpus_files files = {0};
+    corpus_result out;
+    char inner[128], link[128], pattern[128];
+    snprintf(inner, sizeof inner, "%s/inner", dir.path);
+    snprintf(link, sizeof link, "%s/link.txt", dir.path);
+    cr_assert_eq(mkdir(inner, 0700), 0);
+    cr_assert_eq(symlink("inner", link), 0);
+    tempdir_write(&dir, "inner/b.txt", "b", 1);
+    tempdir_write(&dir, "a.txt", "a", 1);
+    tempdir_write(&dir, "empty.jsonl", "", 0);
+    tempdir_write(&dir, "notes.md", "x", 1);
+    assert_fails(nd_corpus_files_add(&files, dir.path, ND_DATA_AUTO), ND_ERR_DATA,
+                 "link.txt\" is no regular file");
+    nd_corpus_files_fini(&files);
+    cr_assert_eq(unlink(link), 0);
+    snprintf(link, sizeof link, "%s/link", dir.path);
+    cr_assert_eq(symlink("inner", link), 0);
+    assert_ok(nd_corpus_files_add(&files, dir.path, ND_DATA_AUTO));
+    cr_expect_eq(files.count, 2);
+    cr_expect_eq(files.skipped, 1);
+    cr_expect_eq(files.folders, 2);
+    assert_ok(corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out));
+    cr_expect_eq(out.counts.documents, 1);
+    corpus_free(&out);
+    nd_corpus_files_fini(&files);
+    assert_ok(nd_corpus_files_add(&files, link, ND_DATA_AUTO));
+    cr_expect_eq(files.count, 1);
+    nd_corpus_files_fini(&files);
+    snprintf(pattern, sizeof pattern, "%s/[ail]*", dir.path);
+    assert_ok(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO));
+    cr_expect_eq(files.count, 1);
+    cr_expect_eq(files.folders, 2);
+    nd_corpus_files_fini(&files);
+    unlink(link);
+    nd_fs_remove_flat_folder(inner);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Or its files would be left out without a word. */
+Test(corpus, a_folder_that_a_pattern_cannot_read_is_named)
+{
+    nd_corpus_files files = {0};
+    char pattern[128], inner[128];
+    snprintf(inner, sizeof inner, "%s/inner", dir.path);
+    snprintf(pattern, sizeof pattern, "%s/inner/*.txt", dir.path);
+    for (int i = 0; i < 2; i++) { /* a link to itself, a link to nothing */
+        cr_assert_eq(symlink(i == 0 ? "inner" : "nowhere", inner), 0);
+        assert_fails(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO), ND_ERR_DATA,
+                     "/inner\", which the pattern names, cannot be read");
+        assert_fails(nd_corpus_files_add_tokens(&files, pattern), ND_ERR_DATA, "/inner\"");
+        unlink(inner);
+    }
+    snprintf(pattern, sizeof pattern, "%s/*/*.txt", dir.path);
+    tempdir_write(&dir, "a.txt", "a", 1); /* no folder: passed over */
+    assert_fails(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO), ND_ERR_DATA,
+                 "no file matches");
+    cr_assert_eq(mkdir(inner, 0), 0);
+    cr_assert_eq(chmod(dir.path, 0755), 0);
+    const uid_t user = geteuid();
+    cr_assert(user != 0 || seteuid(65534) == 0); /* for whom the folder is closed */
+    assert_fails(nd_corpus_files_add(&files, pattern, ND_DATA_AUTO), ND_ERR_DATA,
+                 "/inner\", which the pattern names, cannot be read: Permission denied");
+    cr_assert_eq(seteuid(user), 0);
+    cr_assert_eq(rmdir(inner), 0);
+    nd_corpus_files_fini(&files);
+}
+
+/* By the name alone it would be one text, braces and all. */
+Test(corpus, json_under_another_name_needs_a_format)
+{
+    static const struct {
+        const char *name, *text;
+        bool refused;
+    } cases[] = {{"a.json", "{\"text\": \"a\"}\n", true},
+                 {"a.json", " \n[1]\n", true},
+                 {"a.json", "{ x", true},
+                 {"a.json", "1\n", false},
+                 {"a.JSON", "\xef\xbb\xbf[", true},
+                 {"part-0", "{\t\"text\": 1}\n", true},
+                 {"part-0", "{}\n", true},
+                 {"part-0", "{% set a %}\n", false},
+                 {"a.md", "[a]: b\n", false},
+                 {"a.txt", "{\"text\": 1}\n", false},
+                 {"a.json", "", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_corpus_files files = {0};
+        const char *path = tempdir_write(&dir, cases[i].name, cases[i].text, strlen(cases[i].text));
+        if (cases[i].refused) {
+            assert_fails(nd_corpus_files_add(&files, path, ND_DATA_AUTO), ND_ERR_DATA,
+                         "set data.format (--format) to jsonl");
+        } else {
+            assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
+        }
+        assert_ok(nd_corpus_files_add(&files, path, ND_DATA_TEXT));
+        assert_ok(nd_corpus_files_add(&files, path, ND_DATA_JSONL));
+        nd_corpus_files_fini(&files);
+    }
+    nd_corpus_files files = {0};
+    write_gzip("b.json.gz", "{\"text\": 1}");
+    assert_fails(nd_corpus_files_add(&files, tempdir_file(&dir, "b.json.gz"), ND_DATA_AUTO),
+                 ND_ERR_DATA, "begins as JSON does");
+}
+
+Test(corpus, text_in_utf16_is_refused)
+{
+    static const char *const texts[] = {"\xff\xfe\x61\x01", "\xfe\xff\x01\x61"};
+    static const char *const words[] = {"UTF-16 (FF FE)", "UTF-16 (FE FF)"};
+    nd_tokenizer *tokenizer = text_open("gpt2");
+    for (int i = 0; i < 2; i++) {
+        static const char *const names[] = {"a.txt", "a.jsonl", "a.txt.gz"};
+        for (int k = 0; k < 3; k++) {
+            corpus_result out;
+            if (k == 2) {
+                write_gzip(names[k], texts[i]);
+            } else {
+                tempdir_write(&dir, names[k], texts[i], strlen(texts[i]));
+            }
+            nd_corpus_files files = files_of(tempdir_file(&dir, names[k]), ND_DATA_AUTO);
+            assert_fails(
+                corpus_encode((nd_corpus_job){.files = &files, .tokenizer = tokenizer}, &out),
+                ND_ERR_DATA, words[i]);
+            corpus_free(&out);
+            nd_corpus_files_fini(&files);
+        }
+    }
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Only where the text's own is parsed, and the tokenizer adds one. */
+Test(corpus, a_beginning_of_sequence_that_stands_twice_is_counted)
+{
+    static const char rows[] = "{\"text\": \"<|begin|>x\"}\n{\"text\": \"x <|begin|>\"}\n"
+                               "{\"prompt\": \"<|begin|>\", \"completion\": \"y\"}\n";
+    nd_tokenizer *tokenizer = text_open("llama3");
+    for (int i = 0; i < 4; i++) {
+        const nd_corpus_rules rules = {.json_key = "text",
+                                       .pairs = true,
+                                       .add_special = i & 1,
+                                       .special_in_text =
+                                           i & 2 ? ND_SPECIAL_PARSE : ND_SPECIAL_TEXT};
+        const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+        corpus_result out;
+        assert_ok(encode_text("a.jsonl", rows, job, &out));
+        cr_expect_eq(out.counts.doubled, i == 3 ? 2 : 0, "%d: %d", i, (int)out.counts.doubled);
+        corpus_free(&out);
+        assert_ok(encode_text("a.txt", "<|begin|>x", job, &out));
+        cr_expect_eq(out.counts.doubled, i == 3);
+        corpus_free(&out);
+    }
     nd_tokenizer_close(tokenizer);
 }
 
@@ -640,6 +797,45 @@ Test(corpus, messages_that_are_left_out_change_no_other_row)
     corpus_assert_equal(&expected, &out, "a bad row between two good ones");
     corpus_free(&expected);
     corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* An answer that is a call would count as an empty one. */
+Test(corpus, messages_with_tools_are_refused)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const struct {
+        const char *row, *words;
+    } cases[] = {
+        {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{}]}]}\n",
+         "a message has \"tool_calls\""},
+        {"{\"messages\": [{\"role\": \"assistant\", \"content\": null, \"tool_calls\": [1]}]}\n",
+         "scripts/encode_rows.py"},
+        {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"function_call\": "
+         "{\"name\": \"f\"}}]}\n",
+         "a message has \"function_call\""},
+        {"{\"tools\": [{}], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n",
+         "line 1: it has \"tools\""},
+        {"{\"tools\": \"[{}]\", \"messages\": []}\n", "it has \"tools\""},
+        {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"tool_calls\": [ ], "
+         "\"function_call\": null}], \"tools\": { }}\n",
+         NULL},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"tool_calls\": null}], "
+         "\"tools\": \"\"}\n",
+         NULL}};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        corpus_result out;
+        if (cases[i].words) {
+            assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA,
+                         cases[i].words);
+        } else {
+            assert_ok(encode_text("a.jsonl", cases[i].row, job, &out));
+        }
+        corpus_free(&out);
+    }
     nd_tokenizer_close(tokenizer);
 }
 

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -123,6 +124,59 @@ Test(stream, a_cut_file_is_refused)
     }
 }
 
+/* A skippable frame of so many bytes. */
+static size_t put_skippable(uint8_t *out, int number, uint32_t size)
+{
+    const uint8_t magic[] = {(uint8_t)(0x50 + number), 0x2a, 0x4d, 0x18};
+    memcpy(out, magic, sizeof magic);
+    memcpy(out + 4, &size, sizeof size);
+    memset(out + 8, 'x', size);
+    return 8 + size;
+}
+
+/* Wherever they stand; pzstd writes one before each frame. */
+Test(stream, skippable_frames_of_zstd_are_no_text)
+{
+    size_t size, total;
+    uint8_t *one = compress_parts(false, 100, &size);
+    uint8_t *all = malloc(2 * size + 100);
+    cr_assert_not_null(all);
+    for (int number = 0; number < 16; number++) {
+        size_t n = put_skippable(all, number, (uint32_t)number);
+        memcpy(all + n, one, size);
+        n += size;
+        n += put_skippable(all + n, 15 - number, 4);
+        memcpy(all + n, one, size);
+        n += size;
+        assert_ok(read_parts(tempdir_write(&dir, "frames", all, n), 100, &total));
+        cr_expect_eq(total, 2 * 100 * (sizeof part - 1));
+    }
+    const size_t n = put_skippable(all, 3, 20);
+    assert_ok(read_parts(tempdir_write(&dir, "empty", all, n), 100, &total));
+    cr_expect_eq(total, 0);
+    for (size_t cut = 5; cut < n; cut++) {
+        assert_fails(read_parts(tempdir_write(&dir, "cut", all, cut), 100, &total), ND_ERR_DATA,
+                     "truncated");
+    }
+    free(all);
+    free(one);
+}
+
+/* By their names they are compressed; as texts they would be empty, or rubbish. */
+Test(stream, compressed_files_of_a_few_bytes_are_refused)
+{
+    static const char *const names[] = {"a.jsonl.gz", "a.txt.zst"};
+    size_t total;
+    for (size_t size = 0; size < 4; size++) {
+        for (int i = 0; i < 2; i++) {
+            const char *path = tempdir_write(&dir, names[i], "\x28\xb5\x2f", size);
+            assert_fails(read_parts(path, 10, &total), ND_ERR_DATA, "too short for compressed");
+        }
+    }
+    assert_ok(read_parts(tempdir_write(&dir, "gz", part, 2), 10, &total));
+    assert_ok(read_parts(tempdir_write(&dir, "plain.gz", part, 4), 10, &total));
+}
+
 Test(stream, damage_is_found)
 {
     size_t size, total;
@@ -168,12 +222,46 @@ Test(stream, files_that_expand_without_end_are_refused)
     free(out);
 }
 
+/* Members of zeros, one after the other, which gzip packs a thousand times. */
+Test(stream, gzip_files_that_expand_without_end_are_refused)
+{
+    enum { MEMBER = 4 << 20, MEMBERS = 128 };
+    static uint8_t zeros[MEMBER], buffer[1 << 20];
+    uint8_t *out = malloc(1 << 20);
+    size_t used = 0, got = 1, total = 0;
+    nd_text_stream *stream;
+    z_stream z = {.next_in = zeros, .avail_in = MEMBER, .next_out = out, .avail_out = 1 << 16};
+    cr_assert_not_null(out);
+    cr_assert_eq(deflateInit2(&z, 9, Z_DEFLATED, 16 + 15, 9, Z_DEFAULT_STRATEGY), Z_OK);
+    cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+    const size_t size = (1 << 16) - z.avail_out;
+    deflateEnd(&z);
+    cr_assert_lt(size * MEMBERS, (size_t)1 << 20);
+    for (int i = 0; i < MEMBERS; i++, used += size) {
+        memmove(out + used, out, size);
+    }
+    assert_ok(nd_text_stream_open(tempdir_write(&dir, "bomb.gz", out, used), &stream));
+    nd_status status = ND_OK;
+    while (status == ND_OK && got > 0) {
+        status = nd_text_stream_read(stream, buffer, sizeof buffer, &got);
+        total += got;
+    }
+    cr_expect_eq(status, ND_ERR_DATA);
+    cr_expect_not_null(strstr(nd_error_last()->message, "expands more than"));
+    cr_expect_lt(total, (size_t)MEMBER * MEMBERS);
+    nd_text_stream_close(stream);
+    free(out);
+}
+
 Test(stream, other_files_are_refused)
 {
     nd_text_stream *stream;
     assert_fails(nd_text_stream_open(tempdir_file(&dir, "none"), &stream), ND_ERR_DATA,
                  "cannot be opened");
     assert_fails(nd_text_stream_open(dir.path, &stream), ND_ERR_DATA, "no regular file");
+    cr_assert_eq(mkfifo(tempdir_file(&dir, "pipe"), 0600), 0);
+    assert_fails(nd_text_stream_open(tempdir_file(&dir, "pipe"), &stream), ND_ERR_DATA,
+                 "no regular file");
     assert_fails(nd_text_stream_open(tempdir_write(&dir, "x", "PAR1....", 8), &stream), ND_ERR_DATA,
                  "a Parquet file");
 }
