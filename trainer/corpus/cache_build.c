@@ -241,6 +241,10 @@ nd_status nd_cache_build(const nd_token_cache_request *request, const nd_cache_k
     *path = made;
     made = NULL;
 out:
+    if (status == ND_ERR_CANTCREATE) {
+        const nd_error why = *nd_error_last();
+        nd_fail(status, "%s; set data.cache_dir to a folder with room for the tokens", why.message);
+    }
     free(made);
     nd_token_output_fini(&w.file);
     XXH3_freeState(w.hash);

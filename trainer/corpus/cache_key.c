@@ -42,10 +42,10 @@ static nd_status stamp_file(const nd_corpus_file *file, char stamp[256], uint64_
     if (stat(file->path, &st) != 0) {
         return nd_fail(ND_ERR_DATA, "\"%s\" cannot be opened: %s", file->path, strerror(errno));
     }
-    snprintf(stamp, 256, "%llu %llu %llu %lld.%09ld %lld.%09ld\n", (unsigned long long)st.st_dev,
-             (unsigned long long)st.st_ino, (unsigned long long)st.st_size,
-             (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec, (long long)st.st_ctim.tv_sec,
-             st.st_ctim.tv_nsec);
+    /* Without the number of the device, which differs between nodes and after a remount. */
+    snprintf(stamp, 256, "%llu %llu %lld.%09ld %lld.%09ld\n", (unsigned long long)st.st_ino,
+             (unsigned long long)st.st_size, (long long)st.st_mtim.tv_sec, st.st_mtim.tv_nsec,
+             (long long)st.st_ctim.tv_sec, st.st_ctim.tv_nsec);
     *size = (uint64_t)st.st_size;
     *age = age_of(st.st_ctim);
     return ND_OK;

@@ -12,7 +12,13 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 
-enum { STALL_SECONDS = 300, POLL_MS = 20, WORD_SECONDS = 10, MESSAGE_BYTES = 1000 };
+enum {
+    STALL_SECONDS = 300,
+    POLL_MS = 20,
+    POLL_MS_MAX = 1000,
+    WORD_SECONDS = 10,
+    MESSAGE_BYTES = 1000
+};
 
 /* What the lock file holds. */
 typedef struct lock_page {
@@ -26,6 +32,7 @@ typedef struct wait {
     const char *path;
     double stall;         /* seconds */
     uint64_t progress[2]; /* bytes, of all */
+    long pause_ms;        /* the next one: each is longer, or many ranks would load the folder */
     double changed, said; /* when the progress changed, when this process said so; 0: not yet */
 } wait;
 
@@ -40,7 +47,8 @@ static lock_page read_page(int fd)
 /* Another process has the lock: waits a little. ND_ERR_HANG when it makes no progress. */
 static nd_status wait_a_little(wait *w, int fd)
 {
-    const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
+    const struct timespec pause = {.tv_sec = w->pause_ms / 1000,
+                                   .tv_nsec = w->pause_ms % 1000 * 1000000L};
     const lock_page page = read_page(fd);
     const double now = nd_clock_seconds();
     if (w->request->stop && atomic_load(w->request->stop)) {
@@ -65,25 +73,21 @@ static nd_status wait_a_little(wait *w, int fd)
             w->path, page.all > 0 ? 100.0 * (double)page.bytes / (double)page.all : 0.0);
     }
     nanosleep(&pause, NULL);
+    w->pause_ms = w->pause_ms * 3 / 2 < POLL_MS_MAX ? w->pause_ms * 3 / 2 : POLL_MS_MAX;
     return ND_OK;
 }
 
-/* What made the process fail that had the lock; it holds for this one too. */
+/* What is wrong with the data, by the process that had the lock; it holds for this one too. */
 static nd_status failure_of(int fd)
 {
-    static const nd_status known[] = {ND_ERR_CONFIG, ND_ERR_DATA, ND_ERR_RESOURCE,
-                                      ND_ERR_CANTCREATE, ND_ERR_IO};
     lock_page page = read_page(fd);
     for (char *p = page.message; *p; p++) {
         *p = (unsigned char)*p < ' ' ? ' ' : *p;
     }
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (page.status == (int32_t)known[i]) {
-            return nd_fail(known[i], "%s (found by another process, which encoded the text)",
-                           page.message);
-        }
-    }
-    return ND_OK;
+    return page.status == (int32_t)ND_ERR_DATA
+               ? nd_fail(ND_ERR_DATA, "%s (found by another process, which encoded the text)",
+                         page.message)
+               : ND_OK;
 }
 
 /* Opens the lock file, which other users of the folder may lock too. */
@@ -140,6 +144,7 @@ nd_status nd_cache_lock_take(const nd_cache_key *key, const nd_token_cache_reque
 {
     wait w = {.request = request,
               .path = key->lock,
+              .pause_ms = POLL_MS,
               .stall = request->stall_seconds > 0 ? request->stall_seconds : STALL_SECONDS};
     for (;;) {
         int fd;
@@ -164,7 +169,7 @@ void nd_cache_lock_progress(const nd_cache_lock *lock, uint64_t bytes, uint64_t 
 
 void nd_cache_lock_release(nd_cache_lock *lock, nd_status status)
 {
-    if (status != ND_OK && status != ND_ERR_PREEMPTED) {
+    if (status == ND_ERR_DATA) {
         lock_page page = {.status = (int32_t)status};
         snprintf(page.message, sizeof page.message, "%.900s", nd_error_last()->message);
         (void)!pwrite(lock->fd, &page, sizeof page, 0);

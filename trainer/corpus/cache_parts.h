@@ -6,8 +6,8 @@
  * tokenizer, the rules and the sizes of the files of text:
  *
  *   GROUP-CONTENT.tokens   a cache; CONTENT is a digest of the bytes of the files of text
- *   GROUP-STAMPS.seen      the name of a cache; STAMPS is a digest of device, inode, size and times
- *                          of the files of text, so that they are not read again
+ *   GROUP-STAMPS.seen      the name of a cache; STAMPS is a digest of inode, size and times of the
+ *                          files of text, so that they are not read again
  *   GROUP.lock             exists while a process encodes, or compares contents
  *   GROUP.tmp-HOST-PID-N   a cache that is being written
  */
@@ -39,7 +39,7 @@ typedef struct nd_cache_key {
     const nd_corpus_files *files;
     char *folder;    /* it exists */
     nd_bytes rules;  /* what the tokens depend on besides the contents, as a text */
-    nd_bytes stamps; /* device, inode, size and times of the files, as a text */
+    nd_bytes stamps; /* inode, size and times of the files, as a text */
     bool settled;    /* no file of text changed so recently that a change may keep its times */
     char group[17];
     char *lock, *seen, *temporary; /* paths; the last one is the beginning of several */
@@ -78,14 +78,16 @@ typedef struct nd_cache_lock {
 
 /*
  * Waits until this process has the lock, as long as the one that has it makes progress, and logs
- * that it waits. What made a process fail that had it meanwhile is an error here too. ND_ERR_HANG:
+ * that it waits. A fault of the data that another process found meanwhile is an error here too.
+ * ND_ERR_HANG:
  * no progress, ND_ERR_PREEMPTED: request->stop, ND_ERR_CANTCREATE: a folder without locks.
  */
 nd_status nd_cache_lock_take(const nd_cache_key *key, const nd_token_cache_request *request,
                              nd_cache_lock *out);
 /* So many bytes are read, encoded or made durable, of all. */
 void nd_cache_lock_progress(const nd_cache_lock *lock, uint64_t bytes, uint64_t all);
-/* With the status of the work: an error is left to those who wait. */
+/* With the status of the work: a fault of the data is left to those who wait. Other failures are
+ * the process's own, and the next one tries again. */
 void nd_cache_lock_release(nd_cache_lock *lock, nd_status status);
 
 /* Encodes the text into a cache; *path is owned by the caller. */

@@ -111,6 +111,19 @@ static nd_status find_alone(finder *f, nd_token_cache **out)
     return *out ? ND_OK : nd_fail(why.status, "%s", why.message);
 }
 
+/* Before a wait, or hours of work, that would end with the same error. */
+static nd_status check_vocab(const nd_token_cache_request *request)
+{
+    nd_tokenizer *tokenizer;
+    if (request->vocab == 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_tokenizer_open(request->tokenizer, &tokenizer));
+    nd_status status = nd_cache_check_vocab(request, nd_tokenizer_vocab_size(tokenizer));
+    nd_tokenizer_close(tokenizer);
+    return status;
+}
+
 nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out)
 {
     finder f = {.request = request};
@@ -119,6 +132,7 @@ nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_ca
     ND_TRY_OUT(nd_cache_key_make(request, &f.key));
     ND_TRY_OUT(find_seen(&f, &cache));
     if (!cache) {
+        ND_TRY_OUT(check_vocab(request));
         ND_TRY_OUT(find_alone(&f, &cache));
     }
     ND_TRY_OUT(nd_cache_check_vocab(request, cache->view.vocab));

@@ -5,11 +5,12 @@
  * A corpus that was encoded once, in one memory-mapped file of a cache folder. Its name is a digest
  * of what the tokens depend on: the tokenizer's files, the rules, the version of this code, and the
  * bytes of each file of text. So an edited text or another tokenizer gives another cache, and a
- * copy of a text has the same one. The bytes are not read again while device, inode, size and times
+ * copy of a text has the same one. The bytes are not read again while inode, size and times
  * of all files are as they were.
  *
  * One process writes a cache, with a lock file beside it; others wait for it, as long as it makes
- * progress, and fail as it does. The file appears under its name when it is complete and durable.
+ * progress, and fail as it does when the data is at fault. The file appears under its name when it
+ * is complete and durable.
  * Checksums of pieces of 64 KiB are compared when a piece is read first.
  */
 #include "runtime/base/fsio.h"

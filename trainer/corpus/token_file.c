@@ -13,7 +13,14 @@
 
 #include "runtime/base/fsio.h"
 
-enum { SMALL_VOCAB = 65500, IDX_HEADER_BYTES = 34, CODE_I32 = 4, CODE_U16 = 8, VERSION = 1 };
+enum {
+    SMALL_VOCAB = 65500,
+    IDX_HEADER_BYTES = 34,
+    CODE_I32 = 4,
+    CODE_U16 = 8,
+    VERSION = 1,
+    INDEX_PIECE = 4096
+};
 
 /* Temporary names: ".tmp-HOST-PID-N" behind the path. The process that writes such a file has it
  * locked, so a process of the same host sees whether it is left over. */
@@ -224,32 +231,38 @@ static void put_u64(uint8_t *p, uint64_t x)
     memcpy(p, &x, sizeof x); /* machines that this program runs on are little-endian */
 }
 
-/* The whole index; the arrays behind its header are not aligned. */
-static nd_status make_index(const nd_megatron_output *out, uint8_t **data, size_t *size)
+/* Appends `count` numbers: where each document begins in the .bin, or the number of each. They are
+ * made in pieces: the index of many documents is larger than the memory that encodes them. */
+static nd_status append_numbers(const nd_megatron_output *out, bool places, size_t count,
+                                nd_token_output *idx)
 {
-    const size_t count = out->lengths.count;
-    *size = IDX_HEADER_BYTES + count * 12 + (count + 1) * 8;
-    ND_TRY(nd_alloc(*size, 1, (void **)data));
-    uint8_t *p = *data;
-    memcpy(p, "MMIDIDX\0", 9);
-    put_u64(p + 9, VERSION);
-    p[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
-    put_u64(p + 18, count);
-    put_u64(p + 26, count + 1);
-    p += IDX_HEADER_BYTES;
-    if (count > 0) {
-        memcpy(p, out->lengths.data, 4 * count);
-    }
-    p += 4 * count;
-    uint64_t at = 0;
-    for (size_t i = 0; i < count; i++, p += 8) {
-        put_u64(p, at);
-        at += (uint64_t)out->lengths.data[i] * out->bin.width;
-    }
-    for (size_t i = 0; i <= count; i++, p += 8) {
-        put_u64(p, i);
+    uint64_t numbers[INDEX_PIECE], at = 0;
+    for (size_t i = 0; i < count;) {
+        size_t n = 0;
+        for (; n < INDEX_PIECE && i < count; n++, i++) {
+            numbers[n] = places ? at : i;
+            at += places ? (uint64_t)out->lengths.data[i] * out->bin.width : 0;
+        }
+        ND_TRY(nd_token_output_append(idx, numbers, n * sizeof *numbers));
     }
     return ND_OK;
+}
+
+/* The arrays behind the header are not aligned. The file keeps its temporary name. */
+static nd_status write_index(const nd_megatron_output *out, nd_token_output *idx)
+{
+    const size_t count = out->lengths.count;
+    uint8_t header[IDX_HEADER_BYTES] = "MMIDIDX";
+    put_u64(header + 9, VERSION);
+    header[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
+    put_u64(header + 18, count);
+    put_u64(header + 26, count + 1);
+    ND_TRY(nd_token_output_open(out->idx, 0, 0, idx));
+    ND_TRY(nd_token_output_append(idx, header, sizeof header));
+    ND_TRY(nd_token_output_append(idx, out->lengths.data, 4 * count));
+    ND_TRY(append_numbers(out, true, count, idx));
+    ND_TRY(append_numbers(out, false, count + 1, idx));
+    return nd_token_output_sync(idx);
 }
 
 /* An index or a mask that is there belongs to another .bin: it goes first, and for good. */
@@ -276,7 +289,7 @@ static nd_status write_file(const char *path, const uint8_t *data, size_t size,
     return nd_token_output_sync(out);
 }
 
-static nd_status write_mask(const nd_megatron_output *out, const uint8_t *index, size_t index_size,
+static nd_status write_mask(const nd_megatron_output *out, const nd_token_output *idx,
                             nd_token_output *mask)
 {
     char index_sha256[65];
@@ -285,7 +298,7 @@ static nd_status write_mask(const nd_megatron_output *out, const uint8_t *index,
     if (out->mask.spans.count == 0) {
         return ND_OK;
     }
-    ND_TRY(nd_fs_sha256(index, index_size, index_sha256));
+    ND_TRY(nd_fs_sha256_file(idx->temporary, index_sha256));
     ND_TRY(nd_loss_mask_make(&out->mask, out->bin.tokens, index_sha256, &data, &size));
     nd_status status = write_file(out->mask_path, data, size, mask);
     free(data);
@@ -310,8 +323,6 @@ static nd_status rename_all(nd_megatron_output *out, nd_token_output *mask, nd_t
 
 nd_status nd_megatron_output_commit(nd_megatron_output *out)
 {
-    uint8_t *data = NULL;
-    size_t size = 0;
     nd_token_output idx = {0}, mask = {0};
     nd_status status = ND_OK;
     if (out->mask.ignored > 0 && out->mask.ignored == out->bin.tokens) {
@@ -320,15 +331,13 @@ nd_status nd_megatron_output_commit(nd_megatron_output *out)
                        "assistant, are missing",
                        (unsigned long long)out->bin.tokens);
     }
-    ND_TRY_OUT(make_index(out, &data, &size));
-    ND_TRY_OUT(write_mask(out, data, size, &mask));
-    ND_TRY_OUT(write_file(out->idx, data, size, &idx));
+    ND_TRY_OUT(write_index(out, &idx));
+    ND_TRY_OUT(write_mask(out, &idx, &mask));
     ND_TRY_OUT(nd_token_output_sync(&out->bin));
     ND_TRY_OUT(rename_all(out, &mask, &idx));
 out:
     nd_token_output_fini(&mask);
     nd_token_output_fini(&idx);
-    free(data);
     return status;
 }
 

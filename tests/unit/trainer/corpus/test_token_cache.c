@@ -85,6 +85,20 @@ int flock(int fd, int operation)
     return code;
 }
 
+/* The pauses of those who wait; each is a millisecond in truth. */
+static atomic_long pauses[64];
+static atomic_int pause_count;
+
+int nanosleep(const struct timespec *pause, struct timespec *left)
+{
+    (void)left;
+    const int i = atomic_fetch_add(&pause_count, 1);
+    if (i < 64) {
+        atomic_store(&pauses[i], pause->tv_sec * 1000 + pause->tv_nsec / 1000000);
+    }
+    return usleep(1000);
+}
+
 /* By how many seconds the time of day is ahead, and how many more at each look. */
 static atomic_int ahead, ahead_more;
 
@@ -397,8 +411,9 @@ static void *open_beside(void *context)
 
 Test(token_cache, who_waits_fails_as_the_writer_does)
 {
-    static const nd_status statuses[] = {ND_ERR_DATA, ND_ERR_PREEMPTED};
-    for (int i = 0; i < 2; i++) {
+    static const nd_status statuses[] = {ND_ERR_DATA,     ND_ERR_PREEMPTED,  ND_ERR_CONFIG,
+                                         ND_ERR_RESOURCE, ND_ERR_CANTCREATE, ND_ERR_IO};
+    for (int i = 0; i < 6; i++) {
         nd_cache_key key;
         nd_cache_lock lock = take_lock(&key);
         opening o = {0};
@@ -414,11 +429,62 @@ Test(token_cache, who_waits_fails_as_the_writer_does)
             cr_expect_str_eq(o.error.message, "line 3 is bad (found by another process, which "
                                               "encoded the text)");
             cr_expect_eq(count_files(), 0); /* the next to come tries again */
-        } else {                            /* the other one was stopped, this one was not */
+        } else { /* the failure is the other one's own, as a stop or too little memory */
             cr_assert_eq(o.error.status, ND_OK);
             nd_token_cache_close(o.cache);
         }
     }
+}
+
+/* Many ranks that wait must not load the folder with their looks at it. */
+Test(token_cache, who_waits_looks_less_and_less_often)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    opening o = {0};
+    atomic_store(&pause_count, 0);
+    cr_assert_eq(pthread_create(&o.thread, NULL, open_beside, &o), 0);
+    wait_until_refused(20);
+    nd_cache_lock_release(&lock, ND_OK);
+    pthread_join(o.thread, NULL);
+    cr_assert_eq(o.error.status, ND_OK, "%s", o.error.message);
+    cr_expect_leq(atomic_load(&pauses[0]), 20);
+    cr_expect_eq(atomic_load(&pauses[18]), 1000);
+    for (int i = 1; i < 19; i++) {
+        cr_expect_geq(atomic_load(&pauses[i]), atomic_load(&pauses[i - 1]));
+    }
+    nd_token_cache_close(o.cache);
+    nd_cache_key_fini(&key);
+}
+
+/* It is this run's own, so it is found without the lock that another run has. */
+Test(token_cache, a_vocabulary_that_is_too_large_is_refused_without_waiting)
+{
+    nd_cache_key key;
+    nd_cache_lock lock = take_lock(&key);
+    nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    asked.vocab = 10;
+    asked.stall_seconds = 0.05;
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CONFIG, "vocab_size is 10;");
+    nd_cache_lock_release(&lock, ND_OK);
+    nd_cache_key_fini(&key);
+}
+
+/* The number of the device is another one on another node, and after a remount. */
+Test(token_cache, stamps_are_the_same_on_all_nodes)
+{
+    const nd_token_cache_request asked = request();
+    nd_cache_key key;
+    struct stat st;
+    char begin[64];
+    assert_ok(nd_cache_key_make(&asked, &key));
+    cr_assert_eq(stat(files.list[0].path, &st), 0);
+    const int n = snprintf(begin, sizeof begin, "%llu %llu %lld.", (unsigned long long)st.st_ino,
+                           (unsigned long long)st.st_size, (long long)st.st_mtim.tv_sec);
+    cr_assert_gt(key.stamps.count, (size_t)n);
+    cr_expect_eq(memcmp(key.stamps.data, begin, (size_t)n), 0);
+    nd_cache_key_fini(&key);
 }
 
 Test(token_cache, a_writer_without_progress_has_a_deadline)
@@ -696,6 +762,7 @@ Test(token_cache, what_fails_leaves_no_file)
     limit.rlim_cur = before;
     setrlimit(RLIMIT_FSIZE, &limit);
     cr_expect_eq(status, ND_ERR_CANTCREATE, "%d", status);
+    cr_expect_not_null(strstr(nd_error_last()->message, "set data.cache_dir"));
     cr_expect_eq(count_files(), 0);
     asked.folder = "/proc/nowhere";
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_CANTCREATE, "data.cache_dir");
@@ -715,6 +782,40 @@ Test(token_cache, a_text_without_a_label_is_refused)
                                   ND_DATA_AUTO));
     assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_DATA, "counts in the loss");
     cr_expect_eq(count_files(), 0);
+}
+
+/* More documents than one piece of the index has. */
+Test(token_cache, the_index_of_many_documents)
+{
+    enum { DOCUMENTS = 10000 };
+    static int32_t ids[2 * DOCUMENTS], ends[DOCUMENTS];
+    nd_megatron_output out;
+    char prefix[128], *data;
+    size_t size;
+    int32_t tokens = 0;
+    for (int i = 0; i < DOCUMENTS; i++) {
+        tokens += 1 + i % 2;
+        ends[i] = tokens;
+    }
+    const nd_corpus_piece piece = {.ids = {ids, (size_t)tokens, 0}, .ends = {ends, DOCUMENTS, 0}};
+    snprintf(prefix, sizeof prefix, "%s/many", dir.path);
+    assert_ok(nd_megatron_output_open(prefix, 65500, &out));
+    assert_ok(nd_megatron_output_write(&out, &piece));
+    assert_ok(nd_megatron_output_commit(&out));
+    nd_megatron_output_fini(&out);
+    assert_ok(nd_fs_read(tempdir_file(&dir, "many.idx"), 1 << 20, ND_ERR_DATA, &data, &size));
+    cr_assert_eq(size, 34 + 12 * DOCUMENTS + 8 * (DOCUMENTS + 1));
+    const uint8_t *lengths = (const uint8_t *)data + 34, *places = lengths + 4 * DOCUMENTS;
+    for (int i = 0; i < DOCUMENTS; i++) {
+        int32_t length;
+        memcpy(&length, lengths + 4 * i, sizeof length);
+        cr_assert_eq(length, 1 + i % 2);
+        cr_assert_eq(u64_at(places, (uint64_t)i), i == 0 ? 0 : 4 * (uint64_t)ends[i - 1]);
+    }
+    for (uint64_t i = 0; i <= DOCUMENTS; i++) {
+        cr_assert_eq(u64_at(places + 8 * DOCUMENTS, i), i);
+    }
+    free(data);
 }
 
 /* The pair that Megatron-LM reads. */
