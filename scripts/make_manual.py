@@ -3,8 +3,8 @@
 """Make man pages and shell completion from the field table: make_manual.py KIND VERSION OUT [SOURCE_ROOT]
 
 KIND is ndlaunch.1, ndtrain.1, bash or zsh. Flags, keys, defaults, ranges and choices come from runtime/config/fields.def,
-runtime/mesh/mesh.def and runtime/config/flags.def, so a new key needs no line here. The commands of ndtrain and their own flags are
-below; tests/e2e/check_manual.py compares them with what the programs print.
+runtime/mesh/mesh.def, runtime/config/flags.def and runtime/config/accelerate.def, so a new key needs no line here. The commands of
+ndtrain and their own flags are below; tests/e2e/check_manual.py compares them with what the programs print.
 """
 import dataclasses
 import pathlib
@@ -34,6 +34,7 @@ COMMANDS = {
 VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "diff": ["--dtype", "--no-verify"],
          "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
 CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands that take the flags of the table
+USES = ("generate", "eval", "bench") # those which ndlaunch starts too, and `ndtrain check` checks
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
 LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the loss of a model on data, or multiple choice",
@@ -41,6 +42,10 @@ LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the 
                      "config": "asks a few questions and writes a configuration; --default asks none",
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
+CONFIG_FLAGS = ["--default", "--config-file", "--help"] # of `ndlaunch config`
+TRACKERS, STRATEGIES = ["none", "tensorboard", "wandb", "trackio", "all"], ["no", "steps", "epoch"]
+CHOICES = {"log-with": TRACKERS, "report-to": TRACKERS, "save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
+           "evaluation-strategy": STRATEGIES, "optim": ["adamw", "adamw_torch", "adamw_torch_fused", "sgd"]}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
 CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
          "finite"), (71, "memory is used up"), (73, "output cannot be written"), (74, "I/O, or a lost worker"),
@@ -117,7 +122,7 @@ def string(text):
 
 
 def read_table(root):
-    """(sections with titles, fields in the order of the table, flags of flags.def that are carried out)."""
+    """(sections with titles, fields in the order of the table, flags of other programs with their values)."""
     table = (root / "runtime/config/fields.def").read_text()
     axes = [Field("mesh", name, "INT", string(initial), least, "16777216", [], "", string(flags).split(), string(text))
             for _, name, _, initial, least, flags, text in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS")]
@@ -129,9 +134,25 @@ def read_table(root):
     sections = [(name, string(title)) for name, title in calls(table, "ND_SECTION")]
     by_section = {name: [f for f in fields if f.section == name] for name, _ in sections}
     by_section["mesh"] = axes
-    more = [(names, switch) for names, switch, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_CALL")]
-    flags = [(name, switch == "true") for names, switch in more for name in string(names).split()]
-    return sections, [f for name, _ in sections for f in by_section[name]], flags
+    return sections, [f for name, _ in sections for f in by_section[name]], other_flags(root, [a.key for a in axes])
+
+
+def other_flags(root, axes):
+    """(flag, its values) of flags.def but for those that are always refused, and of accelerate's keys."""
+    table = (root / "runtime/config/flags.def").read_text()
+    flags = [(name, ["true", "false"] if switch == "true" else CHOICES.get(name, []))
+             for names, switch, _ in calls(table, "ND_FLAG_CALL") for name in string(names).split()]
+    only = [(names, values) for names, values, _ in calls(table, "ND_FLAG_ONLY")]
+    only += [(names, '"1"') for _, _, _, names, _ in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS_RESERVED")]
+    flags += [(name, string(values).split()) for names, values in only for name in string(names).split()]
+    table = (root / "runtime/config/accelerate.def").read_text()
+    values = {key: string(v).split("|") if "[" not in v else [] for _, key, v, _ in calls(table, "ND_KEY_ONLY")}
+    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_CALL") for c in calls(table, macro)]
+    keys += [f"parallelism_config_{axis}_size" for axis in axes]
+    refused = {name for names, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_REFUSE")
+               for name in string(names).split()}
+    keys = [key for key in keys if key.replace("_", "-") not in refused]
+    return list(dict((name.replace("_", "-"), v) for name, v in [*((k, values.get(k, [])) for k in keys), *flags]).items())
 
 
 def roff(text):
@@ -171,7 +192,7 @@ def page(program, version, summary, usage, own, table):
         lines += [f".SS {roff(section)}: {roff(title)}"]
         for field in (f for f in fields if f.section == section):
             lines += field_entry(field)
-    lines += [".SS " + roff("flags of accelerate, torchrun and transformers that set several keys"),
+    lines += [".SS " + roff("further flags of accelerate, torchrun and transformers"),
               roff(", ".join("--" + name for name, _ in more))]
     lines += [".SH EXIT STATUS"]
     for code, text in CODES:
@@ -205,7 +226,7 @@ def all_flags(table):
     """flag -> its values, for flags of the table and of flags.def."""
     _, fields, more = table
     found = {f: field.values for field in fields for f in field.flags}
-    found.update({name: ["true", "false"] if switch else [] for name, switch in more if name not in found})
+    found.update({name: values for name, values in more if name not in found})
     return found
 
 
@@ -218,6 +239,7 @@ def bash(table):
     files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type == "TEXT" and not field.choices
                                                        for f in field.flags}))
     keys = " ".join(f"{field.name}=" for field in fields)
+    used = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(COMMANDS[name][1])}\" ;;" for name in USES)
     own = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(own)}\" ;;" if name in CONFIGURED else
                     f"    {name}) flags='{' '.join(own)} --help' ;;" for name, (_, own) in COMMANDS.items() if name != "ckpt")
     verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in VERBS.items())
@@ -232,9 +254,16 @@ _ndtrain_value() {{ # completes the value of $prev; 1: it has none
 }}
 _ndtrain_flags='{names}'
 _ndlaunch() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}}
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} flags=
     _ndtrain_value && return
-    COMPREPLY=($(compgen -W "$_ndtrain_flags {' '.join([*('--' + f for f in LAUNCHER), *LAUNCHER_COMMANDS])}" -- "$cur"))
+    case "${{COMP_WORDS[1]}}" in
+{used}
+    config) flags='{' '.join(CONFIG_FLAGS)}' ;;
+    env) flags=--help ;;
+    *) flags="$_ndtrain_flags {' '.join('--' + f for f in LAUNCHER)}" ;;
+    esac
+    [ "$COMP_CWORD" != 1 ] || flags="$flags {' '.join(LAUNCHER_COMMANDS)}"
+    COMPREPLY=($(compgen -W "$flags" -- "$cur"))
 }}
 _ndtrain() {{
     local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD - 1]}} flags=
@@ -255,6 +284,12 @@ _ndtrain() {{
         ;;
     *) flags=$_ndtrain_flags ;;
     esac
+    if [ "${{COMP_WORDS[1]}}" = check ]; then # of a run, or of the use of a command
+        case "${{COMP_WORDS[2]}}" in
+{used}
+        esac
+        [ "$COMP_CWORD" != 2 ] || flags="$flags {' '.join(USES)}"
+    fi
     _ndtrain_value && return
     if [[ $cur == -* || "${{COMP_WORDS[1]}}" =~ ^({"|".join(CONFIGURED)})$ ]]; then
         COMPREPLY=($(compgen -W "$flags" -- "$cur"))
@@ -284,7 +319,9 @@ def zsh(table):
     commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
     own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
                     if name not in CONFIGURED and name != "ckpt")
-    own += "".join(f"\n    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in ("generate", "eval", "bench"))
+    used = "\n".join(f"    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in USES)
+    launched = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, text in LAUNCHER_COMMANDS.items())
+    own += "\n" + used
     verbs = sorted({f for flags in VERBS.values() for f in flags})
     return f"""#compdef ndlaunch ndtrain
 # Made by scripts/make_manual.py.
@@ -295,7 +332,20 @@ configured=(
     '--version[{zsh_text(COMMON["version"])}]'
 )
 if [[ $service == ndlaunch ]]; then
-    _arguments $configured '--make-key[{zsh_text(LAUNCHER["make-key"])}]:file:_files'
+    case $words[2] in
+{used}
+    config) _arguments {' '.join(CONFIG_FLAGS)} ;;
+    env) _arguments --help ;;
+    *)
+        if (( CURRENT == 2 )); then
+            commands=(
+{launched}
+            )
+            _describe command commands
+        fi
+        _arguments $configured '--make-key[{zsh_text(LAUNCHER["make-key"])}]:file:_files'
+        ;;
+    esac
     return
 fi
 if (( CURRENT == 2 )); then
@@ -303,6 +353,14 @@ if (( CURRENT == 2 )); then
 {commands}
     )
     _describe command commands
+    return
+fi
+if [[ $words[2] == check ]]; then # of a run, or of the use of a command
+    (( CURRENT == 3 )) && compadd {' '.join(USES)}
+    case $words[3] in
+{used}
+    *) _arguments $configured ;;
+    esac
     return
 fi
 case $words[2] in

@@ -36,6 +36,32 @@ def documented(root):
     return {re.match(r"\| `([^`]+)`", row)[1] for row in rows}, {f for row in rows for f in flags_in(row.split("|")[4])}
 
 
+def strings(text):
+    return "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text))
+
+
+def flags_of_tables(root):
+    """Every flag that the tables of the configuration take: all but those which are always refused."""
+    config, names = root / "runtime/config", []
+    code = {name: re.sub(r"/\*.*?\*/", "", (config / name).read_text(), flags=re.S) for name in ("flags.def", "accelerate.def")}
+    for macro in ("ND_FLAG_CALL", "ND_FLAG_ONLY"):
+        names += [w for first in re.findall(rf'^{macro}\(((?:\s*"[^"]*")+)', code["flags.def"], re.M) for w in strings(first).split()]
+    names += re.findall(r"^ND_KEY_\w+\(\w+, (\w+)[,)]", code["accelerate.def"], re.M)
+    names += [f"parallelism_config_{axis}_size" for axis in ("tp", "cp", "dp_shard", "dp_replicate")]
+    refused = [w for first in re.findall(r'^ND_FLAG_REFUSE\(((?:\s*"[^"]*")+)', code["flags.def"], re.M) for w in strings(first).split()]
+    check(len(names) > 80 and len(refused) > 40, f"the tables have {len(names)} flags and refuse {len(refused)}")
+    return {"--" + name.replace("_", "-") for name in names} - {"--" + name for name in refused}
+
+
+def flags_of_commands(root):
+    """command -> the flags of its table."""
+    text = (root / "runtime/config/command_flags.c").read_text()
+    tables = dict(re.findall(r"nd_command_flag (\w+)_list\[\w+\] = \{(.*?)^\};", text, re.S | re.M))
+    found = {name: set(re.findall(r'\{"(--[a-z0-9-]+)"', table)) for name, table in tables.items()}
+    check({"generate", "eval", "bench"} <= set(found) and all(found.values()), f"command_flags.c has {found}")
+    return found
+
+
 def complete(bash, *words):
     """What Tab offers behind these words, the last of which is being typed."""
     script = """source "$1"; shift
@@ -44,12 +70,32 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); "_$1"; printf '%s\\n' "${COMPREPLY[@]
     return set(output_of("bash", "-c", script, "bash", bash, *words).split())
 
 
+def check_commands(made, commands):
+    """Own flags of a command, wherever it is completed."""
+    zsh = (made / "zsh").read_text()
+    for name, own in commands.items():
+        for words in (["ndlaunch", name], ["ndtrain", name], ["ndtrain", "check", name]):
+            offered = complete(made / "bash", *words, "--")
+            check(own | {"--precision"} <= offered, f"bash lacks {sorted(own - offered)} behind {' '.join(words)}")
+        lines = re.findall(rf"^ *{name}\) _arguments (.*)", zsh, re.M)
+        check(len(lines) >= 3 and all(own <= flags_in(line) for line in lines), f"zsh lacks flags of {name}: {lines}")
+    check(set(commands) | {"config", "env"} <= complete(made / "bash", "ndlaunch", ""), "bash lacks commands of ndlaunch")
+    check(complete(made / "bash", "ndlaunch", "config", "--") == {"--default", "--config-file", "--help"}, "ndlaunch config")
+    check(set(commands) <= complete(made / "bash", "ndtrain", "check", ""), "bash lacks the commands of ndtrain check")
+    launcher = zsh[zsh.index("== ndlaunch"):zsh.index("return\nfi")]
+    check(all(f"'{name}:" in launcher for name in [*commands, "config", "env"]), "zsh lacks commands of ndlaunch")
+
+
 def check_completion(bash, flags, keys):
     offered = complete(bash, "ndlaunch", "--")
     check(flags <= offered, f"bash does not complete {sorted(flags - offered)}")
     check({f"{k}=" for k in keys} == complete(bash, "ndlaunch", "--set", ""), "bash does not complete the keys")
     check(complete(bash, "ndlaunch", "--precision", "f") == {"fp32", "fp8"}, "bash does not complete choices")
     check(complete(bash, "ndlaunch", "--save-model", "") == {"true", "false"}, "bash does not complete switches")
+    for flag, values in (("--log-with", {"tensorboard", "wandb", "trackio", "all", "none"}), ("--report-to", {"wandb"}),
+                         ("--save-strategy", {"no", "steps", "epoch"}), ("--eval-strategy", {"no", "steps", "epoch"}),
+                         ("--metric-for-best-model", {"eval_loss", "loss"}), ("--rdzv-backend", {"static", "c10d"})):
+        check(values <= complete(bash, "ndlaunch", flag, ""), f"bash does not complete the values of {flag}")
     check(complete(bash, "ndtrain", "r") == {"report"}, "bash does not complete commands")
     check(complete(bash, "ndtrain", "ckpt", "pr") == {"prune"}, "bash does not complete verbs")
     check("--rank" in complete(bash, "ndtrain", "plan", "--ra"), "bash does not complete --rank")
@@ -86,12 +132,14 @@ def check_programs(build, made):
 def main():
     root = pathlib.Path(sys.argv[1])
     keys, flags = documented(root)
+    flags |= flags_of_tables(root)
     with tempfile.TemporaryDirectory() as name:
         made = pathlib.Path(name)
         for kind in ("ndlaunch.1", "ndtrain.1", "bash", "zsh"):
             output_of(sys.executable, root / "scripts/make_manual.py", kind, "9.9", made / kind, root)
         check_pages(made, flags, keys)
         check_completion(made / "bash", flags, keys)
+        check_commands(made, flags_of_commands(root))
         zsh = (made / "zsh").read_text()
         check(all(f"'{flag}[" in zsh for flag in flags), "zsh lacks flags")
         if shutil.which("zsh"):
