@@ -88,8 +88,22 @@ static const nd_command_flag bench_list[ND_BENCH_FLAGS] = {
     [ND_BENCH_JSONL] = {"--jsonl", NULL, "the output is JSON lines, in seconds"},
 };
 
-const nd_command_flags nd_generate_flags = {"generate", generate_list, ND_GENERATE_FLAGS,
-                                            use_settings, -1};
+static const nd_command_refusal generate_refused[] = {
+    {"max-tokens max-length max-new", "new tokens are counted by --max-new-tokens"},
+    {"do-sample", "a --temperature above 0 draws tokens; without it the likeliest one is taken"},
+    {"batch-size micro-batch-size per-device-train-batch-size",
+     "texts of a replica at once are --max-batch"},
+    {"sequence-length seq-length", "the room follows from the prompt and --max-new-tokens; of "
+                                   "--interactive it is --context"},
+    {"lr learning-rate num-steps max-steps num-train-epochs gradient-accumulation-steps "
+     "warmup-steps weight-decay",
+     "it is about training, and has no effect here; leave it out"},
+    {"num-beams repetition-penalty num-return-sequences",
+     "it does not exist here; tokens are chosen by --temperature, --top-k, --top-p and --min-p"},
+    {NULL, NULL}};
+
+const nd_command_flags nd_generate_flags = {
+    "generate", generate_list, ND_GENERATE_FLAGS, use_settings, -1, generate_refused};
 const nd_command_flags nd_eval_flags = {"eval", eval_list, ND_EVAL_FLAGS, use_settings,
                                         ND_EVAL_DATA};
 
@@ -214,12 +228,31 @@ static bool has_flag(const nd_command_flags *flags, int number, int argc, char *
     return false;
 }
 
+/* ND_ERR_CONFIG when the word is one of the refusal's flags. */
+static nd_status check_refused(const nd_command_refusal *refusal, const char *word)
+{
+    char name[ND_FLAG_NAME_MAX];
+    const size_t size = strcspn(word, "=");
+    if (strncmp(word, "--", 2) != 0) {
+        return ND_OK;
+    }
+    for (int i = 0; nd_flag_list_word(refusal->names, i, name, sizeof name); i++) {
+        if (same_name(name, word + 2, size - 2)) {
+            return nd_fail(ND_ERR_CONFIG, "--%s: %s", name, refusal->sentence);
+        }
+    }
+    return ND_OK;
+}
+
 /* A word that is none of the command's flags. */
 static nd_status check_setting(const nd_command_flags *flags, const char *word)
 {
     const char *names[NAMES_MAX + 1] = {NULL};
     char otherwise[80];
     ND_ASSERT(flags->count <= NAMES_MAX);
+    for (const nd_command_refusal *r = flags->refused; r && r->names; r++) {
+        ND_TRY(check_refused(r, word));
+    }
     for (int i = 0; i < flags->count; i++) {
         names[i] = flags->list[i].name + 2;
     }

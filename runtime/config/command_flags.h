@@ -18,12 +18,19 @@ typedef struct nd_command_flag {
     const char *help;
 } nd_command_flag;
 
+/* Flags that users try with a command, and that have no effect on it, or have another name. */
+typedef struct nd_command_refusal {
+    const char *names;    /* without dashes, space-separated */
+    const char *sentence; /* what to use */
+} nd_command_refusal;
+
 typedef struct nd_command_flags {
     const char *command;
     const nd_command_flag *list;
     int count;
-    const char *const *settings; /* stand before those of the user; ends with NULL */
-    int settings_unless;         /* the flag without which they do; -1: always */
+    const char *const *settings;       /* stand before those of the user; ends with NULL */
+    int settings_unless;               /* the flag without which they do; -1: always */
+    const nd_command_refusal *refused; /* ends with names NULL; NULL: none */
 } nd_command_flags;
 
 /* Numbers of the flags in their lists. */

@@ -4,7 +4,7 @@
 #include "runtime/base/text.h"
 #include "trainer/commands/generate.h"
 
-enum { DEFAULT_MAX_NEW = 128 };
+enum { DEFAULT_MAX_NEW = 128, DEFAULT_CONTEXT = 4096 };
 
 static nd_status apply(void *context, int flag, const char *value)
 {
@@ -17,6 +17,10 @@ static nd_status apply(void *context, int flag, const char *value)
         o->tokenizer = value;
         break;
     case ND_GENERATE_PROMPT:
+        if (o->prompt) {
+            return nd_fail(ND_ERR_CONFIG, "--prompt is given twice, but it is one text; give "
+                                          "several as rows of --prompt-file FILE.jsonl");
+        }
         o->prompt = value;
         break;
     case ND_GENERATE_PROMPT_FILE:
@@ -73,7 +77,7 @@ static nd_status check_effect(const nd_sampling *s)
 /* argv[0] is the command. */
 nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
 {
-    *o = (nd_generate_call){.batch = 32, .rows = 512, .context = 4096, .sampling = {.top_p = 1}};
+    *o = (nd_generate_call){.batch = 32, .rows = 512, .sampling = {.top_p = 1}};
     ND_TRY(nd_command_flags_read(&nd_generate_flags, argc, argv, apply, o));
     if (o->max_new == 0) {
         o->max_new = DEFAULT_MAX_NEW;
@@ -86,6 +90,12 @@ nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
         return nd_fail(ND_ERR_CONFIG, "--interactive reads prompts from the terminal; leave out "
                                       "--prompt and --prompt-file");
     }
+    if (o->context > 0 && !o->interactive) {
+        return nd_fail(ND_ERR_CONFIG, "--context is the room of --interactive, and has no effect "
+                                      "without it; the room follows from the prompt and "
+                                      "--max-new-tokens");
+    }
+    o->context = o->context > 0 ? o->context : DEFAULT_CONTEXT;
     o->jsonl |= o->prompt_file &&
                 (nd_ends_with(o->prompt_file, ".jsonl") || nd_ends_with(o->prompt_file, ".ndjson"));
     ND_TRY(nd_sampling_check(&o->sampling));
