@@ -140,7 +140,12 @@ Test(tokenize, the_command)
     shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --inputs a.jsonl --output-prefix x", 2);
     cr_expect_not_null(strstr(shell_output, "did you mean --input?"), "%s", shell_output);
     shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl", 2);
-    cr_expect_not_null(strstr(shell_output, "--output-prefix is missing"), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "--output-prefix is missing: writes PREFIX"), "%s",
+                       shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix tok/", 2);
+    cr_expect_not_null(strstr(shell_output, "\"tok/\" is a folder"), "%s", shell_output);
+    shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input --output-prefix x", 2);
+    cr_expect_not_null(strstr(shell_output, "--input needs a value"), "%s", shell_output);
     shell(&dir, "printf '{\"text\": \"a\"}\\n{\"text\": 1}\\n' >bad.jsonl");
     shell_fails(&dir, ND_TRAIN " tokenize --tokenizer tok --input bad.jsonl --output-prefix x", 65);
     cr_expect_not_null(strstr(shell_output, "bad.jsonl\" line 2: \"text\" is not a string"), "%s",
@@ -224,6 +229,39 @@ Test(tokenize, flags_of_the_command)
     cr_expect_not_null(strstr(shell_output, "special token \"<|eot|>\""), "%s", shell_output);
 }
 
+/* Flags and names of flags that no other test gives; messages name those that help. */
+Test(tokenize, more_flags_of_the_command)
+{
+#define TOKENIZE ND_TRAIN " tokenize --tokenizer tok --overwrite --output-prefix f --input "
+    shell(&dir,
+          "sed 's/\"truncation\":null/\"truncation\":{\"max_length\": 4}/' tok/tokenizer.json "
+          ">cut.json && ! cmp -s cut.json tok/tokenizer.json && " ND_TRAIN
+          " tokenize --tokenizer cut.json --output-prefix g --input a.jsonl");
+    cr_expect_not_null(strstr(shell_output, "\"truncation\", which is ignored"), "%s",
+                       shell_output);
+    shell(&dir, "printf 'a\\377b' >bad.txt && " TOKENIZE "bad.txt --invalid-utf8 replace");
+    shell_fails(&dir, TOKENIZE "bad.txt --invalid-utf8 refuse", 65);
+    cr_expect_not_null(strstr(shell_output, "ndtrain tokenize --invalid-utf8 replace"), "%s",
+                       shell_output);
+    shell_fails(&dir, TOKENIZE "bad.txt --invalid-utf8 drop", 2);
+    shell(&dir, "printf '<|eot|>' >s.txt");
+    shell_fails(&dir, TOKENIZE "s.txt --special-in-text refuse", 65);
+    cr_expect_not_null(strstr(shell_output, "data.special_in_text (--special-in-text)"), "%s",
+                       shell_output);
+    shell(&dir, "printf '{\"b\": \"x\"}\\n' >b.json");
+    shell_fails(&dir, TOKENIZE "b.json --format jsonl", 65);
+    cr_expect_not_null(strstr(shell_output, "--json-key"), "%s", shell_output);
+    shell(&dir, TOKENIZE
+          "b.json --format jsonl --json-keys b --workers 2 && mv f.bin with.bin && " TOKENIZE
+          "b.json --format=jsonl --json-keys=b --no-special-tokens --drop-unknown && "
+          "test $(stat -c %s f.bin) -lt $(stat -c %s with.bin)");
+    shell(&dir, "printf 'a\\n\\nb\\tc' >d.txt && " TOKENIZE
+                "d.txt --document-separator '\\n\\n' && test $(stat -c %s f.idx) = 82 && " TOKENIZE
+                "d.txt --document-separator='\\t'");
+    cr_expect_not_null(strstr(shell_output, "documents                                   2"), "%s",
+                       shell_output);
+}
+
 /* What a run does not read, it says; ids and text in one place are two sources. */
 Test(tokenize, a_folder_that_is_read_in_part)
 {
@@ -271,6 +309,8 @@ Test(tokenize, prepare_data_from_a_file)
                 "own/scripts/prepare_data --force --from m.jsonl");
     cr_expect_not_null(strstr(shell_output, "data/valid.jsonl --chat-format chatml"), "%s",
                        shell_output);
+    shell_fails(&dir, "mkdir texts && own/scripts/prepare_data --from texts", 2);
+    cr_expect_not_null(strstr(shell_output, "'texts' is a folder"), "%s", shell_output);
     shell_fails(&dir, "printf PAR1 >m.parquet && own/scripts/prepare_data --from m.parquet", 2);
     cr_expect_not_null(strstr(shell_output, "scripts/encode_rows.py"), "%s", shell_output);
 }

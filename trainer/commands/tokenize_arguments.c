@@ -100,6 +100,21 @@ static nd_status find_option(const char *name, option *out)
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
+/* A value that begins alike is given behind "=". */
+static bool is_option(const char *text)
+{
+    const size_t size = strcspn(text, "=");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        const char *names[] = {options[i].name, options[i].also};
+        for (int k = 0; k < 2; k++) {
+            if (names[k] && strlen(names[k]) == size && strncmp(text, names[k], size) == 0) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 static nd_status read_count(option which, const char *text, int64_t least, int64_t most,
                             int64_t *out)
 {
@@ -245,7 +260,7 @@ static nd_status read_arguments(parse *p, int argc, char **argv)
             return nd_fail(ND_ERR_CONFIG, "%s takes no value", name);
         }
         if (options[which].value && !value) {
-            if (i + 1 == argc) {
+            if (i + 1 == argc || is_option(argv[i + 1])) {
                 return nd_fail(ND_ERR_CONFIG, "%s needs a value: %s", name, options[which].value);
             }
             value = argv[++i];
@@ -258,6 +273,18 @@ static nd_status read_arguments(parse *p, int argc, char **argv)
     return ND_OK;
 }
 
+/* PREFIX.bin of a folder would be a hidden file, which no scan of the folder finds. */
+static nd_status check_prefix(const char *prefix)
+{
+    const char *slash = strrchr(prefix, '/');
+    return slash && !slash[1]
+               ? nd_fail(ND_ERR_CONFIG,
+                         "--output-prefix \"%s\" is a folder; add the beginning of the files' "
+                         "names, as in \"%stext\"",
+                         prefix, prefix)
+               : ND_OK;
+}
+
 static nd_status check_given(const parse *p)
 {
     const struct {
@@ -268,7 +295,7 @@ static nd_status check_given(const parse *p)
                   {OPTION_PREFIX, p->call->prefix && p->call->prefix[0]}};
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
         if (!needed[i].given) {
-            return nd_fail(ND_ERR_CONFIG, "%s is missing; it is %s", options[needed[i].which].name,
+            return nd_fail(ND_ERR_CONFIG, "%s is missing: %s", options[needed[i].which].name,
                            options[needed[i].which].help);
         }
     }
@@ -290,6 +317,7 @@ nd_status nd_tokenize_parse(int argc, char **argv, nd_tokenize_call *out)
     ND_TRY_OUT(ND_ALLOC(argc, &p.inputs));
     ND_TRY_OUT(read_arguments(&p, argc, argv));
     ND_TRY_OUT(check_given(&p));
+    ND_TRY_OUT(check_prefix(out->prefix));
     /* With a key of its own a row is a text, whatever other keys it has. */
     out->rules.pairs = !p.key_given || out->rules.chat != ND_CHAT_NONE;
     for (int i = 0; i < p.input_count; i++) {

@@ -74,7 +74,10 @@ static nd_status check_field(const nd_row_field *field)
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA, "\"%s\" %s", field->key,
-                   field->kind == ND_ROW_ABSENT ? "is missing" : "is not a string");
+                   field->kind == ND_ROW_ABSENT
+                       ? "is missing; ndtrain tokenize takes another key of the text with "
+                         "--json-key, and leaves rows out with --skip-bad"
+                       : "is not a string");
 }
 
 static nd_status add_pair(worker *w, const nd_row_field *fields)

@@ -87,12 +87,12 @@ static nd_status fail_dropped(const nd_encoder *encoder, const uint8_t *word)
     if (encoder->tokenizer->byte_level) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has no piece for the byte 0x%02x of a text and no unknown token; "
-                       "such characters can be dropped on request only",
+                       "ndtrain tokenize --drop-unknown leaves such characters out",
                        encoder->tokenizer->name, *p);
     }
     return nd_fail(ND_ERR_DATA,
                    "\"%s\" has no piece for the character U+%04X of a text and no unknown token; "
-                   "such characters can be dropped on request only",
+                   "ndtrain tokenize --drop-unknown leaves such characters out",
                    encoder->tokenizer->name, nd_char_at(p).code);
 }
 
@@ -252,8 +252,8 @@ typedef nd_status encode_span(nd_encoder *encoder, const uint8_t *text, size_t s
 static nd_status fail_special(const nd_encoder *encoder, const nd_added *token, size_t at)
 {
     return nd_fail(ND_ERR_DATA,
-                   "the text has the special token \"%.*s\" at byte %zu; allow it as text or as "
-                   "the token, or take it out",
+                   "the text has the special token \"%.*s\" at byte %zu; set "
+                   "data.special_in_text (--special-in-text) to text or parse, or take it out",
                    (int)token->size, (const char *)token->pattern, at);
 }
 
@@ -306,7 +306,7 @@ static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_
     if (encoder->options.refuse_invalid) {
         return nd_fail(ND_ERR_DATA,
                        "the text is not UTF-8 from byte %zu (0x%02x) on; repair the "
-                       "text, or let U+FFFD replace what is invalid",
+                       "text, or put U+FFFD there with ndtrain tokenize --invalid-utf8 replace",
                        valid, text[valid]);
     }
     encoder->valid.count = 0;

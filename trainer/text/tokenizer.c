@@ -2,22 +2,43 @@
 /* Opens a tokenizer.json, and answers what is asked about its tokens. */
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
+#include "runtime/base/log.h"
 #include "trainer/text/read.h"
 
 enum { FILE_BYTES_MAX = 1 << 28 };
+
+static void note_ignored(const nd_tokenizer *t, const json_t *root)
+{
+    static const char *const keys[] = {"truncation", "padding"};
+    for (int i = 0; i < 2; i++) {
+        if (json_is_object(json_object_get(root, keys[i]))) {
+            nd_log_info("\"%s\" has \"%s\", which is ignored: texts are encoded as they are",
+                        t->name, keys[i]);
+        }
+    }
+}
 
 static nd_status read_root(nd_tokenizer *t, const json_t *root)
 {
     const json_t *model = json_object_get(root, "model");
     const json_t *added = json_object_get(root, "added_tokens");
-    const char *version = json_string_value(json_object_get(root, "version"));
+    const json_t *given = json_object_get(root, "version");
+    const char *version = json_string_value(given);
     if (!json_is_object(model)) {
         return nd_fail(ND_ERR_DATA, "\"%s\" has no \"model\"; it is no tokenizer.json", t->name);
+    }
+    if (given && !version) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has a version that is no string; supported is \"1.0\"",
+                       t->name);
     }
     if (version && strcmp(version, "1.0") != 0) {
         return nd_fail(ND_ERR_DATA, "\"%s\" has the version \"%s\"; supported is 1.0", t->name,
                        version);
     }
+    if (added && !json_is_array(added)) {
+        return nd_fail(ND_ERR_DATA, "\"added_tokens\" of \"%s\" is not a list", t->name);
+    }
+    note_ignored(t, root);
     ND_TRY(nd_text_read_normalizer(t, json_object_get(root, "normalizer")));
     ND_TRY(nd_text_read_pre_tokenizer(t, json_object_get(root, "pre_tokenizer")));
     ND_TRY(nd_text_read_decoder(t, json_object_get(root, "decoder")));

@@ -16,7 +16,8 @@
  * Sequence of Replace, ByteFallback, Fuse and Strip. Anything else is refused by its name, with
  * ND_ERR_DATA: Unigram, WordPiece, patterns with more syntax, dropout, affixes of pieces, an added
  * token whose stated id is not the one that `tokenizers` would give it. Truncation and padding
- * are ignored. Character classes are those of Unicode 16 (scripts/unicode_tables.py).
+ * are ignored, and the log says so. Character classes are those of Unicode 16
+ * (scripts/unicode_tables.py).
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -16,6 +16,10 @@ typedef struct bad_file {
 
 static const bad_file bad_files[] = {
     {"gpt2", "version", "\"2.0\"", "version \"2.0\""},
+    {"gpt2", "version", "1.0", "a version that is no string"},
+    {"gpt2", "version", "null", "a version that is no string"},
+    {"gpt2", "added_tokens", "{}", "\"added_tokens\" of \"tokenizer.json\" is not a list"},
+    {"gpt2", "added_tokens", "null", "is not a list"},
     {"gpt2", "model", NULL, "has no \"model\""},
     {"gpt2", "model/type", "\"Unigram\"", "the model \"Unigram\" is not supported"},
     {"gpt2", "model/dropout", "0.1", "\"dropout\" is not supported"},
