@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A list of messages in both forms: what is taken has ids of the vocabulary, and spans that follow
+ * one another within them. A prompt begins with the same ids.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/corpus/chat.h"
+#include "trainer/weights/weights.h"
+
+enum { VOCAB = 256, OPEN = 1, MIDDLE = 2, CLOSE = 3 };
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static nd_tokenizer *make_tokenizer(void)
+{
+    nd_tokenizer *tokenizer; /* for the life of the fuzzer */
+    char *text;
+    ND_ASSERT(nd_hf_byte_tokenizer_text(&text) == ND_OK);
+    ND_ASSERT(nd_tokenizer_parse(text, strlen(text), "bytes", &tokenizer) == ND_OK);
+    free(text);
+    return tokenizer;
+}
+
+static void check_piece(const nd_corpus_piece *piece)
+{
+    int32_t at = 0;
+    for (size_t i = 0; i < piece->ids.count; i++) {
+        ND_ASSERT(piece->ids.data[i] >= 0 && piece->ids.data[i] < VOCAB);
+    }
+    ND_ASSERT(piece->spans.count % 2 == 0);
+    for (size_t i = 0; i < piece->spans.count; i++) {
+        ND_ASSERT(piece->spans.data[i] >= at);
+        ND_ASSERT(i % 2 == 0 || piece->spans.data[i] > at);
+        at = piece->spans.data[i];
+    }
+    ND_ASSERT((size_t)at <= piece->ids.count);
+}
+
+static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_t *data,
+                          size_t size)
+{
+    nd_corpus_piece piece = {0};
+    nd_ids prompt = {0};
+    int64_t lone = 0;
+    bool empty = false;
+    const nd_status status = nd_chat_add(chat, encoder, data, size, &piece, &lone, &empty);
+    const nd_status other = nd_chat_prompt(chat, encoder, (const char *)data, size, &prompt);
+    ND_ASSERT(status == ND_OK || status == ND_ERR_DATA);
+    ND_ASSERT(other == (empty ? ND_ERR_DATA : status));
+    if (status == ND_OK) {
+        check_piece(&piece);
+        ND_ASSERT(empty == (piece.ids.count == 0));
+    }
+    if (other == ND_OK) {
+        const size_t count = piece.ids.count;
+        ND_ASSERT(prompt.count > count);
+        ND_ASSERT(memcmp(prompt.data, piece.ids.data, count * sizeof *prompt.data) == 0);
+    }
+    free(piece.ids.data);
+    free(piece.ends.data);
+    free(piece.spans.data);
+    free(prompt.data);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static nd_tokenizer *tokenizer;
+    static nd_encoder *encoder;
+    if (!tokenizer) {
+        const nd_encode_options options = {.special_in_text = ND_SPECIAL_TEXT};
+        tokenizer = make_tokenizer();
+        ND_ASSERT(nd_encoder_create(tokenizer, &options, &encoder) == ND_OK);
+    }
+    const nd_chat llama3 = {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE};
+    const nd_chat chatml = {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE};
+    read_messages(&llama3, encoder, data, size);
+    read_messages(&chatml, encoder, data, size);
+    return 0;
+}
