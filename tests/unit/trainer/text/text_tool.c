@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * For check_tokenizers.py: encodes or decodes what comes on the standard input.
+ * For check_tokenizers.py and scripts/goldens/proofs.py: encodes or decodes what comes on the
+ * standard input.
  *
  *   text_tool TOKENIZER parse|text|post     records of a text -> records of ids
  *   text_tool TOKENIZER decode|skip         records of ids -> records of a text
  *   text_tool PATTERN words                 records of a text -> records of the ends of its words
+ *   text_tool ALPHABET:CHUNK texts          nothing -> the records of proof_chunk
  *
  * A record is a number of bytes or ids, and these; numbers have 32 bits, little-endian.
  */
@@ -13,6 +15,7 @@
 #include <string.h>
 
 #include "runtime/base/fsio.h"
+#include "tests/unit/trainer/text/proof_texts.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
@@ -144,13 +147,29 @@ static int split_all(const char *path)
     return 0;
 }
 
+static int write_chunk(const char *name)
+{
+    char *end;
+    const long alphabet = strtol(name, &end, 10), chunk = strtol(end + (*end == ':'), NULL, 10);
+    nd_bytes records = {0};
+    proof_chunk((int)alphabet, (int)chunk, &records);
+    if (fwrite(records.data, 1, records.count, stdout) != records.count) {
+        fail("the output cannot be written");
+    }
+    free(records.data);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     nd_tokenizer *tokenizer;
     if (argc != 3) {
-        fprintf(stderr,
-                "usage: text_tool TOKENIZER parse|text|post|decode|skip, or PATTERN words\n");
+        fprintf(stderr, "usage: text_tool TOKENIZER parse|text|post|decode|skip, PATTERN words, or "
+                        "ALPHABET:CHUNK texts\n");
         return 2;
+    }
+    if (strcmp(argv[2], "texts") == 0) {
+        return write_chunk(argv[1]);
     }
     if (strcmp(argv[2], "words") == 0) {
         return split_all(argv[1]);
