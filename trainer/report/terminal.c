@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -128,8 +127,7 @@ static void clear_bar(terminal *s)
     static const char erase[] = "\033[K";
     if (s->bar_shown) {
         s->bar_shown = false;
-        ssize_t written = write(STDERR_FILENO, erase, sizeof erase - 1);
-        (void)written; /* a closed terminal must not stop training */
+        (void)nd_log_write(erase, sizeof erase - 1);
     }
 }
 
@@ -146,7 +144,7 @@ static void draw_bar(terminal *s, const nd_step_record *r)
     nd_progress_bar_format(text, sizeof text, r->step, s->steps, r->loss, left);
     /* The cursor goes back to the first column: whatever is written next takes the row. */
     int length = snprintf(row, sizeof row, "%s\033[K\r", text);
-    s->bar_shown = write(STDERR_FILENO, row, (size_t)length) == length;
+    s->bar_shown = nd_log_write(row, (size_t)length);
     s->bar_drawn_at = now;
 }
 
