@@ -308,62 +308,48 @@ nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
 
 /* Weights. */
 
-typedef struct load {
-    nd_fsdp *fsdp;
-    float *master; /* in host memory: the model's, or where they are read for a GPU */
-    nd_source *source;
-} load;
-
-static nd_status want_span(void *context, const nd_span *span)
+static nd_status want_span(void *context, const nd_span *span, float *to)
 {
-    const load *l = context;
     const nd_rect rect = {span->param->axes, span->row, span->col, span->rows, span->cols};
-    return nd_source_add(l->source, span->param, ND_STATE_MASTER, &rect, l->master + span->begin);
+    return nd_source_add(context, span->param, ND_STATE_MASTER, &rect, to);
 }
 
-static nd_status load_source(const nd_model_files *m, load *l)
+static nd_status run_source(void *context)
 {
-    const nd_layout *layout = l->fsdp->layout;
+    return nd_source_run(context);
+}
+
+/* ND_ERR_DATA: DCP's files lack a parameter. */
+static nd_status check_dcp(nd_source *source, const nd_layout *layout)
+{
+    for (int i = 0; i < layout->param_count; i++) {
+        ND_TRY(nd_source_check_weights(source, &layout->params[i]));
+    }
+    return ND_OK;
+}
+
+static nd_status open_source(const nd_model_files *m, const nd_layout *layout, nd_source **out)
+{
     if (m->kind == ND_MODEL_CHECKPOINT) {
-        ND_TRY(nd_source_open_checkpoint(m->folder, &m->manifest, true, &l->source));
-    } else {
-        ND_TRY(nd_source_open_dcp(m->folder, &m->shape, &l->source));
+        return nd_source_open_checkpoint(m->folder, &m->manifest, true, out);
     }
-    for (int i = 0; i < layout->param_count && m->kind == ND_MODEL_DCP; i++) {
-        ND_TRY(nd_source_check_weights(l->source, &layout->params[i]));
-    }
-    for (int u = 0; u < layout->unit_count; u++) {
-        ND_TRY(nd_layout_each_span(layout, &layout->units[u], layout->shard_index, want_span, l));
-    }
-    return nd_source_run(l->source);
-}
-
-static nd_status to_device(nd_fsdp *fsdp, const float *weights, int64_t count)
-{
-    nd_stream *stream = &fsdp->rank->stream;
-    ND_TRY(nd_copy(stream, fsdp->master, weights, (size_t)count * sizeof *weights));
-    return nd_stream_sync(stream);
+    ND_TRY(nd_source_open_dcp(m->folder, &m->shape, out));
+    return check_dcp(*out, layout);
 }
 
 nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
 {
-    load l = {.fsdp = fsdp};
+    nd_source *source = NULL;
+    bool elsewhere = false;
     if (m->kind == ND_MODEL_FOLDER) {
         return nd_weights_load(fsdp, m->reader);
     }
-    const bool gpu = fsdp->rank->device->kind != ND_DEVICE_CPU;
-    const int64_t count = fsdp->layout->shard_total;
-    nd_status status = ND_OK;
-    l.master = fsdp->master;
-    if (gpu) {
-        ND_TRY(ND_ALLOC(count, &l.master));
+    nd_status status = open_source(m, fsdp->layout, &source);
+    status = nd_shared_agree(fsdp->rank, status, "the model", &elsewhere);
+    if (status == ND_OK) {
+        const nd_values values = {.context = source, .want = want_span, .run = run_source};
+        status = nd_weights_fill(fsdp, &values, false);
     }
-    status = load_source(m, &l);
-    nd_source_close(l.source);
-    if (gpu) {
-        status = status == ND_OK ? to_device(fsdp, l.master, count) : status;
-        free(l.master);
-    }
-    nd_fsdp_weights_changed(fsdp);
+    nd_source_close(source);
     return status;
 }

@@ -47,8 +47,7 @@ nd_status nd_model_files_tokenizer(const nd_model_files *files, const char *sett
  * folder that the model is in. 0: unknown. */
 nd_status nd_model_files_run_length(const nd_model_files *files, int64_t *length);
 
-/* The weights into this rank's shards, after the memory was committed. ND_ERR_CONFIG: another kind
- * than a Hugging Face folder, and the rank is on a GPU. */
+/* The weights into this rank's shards, after the memory was committed. Collective. */
 nd_status nd_model_files_load(const nd_model_files *files, nd_fsdp *fsdp);
 
 #endif

@@ -238,31 +238,50 @@ const nd_param *nd_layout_param(const nd_layout *layout, nd_param_id id, int64_t
     return NULL;
 }
 
-/* Spans of elements [begin, end) of the local block of p; element `begin` is number `state` of the
- * flat state arrays. */
-static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
-                             nd_span_visit *visit, void *context)
+/* Spans of the elements [begin, end) of a rectangle. */
+static nd_status visit_elements(const nd_span *whole, int64_t begin, int64_t end,
+                                nd_span_visit *visit, void *context)
 {
-    const int64_t cols = p->local_cols;
-    int64_t real_rows = p->rows - p->row_begin; /* the last tp ranks may hold padding */
-    end = nd_min(end, real_rows * cols);
+    const int64_t cols = whole->cols;
     while (begin < end) {
         int64_t row = begin / cols, col = begin % cols;
         bool whole_rows = col == 0 && end - begin >= cols;
         int64_t left = nd_min(end - begin, cols - col);
         nd_span span = {
-            .param = p,
-            .row = p->row_begin + row,
-            .col = p->col_begin + col,
+            .param = whole->param,
+            .row = whole->row + row,
+            .col = whole->col + col,
             .rows = whole_rows ? (end - begin) / cols : 1,
             .cols = whole_rows ? cols : left,
-            .begin = state,
+            .begin = whole->begin + begin,
         };
         ND_TRY(visit(context, &span));
         begin += span.rows * span.cols;
-        state += span.rows * span.cols;
     }
     return ND_OK;
+}
+
+/* Spans of elements [begin, end) of the local block of p; element `begin` is number `state` of the
+ * flat state arrays. */
+static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
+                             nd_span_visit *visit, void *context)
+{
+    const int64_t real_rows = p->rows - p->row_begin; /* the last tp ranks may hold padding */
+    const nd_span block = {.param = p,
+                           .row = p->row_begin,
+                           .col = p->col_begin,
+                           .rows = real_rows,
+                           .cols = p->local_cols,
+                           .begin = state - begin};
+    return visit_elements(&block, begin, nd_min(end, real_rows * p->local_cols), visit, context);
+}
+
+nd_status nd_span_each_part(const nd_span *span, int64_t begin, int64_t end, nd_span_visit *visit,
+                            void *context)
+{
+    begin = nd_max(begin - span->begin, 0);
+    end = nd_min(end - span->begin, span->rows * span->cols);
+    return visit_elements(span, begin, end, visit, context);
 }
 
 nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int shard,

@@ -235,6 +235,11 @@ typedef nd_status nd_span_visit(void *context, const nd_span *span);
 nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int shard,
                               nd_span_visit *visit, void *context);
 
+/* Visits the elements of a span that lie in [begin, end) of the flat state arrays: up to three
+ * spans. */
+nd_status nd_span_each_part(const nd_span *span, int64_t begin, int64_t end, nd_span_visit *visit,
+                            void *context);
+
 /* How many elements of a span are adjacent in the flattened global tensor too: all, or a row. */
 static inline int64_t nd_span_adjacent(const nd_span *span)
 {

@@ -66,7 +66,8 @@ static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
 {
     bool moments = !forward_only && fsdp->rank->config->optimizer.name == ND_OPTIMIZER_ADAMW;
     size_t bytes = bytes_of(fsdp->layout->shard_total, 4);
-    nd_memplan_want(plan, ND_MEM_STATE, "master weights", bytes, &fsdp->master);
+    nd_memplan_want(plan, ND_MEM_STATE, "master weights", fsdp->converts ? 0 : bytes,
+                    &fsdp->master);
     nd_memplan_want(plan, ND_MEM_STATE, "gradients", forward_only ? 0 : bytes, &fsdp->grad);
     nd_memplan_want(plan, ND_MEM_STATE, "first moments", moments ? bytes : 0, &fsdp->moment1);
     nd_memplan_want(plan, ND_MEM_STATE, "second moments", moments ? bytes : 0, &fsdp->moment2);
@@ -102,6 +103,30 @@ static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_WEIGHTS, "norm and head",
                     bytes_of(hp_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)), width),
                     &head->data[ND_SEGMENT_HP]);
+}
+
+/* What a model without master weights has in their place. */
+static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
+{
+    static const char *const names[] = {"decoder blocks, shards",
+                                        "decoder blocks, shards of codes"};
+    const nd_layout *layout = fsdp->layout;
+    int64_t landing = 0;
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        int64_t blocks = 0;
+        for (int u = 0; u < layout->unit_count; u++) {
+            const nd_segment *segment = &layout->units[u].segments[kind];
+            landing = nd_max(landing, segment->shard_count);
+            blocks += layout->units[u].kind == ND_UNIT_BLOCK ? segment->shard_count : 0;
+        }
+        size_t width = nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+        nd_memplan_want(plan, ND_MEM_WEIGHTS, names[kind],
+                        fsdp->converts && fsdp->blocks_share ? bytes_of(blocks, width) : 0,
+                        &fsdp->kept[kind]);
+    }
+    fsdp->landing_count = fsdp->converts ? nd_min(landing, ND_FSDP_PIECE) : 0;
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read",
+                    bytes_of(fsdp->landing_count, sizeof *fsdp->landing), &fsdp->landing);
 }
 
 static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
@@ -147,6 +172,9 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan
     fsdp->aliased = layout->shards == 1 && o->act == ND_DTYPE_F32;
     fsdp->resident =
         (layout->shards == 1 && !o->cast_units) || !config->parallel.reshard_after_forward;
+    /* FP8 scales follow from master weights. */
+    fsdp->converts =
+        o->forward_only && o->act == ND_DTYPE_BF16 && !(o->scales && o->scales->recipe.name);
     int slots = block_slots(fsdp), blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
     fsdp->blocks_share = slots < layout->block_count;
@@ -161,6 +189,7 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan
     }
     plan_state(fsdp, o->forward_only, plan);
     plan_weights(fsdp, plan);
+    plan_kept(fsdp, plan);
     if (!o->forward_only) {
         plan_gradients(fsdp, plan);
     }

@@ -17,6 +17,10 @@
  * resharded. One shard (DDP) keeps every unit in the compute dtype, or, in fp32, uses the master
  * weights themselves. With one shard the gradient buffer of a unit is its slice of the accumulator.
  *
+ * A model without a backward has no F32 master weights, unless it computes in F32. Its weights are
+ * converted while they are loaded (nd_fsdp_put), and this rank's part of a unit is kept as it is
+ * gathered: in the unit's own buffer, or, where blocks share buffers, in memory of its own.
+ *
  * A unit's segments are gathered as a group of two all-gathers: HP in the compute dtype, FP8 in
  * codes that each rank casts from its F32 shard with the precomputed scales of whole weights
  * (precision.h). Their gradients are reduce-scattered as a group too.
@@ -56,9 +60,13 @@ typedef struct nd_fsdp {
     nd_dtype act;
     bool resident; /* every unit has its own weight buffer */
     bool aliased;  /* gathered weights are the master weights */
+    bool converts; /* there are no master weights: loaded ones become what is gathered */
     int64_t version;
-    float *master, *grad, *moment1, *moment2; /* (shard_total) */
-    bool blocks_share;                        /* the block slots; else every block has its own */
+    float *master, *grad, *moment1, *moment2; /* (shard_total); NULL where there are none */
+    void *kept[ND_SEGMENT_COUNT]; /* where that is no unit's buffer: the shards of the blocks */
+    float *landing;               /* (landing_count) loaded weights before they are converted */
+    int64_t landing_count;
+    bool blocks_share; /* the block slots; else every block has its own */
     int slot_count, *slot_of_unit;
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and head */
@@ -72,7 +80,8 @@ typedef struct nd_fsdp_options {
     nd_dtype act;
     bool cast_units;   /* with one shard, blocks share buffers as with several, because not all
                           weights fit in the compute dtype */
-    bool forward_only; /* weights alone: no gradients and no moments, and no call that needs them */
+    bool forward_only; /* weights alone, in the compute dtype: no gradients, no moments, and no
+                          call that needs them */
 } nd_fsdp_options;
 
 /* Chooses the slots and wants their memory. The options are not kept. */
@@ -81,6 +90,20 @@ void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */
 void nd_fsdp_weights_changed(nd_fsdp *fsdp);
+
+/* The most elements of a call of nd_fsdp_put that are converted. */
+enum { ND_FSDP_PIECE = 1 << 22 };
+/*
+ * Elements [begin, begin + count) of the flat state arrays, which belong to `param`: F32 on the
+ * host. They become master weights, or are converted; on the CPU they may lie in these master
+ * weights, or anywhere in `landing`, already. Complete at the return.
+ */
+nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
+                      const float *values);
+/* Without master weights: this rank's shard of a unit's segment, as it is gathered. */
+void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind);
+/* Bytes of an element of a segment, as it is gathered: act, or codes. */
+nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind);
 
 /*
  * Where the optimizer writes the BF16 copy of element `begin` of the flat state arrays and of the

@@ -76,23 +76,90 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
     return ND_OK;
 }
 
-static nd_dtype dtype_on_wire(const nd_fsdp *fsdp, nd_segment_kind kind)
+nd_dtype nd_fsdp_gathered_dtype(const nd_fsdp *fsdp, nd_segment_kind kind)
 {
     return kind == ND_SEGMENT_FP8 ? ND_DTYPE_U8 : fsdp->act;
 }
 
-static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segment_kind kind)
+/* `elements` elements behind `base`, of what is gathered. */
+static void *behind(const nd_fsdp *fsdp, nd_segment_kind kind, void *base, int64_t elements)
 {
-    const nd_layout *layout = fsdp->layout;
-    int64_t before = slot->unit->segments[kind].shard_count * layout->shard_index;
-    return (char *)slot->data[kind] + (size_t)before * nd_dtype_size(dtype_on_wire(fsdp, kind));
+    return (char *)base + (size_t)elements * nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
 }
 
-/* Casts this rank's shard to the dtype that is gathered, at its place in the gathered buffer. */
+/* This rank's part of a gathered unit. */
+static void *part_in(const nd_fsdp *fsdp, const nd_weight_slot *slot, const nd_unit *unit,
+                     nd_segment_kind kind)
+{
+    return behind(fsdp, kind, slot->data[kind],
+                  unit->segments[kind].shard_count * fsdp->layout->shard_index);
+}
+
+static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segment_kind kind)
+{
+    return part_in(fsdp, slot, slot->unit, kind);
+}
+
+void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind)
+{
+    int64_t before = 0;
+    ND_ASSERT(fsdp->converts);
+    if (has_own_slot(fsdp, unit)) {
+        return part_in(fsdp, &fsdp->slots[fsdp->slot_of_unit[unit->index]], unit, kind);
+    }
+    for (const nd_unit *u = fsdp->layout->units; u < unit; u++) {
+        before += u->kind == ND_UNIT_BLOCK ? u->segments[kind].shard_count : 0;
+    }
+    return behind(fsdp, kind, fsdp->kept[kind], before);
+}
+
+/* Loaded values in the device's memory. */
+static nd_status land(nd_fsdp *fsdp, int64_t count, const float *values, nd_tensor *out)
+{
+    nd_rank *r = fsdp->rank;
+    ND_ASSERT(count <= fsdp->landing_count);
+    *out = nd_tensor_1d((float *)values, ND_DTYPE_F32, count);
+    if (r->device->kind != ND_DEVICE_CPU) {
+        out->data = fsdp->landing;
+        ND_TRY(nd_copy(&r->stream, fsdp->landing, values, (size_t)count * sizeof *values));
+    }
+    return ND_OK;
+}
+
+/* Where element `begin` of the flat state arrays is kept. */
+static void *kept_at(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
+{
+    return behind(fsdp, p->segment, nd_fsdp_kept(fsdp, p->unit, p->segment),
+                  begin - p->unit->segments[p->segment].shard_offset);
+}
+
+nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t count,
+                      const float *values)
+{
+    nd_rank *r = fsdp->rank;
+    nd_tensor x;
+    if (fsdp->converts) {
+        ND_TRY(land(fsdp, count, values, &x));
+        ND_OP(r, ND_TRACE_CAST, cast,
+              .out = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count), .x = x);
+    } else if (values != fsdp->master + begin) {
+        ND_TRY(nd_copy(&r->stream, fsdp->master + begin, values, (size_t)count * sizeof *values));
+    }
+    return nd_stream_sync(&r->stream);
+}
+
+/* This rank's shard in the dtype that is gathered, at its place in the gathered buffer. */
 static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_kind kind)
 {
     const nd_segment *segment = &slot->unit->segments[kind];
     void *own = own_part(fsdp, slot, kind);
+    if (fsdp->converts) {
+        const void *kept = nd_fsdp_kept(fsdp, slot->unit, kind);
+        const size_t width = nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+        return own == kept
+                   ? ND_OK
+                   : nd_copy(&fsdp->rank->stream, own, kept, (size_t)segment->shard_count * width);
+    }
     if (kind == ND_SEGMENT_FP8) {
         return cast_codes(fsdp, slot->unit, own);
     }
@@ -119,7 +186,7 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
                                       &(nd_comm_args){.send = own_part(fsdp, slot, kind),
                                                       .recv = slot->data[kind],
                                                       .count = segments[kind].shard_count,
-                                                      .dtype = dtype_on_wire(fsdp, kind)},
+                                                      .dtype = nd_fsdp_gathered_dtype(fsdp, kind)},
                                       &slot->gathered[kind]));
         }
     }

@@ -115,13 +115,28 @@ nd_status nd_checksums_verify(const char *folder, int *files);
  * caller. */
 nd_status nd_hf_cache_find(const char *name, char **out);
 
-/* This rank's shards of the F32 weights, on any mesh. Gathered copies are stale after a change. */
+/*
+ * This rank's shards of the weights, on any mesh: F32 master weights, or, in a model without a
+ * backward, what it keeps in their place (fsdp.h), into which they are converted piece by piece, so
+ * that no more than ND_FSDP_PIECE of them are in F32 at once. Gathered copies are stale after a
+ * change.
+ */
 /* Initial values: each depends on the seed, the tensor and the element's place in it alone. */
 nd_status nd_weights_init(nd_fsdp *fsdp, double init_std, uint64_t seed);
 /* Each rank reads only elements of its own shards, and those that others hold too are read by one
  * of them and passed on. Collective: when some rank fails, all do, with the same status, and those
  * without a reason of their own with one of another rank (nd_fail_elsewhere). */
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader);
+/* Where values come from. */
+typedef struct nd_values {
+    void *context;
+    /* Wants the elements of a span densely at `to`, which is host memory; they are there after
+     * `run`. */
+    nd_status (*want)(void *context, const nd_span *span, float *to);
+    nd_status (*run)(void *context); /* NULL: `want` has read them */
+} nd_values;
+/* The same from anywhere. `shared`: what several ranks hold is read by one of them. Collective. */
+nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared);
 /* Shards are gathered in pieces of a few MiB, unit by unit, and rank 0 writes them. All ranks of
  * the job take part. `source` and `tokenizer` as in nd_hf_writer_options. */
 nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, bool byte_tokenizer,
@@ -137,6 +152,8 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
 bool nd_shared_reads(const nd_rank *rank, const nd_param *param);
 /* Collective: passes on a flat state array, padding included, in device memory. */
 nd_status nd_shared_pass_on(nd_rank *rank, const nd_layout *layout, float *array);
+/* The same for weights that were converted as they were read. */
+nd_status nd_shared_pass_on_kept(nd_fsdp *fsdp);
 /* Collective: the worst status of all ranks. The reason stays with the rank that has it, and is
  * surely this rank's own (nd_fail_local) where `status`, which is of no collective, is ND_ERR_IO.
  * The others have the error "another rank could not read WHAT", which lies elsewhere, and

@@ -4,61 +4,130 @@
 
 #include <stdlib.h>
 
-enum {
-    LOAD_BLOCK = 1 << 18,
-    SAVE_BYTES = 16 << 20,
-    SAVE_PIECE_MIN = 1024,
-    SAVE_PIECE_MAX = 1 << 18
-};
+#include "runtime/base/math.h"
 
-typedef struct load_context {
+enum { SAVE_BYTES = 16 << 20, SAVE_PIECE_MIN = 1024, SAVE_PIECE_MAX = 1 << 18 };
+
+/* One rank's reading. */
+typedef struct filling {
     nd_fsdp *fsdp;
-    const nd_hf_reader *reader;
-    float *block;
-} load_context;
+    const nd_values *values;
+    bool shared;
+    float *host; /* [capacity], for a GPU; NULL: they are read to where nd_fsdp_put wants them */
+    int64_t capacity;   /* elements that are read at a time */
+    int64_t begin, end; /* of the flat state arrays: these elements */
+    nd_segment_kind kind;
+} filling;
 
-static nd_status load_span(void *context, const nd_span *span)
+static bool is_read(const filling *f, const nd_span *span)
 {
-    load_context *c = context;
-    nd_stream *stream = &c->fsdp->rank->stream;
-    if (!nd_shared_reads(c->fsdp->rank, span->param)) {
-        return ND_OK;
-    }
-    int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
-    for (int64_t done = 0, n; done < count; done += n) {
-        int64_t left = adjacent - done % adjacent;
-        n = left < LOAD_BLOCK ? left : LOAD_BLOCK;
-        ND_TRY(nd_hf_reader_read(c->reader, span->param->name, nd_span_global(span, done), n,
-                                 c->block));
-        ND_TRY(nd_copy(stream, c->fsdp->master + span->begin + done, c->block, (size_t)n * 4));
-        ND_TRY(nd_stream_sync(stream));
+    return span->param->segment == f->kind &&
+           (!f->shared || nd_shared_reads(f->fsdp->rank, span->param));
+}
+
+/* Where a part is read to. */
+static float *place_of(const filling *f, const nd_span *part)
+{
+    const nd_fsdp *fsdp = f->fsdp;
+    return !f->host && !fsdp->converts
+               ? fsdp->master + part->begin
+               : (f->host ? f->host : fsdp->landing) + part->begin - f->begin;
+}
+
+static nd_status want_part(void *context, const nd_span *part)
+{
+    const filling *f = context;
+    return f->values->want(f->values->context, part, place_of(f, part));
+}
+
+static nd_status want_span(void *context, const nd_span *span)
+{
+    const filling *f = context;
+    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, want_part, context) : ND_OK;
+}
+
+static nd_status put_part(void *context, const nd_span *part)
+{
+    const filling *f = context;
+    return nd_fsdp_put(f->fsdp, part->param, part->begin, part->rows * part->cols,
+                       place_of(f, part));
+}
+
+static nd_status put_span(void *context, const nd_span *span)
+{
+    const filling *f = context;
+    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, put_part, context) : ND_OK;
+}
+
+/* Reads a segment of a unit in pieces. */
+static nd_status fill_segment(filling *f, const nd_unit *unit)
+{
+    const nd_layout *layout = f->fsdp->layout;
+    const nd_segment *segment = &unit->segments[f->kind];
+    const int64_t end = segment->shard_offset + segment->shard_count;
+    for (f->begin = segment->shard_offset; f->begin < end; f->begin = f->end) {
+        f->end = f->begin + nd_min(f->capacity, end - f->begin);
+        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, want_span, f));
+        ND_TRY(f->values->run ? f->values->run(f->values->context) : ND_OK);
+        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, put_span, f));
     }
     return ND_OK;
 }
 
-/* The units that this rank reads, or its parts of them. */
-static nd_status load_units(nd_fsdp *fsdp, const nd_hf_reader *reader)
+static nd_status fill_units(filling *f)
 {
-    const nd_layout *layout = fsdp->layout;
-    load_context context = {.fsdp = fsdp, .reader = reader};
-    nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(LOAD_BLOCK, &context.block));
-    for (int u = 0; u < layout->unit_count && status == ND_OK; u++) {
-        status = nd_layout_each_span(layout, &layout->units[u], layout->shard_index, load_span,
-                                     &context);
+    const nd_layout *layout = f->fsdp->layout;
+    for (int u = 0; u < layout->unit_count; u++) {
+        for (f->kind = 0; f->kind < ND_SEGMENT_COUNT; f->kind++) {
+            ND_TRY(fill_segment(f, &layout->units[u]));
+        }
     }
-    free(context.block);
+    return ND_OK;
+}
+
+static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
+{
+    const bool gpu = fsdp->rank->device->kind != ND_DEVICE_CPU;
+    filling f = {.fsdp = fsdp, .values = values, .shared = shared, .capacity = INT64_MAX};
+    if (gpu || fsdp->converts) {
+        f.capacity = fsdp->converts ? fsdp->landing_count : ND_FSDP_PIECE;
+    }
+    if (gpu) {
+        ND_TRY(ND_ALLOC(f.capacity, &f.host));
+    }
+    nd_status status = fill_units(&f);
+    free(f.host);
     return status;
+}
+
+nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
+{
+    bool elsewhere = false;
+    nd_status status =
+        nd_shared_agree(fsdp->rank, fill(fsdp, values, shared), "the model", &elsewhere);
+    if (status == ND_OK && shared) {
+        status = fsdp->converts ? nd_shared_pass_on_kept(fsdp)
+                                : nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master);
+    }
+    nd_fsdp_weights_changed(fsdp);
+    return status;
+}
+
+static nd_status read_span(void *context, const nd_span *span, float *to)
+{
+    const nd_hf_reader *reader = context;
+    const int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
+    for (int64_t done = 0; done < count; done += adjacent) {
+        ND_TRY(nd_hf_reader_read(reader, span->param->name, nd_span_global(span, done), adjacent,
+                                 to + done));
+    }
+    return ND_OK;
 }
 
 nd_status nd_weights_load(nd_fsdp *fsdp, const nd_hf_reader *reader)
 {
-    bool elsewhere = false;
-    nd_status status =
-        nd_shared_agree(fsdp->rank, load_units(fsdp, reader), "the model", &elsewhere);
-    status = status == ND_OK ? nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master) : status;
-    nd_fsdp_weights_changed(fsdp);
-    return status;
+    const nd_values values = {.context = (void *)reader, .want = read_span};
+    return nd_weights_fill(fsdp, &values, true);
 }
 
 typedef struct save_context {

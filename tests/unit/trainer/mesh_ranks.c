@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "trainer/weights/weights.h"
+
 nd_config mesh_config_of(void)
 {
     nd_config c = {0};
@@ -128,6 +130,21 @@ nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state)
     return mesh_each_span(layout, fill_span, &(filling){seed, state});
 }
 
+static nd_status want_span(void *context, const nd_span *span, float *to)
+{
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        to[i] = mesh_param_value(*(uint64_t *)context, span->param, nd_span_global(span, i));
+    }
+    return ND_OK;
+}
+
+nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)
+{
+    const nd_values values = {.context = &seed, .want = want_span};
+    return fsdp->converts ? nd_weights_fill(fsdp, &values, false)
+                          : mesh_fill(fsdp->layout, seed, fsdp->master);
+}
+
 static nd_status open_shards(mesh_shards *s, bool cast_units)
 {
     nd_rank *rank = s->rank;
@@ -177,7 +194,7 @@ static nd_status start_model(nd_model *model, uint64_t seed, nd_memplan *plan)
     nd_fsdp *fsdp = &model->fsdp;
     ND_TRY(nd_memplan_commit(plan, model->rank->device));
     ND_TRY(nd_model_start(model));
-    ND_TRY(mesh_fill(model->layout, seed, fsdp->master));
+    ND_TRY(mesh_load(fsdp, seed));
     return nd_scales_refresh(&model->scales, fsdp->master, fsdp->version);
 }
 

@@ -40,6 +40,8 @@ float mesh_value(uint64_t seed, int64_t index);
 float mesh_param_value(uint64_t seed, const nd_param *param, int64_t element);
 /* Writes them to all elements of parameters in this rank's part of a flat state array. */
 nd_status mesh_fill(const nd_layout *layout, uint64_t seed, float *state);
+/* The same for the weights of a model, which may have no master weights. Collective. */
+nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed);
 /* Visits all spans of this rank's shards. */
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
 

@@ -42,8 +42,7 @@ static nd_status open_generator(nd_rank *rank, const nd_generate_options *o, nd_
 {
     ND_TRY(nd_generator_create(rank, o, out));
     nd_status status = nd_generator_commit(*out);
-    nd_fsdp *fsdp = nd_generator_fsdp(*out);
-    status = status == ND_OK ? mesh_fill(fsdp->layout, 5, fsdp->master) : status;
+    status = status == ND_OK ? mesh_load(nd_generator_fsdp(*out), 5) : status;
     if (status != ND_OK) {
         nd_generator_destroy(*out);
     }

@@ -486,3 +486,40 @@ Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
     cr_expect_gt(gradients[0], 0);
     cr_expect_eq(gradients[1], 0);
 }
+
+/* In BF16 they are 2 bytes for each parameter, and each of two shards keeps its half beside the
+ * blocks that are gathered; what is read is converted in pieces. */
+Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
+{
+    for (int shards = 1; shards <= 2; shards++) {
+        const fsdp_case c = {.mesh = {{1, 1, shards, 1, 1}}};
+        mesh_ranks job = job_of(&c);
+        job.shape.layers = 5;
+        nd_rank rank = {
+            .world_size = shards, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
+        const nd_layout_options layout_options = {.shape = &job.shape, .mesh = &job.mesh};
+        nd_layout *layout = NULL;
+        nd_fsdp fsdp;
+        nd_memplan plan;
+        nd_memplan_init(&plan);
+        cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
+        const nd_fsdp_options options = {
+            .rank = &rank, .layout = layout, .act = ND_DTYPE_BF16, .forward_only = true};
+        cr_assert_eq(nd_fsdp_init(&fsdp, &options, &plan), ND_OK);
+        const int64_t block = nd_layout_unit(layout, ND_UNIT_BLOCK, 0)->shard_count;
+        const int64_t whole = layout->shard_total * shards;
+        const int64_t gathered = shards == 1 ? whole : whole - (5 - 2) * shards * block;
+        const int64_t kept = shards == 1 ? 0 : 5 * block;
+        int64_t most = 0;
+        for (int u = 0; u < layout->unit_count; u++) {
+            most = layout->units[u].shard_count > most ? layout->units[u].shard_count : most;
+        }
+        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_STATE), 0);
+        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_WEIGHTS),
+                     (size_t)(gathered + kept) * sizeof(nd_bf16), "%d shards", shards);
+        cr_expect_eq(nd_memplan_class_bytes(&plan, ND_MEM_SCRATCH), (size_t)most * sizeof(float));
+        nd_fsdp_fini(&fsdp);
+        nd_memplan_fini(&plan);
+        nd_layout_destroy(layout);
+    }
+}

@@ -113,17 +113,22 @@ typedef struct reader_check {
     const float *master;
 } reader_check;
 
-/* Of hsdp 2 x tp 2 without shards. */
-static nd_status compare_reader(void *context, const nd_span *span)
+/* Of hsdp 2 x tp 2 without shards: the rank that reads a parameter. */
+static int reader_of(const nd_rank *rank, const nd_param *p)
 {
-    const reader_check *c = context;
-    const nd_param *p = span->param;
-    nd_coord reader = c->rank->coord;
+    nd_coord reader = rank->coord;
     reader.at[ND_AXIS_DP_REPLICATE] = p->unit->index % 2;
     if (p->split == ND_SPLIT_NONE) {
         reader.at[ND_AXIS_TP] = p->unit->index / 2 % 2;
     }
-    const int rank = nd_mesh_rank_of(&c->rank->mesh, reader);
+    return nd_mesh_rank_of(&rank->mesh, reader);
+}
+
+static nd_status compare_reader(void *context, const nd_span *span)
+{
+    const reader_check *c = context;
+    const nd_param *p = span->param;
+    const int rank = reader_of(c->rank, p);
     for (int64_t i = 0; i < span->rows * span->cols; i++) {
         int64_t element = nd_span_global(span, i);
         float found = c->master[span->begin + i];
@@ -169,6 +174,50 @@ out:
     return status;
 }
 
+/* The BF16 weights that a rank keeps. */
+typedef struct kept_check {
+    const nd_rank *rank;
+    const nd_fsdp *fsdp;
+} kept_check;
+
+static nd_status compare_kept(void *context, const nd_span *span)
+{
+    const kept_check *c = context;
+    const nd_param *p = span->param;
+    const int rank = reader_of(c->rank, p);
+    const nd_bf16 *kept = nd_fsdp_kept(c->fsdp, p->unit, p->segment);
+    kept += span->begin - p->unit->segments[p->segment].shard_offset;
+    for (int64_t i = 0; i < span->rows * span->cols; i++) {
+        int64_t element = nd_span_global(span, i);
+        float found = nd_bf16_to_f32(kept[i]);
+        float expected = mesh_param_value((uint64_t)(SEED + rank), p, element);
+        ND_CHECK(found == expected, "rank %d: element %lld of %s is %g, not %g of rank %d",
+                 c->rank->rank, (long long)element, p->name, (double)found, (double)expected, rank);
+    }
+    return ND_OK;
+}
+
+static nd_status load_converted(nd_rank *rank, void *context)
+{
+    const reader_job *job = context;
+    nd_config config = *rank->config;
+    nd_hf_reader *reader = NULL;
+    nd_memplan plan;
+    nd_model *m = NULL;
+    config.train.precision = ND_PRECISION_BF16;
+    rank->config = &config;
+    ND_TRY(mesh_model_open_with(rank, &(nd_model_options){.forward_only = true}, 99, &plan, &m));
+    nd_status status = nd_hf_reader_open(job->folders[rank->rank], &reader);
+    status = status == ND_OK ? nd_weights_load(&m->fsdp, reader) : status;
+    if (status == ND_OK) {
+        kept_check check = {rank, &m->fsdp};
+        status = mesh_each_span(m->layout, compare_kept, &check);
+    }
+    nd_hf_reader_close(reader);
+    mesh_model_close(&plan, m);
+    return status;
+}
+
 Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
 {
     static reader_job readers;
@@ -192,6 +241,9 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
     job.body = load_own;
     job.context = &readers;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    job.body = load_converted;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+    job.body = load_own;
     readers.leaves = true; /* the others lose a rank, and no read of theirs has failed */
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
     readers.leaves = false;
