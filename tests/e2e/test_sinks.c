@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a run does when its reports go where nobody takes them. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/inputs.h"
+#include "tests/support/shell.h"
+
+enum { S = 64 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    inputs_write_text(&dir, 40 * (S + 1));
+    inputs_write_model(&dir, 32, 64, 1);
+}
+
+static void teardown(void)
+{
+    shell_remove(&dir);
+}
+
+TestSuite(sinks_of_a_run, .init = setup, .fini = teardown, .timeout = 240);
+
+#define RUN                                                                                        \
+    ND_LAUNCH                                                                                      \
+    " --device cpu --num-processes 2 --dp-shard-size 2 --set model.config=model.json "             \
+    "--sequence-length 64 --set output.dir=out --set data.path=text.txt --num-steps 8 "            \
+    "--set data.validation_path= --set log.interval=1 "
+#define HANGING "LD_PRELOAD=" ND_HANG_WRITES " ND_HANG_FILE="
+
+/* As on a server that went away. The run makes its steps, saves its model, and ends well. */
+Test(sinks_of_a_run, metrics_that_hang_cost_lines_and_not_the_run)
+{
+    shell(&dir, HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN);
+    cr_expect_not_null(strstr(shell_output, "step 8/8 "), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, " records of this run did not go to metrics.jsonl"),
+                       "%s", shell_output);
+    shell(&dir, "test -e out/model/model.safetensors && test $(wc -l < out/metrics.jsonl) = 2");
+}
+
+/* The other sinks have everything, and metrics.jsonl says what is missing. */
+Test(sinks_of_a_run, a_tracker_that_hangs_is_dropped_alone)
+{
+    shell(&dir, HANGING "out/tensorboard/ ND_HANG_CALL=5 " RUN "--log-with tensorboard");
+    cr_expect_not_null(strstr(shell_output, "step 8/8 "), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "warning: 6 records of this run did not go to "
+                                            "TensorBoard"),
+                       "%s", shell_output);
+    shell(&dir, "test -e out/model/model.safetensors && test $(grep -c '\"step\":[1-8],\"loss' "
+                "out/metrics.jsonl) = 8 && grep -q '\"records_lost\",\"step\":8,\"sink\":"
+                "\"TensorBoard\",\"records\":6,' out/metrics.jsonl");
+}
