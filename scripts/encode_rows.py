@@ -27,6 +27,7 @@ import argparse
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -35,7 +36,7 @@ import zlib
 
 from token_files import MegatronWriter
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 BATCH_ROWS = 1024
 PACKED_BYTES = 1 << 14  # of a .zst file at a time; what they hold may be many times as long
 
@@ -205,21 +206,47 @@ class FolderTokenizer:
                 raise Refused(f"the tokenizer {self.name} has no chat template; give one with --chat-template") from error
         return self.template
 
-    def render(self, messages, values, prompt=False):
-        return self.tokenizer.apply_chat_template(messages, chat_template=self.template_text(), tokenize=False,
+    def render(self, messages, values, prompt=False, template=None):
+        return self.tokenizer.apply_chat_template(messages, chat_template=template or self.template_text(), tokenize=False,
                                                   add_generation_prompt=prompt, **values)
 
     def encode_chat(self, messages, values):
         """Ids, and for each whether it counts."""
-        if GENERATION.search(self.template_text()):
-            out = self.tokenizer.apply_chat_template(messages, chat_template=self.template_text(), tokenize=True,
-                                                     return_dict=True, return_assistant_tokens_mask=True, **values)
-            return out["input_ids"], out["assistant_masks"]
         text = self.render(messages, values)
-        spans = [self.turn(text, messages, place, values) for place, message in enumerate(messages)
-                 if message.get("role") == "assistant"]
+        if GENERATION.search(self.template_text()):
+            spans = self.marked(text, messages, values)
+        else:
+            spans = [self.turn(text, messages, place, values) for place, message in enumerate(messages)
+                     if message.get("role") == "assistant"]
         out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return out["input_ids"], mark(out["offset_mapping"], spans)
+
+    def marked(self, text, messages, values):
+        """What stands between the marks of the template, in characters. The mask that transformers makes of them lacks an
+        answer whose first blanks the tokenizer trims: it asks which token has the first character, and none has it. So
+        this script renders the template once more, with a character of its own in the place of each mark."""
+        begin, end = itertools.islice((c for c in map(chr, range(0xe000, 0xf900)) if c not in text), 2)
+
+        def tag(match):  # what trims white space stays at the outside
+            left, ends, right = match.groups()
+            inner = "{% if true %}" if not ends else "{% endif %}"
+            outer = inner.replace("{%", "{%" + left, 1), inner.replace("%}", right + "%}", 1)
+            return f'{outer[0]}{{{{ "{end if ends else begin}" }}}}{outer[1]}'
+
+        whole = self.render(messages, values, template=GENERATION.sub(tag, self.template_text()))
+        if whole.replace(begin, "").replace(end, "") != text:
+            raise Refused("the chat template writes other text when a character stands at its {% generation %} and "
+                          "{% endgeneration %}; put them around the text of a turn, in a copy of the template, for "
+                          "--chat-template")
+        spans, at = [], 0
+        for piece in re.split(f"([{begin}{end}])", whole):
+            if piece == begin:
+                spans.append([at, at])
+            elif piece == end:
+                spans[-1][1] = at
+            else:
+                at += len(piece)
+        return [tuple(span) for span in spans]
 
     def turn(self, text, messages, place, values):
         """The characters that the assistant's message at this place gives."""

@@ -30,6 +30,20 @@ def sha256_of(path):
     return digest.hexdigest().encode()
 
 
+def bin_sha256(path):
+    """What a mask knows of its .bin: 256 pieces of a large one."""
+    pieces, piece = 256, 64 << 10
+    size = os.path.getsize(path)
+    if size <= pieces * piece:
+        return sha256_of(path)
+    digest, last = hashlib.sha256(), size - piece
+    with open(path, "rb") as file:
+        for number in range(pieces):
+            file.seek(last if number == pieces - 1 else last // (pieces - 1) * number)
+            digest.update(file.read(piece))
+    return digest.hexdigest().encode()
+
+
 def sync(path):
     """Makes a file, or the names in a folder, outlive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -102,8 +116,9 @@ class MegatronWriter:
                 file.write(struct.pack("<q", number))
 
     def write_mask(self):
-        head = struct.pack("<8sIIQQQ", b"NDMASK", 1, 0, self.tokens, len(self.spans) // 2, self.ignored)
-        content = head + sha256_of(self.temporary(".idx")) + little_endian("Q", self.spans)
+        head = struct.pack("<8sIIQQQ", b"NDMASK", 2, 0, self.tokens, len(self.spans) // 2, self.ignored)
+        digests = sha256_of(self.temporary(".idx")) + bin_sha256(self.temporary(".bin"))
+        content = head + digests + little_endian("Q", self.spans)
         with open(self.temporary(".mask"), "wb") as file:
             file.write(content + hashlib.sha256(content).hexdigest().encode())
 

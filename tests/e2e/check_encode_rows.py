@@ -29,6 +29,13 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
 GENERATION = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{% generation %}"
               "{{ m['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ m['content'] }}<|im_end|>{% endif %}"
               "{{ '\n' }}{% endfor %}")  # a newline behind a tag would be trimmed
+# Marks with every way to trim white space, and with what a template does around them.
+MARKS = (GENERATION, GENERATION.replace("{% generation %}", "{%- generation -%}\n ").replace("<|im_end|>{% endg", "<|im_end|>\n\n{%- endg"),
+         GENERATION.replace("{% generation %}", "\n  {% generation %}\n").replace("{% endgeneration %}", "\n{% endgeneration -%}\n"),
+         GENERATION.replace("{% generation %}", "{%+ generation+%}\n").replace("{% endgeneration %}", " {%-endgeneration%}\n"),
+         GENERATION.replace("{% generation %}", "{% set end = '<|im_end|>' %}{% generation %}"
+                            "{% for word in m['content'].split(' ') %}").replace(
+             "{{ m['content'] }}<|im_end|>{% endg", "{{ word }} {% endfor %}{{ end }}{% endg", 1))
 # As templates of thinking models do: an earlier turn loses its first word.
 FORGETFUL = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if loop.last %}{{ m['content'] }}{% else %}"
              "{{ m['content'].split(' ')[-1] }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -62,10 +69,11 @@ def counted_of(prefix, tokens):
     data, index = contents(prefix)[2], contents(prefix)[1]
     counts = [True] * tokens
     magic, version, zero, found, spans, ignored = struct.unpack_from("<8sIIQQQ", data)
-    assert (magic, version, zero, found) == (b"NDMASK\0\0", 1, 0, tokens), (magic, version, zero, found, tokens)
+    assert (magic, version, zero, found) == (b"NDMASK\0\0", 2, 0, tokens), (magic, version, zero, found, tokens)
     assert data[40:104] == hashlib.sha256(index).hexdigest().encode()
-    assert len(data) == 104 + 16 * spans + 64 and data[-64:] == hashlib.sha256(data[:-64]).hexdigest().encode()
-    for begin, end in struct.iter_unpack("<QQ", data[104:-64]):
+    assert data[104:168] == hashlib.sha256(contents(prefix)[0]).hexdigest().encode()
+    assert len(data) == 168 + 16 * spans + 64 and data[-64:] == hashlib.sha256(data[:-64]).hexdigest().encode()
+    for begin, end in struct.iter_unpack("<QQ", data[168:-64]):
         counts[begin:end] = [False] * (end - begin)
     assert counts.count(False) == ignored
     return counts
@@ -99,6 +107,11 @@ def check_writer(here):
         out.add([69999, 2])
         out.commit()
     assert contents(here("w"))[2] is None and read(here("w")) == (2, [69999], [2])
+    with MegatronWriter(here("v"), 70000) as out:  # a large .bin, of which the mask names pieces: the run finds the same
+        for number in range(430):
+            out.add([number] * 10000, [True] * 9999 + [False])
+        out.commit()
+    assert os.path.getsize(here("v.bin")) > 1 << 24 and read(here("v"))[0] == 4300000
     before = contents(here("w"))
     try:
         with MegatronWriter(here("w"), 100) as out:
@@ -326,9 +339,30 @@ def check_newlines(here):
             counts += [message["role"] == "assistant" and len(message["role"]) + 1 < end <= len(body + "<|im_end|>")
                        for end in ends]
         expect(here("l"), ids, counts)
-        if not trims:  # transformers does not find where an answer begins whose first blanks were trimmed
-            run("--tokenizer", here("newlines_generation"), "--output", here("g"), rows)
-            assert contents(here("g")) == contents(here("l"))
+        run("--tokenizer", here("newlines_generation"), "--output", here("g"), rows)
+        assert contents(here("g")) == contents(here("l"))
+
+
+def check_marks(here):
+    """Where a tokenizer trims no blanks, transformers finds the same answers between the marks of a template."""
+    from transformers import PreTrainedTokenizerFast
+    tokenizer = train(here("marks.json"), CHATS)
+    for number, template in enumerate(MARKS):
+        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|im_end|>", chat_template=template)
+        made.save_pretrained(here("marks"))
+        ours = encode_rows.FolderTokenizer(here("marks"), None)
+        for chat in CHATS + NEWLINE_CHATS:
+            theirs = made.apply_chat_template(chat, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+            ids, counts = ours.encode_chat(chat, {})
+            assert ids == theirs["input_ids"], (number, chat)
+            assert [bool(c) for c in counts] == [bool(c) for c in theirs["assistant_masks"]], (number, chat, counts)
+    # A mark within what a template trims changes the text, so it cannot be found.
+    template = "{% set all %}{% generation %} {{ messages[0]['content'] }}{% endgeneration %}{% endset %}{{ all | trim }}"
+    try:
+        encode_rows.FolderTokenizer(here("marks"), template).encode_chat(CHATS[0], {})
+        raise AssertionError("it did not fail")
+    except encode_rows.Refused as error:
+        assert "writes other text" in str(error), error
 
 
 def check_chats(here, tokenizer):
@@ -389,6 +423,7 @@ def main():
             print(f"skipped: {sys.executable} has no transformers; set ND_PEER_PYTHON to one that has")
             return
         check_newlines(here)
+        check_marks(here)
         check_chats(here, tokenizer)
     print("check_encode_rows: every id and mask as expected")
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A loss mask: the first byte of the input is the number of tokens of the .bin, the rest is the
- * mask without its digest. The digest, and that of the index, are made right first, or nothing
- * would get past them. What is accepted lies within the file and leaves out what it says.
+ * mask without its digest. The digest, and those of the pair, are made right first, or nothing
+ * would get past them; the version is 2 or 1. What is accepted lies within the file and leaves out
+ * what it says.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "runtime/base/fsio.h"
 #include "trainer/corpus/loss_mask.h"
 
-enum { INDEX_AT = 40, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
+enum { INDEX_AT = 40, BIN_AT = ND_LOSS_MASK_HEADER_BYTES_V1, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -18,7 +19,7 @@ static void check(const uint8_t *file, size_t size, uint64_t tokens)
 {
     char index_sha256[DIGEST + 1] = "";
     memset(index_sha256, '0', DIGEST);
-    const nd_loss_mask_pair pair = {"x.bin", "x.idx", tokens, index_sha256};
+    const nd_loss_mask_pair pair = {"x.bin", "x.idx", tokens, index_sha256, index_sha256};
     nd_loss_mask_view v;
     if (nd_loss_mask_parse(file, size, "x.mask", &pair, &v) != ND_OK) {
         return;
@@ -50,7 +51,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     check(file, rest, data[0]); /* as it is */
     if (rest >= INDEX_AT + DIGEST) {
         memset(file + INDEX_AT, '0', DIGEST);
+        const bool second = file[8] == 2 && rest >= BIN_AT + DIGEST;
         memcpy(file, "NDMASK\0\0\1\0\0\0\0\0\0", 16);
+        if (second) {
+            file[8] = 2;
+            memset(file + BIN_AT, '0', DIGEST);
+        }
     }
     ND_ASSERT(nd_fs_sha256(file, rest, hex) == ND_OK);
     memcpy(file + rest, hex, DIGEST);

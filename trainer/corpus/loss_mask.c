@@ -4,10 +4,13 @@
 #include "runtime/base/fsio.h"
 
 enum {
-    VERSION = 1,
+    VERSION = 2,
     HEADER_BYTES = ND_LOSS_MASK_HEADER_BYTES,
+    HEADER_BYTES_V1 = ND_LOSS_MASK_HEADER_BYTES_V1,
     DIGEST_BYTES = ND_LOSS_MASK_DIGEST_BYTES,
-    SPAN_BYTES = 16
+    SPAN_BYTES = 16,
+    PIECES = 256,
+    PIECE_BYTES = 64 << 10
 };
 
 static const char magic[8] = "NDMASK\0";
@@ -17,9 +20,16 @@ typedef struct mask_header {
     uint32_t version, zero;
     uint64_t tokens, spans, ignored;
     char index_sha256[DIGEST_BYTES];
+    char bin_sha256[DIGEST_BYTES]; /* since version 2 */
 } mask_header;
 
 _Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
+_Static_assert(HEADER_BYTES <= HEADER_BYTES_V1 + DIGEST_BYTES, "each mask has that many bytes");
+
+static size_t header_bytes(const mask_header *h)
+{
+    return h->version == 1 ? HEADER_BYTES_V1 : HEADER_BYTES;
+}
 
 /* Every message about a mask ends alike. */
 #define ADVICE "write the token files and their mask again"
@@ -27,8 +37,9 @@ _Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
 /* Sizes that fit, without overflow. */
 static nd_status check_sizes(const mask_header *h, size_t size, const char *name)
 {
-    const uint64_t room = size - HEADER_BYTES - DIGEST_BYTES;
-    if (h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
+    const size_t fixed = header_bytes(h) + DIGEST_BYTES;
+    const uint64_t room = size < fixed ? 0 : size - fixed;
+    if (size < fixed || h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
         return nd_fail(ND_ERR_DATA,
                        "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
                        "it is truncated or damaged; " ADVICE,
@@ -39,23 +50,24 @@ static nd_status check_sizes(const mask_header *h, size_t size, const char *name
 
 static nd_status check_header(const uint8_t *data, size_t size, const char *name, mask_header *h)
 {
-    if (size < HEADER_BYTES + DIGEST_BYTES) {
+    const size_t least = HEADER_BYTES_V1 + DIGEST_BYTES;
+    if (size < least) {
         return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has %zu bytes, less than the %d of one without spans: "
-                       "it is truncated; " ADVICE,
-                       name, size, HEADER_BYTES + DIGEST_BYTES);
+                       "the loss mask \"%s\" has %zu bytes, less than the %zu of one without "
+                       "spans: it is truncated; " ADVICE,
+                       name, size, least);
     }
-    memcpy(h, data, sizeof *h);
+    memcpy(h, data, sizeof *h); /* one of version 1 and its digest have as many bytes at least */
     if (memcmp(h->magic, magic, sizeof magic) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" lies beside token files as their loss mask, but does not begin with "
                        "NDMASK; " ADVICE ", or rename it",
                        name);
     }
-    if (h->version != VERSION || h->zero != 0) {
+    if (h->version < 1 || h->version > VERSION || h->zero != 0) {
         return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has version %u; version %d is read; " ADVICE, name,
-                       h->version, VERSION);
+                       "the loss mask \"%s\" has version %u; versions 1 and %d are read; " ADVICE,
+                       name, h->version, VERSION);
     }
     return check_sizes(h, size, name);
 }
@@ -86,6 +98,12 @@ static nd_status check_pair(const mask_header *h, const char *name, const nd_los
                        "the loss mask \"%s\" was made for another index than \"%s\": it belongs to "
                        "other token files; " ADVICE,
                        name, pair->idx);
+    }
+    if (h->version > 1 && memcmp(h->bin_sha256, pair->bin_sha256, DIGEST_BYTES) != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "the loss mask \"%s\" was made for other tokens than those of \"%s\": it "
+                       "belongs to other token files, or the tokens changed since; " ADVICE,
+                       name, pair->bin);
     }
     return ND_OK;
 }
@@ -123,7 +141,7 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     ND_TRY(check_header(data, size, name, &h));
     ND_TRY(check_digest(data, size, name));
     ND_TRY(check_pair(&h, name, pair));
-    ND_TRY(check_spans(&h, data + HEADER_BYTES, name));
+    ND_TRY(check_spans(&h, data + header_bytes(&h), name));
     if (h.ignored == h.tokens && h.tokens > 0) {
         return nd_fail(ND_ERR_DATA,
                        "by the loss mask \"%s\" none of the %llu tokens counts in the loss; "
@@ -133,7 +151,7 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     *out = (nd_loss_mask_view){.tokens = h.tokens,
                                .spans = h.spans,
                                .ignored = h.ignored,
-                               .pairs = data + HEADER_BYTES,
+                               .pairs = data + header_bytes(&h),
                                .digest = (const char *)data + size - DIGEST_BYTES};
     return ND_OK;
 }
@@ -155,19 +173,37 @@ nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end)
     return ND_OK;
 }
 
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, uint64_t tokens, const char *index_sha256,
-                            uint8_t **data, size_t *size)
+nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65])
+{
+    uint8_t *pieces;
+    if (size <= (size_t)PIECES * PIECE_BYTES) {
+        return nd_fs_sha256(bin, size, hex);
+    }
+    ND_TRY(nd_alloc((size_t)PIECES * PIECE_BYTES, 1, (void **)&pieces));
+    const size_t last = size - PIECE_BYTES, step = last / (PIECES - 1);
+    for (size_t i = 0; i < PIECES; i++) {
+        const size_t at = i == PIECES - 1 ? last : step * i;
+        memcpy(pieces + i * PIECE_BYTES, bin + at, PIECE_BYTES);
+    }
+    nd_status status = nd_fs_sha256(pieces, (size_t)PIECES * PIECE_BYTES, hex);
+    free(pieces);
+    return status;
+}
+
+nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, uint8_t **data,
+                            size_t *size)
 {
     const size_t span_bytes = mask->spans.count * sizeof *mask->spans.data;
     const size_t covered = HEADER_BYTES + span_bytes;
     mask_header h = {.version = VERSION,
-                     .tokens = tokens,
+                     .tokens = pair->tokens,
                      .spans = mask->spans.count / 2,
                      .ignored = mask->ignored};
     char hex[DIGEST_BYTES + 1];
     uint8_t *bytes = NULL;
     memcpy(h.magic, magic, sizeof magic);
-    memcpy(h.index_sha256, index_sha256, DIGEST_BYTES);
+    memcpy(h.index_sha256, pair->index_sha256, DIGEST_BYTES);
+    memcpy(h.bin_sha256, pair->bin_sha256, DIGEST_BYTES);
     ND_TRY(nd_alloc(covered + DIGEST_BYTES, 1, (void **)&bytes));
     memcpy(bytes, &h, sizeof h);
     if (span_bytes > 0) {

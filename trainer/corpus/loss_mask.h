@@ -6,11 +6,17 @@
  * the loss, as spans of the .bin. A pair without a mask counts every token. scripts/encode_rows.py
  * writes the same file; docs/formats.md has its bytes.
  *
- * A mask names its .idx by SHA-256, and ends with the SHA-256 of all its other bytes.
+ * A mask names its .idx by SHA-256, and its .bin by that of samples; it ends with the SHA-256 of
+ * all its other bytes. One of version 1, which this program does not write any more, names the
+ * .idx alone.
  */
 #include "trainer/text/buffer.h"
 
-enum { ND_LOSS_MASK_HEADER_BYTES = 104, ND_LOSS_MASK_DIGEST_BYTES = 64 };
+enum {
+    ND_LOSS_MASK_HEADER_BYTES = 168,
+    ND_LOSS_MASK_HEADER_BYTES_V1 = 104,
+    ND_LOSS_MASK_DIGEST_BYTES = 64
+};
 
 typedef struct nd_loss_mask_view {
     uint64_t tokens, spans;
@@ -24,7 +30,12 @@ typedef struct nd_loss_mask_pair {
     const char *bin, *idx;
     uint64_t tokens;          /* of the .bin */
     const char *index_sha256; /* of the .idx, 64 hexadecimal digits */
+    const char *bin_sha256;   /* what nd_loss_mask_bin_sha256 gives */
 } nd_loss_mask_pair;
+
+/* SHA-256 of a .bin of up to 16 MiB; of a larger one, that of 256 pieces of 64 KiB, the first at
+ * its beginning, the last at its end and the others evenly between them. */
+nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65]);
 
 /* ND_ERR_DATA: `data` is no mask, cut, damaged, that of another pair, or counts no token. `name` is
  * for messages. Apart from files so that it can be fuzzed. */
@@ -40,7 +51,7 @@ typedef struct nd_loss_mask {
 /* Appends tokens [begin, end), which lie behind the last span; adjacent spans become one. */
 nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end);
 /* The bytes of the file, owned by the caller. */
-nd_status nd_loss_mask_make(const nd_loss_mask *mask, uint64_t tokens, const char *index_sha256,
-                            uint8_t **data, size_t *size);
+nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *pair, uint8_t **data,
+                            size_t *size);
 
 #endif

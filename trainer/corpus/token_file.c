@@ -289,17 +289,44 @@ static nd_status write_file(const char *path, const uint8_t *data, size_t size,
     return nd_token_output_sync(out);
 }
 
+typedef struct bin_read {
+    nd_fs_map map;
+    char *hex;
+} bin_read;
+
+/* The .bin that was written, by what the mask knows of it. */
+static nd_status digest_bin(void *context)
+{
+    bin_read *r = context;
+    return nd_loss_mask_bin_sha256(r->map.data, r->map.size, r->hex);
+}
+
+static nd_status read_bin(const char *path, char hex[65])
+{
+    bin_read read = {.hex = hex};
+    ND_TRY(nd_fs_map_open(path, ND_ERR_IO, &read.map));
+    nd_status status = nd_fs_map_guard(&read.map, path, digest_bin, &read);
+    nd_fs_map_close(&read.map);
+    return status;
+}
+
 static nd_status write_mask(const nd_megatron_output *out, const nd_token_output *idx,
                             nd_token_output *mask)
 {
-    char index_sha256[65];
+    char index_sha256[65], bin_sha256[65];
+    const nd_loss_mask_pair pair = {.bin = out->bin.path,
+                                    .idx = out->idx,
+                                    .tokens = out->bin.tokens,
+                                    .index_sha256 = index_sha256,
+                                    .bin_sha256 = bin_sha256};
     uint8_t *data = NULL;
     size_t size = 0;
     if (out->mask.spans.count == 0) {
         return ND_OK;
     }
     ND_TRY(nd_fs_sha256_file(idx->temporary, index_sha256));
-    ND_TRY(nd_loss_mask_make(&out->mask, out->bin.tokens, index_sha256, &data, &size));
+    ND_TRY(read_bin(out->bin.temporary, bin_sha256));
+    ND_TRY(nd_loss_mask_make(&out->mask, &pair, &data, &size));
     nd_status status = write_file(out->mask_path, data, size, mask);
     free(data);
     return status;

@@ -11,18 +11,20 @@
 static nd_status read_mask(nd_dataset *dataset, const char *path, const char *idx)
 {
     nd_masked *masked = dataset->masked;
-    char index_sha256[65], *data = NULL;
+    char index_sha256[65], bin_sha256[65], *data = NULL;
     size_t size = 0;
     const nd_loss_mask_pair pair = {.bin = dataset->path,
                                     .idx = idx,
                                     .tokens = (uint64_t)dataset->tokens,
-                                    .index_sha256 = index_sha256};
+                                    .index_sha256 = index_sha256,
+                                    .bin_sha256 = bin_sha256};
     /* No two spans touch that the writers make; others may. */
     const size_t most =
         ND_LOSS_MASK_HEADER_BYTES + 16 * (size_t)dataset->tokens + ND_LOSS_MASK_DIGEST_BYTES;
     ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &data, &size));
     masked->data = (uint8_t *)data;
     ND_TRY(nd_fs_sha256_file(idx, index_sha256));
+    ND_TRY(nd_loss_mask_bin_sha256(dataset->map.data, dataset->map.size, bin_sha256));
     return nd_loss_mask_parse(masked->data, size, path, &pair, &masked->view);
 }
 

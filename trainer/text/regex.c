@@ -12,7 +12,8 @@
 enum {
     NEAR = 128,           /* characters that a match sees at first */
     WIDER = 4,            /* how many times more it sees each time that these do not decide it */
-    NEAR_TRIES = 1 << 14, /* of a match that sees NEAR characters; one that needs more is counted */
+    NEAR_TRIES = 1 << 8,  /* at one place, of a match that sees NEAR characters: they are not
+                             counted, and one that needs more is */
     STEPS_FREE = 1 << 18, /* a text may take so many steps, */
     STEPS_EACH = 256,     /* for each of its characters so many more, */
     STEPS_ITEM = 4,       /* and for each character and item of the pattern so many */
@@ -40,6 +41,7 @@ struct nd_regex_scan {
     size_t size;
     nd_bytes kinds;            /* of the characters of the text */
     size_t at, bytes;          /* where the next word begins, in characters and in bytes */
+    size_t alone;              /* places before this one are tried one by one, and counted */
     uint64_t steps, steps_max; /* of matches in this text */
     size_t place;              /* of the last step */
 };
@@ -233,7 +235,7 @@ nd_status nd_regex_begin(nd_regex_scan *scan, const uint8_t *text, size_t size)
     nd_status status = nd_array_reserve(&place, &scan->kinds.room, size, 1);
     scan->kinds.data = place;
     scan->kinds.count = 0;
-    scan->at = scan->bytes = 0;
+    scan->at = scan->bytes = scan->alone = 0;
     scan->text = text;
     scan->size = size;
     ND_TRY(status);
@@ -329,9 +331,14 @@ static nd_status try_here(nd_regex_scan *scan, size_t at, found *out)
                    scan->regex->pattern);
 }
 
-/* Searches from *at on with few characters in sight. True: *at is where the search goes on, or the
- * match was found. False: the place *at has to be tried alone. */
-static bool search_near(const nd_regex_scan *scan, size_t *at, found *out)
+/*
+ * Searches from *at on with few characters in sight. True: *at is where the search goes on, or the
+ * match was found. False: the place *at has to be tried alone.
+ *
+ * A search that gave up at some place has made up to NEAR_TRIES at each place before that, for
+ * nothing: the next one begins where it could see no farther, so that no place pays twice.
+ */
+static bool search_near(nd_regex_scan *scan, size_t *at, found *out)
 {
     const size_t end = end_of(scan, *at, NEAR);
     const int result = match(scan, scan->regex->search, scan->near, *at, end);
@@ -347,6 +354,7 @@ static bool search_near(const nd_regex_scan *scan, size_t *at, found *out)
         *at = found_match(scan).begin; /* nothing begins before it */
         return true;
     }
+    scan->alone = result == PCRE2_ERROR_PARTIAL ? *at + 1 : end;
     return false;
 }
 
@@ -355,7 +363,7 @@ static nd_status find(nd_regex_scan *scan, size_t at, found *out)
 {
     *out = (found){0};
     while (at < scan->kinds.count && !out->any) {
-        if (scan->regex->search && search_near(scan, &at, out)) {
+        if (scan->regex->search && at >= scan->alone && search_near(scan, &at, out)) {
             continue;
         }
         ND_TRY(try_here(scan, at, out));

@@ -12,8 +12,9 @@
  * pattern a pattern of such bytes. regex_parse.c reads the pattern, and refuses by its name what is
  * not known to mean the same in both.
  *
- * The time is in proportion to the text. A match first sees only the next characters of the text.
- * When these do not decide it, or where the pattern has repeats in repeats, its steps are counted,
+ * The time is in proportion to the text. A match first sees only the next characters of the text,
+ * and makes few tries. When these do not decide it, or where the pattern has repeats in repeats,
+ * its steps are counted,
  * and a text may take a number of steps in proportion to its size. A pattern that looks far ahead
  * again and again, or that tries too many ways, ends in ND_ERR_DATA with the pattern and the place.
  *

@@ -14,7 +14,8 @@ enum {
     REPEAT_MAX = 1000,
     SHORT_REPEAT = 16, /* more characters than this count as a repeat without end */
     PLAIN_LOOPS = 2,
-    MANY_LOOPS = 100
+    MANY_LOOPS = 100,
+    LENGTH_MAX = 65535 /* PCRE2's own limit of a look-behind */
 };
 
 /* What a part of the pattern may match. */
@@ -22,6 +23,8 @@ typedef struct part {
     bool empty; /* nothing */
     bool looks; /* it is a look-around */
     int loops;  /* repeats without end that follow one another */
+    int length; /* characters; -1: not always as many, or more than LENGTH_MAX */
+    bool even;  /* each alternative alone has always as many */
 } part;
 
 static nd_status put(nd_regex_parser *p, const char *text)
@@ -131,8 +134,14 @@ static nd_status read_group(nd_regex_parser *p, part *out)
     for (int i = 0; i < 6; i++) {
         if (nd_regex_take(p, openings[i])) {
             ND_TRY(read_inner(p, from, openings[i], p->fold, out));
+            if (i >= 4 && !out->even) { /* what PCRE2 can do from 10.43 on */
+                return nd_regex_refuse_part(p, from,
+                                            "looks back over no fixed number of "
+                                            "characters, which is not supported");
+            }
             out->looks = i >= 2;
             out->empty |= out->looks;
+            out->length = out->looks ? 0 : out->length;
             return ND_OK;
         }
     }
@@ -156,7 +165,7 @@ static nd_status read_group(nd_regex_parser *p, part *out)
 
 static nd_status read_part(nd_regex_parser *p, part *out)
 {
-    *out = (part){0};
+    *out = (part){.length = 1};
     if (nd_regex_peek(p) == '(') {
         return read_group(p, out);
     }
@@ -202,6 +211,11 @@ static nd_status read_counts(nd_regex_parser *p, size_t from, repeat *out)
                  : nd_regex_refuse_part(p, from, "is no supported repeat (at most 1000 times)");
 }
 
+static int add_lengths(int a, int b)
+{
+    return a < 0 || b < 0 || a + b > LENGTH_MAX ? -1 : a + b;
+}
+
 /* What a repeat makes of a part. */
 static void repeat_part(const repeat *r, part *out)
 {
@@ -211,6 +225,10 @@ static void repeat_part(const repeat *r, part *out)
     }
     out->loops += loops;
     out->empty |= r->low == 0;
+    out->length =
+        out->length >= 0 && r->low == r->high && (int64_t)out->length * r->low <= LENGTH_MAX
+            ? out->length * r->low
+            : -1;
 }
 
 /* The repeat behind a part, if there is one. */
@@ -265,6 +283,7 @@ static nd_status read_sequence(nd_regex_parser *p, part *out)
         p->joins |= joins && one.empty;
         out->empty = out->empty && one.empty;
         out->loops = out->loops + one.loops < MANY_LOOPS ? out->loops + one.loops : MANY_LOOPS;
+        out->length = add_lengths(out->length, one.length);
     }
     return ND_OK;
 }
@@ -274,14 +293,16 @@ static nd_status read_alternatives(nd_regex_parser *p, part *out)
 {
     const bool before = p->joins;
     bool behind = false;
-    *out = (part){0};
+    *out = (part){.even = true};
     if (++p->depth > ND_REGEX_DEPTH_MAX) {
         return nd_regex_refuse_part(p, p->at - 1, "is nested too deeply");
     }
-    for (bool more = true; more;) {
+    for (bool more = true, first = true; more; first = false) {
         part one;
         p->joins = before;
         ND_TRY(read_sequence(p, &one));
+        out->length = first || out->length == one.length ? one.length : -1;
+        out->even = out->even && one.length >= 0;
         behind |= p->joins;
         out->empty |= one.empty;
         out->loops = out->loops > one.loops ? out->loops : one.loops;

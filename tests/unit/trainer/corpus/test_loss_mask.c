@@ -13,7 +13,8 @@ enum { HEADER = ND_LOSS_MASK_HEADER_BYTES, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
 
 static const char index_sha256[] =
     "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-static const nd_loss_mask_pair pair = {"x.bin", "x.idx", 20, index_sha256};
+static const char bin_sha256[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
+static const nd_loss_mask_pair pair = {"x.bin", "x.idx", 20, index_sha256, bin_sha256};
 
 /* Spans 2-5 and 9-20 of 20 tokens. */
 static void make(uint8_t **data, size_t *size)
@@ -23,7 +24,7 @@ static void make(uint8_t **data, size_t *size)
     assert_ok(nd_loss_mask_add(&mask, 4, 5)); /* adjacent: the same span */
     assert_ok(nd_loss_mask_add(&mask, 7, 7)); /* empty: none */
     assert_ok(nd_loss_mask_add(&mask, 9, 20));
-    assert_ok(nd_loss_mask_make(&mask, 20, index_sha256, data, size));
+    assert_ok(nd_loss_mask_make(&mask, &pair, data, size));
     free(mask.spans.data);
 }
 
@@ -34,7 +35,7 @@ static nd_status parse(const uint8_t *data, size_t size, nd_loss_mask_view *out)
 
 Test(loss_mask, its_bytes)
 {
-    static const uint8_t numbers[] = {'N', 'D', 'M', 'A', 'S', 'K', 0, 0, 1, 0, 0, 0, 0, 0,
+    static const uint8_t numbers[] = {'N', 'D', 'M', 'A', 'S', 'K', 0, 0, 2, 0, 0, 0, 0, 0,
                                       0,   0,   20,  0,   0,   0,   0, 0, 0, 0, 2, 0, 0, 0,
                                       0,   0,   0,   0,   14,  0,   0, 0, 0, 0, 0, 0};
     static const uint64_t spans[] = {2, 5, 9, 20};
@@ -45,6 +46,7 @@ Test(loss_mask, its_bytes)
     cr_assert_eq(size, HEADER + sizeof spans + DIGEST);
     cr_expect_eq(memcmp(data, numbers, sizeof numbers), 0);
     cr_expect_eq(memcmp(data + sizeof numbers, index_sha256, DIGEST), 0);
+    cr_expect_eq(memcmp(data + sizeof numbers + DIGEST, bin_sha256, DIGEST), 0);
     cr_expect_eq(memcmp(data + HEADER, spans, sizeof spans), 0);
     char hex[65];
     assert_ok(nd_fs_sha256(data, HEADER + sizeof spans, hex));
@@ -79,9 +81,9 @@ Test(loss_mask, damage_of_any_byte_and_every_cut_are_refused)
     data[0] = 'X';
     assert_fails(parse(data, size, &view), ND_ERR_DATA, "does not begin with NDMASK");
     data[0] = 'N';
+    data[8] = 3;
+    assert_fails(parse(data, size, &view), ND_ERR_DATA, "version 3");
     data[8] = 2;
-    assert_fails(parse(data, size, &view), ND_ERR_DATA, "version 2");
-    data[8] = 1;
     data[HEADER] ^= 1;
     assert_fails(parse(data, size, &view), ND_ERR_DATA, "is damaged");
     free(data);
@@ -94,14 +96,78 @@ Test(loss_mask, that_of_other_files_is_refused)
     size_t size;
     nd_loss_mask_view view;
     make(&data, &size);
-    assert_fails(nd_loss_mask_parse(data, size, "x.mask",
-                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 21, index_sha256},
-                                    &view),
+    assert_fails(nd_loss_mask_parse(
+                     data, size, "x.mask",
+                     &(nd_loss_mask_pair){"x.bin", "x.idx", 21, index_sha256, bin_sha256}, &view),
                  ND_ERR_DATA, "is for 20 tokens, but \"x.bin\" has 21");
     assert_fails(nd_loss_mask_parse(data, size, "x.mask",
-                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 20, other}, &view),
+                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 20, other, bin_sha256},
+                                    &view),
                  ND_ERR_DATA, "another index than \"x.idx\"");
+    assert_fails(nd_loss_mask_parse(data, size, "x.mask",
+                                    &(nd_loss_mask_pair){"x.bin", "x.idx", 20, index_sha256, other},
+                                    &view),
+                 ND_ERR_DATA, "other tokens than those of \"x.bin\"");
     free(data);
+}
+
+/* The first version lacks what names the .bin; such a file is read as it always was. */
+Test(loss_mask, one_of_version_1_is_read)
+{
+    enum { HEADER_V1 = ND_LOSS_MASK_HEADER_BYTES_V1 };
+    static const char other[] = "f123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    const nd_loss_mask_pair bin = {"x.bin", "x.idx", 20, index_sha256, other};
+    const nd_loss_mask_pair idx = {"x.bin", "x.idx", 20, other, bin_sha256};
+    uint8_t *data;
+    char hex[65];
+    size_t size;
+    nd_loss_mask_view view;
+    make(&data, &size);
+    data[8] = 1;
+    size -= DIGEST;
+    memmove(data + HEADER_V1, data + HEADER, size - HEADER);
+    assert_ok(nd_fs_sha256(data, size - DIGEST, hex));
+    memcpy(data + size - DIGEST, hex, DIGEST);
+    assert_ok(parse(data, size, &view));
+    cr_expect_eq(view.ignored, 14);
+    cr_expect_eq(view.spans, 2);
+    cr_expect_eq(memcmp(view.pairs, (uint64_t[]){2, 5, 9, 20}, 32), 0);
+    assert_ok(nd_loss_mask_parse(data, size, "x.mask", &bin, &view));
+    assert_fails(nd_loss_mask_parse(data, size, "x.mask", &idx, &view), ND_ERR_DATA,
+                 "another index");
+    for (size_t cut = 0; cut < size; cut++) {
+        cr_expect_eq(parse(data, cut, &view), ND_ERR_DATA, "%zu bytes", cut);
+    }
+    free(data);
+}
+
+/* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
+Test(loss_mask, the_digest_of_a_bin)
+{
+    enum { PIECE = 64 << 10, PIECES = 256, LARGE = PIECES * PIECE + 1000001 };
+    const size_t sizes[] = {1000, PIECES * PIECE, LARGE};
+    uint8_t *bin = calloc(LARGE, 1);
+    cr_assert_not_null(bin);
+    for (int s = 0; s < 3; s++) {
+        const size_t size = sizes[s], last = size - PIECE, step = last / (PIECES - 1);
+        const size_t small[] = {0, 1, 500, size / 2, size - 1};
+        const size_t large[] = {0,          PIECE - 1, step,    7 * step + PIECE - 1,
+                                254 * step, last,      size - 1};
+        const size_t *places = s == 2 ? large : small;
+        char first[65], other[65];
+        assert_ok(nd_loss_mask_bin_sha256(bin, size, first));
+        for (size_t i = 0; i < (s == 2 ? sizeof large : sizeof small) / sizeof *large; i++) {
+            bin[places[i]] = 1;
+            assert_ok(nd_loss_mask_bin_sha256(bin, size, other));
+            cr_expect_str_neq(first, other, "byte %zu of %zu", places[i], size);
+            bin[places[i]] = 0;
+        }
+        bin[PIECE] = 1; /* between the first two pieces of a large one */
+        assert_ok(nd_loss_mask_bin_sha256(bin, size, other));
+        cr_expect_eq(strcmp(first, other) == 0, s != 1, "%zu", size);
+        bin[PIECE] = 0;
+    }
+    free(bin);
 }
 
 /* What a program writes that does not know the rules: the digest is right, the numbers are not. */
@@ -173,15 +239,16 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
 {
     static int32_t spans[2][2] = {{2, 3}, {0, 1}}; /* of each piece; they touch at token 3 */
     static const uint64_t whole[] = {2, 4};
-    char hex[65], *data, *idx;
+    char hex[65], bin_hex[65], *data, *idx;
     size_t size, idx_size;
     nd_loss_mask_view view;
     assert_ok(write_files(spans, NULL));
+    assert_ok(nd_fs_sha256((const uint16_t[]){1, 2, 3, 4, 5}, 10, bin_hex));
     assert_ok(nd_fs_read(tempdir_file(&dir, "p.mask"), 1000, ND_ERR_DATA, &data, &size));
     assert_ok(nd_fs_read(tempdir_file(&dir, "p.idx"), 1000, ND_ERR_DATA, &idx, &idx_size));
     assert_ok(nd_fs_sha256(idx, idx_size, hex));
     assert_ok(nd_loss_mask_parse((uint8_t *)data, size, "p.mask",
-                                 &(nd_loss_mask_pair){"p.bin", "p.idx", 5, hex}, &view));
+                                 &(nd_loss_mask_pair){"p.bin", "p.idx", 5, hex, bin_hex}, &view));
     cr_expect_eq(view.spans, 1);
     cr_expect_eq(memcmp(view.pairs, whole, sizeof whole), 0);
     free(data);

@@ -145,6 +145,18 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     nd_megatron_output_fini(&out);
     tempdir_write(&dir, "p.mask", mask.data, mask.count);
     assert_fails(open_files(), ND_ERR_DATA, "another index");
+    /* Other tokens in the same documents: the same index, and another .bin. */
+    nd_bytes bin = {0};
+    write_files(spans, SPANS);
+    read_file("p.bin", &bin);
+    bin.data[20] ^= 1;
+    tempdir_write(&dir, "p.bin", bin.data, bin.count);
+    assert_fails(open_files(), ND_ERR_DATA, "other tokens than those of");
+    bin.data[20] ^= 1;
+    tempdir_write(&dir, "p.bin", bin.data, bin.count);
+    assert_ok(open_files());
+    nd_dataset_close(opened);
+    free(bin.data);
     /* A link to nowhere is no mask that is not there. */
     cr_assert_eq(unlink(tempdir_file(&dir, "p.mask")), 0);
     cr_assert_eq(symlink("nothing", tempdir_file(&dir, "p.mask")), 0);
@@ -155,10 +167,12 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     /* A mask by which nothing counts, made by another program. */
     nd_loss_mask made = {0};
     nd_bytes file = {0};
-    char index[65];
+    char index[65], tokens[65];
     assert_ok(nd_fs_sha256_file(tempdir_file(&dir, "p.idx"), index));
+    assert_ok(nd_fs_sha256_file(tempdir_file(&dir, "p.bin"), tokens));
+    const nd_loss_mask_pair pair = {.tokens = TOKENS, .index_sha256 = index, .bin_sha256 = tokens};
     assert_ok(nd_loss_mask_add(&made, (uint64_t)all[0], (uint64_t)all[1]));
-    assert_ok(nd_loss_mask_make(&made, TOKENS, index, &file.data, &file.count));
+    assert_ok(nd_loss_mask_make(&made, &pair, &file.data, &file.count));
     tempdir_write(&dir, "p.mask", file.data, file.count);
     assert_fails(open_files(), ND_ERR_DATA, "none of the 40 tokens counts");
     free(made.spans.data);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#define PCRE2_CODE_UNIT_WIDTH 8
 #include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <pcre2.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,6 +94,7 @@ Test(regex, words_are_those_of_tokenizers)
         {"a++.|a", "aaab aa", "aaab| |a|a"},
         {"\\p{Lu}??\\p{Ll}+?", "ABcdE", "A|Bc|d|E"},
         {"(?<!a)b+", "ab bb", "ab |bb"},
+        {"(?<=(?:a|b){2}|c[^d])x", "abx cdx cex x", "ab|x| cdx ce|x| x"},
         {"(?<=a|bc|def)x", "ax bcx defx fx", "a|x| bc|x| def|x| fx"},
         {"(?<=\\n)", "a\nb\n\nc", "a\n|b\n|\n|c"},
         {"(?<=\\p{Ll})(?=\\p{Lu})", "camelCaseText", "camel|Case|Text"},
@@ -316,7 +321,10 @@ Test(regex, what_is_not_supported_is_refused_by_name)
         {"(?i:s(?:x|t))", "stands behind a character"},
         {"(?i:\xc3\xa9)", "is not supported where case is ignored"},
         {"(?i:\\p{Lu})", "is not supported where case is ignored"},
-        {"(?<=a+)b", "lookbehind assertion"}, /* as PCRE2 says */
+        {"(?<=a+)b", "\"(?<=a+)\" at byte 0 looks back over no fixed number of characters"},
+        {"x(?<!(?:a|bc))b", "at byte 1 looks back over no fixed number"},
+        {"(?<=ab{1,2}|c)b", "looks back over no fixed number"},
+        {"(?<=(?:a{300}){300})b", "looks back over no fixed number"},
         {"((((((((((((((((a))))))))))))))))", "nested too deeply"},
     };
     nd_regex *regex;
@@ -377,6 +385,57 @@ Test(regex, slow_patterns_are_refused_with_the_place)
     assert_too_slow("(?:a+)+b|a", "a", 100, "takes too many steps");
     assert_too_slow("a*a*a*a*b|a", "a", 4000, "takes too many steps");
     assert_too_slow("(?:(?=[ab]*)[ab])+", "ab", 4000, "takes too many steps");
+    /* Thousands of ways at a place, all within the few characters that a match sees at first. */
+    assert_too_slow("a*a*a*b|[ac]", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", 2000,
+                    "takes too many steps");
+    assert_too_slow("a?a?a?a?a?a?a?a?a?a?a?a?[ab]{14}|[acd]", "aaaaaaaaaaaac", 4000,
+                    "takes too many steps");
+}
+
+/* In place of the library's: tests see how often it is called. */
+static atomic_long matches;
+
+int pcre2_match_8(const pcre2_code *code, PCRE2_SPTR subject, PCRE2_SIZE length, PCRE2_SIZE start,
+                  uint32_t options, pcre2_match_data *data, pcre2_match_context *context)
+{
+    typedef int function(const pcre2_code *, PCRE2_SPTR, PCRE2_SIZE, PCRE2_SIZE, uint32_t,
+                         pcre2_match_data *, pcre2_match_context *);
+    function *real;
+    *(void **)&real = dlsym(RTLD_NEXT, "pcre2_match_8");
+    cr_assert_not_null(real);
+    atomic_fetch_add(&matches, 1);
+    return real(code, subject, length, start, options, data, context);
+}
+
+/* Some places take more tries than a search makes. Those before it, where nothing begins, are not
+ * searched again from each of them: a place is matched once, and a search goes over many. */
+Test(regex, a_search_that_gave_up_does_not_begin_again_at_each_place)
+{
+    static const char pattern[] = "a*a*a*x", unit[] =
+                                                 "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+                                                 "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+                                                 "aaaaaaaaaaaaaa";
+    enum { UNIT = sizeof unit - 1, TIMES = 500, SIZE = UNIT * TIMES };
+    char *text = malloc(SIZE);
+    cr_assert_not_null(text);
+    for (int i = 0; i < TIMES; i++) {
+        memcpy(text + (size_t)i * UNIT, unit, UNIT);
+    }
+    nd_regex *regex = regex_of(pattern, 0);
+    nd_regex_scan *scan;
+    size_t end = 0;
+    int count;
+    assert_ok(nd_regex_scan_create(regex, &scan));
+    assert_ok(nd_regex_begin(scan, (const uint8_t *)text, SIZE));
+    atomic_store(&matches, 0);
+    assert_ok(nd_regex_words(scan, &end, 1, &count));
+    const long calls = atomic_load(&matches);
+    cr_expect_eq(end, SIZE); /* one word: nothing matches */
+    cr_expect_gt(calls, TIMES, "%ld: no search gave up", calls);
+    cr_expect_leq(calls, SIZE + SIZE / 64, "%ld calls for %d places", calls, SIZE);
+    nd_regex_scan_destroy(scan);
+    nd_regex_destroy(regex);
+    free(text);
 }
 
 /* A megabyte in one word, and in words of one character. */
