@@ -9,6 +9,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/thread.h"
 
 enum { OPEN_MAX = 8 }; /* threads that are in such a call at the same time */
 
@@ -79,7 +80,7 @@ nd_status nd_call_limit_create(nd_call_limit **out)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&limit->changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    int code = pthread_create(&limit->thread, NULL, watch, limit);
+    int code = nd_thread_start(watch, limit, &limit->thread);
     if (code != 0) {
         pthread_cond_destroy(&limit->changed);
         pthread_mutex_destroy(&limit->mutex);

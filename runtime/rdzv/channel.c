@@ -14,6 +14,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/thread.h"
 #include "runtime/rdzv/address.h"
 
 struct nd_channel {
@@ -358,7 +359,7 @@ nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_
     ND_TRY(ND_ALLOC(1, &watch));
     *watch =
         (nd_watch){.fd = fd, .stop = eventfd(0, EFD_CLOEXEC), .gone = gone, .context = context};
-    int code = watch->stop < 0 ? errno : pthread_create(&watch->thread, NULL, run, watch);
+    int code = watch->stop < 0 ? errno : nd_thread_start(run, watch, &watch->thread);
     if (code != 0) {
         if (watch->stop >= 0) {
             close(watch->stop);

@@ -355,6 +355,23 @@ Test(errors, limits_of_memory_for_many_threads)
     threads_with_memory(GENERATE(ND_TRAIN), (const int[]){200000}, 1);
 }
 
+/* With what the sentence asks for, and a little more, a run with every thread that serves it ends
+ * well: the libraries do not say when they have no memory left. */
+Test(errors, the_memory_that_is_asked_for_is_enough)
+{
+    const char *words = "a worker of this job needs about ";
+    refused_with(71, "rm -rf out; ulimit -v 110000; " LAUNCH "--num-processes 2 --dp-shard-size 2",
+                 words, "(ulimit -v)");
+    long long needed = atoll(strstr(shell_output, words) + strlen(words));
+    for (int beyond = 64; beyond <= 8192; beyond += 1024) {
+        char command[1024];
+        snprintf(command, sizeof command, "rm -rf out; ulimit -v %lld; %s", needed + beyond,
+                 LAUNCH
+                 "--num-processes 2 --dp-shard-size 2 --checkpoint-frequency 1 --log-with all");
+        cr_assert_eq(run_soon_ended(command), 0, "%s: %s", command, shell_output);
+    }
+}
+
 /* The room that UCX will need is known before the start. */
 Test(errors, a_small_folder_of_shared_memory)
 {

@@ -2,7 +2,6 @@
 #include "trainer/checkpoint/saver.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "trainer/checkpoint/snapshot.h"
 
@@ -261,11 +261,7 @@ static nd_status wait_unit(void *context, int unit)
 
 static nd_status start_thread(nd_saver *s)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the rank's thread */
-    int code = pthread_create(&s->thread, NULL, writer_thread, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = nd_thread_start(writer_thread, s, &s->thread);
     s->has_thread = code == 0;
     return code == 0 ? ND_OK : nd_fail_system(code, "the thread of the checkpoint writer");
 }

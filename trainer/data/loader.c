@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
+#include "runtime/base/thread.h"
 #include "trainer/data/formats.h"
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
@@ -197,12 +197,7 @@ static nd_status make_primitives(nd_loader *loader)
     pthread_condattr_destroy(&monotonic);
     loader->primitives_made = true;
 
-    /* The thread that drives the rank handles signals. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&loader->thread, NULL, prefetch_main, loader);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = nd_thread_start(prefetch_main, loader, &loader->thread);
     if (code != 0) {
         return nd_fail_system(code, "the data prefetch thread");
     }

@@ -2,7 +2,6 @@
 #include "trainer/report/sink_thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +11,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/thread.h"
 
 enum { KEPT_BYTES = 1 << 14 /* one event with a path and a reason */ };
 
@@ -263,14 +263,9 @@ static void release(nd_sink_thread *t)
     free(t);
 }
 
-/* Signals are for the run's thread. */
 static nd_status start(nd_sink_thread *t)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&t->thread, NULL, serve, t);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int code = nd_thread_start(serve, t, &t->thread);
     t->has_thread = code == 0;
     return code == 0 ? ND_OK : nd_fail_system(code, "the thread of %s", t->sink.name);
 }
