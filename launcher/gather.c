@@ -97,7 +97,7 @@ nd_status nd_gather_report_missing(nd_coordinator *c, double seconds, bool last)
         return ND_OK;
     }
     return nd_fail(ND_ERR_HANG,
-                   "%s (launch.rdzv_timeout_seconds, and time to index JSONL); start ndlaunch "
+                   "%s (launch.rdzv_timeout_seconds, and time to encode text); start ndlaunch "
                    "there with --node-rank, the same endpoint and the same key",
                    line);
 }

@@ -12,22 +12,33 @@
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
-/* A file, by its name in the folder that is open at `folder`. */
+static bool ends_with_rows(const char *name)
+{
+    static const char *const endings[] = {".jsonl",  ".jsonl.gz",  ".jsonl.zst",
+                                          ".ndjson", ".ndjson.gz", ".ndjson.zst"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        if (nd_ends_with(name, endings[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A file, by its name in the folder that is open at `folder`. JSON lines are encoded also where ids
+ * are bytes. */
 static double seconds_of_file(const nd_config *config, int folder, const char *name)
 {
-    const double to_encode = 400e-9, to_index = 100e-9; /* seconds a byte */
+    const double to_encode = 400e-9; /* seconds a byte */
     const bool compressed = nd_ends_with(name, ".gz") || nd_ends_with(name, ".zst");
     const char *tokenizer = config->data.tokenizer;
     struct stat st;
     if (fstatat(folder, name, &st, 0) != 0 || !S_ISREG(st.st_mode)) {
         return 0;
     }
-    if (strcmp(tokenizer, "bytes") != 0 && strcmp(tokenizer, "file") != 0) {
-        return to_encode * (compressed ? 8.0 : 1.0) * (double)st.st_size;
-    }
     const bool rows = config->data.format == ND_DATA_JSONL ||
-                      (config->data.format == ND_DATA_AUTO && nd_ends_with(name, ".jsonl"));
-    return rows ? to_index * (double)st.st_size : 0;
+                      (config->data.format == ND_DATA_AUTO && ends_with_rows(name));
+    const bool encoded = strcmp(tokenizer, "bytes") == 0 ? rows : strcmp(tokenizer, "file") != 0;
+    return encoded ? to_encode * (compressed ? 8.0 : 1.0) * (double)st.st_size : 0;
 }
 
 static double seconds_of_folder(const nd_config *config, const char *path)
@@ -65,7 +76,7 @@ static double seconds_of_path(const nd_config *config, const char *path)
     return seconds;
 }
 
-static double index_seconds(const nd_config *config, const char *text)
+static double encode_seconds(const nd_config *config, const char *text)
 {
     nd_data_sources sources;
     double seconds = 0;
@@ -106,6 +117,6 @@ static double verify_seconds(const nd_config *config)
 
 double nd_config_data_seconds(const nd_config *config)
 {
-    return index_seconds(config, config->data.path) +
-           index_seconds(config, config->data.validation_path) + verify_seconds(config);
+    return encode_seconds(config, config->data.path) +
+           encode_seconds(config, config->data.validation_path) + verify_seconds(config);
 }

@@ -72,7 +72,7 @@ Test(mutations, jsonl)
     tempdir_write(mutate_dir(), "rows.jsonl", rows, used);
     mutate(&(mutated){.name = "jsonl",
                       .file = "rows.jsonl",
-                      .arguments = MUTATE_TRAIN " --set data.path=rows.jsonl",
+                      .arguments = MUTATE_TRAIN " --data-path rows.jsonl --cache-dir cache",
                       .made = "out"});
 }
 

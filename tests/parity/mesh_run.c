@@ -300,20 +300,34 @@ static nd_status check_complete(const shared_run *run)
     return ND_OK;
 }
 
+nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out)
+{
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+    nd_dataset_text text = {.path = path, .format = job->format, .rules = &rules, .threads = 1};
+    char *folder = NULL;
+    if (job->format != ND_DATA_JSONL) {
+        return nd_dataset_open(path, job->format, job->tokenizer, job->shape.vocab, job->sequence,
+                               out);
+    }
+    ND_TRY(nd_fs_parent(path, &folder));
+    text.cache_dir = folder;
+    nd_status status = nd_dataset_open_text(&text, job->shape.vocab, job->sequence, out);
+    free(folder);
+    return status;
+}
+
 static nd_status open_data(shared_run *run)
 {
     const mesh_job *job = run->job;
     nd_dataset_part parts[] = {{.name = "first", .weight = 0.6}, {.name = "second", .weight = 0.4}};
-    ND_TRY(nd_dataset_open(job->data_path, job->format, job->tokenizer, job->shape.vocab,
-                           job->sequence, &run->data));
+    ND_TRY(mesh_open_data(job, job->data_path, &run->data));
     if (!job->second_path) {
         return ND_OK;
     }
     parts[0].data = run->data;
     run->data = NULL;
     run->config.data_sources = job->one_loss ? 1 : 2;
-    nd_status status = nd_dataset_open(job->second_path, job->format, job->tokenizer,
-                                       job->shape.vocab, job->sequence, &parts[1].data);
+    nd_status status = mesh_open_data(job, job->second_path, &parts[1].data);
     if (status != ND_OK) {
         nd_dataset_close(parts[0].data);
         return status;

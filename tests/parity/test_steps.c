@@ -145,8 +145,7 @@ static nd_status evaluate_rows(void *context, nd_trainer *t)
 {
     const mesh_job *job = context;
     nd_dataset *data;
-    ND_TRY(nd_dataset_open(job->data_path, job->format, job->tokenizer, job->shape.vocab,
-                           job->sequence, &data));
+    ND_TRY(mesh_open_data(job, job->data_path, &data));
     nd_status status = evaluate(t, data);
     nd_dataset_close(data);
     return status;

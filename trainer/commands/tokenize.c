@@ -169,6 +169,10 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
                          .context = w,
                          .write = write_piece,
                          .progress = show_progress};
+    if (w->call->rules.append_eod && !path) {
+        return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, which have no end of text; leave "
+                                      "--append-eod out");
+    }
     if (w->call->rules.append_eod) {
         ND_TRY(nd_corpus_eod(tokenizer, path, &job.eod));
     }
@@ -183,19 +187,18 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
     return ND_OK;
 }
 
-/* *out is owned by the caller. */
+/* A tokenizer.json, or NULL for bytes. *out is owned by the caller. */
 static nd_status find_tokenizer(const char *path, char **out)
 {
     struct stat st;
-    if (strcmp(path, "bytes") == 0 && stat(path, &st) != 0) {
-        return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, whose tokens are the bytes of a text: "
-                                      "train with the text itself as data.path, and "
-                                      "data.tokenizer: bytes");
+    if (strcmp(path, "bytes") == 0) {
+        *out = NULL;
+        return ND_OK;
     }
     if (stat(path, &st) != 0) {
         return nd_fail(ND_ERR_CONFIG,
-                       "--tokenizer \"%s\" does not exist; give the path of a tokenizer.json or of "
-                       "its folder",
+                       "--tokenizer \"%s\" does not exist; give bytes, or the path of a "
+                       "tokenizer.json or of its folder",
                        path);
     }
     return S_ISDIR(st.st_mode) ? nd_fs_format(out, "%s/tokenizer.json", path)
@@ -210,7 +213,7 @@ static nd_status tokenize(const nd_tokenize_call *call)
     nd_status status = ND_OK;
     ND_TRY_OUT(check_output(call));
     ND_TRY_OUT(find_tokenizer(call->tokenizer, &path));
-    ND_TRY_OUT(nd_tokenizer_open(path, &tokenizer));
+    ND_TRY_OUT(path ? nd_tokenizer_open(path, &tokenizer) : nd_byte_tokenizer_create(&tokenizer));
     ND_TRY_OUT(nd_megatron_output_open(call->prefix, nd_tokenizer_vocab_size(tokenizer), &w.out));
     ND_TRY_OUT(encode(&w, tokenizer, path));
 out:

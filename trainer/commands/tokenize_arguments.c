@@ -32,7 +32,7 @@ static const struct {
     const char *help;
 } options[OPTION_COUNT] = {
     [OPTION_TOKENIZER] = {"--tokenizer", "--tokenizer-model", "PATH",
-                          "a tokenizer.json, or the folder that has one"},
+                          "a tokenizer.json, the folder that has one, or bytes: id = byte"},
     [OPTION_INPUT] =
         {"--input", NULL, "PATH ...",
          "files, folders (their .jsonl, .ndjson and .txt) and patterns; gzip and zstd too"},

@@ -162,6 +162,12 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
     }
 }
 
+nd_status nd_cache_open_tokenizer(const nd_token_cache_request *request, nd_tokenizer **out)
+{
+    return request->tokenizer ? nd_tokenizer_open(request->tokenizer, out)
+                              : nd_byte_tokenizer_create(out);
+}
+
 nd_status nd_cache_check_vocab(const nd_token_cache_request *request, int32_t vocab)
 {
     return request->vocab == 0 || vocab <= request->vocab
@@ -170,7 +176,8 @@ nd_status nd_cache_check_vocab(const nd_token_cache_request *request, int32_t vo
                          "the tokenizer \"%s\" has ids up to %d, but the model's vocab_size is "
                          "%lld; use the tokenizer of this model, or a model with a larger "
                          "vocabulary",
-                         request->tokenizer, vocab - 1, (long long)request->vocab);
+                         request->tokenizer ? request->tokenizer : "bytes", vocab - 1,
+                         (long long)request->vocab);
 }
 
 /* The path comes from the contents that were encoded. */
@@ -191,7 +198,7 @@ static nd_status encode(writer *w, const nd_token_cache_request *request, const 
                          .write = write_piece,
                          .progress = report_progress};
     nd_status status = ND_OK;
-    if (request->rules->append_eod) {
+    if (request->rules->append_eod && request->tokenizer) {
         ND_TRY_OUT(nd_corpus_eod(tokenizer, request->tokenizer, &job.eod));
     }
     ND_TRY_OUT(nd_corpus_encode(&job, &counts));
@@ -224,7 +231,7 @@ nd_status nd_cache_build(const nd_token_cache_request *request, const nd_cache_k
                 .all_bytes = files->bytes,
                 .begin = nd_clock_seconds()};
     w.said = w.begin;
-    nd_status status = nd_tokenizer_open(request->tokenizer, &tokenizer);
+    nd_status status = nd_cache_open_tokenizer(request, &tokenizer);
     ND_TRY_OUT(status);
     const int32_t vocab = nd_tokenizer_vocab_size(tokenizer);
     ND_TRY_OUT(nd_cache_check_vocab(request, vocab));
@@ -233,8 +240,9 @@ nd_status nd_cache_build(const nd_token_cache_request *request, const nd_cache_k
         ND_TRY_OUT(nd_fail_memory("a checksum"));
     }
     XXH3_64bits_reset(w.hash);
-    nd_log_info("encoding %s (%.1f MB) with %s into the folder %s", what,
-                (double)files->bytes * 1e-6, request->tokenizer, key->folder);
+    nd_log_info("encoding %s (%.1f MB) %s %s into the folder %s", what, (double)files->bytes * 1e-6,
+                request->tokenizer ? "with" : "as",
+                request->tokenizer ? request->tokenizer : "bytes", key->folder);
     nd_token_output_remove_left(key->temporary);
     ND_TRY_OUT(nd_token_output_open(key->temporary, vocab, HEADER_BYTES, &w.file));
     ND_TRY_OUT(encode(&w, request, key, tokenizer, &made));

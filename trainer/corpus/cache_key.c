@@ -84,10 +84,10 @@ static nd_status describe_string(nd_bytes *out, const char *name, const char *te
 static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes *out)
 {
     const nd_corpus_rules *r = request->rules;
-    char hex[65], line[256];
+    char hex[65] = "bytes", line[256];
     char *folder = NULL, *config = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_sha256_file(request->tokenizer, hex));
+    ND_TRY_OUT(request->tokenizer ? nd_fs_sha256_file(request->tokenizer, hex) : ND_OK);
     int n = snprintf(line, sizeof line,
                      "tokens %d\ntext %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\n",
                      ND_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
@@ -96,6 +96,9 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",
                                r->separator ? r->separator_size : 0));
+    if (!request->tokenizer) {
+        goto out;
+    }
     ND_TRY_OUT(nd_fs_parent(request->tokenizer, &folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
     if (r->append_eod && nd_fs_exists(config)) { /* it names the end of text */

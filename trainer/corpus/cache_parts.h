@@ -93,6 +93,8 @@ void nd_cache_lock_release(nd_cache_lock *lock, nd_status status);
 /* Encodes the text into a cache; *path is owned by the caller. */
 nd_status nd_cache_build(const nd_token_cache_request *request, const nd_cache_key *key,
                          const nd_cache_lock *lock, char **path);
+/* That of the request's file, or of bytes. */
+nd_status nd_cache_open_tokenizer(const nd_token_cache_request *request, nd_tokenizer **out);
 /* ND_ERR_CONFIG when the tokenizer has more ids than the model. */
 nd_status nd_cache_check_vocab(const nd_token_cache_request *request, int32_t vocab);
 

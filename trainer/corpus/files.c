@@ -37,6 +37,11 @@ static text_kind kind_of(const char *name)
     return ends_with(name, size, ".txt") ? KIND_TEXT : KIND_OTHER;
 }
 
+bool nd_corpus_is_rows(const char *path)
+{
+    return kind_of(path) == KIND_ROWS;
+}
+
 bool nd_corpus_is_pattern(const char *path)
 {
     return strpbrk(path, "*?[") != NULL && !nd_fs_exists(path);

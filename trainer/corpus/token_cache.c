@@ -118,7 +118,7 @@ static nd_status check_vocab(const nd_token_cache_request *request)
     if (request->vocab == 0) {
         return ND_OK;
     }
-    ND_TRY(nd_tokenizer_open(request->tokenizer, &tokenizer));
+    ND_TRY(nd_cache_open_tokenizer(request, &tokenizer));
     nd_status status = nd_cache_check_vocab(request, nd_tokenizer_vocab_size(tokenizer));
     nd_tokenizer_close(tokenizer);
     return status;

@@ -44,8 +44,9 @@ typedef struct nd_token_cache {
 typedef struct nd_token_cache_request {
     const nd_corpus_files *files;
     const nd_corpus_rules *rules;
-    const char *tokenizer; /* path of a tokenizer.json */
-    const char *folder;    /* of caches; it is made when it is missing. "": that of the user */
+    const char
+        *tokenizer;     /* path of a tokenizer.json; NULL: ids are bytes, without an end of text */
+    const char *folder; /* of caches; it is made when it is missing. "": that of the user */
     int threads;
     int64_t vocab; /* the model's, at most so many ids; 0: any number */
     const atomic_bool

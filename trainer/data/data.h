@@ -8,18 +8,19 @@
  * Dataset. All documents are concatenated and cut into blocks of S + 1 tokens (as the reference
  * program does): inputs are the first S, labels the last S. The last, short block is kept; its
  * missing labels are -100 and its missing inputs 0. One token left over has no label and is
- * dropped. Files are memory-mapped and a block is decoded when it is asked for. Only JSONL is read
- * whole at open, to index its strings.
+ * dropped. Files are memory-mapped and a block is decoded when it is asked for.
  *
  * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
+ * JSON lines are always encoded text, also when their ids are bytes: one reader has one set of
+ * rules.
  *
  * Blend: a dataset of several sources, whose blocks are those of the first source, then those of
  * the second, and so on. No block has tokens of two sources.
  *
  * Formats: text (bytes; id = byte), JSONL ({"text": ...} or {"prompt": ..., "completion": ...};
- * prompt labels are -100; UTF-8 bytes of the strings), llm.c .bin, Megatron .bin/.idx (path with or
- * without the suffix). auto picks by suffix: .txt .jsonl .bin .idx (a .bin with the llm.c magic is
- * llm.c); anything else is text.
+ * prompt labels are -100), llm.c .bin, Megatron .bin/.idx (path with or without the suffix). auto
+ * picks by suffix: .txt .bin .idx (a .bin with the llm.c magic is llm.c), .jsonl and .ndjson, also
+ * with .gz or .zst behind; anything else is text.
  *
  * Loader. A prefetch thread reads one step ahead. With G = accumulation x dp x B the global batch,
  * sample
@@ -50,20 +51,23 @@ enum { ND_LABEL_IGNORED = -100 };
  * Megatron files may have a loss mask beside them (trainer/corpus/loss_mask.h).
  *
  * vocab: the model's; every id is checked against it when a block is read.
- * ND_ERR_DATA names file, offset or row, and what to do: missing, empty, truncated, token id >=
- * vocab, .idx that disagrees with its .bin, bad JSON. ND_ERR_CONFIG: byte tokenizer with a vocab
- * that is not 256.
+ * ND_ERR_DATA names file and offset, and what to do: missing, empty, truncated, token id >= vocab,
+ * .idx that disagrees with its .bin. ND_ERR_CONFIG: byte tokenizer with a vocab that is not 256.
+ * Not for JSON lines that are read as bytes, which are encoded text.
  */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);
 /* Whether nd_dataset_open would take this file for one of token ids. */
 nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds);
 
+/* Whether the file holds JSON lines. */
+nd_status nd_data_holds_rows(const char *path, nd_data_format format, bool *holds);
+
 /* Files of text and the tokenizer.json that encodes them. Strings and rules are borrowed. */
 typedef struct nd_dataset_text {
     const char *path; /* a file, a folder or a pattern, as for nd_corpus_files_add */
     nd_data_format format;
-    const char *tokenizer;
+    const char *tokenizer; /* NULL: ids are bytes */
     const nd_corpus_rules *rules;
     const char *cache_dir;   /* "": the user's */
     int threads;             /* that encode, when the cache is not there */
@@ -72,7 +76,8 @@ typedef struct nd_dataset_text {
 
 /*
  * Encodes the text into a cache (trainer/corpus/token_cache.h), or finds it there; its tokens are
- * the concatenation of all documents. ND_ERR_CONFIG: the tokenizer has more ids than `vocab`.
+ * the concatenation of all documents. ND_ERR_CONFIG: the tokenizer has more ids than `vocab`, or
+ * ids are bytes and that is not 256.
  */
 nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
                                nd_dataset **out);

@@ -20,7 +20,7 @@ enum {
 
 static const nd_format formats[] = {
     [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_block},
-    [ND_DATA_JSONL] = {"jsonl", false, nd_jsonl_open, nd_jsonl_block},
+    [ND_DATA_JSONL] = {"jsonl", false, NULL, NULL},
     [ND_DATA_LLMC] = {"llmc", true, nd_llmc_open, nd_flat_block},
     [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_masked_block},
 };
@@ -29,7 +29,7 @@ static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
 
 static nd_data_format guess_format(const char *path, const char *idx)
 {
-    if (nd_ends_with(path, ".jsonl")) {
+    if (nd_corpus_is_rows(path)) {
         return ND_DATA_JSONL;
     }
     if (nd_ends_with(path, ".idx")) {
@@ -140,6 +140,7 @@ nd_status nd_dataset_open(const char *path, nd_data_format format, const char *t
     ND_TRY_OUT(set_format(dataset, path, format));
     ND_TRY_OUT(check_exists(dataset));
     ND_TRY_OUT(check_tokenizer(dataset->format, path, tokenizer, vocab));
+    ND_ASSERT(dataset->format->open);
     ND_TRY_OUT(nd_fs_map_open(dataset->path, ND_ERR_DATA, &dataset->map));
     if (format == ND_DATA_AUTO && dataset->format == &formats[ND_DATA_TEXT]) {
         ND_TRY_OUT(nd_corpus_check_text(path));
@@ -168,6 +169,15 @@ void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
         nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
                     (long long)files, (long long)folders);
     }
+}
+
+nd_status nd_data_holds_rows(const char *path, nd_data_format format, bool *holds)
+{
+    nd_dataset of = {0};
+    nd_status status = set_format(&of, path, format);
+    *holds = status == ND_OK && of.format == &formats[ND_DATA_JSONL];
+    free(of.path);
+    return status;
 }
 
 /* Takes the cache over. */
@@ -210,7 +220,10 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
                                       .threads = text->threads,
                                       .vocab = vocab,
                                       .stop = text->stop};
-    nd_status status = nd_corpus_files_add(&files, text->path, text->format);
+    nd_status status = text->tokenizer
+                           ? ND_OK
+                           : check_tokenizer(&formats[ND_DATA_JSONL], text->path, "bytes", vocab);
+    status = status == ND_OK ? nd_corpus_files_add(&files, text->path, text->format) : status;
     if (status == ND_OK) {
         nd_data_say_left_out(text->path, files.skipped, files.folders);
     }
@@ -234,7 +247,6 @@ void nd_dataset_close(nd_dataset *dataset)
         nd_fs_map_close(&dataset->map);
     }
     nd_masked_close(dataset->masked);
-    free(dataset->marks);
     free(dataset->path);
     free(dataset);
 }
@@ -282,8 +294,6 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
         count.tokens = (int64_t)dataset->masked->view.ignored;
     } else if (dataset->cache) {
         ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, count_spans, &count));
-    } else {
-        count.tokens = nd_jsonl_ignored(dataset);
     }
     *tokens = count.tokens;
     return ND_OK;

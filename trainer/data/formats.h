@@ -2,8 +2,8 @@
 #ifndef ND_DATA_FORMATS_H
 #define ND_DATA_FORMATS_H
 /*
- * One row per file format. A dataset is either a flat array of ids in a mapped file (text, llm.c,
- * Megatron) or JSONL with an index of its strings. Private to trainer/data.
+ * One row per file format. A dataset is a flat array of ids in a mapped file: text, llm.c,
+ * Megatron, or the cache of an encoded text. Private to trainer/data.
  */
 #include "runtime/base/fsio.h"
 #include "trainer/corpus/loss_mask.h"
@@ -13,7 +13,8 @@
 typedef struct nd_format {
     const char *name; /* as in data.format */
     bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
-    /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. */
+    /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. NULL:
+     * files of this format are encoded into a cache. */
     nd_status (*open)(nd_dataset *dataset);
     /* Tokens [first, first + count) of the block that begins at first, as nd_dataset_block gives
      * them; count is 2 to S + 1. What lies behind them is not written. */
@@ -30,14 +31,6 @@ typedef enum nd_token_type {
     ND_TOKEN_I32,
     ND_TOKEN_I64
 } nd_token_type;
-
-/* A place in a string of a JSONL file from which it can be decoded. The last one is a sentinel with
- * the size of the file and the number of all tokens. */
-typedef struct nd_jsonl_mark {
-    uint64_t token;       /* tokens of the file before it */
-    uint64_t offset : 63; /* of the next byte of the string */
-    uint64_t prompt : 1;
-} nd_jsonl_mark;
 
 /* The loss mask of Megatron files, in memory. */
 typedef struct nd_masked {
@@ -73,8 +66,6 @@ struct nd_dataset {
     int64_t vocab;
     int64_t sequence; /* S */
     int64_t blocks;
-    nd_jsonl_mark *marks; /* (mark_count) of mark_room; JSONL only; owned */
-    int64_t mark_count, mark_room;
     nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
     nd_masked *masked;     /* of Megatron files with a loss mask; else NULL; owned */
     nd_blend *blend;       /* several sources, and no map; else NULL; owned */
@@ -89,18 +80,13 @@ void nd_content_count(const nd_dataset *dataset, nd_content_share *all);
 nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33]);
 
 nd_status nd_text_open(nd_dataset *dataset);
-nd_status nd_jsonl_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);
 nd_status nd_megatron_open(nd_dataset *dataset);
 
 nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                         int32_t *labels);
-nd_status nd_jsonl_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
-                         int32_t *labels);
 nd_status nd_masked_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                           int32_t *labels);
-/* Tokens of prompts. */
-int64_t nd_jsonl_ignored(const nd_dataset *dataset);
 nd_status nd_encoded_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
                            int32_t *labels);
 
@@ -132,16 +118,6 @@ bool nd_llmc_has_magic(const char *path);
 /* "data/x", "data/x.bin" and "data/x.idx" name the pair data/x.bin and data/x.idx: the path of the
  * one with this suffix. Owned by the caller. */
 nd_status nd_megatron_path(const char *path, const char *suffix, char **out);
-
-/*
- * Strings in the text of a row that was valid JSON when it was parsed. Another program may change
- * the file at any time, so these functions accept any text and never read at or past `end`.
- */
-/* The string of this key of the object at p, after its opening quote; NULL: it is not there. */
-const uint8_t *nd_json_string_find(const uint8_t *p, const uint8_t *end, const char *key);
-/* Decodes the character or escape at *p and moves behind it. Returns its bytes in UTF-8, 1 to 4
- * (1 for each byte of a character that is not escaped); 0: the string ends here, or is damaged. */
-int nd_json_string_decode(const uint8_t **p, const uint8_t *end, uint8_t out[4]);
 
 size_t nd_token_size(nd_token_type type); /* bytes */
 

@@ -228,17 +228,13 @@ void nd_model_files_close(nd_model_files *m)
 
 static nd_status open_bytes(const nd_model_files *m, nd_tokenizer **out)
 {
-    char *text = NULL;
     if (m->shape.vocab < 256) {
         return nd_fail(ND_ERR_CONFIG,
                        "--tokenizer is bytes, but the model's vocab_size is %lld; it must be at "
                        "least 256",
                        (long long)m->shape.vocab);
     }
-    ND_TRY(nd_hf_byte_tokenizer_text(&text));
-    nd_status status = nd_tokenizer_parse(text, strlen(text), "bytes", out);
-    free(text);
-    return status;
+    return nd_byte_tokenizer_create(out);
 }
 
 static nd_status open_at(char *path, char **kept, nd_tokenizer **out)

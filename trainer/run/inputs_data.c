@@ -7,8 +7,9 @@
 #include "runtime/config/sources.h"
 #include "trainer/run/run.h"
 
-/* A file of token ids, or a text that the tokenizer encodes. */
-static nd_status open_path(const nd_config *config, const nd_inputs *inputs, const char *path,
+/* A text that the tokenizer encodes, or JSON lines that are read as bytes: a file, a folder or a
+ * pattern. */
+static nd_status open_text(const nd_config *config, const nd_inputs *inputs, const char *path,
                            nd_dataset **out)
 {
     static const nd_special_in_text special[] = {
@@ -16,21 +17,11 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
         [ND_CHOOSE_SPECIAL_PARSE] = ND_SPECIAL_PARSE,
         [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
     };
-    const int64_t vocab = inputs->shape.vocab, sequence = config->train.sequence_length;
     static const nd_chat_format chats[] = {
         [ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
         [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
         [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
     };
-    bool ids = false;
-    if (!inputs->tokenizer) {
-        return nd_dataset_open(path, config->data.format, config->data.tokenizer, vocab, sequence,
-                               out);
-    }
-    ND_TRY(nd_data_holds_ids(path, config->data.format, &ids));
-    if (ids) { /* the tokenizer is the one that made them */
-        return nd_dataset_open(path, config->data.format, "file", vocab, sequence, out);
-    }
     const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
                                    .add_special = true,
                                    .append_eod = config->data.append_eod,
@@ -44,13 +35,45 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
                                   .cache_dir = config->data.cache_dir,
                                   .threads = nd_corpus_threads(),
                                   .stop = inputs->stop};
-    return nd_dataset_open_text(&text, vocab, sequence, out);
+    return nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
+}
+
+static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    return !inputs->tokenizer && strcmp(config->data.tokenizer, "bytes") == 0;
+}
+
+/* A file of token ids, or a text. */
+static nd_status open_path(const nd_config *config, const nd_inputs *inputs, const char *path,
+                           nd_dataset **out)
+{
+    const nd_data_format format = config->data.format;
+    bool ids = false, rows = false;
+    ND_TRY(nd_data_holds_ids(path, format, &ids));
+    ND_TRY(nd_data_holds_rows(path, format, &rows));
+    if ((inputs->tokenizer && !ids) || (rows && reads_bytes(config, inputs))) {
+        return open_text(config, inputs, path, out);
+    }
+    return nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
+                           inputs->tokenizer ? "file" : config->data.tokenizer, inputs->shape.vocab,
+                           config->train.sequence_length, out);
 }
 
 static bool is_folder(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* Whether all are JSON lines. */
+static bool are_rows(const nd_corpus_files *files)
+{
+    for (size_t i = 0; i < files->count; i++) {
+        if (!files->list[i].rows) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* The files as one text. An .idx belongs to its .bin. */
@@ -103,17 +126,20 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
         return open_path(config, inputs, path, out);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
-    if (status == ND_OK && files.count > 0) {
+    const bool ids = files.count > 0;
+    bool one = !ids && inputs->tokenizer; /* one text, encoded into one cache */
+    if (status == ND_OK && ids) {
         status = check_beside_tokens(path, &files);
-    }
-    if (status == ND_OK && files.count == 0 && inputs->tokenizer) {
-        status = open_path(config, inputs, path, out); /* encoded into one cache */
-    } else if (status == ND_OK) {
-        if (files.count == 0) {
-            status = nd_corpus_files_add(&files, path, config->data.format);
+    } else if (status == ND_OK && !one) {
+        status = nd_corpus_files_add(&files, path, config->data.format);
+        one = status == ND_OK && reads_bytes(config, inputs) && are_rows(&files);
+        if (status == ND_OK && !one) {
             nd_data_say_left_out(path, files.skipped, files.folders);
         }
-        status = status == ND_OK ? open_files(config, inputs, &files, out) : status;
+    }
+    if (status == ND_OK) {
+        status =
+            one ? open_text(config, inputs, path, out) : open_files(config, inputs, &files, out);
     }
     nd_corpus_files_fini(&files);
     return status;

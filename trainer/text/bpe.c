@@ -380,9 +380,9 @@ nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_
     ND_TRY(begin_word(state, word, size));
     int32_t *ids = state->word.data;
     size_t count = state->word.count;
-    if (count > SHORT_WORD) {
+    if (vocab->has_merges && count > SHORT_WORD) {
         ND_TRY(merge_long(state, ids, &count));
-    } else if (count > 1) {
+    } else if (vocab->has_merges && count > 1) {
         count = merge_short(vocab, ids, count);
     }
     /* Dropped and unknown characters are counted each time they are met. */

@@ -30,6 +30,13 @@ typedef struct nd_tokenizer nd_tokenizer;
 nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out);
 /* The same from memory; `name` is for messages. */
 nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd_tokenizer **out);
+/*
+ * The tokenizer whose ids are bytes: byte-level BPE without merges, whose vocabulary maps the
+ * character that stands for byte b to id b.
+ */
+nd_status nd_byte_tokenizer_create(nd_tokenizer **out);
+/* Its tokenizer.json; owned by the caller. */
+nd_status nd_byte_tokenizer_text(bool indented, char **out);
 void nd_tokenizer_close(nd_tokenizer *tokenizer); /* NULL is legal */
 
 /* One more than the greatest id: what a model's vocab_size must hold. */

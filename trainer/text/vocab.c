@@ -257,6 +257,7 @@ void nd_vocab_add_merge(nd_vocab *vocab, nd_merge merge)
     const uint32_t bit = (uint32_t)(hash >> 32) & vocab->merge_bit_mask;
     const uint32_t slot = merge_slot(vocab, hash, merge.left, merge.right);
     vocab->merges[slot] = merge;
+    vocab->has_merges = true;
     vocab->merge_bits[bit / 64] |= UINT64_C(1) << (bit % 64);
     if (is_first_pair(merge.left, merge.right)) {
         vocab->first_pairs[merge.left * ND_VOCAB_FIRST_IDS + merge.right] = (int32_t)slot + 1;

@@ -42,6 +42,7 @@ typedef struct nd_vocab {
     uint32_t slots;    /* of both, a power of two */
     nd_merge *merges;
     uint32_t merge_slots; /* a power of two */
+    bool has_merges;
     /* Most pairs are not merged, and the table is larger than a CPU's cache. These are smaller: a
      * bit for the hash of each pair, and for pairs of the first ids, which are often single bytes,
      * the slot + 1, or 0. */

@@ -9,57 +9,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
-
-/* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
- * U+0101, ... */
-static bool is_printable(int byte)
-{
-    return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
-}
-
-static void put_utf8(int code_point, char text[3])
-{
-    if (code_point < 0x80) {
-        text[0] = (char)code_point;
-        text[1] = '\0';
-    } else { /* below U+0800 */
-        text[0] = (char)(0xc0 | code_point >> 6);
-        text[1] = (char)(0x80 | (code_point & 0x3f));
-        text[2] = '\0';
-    }
-}
-
-static json_t *vocabulary(void)
-{
-    json_t *vocab = json_object();
-    int other = 0x100;
-    for (int byte = 0; byte < 256; byte++) {
-        char key[3];
-        put_utf8(is_printable(byte) ? byte : other++, key);
-        if (json_object_set_new(vocab, key, json_integer(byte)) != 0) {
-            json_decref(vocab);
-            return NULL;
-        }
-    }
-    return vocab;
-}
-
-static json_t *byte_level(void)
-{
-    return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,
-                     "trim_offsets", 0, "use_regex", 0);
-}
-
-static json_t *tokenizer(void)
-{
-    json_t *model =
-        json_pack("{s:s, s:n, s:n, s:n, s:n, s:b, s:b, s:b, s:o, s:[]}", "type", "BPE", "dropout",
-                  "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", 0,
-                  "byte_fallback", 0, "ignore_merges", 0, "vocab", vocabulary(), "merges");
-    return json_pack("{s:s, s:n, s:n, s:[], s:n, s:o, s:n, s:o, s:o}", "version", "1.0",
-                     "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-                     byte_level(), "post_processor", "decoder", byte_level(), "model", model);
-}
+#include "trainer/text/tokenizer.h"
 
 static json_t *tokenizer_config(void)
 {
@@ -68,11 +18,10 @@ static json_t *tokenizer_config(void)
                      "attention_mask");
 }
 
-static nd_status write_json(const char *folder, const char *name, json_t *root)
+/* The text is freed. */
+static nd_status write_text(const char *folder, const char *name, char *text)
 {
     char *path = NULL;
-    char *text = nd_json_text(root, JSON_INDENT(2));
-    json_decref(root);
     nd_status status =
         text ? nd_fs_format(&path, "%s/%s", folder, name) : nd_fail_memory("%s", name);
     if (status == ND_OK) {
@@ -83,18 +32,17 @@ static nd_status write_json(const char *folder, const char *name, json_t *root)
     return status;
 }
 
-nd_status nd_hf_byte_tokenizer_text(char **out)
-{
-    json_t *root = tokenizer();
-    *out = nd_json_text(root, 0);
-    json_decref(root);
-    return *out ? ND_OK : nd_fail_memory("tokenizer.json");
-}
-
 nd_status nd_hf_byte_tokenizer_write(const char *folder)
 {
-    ND_TRY(write_json(folder, "tokenizer.json", tokenizer()));
-    return write_json(folder, "tokenizer_config.json", tokenizer_config());
+    char *text = NULL;
+    json_t *config = tokenizer_config();
+    nd_status status = nd_byte_tokenizer_text(true, &text);
+    status = status == ND_OK ? write_text(folder, "tokenizer.json", text) : status;
+    if (status == ND_OK) {
+        status = write_text(folder, "tokenizer_config.json", nd_json_text(config, JSON_INDENT(2)));
+    }
+    json_decref(config);
+    return status;
 }
 
 static const struct {

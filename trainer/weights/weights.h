@@ -97,8 +97,6 @@ nd_status nd_hf_tokenizer_copy(const char *path, const char *to);
  * character that stands for byte b to id b.
  */
 nd_status nd_hf_byte_tokenizer_write(const char *folder);
-/* The text of that tokenizer.json, for a model that has no folder yet; owned by the caller. */
-nd_status nd_hf_byte_tokenizer_text(char **out);
 
 /*
  * SHA256SUMS: safetensors has no checksums, so a damaged weight would load without an error. The

@@ -317,11 +317,14 @@ Test(out_of_memory, failure_screen)
 
 static nd_status read_jsonl(void)
 {
+    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     char path[600];
     nd_dataset *dataset = NULL;
     int32_t inputs[8], labels[8];
+    const nd_dataset_text text = {
+        .path = path, .rules = &rules, .cache_dir = dir.path, .threads = 1};
     snprintf(path, sizeof path, "%s/rows.jsonl", dir.path);
-    ND_TRY(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 8, &dataset));
+    ND_TRY(nd_dataset_open_text(&text, 256, 8, &dataset));
     nd_status status = nd_dataset_block(dataset, 0, inputs, labels);
     nd_dataset_close(dataset);
     return status;

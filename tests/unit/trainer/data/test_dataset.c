@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/clock.h"
 #include "tests/support/tempdir.h"
 #include "trainer/data/formats.h"
 
@@ -30,7 +28,16 @@ static nd_dataset *opened;
 static nd_status try_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence)
 {
-    return nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
+    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+    bool rows = false;
+    assert_ok(nd_data_holds_rows(path, format, &rows));
+    return rows ? nd_dataset_open_text(&(nd_dataset_text){.path = path,
+                                                          .format = format,
+                                                          .rules = &rules,
+                                                          .cache_dir = dir.path,
+                                                          .threads = 2},
+                                       vocab, sequence, &opened)
+                : nd_dataset_open(path, format, tokenizer, vocab, sequence, &opened);
 }
 
 static nd_status open_text_of(const char *name, const char *text, int64_t sequence)
@@ -96,7 +103,7 @@ Test(dataset, jsonl_concatenates_rows_and_hides_prompts)
     /* a b c P Q | x y z C3 A9 | 00 e n d */
     cr_assert_eq(nd_dataset_tokens(opened), 14);
     cr_assert_eq(nd_dataset_blocks(opened), 3);
-    cr_assert_str_eq(opened->format->name, "jsonl");
+    cr_assert_str_eq(opened->format->name, "encoded text");
     assert_block(0, 4, (int32_t[]){'a', 'b', 'c', 'P'}, (int32_t[]){'b', 'c', IGNORED, IGNORED});
     assert_block(1, 4, (int32_t[]){'x', 'y', 'z', 0xc3}, (int32_t[]){'y', 'z', 0xc3, 0xa9});
     assert_block(2, 4, (int32_t[]){0, 'e', 'n', 'd'}, (int32_t[]){'e', 'n', 'd', IGNORED});
@@ -209,12 +216,13 @@ static void expect_corpus_block(const corpus *c, int64_t b, int64_t S)
     free(y);
 }
 
-/* Rows that are longer than the marks' distance, with blocks that begin anywhere in them. */
+/* Rows with every kind of escape, and blocks that begin anywhere in them. */
 Test(dataset, jsonl_long_rows_are_read_from_the_middle)
 {
     static const int64_t lengths[] = {7, 1000, 16383, 16384, 50000};
     corpus c = make_corpus(40000);
-    const char *path = tempdir_write(&dir, "a.jsonl", c.json, c.bytes);
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s", tempdir_write(&dir, "a.jsonl", c.json, c.bytes));
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         assert_ok(try_open(path, ND_DATA_AUTO, "bytes", 256, lengths[i]));
         cr_assert_eq(nd_dataset_tokens(opened), c.count);
@@ -226,25 +234,6 @@ Test(dataset, jsonl_long_rows_are_read_from_the_middle)
     free_corpus(&c);
 }
 
-/* A block takes as long in a row of several MB as in a short one. To parse the row for each block
- * would take minutes. */
-Test(dataset, jsonl_long_rows_are_not_parsed_for_each_block)
-{
-    enum { S = 128, BLOCKS = 300 };
-    corpus c = make_corpus(500000);
-    const char *path = tempdir_write(&dir, "a.jsonl", c.json, c.bytes);
-    assert_ok(try_open(path, ND_DATA_AUTO, "bytes", 256, S));
-    int64_t blocks = nd_dataset_blocks(opened);
-    double begin = nd_clock_seconds();
-    for (int64_t i = 0; i < BLOCKS; i++) {
-        expect_corpus_block(&c, i * 7919 % blocks, S);
-    }
-    double seconds = nd_clock_seconds() - begin;
-    cr_expect_lt(seconds, 5.0, "%d blocks took %.1f s", BLOCKS, seconds);
-    nd_dataset_close(opened);
-    free_corpus(&c);
-}
-
 Test(dataset, jsonl_may_begin_with_a_byte_order_mark)
 {
     assert_ok(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": \"abc\"}\n", 2));
@@ -253,28 +242,6 @@ Test(dataset, jsonl_may_begin_with_a_byte_order_mark)
     nd_dataset_close(opened);
     assert_fails(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": 5}\n", 2), ND_ERR_DATA,
                  "line 1: \"text\" is not a string");
-}
-
-/* Another program writes into the file after it was opened. */
-Test(dataset, jsonl_rows_that_changed_are_an_error)
-{
-    static const char *const changed[] = {
-        "{\"text\": \"abcdef\"}\n{\"text\": \"gh\", \"n\": 1}\n", /* shorter */
-        "{\"text\": \"abcdef\"}\n{\"text\": \"ghijklm\\u00zz\"}\n",
-        "{\"text\": \"abcdef\"}\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n\n",
-    };
-    for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
-        int32_t x[16], y[16];
-        assert_ok(
-            open_text_of("a.jsonl", "{\"text\": \"abcdef\"}\n{\"text\": \"ghijklmnopqrs\"}\n", 16));
-        FILE *f = fopen(tempdir_file(&dir, "a.jsonl"), "r+");
-        cr_assert_not_null(f);
-        fputs(changed[i], f);
-        fclose(f);
-        assert_fails(nd_dataset_block(opened, 0, x, y), ND_ERR_DATA,
-                     "is not what it was when the file was opened");
-        nd_dataset_close(opened);
-    }
 }
 
 Test(dataset, known_binary_files_are_no_text)
@@ -293,29 +260,25 @@ Test(dataset, known_binary_files_are_no_text)
     }
 }
 
+/* All of them are in test_rows_of_bytes.c. */
 Test(dataset, jsonl_errors_name_the_line)
 {
     static const struct {
         const char *text, *words;
     } bad[] = {
-        {"{\"text\": \"a\"}\n{\"text\": \"b\"\n", "line 2, column"},
+        {"{\"text\": \"a\"}\n{\"text\": \"b\"\n", "a.jsonl\" line 2, column"},
         {"\n\n{\"text\": 5}\n", "line 3: \"text\" is not a string"},
-        {"{\"title\": \"x\"}\n", "line 1 has neither \"text\" nor \"prompt\""},
-        {"{\"prompt\": \"x\"}\n", "line 1: \"completion\" is missing"},
-        {"{\"completion\": \"x\"}\n", "line 1: \"prompt\" is missing"},
-        {"{\"text\": \"x\", \"completion\": \"y\"}\n", "line 1 has \"text\" and also"},
-        {"[1]\n", "line 1 is not a JSON object"},
-        {"{\"text\": \"x\", \"text\": \"y\"}\n", "duplicate object key"},
-        {"{\"text\": \"\xff\xfe\"}\n", "line 1, column"},
-        {"{\"text\": \"x\"} {\"text\": \"y\"}\n", "line 1, column"},
         {"{\"text\": \"\"}\n", "is empty"},
         {"\n", "is empty"},
+        {"{\"text\": \"a\"}\n", "a single token"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_fails(open_text_of("a.jsonl", bad[i].text, 4), ND_ERR_DATA, bad[i].words);
     }
     const char *path = tempdir_write(&dir, "b.jsonl", "{\"text\": \"abcdef\"}\n", 19);
     assert_fails(try_open(path, ND_DATA_AUTO, "bytes", 300, 4), ND_ERR_CONFIG, "vocab_size is 300");
+    assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "file", 300, 4, &opened), ND_ERR_CONFIG,
+                 "holds no token ids");
 }
 
 /* llm.c files. */
@@ -597,33 +560,6 @@ Test(dataset, content_sees_the_index_of_megatron_data)
     expect_content(true, before);
     assert_ok(open_with(34 + 12 + 24 + 8, 1, 8));
     expect_content(false, before);
-}
-
-/* A file that becomes shorter while it is indexed, or before its digest is taken. */
-static void *truncate_soon(void *path)
-{
-    usleep(30000);
-    cr_assert_eq(truncate(path, 1000), 0);
-    return NULL;
-}
-
-Test(dataset, a_file_that_shrinks_while_it_is_indexed_is_an_error)
-{
-    enum { BYTES = 64 << 20, LINE = 4096 };
-    pthread_t thread;
-    char *text = malloc(BYTES);
-    memset(text, 'a', BYTES);
-    for (size_t i = 0; i < BYTES; i += LINE) {
-        memcpy(text + i, "{\"text\": \"", 10);
-        memcpy(text + i + LINE - 3, "\"}\n", 3);
-    }
-    char *path = strdup(tempdir_write(&dir, "a.jsonl", text, BYTES));
-    cr_assert_eq(pthread_create(&thread, NULL, truncate_soon, path), 0);
-    assert_fails(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, 16, &opened), ND_ERR_IO,
-                 "became shorter");
-    pthread_join(thread, NULL);
-    free(path);
-    free(text);
 }
 
 Test(dataset, the_digest_of_a_file_that_became_shorter_is_an_error)

@@ -285,10 +285,11 @@ Test(loader, closes_at_any_time)
     nd_dataset_close(dataset);
 }
 
-/* The prefetch thread reads pages that are gone. */
+/* The prefetch thread reads pages that are gone: of a text, and of the cache of an encoded one. */
 Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
 {
     static const char *const names[] = {"a.txt", "a.jsonl"};
+    static const nd_corpus_rules rules = {.json_key = "text"};
     enum { BYTES = 4 << 20, LINE = 4096 };
     char *text = malloc(BYTES);
     for (int kind = 0; kind < 2; kind++) {
@@ -303,7 +304,15 @@ Test(loader, a_file_that_shrinks_while_it_is_read_is_an_error)
             memcpy(text + i + LINE - 3, "\"}\n", 3);
         }
         const char *path = tempdir_write(&dir, names[kind], text, BYTES);
-        assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
+        if (kind == 0) {
+            assert_ok(nd_dataset_open(path, ND_DATA_AUTO, "bytes", 256, S, &dataset));
+        } else {
+            assert_ok(nd_dataset_open_text(
+                &(nd_dataset_text){
+                    .path = path, .rules = &rules, .cache_dir = dir.path, .threads = 1},
+                256, S, &dataset));
+            path = nd_dataset_facts_of(dataset).cache;
+        }
         nd_loader_options o = options_of(1, 0, 1, 0);
         assert_ok(nd_loader_open(dataset, &o, &loader));
         assert_ok(nd_loader_next(loader, &batch));

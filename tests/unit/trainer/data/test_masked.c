@@ -244,11 +244,15 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
         "{\"prompt\": \"abc\", \"completion\": \"\\u00e9\"}\n"
         "{\"text\": \"four\"}\n{\"prompt\": \"x\", \"completion\": \"yz\"}\n";
     static const char none[] = "{\"prompt\": \"abc\", \"completion\": \"\"}\n";
+    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     nd_dataset_part parts[2] = {{.name = "a"}, {.name = "b"}};
     int64_t ignored = 0;
     write_files(spans, SPANS);
-    assert_ok(nd_dataset_open(tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1), ND_DATA_AUTO,
-                              "bytes", 256, S, &parts[0].data));
+    nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
+                            .rules = &rules,
+                            .cache_dir = dir.path,
+                            .threads = 1};
+    assert_ok(nd_dataset_open_text(&text, 256, S, &parts[0].data));
     assert_ok(nd_dataset_ignored(parts[0].data, &ignored));
     cr_expect_eq(ignored, 4);
     assert_ok(open_files());
@@ -258,7 +262,7 @@ Test(masked, tokens_of_prompts_are_counted_in_json_lines_and_in_a_blend)
     assert_ok(nd_dataset_ignored(blend, &ignored));
     cr_expect_eq(ignored, 4 + 26);
     nd_dataset_close(blend);
-    assert_fails(nd_dataset_open(tempdir_write(&dir, "b.jsonl", none, sizeof none - 1),
-                                 ND_DATA_AUTO, "bytes", 256, S, &opened),
-                 ND_ERR_DATA, "none of the 3 tokens of");
+    text.path = tempdir_write(&dir, "b.jsonl", none, sizeof none - 1);
+    assert_fails(nd_dataset_open_text(&text, 256, S, &opened), ND_ERR_DATA,
+                 "none of the 3 tokens of");
 }

@@ -82,6 +82,60 @@ Test(inputs_data, lists_folders_and_patterns)
     cr_assert(strstr(nd_error_last()->message, "none.txt"));
 }
 
+/* Files by the names of JSON lines, compressed or not, a folder and a pattern of them, as bytes. */
+Test(inputs_data, rows_as_bytes)
+{
+    static const char line[] = "{\"text\": \"aaaa\"}\n";
+    static const char *const names[] = {"a.jsonl", "b.ndjson", "c.JSONL"};
+    static const char *const packed[] = {"d.jsonl.gz", "e.ndjson.zst"};
+    static const char *const forms[] = {"%s", "%s/*", "%s/"};
+    char cache[PATH_MAX], command[3 * PATH_MAX];
+    tempdir caches;
+    tempdir_make(&caches);
+    snprintf(cache, sizeof cache, "%s", caches.path);
+    free(config.data.cache_dir);
+    config.data.cache_dir = strdup(cache);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(nd_inputs_open_data(&config, &inputs,
+                                      tempdir_write(&dir, names[i], line, sizeof line - 1), &data));
+        cr_expect_eq(nd_dataset_tokens(data), 4, "%s", names[i]);
+        cr_expect_eq(letter(0), 'a', "%s", names[i]);
+        nd_dataset_close(data);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command, "%s -qc '%s/a.jsonl' >'%s/%s'", i ? "zstd" : "gzip",
+                 dir.path, dir.path, packed[i]);
+        cr_assert_eq(system(command), 0, "%s", command);
+        assert_ok(nd_inputs_open_data(&config, &inputs, tempdir_file(&dir, packed[i]), &data));
+        cr_expect_eq(nd_dataset_tokens(data), 4, "%s", packed[i]);
+        nd_dataset_close(data);
+    }
+    for (int i = 0; i < 3; i++) { /* one text */
+        assert_ok(open_sources(forms[i]));
+        cr_expect_eq(nd_dataset_sources(data), 1);
+        cr_expect_eq(nd_dataset_tokens(data), 5 * 4, "%s", forms[i]);
+        cr_expect_eq(nd_dataset_facts_of(data).documents, 5);
+        nd_dataset_close(data);
+    }
+    /* With a text beside them each file is cut into blocks of its own. */
+    tempdir_write(&dir, "f.txt", "ffff", 4);
+    assert_ok(open_sources("%s"));
+    cr_expect_eq(nd_dataset_tokens(data), 6 * 4);
+    cr_expect_eq(nd_dataset_blocks(data), 6);
+    cr_expect_eq(letter(5), 'f');
+    nd_dataset_close(data);
+    /* data.format decides, and the vocabulary is that of bytes. */
+    config.data.format = ND_DATA_JSONL;
+    assert_ok(nd_inputs_open_data(&config, &inputs,
+                                  tempdir_write(&dir, "g.txt", line, sizeof line - 1), &data));
+    cr_expect_eq(nd_dataset_tokens(data), 4);
+    nd_dataset_close(data);
+    inputs.shape.vocab = 300;
+    assert_fails(nd_inputs_open_data(&config, &inputs, tempdir_file(&dir, "a.jsonl"), &data),
+                 ND_ERR_CONFIG, "data.tokenizer is \"bytes\", which has 256 ids");
+    tempdir_remove(&caches);
+}
+
 /* llm.c's .bin: magic 20240520, version 1, count, 256 numbers in all, then U16 ids. */
 static void write_shard(const char *name, uint16_t id, uint16_t count)
 {
@@ -98,7 +152,7 @@ Test(inputs_data, token_shards_of_a_folder_are_one_source)
 {
     write_shard("x_1.bin", 'y', 8);
     write_shard("x_0.bin", 'x', 4);
-    tempdir_write(&dir, "readme.txt", "zzzzzzzz", 8);
+    tempdir_write(&dir, "readme.md", "zzzzzzzz", 8);
     free(config.data.tokenizer);
     config.data.tokenizer = strdup("file");
     static const char *const forms[] = {"%s", "%s/x_*.bin"};

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * JSON lines have one reader and one set of rules, whether their tokens are bytes or come from a
+ * tokenizer.json: the same texts, the same counts, and the same sentence about a bad line.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/unit/trainer/corpus/corpus_cases.h"
+
+static tempdir dir;
+static nd_tokenizer *tokenizers[2]; /* of bytes, and one with merges */
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    assert_ok(nd_byte_tokenizer_create(&tokenizers[0]));
+    tokenizers[1] = text_open("llama3");
+}
+
+static void teardown(void)
+{
+    nd_tokenizer_close(tokenizers[0]);
+    nd_tokenizer_close(tokenizers[1]);
+    tempdir_remove(&dir);
+}
+
+TestSuite(rows_of_bytes, .init = setup, .fini = teardown);
+
+static const nd_corpus_rules pairs = {.json_key = "text", .pairs = true};
+
+static nd_status encode(int which, const char *text, size_t size, const nd_corpus_rules *rules,
+                        int64_t skip_bad, corpus_result *out)
+{
+    nd_corpus_files files = {0};
+    assert_ok(
+        nd_corpus_files_add(&files, tempdir_write(&dir, "a.jsonl", text, size), ND_DATA_AUTO));
+    nd_status status = corpus_encode((nd_corpus_job){.files = &files,
+                                                     .tokenizer = tokenizers[which],
+                                                     .rules = rules,
+                                                     .skip_bad = skip_bad,
+                                                     .threads = 2},
+                                     out);
+    nd_corpus_files_fini(&files);
+    return status;
+}
+
+/* The text that ids stand for. */
+static void decode(int which, const nd_ids *ids, nd_bytes *out)
+{
+    nd_decoder *decoder;
+    const char *text;
+    size_t size;
+    assert_ok(nd_decoder_create(tokenizers[which], false, &decoder));
+    assert_ok(nd_decoder_push(decoder, ids->data, ids->count, &text, &size));
+    assert_ok(nd_bytes_add(out, text, size));
+    assert_ok(nd_decoder_end(decoder, &text, &size));
+    assert_ok(nd_bytes_add(out, text, size));
+    nd_decoder_destroy(decoder);
+}
+
+typedef struct good_rows {
+    const char *rows;
+    size_t size; /* 0: up to the NUL */
+    const char *text;
+    size_t text_size;
+    int64_t documents, empty, invalid, lone;
+} good_rows;
+
+Test(rows_of_bytes, give_the_same_texts_and_counts)
+{
+    static const good_rows cases[] = {
+        {"{\"text\": \"ab\"}\n{\"text\": \"c\\u00e9\\ud83d\\ude00\\n\"}", 0,
+         "abc\xc3\xa9\xf0\x9f\x98\x80\n", 0, 2, 0, 0, 0},
+        {"{\"text\": \"first\", \"text\": \"last\"}\n", 0, "last", 0, 1, 0, 0, 0},
+        {"{\"text\": 1, \"te\\u0078t\": \"last\"}\n", 0, "last", 0, 1, 0, 0, 0},
+        {"{\"n\": NaN, \"m\": [Infinity, -Infinity, 1e999, 12345678901234567890], \"text\": "
+         "\"a\"}\n",
+         0, "a", 0, 1, 0, 0, 0},
+        {"{\"text\": \"a\\ud800b\\udc00\"}\n", 0,
+         "a\xef\xbf\xbd"
+         "b\xef\xbf\xbd",
+         0, 1, 0, 0, 2},
+        {"{\"text\": \"a\xff\xc3(\xe2\x82\"}\n", 0, "a\xef\xbf\xbd\xef\xbf\xbd(\xef\xbf\xbd", 0, 1,
+         0, 3, 0},
+        {"\xef\xbb\xbf{\"text\": \"a\"}\r\n\r\n \t\n{\"text\": \"\"}\r\n{\"text\": \"b\"}\r\n", 0,
+         "ab", 0, 2, 1, 0, 0},
+        {"{\"text\": \"a\\u0000b\"}\n", 0, "a\0b", 3, 1, 0, 0, 0},
+        {"{\"prompt\": \"p\", \"completion\": \"c\"}\n{\"prompt\": \"\", \"completion\": \"\"}\n",
+         0, "pc", 0, 1, 1, 0, 0},
+        {"{\"messages\": [], \"text\": \"a\", \"meta\": {\"text\": \"no\"}}\n", 0, "a", 0, 1, 0, 0,
+         0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const good_rows *c = &cases[i];
+        const size_t size = c->size ? c->size : strlen(c->rows);
+        const size_t text_size = c->text_size ? c->text_size : strlen(c->text);
+        for (int which = 0; which < 2; which++) {
+            corpus_result result;
+            nd_bytes text = {0};
+            assert_ok(encode(which, c->rows, size, &pairs, 0, &result));
+            decode(which, &result.ids, &text);
+            cr_assert_eq(text.count, text_size, "%zu of %d: %zu", i, which, text.count);
+            cr_assert_eq(memcmp(text.data, c->text, text_size), 0, "%zu of %d", i, which);
+            cr_assert(which == 1 || result.ids.count == text_size, "%zu", i);
+            for (size_t t = 0; which == 0 && t < text_size; t++) {
+                cr_assert_eq(result.ids.data[t], (uint8_t)c->text[t]);
+            }
+            cr_expect_eq(result.counts.documents, c->documents, "%zu of %d", i, which);
+            cr_expect_eq(result.counts.empty, c->empty, "%zu of %d", i, which);
+            cr_expect_eq(result.counts.text.invalid, c->invalid, "%zu of %d", i, which);
+            cr_expect_eq(result.counts.lone, c->lone, "%zu of %d", i, which);
+            free(text.data);
+            corpus_free(&result);
+        }
+    }
+}
+
+/* The whole sentences are equal; each has the file and the line. */
+Test(rows_of_bytes, are_refused_with_the_same_sentence)
+{
+    static const struct {
+        const char *row, *words;
+    } bad[] = {
+        {"{\"text\": \"b\"", "line 2, column 13: a comma or a closing brace is expected"},
+        {"{\"text\": \"b", "line 2, column 12: a string does not end"},
+        {"{\"text\": 5}", "line 2: \"text\" is not a string"},
+        {"{\"text\": null}", "line 2: \"text\" is not a string"},
+        {"{\"title\": \"x\"}", "line 2: \"text\" is missing"},
+        {"{\"prompt\": \"x\"}", "line 2: \"completion\" is missing"},
+        {"{\"completion\": \"x\"}", "line 2: \"prompt\" is missing"},
+        {"{\"text\": \"x\", \"completion\": \"y\"}", "line 2: it has a text and also"},
+        {"[1]", "line 2, column 1: it is no JSON object"},
+        {"{\"text\": \"x\"} {\"text\": \"y\"}", "line 2, column 15: something stands behind"},
+        {"{\"text\": \"\\x\"}", "line 2, column 11: a bad escape in a string"},
+        {"{\"text\": \"\t\"}", "line 2, column 11: a control character in a string"},
+        {"{\"messages\": []}", "line 2: it has \"messages\"; set data.chat_format"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char rows[256], messages[2][ND_ERROR_MESSAGE_MAX];
+        const int n = snprintf(rows, sizeof rows, "{\"text\": \"good\"}\r\n%s\n{\"text\": \"z\"}\n",
+                               bad[i].row);
+        for (int which = 0; which < 2; which++) {
+            corpus_result result;
+            assert_fails(encode(which, rows, (size_t)n, &pairs, 0, &result), ND_ERR_DATA,
+                         bad[i].words);
+            strcpy(messages[which], nd_error_last()->message);
+            cr_expect_not_null(strstr(messages[which], "a.jsonl\" line 2"));
+            /* One bad line may be left out, and no second one. */
+            assert_ok(encode(which, rows, (size_t)n, &pairs, 1, &result));
+            cr_expect_eq(result.counts.bad, 1);
+            cr_expect_eq(result.counts.documents, 2);
+            corpus_free(&result);
+        }
+        cr_expect_str_eq(messages[0], messages[1]);
+    }
+}
+
+Test(rows_of_bytes, that_are_no_utf_8_may_be_refused)
+{
+    static const char rows[] = "{\"text\": \"a\"}\n{\"text\": \"b\xff\"}\n";
+    static const nd_corpus_rules strict = {
+        .json_key = "text", .pairs = true, .refuse_invalid = true};
+    char messages[2][ND_ERROR_MESSAGE_MAX];
+    for (int which = 0; which < 2; which++) {
+        corpus_result result;
+        assert_fails(encode(which, rows, sizeof rows - 1, &strict, 0, &result), ND_ERR_DATA,
+                     "line 2: the text is not UTF-8 from byte 1");
+        strcpy(messages[which], nd_error_last()->message);
+    }
+    cr_expect_str_eq(messages[0], messages[1]);
+}
+
+/* One of 16 MB is one word for the merges, of which there are none. */
+Test(rows_of_bytes, may_be_long)
+{
+    enum { LONG = 16 << 20 };
+    static const char begin[] = "{\"text\": \"", end[] = "\"}\n{\"text\": \"b\"}\n";
+    const size_t size = sizeof begin - 1 + LONG + sizeof end - 1;
+    corpus_result result;
+    char *rows = malloc(size);
+    cr_assert_not_null(rows);
+    memcpy(rows, begin, sizeof begin - 1);
+    memset(rows + sizeof begin - 1, 'a', LONG);
+    memcpy(rows + sizeof begin - 1 + LONG, end, sizeof end - 1);
+    assert_ok(encode(0, rows, size, &pairs, 0, &result));
+    cr_expect_eq(result.ids.count, LONG + 1);
+    cr_expect_eq(result.counts.documents, 2);
+    cr_expect_eq(result.ids.data[LONG - 1], 'a');
+    cr_expect_eq(result.ids.data[LONG], 'b');
+    corpus_free(&result);
+    free(rows);
+}
