@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ops of a step, except attention and the products of oneDNN, give the same bits with 1, 2, 3
  * and 5 threads: their sums are cut into blocks by shape alone. Sizes are above what one thread
- * does alone, and none of these counts divides them. */
+ * does alone, and none of these counts divides them. So does the attention of a single token. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -163,6 +163,52 @@ Test(threads, same_bits_of_our_own_products)
             char what[64];
             snprintf(what, sizeof what, "form %d with %d threads", form, counts[i]);
             multiply(counts[i], out, at, a, b, &many);
+            nd_expect_same("cpu", what, many, one);
+        }
+        nd_case_free();
+    }
+}
+
+/* One token that follows on many, as when a model continues a text: more spans of keys than
+ * threads, and outputs to merge for every thread. */
+enum { ONE_HEADS = 60, ONE_KV_HEADS = 2, ONE_D = 128, ONE_TOKENS = 11003 };
+
+static void attend_one(int threads, nd_tensor qkv, nd_tensor cache, nd_tensor *out)
+{
+    const nd_attention a = {.sq = 1,
+                            .sk = ONE_TOKENS,
+                            .heads = ONE_HEADS,
+                            .kv_heads = ONE_KV_HEADS,
+                            .head_dim = ONE_D,
+                            .scale = 0.1f};
+    const nd_kv_segment one = {.slot = 0, .length = ONE_TOKENS - 1, .rows = 1};
+    nd_side side;
+    nd_side_open_cpu(&side, threads);
+    const size_t bytes = side.ops->attention_cached_scratch(side.device, &a, qkv.dtype);
+    void *scratch = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    cr_assert_not_null(scratch);
+    *out = nd_random_2d(qkv.dtype, 1, ONE_HEADS * ONE_D, 0, 0.0f);
+    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_cached, .attention = a, .out = *out,
+                          .qkv = qkv, .cache = cache, .segments = &one, .count = 1,
+                          .scratch = scratch));
+    free(scratch);
+    nd_side_close(&side);
+}
+
+Test(threads, same_bits_of_the_attention_of_one_token)
+{
+    static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
+    static const int counts[] = {2, 3, 5, 7};
+    const int64_t width = 2 * ONE_KV_HEADS * ONE_D;
+    for (int d = 0; d < 2; d++) {
+        nd_tensor qkv = nd_random_2d(dtypes[d], 1, ONE_HEADS * ONE_D + width, 0, 1.0f);
+        nd_tensor cache = nd_random(dtypes[d], 3, (int64_t[]){1, ONE_TOKENS, width}, 0, 1.0f);
+        nd_tensor one, many;
+        attend_one(1, qkv, cache, &one);
+        for (int i = 0; i < 4; i++) {
+            char what[64];
+            snprintf(what, sizeof what, "attention with %d threads", counts[i]);
+            attend_one(counts[i], qkv, cache, &many);
             nd_expect_same("cpu", what, many, one);
         }
         nd_case_free();
