@@ -448,7 +448,8 @@ typedef struct nd_fp8_count_args {
  * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
  * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
  * row, op(b) per column (of the stored matrix: per column of a transposed a). m, n and k are
- * multiples of 16 on cuda; the model checks users' numbers.
+ * multiples of 16 on cuda: the model checks users' numbers, and pads m where it is free
+ * (nd_ops.fp8_rows).
  */
 typedef struct nd_matmul_fp8_args {
     nd_tensor c;
@@ -485,6 +486,7 @@ typedef struct nd_ops {
      * whichever is there.
      */
     bool fp8_needs_transposed;
+    int64_t fp8_rows; /* matmul_fp8's m is a multiple of this; 0: any */
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
      * plan, and do nothing else. Only the device of the stream is used; tensors need no memory, but

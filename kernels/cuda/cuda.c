@@ -257,6 +257,7 @@ static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prep
 static const nd_ops cuda_ops = {.name = "cuda",
                                 .limits = ND_CUDA_LIMITS,
                                 .fp8_needs_transposed = true,
+                                .fp8_rows = ND_CUDA_FP8_ROWS,
                                 .prepare = &prepare_ops,
                                 ND_EACH_OP(ND_OP_ENTRY, ) ND_EACH_QUERY(ND_QUERY_ENTRY, )};
 

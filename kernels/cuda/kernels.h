@@ -34,6 +34,7 @@ enum {
     ND_CUDA_EMBEDDING_TOKENS = ND_CUDA_SCRATCH / 20 / 512 * 512,
     ND_PLAIN_HEAD_DIM = 256,                    /* the most of attention without cuDNN */
     ND_CUDA_NORM_COLUMNS = ND_CUDA_SCRATCH / 4, /* the most of rmsnorm_bwd: one block's sums */
+    ND_CUDA_FP8_ROWS = 16                       /* what divides the rows of an FP8 product */
 };
 
 /* The limits that the table of ops and its planner have. */

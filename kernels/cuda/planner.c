@@ -79,6 +79,7 @@ nd_ops nd_ops_cuda_planner(bool deterministic)
     nd_ops ops = {.name = "cuda",
                   .limits = ND_CUDA_LIMITS,
                   .fp8_needs_transposed = true,
+                  .fp8_rows = ND_CUDA_FP8_ROWS,
                   ND_EACH_QUERY(ND_QUERY_ENTRY, )};
     if (deterministic) {
         ops.attention_scratch = ordered_attention_scratch;

@@ -209,6 +209,7 @@ nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
     mirrored.device = device;
     mirrored.ops = ops;
     table.fp8_needs_transposed = ops->fp8_needs_transposed;
+    table.fp8_rows = ops->fp8_rows;
     ND_TRY(nd_ops_check(&table));
     ND_TRY(nd_device_alloc(device, MIRROR_ARENA, (void **)&mirrored.arena));
     ND_TRY(nd_device_alloc(device, MIRROR_SCRATCH, (void **)&mirrored.scratch));

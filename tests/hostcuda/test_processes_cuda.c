@@ -293,14 +293,66 @@ Test(processes_cuda, texts_and_scores_are_those_of_the_cpu)
                             "test $(grep -c log_likelihoods served.txt) = 2");
 }
 
+/* The log-likelihoods of all choices, in order; how many. */
+static int read_scores(const char *options, double *scores, int most)
+{
+    char command[1024];
+    int count = 0;
+    snprintf(command, sizeof command,
+             ND_HOSTCUDA "/ndtrain eval --requests scores.jsonl --jsonl --model made/model "
+                         "--precision fp8 %s 2>log | grep -o '\"log_likelihoods\":\\[[^]]*' | "
+                         "tr ',' '\n' | sed 's/.*\\[//'",
+             options);
+    shell(&dir, command);
+    for (char *at = shell_output, *end; count < most; at = end) {
+        scores[count] = strtod(at, &end);
+        if (end == at) {
+            break;
+        }
+        count++;
+    }
+    return count;
+}
+
+/*
+ * In FP8 a GPU's products have padded rows, which no scale sees. Scores are those of the CPU within
+ * test_mesh_cuda.c's bound of a loss, 2^-8 of it, for each token: rows whose scales were off by the
+ * padding are far above. With a scale for each row a text does not depend on those beside it, nor
+ * on how its prompt was cut.
+ */
+Test(processes_cuda, fp8_texts_and_scores_are_those_of_the_cpu)
+{
+    static const char *const recipes[] = {"tensorwise", "rowwise", "rowwise_with_gw_hp"};
+    enum { MOST = 8, CHOICES = 4 };
+    double gpu[MOST], cpu[MOST];
+    make_model_to_use();
+    for (size_t r = 0; r < sizeof recipes / sizeof *recipes; r++) {
+        char options[128];
+        snprintf(options, sizeof options, "--fp8-recipe %s --device cpu", recipes[r]);
+        cr_assert_eq(read_scores(options, cpu, MOST), CHOICES, "%s", shell_output);
+        snprintf(options, sizeof options, "--fp8-recipe %s --device cuda", recipes[r]);
+        cr_assert_eq(read_scores(options, gpu, MOST), CHOICES, "%s", shell_output);
+        for (int i = 0; i < CHOICES; i++) {
+            cr_expect(fabs(gpu[i] - cpu[i]) <= fabs(cpu[i]) / 256,
+                      "%s: log-likelihood %d is %.7f, on the CPU %.7f", recipes[r], i, gpu[i],
+                      cpu[i]);
+        }
+    }
+    shell(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 --fp8-recipe "
+                            "rowwise --device cuda --max-batch 3 >together.txt");
+    shell(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 --fp8-recipe "
+                            "rowwise --device cuda --max-batch 1 --prefill-chunk 5 >alone.txt");
+    shell(&dir, "test -s alone.txt && diff alone.txt together.txt");
+    shell(&dir, ND_HOSTCUDA "/ndlaunch " TEXTS "--model made/checkpoint-3 --precision fp8 "
+                            "--device cuda --num-processes 2 --tp-size 2 >split.txt && "
+                            "test $(wc -l <split.txt) = 3");
+}
+
 Test(processes_cuda, a_generator_says_what_a_gpu_cannot_do)
 {
     inputs_write_model(&dir, 128, 512, 4); /* libraries take 48 MiB, and it more than 2 */
     make_model_to_use();
-    int code = shell_run(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 "
-                                           "--device cuda");
-    expect_ended(code, 2, "do not run in fp8 on a GPU", "--precision bf16");
-    code = shell_run(&dir, "ND_DOUBLE_MEMORY=50 " ND_HOSTCUDA "/ndtrain " TEXTS
-                           "--model made/model --device cuda");
+    int code = shell_run(&dir, "ND_DOUBLE_MEMORY=50 " ND_HOSTCUDA "/ndtrain " TEXTS
+                               "--model made/model --device cuda");
     expect_ended(code, 71, "of 0.05 GiB are free", "--max-batch");
 }

@@ -399,13 +399,13 @@ out:
     return status;
 }
 
-static nd_status check_use(nd_session *s, bool gpu, const void *context)
+static nd_status check_use(nd_session *s, const void *context)
 {
     const nd_eval_call *o = context;
     if (o->data_count > 0) {
         return check_data(s, o);
     }
-    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh, gpu));
+    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh));
     return nd_eval_check_requests(s, o);
 }
 

@@ -75,9 +75,9 @@ out:
     return status;
 }
 
-static nd_status check_use(nd_session *s, bool gpu, const void *context)
+static nd_status check_use(nd_session *s, const void *context)
 {
-    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh, gpu));
+    ND_TRY(nd_generate_check_job(s->config, &s->model.shape, &s->config->resolved_mesh));
     return nd_generate_check_input(s, context);
 }
 

@@ -34,7 +34,7 @@ typedef struct nd_session {
 
 /* Mesh and inputs of the command; the session has the model and no ranks. It may replace the
  * session's config. */
-typedef nd_status nd_session_check_use(nd_session *session, bool gpu, const void *context);
+typedef nd_status nd_session_check_use(nd_session *session, const void *context);
 /* What ndlaunch has checked before workers start: the model's files with their checksums, what the
  * command does with them, and the room that a worker of this host needs before it knows its plan.
  * `tokenizer`: as below. */

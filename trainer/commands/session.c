@@ -162,7 +162,7 @@ nd_status nd_session_check(const nd_command_call *call, const char *model, const
     ND_TRY_OUT(nd_trainer_check_precision(config, &s.model.shape));
     ND_TRY_OUT(nd_worker_check_device(config));
     ND_TRY_OUT(nd_gpu_is_wanted(config, &gpu));
-    ND_TRY_OUT(check_use(&s, gpu, context));
+    ND_TRY_OUT(check_use(&s, context));
     if (!gpu) { /* each worker checks its own device's memory */
         ND_TRY_OUT(nd_worker_open_planner(config, s.worker));
         ND_TRY_OUT(nd_worker_check_room(s.worker, 0, config->launch.workers,

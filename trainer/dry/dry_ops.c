@@ -113,6 +113,7 @@ static nd_ops idle_ops(const nd_ops *real)
     return (nd_ops){.name = real->name,
                     .limits = real->limits,
                     .fp8_needs_transposed = real->fp8_needs_transposed,
+                    .fp8_rows = real->fp8_rows,
                     ND_EACH_OP(ND_OP_ENTRY, skip_) ND_EACH_QUERY(QUERY_OF_REAL, )};
 #undef QUERY_OF_REAL
 }

@@ -74,14 +74,8 @@ static nd_status check_sizes(const nd_rank *rank, const nd_generate_options *o)
 }
 
 nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *shape,
-                                const nd_mesh *mesh, bool gpu)
+                                const nd_mesh *mesh)
 {
-    if (gpu && config->train.precision == ND_PRECISION_FP8) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "generate and eval --requests do not run in fp8 on a GPU in this version, "
-                       "because its FP8 products have multiples of 16 rows; use --precision bf16, "
-                       "or --device cpu");
-    }
     if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
         return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
                                       "steps; use --fp8-recipe rowwise, or another precision");
@@ -100,7 +94,7 @@ nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *s
 nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
 {
     const nd_llama_shape *shape = &rank->shape;
-    ND_TRY(nd_generate_check_job(rank->config, shape, &rank->mesh, nd_rank_is_gpu(rank)));
+    ND_TRY(nd_generate_check_job(rank->config, shape, &rank->mesh));
     if (o->capacity < 2) {
         return nd_fail(ND_ERR_DATA,
                        "a sequence has room for %lld tokens, but a prompt and a new token need 2; "
@@ -134,6 +128,22 @@ static nd_status allocate(nd_generator *g)
     return nd_sampler_init(&g->sampler, g->rank->shape.vocab);
 }
 
+/*
+ * Rows of a call at most: all tp ranks have as many. In FP8 also as many as the products of any
+ * backend take (nd_ops.fp8_rows), on every backend: what is computed for some rows follows from
+ * this number (nd_kv_round_rows), and tensorwise scales follow from all rows of a call.
+ */
+static int64_t most_rows(const nd_rank *rank, int64_t rows)
+{
+    enum { FP8_ROWS = 16 };
+    const int64_t tp = rank->mesh.size[ND_AXIS_TP];
+    int64_t unit = tp;
+    while (rank->config->train.precision == ND_PRECISION_FP8 && unit % FP8_ROWS != 0) {
+        unit += tp;
+    }
+    return nd_round_up(rows, unit);
+}
+
 nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_generator **out)
 {
     nd_generator *g = NULL;
@@ -143,7 +153,7 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
     ND_TRY(ND_ALLOC(1, &g));
     g->rank = rank;
     g->options = *o;
-    g->cache = (nd_kv_options){.tokens = nd_round_up(o->rows, rank->mesh.size[ND_AXIS_TP]),
+    g->cache = (nd_kv_options){.tokens = most_rows(rank, o->rows),
                                .slots = o->batch,
                                .capacity = o->capacity,
                                .logits = o->batch};

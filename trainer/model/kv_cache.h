@@ -31,7 +31,8 @@ typedef struct nd_kv_call {
 } nd_kv_call;
 
 typedef struct nd_kv_options {
-    int64_t tokens; /* rows of a call at most, a multiple of tp */
+    int64_t
+        tokens; /* rows of a call at most, a multiple of tp and, with FP8, of fp8_rows (ops.h) */
     int64_t slots, capacity;
     int64_t logits; /* rows whose logits are computed at once */
 } nd_kv_options;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Products of the linears that share an input, part by part. */
+#include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
 static const nd_trace_kind GEMM = ND_TRACE_GEMM;
@@ -84,6 +85,20 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight, nd
 
 /* Forward. */
 
+/*
+ * Rows of an FP8 product as the backend takes them: those of the micro-batch and, up to a multiple
+ * of nd_ops.fp8_rows, rows behind them. Every buffer has them (nd_model_create). What x holds there
+ * is left from earlier, and enters no amax; what y gets there is not read.
+ */
+static nd_tensor padded_rows(const nd_model *m, nd_tensor rows)
+{
+    if (m->rank->ops->fp8_rows > 0) {
+        rows.shape[0] = nd_round_up(rows.shape[0], m->rank->ops->fp8_rows);
+    }
+    ND_ASSERT(rows.shape[0] <= m->dims.T);
+    return rows;
+}
+
 /* y (T, rows) of one part; x (T, K). */
 static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_operand *x, nd_tensor y)
 {
@@ -96,7 +111,9 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
         return ND_OK;
     }
     ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, &w));
-    ND_OP(m->rank, GEMM, matmul_fp8, .c = y, .a = x->cast, .b = w, .b_transposed = true,
+    nd_fp8 a = x->cast;
+    a.codes = padded_rows(m, a.codes);
+    ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
           .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }

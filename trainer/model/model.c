@@ -108,6 +108,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->sources = o->sources > 1 ? o->sources : 0;
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
+    /* linear.c pads the rows of FP8 products up to these. */
+    ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
+              m->dims.T % rank->ops->fp8_rows == 0);
     nd_layout_options layout = {.shape = &rank->shape,
                                 .mesh = &rank->mesh,
                                 .coord = rank->coord,

@@ -57,7 +57,7 @@ static cublasStatus_t check_types(const lt_desc *desc, const lt_layout *a, const
     REFUSE_IF(a->type == CUDA_R_8F_E5M2 && b->type == CUDA_R_8F_E5M2, CUBLAS_STATUS_NOT_SUPPORTED);
     REFUSE_IF(capability < 100 && (desc->op_a != CUBLAS_OP_T || desc->op_b != CUBLAS_OP_N),
               CUBLAS_STATUS_NOT_SUPPORTED);
-    REFUSE_IF(a->rows % 16 || d->rows % 16, CUBLAS_STATUS_NOT_SUPPORTED); /* k, m */
+    REFUSE_IF(a->rows % 16 || d->rows % 16 || d->columns % 16, CUBLAS_STATUS_NOT_SUPPORTED);
     REFUSE_IF(a->ld % 16 || b->ld % 16, CUBLAS_STATUS_NOT_SUPPORTED);
     REFUSE_IF((size_t)d->ld * width(d->type) % 16, CUBLAS_STATUS_NOT_SUPPORTED);
     return check_scales(desc, capability);

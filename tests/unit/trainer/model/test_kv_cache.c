@@ -138,6 +138,79 @@ Test(kv_cache, pieces_have_the_logits_of_the_whole)
     }
 }
 
+/* A backend whose FP8 products refuse other numbers of rows than multiples of 16. */
+enum { SIXTEEN = 16 };
+
+static nd_ops sixteens;
+static const nd_ops *any_rows;
+
+static nd_status only_sixteens(nd_stream *stream, const nd_matmul_fp8_args *x)
+{
+    ND_CHECK(x->c.shape[0] % SIXTEEN == 0 && x->a.codes.shape[0] == x->c.shape[0],
+             "a product of %lld rows", (long long)x->c.shape[0]);
+    return any_rows->matmul_fp8(stream, x);
+}
+
+/* Calls of 1 to 20 rows, most of them with rows behind; logits (rows of all calls, V). */
+static nd_status some_calls(nd_rank *rank, float *logits, int64_t *rows)
+{
+    static const int64_t lengths[] = {3, 1, 5, 8, 1};
+    const nd_model_options options = {.forward_only = true, .cache = &kv};
+    const piece two[] = {{{.slot = 2, .length = 0, .rows = 11}, 0},
+                         {{.slot = 0, .length = LONG - 2, .rows = 1}, 1}};
+    nd_memplan plan;
+    nd_model *m = NULL;
+    int64_t length = 0;
+    *rows = 0;
+    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
+    nd_status status = ND_OK;
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths && status == ND_OK; i++) {
+        const piece p = {{.slot = 0, .length = length, .rows = lengths[i]}, 1};
+        status = compute(m, &p, 1, logits + *rows * V);
+        *rows += lengths[i];
+        length += lengths[i];
+    }
+    status = status == ND_OK ? compute(m, two, 2, logits + *rows * V) : status;
+    *rows += 12;
+    status = status == ND_OK ? compute(m, &(piece){{.slot = 1, .length = 0, .rows = LONG}, 0}, 1,
+                                       logits + *rows * V)
+                             : status;
+    *rows += LONG;
+    mesh_model_close(&plan, m);
+    return status;
+}
+
+static nd_status padding_body(nd_rank *rank, void *context)
+{
+    enum { ROWS = 60 };
+    float any[ROWS * V], padded[ROWS * V]; /* of the thread's stack, as above */
+    int64_t rows = 0;
+    ND_TRY(some_calls(rank, any, &rows));
+    rank->ops = &sixteens;
+    ND_TRY(some_calls(rank, padded, &rows));
+    ND_CHECK(rows <= ROWS, "%lld rows", (long long)rows);
+    return check_equal(padded, any, rows, "with padded products");
+}
+
+Test(kv_cache, padded_fp8_products_give_the_same_bits)
+{
+    static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE,
+                                            ND_FP8_ROWWISE_GW_HP};
+    cr_assert_eq(nd_ops_ref(&any_rows), ND_OK);
+    sixteens = *any_rows;
+    sixteens.fp8_rows = SIXTEEN;
+    sixteens.matmul_fp8 = only_sixteens;
+    for (int tp = 1; tp <= 2; tp++) {
+        for (int i = 0; i < 3; i++) {
+            mesh_ranks job = job_of(tp, false, ND_PRECISION_FP8);
+            job.body = padding_body;
+            job.config.fp8.recipe = recipes[i];
+            cr_expect_eq(mesh_ranks_run(&job), ND_OK, "recipe %d, tp %d: %s", i, tp,
+                         nd_error_last()->message);
+        }
+    }
+}
+
 /* NLL of all labels, from logits. */
 static double nll_of(const float *logits, const int32_t *labels)
 {
