@@ -62,6 +62,30 @@ Test(sources, a_resumed_blend_is_the_run_that_was_not_stopped)
                       "{ d = $2 - $3; if (d * d > 1e-10) exit 1 }'");
 }
 
+#define TWO_SOURCES(weight)                                                                        \
+    "--data-path '[{path: text.txt, weight: " weight "}, {path: b.txt, weight: 1}]' "              \
+    "--validation-path '' --num-steps 1 --save-model false "
+
+/* No period of samples that a run has in memory holds these. */
+Test(sources, a_run_says_what_rounding_changes_in_its_weights)
+{
+    shell(&dir, TRAIN TWO_SOURCES("3.14159265") "--save-dir near");
+    cr_expect_not_null(strstr(shell_output,
+                              "the shares of the sources are rounded to 1048576ths; "
+                              "that of b changes most, from 24.14530072 % to 24.14531708 %"),
+                       "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "larger weight"), "%s", shell_output);
+    shell(&dir, TRAIN TWO_SOURCES("1e-8") "--save-dir far");
+    cr_expect_not_null(strstr(shell_output,
+                              "warning: the shares of the sources are rounded to 1048576ths; that "
+                              "of text changes most, from 9.9999999e-07 % to 9.536743164e-05 %"),
+                       "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "; give it a larger weight, or an epochs limit"), "%s",
+                       shell_output);
+    shell(&dir, TRAIN TWO_SOURCES("0.023457") "--save-dir exact");
+    cr_expect_null(strstr(shell_output, "rounded"), "%s", shell_output);
+}
+
 /* 40 blocks, 4 a step: an epoch is 10 steps. */
 #define EPOCHS                                                                                     \
     TWO "--data-path text.txt --validation-path b.txt --validation-batches 1 "                     \

@@ -173,6 +173,16 @@ int64_t nd_dataset_epoch(const nd_dataset *dataset)
     return by_epochs ? nd_mix_samples(blend->mix) : dataset->blocks;
 }
 
+nd_dataset_rounding nd_dataset_rounding_of(const nd_dataset *dataset)
+{
+    const nd_blend *blend = dataset->blend;
+    if (!blend || !blend->mix) {
+        return (nd_dataset_rounding){.source = -1};
+    }
+    const nd_mix_rounding r = nd_mix_rounding_of(blend->mix);
+    return (nd_dataset_rounding){r.period, r.source, r.share, r.counts};
+}
+
 /* SHA-256 of the digests of the sources, in order, and of their weights and epochs. With `all` of
  * their contents instead. */
 static nd_status digest_sources(const nd_blend *blend, const nd_content_share *all, char hex[65])

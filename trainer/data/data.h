@@ -115,6 +115,14 @@ int64_t nd_dataset_samples(const nd_dataset *dataset);
 /* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */
 int64_t nd_dataset_epoch(const nd_dataset *dataset);
 
+/* How a blend holds its weights (trainer/data/mix.h). */
+typedef struct nd_dataset_rounding {
+    int64_t period; /* samples after which the order of the sources repeats; 0: no weights */
+    int source;     /* of those with weights, the one whose weight changes most; -1: none changes */
+    double share, rounded; /* its weight in the sum of all, and what the run gives it */
+} nd_dataset_rounding;
+nd_dataset_rounding nd_dataset_rounding_of(const nd_dataset *dataset);
+
 /* What a run records of its data; texts are borrowed. */
 typedef struct nd_dataset_facts {
     const char *path;   /* of several files the first, and how many more */

@@ -4,20 +4,23 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* A part of the run in which the same sources take turns. */
 typedef struct phase {
     int64_t begin, end; /* samples of the run; end INT64_MAX: it never ends */
     int32_t period;
-    uint16_t *source;               /* (period, or up to its end before that); owned */
-    uint16_t *before;               /* likewise: earlier places of the same source; owned */
+    uint8_t *source;                /* (period, or up to its end before that); owned */
+    uint32_t *before;               /* likewise: earlier places of the same source; owned */
     int32_t counts[ND_MIX_SOURCES]; /* places of each source in the period; 0: it has ended */
     int64_t used[ND_MIX_SOURCES];   /* samples of each source before the phase */
 } phase;
 
 struct nd_mix {
     int count, phase_count;
+    int32_t most; /* places of a period */
     int64_t comparisons;
+    nd_mix_rounding rounding;
     double weights[ND_MIX_SOURCES];
     int64_t limits[ND_MIX_SOURCES]; /* samples; INT64_MAX: none */
     phase *phases; /* each ends with that of a source; room for one more than sources; owned */
@@ -29,9 +32,9 @@ static bool is_whole(double x)
 }
 
 /* The smallest period in which every share is a whole number of places; 0: none. */
-static int32_t exact_period(const double *shares, int count)
+static int32_t exact_period(const double *shares, int count, int32_t most)
 {
-    for (int32_t p = 1; p <= ND_MIX_PERIOD; p++) {
+    for (int32_t p = 1; p <= most; p++) {
         int j = 0;
         while (j < count && (shares[j] == 0 || (is_whole(shares[j] * p) && shares[j] * p > 0.5))) {
             j++;
@@ -43,22 +46,22 @@ static int32_t exact_period(const double *shares, int count)
     return 0;
 }
 
-/* Whole counts whose sum is ND_MIX_PERIOD: rounded down, at least 1; what is missing goes to the
+/* Whole counts whose sum is the period: rounded down, at least 1; what is missing goes to the
  * largest remainders, and what is too much comes from the smallest ones. */
-static void round_counts(const double *shares, int count, int32_t *counts)
+static void round_counts(const double *shares, int count, int32_t period, int32_t *counts)
 {
     int64_t sum = 0;
     for (int j = 0; j < count; j++) {
-        double exact = shares[j] * ND_MIX_PERIOD;
+        double exact = shares[j] * period;
         counts[j] = shares[j] == 0 ? 0 : exact < 1 ? 1 : (int32_t)exact;
         sum += counts[j];
     }
-    while (sum != ND_MIX_PERIOD) {
-        const int direction = sum < ND_MIX_PERIOD ? 1 : -1;
+    while (sum != period) {
+        const int direction = sum < period ? 1 : -1;
         int best = -1;
         double largest = 0;
         for (int j = 0; j < count; j++) {
-            double rest = direction * (shares[j] * ND_MIX_PERIOD - counts[j]);
+            double rest = direction * (shares[j] * period - counts[j]);
             bool may = counts[j] > (direction < 0);
             if (may && (best < 0 || rest > largest)) {
                 best = j;
@@ -70,7 +73,25 @@ static void round_counts(const double *shares, int count, int32_t *counts)
     }
 }
 
-static void set_counts(const nd_mix *mix, phase *p)
+/* Of the sources of the first phase, which are all. */
+static nd_mix_rounding find_rounding(const double *shares, int count, const phase *p)
+{
+    nd_mix_rounding out = {.period = p->period, .source = -1};
+    double largest = 0;
+    for (int j = 0; j < count; j++) {
+        const double exact = shares[j] * p->period, counts = (double)p->counts[j] / p->period;
+        const double change = fabs(counts - shares[j]) / shares[j];
+        if (change > largest && !(is_whole(exact) && exact > 0.5)) {
+            largest = change;
+            out.source = j;
+            out.share = shares[j];
+            out.counts = counts;
+        }
+    }
+    return out;
+}
+
+static void set_counts(nd_mix *mix, phase *p)
 {
     double shares[ND_MIX_SOURCES], sum = 0;
     for (int j = 0; j < mix->count; j++) {
@@ -80,14 +101,17 @@ static void set_counts(const nd_mix *mix, phase *p)
     for (int j = 0; j < mix->count; j++) {
         shares[j] /= sum;
     }
-    p->period = exact_period(shares, mix->count);
+    p->period = exact_period(shares, mix->count, mix->most);
     if (p->period == 0) {
-        p->period = ND_MIX_PERIOD;
-        round_counts(shares, mix->count, p->counts);
-        return;
+        p->period = mix->most;
+        round_counts(shares, mix->count, p->period, p->counts);
+    } else {
+        for (int j = 0; j < mix->count; j++) {
+            p->counts[j] = (int32_t)llround(shares[j] * p->period);
+        }
     }
-    for (int j = 0; j < mix->count; j++) {
-        p->counts[j] = (int32_t)llround(shares[j] * p->period);
+    if (p == mix->phases) {
+        mix->rounding = find_rounding(shares, mix->count, p);
     }
 }
 
@@ -99,8 +123,7 @@ typedef struct turns {
     int ready[ND_MIX_SOURCES];     /* a heap of those that may have the next place */
     int ready_count;
     int64_t comparisons;
-    int16_t
-        *first; /* (ND_MIX_PERIOD + 1): a source that may have place n only, or later; -1: none */
+    int16_t *first; /* (period + 1): a source that may have place n only, or later; -1: none */
     int16_t next[ND_MIX_SOURCES]; /* another one with the same first place; -1: none */
 } turns;
 
@@ -180,8 +203,8 @@ static int64_t fill_places(nd_mix *mix, phase *p, int16_t *first)
             push_ready(&t, j);
         }
         const int best = pop_ready(&t);
-        p->source[n - 1] = (uint16_t)best;
-        p->before[n - 1] = (uint16_t)t.given[best]++;
+        p->source[n - 1] = (uint8_t)best;
+        p->before[n - 1] = (uint32_t)t.given[best]++;
         if (p->used[best] + t.given[best] == mix->limits[best]) {
             filled = n;
         } else {
@@ -195,11 +218,8 @@ static int64_t fill_places(nd_mix *mix, phase *p, int16_t *first)
 /* Samples of source j among the first n of the phase. */
 static int64_t samples_in(const phase *p, int j, int64_t n)
 {
-    int64_t samples = n / p->period * p->counts[j];
-    for (int64_t place = 0; place < n % p->period; place++) {
-        samples += p->source[place] == j;
-    }
-    return samples;
+    const uint8_t *last = memrchr(p->source, j, (size_t)(n % p->period));
+    return n / p->period * p->counts[j] + (last ? p->before[last - p->source] + 1 : 0);
 }
 
 /* How many samples the phase has before it ends with the last one of some source. */
@@ -223,10 +243,12 @@ static int64_t length_of(const nd_mix *mix, const phase *p)
 }
 
 /* Keeps the first n places. */
-static void shorten(uint16_t **places, int64_t n)
+static void shorten(phase *p, int64_t n)
 {
-    uint16_t *fewer = realloc(*places, (size_t)n * sizeof **places);
-    *places = fewer ? fewer : *places;
+    uint8_t *source = realloc(p->source, (size_t)n * sizeof *source);
+    p->source = source ? source : p->source;
+    uint32_t *before = realloc(p->before, (size_t)n * sizeof *before);
+    p->before = before ? before : p->before;
 }
 
 /* `first` is room for fill_places. */
@@ -239,8 +261,7 @@ static nd_status add_phase(nd_mix *mix, int64_t begin, int16_t *first)
     ND_TRY(ND_ALLOC(p->period, &p->before));
     int64_t length = fill_places(mix, p, first);
     if (length < p->period) { /* many short phases are small */
-        shorten(&p->source, length);
-        shorten(&p->before, length);
+        shorten(p, length);
     } else {
         length = length_of(mix, p);
     }
@@ -252,18 +273,21 @@ static nd_status add_phase(nd_mix *mix, int64_t begin, int16_t *first)
 /* Whether sources are left; *next then has what each has given. */
 static bool follow(const nd_mix *mix, const phase *p, phase *next)
 {
-    const int64_t n = p->end - p->begin;
     bool left = false;
     for (int j = 0; j < mix->count; j++) {
-        next->used[j] = p->used[j] + n / p->period * p->counts[j];
-    }
-    for (int64_t place = 0; place < n % p->period; place++) {
-        next->used[p->source[place]]++;
-    }
-    for (int j = 0; j < mix->count; j++) {
+        next->used[j] = p->used[j] + samples_in(p, j, p->end - p->begin);
         left = left || next->used[j] < mix->limits[j];
     }
     return left;
+}
+
+/* L of mix.h, for so many sources that end. */
+static int32_t longest_period(int limited)
+{
+    const int32_t period = ND_MIX_PLACES / (limited + 1);
+    return period > ND_MIX_PERIOD         ? ND_MIX_PERIOD
+           : period < ND_MIX_LEAST_PERIOD ? ND_MIX_LEAST_PERIOD
+                                          : period;
 }
 
 nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
@@ -274,15 +298,18 @@ nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &mix));
     mix->count = count;
-    ND_TRY_OUT(ND_ALLOC(ND_MIX_PERIOD + 1, &first));
     ND_TRY_OUT(ND_ALLOC(count + 1, &mix->phases));
+    int limited = 0;
     for (int j = 0; j < count; j++) {
         const nd_mix_source *s = &sources[j];
         double given = fmax(1.0, round(s->epochs * (double)s->blocks));
         ND_ASSERT(s->blocks >= 1 && (s->weight > 0 || s->epochs > 0));
         mix->limits[j] = s->epochs > 0 && given < 9e18 ? (int64_t)given : INT64_MAX;
         mix->weights[j] = s->weight > 0 ? s->weight : given;
+        limited += mix->limits[j] != INT64_MAX;
     }
+    mix->most = longest_period(limited);
+    ND_TRY_OUT(ND_ALLOC(mix->most + 1, &first));
     ND_TRY_OUT(add_phase(mix, 0, first));
     for (phase *p = mix->phases; p->end != INT64_MAX && follow(mix, p, p + 1); p++) {
         ND_TRY_OUT(add_phase(mix, p->end, first));
@@ -328,6 +355,11 @@ int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n)
         p++;
     }
     return p->used[source] + samples_in(p, source, n - p->begin);
+}
+
+nd_mix_rounding nd_mix_rounding_of(const nd_mix *mix)
+{
+    return mix->rounding;
 }
 
 int64_t nd_mix_comparisons(const nd_mix *mix)

@@ -15,6 +15,10 @@
  * nothing about its content. Checkpoints without it are compared by data.tokenizer. */
 static const char tokenizer_file[] = "tokenizer.json";
 static const char data_content[] = "data.path content", step_samples[] = "samples of a step";
+/* The period of a blend (trainer/data/mix.h), where it is longer than any was when checkpoints had
+ * no such pair: without it the sources took turns in another order. */
+static const char mix_period[] = "data.path period";
+enum { MIX_PERIOD_WITHOUT_PAIR = 65536 };
 static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train.sequence_length",
                                    "optimizer.name"};
 
@@ -68,6 +72,9 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
     ND_TRY(nd_dataset_content(inputs->data, text));
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
+    const int64_t period = nd_dataset_rounding_of(inputs->data).period;
+    snprintf(text, sizeof text, "%lld", (long long)period);
+    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -100,7 +107,7 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
     if (strcmp(key, step_samples) == 0) {
         return !is_allowed(config, "samples_per_step");
     }
-    if (strcmp(key, data_content) == 0) {
+    if (strcmp(key, data_content) == 0 || strcmp(key, mix_period) == 0) {
         return !is_allowed(config, "data.path");
     }
     if (strcmp(key, tokenizer_file) == 0) {
@@ -170,6 +177,13 @@ static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest,
     if (strcmp(own->key, "data.path") == 0 || strcmp(own->key, data_content) == 0) {
         return fail_data(config, manifest, folder, own->value, stored);
     }
+    if (strcmp(own->key, mix_period) == 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s was made when the weights of data.path were rounded to %s parts, and "
+                       "this run has %s, which is another order of the samples; resume it with the "
+                       "ndtrain that made it, or allow the change with --resume-allow data.path",
+                       folder, stored, own->value);
+    }
     if (strcmp(own->key, step_samples) == 0) {
         return fail_samples(config, folder, stored);
     }
@@ -227,6 +241,13 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
                                !others && seen > step * e.step ? step * e.step : seen);
 }
 
+static const char *find_stored(const nd_manifest *manifest, const char *key)
+{
+    const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
+    const bool older = !stored && strcmp(key, mix_period) == 0;
+    return older && nd_manifest_pairs_find(&manifest->identity, "data.path") ? "65536" : stored;
+}
+
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest)
 {
@@ -236,7 +257,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
     bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own.count && status == ND_OK; i++) {
         const nd_manifest_pair *pair = &own.list[i];
-        const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
+        const char *stored = find_stored(manifest, pair->key);
         if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
             status = fail_pair(config, manifest, folder, pair, stored);
         }
@@ -274,7 +295,7 @@ static nd_status log_identity(const nd_config *config, const nd_inputs *inputs,
     bool said = false; /* that the data differ, by the first of their two digests that does */
     for (int i = 0; i < own.count && status == ND_OK; i++) {
         const nd_manifest_pair *pair = &own.list[i];
-        const char *stored = nd_manifest_pairs_find(&manifest->identity, pair->key);
+        const char *stored = find_stored(manifest, pair->key);
         bool data = strncmp(pair->key, "data.path", 9) == 0;
         bool differs = stored && strcmp(stored, pair->value) != 0;
         if (differs && strcmp(pair->key, step_samples) == 0) {
@@ -283,7 +304,12 @@ static nd_status log_identity(const nd_config *config, const nd_inputs *inputs,
                         "schedule goes, count on from %lld",
                         stored, pair->value, (long long)manifest->samples_seen,
                         (long long)manifest->position.step);
-        } else if (differs && ((data && !said) || strcmp(pair->key, tokenizer_file) == 0)) {
+        } else if (differs && !said && strcmp(pair->key, mix_period) == 0) {
+            nd_log_info("resume: the samples go on in another order of the sources, whose weights "
+                        "were rounded to %s parts and are rounded to %s, as --resume-allow permits",
+                        stored, pair->value);
+        } else if (differs && strcmp(pair->key, mix_period) != 0 &&
+                   ((data && !said) || strcmp(pair->key, tokenizer_file) == 0)) {
             nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                         "--resume-allow permits",
                         data ? "data.path" : pair->key, pair->value, stored);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdlib.h>
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
@@ -22,10 +23,9 @@ static nd_mix *make(int count, const double *weights, const double *epochs, int6
     return mix;
 }
 
-/* At every prefix each source has had its share, give or take less than 1 + drift n samples, and
- * its samples come in order. */
-static void expect_shares(const nd_mix *mix, int count, const double *weights, double drift,
-                          int64_t n)
+/* At every prefix each source has had its share, give or take less than 1 sample, and its samples
+ * come in order. */
+static void expect_shares(const nd_mix *mix, int count, const double *weights, int64_t n)
 {
     int64_t had[MOST] = {0};
     double sum = 0;
@@ -40,9 +40,8 @@ static void expect_shares(const nd_mix *mix, int count, const double *weights, d
         for (int j = 0; j < count; j++) {
             cr_assert(i % 97 > 0 || nd_mix_count(mix, j, i + 1) == had[j]);
             double share = weights[j] / sum * (double)(i + 1);
-            cr_assert(fabs((double)had[j] - share) < 1 + drift * (double)(i + 1),
-                      "source %d has had %lld of %.3f after %lld", j, (long long)had[j], share,
-                      (long long)i + 1);
+            cr_assert(fabs((double)had[j] - share) < 1, "source %d has had %lld of %.3f after %lld",
+                      j, (long long)had[j], share, (long long)i + 1);
         }
     }
 }
@@ -75,7 +74,7 @@ Test(mix, every_prefix_is_within_one_of_the_weights)
                  {8, {0.003, 0.12, 0.377, 0.05, 0.2, 0.15, 0.05, 0.05}}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         nd_mix *mix = make(cases[c].count, cases[c].weights, NULL, 100);
-        expect_shares(mix, cases[c].count, cases[c].weights, 0, 3000);
+        expect_shares(mix, cases[c].count, cases[c].weights, 3000);
         nd_mix_destroy(mix);
     }
 }
@@ -126,7 +125,153 @@ Test(mix, the_order_is_the_one_of_the_rule)
     }
 }
 
-/* For weights without a short period: the table has ND_MIX_PERIOD places. */
+/*
+ * At every one of the first n prefixes each source has had its whole number of weights, give or
+ * take less than one sample, and its samples come in order. Between two samples of a source its lag
+ * grows, so that it is enough to look before and after each of them, and at the end.
+ */
+static void expect_bound(const nd_mix *mix, int count, const int64_t *weights, int64_t n)
+{
+    int64_t had[MOST] = {0}, sum = 0;
+    for (int j = 0; j < count; j++) {
+        sum += weights[j];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const nd_mix_place at = nd_mix_at(mix, i);
+        const int64_t w = weights[at.source], x = had[at.source]++;
+        cr_assert(at.index == x && w * i - x * sum < sum && (x + 1) * sum - w * (i + 1) < sum,
+                  "sample %lld is number %lld of source %d, after %lld of its %lld in %lld",
+                  (long long)i, (long long)at.index, at.source, (long long)x, (long long)w,
+                  (long long)sum);
+    }
+    for (int j = 0; j < count; j++) {
+        cr_assert(llabs(had[j] * sum - weights[j] * n) < sum, "source %d has had %lld", j,
+                  (long long)had[j]);
+        cr_assert_eq(nd_mix_count(mix, j, n), had[j]);
+    }
+}
+
+static uint64_t draw(uint64_t round, int j)
+{
+    return nd_rng_u64(7, round, (uint64_t)j);
+}
+
+/* Whole numbers, most of them with decimals of one, of up to 64 sources, whose period is exact. */
+Test(mix, every_prefix_is_within_one_of_random_weights, .timeout = 120)
+{
+    for (uint64_t round = 0; round < 120; round++) {
+        const int count = 2 + (int)(draw(round, MOST) % 63);
+        const int64_t sum = round % 12 == 0 ? 1000000 : round % 3 == 0 ? 10000 : 1000;
+        int64_t weights[MOST], left = sum;
+        double asked[MOST];
+        for (int j = 0; j < count; j++) { /* of what is left, and one for each that follows */
+            const int64_t room = left - (count - 1 - j);
+            weights[j] =
+                j == count - 1 ? left : 1 + (int64_t)(draw(round, j) % (uint64_t)(room / 4 + 1));
+            left -= weights[j];
+            asked[j] = (double)weights[j] / (double)(round % 2 ? sum : 1);
+        }
+        nd_mix *mix = make(count, asked, NULL, 100);
+        const nd_mix_rounding r = nd_mix_rounding_of(mix);
+        cr_assert(r.source == -1 && sum % r.period == 0, "a period of %lld", (long long)r.period);
+        expect_bound(mix, count, weights, sum + sum / 3);
+        nd_mix_destroy(mix);
+    }
+}
+
+/* Weights that no period holds are those of the nearest period, and kept as well as others. */
+Test(mix, every_prefix_is_within_one_of_rounded_weights, .timeout = 120)
+{
+    for (uint64_t round = 0; round < 8; round++) {
+        const int count = 2 + (int)(draw(round, MOST) % 63);
+        double asked[MOST], sum = 0;
+        int64_t weights[MOST];
+        for (int j = 0; j < count; j++) { /* over some decades */
+            asked[j] = exp2((double)(draw(round, j) >> 40) / (1 << 24) * (double)(2 * round + 1));
+            sum += asked[j];
+        }
+        nd_mix *mix = make(count, asked, NULL, 100);
+        const nd_mix_rounding r = nd_mix_rounding_of(mix);
+        double largest = 0;
+        cr_assert_eq(r.period, ND_MIX_PERIOD);
+        for (int j = 0; j < count; j++) {
+            weights[j] = nd_mix_count(mix, j, r.period);
+            const double exact = asked[j] / sum,
+                         change = (double)weights[j] / ND_MIX_PERIOD - exact;
+            cr_assert(weights[j] >= 1 && fabs(change) < 1.0 / ND_MIX_PERIOD);
+            largest = fmax(largest, fabs(change) / exact);
+        }
+        cr_assert(largest > 0 && r.source >= 0);
+        cr_assert_float_eq(r.share, asked[r.source] / sum, 1e-12);
+        cr_assert_float_eq(r.counts, (double)weights[r.source] / ND_MIX_PERIOD, 1e-15);
+        cr_assert_float_eq(fabs(r.counts - r.share) / r.share, largest, 1e-9);
+        expect_bound(mix, count, weights, ND_MIX_PERIOD + 1000);
+        nd_mix_destroy(mix);
+    }
+}
+
+Test(mix, extreme_weights_keep_the_bound, .timeout = 120)
+{
+    static const struct {
+        double asked[3];
+        int64_t weights[3];
+        int count;
+        int rounded; /* the source that changes most; -1: none */
+    } cases[] = {{{1, 999999}, {1, 999999}, 2, -1},
+                 {{1, 1e-6}, {1000000, 1}, 2, -1},
+                 {{0.999998, 1e-6, 1e-6}, {999998, 1, 1}, 3, -1},
+                 {{1, 1048575}, {1, ND_MIX_PERIOD - 1}, 2, -1},
+                 {{1e-300, 2e-300, 1e-300}, {1, 2, 1}, 3, -1},
+                 {{1, 1048576}, {1, ND_MIX_PERIOD - 1}, 2, 0},
+                 {{1, 1e-9}, {ND_MIX_PERIOD - 1, 1}, 2, 1},
+                 {{1e-30, 1, 1}, {1, ND_MIX_PERIOD / 2 - 1, ND_MIX_PERIOD / 2}, 3, 0}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        nd_mix *mix = make(cases[c].count, cases[c].asked, NULL, 100);
+        cr_expect_eq(nd_mix_rounding_of(mix).source, cases[c].rounded, "case %zu", c);
+        expect_bound(mix, cases[c].count, cases[c].weights, ND_MIX_PERIOD + 1000);
+        nd_mix_destroy(mix);
+    }
+}
+
+Test(mix, a_hundred_sources_keep_the_bound_at_any_index)
+{
+    double asked[100];
+    int64_t weights[100], sum = 0;
+    for (int j = 0; j < 100; j++) {
+        weights[j] = j % 3 ? 1 : 1 + j;
+        asked[j] = (double)weights[j];
+        sum += weights[j];
+    }
+    nd_mix *mix = make(100, asked, NULL, 100);
+    expect_bound(mix, 100, weights, 3 * sum + 7);
+    for (int64_t n = 1000000000; n < 1000000000 + sum; n++) { /* as a resumed run begins */
+        const nd_mix_place at = nd_mix_at(mix, n);
+        cr_assert_eq(at.index, nd_mix_count(mix, at.source, n));
+        cr_assert(llabs(at.index * sum - weights[at.source] * n) < sum);
+    }
+    nd_mix_destroy(mix);
+}
+
+/* The tables of many phases share their memory. */
+Test(mix, the_longest_period_depends_on_how_many_sources_end)
+{
+    static const struct {
+        int limited;
+        int64_t period;
+    } cases[] = {{0, 1048576}, {3, 1048576}, {4, 838860}, {40, 102300}, {63, 65536}, {200, 65536}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        double weights[MOST], epochs[MOST];
+        for (int j = 0; j < MOST; j++) {
+            weights[j] = 1 + 1e-9 * j;
+            epochs[j] = j < cases[c].limited;
+        }
+        nd_mix *mix = make(MOST, weights, epochs, 3);
+        cr_expect_eq(nd_mix_rounding_of(mix).period, cases[c].period, "%d", cases[c].limited);
+        nd_mix_destroy(mix);
+    }
+}
+
+/* For weights without a period: the table has ND_MIX_PERIOD places. */
 static int64_t comparisons_for(int count)
 {
     double weights[MOST];
@@ -149,21 +294,6 @@ Test(mix, comparisons_of_a_place_grow_with_the_logarithm_of_the_sources)
         cr_expect(comparisons > 0 && comparisons <= 3 * h * (int64_t)ND_MIX_PERIOD,
                   "%lld comparisons for %d sources", (long long)comparisons, 1 << h);
     }
-}
-
-/* Weights that no period holds exactly are off by less than 1 in 65,536 a sample. */
-Test(mix, weights_without_a_period_are_rounded)
-{
-    double weights[7];
-    for (uint64_t j = 0; j < 7; j++) {
-        weights[j] = 1e5 + (double)(nd_rng_u64(1, 0, j) >> 40);
-    }
-    nd_mix *mix = make(7, weights, NULL, 100);
-    expect_shares(mix, 7, weights, 1.0 / 65536, 70000);
-    nd_mix_destroy(mix);
-    mix = make(2, (double[]){1, 1e-9}, NULL, 100); /* at least 1 in a period */
-    expect_shares(mix, 2, (double[]){65535, 1}, 0, 70000);
-    nd_mix_destroy(mix);
 }
 
 Test(mix, a_source_ends_with_its_epochs_and_the_others_go_on)

@@ -253,6 +253,77 @@ Test(resume, another_batch_and_other_data_need_a_word)
     nd_config_fini(&config);
 }
 
+/* A mix of two texts, and its order. */
+static nd_dataset *mixed(double first, double second)
+{
+    static char text[3000];
+    nd_dataset_part parts[] = {{.name = "x", .weight = first}, {.name = "y", .weight = second}};
+    nd_dataset *blend;
+    memset(text, 'x', sizeof text);
+    for (int j = 0; j < 2; j++) {
+        assert_ok(nd_dataset_open(tempdir_write(&dir, parts[j].name, text, sizeof text),
+                                  ND_DATA_TEXT, "bytes", 256, 32, &parts[j].data));
+    }
+    assert_ok(nd_dataset_blend(parts, 2, &blend));
+    return blend;
+}
+
+/* Earlier programs rounded weights to 65,536 parts, so that theirs may have another order. */
+Test(resume, a_mix_whose_order_has_changed_needs_a_word)
+{
+    static const struct {
+        double weights[2];
+        const char *period; /* NULL: the order is that of earlier programs */
+    } cases[] = {{{0.7, 0.3}, NULL},
+                 {{1, 65535}, NULL},
+                 {{1, 65536}, "65537"},
+                 {{0.123456, 0.876544}, NULL}, /* 1,929 and 13,696 of 15,625 */
+                 {{0.123457, 0.876543}, "1000000"},
+                 {{1, 3.14159265358979}, "1048576"}};
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_config config;
+    nd_inputs inputs = {.shape = fake_shape(true)};
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.train.steps = 100;
+    config.resolved_mesh = one;
+    config.data.tokenizer = (char *)"bytes";
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+        nd_manifest_pairs older = {0};
+        inputs.data = mixed(cases[c].weights[0], cases[c].weights[1]);
+        nd_manifest_pairs_fini(&manifest.identity);
+        assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+        assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        for (int i = 0; i < manifest.identity.count; i++) {
+            const nd_manifest_pair *pair = &manifest.identity.list[i];
+            if (strcmp(pair->key, "data.path period") == 0) {
+                cr_assert_str_eq(pair->value, cases[c].period);
+            } else {
+                assert_ok(nd_manifest_pairs_add(&older, pair->key, pair->value));
+            }
+        }
+        nd_manifest_pairs_fini(&manifest.identity);
+        manifest.identity = older;
+        if (cases[c].period) {
+            char words[200];
+            snprintf(words, sizeof words,
+                     "checkpoint-6 was made when the weights of data.path were rounded to 65536 "
+                     "parts, and this run has %s, which is another order",
+                     cases[c].period);
+            assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG, words);
+            assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
+        } else {
+            assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        }
+        nd_manifest_fini(&manifest);
+        nd_dataset_close(inputs.data);
+    }
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_config_fini(&config);
+}
+
 /* Of 31,775 blocks, of which 48 were seen in 6 steps. */
 Test(resume, another_batch_keeps_the_end_of_the_epochs)
 {
