@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "trainer/corpus/chat.h"
-#include "trainer/weights/weights.h"
 
 enum { VOCAB = 256, OPEN = 1, MIDDLE = 2, CLOSE = 3 };
 
@@ -16,10 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static nd_tokenizer *make_tokenizer(void)
 {
     nd_tokenizer *tokenizer; /* for the life of the fuzzer */
-    char *text;
-    ND_ASSERT(nd_hf_byte_tokenizer_text(&text) == ND_OK);
-    ND_ASSERT(nd_tokenizer_parse(text, strlen(text), "bytes", &tokenizer) == ND_OK);
-    free(text);
+    ND_ASSERT(nd_byte_tokenizer_create(&tokenizer) == ND_OK);
     return tokenizer;
 }
 

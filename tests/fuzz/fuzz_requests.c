@@ -8,7 +8,6 @@
 
 #include "trainer/generate/choices.h"
 #include "trainer/generate/requests.h"
-#include "trainer/weights/weights.h"
 
 enum { VOCAB = 256, TOKENS_MAX = 40 };
 
@@ -20,11 +19,8 @@ static nd_encoder *make_encoder(bool special)
         .special_in_text = special ? ND_SPECIAL_PARSE : ND_SPECIAL_TEXT, .post_process = special};
     nd_tokenizer *tokenizer; /* for the life of the fuzzer */
     nd_encoder *encoder;
-    char *text;
-    ND_ASSERT(nd_hf_byte_tokenizer_text(&text) == ND_OK);
-    ND_ASSERT(nd_tokenizer_parse(text, strlen(text), "bytes", &tokenizer) == ND_OK);
+    ND_ASSERT(nd_byte_tokenizer_create(&tokenizer) == ND_OK);
     ND_ASSERT(nd_encoder_create(tokenizer, &options, &encoder) == ND_OK);
-    free(text);
     return encoder;
 }
 
