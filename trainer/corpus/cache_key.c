@@ -14,6 +14,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/token_file.h"
 #include "trainer/text/version.h"
 
 enum {
@@ -327,11 +328,24 @@ nd_status nd_cache_key_seen(const nd_cache_key *key, char **path)
     return status;
 }
 
+/* Also removes what a process left that was killed while it wrote the file. */
+static nd_status write_seen(const nd_cache_key *key, const char *name)
+{
+    nd_token_output out;
+    nd_token_output_remove_left(key->seen);
+    nd_status status = nd_token_output_open(key->seen, 0, 0, &out);
+    status = status == ND_OK ? nd_token_output_append(&out, name, strlen(name)) : status;
+    status = status == ND_OK ? nd_token_output_sync(&out) : status;
+    status = status == ND_OK ? nd_token_output_rename(&out) : status;
+    nd_token_output_fini(&out);
+    return status;
+}
+
 void nd_cache_key_see(const nd_cache_key *key, const char *path)
 {
     const char *name = strrchr(path, '/');
     ND_ASSERT(name);
-    if (key->settled && nd_fs_write_atomic(key->seen, name + 1, strlen(name + 1)) != ND_OK) {
+    if (key->settled && write_seen(key, name + 1) != ND_OK) {
         nd_log_warning("%s; each start reads the text to find its token cache",
                        nd_error_last()->message);
         nd_error_clear();

@@ -162,8 +162,11 @@ nd_status nd_token_output_rename(nd_token_output *out)
     }
     free(out->temporary);
     out->temporary = NULL;
-    ND_TRY(nd_fs_parent(out->path, &folder));
-    nd_status status = nd_fs_sync_folder(folder);
+    nd_status status = nd_fs_parent(out->path, &folder);
+    status = status == ND_OK ? nd_fs_sync_folder(folder) : status;
+    if (status != ND_OK) {
+        unlink(out->path); /* it might be there or not after a power failure */
+    }
     free(folder);
     return status;
 }

@@ -33,7 +33,8 @@ nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t 
 nd_status nd_token_output_sync(nd_token_output *out); /* and closes */
 /* Another name than that of the opening, in the same folder. */
 nd_status nd_token_output_set_path(nd_token_output *out, const char *path);
-nd_status nd_token_output_rename(nd_token_output *out); /* after sync */
+/* After sync. The file has its name for good, or none once *out is finished. */
+nd_status nd_token_output_rename(nd_token_output *out);
 /* Removes what was not renamed; an all-zero one is legal. */
 void nd_token_output_fini(nd_token_output *out);
 
