@@ -51,6 +51,7 @@ static void show_progress(void *context, uint64_t bytes)
     enum { CELLS = 30 };
     static const char full[] = "##############################";
     const work *w = context;
+    char left[40] = "";
     double seconds = nd_clock_seconds() - w->begin, all = (double)w->call->files.bytes;
     double part = all > 0 ? (double)bytes / all : 1.0;
     int cells = (int)(part * CELLS);
@@ -58,9 +59,11 @@ static void show_progress(void *context, uint64_t bytes)
         return;
     }
     cells = cells > CELLS ? CELLS : cells;
-    fprintf(stderr, "\r[%.*s%*s] %3.0f %%  %.1f MB/s  %.0f s left \x1b[K", cells, full,
-            CELLS - cells, "", 100 * part, (double)bytes * 1e-6 / seconds,
-            part > 0 ? seconds * (1 - part) / part : 0.0);
+    if (part > 0) {
+        snprintf(left, sizeof left, "  %.0f s left", seconds * (1 - part) / part);
+    }
+    fprintf(stderr, "\r[%.*s%*s] %3.0f %%  %.1f MB/s%s \x1b[K", cells, full, CELLS - cells, "",
+            100 * part, (double)bytes * 1e-6 / seconds, left);
     fflush(stderr);
 }
 
