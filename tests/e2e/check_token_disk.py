@@ -83,14 +83,27 @@ def check_tokenize(top):
         one_sentence(errors, "No space left on device")
         check(not files_of(out), f"full at call {full} ({call}): {sorted(files_of(out))} is left")
     # With --overwrite what was there stays as it was, or is gone, but no index is beside another .bin.
-    for full in range(1, len(calls) + 1):
+    def put_old():
         for name, data in old.items():
             (out / name).write_bytes(data)
+
+    put_old()
+    code, _, errors = run(top, *tokenize(out, "--overwrite"), folder=out, log=log)
+    check(code == 0, errors)
+    calls_over = calls_of(log)
+    for full in range(1, len(calls_over) + 1):
+        put_old()
         code, _, errors = run(top, *tokenize(out, "--overwrite"), folder=out, full=full)
         left = files_of(out)
         check(code in (0, 73) and (code == 0) == (left == whole), f"full at {full} with --overwrite: {code}, {sorted(left)}\n{errors}")
-        if code == 73:
+        if code:
             check(all(old.get(name) == data for name, data in left.items()), f"full at {full} with --overwrite: {sorted(left)}")
+    for kill in range(1, len(calls_over) + 1):
+        put_old()
+        code, _, errors = run(top, *tokenize(out, "--overwrite"), folder=out, kill=kill)
+        left = files_of(out)
+        check(code == -9 and (left.get("p.bin") == old["p.bin"] or all(left.get(n) != old[n] for n in ("p.idx", "p.mask"))),
+              f"killed at call {kill} with --overwrite: {code}, {sorted(left)}\n{errors}")
     for kill in range(1, len(calls) + 1):
         for path in out.iterdir():
             path.unlink()
