@@ -43,8 +43,8 @@ LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the 
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
 CONFIG_FLAGS = ["--default", "--config-file", "--help"] # of `ndlaunch config`
-TRACKERS, STRATEGIES = ["none", "tensorboard", "wandb", "trackio", "all"], ["no", "steps", "epoch"]
-CHOICES = {"log-with": TRACKERS, "report-to": TRACKERS, "save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
+STRATEGIES = ["no", "steps", "epoch"]
+CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
            "evaluation-strategy": STRATEGIES, "optim": ["adamw", "adamw_torch", "adamw_torch_fused", "sgd"]}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
 CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
@@ -163,7 +163,7 @@ def roff(text):
 
 def value_name(field):
     if field.choices:
-        return "|".join(field.choices)
+        return "|".join(field.choices) + (",..." if field.type == "CHOICES" else "")
     return {"INT": "N", "REAL": "X", "BOOL": "true|false", "PAIR": "A,B"}.get(field.type, "TEXT")
 
 
@@ -230,9 +230,15 @@ def all_flags(table):
     return found
 
 
+def list_flags(fields):
+    """Flags that take several of their choices, as words or with commas."""
+    return [f for field in fields if field.type == "CHOICES" for f in field.flags]
+
+
 def bash(table):
     _, fields, _ = table
     flags = all_flags(table)
+    lists = "|".join("--" + f for f in list_flags(fields))
     names = " ".join(f"--{f}" for f in [*flags, *COMMON])
     cases = "\n".join(f"    --{f}) COMPREPLY=($(compgen -W '{' '.join(values)}' -- \"$cur\")); return ;;"
                       for f, values in flags.items() if values)
@@ -245,6 +251,20 @@ def bash(table):
     verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in VERBS.items())
     return f"""# Made by scripts/make_manual.py.
 _ndtrain_value() {{ # completes the value of $prev; 1: it has none
+    local at=$COMP_CWORD before=
+    while (( --at > 0 )) && [[ ${{COMP_WORDS[at]}} != -* ]]; do :; done
+    case "${{COMP_WORDS[at]}}" in
+    {lists}) # a list: words behind the flag, or one word with commas
+        [[ $cur == -* ]] && return 1
+        prev=${{COMP_WORDS[at]}}
+        [[ $cur == *,* ]] && before=${{cur%,*}},
+        cur=${{cur##*,}}
+        ;;
+    esac
+    _ndtrain_choice || return 1
+    COMPREPLY=("${{COMPREPLY[@]/#/$before}}")
+}}
+_ndtrain_choice() {{
     case "$prev" in
 {cases}
     --set) COMPREPLY=($(compgen -W '{keys}' -- "$cur")); compopt -o nospace; return ;;
@@ -312,10 +332,11 @@ def zsh(table):
     _, fields, more = table
     helps = {f: field.help for field in fields for f in field.flags}
     lines = []
+    lists = set(list_flags(fields))
     for flag, values in {**all_flags(table), "config-file": [], "set": []}.items():
         text = zsh_text(helps.get(flag) or COMMON.get(flag, "see docs/config.md"))
         action = f"({' '.join(values)})" if values else "_files" if flag in FILES else " "
-        lines.append(f"    '--{flag}[{text}]:value:{action}'")
+        lines.append(f"    '--{flag}[{text}]:{'*-*:' if flag in lists else ''}value:{action}'")
     commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
     own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
                     if name not in CONFIGURED and name != "ckpt")

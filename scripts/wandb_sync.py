@@ -7,8 +7,8 @@
 
 RUN is a run folder. Without --follow what metrics.jsonl holds now is sent. With it the file is followed until the run has made its
 last step, has stopped early or by a signal, or has written nothing for --patience seconds (and for ten of its steps), as a run
-that failed; with --pid until that process has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json keeps
-the id of the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this
+that failed; with --pid until that process has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json (of
+trackio RUN/trackio_sync.json) keeps the id of the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this
 machine, which is less than it was given, and goes on behind that: wandb's files in offline mode and trackio's database hold every
 line once. Each line is sent with sync/offset, the size of the file up to its end, by which it is found again. What a killed call
 had sent over a network cannot be read: a few steps may be sent again, or those that wandb held back may be missing.
@@ -30,7 +30,6 @@ import signal
 import sys
 import time
 
-STATE = "wandb_sync.json"
 OFFSET = "sync/offset"
 POLL_SECONDS = 1.0
 WRITER_SECONDS = 60.0
@@ -187,22 +186,22 @@ class Newest:
         return self.config
 
 
-def read_state(run, record):
+def read_state(path, record):
     try:
-        state = json.loads((run / STATE).read_text())
+        state = json.loads(path.read_text())
         return {"id": str(state["id"]), "offset": int(state["offset"]), "unfinished": bool(state.get("unfinished"))}
     except FileNotFoundError:
         # The same at every call for one run, another for each run.
-        seed = f"{record.get('start_time')} {record.get('job')} {run.resolve().name}"
+        seed = f"{record.get('start_time')} {record.get('job')} {path.parent.resolve().name}"
         return {"id": hashlib.sha256(seed.encode()).hexdigest()[:12], "offset": 0, "unfinished": False}
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{run / STATE} is damaged; remove it to send the whole run again") from None
+        raise DataError(f"{path} is damaged; remove it to send the whole run again") from None
 
 
-def write_state(run, state):
-    temporary = run / (STATE + ".tmp")
+def write_state(path, state):
+    temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(state) + "\n")
-    os.replace(temporary, run / STATE)
+    os.replace(temporary, path)
 
 
 def values_of(row):
@@ -216,13 +215,13 @@ def values_of(row):
     return values
 
 
-def send_new(run, state, sink):
+def send_new(run, kept_in, state, sink):
     """Sends the whole lines behind the offset; returns their rows."""
     path = run / "metrics.jsonl"
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size < state["offset"]:
-                raise DataError(f"{path} is shorter than what was sent of it; remove {run / STATE} to send the whole run again")
+                raise DataError(f"{path} is shorter than what was sent of it; remove {kept_in} to send the whole run again")
             file.seek(state["offset"])
             data = file.read()
     except FileNotFoundError:
@@ -239,7 +238,7 @@ def send_new(run, state, sink):
             sink.log(step, values | {OFFSET: state["offset"]})
         rows.append(row)
     if rows and not state["unfinished"]:
-        write_state(run, state)
+        write_state(kept_in, state)
     return rows
 
 
@@ -287,7 +286,7 @@ def follow(arguments, state, sink, newest, stopped):
     end, heard = End(arguments.run, state["offset"]), time.monotonic()
     while True:
         alive = arguments.pid is None or is_alive(arguments.pid) # before reading, so that nothing is left behind
-        rows = send_new(arguments.run, state, sink)
+        rows = send_new(arguments.run, arguments.state, state, sink)
         end.add(rows, newest.read())
         heard = time.monotonic() if rows else heard
         if not alive or stopped or (arguments.pid is None and end.is_over):
@@ -301,15 +300,15 @@ def follow(arguments, state, sink, newest, stopped):
 
 
 def lock(arguments, stopped):
-    """One at a time sends a run; the one that follows an earlier start of it has only a rest to send."""
-    file = open(arguments.run / "wandb_sync.lock", "w") # closed when the process ends
+    """One at a time sends a run to a library; the one that follows an earlier start of it has only a rest to send."""
+    file = open(arguments.state.with_suffix(".lock"), "w") # closed when the process ends
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
         except BlockingIOError:
             if arguments.pid is None or stopped:
-                raise DataError(f"another wandb_sync sends {arguments.run}") from None
+                raise DataError(f"another wandb_sync sends {arguments.run} to {arguments.library}") from None
             time.sleep(POLL_SECONDS)
 
 
@@ -335,28 +334,29 @@ def sync(arguments, library):
             raise DataError(f"{arguments.run} has no metrics.jsonl, and " +
                             (f"none came in {arguments.patience:g} s" if late else "its run has ended"))
         time.sleep(POLL_SECONDS)
+    arguments.state = arguments.run / f"{arguments.library}_sync.json"
     held = lock(arguments, stopped) # noqa: F841
     while arguments.pid is not None and is_alive(arguments.pid) and not (arguments.run / "run.json").exists():
         time.sleep(POLL_SECONDS) # it is written before the first step
     record = record_of(arguments.run)
     arguments.name = arguments.name or arguments.run.resolve().name
-    state, newest = read_state(arguments.run, record), Newest(arguments.run)
+    state, newest = read_state(arguments.state, record), Newest(arguments.run)
     kind = Wandb if arguments.library == "wandb" else Trackio
     if state["unfinished"]: # the last call was killed, or failed
         state["offset"] = max(state["offset"], kept(kind, library, arguments, state))
     # Where the library keeps it on this machine, what is kept counts in the end, as it is written later than it is sent.
     state["unfinished"] = kind.is_local(arguments)
-    write_state(arguments.run, state)
+    write_state(arguments.state, state)
     sink = kind(library, arguments, state["id"], newest.read())
     try:
         if arguments.follow or arguments.pid is not None:
             follow(arguments, state, sink, newest, stopped)
         else:
-            send_new(arguments.run, state, sink)
+            send_new(arguments.run, arguments.state, state, sink)
     finally:
         sink.finish()
     state["unfinished"] = False
-    write_state(arguments.run, state)
+    write_state(arguments.state, state)
 
 
 def main():

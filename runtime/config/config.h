@@ -70,13 +70,13 @@ typedef enum nd_nonfinite {
     ND_NONFINITE_SKIP,
     ND_NONFINITE_REWIND
 } nd_nonfinite;
-typedef enum nd_trackers {
-    ND_TRACKERS_NONE = 0,
-    ND_TRACKERS_TENSORBOARD,
-    ND_TRACKERS_ALL, /* without those of the network */
-    ND_TRACKERS_WANDB,
-    ND_TRACKERS_TRACKIO
-} nd_trackers;
+typedef enum nd_tracker {
+    ND_TRACKER_NONE = 0,
+    ND_TRACKER_TENSORBOARD,
+    ND_TRACKER_ALL, /* without those of the network */
+    ND_TRACKER_WANDB,
+    ND_TRACKER_TRACKIO
+} nd_tracker;
 typedef enum nd_staging_choice { ND_STAGING_OVERLAP = 0, ND_STAGING_WAIT } nd_staging_choice;
 typedef enum nd_checksum_choice { ND_CHOOSE_XXH3 = 0, ND_CHOOSE_SHA256 } nd_checksum_choice;
 typedef enum nd_on_error { ND_ON_ERROR_CONTINUE = 0, ND_ON_ERROR_STOP } nd_on_error;
@@ -199,8 +199,8 @@ typedef struct nd_config {
     } output;
     struct {
         int64_t interval;
-        char *level; /* error | warning | info | debug */
-        nd_trackers trackers;
+        char *level;                /* error | warning | info | debug */
+        unsigned trackers;          /* bit 1 << nd_tracker for each; 0: none */
         char *python;               /* a program, for wandb and trackio; "": none */
         int64_t histogram_interval; /* steps; 0: none */
         char *profile_steps;        /* "", "7" or "7-9" */
@@ -287,6 +287,9 @@ nd_status nd_config_each_warning(const nd_config *config,
  * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);
+
+/* Whether the records go to this tracker, by its name or by `all`. */
+bool nd_config_tracks(const nd_config *config, nd_tracker tracker);
 
 /* The steps of log.profile_steps; false: none. ND_ERR_CONFIG, before nd_config_resolve, is found by
  * that. */

@@ -32,7 +32,7 @@ const nd_section nd_sections[ND_SECTION_COUNT] = {
 #include "runtime/config/fields.def"
 };
 
-/* A CHOICE is written through an unsigned; a PAIR takes two doubles. */
+/* A CHOICE and CHOICES are written through an unsigned; a PAIR takes two doubles. */
 static_assert(sizeof(nd_precision) == sizeof(unsigned), "enums have the size of unsigned");
 static_assert(offsetof(nd_config, optimizer.beta2) ==
                   offsetof(nd_config, optimizer.beta1) + sizeof(double),
@@ -93,6 +93,9 @@ const char *nd_field_range(nd_field_id id, char *buffer, size_t size)
                                             : ", ");
             c += n + (c[n] == '|');
         }
+        if (f->type == ND_FIELD_TYPE_CHOICES && used < size) {
+            snprintf(buffer + used, size - used, ", or a list of them");
+        }
     } else if (f->type == ND_FIELD_TYPE_BOOL) {
         snprintf(buffer, size, "true or false");
     } else if (f->type == ND_FIELD_TYPE_INT && f->min < 0) {
@@ -114,6 +117,28 @@ static void real_format(double value, char *buffer, size_t size)
             return;
         }
     }
+}
+
+/* The first choice when no bit is set, the one whose bit is, or "[a, b]". */
+static nd_status choices_format(const nd_field *f, unsigned bits, char *buffer, size_t size)
+{
+    const bool several = (bits & (bits - 1)) != 0;
+    const unsigned left = bits ? bits : 1;
+    size_t used = several ? (size_t)snprintf(buffer, size, "[") : 0, length = 0;
+    for (unsigned i = 0; left >> i; i++) {
+        const char *choice = nd_choice_at(f->choices, i, &length);
+        if (!choice) {
+            return nd_fail(ND_ERR_INTERNAL, "%s.%s holds the unknown choices %#x", f->section,
+                           f->key, bits);
+        }
+        if (left >> i & 1) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%.*s", used > 1 ? ", " : "",
+                                     (int)length, choice);
+            ND_ASSERT(used + 1 < size);
+        }
+    }
+    snprintf(buffer + used, size - used, several ? "]" : "");
+    return ND_OK;
 }
 
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
@@ -149,6 +174,12 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
                            index);
         }
         snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
+        break;
+    }
+    case ND_FIELD_TYPE_CHOICES: {
+        unsigned bits;
+        memcpy(&bits, member, sizeof bits);
+        ND_TRY(choices_format(f, bits, buffer, sizeof buffer));
         break;
     }
     case ND_FIELD_TYPE_TEXT:
@@ -392,6 +423,53 @@ static nd_status set_choice(nd_config *config, nd_field_id id, const nd_setting 
     return ND_OK;
 }
 
+/* ND_ERR_CONFIG: the item of the value is none of the choices. */
+static nd_status set_item(nd_field_id id, const nd_setting *setting, const char *item, int count,
+                          unsigned *bits)
+{
+    const nd_field *f = &nd_fields[id];
+    const int index = choice_index(f->choices, item);
+    char range[256];
+    if (index < 0 && strcmp(item, setting->text) == 0) {
+        return out_of_range(id, setting);
+    }
+    if (index < 0) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, with \"%.40s\"; it must be %s (%s)",
+                       setting->where, setting->name, setting->text, item,
+                       nd_field_range(id, range, sizeof range), f->help);
+    }
+    if (index == 0 && count > 1) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, but %s goes with no other; leave it out",
+                       setting->where, setting->name, setting->text, item);
+    }
+    *bits |= index > 0 ? 1U << index : 0;
+    return ND_OK;
+}
+
+/* "a", "a,b" or "[a, b]"; "[]" has none. */
+static nd_status set_choices(nd_config *config, nd_field_id id, const nd_setting *setting)
+{
+    char list[256];
+    unsigned bits = 0;
+    int count = 1;
+    if (strlen(setting->text) >= sizeof list || !*setting->text) {
+        return out_of_range(id, setting);
+    }
+    strip_list(setting->text, setting->quoted, list);
+    for (const char *c = list; *c; c++) {
+        count += *c == ',';
+    }
+    for (char *item = list, *next; *list && item; item = next) {
+        next = strchr(item, ',');
+        if (next) {
+            *next++ = '\0';
+        }
+        ND_TRY(set_item(id, setting, item, count, &bits));
+    }
+    memcpy(member_of(config, &nd_fields[id]), &bits, sizeof bits);
+    return ND_OK;
+}
+
 nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
@@ -434,6 +512,8 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
     }
     case ND_FIELD_TYPE_CHOICE:
         return set_choice(config, id, setting);
+    case ND_FIELD_TYPE_CHOICES:
+        return set_choices(config, id, setting);
     case ND_FIELD_TYPE_PAIR:
         return set_pair(config, id, setting);
     case ND_FIELD_TYPE_TEXT:

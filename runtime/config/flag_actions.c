@@ -166,21 +166,6 @@ static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
                                            "not at all (no)");
 }
 
-/* Of the services of the network those that scripts/wandb_sync.py knows. */
-static nd_status apply_log_with(nd_reader *r, const nd_setting *setting)
-{
-    static const char *const known[] = {"none", "tensorboard", "all", "wandb", "trackio"};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (strcmp(setting->text, known[i]) == 0) {
-            return nd_reader_set(r, ND_FIELD_log_trackers, setting);
-        }
-    }
-    return nd_fail(ND_ERR_CONFIG,
-                   "%s is %s, which is not called here; give tensorboard, wandb, trackio, all or "
-                   "none (every step is also written to metrics.jsonl in the run's folder)",
-                   setting->name, setting->text);
-}
-
 /* The flag of transformers names a folder or a model of the hub. What exists as a folder, or is
  * written as a path, is a folder. */
 static nd_status apply_model(nd_reader *r, const nd_setting *setting)

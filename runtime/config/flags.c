@@ -116,12 +116,13 @@ typedef struct target {
     int known;                    /* index in nd_flags_known, -1: none */
     const nd_accelerate_key *key; /* NULL: none */
     bool is_switch;
+    bool takes_list; /* of words */
     bool own;
 } target;
 
 static target find_target(const char *name)
 {
-    target t = {-1, -1, NULL, false, nd_flag_list_holds(own_flags, name)};
+    target t = {.field = -1, .known = -1, .own = nd_flag_list_holds(own_flags, name)};
     char underscored[ND_FLAG_NAME_MAX];
     if (t.own) {
         t.is_switch = nd_flag_list_holds("explain help version", name);
@@ -130,6 +131,7 @@ static target find_target(const char *name)
     t.field = nd_flag_find_field(name);
     if (t.field >= 0) {
         t.is_switch = nd_fields[t.field].type == ND_FIELD_TYPE_BOOL;
+        t.takes_list = nd_fields[t.field].type == ND_FIELD_TYPE_CHOICES;
         return t;
     }
     for (int i = 0; i < nd_flags_known_count; i++) {
@@ -188,6 +190,24 @@ static nd_status read_value(const target *t, int argc, char **argv, int *i, cons
     }
     *value = next;
     ++*i;
+    return ND_OK;
+}
+
+/* The words behind the first one of a list, as the Trainer's "--report-to tensorboard wandb":
+ * *value becomes "tensorboard,wandb", in `list`. */
+static nd_status read_list(int argc, char **argv, int *i, char *list, size_t size,
+                           const char **value)
+{
+    const char *flag = argv[*i - 1];
+    size_t used = (size_t)snprintf(list, size, "%s", *value);
+    while (*i + 1 < argc && is_word(argv[*i + 1]) && used < size) {
+        used += (size_t)snprintf(list + used, size - used, ",%s", argv[++*i]);
+    }
+    if (used >= size) {
+        return nd_fail(ND_ERR_CONFIG, "%s has values of more than %zu bytes; give the flag less",
+                       flag, size - 1);
+    }
+    *value = list;
     return ND_OK;
 }
 
@@ -355,7 +375,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 
 nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
 {
-    char name[ND_FLAG_NAME_MAX];
+    char name[ND_FLAG_NAME_MAX], list[512];
     for (int i = 1; i < argc; i++) {
         const char *value;
         if (!split_flag(argv[i], name, &value)) {
@@ -370,7 +390,11 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
         if (refused) {
             return apply_flag(reader, cli, name, &t, "");
         }
+        const bool in_one_word = value != NULL;
         ND_TRY(read_value(&t, argc, argv, &i, &value));
+        if (t.takes_list && !in_one_word) {
+            ND_TRY(read_list(argc, argv, &i, list, sizeof list, &value));
+        }
         ND_TRY(apply_flag(reader, cli, name, &t, value));
     }
     return ND_OK;

@@ -118,7 +118,7 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
         return read_sources(reader, (nd_field_id)id, node, file);
     }
     if (node->kind == ND_YAML_SEQUENCE && f->type != ND_FIELD_TYPE_LIST &&
-        f->type != ND_FIELD_TYPE_PAIR) {
+        f->type != ND_FIELD_TYPE_CHOICES && f->type != ND_FIELD_TYPE_PAIR) {
         return nd_fail(ND_ERR_CONFIG, "%s%s is a list; it must be a single value (%s)", where, name,
                        f->help);
     }

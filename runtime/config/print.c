@@ -175,6 +175,7 @@ static const char *placeholder(const nd_field *f)
     case ND_FIELD_TYPE_BOOL:
         return "[true|false]";
     case ND_FIELD_TYPE_CHOICE:
+    case ND_FIELD_TYPE_CHOICES:
     case ND_FIELD_TYPE_TEXT:
         break;
     }
@@ -187,7 +188,8 @@ static void print_field(FILE *out, nd_field_id id)
     char line[512], word[ND_FLAG_NAME_MAX], range[256];
     nd_field_range(id, range, sizeof range);
     nd_flag_list_word(f->flags, 0, word, sizeof word);
-    int used = snprintf(line, sizeof line, "--%s %s", word, placeholder(f));
+    int used = snprintf(line, sizeof line, "--%s %s%s", word, placeholder(f),
+                        f->type == ND_FIELD_TYPE_CHOICES ? ",..." : "");
     for (int i = 1; nd_flag_list_word(f->flags, i, word, sizeof word); i++) {
         used += snprintf(line + used, sizeof line - (size_t)used, ", --%s", word);
     }

@@ -470,30 +470,42 @@ static bool is_program(const char *name)
     return false;
 }
 
+bool nd_config_tracks(const nd_config *c, nd_tracker tracker)
+{
+    const unsigned all = tracker == ND_TRACKER_TENSORBOARD ? 1U << ND_TRACKER_ALL : 0;
+    return (c->log.trackers & (1U << tracker | all)) != 0;
+}
+
+/* A tracker for which rank 0, which is on node 0, starts a Python program. */
+static nd_status check_follower(const nd_config *c, nd_tracker tracker, const char *library)
+{
+    if (!nd_config_tracks(c, tracker) || c->launch.node_rank != 0) {
+        return ND_OK;
+    }
+    if (!c->log.python[0]) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.trackers has %s, which needs a Python that has it; name one with "
+                       "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
+                       "--with %s --follow send metrics.jsonl of the run's folder",
+                       library, library, library);
+    }
+    return is_program(c->log.python)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "log.python is \"%.200s\", which is no program here; name a Python that "
+                         "has %s with --tracker-python",
+                         c->log.python, library);
+}
+
 /* Only an event file takes histograms. */
 static nd_status check_log(const nd_config *c)
 {
-    nd_trackers trackers = c->log.trackers;
-    bool events = trackers == ND_TRACKERS_TENSORBOARD || trackers == ND_TRACKERS_ALL;
-    bool follows = trackers == ND_TRACKERS_WANDB || trackers == ND_TRACKERS_TRACKIO;
-    if (follows && c->launch.node_rank == 0 && !c->log.python[0]) {
-        const char *library = trackers == ND_TRACKERS_WANDB ? "wandb" : "trackio";
+    ND_TRY(check_follower(c, ND_TRACKER_WANDB, "wandb"));
+    ND_TRY(check_follower(c, ND_TRACKER_TRACKIO, "trackio"));
+    if (c->log.histogram_interval > 0 && !nd_config_tracks(c, ND_TRACKER_TENSORBOARD)) {
         return nd_fail(ND_ERR_CONFIG,
-                       "log.trackers is %s, which needs a Python that has it; name one with "
-                       "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
-                       "--follow send metrics.jsonl of the run's folder",
-                       library, library);
-    }
-    if (follows && c->launch.node_rank == 0 && !is_program(c->log.python)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "log.python is \"%.200s\", which is no program here; name a Python that "
-                       "has %s with --tracker-python",
-                       c->log.python, trackers == ND_TRACKERS_WANDB ? "wandb" : "trackio");
-    }
-    if (c->log.histogram_interval > 0 && !events) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "log.histogram_interval is %lld, but log.trackers is not tensorboard or "
-                       "all, so nobody takes the histograms; set log.trackers: tensorboard "
+                       "log.histogram_interval is %lld, but log.trackers has neither tensorboard "
+                       "nor all, so nobody takes the histograms; set log.trackers: tensorboard "
                        "(--log-with tensorboard), or "
                        "log.histogram_interval: 0",
                        ll(c->log.histogram_interval));

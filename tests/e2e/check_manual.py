@@ -96,6 +96,10 @@ def check_completion(bash, flags, keys):
                          ("--save-strategy", {"no", "steps", "epoch"}), ("--eval-strategy", {"no", "steps", "epoch"}),
                          ("--metric-for-best-model", {"eval_loss", "loss"}), ("--rdzv-backend", {"static", "c10d"})):
         check(values <= complete(bash, "ndlaunch", flag, ""), f"bash does not complete the values of {flag}")
+    check(complete(bash, "ndlaunch", "--report-to", "tensorboard", "w") == {"wandb"}, "bash does not complete a list's next word")
+    check(complete(bash, "ndlaunch", "--report-to", "wandb,tr") == {"wandb,trackio"}, "bash does not complete a list with commas")
+    check("--precision" in complete(bash, "ndlaunch", "--report-to", "wandb", "--"), "bash does not complete flags behind a list")
+    check(complete(bash, "ndlaunch", "--precision", "fp8", "f") == set(), "bash takes a word for a list")
     check(complete(bash, "ndtrain", "r") == {"report"}, "bash does not complete commands")
     check(complete(bash, "ndtrain", "ckpt", "pr") == {"prune"}, "bash does not complete verbs")
     check("--rank" in complete(bash, "ndtrain", "plan", "--ra"), "bash does not complete --rank")
@@ -106,6 +110,7 @@ def check_pages(made, flags, keys):
         text = re.sub(r"\\f[BIR]", "", (made / name).read_text()).replace("\\-", "-")
         check(not flags - flags_in(text), f"{name} lacks {sorted(flags - flags_in(text))}")
         check(not {k for k in keys if f"{k}:" not in text}, f"{name} lacks keys")
+        check("none|tensorboard|all|wandb|trackio,..." in text, f"{name} does not show that trackers are a list")
         if shutil.which("groff"):
             said = output_of("groff", "-man", "-ww", "-z", "-Tutf8", made / name)
             check(not said, f"groff says of {name}: {said}")
@@ -142,6 +147,7 @@ def main():
         check_commands(made, flags_of_commands(root))
         zsh = (made / "zsh").read_text()
         check(all(f"'{flag}[" in zsh for flag in flags), "zsh lacks flags")
+        check(re.search(r"'--report-to\[.*\]:\*-\*:value:\(none tensorboard ", zsh), "zsh does not complete lists")
         if shutil.which("zsh"):
             output_of("zsh", "-n", made / "zsh")
         if len(sys.argv) > 2:

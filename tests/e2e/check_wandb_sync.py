@@ -104,10 +104,10 @@ def check_other_version(stage):
     stage.sent.unlink(missing_ok=True)
     run = make_run(stage.folder / "unread", 2)
     (run / "metrics.jsonl").write_text(step_line(1) + step_line(2))
-    (run / "wandb_sync.json").write_text(json.dumps({"id": "x", "offset": len(step_line(1)), "unfinished": True}))
+    (run / "trackio_sync.json").write_text(json.dumps({"id": "x", "offset": len(step_line(1)), "unfinished": True}))
     said = stage.run(run, "--with", "trackio")
     check(f"from byte {len(step_line(1))} on may be there twice" in said and stage.steps() == [2], f"{stage.steps()}: {said}")
-    check(not json.loads((run / "wandb_sync.json").read_text())["unfinished"], "it is still unfinished")
+    check(not json.loads((run / "trackio_sync.json").read_text())["unfinished"], "it is still unfinished")
 
 
 def check_dead_run(stage):
@@ -180,6 +180,17 @@ def launch(folder, ndlaunch, name, code, env, *more):
                           stderr=subprocess.STDOUT, text=True, timeout=240)
     check(done.returncode == code, f"a run with --log-with wandb ended with {done.returncode}, not {code}:\n{done.stdout}")
     return done.stdout
+
+
+def check_two_trackers(stage, ndlaunch):
+    """--log-with wandb trackio: both get every step, each with a state and a log of its own."""
+    stage.sent.unlink(missing_ok=True)
+    said = launch(stage.folder, ndlaunch, "both", 0, stage.env, "--tracker-python", sys.executable, "--log-with", "wandb", "trackio")
+    states = [stage.folder / "both" / f"{library}_sync.json" for library in ("wandb", "trackio")]
+    check(all(f"{library}_sync.log" in said for library in ("wandb", "trackio")), f"the logs are not named:\n{said}")
+    wait_for(lambda: len(stage.records("finish")) == 2 and all(map(pathlib.Path.exists, states)),
+             f"not both end behind their run: {stage.records('finish')}")
+    check(sorted(stage.steps()) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5], f"to two trackers {stage.steps()} were sent")
 
 
 def check_run_without_library(stage, ndlaunch):
@@ -273,7 +284,7 @@ def check_lines(peer):
     metrics = run / "metrics.jsonl"
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3)[:-9])
     peer.ends(peer.start(run))
-    sent = json.loads((run / "wandb_sync.json").read_text())["offset"]
+    sent = json.loads((run / f"{peer.library}_sync.json").read_text())["offset"]
     check(sent == len(step_line(1) + step_line(2, None)), f"of two whole lines {sent} bytes were sent")
     validation = {"step": 3, "validation_loss": 2.5, "validation_set_loss": {"web": 2.25, "code": None}, "validation_ms": 3}
     metrics.write_text(step_line(1) + step_line(2, None) + step_line(3) + json.dumps({"event": "resumed", "step": 2}) + "\n"
@@ -306,7 +317,7 @@ def check_killed(peer):
     process.kill()
     said = process.communicate()[0]
     check(process.returncode == -9, f"{peer.library} ended before it was killed: {said}")
-    check(json.loads((run / "wandb_sync.json").read_text())["unfinished"], "a killed call is not known as unfinished")
+    check(json.loads((run / f"{peer.library}_sync.json").read_text())["unfinished"], "a killed call is not known as unfinished")
     write_steps(run, 1 + 2 * part, part)
     peer.ends(peer.start(run))
     steps = steps_of((yield run))
@@ -376,6 +387,7 @@ def main():
         check_other_version(stage)
         check_dead_run(stage)
         check_ends(stage)
+        check_two_trackers(stage, ndlaunch)
         check_bad_input(stage)
         check_run_without_library(stage, ndlaunch)
         for library, checks in (("wandb", (check_lines, check_killed, lambda peer: check_beside_a_run(peer, ndlaunch))),

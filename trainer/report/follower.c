@@ -2,7 +2,8 @@
 /*
  * The sink for wandb and trackio: starts scripts/wandb_sync.py beside the run, which follows
  * metrics.jsonl and sends it. That program may lag, fail, or outlive the run by what it still has
- * to send; the run never waits for it. It writes to wandb_sync.log in the run's folder.
+ * to send; the run never waits for it. It writes to wandb_sync.log in the run's folder, that for
+ * trackio to trackio_sync.log.
  */
 #include "trainer/report/report.h"
 
@@ -96,16 +97,15 @@ static void close_follower(void *self)
     free(f);
 }
 
-nd_status nd_follower_sink_open(const nd_report_options *options, nd_sink *out)
+static nd_status open_follower(const nd_report_options *options, const char *library, nd_sink *out)
 {
     const nd_config *config = options->config;
-    const char *library = config->log.trackers == ND_TRACKERS_TRACKIO ? "trackio" : "wandb";
     follower *f = NULL;
     char *script = NULL, pid[24];
     nd_status status = ND_OK;
     ND_TRY_OUT(ND_ALLOC(1, &f));
     ND_TRY_OUT(find_script(&script));
-    ND_TRY_OUT(nd_fs_format(&f->log, "%s/wandb_sync.log", options->dir));
+    ND_TRY_OUT(nd_fs_format(&f->log, "%s/%s_sync.log", options->dir, library));
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
     const char *const args[] = {
         config->log.python, script, options->dir, "--with", library, "--pid", pid, NULL};
@@ -126,4 +126,14 @@ out:
     }
     free(script);
     return status;
+}
+
+nd_status nd_wandb_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    return open_follower(options, "wandb", out);
+}
+
+nd_status nd_trackio_sink_open(const nd_report_options *options, nd_sink *out)
+{
+    return open_follower(options, "trackio", out);
 }

@@ -128,7 +128,7 @@ typedef struct nd_sink {
     void (*close)(void *self);
 } nd_sink;
 
-enum { ND_SINKS_MAX = 4, ND_SINK_WHY_BYTES = 400, ND_SINK_DEADLINE_SECONDS = 10 };
+enum { ND_SINKS_MAX = 5, ND_SINK_WHY_BYTES = 400, ND_SINK_DEADLINE_SECONDS = 10 };
 
 /* Records that a sink did not take, and why it did not take the first of them. */
 typedef struct nd_sink_loss {
@@ -212,11 +212,12 @@ nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
 nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
 
 /*
- * wandb or trackio, not required: log.python runs scripts/wandb_sync.py beside the run
- * (log.trackers). ND_ERR_CONFIG: it cannot be started. Records that it did not see are in
+ * wandb and trackio, not required: log.python runs scripts/wandb_sync.py beside the run, once for
+ * each (log.trackers). ND_ERR_CONFIG: it cannot be started. Records that it did not see are in
  * metrics.jsonl, from where wandb_sync.py can send them later.
  */
-nd_status nd_follower_sink_open(const nd_report_options *options, nd_sink *out);
+nd_status nd_wandb_sink_open(const nd_report_options *options, nd_sink *out);
+nd_status nd_trackio_sink_open(const nd_report_options *options, nd_sink *out);
 
 /* Speed of a step or of the mean of several; all 0 when seconds is 0. */
 typedef struct nd_speed {

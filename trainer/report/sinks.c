@@ -41,7 +41,7 @@ static size_t queue_bytes(const nd_report_options *options)
 
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 {
-    nd_trackers trackers = options->config->log.trackers;
+    const nd_config *config = options->config;
     const struct {
         const char *name;
         nd_status (*open)(const nd_report_options *, nd_sink *);
@@ -49,10 +49,10 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
     } all[] = {
         {"metrics.jsonl", nd_jsonl_sink_open, true, false},
         {"the terminal", nd_terminal_sink_open, true, false},
-        {"TensorBoard", nd_tensorboard_sink_open,
-         trackers == ND_TRACKERS_TENSORBOARD || trackers == ND_TRACKERS_ALL, true},
-        {"wandb", nd_follower_sink_open, trackers == ND_TRACKERS_WANDB, true},
-        {"trackio", nd_follower_sink_open, trackers == ND_TRACKERS_TRACKIO, true},
+        {"TensorBoard", nd_tensorboard_sink_open, nd_config_tracks(config, ND_TRACKER_TENSORBOARD),
+         true},
+        {"wandb", nd_wandb_sink_open, nd_config_tracks(config, ND_TRACKER_WANDB), true},
+        {"trackio", nd_trackio_sink_open, nd_config_tracks(config, ND_TRACKER_TRACKIO), true},
     };
     *sinks = (nd_sinks){.queue_bytes = queue_bytes(options)};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

@@ -423,9 +423,12 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
     cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
-    does_not_resolve(&c, "log.histogram_interval is 5, but log.trackers is not tensorboard");
+    does_not_resolve(&c,
+                     "log.histogram_interval is 5, but log.trackers has neither tensorboard nor");
     cr_assert_eq(FLAGS(&c, "--report-to", "trackio"), ND_OK);
     does_not_resolve(&c, "pip install trackio");
+    cr_assert_eq(FLAGS(&c, "--log-with", "tensorboard", "wandb"), ND_OK);
+    does_not_resolve(&c, "log.trackers has wandb, which needs a Python");
     cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "python3"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     nd_config_fini(&c);
@@ -563,8 +566,80 @@ Test(flags, names_of_the_trainer_and_its_scripts)
     EXPECT_BAD_FLAGS(("--set", "train.warmup_ratio=0.1"), "did you mean optimizer.warmup_ratio?");
 }
 
+/* The Trainer's --report-to takes words; a flag behind them ends the list. */
+Test(flags, lists_of_trackers)
+{
+    enum {
+        TENSORBOARD = 1 << ND_TRACKER_TENSORBOARD,
+        ALL = 1 << ND_TRACKER_ALL,
+        WANDB = 1 << ND_TRACKER_WANDB,
+        TRACKIO = 1 << ND_TRACKER_TRACKIO
+    };
+    static const struct {
+        const char *flags[6];
+        const char *yaml; /* how the configuration has it */
+        unsigned trackers;
+    } cases[] = {
+        {{"--report-to", "tensorboard", "wandb", "--num-steps", "7"},
+         "trackers: [tensorboard, wandb]\n",
+         TENSORBOARD | WANDB},
+        {{"--log_with=wandb,Trackio", "--num-steps", "7"},
+         "trackers: [wandb, trackio]\n",
+         WANDB | TRACKIO},
+        {{"--num-steps=7", "--log-trackers", "wandb,trackio", "all", "wandb"},
+         "trackers: [all, wandb, trackio]\n",
+         ALL | WANDB | TRACKIO},
+        {{"--num-steps=7", "--set", "log.trackers=[ all , trackio ]"},
+         "trackers: [all, trackio]\n",
+         ALL | TRACKIO},
+        {{"--log-with", "all", "--log-with", "wandb", "--num-steps=7"}, "trackers: wandb\n", WANDB},
+        {{"--log-with", "all", "--report-to", "none", "--num-steps=7"}, "trackers: none\n", 0},
+        {{"--log-with", "all", "--set", "log.trackers=[]", "--num-steps=7"}, "trackers: none\n", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_config c, again;
+        char *yaml = NULL;
+        const char *flags[6];
+        size_t count = 0;
+        for (; count < 6 && cases[i].flags[count]; count++) {
+            flags[count] = cases[i].flags[count];
+        }
+        cr_assert_eq(flags_of(&c, count, flags), ND_OK, "%zu: %s", i, nd_error_last()->message);
+        cr_expect_eq(c.log.trackers, cases[i].trackers, "%zu: %#x", i, c.log.trackers);
+        cr_expect_eq(c.train.steps, 7, "%zu", i);
+        cr_assert_eq(nd_config_to_yaml(&c, &yaml), ND_OK);
+        cr_expect_not_null(strstr(yaml, cases[i].yaml), "%zu: %s", i, yaml);
+        cr_assert_eq(read_text(&again, yaml), ND_OK);
+        cr_expect_eq(again.log.trackers, c.log.trackers, "%zu", i);
+        free(yaml);
+        nd_config_fini(&again);
+        nd_config_fini(&c);
+    }
+}
+
+Test(flags, all_trackers_are_those_without_a_network)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--log-with", "all"), ND_OK);
+    cr_expect(nd_config_tracks(&c, ND_TRACKER_TENSORBOARD));
+    cr_expect_not(nd_config_tracks(&c, ND_TRACKER_WANDB));
+    cr_expect_not(nd_config_tracks(&c, ND_TRACKER_TRACKIO));
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--log-with", "trackio"), ND_OK);
+    cr_expect_not(nd_config_tracks(&c, ND_TRACKER_TENSORBOARD));
+    cr_expect(nd_config_tracks(&c, ND_TRACKER_TRACKIO));
+    nd_config_fini(&c);
+}
+
 Test(flags, refused_with_a_sentence)
 {
+    EXPECT_BAD_FLAGS(("--report-to", "tensorboard", "mlflow"), "--report-to is tensorboard,mlflow",
+                     "with \"mlflow\"", "trackio, or a list of them");
+    EXPECT_BAD_FLAGS(("--report-to", "none", "wandb"), "none goes with no other");
+    EXPECT_BAD_FLAGS(("--report-to=tensorboard,"), "with \"\"");
+    EXPECT_BAD_FLAGS(("--report-to="), "--report-to is ; it must be none, tensorboard");
+    EXPECT_BAD_FLAGS(("--report-to", "wandb", "train.py"), "train.py is a Python script");
+    EXPECT_BAD_FLAGS(("--report-to=wandb", "trackio"), "unexpected argument 'trackio'");
     EXPECT_BAD_FLAGS(("--checkpointing-steps", "month"), "--checkpointing-steps", "month", "epoch");
     EXPECT_BAD_FLAGS(("--save-strategy", "best"), "--save-strategy is best", "--save-steps");
     EXPECT_BAD_FLAGS(("--resume"), "--resume", "here it is --resume-from-checkpoint");

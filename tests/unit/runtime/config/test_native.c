@@ -111,6 +111,32 @@ Test(native, out_of_range_names_the_range)
                     "text, parse or refuse");
 }
 
+Test(native, lists_of_choices)
+{
+    static const char *const texts[] = {
+        "log:\n  trackers: [tensorboard, wandb]\n",
+        "log:\n  trackers:\n  - wandb\n  - tensorboard\n",
+        "log:\n  trackers: tensorboard, wandb\n",
+        "log:\n  trackers: \"tensorboard,wandb\"\n",
+    };
+    nd_config c;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        cr_assert_eq(read_text(&c, texts[i]), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(c.log.trackers, 1U << ND_TRACKER_TENSORBOARD | 1U << ND_TRACKER_WANDB, "%s",
+                     texts[i]);
+        nd_config_fini(&c);
+    }
+    cr_assert_eq(read_text(&c, "log:\n  trackers: []\n"), ND_OK);
+    cr_expect_eq(c.log.trackers, 0);
+    nd_config_fini(&c);
+    EXPECT_BAD_TEXT("log:\n  trackers: [wandb, comet]\n", "test.yaml:2",
+                    "log.trackers is [wandb, comet], with \"comet\"");
+    EXPECT_BAD_TEXT("log:\n  trackers: [none, wandb]\n", "none goes with no other");
+    EXPECT_BAD_TEXT("log:\n  trackers: [[wandb]]\n", "holds a list inside a list");
+    EXPECT_BAD_TEXT("log:\n  trackers:\n", "log.trackers has no value");
+    EXPECT_BAD_TEXT("log:\n  trackers: {wandb: 1}\n", "log.trackers is a map");
+}
+
 Test(native, one_model)
 {
     EXPECT_BAD_TEXT("model: {path: a, config: b}\n", "test.yaml", "model.path is 'a'",

@@ -653,7 +653,7 @@ Test(sinks, tensorboard_on_a_full_disk_is_dropped)
     const char *heard = catch_stderr();
     cr_assert_eq(nd_config_init(&config), ND_OK);
     config.train.steps = 10;
-    config.log.trackers = ND_TRACKERS_TENSORBOARD;
+    config.log.trackers = 1U << ND_TRACKER_TENSORBOARD;
     nd_sinks sinks = open_sinks(false);
     cr_assert_eq(sinks.count, 3);
     /* The settings and some steps of 500 bytes; metrics.jsonl is as long after as many steps. */
@@ -685,19 +685,19 @@ Test(sinks, tensorboard_on_a_full_disk_is_dropped)
 Test(sinks, a_tracker_that_cannot_open_is_dropped)
 {
     static const struct {
-        nd_trackers trackers;
+        nd_tracker tracker;
         const char *dropped, *name;
     } cases[] = {
-        {ND_TRACKERS_TENSORBOARD, "warning: TensorBoard takes no more reports", "TensorBoard"},
-        {ND_TRACKERS_WANDB, "warning: wandb takes no more reports", "wandb"},
-        {ND_TRACKERS_TRACKIO, "warning: trackio takes no more reports", "trackio"},
+        {ND_TRACKER_TENSORBOARD, "warning: TensorBoard takes no more reports", "TensorBoard"},
+        {ND_TRACKER_WANDB, "warning: wandb takes no more reports", "wandb"},
+        {ND_TRACKER_TRACKIO, "warning: trackio takes no more reports", "trackio"},
     };
     tempdir_write(&dir, "tensorboard", "a file", 6);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *heard = catch_stderr();
         cr_assert_eq(nd_config_init(&config), ND_OK);
         config.train.steps = 10;
-        config.log.trackers = cases[i].trackers;
+        config.log.trackers = 1U << cases[i].tracker;
         nd_sinks sinks = open_sinks(false);
         assert_ok(send_steps(&sinks, 1, 10));
         assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 10}));
