@@ -133,7 +133,8 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
 nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attempt)
 {
     int count = options->local_workers;
-    *attempt = (nd_attempt){.options = *options, .patient = true};
+    *attempt = (nd_attempt){
+        .options = *options, .patient = true, .standard_output = {.fd = STDOUT_FILENO}};
     ND_TRY(nd_progress_create(count, &attempt->progress));
     ND_TRY(nd_failure_page_create(count, &attempt->failures));
     ND_TRY(ND_ALLOC(count, &attempt->children));

@@ -231,7 +231,7 @@ static void conclude(nd_coordinator *c)
         const nd_node *n = &c->roster.nodes[end->node];
         end->code = n->code;
         end->occurred_ns = n->lost ? n->heard_ns : n->failed_ns;
-        fputs(n->screen ? n->screen : "", stderr);
+        nd_log_text(n->screen ? n->screen : "");
         snprintf(end->words, sizeof end->words, "node %d (host %.128s) %s", end->node, n->host,
                  n->lost                       ? "was lost"
                  : n->code == ND_ERR_PREEMPTED ? "was stopped"

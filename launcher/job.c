@@ -185,7 +185,7 @@ static void on_workers_ended(void *context)
     } else if (job->member) {
         nd_member_ended(job->member, &end, text);
     } else {
-        fputs(text, stderr);
+        nd_log_text(text);
         on_over(job, &end);
     }
     free(screen);

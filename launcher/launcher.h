@@ -15,6 +15,7 @@
 #include <uv.h>
 
 #include "launcher/restart.h"
+#include "runtime/base/outlet.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure_page.h"
@@ -149,11 +150,11 @@ typedef struct nd_child nd_child;
 typedef struct nd_output {
     nd_child *child;
     uv_pipe_t pipe;
-    int to;     /* our descriptor */
     FILE *file; /* below launch.log_dir, or NULL */
     char line[ND_LINE_MAX];
     size_t used;
     nd_shown shown; /* rank 0's bytes on their way */
+    bool torn;      /* bytes of rank 0 were lost, and no line has begun since */
 } nd_output;
 
 typedef enum nd_killed { ND_KILLED_NOT = 0, ND_KILLED_GRACE, ND_KILLED_INTERRUPT } nd_killed;
@@ -210,6 +211,7 @@ struct nd_attempt {
     bool patient;     /* workers that do not end in time are worth a warning */
     bool left_behind; /* a killed worker did not end; it may still hold memory, files and GPUs */
     bool log_failed;  /* the user was warned */
+    nd_outlet standard_output; /* of training */
 };
 
 enum { ND_STOP_MS = 3000 }; /* for the others to end after a failure that ends the job */

@@ -8,6 +8,7 @@
  *   ndlaunch --make-key FILE | --help | --version
  */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -320,8 +321,9 @@ static int usage(void)
 static void on_early_signal(int number)
 {
     static const char text[] = "ndlaunch: stopped by a signal before the first worker started\n";
-    ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)ignored;
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    ssize_t ignored = poll(&p, 1, 0) != 0 ? write(STDERR_FILENO, text, sizeof text - 1) : 0;
+    (void)ignored; /* nobody reads it */
     _exit(ND_ERR_PREEMPTED);
 }
 

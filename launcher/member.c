@@ -212,7 +212,10 @@ static void lose_node_0(nd_member *m, const char *why)
     if (m->over) {
         return;
     }
-    fprintf(stderr, "\nndlaunch: node 0 (%s port %d) was lost: %s\n", m->node_0, m->port, why);
+    char text[1200];
+    snprintf(text, sizeof text, "\nndlaunch: node 0 (%s port %d) was lost: %.1000s\n", m->node_0,
+             m->port, why);
+    nd_log_text(text);
     m->over = true;
     m->code = ND_ERR_IO;
     uv_poll_stop(&m->poll);
@@ -371,9 +374,7 @@ void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
     const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked,
                                 end->left_behind, (uint32_t)end->blame};
     m->ended = true;
-    if (screen[0]) {
-        fputs(screen, stderr);
-    }
+    nd_log_text(screen);
     if (!m->over && send_frame(m, ND_NODE_END, numbers, 5, screen) != ND_OK) {
         lose_node_0(m, nd_error_last()->message);
     }

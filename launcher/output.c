@@ -3,6 +3,10 @@
  * Workers' output. Rank 0's bytes pass through as they arrive, so that a progress bar can rewrite
  * its line; the lines of other ranks are passed on whole, with "host:rank: " in front. Control
  * characters reach the terminal as text; files of launch.log_dir have the bytes as they came.
+ *
+ * A reader that does not read stops no training: lines are lost where it has no room for 5 s, and
+ * counted there. What a model writes when it is used is a result: standard output waits for its
+ * reader, as in any pipeline.
  */
 #include <errno.h>
 #include <string.h>
@@ -29,14 +33,35 @@ static void write_all(int fd, const char *bytes, size_t count)
     }
 }
 
-/* Rank 0's bytes without control characters, but for those of the progress bar. */
+/* False: bytes are lost. */
+static bool give(const nd_output *output, const char *bytes, size_t count)
+{
+    nd_attempt *attempt = output->child->attempt;
+    if (output == &output->child->err) {
+        return nd_log_write(bytes, count);
+    }
+    if (!attempt->options.input) {
+        return nd_outlet_write(&attempt->standard_output, bytes, count);
+    }
+    write_all(STDOUT_FILENO, bytes, count);
+    return true;
+}
+
+/* Rank 0's bytes without control characters, but for those of the progress bar. A line whose
+ * beginning was lost is lost. */
 static void show(nd_output *output, const char *bytes, size_t count)
 {
     enum { PART = 1024 };
     char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
     while (count > 0) {
         size_t part = count < PART ? count : PART;
-        write_all(output->to, text, nd_shown_filter(&output->shown, bytes, part, text));
+        if (output->torn) {
+            const char *newline = memchr(bytes, '\n', count);
+            part = newline ? (size_t)(newline + 1 - bytes) : count;
+            output->torn = !newline;
+        } else if (!give(output, text, nd_shown_filter(&output->shown, bytes, part, text))) {
+            output->torn = bytes[part - 1] != '\n';
+        }
         bytes += part;
         count -= part;
     }
@@ -111,7 +136,7 @@ static void emit_line(nd_output *output)
         nd_escape(shown, sizeof shown, output->line, "\t");
         int n = snprintf(text, sizeof text, "%.400s:%d: %s\n", child->attempt->options.host_name,
                          child->rank, shown);
-        write_all(output->to, text, (size_t)n);
+        (void)give(output, text, (size_t)n);
     }
     output->used = 0;
 }
@@ -186,7 +211,6 @@ static void on_closed(uv_handle_t *handle)
 nd_status nd_output_open(nd_output *output, nd_child *child, bool is_error)
 {
     output->child = child;
-    output->to = is_error ? STDERR_FILENO : STDOUT_FILENO;
     ND_TRY(ND_UV(uv_pipe_init(child->attempt->options.loop, &output->pipe, 0)));
     output->pipe.data = output;
     child->attempt->handles++;
@@ -204,7 +228,7 @@ void nd_output_close(nd_output *output)
         return;
     }
     char rest[ND_SHOWN_HELD];
-    write_all(output->to, rest, nd_shown_end(&output->shown, rest));
+    (void)give(output, rest, nd_shown_end(&output->shown, rest));
     if (output->used > 0) {
         emit_line(output);
     }

@@ -273,7 +273,7 @@ static void keep_screen(nd_node *n, const char *screen, size_t bytes)
     if (bytes > 0 && !n->screen) {
         nd_fail_memory("the failure screen of host %s", n->host);
         nd_log_warning("ndlaunch: %s; it follows", nd_error_last()->message);
-        fwrite(screen, 1, bytes, stderr);
+        (void)nd_log_write(screen, bytes);
     }
 }
 

@@ -166,6 +166,13 @@ static int act(const nd_identity *id, const char *what, int chosen)
         }
         return 0;
     }
+    if (strcmp(what, "talk") == 0) { /* for longer than an unread output is waited for */
+        for (int i = 0; i < 450; i++) {
+            printf("line %d of rank %d, of which there are many\n", i, id->rank);
+            usleep(20000);
+        }
+        return 0;
+    }
     if (strcmp(what, "until signal") == 0) {
         return until_signal(id);
     }
