@@ -36,8 +36,9 @@ Test(sinks_of_a_run, metrics_that_hang_cost_lines_and_not_the_run)
 {
     shell(&dir, HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN);
     cr_expect_not_null(strstr(shell_output, "step 8/8 "), "%s", shell_output);
-    cr_expect_not_null(strstr(shell_output, " records of this run did not go to metrics.jsonl"),
-                       "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "warning: 6 records of this run did not go to "
+                                            "metrics.jsonl"),
+                       "steps 3 to 8: %s", shell_output);
     shell(&dir, "test -e out/model/model.safetensors && test $(wc -l < out/metrics.jsonl) = 2");
 }
 
@@ -52,4 +53,26 @@ Test(sinks_of_a_run, a_tracker_that_hangs_is_dropped_alone)
     shell(&dir, "test -e out/model/model.safetensors && test $(grep -c '\"step\":[1-8],\"loss' "
                 "out/metrics.jsonl) = 8 && grep -q '\"records_lost\",\"step\":8,\"sink\":"
                 "\"TensorBoard\",\"records\":6,' out/metrics.jsonl");
+}
+
+/* The lines before the one that hangs stay whole; a half of that one is passed over. */
+Test(sinks_of_a_run, a_run_that_is_killed_while_its_metrics_hang_leaves_whole_lines)
+{
+    static const char *const halves[] = {"", "ND_HANG_HALF=1 "};
+    for (size_t i = 0; i < 2; i++) {
+        char command[2048];
+        snprintf(command, sizeof command,
+                 "rm -rf out; %s" HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN
+                 "--num-steps 1000000 --set log.interval=100000 >said 2>&1 & pid=$!; "
+                 "for i in $(seq 1200); do grep -q 'metrics.jsonl does not answer' said && break; "
+                 "sleep 0.1; done; grep -q 'metrics.jsonl does not answer' said || cat said; "
+                 "kill -9 $(cat /proc/$pid/task/$pid/children) $pid; wait $pid; test $? = 137",
+                 halves[i]);
+        shell(&dir, command);
+        shell(&dir, "test $(wc -l < out/metrics.jsonl) = 2 && "
+                    "test $(head -n 2 out/metrics.jsonl | grep -c '^{\"step\":[12],.*}$') = 2");
+        shell(&dir, i == 0 ? "test -z \"$(tail -c 1 out/metrics.jsonl)\""
+                           : "tail -n 1 out/metrics.jsonl | grep -q '^{\"step\":3,.*[^}]$'");
+        shell(&dir, ND_TRAIN " report out -o page.html && grep -q '>2<' page.html");
+    }
 }

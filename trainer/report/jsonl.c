@@ -298,7 +298,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
     case ND_RUN_EVENT_FINISHED:
-        return ND_OK;
+        return ND_OK; /* events_without_line */
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         length = snprintf(s->line, sizeof s->line,
                           "{\"event\":\"checkpoint\",\"step\":%lld,\"reason\":%s,"
@@ -402,6 +402,8 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
                      .validation = write_validation,
                      .health = write_health,
                      .event = write_event,
+                     .events_without_line =
+                         1U << ND_RUN_EVENT_MODEL_SAVED | 1U << ND_RUN_EVENT_FINISHED,
                      .close = close_file};
     s = NULL;
 out:

@@ -124,6 +124,7 @@ typedef struct nd_sink {
     nd_status (*validation)(void *self, const nd_validation_record *record);
     nd_status (*health)(void *self, const nd_health_record *record);
     nd_status (*event)(void *self, const nd_run_event *event);
+    unsigned events_without_line; /* bit 1 << nd_run_event_kind: `event` is not called with it */
     nd_status (*histogram)(void *self, const nd_histogram_record *record);
     void (*close)(void *self);
 } nd_sink;

@@ -27,7 +27,7 @@ struct nd_sink_thread {
     pthread_cond_t changed; /* a record was put or is done, the thread is to end or has ended */
     nd_record_queue queue;  /* the first record is in the sink's hands while it is called */
     nd_record_queue kept;   /* at most one record "resumed", which found no room */
-    int64_t counting;       /* records in the queue that nd_record_counts */
+    int64_t waiting;        /* sum of weight_of over the records in the queue */
     int64_t begun_ns;       /* nd_clock_ns when the call of the sink began; 0: it is not called */
     bool hangs;             /* that call is beyond its deadline */
     bool dropped;           /* the sink gets no further record */
@@ -68,7 +68,7 @@ static void tell_change(nd_sink_thread *t)
 /* The sink gets no more; the records that wait for it are lost. */
 static void drop(nd_sink_thread *t)
 {
-    t->loss.records += t->counting;
+    t->loss.records += t->waiting;
     t->dropped = true;
     tell_change(t);
     say(t, "%s takes no more reports of this run, which goes on without it: %s", t->sink.name,
@@ -103,7 +103,8 @@ static bool takes(const nd_sink *sink, const nd_record *record)
     case ND_RECORD_HEALTH:
         return sink->health != NULL;
     case ND_RECORD_EVENT:
-        return sink->event != NULL;
+        return sink->event != NULL &&
+               !(sink->events_without_line >> ((const nd_run_event *)record->of)->kind & 1);
     case ND_RECORD_HISTOGRAM:
         return sink->histogram != NULL;
     }
@@ -140,10 +141,14 @@ static nd_status call(nd_sink_thread *t, const nd_record *record)
     return status;
 }
 
-/* A line about lost records that is lost itself stands for them. */
-static int64_t records_in(const nd_sink_thread *t, const nd_record *record)
+/* How many records are lost with this one: a line about lost records that is lost itself stands for
+ * them. */
+static int64_t weight_of(const nd_sink_thread *t, const nd_record *record)
 {
     const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
+    if (!t->sink.required) {
+        return nd_record_counts(record);
+    }
     return event && event->kind == ND_RUN_EVENT_RECORDS_LOST &&
                    strcmp(event->sink, t->sink.name) == 0
                ? event->records
@@ -186,7 +191,7 @@ static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
     if (status != ND_ERR_IO) {
         return status;
     }
-    t->loss.records += records_in(t, record);
+    t->loss.records += weight_of(t, record);
     if (!t->loss.failed) {
         note_failure(t);
         say(t, "%s loses records of this run, which goes on, until they can be written again: %s",
@@ -227,7 +232,7 @@ static void *serve(void *context)
         }
         const nd_record *record = nd_record_queue_first(&t->queue);
         offer(t, record);
-        t->counting -= nd_record_counts(record);
+        t->waiting -= weight_of(t, record);
         nd_record_queue_pop(&t->queue);
         tell_change(t);
     }
@@ -367,7 +372,7 @@ static bool push(nd_sink_thread *t, const nd_record *record)
     if (!nd_record_queue_push(&t->queue, record)) {
         return false;
     }
-    t->counting += nd_record_counts(record);
+    t->waiting += weight_of(t, record);
     tell_change(t);
     return true;
 }
@@ -421,7 +426,7 @@ static void lose(nd_sink_thread *t, const nd_record *record)
         drop(t);
     }
     if (t->dropped) {
-        t->loss.records += nd_record_counts(record);
+        t->loss.records += weight_of(t, record);
         return;
     }
     if (t->gap.records++ == 0) {
@@ -451,7 +456,7 @@ nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
     t->step = record->step;
     look(t);
     if (t->dropped) {
-        t->loss.records += nd_record_counts(record);
+        t->loss.records += weight_of(t, record);
     } else if (t->fatal.status == ND_OK && takes(&t->sink, record)) {
         put(t, record);
     }
@@ -478,7 +483,7 @@ nd_status nd_sink_thread_flush(nd_sink_thread *t)
 /* Everything that waits is lost. */
 static void give_up(nd_sink_thread *t)
 {
-    t->loss.records += t->sink.required ? t->queue.count : t->counting;
+    t->loss.records += t->waiting;
     if (!t->loss.failed) {
         t->loss.failed = true;
         snprintf(t->loss.why, sizeof t->loss.why, "it was not done %g s after the last step",

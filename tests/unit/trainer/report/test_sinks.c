@@ -891,3 +891,113 @@ Test(sinks, a_sink_takes_only_what_it_has_a_function_for)
     cr_expect_eq(c.steps + c.validations, 0);
     nd_sinks_close(&sinks);
 }
+
+/* An event for which a sink has no line is not among the records that it lacks. */
+Test(sinks, events_without_a_line_are_not_lost, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    const char *heard = catch_stderr();
+    nd_sink sink = hanging("metrics", &bad, true);
+    nd_sinks sinks = {.deadline_seconds = 0.1};
+    sink.events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED | 1U << ND_RUN_EVENT_FINISHED;
+    assert_ok(nd_sinks_add(&sinks, sink));
+    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
+    cr_expect_eq(bad.all.validations, 0, "it gets what it has no line for");
+    assert_ok(send_steps(&sinks, 1, 10));
+    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_CHECKPOINT_SAVED}));
+    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
+    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_FINISHED}));
+    nd_sinks_close(&sinks);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: 9 records of this run did not go to metrics"), 1, "%s",
+                 text); /* steps 3 to 10, and the checkpoint */
+    free(text);
+}
+
+/* metrics.jsonl has no line for these two. */
+Test(sinks, metrics_have_all_lines_but_of_the_end)
+{
+    assert_ok(nd_config_init(&config));
+    config.train.steps = 10;
+    nd_sinks sinks = open_sinks(false);
+    static const nd_run_event_kind kinds[] = {
+        ND_RUN_EVENT_CHECKPOINT_SAVED, ND_RUN_EVENT_CHECKPOINT_FAILED, ND_RUN_EVENT_EARLY_STOPPED,
+        ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_FINISHED};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i], .reason = "why"}));
+    }
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    cr_expect_eq(count_of(text, "\n"), 4, "%s", text);
+    cr_expect_eq(count_of(text, "{\"event\":\""), 4, "%s", text);
+    free(text);
+    nd_config_fini(&config);
+}
+
+/* Hangs at a step and at the event that says how many records found no room. */
+static nd_status hang_at_event(void *self, const nd_run_event *event)
+{
+    stuck *s = self;
+    char byte;
+    cr_assert_eq(read(s->gate[0], &byte, 1), 1);
+    return count_event(self, event);
+}
+
+/* The line that stands for lost records is lost: so are they. */
+Test(sinks, a_lost_line_about_lost_records_counts_them, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    const char *heard = catch_stderr();
+    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
+    nd_sink sink = hanging("metrics", &bad, true);
+    sink.event = hang_at_event;
+    assert_ok(nd_sinks_add(&sinks, sink));
+    assert_ok(send_steps(&sinks, 1, 3));
+    assert_ok(nd_sinks_flush(&sinks));
+    assert_ok(send_steps(&sinks, 4, 100));
+    int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    let_go(&bad);
+    while (bad.all.steps < 100 - lost) { /* what waited is written */
+        usleep(1000);
+    }
+    assert_ok(nd_sinks_flush(&sinks));
+    assert_ok(send_steps(&sinks, 101, 101)); /* behind the event, which hangs */
+    nd_sinks_close(&sinks);
+    char *text = read_file(heard), wanted[80];
+    snprintf(wanted, sizeof wanted, "warning: %lld records of this run did not go to metrics",
+             (long long)lost + 1);
+    cr_expect_eq(count_of(text, wanted), 1, "%s not in %s", wanted, text);
+    free(text);
+}
+
+static nd_run_event_kind kinds_seen[4];
+
+static nd_status note_event(void *self, const nd_run_event *event)
+{
+    stuck *s = self;
+    kinds_seen[s->all.validations % 4] = event->kind;
+    return count_event(self, event);
+}
+
+/* What a reader forgets depends on it: it is written before the line about the gap. */
+Test(sinks, a_resumed_run_that_found_no_room_is_made_up_for, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    catch_stderr();
+    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
+    nd_sink sink = hanging("metrics", &bad, true);
+    sink.event = note_event;
+    assert_ok(nd_sinks_add(&sinks, sink));
+    assert_ok(send_steps(&sinks, 1, 3));
+    assert_ok(nd_sinks_flush(&sinks));
+    assert_ok(send_steps(&sinks, 4, 100));
+    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_RESUMED, .step = 50}));
+    let_go(&bad);
+    for (int64_t step = 51; bad.all.validations < 2; step++) {
+        assert_ok(send_steps(&sinks, step, step));
+        usleep(1000);
+    }
+    nd_sinks_close(&sinks);
+    cr_expect_eq(kinds_seen[0], ND_RUN_EVENT_RESUMED);
+    cr_expect_eq(kinds_seen[1], ND_RUN_EVENT_RECORDS_LOST);
+}
