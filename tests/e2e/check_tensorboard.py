@@ -4,7 +4,8 @@
 
 A run of ten steps, then one that goes on from its fifth: in both readers, the Python one and the data server where there is one, the
 curves must be those of metrics.jsonl, and continuous, and the page of hyperparameters must say which runs are finished. A file that
-is cut at any byte must give all records that are whole. Histograms count each element once, on one worker and on four.
+is cut at any byte must give all records that are whole. Histograms count each element once, on one worker and on four. Event files
+of other programs in the run's folder stay as they are, and both are shown.
 """
 import contextlib
 import json
@@ -21,10 +22,11 @@ from tensorboard import context
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
-from tensorboard.compat.proto import event_pb2
+from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.data import server_ingester
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups, plugin_data_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import grpc_util, tensor_util
 
 MODEL = {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -64,6 +66,7 @@ def run(ndlaunch, folder, *flags):
                            "--checkpoint-frequency", "5", *flags],
                           cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
     check(done.returncode == 0, f"the run ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
 
 
 def steps_of(run_folder):
@@ -261,6 +264,41 @@ def expect_histograms(ndlaunch, folder):
         check(off <= 0.01 * rows[:, 2].sum() + 2, f"{key} differs by {off} between one worker and four")
 
 
+def write_foreign(folder):
+    """Files as other programs leave them: tensorboard's writer, which torch's is too, names and bytes that are none of it."""
+    writer = EventFileWriter(str(folder))
+    for step in (1, 2, 300):
+        value = summary_pb2.Summary.Value(tag="foreign/loss", simple_value=step / 4)
+        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=[value])))
+    writer.close()
+    later = folder / "events.out.tfevents.4000000000.zz.1.0" # of a clock that is wrong: ours has a later name
+    shutil.copy(next(folder.iterdir()), later)
+    later.write_bytes(later.read_bytes()[:100] + b"\0no record") # and what another program does not finish
+    (folder / "events.out.tfevents.profile-empty").write_bytes(b"")
+    (folder / "plugins").mkdir()
+
+
+def expect_beside_foreign_files(ndlaunch, folder):
+    events = folder / "guest" / "tensorboard"
+    events.mkdir(parents=True)
+    write_foreign(events)
+    before = {path: path.read_bytes() for path in events.iterdir() if path.is_file()}
+    said = run(ndlaunch, folder, "--log-with", "tensorboard", "--set", "output.dir=guest")
+    check("warning" not in said and "TensorBoard" not in said, f"the run says of foreign files:\n{said}")
+    check(all(path.read_bytes() == data for path, data in before.items()), "a foreign file was written to")
+    ours = {path for path in events.iterdir() if path.is_file()} - before.keys()
+    check(len(ours) == 1 and ours.pop().name > max(path.name for path in before if "profile" not in path.name), f"our file is {ours}")
+    steps, _ = steps_of(folder / "guest")
+    wanted = {"train/loss": [(s, single(r["loss"])) for s, r in sorted(steps.items())]}
+    wanted["foreign/loss"] = [(step, step / 4) for step in (1, 2, 300)]
+    found = curves_of(python_reader(folder / "guest"), "tensorboard")
+    check({tag: found.get(tag) for tag in wanted} == wanted, f"beside foreign files the curves are {found}")
+    done = subprocess.run([pathlib.Path(ndlaunch).with_name("ndtrain"), "report", "guest", "--markdown"], cwd=folder,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    check(done.returncode == 0 and "finished: all 10 steps" in done.stdout and "foreign" not in done.stdout and
+          "tfevents" not in done.stdout, f"the report of a run with foreign files ended with {done.returncode}:\n{done.stdout}")
+
+
 def main():
     ndlaunch = os.path.abspath(sys.argv[1])
     with tempfile.TemporaryDirectory() as name:
@@ -284,6 +322,7 @@ def main():
         expect_curves(folder / "run", "STATUS_SUCCESS")
         expect_marks(folder / "run")
         expect_histograms(ndlaunch, folder)
+        expect_beside_foreign_files(ndlaunch, folder)
     print("event files: curves, settings, histograms and cut files are read by tensorboard" +
           ("" if data_server() else "; it has no data server for this machine"))
 
