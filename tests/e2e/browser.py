@@ -124,12 +124,17 @@ class Browser:
                     raise RuntimeError(f"{method}: {answer['error']}")
                 return answer["result"]
 
-    def open(self, path):
+    def blank(self):
+        """An empty page, whose `problems` begin with what is done to it."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self.pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
+        return page
+
+    def open(self, path):
+        page = self.blank()
         page.url = path.resolve().as_uri()
         page.call("Page.navigate", url=page.url)
         deadline = time.monotonic() + self.seconds

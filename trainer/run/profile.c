@@ -32,13 +32,17 @@ static double microseconds(int64_t ns)
     return (double)ns * 1e-3;
 }
 
+/* "tid" of the rows of a rank. Perfetto takes 0 for the process's main thread, whose number is that
+ * of the process: of rank 1 it would be the other row. */
+enum { STEPS_ROW = 1, CALLS_ROW };
+
 static void write_step(FILE *out, const nd_profile *p, const nd_profile_event *e, int rank)
 {
     fprintf(out,
             "{\"name\":\"step %lld\",\"cat\":\"step\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,"
-            "\"pid\":%d,\"tid\":0},\n",
+            "\"pid\":%d,\"tid\":%d},\n",
             (long long)e->sequence, microseconds(e->begin_ns - p->origin_ns),
-            microseconds(e->end_ns - e->begin_ns), rank);
+            microseconds(e->end_ns - e->begin_ns), rank, STEPS_ROW);
 }
 
 static void write_call(FILE *out, const nd_profile *p, const nd_profile_event *e, int rank)
@@ -47,9 +51,9 @@ static void write_call(FILE *out, const nd_profile *p, const nd_profile_event *e
     short_name(e->name, name);
     fprintf(out,
             "{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,"
-            "\"tid\":1",
+            "\"tid\":%d",
             name, nd_trace_name((nd_trace_kind)e->kind), microseconds(e->begin_ns - p->origin_ns),
-            microseconds(e->end_ns - e->begin_ns), rank);
+            microseconds(e->end_ns - e->begin_ns), rank, CALLS_ROW);
     if (e->group >= 0) {
         fprintf(out, ",\"args\":{\"group\":\"%s\",\"op\":\"%s\",\"sequence\":%lld,\"bytes\":%lld}",
                 nd_group_name((nd_group_kind)e->group), nd_comm_op_name((nd_comm_op)e->op),
@@ -72,7 +76,7 @@ static void write_names(FILE *out, int rank, const char *name)
         fprintf(out,
                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
                 "\"%s\"}},\n",
-                rank, i, rows[i]);
+                rank, STEPS_ROW + i, rows[i]);
     }
 }
 
