@@ -276,6 +276,19 @@ static const nd_metric_event *early_stop(const nd_run_view *v)
     return NULL;
 }
 
+/* The save that ended the run, as checkpoint.on_error asks: no event is behind it, though steps
+ * went on beside it. NULL: the folder does not know why the run ended. */
+static const nd_metric_event *fatal_save(const nd_run_view *v)
+{
+    const json_t *config = json_object_get(v->record, "config");
+    const char *on_error = json_string_value(json_object_get(config, "checkpoint.on_error"));
+    const size_t count = v->metrics.event_count;
+    const nd_metric_event *e = count > 0 ? &v->metrics.events[count - 1] : NULL;
+    const bool fatal = e && e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED && on_error &&
+                       strcmp(on_error, "stop") == 0;
+    return fatal ? e : NULL;
+}
+
 static nd_run_end find_end(const nd_run_view *v, int64_t now)
 {
     double patience = v->figures.step_ms / 1e3 * RECENT_STEPS;
@@ -309,6 +322,29 @@ static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
     }
 }
 
+/* Of a run that did not make all its steps. */
+static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
+{
+    static const char unknown[] = "this folder does not say why, the run's log does";
+    const long long step = view->reached, wanted = view->steps_wanted;
+    const nd_metric_event *save = fatal_save(view);
+    if (save) {
+        snprintf(text, ND_VERDICT_MAX,
+                 "failed after step %lld of %lld, as a checkpoint could not be written "
+                 "(checkpoint.on_error: stop): %s",
+                 step, wanted, save->text);
+    } else if (view->lost_lines) {
+        snprintf(text, ND_VERDICT_MAX,
+                 "no line after step %lld of %lld: the disk took no more, or the run ended early; "
+                 "%s",
+                 step, wanted, unknown);
+    } else {
+        snprintf(text, ND_VERDICT_MAX,
+                 "ended early, after step %lld of %lld, or its disk took no more lines; %s", step,
+                 wanted, unknown);
+    }
+}
+
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
     long long step = view->reached, wanted = view->steps_wanted;
@@ -333,13 +369,7 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
                  step, wanted);
         break;
     case ND_RUN_ENDED_EARLY:
-        snprintf(text, ND_VERDICT_MAX,
-                 view->lost_lines
-                     ? "no line after step %lld of %lld: the disk took no more, or the run ended "
-                       "early; its log has the reason"
-                     : "ended early, after step %lld of %lld, or its disk took no more lines; its "
-                       "log has the reason",
-                 step, wanted);
+        say_why(view, text);
         break;
     case ND_RUN_UNKNOWN:
         snprintf(text, ND_VERDICT_MAX,

@@ -188,15 +188,36 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
                    "with it; 1 line of metrics.jsonl was lost, as the disk was full or failed",
                    true);
     expect_verdict(LOST("3", "metrics.jsonl", "1"), ND_RUN_ENDED_EARLY,
-                   "no line after step 4 of 6: the disk took no more, or the run ended early; its "
-                   "log has the reason; 1 line of metrics.jsonl was lost, as the disk was full or "
-                   "failed",
+                   "no line after step 4 of 6: the disk took no more, or the run ended early; this "
+                   "folder does not say why, the run's log does; 1 line of metrics.jsonl was lost, "
+                   "as the disk was full or failed",
                    true);
     expect_verdict(
         LOST("4", "TensorBoard", "4"), ND_RUN_ENDED_EARLY,
-        "ended early, after step 4 of 6, or its disk took no more lines; its log has the "
-        "reason",
+        "ended early, after step 4 of 6, or its disk took no more lines; this folder does not say "
+        "why, the run's log does",
         false);
+}
+
+#define FAILED_SAVE "{\"event\":\"checkpoint_failed\",\"step\":3,\"why\":\"no <space>\"}\n"
+
+/* Why a run ended is known where a save failed that was to stop it, and nothing followed. */
+Test(run_view, a_save_that_stopped_the_run_is_the_reason)
+{
+    write_file("run.json", "{\"config\":{\"train.steps\":6,\"checkpoint.on_error\":\"stop\"}}");
+    expect_verdict(FAILED_SAVE, ND_RUN_ENDED_EARLY,
+                   "failed after step 4 of 6, as a checkpoint could not be written "
+                   "(checkpoint.on_error: stop): no <space>",
+                   false);
+    expect_verdict(FAILED_SAVE "{\"event\":\"resumed\",\"step\":4}\n", ND_RUN_ENDED_EARLY,
+                   "ended early, after step 4 of 6, or its disk took no more lines; this folder "
+                   "does not say why, the run's log does",
+                   false);
+    write_file("run.json", "{\"config\":{\"train.steps\":6,\"checkpoint.on_error\":\"continue\"}}");
+    expect_verdict(FAILED_SAVE, ND_RUN_ENDED_EARLY,
+                   "ended early, after step 4 of 6, or its disk took no more lines; this folder "
+                   "does not say why, the run's log does",
+                   false);
 }
 
 /* A checkpoint of step 6 of 2026-01-31 counts when no line was written since. */
