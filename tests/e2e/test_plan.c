@@ -168,6 +168,16 @@ Test(plan, fp8_products_take_half_the_time_on_a_gpu)
     cr_expect_float_eq(fp8 / bf16, 1.0, 1e-3, "%g and %g s", fp8, bf16);
 }
 
+/* The 8B configuration for eight GPUs keeps gathered weights, for which these have room. */
+Test(plan, eight_gpus_of_80_gb_keep_gathered_weights)
+{
+    shell(&dir, PLAN "llama-3.1-8b/fp8.yaml --device cuda");
+    double kept = part("  total");
+    says("fits a GPU of 80 GB");
+    shell(&dir, PLAN "llama-3.1-8b/fp8.yaml --device cuda --reshard-after-forward true");
+    cr_expect_gt(kept, part("  total"), "%s", shell_output);
+}
+
 Test(plan, a_rank_outside_of_the_mesh)
 {
     int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");
