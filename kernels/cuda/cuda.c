@@ -318,6 +318,20 @@ bool nd_ops_cuda_lacks_cudnn(void)
     return !nd_cudnn_is_built();
 }
 
+nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors)
+{
+    nd_cuda_info info;
+    ND_TRY(nd_cuda_info_of(device, &info));
+    if (processors > info.processors) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "kernels.product_processors is %lld, but %s has %d multiprocessors; set it "
+                       "to at most %d, or to 0",
+                       (long long)processors, device->name, info.processors, info.processors);
+    }
+    nd_lt_limit(nd_cuda_context_of(device)->lt, (int)processors);
+    return ND_OK;
+}
+
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
 {
     nd_lt_tune(nd_cuda_context_of(device)->lt, candidates, nd_clock_seconds() + seconds);

@@ -19,6 +19,11 @@ bool nd_ops_cuda_lacks_cudnn(void)
     return false;
 }
 
+nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors)
+{
+    return nd_cuda_absent();
+}
+
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds)
 {
 }

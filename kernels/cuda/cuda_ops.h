@@ -21,6 +21,13 @@ const char *nd_ops_cuda_machine(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */
 size_t nd_ops_cuda_workspace(void);
 
+/*
+ * Lays products out for so many of the GPU's multiprocessors, so that the blocks of a collective
+ * that runs beside them find room; 0: for all. Before the first product. ND_ERR_CONFIG when the GPU
+ * has fewer.
+ */
+nd_status nd_ops_cuda_limit_products(nd_device *device, int64_t processors);
+
 /* Autotune of the products (rules: lt.h). `tune` times each form at its first use, for `seconds` in
  * total; `install` applies choices, which may come from another run or rank. */
 void nd_ops_cuda_tune(nd_device *device, int candidates, double seconds);

@@ -25,6 +25,9 @@ void nd_lt_destroy(nd_lt *lt); /* NULL is legal */
 /* The version of the library that was opened, 130100 is 13.1.0. */
 size_t nd_lt_version(const nd_lt *lt);
 
+/* The multiprocessors that products of new forms are laid out for; 0: all of the GPU. */
+void nd_lt_limit(nd_lt *lt, int processors);
+
 nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args);
 nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args);
 /* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
@@ -75,6 +78,7 @@ struct nd_lt {
     nd_lt_library library;
     cublasLtHandle_t handle;
     int capability, candidates, plan_count;
+    int processors; /* of new forms; 0: all of the GPU */
     double deadline; /* of tuning, in seconds of nd_clock_seconds */
     bool installed;  /* choices were installed */
     bool preparing;  /* plans are made, nothing is enqueued */

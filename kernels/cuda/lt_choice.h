@@ -36,7 +36,7 @@ typedef struct nd_lt_key {
     int32_t fast;                      /* accumulation with fewer bits */
     int32_t scaling;                   /* nd_lt_scaling */
     int32_t align_a, align_b, align_d; /* bytes, powers of two up to 256 */
-    int32_t unused;
+    int32_t processors;                /* that it is laid out for; 0: all of the GPU */
 } nd_lt_key;
 
 enum {

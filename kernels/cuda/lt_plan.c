@@ -54,6 +54,10 @@ static nd_status describe(const nd_lt_library *l, const nd_lt_key *key, const vo
     ND_CUBLAS(l->desc_init(&plan->desc, sizeof plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
     ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
+    if (key->processors > 0) {
+        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &key->processors,
+                              sizeof key->processors));
+    }
     if (key->scaling != ND_LT_UNSCALED) {
         ND_TRY(describe_scales(l, key, anywhere, plan));
     }
@@ -98,14 +102,18 @@ static nd_status prefer(const nd_lt_library *l, const nd_lt_key *key,
 
 static const char *key_format(const nd_lt_key *key, char *buffer, size_t size)
 {
+    char limit[48] = "";
+    if (key->processors > 0) {
+        snprintf(limit, sizeof limit, ", for %d multiprocessors", (int)key->processors);
+    }
     snprintf(buffer, size,
              "%s (%lld, %lld) = %s %s (ld %lld) x %s %s (ld %lld), k %lld, beta %d, aligned to %d, "
-             "%d, %d bytes",
+             "%d, %d bytes%s",
              nd_dtype_name((nd_dtype)key->d), (long long)key->m, (long long)key->n,
              nd_dtype_name((nd_dtype)key->a), key->a_transposed ? "T" : "N", (long long)key->lda,
              nd_dtype_name((nd_dtype)key->b), key->b_transposed ? "T" : "N", (long long)key->ldb,
              (long long)key->k, (int)key->beta, (int)key->align_a, (int)key->align_b,
-             (int)key->align_d);
+             (int)key->align_d, limit);
     return buffer;
 }
 

@@ -58,6 +58,11 @@ int nd_lt_plan_count(const nd_lt *lt)
     return lt->plan_count;
 }
 
+void nd_lt_limit(nd_lt *lt, int processors)
+{
+    lt->processors = processors;
+}
+
 void nd_lt_prepare_begin(nd_lt *lt)
 {
     ND_ASSERT(lt->candidates <= 1);
@@ -95,12 +100,14 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
 
 /* Finds or makes the plan of a form. *out is NULL when the library refuses vectors of scales for
  * it; the caller then applies the scales itself. */
-static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
+static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form,
                          const nd_lt_operands *x, nd_lt_plan **out)
 {
-    nd_lt_plan *plan = nd_lt_slot(lt, key);
+    nd_lt_key key = *form;
+    key.processors = lt->processors;
+    nd_lt_plan *plan = nd_lt_slot(lt, &key);
     if (!plan->used) {
-        ND_TRY(make_plan(lt, stream, key, x, plan));
+        ND_TRY(make_plan(lt, stream, &key, x, plan));
     }
     plan->touched = true;
     *out = plan->refused ? NULL : plan;

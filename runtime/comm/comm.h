@@ -213,6 +213,8 @@ typedef struct nd_nccl_options {
     void *exchange_context;
     nd_device *device;
     bool alone; /* groups of size 1 use NCCL too, where its collectives are at most a copy */
+    int max_blocks; /* most thread blocks (maxCTAs) of a collective of a group that gathers weights
+                       and reduces gradients beside products; 0: NCCL chooses */
     /*
      * Reports a fault before any call that may not return; may be NULL. With `ends` the caller is a
      * thread of the transport, because the driving thread is stuck: the process ends with `status`

@@ -170,6 +170,8 @@ typedef struct nd_config {
         bool autotune;       /* choose algorithms of products by their times */
         char *autotune_from; /* "": none; the run.json whose choices are taken */
         bool cuda_graphs;    /* of each block's forward and backward */
+        int64_t comm_blocks; /* most of a collective that runs beside products; 0: NCCL chooses */
+        int64_t product_processors; /* 0: all that kernels.comm_blocks leaves */
     } kernels;
     struct {
         nd_fp8_recipe recipe;

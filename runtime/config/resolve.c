@@ -416,6 +416,26 @@ static nd_status check_graphs(const nd_config *c)
     return ND_OK;
 }
 
+static nd_status check_beside(const nd_config *c)
+{
+    const struct {
+        const char *key, *flag;
+        int64_t value;
+    } keys[] = {
+        {"kernels.comm_blocks", "--comm-blocks", c->kernels.comm_blocks},
+        {"kernels.product_processors", "--product-processors", c->kernels.product_processors},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (keys[i].value > 0 && c->launch.device == ND_CHOOSE_CPU) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s is %lld, but launch.device is cpu, where collectives and products "
+                           "take no multiprocessors; set %s: 0 (%s 0)",
+                           keys[i].key, (long long)keys[i].value, keys[i].key, keys[i].flag);
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status check_nccl(const nd_config *c)
 {
     if (c->launch.nccl_alone && c->launch.device == ND_CHOOSE_CPU) {
@@ -641,6 +661,7 @@ nd_status nd_config_resolve(nd_config *config)
     ND_TRY(check_best(config));
     ND_TRY(check_kernels(config));
     ND_TRY(check_graphs(config));
+    ND_TRY(check_beside(config));
     ND_TRY(check_nccl(config));
     ND_TRY(normalise_resume(config));
     ND_TRY(check_checkpoint(config));

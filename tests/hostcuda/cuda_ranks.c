@@ -49,6 +49,13 @@ void cuda_rank_alone(bool on)
     alone = on;
 }
 
+static int max_blocks;
+
+void cuda_rank_blocks(int blocks)
+{
+    max_blocks = blocks;
+}
+
 static nd_status exchange(void *context, const void *send, void *recv, size_t bytes)
 {
     ND_TRY(gather(context, send, recv, bytes));
@@ -80,7 +87,8 @@ nd_status cuda_rank_open(nd_transport *local, double timeout_seconds, nd_device 
                             .exchange = exchange,
                             .exchange_context = &context,
                             .device = *device,
-                            .alone = alone};
+                            .alone = alone,
+                            .max_blocks = max_blocks};
     status = nd_transport_open_nccl(&nccl, transport);
 out:
     nd_comm_destroy(context.comm);

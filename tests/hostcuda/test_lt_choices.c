@@ -90,6 +90,33 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
     close_side(&s);
 }
 
+/* A product for fewer processors is another form, with a choice of its own. */
+Test(lt_choices, products_leave_processors_to_collectives)
+{
+    side s = open_side();
+    nd_ops_cuda_tune(s.device, ND_LT_CANDIDATES, 60.0);
+    multiply(&s, first);
+    cr_assert_eq(nd_ops_cuda_limit_products(s.device, 116), ND_OK);
+    multiply(&s, tuned);
+    multiply(&s, again);
+    cr_assert_eq(nd_ops_cuda_choices(s.device, choices), 2);
+    cr_expect_eq(choices[0].key.processors, 0);
+    cr_expect_eq(choices[1].key.processors, 116);
+    cr_assert_eq(nd_ops_cuda_install(s.device, choices + 1, 1), ND_OK, "%s",
+                 nd_error_last()->message);
+    multiply(&s, again);
+    cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0, "the choice for 116 processors is used");
+    nd_lt_choice other = choices[1];
+    other.key.processors = 100; /* its algorithm was chosen for 116 */
+    cr_expect_eq(nd_ops_cuda_install(s.device, &other, 1), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "for 100 multiprocessors"), "%s",
+              nd_error_last()->message);
+    cr_expect_eq(nd_ops_cuda_limit_products(s.device, 133), ND_ERR_CONFIG);
+    cr_expect(strstr(nd_error_last()->message, "has 132 multiprocessors"), "%s",
+              nd_error_last()->message);
+    close_side(&s);
+}
+
 Test(lt_choices, without_time_the_first_algorithm_stays)
 {
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);

@@ -9,6 +9,7 @@
 #include "runtime/comm/nccl/nccl.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
+#include "tests/hostcuda/cuda_ranks.h"
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/nccl_job.h"
@@ -330,6 +331,50 @@ static nd_status streams_go_first(job *j)
 Test(nccl, streams_of_groups_go_before_compute)
 {
     expect_all_fine(streams_go_first, (nd_mesh){{1, 1, 1, 1, 2}});
+}
+
+static int blocks_of(const nd_comm *comm)
+{
+    return nd_double_nccl_blocks(((const nccl_comm *)comm->native)->native);
+}
+
+/* What gathers weights and reduces gradients beside products has few blocks; what compute waits for
+ * has as many as NCCL takes. */
+static nd_status blocks_are_bounded(job *j)
+{
+    for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
+        const nd_comm *comm = j->groups.by_kind[kind], *second = j->groups.second[kind];
+        int want = kind == ND_GROUP_DP_SHARD_CP ? 6 : 0;
+        ND_CHECK(!comm || comm->size == 1 || blocks_of(comm) == want, "%s has %d blocks, not %d",
+                 nd_group_name((nd_group_kind)kind), blocks_of(comm), want);
+        ND_CHECK(!second || blocks_of(second) == want, "the second of %s has %d blocks, not %d",
+                 nd_group_name((nd_group_kind)kind), blocks_of(second), want);
+    }
+    return overlapped(j);
+}
+
+Test(nccl, gathers_and_reductions_beside_products_have_bounded_blocks)
+{
+    cuda_rank_blocks(6);
+    expect_all_fine(blocks_are_bounded, (nd_mesh){{1, 2, 2, 1, 2}});
+}
+
+/* As the library: a bound of no blocks, and one below the other. */
+Test(nccl, the_double_refuses_bounds_that_nccl_refuses)
+{
+    ncclComm_t comm = NULL;
+    ncclUniqueId id = {{0}};
+    const int bounds[][2] = {{NCCL_CONFIG_UNDEF_INT, 0}, {0, 4}, {8, 4}};
+    for (size_t i = 0; i < sizeof bounds / sizeof *bounds; i++) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        config.minCTAs = bounds[i][0];
+        config.maxCTAs = bounds[i][1];
+        cr_expect_eq(ncclCommInitRankConfig(&comm, 1, id, 0, &config), ncclInvalidArgument,
+                     "from %d to %d", bounds[i][0], bounds[i][1]);
+    }
+    ncclConfig_t blank = {0};
+    cr_expect_eq(ncclCommInitRankConfig(&comm, 1, id, 0, &blank), ncclInvalidArgument);
 }
 
 /* NCCL allocates at the first use of a group, after the plan. */

@@ -102,6 +102,35 @@ Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
               "%s", shell_output);
 }
 
+/* Of the double's 132 multiprocessors, those that kernels.comm_blocks leaves, where weights are
+ * gathered; or as many as kernels.product_processors says. */
+Test(processes_cuda, products_leave_processors_to_collectives)
+{
+    static const struct {
+        const char *options, *processors;
+    } runs[] = {
+        {"--dp-shard-size 2 --comm-blocks 16", "116"},
+        {"--tp-size 2 --comm-blocks 16", "0"},
+        {"--dp-shard-size 2 --comm-blocks 16 --product-processors 100", "100"},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char options[256], out[32], command[256];
+        snprintf(options, sizeof options, "--device cuda --workers 2 --autotune %s",
+                 runs[i].options);
+        snprintf(out, sizeof out, "divided%zu", i);
+        cr_assert_eq(run(options, out), 0, "%s", shell_output);
+        snprintf(command, sizeof command,
+                 "grep -o '\"processors\": *[0-9]*' %s/run.json | grep -o '[0-9]*$' | sort -u",
+                 out);
+        shell(&dir, command);
+        cr_expect_eq(strtol(shell_output, NULL, 10), strtol(runs[i].processors, NULL, 10), "%s: %s",
+                     runs[i].options, shell_output);
+    }
+    int code = run("--device cuda --workers 1 --product-processors 133", "refused");
+    cr_expect_eq(code, 2, "%d: %s", code, shell_output);
+    cr_expect(strstr(shell_output, "kernels.product_processors is 133"), "%s", shell_output);
+}
+
 static double planned_bytes(const char *memory)
 {
     char command[2048];

@@ -33,7 +33,9 @@ static nd_status set_config(json_t **settings, const nd_config *config)
                                        "train.micro_batch_size",
                                        "train.gradient_accumulation_steps",
                                        "mesh.cp",
-                                       "mesh.tp"};
+                                       "mesh.tp",
+                                       "kernels.comm_blocks",
+                                       "kernels.product_processors"};
     static const char *const fp8_keys[] = {"fp8.recipe", "fp8.all_gather", "fp8.filter",
                                            "fp8.format"};
     enum { KEYS = sizeof keys / sizeof *keys, FP8_KEYS = sizeof fp8_keys / sizeof *fp8_keys };
@@ -135,6 +137,7 @@ static json_t *product_of(const nd_lt_choice *c)
         nd_json_append(&align, json_integer(aligned[i]));
     }
     nd_json_set(&p, "align", align);
+    nd_json_set(&p, "processors", json_integer(k->processors));
     nd_json_set(&p, "algorithm", hex(c->algorithm));
 #define ND_SET(key, attribute, bytes) nd_json_set(&traits, #key, json_integer(c->traits.key));
     ND_LT_TRAITS(ND_SET)
@@ -218,7 +221,7 @@ static void print_linears(const printer *p, const nd_tuned_linears *l)
 /* Matrices are row-major here and column-major in the library, so its B is our a. */
 static void print_choice(const printer *p, const nd_lt_choice *c)
 {
-    char text[300], why[160];
+    char text[340], why[160], limit[40] = "";
     const nd_lt_key *k = &c->key;
     if (c->candidates == 0) {
         snprintf(why, sizeof why, "the library's first algorithm, there was no time to time it");
@@ -233,10 +236,14 @@ static void print_choice(const printer *p, const nd_lt_choice *c)
                  (long long)c->picked + 1, (long long)c->candidates, c->seconds * 1e3,
                  c->first_seconds * 1e3);
     }
-    snprintf(text, sizeof text, "  %s (%lld, %lld) %s %s%s x %s%s, k %lld: %s",
+    if (k->processors > 0) {
+        snprintf(limit, sizeof limit, ", for %d multiprocessors", (int)k->processors);
+    }
+    snprintf(text, sizeof text, "  %s (%lld, %lld) %s %s%s x %s%s, k %lld%s: %s",
              nd_dtype_name((nd_dtype)k->d), (long long)k->n, (long long)k->m, k->beta ? "+=" : "=",
              nd_dtype_name((nd_dtype)k->b), k->b_transposed ? "^T" : "",
-             nd_dtype_name((nd_dtype)k->a), k->a_transposed ? "^T" : "", (long long)k->k, why);
+             nd_dtype_name((nd_dtype)k->a), k->a_transposed ? "^T" : "", (long long)k->k, limit,
+             why);
     p->line(p->context, text);
 }
 

@@ -134,6 +134,14 @@ static nd_status read_align(const reader *r, const json_t *product, nd_lt_key *k
     return ND_OK;
 }
 
+static nd_status read_processors(const reader *r, const json_t *product, int32_t *out)
+{
+    int64_t value = 0;
+    ND_TRY(read_int(r, product, "processors", 0, 1024, &value));
+    *out = (int32_t)value;
+    return ND_OK;
+}
+
 static nd_status read_algorithm(const reader *r, const json_t *product, uint64_t words[8])
 {
     const char *text = NULL;
@@ -164,6 +172,7 @@ static nd_status read_key(const reader *r, const json_t *product, nd_lt_key *key
     ND_TRY(read_bool(r, product, "fast_accumulation", &key->fast));
     ND_TRY(read_scaling(r, product, &key->scaling));
     ND_TRY(read_align(r, product, key));
+    ND_TRY(read_processors(r, product, &key->processors));
     if (key->lda < (key->a_transposed ? key->k : key->m) ||
         key->ldb < (key->b_transposed ? key->n : key->k) || key->ldd < key->m) {
         return damaged(r, "lda", "or ldb or ldd is less than the rows of its matrix");

@@ -58,6 +58,27 @@ static nd_status check_gpus(const nd_config *config, int local_workers)
     return ND_OK;
 }
 
+/* Leaves multiprocessors to the collectives that gather weights and reduce gradients beside
+ * products (kernels.comm_blocks, kernels.product_processors). */
+static nd_status divide_gpu(const nd_config *config, nd_device *gpu)
+{
+    nd_cuda_info info;
+    bool gathers = nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP_SHARD_CP) > 1 ||
+                   config->launch.nccl_alone;
+    int64_t limit = config->kernels.product_processors, blocks = config->kernels.comm_blocks;
+    ND_TRY(nd_cuda_info_of(gpu, &info));
+    if (limit == 0 && blocks > 0 && gathers) {
+        limit = info.processors - blocks;
+        if (limit < 1) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "kernels.comm_blocks is %lld, which leaves none of the %d "
+                           "multiprocessors of %s to products; set it to less",
+                           (long long)blocks, info.processors, gpu->name);
+        }
+    }
+    return nd_ops_cuda_limit_products(gpu, limit);
+}
+
 /* Opens the GPU that this worker takes (runtime/device/gpu_choice.h). */
 static nd_status open_gpu(const nd_config *config, const nd_identity *identity, nd_device **device,
                           const nd_ops **ops)
@@ -81,6 +102,7 @@ static nd_status open_gpu(const nd_config *config, const nd_identity *identity, 
     options.local_workers = request.visible < request.local_workers ? 1 : request.local_workers;
     ND_TRY(nd_device_open_cuda(&options, &gpu));
     nd_status status = nd_ops_cuda(gpu, config->train.deterministic, ops);
+    status = status == ND_OK ? divide_gpu(config, gpu) : status;
     if (status != ND_OK) {
         nd_device_close(gpu);
         return status;
@@ -116,6 +138,12 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
                              (int)config->launch.threads_per_worker, &worker->affinity));
     if (gpu) {
         return open_gpu(config, &worker->identity, &worker->device, &worker->rank.ops);
+    }
+    if (config->kernels.comm_blocks > 0 || config->kernels.product_processors > 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "kernels.%s is set, but this run is on the CPU, as no GPU is visible; set "
+                       "it to 0",
+                       config->kernels.comm_blocks > 0 ? "comm_blocks" : "product_processors");
     }
     if (local_rank == 0) {
         warn_of_cpu(config);

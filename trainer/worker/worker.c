@@ -58,6 +58,7 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .exchange_context = worker->store,
         .device = worker->device,
         .alone = config->launch.nccl_alone,
+        .max_blocks = (int)config->kernels.comm_blocks,
         .on_fault = on_comm_fault,
         .fault_context = worker,
     };

@@ -104,6 +104,7 @@ typedef struct nccl_peer {
 
 typedef struct nccl_state {
     nd_device *device;
+    int max_blocks; /* of nd_nccl_options */
     nccl_library library;
     ncclComm_t world;
     nccl_comm *comms;  /* complete ones; changes under both locks */

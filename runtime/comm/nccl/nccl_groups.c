@@ -27,12 +27,22 @@ void nccl_call_end(nccl_state *state, int call)
     nd_call_limit_end(state->limit, call);
 }
 
+/* Two communicators: gathers of weights and reductions of gradients run beside products, whose
+ * multiprocessors their blocks take. */
+static bool runs_beside_products(nd_group_kind kind)
+{
+    return nd_group_communicators(kind) > 1;
+}
+
 static nd_status open_group(nd_transport *transport, nccl_comm *nc)
 {
     nccl_state *state = nccl_state_of(transport);
     const nd_comm *comm = nc->comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    if (state->max_blocks > 0 && runs_beside_products(comm->kind)) {
+        config.maxCTAs = state->max_blocks;
+    }
     ND_TRY(nccl_ring_init(state->device, &nc->ring));
     ND_TRY(nd_cuda_stream_init_urgent(state->device, &nc->stream));
     int call = nccl_call_begin(transport, "ncclCommSplit");

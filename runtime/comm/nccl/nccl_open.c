@@ -136,6 +136,7 @@ static nd_status fill(nd_transport *transport, const nd_nccl_options *options)
     nccl_state *state = nccl_state_of(transport);
     nd_device *device = options->device;
     state->device = device;
+    state->max_blocks = options->max_blocks;
     state->on_fault = options->on_fault;
     state->fault_context = options->fault_context;
     state->progress_ns = nd_clock_ns();

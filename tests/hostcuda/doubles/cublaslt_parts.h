@@ -9,6 +9,7 @@
 typedef struct lt_desc {
     uint64_t mark;
     int32_t op_a, op_b, mode_a, mode_b;
+    int32_t processors; /* that the product is laid out for; 0: all */
     int8_t fast;
     const float *scale_a, *scale_b;
 } lt_desc;
@@ -29,7 +30,7 @@ typedef struct lt_use {
     uint32_t m, n, k, ld_a, ld_b, ld_d;
     uint8_t type_a, type_b, type_d;
     uint8_t op_a, op_b, fast, mode;
-    uint8_t unused;
+    uint8_t processors;
 } lt_use;
 
 typedef struct lt_algorithm {

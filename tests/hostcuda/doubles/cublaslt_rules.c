@@ -5,7 +5,7 @@
 #include "tests/hostcuda/doubles/cublaslt_parts.h"
 #include "tests/hostcuda/doubles/double.h"
 
-enum { ALGORITHMS = 3, VECTOR_SCALES_SINCE = 120900 };
+enum { ALGORITHMS = 3, VECTOR_SCALES_SINCE = 120900, PROCESSORS = 132 };
 
 static cublasStatus_t check_layouts(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                                     const lt_layout *c, const lt_layout *d)
@@ -67,6 +67,7 @@ cublasStatus_t nd_lt_double_check(const lt_desc *desc, const lt_layout *a, const
                                   const lt_layout *c, const lt_layout *d)
 {
     cublasStatus_t status = check_layouts(desc, a, b, c, d);
+    REFUSE_IF(desc->processors < 0 || desc->processors > PROCESSORS, CUBLAS_STATUS_INVALID_VALUE);
     return status == CUBLAS_STATUS_SUCCESS ? check_types(desc, a, b, d) : status;
 }
 
@@ -87,6 +88,7 @@ lt_use nd_lt_double_use(const lt_desc *desc, const lt_layout *a, const lt_layout
         .op_b = (uint8_t)desc->op_b,
         .fast = (uint8_t)desc->fast,
         .mode = (uint8_t)desc->mode_a,
+        .processors = (uint8_t)desc->processors,
     };
 }
 

@@ -126,11 +126,40 @@ static void stay_away(ncclComm_t comm)
     }
 }
 
+/* As NCCL reads a configuration: without its initializer, or with bounds that contradict each
+ * other, it is an invalid argument. */
+static ncclResult_t check_config(const ncclConfig_t *config)
+{
+    bool least = config->minCTAs != NCCL_CONFIG_UNDEF_INT;
+    bool most = config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
+    if (config->magic != 0xcafebeef || config->size != sizeof *config) {
+        return ncclInvalidArgument;
+    }
+    if ((least && config->minCTAs < 1) || (most && config->maxCTAs < 1) ||
+        (least && most && config->minCTAs > config->maxCTAs)) {
+        return ncclInvalidArgument;
+    }
+    if (config->blocking != 0) {
+        nd_double_violation("NCCL: a blocking communicator");
+    }
+    return ncclSuccess;
+}
+
+static int blocks_of(const ncclConfig_t *config)
+{
+    return config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? 0 : config->maxCTAs;
+}
+
+int nd_double_nccl_blocks(ncclComm_t comm)
+{
+    return comm->max_blocks;
+}
+
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
                                     ncclConfig_t *config)
 {
-    if (config->blocking != 0) {
-        nd_double_violation("NCCL: a blocking communicator");
+    if (check_config(config) != ncclSuccess) {
+        return ncclInvalidArgument;
     }
     if (size > RANKS || rank < 0 || rank >= size) {
         return ncclInvalidArgument;
@@ -189,6 +218,12 @@ static bool settle(ncclComm_t comm)
     for (int key = 0; key < comm->world_size; key++) {
         for (int r = 0; r < comm->world_size; r++) {
             if (members[r].color == comm->color && members[r].key == key) {
+                if (members[r].max_blocks != comm->max_blocks) {
+                    nd_double_violation("NCCL: ranks %d and %d of one communicator have other "
+                                        "numbers of blocks, %d and %d",
+                                        comm->world_rank, r, comm->max_blocks,
+                                        members[r].max_blocks);
+                }
                 comm->index = r == comm->world_rank ? comm->size : comm->index;
                 comm->ranks[comm->size++] = r;
             }
@@ -248,14 +283,18 @@ static void say_color(ncclComm_t comm)
     }
     atomic_store(&mine->color, comm->color);
     atomic_store(&mine->key, comm->key);
+    atomic_store(&mine->max_blocks, comm->max_blocks);
     atomic_store(&mine->ready, comes);
 }
 
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *out,
                            ncclConfig_t *config)
 {
-    if (config->blocking != 0 || parent->split != WORLD_SPLIT) {
-        nd_double_violation("NCCL: a split of a split, or a blocking one");
+    if (parent->split != WORLD_SPLIT) {
+        nd_double_violation("NCCL: a split of a split");
+    }
+    if (check_config(config) != ncclSuccess) {
+        return ncclInvalidArgument;
     }
     nccl_need_settled(parent);
     if (parent->next_split == SPLITS) {
@@ -269,6 +308,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *ou
     comm->split = parent->next_split++;
     comm->color = color;
     comm->key = key;
+    comm->max_blocks = blocks_of(config);
     comm->parent = parent;
     comm->result = out;
     comm->unpolled = 1;

@@ -31,6 +31,9 @@ void nd_double_nccl_finalize_late(int looks);
 /* Communicators that this process has aborted. */
 int64_t nd_double_nccl_aborts(void);
 
+/* The most blocks (maxCTAs) that the communicator was made with; 0: NCCL chooses. */
+int nd_double_nccl_blocks(ncclComm_t comm);
+
 /* Groups with collectives in them that this process has ended. */
 int64_t nd_double_nccl_groups(void);
 

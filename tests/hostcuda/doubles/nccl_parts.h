@@ -15,7 +15,7 @@ enum { COLLECTIVES = 4 }; /* most of a group */
 
 typedef struct member { /* of one split, indexed by world rank */
     _Atomic int ready, finalized;
-    _Atomic int color, key;
+    _Atomic int color, key, max_blocks;
     _Atomic uint64_t published, consumed;
     _Atomic uint64_t signature[2];  /* of the operation in each half */
     _Atomic int64_t sent[2][RANKS]; /* group calls: bytes for each member, one after the other */
@@ -65,7 +65,7 @@ struct ncclComm {
     int begun_count;
     cudaStream_t begun_stream;
     _Atomic bool aborted;
-    int color, key;
+    int color, key, max_blocks; /* max_blocks: maxCTAs; 0: not given */
     struct ncclComm *parent, **result; /* of a split: whose it is, and where it is to be written */
     pthread_t maker;                   /* of a parent: makes a child */
     bool has_maker;

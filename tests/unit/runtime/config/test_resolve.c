@@ -170,6 +170,14 @@ Test(resolve, cuda_graphs_are_not_for_cpus)
                     "kernels.cuda_graphs is true");
 }
 
+Test(resolve, processors_are_divided_on_gpus_alone)
+{
+    EXPECT_BAD_FLAGS(("--comm-blocks", "16", "--device", "cpu"), "kernels.comm_blocks is 16",
+                     "--comm-blocks 0");
+    EXPECT_BAD_FLAGS(("--product-processors", "116", "--device", "cpu"),
+                     "kernels.product_processors is 116", "--product-processors 0");
+}
+
 Test(resolve, nccl_alone_is_not_for_cpus)
 {
     EXPECT_BAD_FLAGS(("--nccl-alone", "true", "--device", "cpu"), "launch.nccl_alone is true",
