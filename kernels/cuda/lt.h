@@ -78,7 +78,7 @@ struct nd_lt {
     nd_lt_library library;
     cublasLtHandle_t handle;
     int capability, candidates, plan_count;
-    int processors; /* of new forms; 0: all of the GPU */
+    int processors;  /* of new forms; 0: all of the GPU */
     double deadline; /* of tuning, in seconds of nd_clock_seconds */
     bool installed;  /* choices were installed */
     bool preparing;  /* plans are made, nothing is enqueued */

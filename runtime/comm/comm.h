@@ -102,10 +102,11 @@ struct nd_comm {
     nd_transport *transport;
     const nd_comm_backend *backend; /* self when size is 1, unless the transport is `alone` */
     nd_group_kind kind;
-    int id;           /* the same on all members, distinct among the groups of one rank */
-    int size, index;  /* this rank is member `index` */
-    int *ranks;       /* [size] world ranks, owned */
-    int64_t sequence; /* operations entered */
+    nd_group_kind shares; /* nd_comm_shared_group */
+    int id;               /* the same on all members, distinct among the groups of one rank */
+    int size, index;      /* this rank is member `index` */
+    int *ranks;           /* [size] world ranks, owned */
+    int64_t sequence;     /* operations entered */
     nd_comm_stats stats;
     void *native;
 };
@@ -212,7 +213,7 @@ typedef struct nd_nccl_options {
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
     nd_device *device;
-    bool alone; /* groups of size 1 use NCCL too, where its collectives are at most a copy */
+    bool alone;     /* groups of size 1 use NCCL too, where its collectives are at most a copy */
     int max_blocks; /* most thread blocks (maxCTAs) of a collective of a group that gathers weights
                        and reduces gradients beside products; 0: NCCL chooses */
     /*
@@ -226,11 +227,19 @@ typedef struct nd_nccl_options {
 nd_status nd_transport_open_nccl(const nd_nccl_options *options, nd_transport **out);
 
 /*
+ * The first group with the same members in the same order, whose communicator serves this one too
+ * where that saves memory (nccl); `kind` itself where there is none, and for groups with large
+ * operations, which must not wait for each other. The answer is the same on all ranks.
+ */
+nd_group_kind nd_comm_shared_group(const nd_mesh *mesh, nd_group_kind kind);
+
+/*
  * An estimate of the device memory that NCCL uses for the groups of a mesh: it depends on GPUs,
- * links and NCCL's own environment. Each group with collectives and several ranks has a
- * communicator that connects at its first use, over 24 channels (16 to 32 on NVLink). A channel has
- * a buffer for what it receives, 4 MiB of protocol Simple and those of LL and LL128, 10 MiB in
- * granules of 2 MiB, and a granule for what it sends (sources: NVIDIA/nccl, issues 285 and 1685).
+ * links and NCCL's own environment. Each group with collectives and several ranks that shares none
+ * has a communicator that connects at its first use, over 24 channels (16 to 32 on NVLink). A
+ * channel has a buffer for what it receives, 4 MiB of protocol Simple and those of LL and LL128, 10
+ * MiB in granules of 2 MiB, and a granule for what it sends (sources: NVIDIA/nccl, issues 285 and
+ * 1685).
  */
 size_t nd_comm_nccl_bytes(const nd_mesh *mesh);
 

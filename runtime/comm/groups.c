@@ -29,6 +29,7 @@ nd_status nd_comm_create(nd_transport *transport, const nd_mesh *mesh, nd_group_
     ND_TRY(ND_ALLOC(1, &comm));
     comm->transport = transport;
     comm->kind = kind;
+    comm->shares = nd_comm_shared_group(mesh, kind);
     comm->id = (int)kind + ND_GROUP_COUNT * duplicate;
     comm->size = nd_mesh_group_size(mesh, kind);
     comm->index = nd_mesh_group_index(mesh, kind, transport->rank);
@@ -55,13 +56,26 @@ void nd_comm_destroy(nd_comm *comm)
     }
 }
 
+nd_group_kind nd_comm_shared_group(const nd_mesh *mesh, nd_group_kind kind)
+{
+    nd_group_traffic carries = nd_group_carries(kind);
+    bool small = carries.all_gather == ND_TRAFFIC_OTHER &&
+                 carries.reduce_scatter == ND_TRAFFIC_OTHER && carries.rest == ND_TRAFFIC_OTHER;
+    for (nd_group_kind other = 0; small && other < kind; other++) {
+        if (nd_group_communicators(other) > 0 && nd_mesh_groups_are_equal(mesh, kind, other)) {
+            return other;
+        }
+    }
+    return kind;
+}
+
 size_t nd_comm_nccl_bytes(const nd_mesh *mesh)
 {
     const size_t channels = 24, of_channel = (size_t)12 << 20;
     size_t communicators = 0;
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        communicators +=
-            nd_mesh_group_size(mesh, kind) > 1 ? (size_t)nd_group_communicators(kind) : 0;
+        bool own = nd_mesh_group_size(mesh, kind) > 1 && nd_comm_shared_group(mesh, kind) == kind;
+        communicators += own ? (size_t)nd_group_communicators(kind) : 0;
     }
     return communicators * channels * of_channel;
 }

@@ -132,6 +132,16 @@ int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int 
     return nd_mesh_rank_of(mesh, c);
 }
 
+bool nd_mesh_groups_are_equal(const nd_mesh *mesh, nd_group_kind one, nd_group_kind other)
+{
+    for (int a = 0; a < ND_AXIS_COUNT; a++) {
+        if (mesh->size[a] > 1 && (groups[one].axes ^ groups[other].axes) & 1u << a) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Axes with a size of their own as "dp_replicate 2 x cp 1 x tp 4"; `skip` is left out
  * (ND_AXIS_COUNT: none). */
 static const char *list_sizes(const nd_mesh *mesh, nd_axis skip, char *buffer, size_t size)

@@ -11,6 +11,7 @@
  *   rank = (((i_pp N_dp_replicate + i_dp_replicate) N_dp_shard + i_dp_shard) N_cp + i_cp) N_tp
  *          + i_tp
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -71,6 +72,9 @@ int nd_mesh_group_size(const nd_mesh *mesh, nd_group_kind kind);
 int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank);
 /* World rank of member `index` of the group of `rank`. */
 int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int index);
+
+/* Whether two groups of every rank have the same members in the same order. */
+bool nd_mesh_groups_are_equal(const nd_mesh *mesh, nd_group_kind one, nd_group_kind other);
 
 /*
  * Compares the product of the axes with the number of workers. One axis that allows it may be -1:

@@ -230,7 +230,7 @@ Test(nccl, groups_are_one_launch)
 static nd_status one_does_not_enter(job *j)
 {
     nd_comm *comm = j->groups.by_kind[ND_GROUP_TP];
-    if (j->transport->rank == 1) {
+    if (j->transport->rank != 0) { /* in a communicator that is not that of tp */
         nd_status status = nd_comm_barrier(j->groups.by_kind[ND_GROUP_WORLD]);
         ND_CHECK(status != ND_OK, "the barrier ended without rank 0");
         return ND_OK;
@@ -241,7 +241,7 @@ static nd_status one_does_not_enter(job *j)
 
 Test(nccl, a_missing_peer_is_named)
 {
-    job_context context = {one_does_not_enter, {{1, 1, 1, 1, 2}}, 2.0};
+    job_context context = {one_does_not_enter, {{1, 1, 2, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
     nd_ranks_run_threads(&ranks);
     const char *message = ranks.results[0].message;
@@ -331,6 +331,83 @@ static nd_status streams_go_first(job *j)
 Test(nccl, streams_of_groups_go_before_compute)
 {
     expect_all_fine(streams_go_first, (nd_mesh){{1, 1, 1, 1, 2}});
+}
+
+/* Groups of small operations, and whose communicator serves each of them: their own, or that of an
+ * earlier group. */
+static nd_status expect_shared(job *j, const nd_group_kind with[3])
+{
+    static const nd_group_kind small[3] = {ND_GROUP_DP_CP, ND_GROUP_MODEL, ND_GROUP_WORLD};
+    nd_comm **by_kind = j->groups.by_kind;
+    for (int i = 0; i < 3; i++) {
+        for (int kind = 0; kind < (int)small[i]; kind++) {
+            bool shared = by_kind[kind] && by_kind[kind]->native == by_kind[small[i]]->native;
+            bool want = with[i] != small[i] &&
+                        (kind == (int)with[i] ||
+                         (by_kind[kind] && by_kind[with[i]]->native == by_kind[kind]->native));
+            ND_CHECK(by_kind[kind] == NULL || by_kind[kind]->size == 1 || shared == want,
+                     "%s and %s", nd_group_name(small[i]), nd_group_name((nd_group_kind)kind));
+        }
+    }
+    ND_CHECK(j->groups.second[ND_GROUP_DP_SHARD_CP]->native !=
+                     by_kind[ND_GROUP_DP_SHARD_CP]->native ||
+                 by_kind[ND_GROUP_DP_SHARD_CP]->size == 1,
+             "gradients wait for weights");
+    return ND_OK;
+}
+
+/* The one that was made first ends first; the others go on. */
+static nd_status others_go_on(job *j, nd_group_kind first)
+{
+    nd_comm_destroy(j->groups.by_kind[first]);
+    j->groups.by_kind[first] = NULL;
+    return every_operation(j);
+}
+
+static nd_status all_of_one_axis(job *j)
+{
+    static const nd_group_kind with[] = {ND_GROUP_DP_SHARD_CP, ND_GROUP_DP_SHARD_CP,
+                                         ND_GROUP_DP_SHARD_CP};
+    ND_TRY(expect_shared(j, with));
+    ND_TRY(every_operation(j));
+    ND_TRY(overlapped(j));
+    return others_go_on(j, ND_GROUP_DP_SHARD_CP);
+}
+
+/* Keys and values do not wait for weights, which the same ranks gather. */
+static nd_status two_axes(job *j)
+{
+    static const nd_group_kind with[] = {ND_GROUP_CP, ND_GROUP_MODEL, ND_GROUP_MODEL};
+    nd_comm **by_kind = j->groups.by_kind;
+    ND_TRY(expect_shared(j, with));
+    ND_CHECK(by_kind[ND_GROUP_CP]->native != by_kind[ND_GROUP_DP_SHARD_CP]->native, "keys wait");
+    ND_TRY(every_operation(j));
+    return others_go_on(j, ND_GROUP_CP);
+}
+
+static nd_status three_axes(job *j)
+{
+    static const nd_group_kind with[] = {ND_GROUP_DP_CP, ND_GROUP_MODEL, ND_GROUP_WORLD};
+    ND_TRY(expect_shared(j, with));
+    return every_operation(j);
+}
+
+Test(nccl, groups_of_small_operations_share_communicators)
+{
+    expect_all_fine(all_of_one_axis, (nd_mesh){{1, 1, 4, 1, 1}});
+    expect_all_fine(two_axes, (nd_mesh){{1, 1, 1, 2, 2}});
+    expect_all_fine(three_axes, (nd_mesh){{1, 2, 2, 1, 2}});
+}
+
+/* The plan counts what is made: of 8 GPUs with FSDP, the gathers' and the gradients'. */
+Test(nccl, shared_communicators_are_planned_once)
+{
+    const size_t each = (size_t)288 << 20;
+    cr_expect_eq(nd_comm_nccl_bytes(&(nd_mesh){{1, 1, 8, 1, 1}}), 2 * each);
+    cr_expect_eq(nd_comm_nccl_bytes(&(nd_mesh){{1, 1, 1, 1, 8}}), each);
+    cr_expect_eq(nd_comm_nccl_bytes(&(nd_mesh){{1, 1, 1, 2, 2}}), 5 * each);
+    cr_expect_eq(nd_comm_nccl_bytes(&(nd_mesh){{1, 2, 2, 1, 2}}), 7 * each);
+    cr_expect_eq(nd_comm_nccl_bytes(&(nd_mesh){{1, 1, 1, 1, 1}}), 0);
 }
 
 static int blocks_of(const nd_comm *comm)

@@ -86,7 +86,7 @@ Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
     cr_expect(strstr(shell_output, "of 0.05 GiB are free"), "%s", shell_output);
 }
 
-/* NCCL is estimated at 288 MiB for each group of two ranks. */
+/* NCCL is estimated at 288 MiB for the groups of these two ranks. */
 Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
 {
     static const char two[] = "--device cuda --workers 2 --tp-size 2 --set output.dir=";

@@ -2,7 +2,8 @@
 #ifndef ND_COMM_NCCL_NCCL_H
 #define ND_COMM_NCCL_NCCL_H
 /*
- * Communication over NCCL. One world communicator, and one split of it per group.
+ * Communication over NCCL. One world communicator, and one split of it per group; a group of small
+ * operations uses that of another group with the same members.
  *
  * An operation with an event runs on its communicator's own stream: that stream first waits for
  * what the caller's stream holds at that moment, so later work of the caller overlaps with it. An
@@ -79,9 +80,11 @@ typedef struct nccl_ring {
     int64_t begun_ns;   /* when the oldest was first seen running; 0: it was not */
 } nccl_ring;
 
-/* The state of one group. */
+/* A communicator of NCCL, of one group or of several with the same members (nd_comm.shares). */
 typedef struct nccl_comm {
-    nd_comm *comm;
+    nd_comm group;       /* a copy of the one that it was made for, which may end before others */
+    const nd_comm *comm; /* &group */
+    int users;           /* groups that use it */
     ncclComm_t native;
     nd_stream stream; /* its own, for operations with an event */
     nccl_ring ring;

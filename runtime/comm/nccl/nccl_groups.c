@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Communicators and the transport: how they begin and end. */
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/log.h"
@@ -95,7 +96,45 @@ static void free_comm(nccl_state *state, nccl_comm *nc)
 {
     state->device->table->stream_fini(&nc->stream);
     nccl_ring_fini(&nc->ring);
+    free(nc->group.ranks);
     free(nc);
+}
+
+/* A duplicate is made because it must not wait for others. */
+static bool is_duplicate(const nd_comm *comm)
+{
+    return comm->id != (int)comm->kind;
+}
+
+/* The communicator of another group that serves this one too; NULL: it needs its own. All ranks
+ * answer alike. */
+static nccl_comm *find_shared(const nccl_state *state, const nd_comm *comm)
+{
+    for (nccl_comm *nc = state->comms; nc && !is_duplicate(comm); nc = nc->next) {
+        if (comm->shares != comm->kind && nc->group.kind == comm->shares &&
+            !is_duplicate(&nc->group)) {
+            return nc;
+        }
+    }
+    return NULL;
+}
+
+static nd_status new_comm(const nd_comm *comm, nccl_comm **out)
+{
+    nccl_comm *nc = NULL;
+    ND_TRY(ND_ALLOC(1, &nc));
+    nc->group = *comm;
+    nc->group.ranks = NULL;
+    nc->comm = &nc->group;
+    nc->users = 1;
+    nd_status status = ND_ALLOC(comm->size, &nc->group.ranks);
+    if (status != ND_OK) {
+        free(nc);
+        return status;
+    }
+    memcpy(nc->group.ranks, comm->ranks, (size_t)comm->size * sizeof *comm->ranks);
+    *out = nc;
+    return ND_OK;
 }
 
 void nccl_destroy(nd_comm *comm)
@@ -103,6 +142,9 @@ void nccl_destroy(nd_comm *comm)
     nd_transport *transport = comm->transport;
     nccl_state *state = nccl_state_of(transport);
     nccl_comm *nc = nccl_comm_of(comm);
+    if (--nc->users > 0) {
+        return;
+    }
     nc->entry = NULL; /* what is waited for now is no operation */
     if (!state->failed &&
         (nd_stream_sync(&nc->stream) != ND_OK || end_native(transport, nc, &nc->native) != ND_OK)) {
@@ -116,12 +158,16 @@ void nccl_destroy(nd_comm *comm)
 nd_status nccl_create(nd_transport *transport, nd_comm *comm)
 {
     nccl_state *state = nccl_state_of(transport);
-    nccl_comm *nc = NULL;
     if (state->failed) {
         return nccl_again(state);
     }
-    ND_TRY(ND_ALLOC(1, &nc));
-    nc->comm = comm;
+    nccl_comm *nc = find_shared(state, comm);
+    if (nc) {
+        nc->users++;
+        comm->native = nc;
+        return ND_OK;
+    }
+    ND_TRY(new_comm(comm, &nc));
     comm->native = nc;
     state->making = nc;
     nd_status status = open_group(transport, nc);

@@ -65,7 +65,7 @@ struct ncclComm {
     int begun_count;
     cudaStream_t begun_stream;
     _Atomic bool aborted;
-    int color, key, max_blocks; /* max_blocks: maxCTAs; 0: not given */
+    int color, key, max_blocks;        /* max_blocks: maxCTAs; 0: not given */
     struct ncclComm *parent, **result; /* of a split: whose it is, and where it is to be written */
     pthread_t maker;                   /* of a parent: makes a child */
     bool has_maker;

@@ -52,6 +52,32 @@ Test(mesh, a_group_has_a_communicator_when_it_carries_something)
     cr_expect(tp.reduce_scatter == ND_TRAFFIC_ACTIVATIONS && tp.rest == ND_TRAFFIC_OTHER);
 }
 
+/* By members of every rank, over meshes with and without axes of size 1. */
+Test(mesh, equal_groups_have_equal_members)
+{
+    int equal = 0;
+    for (int sizes = 0; sizes < 16; sizes++) {
+        nd_mesh mesh = {
+            {1, sizes & 1 ? 2 : 1, sizes & 2 ? 3 : 1, sizes & 4 ? 2 : 1, sizes & 8 ? 2 : 1}};
+        for (nd_group_kind a = 0; a < ND_GROUP_COUNT; a++) {
+            for (nd_group_kind b = 0; b < ND_GROUP_COUNT; b++) {
+                int size = nd_mesh_group_size(&mesh, a);
+                bool same = size == nd_mesh_group_size(&mesh, b);
+                for (int rank = 0; same && rank < nd_mesh_world_size(&mesh); rank++) {
+                    for (int m = 0; m < size; m++) {
+                        same &= nd_mesh_group_member(&mesh, a, rank, m) ==
+                                nd_mesh_group_member(&mesh, b, rank, m);
+                    }
+                }
+                cr_expect_eq(nd_mesh_groups_are_equal(&mesh, a, b), same, "%s and %s, mesh %d",
+                             nd_group_name(a), nd_group_name(b), sizes);
+                equal += same && a != b;
+            }
+        }
+    }
+    cr_expect_gt(equal, 100);
+}
+
 Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
 {
     nd_mesh mesh = {{1, 2, -1, 1, 2}};
