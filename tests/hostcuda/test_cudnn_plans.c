@@ -58,13 +58,14 @@ static size_t most_scores(const nd_sdpa_call *c)
     return (size_t)most;
 }
 
-/* 32 heads, 8 KV heads; q, k, v lie in rows of a fused projection. All plans of the call exist, and
- * ask for no more scratch than is planned for a GPU that is not here; a deterministic backward's
- * ask for what the usual one does without, so it is what was asked for. */
-static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, bool backward,
-                            bool deterministic)
+/* 32 heads; q, k, v lie in rows of a fused projection, and gradients are written into such rows, in
+ * place. All plans of the call exist, and ask for no more scratch than is planned for a GPU that is
+ * not here; a deterministic backward's ask for what the usual one does without, so it is what was
+ * asked for. */
+static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, int64_t D,
+                              bool backward, bool deterministic)
 {
-    const int64_t H = 32, K = 8, row = (H + 2 * K) * D;
+    const int64_t H = 32, row = (H + 2 * K) * D;
     nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f};
     nd_cuda_context context = {.cudnn = cudnn,
                                .capability = 90,
@@ -88,6 +89,9 @@ static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, boo
     cr_assert_eq(nd_sdpa_plan(&c, &context), ND_OK, "%s", nd_error_last()->message);
     cr_expect_leq(c.layout.end, planned, "%zu bytes of scratch, %zu planned", c.layout.end,
                   planned);
+    bool pieces = c.cut.adds_queries || c.cut.adds_keys;
+    cr_expect(!backward || pieces || (!c.through_q && !c.through_kv),
+              "gradients go by the scratch");
     size_t workspace = c.layout.stats; /* which lies first */
     cr_expect(!deterministic || workspace >= most_scores(&c), "%zu bytes, scores of %zu", workspace,
               most_scores(&c));
@@ -95,6 +99,13 @@ static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, boo
            (long long)sq, (long long)sk, (long long)diag, (long long)D,
            backward ? "backward" : "forward", deterministic ? ", deterministic" : "",
            (long long)(nd_cudnn_plan_count(cudnn) - before), c.layout.end);
+}
+
+/* 8 KV heads. */
+static void expect_plans_of(int64_t sq, int64_t sk, int64_t diag, int64_t D, bool backward,
+                            bool deterministic)
+{
+    expect_plans_with(8, sq, sk, diag, D, backward, deterministic);
 }
 
 /* The diagonal at the first key, none, at the last key; rows in no whole tiles of cuDNN. */
@@ -141,4 +152,33 @@ Test(cudnn_plans, small_heads, .init = open_library, .timeout = 300)
         }
         expect_plans_of(512, 512, 0, sizes[i], true, true);
     }
+}
+
+/* The head sizes of real models, in a length of whole tiles and in another: a whole causal block,
+ * queries of the second half after a prefix, and an unmasked block, as cp has them. */
+static void expect_plans_of_lengths(bool backward, bool deterministic)
+{
+    static const int64_t sizes[] = {64, 128}, lengths[] = {1000, 4096};
+    for (int i = 0; i < 4; i++) {
+        int64_t D = sizes[i / 2], S = lengths[i % 2];
+        expect_plans_of(S, S, 0, D, backward, deterministic);
+        expect_plans_of(S / 2, S, S / 2, D, backward, deterministic);
+        expect_plans_of(S / 2, S, S, D, backward, deterministic);
+        expect_plans_with(32, S, S, 0, D, backward, deterministic); /* a KV head for each head */
+    }
+}
+
+Test(cudnn_plans, lengths_forward, .init = open_library, .timeout = 300)
+{
+    expect_plans_of_lengths(false, false);
+}
+
+Test(cudnn_plans, lengths_backward, .init = open_library, .timeout = 300)
+{
+    expect_plans_of_lengths(true, false);
+}
+
+Test(cudnn_plans, lengths_deterministic_backward, .init = open_library, .timeout = 300)
+{
+    expect_plans_of_lengths(true, true);
 }

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * cuDNN's attention at the sizes that are trained, against the plain kernels in F32 on the same
+ * device: groups of heads, q, k and v in rows of a fused projection, gradients written into such
+ * rows. On a GPU, or, with small sizes (ND_SMALL_ATTENTION), on its double.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/rng.h"
+#include "runtime/device/cuda.h"
+
+#ifdef ND_SMALL_ATTENTION
+enum { HEADS = 4, SHORT = 40, LONG = 136 };
+#else
+enum { HEADS = 8, SHORT = 1000, LONG = 4096 };
+#endif
+enum { KV_HEADS = HEADS / 4, BATCH = 2 };
+
+/* Operands and results of one type; views into memory of the device. */
+typedef struct side {
+    nd_tensor qkv, out, dout, dqkv; /* (rows, width) */
+    nd_tensor lse, delta;           /* F32 (B, H, Sq) */
+} side;
+
+typedef struct gpu {
+    nd_device *device;
+    const nd_ops *ops;
+    nd_stream stream;
+} gpu;
+
+static void expect_ok(nd_status status, const char *what)
+{
+    cr_assert_eq(status, ND_OK, "%s: %s", what, nd_error_last()->message);
+}
+
+static gpu open_gpu(bool deterministic)
+{
+    gpu g = {0};
+    nd_cuda_options options = {.local_workers = 1};
+    expect_ok(nd_device_open_cuda(&options, &g.device), "the GPU");
+    expect_ok(nd_ops_cuda(g.device, deterministic, &g.ops), "the ops");
+    expect_ok(g.device->table->stream_init(g.device, &g.stream), "a stream");
+    return g;
+}
+
+static void close_gpu(gpu *g)
+{
+    g->device->table->stream_fini(&g->stream);
+    nd_device_close(g->device);
+}
+
+static nd_tensor on_device(gpu *g, nd_dtype dtype, int64_t rows, int64_t width)
+{
+    nd_tensor t = nd_tensor_2d(NULL, dtype, rows, width);
+    expect_ok(nd_device_alloc(g->device, nd_tensor_bytes(t), &t.data), "memory");
+    return t;
+}
+
+static void release(gpu *g, nd_tensor t)
+{
+    nd_device_free(g->device, t.data, nd_tensor_bytes(t));
+}
+
+static int64_t width_of(const nd_attention *a)
+{
+    return (a->heads + 2 * a->kv_heads) * a->head_dim;
+}
+
+static side make_side(gpu *g, const nd_attention *a, nd_dtype dtype)
+{
+    int64_t queries = a->batch * a->sq, keys = a->batch * a->sk, of_heads = a->heads * a->head_dim;
+    return (side){
+        .qkv = on_device(g, dtype, keys, width_of(a)),
+        .dqkv = on_device(g, dtype, keys, width_of(a)),
+        .out = on_device(g, dtype, queries, of_heads),
+        .dout = on_device(g, dtype, queries, of_heads),
+        .lse = on_device(g, ND_DTYPE_F32, a->batch * a->heads, a->sq),
+        .delta = on_device(g, ND_DTYPE_F32, a->batch * a->heads, a->sq),
+    };
+}
+
+static void free_side(gpu *g, side *s)
+{
+    const nd_tensor all[] = {s->qkv, s->dqkv, s->out, s->dout, s->lse, s->delta};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        release(g, all[i]);
+    }
+}
+
+/* Heads from `first` on of the last `rows` rows of each sequence of a (B S, width) matrix. */
+static nd_tensor heads_of(nd_tensor m, const nd_attention *a, int64_t rows, int64_t first,
+                          int64_t count)
+{
+    int64_t S = m.shape[0] / a->batch, width = m.shape[1];
+    int64_t skipped = (S - rows) * width + first * a->head_dim;
+    char *data = (char *)m.data + (size_t)skipped * nd_dtype_size(m.dtype);
+    nd_tensor t = nd_tensor_4d(data, m.dtype, a->batch, rows, count, a->head_dim);
+    t.stride[0] = S * width;
+    t.stride[1] = width;
+    return t;
+}
+
+static nd_tensor statistics(nd_tensor m, const nd_attention *a)
+{
+    return nd_tensor_3d(m.data, ND_DTYPE_F32, a->batch, a->heads, a->sq);
+}
+
+/* Draws in BF16 for `bf16`, and the same numbers in F32 for `f32`. */
+static void fill(gpu *g, nd_tensor bf16, nd_tensor f32, uint64_t seed)
+{
+    int64_t count = nd_tensor_count(bf16);
+    nd_bf16 *host = malloc(nd_tensor_bytes(bf16));
+    cr_assert_not_null(host);
+    for (int64_t i = 0; i < count; i++) {
+        host[i] = nd_bf16_from_f32(nd_rng_normal(seed, 0, (uint64_t)i));
+    }
+    expect_ok(nd_copy(&g->stream, bf16.data, host, nd_tensor_bytes(bf16)), "a copy");
+    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    free(host);
+    expect_ok(ND_CALL(g->ops, &g->stream, cast, .out = f32, .x = bf16), "a cast");
+}
+
+static int64_t plans_of(const gpu *g)
+{
+    return nd_cudnn_plan_count(nd_cuda_context_of(g->device)->cudnn);
+}
+
+/* Returns how many plans of cuDNN the op itself made: those for its fused rows. */
+static int64_t run_forward(gpu *g, const nd_attention *a, side *s)
+{
+    size_t bytes = g->ops->attention_scratch(g->device, a, s->qkv.dtype, false);
+    void *scratch = NULL;
+    int64_t before = plans_of(g);
+    expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
+    expect_ok(ND_CALL(g->ops, &g->stream, attention_fwd, .attention = *a,
+                      .out = heads_of(s->out, a, a->sq, 0, a->heads), .lse = statistics(s->lse, a),
+                      .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
+                      .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
+                      .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                      .scratch = scratch),
+              "forward");
+    expect_ok(nd_stream_sync(&g->stream), "forward");
+    nd_device_free(g->device, scratch, bytes + 256);
+    return plans_of(g) - before;
+}
+
+static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
+{
+    size_t bytes = g->ops->attention_scratch(g->device, a, s->qkv.dtype, true);
+    void *scratch = NULL;
+    nd_tensor out = heads_of(s->out, a, a->sq, 0, a->heads);
+    nd_tensor dout = heads_of(s->dout, a, a->sq, 0, a->heads), delta = {0};
+    expect_ok(nd_zero(&g->stream, s->dqkv.data, nd_tensor_bytes(s->dqkv)), "zeros");
+    if (g->ops->attention_uses_delta(g->device, a, s->qkv.dtype)) {
+        delta = statistics(s->delta, a);
+        expect_ok(ND_CALL(g->ops, &g->stream, attention_delta, .attention = *a, .delta = delta,
+                          .out = out, .dout = dout),
+                  "delta");
+    }
+    int64_t before = plans_of(g);
+    expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
+    expect_ok(ND_CALL(g->ops, &g->stream, attention_bwd, .attention = *a,
+                      .dq = heads_of(s->dqkv, a, a->sq, 0, a->heads),
+                      .dk = heads_of(s->dqkv, a, a->sk, a->heads, a->kv_heads),
+                      .dv = heads_of(s->dqkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                      .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
+                      .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
+                      .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                      .out = out, .dout = dout, .lse = statistics(s->lse, a), .delta = delta,
+                      .scratch = scratch),
+              "backward");
+    expect_ok(nd_stream_sync(&g->stream), "backward");
+    nd_device_free(g->device, scratch, bytes + 256);
+    return plans_of(g) - before;
+}
+
+static float *fetch(gpu *g, nd_tensor t)
+{
+    int64_t count = nd_tensor_count(t);
+    char *raw = malloc(nd_tensor_bytes(t));
+    float *out = malloc((size_t)count * sizeof *out);
+    cr_assert(raw && out);
+    expect_ok(nd_copy(&g->stream, raw, t.data, nd_tensor_bytes(t)), "a copy");
+    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = t.dtype == ND_DTYPE_F32 ? ((float *)(void *)raw)[i]
+                                         : nd_bf16_to_f32(((nd_bf16 *)(void *)raw)[i]);
+    }
+    free(raw);
+    return out;
+}
+
+/*
+ * Columns [begin, end) of every row: the root of the mean square of the difference is below 2^-7 of
+ * that of the values. Probabilities, their gradients, and results are rounded to BF16, each with an
+ * error of both signs whose root mean square is below 2^-9 of the value's; a row of the longest
+ * block that is lost is 2^-6 of it.
+ */
+static void expect_alike(gpu *g, const char *what, const nd_attention *a, nd_tensor got,
+                         nd_tensor want, int64_t begin, int64_t end)
+{
+    float *x = fetch(g, got), *y = fetch(g, want);
+    double error = 0.0, size = 0.0;
+    int64_t width = got.shape[1];
+    for (int64_t i = 0; i < nd_tensor_count(got); i++) {
+        bool counts = i % width >= begin && i % width < end;
+        double difference = counts ? (double)x[i] - (double)y[i] : 0.0;
+        error += difference * difference;
+        size += counts ? (double)y[i] * (double)y[i] : 0.0;
+    }
+    cr_expect_gt(size, 0.0);
+    cr_expect_leq(sqrt(error), ldexp(sqrt(size), -7),
+                  "%s of %lld x %lld, diagonal %lld, heads of %lld: off by %g of %g", what,
+                  (long long)a->sq, (long long)a->sk, (long long)a->diag, (long long)a->head_dim,
+                  sqrt(error), sqrt(size));
+    free(x);
+    free(y);
+}
+
+/* BF16 by cuDNN, F32 by the plain kernels, on equal numbers. */
+static void compare(gpu *g, const nd_attention *a)
+{
+    int64_t q = a->heads * a->head_dim, k = q + a->kv_heads * a->head_dim, v = width_of(a);
+    side cut = make_side(g, a, ND_DTYPE_BF16), plain = make_side(g, a, ND_DTYPE_F32);
+    fill(g, cut.qkv, plain.qkv, 1);
+    fill(g, cut.dout, plain.dout, 2);
+    cr_expect_gt(run_forward(g, a, &cut), 0, "forward did not use cuDNN");
+    cr_expect_gt(run_backward(g, a, &cut), 0, "backward did not use cuDNN");
+    cr_expect_eq(run_forward(g, a, &plain), 0, "the reference used cuDNN");
+    cr_expect_eq(run_backward(g, a, &plain), 0, "the reference used cuDNN");
+    expect_alike(g, "out", a, cut.out, plain.out, 0, q);
+    expect_alike(g, "lse", a, cut.lse, plain.lse, 0, a->sq);
+    expect_alike(g, "dq", a, cut.dqkv, plain.dqkv, 0, q);
+    expect_alike(g, "dk", a, cut.dqkv, plain.dqkv, q, k);
+    expect_alike(g, "dv", a, cut.dqkv, plain.dqkv, k, v);
+    free_side(g, &cut);
+    free_side(g, &plain);
+}
+
+/* A whole causal block; the second half of the queries after a prefix; the same unmasked. */
+static void compare_blocks(int64_t D, int64_t S, bool deterministic)
+{
+    float scale = (float)(1.0 / sqrt((double)D));
+    const nd_attention blocks[] = {
+        {BATCH, S, S, HEADS, KV_HEADS, D, 0, scale},
+        {BATCH, S / 2, S, HEADS, KV_HEADS, D, S / 2, scale},
+        {BATCH, S / 2, S, HEADS, KV_HEADS, D, S, scale},
+    };
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        gpu g = open_gpu(deterministic); /* a block's plans are its own */
+        compare(&g, &blocks[i]);
+        close_gpu(&g);
+    }
+}
+
+Test(attention_sizes, heads_of_64)
+{
+    compare_blocks(64, SHORT, false);
+    compare_blocks(64, LONG, false);
+}
+
+Test(attention_sizes, heads_of_128)
+{
+    compare_blocks(128, SHORT, false);
+    compare_blocks(128, LONG, false);
+}
+
+Test(attention_sizes, deterministic)
+{
+    compare_blocks(64, SHORT, true);
+    compare_blocks(128, LONG, true);
+}
