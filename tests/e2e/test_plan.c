@@ -168,6 +168,42 @@ Test(plan, fp8_products_take_half_the_time_on_a_gpu)
     cr_expect_float_eq(fp8 / bf16, 1.0, 1e-3, "%g and %g s", fp8, bf16);
 }
 
+static double after(const char *words)
+{
+    const char *at = strstr(shell_output, words);
+    cr_assert_not_null(at, "no \"%s\" in:\n%s", words, shell_output);
+    return strtod(at + strlen(words), NULL);
+}
+
+/* 6 FLOPs for each of 7.505e9 weights and token, 16 x 8192 tokens a worker; full recompute makes
+ * the blocks' products but the last again. FP8 takes most of them. */
+Test(plan, estimates_for_gpus_are_by_the_ops_of_a_step)
+{
+    static const char bf16[] =
+        PLAN "llama-3.1-8b/fp8.yaml --device cuda --gradient-accumulation-steps 16 "
+             "--precision bf16 --explain --recompute ";
+    char command[512];
+    const double flops = 6 * 7.505 * 16 * 8.192; /* TFLOP */
+    snprintf(command, sizeof command, "%snone", bf16);
+    shell(&dir, command);
+    double plain = after("work of a worker: "), h100 = after("\n  H100: "),
+           seconds = after("\n  H200: ");
+    cr_expect_float_eq(plain / flops, 1.0, 2e-3, "%g and %g TFLOP", plain, flops);
+    cr_expect_float_eq(h100, flops / 650, flops / 650 * 2e-3);
+    cr_expect_eq(h100, seconds, "products take the same time");
+    says("fits: ");
+    says("no gaps between kernels");
+    snprintf(command, sizeof command, "%sfull", bf16);
+    shell(&dir, command);
+    double full = after("work of a worker: ");
+    cr_expect(full > 1.15 * plain && full < plain * 4 / 3, "%g and %g TFLOP", full, plain);
+    shell(&dir, PLAN "llama-3.1-8b/fp8.yaml --device cuda --gradient-accumulation-steps 16 "
+                     "--recompute none --explain");
+    double left = after("work of a worker: "), fp8 = after(" in BF16, ");
+    cr_expect_float_eq((left + fp8) / plain, 1.0, 2e-3, "%g and %g TFLOP", left, fp8);
+    cr_expect_gt(fp8, 0.8 * plain);
+}
+
 /* The 8B configuration for eight GPUs keeps gathered weights, for which these have room. */
 Test(plan, eight_gpus_of_80_gb_keep_gathered_weights)
 {

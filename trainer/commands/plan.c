@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/command.h"
+#include "trainer/commands/gpu_estimate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -367,6 +368,12 @@ static nd_status print_variants(FILE *out, const nd_config *config, const nd_inp
     ND_TRY(ND_ALLOC(VARIANTS_MAX, &list));
     nd_status status = plan_rank(config, inputs, worker, NULL, rank, &trainer);
     double own = status == ND_OK ? planned_bytes(trainer) : 0;
+    if (status == ND_OK && config->launch.device == ND_CHOOSE_CUDA) {
+        status = nd_gpu_estimates_print(out, trainer);
+        if (status != ND_OK) {
+            nd_trainer_destroy(trainer);
+        }
+    }
     if (status == ND_OK) {
         fprintf(
             out,

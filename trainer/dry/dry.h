@@ -90,8 +90,23 @@ nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *option
 nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options,
                             nd_graph_counts *out);
 
-/* Ops for dry runs (dry_ops.c): they compute nothing and touch no memory. Both tables have the
+/* What a training step of one rank computes, and what it moves: the same ops, counted. Gradients of
+ * replicas and the optimizer's update are not among them. */
+typedef struct nd_step_work {
+    double flops_bf16, flops_fp8, flops_f32; /* of products */
+    double flops_attention;                  /* of pairs that are seen; backward's scores again */
+    double moved_bytes;                      /* read and written by all other ops */
+    double wire_bytes;                       /* that the rank sends */
+    nd_calls calls;                          /* its weight: how often what runs is done in a step */
+} nd_step_work;
+nd_status nd_dry_run_work(const nd_rank *rank, nd_step_work *out);
+
+/* Ops for dry runs (dry_ops.c): they compute nothing and touch no memory. All tables have the
  * properties and the queries of `real`. */
+nd_ops nd_dry_idle_ops(const nd_ops *real);
+
+/* Add to the nd_step_work that stream->native points to (dry_work.c). */
+nd_ops nd_dry_work_ops(const nd_ops *real);
 
 /* Calls whose time is measured go into the nd_calls that stream->native points to. */
 nd_ops nd_dry_ops(const nd_ops *real);

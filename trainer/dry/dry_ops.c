@@ -106,8 +106,7 @@ static nd_status note_cast(nd_stream *s, const nd_cast_args *x)
     }
 ND_EACH_OP(SKIP, skip_)
 
-/* The properties and the queries of `real`; no op does anything. */
-static nd_ops idle_ops(const nd_ops *real)
+nd_ops nd_dry_idle_ops(const nd_ops *real)
 {
 #define QUERY_OF_REAL(query, type, parameters, prefix) .query = real->query,
     return (nd_ops){.name = real->name,
@@ -122,7 +121,7 @@ static nd_ops idle_ops(const nd_ops *real)
  * or SwiGLU that measures or casts its result (nd_fuse) takes no longer for it. */
 nd_ops nd_dry_ops(const nd_ops *real)
 {
-    nd_ops ops = idle_ops(real);
+    nd_ops ops = nd_dry_idle_ops(real);
     ops.matmul = note_matmul;
     ops.matmul_fp8 = note_matmul_fp8;
     ops.amax = note_amax;
@@ -145,7 +144,7 @@ ND_EACH_PREPARED_OP(PREPARE, prepare_)
 
 nd_ops nd_dry_prepare_ops(const nd_ops *real)
 {
-    nd_ops ops = idle_ops(real);
+    nd_ops ops = nd_dry_idle_ops(real);
 #define PREPARED(op, prefix) ops.op = prefix##op;
     ND_EACH_PREPARED_OP(PREPARED, prepare_)
 #undef PREPARED

@@ -93,9 +93,35 @@ static nd_status done_at_once(nd_event *done)
     return ND_OK;
 }
 
-static nd_status dry_call(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
-                          nd_event *done)
+/* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
+ * an all-gather. */
+static void count_sent(const nd_comm *comm, double elements, nd_dtype dtype)
 {
+    nd_step_work *work = comm->transport->native;
+    if (work) {
+        work->wire_bytes += elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
+    }
+}
+
+/* To each of the others: all_gather, reduce_scatter, all_to_all. */
+static nd_status dry_to_others(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                               nd_event *done)
+{
+    count_sent(comm, (double)args->count * (comm->size - 1), args->dtype);
+    return done_at_once(done);
+}
+
+static nd_status dry_all_reduce(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                                nd_event *done)
+{
+    count_sent(comm, 2.0 * (double)args->count * (comm->size - 1) / comm->size, args->dtype);
+    return done_at_once(done);
+}
+
+static nd_status dry_to_one(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
+                            nd_event *done)
+{
+    count_sent(comm, (double)args->count, args->dtype);
     return done_at_once(done);
 }
 
@@ -108,12 +134,12 @@ static const nd_comm_backend dry_backend = {
     .name = "dry",
     .create = dry_create,
     .destroy = dry_destroy,
-    .all_reduce = dry_call,
-    .all_gather = dry_call,
-    .reduce_scatter = dry_call,
-    .broadcast = dry_call,
-    .exchange = dry_call,
-    .all_to_all = dry_call,
+    .all_reduce = dry_all_reduce,
+    .all_gather = dry_to_others,
+    .reduce_scatter = dry_to_others,
+    .broadcast = dry_to_one,
+    .exchange = dry_to_one,
+    .all_to_all = dry_to_others,
     .barrier = dry_barrier,
 };
 
@@ -146,7 +172,8 @@ typedef struct dry_step {
     nd_calls *calls;
     nd_graph_counts *graphs; /* NULL: not wanted */
     nd_ops ops;
-    void *native; /* stream.native that these ops get */
+    void *native;       /* stream.native that these ops get */
+    nd_step_work *work; /* what communication adds to; NULL: nothing */
 } dry_step;
 
 static nd_status run_model(nd_model *m, const dry_step *step)
@@ -176,6 +203,7 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
         .size = rank->world_size,
         .alone = rank->config->launch.nccl_alone,
         .progress = &slot,
+        .native = step->work,
     };
     nd_memplan plan;
     nd_model *model = NULL;
@@ -235,4 +263,14 @@ nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options
     nd_status status = run_rank(rank, &step);
     nd_calls_free(&calls);
     return status;
+}
+
+nd_status nd_dry_run_work(const nd_rank *rank, nd_step_work *out)
+{
+    nd_step_work work = {0};
+    dry_step step = {
+        .calls = &work.calls, .ops = nd_dry_work_ops(rank->ops), .native = &work, .work = &work};
+    ND_TRY(run_rank(rank, &step));
+    *out = work;
+    return ND_OK;
 }

@@ -103,3 +103,47 @@ Test(dry_run, a_rank_of_a_mesh)
         nd_calls_free(&calls);
     }
 }
+
+/* 6 FLOPs for each weight but the embedding's, and token; scores are made twice in attention, whose
+ * forward has two products and its backward five. */
+Test(dry_run, work_is_that_of_the_formula)
+{
+    nd_step_work work;
+    const nd_llama_shape *s = &rank_of_one.shape;
+    double tokens = MICROS * TOKENS, each = 64.0 * 128 + 64.0 * 64 + 3.0 * 64 * 96;
+    double weights = LAYERS * each + 256.0 * 64;
+    double pairs = (double)s->heads * TOKENS * (TOKENS + 1) / 2 * MICROS * LAYERS;
+    config.train.precision = ND_PRECISION_BF16;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(work.flops_bf16, 6 * weights * tokens, "%g", work.flops_bf16);
+    cr_expect_eq(work.flops_attention, 14 * pairs * (double)s->head_dim);
+    cr_expect_eq(work.flops_fp8 + work.flops_f32 + work.wire_bytes, 0.0);
+    /* At least the residual stream, read and written by each norm forward and backward. */
+    cr_expect_gt(work.moved_bytes, 2.0 * LAYERS * tokens * 64 * 2 * 4);
+    config.train.precision = ND_PRECISION_FP8;
+    nd_step_work fp8;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, &fp8), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_gt(fp8.flops_fp8, 0.0);
+    cr_expect_eq(fp8.flops_fp8 + fp8.flops_bf16, work.flops_bf16);
+}
+
+/* Four shards of one micro-batch: weights are gathered in BF16, and where they are freed after the
+ * forward some of them again; gradients are reduced in F32. Shards are padded a little. */
+Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
+{
+    nd_step_work work;
+    double once = (double)nd_llama_shape_parameters(&rank_of_one.shape) * 3 / 4;
+    config.train.precision = ND_PRECISION_BF16;
+    config.train.gradient_accumulation_steps = 1;
+    rank_of_one.mesh = (nd_mesh){{1, 1, 4, 1, 1}};
+    rank_of_one.world_size = 4;
+    config.parallel.reshard_after_forward = false;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    double kept = work.wire_bytes;
+    cr_expect_geq(kept, once * (2 + 4), "%g of %g", kept, once);
+    cr_expect_leq(kept, once * (2 + 4) * 1.05, "%g of %g", kept, once);
+    config.parallel.reshard_after_forward = true;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_gt(work.wire_bytes, kept * 1.05);
+    cr_expect_leq(work.wire_bytes, once * (2 + 2 + 4) * 1.05);
+}
