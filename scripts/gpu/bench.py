@@ -208,6 +208,31 @@ def peer(place, *arguments):
                env={**os.environ, "LD_LIBRARY_PATH": place.own_library_path})
 
 
+def layer_as_torch(place, precision):
+    """One layer of the 8B shape, from equal weights on equal tokens: three steps of SGD here and in PyTorch."""
+    if not shutil.which(place.peer):
+        raise Skip(f"{place.peer} is not there; ND_PEER_PYTHON names a Python with torch and transformers")
+    model, sequence = (TOY_MODEL, 64) if place.dry else (MODEL, 2048)
+    inputs, folder = place.out / "data" / f"layer-{precision}", place.out / "runs" / f"layer-{precision}"
+    script = [place.peer, "scripts/gpu/layer.py"]
+    bare = {**os.environ, "LD_LIBRARY_PATH": place.own_library_path}
+    for old in (inputs, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        code = run([*script, "make", "--model", model, "--sequence-length", sequence, "--folder", inputs], env=bare)
+        if code == 0:
+            code = run([place.programs / "ndlaunch", "--device", "cuda", "--workers", 1, "--set", f"model.path={inputs / 'model'}", "--set",
+                        f"data.path={inputs / 'tokens.bin'}", "--set", "data.format=llmc", "--set", "data.tokenizer=file", "--sequence-length",
+                        sequence, "--precision", precision, "--optimizer", "sgd", "--lr", "0.1", "--schedule", "constant", "--weight-decay",
+                        0, "--max-grad-norm", 0, "--num-steps", 3, "--set", "output.save_model=false", "--set", f"output.dir={folder}"])
+        if code == 0:
+            code = run([*script, "compare", "--folder", inputs, "--run", folder, "--precision", precision,
+                        *(["--device", "cpu"] if place.dry else [])], env=bare)
+        return code
+    finally:
+        shutil.rmtree(inputs, ignore_errors=True)  # some GiB
+
+
 def torch_most(place):
     """The most layers that fit, compiled, with checkpoints."""
     layers = report.field(place.out, "torch-fit", "fit_layers")

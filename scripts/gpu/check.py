@@ -7,7 +7,7 @@
   build         configures and compiles for the GPU of this machine
   conformance   every op against the reference; small runs in each precision; then the ops under compute-sanitizer
   bench         kernels, products, and the layers of Llama 3.1 8B: what the table of speeds needs
-  torch         PyTorch on the same shape, and the same number of layers here
+  torch         one layer as PyTorch computes it; PyTorch on the same shape, and the same number of layers here
   several       on a machine with two and more GPUs: each mesh against one worker, a rank that is killed, 8B over all GPUs
   all           these, the quick and important items of each first
 
@@ -229,6 +229,8 @@ def bench_items(place):
     yield from eight_b("all", whole, "full", 130, 400)
     for kind in ("products", "layer"):
         yield Item(f"fp8-{kind}", "bench", 40, 200, bench.fp8_beside_bf16, kind)
+    for precision in ("fp32", "bf16"):
+        yield Item(f"torch-layer-{precision}", "torch", 60, 300, bench.layer_as_torch, precision)
     yield Item("torch-fit", "torch", 120, 400, bench.peer, "--fit")
     yield Item("torch-most", "torch", 240, 500, bench.torch_most, after="torch-fit")
     yield beside_torch()

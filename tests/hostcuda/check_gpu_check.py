@@ -25,6 +25,23 @@ PEER = """case "$*" in
 *--fit*) echo '{"fit_layers": 2, "tried": []}';;
 *) echo '{"tokens_per_second": 10.0, "layers": 2, "compile": true, "checkpoint": true, "torch": "2.0"}';;
 esac"""
+# The same beside the real programs, which train what layer.py makes: a model without torch.
+MAKER = """import os, pathlib, subprocess, sys
+a = sys.argv[1:]
+if "make" not in a:
+    os.execv({peer!r}, [{peer!r}, *a])
+sys.path.insert(0, "scripts/gpu")
+import layer
+folder = pathlib.Path(a[a.index("--folder") + 1])
+folder.mkdir(parents=True)
+(folder / "text.txt").write_bytes(bytes(range(97, 123)) * 20)
+code = subprocess.run([{launch!r}, "--device", "cpu", "--workers", "1", "--set", "model.config=configs/model-small.json", "--set",
+                       f"data.path={{folder}}/text.txt", "--set", "data.tokenizer=bytes", "--sequence-length", "32", "--num-steps", "1",
+                       "--set", f"output.dir={{folder}}/run"]).returncode
+(folder / "run" / "model").rename(folder / "model")
+layer.write_tokens(folder / "tokens.bin", int(a[a.index("--sequence-length") + 1]) + 1, 256)
+sys.exit(code)
+"""
 # Like the real one, it takes a query of what the GPU has not done yet for an error, unless told to leave answers alone.
 SANITIZER = """answers=all
 while [ "${1#--}" != "$1" ]; do
@@ -64,13 +81,13 @@ import json, os, pathlib, sys
 a = sys.argv[1:]
 values = dict(v.split("=", 1) for flag, v in zip(a, a[1:]) if flag == "--set")
 flags = dict((flag, v) for flag, v in zip(a, a[1:]) if flag.startswith("--") and flag != "--set")
-layers = json.load(open(values["model.config"]))["num_hidden_layers"]
+layers = json.load(open(values["model.config"]))["num_hidden_layers"] if "model.config" in values else 1
 if layers >= int(os.environ.get("FAIL_ABOVE", "999")):
     print("out of device memory: the plan needs 9 GiB in one piece", file=sys.stderr)
     sys.exit(71)
 folder = pathlib.Path(values["output.dir"])
 folder.mkdir(parents=True)
-config = {"model.config": values["model.config"], "train.precision": flags["--precision"],
+config = {"model.config": values.get("model.config", ""), "train.precision": flags["--precision"],
           "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"],
           "fp8.all_gather": values.get("fp8.all_gather", "false")}
 transport = "nccl" if flags.get("--nccl-alone") == "true" or int(flags["--workers"]) > 1 else "self"
@@ -161,6 +178,8 @@ class Place:
 
 def everything(parent):
     p = Place(parent, "everything", real=True)
+    launch = str(p.programs / "ndlaunch")
+    p.environment["ND_PEER_PYTHON"] = p.program("maker", MAKER.format(peer=p.environment["ND_PEER_PYTHON"], launch=launch), sys.executable)
     p.call("all", 0)
     record = p.record()
     left = [item["item"] for item in record["items"] if item["state"] != "done"]
@@ -200,6 +219,22 @@ def torch_is_missing(parent):
     ran = p.ran("torch", 0)  # once it is there, it is compared, and nothing else runs in this phase
     check(all(name == "machine" or "torch" in name for name in ran), f"ran: {ran}")
     check(p.verdict("PyTorch")["measured"] == "2 x", f"{p.verdict('PyTorch')}")
+
+
+def a_layer_is_that_of_torch(parent):
+    """The real programs and the real PyTorch, on a small shape; and a loss that is not PyTorch's."""
+    python = os.environ.get("ND_PEER_PYTHON") or sys.executable
+    if subprocess.run([python, "-c", "import torch, transformers"], stderr=subprocess.DEVNULL).returncode != 0:
+        print(f"a_layer_is_that_of_torch: left out, as {python} has no torch and transformers", flush=True)
+        return
+    p = Place(parent, "layer", real=True)
+    p.call("torch", 0, only="torch-layer-*", ND_PEER_PYTHON=python)
+    for precision in ("fp32", "bf16"):
+        result = p.item(f"torch-layer-{precision}")["results"][-1]
+        check(result["as_torch"] and result["steps"] == 3 and len(set(result["losses"])) == 3, f"{result}")
+    wrong = p.program("wrong", f'''case "$*" in *compare*) sed -i 's/"loss":[0-9.]*/"loss":5.0/' {p.out}/runs/layer-fp32/metrics.jsonl;; esac
+exec {python} "$@"''')
+    p.call("torch", 1, "torch-layer-fp32 failed", only="torch-layer-fp32", ND_PEER_PYTHON=wrong)
 
 
 def tools_are_missing(parent):
@@ -407,7 +442,7 @@ def timed(case, parent):
 
 
 def main():
-    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wrong_use, torch_is_missing, tools_are_missing,
+    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wrong_use, a_layer_is_that_of_torch, torch_is_missing, tools_are_missing,
              a_smaller_gpu, damaged_results, what_is_cut_off_leaves_its_steps, results_are_delivered)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
         for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:
