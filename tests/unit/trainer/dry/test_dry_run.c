@@ -146,4 +146,8 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
     cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
     cr_expect_gt(work.wire_bytes, kept * 1.05);
     cr_expect_leq(work.wire_bytes, once * (2 + 2 + 4) * 1.05);
+    /* Of three micro-batches, each reduces its gradients. */
+    config.train.gradient_accumulation_steps = 3;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_geq(work.wire_bytes, once * (2 + 3 * 4));
 }
