@@ -39,6 +39,10 @@ typedef enum nd_special_choice {
     ND_CHOOSE_SPECIAL_PARSE,
     ND_CHOOSE_SPECIAL_REFUSE
 } nd_special_choice;
+typedef enum nd_invalid_choice {
+    ND_CHOOSE_INVALID_REPLACE = 0,
+    ND_CHOOSE_INVALID_REFUSE
+} nd_invalid_choice;
 typedef enum nd_chat_choice {
     ND_CHOOSE_CHAT_NONE = 0,
     ND_CHOOSE_CHAT_LLAMA3,
@@ -131,6 +135,9 @@ typedef struct nd_config {
         bool append_eod;
         nd_special_choice special_in_text;
         nd_chat_choice chat_format;
+        char *json_key; /* "": those of rows of text, of prompts and of messages */
+        nd_invalid_choice invalid_utf8;
+        int64_t skip_bad;      /* rows of each path */
         char *cache_dir;       /* "": the user's */
         char *validation_path; /* "": no validation */
         int64_t shuffle_seed;  /* -1: train.seed */

@@ -241,7 +241,7 @@ Test(tokenize, more_flags_of_the_command)
                        shell_output);
     shell(&dir, "printf 'a\\377b' >bad.txt && " TOKENIZE "bad.txt --invalid-utf8 replace");
     shell_fails(&dir, TOKENIZE "bad.txt --invalid-utf8 refuse", 65);
-    cr_expect_not_null(strstr(shell_output, "ndtrain tokenize --invalid-utf8 replace"), "%s",
+    cr_expect_not_null(strstr(shell_output, "--invalid-utf8 replace (data.invalid_utf8)"), "%s",
                        shell_output);
     shell_fails(&dir, TOKENIZE "bad.txt --invalid-utf8 drop", 2);
     shell(&dir, "printf '<|eot|>' >s.txt");
@@ -259,6 +259,35 @@ Test(tokenize, more_flags_of_the_command)
                 "d.txt --document-separator '\\n\\n' && test $(stat -c %s f.idx) = 82 && " TOKENIZE
                 "d.txt --document-separator='\\t'");
     cr_expect_not_null(strstr(shell_output, "documents                                   2"), "%s",
+                       shell_output);
+}
+
+/* In a run, as in the command before it: one bad row, a text under another key, a broken byte. */
+Test(tokenize, keys_of_a_run_that_reads_rows)
+{
+#define CHECK_ROWS                                                                                 \
+    ND_TRAIN " check --device cpu --model-config tok/config.json --sequence-length 8 "             \
+             "--num-processes 1 --cache-dir keys --tokenizer tok --data-path rows.jsonl "
+    shell(&dir, "for i in $(seq 20); do printf '{\"body\": \"some words\", \"prompt\": 1}\n'; done "
+                ">rows.jsonl && printf '{\"body\": 1}\n{\"body\": \"a\377b\"}\n' >>rows.jsonl");
+    shell_fails(&dir, CHECK_ROWS, 65);
+    cr_expect_not_null(strstr(shell_output, "rows.jsonl\" line 1: "), "%s", shell_output);
+    shell_fails(&dir, CHECK_ROWS "--json-key body", 65);
+    cr_expect_not_null(strstr(shell_output, "rows.jsonl\" line 21: \"body\" is not a string"), "%s",
+                       shell_output);
+    shell(&dir, CHECK_ROWS "--json-key body --skip-bad 1 --log-level info");
+    cr_expect_not_null(strstr(shell_output, "1 bad rows were left out"), "%s", shell_output);
+    /* The cache of that run is not the one of a run that is stricter. */
+    shell_fails(&dir, CHECK_ROWS "--json-key body --skip-bad 0", 65);
+    shell_fails(&dir, CHECK_ROWS "--json-key body --skip-bad 1 --invalid-utf8 refuse", 65);
+    cr_expect_not_null(strstr(shell_output, "line 22: "), "%s", shell_output);
+    cr_expect_not_null(strstr(shell_output, "leaving out 1 other bad row"), "%s", shell_output);
+    shell(&dir, "printf 'data: {json_key: body, skip_bad: 2, invalid_utf8: refuse}\n' >rows.yaml "
+                "&& " CHECK_ROWS "--config-file rows.yaml --log-level info");
+    cr_expect_not_null(strstr(shell_output, "2 bad rows were left out"), "%s", shell_output);
+    /* The tokens are those of the command. */
+    shell(&dir, TOKENIZE "rows.jsonl --json-key body --skip-bad 2 --invalid-utf8 refuse");
+    cr_expect_not_null(strstr(shell_output, "bad lines                                   2"), "%s",
                        shell_output);
 }
 

@@ -144,6 +144,10 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
                     (long long)(counts->tokens - counts->ignored),
                     100.0 - 100.0 * (double)counts->ignored / (double)counts->tokens);
     }
+    if (counts->bad > 0) {
+        nd_log_warning("%lld bad rows were left out, as data.skip_bad permits",
+                       (long long)counts->bad);
+    }
     if (text->special > 0) {
         nd_log_info("the text has the writing of special tokens %lld times",
                     (long long)text->special);
@@ -192,6 +196,7 @@ static nd_status encode(writer *w, const nd_token_cache_request *request, const 
                          .tokenizer = tokenizer,
                          .eod = -1,
                          .threads = request->threads,
+                         .skip_bad = request->skip_bad,
                          .stop = request->stop,
                          .hashes = hashes,
                          .context = w,

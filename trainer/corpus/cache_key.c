@@ -97,6 +97,10 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",
                                r->separator ? r->separator_size : 0));
+    if (request->skip_bad > 0) { /* without it the key is that of earlier programs */
+        n = snprintf(line, sizeof line, "skip %lld\n", (long long)request->skip_bad);
+        ND_TRY_OUT(nd_bytes_add(out, line, (size_t)n));
+    }
     if (!request->tokenizer) {
         goto out;
     }

@@ -75,8 +75,8 @@ static nd_status check_field(const nd_row_field *field)
     }
     return nd_fail(ND_ERR_DATA, "\"%s\" %s", field->key,
                    field->kind == ND_ROW_ABSENT
-                       ? "is missing; ndtrain tokenize takes another key of the text with "
-                         "--json-key, and leaves rows out with --skip-bad"
+                       ? "is missing; --json-key (data.json_key) names another key of the "
+                         "text, and --skip-bad (data.skip_bad) leaves rows out"
                        : "is not a string");
 }
 
@@ -159,7 +159,7 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
     if (text && pair) {
         return nd_fail(ND_ERR_DATA,
                        "it has a text and also \"prompt\" or \"completion\"; leave one form out, "
-                       "or take the text with --json-key of ndtrain tokenize");
+                       "or take the text with --json-key (data.json_key)");
     }
     if (messages && !text && !whole_pair) {
         return nd_fail(

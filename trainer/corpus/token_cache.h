@@ -44,6 +44,9 @@ typedef struct nd_token_cache {
 typedef struct nd_token_cache_request {
     const nd_corpus_files *files;
     const nd_corpus_rules *rules;
+    int64_t
+        skip_bad; /* bad rows that are left out; of the name of the cache, so that with fewer the
+                         text is refused as if there were no cache */
     const char
         *tokenizer;     /* path of a tokenizer.json; NULL: ids are bytes, without an end of text */
     const char *folder; /* of caches; it is made when it is missing. "": that of the user */

@@ -69,6 +69,7 @@ typedef struct nd_dataset_text {
     nd_data_format format;
     const char *tokenizer; /* NULL: ids are bytes */
     const nd_corpus_rules *rules;
+    int64_t skip_bad;        /* bad rows that are left out */
     const char *cache_dir;   /* "": the user's */
     int threads;             /* that encode, when the cache is not there */
     const atomic_bool *stop; /* ends encoding with ND_ERR_PREEMPTED; NULL: nothing does */

@@ -215,6 +215,7 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
     nd_token_cache *cache = NULL;
     nd_token_cache_request request = {.files = &files,
                                       .rules = text->rules,
+                                      .skip_bad = text->skip_bad,
                                       .tokenizer = text->tokenizer,
                                       .folder = text->cache_dir,
                                       .threads = text->threads,

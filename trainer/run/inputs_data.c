@@ -22,16 +22,22 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
         [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
         [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
     };
+    /* With a key of its own a row is a text, whatever other keys it has. */
+    const char *key = config->data.json_key;
+    const nd_chat_format chat = chats[config->data.chat_format];
     const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
                                    .add_special = true,
                                    .append_eod = config->data.append_eod,
-                                   .json_key = "text",
-                                   .pairs = true,
-                                   .chat = chats[config->data.chat_format]};
+                                   .refuse_invalid =
+                                       config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE,
+                                   .json_key = key[0] ? key : "text",
+                                   .pairs = !key[0] || chat != ND_CHAT_NONE,
+                                   .chat = chat};
     const nd_dataset_text text = {.path = path,
                                   .format = config->data.format,
                                   .tokenizer = inputs->tokenizer,
                                   .rules = &rules,
+                                  .skip_bad = config->data.skip_bad,
                                   .cache_dir = config->data.cache_dir,
                                   .threads = nd_corpus_threads(),
                                   .stop = inputs->stop};

@@ -306,7 +306,7 @@ static nd_status replace_invalid(nd_encoder *encoder, const uint8_t *text, size_
     if (encoder->options.refuse_invalid) {
         return nd_fail(ND_ERR_DATA,
                        "the text is not UTF-8 from byte %zu (0x%02x) on; repair the "
-                       "text, or put U+FFFD there with ndtrain tokenize --invalid-utf8 replace",
+                       "text, or put U+FFFD there with --invalid-utf8 replace (data.invalid_utf8)",
                        valid, text[valid]);
     }
     encoder->valid.count = 0;
