@@ -111,6 +111,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);
+    if (o->forward_only) {
+        nd_scales_keep_weights(&m->scales);
+    }
     nd_layout_options layout = {.shape = &rank->shape,
                                 .mesh = &rank->mesh,
                                 .coord = rank->coord,

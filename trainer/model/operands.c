@@ -22,6 +22,9 @@ static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
     const nd_device *device = m->rank->device;
     const nd_ops *ops = m->rank->ops;
     size_t y = ops->matmul_fp8_scratch(device, d->T, n, k, d->act);
+    if (m->forward_only) {
+        return y;
+    }
     size_t dx = ops->matmul_fp8_scratch(device, d->T, k, n, d->act);
     size_t dw = ops->matmul_fp8_scratch(device, n, k, d->T, d->act);
     return nd_max_bytes(y, nd_max_bytes(dx, dw));
@@ -33,7 +36,9 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     const nd_scales *s = &m->scales;
     nd_fp8_scratch *f = &m->fp8;
     int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
-    int64_t transposes = m->rank->ops->fp8_needs_transposed;
+    /* A forward alone multiplies rows of inputs by rows of weights. */
+    const int64_t backward = !m->forward_only;
+    int64_t transposes = backward && m->rank->ops->fp8_needs_transposed;
     int64_t inputs = nd_max(d->C, d->H * d->D), outputs = nd_max(inputs, d->F);
     /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
     int64_t together = nd_recipe_is_delayed(&s->recipe) ? nd_max(outputs, 2 * d->F) : outputs;
@@ -57,9 +62,10 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     } wants[] = {
         {"fp8: input of a product", d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
         {"fp8: input, transposed", transposes * d->T * nd_max(inputs, d->F), &f->x_transposed},
-        {"fp8: output gradients", d->T * together, &f->dy},
+        {"fp8: output gradients", backward * d->T * together, &f->dy},
         {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
-        {"fp8: gradient before its gather", d->T == d->Tl ? 0 : d->Tl * d->C, &f->dy_local},
+        {"fp8: gradient before its gather", d->T == d->Tl ? 0 : backward * d->Tl * d->C,
+         &f->dy_local},
         {"fp8: weight of a product", s->codes_gathered ? 0 : weight, &f->w},
         {"fp8: weight, transposed", transposes * weight, &f->w_transposed},
         {"fp8: work space of products", (int64_t)scratch, &f->gemm},
@@ -152,10 +158,10 @@ nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rul
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
     nd_param_id id = nd_linear_param(linear);
-    nd_operand w = {.scale = nd_scales_at(s, nd_site_weight(s, c.layer, linear))};
+    nd_operand w = {.scale = nd_scales_of_weight(s, c.layer, linear)};
     bool transposed = over_rows && m->rank->ops->fp8_needs_transposed;
     if (s->codes_gathered) {
-        *out = nd_fp8_with(w.scale, ND_PER_TENSOR);
+        *out = nd_fp8_with(w.scale, rule->granularity);
         out->codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
         return transposed ? nd_operand_transpose(m, out, m->fp8.w_transposed) : ND_OK;
     }

@@ -105,6 +105,15 @@ static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
                     &head->data[ND_SEGMENT_HP]);
 }
 
+static bool has_kept_codes(const nd_fsdp *fsdp)
+{
+    bool any = false;
+    for (int u = 0; u < fsdp->layout->unit_count; u++) {
+        any |= nd_fsdp_measures(fsdp, &fsdp->layout->units[u]);
+    }
+    return any;
+}
+
 /* What a model without master weights has in their place. */
 static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
 {
@@ -127,6 +136,10 @@ static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
     fsdp->landing_count = fsdp->converts ? nd_min(landing, ND_FSDP_PIECE) : 0;
     nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read",
                     bytes_of(fsdp->landing_count, sizeof *fsdp->landing), &fsdp->landing);
+    const bool rounds = has_kept_codes(fsdp) && fsdp->scales->from_bf16;
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read, in bf16",
+                    rounds ? bytes_of(fsdp->landing_count, sizeof *fsdp->rounded) : 0,
+                    &fsdp->rounded);
 }
 
 static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
@@ -172,9 +185,10 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan
     fsdp->aliased = layout->shards == 1 && o->act == ND_DTYPE_F32;
     fsdp->resident =
         (layout->shards == 1 && !o->cast_units) || !config->parallel.reshard_after_forward;
-    /* FP8 scales follow from master weights. */
+    const bool fp8 = o->scales && o->scales->recipe.name;
+    /* Delayed scales follow from master weights. */
     fsdp->converts =
-        o->forward_only && o->act == ND_DTYPE_BF16 && !(o->scales && o->scales->recipe.name);
+        o->forward_only && o->act == ND_DTYPE_BF16 && (!fp8 || o->scales->weights_kept);
     int slots = block_slots(fsdp), blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
     fsdp->blocks_share = slots < layout->block_count;

@@ -19,7 +19,9 @@
  *
  * A model without a backward has no F32 master weights, unless it computes in F32. Its weights are
  * converted while they are loaded (nd_fsdp_put), and this rank's part of a unit is kept as it is
- * gathered: in the unit's own buffer, or, where blocks share buffers, in memory of its own.
+ * gathered: in the unit's own buffer, or, where blocks share buffers, in memory of its own. Weights
+ * of FP8 linears become codes; since a scale follows from a whole weight, or a whole row, they are
+ * loaded twice: nd_fsdp_measure comes before nd_fsdp_put.
  *
  * A unit's segments are gathered as a group of two all-gathers: HP in the compute dtype, FP8 in
  * codes that each rank casts from its F32 shard with the precomputed scales of whole weights
@@ -65,6 +67,7 @@ typedef struct nd_fsdp {
     float *master, *grad, *moment1, *moment2; /* (shard_total); NULL where there are none */
     void *kept[ND_SEGMENT_COUNT]; /* where that is no unit's buffer: the shards of the blocks */
     float *landing;               /* (landing_count) loaded weights before they are converted */
+    nd_bf16 *rounded;             /* (landing_count) of them, where codes are made from BF16 */
     int64_t landing_count;
     bool blocks_share; /* the block slots; else every block has its own */
     int slot_count, *slot_of_unit;
@@ -100,6 +103,16 @@ enum { ND_FSDP_PIECE = 1 << 22 };
  */
 nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
                       const float *values);
+/*
+ * Whether a unit has FP8 weights that are measured before they are put. All of them are: begin,
+ * then nd_fsdp_measure of the same elements that are put later, each time whole rows or a part of
+ * one, then settle, which is collective and gives the scales.
+ */
+bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit);
+nd_status nd_fsdp_measure_begin(nd_fsdp *fsdp, const nd_unit *unit);
+nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
+                          const float *values);
+nd_status nd_fsdp_measure_settle(nd_fsdp *fsdp, const nd_unit *unit);
 /* Without master weights: this rank's shard of a unit's segment, as it is gathered. */
 void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind);
 /* Bytes of an element of a segment, as it is gathered: act, or codes. */

@@ -133,12 +133,62 @@ static void *kept_at(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
                   begin - p->unit->segments[p->segment].shard_offset);
 }
 
+/* FP8 weights. */
+
+bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit)
+{
+    return fsdp->converts && unit->segments[ND_SEGMENT_FP8].count > 0;
+}
+
+nd_status nd_fsdp_measure_begin(nd_fsdp *fsdp, const nd_unit *unit)
+{
+    return nd_scales_begin_weights(fsdp->scales, unit->layer);
+}
+
+nd_status nd_fsdp_measure_settle(nd_fsdp *fsdp, const nd_unit *unit)
+{
+    return nd_scales_settle_weights(fsdp->scales, unit->layer);
+}
+
+/* Loaded values of an FP8 weight, as its codes are made from them. */
+static nd_status land_for_codes(nd_fsdp *fsdp, int64_t count, const float *values, nd_tensor *out)
+{
+    ND_TRY(land(fsdp, count, values, out));
+    if (fsdp->rounded) {
+        nd_tensor rounded = nd_tensor_1d(fsdp->rounded, ND_DTYPE_BF16, count);
+        ND_OP(fsdp->rank, ND_TRACE_CAST, cast, .out = rounded, .x = *out);
+        *out = rounded;
+    }
+    return ND_OK;
+}
+
+/* Which element of a parameter's local block element `begin` of the flat state arrays is. */
+static int64_t local_element(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
+{
+    const nd_segment *segment = &p->unit->segments[p->segment];
+    return begin - segment->shard_offset + segment->shard_count * fsdp->layout->shard_index -
+           p->offset;
+}
+
+nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t count,
+                          const float *values)
+{
+    nd_tensor x;
+    ND_TRY(land_for_codes(fsdp, count, values, &x));
+    ND_TRY(nd_scales_merge_weight(fsdp->scales, p, local_element(fsdp, p, begin), x));
+    return nd_stream_sync(&fsdp->rank->stream);
+}
+
 nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t count,
                       const float *values)
 {
     nd_rank *r = fsdp->rank;
     nd_tensor x;
-    if (fsdp->converts) {
+    if (fsdp->converts && p->segment == ND_SEGMENT_FP8) {
+        ND_TRY(land_for_codes(fsdp, count, values, &x));
+        ND_TRY(nd_scales_cast_weight(fsdp->scales, p, local_element(fsdp, p, begin), x,
+                                     kept_at(fsdp, p, begin)));
+    } else if (fsdp->converts) {
         ND_TRY(land(fsdp, count, values, &x));
         ND_OP(r, ND_TRACE_CAST, cast,
               .out = nd_tensor_1d(kept_at(fsdp, p, begin), fsdp->act, count), .x = x);

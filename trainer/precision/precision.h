@@ -156,6 +156,10 @@ void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
  * Scales along rows or columns (rowwise) are not kept: they live in vectors for each kind of
  * operand while a product needs them. Where a recipe has no others for weights, their amaxes are
  * found and reduced only in steps that the health log counts.
+ *
+ * A model without a backward holds converted weights as codes alone, whatever fp8.all_gather says,
+ * with the scales, of rows too, that a training step's forward would have found. They are found
+ * while the weights are loaded (fsdp.h).
  */
 /* Where a scale, its inverse and its amax lie on the device: one of each, or one for each row or
  * column of an operand. */
@@ -190,6 +194,8 @@ typedef struct nd_scales {
     nd_recipe recipe;
     nd_filter filter;
     bool codes_gathered; /* weights travel as codes: segment FP8 */
+    bool weights_kept;   /* nd_scales_keep_weights */
+    bool from_bf16;      /* codes of weights are made from their BF16 values */
     int64_t layers, sites;
     nd_flat_range *weights;  /* [layers x linears] this rank's part in the flat state; empty: none,
                                or the linear stays in BF16 */
@@ -198,6 +204,8 @@ typedef struct nd_scales {
     float *amax;             /* (sites): of this step; row 0 of the history */
     float *limit;            /* (sites), delayed */
     nd_bf16 *rounded;        /* (layers x linears) */
+    nd_scale_ref rows;       /* of the rows of all kept weights, one after the other */
+    int64_t *first_row;      /* [layers x linears] of each weight, in `rows` */
     nd_scale_ref vectors[3]; /* of rows or columns of an input, a weight, a gradient */
     nd_health_state health;  /* NULLs without a health log */
     nd_site_report *report;  /* host, [sites] */
@@ -209,6 +217,9 @@ typedef struct nd_scales {
 /* Decides which linears are converted; no memory yet. linears: what autotune chose, or NULL; not
  * kept. Without FP8 everything below is a no-op. */
 nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choice *linears);
+/* Before the layout is made: weights are kept as codes, for a forward alone. Not for `delayed`,
+ * whose scales follow from steps. */
+void nd_scales_keep_weights(nd_scales *scales);
 /* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
                          nd_memplan *plan);
@@ -230,13 +241,29 @@ int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
 nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
+/* Of a weight whose codes are gathered or kept: one, or one for each of its local rows. */
+nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int linear);
 /* A matrix with these scales; the caller fills in the codes. */
 nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity);
 
 /* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
- * they are known, and where only the health log would read them (rowwise) and the step is not
- * counted. */
+ * they are known or kept, and where only the health log would read them (rowwise) and the step is
+ * not counted. */
 nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t version);
+
+/*
+ * The scales of kept weights of a layer. First their amaxes are zeroed. Then those of x, flat, are
+ * merged into them: elements of a weight from `element` of its local block on, whole rows or a part
+ * of one. Then the amaxes of all ranks give the scales, which is collective, over ranks that read
+ * the same weight too.
+ */
+nd_status nd_scales_begin_weights(nd_scales *scales, int64_t layer);
+nd_status nd_scales_merge_weight(nd_scales *scales, const nd_param *param, int64_t element,
+                                 nd_tensor x);
+nd_status nd_scales_settle_weights(nd_scales *scales, int64_t layer);
+/* Then their codes. */
+nd_status nd_scales_cast_weight(nd_scales *scales, const nd_param *param, int64_t element,
+                                nd_tensor x, void *codes);
 
 /*
  * Current scaling of `count` adjacent scales from `first` on, whose amaxes were measured; `split`

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
+
 enum { OPERANDS = 3, VECTORS = 3 * OPERANDS }; /* amax, scale and inverse of each operand */
 
 static bool enabled(const nd_scales *s)
@@ -38,9 +40,16 @@ nd_status nd_scales_init(nd_scales *s, nd_rank *rank, const nd_linear_choice *li
         .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
     s->sites = weight_sites(s) * 2 + s->layers * ND_INPUT_COUNT;
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
+    s->from_bf16 = !s->codes_gathered;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
     ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));
     return linears ? nd_filter_choose(&s->filter, linears) : ND_OK;
+}
+
+void nd_scales_keep_weights(nd_scales *s)
+{
+    s->weights_kept = enabled(s) && !nd_recipe_is_delayed(&s->recipe);
+    s->codes_gathered |= s->weights_kept;
 }
 
 bool nd_scales_in_segment(void *context, const nd_param *param)
@@ -85,6 +94,32 @@ static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
     }
 }
 
+static bool keeps_rows(const nd_scales *s)
+{
+    return s->weights_kept && s->recipe.output.b.granularity == ND_PER_ROW;
+}
+
+/* Scales of the rows of kept weights. */
+static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
+{
+    const nd_layout *layout = s->layout;
+    int64_t rows = 0;
+    ND_TRY(ND_ALLOC(weight_sites(s), &s->first_row));
+    for (int i = 0; i < layout->param_count && keeps_rows(s); i++) {
+        const nd_param *p = &layout->params[i];
+        if (p->segment == ND_SEGMENT_FP8) {
+            s->first_row[nd_site_weight(s, p->layer, nd_linear_of_param(p->id))] = rows;
+            rows += p->local_rows;
+        }
+    }
+    const size_t each = (size_t)rows * sizeof(float);
+    int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, "fp8: scales of weight rows", 3 * each,
+                               &s->rows.amax);
+    nd_memplan_also(plan, want, each, &s->rows.scale);
+    nd_memplan_also(plan, want, 2 * each, &s->rows.inverse);
+    return ND_OK;
+}
+
 static void plan_health(nd_scales *s, nd_memplan *plan)
 {
     nd_health_state *h = &s->health;
@@ -117,6 +152,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     plan_vectors(s, rows ? vector : 0, plan);
     plan_health(s, plan);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
+    ND_TRY(plan_rows(s, plan));
     return find_weights(s);
 }
 
@@ -150,14 +186,26 @@ void nd_scales_fini(nd_scales *s)
 {
     nd_filter_fini(&s->filter);
     free(s->weights);
+    free(s->first_row);
     free(s->report);
     s->weights = NULL;
+    s->first_row = NULL;
     s->report = NULL;
 }
 
 nd_scale_ref nd_scales_at(const nd_scales *s, int64_t site)
 {
     return (nd_scale_ref){site, s->amax + site, s->scale + site, s->inverse + site};
+}
+
+nd_scale_ref nd_scales_of_weight(const nd_scales *s, int64_t layer, int linear)
+{
+    const int64_t site = nd_site_weight(s, layer, linear);
+    if (!keeps_rows(s)) {
+        return nd_scales_at(s, site);
+    }
+    const int64_t row = s->first_row[site];
+    return (nd_scale_ref){site, s->rows.amax + row, s->rows.scale + row, s->rows.inverse + row};
 }
 
 nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity)
@@ -194,7 +242,8 @@ static bool products_read_amaxes(const nd_scales *s)
 nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 {
     nd_rank *r = s->rank;
-    if (!enabled(s) || s->version == version || !(s->counting || products_read_amaxes(s))) {
+    if (!enabled(s) || s->weights_kept || s->version == version ||
+        !(s->counting || products_read_amaxes(s))) {
         return ND_OK;
     }
     s->version = version;
@@ -217,6 +266,88 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
     ND_OP(r, ND_TRACE_CAST, fp8_scale, .scale = s->scale, .inverse = s->inverse, .amax = s->amax,
           .count = weight_sites(s), .format = ND_DTYPE_F8_E4M3,
           .power_of_two = s->recipe.power_of_two);
+    return ND_OK;
+}
+
+/* Kept weights. */
+
+/* The parameter of a linear in this rank's FP8 segment, or NULL. */
+static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
+{
+    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
+    return p && p->segment == ND_SEGMENT_FP8 ? p : NULL;
+}
+
+static int64_t scales_of(const nd_scales *s, const nd_param *p)
+{
+    return keeps_rows(s) ? p->local_rows : 1;
+}
+
+nd_status nd_scales_begin_weights(nd_scales *s, int64_t layer)
+{
+    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        const nd_param *p = kept_param(s, layer, linear);
+        if (p) {
+            ND_TRY(nd_zero(&s->rank->stream, nd_scales_of_weight(s, layer, linear).amax,
+                           (size_t)scales_of(s, p) * sizeof(float)));
+        }
+    }
+    return ND_OK;
+}
+
+/* The scales of elements of a weight. These take the form in which they are measured and cast:
+ * flat, or whole rows, or a part of one. */
+static nd_scale_ref scales_of_part(const nd_scales *s, const nd_param *p, int64_t element,
+                                   nd_tensor *x)
+{
+    nd_scale_ref at = nd_scales_of_weight(s, p->layer, nd_linear_of_param(p->id));
+    if (keeps_rows(s)) {
+        const int64_t cols = p->local_cols, row = element / cols, col = element % cols;
+        const int64_t count = nd_tensor_count(*x), n = nd_min(count, cols - col);
+        ND_ASSERT(count == n || (col == 0 && count % n == 0));
+        at.amax += row;
+        at.scale += row;
+        at.inverse += row;
+        *x = nd_tensor_2d(x->data, x->dtype, count / n, n);
+    }
+    return at;
+}
+
+nd_status nd_scales_merge_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x)
+{
+    const nd_scale_ref at = scales_of_part(s, p, element, &x);
+    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x,
+          .granularity = s->recipe.output.b.granularity, .merge = true);
+    return ND_OK;
+}
+
+nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x,
+                                void *codes)
+{
+    nd_fp8 out = nd_fp8_with(scales_of_part(s, p, element, &x), s->recipe.output.b.granularity);
+    out.codes = x;
+    out.codes.data = codes;
+    out.codes.dtype = s->recipe.output.b.format;
+    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .x = x);
+    s->casts.weights++;
+    return ND_OK;
+}
+
+nd_status nd_scales_settle_weights(nd_scales *s, int64_t layer)
+{
+    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        const nd_param *p = kept_param(s, layer, linear);
+        if (!p) {
+            continue;
+        }
+        /* Rows that tp splits are other rows on each of its ranks. */
+        const bool apart = keeps_rows(s) && p->split == ND_SPLIT_ROWS;
+        const nd_scale_ref at = nd_scales_of_weight(s, layer, linear);
+        const int64_t count = scales_of(s, p);
+        ND_TRY(max_over(s, apart ? ND_GROUP_DP_SHARD_CP : ND_GROUP_MODEL, at.amax, count));
+        ND_TRY(max_over(s, ND_GROUP_DP_REPLICATE, at.amax, count));
+        ND_TRY(nd_scales_settle(s, at, count, s->recipe.output.b.format, false));
+    }
     return ND_OK;
 }
 

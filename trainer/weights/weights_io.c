@@ -17,6 +17,9 @@ typedef struct filling {
     int64_t capacity;   /* elements that are read at a time */
     int64_t begin, end; /* of the flat state arrays: these elements */
     nd_segment_kind kind;
+    /* What becomes of them: nd_fsdp_measure or nd_fsdp_put. */
+    nd_status (*use)(nd_fsdp *, const nd_param *, int64_t begin, int64_t count, const float *);
+    nd_status status; /* of this rank's reading so far */
 } filling;
 
 static bool is_read(const filling *f, const nd_span *span)
@@ -46,17 +49,16 @@ static nd_status want_span(void *context, const nd_span *span)
     return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, want_part, context) : ND_OK;
 }
 
-static nd_status put_part(void *context, const nd_span *part)
+static nd_status use_part(void *context, const nd_span *part)
 {
     const filling *f = context;
-    return nd_fsdp_put(f->fsdp, part->param, part->begin, part->rows * part->cols,
-                       place_of(f, part));
+    return f->use(f->fsdp, part->param, part->begin, part->rows * part->cols, place_of(f, part));
 }
 
-static nd_status put_span(void *context, const nd_span *span)
+static nd_status use_span(void *context, const nd_span *span)
 {
     const filling *f = context;
-    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, put_part, context) : ND_OK;
+    return is_read(f, span) ? nd_span_each_part(span, f->begin, f->end, use_part, context) : ND_OK;
 }
 
 /* Reads a segment of a unit in pieces. */
@@ -69,20 +71,50 @@ static nd_status fill_segment(filling *f, const nd_unit *unit)
         f->end = f->begin + nd_min(f->capacity, end - f->begin);
         ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, want_span, f));
         ND_TRY(f->values->run ? f->values->run(f->values->context) : ND_OK);
-        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, put_span, f));
+        ND_TRY(nd_layout_each_span(layout, unit, layout->shard_index, use_span, f));
     }
     return ND_OK;
+}
+
+/* The amaxes of this rank's part of a unit's FP8 weights. */
+static nd_status measure_unit(filling *f, const nd_unit *unit)
+{
+    f->use = nd_fsdp_measure;
+    f->kind = ND_SEGMENT_FP8;
+    ND_TRY(nd_fsdp_measure_begin(f->fsdp, unit));
+    return fill_segment(f, unit);
+}
+
+static nd_status put_unit(filling *f, const nd_unit *unit)
+{
+    f->use = nd_fsdp_put;
+    for (f->kind = 0; f->kind < ND_SEGMENT_COUNT; f->kind++) {
+        ND_TRY(fill_segment(f, unit));
+    }
+    return ND_OK;
+}
+
+/* Collective. The first agreement after a failure ends all ranks: this rank reads nothing more
+ * until then. */
+static nd_status agree(filling *f)
+{
+    bool elsewhere = false;
+    return nd_shared_agree(f->fsdp->rank, f->status, "the model", &elsewhere);
 }
 
 static nd_status fill_units(filling *f)
 {
     const nd_layout *layout = f->fsdp->layout;
     for (int u = 0; u < layout->unit_count; u++) {
-        for (f->kind = 0; f->kind < ND_SEGMENT_COUNT; f->kind++) {
-            ND_TRY(fill_segment(f, &layout->units[u]));
+        const nd_unit *unit = &layout->units[u];
+        if (nd_fsdp_measures(f->fsdp, unit)) {
+            f->status = f->status == ND_OK ? measure_unit(f, unit) : f->status;
+            ND_TRY(agree(f));
+            ND_TRY(nd_fsdp_measure_settle(f->fsdp, unit));
         }
+        f->status = f->status == ND_OK ? put_unit(f, unit) : f->status;
     }
-    return ND_OK;
+    return agree(f);
 }
 
 static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
@@ -92,9 +124,7 @@ static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
     if (gpu || fsdp->converts) {
         f.capacity = fsdp->converts ? fsdp->landing_count : ND_FSDP_PIECE;
     }
-    if (gpu) {
-        ND_TRY(ND_ALLOC(f.capacity, &f.host));
-    }
+    f.status = gpu ? ND_ALLOC(f.capacity, &f.host) : ND_OK;
     nd_status status = fill_units(&f);
     free(f.host);
     return status;
@@ -102,9 +132,7 @@ static nd_status fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
 
 nd_status nd_weights_fill(nd_fsdp *fsdp, const nd_values *values, bool shared)
 {
-    bool elsewhere = false;
-    nd_status status =
-        nd_shared_agree(fsdp->rank, fill(fsdp, values, shared), "the model", &elsewhere);
+    nd_status status = fill(fsdp, values, shared);
     if (status == ND_OK && shared) {
         status = fsdp->converts ? nd_shared_pass_on_kept(fsdp)
                                 : nd_shared_pass_on(fsdp->rank, fsdp->layout, fsdp->master);

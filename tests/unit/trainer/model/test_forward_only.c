@@ -8,15 +8,60 @@
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/weights/weights.h"
 
-enum { T = 32, LAYERS = 3 };
+enum {
+    T = 32,
+    LAYERS = 3,
+    PIECE = 75 /* elements that are read at a time: pieces end within rows */
+};
 
 /* Weights between BF16 values, so that it shows what was rounded, and how often. */
+static float value_of(const nd_param *p, int64_t element)
+{
+    return mesh_param_value(3, p, element) + 0x1p-9f * mesh_value(4, element);
+}
+
 static nd_status want_span(void *context, const nd_span *span, float *to)
 {
     for (int64_t i = 0; i < span->rows * span->cols; i++) {
-        const int64_t element = nd_span_global(span, i);
-        to[i] = mesh_param_value(3, span->param, element) + 0x1p-9f * mesh_value(4, element);
+        to[i] = value_of(span->param, nd_span_global(span, i));
     }
+    return ND_OK;
+}
+
+/* The amax of a weight, or of one of its rows, over all ranks. */
+static float amax_of(const nd_scales *s, const nd_param *p, int64_t local_row, bool of_row)
+{
+    const int64_t row = p->row_begin + local_row;
+    const int64_t begin = of_row ? row * p->cols : 0;
+    const int64_t end = of_row ? begin + p->cols : p->rows * p->cols;
+    float most = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const float x = value_of(p, i);
+        most = fmaxf(most, fabsf(s->from_bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(x)) : x));
+    }
+    return most;
+}
+
+/* Kept weights have the scales of the whole: a wrong power of two would show in no loss. */
+static nd_status check_kept(const nd_model *m)
+{
+    const nd_scales *s = &m->scales;
+    const bool rows = s->recipe.output.b.granularity == ND_PER_ROW;
+    int64_t checked = 0;
+    for (int i = 0; i < m->layout->param_count; i++) {
+        const nd_param *p = &m->layout->params[i];
+        if (p->segment == ND_SEGMENT_FP8) {
+            const nd_scale_ref at = nd_scales_of_weight(s, p->layer, nd_linear_of_param(p->id));
+            for (int64_t r = 0; r < (rows ? p->local_rows : 1); r++, checked++) {
+                ND_CHECK(at.amax[r] == amax_of(s, p, r, rows), "%s: amax %lld is %g, not %g",
+                         p->name, (long long)r, (double)at.amax[r], (double)amax_of(s, p, r, rows));
+            }
+        }
+    }
+    ND_CHECK(checked > 0 || !s->recipe.name, "no weight is kept as codes");
+    ND_CHECK(!m->fp8.dy && !m->fp8.dy_transposed && !m->fp8.dy_local && !m->fp8.x_transposed,
+             "there are buffers of gradients");
+    ND_CHECK(!m->fp8.w && !m->fp8.w_transposed, "a weight is cast again");
     return ND_OK;
 }
 
@@ -33,7 +78,11 @@ static nd_status loss_of(nd_rank *rank, bool forward_only, double *loss, size_t 
     }
     ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
     nd_activation_set *set = nd_model_take_set(m);
+    if (m->fsdp.converts) {
+        m->fsdp.landing_count = PIECE;
+    }
     nd_status status = nd_weights_fill(&m->fsdp, &(nd_values){.want = want_span}, true);
+    status = status == ND_OK && forward_only ? check_kept(m) : status;
     status = status == ND_OK ? nd_model_load_batch(m, set, ids, labels, positions) : status;
     status = status == ND_OK ? nd_model_forward(m, set, ND_PASS_EVAL) : status;
     *loss = m->numbers->loss_sum;
@@ -62,6 +111,7 @@ Test(forward_only, has_the_loss_of_the_training_model)
         nd_precision precision;
         nd_fp8_recipe recipe;
         nd_recompute recompute;
+        bool all_gather;
     } cases[] = {
         {{{1, 1, 1, 1, 1}}, ND_PRECISION_FP32, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
         {{{1, 1, 1, 1, 1}}, ND_PRECISION_BF16, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
@@ -71,6 +121,15 @@ Test(forward_only, has_the_loss_of_the_training_model)
         {{{1, 1, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
         {{{1, 1, 1, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_FULL},
         {{{1, 1, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_ROWWISE, ND_RECOMPUTE_NONE},
+        /* Codes of weights from their F32 values; shards that end within a row, on blocks that
+         * share buffers; several readers of one weight. */
+        {{{1, 1, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE, true},
+        {{{1, 1, 3, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE, true},
+        {{{1, 1, 3, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
+        {{{1, 1, 3, 1, 2}}, ND_PRECISION_FP8, ND_FP8_ROWWISE, ND_RECOMPUTE_NONE},
+        {{{1, 2, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_ROWWISE, ND_RECOMPUTE_NONE},
+        {{{1, 2, 1, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE, true},
+        {{{1, 1, 1, 2, 1}}, ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP, ND_RECOMPUTE_NONE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mesh_ranks job = {.mesh = cases[i].mesh,
@@ -81,6 +140,7 @@ Test(forward_only, has_the_loss_of_the_training_model)
         job.config.train.precision = cases[i].precision;
         job.config.fp8.recipe = cases[i].recipe;
         job.config.parallel.recompute = cases[i].recompute;
+        job.config.fp8.all_gather = cases[i].all_gather;
         cr_expect_eq(mesh_ranks_run(&job), ND_OK, "case %zu: %s", i, nd_error_last()->message);
     }
 }
