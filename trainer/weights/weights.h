@@ -56,7 +56,8 @@ typedef struct nd_hf_writer_options {
      * and generation_config.json are copied. Borrowed. */
     const char *source;
     /* A tokenizer.json, or NULL: it and the tokenizer's files beside it are copied in the place of
-     * those of `source`. Borrowed. */
+     * those of `source`. Where the shape has no eos_id, config.json names its end of text.
+     * Borrowed. */
     const char *tokenizer;
     bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
     /* The folder exists and holds none of the files: they are written into it, and nothing is
