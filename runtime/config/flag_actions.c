@@ -123,6 +123,14 @@ static nd_status apply_optim(nd_reader *r, const nd_setting *setting)
                                            "adamw_torch_fused) and sgd");
 }
 
+static nd_status apply_bf16(nd_reader *r, const nd_setting *setting)
+{
+    bool on = false;
+    ND_TRY(nd_reader_switch(setting, &on));
+    return on ? nd_reader_put(r, ND_FIELD_train_precision, "bf16")
+              : nd_reader_refuse(setting, "name the precision: --precision fp32 or fp8");
+}
+
 /* The Trainer's scripts train and evaluate only if they are told to. */
 static nd_status apply_do(nd_reader *r, const nd_setting *setting)
 {

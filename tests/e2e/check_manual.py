@@ -109,6 +109,7 @@ def check_pages(made, flags, keys):
     for name in ("ndlaunch.1", "ndtrain.1"):
         text = re.sub(r"\\f[BIR]", "", (made / name).read_text()).replace("\\-", "-")
         check(not flags - flags_in(text), f"{name} lacks {sorted(flags - flags_in(text))}")
+        check("##" not in text, f"{name} shows a part of a table: {re.findall('.*##.*', text)[:2]}")
         check(not {k for k in keys if f"{k}:" not in text}, f"{name} lacks keys")
         check("none|tensorboard|all|wandb|trackio,..." in text, f"{name} does not show that trackers are a list")
         if shutil.which("groff"):

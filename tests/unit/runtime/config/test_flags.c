@@ -554,6 +554,9 @@ Test(flags, names_of_the_trainer_and_its_scripts)
     does_not_resolve(&c, "log.python is \"/no/such\", which is no program here");
     cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "no-such-python"), ND_OK);
     does_not_resolve(&c, "no program here");
+    cr_assert_eq(FLAGS(&c, "--bf16", "True", "--num-steps", "3"), ND_OK);
+    cr_expect(c.train.precision == ND_PRECISION_BF16 && c.train.steps == 3);
+    nd_config_fini(&c);
     EXPECT_BAD_FLAGS(("--greater-is-better", "True"), "the lowest one");
     EXPECT_BAD_FLAGS(("--metric-for-best-model", "accuracy"), "eval_loss");
     EXPECT_BAD_FLAGS(("--lr-scheduler-type", "polynomial"), "constant, linear, cosine or wsd");
@@ -658,7 +661,10 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("-m", "pkg"), "-m: ndlaunch starts its own worker");
     EXPECT_BAD_FLAGS(("--num_train_epochs", "-3"), "--num-train-epochs is -3", "0 to");
     EXPECT_BAD_FLAGS(("--warmup_ratio=1.1"), "--warmup-ratio is 1.1", "0 to 1");
-    EXPECT_BAD_FLAGS(("--bf16"), "--precision bf16");
+    EXPECT_BAD_FLAGS(("--bf16", "false"), "--precision fp32 or fp8");
+    EXPECT_BAD_FLAGS(("--fp16"), "--precision bf16, fp32 or fp8");
+    EXPECT_BAD_FLAGS(("--fsdp", "full_shard auto_wrap"), "--dp-shard-size");
+    EXPECT_BAD_FLAGS(("--assistant_only_loss", "True"), "--chat-format");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
     EXPECT_BAD_FLAGS(("--parallelism.tensor_parallel_degree", "8"), "--tp-size");
