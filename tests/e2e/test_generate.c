@@ -391,14 +391,22 @@ Test(generate, a_chat_is_written_in_its_form)
                 "/tests/unit/trainer/text/goldens/qwen2.json >tok/tokenizer.json && "
                 "sed -i 's/vocab_size\": 256/vocab_size\": 512/' model.json");
     tempdir_write(&dir, "tok/tokenizer_config.json", end, sizeof end - 1);
-    shell(&dir, TRAIN "--model-config model.json --set data.tokenizer=tok/tokenizer.json --set "
-                      "data.cache_dir=cache --num-steps 2 --output-dir run");
+    shell(&dir,
+          TRAIN "--model-config model.json --set data.tokenizer=tok/tokenizer.json --set "
+                "data.cache_dir=cache --num-steps 2 --checkpoint-frequency 1 --output-dir run");
     tempdir_write(&dir, "rows.jsonl", row, sizeof row - 1);
     snprintf(command, sizeof command, call, "--prompt-file rows.jsonl >plain");
     shell(&dir, command);
     snprintf(command, sizeof command, call, "--chat --prompt 'hi you' >chat");
     shell(&dir, command);
     shell(&dir, "grep -q 'chat form: chatml' log && cmp chat plain");
+    shell(&dir, "grep -q '\"eos_token_id\": [0-9]' run/model/config.json");
+    shell(&dir,
+          "mv run/model elsewhere"); /* a run that has not ended: its tokenizer is where it was */
+    shell(&dir, GENERATE "--model run --chat --prompt 'hi you' --max-new-tokens 9 2>log");
+    shell(&dir, "grep -q 'chat form: chatml' log && mv tok lost");
+    cr_expect_neq(shell_run(&dir, GENERATE "--model run --chat --prompt 'hi you'"), 0);
+    says("the run's tokenizer \"tok/tokenizer.json\" is not found from here");
 }
 
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */

@@ -151,7 +151,7 @@ static nd_status find_prefix(const nd_session *s, nd_encoder *with_special, int3
         *prefix = ids[0];
         return ND_OK;
     }
-    nd_status status = nd_ends_read(s->model.side, &ends);
+    nd_status status = nd_session_ends(s, &ends);
     if (status == ND_OK && ends.count > 0) {
         *prefix = ends.data[0];
     }

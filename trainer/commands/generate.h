@@ -32,6 +32,10 @@ typedef struct nd_session {
     bool checks;             /* before workers start: says nothing but errors */
 } nd_session;
 
+/* Adds the ids that end a text: what the model's files name (nd_ends_read), or for a checkpoint
+ * without such files its own eos_id, or the end of text of its tokenizer. */
+nd_status nd_session_ends(const nd_session *session, nd_ids *ends);
+
 /* Mesh and inputs of the command; the session has the model and no ranks. It may replace the
  * session's config. */
 typedef nd_status nd_session_check_use(nd_session *session, const void *context);
@@ -186,7 +190,10 @@ typedef struct nd_text_out {
     const nd_stops *stops; /* borrowed */
 } nd_text_out;
 
-nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops);
+/* What follows the prompt: a first word keeps the blank before it, which a tokenizer of Llama 2's
+ * form leaves out at the beginning of a text. */
+nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops,
+                           const nd_ids *prompt);
 /* Adds a token; one that the tokenizer lacks has no text. *stop is set when a stop text is
  * complete. */
 nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop);

@@ -129,7 +129,7 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
                        "text, as the tokenizer adds it");
     }
     if (!o->ignore_eos) {
-        ND_TRY_OUT(nd_ends_read(s->model.side, &in->ends));
+        ND_TRY_OUT(nd_session_ends(s, &in->ends));
         ND_TRY_OUT(has_chat ? nd_ids_add(&in->ends, &chat.close, 1) : ND_OK);
     }
 out:

@@ -163,7 +163,8 @@ static nd_status prepare(job *j)
                                                .request = j->first + i,
                                                .ids = j->ids + tokens};
         tokens += q->max_new;
-        ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->options->stops));
+        ND_TRY(nd_text_out_init(&j->results[i].text, j->session->tokenizer, &j->options->stops,
+                                &q->ids));
     }
     return ND_OK;
 }

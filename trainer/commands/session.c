@@ -142,6 +142,22 @@ static nd_status open_model(nd_session *s, const char *model, const char *tokeni
     return nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer);
 }
 
+nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
+{
+    const nd_model_files *m = &s->model;
+    int32_t end = (int32_t)m->shape.eos_id;
+    const size_t before = ends->count;
+    ND_TRY(nd_ends_read(m->side, ends));
+    if (ends->count > before || m->kind != ND_MODEL_CHECKPOINT) {
+        return ND_OK;
+    }
+    if (end < 0 && s->tokenizer_path &&
+        nd_corpus_eod(s->tokenizer, s->tokenizer_path, &end) != ND_OK) {
+        nd_error_clear(); /* it need not have one */
+    }
+    return end >= 0 && end < m->shape.vocab ? nd_ids_add(ends, &end, 1) : ND_OK;
+}
+
 /* A checkpoint has its own checksums, which are compared as it is loaded. */
 static nd_status verify_model(const nd_session *s)
 {

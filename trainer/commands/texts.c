@@ -3,10 +3,29 @@
 
 #include "trainer/commands/generate.h"
 
-nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops)
+/* The text of an id, NULL with size 0 when the tokenizer lacks it. */
+static nd_status decode(nd_text_out *out, int32_t id, const char **text, size_t *size)
 {
+    const bool known = nd_tokenizer_token(out->tokenizer, id, size);
+    *text = NULL;
+    *size = 0;
+    return known ? nd_decoder_push(out->decoder, &id, 1, text, size) : ND_OK;
+}
+
+nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops,
+                           const nd_ids *prompt)
+{
+    const char *text;
+    size_t size;
     *out = (nd_text_out){.tokenizer = tokenizer, .stops = stops};
-    return tokenizer ? nd_decoder_create(tokenizer, true, &out->decoder) : ND_OK;
+    if (!tokenizer) {
+        return ND_OK;
+    }
+    ND_TRY(nd_decoder_create(tokenizer, true, &out->decoder));
+    for (size_t i = 0; i < prompt->count; i++) {
+        ND_TRY(decode(out, prompt->data[i], &text, &size));
+    }
+    return ND_OK;
 }
 
 /* Text of the decoder through the stop texts. */
@@ -22,10 +41,10 @@ nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop)
 {
     const char *text;
     size_t size;
-    if (!out->decoder || !nd_tokenizer_token(out->tokenizer, id, &size)) {
+    if (!out->decoder) {
         return ND_OK;
     }
-    ND_TRY(nd_decoder_push(out->decoder, &id, 1, &text, &size));
+    ND_TRY(decode(out, id, &text, &size));
     ND_TRY(add_text(out, text, size));
     *stop = out->filter.stopped;
     return ND_OK;

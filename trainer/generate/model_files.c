@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "runtime/base/fsio.h"
+#include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
@@ -248,6 +249,33 @@ static nd_status open_at(char *path, char **kept, nd_tokenizer **out)
     return ND_OK;
 }
 
+/* The tokenizer.json that the run of a checkpoint was given, where it is still there; owned by the
+ * caller. */
+static nd_status find_of_run(const nd_model_files *m, char **out)
+{
+    const char *given =
+        m->kind == ND_MODEL_CHECKPOINT ? setting_of(&m->manifest, "data.tokenizer") : "";
+    char *folder = NULL;
+    nd_status status = ND_OK;
+    if (!given[0] || strcmp(given, "bytes") == 0 || strcmp(given, "file") == 0) {
+        return ND_OK;
+    }
+    if (strcmp(given, "model") == 0) {
+        ND_TRY(nd_fs_parent(setting_of(&m->manifest, "model.config"), &folder));
+        given = folder;
+    }
+    status = nd_fs_format(out, is_folder(given) ? "%s/tokenizer.json" : "%s", given);
+    if (status == ND_OK && !nd_fs_exists(*out)) {
+        nd_log_warning("the run's tokenizer \"%s\" is not found from here; name one with "
+                       "--tokenizer",
+                       *out);
+        free(*out);
+        *out = NULL;
+    }
+    free(folder);
+    return status;
+}
+
 nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting, char **path,
                                    nd_tokenizer **out)
 {
@@ -273,6 +301,10 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
     }
     if (m->side && has_file(m->side, "tokenizer.json")) {
         ND_TRY(nd_fs_format(&file, "%s/tokenizer.json", m->side));
+        return open_at(file, path, out);
+    }
+    ND_TRY(find_of_run(m, &file));
+    if (file) {
         return open_at(file, path, out);
     }
     return m->bytes ? open_bytes(m, out) : ND_OK;
