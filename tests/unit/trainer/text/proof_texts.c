@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/trainer/text/proof_texts.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,9 +13,10 @@ typedef struct range {
 
 enum { RANGES = 12, POINTS_END = 0x110000 };
 
-const char *const proof_alphabets[] = {"words",  "numbers", "blanks",  "signs", "marks", "scripts",
-                                       "points", "tokens",  "repeats", "bytes", NULL};
-enum { TOKENS = 7, REPEATS, BYTES };
+const char *const proof_alphabets[] = {"words",  "numbers",  "blanks",  "signs", "marks", "scripts",
+                                       "points", "tokens",   "repeats", "bytes", "alone", "letters",
+                                       "marked", "composed", "runs",    NULL};
+enum { TOKENS = 7, REPEATS, BYTES, ALONE, LETTERS, MARKED, COMPOSED, RUNS };
 
 static const range ranges[][RANGES] = {
     {{'a', 'z'},
@@ -211,16 +211,122 @@ static void add_text(nd_bytes *out, uint64_t *state, int alphabet)
     }
 }
 
+static void add_record(nd_bytes *records, const nd_bytes *text)
+{
+    const uint32_t size = (uint32_t)text->count;
+    add(records, &size, sizeof size);
+    add(records, text->data, text->count);
+}
+
+static void add_string(nd_bytes *out, const char *text)
+{
+    add(out, text, strlen(text));
+}
+
+/* U+0301 and U+0323 are of two classes; U+09C7 composes with one that is no mark. */
+static void add_marked(nd_bytes *text, uint32_t p)
+{
+    static const struct {
+        const char *before, *behind;
+    } lines[] = {{"", "\u0301\u0323\n"}, {"a\u0301", "\u0323\n"}, {"\u09c7", "\u0301"}};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        add_string(text, lines[i].before);
+        add_point(text, p);
+        add_string(text, lines[i].behind);
+    }
+}
+
+/* Before each code point with which some other one composes. */
+static void add_composed(nd_bytes *text, uint32_t p)
+{
+    static const range second[] = {
+        {0x300, 0x304},     {0x306, 0x30c},     {0x30f, 0x30f},     {0x311, 0x314},
+        {0x31b, 0x31b},     {0x323, 0x328},     {0x32d, 0x32e},     {0x330, 0x331},
+        {0x338, 0x338},     {0x342, 0x342},     {0x345, 0x345},     {0x653, 0x655},
+        {0x93c, 0x93c},     {0x9be, 0x9be},     {0x9d7, 0x9d7},     {0xb3e, 0xb3e},
+        {0xb56, 0xb57},     {0xbbe, 0xbbe},     {0xbd7, 0xbd7},     {0xc56, 0xc56},
+        {0xcc2, 0xcc2},     {0xcd5, 0xcd6},     {0xd3e, 0xd3e},     {0xd57, 0xd57},
+        {0xdca, 0xdca},     {0xdcf, 0xdcf},     {0xddf, 0xddf},     {0x102e, 0x102e},
+        {0x1161, 0x1162},   {0x11a8, 0x11a9},   {0x1b35, 0x1b35},   {0x3099, 0x309a},
+        {0x110ba, 0x110ba}, {0x11127, 0x11127}, {0x1133e, 0x1133e}, {0x11357, 0x11357},
+        {0x114b0, 0x114b0}, {0x114ba, 0x114ba}, {0x114bd, 0x114bd}, {0x115af, 0x115af},
+        {0x11930, 0x11930}};
+    if (p >= 0x3400 && (p < 0x11000 || p > 0x11fff)) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof second / sizeof *second; i++) {
+        for (uint32_t s = second[i].first; s <= second[i].last; s++) {
+            add_point(text, p);
+            add_point(text, s);
+        }
+    }
+}
+
+static void add_points(nd_bytes *records, int alphabet, int chunk)
+{
+    const uint32_t each = POINTS_END / PROOF_CHUNKS;
+    nd_bytes text = {0};
+    for (uint32_t p = (uint32_t)chunk * each; p < ((uint32_t)chunk + 1) * each; p++) {
+        if (p >= 0xd800 && p < 0xe000) {
+            continue;
+        }
+        text.count = 0;
+        if (alphabet == MARKED) {
+            add_marked(&text, p);
+        } else if (alphabet == COMPOSED) {
+            add_composed(&text, p);
+        } else {
+            add_string(&text, alphabet == LETTERS ? "a" : "");
+            add_point(&text, p);
+            add_string(&text, alphabet == LETTERS ? "b" : "");
+        }
+        if (text.count > 0) {
+            add_record(records, &text);
+        }
+    }
+    free(text.data);
+}
+
+static const char *const runs[] = {"a", " ", "\n", "\u4f60"};
+enum { RUN_COUNT = sizeof runs / sizeof *runs, RUN_BYTES = 1 << 20 };
+
+static void add_run(nd_bytes *records, const char *part)
+{
+    nd_bytes text = {0};
+    while (text.count < RUN_BYTES) {
+        add_string(&text, part);
+    }
+    add_record(records, &text);
+    free(text.data);
+}
+
+int proof_chunks(int alphabet)
+{
+    /* What is composed is in the first chunk. */
+    return alphabet == RUNS ? RUN_COUNT : alphabet == COMPOSED ? 1 : PROOF_CHUNKS;
+}
+
+bool proof_has_special(int alphabet)
+{
+    return alphabet < ALONE;
+}
+
 void proof_chunk(int alphabet, int chunk, nd_bytes *records)
 {
+    if (alphabet >= ALONE) {
+        if (alphabet == RUNS) {
+            add_run(records, runs[chunk]);
+        } else {
+            add_points(records, alphabet, chunk);
+        }
+        return;
+    }
     uint64_t state = (uint64_t)alphabet << 32 | (uint32_t)chunk;
     nd_bytes text = {0};
     for (size_t begin = records->count; records->count < begin + PROOF_CHUNK_BYTES;) {
         text.count = 0;
         add_text(&text, &state, alphabet);
-        const uint32_t size = (uint32_t)text.count;
-        add(records, &size, sizeof size);
-        add(records, text.data, text.count);
+        add_record(records, &text);
     }
     free(text.data);
 }

@@ -3,19 +3,30 @@
 #define ND_TESTS_PROOF_TEXTS_H
 /*
  * Texts on which our ids are compared with those of the Python package tokenizers: random ones over
- * several alphabets, in chunks that are pure functions of their numbers. scripts/goldens/proofs.py
- * reads them from text_tool and keeps digests of the package's ids in proofs.txt; test_proofs.c
- * makes the same texts and compares digests of ours.
+ * several alphabets, all code points, and long runs, in chunks that are pure functions of their
+ * numbers. scripts/goldens/proofs.py reads them from text_tool and keeps digests of the package's
+ * ids in proofs.txt; test_proofs.c makes the same texts and compares digests of ours.
+ *
+ *   alone     each code point as a text
+ *   letters   each code point between an "a" and a "b"
+ *   marked    each code point before, behind and between marks that sort and compose
+ *   composed  the code points below U+3400 and from U+11000 to U+11FFF, before all that compose
+ *   runs      a megabyte of "a", of blanks, of line ends, of a Chinese character
  */
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "trainer/text/buffer.h"
 
 enum { PROOF_CHUNKS = 8, PROOF_CHUNK_BYTES = 125000 };
 
-/* The alphabets; each has PROOF_CHUNKS chunks of at least PROOF_CHUNK_BYTES bytes. Ends with
- * NULL. */
+/* The names of the kinds of texts: first the alphabets of random ones, of which each chunk has at
+ * least PROOF_CHUNK_BYTES bytes, then those above. Ends with NULL. */
 extern const char *const proof_alphabets[];
+/* How many chunks it has: at most PROOF_CHUNKS. */
+int proof_chunks(int alphabet);
+/* Whether special tokens are written in it. */
+bool proof_has_special(int alphabet);
 
 /* Adds the texts of a chunk to `records`: for each, 32 bits with its number of bytes, and these. */
 void proof_chunk(int alphabet, int chunk, nd_bytes *records);
