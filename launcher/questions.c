@@ -32,7 +32,7 @@ static const question questions[] = {
     {"model", "config",
      "Model: a config.json for fresh weights, a Hugging Face folder, or ORG/NAME in the local "
      "cache",
-     "configs/model-small.json", ASKS_MODEL, false},
+     NULL, ASKS_MODEL, false},
     {"data", "path", "Training file", "data/train.txt", ASKS_TEXT, false},
     {"data", "validation_path", "Validation file, - for none", "data/valid.txt", ASKS_TEXT, false},
     {"data", "tokenizer", "Tokenizer: bytes, model, file (ids are in the file), or a path", NULL,
@@ -58,7 +58,7 @@ typedef struct answer {
 typedef struct interview {
     FILE *in, *out; /* in NULL: every answer is its default */
     answer answers[QUESTIONS];
-    char gpus[16];
+    char gpus[16], model[ANSWER_MAX]; /* defaults of this host */
 } interview;
 
 /* All answers so far as settings, over the defaults. */
@@ -100,6 +100,9 @@ static const char *default_of(const interview *v, const question *q)
     }
     if (strcmp(q->key, "workers") == 0) {
         return v->gpus;
+    }
+    if (q->kind == ASKS_MODEL) {
+        return v->model;
     }
     const answer *model = answer_of(v, "model"); /* one with weights has a tokenizer */
     return model && strcmp(model->key, "config") != 0 ? "model" : "bytes";
@@ -174,6 +177,20 @@ static nd_status ask_all(interview *v)
         if (!questions[i].of_many || many) {
             ND_TRY(ask(v, i));
         }
+        if (!many || !questions[i].of_many || questions[i + 1].of_many) {
+            continue;
+        }
+        nd_status status = check_answers(v, true); /* the mesh, before more is asked */
+        if (status != ND_ERR_CONFIG || !v->in) {
+            ND_TRY(status);
+            continue;
+        }
+        fprintf(v->out, "  %s\n", nd_error_last()->message);
+        nd_error_clear();
+        for (i = 1; questions[i].of_many; i++) {
+            v->answers[i].key = NULL;
+        }
+        i = 0; /* the mesh again */
     }
     return check_answers(v, true);
 }
@@ -231,11 +248,47 @@ static nd_status write_file(const interview *v, const char *path)
     return ND_OK;
 }
 
+/* The small model of the repository, or of the folder that this program was installed in. */
+static void find_model(char out[ANSWER_MAX])
+{
+    static const char local[] = "configs/model-small.json";
+    char program[ANSWER_MAX / 2], path[ANSWER_MAX];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    snprintf(out, ANSWER_MAX, "%s", local);
+    if (n <= 0 || nd_fs_exists(local)) {
+        return;
+    }
+    program[n] = '\0';
+    for (int up = 0; up < 2 && strrchr(program, '/'); up++) { /* PREFIX/bin/ndlaunch */
+        *strrchr(program, '/') = '\0';
+    }
+    snprintf(path, sizeof path, "%s/share/ndtrain/%s", program, local);
+    if (nd_fs_exists(path)) {
+        snprintf(out, ANSWER_MAX, "%s", path);
+    }
+}
+
+/* Files that the run will want and that are not there: they may come later. */
+static void say_missing(const interview *v)
+{
+    for (int i = 0; i < QUESTIONS; i++) {
+        const answer *a = &v->answers[i];
+        const bool names_file =
+            a->key && (strcmp(a->key, "config") == 0 || strcmp(a->key, "path") == 0 ||
+                       strcmp(a->key, "validation_path") == 0);
+        if (names_file && a->text[0] && a->text[0] != '[' && !strpbrk(a->text, "*? ") &&
+            !nd_fs_exists(a->text)) {
+            fprintf(v->out, "not there yet: %s (%s.%s)\n", a->text, questions[i].section, a->key);
+        }
+    }
+}
+
 nd_status nd_questions_ask(FILE *in, FILE *out, const char *path)
 {
     interview v = {.in = in, .out = out};
     int gpus = nd_host_gpus();
     snprintf(v.gpus, sizeof v.gpus, "%d", gpus > 0 ? gpus : 1);
+    find_model(v.model);
     if (nd_fs_exists(path)) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s exists already; remove it, or name a new file with --config-file", path);
@@ -247,6 +300,7 @@ nd_status nd_questions_ask(FILE *in, FILE *out, const char *path)
             "  ndtrain plan --config-file %s     # what it will need\n"
             "  ndlaunch --config-file %s         # trains\n",
             path, path, path);
+    say_missing(&v);
     return ND_OK;
 }
 

@@ -91,8 +91,10 @@ static nd_status check_sources(const nd_config *config, nd_path_key key, const c
 
 nd_status nd_config_check_model_path(const nd_config *config)
 {
-    ND_TRY(check(config, ND_PATH_MODEL_PATH, "is", config->model.path,
-                 "give a Hugging Face folder with --model-path"));
+    ND_TRY(
+        check(config, ND_PATH_MODEL_PATH, "is", config->model.path,
+              "give a Hugging Face folder with --model-path, or ORG/NAME of the local cache with "
+              "--model-name"));
     return check(config, ND_PATH_MODEL_CONFIG, "is", config->model.config,
                  "change into the folder that the path starts from, or give a config.json with "
                  "--model-config or a folder with --model-path");
@@ -100,10 +102,13 @@ nd_status nd_config_check_model_path(const nd_config *config)
 
 nd_status nd_config_check_data_paths(const nd_config *config)
 {
+    const nd_field *path = &nd_fields[path_fields[ND_PATH_DATA]];
     ND_TRY(check_sources(
         config, ND_PATH_DATA, config->data.path,
-        "give a file with --data-path, or make it: scripts/prepare_data writes the default "
-        "text, scripts/make_tokens.py turns a text into tokens"));
+        strcmp(config->data.path, path->initial) == 0
+            ? "give a file with --data-path, or make it: scripts/prepare_data writes this text"
+            : "--data-path takes a file, a folder, a pattern, several as '[a.txt, b.txt]', and "
+              "with weights '0.7 a.txt 0.3 b.txt'"));
     return check_sources(config, ND_PATH_VALIDATION, config->data.validation_path,
                          "give a file with --validation-path, or none with --validation-path=");
 }

@@ -117,6 +117,7 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     rules.prompts = encoders[0];
     rules.messages = encoders[1];
     rules.chat = has_chat ? &chat : NULL;
+    rules.plain_as_user = o->chat;
     const bool rows = o->jsonl && !o->prompt;
     if (!rows && !o->prompt && size > 0 && text[size - 1] == '\n') {
         size--; /* the end of a file's last line is not part of the prompt */

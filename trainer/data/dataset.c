@@ -70,7 +70,8 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
         return nd_fail(
             ND_ERR_CONFIG,
             "data.tokenizer is \"file\", but \"%s\" is %s and holds no token ids; set "
-            "data.tokenizer to \"bytes\", or make a token file with scripts/make_tokens.py",
+            "data.tokenizer to \"bytes\", \"model\" or the path of a tokenizer.json, or make a "
+            "token file with ndtrain tokenize",
             path, format->name);
     }
     return ND_OK;

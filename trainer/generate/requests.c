@@ -152,8 +152,8 @@ nd_status nd_requests_add_text(nd_requests *requests, const nd_request_rules *ru
                                const char *name, const char *text, size_t size)
 {
     nd_request request = {.max_new = rules->max_new};
-    nd_status status = rules->chat ? encode_user(rules, text, size, &request.ids)
-                                   : encode_plain(rules, text, size, &request.ids);
+    nd_status status = rules->plain_as_user ? encode_user(rules, text, size, &request.ids)
+                                            : encode_plain(rules, text, size, &request.ids);
     if (status != ND_OK) {
         free(request.ids.data);
     } else {
@@ -195,9 +195,9 @@ static nd_status read_row(const json_t *row, const nd_request_rules *rules, nd_r
     }
     const char *text = json_string_value(prompt);
     size_t size = json_string_length(prompt);
-    return !text         ? nd_fail(ND_ERR_DATA, "\"prompt\" is not a string")
-           : rules->chat ? encode_user(rules, text, size, &out->ids)
-                         : encode_plain(rules, text, size, &out->ids);
+    return !text                  ? nd_fail(ND_ERR_DATA, "\"prompt\" is not a string")
+           : rules->plain_as_user ? encode_user(rules, text, size, &out->ids)
+                                  : encode_plain(rules, text, size, &out->ids);
 }
 
 static nd_status add_row(nd_requests *requests, const nd_request_rules *rules, const char *line,

@@ -37,6 +37,7 @@ typedef struct nd_request_rules {
     nd_encoder *prompts;  /* of plain prompts; NULL: the model has no tokenizer */
     nd_encoder *messages; /* of the texts of messages */
     const nd_chat *chat;  /* NULL: messages are an error */
+    bool plain_as_user;   /* a plain prompt is the message of a user; needs `chat` */
     int64_t vocab;        /* of the model: greater ids are an error */
     int64_t begin;        /* token of the beginning of text; -1: none */
     int64_t max_new;      /* of rows that say nothing else */
@@ -45,7 +46,7 @@ typedef struct nd_request_rules {
     const char *limit;    /* what sets max_tokens: "the model's max_position_embeddings" */
 } nd_request_rules;
 
-/* One prompt. With rules->chat it is the message of a user. ND_ERR_DATA: it is not UTF-8, has no
+/* One prompt. With rules->plain_as_user it is the message of a user. ND_ERR_DATA: not UTF-8, has no
  * token, has one that the model lacks, or is too long. `name` is for messages: "--prompt". */
 nd_status nd_requests_add_text(nd_requests *requests, const nd_request_rules *rules,
                                const char *name, const char *text, size_t size);
