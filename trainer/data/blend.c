@@ -146,18 +146,26 @@ int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i)
                                               (uint64_t)(at.index % own));
 }
 
-void nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts)
+/* Of the samples, those that blocks 0 to `blocks` - 1 may be expected to give. */
+static int64_t expect(const nd_dataset *dataset, int64_t samples, int64_t blocks)
+{
+    return (int64_t)((long double)samples * blocks / dataset->blocks + 0.5L);
+}
+
+bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts)
 {
     const nd_blend *blend = dataset->blend;
     if (!blend || !blend->named) {
         counts[0] = samples;
-        return;
+        return true;
     }
     for (int j = 0; j < blend->count; j++) {
-        counts[j] = blend->mix ? nd_mix_count(blend->mix, j, samples)
-                               : (int64_t)((double)samples / (double)dataset->blocks *
-                                           (double)blend->sources[j].data->blocks);
+        const int64_t first = blend->sources[j].first, blocks = blend->sources[j].data->blocks;
+        counts[j] =
+            blend->mix ? nd_mix_count(blend->mix, j, samples)
+                       : expect(dataset, samples, first + blocks) - expect(dataset, samples, first);
     }
+    return blend->mix || samples % dataset->blocks == 0;
 }
 
 int64_t nd_dataset_samples(const nd_dataset *dataset)

@@ -108,9 +108,10 @@ const nd_dataset *nd_dataset_source(const nd_dataset *dataset, int source);
 int nd_dataset_source_of(const nd_dataset *dataset, int64_t block);
 /* Training samples in order: the block of sample i, or the number of blocks past the last one. */
 int64_t nd_dataset_sample(const nd_dataset *dataset, int64_t seed, int64_t i);
-/* How many of the first `samples` training samples each source gives, to (sources) numbers. Without
- * weights it is what the source's size lets expect. */
-void nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
+/* How many of the first `samples` training samples each source gives, to (sources) numbers. Their
+ * sum is `samples`. Without weights all blocks are shuffled together, and it is what the source's
+ * size lets expect: false then, unless these are whole epochs. */
+bool nd_dataset_count_samples(const nd_dataset *dataset, int64_t samples, int64_t *counts);
 /* How many training samples there are: INT64_MAX unless all sources of a blend are limited. */
 int64_t nd_dataset_samples(const nd_dataset *dataset);
 /* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */

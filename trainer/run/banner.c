@@ -113,16 +113,16 @@ static nd_status print_sources(const nd_dataset *data, const nd_config *config)
     }
     ND_TRY(ND_ALLOC(count, &had));
     print_rounding(data);
-    nd_dataset_count_samples(data, samples, had);
+    const bool exact = nd_dataset_count_samples(data, samples, had);
     for (int j = 0; j < count; j++) {
         const nd_dataset *source = nd_dataset_source(data, j);
         const char *name = nd_dataset_source_name(data, j);
         char what[128];
         nd_log_info(
-            "source %s: %lld tokens, %lld blocks; %.3g %% of the samples, which read it %.3g "
+            "source %s: %lld tokens, %lld blocks; %s%.3g %% of the samples, which read it %.3g "
             "times",
             name, (long long)nd_dataset_tokens(source), (long long)nd_dataset_blocks(source),
-            100.0 * (double)had[j] / (double)samples,
+            exact ? "" : "about ", 100.0 * (double)had[j] / (double)samples,
             (double)had[j] / (double)nd_dataset_blocks(source));
         snprintf(what, sizeof what, "source %.100s", name);
         ND_TRY_OUT(print_counted(what, source));

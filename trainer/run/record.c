@@ -22,7 +22,7 @@ static nd_status list_sources(const nd_dataset *data, int64_t samples, source_li
     ND_TRY_OUT(ND_ALLOC(count, &had));
     ND_TRY_OUT(ND_ALLOC(count, &out->list));
     if (samples >= 0) {
-        nd_dataset_count_samples(data, samples, had);
+        (void)nd_dataset_count_samples(data, samples, had);
     }
     for (out->count = 0; out->count < count; out->count++) {
         const nd_dataset *source = nd_dataset_source(data, out->count);

@@ -95,6 +95,14 @@ Test(blend, without_weights_an_epoch_reads_every_block_once)
             read[block] = true;
         }
     }
+    int64_t counts[SOURCES];
+    for (int64_t samples = 0; samples <= 50; samples++) {
+        const bool exact = nd_dataset_count_samples(blend, samples, counts);
+        cr_expect_eq(exact, samples % 21 == 0);
+        cr_expect_eq(counts[0] + counts[1] + counts[2], samples, "%ld samples", (long)samples);
+    }
+    cr_expect(nd_dataset_count_samples(blend, 42, counts));
+    cr_expect(counts[0] == 10 && counts[1] == 22 && counts[2] == 10, "each block twice");
     nd_dataset_close(blend);
 }
 
