@@ -38,6 +38,10 @@ def settings_and_validation(folder):
         raise CannotCheck("the run validated on a part of the file; set train.validation_batches to 0")
     if not validations:
         raise CannotCheck(f"{folder}/metrics.jsonl has no validation; set data.validation_path")
+    path = pathlib.Path(config["data.validation_path"])
+    if not path.is_file() or ".jsonl" in path.name or config["data.tokenizer"] not in ("bytes", "file"):
+        raise CannotCheck("only one text that is read as bytes, or one llm.c file, can be checked; data.validation_path is "
+                          f"{path}, data.tokenizer {config['data.tokenizer']}. `ndtrain eval` computes the loss of any data again")
     return config, validations[-1]
 
 
