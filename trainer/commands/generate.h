@@ -30,6 +30,7 @@ typedef struct nd_session {
     char *tokenizer_path;    /* NULL: bytes, or none */
     double next_word;        /* when a word on how far it is is due */
     bool checks;             /* before workers start: says nothing but errors */
+    bool form_said;          /* which chat form was found */
 } nd_session;
 
 /* Adds the ids that end a text: what the model's files name (nd_ends_read), or for a checkpoint

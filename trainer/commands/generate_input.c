@@ -56,8 +56,7 @@ static const char *input_name(const nd_generate_call *o)
 }
 
 /* The form that data.chat_format names, or that the tokenizer has the tokens for. */
-static nd_status find_chat(const nd_session *s, const nd_generate_call *o, nd_chat *chat,
-                           bool *found)
+static nd_status find_chat(nd_session *s, const nd_generate_call *o, nd_chat *chat, bool *found)
 {
     static const nd_chat_format formats[] = {[ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
                                              [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
@@ -75,7 +74,8 @@ static nd_status find_chat(const nd_session *s, const nd_generate_call *o, nd_ch
     if (nd_chat_find(s->tokenizer, ND_CHAT_LLAMA3, chat) == ND_OK ||
         nd_chat_find(s->tokenizer, ND_CHAT_CHATML, chat) == ND_OK) {
         nd_error_clear();
-        if (!s->checks) {
+        if (!s->checks && !s->form_said) {
+            s->form_said = true;
             nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
         }
         return ND_OK;

@@ -95,7 +95,7 @@ static nd_status count_blocks(nd_dataset *dataset)
     int64_t rest = dataset->tokens % length;
     dataset->blocks = dataset->tokens / length + (rest > 1);
     if (dataset->tokens == 0) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" is empty (%s): there is nothing to train on",
+        return nd_fail(ND_ERR_DATA, "\"%s\" is empty (%s); name a file that holds some tokens",
                        dataset->path, dataset->format->name);
     }
     if (dataset->blocks == 0) {
