@@ -137,7 +137,9 @@ static nd_status read_align(const reader *r, const json_t *product, nd_lt_key *k
 static nd_status read_processors(const reader *r, const json_t *product, int32_t *out)
 {
     int64_t value = 0;
-    ND_TRY(read_int(r, product, "processors", 0, 1024, &value));
+    if (json_object_get(product, "processors")) { /* records of before have none: all of them */
+        ND_TRY(read_int(r, product, "processors", 0, 1024, &value));
+    }
     *out = (int32_t)value;
     return ND_OK;
 }
@@ -277,6 +279,18 @@ static nd_status read_linears(reader *r, const json_t *record, nd_tuning *t)
     return ND_OK;
 }
 
+/* What keys set that the programs of older records did not have. */
+static const char *of_before(const char *key)
+{
+    static const char *const keys[] = {"kernels.comm_blocks", "kernels.product_processors"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (strcmp(keys[i], key) == 0) {
+            return "0";
+        }
+    }
+    return NULL;
+}
+
 /* Comes before the rest is read: a record for another run may be whole, but does not fit. */
 static nd_status compare_settings(const reader *r, const json_t *record, const nd_config *config,
                                   const nd_llama_shape *shape)
@@ -291,7 +305,8 @@ static nd_status compare_settings(const reader *r, const json_t *record, const n
     {
         reader at = *r;
         snprintf(at.place, sizeof at.place, "autotune.settings");
-        ND_TRY_OUT(read_text(&at, recorded, key, &text));
+        text = json_object_get(recorded, key) ? NULL : of_before(key);
+        ND_TRY_OUT(text ? ND_OK : read_text(&at, recorded, key, &text));
         if (strcmp(text, json_string_value(value)) != 0) {
             status = nd_fail(ND_ERR_CONFIG,
                              "%s: its choices were made for %s %.200s, and this run has %.200s; "
