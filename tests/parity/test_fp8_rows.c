@@ -4,11 +4,13 @@
  * they are, with the codes, those of the whole matrix, put together here from the ranks' parts and
  * cast by the reference ops. The whole weights and the first input are one worker's, bit for bit.
  *
- * One kind of linear is converted at a time, so that each cast's operand is known:
+ * The linears of one input are converted at a time, so that each cast's operand is known:
  *
- *                              input     weight    gradient
- *   column-parallel (k, up)    whole     rows      columns
- *   row-parallel (o, down)     columns   columns   whole
+ *                                     input     weight    gradient
+ *   column-parallel (q k v; gate up)  whole     rows      columns
+ *   row-parallel (o; down)            columns   columns   whole
+ *
+ * Scales that tp splits lie together, and one reduction gives those of all linears of an input.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -19,7 +21,7 @@
 #include "tests/parity/mesh_data.h"
 #include "trainer/step/step.h"
 
-enum { MAX_RANKS = 4, VOCAB = 97, SEQUENCE = 64, LAYERS = 2 };
+enum { MAX_RANKS = 4, VOCAB = 97, SEQUENCE = 64, HIDDEN = 64, LAYERS = 2 };
 
 typedef enum operand { INPUT, WEIGHT, GRADIENT } operand;
 typedef enum part { WHOLE, ROWS, COLUMNS } part;
@@ -29,22 +31,34 @@ static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 
 static tempdir dir;
 static cast_spy spies[MAX_RANKS];
-static const float *vectors[MAX_RANKS][3];
+static const float *vectors[3], *joint; /* rank 0's */
+static int64_t joint_count;
 
 static nd_status spy_on(void *context, nd_trainer *t, int64_t step)
 {
+    const nd_scales *s = &t->model->scales;
     int rank = t->rank->rank;
-    for (int i = 0; i < 3; i++) {
-        vectors[rank][i] = t->model->scales.vectors[i].scale;
+    if (rank == 0) {
+        for (int i = 0; i < 3; i++) {
+            vectors[i] = s->vectors[i].scale;
+        }
+        joint = s->joint.scale;
+        joint_count = s->joint_count;
     }
     cast_spy_start(&spies[rank], t->rank);
     return ND_OK;
 }
 
-/* A scale that lies elsewhere is a site's: a weight with one scale. */
-static operand operand_of(const spied_cast *c)
+/* Scales that tp splits: each linear's of the first operand, and then of its weight where that has
+ * several. A scale that lies elsewhere is a site's: a weight with one scale. */
+static operand operand_of(const spied_cast *c, bool row_parallel, bool weights_too)
 {
-    return c->at == vectors[0][INPUT] ? INPUT : c->at == vectors[0][GRADIENT] ? GRADIENT : WEIGHT;
+    int64_t of_linear = SEQUENCE + (weights_too ? HIDDEN : 0);
+    if (c->at >= joint && c->at < joint + joint_count) {
+        bool first = (c->at - joint) % of_linear == 0;
+        return !first ? WEIGHT : row_parallel ? INPUT : GRADIENT;
+    }
+    return c->at == vectors[INPUT] ? INPUT : c->at == vectors[GRADIENT] ? GRADIENT : WEIGHT;
 }
 
 /* Whether each scale covers more than a rank has, of rows or columns. */
@@ -150,9 +164,27 @@ static int compare_part(const spied_cast *c, const spied_cast *whole, part p, in
     return others;
 }
 
+/* The linears that are converted, which have one input. */
+typedef struct linears {
+    const char *filter;
+    int count;
+    bool row_parallel;
+} linears;
+
+static const linears cases[] = {
+    {"k_proj", 1, false},
+    {"up_proj", 1, false},
+    {"q_proj,v_proj", 2, false},
+    {"q_proj,k_proj,v_proj", 3, false},
+    {"gate_proj,up_proj", 2, false},
+    {"o_proj", 1, true},
+    {"down_proj", 1, true},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
 /* `alone`: one worker's casts, or NULL. */
-static void compare(const cast_spy *alone, const mesh_case *mesh, const char *filter,
-                    bool row_parallel)
+static void compare(const cast_spy *alone, const mesh_case *mesh, const linears *l,
+                    nd_fp8_recipe recipe)
 {
     static const char *const names[] = {"input", "weight", "gradient"};
     for (int i = 0; i < spies[0].count; i++) {
@@ -160,9 +192,10 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const char *fi
         int64_t rows, columns;
         int others = 0;
         nd_granularity granularity = spies[0].casts[i].granularity;
-        operand o = operand_of(&spies[0].casts[i]);
-        part p = mesh->tp == 1 ? WHOLE : parts[row_parallel][o];
-        snprintf(what, sizeof what, "%s, %s, cast %d, %s", mesh->name, filter, i, names[o]);
+        operand o = operand_of(&spies[0].casts[i], l->row_parallel,
+                               recipe == ND_FP8_ROWWISE || l->row_parallel);
+        part p = mesh->tp == 1 ? WHOLE : parts[l->row_parallel][o];
+        snprintf(what, sizeof what, "%s, %s, cast %d, %s", mesh->name, l->filter, i, names[o]);
         nd_bf16 *x = put_together(i, mesh->tp, p, &rows, &columns);
         spied_cast whole = cast_of(x, granularity, rows, columns);
         for (int r = 0; r < mesh->tp; r++) {
@@ -171,7 +204,7 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const char *fi
         /* One scale of a whole matrix may be each part's: it is rounded to a power of two. */
         cr_expect(granularity == ND_PER_TENSOR || (others > 0) == is_shared(granularity, p),
                   "%s: %d scales are of other ranks", what, others);
-        if (alone && (o == WEIGHT || (i == 0 && strcmp(filter, "k_proj") == 0))) {
+        if (alone && (o == WEIGHT || (i == 0 && strcmp(l->filter, "k_proj") == 0))) {
             const spied_cast *a = &alone->casts[i];
             cr_assert(a->rows == rows && a->columns == columns && a->granularity == granularity);
             cr_expect_eq(memcmp(a->x, x, (size_t)(rows * columns) * 2), 0, "%s: values", what);
@@ -182,35 +215,42 @@ static void compare(const cast_spy *alone, const mesh_case *mesh, const char *fi
     }
 }
 
-/* `casts`: of a linear's three products. */
-static void rows_of_the_whole(nd_fp8_recipe recipe, int casts)
+static mesh_job job_of(nd_fp8_recipe recipe)
 {
-    static const char *const filters[] = {"k_proj", "up_proj", "o_proj", "down_proj"};
+    const char *path = mesh_token_file(&dir, "tokens.bin", 4 * (SEQUENCE + 1), VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
+    cr_assert(job.shape.hidden == HIDDEN && job.shape.layers == LAYERS);
+    job.global_batch = 1;
+    job.sequence = SEQUENCE;
+    job.steps = 1;
+    job.recipe = recipe;
+    return job;
+}
+
+/* `once`, `each`: casts for an input, and for each linear that reads it, in its three products. */
+static void rows_of_the_whole(nd_fp8_recipe recipe, int once, int each)
+{
     static const mesh_case meshes[] = {{"tp 2", 1, 1, 1, 2, 1}, {"tp 4", 1, 1, 1, 4, 1}};
     tempdir_make(&dir);
     assert_ok(nd_device_open_cpu(1, &ref.device));
     assert_ok(nd_ops_ref(&ref.ops));
     assert_ok(ref.device->table->stream_init(ref.device, &ref.stream));
-    const char *path = mesh_token_file(&dir, "tokens.bin", 4 * (SEQUENCE + 1), VOCAB, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), ND_PRECISION_FP8);
-    job.global_batch = 1;
-    job.sequence = SEQUENCE;
-    job.steps = 1;
-    job.recipe = recipe;
+    mesh_job job = job_of(recipe);
     job.before_step = spy_on;
-    for (int f = 0; f < 4; f++) {
+    for (const linears *l = cases; l < cases + CASES; l++) {
         static cast_spy alone;
         mesh_result result;
-        job.filter = filters[f];
+        int casts = LAYERS * (once + each * l->count);
+        job.filter = l->filter;
         assert_ok(mesh_run(&job, &one, &result));
         mesh_result_free(&result);
-        cr_assert_eq(spies[0].count, LAYERS * casts, "%d", spies[0].count);
-        compare(NULL, &one, filters[f], f >= 2);
+        cr_assert(spies[0].count == casts && casts <= CAST_SPY_MAX, "%d", spies[0].count);
+        compare(NULL, &one, l, recipe);
         alone = spies[0];
         for (int i = 0; i < 2; i++) {
             assert_ok(mesh_run(&job, &meshes[i], &result));
             mesh_result_free(&result);
-            compare(&alone, &meshes[i], filters[f], f >= 2);
+            compare(&alone, &meshes[i], l, recipe);
             for (int r = 0; r < meshes[i].tp; r++) {
                 cr_expect_eq(spies[r].count, alone.count);
                 cast_spy_clear(&spies[r]);
@@ -225,12 +265,61 @@ static void rows_of_the_whole(nd_fp8_recipe recipe, int casts)
 
 Test(fp8_rows, rowwise, .timeout = 120)
 {
-    rows_of_the_whole(ND_FP8_ROWWISE, 6);
+    rows_of_the_whole(ND_FP8_ROWWISE, 2, 4);
 }
 
 /* Its weights have one scale in the product of the input's gradient, and that of the weight's is
  * in BF16. */
 Test(fp8_rows, rowwise_with_gw_hp, .timeout = 120)
 {
-    rows_of_the_whole(ND_FP8_ROWWISE_GW_HP, 4);
+    rows_of_the_whole(ND_FP8_ROWWISE_GW_HP, 1, 3);
+}
+
+/* reductions */
+
+/* All-reduces over tp of one step with two micro-batches. */
+static int64_t reductions(const mesh_job *job, const mesh_case *mesh)
+{
+    mesh_result result;
+    assert_ok(mesh_run(job, mesh, &result));
+    int64_t calls = result.calls[ND_GROUP_TP][ND_COMM_ALL_REDUCE];
+    mesh_result_free(&result);
+    return calls;
+}
+
+/*
+ * Before y of o and of down, and before dx of q k v and of gate up, one reduction gives the scales
+ * of all that tp splits. One scale of an input or of a gradient cannot wait for others: with one
+ * scale per tensor each input and the gradients of its linears' outputs need one.
+ */
+Test(fp8_rows, one_reduction_for_the_linears_of_an_input, .timeout = 120)
+{
+    static const nd_fp8_recipe rowwise[] = {ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP};
+    enum { MICROS = 2 };
+    mesh_case mesh = {"tp 2", 1, 1, 1, 2, 1};
+    tempdir_make(&dir);
+    mesh_job job = job_of(ND_FP8_ROWWISE);
+    job.global_batch = MICROS;
+    job.precision = ND_PRECISION_BF16;
+    int64_t without = reductions(&job, &mesh), found;
+    job.precision = ND_PRECISION_FP8;
+    for (int r = 0; r < 2; r++) {
+        job.recipe = rowwise[r];
+        for (const linears *l = cases; l < cases + CASES; l++) {
+            job.filter = l->filter;
+            found = reductions(&job, &mesh) - without;
+            cr_expect_eq(found, MICROS * LAYERS, "%s: %ld", l->filter, (long)found);
+        }
+        job.filter = "*";
+        found = reductions(&job, &mesh) - without;
+        cr_expect_eq(found, MICROS * LAYERS * 4, "all: %ld", (long)found);
+        mesh.recompute = ND_RECOMPUTE_FULL; /* o is computed again */
+        found = reductions(&job, &mesh) - without;
+        cr_expect_eq(found, MICROS * LAYERS * 5, "with recompute: %ld", (long)found);
+        mesh.recompute = ND_RECOMPUTE_NONE;
+    }
+    job.recipe = ND_FP8_TENSORWISE;
+    found = reductions(&job, &mesh) - without;
+    cr_expect_eq(found, MICROS * LAYERS * 8, "one scale each: %ld", (long)found);
+    tempdir_remove(&dir);
 }

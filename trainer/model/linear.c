@@ -34,6 +34,7 @@ static bool next_part(nd_block_call c, nd_input input, nd_linear_part *p)
         return false;
     }
     p->offset += p->rows;
+    p->fp8_before += p->fp8;
     p->first = ++p->last;
     p->fp8 = nd_linear_in_fp8(c, p->first);
     p->rows = rows_of(c, p->first);
@@ -55,8 +56,62 @@ static nd_tensor gradient_of(nd_block_call c, const nd_linear_part *p)
                         c.layer);
 }
 
-/* Makes x->cast, the form of an input that the FP8 products of y or (for_weight) of dw read. */
-static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight, nd_operand *x)
+/*
+ * Scales of rows and columns that tp splits: in forward of a row-parallel linear's x and weight, in
+ * backward of the column-parallel linears' dy and weights. The amaxes of all parts with one input
+ * lie one after the other, so that one reduction settles them.
+ */
+typedef struct joint {
+    bool rows, weight; /* whether x or dy, and the weight, have such scales */
+    nd_scale_ref of_rows, of_weight;
+    int64_t end; /* behind those of this part */
+} joint;
+
+/* x or dy of the part has `rows` rows. */
+static joint joint_of(nd_block_call c, const nd_linear_part *p, bool backward, int64_t rows)
+{
+    const nd_scales *s = &c.model->scales;
+    const nd_gemm_rule *rule = backward ? &s->recipe.input_gradient : &s->recipe.output;
+    bool splits = is_column_parallel(nd_linear_input(p->first)) == backward;
+    joint j = {.rows = p->fp8 && splits && rule->a.granularity == ND_PER_ROW};
+    if (j.rows) {
+        j.weight = rule->b.granularity != ND_PER_TENSOR && !s->codes_gathered;
+        int64_t of_weight = j.weight ? c.model->dims.C : 0;
+        int64_t begin = p->fp8_before * (rows + of_weight);
+        j.of_rows = nd_scales_joint(s, begin, rows);
+        j.of_weight = nd_scales_joint(s, begin + rows, of_weight);
+        j.end = begin + rows + of_weight;
+    }
+    return j;
+}
+
+/* x (T, K), or in backward dy (T, N) of all outputs. */
+static nd_status settle_joint(nd_block_call c, nd_input input, bool backward, nd_tensor all)
+{
+    nd_scales *s = &c.model->scales;
+    const nd_gemm_rule *rule = backward ? &s->recipe.input_gradient : &s->recipe.output;
+    int64_t count = 0;
+    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
+        joint j = joint_of(c, &p, backward, all.shape[0]);
+        nd_tensor rows = backward ? nd_tensor_columns(all, p.offset, p.rows) : all;
+        if (j.rows) {
+            ND_TRY(nd_scales_measure(s, j.of_rows, rule->a.granularity, rows));
+            count = j.end;
+        }
+        if (j.weight) {
+            ND_ASSERT(rule->a.format == rule->b.format);
+            ND_TRY(nd_scales_measure(s, j.of_weight, rule->b.granularity, weight_of(c, &p)));
+        }
+    }
+    return count == 0
+               ? ND_OK
+               : nd_scales_settle(s, nd_scales_joint(s, 0, count), count, rule->a.format, true);
+}
+
+/* Makes x->cast, the form of an input that the FP8 products of y or (for_weight) of dw read.
+ * of_rows: its scales, where they are settled already. */
+static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
+                            const nd_scale_ref *of_rows, nd_operand *x)
 {
     nd_model *m = c.model;
     const nd_recipe *recipe = &m->scales.recipe;
@@ -70,12 +125,13 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight, nd
         }
         return for_weight ? nd_operand_transpose(m, &x->cast, m->fp8.x_transposed) : ND_OK;
     }
+    bool per_tensor = rule->granularity == ND_PER_TENSOR;
     nd_cast how = {
         .rule = rule,
-        .split = !column && rule->granularity != ND_PER_COLUMN,
-        .settled = c.pass == ND_PASS_BACKWARD,
+        .split = !column && per_tensor,
+        .settled = of_rows || (per_tensor && c.pass == ND_PASS_BACKWARD),
         .record = c.pass == ND_PASS_TRAIN,
-        .vectors = &m->scales.vectors[0],
+        .vectors = of_rows ? *of_rows : m->scales.vectors[0],
     };
     nd_cast_want(&how, for_weight && m->rank->ops->fp8_needs_transposed,
                  x->codes.data ? x->codes.data : m->fp8.x, m->fp8.x_transposed);
@@ -110,7 +166,8 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
               .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE);
         return ND_OK;
     }
-    ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, &w));
+    joint j = joint_of(c, p, false, x->rows.shape[0]);
+    ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, j.weight ? &j.of_weight : NULL, &w));
     nd_fp8 a = x->cast;
     a.codes = padded_rows(m, a.codes);
     ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
@@ -129,7 +186,7 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
         ND_TRY(nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows));
     }
     if (any) {
-        ND_TRY(cast_input(c, input, false, x));
+        ND_TRY(cast_input(c, input, false, NULL, x));
     }
     for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
         ND_TRY(output(c, &p, x, nd_tensor_columns(y, p.offset, p.rows)));
@@ -144,7 +201,9 @@ static nd_status row_forward(nd_block_call c, nd_input input, nd_operand *x, nd_
     nd_linear_part p = no_part(input);
     (void)next_part(c, input, &p);
     if (p.fp8) {
-        ND_TRY(cast_input(c, input, false, x));
+        joint j = joint_of(c, &p, false, x->rows.shape[0]);
+        ND_TRY(settle_joint(c, input, false, x->rows));
+        ND_TRY(cast_input(c, input, false, j.rows ? &j.of_rows : NULL, x));
     }
     ND_TRY(output(c, &p, x, partial));
     return nd_tp_reduce(m->rank, partial, y, COMM);
@@ -167,12 +226,12 @@ static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool fo
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.a : &recipe->input_gradient.a;
     bool per_tensor = rule->granularity == ND_PER_TENSOR;
     bool transposes = m->rank->ops->fp8_needs_transposed;
+    joint j = for_weight ? (joint){0} : joint_of(c, p, true, dy->rows.shape[0]);
     nd_cast how = {
         .rule = rule,
-        .split = is_column_parallel(nd_linear_input(p->first)) && rule->granularity == ND_PER_ROW,
-        .settled = true, /* with the other gradients of the same input */
+        .settled = per_tensor || j.rows, /* with the other gradients of the same input */
         .record = true,
-        .vectors = &m->scales.vectors[2],
+        .vectors = j.rows ? j.of_rows : m->scales.vectors[2],
         .codes = m->fp8.dy,
         .transposed = transposes ? m->fp8.dy_transposed : NULL,
     };
@@ -204,7 +263,8 @@ nd_status nd_linear_input_gradient(nd_block_call c, const nd_linear_part *p, nd_
         return ND_OK;
     }
     ND_TRY(cast_gradient(c, p, false, dy));
-    ND_TRY(nd_operand_weight(c, p->first, &rule->b, true, &w));
+    joint j = joint_of(c, p, true, dy->rows.shape[0]);
+    ND_TRY(nd_operand_weight(c, p->first, &rule->b, true, j.weight ? &j.of_weight : NULL, &w));
     ND_OP(m->rank, GEMM, matmul_fp8, .c = dx, .a = dy->cast, .b = w, .beta = beta,
           .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
@@ -225,7 +285,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     }
     ND_TRY(cast_gradient(c, p, true, dy));
     if (!x->cast.scale) {
-        ND_TRY(cast_input(c, nd_linear_input(p->first), true, x));
+        ND_TRY(cast_input(c, nd_linear_input(p->first), true, NULL, x));
     }
     ND_OP(m->rank, GEMM, matmul_fp8, .c = dw, .a = dy->cast, .a_transposed = true, .b = x->cast,
           .beta = beta, .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
@@ -249,15 +309,18 @@ static nd_operand part_of(nd_block_call c, const nd_operand *dy, const nd_linear
     return part;
 }
 
-/* Settles the scales of the gradients of all outputs with one reduction. */
+/* Settles the scales of the gradients of all outputs with one reduction, and those of the weights
+ * that tp splits. */
 static nd_status settle_gradients(nd_block_call c, nd_input input, const nd_operand *dy)
 {
     nd_scales *s = &c.model->scales;
     const nd_cast_rule *rule = &s->recipe.input_gradient.a;
     int first, count = nd_input_linears(input, &first);
-    if (rule->granularity != ND_PER_TENSOR || rule->scaling != ND_SCALING_CURRENT ||
-        !nd_input_in_fp8(c, input)) {
+    if (rule->scaling != ND_SCALING_CURRENT || !nd_input_in_fp8(c, input)) {
         return ND_OK;
+    }
+    if (rule->granularity != ND_PER_TENSOR) {
+        return settle_joint(c, input, true, dy->rows);
     }
     for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
         if (p.fp8 && dy->known != ND_KNOWN_AMAX) {
@@ -280,7 +343,7 @@ static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy
         ND_TRY(nd_tp_gather(m->rank, x.rows, m->full_a, COMM, &x.rows));
     }
     if (casts && nd_input_in_fp8(c, input)) {
-        ND_TRY(cast_input(c, input, true, &x));
+        ND_TRY(cast_input(c, input, true, NULL, &x));
     }
     for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
         nd_operand part = part_of(c, dy, &p);

@@ -15,7 +15,9 @@
  * inputs and gradients are cast before they are gathered, and travel as codes, unless a BF16 linear
  * with the same input needs the BF16 rows too. Backward then keeps the input as codes (1 byte),
  * except the attention output, which the attention's backward needs in BF16: it is cast again with
- * its saved scale. Other recipes gather and keep BF16.
+ * its saved scale. Other recipes gather and keep BF16, and settle what tp splits of the scales of
+ * rows and columns by one reduction for each input: before y of a row-parallel linear, before dx of
+ * the column-parallel ones.
  *
  * Norms and SwiGLU measure or cast their results while they store them, where that gives the same
  * bits; BF16 rows that no product reads are then not written. An operand carries what is known of
@@ -41,6 +43,7 @@ typedef struct nd_operand {
 typedef struct nd_linear_part {
     int first, last; /* linears */
     bool fp8;
+    int fp8_before;       /* parts in FP8 before this one */
     int64_t offset, rows; /* columns of the output of all linears with this input */
 } nd_linear_part;
 
@@ -48,8 +51,8 @@ typedef struct nd_linear_part {
 
 /* Buffers that the FP8 products of all blocks share. Nothing without FP8. */
 void nd_operands_plan(nd_model *model, nd_memplan *plan);
-/* Longest row or column count of an operand: of the scale vectors. */
-int64_t nd_operand_vector(const nd_dims *dims);
+/* Scales of rows or columns that one operand, and all operands that are settled together, have. */
+nd_vector_counts nd_operand_vectors(const nd_dims *dims, bool forward_only);
 
 bool nd_linear_in_fp8(nd_block_call call, int linear);
 /* Whether any linear with this input is in FP8. */
@@ -72,17 +75,18 @@ nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 typedef struct nd_cast {
     const nd_cast_rule *rule;
     bool split;               /* each tp rank sees a part of what one scale covers */
-    bool settled;             /* the scale is that of this tensor already */
+    bool settled;             /* the scales are those of this tensor already */
     bool record;              /* delayed: its amax counts in this step */
-    nd_scale_ref *vectors;    /* for scales of rows or columns */
+    nd_scale_ref vectors;     /* for scales of rows or columns */
     void *codes, *transposed; /* NULL: not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
 /* Codes or transposed codes alone, as a product wants them. */
 void nd_cast_want(nd_cast *how, bool transposed, void *codes, void *transposed_codes);
-/* The weight of an FP8 product; summed over its rows (dx) or its columns (y). */
+/* The weight of an FP8 product; summed over its rows (dx) or its columns (y).
+ * settled: its scales of rows or columns where tp splits them; otherwise they are found here. */
 nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *rule,
-                            bool over_rows, nd_fp8 *out);
+                            bool over_rows, const nd_scale_ref *settled, nd_fp8 *out);
 /* Transposes codes that are there, for a backend that reads operands along the summed axis only. */
 nd_status nd_operand_transpose(nd_model *model, nd_fp8 *operand, void *buffer);
 /* (Tl, X) codes -> (T, X); `codes` itself when tp is 1. */
@@ -98,7 +102,7 @@ nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, n
 nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
 
 /* The two products of a part's backward. dy (T, rows of the part). dx (T, K) is overwritten by the
- * first part and added to by the others. */
+ * first part and added to by the others. nd_linear_backward has settled what tp splits. */
 nd_status nd_linear_input_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *dy,
                                    nd_tensor dx);
 /* x (T, K). What the weight gradient needs of operands in another form than dx is cast here. */

@@ -130,7 +130,8 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
-    ND_TRY_OUT(nd_scales_plan(&m->scales, m->layout, nd_operand_vector(&m->dims), plan));
+    ND_TRY_OUT(
+        nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
                                      o->forward_only};
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));

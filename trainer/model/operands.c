@@ -11,9 +11,11 @@
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
-int64_t nd_operand_vector(const nd_dims *d)
+nd_vector_counts nd_operand_vectors(const nd_dims *d, bool forward_only)
 {
-    return nd_max(nd_max(d->T, d->C), nd_max(d->QKV, 2 * d->F));
+    /* Kept weights have their own. A backward has those of dy and w of up to three linears. */
+    const int64_t joint = forward_only ? d->T : 3 * (d->T + d->C);
+    return (nd_vector_counts){nd_max(nd_max(d->T, d->C), nd_max(d->H * d->D, d->F)), joint};
 }
 
 static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
@@ -116,8 +118,8 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
     const nd_cast_rule *rule = how->rule;
     bool delayed = rule->scaling == ND_SCALING_DELAYED;
     bool per_tensor = rule->granularity == ND_PER_TENSOR;
-    nd_scale_ref scale = per_tensor ? x->scale : *how->vectors;
-    if (!per_tensor || (!delayed && !how->settled)) {
+    nd_scale_ref scale = per_tensor ? x->scale : how->vectors;
+    if (!delayed && !how->settled) {
         int64_t count = per_tensor                        ? 1
                         : rule->granularity == ND_PER_ROW ? x->rows.shape[0]
                                                           : x->rows.shape[1];
@@ -153,7 +155,7 @@ nd_status nd_operand_transpose(nd_model *m, nd_fp8 *operand, void *buffer)
 }
 
 nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rule, bool over_rows,
-                            nd_fp8 *out)
+                            const nd_scale_ref *settled, nd_fp8 *out)
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
@@ -165,12 +167,10 @@ nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rul
         out->codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
         return transposed ? nd_operand_transpose(m, out, m->fp8.w_transposed) : ND_OK;
     }
-    bool row_parallel = nd_layout_param(m->layout, id, c.layer)->split == ND_SPLIT_COLS;
     nd_cast how = {
         .rule = rule,
-        .split = over_rows ? !row_parallel : row_parallel,
-        .settled = true,
-        .vectors = &s->vectors[1],
+        .settled = settled || rule->granularity == ND_PER_TENSOR,
+        .vectors = settled ? *settled : s->vectors[1],
     };
     nd_cast_want(&how, transposed, m->fp8.w, m->fp8.w_transposed);
     w.rows = nd_fsdp_weight(&m->fsdp, id, id, c.layer);

@@ -157,6 +157,22 @@ void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
  * operand while a product needs them. Where a recipe has no others for weights, their amaxes are
  * found and reduced only in steps that the health log counts.
  *
+ * Amaxes that are known before any of them is needed lie next to each other, and one all-reduce MAX
+ * serves them all:
+ *
+ *   over model         every weight with one scale, after every change
+ *   over tp, rowwise   rows of the input and of the weight of a row-parallel linear, before its
+ *                      product; rows of the gradients of all outputs and columns of all weights of
+ *                      the column-parallel linears with one input, before their input gradient
+ *   over tp, one       the gradients of the outputs of the column-parallel linears with one input
+ *   scale each
+ *   over each group    the weights of a layer of a model without a backward, before they are cast
+ *   over world         all of a step (delayed)
+ *
+ * An amax that the next product needs is not held back for those of later operands: an input, or
+ * the gradient of a row-parallel linear's output, is reduced alone when it has one scale. Scales of
+ * rows or columns that tp does not split need no reduction, and are found just before their cast.
+ *
  * A model without a backward holds converted weights as codes alone, whatever fp8.all_gather says,
  * with the scales, of rows too, that a training step's forward would have found. They are found
  * while the weights are loaded (fsdp.h).
@@ -188,6 +204,18 @@ typedef struct nd_cast_counts {
     int64_t weights, inputs, gradients;
 } nd_cast_counts;
 
+/* Rows of a layer's kept weights, in nd_scales.rows: from `begin` those of which tp ranks have
+ * different ones, from `split` to `end` those of which each tp rank has a part. */
+typedef struct nd_kept_rows {
+    int64_t begin, split, end;
+} nd_kept_rows;
+
+/* Rooms for scales of rows or columns: `each` for those of one operand, `joint` for those of all
+ * operands whose amaxes are reduced together. */
+typedef struct nd_vector_counts {
+    int64_t each, joint;
+} nd_vector_counts;
+
 typedef struct nd_scales {
     nd_rank *rank;
     const nd_layout *layout;
@@ -206,7 +234,10 @@ typedef struct nd_scales {
     nd_bf16 *rounded;        /* (layers x linears) */
     nd_scale_ref rows;       /* of the rows of all kept weights, one after the other */
     int64_t *first_row;      /* [layers x linears] of each weight, in `rows` */
+    nd_kept_rows *kept_rows; /* [layers] */
     nd_scale_ref vectors[3]; /* of rows or columns of an input, a weight, a gradient */
+    nd_scale_ref joint;      /* of rows or columns of several operands, one after the other */
+    int64_t joint_count;     /* entries that `joint` has room for */
     nd_health_state health;  /* NULLs without a health log */
     nd_site_report *report;  /* host, [sites] */
     bool counting;           /* the health log counts this step */
@@ -220,8 +251,8 @@ nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choic
 /* Before the layout is made: weights are kept as codes, for a forward alone. Not for `delayed`,
  * whose scales follow from steps. */
 void nd_scales_keep_weights(nd_scales *scales);
-/* Plans; the layout is borrowed. `vector` is the longest row or column count of an operand. */
-nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, int64_t vector,
+/* Plans; the layout is borrowed. */
+nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, nd_vector_counts vectors,
                          nd_memplan *plan);
 /* After the plan was committed: the start values of delayed scaling, which are scales of 1 and the
  * largest value of each site's format. */
@@ -243,6 +274,8 @@ int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
 /* Of a weight whose codes are gathered or kept: one, or one for each of its local rows. */
 nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int linear);
+/* `count` entries of nd_scales.joint, from `at` on. */
+nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count);
 /* A matrix with these scales; the caller fills in the codes. */
 nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity);
 
@@ -254,8 +287,8 @@ nd_status nd_scales_refresh(nd_scales *scales, const float *master, int64_t vers
 /*
  * The scales of kept weights of a layer. First their amaxes are zeroed. Then those of x, flat, are
  * merged into them: elements of a weight from `element` of its local block on, whole rows or a part
- * of one. Then the amaxes of all ranks give the scales, which is collective, over ranks that read
- * the same weight too.
+ * of one. Then the amaxes of all ranks give the scales, with one reduction in each group for all
+ * weights of the layer, which is collective, over ranks that read the same weight too.
  */
 nd_status nd_scales_begin_weights(nd_scales *scales, int64_t layer);
 nd_status nd_scales_merge_weight(nd_scales *scales, const nd_param *param, int64_t element,

@@ -81,10 +81,10 @@ static nd_status find_weights(nd_scales *s)
     return ND_OK;
 }
 
-/* Three vectors of `count` entries for each kind of operand, in one buffer. */
-static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
+/* Three vectors for each kind of operand, in one buffer; and three for joint ones. */
+static void plan_vectors(nd_scales *s, nd_vector_counts counts, nd_memplan *plan)
 {
-    size_t each = (size_t)count * sizeof(float);
+    size_t each = (size_t)counts.each * sizeof(float), joint = (size_t)counts.joint * sizeof(float);
     int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each, NULL);
     for (size_t i = 0; i < OPERANDS; i++) {
         nd_scale_ref *v = &s->vectors[i];
@@ -92,6 +92,11 @@ static void plan_vectors(nd_scales *s, int64_t count, nd_memplan *plan)
         nd_memplan_also(plan, want, (3 * i + 1) * each, &v->scale);
         nd_memplan_also(plan, want, (3 * i + 2) * each, &v->inverse);
     }
+    want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales settled together", 3 * joint,
+                           &s->joint.amax);
+    nd_memplan_also(plan, want, joint, &s->joint.scale);
+    nd_memplan_also(plan, want, 2 * joint, &s->joint.inverse);
+    s->joint_count = counts.joint;
 }
 
 static bool keeps_rows(const nd_scales *s)
@@ -99,18 +104,37 @@ static bool keeps_rows(const nd_scales *s)
     return s->weights_kept && s->recipe.output.b.granularity == ND_PER_ROW;
 }
 
+/* The parameter of a linear in this rank's FP8 segment, or NULL. */
+static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
+{
+    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
+    return p && p->segment == ND_SEGMENT_FP8 ? p : NULL;
+}
+
+/* Gives rows to those of a layer's kept weights that tp splits in this way, from `row` on. */
+static int64_t place_rows(nd_scales *s, int64_t layer, bool by_rows, int64_t row)
+{
+    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        const nd_param *p = kept_param(s, layer, linear);
+        if (p && (p->split == ND_SPLIT_ROWS) == by_rows) {
+            s->first_row[nd_site_weight(s, layer, linear)] = row;
+            row += p->local_rows;
+        }
+    }
+    return row;
+}
+
 /* Scales of the rows of kept weights. */
 static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
 {
-    const nd_layout *layout = s->layout;
     int64_t rows = 0;
     ND_TRY(ND_ALLOC(weight_sites(s), &s->first_row));
-    for (int i = 0; i < layout->param_count && keeps_rows(s); i++) {
-        const nd_param *p = &layout->params[i];
-        if (p->segment == ND_SEGMENT_FP8) {
-            s->first_row[nd_site_weight(s, p->layer, nd_linear_of_param(p->id))] = rows;
-            rows += p->local_rows;
-        }
+    ND_TRY(ND_ALLOC(s->layers, &s->kept_rows));
+    for (int64_t layer = 0; layer < s->layers && keeps_rows(s); layer++) {
+        nd_kept_rows *k = &s->kept_rows[layer];
+        k->begin = rows;
+        k->split = place_rows(s, layer, true, k->begin);
+        k->end = rows = place_rows(s, layer, false, k->split);
     }
     const size_t each = (size_t)rows * sizeof(float);
     int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, "fp8: scales of weight rows", 3 * each,
@@ -133,7 +157,8 @@ static void plan_health(nd_scales *s, nd_memplan *plan)
     nd_memplan_also(plan, want, 2 * each, &h->inverse);
 }
 
-nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, nd_memplan *plan)
+nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, nd_vector_counts vectors,
+                         nd_memplan *plan)
 {
     s->layout = layout;
     if (!enabled(s)) {
@@ -149,7 +174,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, int64_t vector, 
     nd_memplan_want(plan, ND_MEM_STATE, "fp8: largest values", delayed ? each : 0, &s->limit);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16",
                     (size_t)weight_sites(s) * sizeof *s->rounded, &s->rounded);
-    plan_vectors(s, rows ? vector : 0, plan);
+    plan_vectors(s, rows ? vectors : (nd_vector_counts){0}, plan);
     plan_health(s, plan);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
     ND_TRY(plan_rows(s, plan));
@@ -187,9 +212,11 @@ void nd_scales_fini(nd_scales *s)
     nd_filter_fini(&s->filter);
     free(s->weights);
     free(s->first_row);
+    free(s->kept_rows);
     free(s->report);
     s->weights = NULL;
     s->first_row = NULL;
+    s->kept_rows = NULL;
     s->report = NULL;
 }
 
@@ -198,14 +225,26 @@ nd_scale_ref nd_scales_at(const nd_scales *s, int64_t site)
     return (nd_scale_ref){site, s->amax + site, s->scale + site, s->inverse + site};
 }
 
+static nd_scale_ref entries(nd_scale_ref of, int64_t at)
+{
+    return (nd_scale_ref){of.site, of.amax + at, of.scale + at, of.inverse + at};
+}
+
 nd_scale_ref nd_scales_of_weight(const nd_scales *s, int64_t layer, int linear)
 {
     const int64_t site = nd_site_weight(s, layer, linear);
     if (!keeps_rows(s)) {
         return nd_scales_at(s, site);
     }
-    const int64_t row = s->first_row[site];
-    return (nd_scale_ref){site, s->rows.amax + row, s->rows.scale + row, s->rows.inverse + row};
+    nd_scale_ref rows = entries(s->rows, s->first_row[site]);
+    rows.site = site;
+    return rows;
+}
+
+nd_scale_ref nd_scales_joint(const nd_scales *s, int64_t at, int64_t count)
+{
+    ND_ASSERT(at >= 0 && count >= 0 && at + count <= s->joint_count);
+    return entries(s->joint, at);
 }
 
 nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity)
@@ -216,9 +255,11 @@ nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity)
 static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
 {
     nd_rank *r = s->rank;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, amax, count, ND_DTYPE_F32,
-                              ND_REDOP_MAX, NULL));
+    if (count > 0) {
+        ND_RUN(r, ND_TRACE_COMMUNICATION,
+               nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, amax, count, ND_DTYPE_F32,
+                                  ND_REDOP_MAX, NULL));
+    }
     return ND_OK;
 }
 
@@ -271,28 +312,23 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 
 /* Kept weights. */
 
-/* The parameter of a linear in this rank's FP8 segment, or NULL. */
-static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
+/* The scales of all kept weights of a layer; with one scale each, of its other linears too. */
+static nd_scale_ref scales_of_layer(const nd_scales *s, int64_t layer, int64_t *count)
 {
-    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
-    return p && p->segment == ND_SEGMENT_FP8 ? p : NULL;
-}
-
-static int64_t scales_of(const nd_scales *s, const nd_param *p)
-{
-    return keeps_rows(s) ? p->local_rows : 1;
+    if (!keeps_rows(s)) {
+        *count = ND_LINEARS_OF_BLOCK;
+        return nd_scales_at(s, nd_site_weight(s, layer, 0));
+    }
+    const nd_kept_rows *k = &s->kept_rows[layer];
+    *count = k->end - k->begin;
+    return entries(s->rows, k->begin);
 }
 
 nd_status nd_scales_begin_weights(nd_scales *s, int64_t layer)
 {
-    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
-        const nd_param *p = kept_param(s, layer, linear);
-        if (p) {
-            ND_TRY(nd_zero(&s->rank->stream, nd_scales_of_weight(s, layer, linear).amax,
-                           (size_t)scales_of(s, p) * sizeof(float)));
-        }
-    }
-    return ND_OK;
+    int64_t count;
+    const nd_scale_ref all = scales_of_layer(s, layer, &count);
+    return nd_zero(&s->rank->stream, all.amax, (size_t)count * sizeof(float));
 }
 
 /* The scales of elements of a weight. These take the form in which they are measured and cast:
@@ -305,9 +341,7 @@ static nd_scale_ref scales_of_part(const nd_scales *s, const nd_param *p, int64_
         const int64_t cols = p->local_cols, row = element / cols, col = element % cols;
         const int64_t count = nd_tensor_count(*x), n = nd_min(count, cols - col);
         ND_ASSERT(count == n || (col == 0 && count % n == 0));
-        at.amax += row;
-        at.scale += row;
-        at.inverse += row;
+        at = entries(at, row);
         *x = nd_tensor_2d(x->data, x->dtype, count / n, n);
     }
     return at;
@@ -335,20 +369,17 @@ nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element
 
 nd_status nd_scales_settle_weights(nd_scales *s, int64_t layer)
 {
-    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
-        const nd_param *p = kept_param(s, layer, linear);
-        if (!p) {
-            continue;
-        }
-        /* Rows that tp splits are other rows on each of its ranks. */
-        const bool apart = keeps_rows(s) && p->split == ND_SPLIT_ROWS;
-        const nd_scale_ref at = nd_scales_of_weight(s, layer, linear);
-        const int64_t count = scales_of(s, p);
-        ND_TRY(max_over(s, apart ? ND_GROUP_DP_SHARD_CP : ND_GROUP_MODEL, at.amax, count));
-        ND_TRY(max_over(s, ND_GROUP_DP_REPLICATE, at.amax, count));
-        ND_TRY(nd_scales_settle(s, at, count, s->recipe.output.b.format, false));
+    int64_t count;
+    const nd_scale_ref all = scales_of_layer(s, layer, &count);
+    if (keeps_rows(s)) { /* before `split`, tp ranks have different rows */
+        const nd_kept_rows *k = &s->kept_rows[layer];
+        ND_TRY(max_over(s, ND_GROUP_DP_SHARD_CP, all.amax, count));
+        ND_TRY(max_over(s, ND_GROUP_TP, s->rows.amax + k->split, k->end - k->split));
+    } else {
+        ND_TRY(max_over(s, ND_GROUP_MODEL, all.amax, count));
     }
-    return ND_OK;
+    ND_TRY(max_over(s, ND_GROUP_DP_REPLICATE, all.amax, count));
+    return nd_scales_settle(s, all, count, s->recipe.output.b.format, false);
 }
 
 nd_status nd_scales_settle(nd_scales *s, nd_scale_ref first, int64_t count, nd_dtype format,

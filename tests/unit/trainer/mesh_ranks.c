@@ -162,7 +162,7 @@ static nd_status open_shards(mesh_shards *s, bool cast_units)
                                   .act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
                                   .cast_units = cast_units};
     ND_TRY(nd_fsdp_init(&s->fsdp, &fsdp, &s->plan));
-    ND_TRY(nd_scales_plan(&s->scales, s->layout, 256, &s->plan));
+    ND_TRY(nd_scales_plan(&s->scales, s->layout, (nd_vector_counts){.each = 256}, &s->plan));
     ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));
     return nd_scales_start(&s->scales);

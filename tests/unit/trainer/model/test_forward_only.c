@@ -65,6 +65,34 @@ static nd_status check_kept(const nd_model *m)
     return ND_OK;
 }
 
+static int64_t reductions(const nd_rank *rank, nd_group_kind group)
+{
+    return rank->groups.by_kind[group]->stats.calls[ND_COMM_ALL_REDUCE];
+}
+
+/* Loads the weights. The amaxes of all weights of a layer are reduced together: over every group
+ * once. */
+static nd_status load(nd_model *m)
+{
+    static const nd_group_kind groups[] = {ND_GROUP_TP, ND_GROUP_DP_SHARD_CP, ND_GROUP_MODEL,
+                                           ND_GROUP_DP_REPLICATE};
+    const nd_scales *s = &m->scales;
+    const bool kept = s->weights_kept, rows = s->recipe.output.b.granularity == ND_PER_ROW;
+    const int64_t expected[] = {kept && rows ? LAYERS : 0, kept && rows ? LAYERS : 0,
+                                kept && !rows ? LAYERS : 0, kept ? LAYERS : 0};
+    int64_t before[4];
+    for (int i = 0; i < 4; i++) {
+        before[i] = reductions(m->rank, groups[i]);
+    }
+    ND_TRY(nd_weights_fill(&m->fsdp, &(nd_values){.want = want_span}, true));
+    for (int i = 0; i < 4; i++) {
+        const int64_t calls = reductions(m->rank, groups[i]) - before[i];
+        ND_CHECK(calls == expected[i], "group %d has %lld reductions, not %lld", (int)groups[i],
+                 (long long)calls, (long long)expected[i]);
+    }
+    return ND_OK;
+}
+
 static nd_status loss_of(nd_rank *rank, bool forward_only, double *loss, size_t *bytes)
 {
     const nd_model_options options = {.forward_only = forward_only};
@@ -81,7 +109,7 @@ static nd_status loss_of(nd_rank *rank, bool forward_only, double *loss, size_t 
     if (m->fsdp.converts) {
         m->fsdp.landing_count = PIECE;
     }
-    nd_status status = nd_weights_fill(&m->fsdp, &(nd_values){.want = want_span}, true);
+    nd_status status = load(m);
     status = status == ND_OK && forward_only ? check_kept(m) : status;
     status = status == ND_OK ? nd_model_load_batch(m, set, ids, labels, positions) : status;
     status = status == ND_OK ? nd_model_forward(m, set, ND_PASS_EVAL) : status;
@@ -112,6 +140,7 @@ Test(forward_only, has_the_loss_of_the_training_model)
         nd_fp8_recipe recipe;
         nd_recompute recompute;
         bool all_gather;
+        const char *filter; /* NULL: all linears */
     } cases[] = {
         {{{1, 1, 1, 1, 1}}, ND_PRECISION_FP32, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
         {{{1, 1, 1, 1, 1}}, ND_PRECISION_BF16, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE},
@@ -130,6 +159,18 @@ Test(forward_only, has_the_loss_of_the_training_model)
         {{{1, 2, 1, 1, 2}}, ND_PRECISION_FP8, ND_FP8_ROWWISE, ND_RECOMPUTE_NONE},
         {{{1, 2, 1, 1, 1}}, ND_PRECISION_FP8, ND_FP8_TENSORWISE, ND_RECOMPUTE_NONE, true},
         {{{1, 1, 1, 2, 1}}, ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP, ND_RECOMPUTE_NONE},
+        {{{1, 1, 2, 1, 2}},
+         ND_PRECISION_FP8,
+         ND_FP8_ROWWISE,
+         ND_RECOMPUTE_NONE,
+         false,
+         "q_proj,o_proj,up_proj,down_proj"},
+        {{{1, 2, 1, 1, 2}},
+         ND_PRECISION_FP8,
+         ND_FP8_TENSORWISE,
+         ND_RECOMPUTE_NONE,
+         false,
+         "k_proj,o_proj,up_proj"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mesh_ranks job = {.mesh = cases[i].mesh,
@@ -141,6 +182,7 @@ Test(forward_only, has_the_loss_of_the_training_model)
         job.config.fp8.recipe = cases[i].recipe;
         job.config.parallel.recompute = cases[i].recompute;
         job.config.fp8.all_gather = cases[i].all_gather;
+        job.config.fp8.filter = (char *)(cases[i].filter ? cases[i].filter : "*");
         cr_expect_eq(mesh_ranks_run(&job), ND_OK, "case %zu: %s", i, nd_error_last()->message);
     }
 }
