@@ -160,18 +160,19 @@ void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
  * Amaxes that are known before any of them is needed lie next to each other, and one all-reduce MAX
  * serves them all:
  *
- *   over model         every weight with one scale, after every change
- *   over tp, rowwise   rows of the input and of the weight of a row-parallel linear, before its
- *                      product; rows of the gradients of all outputs and columns of all weights of
- *                      the column-parallel linears with one input, before their input gradient
- *   over tp, one       the gradients of the outputs of the column-parallel linears with one input
- *   scale each
- *   over each group    the weights of a layer of a model without a backward, before they are cast
- *   over world         all of a step (delayed)
+ *   over model       all weights with one scale, after every change
+ *   over tp          tensorwise: the gradients of the outputs of the column-parallel linears with
+ *                    one input
+ *                    rowwise: rows of the input and of the weight of a row-parallel linear, before
+ *                    its product; rows of the gradients of the outputs and columns of the weights
+ *                    of the column-parallel linears with one input, before that input's gradient
+ *   over each group  all weights of a layer, in a model without a backward, before they are cast
+ *   over world       all amaxes of a step (delayed)
  *
- * An amax that the next product needs is not held back for those of later operands: an input, or
- * the gradient of a row-parallel linear's output, is reduced alone when it has one scale. Scales of
- * rows or columns that tp does not split need no reduction, and are found just before their cast.
+ * No product waits for an amax that it does not read. So inputs, and gradients of the outputs of
+ * row-parallel linears, are reduced alone when they have one scale: the next product reads them.
+ * Rows and columns that tp does not split need no reduction; they are measured just before they are
+ * cast.
  *
  * A model without a backward holds converted weights as codes alone, whatever fp8.all_gather says,
  * with the scales, of rows too, that a training step's forward would have found. They are found
