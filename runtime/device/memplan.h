@@ -27,7 +27,7 @@ typedef enum nd_mem_class {
     ND_MEM_CLASS_COUNT
 } nd_mem_class;
 
-enum { ND_MEMPLAN_MAX_BUFFERS = 96 };
+enum { ND_MEMPLAN_MAX_BUFFERS = 160 };
 
 typedef struct nd_mem_buffer {
     nd_mem_class class;
