@@ -81,21 +81,21 @@ static nd_status find_weights(nd_scales *s)
     return ND_OK;
 }
 
-/* Three vectors for each kind of operand, in one buffer; and three for joint ones. */
+/* Three vectors for each kind of operand, and three for joint scales, in one buffer. */
 static void plan_vectors(nd_scales *s, nd_vector_counts counts, nd_memplan *plan)
 {
     size_t each = (size_t)counts.each * sizeof(float), joint = (size_t)counts.joint * sizeof(float);
-    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows", VECTORS * each, NULL);
+    int want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales of rows",
+                               VECTORS * each + 3 * joint, NULL);
     for (size_t i = 0; i < OPERANDS; i++) {
         nd_scale_ref *v = &s->vectors[i];
         nd_memplan_also(plan, want, 3 * i * each, &v->amax);
         nd_memplan_also(plan, want, (3 * i + 1) * each, &v->scale);
         nd_memplan_also(plan, want, (3 * i + 2) * each, &v->inverse);
     }
-    want = nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: scales settled together", 3 * joint,
-                           &s->joint.amax);
-    nd_memplan_also(plan, want, joint, &s->joint.scale);
-    nd_memplan_also(plan, want, 2 * joint, &s->joint.inverse);
+    nd_memplan_also(plan, want, VECTORS * each, &s->joint.amax);
+    nd_memplan_also(plan, want, VECTORS * each + joint, &s->joint.scale);
+    nd_memplan_also(plan, want, VECTORS * each + 2 * joint, &s->joint.inverse);
     s->joint_count = counts.joint;
 }
 
