@@ -324,13 +324,13 @@ const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, 
 
 bool nd_row_is_empty(const nd_row_field *field)
 {
-    scan s = {.p = field->begin, .end = field->begin + field->size};
     if (field->kind == ND_ROW_ABSENT || field->size == 0) {
         return true;
     }
     if (field->kind == ND_ROW_STRING) {
         return false;
     }
+    scan s = {.p = field->begin, .end = field->begin + field->size};
     const uint8_t c = *s.p;
     s.p += c == '[' || c == '{';
     return (c == '[' && peek(&s) == ']') || (c == '{' && peek(&s) == '}') || scan_word(&s, "null");
