@@ -265,7 +265,7 @@ class End:
             self.step_seconds = row.get("step_ms", 1e3 * self.step_seconds) / 1e3
             if event is None or event == "resumed":
                 self.is_over = False
-            if event == "early_stopped" or (event == "checkpoint" and row.get("reason") == "signal" and step >= self.step):
+            if event in ("early_stopped", "ended") or (event == "checkpoint" and row.get("reason") == "signal" and step >= self.step):
                 self.is_over = True
             if step == config.get("train.steps") and wanted in row:
                 self.is_over = True

@@ -143,6 +143,10 @@ def check_ends(stage):
     signal = json.dumps({"event": "checkpoint", "step": 3, "reason": "signal"}) + "\n"
     (run / "metrics.jsonl").write_text(step_line(3) + signal)
     check("no new line" not in stage.run(run, "--follow"), "a run that a signal stopped is waited for")
+    failed = json.dumps({"event": "ended", "step": 3, "code": 74, "why": "rank 1 was lost"}) + "\n"
+    lost = make_run(stage.folder / "failed", 40)
+    (lost / "metrics.jsonl").write_text(step_line(3) + failed)
+    check("no new line" not in stage.run(lost, "--follow"), "a run that has failed is waited for")
     (run / "metrics.jsonl").write_text(step_line(3) + signal + json.dumps({"event": "resumed", "step": 3}) + "\n" + step_line(4))
     check("no new line for 0.5 s" in stage.run(run, "--follow", "--patience", "0.5"), "a run that failed")
     check("none came in 0.5 s" in stage.run(stage.folder / "never", "--follow", "--patience", "0.5", code=65), "a run that never starts")

@@ -207,6 +207,25 @@ Test(run, a_signal_ends_it_without_a_validation)
     cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
     cr_assert_eq(values_of("validation_loss", validation, 1), 0);
     shell(&dir, "test -s out/model/model.safetensors && test -s out/trace.json");
+    /* The report knows why, at once. */
+    shell(&dir,
+          "tail -n 1 out/metrics.jsonl | grep '^{\"event\":\"ended\",.*\"code\":75,' && " ND_TRAIN
+          " report out --markdown | grep '^stopped by a signal after step .* no checkpoints'");
+}
+
+/* Ranks agree that the second step is not finite, so one of them says so in the folder. */
+Test(run, a_failure_is_the_last_line)
+{
+    int code = shell_run(&dir, RUN "--set data.path=text.txt --num-steps 40 --max-grad-norm 0 "
+                                   "--lr 1e6 --weight-decay 1e6");
+    cr_assert_neq(code, 0, "%s", shell_output);
+    char command[512];
+    snprintf(
+        command, sizeof command,
+        "tail -n 1 out/metrics.jsonl | grep '^{\"event\":\"ended\",.*\"code\":%d,' && " ND_TRAIN
+        " report out --markdown | grep '^failed after step .* of 40, with exit code %d: .*finite'",
+        code, code);
+    shell(&dir, command);
 }
 
 /* The validation after the last step is left when the signal comes, not waited for. */

@@ -317,6 +317,11 @@ static nd_status write_event(void *self, const nd_run_event *e)
                           "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
                           (long long)e->step, quoted(text, sizeof text, e->reason));
         break;
+    case ND_RUN_EVENT_ENDED:
+        length = snprintf(s->line, sizeof s->line,
+                          "{\"event\":\"ended\",\"step\":%lld,\"code\":%d,\"why\":%s}\n",
+                          (long long)e->step, (int)e->code, quoted(text, sizeof text, e->reason));
+        break;
     case ND_RUN_EVENT_RECORDS_LOST:
         snprintf(why, sizeof why, "%lld records did not go to %s: %s", (long long)e->records,
                  e->sink, e->reason);

@@ -85,6 +85,7 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_RESUMED,
     ND_RUN_EVENT_EARLY_STOPPED,
     ND_RUN_EVENT_FINISHED, /* all is done that the run was to do */
+    ND_RUN_EVENT_ENDED,    /* it is not: a signal, or a failure after the start of its first step */
     ND_RUN_EVENT_RECORDS_LOST
 } nd_run_event_kind;
 
@@ -93,8 +94,8 @@ typedef struct nd_run_event {
     int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
     const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
     const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed; of a
-                               rewind: what its step had; of an early stop: why; of lost
-                               records: the first failure */
+                               rewind: what its step had; of an early stop and an end: why; of
+                               lost records: the first failure */
     double seconds;         /* until it was durable, or loaded */
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */
@@ -104,6 +105,7 @@ typedef struct nd_run_event {
     const nd_mesh *mesh, *mesh_was; /* resumed on another mesh than before; else NULL; lent */
     const char *sink;               /* records lost: the name of the sink that did not take them */
     int64_t records;                /* records lost: how many */
+    nd_status code;                 /* ended: that of the process, which is its exit code */
 } nd_run_event;
 
 typedef struct nd_histogram_record {

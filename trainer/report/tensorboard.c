@@ -76,6 +76,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
     case ND_RUN_EVENT_EARLY_STOPPED:
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
     case ND_RUN_EVENT_RECORDS_LOST:
+    case ND_RUN_EVENT_ENDED: /* a session without an end */
         return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         return nd_event_session(s->file, e->step, ND_SESSION_CHECKPOINT, e->path);

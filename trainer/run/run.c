@@ -59,6 +59,7 @@ typedef struct run_state {
     int64_t step_begin;                    /* nd_clock_ns */
     int64_t sent_before[ND_TRAFFIC_COUNT]; /* when the step began */
     double gpu_bytes;                      /* in use after the first steps */
+    bool began;                            /* its first step, or what comes without one */
     bool stopped;
 } run_state;
 
@@ -501,6 +502,7 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
     ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
+    s->began = true;
     ND_TRY(loop(s));
     ND_TRY(nd_stream_sync(&s->rank->stream)); /* an error of the last update is found here */
     nd_tuning_warn(s->rank, s->tuning);
@@ -514,10 +516,17 @@ static nd_status run(run_state *s)
 }
 
 /* What a failure does to this process, and what it prints, comes after the records of the steps
- * before it. */
+ * before it, the last of which says why there are no more. */
 static nd_status flush_records(run_state *s, nd_status status)
 {
     const nd_error error = *nd_error_last();
+    if (status != ND_OK && s->began) {
+        const nd_run_event event = {.kind = ND_RUN_EVENT_ENDED,
+                                    .step = s->trainer->position.step,
+                                    .reason = error.message,
+                                    .code = status};
+        (void)nd_sinks_event(&s->files.sinks, &event); /* the first failure is the one to say */
+    }
     nd_status written = nd_sinks_flush(&s->files.sinks);
     if (status != ND_OK) {
         nd_error_restore(&error);

@@ -46,6 +46,7 @@ static void write_event(nd_doc *doc, const nd_metric_event *e)
     case ND_METRIC_EVENT_CHECKPOINT_FAILED:
     case ND_METRIC_EVENT_EARLY_STOPPED:
     case ND_METRIC_EVENT_RECORDS_LOST:
+    case ND_METRIC_EVENT_ENDED:
     case ND_METRIC_EVENT_OTHER:
         nd_doc_cell(doc, e->text);
         break;

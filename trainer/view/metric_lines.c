@@ -291,7 +291,8 @@ static nd_metric_event event_of(const json_t *o)
                                         [ND_METRIC_EVENT_CHECKPOINT_FAILED] = "checkpoint_failed",
                                         [ND_METRIC_EVENT_RESUMED] = "resumed",
                                         [ND_METRIC_EVENT_EARLY_STOPPED] = "early_stopped",
-                                        [ND_METRIC_EVENT_RECORDS_LOST] = "records_lost"};
+                                        [ND_METRIC_EVENT_RECORDS_LOST] = "records_lost",
+                                        [ND_METRIC_EVENT_ENDED] = "ended"};
     nd_metric_event e = {.step = whole_of(o, "step"),
                          .bytes = number_of(o, "bytes", 0),
                          .save_ms = number_of(o, "save_ms", 0),
@@ -300,14 +301,15 @@ static nd_metric_event event_of(const json_t *o)
                          .restart = whole_of(o, "restart"),
                          .rewound_from = whole_of(o, "rewound_from"),
                          .passed_over_samples = whole_of(o, "passed_over_samples"),
-                         .records = whole_of(o, "records")};
+                         .records = whole_of(o, "records"),
+                         .code = whole_of(o, "code")};
     text_of(o, "event", e.name, sizeof e.name);
     text_of(o, json_object_get(o, "why") ? "why" : "reason", e.text, sizeof e.text);
     text_of(o, "mesh", e.mesh, sizeof e.mesh);
     text_of(o, "mesh_was", e.mesh_was, sizeof e.mesh_was);
     text_of(o, "sink", e.sink, sizeof e.sink);
     last_part_of(o, "from", e.from, sizeof e.from);
-    for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_RECORDS_LOST; k++) {
+    for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_ENDED; k++) {
         e.kind = strcmp(e.name, names[k]) == 0 ? (nd_metric_event_kind)k : e.kind;
     }
     return e;

@@ -70,16 +70,17 @@ typedef enum nd_metric_event_kind {
     ND_METRIC_EVENT_CHECKPOINT_FAILED,
     ND_METRIC_EVENT_RESUMED,
     ND_METRIC_EVENT_EARLY_STOPPED,
-    ND_METRIC_EVENT_RECORDS_LOST
+    ND_METRIC_EVENT_RECORDS_LOST,
+    ND_METRIC_EVENT_ENDED
 } nd_metric_event_kind;
 
 typedef struct nd_metric_event {
     int64_t step;
     nd_metric_event_kind kind;
     double bytes, save_ms, blocked_ms, load_ms; /* 0: not in the line */
-    int64_t restart, rewound_from, passed_over_samples, records;
+    int64_t restart, rewound_from, passed_over_samples, records, code;
     char name[32];               /* what the line calls it */
-    char text[256];              /* its reason, or why; cut where it is longer */
+    char text[400];              /* its reason, or why; cut where it is longer */
     char from[96];               /* resumed: last part of the folder */
     char mesh[96], mesh_was[96]; /* resumed on another mesh; else "" */
     char sink[32];               /* that did not take `records` records; else "" */

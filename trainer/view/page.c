@@ -58,9 +58,9 @@ static void write_verdict(const nd_page *page, nd_doc *doc, const nd_run_view *r
     nd_run_verdict(run, text);
     if (doc->kind == ND_DOC_HTML) {
         bool ended = run->end == ND_RUN_FINISHED || run->end == ND_RUN_STOPPED_EARLY;
-        bool early = run->end == ND_RUN_ENDED_EARLY;
+        bool early = run->end == ND_RUN_ENDED_EARLY, failed = run->end == ND_RUN_FAILED;
         bool good = ended && !run->lost_lines && isfinite(run->figures.end_loss);
-        bool bad = (early && !run->lost_lines) || !isfinite(run->figures.end_loss);
+        bool bad = failed || (early && !run->lost_lines) || !isfinite(run->figures.end_loss);
         fprintf(doc->out, "<p class=\"verdict%s\">", good ? " good" : bad ? " bad" : "");
     }
     if (page->count > 1) {

@@ -276,23 +276,27 @@ static const nd_metric_event *early_stop(const nd_run_view *v)
     return NULL;
 }
 
-/* The save that ended the run, as checkpoint.on_error asks: no event is behind it, though steps
- * went on beside it. NULL: the folder does not know why the run ended. */
-static const nd_metric_event *fatal_save(const nd_run_view *v)
+/* Why the run ended, as its last line says. NULL: it does not, since a later start followed, or the
+ * process was killed. */
+static const nd_metric_event *said_end(const nd_run_view *v)
 {
-    const json_t *config = json_object_get(v->record, "config");
-    const char *on_error = json_string_value(json_object_get(config, "checkpoint.on_error"));
-    const size_t count = v->metrics.event_count;
-    const nd_metric_event *e = count > 0 ? &v->metrics.events[count - 1] : NULL;
-    const bool fatal = e && e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED && on_error &&
-                       strcmp(on_error, "stop") == 0;
-    return fatal ? e : NULL;
+    const nd_metrics *m = &v->metrics;
+    size_t count = m->event_count;
+    while (count > 0 && m->events[count - 1].kind == ND_METRIC_EVENT_RECORDS_LOST) {
+        count--;
+    }
+    const nd_metric_event *e = count > 0 ? &m->events[count - 1] : NULL;
+    return e && e->kind == ND_METRIC_EVENT_ENDED && e->step >= last_row_step(v) ? e : NULL;
 }
 
 static nd_run_end find_end(const nd_run_view *v, int64_t now)
 {
     double patience = v->figures.step_ms / 1e3 * RECENT_STEPS;
     patience = patience > RECENT_SECONDS ? patience : RECENT_SECONDS;
+    const nd_metric_event *end = said_end(v);
+    if (end && (end->code != ND_ERR_PREEMPTED || !was_stopped(v))) {
+        return ND_RUN_FAILED;
+    }
     if (v->steps_wanted > 0 && v->reached >= v->steps_wanted) {
         return ND_RUN_FINISHED;
     }
@@ -322,18 +326,12 @@ static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
     }
 }
 
-/* Of a run that did not make all its steps. */
+/* Of a run that did not make all its steps, and has no line that says so. */
 static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
     static const char unknown[] = "this folder does not say why, the run's log does";
     const long long step = view->reached, wanted = view->steps_wanted;
-    const nd_metric_event *save = fatal_save(view);
-    if (save) {
-        snprintf(text, ND_VERDICT_MAX,
-                 "failed after step %lld of %lld, as a checkpoint could not be written "
-                 "(checkpoint.on_error: stop): %s",
-                 step, wanted, save->text);
-    } else if (view->lost_lines) {
+    if (view->lost_lines) {
         snprintf(text, ND_VERDICT_MAX,
                  "no line after step %lld of %lld: the disk took no more, or the run ended early; "
                  "%s",
@@ -342,6 +340,19 @@ static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
         snprintf(text, ND_VERDICT_MAX,
                  "ended early, after step %lld of %lld, or its disk took no more lines; %s", step,
                  wanted, unknown);
+    }
+}
+
+/* The words of a signal name the step themselves. */
+static void say_failure(const nd_run_view *view, const nd_metric_event *end,
+                        char text[ND_VERDICT_MAX])
+{
+    if (end->code == ND_ERR_PREEMPTED) {
+        snprintf(text, ND_VERDICT_MAX, "%s", end->text);
+    } else {
+        snprintf(text, ND_VERDICT_MAX, "failed after step %lld of %lld, with exit code %d: %s",
+                 (long long)view->reached, (long long)view->steps_wanted, (int)end->code,
+                 end->text);
     }
 }
 
@@ -362,6 +373,9 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
             "stopped by a signal after step %lld of %lld; --resume-from-checkpoint latest goes "
             "on with it",
             step, wanted);
+        break;
+    case ND_RUN_FAILED:
+        say_failure(view, said_end(view), text);
         break;
     case ND_RUN_RECENT:
         snprintf(text, ND_VERDICT_MAX,

@@ -14,9 +14,10 @@ typedef enum nd_run_end {
     ND_RUN_FINISHED = 0,
     ND_RUN_STOPPED_EARLY, /* as train.early_stopping_patience asks */
     ND_RUN_STOPPED,       /* by a signal, behind a checkpoint */
+    ND_RUN_FAILED,        /* or stopped by a signal without a checkpoint: its last line says why */
     ND_RUN_RECENT,        /* wrote its last line less than a minute, or ten steps, ago */
-    ND_RUN_ENDED_EARLY,
-    ND_RUN_UNKNOWN /* without run.json nobody knows how many steps were wanted */
+    ND_RUN_ENDED_EARLY,   /* as a process does that is killed */
+    ND_RUN_UNKNOWN        /* without run.json nobody knows how many steps were wanted */
 } nd_run_end;
 
 /* NaN: not known. Medians leave out the first two steps where there are more. */
@@ -58,7 +59,7 @@ typedef struct nd_run_view {
 nd_status nd_run_view_open(const char *folder, int64_t now, nd_run_view *out);
 void nd_run_view_close(nd_run_view *view);
 
-enum { ND_VERDICT_MAX = 512 };
+enum { ND_VERDICT_MAX = 768 };
 /* "finished: 1000 of 1000 steps"; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 

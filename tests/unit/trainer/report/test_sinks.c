@@ -920,16 +920,22 @@ Test(sinks, metrics_have_all_lines_but_of_the_end)
     assert_ok(nd_config_init(&config));
     config.train.steps = 10;
     nd_sinks sinks = open_sinks(false);
-    static const nd_run_event_kind kinds[] = {
-        ND_RUN_EVENT_CHECKPOINT_SAVED, ND_RUN_EVENT_CHECKPOINT_FAILED, ND_RUN_EVENT_EARLY_STOPPED,
-        ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_FINISHED};
+    static const nd_run_event_kind kinds[] = {ND_RUN_EVENT_CHECKPOINT_SAVED,
+                                              ND_RUN_EVENT_CHECKPOINT_FAILED,
+                                              ND_RUN_EVENT_EARLY_STOPPED,
+                                              ND_RUN_EVENT_RESUMED,
+                                              ND_RUN_EVENT_MODEL_SAVED,
+                                              ND_RUN_EVENT_FINISHED,
+                                              ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i], .reason = "why"}));
     }
     nd_sinks_close(&sinks);
     char *text = read_metrics();
-    cr_expect_eq(count_of(text, "\n"), 4, "%s", text);
-    cr_expect_eq(count_of(text, "{\"event\":\""), 4, "%s", text);
+    cr_expect_eq(count_of(text, "\n"), 5, "%s", text);
+    cr_expect_eq(count_of(text, "{\"event\":\""), 5, "%s", text);
+    cr_expect_eq(count_of(text, "{\"event\":\"ended\",\"step\":0,\"code\":0,\"why\":\"why\"}"), 1,
+                 "%s", text);
     free(text);
     nd_config_fini(&config);
 }

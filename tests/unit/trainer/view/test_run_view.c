@@ -147,7 +147,7 @@ Test(run_view, how_a_run_ended)
     "{\"event\":\"records_lost\",\"step\":" step ",\"sink\":\"" sink "\",\"records\":" records     \
     ",\"why\":\"<no> space\"}\n"
 
-static void expect_verdict(const char *further, nd_run_end end, const char *words, bool lost)
+static void expect_verdict(const char *further, nd_run_end end, const char *words, bool neutral)
 {
     char verdict[ND_VERDICT_MAX];
     write_metrics(4, further);
@@ -155,8 +155,9 @@ static void expect_verdict(const char *further, nd_run_end end, const char *word
     cr_assert_eq(view.end, end, "%d", view.end);
     cr_assert_str_eq(nd_run_verdict(&view, verdict), words);
     char *html = page_of(ND_DOC_HTML, &view, 1);
-    cr_assert_eq(strstr(html, "class=\"verdict\"") != NULL, lost, "neither good nor bad");
-    cr_assert_eq(strstr(html, "class=\"verdict bad\"") != NULL, end == ND_RUN_ENDED_EARLY && !lost);
+    cr_assert_eq(strstr(html, "class=\"verdict\"") != NULL, neutral, "neither good nor bad");
+    cr_assert_eq(strstr(html, "class=\"verdict bad\"") != NULL,
+                 end == ND_RUN_FAILED || (end == ND_RUN_ENDED_EARLY && !neutral));
     free(html);
     nd_run_view_close(&view);
 }
@@ -199,25 +200,45 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
         false);
 }
 
-#define FAILED_SAVE "{\"event\":\"checkpoint_failed\",\"step\":3,\"why\":\"no <space>\"}\n"
+#define ENDED(step, code, why)                                                                     \
+    "{\"event\":\"ended\",\"step\":" step ",\"code\":" code ",\"why\":\"" why "\"}\n"
 
-/* Why a run ended is known where a save failed that was to stop it, and nothing followed. */
-Test(run_view, a_save_that_stopped_the_run_is_the_reason)
+Test(run_view, the_last_line_says_why_a_run_ended)
 {
-    write_file("run.json", "{\"config\":{\"train.steps\":6,\"checkpoint.on_error\":\"stop\"}}");
-    expect_verdict(FAILED_SAVE, ND_RUN_ENDED_EARLY,
-                   "failed after step 4 of 6, as a checkpoint could not be written "
-                   "(checkpoint.on_error: stop): no <space>",
-                   false);
-    expect_verdict(FAILED_SAVE "{\"event\":\"resumed\",\"step\":4}\n", ND_RUN_ENDED_EARLY,
-                   "ended early, after step 4 of 6, or its disk took no more lines; this folder "
-                   "does not say why, the run's log does",
-                   false);
-    write_file("run.json", "{\"config\":{\"train.steps\":6,\"checkpoint.on_error\":\"continue\"}}");
-    expect_verdict(FAILED_SAVE, ND_RUN_ENDED_EARLY,
-                   "ended early, after step 4 of 6, or its disk took no more lines; this folder "
-                   "does not say why, the run's log does",
-                   false);
+    write_file("run.json", record);
+    expect_verdict(ENDED("4", "74", "rank 1 was <lost>"), ND_RUN_FAILED,
+                   "failed after step 4 of 6, with exit code 74: rank 1 was <lost>", false);
+    expect_verdict(
+        ENDED("6", "73", "the model was not saved"), ND_RUN_FAILED,
+        "failed after step 6 of 6, with exit code 73: the model was not saved; the lines "
+        "of metrics.jsonl after step 4 were lost, as the disk was full or failed",
+        false);
+    expect_verdict(ENDED("4", "75", "stopped by a signal after step 4 of 6, so"), ND_RUN_FAILED,
+                   "stopped by a signal after step 4 of 6, so", false);
+    expect_verdict("{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n" ENDED(
+                       "4", "75", "stopped by a signal"),
+                   ND_RUN_STOPPED,
+                   "stopped by a signal after step 4 of 6; --resume-from-checkpoint latest goes on "
+                   "with it",
+                   true);
+    expect_verdict(ENDED("4", "74", "lost") LOST("4", "TensorBoard", "4"), ND_RUN_FAILED,
+                   "failed after step 4 of 6, with exit code 74: lost", false);
+}
+
+/* The step after it, or a start that has made none, is of a process that was killed. */
+Test(run_view, a_later_start_takes_the_reason_back)
+{
+    const char unknown[] =
+        "ended early, after step %d of 6, or its disk took no more lines; this folder does not say "
+        "why, the run's log does";
+    char words[256];
+    write_file("run.json", record);
+    snprintf(words, sizeof words, unknown, 4);
+    expect_verdict(ENDED("4", "74", "lost") "{\"event\":\"resumed\",\"step\":4}\n",
+                   ND_RUN_ENDED_EARLY, words, false);
+    snprintf(words, sizeof words, unknown, 5);
+    expect_verdict(ENDED("4", "74", "lost") "{\"step\":5,\"loss\":1,\"step_ms\":1}\n",
+                   ND_RUN_ENDED_EARLY, words, false);
 }
 
 /* A checkpoint of step 6 of 2026-01-31 counts when no line was written since. */
