@@ -1,35 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/text/bpe.h"
 
-#include <xxhash.h>
-
 #include "trainer/text/unicode.h"
 
 enum { SHORT_WORD = 32 }; /* characters; longer words are merged with the heap */
 
-/* The greatest power of two of slots that fits, or 0. */
-static size_t slots_in(size_t bytes, size_t each)
-{
-    size_t slots = bytes >= each;
-    while (slots > 0 && 2 * slots <= bytes / each) {
-        slots *= 2;
-    }
-    return slots;
-}
-
 nd_status nd_bpe_init(nd_bpe_state *state, const nd_tokenizer *tokenizer, size_t cache_bytes)
 {
     *state = (nd_bpe_state){.tokenizer = tokenizer};
-    state->cache_slots = slots_in(cache_bytes / 2, sizeof(nd_bpe_cached));
-    state->short_slots = slots_in(cache_bytes / 2, sizeof(nd_bpe_short));
-    ND_TRY(state->cache_slots > 0 ? ND_ALLOC(state->cache_slots, &state->cache) : ND_OK);
-    return state->short_slots > 0 ? ND_ALLOC(state->short_slots, &state->shorts) : ND_OK;
+    return nd_word_cache_init(&state->cache, cache_bytes);
 }
 
 void nd_bpe_fini(nd_bpe_state *state)
 {
-    free(state->cache);
-    free(state->shorts);
+    nd_word_cache_fini(&state->cache);
     free(state->word.data);
     free(state->symbols);
     free(state->heap);
@@ -71,17 +55,19 @@ static nd_status begin_word(nd_bpe_state *state, const uint8_t *word, size_t siz
     const nd_bpe *bpe = &tokenizer->bpe;
     bool pending = false;
     state->word.count = 0;
+    ND_TRY(nd_ids_reserve(&state->word, size));
     for (size_t at = 0, n; at < size; at += n) {
         const uint8_t *p = word + at;
         n = tokenizer->byte_level ? 1 : (size_t)nd_char_at(p).bytes;
-        int32_t id =
-            tokenizer->byte_level ? bpe->bytes[*p] : nd_vocab_find_bytes(&tokenizer->vocab, p, n);
+        int32_t id = tokenizer->byte_level || *p < 0x80
+                         ? bpe->first[*p]
+                         : nd_vocab_find_bytes(&tokenizer->vocab, p, n);
         if (id >= 0) {
             if (pending) {
                 ND_TRY(add_unknown(state));
             }
             pending = false;
-            ND_TRY(nd_ids_add(&state->word, &id, 1));
+            state->word.data[state->word.count++] = id; /* at most one for each byte */
             continue;
         }
         bool done = false;
@@ -93,7 +79,7 @@ static nd_status begin_word(nd_bpe_state *state, const uint8_t *word, size_t siz
         }
         if (bpe->unknown < 0) {
             state->dropped++;
-            state->dropped_at = at;
+            state->dropped_at = state->dropped_at ? state->dropped_at : p;
             continue;
         }
         if (pending && !bpe->fuse_unknown) {
@@ -106,43 +92,74 @@ static nd_status begin_word(nd_bpe_state *state, const uint8_t *word, size_t siz
 
 /* Short words. */
 
-static int32_t rank_of(const nd_vocab *vocab, const int32_t *pair, int32_t *id)
+enum { PLACE_BITS = 5, NO_PAIR = INT32_MAX };
+
+_Static_assert(SHORT_WORD == 1 << PLACE_BITS && ND_VOCAB_IDS_MAX <= NO_PAIR >> PLACE_BITS,
+               "a rank and a place fit in 31 bits");
+
+/* A short word while it is merged. A merged pair keeps its left place and loses its right one. */
+typedef struct short_word {
+    const nd_vocab *vocab;
+    int32_t *ids;
+    uint32_t places;           /* a bit for each place that is left */
+    int32_t pairs[SHORT_WORD]; /* rank and place of the pair that begins at a place, or NO_PAIR */
+    int32_t made[SHORT_WORD];  /* the piece that the pair makes */
+} short_word;
+
+/* Looks up the pair of two places, of which the right one may be missing (SHORT_WORD or more). */
+static void find_pair(short_word *w, int left, int right)
 {
-    const nd_merge *merge = nd_vocab_merge(vocab, pair[0], pair[1]);
-    *id = merge ? merge->id : -1;
-    return merge ? merge->rank : INT32_MAX;
+    nd_merged merged = {.rank = ND_MERGE_NONE};
+    if (right < SHORT_WORD) {
+        merged = nd_vocab_merge(w->vocab, w->ids[left], w->ids[right]);
+    }
+    w->pairs[left] = merged.rank == ND_MERGE_NONE ? NO_PAIR : merged.rank << PLACE_BITS | left;
+    w->made[left] = merged.id;
+}
+
+/* The place that is left behind `place`; SHORT_WORD: none. */
+static int place_behind(const short_word *w, int place)
+{
+    const uint64_t later = (uint64_t)w->places >> place >> 1;
+    return later ? place + 1 + __builtin_ctzll(later) : SHORT_WORD;
+}
+
+/* The pair of the lowest rank, and of the lowest place among equals, or NO_PAIR. */
+static int32_t best_pair(const short_word *w, int padded)
+{
+    int32_t best = NO_PAIR;
+    for (int i = 0; i < padded; i++) {
+        best = w->pairs[i] < best ? w->pairs[i] : best;
+    }
+    return best;
 }
 
 /* Merges in place; returns how many ids are left. */
 static size_t merge_short(const nd_vocab *vocab, int32_t *ids, size_t count)
 {
-    int32_t ranks[SHORT_WORD] = {0}, made[SHORT_WORD] = {0}; /* of the pair at each place */
-    for (size_t i = 0; i + 1 < count; i++) {
-        ranks[i] = rank_of(vocab, &ids[i], &made[i]);
+    enum { STEP = 8 }; /* the number of pairs is a multiple: vector instructions see all of them */
+    const int n = (int)count, padded = (n + STEP - 1) / STEP * STEP;
+    short_word w = {.vocab = vocab, .ids = ids, .places = UINT32_MAX >> (SHORT_WORD - n)};
+    for (int i = 0; i + 1 < n; i++) {
+        find_pair(&w, i, i + 1);
     }
-    while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++) {
-            best = ranks[i] < ranks[best] ? i : best;
+    for (int i = n - 1; i < padded; i++) {
+        w.pairs[i] = NO_PAIR;
+    }
+    for (int32_t best; (best = best_pair(&w, padded)) != NO_PAIR;) {
+        const int place = best & (SHORT_WORD - 1), gone = place_behind(&w, place);
+        const uint32_t before = w.places & ((UINT32_C(1) << place) - 1);
+        ids[place] = w.made[place];
+        w.places &= ~(UINT32_C(1) << gone);
+        w.pairs[gone] = NO_PAIR;
+        find_pair(&w, place, place_behind(&w, place));
+        if (before) {
+            find_pair(&w, SHORT_WORD - 1 - __builtin_clz(before), place);
         }
-        if (ranks[best] == INT32_MAX) {
-            break;
-        }
-        ids[best] = made[best];
-        count--;
-        for (size_t i = best + 1; i < count; i++) {
-            ids[i] = ids[i + 1];
-        }
-        for (size_t i = best + 1; i + 1 < count; i++) {
-            ranks[i] = ranks[i + 1];
-            made[i] = made[i + 1];
-        }
-        if (best > 0) {
-            ranks[best - 1] = rank_of(vocab, &ids[best - 1], &made[best - 1]);
-        }
-        if (best + 1 < count) {
-            ranks[best] = rank_of(vocab, &ids[best], &made[best]);
-        }
+    }
+    count = 0;
+    for (uint32_t left = w.places; left; left &= left - 1) {
+        ids[count++] = ids[__builtin_ctz(left)];
     }
     return count;
 }
@@ -189,10 +206,10 @@ static void push_pair(nd_bpe_state *state, int32_t place)
     if (left->next < 0) {
         return;
     }
-    const nd_merge *merge =
+    const nd_merged merged =
         nd_vocab_merge(&state->tokenizer->vocab, left->id, state->symbols[left->next].id);
-    if (merge) {
-        heap_push(state, (nd_bpe_pair){.rank = merge->rank, .place = place, .id = merge->id});
+    if (merged.rank != ND_MERGE_NONE) {
+        heap_push(state, (nd_bpe_pair){.rank = merged.rank, .place = place, .id = merged.id});
     }
 }
 
@@ -203,9 +220,9 @@ static bool is_current(const nd_bpe_state *state, const nd_bpe_pair *pair)
     if (left->id < 0 || left->next < 0) {
         return false;
     }
-    const nd_merge *merge =
+    const nd_merged merged =
         nd_vocab_merge(&state->tokenizer->vocab, left->id, state->symbols[left->next].id);
-    return merge && merge->id == pair->id;
+    return merged.rank != ND_MERGE_NONE && merged.id == pair->id;
 }
 
 static nd_status reserve_long(nd_bpe_state *state, size_t count)
@@ -259,120 +276,17 @@ static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
     return ND_OK;
 }
 
-/* The cache of short words. */
-
-typedef struct short_key {
-    uint64_t low, high;
-} short_key;
-
-/* A word of 1 to 15 bytes; `left` bytes can be read. */
-static short_key key_of(const uint8_t *word, size_t size, size_t left)
-{
-    short_key key = {0};
-    if (left < 16) {
-        memcpy(&key, word, size);
-    } else {
-        memcpy(&key, word, 16);
-        /* Bytes are in little-endian order: those behind the word are the high ones. */
-        key.low &= size >= 8 ? UINT64_MAX : (UINT64_C(1) << (8 * size)) - 1;
-        key.high &= size <= 8 ? 0 : (UINT64_C(1) << (8 * (size - 8))) - 1;
-    }
-    key.high |= (uint64_t)size << 56;
-    return key;
-}
-
-static nd_bpe_short *short_slot(const nd_bpe_state *state, short_key key)
-{
-    uint64_t hash = (key.low ^ (key.high << 29 | key.high >> 35)) * 0x9e3779b97f4a7c15u;
-    hash ^= hash >> 32;
-    hash *= 0xd6e8feb86659fd93u;
-    return &state->shorts[hash >> 32 & (state->short_slots - 1)];
-}
-
-static void short_fill(nd_bpe_state *state, const uint8_t *word, size_t size, const int32_t *ids,
-                       size_t count)
-{
-    if (state->short_slots == 0 || size > ND_BPE_SHORT_BYTES || count > ND_BPE_SHORT_IDS) {
-        return;
-    }
-    short_key key = key_of(word, size, size);
-    nd_bpe_short *slot = short_slot(state, key);
-    *slot = (nd_bpe_short){.key = {key.low, key.high}, .count = (int32_t)count};
-    memcpy(slot->ids, ids, count * sizeof *ids);
-}
-
-enum { BATCH = 64 };
-
-int nd_bpe_find_words(nd_bpe_state *state, const uint8_t *text, size_t size, size_t begin,
-                      const size_t *ends, int count, nd_ids *out, nd_status *status)
-{
-    short_key keys[BATCH];
-    const nd_bpe_short *slots[BATCH];
-    void *place = out->data;
-    count = count < BATCH ? count : BATCH;
-    *status = nd_array_reserve(&place, &out->room, out->count + 4 * BATCH, sizeof *out->data);
-    out->data = place;
-    if (*status != ND_OK || state->short_slots == 0) {
-        return 0;
-    }
-    for (int i = 0; i < count; i++) {
-        size_t n = ends[i] - begin;
-        if (n > ND_BPE_SHORT_BYTES) {
-            count = i;
-            break;
-        }
-        keys[i] = key_of(text + begin, n, size - begin);
-        slots[i] = short_slot(state, keys[i]);
-        __builtin_prefetch(slots[i]);
-        begin = ends[i];
-    }
-    int32_t *to = out->data + out->count;
-    int i = 0;
-    for (; i < count && slots[i]->key[0] == keys[i].low && slots[i]->key[1] == keys[i].high; i++) {
-        memcpy(to, slots[i]->ids, sizeof slots[i]->ids);
-        to += slots[i]->count;
-    }
-    out->count = (size_t)(to - out->data);
-    return i;
-}
-
 /* Words. */
 
-static nd_bpe_cached *cache_slot(const nd_bpe_state *state, const uint8_t *word, size_t size)
-{
-    if (size > ND_BPE_KEY_MAX || state->cache_slots == 0) {
-        return NULL;
-    }
-    return &state->cache[XXH3_64bits(word, size) & (state->cache_slots - 1)];
-}
-
-static void cache_fill(nd_bpe_cached *slot, const uint8_t *word, size_t size, const int32_t *ids,
-                       size_t count)
-{
-    if (count > ND_BPE_VALUE_MAX) {
-        return;
-    }
-    slot->size = (uint8_t)size;
-    slot->count = (uint8_t)count;
-    memcpy(slot->key, word, size);
-    memcpy(slot->ids, ids, count * sizeof *ids);
-}
-
-nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_ids *out)
+/* A word that is not in the cache. */
+static nd_status merge_word(nd_bpe_state *state, nd_word_place place, const uint8_t *word,
+                            size_t size, nd_ids *out)
 {
     const nd_vocab *vocab = &state->tokenizer->vocab;
-    nd_bpe_cached *slot = cache_slot(state, word, size);
-    if (slot && slot->size == size && memcmp(slot->key, word, size) == 0) {
-        short_fill(state, word, size, slot->ids, slot->count);
-        return nd_ids_add(out, slot->ids, slot->count);
-    }
     if (state->tokenizer->bpe.ignore_merges) {
-        int32_t id = nd_vocab_find_bytes(vocab, word, size);
+        const int32_t id = nd_vocab_find_bytes(vocab, word, size);
         if (id >= 0) {
-            if (slot) {
-                cache_fill(slot, word, size, &id, 1);
-            }
-            short_fill(state, word, size, &id, 1);
+            nd_word_cache_put(&state->cache, place, word, size, &id, 1);
             return nd_ids_add(out, &id, 1);
         }
     }
@@ -386,11 +300,46 @@ nd_status nd_bpe_word(nd_bpe_state *state, const uint8_t *word, size_t size, nd_
         count = merge_short(vocab, ids, count);
     }
     /* Dropped and unknown characters are counted each time they are met. */
-    if (slot && state->dropped + state->unknown == odd) {
-        cache_fill(slot, word, size, ids, count);
-    }
     if (state->dropped + state->unknown == odd) {
-        short_fill(state, word, size, ids, count);
+        nd_word_cache_put(&state->cache, place, word, size, ids, count);
     }
     return nd_ids_add(out, ids, count);
+}
+
+/* A word that is not among the short ones of the cache. */
+static nd_status add_word(nd_bpe_state *state, nd_word_place place, const uint8_t *word,
+                          size_t size, nd_ids *out)
+{
+    size_t count;
+    const int32_t *ids = nd_word_cache_find(&state->cache, place, word, size, &count);
+    return ids ? nd_ids_add(out, ids, count) : merge_word(state, place, word, size, out);
+}
+
+nd_status nd_bpe_words(nd_bpe_state *state, const uint8_t *text, size_t size, size_t begin,
+                       const size_t *ends, int count, nd_ids *out)
+{
+    nd_word_place places[ND_BPE_WORDS];
+    size_t at = begin;
+    state->dropped_at = NULL;
+    for (int i = 0; i < count; i++) {
+        places[i] = nd_word_cache_place(&state->cache, text + at, ends[i] - at, size - at);
+        at = ends[i];
+    }
+    ND_TRY(nd_ids_reserve(out, out->count + (size_t)count * ND_WORD_SHORT_IDS));
+    int32_t *to = out->data + out->count;
+    for (int i = 0; i < count; i++) {
+        const nd_word_short *slot = nd_word_cache_short(places[i]);
+        if (slot) {
+            memcpy(to, slot->ids, sizeof slot->ids);
+            to += nd_word_short_count(slot);
+            continue;
+        }
+        at = i > 0 ? ends[i - 1] : begin;
+        out->count = (size_t)(to - out->data);
+        ND_TRY(add_word(state, places[i], text + at, ends[i] - at, out));
+        ND_TRY(nd_ids_reserve(out, out->count + (size_t)(count - i) * ND_WORD_SHORT_IDS));
+        to = out->data + out->count;
+    }
+    out->count = (size_t)(to - out->data);
+    return ND_OK;
 }

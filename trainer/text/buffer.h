@@ -46,11 +46,18 @@ typedef struct nd_ids {
     size_t count, room;
 } nd_ids;
 
-static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t count)
+/* Makes room for `count` ids in all. */
+static inline nd_status nd_ids_reserve(nd_ids *ids, size_t count)
 {
     void *place = ids->data;
-    nd_status status = nd_array_reserve(&place, &ids->room, ids->count + count, sizeof(int32_t));
+    nd_status status = nd_array_reserve(&place, &ids->room, count, sizeof(int32_t));
     ids->data = place;
+    return status;
+}
+
+static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t count)
+{
+    nd_status status = nd_ids_reserve(ids, ids->count + count);
     if (status == ND_OK && count > 0) {
         memcpy(ids->data + ids->count, data, count * sizeof(int32_t));
         ids->count += count;

@@ -81,9 +81,9 @@ static nd_status check_size(size_t size)
 
 /* Words. */
 
-static nd_status fail_dropped(const nd_encoder *encoder, const uint8_t *word)
+static nd_status fail_dropped(const nd_encoder *encoder)
 {
-    const uint8_t *p = word + encoder->bpe.dropped_at;
+    const uint8_t *p = encoder->bpe.dropped_at;
     if (encoder->tokenizer->byte_level) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has no piece for the byte 0x%02x of a text and no unknown token; "
@@ -96,34 +96,13 @@ static nd_status fail_dropped(const nd_encoder *encoder, const uint8_t *word)
                    encoder->tokenizer->name, nd_char_at(p).code);
 }
 
-static nd_status encode_word(nd_encoder *encoder, const uint8_t *word, size_t size)
-{
-    const int64_t dropped = encoder->bpe.dropped;
-    ND_TRY(nd_bpe_word(&encoder->bpe, word, size, &encoder->ids));
-    return encoder->bpe.dropped > dropped && !encoder->options.drop_unknown
-               ? fail_dropped(encoder, word)
-               : ND_OK;
-}
-
-enum { WORDS = 64 };
-
-/* Words that follow one another; most of them are found without merging. */
+/* Up to ND_BPE_WORDS words that follow one another. */
 static nd_status encode_words(nd_encoder *encoder, const uint8_t *text, size_t size, size_t begin,
                               const size_t *ends, int count)
 {
-    for (int i = 0; i < count;) {
-        nd_status status;
-        int found = nd_bpe_find_words(&encoder->bpe, text, size, begin, ends + i, count - i,
-                                      &encoder->ids, &status);
-        ND_TRY(status);
-        i += found;
-        begin = found > 0 ? ends[i - 1] : begin;
-        if (i < count) {
-            ND_TRY(encode_word(encoder, text + begin, ends[i] - begin));
-            begin = ends[i++];
-        }
-    }
-    return ND_OK;
+    ND_TRY(nd_bpe_words(&encoder->bpe, text, size, begin, ends, count, &encoder->ids));
+    return encoder->bpe.dropped_at && !encoder->options.drop_unknown ? fail_dropped(encoder)
+                                                                     : ND_OK;
 }
 
 /* The class of the character at a place, which moves behind it. */
@@ -145,13 +124,13 @@ static inline int next_class(const uint8_t *text, size_t *at)
 static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t size)
 {
     const nd_bpe *bpe = &encoder->tokenizer->bpe;
-    size_t ends[WORDS + 1], begin = 0, at = 0, place;
+    size_t ends[ND_BPE_WORDS], begin = 0, at = 0, place;
     int count = 0, left = next_class(text, &at);
     for (; bpe->cuts && (place = at) < size;) {
         const int right = next_class(text, &at);
         if (bpe->apart[left][right]) {
             ends[count++] = place;
-            if (count == WORDS) {
+            if (count == ND_BPE_WORDS) {
                 ND_TRY(encode_words(encoder, text, size, begin, ends, count));
                 begin = place;
                 count = 0;
@@ -169,18 +148,19 @@ static nd_status next_words(nd_encoder *encoder, int step, const uint8_t *text, 
 {
     nd_regex_scan *scan = encoder->scans[step];
     if (!scan) {
-        *count = nd_text_words(encoder->tokenizer->splitters[step], text, size, at, ends, WORDS);
+        *count =
+            nd_text_words(encoder->tokenizer->splitters[step], text, size, at, ends, ND_BPE_WORDS);
         return ND_OK;
     }
     ND_TRY(at == 0 ? nd_regex_begin(scan, text, size) : ND_OK);
-    return nd_regex_words(scan, ends, WORDS, count);
+    return nd_regex_words(scan, ends, ND_BPE_WORDS, count);
 }
 
 /* Splits by the splitters from `step` on. */
 static nd_status encode_split(nd_encoder *encoder, int step, const uint8_t *text, size_t size)
 {
     const nd_tokenizer *tokenizer = encoder->tokenizer;
-    size_t ends[WORDS];
+    size_t ends[ND_BPE_WORDS];
     if (tokenizer->splitter_count == 0 || tokenizer->bpe.cuts) {
         return encode_cut(encoder, text, size);
     }

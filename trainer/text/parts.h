@@ -62,6 +62,9 @@ typedef struct nd_bpe {
     int32_t unknown;    /* -1: none */
     bool fallback;      /* a character without a piece becomes its bytes, where all have pieces */
     int32_t bytes[256]; /* pieces of bytes, by either spelling; -1: none */
+    /* Pieces that a word begins with: of each byte in a byte-level vocabulary, else of each ASCII
+     * character; -1: none. */
+    int32_t first[256];
 } nd_bpe;
 
 struct nd_tokenizer {

@@ -179,6 +179,7 @@ static nd_status read_merges(nd_tokenizer *t, const json_t *merges)
 static nd_status find_bytes(nd_tokenizer *t, bool *every)
 {
     bool all = true;
+    int32_t first = ND_VOCAB_IDS_MAX;
     for (int byte = 0; byte < 256; byte++) {
         char name[16];
         int size = snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
@@ -186,6 +187,9 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
                                  ? nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1)
                                  : nd_vocab_find(&t->vocab, name, (size_t)size);
         all &= t->bpe.bytes[byte] >= 0;
+        const int32_t id = nd_vocab_find_bytes(&t->vocab, &(uint8_t){(uint8_t)byte}, 1);
+        t->bpe.first[byte] = id;
+        first = id >= 0 && id < first ? id : first;
     }
     if (t->byte_level && t->bpe.fallback && !all) {
         return nd_fail(ND_ERR_DATA,
@@ -193,6 +197,7 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
                        "bytes is not supported",
                        t->name);
     }
+    nd_vocab_set_first(&t->vocab, first);
     *every = all;
     return ND_OK;
 }

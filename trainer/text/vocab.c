@@ -3,9 +3,10 @@
 
 #include <xxhash.h>
 
+#include "trainer/text/pages.h"
 #include "trainer/text/unicode.h"
 
-enum { SLOTS_MIN = 16 };
+enum { SLOTS_MIN = 16, FIRST_PAIRS = ND_VOCAB_FIRST_IDS * ND_VOCAB_FIRST_IDS };
 
 /* Bytes that a byte-level file writes as U+0100 and above: 0-32, 127-160, 173. */
 enum { MOVED_BASE = 256, MOVED_LOW = 33, MOVED_HIGH = 67, MOVED_COUNT = 68, SOFT_HYPHEN = 173 };
@@ -51,21 +52,20 @@ nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, size_t merges, bool byte
                        ND_VOCAB_IDS_MAX);
     }
     vocab->slots = slots_for(pieces);
-    vocab->merge_slots = slots_for(merges);
-    nd_status status = ND_ALLOC(vocab->slots, &vocab->by_text);
+    vocab->merge_slots = slots_for(merges - merges / 3); /* at least a quarter stays empty */
+    vocab->merge_words = vocab->merge_slots / 8;
+    nd_status status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_text);
     if (status == ND_OK) {
-        status = ND_ALLOC(vocab->slots, &vocab->by_bytes);
+        status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_bytes);
     }
     if (status == ND_OK) {
-        status = ND_ALLOC(vocab->merge_slots, &vocab->merges);
+        status = ND_PAGES_MAP((size_t)vocab->merge_slots, &vocab->merges);
     }
     if (status == ND_OK) {
-        const uint32_t bits = vocab->merge_slots * 8;
-        vocab->merge_bit_mask = bits - 1;
-        status = ND_ALLOC(bits / 64, &vocab->merge_bits);
+        status = ND_PAGES_MAP((size_t)vocab->merge_words, &vocab->merge_bits);
     }
     if (status == ND_OK) {
-        status = ND_ALLOC(ND_VOCAB_FIRST_IDS * ND_VOCAB_FIRST_IDS, &vocab->first_pairs);
+        status = ND_PAGES_MAP((size_t)FIRST_PAIRS, &vocab->first_pairs);
     }
     if (status == ND_OK) {
         status = nd_bytes_add(&vocab->arena, "", 1); /* so that no piece lies at 0 */
@@ -74,11 +74,11 @@ nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, size_t merges, bool byte
         nd_vocab_fini(vocab);
         return status;
     }
-    for (uint32_t i = 0; i < vocab->slots; i++) {
-        vocab->by_text[i] = vocab->by_bytes[i] = -1;
-    }
     for (uint32_t i = 0; i < vocab->merge_slots; i++) {
         vocab->merges[i].left = -1;
+    }
+    for (int i = 0; i < FIRST_PAIRS; i++) {
+        vocab->first_pairs[i].rank = ND_MERGE_NONE;
     }
     return ND_OK;
 }
@@ -87,53 +87,53 @@ void nd_vocab_fini(nd_vocab *vocab)
 {
     free(vocab->pieces);
     free(vocab->arena.data);
-    free(vocab->by_text);
-    free(vocab->by_bytes);
-    free(vocab->merges);
-    free(vocab->merge_bits);
-    free(vocab->first_pairs);
+    ND_PAGES_UNMAP(vocab->by_text, vocab->slots);
+    ND_PAGES_UNMAP(vocab->by_bytes, vocab->slots);
+    ND_PAGES_UNMAP(vocab->merges, vocab->merge_slots);
+    ND_PAGES_UNMAP(vocab->merge_bits, vocab->merge_words);
+    ND_PAGES_UNMAP(vocab->first_pairs, FIRST_PAIRS);
     *vocab = (nd_vocab){0};
 }
 
-static bool is_same(const nd_vocab *vocab, uint32_t at, uint32_t bytes, const void *key,
-                    size_t size)
+static uint32_t tag_of(uint64_t hash)
 {
-    return bytes == size && memcmp(vocab->arena.data + at, key, size) == 0;
+    return (uint32_t)(hash >> 32);
 }
 
-/* The slot that has the key, or the empty one where it belongs. */
-static uint32_t text_slot(const nd_vocab *vocab, const void *text, size_t size)
+/* The slot of a table that has the key, or the empty one where it belongs. */
+static nd_vocab_slot *find_slot(const nd_vocab *vocab, nd_vocab_slot *table, const void *key,
+                                size_t size, uint64_t hash)
 {
-    uint32_t slot = (uint32_t)XXH3_64bits(text, size) & (vocab->slots - 1);
-    for (;; slot = (slot + 1) & (vocab->slots - 1)) {
-        int32_t id = vocab->by_text[slot];
-        if (id < 0 ||
-            is_same(vocab, vocab->pieces[id].text, vocab->pieces[id].text_size, text, size)) {
+    for (uint32_t i = (uint32_t)hash & (vocab->slots - 1);; i = (i + 1) & (vocab->slots - 1)) {
+        nd_vocab_slot *slot = &table[i];
+        if (slot->at == 0 || (slot->tag == tag_of(hash) && slot->size == size &&
+                              memcmp(vocab->arena.data + slot->at, key, size) == 0)) {
             return slot;
         }
     }
 }
 
-static uint32_t bytes_slot(const nd_vocab *vocab, const void *bytes, size_t size)
+static int32_t find(const nd_vocab *vocab, nd_vocab_slot *table, const void *key, size_t size)
 {
-    uint32_t slot = (uint32_t)XXH3_64bits(bytes, size) & (vocab->slots - 1);
-    for (;; slot = (slot + 1) & (vocab->slots - 1)) {
-        int32_t id = vocab->by_bytes[slot];
-        if (id < 0 ||
-            is_same(vocab, vocab->pieces[id].bytes, vocab->pieces[id].bytes_size, bytes, size)) {
-            return slot;
-        }
-    }
+    const nd_vocab_slot *slot = find_slot(vocab, table, key, size, XXH3_64bits(key, size));
+    return slot->at ? slot->id : -1;
+}
+
+static void set(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, uint32_t size, int32_t id)
+{
+    const uint8_t *key = vocab->arena.data + at;
+    const uint64_t hash = XXH3_64bits(key, size);
+    *find_slot(vocab, table, key, size, hash) = (nd_vocab_slot){tag_of(hash), size, at, id};
 }
 
 int32_t nd_vocab_find(const nd_vocab *vocab, const void *text, size_t size)
 {
-    return vocab->by_text[text_slot(vocab, text, size)];
+    return find(vocab, vocab->by_text, text, size);
 }
 
 int32_t nd_vocab_find_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
 {
-    return vocab->by_bytes[bytes_slot(vocab, bytes, size)];
+    return find(vocab, vocab->by_bytes, bytes, size);
 }
 
 const nd_token_piece *nd_vocab_piece(const nd_vocab *vocab, int32_t id)
@@ -183,8 +183,7 @@ static nd_status reserve_id(nd_vocab *vocab, int32_t id)
 nd_status nd_vocab_add(nd_vocab *vocab, int32_t id, const char *text, size_t size, bool model)
 {
     ND_TRY(reserve_id(vocab, id));
-    uint32_t slot = text_slot(vocab, text, size);
-    if (vocab->by_text[slot] >= 0 || vocab->pieces[id].text) {
+    if (nd_vocab_find(vocab, text, size) >= 0 || vocab->pieces[id].text) {
         return nd_fail(ND_ERR_DATA, "the piece \"%.*s\" or its id %d is there twice",
                        (int)(size < 64 ? size : 64), text, id);
     }
@@ -205,10 +204,9 @@ nd_status nd_vocab_add(nd_vocab *vocab, int32_t id, const char *text, size_t siz
     piece.shown = piece.bytes;
     piece.shown_size = piece.bytes_size;
     vocab->pieces[id] = piece;
-    vocab->by_text[slot] = id;
+    set(vocab, vocab->by_text, piece.text, piece.text_size, id);
     if (model && mapped) {
-        slot = bytes_slot(vocab, vocab->arena.data + piece.bytes, piece.bytes_size);
-        vocab->by_bytes[slot] = id;
+        set(vocab, vocab->by_bytes, piece.bytes, piece.bytes_size, id);
     }
     return ND_OK;
 }
@@ -246,35 +244,50 @@ static uint32_t merge_slot(const nd_vocab *vocab, uint64_t hash, int32_t left, i
     return slot;
 }
 
-static bool is_first_pair(int32_t left, int32_t right)
+void nd_vocab_set_first(nd_vocab *vocab, int32_t id)
 {
-    return (uint32_t)(left | right) < ND_VOCAB_FIRST_IDS;
+    vocab->first_id = id;
+}
+
+/* Where first_pairs has the pair, or -1. */
+static int32_t first_pair(const nd_vocab *vocab, int32_t left, int32_t right)
+{
+    const uint32_t a = (uint32_t)left - (uint32_t)vocab->first_id;
+    const uint32_t b = (uint32_t)right - (uint32_t)vocab->first_id;
+    return (a | b) < ND_VOCAB_FIRST_IDS ? (int32_t)(a * ND_VOCAB_FIRST_IDS + b) : -1;
+}
+
+/* The place in merge_bits of a pair with this hash. */
+static uint32_t bit_of(const nd_vocab *vocab, uint64_t hash)
+{
+    return (uint32_t)(hash >> 32) & (vocab->merge_words * 64 - 1);
 }
 
 void nd_vocab_add_merge(nd_vocab *vocab, nd_merge merge)
 {
     const uint64_t hash = pair_hash(merge.left, merge.right);
-    const uint32_t bit = (uint32_t)(hash >> 32) & vocab->merge_bit_mask;
-    const uint32_t slot = merge_slot(vocab, hash, merge.left, merge.right);
-    vocab->merges[slot] = merge;
+    const uint32_t bit = bit_of(vocab, hash);
+    const int32_t first = first_pair(vocab, merge.left, merge.right);
+    vocab->merges[merge_slot(vocab, hash, merge.left, merge.right)] = merge;
     vocab->has_merges = true;
     vocab->merge_bits[bit / 64] |= UINT64_C(1) << (bit % 64);
-    if (is_first_pair(merge.left, merge.right)) {
-        vocab->first_pairs[merge.left * ND_VOCAB_FIRST_IDS + merge.right] = (int32_t)slot + 1;
+    if (first >= 0) {
+        vocab->first_pairs[first] = (nd_merged){merge.rank, merge.id};
     }
 }
 
-const nd_merge *nd_vocab_merge(const nd_vocab *vocab, int32_t left, int32_t right)
+nd_merged nd_vocab_merge(const nd_vocab *vocab, int32_t left, int32_t right)
 {
-    if (is_first_pair(left, right)) {
-        int32_t slot = vocab->first_pairs[left * ND_VOCAB_FIRST_IDS + right];
-        return slot > 0 ? &vocab->merges[slot - 1] : NULL;
+    const nd_merged none = {ND_MERGE_NONE, -1};
+    const int32_t first = first_pair(vocab, left, right);
+    if (first >= 0) {
+        return vocab->first_pairs[first];
     }
     const uint64_t hash = pair_hash(left, right);
-    const uint32_t bit = (uint32_t)(hash >> 32) & vocab->merge_bit_mask;
+    const uint32_t bit = bit_of(vocab, hash);
     if (!(vocab->merge_bits[bit / 64] >> (bit % 64) & 1)) {
-        return NULL;
+        return none;
     }
     const nd_merge *merge = &vocab->merges[merge_slot(vocab, hash, left, right)];
-    return merge->left >= 0 ? merge : NULL;
+    return merge->left >= 0 ? (nd_merged){merge->rank, merge->id} : none;
 }

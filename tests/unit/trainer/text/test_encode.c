@@ -54,7 +54,7 @@ Test(encode, ids_are_the_same_without_a_cache_and_with_a_tiny_one)
 {
     for (const char *const *family = text_families; *family; family++) {
         assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, 0);
-        assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, 64); /* one word */
+        assert_cases(*family, "parse", ND_SPECIAL_PARSE, false, 256); /* four words */
     }
 }
 
