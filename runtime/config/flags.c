@@ -186,7 +186,10 @@ static nd_status read_value(const target *t, int argc, char **argv, int *i, cons
         return ND_OK;
     }
     if (!next || strncmp(next, "--", 2) == 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s needs a value", argv[*i]);
+        const char *section = t->field >= 0 ? nd_fields[t->field].section : NULL;
+        return nd_fail(ND_ERR_CONFIG, "%s needs a value%s%s%s", argv[*i],
+                       section ? "; --help " : "", section ? section : "",
+                       section ? " says which" : "");
     }
     *value = next;
     ++*i;

@@ -316,9 +316,25 @@ static void print_long_help(FILE *out, const nd_help *program)
         out);
 }
 
-static nd_status unknown_topic(const char *topic)
+/* A command whose own help the program names beside it. */
+static bool is_command(const nd_help *program, const char *topic)
+{
+    char words[128];
+    bool found = false;
+    snprintf(words, sizeof words, "%.100s --help", topic);
+    for (int i = 0; i < program->count && !found; i++) {
+        found = strstr(program->own[i].help, words) != NULL;
+    }
+    return found;
+}
+
+static nd_status unknown_topic(const nd_help *program, const char *topic)
 {
     nd_suggest search;
+    if (is_command(program, topic)) {
+        return nd_fail(ND_ERR_CONFIG, "--help %s: this is a command; write %s --help", topic,
+                       topic);
+    }
     nd_suggest_init(&search, topic);
     nd_suggest_offer(&search, "all");
     for (int i = 0; i < ND_SECTION_COUNT; i++) {
@@ -339,7 +355,7 @@ nd_status nd_config_help(FILE *out, const nd_help *program, const char *topic)
     } else if (section >= 0) {
         print_section(out, section);
     } else {
-        return unknown_topic(topic);
+        return unknown_topic(program, topic);
     }
     return ND_OK;
 }

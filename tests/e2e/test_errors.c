@@ -41,7 +41,7 @@ static void teardown(void)
     shell_remove(&dir);
 }
 
-TestSuite(errors, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(errors, .init = setup, .fini = teardown, .timeout = 120);
 
 /* The good flags, then the broken ones; FROM names the model. */
 #define FROM_FLAGS(model_flag)                                                                     \
@@ -297,7 +297,7 @@ static void runs_or_names_limit(const char *limit, const char *arguments)
 }
 
 /* Whatever the limit, a job runs or ends with 71 and the limit's name. */
-Test(errors, limits_of_memory)
+Test(errors, limits_of_memory, .timeout = 300)
 {
     static const char *const limits[] = {"-v 20000",  "-v 70000",  "-v 90000",  "-v 110000",
                                          "-v 125000", "-v 132000", "-v 150000", "-v 400000",

@@ -687,7 +687,8 @@ Test(flags, unknown_or_broken)
     EXPECT_BAD_FLAGS(("--sequence_lenght=3"), "did you mean --sequence-length?");
     EXPECT_BAD_FLAGS(("--zzzzzzz"), "unknown flag --zzzzzzz", "--help");
     EXPECT_BAD_FLAGS(("train"), "unexpected argument 'train'");
-    EXPECT_BAD_FLAGS(("--num-steps"), "--num-steps needs a value");
+    EXPECT_BAD_FLAGS(("--num-steps"), "--num-steps needs a value; --help train says which");
+    EXPECT_BAD_FLAGS(("--resume_from_checkpoint"), "needs a value; --help checkpoint says which");
     EXPECT_BAD_FLAGS(("--num-steps", "--lr", "3"), "--num-steps needs a value");
     EXPECT_BAD_FLAGS(("--num-steps", "x"), "--num-steps is 'x'", "an integer");
     EXPECT_BAD_FLAGS(("--num-steps", "0"), "train.steps is 0", "--num-train-epochs");
@@ -827,6 +828,9 @@ Test(flags, help_of_a_section)
                      "--help opimizer: there is no such section; did you mean --help optimizer?");
     cr_expect_eq(nd_config_help(stdout, &program, "zzzzzzzz"), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
+    static const nd_help_entry commands[] = {{"make, mend", "works (make --help, mend --help)"}};
+    cr_expect_eq(nd_config_help(stdout, &(nd_help){"program", commands, 1}, "mend"), ND_ERR_CONFIG);
+    cr_expect_str_eq(nd_error_last()->message, "--help mend: this is a command; write mend --help");
 }
 
 static void expect_name(const char *of, const char *word, nd_status wanted, const char *words)
