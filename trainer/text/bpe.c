@@ -3,8 +3,6 @@
 
 #include "trainer/text/unicode.h"
 
-enum { SHORT_WORD = 32 }; /* characters; longer words are merged with the heap */
-
 nd_status nd_bpe_init(nd_bpe_state *state, const nd_tokenizer *tokenizer, size_t cache_bytes)
 {
     *state = (nd_bpe_state){.tokenizer = tokenizer};
@@ -79,7 +77,9 @@ static nd_status begin_word(nd_bpe_state *state, const uint8_t *word, size_t siz
         }
         if (bpe->unknown < 0) {
             state->dropped++;
-            state->dropped_at = state->dropped_at ? state->dropped_at : p;
+            if (!state->dropped_at || p < state->dropped_at) {
+                state->dropped_at = p;
+            }
             continue;
         }
         if (pending && !bpe->fuse_unknown) {
@@ -88,80 +88,6 @@ static nd_status begin_word(nd_bpe_state *state, const uint8_t *word, size_t siz
         pending = true;
     }
     return pending ? add_unknown(state) : ND_OK;
-}
-
-/* Short words. */
-
-enum { PLACE_BITS = 5, NO_PAIR = INT32_MAX };
-
-_Static_assert(SHORT_WORD == 1 << PLACE_BITS && ND_VOCAB_IDS_MAX <= NO_PAIR >> PLACE_BITS,
-               "a rank and a place fit in 31 bits");
-
-/* A short word while it is merged. A merged pair keeps its left place and loses its right one. */
-typedef struct short_word {
-    const nd_vocab *vocab;
-    int32_t *ids;
-    uint32_t places;           /* a bit for each place that is left */
-    int32_t pairs[SHORT_WORD]; /* rank and place of the pair that begins at a place, or NO_PAIR */
-    int32_t made[SHORT_WORD];  /* the piece that the pair makes */
-} short_word;
-
-/* Looks up the pair of two places, of which the right one may be missing (SHORT_WORD or more). */
-static void find_pair(short_word *w, int left, int right)
-{
-    nd_merged merged = {.rank = ND_MERGE_NONE};
-    if (right < SHORT_WORD) {
-        merged = nd_vocab_merge(w->vocab, w->ids[left], w->ids[right]);
-    }
-    w->pairs[left] = merged.rank == ND_MERGE_NONE ? NO_PAIR : merged.rank << PLACE_BITS | left;
-    w->made[left] = merged.id;
-}
-
-/* The place that is left behind `place`; SHORT_WORD: none. */
-static int place_behind(const short_word *w, int place)
-{
-    const uint64_t later = (uint64_t)w->places >> place >> 1;
-    return later ? place + 1 + __builtin_ctzll(later) : SHORT_WORD;
-}
-
-/* The pair of the lowest rank, and of the lowest place among equals, or NO_PAIR. */
-static int32_t best_pair(const short_word *w, int padded)
-{
-    int32_t best = NO_PAIR;
-    for (int i = 0; i < padded; i++) {
-        best = w->pairs[i] < best ? w->pairs[i] : best;
-    }
-    return best;
-}
-
-/* Merges in place; returns how many ids are left. */
-static size_t merge_short(const nd_vocab *vocab, int32_t *ids, size_t count)
-{
-    enum { STEP = 8 }; /* the number of pairs is a multiple: vector instructions see all of them */
-    const int n = (int)count, padded = (n + STEP - 1) / STEP * STEP;
-    short_word w = {.vocab = vocab, .ids = ids, .places = UINT32_MAX >> (SHORT_WORD - n)};
-    for (int i = 0; i + 1 < n; i++) {
-        find_pair(&w, i, i + 1);
-    }
-    for (int i = n - 1; i < padded; i++) {
-        w.pairs[i] = NO_PAIR;
-    }
-    for (int32_t best; (best = best_pair(&w, padded)) != NO_PAIR;) {
-        const int place = best & (SHORT_WORD - 1), gone = place_behind(&w, place);
-        const uint32_t before = w.places & ((UINT32_C(1) << place) - 1);
-        ids[place] = w.made[place];
-        w.places &= ~(UINT32_C(1) << gone);
-        w.pairs[gone] = NO_PAIR;
-        find_pair(&w, place, place_behind(&w, place));
-        if (before) {
-            find_pair(&w, SHORT_WORD - 1 - __builtin_clz(before), place);
-        }
-    }
-    count = 0;
-    for (uint32_t left = w.places; left; left &= left - 1) {
-        ids[count++] = ids[__builtin_ctz(left)];
-    }
-    return count;
 }
 
 /* Long words. */
@@ -207,7 +133,7 @@ static void push_pair(nd_bpe_state *state, int32_t place)
         return;
     }
     const nd_merged merged =
-        nd_vocab_merge(&state->tokenizer->vocab, left->id, state->symbols[left->next].id);
+        nd_merges_find(&state->tokenizer->merges, left->id, state->symbols[left->next].id);
     if (merged.rank != ND_MERGE_NONE) {
         heap_push(state, (nd_bpe_pair){.rank = merged.rank, .place = place, .id = merged.id});
     }
@@ -221,7 +147,7 @@ static bool is_current(const nd_bpe_state *state, const nd_bpe_pair *pair)
         return false;
     }
     const nd_merged merged =
-        nd_vocab_merge(&state->tokenizer->vocab, left->id, state->symbols[left->next].id);
+        nd_merges_find(&state->tokenizer->merges, left->id, state->symbols[left->next].id);
     return merged.rank != ND_MERGE_NONE && merged.id == pair->id;
 }
 
@@ -278,68 +204,164 @@ static nd_status merge_long(nd_bpe_state *state, int32_t *ids, size_t *count)
 
 /* Words. */
 
-/* A word that is not in the cache. */
-static nd_status merge_word(nd_bpe_state *state, nd_word_place place, const uint8_t *word,
-                            size_t size, nd_ids *out)
-{
-    const nd_vocab *vocab = &state->tokenizer->vocab;
-    if (state->tokenizer->bpe.ignore_merges) {
-        const int32_t id = nd_vocab_find_bytes(vocab, word, size);
-        if (id >= 0) {
-            nd_word_cache_put(&state->cache, place, word, size, &id, 1);
-            return nd_ids_add(out, &id, 1);
-        }
-    }
-    const int64_t odd = state->dropped + state->unknown;
-    ND_TRY(begin_word(state, word, size));
-    int32_t *ids = state->word.data;
-    size_t count = state->word.count;
-    if (vocab->has_merges && count > SHORT_WORD) {
-        ND_TRY(merge_long(state, ids, &count));
-    } else if (vocab->has_merges && count > 1) {
-        count = merge_short(vocab, ids, count);
-    }
-    /* Dropped and unknown characters are counted each time they are met. */
-    if (state->dropped + state->unknown == odd) {
-        nd_word_cache_put(&state->cache, place, word, size, ids, count);
-    }
-    return nd_ids_add(out, ids, count);
-}
+/* Words that follow one another, with their places in the cache. */
+typedef struct batch {
+    const uint8_t *text;
+    const size_t *ends;
+    size_t begin;
+    int count;
+    nd_word_place places[ND_BPE_WORDS];
+} batch;
 
 /* A word that is not among the short ones of the cache. */
-static nd_status add_word(nd_bpe_state *state, nd_word_place place, const uint8_t *word,
-                          size_t size, nd_ids *out)
+typedef struct new_word {
+    int index; /* in its batch */
+    const uint8_t *bytes;
+    size_t size;
+    uint64_t asked;         /* of the vocabulary */
+    const int32_t *ids;     /* NULL: not known yet */
+    size_t count;           /* of the ids */
+    int32_t piece;          /* the id of a word that is a piece */
+    nd_short_word *merging; /* NULL: it is not merged with others */
+    bool keep;              /* in the cache */
+} new_word;
+
+static new_word new_word_of(const nd_bpe_state *state, const batch *b, int index)
 {
-    size_t count;
-    const int32_t *ids = nd_word_cache_find(&state->cache, place, word, size, &count);
-    return ids ? nd_ids_add(out, ids, count) : merge_word(state, place, word, size, out);
+    const size_t at = index > 0 ? b->ends[index - 1] : b->begin;
+    new_word w = {.index = index, .bytes = b->text + at, .size = b->ends[index] - at};
+    w.ids = nd_word_cache_find(&state->cache, b->places[index], w.bytes, w.size, &w.count);
+    if (!w.ids && state->tokenizer->bpe.ignore_merges) {
+        w.asked = nd_vocab_ask_bytes(&state->tokenizer->vocab, w.bytes, w.size);
+    }
+    return w;
+}
+
+/* A word that is a piece needs no merges in some vocabularies. */
+static void find_piece(const nd_bpe_state *state, new_word *w)
+{
+    if (w->ids || !state->tokenizer->bpe.ignore_merges) {
+        return;
+    }
+    w->piece = nd_vocab_answer_bytes(&state->tokenizer->vocab, w->bytes, w->size, w->asked);
+    if (w->piece >= 0) {
+        w->ids = &w->piece;
+        w->count = 1;
+        w->keep = true;
+    }
+}
+
+static nd_status begin_merging(nd_bpe_state *state, new_word *w, nd_short_word *merging)
+{
+    const int64_t odd = state->dropped + state->unknown;
+    ND_TRY(begin_word(state, w->bytes, w->size));
+    w->merging = merging;
+    /* Dropped and unknown characters are counted each time they are met. */
+    w->keep = state->dropped + state->unknown == odd;
+    merging->count = (int)state->word.count;
+    memcpy(merging->ids, state->word.data, state->word.count * sizeof *merging->ids);
+    return ND_OK;
+}
+
+static nd_status add_long_word(nd_bpe_state *state, const new_word *w, nd_ids *out)
+{
+    ND_TRY(begin_word(state, w->bytes, w->size));
+    size_t count = state->word.count;
+    if (state->tokenizer->merges.any && count > 1) {
+        ND_TRY(merge_long(state, state->word.data, &count));
+    }
+    return nd_ids_add(out, state->word.data, count);
+}
+
+static nd_status add_new_word(nd_bpe_state *state, const new_word *w, nd_ids *out)
+{
+    if (w->merging) {
+        return nd_ids_add(out, w->merging->ids, (size_t)w->merging->count);
+    }
+    return w->ids ? nd_ids_add(out, w->ids, w->count) : add_long_word(state, w, out);
+}
+
+static void keep_new_word(nd_bpe_state *state, const batch *b, const new_word *w)
+{
+    const nd_short_word *merged = w->merging;
+    if (w->keep) {
+        nd_word_cache_put(&state->cache, b->places[w->index], w->bytes, w->size,
+                          merged ? merged->ids : w->ids, merged ? (size_t)merged->count : w->count);
+    }
+}
+
+/* Room for the ids of all further words of a batch, if they are found. */
+static nd_status make_room(const batch *b, int from, nd_ids *out)
+{
+    return nd_ids_reserve(out, out->count + (size_t)(b->count - from) * ND_WORD_SHORT_IDS);
+}
+
+/* Appends the ids of words from `from` on as long as they are found, and before the word `end`;
+ * returns the first whose ids are not there. */
+static int add_found(const batch *b, int from, int end, nd_ids *out)
+{
+    int32_t *to = out->data + out->count;
+    int i = from;
+    for (; i < end; i++) {
+        const nd_word_short *slot = nd_word_cache_short(b->places[i]);
+        if (!slot) {
+            break;
+        }
+        memcpy(to, slot->ids, sizeof slot->ids);
+        to += nd_word_short_count(slot);
+    }
+    out->count = (size_t)(to - out->data);
+    return i;
+}
+
+/* Appends the ids of words from `*from` on, the first of which is new. Several new words are looked
+ * up and merged together; the cache changes only when all of these words have their ids. */
+static nd_status add_new(nd_bpe_state *state, const batch *b, int *from, nd_ids *out)
+{
+    new_word words[ND_BPE_NEW_WORDS];
+    int count = 0, merging = 0, end = *from;
+    for (; end < b->count && count < ND_BPE_NEW_WORDS; end++) {
+        if (!nd_word_cache_short(b->places[end])) {
+            words[count++] = new_word_of(state, b, end);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        find_piece(state, &words[i]);
+        if (!words[i].ids && words[i].size <= ND_SHORT_WORD) {
+            ND_TRY(begin_merging(state, &words[i], &state->merging[merging++]));
+        }
+    }
+    nd_short_words_merge(&state->tokenizer->merges, state->merging, merging);
+    for (int i = 0; i < count; i++) {
+        add_found(b, *from, words[i].index, out);
+        *from = words[i].index + 1;
+        ND_TRY(add_new_word(state, &words[i], out));
+        ND_TRY(make_room(b, *from, out));
+    }
+    *from = add_found(b, *from, end, out);
+    for (int i = 0; i < count; i++) {
+        keep_new_word(state, b, &words[i]);
+    }
+    return ND_OK;
 }
 
 nd_status nd_bpe_words(nd_bpe_state *state, const uint8_t *text, size_t size, size_t begin,
                        const size_t *ends, int count, nd_ids *out)
 {
-    nd_word_place places[ND_BPE_WORDS];
+    batch b;
     size_t at = begin;
-    state->dropped_at = NULL;
+    b.text = text;
+    b.ends = ends;
+    b.begin = begin;
+    b.count = count;
     for (int i = 0; i < count; i++) {
-        places[i] = nd_word_cache_place(&state->cache, text + at, ends[i] - at, size - at);
+        b.places[i] = nd_word_cache_place(&state->cache, text + at, ends[i] - at, size - at);
         at = ends[i];
     }
-    ND_TRY(nd_ids_reserve(out, out->count + (size_t)count * ND_WORD_SHORT_IDS));
-    int32_t *to = out->data + out->count;
-    for (int i = 0; i < count; i++) {
-        const nd_word_short *slot = nd_word_cache_short(places[i]);
-        if (slot) {
-            memcpy(to, slot->ids, sizeof slot->ids);
-            to += nd_word_short_count(slot);
-            continue;
-        }
-        at = i > 0 ? ends[i - 1] : begin;
-        out->count = (size_t)(to - out->data);
-        ND_TRY(add_word(state, places[i], text + at, ends[i] - at, out));
-        ND_TRY(nd_ids_reserve(out, out->count + (size_t)(count - i) * ND_WORD_SHORT_IDS));
-        to = out->data + out->count;
+    state->dropped_at = NULL;
+    ND_TRY(make_room(&b, 0, out));
+    for (int i = add_found(&b, 0, count, out); i < count; i = add_found(&b, i, count, out)) {
+        ND_TRY(add_new(state, &b, &i, out));
     }
-    out->count = (size_t)(to - out->data);
     return ND_OK;
 }

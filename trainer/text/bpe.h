@@ -2,11 +2,12 @@
 #ifndef ND_TEXT_BPE_H
 #define ND_TEXT_BPE_H
 /*
- * Words to ids: looks a word up among those already merged (word_cache.h), else merges it. A short
- * word is merged by looking for the best pair again and again, a long one with a heap: O(n log n)
- * at worst. All state belongs to one thread.
+ * Words to ids: looks a word up among those already merged (word_cache.h), else merges it. Short
+ * words are merged several at once (short_words.h), a long one with a heap: O(n log n) at worst.
+ * All state belongs to one thread.
  */
 #include "trainer/text/parts.h"
+#include "trainer/text/short_words.h"
 #include "trainer/text/word_cache.h"
 
 /* A place of a long word. */
@@ -20,12 +21,13 @@ typedef struct nd_bpe_pair {
     int32_t rank, place, id;
 } nd_bpe_pair;
 
-enum { ND_BPE_WORDS = 64 };
+enum { ND_BPE_WORDS = 64, ND_BPE_NEW_WORDS = 16 };
 
 typedef struct nd_bpe_state {
     const nd_tokenizer *tokenizer;
     nd_word_cache cache;
     nd_ids word; /* the characters of the word at hand */
+    nd_short_word merging[ND_BPE_NEW_WORDS];
     nd_bpe_symbol *symbols;
     nd_bpe_pair *heap;
     size_t symbols_room, heap_room, heap_count;

@@ -7,6 +7,7 @@
  */
 #include "trainer/text/added.h"
 #include "trainer/text/buffer.h"
+#include "trainer/text/merges.h"
 #include "trainer/text/regex.h"
 #include "trainer/text/tokenizer.h"
 #include "trainer/text/vocab.h"
@@ -70,6 +71,7 @@ typedef struct nd_bpe {
 struct nd_tokenizer {
     char *name;
     nd_vocab vocab;
+    nd_merges merges;
     nd_rewrite rewrites[ND_TEXT_STEPS_MAX];
     int rewrite_count;
     nd_metaspace metaspace;

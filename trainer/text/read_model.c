@@ -29,6 +29,14 @@ static nd_status check_model(const nd_tokenizer *t, const json_t *model)
     return ND_OK;
 }
 
+static nd_status check_sizes(size_t pieces, size_t merges)
+{
+    return pieces <= ND_VOCAB_IDS_MAX && merges <= ND_MERGES_RANK_MAX
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA, "%zu pieces and %zu merges are more than %d", pieces, merges,
+                         ND_VOCAB_IDS_MAX);
+}
+
 static nd_status read_pieces(nd_tokenizer *t, json_t *pieces)
 {
     const char *text;
@@ -155,7 +163,7 @@ static nd_status read_merge(nd_tokenizer *t, const json_t *node, int32_t rank, n
                        parts.right);
     }
     note_join(&t->bpe, &parts);
-    nd_vocab_add_merge(&t->vocab, merge);
+    nd_merges_add(&t->merges, merge);
     return ND_OK;
 }
 
@@ -197,7 +205,7 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
                        "bytes is not supported",
                        t->name);
     }
-    nd_vocab_set_first(&t->vocab, first);
+    nd_merges_set_first(&t->merges, first);
     *every = all;
     return ND_OK;
 }
@@ -230,8 +238,9 @@ nd_status nd_text_read_model(nd_tokenizer *t, const json_t *model, size_t added)
     ND_TRY(nd_text_read_bool(t, model, "ignore_merges", false, &bpe->ignore_merges));
     ND_TRY(nd_text_read_bool(t, model, "fuse_unk", false, &bpe->fuse_unknown));
     ND_TRY(nd_text_read_bool(t, model, "byte_fallback", false, &bpe->fallback));
-    ND_TRY(nd_vocab_init(&t->vocab, json_object_size(pieces) + added, json_array_size(merges),
-                         t->byte_level));
+    ND_TRY(check_sizes(json_object_size(pieces) + added, json_array_size(merges)));
+    ND_TRY(nd_vocab_init(&t->vocab, json_object_size(pieces) + added, t->byte_level));
+    ND_TRY(nd_merges_init(&t->merges, json_array_size(merges)));
     ND_TRY(read_pieces(t, pieces));
     ND_TRY(read_unknown(t, json_object_get(model, "unk_token")));
     bool all_bytes = false;

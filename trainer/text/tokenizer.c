@@ -111,6 +111,7 @@ void nd_tokenizer_close(nd_tokenizer *tokenizer)
         nd_regex_destroy(tokenizer->regexes[i]);
     }
     nd_vocab_fini(&tokenizer->vocab);
+    nd_merges_fini(&tokenizer->merges);
     nd_added_set_fini(&tokenizer->raw);
     nd_added_set_fini(&tokenizer->normalized);
     free(tokenizer->added);

@@ -6,7 +6,7 @@
 #include "trainer/text/pages.h"
 #include "trainer/text/unicode.h"
 
-enum { SLOTS_MIN = 16, FIRST_PAIRS = ND_VOCAB_FIRST_IDS * ND_VOCAB_FIRST_IDS };
+enum { SLOTS_MIN = 16 };
 
 /* Bytes that a byte-level file writes as U+0100 and above: 0-32, 127-160, 173. */
 enum { MOVED_BASE = 256, MOVED_LOW = 33, MOVED_HIGH = 67, MOVED_COUNT = 68, SOFT_HYPHEN = 173 };
@@ -44,43 +44,20 @@ static uint32_t slots_for(size_t count)
     return slots;
 }
 
-nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, size_t merges, bool byte_level)
+nd_status nd_vocab_init(nd_vocab *vocab, size_t pieces, bool byte_level)
 {
-    *vocab = (nd_vocab){.byte_level = byte_level};
-    if (pieces > ND_VOCAB_IDS_MAX || merges > ND_VOCAB_IDS_MAX) {
-        return nd_fail(ND_ERR_DATA, "%zu pieces and %zu merges are more than %d", pieces, merges,
-                       ND_VOCAB_IDS_MAX);
-    }
-    vocab->slots = slots_for(pieces);
-    vocab->merge_slots = slots_for(merges - merges / 3); /* at least a quarter stays empty */
-    vocab->merge_words = vocab->merge_slots / 8;
+    *vocab = (nd_vocab){.byte_level = byte_level, .slots = slots_for(pieces)};
     nd_status status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_text);
     if (status == ND_OK) {
         status = ND_PAGES_MAP((size_t)vocab->slots, &vocab->by_bytes);
-    }
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)vocab->merge_slots, &vocab->merges);
-    }
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)vocab->merge_words, &vocab->merge_bits);
-    }
-    if (status == ND_OK) {
-        status = ND_PAGES_MAP((size_t)FIRST_PAIRS, &vocab->first_pairs);
     }
     if (status == ND_OK) {
         status = nd_bytes_add(&vocab->arena, "", 1); /* so that no piece lies at 0 */
     }
     if (status != ND_OK) {
         nd_vocab_fini(vocab);
-        return status;
     }
-    for (uint32_t i = 0; i < vocab->merge_slots; i++) {
-        vocab->merges[i].left = -1;
-    }
-    for (int i = 0; i < FIRST_PAIRS; i++) {
-        vocab->first_pairs[i].rank = ND_MERGE_NONE;
-    }
-    return ND_OK;
+    return status;
 }
 
 void nd_vocab_fini(nd_vocab *vocab)
@@ -89,9 +66,6 @@ void nd_vocab_fini(nd_vocab *vocab)
     free(vocab->arena.data);
     ND_PAGES_UNMAP(vocab->by_text, vocab->slots);
     ND_PAGES_UNMAP(vocab->by_bytes, vocab->slots);
-    ND_PAGES_UNMAP(vocab->merges, vocab->merge_slots);
-    ND_PAGES_UNMAP(vocab->merge_bits, vocab->merge_words);
-    ND_PAGES_UNMAP(vocab->first_pairs, FIRST_PAIRS);
     *vocab = (nd_vocab){0};
 }
 
@@ -113,9 +87,10 @@ static nd_vocab_slot *find_slot(const nd_vocab *vocab, nd_vocab_slot *table, con
     }
 }
 
-static int32_t find(const nd_vocab *vocab, nd_vocab_slot *table, const void *key, size_t size)
+static int32_t find(const nd_vocab *vocab, nd_vocab_slot *table, const void *key, size_t size,
+                    uint64_t hash)
 {
-    const nd_vocab_slot *slot = find_slot(vocab, table, key, size, XXH3_64bits(key, size));
+    const nd_vocab_slot *slot = find_slot(vocab, table, key, size, hash);
     return slot->at ? slot->id : -1;
 }
 
@@ -128,12 +103,24 @@ static void set(const nd_vocab *vocab, nd_vocab_slot *table, uint32_t at, uint32
 
 int32_t nd_vocab_find(const nd_vocab *vocab, const void *text, size_t size)
 {
-    return find(vocab, vocab->by_text, text, size);
+    return find(vocab, vocab->by_text, text, size, XXH3_64bits(text, size));
 }
 
 int32_t nd_vocab_find_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
 {
-    return find(vocab, vocab->by_bytes, bytes, size);
+    return find(vocab, vocab->by_bytes, bytes, size, XXH3_64bits(bytes, size));
+}
+
+uint64_t nd_vocab_ask_bytes(const nd_vocab *vocab, const void *bytes, size_t size)
+{
+    const uint64_t hash = XXH3_64bits(bytes, size);
+    __builtin_prefetch(&vocab->by_bytes[(uint32_t)hash & (vocab->slots - 1)]);
+    return hash;
+}
+
+int32_t nd_vocab_answer_bytes(const nd_vocab *vocab, const void *bytes, size_t size, uint64_t asked)
+{
+    return find(vocab, vocab->by_bytes, bytes, size, asked);
 }
 
 const nd_token_piece *nd_vocab_piece(const nd_vocab *vocab, int32_t id)
@@ -226,68 +213,4 @@ nd_status nd_vocab_rewrite(nd_vocab *vocab, int32_t id, const uint8_t *text, siz
     piece->shown_size = (uint32_t)(vocab->arena.count - at);
     piece->rewritten = true;
     return ND_OK;
-}
-
-static uint64_t pair_hash(int32_t left, int32_t right)
-{
-    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    return key * 0x9e3779b97f4a7c15u; /* 2^64 over the golden ratio: the high bits depend on all */
-}
-
-static uint32_t merge_slot(const nd_vocab *vocab, uint64_t hash, int32_t left, int32_t right)
-{
-    uint32_t slot = (uint32_t)(hash >> 32) & (vocab->merge_slots - 1);
-    while (vocab->merges[slot].left >= 0 &&
-           (vocab->merges[slot].left != left || vocab->merges[slot].right != right)) {
-        slot = (slot + 1) & (vocab->merge_slots - 1);
-    }
-    return slot;
-}
-
-void nd_vocab_set_first(nd_vocab *vocab, int32_t id)
-{
-    vocab->first_id = id;
-}
-
-/* Where first_pairs has the pair, or -1. */
-static int32_t first_pair(const nd_vocab *vocab, int32_t left, int32_t right)
-{
-    const uint32_t a = (uint32_t)left - (uint32_t)vocab->first_id;
-    const uint32_t b = (uint32_t)right - (uint32_t)vocab->first_id;
-    return (a | b) < ND_VOCAB_FIRST_IDS ? (int32_t)(a * ND_VOCAB_FIRST_IDS + b) : -1;
-}
-
-/* The place in merge_bits of a pair with this hash. */
-static uint32_t bit_of(const nd_vocab *vocab, uint64_t hash)
-{
-    return (uint32_t)(hash >> 32) & (vocab->merge_words * 64 - 1);
-}
-
-void nd_vocab_add_merge(nd_vocab *vocab, nd_merge merge)
-{
-    const uint64_t hash = pair_hash(merge.left, merge.right);
-    const uint32_t bit = bit_of(vocab, hash);
-    const int32_t first = first_pair(vocab, merge.left, merge.right);
-    vocab->merges[merge_slot(vocab, hash, merge.left, merge.right)] = merge;
-    vocab->has_merges = true;
-    vocab->merge_bits[bit / 64] |= UINT64_C(1) << (bit % 64);
-    if (first >= 0) {
-        vocab->first_pairs[first] = (nd_merged){merge.rank, merge.id};
-    }
-}
-
-nd_merged nd_vocab_merge(const nd_vocab *vocab, int32_t left, int32_t right)
-{
-    const nd_merged none = {ND_MERGE_NONE, -1};
-    const int32_t first = first_pair(vocab, left, right);
-    if (first >= 0) {
-        return vocab->first_pairs[first];
-    }
-    const uint64_t hash = pair_hash(left, right);
-    const uint32_t bit = bit_of(vocab, hash);
-    if (!(vocab->merge_bits[bit / 64] >> (bit % 64) & 1)) {
-        return none;
-    }
-    const nd_merge *merge = &vocab->merges[merge_slot(vocab, hash, left, right)];
-    return merge->left >= 0 ? (nd_merged){merge->rank, merge->id} : none;
 }

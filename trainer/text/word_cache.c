@@ -82,6 +82,9 @@ void nd_word_cache_put(nd_word_cache *cache, nd_word_place place, const uint8_t 
                        const int32_t *ids, size_t count)
 {
     if (place.set != nd_word_no_set && count <= ND_WORD_SHORT_IDS) {
+        if (nd_word_cache_short(place)) {
+            return;
+        }
         nd_word_short *slot = make_room(place.set);
         *slot =
             (nd_word_short){place.low, place.high | (uint64_t)count << ND_WORD_COUNT_SHIFT, {0}};

@@ -106,7 +106,7 @@ static inline size_t nd_word_short_count(const nd_word_short *slot)
  * until the next nd_word_cache_put. */
 const int32_t *nd_word_cache_find(const nd_word_cache *cache, nd_word_place place,
                                   const uint8_t *word, size_t size, size_t *count);
-/* Keeps the ids of a word that was not found, if it is not too long. */
+/* Keeps the ids of a word, if it is not too long. */
 void nd_word_cache_put(nd_word_cache *cache, nd_word_place place, const uint8_t *word, size_t size,
                        const int32_t *ids, size_t count);
 
