@@ -9,6 +9,7 @@
 #endif
 
 #include "trainer/text/parts.h"
+#include "trainer/text/split_block.h"
 #include "trainer/text/unicode.h"
 
 /* The text from `at` on. */
@@ -249,10 +250,22 @@ static size_t word_end(const reader *r, nd_splitter splitter, size_t at)
 
 static int find_words(const reader *r, nd_splitter splitter, size_t at, size_t *ends, int room)
 {
+    const bool blocks = r->vectors && (splitter == ND_SPLIT_LLAMA3 || splitter == ND_SPLIT_QWEN2);
     int count = 0;
-    for (; count < room && at < r->size; count++) {
-        at = word_end(r, splitter, at);
-        ends[count] = at;
+    while (count < room && at < r->size) {
+        const size_t block = at;
+        uint64_t begins = 0;
+        if (blocks && r->size - at >= ND_SPLIT_BLOCK) {
+            begins = nd_split_block(r->text + at, splitter == ND_SPLIT_LLAMA3 ? 3 : 1);
+        }
+        if (!begins) {
+            at = word_end(r, splitter, at);
+            ends[count++] = at;
+        }
+        for (; begins && count < room; begins &= begins - 1) {
+            at = block + (size_t)__builtin_ctzll(begins);
+            ends[count++] = at;
+        }
     }
     return count;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/rng.h"
@@ -69,6 +70,44 @@ Test(split, vectors_find_the_same_words_at_every_alignment)
                 cr_assert_eq(memcmp(plain, vectors, (size_t)count * sizeof *plain), 0);
             }
         }
+    }
+}
+
+/* Texts of few different bytes, mostly ASCII and longer than a block of 64 bytes, in memory that
+ * ends with the text. */
+Test(split, blocks_find_the_same_words)
+{
+    static const char bytes[] = "aslLvrez1''    \n\n\r\t!!.\x01", *const longer[] = {
+                                                                      "\xc3\xa9",   "\xe4\xbd\xa0",
+                                                                      "\xc2\xa0",   "\xe3\x80\x80",
+                                                                      "\xc5\xbf",   "2345",
+                                                                      "some words", "        ",
+                                                                      "\n    \n"};
+    enum { SOME = sizeof bytes - 1, LONGER = sizeof longer / sizeof *longer };
+    for (uint64_t seed = 0; seed < 60000; seed++) {
+        const uint64_t base = nd_rng_u64(seed, 1, 0), some = base % SOME + 1, from = base >> 8;
+        const uint64_t often = (base >> 16) % 40, wanted = 60 + (base >> 32) % 140;
+        size_t size = 0, plain[WORDS], blocks[WORDS];
+        uint8_t buffer[SIZE];
+        for (uint64_t i = 0; size < wanted; i++) {
+            const uint64_t random = nd_rng_u64(seed, 2, i);
+            if (random % 100 < often) {
+                const char *atom = longer[(random >> 8) % LONGER];
+                memcpy(buffer + size, atom, strlen(atom));
+                size += strlen(atom);
+            } else {
+                buffer[size++] = (uint8_t)bytes[(from + (random >> 8) % some) % SOME];
+            }
+        }
+        uint8_t *text = malloc(size);
+        const nd_splitter splitter = seed % 2 ? ND_SPLIT_LLAMA3 : ND_SPLIT_QWEN2;
+        cr_assert_not_null(text);
+        memcpy(text, buffer, size);
+        const int count = nd_text_words_plain(splitter, text, size, 0, plain, WORDS);
+        cr_assert_eq(plain[count - 1], size);
+        cr_assert_eq(nd_text_words(splitter, text, size, 0, blocks, WORDS), count);
+        cr_assert_arr_eq(plain, blocks, (size_t)count * sizeof *plain, "seed %d", (int)seed);
+        free(text);
     }
 }
 
