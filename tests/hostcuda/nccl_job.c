@@ -7,7 +7,7 @@
 static nd_status run_job(nd_transport *local, void *context)
 {
     const job_context *c = context;
-    job j = {0};
+    job j = {.mesh = c->mesh};
     nd_status status = ND_OK;
     ND_TRY(cuda_rank_open(local, c->timeout_seconds, &j.device, &j.transport));
     ND_TRY_OUT(j.device->table->stream_init(j.device, &j.stream));

@@ -10,6 +10,7 @@ typedef struct job {
     nd_transport *transport;
     nd_device *device;
     nd_stream stream;
+    nd_mesh mesh;
     nd_groups groups;
     float *memory; /* 64 N, on the device */
     float *host;   /* 64 N, pinned */

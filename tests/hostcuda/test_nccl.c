@@ -415,13 +415,14 @@ static int blocks_of(const nd_comm *comm)
     return nd_double_nccl_blocks(((const nccl_comm *)comm->native)->native);
 }
 
-/* What gathers weights and reduces gradients beside products has few blocks; what compute waits for
- * has as many as NCCL takes. */
+/* What gathers weights and reduces gradients beside products has few blocks, and so have groups
+ * that share its communicator; what compute waits for has as many as NCCL takes. */
 static nd_status blocks_are_bounded(job *j)
 {
     for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
         const nd_comm *comm = j->groups.by_kind[kind], *second = j->groups.second[kind];
-        int want = kind == ND_GROUP_DP_SHARD_CP ? 6 : 0;
+        bool beside = nd_comm_shared_group(&j->mesh, (nd_group_kind)kind) == ND_GROUP_DP_SHARD_CP;
+        int want = beside ? 6 : 0;
         ND_CHECK(!comm || comm->size == 1 || blocks_of(comm) == want, "%s has %d blocks, not %d",
                  nd_group_name((nd_group_kind)kind), blocks_of(comm), want);
         ND_CHECK(!second || blocks_of(second) == want, "the second of %s has %d blocks, not %d",
@@ -434,6 +435,37 @@ Test(nccl, gathers_and_reductions_beside_products_have_bounded_blocks)
 {
     cuda_rank_blocks(6);
     expect_all_fine(blocks_are_bounded, (nd_mesh){{1, 2, 2, 1, 2}});
+}
+
+/* What is tried is beside the run's own communicators, and nothing is left of it. */
+static nd_status tried_and_remade(job *j)
+{
+    const int own = nd_double_nccl_living();
+    nd_comm **trial = j->groups.trial;
+    for (int blocks = 4; blocks <= 8; blocks += 4) {
+        nd_transport_limit_blocks(j->transport, blocks);
+        ND_TRY(nd_groups_begin_trial(j->transport, &j->mesh, &j->groups));
+        ND_CHECK(blocks_of(trial[0]) == blocks && blocks_of(trial[1]) == blocks,
+                 "%d and %d blocks, not %d", blocks_of(trial[0]), blocks_of(trial[1]), blocks);
+        ND_CHECK(blocks_of(j->groups.by_kind[ND_GROUP_DP_SHARD_CP]) == 0, "the run's changed");
+        ND_CHECK(nd_double_nccl_living() == own + 2, "%d communicators beside %d",
+                 nd_double_nccl_living() - own, own);
+        ND_TRY(nd_comm_barrier(trial[0]));
+        nd_groups_end_trial(&j->groups);
+        ND_CHECK(!trial[0] && !trial[1] && nd_double_nccl_living() == own, "%d are left",
+                 nd_double_nccl_living() - own);
+    }
+    nd_transport_limit_blocks(j->transport, 6);
+    ND_TRY(nd_groups_remake(j->transport, &j->mesh, &j->groups));
+    ND_CHECK(nd_double_nccl_living() == own, "%d communicators, before %d", nd_double_nccl_living(),
+             own);
+    return blocks_are_bounded(j);
+}
+
+Test(nccl, communicators_with_other_blocks_are_tried_and_made_anew)
+{
+    expect_all_fine(tried_and_remade, (nd_mesh){{1, 2, 2, 1, 2}});
+    expect_all_fine(tried_and_remade, (nd_mesh){{1, 1, 2, 1, 1}}); /* world and dp_cp share it */
 }
 
 /* As the library: a bound of no blocks, and one below the other. */
