@@ -11,12 +11,14 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "runtime/comm/nccl/nccl.h"
 #include "tests/hostcuda/doubles/double.h"
+#include "tests/hostcuda/doubles/nccl_double.h"
 #include "tests/hostcuda/mesh_cuda.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
-#include "trainer/tune/tune.h"
+#include "trainer/tune/measure.h"
 
 enum { SEQUENCE = 32, GLOBAL_BATCH = 4, STEPS = 1, TOKENS = 3000, VOCAB = 96 };
 
@@ -225,6 +227,159 @@ Test(tune, an_older_library)
     setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
     job.recipe = ND_FP8_ROWWISE;
     check(job, &one);
+}
+
+/* How the GPU is divided, on each rank after the first step. */
+typedef struct divided {
+    int64_t blocks, processors; /* what is expected */
+    int own; /* communicators that a rank has without autotune; 0: not compared */
+    _Atomic int checked;
+} divided;
+
+static int blocks_of(const nd_comm *comm)
+{
+    return nd_double_nccl_blocks(((const nccl_comm *)comm->native)->native);
+}
+
+static nd_status observe_division(void *context, nd_trainer *t)
+{
+    divided *d = context;
+    const nd_groups *groups = &t->rank->groups;
+    const nd_tuning *tuning = t->tuning;
+    const int gathers = blocks_of(groups->by_kind[ND_GROUP_DP_SHARD_CP]),
+              reductions = blocks_of(groups->second[ND_GROUP_DP_SHARD_CP]);
+    ND_CHECK(gathers == d->blocks && reductions == d->blocks, "rank %d: %d and %d blocks, not %d",
+             t->rank->rank, gathers, reductions, (int)d->blocks);
+    for (int i = 0; tuning && i < tuning->choice_count; i++) {
+        ND_CHECK(tuning->choices[i].key.processors == d->processors,
+                 "rank %d: product %d is for %d multiprocessors, not %d", t->rank->rank, i,
+                 (int)tuning->choices[i].key.processors, (int)d->processors);
+    }
+    const int unchosen = nd_ops_cuda_unchosen(t->rank->device), living = nd_double_nccl_living();
+    ND_CHECK(!tuning || unchosen == 0, "%d forms of the step were not foreseen", unchosen);
+    ND_CHECK(d->own == 0 || living == d->own, "rank %d: %d communicators, not %d", t->rank->rank,
+             living, d->own);
+    d->checked++;
+    return ND_OK;
+}
+
+/* "why" of the record's division; owned by the caller, as is *pairs. */
+static char *read_division(const mesh_result *result, json_t **pairs)
+{
+    json_t *root = json_loads(result->autotune, 0, NULL);
+    json_t *division = json_object_get(root, "division");
+    cr_assert_not_null(division, "%s", result->autotune);
+    char *why = strdup(json_string_value(json_object_get(division, "why")));
+    *pairs = json_incref(json_object_get(division, "pairs"));
+    json_decref(root);
+    return why;
+}
+
+static const mesh_case fsdp = {"fsdp 2", 1, 2, 1, 1, 1};
+enum { WORLD_GATHERS_GRADIENTS = 3 }; /* the communicators of a rank of it */
+
+/* Chooses, and replays in a run whose times would choose otherwise. */
+static void expect_division(const mesh_case *mesh, divided expected, const char *why, size_t pairs)
+{
+    mesh_result tuned, again;
+    json_t *timed = NULL;
+    divided d = expected;
+    mesh_job job = job_of(ND_PRECISION_BF16, NULL);
+    const bool gathers = mesh->dp_shard * mesh->cp > 1;
+    const int ranks = gathers ? mesh->dp_replicate * mesh->dp_shard * mesh->cp * mesh->tp : 0;
+    job.observe = gathers ? observe_division : NULL;
+    job.context = &d;
+    cr_assert_eq(mesh_run(&job, mesh, &tuned), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(d.checked, ranks);
+    char *text = read_division(&tuned, &timed), *path = strdup(write_record(&tuned));
+    cr_expect_str_eq(text, why);
+    cr_expect_eq(json_array_size(timed), pairs);
+    const char *times = getenv("ND_DOUBLE_NCCL_TIMES");
+    char *before = times ? strdup(times) : NULL;
+    setenv("ND_DOUBLE_NCCL_TIMES", "0=9,4=0.5", 1);
+    job.autotune_from = path;
+    cr_assert_eq(mesh_run(&job, mesh, &again), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(d.checked, 2 * ranks);
+    expect_same_bits(&again, &tuned, mesh->name);
+    if (before) {
+        setenv("ND_DOUBLE_NCCL_TIMES", before, 1);
+    } else {
+        unsetenv("ND_DOUBLE_NCCL_TIMES");
+    }
+    json_decref(timed);
+    mesh_result_free(&tuned);
+    mesh_result_free(&again);
+    free(before);
+    free(text);
+    free(path);
+}
+
+/* Products and collectives take the sum of their times on the double's one clock. */
+Test(tune, the_gpu_is_divided_as_takes_least_time)
+{
+    setenv("ND_DOUBLE_NCCL_TIMES", "0=8,4=6,8=3,16=1,32=9", 1);
+    setenv("ND_DOUBLE_LT_PROCESSORS", "0=1,116=0.5", 1);
+    expect_division(&fsdp, (divided){16, 116, WORLD_GATHERS_GRADIENTS, 0}, "timed", 9);
+    expect_division(&meshes[1], (divided){16, 116, 0, 0}, "timed", 9);
+    expect_division(&meshes[2], (divided){16, 116, 0, 0}, "timed", 9);
+    setenv("ND_DOUBLE_LT_PROCESSORS", "0=1,128=9,124=9,116=9,100=9", 1);
+    expect_division(&fsdp, (divided){16, 132, WORLD_GATHERS_GRADIENTS, 0}, "timed", 9);
+}
+
+/* Each rank alone would take another pair: rank 0 four blocks, and rank 1 eight. */
+Test(tune, ranks_that_time_differently_divide_alike)
+{
+    setenv("ND_DOUBLE_LT_PROCESSORS", "128=0.9,124=0.9,116=0.9,100=0.9", 1);
+    setenv("ND_DOUBLE_NCCL_TIMES_0", "0=9,4=1,8=9,16=4,32=9", 1);
+    setenv("ND_DOUBLE_NCCL_TIMES_1", "0=9,4=9,8=1,16=4,32=9", 1);
+    expect_division(&fsdp, (divided){16, 116, WORLD_GATHERS_GRADIENTS, 0}, "timed", 9);
+    setenv("ND_DOUBLE_NCCL_TIMES_0", "0=20,4=1,8=1,16=1,32=1", 1);
+    setenv("ND_DOUBLE_NCCL_TIMES_1", "0=0.1,4=9,8=10,16=10,32=10", 1); /* alone would not divide */
+    expect_division(&fsdp, (divided){4, 128, WORLD_GATHERS_GRADIENTS, 0}, "timed", 9);
+}
+
+Test(tune, an_undivided_gpu_stays_so_for_a_small_gain)
+{
+    setenv("ND_DOUBLE_NCCL_TIMES", "0=8,4=7.9,8=7.9,16=7.9,32=7.9", 1);
+    expect_division(&fsdp, (divided){0, 0, WORLD_GATHERS_GRADIENTS, 0}, "timed", 9);
+}
+
+/* Without others who gather, and without memory to time them. */
+Test(tune, what_cannot_be_timed_is_not_divided)
+{
+    setenv("ND_DOUBLE_NCCL_TIMES", "0=8,4=1", 1);
+    expect_division(&one, (divided){0}, "alone", 0);
+    expect_division(&(mesh_case){"tp 2", 1, 1, 1, 2, 1}, (divided){0}, "alone", 0);
+    nd_double_machine_get()->memory = (size_t)400 << 20; /* NCCL is estimated at 576 MiB */
+    expect_division(&fsdp, (divided){0, 0, WORLD_GATHERS_GRADIENTS, 0}, "memory", 0);
+}
+
+static nd_status divide_without_time(void *context, nd_trainer *t)
+{
+    nd_tuned_division d = {0};
+    ND_TRY(nd_divide(t->rank, 0.0, &d));
+    ND_CHECK(d.pair_count == 9 && d.pairs[0].seconds > 0.0, "the first pair is timed");
+    for (int i = 1; i < d.pair_count; i++) {
+        ND_CHECK(d.pairs[i].seconds < 0.0, "pair %d is timed, and time is up", i);
+    }
+    ND_CHECK(d.reason == ND_DIVISION_TIMED && d.comm_blocks == 0 && d.product_processors == 0,
+             "%d and %d without times", (int)d.comm_blocks, (int)d.product_processors);
+    return observe_division(context, t);
+}
+
+Test(tune, time_that_is_up_divides_nothing)
+{
+    mesh_result result;
+    divided d = {0, 0, WORLD_GATHERS_GRADIENTS, 0};
+    mesh_job job = job_of(ND_PRECISION_BF16, NULL);
+    setenv("ND_DOUBLE_NCCL_TIMES", "0=8,4=1", 1);
+    job.autotune = false;
+    job.observe = NULL;
+    job.start = divide_without_time;
+    job.context = &d;
+    cr_assert_eq(mesh_run(&job, &fsdp, &result), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(d.checked, 2);
+    mesh_result_free(&result);
 }
 
 static void expect_refused(const mesh_job *job, const mesh_case *mesh, const char *a, const char *b)

@@ -151,6 +151,27 @@ static json_t *product_of(const nd_lt_choice *c)
     return p;
 }
 
+#define ND_DIVISION_NAME(id, name) name,
+const char *const nd_record_division[ND_DIVISION_COUNT] = {ND_DIVISIONS(ND_DIVISION_NAME)};
+#undef ND_DIVISION_NAME
+
+static json_t *division_of(const nd_tuned_division *d)
+{
+    json_t *division = json_object(), *pairs = json_array();
+    for (int i = 0; i < d->pair_count; i++) {
+        json_t *pair = json_object();
+        nd_json_set(&pair, "comm_blocks", json_integer(d->pairs[i].comm_blocks));
+        nd_json_set(&pair, "product_processors", json_integer(d->pairs[i].product_processors));
+        nd_json_set(&pair, "seconds", seconds_or_null(d->pairs[i].seconds));
+        nd_json_append(&pairs, pair);
+    }
+    nd_json_set(&division, "why", json_string(nd_record_division[d->reason]));
+    nd_json_set(&division, "comm_blocks", json_integer(d->comm_blocks));
+    nd_json_set(&division, "product_processors", json_integer(d->product_processors));
+    nd_json_set(&division, "pairs", pairs);
+    return division;
+}
+
 nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_shape *shape)
 {
     json_t *root = json_object(), *products = json_array(), *settings = NULL;
@@ -166,6 +187,7 @@ nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_
     nd_json_set(&root, "timing_seconds", json_real(t->seconds));
     nd_json_set(&root, "cut_short", json_boolean(t->cut_short));
     nd_json_set(&root, "settings", json_incref(settings));
+    nd_json_set(&root, "division", division_of(&t->division));
     nd_json_set(&root, "linears", linears_of(t));
     nd_json_set(&root, "products", json_incref(products));
     free(t->json);
@@ -214,6 +236,48 @@ static void print_linears(const printer *p, const nd_tuned_linears *l)
                  "ms",
                  asked, fp8, l->chosen_seconds * 1e3, l->asked_seconds * 1e3,
                  l->bf16_seconds * 1e3);
+    }
+    p->line(p->context, text);
+}
+
+static const nd_tuned_pair *chosen_pair(const nd_tuned_division *d)
+{
+    for (int i = 0; i < d->pair_count; i++) {
+        if (d->pairs[i].comm_blocks == d->comm_blocks &&
+            d->pairs[i].product_processors == d->product_processors) {
+            return &d->pairs[i];
+        }
+    }
+    return NULL; /* none was timed */
+}
+
+static void print_division(const printer *p, const nd_tuned_division *d)
+{
+    static const char *const kept[ND_DIVISION_COUNT] = {
+        [ND_DIVISION_SET] = "nothing was timed for them",
+        [ND_DIVISION_ALONE] = "this mesh gathers no weights from other ranks",
+        [ND_DIVISION_MEMORY] = "a rank has too little free memory to time them",
+    };
+    const nd_tuned_pair *chosen = chosen_pair(d);
+    char text[300], other[80] = "";
+    int timed = 0;
+    for (int i = 0; i < d->pair_count; i++) {
+        timed += d->pairs[i].seconds >= 0.0;
+    }
+    if (!chosen) {
+        snprintf(text, sizeof text,
+                 "  kernels.comm_blocks %lld, kernels.product_processors %lld: as they are set; %s",
+                 (long long)d->comm_blocks, (long long)d->product_processors, kept[d->reason]);
+    } else {
+        if (chosen != d->pairs) {
+            snprintf(other, sizeof other, ", with 0 and 0 %.3f ms", d->pairs[0].seconds * 1e3);
+        }
+        snprintf(
+            text, sizeof text,
+            "  kernels.comm_blocks %lld, kernels.product_processors %lld: chosen from %d pairs; "
+            "a layer's products beside its collectives take %.3f ms%s",
+            (long long)d->comm_blocks, (long long)d->product_processors, timed,
+            chosen->seconds * 1e3, other);
     }
     p->line(p->context, text);
 }
@@ -267,6 +331,7 @@ void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const c
              "; %d of them not by the first algorithm of cuBLASLt %lld%s", other,
              (long long)t->cublaslt, t->cut_short ? "; cut short" : "");
     line(context, text);
+    print_division(&p, &t->division);
     for (int i = 0; i < t->linear_count; i++) {
         print_linears(&p, &t->linears[i]);
     }

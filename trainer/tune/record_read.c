@@ -279,6 +279,74 @@ static nd_status read_linears(reader *r, const json_t *record, nd_tuning *t)
     return ND_OK;
 }
 
+static nd_status read_why(const reader *r, const json_t *division, nd_division_reason *out)
+{
+    const char *text = NULL;
+    ND_TRY(read_text(r, division, "why", &text));
+    for (int i = 0; i < ND_DIVISION_COUNT; i++) {
+        if (strcmp(nd_record_division[i], text) == 0) {
+            *out = (nd_division_reason)i;
+            return ND_OK;
+        }
+    }
+    return damaged(r, "why", "is not set, timed, alone or memory");
+}
+
+/* As the keys of the configuration: fields.def. */
+static nd_status read_pair(const reader *r, const json_t *object, nd_tuned_pair *out)
+{
+    ND_TRY(read_int(r, object, "comm_blocks", 0, 64, &out->comm_blocks));
+    return read_int(r, object, "product_processors", 0, 1024, &out->product_processors);
+}
+
+static nd_status read_pairs(reader *r, const json_t *division, nd_tuned_division *d)
+{
+    const json_t *list = NULL;
+    ND_TRY(read_list(r, division, "pairs", ND_TUNED_PAIRS_MAX, &list));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *pair = json_array_get(list, i);
+        snprintf(r->place, sizeof r->place, "autotune.division.pairs[%zu]", i);
+        ND_TRY(read_pair(r, pair, &d->pairs[i]));
+        ND_TRY(read_seconds(r, pair, "seconds", &d->pairs[i].seconds));
+        d->pair_count++;
+    }
+    snprintf(r->place, sizeof r->place, "autotune.division");
+    return ND_OK;
+}
+
+/* Records of before have none: nothing was timed, and the keys are those of the settings. */
+static nd_status read_division(reader *r, const json_t *record, const nd_config *config,
+                               nd_tuning *t)
+{
+    nd_tuned_division *d = &t->division;
+    const json_t *division = NULL;
+    nd_tuned_pair own = {0};
+    bool among = false;
+    d->comm_blocks = config->kernels.comm_blocks;
+    d->product_processors = config->kernels.product_processors;
+    if (!json_object_get(record, "division")) {
+        return ND_OK;
+    }
+    ND_TRY(read_object(r, record, "division", &division));
+    snprintf(r->place, sizeof r->place, "autotune.division");
+    ND_TRY(read_why(r, division, &d->reason));
+    ND_TRY(read_pair(r, division, &own));
+    ND_TRY(read_pairs(r, division, d));
+    for (int i = 0; i < d->pair_count; i++) {
+        among |= d->pairs[i].comm_blocks == own.comm_blocks &&
+                 d->pairs[i].product_processors == own.product_processors;
+    }
+    if (among != (d->reason == ND_DIVISION_TIMED) ||
+        (!among && (d->pair_count > 0 || own.comm_blocks != d->comm_blocks ||
+                    own.product_processors != d->product_processors))) {
+        return damaged(r, "pairs", "do not match why, comm_blocks and product_processors");
+    }
+    d->comm_blocks = own.comm_blocks;
+    d->product_processors = own.product_processors;
+    snprintf(r->place, sizeof r->place, "autotune");
+    return ND_OK;
+}
+
 /* What keys set that the programs of older records did not have. */
 static const char *of_before(const char *key)
 {
@@ -333,6 +401,7 @@ static nd_status read_record(reader *r, const json_t *record, const nd_config *c
     ND_TRY(read_seconds(r, record, "timing_seconds", &t->seconds));
     ND_TRY(read_bool(r, record, "cut_short", &cut_short));
     t->cut_short = cut_short;
+    ND_TRY(read_division(r, record, config, t));
     ND_TRY(read_linears(r, record, t));
     return read_products(r, record, t);
 }

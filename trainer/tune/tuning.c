@@ -66,7 +66,8 @@ nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, 
 
 /* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must not pass:
  * timing takes a third of it. The rest is for what is not timed here, as the last call that the
- * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. */
+ * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. The division of
+ * the GPU, in which all take part, has as much again. */
 static double budget_of(const nd_rank *rank)
 {
     const double most = 60.0;
@@ -74,7 +75,7 @@ static double budget_of(const nd_rank *rank)
 }
 
 /* Rank 0: makes {"autotune": {...}}, owned by the caller. */
-static nd_status make_text(nd_rank *rank, char **out)
+static nd_status make_text(nd_rank *rank, const nd_tuned_division *division, char **out)
 {
     nd_tuning *t = NULL;
     const nd_config *config = rank->config;
@@ -88,7 +89,13 @@ static nd_status make_text(nd_rank *rank, char **out)
         snprintf(t->gpu, sizeof t->gpu, "%s", rank->device->name);
         t->capability = capability;
         t->cublaslt = (int64_t)version;
+        t->division = *division;
+        ND_TRY_OUT(nd_divide_products(rank, division));
         ND_TRY_OUT(nd_measure(rank, budget_of(rank), t));
+        t->seconds += division->seconds;
+        for (int i = 0; i < division->pair_count; i++) {
+            t->cut_short |= division->pairs[i].seconds < 0.0;
+        }
     }
     ND_TRY_OUT(nd_record_write(t, config, &rank->shape));
     status = nd_fs_format(out, "{\"autotune\": %s}", t->json);
@@ -124,10 +131,10 @@ static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
 }
 
 /* Gives all ranks the choices of rank 0 as text, owned by the caller. */
-static nd_status share(nd_rank *rank, char **out)
+static nd_status share(nd_rank *rank, const nd_tuned_division *division, char **out)
 {
     char *text = NULL, message[ND_ERROR_MESSAGE_MAX] = "";
-    nd_status made = rank->rank == 0 ? make_text(rank, &text) : ND_OK, status = ND_OK;
+    nd_status made = rank->rank == 0 ? make_text(rank, division, &text) : ND_OK, status = ND_OK;
     if (made != ND_OK) {
         snprintf(message, sizeof message, "%s", nd_error_last()->message);
     }
@@ -194,6 +201,7 @@ static nd_status install(nd_rank *rank, const char *text, nd_tuning **out)
     }
     ND_TRY_OUT(check_machine(rank, t));
     ND_TRY_OUT(nd_record_write(t, rank->config, &rank->shape));
+    ND_TRY_OUT(nd_divide_products(rank, &t->division));
     ND_TRY_OUT(nd_ops_cuda_install(rank->device, t->choices, t->choice_count));
     *out = t;
     t = NULL;
@@ -215,6 +223,8 @@ static int64_t digest_of(const nd_tuning *t)
 {
     uint64_t hash = 14695981039346656037u;
     hash = digest(hash, &t->linear_choice, sizeof t->linear_choice);
+    hash = digest(hash, &t->division.comm_blocks, sizeof t->division.comm_blocks);
+    hash = digest(hash, &t->division.product_processors, sizeof t->division.product_processors);
     hash = digest(hash, t->choices, (size_t)t->choice_count * sizeof *t->choices);
     return (int64_t)(hash >> 2);
 }
@@ -250,14 +260,19 @@ nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
 {
     char *text = NULL;
     nd_tuning *t = NULL;
+    nd_tuned_division division = {0};
     *out = NULL;
     if (!rank->config->kernels.autotune && !replayed(rank->config)) {
         return ND_OK;
     }
-    ND_TRY(share(rank, &text));
+    if (!replayed(rank->config) && nd_rank_is_gpu(rank)) { /* else share() says what is wrong */
+        ND_TRY(nd_divide(rank, budget_of(rank), &division));
+    }
+    ND_TRY(share(rank, &division, &text));
     nd_status status = install(rank, text, &t);
     free(text);
     status = agree(rank, status, t);
+    status = status == ND_OK ? nd_divide_collectives(rank, &t->division) : status;
     if (status != ND_OK) {
         nd_tuning_destroy(t);
         return status;

@@ -2,6 +2,7 @@
 /* Events: numbers of records, reached when the recording stream comes to them. */
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/clock.h"
 #include "tests/hostcuda/doubles/machine.h"
@@ -141,6 +142,19 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 void nd_double_spend(double seconds)
 {
     machine_current()->spent_ns += (int64_t)(seconds * 1e9);
+}
+
+double nd_double_listed(const char *list, int number, double otherwise)
+{
+    while (list) {
+        char *end = NULL;
+        if (strtol(list, &end, 10) == number && *end == '=') {
+            return strtod(end + 1, NULL);
+        }
+        list = strchr(list, ',');
+        list = list ? list + 1 : NULL;
+    }
+    return otherwise;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)

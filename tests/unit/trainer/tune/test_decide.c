@@ -46,6 +46,36 @@ Test(decide, without_a_time_it_is_as_it_was_asked)
     cr_expect_eq(decide(0, 1, 0, 0, 0, 0, 0, 0, 0), 0);
 }
 
+/* the division of a GPU */
+
+static int decide_pair(double none, double a, double b, double c)
+{
+    const nd_tuned_pair pairs[] = {{0, 0, none}, {8, 124, a}, {8, 132, b}, {16, 116, c}};
+    return nd_decide_pair(pairs, 4);
+}
+
+Test(decide, the_pair_with_the_least_time_is_taken)
+{
+    cr_expect_eq(decide_pair(10, 9, 8, 9), 2);
+    cr_expect_eq(decide_pair(10, 11, 12, 5), 3);
+    cr_expect_eq(decide_pair(10, 8, 8, 8), 1, "of equal times the first");
+    cr_expect_eq(nd_decide_pair(&(nd_tuned_pair){0, 0, 1}, 1), 0);
+}
+
+Test(decide, an_undivided_gpu_stays_unless_it_is_clearly_slower)
+{
+    cr_expect_eq(decide_pair(10, 9.9, 9.81, 10), 0);
+    cr_expect_eq(decide_pair(10, 9.9, 9.79, 10), 2);
+    cr_expect_eq(decide_pair(5, 9, 8, 9), 0);
+}
+
+Test(decide, a_pair_without_a_time_is_not_taken)
+{
+    cr_expect_eq(decide_pair(10, -1, -1, -1), 0);
+    cr_expect_eq(decide_pair(10, -1, 9, -1), 2);
+    cr_expect_eq(decide_pair(-1, 1, 1, 1), 0, "nothing to compare with");
+}
+
 /* the filter's linears */
 
 static nd_config config_of(const char *filter)
