@@ -195,7 +195,10 @@ def several_items(place):
     yield Item("killed-rank", "several", 30, 200, several.killed_rank)
     for precision in ("bf16", "fp8"):
         name = f"8b-fsdp-{precision}"
-        yield Item(name, "several", 150, 450, several.eight_b_sharded, name, 3 if place.dry else 32, precision, "selective")
+        layers = 3 if place.dry else 32
+        yield Item(name, "several", 150, 450, several.eight_b_sharded, name, layers, precision, "selective")
+        tuned = f"{name}-autotune"
+        yield Item(tuned, "several", 180, 500, several.divided, tuned, layers, precision, "selective")
 
 
 def sanitizer_items(place):
