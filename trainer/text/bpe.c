@@ -221,6 +221,7 @@ typedef struct new_word {
     uint64_t asked;         /* of the vocabulary */
     const int32_t *ids;     /* NULL: not known yet */
     size_t count;           /* of the ids */
+    size_t at;              /* where the ids are in the result */
     int32_t piece;          /* the id of a word that is a piece */
     nd_short_word *merging; /* NULL: it is not merged with others */
     bool keep;              /* in the cache */
@@ -231,6 +232,7 @@ static new_word new_word_of(const nd_bpe_state *state, const batch *b, int index
     const size_t at = index > 0 ? b->ends[index - 1] : b->begin;
     new_word w = {.index = index, .bytes = b->text + at, .size = b->ends[index] - at};
     w.ids = nd_word_cache_find(&state->cache, b->places[index], w.bytes, w.size, &w.count);
+    w.keep = !w.ids;
     if (!w.ids && state->tokenizer->bpe.ignore_merges) {
         w.asked = nd_vocab_ask_bytes(&state->tokenizer->vocab, w.bytes, w.size);
     }
@@ -247,47 +249,50 @@ static void find_piece(const nd_bpe_state *state, new_word *w)
     if (w->piece >= 0) {
         w->ids = &w->piece;
         w->count = 1;
-        w->keep = true;
     }
+}
+
+/* The word's characters to state->word. Those that are dropped or unknown are counted each time
+ * they are met, so that their word is not kept. */
+static nd_status begin_new_word(nd_bpe_state *state, new_word *w)
+{
+    const int64_t odd = state->dropped + state->unknown;
+    ND_TRY(begin_word(state, w->bytes, w->size));
+    w->keep = state->dropped + state->unknown == odd;
+    return ND_OK;
 }
 
 static nd_status begin_merging(nd_bpe_state *state, new_word *w, nd_short_word *merging)
 {
-    const int64_t odd = state->dropped + state->unknown;
-    ND_TRY(begin_word(state, w->bytes, w->size));
+    ND_TRY(begin_new_word(state, w));
     w->merging = merging;
-    /* Dropped and unknown characters are counted each time they are met. */
-    w->keep = state->dropped + state->unknown == odd;
     merging->count = (int)state->word.count;
     memcpy(merging->ids, state->word.data, state->word.count * sizeof *merging->ids);
     return ND_OK;
 }
 
-static nd_status add_long_word(nd_bpe_state *state, const new_word *w, nd_ids *out)
+static nd_status merge_alone(nd_bpe_state *state, new_word *w)
 {
-    ND_TRY(begin_word(state, w->bytes, w->size));
-    size_t count = state->word.count;
-    if (state->tokenizer->merges.any && count > 1) {
-        ND_TRY(merge_long(state, state->word.data, &count));
+    ND_TRY(begin_new_word(state, w));
+    w->count = state->word.count;
+    if (state->tokenizer->merges.any && w->count > 1) {
+        ND_TRY(merge_long(state, state->word.data, &w->count));
     }
-    return nd_ids_add(out, state->word.data, count);
+    w->ids = state->word.data;
+    return ND_OK;
 }
 
-static nd_status add_new_word(nd_bpe_state *state, const new_word *w, nd_ids *out)
+static nd_status add_new_word(nd_bpe_state *state, new_word *w, nd_ids *out)
 {
     if (w->merging) {
-        return nd_ids_add(out, w->merging->ids, (size_t)w->merging->count);
+        w->ids = w->merging->ids;
+        w->count = (size_t)w->merging->count;
     }
-    return w->ids ? nd_ids_add(out, w->ids, w->count) : add_long_word(state, w, out);
-}
-
-static void keep_new_word(nd_bpe_state *state, const batch *b, const new_word *w)
-{
-    const nd_short_word *merged = w->merging;
-    if (w->keep) {
-        nd_word_cache_put(&state->cache, b->places[w->index], w->bytes, w->size,
-                          merged ? merged->ids : w->ids, merged ? (size_t)merged->count : w->count);
+    if (!w->ids) {
+        ND_TRY(merge_alone(state, w));
     }
+    w->at = out->count;
+    return nd_ids_add(out, w->ids, w->count);
 }
 
 /* Room for the ids of all further words of a batch, if they are found. */
@@ -340,7 +345,10 @@ static nd_status add_new(nd_bpe_state *state, const batch *b, int *from, nd_ids 
     }
     *from = add_found(b, *from, end, out);
     for (int i = 0; i < count; i++) {
-        keep_new_word(state, b, &words[i]);
+        if (words[i].keep) {
+            nd_word_cache_put(&state->cache, b->places[words[i].index], words[i].bytes,
+                              words[i].size, out->data + words[i].at, words[i].count);
+        }
     }
     return ND_OK;
 }

@@ -29,11 +29,18 @@ typedef struct nd_bytes {
     size_t count, room;
 } nd_bytes;
 
-static inline nd_status nd_bytes_add(nd_bytes *bytes, const void *data, size_t size)
+/* Makes room for `count` bytes in all. */
+static inline nd_status nd_bytes_reserve(nd_bytes *bytes, size_t count)
 {
     void *place = bytes->data;
-    nd_status status = nd_array_reserve(&place, &bytes->room, bytes->count + size, 1);
+    nd_status status = nd_array_reserve(&place, &bytes->room, count, 1);
     bytes->data = place;
+    return status;
+}
+
+static inline nd_status nd_bytes_add(nd_bytes *bytes, const void *data, size_t size)
+{
+    nd_status status = nd_bytes_reserve(bytes, bytes->count + size);
     if (status == ND_OK && size > 0) {
         memcpy(bytes->data + bytes->count, data, size);
         bytes->count += size;

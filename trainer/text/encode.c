@@ -105,38 +105,37 @@ static nd_status encode_words(nd_encoder *encoder, const uint8_t *text, size_t s
                                                                      : ND_OK;
 }
 
-/* The class of the character at a place, which moves behind it. */
-static inline int next_class(const uint8_t *text, size_t *at)
+/* The class of the character that begins at a place; `left` bytes can be read. */
+static inline int class_at(const uint8_t *p, size_t left)
 {
-    const uint8_t *p = text + *at;
+    const uint8_t *mark = (const uint8_t *)ND_TEXT_MARK;
     if (*p < 0x80) {
-        *at += 1;
         return *p;
     }
-    const bool mark =
-        *p == (uint8_t)ND_TEXT_MARK[0] && memcmp(p, ND_TEXT_MARK, ND_TEXT_MARK_BYTES) == 0;
-    *at += *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
-    return mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
+    const bool is_mark =
+        left >= ND_TEXT_MARK_BYTES && ((p[0] ^ mark[0]) | (p[1] ^ mark[1]) | (p[2] ^ mark[2])) == 0;
+    return is_mark ? ND_TEXT_CLASS_MARK : ND_TEXT_CLASS_OTHER;
 }
 
 /* A text that no pattern splits is one word for the merges. It is cut wherever that changes
- * nothing, so that its words are found in the cache. */
+ * nothing, so that its words are found in the cache. The loop has no branch that depends on where
+ * that is: the next end is written at each byte, and overwritten if it is none. */
 static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t size)
 {
     const nd_bpe *bpe = &encoder->tokenizer->bpe;
-    size_t ends[ND_BPE_WORDS], begin = 0, at = 0, place;
-    int count = 0, left = next_class(text, &at);
-    for (; bpe->cuts && (place = at) < size;) {
-        const int right = next_class(text, &at);
-        if (bpe->apart[left][right]) {
-            ends[count++] = place;
-            if (count == ND_BPE_WORDS) {
-                ND_TRY(encode_words(encoder, text, size, begin, ends, count));
-                begin = place;
-                count = 0;
-            }
-        }
+    size_t ends[ND_BPE_WORDS], begin = 0;
+    int count = 0, left = class_at(text, size);
+    for (size_t at = 1; bpe->cuts && at < size; at++) {
+        const bool inside = (text[at] & 0xc0) == 0x80; /* of a character */
+        const int right = inside ? left : class_at(text + at, size - at);
+        ends[count] = at;
+        count += !inside & bpe->apart[left][right];
         left = right;
+        if (count == ND_BPE_WORDS) {
+            ND_TRY(encode_words(encoder, text, size, begin, ends, count));
+            begin = at;
+            count = 0;
+        }
     }
     ends[count++] = size;
     return encode_words(encoder, text, size, begin, ends, count);

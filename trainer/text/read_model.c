@@ -205,7 +205,9 @@ static nd_status find_bytes(nd_tokenizer *t, bool *every)
                        "bytes is not supported",
                        t->name);
     }
-    nd_merges_set_first(&t->merges, first);
+    const int32_t mark = nd_vocab_find(&t->vocab, ND_TEXT_MARK, ND_TEXT_MARK_BYTES);
+    const bool beside = mark >= 0 && mark < first && first - mark < ND_MERGES_FIRST_IDS / 4;
+    nd_merges_set_first(&t->merges, beside ? mark : first);
     *every = all;
     return ND_OK;
 }

@@ -8,6 +8,7 @@
 enum { SET_BYTES = ND_WORD_WAYS * sizeof(nd_word_short), HASH_BITS = 64 };
 
 _Static_assert(SET_BYTES == 64, "a set of short words is a cache line");
+_Static_assert(sizeof(nd_word_long) == 128, "a long word is two cache lines");
 
 nd_word_short nd_word_no_set[ND_WORD_WAYS];
 

@@ -8,8 +8,8 @@
  * Half of the memory is for short words, of at most 15 bytes and 4 ids: nearly all words of a
  * text. Each has a set of two slots that share a cache line, and its key is compared as two 64-bit
  * words, so that a word is found with one access to memory, which nd_word_cache_place begins ahead
- * of time. The other half is for longer words. A short word with more than 4 ids lies there too;
- * its short slot says so.
+ * of time. The other half is for longer words, of at most 94 bytes and 8 ids. A short word with
+ * more than 4 ids lies there too; its short slot says so.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #include "runtime/base/status.h"
 
 enum { ND_WORD_SHORT_BYTES = 15, ND_WORD_SHORT_IDS = 4 };
-enum { ND_WORD_LONG_BYTES = 30, ND_WORD_LONG_IDS = 8 };
+enum { ND_WORD_LONG_BYTES = 94, ND_WORD_LONG_IDS = 8 };
 enum { ND_WORD_WAYS = 2, ND_WORD_SIZE_SHIFT = 56, ND_WORD_COUNT_SHIFT = 60 };
 
 /* Bit 63 of a short slot's `high`: the ids lie with the long words. */

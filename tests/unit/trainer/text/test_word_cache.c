@@ -7,7 +7,7 @@
 #include "tests/support/tempdir.h"
 #include "trainer/text/word_cache.h"
 
-enum { TEXT = 64, IDS = 12, SMALL_CACHE = 1 << 12, WORDS = 4000 };
+enum { TEXT = 128, IDS = 12, SMALL_CACHE = 1 << 12, WORDS = 4000 };
 
 static const int32_t *find(const nd_word_cache *cache, const char *word, size_t size, size_t left,
                            size_t *count)
@@ -46,7 +46,7 @@ Test(word_cache, words_of_all_sizes)
     for (int i = 0; i < TEXT; i++) {
         text[i] = (char)(i % 5 == 0 ? 0 : 'a' + i % 26);
     }
-    for (size_t size = 1; size < 40; size++) {
+    for (size_t size = 1; size < 100; size++) {
         for (size_t count = 1; count <= IDS; count++) {
             nd_word_cache cache;
             size_t other;
@@ -73,7 +73,7 @@ Test(word_cache, words_of_all_sizes)
 /* With more words than there is room for, some are gone, but none has the ids of another. */
 Test(word_cache, a_full_cache_forgets_and_never_mistakes)
 {
-    static const size_t sizes[] = {256, 600, SMALL_CACHE, 1 << 16};
+    static const size_t sizes[] = {512, 1200, SMALL_CACHE, 1 << 16};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         nd_word_cache cache;
         int kept = 0;
