@@ -136,6 +136,7 @@ typedef struct nd_config {
         nd_special_choice special_in_text;
         nd_chat_choice chat_format;
         char *json_key; /* "": those of rows of text, of prompts and of messages */
+        char *document_separator; /* as nd_corpus_separator reads it; "": none */
         nd_invalid_choice invalid_utf8;
         int64_t skip_bad;      /* rows of each path */
         char *cache_dir;       /* "": the user's */

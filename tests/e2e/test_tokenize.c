@@ -291,6 +291,27 @@ Test(tokenize, keys_of_a_run_that_reads_rows)
                        shell_output);
 }
 
+/* Documents of a text file, in a run as in the command; another separator is another cache. */
+Test(tokenize, separators_in_a_run)
+{
+#define CHECK_TEXT                                                                                 \
+    ND_TRAIN " check --device cpu --model-config tok/config.json --sequence-length 8 "             \
+             "--num-processes 1 --cache-dir keys --log-level info --data-path d.txt "
+    shell(&dir, "for i in $(seq 20); do printf 'some words\\tmore\\n\\n'; done >d.txt");
+    shell(&dir, CHECK_TEXT "--tokenizer tok --document-separator '\\n\\n'");
+    cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 20 documents"), "%s", shell_output);
+    shell(&dir, CHECK_TEXT "--tokenizer tok --document-separator '\\t'");
+    cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 21 documents"), "%s", shell_output);
+    shell(&dir, CHECK_TEXT "--tokenizer tok");
+    cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 1 document"), "%s", shell_output);
+    shell(&dir, "printf 'data: {document_separator: \"\\\\n\\\\n\"}\n' >text.yaml && " CHECK_TEXT
+                "--tokenizer tok --config-file text.yaml");
+    cr_expect_null(strstr(shell_output, "encoded"), "the cache of the first: %s", shell_output);
+    shell_fails(&dir, CHECK_TEXT "--tokenizer bytes --document-separator '\\n\\n'", 2);
+    cr_expect_not_null(strstr(shell_output, "\"d.txt\" is read as bytes, in which no document ends"),
+                       "%s", shell_output);
+}
+
 /* What a run does not read, it says; ids and text in one place are two sources. */
 Test(tokenize, a_folder_that_is_read_in_part)
 {

@@ -148,24 +148,12 @@ static nd_status read_choice(option which, const char *text, int *out)
 
 static nd_status read_separator(nd_tokenize_call *call, const char *text)
 {
-    size_t n = 0;
-    free(call->separator);
-    call->separator = NULL;
-    ND_TRY(ND_ALLOC(strlen(text) + 1, &call->separator));
-    for (const char *p = text; *p; p++) {
-        char c = *p;
-        if (c == '\\' && p[1] && strchr("nrt\\", p[1])) {
-            p++;
-            c = *p == 'n' ? '\n' : *p == 'r' ? '\r' : *p == 't' ? '\t' : '\\';
-        }
-        call->separator[n++] = c;
-    }
-    if (n == 0) {
+    if (!*text) {
         return nd_fail(ND_ERR_CONFIG, "--document-separator is empty; give a text");
     }
-    call->rules.separator = call->separator;
-    call->rules.separator_size = n;
-    return ND_OK;
+    free(call->separator);
+    call->separator = NULL;
+    return nd_corpus_separator(text, &call->rules, &call->separator);
 }
 
 typedef struct parse {

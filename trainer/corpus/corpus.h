@@ -82,6 +82,10 @@ typedef struct nd_corpus_rules {
     size_t separator_size;
 } nd_corpus_rules;
 
+/* Sets rules->separator to a text in which \n, \r, \t and \\ stand for one character each.
+ * *out: what the rules borrow; the caller frees it. */
+nd_status nd_corpus_separator(const char *text, nd_corpus_rules *rules, char **out);
+
 /* The id that ends a document: eos_token of the tokenizer_config.json in the folder of `path`, or
  * else <|end_of_text|>, <|endoftext|> or </s>. ND_ERR_DATA when there is none. */
 nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id);

@@ -253,6 +253,23 @@ static nd_status add_rows(worker *w)
     return ND_OK;
 }
 
+nd_status nd_corpus_separator(const char *text, nd_corpus_rules *rules, char **out)
+{
+    size_t n = 0;
+    ND_TRY(ND_ALLOC(strlen(text) + 1, out));
+    for (const char *p = text; *p; p++) {
+        char c = *p;
+        if (c == '\\' && p[1] && strchr("nrt\\", p[1])) {
+            p++;
+            c = *p == 'n' ? '\n' : *p == 'r' ? '\r' : *p == 't' ? '\t' : '\\';
+        }
+        (*out)[n++] = c;
+    }
+    rules->separator = *out;
+    rules->separator_size = n;
+    return ND_OK;
+}
+
 static nd_status add_documents(worker *w)
 {
     const nd_corpus_rules *rules = w->crew->job->rules;

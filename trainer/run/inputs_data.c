@@ -25,7 +25,7 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
     /* With a key of its own a row is a text, whatever other keys it has. */
     const char *key = config->data.json_key;
     const nd_chat_format chat = chats[config->data.chat_format];
-    const nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
+    nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
                                    .add_special = true,
                                    .append_eod = config->data.append_eod,
                                    .refuse_invalid =
@@ -33,6 +33,10 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
                                    .json_key = key[0] ? key : "text",
                                    .pairs = !key[0] || chat != ND_CHAT_NONE,
                                    .chat = chat};
+    char *separator = NULL;
+    if (config->data.document_separator[0]) {
+        ND_TRY(nd_corpus_separator(config->data.document_separator, &rules, &separator));
+    }
     const nd_dataset_text text = {.path = path,
                                   .format = config->data.format,
                                   .tokenizer = inputs->tokenizer,
@@ -41,7 +45,10 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
                                   .cache_dir = config->data.cache_dir,
                                   .threads = nd_corpus_threads(),
                                   .stop = inputs->stop};
-    return nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
+    nd_status status =
+        nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
+    free(separator);
+    return status;
 }
 
 static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -59,6 +66,12 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
     ND_TRY(nd_data_holds_rows(path, format, &rows));
     if ((inputs->tokenizer && !ids) || (rows && reads_bytes(config, inputs))) {
         return open_text(config, inputs, path, out);
+    }
+    if (config->data.document_separator[0] && !ids && reads_bytes(config, inputs)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.document_separator is set, but \"%s\" is read as bytes, in which no "
+                       "document ends; name a tokenizer (data.tokenizer), or leave it out",
+                       path);
     }
     return nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
                            inputs->tokenizer ? "file" : config->data.tokenizer, inputs->shape.vocab,

@@ -270,6 +270,20 @@ Test(corpus, a_separator_makes_documents)
     nd_tokenizer_close(tokenizer);
 }
 
+Test(corpus, how_a_separator_is_written)
+{
+    static const char *const written[][2] = {
+        {"\\n\\n", "\n\n"}, {"\\r\\t\\\\", "\r\t\\"}, {"a\\bc\\", "a\\bc\\"}, {"%\n", "%\n"}};
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        nd_corpus_rules rules = {0};
+        char *text = NULL;
+        assert_ok(nd_corpus_separator(written[i][0], &rules, &text));
+        cr_assert_eq(rules.separator_size, strlen(written[i][1]));
+        cr_expect_arr_eq(rules.separator, written[i][1], rules.separator_size, "%s", written[i][0]);
+        free(text);
+    }
+}
+
 static void write_gzip(const char *name, const char *text)
 {
     gzFile file = gzopen(tempdir_file(&dir, name), "wb");
