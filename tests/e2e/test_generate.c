@@ -407,6 +407,11 @@ Test(generate, a_chat_is_written_in_its_form)
     shell(&dir, "grep -q 'chat form: chatml' log && mv tok lost");
     cr_expect_neq(shell_run(&dir, GENERATE "--model run --chat --prompt 'hi you'"), 0);
     says("the run's tokenizer \"tok/tokenizer.json\" is not found from here");
+    shell(&dir, "cp -r lost tok && echo >>tok/tokenizer.json");
+    cr_expect_eq(shell_run(&dir, GENERATE "--model run --chat --prompt 'hi you'"), 65);
+    says("is not the tokenizer that the run of this checkpoint had (digest ");
+    shell(&dir,
+          GENERATE "--model run --chat --prompt 'hi you' --max-new-tokens 9 --tokenizer lost");
 }
 
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */

@@ -25,7 +25,7 @@ nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, cons
     for (size_t i = 0; i < prompt->count; i++) {
         ND_TRY(decode(out, prompt->data[i], &text, &size));
     }
-    return ND_OK;
+    return nd_decoder_end_run(out->decoder, &text, &size); /* it is the prompt's */
 }
 
 /* Text of the decoder through the stop texts. */

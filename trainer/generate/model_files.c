@@ -249,30 +249,55 @@ static nd_status open_at(char *path, char **kept, nd_tokenizer **out)
     return ND_OK;
 }
 
-/* The tokenizer.json that the run of a checkpoint was given, where it is still there; owned by the
- * caller. */
-static nd_status find_of_run(const nd_model_files *m, char **out)
+/* The folder or file that data.tokenizer of a checkpoint's run named; "": none. *owned is freed by
+ * the caller. */
+static nd_status given_to_run(const nd_model_files *m, char **owned, const char **given)
 {
-    const char *given =
-        m->kind == ND_MODEL_CHECKPOINT ? setting_of(&m->manifest, "data.tokenizer") : "";
-    char *folder = NULL;
-    nd_status status = ND_OK;
-    if (!given[0] || strcmp(given, "bytes") == 0 || strcmp(given, "file") == 0) {
+    *given = setting_of(&m->manifest, "data.tokenizer");
+    if (strcmp(*given, "bytes") == 0 || strcmp(*given, "file") == 0) {
+        *given = "";
+    }
+    if (strcmp(*given, "model") != 0) {
         return ND_OK;
     }
-    if (strcmp(given, "model") == 0) {
-        ND_TRY(nd_fs_parent(setting_of(&m->manifest, "model.config"), &folder));
-        given = folder;
+    const char *config = setting_of(&m->manifest, "model.config");
+    *given = setting_of(&m->manifest, "model.path");
+    if (!**given && *config) {
+        ND_TRY(nd_fs_parent(config, owned));
+        *given = *owned;
     }
-    status = nd_fs_format(out, is_folder(given) ? "%s/tokenizer.json" : "%s", given);
-    if (status == ND_OK && !nd_fs_exists(*out)) {
-        nd_log_warning("the run's tokenizer \"%s\" is not found from here; name one with "
-                       "--tokenizer",
-                       *out);
+    return ND_OK;
+}
+
+/* The tokenizer.json that the run of a checkpoint was given; NULL: it had none. Owned by the
+ * caller. ND_ERR_CONFIG: it is not there any more; ND_ERR_DATA: another one is. */
+static nd_status find_of_run(const nd_model_files *m, char **out)
+{
+    char *owned = NULL, now[65];
+    const char *given = "";
+    ND_TRY(m->kind == ND_MODEL_CHECKPOINT ? given_to_run(m, &owned, &given) : ND_OK);
+    nd_status status =
+        given[0] ? nd_fs_format(out, is_folder(given) ? "%s/tokenizer.json" : "%s", given) : ND_OK;
+    free(owned);
+    if (status != ND_OK || !*out) {
+        return status;
+    }
+    const char *then = nd_manifest_pairs_find(&m->manifest.identity, "tokenizer.json");
+    if (!nd_fs_exists(*out)) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "the run's tokenizer \"%s\" is not found from here; name it with "
+                         "--tokenizer, which can also be file: ids without texts",
+                         *out);
+    } else if (then && (status = nd_fs_sha256_file(*out, now)) == ND_OK && strcmp(then, now) != 0) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" is not the tokenizer that the run of this checkpoint had (digest "
+                         "%.12s, not %.12s); name that one with --tokenizer",
+                         *out, now, then);
+    }
+    if (status != ND_OK) {
         free(*out);
         *out = NULL;
     }
-    free(folder);
     return status;
 }
 

@@ -38,8 +38,8 @@ void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
 /*
  * Its tokenizer. `setting`: a tokenizer.json, its folder, "bytes", "file" (none: there are only
  * ids), or NULL, which is the model's own, or that of the run of a checkpoint. *out is NULL when
- * there is none. *path: where it
- * is, for nd_corpus_eod; NULL for bytes; owned by the caller.
+ * there is none. *path: where it is, for nd_corpus_eod; NULL for bytes; owned by the caller.
+ * ND_ERR_CONFIG: it is not there; ND_ERR_DATA: it is damaged, or not the one that the run had.
  */
 nd_status nd_model_files_tokenizer(const nd_model_files *files, const char *setting, char **path,
                                    nd_tokenizer **out);

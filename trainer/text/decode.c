@@ -205,13 +205,24 @@ nd_status nd_decoder_push(nd_decoder *decoder, const int32_t *ids, size_t count,
     return ND_OK;
 }
 
-nd_status nd_decoder_end(nd_decoder *decoder, const char **text, size_t *size)
+static nd_status give_held(nd_decoder *decoder, bool end, const char **text, size_t *size)
 {
     decoder->out.count = 0;
-    ND_TRY(decoder->tokenizer->decoder == ND_DECODER_BYTE_LEVEL ? give_characters(decoder, true)
+    ND_TRY(decoder->tokenizer->decoder == ND_DECODER_BYTE_LEVEL ? give_characters(decoder, end)
                                                                 : give_run(decoder));
-    begin(decoder);
     *size = decoder->out.count;
     *text = *size > 0 ? (const char *)decoder->out.data : "";
+    return ND_OK;
+}
+
+nd_status nd_decoder_end_run(nd_decoder *decoder, const char **text, size_t *size)
+{
+    return give_held(decoder, false, text, size);
+}
+
+nd_status nd_decoder_end(nd_decoder *decoder, const char **text, size_t *size)
+{
+    ND_TRY(give_held(decoder, true, text, size));
+    begin(decoder);
     return ND_OK;
 }

@@ -128,6 +128,9 @@ void nd_decoder_destroy(nd_decoder *decoder); /* NULL is legal */
  */
 nd_status nd_decoder_push(nd_decoder *decoder, const int32_t *ids, size_t count, const char **text,
                           size_t *size);
+/* Gives the run of byte tokens that is held back, as if no further one belonged to it. The next
+ * token is not the first of a text. */
+nd_status nd_decoder_end_run(nd_decoder *decoder, const char **text, size_t *size);
 /* Gives what was held back; the decoder is then as new. */
 nd_status nd_decoder_end(nd_decoder *decoder, const char **text, size_t *size);
 
