@@ -6,8 +6,8 @@
                         [--follow] [--patience SECONDS] [--pid PID]
 
 RUN is a run folder. Without --follow what metrics.jsonl holds now is sent. With it the file is followed until the run has made its
-last step, has stopped early or by a signal, or has written nothing for --patience seconds (and for ten of its steps), as a run
-that failed; with --pid until that process has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json (of
+last step, has stopped early or by a signal, or has written nothing for --patience seconds (and for ten of its steps; 120 seconds
+after a line that says why it failed, since the job may start again); with --pid until that process has ended. A second call goes on where the first one stopped: RUN/wandb_sync.json (of
 trackio RUN/trackio_sync.json) keeps the id of the run and how far the file was sent. After a call that was killed the next one reads what the library has kept on this
 machine, which is less than it was given, and goes on behind that: wandb's files in offline mode and trackio's database hold every
 line once. Each line is sent with sync/offset, the size of the file up to its end, by which it is found again. What a killed call
@@ -32,6 +32,7 @@ import time
 
 OFFSET = "sync/offset"
 POLL_SECONDS = 1.0
+RESTART_SECONDS = 120.0 # by then ndlaunch has started a job again that failed
 WRITER_SECONDS = 60.0
 PATIENCE_SECONDS = 600.0
 TAIL_BYTES = 1 << 16
@@ -246,7 +247,7 @@ class End:
     """Whether the lines so far are those of a run that has ended."""
 
     def __init__(self, run, offset):
-        self.is_over, self.step, self.step_seconds = False, 0, 0.0
+        self.is_over, self.has_failed, self.step, self.step_seconds = False, False, 0, 0.0
         try: # lines that an earlier call has sent
             with open(run / "metrics.jsonl", "rb") as file:
                 file.seek(max(0, offset - TAIL_BYTES))
@@ -265,7 +266,8 @@ class End:
             self.step_seconds = row.get("step_ms", 1e3 * self.step_seconds) / 1e3
             if event is None or event == "resumed":
                 self.is_over = False
-            if event in ("early_stopped", "ended") or (event == "checkpoint" and row.get("reason") == "signal" and step >= self.step):
+            self.has_failed = event == "ended" or (self.has_failed and event != "resumed")
+            if event == "early_stopped" or (event == "checkpoint" and row.get("reason") == "signal" and step >= self.step):
                 self.is_over = True
             if step == config.get("train.steps") and wanted in row:
                 self.is_over = True
@@ -291,8 +293,11 @@ def follow(arguments, state, sink, newest, stopped):
         heard = time.monotonic() if rows else heard
         if not alive or stopped or (arguments.pid is None and end.is_over):
             return
-        patience = max(arguments.patience, 10 * end.step_seconds)
+        # ndlaunch may start a job that has failed again, into the same file.
+        patience = min(arguments.patience, RESTART_SECONDS) if end.has_failed else max(arguments.patience, 10 * end.step_seconds)
         if arguments.pid is None and time.monotonic() - heard > patience:
+            if end.has_failed:
+                return
             print(f"wandb_sync: {arguments.run / 'metrics.jsonl'} has no new line for {patience:g} s, so the run is taken as ended; if "
                   "it goes on, call this again", file=sys.stderr)
             return

@@ -146,7 +146,15 @@ def check_ends(stage):
     failed = json.dumps({"event": "ended", "step": 3, "code": 74, "why": "rank 1 was lost"}) + "\n"
     lost = make_run(stage.folder / "failed", 40)
     (lost / "metrics.jsonl").write_text(step_line(3) + failed)
-    check("no new line" not in stage.run(lost, "--follow"), "a run that has failed is waited for")
+    check("no new line" not in stage.run(lost, "--follow", "--patience", "0.5"), "a run that has failed is not asked for lines")
+    process = stage.start(lost, "--follow", "--patience", "60")
+    time.sleep(1.5) # ndlaunch starts it again
+    check(process.poll() is None, "a job that failed is not waited for")
+    with open(lost / "metrics.jsonl", "a") as out:
+        out.write(json.dumps({"event": "resumed", "step": 3}) + "\n" + step_line(40)
+                  + validation.replace('"step": 2', '"step": 40'))
+    said = process.communicate(timeout=60)[0]
+    check(process.returncode == 0 and 40 in stage.steps(), f"a job that was started again: {stage.steps()}: {said}")
     (run / "metrics.jsonl").write_text(step_line(3) + signal + json.dumps({"event": "resumed", "step": 3}) + "\n" + step_line(4))
     check("no new line for 0.5 s" in stage.run(run, "--follow", "--patience", "0.5"), "a run that failed")
     check("none came in 0.5 s" in stage.run(stage.folder / "never", "--follow", "--patience", "0.5", code=65), "a run that never starts")

@@ -223,7 +223,8 @@ Test(run, a_failure_is_the_last_line)
     snprintf(
         command, sizeof command,
         "tail -n 1 out/metrics.jsonl | grep '^{\"event\":\"ended\",.*\"code\":%d,' && " ND_TRAIN
-        " report out --markdown | grep '^failed after step .* of 40, with exit code %d: .*finite'",
+        " report out --markdown | grep '^failed after step .* of 40; rank 0 ended with code %d: "
+        ".*finite'",
         code, code);
     shell(&dir, command);
 }

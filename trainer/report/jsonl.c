@@ -260,7 +260,8 @@ static const char *quoted(char *out, size_t capacity, const char *text)
 {
     size_t used = 1;
     out[0] = '"';
-    for (const char *c = text ? text : ""; *c && used + 4 < capacity; c++) {
+    const char *c = text ? text : "";
+    for (; *c && used + 4 < capacity; c++) {
         if (*c == '"' || *c == '\\') {
             out[used++] = '\\';
         }
@@ -268,6 +269,9 @@ static const char *quoted(char *out, size_t capacity, const char *text)
         if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e) {
             out[used - 1] = '?';
         }
+    }
+    if (*c) { /* the rest has no room */
+        memcpy(out + used - 3, "...", 3);
     }
     out[used++] = '"';
     out[used] = '\0';
@@ -293,7 +297,7 @@ static void further_of_resume(char out[512], const nd_run_event *e)
 static nd_status write_event(void *self, const nd_run_event *e)
 {
     jsonl *s = self;
-    char t[2][32], text[400], further[512], why[480];
+    char t[2][32], text[640], further[512], why[480];
     int length = 0;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:

@@ -13,7 +13,7 @@ enum {
     PARTS_OF_ALL = 1200, /* of the curves of a chart together */
     PARTS_OF_RUN = 16,
     MARKS_MAX = 100,
-    MARK_TEXT = 480,
+    MARK_TEXT = 720,
     LINES_MAX = ND_PAGE_RUNS_MAX + 1,
     NAMED_MAX = 12 /* sources in a chart: those with the most labels */
 };

@@ -201,10 +201,11 @@ static nd_status fail_line(const char *path, const nd_fs_map *map, const char *b
 {
     line_search search = {(const char *)map->data, bad, 1};
     ND_TRY(nd_fs_map_guard(map, path, find_number, &search));
-    return nd_fail(ND_ERR_DATA,
-                   "%s line %zu is not what ndtrain writes there; the file is damaged: repair the "
-                   "line or remove it",
-                   path, search.number);
+    return nd_fail(
+        ND_ERR_DATA,
+        "%s line %zu is not what ndtrain writes there: the file is another program's, or "
+        "it is damaged and the line must be repaired",
+        path, search.number);
 }
 
 static nd_status check_parts(const part *parts, int count, const char *path, const nd_fs_map *map)

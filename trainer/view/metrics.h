@@ -80,7 +80,7 @@ typedef struct nd_metric_event {
     double bytes, save_ms, blocked_ms, load_ms; /* 0: not in the line */
     int64_t restart, rewound_from, passed_over_samples, records, code;
     char name[32];               /* what the line calls it */
-    char text[400];              /* its reason, or why; cut where it is longer */
+    char text[640];              /* its reason, or why; cut where it is longer */
     char from[96];               /* resumed: last part of the folder */
     char mesh[96], mesh_was[96]; /* resumed on another mesh; else "" */
     char sink[32];               /* that did not take `records` records; else "" */

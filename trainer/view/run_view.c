@@ -160,6 +160,7 @@ static void sum_rows(const nd_metrics *m, nd_run_figures *f)
             end_count += i + tail >= m->row_count;
         }
     }
+    f->end_from = m->rows[m->row_count - tail].step;
     f->end_loss = end_count > 0 ? end_sum / (double)end_count : NAN;
     f->training_seconds = all / 1e3;
     f->data_wait_share = all > 0 ? waited / all : NAN;
@@ -326,6 +327,16 @@ static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
     }
 }
 
+/* "342 of 1000"; "342" when nobody knows how many were wanted. */
+static const char *reached(const nd_run_view *view, char text[64])
+{
+    const int n = snprintf(text, 64, "%lld", (long long)view->reached);
+    if (view->steps_wanted > 0) {
+        snprintf(text + n, 64 - (size_t)n, " of %lld", (long long)view->steps_wanted);
+    }
+    return text;
+}
+
 /* Of a run that did not make all its steps, and has no line that says so. */
 static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
@@ -343,44 +354,48 @@ static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
     }
 }
 
-/* The words of a signal name the step themselves. */
+/* The words of a signal name the step themselves. Rank 0 writes the line, and may do so because it
+ * waited for a rank that failed before it. */
 static void say_failure(const nd_run_view *view, const nd_metric_event *end,
                         char text[ND_VERDICT_MAX])
 {
+    char done[64];
     if (end->code == ND_ERR_PREEMPTED) {
         snprintf(text, ND_VERDICT_MAX, "%s", end->text);
     } else {
-        snprintf(text, ND_VERDICT_MAX, "failed after step %lld of %lld, with exit code %d: %s",
-                 (long long)view->reached, (long long)view->steps_wanted, (int)end->code,
-                 end->text);
+        const bool elsewhere = end->code == ND_ERR_IO || end->code == ND_ERR_HANG;
+        snprintf(text, ND_VERDICT_MAX, "failed after step %s; rank 0 ended with code %d: %s%s",
+                 reached(view, done), (int)end->code, end->text,
+                 elsewhere ? "; where another rank failed first, the run's log has its reason"
+                           : "");
     }
 }
 
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
-    long long step = view->reached, wanted = view->steps_wanted;
+    const long long step = view->reached, wanted = view->steps_wanted;
+    char done[64];
     switch (view->end) {
     case ND_RUN_FINISHED:
         snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", wanted);
         break;
     case ND_RUN_STOPPED_EARLY:
-        snprintf(text, ND_VERDICT_MAX, "finished early, after step %lld of %lld: %s", step, wanted,
+        snprintf(text, ND_VERDICT_MAX, "finished early, after step %s: %s", reached(view, done),
                  early_stop(view)->text);
         break;
     case ND_RUN_STOPPED:
-        snprintf(
-            text, ND_VERDICT_MAX,
-            "stopped by a signal after step %lld of %lld; --resume-from-checkpoint latest goes "
-            "on with it",
-            step, wanted);
+        snprintf(text, ND_VERDICT_MAX,
+                 "stopped by a signal after step %s; --resume-from-checkpoint latest goes "
+                 "on with it",
+                 reached(view, done));
         break;
     case ND_RUN_FAILED:
         say_failure(view, said_end(view), text);
         break;
     case ND_RUN_RECENT:
         snprintf(text, ND_VERDICT_MAX,
-                 "at step %lld of %lld a moment before this report: it runs, or has just ended",
-                 step, wanted);
+                 "at step %s a moment before this report: it runs, or has just ended",
+                 reached(view, done));
         break;
     case ND_RUN_ENDED_EARLY:
         say_why(view, text);

@@ -24,6 +24,7 @@ typedef enum nd_run_end {
 typedef struct nd_run_figures {
     double first_loss, last_loss; /* the last finite one */
     double end_loss;              /* mean of the last tenth of the steps, at most 50 */
+    int64_t end_from;             /* the first of them */
     double last_validation, best_validation;
     int64_t best_validation_step; /* 0: none */
     double step_ms, tokens_per_second, tflops, wire_bytes;
@@ -59,7 +60,7 @@ typedef struct nd_run_view {
 nd_status nd_run_view_open(const char *folder, int64_t now, nd_run_view *out);
 void nd_run_view_close(nd_run_view *view);
 
-enum { ND_VERDICT_MAX = 768 };
+enum { ND_VERDICT_MAX = 1024 };
 /* "finished: 1000 of 1000 steps"; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 

@@ -46,6 +46,22 @@ static nd_status write_settings(nd_doc *doc, const nd_run_view *run)
     return ND_OK;
 }
 
+/* As a shell takes it for one word. */
+static void write_word(FILE *out, const char *word)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-./=:,+@%";
+    if (*word && !word[strspn(word, plain)]) {
+        fputs(word, out);
+        return;
+    }
+    fputc('\'', out);
+    for (const char *c = word; *c; c++) {
+        fputs(*c == '\'' ? "'\\''" : (char[]){*c, '\0'}, out);
+    }
+    fputc('\'', out);
+}
+
 static nd_status write_command(nd_doc *doc, const json_t *command)
 {
     char *text = NULL;
@@ -56,7 +72,8 @@ static nd_status write_command(nd_doc *doc, const json_t *command)
     }
     for (size_t i = 0; i < json_array_size(command); i++) {
         const char *word = json_string_value(json_array_get(command, i));
-        fprintf(out, "%s%s", i > 0 ? " " : "", word ? word : "");
+        fputs(i > 0 ? " " : "", out);
+        write_word(out, word ? word : "");
     }
     if (fclose(out) != 0) {
         free(text);

@@ -7,8 +7,6 @@
 #include "trainer/view/curve.h"
 #include "trainer/view/sections.h"
 
-enum { END_STEPS = 50 }; /* a loss at the end is the mean over at most so many steps */
-
 /* A source or a set, by its number in the names of its list. */
 typedef struct losses {
     double tokens;              /* labels that counted */
@@ -204,7 +202,7 @@ nd_status nd_section_data(nd_doc *doc, const nd_run_view *run)
         return ND_OK;
     }
     ND_TRY_OUT(
-        losses_of(m->sources, m->source_count, &m->source_names, last - END_STEPS + 1, &sources));
+        losses_of(m->sources, m->source_count, &m->source_names, run->figures.end_from, &sources));
     ND_TRY_OUT(losses_of(m->sets, m->set_count, &m->set_names, last, &sets));
     nd_doc_heading(doc, 2, "Data");
     if (data) {

@@ -114,6 +114,16 @@ Test(run_view, figures_of_a_finished_run)
     nd_run_view_close(&view);
 }
 
+/* A shell takes it as it was typed. */
+Test(run_view, the_command_is_quoted)
+{
+    write_metrics(2, "");
+    write_file("run.json", "{\"command\":[\"ndlaunch\",\"--data-path\",\"0.7 a 0.3 b'c\",\"\"]}");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view, "ndlaunch --data-path '0.7 a 0.3 b'\\''c' ''");
+    nd_run_view_close(&view);
+}
+
 Test(run_view, how_a_run_ended)
 {
     int64_t now = (int64_t)time(NULL);
@@ -203,14 +213,17 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
 #define ENDED(step, code, why)                                                                     \
     "{\"event\":\"ended\",\"step\":" step ",\"code\":" code ",\"why\":\"" why "\"}\n"
 
+#define ELSEWHERE "; where another rank failed first, the run's log has its reason"
+
 Test(run_view, the_last_line_says_why_a_run_ended)
 {
     write_file("run.json", record);
-    expect_verdict(ENDED("4", "74", "rank 1 was <lost>"), ND_RUN_FAILED,
-                   "failed after step 4 of 6, with exit code 74: rank 1 was <lost>", false);
+    expect_verdict(
+        ENDED("4", "74", "rank 1 was <lost>"), ND_RUN_FAILED,
+        "failed after step 4 of 6; rank 0 ended with code 74: rank 1 was <lost>" ELSEWHERE, false);
     expect_verdict(
         ENDED("6", "73", "the model was not saved"), ND_RUN_FAILED,
-        "failed after step 6 of 6, with exit code 73: the model was not saved; the lines "
+        "failed after step 6 of 6; rank 0 ended with code 73: the model was not saved; the lines "
         "of metrics.jsonl after step 4 were lost, as the disk was full or failed",
         false);
     expect_verdict(ENDED("4", "75", "stopped by a signal after step 4 of 6, so"), ND_RUN_FAILED,
@@ -222,7 +235,7 @@ Test(run_view, the_last_line_says_why_a_run_ended)
                    "with it",
                    true);
     expect_verdict(ENDED("4", "74", "lost") LOST("4", "TensorBoard", "4"), ND_RUN_FAILED,
-                   "failed after step 4 of 6, with exit code 74: lost", false);
+                   "failed after step 4 of 6; rank 0 ended with code 74: lost" ELSEWHERE, false);
 }
 
 /* The step after it, or a start that has made none, is of a process that was killed. */
@@ -428,7 +441,7 @@ Test(run_view, data_have_their_sources)
     /* 288 labels, 96 in each of three steps, whose mean loss is 2; half of 60 samples of 10
      * blocks. */
     EXPECT_WORDS(&view, "Tokenizer: /m/tokenizer.json", "288 labels counted, 75.0 %",
-                 "| web | 1000 | 77 | 3 | 288 | 2 |", "/c/1.tokens", "| x | 1 | 1 | 3 |",
+                 "| web | 1000 | 77 | 3 | 288 | 3 |", "/c/1.tokens", "| x | 1 | 1 | 3 |",
                  "| y | 2 | 2 | 1 |", "validation x");
     expect_in_page(&view, "id=\"source-loss\"", true);
     expect_in_page(&view, "id=\"set-loss\"", true);
