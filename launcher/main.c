@@ -26,7 +26,7 @@
 #include "runtime/rdzv/key.h"
 
 enum {
-    CHECK_SECONDS = 120, /* for the check before the start, without the time to index the data */
+    CHECK_SECONDS = 120, /* for the check before the start, without the time to encode the data */
     PATH_CAPACITY = 4096
 };
 

@@ -13,6 +13,7 @@ and a model in fp32, 1e-2 where either is BF16 or FP8 (2^-8 of every activation 
 import argparse
 import array
 import pathlib
+import re
 import sys
 import time
 
@@ -39,7 +40,7 @@ def settings_and_validation(folder):
     if not validations:
         raise CannotCheck(f"{folder}/metrics.jsonl has no validation; set data.validation_path")
     path = pathlib.Path(config["data.validation_path"])
-    if not path.is_file() or ".jsonl" in path.name or config["data.tokenizer"] not in ("bytes", "file"):
+    if not path.is_file() or re.search(r"\.(jsonl|ndjson)(\.|$)", path.name.lower()) or config["data.tokenizer"] not in ("bytes", "file"):
         raise CannotCheck("only one text that is read as bytes, or one llm.c file, can be checked; data.validation_path is "
                           f"{path}, data.tokenizer {config['data.tokenizer']}. `ndtrain eval` computes the loss of any data again")
     return config, validations[-1]

@@ -135,7 +135,7 @@ typedef struct nd_config {
         bool append_eod;
         nd_special_choice special_in_text;
         nd_chat_choice chat_format;
-        char *json_key; /* "": those of rows of text, of prompts and of messages */
+        char *json_key;           /* "": those of rows of text, of prompts and of messages */
         char *document_separator; /* as nd_corpus_separator reads it; "": none */
         nd_invalid_choice invalid_utf8;
         int64_t skip_bad;      /* rows of each path */
@@ -291,9 +291,8 @@ nd_status nd_config_each_warning(const nd_config *config,
                                  void (*line)(void *context, const char *text), void *context);
 
 /*
- * How long a healthy program may take to index the data: JSONL is parsed once from end to end,
- * which takes ten seconds a GB; a hundred are allowed for slow disks. Text that a tokenizer encodes
- * gets 400 s a GB. 0 for other formats.
+ * How long a healthy program may take to encode the data, on a slow disk: 400 s a GB, eight times
+ * as much where they are compressed. 0 for data that are read as they are.
  * Deadlines that wait for the data add it.
  */
 double nd_config_data_seconds(const nd_config *config);

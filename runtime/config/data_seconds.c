@@ -12,18 +12,6 @@
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
-static bool ends_with_rows(const char *name)
-{
-    static const char *const endings[] = {".jsonl",  ".jsonl.gz",  ".jsonl.zst",
-                                          ".ndjson", ".ndjson.gz", ".ndjson.zst"};
-    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
-        if (nd_ends_with(name, endings[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* A file, by its name in the folder that is open at `folder`. JSON lines are encoded also where ids
  * are bytes. */
 static double seconds_of_file(const nd_config *config, int folder, const char *name)
@@ -36,7 +24,7 @@ static double seconds_of_file(const nd_config *config, int folder, const char *n
         return 0;
     }
     const bool rows = config->data.format == ND_DATA_JSONL ||
-                      (config->data.format == ND_DATA_AUTO && ends_with_rows(name));
+                      (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(name));
     const bool encoded = strcmp(tokenizer, "bytes") == 0 ? rows : strcmp(tokenizer, "file") != 0;
     return encoded ? to_encode * (compressed ? 8.0 : 1.0) * (double)st.st_size : 0;
 }

@@ -316,14 +316,15 @@ static void print_long_help(FILE *out, const nd_help *program)
         out);
 }
 
-/* A command whose own help the program names beside it. */
+/* A command whose own help the program names beside it, in brackets. */
 static bool is_command(const nd_help *program, const char *topic)
 {
-    char words[128];
+    char first[128], later[128];
     bool found = false;
-    snprintf(words, sizeof words, "%.100s --help", topic);
+    snprintf(first, sizeof first, "(%.100s --help", topic);
+    snprintf(later, sizeof later, ", %.100s --help", topic);
     for (int i = 0; i < program->count && !found; i++) {
-        found = strstr(program->own[i].help, words) != NULL;
+        found = strstr(program->own[i].help, first) || strstr(program->own[i].help, later);
     }
     return found;
 }
@@ -332,8 +333,8 @@ static nd_status unknown_topic(const nd_help *program, const char *topic)
 {
     nd_suggest search;
     if (is_command(program, topic)) {
-        return nd_fail(ND_ERR_CONFIG, "--help %s: this is a command; write %s --help", topic,
-                       topic);
+        return nd_fail(ND_ERR_CONFIG, "--help %s: this is a command; write %.*s %s --help", topic,
+                       (int)strcspn(program->usage, " "), program->usage, topic);
     }
     nd_suggest_init(&search, topic);
     nd_suggest_offer(&search, "all");

@@ -34,19 +34,45 @@ static bool number_of(const char *text, double *out)
     return end != text && !*end && isfinite(*out);
 }
 
-/* "data/web.jsonl.zst" -> "web". */
+/* The last part of a path: from *begin, *length characters with what is before it. */
+static void last_part(const char *path, size_t *begin, size_t *length)
+{
+    while (*length > 1 && path[*length - 1] == '/') {
+        (*length)--;
+    }
+    for (*begin = *length; *begin > 0 && path[*begin - 1] != '/';) {
+        (*begin)--;
+    }
+}
+
+/* Leaves what is before the pattern in the last part, or else the part before that one. */
+static void leave_pattern(const char *path, size_t *begin, size_t *length)
+{
+    const size_t n = *length - *begin;
+    size_t left = strcspn(path + *begin, "*?[");
+    if (left >= n) {
+        return;
+    }
+    while (left > 0 && strchr("-_.", path[*begin + left - 1])) {
+        left--;
+    }
+    if (left > 0) {
+        *length = *begin + left;
+    } else if (*begin > 0) {
+        *length = *begin;
+        last_part(path, begin, length);
+        leave_pattern(path, begin, length);
+    }
+}
+
+/* "web" of "data/web.jsonl.zst", of "data/web-*.jsonl", and of a pattern for all in "data/web". */
 static void name_of_path(const char *path, char out[ND_DATA_SOURCE_NAME])
 {
     static const char *const endings[] = {".gz",  ".zst", ".jsonl", ".ndjson",
                                           ".txt", ".bin", ".idx"};
-    size_t length = strlen(path), used = 0;
-    while (length > 1 && path[length - 1] == '/') {
-        length--;
-    }
-    size_t begin = length;
-    while (begin > 0 && path[begin - 1] != '/') {
-        begin--;
-    }
+    size_t length = strlen(path), begin = 0, used = 0;
+    last_part(path, &begin, &length);
+    leave_pattern(path, &begin, &length);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i]);
         length -= length - begin > n && strncmp(path + length - n, endings[i], n) == 0 ? n : 0;

@@ -304,12 +304,13 @@ Test(tokenize, separators_in_a_run)
     cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 21 documents"), "%s", shell_output);
     shell(&dir, CHECK_TEXT "--tokenizer tok");
     cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 1 document"), "%s", shell_output);
-    shell(&dir, "printf 'data: {document_separator: \"\\\\n\\\\n\"}\n' >text.yaml && " CHECK_TEXT
+    shell(&dir, "printf %s 'data: {document_separator: \\n\\n}' >text.yaml && " CHECK_TEXT
                 "--tokenizer tok --config-file text.yaml");
     cr_expect_null(strstr(shell_output, "encoded"), "the cache of the first: %s", shell_output);
     shell_fails(&dir, CHECK_TEXT "--tokenizer bytes --document-separator '\\n\\n'", 2);
-    cr_expect_not_null(strstr(shell_output, "\"d.txt\" is read as bytes, in which no document ends"),
-                       "%s", shell_output);
+    cr_expect_not_null(
+        strstr(shell_output, "\"d.txt\" is read as bytes, in which no document ends"), "%s",
+        shell_output);
 }
 
 /* What a run does not read, it says; ids and text in one place are two sources. */

@@ -96,8 +96,7 @@ nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *o)
                                       "--max-new-tokens");
     }
     o->context = o->context > 0 ? o->context : DEFAULT_CONTEXT;
-    o->jsonl |= o->prompt_file &&
-                (nd_ends_with(o->prompt_file, ".jsonl") || nd_ends_with(o->prompt_file, ".ndjson"));
+    o->jsonl |= o->prompt_file && nd_is_name_of_rows(o->prompt_file);
     ND_TRY(nd_sampling_check(&o->sampling));
     return check_effect(&o->sampling);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/command.h"
-#include "trainer/commands/gpu_estimate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include "runtime/device/host_memory.h"
 #include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
+#include "trainer/commands/gpu_estimate.h"
 #include "trainer/precision/precision.h"
 #include "trainer/report/report.h"
 #include "trainer/step/step.h"

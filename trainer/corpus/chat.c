@@ -13,7 +13,9 @@ static nd_status find(const nd_tokenizer *tokenizer, const char *name, int32_t *
     return *id >= 0
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
-                         "the tokenizer has no token %s, which this data.chat_format needs", name);
+                         "the tokenizer has no token %s, which this data.chat_format needs; name "
+                         "one that has it with data.tokenizer (--tokenizer)",
+                         name);
 }
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out)

@@ -158,8 +158,10 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
     }
     if (text && pair) {
         return nd_fail(ND_ERR_DATA,
-                       "it has a text and also \"prompt\" or \"completion\"; leave one form out, "
-                       "or take the text with --json-key (data.json_key)");
+                       "it has a text and also \"prompt\" or \"completion\"; leave one form out%s",
+                       strcmp(w->crew->job->rules->json_key, "text") == 0
+                           ? ", or take the text with --json-key (data.json_key)"
+                           : "");
     }
     if (messages && !text && !whole_pair) {
         return nd_fail(

@@ -31,7 +31,7 @@ static size_t plain_size(const char *name)
 static text_kind kind_of(const char *name)
 {
     const size_t size = plain_size(name);
-    if (ends_with(name, size, ".jsonl") || ends_with(name, size, ".ndjson")) {
+    if (nd_is_name_of_rows(name)) {
         return KIND_ROWS;
     }
     return ends_with(name, size, ".txt") ? KIND_TEXT : KIND_OTHER;

@@ -22,17 +22,17 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
         [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
         [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
     };
-    /* With a key of its own a row is a text, whatever other keys it has. */
+    /* With a key of its own a row is a text, whatever other keys it has but "messages". */
     const char *key = config->data.json_key;
     const nd_chat_format chat = chats[config->data.chat_format];
     nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
-                                   .add_special = true,
-                                   .append_eod = config->data.append_eod,
-                                   .refuse_invalid =
-                                       config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE,
-                                   .json_key = key[0] ? key : "text",
-                                   .pairs = !key[0] || chat != ND_CHAT_NONE,
-                                   .chat = chat};
+                             .add_special = true,
+                             .append_eod = config->data.append_eod,
+                             .refuse_invalid =
+                                 config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE,
+                             .json_key = key[0] ? key : "text",
+                             .pairs = !key[0] || chat != ND_CHAT_NONE,
+                             .chat = chat};
     char *separator = NULL;
     if (config->data.document_separator[0]) {
         ND_TRY(nd_corpus_separator(config->data.document_separator, &rules, &separator));
@@ -56,6 +56,24 @@ static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
     return !inputs->tokenizer && strcmp(config->data.tokenizer, "bytes") == 0;
 }
 
+/* A text whose bytes are taken as they are has no use for rules of encoding. */
+static nd_status check_bytes(const nd_config *config, const char *path)
+{
+    if (config->data.document_separator[0]) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.document_separator is set, but \"%s\" is read as bytes, in which no "
+                       "document ends; name a tokenizer (data.tokenizer), or leave it out",
+                       path);
+    }
+    if (config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "data.invalid_utf8 is refuse, but \"%s\" is read as bytes, which may be "
+                       "anything; name a tokenizer (data.tokenizer), or leave it out",
+                       path);
+    }
+    return ND_OK;
+}
+
 /* A file of token ids, or a text. */
 static nd_status open_path(const nd_config *config, const nd_inputs *inputs, const char *path,
                            nd_dataset **out)
@@ -67,12 +85,7 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
     if ((inputs->tokenizer && !ids) || (rows && reads_bytes(config, inputs))) {
         return open_text(config, inputs, path, out);
     }
-    if (config->data.document_separator[0] && !ids && reads_bytes(config, inputs)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "data.document_separator is set, but \"%s\" is read as bytes, in which no "
-                       "document ends; name a tokenizer (data.tokenizer), or leave it out",
-                       path);
-    }
+    ND_TRY(!ids && reads_bytes(config, inputs) ? check_bytes(config, path) : ND_OK);
     return nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
                            inputs->tokenizer ? "file" : config->data.tokenizer, inputs->shape.vocab,
                            config->train.sequence_length, out);

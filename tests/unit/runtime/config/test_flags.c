@@ -828,9 +828,16 @@ Test(flags, help_of_a_section)
                      "--help opimizer: there is no such section; did you mean --help optimizer?");
     cr_expect_eq(nd_config_help(stdout, &program, "zzzzzzzz"), ND_ERR_CONFIG);
     cr_expect(strstr(nd_error_last()->message, "--help alone lists the sections"));
-    static const nd_help_entry commands[] = {{"make, mend", "works (make --help, mend --help)"}};
-    cr_expect_eq(nd_config_help(stdout, &(nd_help){"program", commands, 1}, "mend"), ND_ERR_CONFIG);
-    cr_expect_str_eq(nd_error_last()->message, "--help mend: this is a command; write mend --help");
+    static const nd_help_entry commands[] = {
+        {"make, mend", "works (make --help, mend --help, real --help)"}};
+    cr_expect_eq(nd_config_help(stdout, &(nd_help){"nd [flags]", commands, 1}, "mend"),
+                 ND_ERR_CONFIG);
+    cr_expect_str_eq(nd_error_last()->message,
+                     "--help mend: this is a command; write nd mend --help");
+    cr_expect_eq(nd_config_help(stdout, &(nd_help){"nd [flags]", commands, 1}, "al"),
+                 ND_ERR_CONFIG);
+    cr_expect_str_eq(nd_error_last()->message,
+                     "--help al: there is no such section; --help alone lists the sections");
 }
 
 static void expect_name(const char *of, const char *word, nd_status wanted, const char *words)

@@ -49,6 +49,18 @@ Test(sources, a_text_reads_as_sources)
     cr_assert_str_eq(s.list[0].path, "a \\ c");
     nd_data_sources_fini(&s);
     free(text);
+    static const char *const named[][2] = {{"1 x/web/*.jsonl 2 x/web/*.gz", "web"},
+                                           {"1 x/code-*.jsonl 2 y", "code"},
+                                           {"1 a/b/*/c?.txt 2 y", "c"},
+                                           {"1 a/b/*/[0-9]* 2 y", "b"},
+                                           {"1 a.b/*.jsonl 2 y", "a.b"},
+                                           {"1 *.jsonl 2 y", "_"}};
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++) {
+        cr_assert_eq(nd_data_sources_read("", "data.path", named[i][0], &s), ND_OK);
+        cr_assert_eq(s.count, 2);
+        cr_expect_str_eq(s.list[0].name, named[i][1], "%s", named[i][0]);
+        nd_data_sources_fini(&s);
+    }
     static const char *const single[] = {"a b", "7 up.txt x", "[ab]*.txt", "0.7 a 0.3", "a 0.7"};
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
         cr_assert_eq(nd_data_sources_read("", "data.path", single[i], &s), ND_OK);
