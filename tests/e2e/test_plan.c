@@ -252,3 +252,71 @@ Test(plan, other_settings_are_planned_too)
     cr_expect_eq(shell_run(&dir, ND_TRAIN " check --explain"), 2);
     says("--explain is for `ndtrain plan` alone");
 }
+
+/* The line behind " <name> " in the table of other settings. */
+static void row_refuses(const char *name, const char *why)
+{
+    char line[128];
+    snprintf(line, sizeof line, "\n  %s ", name);
+    const char *at = strstr(shell_output, line);
+    cr_assert_not_null(at, "no %s in:\n%s", name, shell_output);
+    const char *end = strchr(at + 1, '\n');
+    const char *said = strstr(at, why), *refused = strstr(at, "not possible: ");
+    cr_expect(end && refused && refused < end && said && said < end, "no \"%s\" of %s in:\n%s", why,
+              name, shell_output);
+}
+
+/* A setting that a run refuses at its start is a row with that sentence, not a plan. */
+Test(plan, other_settings_that_cannot_be_say_why)
+{
+    double gib, seconds;
+    shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --explain");
+    row_refuses("mesh.tp: 16, on 2048 workers",
+                "the model's num_key_value_heads is 8, which mesh.tp 16 does not divide");
+    row("mesh.cp: 2, on 2048 workers", &gib, &seconds);
+    shell(&dir, PLAN "tp_hsdp.yaml --tp-size 4 --dp-replicate-size 1 --explain");
+    row_refuses("mesh.tp: 8, on 16 workers",
+                "the model's num_key_value_heads is 4, which mesh.tp 8 does not divide");
+    shell(&dir, PLAN "tp_hsdp.yaml --sequence-length 18 --explain");
+    row_refuses("mesh.cp: 2, on 16 workers",
+                "train.sequence_length 18 is not divisible by 2 x mesh.cp = 4");
+    shell(&dir, PLAN "tp_hsdp.yaml --sequence-length 9 --micro-batch-size 2 --explain");
+    row_refuses("train.micro_batch_size: 1, train.gradient_accumulation_steps: 2",
+                "local tokens are not divisible by mesh.tp 2");
+    shell(&dir, PLAN "tp_hsdp.yaml --precision fp8 --set fp8.filter='*' --sequence-length 16 "
+                     "--explain");
+    row_refuses("mesh.cp: 2, on 16 workers", "FP8 products need a number divisible by 16");
+    shell(&dir, PLAN "tp_hsdp.yaml --num-processes 16777216 --dp-shard-size -1 --explain");
+    row_refuses("mesh.dp_shard: 8388608, on 33554432 workers", "launch.workers is 33554432");
+}
+
+/* Every row of a shipped file's table has a plan or a reason. */
+Test(plan, shipped_files_are_explained)
+{
+    static const char *const files[] = {"tp_hsdp.yaml",
+                                        "cp.yaml",
+                                        "llama-3.1-8b/cp.yaml",
+                                        "llama-3.1-8b/fp8.yaml",
+                                        "llama-3.1-8b/tp_hsdp.yaml",
+                                        "llama-3.1-70b/tp_hsdp.yaml",
+                                        "llama-3.1-405b/tp_hsdp.yaml",
+                                        "bench/single.yaml",
+                                        "bench/fsdp.yaml",
+                                        "bench/hsdp_tp.yaml"};
+    shell(&dir, "test $(find " ND_SOURCE "/configs -name '*.yaml' | wc -l) = 10");
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char command[512];
+        snprintf(command, sizeof command, PLAN "%s --explain", files[i]);
+        shell(&dir, command);
+        const char *at = strstr(shell_output, "\n  as it is ");
+        int rows = 0;
+        for (at = at ? strchr(at + 1, '\n') : NULL; at && at[1]; at = strchr(at + 1, '\n')) {
+            const char *end = strchr(at + 1, '\n');
+            const char *good = strstr(at, " tokens/s\n"), *bad = strstr(at, " not possible: ");
+            rows++;
+            cr_expect(end && ((good && good < end) || (bad && bad < end)), "%s, row %d:\n%s",
+                      files[i], rows, shell_output);
+        }
+        cr_expect_geq(rows, 6, "%s:\n%s", files[i], shell_output);
+    }
+}

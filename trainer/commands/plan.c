@@ -321,6 +321,7 @@ static variant *add_variant(variant *list, int *count, const nd_config *config)
 static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
 {
     static const char *const recompute[] = {"none", "selective", "full"};
+    static const nd_axis axes[] = {ND_AXIS_DP_SHARD, ND_AXIS_CP, ND_AXIS_TP};
     int count = 0;
     int64_t samples = config->train.micro_batch_size;
     for (int i = 0; i < 3; i++) {
@@ -342,14 +343,27 @@ static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
                  "train.micro_batch_size: 1, train.gradient_accumulation_steps: %lld",
                  (long long)v->config.train.gradient_accumulation_steps);
     }
-    for (nd_axis axis = ND_AXIS_DP_SHARD; axis <= ND_AXIS_TP; axis++) {
+    for (int i = 0; i < 3; i++) {
         v = add_variant(list, &count, config);
-        v->config.resolved_mesh.size[axis] *= 2;
+        int64_t *const sizes[] = {&v->config.mesh.dp_shard, &v->config.mesh.cp, &v->config.mesh.tp};
+        *sizes[i] *= 2;
         v->config.launch.workers *= 2;
-        snprintf(v->name, sizeof v->name, "mesh.%s: %d, on %lld workers", nd_axis_name(axis),
-                 v->config.resolved_mesh.size[axis], (long long)v->config.launch.workers);
+        snprintf(v->name, sizeof v->name, "mesh.%s: %lld, on %lld workers", nd_axis_name(axes[i]),
+                 (long long)*sizes[i], (long long)v->config.launch.workers);
     }
     return count;
+}
+
+/* Refuses what a run with these settings would be refused for before it plans anything. */
+static nd_status check_variant(variant *v, const nd_inputs *inputs)
+{
+    nd_config *c = &v->config;
+    const int64_t per_node = c->launch.nproc_per_node;
+    c->launch.nproc_per_node = 0; /* else it contradicts the further workers */
+    ND_TRY(nd_config_resolve(c));
+    c->launch.nproc_per_node = per_node; /* the further workers are on further hosts */
+    return nd_llama_shape_check_mesh(&inputs->shape, &c->resolved_mesh, c->train.micro_batch_size,
+                                     c->train.sequence_length);
 }
 
 static void print_variant(FILE *out, const char *name, const nd_trainer *trainer, double own)
@@ -360,39 +374,55 @@ static void print_variant(FILE *out, const char *name, const nd_trainer *trainer
             (bytes / own - 1) * 100, e.compute + e.wire, e.tokens / (e.compute + e.wire));
 }
 
+/* A setting that cannot be is a row that says why. */
+static void try_variant(FILE *out, variant *v, const nd_inputs *inputs, nd_worker *worker, int rank,
+                        double own)
+{
+    nd_trainer *trainer = NULL;
+    nd_status status = check_variant(v, inputs);
+    status = status == ND_OK ? plan_rank(&v->config, inputs, worker, NULL, rank, &trainer) : status;
+    if (status == ND_OK) {
+        print_variant(out, v->name, trainer, own);
+    } else {
+        fprintf(out, "  %-64s not possible: %s\n", v->name, nd_error_last()->message);
+        nd_error_clear();
+    }
+    nd_trainer_destroy(trainer);
+}
+
+/* The run as it is; *own: the bytes of its plan. */
+static nd_status print_own(FILE *out, const nd_config *config, const nd_inputs *inputs,
+                           nd_worker *worker, int rank, double *own)
+{
+    nd_trainer *trainer = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(plan_rank(config, inputs, worker, NULL, rank, &trainer));
+    if (config->launch.device == ND_CHOOSE_CUDA) {
+        ND_TRY_OUT(nd_gpu_estimates_print(out, trainer));
+    }
+    *own = planned_bytes(trainer);
+    fprintf(out,
+            "what other settings would need, each alone, of a worker and by the same estimate:\n");
+    print_variant(out, "as it is", trainer, *own);
+out:
+    nd_trainer_destroy(trainer);
+    return status;
+}
+
 static nd_status print_variants(FILE *out, const nd_config *config, const nd_inputs *inputs,
                                 nd_worker *worker, int rank)
 {
     variant *list = NULL;
-    nd_trainer *trainer = NULL;
+    double own = 0.0;
+    ND_TRY(print_own(out, config, inputs, worker, rank, &own));
     ND_TRY(ND_ALLOC(VARIANTS_MAX, &list));
-    nd_status status = plan_rank(config, inputs, worker, NULL, rank, &trainer);
-    double own = status == ND_OK ? planned_bytes(trainer) : 0;
-    if (status == ND_OK && config->launch.device == ND_CHOOSE_CUDA) {
-        status = nd_gpu_estimates_print(out, trainer);
-        if (status != ND_OK) {
-            nd_trainer_destroy(trainer);
-        }
-    }
-    if (status == ND_OK) {
-        fprintf(
-            out,
-            "what other settings would need, each alone, of a worker and by the same estimate:\n");
-        print_variant(out, "as it is", trainer, own);
-        nd_trainer_destroy(trainer);
-    }
-    int count = status == ND_OK ? list_variants(config, list) : 0;
+    const int count = list_variants(config, list);
     for (int i = 0; i < count; i++) {
-        if (plan_rank(&list[i].config, inputs, worker, NULL, rank, &trainer) == ND_OK) {
-            print_variant(out, list[i].name, trainer, own);
-            nd_trainer_destroy(trainer);
-        } else {
-            fprintf(out, "  %-64s not possible: %s\n", list[i].name, nd_error_last()->message);
-            nd_error_clear();
-        }
+        try_variant(out, &list[i], inputs, worker, rank, own);
     }
+    worker->rank.config = config; /* those of the list end here */
     free(list);
-    return status;
+    return ND_OK;
 }
 
 static nd_status begin(nd_worker *worker)
