@@ -425,6 +425,30 @@ Test(run, bench_times_every_precision)
     cr_expect_not_null(strstr(shell_output, "\"delayed_seconds\":"), "%s", shell_output);
 }
 
+/* The lines of README: a file for eight workers gives the sizes of one of its ranks, which one
+ * worker times. */
+Test(run, bench_times_the_linears_of_a_file_for_several_workers)
+{
+    static const char *const text[] = {
+        "a rank of mesh 2 x 2 x 1 x 2 ", "\n    512     256     128 ",
+        "\n    512     256      64 ",    "\n    512     128     256 ",
+        "\n    512     256     352 ",    "\n    512     352     256 "};
+    shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN
+                " bench --products --config-file configs/tp_hsdp.yaml --device cpu");
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
+        cr_expect_not_null(strstr(shell_output, text[i]), "no %s in\n%s", text[i], shell_output);
+    }
+    shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN
+                " check bench --products --config-file configs/tp_hsdp.yaml --device cpu");
+    shell(&dir, "cd " ND_SOURCE " && " ND_TRAIN " bench --products --sizes 16x16x16 --jsonl "
+                "--config-file configs/tp_hsdp.yaml --device cpu");
+    cr_expect_not_null(strstr(shell_output, "\"m\":16,\"k\":16,\"n\":16,"), "%s", shell_output);
+    int code = shell_run(&dir, "cd " ND_SOURCE " && " ND_TRAIN
+                               " bench --layer --config-file configs/tp_hsdp.yaml --device cpu");
+    cr_expect_eq(code, 2, "%d\n%s", code, shell_output);
+    cr_expect_not_null(strstr(shell_output, "start it with ndlaunch"), "%s", shell_output);
+}
+
 Test(run, bench_refuses_what_it_cannot_time)
 {
     static const struct {
@@ -437,7 +461,8 @@ Test(run, bench_refuses_what_it_cannot_time)
         {ND_TRAIN " bench --layer --sizes 32x32x32", "--sizes is for --products"},
         {ND_TRAIN " bench --products --repeats 3", "--repeats is for --layer"},
         {ND_LAUNCH " bench --products --sizes 32x32x32 --device cpu --num-processes 2",
-         "--products times one worker"},
+         "--products times one worker, but this job has 2; start it with `ndtrain bench "
+         "--products`"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int code = shell_run(&dir, cases[i].command);

@@ -149,7 +149,8 @@ static void print_help(void)
            "       ndlaunch bench --layer [flags]\n\n"
            "Times FP8 beside BF16 on this machine, forward and backward. Settings of a run are "
            "flags too:\n--model-config, --sequence-length, --micro-batch-size, meshes; ndtrain "
-           "--help all.\n\n");
+           "--help all. --products times the linears that one rank of the mesh has, whatever the "
+           "number of workers.\n\n");
     nd_command_flags_print(&nd_bench_flags);
     printf("\nThe column x is BF16's time divided by FP8's: above 1, FP8 is faster.\n"
            "\nExit codes: 0 done, 2 wrong usage, 65 bad model, 71 out of memory, 75 stopped by a "
@@ -158,7 +159,7 @@ static void print_help(void)
 
 /* Products. */
 
-/* The linears of the model, as one of its ranks has them. */
+/* The linears of the model, as one rank of the mesh has them. */
 static nd_status sizes_of_model(const nd_config *config, const nd_llama_shape *shape, bench_call *o)
 {
     const nd_mesh *mesh = &config->resolved_mesh;
@@ -195,8 +196,13 @@ static nd_status print_product(const bench_call *o, nd_linear_extents e, const n
     return nd_process_flush_output();
 }
 
-static void print_products_head(const nd_rank *r)
+static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
 {
+    char text[128];
+    if (mesh && nd_mesh_world_size(mesh) > 1) {
+        printf("the linears that a rank of mesh %s has, timed by one worker alone\n",
+               nd_mesh_format(mesh, text, sizeof text));
+    }
     printf("one linear, forward and backward, on %s with %d thread%s; milliseconds, and BF16's "
            "time over FP8's\n%7s %7s %7s %10s %9s",
            nd_ops_machine(r->device), r->device->threads, r->device->threads == 1 ? "" : "s", "M",
@@ -213,8 +219,8 @@ static nd_status check_alone(const bench_call *o, int64_t workers)
     return o->layer || workers == 1
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG,
-                         "--products times one worker, but this job has %lld; start it "
-                         "alone (ndtrain bench), or use --layer",
+                         "--products times one worker, but this job has %lld; start it with "
+                         "`ndtrain bench --products`, which takes any mesh, or use --layer",
                          (long long)workers);
 }
 
@@ -232,10 +238,10 @@ static bool is_stopped(void)
     return nd_session_signal() != 0;
 }
 
-static nd_status products(nd_worker *worker, bench_call *o)
+/* mesh: one of its ranks has the sizes; NULL: they were given. */
+static nd_status products(nd_worker *worker, const bench_call *o, const nd_mesh *mesh)
 {
     nd_fp8_recipe list[RECIPES];
-    ND_TRY(check_alone(o, worker->identity.world_size));
     for (int i = 0; i < RECIPES; i++) {
         list[i] = recipes[i].recipe;
     }
@@ -247,7 +253,7 @@ static nd_status products(nd_worker *worker, bench_call *o)
                                      .room = has_room,
                                      .context = worker};
     if (!o->jsonl) {
-        print_products_head(&worker->rank);
+        print_products_head(&worker->rank, mesh);
     }
     for (int i = 0; i < o->size_count; i++) {
         nd_linear_times times;
@@ -377,21 +383,36 @@ static nd_status open_shape(const nd_config *config, bench_call *o, nd_llama_sha
     return status;
 }
 
+/* The mesh has given the sizes of --products; one worker times them, without its peers. */
+static void leave_mesh(nd_config *config)
+{
+    config->resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+    config->launch.workers = config->launch.nproc_per_node = config->launch.nnodes = 1;
+}
+
+/* ndlaunch's workers are counted in the configuration: what asks before they start is alone. */
+static int64_t workers_of_job(const nd_config *config, const nd_identity *id)
+{
+    return id->source == ND_IDENTITY_NDLAUNCH ? config->launch.workers : id->world_size;
+}
+
 /* ndlaunch asks for it before workers start. */
 static nd_status check(const nd_command_call *call)
 {
-    const nd_config *config = call->config;
+    nd_config *config = call->config;
     nd_llama_shape shape;
     bench_call o;
     bool gpu = false;
     ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
-    ND_TRY(check_alone(&o, config->launch.workers));
+    ND_TRY(check_alone(&o, workers_of_job(config, &call->worker->identity)));
     ND_TRY(open_shape(config, &o, &shape));
     if (o.layer) {
         ND_TRY(check_recipes(config, &shape));
         ND_TRY(nd_llama_shape_check_mesh(&shape, &config->resolved_mesh,
                                          config->train.micro_batch_size,
                                          config->train.sequence_length));
+    } else {
+        leave_mesh(config);
     }
     ND_TRY(nd_worker_check_device(config));
     ND_TRY(nd_gpu_is_wanted(config, &gpu));
@@ -403,17 +424,36 @@ static nd_status check(const nd_command_call *call)
                                 config->launch.nproc_per_node);
 }
 
-static nd_status run(const nd_command_call *call)
+static nd_status run_layer(const nd_command_call *call, bench_call *o)
 {
     nd_worker *worker = call->worker;
     nd_llama_shape shape;
-    bench_call o;
-    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
     ND_TRY(nd_job_check(call->config, &worker->identity));
     ND_TRY(nd_worker_meet(worker, call->config));
-    ND_TRY(open_shape(call->config, &o, &shape));
+    ND_TRY(open_shape(call->config, o, &shape));
     ND_TRY(nd_worker_join(worker, call->config, &shape));
-    return o.products ? products(worker, &o) : layer(worker, call->config, &o);
+    return layer(worker, call->config, o);
+}
+
+static nd_status run_products(const nd_command_call *call, bench_call *o)
+{
+    nd_worker *worker = call->worker;
+    const nd_mesh mesh = call->config->resolved_mesh;
+    const bool of_model = o->size_count == 0;
+    nd_llama_shape shape;
+    ND_TRY(check_alone(o, workers_of_job(call->config, &worker->identity)));
+    ND_TRY(open_shape(call->config, o, &shape));
+    leave_mesh(call->config);
+    ND_TRY(nd_worker_meet(worker, call->config));
+    ND_TRY(nd_worker_join(worker, call->config, &shape));
+    return products(worker, o, of_model ? &mesh : NULL);
+}
+
+static nd_status run(const nd_command_call *call)
+{
+    bench_call o;
+    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
+    return o.products ? run_products(call, &o) : run_layer(call, &o);
 }
 
 const nd_command nd_command_bench = {.name = "bench",
