@@ -253,7 +253,7 @@ Test(tokenize, more_flags_of_the_command)
     cr_expect_not_null(strstr(shell_output, "--json-key"), "%s", shell_output);
     shell(&dir, TOKENIZE
           "b.json --format jsonl --json-keys b --workers 2 && mv f.bin with.bin && " TOKENIZE
-          "b.json --format=jsonl --json-keys=b --no-special-tokens --drop-unknown && "
+          "b.json --data-format=jsonl --json-keys=b --no-special-tokens --drop-unknown && "
           "test $(stat -c %s f.bin) -lt $(stat -c %s with.bin)");
     shell(&dir, "printf 'a\\n\\nb\\tc' >d.txt && " TOKENIZE
                 "d.txt --document-separator '\\n\\n' && test $(stat -c %s f.idx) = 82 && " TOKENIZE

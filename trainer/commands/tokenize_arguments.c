@@ -27,7 +27,7 @@ typedef enum option {
 } option;
 
 static const struct {
-    const char *name, *also; /* also: the name that Megatron-LM has */
+    const char *name, *also; /* also: the name that Megatron-LM has, or that a run has */
     const char *value;       /* NULL: a switch */
     const char *help;
 } options[OPTION_COUNT] = {
@@ -37,7 +37,8 @@ static const struct {
         {"--input", NULL, "PATH ...",
          "files, folders (their .jsonl, .ndjson and .txt) and patterns; gzip and zstd too"},
     [OPTION_PREFIX] = {"--output-prefix", NULL, "PREFIX", "writes PREFIX.bin and PREFIX.idx"},
-    [OPTION_FORMAT] = {"--format", NULL, "auto|text|jsonl", "of all inputs; auto: by their names"},
+    [OPTION_FORMAT] = {"--format", "--data-format", "auto|text|jsonl",
+                       "of all inputs; auto: by their names"},
     [OPTION_KEY] = {"--json-key", "--json-keys", "KEY",
                     "the key of the text in a line; without it text, or prompt and completion, "
                     "whose prompts PREFIX.mask leaves out of the loss"},

@@ -90,7 +90,8 @@ nd_status nd_corpus_check_text(const char *path)
     }
     return nd_fail(ND_ERR_DATA,
                    "\"%s\" begins as JSON does, but its name does not say whether its lines are "
-                   "rows; set data.format (--format) to jsonl, or to text to take it as it stands",
+                   "rows; set data.format (--data-format) to jsonl, or to text to take it as it "
+                   "stands",
                    path);
 }
 

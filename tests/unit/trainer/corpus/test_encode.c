@@ -423,7 +423,7 @@ Test(corpus, json_under_another_name_needs_a_format)
         const char *path = tempdir_write(&dir, cases[i].name, cases[i].text, strlen(cases[i].text));
         if (cases[i].refused) {
             assert_fails(nd_corpus_files_add(&files, path, ND_DATA_AUTO), ND_ERR_DATA,
-                         "set data.format (--format) to jsonl");
+                         "set data.format (--data-format) to jsonl");
         } else {
             assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
         }
