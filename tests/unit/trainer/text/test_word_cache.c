@@ -59,6 +59,7 @@ Test(word_cache, words_of_all_sizes)
             if (size <= ND_WORD_LONG_BYTES && count <= ND_WORD_LONG_IDS) {
                 assert_ids(&cache, text, size, TEXT, ids, count);
                 assert_ids(&cache, text, size, size, ids, count);
+                assert_ids(&cache, text, size, size + 1, ids, count);
             } else if (size > ND_WORD_SHORT_BYTES || count > ND_WORD_SHORT_IDS) {
                 cr_assert_null(find(&cache, text, size, TEXT, &other));
             }
