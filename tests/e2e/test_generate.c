@@ -435,6 +435,31 @@ Test(generate, ndlaunch_starts_its_workers)
     says("--max-new-tokens N");
 }
 
+/* Replicas share the texts, and the last line counts what all have done: what one worker does. */
+Test(generate, the_last_line_counts_all_replicas)
+{
+    static const char *const meshes[] = {"--num-processes 2", "--num-processes 4 --tp-size 2"};
+    char command[1024];
+    train();
+    write_rows(21); /* with i % 13 + 1 tokens each: 91 + 36 */
+    shell(&dir, GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 5 "
+                         "--ignore-eos 2>&1 >text");
+    says("21 texts in ");
+    says(": 105 new tokens, ");
+    says("; 127 prompt tokens, ");
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        snprintf(command, sizeof command,
+                 ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
+                           "--max-new-tokens 5 --ignore-eos --threads-per-worker 1 --max-batch 2 "
+                           "%s 2>&1 >other && cmp text other",
+                 meshes[i]);
+        shell(&dir, command);
+        says("21 texts in ");
+        says(": 105 new tokens, ");
+        says("; 127 prompt tokens, ");
+    }
+}
+
 /* A block that takes minutes ends soon after a signal, on one worker and on several. */
 Test(generate, eval_ends_within_a_call_of_the_model)
 {

@@ -8,17 +8,34 @@
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 
-static void log_speed(const nd_generator *generator, size_t texts, double seconds)
+/* Of all replicas. The times are those of the one that took longest: replicas work at once.
+ * Collective over all ranks, which have all done their part. */
+static nd_status sum_counts(nd_session *session, nd_generate_counts *c)
 {
-    const nd_generate_counts c = nd_generator_counts(generator);
-    nd_log_info(
-        "%zu text%s in %.2f s: %lld new tokens, %.1f a second while no prompt was computed; "
-        "%lld prompt tokens, %.1f a second; %lld calls",
-        texts, texts == 1 ? "" : "s", seconds, (long long)c.new_tokens,
-        c.decode_seconds > 0 ? (double)c.decode_tokens / c.decode_seconds : 0.0,
-        (long long)c.prompt_tokens,
-        c.prompt_seconds > 0 ? (double)c.prompt_tokens / c.prompt_seconds : 0.0,
-        (long long)c.calls);
+    nd_rank *r = &session->worker->rank;
+    nd_comm *replicas = r->groups.by_kind[ND_GROUP_DP_REPLICATE];
+    int64_t sums[] = {c->calls, c->prompt_tokens, c->new_tokens, c->decode_tokens};
+    int64_t ns[] = {(int64_t)(c->prompt_seconds * 1e9), (int64_t)(c->decode_seconds * 1e9)};
+    ND_TRY(nd_comm_all_reduce(replicas, &r->stream, sums, 4, ND_DTYPE_I64, ND_REDOP_SUM, NULL));
+    ND_TRY(nd_comm_all_reduce(replicas, &r->stream, ns, 2, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    *c = (nd_generate_counts){.calls = sums[0],
+                              .prompt_tokens = sums[1],
+                              .new_tokens = sums[2],
+                              .decode_tokens = sums[3],
+                              .prompt_seconds = (double)ns[0] * 1e-9,
+                              .decode_seconds = (double)ns[1] * 1e-9};
+    return ND_OK;
+}
+
+static void log_speed(const nd_generate_counts *c, size_t texts, double seconds)
+{
+    nd_log_info("%zu text%s in %.2f s: %lld new tokens, %.1f a second while no prompt was "
+                "computed; %lld prompt tokens, %.1f a second; %lld calls",
+                texts, texts == 1 ? "" : "s", seconds, (long long)c->new_tokens,
+                c->decode_seconds > 0 ? (double)c->decode_tokens / c->decode_seconds : 0.0,
+                (long long)c->prompt_tokens,
+                c->prompt_seconds > 0 ? (double)c->prompt_tokens / c->prompt_seconds : 0.0,
+                (long long)c->calls);
 }
 
 /* All requests at once, with a cache for the longest. */
@@ -38,8 +55,11 @@ static nd_status run_requests(nd_session *session, const nd_generate_call *o,
         .session = session, .options = o, .in = in, .generator = generator, .batch = batch};
     const double begin = nd_clock_seconds();
     nd_status status = nd_generate_run(&task, NULL);
+    const double seconds = nd_clock_seconds() - begin;
+    nd_generate_counts counts = nd_generator_counts(generator);
+    status = status == ND_OK ? sum_counts(session, &counts) : status;
     if (status == ND_OK && r->rank == 0) {
-        log_speed(generator, count, nd_clock_seconds() - begin);
+        log_speed(&counts, count, seconds);
     }
     nd_generator_destroy(generator);
     return status;

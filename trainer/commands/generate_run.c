@@ -218,9 +218,10 @@ static nd_status ask(void *context, bool *stop)
     job *j = context;
     const nd_generate_counts c = nd_generator_counts(j->generator);
     if (nd_session_word_is_due(j->session) && (!j->streams || c.new_tokens == 0)) {
-        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far",
+        const bool alone = j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1;
+        nd_log_info("%zu of %zu texts are printed; %lld prompt tokens and %lld new ones so far%s",
                     j->printed, j->in->requests.count, (long long)c.prompt_tokens,
-                    (long long)c.new_tokens);
+                    (long long)c.new_tokens, alone ? "" : " on this replica");
     }
     return nd_session_ask_stop(j->session, stop);
 }
