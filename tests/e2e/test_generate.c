@@ -527,6 +527,8 @@ Test(generate, a_stop_ends_all_replicas)
              GENERATE "--prompt-file rows.jsonl --jsonl --max-batch 1 --ignore-eos",
              "test $(wc -l <out0) -eq 8", "0.1"); /* the first wave; long is the second one */
     shell(&dir, command);
+    shell(&dir, "for r in 0 1; do grep -q 'stopped by a signal; 8 of 10 texts are complete' log$r "
+                "|| { cat log$r; exit 1; }; done");
     shell(&dir, "awk 'BEGIN { for (i = 0; i < 600; i++) { s = \"ab\"; if (i % 2) { s = i; while "
                 "(length(s) < 4000) s = s \" abcdefg\" } print \"{\\\"context\\\": \\\"\" s "
                 "\"\\\", \\\"choices\\\": [\\\"c\\\"], \\\"gold\\\": 0}\" } }' >choices.jsonl");

@@ -226,6 +226,18 @@ static nd_status ask(void *context, bool *stop)
     return nd_session_ask_stop(j->session, stop);
 }
 
+/* A stop, with the numbers of all replicas; each has those of its part of a wave alone. Results of
+ * a wave that was stopped are not exchanged. */
+static nd_status end_wave(const job *j, nd_status status)
+{
+    const bool alone = j->session->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE] == 1;
+    status = nd_session_end_wave(j->session, status);
+    return status != ND_ERR_PREEMPTED || alone
+               ? status
+               : nd_fail(status, "stopped by a signal; %zu of %zu texts are complete", j->printed,
+                         j->in->requests.count);
+}
+
 static nd_status run_wave(job *j, size_t begin, size_t end)
 {
     const nd_rank *r = &j->session->worker->rank;
@@ -246,7 +258,7 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
         }
     }
     nd_status status = nd_generator_run(j->generator, j->running, count, &rules);
-    ND_TRY(nd_session_end_wave(j->session, status));
+    ND_TRY(end_wave(j, status));
     for (size_t i = begin; i < end && replicas > 1; i++) {
         ND_TRY(share_result(j, i, (int)(i % (size_t)replicas)));
     }
