@@ -435,6 +435,18 @@ Test(generate, ndlaunch_starts_its_workers)
     says("--max-new-tokens N");
 }
 
+/* The speed of what no call was measured for is not said. */
+Test(generate, the_last_line_has_only_what_was_measured)
+{
+    train();
+    shell(&dir, GENERATE "--model run --prompt a --max-new-tokens 4 --ignore-eos 2>&1 >text");
+    says(": 4 new tokens, ");
+    says(" a second while no prompt was computed; 1 prompt token; 4 calls\n");
+    shell(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 1 2>&1 >text");
+    says(": 1 new token; 5 prompt tokens, ");
+    says(" a second; 1 call\n");
+}
+
 /* Replicas share the texts, and the last line counts what all have done: what one worker does. */
 Test(generate, the_last_line_counts_all_replicas)
 {

@@ -2,6 +2,7 @@
 /* `ndtrain generate`: continues prompts. */
 #include "trainer/commands/generate.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "runtime/base/clock.h"
@@ -27,15 +28,32 @@ static nd_status sum_counts(nd_session *session, nd_generate_counts *c)
     return ND_OK;
 }
 
+/* ", 12.3 a second", or nothing: a prompt of one token is computed with new tokens, and has no time
+ * of its own. */
+static const char *rate_text(int64_t tokens, double seconds, const char *when, char text[64])
+{
+    text[0] = '\0';
+    if (seconds > 0) {
+        snprintf(text, 64, ", %.1f a second%s", (double)tokens / seconds, when);
+    }
+    return text;
+}
+
+static const char *plural(int64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 static void log_speed(const nd_generate_counts *c, size_t texts, double seconds)
 {
-    nd_log_info("%zu text%s in %.2f s: %lld new tokens, %.1f a second while no prompt was "
-                "computed; %lld prompt tokens, %.1f a second; %lld calls",
-                texts, texts == 1 ? "" : "s", seconds, (long long)c->new_tokens,
-                c->decode_seconds > 0 ? (double)c->decode_tokens / c->decode_seconds : 0.0,
-                (long long)c->prompt_tokens,
-                c->prompt_seconds > 0 ? (double)c->prompt_tokens / c->prompt_seconds : 0.0,
-                (long long)c->calls);
+    char new_rate[64], prompt_rate[64];
+    nd_log_info(
+        "%zu text%s in %.2f s: %lld new token%s%s; %lld prompt token%s%s; %lld call%s", texts,
+        plural((int64_t)texts), seconds, (long long)c->new_tokens, plural(c->new_tokens),
+        rate_text(c->decode_tokens, c->decode_seconds, " while no prompt was computed", new_rate),
+        (long long)c->prompt_tokens, plural(c->prompt_tokens),
+        rate_text(c->prompt_tokens, c->prompt_seconds, "", prompt_rate), (long long)c->calls,
+        plural(c->calls));
 }
 
 /* All requests at once, with a cache for the longest. */
