@@ -321,10 +321,13 @@ Test(generate, eval_serves_requests)
     shell(&dir, EVAL "--model run --serve-stdin <rows.jsonl 2>log | cmp - expected");
     shell(&dir, ND_LAUNCH " eval --precision fp32 --model run --serve-stdin --num-processes 2 "
                           "--tp-size 2 <rows.jsonl 2>log >out && test $(wc -l <out) -eq 2");
-    shell(&dir, "printf '{\"choices\": [\"b\"]}\\n{\"context\": \"a\", \"choices\": [\"b\"]}\\n' "
-                "| " EVAL "--model run --serve-stdin 2>log");
+    shell(&dir,
+          "printf '{\"choices\": [\"b\"]}\\n{\"context\": \"a\", \"choices\": [\"b\"]}\\n\\n7\\n' "
+          "| " EVAL "--model run --serve-stdin 2>log");
     says("{\"error\":\"a row is an object with ");
+    says("(while reading standard input, line 1)\"}\n");
     says("{\"index\":0,\"log_likelihoods\":[-");
+    says("(while reading standard input, line 4)\"}\n");
 }
 
 /* A bad line is reported, and the next one is read; each line draws numbers of its own. */

@@ -306,6 +306,7 @@ static nd_status serve(server *v)
         status = nd_stdin_next_line(&input, v->session, &line, &size);
         ends = !line;
         status = status == ND_OK && line ? answer(v, line, size) : status;
+        v->reader.rules.lines_read++;
         free(line);
     }
     nd_stdin_fini(&input);

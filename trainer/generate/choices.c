@@ -195,7 +195,7 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
 nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,
                             const char *text, size_t size)
 {
-    int64_t number = 1;
+    int64_t number = rules->lines_read + 1;
     for (size_t at = 0, n; at < size; at += n + 1, number++) {
         const char *end = memchr(text + at, '\n', size - at);
         size_t used;

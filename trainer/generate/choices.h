@@ -49,6 +49,7 @@ typedef struct nd_choice_rules {
     int64_t max_tokens; /* of context and continuation together */
     bool any_gold;      /* "gold" may be missing: it is -1 then */
     int32_t prefix;     /* of an empty context; -1: such a row is an error */
+    int64_t lines_read; /* before the text: messages count on from them */
 } nd_choice_rules;
 
 /* ND_ERR_DATA names `name` and the line. */
