@@ -417,6 +417,42 @@ Test(generate, a_chat_is_written_in_its_form)
           GENERATE "--model run --chat --prompt 'hi you' --max-new-tokens 9 --tokenizer lost");
 }
 
+/* The end of text that a run appends ends what its model generates, unless config.json names one:
+ * in the saved model and in the checkpoint. */
+Test(generate, the_end_of_text_of_a_run_is_that_of_its_model)
+{
+    static const char end[] = "{\"eos_token\": \"<|eot|>\"}"; /* 420 */
+    static const struct {
+        const char *key, *flags;
+        int saved;
+    } cases[] = {{"", "", 420},
+                 {"", "--set data.append_eod=false", 2},
+                 {"\"eos_token_id\": 2, ", "", 2},
+                 {"\"eos_token_id\": null, ", "", 420}};
+    char command[2048], words[64];
+    shell(&dir, "mkdir tok && cp " ND_SOURCE
+                "/tests/unit/trainer/text/goldens/qwen2.json tok/tokenizer.json");
+    tempdir_write(&dir, "tok/tokenizer_config.json", end, sizeof end - 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(command, sizeof command,
+                 "rm -rf run; sed 's/\"vocab_size\": 256/%s\"vocab_size\": 512/' model.json "
+                 ">own.json; " TRAIN "--model-config own.json --set data.tokenizer=tok "
+                 "--set data.cache_dir=cache --num-steps 2 --checkpoint-frequency 2 --output-dir "
+                 "run %s",
+                 cases[i].key, cases[i].flags);
+        shell(&dir, command);
+        shell(&dir, "grep eos_token_id run/model/config.json");
+        snprintf(words, sizeof words, "\"eos_token_id\": %d,", cases[i].saved);
+        says(words);
+    }
+    shell(&dir,
+          "rm -rf run && sed 's/vocab_size\": 256/vocab_size\": 512/' model.json >own.json; " TRAIN
+          "--model-config own.json --set data.tokenizer=tok --set data.cache_dir=cache "
+          "--num-steps 2 --checkpoint-frequency 2 --output-dir run && " ND_TRAIN
+          " ckpt export run/checkpoint-2 out && grep eos_token_id out/config.json");
+    says("\"eos_token_id\": 420,");
+}
+
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
 Test(generate, ndlaunch_starts_its_workers)
 {

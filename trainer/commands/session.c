@@ -151,9 +151,8 @@ nd_status nd_session_ends(const nd_session *s, nd_ids *ends)
     if (ends->count > before || m->kind != ND_MODEL_CHECKPOINT) {
         return ND_OK;
     }
-    if (end < 0 && s->tokenizer_path &&
-        nd_corpus_eod(s->tokenizer, s->tokenizer_path, &end) != ND_OK) {
-        nd_error_clear(); /* it need not have one */
+    if (end < 0 && s->tokenizer_path) {
+        end = nd_corpus_model_end(s->tokenizer, s->tokenizer_path, m->shape.vocab);
     }
     return end >= 0 && end < m->shape.vocab ? nd_ids_add(ends, &end, 1) : ND_OK;
 }

@@ -89,6 +89,9 @@ nd_status nd_corpus_separator(const char *text, nd_corpus_rules *rules, char **o
 /* The id that ends a document: eos_token of the tokenizer_config.json in the folder of `path`, or
  * else <|end_of_text|>, <|endoftext|> or </s>. ND_ERR_DATA when there is none. */
 nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id);
+/* The same for a model whose files name no end of text: -1, and no error, when there is none, the
+ * tokenizer cannot be read, or its id is not below `vocab`. `tokenizer` NULL: that of `path`. */
+int32_t nd_corpus_model_end(const nd_tokenizer *tokenizer, const char *path, int64_t vocab);
 
 /* Encoding. */
 

@@ -71,3 +71,16 @@ out:
     free(folder);
     return status;
 }
+
+int32_t nd_corpus_model_end(const nd_tokenizer *tokenizer, const char *path, int64_t vocab)
+{
+    nd_tokenizer *opened = NULL;
+    int32_t end = -1;
+    nd_status status = tokenizer ? ND_OK : nd_tokenizer_open(path, &opened);
+    status = status == ND_OK ? nd_corpus_eod(tokenizer ? tokenizer : opened, path, &end) : status;
+    if (status != ND_OK) {
+        nd_error_clear();
+    }
+    nd_tokenizer_close(opened);
+    return end < vocab ? end : -1;
+}

@@ -39,6 +39,7 @@ typedef struct nd_llama_shape {
     bool tied;       /* tie_word_embeddings */
     nd_rope_config rope;
     int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
+    bool eos_is_default;    /* the config.json that was read has no eos_token_id */
 } nd_llama_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE

@@ -212,6 +212,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_llama_shape 
     ND_TRY(get_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
     ND_TRY(get_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", 1, &s->bos_id));
+    s->eos_is_default = !json_object_get(map, "eos_token_id");
     return get_token(map, file, "eos_token_id", 2, &s->eos_id);
 }
 

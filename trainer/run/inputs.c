@@ -7,6 +7,7 @@
 
 #include "runtime/base/fsio.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/corpus.h"
 
 /* Finds model.path, or the cached folder of model.name; NULL when there is only a config.json. */
 static nd_status find_model_folder(const nd_config *config, char **out)
@@ -121,6 +122,18 @@ nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
                        .step = nd_step_blocks(config)};
 }
 
+/* Where config.json names no end of text, the model gets the one that its texts end with: the
+ * default of a missing key is another token in most tokenizers. */
+static void take_end(const nd_config *config, nd_inputs *inputs)
+{
+    nd_llama_shape *shape = &inputs->shape;
+    if (!shape->eos_is_default || !config->data.append_eod || !inputs->tokenizer) {
+        return;
+    }
+    const int32_t end = nd_corpus_model_end(NULL, inputs->tokenizer, shape->vocab);
+    shape->eos_id = end >= 0 ? end : shape->eos_id;
+}
+
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
 {
     nd_epochs epochs;
@@ -128,6 +141,7 @@ nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
     ND_TRY(nd_config_check_data_paths(config));
     ND_TRY(nd_inputs_find_tokenizer(config->data.tokenizer, inputs->model_folder,
                                     config->model.config, &inputs->tokenizer));
+    take_end(config, inputs);
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
     epochs = nd_inputs_epochs(config, inputs);
     ND_TRY(nd_config_take_epochs(config, &epochs));

@@ -399,29 +399,13 @@ static nd_status write_index(const nd_hf_writer *writer)
     return status;
 }
 
-/* The end of text of the tokenizer that goes along, where the model's config names none: what is
- * generated would not end else. -1: there is none, or the tokenizer cannot be read any more, which
- * loses no model. */
-static int64_t find_end(const nd_hf_writer_options *o)
-{
-    nd_tokenizer *tokenizer = NULL;
-    int32_t end = -1;
-    if (o->shape.eos_id >= 0 || !o->tokenizer) {
-        return o->shape.eos_id;
-    }
-    if (nd_tokenizer_open(o->tokenizer, &tokenizer) != ND_OK ||
-        nd_corpus_eod(tokenizer, o->tokenizer, &end) != ND_OK) {
-        nd_error_clear();
-    }
-    nd_tokenizer_close(tokenizer);
-    return end < o->shape.vocab ? end : -1;
-}
-
 static nd_status write_config(const nd_hf_writer *writer)
 {
     char *path = NULL;
     nd_llama_shape shape = writer->options.shape;
-    shape.eos_id = find_end(&writer->options);
+    if (shape.eos_id < 0 && writer->options.tokenizer) { /* else what is generated would not end */
+        shape.eos_id = nd_corpus_model_end(NULL, writer->options.tokenizer, shape.vocab);
+    }
     ND_TRY(nd_fs_format(&path, "%s/config.json", writer->temporary));
     const char *dtype = writer->options.dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
     nd_status status = nd_llama_shape_write(&shape, dtype, path);

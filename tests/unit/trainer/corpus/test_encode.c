@@ -550,6 +550,7 @@ Test(corpus, end_of_text)
     char own[PATH_MAX];
     snprintf(own, sizeof own, "%s", path);
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "names no end of text");
+    cr_expect_eq(nd_corpus_model_end(tokenizer, own, 512), -1);
     static const char *const configs[] = {
         "{\"eos_token\": \"<|eot|>\"}", "{\"eos_token\": {\"content\": \"<|eot|>\"}}",
         "{\"model_max_length\": 1000000000000000019884624838656, \"eos_token\": \"<|eot|>\"}"};
@@ -557,6 +558,9 @@ Test(corpus, end_of_text)
         tempdir_write(&dir, "tokenizer_config.json", configs[i], strlen(configs[i]));
         assert_ok(nd_corpus_eod(tokenizer, own, &id));
         cr_expect_eq(id, 420);
+        cr_expect_eq(nd_corpus_model_end(tokenizer, own, 421), 420);
+        cr_expect_eq(nd_corpus_model_end(tokenizer, own, 420), -1, "the model has no such id");
+        cr_expect_eq(nd_corpus_model_end(NULL, own, 421), -1, "there is no such file");
     }
     tempdir_write(&dir, "tokenizer_config.json", "{\"eos_token\": \"<none>\"}", 23);
     assert_fails(nd_corpus_eod(tokenizer, own, &id), ND_ERR_DATA, "\"<none>\"");

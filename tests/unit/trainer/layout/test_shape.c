@@ -36,6 +36,7 @@ Test(llama_shape, defaults_of_hugging_face)
     cr_expect_eq(s.rope.theta, 10000);
     cr_expect_eq(s.bos_id, 1);
     cr_expect_eq(s.eos_id, 2);
+    cr_expect(s.eos_is_default);
 }
 
 Test(llama_shape, keys_that_change_nothing_are_skipped)
@@ -50,7 +51,17 @@ Test(llama_shape, keys_that_change_nothing_are_skipped)
               &s),
         ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(s.eos_id, 7);
+    cr_expect_not(s.eos_is_default);
     cr_expect_eq(s.bos_id, -1);
+}
+
+Test(llama_shape, an_end_of_text_that_is_null_is_no_default)
+{
+    nd_llama_shape s;
+    cr_assert_eq(parse("{" BASE ", \"eos_token_id\": null}", &s), ND_OK, "%s",
+                 nd_error_last()->message);
+    cr_expect_eq(s.eos_id, -1);
+    cr_expect_not(s.eos_is_default);
 }
 
 Test(llama_shape, both_rope_spellings)
