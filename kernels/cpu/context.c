@@ -20,17 +20,15 @@ static void destroy(void *native)
 
 static void choose_kernels(nd_cpu_context *context)
 {
-    static const nd_tile_ops *const f32[ND_CPU_ISA_COUNT] = {
-        &nd_tiles_f32_baseline, &nd_tiles_f32_avx2, &nd_tiles_f32_avx512, &nd_tiles_f32_avx512_bf16,
-        &nd_tiles_f32_avx512_bf16};
-    static const nd_tile_ops *const bf16[ND_CPU_ISA_COUNT] = {
-        NULL, NULL, NULL, &nd_tiles_bf16_avx512_bf16, &nd_tiles_bf16_avx512_bf16};
-    static const nd_row_ops *const rows[ND_CPU_ISA_COUNT] = {&nd_rows_baseline, &nd_rows_avx2,
-                                                             &nd_rows_avx512, &nd_rows_avx512_bf16,
-                                                             &nd_rows_avx512_bf16};
-    context->rows = rows[context->isa];
-    context->tiles_f32 = f32[context->isa];
-    context->tiles_bf16 = bf16[context->isa];
+    static const nd_tile_ops *const f32[] = {&nd_tiles_f32_baseline, &nd_tiles_f32_avx2,
+                                             &nd_tiles_f32_avx512, &nd_tiles_f32_avx512_bf16};
+    static const nd_tile_ops *const bf16[] = {NULL, NULL, NULL, &nd_tiles_bf16_avx512_bf16};
+    static const nd_row_ops *const rows[] = {&nd_rows_baseline, &nd_rows_avx2, &nd_rows_avx512,
+                                             &nd_rows_avx512_bf16};
+    context->vectors = nd_cpu_isa_of_vectors(context->isa);
+    context->rows = rows[context->vectors];
+    context->tiles_f32 = f32[context->vectors];
+    context->tiles_bf16 = bf16[context->vectors];
 }
 
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
@@ -43,7 +41,7 @@ static nd_status choose_isa(nd_cpu_isa *out)
         nd_dnnl_limit_isa(isa);
     }
     nd_cpu_isa library = nd_dnnl_effective_isa();
-    *out = library < isa ? library : isa;
+    *out = library < isa && isa != ND_CPU_ISA_AMX_EMULATED ? library : isa;
     return ND_OK;
 }
 
@@ -60,7 +58,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     choose_kernels(context);
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
-    if (context->isa < ND_CPU_ISA_AVX512_BF16) {
+    if (context->vectors < ND_CPU_ISA_AVX512_BF16) {
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
         ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
     }

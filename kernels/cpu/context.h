@@ -20,6 +20,7 @@ enum { ND_CPU_WIDEN_TILE = 512 };
 
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
+    nd_cpu_isa vectors; /* of the kernels without tiles: avx512_bf16 at most */
     nd_dnnl *dnnl;
     nd_gemm *gemm; /* our own BF16 products; NULL where oneDNN's are the faster ones */
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */

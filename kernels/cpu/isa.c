@@ -8,8 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static const char *const names[ND_CPU_ISA_COUNT] = {"baseline", "avx2", "avx512", "avx512_bf16",
-                                                    "amx"};
+static const char *const names[ND_CPU_ISA_COUNT] = {"baseline",    "avx2", "avx512",
+                                                    "avx512_bf16", "amx",  "amx_emulated"};
 
 const char *nd_cpu_isa_name(nd_cpu_isa isa)
 {
@@ -56,7 +56,7 @@ nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
         if (strcmp(wanted, names[i]) != 0) {
             continue;
         }
-        if (i > (int)detected) {
+        if (i > (int)detected && i != ND_CPU_ISA_AMX_EMULATED) {
             return nd_fail(
                 ND_ERR_CONFIG,
                 "ND_CPU_ISA asks for %s, but this CPU has %s at most; unset it or name a "
@@ -67,6 +67,13 @@ nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
         return ND_OK;
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "ND_CPU_ISA is \"%s\"; it may be baseline, avx2, avx512, avx512_bf16 or amx",
+                   "ND_CPU_ISA is \"%s\"; it may be baseline, avx2, avx512, avx512_bf16, amx or "
+                   "amx_emulated",
                    wanted);
+}
+
+nd_cpu_isa nd_cpu_isa_of_vectors(nd_cpu_isa isa)
+{
+    const nd_cpu_isa own = isa == ND_CPU_ISA_AMX_EMULATED ? nd_cpu_isa_detect() : isa;
+    return own < ND_CPU_ISA_AVX512_BF16 ? own : ND_CPU_ISA_AVX512_BF16;
 }

@@ -8,6 +8,8 @@
  *
  * The environment variable ND_CPU_ISA (baseline, avx2, avx512, avx512_bf16, amx) lowers the level,
  * for tests and for comparing machines; a level that the CPU lacks is a configuration error.
+ * amx_emulated, which any CPU has, is for tests: the kernels for AMX with its tile instructions in
+ * plain C (amx.h), everything else at the CPU's own level up to avx512_bf16. It is slow.
  */
 #include "runtime/base/status.h"
 
@@ -17,6 +19,7 @@ typedef enum nd_cpu_isa {
     ND_CPU_ISA_AVX512,       /* AVX-512 F, BW, DQ, VL */
     ND_CPU_ISA_AVX512_BF16,  /* and BF16 dot products */
     ND_CPU_ISA_AMX,          /* and BF16 tiles */
+    ND_CPU_ISA_AMX_EMULATED, /* the same in C; never detected */
     ND_CPU_ISA_COUNT
 } nd_cpu_isa;
 
@@ -25,7 +28,10 @@ const char *nd_cpu_isa_name(nd_cpu_isa isa);
 /* What the CPU has. */
 nd_cpu_isa nd_cpu_isa_detect(void);
 
-/* What to use: the CPU's level, lowered by ND_CPU_ISA. */
+/* What to use: the CPU's level, lowered by ND_CPU_ISA, or what it names to be emulated. */
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out);
+
+/* The level of the kernels without tiles when a process uses `isa`: avx512_bf16 at most. */
+nd_cpu_isa nd_cpu_isa_of_vectors(nd_cpu_isa isa);
 
 #endif

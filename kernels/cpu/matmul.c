@@ -214,7 +214,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         nd_cpu_multiply_few_rows(stream, c, a, b);
         return ND_OK;
     }
-    if (p.in == ND_DTYPE_BF16 && context->isa < ND_CPU_ISA_AVX512_BF16) {
+    if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }
     if (context->gemm && nd_gemm_supports(&p)) {

@@ -62,7 +62,7 @@ size_t nd_cpu_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
                                  nd_dtype act)
 {
     const nd_cpu_context *context = device->native;
-    return context->isa < ND_CPU_ISA_AVX512_BF16 ? 0 : scratch_of(m, n, k).end;
+    return context->vectors < ND_CPU_ISA_AVX512_BF16 ? 0 : scratch_of(m, n, k).end;
 }
 
 /* `line`: the granularity that is constant along the summed axis. */
@@ -235,7 +235,7 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    if (context->isa < ND_CPU_ISA_AVX512_BF16) {
+    if (context->vectors < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
     return multiply_bf16(stream, c, x, y, p, f, args->scratch);

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_AMX_H
+#define ND_CPU_AMX_H
+/*
+ * The tile instructions of AMX as our kernels use them. A file that uses them is compiled twice
+ * (meson.build here): for CPUs that have them, where each is one instruction, and with
+ * ND_AMX_EMULATED, where each is a function of amx_emulated.c that does the same in plain C. Both
+ * leave the same bits, so the kernels are tested on every machine.
+ *
+ * A thread has eight tiles of at most 16 rows of 64 bytes. Before anything else it gives them their
+ * extents by nd_amx_configure, which also sets them to zero, and it calls nd_amx_release when it is
+ * done: other code of the thread (oneDNN) configures tiles of its own. Tile numbers are constants.
+ * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and
+ * the instructions' pages in volume 2.
+ */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+enum {
+    ND_AMX_TILES = 8,
+    ND_AMX_ROWS = 16,     /* of a tile, at most */
+    ND_AMX_ROW_BYTES = 64 /* at most: 16 words, F32 or pairs of BF16 */
+};
+
+/* The extents of the tiles, as LDTILECFG reads them. A tile that is not used has no rows and no
+ * bytes. */
+typedef struct nd_amx_config {
+    uint8_t palette, start_row; /* 1, 0 */
+    uint8_t reserved[14];       /* zeros, as all behind ND_AMX_TILES are */
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} nd_amx_config;
+
+_Static_assert(sizeof(nd_amx_config) == 64, "LDTILECFG reads 64 bytes");
+
+#if defined(ND_AMX_EMULATED)
+
+/*
+ * nd_amx_load, nd_amx_store: rows of the tile from or to memory; `stride` in bytes.
+ * nd_amx_multiply: c (m, n) F32 += a (m, k) b (k, n) of pairs of BF16, where row m of a has the
+ * pairs of k, and row k of b those of n. For each sum the products of the even halves are added up
+ * in order, and those of the odd ones, both from zero; then their sum is added to c. Every addition
+ * rounds to nearest even; subnormal operands and results are zeros.
+ * What the CPU refuses with an exception (extents that do not fit, a tile that is not configured)
+ * ends the process.
+ */
+void nd_amx_emulated_configure(const nd_amx_config *config);
+void nd_amx_emulated_release(void);
+void nd_amx_emulated_zero(int tile);
+void nd_amx_emulated_load(int tile, const void *from, int64_t stride);
+void nd_amx_emulated_store(int tile, void *to, int64_t stride);
+void nd_amx_emulated_multiply(int c, int a, int b);
+
+#define nd_amx_configure(config)           nd_amx_emulated_configure(config)
+#define nd_amx_release()                   nd_amx_emulated_release()
+#define nd_amx_zero(tile)                  nd_amx_emulated_zero(tile)
+#define nd_amx_load(tile, from, stride)    nd_amx_emulated_load(tile, from, stride)
+#define nd_amx_store(tile, to, stride)     nd_amx_emulated_store(tile, to, stride)
+#define nd_amx_multiply(c, a, b)           nd_amx_emulated_multiply(c, a, b)
+
+#else
+
+/* As statements of the assembler, since the compiler's intrinsics do not say that they read and
+ * write memory. */
+#define ND_AMX_TEXT_(x) #x
+#define ND_AMX_TMM(x)   "%%tmm" ND_AMX_TEXT_(x)
+
+static inline void nd_amx_configure(const nd_amx_config *config)
+{
+    __asm__ volatile("ldtilecfg %0" : : "m"(*config) : "memory");
+}
+
+static inline void nd_amx_release(void)
+{
+    __asm__ volatile("tilerelease" : : : "memory");
+}
+
+#define nd_amx_zero(tile) __asm__ volatile("tilezero " ND_AMX_TMM(tile) : : :)
+#define nd_amx_load(tile, from, stride)                                                            \
+    __asm__ volatile("tileloadd (%0,%1,1), " ND_AMX_TMM(tile)                                      \
+                     :                                                                             \
+                     : "r"((const void *)(from)), "r"((int64_t)(stride))                           \
+                     : "memory")
+#define nd_amx_store(tile, to, stride)                                                             \
+    __asm__ volatile("tilestored " ND_AMX_TMM(tile) ", (%0,%1,1)"                                  \
+                     :                                                                             \
+                     : "r"((void *)(to)), "r"((int64_t)(stride))                                   \
+                     : "memory")
+#define nd_amx_multiply(c, a, b)                                                                   \
+    __asm__ volatile("tdpbf16ps " ND_AMX_TMM(b) ", " ND_AMX_TMM(a) ", " ND_AMX_TMM(c) : : :)
+
+#endif
+
+#endif
