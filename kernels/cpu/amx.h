@@ -52,12 +52,12 @@ void nd_amx_emulated_load(int tile, const void *from, int64_t stride);
 void nd_amx_emulated_store(int tile, void *to, int64_t stride);
 void nd_amx_emulated_multiply(int c, int a, int b);
 
-#define nd_amx_configure(config)           nd_amx_emulated_configure(config)
-#define nd_amx_release()                   nd_amx_emulated_release()
-#define nd_amx_zero(tile)                  nd_amx_emulated_zero(tile)
-#define nd_amx_load(tile, from, stride)    nd_amx_emulated_load(tile, from, stride)
-#define nd_amx_store(tile, to, stride)     nd_amx_emulated_store(tile, to, stride)
-#define nd_amx_multiply(c, a, b)           nd_amx_emulated_multiply(c, a, b)
+#define nd_amx_configure(config)        nd_amx_emulated_configure(config)
+#define nd_amx_release()                nd_amx_emulated_release()
+#define nd_amx_zero(tile)               nd_amx_emulated_zero(tile)
+#define nd_amx_load(tile, from, stride) nd_amx_emulated_load(tile, from, stride)
+#define nd_amx_store(tile, to, stride)  nd_amx_emulated_store(tile, to, stride)
+#define nd_amx_multiply(c, a, b)        nd_amx_emulated_multiply(c, a, b)
 
 #else
 

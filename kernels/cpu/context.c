@@ -31,6 +31,14 @@ static void choose_kernels(nd_cpu_context *context)
     context->tiles_bf16 = bf16[context->vectors];
 }
 
+/* NULL: oneDNN's products are the faster ones. */
+static const nd_gemm_kernels *gemm_kernels_for(const nd_cpu_context *context)
+{
+    static const nd_gemm_kernels *const kernels[] = {NULL, NULL, &nd_gemm_avx512,
+                                                     &nd_gemm_avx512_bf16};
+    return context->isa == ND_CPU_ISA_AMX ? NULL : kernels[context->vectors];
+}
+
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
  * ONEDNN_MAX_CPU_ISA. */
 static nd_status choose_isa(nd_cpu_isa *out)
@@ -62,8 +70,8 @@ nd_status nd_cpu_context_create(nd_device *device)
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
         ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
     }
-    if (context->isa == ND_CPU_ISA_AVX512_BF16) {
-        ND_TRY_OUT(nd_gemm_create(&nd_gemm_avx512_bf16, device->threads, &context->gemm));
+    if (gemm_kernels_for(context)) {
+        ND_TRY_OUT(nd_gemm_create(gemm_kernels_for(context), device->threads, &context->gemm));
     }
     device->native = context;
     device->native_close = destroy;

@@ -2,8 +2,8 @@
 #ifndef ND_CPU_GEMM_H
 #define ND_CPU_GEMM_H
 /*
- * Our own BF16 products, for CPUs that have BF16 dot products but no AMX: on Zen 4 they come within
- * 5 to 15 percent of what the registers can do, 5 percent closer than oneDNN 2.6. matmul.c chooses.
+ * Our own BF16 products, for CPUs that have AVX-512 but no AMX: on Zen 4 they come within 5 to 15
+ * percent of what the registers can do, 5 percent closer than oneDNN 2.6. matmul.c chooses.
  *
  * The result is cut among the threads; each thread takes its part in blocks: 64 columns of B are
  * packed, multiplied with all rows of a block of A while they are in the second cache, and so on. A
@@ -17,12 +17,11 @@
 #include "runtime/tensor/dtype.h"
 
 /*
- * The inner loops of our own BF16 products (gemm_bf16.c) for CPUs with AVX512_BF16: packing, and
+ * The inner loops of our own BF16 products (gemm_bf16.c) for CPUs with AVX-512: packing, and
  * products of packed operands with the sums in registers. Nothing here allocates or starts threads.
  *
- * A word is two consecutive BF16 of k, the even one below: what VDPBF16PS multiplies in one lane.
- * That instruction multiplies exactly, adds in F32, and takes subnormal numbers for zero. k is even
- * throughout.
+ * A word is two consecutive BF16 of k, the even one below: what one lane multiplies
+ * (bf16_words.h). k is even throughout.
  */
 
 typedef uint32_t nd_gemm_word;
@@ -59,7 +58,7 @@ typedef struct nd_gemm_kernels {
     void (*pack_panel)(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int words);
 } nd_gemm_kernels;
 
-extern const nd_gemm_kernels nd_gemm_avx512_bf16;
+extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16;
 
 /* The products. */
 

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Compiled for AVX512_BF16 only: see meson.build. */
+/* Compiled for AVX-512, with and without AVX512_BF16, with -DND_ISA=<name>: see meson.build. */
 #include "kernels/cpu/gemm.h"
 
 #include <immintrin.h>
+
+#include "kernels/cpu/bf16_words.h"
+
+#define PASTE_(a, b) a##_##b
+#define PASTE(a, b)  PASTE_(a, b)
 
 enum {
     VL = 16,
@@ -46,7 +51,7 @@ INLINE void store(const nd_gemm_tile *t, int64_t i, int j, __m512 sum)
         if (t->add) {
             sum = _mm512_add_ps(sum, widen(_mm256_maskz_loadu_epi16(lanes, c)));
         }
-        _mm256_mask_storeu_epi16(c, lanes, (__m256i)_mm512_cvtneps_pbh(sum));
+        _mm256_mask_storeu_epi16(c, lanes, nd_round_16(sum));
     } else {
         float *c = (float *)t->c + at;
         if (t->add) {
@@ -79,18 +84,18 @@ INLINE void add_words(const int mr, const int nv, const nd_gemm_tile *t, const n
     const nd_gemm_word *b = t->b + (int64_t)begin * ND_GEMM_COLUMNS;
     a += begin * a_word;
     for (int l = begin; l < end; l++, a += a_word, b += ND_GEMM_COLUMNS, wanted += step) {
-        __m512bh row[NV];
+        __m512i row[NV];
         _mm_prefetch((const char *)wanted, _MM_HINT_T0);
 #pragma GCC unroll 4
         for (int j = 0; j < nv; j++) {
-            row[j] = (__m512bh)_mm512_loadu_si512(b + j * VL);
+            row[j] = _mm512_loadu_si512(b + j * VL);
         }
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
-            __m512bh word = (__m512bh)_mm512_set1_epi32(*(const any_word *)(a + i * a_row));
+            __m512i word = _mm512_set1_epi32((int)*(const any_word *)(a + i * a_row));
 #pragma GCC unroll 4
             for (int j = 0; j < nv; j++) {
-                sum[i][j] = _mm512_dpbf16_ps(sum[i][j], word, row[j]);
+                sum[i][j] = nd_dot_bf16(sum[i][j], word, row[j]);
             }
         }
     }
@@ -265,7 +270,7 @@ static void pack_panel(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int ro
     pack_rows_in_pairs(ND_GEMM_PANEL, a, x, stride, rows, words);
 }
 
-const nd_gemm_kernels nd_gemm_avx512_bf16 = {.multiply = multiply,
-                                             .pack_rows = pack_rows,
-                                             .pack_pairs = pack_pairs,
-                                             .pack_panel = pack_panel};
+const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {.multiply = multiply,
+                                                .pack_rows = pack_rows,
+                                                .pack_pairs = pack_pairs,
+                                                .pack_panel = pack_panel};

@@ -214,12 +214,12 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         nd_cpu_multiply_few_rows(stream, c, a, b);
         return ND_OK;
     }
-    if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
-        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
-    }
     if (context->gemm && nd_gemm_supports(&p)) {
         nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data, NULL);
         return ND_OK;
+    }
+    if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
+        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
     }
     if (p.in == ND_DTYPE_BF16 && nd_cpu_has_gaps(c, a, a_transposed)) {
         return nd_cpu_multiply_gaps(stream, c, a, b, &p);

@@ -2,13 +2,12 @@
 #ifndef ND_CPU_MATMUL_H
 #define ND_CPU_MATMUL_H
 /*
- * Matrix products of the CPU backend: nd_cpu_matmul hands them to oneDNN,
- * BF16 ones without AMX to gemm.h.
+ * Matrix products of the CPU backend: those of BF16 with k even are ours (gemm.h) on CPUs with
+ * AVX-512 and without AMX; others are oneDNN's.
  *
- * Where the CPU has BF16 dot products (AVX512_BF16, AMX) BF16 is multiplied as it is. Elsewhere
- * operands are widened to F32, which is exact, tile by tile, multiplied in F32 and the sum is
- * rounded once: on such CPUs oneDNN has no BF16 product (AVX2) or one that is slower than this
- * (AVX-512).
+ * Where the CPU has no BF16 dot products oneDNN has no BF16 product (AVX2) or a slow one (AVX-512):
+ * what is not ours there is widened to F32, which is exact, tile by tile, multiplied in F32, and
+ * the sum is rounded once.
  */
 #include "kernels/cpu/context.h"
 #include "runtime/tensor/tensor.h"

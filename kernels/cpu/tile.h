@@ -92,6 +92,6 @@ typedef struct nd_tile_ops {
 
 /* One table per instruction set; the BF16 ones exist where the CPU multiplies BF16. */
 extern const nd_tile_ops nd_tiles_f32_baseline, nd_tiles_f32_avx2, nd_tiles_f32_avx512;
-extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512_bf16;
+extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512, nd_tiles_bf16_avx512_bf16;
 
 #endif

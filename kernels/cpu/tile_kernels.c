@@ -6,6 +6,9 @@
 #include <string.h>
 
 #include "kernels/cpu/vector_math.h"
+#if ND_VL == 16
+#include "kernels/cpu/bf16_words.h"
+#endif
 
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b)  PASTE_(a, b)
@@ -32,10 +35,9 @@ enum { MR = 6, NV = 2 };
 
 static inline nd_vf multiply_add(bool bf16, nd_vf c, const nd_word *a, nd_vf b)
 {
-#ifdef __AVX512BF16__
+#if ND_VL == 16
     if (bf16) {
-        __m512i word = _mm512_set1_epi32((int)*a);
-        return (nd_vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)word, (__m512bh)b);
+        return (nd_vf)nd_dot_bf16((__m512)c, _mm512_set1_epi32((int)*a), (__m512i)b);
     }
 #endif
     return c + nd_v_set(*(float_alias *)a) * b;
@@ -298,6 +300,6 @@ const nd_tile_ops PASTE(nd_tiles_f32, ND_ISA) = {
     .store_transposed = store_transposed,
 };
 
-#ifdef __AVX512BF16__
+#if ND_VL == 16
 #include "kernels/cpu/tile_kernels_bf16.inc"
 #endif
