@@ -2,26 +2,37 @@
 /*
  * Backward of blocked attention: FlashAttention-2 (Dao, 2023), with the score tiles transposed.
  *
- * A task owns one KV head of one sequence and a share of its key blocks: dK and dV of a key block
- * are summed over all queries by one thread, in a fixed order. dQ is summed over the task's key
- * blocks in scratch; where a KV head is cut into several parts (more threads than KV heads) each
- * part has its own sum, and the parts are added in order.
+ * A task is one key block of one KV head of one sequence: dK and dV are summed over all queries by
+ * one thread, in a fixed order. dQ of a row block is one sum in scratch, to which the key blocks
+ * add in ascending order whatever thread has them: a task makes the row block's other products,
+ * waits for its turn, adds, and passes the turn on.
+ *
+ * Tasks are taken in ascending order, and all go through the row blocks in the same order, the last
+ * queries first, since every key block is seen by those. So a task that follows another one step
+ * later waits only where that one is held up, and the first unfinished task never waits.
  */
 #include "kernels/cpu/attention.h"
 
 #include <math.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
 typedef struct division {
-    int64_t parts;      /* tasks per KV head */
     int64_t block_keys; /* keys of a key block, a multiple of ND_TILE */
-    int64_t blocks;     /* key blocks */
-    int64_t slots;      /* dQ sums that exist at a time */
+    int64_t blocks;     /* key blocks of a KV head; one where there are no keys */
+    int64_t slots;      /* dQ sums that exist at a time: KV head p has that of p % slots */
 } division;
+
+/* Which task may add to a row block's sum: `next` counts the key blocks of all KV heads that have
+ * had the slot. A line of the cache each, since waiting threads read it. */
+typedef struct turn {
+    _Alignas(64) _Atomic int64_t next;
+} turn;
 
 typedef struct call {
     const nd_attention *a;
@@ -30,25 +41,34 @@ typedef struct call {
     const float *lse, *delta;
     bool add_q, add_kv;
     division division;
-    float *dq_sums; /* [slots][G][row blocks] (D, ND_TILE) */
+    float *dq_sums;            /* [slots][row blocks of G heads] (D, ND_TILE) */
+    turn *turns;               /* [slots][row blocks of G heads] */
+    _Atomic int64_t next_task; /* p blocks + key block */
 } call;
 
 /* One thread's scratch; Dp = D padded to ND_TILE_PAD, all sizes for words of one element. */
 typedef struct workspace {
     nd_word *k, *v;       /* A (m = block_keys, k = D) */
-    nd_word *kt;          /* per tile of keys: A (m = D, k = ND_TILE) */
+    nd_word *kt;          /* A (m = D, k = block_keys) */
     float *dk, *dv;       /* (block_keys, Dp) */
     nd_word *qt, *dot;    /* B (k = D, n = ND_TILE): queries, dout */
     nd_word *q, *dout;    /* B (k = ND_TILE, n = Dp) */
     float *scores, *dp;   /* (ND_TILE keys, ND_TILE) */
     nd_word *p, *ds_rows; /* A (m = ND_TILE keys, k = ND_TILE) */
-    nd_word *ds_columns;  /* B (k = ND_TILE keys, n = ND_TILE) */
+    nd_word *ds_columns;  /* B (k = block_keys, n = ND_TILE) */
     float *lse, *delta;   /* (ND_TILE) */
     void *temporary;      /* ND_TILE x D elements */
 } workspace;
 
+/* Key block `block` of KV head `pair`, counted through the batch. */
+typedef struct task {
+    int64_t pair, block;
+    int64_t b, kv, key0;
+    int keys;
+} task;
+
 typedef struct row_block {
-    int64_t b, kv, head, q0, index; /* index: of the block among the G heads of the KV head */
+    int64_t head, q0, index; /* index: of the block among the G heads of the KV head */
     int rows;
 } row_block;
 
@@ -57,22 +77,25 @@ static int64_t padded(int64_t d)
     return nd_ceil_div(d, ND_TILE_PAD) * ND_TILE_PAD;
 }
 
+static int64_t group_blocks(const nd_attention *a)
+{
+    return nd_attention_group(a) * nd_attention_row_blocks(a);
+}
+
+/* Results do not depend on this. Key blocks are smaller where there would not be enough of them for
+ * all threads. A slot's row blocks are steps that tasks can be apart; a second slot lets a thread
+ * go on with another KV head while one waits for its CPU. */
 static division divide(int threads, const nd_attention *a)
 {
-    const int64_t pairs = a->batch * a->kv_heads, tiles = nd_ceil_div(a->sk, ND_TILE);
-    division d = {.parts = 1, .block_keys = ND_ATTENTION_KEYS};
-    if (pairs < (int64_t)threads * 4 && pairs % threads != 0) {
-        d.parts = nd_ceil_div(threads, pairs);
-        while (pairs * d.parts % threads != 0) {
-            d.parts++;
-        }
-        d.parts = d.parts > tiles ? tiles : d.parts;
-    }
-    while (d.block_keys > ND_TILE && nd_ceil_div(a->sk, d.block_keys) < 2 * d.parts) {
+    const int64_t pairs = a->batch * a->kv_heads;
+    division d = {.block_keys = ND_ATTENTION_KEYS};
+    while (pairs % threads != 0 && d.block_keys > ND_TILE &&
+           pairs * nd_ceil_div(a->sk, d.block_keys) < (int64_t)threads * 2) {
         d.block_keys /= 2;
     }
-    d.blocks = nd_ceil_div(a->sk, d.block_keys);
-    d.slots = d.parts > 1 ? pairs * d.parts : threads;
+    d.blocks = nd_max(nd_ceil_div(a->sk, d.block_keys), 1);
+    d.slots = nd_max(nd_ceil_div(4 * (int64_t)threads, group_blocks(a)), 2);
+    d.slots = nd_min(d.slots, nd_min(pairs, threads));
     return d;
 }
 
@@ -93,25 +116,20 @@ static size_t workspace_init(workspace *w, char *base, const nd_attention *a, in
     w->dp = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
     w->p = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
     w->ds_rows = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->ds_columns = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->ds_columns = nd_attention_cut(base, &used, keys * ND_TILE);
     w->lse = nd_attention_cut(base, &used, ND_TILE);
     w->delta = nd_attention_cut(base, &used, ND_TILE);
     w->temporary = nd_attention_cut(base, &used, ND_TILE * d);
     return used;
 }
 
-/* Floats of the dQ sum of one task. */
-static int64_t dq_floats(const nd_attention *a)
-{
-    return nd_attention_group(a) * nd_attention_row_blocks(a) * a->head_dim * ND_TILE;
-}
-
 size_t nd_attention_bwd_scratch(int threads, const nd_attention *a)
 {
     const division d = divide(threads, a);
+    const size_t tile = (size_t)a->head_dim * ND_TILE * sizeof(float);
     workspace unused;
     return (size_t)threads * workspace_init(&unused, NULL, a, d.block_keys) +
-           (size_t)(d.slots * dq_floats(a)) * sizeof(float);
+           (size_t)(d.slots * group_blocks(a)) * (tile + sizeof(turn));
 }
 
 static int words_of(const call *c, int64_t count)
@@ -119,28 +137,30 @@ static int words_of(const call *c, int64_t count)
     return (int)nd_ceil_div(count, c->tiles->group);
 }
 
-static void load_keys(const call *c, workspace *w, int64_t b, int64_t kv, int64_t key0, int keys)
+static void load_keys(const call *c, workspace *w, const task *t)
 {
-    const int d = (int)c->a->head_dim, words = words_of(c, d);
-    const void *k = nd_attention_row(c->k, b, key0, kv);
-    c->tiles->pack_a(w->k, words, k, c->k.dtype, c->k.stride[1], keys, d);
-    c->tiles->pack_a(w->v, words, nd_attention_row(c->v, b, key0, kv), c->v.dtype, c->v.stride[1],
-                     keys, d);
-    for (int t = 0; t < keys; t += ND_TILE) {
-        c->tiles->pack_a_transposed(
-            w->kt + t * d, ND_TILE / c->tiles->group, nd_attention_row(c->k, b, key0 + t, kv),
-            c->k.dtype, c->k.stride[1], keys - t < ND_TILE ? keys - t : ND_TILE, d, w->temporary);
+    const int d = (int)c->a->head_dim, words = words_of(c, d), group = c->tiles->group;
+    const int64_t kt_ld = c->division.block_keys / group;
+    c->tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, t->key0, t->kv), c->k.dtype,
+                     c->k.stride[1], t->keys, d);
+    c->tiles->pack_a(w->v, words, nd_attention_row(c->v, t->b, t->key0, t->kv), c->v.dtype,
+                     c->v.stride[1], t->keys, d);
+    for (int first = 0; first < t->keys; first += ND_TILE) {
+        const int keys = (int)nd_min(t->keys - first, ND_TILE);
+        c->tiles->pack_a_transposed(w->kt + first / group, kt_ld,
+                                    nd_attention_row(c->k, t->b, t->key0 + first, t->kv),
+                                    c->k.dtype, c->k.stride[1], keys, d, w->temporary);
     }
-    memset(w->dk, 0, (size_t)(keys * padded(d)) * sizeof(float));
-    memset(w->dv, 0, (size_t)(keys * padded(d)) * sizeof(float));
+    memset(w->dk, 0, (size_t)(t->keys * padded(d)) * sizeof(float));
+    memset(w->dv, 0, (size_t)(t->keys * padded(d)) * sizeof(float));
 }
 
-static void load_queries(const call *c, workspace *w, const row_block *r)
+static void load_queries(const call *c, workspace *w, const task *t, const row_block *r)
 {
     const int d = (int)c->a->head_dim;
-    const int64_t dp = padded(d), at = (r->b * c->a->heads + r->head) * c->a->sq + r->q0;
-    const void *q = nd_attention_row(c->q, r->b, r->q0, r->head);
-    const void *dout = nd_attention_row(c->dout, r->b, r->q0, r->head);
+    const int64_t dp = padded(d), at = (t->b * c->a->heads + r->head) * c->a->sq + r->q0;
+    const void *q = nd_attention_row(c->q, t->b, r->q0, r->head);
+    const void *dout = nd_attention_row(c->dout, t->b, r->q0, r->head);
     const int64_t q_stride = c->q.stride[1], dout_stride = c->dout.stride[1];
     c->tiles->pack_b_transposed(w->qt, ND_TILE, q, c->q.dtype, q_stride, r->rows, d, w->temporary);
     c->tiles->pack_b_transposed(w->dot, ND_TILE, dout, c->dout.dtype, dout_stride, r->rows, d,
@@ -155,10 +175,10 @@ static void load_queries(const call *c, workspace *w, const row_block *r)
     }
 }
 
-/* The five products of one tile: `keys` keys from `first` of the loaded block against the loaded
- * queries. */
-static void tile_step(const call *c, workspace *w, const row_block *r, int64_t key0, int first,
-                      int keys, float *dq)
+/* The products of one tile but that of dQ: `keys` keys from `first` of the task's against the
+ * loaded queries. */
+static void tile_step(const call *c, workspace *w, const task *t, const row_block *r, int first,
+                      int keys)
 {
     const nd_tile_ops *tiles = c->tiles;
     const int d = (int)c->a->head_dim, words = words_of(c, d), row_words = words_of(c, r->rows);
@@ -168,32 +188,30 @@ static void tile_step(const call *c, workspace *w, const row_block *r, int64_t k
                 ND_TILE, false);
     tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot, ND_TILE, w->dp, ND_TILE,
                 false);
+    nd_word *ds_columns = w->ds_columns + first / tiles->group * ND_TILE;
     const nd_dscore_step step = {.scores = w->scores,
                                  .dp = w->dp,
                                  .p = w->p,
-                                 .ds_rows = w->ds_rows,
                                  /* With F32 words the two forms are one. */
-                                 .ds_columns = tiles->group == 1 ? w->ds_rows : w->ds_columns,
+                                 .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows,
+                                 .ds_columns = ds_columns,
                                  .keys = keys,
                                  .limit =
-                                     nd_attention_limit(c->a, r->q0, key0 + first, keys, limit),
+                                     nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),
                                  .lse = w->lse,
                                  .delta = w->delta,
                                  .scale = c->a->scale};
     tiles->dscore(&step);
     tiles->gemm(keys, (int)dp, row_words, w->p, row_ld, w->dout, dp, w->dv + first * dp, dp, true);
-    tiles->gemm(keys, (int)dp, row_words, w->ds_rows, row_ld, w->q, dp, w->dk + first * dp, dp,
+    tiles->gemm(keys, (int)dp, row_words, step.ds_rows, row_ld, w->q, dp, w->dk + first * dp, dp,
                 true);
-    tiles->gemm(d, ND_TILE, words_of(c, keys), w->kt + first * d, row_ld, step.ds_columns, ND_TILE,
-                dq, ND_TILE, true);
 }
 
-static void store_keys(const call *c, nd_tensor y, const float *sums, int64_t b, int64_t kv,
-                       int64_t key0, int keys)
+static void store_keys(const call *c, nd_tensor y, const float *sums, const task *t)
 {
     const int64_t d = c->a->head_dim, dp = padded(d);
-    for (int j = 0; j < keys; j++) {
-        void *row = nd_attention_row(y, b, key0 + j, kv);
+    for (int j = 0; j < t->keys; j++) {
+        void *row = nd_attention_row(y, t->b, t->key0 + j, t->kv);
         const float *from = sums + j * dp;
         if (y.dtype == ND_DTYPE_F32) {
             float *to = row;
@@ -209,104 +227,106 @@ static void store_keys(const call *c, nd_tensor y, const float *sums, int64_t b,
     }
 }
 
-/* All queries against one key block. */
-static void run_key_block(const call *c, workspace *w, int64_t b, int64_t kv, int64_t key0,
-                          float *dq_sum)
+/* The thread waited for is at most a step behind, unless it lost its CPU: then spinning might keep
+ * it from getting one. */
+static void wait_for_turn(turn *t, int64_t number)
 {
-    const nd_attention *a = c->a;
-    const int64_t group = nd_attention_group(a), blocks = nd_attention_row_blocks(a);
-    const int keys =
-        (int)(a->sk - key0 < c->division.block_keys ? a->sk - key0 : c->division.block_keys);
-    load_keys(c, w, b, kv, key0, keys);
-    for (int64_t i = 0; i < group * blocks; i++) {
-        row_block r = {.b = b,
-                       .kv = kv,
-                       .head = kv * group + i / blocks,
-                       .q0 = i % blocks * ND_TILE,
-                       .index = i};
-        r.rows = (int)(a->sq - r.q0 < ND_TILE ? a->sq - r.q0 : ND_TILE);
-        int64_t seen = nd_attention_last_key(a, r.q0 + r.rows - 1) - key0 + 1;
-        seen = seen < keys ? seen : keys;
-        if (seen <= 0) {
-            continue;
-        }
-        load_queries(c, w, &r);
-        for (int first = 0; first < seen; first += ND_TILE) {
-            tile_step(c, w, &r, key0, first, (int)(seen - first < ND_TILE ? seen - first : ND_TILE),
-                      dq_sum + i * a->head_dim * ND_TILE);
-        }
-    }
-    store_keys(c, c->dk, w->dk, b, kv, key0, keys);
-    store_keys(c, c->dv, w->dv, b, kv, key0, keys);
-}
-
-/* Part p of a KV head takes key blocks p, 2 P - 1 - p, 2 P + p, ...: causal work is spread
- * evenly. */
-static void run_task(const call *c, workspace *w, int64_t pair, int64_t part, float *dq_sum)
-{
-    const int64_t parts = c->division.parts;
-    memset(dq_sum, 0, (size_t)dq_floats(c->a) * sizeof(float));
-    for (int64_t round = 0; round * parts < c->division.blocks; round++) {
-        int64_t block = round * parts + (round % 2 ? parts - 1 - part : part);
-        if (block < c->division.blocks) {
-            run_key_block(c, w, pair / c->a->kv_heads, pair % c->a->kv_heads,
-                          block * c->division.block_keys, dq_sum);
+    enum { SPINS = 2000, SLEEP_NS = 20000 };
+    for (int i = 0; atomic_load_explicit(&t->next, memory_order_acquire) != number; i++) {
+        if (i < SPINS) {
+            __builtin_ia32_pause();
+        } else {
+            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
         }
     }
 }
 
-/* dq of row block i of a KV head, from its sum. */
-static void store_queries(const call *c, workspace *w, int64_t pair, int64_t i, const float *sum)
+static void store_queries(const call *c, workspace *w, const task *t, const row_block *r,
+                          const float *sum)
 {
-    const nd_attention *a = c->a;
-    const int64_t blocks = nd_attention_row_blocks(a), q0 = i % blocks * ND_TILE;
-    const int64_t head = pair % a->kv_heads * nd_attention_group(a) + i / blocks;
-    const int rows = (int)(a->sq - q0 < ND_TILE ? a->sq - q0 : ND_TILE);
-    c->tiles->store_transposed(nd_attention_row(c->dq, pair / a->kv_heads, q0, head), c->dq.dtype,
-                               c->dq.stride[1], sum, (int)a->head_dim, rows, NULL, c->add_q,
+    c->tiles->store_transposed(nd_attention_row(c->dq, t->b, r->q0, r->head), c->dq.dtype,
+                               c->dq.stride[1], sum, (int)c->a->head_dim, r->rows, NULL, c->add_q,
                                w->temporary);
 }
 
-/* Sum of the parts of row block i, in order, left in the first. */
-static float *add_parts(const call *c, int64_t pair, int64_t i)
-{
-    const int64_t tile = c->a->head_dim * ND_TILE, task = dq_floats(c->a);
-    float *sum = c->dq_sums + pair * c->division.parts * task + i * tile;
-    for (int64_t part = 1; part < c->division.parts; part++) {
-        const float *other = sum + part * task;
-        for (int64_t j = 0; j < tile; j++) {
-            sum[j] += other[j];
-        }
-    }
-    return sum;
-}
-
-static void run_all(const call *c, char *scratch, size_t bytes, int threads)
+/* The task's part of the row block's dQ, in its turn; `seen` of its keys are seen by some query of
+ * the row block. The first key block overwrites what the slot held, the last one that is seen
+ * stores the sum and leaves the slot to the next KV head. */
+static void add_queries(const call *c, workspace *w, const task *t, const row_block *r, int seen)
 {
     const nd_attention *a = c->a;
-    const division d = c->division;
-    const int64_t pairs = a->batch * a->kv_heads, task = dq_floats(a);
-    const int64_t row_blocks = nd_attention_group(a) * nd_attention_row_blocks(a);
+    const int d = (int)a->head_dim;
+    const int64_t slots = c->division.slots, before = t->pair / slots * c->division.blocks;
+    const int64_t at = t->pair % slots * group_blocks(a) + r->index;
+    const bool last = nd_attention_last_key(a, r->q0 + r->rows - 1) < t->key0 + t->keys;
+    float *sum = c->dq_sums + at * d * ND_TILE;
+    wait_for_turn(&c->turns[at], before + t->block);
+    if (seen > 0) {
+        c->tiles->gemm(d, ND_TILE, words_of(c, seen), w->kt,
+                       c->division.block_keys / c->tiles->group, w->ds_columns, ND_TILE, sum,
+                       ND_TILE, t->block > 0);
+    } else {
+        memset(sum, 0, (size_t)(d * ND_TILE) * sizeof(float));
+    }
+    if (last) {
+        store_queries(c, w, t, r, sum);
+    }
+    atomic_store_explicit(&c->turns[at].next, before + (last ? c->division.blocks : t->block + 1),
+                          memory_order_release);
+}
+
+/* The task's keys against one row block; the first key block of a KV head also has those that see
+ * no keys. */
+static void run_row_block(const call *c, workspace *w, const task *t, const row_block *r)
+{
+    const int64_t last_key = nd_attention_last_key(c->a, r->q0 + r->rows - 1);
+    const int seen = (int)nd_max(nd_min(last_key - t->key0 + 1, t->keys), 0);
+    if (seen > 0) {
+        load_queries(c, w, t, r);
+    }
+    for (int first = 0; first < seen; first += ND_TILE) {
+        tile_step(c, w, t, r, first, (int)nd_min(seen - first, ND_TILE));
+    }
+    if (seen > 0 || t->block == 0) {
+        add_queries(c, w, t, r, seen);
+    }
+}
+
+static void run_task(const call *c, workspace *w, int64_t number)
+{
+    const nd_attention *a = c->a;
+    const int64_t group = nd_attention_group(a), blocks = nd_attention_row_blocks(a);
+    const int64_t pair = number / c->division.blocks, block = number % c->division.blocks;
+    const int64_t key0 = block * c->division.block_keys;
+    const task t = {.pair = pair,
+                    .block = block,
+                    .b = pair / a->kv_heads,
+                    .kv = pair % a->kv_heads,
+                    .key0 = key0,
+                    .keys = (int)nd_min(a->sk - key0, c->division.block_keys)};
+    load_keys(c, w, &t);
+    for (int64_t i = group * blocks - 1; i >= 0; i--) {
+        const int64_t q0 = i / group * ND_TILE;
+        run_row_block(c, w, &t,
+                      &(row_block){.head = t.kv * group + i % group,
+                                   .q0 = q0,
+                                   .index = i,
+                                   .rows = (int)nd_min(a->sq - q0, ND_TILE)});
+    }
+    store_keys(c, c->dk, w->dk, &t);
+    store_keys(c, c->dv, w->dv, &t);
+}
+
+static void run_all(call *c, char *scratch, size_t bytes, int threads)
+{
+    const int64_t tasks = c->a->batch * c->a->kv_heads * c->division.blocks;
 #pragma omp parallel num_threads(threads)
     {
-        const int thread = omp_get_thread_num();
         workspace w;
-        workspace_init(&w, scratch + (size_t)thread * bytes, a, d.block_keys);
-        /* Tasks are independent: which thread runs which does not change results. */
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t t = 0; t < pairs * d.parts; t++) {
-            float *sum = c->dq_sums + (d.parts > 1 ? t : thread) * task;
-            run_task(c, &w, t / d.parts, t % d.parts, sum);
-            for (int64_t i = 0; d.parts == 1 && i < row_blocks; i++) {
-                store_queries(c, &w, t, i, sum + i * a->head_dim * ND_TILE);
-            }
-        }
-        if (d.parts > 1) {
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < pairs * row_blocks; t++) {
-                store_queries(c, &w, t / row_blocks, t % row_blocks,
-                              add_parts(c, t / row_blocks, t % row_blocks));
-            }
+        workspace_init(&w, scratch + (size_t)omp_get_thread_num() * bytes, c->a,
+                       c->division.block_keys);
+        for (int64_t t; (t = atomic_fetch_add(&c->next_task, 1)) < tasks;) {
+            run_task(c, &w, t);
         }
     }
 }
@@ -339,7 +359,12 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
               .division = divide(threads, a)};
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.division.block_keys);
+    const int64_t sums = c.division.slots * group_blocks(a);
     c.dq_sums = (float *)((char *)args->scratch + (size_t)threads * bytes);
+    c.turns = (turn *)(c.dq_sums + sums * a->head_dim * ND_TILE);
+    for (int64_t i = 0; i < sums; i++) {
+        atomic_init(&c.turns[i].next, 0);
+    }
     run_all(&c, args->scratch, bytes, threads);
     return ND_OK;
 }
