@@ -31,12 +31,15 @@ static void choose_kernels(nd_cpu_context *context)
     context->tiles_bf16 = bf16[context->vectors];
 }
 
-/* NULL: oneDNN's products are the faster ones. */
-static const nd_gemm_kernels *gemm_kernels_for(const nd_cpu_context *context)
+/* NULL: there are none of our own. */
+static const nd_gemm_kernels *gemm_kernels_for(nd_cpu_isa isa)
 {
-    static const nd_gemm_kernels *const kernels[] = {NULL, NULL, &nd_gemm_avx512,
-                                                     &nd_gemm_avx512_bf16};
-    return context->isa == ND_CPU_ISA_AMX ? NULL : kernels[context->vectors];
+    static const nd_gemm_kernels *const kernels[ND_CPU_ISA_COUNT] = {
+        [ND_CPU_ISA_AVX512] = &nd_gemm_avx512,
+        [ND_CPU_ISA_AVX512_BF16] = &nd_gemm_avx512_bf16,
+        [ND_CPU_ISA_AMX] = &nd_gemm_amx,
+        [ND_CPU_ISA_AMX_EMULATED] = &nd_gemm_amx_emulated};
+    return kernels[isa];
 }
 
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
@@ -70,8 +73,9 @@ nd_status nd_cpu_context_create(nd_device *device)
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
         ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
     }
-    if (gemm_kernels_for(context)) {
-        ND_TRY_OUT(nd_gemm_create(gemm_kernels_for(context), device->threads, &context->gemm));
+    const nd_gemm_kernels *kernels = gemm_kernels_for(context->isa);
+    if (kernels) {
+        ND_TRY_OUT(nd_gemm_create(kernels, device->threads, &context->gemm));
     }
     device->native = context;
     device->native_close = destroy;

@@ -22,7 +22,7 @@ typedef struct nd_cpu_context {
     nd_cpu_isa isa;
     nd_cpu_isa vectors; /* of the kernels without tiles: avx512_bf16 at most */
     nd_dnnl *dnnl;
-    nd_gemm *gemm; /* our own BF16 products; NULL where oneDNN's are the faster ones */
+    nd_gemm *gemm;                 /* our own BF16 products; NULL where oneDNN makes them */
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
     const nd_row_ops *rows;

@@ -2,13 +2,16 @@
 #ifndef ND_CPU_GEMM_H
 #define ND_CPU_GEMM_H
 /*
- * Our own BF16 products, for CPUs that have AVX-512 but no AMX: on Zen 4 they come within 5 to 15
- * percent of what the registers can do, 5 percent closer than oneDNN 2.6. matmul.c chooses.
+ * Our own BF16 products, for CPUs with AVX-512 or AMX. On Zen 4 those of AVX-512 come within 5 to
+ * 15 percent of what the registers can do, 5 percent closer than oneDNN 2.6. matmul.c chooses.
  *
- * The result is cut among the threads; each thread takes its part in blocks: 64 columns of B are
- * packed, multiplied with all rows of a block of A while they are in the second cache, and so on. A
- * is read where it lies unless it is transposed. A sum runs over k in order, in blocks of k whose
- * bounds depend on k alone, so its bits depend neither on the threads nor on the other extents.
+ * The result is cut among the threads; each thread takes its part in blocks: a panel of columns of
+ * B is packed, multiplied with all rows of a block of A while they are in the second cache, and so
+ * on. With AVX-512 A is read where it lies unless it is transposed; with AMX it is always packed.
+ *
+ * Bits: a sum runs over k in order. With AVX-512 it is summed in blocks of k whose bounds depend on
+ * k alone. With AMX it is one sum in steps of 32 from 0, or from c where c is F32, is added to and
+ * has no factors. So the bits depend neither on the threads nor on the other extents.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,48 +20,68 @@
 #include "runtime/tensor/dtype.h"
 
 /*
- * The inner loops of our own BF16 products (gemm_bf16.c) for CPUs with AVX-512: packing, and
- * products of packed operands with the sums in registers. Nothing here allocates or starts threads.
+ * The inner loops for one instruction set: packing, and products of packed operands with the sums
+ * in registers or tiles (gemm_kernels.c: AVX-512, gemm_amx.c: AMX). Nothing here allocates or
+ * starts threads.
  *
  * A word is two consecutive BF16 of k, the even one below: what one lane multiplies
- * (bf16_words.h). k is even throughout.
+ * (bf16_words.h). Behind k a packed operand has zeros up to a whole word, and up to a multiple of
+ * `words` words.
  */
 
 typedef uint32_t nd_gemm_word;
 
-enum {
-    ND_GEMM_COLUMNS = 64, /* columns of a packed B */
-    ND_GEMM_ROWS = 6,     /* rows of A that are multiplied at a time */
-    ND_GEMM_PANEL = 96    /* rows of a panel of a packed A */
-};
-
 /* c (rows, columns) = (a b (+ from)) factor column_factors (+ c), rounded once when c is BF16. */
 typedef struct nd_gemm_tile {
-    int rows, columns; /* columns <= ND_GEMM_COLUMNS */
-    int words;         /* k / 2 */
-    const nd_bf16 *a;  /* word l of row i begins at a + i a_row + l a_word */
+    int rows, columns; /* columns: of one panel of B at most */
+    int words;         /* a multiple of the kernels' */
+    const nd_bf16 *a;  /* word l of row i begins at a + i a_row + l a_word; AMX: a packed panel */
     int64_t a_row, a_word;
-    const nd_gemm_word *b; /* [words][ND_GEMM_COLUMNS] */
-    const float *from;     /* (rows, columns) of row stride from_row, or NULL */
+    const nd_gemm_word *b; /* a packed panel: [words][columns of a panel] */
+    const float *from;     /* (rows, columns) of row stride from_row, or NULL; may be c */
     int64_t from_row;
     float factor;
     const float *column_factors; /* (columns), or NULL: 1 */
     void *c;                     /* BF16 or F32, row stride c_row */
     int64_t c_row;
     bool bf16, add;
+    float *sums; /* scratch: as many as a panel of A has rows and one of B columns */
 } nd_gemm_tile;
 
+/* Packs `lines` rows or columns, of a panel at most, of an operand of BF16 for `depth` of k; lines
+ * that a panel has beyond them may be zero or anything. */
+typedef void nd_gemm_pack(nd_gemm_word *to, const nd_bf16 *x, int64_t stride, int lines, int depth);
+
 typedef struct nd_gemm_kernels {
+    /* The units in which a product is cut. */
+    int rows;    /* that are multiplied at a time: threads take multiples */
+    int columns; /* of a packed panel of B: [words][columns] */
+    int panel;   /* rows of a packed panel of A: a multiple of `rows` */
+    int words;   /* as above */
+    /* The form of a packed panel of A, as in nd_gemm_tile. */
+    int a_row, a_word;
+    bool packs_a; /* always; else where it is transposed */
+
+    /* Extents of the blocks, by the sizes of the caches. */
+    int k_block;         /* a multiple of 32 elements, a cache line */
+    int most_rows;       /* of A that share a packed panel of B */
+    int most_packed;     /* the same where A is packed: a multiple of `panel`, or less than one */
+    int shared_columns;  /* of B that stay packed for several blocks of rows; 0: none do */
+    int partial_columns; /* of the F32 sums between blocks of k that do not wait in c */
+
+    /* Time to pack a row of A or a column of B for as many of k as a product of one row and one
+     * column takes in one unit of time. */
+    int b_time, a_time;
+
+    /* Before and after the products of a thread's part; may be NULL. */
+    void (*begin)(void);
+    void (*end)(void);
     void (*multiply)(const nd_gemm_tile *tile);
-    /* B from `columns` rows x (columns, k) of row stride `stride`: k is the contiguous axis. */
-    void (*pack_rows)(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int words);
-    /* B from x (k, columns) of row stride `stride`. */
-    void (*pack_pairs)(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int words);
-    /* The same for A, from x (k, rows): [words][ND_GEMM_PANEL]. */
-    void (*pack_panel)(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int words);
+    /* A panel from rows of k, x (lines, k) of row stride `stride`, or from x (k, lines). */
+    nd_gemm_pack *pack_b_rows, *pack_b_columns, *pack_a_rows, *pack_a_columns;
 } nd_gemm_kernels;
 
-extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16;
+extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx, nd_gemm_amx_emulated;
 
 /* The products. */
 
@@ -67,11 +90,12 @@ typedef struct nd_gemm nd_gemm;
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
 
-/* Whether nd_gemm_multiply supports the product: BF16 operands, k even. */
-bool nd_gemm_supports(const nd_dnnl_product *product);
+/* Whether nd_gemm_multiply supports the product: BF16 operands, and k even unless the kernels
+ * always pack A. */
+bool nd_gemm_supports(const nd_gemm *gemm, const nd_dnnl_product *product);
 
-/* c = op(a) op(b) factors (+ c), with factors as in nd_dnnl_matmul. Where sums go to an F32 c in
- * blocks of k, each block is multiplied. Allocates nothing. One call at a time. */
+/* c = op(a) op(b) factors (+ c), with factors as in nd_dnnl_matmul. Allocates nothing. One call at
+ * a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *product, void *c, const nd_bf16 *a,
                       const nd_bf16 *b, const float *factors);
 

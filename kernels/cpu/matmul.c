@@ -214,7 +214,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         nd_cpu_multiply_few_rows(stream, c, a, b);
         return ND_OK;
     }
-    if (context->gemm && nd_gemm_supports(&p)) {
+    if (context->gemm && nd_gemm_supports(context->gemm, &p)) {
         nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data, NULL);
         return ND_OK;
     }

@@ -2,8 +2,8 @@
 #ifndef ND_CPU_MATMUL_H
 #define ND_CPU_MATMUL_H
 /*
- * Matrix products of the CPU backend: those of BF16 with k even are ours (gemm.h) on CPUs with
- * AVX-512 and without AMX; others are oneDNN's.
+ * Matrix products of the CPU backend: those of BF16 are ours (gemm.h) on CPUs with AMX, and
+ * those with k even on CPUs with AVX-512; others are oneDNN's.
  *
  * Where the CPU has no BF16 dot products oneDNN has no BF16 product (AVX2) or a slow one (AVX-512):
  * what is not ours there is widened to F32, which is exact, tile by tile, multiplied in F32, and

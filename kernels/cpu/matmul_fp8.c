@@ -192,7 +192,7 @@ static nd_status multiply_bf16(nd_stream *stream, nd_tensor c, operand x, operan
     p.lda = x.stored.shape[1];
     p.ldb = y.stored.shape[1];
     nd_cpu_context *context = nd_cpu_context_of(stream);
-    bool ours = context->gemm && nd_gemm_supports(&p);
+    bool ours = context->gemm && nd_gemm_supports(context->gemm, &p);
     if (f.rows || (p.ldc != p.n && !ours)) {
         return multiply_chunks(stream, c, a, b, sums, &p, &f);
     }

@@ -45,5 +45,7 @@ void nd_each_backend(check_fn check)
         setenv("ND_CPU_ISA", nd_cpu_isa_name((nd_cpu_isa)isa), 1);
         check_at(nd_cpu_isa_name((nd_cpu_isa)isa), 1, check);
     }
+    setenv("ND_CPU_ISA", nd_cpu_isa_name(ND_CPU_ISA_AMX_EMULATED), 1);
+    check_at(nd_cpu_isa_name(ND_CPU_ISA_AMX_EMULATED), 1, check);
     unsetenv("ND_CPU_ISA");
 }

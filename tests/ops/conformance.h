@@ -28,9 +28,9 @@ typedef struct nd_backend {
  * Calls check(reference, backend) for each backend of the program: backends.c here, and others in
  * tests/hostcuda.
  *
- * Here that is the CPU backend at each instruction set of this CPU, with 1 thread, and at the best
- * one also with 2 and 3 threads. Every level except the first that makes a product shares the level
- * of oneDNN with it.
+ * Here that is the CPU backend at each instruction set of this CPU and at amx_emulated, with 1
+ * thread, and at the best one also with 2 and 3 threads. Every level except the first that makes a
+ * product shares the level of oneDNN with it.
  */
 void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
 /* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */

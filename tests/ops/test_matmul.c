@@ -21,6 +21,7 @@ static const int64_t shapes[][4] = {
     {7, 1, 9, 3},
     {1, 7, 9, 3},
     {1, 1, 5, 2},
+    {33, 20, 67, 4},
     /* beyond the blocks of our own BF16 product: rows, packed rows, k, columns */
     {1060, 20, 34, 0},
     {490, 12, 1030, 2},
@@ -65,6 +66,22 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
     nd_tolerance tolerance = {.absolute = 2.0 * (double)(k + 4) * nd_eps_f32};
     nd_expect_close(backend->name, "matmul", result[1], result[0], tolerance);
     nd_case_free();
+}
+
+enum { SMALL_SHAPES = 12 };
+
+static void check_small(const nd_side *ref, const nd_backend *backend)
+{
+    for (int i = 0; i < SMALL_SHAPES * 8; i++) {
+        for (size_t pair = 0; pair < sizeof pairs / sizeof pairs[0]; pair++) {
+            matmul_once(ref, backend, pairs[pair], shapes[i / 8], i % 8);
+        }
+    }
+}
+
+Test(matmul, small_shapes_at_each_instruction_set)
+{
+    nd_each_backend(check_small);
 }
 
 static void check_matmul(const nd_side *ref, const nd_backend *backend)

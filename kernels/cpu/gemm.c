@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/gemm.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+#include "runtime/base/math.h"
+
+enum { CACHE_LINE = 64 };
+
+/* One thread's scratch, in bytes from its beginning. */
+typedef struct layout {
+    size_t b;       /* panels of B, of k_block each */
+    size_t a;       /* most_packed rows of A, of k_block each */
+    size_t partial; /* F32 (most_rows, partial_columns): sums between blocks of k */
+    size_t sums;    /* F32 (most_rows, columns of a panel): of the kernels */
+    size_t end;
+} layout;
+
+struct nd_gemm {
+    const nd_gemm_kernels *kernels;
+    int threads;
+    layout layout;
+    char *scratch; /* [threads] */
+};
+
+typedef struct call {
+    const nd_gemm_kernels *kernels;
+    const nd_dnnl_product *p;
+    char *c;
+    const nd_bf16 *a, *b;
+    float factor;
+    const float *column_factors; /* (n), or NULL */
+    int64_t k_block;
+} call;
+
+/* One thread's scratch, as `layout` has it. */
+typedef struct workspace {
+    nd_gemm_word *b, *a;
+    float *partial, *sums;
+} workspace;
+
+typedef struct block {
+    int64_t row, rows, column, columns, k, depth;
+} block;
+
+static bool packs_a(const call *c)
+{
+    return c->kernels->packs_a || c->p->a_transposed;
+}
+
+static int64_t words_of(const call *c, int64_t depth)
+{
+    return nd_round_up(nd_ceil_div(depth, 2), c->kernels->words);
+}
+
+static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_dnnl_product *p)
+{
+    return kernels->packs_a || p->a_transposed ? kernels->most_packed : kernels->most_rows;
+}
+
+/* Whether the sums of a block of k wait in c for the next block; else they wait in `partial`, so
+ * that factors are applied once and a BF16 result is rounded once. */
+static bool sums_wait_in_c(const call *c)
+{
+    return c->p->out == ND_DTYPE_F32 && c->p->factors == ND_DNNL_FACTOR_NONE;
+}
+
+static void pack_a(const call *c, workspace *w, const block *x)
+{
+    const nd_gemm_kernels *kernels = c->kernels;
+    const int64_t ld = c->p->lda, words = words_of(c, x->depth);
+    for (int64_t i = 0; i < x->rows; i += kernels->panel) {
+        const int64_t row = x->row + i;
+        const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
+        if (c->p->a_transposed) {
+            kernels->pack_a_columns(w->a + i * words, c->a + x->k * ld + row, ld, rows, depth);
+        } else {
+            kernels->pack_a_rows(w->a + i * words, c->a + row * ld + x->k, ld, rows, depth);
+        }
+    }
+}
+
+/* One panel of B. */
+static void pack_b(const call *c, nd_gemm_word *b, const block *x)
+{
+    const int64_t ld = c->p->ldb;
+    const int columns = (int)x->columns, depth = (int)x->depth;
+    if (c->p->b_transposed) {
+        c->kernels->pack_b_rows(b, c->b + x->column * ld + x->k, ld, columns, depth);
+    } else {
+        c->kernels->pack_b_columns(b, c->b + x->k * ld + x->column, ld, columns, depth);
+    }
+}
+
+/* Where the sums of a block begin and where they go. `first`: the first column of `partial`. */
+static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int64_t first)
+{
+    const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;
+    const bool bf16 = c->p->out == ND_DTYPE_BF16;
+    const int64_t columns = c->kernels->partial_columns;
+    float *partial = w->partial + (x->column - first);
+    nd_gemm_tile t = {.rows = (int)x->rows,
+                      .columns = (int)x->columns,
+                      .words = (int)words_of(c, x->depth),
+                      .factor = 1.0f,
+                      .sums = w->sums,
+                      .c = c->c + (x->row * c->p->ldc + x->column) * (bf16 ? 2 : 4),
+                      .c_row = c->p->ldc,
+                      .bf16 = bf16};
+    if (sums_wait_in_c(c)) {
+        t.from = c->p->accumulate || !begins ? t.c : NULL;
+        t.from_row = t.c_row;
+        return t;
+    }
+    t.from = begins ? NULL : partial;
+    t.from_row = columns;
+    if (!ends) {
+        t.c = partial;
+        t.c_row = columns;
+        t.bf16 = false;
+        return t;
+    }
+    t.factor = c->factor;
+    t.column_factors = c->column_factors ? c->column_factors + x->column : NULL;
+    t.add = c->p->accumulate;
+    return t;
+}
+
+/* The tile's rows of packed panels. */
+static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
+{
+    const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
+    char *to = t.c;
+    const float *from = t.from;
+    t.a_row = c->kernels->a_row;
+    t.a_word = c->kernels->a_word;
+    for (int64_t i = 0; i < rows; i += panel) {
+        t.rows = (int)nd_min(panel, rows - i);
+        t.a = (const nd_bf16 *)(w->a + i * t.words);
+        t.c = to + i * t.c_row * size;
+        t.from = from ? from + i * t.from_row : NULL;
+        c->kernels->multiply(&t);
+    }
+}
+
+/* The position of a block of rows: whether its B is already packed, and whether another block needs
+ * it. */
+typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
+
+static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)
+{
+    const int panel = c->kernels->columns;
+    block columns = *x;
+    if (packs_a(c)) {
+        pack_a(c, w, x);
+    }
+    for (int64_t j = 0; j < x->columns; j += panel) {
+        nd_gemm_word *b = w->b + (shared == ONLY_BLOCK ? 0 : j * c->kernels->k_block / 2);
+        columns.column = x->column + j;
+        columns.columns = nd_min(panel, x->columns - j);
+        if (shared != LATER_BLOCK) {
+            pack_b(c, b, &columns);
+        }
+        nd_gemm_tile t = destination(c, w, &columns, x->column);
+        t.b = b;
+        if (packs_a(c)) {
+            multiply_panels(c, w, t);
+        } else {
+            t.a = c->a + x->row * c->p->lda + x->k;
+            t.a_row = c->p->lda;
+            t.a_word = 2;
+            c->kernels->multiply(&t);
+        }
+    }
+}
+
+/* Cuts `count` rows into blocks of equal size, `most` at most, of whole groups of `unit`. */
+static int64_t block_rows(int64_t count, int64_t most, int64_t unit)
+{
+    const int64_t blocks = nd_ceil_div(count, most);
+    return blocks < 2 ? most : nd_round_up(nd_ceil_div(count, blocks), unit);
+}
+
+/* All blocks of rows of one block of k and columns. */
+static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+{
+    sharing shared = row_end - x.row <= rows ? ONLY_BLOCK : FIRST_BLOCK;
+    for (; x.row < row_end; x.row += rows) {
+        x.rows = nd_min(rows, row_end - x.row);
+        multiply_block(c, w, &x, shared);
+        shared = LATER_BLOCK;
+    }
+}
+
+static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+{
+    for (x.k = 0; x.k < c->p->k; x.k += c->k_block) {
+        x.depth = nd_min(c->k_block, c->p->k - x.k);
+        multiply_rows(c, w, x, row_end, rows);
+    }
+}
+
+/* One thread's part of the result. Where sums wait in `partial` for the next block of k, or where
+ * no packed B is shared, a block of rows is done with all of k before the next one. */
+static void multiply_part(const call *c, workspace *w, const block *part)
+{
+    const nd_gemm_kernels *kernels = c->kernels;
+    const int64_t row_end = part->row + part->rows, column_end = part->column + part->columns;
+    const int64_t rows = block_rows(part->rows, most_rows(kernels, c->p), kernels->rows);
+    const bool partial = !sums_wait_in_c(c) && c->k_block < c->p->k;
+    const int64_t span = partial || !kernels->shared_columns ? rows : part->rows;
+    const int64_t columns = partial       ? kernels->partial_columns
+                            : rows < span ? kernels->shared_columns
+                                          : part->columns;
+    block x = *part;
+    for (x.row = part->row; x.row < row_end; x.row += span) {
+        for (x.column = part->column; x.column < column_end; x.column += columns) {
+            x.columns = nd_min(columns, column_end - x.column);
+            multiply_depth(c, w, x, nd_min(x.row + span, row_end), rows);
+        }
+    }
+}
+
+/* threads */
+
+/* Part `index` of `parts` of [0, count), in whole units. */
+static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int64_t *begin,
+                  int64_t *length)
+{
+    const int64_t units = nd_ceil_div(count, unit);
+    *begin = nd_min(units * index / parts * unit, count);
+    *length = nd_min(units * (index + 1) / parts * unit, count) - *begin;
+}
+
+/* Time of the largest part, in the kernels' unit. */
+static int64_t time_of(const nd_gemm_kernels *kernels, const nd_dnnl_product *p, int64_t row_parts,
+                       int64_t column_parts)
+{
+    const int64_t unit = kernels->rows, panel = kernels->columns;
+    const int64_t rows = nd_round_up(nd_ceil_div(p->m, row_parts), unit);
+    const int64_t columns = nd_round_up(nd_ceil_div(p->n, column_parts), panel);
+    return rows * columns + kernels->b_time * columns * nd_ceil_div(rows, most_rows(kernels, p)) +
+           (kernels->packs_a || p->a_transposed ? kernels->a_time * rows : 0);
+}
+
+/* How many parts of rows; the columns are cut into threads / that many. */
+static int64_t choose_row_parts(const nd_gemm_kernels *kernels, const nd_dnnl_product *p,
+                                int64_t threads)
+{
+    int64_t best = 1;
+    for (int64_t parts = 2; parts <= threads; parts++) {
+        if (threads % parts == 0 && time_of(kernels, p, parts, threads / parts) <
+                                        time_of(kernels, p, best, threads / best)) {
+            best = parts;
+        }
+    }
+    return best;
+}
+
+static void multiply_share(const nd_gemm *gemm, const call *c, int64_t row_parts, int index)
+{
+    const layout *at = &gemm->layout;
+    const int64_t column_parts = gemm->threads / row_parts;
+    char *scratch = gemm->scratch + (size_t)index * at->end;
+    workspace w = {.b = (nd_gemm_word *)(scratch + at->b),
+                   .a = (nd_gemm_word *)(scratch + at->a),
+                   .partial = (float *)(scratch + at->partial),
+                   .sums = (float *)(scratch + at->sums)};
+    block part;
+    share(c->p->m, c->kernels->rows, row_parts, index / column_parts, &part.row, &part.rows);
+    share(c->p->n, c->kernels->columns, column_parts, index % column_parts, &part.column,
+          &part.columns);
+    if (c->kernels->begin) {
+        c->kernels->begin();
+    }
+    multiply_part(c, &w, &part);
+    if (c->kernels->end) {
+        c->kernels->end();
+    }
+}
+
+void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd_bf16 *a,
+                      const nd_bf16 *b, const float *factors)
+{
+    enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
+    ND_ASSERT(nd_gemm_supports(gemm, p));
+    const int64_t blocks = nd_ceil_div(p->k, gemm->kernels->k_block);
+    const call x = {.kernels = gemm->kernels,
+                    .p = p,
+                    .c = c,
+                    .a = a,
+                    .b = b,
+                    .factor = p->factors == ND_DNNL_FACTOR_ONE ? *factors : 1.0f,
+                    .column_factors = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? factors : NULL,
+                    .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
+    if (gemm->threads == 1) {
+        multiply_share(gemm, &x, 1, 0);
+        return;
+    }
+    const int64_t row_parts = choose_row_parts(gemm->kernels, p, gemm->threads);
+#pragma omp parallel for schedule(static, 1) num_threads(gemm->threads)
+    for (int index = 0; index < gemm->threads; index++) {
+        multiply_share(gemm, &x, row_parts, index);
+    }
+}
+
+bool nd_gemm_supports(const nd_gemm *gemm, const nd_dnnl_product *p)
+{
+    return p->in == ND_DTYPE_BF16 && (p->k % 2 == 0 || gemm->kernels->packs_a);
+}
+
+static size_t after(size_t offset, int64_t count, size_t size)
+{
+    return offset + nd_round_up_bytes((size_t)count * size, CACHE_LINE);
+}
+
+static layout layout_of(const nd_gemm_kernels *kernels)
+{
+    const int64_t columns = kernels->columns, words = kernels->k_block / 2;
+    const int64_t rows = nd_max(kernels->packs_a ? 0 : kernels->most_rows, kernels->most_packed);
+    layout at = {.b = 0};
+    at.a = after(at.b, nd_max(columns, kernels->shared_columns) * words, sizeof(nd_gemm_word));
+    at.partial = after(at.a, kernels->most_packed * words, sizeof(nd_gemm_word));
+    at.sums = after(at.partial, rows * kernels->partial_columns, sizeof(float));
+    at.end = after(at.sums, kernels->panel * columns, sizeof(float));
+    return at;
+}
+
+nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out)
+{
+    nd_gemm *gemm = NULL;
+    ND_TRY(ND_ALLOC(1, &gemm));
+    gemm->kernels = kernels;
+    gemm->threads = threads;
+    gemm->layout = layout_of(kernels);
+    const size_t bytes = (size_t)threads * gemm->layout.end;
+    gemm->scratch = aligned_alloc(CACHE_LINE, bytes);
+    if (!gemm->scratch) {
+        free(gemm);
+        return nd_fail_memory("the packed operands of products (%.1f MiB)",
+                              (double)bytes / 1048576.0);
+    }
+    *out = gemm;
+    return ND_OK;
+}
+
+void nd_gemm_destroy(nd_gemm *gemm)
+{
+    if (gemm) {
+        free(gemm->scratch);
+        free(gemm);
+    }
+}

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Compiled for AMX, and with ND_AMX_EMULATED for every CPU (amx.h), with -DND_ISA=<name>: see
+ * meson.build. Both leave the same bits.
+ *
+ * Four tiles hold 32 x 32 sums of c; a step of 32 of k multiplies two tiles of A and two of B into
+ * them. That reads 4 KiB in the 64 cycles that the four products take: 64 bytes a cycle, of which
+ * the first cache gives 128 and the second about 48. So B and A of 32 lines are multiplied in runs
+ * of STEPS steps, of which 16 KiB each stay in the first cache: there B is read again for each 32
+ * rows, while A, which is packed in the order in which it is read, streams from the second cache.
+ * Between runs sums wait in F32, which changes no bit of them.
+ */
+#include "kernels/cpu/gemm.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/amx.h"
+
+#define PASTE_(a, b) a##_##b
+#define PASTE(a, b)  PASTE_(a, b)
+#define INLINE       static inline __attribute__((always_inline))
+
+enum {
+    ROWS = 2 * ND_AMX_ROWS,
+    COLUMNS = 32,
+    WORDS = 16,                    /* of k: a step */
+    PANEL = 768,                   /* rows of a packed A */
+    STEPS = 8,                     /* of a run */
+    AHEAD = 2,                     /* steps before which A is fetched */
+    STEP_A = ROWS * WORDS,         /* words: both tiles of A of a step lie together */
+    STEP_B = WORDS * COLUMNS,      /* words */
+    TILE_BYTES = ND_AMX_ROW_BYTES, /* stride of the rows of A */
+    B_BYTES = COLUMNS * (int)sizeof(nd_gemm_word),
+    SUMS_BYTES = COLUMNS * (int)sizeof(float)
+};
+
+static void begin(void)
+{
+    const nd_amx_config config = {.palette = 1,
+                                  .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                  .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+    nd_amx_configure(&config);
+}
+
+static void end(void)
+{
+    nd_amx_release();
+}
+
+/* The end of a product, for rows of sums, and packing: by AVX-512 and in plain C. */
+
+#if defined(ND_AMX_EMULATED)
+
+enum { ND_PACKED_WORDS = WORDS };
+
+INLINE int packed_words(int depth)
+{
+    return (depth + 2 * WORDS - 1) / (2 * WORDS) * WORDS;
+}
+
+INLINE void fetch(const void *x)
+{
+    (void)x;
+}
+
+/* As the instruction rounds: a subnormal number becomes zero. */
+static nd_bf16 round_bf16(float x)
+{
+    return nd_bf16_from_f32(fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x);
+}
+
+static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float *sums, int columns)
+{
+    const int64_t at = i * t->c_row + j;
+    for (int64_t n = 0; n < columns; n++) {
+        float sum = sums[n] * t->factor;
+        if (t->column_factors) {
+            sum *= t->column_factors[j + n];
+        }
+        if (t->bf16) {
+            nd_bf16 *c = (nd_bf16 *)t->c + at + n;
+            *c = round_bf16(t->add ? sum + nd_bf16_to_f32(*c) : sum);
+        } else {
+            float *c = (float *)t->c + at + n;
+            *c = t->add ? sum + *c : sum;
+        }
+    }
+}
+
+/* Element l of k of line i is x[i * line + l * of_k]. */
+static nd_gemm_word word_of(const nd_bf16 *x, int64_t line, int64_t of_k, bool exists, int word,
+                            int depth)
+{
+    const int even = 2 * word, odd = even + 1;
+    x += exists ? line : 0;
+    return (exists && even < depth ? x[even * of_k] : 0u) |
+           (exists && odd < depth ? (nd_gemm_word)x[odd * of_k] << 16 : 0u);
+}
+
+static void pack_b(nd_gemm_word *b, const nd_bf16 *x, int64_t line, int64_t of_k, int columns,
+                   int depth)
+{
+    for (int l = 0; l < packed_words(depth); l++) {
+        for (int j = 0; j < COLUMNS; j++) {
+            b[l * COLUMNS + j] = word_of(x, j * line, of_k, j < columns, l, depth);
+        }
+    }
+}
+
+static void pack_a(nd_gemm_word *a, const nd_bf16 *x, int64_t line, int64_t of_k, int rows,
+                   int depth)
+{
+    const int words = packed_words(depth);
+    for (int first = 0; first < rows; first += ROWS, a += ROWS * words) {
+        for (int i = 0; i < ROWS; i++) {
+            for (int l = 0; l < words; l++) {
+                a[l / WORDS * STEP_A + i * WORDS + l % WORDS] =
+                    word_of(x, (first + i) * line, of_k, first + i < rows, l, depth);
+            }
+        }
+    }
+}
+
+static void pack_b_rows(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int depth)
+{
+    pack_b(b, x, stride, 1, columns, depth);
+}
+
+static void pack_b_columns(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns,
+                           int depth)
+{
+    pack_b(b, x, 1, stride, columns, depth);
+}
+
+static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+{
+    pack_a(a, x, stride, 1, rows, depth);
+}
+
+static void pack_a_columns(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+{
+    pack_a(a, x, 1, stride, rows, depth);
+}
+
+#else
+
+#include <immintrin.h>
+
+enum { ND_PACKED_WORDS = WORDS };
+#include "kernels/cpu/gemm_pack.inc"
+
+INLINE void fetch(const void *x)
+{
+    _mm_prefetch((const char *)x, _MM_HINT_T0);
+}
+
+static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float *sums, int columns)
+{
+    for (int n = 0; n < columns; n += VL) {
+        const __mmask16 lanes = lanes_of(columns - n, 0);
+        const int64_t at = i * t->c_row + j + n;
+        __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums + n), _mm512_set1_ps(t->factor));
+        if (t->column_factors) {
+            sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(lanes, t->column_factors + j + n));
+        }
+        if (t->bf16) {
+            nd_bf16 *c = (nd_bf16 *)t->c + at;
+            if (t->add) {
+                const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, c));
+                sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16)));
+            }
+            _mm256_mask_storeu_epi16(c, lanes, (__m256i)_mm512_cvtneps_pbh(sum));
+        } else {
+            float *c = (float *)t->c + at;
+            if (t->add) {
+                sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, c));
+            }
+            _mm512_mask_storeu_ps(c, lanes, sum);
+        }
+    }
+}
+
+static void pack_b_rows(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int depth)
+{
+    pack_from_rows(COLUMNS, b, x, stride, columns, depth);
+}
+
+static void pack_b_columns(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns,
+                           int depth)
+{
+    pack_from_columns(COLUMNS, b, x, stride, columns, depth);
+}
+
+/* Four steps at a time, which are four lines of each row. */
+static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+{
+    enum { AT_A_TIME = 4 };
+    const int steps = packed_words(depth) / WORDS;
+    for (int first = 0; first < rows; first += ROWS, a += steps * STEP_A, x += ROWS * stride) {
+        for (int s = 0; s < steps; s += AT_A_TIME) {
+            for (int i = 0; i < ROWS; i++) {
+                for (int l = s; l < s + AT_A_TIME && l < steps; l++) {
+                    __m512i v = _mm512_setzero_si512();
+                    if (first + i < rows) {
+                        v = _mm512_maskz_loadu_epi16(halves_of(depth, l), x + i * stride + l * 32);
+                    }
+                    _mm512_storeu_si512(a + l * STEP_A + i * WORDS, v);
+                }
+            }
+        }
+    }
+}
+
+/* 16 rows of a step. */
+INLINE void pack_columns_step(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows,
+                              int depth)
+{
+    const __mmask16 lanes = lanes_of(rows, 0);
+    __m512i v[VL];
+#pragma GCC unroll 16
+    for (int l = 0; l < VL; l++) {
+        __m256i even = _mm256_setzero_si256(), odd = even;
+        if (2 * l < depth) {
+            even = _mm256_maskz_loadu_epi16(lanes, x + 2 * l * stride);
+        }
+        if (2 * l + 1 < depth) {
+            odd = _mm256_maskz_loadu_epi16(lanes, x + (2 * l + 1) * stride);
+        }
+        v[l] = first_pairs(_mm512_castsi256_si512(even), _mm512_castsi256_si512(odd));
+    }
+    transpose(v);
+#pragma GCC unroll 16
+    for (int i = 0; i < VL; i++) {
+        _mm512_storeu_si512(a + i * WORDS, v[i]);
+    }
+}
+
+static void pack_a_columns(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+{
+    const int steps = packed_words(depth) / WORDS;
+    for (int first = 0; first < rows; first += ROWS, a += steps * STEP_A) {
+        for (int s = 0; s < steps; s++) {
+            for (int half = 0; half < ROWS; half += ND_AMX_ROWS) {
+                pack_columns_step(a + s * STEP_A + half * WORDS,
+                                  x + (int64_t)s * 2 * WORDS * stride + first + half, stride,
+                                  rows - first - half, depth - s * 2 * WORDS);
+            }
+        }
+    }
+}
+
+#endif
+
+/* products */
+
+/* The operands of one run of 32 x 32 sums. */
+typedef struct group {
+    const nd_gemm_word *a, *next; /* STEPS of A at most, and those that are multiplied next */
+    const nd_gemm_word *b;
+    int steps;
+} group;
+
+/* Each tile of sums that is used: TILE(number, row, column). */
+#define EACH_TILE(TILE)                                                                            \
+    do {                                                                                           \
+        TILE(0, 0, 0);                                                                             \
+        if (nv > 1) {                                                                              \
+            TILE(1, 0, 16);                                                                        \
+        }                                                                                          \
+        if (mr > 1) {                                                                              \
+            TILE(2, 16, 0);                                                                        \
+            if (nv > 1) {                                                                          \
+                TILE(3, 16, 16);                                                                   \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+/* Sums begin at `from`, or at 0 where that is NULL; stride in elements. */
+INLINE void load_sums(const int mr, const int nv, const float *from, int64_t stride)
+{
+#define ZERO(tile, i, j) nd_amx_zero(tile)
+#define LOAD(tile, i, j) nd_amx_load(tile, from + (i)*stride + (j), stride * (int64_t)sizeof(float))
+    if (from) {
+        EACH_TILE(LOAD);
+    } else {
+        EACH_TILE(ZERO);
+    }
+#undef LOAD
+#undef ZERO
+}
+
+INLINE void store_sums(const int mr, const int nv, float *to, int64_t stride)
+{
+#define STORE(tile, i, j) nd_amx_store(tile, to + (i)*stride + (j), stride * (int64_t)sizeof(float))
+    EACH_TILE(STORE);
+#undef STORE
+}
+
+INLINE void add_steps(const int mr, const int nv, const group *g)
+{
+    const nd_gemm_word *a = g->a, *b = g->b;
+    for (int s = 0; s < g->steps; s++, a += STEP_A, b += STEP_B) {
+        const int ahead = s + AHEAD - g->steps;
+        const nd_gemm_word *wanted = ahead < 0 ? a + AHEAD * STEP_A : g->next + ahead * STEP_A;
+        for (int i = 0; i < 16 * mr; i++) {
+            fetch(wanted + i * WORDS);
+        }
+        nd_amx_load(4, a, TILE_BYTES);
+        nd_amx_load(6, b, B_BYTES);
+        nd_amx_multiply(0, 4, 6);
+        if (nv > 1) {
+            nd_amx_load(7, b + WORDS, B_BYTES);
+            nd_amx_multiply(1, 4, 7);
+        }
+        if (mr > 1) {
+            nd_amx_load(5, a + ND_AMX_ROWS * WORDS, TILE_BYTES);
+            nd_amx_multiply(2, 5, 6);
+            if (nv > 1) {
+                nd_amx_multiply(3, 5, 7);
+            }
+        }
+    }
+}
+
+/* At most 32 rows, and whether a run is the first or the last of their k. */
+typedef struct stretch {
+    int64_t row;
+    int rows;
+    bool first, last;
+} stretch;
+
+/* Copies `rows` x `columns` of F32 to rows of COLUMNS, with zeros around. */
+static void copy_edge(float edge[ROWS][COLUMNS], const float *from, int64_t stride, int rows,
+                      int columns)
+{
+    memset(edge, 0, sizeof(float[ROWS][COLUMNS]));
+    for (int i = 0; i < rows; i++) {
+        memcpy(edge[i], from + i * stride, (size_t)columns * sizeof(float));
+    }
+}
+
+/* The lines of c, or of what its sums begin with, that are used next. */
+INLINE void fetch_rows(const void *x, int64_t row_bytes, int rows, int bytes)
+{
+    for (int i = 0; i < rows; i++) {
+        const char *row = (const char *)x + i * row_bytes;
+        fetch(row);
+        fetch(row + bytes - 1);
+    }
+}
+
+INLINE void fetch_next(const nd_gemm_tile *t, const stretch *s)
+{
+    const int64_t row = s->row + ROWS, left = t->rows - row;
+    const int rows = left < ROWS ? (int)left : ROWS;
+    if (s->first && t->from) {
+        fetch_rows(t->from + row * t->from_row, t->from_row * (int64_t)sizeof(float), rows,
+                   t->columns * (int)sizeof(float));
+    }
+    if (s->last && (const void *)t->from != t->c) {
+        const int64_t size = t->bf16 ? 2 : 4;
+        fetch_rows((const char *)t->c + row * t->c_row * size, t->c_row * size, rows,
+                   t->columns * (int)size);
+    }
+}
+
+/* One run of at most 32 rows; mr and nv are constants where this is inlined. */
+INLINE void multiply_run(const int mr, const int nv, const nd_gemm_tile *t, const group *g,
+                         const stretch *s)
+{
+    _Alignas(64) float edge[ROWS][COLUMNS];
+    const bool whole = s->rows == 16 * mr && t->columns == 16 * nv;
+    const bool plain = !t->bf16 && !t->add && !t->column_factors && t->factor == 1.0f;
+    float *sums = t->sums + s->row * COLUMNS;
+    fetch_next(t, s);
+    if (!s->first) {
+        load_sums(mr, nv, sums, COLUMNS);
+    } else if (t->from && !whole) {
+        copy_edge(edge, t->from + s->row * t->from_row, t->from_row, s->rows, t->columns);
+        load_sums(mr, nv, edge[0], COLUMNS);
+    } else {
+        load_sums(mr, nv, t->from ? t->from + s->row * t->from_row : NULL, t->from_row);
+    }
+    add_steps(mr, nv, g);
+    if (!s->last) {
+        store_sums(mr, nv, sums, COLUMNS);
+    } else if (whole && plain) {
+        store_sums(mr, nv, (float *)t->c + s->row * t->c_row, t->c_row);
+    } else {
+        store_sums(mr, nv, edge[0], COLUMNS);
+        for (int i = 0; i < s->rows; i++) {
+            finish_row(t, s->row + i, 0, edge[i], t->columns);
+        }
+    }
+}
+
+static void choose_tiles(const nd_gemm_tile *t, const group *g, const stretch *s)
+{
+    if (s->rows > ND_AMX_ROWS) {
+        if (t->columns > 16) {
+            multiply_run(2, 2, t, g, s);
+        } else {
+            multiply_run(2, 1, t, g, s);
+        }
+    } else if (t->columns > 16) {
+        multiply_run(1, 2, t, g, s);
+    } else {
+        multiply_run(1, 1, t, g, s);
+    }
+}
+
+static void multiply(const nd_gemm_tile *t)
+{
+    const nd_gemm_word *a = (const nd_gemm_word *)(const void *)t->a;
+    const int steps = t->words / WORDS;
+    const int64_t group_words = (int64_t)steps * STEP_A;
+    for (int k = 0; k < steps; k += STEPS) {
+        const int run = steps - k < STEPS ? steps - k : STEPS;
+        for (int64_t row = 0; row < t->rows; row += ROWS) {
+            const stretch s = {.row = row,
+                               .rows = (int)(t->rows - row < ROWS ? t->rows - row : ROWS),
+                               .first = k == 0,
+                               .last = k + run == steps};
+            group g = {.a = a + row / ROWS * group_words + k * STEP_A,
+                       .b = t->b + (int64_t)k * STEP_B,
+                       .steps = run};
+            g.next = row + ROWS < t->rows ? g.a + group_words : a + (k + run) * STEP_A;
+            choose_tiles(t, &g, &s);
+        }
+    }
+}
+
+const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {
+    .rows = ROWS,
+    .columns = COLUMNS,
+    .panel = PANEL,
+    .words = WORDS,
+    .packs_a = true,
+    .k_block = 768,          /* A: 1.1 MiB, in the second cache, whose half B, c and sums share */
+    .most_packed = PANEL,    /* the packing of B takes a tenth of the time of its products */
+    .shared_columns = 0,     /* packing A once costs less than packing B once more */
+    .partial_columns = 1024, /* 3 MiB: 5 bytes a cycle of the third cache */
+    .b_time = 80,            /* 0.15 cycles an element, beside 1 / 512 of a product */
+    .a_time = 50,
+    .begin = begin,
+    .end = end,
+    .multiply = multiply,
+    .pack_b_rows = pack_b_rows,
+    .pack_b_columns = pack_b_columns,
+    .pack_a_rows = pack_a_rows,
+    .pack_a_columns = pack_a_columns};

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Our own BF16 products, table by table: the bits of those on tiles against their definition
+ * (gemm.h), those of the others within rounding of it; the same bits for each number of threads.
+ *
+ * Operands end where a page ends that is followed by one without access, and have NaN between
+ * their rows, so that reading an element too many is noticed.
+ */
+#include "kernels/cpu/gemm.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kernels/cpu/isa.h"
+#include "runtime/base/math.h"
+#include "runtime/base/rng.h"
+#include "runtime/base/status.h"
+
+typedef struct table {
+    const char *name;
+    const nd_gemm_kernels *kernels;
+    nd_cpu_isa needs;
+    bool tiles;
+} table;
+
+static const table tables[] = {{"amx_emulated", &nd_gemm_amx_emulated, ND_CPU_ISA_BASELINE, true},
+                               {"amx", &nd_gemm_amx, ND_CPU_ISA_AMX, true},
+                               {"avx512_bf16", &nd_gemm_avx512_bf16, ND_CPU_ISA_AVX512_BF16, false},
+                               {"avx512", &nd_gemm_avx512, ND_CPU_ISA_AVX512, false}};
+
+/* memory */
+
+typedef struct guarded {
+    void *map;
+    size_t bytes;
+} guarded;
+
+enum { MAPS = 8 };
+static guarded maps[MAPS];
+static int map_count;
+
+/* `bytes` that end where access ends. */
+static void *guarded_memory(size_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), data = nd_round_up_bytes(bytes, page);
+    char *map = mmap(NULL, data + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq(map, MAP_FAILED);
+    cr_assert_eq(mprotect(map + data, page, PROT_NONE), 0);
+    cr_assert_lt(map_count, MAPS);
+    maps[map_count++] = (guarded){map, data + page};
+    return map + data - bytes;
+}
+
+static void free_memory(void)
+{
+    while (map_count > 0) {
+        map_count--;
+        cr_assert_eq(munmap(maps[map_count].map, maps[map_count].bytes), 0);
+    }
+}
+
+/* A matrix whose memory ends with its last element. */
+typedef struct matrix {
+    void *data;
+    int64_t rows, columns, stride;
+    bool bf16;
+} matrix;
+
+static size_t matrix_bytes(const matrix *x)
+{
+    return (size_t)((x->rows - 1) * x->stride + x->columns) * (x->bf16 ? 2 : 4);
+}
+
+static void put(matrix *x, int64_t at, float value)
+{
+    if (x->bf16) {
+        ((nd_bf16 *)x->data)[at] = nd_bf16_from_f32(value);
+    } else {
+        ((float *)x->data)[at] = value;
+    }
+}
+
+static float get(const matrix *x, int64_t i, int64_t j)
+{
+    const int64_t at = i * x->stride + j;
+    return x->bf16 ? nd_bf16_to_f32(((const nd_bf16 *)x->data)[at]) : ((const float *)x->data)[at];
+}
+
+static matrix draw(bool bf16, int64_t rows, int64_t columns, int64_t gap, uint64_t seed)
+{
+    matrix x = {.rows = rows, .columns = columns, .stride = columns + gap, .bf16 = bf16};
+    x.data = guarded_memory(matrix_bytes(&x));
+    for (int64_t at = 0; at < (rows - 1) * x.stride + columns; at++) {
+        const uint64_t bits = nd_rng_u64(seed, 3, (uint64_t)at);
+        const bool inside = at % x.stride < columns;
+        put(&x, at, inside ? (float)(int64_t)(bits >> 40) * 0x1p-23f - 1.0f : NAN);
+    }
+    return x;
+}
+
+/* the definition */
+
+static float flush(float x)
+{
+    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
+}
+
+typedef struct problem {
+    nd_dnnl_product p;
+    matrix a, b, c; /* c as it was */
+    const float *factors;
+} problem;
+
+static float element(const matrix *x, bool transposed, int64_t i, int64_t j)
+{
+    return transposed ? get(x, j, i) : get(x, i, j);
+}
+
+/* One step of tiles: 32 of k, or as many as are left. */
+static float add_step(const problem *q, float sum, int64_t i, int64_t j, int64_t first)
+{
+    enum { STEP = 32 };
+    const int64_t end = nd_min(first + STEP, q->p.k);
+    float halves[2] = {0.0f, 0.0f};
+    for (int64_t l = first; l < end; l++) {
+        float *half = &halves[(l - first) % 2];
+        *half = flush(fmaf(flush(element(&q->a, q->p.a_transposed, i, l)),
+                           flush(element(&q->b, q->p.b_transposed, l, j)), *half));
+    }
+    return flush(sum + flush(halves[0] + halves[1]));
+}
+
+static float factor_of(const problem *q, int64_t j)
+{
+    switch (q->p.factors) {
+    case ND_DNNL_FACTOR_ONE:
+        return q->factors[0];
+    case ND_DNNL_FACTOR_EACH_COLUMN:
+        return q->factors[j];
+    default:
+        return 1.0f;
+    }
+}
+
+static float defined(const problem *q, int64_t i, int64_t j)
+{
+    const bool from_c =
+        q->p.accumulate && q->p.out == ND_DTYPE_F32 && q->p.factors == ND_DNNL_FACTOR_NONE;
+    float sum = from_c ? get(&q->c, i, j) : 0.0f;
+    for (int64_t l = 0; l < q->p.k; l += 32) {
+        sum = add_step(q, sum, i, j, l);
+    }
+    sum *= factor_of(q, j);
+    if (q->p.accumulate && !from_c) {
+        sum += get(&q->c, i, j);
+    }
+    return q->p.out == ND_DTYPE_BF16 ? nd_bf16_to_f32(nd_bf16_from_f32(flush(sum))) : sum;
+}
+
+/* the comparison */
+
+/* What of a product varies beside its extents; bits of `flags`. */
+enum { A_TRANSPOSED = 1, B_TRANSPOSED = 2, ACCUMULATE = 4, OUT_BF16 = 8, FLAGS = 16 };
+
+static problem make(int64_t m, int64_t n, int64_t k, int flags, nd_dnnl_factors factors)
+{
+    const bool at = flags & A_TRANSPOSED, bt = flags & B_TRANSPOSED, out = flags & OUT_BF16;
+    problem q = {.a = draw(true, at ? k : m, at ? m : k, 3, 1),
+                 .b = draw(true, bt ? n : k, bt ? k : n, 5, 2),
+                 .c = draw(out, m, n, 7, 3)};
+    const matrix f = draw(false, 1, n, 0, 4);
+    q.factors = f.data;
+    q.p = (nd_dnnl_product){.m = m,
+                            .n = n,
+                            .k = k,
+                            .lda = q.a.stride,
+                            .ldb = q.b.stride,
+                            .ldc = q.c.stride,
+                            .a_transposed = at,
+                            .b_transposed = bt,
+                            .accumulate = flags & ACCUMULATE,
+                            .factors = factors,
+                            .in = ND_DTYPE_BF16,
+                            .out = out ? ND_DTYPE_BF16 : ND_DTYPE_F32};
+    return q;
+}
+
+static matrix multiply(const problem *q, const table *t, int threads)
+{
+    matrix c = q->c;
+    nd_gemm *gemm = NULL;
+    c.data = guarded_memory(matrix_bytes(&c));
+    memcpy(c.data, q->c.data, matrix_bytes(&c));
+    cr_assert_eq(nd_gemm_create(t->kernels, threads, &gemm), ND_OK);
+    cr_assert(nd_gemm_supports(gemm, &q->p));
+    nd_gemm_multiply(gemm, &q->p, c.data, q->a.data, q->b.data, q->factors);
+    nd_gemm_destroy(gemm);
+    return c;
+}
+
+static void expect_defined(const problem *q, const table *t, const matrix *c)
+{
+    const nd_dnnl_product *p = &q->p;
+    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t j = 0; j < p->n; j++) {
+            const float got = get(c, i, j), want = defined(q, i, j);
+            /* k products of at most 1, each addition of which rounds a sum of at most k. */
+            const double most = (double)(p->k + 2) * (double)(p->k + 2) * 0x1p-24 +
+                                (c->bf16 ? fabs((double)want) * 0x1p-7 : 0.0);
+            const bool right = t->tiles ? memcmp(&got, &want, sizeof got) == 0
+                                        : fabs((double)got - (double)want) <= most;
+            cr_assert(right,
+                      "%s, %d x %d x %d, transposed %d %d, factors %d, + c %d, (%d, %d): "
+                      "%a, by the definition %a",
+                      t->name, (int)p->m, (int)p->n, (int)p->k, p->a_transposed, p->b_transposed,
+                      p->factors, p->accumulate, (int)i, (int)j, got, want);
+        }
+    }
+}
+
+/* Between the rows of c nothing is written. */
+static void expect_gaps_kept(const problem *q, const table *t, const matrix *c)
+{
+    const int64_t size = c->bf16 ? 2 : 4;
+    for (int64_t i = 0; i + 1 < c->rows; i++) {
+        const int64_t at = (i * c->stride + c->columns) * size;
+        cr_assert_eq(memcmp((char *)c->data + at, (char *)q->c.data + at,
+                            (size_t)((c->stride - c->columns) * size)),
+                     0, "%s: something was written behind row %d", t->name, (int)i);
+    }
+}
+
+/* One product by one table and each of these numbers of threads. */
+static void compare(const table *t, int64_t m, int64_t n, int64_t k, int flags,
+                    nd_dnnl_factors factors, const int *threads, int count)
+{
+    const problem q = make(m, n, k, flags, factors);
+    if (!t->tiles && k % 2 != 0) {
+        free_memory();
+        return;
+    }
+    const matrix first = multiply(&q, t, threads[0]);
+    expect_defined(&q, t, &first);
+    expect_gaps_kept(&q, t, &first);
+    for (int i = 1; i < count; i++) {
+        const matrix c = multiply(&q, t, threads[i]);
+        cr_assert_eq(memcmp(first.data, c.data, matrix_bytes(&c)), 0,
+                     "%s, %d x %d x %d, flags %d: other bits with %d threads", t->name, (int)m,
+                     (int)n, (int)k, flags, threads[i]);
+    }
+    free_memory();
+}
+
+static bool can_run(const table *t)
+{
+    if (nd_cpu_isa_detect() < t->needs) {
+        printf("%s is not compared: this CPU has %s at most\n", t->name,
+               nd_cpu_isa_name(nd_cpu_isa_detect()));
+        return false;
+    }
+    return true;
+}
+
+/* Every extent around the edges of tiles, groups and panels. */
+static void check_extents(const table *t)
+{
+    static const int one[] = {1};
+    for (int extent = 1; extent <= 70; extent++) {
+        for (int i = 0; i < 4; i++) {
+            const int flags = (5 * extent + 4 * i + i) % FLAGS;
+            const nd_dnnl_factors factors = (nd_dnnl_factors)((extent + i) % 3);
+            compare(t, extent, 21, 37, flags, factors, one, 1);
+            compare(t, 19, extent, 34, flags, factors, one, 1);
+            compare(t, 5, 18, extent, flags, factors, one, 1);
+        }
+    }
+}
+
+/* Beyond the blocks of rows, k and columns; more columns and rows than threads' units. */
+static void check_blocks(const table *t)
+{
+    static const int64_t shapes[][3] = {{70, 90, 40},   {3, 5, 1600},  {40, 33, 1537},
+                                        {800, 3, 34},   {800, 2, 770}, {5, 1030, 34},
+                                        {3, 1030, 800}, {1100, 70, 2}};
+    static const int threads[] = {1, 2, 3, 7};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (int flags = (int)i % 2; flags < FLAGS; flags += 3) {
+            compare(t, shapes[i][0], shapes[i][1], shapes[i][2], flags,
+                    (nd_dnnl_factors)((flags + (int)i) % 3), threads, 4);
+        }
+    }
+}
+
+static void for_each_table(void (*check)(const table *t))
+{
+    int checked = 0;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if (can_run(&tables[i])) {
+            check(&tables[i]);
+            checked++;
+        }
+    }
+    cr_assert_gt(checked, 0);
+}
+
+Test(gemm, every_extent_has_the_defined_bits)
+{
+    for_each_table(check_extents);
+}
+
+Test(gemm, blocks_and_threads_change_no_bit)
+{
+    for_each_table(check_blocks);
+}
+
+/* Sums and what is rounded to BF16 near the smallest normal number; not a number and infinity. */
+static void check_special(const table *t)
+{
+    static const float values[] = {0x1p-63f,   0x1.8p-63f, -0x1p-64f, 0x1p-126f,
+                                   -0x1p-130f, INFINITY,   -0.0f,     0x1p120f,
+                                   1.0f,       0x1p-60f,   0x1.1p-7f, -INFINITY};
+    static const int one[] = {1};
+    problem q = make(20, 20, 40, OUT_BF16, ND_DNNL_FACTOR_NONE);
+    if (!t->tiles) {
+        free_memory();
+        return;
+    }
+    for (int64_t l = 0; l < 40; l++) {
+        for (int64_t i = 0; i < 20; i++) {
+            const uint64_t bits = nd_rng_u64(9, (uint64_t)l, (uint64_t)i);
+            put(&q.a, i * q.a.stride + l, values[bits % (i < 4 ? 12 : 5)]);
+            put(&q.b, l * q.b.stride + i, values[(bits >> 32) % (i < 4 ? 12 : 5)]);
+        }
+    }
+    const matrix c = multiply(&q, t, one[0]);
+    for (int64_t i = 0; i < 20; i++) {
+        for (int64_t j = 0; j < 20; j++) {
+            const float got = get(&c, i, j), want = defined(&q, i, j);
+            cr_assert(memcmp(&got, &want, sizeof got) == 0 || (isnan(got) && isnan(want)),
+                      "%s, (%d, %d): %a, by the definition %a", t->name, (int)i, (int)j, got, want);
+        }
+    }
+    free_memory();
+}
+
+Test(gemm, small_sums_are_flushed_and_others_kept)
+{
+    for_each_table(check_special);
+}
+
+/* Packing by AVX-512 and in plain C, which any CPU with AVX-512 can compare. `columns`: of a panel
+ * of B; 0: a panel of A, whose rows that are not there are zeros. */
+static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_rows, int columns,
+                           int lines, int depth, const char *what)
+{
+    enum { MOST_LINES = 96, MOST_WORDS = 48 };
+    static nd_gemm_word got[MOST_LINES * MOST_WORDS], want[MOST_LINES * MOST_WORDS];
+    const matrix x = draw(true, of_rows ? lines : depth, of_rows ? depth : lines, 3, 5);
+    memset(got, 0x5a, sizeof got);
+    memset(want, 0x5a, sizeof want);
+    vectors(got, x.data, x.stride, lines, depth);
+    plain(want, x.data, x.stride, lines, depth);
+    for (int i = 0; i < MOST_WORDS && columns > 0; i++) { /* columns that are not there */
+        memset(&got[i * columns + lines], 0, (size_t)(columns - lines) * sizeof *got);
+        memset(&want[i * columns + lines], 0, (size_t)(columns - lines) * sizeof *want);
+    }
+    cr_assert_eq(memcmp(got, want, sizeof got), 0, "%s, %d lines, %d of k", what, lines, depth);
+    free_memory();
+}
+
+Test(gemm, vectors_and_plain_c_pack_the_same)
+{
+    const nd_gemm_kernels *v = &nd_gemm_amx, *p = &nd_gemm_amx_emulated;
+    if (nd_cpu_isa_detect() < ND_CPU_ISA_AVX512) {
+        printf("packing by AVX-512 is not compared: this CPU lacks it\n");
+        cr_assert_eq(v->columns, p->columns);
+        return;
+    }
+    for (int lines = 1; lines <= 70; lines++) {
+        for (int depth = 1; depth <= 70; depth++) {
+            compare_packed(v->pack_a_rows, p->pack_a_rows, true, 0, lines, depth, "A from rows");
+            compare_packed(v->pack_a_columns, p->pack_a_columns, false, 0, lines, depth,
+                           "A from columns");
+            if (lines <= v->columns) {
+                compare_packed(v->pack_b_rows, p->pack_b_rows, true, v->columns, lines, depth,
+                               "B from rows");
+                compare_packed(v->pack_b_columns, p->pack_b_columns, false, v->columns, lines,
+                               depth, "B from columns");
+            }
+        }
+    }
+}
