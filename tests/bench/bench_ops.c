@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * nd_bench_ops: how fast the CPU backend's products are on this machine.
- *   nd_bench_ops             GFLOP/s of each product of a training step, forward, input gradient,
- *                            weight gradient
- *   nd_bench_ops --ceiling   only the products of one step, the head as plain products; the last
- *                            line is JSON with tokens_per_second: what a step could reach if
- *                            everything else were free
- * Options: --threads N (2), --repeats N (5); the shapes are those of configs/bench/llama-56m.json
- * at 1,024 tokens.
+ * nd_bench_ops: how fast the CPU backend is on this machine, and what the machine can do at most.
+ *   nd_bench_ops              GFLOP/s of each product of a training step, forward, input gradient,
+ *                             weight gradient
+ *   nd_bench_ops --ceiling    only the products of one step, the head as plain products; the last
+ *                             line is JSON with tokens_per_second: what a step could reach if
+ *                             everything else were free
+ *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
+ *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
+ * All: --threads N (2; --peak: all CPUs), --repeats N (5). The products are those of
+ * configs/bench/llama-56m.json at 1,024 tokens.
+ * --peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four
+ * times the last cache, 64 to 1,024; 0 leaves memory out).
+ * --attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several times
+ * (64 and 128).
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,16 +23,9 @@
 #include "kernels/ops.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
+#include "tests/bench/bench_ops.h"
 
-enum {
-    TOKENS = 1024,
-    HIDDEN = 512,
-    FFN = 1408,
-    LAYERS = 8,
-    QKV = 1024,
-    VOCAB = 32000,
-    REPEATS_MAX = 101
-};
+enum { TOKENS = 1024, HIDDEN = 512, FFN = 1408, LAYERS = 8, QKV = 1024, VOCAB = 32000 };
 
 /* One weight matrix (out, in) and how often a step uses it. */
 typedef struct product {
@@ -52,6 +52,12 @@ static int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+double nd_bench_median(double *values, int count)
+{
+    qsort(values, (size_t)count, sizeof *values, compare);
+    return values[count / 2];
 }
 
 static nd_status fill(nd_bf16 **out, int64_t count)
@@ -86,15 +92,14 @@ static nd_status run_once(const bench *b, const product *p, int kind)
 /* Median seconds of one product. */
 static nd_status measure(const bench *b, const product *p, int kind, double *seconds)
 {
-    double times[REPEATS_MAX];
+    double times[ND_BENCH_REPEATS_MAX];
     ND_TRY(run_once(b, p, kind)); /* creates the primitive, touches the memory */
     for (int i = 0; i < b->repeats; i++) {
         double begin = nd_clock_seconds();
         ND_TRY(run_once(b, p, kind));
         times[i] = nd_clock_seconds() - begin;
     }
-    qsort(times, (size_t)b->repeats, sizeof *times, compare);
-    *seconds = times[b->repeats / 2];
+    *seconds = nd_bench_median(times, b->repeats);
     return ND_OK;
 }
 
@@ -126,6 +131,7 @@ static nd_status run(const bench *b, bool ceiling)
 static nd_status prepare(bench *b, int threads, nd_device **device)
 {
     ND_TRY(nd_device_open_cpu(threads, device));
+    ND_TRY(nd_ops_cpu_start_threads(*device));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
     ND_TRY((*device)->table->stream_init(*device, &b->stream));
     ND_TRY(fill(&b->x, (int64_t)TOKENS * VOCAB));
@@ -134,33 +140,128 @@ static nd_status prepare(bench *b, int threads, nd_device **device)
     return ND_ALLOC((int64_t)VOCAB * HIDDEN, &b->dw);
 }
 
-int main(int argc, char **argv)
+static nd_status run_products(const nd_bench_options *options, bool ceiling)
 {
-    bench b = {.repeats = 5};
-    bool ceiling = false;
-    int threads = 2;
+    bench b = {.repeats = options->repeats};
     nd_device *device = NULL;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--ceiling") == 0) {
-            ceiling = true;
-        } else if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0) {
-            threads = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0) {
-            b.repeats = atoi(argv[++i]) < REPEATS_MAX ? atoi(argv[i]) : REPEATS_MAX;
-        } else {
-            fprintf(stderr, "usage: nd_bench_ops [--ceiling] [--threads N] [--repeats N]\n");
-            return ND_ERR_CONFIG;
-        }
-    }
-    nd_status status = prepare(&b, threads, &device);
+    nd_status status = prepare(&b, options->threads ? options->threads : 2, &device);
     status = status == ND_OK ? run(&b, ceiling) : status;
-    if (status != ND_OK) {
-        fprintf(stderr, "nd_bench_ops: %s\n", nd_error_last()->message);
-    }
     nd_device_close(device);
     free(b.x);
     free(b.y);
     free(b.w);
     free(b.dw);
+    return status;
+}
+
+typedef enum part { PART_PRODUCTS, PART_CEILING, PART_PEAK, PART_ATTENTION, PARTS } part;
+
+static const char *const part_flags[PARTS] = {
+    [PART_CEILING] = "--ceiling", [PART_PEAK] = "--peak", [PART_ATTENTION] = "--attention"};
+
+/* A whole number. */
+static nd_status read_count(const char *option, const char *text, int64_t least, int64_t most,
+                            int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0' || value < least || value > most) {
+        return nd_fail(ND_ERR_CONFIG, "%s is \"%s\"; give it a whole number from %lld to %lld",
+                       option, text, (long long)least, (long long)most);
+    }
+    *out = value;
+    return ND_OK;
+}
+
+static nd_status read_seconds(const char *text, double *out)
+{
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value > 0.0 && value <= 60.0)) {
+        return nd_fail(ND_ERR_CONFIG, "--seconds is \"%s\"; give it a number above 0 and up to 60",
+                       text);
+    }
+    *out = value;
+    return ND_OK;
+}
+
+/* An option with its value. */
+static nd_status read_option(const char *option, const char *text, nd_bench_options *o)
+{
+    int64_t count = 0;
+    if (strcmp(option, "--threads") == 0) {
+        ND_TRY(read_count(option, text, 1, 4096, &count));
+        o->threads = (int)count;
+    } else if (strcmp(option, "--repeats") == 0) {
+        ND_TRY(read_count(option, text, 1, ND_BENCH_REPEATS_MAX, &count));
+        o->repeats = (int)count;
+    } else if (strcmp(option, "--seconds") == 0) {
+        return read_seconds(text, &o->seconds);
+    } else if (strcmp(option, "--mebibytes") == 0) {
+        return read_count(option, text, 0, 1 << 20, &o->mebibytes);
+    } else if (strcmp(option, "--sequence") == 0) {
+        return read_count(option, text, 1, 1 << 20, &o->sequence);
+    } else if (strcmp(option, "--heads") == 0) {
+        return read_count(option, text, 1, 1024, &o->heads);
+    } else if (strcmp(option, "--head-dim") == 0) {
+        if (o->head_dim_count == ND_BENCH_HEAD_DIMS_MAX) {
+            return nd_fail(ND_ERR_CONFIG, "--head-dim is given more than %d times; give fewer",
+                           ND_BENCH_HEAD_DIMS_MAX);
+        }
+        return read_count(option, text, 1, 4096, &o->head_dims[o->head_dim_count++]);
+    } else {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "there is no option %s; there are --ceiling, --peak, --attention, --threads, "
+            "--repeats, --seconds, --mebibytes, --sequence, --heads and --head-dim",
+            option);
+    }
+    return ND_OK;
+}
+
+static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part *chosen)
+{
+    for (int i = 1; i < argc; i++) {
+        int p = PART_PRODUCTS + 1;
+        while (p < PARTS && strcmp(argv[i], part_flags[p]) != 0) {
+            p++;
+        }
+        if (p < PARTS) {
+            *chosen = (part)p;
+            continue;
+        }
+        ND_TRY(read_option(argv[i], i + 1 < argc ? argv[i + 1] : "", o));
+        i++;
+    }
+    if (o->head_dim_count == 0) {
+        o->head_dims[o->head_dim_count++] = 64;
+        o->head_dims[o->head_dim_count++] = 128;
+    }
+    return ND_OK;
+}
+
+static nd_status run_part(const nd_bench_options *o, part p)
+{
+    switch (p) {
+    case PART_PEAK:
+        return nd_bench_peak(o);
+    case PART_ATTENTION:
+        return nd_bench_attention(o);
+    default:
+        return run_products(o, p == PART_CEILING);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    nd_bench_options options = {
+        .repeats = 5, .seconds = 0.2, .mebibytes = -1, .sequence = 8192, .heads = 2};
+    part p = PART_PRODUCTS;
+    nd_status status = read_arguments(argc, argv, &options, &p);
+    status = status == ND_OK ? run_part(&options, p) : status;
+    if (status != ND_OK) {
+        fprintf(stderr, "nd_bench_ops: %s\n", nd_error_last()->message);
+    }
     return (int)status;
 }

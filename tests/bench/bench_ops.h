@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BENCH_OPS_H
+#define ND_BENCH_OPS_H
+/* The parts of nd_bench_ops (bench_ops.c has main and the products). Each prints a table for people
+ * and, as its last line, the same as JSON. */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+enum { ND_BENCH_REPEATS_MAX = 101, ND_BENCH_HEAD_DIMS_MAX = 8 };
+
+typedef struct nd_bench_options {
+    int threads;       /* 0: the part's own number */
+    int repeats;       /* at most ND_BENCH_REPEATS_MAX */
+    double seconds;    /* of one repeat of a loop of --peak */
+    int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache */
+    int64_t sequence;  /* of --attention */
+    int64_t heads;     /* the same, of queries and of keys */
+    int64_t head_dims[ND_BENCH_HEAD_DIMS_MAX];
+    int head_dim_count;
+} nd_bench_options;
+
+/*
+ * What this CPU can do at most, on all threads at once: products of registers with registers for
+ * each kind of product that the CPU has, up to what ND_CPU_ISA allows, and bytes a second from
+ * memory and from the second cache. Without `threads`, all CPUs that the process may use. Products
+ * and the second cache count by the time that threads had a CPU, so that other programs do not
+ * count; memory by the time that passed.
+ * ND_ERR_INTERNAL: a loop's result is wrong.
+ */
+nd_status nd_bench_peak(const nd_bench_options *options);
+
+/*
+ * Causal attention of one sequence in BF16, forward and backward, for each head size. Its work is
+ * counted as is usual: two products of (S, S + 1) / 2 scores forward, five backward.
+ */
+nd_status nd_bench_attention(const nd_bench_options *options);
+
+/* The middle of `count` values, which it sorts. */
+double nd_bench_median(double *values, int count);
+
+#endif
