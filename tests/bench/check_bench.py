@@ -1,20 +1,45 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nd_bench_ops with small sizes: its figures fit together. No time is judged.
+"""nd_bench_ops and scripts/bench_cpu with small sizes: their figures fit together. No time is judged.
 
-check_bench.py BUILD
+check_bench.py SOURCE BUILD
 """
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
-BUILD = pathlib.Path(sys.argv[1])
+SOURCE, BUILD = map(pathlib.Path, sys.argv[1:])
 PROGRAM = BUILD / "nd_bench_ops"
 QUICK = ["--seconds", "0.0001", "--repeats", "2"]
 PASSES = ["memory read", "memory copy", "memory triad", "second cache read"]
+# A stand-in for a Python with torch: each peer's last line, for 3 steps, or 3 calls for two sizes of heads.
+PEER = """#!/bin/sh
+case "$*" in
+*bench_attention_peer.py*) echo '{"seconds": [[2, 4, 3], [5, 7, 6]]}' ;;
+*bench_peer.py*) echo '{"step_seconds": [9, 9, 8], "tokens_per_step": TOKENS}' ;;
+esac
+"""
+# A run of three steps of 1,024 tokens: the third takes 400 ms in the first round, 500 ms in the second.
+LAUNCH = """#!/bin/sh
+for a; do case "$a" in output.dir=*) folder=${a#output.dir=} ;; esac; done
+case "$folder" in *-0) ms=400 rate=2560 ;; *) ms=500 rate=2048 ;; esac
+mkdir -p "$folder"
+for step in 1 2 3; do
+    echo "{\\"step\\": $step, \\"step_ms\\": $ms, \\"tokens_per_second\\": $rate}"
+done >"$folder/metrics.jsonl"
+echo '{"first_step": 3, "steps": 1, "head_ms": 100, "gemm_ms": 200}' >"$folder/trace.json"
+"""
+# The program with small sizes, but for the products of a step.
+OPS = """#!/bin/sh
+case "$*" in *--ceiling*) echo '{"step_seconds": 0.25}' && exit ;; esac
+exec PROGRAM "$@" --seconds 0.0001
+"""
 
 
 def check(holds, words):
@@ -90,11 +115,80 @@ def check_attention():
         check(all(0 < a[d]["seconds"] <= a[d]["median_seconds"] for d in ("forward", "backward")), f"times: {a}")
 
 
+def load_script():
+    sys.path.insert(0, str(SOURCE / "scripts"))
+    sys.dont_write_bytecode = True
+    loader = importlib.machinery.SourceFileLoader("bench_cpu", str(SOURCE / "scripts" / "bench_cpu"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bench_cpu", loader))
+    loader.exec_module(module)
+    return module
+
+
+def check_arithmetic(bench):
+    model = dict(hidden_size=4, num_attention_heads=2, num_key_value_heads=1, intermediate_size=3, num_hidden_layers=2, vocab_size=5)
+    # q 4x4, k and v 2x4, o 4x4, three of 4x3, two norms of 4; twice, with the last norm and a head of 5x4
+    parameters = 2 * (16 + 8 + 8 + 16 + 36 + 8) + 4 + 20
+    check(bench.step_flops(model, 7, 10) == 7 * 6 * parameters + 7 * 2 * 3 * (2 * 10 * 4), "the arithmetic of a step")
+    turns = []
+    bench.in_turns(2, lambda: turns.append("peer"), lambda: turns.append("ours"))
+    check(turns == ["peer", "ours", "peer", "ours", "peer"], f"turns: {turns}")
+    check(bench.ratios([4, 6, 10], [2, 4]) == [2.5, 2], "ratios of rounds")
+    peak = bench.Peak(None)
+    peak.records = [dict(peak=100, cores=2, isa="avx2"), dict(peak=120, cores=2, isa="avx2"), dict(peak=90, cores=2, isa="avx2")]
+    check([peak.gflops(n) for n in (1, 2, 8)] == [60, 120, 120], "the peak of some cores")
+
+
+def check_script(bench, folder):
+    script = SOURCE / "scripts" / "bench_cpu"
+    peer, out, build = folder / "python", folder / "figures.json", folder / "build"
+    build.mkdir()
+    for path, text in ((peer, PEER.replace("TOKENS", "1024")), (build / "ndlaunch", LAUNCH), (build / "ndtrain", ""),
+                       (build / "nd_bench_ops", OPS.replace("PROGRAM", str(PROGRAM.resolve())))):
+        path.write_text(text)
+        path.chmod(0o755)
+    arguments = ["--build", build, "--rounds", 2, "--steps", 3, "--sequence", 64, "--json", out]
+    done = call(["--rows", "single", "attention", *arguments], program=script, environment={"ND_PEER_PYTHON": str(peer)})
+    record = json.loads(out.read_text())
+    check(sum(bool(r["gb_per_second"]) for r in record["peak"]) == 1, f"memory is measured once: {record['peak']}")
+    best = max(r["peak"] for r in record["peak"])
+    (row,) = record["rows"]
+    check(row["ours"] == [400, 500] and row["peer"] == [8000] * 3 and row["products"] == [250] * 3, f"samples: {row}")
+    check(row["ratios"] == [20, 16] and row["product_shares"] == [0.625, 0.5], f"ratios: {row}")
+    model = json.loads((SOURCE / "configs" / "bench" / "llama-56m.json").read_text())
+    check(row["tokens"] == 1024 and near(row["gflop"], bench.step_flops(model, 1024, 1024) / 1e9), f"work: {row}")
+    rows = [row, *record["attention"]]
+    for r in rows:
+        middle = sum(sorted(r["ours"])) / 2 # of two
+        check(near(r["gflops"], r["gflop"] / middle * 1e3), f"rate: {r}")
+        cores = record["peak"][0]["cores"]
+        check(near(r["peak_gflops"], best * min(r["threads"], cores) / cores), f"peak: {r}")
+        check(r["share"] > 0 and near(r["share"], r["gflops"] / r["peak_gflops"]), f"share: {r}")
+    check([a["head_dim"] for a in record["attention"]] == [64, 128], "heads")
+    check(record["attention"][0]["peer"] == [2000, 4000, 3000] * 3 and record["attention"][1]["peer_medians"] == [6000] * 3, "torch's attention")
+    bounded = record["isa"] in bench.BOUNDS
+    check(("no bounds" in done.stdout) != bounded, f"bounds on {record['isa']}:\n{done.stdout}")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("1 worker"))
+    check(line.split()[4:10] == ["8,000.0", "8,000.0", "400.0", "450.0", "16.00", "18.00"], f"least and median: {line}")
+    for words in ("share of the peak", "products alone", "attention, heads of 128, forward", *PASSES):
+        check(words in done.stdout, f"no line of {words}:\n{done.stdout}")
+    peer.write_text(PEER.replace("TOKENS", "2048"))
+    done = call(["--rows", "single", *arguments, "--rounds", 1], 1, {"ND_PEER_PYTHON": str(peer)}, script)
+    check("1024, 2048" in done.stderr.splitlines()[-1], f"other tokens: {done.stderr}")
+    done = call(["--build", folder], 1, program=script)
+    check(f"{folder / 'nd_bench_ops'} is missing; run scripts/build" in done.stderr and done.stderr.count("\n") == 1, f"missing: {done.stderr}")
+    done = call(["--build", build], 1, {"ND_PEER_PYTHON": "/nonexistent/python"}, script)
+    check("ND_PEER_PYTHON is /nonexistent/python" in done.stderr and done.stderr.count("\n") == 1, f"no Python: {done.stderr}")
+
+
 def main():
     check_refusals()
     check_peaks()
     check_attention()
-    print("check_bench: the figures of nd_bench_ops fit together")
+    bench = load_script()
+    check_arithmetic(bench)
+    with tempfile.TemporaryDirectory() as name:
+        check_script(bench, pathlib.Path(name))
+    print("check_bench: the figures of nd_bench_ops and bench_cpu fit together")
 
 
 main()
