@@ -69,7 +69,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     choose_kernels(context);
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
-    if (context->vectors < ND_CPU_ISA_AVX512_BF16) {
+    if (!gemm_kernels_for(context->isa)) {
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
         ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
     }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "runtime/base/math.h"
+#include "runtime/tensor/fp8.h"
 
 enum { CACHE_LINE = 64 };
 
@@ -26,11 +27,7 @@ struct nd_gemm {
 
 typedef struct call {
     const nd_gemm_kernels *kernels;
-    const nd_dnnl_product *p;
-    char *c;
-    const nd_bf16 *a, *b;
-    float factor;
-    const float *column_factors; /* (n), or NULL */
+    const nd_gemm_product *p;
     int64_t k_block;
 } call;
 
@@ -44,9 +41,9 @@ typedef struct block {
     int64_t row, rows, column, columns, k, depth;
 } block;
 
-static bool packs_a(const call *c)
+static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return c->kernels->packs_a || c->p->a_transposed;
+    return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->k % 2 != 0;
 }
 
 static int64_t words_of(const call *c, int64_t depth)
@@ -54,29 +51,37 @@ static int64_t words_of(const call *c, int64_t depth)
     return nd_round_up(nd_ceil_div(depth, 2), c->kernels->words);
 }
 
-static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_dnnl_product *p)
+static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return kernels->packs_a || p->a_transposed ? kernels->most_packed : kernels->most_rows;
+    return packs_a(kernels, p) ? kernels->most_packed : kernels->most_rows;
 }
 
 /* Whether the sums of a block of k wait in c for the next block; else they wait in `partial`, so
  * that factors are applied once and a BF16 result is rounded once. */
 static bool sums_wait_in_c(const call *c)
 {
-    return c->p->out == ND_DTYPE_F32 && c->p->factors == ND_DNNL_FACTOR_NONE;
+    return !c->p->c_bf16 && !c->p->factors;
+}
+
+/* x from row and column on. */
+static nd_gemm_operand operand_at(nd_gemm_operand x, int64_t row, int64_t column)
+{
+    const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
+    x.data = (const char *)x.data + (row * x.stride + column) * size;
+    return x;
 }
 
 static void pack_a(const call *c, workspace *w, const block *x)
 {
     const nd_gemm_kernels *kernels = c->kernels;
-    const int64_t ld = c->p->lda, words = words_of(c, x->depth);
+    const int64_t words = words_of(c, x->depth);
     for (int64_t i = 0; i < x->rows; i += kernels->panel) {
         const int64_t row = x->row + i;
         const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
         if (c->p->a_transposed) {
-            kernels->pack_a_columns(w->a + i * words, c->a + x->k * ld + row, ld, rows, depth);
+            kernels->pack_a_columns(w->a + i * words, operand_at(c->p->a, x->k, row), rows, depth);
         } else {
-            kernels->pack_a_rows(w->a + i * words, c->a + row * ld + x->k, ld, rows, depth);
+            kernels->pack_a_rows(w->a + i * words, operand_at(c->p->a, row, x->k), rows, depth);
         }
     }
 }
@@ -84,12 +89,11 @@ static void pack_a(const call *c, workspace *w, const block *x)
 /* One panel of B. */
 static void pack_b(const call *c, nd_gemm_word *b, const block *x)
 {
-    const int64_t ld = c->p->ldb;
     const int columns = (int)x->columns, depth = (int)x->depth;
     if (c->p->b_transposed) {
-        c->kernels->pack_b_rows(b, c->b + x->column * ld + x->k, ld, columns, depth);
+        c->kernels->pack_b_rows(b, operand_at(c->p->b, x->column, x->k), columns, depth);
     } else {
-        c->kernels->pack_b_columns(b, c->b + x->k * ld + x->column, ld, columns, depth);
+        c->kernels->pack_b_columns(b, operand_at(c->p->b, x->k, x->column), columns, depth);
     }
 }
 
@@ -97,7 +101,7 @@ static void pack_b(const call *c, nd_gemm_word *b, const block *x)
 static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int64_t first)
 {
     const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;
-    const bool bf16 = c->p->out == ND_DTYPE_BF16;
+    const bool bf16 = c->p->c_bf16;
     const int64_t columns = c->kernels->partial_columns;
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {.rows = (int)x->rows,
@@ -105,8 +109,8 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
                       .words = (int)words_of(c, x->depth),
                       .factor = 1.0f,
                       .sums = w->sums,
-                      .c = c->c + (x->row * c->p->ldc + x->column) * (bf16 ? 2 : 4),
-                      .c_row = c->p->ldc,
+                      .c = (char *)c->p->c + (x->row * c->p->c_stride + x->column) * (bf16 ? 2 : 4),
+                      .c_row = c->p->c_stride,
                       .bf16 = bf16};
     if (sums_wait_in_c(c)) {
         t.from = c->p->accumulate || !begins ? t.c : NULL;
@@ -121,9 +125,13 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
         t.bf16 = false;
         return t;
     }
-    t.factor = c->factor;
-    t.column_factors = c->column_factors ? c->column_factors + x->column : NULL;
     t.add = c->p->accumulate;
+    if (c->p->factors) {
+        const nd_gemm_factors *f = c->p->factors;
+        t.factor = f->all;
+        t.row_factors = f->rows ? f->rows + x->row : NULL;
+        t.column_factors = f->columns ? f->columns + x->column : NULL;
+    }
     return t;
 }
 
@@ -132,7 +140,7 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
 {
     const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
     char *to = t.c;
-    const float *from = t.from;
+    const float *from = t.from, *factors = t.row_factors;
     t.a_row = c->kernels->a_row;
     t.a_word = c->kernels->a_word;
     for (int64_t i = 0; i < rows; i += panel) {
@@ -140,6 +148,7 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
         t.a = (const nd_bf16 *)(w->a + i * t.words);
         t.c = to + i * t.c_row * size;
         t.from = from ? from + i * t.from_row : NULL;
+        t.row_factors = factors ? factors + i : NULL;
         c->kernels->multiply(&t);
     }
 }
@@ -152,7 +161,7 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
 {
     const int panel = c->kernels->columns;
     block columns = *x;
-    if (packs_a(c)) {
+    if (packs_a(c->kernels, c->p)) {
         pack_a(c, w, x);
     }
     for (int64_t j = 0; j < x->columns; j += panel) {
@@ -164,11 +173,11 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
         }
         nd_gemm_tile t = destination(c, w, &columns, x->column);
         t.b = b;
-        if (packs_a(c)) {
+        if (packs_a(c->kernels, c->p)) {
             multiply_panels(c, w, t);
         } else {
-            t.a = c->a + x->row * c->p->lda + x->k;
-            t.a_row = c->p->lda;
+            t.a = operand_at(c->p->a, x->row, x->k).data;
+            t.a_row = c->p->a.stride;
             t.a_word = 2;
             c->kernels->multiply(&t);
         }
@@ -234,18 +243,18 @@ static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int
 }
 
 /* Time of the largest part, in the kernels' unit. */
-static int64_t time_of(const nd_gemm_kernels *kernels, const nd_dnnl_product *p, int64_t row_parts,
+static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t row_parts,
                        int64_t column_parts)
 {
     const int64_t unit = kernels->rows, panel = kernels->columns;
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, row_parts), unit);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, column_parts), panel);
     return rows * columns + kernels->b_time * columns * nd_ceil_div(rows, most_rows(kernels, p)) +
-           (kernels->packs_a || p->a_transposed ? kernels->a_time * rows : 0);
+           (packs_a(kernels, p) ? kernels->a_time * rows : 0);
 }
 
 /* How many parts of rows; the columns are cut into threads / that many. */
-static int64_t choose_row_parts(const nd_gemm_kernels *kernels, const nd_dnnl_product *p,
+static int64_t choose_row_parts(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
                                 int64_t threads)
 {
     int64_t best = 1;
@@ -280,19 +289,18 @@ static void multiply_share(const nd_gemm *gemm, const call *c, int64_t row_parts
     }
 }
 
-void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd_bf16 *a,
-                      const nd_bf16 *b, const float *factors)
+static bool can_be_packed(nd_gemm_operand x)
+{
+    return x.dtype == ND_DTYPE_BF16 || nd_dtype_is_fp8(x.dtype);
+}
+
+void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 {
     enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
-    ND_ASSERT(nd_gemm_supports(gemm, p));
+    ND_ASSERT(can_be_packed(p->a) && can_be_packed(p->b));
     const int64_t blocks = nd_ceil_div(p->k, gemm->kernels->k_block);
     const call x = {.kernels = gemm->kernels,
                     .p = p,
-                    .c = c,
-                    .a = a,
-                    .b = b,
-                    .factor = p->factors == ND_DNNL_FACTOR_ONE ? *factors : 1.0f,
-                    .column_factors = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? factors : NULL,
                     .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
     if (gemm->threads == 1) {
         multiply_share(gemm, &x, 1, 0);
@@ -303,11 +311,6 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *p, void *c, const nd
     for (int index = 0; index < gemm->threads; index++) {
         multiply_share(gemm, &x, row_parts, index);
     }
-}
-
-bool nd_gemm_supports(const nd_gemm *gemm, const nd_dnnl_product *p)
-{
-    return p->in == ND_DTYPE_BF16 && (p->k % 2 == 0 || gemm->kernels->packs_a);
 }
 
 static size_t after(size_t offset, int64_t count, size_t size)

@@ -2,12 +2,15 @@
 #ifndef ND_CPU_GEMM_H
 #define ND_CPU_GEMM_H
 /*
- * Our own BF16 products, for CPUs with AVX-512 or AMX. On Zen 4 those of AVX-512 come within 5 to
- * 15 percent of what the registers can do, 5 percent closer than oneDNN 2.6. matmul.c chooses.
+ * Our own products of BF16 and of FP8 codes, for CPUs with AVX-512 or AMX. On Zen 4 those of
+ * AVX-512 come within 5 to 15 percent of what the registers can do, 5 percent closer than oneDNN
+ * 2.6. matmul.c and matmul_fp8.c choose.
  *
  * The result is cut among the threads; each thread takes its part in blocks: a panel of columns of
  * B is packed, multiplied with all rows of a block of A while they are in the second cache, and so
- * on. With AVX-512 A is read where it lies unless it is transposed; with AMX it is always packed.
+ * on. With AVX-512 A is read where it lies if it has rows of an even number of BF16; else, and
+ * always with AMX, it is packed too. Codes become BF16, which holds each of their values exactly,
+ * while they are packed; no widened copy of an operand is made.
  *
  * Bits: a sum runs over k in order. With AVX-512 it is summed in blocks of k whose bounds depend on
  * k alone. With AMX it is one sum in steps of 32 from 0, or from c where c is F32, is added to and
@@ -31,7 +34,8 @@
 
 typedef uint32_t nd_gemm_word;
 
-/* c (rows, columns) = (a b (+ from)) factor column_factors (+ c), rounded once when c is BF16. */
+/* c (rows, columns) = (a b (+ from)) (factor row_factors) column_factors (+ c), rounded once when c
+ * is BF16. */
 typedef struct nd_gemm_tile {
     int rows, columns; /* columns: of one panel of B at most */
     int words;         /* a multiple of the kernels' */
@@ -41,16 +45,29 @@ typedef struct nd_gemm_tile {
     const float *from;     /* (rows, columns) of row stride from_row, or NULL; may be c */
     int64_t from_row;
     float factor;
-    const float *column_factors; /* (columns), or NULL: 1 */
-    void *c;                     /* BF16 or F32, row stride c_row */
+    const float *row_factors, *column_factors; /* (rows), (columns), or NULL: 1 */
+    void *c;                                   /* BF16 or F32, row stride c_row */
     int64_t c_row;
     bool bf16, add;
     float *sums; /* scratch: as many as a panel of A has rows and one of B columns */
 } nd_gemm_tile;
 
-/* Packs `lines` rows or columns, of a panel at most, of an operand of BF16 for `depth` of k; lines
- * that a panel has beyond them may be zero or anything. */
-typedef void nd_gemm_pack(nd_gemm_word *to, const nd_bf16 *x, int64_t stride, int lines, int depth);
+/* What the sums of row i are multiplied by. */
+static inline float nd_gemm_row_factor(const nd_gemm_tile *t, int64_t i)
+{
+    return t->row_factors ? t->factor * t->row_factors[i] : t->factor;
+}
+
+/* A matrix as it is stored: BF16 or FP8 codes. */
+typedef struct nd_gemm_operand {
+    const void *data;
+    nd_dtype dtype;
+    int64_t stride; /* elements from row to row */
+} nd_gemm_operand;
+
+/* Packs `lines` rows or columns, of a panel at most, of x for `depth` of k; lines that a panel has
+ * beyond them may be zero or anything. */
+typedef void nd_gemm_pack(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth);
 
 typedef struct nd_gemm_kernels {
     /* The units in which a product is cut. */
@@ -60,7 +77,7 @@ typedef struct nd_gemm_kernels {
     int words;   /* as above */
     /* The form of a packed panel of A, as in nd_gemm_tile. */
     int a_row, a_word;
-    bool packs_a; /* always; else where it is transposed */
+    bool packs_a; /* always; else where it cannot be read as it lies */
 
     /* Extents of the blocks, by the sizes of the caches. */
     int k_block;         /* a multiple of 32 elements, a cache line */
@@ -77,7 +94,7 @@ typedef struct nd_gemm_kernels {
     void (*begin)(void);
     void (*end)(void);
     void (*multiply)(const nd_gemm_tile *tile);
-    /* A panel from rows of k, x (lines, k) of row stride `stride`, or from x (k, lines). */
+    /* A panel from rows of k, x (lines, k), or from x (k, lines). */
     nd_gemm_pack *pack_b_rows, *pack_b_columns, *pack_a_rows, *pack_a_columns;
 } nd_gemm_kernels;
 
@@ -90,13 +107,24 @@ typedef struct nd_gemm nd_gemm;
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
 
-/* Whether nd_gemm_multiply supports the product: BF16 operands, and k even unless the kernels
- * always pack A. */
-bool nd_gemm_supports(const nd_gemm *gemm, const nd_dnnl_product *product);
+/* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
+typedef struct nd_gemm_factors {
+    float all;
+    const float *rows, *columns;
+} nd_gemm_factors;
 
-/* c = op(a) op(b) factors (+ c), with factors as in nd_dnnl_matmul. Allocates nothing. One call at
- * a time. */
-void nd_gemm_multiply(nd_gemm *gemm, const nd_dnnl_product *product, void *c, const nd_bf16 *a,
-                      const nd_bf16 *b, const float *factors);
+/* c (m, n) = op(a) op(b) factors (+ c), c BF16 or F32. */
+typedef struct nd_gemm_product {
+    int64_t m, n, k;
+    nd_gemm_operand a, b;
+    bool a_transposed, b_transposed, accumulate;
+    const nd_gemm_factors *factors; /* NULL: none */
+    void *c;
+    int64_t c_stride;
+    bool c_bf16;
+} nd_gemm_product;
+
+/* Allocates nothing. One call at a time. */
+void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *product);
 
 #endif

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "kernels/cpu/amx.h"
+#include "runtime/tensor/fp8.h"
 
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b)  PASTE_(a, b)
@@ -74,7 +75,7 @@ static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float 
 {
     const int64_t at = i * t->c_row + j;
     for (int64_t n = 0; n < columns; n++) {
-        float sum = sums[n] * t->factor;
+        float sum = sums[n] * nd_gemm_row_factor(t, i);
         if (t->column_factors) {
             sum *= t->column_factors[j + n];
         }
@@ -88,18 +89,26 @@ static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float 
     }
 }
 
-/* Element l of k of line i is x[i * line + l * of_k]. */
-static nd_gemm_word word_of(const nd_bf16 *x, int64_t line, int64_t of_k, bool exists, int word,
-                            int depth)
+static nd_gemm_word half_of(const nd_gemm_operand *x, int64_t at)
 {
-    const int even = 2 * word, odd = even + 1;
-    x += exists ? line : 0;
-    return (exists && even < depth ? x[even * of_k] : 0u) |
-           (exists && odd < depth ? (nd_gemm_word)x[odd * of_k] << 16 : 0u);
+    if (x->dtype == ND_DTYPE_BF16) {
+        return ((const nd_bf16 *)x->data)[at];
+    }
+    return nd_bf16_from_f32(nd_fp8_to_f32(x->dtype, ((const uint8_t *)x->data)[at]));
 }
 
-static void pack_b(nd_gemm_word *b, const nd_bf16 *x, int64_t line, int64_t of_k, int columns,
-                   int depth)
+/* A word of the line that begins at `line`, whose elements are `of_k` apart. */
+static nd_gemm_word word_of(const nd_gemm_operand *x, int64_t line, int64_t of_k, bool exists,
+                            int word, int depth)
+{
+    const int even = 2 * word, odd = even + 1;
+    return (exists && even < depth ? half_of(x, line + even * of_k) : 0) |
+           (exists && odd < depth ? half_of(x, line + odd * of_k) << 16 : 0);
+}
+
+/* Line i begins at element i * line. */
+static void pack_b(nd_gemm_word *b, const nd_gemm_operand *x, int64_t line, int64_t of_k,
+                   int columns, int depth)
 {
     for (int l = 0; l < packed_words(depth); l++) {
         for (int j = 0; j < COLUMNS; j++) {
@@ -108,7 +117,7 @@ static void pack_b(nd_gemm_word *b, const nd_bf16 *x, int64_t line, int64_t of_k
     }
 }
 
-static void pack_a(nd_gemm_word *a, const nd_bf16 *x, int64_t line, int64_t of_k, int rows,
+static void pack_a(nd_gemm_word *a, const nd_gemm_operand *x, int64_t line, int64_t of_k, int rows,
                    int depth)
 {
     const int words = packed_words(depth);
@@ -122,30 +131,31 @@ static void pack_a(nd_gemm_word *a, const nd_bf16 *x, int64_t line, int64_t of_k
     }
 }
 
-static void pack_b_rows(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int depth)
+static void pack_b_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_b(b, x, stride, 1, columns, depth);
+    pack_b(to, &x, x.stride, 1, lines, depth);
 }
 
-static void pack_b_columns(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns,
-                           int depth)
+static void pack_b_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_b(b, x, 1, stride, columns, depth);
+    pack_b(to, &x, 1, x.stride, lines, depth);
 }
 
-static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+static void pack_a_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_a(a, x, stride, 1, rows, depth);
+    pack_a(to, &x, x.stride, 1, lines, depth);
 }
 
-static void pack_a_columns(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+static void pack_a_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_a(a, x, 1, stride, rows, depth);
+    pack_a(to, &x, 1, x.stride, lines, depth);
 }
 
 #else
 
 #include <immintrin.h>
+
+#include "kernels/cpu/fp8_values.h"
 
 enum { ND_PACKED_WORDS = WORDS };
 #include "kernels/cpu/gemm_pack.inc"
@@ -160,7 +170,8 @@ static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float 
     for (int n = 0; n < columns; n += VL) {
         const __mmask16 lanes = lanes_of(columns - n, 0);
         const int64_t at = i * t->c_row + j + n;
-        __m512 sum = _mm512_mul_ps(_mm512_loadu_ps(sums + n), _mm512_set1_ps(t->factor));
+        __m512 sum =
+            _mm512_mul_ps(_mm512_loadu_ps(sums + n), _mm512_set1_ps(nd_gemm_row_factor(t, i)));
         if (t->column_factors) {
             sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(lanes, t->column_factors + j + n));
         }
@@ -181,29 +192,31 @@ static void finish_row(const nd_gemm_tile *t, int64_t i, int64_t j, const float 
     }
 }
 
-static void pack_b_rows(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int depth)
+static void pack_b_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_rows(COLUMNS, b, x, stride, columns, depth);
+    BY_KIND(pack_rows_of, x, COLUMNS, to, x, lines, depth);
 }
 
-static void pack_b_columns(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns,
-                           int depth)
+static void pack_b_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_columns(COLUMNS, b, x, stride, columns, depth);
+    BY_KIND(pack_columns_of, x, COLUMNS, to, x, lines, depth);
 }
 
 /* Four steps at a time, which are four lines of each row. */
-static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+INLINE void pack_a_rows_of(const bool codes, nd_gemm_word *a, nd_gemm_operand of, int rows,
+                           int depth)
 {
     enum { AT_A_TIME = 4 };
+    const source x = source_of(codes, of);
     const int steps = packed_words(depth) / WORDS;
-    for (int first = 0; first < rows; first += ROWS, a += steps * STEP_A, x += ROWS * stride) {
+    for (int first = 0; first < rows; first += ROWS, a += steps * STEP_A) {
         for (int s = 0; s < steps; s += AT_A_TIME) {
             for (int i = 0; i < ROWS; i++) {
                 for (int l = s; l < s + AT_A_TIME && l < steps; l++) {
                     __m512i v = _mm512_setzero_si512();
                     if (first + i < rows) {
-                        v = _mm512_maskz_loadu_epi16(halves_of(depth, l), x + i * stride + l * 32);
+                        v = load_halves(&x, halves_of(depth, l),
+                                        source_at(&x, first + i, l * HALVES));
                     }
                     _mm512_storeu_si512(a + l * STEP_A + i * WORDS, v);
                 }
@@ -212,22 +225,22 @@ static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int r
     }
 }
 
-/* 16 rows of a step. */
-INLINE void pack_columns_step(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows,
+static void pack_a_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
+{
+    BY_KIND(pack_a_rows_of, x, to, x, lines, depth);
+}
+
+/* 16 rows of a step, which begins at `from`. */
+INLINE void pack_columns_step(nd_gemm_word *a, const source *x, const char *from, int rows,
                               int depth)
 {
     const __mmask16 lanes = lanes_of(rows, 0);
     __m512i v[VL];
 #pragma GCC unroll 16
     for (int l = 0; l < VL; l++) {
-        __m256i even = _mm256_setzero_si256(), odd = even;
-        if (2 * l < depth) {
-            even = _mm256_maskz_loadu_epi16(lanes, x + 2 * l * stride);
-        }
-        if (2 * l + 1 < depth) {
-            odd = _mm256_maskz_loadu_epi16(lanes, x + (2 * l + 1) * stride);
-        }
-        v[l] = first_pairs(_mm512_castsi256_si512(even), _mm512_castsi256_si512(odd));
+        const __mmask32 even = 2 * l < depth ? lanes : 0, odd = 2 * l + 1 < depth ? lanes : 0;
+        v[l] = first_pairs(load_halves(x, even, from + 2 * l * x->stride),
+                           load_halves(x, odd, from + (2 * l + 1) * x->stride));
     }
     transpose(v);
 #pragma GCC unroll 16
@@ -236,18 +249,25 @@ INLINE void pack_columns_step(nd_gemm_word *a, const nd_bf16 *x, int64_t stride,
     }
 }
 
-static void pack_a_columns(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+INLINE void pack_a_columns_of(const bool codes, nd_gemm_word *a, nd_gemm_operand of, int rows,
+                              int depth)
 {
+    const source x = source_of(codes, of);
     const int steps = packed_words(depth) / WORDS;
     for (int first = 0; first < rows; first += ROWS, a += steps * STEP_A) {
         for (int s = 0; s < steps; s++) {
             for (int half = 0; half < ROWS; half += ND_AMX_ROWS) {
-                pack_columns_step(a + s * STEP_A + half * WORDS,
-                                  x + (int64_t)s * 2 * WORDS * stride + first + half, stride,
-                                  rows - first - half, depth - s * 2 * WORDS);
+                pack_columns_step(a + s * STEP_A + half * WORDS, &x,
+                                  source_at(&x, s * HALVES, first + half), rows - first - half,
+                                  depth - s * HALVES);
             }
         }
     }
+}
+
+static void pack_a_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
+{
+    BY_KIND(pack_a_columns_of, x, to, x, lines, depth);
 }
 
 #endif
@@ -371,7 +391,8 @@ INLINE void multiply_run(const int mr, const int nv, const nd_gemm_tile *t, cons
 {
     _Alignas(64) float edge[ROWS][COLUMNS];
     const bool whole = s->rows == 16 * mr && t->columns == 16 * nv;
-    const bool plain = !t->bf16 && !t->add && !t->column_factors && t->factor == 1.0f;
+    const bool plain =
+        !t->bf16 && !t->add && !t->row_factors && !t->column_factors && t->factor == 1.0f;
     float *sums = t->sums + s->row * COLUMNS;
     fetch_next(t, s);
     if (!s->first) {

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/bf16_words.h"
+#include "kernels/cpu/fp8_values.h"
 
 #define PASTE_(a, b) a##_##b
 #define PASTE(a, b)  PASTE_(a, b)
@@ -39,7 +40,7 @@ INLINE void store(const nd_gemm_tile *t, int64_t i, int j, __m512 sum)
         const float *from = t->from + i * t->from_row + j * VL;
         sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, from));
     }
-    sum = _mm512_mul_ps(sum, _mm512_set1_ps(t->factor));
+    sum = _mm512_mul_ps(sum, _mm512_set1_ps(nd_gemm_row_factor(t, i)));
     if (t->column_factors) {
         sum = _mm512_mul_ps(sum, _mm512_maskz_loadu_ps(lanes, t->column_factors + j * VL));
     }
@@ -174,25 +175,24 @@ static void multiply(const nd_gemm_tile *t)
     }
 }
 
-static void pack_b_rows(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns, int depth)
+static void pack_b_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_rows(COLUMNS, b, x, stride, columns, depth);
+    BY_KIND(pack_rows_of, x, COLUMNS, to, x, lines, depth);
 }
 
-static void pack_b_columns(nd_gemm_word *b, const nd_bf16 *x, int64_t stride, int columns,
-                           int depth)
+static void pack_b_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_columns(COLUMNS, b, x, stride, columns, depth);
+    BY_KIND(pack_columns_of, x, COLUMNS, to, x, lines, depth);
 }
 
-static void pack_a_rows(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+static void pack_a_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_rows(PANEL, a, x, stride, rows, depth);
+    BY_KIND(pack_rows_of, x, PANEL, to, x, lines, depth);
 }
 
-static void pack_a_columns(nd_gemm_word *a, const nd_bf16 *x, int64_t stride, int rows, int depth)
+static void pack_a_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
 {
-    pack_from_columns(PANEL, a, x, stride, rows, depth);
+    BY_KIND(pack_columns_of, x, PANEL, to, x, lines, depth);
 }
 
 const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {

@@ -141,7 +141,7 @@ static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool tran
 
 /* A block of c = tile factor (+ c), rounded once when c is BF16. */
 static void store(const nd_row_ops *kernels, nd_tensor c, block at, const float *tile,
-                  const nd_cpu_factors *f, bool accumulate)
+                  const nd_gemm_factors *f, bool accumulate)
 {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < at.rows; i++) {
@@ -155,7 +155,7 @@ static void store(const nd_row_ops *kernels, nd_tensor c, block at, const float 
 
 /* Tiles of op(a) and op(b) are widened, their product is summed over k in F32. */
 nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
-                                  const nd_dnnl_product *p, const nd_cpu_factors *factors)
+                                  const nd_dnnl_product *p, const nd_gemm_factors *factors)
 {
     enum { T = ND_CPU_WIDEN_TILE };
     const nd_row_ops *kernels = context->rows;
@@ -182,6 +182,28 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
         }
     }
     return ND_OK;
+}
+
+static nd_gemm_operand operand_of(nd_tensor x)
+{
+    return (nd_gemm_operand){x.data, x.dtype, x.stride[0]};
+}
+
+void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+                         const nd_dnnl_product *p, const nd_gemm_factors *factors)
+{
+    nd_gemm_multiply(context->gemm, &(nd_gemm_product){.m = p->m,
+                                                       .n = p->n,
+                                                       .k = p->k,
+                                                       .a = operand_of(a),
+                                                       .b = operand_of(b),
+                                                       .a_transposed = p->a_transposed,
+                                                       .b_transposed = p->b_transposed,
+                                                       .accumulate = p->accumulate,
+                                                       .factors = factors,
+                                                       .c = c.data,
+                                                       .c_stride = c.stride[0],
+                                                       .c_bf16 = c.dtype == ND_DTYPE_BF16});
 }
 
 nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
@@ -214,12 +236,12 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         nd_cpu_multiply_few_rows(stream, c, a, b);
         return ND_OK;
     }
-    if (context->gemm && nd_gemm_supports(context->gemm, &p)) {
-        nd_gemm_multiply(context->gemm, &p, c.data, a.data, b.data, NULL);
+    if (context->gemm && p.in == ND_DTYPE_BF16) {
+        nd_cpu_multiply_own(context, c, a, b, &p, NULL);
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
-        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_cpu_factors){.all = 1.0f});
+        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
     }
     if (p.in == ND_DTYPE_BF16 && nd_cpu_has_gaps(c, a, a_transposed)) {
         return nd_cpu_multiply_gaps(stream, c, a, b, &p);

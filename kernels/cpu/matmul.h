@@ -2,8 +2,8 @@
 #ifndef ND_CPU_MATMUL_H
 #define ND_CPU_MATMUL_H
 /*
- * Matrix products of the CPU backend: those of BF16 are ours (gemm.h) on CPUs with AMX, and
- * those with k even on CPUs with AVX-512; others are oneDNN's.
+ * Matrix products of the CPU backend: those of BF16 and of FP8 codes are ours (gemm.h) on CPUs with
+ * AVX-512 or AMX; others are oneDNN's.
  *
  * Where the CPU has no BF16 dot products oneDNN has no BF16 product (AVX2) or a slow one (AVX-512):
  * what is not ours there is widened to F32, which is exact, tile by tile, multiplied in F32, and
@@ -12,11 +12,11 @@
 #include "kernels/cpu/context.h"
 #include "runtime/tensor/tensor.h"
 
-/* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
-typedef struct nd_cpu_factors {
-    float all;
-    const float *rows, *columns;
-} nd_cpu_factors;
+/* c = op(a) op(b) factors (+ c) by our own kernels, where the context has them. a and b BF16 or FP8
+ * codes, c BF16 or F32; p has the extents, and whether operands are transposed and c is added to;
+ * factors may be NULL. */
+void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+                         const nd_dnnl_product *p, const nd_gemm_factors *factors);
 
 /*
  * c = op(a) op(b) factor (+ c) by widening to F32. a and b BF16 or FP8 codes, c BF16 or F32; p has
@@ -24,7 +24,7 @@ typedef struct nd_cpu_factors {
  * tiles for it.
  */
 nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
-                                  const nd_dnnl_product *p, const nd_cpu_factors *factors);
+                                  const nd_dnnl_product *p, const nd_gemm_factors *factors);
 
 /* c (m, n) = a b^T with m <= ND_CPU_FEW_ROWS, whose rows are computed one by one: their bits do not
  * depend on m. */

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/fp8_values.h"
 #include "kernels/cpu/vector_math.h"
 
 #define PASTE_(a, b) a##_##b
@@ -145,7 +146,4 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .dots = dots,
     .row_sums = row_sums,
     .transpose_bytes = transpose_bytes,
-#if defined(__AVX512BF16__)
-    .widen_fp8_bf16 = widen_fp8_bf16,
-#endif
 };

@@ -81,14 +81,6 @@ typedef struct nd_row_ops {
     void (*count_fp8)(int64_t counts[2], const void *x, const float *scale, bool each, int64_t n,
                       bool e4m3, bool bf16);
     void (*widen_fp8)(float *out, const uint8_t *codes, int64_t n, bool e4m3);
-    /*
-     * out (rows, columns), dense, = values of codes with row stride `stride`, times 2^exponent of
-     * their row and column; either list may be NULL. Exponents are within +-64, so all is exact.
-     * NULL without AVX512_BF16.
-     */
-    void (*widen_fp8_bf16)(nd_bf16 *out, const uint8_t *codes, int64_t stride, int64_t rows,
-                           int64_t columns, bool e4m3, const int16_t *row_exponents,
-                           const int16_t *column_exponents);
     /* c (n) = sum row columns[j] (+ c); columns NULL: 1. */
     void (*scaled_sum)(void *c, const float *sum, float row, const float *columns, bool accumulate,
                        int64_t n, bool bf16);

@@ -20,6 +20,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/rng.h"
 #include "runtime/base/status.h"
+#include "runtime/tensor/fp8.h"
 
 typedef struct table {
     const char *name;
@@ -40,7 +41,7 @@ typedef struct guarded {
     size_t bytes;
 } guarded;
 
-enum { MAPS = 8 };
+enum { MAPS = 16 };
 static guarded maps[MAPS];
 static int map_count;
 
@@ -68,32 +69,45 @@ static void free_memory(void)
 typedef struct matrix {
     void *data;
     int64_t rows, columns, stride;
-    bool bf16;
+    nd_dtype dtype;
 } matrix;
 
 static size_t matrix_bytes(const matrix *x)
 {
-    return (size_t)((x->rows - 1) * x->stride + x->columns) * (x->bf16 ? 2 : 4);
+    return (size_t)((x->rows - 1) * x->stride + x->columns) * nd_dtype_size(x->dtype);
 }
 
 static void put(matrix *x, int64_t at, float value)
 {
-    if (x->bf16) {
+    switch (x->dtype) {
+    case ND_DTYPE_BF16:
         ((nd_bf16 *)x->data)[at] = nd_bf16_from_f32(value);
-    } else {
+        break;
+    case ND_DTYPE_F32:
         ((float *)x->data)[at] = value;
+        break;
+    default:
+        ((uint8_t *)x->data)[at] = nd_fp8_from_f32(x->dtype, value);
+        break;
     }
 }
 
 static float get(const matrix *x, int64_t i, int64_t j)
 {
     const int64_t at = i * x->stride + j;
-    return x->bf16 ? nd_bf16_to_f32(((const nd_bf16 *)x->data)[at]) : ((const float *)x->data)[at];
+    switch (x->dtype) {
+    case ND_DTYPE_BF16:
+        return nd_bf16_to_f32(((const nd_bf16 *)x->data)[at]);
+    case ND_DTYPE_F32:
+        return ((const float *)x->data)[at];
+    default:
+        return nd_fp8_to_f32(x->dtype, ((const uint8_t *)x->data)[at]);
+    }
 }
 
-static matrix draw(bool bf16, int64_t rows, int64_t columns, int64_t gap, uint64_t seed)
+static matrix draw(nd_dtype dtype, int64_t rows, int64_t columns, int64_t gap, uint64_t seed)
 {
-    matrix x = {.rows = rows, .columns = columns, .stride = columns + gap, .bf16 = bf16};
+    matrix x = {.rows = rows, .columns = columns, .stride = columns + gap, .dtype = dtype};
     x.data = guarded_memory(matrix_bytes(&x));
     for (int64_t at = 0; at < (rows - 1) * x.stride + columns; at++) {
         const uint64_t bits = nd_rng_u64(seed, 3, (uint64_t)at);
@@ -111,9 +125,9 @@ static float flush(float x)
 }
 
 typedef struct problem {
-    nd_dnnl_product p;
+    nd_gemm_product p;
     matrix a, b, c; /* c as it was */
-    const float *factors;
+    nd_gemm_factors factors;
 } problem;
 
 static float element(const matrix *x, bool transposed, int64_t i, int64_t j)
@@ -135,31 +149,22 @@ static float add_step(const problem *q, float sum, int64_t i, int64_t j, int64_t
     return flush(sum + flush(halves[0] + halves[1]));
 }
 
-static float factor_of(const problem *q, int64_t j)
-{
-    switch (q->p.factors) {
-    case ND_DNNL_FACTOR_ONE:
-        return q->factors[0];
-    case ND_DNNL_FACTOR_EACH_COLUMN:
-        return q->factors[j];
-    default:
-        return 1.0f;
-    }
-}
-
 static float defined(const problem *q, int64_t i, int64_t j)
 {
-    const bool from_c =
-        q->p.accumulate && q->p.out == ND_DTYPE_F32 && q->p.factors == ND_DNNL_FACTOR_NONE;
+    const nd_gemm_factors *f = q->p.factors;
+    const bool from_c = q->p.accumulate && !q->p.c_bf16 && !f;
     float sum = from_c ? get(&q->c, i, j) : 0.0f;
     for (int64_t l = 0; l < q->p.k; l += 32) {
         sum = add_step(q, sum, i, j, l);
     }
-    sum *= factor_of(q, j);
+    if (f) {
+        sum *= f->rows ? f->all * f->rows[i] : f->all;
+        sum *= f->columns ? f->columns[j] : 1.0f;
+    }
     if (q->p.accumulate && !from_c) {
         sum += get(&q->c, i, j);
     }
-    return q->p.out == ND_DTYPE_BF16 ? nd_bf16_to_f32(nd_bf16_from_f32(flush(sum))) : sum;
+    return q->p.c_bf16 ? nd_bf16_to_f32(nd_bf16_from_f32(flush(sum))) : sum;
 }
 
 /* the comparison */
@@ -167,27 +172,46 @@ static float defined(const problem *q, int64_t i, int64_t j)
 /* What of a product varies beside its extents; bits of `flags`. */
 enum { A_TRANSPOSED = 1, B_TRANSPOSED = 2, ACCUMULATE = 4, OUT_BF16 = 8, FLAGS = 16 };
 
-static problem make(int64_t m, int64_t n, int64_t k, int flags, nd_dnnl_factors factors)
+/* What the sums are multiplied by: nothing, one number, or that and others for rows, columns. */
+enum { NO_FACTORS, ALL, ALL_COLUMNS, ALL_ROWS_COLUMNS, FACTORS };
+
+/* The types of a and b. */
+static const nd_dtype types[][2] = {{ND_DTYPE_BF16, ND_DTYPE_BF16},
+                                    {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E4M3},
+                                    {ND_DTYPE_F8_E5M2, ND_DTYPE_F8_E4M3},
+                                    {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2}};
+
+enum { TYPES = sizeof types / sizeof *types };
+
+/* One product as the tests name it. */
+typedef struct shape {
+    int64_t m, n, k;
+    int flags, factors, types;
+} shape;
+
+static void make(problem *q, shape s)
 {
-    const bool at = flags & A_TRANSPOSED, bt = flags & B_TRANSPOSED, out = flags & OUT_BF16;
-    problem q = {.a = draw(true, at ? k : m, at ? m : k, 3, 1),
-                 .b = draw(true, bt ? n : k, bt ? k : n, 5, 2),
-                 .c = draw(out, m, n, 7, 3)};
-    const matrix f = draw(false, 1, n, 0, 4);
-    q.factors = f.data;
-    q.p = (nd_dnnl_product){.m = m,
-                            .n = n,
-                            .k = k,
-                            .lda = q.a.stride,
-                            .ldb = q.b.stride,
-                            .ldc = q.c.stride,
-                            .a_transposed = at,
-                            .b_transposed = bt,
-                            .accumulate = flags & ACCUMULATE,
-                            .factors = factors,
-                            .in = ND_DTYPE_BF16,
-                            .out = out ? ND_DTYPE_BF16 : ND_DTYPE_F32};
-    return q;
+    const bool at = s.flags & A_TRANSPOSED, bt = s.flags & B_TRANSPOSED, out = s.flags & OUT_BF16;
+    const int64_t m = s.m, n = s.n, k = s.k;
+    q->a = draw(types[s.types][0], at ? k : m, at ? m : k, 3, 1);
+    q->b = draw(types[s.types][1], bt ? n : k, bt ? k : n, 5, 2);
+    q->c = draw(out ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, 7, 3);
+    const float *rows = draw(ND_DTYPE_F32, 1, m, 0, 4).data;
+    const float *columns = draw(ND_DTYPE_F32, 1, n, 0, 5).data;
+    q->factors = (nd_gemm_factors){.all = 0.7f,
+                                   .rows = s.factors == ALL_ROWS_COLUMNS ? rows : NULL,
+                                   .columns = s.factors >= ALL_COLUMNS ? columns : NULL};
+    q->p = (nd_gemm_product){.m = m,
+                             .n = n,
+                             .k = k,
+                             .a = {q->a.data, q->a.dtype, q->a.stride},
+                             .b = {q->b.data, q->b.dtype, q->b.stride},
+                             .a_transposed = at,
+                             .b_transposed = bt,
+                             .accumulate = s.flags & ACCUMULATE,
+                             .factors = s.factors == NO_FACTORS ? NULL : &q->factors,
+                             .c_stride = q->c.stride,
+                             .c_bf16 = out};
 }
 
 static matrix multiply(const problem *q, const table *t, int threads)
@@ -197,28 +221,30 @@ static matrix multiply(const problem *q, const table *t, int threads)
     c.data = guarded_memory(matrix_bytes(&c));
     memcpy(c.data, q->c.data, matrix_bytes(&c));
     cr_assert_eq(nd_gemm_create(t->kernels, threads, &gemm), ND_OK);
-    cr_assert(nd_gemm_supports(gemm, &q->p));
-    nd_gemm_multiply(gemm, &q->p, c.data, q->a.data, q->b.data, q->factors);
+    nd_gemm_product p = q->p;
+    p.c = c.data;
+    nd_gemm_multiply(gemm, &p);
     nd_gemm_destroy(gemm);
     return c;
 }
 
 static void expect_defined(const problem *q, const table *t, const matrix *c)
 {
-    const nd_dnnl_product *p = &q->p;
+    const nd_gemm_product *p = &q->p;
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             const float got = get(c, i, j), want = defined(q, i, j);
             /* k products of at most 1, each addition of which rounds a sum of at most k. */
             const double most = (double)(p->k + 2) * (double)(p->k + 2) * 0x1p-24 +
-                                (c->bf16 ? fabs((double)want) * 0x1p-7 : 0.0);
+                                (p->c_bf16 ? fabs((double)want) * 0x1p-7 : 0.0);
             const bool right = t->tiles ? memcmp(&got, &want, sizeof got) == 0
                                         : fabs((double)got - (double)want) <= most;
             cr_assert(right,
-                      "%s, %d x %d x %d, transposed %d %d, factors %d, + c %d, (%d, %d): "
-                      "%a, by the definition %a",
-                      t->name, (int)p->m, (int)p->n, (int)p->k, p->a_transposed, p->b_transposed,
-                      p->factors, p->accumulate, (int)i, (int)j, got, want);
+                      "%s, %d x %d x %d, %s %s, transposed %d %d, + c %d, (%d, %d): %a, by "
+                      "the definition %a",
+                      t->name, (int)p->m, (int)p->n, (int)p->k, nd_dtype_name(p->a.dtype),
+                      nd_dtype_name(p->b.dtype), p->a_transposed, p->b_transposed, p->accumulate,
+                      (int)i, (int)j, (double)got, (double)want);
         }
     }
 }
@@ -226,7 +252,7 @@ static void expect_defined(const problem *q, const table *t, const matrix *c)
 /* Between the rows of c nothing is written. */
 static void expect_gaps_kept(const problem *q, const table *t, const matrix *c)
 {
-    const int64_t size = c->bf16 ? 2 : 4;
+    const int64_t size = (int64_t)nd_dtype_size(c->dtype);
     for (int64_t i = 0; i + 1 < c->rows; i++) {
         const int64_t at = (i * c->stride + c->columns) * size;
         cr_assert_eq(memcmp((char *)c->data + at, (char *)q->c.data + at,
@@ -236,22 +262,18 @@ static void expect_gaps_kept(const problem *q, const table *t, const matrix *c)
 }
 
 /* One product by one table and each of these numbers of threads. */
-static void compare(const table *t, int64_t m, int64_t n, int64_t k, int flags,
-                    nd_dnnl_factors factors, const int *threads, int count)
+static void compare(const table *t, shape s, const int *threads, int count)
 {
-    const problem q = make(m, n, k, flags, factors);
-    if (!t->tiles && k % 2 != 0) {
-        free_memory();
-        return;
-    }
+    problem q;
+    make(&q, s);
     const matrix first = multiply(&q, t, threads[0]);
     expect_defined(&q, t, &first);
     expect_gaps_kept(&q, t, &first);
     for (int i = 1; i < count; i++) {
         const matrix c = multiply(&q, t, threads[i]);
         cr_assert_eq(memcmp(first.data, c.data, matrix_bytes(&c)), 0,
-                     "%s, %d x %d x %d, flags %d: other bits with %d threads", t->name, (int)m,
-                     (int)n, (int)k, flags, threads[i]);
+                     "%s, %d x %d x %d, flags %d: other bits with %d threads", t->name, (int)s.m,
+                     (int)s.n, (int)s.k, s.flags, threads[i]);
     }
     free_memory();
 }
@@ -272,11 +294,11 @@ static void check_extents(const table *t)
     static const int one[] = {1};
     for (int extent = 1; extent <= 70; extent++) {
         for (int i = 0; i < 4; i++) {
-            const int flags = (5 * extent + 4 * i + i) % FLAGS;
-            const nd_dnnl_factors factors = (nd_dnnl_factors)((extent + i) % 3);
-            compare(t, extent, 21, 37, flags, factors, one, 1);
-            compare(t, 19, extent, 34, flags, factors, one, 1);
-            compare(t, 5, 18, extent, flags, factors, one, 1);
+            const int flags = (5 * extent + 5 * i) % FLAGS, factors = (extent + i) % FACTORS,
+                      kind = (extent / 4 + i) % TYPES;
+            compare(t, (shape){extent, 21, 37, flags, factors, kind}, one, 1);
+            compare(t, (shape){19, extent, 34, flags, factors, kind}, one, 1);
+            compare(t, (shape){5, 18, extent, flags, factors, kind}, one, 1);
         }
     }
 }
@@ -284,14 +306,16 @@ static void check_extents(const table *t)
 /* Beyond the blocks of rows, k and columns; more columns and rows than threads' units. */
 static void check_blocks(const table *t)
 {
-    static const int64_t shapes[][3] = {{70, 90, 40},   {3, 5, 1600},  {40, 33, 1537},
-                                        {800, 3, 34},   {800, 2, 770}, {5, 1030, 34},
-                                        {3, 1030, 800}, {1100, 70, 2}};
+    static const int64_t extents[][3] = {{70, 90, 40},   {3, 5, 1600},  {40, 33, 1537},
+                                         {800, 3, 34},   {800, 2, 770}, {5, 1030, 34},
+                                         {3, 1030, 800}, {1100, 70, 2}};
     static const int threads[] = {1, 2, 3, 7};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        for (int flags = (int)i % 2; flags < FLAGS; flags += 3) {
-            compare(t, shapes[i][0], shapes[i][1], shapes[i][2], flags,
-                    (nd_dnnl_factors)((flags + (int)i) % 3), threads, 4);
+    for (int i = 0; i < (int)(sizeof extents / sizeof *extents); i++) {
+        const int64_t *e = extents[i];
+        for (int flags = i % 2; flags < FLAGS; flags += 3) {
+            compare(
+                t, (shape){e[0], e[1], e[2], flags, (flags + i) % FACTORS, (flags / 3 + i) % TYPES},
+                threads, 4);
         }
     }
 }
@@ -324,12 +348,11 @@ static void check_special(const table *t)
     static const float values[] = {0x1p-63f,   0x1.8p-63f, -0x1p-64f, 0x1p-126f,
                                    -0x1p-130f, INFINITY,   -0.0f,     0x1p120f,
                                    1.0f,       0x1p-60f,   0x1.1p-7f, -INFINITY};
-    static const int one[] = {1};
-    problem q = make(20, 20, 40, OUT_BF16, ND_DNNL_FACTOR_NONE);
+    problem q;
     if (!t->tiles) {
-        free_memory();
         return;
     }
+    make(&q, (shape){20, 20, 40, OUT_BF16, NO_FACTORS, 0});
     for (int64_t l = 0; l < 40; l++) {
         for (int64_t i = 0; i < 20; i++) {
             const uint64_t bits = nd_rng_u64(9, (uint64_t)l, (uint64_t)i);
@@ -337,7 +360,7 @@ static void check_special(const table *t)
             put(&q.b, l * q.b.stride + i, values[(bits >> 32) % (i < 4 ? 12 : 5)]);
         }
     }
-    const matrix c = multiply(&q, t, one[0]);
+    const matrix c = multiply(&q, t, 1);
     for (int64_t i = 0; i < 20; i++) {
         for (int64_t j = 0; j < 20; j++) {
             const float got = get(&c, i, j), want = defined(&q, i, j);
@@ -360,11 +383,13 @@ static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_r
 {
     enum { MOST_LINES = 96, MOST_WORDS = 48 };
     static nd_gemm_word got[MOST_LINES * MOST_WORDS], want[MOST_LINES * MOST_WORDS];
-    const matrix x = draw(true, of_rows ? lines : depth, of_rows ? depth : lines, 3, 5);
+    const nd_dtype dtype = types[(lines + depth) % TYPES][0];
+    const matrix x = draw(dtype, of_rows ? lines : depth, of_rows ? depth : lines, 3, 5);
+    const nd_gemm_operand operand = {x.data, x.dtype, x.stride};
     memset(got, 0x5a, sizeof got);
     memset(want, 0x5a, sizeof want);
-    vectors(got, x.data, x.stride, lines, depth);
-    plain(want, x.data, x.stride, lines, depth);
+    vectors(got, operand, lines, depth);
+    plain(want, operand, lines, depth);
     for (int i = 0; i < MOST_WORDS && columns > 0; i++) { /* columns that are not there */
         memset(&got[i * columns + lines], 0, (size_t)(columns - lines) * sizeof *got);
         memset(&want[i * columns + lines], 0, (size_t)(columns - lines) * sizeof *want);
