@@ -325,9 +325,11 @@ static void run_all(call *c, char *scratch, size_t bytes, int threads)
         workspace w;
         workspace_init(&w, scratch + (size_t)omp_get_thread_num() * bytes, c->a,
                        c->division.block_keys);
+        nd_tiles_begin(c->tiles);
         for (int64_t t; (t = atomic_fetch_add(&c->next_task, 1)) < tasks;) {
             run_task(c, &w, t);
         }
+        nd_tiles_end(c->tiles);
     }
 }
 

@@ -203,18 +203,23 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
     /* Tasks are independent, so their order does not change results; late queries see most keys and
      * go first. */
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
-    for (int64_t t = 0; t < tasks; t++) {
+#pragma omp parallel num_threads(threads)
+    {
         workspace w;
         workspace_init(&w, (char *)args->scratch + (size_t)omp_get_thread_num() * bytes, a,
                        c.row_blocks);
-        int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
-        int64_t pair = t % (a->batch * a->kv_heads);
-        run_task(&c, &w,
-                 &(task){.b = pair / a->kv_heads,
-                         .kv = pair % a->kv_heads,
-                         .q0 = q0,
-                         .q_end = q0 + span < a->sq ? q0 + span : a->sq});
+        nd_tiles_begin(c.tiles);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (int64_t t = 0; t < tasks; t++) {
+            int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
+            int64_t pair = t % (a->batch * a->kv_heads);
+            run_task(&c, &w,
+                     &(task){.b = pair / a->kv_heads,
+                             .kv = pair % a->kv_heads,
+                             .q0 = q0,
+                             .q_end = q0 + span < a->sq ? q0 + span : a->sq});
+        }
+        nd_tiles_end(c.tiles);
     }
     return ND_OK;
 }

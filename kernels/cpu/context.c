@@ -23,12 +23,17 @@ static void choose_kernels(nd_cpu_context *context)
     static const nd_tile_ops *const f32[] = {&nd_tiles_f32_baseline, &nd_tiles_f32_avx2,
                                              &nd_tiles_f32_avx512, &nd_tiles_f32_avx512_bf16};
     static const nd_tile_ops *const bf16[] = {NULL, NULL, NULL, &nd_tiles_bf16_avx512_bf16};
+    static const nd_tile_ops *const emulated[] = {
+        &nd_tiles_bf16_amx_emulated_baseline, &nd_tiles_bf16_amx_emulated_avx2,
+        &nd_tiles_bf16_amx_emulated_avx512, &nd_tiles_bf16_amx_emulated_avx512_bf16};
     static const nd_row_ops *const rows[] = {&nd_rows_baseline, &nd_rows_avx2, &nd_rows_avx512,
                                              &nd_rows_avx512_bf16};
     context->vectors = nd_cpu_isa_of_vectors(context->isa);
     context->rows = rows[context->vectors];
     context->tiles_f32 = f32[context->vectors];
-    context->tiles_bf16 = bf16[context->vectors];
+    context->tiles_bf16 = context->isa == ND_CPU_ISA_AMX            ? &nd_tiles_bf16_amx
+                          : context->isa == ND_CPU_ISA_AMX_EMULATED ? emulated[context->vectors]
+                                                                    : bf16[context->vectors];
 }
 
 /* NULL: there are none of our own. */

@@ -58,6 +58,10 @@ typedef struct nd_tile_ops {
     const char *name;
     int group; /* elements of k per word: 1 or 2 */
 
+    /* NULL, or what a thread calls before its first and after its last product of an op. */
+    void (*begin)(void);
+    void (*end)(void);
+
     /* c (m, n) = a b (+ c when add). `words` = W(k). */
     void (*gemm)(int m, int n, int words, const nd_word *a, int64_t lda, const nd_word *b,
                  int64_t ldb, float *c, int64_t ldc, bool add);
@@ -90,8 +94,39 @@ typedef struct nd_tile_ops {
                              int columns, const float *factor, bool add, float *temporary);
 } nd_tile_ops;
 
+static inline void nd_tiles_begin(const nd_tile_ops *tiles)
+{
+    if (tiles->begin) {
+        tiles->begin();
+    }
+}
+
+static inline void nd_tiles_end(const nd_tile_ops *tiles)
+{
+    if (tiles->end) {
+        tiles->end();
+    }
+}
+
 /* One table per instruction set; the BF16 ones exist where the CPU multiplies BF16. */
 extern const nd_tile_ops nd_tiles_f32_baseline, nd_tiles_f32_avx2, nd_tiles_f32_avx512;
 extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512, nd_tiles_bf16_avx512_bf16;
+
+/* Products by AMX, the rest in AVX-512 BF16. The emulated tables have products in plain C and the
+ * rest for the vectors they are named after; where these have FMA the bits are those of AMX. */
+extern const nd_tile_ops nd_tiles_bf16_amx;
+extern const nd_tile_ops nd_tiles_bf16_amx_emulated_baseline, nd_tiles_bf16_amx_emulated_avx2;
+extern const nd_tile_ops nd_tiles_bf16_amx_emulated_avx512;
+extern const nd_tile_ops nd_tiles_bf16_amx_emulated_avx512_bf16;
+
+/* tile_amx.c; a product may only be called between begin and end. */
+void nd_tile_begin_amx(void);
+void nd_tile_end_amx(void);
+void nd_tile_gemm_amx(int m, int n, int words, const nd_word *a, int64_t lda, const nd_word *b,
+                      int64_t ldb, float *c, int64_t ldc, bool add);
+void nd_tile_begin_amx_emulated(void);
+void nd_tile_end_amx_emulated(void);
+void nd_tile_gemm_amx_emulated(int m, int n, int words, const nd_word *a, int64_t lda,
+                               const nd_word *b, int64_t ldb, float *c, int64_t ldc, bool add);
 
 #endif

@@ -300,6 +300,4 @@ const nd_tile_ops PASTE(nd_tiles_f32, ND_ISA) = {
     .store_transposed = store_transposed,
 };
 
-#if ND_VL == 16
 #include "kernels/cpu/tile_kernels_bf16.inc"
-#endif

@@ -24,7 +24,15 @@ static const nd_attention cases[] = {
     {4, 3, 3, 8, 1, 2, 0, 0.7f},
 };
 
-enum { CASES = sizeof cases / sizeof cases[0] };
+/* Sizes of heads that are whole tiles of AMX, and that leave a part; keys that do so too. */
+static const nd_attention sizes[] = {
+    {1, 66, 99, 2, 1, 34, 33, 0.17f},
+    {1, 37, 81, 1, 1, 80, 81, 0.11f},
+    {1, 64, 128, 2, 1, 128, 64, 0.09f},
+    {1, 18, 47, 1, 1, 256, 29, 0.06f},
+};
+
+enum { CASES = sizeof cases / sizeof cases[0], SIZES = sizeof sizes / sizeof sizes[0] };
 
 static nd_tensor queries(const nd_attention *a, nd_dtype dtype, int64_t gap)
 {
@@ -94,6 +102,9 @@ static void check_forward(const nd_side *ref, const nd_backend *backend)
             forward_once(ref, backend, &cases[c], dtypes[d], 0, false);
             forward_once(ref, backend, &cases[c], dtypes[d], 6, false);
             forward_once(ref, backend, &cases[c], dtypes[d], 8, false);
+        }
+        for (int c = 0; c < SIZES; c++) {
+            forward_once(ref, backend, &sizes[c], dtypes[d], 0, false);
         }
     }
 }
@@ -224,6 +235,9 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
                 backward_once(ref, backend, &cases[c], dtypes[d], flags, false);
                 backward_once(ref, backend, &cases[c], dtypes[d], flags, true);
             }
+        }
+        for (int c = 0; c < SIZES; c++) {
+            backward_once(ref, backend, &sizes[c], dtypes[d], 0, true);
         }
     }
 }

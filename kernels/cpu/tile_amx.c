@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The product of nd_tile_ops by AMX: 2 x 2 tiles of C, so that four loads of A and B serve four
+ * products. Compiled twice (amx.h) with -DND_ISA=<name>.
+ *
+ * A and B have the form that the tiles want. Nothing is read beyond their extents: what is left
+ * behind the last whole tile of m or k is multiplied with tiles that have fewer rows or bytes. To
+ * give tiles other extents loses their contents, so each of these parts is a pass of its own over
+ * its C. With m and n a multiple of 16 and k one of 32, as for D = 64 and 128, there is none.
+ */
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/tile.h"
+
+#define PASTE_(a, b) a##_##b
+#define PASTE(a, b)  PASTE_(a, b)
+
+enum { ROWS = ND_AMX_ROWS, WORDS = ND_AMX_ROW_BYTES / 4 };
+
+/* Tiles 0 to 3 are C, row by row, 4 and 5 A, 6 and 7 B. */
+static void configure(int rows, int words)
+{
+    nd_amx_config config = {.palette = 1};
+    for (int i = 0; i < ND_AMX_TILES; i++) {
+        config.rows[i] = (uint8_t)(i < 6 ? rows : words);
+        config.row_bytes[i] = (uint16_t)(i == 4 || i == 5 ? 4 * words : ND_AMX_ROW_BYTES);
+    }
+    nd_amx_configure(&config);
+}
+
+/* The extents of the tiles, and how many of them k has. */
+typedef struct extents {
+    int rows, words, steps;
+} extents;
+
+/* c (mt tiles, nt tiles) = a b (+ c), with c in tiles: mt and nt, each 1 or 2, are constants where
+ * this is inlined. */
+static inline __attribute__((always_inline)) void block(const int mt, const int nt,
+                                                        const extents *e, const nd_word *a,
+                                                        int64_t lda, const nd_word *b, int64_t ldb,
+                                                        float *c, int64_t ldc, bool add)
+{
+    float *below = c + ROWS * ldc;
+    if (add) {
+        nd_amx_load(0, c, 4 * ldc);
+        if (nt == 2) {
+            nd_amx_load(1, c + WORDS, 4 * ldc);
+        }
+        if (mt == 2) {
+            nd_amx_load(2, below, 4 * ldc);
+        }
+        if (mt == 2 && nt == 2) {
+            nd_amx_load(3, below + WORDS, 4 * ldc);
+        }
+    } else {
+        nd_amx_zero(0);
+        nd_amx_zero(1);
+        nd_amx_zero(2);
+        nd_amx_zero(3);
+    }
+    for (int l = 0; l < e->steps; l++, a += e->words, b += e->words * ldb) {
+        nd_amx_load(6, b, 4 * ldb);
+        nd_amx_load(4, a, 4 * lda);
+        nd_amx_multiply(0, 4, 6);
+        if (nt == 2) {
+            nd_amx_load(7, b + WORDS, 4 * ldb);
+            nd_amx_multiply(1, 4, 7);
+        }
+        if (mt == 2) {
+            nd_amx_load(5, a + ROWS * lda, 4 * lda);
+            nd_amx_multiply(2, 5, 6);
+        }
+        if (mt == 2 && nt == 2) {
+            nd_amx_multiply(3, 5, 7);
+        }
+    }
+    nd_amx_store(0, c, 4 * ldc);
+    if (nt == 2) {
+        nd_amx_store(1, c + WORDS, 4 * ldc);
+    }
+    if (mt == 2) {
+        nd_amx_store(2, below, 4 * ldc);
+    }
+    if (mt == 2 && nt == 2) {
+        nd_amx_store(3, below + WORDS, 4 * ldc);
+    }
+}
+
+/* All of c (m, n); m is a multiple of the tiles' rows. A column of blocks reads the same part of B,
+ * which stays in L1. */
+static void part(const extents *e, int m, int n, const nd_word *a, int64_t lda, const nd_word *b,
+                 int64_t ldb, float *c, int64_t ldc, bool add)
+{
+    for (int j = 0; j < n; j += 2 * WORDS) {
+        const bool wide = n - j > WORDS;
+        for (int i = 0; i < m; i += 2 * ROWS) {
+            const bool high = m - i > ROWS;
+            const nd_word *rows = a + i * lda, *columns = b + j;
+            float *to = c + i * ldc + j;
+            if (high && wide) {
+                block(2, 2, e, rows, lda, columns, ldb, to, ldc, add);
+            } else if (high) {
+                block(2, 1, e, rows, lda, columns, ldb, to, ldc, add);
+            } else if (wide) {
+                block(1, 2, e, rows, lda, columns, ldb, to, ldc, add);
+            } else {
+                block(1, 1, e, rows, lda, columns, ldb, to, ldc, add);
+            }
+        }
+    }
+}
+
+void PASTE(nd_tile_begin, ND_ISA)(void)
+{
+    configure(ROWS, WORDS);
+}
+
+void PASTE(nd_tile_end, ND_ISA)(void)
+{
+    nd_amx_release();
+}
+
+/* The tiles have all rows and bytes when this is called, and when it returns. */
+void PASTE(nd_tile_gemm, ND_ISA)(int m, int n, int words, const nd_word *a, int64_t lda,
+                                 const nd_word *b, int64_t ldb, float *c, int64_t ldc, bool add)
+{
+    const int steps = words / WORDS, whole_m = m / ROWS * ROWS;
+    const extents whole = {ROWS, WORDS, steps}, low = {m - whole_m, WORDS, steps};
+    const extents narrow = {ROWS, words % WORDS, 1}, corner = {low.rows, narrow.words, 1};
+    const nd_word *a_rest = a + steps * WORDS, *b_rest = b + steps * WORDS * ldb;
+    const nd_word *a_low = a + whole_m * lda, *a_corner = a_rest + whole_m * lda;
+    float *c_low = c + whole_m * ldc;
+    if (whole_m > 0 && steps > 0) {
+        part(&whole, whole_m, n, a, lda, b, ldb, c, ldc, add);
+    }
+    if (whole_m > 0 && narrow.words > 0) {
+        configure(narrow.rows, narrow.words);
+        part(&narrow, whole_m, n, a_rest, lda, b_rest, ldb, c, ldc, add || steps > 0);
+    }
+    if (low.rows > 0 && steps > 0) {
+        configure(low.rows, low.words);
+        part(&low, low.rows, n, a_low, lda, b, ldb, c_low, ldc, add);
+    }
+    if (low.rows > 0 && corner.words > 0) {
+        configure(corner.rows, corner.words);
+        part(&corner, corner.rows, n, a_corner, lda, b_rest, ldb, c_low, ldc, add || steps > 0);
+    }
+    if (low.rows > 0 || narrow.words > 0) {
+        configure(ROWS, WORDS);
+    }
+}
