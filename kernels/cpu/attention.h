@@ -22,8 +22,9 @@
 #include "runtime/base/math.h"
 
 enum {
+    ND_ATTENTION_STEP = 128, /* keys that the forward handles at a time */
     ND_ATTENTION_KEYS = 256, /* keys whose dK and dV one thread accumulates at a time */
-    ND_ATTENTION_BLOCKS = 8  /* row blocks that share a packed tile of K and V in the forward */
+    ND_ATTENTION_BLOCKS = 8  /* row blocks that share a packed step of K and V in the forward */
 };
 
 static inline int64_t nd_attention_group(const nd_attention *a)

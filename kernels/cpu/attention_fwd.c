@@ -9,6 +9,10 @@
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
+/* Each step reads and writes all sums of outputs, which with half as many keys would take AMX
+ * longer than the product does; with more, its scores and probabilities would not stay in L1. */
+enum { STEP = ND_ATTENTION_STEP };
+
 typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
@@ -22,12 +26,12 @@ typedef struct workspace {
     float *ot;     /* [NB] (D, ND_TILE): outputs so far, transposed, not yet divided by the sums */
     float *max;    /* [NB] (ND_TILE) */
     float *sum;    /* [NB] (ND_TILE) */
-    nd_word *k;    /* A (m = ND_TILE keys, k = D) */
-    nd_word *vt;   /* A (m = D, k = ND_TILE keys) */
-    float *scores; /* (ND_TILE keys, ND_TILE) */
-    nd_word *p;    /* B (k = ND_TILE keys, n = ND_TILE) */
+    nd_word *k;    /* A (m = STEP keys, k = D) */
+    nd_word *vt;   /* A (m = D, k = STEP keys) */
+    float *scores; /* (STEP keys, ND_TILE) */
+    nd_word *p;    /* B (k = STEP keys, n = ND_TILE) */
     float *alpha;  /* (ND_TILE) */
-    void *temporary; /* ND_TILE x D elements */
+    void *temporary; /* STEP x D elements */
 } workspace;
 
 /* Row blocks per head of a task: enough to share the packing of K and V, few enough to keep all
@@ -51,12 +55,12 @@ static size_t workspace_init(workspace *w, char *base, const nd_attention *a, in
     w->ot = nd_attention_cut(base, &used, nb * d * ND_TILE);
     w->max = nd_attention_cut(base, &used, nb * ND_TILE);
     w->sum = nd_attention_cut(base, &used, nb * ND_TILE);
-    w->k = nd_attention_cut(base, &used, ND_TILE * d);
-    w->vt = nd_attention_cut(base, &used, d * ND_TILE);
-    w->scores = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->p = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->k = nd_attention_cut(base, &used, STEP * d);
+    w->vt = nd_attention_cut(base, &used, d * STEP);
+    w->scores = nd_attention_cut(base, &used, STEP * ND_TILE);
+    w->p = nd_attention_cut(base, &used, STEP * ND_TILE);
     w->alpha = nd_attention_cut(base, &used, ND_TILE);
-    w->temporary = nd_attention_cut(base, &used, ND_TILE * d);
+    w->temporary = nd_attention_cut(base, &used, STEP * d);
     return used;
 }
 
@@ -81,7 +85,7 @@ static void row_block_begin(const call *c, workspace *w, int64_t block, int64_t 
     }
 }
 
-/* One tile of keys against one row block: scores, softmax, and its part of the outputs. */
+/* One step of keys against one row block: scores, softmax, and its part of the outputs. */
 static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q0, int rows,
                            int64_t key0, int keys)
 {
@@ -107,8 +111,8 @@ static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q
                                   .alpha = w->alpha};
     tiles->softmax(&step);
     tiles->scale_columns(ot, d, w->alpha);
-    tiles->gemm(d, ND_TILE, (int)nd_ceil_div(keys, tiles->group), w->vt, ND_TILE / tiles->group,
-                w->p, ND_TILE, ot, ND_TILE, true);
+    tiles->gemm(d, ND_TILE, (int)nd_ceil_div(keys, tiles->group), w->vt, STEP / tiles->group, w->p,
+                ND_TILE, ot, ND_TILE, true);
 }
 
 static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,
@@ -134,9 +138,9 @@ typedef struct task {
     int64_t b, kv, q0, q_end;
 } task;
 
-typedef enum phase { BEGIN, STEP, END } phase;
+typedef enum phase { BEGIN, KEYS, END } phase;
 
-/* Applies one phase to the task's row blocks. STEP handles keys [key0, key0 + keys). */
+/* Applies one phase to the task's row blocks. KEYS handles keys [key0, key0 + keys). */
 static void for_row_blocks(const call *c, workspace *w, phase what, const task *t, int64_t key0,
                            int keys)
 {
@@ -148,7 +152,7 @@ static void for_row_blocks(const call *c, workspace *w, phase what, const task *
             int64_t head = t->kv * group + g;
             if (what == BEGIN) {
                 row_block_begin(c, w, block, t->b, q, rows, head);
-            } else if (what == STEP) {
+            } else if (what == KEYS) {
                 row_block_step(c, w, block, q, rows, key0, keys);
             } else {
                 row_block_end(c, w, block, t->b, q, rows, head);
@@ -164,14 +168,14 @@ static void run_task(const call *c, workspace *w, const task *t)
     const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
     for_row_blocks(c, w, BEGIN, t, 0, 0);
     int64_t last_key = nd_attention_last_key(a, t->q_end - 1);
-    for (int64_t key0 = 0; key0 <= last_key; key0 += ND_TILE) {
-        int keys = (int)(a->sk - key0 < ND_TILE ? a->sk - key0 : ND_TILE);
+    for (int64_t key0 = 0; key0 <= last_key; key0 += STEP) {
+        int keys = (int)(a->sk - key0 < STEP ? a->sk - key0 : STEP);
         tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, key0, t->kv), c->k.dtype,
                       c->k.stride[1], keys, d);
-        tiles->pack_a_transposed(w->vt, ND_TILE / tiles->group,
+        tiles->pack_a_transposed(w->vt, STEP / tiles->group,
                                  nd_attention_row(c->v, t->b, key0, t->kv), c->v.dtype,
                                  c->v.stride[1], keys, d, w->temporary);
-        for_row_blocks(c, w, STEP, t, key0, keys);
+        for_row_blocks(c, w, KEYS, t, key0, keys);
     }
     for_row_blocks(c, w, END, t, 0, 0);
 }
