@@ -274,12 +274,15 @@ typedef struct nd_lse_merge_args {
 /*
  * Per row of logits: row_max; row_sum = sum_v exp(logit - row_max); target = logit of the label
  * when first <= label < first + valid, else 0. Columns >= valid are padding and ignored.
+ * merge: the statistics, which are those of other columns, become those of these columns too: so
+ * tiles of columns, one call each, give the statistics of the whole row.
  */
 typedef struct nd_ce_stats_args {
     nd_tensor row_max, row_sum, target; /* F32 (n) */
     nd_tensor logits;                   /* act (n, V) */
     nd_tensor labels;                   /* I32 (n) */
     int64_t first, valid;
+    bool merge;
 } nd_ce_stats_args;
 
 /* row_sum *= exp(row_max - global_max): this slice's sum on the scale of the global maximum. */

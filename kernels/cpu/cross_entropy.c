@@ -19,6 +19,7 @@ typedef struct cross_entropy {
     float *max, *sum, *target;
     int64_t n, first, valid;
     float scale;
+    bool merge;
     double *partials;
 } cross_entropy;
 
@@ -41,9 +42,14 @@ static void stats_rows(void *arg, int64_t begin, int64_t end)
     const cross_entropy *w = arg;
     for (int64_t i = begin; i < end; i++) {
         int64_t column = column_of(w, i);
+        float logit = column >= 0 ? logit_at(w, i, column) : 0.0f;
+        if (!w->merge) {
+            w->max[i] = -INFINITY;
+            w->sum[i] = 0.0f;
+        }
         w->rows->ce_stats(w->max + i, w->sum + i, nd_row(w->logits, i), w->valid,
                           w->logits.dtype == ND_DTYPE_BF16);
-        w->target[i] = column >= 0 ? logit_at(w, i, column) : 0.0f;
+        w->target[i] = w->merge ? w->target[i] + logit : logit;
     }
 }
 
@@ -63,7 +69,8 @@ nd_status nd_cpu_ce_stats(nd_stream *stream, const nd_ce_stats_args *args)
                        .sum = row_sum.data,
                        .target = target.data,
                        .first = args->first,
-                       .valid = valid};
+                       .valid = valid,
+                       .merge = args->merge};
     nd_cpu_parallel(stream, n, WORK * V, stats_rows, &w);
     return ND_OK;
 }

@@ -49,7 +49,8 @@ typedef struct nd_row_ops {
     void (*swiglu_fwd)(void *out, const void *gate, const void *up, int64_t F, bool bf16);
     void (*swiglu_bwd)(void *dgate, void *dup, const void *dout, const void *gate, const void *up,
                        int64_t F, bool bf16);
-    /* Maximum of n logits, and the sum of exp(logit - maximum). */
+    /* Maximum and sum of exp(logit - maximum), of earlier logits (-inf and 0 of none), become those
+     * of these n logits too. */
     void (*ce_stats)(float *max, float *sum, const void *logits, int64_t n, bool bf16);
     /* logits = exp(logit - max) factor, in place. */
     void (*ce_bwd)(void *logits, float max, float factor, int64_t n, bool bf16);

@@ -44,10 +44,20 @@ __device__ inline void absorb(running &r, const pack<T, N> (&x)[TOGETHER], int64
     r.max = max;
 }
 
+/* The statistics of a row become those of earlier columns too. -inf is the maximum of no column,
+ * whose sum is 0 or NaN. */
+__device__ inline void merge_before(float &max, float &sum, float before, float sum_before)
+{
+    float both = fmaxf(max, before);
+    sum = (max == both ? sum : sum * expf(max - both)) +
+          (before == both ? sum_before : sum_before * expf(before - both));
+    max = both;
+}
+
 template <class T, int N>
 __global__ void __launch_bounds__(STATS_THREADS)
     stats_kernel(float *row_max, float *row_sum, float *target, const T *logits, int64_t stride,
-                 const int32_t *labels, int64_t first, int64_t valid)
+                 const int32_t *labels, int64_t first, int64_t valid, bool merge)
 {
     constexpr int TOGETHER = N == 1 ? 1 : 4;
     ND_SHARED(float, slots, 64);
@@ -73,9 +83,16 @@ __global__ void __launch_bounds__(STATS_THREADS)
     if (threadIdx.x == 0) {
         bool none = max == ND_NO_MAX; /* no valid column, or none above -inf */
         int64_t column = labels[blockIdx.x] - first;
-        row_max[blockIdx.x] = none ? -INFINITY : max;
-        row_sum[blockIdx.x] = none && valid > 0 ? NAN : sum;
-        target[blockIdx.x] = column >= 0 && column < valid ? widen(x[column]) : 0.0f;
+        float logit = column >= 0 && column < valid ? widen(x[column]) : 0.0f;
+        max = none ? -INFINITY : max;
+        sum = none && valid > 0 ? NAN : sum;
+        if (merge) {
+            merge_before(max, sum, row_max[blockIdx.x], row_sum[blockIdx.x]);
+            logit += target[blockIdx.x];
+        }
+        row_max[blockIdx.x] = max;
+        row_sum[blockIdx.x] = sum;
+        target[blockIdx.x] = logit;
     }
 }
 
@@ -84,7 +101,7 @@ template <class T, int N> int launch_stats(nd_cuda_queue queue, const nd_ce_stat
     return ND_LAUNCH_MEETING(
         (stats_kernel<T, N>), x->logits.shape[0], STATS_THREADS, queue, (float *)x->row_max.data,
         (float *)x->row_sum.data, (float *)x->target.data, (const T *)x->logits.data,
-        x->logits.stride[0], (const int32_t *)x->labels.data, x->first, x->valid);
+        x->logits.stride[0], (const int32_t *)x->labels.data, x->first, x->valid, x->merge);
 }
 
 template <class T> bool rows_are_packs(nd_tensor logits)

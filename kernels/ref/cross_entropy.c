@@ -16,19 +16,20 @@ nd_status nd_ref_ce_stats(nd_stream *stream, const nd_ce_stats_args *args)
     ND_ASSERT(nd_is_vector(target, ND_DTYPE_F32, n) && nd_is_vector(labels, ND_DTYPE_I32, n));
     for (int64_t i = 0; i < n; i++) {
         int64_t row = i * logits.stride[0];
-        float max = -INFINITY;
+        float before = args->merge ? ((float *)row_max.data)[i] : -INFINITY, max = before;
         for (int64_t v = 0; v < valid; v++) {
             max = fmaxf(max, nd_ref_get(logits, row + v));
         }
-        double sum = 0.0;
+        double sum = args->merge ? ((float *)row_sum.data)[i] : 0.0;
+        sum *= max > before ? exp((double)before - max) : 1.0;
         for (int64_t v = 0; v < valid; v++) {
             sum += exp((double)nd_ref_get(logits, row + v) - max);
         }
         int64_t column = ((const int32_t *)labels.data)[i] - args->first;
         ((float *)row_max.data)[i] = max;
         ((float *)row_sum.data)[i] = (float)sum;
-        ((float *)target.data)[i] =
-            column >= 0 && column < valid ? nd_ref_get(logits, row + column) : 0.0f;
+        float logit = column >= 0 && column < valid ? nd_ref_get(logits, row + column) : 0.0f;
+        ((float *)target.data)[i] = args->merge ? ((float *)target.data)[i] + logit : logit;
     }
     return ND_OK;
 }

@@ -147,6 +147,80 @@ Test(cross_entropy, slices_combine)
     nd_each_backend(check_slices);
 }
 
+/* Statistics of tiles of columns, merged one after the other. */
+static ce_result merged(const nd_side *side, nd_tensor logits, nd_tensor labels, int64_t columns,
+                        int64_t valid)
+{
+    nd_stream stream = side->stream;
+    nd_tensor vector = nd_random_1d(ND_DTYPE_F32, logits.shape[0], 1.0f);
+    ce_result r = {.max = nd_clone(vector), .sum = nd_clone(vector), .target = vector};
+    for (int64_t begin = 0; begin < logits.shape[1]; begin += columns) {
+        const int64_t rest = logits.shape[1] - begin, left = valid - begin;
+        const int64_t count = rest < columns ? rest : columns;
+        nd_expect_ok(ND_CALL(side->ops, &stream, ce_stats, .row_max = r.max, .row_sum = r.sum,
+                             .target = r.target, .logits = nd_tensor_columns(logits, begin, count),
+                             .labels = labels, .first = FIRST + begin,
+                             .valid = left < 0       ? 0
+                                      : left < count ? left
+                                                     : count,
+                             .merge = begin > 0),
+                     "a tile");
+    }
+    return r;
+}
+
+static void check_tiles(const nd_side *ref, const nd_backend *backend)
+{
+    static const struct {
+        int64_t n, V, valid, columns;
+        float slope; /* added from column to column: the largest logit is in the last tile */
+    } tiles[] = {
+        {1, 9, 9, 1, 0.0f},       {7, 40, 40, 16, 0.0f}, {5, 64, 33, 16, 0.0f},
+        {6, 60, 60, 7, 3.0f},     {6, 60, 60, 7, -3.0f}, {40, 1000, 999, 512, 0.01f},
+        {3, 9001, 9001, 4500, 0}, {4, 32, 0, 8, 0.0f},   {0, 32, 32, 8, 0.0f},
+    };
+    for (size_t t = 0; t < 2 * sizeof tiles / sizeof *tiles; t++) {
+        const int64_t n = tiles[t / 2].n, V = tiles[t / 2].V, valid = tiles[t / 2].valid;
+        nd_tensor logits = nd_random_2d(dtypes[t % 2], n, V, 3, 4.0f), labels = random_labels(n, V);
+        for (int64_t i = 0; i < n * V; i++) {
+            nd_put(logits, i, nd_get(logits, i) + tiles[t / 2].slope * (float)(i % V));
+        }
+        ce_result whole = merged(ref, logits, labels, V, valid);
+        ce_result got = merged(&backend->side, logits, labels, tiles[t / 2].columns, valid);
+        /* As of whole rows, and a factor for each tile: its difference, of at most 256, is rounded,
+         * and its exponential. */
+        double per_tile = 256.0 + 4.0, count = (double)(V / tiles[t / 2].columns + 1);
+        nd_tolerance sum = {.relative = ((double)V / 8.0 + per_tile * count) * nd_eps_f32};
+        nd_expect_same(backend->name, "max of tiles", got.max, whole.max);
+        nd_expect_same(backend->name, "target of tiles", got.target, whole.target);
+        nd_expect_close(backend->name, "sum of tiles", got.sum, whole.sum, sum);
+        nd_case_free();
+    }
+}
+
+Test(cross_entropy, tiles_merge)
+{
+    nd_each_backend(check_tiles);
+}
+
+/* Not a number in one tile stays in the sum, whichever the tile. */
+static void check_nan_of_a_tile(const nd_side *ref, const nd_backend *backend)
+{
+    for (int64_t at = 0; at < 50; at += 7) {
+        nd_tensor logits = nd_random_2d(ND_DTYPE_BF16, 1, 50, 0, 1.0f),
+                  labels = nd_random_ids(1, 0, 50);
+        nd_put(logits, at, NAN);
+        ce_result got = merged(&backend->side, logits, labels, 10, 50);
+        cr_assert(isnan(nd_get(got.sum, 0)), "%s: the NaN at %d is lost", backend->name, (int)at);
+        nd_case_free();
+    }
+}
+
+Test(cross_entropy, a_nan_of_a_tile_reaches_the_sum)
+{
+    nd_each_backend(check_nan_of_a_tile);
+}
+
 static void check_nan(const nd_side *ref, const nd_backend *backend)
 {
     for (int64_t at = 0; at < 50; at += 7) {

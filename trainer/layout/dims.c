@@ -4,8 +4,19 @@
 
 /* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
+/* Columns of a tile of logits on a CPU: the tile of a chunk of 1,000 rows in BF16 stays in the
+ * second caches of two cores, and a product that sums over its columns is as long as a block of
+ * gemm_bf16.c. */
+enum { HEAD_COLUMNS = 1024, HEAD_COLUMNS_UNIT = 64 };
 /* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };
+
+/* Tiles of nearly equal size. */
+static int64_t head_columns(int64_t V)
+{
+    const int64_t columns = nd_ceil_div(V, nd_ceil_div(V, HEAD_COLUMNS));
+    return nd_min(V, nd_ceil_div(columns, HEAD_COLUMNS_UNIT) * HEAD_COLUMNS_UNIT);
+}
 
 nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu)
@@ -36,6 +47,7 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
     rows -= gpu && rows >= GPU_TILE ? rows % GPU_TILE : 0;
     d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
+    d.head_columns = gpu ? d.V : head_columns(d.V);
     return d;
 }
 

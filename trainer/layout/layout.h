@@ -80,6 +80,7 @@ typedef struct nd_dims {
     int64_t V;                        /* local rows: vocabulary padded to tp, / tp */
     int64_t vocab_first, vocab_valid; /* first row held here, rows that are real */
     int64_t head_rows;                /* tokens per tp peer of one head chunk */
+    int64_t head_columns;             /* columns of one tile of its logits; V: one tile */
     nd_dtype act;                     /* BF16, or F32 in precision fp32 */
 } nd_dims;
 

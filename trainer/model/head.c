@@ -6,7 +6,12 @@
  *
  * A chunk takes the same rows of every tp peer (rows [begin, begin + rows) of each one's Tl), so
  * its gathered order is (peer, row); nd_batches_load puts the labels in that order.
+ *
+ * On a CPU a chunk's logits are tiles of head_columns columns, which stay in the caches from one op
+ * to the next: the statistics of a tile follow on its product, and both products of its gradient on
+ * the gradient. A tile goes to memory once, between the chunk's forward and its backward.
  */
+#include "runtime/base/math.h"
 #include "trainer/model/model.h"
 
 static const nd_trace_kind HEAD = ND_TRACE_HEAD;
@@ -20,38 +25,104 @@ static nd_status tp_all_reduce(nd_model *m, float *values, int64_t count, nd_red
     return ND_OK;
 }
 
-/* Adds the loss of the chunk, whose labels begin at row `first` of all, to the sum of each source:
- * the batch's labels without those of the other sources. */
-static nd_status source_losses(nd_model *m, const nd_activation_set *set, int64_t first,
-                               const nd_ce_loss_args *all)
+/* The gathered rows of one chunk, n in all; the statistics are those of whole rows of logits. */
+typedef struct head_chunk {
+    nd_tensor h;                /* (n, C) */
+    nd_tensor labels;           /* I32 (n) */
+    nd_tensor max, sum, target; /* F32 (n) */
+} head_chunk;
+
+/* Columns [begin, begin + columns) of this rank's slice of the vocabulary. */
+typedef struct head_tile {
+    int64_t begin, columns;
+    int64_t first, valid; /* as the ops of cross entropy take them */
+    nd_tensor logits;     /* (n, columns) */
+    nd_tensor w;          /* (columns, C) */
+} head_tile;
+
+/* kept: the tiles before it hold logits that are still needed. */
+static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
 {
-    const nd_micro_batch *batch = &set->batch;
-    for (int i = 0; i < batch->source_count; i++) {
-        nd_tensor labels = all->labels;
-        labels.data = batch->source_labels + i * batch->source_stride + first;
-        ND_OP(m->rank, HEAD, ce_loss, .loss_sum = m->source_sums + batch->sources[i],
-              .max = all->max, .sum = all->sum, .target = all->target, .labels = labels);
+    const nd_dims *d = &m->dims;
+    const int64_t columns = nd_min(d->head_columns, d->V - begin);
+    const size_t before = kept ? (size_t)(n * begin) * nd_dtype_size(d->act) : 0;
+    nd_tensor w = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
+    return (head_tile){
+        .begin = begin,
+        .columns = columns,
+        .first = d->vocab_first + begin,
+        .valid = nd_max(0, nd_min(columns, d->vocab_valid - begin)),
+        .logits = nd_tensor_2d((char *)m->head.logits + before, d->act, n, columns),
+        .w = nd_tensor_rows(w, begin, columns),
+    };
+}
+
+/* 2. logits, and their statistics over this rank's slice of the vocabulary. */
+static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_tensor row_max)
+{
+    nd_rank *r = m->rank;
+    for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
+        const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
+        ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true);
+        ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
+              .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
+              .merge = begin > 0);
     }
     return ND_OK;
 }
 
-/* Loss of the chunk; row statistics become global over the vocabulary. */
-static nd_status chunk_loss(nd_model *m, nd_tensor logits, nd_tensor labels, nd_tensor global_max,
-                            nd_tensor sum)
+/* 2. and 3. loss of the chunk; row statistics become global over the vocabulary. */
+static nd_status chunk_loss(nd_model *m, nd_pass pass, const head_chunk *c)
+{
+    nd_rank *r = m->rank;
+    const int64_t n = c->h.shape[0];
+    nd_tensor row_max = nd_tensor_1d(m->head.row_max, ND_DTYPE_F32, n);
+    ND_TRY(slice_stats(m, pass, c, row_max));
+    ND_TRY(nd_copy(&r->stream, m->head.global_max, m->head.row_max, (size_t)n * 4));
+    ND_TRY(tp_all_reduce(m, m->head.global_max, n, ND_REDOP_MAX));
+    ND_OP(r, HEAD, ce_rescale, .row_sum = c->sum, .row_max = row_max, .global_max = c->max);
+    ND_TRY(tp_all_reduce(m, m->head.row_sums, 2 * n, ND_REDOP_SUM));
+    ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = c->max, .sum = c->sum,
+          .target = c->target, .labels = c->labels);
+    return ND_OK;
+}
+
+/* Adds the loss of the chunk, whose labels begin at row `first` of all, to the sum of each source:
+ * the batch's labels without those of the other sources. */
+static nd_status source_losses(nd_model *m, const nd_activation_set *set, int64_t first,
+                               const head_chunk *c)
+{
+    const nd_micro_batch *batch = &set->batch;
+    for (int i = 0; i < batch->source_count; i++) {
+        nd_tensor labels = c->labels;
+        labels.data = batch->source_labels + i * batch->source_stride + first;
+        ND_OP(m->rank, HEAD, ce_loss, .loss_sum = m->source_sums + batch->sources[i], .max = c->max,
+              .sum = c->sum, .target = c->target, .labels = labels);
+    }
+    return ND_OK;
+}
+
+/* 3'. dlogits in place, 2'. the weight's gradient, and the rows' gradient: partial over the
+ * vocabulary. beta: of the weight's gradient. */
+static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, nd_tensor partial)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
-    int64_t n = labels.shape[0];
-    nd_tensor row_max = nd_tensor_1d(m->head.row_max, ND_DTYPE_F32, n);
-    nd_tensor target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n);
-    ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = sum, .target = target, .logits = logits,
-          .labels = labels, .first = d->vocab_first, .valid = d->vocab_valid);
-    ND_TRY(nd_copy(&r->stream, m->head.global_max, m->head.row_max, (size_t)n * 4));
-    ND_TRY(tp_all_reduce(m, m->head.global_max, n, ND_REDOP_MAX));
-    ND_OP(r, HEAD, ce_rescale, .row_sum = sum, .row_max = row_max, .global_max = global_max);
-    ND_TRY(tp_all_reduce(m, m->head.row_sums, 2 * n, ND_REDOP_SUM));
-    ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = global_max, .sum = sum,
-          .target = target, .labels = labels);
+    const int64_t n = c->h.shape[0];
+    nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
+    nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
+    for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
+        const head_tile t = tile_at(m, n, begin, true);
+        ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
+              .labels = c->labels, .first = t.first, .valid = t.valid,
+              .count = &m->numbers->tokens);
+        ND_OP(r, HEAD, matmul, .c = nd_tensor_rows(dw, begin, t.columns), .a = t.logits,
+              .a_transposed = true, .b = c->h, .beta = beta);
+        ND_OP(r, HEAD, matmul, .c = sum, .a = t.logits, .b = t.w, .beta = begin > 0 ? 1.0f : 0.0f);
+    }
+    if (m->head.dsum) {
+        ND_OP(r, HEAD, cast, .out = partial, .x = sum);
+    }
     return ND_OK;
 }
 
@@ -60,39 +131,25 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
                        int64_t rows, float beta)
 {
     nd_rank *r = m->rank;
-    const nd_dims *d = &m->dims;
-    int64_t n = rows * (d->T / d->Tl);
-    nd_tensor w = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
-    nd_tensor logits = nd_tensor_2d(m->head.logits.data, d->act, n, d->V);
-    nd_tensor labels = nd_tensor_1d(set->batch.labels + begin * (d->T / d->Tl), ND_DTYPE_I32, n);
-    nd_tensor global_max = nd_tensor_1d(m->head.global_max, ND_DTYPE_F32, n);
-    nd_tensor sum = nd_tensor_1d(m->head.row_sums, ND_DTYPE_F32, n);
-    nd_tensor h;
+    const int64_t tp = m->dims.T / m->dims.Tl, n = rows * tp;
+    head_chunk c = {
+        .labels = nd_tensor_1d(set->batch.labels + begin * tp, ND_DTYPE_I32, n),
+        .max = nd_tensor_1d(m->head.global_max, ND_DTYPE_F32, n),
+        .sum = nd_tensor_1d(m->head.row_sums, ND_DTYPE_F32, n),
+        .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
+    };
     /* 1. tp: the chunk's rows of all peers */
     ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->head.h, begin, rows), m->head.full,
-                        ND_TRACE_COMMUNICATION, &h));
-    /* 2. logits of this vocabulary slice; 3. loss */
-    ND_OP(r, HEAD, matmul, .c = logits, .a = h, .b = w, .b_transposed = true);
-    ND_TRY(chunk_loss(m, logits, labels, global_max, sum));
+                        ND_TRACE_COMMUNICATION, &c.h));
+    ND_TRY(chunk_loss(m, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
     }
-    ND_TRY(source_losses(
-        m, set, begin * (d->T / d->Tl),
-        &(nd_ce_loss_args){.max = global_max,
-                           .sum = sum,
-                           .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
-                           .labels = labels}));
-    /* 3'. dlogits in place */
-    ND_OP(r, HEAD, ce_bwd, .logits = logits, .max = global_max, .sum = sum, .labels = labels,
-          .first = d->vocab_first, .valid = d->vocab_valid, .count = &m->numbers->tokens);
-    /* 2'. weight gradient, and the rows' gradient: partial over the vocabulary; 1'.
-     * reduce-scatter */
-    ND_OP(r, HEAD, matmul, .c = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1),
-          .a = logits, .a_transposed = true, .b = h, .beta = beta);
+    ND_TRY(source_losses(m, set, begin * tp, &c));
     nd_tensor dh = nd_tensor_rows(set->head.dh, begin, rows);
     nd_tensor partial = nd_tp_partial(r, dh, m->head.dfull);
-    ND_OP(r, HEAD, matmul, .c = partial, .a = logits, .b = w);
+    ND_TRY(chunk_gradients(m, &c, beta, partial));
+    /* 1'. reduce-scatter */
     return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
 }
 

@@ -50,7 +50,12 @@ static void plan_head(nd_model *m, nd_memplan *plan)
          &m->set.head.rstd);
     want(plan, head, "final norm gradient",
          nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C), &m->set.head.dh);
-    want(plan, head, "logits of a chunk", nd_tensor_2d(NULL, d->act, n, d->V), &m->head.logits);
+    nd_tensor logits = nd_tensor_2d(NULL, d->act, n, m->forward_only ? d->head_columns : d->V);
+    bool tiles = !m->forward_only && d->act != ND_DTYPE_F32 && d->head_columns < d->V;
+    nd_tensor dsum = nd_tensor_2d(NULL, ND_DTYPE_F32, n, tiles ? d->C : 0);
+    nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->head.logits);
+    nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
+                    &m->head.dsum);
     nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
     nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
                     &m->head.dfull);

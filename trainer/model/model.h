@@ -46,8 +46,11 @@ typedef struct nd_fp8_scratch {
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
 typedef struct nd_head_scratch {
     nd_tensor h;        /* (Tl, C) normed residual stream */
-    nd_tensor logits;   /* (n, V) */
+    void *logits;       /* act (n, V): the tiles (n, head_columns), one after the other; only one
+                           tile where nothing is trained */
     void *full, *dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
+    float *dsum; /* (n, C) sum of the rows' gradient over tiles; NULL where act is F32, with one
+                    tile, and where nothing is trained */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 

@@ -22,6 +22,7 @@ typedef struct head_case {
     int64_t vocab, head_rows; /* 0: one chunk */
     label_kind labels;
     bool tied;
+    int64_t columns; /* of a tile of logits; 0: one tile */
 } head_case;
 
 /* Results of the whole batch, one micro-batch of each data rank. */
@@ -280,6 +281,8 @@ static nd_status run_rank(head_test *test)
     /* Buffers were planned for one chunk; the labels are ordered by the rows of a chunk. */
     m->dims.head_rows = c->head_rows ? c->head_rows : m->dims.head_rows;
     ND_CHECK(m->dims.head_rows == (c->head_rows ? c->head_rows : m->dims.Tl), "more chunks than 1");
+    ND_CHECK(m->dims.head_columns == m->dims.V, "more tiles than 1");
+    m->dims.head_columns = c->columns ? c->columns : m->dims.V;
     test->set = nd_model_take_set(m);
     ND_TRY(nd_model_load_batch(m, test->set, test->world->ids[test->dp],
                                test->world->labels[test->dp], positions));
@@ -383,6 +386,20 @@ Test(head, chunks)
     }
 }
 
+/* V is 97, 49 and 25: no tile divides it, and with tp 4 the last one of the last rank is padding
+ * alone. */
+Test(head, tiles_of_the_vocabulary)
+{
+    for (int tp = 1; tp <= 4; tp *= 2) {
+        for (int tied = 0; tied < 2; tied++) {
+            run(&(head_case){"tiles of 8", TP(tp), 97, 0, SOME_IGNORED, tied, 8});
+            run(&(head_case){"tiles of 24 and chunks", TP(tp), 97, 3, SOME_IGNORED, tied, 24});
+            run(&(head_case){"tiles of 1 and rows of 1", TP(tp), 5, 1, SOME_IGNORED, tied, 1});
+        }
+    }
+    run(&(head_case){"no label", {{1, 1, 2, 1, 2}}, 97, 3, NONE_ON_RANK_1, false, 24});
+}
+
 Test(head, no_label_counts_on_a_data_rank)
 {
     for (int tp = 1; tp <= 2; tp++) {
@@ -391,4 +408,91 @@ Test(head, no_label_counts_on_a_data_rank)
             run(&(head_case){"no label", {{1, 1, 2, 1, tp}}, 97, 3, NONE_ON_RANK_1, tied});
         }
     }
+}
+
+/* BF16: the rows' gradient is summed over tiles in F32 and rounded once. */
+
+enum { MANY = 1500, TILES = 2 };
+
+static nd_status forward_in_tiles(nd_model *m, nd_activation_set *set, int64_t columns,
+                                  nd_tensor dh, nd_tensor dw)
+{
+    nd_residual in = {.x = nd_set_block(set, 0)->x_mid};
+    for (int64_t i = 0; i < m->dims.T * C; i++) {
+        ((nd_bf16 *)in.x.data)[i] = nd_bf16_from_f32((float)stream_value(0, i / C, i % C));
+    }
+    m->numbers->loss_sum = 0.0;
+    m->numbers->tokens = T;
+    m->dims.head_columns = columns;
+    nd_fsdp_begin_step(&m->fsdp);
+    ND_TRY(nd_head_forward(m, set, ND_PASS_TRAIN, in));
+    memcpy(dh.data, set->head.dh.data, nd_tensor_bytes(dh));
+    memcpy(dw.data, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1).data,
+           nd_tensor_bytes(dw));
+    ND_TRY(nd_head_backward(m, set));
+    return nd_fsdp_grad_finish(&m->fsdp);
+}
+
+/* The statistics differ by rounding in F32, so an element of dlogits by one step of BF16, of which
+ * a row has at most two shares of 1 / T and a column one from each row. Weights are at most 1, rows
+ * at most 1; then a dh is rounded once more. */
+static nd_status same_in_tiles(nd_model *m, nd_activation_set *set)
+{
+    static nd_bf16 dh[2][T * C];
+    static float dw[2][MANY * C];
+    const double step = 0x1p-8, share = 1.0 / T;
+    double loss[2];
+    ND_CHECK(m->dims.head_columns < MANY && TILES * m->dims.head_columns >= MANY, "not %d tiles",
+             TILES);
+    const int64_t columns[2] = {m->dims.head_columns, MANY};
+    for (int i = 0; i < 2; i++) {
+        ND_CHECK(m->head.dsum, "no sum over tiles");
+        m->head.dsum = i == 1 ? NULL : m->head.dsum; /* one tile needs none */
+        ND_TRY(forward_in_tiles(m, set, columns[i], nd_tensor_2d(dh[i], ND_DTYPE_BF16, T, C),
+                                nd_tensor_2d(dw[i], ND_DTYPE_F32, MANY, C)));
+        loss[i] = m->numbers->loss_sum;
+    }
+    ND_CHECK(fabs(loss[0] - loss[1]) <= 0x1p-20 * T, "the loss is %.9g in tiles, else %.9g",
+             loss[0], loss[1]);
+    for (int64_t i = 0; i < MANY * C; i++) {
+        double size = fabs((double)dw[1][i]) + 0x1p-20;
+        ND_CHECK(fabs((double)dw[0][i] - (double)dw[1][i]) <= step * (size + 2.0 * share),
+                 "dw %lld is %g in tiles, else %g", (long long)i, (double)dw[0][i],
+                 (double)dw[1][i]);
+    }
+    for (int64_t i = 0; i < T * C; i++) {
+        double tiled = (double)nd_bf16_to_f32(dh[0][i]), whole = (double)nd_bf16_to_f32(dh[1][i]);
+        ND_CHECK(fabs(tiled - whole) <= step * (fabs(whole) + 2.0 * share),
+                 "dh %lld is %g in tiles, else %g", (long long)i, tiled, whole);
+    }
+    return ND_OK;
+}
+
+static nd_status bf16_body(nd_rank *rank, void *context)
+{
+    static int32_t ids[T], labels[T], positions[T];
+    nd_memplan plan;
+    nd_model *m = NULL;
+    for (int i = 0; i < T; i++) {
+        ids[i] = i;
+        labels[i] = i * 97 % MANY;
+        positions[i] = i;
+    }
+    ND_TRY(mesh_model_open(rank, WEIGHTS, &plan, &m));
+    nd_activation_set *set = nd_model_take_set(m);
+    nd_status status = nd_model_load_batch(m, set, ids, labels, positions);
+    status = status == ND_OK ? same_in_tiles(m, set) : status;
+    mesh_model_close(&plan, m);
+    return status;
+}
+
+Test(head, bf16_tiles_are_summed_before_they_are_rounded)
+{
+    mesh_ranks job = {.mesh = TP(1),
+                      .shape = mesh_shape_of(1, false),
+                      .config = mesh_config_of(),
+                      .body = bf16_body};
+    job.shape.vocab = MANY;
+    job.config.train.precision = ND_PRECISION_BF16;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
 }
