@@ -527,11 +527,12 @@ nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */
  * with it. */
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
 /*
- * Starts the device's threads, which wait for the ops of the calling thread. Without this the first
- * op starts them, and where a limit forbids so many (ulimit -u, -v, -d, pids.max, stacks that have
- * no room) libgomp ends the process; here that is ND_ERR_RESOURCE.
+ * Starts the device's threads, ours and those of oneDNN (libgomp's), as many again; they wait for
+ * the ops of the calling thread. Without this the first op starts them, and where a limit forbids
+ * so many (ulimit -u, -v, -d, pids.max, stacks that have no room) libgomp ends the process; here
+ * that is ND_ERR_RESOURCE.
  */
-nd_status nd_ops_cpu_start_threads(const nd_device *device);
+nd_status nd_ops_cpu_start_threads(nd_device *device);
 /* Address space for the stack of each of these threads: OMP_STACKSIZE, or what the C library gives
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);

@@ -59,22 +59,28 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
     return x_bf16 ? dot_as(x, true, y, false, count) : dot_as(x, false, y, true, count);
 }
 
+static void delta_tokens(void *arg, int64_t begin, int64_t end)
+{
+    const nd_attention_delta_args *args = arg;
+    const nd_attention *a = &args->attention;
+    const nd_tensor out = args->out, dout = args->dout;
+    float *to = args->delta.data;
+    for (int64_t token = begin; token < end; token++) {
+        const int64_t b = token / a->sq, i = token % a->sq;
+        for (int64_t h = 0; h < a->heads; h++) {
+            to[(b * a->heads + h) * a->sq + i] =
+                dot(nd_attention_row(out, b, i, h), out.dtype == ND_DTYPE_BF16,
+                    nd_attention_row(dout, b, i, h), dout.dtype == ND_DTYPE_BF16, a->head_dim);
+        }
+    }
+}
+
 nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
     const nd_attention *a = &args->attention;
-    const nd_tensor out = args->out, dout = args->dout;
+    nd_attention_delta_args w = *args;
     nd_cpu_context_of(stream);
-    float *to = args->delta.data;
-#pragma omp parallel for schedule(static) collapse(2)
-    for (int64_t b = 0; b < a->batch; b++) {
-        for (int64_t i = 0; i < a->sq; i++) {
-            for (int64_t h = 0; h < a->heads; h++) {
-                to[(b * a->heads + h) * a->sq + i] =
-                    dot(nd_attention_row(out, b, i, h), out.dtype == ND_DTYPE_BF16,
-                        nd_attention_row(dout, b, i, h), dout.dtype == ND_DTYPE_BF16, a->head_dim);
-            }
-        }
-    }
+    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, &w);
     return ND_OK;
 }
 

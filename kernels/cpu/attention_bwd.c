@@ -14,7 +14,6 @@
 #include "kernels/cpu/attention.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
@@ -317,20 +316,27 @@ static void run_task(const call *c, workspace *w, int64_t number)
     store_keys(c, c->dv, w->dv, &t);
 }
 
-static void run_all(call *c, char *scratch, size_t bytes, int threads)
+typedef struct all_tasks {
+    call *c;
+    char *scratch;
+    size_t bytes; /* of a thread's workspace */
+} all_tasks;
+
+/* Takes tasks until none is left: they begin in their order, so that nobody waits for the turn of a
+ * task that has not begun. */
+static void take_tasks(void *arg, int64_t piece)
 {
+    const all_tasks *all = arg;
+    call *c = all->c;
     const int64_t tasks = c->a->batch * c->a->kv_heads * c->division.blocks;
-#pragma omp parallel num_threads(threads)
-    {
-        workspace w;
-        workspace_init(&w, scratch + (size_t)omp_get_thread_num() * bytes, c->a,
-                       c->division.block_keys);
-        nd_tiles_begin(c->tiles);
-        for (int64_t t; (t = atomic_fetch_add(&c->next_task, 1)) < tasks;) {
-            run_task(c, &w, t);
-        }
-        nd_tiles_end(c->tiles);
+    workspace w;
+    workspace_init(&w, all->scratch + (size_t)nd_team_thread() * all->bytes, c->a,
+                   c->division.block_keys);
+    nd_tiles_begin(c->tiles);
+    for (int64_t t; (t = atomic_fetch_add(&c->next_task, 1)) < tasks;) {
+        run_task(c, &w, t);
     }
+    nd_tiles_end(c->tiles);
 }
 
 nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
@@ -367,6 +373,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     for (int64_t i = 0; i < sums; i++) {
         atomic_init(&c.turns[i].next, 0);
     }
-    run_all(&c, args->scratch, bytes, threads);
+    nd_team_run(context->team, threads, take_tasks,
+                &(all_tasks){.c = &c, .scratch = args->scratch, .bytes = bytes});
     return ND_OK;
 }

@@ -3,7 +3,6 @@
 #include "kernels/cpu/attention.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #include "kernels/cpu/context.h"
@@ -180,6 +179,32 @@ static void run_task(const call *c, workspace *w, const task *t)
     for_row_blocks(c, w, END, t, 0, 0);
 }
 
+typedef struct all_tasks {
+    const call *c;
+    char *scratch;
+    size_t bytes; /* of a thread's workspace */
+    int64_t span, spans;
+} all_tasks;
+
+/* Tasks are independent, so their order does not change results; late queries see most keys and go
+ * first. */
+static void run_one(void *arg, int64_t t)
+{
+    const all_tasks *all = arg;
+    const nd_attention *a = all->c->a;
+    const int64_t pairs = a->batch * a->kv_heads, pair = t % pairs;
+    const int64_t q0 = (all->spans - 1 - t / pairs) * all->span;
+    workspace w;
+    workspace_init(&w, all->scratch + (size_t)nd_team_thread() * all->bytes, a, all->c->row_blocks);
+    nd_tiles_begin(all->c->tiles);
+    run_task(all->c, &w,
+             &(task){.b = pair / a->kv_heads,
+                     .kv = pair % a->kv_heads,
+                     .q0 = q0,
+                     .q_end = nd_min(q0 + all->span, a->sq)});
+    nd_tiles_end(all->c->tiles);
+}
+
 nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
     const nd_attention *a = &args->attention;
@@ -202,28 +227,11 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
                     .v = v,
                     .row_blocks = task_row_blocks(threads, a)};
     const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);
-    const int64_t tasks = a->batch * a->kv_heads * spans;
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
-    /* Tasks are independent, so their order does not change results; late queries see most keys and
-     * go first. */
-#pragma omp parallel num_threads(threads)
-    {
-        workspace w;
-        workspace_init(&w, (char *)args->scratch + (size_t)omp_get_thread_num() * bytes, a,
-                       c.row_blocks);
-        nd_tiles_begin(c.tiles);
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t t = 0; t < tasks; t++) {
-            int64_t q0 = (spans - 1 - t / (a->batch * a->kv_heads)) * span;
-            int64_t pair = t % (a->batch * a->kv_heads);
-            run_task(&c, &w,
-                     &(task){.b = pair / a->kv_heads,
-                             .kv = pair % a->kv_heads,
-                             .q0 = q0,
-                             .q_end = q0 + span < a->sq ? q0 + span : a->sq});
-        }
-        nd_tiles_end(c.tiles);
-    }
+    nd_team_run(
+        context->team, a->batch * a->kv_heads * spans, run_one,
+        &(all_tasks){
+            .c = &c, .scratch = args->scratch, .bytes = bytes, .span = span, .spans = spans});
     return ND_OK;
 }

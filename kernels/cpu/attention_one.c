@@ -6,7 +6,6 @@
  * context parallel are (lse_merge).
  */
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
 #include "kernels/cpu/attention.h"
@@ -97,7 +96,7 @@ static void one_span(const call *c, int64_t item, float *scores)
 static void some_spans(void *arg, int64_t begin, int64_t end)
 {
     const call *c = arg;
-    float *scores = c->scores + omp_get_thread_num() * nd_attention_group(c->a) * c->span;
+    float *scores = c->scores + nd_team_thread() * nd_attention_group(c->a) * c->span;
     for (int64_t item = begin; item < end; item++) {
         one_span(c, item, scores);
     }

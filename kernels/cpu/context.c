@@ -6,10 +6,12 @@
 #include <stdlib.h>
 
 #include "kernels/ops.h"
+#include "runtime/base/math.h"
 
 static void destroy(void *native)
 {
     nd_cpu_context *context = native;
+    nd_team_destroy(context->team);
     nd_dnnl_destroy(context->dnnl);
     nd_gemm_destroy(context->gemm);
     free(context->dense);
@@ -73,6 +75,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     ND_TRY_OUT(choose_isa(&context->isa));
     choose_kernels(context);
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
+    ND_TRY_OUT(nd_team_create(device->threads, &context->team));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
     if (!gemm_kernels_for(context->isa)) {
         const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
@@ -80,7 +83,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     }
     const nd_gemm_kernels *kernels = gemm_kernels_for(context->isa);
     if (kernels) {
-        ND_TRY_OUT(nd_gemm_create(kernels, device->threads, &context->gemm));
+        ND_TRY_OUT(nd_gemm_create(kernels, context->team, &context->gemm));
     }
     device->native = context;
     device->native_close = destroy;
@@ -109,23 +112,39 @@ const char *nd_ops_machine(const nd_device *device)
     return context ? nd_cpu_isa_name(context->isa) : "unknown";
 }
 
-/* Elements that justify one more thread: about 10 microseconds of work, several times the cost of
- * waking one. */
-enum { ELEMENTS_PER_THREAD = 32768 };
+/* Elements that justify one more piece: about 10 microseconds of work, several times the cost of
+ * waking a thread. */
+enum { ELEMENTS_PER_PIECE = 32768 };
 
-void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)
+typedef struct ranges {
+    nd_cpu_body body;
+    void *arg;
+    int64_t items, pieces;
+} ranges;
+
+static void run_range(void *arg, int64_t piece)
 {
-    int64_t threads = items * work / ELEMENTS_PER_THREAD;
-    threads = threads < stream->device->threads ? threads : stream->device->threads;
-    threads = threads < items ? threads : items;
-    if (threads <= 1) {
+    const ranges *r = arg;
+    r->body(r->arg, r->items * piece / r->pieces, r->items * (piece + 1) / r->pieces);
+}
+
+void nd_cpu_spread(nd_cpu_context *context, int64_t items, int64_t work, nd_cpu_body body,
+                   void *arg)
+{
+    const int threads = nd_team_threads(context->team);
+    int64_t pieces = nd_min(items * work / ELEMENTS_PER_PIECE, items);
+    pieces = nd_min(pieces, (int64_t)threads * ND_TEAM_PIECES);
+    if (threads == 1 || pieces <= 1) {
         body(arg, 0, items);
         return;
     }
-#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
-    for (int64_t t = 0; t < threads; t++) {
-        body(arg, items * t / threads, items * (t + 1) / threads);
-    }
+    nd_team_run(context->team, pieces, run_range,
+                &(ranges){.body = body, .arg = arg, .items = items, .pieces = pieces});
+}
+
+void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)
+{
+    nd_cpu_spread(stream->device->native, items, work, body, arg);
 }
 
 const char *nd_ops_openmp_version(void)

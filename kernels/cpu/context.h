@@ -8,6 +8,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/row_kernels.h"
+#include "kernels/cpu/team.h"
 #include "kernels/cpu/tile.h"
 #include "kernels/ops.h"
 #include "runtime/device/device.h"
@@ -21,6 +22,7 @@ enum { ND_CPU_WIDEN_TILE = 512 };
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
     nd_cpu_isa vectors; /* of the kernels without tiles: avx512_bf16 at most */
+    nd_team *team;
     nd_dnnl *dnnl;
     nd_gemm *gemm;                 /* our own BF16 products; NULL where oneDNN makes them */
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
@@ -34,13 +36,13 @@ typedef struct nd_cpu_context {
 
 nd_status nd_cpu_context_create(nd_device *device);
 
-/* The stream's context. Also makes the calling thread's OpenMP regions (ours and oneDNN's) as wide
- * as the device. */
+/* The stream's context. Also makes oneDNN's OpenMP regions of the calling thread as wide as the
+ * device. */
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream);
 
-/* All elementwise ops use threads in this way: independent items, cut into one contiguous range per
- * thread. How an op cuts its work into items depends on shapes only, so no result depends on the
- * number of threads. */
+/* All elementwise ops use threads in this way: independent items, cut into a few contiguous ranges
+ * per thread. How an op cuts its work into items depends on shapes only, so no result depends on
+ * the number of threads. */
 
 /* Does items [begin, end). */
 typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
@@ -48,9 +50,13 @@ typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
 /*
  * Runs body over [0, items) on up to stream->device->threads threads. `work` is the number of
  * elements that one item touches: small jobs, and all jobs of a device with one thread, run in the
- * caller without entering OpenMP.
+ * caller alone.
  */
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
+
+/* The same for a caller that has the device's context. */
+void nd_cpu_spread(nd_cpu_context *context, int64_t items, int64_t work, nd_cpu_body body,
+                   void *arg);
 
 /* The ops and queries of this backend; cpu.c makes the table of them. */
 ND_EACH_OP(ND_OP_PROTOTYPE, nd_cpu_)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/gemm.h"
 
-#include <omp.h>
 #include <stdlib.h>
 
 #include "runtime/base/math.h"
@@ -20,7 +19,7 @@ typedef struct layout {
 
 struct nd_gemm {
     const nd_gemm_kernels *kernels;
-    int threads;
+    nd_team *team;
     layout layout;
     char *scratch; /* [threads] */
 };
@@ -267,18 +266,39 @@ static int64_t choose_row_parts(const nd_gemm_kernels *kernels, const nd_gemm_pr
     return best;
 }
 
-static void multiply_share(const nd_gemm *gemm, const call *c, int64_t row_parts, int index)
+/* Into how many pieces a thread's columns are cut: as many as cost less than 3 percent of packing
+ * again what they share. */
+static int64_t choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
+                          int64_t row_parts, int64_t column_parts)
 {
-    const layout *at = &gemm->layout;
-    const int64_t column_parts = gemm->threads / row_parts;
-    char *scratch = gemm->scratch + (size_t)index * at->end;
+    const int64_t whole = time_of(kernels, p, row_parts, column_parts);
+    int64_t cut = ND_TEAM_PIECES;
+    while (cut > 1 && 32 * cut * time_of(kernels, p, row_parts, column_parts * cut) > 33 * whole) {
+        cut--;
+    }
+    return cut;
+}
+
+typedef struct pieces {
+    const nd_gemm *gemm;
+    const call *c;
+    int64_t row_parts, column_parts;
+} pieces;
+
+static void multiply_piece(void *arg, int64_t index)
+{
+    const pieces *all = arg;
+    const call *c = all->c;
+    const layout *at = &all->gemm->layout;
+    char *scratch = all->gemm->scratch + (size_t)nd_team_thread() * at->end;
     workspace w = {.b = (nd_gemm_word *)(scratch + at->b),
                    .a = (nd_gemm_word *)(scratch + at->a),
                    .partial = (float *)(scratch + at->partial),
                    .sums = (float *)(scratch + at->sums)};
     block part;
-    share(c->p->m, c->kernels->rows, row_parts, index / column_parts, &part.row, &part.rows);
-    share(c->p->n, c->kernels->columns, column_parts, index % column_parts, &part.column,
+    share(c->p->m, c->kernels->rows, all->row_parts, index / all->column_parts, &part.row,
+          &part.rows);
+    share(c->p->n, c->kernels->columns, all->column_parts, index % all->column_parts, &part.column,
           &part.columns);
     if (c->kernels->begin) {
         c->kernels->begin();
@@ -302,15 +322,14 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
     const call x = {.kernels = gemm->kernels,
                     .p = p,
                     .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
-    if (gemm->threads == 1) {
-        multiply_share(gemm, &x, 1, 0);
-        return;
+    pieces all = {.gemm = gemm, .c = &x, .row_parts = 1, .column_parts = 1};
+    const int64_t threads = nd_team_threads(gemm->team);
+    if (threads > 1) {
+        all.row_parts = choose_row_parts(gemm->kernels, p, threads);
+        all.column_parts = threads / all.row_parts;
+        all.column_parts *= choose_cut(gemm->kernels, p, all.row_parts, all.column_parts);
     }
-    const int64_t row_parts = choose_row_parts(gemm->kernels, p, gemm->threads);
-#pragma omp parallel for schedule(static, 1) num_threads(gemm->threads)
-    for (int index = 0; index < gemm->threads; index++) {
-        multiply_share(gemm, &x, row_parts, index);
-    }
+    nd_team_run(gemm->team, all.row_parts * all.column_parts, multiply_piece, &all);
 }
 
 static size_t after(size_t offset, int64_t count, size_t size)
@@ -330,12 +349,13 @@ static layout layout_of(const nd_gemm_kernels *kernels)
     return at;
 }
 
-nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out)
+nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out)
 {
+    const int threads = nd_team_threads(team);
     nd_gemm *gemm = NULL;
     ND_TRY(ND_ALLOC(1, &gemm));
     gemm->kernels = kernels;
-    gemm->threads = threads;
+    gemm->team = team;
     gemm->layout = layout_of(kernels);
     const size_t bytes = (size_t)threads * gemm->layout.end;
     gemm->scratch = aligned_alloc(CACHE_LINE, bytes);

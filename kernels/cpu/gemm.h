@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/dnnl_matmul.h"
+#include "kernels/cpu/team.h"
 #include "runtime/tensor/dtype.h"
 
 /*
@@ -104,7 +105,8 @@ extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx, n
 
 typedef struct nd_gemm nd_gemm;
 
-nd_status nd_gemm_create(const nd_gemm_kernels *kernels, int threads, nd_gemm **out);
+/* The products run on the team's threads. */
+nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
 
 /* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */

@@ -121,36 +121,77 @@ typedef struct block {
     int64_t row, rows, column, columns;
 } block;
 
-/* A block of op(x) as it is stored, widened; row stride ND_CPU_WIDEN_TILE. */
-static void widen(const nd_row_ops *kernels, float *tile, nd_tensor x, bool transposed, block at)
+typedef struct widening {
+    const nd_row_ops *kernels;
+    float *tile;
+    nd_tensor x;
+    int64_t row, column, columns; /* of the block as it is stored */
+} widening;
+
+static void widen_rows(void *arg, int64_t begin, int64_t end)
 {
-    block stored = transposed ? (block){at.column, at.columns, at.row, at.rows} : at;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < stored.rows; i++) {
-        int64_t from = (stored.row + i) * x.stride[0] + stored.column;
-        float *to = tile + i * ND_CPU_WIDEN_TILE;
+    const widening *w = arg;
+    const nd_tensor x = w->x;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t from = (w->row + i) * x.stride[0] + w->column;
+        float *to = w->tile + i * ND_CPU_WIDEN_TILE;
         if (x.dtype == ND_DTYPE_BF16) {
-            kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + from, ND_DTYPE_BF16,
-                          stored.columns);
+            w->kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + from, ND_DTYPE_BF16,
+                             w->columns);
         } else {
-            kernels->widen_fp8(to, (const uint8_t *)x.data + from, stored.columns,
-                               x.dtype == ND_DTYPE_F8_E4M3);
+            w->kernels->widen_fp8(to, (const uint8_t *)x.data + from, w->columns,
+                                  x.dtype == ND_DTYPE_F8_E4M3);
         }
     }
 }
 
+/* A block of op(x) as it is stored, widened; row stride ND_CPU_WIDEN_TILE. */
+static void widen(nd_cpu_context *context, float *tile, nd_tensor x, bool transposed, block at)
+{
+    block stored = transposed ? (block){at.column, at.columns, at.row, at.rows} : at;
+    widening w = {.kernels = context->rows,
+                  .tile = tile,
+                  .x = x,
+                  .row = stored.row,
+                  .column = stored.column,
+                  .columns = stored.columns};
+    nd_cpu_spread(context, stored.rows, stored.columns, widen_rows, &w);
+}
+
+typedef struct storing {
+    const nd_row_ops *kernels;
+    nd_tensor c;
+    block at;
+    const float *tile;
+    const nd_gemm_factors *factors;
+    bool accumulate;
+} storing;
+
+static void store_rows(void *arg, int64_t begin, int64_t end)
+{
+    const storing *w = arg;
+    const nd_gemm_factors *f = w->factors;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = w->at.row + i;
+        w->kernels->scaled_sum(nd_element_address(w->c, row * w->c.stride[0] + w->at.column),
+                               w->tile + i * ND_CPU_WIDEN_TILE,
+                               f->all * (f->rows ? f->rows[row] : 1.0f),
+                               f->columns ? f->columns + w->at.column : NULL, w->accumulate,
+                               w->at.columns, w->c.dtype == ND_DTYPE_BF16);
+    }
+}
+
 /* A block of c = tile factor (+ c), rounded once when c is BF16. */
-static void store(const nd_row_ops *kernels, nd_tensor c, block at, const float *tile,
+static void store(nd_cpu_context *context, nd_tensor c, block at, const float *tile,
                   const nd_gemm_factors *f, bool accumulate)
 {
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < at.rows; i++) {
-        int64_t row = at.row + i;
-        kernels->scaled_sum(nd_element_address(c, row * c.stride[0] + at.column),
-                            tile + i * ND_CPU_WIDEN_TILE, f->all * (f->rows ? f->rows[row] : 1.0f),
-                            f->columns ? f->columns + at.column : NULL, accumulate, at.columns,
-                            c.dtype == ND_DTYPE_BF16);
-    }
+    storing w = {.kernels = context->rows,
+                 .c = c,
+                 .at = at,
+                 .tile = tile,
+                 .factors = f,
+                 .accumulate = accumulate};
+    nd_cpu_spread(context, at.rows, at.columns, store_rows, &w);
 }
 
 /* Tiles of op(a) and op(b) are widened, their product is summed over k in F32. */
@@ -158,7 +199,6 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
                                   const nd_dnnl_product *p, const nd_gemm_factors *factors)
 {
     enum { T = ND_CPU_WIDEN_TILE };
-    const nd_row_ops *kernels = context->rows;
     float *ta = context->widened, *tb = ta + T * T, *tc = tb + T * T;
     for (int64_t i = 0; i < p->m; i += T) {
         for (int64_t j = 0; j < p->n; j += T) {
@@ -174,11 +214,11 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
             for (int64_t l = 0; l < p->k; l += T) {
                 tile.k = nd_min(T, p->k - l);
                 tile.accumulate = l > 0;
-                widen(kernels, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
-                widen(kernels, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
+                widen(context, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
+                widen(context, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
                 ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb, NULL));
             }
-            store(kernels, c, (block){i, tile.m, j, tile.n}, tc, factors, p->accumulate);
+            store(context, c, (block){i, tile.m, j, tile.n}, tc, factors, p->accumulate);
         }
     }
     return ND_OK;

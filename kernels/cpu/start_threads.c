@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernels/cpu/context.h"
 #include "kernels/ops.h"
 #include "runtime/base/process.h"
 
@@ -77,7 +78,7 @@ static bool has_room(size_t bytes)
     return true;
 }
 
-/* As many threads at once as the ops will have, with the stacks that libgomp will give them. */
+/* As many threads at once as the ops will have, with the stacks that libgomp will give its own. */
 static thread_refusal try_threads(pthread_t *threads, int count)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -107,7 +108,7 @@ static thread_refusal try_threads(pthread_t *threads, int count)
 static nd_status fail_threads(int wanted, const thread_refusal *r)
 {
     int64_t stack = nd_ops_cpu_stack_bytes(), room = stack + (int64_t)beside_stack;
-    int most = r->started + 1; /* the calling thread is one */
+    int most = r->started / 2 + 1; /* the calling thread is one, each other has one of libgomp */
     if (r->lacks_room && (!r->limit.option || r->limit.left >= room)) {
         return nd_fail(ND_ERR_RESOURCE,
                        "a worker of %d threads cannot start more than %d here: a stack of %lld KiB "
@@ -122,19 +123,22 @@ static nd_status fail_threads(int wanted, const thread_refusal *r)
                    r->lacks_room ? r->limit.option : "ulimit -u, or pids.max of the control group");
 }
 
-nd_status nd_ops_cpu_start_threads(const nd_device *device)
+nd_status nd_ops_cpu_start_threads(nd_device *device)
 {
     int wanted = device->threads;
     pthread_t *threads = NULL;
     if (wanted == 1) {
         return ND_OK;
     }
-    ND_TRY(ND_ALLOC(wanted, &threads));
-    thread_refusal refusal = try_threads(threads, wanted - 1);
+    ND_TRY(nd_cpu_context_create(device));
+    ND_TRY(ND_ALLOC(2 * wanted, &threads));
+    thread_refusal refusal = try_threads(threads, 2 * (wanted - 1));
     free(threads);
     if (refusal.code != 0) {
         return fail_threads(wanted, &refusal);
     }
+    nd_cpu_context *context = device->native;
+    ND_TRY(nd_team_start(context->team, (size_t)nd_ops_cpu_stack_bytes()));
     int running = 0;
     omp_set_num_threads(wanted);
 #pragma omp parallel

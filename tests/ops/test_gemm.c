@@ -217,14 +217,17 @@ static void make(problem *q, shape s)
 static matrix multiply(const problem *q, const table *t, int threads)
 {
     matrix c = q->c;
+    nd_team *team = NULL;
     nd_gemm *gemm = NULL;
     c.data = guarded_memory(matrix_bytes(&c));
     memcpy(c.data, q->c.data, matrix_bytes(&c));
-    cr_assert_eq(nd_gemm_create(t->kernels, threads, &gemm), ND_OK);
+    cr_assert_eq(nd_team_create(threads, &team), ND_OK);
+    cr_assert_eq(nd_gemm_create(t->kernels, team, &gemm), ND_OK);
     nd_gemm_product p = q->p;
     p.c = c.data;
     nd_gemm_multiply(gemm, &p);
     nd_gemm_destroy(gemm);
+    nd_team_destroy(team);
     return c;
 }
 

@@ -6,7 +6,7 @@
 enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
 /* Columns of a tile of logits on a CPU: the tile of a chunk of 1,000 rows in BF16 stays in the
  * second caches of two cores, and a product that sums over its columns is as long as a block of
- * gemm_bf16.c. */
+ * gemm.c. */
 enum { HEAD_COLUMNS = 1024, HEAD_COLUMNS_UNIT = 64 };
 /* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };

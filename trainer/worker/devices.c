@@ -171,7 +171,7 @@ nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t 
                                int64_t local_workers)
 {
     int64_t more = (int64_t)planned + ND_WORKER_LIBRARY_BYTES +
-                   worker->device->threads * nd_ops_cpu_stack_bytes();
+                   2 * worker->device->threads * nd_ops_cpu_stack_bytes();
     ND_TRY(nd_limits_check_memory(more, "a worker of this job"));
     return world_size > 1 ? nd_transport_check_ucx_room(local_workers) : ND_OK;
 }

@@ -18,13 +18,13 @@
 /* process.c: what concerns the process before it is a worker of a job. */
 
 /*
- * Sets how long OpenMP's threads spin before they sleep: about what sleeping and waking costs. By
- * default they spin for milliseconds, so that one thread that has to wait for its CPU makes the
- * others burn theirs, and a busy machine becomes many times slower. A process that `decodes` text
- * alone spins ten times as long: between its many short products a thread that slept comes back
- * late. OpenMP reads its settings before main, so the program executes itself again, once. A
- * setting of the user (GOMP_SPINCOUNT, OMP_WAIT_POLICY) is kept. Returns when there is nothing to
- * do or the program cannot be executed.
+ * Sets how long the threads of the ops spin before they sleep, our own and OpenMP's: about what
+ * sleeping and waking costs. OpenMP's spin for milliseconds by default, so that one thread that has
+ * to wait for its CPU makes the others burn theirs, and a busy machine becomes many times slower. A
+ * process that `decodes` text alone spins ten times as long: between its many short products a
+ * thread that slept comes back late. OpenMP reads its settings before main, so the program executes
+ * itself again, once. A setting of the user (GOMP_SPINCOUNT, OMP_WAIT_POLICY) is kept. Returns when
+ * there is nothing to do or the program cannot be executed.
  */
 void nd_process_shorten_spin(char **argv, bool decodes);
 

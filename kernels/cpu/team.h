@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_TEAM_H
+#define ND_CPU_TEAM_H
+/*
+ * The threads of one device. They are made once and stay: between regions they spin for a moment
+ * and then sleep. A region is a number of pieces; each thread begins with its own range of them and
+ * then takes pieces that others have not begun. The end of a region waits for the pieces that were
+ * begun, not for the threads: one that has no CPU at the moment, because something else runs there,
+ * holds up nobody who can do its pieces. Which thread does a piece is therefore open, and bodies
+ * give results that do not depend on it.
+ *
+ * The host thread that drives the device is thread 0 of the team; it alone calls these functions.
+ */
+#include <stddef.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+typedef struct nd_team nd_team;
+
+/* Pieces per thread that are enough where the cut is free: a thread that has no CPU then holds up a
+ * fourth of its share at most. */
+enum { ND_TEAM_PIECES = 4 };
+
+/* Does one piece. */
+typedef void (*nd_team_body)(void *arg, int64_t piece);
+
+/* No thread starts yet. */
+nd_status nd_team_create(int threads, nd_team **out);
+void nd_team_destroy(nd_team *team); /* NULL is legal; waits until the threads have ended */
+
+int nd_team_threads(const nd_team *team);
+
+/* Starts the threads, with stacks of `stack_bytes` or, for 0, of the usual size; does nothing when
+ * they run. ND_ERR_RESOURCE: a limit forbids one, and none runs. */
+nd_status nd_team_start(nd_team *team, size_t stack_bytes);
+
+/* Runs body for the pieces [0, pieces) and returns when all are complete. The first call starts the
+ * threads where nd_team_start was not called; if a limit forbids that, the caller does all pieces
+ * of all regions. Later calls allocate nothing. Not from within a body. */
+void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg);
+
+/* Which thread of its team calls, for scratch of its own: 0 to threads - 1; 0 outside of teams. */
+int nd_team_thread(void);
+
+#endif
