@@ -537,8 +537,8 @@ nd_status nd_ops_cpu_start_threads(nd_device *device);
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);
 
-/* What the CPU backend runs on: the instruction set in use ("avx512_bf16"), oneDNN's version.
- * Static strings. */
+/* What the CPU backend runs on: the instruction set in use ("avx512_bf16"), and what
+ * ND_CPU_PRODUCTS changes ("amx, products by oneDNN"); oneDNN's version. Static strings. */
 const char *nd_ops_machine(const nd_device *device);
 const char *nd_ops_library_version(void);
 /* Date of its OpenMP standard, and the compiler whose library runs its threads. */

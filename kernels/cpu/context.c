@@ -38,15 +38,21 @@ static void choose_kernels(nd_cpu_context *context)
                                                                     : bf16[context->vectors];
 }
 
-/* NULL: there are none of our own. */
-static const nd_gemm_kernels *gemm_kernels_for(nd_cpu_isa isa)
+/* The context's products of BF16 and FP8: our own, or oneDNN's and in tiles that are widened. */
+static nd_status make_products(nd_cpu_context *context)
 {
     static const nd_gemm_kernels *const kernels[ND_CPU_ISA_COUNT] = {
         [ND_CPU_ISA_AVX512] = &nd_gemm_avx512,
         [ND_CPU_ISA_AVX512_BF16] = &nd_gemm_avx512_bf16,
         [ND_CPU_ISA_AMX] = &nd_gemm_amx,
         [ND_CPU_ISA_AMX_EMULATED] = &nd_gemm_amx_emulated};
-    return kernels[isa];
+    const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
+    bool own = false;
+    ND_TRY(nd_cpu_products_choose(context->isa, &own));
+    if (own) {
+        return nd_gemm_create(kernels[context->isa], context->team, &context->gemm);
+    }
+    return ND_ALLOC(3 * tile, &context->widened);
 }
 
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
@@ -77,14 +83,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_team_create(device->threads, &context->team));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
-    if (!gemm_kernels_for(context->isa)) {
-        const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
-        ND_TRY_OUT(ND_ALLOC(3 * tile, &context->widened));
-    }
-    const nd_gemm_kernels *kernels = gemm_kernels_for(context->isa);
-    if (kernels) {
-        ND_TRY_OUT(nd_gemm_create(kernels, context->team, &context->gemm));
-    }
+    ND_TRY_OUT(make_products(context));
     device->native = context;
     device->native_close = destroy;
     return ND_OK;
@@ -105,11 +104,20 @@ nd_cpu_context *nd_cpu_context_of(nd_stream *stream)
 
 const char *nd_ops_machine(const nd_device *device)
 {
+    static const char *const with_onednn[ND_CPU_ISA_COUNT] = {
+        [ND_CPU_ISA_AVX512] = "avx512, products by oneDNN",
+        [ND_CPU_ISA_AVX512_BF16] = "avx512_bf16, products by oneDNN",
+        [ND_CPU_ISA_AMX] = "amx, products by oneDNN",
+        [ND_CPU_ISA_AMX_EMULATED] = "amx_emulated, products by oneDNN"};
     const nd_cpu_context *context = device->native;
     if (device->kind != ND_DEVICE_CPU) {
         return device->name; /* device->native belongs to another backend */
     }
-    return context ? nd_cpu_isa_name(context->isa) : "unknown";
+    if (!context) {
+        return "unknown";
+    }
+    const bool unusual = !context->gemm && with_onednn[context->isa];
+    return unusual ? with_onednn[context->isa] : nd_cpu_isa_name(context->isa);
 }
 
 /* Elements that justify one more piece: about 10 microseconds of work, several times the cost of

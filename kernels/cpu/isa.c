@@ -72,6 +72,28 @@ nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
                    wanted);
 }
 
+nd_status nd_cpu_products_choose(nd_cpu_isa isa, bool *own)
+{
+    const bool can = isa >= ND_CPU_ISA_AVX512;
+    const char *wanted = getenv("ND_CPU_PRODUCTS");
+    if (!wanted || !*wanted) {
+        *own = can;
+        return ND_OK;
+    }
+    if (strcmp(wanted, "own") != 0 && strcmp(wanted, "onednn") != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "ND_CPU_PRODUCTS is \"%s\"; it may be own or onednn, or unset", wanted);
+    }
+    *own = strcmp(wanted, "own") == 0;
+    if (*own && !can) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "ND_CPU_PRODUCTS asks for our own products, which need AVX-512, but this "
+                       "process uses %s; unset it",
+                       names[isa]);
+    }
+    return ND_OK;
+}
+
 nd_cpu_isa nd_cpu_isa_of_vectors(nd_cpu_isa isa)
 {
     const nd_cpu_isa own = isa == ND_CPU_ISA_AMX_EMULATED ? nd_cpu_isa_detect() : isa;

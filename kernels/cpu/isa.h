@@ -10,7 +10,13 @@
  * for tests and for comparing machines; a level that the CPU lacks is a configuration error.
  * amx_emulated, which any CPU has, is for tests: the kernels for AMX with its tile instructions in
  * plain C (amx.h), everything else at the CPU's own level up to avx512_bf16. It is slow.
+ *
+ * ND_CPU_PRODUCTS (own, onednn) says who makes the products of BF16, for comparing the two: our own
+ * kernels, which is so unless it says otherwise, need AVX-512. Beside oneDNN, FP8 codes are
+ * multiplied in F32, slowly.
  */
+#include <stdbool.h>
+
 #include "runtime/base/status.h"
 
 typedef enum nd_cpu_isa {
@@ -30,6 +36,9 @@ nd_cpu_isa nd_cpu_isa_detect(void);
 
 /* What to use: the CPU's level, lowered by ND_CPU_ISA, or what it names to be emulated. */
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out);
+
+/* Whether products of BF16 and FP8 are our own at this level. */
+nd_status nd_cpu_products_choose(nd_cpu_isa isa, bool *own);
 
 /* The level of the kernels without tiles when a process uses `isa`: avx512_bf16 at most. */
 nd_cpu_isa nd_cpu_isa_of_vectors(nd_cpu_isa isa);

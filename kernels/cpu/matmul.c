@@ -9,10 +9,10 @@
 #include "runtime/base/math.h"
 
 /*
- * BF16 products of matrices with gaps between their rows. oneDNN multiplies such matrices only in
- * an implementation that allocates at every call: packing buffers for each thread and F32 sums of
- * the whole result. Therefore ROWS rows at a time are copied to memory of the context, where they
- * have no gaps.
+ * BF16 products of matrices with gaps between their rows, where they are oneDNN's. It multiplies
+ * such matrices only in an implementation that allocates at every call: packing buffers for each
+ * thread and F32 sums of the whole result. Therefore ROWS rows at a time are copied to memory of
+ * the context, where they have no gaps.
  */
 
 enum { ROWS = 1024, ALIGNMENT = 64 };

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/ops.h"
 #include "runtime/base/math.h"
 #include "runtime/base/rng.h"
 #include "runtime/base/status.h"
@@ -422,4 +423,42 @@ Test(gemm, vectors_and_plain_c_pack_the_same)
             }
         }
     }
+}
+
+/* ND_CPU_PRODUCTS: what a device then says of itself, or the error. */
+static nd_status machine_with(const char *isa, const char *products, const char **machine)
+{
+    nd_device *device = NULL;
+    const nd_ops *ops = NULL;
+    setenv("ND_CPU_ISA", isa, 1);
+    setenv("ND_CPU_PRODUCTS", products, 1);
+    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
+    const nd_status status = nd_ops_cpu(device, &ops);
+    *machine = nd_ops_machine(device);
+    nd_device_close(device);
+    unsetenv("ND_CPU_PRODUCTS");
+    unsetenv("ND_CPU_ISA");
+    return status;
+}
+
+Test(gemm, who_makes_products_can_be_chosen)
+{
+    const char *machine = NULL;
+    cr_assert_eq(machine_with("amx_emulated", "own", &machine), ND_OK);
+    cr_assert_str_eq(machine, "amx_emulated");
+    cr_assert_eq(machine_with("amx_emulated", "onednn", &machine), ND_OK);
+    cr_assert_str_eq(machine, "amx_emulated, products by oneDNN");
+    cr_assert_eq(machine_with("baseline", "onednn", &machine), ND_OK);
+    cr_assert_str_eq(machine, "baseline");
+}
+
+Test(gemm, a_choice_that_cannot_be_is_refused)
+{
+    const char *machine = NULL;
+    cr_assert_eq(machine_with("baseline", "own", &machine), ND_ERR_CONFIG);
+    cr_assert(strstr(nd_error_last()->message, "need AVX-512"), "%s", nd_error_last()->message);
+    nd_error_clear();
+    cr_assert_eq(machine_with("amx_emulated", "quick", &machine), ND_ERR_CONFIG);
+    cr_assert(strstr(nd_error_last()->message, "\"quick\"; it may be own or onednn"), "%s",
+              nd_error_last()->message);
 }

@@ -84,6 +84,13 @@ Test(matmul, small_shapes_at_each_instruction_set)
     nd_each_backend(check_small);
 }
 
+Test(matmul, small_shapes_by_onednn)
+{
+    setenv("ND_CPU_PRODUCTS", "onednn", 1);
+    nd_each_backend(check_small);
+    unsetenv("ND_CPU_PRODUCTS");
+}
+
 static void check_matmul(const nd_side *ref, const nd_backend *backend)
 {
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
