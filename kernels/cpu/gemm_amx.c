@@ -323,6 +323,7 @@ INLINE void add_steps(const int mr, const int nv, const group *g)
     for (int s = 0; s < g->steps; s++, a += STEP_A, b += STEP_B) {
         const int ahead = s + AHEAD - g->steps;
         const nd_gemm_word *wanted = ahead < 0 ? a + AHEAD * STEP_A : g->next + ahead * STEP_A;
+#pragma GCC unroll 32
         for (int i = 0; i < 16 * mr; i++) {
             fetch(wanted + i * WORDS);
         }
