@@ -118,6 +118,18 @@ typedef struct nd_fp8_history {
     float *scale, *inverse; /* (count) */
 } nd_fp8_history;
 
+/*
+ * A product's b in the form in which the backend multiplies it, in memory that the caller keeps
+ * from one product to the next. The first product makes the form from b and sets `made`; while that
+ * is true, products read the form and not b. The caller clears it when b has changed. A form serves
+ * products with the same k, n, b_transposed and dtype of b, whatever their m, and a result has the
+ * same bits with a form as without.
+ */
+typedef struct nd_packed_form {
+    void *memory; /* matmul_packed_bytes, aligned to 64, on the device */
+    bool made;
+} nd_packed_form;
+
 /* linear algebra */
 
 /*
@@ -133,6 +145,7 @@ typedef struct nd_matmul_args {
     float beta;
     bool few_rows; /* a hint where m may be small: a backend may compute the product in another
                       order, as fast as b is read */
+    nd_packed_form *b_packed; /* NULL, or where the backend keeps b, if it does */
 } nd_matmul_args;
 
 /* embedding */
@@ -461,8 +474,9 @@ typedef struct nd_matmul_fp8_args {
     nd_fp8 b;
     bool b_transposed;
     float beta;
-    bool fast_accumulation; /* a tensor core may sum with fewer bits */
-    void *scratch;          /* matmul_fp8_scratch bytes, aligned to 256 */
+    bool fast_accumulation;   /* a tensor core may sum with fewer bits */
+    void *scratch;            /* matmul_fp8_scratch bytes, aligned to 256 */
+    nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales */
 } nd_matmul_fp8_args;
 
 /* The ops that make what calls of the same name keep for their form. */
@@ -513,6 +527,9 @@ typedef struct nd_ops {
      *                         with strides of multiples of 8 elements
      *   matmul_fp8_scratch    bytes for one call with these extents and c of either type (planned
      *                         once; enough for smaller extents too)
+     *   matmul_packed_bytes   bytes of the form in which matmul, or with codes matmul_fp8, keeps an
+     *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
+     *                         keeps none, or would save too little beside so many rows
      */
     ND_EACH_QUERY(ND_QUERY_MEMBER, )
 } nd_ops;

@@ -58,7 +58,9 @@
       (const nd_device *, const nd_attention *most, nd_dtype act), prefix)                         \
     X(attention_uses_delta, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix) \
     X(matmul_fp8_scratch, size_t,                                                                  \
-      (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)
+      (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)                  \
+    X(matmul_packed_bytes, size_t,                                                                 \
+      (const nd_device *, int64_t m, int64_t k, int64_t n, bool b_transposed, nd_dtype b), prefix)
 
 /* For the lists: a member of a table of functions, the prototype of one, and its entry. `prefix`
  * stands before the name of a function. */

@@ -16,6 +16,7 @@
 
 typedef struct nd_rank {
     int rank, world_size;
+    int host_ranks; /* of the job on this host; 0 counts as 1 */
     nd_mesh mesh;
     nd_coord coord;
     const nd_config *config;

@@ -4,6 +4,7 @@
 #include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/ops.h"
 #include "runtime/base/math.h"
@@ -69,6 +70,19 @@ static nd_status choose_isa(nd_cpu_isa *out)
     return ND_OK;
 }
 
+static nd_status choose_packing(nd_cpu_packing *out)
+{
+    const char *wanted = getenv("ND_CPU_PACKED");
+    *out = ND_CPU_PACKING_BY_ROWS;
+    if (!wanted || !*wanted) {
+        return ND_OK;
+    }
+    *out = strcmp(wanted, "kept") == 0 ? ND_CPU_PACKING_KEPT : ND_CPU_PACKING_ANEW;
+    return *out == ND_CPU_PACKING_KEPT || strcmp(wanted, "anew") == 0
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "ND_CPU_PACKED is \"%s\"; it may be kept or anew", wanted);
+}
+
 nd_status nd_cpu_context_create(nd_device *device)
 {
     ND_ASSERT(device->kind == ND_DEVICE_CPU);
@@ -79,6 +93,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &context));
     ND_TRY_OUT(choose_isa(&context->isa));
+    ND_TRY_OUT(choose_packing(&context->packing));
     choose_kernels(context);
     ND_TRY_OUT(ND_ALLOC(ND_CPU_PARTIALS, &context->partials));
     ND_TRY_OUT(nd_team_create(device->threads, &context->team));

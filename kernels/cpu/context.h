@@ -19,12 +19,21 @@ enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
 /* Where the CPU has no BF16 products: extents of a widened tile in m, n and k. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 
+/* Whether there are packed forms to keep (nd_packed_form): where they save enough, or as the
+ * environment variable ND_CPU_PACKED says (anew: never, kept: always). */
+typedef enum nd_cpu_packing {
+    ND_CPU_PACKING_BY_ROWS = 0,
+    ND_CPU_PACKING_ANEW,
+    ND_CPU_PACKING_KEPT
+} nd_cpu_packing;
+
 typedef struct nd_cpu_context {
     nd_cpu_isa isa;
     nd_cpu_isa vectors; /* of the kernels without tiles: avx512_bf16 at most */
     nd_team *team;
     nd_dnnl *dnnl;
-    nd_gemm *gemm;                 /* our own BF16 products; NULL where oneDNN makes them */
+    nd_gemm *gemm; /* our own BF16 products; NULL where oneDNN makes them */
+    nd_cpu_packing packing;
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
     const nd_row_ops *rows;

@@ -40,6 +40,10 @@ typedef struct block {
     int64_t row, rows, column, columns, k, depth;
 } block;
 
+/* The position of a block of rows: whether its B is already packed, and whether another block needs
+ * it. */
+typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
+
 static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
     return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->k % 2 != 0;
@@ -94,6 +98,24 @@ static void pack_b(const call *c, nd_gemm_word *b, const block *x)
     } else {
         c->kernels->pack_b_columns(b, operand_at(c->p->b, x->k, x->column), columns, depth);
     }
+}
+
+/* The words of the panel from `column` on, from k on, in an op(b) that is packed as a whole. Blocks
+ * of k begin at whole multiples of the kernels' words. */
+static int64_t packed_offset(const call *c, int64_t column, int64_t k)
+{
+    return column * words_of(c, c->p->k) + k / 2 * c->kernels->columns;
+}
+
+/* The j-th columns of a block, packed in the thread's scratch. */
+static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w, const block *columns,
+                                           int64_t j, sharing shared)
+{
+    nd_gemm_word *b = w->b + (shared == ONLY_BLOCK ? 0 : j * c->kernels->k_block / 2);
+    if (shared != LATER_BLOCK) {
+        pack_b(c, b, columns);
+    }
+    return b;
 }
 
 /* Where the sums of a block begin and where they go. `first`: the first column of `partial`. */
@@ -152,10 +174,6 @@ static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
     }
 }
 
-/* The position of a block of rows: whether its B is already packed, and whether another block needs
- * it. */
-typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
-
 static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)
 {
     const int panel = c->kernels->columns;
@@ -164,14 +182,11 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
         pack_a(c, w, x);
     }
     for (int64_t j = 0; j < x->columns; j += panel) {
-        nd_gemm_word *b = w->b + (shared == ONLY_BLOCK ? 0 : j * c->kernels->k_block / 2);
         columns.column = x->column + j;
         columns.columns = nd_min(panel, x->columns - j);
-        if (shared != LATER_BLOCK) {
-            pack_b(c, b, &columns);
-        }
         nd_gemm_tile t = destination(c, w, &columns, x->column);
-        t.b = b;
+        t.b = c->p->packed ? c->p->packed + packed_offset(c, columns.column, columns.k)
+                           : pack_in_scratch(c, w, &columns, j, shared);
         if (packs_a(c->kernels, c->p)) {
             multiply_panels(c, w, t);
         } else {
@@ -248,7 +263,8 @@ static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
     const int64_t unit = kernels->rows, panel = kernels->columns;
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, row_parts), unit);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, column_parts), panel);
-    return rows * columns + kernels->b_time * columns * nd_ceil_div(rows, most_rows(kernels, p)) +
+    const int64_t b_time = p->packed ? 0 : kernels->b_time;
+    return rows * columns + b_time * columns * nd_ceil_div(rows, most_rows(kernels, p)) +
            (packs_a(kernels, p) ? kernels->a_time * rows : 0);
 }
 
@@ -314,14 +330,52 @@ static bool can_be_packed(nd_gemm_operand x)
     return x.dtype == ND_DTYPE_BF16 || nd_dtype_is_fp8(x.dtype);
 }
 
-void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
+static call call_of(const nd_gemm *gemm, const nd_gemm_product *p)
 {
     enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
-    ND_ASSERT(can_be_packed(p->a) && can_be_packed(p->b));
     const int64_t blocks = nd_ceil_div(p->k, gemm->kernels->k_block);
-    const call x = {.kernels = gemm->kernels,
-                    .p = p,
-                    .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
+    return (call){.kernels = gemm->kernels,
+                  .p = p,
+                  .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
+}
+
+size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
+{
+    const call c = {.kernels = gemm->kernels};
+    return (size_t)(nd_round_up(n, gemm->kernels->columns) * words_of(&c, k)) *
+           sizeof(nd_gemm_word);
+}
+
+typedef struct whole {
+    const call *c;
+    nd_gemm_word *packed;
+} whole;
+
+/* One panel with all of k. */
+static void pack_panel(void *arg, int64_t index)
+{
+    const whole *w = arg;
+    const call *c = w->c;
+    block x = {.column = index * c->kernels->columns};
+    x.columns = nd_min(c->kernels->columns, c->p->n - x.column);
+    for (; x.k < c->p->k; x.k += c->k_block) {
+        x.depth = nd_min(c->k_block, c->p->k - x.k);
+        pack_b(c, w->packed + packed_offset(c, x.column, x.k), &x);
+    }
+}
+
+void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *packed)
+{
+    ND_ASSERT(can_be_packed(p->b));
+    const call x = call_of(gemm, p);
+    whole w = {&x, packed};
+    nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_panel, &w);
+}
+
+void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
+{
+    ND_ASSERT(can_be_packed(p->a) && (p->packed || can_be_packed(p->b)));
+    const call x = call_of(gemm, p);
     pieces all = {.gemm = gemm, .c = &x, .row_parts = 1, .column_parts = 1};
     const int64_t threads = nd_team_threads(gemm->team);
     if (threads > 1) {

@@ -124,7 +124,16 @@ typedef struct nd_gemm_product {
     void *c;
     int64_t c_stride;
     bool c_bf16;
+    const nd_gemm_word *packed; /* NULL, or op(b) as nd_gemm_pack_whole left it: b is not read */
 } nd_gemm_product;
+
+/*
+ * A whole op(b) of (k, n) in the words that a product packs block by block: a panel after the
+ * other, each with all of k. All threads pack together. Of the product only k, n, b and
+ * b_transposed are read; the memory is aligned to 64.
+ */
+size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n);
+void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *product, nd_gemm_word *packed);
 
 /* Allocates nothing. One call at a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *product);

@@ -7,6 +7,7 @@
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 #include "runtime/base/math.h"
+#include "runtime/tensor/fp8.h"
 
 /*
  * BF16 products of matrices with gaps between their rows, where they are oneDNN's. It multiplies
@@ -230,20 +231,27 @@ static nd_gemm_operand operand_of(nd_tensor x)
 }
 
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
-                         const nd_dnnl_product *p, const nd_gemm_factors *factors)
+                         const nd_dnnl_product *p, const nd_gemm_factors *factors,
+                         nd_packed_form *b_packed)
 {
-    nd_gemm_multiply(context->gemm, &(nd_gemm_product){.m = p->m,
-                                                       .n = p->n,
-                                                       .k = p->k,
-                                                       .a = operand_of(a),
-                                                       .b = operand_of(b),
-                                                       .a_transposed = p->a_transposed,
-                                                       .b_transposed = p->b_transposed,
-                                                       .accumulate = p->accumulate,
-                                                       .factors = factors,
-                                                       .c = c.data,
-                                                       .c_stride = c.stride[0],
-                                                       .c_bf16 = c.dtype == ND_DTYPE_BF16});
+    nd_gemm_product product = {.m = p->m,
+                               .n = p->n,
+                               .k = p->k,
+                               .a = operand_of(a),
+                               .b = operand_of(b),
+                               .a_transposed = p->a_transposed,
+                               .b_transposed = p->b_transposed,
+                               .accumulate = p->accumulate,
+                               .factors = factors,
+                               .c = c.data,
+                               .c_stride = c.stride[0],
+                               .c_bf16 = c.dtype == ND_DTYPE_BF16};
+    if (b_packed && !b_packed->made) {
+        nd_gemm_pack_whole(context->gemm, &product, b_packed->memory);
+        b_packed->made = true;
+    }
+    product.packed = b_packed ? b_packed->memory : NULL;
+    nd_gemm_multiply(context->gemm, &product);
 }
 
 nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
@@ -277,7 +285,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         return ND_OK;
     }
     if (context->gemm && p.in == ND_DTYPE_BF16) {
-        nd_cpu_multiply_own(context, c, a, b, &p, NULL);
+        nd_cpu_multiply_own(context, c, a, b, &p, NULL, args->b_packed);
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
@@ -287,4 +295,29 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         return nd_cpu_multiply_gaps(stream, c, a, b, &p);
     }
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
+}
+
+/*
+ * A product takes m / rate cycles for an element of b, and packing that element about 0.15.
+ * A form is kept where this is 2 percent of the product or more, since it costs as much memory as
+ * the weight: up to 7.5 rate rows.
+ */
+static int64_t most_packed_rows(const nd_cpu_context *context)
+{
+    static const int64_t rates[ND_CPU_ISA_COUNT] = {[ND_CPU_ISA_AVX512] = 32,
+                                                    [ND_CPU_ISA_AVX512_BF16] = 64,
+                                                    [ND_CPU_ISA_AMX] = 256,
+                                                    [ND_CPU_ISA_AMX_EMULATED] = 256};
+    return context->packing == ND_CPU_PACKING_KEPT ? INT64_MAX : 15 * rates[context->isa] / 2;
+}
+
+size_t nd_cpu_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                                  bool b_transposed, nd_dtype b)
+{
+    const nd_cpu_context *context = device->native;
+    const bool keeps =
+        context->gemm && context->packing != ND_CPU_PACKING_ANEW && m <= most_packed_rows(context);
+    return keeps && (b == ND_DTYPE_BF16 || nd_dtype_is_fp8(b))
+               ? nd_gemm_packed_bytes(context->gemm, k, n)
+               : 0;
 }

@@ -14,9 +14,10 @@
 
 /* c = op(a) op(b) factors (+ c) by our own kernels, where the context has them. a and b BF16 or FP8
  * codes, c BF16 or F32; p has the extents, and whether operands are transposed and c is added to;
- * factors may be NULL. */
+ * factors and the form of b may be NULL. */
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
-                         const nd_dnnl_product *p, const nd_gemm_factors *factors);
+                         const nd_dnnl_product *p, const nd_gemm_factors *factors,
+                         nd_packed_form *b_packed);
 
 /*
  * c = op(a) op(b) factor (+ c) by widening to F32. a and b BF16 or FP8 codes, c BF16 or F32; p has

@@ -67,6 +67,6 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
     if (!context->gemm) {
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    nd_cpu_multiply_own(context, c, x.stored, y.stored, &p, &f);
+    nd_cpu_multiply_own(context, c, x.stored, y.stored, &p, &f, args->b_packed);
     return ND_OK;
 }

@@ -65,6 +65,12 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return nd_lt_matmul_fp8_scratch(m, n, k, act);
 }
 
+static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                                  bool b_transposed, nd_dtype b)
+{
+    return 0;
+}
+
 static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)
 {
     ND_ASSERT(nd_is_vector(x->ids, ND_DTYPE_I32, x->out.shape[0]));

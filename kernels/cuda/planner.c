@@ -74,6 +74,12 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return nd_lt_matmul_fp8_scratch(m, n, k, act);
 }
 
+static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                                  bool b_transposed, nd_dtype b)
+{
+    return 0;
+}
+
 nd_ops nd_ops_cuda_planner(bool deterministic)
 {
     nd_ops ops = {.name = "cuda",

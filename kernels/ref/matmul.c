@@ -96,3 +96,9 @@ size_t nd_ref_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
 {
     return 0;
 }
+
+size_t nd_ref_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                                  bool b_transposed, nd_dtype b)
+{
+    return 0;
+}

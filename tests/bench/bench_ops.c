@@ -6,6 +6,8 @@
  *   nd_bench_ops --ceiling    only the products of one step, the head as plain products; the last
  *                             line is JSON with tokens_per_second: what a step could reach if
  *                             everything else were free
+ *   nd_bench_ops --packed     each product that reads a weight, with the weight packed for each and
+ *                             with the packed weight kept, measured in turns
  *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
  *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
  * All: --threads N (2; --peak: all CPUs), --repeats N (5). The products are those of
@@ -46,6 +48,7 @@ typedef struct bench {
     int repeats;
     nd_bf16 *x, *y, *w; /* (TOKENS, in), (TOKENS, out), (out, in) */
     float *dw;          /* (out, in) */
+    void *packed;       /* of w, in either form */
 } bench;
 
 static int compare(const void *a, const void *b)
@@ -70,8 +73,8 @@ static nd_status fill(nd_bf16 **out, int64_t count)
     return ND_OK;
 }
 
-/* kind 0: y = x w^T; 1: dx = dy w; 2: dw += dy^T x. */
-static nd_status run_once(const bench *b, const product *p, int kind)
+/* kind 0: y = x w^T; 1: dx = dy w; 2: dw += dy^T x. form: of w, or NULL. */
+static nd_status run_with(const bench *b, const product *p, int kind, nd_packed_form *form)
 {
     nd_stream *s = (nd_stream *)&b->stream;
     nd_tensor x = nd_tensor_2d(b->x, ND_DTYPE_BF16, TOKENS, p->in),
@@ -80,13 +83,19 @@ static nd_status run_once(const bench *b, const product *p, int kind)
               dw = nd_tensor_2d(b->dw, ND_DTYPE_F32, p->out, p->in);
     switch (kind) {
     case 0:
-        return ND_CALL(b->ops, s, matmul, .c = y, .a = x, .b = w, .b_transposed = true);
+        return ND_CALL(b->ops, s, matmul, .c = y, .a = x, .b = w, .b_transposed = true,
+                       .b_packed = form);
     case 1:
-        return ND_CALL(b->ops, s, matmul, .c = x, .a = y, .b = w);
+        return ND_CALL(b->ops, s, matmul, .c = x, .a = y, .b = w, .b_packed = form);
     default:
         return ND_CALL(b->ops, s, matmul, .c = dw, .a = y, .a_transposed = true, .b = x,
                        .beta = 1.0f);
     }
+}
+
+static nd_status run_once(const bench *b, const product *p, int kind)
+{
+    return run_with(b, p, kind, NULL);
 }
 
 /* Median seconds of one product. */
@@ -100,6 +109,74 @@ static nd_status measure(const bench *b, const product *p, int kind, double *sec
         times[i] = nd_clock_seconds() - begin;
     }
     *seconds = nd_bench_median(times, b->repeats);
+    return ND_OK;
+}
+
+static nd_status time_with(const bench *b, const product *p, int kind, nd_packed_form *form,
+                           double *seconds)
+{
+    const double begin = nd_clock_seconds();
+    ND_TRY(run_with(b, p, kind, form));
+    *seconds = nd_clock_seconds() - begin;
+    return ND_OK;
+}
+
+static double median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof *times, compare);
+    return times[count / 2];
+}
+
+/* One product both ways; turns, so that both see the same machine. */
+static nd_status compare_packed(const bench *b, const product *p, int kind, double seconds[2])
+{
+    double anew[ND_BENCH_REPEATS_MAX], kept[ND_BENCH_REPEATS_MAX];
+    nd_packed_form form = {.memory = b->packed};
+    ND_TRY(run_once(b, p, kind));
+    ND_TRY(run_with(b, p, kind, &form));
+    for (int i = 0; i < b->repeats; i++) {
+        ND_TRY(time_with(b, p, kind, NULL, &anew[i]));
+        ND_TRY(time_with(b, p, kind, &form, &kept[i]));
+    }
+    seconds[0] = median(anew, b->repeats);
+    seconds[1] = median(kept, b->repeats);
+    return ND_OK;
+}
+
+static size_t packed_bytes(const bench *b, const product *p, int kind)
+{
+    return b->ops->matmul_packed_bytes(b->stream.device, TOKENS, kind ? p->out : p->in,
+                                       kind ? p->in : p->out, kind == 0, ND_DTYPE_BF16);
+}
+
+static nd_status run_packed(bench *b)
+{
+    static const char *const kinds[] = {"forward", "input gradient"};
+    double step[2] = {0.0, 0.0};
+    size_t most = 0;
+    for (size_t i = 0; i < 2 * (sizeof products / sizeof *products); i++) {
+        const size_t bytes = packed_bytes(b, &products[i / 2], (int)(i % 2));
+        most = bytes > most ? bytes : most;
+    }
+    if (most == 0) {
+        return nd_fail(ND_ERR_CONFIG, "on this CPU (%s) products keep no packed weights",
+                       nd_ops_machine(b->stream.device));
+    }
+    b->packed = aligned_alloc(64, (most + 63) / 64 * 64);
+    if (!b->packed) {
+        return nd_fail_memory("packed weights");
+    }
+    for (size_t i = 0; i < 2 * (sizeof products / sizeof *products); i++) {
+        const product *p = &products[i / 2];
+        double seconds[2];
+        ND_TRY(compare_packed(b, p, (int)(i % 2), seconds));
+        printf("%-8s %-16s packed anew %8.3f ms  kept %8.3f ms  %.3f times as fast\n", p->name,
+               kinds[i % 2], seconds[0] * 1e3, seconds[1] * 1e3, seconds[0] / seconds[1]);
+        step[0] += seconds[0] * p->uses;
+        step[1] += seconds[1] * p->uses;
+    }
+    printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\"}\n",
+           step[0], step[1], step[0] / step[1], nd_ops_machine(b->stream.device));
     return ND_OK;
 }
 
@@ -130,6 +207,7 @@ static nd_status run(const bench *b, bool ceiling)
 
 static nd_status prepare(bench *b, int threads, nd_device **device)
 {
+    setenv("ND_CPU_PACKED", "kept", 0);
     ND_TRY(nd_device_open_cpu(threads, device));
     ND_TRY(nd_ops_cpu_start_threads(*device));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
@@ -140,24 +218,36 @@ static nd_status prepare(bench *b, int threads, nd_device **device)
     return ND_ALLOC((int64_t)VOCAB * HIDDEN, &b->dw);
 }
 
-static nd_status run_products(const nd_bench_options *options, bool ceiling)
+typedef enum part {
+    PART_PRODUCTS,
+    PART_CEILING,
+    PART_PACKED,
+    PART_PEAK,
+    PART_ATTENTION,
+    PARTS
+} part;
+
+static nd_status run_products(const nd_bench_options *options, part chosen)
 {
     bench b = {.repeats = options->repeats};
     nd_device *device = NULL;
     nd_status status = prepare(&b, options->threads ? options->threads : 2, &device);
-    status = status == ND_OK ? run(&b, ceiling) : status;
+    status = status != ND_OK         ? status
+             : chosen == PART_PACKED ? run_packed(&b)
+                                     : run(&b, chosen == PART_CEILING);
     nd_device_close(device);
     free(b.x);
     free(b.y);
     free(b.w);
     free(b.dw);
+    free(b.packed);
     return status;
 }
 
-typedef enum part { PART_PRODUCTS, PART_CEILING, PART_PEAK, PART_ATTENTION, PARTS } part;
-
-static const char *const part_flags[PARTS] = {
-    [PART_CEILING] = "--ceiling", [PART_PEAK] = "--peak", [PART_ATTENTION] = "--attention"};
+static const char *const part_flags[PARTS] = {[PART_CEILING] = "--ceiling",
+                                              [PART_PACKED] = "--packed",
+                                              [PART_PEAK] = "--peak",
+                                              [PART_ATTENTION] = "--attention"};
 
 /* A whole number. */
 static nd_status read_count(const char *option, const char *text, int64_t least, int64_t most,
@@ -213,7 +303,7 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
     } else {
         return nd_fail(
             ND_ERR_CONFIG,
-            "there is no option %s; there are --ceiling, --peak, --attention, --threads, "
+            "there is no option %s; there are --ceiling, --packed, --peak, --attention, --threads, "
             "--repeats, --seconds, --mebibytes, --sequence, --heads and --head-dim",
             option);
     }
@@ -249,7 +339,7 @@ static nd_status run_part(const nd_bench_options *o, part p)
     case PART_ATTENTION:
         return nd_bench_attention(o);
     default:
-        return run_products(o, p == PART_CEILING);
+        return run_products(o, p);
     }
 }
 

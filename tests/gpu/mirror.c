@@ -201,6 +201,12 @@ static size_t mirror_matmul_fp8_scratch(const nd_device *device, int64_t m, int6
     return bytes;
 }
 
+static size_t mirror_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                                         bool b_transposed, nd_dtype b)
+{
+    return mirrored.ops->matmul_packed_bytes(device, m, k, n, b_transposed, b);
+}
+
 static nd_ops table = {.name = "cuda",
                        ND_EACH_OP(ND_OP_ENTRY, mirror_) ND_EACH_QUERY(ND_QUERY_ENTRY, mirror_)};
 

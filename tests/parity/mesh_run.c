@@ -239,6 +239,7 @@ static nd_status rank_body(nd_transport *transport, void *context)
     nd_rank rank = {
         .rank = transport->rank,
         .world_size = transport->size,
+        .host_ranks = run->job->host_ranks,
         .mesh = run->config.resolved_mesh,
         .config = &run->config,
         .shape = run->job->shape,

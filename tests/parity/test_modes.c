@@ -6,6 +6,8 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/rng.h"
@@ -95,6 +97,91 @@ Test(modes, recompute_keeps_less)
     }
     cr_assert_lt(kept[ND_RECOMPUTE_SELECTIVE], kept[ND_RECOMPUTE_NONE]);
     cr_assert_lt(kept[ND_RECOMPUTE_FULL], kept[ND_RECOMPUTE_SELECTIVE]);
+}
+
+/* Packed weights of all ranks. */
+typedef struct packed_plan {
+    atomic_size_t bytes;  /* that are planned */
+    atomic_bool possible; /* whether the CPU's products keep any */
+} packed_plan;
+
+static nd_status read_plan(void *context, nd_trainer *trainer)
+{
+    packed_plan *plan = context;
+    const nd_rank *rank = trainer->rank;
+    plan->possible =
+        rank->ops->matmul_packed_bytes(rank->device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
+    for (int i = 0; i < trainer->plan.count; i++) {
+        const nd_mem_buffer *buffer = &trainer->plan.buffers[i];
+        plan->bytes += strstr(buffer->name, ", packed") ? buffer->bytes : 0;
+    }
+    return ND_OK;
+}
+
+static mesh_result run_packed(const mesh_case *mesh, const char *packed, int host_ranks,
+                              packed_plan *plan)
+{
+    mesh_result result;
+    mesh_job job = job_of();
+    job.max_grad_norm = 1.0;
+    job.host_ranks = host_ranks;
+    job.end = read_plan;
+    job.context = plan;
+    setenv("ND_CPU_PACKED", packed, 1);
+    assert_ok(mesh_run(&job, mesh, &result));
+    unsetenv("ND_CPU_PACKED");
+    tempdir_remove(&dir);
+    return result;
+}
+
+/* Losses, gradients and weights have the same bits whether each product packs its weight or the
+ * packed weights of a step are kept, for which the memory is planned. */
+static void expect_packed_equal(const mesh_case *mesh)
+{
+    packed_plan none = {0}, some = {0};
+    mesh_result anew = run_packed(mesh, "anew", 1, &none),
+                kept = run_packed(mesh, "kept", 1, &some);
+    cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
+    cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
+                 some.bytes);
+    for (int64_t step = 0; step < STEPS; step++) {
+        cr_assert_eq(kept.loss[step], anew.loss[step], "%s: loss of step %ld", mesh->name,
+                     (long)step);
+        cr_assert_eq(kept.norm[step], anew.norm[step], "%s: norm of step %ld", mesh->name,
+                     (long)step);
+    }
+    for (int t = 0; t < anew.tensors; t++) {
+        const size_t bytes = (size_t)anew.sizes[t] * sizeof(float);
+        cr_assert_eq(memcmp(kept.gradients[t], anew.gradients[t], bytes), 0, "%s: gradient of %s",
+                     mesh->name, anew.names[t]);
+        cr_assert_eq(memcmp(kept.weights[t], anew.weights[t], bytes), 0, "%s: %s", mesh->name,
+                     anew.names[t]);
+    }
+    mesh_result_free(&anew);
+    mesh_result_free(&kept);
+}
+
+Test(modes, packed_weights_change_no_bit)
+{
+    const mesh_case cases[] = {
+        {"one, 8 micro-batches", 1, 1, 1, 1, 1},
+        {"one, full recompute", 1, 1, 1, 1, 8, .recompute = ND_RECOMPUTE_FULL},
+        {"fsdp 2 x tp 2, zero-2", 1, 2, 1, 2, 2, .zero2 = true},
+        {"fsdp 2", 1, 2, 1, 1, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        expect_packed_equal(&cases[i]);
+    }
+}
+
+/* As many workers as no host has memory for: packed weights are the first to go. */
+Test(modes, packed_weights_are_left_out_where_memory_is_short)
+{
+    packed_plan plan = {0};
+    mesh_result result =
+        run_packed(&(mesh_case){"one, 8 micro-batches", 1, 1, 1, 1, 1}, "kept", 1 << 30, &plan);
+    cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
+    mesh_result_free(&result);
 }
 
 /* One step of SGD, which unlike AdamW is not blind to the size of gradients. */

@@ -201,6 +201,7 @@ static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_
     r->rank = rank;
     r->mesh = config->resolved_mesh;
     r->world_size = nd_mesh_world_size(&r->mesh);
+    r->host_ranks = (int)config->launch.nproc_per_node;
     r->coord = nd_mesh_coord_of(&r->mesh, rank);
     r->config = config;
     r->shape = inputs->shape;

@@ -57,13 +57,43 @@ static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
     };
 }
 
+/* The packed form of the tile's rows of the weight. */
+static nd_packed_form *packed_tile(nd_model *m, const head_tile *t, bool transposed)
+{
+    const nd_packed_weight w = {.first = ND_PARAM_HEAD,
+                                .last = ND_PARAM_HEAD,
+                                .layer = -1,
+                                .row = t->begin,
+                                .transposed = transposed};
+    return nd_packed_form_of(&m->packed, &w);
+}
+
+void nd_head_want_packed(nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    const int64_t reads = micros * nd_ceil_div(d->Tl, d->head_rows);
+    for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
+        nd_packed_weight tile = {.first = ND_PARAM_HEAD,
+                                 .last = ND_PARAM_HEAD,
+                                 .layer = -1,
+                                 .row = begin,
+                                 .rows = nd_min(d->head_columns, d->V - begin),
+                                 .transposed = true};
+        nd_packed_want(&m->packed, &tile, d->act, d->head_rows * (d->T / d->Tl), reads);
+        tile.transposed = false;
+        nd_packed_want(&m->packed, &tile, d->act, d->head_rows * (d->T / d->Tl), reads);
+    }
+}
+
 /* 2. logits, and their statistics over this rank's slice of the vocabulary. */
 static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_tensor row_max)
 {
     nd_rank *r = m->rank;
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
-        ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true);
+        ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true,
+              .b_packed = packed_tile(m, &t, true));
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -118,7 +148,8 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
               .count = &m->numbers->tokens);
         ND_OP(r, HEAD, matmul, .c = nd_tensor_rows(dw, begin, t.columns), .a = t.logits,
               .a_transposed = true, .b = c->h, .beta = beta);
-        ND_OP(r, HEAD, matmul, .c = sum, .a = t.logits, .b = t.w, .beta = begin > 0 ? 1.0f : 0.0f);
+        ND_OP(r, HEAD, matmul, .c = sum, .a = t.logits, .b = t.w, .beta = begin > 0 ? 1.0f : 0.0f,
+              .b_packed = packed_tile(m, &t, false));
     }
     if (m->head.dsum) {
         ND_OP(r, HEAD, cast, .out = partial, .x = sum);

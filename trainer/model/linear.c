@@ -50,6 +50,47 @@ static nd_tensor weight_of(nd_block_call c, const nd_linear_part *p)
                           c.layer);
 }
 
+static nd_packed_form *packed_of(nd_block_call c, const nd_linear_part *p, bool transposed)
+{
+    const nd_packed_weight w = {.first = nd_linear_param(p->first),
+                                .last = nd_linear_param(p->last),
+                                .layer = c.layer,
+                                .transposed = transposed};
+    return nd_packed_form_of(&c.model->packed, &w);
+}
+
+/* The weight of an FP8 part is there as codes, which may be packed, or is cast for each product. */
+static void want_packed(nd_block_call c, const nd_linear_part *p)
+{
+    nd_model *m = c.model;
+    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    const bool again =
+        m->recompute == ND_RECOMPUTE_FULL && nd_linear_input(p->first) != ND_INPUT_DOWN;
+    nd_packed_weight w = {.first = nd_linear_param(p->first),
+                          .last = nd_linear_param(p->last),
+                          .layer = c.layer,
+                          .transposed = true};
+    const nd_dtype dtype = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
+    if (p->fp8 && !m->scales.codes_gathered) {
+        return;
+    }
+    nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros * (again ? 2 : 1));
+    w.transposed = false;
+    nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros);
+}
+
+void nd_linear_want_packed(nd_model *m)
+{
+    for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
+        const nd_block_call call = {.model = m, .layer = l, .pass = ND_PASS_TRAIN};
+        for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+            for (nd_linear_part p = no_part(input); next_part(call, input, &p);) {
+                want_packed(call, &p);
+            }
+        }
+    }
+}
+
 static nd_tensor gradient_of(nd_block_call c, const nd_linear_part *p)
 {
     return nd_fsdp_grad(&c.model->fsdp, nd_linear_param(p->first), nd_linear_param(p->last),
@@ -163,7 +204,8 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     nd_fp8 w;
     if (!p->fp8) {
         ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
-              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE);
+              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE,
+              .b_packed = packed_of(c, p, true));
         return ND_OK;
     }
     joint j = joint_of(c, p, false, x->rows.shape[0]);
@@ -171,7 +213,8 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     nd_fp8 a = x->cast;
     a.codes = padded_rows(m, a.codes);
     ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
-          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
+          .b_packed = packed_of(c, p, true));
     return ND_OK;
 }
 
@@ -259,14 +302,16 @@ nd_status nd_linear_input_gradient(nd_block_call c, const nd_linear_part *p, nd_
     float beta = p->offset > 0 ? 1.0f : 0.0f;
     nd_fp8 w;
     if (!p->fp8) {
-        ND_OP(m->rank, GEMM, matmul, .c = dx, .a = dy->rows, .b = weight_of(c, p), .beta = beta);
+        ND_OP(m->rank, GEMM, matmul, .c = dx, .a = dy->rows, .b = weight_of(c, p), .beta = beta,
+              .b_packed = packed_of(c, p, false));
         return ND_OK;
     }
     ND_TRY(cast_gradient(c, p, false, dy));
     joint j = joint_of(c, p, true, dy->rows.shape[0]);
     ND_TRY(nd_operand_weight(c, p->first, &rule->b, true, j.weight ? &j.of_weight : NULL, &w));
     ND_OP(m->rank, GEMM, matmul_fp8, .c = dx, .a = dy->cast, .b = w, .beta = beta,
-          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
+          .b_packed = packed_of(c, p, false));
     return ND_OK;
 }
 

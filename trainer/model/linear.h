@@ -94,6 +94,9 @@ nd_status nd_operand_gather_codes(nd_model *model, nd_tensor codes, void *buffer
 
 /* linear.c */
 
+/* Wants the packed forms of the weights of all blocks. */
+void nd_linear_want_packed(nd_model *model);
+
 /* y = x w^T of all linears with this input. Column-parallel: x (Tl, C), y (T, N). Row-parallel: x
  * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
 nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);

@@ -96,6 +96,19 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
 }
 
+/* Forms of weights that a step reads more than once. */
+static nd_status plan_packed(nd_model *m, bool none, nd_memplan *plan)
+{
+    const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
+    ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
+    if (!m->forward_only && !none) {
+        nd_linear_want_packed(m);
+        nd_head_want_packed(m);
+    }
+    nd_packed_plan(&m->packed, plan);
+    return ND_OK;
+}
+
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *plan,
                           nd_model **out)
 {
@@ -135,6 +148,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
+    ND_TRY_OUT(plan_packed(m, o->packs_anew, plan));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
@@ -195,6 +209,7 @@ void nd_model_destroy(nd_model *m)
 {
     if (m) {
         nd_batches_close(&m->batches);
+        nd_packed_fini(&m->packed);
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);

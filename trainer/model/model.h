@@ -12,6 +12,7 @@
 #include "runtime/device/graphs.h"
 #include "trainer/model/activations.h"
 #include "trainer/model/kv_cache.h"
+#include "trainer/model/packed.h"
 #include "trainer/parallel/cp.h"
 #include "trainer/parallel/fsdp.h"
 #include "trainer/parallel/tp.h"
@@ -68,6 +69,7 @@ typedef struct nd_model {
     const nd_stage *stage;
     nd_fsdp fsdp;
     nd_scales scales;
+    nd_packed_weights packed;
     nd_cp cp;       /* without a cache */
     nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
@@ -97,6 +99,8 @@ typedef struct nd_model {
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     bool cast_units;                 /* fsdp.h */
+    bool packs_anew;                 /* each product packs its weight: there is no memory to keep
+                                        packed weights */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
@@ -173,6 +177,8 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
+/* Wants the packed forms of the head's weight. */
+void nd_head_want_packed(nd_model *model);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);

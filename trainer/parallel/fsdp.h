@@ -153,6 +153,9 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
 
+/* Whether the unit's buffer never holds another unit, so that it is gathered once for each version
+ * of the weights. */
+bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit);
 /* The slot that holds the unit's current weights, or NULL: its buffers are part of the key of a
  * block's CUDA graphs. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);

@@ -7,8 +7,7 @@ void nd_fsdp_weights_changed(nd_fsdp *fsdp)
     fsdp->version++;
 }
 
-/* Whether the unit's buffer holds no other unit. */
-static bool has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
+bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     return !fsdp->blocks_share || unit->kind != ND_UNIT_BLOCK;
 }
@@ -19,7 +18,7 @@ nd_bf16 *nd_fsdp_resident(const nd_fsdp *fsdp, int64_t begin)
     for (int u = 0; u < layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
         const nd_segment *hp = &layout->units[u].segments[ND_SEGMENT_HP];
         int64_t at = begin - hp->shard_offset;
-        if (has_own_slot(fsdp, &layout->units[u]) && at >= 0 && at < hp->shard_count) {
+        if (nd_fsdp_has_own_slot(fsdp, &layout->units[u]) && at >= 0 && at < hp->shard_count) {
             nd_bf16 *gathered = fsdp->slots[fsdp->slot_of_unit[u]].data[ND_SEGMENT_HP];
             return gathered + hp->shard_count * layout->shard_index + at;
         }
@@ -31,7 +30,7 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp)
 {
     nd_fsdp_weights_changed(fsdp);
     for (int u = 0; u < fsdp->layout->unit_count && fsdp->act == ND_DTYPE_BF16; u++) {
-        if (has_own_slot(fsdp, &fsdp->layout->units[u])) {
+        if (nd_fsdp_has_own_slot(fsdp, &fsdp->layout->units[u])) {
             fsdp->slots[fsdp->slot_of_unit[u]].own_version = fsdp->version;
         }
     }
@@ -51,7 +50,7 @@ nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit)
 static nd_weight_slot *slot_for(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit->index]];
-    return has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
+    return nd_fsdp_has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
 }
 
 /* Casts this rank's part of the unit's codes, each weight with its own scale. */
@@ -104,7 +103,7 @@ void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kin
 {
     int64_t before = 0;
     ND_ASSERT(fsdp->converts);
-    if (has_own_slot(fsdp, unit)) {
+    if (nd_fsdp_has_own_slot(fsdp, unit)) {
         return part_in(fsdp, &fsdp->slots[fsdp->slot_of_unit[unit->index]], unit, kind);
     }
     for (const nd_unit *u = fsdp->layout->units; u < unit; u++) {

@@ -73,6 +73,10 @@ void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 /* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
  * which are not allocated. `graphs`: what CUDA graphs will hold. */
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
+/* Whether all workers of this host with such plans would take more than three quarters of its
+ * memory, or this one of its own limit: the trainer then keeps nothing that only saves time. The
+ * same for all workers of a host that has the same memory. */
+bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);
 /* nd_memplan_commit, with the warning. ND_ERR_RESOURCE also says what comes later. */

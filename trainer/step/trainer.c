@@ -80,6 +80,11 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
         options.cast_units = true;
         ND_TRY(create(rank, &options, true, &t));
     }
+    if (t->model->packed.count > 0 && nd_budget_is_short(rank, &t->plan)) {
+        nd_trainer_destroy(t);
+        options.packs_anew = true;
+        ND_TRY(create(rank, &options, true, &t));
+    }
     t->tuning = tuning;
     *out = t;
     return ND_OK;

@@ -150,6 +150,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_ll
     ND_TRY(open_transport(worker, config));
     rank->rank = id->rank;
     rank->world_size = id->world_size;
+    rank->host_ranks = id->local_world_size;
     rank->mesh = config->resolved_mesh;
     rank->coord = nd_mesh_coord_of(&rank->mesh, id->rank);
     rank->config = config;

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Packed weights that are kept: over the reference ops stands a backend whose packed form is a copy
+ * of b, and which checks at every product that a form it is given is that of the product's b.
+ * Counted are the forms that are made, and the products that read one.
+ */
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/model/model.h"
+
+enum { LAYERS = 3, T = 32, STEPS = 2 };
+
+/* Of all ranks of a job. */
+static struct {
+    const nd_ops *ref;
+    atomic_int made, read;
+} spy;
+
+static nd_status use_form(nd_packed_form *form, const void *b, size_t bytes)
+{
+    if (!form) {
+        return ND_OK;
+    }
+    ND_CHECK(form->memory, "a form without memory");
+    if (!form->made) {
+        memcpy(form->memory, b, bytes);
+        form->made = true;
+        spy.made++;
+    }
+    spy.read++;
+    ND_CHECK(memcmp(form->memory, b, bytes) == 0, "a product reads the form of another weight");
+    return ND_OK;
+}
+
+static nd_status spy_matmul(nd_stream *stream, const nd_matmul_args *x)
+{
+    ND_TRY(use_form(x->b_packed, x->b.data, nd_tensor_bytes(x->b)));
+    return spy.ref->matmul(stream, x);
+}
+
+static nd_status spy_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *x)
+{
+    ND_TRY(use_form(x->b_packed, x->b.codes.data, nd_tensor_bytes(x->b.codes)));
+    return spy.ref->matmul_fp8(stream, x);
+}
+
+static size_t spy_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
+                               bool b_transposed, nd_dtype b)
+{
+    return (size_t)(k * n) * nd_dtype_size(b);
+}
+
+typedef struct packed_case {
+    const char *name;
+    nd_mesh mesh;
+    int micros;
+    nd_recompute recompute;
+    nd_precision precision;
+    bool all_gather, tied, zero3;
+    int64_t vocab; /* 0: one tile of the head holds it */
+    /* Of one rank and step: forms that are made, products that read one in the micro-batches, and
+     * in the validation behind them. */
+    int made, read, validated;
+} packed_case;
+
+static nd_status micro_batch(nd_model *m, int micro, nd_pass pass)
+{
+    int32_t ids[T], labels[T], positions[T];
+    nd_activation_set *set = nd_model_take_set(m);
+    for (int i = 0; i < T; i++) {
+        ids[i] = (i * 7 + 3 * micro) % 97;
+        labels[i] = (i * 13 + 5) % 97;
+        positions[i] = i;
+    }
+    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    ND_TRY(nd_model_forward(m, set, pass));
+    if (pass == ND_PASS_TRAIN) {
+        ND_TRY(nd_model_backward(m, set));
+    }
+    return nd_model_give_back(m, set);
+}
+
+/* Steps whose weights differ, each with a validation. */
+static nd_status run_steps(nd_model *m, const packed_case *c)
+{
+    for (int step = 0; step < STEPS; step++) {
+        m->numbers->tokens = T;
+        nd_fsdp_begin_step(&m->fsdp);
+        for (int micro = 0; micro < c->micros; micro++) {
+            ND_TRY(micro_batch(m, micro, ND_PASS_TRAIN));
+        }
+        ND_TRY(micro_batch(m, c->micros, ND_PASS_EVAL));
+        for (int64_t i = 0; i < m->layout->shard_total; i++) {
+            m->fsdp.master[i] = 0.75f * m->fsdp.master[i] + 0.01f;
+        }
+        nd_fsdp_weights_changed(&m->fsdp);
+    }
+    return ND_OK;
+}
+
+static nd_status body(nd_rank *rank, void *context)
+{
+    const packed_case *c = context;
+    nd_ops ops = *rank->ops;
+    nd_memplan plan;
+    nd_model *m = NULL;
+    ops.matmul = spy_matmul;
+    ops.matmul_fp8 = spy_matmul_fp8;
+    ops.matmul_packed_bytes = spy_packed_bytes;
+    rank->ops = &ops;
+    nd_status status = mesh_model_open(rank, 1, &plan, &m);
+    if (status == ND_OK) {
+        status = run_steps(m, c);
+        mesh_model_close(&plan, m);
+    }
+    return status;
+}
+
+static void run(const packed_case *c)
+{
+    mesh_ranks job = {.mesh = c->mesh,
+                      .shape = mesh_shape_of(LAYERS, c->tied),
+                      .config = mesh_config_of(),
+                      .body = body,
+                      .context = (void *)c};
+    const int ranks = nd_mesh_world_size(&c->mesh);
+    job.shape.rms_eps = 1e-5;
+    job.shape.vocab = c->vocab ? c->vocab : job.shape.vocab;
+    job.config.train.gradient_accumulation_steps = c->micros;
+    job.config.train.precision = c->precision;
+    job.config.fp8.all_gather = c->all_gather;
+    job.config.parallel.recompute = c->recompute;
+    job.config.parallel.reshard_after_forward = c->zero3;
+    spy.made = spy.read = 0;
+    cr_assert_eq(nd_ops_ref(&spy.ref), ND_OK);
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s: %s", c->name, nd_error_last()->message);
+    cr_expect_eq(spy.made, STEPS * ranks * c->made, "%s: %d forms were made, not %d", c->name,
+                 spy.made, STEPS * ranks * c->made);
+    const int read = STEPS * ranks * (c->read + c->validated);
+    cr_expect_eq(spy.read, read, "%s: %d products read a form, not %d", c->name, spy.read, read);
+}
+
+#define ONE                                                                                        \
+    {                                                                                              \
+        {                                                                                          \
+            1, 1, 1, 1, 1                                                                          \
+        }                                                                                          \
+    }
+
+/* Products of a forward, and as many of input gradients: q k v together, o, gate and up together,
+ * down, and the head; in FP8 each linear has its own. */
+enum { PRODUCTS = 4 * LAYERS + 1, FP8_PRODUCTS = 7 * LAYERS + 1, AGAIN = 3 * LAYERS };
+
+Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
+{
+    const packed_case cases[] = {
+        {"one micro-batch", ONE, 1},
+        {"three", ONE, 3, .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
+        {"three, bf16, tied", ONE, 3, .precision = ND_PRECISION_BF16, .tied = true,
+         .made = 2 * PRODUCTS, .read = 3 * 2 * PRODUCTS, .validated = PRODUCTS},
+        {"two tiles of the head", ONE, 3, .vocab = 1500, .made = 2 * (PRODUCTS + 1),
+         .read = 3 * 2 * (PRODUCTS + 1), .validated = PRODUCTS + 1},
+        {"full recompute", ONE, 1, ND_RECOMPUTE_FULL, .made = AGAIN, .read = 2 * AGAIN,
+         .validated = AGAIN},
+        {"selective recompute", ONE, 1, ND_RECOMPUTE_SELECTIVE},
+        {"full recompute, two micro-batches", ONE, 2, ND_RECOMPUTE_FULL, .made = 2 * PRODUCTS,
+         .read = 2 * (2 * PRODUCTS + AGAIN), .validated = PRODUCTS},
+        {"fsdp 2 x tp 2",
+         {{1, 1, 2, 1, 2}},
+         2,
+         .made = 2 * PRODUCTS,
+         .read = 2 * 2 * PRODUCTS,
+         .validated = PRODUCTS},
+        {"blocks share buffers",
+         {{1, 1, 2, 1, 1}},
+         2,
+         .zero3 = true,
+         .made = 2,
+         .read = 2 * 2,
+         .validated = 1},
+        {"codes", ONE, 2, .precision = ND_PRECISION_FP8, .all_gather = true,
+         .made = 2 * FP8_PRODUCTS, .read = 2 * 2 * FP8_PRODUCTS, .validated = FP8_PRODUCTS},
+        {"codes are cast for each product", ONE, 2, .precision = ND_PRECISION_FP8, .made = 2,
+         .read = 2 * 2, .validated = 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        run(&cases[i]);
+    }
+}

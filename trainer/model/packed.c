@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/model/packed.h"
+
+#include <stdlib.h>
+
+#include "runtime/base/math.h"
+
+enum { ALIGNMENT = 256 };
+
+nd_status nd_packed_init(nd_packed_weights *p, const nd_rank *rank, const nd_fsdp *fsdp,
+                         int64_t tiles)
+{
+    const int64_t most = 2 * (fsdp->layout->param_count + tiles);
+    *p = (nd_packed_weights){.rank = rank, .fsdp = fsdp, .most = (int)most};
+    return ND_ALLOC(most, &p->weights);
+}
+
+void nd_packed_fini(nd_packed_weights *p)
+{
+    free(p->weights);
+    *p = (nd_packed_weights){0};
+}
+
+void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtype dtype,
+                    int64_t rows, int64_t reads)
+{
+    const nd_layout *layout = p->fsdp->layout;
+    const nd_param *param = nd_layout_param(layout, which->first, which->layer);
+    nd_packed_weight w = *which;
+    int64_t out = w.rows, in = param->local_cols;
+    if (reads < 2 || !nd_fsdp_has_own_slot(p->fsdp, param->unit)) {
+        return;
+    }
+    for (nd_param_id id = w.first; w.rows == 0 && id <= w.last; id++) {
+        out += nd_layout_param(layout, id, w.layer)->local_rows;
+    }
+    w.bytes = p->rank->ops->matmul_packed_bytes(p->rank->device, rows, w.transposed ? in : out,
+                                                w.transposed ? out : in, w.transposed, dtype);
+    if (w.bytes > 0) {
+        ND_ASSERT(p->count < p->most);
+        p->weights[p->count++] = w;
+    }
+}
+
+/* One buffer for the forms of the blocks, or of the head. */
+static void plan_forms(nd_packed_weights *p, bool head, const char *name, nd_memplan *plan)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < p->count; i++) {
+        const nd_packed_weight *w = &p->weights[i];
+        bytes += (w->layer < 0) == head ? nd_round_up_bytes(w->bytes, ALIGNMENT) : 0;
+    }
+    const int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, bytes, NULL);
+    size_t offset = 0;
+    for (int i = 0; i < p->count; i++) {
+        nd_packed_weight *w = &p->weights[i];
+        if ((w->layer < 0) == head) {
+            nd_memplan_also(plan, want, offset, &w->form.memory);
+            offset += nd_round_up_bytes(w->bytes, ALIGNMENT);
+        }
+    }
+}
+
+void nd_packed_plan(nd_packed_weights *p, nd_memplan *plan)
+{
+    plan_forms(p, false, "decoder blocks, packed", plan);
+    plan_forms(p, true, "head, packed", plan);
+}
+
+nd_packed_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *x)
+{
+    for (int i = 0; i < p->count; i++) {
+        nd_packed_weight *w = &p->weights[i];
+        if (w->first == x->first && w->last == x->last && w->layer == x->layer &&
+            w->row == x->row && w->transposed == x->transposed) {
+            w->form.made = w->form.made && w->version == p->fsdp->version;
+            w->version = p->fsdp->version;
+            return &w->form;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_MODEL_PACKED_H
+#define ND_MODEL_PACKED_H
+/*
+ * Weights in the form in which products read them, where the backend has one (nd_packed_form in
+ * kernels/ops.h). A form is made by the first product that reads it and serves all later ones,
+ * until the weights change: those of the step's other micro-batches, of a recompute, and of the
+ * head's other chunks.
+ *
+ * A weight has up to two forms, for the forward (b = w^T) and for the input gradient (b = w); that
+ * of the head has two for each tile of the vocabulary, which is multiplied by itself. A form is
+ * kept where it is read more than once in a step and its unit has a buffer of its own. A block that
+ * shares its buffer is gathered again before each pass over it, which reads a form once.
+ */
+#include "kernels/ops.h"
+#include "runtime/device/memplan.h"
+#include "trainer/parallel/fsdp.h"
+#include "trainer/rank.h"
+
+/* One form of a weight. */
+typedef struct nd_packed_weight {
+    nd_param_id first, last; /* adjacent parameters, whose rows are multiplied together */
+    int64_t layer;           /* -1: the head */
+    int64_t row, rows;       /* of the head: a tile; else 0 */
+    bool transposed;         /* b = w^T */
+    size_t bytes;
+    int64_t version; /* of the weights from which the form was made */
+    nd_packed_form form;
+} nd_packed_weight;
+
+typedef struct nd_packed_weights {
+    const nd_rank *rank;
+    const nd_fsdp *fsdp;
+    nd_packed_weight *weights; /* owned */
+    int count, most;
+} nd_packed_weights;
+
+/* rank and fsdp are borrowed. tiles: of the head. */
+nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const nd_fsdp *fsdp,
+                         int64_t tiles);
+void nd_packed_fini(nd_packed_weights *packed);
+
+/* Wants a form of a weight in this dtype, which a step reads `reads` times for products of `rows`
+ * rows. */
+void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype dtype,
+                    int64_t rows, int64_t reads);
+/* Wants the memory of all forms. */
+void nd_packed_plan(nd_packed_weights *packed, nd_memplan *plan);
+
+/* The form of a weight, for b_packed of a product; NULL where none is kept. It is marked as not
+ * made when the weights have changed. first, last, layer, row and transposed of `which` say which.
+ */
+nd_packed_form *nd_packed_form_of(nd_packed_weights *packed, const nd_packed_weight *which);
+
+#endif
