@@ -10,10 +10,12 @@
  *                             with the packed weight kept, measured in turns
  *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
  *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
+ *   nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory
  * All: --threads N (2; --peak: all CPUs), --repeats N (5). The products are those of
  * configs/bench/llama-56m.json at 1,024 tokens.
  * --peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four
  * times the last cache, 64 to 1,024; 0 leaves memory out).
+ * --optimizer: --mebibytes N of an array (128).
  * --attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several times
  * (64 and 128).
  */
@@ -224,6 +226,7 @@ typedef enum part {
     PART_PACKED,
     PART_PEAK,
     PART_ATTENTION,
+    PART_OPTIMIZER,
     PARTS
 } part;
 
@@ -247,7 +250,8 @@ static nd_status run_products(const nd_bench_options *options, part chosen)
 static const char *const part_flags[PARTS] = {[PART_CEILING] = "--ceiling",
                                               [PART_PACKED] = "--packed",
                                               [PART_PEAK] = "--peak",
-                                              [PART_ATTENTION] = "--attention"};
+                                              [PART_ATTENTION] = "--attention",
+                                              [PART_OPTIMIZER] = "--optimizer"};
 
 /* A whole number. */
 static nd_status read_count(const char *option, const char *text, int64_t least, int64_t most,
@@ -301,11 +305,11 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
         }
         return read_count(option, text, 1, 4096, &o->head_dims[o->head_dim_count++]);
     } else {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "there is no option %s; there are --ceiling, --packed, --peak, --attention, --threads, "
-            "--repeats, --seconds, --mebibytes, --sequence, --heads and --head-dim",
-            option);
+        return nd_fail(ND_ERR_CONFIG,
+                       "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
+                       "--optimizer, --threads, --repeats, --seconds, --mebibytes, --sequence, "
+                       "--heads and --head-dim",
+                       option);
     }
     return ND_OK;
 }
@@ -338,6 +342,8 @@ static nd_status run_part(const nd_bench_options *o, part p)
         return nd_bench_peak(o);
     case PART_ATTENTION:
         return nd_bench_attention(o);
+    case PART_OPTIMIZER:
+        return nd_bench_optimizer(o);
     default:
         return run_products(o, p);
     }

@@ -13,7 +13,8 @@ typedef struct nd_bench_options {
     int threads;       /* 0: the part's own number */
     int repeats;       /* at most ND_BENCH_REPEATS_MAX */
     double seconds;    /* of one repeat of a loop of --peak */
-    int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache */
+    int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache. Of
+                          an array of --optimizer; -1: 128 */
     int64_t sequence;  /* of --attention */
     int64_t heads;     /* the same, of queries and of keys */
     int64_t head_dims[ND_BENCH_HEAD_DIMS_MAX];
@@ -35,6 +36,11 @@ nd_status nd_bench_peak(const nd_bench_options *options);
  * counted as is usual: two products of (S, S + 1) / 2 scores forward, five backward.
  */
 nd_status nd_bench_attention(const nd_bench_options *options);
+
+/*
+ * AdamW with a BF16 copy, and a plain triad over as many threads, in turns: bytes a second of both.
+ */
+nd_status nd_bench_optimizer(const nd_bench_options *options);
 
 /* The middle of `count` values, which it sorts. */
 double nd_bench_median(double *values, int count);

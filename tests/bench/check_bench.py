@@ -115,6 +115,12 @@ def check_attention():
         check(all(0 < a[d]["seconds"] <= a[d]["median_seconds"] for d in ("forward", "backward")), f"times: {a}")
 
 
+def check_optimizer():
+    record = last(call(["--optimizer", "--mebibytes", "1", "--threads", "3", "--repeats", "2"]))
+    check(record["threads"] == 3 and record["parameters"] == (1 << 18) // (3 * 128) * (3 * 128), f"whole pieces for each thread: {record}")
+    check(near(record["ratio"], record["adamw_gb_per_second"] / record["triad_gb_per_second"]) and record["ratio"] > 0, f"ratio: {record}")
+
+
 def load_script():
     sys.path.insert(0, str(SOURCE / "scripts"))
     sys.dont_write_bytecode = True
@@ -184,6 +190,7 @@ def main():
     check_refusals()
     check_peaks()
     check_attention()
+    check_optimizer()
     bench = load_script()
     check_arithmetic(bench)
     with tempfile.TemporaryDirectory() as name:
