@@ -48,6 +48,7 @@ typedef struct plan {
     bool elsewhere[MAX_RANKS];
     nd_failure_cause causes[MAX_RANKS];
     char reason[ND_ERROR_MESSAGE_MAX]; /* with broken: of rank 1 */
+    bool stale[MAX_RANKS]; /* with resume: copies made of the weights before do not count */
     bool waits;
     double patience; /* seconds; 0: that of the mesh */
     int64_t committed;
@@ -133,9 +134,11 @@ static nd_status start(void *context, nd_trainer *t)
     if (p->resume) {
         nd_manifest m = {0};
         const char *from = p->broken && rank == 1 ? p->broken : p->resume;
+        const int64_t version = t->model->fsdp.version;
         p->statuses[rank] =
             nd_restore_checkpoint(t, from, &m, true, &p->elsewhere[rank], &p->restored[rank]);
         p->causes[rank] = nd_error_last()->cause;
+        p->stale[rank] = t->model->fsdp.version != version;
         if (p->broken && rank == 1) {
             snprintf(p->reason, sizeof p->reason, "%s", nd_error_last()->message);
         }
@@ -443,6 +446,8 @@ Test(checkpoint, ranks_agree_when_one_cannot_load)
             cr_assert_eq(broken.statuses[rank], cases[i].status, "%s, rank %d: %d (%s)",
                          cases[i].change, rank, (int)broken.statuses[rank], broken.reason);
             cr_assert_eq(broken.elsewhere[rank], rank != 1, "%s, rank %d", cases[i].change, rank);
+            cr_assert(broken.stale[rank], "%s, rank %d keeps copies of overwritten weights",
+                      cases[i].change, rank);
             nd_failure_cause own = cases[i].status == ND_ERR_IO ? ND_CAUSE_LOCAL : ND_CAUSE_OWN;
             cr_assert_eq(broken.causes[rank], rank == 1 ? own : ND_CAUSE_ELSEWHERE, "%s, rank %d",
                          cases[i].change, rank);

@@ -243,9 +243,11 @@ static nd_status read_checkpoint(restore *r, const char *folder, const nd_manife
     return ND_OK;
 }
 
-/* Closes what a restore holds, and makes the copies of the weights stale. */
+/* Closes what a restore holds, and makes the copies of the weights stale: one that fails may have
+ * overwritten some of the weights before. */
 static void end(restore *r, nd_restored *out, double begin)
 {
+    nd_fsdp_weights_changed(&r->trainer->model->fsdp);
     out->moments = r->arrays > 1;
     out->seconds = nd_clock_seconds() - begin;
     if (r->source) {
