@@ -97,12 +97,14 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
 }
 
 /* Forms of weights that a step reads more than once. */
-static nd_status plan_packed(nd_model *m, bool none, nd_memplan *plan)
+static nd_status plan_packed(nd_model *m, nd_keep_packed keep, nd_memplan *plan)
 {
     const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
     ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
-    if (!m->forward_only && !none) {
+    if (!m->forward_only && keep == ND_KEEP_PACKED_ALL) {
         nd_linear_want_packed(m);
+    }
+    if (!m->forward_only && keep != ND_KEEP_PACKED_NONE) {
         nd_head_want_packed(m);
     }
     nd_packed_plan(&m->packed, plan);
@@ -148,7 +150,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
-    ND_TRY_OUT(plan_packed(m, o->packs_anew, plan));
+    ND_TRY_OUT(plan_packed(m, o->keep_packed, plan));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,

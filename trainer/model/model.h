@@ -96,11 +96,17 @@ typedef struct nd_model {
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 } nd_model;
 
+/* Which packed weights are kept; without, each product packs its weight. */
+typedef enum nd_keep_packed {
+    ND_KEEP_PACKED_ALL = 0,
+    ND_KEEP_PACKED_HEAD,
+    ND_KEEP_PACKED_NONE
+} nd_keep_packed;
+
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     bool cast_units;                 /* fsdp.h */
-    bool packs_anew;                 /* each product packs its weight: there is no memory to keep
-                                        packed weights */
+    nd_keep_packed keep_packed;      /* what there is memory for */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */

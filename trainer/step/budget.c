@@ -4,15 +4,13 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
-#include "runtime/base/process.h"
 #include "runtime/device/cuda.h"
-#include "runtime/device/host_memory.h"
 
 /* Kernels' code, of this program and of libraries, which the driver loads when it is first used. */
 static const size_t KERNEL_BYTES = (size_t)256 << 20;
 
-/* How much of a host's memory, or of a limit, plans may take before nothing is kept in it that only
- * saves time: the rest is for libraries, stacks, files and other programs. */
+/* How much of a host's memory, or of a limit, plans may take that keep what only saves time: the
+ * rest is for libraries, stacks, files and other programs. */
 static const double FULL_SHARE = 0.75;
 
 /* The most that the transport may hold for this rank's groups. It is an upper bound: a group that
@@ -56,14 +54,21 @@ size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs)
                : 0;
 }
 
+bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
+                       const nd_memory_limit *limit)
+{
+    const double all = (double)bytes * (double)nd_max(1, workers);
+    const double share = FULL_SHARE * (double)host->physical;
+    const double most = share < (double)host->available ? share : (double)host->available;
+    return (host->physical > 0 && all > most) ||
+           (limit->option && (double)bytes > FULL_SHARE * (double)limit->left);
+}
+
 bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan)
 {
     const nd_host_memory host = nd_host_memory_read("");
     const nd_memory_limit limit = nd_limits_read_memory();
-    const double bytes = (double)(plan->total + plan->external);
-    const double all = bytes * (double)nd_max(1, rank->host_ranks);
-    return (host.physical > 0 && all > FULL_SHARE * (double)host.physical) ||
-           (limit.option && bytes > FULL_SHARE * (double)limit.left);
+    return nd_budget_exceeds(plan->total + plan->external, rank->host_ranks, &host, &limit);
 }
 
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)

@@ -13,7 +13,9 @@
  * does not fit is an error, and a plan that leaves too little for them a warning; if they do run
  * out of memory, that error says what the plan holds.
  */
+#include "runtime/base/process.h"
 #include "runtime/device/graphs.h"
+#include "runtime/device/host_memory.h"
 #include "runtime/device/memplan.h"
 #include "trainer/step/step.h"
 
@@ -73,9 +75,14 @@ void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 /* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
  * which are not allocated. `graphs`: what CUDA graphs will hold. */
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
-/* Whether all workers of this host with such plans would take more than three quarters of its
- * memory, or this one of its own limit: the trainer then keeps nothing that only saves time. The
- * same for all workers of a host that has the same memory. */
+/* Whether this many workers of a host, each with a plan of so many bytes, take more than three
+ * quarters of its memory or more than is free in it, or one of them more than three quarters of
+ * what its own limit leaves. */
+bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
+                       const nd_memory_limit *limit);
+/* The same for the workers of this host, with the memory that is free now, before this worker has
+ * allocated its plan: the trainer then keeps less that only saves time. Workers may find different
+ * answers, since others may have allocated theirs; no result depends on the answer. */
 bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);

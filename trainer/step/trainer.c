@@ -80,9 +80,10 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
         options.cast_units = true;
         ND_TRY(create(rank, &options, true, &t));
     }
-    if (t->model->packed.count > 0 && nd_budget_is_short(rank, &t->plan)) {
+    while (t->model->packed.count > 0 && nd_budget_is_short(rank, &t->plan)) {
         nd_trainer_destroy(t);
-        options.packs_anew = true;
+        options.keep_packed =
+            options.keep_packed == ND_KEEP_PACKED_ALL ? ND_KEEP_PACKED_HEAD : ND_KEEP_PACKED_NONE;
         ND_TRY(create(rank, &options, true, &t));
     }
     t->tuning = tuning;
