@@ -545,9 +545,10 @@ nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
 /*
  * Starts the device's threads, ours and those of oneDNN (libgomp's), as many again; they wait for
- * the ops of the calling thread. Without this the first op starts them, and where a limit forbids
- * so many (ulimit -u, -v, -d, pids.max, stacks that have no room) libgomp ends the process; here
- * that is ND_ERR_RESOURCE.
+ * the ops of the calling thread. ND_ERR_RESOURCE: a limit forbids so many (ulimit -u, -v, -d,
+ * pids.max, stacks that have no room). Without this the first op that needs them starts them, and
+ * under such a limit ours warn and leave all work to the calling thread, while libgomp ends the
+ * process.
  */
 nd_status nd_ops_cpu_start_threads(nd_device *device);
 /* Address space for the stack of each of these threads: OMP_STACKSIZE, or what the C library gives

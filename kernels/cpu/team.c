@@ -3,17 +3,20 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernels/cpu/spin_turns.h"
+#include "kernels/cpu/thread_refusal.h"
+#include "runtime/base/log.h"
 #include "runtime/base/math.h"
 
-enum { CACHE_LINE = 64, SPIN_TURNS = 2000 /* about what sleeping and waking cost */ };
+enum { CACHE_LINE = 64 };
 
 /* The pieces that a thread begins with, and that others take from it. */
 typedef struct range {
@@ -28,11 +31,12 @@ typedef struct member {
 
 struct nd_team {
     int threads, started; /* started: beside the caller */
-    int spin_turns;
+    int64_t spin_turns;
     bool tried; /* to start the threads */
-    bool ends;
-    member *members; /* [threads]; the first is not used */
-    range *ranges;   /* [threads] */
+    _Atomic bool ends;
+    _Atomic bool runs; /* a region */
+    member *members;   /* [threads]; the first is not used */
+    range *ranges;     /* [threads] */
     /* The region. Written while no piece is left, read by those who have begun one. */
     nd_team_body body;
     void *arg;
@@ -80,7 +84,7 @@ static void pause_briefly(void)
 /* Until `regions` is another than `seen`. */
 static void wait_for_region(nd_team *team, uint32_t seen)
 {
-    for (int turn = 0; turn < team->spin_turns; turn++) {
+    for (int64_t turn = 0; turn < team->spin_turns; turn++) {
         if (atomic_load_explicit(&team->regions, memory_order_acquire) != seen) {
             return;
         }
@@ -95,7 +99,7 @@ static void wait_for_region(nd_team *team, uint32_t seen)
 
 static void wait_for_pieces(nd_team *team, uint32_t pieces)
 {
-    for (int turn = 0; turn < team->spin_turns; turn++) {
+    for (int64_t turn = 0; turn < team->spin_turns; turn++) {
         if (atomic_load_explicit(&team->finished, memory_order_acquire) == pieces) {
             return;
         }
@@ -154,7 +158,7 @@ static void *serve(void *arg)
     for (;;) {
         wait_for_region(team, seen);
         seen = atomic_load(&team->regions);
-        if (team->ends) {
+        if (atomic_load(&team->ends)) {
             return NULL;
         }
         work(team, self->index);
@@ -170,18 +174,8 @@ static void call_up(nd_team *team, int count)
     }
 }
 
-void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
+static void share(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
 {
-    ND_ASSERT(pieces <= INT32_MAX);
-    if (!team->tried && pieces > 1 && nd_team_start(team, 0) != ND_OK) {
-        nd_error_clear();
-    }
-    if (team->started == 0 || pieces <= 1) {
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            body(arg, piece);
-        }
-        return;
-    }
     const int64_t width = nd_min(team->threads, pieces);
     team->body = body;
     team->arg = arg;
@@ -197,19 +191,26 @@ void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
     wait_for_pieces(team, (uint32_t)pieces);
 }
 
-/* life */
-
-/* As many turns as libgomp's threads, so that one setting is enough. */
-static int read_spin_turns(void)
+void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
 {
-    const char *turns = getenv("GOMP_SPINCOUNT"), *policy = getenv("OMP_WAIT_POLICY");
-    char *end = NULL;
-    const long long number = turns ? strtoll(turns, &end, 10) : 0;
-    if (turns && end != turns && *end == '\0' && number >= 0) {
-        return (int)nd_min(number, INT32_MAX);
+    const bool busy = atomic_exchange(&team->runs, true);
+    ND_ASSERT(!busy && thread_index == 0);
+    ND_ASSERT(pieces <= INT32_MAX);
+    if (!team->tried && pieces > 1 && nd_team_start(team, 0) != ND_OK) {
+        nd_log_warning("one thread computes alone: %s", nd_error_last()->message);
+        nd_error_clear();
     }
-    return policy && strcasecmp(policy, "passive") == 0 ? 0 : SPIN_TURNS;
+    if (team->started > 0 && pieces > 1) {
+        share(team, pieces, body, arg);
+    } else {
+        for (int64_t piece = 0; piece < pieces; piece++) {
+            body(arg, piece);
+        }
+    }
+    atomic_store(&team->runs, false);
 }
+
+/* life */
 
 nd_status nd_team_create(int threads, nd_team **out)
 {
@@ -219,7 +220,7 @@ nd_status nd_team_create(int threads, nd_team **out)
     }
     memset(team, 0, sizeof *team);
     team->threads = threads;
-    team->spin_turns = read_spin_turns();
+    team->spin_turns = nd_cpu_spin_turns();
     team->ranges = aligned_alloc(CACHE_LINE, (size_t)threads * sizeof *team->ranges);
     team->members = calloc((size_t)threads, sizeof *team->members);
     if (!team->ranges || !team->members) {
@@ -235,12 +236,12 @@ nd_status nd_team_create(int threads, nd_team **out)
 
 static void end_threads(nd_team *team)
 {
-    team->ends = true;
+    atomic_store(&team->ends, true);
     call_up(team, INT32_MAX);
     for (; team->started > 0; team->started--) {
         pthread_join(team->members[team->started].thread, NULL);
     }
-    team->ends = false;
+    atomic_store(&team->ends, false);
     atomic_store(&team->regions, 0);
 }
 
@@ -255,30 +256,52 @@ void nd_team_destroy(nd_team *team)
     free(team);
 }
 
+/* What a thread does wrong by itself is not for another thread, and a blocked fault would end the
+ * process without its handler. */
+static sigset_t all_but_faults(void)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+    sigset_t set;
+    sigfillset(&set);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        sigdelset(&set, faults[i]);
+    }
+    return set;
+}
+
+/* Starts as many as possible; the result is 0, or what pthread_create returned in the end. */
+static int start_members(nd_team *team, const pthread_attr_t *attributes)
+{
+    const sigset_t blocked = all_but_faults();
+    sigset_t before;
+    int code = 0;
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    while (code == 0 && team->started < team->threads - 1) {
+        member *next = &team->members[team->started + 1];
+        *next = (member){.team = team, .index = team->started + 1};
+        code = pthread_create(&next->thread, attributes, serve, next);
+        team->started += code == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return code;
+}
+
 nd_status nd_team_start(nd_team *team, size_t stack_bytes)
 {
     pthread_attr_t attributes;
-    int code = 0;
+    nd_status status = ND_OK;
     team->tried = true;
     if (team->started == team->threads - 1) {
         return ND_OK;
     }
     pthread_attr_init(&attributes);
-    code = stack_bytes > 0 ? pthread_attr_setstacksize(&attributes, stack_bytes) : 0;
-    while (code == 0 && team->started < team->threads - 1) {
-        member *next = &team->members[team->started + 1];
-        *next = (member){.team = team, .index = team->started + 1};
-        code = pthread_create(&next->thread, &attributes, serve, next);
-        team->started += code == 0;
-    }
+    int code = stack_bytes > 0 ? pthread_attr_setstacksize(&attributes, stack_bytes) : 0;
+    pthread_attr_getstacksize(&attributes, &stack_bytes);
+    code = code == 0 ? start_members(team, &attributes) : code;
     pthread_attr_destroy(&attributes);
     if (code != 0) {
-        const int most = team->started + 1;
+        status = nd_cpu_refuse_threads(team->threads, team->started + 1, code, stack_bytes);
         end_threads(team);
-        return nd_fail(ND_ERR_RESOURCE,
-                       "a worker of %d threads cannot start more than %d here: %s; use a smaller "
-                       "launch.threads_per_worker, or raise that limit",
-                       team->threads, most, strerror(code));
     }
-    return ND_OK;
+    return status;
 }

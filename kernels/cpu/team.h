@@ -10,6 +10,8 @@
  * give results that do not depend on it.
  *
  * The host thread that drives the device is thread 0 of the team; it alone calls these functions.
+ * The other threads block every signal but those of their own faults: signals are for the process's
+ * first thread.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -32,12 +34,13 @@ void nd_team_destroy(nd_team *team); /* NULL is legal; waits until the threads h
 int nd_team_threads(const nd_team *team);
 
 /* Starts the threads, with stacks of `stack_bytes` or, for 0, of the usual size; does nothing when
- * they run. ND_ERR_RESOURCE: a limit forbids one, and none runs. */
+ * they run. ND_ERR_RESOURCE: a limit forbids one, and none runs; the message names it. */
 nd_status nd_team_start(nd_team *team, size_t stack_bytes);
 
 /* Runs body for the pieces [0, pieces) and returns when all are complete. The first call starts the
- * threads where nd_team_start was not called; if a limit forbids that, the caller does all pieces
- * of all regions. Later calls allocate nothing. Not from within a body. */
+ * threads where nd_team_start was not called; if a limit forbids that, it logs a warning, and the
+ * caller does all pieces of all regions. Later calls allocate nothing. A call from within a body,
+ * of any team, or while another thread runs a region of this team ends the process. */
 void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg);
 
 /* Which thread of its team calls, for scratch of its own: 0 to threads - 1; 0 outside of teams. */
