@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: programs that are started and read, and random tokens."""
+"""What the benchmarks share: programs that are started and read, the runs of configs/bench, and random tokens."""
 import array
 import json
 import os
@@ -9,7 +9,16 @@ import signal
 import subprocess
 import sys
 
+from run_folder import Run
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+CONFIGS = ROOT / "configs" / "bench"
+# row -> (text, ranks, threads per rank)
+ROWS = {
+    "single": ("1 worker, 2 threads", 1, 2),
+    "fsdp": ("2 workers, FSDP", 2, 1),
+    "hsdp_tp": ("8 workers, HSDP 2 x 2, TP 2", 8, 1),
+}
 
 
 class BenchError(Exception):
@@ -39,6 +48,29 @@ def last_json(text):
         if line.startswith("{"):
             return json.loads(line)
     raise BenchError(f"no JSON line in this output:\n{text[-1000:]}")
+
+
+def run_row(row, arguments, data, folder, *flags):
+    """The Run of `arguments.steps` steps of a row of configs/bench, which saves no model."""
+    run([arguments.build / "ndlaunch", "--config-file", CONFIGS / f"{row}.yaml", "--num-steps", arguments.steps, "--set", f"data.path={data}",
+         "--set", f"output.dir={folder}", "--set", "output.save_model=false", *flags], arguments.timeout)
+    result = Run(folder)
+    if len(result.steps) != arguments.steps:
+        raise BenchError(f"{folder / 'metrics.jsonl'} has {len(result.steps)} steps, {arguments.steps} were asked for")
+    return result
+
+
+def in_turns(rounds, outer, inner):
+    """Calls outer, inner, outer, inner ... outer, so that both see the same machine."""
+    outer()
+    for _ in range(rounds):
+        inner()
+        outer()
+
+
+def ratios(outer, inner):
+    """The mean of the two outer times around each inner time, over that."""
+    return [(before + after) / 2 / own for before, own, after in zip(outer, inner, outer[1:])]
 
 
 def write_tokens(path, vocab, count):

@@ -11,7 +11,7 @@
  *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
  *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
  *   nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory
- * All: --threads N (2; --peak: all CPUs), --repeats N (5). The products are those of
+ * All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5). The products are those of
  * configs/bench/llama-56m.json at 1,024 tokens.
  * --peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four
  * times the last cache, 64 to 1,024; 0 leaves memory out).
@@ -123,12 +123,6 @@ static nd_status time_with(const bench *b, const product *p, int kind, nd_packed
     return ND_OK;
 }
 
-static double median(double *times, int count)
-{
-    qsort(times, (size_t)count, sizeof *times, compare);
-    return times[count / 2];
-}
-
 /* One product both ways; turns, so that both see the same machine. */
 static nd_status compare_packed(const bench *b, const product *p, int kind, double seconds[2])
 {
@@ -140,8 +134,8 @@ static nd_status compare_packed(const bench *b, const product *p, int kind, doub
         ND_TRY(time_with(b, p, kind, NULL, &anew[i]));
         ND_TRY(time_with(b, p, kind, &form, &kept[i]));
     }
-    seconds[0] = median(anew, b->repeats);
-    seconds[1] = median(kept, b->repeats);
+    seconds[0] = nd_bench_median(anew, b->repeats);
+    seconds[1] = nd_bench_median(kept, b->repeats);
     return ND_OK;
 }
 

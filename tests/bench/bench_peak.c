@@ -448,6 +448,13 @@ nd_status nd_bench_peak(const nd_bench_options *options)
               .seconds = options->seconds};
     nd_device *device = NULL;
     nd_status status = ND_OK;
+    if (t.threads > cpus) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--threads is %d, but this process may use %d CPUs, and the peak is the sum "
+                       "of what each thread reaches with a CPU of its own; give --threads at most "
+                       "%d",
+                       t.threads, cpus, cpus);
+    }
     t.cores = t.threads < cores ? t.threads : cores;
     ND_TRY_OUT(ND_ALLOC(t.threads, &t.laps));
     ND_TRY_OUT(nd_device_open_cpu(t.threads, &device));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""nd_bench_ops and scripts/bench_cpu with small sizes: their figures fit together. No time is judged.
+"""nd_bench_ops, scripts/bench_cpu and scripts/bench_load with small sizes: their figures fit together. No time is judged.
 
 check_bench.py SOURCE BUILD
 """
@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import tempfile
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:])
 PROGRAM = BUILD / "nd_bench_ops"
 QUICK = ["--seconds", "0.0001", "--repeats", "2"]
+CPUS = len(os.sched_getaffinity(0))
 PASSES = ["memory read", "memory copy", "memory triad", "second cache read"]
 # A stand-in for a Python with torch: each peer's last line, for 3 steps, or 3 calls for two sizes of heads.
 PEER = """#!/bin/sh
@@ -25,15 +27,17 @@ case "$*" in
 *bench_peer.py*) echo '{"step_seconds": [9, 9, 8], "tokens_per_step": TOKENS}' ;;
 esac
 """
-# A run of three steps of 1,024 tokens: the third takes 400 ms in the first round, 500 ms in the second.
+# A run of three steps of 1,024 tokens: the third takes 400 ms in the first round, 500 ms in the second; 900 ms beside busy
+# loops.
 LAUNCH = """#!/bin/sh
 for a; do case "$a" in output.dir=*) folder=${a#output.dir=} ;; esac; done
-case "$folder" in *-0) ms=400 rate=2560 ;; *) ms=500 rate=2048 ;; esac
+case "$folder" in *-beside-*) ms=900 rate=1138 ;; *-0) ms=400 rate=2560 ;; *) ms=500 rate=2048 ;; esac
 mkdir -p "$folder"
 for step in 1 2 3; do
     echo "{\\"step\\": $step, \\"step_ms\\": $ms, \\"tokens_per_second\\": $rate}"
 done >"$folder/metrics.jsonl"
-echo '{"first_step": 3, "steps": 1, "head_ms": 100, "gemm_ms": 200}' >"$folder/trace.json"
+echo '{"first_step": 3, "steps": 1, "head_ms": 100, "gemm_ms": 200, "resident_bytes": 3000000}' >"$folder/trace.json"
+echo '{"model": {"planned_bytes": 2000000}}' >"$folder/run.json"
 """
 # The program with small sizes, but for the products of a step.
 OPS = """#!/bin/sh
@@ -66,6 +70,7 @@ def check_refusals():
     for arguments, words in (([["--frobnicate"], ["there is no option --frobnicate", "--peak"]]), (["--threads", "0"], ["--threads", '"0"', "1 to"]),
                              (["--repeats"], ["--repeats", "whole number"]), (["--seconds", "-1"], ["--seconds", "above 0"]),
                              (["--head-dim", "8"] * 9, ["--head-dim", "8 times"]),
+                             (["--peak", "--threads", CPUS + 1], [f"--threads is {CPUS + 1}", f"at most {CPUS}"]),
                              (["--peak", "--mebibytes", 1 << 20], ["--mebibytes"])):
         done = call(arguments, 71 if "--mebibytes" in arguments else 2)
         check(all(w in done.stderr for w in words) and done.stderr.count("\n") == 1, f"{arguments}: {done.stderr!r}")
@@ -76,14 +81,14 @@ def check_peak(isa, threads):
     """The figures of one instruction set; "" is that of the CPU."""
     record = last(call(["--peak", "--mebibytes", "1", "--threads", threads, *QUICK], environment={"ND_CPU_ISA": isa}))
     check(isa in ("", record["isa"]), f"asked for {isa}, got {record['isa']}")
-    check(record["threads"] == threads and 1 <= record["cores"] <= min(threads, len(os.sched_getaffinity(0))), f"threads and cores: {record}")
+    check(record["threads"] == threads and 1 <= record["cores"] <= threads, f"threads and cores: {record}")
     products = record["products"]
     check(near(record["peak"], max(p["gflops"] for p in products)), f"the peak is not the best product: {record}")
     check(products[-1]["operands"] == "f32" and near(record["f32"], products[-1]["gflops"]), f"F32: {record}")
     check(any(p["instruction"] == record["instruction"] for p in products), f"the peak's instruction: {record}")
     for p in products:
         check(0 < p["median_gflops"] <= p["gflops"] and p["ghz"] > 0, f"{isa}: {p}")
-        if p["gflops"] > 1: # what is emulated has too few digits
+        if p["share"] > 0.01: # what is emulated has too few digits
             check(near(p["share"], p["gflops"] / p["allowed_gflops"]), f"{isa}: the share is not its quotient: {p}")
         a_cycle = p["allowed_gflops"] / p["ghz"] / record["cores"]
         check(near(a_cycle, round(a_cycle)) and round(a_cycle) in (8, 32, 64, 1024), f"{isa}: {a_cycle} FLOP a cycle")
@@ -97,12 +102,12 @@ def check_peak(isa, threads):
 
 def check_peaks():
     levels = ["baseline", "avx2", "avx512", "avx512_bf16", "amx"]
-    own = check_peak("", 2)
+    own = check_peak("", min(2, CPUS))
     for isa in levels[: levels.index(own) + 1]:
         check_peak(isa, 1)
-    check_peak("amx_emulated", 3)
+    check_peak("amx_emulated", CPUS)
     record = last(call(["--peak", "--mebibytes", "0", *QUICK]))
-    check(record["gb_per_second"] == {} and record["threads"] == len(os.sched_getaffinity(0)), f"without memory: {record}")
+    check(record["gb_per_second"] == {} and record["threads"] == CPUS, f"without memory: {record}")
 
 
 def check_attention():
@@ -139,19 +144,51 @@ def check_arithmetic(bench):
     bench.in_turns(2, lambda: turns.append("peer"), lambda: turns.append("ours"))
     check(turns == ["peer", "ours", "peer", "ours", "peer"], f"turns: {turns}")
     check(bench.ratios([4, 6, 10], [2, 4]) == [2.5, 2], "ratios of rounds")
+    check([bench.most_of_fp8(isa) for isa in ("amx", "avx512_bf16", "avx2")] == [1, 1.25, 1.25], "the bound of FP8")
     peak = bench.Peak(None)
     peak.records = [dict(peak=100, cores=2, isa="avx2"), dict(peak=120, cores=2, isa="avx2"), dict(peak=90, cores=2, isa="avx2")]
     check([peak.gflops(n) for n in (1, 2, 8)] == [60, 120, 120], "the peak of some cores")
 
 
-def check_script(bench, folder):
-    script = SOURCE / "scripts" / "bench_cpu"
-    peer, out, build = folder / "python", folder / "figures.json", folder / "build"
+def make_programs(folder):
+    """Stand-ins for a Python with torch and for the programs of a build folder."""
+    peer, build = folder / "python", folder / "build"
     build.mkdir()
     for path, text in ((peer, PEER.replace("TOKENS", "1024")), (build / "ndlaunch", LAUNCH), (build / "ndtrain", ""),
                        (build / "nd_bench_ops", OPS.replace("PROGRAM", str(PROGRAM.resolve())))):
         path.write_text(text)
         path.chmod(0o755)
+    return peer, build
+
+
+def check_load(build, folder):
+    script, out = SOURCE / "scripts" / "bench_load", folder / "load.json"
+    done = call(["--rows", "single", "--build", build, "--rounds", 2, "--steps", 3, "--json", out], program=script)
+    record = json.loads(out.read_text())["single"]
+    check(record["alone"] == [[400], [500], [500]] and record["beside"] == [[900], [900]], f"alone and beside: {record}")
+    check(all(map(near, record["ratios"], [2, 1.8])), f"beside over the mean of those around: {record}")
+    check("1.90 (1.80 to 2.00)" in done.stdout, f"the row's ratio:\n{done.stdout}")
+    done = call(["--build", folder], 1, program=script)
+    check(f"{folder / 'ndlaunch'} is missing" in done.stderr and done.stderr.count("\n") == 1, f"missing: {done.stderr}")
+
+
+def check_more(build, folder):
+    """The FP8 step and the long step of bench_cpu."""
+    script, out = SOURCE / "scripts" / "bench_cpu", folder / "more.json"
+    done = call(["--rows", "--fp8", "--long", "--build", build, "--rounds", 2, "--steps", 3, "--json", out], program=script)
+    record = json.loads(out.read_text())
+    outside = {k: [sum(t.values()) - t["head"] for t in record["fp8"][k]] for k in ("bf16", "fp8")}
+    check(outside == {"bf16": [300, 400, 400], "fp8": [300, 400]}, f"steps without the head: {outside}")
+    ratios = [300 / 350, 1]
+    check(all(map(near, record["fp8"]["ratios"], ratios)), f"FP8 over the mean of those around: {record['fp8']['ratios']}")
+    most = 1 if record["isa"] == "amx" else 1.25
+    check(f"{statistics.median(ratios):.2f} (at most {most:.2f})" in done.stdout, f"FP8's bound:\n{done.stdout}")
+    check("at most 300, goal 120" in done.stdout and "+50.0%" in done.stdout, f"the long step:\n{done.stdout}")
+
+
+def check_script(bench, peer, build, folder):
+    script = SOURCE / "scripts" / "bench_cpu"
+    out = folder / "figures.json"
     arguments = ["--build", build, "--rounds", 2, "--steps", 3, "--sequence", 64, "--json", out]
     done = call(["--rows", "single", "attention", *arguments], program=script, environment={"ND_PEER_PYTHON": str(peer)})
     record = json.loads(out.read_text())
@@ -194,8 +231,12 @@ def main():
     bench = load_script()
     check_arithmetic(bench)
     with tempfile.TemporaryDirectory() as name:
-        check_script(bench, pathlib.Path(name))
-    print("check_bench: the figures of nd_bench_ops and bench_cpu fit together")
+        folder = pathlib.Path(name)
+        peer, build = make_programs(folder)
+        check_load(build, folder)
+        check_more(build, folder)
+        check_script(bench, peer, build, folder)
+    print("check_bench: the figures of nd_bench_ops, bench_cpu and bench_load fit together")
 
 
 main()
