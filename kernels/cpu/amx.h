@@ -13,6 +13,7 @@
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and
  * the instructions' pages in volume 2.
  */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -51,6 +52,8 @@ void nd_amx_emulated_zero(int tile);
 void nd_amx_emulated_load(int tile, const void *from, int64_t stride);
 void nd_amx_emulated_store(int tile, void *to, int64_t stride);
 void nd_amx_emulated_multiply(int c, int a, int b);
+/* Whether this thread has tiles, for tests. */
+bool nd_amx_emulated_is_configured(void);
 
 #define nd_amx_configure(config)        nd_amx_emulated_configure(config)
 #define nd_amx_release()                nd_amx_emulated_release()

@@ -51,6 +51,11 @@ void nd_amx_emulated_release(void)
     memset(&unit, 0, sizeof unit);
 }
 
+bool nd_amx_emulated_is_configured(void)
+{
+    return unit.configured;
+}
+
 void nd_amx_emulated_zero(int number)
 {
     tile *t = tile_of(number);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Attention on AMX tiles: its product of small tiles beside plain sums, and the bits of the
- * emulated tiles beside those of the CPU where it has AMX. test_attention.c compares attention at
- * the level amx_emulated with the reference. */
+ * emulated tiles beside those of the CPU where it has AMX, and of other numbers of threads.
+ * test_attention.c compares attention at the level amx_emulated with the reference. */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/tile.h"
 #include "runtime/base/rng.h"
-#include "tests/ops/conformance.h"
+#include "tests/ops/attend.h"
 #include "tests/support/skip.h"
 
 /* Extents of a product, and operands with room around them. */
@@ -122,60 +123,25 @@ static const nd_attention cases[] = {
     {1, 200, 200, 2, 1, 128, 0, 0.09f},   {1, 18, 47, 1, 1, 256, 29, 0.06f},
 };
 
-enum { CASES = sizeof cases / sizeof *cases, INPUTS = 4, RESULTS = 5 };
+enum { CASES = sizeof cases / sizeof *cases };
 
-static void draw_inputs(const nd_attention *a, nd_tensor in[INPUTS])
+static void attend(nd_cpu_isa isa, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
+                   nd_tensor results[ND_ATTEND_RESULTS])
 {
-    for (int i = 0; i < INPUTS; i++) { /* q, k, v, dout */
-        const bool keys = i == 1 || i == 2;
-        in[i] = nd_random(
-            ND_DTYPE_BF16, 4,
-            (int64_t[]){a->batch, keys ? a->sk : a->sq, keys ? a->kv_heads : a->heads, a->head_dim},
-            0, 1.0f);
-    }
-}
-
-/* dq, dk, dv, out and lse at one level of the CPU. */
-static void attend(nd_cpu_isa isa, const nd_attention *a, const nd_tensor in[INPUTS],
-                   nd_tensor results[RESULTS])
-{
-    nd_side side;
     setenv("ND_CPU_ISA", nd_cpu_isa_name(isa), 1);
-    nd_side_open_cpu(&side, 1);
-    for (int r = 0; r < RESULTS; r++) {
-        results[r] = r < INPUTS ? nd_clone(in[r])
-                                : nd_random_1d(ND_DTYPE_F32, a->batch * a->heads * a->sq, 0.0f);
-    }
-    nd_tensor out = results[3], lse = results[4], delta = nd_clone(lse);
-    size_t bytes[2];
-    for (int backward = 0; backward < 2; backward++) {
-        bytes[backward] = side.ops->attention_scratch(side.device, a, ND_DTYPE_BF16, backward == 1);
-    }
-    void *scratch = aligned_alloc(64, ((bytes[0] > bytes[1] ? bytes[0] : bytes[1]) + 63) / 64 * 64);
-    cr_assert_not_null(scratch);
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_fwd, .attention = *a, .out = out,
-                          .lse = lse, .q = in[0], .k = in[1], .v = in[2], .scratch = scratch));
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_delta, .attention = *a, .delta = delta,
-                          .out = out, .dout = in[3]));
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_bwd, .attention = *a, .dq = results[0],
-                          .dk = results[1], .dv = results[2], .q = in[0], .k = in[1], .v = in[2],
-                          .out = out, .dout = in[3], .lse = lse, .delta = delta,
-                          .scratch = scratch));
-    free(scratch);
-    nd_side_close(&side);
+    nd_attend_alone(1, a, in, results);
     unsetenv("ND_CPU_ISA");
 }
 
 static void compare_levels(nd_cpu_isa isa)
 {
-    static const char *const names[RESULTS] = {"dq", "dk", "dv", "out", "lse"};
     for (int c = 0; c < CASES; c++) {
-        nd_tensor in[INPUTS], want[RESULTS], got[RESULTS];
-        draw_inputs(&cases[c], in);
+        nd_tensor in[ND_ATTEND_INPUTS], want[ND_ATTEND_RESULTS], got[ND_ATTEND_RESULTS];
+        nd_attend_draw(&cases[c], ND_DTYPE_BF16, in);
         attend(ND_CPU_ISA_AMX_EMULATED, &cases[c], in, want);
         attend(isa, &cases[c], in, got);
-        for (int r = 0; r < RESULTS; r++) {
-            nd_expect_same(nd_cpu_isa_name(isa), names[r], got[r], want[r]);
+        for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
+            nd_expect_same(nd_cpu_isa_name(isa), nd_attend_names[r], got[r], want[r]);
         }
         nd_case_free();
     }
@@ -187,4 +153,18 @@ Test(attention_amx, has_the_bits_of_its_emulation)
         skip_test("not compared with the tile instructions: this CPU has none");
     }
     compare_levels(ND_CPU_ISA_AMX);
+}
+
+/* Each thread has tiles of its own. */
+Test(attention_amx, has_the_same_bits_with_any_number_of_threads)
+{
+    setenv("ND_CPU_ISA", nd_cpu_isa_name(ND_CPU_ISA_AMX_EMULATED), 1);
+    for (int c = 0; c < CASES; c++) {
+        nd_tensor in[ND_ATTEND_INPUTS];
+        char what[32];
+        snprintf(what, sizeof what, "case %d", c);
+        nd_attend_draw(&cases[c], ND_DTYPE_BF16, in);
+        nd_attend_with_all_threads(what, &cases[c], in);
+        nd_case_free();
+    }
 }

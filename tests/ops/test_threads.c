@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/context.h"
 #include "kernels/rope.h"
+#include "tests/ops/attend.h"
 #include "tests/ops/conformance.h"
 #include "tests/support/skip.h"
 
@@ -223,65 +224,17 @@ static const nd_attention attended[] = {
     {5, 40, 130, 2, 2, 16, 130, 0.25f},
 };
 
-enum { ATTENDED = sizeof attended / sizeof *attended, GRADIENTS = 3 };
+enum { ATTENDED = sizeof attended / sizeof *attended };
 
-static nd_tensor of_heads(const nd_attention *a, nd_dtype dtype, bool keys)
-{
-    const int64_t rows = keys ? a->sk : a->sq, heads = keys ? a->kv_heads : a->heads;
-    return nd_random(dtype, 4, (int64_t[]){a->batch, rows, heads, a->head_dim}, 0, 1.0f);
-}
-
-/* out and lse of queries that see nothing are those of attention_fwd, so it is run too. */
-static void attend_backward(int threads, const nd_attention *a, const nd_tensor in[4],
-                            nd_tensor gradients[GRADIENTS])
-{
-    const int64_t rows = a->batch * a->heads * a->sq;
-    nd_tensor out = nd_clone(in[0]), lse = nd_random_1d(ND_DTYPE_F32, rows, 0.0f);
-    nd_tensor delta = nd_clone(lse);
-    nd_side side;
-    nd_side_open_cpu(&side, threads);
-    size_t bytes = side.ops->attention_scratch(side.device, a, out.dtype, true);
-    const size_t forward = side.ops->attention_scratch(side.device, a, out.dtype, false);
-    bytes = ((bytes > forward ? bytes : forward) + 63) / 64 * 64;
-    void *scratch = aligned_alloc(64, bytes);
-    cr_assert_not_null(scratch);
-    memset(scratch, 0x7f, bytes); /* large numbers, which must not get into a sum */
-    for (int g = 0; g < GRADIENTS; g++) {
-        gradients[g] = nd_clone(in[g]);
-    }
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_fwd, .attention = *a, .out = out,
-                          .lse = lse, .q = in[0], .k = in[1], .v = in[2], .scratch = scratch));
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_delta, .attention = *a, .delta = delta,
-                          .out = out, .dout = in[3]));
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, attention_bwd, .attention = *a,
-                          .dq = gradients[0], .dk = gradients[1], .dv = gradients[2], .q = in[0],
-                          .k = in[1], .v = in[2], .out = out, .dout = in[3], .lse = lse,
-                          .delta = delta, .scratch = scratch));
-    free(scratch);
-    nd_side_close(&side);
-}
-
-Test(threads, same_bits_of_the_gradients_of_attention)
+Test(threads, same_bits_of_attention_forward_and_backward)
 {
     static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
-    static const int counts[] = {2, 3, 7};
-    static const char *const names[GRADIENTS] = {"dq", "dk", "dv"};
     for (int c = 0; c < 2 * ATTENDED; c++) {
-        const nd_attention *a = &attended[c / 2];
-        const nd_dtype dtype = dtypes[c % 2];
-        const nd_tensor in[] = {of_heads(a, dtype, false), of_heads(a, dtype, true),
-                                of_heads(a, dtype, true), of_heads(a, dtype, false)};
-        nd_tensor one[GRADIENTS], many[GRADIENTS];
-        attend_backward(1, a, in, one);
-        for (int i = 0; i < 3; i++) {
-            attend_backward(counts[i], a, in, many);
-            for (int g = 0; g < GRADIENTS; g++) {
-                char what[64];
-                snprintf(what, sizeof what, "%s of case %d with %d threads", names[g], c / 2,
-                         counts[i]);
-                nd_expect_same("cpu", what, many[g], one[g]);
-            }
-        }
+        nd_tensor in[ND_ATTEND_INPUTS];
+        char what[32];
+        snprintf(what, sizeof what, "case %d", c / 2);
+        nd_attend_draw(&attended[c / 2], dtypes[c % 2], in);
+        nd_attend_with_all_threads(what, &attended[c / 2], in);
         nd_case_free();
     }
 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/ops/attend.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *const nd_attend_names[ND_ATTEND_RESULTS] = {"dq", "dk", "dv", "out", "lse"};
+
+void nd_attend_draw(const nd_attention *a, nd_dtype dtype, nd_tensor in[ND_ATTEND_INPUTS])
+{
+    for (int i = 0; i < ND_ATTEND_INPUTS; i++) {
+        const bool keys = i == 1 || i == 2;
+        in[i] = nd_random(
+            dtype, 4,
+            (int64_t[]){a->batch, keys ? a->sk : a->sq, keys ? a->kv_heads : a->heads, a->head_dim},
+            0, 1.0f);
+    }
+}
+
+static void *make_scratch(const nd_side *side, const nd_attention *a, nd_dtype dtype, bool backward)
+{
+    size_t bytes = side->ops->attention_scratch(side->device, a, dtype, backward);
+    bytes = (bytes + 63) / 64 * 64;
+    void *scratch = aligned_alloc(64, bytes);
+    cr_assert_not_null(scratch);
+    memset(scratch, 0x7f, bytes); /* large numbers, which must not get into a sum */
+    return scratch;
+}
+
+void nd_attend_forward(const nd_side *side, const nd_attention *a,
+                       const nd_tensor in[ND_ATTEND_INPUTS], nd_tensor out, nd_tensor lse)
+{
+    nd_stream stream = side->stream;
+    void *scratch = make_scratch(side, a, out.dtype, false);
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = out,
+                          .lse = lse, .q = in[0], .k = in[1], .v = in[2], .scratch = scratch));
+    free(scratch);
+}
+
+void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
+               nd_tensor results[ND_ATTEND_RESULTS])
+{
+    nd_stream stream = side->stream;
+    for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
+        results[r] = r < ND_ATTEND_INPUTS
+                         ? nd_clone(in[r])
+                         : nd_random_1d(ND_DTYPE_F32, a->batch * a->heads * a->sq, 0.0f);
+    }
+    const nd_tensor out = results[3], lse = results[4], delta = nd_clone(lse);
+    nd_attend_forward(side, a, in, out, lse);
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_delta, .attention = *a, .delta = delta,
+                          .out = out, .dout = in[3]));
+    void *scratch = make_scratch(side, a, out.dtype, true);
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = results[0],
+                          .dk = results[1], .dv = results[2], .q = in[0], .k = in[1], .v = in[2],
+                          .out = out, .dout = in[3], .lse = lse, .delta = delta,
+                          .scratch = scratch));
+    free(scratch);
+}
+
+void nd_attend_alone(int threads, const nd_attention *a, const nd_tensor in[ND_ATTEND_INPUTS],
+                     nd_tensor results[ND_ATTEND_RESULTS])
+{
+    nd_side side;
+    nd_side_open_cpu(&side, threads);
+    nd_attend(&side, a, in, results);
+    nd_side_close(&side);
+}
+
+void nd_attend_with_all_threads(const char *what, const nd_attention *a,
+                                const nd_tensor in[ND_ATTEND_INPUTS])
+{
+    static const int counts[] = {2, 3, 7};
+    nd_tensor one[ND_ATTEND_RESULTS], many[ND_ATTEND_RESULTS];
+    nd_attend_alone(1, a, in, one);
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        nd_attend_alone(counts[i], a, in, many);
+        for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
+            char text[96];
+            snprintf(text, sizeof text, "%s of %s with %d threads", nd_attend_names[r], what,
+                     counts[i]);
+            nd_expect_same("cpu", text, many[r], one[r]);
+        }
+    }
+}
