@@ -16,7 +16,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
@@ -27,12 +26,6 @@ typedef struct division {
     int64_t slots;      /* dQ sums that exist at a time: KV head p has that of p % slots */
 } division;
 
-/* Which task may add to a row block's sum: `next` counts the key blocks of all KV heads that have
- * had the slot. A line of the cache each, since waiting threads read it. */
-typedef struct turn {
-    _Alignas(64) _Atomic int64_t next;
-} turn;
-
 typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
@@ -40,8 +33,11 @@ typedef struct call {
     const float *lse, *delta;
     bool add_q, add_kv;
     division division;
-    float *dq_sums;            /* [slots][row blocks of G heads] (D, ND_TILE) */
-    turn *turns;               /* [slots][row blocks of G heads] */
+    const nd_team *team;
+    float *dq_sums; /* [slots][row blocks of G heads] (D, ND_TILE) */
+    /* [slots][row blocks of G heads]: which task may add to the sum. They count the key blocks of
+     * all KV heads that have had the slot. */
+    nd_team_count *turns;
     _Atomic int64_t next_task; /* p blocks + key block */
 } call;
 
@@ -128,7 +124,7 @@ size_t nd_attention_bwd_scratch(int threads, const nd_attention *a)
     const size_t tile = (size_t)a->head_dim * ND_TILE * sizeof(float);
     workspace unused;
     return (size_t)threads * workspace_init(&unused, NULL, a, d.block_keys) +
-           (size_t)(d.slots * group_blocks(a)) * (tile + sizeof(turn));
+           (size_t)(d.slots * group_blocks(a)) * (tile + sizeof(nd_team_count));
 }
 
 static int words_of(const call *c, int64_t count)
@@ -226,20 +222,6 @@ static void store_keys(const call *c, nd_tensor y, const float *sums, const task
     }
 }
 
-/* The thread waited for is at most a step behind, unless it lost its CPU: then spinning might keep
- * it from getting one. */
-static void wait_for_turn(turn *t, int64_t number)
-{
-    enum { SPINS = 2000, SLEEP_NS = 20000 };
-    for (int i = 0; atomic_load_explicit(&t->next, memory_order_acquire) != number; i++) {
-        if (i < SPINS) {
-            __builtin_ia32_pause();
-        } else {
-            nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
-        }
-    }
-}
-
 static void store_queries(const call *c, workspace *w, const task *t, const row_block *r,
                           const float *sum)
 {
@@ -259,7 +241,8 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
     const int64_t at = t->pair % slots * group_blocks(a) + r->index;
     const bool last = nd_attention_last_key(a, r->q0 + r->rows - 1) < t->key0 + t->keys;
     float *sum = c->dq_sums + at * d * ND_TILE;
-    wait_for_turn(&c->turns[at], before + t->block);
+    /* The thread waited for is at most a step behind, unless it lost its CPU. */
+    nd_team_wait(c->team, &c->turns[at], (uint32_t)(before + t->block));
     if (seen > 0) {
         c->tiles->gemm(d, ND_TILE, words_of(c, seen), w->kt,
                        c->division.block_keys / c->tiles->group, w->ds_columns, ND_TILE, sum,
@@ -270,8 +253,7 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
     if (last) {
         store_queries(c, w, t, r, sum);
     }
-    atomic_store_explicit(&c->turns[at].next, before + (last ? c->division.blocks : t->block + 1),
-                          memory_order_release);
+    nd_team_set(&c->turns[at], (uint32_t)(before + (last ? c->division.blocks : t->block + 1)));
 }
 
 /* The task's keys against one row block; the first key block of a KV head also has those that see
@@ -364,14 +346,16 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
               .delta = args->delta.data,
               .add_q = args->add_q,
               .add_kv = args->add_kv,
+              .team = context->team,
               .division = divide(threads, a)};
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.division.block_keys);
     const int64_t sums = c.division.slots * group_blocks(a);
     c.dq_sums = (float *)((char *)args->scratch + (size_t)threads * bytes);
-    c.turns = (turn *)(c.dq_sums + sums * a->head_dim * ND_TILE);
+    c.turns = (nd_team_count *)(c.dq_sums + sums * a->head_dim * ND_TILE);
     for (int64_t i = 0; i < sums; i++) {
-        atomic_init(&c.turns[i].next, 0);
+        atomic_init(&c.turns[i].value, 0);
+        atomic_init(&c.turns[i].sleepers, 0);
     }
     nd_team_run(context->team, threads, take_tasks,
                 &(all_tasks){.c = &c, .scratch = args->scratch, .bytes = bytes});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/team.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -41,11 +42,9 @@ struct nd_team {
     nd_team_body body;
     void *arg;
     int64_t pieces;
-    int width;                                     /* ranges in use */
-    _Alignas(CACHE_LINE) _Atomic uint32_t regions; /* so far; threads sleep on it */
-    _Atomic int sleepers;
-    _Alignas(CACHE_LINE) _Atomic uint32_t finished; /* pieces; the caller sleeps on it */
-    _Atomic bool caller_sleeps;
+    int width;              /* ranges in use */
+    nd_team_count regions;  /* so far; threads wait for the next */
+    nd_team_count finished; /* pieces; the caller waits for all */
 };
 
 static _Thread_local int thread_index;
@@ -62,14 +61,20 @@ int nd_team_threads(const nd_team *team)
 
 /* waiting */
 
-static void sleep_while(_Atomic uint32_t *word, uint32_t value)
+/* A bit of the value, by which only those that wait for it are woken. */
+static uint32_t bit_of(uint32_t value)
 {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+    return (uint32_t)1 << value % 32;
 }
 
-static void wake(_Atomic uint32_t *word, int count)
+static void sleep_while(_Atomic uint32_t *word, uint32_t value, uint32_t bits)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, value, NULL, NULL, bits);
+}
+
+static void wake(_Atomic uint32_t *word, int count, uint32_t bits)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET_PRIVATE, count, NULL, NULL, bits);
 }
 
 static void pause_briefly(void)
@@ -81,35 +86,39 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Until `regions` is another than `seen`. */
-static void wait_for_region(nd_team *team, uint32_t seen)
+/* Until the count has the value, or until it has another. */
+static inline void wait_until(const nd_team *team, nd_team_count *count, uint32_t value, bool equal)
 {
     for (int64_t turn = 0; turn < team->spin_turns; turn++) {
-        if (atomic_load_explicit(&team->regions, memory_order_acquire) != seen) {
+        if ((atomic_load_explicit(&count->value, memory_order_acquire) == value) == equal) {
             return;
         }
         pause_briefly();
     }
-    atomic_fetch_add(&team->sleepers, 1);
-    while (atomic_load(&team->regions) == seen) {
-        sleep_while(&team->regions, seen);
+    atomic_fetch_add(&count->sleepers, 1);
+    for (uint32_t now; ((now = atomic_load(&count->value)) == value) != equal;) {
+        sleep_while(&count->value, now, equal ? bit_of(value) : FUTEX_BITSET_MATCH_ANY);
     }
-    atomic_fetch_sub(&team->sleepers, 1);
+    atomic_fetch_sub(&count->sleepers, 1);
 }
 
-static void wait_for_pieces(nd_team *team, uint32_t pieces)
+void nd_team_wait(const nd_team *team, nd_team_count *count, uint32_t value)
 {
-    for (int64_t turn = 0; turn < team->spin_turns; turn++) {
-        if (atomic_load_explicit(&team->finished, memory_order_acquire) == pieces) {
-            return;
-        }
-        pause_briefly();
+    wait_until(team, count, value, true);
+}
+
+/* Up to `threads` of those that sleep until the count has this value. */
+static void wake_sleepers(nd_team_count *count, uint32_t value, int threads)
+{
+    if (atomic_load(&count->sleepers) > 0) {
+        wake(&count->value, threads, bit_of(value));
     }
-    atomic_store(&team->caller_sleeps, true);
-    for (uint32_t now; (now = atomic_load(&team->finished)) != pieces;) {
-        sleep_while(&team->finished, now);
-    }
-    atomic_store(&team->caller_sleeps, false);
+}
+
+void nd_team_set(nd_team_count *count, uint32_t value)
+{
+    atomic_store(&count->value, value);
+    wake_sleepers(count, value, INT_MAX);
 }
 
 /* pieces */
@@ -132,8 +141,8 @@ static bool take(nd_team *team, int r, int64_t *piece)
 static void finish(nd_team *team)
 {
     const uint32_t pieces = (uint32_t)team->pieces;
-    if (atomic_fetch_add(&team->finished, 1) + 1 == pieces && atomic_load(&team->caller_sleeps)) {
-        wake(&team->finished, 1);
+    if (atomic_fetch_add(&team->finished.value, 1) + 1 == pieces) {
+        wake_sleepers(&team->finished, pieces, 1);
     }
 }
 
@@ -156,8 +165,8 @@ static void *serve(void *arg)
     thread_index = self->index;
     uint32_t seen = 0;
     for (;;) {
-        wait_for_region(team, seen);
-        seen = atomic_load(&team->regions);
+        wait_until(team, &team->regions, seen, false);
+        seen = atomic_load(&team->regions.value);
         if (atomic_load(&team->ends)) {
             return NULL;
         }
@@ -168,10 +177,8 @@ static void *serve(void *arg)
 /* Tells the threads that something has changed. */
 static void call_up(nd_team *team, int count)
 {
-    atomic_fetch_add(&team->regions, 1);
-    if (atomic_load(&team->sleepers) > 0) {
-        wake(&team->regions, count);
-    }
+    const uint32_t region = atomic_fetch_add(&team->regions.value, 1) + 1;
+    wake_sleepers(&team->regions, region, count);
 }
 
 static void share(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
@@ -181,14 +188,14 @@ static void share(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
     team->arg = arg;
     team->pieces = pieces;
     team->width = (int)width;
-    atomic_store(&team->finished, 0);
+    atomic_store(&team->finished.value, 0);
     for (int64_t r = 0; r < width; r++) {
         atomic_store_explicit(&team->ranges[r].left, pieces * (r + 1) / width - pieces * r / width,
                               memory_order_release);
     }
     call_up(team, (int)width - 1);
     work(team, 0);
-    wait_for_pieces(team, (uint32_t)pieces);
+    nd_team_wait(team, &team->finished, (uint32_t)pieces);
 }
 
 void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
@@ -237,12 +244,12 @@ nd_status nd_team_create(int threads, nd_team **out)
 static void end_threads(nd_team *team)
 {
     atomic_store(&team->ends, true);
-    call_up(team, INT32_MAX);
+    call_up(team, INT_MAX);
     for (; team->started > 0; team->started--) {
         pthread_join(team->members[team->started].thread, NULL);
     }
     atomic_store(&team->ends, false);
-    atomic_store(&team->regions, 0);
+    atomic_store(&team->regions.value, 0);
 }
 
 void nd_team_destroy(nd_team *team)

@@ -13,6 +13,7 @@
  * The other threads block every signal but those of their own faults: signals are for the process's
  * first thread.
  */
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,6 +43,22 @@ nd_status nd_team_start(nd_team *team, size_t stack_bytes);
  * caller does all pieces of all regions. Later calls allocate nothing. A call from within a body,
  * of any team, or while another thread runs a region of this team ends the process. */
 void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg);
+
+/* A number that a thread changes and others wait for; a line of the cache, since they read it all
+ * the time. */
+typedef struct nd_team_count {
+    _Alignas(64) _Atomic uint32_t value;
+    _Atomic uint32_t sleepers;
+} nd_team_count;
+
+/*
+ * For pieces that have an order among them: waits until the count has this value, and spins and
+ * sleeps as between regions. What was done before nd_team_set set it is then seen. Whoever sets it
+ * must have begun, as a piece that was not begun may be one that this thread has to do.
+ * nd_team_set: one thread at a time; counts begin as zeros.
+ */
+void nd_team_wait(const nd_team *team, nd_team_count *count, uint32_t value);
+void nd_team_set(nd_team_count *count, uint32_t value);
 
 /* Which thread of its team calls, for scratch of its own: 0 to threads - 1; 0 outside of teams. */
 int nd_team_thread(void);

@@ -175,6 +175,42 @@ Test(team, does_not_wait_for_a_thread_that_has_begun_nothing)
     nd_team_destroy(team);
 }
 
+enum { TASKS = 300 };
+
+typedef struct queue {
+    const nd_team *team;
+    _Atomic int next;
+    nd_team_count turn;
+    int order[TASKS], count; /* not atomic: only the thread whose turn it is has them */
+} queue;
+
+static void take_turns(void *arg, int64_t piece)
+{
+    queue *q = arg;
+    for (int task; (task = atomic_fetch_add(&q->next, 1)) < TASKS;) {
+        nd_team_wait(q->team, &q->turn, (uint32_t)task);
+        if (task % 40 == 0) {
+            usleep(3000); /* those that wait fall asleep */
+        }
+        q->order[q->count++] = task;
+        nd_team_set(&q->turn, (uint32_t)task + 1);
+    }
+}
+
+Test(team, does_what_has_an_order_in_turns)
+{
+    nd_team *team = make_team(4);
+    for (int round = 0; round < 3; round++) {
+        queue q = {.team = team};
+        nd_team_run(team, 4, take_turns, &q);
+        cr_assert_eq(q.count, TASKS);
+        for (int i = 0; i < TASKS; i++) {
+            cr_assert_eq(q.order[i], i);
+        }
+    }
+    nd_team_destroy(team);
+}
+
 /* Its own pieces must not depend on what happens in between. */
 static void *use_a_team(void *arg)
 {
