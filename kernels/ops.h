@@ -551,6 +551,10 @@ nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
  * process.
  */
 nd_status nd_ops_cpu_start_threads(nd_device *device);
+/* Bytes that the CPU ops allocated for the device, beside what callers give them: packed operands
+ * of products and partial sums. 0 where it has no CPU ops. Not in it is what oneDNN's products
+ * allocate when they first run. */
+size_t nd_ops_cpu_workspace(const nd_device *device);
 /* Address space for the stack of each of these threads: OMP_STACKSIZE, or what the C library gives
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);

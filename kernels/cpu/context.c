@@ -9,6 +9,9 @@
 #include "kernels/ops.h"
 #include "runtime/base/math.h"
 
+/* Elements of the tiles of a, b and c. */
+enum { WIDENED = 3 * ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE };
+
 static void destroy(void *native)
 {
     nd_cpu_context *context = native;
@@ -47,13 +50,12 @@ static nd_status make_products(nd_cpu_context *context)
         [ND_CPU_ISA_AVX512_BF16] = &nd_gemm_avx512_bf16,
         [ND_CPU_ISA_AMX] = &nd_gemm_amx,
         [ND_CPU_ISA_AMX_EMULATED] = &nd_gemm_amx_emulated};
-    const size_t tile = (size_t)ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE;
     bool own = false;
     ND_TRY(nd_cpu_products_choose(context->isa, &own));
     if (own) {
         return nd_gemm_create(kernels[context->isa], context->team, &context->gemm);
     }
-    return ND_ALLOC(3 * tile, &context->widened);
+    return ND_ALLOC(WIDENED, &context->widened);
 }
 
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
@@ -105,6 +107,16 @@ nd_status nd_cpu_context_create(nd_device *device)
 out:
     destroy(context);
     return status;
+}
+
+size_t nd_ops_cpu_workspace(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    if (device->kind != ND_DEVICE_CPU || !context) {
+        return 0;
+    }
+    return ND_CPU_PARTIALS * sizeof *context->partials +
+           (context->gemm ? nd_gemm_bytes(context->gemm) : WIDENED * sizeof *context->widened);
 }
 
 nd_cpu_context *nd_cpu_context_of(nd_stream *stream)

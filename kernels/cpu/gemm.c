@@ -429,3 +429,8 @@ void nd_gemm_destroy(nd_gemm *gemm)
         free(gemm);
     }
 }
+
+size_t nd_gemm_bytes(const nd_gemm *gemm)
+{
+    return (size_t)nd_team_threads(gemm->team) * gemm->layout.end;
+}

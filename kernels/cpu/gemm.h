@@ -108,6 +108,8 @@ typedef struct nd_gemm nd_gemm;
 /* The products run on the team's threads. */
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out);
 void nd_gemm_destroy(nd_gemm *gemm); /* NULL is legal */
+/* What the products hold beside their operands, for all threads. */
+size_t nd_gemm_bytes(const nd_gemm *gemm);
 
 /* What sum (i, j) is multiplied by: all rows[i] columns[j]; NULL: 1. */
 typedef struct nd_gemm_factors {

@@ -103,6 +103,7 @@ Test(modes, recompute_keeps_less)
 typedef struct packed_plan {
     atomic_size_t bytes;  /* that are planned */
     atomic_bool possible; /* whether the CPU's products keep any */
+    atomic_size_t ops;    /* bytes that are planned for what the ops hold */
 } packed_plan;
 
 static nd_status read_plan(void *context, nd_trainer *trainer)
@@ -114,6 +115,7 @@ static nd_status read_plan(void *context, nd_trainer *trainer)
     for (int i = 0; i < trainer->plan.count; i++) {
         const nd_mem_buffer *buffer = &trainer->plan.buffers[i];
         plan->bytes += strstr(buffer->name, ", packed") ? buffer->bytes : 0;
+        plan->ops += strcmp(buffer->name, "packed operands, partial sums") == 0 ? buffer->bytes : 0;
     }
     return ND_OK;
 }
@@ -181,6 +183,35 @@ Test(modes, packed_weights_are_left_out_where_memory_is_short)
     mesh_result result =
         run_packed(&(mesh_case){"one, 8 micro-batches", 1, 1, 1, 1, 1}, "kept", 1 << 30, &plan);
     cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
+    mesh_result_free(&result);
+}
+
+static size_t workspace_of(int threads)
+{
+    const nd_ops *ops = NULL;
+    nd_device *device = NULL;
+    assert_ok(nd_device_open_cpu(threads, &device));
+    cr_assert_eq(nd_ops_cpu_workspace(device), 0);
+    assert_ok(nd_ops_cpu(device, &ops));
+    const size_t bytes = nd_ops_cpu_workspace(device);
+    nd_device_close(device);
+    return bytes;
+}
+
+/* Panels of each thread where products are ours, and partial sums. */
+Test(modes, the_plan_counts_what_the_ops_hold)
+{
+    packed_plan plan = {0};
+    const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 2};
+    mesh_result result = run_packed(&mesh, "kept", 1, &plan);
+    const size_t one = workspace_of(1), three = workspace_of(3);
+    cr_assert_eq(plan.ops, 2 * one, "%zu bytes are planned for two workers with %zu each",
+                 (size_t)plan.ops, one);
+    cr_assert_gt(one, 1 << 20);
+    cr_assert_eq(three > one + (1 << 18), (bool)plan.possible,
+                 "%zu bytes with a thread, %zu with "
+                 "three",
+                 one, three);
     mesh_result_free(&result);
 }
 

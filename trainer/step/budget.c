@@ -71,6 +71,12 @@ bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan)
     return nd_budget_exceeds(plan->total + plan->external, rank->host_ranks, &host, &limit);
 }
 
+static void plan_cpu_ops(const nd_rank *rank, nd_memplan *plan)
+{
+    nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
+                            nd_ops_cpu_workspace(rank->device));
+}
+
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
@@ -84,6 +90,7 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
                                 nd_comm_nccl_bytes(&rank->mesh));
     } else {
+        plan_cpu_ops(rank, plan);
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
                                 staging_bytes(&rank->mesh));
         nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
@@ -135,6 +142,8 @@ void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
         nd_budget_plan(rank, &(nd_graph_counts){0}, plan);
+    } else {
+        plan_cpu_ops(rank, plan);
     }
 }
 

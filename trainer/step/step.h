@@ -123,9 +123,9 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
  * and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /*
- * For a model without a trainer, on a GPU: adds what libraries and kernels hold of it to the plan,
- * as external bytes. On a CPU it adds nothing. nd_model_budget_commit is nd_memplan_commit, with a
- * warning where the plan leaves too little for what comes later.
+ * For a model without a trainer: adds what libraries and kernels hold of a GPU, or the ops of a CPU
+ * hold, to the plan, as external bytes. nd_model_budget_commit is nd_memplan_commit, with a warning
+ * where the plan leaves too little for what comes later.
  */
 void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan);
 nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan);
