@@ -2,14 +2,35 @@
 #include "runtime/base/math.h"
 #include "trainer/layout/layout.h"
 
-/* Logits of one head chunk: near the last-level cache of a CPU, enough rows to fill a GPU. */
-enum { HEAD_LOGITS_BYTES = 64 << 20, HEAD_LOGITS_BYTES_GPU = 512 << 20 };
+/* Logits of one head chunk. Each chunk reads the head's weight twice, and reads and writes its F32
+ * gradient: 12 bytes of memory for each weight, beside 6 FLOP for each weight and row, of which
+ * 1,000 rows are enough for a CPU. A large vocabulary gets so many rows if they fit in the most;
+ * a smaller one may have more. On a GPU enough rows to fill it. */
+enum {
+    HEAD_ROWS = 1024,
+    HEAD_LOGITS_BYTES = 64 << 20,
+    HEAD_LOGITS_BYTES_MOST = 256 << 20,
+    HEAD_LOGITS_BYTES_GPU = 512 << 20
+};
 /* Columns of a tile of logits on a CPU: the tile of a chunk of 1,000 rows in BF16 stays in the
- * second caches of two cores, and a product that sums over its columns is as long as a block of
- * gemm.c. */
+ * second caches of two cores, and a product that sums over its columns takes one block of gemm.c
+ * with AVX-512 (1,024), two equal ones with AMX (at most 768). */
 enum { HEAD_COLUMNS = 1024, HEAD_COLUMNS_UNIT = 64 };
 /* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };
+
+/* Tokens per tp peer of one chunk, whose logits take `row_bytes` for each. */
+static int64_t head_rows(int64_t row_bytes, int64_t tp)
+{
+    const int64_t enough = nd_min(nd_ceil_div(HEAD_ROWS, tp), HEAD_LOGITS_BYTES_MOST / row_bytes);
+    return nd_max(HEAD_LOGITS_BYTES / row_bytes, enough);
+}
+
+static int64_t gpu_head_rows(int64_t row_bytes)
+{
+    const int64_t rows = HEAD_LOGITS_BYTES_GPU / row_bytes;
+    return rows < GPU_TILE ? rows : rows - rows % GPU_TILE;
+}
 
 /* Tiles of nearly equal size. */
 static int64_t head_columns(int64_t V)
@@ -44,8 +65,7 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     int64_t left = shape->vocab - d.vocab_first;
     d.vocab_valid = left < 0 ? 0 : nd_min(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
-    int64_t rows = (gpu ? HEAD_LOGITS_BYTES_GPU : HEAD_LOGITS_BYTES) / row_bytes;
-    rows -= gpu && rows >= GPU_TILE ? rows % GPU_TILE : 0;
+    const int64_t rows = gpu ? gpu_head_rows(row_bytes) : head_rows(row_bytes, tp);
     d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
     d.head_columns = gpu ? d.V : head_columns(d.V);
     return d;

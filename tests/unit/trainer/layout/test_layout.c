@@ -281,3 +281,30 @@ Test(params, a_tied_table_is_in_the_unit_of_the_head)
     cr_expect_str_eq(nd_layout_param(layout, ND_PARAM_HEAD, -1)->name, "model.embed_tokens.weight");
     nd_layout_destroy(layout);
 }
+
+/* A chunk of the head on a CPU has 1,024 rows of the product where their logits have room in 256
+ * MiB, and more where 64 MiB hold more; never more than there are tokens. */
+Test(dims, chunks_of_the_head_have_rows_enough_to_pay_for_its_weight)
+{
+    static const struct {
+        int64_t vocab, tokens, tp;
+        nd_precision precision;
+        int64_t rows; /* of one tp peer */
+    } cases[] = {
+        {32000, 8192, 1, ND_PRECISION_BF16, 1048},  {1000, 65536, 1, ND_PRECISION_BF16, 33554},
+        {128256, 8192, 1, ND_PRECISION_BF16, 1024}, {128256, 8192, 2, ND_PRECISION_BF16, 512},
+        {128256, 8192, 1, ND_PRECISION_FP32, 523},  {1 << 20, 8192, 1, ND_PRECISION_BF16, 128},
+        {1 << 28, 8192, 1, ND_PRECISION_BF16, 1},   {128256, 600, 1, ND_PRECISION_BF16, 600},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_llama_shape shape = shape_of(false);
+        nd_config config = {0};
+        const nd_mesh mesh = {{1, 1, 1, 1, (int)cases[i].tp}};
+        shape.vocab = cases[i].vocab;
+        config.train.micro_batch_size = 1;
+        config.train.sequence_length = cases[i].tokens;
+        config.train.precision = cases[i].precision;
+        const nd_dims d = nd_dims_of(&shape, &mesh, nd_mesh_coord_of(&mesh, 0), &config, false);
+        cr_expect_eq(d.head_rows, cases[i].rows, "case %zu: %ld rows", i, (long)d.head_rows);
+    }
+}
