@@ -72,7 +72,7 @@ struct nd_device {
     void *waiting_context;
 };
 
-/* threads >= 1: OpenMP threads of this worker's parallel regions. */
+/* threads >= 1: of the team that runs this worker's CPU ops, and as many of oneDNN's products. */
 nd_status nd_device_open_cpu(int threads, nd_device **out);
 void nd_device_close(nd_device *device); /* NULL is legal */
 
