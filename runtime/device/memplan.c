@@ -140,7 +140,7 @@ void nd_memplan_print(const nd_memplan *plan, FILE *out)
             const nd_mem_buffer *s = &plan->buffers[i];
             if (s->class == c && s->bytes > 0) {
                 fprintf(out, "    %-32s %12.*f %s%s\n", s->name, digits, (double)s->bytes / unit,
-                        name, s->external ? " (allocated by the library)" : "");
+                        name, s->external ? " (not in the one allocation)" : "");
             }
         }
     }

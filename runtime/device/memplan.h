@@ -34,7 +34,7 @@ typedef struct nd_mem_buffer {
     char name[56];
     size_t bytes;
     size_t offset;
-    bool external; /* owned by a library or the transport: counted and printed only */
+    bool external; /* owned by a library, the transport or the ops: counted and printed only */
 } nd_mem_buffer;
 
 /* A pointer that the commit fills. */
@@ -65,7 +65,7 @@ int nd_memplan_want(nd_memplan *plan, nd_mem_class class, const char *name, size
 /* A further pointer into a buffer: `offset` bytes behind its start, or NULL where the buffer has no
  * bytes. */
 void nd_memplan_also(nd_memplan *plan, int want, size_t offset, void *pointer);
-/* Memory that a library or the transport allocates for this run. */
+/* Memory that a library, the transport or the ops allocate for this run. */
 void nd_memplan_add_external(nd_memplan *plan, nd_mem_class class, const char *name, size_t bytes);
 /* One zeroed allocation of plan->total; the pointers are filled. */
 nd_status nd_memplan_commit(nd_memplan *plan, nd_device *device);
