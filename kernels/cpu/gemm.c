@@ -13,7 +13,7 @@ typedef struct layout {
     size_t b;       /* panels of B, of k_block each */
     size_t a;       /* most_packed rows of A, of k_block each */
     size_t partial; /* F32 (most_rows, partial_columns): sums between blocks of k */
-    size_t sums;    /* F32 (most_rows, columns of a panel): of the kernels */
+    size_t sums;    /* F32 (panel, columns): of the kernels */
     size_t end;
 } layout;
 
@@ -21,7 +21,8 @@ struct nd_gemm {
     const nd_gemm_kernels *kernels;
     nd_team *team;
     layout layout;
-    char *scratch; /* [threads] */
+    char *scratch;        /* [threads] */
+    nd_gemm_word *shared; /* together_bytes: columns of B that all threads packed */
 };
 
 typedef struct call {
@@ -256,49 +257,52 @@ static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int
     *length = nd_min(units * (index + 1) / parts * unit, count) - *begin;
 }
 
-/* Time of the largest part, in the kernels' unit. */
-static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t row_parts,
-                       int64_t column_parts)
+/* Into how many parts the rows and the columns of a result are cut: the pieces of a region. */
+typedef struct cut {
+    int64_t rows, columns;
+} cut;
+
+/* Time of the largest piece, in the kernels' unit. */
+static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p, cut by)
 {
-    const int64_t unit = kernels->rows, panel = kernels->columns;
-    const int64_t rows = nd_round_up(nd_ceil_div(p->m, row_parts), unit);
-    const int64_t columns = nd_round_up(nd_ceil_div(p->n, column_parts), panel);
-    const int64_t b_time = p->packed ? 0 : kernels->b_time;
-    return rows * columns + b_time * columns * nd_ceil_div(rows, most_rows(kernels, p)) +
-           (packs_a(kernels, p) ? kernels->a_time * rows : 0);
+    const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
+    const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
+    const int64_t blocks = kernels->shared_columns ? 1 : nd_ceil_div(rows, most_rows(kernels, p));
+    const int64_t b_time = p->packed ? kernels->b_read_time : kernels->b_time * blocks;
+    return rows * columns + b_time * columns + (packs_a(kernels, p) ? kernels->a_time * rows : 0);
 }
 
-/* How many parts of rows; the columns are cut into threads / that many. */
-static int64_t choose_row_parts(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
-                                int64_t threads)
+/* The fastest cut into this many pieces. */
+static cut fastest_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t pieces)
 {
-    int64_t best = 1;
-    for (int64_t parts = 2; parts <= threads; parts++) {
-        if (threads % parts == 0 && time_of(kernels, p, parts, threads / parts) <
-                                        time_of(kernels, p, best, threads / best)) {
-            best = parts;
+    cut best = {1, pieces};
+    for (int64_t rows = 2; rows <= pieces; rows++) {
+        const cut by = {rows, pieces / rows};
+        if (pieces % rows == 0 && time_of(kernels, p, by) < time_of(kernels, p, best)) {
+            best = by;
         }
     }
     return best;
 }
 
-/* Into how many pieces a thread's columns are cut: as many as cost less than 3 percent of packing
- * again what they share. */
-static int64_t choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
-                          int64_t row_parts, int64_t column_parts)
+/* As many pieces for each thread as cost less than 3 percent of packing again what they share. */
+static cut choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t threads)
 {
-    const int64_t whole = time_of(kernels, p, row_parts, column_parts);
-    int64_t cut = ND_TEAM_PIECES;
-    while (cut > 1 && 32 * cut * time_of(kernels, p, row_parts, column_parts * cut) > 33 * whole) {
-        cut--;
+    const cut whole = fastest_cut(kernels, p, threads);
+    const int64_t most = 33 * time_of(kernels, p, whole);
+    for (int64_t each = ND_TEAM_PIECES; threads > 1 && each > 1; each--) {
+        const cut by = fastest_cut(kernels, p, threads * each);
+        if (32 * each * time_of(kernels, p, by) <= most) {
+            return by;
+        }
     }
-    return cut;
+    return whole;
 }
 
 typedef struct pieces {
     const nd_gemm *gemm;
     const call *c;
-    int64_t row_parts, column_parts;
+    cut by;
 } pieces;
 
 static void multiply_piece(void *arg, int64_t index)
@@ -312,9 +316,8 @@ static void multiply_piece(void *arg, int64_t index)
                    .partial = (float *)(scratch + at->partial),
                    .sums = (float *)(scratch + at->sums)};
     block part;
-    share(c->p->m, c->kernels->rows, all->row_parts, index / all->column_parts, &part.row,
-          &part.rows);
-    share(c->p->n, c->kernels->columns, all->column_parts, index % all->column_parts, &part.column,
+    share(c->p->m, c->kernels->rows, all->by.rows, index / all->by.columns, &part.row, &part.rows);
+    share(c->p->n, c->kernels->columns, all->by.columns, index % all->by.columns, &part.column,
           &part.columns);
     if (c->kernels->begin) {
         c->kernels->begin();
@@ -337,6 +340,11 @@ static call call_of(const nd_gemm *gemm, const nd_gemm_product *p)
     return (call){.kernels = gemm->kernels,
                   .p = p,
                   .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
+}
+
+int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
+{
+    return 50 * gemm->kernels->b_time;
 }
 
 size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
@@ -372,18 +380,67 @@ void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *p
     nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_panel, &w);
 }
 
+/* One region. */
+static void multiply_whole(nd_gemm *gemm, const nd_gemm_product *p)
+{
+    const call x = call_of(gemm, p);
+    pieces all = {gemm, &x, choose_cut(gemm->kernels, p, nd_team_threads(gemm->team))};
+    nd_team_run(gemm->team, all.by.rows * all.by.columns, multiply_piece, &all);
+}
+
+/* How many columns of B all threads pack together before they multiply; 0: it is faster that each
+ * piece packs its own, or too few have room. */
+static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    const int64_t threads = nd_team_threads(gemm->team), panel = kernels->columns;
+    const int64_t panels =
+        kernels->together_bytes / (int64_t)nd_gemm_packed_bytes(gemm, p->k, panel);
+    const int64_t columns = nd_min(panels * panel, nd_round_up(p->n, panel));
+    nd_gemm_product packed = *p;
+    packed.packed = gemm->shared;
+    if (columns < nd_min(kernels->least_together, p->n)) {
+        return 0;
+    }
+    const int64_t apart = time_of(kernels, p, fastest_cut(kernels, p, threads));
+    const int64_t together = time_of(kernels, &packed, fastest_cut(kernels, &packed, threads)) +
+                             kernels->b_time * nd_ceil_div(p->n, threads);
+    return together < apart ? columns : 0;
+}
+
+/* The product's columns [first, first + columns). */
+static nd_gemm_product columns_of(const nd_gemm_product *p, const nd_gemm_factors *factors,
+                                  int64_t first, int64_t columns)
+{
+    nd_gemm_product x = *p;
+    x.n = columns;
+    x.b = p->b_transposed ? operand_at(p->b, first, 0) : operand_at(p->b, 0, first);
+    x.c = (char *)p->c + first * (p->c_bf16 ? 2 : 4);
+    x.factors = p->factors ? factors : NULL;
+    return x;
+}
+
+static void multiply_together(nd_gemm *gemm, const nd_gemm_product *p, int64_t columns)
+{
+    nd_gemm_factors factors = p->factors ? *p->factors : (nd_gemm_factors){0};
+    for (int64_t first = 0; first < p->n; first += columns) {
+        nd_gemm_product x = columns_of(p, &factors, first, nd_min(columns, p->n - first));
+        nd_gemm_pack_whole(gemm, &x, gemm->shared);
+        x.packed = gemm->shared;
+        multiply_whole(gemm, &x);
+        factors.columns = factors.columns ? factors.columns + columns : NULL;
+    }
+}
+
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 {
     ND_ASSERT(can_be_packed(p->a) && (p->packed || can_be_packed(p->b)));
-    const call x = call_of(gemm, p);
-    pieces all = {.gemm = gemm, .c = &x, .row_parts = 1, .column_parts = 1};
-    const int64_t threads = nd_team_threads(gemm->team);
-    if (threads > 1) {
-        all.row_parts = choose_row_parts(gemm->kernels, p, threads);
-        all.column_parts = threads / all.row_parts;
-        all.column_parts *= choose_cut(gemm->kernels, p, all.row_parts, all.column_parts);
+    const int64_t together = p->packed ? 0 : columns_together(gemm, p);
+    if (together > 0) {
+        multiply_together(gemm, p, together);
+    } else {
+        multiply_whole(gemm, p);
     }
-    nd_team_run(gemm->team, all.row_parts * all.column_parts, multiply_piece, &all);
 }
 
 static size_t after(size_t offset, int64_t count, size_t size)
@@ -403,21 +460,30 @@ static layout layout_of(const nd_gemm_kernels *kernels)
     return at;
 }
 
+static size_t own_bytes(const nd_gemm *gemm)
+{
+    return (size_t)nd_team_threads(gemm->team) * gemm->layout.end;
+}
+
+size_t nd_gemm_bytes(const nd_gemm *gemm)
+{
+    return own_bytes(gemm) + (size_t)gemm->kernels->together_bytes;
+}
+
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out)
 {
-    const int threads = nd_team_threads(team);
     nd_gemm *gemm = NULL;
     ND_TRY(ND_ALLOC(1, &gemm));
     gemm->kernels = kernels;
     gemm->team = team;
     gemm->layout = layout_of(kernels);
-    const size_t bytes = (size_t)threads * gemm->layout.end;
-    gemm->scratch = aligned_alloc(CACHE_LINE, bytes);
+    gemm->scratch = aligned_alloc(CACHE_LINE, nd_gemm_bytes(gemm));
     if (!gemm->scratch) {
+        const double bytes = (double)nd_gemm_bytes(gemm);
         free(gemm);
-        return nd_fail_memory("the packed operands of products (%.1f MiB)",
-                              (double)bytes / 1048576.0);
+        return nd_fail_memory("the packed operands of products (%.1f MiB)", bytes / 1048576.0);
     }
+    gemm->shared = (nd_gemm_word *)(gemm->scratch + own_bytes(gemm));
     *out = gemm;
     return ND_OK;
 }
@@ -428,9 +494,4 @@ void nd_gemm_destroy(nd_gemm *gemm)
         free(gemm->scratch);
         free(gemm);
     }
-}
-
-size_t nd_gemm_bytes(const nd_gemm *gemm)
-{
-    return (size_t)nd_team_threads(gemm->team) * gemm->layout.end;
 }

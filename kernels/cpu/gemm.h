@@ -6,9 +6,10 @@
  * AVX-512 come within 5 to 15 percent of what the registers can do, 5 percent closer than oneDNN
  * 2.6. matmul.c and matmul_fp8.c choose.
  *
- * The result is cut among the threads; each thread takes its part in blocks: a panel of columns of
- * B is packed, multiplied with all rows of a block of A while they are in the second cache, and so
- * on. With AVX-512 A is read where it lies if it has rows of an even number of BF16; else, and
+ * The result is cut into pieces for the threads; each is done in blocks: a panel of columns of B is
+ * packed, multiplied with all rows of a block of A while they are in the second cache, and so on.
+ * Where that packs the same columns too often, which is usual with AMX, all threads pack B together
+ * first. With AVX-512 A is read where it lies if it has rows of an even number of BF16; else, and
  * always with AMX, it is packed too. Codes become BF16, which holds each of their values exactly,
  * while they are packed; no widened copy of an operand is made.
  *
@@ -83,13 +84,17 @@ typedef struct nd_gemm_kernels {
     /* Extents of the blocks, by the sizes of the caches. */
     int k_block;         /* a multiple of 32 elements, a cache line */
     int most_rows;       /* of A that share a packed panel of B */
-    int most_packed;     /* the same where A is packed: a multiple of `panel`, or less than one */
+    int most_packed;     /* the same where A is packed: at most `panel`, or a multiple of it */
     int shared_columns;  /* of B that stay packed for several blocks of rows; 0: none do */
+    int together_bytes;  /* of columns of B that all threads pack before they multiply; 0: never */
+    int least_together;  /* columns: A is packed again for the next ones */
     int partial_columns; /* of the F32 sums between blocks of k that do not wait in c */
 
-    /* Time to pack a row of A or a column of B for as many of k as a product of one row and one
-     * column takes in one unit of time. */
-    int b_time, a_time;
+    /* Costs, by which products are cut. 1 is the time in which one sum of the result advances by
+     * some of k (32 with AVX-512, 512 with AMX); these are the times in which as many of k of one
+     * row of A are packed, of one column of B are packed, and of one column of B that other threads
+     * packed are read, beside the products. */
+    int a_time, b_time, b_read_time;
 
     /* Before and after the products of a thread's part; may be NULL. */
     void (*begin)(void);
@@ -128,6 +133,9 @@ typedef struct nd_gemm_product {
     bool c_bf16;
     const nd_gemm_word *packed; /* NULL, or op(b) as nd_gemm_pack_whole left it: b is not read */
 } nd_gemm_product;
+
+/* A product of more rows gains less than 2 percent when its b is packed already. */
+int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm);
 
 /*
  * A whole op(b) of (k, n) in the words that a product packs block by block: a panel after the

@@ -297,27 +297,19 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
 }
 
-/*
- * A product takes m / rate cycles for an element of b, and packing that element about 0.15.
- * A form is kept where this is 2 percent of the product or more, since it costs as much memory as
- * the weight: up to 7.5 rate rows.
- */
-static int64_t most_packed_rows(const nd_cpu_context *context)
+/* A form costs as much memory as the weight in BF16. */
+static bool keeps_packed(const nd_cpu_context *context, int64_t m)
 {
-    static const int64_t rates[ND_CPU_ISA_COUNT] = {[ND_CPU_ISA_AVX512] = 32,
-                                                    [ND_CPU_ISA_AVX512_BF16] = 64,
-                                                    [ND_CPU_ISA_AMX] = 256,
-                                                    [ND_CPU_ISA_AMX_EMULATED] = 256};
-    return context->packing == ND_CPU_PACKING_KEPT ? INT64_MAX : 15 * rates[context->isa] / 2;
+    return context->gemm && context->packing != ND_CPU_PACKING_ANEW &&
+           (context->packing == ND_CPU_PACKING_KEPT ||
+            m <= nd_gemm_most_packed_rows(context->gemm));
 }
 
 size_t nd_cpu_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
                                   bool b_transposed, nd_dtype b)
 {
     const nd_cpu_context *context = device->native;
-    const bool keeps =
-        context->gemm && context->packing != ND_CPU_PACKING_ANEW && m <= most_packed_rows(context);
-    return keeps && (b == ND_DTYPE_BF16 || nd_dtype_is_fp8(b))
+    return keeps_packed(context, m) && (b == ND_DTYPE_BF16 || nd_dtype_is_fp8(b))
                ? nd_gemm_packed_bytes(context->gemm, k, n)
                : 0;
 }

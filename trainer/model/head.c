@@ -86,6 +86,16 @@ void nd_head_want_packed(nd_model *m)
     }
 }
 
+size_t nd_head_packed_rows_bytes(const nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const bool tiles = !m->forward_only && d->head_columns < d->V;
+    const int64_t n = d->head_rows * (d->T / d->Tl);
+    return tiles ? m->rank->ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C,
+                                                     false, d->act)
+                 : 0;
+}
+
 /* 2. logits, and their statistics over this rank's slice of the vocabulary. */
 static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_tensor row_max)
 {
@@ -141,13 +151,15 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     const int64_t n = c->h.shape[0];
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
     nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
+    nd_packed_form *rows = m->head.h_packed.memory ? &m->head.h_packed : NULL;
+    m->head.h_packed.made = false;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         const head_tile t = tile_at(m, n, begin, true);
         ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
               .labels = c->labels, .first = t.first, .valid = t.valid,
               .count = &m->numbers->tokens);
         ND_OP(r, HEAD, matmul, .c = nd_tensor_rows(dw, begin, t.columns), .a = t.logits,
-              .a_transposed = true, .b = c->h, .beta = beta);
+              .a_transposed = true, .b = c->h, .beta = beta, .b_packed = rows);
         ND_OP(r, HEAD, matmul, .c = sum, .a = t.logits, .b = t.w, .beta = begin > 0 ? 1.0f : 0.0f,
               .b_packed = packed_tile(m, &t, false));
     }

@@ -56,6 +56,8 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->head.logits);
     nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
                     &m->head.dsum);
+    nd_memplan_want(plan, head, "rows of a chunk, packed", nd_head_packed_rows_bytes(m),
+                    &m->head.h_packed.memory);
     nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
     nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
                     &m->head.dfull);

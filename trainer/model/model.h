@@ -52,6 +52,7 @@ typedef struct nd_head_scratch {
     void *full, *dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *dsum; /* (n, C) sum of the rows' gradient over tiles; NULL where act is F32, with one
                     tile, and where nothing is trained */
+    nd_packed_form h_packed; /* (n, C) rows, which all tiles' weight gradients read */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 
@@ -185,6 +186,9 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
 /* Wants the packed forms of the head's weight. */
 void nd_head_want_packed(nd_model *model);
+/* Bytes of the packed rows of a chunk, which every tile's weight gradient reads; 0: there is one
+ * tile, or they are packed for each. */
+size_t nd_head_packed_rows_bytes(const nd_model *model);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);
