@@ -110,7 +110,7 @@ static inline void nd_tiles_end(const nd_tile_ops *tiles)
 
 /* One table per instruction set; the BF16 ones exist where the CPU multiplies BF16. */
 extern const nd_tile_ops nd_tiles_f32_baseline, nd_tiles_f32_avx2, nd_tiles_f32_avx512;
-extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512, nd_tiles_bf16_avx512_bf16;
+extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512_bf16;
 
 /* Products by AMX, the rest in AVX-512 BF16. The emulated tables have products in plain C and the
  * rest for the vectors they are named after; where these have FMA the bits are those of AMX. */
