@@ -42,9 +42,10 @@ struct nd_team {
     nd_team_body body;
     void *arg;
     int64_t pieces;
-    int width;              /* ranges in use */
-    nd_team_count regions;  /* so far; threads wait for the next */
-    nd_team_count finished; /* pieces; the caller waits for all */
+    _Atomic int width; /* ranges in use */
+    /* On lines of their own, since some threads spin on one while others write the other. */
+    _Alignas(CACHE_LINE) nd_team_count regions;  /* so far; threads wait for the next */
+    _Alignas(CACHE_LINE) nd_team_count finished; /* pieces; the caller waits for all */
 };
 
 static _Thread_local int thread_index;
@@ -134,7 +135,7 @@ static bool take(nd_team *team, int r, int64_t *piece)
     if (n <= 0) {
         return false;
     }
-    *piece = team->pieces * (r + 1) / team->width - n;
+    *piece = team->pieces * (r + 1) / atomic_load(&team->width) - n;
     return true;
 }
 
@@ -149,8 +150,9 @@ static void finish(nd_team *team)
 /* Its own range first, then what is left of the others. */
 static void work(nd_team *team, int index)
 {
-    for (int i = 0; i < team->threads; i++) {
-        const int r = index + i < team->threads ? index + i : index + i - team->threads;
+    const int width = atomic_load(&team->width);
+    for (int i = 0; i < width; i++) {
+        const int r = (index + i) % width;
         for (int64_t piece; take(team, r, &piece);) {
             team->body(team->arg, piece);
             finish(team);
@@ -187,7 +189,7 @@ static void share(nd_team *team, int64_t pieces, nd_team_body body, void *arg)
     team->body = body;
     team->arg = arg;
     team->pieces = pieces;
-    team->width = (int)width;
+    atomic_store(&team->width, (int)width);
     atomic_store(&team->finished.value, 0);
     for (int64_t r = 0; r < width; r++) {
         atomic_store_explicit(&team->ranges[r].left, pieces * (r + 1) / width - pieces * r / width,
