@@ -413,7 +413,7 @@ static void count_b_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int 
 static void check_together(const table *t)
 {
     static const int64_t extents[][3] = {
-        {70, 90, 40}, {40, 33, 1537}, {5, 1030, 34}, {9, 230, 1600}};
+        {800, 64, 40}, {40, 33, 1537}, {5, 1030, 34}, {9, 230, 1600}};
     static const int threads[] = {1, 2, 3, 7};
     nd_gemm_kernels kernels = *t->kernels;
     table together = *t;
