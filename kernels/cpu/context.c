@@ -53,7 +53,10 @@ static nd_status make_products(nd_cpu_context *context)
     bool own = false;
     ND_TRY(nd_cpu_products_choose(context->isa, &own));
     if (own) {
-        return nd_gemm_create(kernels[context->isa], context->team, &context->gemm);
+        const bool emulated =
+            context->isa == ND_CPU_ISA_AMX_EMULATED && context->vectors >= ND_CPU_ISA_AVX512;
+        return nd_gemm_create(emulated ? &nd_gemm_amx_emulated_avx512 : kernels[context->isa],
+                              context->team, &context->gemm);
     }
     return ND_ALLOC(WIDENED, &context->widened);
 }

@@ -2,17 +2,18 @@
 #include "kernels/cpu/gemm.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
-enum { CACHE_LINE = 64 };
+enum { CACHE_LINE = 64, HUGE_PAGE = 2 << 20 };
 
 /* One thread's scratch, in bytes from its beginning. */
 typedef struct layout {
     size_t b;       /* panels of B, of k_block each */
-    size_t a;       /* most_packed rows of A, of k_block each */
-    size_t partial; /* F32 (most_rows, partial_columns): sums between blocks of k */
+    size_t a;       /* a block of packed A */
+    size_t partial; /* F32 (rows of a block, partial_stride): sums between blocks of k */
     size_t sums;    /* F32 (panel, columns): of the kernels */
     size_t end;
 } layout;
@@ -55,9 +56,20 @@ static int64_t words_of(const call *c, int64_t depth)
     return nd_round_up(nd_ceil_div(depth, 2), c->kernels->words);
 }
 
+/* The products of a block of k have this many; the last one fewer. */
+static int64_t k_block_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+{
+    enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
+    const int64_t blocks = nd_ceil_div(p->k, kernels->k_block);
+    return nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT);
+}
+
+/* Rows of A in a block. */
 static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return packs_a(kernels, p) ? kernels->most_packed : kernels->most_rows;
+    const int64_t most = packs_a(kernels, p) ? kernels->most_packed : kernels->most_rows;
+    const int64_t units = kernels->most_of_a / k_block_of(kernels, p) / kernels->rows;
+    return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
 }
 
 /* Whether the sums of a block of k wait in c for the next block; else they wait in `partial`, so
@@ -119,12 +131,19 @@ static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w, const bl
     return b;
 }
 
+/* From row to row. Not a multiple of 4 KiB, of which rows would share few lines of the first cache.
+ */
+static int64_t partial_stride(const nd_gemm_kernels *kernels)
+{
+    return kernels->partial_columns + CACHE_LINE / (int64_t)sizeof(float);
+}
+
 /* Where the sums of a block begin and where they go. `first`: the first column of `partial`. */
 static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int64_t first)
 {
     const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;
     const bool bf16 = c->p->c_bf16;
-    const int64_t columns = c->kernels->partial_columns;
+    const int64_t partial_row = partial_stride(c->kernels);
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {.rows = (int)x->rows,
                       .columns = (int)x->columns,
@@ -140,10 +159,10 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
         return t;
     }
     t.from = begins ? NULL : partial;
-    t.from_row = columns;
+    t.from_row = partial_row;
     if (!ends) {
         t.c = partial;
-        t.c_row = columns;
+        t.c_row = partial_row;
         t.bf16 = false;
         return t;
     }
@@ -226,15 +245,17 @@ static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end
 }
 
 /* One thread's part of the result. Where sums wait in `partial` for the next block of k, or where
- * no packed B is shared, a block of rows is done with all of k before the next one. */
+ * no packed B is shared, a block of rows is done with all of k before the next one, and so are as
+ * many of its columns as keep their sums in the caches. */
 static void multiply_part(const call *c, workspace *w, const block *part)
 {
     const nd_gemm_kernels *kernels = c->kernels;
     const int64_t row_end = part->row + part->rows, column_end = part->column + part->columns;
     const int64_t rows = block_rows(part->rows, most_rows(kernels, c->p), kernels->rows);
-    const bool partial = !sums_wait_in_c(c) && c->k_block < c->p->k;
+    const bool waits = c->k_block < c->p->k, partial = waits && !sums_wait_in_c(c);
     const int64_t span = partial || !kernels->shared_columns ? rows : part->rows;
-    const int64_t columns = partial       ? kernels->partial_columns
+    const int64_t columns = partial || (waits && !kernels->shared_columns)
+                                ? kernels->partial_columns
                             : rows < span ? kernels->shared_columns
                                           : part->columns;
     block x = *part;
@@ -335,11 +356,7 @@ static bool can_be_packed(nd_gemm_operand x)
 
 static call call_of(const nd_gemm *gemm, const nd_gemm_product *p)
 {
-    enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
-    const int64_t blocks = nd_ceil_div(p->k, gemm->kernels->k_block);
-    return (call){.kernels = gemm->kernels,
-                  .p = p,
-                  .k_block = nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT)};
+    return (call){.kernels = gemm->kernels, .p = p, .k_block = k_block_of(gemm->kernels, p)};
 }
 
 int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
@@ -396,15 +413,19 @@ static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
     const int64_t threads = nd_team_threads(gemm->team), panel = kernels->columns;
     const int64_t panels =
         kernels->together_bytes / (int64_t)nd_gemm_packed_bytes(gemm, p->k, panel);
-    const int64_t columns = nd_min(panels * panel, nd_round_up(p->n, panel));
+    const int64_t most = nd_min(panels * panel, nd_round_up(p->n, panel));
     nd_gemm_product packed = *p;
     packed.packed = gemm->shared;
-    if (columns < nd_min(kernels->least_together, p->n)) {
+    if (most == 0 || most < nd_min(kernels->least_together, p->n)) {
         return 0;
     }
+    const int64_t parts = nd_ceil_div(p->n, most); /* of equal size; each packs A again */
+    const int64_t columns = nd_round_up(nd_ceil_div(p->n, parts), panel);
     const int64_t apart = time_of(kernels, p, fastest_cut(kernels, p, threads));
-    const int64_t together = time_of(kernels, &packed, fastest_cut(kernels, &packed, threads)) +
-                             kernels->b_time * nd_ceil_div(p->n, threads);
+    packed.n = columns;
+    const int64_t together =
+        parts * time_of(kernels, &packed, fastest_cut(kernels, &packed, threads)) +
+        kernels->b_time * nd_ceil_div(p->n, threads);
     return together < apart ? columns : 0;
 }
 
@@ -451,11 +472,12 @@ static size_t after(size_t offset, int64_t count, size_t size)
 static layout layout_of(const nd_gemm_kernels *kernels)
 {
     const int64_t columns = kernels->columns, words = kernels->k_block / 2;
-    const int64_t rows = nd_max(kernels->packs_a ? 0 : kernels->most_rows, kernels->most_packed);
+    const int64_t rows = nd_max(kernels->most_rows, kernels->most_packed);
+    const int64_t of_a = kernels->most_of_a / 2;
     layout at = {.b = 0};
     at.a = after(at.b, nd_max(columns, kernels->shared_columns) * words, sizeof(nd_gemm_word));
-    at.partial = after(at.a, kernels->most_packed * words, sizeof(nd_gemm_word));
-    at.sums = after(at.partial, rows * kernels->partial_columns, sizeof(float));
+    at.partial = after(at.a, of_a > 0 ? of_a : kernels->most_packed * words, sizeof(nd_gemm_word));
+    at.sums = after(at.partial, rows * partial_stride(kernels), sizeof(float));
     at.end = after(at.sums, kernels->panel * columns, sizeof(float));
     return at;
 }
@@ -467,7 +489,7 @@ static size_t own_bytes(const nd_gemm *gemm)
 
 size_t nd_gemm_bytes(const nd_gemm *gemm)
 {
-    return own_bytes(gemm) + (size_t)gemm->kernels->together_bytes;
+    return nd_round_up_bytes(own_bytes(gemm) + (size_t)gemm->kernels->together_bytes, HUGE_PAGE);
 }
 
 nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm **out)
@@ -477,12 +499,14 @@ nd_status nd_gemm_create(const nd_gemm_kernels *kernels, nd_team *team, nd_gemm 
     gemm->kernels = kernels;
     gemm->team = team;
     gemm->layout = layout_of(kernels);
-    gemm->scratch = aligned_alloc(CACHE_LINE, nd_gemm_bytes(gemm));
+    gemm->scratch = aligned_alloc(HUGE_PAGE, nd_gemm_bytes(gemm));
     if (!gemm->scratch) {
         const double bytes = (double)nd_gemm_bytes(gemm);
         free(gemm);
         return nd_fail_memory("the packed operands of products (%.1f MiB)", bytes / 1048576.0);
     }
+    /* A hint: panels are read from front to back, which is faster in large pages. */
+    madvise(gemm->scratch, nd_gemm_bytes(gemm), MADV_HUGEPAGE);
     gemm->shared = (nd_gemm_word *)(gemm->scratch + own_bytes(gemm));
     *out = gemm;
     return ND_OK;

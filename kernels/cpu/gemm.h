@@ -85,6 +85,7 @@ typedef struct nd_gemm_kernels {
     int k_block;         /* a multiple of 32 elements, a cache line */
     int most_rows;       /* of A that share a packed panel of B */
     int most_packed;     /* the same where A is packed: at most `panel`, or a multiple of it */
+    int most_of_a;       /* elements of such rows in a block of k; 0: any number */
     int shared_columns;  /* of B that stay packed for several blocks of rows; 0: none do */
     int together_bytes;  /* of columns of B that all threads pack before they multiply; 0: never */
     int least_together;  /* columns: A is packed again for the next ones */
@@ -104,7 +105,9 @@ typedef struct nd_gemm_kernels {
     nd_gemm_pack *pack_b_rows, *pack_b_columns, *pack_a_rows, *pack_a_columns;
 } nd_gemm_kernels;
 
-extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx, nd_gemm_amx_emulated;
+extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx;
+/* Tiles in plain C, with plain C or AVX-512 for the rest. */
+extern const nd_gemm_kernels nd_gemm_amx_emulated, nd_gemm_amx_emulated_avx512;
 
 /* The products. */
 

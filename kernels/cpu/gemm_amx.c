@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Compiled for AMX, and with ND_AMX_EMULATED for every CPU (amx.h), with -DND_ISA=<name>: see
- * meson.build. Both leave the same bits.
+ * Compiled with -DND_ISA=<name> for AMX, with ND_AMX_EMULATED for every CPU (amx.h), and with
+ * ND_AMX_VECTORS too for those that have AVX-512: see meson.build. All leave the same bits.
  *
  * Four tiles hold 32 x 32 sums of c; a step of 32 of k multiplies two tiles of A and two of B into
  * them. That reads 4 KiB in the 64 cycles that the four products take: 64 bytes a cycle, of which
@@ -23,12 +23,12 @@
 #define INLINE       static inline __attribute__((always_inline))
 
 enum {
+    CACHE_LINE = 64,
     ROWS = 2 * ND_AMX_ROWS,
     COLUMNS = 32,
     WORDS = 16,                    /* of k: a step */
-    PANEL = 768,                   /* rows of a packed A */
+    PANEL = 768,                   /* rows of a packed A, at most */
     STEPS = 8,                     /* of a run */
-    AHEAD = 2,                     /* steps before which A is fetched */
     STEP_A = ROWS * WORDS,         /* words: both tiles of A of a step lie together */
     STEP_B = WORDS * COLUMNS,      /* words */
     TILE_BYTES = ND_AMX_ROW_BYTES, /* stride of the rows of A */
@@ -50,7 +50,7 @@ static void end(void)
 }
 
 /* The end of a product, for rows of sums, and packing. */
-#if defined(ND_AMX_EMULATED)
+#if defined(ND_AMX_EMULATED) && !defined(ND_AMX_VECTORS)
 #include "kernels/cpu/gemm_amx_plain.inc"
 #else
 #include "kernels/cpu/gemm_amx_vectors.inc"
@@ -58,11 +58,20 @@ static void end(void)
 
 /* products */
 
+/* Rows of c, or of what its sums begin with, that the next run needs. */
+typedef struct wanted {
+    const char *from;
+    int64_t row_bytes;
+    int rows, bytes; /* bytes: of a row, two lines at most */
+    int per_step;
+    bool write;
+} wanted;
+
 /* The operands of one run of 32 x 32 sums. */
 typedef struct group {
-    const nd_gemm_word *a, *next; /* STEPS of A at most, and those that are multiplied next */
-    const nd_gemm_word *b;
+    const nd_gemm_word *a, *b;
     int steps;
+    wanted next;
 } group;
 
 /* Each tile of sums that is used: TILE(number, row, column). */
@@ -101,16 +110,23 @@ INLINE void store_sums(const int mr, const int nv, float *to, int64_t stride)
 #undef STORE
 }
 
+/* Fetches the next of the wanted rows. */
+INLINE void fetch_some(wanted *w)
+{
+    for (int i = 0; i < w->per_step && w->rows > 0; i++, w->rows--, w->from += w->row_bytes) {
+        fetch(w->from, w->write);
+        if (w->bytes > CACHE_LINE) {
+            fetch(w->from + CACHE_LINE, w->write);
+        }
+    }
+}
+
 INLINE void add_steps(const int mr, const int nv, const group *g)
 {
     const nd_gemm_word *a = g->a, *b = g->b;
+    wanted next = g->next;
     for (int s = 0; s < g->steps; s++, a += STEP_A, b += STEP_B) {
-        const int ahead = s + AHEAD - g->steps;
-        const nd_gemm_word *wanted = ahead < 0 ? a + AHEAD * STEP_A : g->next + ahead * STEP_A;
-#pragma GCC unroll 32
-        for (int i = 0; i < 16 * mr; i++) {
-            fetch(wanted + i * WORDS);
-        }
+        fetch_some(&next);
         nd_amx_load(4, a, TILE_BYTES);
         nd_amx_load(6, b, B_BYTES);
         nd_amx_multiply(0, 4, 6);
@@ -145,29 +161,30 @@ static void copy_edge(float edge[ROWS][COLUMNS], const float *from, int64_t stri
     }
 }
 
-/* The lines of c, or of what its sums begin with, that are used next. */
-INLINE void fetch_rows(const void *x, int64_t row_bytes, int rows, int bytes)
+/* What the next group of rows needs of c: after its first run what its sums begin with, in its last
+ * one where they go. */
+static wanted next_rows(const nd_gemm_tile *t, const stretch *s, int steps)
 {
-    for (int i = 0; i < rows; i++) {
-        const char *row = (const char *)x + i * row_bytes;
-        fetch(row);
-        fetch(row + bytes - 1);
+    const int64_t row = s->row + ROWS, size = t->bf16 ? 2 : 4;
+    const int rows = (int)(t->rows - row < ROWS ? t->rows - row : ROWS);
+    const int per_step = (rows + steps - 1) / steps;
+    if (rows > 0 && s->last) {
+        return (wanted){(const char *)t->c + row * t->c_row * size,
+                        t->c_row * size,
+                        rows,
+                        t->columns * (int)size,
+                        per_step,
+                        true};
     }
-}
-
-INLINE void fetch_next(const nd_gemm_tile *t, const stretch *s)
-{
-    const int64_t row = s->row + ROWS, left = t->rows - row;
-    const int rows = left < ROWS ? (int)left : ROWS;
-    if (s->first && t->from) {
-        fetch_rows(t->from + row * t->from_row, t->from_row * (int64_t)sizeof(float), rows,
-                   t->columns * (int)sizeof(float));
+    if (rows > 0 && s->first && t->from) {
+        return (wanted){(const char *)(t->from + row * t->from_row),
+                        t->from_row * 4,
+                        rows,
+                        t->columns * 4,
+                        per_step,
+                        false};
     }
-    if (s->last && (const void *)t->from != t->c) {
-        const int64_t size = t->bf16 ? 2 : 4;
-        fetch_rows((const char *)t->c + row * t->c_row * size, t->c_row * size, rows,
-                   t->columns * (int)size);
-    }
+    return (wanted){.rows = 0};
 }
 
 /* One run of at most 32 rows; mr and nv are constants where this is inlined. */
@@ -179,7 +196,6 @@ INLINE void multiply_run(const int mr, const int nv, const nd_gemm_tile *t, cons
     const bool plain =
         !t->bf16 && !t->add && !t->row_factors && !t->column_factors && t->factor == 1.0f;
     float *sums = t->sums + s->row * COLUMNS;
-    fetch_next(t, s);
     if (!s->first) {
         load_sums(mr, nv, sums, COLUMNS);
     } else if (t->from && !whole) {
@@ -195,9 +211,7 @@ INLINE void multiply_run(const int mr, const int nv, const nd_gemm_tile *t, cons
         store_sums(mr, nv, (float *)t->c + s->row * t->c_row, t->c_row);
     } else {
         store_sums(mr, nv, edge[0], COLUMNS);
-        for (int i = 0; i < s->rows; i++) {
-            finish_row(t, s->row + i, 0, edge[i], t->columns);
-        }
+        finish_rows(t, s->row, s->rows, edge[0]);
     }
 }
 
@@ -228,10 +242,10 @@ static void multiply(const nd_gemm_tile *t)
                                .rows = (int)(t->rows - row < ROWS ? t->rows - row : ROWS),
                                .first = k == 0,
                                .last = k + run == steps};
-            group g = {.a = a + row / ROWS * group_words + k * STEP_A,
-                       .b = t->b + (int64_t)k * STEP_B,
-                       .steps = run};
-            g.next = row + ROWS < t->rows ? g.a + group_words : a + (k + run) * STEP_A;
+            const group g = {.a = a + row / ROWS * group_words + k * STEP_A,
+                             .b = t->b + (int64_t)k * STEP_B,
+                             .steps = run,
+                             .next = next_rows(t, &s, run)};
             choose_tiles(t, &g, &s);
         }
     }
@@ -243,15 +257,16 @@ const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {
     .panel = PANEL,
     .words = WORDS,
     .packs_a = true,
-    .k_block = 768,       /* A: 1.1 MiB, in the second cache, whose half B, c and sums share */
-    .most_packed = PANEL, /* the packing of B takes a tenth of the time of their products */
-    .shared_columns = 0,  /* all threads pack B together instead */
+    .k_block = 1536,
+    .most_packed = PANEL,
+    .most_of_a = 1 << 19,       /* 1 MiB, half of the second cache; B, c and sums share the rest */
+    .shared_columns = 0,        /* all threads pack B together instead */
     .together_bytes = 16 << 20, /* 2,048 columns with 4,096 of k, in the third cache */
     .least_together = 512,
     .partial_columns = 1024, /* 3 MiB: 5 bytes a cycle of the third cache */
-    .a_time = 50,            /* 0.1 cycles an element */
-    .b_time = 80,            /* 0.15 */
-    .b_read_time = 10,
+    .a_time = 110,           /* 0.35 cycles an element, and a step of 32 x 32 sums takes 110 */
+    .b_time = 150,           /* 0.5 */
+    .b_read_time = 20,
     .begin = begin,
     .end = end,
     .multiply = multiply,

@@ -32,10 +32,12 @@ typedef struct table {
     bool tiles;
 } table;
 
-static const table tables[] = {{"amx_emulated", &nd_gemm_amx_emulated, ND_CPU_ISA_BASELINE, true},
-                               {"amx", &nd_gemm_amx, ND_CPU_ISA_AMX, true},
-                               {"avx512_bf16", &nd_gemm_avx512_bf16, ND_CPU_ISA_AVX512_BF16, false},
-                               {"avx512", &nd_gemm_avx512, ND_CPU_ISA_AVX512, false}};
+static const table tables[] = {
+    {"amx_emulated", &nd_gemm_amx_emulated, ND_CPU_ISA_BASELINE, true},
+    {"amx_emulated_avx512", &nd_gemm_amx_emulated_avx512, ND_CPU_ISA_AVX512, true},
+    {"amx", &nd_gemm_amx, ND_CPU_ISA_AMX, true},
+    {"avx512_bf16", &nd_gemm_avx512_bf16, ND_CPU_ISA_AVX512_BF16, false},
+    {"avx512", &nd_gemm_avx512, ND_CPU_ISA_AVX512, false}};
 
 /* memory */
 
