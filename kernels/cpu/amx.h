@@ -62,7 +62,7 @@ bool nd_amx_emulated_is_configured(void);
 #define nd_amx_store(tile, to, stride)  nd_amx_emulated_store(tile, to, stride)
 #define nd_amx_multiply(c, a, b)        nd_amx_emulated_multiply(c, a, b)
 
-#else
+#elif !defined(ND_AMX_STAND_IN) /* a benchmark defines its own (tests/bench/stand_in_loops.h) */
 
 /* As statements of the assembler, since the compiler's intrinsics do not say that they read and
  * write memory. */

@@ -11,6 +11,9 @@
  *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
  *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
  *   nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory
+ * With --stand-in products and attention are those for AMX, where AVX-512 stands in for the tile
+ * instructions (stand_in_loops.h): what they would take on a CPU with AMX, as far as one without it
+ * can show. A core's peak is then 1,024 FLOP a cycle.
  * All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5). The products are those of
  * configs/bench/llama-56m.json at 1,024 tokens.
  * --peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four
@@ -156,7 +159,7 @@ static nd_status run_packed(bench *b)
     }
     if (most == 0) {
         return nd_fail(ND_ERR_CONFIG, "on this CPU (%s) products keep no packed weights",
-                       nd_ops_machine(b->stream.device));
+                       nd_bench_machine(b->stream.device));
     }
     b->packed = aligned_alloc(64, (most + 63) / 64 * 64);
     if (!b->packed) {
@@ -172,7 +175,7 @@ static nd_status run_packed(bench *b)
         step[1] += seconds[1] * p->uses;
     }
     printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\"}\n",
-           step[0], step[1], step[0] / step[1], nd_ops_machine(b->stream.device));
+           step[0], step[1], step[0] / step[1], nd_bench_machine(b->stream.device));
     return ND_OK;
 }
 
@@ -196,17 +199,20 @@ static nd_status run(const bench *b, bool ceiling)
     }
     printf("{\"tokens_per_second\": %.1f, \"step_seconds\": %.5f, \"gflops\": %.1f, \"isa\": "
            "\"%s\", \"onednn\": \"%s\"}\n",
-           TOKENS / step, step, flops / step * 1e-9, nd_ops_machine(b->stream.device),
+           TOKENS / step, step, flops / step * 1e-9, nd_bench_machine(b->stream.device),
            nd_ops_library_version());
     return ND_OK;
 }
 
-static nd_status prepare(bench *b, int threads, nd_device **device)
+static nd_status prepare(bench *b, const nd_bench_options *o, nd_device **device)
 {
     setenv("ND_CPU_PACKED", "kept", 0);
-    ND_TRY(nd_device_open_cpu(threads, device));
+    ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, device));
     ND_TRY(nd_ops_cpu_start_threads(*device));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
+    if (o->stand_in) {
+        ND_TRY(nd_bench_use_stand_in(*device));
+    }
     ND_TRY((*device)->table->stream_init(*device, &b->stream));
     ND_TRY(fill(&b->x, (int64_t)TOKENS * VOCAB));
     ND_TRY(fill(&b->y, (int64_t)TOKENS * VOCAB));
@@ -228,7 +234,7 @@ static nd_status run_products(const nd_bench_options *options, part chosen)
 {
     bench b = {.repeats = options->repeats};
     nd_device *device = NULL;
-    nd_status status = prepare(&b, options->threads ? options->threads : 2, &device);
+    nd_status status = prepare(&b, options, &device);
     status = status != ND_OK         ? status
              : chosen == PART_PACKED ? run_packed(&b)
                                      : run(&b, chosen == PART_CEILING);
@@ -299,11 +305,12 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
         }
         return read_count(option, text, 1, 4096, &o->head_dims[o->head_dim_count++]);
     } else {
-        return nd_fail(ND_ERR_CONFIG,
-                       "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
-                       "--optimizer, --threads, --repeats, --seconds, --mebibytes, --sequence, "
-                       "--heads and --head-dim",
-                       option);
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
+            "--optimizer, --stand-in, --threads, --repeats, --seconds, --mebibytes, --sequence, "
+            "--heads and --head-dim",
+            option);
     }
     return ND_OK;
 }
@@ -317,6 +324,11 @@ static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part
         }
         if (p < PARTS) {
             *chosen = (part)p;
+            continue;
+        }
+        if (strcmp(argv[i], "--stand-in") == 0) {
+            setenv("ND_CPU_ISA", "amx_emulated", 1);
+            o->stand_in = true;
             continue;
         }
         ND_TRY(read_option(argv[i], i + 1 < argc ? argv[i + 1] : "", o));

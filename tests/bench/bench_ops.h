@@ -3,9 +3,11 @@
 #define ND_BENCH_OPS_H
 /* The parts of nd_bench_ops (bench_ops.c has main and the products). Each prints a table for people
  * and, as its last line, the same as JSON. */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
+#include "runtime/device/device.h"
 
 enum { ND_BENCH_REPEATS_MAX = 101, ND_BENCH_HEAD_DIMS_MAX = 8 };
 
@@ -19,6 +21,7 @@ typedef struct nd_bench_options {
     int64_t heads;     /* the same, of queries and of keys */
     int64_t head_dims[ND_BENCH_HEAD_DIMS_MAX];
     int head_dim_count;
+    bool stand_in; /* instructions of AVX-512 in place of AMX's tiles */
 } nd_bench_options;
 
 /*
@@ -41,6 +44,14 @@ nd_status nd_bench_attention(const nd_bench_options *options);
  * AdamW with a BF16 copy, and a plain triad over as many threads, in turns: bytes a second of both.
  */
 nd_status nd_bench_optimizer(const nd_bench_options *options);
+
+/* The device's products and attention take as long as on tiles of AMX, as far as a CPU without them
+ * can show it, and compute nothing (stand_in_loops.h). The device was opened with
+ * ND_CPU_ISA=amx_emulated and has its CPU ops. ND_ERR_CONFIG: the CPU lacks AVX-512. */
+nd_status nd_bench_use_stand_in(nd_device *device);
+
+/* nd_ops_machine, or "amx_stand_in" after nd_bench_use_stand_in. */
+const char *nd_bench_machine(const nd_device *device);
 
 /* The middle of `count` values, which it sorts. */
 double nd_bench_median(double *values, int count);

@@ -120,6 +120,19 @@ def check_attention():
         check(all(0 < a[d]["seconds"] <= a[d]["median_seconds"] for d in ("forward", "backward")), f"times: {a}")
 
 
+def check_stand_in():
+    """Attention and a product with AVX-512 in place of tiles: a tile product takes at least a part of its 16 cycles."""
+    arguments = ["--stand-in", "--attention", "--sequence", 256, "--head-dim", 32, "--threads", 1, "--repeats", 2]
+    if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text().split():
+        check("made of AVX-512" in call(arguments, 2).stderr, "the refusal of --stand-in")
+        return
+    record = last(call(arguments))
+    check(record["isa"] == "amx_stand_in", f"the stand-in's name: {record}")
+    for direction in ("forward", "backward"):
+        d = record["attention"][0][direction]
+        check(0 < d["flops"] / d["seconds"] < 1024 * 8e9, f"{direction} above what a core's tiles can do: {d}")
+
+
 def check_optimizer():
     record = last(call(["--optimizer", "--mebibytes", "1", "--threads", "3", "--repeats", "2"]))
     check(record["threads"] == 3 and record["parameters"] == (1 << 18) // (3 * 128) * (3 * 128), f"whole pieces for each thread: {record}")
@@ -227,6 +240,7 @@ def main():
     check_refusals()
     check_peaks()
     check_attention()
+    check_stand_in()
     check_optimizer()
     bench = load_script()
     check_arithmetic(bench)
