@@ -32,9 +32,18 @@
 #include "runtime/base/rng.h"
 #include "tests/bench/bench_ops.h"
 
-enum { TOKENS = 1024, HIDDEN = 512, FFN = 1408, LAYERS = 8, QKV = 1024, VOCAB = 32000 };
+enum {
+    TOKENS = 1024,
+    HIDDEN = 512,
+    FFN = 1408,
+    LAYERS = 8,
+    QKV = 1024,
+    VOCAB = 32000,
+    HEAD_TILE = 1024
+};
 
-/* One weight matrix (out, in) and how often a step uses it. */
+/* One weight matrix (out, in) and how often a step uses it. The tile is that by which the head goes
+ * through the vocabulary (trainer/layout/dims.c). */
 typedef struct product {
     const char *name;
     int64_t out, in;
@@ -44,7 +53,7 @@ typedef struct product {
 static const product products[] = {
     {"q k v", QKV, HIDDEN, LAYERS},       {"o", HIDDEN, HIDDEN, LAYERS},
     {"gate up", 2 * FFN, HIDDEN, LAYERS}, {"down", HIDDEN, FFN, LAYERS},
-    {"head", VOCAB, HIDDEN, 1},
+    {"head", VOCAB, HIDDEN, 1},           {"head tile", HEAD_TILE, HIDDEN, 0},
 };
 
 typedef struct bench {
@@ -169,7 +178,7 @@ static nd_status run_packed(bench *b)
         const product *p = &products[i / 2];
         double seconds[2];
         ND_TRY(compare_packed(b, p, (int)(i % 2), seconds));
-        printf("%-8s %-16s packed anew %8.3f ms  kept %8.3f ms  %.3f times as fast\n", p->name,
+        printf("%-9s %-16s packed anew %8.3f ms  kept %8.3f ms  %.3f times as fast\n", p->name,
                kinds[i % 2], seconds[0] * 1e3, seconds[1] * 1e3, seconds[0] / seconds[1]);
         step[0] += seconds[0] * p->uses;
         step[1] += seconds[1] * p->uses;
@@ -191,7 +200,7 @@ static nd_status run(const bench *b, bool ceiling)
             step += seconds * p->uses;
             flops += work * p->uses;
             if (!ceiling) {
-                printf("%-8s %-16s %6d x %6ld x %5ld  %8.3f ms  %8.1f GFLOP/s\n", p->name,
+                printf("%-9s %-16s %6d x %6ld x %5ld  %8.3f ms  %8.1f GFLOP/s\n", p->name,
                        kinds[kind], TOKENS, (long)p->out, (long)p->in, seconds * 1e3,
                        work / seconds * 1e-9);
             }

@@ -3,9 +3,10 @@
 #define ND_BENCH_STAND_IN_LOOPS_H
 /*
  * Instructions of AVX-512 in place of AMX's, so that a CPU without AMX shows what a kernel on tiles
- * costs beside its products. A tile is loaded and stored as its 16 lines are. A product occupies one
- * port for 16 cycles and lets other instructions pass, like TDPBF16PS: it is a VDIVPD of 512 bits,
- * whose throughput is that on Ice Lake and later. Nothing is computed: stored tiles are zeros.
+ * costs beside its products. A tile is loaded and stored as its 16 lines are. A product occupies
+ * one port for 16 cycles and lets other instructions pass, like TDPBF16PS: it is a VDIVPD of 512
+ * bits, which has that throughput on Ice Lake and later. Nothing is computed: stored tiles are
+ * zeros.
  *
  * A file that includes this before one of kernels/cpu/, with ND_AMX_STAND_IN, compiles that one so.
  */
