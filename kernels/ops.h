@@ -559,9 +559,11 @@ size_t nd_ops_cpu_workspace(const nd_device *device);
  * a thread (ulimit -s). */
 int64_t nd_ops_cpu_stack_bytes(void);
 
-/* What the CPU backend runs on: the instruction set in use ("avx512_bf16"), and what
- * ND_CPU_PRODUCTS changes ("amx, products by oneDNN"); oneDNN's version. Static strings. */
+/* What the CPU backend runs on: the instruction set in use ("avx512_bf16"); what multiplies
+ * ("BF16 and FP8 products by ndtrain's AVX512_BF16 kernels, F32 by oneDNN 2.6.3"), which lives as
+ * long as the device's ops; oneDNN's version. */
 const char *nd_ops_machine(const nd_device *device);
+const char *nd_ops_products(const nd_device *device);
 const char *nd_ops_library_version(void);
 /* Date of its OpenMP standard, and the compiler whose library runs its threads. */
 const char *nd_ops_openmp_version(void);

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,28 @@ static nd_status make_products(nd_cpu_context *context)
     return ND_ALLOC(WIDENED, &context->widened);
 }
 
+/* As nd_cpu_matmul and nd_cpu_matmul_fp8 choose. */
+static void describe_products(nd_cpu_context *context)
+{
+    static const char *const own[ND_CPU_ISA_COUNT] = {
+        [ND_CPU_ISA_AVX512] = "AVX-512 kernels",
+        [ND_CPU_ISA_AVX512_BF16] = "AVX512_BF16 kernels",
+        [ND_CPU_ISA_AMX] = "AMX kernels",
+        [ND_CPU_ISA_AMX_EMULATED] = "emulated AMX kernels"};
+    const char *version = nd_ops_library_version();
+    const size_t most = sizeof context->products;
+    if (context->gemm) {
+        snprintf(context->products, most, "BF16 and FP8 products by ndtrain's %s, F32 by oneDNN %s",
+                 own[context->isa], version);
+    } else if (context->vectors >= ND_CPU_ISA_AVX512_BF16) {
+        snprintf(context->products, most, "BF16 and F32 products by oneDNN %s, FP8 widened to F32",
+                 version);
+    } else {
+        snprintf(context->products, most, "F32 products by oneDNN %s, BF16 and FP8 widened to F32",
+                 version);
+    }
+}
+
 /* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
  * ONEDNN_MAX_CPU_ISA. */
 static nd_status choose_isa(nd_cpu_isa *out)
@@ -104,6 +127,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     ND_TRY_OUT(nd_team_create(device->threads, &context->team));
     ND_TRY_OUT(nd_dnnl_create(&context->dnnl));
     ND_TRY_OUT(make_products(context));
+    describe_products(context);
     device->native = context;
     device->native_close = destroy;
     return ND_OK;
@@ -134,20 +158,17 @@ nd_cpu_context *nd_cpu_context_of(nd_stream *stream)
 
 const char *nd_ops_machine(const nd_device *device)
 {
-    static const char *const with_onednn[ND_CPU_ISA_COUNT] = {
-        [ND_CPU_ISA_AVX512] = "avx512, products by oneDNN",
-        [ND_CPU_ISA_AVX512_BF16] = "avx512_bf16, products by oneDNN",
-        [ND_CPU_ISA_AMX] = "amx, products by oneDNN",
-        [ND_CPU_ISA_AMX_EMULATED] = "amx_emulated, products by oneDNN"};
     const nd_cpu_context *context = device->native;
     if (device->kind != ND_DEVICE_CPU) {
         return device->name; /* device->native belongs to another backend */
     }
-    if (!context) {
-        return "unknown";
-    }
-    const bool unusual = !context->gemm && with_onednn[context->isa];
-    return unusual ? with_onednn[context->isa] : nd_cpu_isa_name(context->isa);
+    return context ? nd_cpu_isa_name(context->isa) : "unknown";
+}
+
+const char *nd_ops_products(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    return device->kind == ND_DEVICE_CPU && context ? context->products : "unknown";
 }
 
 /* Elements that justify one more piece: about 10 microseconds of work, several times the cost of

@@ -40,7 +40,8 @@ typedef struct nd_cpu_context {
     double *partials; /* ND_CPU_PARTIALS; live within one op */
     void *dense;      /* of nd_cpu_multiply_gaps; NULL until it is needed */
     size_t dense_bytes;
-    float *widened; /* tiles of nd_cpu_matmul (a, b, c) where gemm is NULL */
+    float *widened;     /* tiles of nd_cpu_matmul (a, b, c) where gemm is NULL */
+    char products[128]; /* nd_ops_products */
 } nd_cpu_context;
 
 nd_status nd_cpu_context_create(nd_device *device);

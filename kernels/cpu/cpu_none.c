@@ -29,6 +29,11 @@ const char *nd_ops_machine(const nd_device *device)
     return device->name;
 }
 
+const char *nd_ops_products(const nd_device *device)
+{
+    return "none";
+}
+
 const char *nd_ops_library_version(void)
 {
     return "none";

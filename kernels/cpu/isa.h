@@ -11,9 +11,10 @@
  * amx_emulated, which any CPU has, is for tests: the kernels for AMX with its tile instructions in
  * plain C (amx.h), everything else at the CPU's own level up to avx512_bf16. It is slow.
  *
- * ND_CPU_PRODUCTS (own, onednn) says who makes the products of BF16, for comparing the two: our own
- * kernels, which is so unless it says otherwise, need AVX-512. Beside oneDNN, FP8 codes are
- * multiplied in F32, slowly.
+ * ND_CPU_PRODUCTS (own, onednn) chooses what multiplies BF16 and FP8, for comparing the two. Our
+ * own kernels need AVX-512, and are used there unless it says otherwise. With onednn the library
+ * multiplies BF16 where the CPU has AVX512_BF16; else BF16, and FP8 everywhere, is widened to F32,
+ * which is slow.
  */
 #include <stdbool.h>
 

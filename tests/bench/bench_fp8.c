@@ -227,8 +227,9 @@ static nd_status run(bench *b)
     }
     double bf16 = sum(all, BF16_Y, BF16_DW), fp8 = sum(all, CAST_X, FP8_DW);
     printf("{\"bf16_seconds\": %.6f, \"fp8_seconds\": %.6f, \"ratio\": %.3f, \"threads\": %d, "
-           "\"isa\": \"%s\", \"onednn\": \"%s\"}\n",
-           bf16, fp8, fp8 / bf16, b->threads, nd_ops_machine(b->device), nd_ops_library_version());
+           "\"isa\": \"%s\", \"products\": \"%s\"}\n",
+           bf16, fp8, fp8 / bf16, b->threads, nd_ops_machine(b->device),
+           nd_ops_products(b->device));
     return ND_OK;
 }
 

@@ -183,8 +183,10 @@ static nd_status run_packed(bench *b)
         step[0] += seconds[0] * p->uses;
         step[1] += seconds[1] * p->uses;
     }
-    printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\"}\n",
-           step[0], step[1], step[0] / step[1], nd_bench_machine(b->stream.device));
+    printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\", "
+           "\"products\": \"%s\"}\n",
+           step[0], step[1], step[0] / step[1], nd_bench_machine(b->stream.device),
+           nd_ops_products(b->stream.device));
     return ND_OK;
 }
 
@@ -207,9 +209,9 @@ static nd_status run(const bench *b, bool ceiling)
         }
     }
     printf("{\"tokens_per_second\": %.1f, \"step_seconds\": %.5f, \"gflops\": %.1f, \"isa\": "
-           "\"%s\", \"onednn\": \"%s\"}\n",
+           "\"%s\", \"products\": \"%s\"}\n",
            TOKENS / step, step, flops / step * 1e-9, nd_bench_machine(b->stream.device),
-           nd_ops_library_version());
+           nd_ops_products(b->stream.device));
     return ND_OK;
 }
 

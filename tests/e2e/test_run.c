@@ -315,26 +315,32 @@ static void version_lists(const char *name, const char *value)
     cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line + 1, shell_output);
 }
 
-/* Both programs name the libraries that a run records; ndlaunch asks the worker program. */
+/* Both programs name the libraries that a run records, and so does its log what multiplies;
+ * ndlaunch asks the worker program. */
 Test(run, version_lists_what_a_run_uses)
 {
-    char libraries[3][64], isa[64];
+    char libraries[3][64], isa[64], products[128], both[256], log_of_run[sizeof shell_output];
     static const char *const names[] = {"oneDNN", "UCX", "OpenSSL"};
     static const char *const commands[] = {ND_TRAIN " --version", ND_TRAIN " train --version",
                                            ND_LAUNCH " --version"};
     shell(&dir, RUN "--set data.path=text.txt --set data.validation_path= --num-steps 1 "
                     "--set output.save_model=false");
+    memcpy(log_of_run, shell_output, sizeof log_of_run);
     for (int i = 0; i < 3; i++) {
         value_in_record(names[i], libraries[i], sizeof libraries[i]);
     }
     value_in_record("isa", isa, sizeof isa);
+    value_in_record("products", products, sizeof products);
+    snprintf(both, sizeof both, "%s; %s", isa, products);
+    cr_assert_not_null(strstr(products, libraries[0]), "no %s in: %s", libraries[0], products);
+    cr_assert_not_null(strstr(log_of_run, both), "no \"%s\" in:\n%s", both, log_of_run);
     for (int c = 0; c < 3; c++) {
         shell(&dir, commands[c]);
         cr_assert_not_null(strstr(shell_output, "ndtrain " ND_VERSION "\n"), "%s", shell_output);
         for (int i = 0; i < 3; i++) {
             version_lists(names[i], libraries[i]);
         }
-        cr_assert_not_null(strstr(shell_output, isa), "no %s in:\n%s", isa, shell_output);
+        version_lists("CPU", both);
         version_lists("PMIx", ND_WITH_PMIX ? "" : "not built in");
         version_lists("CUDA", ND_WITH_CUDA ? "" : "not built in");
         version_lists("cuDNN", ND_WITH_CUDA ? "headers of 9." : "not built in");

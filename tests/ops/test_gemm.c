@@ -521,40 +521,76 @@ Test(gemm, vectors_and_plain_c_pack_the_same)
     }
 }
 
-/* ND_CPU_PRODUCTS: what a device then says of itself, or the error. */
-static nd_status machine_with(const char *isa, const char *products, const char **machine)
+/* What a device says of itself with these variables, or the error. */
+typedef struct said {
+    nd_status status;
+    char machine[32], products[128];
+} said;
+
+static said with(const char *isa, const char *products)
 {
     nd_device *device = NULL;
     const nd_ops *ops = NULL;
+    said x;
     setenv("ND_CPU_ISA", isa, 1);
     setenv("ND_CPU_PRODUCTS", products, 1);
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
-    const nd_status status = nd_ops_cpu(device, &ops);
-    *machine = nd_ops_machine(device);
+    x.status = nd_ops_cpu(device, &ops);
+    snprintf(x.machine, sizeof x.machine, "%s", nd_ops_machine(device));
+    snprintf(x.products, sizeof x.products, "%s", nd_ops_products(device));
     nd_device_close(device);
     unsetenv("ND_CPU_PRODUCTS");
     unsetenv("ND_CPU_ISA");
-    return status;
+    return x;
 }
 
-Test(gemm, who_makes_products_can_be_chosen)
+/* %s: oneDNN's version. */
+static void expect_said(const char *isa, const char *products, const char *format)
 {
-    const char *machine = NULL;
-    cr_assert_eq(machine_with("amx_emulated", "own", &machine), ND_OK);
-    cr_assert_str_eq(machine, "amx_emulated");
-    cr_assert_eq(machine_with("amx_emulated", "onednn", &machine), ND_OK);
-    cr_assert_str_eq(machine, "amx_emulated, products by oneDNN");
-    cr_assert_eq(machine_with("baseline", "onednn", &machine), ND_OK);
-    cr_assert_str_eq(machine, "baseline");
+    char expected[128];
+    const said x = with(isa, products);
+    cr_assert_eq(x.status, ND_OK, "%s", nd_error_last()->message);
+    cr_expect_str_eq(x.machine, isa);
+    snprintf(expected, sizeof expected, format, nd_ops_library_version());
+    cr_expect_str_eq(x.products, expected);
+}
+
+#define F32_BY_ONEDNN ", F32 by oneDNN %s"
+#define WIDENED       "F32 products by oneDNN %s, BF16 and FP8 widened to F32"
+
+Test(gemm, who_makes_products_can_be_chosen_and_is_said)
+{
+    static const struct {
+        nd_cpu_isa isa;
+        const char *own, *onednn;
+    } levels[] = {
+        {ND_CPU_ISA_BASELINE, WIDENED, WIDENED},
+        {ND_CPU_ISA_AVX2, WIDENED, WIDENED},
+        {ND_CPU_ISA_AVX512, "BF16 and FP8 products by ndtrain's AVX-512 kernels" F32_BY_ONEDNN,
+         WIDENED},
+        {ND_CPU_ISA_AVX512_BF16,
+         "BF16 and FP8 products by ndtrain's AVX512_BF16 kernels" F32_BY_ONEDNN,
+         "BF16 and F32 products by oneDNN %s, FP8 widened to F32"},
+        {ND_CPU_ISA_AMX, "BF16 and FP8 products by ndtrain's AMX kernels" F32_BY_ONEDNN,
+         "BF16 and F32 products by oneDNN %s, FP8 widened to F32"},
+    };
+    const nd_cpu_isa vectors = nd_cpu_isa_of_vectors(ND_CPU_ISA_AMX_EMULATED);
+    expect_said("amx_emulated", "own",
+                "BF16 and FP8 products by ndtrain's emulated AMX kernels" F32_BY_ONEDNN);
+    expect_said("amx_emulated", "onednn", levels[vectors].onednn);
+    /* Downwards: oneDNN keeps the level of the first device of a process. */
+    for (int i = (int)nd_cpu_isa_detect(); i >= 0; i--) {
+        expect_said(nd_cpu_isa_name(levels[i].isa), "", levels[i].own);
+        expect_said(nd_cpu_isa_name(levels[i].isa), "onednn", levels[i].onednn);
+    }
 }
 
 Test(gemm, a_choice_that_cannot_be_is_refused)
 {
-    const char *machine = NULL;
-    cr_assert_eq(machine_with("baseline", "own", &machine), ND_ERR_CONFIG);
+    cr_assert_eq(with("baseline", "own").status, ND_ERR_CONFIG);
     cr_assert(strstr(nd_error_last()->message, "need AVX-512"), "%s", nd_error_last()->message);
     nd_error_clear();
-    cr_assert_eq(machine_with("amx_emulated", "quick", &machine), ND_ERR_CONFIG);
+    cr_assert_eq(with("amx_emulated", "quick").status, ND_ERR_CONFIG);
     cr_assert(strstr(nd_error_last()->message, "\"quick\"; it may be own or onednn"), "%s",
               nd_error_last()->message);
 }

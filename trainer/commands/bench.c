@@ -196,6 +196,14 @@ static nd_status print_product(const bench_call *o, nd_linear_extents e, const n
     return nd_process_flush_output();
 }
 
+/* What multiplies on a CPU. */
+static void print_cpu(const nd_rank *r)
+{
+    if (!nd_rank_is_gpu(r)) {
+        printf("%s; %s\n", nd_ops_machine(r->device), nd_ops_products(r->device));
+    }
+}
+
 static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
 {
     char text[128];
@@ -203,6 +211,7 @@ static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
         printf("the linears that a rank of mesh %s has, timed by one worker alone\n",
                nd_mesh_format(mesh, text, sizeof text));
     }
+    print_cpu(r);
     printf("one linear, forward and backward, on %s with %d thread%s; milliseconds, and BF16's "
            "time over FP8's\n%7s %7s %7s %10s %9s",
            nd_ops_machine(r->device), r->device->threads, r->device->threads == 1 ? "" : "s", "M",
@@ -339,6 +348,7 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
     const bool speaks = r->rank == 0;
     ND_TRY(check_recipes(from, &r->shape));
     if (speaks && !o->jsonl) {
+        print_cpu(r);
         printf("one layer on %s, mesh %s, %.0f tokens; milliseconds of the slowest rank\n"
                "%-20s %10s %10s %10s %6s %12s\n",
                nd_ops_machine(r->device), nd_mesh_format(&r->mesh, mesh, sizeof mesh), tokens,

@@ -17,14 +17,17 @@ static void print_part(const char *name, const char *version, const char *detail
            built && detail[0] ? "; " : "", built ? detail : "");
 }
 
-/* The instruction set that the CPU ops use here; empty in a build without them. */
-static void find_isa(char *out, size_t capacity)
+/* The instruction set that the CPU ops use here, and what multiplies, or why there are none. */
+static void print_cpu(void)
 {
     nd_device *device = NULL;
     const nd_ops *ops = NULL;
-    out[0] = '\0';
-    if (nd_device_open_cpu(1, &device) == ND_OK && nd_ops_cpu(device, &ops) == ND_OK) {
-        snprintf(out, capacity, "%s on this machine", nd_ops_machine(device));
+    if (strcmp(nd_ops_library_version(), "none") == 0) {
+        print_part("CPU", "", "");
+    } else if (nd_device_open_cpu(1, &device) == ND_OK && nd_ops_cpu(device, &ops) == ND_OK) {
+        print_part("CPU", nd_ops_machine(device), nd_ops_products(device));
+    } else {
+        print_part("CPU", nd_error_last()->message, "");
     }
     nd_device_close(device);
     nd_error_clear();
@@ -32,15 +35,13 @@ static void find_isa(char *out, size_t capacity)
 
 void nd_version_print(void)
 {
-    char isa[96];
     nd_run_text libraries[ND_LIBRARY_COUNT];
     int count = nd_library_versions(libraries);
-    find_isa(isa, sizeof isa);
     printf("ndtrain %s\n", ND_VERSION);
     for (int i = 0; i < count; i++) {
-        print_part(libraries[i].key, libraries[i].value,
-                   strcmp(libraries[i].key, "oneDNN") == 0 ? isa : "");
+        print_part(libraries[i].key, libraries[i].value, "");
     }
+    print_cpu();
     print_part("PMIx", ND_BUILT_PMIX, "");
     print_part("CUDA", ND_BUILT_CUDA, ND_BUILT_ARCHITECTURES);
     print_part("cuBLASLt", ND_BUILT_CUBLASLT, "");

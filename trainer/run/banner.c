@@ -177,12 +177,18 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
 {
     const nd_worker *worker = run->worker;
     const nd_rank *r = trainer->rank;
+    const bool gpu = nd_rank_is_gpu(r);
     char mesh[128];
     print_settings(r->config);
     (void)nd_config_each_warning(r->config, warn_line, NULL);
     nd_log_info("run folder: %s", dir);
-    nd_log_info("mesh: %s on %s, %s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
-                r->device->name, nd_device_machine(r->device), r->transport->backend->name);
+    nd_log_info("mesh: %s on %s%s%s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
+                r->device->name, gpu ? ", " : "", gpu ? nd_device_machine(r->device) : "",
+                r->transport->backend->name);
+    if (!gpu) {
+        nd_log_info("instruction set: %s; %s", nd_ops_machine(r->device),
+                    nd_ops_products(r->device));
+    }
     nd_log_info("cpus: %d for %d local worker%s, %d thread%s each%s", worker->affinity.allowed,
                 worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
                 worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",

@@ -59,10 +59,14 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
         }
     }
     const nd_run_text machine[] = {
-        {"device", r->device->name},           {"ops", r->ops->name},
-        {"isa", nd_device_machine(r->device)}, {"transport", r->transport->backend->name},
+        {"device", r->device->name},
+        {"ops", r->ops->name},
+        {"isa", nd_device_machine(r->device)},
+        {"transport", r->transport->backend->name},
         {"cpus", worker->affinity.cpus},
+        {"products", nd_ops_products(r->device)}, /* of a CPU: the last */
     };
+    const int machine_count = (int)(sizeof machine / sizeof *machine) - nd_rank_is_gpu(r);
     const nd_run_amount model[] = {
         {"parameters", nd_llama_shape_parameters(&r->shape)},
         {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
@@ -89,7 +93,7 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
         .libraries = libraries,
         .library_count = nd_library_versions(libraries),
         .machine = machine,
-        .machine_count = (int)(sizeof machine / sizeof *machine),
+        .machine_count = machine_count,
         .model = model,
         .model_count = model_count,
         .memory = memory,

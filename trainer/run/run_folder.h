@@ -53,7 +53,7 @@ typedef struct nd_run_record {
     int host_count;
     const nd_run_text *libraries; /* {"oneDNN", "2.6.3"}, ... */
     int library_count;
-    /* What bits may depend on: {"device", "cpu, 2 threads"}, {"isa", "avx512_amx"}. */
+    /* What bits may depend on: {"device", "cpu, 2 threads"}, {"isa", "amx"}. */
     const nd_run_text *machine;
     int machine_count;
     const nd_run_amount *model; /* {"parameters", ...}, {"planned_bytes", ...} */
