@@ -96,6 +96,34 @@ Test(run, other_data_go_without_the_usual_validation_file)
     cr_assert_eq(code, 65, "ended with %d:\n%s", code, shell_output);
 }
 
+/* Between limits of memory (KiB) that are too small for the run and those that leave room for
+ * packed weights, the run goes without them, and says so. */
+Test(run, says_that_packed_weights_are_not_kept)
+{
+    static const char train[] =
+        ND_TRAIN " train --device cpu --set model.config=model.json --sequence-length 64 --set "
+                 "optimizer.name=sgd --num-steps 1 --micro-batch-size 1 --set "
+                 "train.gradient_accumulation_steps=4 --set output.save_model=false --data-path "
+                 "text.txt --threads-per-worker 1 --set output.dir=out";
+    char command[1024];
+    bool says = false;
+    inputs_write_model(&dir, 512, 1408, 4);
+    shell(&dir, ND_TRAIN " --version");
+    if (!strstr(shell_output, "products by ndtrain's")) {
+        shell_remove(&dir);
+        skip_test("products of this CPU keep no packed weights");
+    }
+    for (int limit = 160000; limit <= 400000 && !says; limit += 20000) {
+        snprintf(command, sizeof command, "rm -rf out; ulimit -v %d; %s", limit, train);
+        says =
+            shell_run(&dir, command) == 0 && strstr(shell_output, "packed weights of the blocks");
+    }
+    cr_assert(says, "with no limit:\n%s", shell_output);
+    snprintf(command, sizeof command, "rm -rf out; %s", train);
+    shell(&dir, command);
+    cr_assert_null(strstr(shell_output, "packed weights"), "%s", shell_output);
+}
+
 Test(run, warns_of_more_threads_than_cpus)
 {
     static const char *const flags[] = {"--threads-per-worker 2", "--threads-per-worker 1"};

@@ -104,12 +104,17 @@ typedef struct packed_plan {
     atomic_size_t bytes;  /* that are planned */
     atomic_bool possible; /* whether the CPU's products keep any */
     atomic_size_t ops;    /* bytes that are planned for what the ops hold */
+    char unkept[512];     /* what rank 0 says of those that are left out; "" if none are */
 } packed_plan;
 
 static nd_status read_plan(void *context, nd_trainer *trainer)
 {
     packed_plan *plan = context;
     const nd_rank *rank = trainer->rank;
+    if (rank->rank == 0 &&
+        !nd_trainer_describe_unkept(trainer, plan->unkept, sizeof plan->unkept)) {
+        plan->unkept[0] = '\0';
+    }
     plan->possible =
         rank->ops->matmul_packed_bytes(rank->device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
     for (int i = 0; i < trainer->plan.count; i++) {
@@ -176,13 +181,22 @@ Test(modes, packed_weights_change_no_bit)
     }
 }
 
-/* As many workers as no host has memory for: packed weights are the first to go. */
+/* As many workers as no host has memory for: packed weights are the first to go, and it is said. */
 Test(modes, packed_weights_are_left_out_where_memory_is_short)
 {
-    packed_plan plan = {0};
-    mesh_result result =
-        run_packed(&(mesh_case){"one, 8 micro-batches", 1, 1, 1, 1, 1}, "kept", 1 << 30, &plan);
+    const mesh_case one = {"one, 8 micro-batches", 1, 1, 1, 1, 1};
+    packed_plan kept = {0}, plan = {0};
+    char words[64];
+    mesh_result result = run_packed(&one, "kept", 1, &kept);
+    mesh_result_free(&result);
+    cr_assert_str_empty(kept.unkept, "%s", kept.unkept);
+    result = run_packed(&one, "kept", 1 << 30, &plan);
     cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
+    snprintf(words, sizeof words, "would need %.1f MiB of each worker",
+             (double)kept.bytes / 1048576.0);
+    cr_assert_eq(strstr(plan.unkept, "packed weights of the blocks and the head ") != NULL &&
+                     strstr(plan.unkept, words) != NULL && strstr(plan.unkept, "; free memory"),
+                 (bool)kept.possible, "no \"%s\" in: %s", words, plan.unkept);
     mesh_result_free(&result);
 }
 

@@ -42,15 +42,20 @@ void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtyp
     }
 }
 
-/* One buffer for the forms of the blocks, or of the head. */
-static void plan_forms(nd_packed_weights *p, bool head, const char *name, nd_memplan *plan)
+size_t nd_packed_bytes(const nd_packed_weights *p, bool head)
 {
     size_t bytes = 0;
     for (int i = 0; i < p->count; i++) {
         const nd_packed_weight *w = &p->weights[i];
         bytes += (w->layer < 0) == head ? nd_round_up_bytes(w->bytes, ALIGNMENT) : 0;
     }
-    const int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, bytes, NULL);
+    return bytes;
+}
+
+/* One buffer for the forms of the blocks, or of the head. */
+static void plan_forms(nd_packed_weights *p, bool head, const char *name, nd_memplan *plan)
+{
+    const int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, nd_packed_bytes(p, head), NULL);
     size_t offset = 0;
     for (int i = 0; i < p->count; i++) {
         nd_packed_weight *w = &p->weights[i];

@@ -46,6 +46,8 @@ void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd
                     int64_t rows, int64_t reads);
 /* Wants the memory of all forms. */
 void nd_packed_plan(nd_packed_weights *packed, nd_memplan *plan);
+/* Their bytes: of those of the blocks, or of the head. */
+size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
 
 /* The form of a weight, for b_packed of a product; NULL where none is kept. It is marked as not
  * made when the weights have changed. first, last, layer, row and transposed of `which` say which.

@@ -468,6 +468,16 @@ static nd_status leave_trace(run_state *s)
     return ND_OK;
 }
 
+/* For the workers of a host, which are alike. */
+static void warn_of_unkept(const run_state *s)
+{
+    char line[512];
+    if (s->context->worker->identity.local_rank == 0 &&
+        nd_trainer_describe_unkept(s->trainer, line, sizeof line)) {
+        nd_log_warning("%s", line);
+    }
+}
+
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
@@ -477,6 +487,7 @@ static nd_status run(run_state *s)
     /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
+    warn_of_unkept(s);
     ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(nd_run_histograms_init(&s->histograms, s->trainer));
     if (s->rank->rank == 0) {

@@ -53,6 +53,7 @@ typedef struct nd_trainer {
     nd_rank *rank;           /* borrowed */
     const nd_tuning *tuning; /* autotune's choices, borrowed; NULL: none */
     nd_memplan plan;
+    size_t unkept_blocks, unkept_head; /* bytes of packed weights that memory is too short for */
     nd_model *model;
     nd_gradsync sync;
     nd_optimizer optimizer;
@@ -119,6 +120,9 @@ nd_status nd_trainer_check_memory(nd_rank *rank);
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
  * NULL without autotune. */
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);
+/* Whether packed weights were left out of the plan because memory is short, and the line that says
+ * so. */
+bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t capacity);
 /* The same for validations alone (nd_trainer_evaluate): the weights, without gradients, moments
  * and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);

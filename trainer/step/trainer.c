@@ -2,6 +2,7 @@
 /* Creates and commits the trainer of one rank. */
 #include "trainer/step/parts.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "runtime/base/math.h"
@@ -68,6 +69,38 @@ static bool is_too_large(const nd_trainer *t)
                gpu.free_bytes;
 }
 
+/* Plans again with fewer packed weights: first without those of the blocks, then without any. */
+static nd_status leave_out_packed(nd_rank *rank, nd_model_options *options, nd_trainer **t)
+{
+    size_t blocks = (*t)->unkept_blocks, head = (*t)->unkept_head;
+    if (options->keep_packed == ND_KEEP_PACKED_ALL) {
+        blocks = nd_packed_bytes(&(*t)->model->packed, false);
+        options->keep_packed = ND_KEEP_PACKED_HEAD;
+    } else {
+        head = nd_packed_bytes(&(*t)->model->packed, true);
+        options->keep_packed = ND_KEEP_PACKED_NONE;
+    }
+    nd_trainer_destroy(*t);
+    *t = NULL;
+    ND_TRY(create(rank, options, true, t));
+    (*t)->unkept_blocks = blocks;
+    (*t)->unkept_head = head;
+    return ND_OK;
+}
+
+bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
+{
+    const size_t blocks = t->unkept_blocks, head = t->unkept_head;
+    snprintf(out, capacity,
+             "packed weights of %s%s%s would need %.1f MiB of each worker, for which this host has "
+             "too little memory, so each product packs its weight again: steps have the same bits "
+             "and take longer; free memory, raise a limit (ulimit -v, -d), or use fewer workers on "
+             "this host",
+             blocks > 0 ? "the blocks" : "", blocks > 0 && head > 0 ? " and " : "",
+             head > 0 ? "the head" : "", (double)(blocks + head) / 1048576.0);
+    return blocks + head > 0;
+}
+
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -81,10 +114,7 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
         ND_TRY(create(rank, &options, true, &t));
     }
     while (t->model->packed.count > 0 && nd_budget_is_short(rank, &t->plan)) {
-        nd_trainer_destroy(t);
-        options.keep_packed =
-            options.keep_packed == ND_KEEP_PACKED_ALL ? ND_KEEP_PACKED_HEAD : ND_KEEP_PACKED_NONE;
-        ND_TRY(create(rank, &options, true, &t));
+        ND_TRY(leave_out_packed(rank, &options, &t));
     }
     t->tuning = tuning;
     *out = t;
