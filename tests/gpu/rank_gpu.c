@@ -5,7 +5,7 @@
 #include "tests/parity/rank_device.h"
 #include "trainer/rank.h"
 
-nd_status rank_device_open(nd_rank *rank)
+nd_status rank_device_open(nd_rank *rank, int threads)
 {
     nd_cuda_options options = {.local_workers = 1,
                                .fp8 = rank->config->train.precision == ND_PRECISION_FP8};

@@ -55,16 +55,16 @@ static nd_status open_gpu(nd_rank *rank)
     return ND_OK;
 }
 
-static nd_status open_cpu(nd_rank *rank)
+static nd_status open_cpu(nd_rank *rank, int threads)
 {
-    ND_TRY(nd_device_open_cpu(1, &rank->device));
+    ND_TRY(nd_device_open_cpu(threads, &rank->device));
     return nd_ops_cpu(rank->device, &rank->ops);
 }
 
-nd_status rank_device_open(nd_rank *rank)
+nd_status rank_device_open(nd_rank *rank, int threads)
 {
     nd_transport *local = rank->transport;
-    nd_status status = on_gpus ? open_gpu(rank) : open_cpu(rank);
+    nd_status status = on_gpus ? open_gpu(rank) : open_cpu(rank, threads);
     if (status != ND_OK) {
         rank_device_close(rank, local);
     }

@@ -51,7 +51,7 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     r->progress = run->progress.slots;
     assert_ok(nd_transport_open_self(r->progress, &run->self));
     r->transport = run->self;
-    assert_ok(rank_device_open(r));
+    assert_ok(rank_device_open(r, 1));
     assert_ok(r->device->table->stream_init(r->device, &r->stream));
     assert_ok(nd_groups_create(r->transport, &r->mesh, &r->groups));
     assert_ok(nd_trainer_create(r, NULL, &run->trainer));

@@ -248,7 +248,7 @@ static nd_status rank_body(nd_transport *transport, void *context)
     };
     nd_status status = ND_OK;
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
-    ND_TRY(rank_device_open(&rank));
+    ND_TRY(rank_device_open(&rank, run->job->threads > 0 ? run->job->threads : 1));
     ND_TRY_OUT(rank.device->table->stream_init(rank.device, &rank.stream));
     ND_TRY_OUT(nd_groups_create(rank.transport, &rank.mesh, &rank.groups));
     status = train_rank(run, &rank);

@@ -56,6 +56,7 @@ typedef struct mesh_job {
     bool cuda_graphs;
     bool nccl_alone;
     int host_ranks; /* nd_rank.host_ranks */
+    int threads;    /* of each rank's CPU ops; 0: one */
     /* Called on every rank, at the same time: after the weights were initialized and after the last
      * step; before and after every step (from 0), and after the
      * gradients of the first one. */

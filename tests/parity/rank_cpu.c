@@ -3,9 +3,9 @@
 
 #include "trainer/rank.h"
 
-nd_status rank_device_open(nd_rank *rank)
+nd_status rank_device_open(nd_rank *rank, int threads)
 {
-    ND_TRY(nd_device_open_cpu(1, &rank->device));
+    ND_TRY(nd_device_open_cpu(threads, &rank->device));
     nd_status status = nd_ops_cpu(rank->device, &rank->ops);
     if (status != ND_OK) {
         nd_device_close(rank->device);

@@ -10,7 +10,8 @@
 #include "runtime/comm/comm.h"
 
 struct nd_rank;
-nd_status rank_device_open(struct nd_rank *rank);
+/* threads: of a CPU. */
+nd_status rank_device_open(struct nd_rank *rank, int threads);
 void rank_device_close(struct nd_rank *rank, nd_transport *local);
 
 #endif

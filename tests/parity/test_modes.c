@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
-#include "tests/parity/mesh_run.h"
-#include "tests/support/tempdir.h"
+#include "tests/parity/mesh_data.h"
+#include "tests/support/skip.h"
 
 enum { LAYERS = 6, STEPS = 2, GLOBAL_BATCH = 8, SEQUENCE = 32 };
 
@@ -141,6 +141,24 @@ static mesh_result run_packed(const mesh_case *mesh, const char *packed, int hos
     return result;
 }
 
+static void expect_same_bits(const mesh_result *a, const mesh_result *b, const char *name)
+{
+    for (int64_t step = 0; step < a->steps; step++) {
+        cr_assert_eq(memcmp(&a->loss[step], &b->loss[step], sizeof *a->loss), 0,
+                     "%s: loss of step %ld is %.17g and %.17g", name, (long)step, a->loss[step],
+                     b->loss[step]);
+        cr_assert_eq(memcmp(&a->norm[step], &b->norm[step], sizeof *a->norm), 0,
+                     "%s: norm of step %ld is %.17g and %.17g", name, (long)step, a->norm[step],
+                     b->norm[step]);
+    }
+    for (int t = 0; t < a->tensors; t++) {
+        const size_t bytes = (size_t)a->sizes[t] * sizeof(float);
+        cr_assert_eq(memcmp(a->gradients[t], b->gradients[t], bytes), 0, "%s: gradient of %s", name,
+                     a->names[t]);
+        cr_assert_eq(memcmp(a->weights[t], b->weights[t], bytes), 0, "%s: %s", name, a->names[t]);
+    }
+}
+
 /* Losses, gradients and weights have the same bits whether each product packs its weight or the
  * packed weights of a step are kept, for which the memory is planned. */
 static void expect_packed_equal(const mesh_case *mesh)
@@ -151,19 +169,7 @@ static void expect_packed_equal(const mesh_case *mesh)
     cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
     cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
                  some.bytes);
-    for (int64_t step = 0; step < STEPS; step++) {
-        cr_assert_eq(kept.loss[step], anew.loss[step], "%s: loss of step %ld", mesh->name,
-                     (long)step);
-        cr_assert_eq(kept.norm[step], anew.norm[step], "%s: norm of step %ld", mesh->name,
-                     (long)step);
-    }
-    for (int t = 0; t < anew.tensors; t++) {
-        const size_t bytes = (size_t)anew.sizes[t] * sizeof(float);
-        cr_assert_eq(memcmp(kept.gradients[t], anew.gradients[t], bytes), 0, "%s: gradient of %s",
-                     mesh->name, anew.names[t]);
-        cr_assert_eq(memcmp(kept.weights[t], anew.weights[t], bytes), 0, "%s: %s", mesh->name,
-                     anew.names[t]);
-    }
+    expect_same_bits(&kept, &anew, mesh->name);
     mesh_result_free(&anew);
     mesh_result_free(&kept);
 }
@@ -198,6 +204,77 @@ Test(modes, packed_weights_are_left_out_where_memory_is_short)
                      strstr(plan.unkept, words) != NULL && strstr(plan.unkept, "; free memory"),
                  (bool)kept.possible, "no \"%s\" in: %s", words, plan.unkept);
     mesh_result_free(&result);
+}
+
+/* Whether products are our own: the bits of oneDNN's depend on the number of threads. */
+static bool has_own_products(void)
+{
+    const nd_ops *ops = NULL;
+    nd_device *device = NULL;
+    assert_ok(nd_device_open_cpu(1, &device));
+    assert_ok(nd_ops_cpu(device, &ops));
+    const bool own = ops->matmul_packed_bytes(device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
+    nd_device_close(device);
+    return own;
+}
+
+/* So large that every op is cut into pieces, with two micro-batches and two tiles of the
+ * vocabulary; smaller where tile instructions are emulated, as the other ops are the same there. */
+static mesh_result run_with_threads(nd_precision precision, int threads)
+{
+    enum { VOCAB = 1301, TOKENS = 8192 };
+    static const mesh_case one = {"one", 1, 1, 1, 1, 2};
+    const char *isa = getenv("ND_CPU_ISA");
+    const bool emulated = isa && strcmp(isa, "amx_emulated") == 0;
+    mesh_result result;
+    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    if (!emulated) {
+        shape.hidden = 128;
+        shape.ffn = 352;
+        shape.max_positions = 256;
+    }
+    tempdir_make(&dir);
+    mesh_job job =
+        mesh_job_on_tokens(mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0), shape, precision);
+    job.global_batch = emulated ? 2 : 4;
+    job.sequence = shape.max_positions;
+    job.steps = 3;
+    job.max_grad_norm = 0.5;
+    job.recipe = ND_FP8_TENSORWISE;
+    job.threads = threads;
+    assert_ok(mesh_run(&job, &one, &result));
+    tempdir_remove(&dir);
+    return result;
+}
+
+static void expect_threads_change_no_bit(nd_precision precision)
+{
+    static const int threads[] = {2, 3, 7};
+    mesh_result first = run_with_threads(precision, 1);
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        char name[32];
+        mesh_result other = run_with_threads(precision, threads[i]);
+        snprintf(name, sizeof name, "%d threads", threads[i]);
+        expect_same_bits(&first, &other, name);
+        mesh_result_free(&other);
+    }
+    mesh_result_free(&first);
+}
+
+Test(modes, threads_change_no_bit_of_a_step_in_bf16)
+{
+    if (!has_own_products()) {
+        skip_test("BF16 is multiplied by oneDNN here");
+    }
+    expect_threads_change_no_bit(ND_PRECISION_BF16);
+}
+
+Test(modes, threads_change_no_bit_of_a_step_in_fp8)
+{
+    if (!has_own_products()) {
+        skip_test("FP8 is multiplied by oneDNN here");
+    }
+    expect_threads_change_no_bit(ND_PRECISION_FP8);
 }
 
 static size_t workspace_of(int threads)
