@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/isa.h"
 #include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/skip.h"
@@ -218,17 +219,15 @@ static bool has_own_products(void)
     return own;
 }
 
-/* So large that every op is cut into pieces, with two micro-batches and two tiles of the
- * vocabulary; smaller where tile instructions are emulated, as the other ops are the same there. */
-static mesh_result run_with_threads(nd_precision precision, int threads)
+/* `large`: every op is cut into pieces, and there are two micro-batches. Two tiles of the
+ * vocabulary. */
+static mesh_result run_with_threads(bool large, nd_precision precision, int threads)
 {
     enum { VOCAB = 1301, TOKENS = 8192 };
     static const mesh_case one = {"one", 1, 1, 1, 1, 2};
-    const char *isa = getenv("ND_CPU_ISA");
-    const bool emulated = isa && strcmp(isa, "amx_emulated") == 0;
     mesh_result result;
     nd_llama_shape shape = mesh_small_llama(VOCAB);
-    if (!emulated) {
+    if (large) {
         shape.hidden = 128;
         shape.ffn = 352;
         shape.max_positions = 256;
@@ -236,7 +235,7 @@ static mesh_result run_with_threads(nd_precision precision, int threads)
     tempdir_make(&dir);
     mesh_job job =
         mesh_job_on_tokens(mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0), shape, precision);
-    job.global_batch = emulated ? 2 : 4;
+    job.global_batch = large ? 4 : 2;
     job.sequence = shape.max_positions;
     job.steps = 3;
     job.max_grad_norm = 0.5;
@@ -250,10 +249,12 @@ static mesh_result run_with_threads(nd_precision precision, int threads)
 static void expect_threads_change_no_bit(nd_precision precision)
 {
     static const int threads[] = {2, 3, 7};
-    mesh_result first = run_with_threads(precision, 1);
+    const char *isa = getenv("ND_CPU_ISA");
+    const bool emulated = isa && strcmp(isa, "amx_emulated") == 0; /* slowly */
+    mesh_result first = run_with_threads(!emulated, precision, 1);
     for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
         char name[32];
-        mesh_result other = run_with_threads(precision, threads[i]);
+        mesh_result other = run_with_threads(!emulated, precision, threads[i]);
         snprintf(name, sizeof name, "%d threads", threads[i]);
         expect_same_bits(&first, &other, name);
         mesh_result_free(&other);
@@ -275,6 +276,26 @@ Test(modes, threads_change_no_bit_of_a_step_in_fp8)
         skip_test("FP8 is multiplied by oneDNN here");
     }
     expect_threads_change_no_bit(ND_PRECISION_FP8);
+}
+
+static void expect_emulated_equal(nd_precision precision)
+{
+    setenv("ND_CPU_ISA", "amx", 1);
+    mesh_result hardware = run_with_threads(false, precision, 2);
+    setenv("ND_CPU_ISA", "amx_emulated", 1);
+    mesh_result emulated = run_with_threads(false, precision, 2);
+    expect_same_bits(&hardware, &emulated, "amx and amx_emulated");
+    mesh_result_free(&hardware);
+    mesh_result_free(&emulated);
+}
+
+Test(modes, emulated_tiles_leave_the_bits_of_a_step_with_amx)
+{
+    if (nd_cpu_isa_detect() != ND_CPU_ISA_AMX) {
+        skip_test("no step is compared with emulated tiles: this CPU has no AMX");
+    }
+    expect_emulated_equal(ND_PRECISION_BF16);
+    expect_emulated_equal(ND_PRECISION_FP8);
 }
 
 static size_t workspace_of(int threads)
