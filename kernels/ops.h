@@ -286,7 +286,8 @@ typedef struct nd_lse_merge_args {
 
 /*
  * Per row of logits: row_max; row_sum = sum_v exp(logit - row_max); target = logit of the label
- * when first <= label < first + valid, else 0. Columns >= valid are padding and ignored.
+ * when first <= label < first + valid, else 0. Columns >= valid are padding and ignored. Without a
+ * logit above -inf row_max is -inf and row_sum is 0; a NaN among the logits makes row_sum NaN.
  * merge: the statistics, which are those of other columns, become those of these columns too: so
  * tiles of columns, one call each, give the statistics of the whole row.
  */
@@ -298,7 +299,8 @@ typedef struct nd_ce_stats_args {
     bool merge;
 } nd_ce_stats_args;
 
-/* row_sum *= exp(row_max - global_max): this slice's sum on the scale of the global maximum. */
+/* row_sum *= exp(row_max - global_max): this slice's sum on the scale of the global maximum. Where
+ * row_max is -inf, row_sum stays. */
 typedef struct nd_ce_rescale_args {
     nd_tensor row_sum, row_max, global_max; /* F32 (n) */
 } nd_ce_rescale_args;

@@ -84,8 +84,8 @@ nd_status nd_cpu_ce_rescale(nd_stream *stream, const nd_ce_rescale_args *args)
     ND_ASSERT(nd_is_vector(row_sum, ND_DTYPE_F32, n) && nd_is_vector(row_max, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(global_max, ND_DTYPE_F32, n));
     for (int64_t i = 0; i < n; i++) {
-        /* A slice without a valid column has the sum 0 and the maximum -inf. */
-        sum[i] = max[i] == -INFINITY ? 0.0f : sum[i] * expf(max[i] - global[i]);
+        /* A slice without a logit above -inf has the maximum -inf and the sum 0, or NaN. */
+        sum[i] = max[i] == -INFINITY ? sum[i] : sum[i] * expf(max[i] - global[i]);
     }
     return ND_OK;
 }

@@ -14,8 +14,8 @@ struct running {
     float max, sum;
 };
 
-/* Below every logit but -inf: differences with it are finite, so that a slice of -inf so far gives
- * no NaN. */
+/* No finite logit is below it. Its differences with -inf are -inf, so that a slice of -inf so far
+ * gives no NaN. */
 #define ND_NO_MAX (-3.402823466e+38f)
 
 template <class T, int N, int TOGETHER>
@@ -44,8 +44,8 @@ __device__ inline void absorb(running &r, const pack<T, N> (&x)[TOGETHER], int64
     r.max = max;
 }
 
-/* The statistics of a row become those of earlier columns too. -inf is the maximum of no column,
- * whose sum is 0 or NaN. */
+/* The statistics of a row become those of earlier columns too. The sum of the maximum -inf is 0 or
+ * NaN. */
 __device__ inline void merge_before(float &max, float &sum, float before, float sum_before)
 {
     float both = fmaxf(max, before);
@@ -81,11 +81,10 @@ __global__ void __launch_bounds__(STATS_THREADS)
     float max = block_max(r.max, slots);
     float sum = block_sum(r.sum * exp_for<T>(r.max - max), slots + 32);
     if (threadIdx.x == 0) {
-        bool none = max == ND_NO_MAX; /* no valid column, or none above -inf */
+        bool none = max == ND_NO_MAX && !(sum > 0.0f); /* no logit is above -inf */
         int64_t column = labels[blockIdx.x] - first;
         float logit = column >= 0 && column < valid ? widen(x[column]) : 0.0f;
         max = none ? -INFINITY : max;
-        sum = none && valid > 0 ? NAN : sum;
         if (merge) {
             merge_before(max, sum, row_max[blockIdx.x], row_sum[blockIdx.x]);
             logit += target[blockIdx.x];
@@ -134,8 +133,8 @@ struct rescale_of {
 
     __device__ void finish(state &s) const
     {
-        float own = max[s.at]; /* -inf: a slice without a valid column */
-        sum[s.at] = own == -INFINITY ? 0.0f : sum[s.at] * expf(own - global[s.at]);
+        float own = max[s.at]; /* -inf: the sum is 0 or NaN */
+        sum[s.at] = own == -INFINITY ? sum[s.at] : sum[s.at] * expf(own - global[s.at]);
     }
 };
 

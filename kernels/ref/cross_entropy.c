@@ -22,8 +22,10 @@ nd_status nd_ref_ce_stats(nd_stream *stream, const nd_ce_stats_args *args)
         }
         double sum = args->merge ? ((float *)row_sum.data)[i] : 0.0;
         sum *= max > before ? exp((double)before - max) : 1.0;
+        /* -inf less -inf is NaN, but less 0 it adds nothing, and NaN still reaches the sum. */
+        const double base = max == -INFINITY ? 0.0 : max;
         for (int64_t v = 0; v < valid; v++) {
-            sum += exp((double)nd_ref_get(logits, row + v) - max);
+            sum += exp((double)nd_ref_get(logits, row + v) - base);
         }
         int64_t column = ((const int32_t *)labels.data)[i] - args->first;
         ((float *)row_max.data)[i] = max;
@@ -43,8 +45,8 @@ nd_status nd_ref_ce_rescale(nd_stream *stream, const nd_ce_rescale_args *args)
     ND_ASSERT(nd_is_vector(row_sum, ND_DTYPE_F32, n) && nd_is_vector(row_max, ND_DTYPE_F32, n));
     ND_ASSERT(nd_is_vector(global_max, ND_DTYPE_F32, n));
     for (int64_t i = 0; i < n; i++) {
-        /* A slice without a valid column has the sum 0 and the maximum -inf. */
-        sum[i] = max[i] == -INFINITY ? 0.0f : (float)(sum[i] * exp((double)max[i] - global[i]));
+        /* A slice without a logit above -inf has the maximum -inf and the sum 0, or NaN. */
+        sum[i] = max[i] == -INFINITY ? sum[i] : (float)(sum[i] * exp((double)max[i] - global[i]));
     }
     return ND_OK;
 }

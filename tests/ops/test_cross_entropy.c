@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 
 #include "tests/ops/conformance.h"
@@ -219,6 +220,105 @@ static void check_nan_of_a_tile(const nd_side *ref, const nd_backend *backend)
 Test(cross_entropy, a_nan_of_a_tile_reaches_the_sum)
 {
     nd_each_backend(check_nan_of_a_tile);
+}
+
+/* Rows in whose tile t of 10 columns every logit is -inf where bit t of the row's number is set. */
+static nd_tensor rows_with_masked_tiles(nd_dtype dtype)
+{
+    enum { N = 32, V = 50 };
+    nd_tensor logits = nd_random_2d(dtype, N, V, 3, 4.0f);
+    for (int64_t i = 0; i < N * V; i++) {
+        if (i / V >> i % V / 10 & 1) {
+            nd_put(logits, i, -INFINITY);
+        }
+    }
+    return logits;
+}
+
+static void check_masked_tiles(const nd_side *side, const char *name, const ce_result *whole,
+                               nd_tensor logits, nd_tensor labels)
+{
+    /* Five tiles: five roundings of a factor and of its difference, as in check_tiles. */
+    const nd_tolerance sum = {.relative = (50.0 / 8.0 + 5 * 260.0) * nd_eps_f32};
+    for (int64_t columns = 10; columns <= 50; columns += 40) {
+        ce_result got = merged(side, logits, labels, columns, 50);
+        nd_expect_same(name, "max of masked tiles", got.max, whole->max);
+        nd_expect_same(name, "target of masked tiles", got.target, whole->target);
+        nd_expect_close(name, "sum of masked tiles", got.sum, whole->sum, sum);
+    }
+}
+
+static void check_minus_infinity(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        nd_tensor logits = rows_with_masked_tiles(dtypes[d]), labels = random_labels(32, 50);
+        ce_result whole = merged(ref, logits, labels, 50, 50);
+        cr_assert(nd_get(whole.max, 31) == -INFINITY && nd_get(whole.sum, 31) == 0.0f,
+                  "a row of -inf: maximum %g, sum %g", (double)nd_get(whole.max, 31),
+                  (double)nd_get(whole.sum, 31));
+        check_masked_tiles(ref, "ref", &whole, logits, labels);
+        check_masked_tiles(&backend->side, backend->name, &whole, logits, labels);
+        for (int64_t i = 0; i < 32; i++) {
+            nd_put(logits, i * 50 + 23, NAN);
+        }
+        for (int64_t columns = 10; columns <= 50; columns += 40) {
+            ce_result got = merged(&backend->side, logits, labels, columns, 50);
+            for (int64_t i = 0; i < 32; i++) {
+                cr_assert(isnan(nd_get(got.sum, i)), "%s: the NaN of row %d is lost", backend->name,
+                          (int)i);
+            }
+        }
+        nd_case_free();
+    }
+}
+
+Test(cross_entropy, tiles_of_minus_infinity_add_nothing)
+{
+    nd_each_backend(check_minus_infinity);
+}
+
+/* Masks of the most negative number are numbers, also where there is no other logit. */
+static void check_lowest(const nd_side *ref, const nd_backend *backend)
+{
+    nd_tensor logits = nd_random_2d(ND_DTYPE_F32, 1, 50, 0, 1.0f), labels = nd_random_ids(1, 0, 50);
+    for (int64_t i = 0; i < 50; i++) {
+        nd_put(logits, i, -FLT_MAX);
+    }
+    ce_result got = merged(&backend->side, logits, labels, 10, 50);
+    cr_assert(nd_get(got.max, 0) == -FLT_MAX && nd_get(got.sum, 0) == 50.0f,
+              "%s: maximum %g, sum %g", backend->name, (double)nd_get(got.max, 0),
+              (double)nd_get(got.sum, 0));
+    nd_case_free();
+}
+
+Test(cross_entropy, a_row_of_the_lowest_number_has_statistics)
+{
+    nd_each_backend(check_lowest);
+}
+
+/* A slice of -inf takes part with the sum 0, and one of NaN with NaN. */
+static void check_rescaled_infinity(const nd_side *ref, const nd_backend *backend)
+{
+    nd_tensor max = nd_random_1d(ND_DTYPE_F32, 4, 0.0f), sum = nd_clone(max),
+              global = nd_clone(max);
+    nd_stream stream = backend->side.stream;
+    for (int64_t i = 0; i < 4; i++) {
+        nd_put(max, i, -INFINITY);
+        nd_put(sum, i, i < 2 ? 0.0f : NAN);
+        nd_put(global, i, i % 2 ? -INFINITY : 3.0f);
+    }
+    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, ce_rescale, .row_sum = sum, .row_max = max,
+                          .global_max = global));
+    for (int64_t i = 0; i < 4; i++) {
+        cr_assert(i < 2 ? nd_get(sum, i) == 0.0f : isnan(nd_get(sum, i)), "%s: sum %d is %g",
+                  backend->name, (int)i, (double)nd_get(sum, i));
+    }
+    nd_case_free();
+}
+
+Test(cross_entropy, slices_of_minus_infinity_rescale)
+{
+    nd_each_backend(check_rescaled_infinity);
 }
 
 static void check_nan(const nd_side *ref, const nd_backend *backend)
