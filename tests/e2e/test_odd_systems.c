@@ -4,6 +4,7 @@
  * of the environment with any content. A run works, or ends with a documented code and a sentence.
  */
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
@@ -233,4 +234,49 @@ Test(odd_systems, environments_of_a_job)
                  variables[i]);
         ends_well(command);
     }
+}
+
+/* Variables by which OpenMP's library would bind all threads to one CPU. */
+static const char *const bindings[] = {
+    "OMP_PROC_BIND=spread", "OMP_PROC_BIND=close OMP_PLACES=cores", "OMP_PLACES=threads",
+    "GOMP_CPU_AFFINITY=0", "OMP_PROC_BIND=true GOMP_SPINCOUNT=100"};
+
+/* Every thread of a program that computes with two may use the CPUs that the program was given. */
+static void expect_own_mask(const char *binding)
+{
+    char command[COMMAND_MAX];
+    snprintf(command, sizeof command,
+             "rm -f lines text; mkfifo lines; env %s " ND_TRAIN
+             " generate --model kept --interactive --max-new-tokens 3 --threads-per-worker 2 "
+             "<lines >text 2>log & pid=$!; exec 3>lines; echo ab >&3; i=0; "
+             "until test -s text; do i=$((i + 1)); test $i -lt 1000 || exit 1; sleep 0.01; done; "
+             "grep -h Cpus_allowed_list /proc/$pid/task/*/status >all; exec 3>&-; wait $pid; "
+             "test $(wc -l <all) -ge 3 && sort -u all >masks && "
+             "grep Cpus_allowed_list /proc/self/status | diff - masks",
+             binding);
+    shell(&dir, command);
+}
+
+Test(odd_systems, openmp_binds_no_thread)
+{
+    cpu_set_t set;
+    char command[COMMAND_MAX];
+    save_model();
+    cr_assert_eq(sched_getaffinity(0, sizeof set, &set), 0);
+    const int cpus = CPU_COUNT(&set);
+    for (size_t i = 0; i < sizeof bindings / sizeof *bindings; i++) {
+        expect_own_mask(bindings[i]);
+        snprintf(
+            command, sizeof command,
+            "rm -rf out; env %s " ND_LAUNCH FLAGS
+            "--num-processes 2 --dp-shard-size 2 --num-steps 1 --set output.save_model=false "
+            "--set output.dir=out --log-level info 2>&1 | grep 'cpus: %d.* for 2 local workers'",
+            bindings[i], cpus);
+        shell(&dir, command);
+    }
+    for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&set) == cpus && cpus > 1; c++) {
+        CPU_CLR(c, &set); /* the first one */
+    }
+    cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
+    expect_own_mask(bindings[0]);
 }

@@ -9,6 +9,30 @@
 #include "runtime/base/process.h"
 #include "trainer/worker/worker.h"
 
+static char unbound[] = "OMP_PROC_BIND=false";
+
+/*
+ * Where one of these variables is set, OpenMP's library binds the main thread to one CPU when it is
+ * loaded. All threads that a worker makes inherit the binding, also across exec, and the mask that
+ * the process was given can no longer be read. A worker binds itself (runtime/device/affinity.h).
+ */
+static void keep_mask(int argc, char **argv, char **environment)
+{
+    static const char *const names[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"};
+    for (char **entry = environment; *entry; entry++) {
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            if (strncmp(*entry, names[i], strlen(names[i])) == 0) {
+                *entry = unbound;
+            }
+        }
+    }
+}
+
+typedef void preinit(int argc, char **argv, char **environment);
+
+/* The dynamic linker calls it before it initialises any library. */
+__attribute__((section(".preinit_array"), used)) static preinit *before_libraries = keep_mask;
+
 /* Numbers of turns: about 30 to 90 microseconds, and ten times as long. */
 static const char *const spin_between_workers = "2000", *const spin_alone = "20000";
 

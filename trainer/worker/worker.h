@@ -15,7 +15,11 @@
 #include "trainer/rank.h"
 #include "trainer/worker/failure.h"
 
-/* process.c: what concerns the process before it is a worker of a job. */
+/*
+ * process.c: what concerns the process before it is a worker of a job. A program with this file
+ * also lets OpenMP bind no thread: before main it puts OMP_PROC_BIND=false in the place of
+ * OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY.
+ */
 
 /*
  * Sets how long the threads of the ops spin before they sleep, our own and OpenMP's: about what
