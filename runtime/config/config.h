@@ -100,7 +100,7 @@ typedef struct nd_config {
         int64_t
             workers; /* total over all nodes; 0: what the mesh or nodes x nproc_per_node needs */
         nd_device_choice device;
-        int64_t threads_per_worker; /* 0: allowed CPUs / local workers */
+        int64_t threads_per_worker; /* 0: cores of the allowed CPUs / local workers */
         char *log_dir;              /* "": worker output is not kept in files */
         double grace_seconds;       /* between TERM and KILL */
         int64_t nnodes, node_rank;

@@ -25,68 +25,121 @@ static void take_cpus(hwloc_topology_t topology, hwloc_const_cpuset_t allowed, i
     }
 }
 
-static int threads_of(int cpus, int local_workers, int threads_wanted)
-{
-    int share = cpus / local_workers;
-    return threads_wanted > 0 ? threads_wanted : share > 0 ? share : 1;
-}
-
-int nd_affinity_threads(int local_workers, int threads_wanted)
-{
-    cpu_set_t set[MAX_CPUS / CPU_SETSIZE];
-    int cpus = sched_getaffinity(0, sizeof set, set) == 0 ? CPU_COUNT_S(sizeof set, set) : 1;
-    return threads_of(cpus, local_workers, threads_wanted);
-}
-
 static nd_status fail_hwloc(int code, const char *what)
 {
     return code == ENOMEM ? nd_fail_memory("hwloc") : nd_fail(ND_ERR_INTERNAL, "%s", what);
 }
 
-static nd_status apply(hwloc_topology_t topology, int local_rank, int local_workers,
-                       int threads_wanted, nd_affinity *out)
+typedef struct machine {
+    hwloc_topology_t topology;
+    hwloc_bitmap_t allowed; /* CPUs that this thread may use */
+    int cpus, cores;        /* of them */
+} machine;
+
+/* Cores with an allowed CPU; a topology that knows no cores has one for each CPU. */
+static int count_cores(const machine *m)
 {
-    nd_status status = ND_OK;
-    hwloc_cpuset_t allowed = hwloc_bitmap_alloc(), mine = hwloc_bitmap_alloc();
-    bool made = allowed && mine;
-    if (!made || hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_THREAD) != 0) {
-        status =
-            fail_hwloc(made ? errno : ENOMEM, "the CPUs that this process may use cannot be read");
-        hwloc_bitmap_free(allowed);
-        hwloc_bitmap_free(mine);
+    int count = 0;
+    hwloc_obj_t core = NULL;
+    while ((core = hwloc_get_next_obj_by_type(m->topology, HWLOC_OBJ_CORE, core)) != NULL) {
+        count += hwloc_bitmap_intersects(core->cpuset, m->allowed) != 0;
+    }
+    return count > 0 ? count : m->cpus;
+}
+
+static nd_status read_allowed(machine *m)
+{
+    m->allowed = hwloc_bitmap_alloc();
+    if (!m->allowed || hwloc_get_cpubind(m->topology, m->allowed, HWLOC_CPUBIND_THREAD) != 0) {
+        nd_status status = fail_hwloc(m->allowed ? errno : ENOMEM,
+                                      "the CPUs that this process may use cannot be read");
+        hwloc_bitmap_free(m->allowed);
         return status;
     }
-    int cpus = hwloc_bitmap_weight(allowed);
-    *out =
-        (nd_affinity){.allowed = cpus, .threads = threads_of(cpus, local_workers, threads_wanted)};
-    int share = cpus / local_workers;
-    hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, allowed);
+    m->cpus = hwloc_bitmap_weight(m->allowed);
+    m->cores = count_cores(m);
+    return ND_OK;
+}
+
+static nd_status open_machine(machine *out)
+{
+    machine m = {0};
+    errno = 0;
+    if (hwloc_topology_init(&m.topology) != 0) {
+        return fail_hwloc(errno, "hwloc cannot be initialised");
+    }
+    hwloc_topology_set_all_types_filter(m.topology, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
+    hwloc_topology_set_type_filter(m.topology, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
+    nd_status status = hwloc_topology_load(m.topology) == 0
+                           ? read_allowed(&m)
+                           : fail_hwloc(errno, "hwloc cannot read the topology of this machine");
+    if (status != ND_OK) {
+        hwloc_topology_destroy(m.topology);
+        return status;
+    }
+    *out = m;
+    return ND_OK;
+}
+
+static void close_machine(machine *m)
+{
+    hwloc_bitmap_free(m->allowed);
+    hwloc_topology_destroy(m->topology);
+}
+
+static int threads_of(const machine *m, int local_workers, int threads_wanted)
+{
+    int share = m->cores / local_workers;
+    return threads_wanted > 0 ? threads_wanted : share > 0 ? share : 1;
+}
+
+int nd_affinity_threads(int local_workers, int threads_wanted)
+{
+    machine m;
+    if (threads_wanted > 0) {
+        return threads_wanted;
+    }
+    if (open_machine(&m) != ND_OK) {
+        nd_error_clear();
+        return 1;
+    }
+    int threads = threads_of(&m, local_workers, 0);
+    close_machine(&m);
+    return threads;
+}
+
+static nd_status bind_share(const machine *m, int local_rank, int local_workers, nd_affinity *out)
+{
+    int share = m->cpus / local_workers;
+    hwloc_bitmap_t mine = hwloc_bitmap_alloc();
+    if (!mine) {
+        return nd_fail_memory("hwloc");
+    }
+    hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, m->allowed);
     if (share > 0) {
-        take_cpus(topology, allowed, local_rank * share, share, mine);
-        if (hwloc_set_cpubind(topology, mine, HWLOC_CPUBIND_THREAD) == 0) {
+        take_cpus(m->topology, m->allowed, local_rank * share, share, mine);
+        if (hwloc_set_cpubind(m->topology, mine, HWLOC_CPUBIND_THREAD) == 0) {
             out->bound = share;
             hwloc_bitmap_list_snprintf(out->cpus, sizeof out->cpus, mine);
         }
     }
-    hwloc_bitmap_free(allowed);
     hwloc_bitmap_free(mine);
-    return status;
+    return ND_OK;
 }
 
 nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted, nd_affinity *out)
 {
-    hwloc_topology_t topology;
+    machine m;
     ND_ASSERT(local_workers >= 1 && local_rank >= 0 && local_rank < local_workers);
-    errno = 0;
-    if (hwloc_topology_init(&topology) != 0) {
-        return fail_hwloc(errno, "hwloc cannot be initialised");
-    }
-    hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_STRUCTURE);
-    nd_status status = hwloc_topology_load(topology) == 0
-                           ? apply(topology, local_rank, local_workers, threads_wanted, out)
-                           : fail_hwloc(errno, "hwloc cannot read the topology of this machine");
-    hwloc_topology_destroy(topology);
-    return status;
+    ND_TRY(open_machine(&m));
+    nd_affinity affinity = {.allowed = m.cpus,
+                            .cores = m.cores,
+                            .threads = threads_of(&m, local_workers, threads_wanted)};
+    nd_status status = bind_share(&m, local_rank, local_workers, &affinity);
+    close_machine(&m);
+    ND_TRY(status);
+    *out = affinity;
+    return ND_OK;
 }
 
 nd_status nd_affinity_digest(uint64_t *out)

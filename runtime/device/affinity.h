@@ -2,10 +2,11 @@
 #ifndef ND_DEVICE_AFFINITY_H
 #define ND_DEVICE_AFFINITY_H
 /*
- * CPUs of a worker: threads = allowed CPUs / local workers, at least 1, and a binding by hwloc that
- * is never wider than the mask the process was given. With at least one CPU per worker each gets
- * its own adjacent CPUs of the topology, so that a worker's threads share caches; with fewer CPUs
- * than workers no worker is bound and the scheduler balances.
+ * CPUs of a worker: threads = allowed cores / local workers, at least 1, and a binding by hwloc
+ * that is never wider than the mask the process was given. The CPUs of a core (hyperthreads) share
+ * its vector and tile units and its first caches, so a second thread on a core gains nothing. With
+ * at least one CPU per worker each gets its own adjacent CPUs of the topology, so that a worker's
+ * threads share caches; with fewer CPUs than workers no worker is bound and the scheduler balances.
  */
 #include <stdint.h>
 
@@ -13,6 +14,7 @@
 
 typedef struct nd_affinity {
     int allowed;    /* CPUs in the mask of the process */
+    int cores;      /* that have these CPUs */
     int threads;    /* of this worker */
     int bound;      /* CPUs it was bound to; 0: not bound */
     char cpus[128]; /* their list, such as "0-3" */
@@ -25,7 +27,8 @@ nd_status nd_affinity_digest(uint64_t *out);
 nd_status nd_affinity_apply(int local_rank, int local_workers, int threads_wanted,
                             nd_affinity *out);
 
-/* The threads that nd_affinity_apply would choose, without binding anything. */
+/* The threads that nd_affinity_apply would choose, without binding anything; 1 where the cores
+ * cannot be counted. */
 int nd_affinity_threads(int local_workers, int threads_wanted);
 
 #endif

@@ -280,3 +280,16 @@ Test(odd_systems, openmp_binds_no_thread)
     cr_assert_eq(sched_setaffinity(0, sizeof set, &set), 0);
     expect_own_mask(bindings[0]);
 }
+
+/* hwloc describes a machine whose cores have two CPUs each. */
+Test(odd_systems, a_core_of_two_cpus_has_one_thread)
+{
+#define SMT "rm -rf out; HWLOC_SYNTHETIC='core:4 pu:2' " ND_TRAIN
+#define RUN                                                                                        \
+    " --num-steps 1 --set output.save_model=false --set output.dir=out --log-level info 2>&1 | "   \
+    "grep "
+    shell(&dir, SMT " train" FLAGS "--threads-per-worker 0" RUN
+                    "'cpus: 8 of 4 cores for 1 local worker, 4 threads each, bound'");
+    shell(&dir, SMT " train" FLAGS "--threads-per-worker 9" RUN
+                    "'9 threads on 8 cpus, .* leave it out, or use 4$'");
+}

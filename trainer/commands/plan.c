@@ -37,9 +37,9 @@ static assumption assume(const nd_rank *r, bool f32)
     if (r->config->launch.device == ND_CHOOSE_CUDA) {
         return (assumption){"one H100 a worker at half of its BF16 peak", 495e12 * share, 200e9};
     }
-    /* Threads beyond the worker's share of the CPUs wait for each other. */
-    double cpus = nd_affinity_threads(1, 0), local = (double)r->config->launch.nproc_per_node;
-    double cores = fmin(r->device->threads, cpus / local);
+    /* Threads beyond the worker's share of the cores wait for each other. */
+    double all = nd_affinity_threads(1, 0), local = (double)r->config->launch.nproc_per_node;
+    double cores = fmin(r->device->threads, all / local);
     return (assumption){"one core a thread, shared where there are more threads than cores",
                         100e9 * cores * share, 2e9};
 }

@@ -53,6 +53,19 @@ static void print_settings(const nd_config *config)
     nd_config_fini(&context.defaults);
 }
 
+static void print_cpus(const nd_worker *worker)
+{
+    const nd_affinity *a = &worker->affinity;
+    char cores[32] = "";
+    if (a->cores < a->allowed) {
+        snprintf(cores, sizeof cores, " of %d core%s", a->cores, a->cores == 1 ? "" : "s");
+    }
+    nd_log_info("cpus: %d%s for %d local worker%s, %d thread%s each%s", a->allowed, cores,
+                worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s", a->threads,
+                a->threads == 1 ? "" : "s",
+                a->bound ? ", bound" : ", not bound: more workers than cpus");
+}
+
 /* Threads of different workers that share a CPU wait for each other at the end of every parallel
  * region. */
 static void warn_of_threads(const nd_run_context *run, const nd_config *config)
@@ -64,7 +77,7 @@ static void warn_of_threads(const nd_run_context *run, const nd_config *config)
             "launch.threads_per_worker %d x %d workers are %d threads on %d cpu%s, so steps "
             "may take many times as long; leave it out, or use %d",
             a->threads, workers, threads, a->allowed, a->allowed == 1 ? "" : "s",
-            a->allowed > workers ? a->allowed / workers : 1);
+            a->cores > workers ? a->cores / workers : 1);
     }
 }
 
@@ -189,10 +202,7 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
         nd_log_info("instruction set: %s; %s", nd_ops_machine(r->device),
                     nd_ops_products(r->device));
     }
-    nd_log_info("cpus: %d for %d local worker%s, %d thread%s each%s", worker->affinity.allowed,
-                worker->peers.sharers, worker->peers.sharers == 1 ? "" : "s",
-                worker->affinity.threads, worker->affinity.threads == 1 ? "" : "s",
-                worker->affinity.bound ? ", bound" : ", not bound: more workers than cpus");
+    print_cpus(worker);
     warn_of_threads(run, r->config);
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <sched.h>
+#include <stdlib.h>
 
 #include "runtime/device/affinity.h"
 
@@ -44,4 +45,56 @@ Test(affinity, workers_share_the_cpus)
     cr_assert_eq(affinity.bound, 1);
     first_allowed(&set);
     cr_assert_eq(CPU_COUNT(&set), 1);
+}
+
+/* hwloc describes a machine that is not here, so it binds nothing. */
+Test(affinity, a_core_of_two_cpus_has_one_thread)
+{
+    static const struct {
+        int rank, workers, wanted, threads, bound;
+        const char *cpus;
+    } cases[] = {
+        {0, 1, 0, 4, 8, "0-7"}, {1, 2, 0, 2, 4, "4-7"}, {1, 4, 0, 1, 2, "2-3"},
+        {2, 3, 0, 1, 2, "4-5"}, {5, 8, 0, 1, 1, "5"},   {0, 9, 0, 1, 0, "0-7"},
+        {0, 1, 8, 8, 8, "0-7"}, {1, 2, 3, 3, 4, "4-7"},
+    };
+    setenv("HWLOC_SYNTHETIC", "core:4 pu:2", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_affinity a;
+        cr_assert_eq(nd_affinity_apply(cases[i].rank, cases[i].workers, cases[i].wanted, &a),
+                     ND_OK);
+        cr_expect(a.allowed == 8 && a.cores == 4, "%d CPUs, %d cores", a.allowed, a.cores);
+        cr_expect_eq(a.threads, cases[i].threads, "case %d: %d", (int)i, a.threads);
+        cr_expect_eq(a.bound, cases[i].bound, "case %d: %d", (int)i, a.bound);
+        cr_expect_str_eq(a.cpus, cases[i].cpus);
+        cr_expect_eq(nd_affinity_threads(cases[i].workers, cases[i].wanted), cases[i].threads);
+    }
+}
+
+/* The real mask on a machine where CPUs 2 c and 2 c + 1 are core c. */
+Test(affinity, cores_are_those_of_the_mask)
+{
+    cpu_set_t set;
+    nd_affinity affinity;
+    const int first = first_allowed(&set);
+    int cores = 0;
+    for (int c = first; c + 1 < CPU_SETSIZE; c++) {
+        cores += CPU_ISSET(c, &set) && !(c % 2 == 1 && CPU_ISSET(c - 1, &set));
+    }
+    setenv("HWLOC_SYNTHETIC", "core:512 pu:2", 1);
+    setenv("HWLOC_THISSYSTEM", "1", 1);
+    cr_assert_eq(nd_affinity_apply(0, 1, 0, &affinity), ND_OK);
+    cr_expect_eq(affinity.allowed, CPU_COUNT(&set));
+    cr_expect_eq(affinity.cores, cores);
+    cr_expect_eq(affinity.threads, cores);
+}
+
+/* A machine whose cores are not known. */
+Test(affinity, cpus_count_where_there_are_no_cores)
+{
+    nd_affinity affinity;
+    setenv("HWLOC_SYNTHETIC", "pack:1 pu:6", 1);
+    cr_assert_eq(nd_affinity_apply(1, 2, 0, &affinity), ND_OK);
+    cr_expect_eq(affinity.cores, 6);
+    cr_expect_eq(affinity.threads, 3);
 }
