@@ -19,8 +19,8 @@ enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
 /* Where the CPU has no BF16 products: extents of a widened tile in m, n and k. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 
-/* Whether there are packed forms to keep (nd_packed_form): where they save enough, or as the
- * environment variable ND_CPU_PACKED says (anew: never, kept: always). */
+/* Whether packed weights are kept (nd_packed_form): where that saves enough, unless the environment
+ * variable ND_CPU_PACKED forbids it (anew) or asks for it everywhere (kept). */
 typedef enum nd_cpu_packing {
     ND_CPU_PACKING_BY_ROWS = 0,
     ND_CPU_PACKING_ANEW,
@@ -59,8 +59,8 @@ typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
 
 /*
  * Runs body over [0, items) on up to stream->device->threads threads. `work` is the number of
- * elements that one item touches: small jobs, and all jobs of a device with one thread, run in the
- * caller alone.
+ * elements that one item touches. Small jobs, and all jobs of a device with one thread, run on the
+ * calling thread alone.
  */
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
 

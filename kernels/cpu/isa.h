@@ -8,8 +8,9 @@
  *
  * The environment variable ND_CPU_ISA (baseline, avx2, avx512, avx512_bf16, amx) lowers the level,
  * for tests and for comparing machines; a level that the CPU lacks is a configuration error.
- * amx_emulated, which any CPU has, is for tests: the kernels for AMX with its tile instructions in
- * plain C (amx.h), everything else at the CPU's own level up to avx512_bf16. It is slow.
+ * amx_emulated works on any CPU and is for tests: the kernels for AMX run with its tile
+ * instructions in plain C (amx.h), slowly, and everything else runs at the CPU's own level, up to
+ * avx512_bf16.
  *
  * ND_CPU_PRODUCTS (own, onednn) chooses what multiplies BF16 and FP8, for comparing the two. Our
  * own kernels need AVX-512, and are used there unless it says otherwise. With onednn the library
@@ -35,7 +36,7 @@ const char *nd_cpu_isa_name(nd_cpu_isa isa);
 /* What the CPU has. */
 nd_cpu_isa nd_cpu_isa_detect(void);
 
-/* What to use: the CPU's level, lowered by ND_CPU_ISA, or what it names to be emulated. */
+/* The level to use: the CPU's own one, or the one that ND_CPU_ISA names. */
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out);
 
 /* Whether products of BF16 and FP8 are our own at this level. */

@@ -16,8 +16,8 @@ static bool begins_with(const char *text, const char *word)
     return strncasecmp(text, word, strlen(word)) == 0;
 }
 
-/* The number at the begin of the text and its unit; *end is what follows, NULL where there is no
- * such number. */
+/* Reads a number and its unit from the start of the text. *end is the rest of the text, or NULL
+ * where it starts with no number. */
 static int64_t read_number(const char *text, const char **end)
 {
     static const char units[] = "kmgt";

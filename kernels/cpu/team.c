@@ -38,7 +38,8 @@ struct nd_team {
     _Atomic bool runs; /* a region */
     member *members;   /* [threads]; the first is not used */
     range *ranges;     /* [threads] */
-    /* The region. Written while no piece is left, read by those who have begun one. */
+    /* The region. It is written while no piece is left, and a thread that has begun a piece reads
+     * it. */
     nd_team_body body;
     void *arg;
     int64_t pieces;
@@ -62,7 +63,7 @@ int nd_team_threads(const nd_team *team)
 
 /* waiting */
 
-/* A bit of the value, by which only those that wait for it are woken. */
+/* The value as one bit of a futex, so that only threads that wait for this value are woken. */
 static uint32_t bit_of(uint32_t value)
 {
     return (uint32_t)1 << value % 32;
@@ -87,7 +88,7 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Until the count has the value, or until it has another. */
+/* Waits until the count has the value, or, without `equal`, until it has another. */
 static inline void wait_until(const nd_team *team, nd_team_count *count, uint32_t value, bool equal)
 {
     for (int64_t turn = 0; turn < team->spin_turns; turn++) {
@@ -108,7 +109,7 @@ void nd_team_wait(const nd_team *team, nd_team_count *count, uint32_t value)
     wait_until(team, count, value, true);
 }
 
-/* Up to `threads` of those that sleep until the count has this value. */
+/* Wakes up to `threads` threads that sleep until the count has this value. */
 static void wake_sleepers(nd_team_count *count, uint32_t value, int threads)
 {
     if (atomic_load(&count->sleepers) > 0) {
@@ -147,7 +148,7 @@ static void finish(nd_team *team)
     }
 }
 
-/* Its own range first, then what is left of the others. */
+/* Does the pieces of its own range first, then those that are left in other ranges. */
 static void work(nd_team *team, int index)
 {
     const int width = atomic_load(&team->width);
@@ -265,8 +266,8 @@ void nd_team_destroy(nd_team *team)
     free(team);
 }
 
-/* What a thread does wrong by itself is not for another thread, and a blocked fault would end the
- * process without its handler. */
+/* Faults stay open: the kernel sends one to the thread that caused it, and ends the process without
+ * calling the handler where that thread blocks it. */
 static sigset_t all_but_faults(void)
 {
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};

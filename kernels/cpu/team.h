@@ -5,13 +5,12 @@
  * The threads of one device. They are made once and stay: between regions they spin for a moment
  * and then sleep. A region is a number of pieces; each thread begins with its own range of them and
  * then takes pieces that others have not begun. The end of a region waits for the pieces that were
- * begun, not for the threads: one that has no CPU at the moment, because something else runs there,
- * holds up nobody who can do its pieces. Which thread does a piece is therefore open, and bodies
- * give results that do not depend on it.
+ * begun, not for the threads: while another program has a thread's CPU, the other threads do its
+ * pieces. Any thread may do a piece, so the results of a body must not depend on the thread.
  *
  * The host thread that drives the device is thread 0 of the team; it alone calls these functions.
- * The other threads block every signal but those of their own faults: signals are for the process's
- * first thread.
+ * The other threads block every signal but those of their own faults, so that the first thread of
+ * the process handles all others.
  */
 #include <stdatomic.h>
 #include <stddef.h>
@@ -44,23 +43,24 @@ nd_status nd_team_start(nd_team *team, size_t stack_bytes);
  * of any team, or while another thread runs a region of this team ends the process. */
 void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg);
 
-/* A number that a thread changes and others wait for; a line of the cache, since they read it all
- * the time. */
+/* A number that a thread changes and others wait for. It has a cache line of its own, since the
+ * others read it all the time. */
 typedef struct nd_team_count {
     _Alignas(64) _Atomic uint32_t value;
     _Atomic uint32_t sleepers;
 } nd_team_count;
 
 /*
- * For pieces that have an order among them: waits until the count has this value, and spins and
- * sleeps as between regions. What was done before nd_team_set set it is then seen. Whoever sets it
- * must have begun, as a piece that was not begun may be one that this thread has to do.
- * nd_team_set: one thread at a time; counts begin as zeros.
+ * For pieces that have an order among them. nd_team_wait waits until the count has this value; it
+ * spins and sleeps as between regions. The caller then sees all that was written before the
+ * nd_team_set. It may wait only for a piece that was begun: it may itself have to do one that was
+ * not. Counts begin as zeros, and one thread at a time calls nd_team_set.
  */
 void nd_team_wait(const nd_team *team, nd_team_count *count, uint32_t value);
 void nd_team_set(nd_team_count *count, uint32_t value);
 
-/* Which thread of its team calls, for scratch of its own: 0 to threads - 1; 0 outside of teams. */
+/* The number of the calling thread in its team, for scratch of its own: 0 to threads - 1, and 0
+ * outside of teams. */
 int nd_team_thread(void);
 
 #endif

@@ -27,9 +27,9 @@ typedef struct nd_bench_options {
 /*
  * What this CPU can do at most, on all threads at once: products of registers with registers for
  * each kind of product that the CPU has, up to what ND_CPU_ISA allows, and bytes a second from
- * memory and from the second cache. Without `threads`, all CPUs that the process may use. Products
- * and the second cache count by the time that threads had a CPU, so that other programs do not
- * count; memory by the time that passed.
+ * memory and from the second cache. With `threads` 0 it uses all CPUs that the process may use.
+ * Rates of products and of the second cache are per CPU time of the threads, so that other programs
+ * do not count; those of memory are per time that passed.
  * ND_ERR_INTERNAL: a loop's result is wrong.
  */
 nd_status nd_bench_peak(const nd_bench_options *options);

@@ -28,12 +28,12 @@ typedef struct work {
 typedef struct lap {
     double begin, end; /* of the clock */
     double cpu;        /* seconds that the thread had a CPU */
-    double clock;      /* cycles a second just behind it */
+    double clock;      /* cycles a second, measured right after it */
     bool right;
 } lap;
 
 typedef struct team {
-    int threads, cores; /* cores: that the threads can be on at once */
+    int threads, cores; /* cores: how many the threads can use at once */
     int repeats;
     double seconds;
     lap *laps; /* (threads) */
@@ -130,7 +130,7 @@ static nd_status run_once(const team *t, const work *w, int64_t count)
                : nd_fail(ND_ERR_INTERNAL, "the loop of %s has a wrong result on this CPU", w->name);
 }
 
-/* Seconds from the first thread's begin to the last one's end. */
+/* Seconds from the start of the first thread to the end of the last one. */
 static double seconds_of(const team *t)
 {
     double begin = INFINITY, end = 0.0;
@@ -141,8 +141,9 @@ static double seconds_of(const team *t)
     return end - begin;
 }
 
-/* Times a second, of all threads. What each thread has for itself counts by the time that it had a
- * CPU, so that other programs do not count; what threads share, by the time that passed. */
+/* Times a second, of all threads. Work that a thread does by itself is divided by the CPU time of
+ * the thread, so that other programs do not count; work on what threads share, by the time that
+ * passed. */
 static double rate_of(const team *t, const work *w, int64_t count)
 {
     double sum = 0.0;

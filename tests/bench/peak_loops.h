@@ -2,10 +2,10 @@
 #ifndef ND_BENCH_PEAK_LOOPS_H
 #define ND_BENCH_PEAK_LOOPS_H
 /*
- * Loops that know one limit of a core each: products of registers with registers, and passes over
+ * Loops that reach one limit of a core each: products of registers with registers, and passes over
  * arrays. peak_vectors.c and peak_tiles.c are compiled once per instruction set; a loop may be
- * called only on a CPU that has its set. Each is called by all threads at once, each with arrays of
- * its own.
+ * called only on a CPU that has its set. All threads call a loop at once, each with arrays of its
+ * own.
  *
  * Products: every step multiplies 1.5 by 1.25 in each place and adds the result to sums that lie in
  * registers. Their instructions are statements of the assembler, so the compiler can neither drop

@@ -3,9 +3,10 @@
 #include "trainer/layout/layout.h"
 
 /* Logits of one head chunk. Each chunk reads the head's weight twice, and reads and writes its F32
- * gradient: 12 bytes of memory for each weight, beside 6 FLOP for each weight and row, of which
- * 1,000 rows are enough for a CPU. A large vocabulary gets so many rows if they fit in the most;
- * a smaller one may have more. On a GPU enough rows to fill it. */
+ * gradient: 12 bytes of memory for each weight. It computes 6 FLOP for each weight and row, so with
+ * 1,024 rows a CPU hardly waits for memory. A large vocabulary gets that many rows if their logits
+ * take at most HEAD_LOGITS_BYTES_MOST; a smaller one gets as many as HEAD_LOGITS_BYTES hold. A GPU
+ * gets enough rows to fill it. */
 enum {
     HEAD_ROWS = 1024,
     HEAD_LOGITS_BYTES = 64 << 20,
@@ -19,7 +20,7 @@ enum { HEAD_COLUMNS = 1024, HEAD_COLUMNS_UNIT = 64 };
 /* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };
 
-/* Tokens per tp peer of one chunk, whose logits take `row_bytes` for each. */
+/* Tokens per tp peer of one chunk; the logits of each take row_bytes. */
 static int64_t head_rows(int64_t row_bytes, int64_t tp)
 {
     const int64_t enough = nd_min(nd_ceil_div(HEAD_ROWS, tp), HEAD_LOGITS_BYTES_MOST / row_bytes);

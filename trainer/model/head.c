@@ -8,8 +8,9 @@
  * its gathered order is (peer, row); nd_batches_load puts the labels in that order.
  *
  * On a CPU a chunk's logits are tiles of head_columns columns, which stay in the caches from one op
- * to the next: the statistics of a tile follow on its product, and both products of its gradient on
- * the gradient. A tile goes to memory once, between the chunk's forward and its backward.
+ * to the next: the statistics of a tile are made right after its product, and both products of its
+ * gradient right after the gradient. A tile goes to memory once, between the chunk's forward and
+ * its backward.
  */
 #include "runtime/base/math.h"
 #include "trainer/model/model.h"
@@ -40,7 +41,7 @@ typedef struct head_tile {
     nd_tensor w;          /* (columns, C) */
 } head_tile;
 
-/* kept: the tiles before it hold logits that are still needed. */
+/* kept: the logits of the tiles before it are still needed, so it lies behind them. */
 static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
 {
     const nd_dims *d = &m->dims;
@@ -142,8 +143,8 @@ static nd_status source_losses(nd_model *m, const nd_activation_set *set, int64_
     return ND_OK;
 }
 
-/* 3'. dlogits in place, 2'. the weight's gradient, and the rows' gradient: partial over the
- * vocabulary. beta: of the weight's gradient. */
+/* 3'. dlogits in place, 2'. the weight's gradient, with beta, and `partial`: the rows' gradient
+ * from this rank's slice of the vocabulary. */
 static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, nd_tensor partial)
 {
     nd_rank *r = m->rank;

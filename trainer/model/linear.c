@@ -59,7 +59,8 @@ static nd_packed_form *packed_of(nd_block_call c, const nd_linear_part *p, bool 
     return nd_packed_form_of(&c.model->packed, &w);
 }
 
-/* The weight of an FP8 part is there as codes, which may be packed, or is cast for each product. */
+/* The weight of an FP8 part is packed only where its codes are gathered; otherwise it is cast for
+ * each product. */
 static void want_packed(nd_block_call c, const nd_linear_part *p)
 {
     nd_model *m = c.model;

@@ -97,7 +97,8 @@ typedef struct nd_model {
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 } nd_model;
 
-/* Which packed weights are kept; without, each product packs its weight. */
+/* Whose packed weights are kept: those of the blocks and of the head, those of the head, or none. A
+ * product without one packs its weight itself. */
 typedef enum nd_keep_packed {
     ND_KEEP_PACKED_ALL = 0,
     ND_KEEP_PACKED_HEAD,

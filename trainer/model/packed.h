@@ -3,14 +3,14 @@
 #define ND_MODEL_PACKED_H
 /*
  * Weights in the form in which products read them, where the backend has one (nd_packed_form in
- * kernels/ops.h). A form is made by the first product that reads it and serves all later ones,
- * until the weights change: those of the step's other micro-batches, of a recompute, and of the
- * head's other chunks.
+ * kernels/ops.h). The first product that reads a form makes it. All later products read it until
+ * the weights change: those of other micro-batches of the step, of a recompute, and of other chunks
+ * of the head.
  *
- * A weight has up to two forms, for the forward (b = w^T) and for the input gradient (b = w); that
- * of the head has two for each tile of the vocabulary, which is multiplied by itself. A form is
- * kept where it is read more than once in a step and its unit has a buffer of its own. A block that
- * shares its buffer is gathered again before each pass over it, which reads a form once.
+ * A weight has up to two forms, for the forward (b = w^T) and for the input gradient (b = w). The
+ * head's weight has two for each tile of the vocabulary, since each tile has products of its own. A
+ * form is kept where a step reads it more than once and its unit has a buffer of its own. A block
+ * that shares its buffer is gathered again before each pass, and a pass reads a form once.
  */
 #include "kernels/ops.h"
 #include "runtime/device/memplan.h"
@@ -40,7 +40,7 @@ nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const n
                          int64_t tiles);
 void nd_packed_fini(nd_packed_weights *packed);
 
-/* Wants a form of a weight in this dtype, which a step reads `reads` times for products of `rows`
+/* Wants a form of a weight in this dtype. A step reads it `reads` times, in products of `rows`
  * rows. */
 void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype dtype,
                     int64_t rows, int64_t reads);
@@ -50,8 +50,8 @@ void nd_packed_plan(nd_packed_weights *packed, nd_memplan *plan);
 size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
 
 /* The form of a weight, for b_packed of a product; NULL where none is kept. It is marked as not
- * made when the weights have changed. first, last, layer, row and transposed of `which` say which.
- */
+ * made when the weights have changed. Of `which` only first, last, layer, row and transposed are
+ * read. */
 nd_packed_form *nd_packed_form_of(nd_packed_weights *packed, const nd_packed_weight *which);
 
 #endif

@@ -9,8 +9,8 @@
 /* Kernels' code, of this program and of libraries, which the driver loads when it is first used. */
 static const size_t KERNEL_BYTES = (size_t)256 << 20;
 
-/* How much of a host's memory, or of a limit, plans may take that keep what only saves time: the
- * rest is for libraries, stacks, files and other programs. */
+/* The most that plans may take of a host's memory, or of a limit, while they hold packed weights,
+ * which only save time. The rest is for libraries, stacks, files and other programs. */
 static const double FULL_SHARE = 0.75;
 
 /* The most that the transport may hold for this rank's groups. It is an upper bound: a group that

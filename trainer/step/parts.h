@@ -75,14 +75,14 @@ void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 /* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
  * which are not allocated. `graphs`: what CUDA graphs will hold. */
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
-/* Whether this many workers of a host, each with a plan of so many bytes, take more than three
- * quarters of its memory or more than is free in it, or one of them more than three quarters of
- * what its own limit leaves. */
+/* Whether `workers` workers of a host, each with a plan of `bytes`, take more than three quarters
+ * of its memory or more than is free, or whether one plan takes more than three quarters of what
+ * the worker's own limit leaves. */
 bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
                        const nd_memory_limit *limit);
-/* The same for the workers of this host, with the memory that is free now, before this worker has
- * allocated its plan: the trainer then keeps less that only saves time. Workers may find different
- * answers, since others may have allocated theirs; no result depends on the answer. */
+/* The same for the workers of this host, with the memory that is free before this worker allocates
+ * its plan. Where it is true, the trainer keeps fewer packed weights. Answers of workers may
+ * differ, since some may have allocated their plans already; no result depends on the answer. */
 bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);

@@ -127,9 +127,9 @@ bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t cap
  * and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /*
- * For a model without a trainer: adds what libraries and kernels hold of a GPU, or the ops of a CPU
- * hold, to the plan, as external bytes. nd_model_budget_commit is nd_memplan_commit, with a warning
- * where the plan leaves too little for what comes later.
+ * For a model without a trainer: adds to the plan, as external bytes, what libraries and kernels
+ * hold on a GPU, or what the ops hold on a CPU. nd_model_budget_commit is nd_memplan_commit, with a
+ * warning where the plan leaves too little for what comes later.
  */
 void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan);
 nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan);
