@@ -546,13 +546,14 @@ nd_status nd_ops_ref(const nd_ops **out); /* naive F32 C, the oracle */
  * with it. */
 nd_status nd_ops_cpu(nd_device *device, const nd_ops **out);
 /*
- * Starts the device's threads, ours and those of oneDNN (libgomp's), as many again; they wait for
- * the ops of the calling thread. ND_ERR_RESOURCE: a limit forbids so many (ulimit -u, -v, -d,
- * pids.max, stacks that have no room). Without this the first op that needs them starts them, and
- * under such a limit ours warn and leave all work to the calling thread, while libgomp ends the
- * process.
+ * Starts the device's threads, which wait for the ops of the calling thread: ours, and as many of
+ * oneDNN (libgomp's) where it will multiply, which is F32 (`f32`: there will be products of it) and
+ * what our own kernels do not (nd_ops_products). ND_ERR_RESOURCE: a limit forbids so many (ulimit
+ * -u, -v, -d, pids.max, stacks that have no room). Without this the first op that needs them starts
+ * them, and under such a limit ours warn and leave all work to the calling thread, while libgomp
+ * ends the process.
  */
-nd_status nd_ops_cpu_start_threads(nd_device *device);
+nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32);
 /* Bytes that the CPU ops allocated for the device, beside what callers give them: packed operands
  * of products and partial sums. 0 where it has no CPU ops. Not in it is what oneDNN's products
  * allocate when they first run. */

@@ -9,7 +9,7 @@ nd_status nd_ops_cpu(nd_device *device, const nd_ops **out)
                    "or disabled); use --device cuda, or build again where they are");
 }
 
-nd_status nd_ops_cpu_start_threads(nd_device *device)
+nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32)
 {
     return ND_OK;
 }

@@ -58,13 +58,14 @@ static void *wait_for(void *gate)
     return NULL;
 }
 
-/* As many threads at once as the ops will have, with the stacks that libgomp will give its own. */
-static nd_status try_threads(int wanted, pthread_t *threads)
+/* As many threads at once as the ops will have, with the stacks that libgomp will give its own.
+ * sets: 1, ours, or 2, libgomp's too; each beside the calling thread. */
+static nd_status try_threads(int wanted, int sets, pthread_t *threads)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_attr_t attributes;
     nd_status status = ND_OK;
-    const int count = 2 * (wanted - 1); /* ours and libgomp's, beside the calling thread */
+    const int count = sets * (wanted - 1);
     const size_t stack = (size_t)nd_ops_cpu_stack_bytes();
     int started = 0, code = 0;
     pthread_attr_init(&attributes);
@@ -75,7 +76,7 @@ static nd_status try_threads(int wanted, pthread_t *threads)
         started += code == 0;
     }
     if (code != 0) {
-        status = nd_cpu_refuse_threads(wanted, started / 2 + 1, code, stack);
+        status = nd_cpu_refuse_threads(wanted, started / sets + 1, code, stack);
     }
     pthread_mutex_unlock(&gate);
     for (int i = 0; i < started; i++) {
@@ -86,7 +87,19 @@ static nd_status try_threads(int wanted, pthread_t *threads)
     return status;
 }
 
-nd_status nd_ops_cpu_start_threads(nd_device *device)
+/* libgomp starts its threads in its first region, and keeps them. */
+static void start_libgomp(int wanted)
+{
+    int running = 0;
+    omp_set_num_threads(wanted);
+#pragma omp parallel
+    {
+#pragma omp atomic
+        running++; /* the compiler leaves out a region that does nothing */
+    }
+}
+
+nd_status nd_ops_cpu_start_threads(nd_device *device, bool f32)
 {
     int wanted = device->threads;
     pthread_t *threads = NULL;
@@ -94,18 +107,15 @@ nd_status nd_ops_cpu_start_threads(nd_device *device)
         return ND_OK;
     }
     ND_TRY(nd_cpu_context_create(device));
+    nd_cpu_context *context = device->native;
+    const bool library = f32 || !context->gemm;
     ND_TRY(ND_ALLOC(2 * wanted, &threads));
-    const nd_status status = try_threads(wanted, threads);
+    const nd_status status = try_threads(wanted, library ? 2 : 1, threads);
     free(threads);
     ND_TRY(status);
-    nd_cpu_context *context = device->native;
     ND_TRY(nd_team_start(context->team, (size_t)nd_ops_cpu_stack_bytes()));
-    int running = 0;
-    omp_set_num_threads(wanted);
-#pragma omp parallel
-    {
-#pragma omp atomic
-        running++; /* the compiler leaves out a region that does nothing */
+    if (library) {
+        start_libgomp(wanted);
     }
     return ND_OK;
 }

@@ -229,7 +229,7 @@ nd_status nd_bench_attention(const nd_bench_options *o)
     nd_device *device = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, &device));
-    ND_TRY_OUT(nd_ops_cpu_start_threads(device));
+    ND_TRY_OUT(nd_ops_cpu_start_threads(device, false));
     printf("causal attention, %lld tokens, %lld heads, %d threads\n%8s  %-10s %12s %12s %12s\n",
            (long long)o->sequence, (long long)o->heads, device->threads, "head", "", "best ms",
            "median ms", "GFLOP/s");

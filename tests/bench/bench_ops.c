@@ -219,7 +219,7 @@ static nd_status prepare(bench *b, const nd_bench_options *o, nd_device **device
 {
     setenv("ND_CPU_PACKED", "kept", 0);
     ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, device));
-    ND_TRY(nd_ops_cpu_start_threads(*device));
+    ND_TRY(nd_ops_cpu_start_threads(*device, false));
     ND_TRY(nd_ops_cpu(*device, &b->ops));
     if (o->stand_in) {
         ND_TRY(nd_bench_use_stand_in(*device));

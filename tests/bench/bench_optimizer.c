@@ -128,7 +128,7 @@ nd_status nd_bench_optimizer(const nd_bench_options *o)
     nd_device *device = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_device_open_cpu(o->threads ? o->threads : 2, &device));
-    ND_TRY_OUT(nd_ops_cpu_start_threads(device));
+    ND_TRY_OUT(nd_ops_cpu_start_threads(device, false));
     ND_TRY_OUT(nd_ops_cpu(device, &b.ops));
     ND_TRY_OUT(device->table->stream_init(device, &b.stream));
     ND_TRY_OUT(allocate(&b, o));

@@ -459,7 +459,7 @@ nd_status nd_bench_peak(const nd_bench_options *options)
     t.cores = t.threads < cores ? t.threads : cores;
     ND_TRY_OUT(ND_ALLOC(t.threads, &t.laps));
     ND_TRY_OUT(nd_device_open_cpu(t.threads, &device));
-    ND_TRY_OUT(nd_ops_cpu_start_threads(device));
+    ND_TRY_OUT(nd_ops_cpu_start_threads(device, false));
     omp_set_dynamic(0); /* all of them, or laps would be missing */
     ND_TRY_OUT(run(&t, device, options->mebibytes));
 out:

@@ -261,18 +261,49 @@ Test(threads, that_cannot_start_are_an_error)
     pthread_attr_init(&huge);
     cr_assert_eq(pthread_attr_setstacksize(&huge, (size_t)1 << 46), 0);
     cr_assert_eq(pthread_setattr_default_np(&huge), 0);
-    nd_status status = nd_ops_cpu_start_threads(device);
+    nd_status status = nd_ops_cpu_start_threads(device, true);
     pthread_setattr_default_np(&usual);
     cr_expect_eq(status, ND_ERR_RESOURCE);
     cr_expect(strstr(nd_error_last()->message, "a worker of 3 threads cannot start more than 1 "),
               "%s", nd_error_last()->message);
     nd_error_clear();
     int before = count_threads();
-    cr_expect_eq(nd_ops_cpu_start_threads(device), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(nd_ops_cpu_start_threads(device, true), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(count_threads(), before + 4, "ours and libgomp's wait for the ops");
     pthread_attr_destroy(&huge);
     pthread_attr_destroy(&usual);
     nd_device_close(device);
+}
+
+/* Threads that a device with three starts; libgomp's stay when it is closed. `own`: whether our own
+ * kernels multiply BF16. */
+static int count_started(const char *products, bool f32, bool *own)
+{
+    nd_device *device = NULL;
+    setenv("ND_CPU_PRODUCTS", products, 1);
+    cr_assert_eq(nd_device_open_cpu(3, &device), ND_OK);
+    const int before = count_threads();
+    cr_assert_eq(nd_ops_cpu_start_threads(device, f32), ND_OK, "%s", nd_error_last()->message);
+    const int started = count_threads() - before;
+    *own = ((nd_cpu_context *)device->native)->gemm;
+    nd_device_close(device);
+    unsetenv("ND_CPU_PRODUCTS");
+    return started;
+}
+
+Test(threads, of_libgomp_start_where_onednn_multiplies_f32)
+{
+    bool own = false;
+    const int without = count_started("", false, &own), with = count_started("", true, &own);
+    cr_expect_eq(without, own ? 2 : 4, "%d without F32", without);
+    cr_expect_eq(with, own ? 4 : 2, "%d with F32", with);
+}
+
+Test(threads, of_libgomp_start_where_onednn_multiplies_bf16)
+{
+    bool own = true;
+    cr_expect_eq(count_started("onednn", false, &own), 4);
+    cr_expect(!own);
 }
 
 /* The stacks are those that libgomp will make. */
@@ -281,7 +312,7 @@ Test(threads, whose_stacks_have_no_room_are_an_error)
     nd_device *device = NULL;
     cr_assert_eq(nd_device_open_cpu(3, &device), ND_OK);
     setenv("OMP_STACKSIZE", "900000 G", 1);
-    cr_expect_eq(nd_ops_cpu_start_threads(device), ND_ERR_RESOURCE);
+    cr_expect_eq(nd_ops_cpu_start_threads(device, false), ND_ERR_RESOURCE);
     cr_expect(strstr(nd_error_last()->message, "(OMP_STACKSIZE, ulimit -s)"), "%s",
               nd_error_last()->message);
     nd_error_clear();
@@ -326,7 +357,8 @@ static void start_without_processes(int answer)
         said = "one user";
     } else if (setrlimit(RLIMIT_NPROC, &none) == 0 && setrlimit(RLIMIT_AS, &far) == 0 &&
                nd_device_open_cpu(3, &device) == ND_OK) {
-        said = nd_ops_cpu_start_threads(device) == ND_OK ? "started" : nd_error_last()->message;
+        said =
+            nd_ops_cpu_start_threads(device, false) == ND_OK ? "started" : nd_error_last()->message;
     }
     (void)!write(answer, said, strlen(said));
     _exit(0);

@@ -150,7 +150,8 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
     }
     ND_TRY(nd_device_open_cpu(worker->affinity.threads, &worker->device));
     ND_TRY(check_room_of_one(worker)); /* which does not count threads that run already */
-    ND_TRY(nd_ops_cpu_start_threads(worker->device));
+    /* Every product of a model has operands of the activations' type. */
+    ND_TRY(nd_ops_cpu_start_threads(worker->device, config->train.precision == ND_PRECISION_FP32));
     return nd_ops_cpu(worker->device, &worker->rank.ops);
 }
 
@@ -170,6 +171,7 @@ nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker)
 nd_status nd_worker_check_room(const nd_worker *worker, double planned, int64_t world_size,
                                int64_t local_workers)
 {
+    /* 2: as if oneDNN multiplied, whose threads are as many again. */
     int64_t more = (int64_t)planned + ND_WORKER_LIBRARY_BYTES +
                    2 * worker->device->threads * nd_ops_cpu_stack_bytes();
     ND_TRY(nd_limits_check_memory(more, "a worker of this job"));
