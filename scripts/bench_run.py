@@ -50,10 +50,10 @@ def last_json(text):
     raise BenchError(f"no JSON line in this output:\n{text[-1000:]}")
 
 
-def run_row(row, arguments, data, folder, *flags):
-    """The Run of `arguments.steps` steps of a row of configs/bench, which saves no model."""
+def run_row(row, arguments, data, folder, *flags, environment=None):
+    """The Run of `arguments.steps` steps of a row of configs/bench, which saves no model; environment: variables that differ."""
     run([arguments.build / "ndlaunch", "--config-file", CONFIGS / f"{row}.yaml", "--num-steps", arguments.steps, "--set", f"data.path={data}",
-         "--set", f"output.dir={folder}", "--set", "output.save_model=false", *flags], arguments.timeout)
+         "--set", f"output.dir={folder}", "--set", "output.save_model=false", *flags], arguments.timeout, {**os.environ, **(environment or {})})
     result = Run(folder)
     if len(result.steps) != arguments.steps:
         raise BenchError(f"{folder / 'metrics.jsonl'} has {len(result.steps)} steps, {arguments.steps} were asked for")

@@ -186,9 +186,9 @@ def check_load(build, folder):
 
 
 def check_more(build, folder):
-    """The FP8 step and the long step of bench_cpu."""
+    """The FP8 step, the step with micro-batches and the long step of bench_cpu."""
     script, out = SOURCE / "scripts" / "bench_cpu", folder / "more.json"
-    done = call(["--rows", "--fp8", "--long", "--build", build, "--rounds", 2, "--steps", 3, "--json", out], program=script)
+    done = call(["--rows", "--fp8", "--micros", "--long", "--build", build, "--rounds", 2, "--steps", 3, "--json", out], program=script)
     record = json.loads(out.read_text())
     outside = {k: [sum(t.values()) - t["head"] for t in record["fp8"][k]] for k in ("bf16", "fp8")}
     check(outside == {"bf16": [300, 400, 400], "fp8": [300, 400]}, f"steps without the head: {outside}")
@@ -196,6 +196,15 @@ def check_more(build, folder):
     check(all(map(near, record["fp8"]["ratios"], ratios)), f"FP8 over the mean of those around: {record['fp8']['ratios']}")
     most = 1 if record["isa"] == "amx" else 1.25
     check(f"{statistics.median(ratios):.2f} (at most {most:.2f})" in done.stdout, f"FP8's bound:\n{done.stdout}")
+    micros = record["micros"]
+    check(micros["kept"]["ours"] == [400, 500] and micros["anew"]["ours"] == [400, 500, 500], f"micro-batches: {micros}")
+    check(all(map(near, micros["ratios"], [450 / 400, 1])), f"anew over kept: {micros['ratios']}")
+    check(f"{statistics.median([450 / 400, 1]):.3f} times as fast" in done.stdout, f"micro-batches:\n{done.stdout}")
+    for r in (*record["fp8"]["steps"].values(), micros["kept"], micros["anew"], record["long"]):
+        check(r["share"] > 0 and near(r["share"], r["gflop"] / statistics.median(r["ours"]) * 1e3 / r["peak_gflops"]), f"share: {r}")
+    if record["isa"] != "amx":
+        for words in ("needs AMX: FP8 step", "needs AMX: a step of 128,000 tokens, at most 300 s, goal 120 s"):
+            check(words in done.stdout, f"no line of {words}:\n{done.stdout}")
     check("at most 300, goal 120" in done.stdout and "+50.0%" in done.stdout, f"the long step:\n{done.stdout}")
 
 
@@ -221,8 +230,11 @@ def check_script(bench, peer, build, folder):
         check(r["share"] > 0 and near(r["share"], r["gflops"] / r["peak_gflops"]), f"share: {r}")
     check([a["head_dim"] for a in record["attention"]] == [64, 128], "heads")
     check(record["attention"][0]["peer"] == [2000, 4000, 3000] * 3 and record["attention"][1]["peer_medians"] == [6000] * 3, "torch's attention")
-    bounded = record["isa"] in bench.BOUNDS
-    check(("no bounds" in done.stdout) != bounded, f"bounds on {record['isa']}:\n{done.stdout}")
+    for isa, name in bench.MISSING.items():
+        lines = [line for line in done.stdout.splitlines() if line.startswith(f"needs {name}: ")]
+        # of the row single, a step's share, products alone, attention and its share; those of AVX512_BF16 have no shares
+        wanted = 0 if bench.LEVELS.index(record["isa"]) >= bench.LEVELS.index(isa) else {"amx": 5, "avx512_bf16": 2}[isa]
+        check(len(lines) == wanted, f"{wanted} bounds need {name}:\n{done.stdout}")
     line = next(line for line in done.stdout.splitlines() if line.startswith("1 worker"))
     check(line.split()[4:10] == ["8,000.0", "8,000.0", "400.0", "450.0", "16.00", "18.00"], f"least and median: {line}")
     for words in ("share of the peak", "products alone", "attention, heads of 128, forward", *PASSES):
