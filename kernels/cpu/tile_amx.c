@@ -85,25 +85,46 @@ static inline __attribute__((always_inline)) void block(const int mt, const int 
     }
 }
 
-/* All of c (m, n); m is a multiple of the tiles' rows. A column of blocks reads the same part of B,
- * which stays in L1. */
-static void part(const extents *e, int m, int n, const nd_word *a, int64_t lda, const nd_word *b,
-                 int64_t ldb, float *c, int64_t ldc, bool add)
+/* A product whose m is a multiple of the tiles' rows. */
+typedef struct product {
+    extents extents;
+    int m, n;
+    const nd_word *a, *b;
+    float *c;
+    int64_t lda, ldb, ldc;
+    bool add;
+} product;
+
+/* The block of c from row i and column j on. */
+static void block_at(const product *p, int i, int j)
 {
-    for (int j = 0; j < n; j += 2 * WORDS) {
-        const bool wide = n - j > WORDS;
-        for (int i = 0; i < m; i += 2 * ROWS) {
-            const bool high = m - i > ROWS;
-            const nd_word *rows = a + i * lda, *columns = b + j;
-            float *to = c + i * ldc + j;
-            if (high && wide) {
-                block(2, 2, e, rows, lda, columns, ldb, to, ldc, add);
-            } else if (high) {
-                block(2, 1, e, rows, lda, columns, ldb, to, ldc, add);
-            } else if (wide) {
-                block(1, 2, e, rows, lda, columns, ldb, to, ldc, add);
-            } else {
-                block(1, 1, e, rows, lda, columns, ldb, to, ldc, add);
+    const bool high = p->m - i > ROWS, wide = p->n - j > WORDS;
+    const nd_word *a = p->a + i * p->lda, *b = p->b + j;
+    float *c = p->c + i * p->ldc + j;
+    if (high && wide) {
+        block(2, 2, &p->extents, a, p->lda, b, p->ldb, c, p->ldc, p->add);
+    } else if (high) {
+        block(2, 1, &p->extents, a, p->lda, b, p->ldb, c, p->ldc, p->add);
+    } else if (wide) {
+        block(1, 2, &p->extents, a, p->lda, b, p->ldb, c, p->ldc, p->add);
+    } else {
+        block(1, 1, &p->extents, a, p->lda, b, p->ldb, c, p->ldc, p->add);
+    }
+}
+
+/* All blocks of c, in the order that leaves the smaller one of A and B in L1. */
+static void multiply(const product *p)
+{
+    if (p->m < p->n) {
+        for (int j = 0; j < p->n; j += 2 * WORDS) {
+            for (int i = 0; i < p->m; i += 2 * ROWS) {
+                block_at(p, i, j);
+            }
+        }
+    } else {
+        for (int i = 0; i < p->m; i += 2 * ROWS) {
+            for (int j = 0; j < p->n; j += 2 * WORDS) {
+                block_at(p, i, j);
             }
         }
     }
@@ -129,20 +150,21 @@ void PASTE(nd_tile_gemm, ND_ISA)(int m, int n, int words, const nd_word *a, int6
     const nd_word *a_rest = a + steps * WORDS, *b_rest = b + steps * WORDS * ldb;
     const nd_word *a_low = a + whole_m * lda, *a_corner = a_rest + whole_m * lda;
     float *c_low = c + whole_m * ldc;
+    const bool add_rest = add || steps > 0;
     if (whole_m > 0 && steps > 0) {
-        part(&whole, whole_m, n, a, lda, b, ldb, c, ldc, add);
+        multiply(&(product){whole, whole_m, n, a, b, c, lda, ldb, ldc, add});
     }
     if (whole_m > 0 && narrow.words > 0) {
         configure(narrow.rows, narrow.words);
-        part(&narrow, whole_m, n, a_rest, lda, b_rest, ldb, c, ldc, add || steps > 0);
+        multiply(&(product){narrow, whole_m, n, a_rest, b_rest, c, lda, ldb, ldc, add_rest});
     }
     if (low.rows > 0 && steps > 0) {
         configure(low.rows, low.words);
-        part(&low, low.rows, n, a_low, lda, b, ldb, c_low, ldc, add);
+        multiply(&(product){low, low.rows, n, a_low, b, c_low, lda, ldb, ldc, add});
     }
     if (low.rows > 0 && corner.words > 0) {
         configure(corner.rows, corner.words);
-        part(&corner, corner.rows, n, a_corner, lda, b_rest, ldb, c_low, ldc, add || steps > 0);
+        multiply(&(product){corner, low.rows, n, a_corner, b_rest, c_low, lda, ldb, ldc, add_rest});
     }
     if (low.rows > 0 || narrow.words > 0) {
         configure(ROWS, WORDS);
