@@ -22,7 +22,7 @@
 #include "runtime/base/math.h"
 
 enum {
-    ND_ATTENTION_STEP = 128, /* keys that the forward handles at a time */
+    ND_ATTENTION_STEP = 256, /* keys that the forward handles at a time */
     ND_ATTENTION_KEYS = 256, /* keys whose dK and dV one thread accumulates at a time */
     ND_ATTENTION_BLOCKS = 8  /* row blocks that share a packed step of K and V in the forward */
 };

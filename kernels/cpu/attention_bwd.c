@@ -190,6 +190,7 @@ static void tile_step(const call *c, workspace *w, const task *t, const row_bloc
                                  /* With F32 words the two forms are one. */
                                  .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows,
                                  .ds_columns = ds_columns,
+                                 .ld = row_ld,
                                  .keys = keys,
                                  .limit =
                                      nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),

@@ -8,9 +8,9 @@
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
-/* Each step reads and writes all sums of outputs, which with half as many keys would take AMX
- * longer than the product does; with more, its scores and probabilities would not stay in L1. */
-enum { STEP = ND_ATTENTION_STEP };
+/* A step reads and writes all sums of outputs, so it has many keys. Their scores are made and used
+ * in pieces that stay in L1. */
+enum { STEP = ND_ATTENTION_STEP, PIECE = 32 };
 
 typedef struct call {
     const nd_attention *a;
@@ -27,7 +27,7 @@ typedef struct workspace {
     float *sum;    /* [NB] (ND_TILE) */
     nd_word *k;    /* A (m = STEP keys, k = D) */
     nd_word *vt;   /* A (m = D, k = STEP keys) */
-    float *scores; /* (STEP keys, ND_TILE) */
+    float *scores; /* (PIECE keys, ND_TILE) */
     nd_word *p;    /* B (k = STEP keys, n = ND_TILE) */
     float *alpha;  /* (ND_TILE) */
     void *temporary; /* STEP x D elements */
@@ -56,7 +56,7 @@ static size_t workspace_init(workspace *w, char *base, const nd_attention *a, in
     w->sum = nd_attention_cut(base, &used, nb * ND_TILE);
     w->k = nd_attention_cut(base, &used, STEP * d);
     w->vt = nd_attention_cut(base, &used, d * STEP);
-    w->scores = nd_attention_cut(base, &used, STEP * ND_TILE);
+    w->scores = nd_attention_cut(base, &used, PIECE * ND_TILE);
     w->p = nd_attention_cut(base, &used, STEP * ND_TILE);
     w->alpha = nd_attention_cut(base, &used, ND_TILE);
     w->temporary = nd_attention_cut(base, &used, STEP * d);
@@ -84,34 +84,49 @@ static void row_block_begin(const call *c, workspace *w, int64_t block, int64_t 
     }
 }
 
-/* One step of keys against one row block: scores, softmax, and its part of the outputs. */
+/* Adds what keys [from, to) of the step give to the row block's outputs. */
+static void add_values(const call *c, const workspace *w, float *ot, int from, int to)
+{
+    const int group = c->tiles->group;
+    if (to > from) {
+        c->tiles->gemm((int)c->a->head_dim, ND_TILE, (int)nd_ceil_div(to - from, group),
+                       w->vt + from / group, STEP / group, w->p + from / group * ND_TILE, ND_TILE,
+                       ot, ND_TILE, true);
+    }
+}
+
+/* One step of keys against one row block: scores, softmax, and its part of the outputs. Where a
+ * piece changes the maxima, the keys before it are added first, since they have the old ones. */
 static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q0, int rows,
                            int64_t key0, int keys)
 {
     const nd_attention *a = c->a;
-    const nd_tile_ops *tiles = c->tiles;
-    const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
-    int32_t limit[ND_TILE];
-    int64_t seen = nd_attention_last_key(a, q0 + rows - 1) - key0 + 1;
-    keys = seen < keys ? (int)seen : keys;
-    if (keys <= 0) {
-        return;
-    }
+    const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, c->tiles->group);
+    const int seen = (int)nd_min(nd_attention_last_key(a, q0 + rows - 1) - key0 + 1, keys);
     const nd_word *qt = w->qt + block * d * ND_TILE;
     float *ot = w->ot + block * d * ND_TILE;
-    tiles->gemm(keys, ND_TILE, words, w->k, words, qt, ND_TILE, w->scores, ND_TILE, false);
-    const nd_softmax_step step = {.scores = w->scores,
-                                  .p = w->p,
-                                  .keys = keys,
-                                  .limit = nd_attention_limit(a, q0, key0, keys, limit),
-                                  .scale = a->scale * (float)M_LOG2E,
-                                  .max = w->max + block * ND_TILE,
-                                  .sum = w->sum + block * ND_TILE,
-                                  .alpha = w->alpha};
-    tiles->softmax(&step);
-    tiles->scale_columns(ot, d, w->alpha);
-    tiles->gemm(d, ND_TILE, (int)nd_ceil_div(keys, tiles->group), w->vt, STEP / tiles->group, w->p,
-                ND_TILE, ot, ND_TILE, true);
+    int added = 0;
+    for (int first = 0; first < seen; first += PIECE) {
+        const int count = (int)nd_min(seen - first, PIECE);
+        int32_t limit[ND_TILE];
+        c->tiles->gemm(count, ND_TILE, words, w->k + first * words, words, qt, ND_TILE, w->scores,
+                       ND_TILE, false);
+        const nd_softmax_step step = {.scores = w->scores,
+                                      .p = w->p + first / c->tiles->group * ND_TILE,
+                                      .keys = count,
+                                      .limit =
+                                          nd_attention_limit(a, q0, key0 + first, count, limit),
+                                      .scale = a->scale * (float)M_LOG2E,
+                                      .max = w->max + block * ND_TILE,
+                                      .sum = w->sum + block * ND_TILE,
+                                      .alpha = w->alpha};
+        if (c->tiles->softmax(&step)) {
+            add_values(c, w, ot, added, first);
+            c->tiles->scale_columns(ot, d, w->alpha);
+            added = first;
+        }
+    }
+    add_values(c, w, ot, added, seen);
 }
 
 static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,

@@ -24,6 +24,11 @@ enum {
     ND_TILE = 64      /* queries per column tile, and keys per row tile */
 };
 
+/* A maximum of scores grows by more than this, in units of log2, or not at all, so that sums are
+ * seldom rescaled. Probabilities are at most 2 to this power before they are divided by their sum:
+ * see FlashAttention-4. */
+#define ND_TILE_MAX_GROWTH 8.0f
+
 typedef uint32_t nd_word;
 
 /* One step of the online softmax over a tile of scores, transposed: keys in rows, queries in
@@ -35,7 +40,7 @@ typedef struct nd_softmax_step {
     const int32_t
         *limit;  /* (ND_TILE) last visible key of each query, relative to the tile; NULL: all are */
     float scale; /* scale log2(e): probabilities are powers of two */
-    float *max;  /* (ND_TILE) running maximum, in units of log2; in and out */
+    float *max;  /* (ND_TILE) running maximum (see above), in units of log2; in and out */
     float *sum;  /* (ND_TILE) running sum of the probabilities; in and out */
     float *alpha; /* (ND_TILE) out: factor by which everything before shrinks */
 } nd_softmax_step;
@@ -46,6 +51,7 @@ typedef struct nd_dscore_step {
     float *dp;           /* (keys, ND_TILE) dout v^T, overwritten */
     nd_word *p;          /* out: A operand (m = keys, k = ND_TILE) */
     nd_word *ds_rows;    /* out: A operand (m = keys, k = ND_TILE) of dscores */
+    int64_t ld;          /* row stride of p and ds_rows */
     nd_word *ds_columns; /* out: B operand (k = keys, n = ND_TILE) of dscores */
     int keys;
     const int32_t *limit; /* as above */
@@ -82,11 +88,11 @@ typedef struct nd_tile_ops {
     void (*pack_a_transposed)(nd_word *a, int64_t lda, const void *x, nd_dtype dtype,
                               int64_t stride, int rows, int columns, nd_word *temporary);
 
-    void (*softmax)(const nd_softmax_step *step);
+    /* Whether some alpha is not 1. */
+    bool (*softmax)(const nd_softmax_step *step);
     void (*dscore)(const nd_dscore_step *step);
 
-    /* c (m, ND_TILE) *= factor (ND_TILE), column by column; nothing happens when all factors are
-     * 1. */
+    /* c (m, ND_TILE) *= factor (ND_TILE), column by column. */
     void (*scale_columns)(float *c, int m, const float *factor);
     /* y (columns, rows) of dtype, row stride `stride`, = factor[column] x^T for x (rows, ND_TILE);
      * factor may be NULL. */

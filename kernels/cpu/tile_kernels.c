@@ -165,8 +165,15 @@ static void mask_scores(float *scores, int keys, const int32_t *limit)
     }
 }
 
-/* Updates the running maxima, rescales the sums; returns the finite shift of column vector v. */
-static inline nd_vf shift_columns(const nd_softmax_step *s, int v)
+/* Lane by lane x where mask is set, else y. */
+static inline nd_vf choose(nd_vi mask, nd_vf x, nd_vf y)
+{
+    return (nd_vf)(((nd_vi)x & mask) | ((nd_vi)y & ~mask));
+}
+
+/* Updates the running maxima of column vector v and writes alpha. Lanes of *grown become -1 where a
+ * maximum grew. Returns the finite shift of the exponents. */
+static inline nd_vf shift_columns(const nd_softmax_step *s, int v, nd_vi *grown)
 {
     const nd_vf minus_infinity = nd_v_set(-INFINITY);
     nd_vf top = minus_infinity, second = minus_infinity;
@@ -178,12 +185,24 @@ static inline nd_vf shift_columns(const nd_softmax_step *s, int v)
     if (j < s->keys) {
         top = nd_v_max(top, nd_v_load(s->scores + j * R + v * ND_VL));
     }
-    nd_vf before = nd_v_load(s->max + v * ND_VL);
-    nd_vf after = nd_v_max(before, nd_v_max(top, second) * s->scale);
+    nd_vf before = nd_v_load(s->max + v * ND_VL), now = nd_v_max(top, second) * s->scale;
+    nd_vi grows = (nd_vi)(now > before + ND_TILE_MAX_GROWTH);
+    nd_vf after = choose(grows, now, before);
     nd_vf shift = (nd_vf)((nd_vi)after & (nd_vi)(after != minus_infinity));
+    nd_vf alpha = choose(grows, nd_v_exp2(before - shift), nd_v_set(1.0f));
     nd_v_store(s->max + v * ND_VL, after);
-    nd_v_store(s->alpha + v * ND_VL, nd_v_exp2(before - shift));
+    nd_v_store(s->alpha + v * ND_VL, alpha);
+    *grown |= grows;
     return shift;
+}
+
+static inline bool any_lane(nd_vi mask)
+{
+    int any = 0;
+    for (int i = 0; i < ND_VL; i++) {
+        any |= mask[i];
+    }
+    return any != 0;
 }
 
 static inline void add_sum(const nd_softmax_step *s, int v, nd_vf added)
@@ -192,13 +211,14 @@ static inline void add_sum(const nd_softmax_step *s, int v, nd_vf added)
     nd_v_store(sum, nd_v_load(sum) * nd_v_load(s->alpha + v * ND_VL) + added);
 }
 
-static void softmax_f32(const nd_softmax_step *s)
+static bool softmax_f32(const nd_softmax_step *s)
 {
+    nd_vi grown = {0};
     if (s->limit) {
         mask_scores(s->scores, s->keys, s->limit);
     }
     for (int v = 0; v < RV; v++) {
-        nd_vf shift = shift_columns(s, v), sum = {0};
+        nd_vf shift = shift_columns(s, v, &grown), sum = {0};
         for (int j = 0; j < s->keys; j++) {
             nd_vf p = nd_v_exp2(nd_v_load(s->scores + j * R + v * ND_VL) * s->scale - shift);
             sum += p;
@@ -206,31 +226,26 @@ static void softmax_f32(const nd_softmax_step *s)
         }
         add_sum(s, v, sum);
     }
-}
-
-static inline nd_vf probability(const float *score, nd_vf lse, float scale)
-{
-    return nd_v_exp2(nd_v_load(score) * scale - lse);
+    return any_lane(grown);
 }
 
 #define LOG2_E 1.44269504f
 
 static void dscore_f32(const nd_dscore_step *s)
 {
+    const float scale = s->scale;
     if (s->limit) {
         mask_scores(s->scores, s->keys, s->limit);
     }
     for (int v = 0; v < RV; v++) {
-        nd_vf lse = nd_v_load(s->lse + v * ND_VL), delta = nd_v_load(s->delta + v * ND_VL);
+        nd_vf lse = nd_v_load(s->lse + v * ND_VL), delta = nd_v_load(s->delta + v * ND_VL) * scale;
         for (int j = 0; j < s->keys; j++) {
-            int at = j * R + v * ND_VL;
-            nd_vf p = probability(s->scores + at, lse, s->scale * LOG2_E);
-            nd_vf ds = p * (nd_v_load(s->dp + at) - delta) * s->scale;
-            nd_v_store((float_out *)s->p + at, p);
-            nd_v_store((float_out *)s->ds_rows + at, ds);
-            if (s->ds_columns != s->ds_rows) {
-                nd_v_store((float_out *)s->ds_columns + at, ds);
-            }
+            const int64_t from = j * R + v * ND_VL, to = j * s->ld + v * ND_VL;
+            nd_vf p = nd_v_exp2(nd_v_load(s->scores + from) * (scale * LOG2_E) - lse);
+            nd_vf ds = p * (nd_v_load(s->dp + from) * scale - delta);
+            nd_v_store((float_out *)s->p + to, p);
+            nd_v_store((float_out *)s->ds_rows + to, ds);
+            nd_v_store((float_out *)s->ds_columns + from, ds);
         }
     }
 }
@@ -239,20 +254,10 @@ static void dscore_f32(const nd_dscore_step *s)
 
 static void scale_columns(float *c, int m, const float *factor)
 {
-    nd_vf f[RV];
-    nd_vi changed = {0};
-    for (int v = 0; v < RV; v++) {
-        f[v] = nd_v_load(factor + v * ND_VL);
-        changed |= (nd_vi)(f[v] != nd_v_set(1.0f));
-    }
-    bool any = false;
-    for (int i = 0; i < ND_VL; i++) {
-        any |= changed[i] != 0;
-    }
-    for (int i = 0; any && i < m; i++) {
+    for (int i = 0; i < m; i++) {
         for (int v = 0; v < RV; v++) {
             float *at = c + i * R + v * ND_VL;
-            nd_v_store(at, nd_v_load(at) * f[v]);
+            nd_v_store(at, nd_v_load(at) * nd_v_load(factor + v * ND_VL));
         }
     }
 }

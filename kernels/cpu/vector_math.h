@@ -195,19 +195,34 @@ static inline nd_vf nd_v_scale_by_power(nd_vf p, nd_vf n, nd_vf rounded, nd_vf x
 /*
  * 2^x by rounding to an integer (adding 1.5 x 2^23 leaves it in the low mantissa bits) and a
  * polynomial on [-1/2, 1/2]. Coefficients: least maximal relative error of degree 6 with p(0) = 1.
+ * Where x <= -126 only the last step matters.
  */
 static inline nd_vf nd_v_exp2(nd_vf x)
 {
     const float magic = 12582912.0f;
-    nd_vf clamped = nd_v_max(nd_v_set(-127.0f), x);
-    nd_vf rounded = clamped + magic;
+    nd_vf rounded = x + magic;
     nd_vf n = rounded - magic;
-    nd_vf f = clamped - n;
+    nd_vf f = x - n;
     nd_vf p = f * 1.5353362e-4f + 1.3398874e-3f;
     p = p * f + 9.6184369e-3f;
     p = p * f + 5.5503324e-2f;
     p = p * f + 2.4022648e-1f;
     p = p * f + 6.9314718e-1f;
+    p = p * f + 1.0f;
+    return nd_v_scale_by_power(p, n, rounded, x);
+}
+
+/* nd_v_exp2 for results that are rounded to BF16: the polynomial has degree 4, and the relative
+ * error is below 4e-6. */
+static inline nd_vf nd_v_exp2_short(nd_vf x)
+{
+    const float magic = 12582912.0f;
+    nd_vf rounded = x + magic;
+    nd_vf n = rounded - magic;
+    nd_vf f = x - n;
+    nd_vf p = f * 9.7829126e-3f + 5.5976884e-2f;
+    p = p * f + 2.4020711e-1f;
+    p = p * f + 6.9311360e-1f;
     p = p * f + 1.0f;
     return nd_v_scale_by_power(p, n, rounded, x);
 }

@@ -165,6 +165,55 @@ Test(attention, one_query_whose_largest_score_is_in_a_later_span)
     nd_each_backend(check_largest_behind);
 }
 
+/* Score j of query i is j or -j steps: the maximum of the even queries grows by `step`, in units of
+ * log2, with each key, and that of the odd ones never. */
+static void growing_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, float step)
+{
+    enum { KEYS = 600, QUERIES = 70, D = 4 };
+    const nd_attention a = {1, QUERIES, KEYS, 1, 1, D, KEYS, step * (float)M_LN2};
+    nd_tensor q = queries(&a, dtype, 0), k = keys(&a, dtype, 0), v = keys(&a, dtype, 0);
+    nd_tensor o[2] = {queries(&a, dtype, 0), queries(&a, dtype, 0)}, l[2] = {rows(&a), rows(&a)};
+    for (int64_t i = 0; i < QUERIES * D; i++) {
+        nd_put(q, i, i % D != 0 ? 0.0f : i / D % 2 == 0 ? 1.0f : -1.0f);
+    }
+    for (int64_t j = 0; j < KEYS; j++) {
+        nd_put(k, j * D, (float)(j / 4 * 4)); /* a BF16 below 1024 */
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        void *scratch = scratch_of(side, &a, dtype, false);
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = a, .out = o[s],
+                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch));
+        free(scratch);
+    }
+    /* A score is rounded to eps of itself, which moves p by that factor. */
+    const double scores = 2.0 * step * KEYS * nd_eps_f32;
+    nd_tolerance lse = forward_tolerance(&a, ND_DTYPE_F32), out = forward_tolerance(&a, dtype);
+    lse.absolute += scores;
+    out.absolute += scores * 4.0;
+    nd_expect_close(backend->name, "attention_fwd lse", l[1], l[0], lse);
+    nd_expect_close(backend->name, "attention_fwd out", o[1], o[0], out);
+    nd_case_free();
+}
+
+static void check_growing(const nd_side *ref, const nd_backend *backend)
+{
+    /* All keys together grow by less than one growth of the maximum, several pieces by more than
+     * one, a single piece by more than one. */
+    static const float steps[] = {0.0125f, 0.1f, 0.4f};
+    for (int d = 0; d < 2; d++) {
+        for (int i = 0; i < 3; i++) {
+            growing_once(ref, backend, dtypes[d], steps[i]);
+        }
+    }
+}
+
+Test(attention, forward_whose_maxima_grow)
+{
+    nd_each_backend(check_growing);
+}
+
 static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wide)
 {
     nd_dtype dtype = add || wide ? ND_DTYPE_F32 : like.dtype;
