@@ -23,7 +23,7 @@
 
 enum {
     ND_ATTENTION_STEP = 256, /* keys that the forward handles at a time */
-    ND_ATTENTION_KEYS = 256, /* keys whose dK and dV one thread accumulates at a time */
+    ND_ATTENTION_KEYS = 512, /* keys whose dK and dV a thread accumulates at a time, at most */
     ND_ATTENTION_BLOCKS = 8  /* row blocks that share a packed step of K and V in the forward */
 };
 

@@ -7,6 +7,9 @@
  * add in ascending order whatever thread has them: a task makes the row block's other products,
  * waits for its turn, adds, and passes the turn on.
  *
+ * Row blocks are taken in strips, whose products with score tiles have one long k: each reads and
+ * writes all of a tile's dK and dV once.
+ *
  * Tasks are taken in ascending order, and all go through the row blocks in the same order, the last
  * queries first, since every key block is seen by those. So a task that follows another one step
  * later waits only where that one is held up, and the first unfinished task never waits.
@@ -20,10 +23,16 @@
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
+enum {
+    STRIP = 2, /* row blocks that a product for dK or dV sums over */
+    ROWS = STRIP * ND_TILE
+};
+
 typedef struct division {
     int64_t block_keys; /* keys of a key block, a multiple of ND_TILE */
     int64_t blocks;     /* key blocks of a KV head; one where there are no keys */
     int64_t slots;      /* dQ sums that exist at a time: KV head p has that of p % slots */
+    int64_t sums;       /* that scratch holds: row blocks of all slots, or more */
 } division;
 
 typedef struct call {
@@ -41,17 +50,17 @@ typedef struct call {
     _Atomic int64_t next_task; /* p blocks + key block */
 } call;
 
-/* One thread's scratch; Dp = D padded to ND_TILE_PAD, all sizes for words of one element. */
+/* One thread's scratch; Dp = wide_ld(D), all sizes for words of one element. */
 typedef struct workspace {
     nd_word *k, *v;       /* A (m = block_keys, k = D) */
     nd_word *kt;          /* A (m = D, k = block_keys) */
     float *dk, *dv;       /* (block_keys, Dp) */
-    nd_word *qt, *dot;    /* B (k = D, n = ND_TILE): queries, dout */
-    nd_word *q, *dout;    /* B (k = ND_TILE, n = Dp) */
+    nd_word *qt, *dot;    /* [STRIP] B (k = D, n = ND_TILE): queries, dout */
+    nd_word *q, *dout;    /* B (k = ROWS, n = Dp) */
     float *scores, *dp;   /* (ND_TILE keys, ND_TILE) */
-    nd_word *p, *ds_rows; /* A (m = ND_TILE keys, k = ND_TILE) */
-    nd_word *ds_columns;  /* B (k = block_keys, n = ND_TILE) */
-    float *lse, *delta;   /* (ND_TILE) */
+    nd_word *p, *ds_rows; /* A (m = ND_TILE keys, k = ROWS) */
+    nd_word *ds_columns;  /* [STRIP] B (k = block_keys, n = ND_TILE) */
+    float *lse, *delta;   /* [STRIP] (ND_TILE) */
     void *temporary;      /* ND_TILE x D elements */
 } workspace;
 
@@ -64,7 +73,9 @@ typedef struct task {
 
 typedef struct row_block {
     int64_t head, q0, index; /* index: of the block among the G heads of the KV head */
+    int64_t place;           /* of the block in its strip */
     int rows;
+    int seen; /* keys of the task that some of its queries see */
 } row_block;
 
 static int64_t padded(int64_t d)
@@ -72,48 +83,57 @@ static int64_t padded(int64_t d)
     return nd_ceil_div(d, ND_TILE_PAD) * ND_TILE_PAD;
 }
 
+/* Row stride of what has padded(D) columns: an odd number of cache lines, since the rows of a few
+ * columns would share few sets of L1 with a power of two. */
+static int64_t wide_ld(int64_t d)
+{
+    return padded(d) | ND_TILE_PAD;
+}
+
 static int64_t group_blocks(const nd_attention *a)
 {
     return nd_attention_group(a) * nd_attention_row_blocks(a);
 }
 
-/* Results do not depend on this. Key blocks are smaller where there would not be enough of them for
- * all threads. A slot's row blocks are steps that tasks can be apart; a second slot lets a thread
- * go on with another KV head while one waits for its CPU. */
+/* Results do not depend on this. Key blocks have many keys, since each packs all queries, but not
+ * more than L2 has room for, and not so many that there would be too few blocks for all threads. A
+ * slot's row blocks are steps that tasks can be apart; a second slot lets a thread go on with
+ * another KV head while one waits for its CPU. More queries never take fewer sums. */
 static division divide(int threads, const nd_attention *a)
 {
-    const int64_t pairs = a->batch * a->kv_heads;
-    division d = {.block_keys = ND_ATTENTION_KEYS};
+    const int64_t pairs = a->batch * a->kv_heads, most = nd_min(pairs, threads);
+    const int64_t row_blocks = nd_max(group_blocks(a), 1), steps = 4 * (int64_t)threads;
+    division d = {.block_keys = ND_ATTENTION_KEYS / (a->head_dim > 64 ? 2 : 1)};
     while (pairs % threads != 0 && d.block_keys > ND_TILE &&
            pairs * nd_ceil_div(a->sk, d.block_keys) < (int64_t)threads * 2) {
         d.block_keys /= 2;
     }
     d.blocks = nd_max(nd_ceil_div(a->sk, d.block_keys), 1);
-    d.slots = nd_max(nd_ceil_div(4 * (int64_t)threads, group_blocks(a)), 2);
-    d.slots = nd_min(d.slots, nd_min(pairs, threads));
+    d.slots = nd_min(nd_max(nd_ceil_div(steps, row_blocks), 2), most);
+    d.sums = nd_min(nd_max(steps + row_blocks, 2 * row_blocks), most * row_blocks);
     return d;
 }
 
 static size_t workspace_init(workspace *w, char *base, const nd_attention *a, int64_t keys)
 {
-    const int64_t d = a->head_dim, dp = padded(d);
+    const int64_t d = a->head_dim, dp = wide_ld(d);
     size_t used = 0;
     w->k = nd_attention_cut(base, &used, keys * d);
     w->v = nd_attention_cut(base, &used, keys * d);
     w->kt = nd_attention_cut(base, &used, keys * d);
     w->dk = nd_attention_cut(base, &used, keys * dp);
     w->dv = nd_attention_cut(base, &used, keys * dp);
-    w->qt = nd_attention_cut(base, &used, d * ND_TILE);
-    w->dot = nd_attention_cut(base, &used, d * ND_TILE);
-    w->q = nd_attention_cut(base, &used, ND_TILE * dp);
-    w->dout = nd_attention_cut(base, &used, ND_TILE * dp);
+    w->qt = nd_attention_cut(base, &used, ROWS * d);
+    w->dot = nd_attention_cut(base, &used, ROWS * d);
+    w->q = nd_attention_cut(base, &used, ROWS * dp);
+    w->dout = nd_attention_cut(base, &used, ROWS * dp);
     w->scores = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
     w->dp = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->p = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->ds_rows = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->ds_columns = nd_attention_cut(base, &used, keys * ND_TILE);
-    w->lse = nd_attention_cut(base, &used, ND_TILE);
-    w->delta = nd_attention_cut(base, &used, ND_TILE);
+    w->p = nd_attention_cut(base, &used, ND_TILE * ROWS);
+    w->ds_rows = nd_attention_cut(base, &used, ND_TILE * ROWS);
+    w->ds_columns = nd_attention_cut(base, &used, keys * ROWS);
+    w->lse = nd_attention_cut(base, &used, ROWS);
+    w->delta = nd_attention_cut(base, &used, ROWS);
     w->temporary = nd_attention_cut(base, &used, ND_TILE * d);
     return used;
 }
@@ -124,7 +144,7 @@ size_t nd_attention_bwd_scratch(int threads, const nd_attention *a)
     const size_t tile = (size_t)a->head_dim * ND_TILE * sizeof(float);
     workspace unused;
     return (size_t)threads * workspace_init(&unused, NULL, a, d.block_keys) +
-           (size_t)(d.slots * group_blocks(a)) * (tile + sizeof(nd_team_count));
+           (size_t)d.sums * (tile + sizeof(nd_team_count));
 }
 
 static int words_of(const call *c, int64_t count)
@@ -146,66 +166,85 @@ static void load_keys(const call *c, workspace *w, const task *t)
                                     nd_attention_row(c->k, t->b, t->key0 + first, t->kv),
                                     c->k.dtype, c->k.stride[1], keys, d, w->temporary);
     }
-    memset(w->dk, 0, (size_t)(t->keys * padded(d)) * sizeof(float));
-    memset(w->dv, 0, (size_t)(t->keys * padded(d)) * sizeof(float));
+    memset(w->dk, 0, (size_t)(t->keys * wide_ld(d)) * sizeof(float));
+    memset(w->dv, 0, (size_t)(t->keys * wide_ld(d)) * sizeof(float));
 }
 
+/* A row block of a strip; what is behind its rows counts as zeros. */
 static void load_queries(const call *c, workspace *w, const task *t, const row_block *r)
 {
+    const nd_tile_ops *tiles = c->tiles;
     const int d = (int)c->a->head_dim;
-    const int64_t dp = padded(d), at = (t->b * c->a->heads + r->head) * c->a->sq + r->q0;
+    const int64_t dp = wide_ld(d), at = (t->b * c->a->heads + r->head) * c->a->sq + r->q0;
     const void *q = nd_attention_row(c->q, t->b, r->q0, r->head);
     const void *dout = nd_attention_row(c->dout, t->b, r->q0, r->head);
     const int64_t q_stride = c->q.stride[1], dout_stride = c->dout.stride[1];
-    c->tiles->pack_b_transposed(w->qt, ND_TILE, q, c->q.dtype, q_stride, r->rows, d, w->temporary);
-    c->tiles->pack_b_transposed(w->dot, ND_TILE, dout, c->dout.dtype, dout_stride, r->rows, d,
-                                w->temporary);
-    c->tiles->pack_b(w->q, dp, q, c->q.dtype, q_stride, r->rows, d);
-    c->tiles->pack_b(w->dout, dp, dout, c->dout.dtype, dout_stride, r->rows, d);
+    const int64_t column = r->place * ND_TILE, row = words_of(c, column);
+    const int loaded = words_of(c, r->rows), left = words_of(c, ND_TILE) - loaded;
+    const size_t zeros = (size_t)(left * dp) * sizeof(nd_word);
+    tiles->pack_b_transposed(w->qt + column * d, ND_TILE, q, c->q.dtype, q_stride, r->rows, d,
+                             w->temporary);
+    tiles->pack_b_transposed(w->dot + column * d, ND_TILE, dout, c->dout.dtype, dout_stride,
+                             r->rows, d, w->temporary);
+    tiles->pack_b(w->q + row * dp, dp, q, c->q.dtype, q_stride, r->rows, d);
+    tiles->pack_b(w->dout + row * dp, dp, dout, c->dout.dtype, dout_stride, r->rows, d);
+    memset(w->q + (row + loaded) * dp, 0, zeros);
+    memset(w->dout + (row + loaded) * dp, 0, zeros);
     for (int i = 0; i < ND_TILE; i++) {
         /* Padding and queries that saw nothing get probability 0. */
         bool blind = i >= r->rows || c->lse[at + i] == -INFINITY;
-        w->lse[i] = blind ? INFINITY : c->lse[at + i] * (float)M_LOG2E;
-        w->delta[i] = blind ? 0.0f : c->delta[at + i];
+        w->lse[column + i] = blind ? INFINITY : c->lse[at + i] * (float)M_LOG2E;
+        w->delta[column + i] = blind ? 0.0f : c->delta[at + i];
     }
 }
 
-/* The products of one tile but that of dQ: `keys` keys from `first` of the task's against the
- * loaded queries. */
-static void tile_step(const call *c, workspace *w, const task *t, const row_block *r, int first,
-                      int keys)
+/* Probabilities and score gradients of `keys` keys from `first` of the task's against a row block
+ * that is loaded. */
+static void score_gradients(const call *c, workspace *w, const task *t, const row_block *r,
+                            int first, int keys)
 {
     const nd_tile_ops *tiles = c->tiles;
-    const int d = (int)c->a->head_dim, words = words_of(c, d), row_words = words_of(c, r->rows);
-    const int64_t dp = padded(d), row_ld = ND_TILE / tiles->group;
+    const int64_t column = r->place * ND_TILE, at = words_of(c, column);
+    const int d = (int)c->a->head_dim, words = words_of(c, d);
     int32_t limit[ND_TILE];
-    tiles->gemm(keys, ND_TILE, words, w->k + first * words, words, w->qt, ND_TILE, w->scores,
-                ND_TILE, false);
-    tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot, ND_TILE, w->dp, ND_TILE,
-                false);
-    nd_word *ds_columns = w->ds_columns + first / tiles->group * ND_TILE;
-    const nd_dscore_step step = {.scores = w->scores,
-                                 .dp = w->dp,
-                                 .p = w->p,
-                                 /* With F32 words the two forms are one. */
-                                 .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows,
-                                 .ds_columns = ds_columns,
-                                 .ld = row_ld,
-                                 .keys = keys,
-                                 .limit =
-                                     nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),
-                                 .lse = w->lse,
-                                 .delta = w->delta,
-                                 .scale = c->a->scale};
-    tiles->dscore(&step);
-    tiles->gemm(keys, (int)dp, row_words, w->p, row_ld, w->dout, dp, w->dv + first * dp, dp, true);
-    tiles->gemm(keys, (int)dp, row_words, step.ds_rows, row_ld, w->q, dp, w->dk + first * dp, dp,
-                true);
+    tiles->gemm(keys, ND_TILE, words, w->k + first * words, words, w->qt + column * d, ND_TILE,
+                w->scores, ND_TILE, false);
+    tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot + column * d, ND_TILE,
+                w->dp, ND_TILE, false);
+    tiles->dscore(
+        &(nd_dscore_step){.scores = w->scores,
+                          .dp = w->dp,
+                          .p = w->p + at,
+                          .ds_rows = w->ds_rows + at,
+                          .ld = words_of(c, ROWS),
+                          .ds_columns = w->ds_columns + column * c->division.block_keys +
+                                        first / tiles->group * ND_TILE,
+                          .keys = keys,
+                          .limit = nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),
+                          .lse = w->lse + column,
+                          .delta = w->delta + column,
+                          .scale = c->a->scale});
+}
+
+/* The products of one tile but that of dQ: `keys` keys from `first` of the task's against those of
+ * the strip's row blocks that see any of them: the first ones, whose queries are the later ones. */
+static void tile_step(const call *c, workspace *w, const task *t, const row_block *strip,
+                      int blocks, int first, int keys)
+{
+    const int64_t dp = wide_ld(c->a->head_dim), ld = words_of(c, ROWS);
+    int seeing = 0;
+    for (; seeing < blocks && strip[seeing].seen > first; seeing++) {
+        score_gradients(c, w, t, &strip[seeing], first, keys);
+    }
+    const int n = (int)padded(c->a->head_dim);
+    const int words = words_of(c, (seeing - 1) * ND_TILE + strip[seeing - 1].rows);
+    c->tiles->gemm(keys, n, words, w->p, ld, w->dout, dp, w->dv + first * dp, dp, true);
+    c->tiles->gemm(keys, n, words, w->ds_rows, ld, w->q, dp, w->dk + first * dp, dp, true);
 }
 
 static void store_keys(const call *c, nd_tensor y, const float *sums, const task *t)
 {
-    const int64_t d = c->a->head_dim, dp = padded(d);
+    const int64_t d = c->a->head_dim, dp = wide_ld(d);
     for (int j = 0; j < t->keys; j++) {
         void *row = nd_attention_row(y, t->b, t->key0 + j, t->kv);
         const float *from = sums + j * dp;
@@ -231,10 +270,9 @@ static void store_queries(const call *c, workspace *w, const task *t, const row_
                                w->temporary);
 }
 
-/* The task's part of the row block's dQ, in its turn; `seen` of its keys are seen by some query of
- * the row block. The first key block overwrites what the slot held, the last one that is seen
- * stores the sum and leaves the slot to the next KV head. */
-static void add_queries(const call *c, workspace *w, const task *t, const row_block *r, int seen)
+/* The task's part of the row block's dQ, in its turn. The first key block overwrites what the slot
+ * held, the last one that is seen stores the sum and leaves the slot to the next KV head. */
+static void add_queries(const call *c, workspace *w, const task *t, const row_block *r)
 {
     const nd_attention *a = c->a;
     const int d = (int)a->head_dim;
@@ -244,9 +282,10 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
     float *sum = c->dq_sums + at * d * ND_TILE;
     /* The thread waited for is at most a step behind, unless it lost its CPU. */
     nd_team_wait(c->team, &c->turns[at], (uint32_t)(before + t->block));
-    if (seen > 0) {
-        c->tiles->gemm(d, ND_TILE, words_of(c, seen), w->kt,
-                       c->division.block_keys / c->tiles->group, w->ds_columns, ND_TILE, sum,
+    if (r->seen > 0) {
+        c->tiles->gemm(d, ND_TILE, words_of(c, r->seen), w->kt,
+                       c->division.block_keys / c->tiles->group,
+                       w->ds_columns + r->place * ND_TILE * c->division.block_keys, ND_TILE, sum,
                        ND_TILE, t->block > 0);
     } else {
         memset(sum, 0, (size_t)(d * ND_TILE) * sizeof(float));
@@ -257,27 +296,41 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
     nd_team_set(&c->turns[at], (uint32_t)(before + (last ? c->division.blocks : t->block + 1)));
 }
 
-/* The task's keys against one row block; the first key block of a KV head also has those that see
- * no keys. */
-static void run_row_block(const call *c, workspace *w, const task *t, const row_block *r)
+/* The task's keys against a strip's row blocks. The first key block of a KV head also has those
+ * that see no keys. */
+static void run_strip(const call *c, workspace *w, const task *t, const row_block *strip,
+                      int blocks)
 {
-    const int64_t last_key = nd_attention_last_key(c->a, r->q0 + r->rows - 1);
-    const int seen = (int)nd_max(nd_min(last_key - t->key0 + 1, t->keys), 0);
-    if (seen > 0) {
-        load_queries(c, w, t, r);
+    for (int i = 0; i < blocks && strip[i].seen > 0; i++) {
+        load_queries(c, w, t, &strip[i]);
     }
-    for (int first = 0; first < seen; first += ND_TILE) {
-        tile_step(c, w, t, r, first, (int)nd_min(seen - first, ND_TILE));
+    for (int first = 0; first < strip[0].seen; first += ND_TILE) {
+        tile_step(c, w, t, strip, blocks, first, (int)nd_min(strip[0].seen - first, ND_TILE));
     }
-    if (seen > 0 || t->block == 0) {
-        add_queries(c, w, t, r, seen);
+    for (int i = 0; i < blocks; i++) {
+        if (strip[i].seen > 0 || t->block == 0) {
+            add_queries(c, w, t, &strip[i]);
+        }
     }
+}
+
+static row_block row_block_of(const call *c, const task *t, int64_t index, int64_t place)
+{
+    const nd_attention *a = c->a;
+    const int64_t group = nd_attention_group(a), q0 = index / group * ND_TILE;
+    const int64_t rows = nd_min(a->sq - q0, ND_TILE);
+    const int64_t last_key = nd_attention_last_key(a, q0 + rows - 1);
+    return (row_block){.head = t->kv * group + index % group,
+                       .q0 = q0,
+                       .index = index,
+                       .place = place,
+                       .rows = (int)rows,
+                       .seen = (int)nd_max(nd_min(last_key - t->key0 + 1, t->keys), 0)};
 }
 
 static void run_task(const call *c, workspace *w, int64_t number)
 {
     const nd_attention *a = c->a;
-    const int64_t group = nd_attention_group(a), blocks = nd_attention_row_blocks(a);
     const int64_t pair = number / c->division.blocks, block = number % c->division.blocks;
     const int64_t key0 = block * c->division.block_keys;
     const task t = {.pair = pair,
@@ -287,13 +340,13 @@ static void run_task(const call *c, workspace *w, int64_t number)
                     .key0 = key0,
                     .keys = (int)nd_min(a->sk - key0, c->division.block_keys)};
     load_keys(c, w, &t);
-    for (int64_t i = group * blocks - 1; i >= 0; i--) {
-        const int64_t q0 = i / group * ND_TILE;
-        run_row_block(c, w, &t,
-                      &(row_block){.head = t.kv * group + i % group,
-                                   .q0 = q0,
-                                   .index = i,
-                                   .rows = (int)nd_min(a->sq - q0, ND_TILE)});
+    for (int64_t left = group_blocks(a); left > 0; left -= STRIP) {
+        const int blocks = (int)nd_min(left, STRIP);
+        row_block strip[STRIP];
+        for (int i = 0; i < blocks; i++) {
+            strip[i] = row_block_of(c, &t, left - 1 - i, i);
+        }
+        run_strip(c, w, &t, strip, blocks);
     }
     store_keys(c, c->dk, w->dk, &t);
     store_keys(c, c->dv, w->dv, &t);
@@ -351,7 +404,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
               .division = divide(threads, a)};
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.division.block_keys);
-    const int64_t sums = c.division.slots * group_blocks(a);
+    const int64_t sums = c.division.sums;
     c.dq_sums = (float *)((char *)args->scratch + (size_t)threads * bytes);
     c.turns = (nd_team_count *)(c.dq_sums + sums * a->head_dim * ND_TILE);
     for (int64_t i = 0; i < sums; i++) {
