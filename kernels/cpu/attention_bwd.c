@@ -23,10 +23,8 @@
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
-enum {
-    STRIP = 2, /* row blocks that a product for dK or dV sums over */
-    ROWS = STRIP * ND_TILE
-};
+/* A strip has as many row blocks as a word has elements: ND_TILE words of queries. */
+enum { MOST_BLOCKS = 2 };
 
 typedef struct division {
     int64_t block_keys; /* keys of a key block, a multiple of ND_TILE */
@@ -50,17 +48,18 @@ typedef struct call {
     _Atomic int64_t next_task; /* p blocks + key block */
 } call;
 
-/* One thread's scratch; Dp = wide_ld(D), all sizes for words of one element. */
+/* One thread's scratch; Dp = wide_ld(D), all sizes for words of one element.
+ * blocks: the row blocks of a strip. */
 typedef struct workspace {
     nd_word *k, *v;       /* A (m = block_keys, k = D) */
     nd_word *kt;          /* A (m = D, k = block_keys) */
     float *dk, *dv;       /* (block_keys, Dp) */
-    nd_word *qt, *dot;    /* [STRIP] B (k = D, n = ND_TILE): queries, dout */
-    nd_word *q, *dout;    /* B (k = ROWS, n = Dp) */
+    nd_word *qt, *dot;    /* [blocks] B (k = D, n = ND_TILE): queries, dout */
+    nd_word *q, *dout;    /* B (k = the strip's queries, n = Dp) */
     float *scores, *dp;   /* (ND_TILE keys, ND_TILE) */
-    nd_word *p, *ds_rows; /* A (m = ND_TILE keys, k = ROWS) */
-    nd_word *ds_columns;  /* [STRIP] B (k = block_keys, n = ND_TILE) */
-    float *lse, *delta;   /* [STRIP] (ND_TILE) */
+    nd_word *p, *ds_rows; /* A (m = ND_TILE keys, k = the strip's queries) */
+    nd_word *ds_columns;  /* [blocks] B (k = block_keys, n = ND_TILE) */
+    float *lse, *delta;   /* [blocks] (ND_TILE) */
     void *temporary;      /* ND_TILE x D elements */
 } workspace;
 
@@ -123,17 +122,17 @@ static size_t workspace_init(workspace *w, char *base, const nd_attention *a, in
     w->kt = nd_attention_cut(base, &used, keys * d);
     w->dk = nd_attention_cut(base, &used, keys * dp);
     w->dv = nd_attention_cut(base, &used, keys * dp);
-    w->qt = nd_attention_cut(base, &used, ROWS * d);
-    w->dot = nd_attention_cut(base, &used, ROWS * d);
-    w->q = nd_attention_cut(base, &used, ROWS * dp);
-    w->dout = nd_attention_cut(base, &used, ROWS * dp);
+    w->qt = nd_attention_cut(base, &used, (d + d % 2) * ND_TILE);
+    w->dot = nd_attention_cut(base, &used, (d + d % 2) * ND_TILE);
+    w->q = nd_attention_cut(base, &used, ND_TILE * dp);
+    w->dout = nd_attention_cut(base, &used, ND_TILE * dp);
     w->scores = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
     w->dp = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
-    w->p = nd_attention_cut(base, &used, ND_TILE * ROWS);
-    w->ds_rows = nd_attention_cut(base, &used, ND_TILE * ROWS);
-    w->ds_columns = nd_attention_cut(base, &used, keys * ROWS);
-    w->lse = nd_attention_cut(base, &used, ROWS);
-    w->delta = nd_attention_cut(base, &used, ROWS);
+    w->p = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->ds_rows = nd_attention_cut(base, &used, ND_TILE * ND_TILE);
+    w->ds_columns = nd_attention_cut(base, &used, keys * ND_TILE);
+    w->lse = nd_attention_cut(base, &used, MOST_BLOCKS * ND_TILE);
+    w->delta = nd_attention_cut(base, &used, MOST_BLOCKS * ND_TILE);
     w->temporary = nd_attention_cut(base, &used, ND_TILE * d);
     return used;
 }
@@ -180,12 +179,13 @@ static void load_queries(const call *c, workspace *w, const task *t, const row_b
     const void *dout = nd_attention_row(c->dout, t->b, r->q0, r->head);
     const int64_t q_stride = c->q.stride[1], dout_stride = c->dout.stride[1];
     const int64_t column = r->place * ND_TILE, row = words_of(c, column);
+    const int64_t packed = column * words_of(c, d);
     const int loaded = words_of(c, r->rows), left = words_of(c, ND_TILE) - loaded;
     const size_t zeros = (size_t)(left * dp) * sizeof(nd_word);
-    tiles->pack_b_transposed(w->qt + column * d, ND_TILE, q, c->q.dtype, q_stride, r->rows, d,
+    tiles->pack_b_transposed(w->qt + packed, ND_TILE, q, c->q.dtype, q_stride, r->rows, d,
                              w->temporary);
-    tiles->pack_b_transposed(w->dot + column * d, ND_TILE, dout, c->dout.dtype, dout_stride,
-                             r->rows, d, w->temporary);
+    tiles->pack_b_transposed(w->dot + packed, ND_TILE, dout, c->dout.dtype, dout_stride, r->rows, d,
+                             w->temporary);
     tiles->pack_b(w->q + row * dp, dp, q, c->q.dtype, q_stride, r->rows, d);
     tiles->pack_b(w->dout + row * dp, dp, dout, c->dout.dtype, dout_stride, r->rows, d);
     memset(w->q + (row + loaded) * dp, 0, zeros);
@@ -206,19 +206,21 @@ static void score_gradients(const call *c, workspace *w, const task *t, const ro
     const nd_tile_ops *tiles = c->tiles;
     const int64_t column = r->place * ND_TILE, at = words_of(c, column);
     const int d = (int)c->a->head_dim, words = words_of(c, d);
+    nd_word *ds_columns = w->ds_columns + column * words_of(c, c->division.block_keys) +
+                          first / tiles->group * ND_TILE;
     int32_t limit[ND_TILE];
-    tiles->gemm(keys, ND_TILE, words, w->k + first * words, words, w->qt + column * d, ND_TILE,
+    tiles->gemm(keys, ND_TILE, words, w->k + first * words, words, w->qt + column * words, ND_TILE,
                 w->scores, ND_TILE, false);
-    tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot + column * d, ND_TILE,
+    tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot + column * words, ND_TILE,
                 w->dp, ND_TILE, false);
     tiles->dscore(
         &(nd_dscore_step){.scores = w->scores,
                           .dp = w->dp,
                           .p = w->p + at,
-                          .ds_rows = w->ds_rows + at,
-                          .ld = words_of(c, ROWS),
-                          .ds_columns = w->ds_columns + column * c->division.block_keys +
-                                        first / tiles->group * ND_TILE,
+                          /* With F32 words the two forms are one. */
+                          .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows + at,
+                          .ld = ND_TILE,
+                          .ds_columns = ds_columns,
                           .keys = keys,
                           .limit = nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),
                           .lse = w->lse + column,
@@ -231,15 +233,16 @@ static void score_gradients(const call *c, workspace *w, const task *t, const ro
 static void tile_step(const call *c, workspace *w, const task *t, const row_block *strip,
                       int blocks, int first, int keys)
 {
-    const int64_t dp = wide_ld(c->a->head_dim), ld = words_of(c, ROWS);
+    const int64_t dp = wide_ld(c->a->head_dim);
+    const nd_word *ds_rows = c->tiles->group == 1 ? w->ds_columns + first * ND_TILE : w->ds_rows;
     int seeing = 0;
     for (; seeing < blocks && strip[seeing].seen > first; seeing++) {
         score_gradients(c, w, t, &strip[seeing], first, keys);
     }
     const int n = (int)padded(c->a->head_dim);
     const int words = words_of(c, (seeing - 1) * ND_TILE + strip[seeing - 1].rows);
-    c->tiles->gemm(keys, n, words, w->p, ld, w->dout, dp, w->dv + first * dp, dp, true);
-    c->tiles->gemm(keys, n, words, w->ds_rows, ld, w->q, dp, w->dk + first * dp, dp, true);
+    c->tiles->gemm(keys, n, words, w->p, ND_TILE, w->dout, dp, w->dv + first * dp, dp, true);
+    c->tiles->gemm(keys, n, words, ds_rows, ND_TILE, w->q, dp, w->dk + first * dp, dp, true);
 }
 
 static void store_keys(const call *c, nd_tensor y, const float *sums, const task *t)
@@ -285,8 +288,8 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
     if (r->seen > 0) {
         c->tiles->gemm(d, ND_TILE, words_of(c, r->seen), w->kt,
                        c->division.block_keys / c->tiles->group,
-                       w->ds_columns + r->place * ND_TILE * c->division.block_keys, ND_TILE, sum,
-                       ND_TILE, t->block > 0);
+                       w->ds_columns + r->place * ND_TILE * words_of(c, c->division.block_keys),
+                       ND_TILE, sum, ND_TILE, t->block > 0);
     } else {
         memset(sum, 0, (size_t)(d * ND_TILE) * sizeof(float));
     }
@@ -340,9 +343,9 @@ static void run_task(const call *c, workspace *w, int64_t number)
                     .key0 = key0,
                     .keys = (int)nd_min(a->sk - key0, c->division.block_keys)};
     load_keys(c, w, &t);
-    for (int64_t left = group_blocks(a); left > 0; left -= STRIP) {
-        const int blocks = (int)nd_min(left, STRIP);
-        row_block strip[STRIP];
+    for (int64_t left = group_blocks(a); left > 0; left -= c->tiles->group) {
+        const int blocks = (int)nd_min(left, c->tiles->group);
+        row_block strip[MOST_BLOCKS];
         for (int i = 0; i < blocks; i++) {
             strip[i] = row_block_of(c, &t, left - 1 - i, i);
         }

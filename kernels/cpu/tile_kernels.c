@@ -245,7 +245,9 @@ static void dscore_f32(const nd_dscore_step *s)
             nd_vf ds = p * (nd_v_load(s->dp + from) * scale - delta);
             nd_v_store((float_out *)s->p + to, p);
             nd_v_store((float_out *)s->ds_rows + to, ds);
-            nd_v_store((float_out *)s->ds_columns + from, ds);
+            if (s->ds_columns != s->ds_rows) {
+                nd_v_store((float_out *)s->ds_columns + from, ds);
+            }
         }
     }
 }
