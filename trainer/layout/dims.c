@@ -15,7 +15,7 @@ enum {
 };
 /* Columns of a tile of logits on a CPU: the tile of a chunk of 1,000 rows in BF16 stays in the
  * second caches of two cores, and a product that sums over its columns takes one block of gemm.c
- * (at most 1,024 with AVX-512, 1,536 with AMX). */
+ * with AVX-512 (at most 1,024), two equal ones with AMX (at most 768). */
 enum { HEAD_COLUMNS = 1024, HEAD_COLUMNS_UNIT = 64 };
 /* Rows of a product's tile on a GPU: with a chunk of whole tiles no tile is partly empty. */
 enum { GPU_TILE = 128 };
