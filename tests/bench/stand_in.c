@@ -7,18 +7,12 @@
 #include "tests/bench/bench_ops.h"
 
 extern const nd_gemm_kernels nd_gemm_amx_stand_in;
-void nd_tile_begin_amx_stand_in(void);
-void nd_tile_end_amx_stand_in(void);
-void nd_tile_gemm_amx_stand_in(int m, int n, int words, const nd_word *a, int64_t lda,
-                               const nd_word *b, int64_t ldb, float *c, int64_t ldc, bool add);
-
-/* nd_tiles_bf16_amx_emulated_avx512 with the products of the stand-in. */
-static nd_tile_ops tiles;
+extern const nd_tile_ops nd_tiles_bf16_stand_in;
 
 const char *nd_bench_machine(const nd_device *device)
 {
     const nd_cpu_context *context = device->native;
-    return context->tiles_bf16 == &tiles ? "amx_stand_in" : nd_ops_machine(device);
+    return context->tiles_bf16 == &nd_tiles_bf16_stand_in ? "amx_stand_in" : nd_ops_machine(device);
 }
 
 nd_status nd_bench_use_stand_in(nd_device *device)
@@ -29,11 +23,7 @@ nd_status nd_bench_use_stand_in(nd_device *device)
                        "--stand-in is made of AVX-512, but this CPU has %s; leave it out",
                        nd_cpu_isa_name(nd_cpu_isa_detect()));
     }
-    tiles = nd_tiles_bf16_amx_emulated_avx512;
-    tiles.begin = nd_tile_begin_amx_stand_in;
-    tiles.end = nd_tile_end_amx_stand_in;
-    tiles.gemm = nd_tile_gemm_amx_stand_in;
-    context->tiles_bf16 = &tiles;
+    context->tiles_bf16 = &nd_tiles_bf16_stand_in;
     nd_gemm_destroy(context->gemm);
     context->gemm = NULL;
     return nd_gemm_create(&nd_gemm_amx_stand_in, context->team, &context->gemm);

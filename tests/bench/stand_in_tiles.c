@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* nd_tile_gemm_amx_stand_in and its companions: attention's products on tiles, timed without. */
+/* nd_tiles_bf16_stand_in: attention on tiles, timed without tiles. */
 #include "tests/bench/stand_in_loops.h"
 
-void nd_tile_begin_amx_stand_in(void);
-void nd_tile_end_amx_stand_in(void);
-void nd_tile_gemm_amx_stand_in(int m, int n, int words, const uint32_t *a, int64_t lda,
-                               const uint32_t *b, int64_t ldb, float *c, int64_t ldc, _Bool add);
+/* What tile_kernels.c calls by these names is what tile_amx.c defines for this instruction set. */
+#define nd_tiles_bf16_amx nd_tiles_bf16_stand_in
+#define nd_tile_begin_amx nd_tile_begin_amx_stand_in
+#define nd_tile_end_amx   nd_tile_end_amx_stand_in
+#define nd_tile_gemm_amx  nd_tile_gemm_amx_stand_in
 
-#include "kernels/cpu/tile_amx.c"
+#include "kernels/cpu/tile_kernels.c"
