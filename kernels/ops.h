@@ -85,11 +85,15 @@ typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_
 /*
  * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
  * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
- * ignored.
+ * ignored. Where both are absent, codes are not made yet: `uncast` is what they are made of, and
+ * only a product that casts while it reads takes such a matrix (nd_ops.matmul_fp8_casts). The bits
+ * of its result are those with the codes that fp8_cast makes.
  */
 typedef struct nd_fp8 {
     nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
     nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
+    nd_tensor uncast;       /* BF16 (rows, columns); row stride free */
+    nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
     float *scale, *inverse; /* 1, (rows) or (columns) */
     nd_granularity granularity;
 } nd_fp8;
@@ -529,6 +533,7 @@ typedef struct nd_ops {
      *                         with strides of multiples of 8 elements
      *   matmul_fp8_scratch    bytes for one call with these extents and c of either type (planned
      *                         once; enough for smaller extents too)
+     *   matmul_fp8_casts      whether matmul_fp8 takes operands that are not cast yet
      *   matmul_packed_bytes   bytes of the form in which matmul, or with codes matmul_fp8, keeps an
      *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
      *                         keeps none, or would save too little beside so many rows

@@ -59,6 +59,7 @@
     X(attention_uses_delta, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix) \
     X(matmul_fp8_scratch, size_t,                                                                  \
       (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)                  \
+    X(matmul_fp8_casts, bool, (const nd_device *), prefix)                                         \
     X(matmul_packed_bytes, size_t,                                                                 \
       (const nd_device *, int64_t m, int64_t k, int64_t n, bool b_transposed, nd_dtype b), prefix)
 

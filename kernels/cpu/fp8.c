@@ -369,7 +369,7 @@ nd_status nd_cpu_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
     nd_fp8 as = args->as;
     work w = work_of(stream, args->x);
     _Atomic int64_t found[2] = {0, 0};
-    w.e4m3 = format_of(&as, w.x) == ND_DTYPE_F8_E4M3;
+    w.e4m3 = (as.uncast.data ? as.format : format_of(&as, w.x)) == ND_DTYPE_F8_E4M3;
     w.fp8 = as;
     w.counts = found;
     each_item(stream, &w, 1, RUN, count_rows);

@@ -48,7 +48,8 @@ typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
 
 static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->k % 2 != 0;
+    return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
+           p->k % 2 != 0;
 }
 
 static int64_t words_of(const call *c, int64_t depth)
@@ -79,11 +80,12 @@ static bool sums_wait_in_c(const call *c)
     return !c->p->c_bf16 && !c->p->factors;
 }
 
-/* x from row and column on. */
-static nd_gemm_operand operand_at(nd_gemm_operand x, int64_t row, int64_t column)
+/* x from a line and an element of k on. of_rows: its lines are the rows that are stored. */
+static nd_gemm_operand operand_at(nd_gemm_operand x, bool of_rows, int64_t line, int64_t k)
 {
     const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
-    x.data = (const char *)x.data + (row * x.stride + column) * size;
+    x.data = (const char *)x.data + (of_rows ? line * x.stride + k : k * x.stride + line) * size;
+    x.scale = x.scale && x.scale_per_line ? x.scale + line : x.scale;
     return x;
 }
 
@@ -94,11 +96,9 @@ static void pack_a(const call *c, workspace *w, const block *x)
     for (int64_t i = 0; i < x->rows; i += kernels->panel) {
         const int64_t row = x->row + i;
         const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
-        if (c->p->a_transposed) {
-            kernels->pack_a_columns(w->a + i * words, operand_at(c->p->a, x->k, row), rows, depth);
-        } else {
-            kernels->pack_a_rows(w->a + i * words, operand_at(c->p->a, row, x->k), rows, depth);
-        }
+        const nd_gemm_operand a = operand_at(c->p->a, !c->p->a_transposed, row, x->k);
+        (c->p->a_transposed ? kernels->pack_a_columns : kernels->pack_a_rows)(w->a + i * words, a,
+                                                                              rows, depth);
     }
 }
 
@@ -106,11 +106,9 @@ static void pack_a(const call *c, workspace *w, const block *x)
 static void pack_b(const call *c, nd_gemm_word *b, const block *x)
 {
     const int columns = (int)x->columns, depth = (int)x->depth;
-    if (c->p->b_transposed) {
-        c->kernels->pack_b_rows(b, operand_at(c->p->b, x->column, x->k), columns, depth);
-    } else {
-        c->kernels->pack_b_columns(b, operand_at(c->p->b, x->k, x->column), columns, depth);
-    }
+    const nd_gemm_operand from = operand_at(c->p->b, c->p->b_transposed, x->column, x->k);
+    (c->p->b_transposed ? c->kernels->pack_b_rows : c->kernels->pack_b_columns)(b, from, columns,
+                                                                                depth);
 }
 
 /* The words of the panel from `column` on, from k on, in an op(b) that is packed as a whole. Blocks
@@ -210,7 +208,7 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
         if (packs_a(c->kernels, c->p)) {
             multiply_panels(c, w, t);
         } else {
-            t.a = operand_at(c->p->a, x->row, x->k).data;
+            t.a = operand_at(c->p->a, true, x->row, x->k).data;
             t.a_row = c->p->a.stride;
             t.a_word = 2;
             c->kernels->multiply(&t);
@@ -435,7 +433,7 @@ static nd_gemm_product columns_of(const nd_gemm_product *p, const nd_gemm_factor
 {
     nd_gemm_product x = *p;
     x.n = columns;
-    x.b = p->b_transposed ? operand_at(p->b, first, 0) : operand_at(p->b, 0, first);
+    x.b = operand_at(p->b, p->b_transposed, first, 0);
     x.c = (char *)p->c + first * (p->c_bf16 ? 2 : 4);
     x.factors = p->factors ? factors : NULL;
     return x;

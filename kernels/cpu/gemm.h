@@ -11,7 +11,8 @@
  * Where that packs the same columns too often, which is usual with AMX, all threads pack B together
  * first. With AVX-512 A is read where it lies if it has rows of an even number of BF16; else, and
  * always with AMX, it is packed too. Codes become BF16, which holds each of their values exactly,
- * while they are packed; no widened copy of an operand is made.
+ * while they are packed, and BF16 that is to be FP8 is rounded to such values; neither a widened
+ * copy of an operand nor its codes are made.
  *
  * Bits: a sum runs over k in order. With AVX-512 it is summed in blocks of k whose bounds depend on
  * k alone. With AMX it is one sum in steps of 32 from 0, or from c where c is F32, is added to and
@@ -65,6 +66,11 @@ typedef struct nd_gemm_operand {
     const void *data;
     nd_dtype dtype;
     int64_t stride; /* elements from row to row */
+    /* Where scale is not NULL, BF16 becomes the values of FP8 codes of `format`, as fp8_cast makes
+     * them (kernels/ops.h). A line is a row of op(a) or a column of op(b). */
+    nd_dtype format;
+    const float *scale; /* of each line, or one of all */
+    bool scale_per_line;
 } nd_gemm_operand;
 
 /* Packs `lines` rows or columns, of a panel at most, of x for `depth` of k; lines that a panel has

@@ -225,20 +225,20 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
     return ND_OK;
 }
 
-static nd_gemm_operand operand_of(nd_tensor x)
+nd_gemm_operand nd_cpu_operand_of(nd_tensor x)
 {
-    return (nd_gemm_operand){x.data, x.dtype, x.stride[0]};
+    return (nd_gemm_operand){.data = x.data, .dtype = x.dtype, .stride = x.stride[0]};
 }
 
-void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
                          nd_packed_form *b_packed)
 {
     nd_gemm_product product = {.m = p->m,
                                .n = p->n,
                                .k = p->k,
-                               .a = operand_of(a),
-                               .b = operand_of(b),
+                               .a = a,
+                               .b = b,
                                .a_transposed = p->a_transposed,
                                .b_transposed = p->b_transposed,
                                .accumulate = p->accumulate,
@@ -285,7 +285,8 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         return ND_OK;
     }
     if (context->gemm && p.in == ND_DTYPE_BF16) {
-        nd_cpu_multiply_own(context, c, a, b, &p, NULL, args->b_packed);
+        nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), &p, NULL,
+                            args->b_packed);
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {

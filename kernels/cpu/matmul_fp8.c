@@ -2,7 +2,8 @@
 /*
  * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly,
  * multiplied with F32 sums, and the inverse scales are applied to the sums before the one rounding.
- * Our own products widen codes while they pack them (gemm.h); elsewhere tiles are widened to F32.
+ * Our own products widen codes, or cast what is not cast yet, while they pack operands (gemm.h);
+ * elsewhere tiles of codes are widened to F32.
  */
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/matmul.h"
@@ -13,8 +14,10 @@
 typedef struct operand {
     nd_tensor stored;
     bool transposed; /* op(x) is the transpose of `stored` */
+    nd_dtype format;
+    const float *scale; /* NULL: it is cast already */
     const float *inverse;
-    bool per_line; /* one inverse for each row of op(a) or column of op(b); else one */
+    bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
 } operand;
 
 /* No product needs memory of the caller. */
@@ -27,15 +30,36 @@ size_t nd_cpu_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
 /* `line`: the granularity that is constant along the summed axis. */
 static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
 {
-    bool plain = x.codes.data;
-    operand o = {.stored = plain ? x.codes : x.transposed,
-                 .transposed = plain ? transposed : !transposed,
+    const bool cast = !x.uncast.data, swapped = cast && !x.codes.data;
+    operand o = {.stored = !cast     ? x.uncast
+                           : swapped ? x.transposed
+                                     : x.codes,
+                 .transposed = swapped ? !transposed : transposed,
+                 .format = x.format,
+                 .scale = cast ? NULL : x.scale,
                  .inverse = x.inverse,
                  .per_line = x.granularity != ND_PER_TENSOR};
-    ND_ASSERT(o.stored.data && nd_dtype_is_fp8(o.stored.dtype));
+    ND_ASSERT(o.stored.data);
+    ND_ASSERT(cast ? nd_dtype_is_fp8(o.stored.dtype)
+                   : o.stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(o.format));
     ND_ASSERT(nd_is_2d(o.stored, o.stored.shape[0], o.stored.shape[1]));
     ND_ASSERT(!o.per_line || x.granularity == line);
     return o;
+}
+
+static nd_gemm_operand packed_from(const operand *x)
+{
+    nd_gemm_operand o = nd_cpu_operand_of(x->stored);
+    o.format = x->format;
+    o.scale = x->scale;
+    o.scale_per_line = x->per_line;
+    return o;
+}
+
+bool nd_cpu_matmul_fp8_casts(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    return context->gemm != NULL;
 }
 
 nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
@@ -65,8 +89,9 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
     }
     ND_ASSERT(p.k > 0);
     if (!context->gemm) {
+        ND_ASSERT(!x.scale && !y.scale);
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    nd_cpu_multiply_own(context, c, x.stored, y.stored, &p, &f, args->b_packed);
+    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b_packed);
     return ND_OK;
 }

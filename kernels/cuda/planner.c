@@ -74,6 +74,11 @@ static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return nd_lt_matmul_fp8_scratch(m, n, k, act);
 }
 
+static bool matmul_fp8_casts(const nd_device *device)
+{
+    return false;
+}
+
 static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
                                   bool b_transposed, nd_dtype b)
 {

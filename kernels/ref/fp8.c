@@ -173,7 +173,7 @@ nd_status nd_ref_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
     const nd_fp8 as = args->as;
     nd_tensor m = matrix_of(args->x);
-    nd_dtype format = format_of(as, m.shape[0], m.shape[1]);
+    nd_dtype format = as.uncast.data ? as.format : format_of(as, m.shape[0], m.shape[1]);
     for (int64_t i = 0; i < m.shape[0]; i++) {
         for (int64_t j = 0; j < m.shape[1]; j++) {
             float value = nd_ref_get(m, i * m.stride[0] + j);

@@ -97,6 +97,11 @@ size_t nd_ref_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return 0;
 }
 
+bool nd_ref_matmul_fp8_casts(const nd_device *device)
+{
+    return false;
+}
+
 size_t nd_ref_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
                                   bool b_transposed, nd_dtype b)
 {

@@ -201,6 +201,11 @@ static size_t mirror_matmul_fp8_scratch(const nd_device *device, int64_t m, int6
     return bytes;
 }
 
+static bool mirror_matmul_fp8_casts(const nd_device *device)
+{
+    return mirrored.ops->matmul_fp8_casts(device);
+}
+
 static size_t mirror_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
                                          bool b_transposed, nd_dtype b)
 {

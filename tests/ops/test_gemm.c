@@ -70,11 +70,14 @@ static void free_memory(void)
     }
 }
 
-/* A matrix whose memory ends with its last element. */
+/* A matrix whose memory ends with its last element. With a scale its BF16 stand for the values of
+ * FP8 codes (nd_gemm_operand). */
 typedef struct matrix {
     void *data;
     int64_t rows, columns, stride;
-    nd_dtype dtype;
+    nd_dtype dtype, format;
+    const float *scale;
+    bool per_row, per_column;
 } matrix;
 
 static size_t matrix_bytes(const matrix *x)
@@ -101,8 +104,13 @@ static float get(const matrix *x, int64_t i, int64_t j)
 {
     const int64_t at = i * x->stride + j;
     switch (x->dtype) {
-    case ND_DTYPE_BF16:
-        return nd_bf16_to_f32(((const nd_bf16 *)x->data)[at]);
+    case ND_DTYPE_BF16: {
+        const float value = nd_bf16_to_f32(((const nd_bf16 *)x->data)[at]);
+        const int64_t scale = x->per_row ? i : x->per_column ? j : 0;
+        return x->scale
+                   ? nd_fp8_to_f32(x->format, nd_fp8_from_f32(x->format, value * x->scale[scale]))
+                   : value;
+    }
     case ND_DTYPE_F32:
         return ((const float *)x->data)[at];
     default:
@@ -120,6 +128,32 @@ static matrix draw(nd_dtype dtype, int64_t rows, int64_t columns, int64_t gap, u
         put(&x, at, inside ? (float)(int64_t)(bits >> 40) * 0x1p-23f - 1.0f : NAN);
     }
     return x;
+}
+
+/* Gives BF16 one scale, or one for each row or column, that take its values from codes of 0 up to
+ * the largest ones. */
+static void leave_to_cast(matrix *x, nd_dtype format, bool per_line, bool by_rows)
+{
+    const int64_t count = !per_line ? 1 : by_rows ? x->rows : x->columns;
+    float *scale = guarded_memory((size_t)count * sizeof *scale);
+    for (int64_t i = 0; i < count; i++) {
+        const int power = (int)(nd_rng_u64(7, (uint64_t)count, (uint64_t)i) % 20) - 10;
+        scale[i] = ldexpf(format == ND_DTYPE_F8_E4M3 ? 1.7f : 217.0f, power);
+    }
+    x->format = format;
+    x->scale = scale;
+    x->per_row = per_line && by_rows;
+    x->per_column = per_line && !by_rows;
+}
+
+static nd_gemm_operand operand_of(const matrix *x)
+{
+    return (nd_gemm_operand){.data = x->data,
+                             .dtype = x->dtype,
+                             .stride = x->stride,
+                             .format = x->format,
+                             .scale = x->scale,
+                             .scale_per_line = x->per_row || x->per_column};
 }
 
 /* the definition */
@@ -203,13 +237,30 @@ enum { A_TRANSPOSED = 1, B_TRANSPOSED = 2, ACCUMULATE = 4, OUT_BF16 = 8, FLAGS =
 /* What the sums are multiplied by: nothing, one number, or that and others for rows, columns. */
 enum { NO_FACTORS, ALL, ALL_COLUMNS, ALL_ROWS_COLUMNS, FACTORS };
 
-/* The types of a and b. */
-static const nd_dtype types[][2] = {{ND_DTYPE_BF16, ND_DTYPE_BF16},
-                                    {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E4M3},
-                                    {ND_DTYPE_F8_E5M2, ND_DTYPE_F8_E4M3},
-                                    {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2}};
+/* What a and b are: stored as this type, or BF16 that is cast to it while it is packed. */
+static const struct {
+    nd_dtype a, b;
+    bool cast_a, cast_b;
+} types[] = {{ND_DTYPE_BF16, ND_DTYPE_BF16, false, false},
+             {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E4M3, false, false},
+             {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E4M3, true, true},
+             {ND_DTYPE_F8_E5M2, ND_DTYPE_F8_E4M3, false, false},
+             {ND_DTYPE_F8_E5M2, ND_DTYPE_F8_E4M3, true, false},
+             {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2, false, true}};
 
 enum { TYPES = sizeof types / sizeof *types };
+
+/* a or b, with its lines in rows or in columns. */
+static matrix draw_operand(nd_dtype type, bool cast, int64_t lines, int64_t k, bool in_rows,
+                           int64_t gap, uint64_t seed)
+{
+    matrix x =
+        draw(cast ? ND_DTYPE_BF16 : type, in_rows ? lines : k, in_rows ? k : lines, gap, seed);
+    if (cast) {
+        leave_to_cast(&x, type, (lines + k) % 2 != 0, in_rows);
+    }
+    return x;
+}
 
 /* One product as the tests name it. */
 typedef struct shape {
@@ -221,8 +272,8 @@ static void make(problem *q, shape s)
 {
     const bool at = s.flags & A_TRANSPOSED, bt = s.flags & B_TRANSPOSED, out = s.flags & OUT_BF16;
     const int64_t m = s.m, n = s.n, k = s.k;
-    q->a = draw(types[s.types][0], at ? k : m, at ? m : k, 3, 1);
-    q->b = draw(types[s.types][1], bt ? n : k, bt ? k : n, 5, 2);
+    q->a = draw_operand(types[s.types].a, types[s.types].cast_a, m, k, !at, 3, 1);
+    q->b = draw_operand(types[s.types].b, types[s.types].cast_b, n, k, bt, 5, 2);
     q->c = draw(out ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, 7, 3);
     const float *rows = draw(ND_DTYPE_F32, 1, m, 0, 4).data;
     const float *columns = draw(ND_DTYPE_F32, 1, n, 0, 5).data;
@@ -232,8 +283,8 @@ static void make(problem *q, shape s)
     q->p = (nd_gemm_product){.m = m,
                              .n = n,
                              .k = k,
-                             .a = {q->a.data, q->a.dtype, q->a.stride},
-                             .b = {q->b.data, q->b.dtype, q->b.stride},
+                             .a = operand_of(&q->a),
+                             .b = operand_of(&q->b),
                              .a_transposed = at,
                              .b_transposed = bt,
                              .accumulate = s.flags & ACCUMULATE,
@@ -265,12 +316,13 @@ static void expect_defined(const problem *q, const table *t, const matrix *c)
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             const float got = get(c, i, j), want = defined(q, t, i, j);
-            cr_assert(memcmp(&got, &want, sizeof got) == 0,
-                      "%s, %d x %d x %d, %s %s, transposed %d %d, + c %d, (%d, %d): %a, by "
-                      "the definition %a",
-                      t->name, (int)p->m, (int)p->n, (int)p->k, nd_dtype_name(p->a.dtype),
-                      nd_dtype_name(p->b.dtype), p->a_transposed, p->b_transposed, p->accumulate,
-                      (int)i, (int)j, (double)got, (double)want);
+            cr_assert(
+                memcmp(&got, &want, sizeof got) == 0,
+                "%s, %d x %d x %d, %s %s, cast %d %d, transposed %d %d, + c %d, (%d, %d): %a, by "
+                "the definition %a",
+                t->name, (int)p->m, (int)p->n, (int)p->k, nd_dtype_name(p->a.dtype),
+                nd_dtype_name(p->b.dtype), p->a.scale != NULL, p->b.scale != NULL, p->a_transposed,
+                p->b_transposed, p->accumulate, (int)i, (int)j, (double)got, (double)want);
         }
     }
 }
@@ -498,9 +550,9 @@ static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_r
 {
     enum { MOST_LINES = 96, MOST_WORDS = 48 };
     static nd_gemm_word got[MOST_LINES * MOST_WORDS], want[MOST_LINES * MOST_WORDS];
-    const nd_dtype dtype = types[(lines + depth) % TYPES][0];
-    const matrix x = draw(dtype, of_rows ? lines : depth, of_rows ? depth : lines, 3, 5);
-    const nd_gemm_operand operand = {x.data, x.dtype, x.stride};
+    const int type = (lines + depth / 3) % TYPES;
+    const matrix x = draw_operand(types[type].a, types[type].cast_a, lines, depth, of_rows, 3, 5);
+    const nd_gemm_operand operand = operand_of(&x);
     memset(got, 0x5a, sizeof got);
     memset(want, 0x5a, sizeof want);
     vectors(got, operand, lines, depth);

@@ -177,6 +177,98 @@ Test(matmul_fp8, every_code)
     nd_each_backend(check_codes);
 }
 
+/* c = a b with a or b uncast, and with the codes that the backend's own fp8_cast makes of it. */
+static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor values, operand other,
+                            bool first, nd_tensor c[2])
+{
+    nd_stream stream = backend->side.stream;
+    const nd_ops *ops = backend->side.ops;
+    nd_fp8 cast = x.fp8, uncast = x.fp8;
+    uncast.codes = uncast.transposed = (nd_tensor){0};
+    uncast.uncast = values;
+    uncast.format = x.fp8.codes.dtype;
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = cast, .x = values));
+    for (int s = 0; s < 2; s++) {
+        nd_fp8 of_x = s ? uncast : cast;
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = first ? of_x : other.fp8,
+                              .a_transposed = first ? x.transposed : other.transposed,
+                              .b = first ? other.fp8 : of_x,
+                              .b_transposed = first ? other.transposed : x.transposed));
+    }
+}
+
+static bool casts(const nd_backend *backend)
+{
+    return backend->side.ops->matmul_fp8_casts(backend->side.device);
+}
+
+/* Operands that the product casts give the bits that their codes give. */
+static void check_uncast(const nd_side *ref, const nd_backend *backend)
+{
+    if (!casts(backend)) {
+        return;
+    }
+    for (int c = 0; c < SHAPES * 8 * SCALINGS; c++) {
+        const int64_t m = shapes[c % SHAPES].m, n = shapes[c % SHAPES].n, k = shapes[c % SHAPES].k;
+        const int variant = c / SHAPES % 8;
+        const bool first = variant & 4;
+        const scaling how = (scaling)(c / SHAPES / 8);
+        const int64_t gap = shapes[c % SHAPES].gap;
+        operand x = first ? cast_operand(ref, m, k, true, variant & 3, how, gap)
+                          : cast_operand(ref, k, n, false, variant & 3, how, gap);
+        operand other = first ? cast_operand(ref, k, n, false, 0, TENSOR, gap)
+                              : cast_operand(ref, m, k, true, 0, TENSOR, gap);
+        nd_tensor values = nd_random_2d(ND_DTYPE_BF16, x.fp8.codes.shape[0], x.fp8.codes.shape[1],
+                                        gap, 1.5f); /* some beyond the largest code */
+        nd_tensor result[2] = {nd_random_2d(c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, gap, 1.0f)};
+        result[1] = nd_clone(result[0]);
+        multiply_uncast(backend, x, values, other, first, result);
+        nd_expect_same(backend->name, "c", result[1], result[0]);
+        nd_case_free();
+    }
+}
+
+Test(matmul_fp8, operands_cast_by_the_product)
+{
+    nd_each_backend(check_uncast);
+}
+
+/* Every BF16 number, times 1, with scales that reach all codes and leave all of them. */
+static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
+{
+    static const float scales[] = {1.0f, 3.3f, 0x1p-9f, 0x1p120f, 0x1p-120f, INFINITY, NAN};
+    enum { NUMBERS = 1 << 16, SCALES = sizeof scales / sizeof *scales };
+    for (int i = 0; casts(backend) && i < 4 * SCALES; i++) {
+        const bool first = i & 1;
+        float scale = scales[i / 4], one = 1.0f;
+        const int64_t rows = first ? NUMBERS : 1, columns = first ? 1 : NUMBERS;
+        nd_tensor values = nd_blank_2d(ND_DTYPE_BF16, rows, columns, 0), c[2];
+        operand x = {.fp8 = {.scale = &scale, .inverse = &one}}, unit = x;
+        x.fp8.codes = nd_blank_2d(i & 2 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, rows, columns, 0);
+        unit.fp8.codes = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0);
+        *(uint8_t *)unit.fp8.codes.data = 0x38; /* 1.0 */
+        for (int number = 0; number < NUMBERS; number++) {
+            ((nd_bf16 *)values.data)[number] = (nd_bf16)number;
+        }
+        c[0] = nd_blank_2d(ND_DTYPE_F32, rows, columns, 0);
+        c[1] = nd_clone(c[0]);
+        multiply_uncast(backend, x, values, unit, first, c);
+        for (int number = 0; number < NUMBERS; number++) {
+            const float got = nd_get(c[1], number), want = nd_get(c[0], number);
+            cr_assert(isnan(want) ? isnan(got) : memcmp(&got, &want, sizeof got) == 0,
+                      "%s: %s of BF16 %04x times %g is %g, not %g", backend->name,
+                      nd_dtype_name(x.fp8.codes.dtype), number, (double)scale, (double)got,
+                      (double)want);
+        }
+        nd_case_free();
+    }
+}
+
+Test(matmul_fp8, every_number_cast_by_the_product)
+{
+    nd_each_backend(check_uncast_numbers);
+}
+
 /* A NaN or infinite scale reaches the result; one that is no small power of two is applied without
  * loss. */
 static void check_odd_scales(const nd_side *ref, const nd_backend *backend)

@@ -21,31 +21,84 @@ static void *copy_rows(nd_tensor t, size_t element)
     return copy;
 }
 
-static nd_status spied_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+static void keep(cast_spy *spy, nd_fp8 out, nd_tensor x)
 {
-    const nd_fp8 out = args->out;
-    const nd_tensor x = args->x;
-    cast_spy *spy = active;
-    ND_TRY(spy->real->fp8_cast(stream, args));
-    if (x.dtype != ND_DTYPE_BF16 || x.axes != 2) { /* master weights, cast for their gather */
-        return ND_OK;
-    }
     if (spy->count < CAST_SPY_MAX) {
         int64_t rows = x.shape[0], columns = x.shape[1];
         size_t scales = (size_t)cast_spy_scales(out.granularity, rows, columns) * sizeof(float);
         spied_cast *c = &spy->casts[spy->count];
-        *c = (spied_cast){out.granularity,         out.scale,     rows, columns, copy_rows(x, 2),
-                          copy_rows(out.codes, 1), malloc(scales)};
+        *c = (spied_cast){.granularity = out.granularity,
+                          .at = out.scale,
+                          .rows = rows,
+                          .columns = columns,
+                          .x = copy_rows(x, 2),
+                          .codes = copy_rows(out.codes, 1),
+                          .scale = malloc(scales)};
         memcpy(c->scale, out.scale, scales);
     }
     spy->count++;
+}
+
+static nd_status spied_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+{
+    ND_TRY(active->real->fp8_cast(stream, args));
+    if (args->x.dtype == ND_DTYPE_BF16 && args->x.axes == 2) { /* else a master weight's gather */
+        keep(active, args->out, args->x);
+    }
     return ND_OK;
+}
+
+static bool same_rows(const spied_cast *c, nd_tensor x)
+{
+    bool same = c->rows == x.shape[0] && c->columns == x.shape[1];
+    for (int64_t i = 0; same && i < c->rows; i++) {
+        same = memcmp(c->x + i * c->columns, (nd_bf16 *)x.data + i * x.stride[0],
+                      (size_t)c->columns * sizeof *c->x) == 0;
+    }
+    return same;
+}
+
+/* Whether the latest operand with scales at this place was this one: blocks share buffers. */
+static bool is_latest(const cast_spy *spy, const nd_fp8 *x)
+{
+    for (int i = spy->count - 1; i >= 0 && i < CAST_SPY_MAX; i--) {
+        const spied_cast *c = &spy->casts[i];
+        if (c->at == x->scale) {
+            return c->granularity == x->granularity && same_rows(c, x->uncast);
+        }
+    }
+    return false;
+}
+
+/* An operand that a product casts, once for all products that read it. */
+static nd_status keep_uncast(nd_stream *stream, const nd_fp8 *operand)
+{
+    nd_fp8 x = *operand;
+    const nd_tensor from = x.uncast;
+    if (!from.data || is_latest(active, &x)) {
+        return ND_OK;
+    }
+    void *codes = malloc((size_t)(from.shape[0] * from.shape[1]));
+    x.uncast.data = NULL;
+    x.codes = nd_tensor_2d(codes, x.format, from.shape[0], from.shape[1]);
+    nd_status status = ND_CALL(active->real, stream, fp8_cast, .out = x, .x = from);
+    keep(active, x, from);
+    free(codes);
+    return status;
+}
+
+static nd_status spied_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
+{
+    ND_TRY(keep_uncast(stream, &args->a));
+    ND_TRY(keep_uncast(stream, &args->b));
+    return active->real->matmul_fp8(stream, args);
 }
 
 void cast_spy_start(cast_spy *spy, nd_rank *rank)
 {
     *spy = (cast_spy){.ops = *rank->ops, .real = rank->ops};
     spy->ops.fp8_cast = spied_fp8_cast;
+    spy->ops.matmul_fp8 = spied_matmul_fp8;
     rank->ops = &spy->ops;
     active = spy;
 }

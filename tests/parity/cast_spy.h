@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps what a rank casts to FP8 in a run: each BF16 matrix, its scales and its codes. */
+/* Keeps what the ops of a rank cast to FP8 in a run, products among them: each BF16 matrix, its
+ * scales and its codes. */
 #ifndef TESTS_PARITY_CAST_SPY_H
 #define TESTS_PARITY_CAST_SPY_H
 #include "trainer/rank.h"

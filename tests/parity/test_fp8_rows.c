@@ -83,13 +83,12 @@ static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, 
 {
     int64_t scales = cast_spy_scales(granularity, rows, columns);
     float *amax = malloc((size_t)scales * 4), *inverse = malloc((size_t)scales * 4);
-    spied_cast out = {granularity,
-                      NULL,
-                      rows,
-                      columns,
-                      x,
-                      malloc((size_t)(rows * columns)),
-                      malloc((size_t)scales * 4)};
+    spied_cast out = {.granularity = granularity,
+                      .rows = rows,
+                      .columns = columns,
+                      .x = x,
+                      .codes = malloc((size_t)(rows * columns)),
+                      .scale = malloc((size_t)scales * 4)};
     nd_tensor t = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
     nd_fp8 fp8 = {.codes = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
                   .scale = out.scale,

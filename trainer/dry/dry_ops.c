@@ -21,7 +21,9 @@ static nd_call_matrix matrix(nd_tensor t)
 
 static nd_call_matrix operand(const nd_fp8 *x, bool as_stored)
 {
-    nd_call_matrix m = matrix(as_stored && x->codes.data ? x->codes : x->transposed);
+    nd_call_matrix m = matrix(x->uncast.data               ? x->uncast
+                              : as_stored && x->codes.data ? x->codes
+                                                           : x->transposed);
     m.along = (int32_t)x->granularity;
     return m;
 }

@@ -35,9 +35,9 @@ static nd_status work_matmul(nd_stream *s, const nd_matmul_args *x)
 static nd_status work_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
 {
     const nd_fp8 *a = &x->a;
-    bool stored = a->codes.data != NULL, along = stored != x->a_transposed;
-    const nd_tensor codes = stored ? a->codes : a->transposed;
-    add(s, &work_of(s)->flops_fp8, product_flops(x->c, codes.shape[along ? 1 : 0]));
+    const nd_tensor stored = a->uncast.data ? a->uncast : a->codes.data ? a->codes : a->transposed;
+    const bool along = (stored.data != a->transposed.data) != x->a_transposed;
+    add(s, &work_of(s)->flops_fp8, product_flops(x->c, stored.shape[along ? 1 : 0]));
     return ND_OK;
 }
 

@@ -175,8 +175,12 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
         .record = c.pass == ND_PASS_TRAIN,
         .vectors = of_rows ? *of_rows : m->scales.vectors[0],
     };
-    nd_cast_want(&how, for_weight && m->rank->ops->fp8_needs_transposed,
-                 x->codes.data ? x->codes.data : m->fp8.x, m->fp8.x_transposed);
+    if (x->codes.data) { /* the block keeps them */
+        how.codes = x->codes.data;
+    } else {
+        nd_cast_want(m, &how, for_weight && m->rank->ops->fp8_needs_transposed, m->fp8.x,
+                     m->fp8.x_transposed);
+    }
     m->scales.casts.inputs++;
     return nd_operand_cast(m, x, &how);
 }
@@ -282,8 +286,8 @@ static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool fo
     if (per_tensor && dy->cast.scale) {
         return ND_OK;
     }
-    if (!per_tensor) {
-        nd_cast_want(&how, for_weight && transposes, m->fp8.dy, m->fp8.dy_transposed);
+    if (!per_tensor || nd_products_cast(m)) {
+        nd_cast_want(m, &how, for_weight && transposes, m->fp8.dy, m->fp8.dy_transposed);
     }
     m->scales.casts.gradients++;
     if (dy->known == ND_KNOWN_CODES) {
@@ -412,6 +416,10 @@ static nd_status gather_gradient_codes(nd_block_call c, nd_operand *dy)
         .transposed = local ? NULL : m->fp8.dy_transposed,
     };
     m->scales.casts.gradients++;
+    if (!local && nd_products_cast(m)) {
+        nd_cast_want(m, &how, false, NULL, NULL);
+        return nd_operand_cast(m, dy, &how);
+    }
     ND_TRY(nd_operand_cast(m, dy, &how));
     ND_TRY(nd_operand_gather_codes(m, dy->cast.codes, m->fp8.dy, &dy->cast.codes));
     return local ? nd_operand_transpose(m, &dy->cast, m->fp8.dy_transposed) : ND_OK;

@@ -71,7 +71,12 @@ nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_te
  * keeps none. */
 nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
-/* Settles the scale as the rule says, then casts; what is known is not made again. */
+/* Whether products cast operands while they read them, so that no op of its own does. Delayed
+ * scaling measures what it casts. */
+bool nd_products_cast(const nd_model *model);
+
+/* Settles the scale as the rule says, then casts, or leaves that to the products; what is known is
+ * not made again. */
 typedef struct nd_cast {
     const nd_cast_rule *rule;
     bool split;               /* each tp rank sees a part of what one scale covers */
@@ -79,10 +84,12 @@ typedef struct nd_cast {
     bool record;              /* delayed: its amax counts in this step */
     nd_scale_ref vectors;     /* for scales of rows or columns */
     void *codes, *transposed; /* NULL: not wanted */
+    bool by_products;         /* the products cast: neither is wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Codes or transposed codes alone, as a product wants them. */
-void nd_cast_want(nd_cast *how, bool transposed, void *codes, void *transposed_codes);
+/* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
+void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
+                  void *transposed_codes);
 /* The weight of an FP8 product; summed over its rows (dx) or its columns (y).
  * settled: its scales of rows or columns where tp splits them; otherwise they are found here. */
 nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *rule,

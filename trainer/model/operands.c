@@ -44,6 +44,8 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     int64_t inputs = nd_max(d->C, d->H * d->D), outputs = nd_max(inputs, d->F);
     /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
     int64_t together = nd_recipe_is_delayed(&s->recipe) ? nd_max(outputs, 2 * d->F) : outputs;
+    /* Where products cast, only what is gathered over tp as codes has a buffer. */
+    const int64_t casts = !nd_products_cast(m), gathers = per_tensor && d->T != d->Tl;
     int64_t weight = 0;
     size_t scratch = 0;
     if (!s->recipe.name) {
@@ -62,13 +64,14 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
         int64_t bytes;
         void **pointer;
     } wants[] = {
-        {"fp8: input of a product", d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
+        {"fp8: input of a product",
+         (casts || gathers) * d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
         {"fp8: input, transposed", transposes * d->T * nd_max(inputs, d->F), &f->x_transposed},
-        {"fp8: output gradients", backward * d->T * together, &f->dy},
+        {"fp8: output gradients", (casts || gathers) * backward * d->T * together, &f->dy},
         {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
         {"fp8: gradient before its gather", d->T == d->Tl ? 0 : backward * d->Tl * d->C,
          &f->dy_local},
-        {"fp8: weight of a product", s->codes_gathered ? 0 : weight, &f->w},
+        {"fp8: weight of a product", s->codes_gathered ? 0 : casts * weight, &f->w},
         {"fp8: weight, transposed", transposes * weight, &f->w_transposed},
         {"fp8: work space of products", (int64_t)scratch, &f->gemm},
     };
@@ -100,9 +103,19 @@ bool nd_input_in_fp8(nd_block_call c, nd_input input)
 
 /* Casts. */
 
+bool nd_products_cast(const nd_model *m)
+{
+    return m->rank->ops->matmul_fp8_casts(m->rank->device) &&
+           !nd_recipe_is_delayed(&m->scales.recipe);
+}
+
 static nd_fp8 with_codes(nd_fp8 out, const nd_tensor *x, const nd_cast *how)
 {
     nd_dtype format = how->rule->format;
+    if (how->by_products) {
+        out.uncast = *x;
+        out.format = format;
+    }
     if (how->codes) {
         out.codes = nd_tensor_2d(how->codes, format, x->shape[0], x->shape[1]);
     }
@@ -137,10 +150,12 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
     return ND_OK;
 }
 
-void nd_cast_want(nd_cast *how, bool transposed, void *codes, void *transposed_codes)
+void nd_cast_want(const nd_model *m, nd_cast *how, bool transposed, void *codes,
+                  void *transposed_codes)
 {
-    how->codes = transposed ? NULL : codes;
-    how->transposed = transposed ? transposed_codes : NULL;
+    how->by_products = nd_products_cast(m);
+    how->codes = how->by_products || transposed ? NULL : codes;
+    how->transposed = !how->by_products && transposed ? transposed_codes : NULL;
 }
 
 nd_status nd_operand_transpose(nd_model *m, nd_fp8 *operand, void *buffer)
@@ -172,7 +187,7 @@ nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rul
         .settled = settled || rule->granularity == ND_PER_TENSOR,
         .vectors = settled ? *settled : s->vectors[1],
     };
-    nd_cast_want(&how, transposed, m->fp8.w, m->fp8.w_transposed);
+    nd_cast_want(m, &how, transposed, m->fp8.w, m->fp8.w_transposed);
     w.rows = nd_fsdp_weight(&m->fsdp, id, id, c.layer);
     s->casts.weights++;
     ND_TRY(nd_operand_cast(m, &w, &how));

@@ -311,8 +311,8 @@ nd_status nd_scales_measure(nd_scales *scales, nd_scale_ref at, nd_granularity g
                             nd_tensor x);
 
 /*
- * fp8_cast, and the health counts of the site when they are on. amax: NULL, or where the largest
- * |x| is merged into.
+ * fp8_cast, unless `out` leaves it to products (out.uncast), and the health counts of the site when
+ * they are on. amax: NULL, or where the largest |x| is merged into.
  */
 nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_fp8 out, float *amax, nd_tensor x);
 

@@ -402,7 +402,9 @@ nd_status nd_scales_measure(nd_scales *s, nd_scale_ref at, nd_granularity granul
 
 nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd_tensor x)
 {
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .amax = amax, .x = x);
+    if (!out.uncast.data) {
+        ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .amax = amax, .x = x);
+    }
     if (s->counting) {
         s->report[site].elements += nd_tensor_count(x);
         ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->health.counts[site], .x = x,

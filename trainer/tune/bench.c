@@ -181,7 +181,8 @@ static nd_fp8 fp8_operand(const bound_call *x, int which, nd_tensor t, bool as_s
     nd_fp8 out = {.scale = (float *)(void *)(x->bench->memory + x->at.scales[which]),
                   .inverse = (float *)(void *)(x->bench->memory + x->at.inverses[which]),
                   .granularity = (nd_granularity)along};
-    *(as_stored ? &out.codes : &out.transposed) = t;
+    out.format = ND_DTYPE_F8_E4M3; /* where it is not cast yet: both take the same time */
+    *(t.dtype == ND_DTYPE_BF16 ? &out.uncast : as_stored ? &out.codes : &out.transposed) = t;
     return out;
 }
 
