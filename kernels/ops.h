@@ -459,7 +459,8 @@ typedef struct nd_fp8_transpose_args {
 typedef struct nd_fp8_count_args {
     int64_t *counts; /* (2) */
     nd_tensor x;
-    nd_fp8 as; /* what x was cast to; only its form, format and scale are read */
+    nd_fp8 as; /* what x is cast to, by an op or by products; only its form, format and scale are
+                  read */
 } nd_fp8_count_args;
 
 /* FP8: products */
@@ -482,7 +483,8 @@ typedef struct nd_matmul_fp8_args {
     float beta;
     bool fast_accumulation;   /* a tensor core may sum with fewer bits */
     void *scratch;            /* matmul_fp8_scratch bytes, aligned to 256 */
-    nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales */
+    nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales. Where the product
+                                 casts b, its scales too must not have changed */
 } nd_matmul_fp8_args;
 
 /* The ops that make what calls of the same name keep for their form. */

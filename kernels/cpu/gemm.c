@@ -281,14 +281,20 @@ typedef struct cut {
     int64_t rows, columns;
 } cut;
 
+static int64_t time_of_b(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+{
+    return kernels->b_time + (p->b.scale ? kernels->cast_time : 0);
+}
+
 /* Time of the largest piece, in the kernels' unit. */
 static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p, cut by)
 {
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
     const int64_t blocks = kernels->shared_columns ? 1 : nd_ceil_div(rows, most_rows(kernels, p));
-    const int64_t b_time = p->packed ? kernels->b_read_time : kernels->b_time * blocks;
-    return rows * columns + b_time * columns + (packs_a(kernels, p) ? kernels->a_time * rows : 0);
+    const int64_t a_time = kernels->a_time + (p->a.scale ? kernels->cast_time : 0);
+    const int64_t b_time = p->packed ? kernels->b_read_time : time_of_b(kernels, p) * blocks;
+    return rows * columns + b_time * columns + (packs_a(kernels, p) ? a_time * rows : 0);
 }
 
 /* The fastest cut into this many pieces. */
@@ -423,7 +429,7 @@ static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
     packed.n = columns;
     const int64_t together =
         parts * time_of(kernels, &packed, fastest_cut(kernels, &packed, threads)) +
-        kernels->b_time * nd_ceil_div(p->n, threads);
+        time_of_b(kernels, p) * nd_ceil_div(p->n, threads);
     return together < apart ? columns : 0;
 }
 

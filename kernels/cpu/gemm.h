@@ -9,10 +9,10 @@
  * The result is cut into pieces for the threads; each is done in blocks: a panel of columns of B is
  * packed, multiplied with all rows of a block of A while they are in the second cache, and so on.
  * Where that packs the same columns too often, which is usual with AMX, all threads pack B together
- * first. With AVX-512 A is read where it lies if it has rows of an even number of BF16; else, and
- * always with AMX, it is packed too. Codes become BF16, which holds each of their values exactly,
- * while they are packed, and BF16 that is to be FP8 is rounded to such values; neither a widened
- * copy of an operand nor its codes are made.
+ * first. With AVX-512 A is read where it lies if it has rows of an even number of BF16 that are not
+ * to be cast; else, and always with AMX, it is packed too. Codes become BF16, which holds each of
+ * their values exactly, while they are packed, and BF16 that is to be FP8 is rounded to them;
+ * neither a widened copy of an operand nor its codes are made.
  *
  * Bits: a sum runs over k in order. With AVX-512 it is summed in blocks of k whose bounds depend on
  * k alone. With AMX it is one sum in steps of 32 from 0, or from c where c is F32, is added to and
@@ -100,8 +100,8 @@ typedef struct nd_gemm_kernels {
     /* Costs, by which products are cut. 1 is the time in which one sum of the result advances by
      * some of k (32 with AVX-512, 512 with AMX); these are the times in which as many of k of one
      * row of A are packed, of one column of B are packed, and of one column of B that other threads
-     * packed are read, beside the products. */
-    int a_time, b_time, b_read_time;
+     * packed are read, beside the products; and what is added where packing casts. */
+    int a_time, b_time, b_read_time, cast_time;
 
     /* Before and after the products of a thread's part; may be NULL. */
     void (*begin)(void);

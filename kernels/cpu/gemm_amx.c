@@ -267,6 +267,7 @@ const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {
     .a_time = 110,           /* 0.35 cycles an element, and a step of 32 x 32 sums takes 110 */
     .b_time = 150,           /* 0.5 */
     .b_read_time = 20,
+    .cast_time = 100, /* 0.33 */
     .begin = begin,
     .end = end,
     .multiply = multiply,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * nd_bench_fp8: what the linears of a block cost in FP8 (tensorwise, weights gathered as codes)
- * beside BF16 on this CPU.
+ * beside BF16 on this CPU. Inputs become codes, as blocks keep them; of gradients only the scale is
+ * found where the products cast them.
  *   nd_bench_fp8 [--threads N (2)] [--repeats N (9)] [--cpu-time]
  * Per group of linears that share an input: ms of the BF16 products, of all that FP8 does in their
  * stead, and the ratio; then where FP8's time goes. BF16 and FP8 alternate and the least time of
@@ -80,6 +81,16 @@ static nd_fp8 fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, int64
                     .inverse = &b->inverses[scale]};
 }
 
+/* Leaves the cast to products, if they do it. */
+static void leave_to_products(const bench *b, nd_fp8 *fp8, nd_tensor x)
+{
+    if (b->ops->matmul_fp8_casts(b->device)) {
+        fp8->format = fp8->codes.dtype;
+        fp8->codes = (nd_tensor){0};
+        fp8->uncast = x;
+    }
+}
+
 static part part_of(bench *b, const group *g, int first, int count)
 {
     int64_t before = 0, out = 0, all = 0;
@@ -90,7 +101,7 @@ static part part_of(bench *b, const group *g, int first, int count)
     }
     nd_tensor dy = nd_tensor_2d(b->dy, ND_DTYPE_BF16, TOKENS, all);
     nd_tensor y = nd_tensor_2d(b->result, ND_DTYPE_BF16, TOKENS, all);
-    return (part){
+    part p = {
         .x = nd_tensor_2d(b->x, ND_DTYPE_BF16, TOKENS, g->in),
         .dy = nd_tensor_columns(dy, before, out),
         .y = nd_tensor_columns(y, before, out),
@@ -103,14 +114,21 @@ static part part_of(bench *b, const group *g, int first, int count)
         .dy8 = fp8_of(b, 1 + PARTS_MAX + first, b->dy8 + before * TOKENS, ND_DTYPE_F8_E5M2, TOKENS,
                       out),
     };
+    leave_to_products(b, &p.dy8, p.dy);
+    return p;
 }
 
+/* Finds the scale, and makes the codes unless products do. */
 static nd_status cast(bench *b, nd_fp8 out, nd_tensor x)
 {
     float amax;
     ND_TRY(ND_CALL(b->ops, &b->stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
     ND_TRY(ND_CALL(b->ops, &b->stream, fp8_scale, .scale = out.scale, .inverse = out.inverse,
-                   .amax = &amax, .count = 1, .format = out.codes.dtype));
+                   .amax = &amax, .count = 1,
+                   .format = out.uncast.data ? out.format : out.codes.dtype));
+    if (out.uncast.data) {
+        return ND_OK;
+    }
     if (x.axes == 1) {
         out.codes = nd_tensor_1d(out.codes.data, out.codes.dtype, x.shape[0]);
     }

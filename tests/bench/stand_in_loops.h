@@ -7,8 +7,8 @@
  * halves, of which a cycle takes two, as it does of the lines of a tile. A product occupies a port
  * for 16 cycles and lets other instructions pass, like TDPBF16PS: it is a VDIVPD of 512 bits, which
  * has that throughput on Ice Lake and later. Rounding to BF16, for which every CPU with AMX has
- * instructions, takes two of AVX-512, as those do, and cuts off. No product is computed: stored
- * tiles are zeros.
+ * instructions, takes two of AVX-512, as those do, and keeps any bits. No product is computed:
+ * stored tiles are zeros.
  *
  * A file that includes this before one of kernels/cpu/, with ND_AMX_STAND_IN, compiles that one so.
  */

@@ -402,14 +402,19 @@ Test(fp8, transposes)
     nd_each_backend(check_transpose);
 }
 
+/* uncast: what products will cast. */
 static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor x, nd_dtype format,
-                       nd_granularity g)
+                       nd_granularity g, bool uncast)
 {
     int64_t counts[2][2] = {{5, 6}, {5, 6}};
     nd_tensor scale = nd_random_1d(ND_DTYPE_F32, groups_of(g, x.shape[0], x.shape[1]), 50.0f);
-    nd_fp8 as = {.codes = nd_blank_2d(format, x.shape[0], x.shape[1], 0),
-                 .scale = scale.data,
-                 .granularity = g};
+    nd_fp8 as = {.scale = scale.data, .granularity = g};
+    if (uncast) {
+        as.uncast = x;
+        as.format = format;
+    } else {
+        as.codes = nd_blank_2d(format, x.shape[0], x.shape[1], 0);
+    }
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
@@ -428,7 +433,7 @@ static void check_count(const nd_side *ref, const nd_backend *backend)
         int shape = c / 12;
         nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
                              shapes[shape].gap, c & 2);
-        count_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3]);
+        count_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3], c & 1);
         nd_case_free();
     }
 }

@@ -179,7 +179,7 @@ Test(matmul_fp8, every_code)
 
 /* c = a b with a or b uncast, and with the codes that the backend's own fp8_cast makes of it. */
 static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor values, operand other,
-                            bool first, nd_tensor c[2])
+                            bool first, float beta, nd_tensor c[2])
 {
     nd_stream stream = backend->side.stream;
     const nd_ops *ops = backend->side.ops;
@@ -190,10 +190,10 @@ static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor valu
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = cast, .x = values));
     for (int s = 0; s < 2; s++) {
         nd_fp8 of_x = s ? uncast : cast;
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = first ? of_x : other.fp8,
-                              .a_transposed = first ? x.transposed : other.transposed,
-                              .b = first ? other.fp8 : of_x,
-                              .b_transposed = first ? other.transposed : x.transposed));
+        ND_OK_OR_FAIL(ND_CALL(
+            ops, &stream, matmul_fp8, .c = c[s], .a = first ? of_x : other.fp8,
+            .a_transposed = first ? x.transposed : other.transposed, .b = first ? other.fp8 : of_x,
+            .b_transposed = first ? other.transposed : x.transposed, .beta = beta));
     }
 }
 
@@ -216,13 +216,20 @@ static void check_uncast(const nd_side *ref, const nd_backend *backend)
         const int64_t gap = shapes[c % SHAPES].gap;
         operand x = first ? cast_operand(ref, m, k, true, variant & 3, how, gap)
                           : cast_operand(ref, k, n, false, variant & 3, how, gap);
-        operand other = first ? cast_operand(ref, k, n, false, 0, TENSOR, gap)
-                              : cast_operand(ref, m, k, true, 0, TENSOR, gap);
+        const scaling of_other = (scaling)(c % SCALINGS);
+        operand other = first ? cast_operand(ref, k, n, false, 0, of_other, gap)
+                              : cast_operand(ref, m, k, true, 0, of_other, gap);
         nd_tensor values = nd_random_2d(ND_DTYPE_BF16, x.fp8.codes.shape[0], x.fp8.codes.shape[1],
                                         gap, 1.5f); /* some beyond the largest code */
         nd_tensor result[2] = {nd_random_2d(c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, gap, 1.0f)};
         result[1] = nd_clone(result[0]);
-        multiply_uncast(backend, x, values, other, first, result);
+        if (c % 4 >= 2) { /* both are cast by the product */
+            other.fp8.uncast = nd_random_2d(ND_DTYPE_BF16, other.fp8.codes.shape[0],
+                                            other.fp8.codes.shape[1], gap, 1.0f);
+            other.fp8.format = ND_DTYPE_F8_E4M3;
+            other.fp8.codes.data = NULL;
+        }
+        multiply_uncast(backend, x, values, other, first, c % 3 ? 1.0f : 0.0f, result);
         nd_expect_same(backend->name, "c", result[1], result[0]);
         nd_case_free();
     }
@@ -252,7 +259,7 @@ static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
         }
         c[0] = nd_blank_2d(ND_DTYPE_F32, rows, columns, 0);
         c[1] = nd_clone(c[0]);
-        multiply_uncast(backend, x, values, unit, first, c);
+        multiply_uncast(backend, x, values, unit, first, 0.0f, c);
         for (int number = 0; number < NUMBERS; number++) {
             const float got = nd_get(c[1], number), want = nd_get(c[0], number);
             cr_assert(isnan(want) ? isnan(got) : memcmp(&got, &want, sizeof got) == 0,

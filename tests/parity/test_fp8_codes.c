@@ -5,8 +5,8 @@
  * first input that is cast (of the first block's k and v) where ranks see the same tokens: all
  * blocks of this data are equal, so every micro-batch is. Under context parallelism a scale covers
  * the rank's own tokens: it is compared with one worker's input, split and cast here. Input codes
- * are those that the step's products had; weights gathered in BF16 are cast here, with the step's
- * scales.
+ * are those of the step's casts, or of what a product casts, cast here with its scale; weights
+ * gathered in BF16 are cast here, with the step's scales.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>

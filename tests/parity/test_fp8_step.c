@@ -3,11 +3,12 @@
 #include <criterion/criterion.h>
 
 #include "tests/parity/fp8_job.h"
+#include "tests/support/ranks.h"
 #include "trainer/step/step.h"
 
 static tempdir dir;
 
-/* codes made */
+/* operands that are cast, by ops or by products */
 
 static nd_status count_casts(void *context, nd_trainer *t)
 {
@@ -31,6 +32,62 @@ Test(fp8_step, seven_linears_of_each_layer_but_the_first)
     /* Four inputs a layer; in backward again the attention output, and the first layer's, kept in
      * BF16 for q. */
     cr_expect_eq(casts.inputs, 4 * (5 * FP8_LAYERS + 1), "%ld", (long)casts.inputs);
+    tempdir_remove(&dir);
+}
+
+/* Codes that ops make, and buffers for them. */
+typedef struct made {
+    nd_ops ops;
+    const nd_ops *real;
+    int casts;
+} made;
+
+static made of_one;
+
+static nd_status counted_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+{
+    of_one.casts += args->x.axes == 2; /* the others are of flat shards */
+    return of_one.real->fp8_cast(stream, args);
+}
+
+static nd_status count_codes(void *context, nd_trainer *t, int64_t step)
+{
+    of_one = (made){.ops = *t->rank->ops, .real = t->rank->ops};
+    of_one.ops.fp8_cast = counted_fp8_cast;
+    t->rank->ops = &of_one.ops;
+    return ND_OK;
+}
+
+static nd_status expect_no_buffers(void *context, nd_trainer *t)
+{
+    const nd_fp8_scratch *f = &t->model->fp8;
+    const bool by_products = t->rank->ops->matmul_fp8_casts(t->rank->device);
+    ND_CHECK(by_products == !f->x && by_products == !f->dy && by_products == !f->w,
+             "buffers for codes of x, dy, w: %d %d %d", f->x != NULL, f->dy != NULL, f->w != NULL);
+    return ND_OK;
+}
+
+/* Where products cast, ops make only the codes that blocks keep: those of three inputs of a layer,
+ * but for the first one, whose q reads BF16. */
+Test(fp8_step, products_cast_what_is_not_kept)
+{
+    static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
+    nd_device *device = NULL;
+    const nd_ops *ops = NULL;
+    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
+    cr_assert_eq(nd_ops_cpu(device, &ops), ND_OK);
+    const bool by_products = ops->matmul_fp8_casts(device);
+    nd_device_close(device);
+    mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
+    job.before_step = count_codes;
+    job.end = expect_no_buffers;
+    fp8_run(&job, &one, ND_OK);
+    const int inputs = 3 * FP8_LAYERS - 1;
+    const int again = FP8_LAYERS + 1, weights = 2 * (7 * FP8_LAYERS - 1);
+    const int gradients = 7 * FP8_LAYERS - 1, others = FP8_LAYERS + 1;
+    cr_expect_eq(of_one.casts,
+                 4 * (by_products ? inputs : inputs + others + again + weights + gradients), "%d",
+                 of_one.casts);
     tempdir_remove(&dir);
 }
 

@@ -126,11 +126,16 @@ static nd_status read_plan(void *context, nd_trainer *trainer)
     return ND_OK;
 }
 
-static mesh_result run_packed(const mesh_case *mesh, const char *packed, int host_ranks,
-                              packed_plan *plan)
+/* In BF16, or in FP8 with weights that are gathered in BF16. */
+static mesh_result run_packed(const mesh_case *mesh, nd_precision precision, const char *packed,
+                              int host_ranks, packed_plan *plan)
 {
     mesh_result result;
     mesh_job job = job_of();
+    job.precision = precision;
+    job.recipe = mesh->zero2 ? ND_FP8_ROWWISE : ND_FP8_TENSORWISE;
+    job.filter =
+        "q_proj,o_proj,gate_proj,up_proj,down_proj"; /* k and v have 16 rows, too few for tp */
     job.max_grad_norm = 1.0;
     job.host_ranks = host_ranks;
     job.end = read_plan;
@@ -162,11 +167,11 @@ static void expect_same_bits(const mesh_result *a, const mesh_result *b, const c
 
 /* Losses, gradients and weights have the same bits whether each product packs its weight or the
  * packed weights of a step are kept, for which the memory is planned. */
-static void expect_packed_equal(const mesh_case *mesh)
+static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
 {
     packed_plan none = {0}, some = {0};
-    mesh_result anew = run_packed(mesh, "anew", 1, &none),
-                kept = run_packed(mesh, "kept", 1, &some);
+    mesh_result anew = run_packed(mesh, precision, "anew", 1, &none),
+                kept = run_packed(mesh, precision, "kept", 1, &some);
     cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
     cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
                  some.bytes);
@@ -184,7 +189,8 @@ Test(modes, packed_weights_change_no_bit)
         {"fsdp 2", 1, 2, 1, 1, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        expect_packed_equal(&cases[i]);
+        expect_packed_equal(&cases[i], ND_PRECISION_BF16);
+        expect_packed_equal(&cases[i], ND_PRECISION_FP8);
     }
 }
 
@@ -194,10 +200,10 @@ Test(modes, packed_weights_are_left_out_where_memory_is_short)
     const mesh_case one = {"one, 8 micro-batches", 1, 1, 1, 1, 1};
     packed_plan kept = {0}, plan = {0};
     char words[64];
-    mesh_result result = run_packed(&one, "kept", 1, &kept);
+    mesh_result result = run_packed(&one, ND_PRECISION_BF16, "kept", 1, &kept);
     mesh_result_free(&result);
     cr_assert_str_empty(kept.unkept, "%s", kept.unkept);
-    result = run_packed(&one, "kept", 1 << 30, &plan);
+    result = run_packed(&one, ND_PRECISION_BF16, "kept", 1 << 30, &plan);
     cr_assert_eq(plan.bytes, 0, "%zu bytes are planned", plan.bytes);
     snprintf(words, sizeof words, "would need %.1f MiB of each worker",
              (double)kept.bytes / 1048576.0);
@@ -315,7 +321,7 @@ Test(modes, the_plan_counts_what_the_ops_hold)
 {
     packed_plan plan = {0};
     const mesh_case mesh = {"fsdp 2", 1, 2, 1, 1, 2};
-    mesh_result result = run_packed(&mesh, "kept", 1, &plan);
+    mesh_result result = run_packed(&mesh, ND_PRECISION_BF16, "kept", 1, &plan);
     const size_t one = workspace_of(1), three = workspace_of(3);
     cr_assert_eq(plan.ops, 2 * one, "%zu bytes are planned for two workers with %zu each",
                  (size_t)plan.ops, one);

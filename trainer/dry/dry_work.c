@@ -36,7 +36,7 @@ static nd_status work_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
 {
     const nd_fp8 *a = &x->a;
     const nd_tensor stored = a->uncast.data ? a->uncast : a->codes.data ? a->codes : a->transposed;
-    const bool along = (stored.data != a->transposed.data) != x->a_transposed;
+    const bool swapped = !a->uncast.data && !a->codes.data, along = swapped == x->a_transposed;
     add(s, &work_of(s)->flops_fp8, product_flops(x->c, stored.shape[along ? 1 : 0]));
     return ND_OK;
 }

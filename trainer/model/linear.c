@@ -59,8 +59,8 @@ static nd_packed_form *packed_of(nd_block_call c, const nd_linear_part *p, bool 
     return nd_packed_form_of(&c.model->packed, &w);
 }
 
-/* The weight of an FP8 part is packed only where its codes are gathered; otherwise it is cast for
- * each product. */
+/* The weight of an FP8 part is kept packed where its codes are gathered, or where products cast it;
+ * otherwise it is cast for each product. */
 static void want_packed(nd_block_call c, const nd_linear_part *p)
 {
     nd_model *m = c.model;
@@ -72,7 +72,7 @@ static void want_packed(nd_block_call c, const nd_linear_part *p)
                           .layer = c.layer,
                           .transposed = true};
     const nd_dtype dtype = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
-    if (p->fp8 && !m->scales.codes_gathered) {
+    if (p->fp8 && !m->scales.codes_gathered && !nd_products_cast(m)) {
         return;
     }
     nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros * (again ? 2 : 1));
@@ -217,6 +217,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, j.weight ? &j.of_weight : NULL, &w));
     nd_fp8 a = x->cast;
     a.codes = padded_rows(m, a.codes);
+    a.uncast = padded_rows(m, a.uncast);
     ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
           .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
           .b_packed = packed_of(c, p, true));

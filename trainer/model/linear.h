@@ -4,7 +4,8 @@
 /*
  * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
  * exchange. Adjacent linears with one input that stay in BF16 make one product; each FP8 linear
- * makes its own, with its own weight scale and its own gradient scale. The input is cast once.
+ * makes its own, with its own weight scale and its own gradient scale. The input's scale is found
+ * once, and its codes are made once, or by each product where products cast (nd_products_cast).
  *
  *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
  *                                      columns

@@ -6,7 +6,7 @@
  *
  * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
  * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
- * operands are cast by ops of their own.
+ * these ops leave plain rows.
  */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
@@ -44,8 +44,10 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     int64_t inputs = nd_max(d->C, d->H * d->D), outputs = nd_max(inputs, d->F);
     /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
     int64_t together = nd_recipe_is_delayed(&s->recipe) ? nd_max(outputs, 2 * d->F) : outputs;
-    /* Where products cast, only what is gathered over tp as codes has a buffer. */
-    const int64_t casts = !nd_products_cast(m), gathers = per_tensor && d->T != d->Tl;
+    /* Where products cast, only what is gathered over tp as codes has a buffer: inputs of q k v and
+     * of gate up, gradients of o and of down. */
+    const int64_t casts = !nd_products_cast(m);
+    const int64_t gathered = per_tensor && d->T != d->Tl ? d->T * d->C : 0;
     int64_t weight = 0;
     size_t scratch = 0;
     if (!s->recipe.name) {
@@ -65,9 +67,9 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
         void **pointer;
     } wants[] = {
         {"fp8: input of a product",
-         (casts || gathers) * d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
+         !casts ? gathered : d->T * (per_tensor ? inputs : nd_max(inputs, d->F)), &f->x},
         {"fp8: input, transposed", transposes * d->T * nd_max(inputs, d->F), &f->x_transposed},
-        {"fp8: output gradients", (casts || gathers) * backward * d->T * together, &f->dy},
+        {"fp8: output gradients", backward * (!casts ? gathered : d->T * together), &f->dy},
         {"fp8: output gradients, transposed", transposes * d->T * outputs, &f->dy_transposed},
         {"fp8: gradient before its gather", d->T == d->Tl ? 0 : backward * d->Tl * d->C,
          &f->dy_local},

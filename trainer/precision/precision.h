@@ -199,8 +199,8 @@ typedef struct nd_site_report {
     float amax, scale; /* of all ranks: the largest amax, and the scale that goes with it */
 } nd_site_report;
 
-/* Operands cast since the start: a cast of a weight, of an input, or of the gradient of a linear's
- * output counts once. */
+/* Operands cast since the start, by ops or by products: a weight, an input, or the gradient of a
+ * linear's output counts once each time it is given to products. */
 typedef struct nd_cast_counts {
     int64_t weights, inputs, gradients;
 } nd_cast_counts;

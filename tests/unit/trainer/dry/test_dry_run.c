@@ -88,6 +88,45 @@ Test(dry_run, a_forced_choice_counts_its_products_and_casts)
     nd_calls_free(&calls);
 }
 
+static bool casts(const nd_device *device)
+{
+    return true;
+}
+
+/* Where products cast, a step has the same products, of operands in BF16, and casts the inputs that
+ * blocks keep as codes. */
+Test(dry_run, products_that_cast)
+{
+    nd_ops ops = *rank_of_one.ops;
+    nd_calls calls[2] = {{0}, {0}};
+    nd_step_work work[2];
+    int64_t uncast[2] = {0, 0};
+    config.train.precision = ND_PRECISION_FP8;
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls[i]), ND_OK);
+        cr_assert_eq(nd_dry_run_work(&rank_of_one, &work[i]), ND_OK);
+        for (int e = 0; e < calls[i].count; e++) {
+            const nd_call *call = &calls[i].entries[e].call;
+            const bool fp8 = call->kind == ND_CALL_MATMUL_FP8;
+            uncast[i] += fp8 && call->b.dtype == ND_DTYPE_BF16 && call->b.along == ND_PER_TENSOR
+                             ? calls[i].entries[e].times
+                             : 0;
+        }
+        ops.matmul_fp8_casts = casts;
+        rank_of_one.ops = &ops;
+    }
+    const int64_t linears = 7 * LAYERS - 1;
+    cr_expect_eq(work[1].flops_fp8, work[0].flops_fp8);
+    cr_expect_lt(work[1].moved_bytes, work[0].moved_bytes);
+    cr_expect_eq(times_of(&calls[1], ND_CALL_MATMUL_FP8), times_of(&calls[0], ND_CALL_MATMUL_FP8));
+    cr_expect_eq(times_of(&calls[1], ND_CALL_FP8_CAST), MICROS * (3 * LAYERS - 1));
+    cr_expect_eq(uncast[0], 0);
+    /* Weights twice, and the inputs that are kept in BF16: those of o, and the first layer's. */
+    cr_expect_eq(uncast[1], MICROS * (2 * linears + LAYERS + 2), "%ld", (long)uncast[1]);
+    nd_calls_free(&calls[0]);
+    nd_calls_free(&calls[1]);
+}
+
 Test(dry_run, a_rank_of_a_mesh)
 {
     nd_calls calls = {0};
