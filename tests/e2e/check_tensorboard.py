@@ -51,6 +51,7 @@ VALIDATION_TAGS = {
     "eval/runtime": lambda r: r["validation_ms"] / 1000,
 }
 
+OURS = {**os.environ, "MALLOC_PERTURB_": os.environ.get("ND_PERTURB", "0")}  # the environment of our programs
 SECONDS = 120  # a bound on what the data server may take
 
 
@@ -64,7 +65,8 @@ def run(ndlaunch, folder, *flags):
                            "--set", "model.config=model.json", "--set", "data.path=text.txt", "--set", "data.validation_path=text.txt",
                            "--set", "train.validation_interval=5", "--set", "train.validation_batches=1", "--set", "output.dir=run",
                            "--checkpoint-frequency", "5", *flags],
-                          cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+                          cwd=folder, env=OURS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=120)
     check(done.returncode == 0, f"the run ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
 
@@ -293,7 +295,7 @@ def expect_beside_foreign_files(ndlaunch, folder):
     wanted["foreign/loss"] = [(step, step / 4) for step in (1, 2, 300)]
     found = curves_of(python_reader(folder / "guest"), "tensorboard")
     check({tag: found.get(tag) for tag in wanted} == wanted, f"beside foreign files the curves are {found}")
-    done = subprocess.run([pathlib.Path(ndlaunch).with_name("ndtrain"), "report", "guest", "--markdown"], cwd=folder,
+    done = subprocess.run([pathlib.Path(ndlaunch).with_name("ndtrain"), "report", "guest", "--markdown"], cwd=folder, env=OURS,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     check(done.returncode == 0 and "finished: all 10 steps" in done.stdout and "foreign" not in done.stdout and
           "tfevents" not in done.stdout, f"the report of a run with foreign files ended with {done.returncode}:\n{done.stdout}")
