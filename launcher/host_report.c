@@ -61,25 +61,27 @@ static void put_system(FILE *out)
     put(out, "C library", gnu_get_libc_version());
 }
 
-/* Those of the CPU's flags that decide which kernels run. */
+/* Those of the CPU's flags that decide which kernels run, and which of them it lacks. */
 static void put_cpu(FILE *out)
 {
     static const char *const wanted[] = {"avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16"};
-    char flags[LINE_BYTES], padded[LINE_BYTES + 2], found[128] = "", count[96];
+    enum { FOUND, MISSING };
+    char flags[LINE_BYTES], padded[LINE_BYTES + 2], list[2][128] = {"", ""}, text[300], count[96];
     cpu_set_t allowed;
-    size_t used = 0;
+    size_t used[2] = {0, 0};
     line_of_file("/proc/cpuinfo", "flags", flags);
     snprintf(padded, sizeof padded, " %s ", flags);
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted && used < sizeof found; i++) {
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         char word[32];
         snprintf(word, sizeof word, " %s ", wanted[i]);
-        if (strstr(padded, word)) {
-            used += (size_t)snprintf(found + used, sizeof found - used, "%s%s", used > 0 ? " " : "",
-                                     wanted[i]);
-        }
+        const int of = strstr(padded, word) ? FOUND : MISSING;
+        used[of] += (size_t)snprintf(list[of] + used[of], sizeof list[of] - used[of], "%s%s",
+                                     used[of] > 0 ? " " : "", wanted[i]);
     }
+    snprintf(text, sizeof text, "%s%s%s", list[FOUND], used[MISSING] > 0 ? "; not there: " : "",
+             list[MISSING]);
     put_file_line(out, "CPU", "/proc/cpuinfo", "model name");
-    put(out, "instruction sets", found);
+    put(out, "instruction sets", text);
     int usable = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : -1;
     snprintf(count, sizeof count, "%ld, of which this process may use %d",
              sysconf(_SC_NPROCESSORS_ONLN), usable);

@@ -86,10 +86,16 @@ nd_status nd_cpu_products_choose(nd_cpu_isa isa, bool *own)
     }
     *own = strcmp(wanted, "own") == 0;
     if (*own && !can) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "ND_CPU_PRODUCTS asks for our own products, which need AVX-512, but this "
-                       "process uses %s; unset it",
-                       names[isa]);
+        return isa < nd_cpu_isa_detect()
+                   ? nd_fail(ND_ERR_CONFIG,
+                             "ND_CPU_PRODUCTS asks for ndtrain's own products, which need AVX-512, "
+                             "but ND_CPU_ISA or ONEDNN_MAX_CPU_ISA limits this process to %s; "
+                             "unset one of them",
+                             names[isa])
+                   : nd_fail(ND_ERR_CONFIG,
+                             "ND_CPU_PRODUCTS asks for ndtrain's own products, which need AVX-512, "
+                             "but this CPU has %s at most; unset ND_CPU_PRODUCTS",
+                             names[isa]);
     }
     return ND_OK;
 }

@@ -1,27 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * nd_bench_ops: how fast the CPU backend is on this machine, and what the machine can do at most.
- *   nd_bench_ops              GFLOP/s of each product of a training step, forward, input gradient,
- *                             weight gradient
- *   nd_bench_ops --ceiling    only the products of one step, the head as plain products; the last
- *                             line is JSON with tokens_per_second: what a step could reach if
- *                             everything else were free
- *   nd_bench_ops --packed     each product that reads a weight, with the weight packed for each and
- *                             with the packed weight kept, measured in turns
- *   nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of memory
- *   nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention
- *   nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory
- * With --stand-in products and attention are those for AMX, where AVX-512 stands in for the tile
- * instructions (stand_in_loops.h): what they would take on a CPU with AMX, as far as one without it
- * can show. A core's peak is then 1,024 FLOP a cycle.
- * All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5). The products are those of
- * configs/bench/llama-56m.json at 1,024 tokens.
- * --peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four
- * times the last cache, 64 to 1,024; 0 leaves memory out).
- * --optimizer: --mebibytes N of an array (128).
- * --attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several times
- * (64 and 128).
- */
+/* nd_bench_ops: see `usage`. Its parts are in bench_ops.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +9,38 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
 #include "tests/bench/bench_ops.h"
+
+static const char usage[] =
+    "How fast the CPU backend is on this machine, and what the machine can do at most.\n"
+    "  nd_bench_ops              GFLOP/s of each product of a training step: forward, input\n"
+    "                            gradient, weight gradient\n"
+    "  nd_bench_ops --ceiling    only the products of one step, the head as plain products; the "
+    "last\n"
+    "                            line is JSON with tokens_per_second: what a step could reach if\n"
+    "                            everything else were free\n"
+    "  nd_bench_ops --packed     each product that reads a weight, with the weight packed for "
+    "each\n"
+    "                            and with the packed weight kept, measured in turns\n"
+    "  nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of "
+    "memory\n"
+    "  nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention\n"
+    "  nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory\n"
+    "With --stand-in, products and attention are those for AMX, with AVX-512 instructions in "
+    "place\n"
+    "of the tile instructions: nothing is computed, and the figures are no speeds of this CPU. "
+    "They\n"
+    "show what packing, softmax and results cost beside products on tiles, of which a core makes "
+    "at\n"
+    "most 1,024 FLOP a cycle.\n"
+    "All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5). The products are those "
+    "of\n"
+    "configs/bench/llama-56m.json at 1,024 tokens.\n"
+    "--peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four\n"
+    "times the last cache, 64 to 1,024; 0 leaves memory out).\n"
+    "--optimizer: --mebibytes N of an array (128).\n"
+    "--attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several "
+    "times\n"
+    "(64 and 128).\n";
 
 enum {
     TOKENS = 1024,
@@ -186,7 +196,7 @@ static nd_status run_packed(bench *b)
     printf("{\"anew_seconds\": %.5f, \"kept_seconds\": %.5f, \"ratio\": %.4f, \"isa\": \"%s\", "
            "\"products\": \"%s\"}\n",
            step[0], step[1], step[0] / step[1], nd_bench_machine(b->stream.device),
-           nd_ops_products(b->stream.device));
+           nd_bench_products(b->stream.device));
     return ND_OK;
 }
 
@@ -194,6 +204,7 @@ static nd_status run(const bench *b, bool ceiling)
 {
     static const char *const kinds[] = {"forward", "input gradient", "weight gradient"};
     double step = 0.0, flops = 0.0;
+    printf("%d threads\n", b->stream.device->threads);
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
         const product *p = &products[i];
         for (int kind = 0; kind < 3; kind++) {
@@ -211,7 +222,7 @@ static nd_status run(const bench *b, bool ceiling)
     printf("{\"tokens_per_second\": %.1f, \"step_seconds\": %.5f, \"gflops\": %.1f, \"isa\": "
            "\"%s\", \"products\": \"%s\"}\n",
            TOKENS / step, step, flops / step * 1e-9, nd_bench_machine(b->stream.device),
-           nd_ops_products(b->stream.device));
+           nd_bench_products(b->stream.device));
     return ND_OK;
 }
 
@@ -238,7 +249,8 @@ typedef enum part {
     PART_PEAK,
     PART_ATTENTION,
     PART_OPTIMIZER,
-    PARTS
+    PARTS,
+    PART_HELP
 } part;
 
 static nd_status run_products(const nd_bench_options *options, part chosen)
@@ -320,7 +332,7 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
             ND_ERR_CONFIG,
             "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
             "--optimizer, --stand-in, --threads, --repeats, --seconds, --mebibytes, --sequence, "
-            "--heads and --head-dim",
+            "--heads, --head-dim and --help",
             option);
     }
     return ND_OK;
@@ -337,6 +349,10 @@ static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part
             *chosen = (part)p;
             continue;
         }
+        if (strcmp(argv[i], "--help") == 0) {
+            *chosen = PART_HELP;
+            return ND_OK;
+        }
         if (strcmp(argv[i], "--stand-in") == 0) {
             setenv("ND_CPU_ISA", "amx_emulated", 1);
             o->stand_in = true;
@@ -349,12 +365,24 @@ static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part
         o->head_dims[o->head_dim_count++] = 64;
         o->head_dims[o->head_dim_count++] = 128;
     }
+    if (o->stand_in && (*chosen == PART_PEAK || *chosen == PART_OPTIMIZER)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--stand-in goes with products and with --attention, not with %s; leave one "
+                       "of them out",
+                       part_flags[*chosen]);
+    }
     return ND_OK;
 }
 
 static nd_status run_part(const nd_bench_options *o, part p)
 {
+    if (o->stand_in) {
+        printf("stand-in for AMX: nothing is computed; these are no speeds of this CPU\n");
+    }
     switch (p) {
+    case PART_HELP:
+        fputs(usage, stdout);
+        return ND_OK;
     case PART_PEAK:
         return nd_bench_peak(o);
     case PART_ATTENTION:

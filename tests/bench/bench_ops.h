@@ -52,6 +52,8 @@ nd_status nd_bench_use_stand_in(nd_device *device);
 
 /* nd_ops_machine, or "amx_stand_in" after nd_bench_use_stand_in. */
 const char *nd_bench_machine(const nd_device *device);
+/* The same of nd_ops_products. */
+const char *nd_bench_products(const nd_device *device);
 
 /* The middle of `count` values, which it sorts. */
 double nd_bench_median(double *values, int count);

@@ -353,7 +353,9 @@ static void print_tables(const team *t, const products *p, int products_count, c
                p[i].flops.best * 1e-9, p[i].flops.median * 1e-9, p[i].flops.clock * 1e-9,
                100.0 * p[i].flops.best / p[i].allowed);
     }
-    printf("allowed: by the instruction tables at that clock, which additions in a chain show\n");
+    printf(
+        "of allowed: share of what instruction tables give at the clock in the column GHz, which a "
+        "chain of additions shows\n");
     if (pass_count == 0) {
         return;
     }

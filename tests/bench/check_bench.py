@@ -123,10 +123,14 @@ def check_attention():
 def check_stand_in():
     """Attention and a product with AVX-512 in place of tiles: a tile product takes at least a part of its 16 cycles."""
     arguments = ["--stand-in", "--attention", "--sequence", 256, "--head-dim", 32, "--threads", 1, "--repeats", 2]
+    for other in ("--peak", "--optimizer"):
+        check(f"not with {other}" in call(["--stand-in", other], 2).stderr, f"--stand-in with {other}")
     if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text().split():
         check("made of AVX-512" in call(arguments, 2).stderr, "the refusal of --stand-in")
         return
-    record = last(call(arguments))
+    done = call(arguments)
+    check(done.stdout.startswith("stand-in for AMX: nothing is computed"), f"the first line: {done.stdout}")
+    record = last(done)
     check(record["isa"] == "amx_stand_in", f"the stand-in's name: {record}")
     for direction in ("forward", "backward"):
         d = record["attention"][0][direction]

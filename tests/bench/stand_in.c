@@ -15,6 +15,13 @@ const char *nd_bench_machine(const nd_device *device)
     return context->tiles_bf16 == &nd_tiles_bf16_stand_in ? "amx_stand_in" : nd_ops_machine(device);
 }
 
+const char *nd_bench_products(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    return context->tiles_bf16 == &nd_tiles_bf16_stand_in ? "stand-in for AMX, nothing computed"
+                                                          : nd_ops_products(device);
+}
+
 nd_status nd_bench_use_stand_in(nd_device *device)
 {
     nd_cpu_context *context = device->native;

@@ -289,7 +289,7 @@ static nd_status print_layer(const bench_call *o, const char *name, const nd_lay
         nd_json_set(&row, "tokens", json_real(tokens));
         return nd_eval_print(row);
     }
-    printf("%-20s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
+    printf("%-22s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
            1e3 * both, bf16 / both, tokens / both);
     return nd_process_flush_output();
 }
@@ -350,7 +350,7 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
     if (speaks && !o->jsonl) {
         print_cpu(r);
         printf("one layer on %s, mesh %s, %.0f tokens; milliseconds of the slowest rank\n"
-               "%-20s %10s %10s %10s %6s %12s\n",
+               "%-22s %10s %10s %10s %6s %12s\n",
                nd_ops_machine(r->device), nd_mesh_format(&r->mesh, mesh, sizeof mesh), tokens,
                "precision", "forward", "backward", "both", "x", "tokens/s");
     }

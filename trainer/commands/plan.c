@@ -185,7 +185,9 @@ static void print_estimate(FILE *out, const nd_trainer *trainer)
     bool cuda = trainer->rank->config->launch.device == ND_CHOOSE_CUDA;
     fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
             e.compute + e.wire, e.compute, e.wire, e.tokens / (e.compute + e.wire));
-    fprintf(out, "  assumes %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing overlapped\n",
+    fprintf(out,
+            "  assumes, without a measurement, %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing "
+            "overlapped\n",
             e.a.worker, e.a.flops * 1e-9, e.a.bytes_per_second * 1e-9);
     if (trainer->model->scales.recipe.name) {
         fprintf(out, cuda ? "  FP8 products of converted linears count at twice the BF16 rate\n"
