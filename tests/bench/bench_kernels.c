@@ -279,7 +279,11 @@ static int fp8_cast(bench *b)
 
 static int fp8_cast_both(bench *b)
 {
-    nd_fp8 to = {b->codes, b->transposed, b->scale, b->scale + 1, ND_PER_TENSOR};
+    nd_fp8 to = {.codes = b->codes,
+                 .transposed = b->transposed,
+                 .scale = b->scale,
+                 .inverse = b->scale + 1,
+                 .granularity = ND_PER_TENSOR};
     return LAUNCH(fp8_cast, .out = to, .amax = b->amax, .x = b->x);
 }
 

@@ -94,10 +94,11 @@ def check_commit(calls, run, commit):
         makes = [c for c in inside if c.path.rsplit("/", 1)[0] == folder
                  and (c.name == "mkdir" or c.creates or c.name.startswith("rename")) and c is not commit]
         durable_between(calls, folder, makes, commit.begin if folder == temporary else made, "a folder")
-    metrics = f"{run}/metrics.jsonl" # the lines of the saved steps stand in it when the save begins
+    # The lines of the saved steps stand in it when rank 0's save begins; another rank's may have begun before.
+    metrics = f"{run}/metrics.jsonl"
     begun = [c for c in calls if c.name == "mkdir" and c.path == temporary and not c.failed]
-    check([c for c in calls if c.name == "write" and c.path == metrics and c.end < begun[0].begin], "no step is recorded")
-    durable_between(calls, metrics, begun[:1], commit.begin, "the record of its steps")
+    synced = durable_between(calls, metrics, begun[:1], commit.begin, "the record of its steps")
+    check([c for c in calls if c.name == "write" and c.path == metrics and c.end < synced], "no step is recorded")
     return durable_between(calls, run, [commit], sys.maxsize, "the commit")
 
 
