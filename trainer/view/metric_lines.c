@@ -163,7 +163,8 @@ static const char *read_of_name(void *context, const nd_scan_member *member, con
 static const char *read_by_name(line *l, int meaning, const char *p, const char *end)
 {
     bool sets = meaning == KEY_SET_LOSS || meaning == KEY_SET_TOKENS;
-    by_name context = {sets ? &l->lines->sets : &l->lines->sources, &l->lines->line,
+    by_name context = {sets ? &l->lines->sets : &l->lines->sources,
+                       sets ? &l->lines->of_sets : &l->lines->of_sources,
                        meaning == KEY_SET_LOSS || meaning == KEY_SOURCE_LOSS};
     return nd_scan_members(&(nd_scan_object){.read = read_of_name, .context = &context}, p, end);
 }
@@ -226,10 +227,11 @@ static const char *read_line_value(void *context, const nd_scan_member *member, 
     }
 }
 
-static nd_status add_sources(nd_metric_lines *lines, nd_metric_list list, int64_t step)
+static nd_status add_sources(nd_metric_lines *lines, nd_metric_list list, nd_line_sources *found,
+                             int64_t step)
 {
-    for (int i = 0; i < lines->line.count; i++) {
-        nd_source_row *row = &lines->line.of[i];
+    for (int i = 0; i < found->count; i++) {
+        nd_source_row *row = &found->of[i];
         row->step = step;
         ND_TRY(append(lines, list, row));
     }
@@ -245,7 +247,7 @@ static nd_status add_row(const line *l)
         row.value[k] = (float)l->number[k];
     }
     ND_TRY(append(l->lines, ND_METRIC_ROWS, &row));
-    return add_sources(l->lines, ND_METRIC_SOURCES, row.step);
+    return add_sources(l->lines, ND_METRIC_SOURCES, &l->lines->of_sources, row.step);
 }
 
 static nd_status add_validation(const line *l)
@@ -253,7 +255,7 @@ static nd_status add_validation(const line *l)
     const nd_validation_row row = {(int64_t)l->number[KEY_STEP], l->number[KEY_VALIDATION_LOSS],
                                    l->number[KEY_VALIDATION_TOKENS], l->number[KEY_VALIDATION_MS]};
     ND_TRY(append(l->lines, ND_METRIC_VALIDATIONS, &row));
-    return add_sources(l->lines, ND_METRIC_SETS, row.step);
+    return add_sources(l->lines, ND_METRIC_SETS, &l->lines->of_sets, row.step);
 }
 
 /* Events and health. */
@@ -381,7 +383,7 @@ nd_status nd_metric_lines_add(nd_metric_lines *lines, const char *text, const ch
     }
     const nd_scan_object root = {line_keys, sizeof line_keys / sizeof *line_keys, read_line_value,
                                  &l};
-    lines->line.count = 0;
+    lines->of_sources.count = lines->of_sets.count = 0;
     const char *stop = nd_scan_members(&root, text, end);
     lines->damaged = !stop || nd_scan_blanks(stop, end) != end || !(l.number[KEY_STEP] >= 0) ||
                      l.number[KEY_STEP] >= 1e15;

@@ -47,10 +47,10 @@ typedef struct nd_metric_lines {
     size_t (*above)[ND_METRIC_EVENTS]; /* (events) entries of the other lists above each; owned */
     size_t above_room;
     nd_names_found sources, sets;
-    nd_line_sources line;               /* scratch */
-    nd_scan_key wire[ND_TRAFFIC_COUNT]; /* names NULL until a line asks for them */
-    bool damaged;                       /* the last line is not what ndtrain writes */
-} nd_metric_lines;                      /* all zero: no line yet */
+    nd_line_sources of_sources, of_sets; /* scratch: of one line */
+    nd_scan_key wire[ND_TRAFFIC_COUNT];  /* names NULL until a line asks for them */
+    bool damaged;                        /* the last line is not what ndtrain writes */
+} nd_metric_lines;                       /* all zero: no line yet */
 
 /* One line, without its end. ND_OK also when it is damaged. */
 nd_status nd_metric_lines_add(nd_metric_lines *lines, const char *text, const char *end);

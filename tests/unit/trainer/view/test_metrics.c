@@ -178,6 +178,27 @@ Test(metrics, losses_of_sources_and_sets_keep_their_names)
     }
 }
 
+/* A line that has both, as none of ndtrain's has: each name stays among its own. */
+Test(metrics, sets_in_the_line_of_a_step_are_no_sources)
+{
+    nd_metrics m;
+    const char *path = file("{\"step\":1,\"source_loss\":{\"web\":2.5},\"step_ms\":1}\n"
+                            "{\"step\":2,\"validation_set_loss\":{\"a\":3},\"step_ms\":1}\n"
+                            "{\"step\":3,\"source_loss\":{\"web\":2},\"step_ms\":1,"
+                            "\"validation_loss\":2,\"validation_set_loss\":{\"a\":4}}\n");
+    for (int threads = 1; threads <= 3; threads += 2) {
+        assert_ok(nd_metrics_read(path, threads, &m));
+        cr_assert_eq(m.row_count, 3);
+        cr_assert_eq(m.source_names.count, 1);
+        cr_assert_eq(m.source_count, 2, "%zu", m.source_count);
+        cr_assert(m.sources[1].step == 3 && m.sources[1].source == 0 && m.sources[1].loss == 2.0f);
+        cr_assert_eq(m.set_count, 1, "%zu", m.set_count);
+        cr_assert_str_eq(m.set_names.name[m.sets[0].source], "a");
+        cr_assert(m.sets[0].step == 3 && m.sets[0].loss == 4.0f);
+        nd_metrics_fini(&m);
+    }
+}
+
 /* More names than a configuration can have, and one that is too long: nothing is written behind
  * its place. */
 Test(metrics, too_many_sources_are_left_out)
