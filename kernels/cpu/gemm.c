@@ -92,23 +92,22 @@ static nd_gemm_operand operand_at(nd_gemm_operand x, bool of_rows, int64_t line,
 static void pack_a(const call *c, workspace *w, const block *x)
 {
     const nd_gemm_kernels *kernels = c->kernels;
+    const bool transposed = c->p->a_transposed;
+    nd_gemm_pack *pack = transposed ? kernels->pack_a_columns : kernels->pack_a_rows;
     const int64_t words = words_of(c, x->depth);
     for (int64_t i = 0; i < x->rows; i += kernels->panel) {
         const int64_t row = x->row + i;
         const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
-        const nd_gemm_operand a = operand_at(c->p->a, !c->p->a_transposed, row, x->k);
-        (c->p->a_transposed ? kernels->pack_a_columns : kernels->pack_a_rows)(w->a + i * words, a,
-                                                                              rows, depth);
+        pack(w->a + i * words, operand_at(c->p->a, !transposed, row, x->k), rows, depth);
     }
 }
 
 /* One panel of B. */
 static void pack_b(const call *c, nd_gemm_word *b, const block *x)
 {
-    const int columns = (int)x->columns, depth = (int)x->depth;
-    const nd_gemm_operand from = operand_at(c->p->b, c->p->b_transposed, x->column, x->k);
-    (c->p->b_transposed ? c->kernels->pack_b_rows : c->kernels->pack_b_columns)(b, from, columns,
-                                                                                depth);
+    const bool transposed = c->p->b_transposed;
+    nd_gemm_pack *pack = transposed ? c->kernels->pack_b_rows : c->kernels->pack_b_columns;
+    pack(b, operand_at(c->p->b, transposed, x->column, x->k), (int)x->columns, (int)x->depth);
 }
 
 /* The words of the panel from `column` on, from k on, in an op(b) that is packed as a whole. Blocks
