@@ -35,7 +35,7 @@ nd_status nd_ref_matmul(nd_stream *stream, const nd_matmul_args *args)
 /* One operand, op(t) (rows, columns), its summed axis being `inner`. */
 typedef struct operand {
     const uint8_t *codes;
-    nd_dtype format;
+    double values[256];  /* of each code */
     int64_t row, column; /* distance of adjacent elements along either axis of op(t) */
     const float *inverse;
     bool per_line; /* one scale per index of the axis that is not summed */
@@ -50,17 +50,20 @@ static operand operand_of(nd_fp8 t, bool transposed, int64_t rows, int64_t colum
     ND_ASSERT(nd_dtype_is_fp8(stored.dtype));
     ND_ASSERT(swap ? nd_is_2d(stored, columns, rows) : nd_is_2d(stored, rows, columns));
     ND_ASSERT(t.granularity == ND_PER_TENSOR || t.granularity == line);
-    return (operand){.codes = stored.data,
-                     .format = stored.dtype,
-                     .row = swap ? 1 : stored.stride[0],
-                     .column = swap ? stored.stride[0] : 1,
-                     .inverse = t.inverse,
-                     .per_line = t.granularity != ND_PER_TENSOR};
+    operand o = {.codes = stored.data,
+                 .row = swap ? 1 : stored.stride[0],
+                 .column = swap ? stored.stride[0] : 1,
+                 .inverse = t.inverse,
+                 .per_line = t.granularity != ND_PER_TENSOR};
+    for (int code = 0; code < 256; code++) {
+        o.values[code] = nd_fp8_to_f32(stored.dtype, (uint8_t)code);
+    }
+    return o;
 }
 
-static double code_value(operand t, int64_t i, int64_t j)
+static double code_value(const operand *t, int64_t i, int64_t j)
 {
-    return nd_fp8_to_f32(t.format, t.codes[i * t.row + j * t.column]);
+    return t->values[t->codes[i * t->row + j * t->column]];
 }
 
 nd_status nd_ref_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
@@ -81,7 +84,7 @@ nd_status nd_ref_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
             int64_t at = i * c.stride[0] + j;
             double sum = 0.0, start = beta == 0.0f ? 0.0 : nd_ref_get(c, at);
             for (int64_t p = 0; p < k; p++) {
-                sum += code_value(x, i, p) * code_value(y, p, j);
+                sum += code_value(&x, i, p) * code_value(&y, p, j);
             }
             sum *= x.inverse[x.per_line ? i : 0];
             sum *= y.inverse[y.per_line ? j : 0];

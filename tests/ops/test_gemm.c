@@ -316,8 +316,11 @@ static void expect_defined(const problem *q, const table *t, const matrix *c)
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
             const float got = get(c, i, j), want = defined(q, t, i, j);
+            if (memcmp(&got, &want, sizeof got) == 0) {
+                continue;
+            }
             cr_assert(
-                memcmp(&got, &want, sizeof got) == 0,
+                false,
                 "%s, %d x %d x %d, %s %s, cast %d %d, transposed %d %d, + c %d, (%d, %d): %a, by "
                 "the definition %a",
                 t->name, (int)p->m, (int)p->n, (int)p->k, nd_dtype_name(p->a.dtype),
