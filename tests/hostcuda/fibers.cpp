@@ -133,29 +133,33 @@ hostcuda_order order()
     return chosen_order;
 }
 
-/* i-th of n in the chosen order. The shuffled one is an affine map with an odd-prime step, another
- * one each time. */
+/* Numbers below n in the chosen order, one with each call of next. The shuffled order is an affine
+ * map with an odd-prime step, another one each time. */
 struct sequence {
-    int64_t n, start, step;
+    int64_t n, position, step; /* 0 <= step < n, or 1 */
 
-    explicit sequence(int64_t count) : n(count), start(0), step(1)
+    explicit sequence(int64_t count) : n(count), position(0), step(1)
     {
         if (order() == HOSTCUDA_DESCENDING) {
-            start = n - 1;
-            step = -1;
+            position = n - 1;
+            step = n - 1;
         } else if (order() == HOSTCUDA_SHUFFLED && n > 1) {
             static const int64_t steps[] = {1, 7, 11, 13, 17, 19, 23, 29};
             m.random = m.random * 6364136223846793005u + 1442695040888963407u;
-            start = (int64_t)((m.random >> 33) % (uint64_t)n);
+            position = (int64_t)((m.random >> 33) % (uint64_t)n);
             int64_t wanted = steps[m.random >> 60 & 7];
-            step = n % wanted == 0 ? 1 : wanted;
+            step = n % wanted == 0 ? 1 : wanted % n;
         }
     }
 
-    int64_t at(int64_t i) const
+    int64_t next()
     {
-        int64_t x = (start + i * step) % n;
-        return x < 0 ? x + n : x;
+        const int64_t now = position;
+        position += step;
+        if (position >= n) {
+            position -= n;
+        }
+        return now;
     }
 };
 
@@ -170,9 +174,10 @@ void begin_block()
 
 void leave(fiber_state next)
 {
-    fiber &f = m.fibers[m.current];
+    machine &own = m;
+    fiber &f = own.fibers[own.current];
     f.state = next;
-    hostcuda_switch(&f.pointer, m.scheduler);
+    hostcuda_switch(&f.pointer, own.scheduler);
 }
 
 extern "C" void hostcuda_enter()
@@ -201,24 +206,26 @@ void prepare(fiber &f)
 
 void resume(int i)
 {
-    m.current = i;
+    machine &own = m;
+    own.current = i;
     here.thread.x = (unsigned)i;
-    hostcuda_switch(&m.scheduler, m.fibers[i].pointer);
+    hostcuda_switch(&own.scheduler, own.fibers[i].pointer);
 }
 
 /* Have all lanes of the warp come to the same exchange? Then they go on. */
 bool release_warp(int first, int lanes)
 {
+    fiber *fibers = m.fibers + first;
     int waiting = 0;
     for (int l = 0; l < lanes; l++) {
-        waiting += m.fibers[first + l].state == AT_WARP;
+        waiting += fibers[l].state == AT_WARP;
     }
     if (waiting == 0) {
         return false;
     }
-    const fiber &one = m.fibers[first];
+    const fiber &one = fibers[0];
     for (int l = 0; l < lanes; l++) {
-        const fiber &f = m.fibers[first + l];
+        const fiber &f = fibers[l];
         here.thread.x = (unsigned)(first + l);
         if (f.state != AT_WARP) {
             fail("does not take part in an exchange that other lanes of its warp wait in");
@@ -228,18 +235,20 @@ bool release_warp(int first, int lanes)
         }
     }
     for (int l = 0; l < lanes; l++) {
-        m.fibers[first + l].state = READY;
+        fibers[l].state = READY;
     }
     return true;
 }
 
 void run_warp(int first, int lanes)
 {
+    const fiber *fibers =
+        m.fibers; /* to ask for a thread's own m costs more than what is done here */
     do {
         sequence turn(lanes);
         for (int l = 0; l < lanes; l++) {
-            int i = first + (int)turn.at(l);
-            if (m.fibers[i].state == READY) {
+            int i = first + (int)turn.next();
+            if (fibers[i].state == READY) {
                 resume(i);
             }
         }
@@ -249,25 +258,26 @@ void run_warp(int first, int lanes)
 void run_block(int threads)
 {
     int warps = (threads + WARP - 1) / WARP, left;
+    fiber *fibers = m.fibers;
     for (int i = 0; i < threads; i++) {
-        prepare(m.fibers[i]);
+        prepare(fibers[i]);
     }
     do {
         sequence turn(warps);
         for (int w = 0; w < warps; w++) {
-            int first = (int)turn.at(w) * WARP;
+            int first = (int)turn.next() * WARP;
             run_warp(first, threads - first < WARP ? threads - first : (int)WARP);
         }
         left = 0;
         for (int i = 0; i < threads; i++) {
-            left += m.fibers[i].state == AT_BLOCK;
+            left += fibers[i].state == AT_BLOCK;
         }
         for (int i = 0; i < threads && left > 0; i++) {
-            if (m.fibers[i].state != AT_BLOCK) {
+            if (fibers[i].state != AT_BLOCK) {
                 here.thread.x = (unsigned)i;
                 fail("has returned before a barrier that others of its block wait at");
             }
-            m.fibers[i].state = READY;
+            fibers[i].state = READY;
         }
     } while (left > 0);
 }
@@ -308,9 +318,10 @@ const uint64_t *exchange(unsigned mask, uint64_t word, exchange_kind kind)
     if (m.current < 0) {
         fail("meets its warp in a launch without ND_LAUNCH_MEETING");
     }
-    fiber &f = m.fibers[m.current];
-    uint64_t *words = m.words[m.current / WARP][f.parity];
-    words[m.current % WARP] = word;
+    machine &own = m;
+    fiber &f = own.fibers[own.current];
+    uint64_t *words = own.words[own.current / WARP][f.parity];
+    words[own.current % WARP] = word;
     f.parity ^= 1;
     f.mask = mask;
     f.kind = kind;
@@ -343,7 +354,7 @@ void run_grid(const char *kernel, int64_t grid, int64_t block, bool meets, void 
     here.grid_size = {(unsigned)grid, 1, 1};
     sequence blocks(grid);
     for (int64_t b = 0; b < grid; b++) {
-        here.block.x = (unsigned)blocks.at(b);
+        here.block.x = (unsigned)blocks.next();
         begin_block();
         if (meets) {
             run_block((int)block);
@@ -352,7 +363,7 @@ void run_grid(const char *kernel, int64_t grid, int64_t block, bool meets, void 
         }
         sequence turn(block);
         for (int64_t i = 0; i < block; i++) {
-            here.thread.x = (unsigned)turn.at(i);
+            here.thread.x = (unsigned)turn.next();
             thread(context);
         }
     }
