@@ -84,17 +84,24 @@ static void describe_products(nd_cpu_context *context)
     }
 }
 
-/* The kernels and oneDNN use the same level: the lowest of what the CPU has, ND_CPU_ISA and
- * ONEDNN_MAX_CPU_ISA. */
+static bool is_set(const char *variable)
+{
+    const char *value = getenv(variable);
+    return value && *value;
+}
+
+/* Our kernels and oneDNN have the same limit: ND_CPU_ISA where it is set, else what this process can
+ * use of the CPU, or what ONEDNN_MAX_CPU_ISA leaves of that. */
 static nd_status choose_isa(nd_cpu_isa *out)
 {
-    nd_cpu_isa isa = ND_CPU_ISA_BASELINE;
-    ND_TRY(nd_cpu_isa_choose(&isa));
-    if (isa < nd_cpu_isa_detect()) {
-        nd_dnnl_limit_isa(isa);
+    const bool limited = is_set("ONEDNN_MAX_CPU_ISA") || is_set("DNNL_MAX_CPU_ISA");
+    ND_TRY(nd_cpu_isa_choose(out));
+    if (limited && !is_set("ND_CPU_ISA")) {
+        const nd_cpu_isa library = nd_dnnl_effective_isa();
+        *out = library < *out ? library : *out;
+    } else {
+        nd_dnnl_limit_isa(*out == ND_CPU_ISA_AMX_EMULATED ? nd_cpu_isa_detect() : *out);
     }
-    nd_cpu_isa library = nd_dnnl_effective_isa();
-    *out = library < isa && isa != ND_CPU_ISA_AMX_EMULATED ? library : isa;
     return ND_OK;
 }
 

@@ -489,7 +489,7 @@ nd_cpu_isa nd_dnnl_effective_isa(void)
 
 const char *nd_ops_library_version(void)
 {
-    static char text[32];
+    static _Thread_local char text[32];
     const dnnl_version_t *v = dnnl_version();
     snprintf(text, sizeof text, "%d.%d.%d", v->major, v->minor, v->patch);
     return text;

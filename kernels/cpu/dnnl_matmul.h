@@ -44,7 +44,8 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
 /* oneDNN's name for the implementation of a product ("brg:avx512_core_bf16"). For tests. */
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64]);
 
-/* Lowers oneDNN to `isa`. Has an effect only before the process's first product. */
+/* Lowers oneDNN to `isa`, whatever ONEDNN_MAX_CPU_ISA says. Has an effect only before the process's
+ * first product. */
 void nd_dnnl_limit_isa(nd_cpu_isa isa);
 
 /* The level oneDNN itself is limited to (ONEDNN_MAX_CPU_ISA, or the CPU). */

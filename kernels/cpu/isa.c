@@ -19,14 +19,17 @@ const char *nd_cpu_isa_name(nd_cpu_isa isa)
 /* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16). Leaf 0x1d: EAX is the last palette of
  * tiles; a virtual machine may show AMX without any, and its tile instructions then end a process.
  * The kernel must grant the 8 KiB tile state as well. */
-static bool has_amx_bf16(void)
+static bool shows_amx_bf16(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1);
+}
+
+static bool may_use_amx_bf16(void)
 {
     const long arch_request_permission = 0x1023, tile_data = 18;
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1) || !(d >> 22 & 1)) {
-        return false;
-    }
-    if (!__get_cpuid_count(0x1d, 0, &a, &b, &c, &d) || a < 1) {
+    if (!shows_amx_bf16() || !__get_cpuid_count(0x1d, 0, &a, &b, &c, &d) || a < 1) {
         return false;
     }
     return syscall(SYS_arch_prctl, arch_request_permission, tile_data) == 0;
@@ -45,7 +48,7 @@ nd_cpu_isa nd_cpu_isa_detect(void)
     if (!__builtin_cpu_supports("avx512bf16")) {
         return ND_CPU_ISA_AVX512;
     }
-    return has_amx_bf16() ? ND_CPU_ISA_AMX : ND_CPU_ISA_AVX512_BF16;
+    return may_use_amx_bf16() ? ND_CPU_ISA_AMX : ND_CPU_ISA_AVX512_BF16;
 }
 
 nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
@@ -59,6 +62,14 @@ nd_status nd_cpu_isa_choose(nd_cpu_isa *out)
     for (int i = 0; i < ND_CPU_ISA_COUNT; i++) {
         if (strcmp(wanted, names[i]) != 0) {
             continue;
+        }
+        if (i == ND_CPU_ISA_AMX && i > (int)detected && shows_amx_bf16()) {
+            return nd_fail(
+                ND_ERR_CONFIG,
+                "ND_CPU_ISA asks for amx, which this CPU shows, but Linux or the virtual "
+                "machine does not let processes use its tiles, or it lacks "
+                "AVX512_BF16; unset it or name %s or a lower level",
+                names[detected]);
         }
         if (i > (int)detected && i != ND_CPU_ISA_AMX_EMULATED) {
             return nd_fail(

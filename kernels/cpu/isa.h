@@ -4,7 +4,7 @@
 /*
  * The instruction sets that this process may use. Our own kernels are compiled once per set
  * (meson.build here) and chosen at run time, so one binary runs on any x86-64; oneDNN gets the same
- * limit.
+ * limit. Where ND_CPU_ISA is not set, oneDNN's own variable ONEDNN_MAX_CPU_ISA limits both.
  *
  * The environment variable ND_CPU_ISA (baseline, avx2, avx512, avx512_bf16, amx) lowers the level,
  * for tests and for comparing machines; a level that the CPU lacks is a configuration error.

@@ -653,6 +653,28 @@ Test(gemm, who_makes_products_can_be_chosen_and_is_said)
     }
 }
 
+Test(gemm, the_limit_of_onednn_is_one_of_all_kernels)
+{
+    nd_device *device = NULL;
+    const nd_ops *ops = NULL;
+    if (nd_cpu_isa_detect() < ND_CPU_ISA_AVX2) {
+        skip_test("this CPU has nothing above SSE2");
+    }
+    setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 1);
+    cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
+    cr_assert_eq(nd_ops_cpu(device, &ops), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_str_eq(nd_ops_machine(device), "baseline");
+    nd_device_close(device);
+}
+
+Test(gemm, nd_cpu_isa_is_above_the_limit_of_onednn)
+{
+    setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 1);
+    expect_said(nd_cpu_isa_name(nd_cpu_isa_detect() < ND_CPU_ISA_AVX2 ? ND_CPU_ISA_BASELINE
+                                                                      : ND_CPU_ISA_AVX2),
+                "", WIDENED);
+}
+
 Test(gemm, a_choice_that_cannot_be_is_refused)
 {
     cr_assert_eq(with("baseline", "own").status, ND_ERR_CONFIG);
