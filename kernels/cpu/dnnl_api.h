@@ -24,16 +24,6 @@ static inline dnnl_status_t nd_dnnl_append_sum(dnnl_post_ops_t ops)
     return dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef);
 }
 
-static inline dnnl_status_t nd_dnnl_append_factors(dnnl_post_ops_t ops, nd_dnnl_desc *factors)
-{
-    return dnnl_post_ops_append_binary(ops, dnnl_binary_mul, *factors);
-}
-
-static inline const_dnnl_memory_desc_t nd_dnnl_desc_of(const nd_dnnl_desc *l)
-{
-    return *l;
-}
-
 static inline dnnl_status_t nd_dnnl_describe_product(dnnl_primitive_desc_t *out,
                                                      dnnl_engine_t engine, nd_dnnl_desc *a,
                                                      nd_dnnl_desc *b, nd_dnnl_desc *c,
@@ -64,16 +54,6 @@ static inline void nd_dnnl_desc_fini(nd_dnnl_desc *l)
 static inline dnnl_status_t nd_dnnl_append_sum(dnnl_post_ops_t ops)
 {
     return dnnl_post_ops_append_sum(ops, 1.0f);
-}
-
-static inline dnnl_status_t nd_dnnl_append_factors(dnnl_post_ops_t ops, nd_dnnl_desc *factors)
-{
-    return dnnl_post_ops_append_binary(ops, dnnl_binary_mul, factors);
-}
-
-static inline const_dnnl_memory_desc_t nd_dnnl_desc_of(const nd_dnnl_desc *l)
-{
-    return l;
 }
 
 static inline dnnl_status_t nd_dnnl_describe_product(dnnl_primitive_desc_t *out,

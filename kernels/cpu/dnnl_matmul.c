@@ -14,7 +14,6 @@ typedef struct entry {
     nd_dnnl_product key;
     dnnl_primitive_t primitive; /* NULL: free slot */
     dnnl_memory_t a, b, c, scratch;
-    dnnl_memory_t factors; /* NULL without */
 } entry;
 
 struct nd_dnnl {
@@ -71,30 +70,6 @@ static void describe(int64_t rows, int64_t columns, int64_t ld, bool transposed,
 
 /* making a primitive */
 
-/* A (1, 1) or (1, n) matrix of factors, broadcast over the product. */
-static dnnl_status_t factors_layout(const nd_dnnl_product *p, nd_dnnl_desc *out)
-{
-    dnnl_dims_t dims, strides;
-    int64_t width = p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? p->n : 1;
-    describe(1, width, width, false, dims, strides);
-    return nd_dnnl_desc_init(out, dims, dnnl_f32, strides);
-}
-
-/* Applied to a sum before it is rounded: first the factors, then c. */
-static dnnl_status_t append_operations(dnnl_post_ops_t operations, const nd_dnnl_product *p)
-{
-    dnnl_status_t status = dnnl_success;
-    if (p->factors != ND_DNNL_FACTOR_NONE) {
-        nd_dnnl_desc factors;
-        status = factors_layout(p, &factors);
-        if (status == dnnl_success) {
-            status = nd_dnnl_append_factors(operations, &factors);
-            nd_dnnl_desc_fini(&factors);
-        }
-    }
-    return status == dnnl_success && p->accumulate ? nd_dnnl_append_sum(operations) : status;
-}
-
 static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, const nd_dnnl_product *p)
 {
     dnnl_status_t status = dnnl_primitive_attr_create(attributes);
@@ -104,7 +79,9 @@ static dnnl_status_t attributes_init(dnnl_primitive_attr_t *attributes, const nd
     dnnl_post_ops_t operations = NULL;
     status = dnnl_primitive_attr_set_scratchpad_mode(*attributes, dnnl_scratchpad_mode_user);
     status = status == dnnl_success ? dnnl_post_ops_create(&operations) : status;
-    status = status == dnnl_success ? append_operations(operations, p) : status;
+    if (status == dnnl_success && p->accumulate) {
+        status = nd_dnnl_append_sum(operations);
+    }
     status =
         status == dnnl_success ? dnnl_primitive_attr_set_post_ops(*attributes, operations) : status;
     dnnl_post_ops_destroy(operations);
@@ -138,19 +115,7 @@ static dnnl_status_t plan(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_primitiv
     return status;
 }
 
-static dnnl_status_t factors_memory(nd_dnnl *dnnl, const nd_dnnl_product *p, dnnl_memory_t *out)
-{
-    nd_dnnl_desc factors;
-    dnnl_status_t status = factors_layout(p, &factors);
-    if (status == dnnl_success) {
-        status = nd_dnnl_memory_init(out, nd_dnnl_desc_of(&factors), dnnl->engine);
-        nd_dnnl_desc_fini(&factors);
-    }
-    return status;
-}
-
-static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p,
-                                    const_dnnl_primitive_desc_t d)
+static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const_dnnl_primitive_desc_t d)
 {
     const struct {
         dnnl_query_t query;
@@ -165,9 +130,6 @@ static dnnl_status_t entry_memories(nd_dnnl *dnnl, entry *e, const nd_dnnl_produ
                                      dnnl_primitive_desc_query_md(d, operands[i].query, 0),
                                      dnnl->engine);
     }
-    if (status == dnnl_success && p->factors != ND_DNNL_FACTOR_NONE) {
-        status = factors_memory(dnnl, p, &e->factors);
-    }
     return status;
 }
 
@@ -177,7 +139,6 @@ static void entry_fini(entry *e)
     dnnl_memory_destroy(e->b);
     dnnl_memory_destroy(e->c);
     dnnl_memory_destroy(e->scratch);
-    dnnl_memory_destroy(e->factors);
     dnnl_primitive_destroy(e->primitive);
     *e = (entry){0};
 }
@@ -207,7 +168,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
     dnnl_status_t code = plan(dnnl, p, &description);
     nd_status status = code == dnnl_success ? reserve_scratch(dnnl, description) : ND_OK;
     if (code == dnnl_success && status == ND_OK) {
-        code = entry_memories(dnnl, e, p, description);
+        code = entry_memories(dnnl, e, description);
     }
     if (code == dnnl_success && status == ND_OK) {
         code = dnnl_primitive_create(&e->primitive, description);
@@ -232,21 +193,17 @@ static bool same(const nd_dnnl_product *x, const nd_dnnl_product *y)
 {
     return x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda && x->ldb == y->ldb &&
            x->ldc == y->ldc && x->a_transposed == y->a_transposed &&
-           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate &&
-           x->factors == y->factors && x->in == y->in && x->out == y->out;
+           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate && x->in == y->in &&
+           x->out == y->out;
 }
 
 static uint64_t hash(const nd_dnnl_product *p)
 {
     const int64_t words[] = {
-        p->m,
-        p->n,
-        p->k,
-        p->lda,
-        p->ldb,
-        p->ldc,
-        p->in,
-        p->out * 32 + p->factors * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
+        p->m,   p->n,
+        p->k,   p->lda,
+        p->ldb, p->ldc,
+        p->in,  p->out * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
     uint64_t h = 0;
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         h = (h ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
@@ -317,8 +274,7 @@ static float element(const nd_dnnl_product *p, const void *x, int64_t row, int64
 }
 
 /* Such a product by plain loops. It is one row or column, at an edge of larger ones. */
-static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, const void *b,
-                             const float *factors)
+static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, const void *b)
 {
     for (int64_t i = 0; i < p->m * p->n; i++) {
         int64_t row = i / p->n, column = i % p->n, at = row * p->ldc + column;
@@ -326,9 +282,6 @@ static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, c
         for (int64_t l = 0; l < p->k; l++) {
             sum += element(p, a, row, l, p->lda, p->a_transposed) *
                    element(p, b, l, column, p->ldb, p->b_transposed);
-        }
-        if (p->factors != ND_DNNL_FACTOR_NONE) {
-            sum *= factors[p->factors == ND_DNNL_FACTOR_EACH_COLUMN ? column : 0];
         }
         float *f32 = (float *)c + at;
         nd_bf16 *bf16 = (nd_bf16 *)c + at;
@@ -344,7 +297,7 @@ static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, c
 }
 
 static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                          const void *b, const float *factors)
+                          const void *b)
 {
     entry *e = NULL;
     ND_TRY(find(dnnl, product, &e));
@@ -352,17 +305,11 @@ static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c
     ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
     ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
     ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
-    const dnnl_exec_arg_t arguments[] = {
-        {DNNL_ARG_SRC, e->a},
-        {DNNL_ARG_WEIGHTS, e->b},
-        {DNNL_ARG_DST, e->c},
-        {DNNL_ARG_SCRATCHPAD, e->scratch},
-        {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, e->factors}};
-    int count = e->factors ? 5 : 4;
-    if (e->factors) {
-        ND_DNNL(dnnl_memory_set_data_handle(e->factors, (void *)(uintptr_t)factors));
-    }
-    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, count, arguments));
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, e->a},
+                                         {DNNL_ARG_WEIGHTS, e->b},
+                                         {DNNL_ARG_DST, e->c},
+                                         {DNNL_ARG_SCRATCHPAD, e->scratch}};
+    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
     ND_DNNL(dnnl_stream_wait(dnnl->stream));
     return ND_OK;
 }
@@ -392,8 +339,8 @@ static nd_status try_columns(nd_dnnl *dnnl)
     if (dnnl_version()->major < 3) {
         return ND_OK;
     }
-    ND_TRY(multiply(dnnl, &column, c, a, b, NULL)); /* 1 _ 2 _ */
-    ND_TRY(multiply(dnnl, &row, &sum, a, b, NULL)); /* 1 + 4 */
+    ND_TRY(multiply(dnnl, &column, c, a, b)); /* 1 _ 2 _ */
+    ND_TRY(multiply(dnnl, &row, &sum, a, b)); /* 1 + 4 */
     dnnl->misses_gaps = c[0] != 1.0f || c[2] != 2.0f || sum != 5.0f;
     return ND_OK;
 }
@@ -439,13 +386,13 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
 }
 
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                         const void *b, const float *factors)
+                         const void *b)
 {
     if (dnnl->misses_gaps && has_column_with_gaps(product)) {
-        multiply_plainly(product, c, a, b, factors);
+        multiply_plainly(product, c, a, b);
         return ND_OK;
     }
-    return multiply(dnnl, product, c, a, b, factors);
+    return multiply(dnnl, product, c, a, b);
 }
 
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])

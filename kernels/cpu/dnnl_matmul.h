@@ -17,29 +17,20 @@
 
 typedef struct nd_dnnl nd_dnnl;
 
-/* What the sums are multiplied by before c is added: nothing, one F32 number, or one for each
- * column of c. */
-typedef enum nd_dnnl_factors {
-    ND_DNNL_FACTOR_NONE = 0,
-    ND_DNNL_FACTOR_ONE,
-    ND_DNNL_FACTOR_EACH_COLUMN
-} nd_dnnl_factors;
-
-/* c (m, n) = op(a) op(b) factor + beta c; lda, ldb, ldc are the row strides of the stored matrices,
+/* c (m, n) = op(a) op(b) (+ c); lda, ldb, ldc are the row strides of the stored matrices,
  * in elements. */
 typedef struct nd_dnnl_product {
     int64_t m, n, k, lda, ldb, ldc;
     bool a_transposed, b_transposed, accumulate;
-    nd_dnnl_factors factors;
     nd_dtype in, out;
 } nd_dnnl_product;
 
 nd_status nd_dnnl_create(nd_dnnl **out);
 void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 
-/* Computes a product. factors: as many as product->factors says, or NULL. */
+/* Computes a product. */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                         const void *b, const float *factors);
+                         const void *b);
 
 /* oneDNN's name for the implementation of a product ("brg:avx512_core_bf16"). For tests. */
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64]);

@@ -98,7 +98,7 @@ static nd_status multiply_rows(nd_stream *stream, nd_tensor c, nd_tensor a, nd_t
     }
     p.lda = from.stride[0];
     p.ldc = dense_c.stride[0];
-    ND_TRY(nd_dnnl_matmul(context->dnnl, &p, dense_c.data, from.data, b_rows, NULL));
+    ND_TRY(nd_dnnl_matmul(context->dnnl, &p, dense_c.data, from.data, b_rows));
     if (dense_c.data != to.data) {
         copy_rows(stream, to, dense_c);
     }
@@ -217,7 +217,7 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
                 tile.accumulate = l > 0;
                 widen(context, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
                 widen(context, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
-                ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb, NULL));
+                ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb));
             }
             store(context, c, (block){i, tile.m, j, tile.n}, tc, factors, p->accumulate);
         }
@@ -295,7 +295,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
     if (p.in == ND_DTYPE_BF16 && nd_cpu_has_gaps(c, a, a_transposed)) {
         return nd_cpu_multiply_gaps(stream, c, a, b, &p);
     }
-    return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data, NULL);
+    return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data);
 }
 
 /* A form costs as much memory as the weight in BF16. */

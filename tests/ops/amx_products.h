@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_OPS_AMX_PRODUCTS_H
 #define ND_TESTS_OPS_AMX_PRODUCTS_H
-/* The tiles of the CPU, through its instructions (amx_hardware.c). The CPU has them, and the process
- * may use them. */
+/* The tiles of the CPU, through its instructions (amx_hardware.c). The CPU has them, and this
+ * process may use them. */
 #include <stdbool.h>
 #include <stdint.h>
 
