@@ -90,8 +90,8 @@ static bool is_set(const char *variable)
     return value && *value;
 }
 
-/* Our kernels and oneDNN have the same limit: ND_CPU_ISA where it is set, else what this process can
- * use of the CPU, or what ONEDNN_MAX_CPU_ISA leaves of that. */
+/* Our kernels and oneDNN have the same limit: ND_CPU_ISA where it is set, else what this process
+ * can use of the CPU, or what ONEDNN_MAX_CPU_ISA leaves of that. */
 static nd_status choose_isa(nd_cpu_isa *out)
 {
     const bool limited = is_set("ONEDNN_MAX_CPU_ISA") || is_set("DNNL_MAX_CPU_ISA");
