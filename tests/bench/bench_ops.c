@@ -9,38 +9,42 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
 #include "tests/bench/bench_ops.h"
+#include "trainer/worker/worker.h"
 
 static const char usage[] =
-    "How fast the CPU backend is on this machine, and what the machine can do at most.\n"
+    "How fast the CPU backend is on this machine, and what the machine can do at most. One of:\n"
     "  nd_bench_ops              GFLOP/s of each product of a training step: forward, input\n"
     "                            gradient, weight gradient\n"
-    "  nd_bench_ops --ceiling    only the products of one step, the head as plain products; the "
-    "last\n"
-    "                            line is JSON with tokens_per_second: what a step could reach if\n"
-    "                            everything else were free\n"
-    "  nd_bench_ops --packed     each product that reads a weight, with the weight packed for "
-    "each\n"
-    "                            and with the packed weight kept, measured in turns\n"
-    "  nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of "
-    "memory\n"
+    "  nd_bench_ops --ceiling    only the products of one step, the head as plain products; the\n"
+    "                            last line is JSON with tokens_per_second: what a step could\n"
+    "                            reach if everything else were free\n"
+    "  nd_bench_ops --packed     each product that reads a weight, with the weight packed for\n"
+    "                            each and with the packed weight kept, measured in turns\n"
+    "  nd_bench_ops --peak       what the CPU allows: GFLOP/s of loops in registers, GB/s of\n"
+    "                            memory\n"
     "  nd_bench_ops --attention  milliseconds and GFLOP/s of causal attention\n"
     "  nd_bench_ops --optimizer  GB/s of AdamW, beside a plain pass over memory\n"
-    "With --stand-in, products and attention are those for AMX, with AVX-512 instructions in "
-    "place\n"
-    "of the tile instructions: nothing is computed, and the figures are no speeds of this CPU. "
-    "They\n"
-    "show what packing, softmax and results cost beside products on tiles, of which a core makes "
-    "at\n"
-    "most 1,024 FLOP a cycle.\n"
-    "All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5). The products are those "
-    "of\n"
-    "configs/bench/llama-56m.json at 1,024 tokens.\n"
-    "--peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory (four\n"
-    "times the last cache, 64 to 1,024; 0 leaves memory out).\n"
+    "All: --threads N (2; --peak: all CPUs, and no more), --repeats N (5).\n"
+    "The first three give the median of the repeats, the others the best and the median. The\n"
+    "peak is the best, attention's GFLOP/s are those of its best time, and the optimizer's JSON\n"
+    "has the medians.\n"
+    "The products are those of configs/bench/llama-56m.json at 1,024 tokens. The size in a row\n"
+    "is tokens x outputs x inputs of the weight, in all three directions.\n"
+    "--peak: --seconds X (0.2) of one repeat of a loop, --mebibytes N of an array in memory\n"
+    "(four times the last cache, 64 to 1,024; 0 leaves memory out). Its loops in registers and\n"
+    "its reads of the second cache count the CPU time of their threads; its passes over memory\n"
+    "and all other measurements count the clock. On a busy machine shares of the peak are\n"
+    "therefore too small.\n"
+    "--attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several\n"
+    "times (64 and 128). Its FLOPs are those of causal products, two forward and five backward.\n"
     "--optimizer: --mebibytes N of an array (128).\n"
-    "--attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several "
-    "times\n"
-    "(64 and 128).\n";
+    "--stand-in: the first three and --attention as for AMX, with AVX-512 instructions in place\n"
+    "of the tile instructions: nothing is computed, and the figures are no speeds of this CPU.\n"
+    "They show what packing, softmax and results cost beside products on tiles, of which a core\n"
+    "makes at most 1,024 FLOP a cycle. The option sets ND_CPU_ISA=amx_emulated in place of any\n"
+    "other.\n"
+    "GOMP_SPINCOUNT is 2000, as in a worker, unless it or OMP_WAIT_POLICY is set;\n"
+    "OMP_PROC_BIND, OMP_PLACES and GOMP_CPU_AFFINITY have no effect.\n";
 
 enum {
     TOKENS = 1024,
@@ -177,8 +181,11 @@ static nd_status run_packed(bench *b)
         most = bytes > most ? bytes : most;
     }
     if (most == 0) {
-        return nd_fail(ND_ERR_CONFIG, "on this CPU (%s) products keep no packed weights",
-                       nd_bench_machine(b->stream.device));
+        return nd_fail(ND_ERR_CONFIG,
+                       "--packed needs products by ndtrain's own kernels that keep packed weights "
+                       "(ND_CPU_PACKED is not \"anew\"); here ND_CPU_PACKED is \"%s\", and the "
+                       "products are: %s",
+                       getenv("ND_CPU_PACKED"), nd_bench_products(b->stream.device));
     }
     b->packed = aligned_alloc(64, (most + 63) / 64 * 64);
     if (!b->packed) {
@@ -205,6 +212,9 @@ static nd_status run(const bench *b, bool ceiling)
     static const char *const kinds[] = {"forward", "input gradient", "weight gradient"};
     double step = 0.0, flops = 0.0;
     printf("%d threads\n", b->stream.device->threads);
+    if (!ceiling) {
+        printf("%-9s %-16s tokens x outputs x inputs\n", "weight", "product");
+    }
     for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
         const product *p = &products[i];
         for (int kind = 0; kind < 3; kind++) {
@@ -213,7 +223,7 @@ static nd_status run(const bench *b, bool ceiling)
             step += seconds * p->uses;
             flops += work * p->uses;
             if (!ceiling) {
-                printf("%-9s %-16s %6d x %6ld x %5ld  %8.3f ms  %8.1f GFLOP/s\n", p->name,
+                printf("%-9s %-16s %6d x %7ld x %6ld  %8.3f ms  %8.1f GFLOP/s\n", p->name,
                        kinds[kind], TOKENS, (long)p->out, (long)p->in, seconds * 1e3,
                        work / seconds * 1e-9);
             }
@@ -270,11 +280,39 @@ static nd_status run_products(const nd_bench_options *options, part chosen)
     return status;
 }
 
-static const char *const part_flags[PARTS] = {[PART_CEILING] = "--ceiling",
-                                              [PART_PACKED] = "--packed",
-                                              [PART_PEAK] = "--peak",
-                                              [PART_ATTENTION] = "--attention",
-                                              [PART_OPTIMIZER] = "--optimizer"};
+static const char *const part_names[PARTS] = {
+    [PART_PRODUCTS] = "products",     [PART_CEILING] = "--ceiling",
+    [PART_PACKED] = "--packed",       [PART_PEAK] = "--peak",
+    [PART_ATTENTION] = "--attention", [PART_OPTIMIZER] = "--optimizer"};
+
+/* The options that only some parts have: a bit for each part. */
+static const struct limited {
+    const char *option, *words;
+    unsigned parts;
+} limited[] = {
+    {"--stand-in", "products, --ceiling, --packed and --attention",
+     1u << PART_PRODUCTS | 1u << PART_CEILING | 1u << PART_PACKED | 1u << PART_ATTENTION},
+    {"--seconds", "--peak", 1u << PART_PEAK},
+    {"--mebibytes", "--peak and --optimizer", 1u << PART_PEAK | 1u << PART_OPTIMIZER},
+    {"--sequence", "--attention", 1u << PART_ATTENTION},
+    {"--heads", "--attention", 1u << PART_ATTENTION},
+    {"--head-dim", "--attention", 1u << PART_ATTENTION},
+};
+
+/* An argument that is none of these options is let through. */
+static nd_status check_option(const char *argument, part chosen)
+{
+    for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
+        const struct limited *l = &limited[i];
+        if (strcmp(argument, l->option) == 0 && !(l->parts >> chosen & 1)) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s goes with %s, not with %s; leave it out or choose another "
+                           "measurement",
+                           l->option, l->words, part_names[chosen]);
+        }
+    }
+    return ND_OK;
+}
 
 /* A whole number. */
 static nd_status read_count(const char *option, const char *text, int64_t least, int64_t most,
@@ -342,8 +380,12 @@ static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part
 {
     for (int i = 1; i < argc; i++) {
         int p = PART_PRODUCTS + 1;
-        while (p < PARTS && strcmp(argv[i], part_flags[p]) != 0) {
+        while (p < PARTS && strcmp(argv[i], part_names[p]) != 0) {
             p++;
+        }
+        if (p < PARTS && *chosen != PART_PRODUCTS && *chosen != (part)p) {
+            return nd_fail(ND_ERR_CONFIG, "%s and %s are two measurements; give one of them",
+                           part_names[*chosen], part_names[p]);
         }
         if (p < PARTS) {
             *chosen = (part)p;
@@ -361,15 +403,12 @@ static nd_status read_arguments(int argc, char **argv, nd_bench_options *o, part
         ND_TRY(read_option(argv[i], i + 1 < argc ? argv[i + 1] : "", o));
         i++;
     }
+    for (int i = 1; i < argc; i++) {
+        ND_TRY(check_option(argv[i], *chosen));
+    }
     if (o->head_dim_count == 0) {
         o->head_dims[o->head_dim_count++] = 64;
         o->head_dims[o->head_dim_count++] = 128;
-    }
-    if (o->stand_in && (*chosen == PART_PEAK || *chosen == PART_OPTIMIZER)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--stand-in goes with products and with --attention, not with %s; leave one "
-                       "of them out",
-                       part_flags[*chosen]);
     }
     return ND_OK;
 }
@@ -399,6 +438,7 @@ int main(int argc, char **argv)
     nd_bench_options options = {
         .repeats = 5, .seconds = 0.2, .mebibytes = -1, .sequence = 8192, .heads = 2};
     part p = PART_PRODUCTS;
+    nd_process_shorten_spin(argv, false); /* as in the workers whose speed this is */
     nd_status status = read_arguments(argc, argv, &options, &p);
     status = status == ND_OK ? run_part(&options, p) : status;
     if (status != ND_OK) {

@@ -191,7 +191,8 @@ typedef struct products {
     const char *operands; /* "bf16", "f32" */
     const nd_peak_products *loop;
     rate flops;     /* FLOP/s */
-    double allowed; /* FLOP/s by the instruction tables at the clock of the best repeat */
+    double allowed; /* FLOP/s by the instruction tables at the clock of the best repeat; 0: they
+                       say nothing of this loop */
 } products;
 
 enum { PRODUCTS_MAX = 3 };
@@ -343,15 +344,24 @@ static void choose_sizes(arrays *m, int threads, int64_t mebibytes)
 
 /* report */
 
+/* Of what the instruction tables allow; 0 where they say nothing. */
+static double share_of(const products *p)
+{
+    return p->allowed > 0.0 ? p->flops.best / p->allowed : 0.0;
+}
+
 static void print_tables(const team *t, const products *p, int products_count, const arrays *m,
                          const pass *passes, int pass_count)
 {
     printf("%d threads on %d cores\n%-26s %12s %12s %8s %12s\n", t->threads, t->cores, "GFLOP/s",
            "best", "median", "GHz", "of allowed");
     for (int i = 0; i < products_count; i++) {
-        printf("%-4s %-21s %12.1f %12.1f %8.2f %11.1f%%\n", p[i].operands, p[i].loop->instruction,
-               p[i].flops.best * 1e-9, p[i].flops.median * 1e-9, p[i].flops.clock * 1e-9,
-               100.0 * p[i].flops.best / p[i].allowed);
+        char share[16] = "-";
+        if (p[i].allowed > 0.0) {
+            snprintf(share, sizeof share, "%.1f%%", 100.0 * share_of(&p[i]));
+        }
+        printf("%-4s %-21s %12.1f %12.1f %8.2f %12s\n", p[i].operands, p[i].loop->instruction,
+               p[i].flops.best * 1e-9, p[i].flops.median * 1e-9, p[i].flops.clock * 1e-9, share);
     }
     printf(
         "of allowed: share of what instruction tables give at the clock in the column GHz, which a "
@@ -381,11 +391,14 @@ static void print_json(const team *t, nd_cpu_isa isa, const products *p, int pro
            best->flops.best * 1e-9, best->loop->instruction, f32->flops.best * 1e-9,
            nd_cpu_isa_name(isa), t->threads, t->cores);
     for (int i = 0; i < products_count; i++) {
+        char allowed[32] = "null";
+        if (p[i].allowed > 0.0) {
+            snprintf(allowed, sizeof allowed, "%.4f", p[i].allowed * 1e-9);
+        }
         printf("%s{\"operands\": \"%s\", \"instruction\": \"%s\", \"gflops\": %.4f, "
-               "\"median_gflops\": %.4f, \"ghz\": %.4f, \"allowed_gflops\": %.4f, \"share\": %.6f}",
+               "\"median_gflops\": %.4f, \"ghz\": %.4f, \"allowed_gflops\": %s, \"share\": %.6f}",
                i ? ", " : "", p[i].operands, p[i].loop->instruction, p[i].flops.best * 1e-9,
-               p[i].flops.median * 1e-9, p[i].flops.clock * 1e-9, p[i].allowed * 1e-9,
-               p[i].flops.best / p[i].allowed);
+               p[i].flops.median * 1e-9, p[i].flops.clock * 1e-9, allowed, share_of(&p[i]));
     }
     printf("], \"gb_per_second\": {");
     for (int i = 0; i < pass_count; i++) {

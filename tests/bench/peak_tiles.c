@@ -72,8 +72,8 @@ const nd_peak_products nd_peak_bf16_amx_emulated = {
 #else
 const nd_peak_products nd_peak_bf16_amx = {
     .instruction = "TDPBF16PS",
+    .cycle_flops = 2.0 * ND_AMX_ROWS * WORDS * PRODUCTS / 16.0,
 #endif
     .step_flops = 2.0 * SUMS * ND_AMX_ROWS * WORDS * PRODUCTS,
-    .cycle_flops = 2.0 * ND_AMX_ROWS * WORDS * PRODUCTS / 16.0,
     .run = run,
 };
