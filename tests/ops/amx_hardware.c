@@ -11,7 +11,7 @@ bool nd_tiles_are_in_use(void)
 {
     unsigned low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(1));
-    return low >> 17 & 3; /* configuration and data of tiles */
+    return low >> 17 & 1; /* whether tiles are configured */
 }
 
 void nd_multiply_tiles_in_hardware(float c[16][16], const uint32_t a[16][16],
