@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CPU_CONTEXT_H
 #define ND_CPU_CONTEXT_H
-/* What the CPU ops keep for one device: the chosen instruction set, the engine of oneDNN with the
- * primitives made so far, and the tile kernels. nd_ops_cpu creates it in nd_device.native, and
- * closing the device destroys it. Only the host thread that drives the device uses it. */
+/* What the CPU ops keep for one device: the chosen instruction set, the team of threads, the engine
+ * of oneDNN with the primitives made so far, our own products, and the tables of tile and row
+ * kernels. nd_ops_cpu creates it in nd_device.native, and closing the device destroys it. Only the
+ * host thread that drives the device uses it. */
 #include "kernels/cpu/dnnl_matmul.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/isa.h"
@@ -16,7 +17,8 @@
 enum { ND_CPU_PARTIALS = 131072 }; /* partial sums (F64) of fixed blocks: 1 MiB */
 /* The most columns of rmsnorm_bwd: one block's partial sums (F32) fit into the same memory. */
 enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
-/* Where the CPU has no BF16 products: extents of a widened tile in m, n and k. */
+/* Extents in m, n and k of a tile that is widened to F32 where oneDNN multiplies FP8 codes, or BF16
+ * without AVX512_BF16. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 
 /* Whether packed weights are kept (nd_packed_form): where that saves enough, unless the environment
@@ -32,15 +34,15 @@ typedef struct nd_cpu_context {
     nd_cpu_isa vectors; /* of the kernels without tiles: avx512_bf16 at most */
     nd_team *team;
     nd_dnnl *dnnl;
-    nd_gemm *gemm; /* our own BF16 products; NULL where oneDNN makes them */
+    nd_gemm *gemm; /* our own products of BF16 and FP8; NULL where oneDNN makes them */
     nd_cpu_packing packing;
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
-    const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where the CPU cannot multiply them */
+    const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where `isa` cannot multiply them */
     const nd_row_ops *rows;
     double *partials; /* ND_CPU_PARTIALS; live within one op */
     void *dense;      /* of nd_cpu_multiply_gaps; NULL until it is needed */
     size_t dense_bytes;
-    float *widened;     /* tiles of nd_cpu_matmul (a, b, c) where gemm is NULL */
+    float *widened;     /* tiles of nd_cpu_multiply_widened (a, b, c) where gemm is NULL */
     char products[128]; /* nd_ops_products */
 } nd_cpu_context;
 

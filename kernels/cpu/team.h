@@ -39,8 +39,9 @@ nd_status nd_team_start(nd_team *team, size_t stack_bytes);
 
 /* Runs body for the pieces [0, pieces) and returns when all are complete. The first call starts the
  * threads where nd_team_start was not called; if a limit forbids that, it logs a warning, and the
- * caller does all pieces of all regions. Later calls allocate nothing. A call from within a body,
- * of any team, or while another thread runs a region of this team ends the process. */
+ * caller does all pieces of all regions. Later calls allocate nothing. A call while a region of
+ * this team runs ends the process, from within its body or from another thread. So does a call, for
+ * any team, on a thread that a team has started. */
 void nd_team_run(nd_team *team, int64_t pieces, nd_team_body body, void *arg);
 
 /* A number that a thread changes and others wait for. It has a cache line of its own, since the

@@ -119,7 +119,8 @@ extern const nd_tile_ops nd_tiles_f32_baseline, nd_tiles_f32_avx2, nd_tiles_f32_
 extern const nd_tile_ops nd_tiles_f32_avx512_bf16, nd_tiles_bf16_avx512_bf16;
 
 /* Products by AMX, the rest in AVX-512 BF16. The emulated tables have products in plain C and the
- * rest for the vectors they are named after; where these have FMA the bits are those of AMX. */
+ * rest for the vectors they are named after. Where these have FMA the bits are those of AMX, except
+ * in BF16 results below 2^-126: store_transposed makes them zero only with AVX512_BF16. */
 extern const nd_tile_ops nd_tiles_bf16_amx;
 extern const nd_tile_ops nd_tiles_bf16_amx_emulated_baseline, nd_tiles_bf16_amx_emulated_avx2;
 extern const nd_tile_ops nd_tiles_bf16_amx_emulated_avx512;

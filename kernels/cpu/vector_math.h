@@ -9,10 +9,11 @@
  *
  *   AVX-512: 16 lanes, AVX2: 8, x86-64 baseline (SSE2): 4.
  *
- * Plain arithmetic is GCC's vector arithmetic (+ - * on nd_vf); these files allow contraction to
- * FMA. bf16 stores round to nearest even. nd_v_exp and nd_v_exp2: relative error below 2e-7 for
- * results that are normal numbers; results below 2^-126 are 0, exp(-inf) = 0 exactly, NaN stays
- * NaN; arguments must not be above 88 (127 for exp2).
+ * Plain arithmetic is GCC's vector arithmetic (+ - * on nd_vf). row_kernels.c, tile_kernels.c and
+ * gemm_kernels.c allow contraction to FMA; gemm_amx.c does not. bf16 stores round to nearest even.
+ * nd_v_exp and nd_v_exp2: relative error below 2e-7 for results that are normal numbers; results
+ * below 2^-126 are 0, exp(-inf) = 0 exactly, NaN stays NaN; arguments must not be above 88 (127 for
+ * exp2).
  */
 #include <immintrin.h>
 #include <stdint.h>
