@@ -16,15 +16,15 @@ const char *nd_cpu_isa_name(nd_cpu_isa isa)
     return names[isa];
 }
 
-/* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16). Leaf 0x1d: EAX is the last palette of
- * tiles; a virtual machine may show AMX without any, and its tile instructions then end a process.
- * The kernel must grant the 8 KiB tile state as well. */
+/* CPUID leaf 7: EDX bits 24 (AMX-TILE) and 22 (AMX-BF16). */
 static bool shows_amx_bf16(void)
 {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1) && (d >> 22 & 1);
 }
 
+/* Leaf 0x1d: EAX is the last palette of tiles. A virtual machine may show AMX without any, and its
+ * tile instructions then end a process. The kernel must grant the 8 KiB tile state as well. */
 static bool may_use_amx_bf16(void)
 {
     const long arch_request_permission = 0x1023, tile_data = 18;
