@@ -99,15 +99,33 @@ typedef struct nd_fp8 {
 } nd_fp8;
 
 /*
+ * An operand of products in the form in which the backend multiplies it, in memory that the caller
+ * keeps from one product to the next. While `made` is true, products read the form and not the
+ * operand, with the same bits. The caller clears it when the operand has changed.
+ *   a weight, or another b    the first product makes the form from b (b_packed); it serves
+ *                             products with the same k, n, b_transposed and dtype of b, whatever
+ *                             their m
+ *   an activation x (n, K)    the op that makes x makes its forms (nd_fuse), instead of x or beside
+ *                             it: as a of y = x w^T (a_packed), as b of dw = dy^T x (b_packed)
+ */
+typedef struct nd_packed_form {
+    void *memory; /* matmul_packed_bytes or activation_packed_bytes, aligned to 64, on the device */
+    bool made;
+} nd_packed_form;
+
+/*
  * What an op does with a result in addition to storing it, without reading it again (all zero:
- * nothing). The values are those that are stored, rounded to act. A result with codes need not be
- * stored: its tensor's data may be NULL, its shape and dtype count.
+ * nothing). The values are those that are stored, rounded to act. A result with codes, or with
+ * forms, need not be stored: its tensor's data may be NULL, its shape and dtype count.
  */
 typedef struct nd_fuse {
     float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
                          * `amax`; 0 before the first */
     nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
     const float *scale; /* F32 (1), on the device, with codes */
+    /* NULL, or the forms of an activation that this op makes (nd_ops.activation_packed_bytes);
+     * alone. */
+    nd_packed_form *as_a, *as_b;
 } nd_fuse;
 
 /* Which of its past amaxes a delayed scale follows: the last one, or the largest of the history. */
@@ -121,18 +139,6 @@ typedef struct nd_fp8_history {
     const float *limit; /* (count): FMAX of the tensor's format / 2^margin */
     float *scale, *inverse; /* (count) */
 } nd_fp8_history;
-
-/*
- * A product's b in the form in which the backend multiplies it, in memory that the caller keeps
- * from one product to the next. The first product makes the form from b and sets `made`; while that
- * is true, products read the form and not b. The caller clears it when b has changed. A form serves
- * products with the same k, n, b_transposed and dtype of b, whatever their m, and a result has the
- * same bits with a form as without.
- */
-typedef struct nd_packed_form {
-    void *memory; /* matmul_packed_bytes, aligned to 64, on the device */
-    bool made;
-} nd_packed_form;
 
 /* linear algebra */
 
@@ -149,7 +155,9 @@ typedef struct nd_matmul_args {
     float beta;
     bool few_rows; /* a hint where m may be small: a backend may compute the product in another
                       order, as fast as b is read */
-    nd_packed_form *b_packed; /* NULL, or where the backend keeps b, if it does */
+    const nd_packed_form *a_packed; /* NULL, or an activation's form that is made; a is not
+                                       transposed, and only its shape and dtype count */
+    nd_packed_form *b_packed;       /* NULL, or where the backend keeps b, if it does */
 } nd_matmul_args;
 
 /* embedding */
@@ -231,6 +239,7 @@ typedef struct nd_attention_fwd_args {
     nd_attention attention;
     nd_tensor out, lse;
     nd_tensor q, k, v;
+    nd_fuse fuse;  /* of out as (B Sq, H D), where attention_packs: its forms alone */
     void *scratch; /* attention_scratch bytes */
     bool few_rows; /* a hint where Sq may be 1: a backend may compute that in another order, as fast
                       as k and v are read */
@@ -257,6 +266,8 @@ typedef struct nd_attention_cached_args {
 typedef struct nd_attention_delta_args {
     nd_attention attention;
     nd_tensor delta, out, dout;
+    const nd_packed_form *out_packed; /* NULL, or out as attention_fwd made its form as b: then out
+                                         has no data */
 } nd_attention_delta_args;
 
 /*
@@ -539,6 +550,9 @@ typedef struct nd_ops {
      *   matmul_packed_bytes   bytes of the form in which matmul, or with codes matmul_fp8, keeps an
      *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
      *                         keeps none, or would save too little beside so many rows
+     *   activation_packed_bytes  bytes of a form in which rmsnorm_fwd and swiglu_fwd leave a result
+     *                         (rows, columns): as a, or as b; 0: they leave none
+     *   attention_packs       whether attention_fwd with these extents leaves its out so too
      */
     ND_EACH_QUERY(ND_QUERY_MEMBER, )
 } nd_ops;

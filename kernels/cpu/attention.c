@@ -3,8 +3,7 @@
 
 #include <math.h>
 
-#include "kernels/cpu/context.h"
-#include "kernels/cpu/view.h"
+#include "kernels/cpu/forms.h"
 
 const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
                                   int32_t limit[ND_TILE])
@@ -59,18 +58,34 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
     return x_bf16 ? dot_as(x, true, y, false, count) : dot_as(x, false, y, true, count);
 }
 
+typedef struct deltas {
+    const nd_attention_delta_args *args;
+    nd_cpu_forms out; /* where it is packed */
+} deltas;
+
+/* Row i of a head's outputs, from their form. */
+static const nd_bf16 *unpack_outputs(const deltas *w, int64_t token, int64_t head)
+{
+    const int64_t d = w->args->attention.head_dim;
+    nd_bf16 *row = nd_gemm_spare(w->out.gemm);
+    nd_gemm_unpack_row(w->out.gemm, &w->out.to, token, head * d, d, row);
+    return row;
+}
+
 static void delta_tokens(void *arg, int64_t begin, int64_t end)
 {
-    const nd_attention_delta_args *args = arg;
-    const nd_attention *a = &args->attention;
-    const nd_tensor out = args->out, dout = args->dout;
-    float *to = args->delta.data;
+    const deltas *w = arg;
+    const nd_attention *a = &w->args->attention;
+    const nd_tensor out = w->args->out, dout = w->args->dout;
+    const bool packed = w->args->out_packed;
+    float *to = w->args->delta.data;
     for (int64_t token = begin; token < end; token++) {
         const int64_t b = token / a->sq, i = token % a->sq;
         for (int64_t h = 0; h < a->heads; h++) {
+            const void *row = packed ? unpack_outputs(w, token, h) : nd_attention_row(out, b, i, h);
             to[(b * a->heads + h) * a->sq + i] =
-                dot(nd_attention_row(out, b, i, h), out.dtype == ND_DTYPE_BF16,
-                    nd_attention_row(dout, b, i, h), dout.dtype == ND_DTYPE_BF16, a->head_dim);
+                dot(row, out.dtype == ND_DTYPE_BF16, nd_attention_row(dout, b, i, h),
+                    dout.dtype == ND_DTYPE_BF16, a->head_dim);
         }
     }
 }
@@ -78,8 +93,15 @@ static void delta_tokens(void *arg, int64_t begin, int64_t end)
 nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
     const nd_attention *a = &args->attention;
-    nd_attention_delta_args w = *args;
-    nd_cpu_context_of(stream);
+    const nd_cpu_context *context = nd_cpu_context_of(stream);
+    deltas w = {.args = args};
+    if (args->out_packed) {
+        const nd_tensor rows =
+            nd_tensor_2d(NULL, args->out.dtype, a->batch * a->sq, a->heads * a->head_dim);
+        nd_packed_form form = *args->out_packed;
+        ND_ASSERT(form.made);
+        w.out = nd_cpu_forms_of(context, rows, &(nd_fuse){.as_b = &form});
+    }
     nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, &w);
     return ND_OK;
 }

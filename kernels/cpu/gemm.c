@@ -46,30 +46,36 @@ typedef struct block {
  * it. */
 typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
 
-static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+/* Whether A lies in the kernels' panels, which either the product or somebody before it makes. */
+static bool has_panels(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
     return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
            p->k % 2 != 0;
 }
 
-static int64_t words_of(const call *c, int64_t depth)
+static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return nd_round_up(nd_ceil_div(depth, 2), c->kernels->words);
+    return !p->a_packed && has_panels(kernels, p);
+}
+
+static int64_t words_of(const nd_gemm_kernels *kernels, int64_t depth)
+{
+    return nd_round_up(nd_ceil_div(depth, 2), kernels->words);
 }
 
 /* The products of a block of k have this many; the last one fewer. */
-static int64_t k_block_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+static int64_t k_block_of(const nd_gemm_kernels *kernels, int64_t k)
 {
     enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
-    const int64_t blocks = nd_ceil_div(p->k, kernels->k_block);
-    return nd_round_up(nd_ceil_div(p->k, blocks), ALIGNMENT);
+    const int64_t blocks = nd_ceil_div(k, kernels->k_block);
+    return nd_round_up(nd_ceil_div(k, blocks), ALIGNMENT);
 }
 
 /* Rows of A in a block. */
 static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    const int64_t most = packs_a(kernels, p) ? kernels->most_packed : kernels->most_rows;
-    const int64_t units = kernels->most_of_a / k_block_of(kernels, p) / kernels->rows;
+    const int64_t most = has_panels(kernels, p) ? kernels->most_packed : kernels->most_rows;
+    const int64_t units = kernels->most_of_a / k_block_of(kernels, p->k) / kernels->rows;
     return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
 }
 
@@ -94,7 +100,7 @@ static void pack_a(const call *c, workspace *w, const block *x)
     const nd_gemm_kernels *kernels = c->kernels;
     const bool transposed = c->p->a_transposed;
     nd_gemm_pack *pack = transposed ? kernels->pack_a_columns : kernels->pack_a_rows;
-    const int64_t words = words_of(c, x->depth);
+    const int64_t words = words_of(c->kernels, x->depth);
     for (int64_t i = 0; i < x->rows; i += kernels->panel) {
         const int64_t row = x->row + i;
         const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
@@ -110,11 +116,30 @@ static void pack_b(const call *c, nd_gemm_word *b, const block *x)
     pack(b, operand_at(c->p->b, transposed, x->column, x->k), (int)x->columns, (int)x->depth);
 }
 
-/* The words of the panel from `column` on, from k on, in an op(b) that is packed as a whole. Blocks
- * of k begin at whole multiples of the kernels' words. */
-static int64_t packed_offset(const call *c, int64_t column, int64_t k)
+/* The words of the panel from `column` on, from element l of k on, in an op(b) that is packed as a
+ * whole. Blocks of k begin at whole multiples of the kernels' words. */
+static int64_t offset_of_b(const nd_gemm_kernels *kernels, int64_t k, int64_t column, int64_t l)
 {
-    return column * words_of(c, c->p->k) + k / 2 * c->kernels->columns;
+    return column * words_of(kernels, k) + l / 2 * kernels->columns;
+}
+
+/* Elements of k from its element l on that lie in the same block. */
+static int64_t rest_of_block(const nd_gemm_kernels *kernels, int64_t k, int64_t l)
+{
+    const int64_t depth = k_block_of(kernels, k);
+    return nd_min(depth - l % depth, k - l);
+}
+
+/* The words from `row` on, from element l of k on, in an op(a) of m rows that is packed as a whole:
+ * one block of k after the other, each with all rows, so that the rows of a block lie close
+ * together and share no sets of the second cache. */
+static int64_t offset_of_a(const nd_gemm_kernels *kernels, int64_t m, int64_t k, int64_t row,
+                           int64_t l)
+{
+    const int64_t first = l - l % k_block_of(kernels, k);
+    const int64_t depth = rest_of_block(kernels, k, first);
+    return nd_round_up(m, kernels->rows) * first / 2 + row * words_of(kernels, depth) +
+           (l - first) / 2 * kernels->rows;
 }
 
 /* The j-th columns of a block, packed in the thread's scratch. */
@@ -144,7 +169,7 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {.rows = (int)x->rows,
                       .columns = (int)x->columns,
-                      .words = (int)words_of(c, x->depth),
+                      .words = (int)words_of(c->kernels, x->depth),
                       .factor = 1.0f,
                       .sums = w->sums,
                       .c = (char *)c->p->c + (x->row * c->p->c_stride + x->column) * (bf16 ? 2 : 4),
@@ -174,16 +199,18 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
 }
 
 /* The tile's rows of packed panels. */
-static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
+static void multiply_panels(const call *c, const workspace *w, const block *x, nd_gemm_tile t)
 {
     const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
+    const nd_gemm_word *a = c->p->a_packed;
     char *to = t.c;
     const float *from = t.from, *factors = t.row_factors;
     t.a_row = c->kernels->a_row;
     t.a_word = c->kernels->a_word;
+    a = a ? a + offset_of_a(c->kernels, c->p->m, c->p->k, x->row, x->k) : w->a;
     for (int64_t i = 0; i < rows; i += panel) {
         t.rows = (int)nd_min(panel, rows - i);
-        t.a = (const nd_bf16 *)(w->a + i * t.words);
+        t.a = (const nd_bf16 *)(a + i * t.words);
         t.c = to + i * t.c_row * size;
         t.from = from ? from + i * t.from_row : NULL;
         t.row_factors = factors ? factors + i : NULL;
@@ -202,10 +229,11 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
         columns.column = x->column + j;
         columns.columns = nd_min(panel, x->columns - j);
         nd_gemm_tile t = destination(c, w, &columns, x->column);
-        t.b = c->p->packed ? c->p->packed + packed_offset(c, columns.column, columns.k)
-                           : pack_in_scratch(c, w, &columns, j, shared);
-        if (packs_a(c->kernels, c->p)) {
-            multiply_panels(c, w, t);
+        t.b = c->p->b_packed
+                  ? c->p->b_packed + offset_of_b(c->kernels, c->p->k, columns.column, columns.k)
+                  : pack_in_scratch(c, w, &columns, j, shared);
+        if (has_panels(c->kernels, c->p)) {
+            multiply_panels(c, w, x, t);
         } else {
             t.a = operand_at(c->p->a, true, x->row, x->k).data;
             t.a_row = c->p->a.stride;
@@ -291,9 +319,10 @@ static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
     const int64_t blocks = kernels->shared_columns ? 1 : nd_ceil_div(rows, most_rows(kernels, p));
-    const int64_t a_time = kernels->a_time + (p->a.scale ? kernels->cast_time : 0);
-    const int64_t b_time = p->packed ? kernels->b_read_time : time_of_b(kernels, p) * blocks;
-    return rows * columns + b_time * columns + (packs_a(kernels, p) ? a_time * rows : 0);
+    const int64_t a_time =
+        packs_a(kernels, p) ? kernels->a_time + (p->a.scale ? kernels->cast_time : 0) : 0;
+    const int64_t b_time = p->b_packed ? kernels->b_read_time : time_of_b(kernels, p) * blocks;
+    return rows * columns + b_time * columns + a_time * rows;
 }
 
 /* The fastest cut into this many pieces. */
@@ -359,7 +388,7 @@ static bool can_be_packed(nd_gemm_operand x)
 
 static call call_of(const nd_gemm *gemm, const nd_gemm_product *p)
 {
-    return (call){.kernels = gemm->kernels, .p = p, .k_block = k_block_of(gemm->kernels, p)};
+    return (call){.kernels = gemm->kernels, .p = p, .k_block = k_block_of(gemm->kernels, p->k)};
 }
 
 int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
@@ -369,9 +398,8 @@ int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
 
 size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
 {
-    const call c = {.kernels = gemm->kernels};
-    return (size_t)(nd_round_up(n, gemm->kernels->columns) * words_of(&c, k)) *
-           sizeof(nd_gemm_word);
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    return (size_t)(nd_round_up(n, kernels->columns) * words_of(kernels, k)) * sizeof(nd_gemm_word);
 }
 
 typedef struct whole {
@@ -388,7 +416,7 @@ static void pack_panel(void *arg, int64_t index)
     x.columns = nd_min(c->kernels->columns, c->p->n - x.column);
     for (; x.k < c->p->k; x.k += c->k_block) {
         x.depth = nd_min(c->k_block, c->p->k - x.k);
-        pack_b(c, w->packed + packed_offset(c, x.column, x.k), &x);
+        pack_b(c, w->packed + offset_of_b(c->kernels, c->p->k, x.column, x.k), &x);
     }
 }
 
@@ -398,6 +426,89 @@ void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *p
     const call x = call_of(gemm, p);
     whole w = {&x, packed};
     nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_panel, &w);
+}
+
+/* activations */
+
+int64_t nd_gemm_activation_unit(const nd_gemm *gemm)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    ND_ASSERT(!kernels->packs_a ||
+              (kernels->rows == kernels->columns && kernels->rows == 2 * kernels->words));
+    return kernels->packs_a ? kernels->rows : 0;
+}
+
+size_t nd_gemm_activation_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns, bool as_b)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    const int64_t depth = as_b ? rows : columns, lines = as_b ? columns : rows;
+    return kernels->packs_a
+               ? (size_t)(nd_round_up(lines, kernels->rows) * words_of(kernels, depth)) *
+                     sizeof(nd_gemm_word)
+               : 0;
+}
+
+/* Rows of a unit at most, which begin at `row`. */
+static void pack_rows_as_a(const nd_gemm_kernels *kernels, const nd_gemm_activation *to,
+                           nd_gemm_operand x, const nd_gemm_part *part, int64_t row, int rows)
+{
+    for (int64_t j = 0, some; j < part->columns; j += some) {
+        const int64_t column = part->column + j;
+        some = nd_min(part->columns - j, rest_of_block(kernels, to->columns, column));
+        kernels->pack_a_rows(to->as_a + offset_of_a(kernels, to->rows, to->columns, row, column),
+                             operand_at(x, true, 0, j), rows, (int)some);
+    }
+}
+
+static void pack_rows_as_b(const nd_gemm_kernels *kernels, const nd_gemm_activation *to,
+                           nd_gemm_operand x, const nd_gemm_part *part, int64_t row, int rows)
+{
+    const int64_t panel = kernels->columns, stride = panel * words_of(kernels, to->rows);
+    nd_gemm_word *b = to->as_b + offset_of_b(kernels, to->rows, part->column, row);
+    for (int64_t j = 0; j < part->columns; j += panel, b += stride) {
+        kernels->pack_b_columns(b, operand_at(x, false, j, 0),
+                                (int)nd_min(panel, part->columns - j), rows);
+    }
+}
+
+void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const nd_gemm_part *part)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    const int64_t unit = nd_gemm_activation_unit(gemm);
+    ND_ASSERT(unit > 0 && part->row % unit == 0 && part->column % unit == 0);
+    for (int64_t i = 0; i < part->rows; i += unit) {
+        const int rows = (int)nd_min(unit, part->rows - i);
+        const nd_gemm_operand x = {
+            .data = part->x + i * part->stride, .dtype = ND_DTYPE_BF16, .stride = part->stride};
+        if (to->as_a) {
+            pack_rows_as_a(kernels, to, x, part, part->row + i, rows);
+        }
+        if (to->as_b) {
+            pack_rows_as_b(kernels, to, x, part, part->row + i, rows);
+        }
+    }
+}
+
+void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
+                        int64_t column, int64_t count, nd_bf16 *to)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    const int64_t panel = kernels->columns, stride = panel * words_of(kernels, from->rows);
+    const nd_gemm_word *words = from->as_b + offset_of_b(kernels, from->rows, column, row);
+    const int half = row % 2 != 0 ? 16 : 0;
+    ND_ASSERT(column % panel == 0);
+    for (int64_t j = 0; j < count; j += panel, words += stride) {
+        const int64_t some = nd_min(panel, count - j);
+        for (int64_t i = 0; i < some; i++) {
+            to[j + i] = (nd_bf16)(words[i] >> half);
+        }
+    }
+}
+
+nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)
+{
+    return (nd_bf16 *)(gemm->scratch + (size_t)nd_team_thread() * gemm->layout.end +
+                       gemm->layout.a);
 }
 
 /* One region. */
@@ -418,7 +529,7 @@ static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
         kernels->together_bytes / (int64_t)nd_gemm_packed_bytes(gemm, p->k, panel);
     const int64_t most = nd_min(panels * panel, nd_round_up(p->n, panel));
     nd_gemm_product packed = *p;
-    packed.packed = gemm->shared;
+    packed.b_packed = gemm->shared;
     if (most == 0 || most < nd_min(kernels->least_together, p->n)) {
         return 0;
     }
@@ -450,7 +561,7 @@ static void multiply_together(nd_gemm *gemm, const nd_gemm_product *p, int64_t c
     for (int64_t first = 0; first < p->n; first += columns) {
         nd_gemm_product x = columns_of(p, &factors, first, nd_min(columns, p->n - first));
         nd_gemm_pack_whole(gemm, &x, gemm->shared);
-        x.packed = gemm->shared;
+        x.b_packed = gemm->shared;
         multiply_whole(gemm, &x);
         factors.columns = factors.columns ? factors.columns + columns : NULL;
     }
@@ -458,8 +569,9 @@ static void multiply_together(nd_gemm *gemm, const nd_gemm_product *p, int64_t c
 
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 {
-    ND_ASSERT(can_be_packed(p->a) && (p->packed || can_be_packed(p->b)));
-    const int64_t together = p->packed ? 0 : columns_together(gemm, p);
+    ND_ASSERT((p->a_packed || can_be_packed(p->a)) && (p->b_packed || can_be_packed(p->b)));
+    ND_ASSERT(!p->a_packed || (gemm->kernels->packs_a && !p->a_transposed));
+    const int64_t together = p->b_packed ? 0 : columns_together(gemm, p);
     if (together > 0) {
         multiply_together(gemm, p, together);
     } else {

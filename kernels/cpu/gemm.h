@@ -140,7 +140,9 @@ typedef struct nd_gemm_product {
     void *c;
     int64_t c_stride;
     bool c_bf16;
-    const nd_gemm_word *packed; /* NULL, or op(b) as nd_gemm_pack_whole left it: b is not read */
+    const nd_gemm_word *a_packed; /* NULL, or op(a) as nd_gemm_pack_part left it: a is not read */
+    const nd_gemm_word *b_packed; /* NULL, or op(b) as nd_gemm_pack_whole or _part left it: b is not
+                                     read */
 } nd_gemm_product;
 
 /* A product of more rows gains less than 2 percent when its b is packed already. */
@@ -153,6 +155,38 @@ int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm);
  */
 size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n);
 void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *product, nd_gemm_word *packed);
+
+/*
+ * An activation x (rows, columns) of BF16 in the words that products read: as a of y = x w^T, and
+ * as b of dw = dy^T x, which is what nd_gemm_pack_whole makes of it. The op that makes x packs it
+ * part by part, while a part is in the caches; any thread may pack any part.
+ */
+typedef struct nd_gemm_activation {
+    int64_t rows, columns;
+    nd_gemm_word *as_a, *as_b; /* aligned to 64; NULL: not made */
+} nd_gemm_activation;
+
+/* Some rows and columns of it; x is the first element. row and column are multiples of the unit, as
+ * are rows and columns except at the end of the activation. */
+typedef struct nd_gemm_part {
+    const nd_bf16 *x;
+    int64_t stride; /* elements from row to row */
+    int64_t row, rows, column, columns;
+} nd_gemm_part;
+
+/* 0: these kernels read a as it lies, and there are no such forms. */
+int64_t nd_gemm_activation_unit(const nd_gemm *gemm);
+size_t nd_gemm_activation_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns, bool as_b);
+void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const nd_gemm_part *part);
+/* Elements [column, column + count) of a row of the activation, from its form as b; column is a
+ * multiple of the unit. */
+void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
+                        int64_t column, int64_t count, nd_bf16 *to);
+
+/* Memory of the calling thread, aligned to 64, that nobody uses between products: at least
+ * ND_GEMM_SPARE elements where there are such forms. */
+enum { ND_GEMM_SPARE = 32768 };
+nd_bf16 *nd_gemm_spare(const nd_gemm *gemm);
 
 /* Allocates nothing. One call at a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *product);

@@ -92,6 +92,7 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
         ND_ASSERT(!x.scale && !y.scale);
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b_packed);
+    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f,
+                        &(nd_cpu_packed){.b = args->b_packed});
     return ND_OK;
 }

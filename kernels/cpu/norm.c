@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
+#include "kernels/cpu/forms.h"
 #include "kernels/cpu/fuse.h"
 #include "kernels/cpu/view.h"
 
@@ -10,19 +11,36 @@ typedef struct forward {
     nd_tensor sum, rstd, x, delta, weight;
     float eps;
     nd_cpu_result y;
+    nd_cpu_forms forms;
 } forward;
 
-/* y of row i; returns the larger of `most` and its largest size. */
-static uint32_t scale_row(const forward *w, int64_t i, float rstd, uint32_t most)
+/* rstd of row i, and its sum. */
+static void measure_row(const forward *w, int64_t i)
 {
-    nd_tensor from = w->delta.data ? w->sum : w->x;
+    const bool add = w->delta.data;
+    ((float *)w->rstd.data)[i] = w->rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
+                                                    add ? nd_row(w->delta, i) : NULL, w->x.shape[1],
+                                                    w->eps, w->x.dtype == ND_DTYPE_BF16);
+}
+
+/* n elements of row i of y, from column c on. */
+static void scale_piece(const forward *w, void *y, int64_t i, int64_t c, int64_t n)
+{
+    const nd_tensor from = w->delta.data ? w->sum : w->x;
+    w->rows->norm_scale(y, nd_element_address(from, i * from.stride[0] + c),
+                        nd_element_address(w->weight, c), ((const float *)w->rstd.data)[i], n,
+                        from.dtype == ND_DTYPE_BF16);
+}
+
+/* y of row i; returns the larger of `most` and its largest size. */
+static uint32_t scale_row(const forward *w, int64_t i, uint32_t most)
+{
     int64_t C = w->x.shape[1], piece = nd_cpu_piece_of(&w->y, C);
     float buffer[ND_CPU_PIECE];
     for (int64_t c = 0; c < C; c += piece) {
         int64_t n = C - c < piece ? C - c : piece;
         void *y = nd_cpu_piece_at(&w->y, i, c, buffer);
-        w->rows->norm_scale(y, nd_element_address(from, i * from.stride[0] + c),
-                            nd_element_address(w->weight, c), rstd, n, w->y.bf16);
+        scale_piece(w, y, i, c, n);
         most = nd_cpu_piece_done(&w->y, w->rows, y, i, c, n, most);
     }
     return most;
@@ -31,16 +49,30 @@ static uint32_t scale_row(const forward *w, int64_t i, float rstd, uint32_t most
 static void forward_rows(void *arg, int64_t begin, int64_t end)
 {
     forward *w = arg;
-    bool add = w->delta.data;
     uint32_t most = 0;
     for (int64_t i = begin; i < end; i++) {
-        float rstd =
-            w->rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
-                               add ? nd_row(w->delta, i) : NULL, w->x.shape[1], w->eps, w->y.bf16);
-        ((float *)w->rstd.data)[i] = rstd;
-        most = scale_row(w, i, rstd, most);
+        measure_row(w, i);
+        most = scale_row(w, i, most);
     }
     nd_raise_largest(&w->y.most, most);
+}
+
+/* Where y is packed. */
+static void forward_blocks(void *arg, int64_t begin, int64_t end)
+{
+    const forward *w = arg;
+    for (int64_t block = begin; block < end; block++) {
+        nd_gemm_part piece = nd_cpu_forms_block(&w->forms, block);
+        for (int64_t i = 0; i < piece.rows; i++) {
+            measure_row(w, piece.row + i);
+        }
+        for (nd_bf16 *y; (y = nd_cpu_forms_piece(&w->forms, &piece));) {
+            for (int64_t i = 0; i < piece.rows; i++) {
+                scale_piece(w, y + i * piece.stride, piece.row + i, piece.column, piece.columns);
+            }
+            nd_gemm_pack_part(w->forms.gemm, &w->forms.to, &piece);
+        }
+    }
 }
 
 nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
@@ -52,14 +84,22 @@ nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
     ND_ASSERT(!delta.data || nd_is_2d_of(sum, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(delta, y.dtype, n, C));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
-    ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
-    forward w = {.rows = nd_cpu_context_of(stream)->rows,
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    forward w = {.rows = context->rows,
                  .sum = sum,
                  .rstd = rstd,
                  .x = x,
                  .delta = delta,
                  .weight = weight,
                  .eps = args->eps};
+    if (nd_has_forms(&args->fuse)) {
+        w.forms = nd_cpu_forms_of(context, y, &args->fuse);
+        nd_cpu_parallel(stream, nd_cpu_forms_blocks(&w.forms), nd_cpu_forms_work(&w.forms),
+                        forward_blocks, &w);
+        nd_cpu_forms_end(&args->fuse);
+        return ND_OK;
+    }
+    ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
     nd_cpu_result_begin(&w.y, y, &args->fuse);
     nd_cpu_parallel(stream, n, C, forward_rows, &w);
     nd_cpu_result_end(&w.y);

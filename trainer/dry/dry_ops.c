@@ -19,6 +19,13 @@ static nd_call_matrix matrix(nd_tensor t)
     };
 }
 
+/* An operand of a product, or its form where only that is there. */
+static nd_call_matrix rows_or_form(nd_tensor t, const nd_packed_form *form)
+{
+    t.data = t.data || !form ? t.data : form->memory;
+    return matrix(t);
+}
+
 static nd_call_matrix operand(const nd_fp8 *x, bool as_stored)
 {
     nd_call_matrix m = matrix(x->uncast.data               ? x->uncast
@@ -45,8 +52,8 @@ static nd_status note_matmul(nd_stream *s, const nd_matmul_args *x)
                     .b_transposed = x->b_transposed,
                     .beta = x->beta != 0.0f,
                     .c = matrix(x->c),
-                    .a = matrix(x->a),
-                    .b = matrix(x->b)};
+                    .a = rows_or_form(x->a, x->a_packed),
+                    .b = rows_or_form(x->b, x->b_packed)};
     return is_empty(x->c) ? ND_OK : note(s, &call);
 }
 

@@ -19,6 +19,14 @@ static double bytes_of(nd_tensor t)
     return t.data ? (double)nd_tensor_count(t) * (double)nd_dtype_size(t.dtype) : 0.0;
 }
 
+/* Of a result as it is stored and in the forms that an op leaves. */
+static double bytes_of_result(nd_tensor t, const nd_fuse *fuse)
+{
+    const double whole = (double)nd_tensor_count(t) * (double)nd_dtype_size(t.dtype);
+    return bytes_of(t) + bytes_of(fuse->codes) + (fuse->as_a ? whole : 0.0) +
+           (fuse->as_b ? whole : 0.0);
+}
+
 static double product_flops(nd_tensor c, int64_t k)
 {
     return 2.0 * (double)c.shape[0] * (double)c.shape[1] * (double)k;
@@ -76,15 +84,15 @@ static nd_status work_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x
     }
 MOVES(embedding_fwd, 2.0 * bytes_of(x->out))
 MOVES(embedding_bwd, bytes_of(x->dout) + 8.0 * (double)nd_tensor_count(x->dout))
-MOVES(rmsnorm_fwd, bytes_of(x->y) + bytes_of(x->fuse.codes) + bytes_of(x->sum) + bytes_of(x->x) +
-                       bytes_of(x->delta))
+MOVES(rmsnorm_fwd,
+      bytes_of_result(x->y, &x->fuse) + bytes_of(x->sum) + bytes_of(x->x) + bytes_of(x->delta))
 MOVES(rmsnorm_bwd, bytes_of(x->dx) + bytes_of(x->dy) + bytes_of(x->dres) + bytes_of(x->x))
 MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
-MOVES(swiglu_fwd, bytes_of(x->out) + bytes_of(x->fuse.codes) + bytes_of(x->gate) + bytes_of(x->up))
-MOVES(swiglu_bwd, bytes_of(x->dgate) + bytes_of(x->dup) + bytes_of(x->fuse_gate.codes) +
-                      bytes_of(x->fuse_up.codes) + bytes_of(x->dout) + bytes_of(x->gate) +
-                      bytes_of(x->up))
-MOVES(attention_delta, bytes_of(x->delta) + bytes_of(x->out) + bytes_of(x->dout))
+MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
+MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse_gate) + bytes_of_result(x->dup, &x->fuse_up) +
+                      bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))
+/* out is read as rows or as its form. */
+MOVES(attention_delta, bytes_of(x->delta) + 2.0 * bytes_of(x->dout))
 MOVES(lse_merge, 2.0 * bytes_of(x->acc) + bytes_of(x->out))
 MOVES(ce_stats, bytes_of(x->logits))
 MOVES(ce_bwd, 2.0 * bytes_of(x->logits))

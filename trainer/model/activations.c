@@ -101,9 +101,11 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 }
 
 /* Every layer's tensor starts on a 256-byte boundary. */
-static size_t stride_of(const act *a, const nd_dims *d)
+static size_t stride_of(const act *a, const nd_activation_options *o)
 {
-    return nd_round_up_bytes(nd_tensor_bytes(shape_of(a, d)), 256);
+    const size_t rows = nd_tensor_bytes(shape_of(a, o->dims));
+    const bool packed = a->input != ND_INPUT_COUNT && !is_codes(a);
+    return nd_round_up_bytes(packed ? nd_max_bytes(rows, o->packed[a->input]) : rows, 256);
 }
 
 static size_t layers_in(const nd_activation_options *o, const act *a, place where)
@@ -143,7 +145,7 @@ static void point(nd_activation_set *set, const nd_activation_options *o, nd_mem
 static void plan_activation(nd_activation_set *set, const nd_activation_options *o,
                             nd_memplan *plan, const act *a)
 {
-    size_t bytes = stride_of(a, o->dims);
+    size_t bytes = stride_of(a, o);
     int want = nd_memplan_want(plan, ND_MEM_ACTIVATIONS, a->name,
                                layers_in(o, a, PLACE_KEPT) * bytes, NULL);
     point(set, o, plan, a, (buffer){want, PLACE_KEPT, bytes});
@@ -162,7 +164,7 @@ static void plan_shared_codes(nd_activation_set *set, const nd_activation_option
     size_t bytes = 0;
     for (int i = 0; i < ACT_COUNT; i++) {
         bool needed = is_codes(&acts[i]) && layers_in(o, &acts[i], PLACE_SHARED);
-        bytes = nd_max_bytes(bytes, needed ? stride_of(&acts[i], o->dims) : 0);
+        bytes = nd_max_bytes(bytes, needed ? stride_of(&acts[i], o) : 0);
     }
     int want =
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);
@@ -182,6 +184,7 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
     set->Tl = o->dims->Tl;
     ND_TRY(ND_ALLOC(layers, &set->blocks));
     ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
+    ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->packed));
     for (int i = 0; i < ACT_COUNT; i++) {
         for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
             *view_of(set, &acts[i], l) = shape_of(&acts[i], o->dims);
@@ -226,5 +229,6 @@ void nd_activations_fini(nd_activation_set *set)
 {
     free(set->blocks);
     free(set->inputs);
+    free(set->packed);
     *set = (nd_activation_set){0};
 }

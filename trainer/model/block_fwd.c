@@ -25,7 +25,7 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h1, o = nd_operand_of(c, ND_INPUT_O);
+    nd_operand h1, o;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_QKV, &h1, &fuse));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
@@ -42,10 +42,11 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
           .table = m->rope);
     /* 5. attention, through the cache or through context parallel */
+    ND_TRY(nd_operand_prepare(c, ND_INPUT_O, &o, &fuse));
     if (c.pass == ND_PASS_GENERATE) {
-        ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, a->o));
+        ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, o.rows));
     } else {
-        ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, a->o, a->lse.data));
+        ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, o.rows, a->lse.data, &fuse));
     }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));

@@ -87,14 +87,50 @@ void nd_head_want_packed(nd_model *m)
     }
 }
 
-size_t nd_head_packed_rows_bytes(const nd_model *m)
+bool nd_head_norm_packs(const nd_model *m)
 {
     const nd_dims *d = &m->dims;
+    return d->T == d->Tl && m->rank->ops->activation_packed_bytes(m->rank->device, d->head_rows,
+                                                                  d->C, d->act, false) > 0;
+}
+
+size_t nd_head_packed_bytes(const nd_model *m, bool as_b)
+{
+    const nd_dims *d = &m->dims;
+    const nd_ops *ops = m->rank->ops;
     const bool tiles = !m->forward_only && d->head_columns < d->V;
     const int64_t n = d->head_rows * (d->T / d->Tl);
-    return tiles ? m->rank->ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C,
-                                                     false, d->act)
-                 : 0;
+    if (as_b && m->forward_only) {
+        return 0;
+    }
+    if (nd_head_norm_packs(m)) {
+        return ops->activation_packed_bytes(m->rank->device, n, d->C, d->act, as_b);
+    }
+    return as_b && tiles
+               ? ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C, false, d->act)
+               : 0;
+}
+
+/* 0. the norm of rows [begin, begin + rows) of this tp rank: (rows, C), or their forms. */
+static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in,
+                           int64_t begin, nd_tensor h)
+{
+    const int64_t rows = h.shape[0];
+    nd_head_scratch *s = &m->head;
+    nd_fuse fuse = {0};
+    s->h_as_a.made = s->h_as_b.made = false;
+    if (!h.data) {
+        fuse.as_a = &s->h_as_a;
+        fuse.as_b = pass == ND_PASS_TRAIN ? &s->h_as_b : NULL;
+    }
+    ND_OP(m->rank, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = h,
+          .sum = nd_tensor_rows(set->head.x, begin, rows),
+          .rstd = nd_tensor_rows(set->head.rstd, begin, rows),
+          .x = nd_tensor_rows(in.x, begin, rows),
+          .delta = in.delta.data ? nd_tensor_rows(in.delta, begin, rows) : (nd_tensor){0},
+          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
+          .eps = (float)m->rank->shape.rms_eps, .fuse = fuse);
+    return ND_OK;
 }
 
 /* 2. logits, and their statistics over this rank's slice of the vocabulary. */
@@ -104,7 +140,7 @@ static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
         ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true,
-              .b_packed = packed_tile(m, &t, true));
+              .a_packed = c->h.data ? NULL : &m->head.h_as_a, .b_packed = packed_tile(m, &t, true));
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -152,8 +188,7 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     const int64_t n = c->h.shape[0];
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
     nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
-    nd_packed_form *rows = m->head.h_packed.memory ? &m->head.h_packed : NULL;
-    m->head.h_packed.made = false;
+    nd_packed_form *rows = m->head.h_as_b.memory ? &m->head.h_as_b : NULL;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         const head_tile t = tile_at(m, n, begin, true);
         ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
@@ -170,21 +205,24 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     return ND_OK;
 }
 
-/* Rows [begin, begin + rows) of every tp peer. beta: of the weight's gradient. */
+/* Rows [begin, begin + rows) of every tp peer, whose normed ones are h or packed. beta: of the
+ * weight's gradient. */
 static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_t begin,
-                       int64_t rows, float beta)
+                       nd_tensor h, float beta)
 {
     nd_rank *r = m->rank;
-    const int64_t tp = m->dims.T / m->dims.Tl, n = rows * tp;
+    const int64_t rows = h.shape[0], tp = m->dims.T / m->dims.Tl, n = rows * tp;
     head_chunk c = {
+        .h = h,
         .labels = nd_tensor_1d(set->batch.labels + begin * tp, ND_DTYPE_I32, n),
         .max = nd_tensor_1d(m->head.global_max, ND_DTYPE_F32, n),
         .sum = nd_tensor_1d(m->head.row_sums, ND_DTYPE_F32, n),
         .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
     };
     /* 1. tp: the chunk's rows of all peers */
-    ND_TRY(nd_tp_gather(r, nd_tensor_rows(m->head.h, begin, rows), m->head.full,
-                        ND_TRACE_COMMUNICATION, &c.h));
+    if (h.data) {
+        ND_TRY(nd_tp_gather(r, h, m->head.full, ND_TRACE_COMMUNICATION, &c.h));
+    }
     ND_TRY(chunk_loss(m, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
@@ -199,15 +237,10 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
 
 nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in)
 {
-    nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     float beta = 0.0f;
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = m->head.h, .sum = set->head.x,
-          .rstd = set->head.rstd, .x = in.x, .delta = in.delta,
-          .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = (float)r->shape.rms_eps);
     if (pass == ND_PASS_TRAIN) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_grad_zero_if_fresh(&m->fsdp, ND_PARAM_NORM_F, -1));
@@ -215,7 +248,9 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        ND_TRY(chunk(m, set, pass, begin, rows, beta));
+        nd_tensor h = nd_tensor_rows(m->head.h, 0, rows);
+        ND_TRY(norm_rows(m, set, pass, in, begin, h));
+        ND_TRY(chunk(m, set, pass, begin, h, beta));
         beta = 1.0f;
     }
     nd_fsdp_release(&m->fsdp, unit);

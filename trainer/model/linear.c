@@ -209,7 +209,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     nd_fp8 w;
     if (!p->fp8) {
         ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
-              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE,
+              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE, .a_packed = x->as_a,
               .b_packed = packed_of(c, p, true));
         return ND_OK;
     }
@@ -224,6 +224,12 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     return ND_OK;
 }
 
+/* The rows of all tp ranks. What is packed is not gathered. */
+static nd_status gather_rows(nd_model *m, nd_operand *x)
+{
+    return x->as_b ? ND_OK : nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows);
+}
+
 static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
@@ -232,7 +238,7 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
     if (x->codes.data) {
         ND_TRY(nd_operand_keep(c, x));
     } else {
-        ND_TRY(nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows));
+        ND_TRY(gather_rows(m, x));
     }
     if (any) {
         ND_TRY(cast_input(c, input, false, NULL, x));
@@ -331,7 +337,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     nd_tensor dw = gradient_of(c, p);
     if (!p->fp8 || rule->a.scaling == ND_SCALING_NONE) {
         ND_OP(m->rank, GEMM, matmul, .c = dw, .a = dy->rows, .a_transposed = true, .b = x->rows,
-              .beta = beta);
+              .beta = beta, .b_packed = x->as_b);
         return ND_OK;
     }
     ND_TRY(cast_gradient(c, p, true, dy));
@@ -391,7 +397,7 @@ static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy
     nd_operand x = nd_operand_of(c, input);
     ND_TRY(settle_gradients(c, input, dy));
     if (!x.codes.data) {
-        ND_TRY(nd_tp_gather(m->rank, x.rows, m->full_a, COMM, &x.rows));
+        ND_TRY(gather_rows(m, &x));
     }
     if (casts && nd_input_in_fp8(c, input)) {
         ND_TRY(cast_input(c, input, true, NULL, &x));

@@ -20,6 +20,10 @@
  * rows and columns by one reduction for each input: before y of a row-parallel linear, before dx of
  * the column-parallel ones.
  *
+ * An input in BF16 that is not gathered over tp is packed by the op that makes it, where the
+ * backend has such forms (nd_packed_form): as a of y and, to be kept, as b of dw. It then has no
+ * rows.
+ *
  * Norms and SwiGLU measure or cast their results while they store them, where that gives the same
  * bits; BF16 rows that no product reads are then not written. An operand carries what is known of
  * it from the op that makes it to the linears that read it.
@@ -38,6 +42,8 @@ typedef struct nd_operand {
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
+    /* An input that its op packs instead of making rows: as a of y, and as b of dw; NULL: rows. */
+    nd_packed_form *as_a, *as_b;
 } nd_operand;
 
 /* Adjacent linears of one product: those in BF16 together, each FP8 linear alone. */
@@ -59,10 +65,17 @@ bool nd_linear_in_fp8(nd_block_call call, int linear);
 /* Whether any linear with this input is in FP8. */
 bool nd_input_in_fp8(nd_block_call call, nd_input input);
 
+/* Finds which inputs the ops that make them pack; in a model without a cache. */
+void nd_inputs_choose_packed(nd_model *model);
+/* Whether the op that makes this input of a layer packs it. */
+bool nd_input_is_packed(const nd_model *model, nd_input input, int64_t layer);
+/* Bytes of the form of an input as a, or as b, in the layers where it is packed; 0: in none. */
+size_t nd_input_packed_bytes(const nd_model *model, nd_input input, bool as_b);
+
 /* An input as the block keeps it. */
 nd_operand nd_operand_of(nd_block_call call, nd_input input);
-/* Before the op that makes an input (q k v, gate up: (Tl, C); down: (T, F)): give out->rows and
- * fuse to that op. */
+/* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
+ * out->rows and fuse to that op. */
 nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out, nd_fuse *fuse);
 /* Before SwiGLU's backward: the gradient dy of the outputs of gate and up, in whose place it is
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */

@@ -15,6 +15,15 @@ static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tenso
     return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
 }
 
+/* The same with at least so many bytes. */
+static int want_bytes(nd_memplan *plan, const char *name, nd_tensor shape, size_t least,
+                      nd_tensor *view)
+{
+    *view = shape;
+    return nd_memplan_want(plan, ND_MEM_SCRATCH, name, nd_max_bytes(nd_tensor_bytes(shape), least),
+                           &view->data);
+}
+
 static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_options *options)
 {
     const nd_dims *d = &m->dims;
@@ -24,14 +33,25 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     /* Rows of what only a backward uses; with FP8 the inputs of linears lie in dh and dact. */
     const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
     const bool lends = !m->forward_only || m->scales.recipe.name;
+    size_t as_a[ND_INPUT_COUNT];
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+        as_a[input] = nd_input_packed_bytes(m, input, false);
+    }
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
     want(plan, scratch, "residual gradient", dlocal, &m->dx);
-    int dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
-    int dact = want(plan, scratch, "swiglu gradient",
-                    nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
+    int dh = want_bytes(plan, "norm gradient", lends ? local : dlocal, as_a[ND_INPUT_QKV], &m->dh);
+    int dact =
+        want_bytes(plan, "swiglu gradient", nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F),
+                   as_a[ND_INPUT_DOWN], &m->dact);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
-    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
+    int dout = want_bytes(plan, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
+                          as_a[ND_INPUT_O], &m->dout);
+    const int of_input[ND_INPUT_COUNT] = {
+        [ND_INPUT_QKV] = dh, [ND_INPUT_O] = dout, [ND_INPUT_GATE_UP] = dh, [ND_INPUT_DOWN] = dact};
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+        nd_memplan_also(plan, of_input[input], 0, &m->packed_inputs[input].memory);
+    }
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
     nd_activations_borrow(&m->set, options, plan, dh, dact);
@@ -44,8 +64,12 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     const nd_mem_class head = ND_MEM_HEAD;
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
+    nd_tensor rows = nd_tensor_2d(NULL, d->act, d->head_rows, d->C);
+    const bool packs = nd_head_norm_packs(m);
     want(plan, head, "final residual", local, &m->set.head.x);
-    want(plan, head, "final norm output", local, &m->head.h);
+    m->head.h = rows;
+    nd_memplan_want(plan, head, "final norm output of a chunk", packs ? 0 : nd_tensor_bytes(rows),
+                    &m->head.h.data);
     want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
          &m->set.head.rstd);
     want(plan, head, "final norm gradient",
@@ -56,8 +80,10 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->head.logits);
     nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
                     &m->head.dsum);
-    nd_memplan_want(plan, head, "rows of a chunk, packed", nd_head_packed_rows_bytes(m),
-                    &m->head.h_packed.memory);
+    nd_memplan_want(plan, head, "packed rows of a chunk", nd_head_packed_bytes(m, false),
+                    &m->head.h_as_a.memory);
+    nd_memplan_want(plan, head, "packed rows of a chunk, for dw", nd_head_packed_bytes(m, true),
+                    &m->head.h_as_b.memory);
     nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
     nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
                     &m->head.dfull);
@@ -133,6 +159,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);
+    if (!o->cache) {
+        nd_inputs_choose_packed(m);
+    }
     if (o->forward_only) {
         nd_scales_keep_weights(&m->scales);
     }
@@ -157,6 +186,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
                                      o->forward_only};
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+        options.packed[input] = nd_input_packed_bytes(m, input, true);
+    }
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
     plan_shared(m, plan, &options);
     if (o->cache) {

@@ -46,13 +46,15 @@ typedef struct nd_fp8_scratch {
 
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
 typedef struct nd_head_scratch {
-    nd_tensor h;        /* (Tl, C) normed residual stream */
+    nd_tensor h; /* (head_rows, C) normed rows of the residual stream; with a cache (Tl, C). No data
+                    where the norm packs them */
     void *logits;       /* act (n, V): the tiles (n, head_columns), one after the other; only one
                            tile where nothing is trained */
     void *full, *dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *dsum; /* (n, C) sum of the rows' gradient over tiles; NULL where act is F32, with one
                     tile, and where nothing is trained */
-    nd_packed_form h_packed; /* (n, C) rows, which all tiles' weight gradients read */
+    nd_packed_form h_as_a, h_as_b; /* (n, C) rows, which all tiles' products and weight gradients
+                                      read; without memory where they are not packed */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 
@@ -71,6 +73,10 @@ typedef struct nd_model {
     nd_fsdp fsdp;
     nd_scales scales;
     nd_packed_weights packed;
+    bool packs[ND_INPUT_COUNT]; /* inputs of linears that ops pack, in the layers that have them in
+                                   BF16 */
+    /* Those as a of y, until they are multiplied: in backward buffers of their sizes. */
+    nd_packed_form packed_inputs[ND_INPUT_COUNT];
     nd_cp cp;       /* without a cache */
     nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
@@ -187,9 +193,11 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
 /* Wants the packed forms of the head's weight. */
 void nd_head_want_packed(nd_model *model);
-/* Bytes of the packed rows of a chunk, which every tile's weight gradient reads; 0: there is one
- * tile, or they are packed for each. */
-size_t nd_head_packed_rows_bytes(const nd_model *model);
+/* Bytes of the packed rows of a chunk, which every tile's weight gradient reads, or as a of their
+ * logits; 0: there is one tile, or they are packed for each. The norm makes both forms where it can
+ * (nd_head_norm_packs); elsewhere the first weight gradient makes its one. */
+bool nd_head_norm_packs(const nd_model *model);
+size_t nd_head_packed_bytes(const nd_model *model, bool as_b);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);

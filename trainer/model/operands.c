@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Operands of linears: how they are cast, and what the ops that make them do of that while they
- * have the values in registers. Norms and SwiGLU make inputs; SwiGLU's backward makes the gradients
- * of gate's and up's outputs. They do so with one scale per tensor only.
+ * Operands of linears: how they are cast or packed, and what the ops that make them do of that
+ * while they have the values in registers. Norms, attention and SwiGLU make inputs; SwiGLU's
+ * backward makes the gradients of gate's and up's outputs. Of casts they do what goes with one
+ * scale per tensor; attention does none.
  *
  * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
  * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
@@ -206,6 +207,48 @@ nd_status nd_operand_gather_codes(nd_model *m, nd_tensor codes, void *buffer, nd
     return ND_OK;
 }
 
+/* Packed inputs. */
+
+/* (rows, columns) of an input that is not gathered over tp. */
+static int64_t columns_of(const nd_dims *d, nd_input input)
+{
+    return input == ND_INPUT_DOWN ? d->F : input == ND_INPUT_O ? d->H * d->D : d->C;
+}
+
+/* Whether the backend's op packs it. Attention does so where one call makes all of it. */
+static bool op_packs(const nd_model *m, nd_input input)
+{
+    const nd_dims *d = &m->dims;
+    const nd_rank *r = m->rank;
+    if (input == ND_INPUT_O) {
+        return nd_cp_attention_packs(r, d);
+    }
+    const bool gathered = input != ND_INPUT_DOWN && d->Tl != d->T;
+    return !gathered &&
+           r->ops->activation_packed_bytes(r->device, d->T, columns_of(d, input), d->act, true) > 0;
+}
+
+void nd_inputs_choose_packed(nd_model *m)
+{
+    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+        m->packs[input] = op_packs(m, input);
+    }
+}
+
+bool nd_input_is_packed(const nd_model *m, nd_input input, int64_t layer)
+{
+    return m->packs[input] && nd_filter_mask(&m->scales.filter, layer, input) == 0;
+}
+
+size_t nd_input_packed_bytes(const nd_model *m, nd_input input, bool as_b)
+{
+    const nd_dims *d = &m->dims;
+    const nd_rank *r = m->rank;
+    return m->packs[input] ? r->ops->activation_packed_bytes(r->device, d->T, columns_of(d, input),
+                                                             d->act, as_b)
+                           : 0;
+}
+
 /* Inputs. */
 
 nd_operand nd_operand_of(nd_block_call c, nd_input input)
@@ -231,6 +274,11 @@ nd_operand nd_operand_of(nd_block_call c, nd_input input)
     case ND_INPUT_COUNT:
         break;
     }
+    if (nd_input_is_packed(c.model, input, c.layer)) {
+        x.as_b = nd_set_packed(c.set, c.layer, input);
+        x.as_b->memory = x.rows.data;
+        x.rows.data = NULL;
+    }
     return x;
 }
 
@@ -245,7 +293,7 @@ static nd_known known_after(nd_block_call c, nd_input input)
     const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     bool keeps = nd_scales_keep_codes(s, input, c.layer);
-    if (!may_fuse(s) || !nd_input_in_fp8(c, input)) {
+    if (!may_fuse(s) || !nd_input_in_fp8(c, input) || input == ND_INPUT_O) {
         return ND_KNOWN_NOTHING;
     }
     if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
@@ -255,12 +303,30 @@ static nd_known known_after(nd_block_call c, nd_input input)
     return keeps || m->dims.Tl == m->dims.T ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
 }
 
+/* Which forms of a packed input its op makes in this pass. */
+static void choose_forms(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)
+{
+    nd_model *m = c.model;
+    const bool again = c.pass == ND_PASS_BACKWARD;
+    const bool multiplied = !again || (m->recompute == ND_RECOMPUTE_FULL && input != ND_INPUT_DOWN);
+    const bool kept =
+        c.pass == ND_PASS_TRAIN &&
+        m->recompute <= (input == ND_INPUT_O ? ND_RECOMPUTE_SELECTIVE : ND_RECOMPUTE_NONE);
+    x->as_a = multiplied ? &m->packed_inputs[input] : NULL;
+    fuse->as_a = x->as_a;
+    fuse->as_b = again || kept ? x->as_b : NULL;
+    m->packed_inputs[input].made = x->as_b->made = false;
+}
+
 nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, nd_fuse *fuse)
 {
     nd_model *m = c.model;
     nd_operand x = nd_operand_of(c, input);
     x.known = known_after(c, input);
     *fuse = (nd_fuse){0};
+    if (x.as_b) {
+        choose_forms(c, input, &x, fuse);
+    }
     if (x.known == ND_KNOWN_AMAX) {
         fuse->amax = x.scale.amax;
         ND_TRY(nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax));

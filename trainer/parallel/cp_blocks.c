@@ -64,8 +64,8 @@ void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
 {
     nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, d->chunk, heads, d->D);
-    v.data =
-        (char *)t.data + (size_t)(c * d->chunk * t.stride[0] + column) * nd_dtype_size(t.dtype);
+    const int64_t first = c * d->chunk * t.stride[0] + column;
+    v.data = t.data ? (char *)t.data + (size_t)first * nd_dtype_size(t.dtype) : NULL;
     v.stride[0] = d->s * t.stride[0];
     v.stride[1] = t.stride[0];
     return v;
@@ -101,7 +101,8 @@ nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, i
 }
 
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
-                              const nd_kv_source *kv, nd_tensor o, const float *lse)
+                              const nd_kv_source *kv, nd_tensor o, const float *lse,
+                              const nd_fuse *fuse)
 {
     const nd_dims *d = &cp->dims;
     nd_attention a = nd_cp_attention_of(d, block);
@@ -109,7 +110,8 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
           .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
           .lse = nd_cp_row_view(d, lse, block->q_chunk),
           .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H), .k = kv_view(d, kv, kv->k, block),
-          .v = kv_view(d, kv, kv->v, block), .scratch = cp->scratch);
+          .v = kv_view(d, kv, kv->v, block), .fuse = fuse ? *fuse : (nd_fuse){0},
+          .scratch = cp->scratch);
     return ND_OK;
 }
 
