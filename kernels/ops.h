@@ -70,8 +70,10 @@ typedef struct nd_adamw {
 typedef struct nd_flat_range {
     int64_t begin, end;
     bool decay;
-    nd_bf16
-        *copy; /* optimizers: NULL, or a BF16 copy on the device, copy[i] of element begin + i */
+    /* For optimizers, on the device. */
+    nd_bf16 *copy; /* NULL, or a BF16 copy, copy[i] of element begin + i */
+    float *amax;   /* NULL, or F32 (1): merged with the largest |p| afterwards, as by `amax`; only
+                      where nd_ops.optimizer_measures */
 } nd_flat_range;
 
 /*
@@ -383,7 +385,8 @@ typedef struct nd_random_normal_args {
 /*
  * AdamW (Loshchilov and Hutter, 2019; torch.optim.AdamW): g = grad grad_scale; p -= lr wd p
  * (decay ranges); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= lr (m / bias1) / (sqrt(v
- * / bias2) + eps). A range's copy gets the updated p as `cast` rounds it.
+ * / bias2) + eps). A range's copy gets the updated p as `cast` rounds it, its amax the size of
+ * the largest.
  */
 typedef struct nd_adamw_args {
     nd_adamw hyper;
@@ -393,8 +396,8 @@ typedef struct nd_adamw_args {
     int range_count;
 } nd_adamw_args;
 
-/* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. Copies as
- * above. */
+/* p -= lr (grad grad_scale + wd p (decay ranges)): torch.optim.SGD without momentum. Copies and
+ * amaxes as above. */
 typedef struct nd_sgd_args {
     nd_adamw hyper;
     float *p;
@@ -522,7 +525,8 @@ typedef struct nd_ops {
      * whichever is there.
      */
     bool fp8_needs_transposed;
-    int64_t fp8_rows; /* matmul_fp8's m is a multiple of this; 0: any */
+    int64_t fp8_rows;        /* matmul_fp8's m is a multiple of this; 0: any */
+    bool optimizer_measures; /* adamw and sgd take ranges with an amax */
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
      * plan, and do nothing else. Only the device of the stream is used; tensors need no memory, but

@@ -43,6 +43,7 @@ bool nd_cpu_attention_uses_delta(const nd_device *device, const nd_attention *a,
 
 static const nd_ops cpu_ops = {.name = "cpu",
                                .limits = {.hidden = ND_CPU_NORM_COLUMNS, .tokens = INT32_MAX},
+                               .optimizer_measures = true,
                                ND_EACH_OP(ND_OP_ENTRY, nd_cpu_)
                                    ND_EACH_QUERY(ND_QUERY_ENTRY, nd_cpu_)};
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/cpu/view.h"
+#include "kernels/cpu/fuse.h"
 #include "runtime/base/math.h"
 
 enum {
@@ -169,11 +169,12 @@ typedef struct optimizer {
     float *p, *m, *v; /* m NULL: plain gradient descent */
     const float *grad;
     nd_flat_range range;
+    _Atomic uint32_t most; /* where the range has an amax */
 } optimizer;
 
-static void update_chunks(void *arg, int64_t begin, int64_t end)
+/* Chunks [begin, end). */
+static void update_elements(const optimizer *w, int64_t begin, int64_t end)
 {
-    const optimizer *w = arg;
     int64_t from = w->range.begin + begin * CHUNK, to = w->range.begin + end * CHUNK;
     int64_t n = (to < w->range.end ? to : w->range.end) - from;
     nd_bf16 *copy = w->range.copy ? w->range.copy + begin * CHUNK : NULL;
@@ -185,6 +186,29 @@ static void update_chunks(void *arg, int64_t begin, int64_t end)
     }
 }
 
+static uint32_t amax_of_chunk(const optimizer *w, int64_t chunk)
+{
+    const int64_t from = w->range.begin + chunk * CHUNK;
+    return w->rows->amax(w->p + from, nd_min(CHUNK, w->range.end - from), false);
+}
+
+static void update_chunks(void *arg, int64_t begin, int64_t end)
+{
+    optimizer *w = arg;
+    uint32_t most = 0;
+    if (!w->range.amax) {
+        update_elements(w, begin, end);
+        return;
+    }
+    for (int64_t chunk = begin; chunk < end;
+         chunk++) { /* measured while it is in the first cache */
+        update_elements(w, chunk, chunk + 1);
+        const uint32_t bits = amax_of_chunk(w, chunk);
+        most = bits > most ? bits : most;
+    }
+    nd_raise_largest(&w->most, most);
+}
+
 static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges, int range_count)
 {
     w->rows = nd_cpu_context_of(stream)->rows;
@@ -192,7 +216,11 @@ static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges,
         ND_ASSERT(ranges[r].begin >= 0 && ranges[r].begin <= ranges[r].end);
         w->range = ranges[r];
         int64_t count = w->range.end - w->range.begin;
+        w->most = w->range.amax ? nd_size_bits(*w->range.amax) : 0;
         nd_cpu_parallel(stream, nd_ceil_div(count, CHUNK), CHUNK, update_chunks, w);
+        if (w->range.amax) {
+            *w->range.amax = nd_size_of_bits(w->most);
+        }
     }
 }
 

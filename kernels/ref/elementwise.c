@@ -96,10 +96,14 @@ nd_status nd_ref_embedding_bwd(nd_stream *stream, const nd_embedding_bwd_args *a
     return ND_OK;
 }
 
+/* The copy and the amax of a range. */
 static void store_copy(const nd_flat_range *range, int64_t i, float p)
 {
     if (range->copy) {
         range->copy[i - range->begin] = nd_bf16_from_f32(p);
+    }
+    if (range->amax) {
+        *range->amax = nd_ref_larger(*range->amax, fabsf(p));
     }
 }
 

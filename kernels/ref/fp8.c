@@ -5,12 +5,6 @@
 #include "kernels/ref/ref.h"
 #include "runtime/tensor/fp8.h"
 
-/* torch.max: NaN where either is. */
-static float larger(float a, float b)
-{
-    return isnan(a) || a > b ? a : b;
-}
-
 void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, double value)
 {
     float stored = (float)value;
@@ -21,7 +15,7 @@ void nd_ref_emit(nd_tensor out, const nd_fuse *fuse, int64_t i, int64_t j, doubl
         nd_ref_put(out, i * out.stride[0] + j, stored);
     }
     if (fuse->amax) {
-        *fuse->amax = larger(*fuse->amax, fabsf(stored));
+        *fuse->amax = nd_ref_larger(*fuse->amax, fabsf(stored));
     }
     if (fuse->codes.data) {
         ((uint8_t *)fuse->codes.data)[i * fuse->codes.stride[0] + j] =
@@ -61,7 +55,7 @@ nd_status nd_ref_amax(nd_stream *stream, const nd_amax_args *args)
     for (int64_t i = 0; i < rows; i++) {
         for (int64_t j = 0; j < columns; j++) {
             int64_t g = group(granularity, i, j);
-            amax[g] = larger(amax[g], fabsf(nd_ref_get(m, i * m.stride[0] + j)));
+            amax[g] = nd_ref_larger(amax[g], fabsf(nd_ref_get(m, i * m.stride[0] + j)));
         }
     }
     return ND_OK;

@@ -2,6 +2,7 @@
 #include "kernels/ref/ref.h"
 
 static const nd_ops ref_ops = {.name = "ref",
+                               .optimizer_measures = true,
                                .limits = {.tokens = INT32_MAX},
                                ND_EACH_OP(ND_OP_ENTRY, nd_ref_)
                                    ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};

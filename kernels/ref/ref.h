@@ -8,8 +8,16 @@
  * other backend. Plain F32 steps (accumulate, rescale, optimizers) are done in F32, in the
  * order that ops.h writes.
  */
+#include <math.h>
+
 #include "kernels/ops.h"
 #include "kernels/ops_check.h"
+
+/* torch.max: NaN where either is. */
+static inline float nd_ref_larger(float a, float b)
+{
+    return isnan(a) || a > b ? a : b;
+}
 
 /* Element `at` (an offset of memory, not of shape) of an F32 or BF16 view. */
 static inline float nd_ref_get(nd_tensor t, int64_t at)

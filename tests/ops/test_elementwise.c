@@ -185,12 +185,14 @@ static const nd_adamw settings = {.lr = 1e-2f,
                                   .bias1 = 0.19f,
                                   .bias2 = 0.0975f};
 
+enum { RANGES = 3 };
+
 /* Where the ranges' copies lie, `want` gets what the side's cast makes of the parameters. */
 static void cast_ranges(const nd_side *side, const nd_flat_range *ranges, nd_tensor p,
                         nd_tensor copies, nd_tensor want)
 {
     nd_stream stream = side->stream;
-    for (int r = 0; r < 3; r++) {
+    for (int r = 0; r < RANGES; r++) {
         int64_t n = ranges[r].end - ranges[r].begin;
         if (ranges[r].copy) {
             int64_t at = ranges[r].copy - (nd_bf16 *)copies.data;
@@ -198,6 +200,39 @@ static void cast_ranges(const nd_side *side, const nd_flat_range *ranges, nd_ten
             nd_tensor from = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32, n);
             ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, cast, .out = to, .x = from));
         }
+    }
+}
+
+/* The ranges' amaxes before and after: merged with those of the updated parameters, by the side's
+ * own op. */
+typedef struct range_amaxes {
+    float got[RANGES], want[RANGES];
+} range_amaxes;
+
+/* Gives amaxes to the ranges with a copy, where the side measures: one that is exceeded, and one
+ * that stays. */
+static void ask_amaxes(const nd_side *side, nd_flat_range *ranges, range_amaxes *x)
+{
+    *x = (range_amaxes){.got = {0.0f, 0.0f, 100.0f}, .want = {0.0f, 0.0f, 100.0f}};
+    for (int r = 0; r < RANGES; r++) {
+        ranges[r].amax = side->ops->optimizer_measures && ranges[r].copy ? &x->got[r] : NULL;
+    }
+}
+
+static void expect_amaxes(const nd_side *side, const nd_flat_range *ranges, nd_tensor p,
+                          range_amaxes *x)
+{
+    nd_stream stream = side->stream;
+    for (int r = 0; r < RANGES; r++) {
+        nd_tensor of = nd_tensor_1d((float *)p.data + ranges[r].begin, ND_DTYPE_F32,
+                                    ranges[r].end - ranges[r].begin);
+        if (ranges[r].amax) {
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, amax, .amax = &x->want[r], .x = of,
+                                  .granularity = ND_PER_TENSOR, .merge = true));
+        }
+        cr_assert(x->got[r] == x->want[r] || (isnan(x->got[r]) && isnan(x->want[r])),
+                  "%s: amax %d is %.9g, not %.9g", side->ops->name, r, (double)x->got[r],
+                  (double)x->want[r]);
     }
 }
 
@@ -217,6 +252,7 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
     for (int s = 0; s < 2; s++) {
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
+        range_amaxes amaxes;
         adam[s][0] = nd_clone(p);
         adam[s][1] = nd_clone(m);
         adam[s][2] = nd_clone(v);
@@ -225,14 +261,18 @@ static void optimizers_once(const nd_side *ref, const nd_backend *backend, int64
         nd_tensor want = nd_clone(copies[s]);
         ranges[0].copy = copies[s].data; /* not where the parameters lie; the second has none */
         ranges[2].copy = (nd_bf16 *)copies[s].data + ranges[0].end;
+        ask_amaxes(side, ranges, &amaxes);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, adamw, .hyper = settings, .p = adam[s][0].data,
                               .m = adam[s][1].data, .v = adam[s][2].data, .grad = grad.data,
-                              .ranges = ranges, .range_count = 3));
+                              .ranges = ranges, .range_count = RANGES));
+        expect_amaxes(side, ranges, adam[s][0], &amaxes);
         cast_ranges(side, ranges, adam[s][0], copies[s], want);
         ranges[0].copy += count;
         ranges[2].copy += count;
+        ask_amaxes(side, ranges, &amaxes);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, sgd, .hyper = settings, .p = sgd[s].data,
-                              .grad = grad.data, .ranges = ranges, .range_count = 3));
+                              .grad = grad.data, .ranges = ranges, .range_count = RANGES));
+        expect_amaxes(side, ranges, sgd[s], &amaxes);
         cast_ranges(side, ranges, sgd[s], copies[s], want);
         nd_expect_same(side->ops->name, "copies of the parameters", copies[s], want);
     }

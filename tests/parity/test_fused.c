@@ -5,6 +5,7 @@
  * the optimizer leaves of the updated weights in BF16 is what a cast of them gives.
  */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #include "tests/parity/mesh_data.h"
@@ -135,6 +136,47 @@ Test(fused, the_optimizer_writes_resident_weights, .timeout = 300)
         job.context = &resident;
         run(&job, mesh, &result);
         cr_assert_eq(resident, cases[i / 2].resident, "%s: %d units", mesh->name, resident);
+        mesh_result_free(&result);
+    }
+    tempdir_remove(&dir);
+}
+
+/* What the optimizer left of each weight's amax is that of this rank's part, of this version. */
+static nd_status check_amaxes(void *context, nd_trainer *t, int64_t step)
+{
+    const nd_model *m = t->model;
+    const nd_scales *s = &m->scales;
+    int *checked = context;
+    ND_CHECK(s->updated && s->updated_version == m->fsdp.version, "step %ld: amaxes of version %ld",
+             (long)step, (long)s->updated_version);
+    for (int64_t i = 0; i < s->layers * ND_LINEARS_OF_BLOCK; i++) {
+        float most = 0.0f;
+        for (int64_t e = s->weights[i].begin; e < s->weights[i].end; e++) {
+            most = fmaxf(most, fabsf(m->fsdp.master[e]));
+        }
+        ND_CHECK(s->updated[i] == most, "step %ld, weight %ld: amax %.9g, not %.9g", (long)step,
+                 (long)i, (double)s->updated[i], (double)most);
+        *checked += t->rank->rank == 0 && most > 0.0f;
+    }
+    return ND_OK;
+}
+
+Test(fused, the_optimizer_measures_weights, .timeout = 300)
+{
+    static const mesh_case meshes[] = {{"one worker", 1, 1, 1, 1, 1},
+                                       {"fsdp 2 x tp 2, zero 2", 1, 2, 1, 2, 1, .zero2 = true}};
+    tempdir_make(&dir);
+    for (size_t i = 0; i < COUNT(meshes) * 4; i++) {
+        mesh_result result;
+        int checked = 0;
+        mesh_job job = job_of(ND_PRECISION_FP8);
+        job.recipe = i & 1 ? ND_FP8_DELAYED : ND_FP8_TENSORWISE;
+        job.optimizer = i & 2 ? ND_OPTIMIZER_SGD : ND_OPTIMIZER_ADAMW;
+        job.filter = "*";
+        job.after_step = check_amaxes;
+        job.context = &checked;
+        run(&job, &meshes[i / 4], &result);
+        cr_assert_gt(checked, 0, "%s", meshes[i / 4].name);
         mesh_result_free(&result);
     }
     tempdir_remove(&dir);

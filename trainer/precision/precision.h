@@ -229,6 +229,9 @@ typedef struct nd_scales {
     nd_flat_range *weights;  /* [layers x linears] this rank's part in the flat state; empty: none,
                                or the linear stays in BF16 */
     int64_t version;         /* of the weights that the weight scales belong to; 0: none */
+    float *updated;          /* (layers x linears): this rank's amaxes of updated_version, which the
+                                optimizer left; NULL: it measures none */
+    int64_t updated_version; /* 0: none */
     float *scale, *inverse;  /* (sites) */
     float *amax;             /* (sites): of this step; row 0 of the history */
     float *limit;            /* (sites), delayed */
@@ -279,6 +282,16 @@ nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int lin
 nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count);
 /* A matrix with these scales; the caller fills in the codes. */
 nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity);
+
+/*
+ * The optimizer measures the weights that it updates, where it can and an amax is read: between
+ * begin and end, which names the version of the updated weights, it merges the amax of the range
+ * that begins at `begin` into nd_scales_updated_amax; NULL: nobody asks for that. nd_scales_refresh
+ * then reads no weights.
+ */
+nd_status nd_scales_begin_update(nd_scales *scales);
+float *nd_scales_updated_amax(const nd_scales *scales, int64_t begin);
+void nd_scales_end_update(nd_scales *scales, int64_t version);
 
 /* The weights changed to `version`: new weight scales (delayed: amaxes of this step). No-op when
  * they are known or kept, and where only the health log would read them (rowwise) and the step is

@@ -144,6 +144,18 @@ static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
     return ND_OK;
 }
 
+/* Whether a product, and not the health log alone, reads an amax of a whole weight. */
+static bool products_read_amaxes(const nd_scales *s)
+{
+    return s->recipe.output.b.granularity == ND_PER_TENSOR ||
+           s->recipe.input_gradient.b.granularity == ND_PER_TENSOR;
+}
+
+static bool optimizer_measures(const nd_scales *s)
+{
+    return !s->weights_kept && products_read_amaxes(s) && s->rank->ops->optimizer_measures;
+}
+
 static void plan_health(nd_scales *s, nd_memplan *plan)
 {
     nd_health_state *h = &s->health;
@@ -172,6 +184,9 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, nd_vector_counts
     nd_memplan_want(plan, ND_MEM_STATE, delayed ? "fp8: amax history" : "fp8: amaxes",
                     (size_t)length * each, &s->amax);
     nd_memplan_want(plan, ND_MEM_STATE, "fp8: largest values", delayed ? each : 0, &s->limit);
+    nd_memplan_want(plan, ND_MEM_STATE, "fp8: amaxes of updated weights",
+                    optimizer_measures(s) ? (size_t)weight_sites(s) * sizeof *s->updated : 0,
+                    &s->updated);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: amaxes in bf16",
                     (size_t)weight_sites(s) * sizeof *s->rounded, &s->rounded);
     plan_vectors(s, rows ? vectors : (nd_vector_counts){0}, plan);
@@ -273,11 +288,46 @@ static nd_status round_weights(nd_scales *s)
     return ND_OK;
 }
 
-/* Whether a product, and not the health log alone, reads an amax of a whole weight. */
-static bool products_read_amaxes(const nd_scales *s)
+nd_status nd_scales_begin_update(nd_scales *s)
 {
-    return s->recipe.output.b.granularity == ND_PER_TENSOR ||
-           s->recipe.input_gradient.b.granularity == ND_PER_TENSOR;
+    return s->updated
+               ? nd_zero(&s->rank->stream, s->updated, (size_t)weight_sites(s) * sizeof *s->updated)
+               : ND_OK;
+}
+
+float *nd_scales_updated_amax(const nd_scales *s, int64_t begin)
+{
+    for (int64_t i = 0; s->updated && i < weight_sites(s); i++) {
+        if (s->weights[i].begin < s->weights[i].end && s->weights[i].begin == begin) {
+            return s->updated + i;
+        }
+    }
+    return NULL;
+}
+
+void nd_scales_end_update(nd_scales *s, int64_t version)
+{
+    s->updated_version = s->updated ? version : 0;
+}
+
+/* This rank's amaxes of its part of each weight. */
+static nd_status measure_weights(nd_scales *s, const float *master, int64_t version)
+{
+    nd_rank *r = s->rank;
+    const size_t bytes = (size_t)weight_sites(s) * sizeof *s->amax;
+    if (s->updated_version == version) {
+        return nd_copy(&r->stream, s->amax, s->updated, bytes);
+    }
+    ND_TRY(nd_zero(&r->stream, s->amax, bytes));
+    for (int64_t i = 0; i < weight_sites(s); i++) {
+        int64_t count = s->weights[i].end - s->weights[i].begin;
+        if (count > 0) {
+            ND_OP(r, ND_TRACE_CAST, amax, .amax = s->amax + i,
+                  .x = nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
+                  .granularity = ND_PER_TENSOR);
+        }
+    }
+    return ND_OK;
 }
 
 nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
@@ -288,15 +338,7 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
         return ND_OK;
     }
     s->version = version;
-    ND_TRY(nd_zero(&r->stream, s->amax, (size_t)weight_sites(s) * 4));
-    for (int64_t i = 0; i < weight_sites(s); i++) {
-        int64_t count = s->weights[i].end - s->weights[i].begin;
-        if (count > 0) {
-            ND_OP(r, ND_TRACE_CAST, amax, .amax = s->amax + i,
-                  .x = nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
-                  .granularity = ND_PER_TENSOR);
-        }
-    }
+    ND_TRY(measure_weights(s, master, version));
     if (!s->codes_gathered) {
         ND_TRY(round_weights(s));
     }

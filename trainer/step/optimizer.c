@@ -61,6 +61,7 @@ nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
     for (int i = 0; i < optimizer->range_count; i++) {
         nd_flat_range *range = &optimizer->ranges[i];
         range->copy = nd_fsdp_resident(fsdp, range->begin);
+        range->amax = nd_scales_updated_amax(fsdp->scales, range->begin);
     }
     return find_units(optimizer);
 }
@@ -117,6 +118,7 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
         .bias2 = (float)(1.0 - pow(config->optimizer.beta2, (double)step)),
     };
     bool gated = gate && gate->wait;
+    ND_TRY(nd_scales_begin_update(fsdp->scales));
     if (!gated) {
         ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
     }
@@ -126,5 +128,6 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
                              optimizer->first_range[u + 1]));
     }
     nd_fsdp_weights_updated(fsdp);
+    nd_scales_end_update(fsdp->scales, fsdp->version);
     return ND_OK;
 }
