@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-#include "kernels/cpu/forms.h"
+#include "kernels/cpu/context.h"
+#include "kernels/cpu/view.h"
 
 const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
                                   int32_t limit[ND_TILE])
@@ -60,15 +61,16 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
 
 typedef struct deltas {
     const nd_attention_delta_args *args;
-    nd_cpu_forms out; /* where it is packed */
+    const nd_gemm *gemm;
+    nd_gemm_activation out; /* where it is packed */
 } deltas;
 
-/* Row i of a head's outputs, from their form. */
+/* A token's outputs of one head, from their form. */
 static const nd_bf16 *unpack_outputs(const deltas *w, int64_t token, int64_t head)
 {
     const int64_t d = w->args->attention.head_dim;
-    nd_bf16 *row = nd_gemm_spare(w->out.gemm);
-    nd_gemm_unpack_row(w->out.gemm, &w->out.to, token, head * d, d, row);
+    nd_bf16 *row = nd_gemm_spare(w->gemm);
+    nd_gemm_unpack_row(w->gemm, &w->out, token, head * d, d, row);
     return row;
 }
 
@@ -94,13 +96,12 @@ nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_arg
 {
     const nd_attention *a = &args->attention;
     const nd_cpu_context *context = nd_cpu_context_of(stream);
-    deltas w = {.args = args};
+    deltas w = {.args = args, .gemm = context->gemm};
     if (args->out_packed) {
-        const nd_tensor rows =
-            nd_tensor_2d(NULL, args->out.dtype, a->batch * a->sq, a->heads * a->head_dim);
-        nd_packed_form form = *args->out_packed;
-        ND_ASSERT(form.made);
-        w.out = nd_cpu_forms_of(context, rows, &(nd_fuse){.as_b = &form});
+        ND_ASSERT(context->gemm && args->out_packed->made && args->out.dtype == ND_DTYPE_BF16);
+        w.out = (nd_gemm_activation){.rows = a->batch * a->sq,
+                                     .columns = a->heads * a->head_dim,
+                                     .as_b = args->out_packed->memory};
     }
     nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, &w);
     return ND_OK;

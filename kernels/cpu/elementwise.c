@@ -200,8 +200,8 @@ static void update_chunks(void *arg, int64_t begin, int64_t end)
         update_elements(w, begin, end);
         return;
     }
-    for (int64_t chunk = begin; chunk < end;
-         chunk++) { /* measured while it is in the first cache */
+    /* Each is measured while it is in the first cache. */
+    for (int64_t chunk = begin; chunk < end; chunk++) {
         update_elements(w, chunk, chunk + 1);
         const uint32_t bits = amax_of_chunk(w, chunk);
         most = bits > most ? bits : most;

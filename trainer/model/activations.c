@@ -175,6 +175,15 @@ static void plan_shared_codes(nd_activation_set *set, const nd_activation_option
     }
 }
 
+bool nd_activations_keep_input(nd_recompute recompute, nd_input input)
+{
+    bool kept = false;
+    for (int i = 0; i < ACT_COUNT; i++) {
+        kept |= acts[i].input == input && !is_codes(&acts[i]) && recompute <= acts[i].kept;
+    }
+    return kept;
+}
+
 nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *o,
                               nd_memplan *plan)
 {

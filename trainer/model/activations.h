@@ -137,6 +137,8 @@ typedef struct nd_activation_options {
 /* Wants the activations of the blocks. */
 nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *options,
                               nd_memplan *plan);
+/* Whether blocks keep this input of linears from forward to backward, as rows or packed. */
+bool nd_activations_keep_input(nd_recompute recompute, nd_input input);
 /* An input of linears that is kept as codes lies in a backward buffer of its size until they are
  * made: dh (Tl, C) or dact (T, F), by the number of its want. */
 void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *options,

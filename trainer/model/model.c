@@ -15,9 +15,10 @@ static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tenso
     return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
 }
 
-/* The same with at least so many bytes. */
-static int want_bytes(nd_memplan *plan, const char *name, nd_tensor shape, size_t least,
-                      nd_tensor *view)
+/* The same for a buffer of the backward that lends its memory to the forward: at least so many
+ * bytes. */
+static int want_lender(nd_memplan *plan, const char *name, nd_tensor shape, size_t least,
+                       nd_tensor *view)
 {
     *view = shape;
     return nd_memplan_want(plan, ND_MEM_SCRATCH, name, nd_max_bytes(nd_tensor_bytes(shape), least),
@@ -40,13 +41,13 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
     want(plan, scratch, "residual gradient", dlocal, &m->dx);
-    int dh = want_bytes(plan, "norm gradient", lends ? local : dlocal, as_a[ND_INPUT_QKV], &m->dh);
+    int dh = want_lender(plan, "norm gradient", lends ? local : dlocal, as_a[ND_INPUT_QKV], &m->dh);
     int dact =
-        want_bytes(plan, "swiglu gradient", nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F),
-                   as_a[ND_INPUT_DOWN], &m->dact);
+        want_lender(plan, "swiglu gradient", nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F),
+                    as_a[ND_INPUT_DOWN], &m->dact);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
-    int dout = want_bytes(plan, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
-                          as_a[ND_INPUT_O], &m->dout);
+    int dout = want_lender(plan, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
+                           as_a[ND_INPUT_O], &m->dout);
     const int of_input[ND_INPUT_COUNT] = {
         [ND_INPUT_QKV] = dh, [ND_INPUT_O] = dout, [ND_INPUT_GATE_UP] = dh, [ND_INPUT_DOWN] = dact};
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {

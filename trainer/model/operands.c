@@ -309,9 +309,7 @@ static void choose_forms(nd_block_call c, nd_input input, nd_operand *x, nd_fuse
     nd_model *m = c.model;
     const bool again = c.pass == ND_PASS_BACKWARD;
     const bool multiplied = !again || (m->recompute == ND_RECOMPUTE_FULL && input != ND_INPUT_DOWN);
-    const bool kept =
-        c.pass == ND_PASS_TRAIN &&
-        m->recompute <= (input == ND_INPUT_O ? ND_RECOMPUTE_SELECTIVE : ND_RECOMPUTE_NONE);
+    const bool kept = c.pass == ND_PASS_TRAIN && nd_activations_keep_input(m->recompute, input);
     x->as_a = multiplied ? &m->packed_inputs[input] : NULL;
     fuse->as_a = x->as_a;
     fuse->as_b = again || kept ? x->as_b : NULL;

@@ -225,3 +225,22 @@ void mesh_model_close(nd_memplan *plan, nd_model *model)
     nd_model_destroy(model);
     nd_memplan_fini(plan);
 }
+
+nd_status mesh_micro_batch(nd_model *m, int micro, nd_pass pass)
+{
+    enum { T = 32 };
+    int32_t ids[T], labels[T], positions[T];
+    nd_activation_set *set = nd_model_take_set(m);
+    ND_ASSERT(m->dims.B * m->dims.S == T);
+    for (int i = 0; i < T; i++) {
+        ids[i] = (i * 7 + 3 * micro) % 97;
+        labels[i] = (i * 13 + 5) % 97;
+        positions[i] = i;
+    }
+    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
+    ND_TRY(nd_model_forward(m, set, pass));
+    if (pass == ND_PASS_TRAIN) {
+        ND_TRY(nd_model_backward(m, set));
+    }
+    return nd_model_give_back(m, set);
+}

@@ -191,23 +191,6 @@ typedef struct packed_run {
     float *grad[MOST_RANKS];
 } packed_run;
 
-static nd_status micro_batch(nd_model *m, int micro, nd_pass pass)
-{
-    int32_t ids[T], labels[T], positions[T];
-    nd_activation_set *set = nd_model_take_set(m);
-    for (int i = 0; i < T; i++) {
-        ids[i] = (i * 7 + 3 * micro) % 97;
-        labels[i] = (i * 13 + 5) % 97;
-        positions[i] = i;
-    }
-    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
-    ND_TRY(nd_model_forward(m, set, pass));
-    if (pass == ND_PASS_TRAIN) {
-        ND_TRY(nd_model_backward(m, set));
-    }
-    return nd_model_give_back(m, set);
-}
-
 static nd_status run_model(nd_rank *rank, nd_model *m, packed_run *run)
 {
     const bool trains = !run->of->forward_only;
@@ -216,9 +199,9 @@ static nd_status run_model(nd_rank *rank, nd_model *m, packed_run *run)
         nd_fsdp_begin_step(&m->fsdp);
     }
     for (int micro = 0; micro < MICROS && trains; micro++) {
-        ND_TRY(micro_batch(m, micro, ND_PASS_TRAIN));
+        ND_TRY(mesh_micro_batch(m, micro, ND_PASS_TRAIN));
     }
-    ND_TRY(micro_batch(m, MICROS, ND_PASS_EVAL));
+    ND_TRY(mesh_micro_batch(m, MICROS, ND_PASS_EVAL));
     run->loss[rank->rank] = m->numbers->loss_sum;
     run->count[rank->rank] = trains ? m->layout->shard_total : 0;
     ND_TRY(ND_ALLOC(run->count[rank->rank] + 1, &run->grad[rank->rank]));

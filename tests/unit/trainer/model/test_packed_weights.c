@@ -67,23 +67,6 @@ typedef struct packed_case {
     int made, read, validated;
 } packed_case;
 
-static nd_status micro_batch(nd_model *m, int micro, nd_pass pass)
-{
-    int32_t ids[T], labels[T], positions[T];
-    nd_activation_set *set = nd_model_take_set(m);
-    for (int i = 0; i < T; i++) {
-        ids[i] = (i * 7 + 3 * micro) % 97;
-        labels[i] = (i * 13 + 5) % 97;
-        positions[i] = i;
-    }
-    ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
-    ND_TRY(nd_model_forward(m, set, pass));
-    if (pass == ND_PASS_TRAIN) {
-        ND_TRY(nd_model_backward(m, set));
-    }
-    return nd_model_give_back(m, set);
-}
-
 /* Steps whose weights differ, each with a validation. */
 static nd_status run_steps(nd_model *m, const packed_case *c)
 {
@@ -91,9 +74,9 @@ static nd_status run_steps(nd_model *m, const packed_case *c)
         m->numbers->tokens = T;
         nd_fsdp_begin_step(&m->fsdp);
         for (int micro = 0; micro < c->micros; micro++) {
-            ND_TRY(micro_batch(m, micro, ND_PASS_TRAIN));
+            ND_TRY(mesh_micro_batch(m, micro, ND_PASS_TRAIN));
         }
-        ND_TRY(micro_batch(m, c->micros, ND_PASS_EVAL));
+        ND_TRY(mesh_micro_batch(m, c->micros, ND_PASS_EVAL));
         for (int64_t i = 0; i < m->layout->shard_total; i++) {
             m->fsdp.master[i] = 0.75f * m->fsdp.master[i] + 0.01f;
         }
