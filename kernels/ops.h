@@ -88,8 +88,10 @@ typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_
  * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
  * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
  * ignored. Where both are absent, codes are not made yet: `uncast` is what they are made of, and
- * only a product that casts while it reads takes such a matrix (nd_ops.matmul_fp8_casts). The bits
- * of its result are those with the codes that fp8_cast makes.
+ * only a product that casts while it reads takes such a matrix (nd_ops.matmul_fp8_casts). Its
+ * scales are those of current scaling for its own amax: none is infinite, and |x| scale exceeds
+ * FMAX by a rounding at most, or is NaN. The bits of the product are then those with the codes that
+ * fp8_cast makes.
  */
 typedef struct nd_fp8 {
     nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */

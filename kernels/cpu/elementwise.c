@@ -169,43 +169,20 @@ typedef struct optimizer {
     float *p, *m, *v; /* m NULL: plain gradient descent */
     const float *grad;
     nd_flat_range range;
-    _Atomic uint32_t most; /* where the range has an amax */
+    _Atomic uint32_t most; /* bits of the largest |p| */
 } optimizer;
-
-/* Chunks [begin, end). */
-static void update_elements(const optimizer *w, int64_t begin, int64_t end)
-{
-    int64_t from = w->range.begin + begin * CHUNK, to = w->range.begin + end * CHUNK;
-    int64_t n = (to < w->range.end ? to : w->range.end) - from;
-    nd_bf16 *copy = w->range.copy ? w->range.copy + begin * CHUNK : NULL;
-    if (w->m) {
-        w->rows->adamw(w->o, w->range.decay, w->p + from, w->m + from, w->v + from, w->grad + from,
-                       copy, n);
-    } else {
-        w->rows->sgd(w->o, w->range.decay, w->p + from, w->grad + from, copy, n);
-    }
-}
-
-static uint32_t amax_of_chunk(const optimizer *w, int64_t chunk)
-{
-    const int64_t from = w->range.begin + chunk * CHUNK;
-    return w->rows->amax(w->p + from, nd_min(CHUNK, w->range.end - from), false);
-}
 
 static void update_chunks(void *arg, int64_t begin, int64_t end)
 {
     optimizer *w = arg;
-    uint32_t most = 0;
-    if (!w->range.amax) {
-        update_elements(w, begin, end);
-        return;
-    }
-    /* Each is measured while it is in the first cache. */
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-        update_elements(w, chunk, chunk + 1);
-        const uint32_t bits = amax_of_chunk(w, chunk);
-        most = bits > most ? bits : most;
-    }
+    const nd_row_ops *rows = w->rows;
+    int64_t from = w->range.begin + begin * CHUNK, to = w->range.begin + end * CHUNK;
+    int64_t n = (to < w->range.end ? to : w->range.end) - from;
+    nd_bf16 *copy = w->range.copy ? w->range.copy + begin * CHUNK : NULL;
+    const uint32_t most =
+        w->m ? rows->adamw(w->o, w->range.decay, w->p + from, w->m + from, w->v + from,
+                           w->grad + from, copy, n)
+             : rows->sgd(w->o, w->range.decay, w->p + from, w->grad + from, copy, n);
     nd_raise_largest(&w->most, most);
 }
 

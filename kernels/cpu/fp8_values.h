@@ -20,45 +20,42 @@ static inline nd_vf nd_fp8_values(nd_vu code, bool e4m3)
 #if ND_VL == 16
 /* The values of the codes of a format, for rounding to them. */
 typedef struct nd_fp8_grid {
-    __m512 largest;
     __m512i least; /* bits of the smallest normal number */
-    __m512i up;    /* to the bits of a number whose last place is as wide as that of a code */
+    __m512i up;    /* from the exponent of x to the bits of nd_fp8_nearest's addend */
 } nd_fp8_grid;
 
 static inline nd_fp8_grid nd_fp8_grid_of(bool e4m3)
 {
-    return (nd_fp8_grid){_mm512_set1_ps(e4m3 ? 448.0f : 57344.0f),
-                         _mm512_castps_si512(_mm512_set1_ps(e4m3 ? 0x1p-6f : 0x1p-14f)),
-                         _mm512_set1_epi32((e4m3 ? 20 : 21) << 23)};
+    const int half = 1 << 22; /* of the mantissa */
+    return (nd_fp8_grid){_mm512_castps_si512(_mm512_set1_ps(e4m3 ? 0x1p-6f : 0x1p-14f)),
+                         _mm512_set1_epi32(((e4m3 ? 20 : 21) << 23) + half)};
 }
 
-/* The value of the code of x: rounded to nearest even, by adding a power of two of which the last
- * place is that of the code, and at most the largest; NaN stays NaN. */
+/* The value of the code of x, which is at most the largest one, or NaN: rounded to nearest even by
+ * adding 1.5 times a power of two, whose last place, and that of its sum with any such x of either
+ * sign, is that of the code. -0 becomes 0, of which no product's sum differs. */
 static inline __m512 nd_fp8_nearest(__m512 x, const nd_fp8_grid *g)
 {
-    const __m512i bits = _mm512_castps_si512(x), sign = _mm512_set1_epi32((int)0x80000000);
-    /* The second operand where one is NaN. */
-    const __m512 size =
-        _mm512_min_ps(g->largest, _mm512_castsi512_ps(_mm512_andnot_si512(sign, bits)));
     const __m512i exponent = _mm512_max_epi32(
-        _mm512_and_si512(_mm512_castps_si512(size), _mm512_set1_epi32(0x7f800000)), g->least);
-    const __m512 power = _mm512_castsi512_ps(_mm512_add_epi32(exponent, g->up));
-    const __m512i rounded = _mm512_castps_si512(_mm512_sub_ps(_mm512_add_ps(size, power), power));
-    const int choose = 0xca; /* by each bit of the first operand */
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(sign, bits, rounded, choose));
+        _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7f800000)), g->least);
+    const __m512 addend = _mm512_castsi512_ps(_mm512_add_epi32(exponent, g->up));
+    return _mm512_sub_ps(_mm512_add_ps(x, addend), addend);
 }
 
-/* The values of the codes of 32 BF16, which are multiplied by scales before: those of even and of
- * odd elements. */
-static inline __m512i nd_fp8_nearest_bf16(__m512i x, __m512 even, __m512 odd, const nd_fp8_grid *g)
+/* 32 numbers as F32. */
+typedef struct nd_evens_and_odds {
+    __m512 even, odd;
+} nd_evens_and_odds;
+
+/* The values of the codes of 32 BF16, which are multiplied by scales before. */
+static inline nd_evens_and_odds nd_fp8_nearest_32(__m512i x, nd_evens_and_odds scale,
+                                                  const nd_fp8_grid *g)
 {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-    const __m512 of_even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), even);
-    const __m512 of_odd = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(x, upper)), odd);
-    const __m512i low = _mm512_castps_si512(nd_fp8_nearest(of_even, g));
-    const __m512i high = _mm512_castps_si512(nd_fp8_nearest(of_odd, g));
-    const int choose = 0xca;
-    return _mm512_ternarylogic_epi32(upper, high, _mm512_srli_epi32(low, 16), choose);
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(x, upper));
+    return (nd_evens_and_odds){nd_fp8_nearest(_mm512_mul_ps(even, scale.even), g),
+                               nd_fp8_nearest(_mm512_mul_ps(odd, scale.odd), g)};
 }
 
 /* The BF16 values of codes 0 to 127. */

@@ -115,6 +115,34 @@ INLINE float sum_of(const nd_vf s[UNROLL])
 /* Calls fn(..., bf16) with a constant, so that each element type gets its own loop. */
 #define BY_TYPE(fn, bf16, ...) ((bf16) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))
 
+INLINE nd_vu bits_of_size(nd_vf x)
+{
+    return (nd_vu)x & 0x7fffffff;
+}
+
+/* Sizes as integers: below 2^31, so that signed comparison, which every instruction set has, will
+ * do. */
+INLINE nd_vu larger_bits(nd_vu a, nd_vu b)
+{
+#if ND_VL == 16
+    return (nd_vu)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif ND_VL == 8
+    return (nd_vu)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    nd_vu above = (nd_vu)((nd_vi)a > (nd_vi)b);
+    return (a & above) | (b & ~above);
+#endif
+}
+
+INLINE uint32_t largest_lane(nd_vu x)
+{
+    uint32_t largest = 0;
+    for (int l = 0; l < ND_VL; l++) {
+        largest = x[l] > largest ? x[l] : largest;
+    }
+    return largest;
+}
+
 #include "kernels/cpu/row_dot.inc"
 #include "kernels/cpu/row_exp.inc"
 #include "kernels/cpu/row_flat.inc"

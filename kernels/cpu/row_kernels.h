@@ -64,11 +64,12 @@ typedef struct nd_row_ops {
     /* The values of nd_rng_normal, times deviation. */
     void (*random_normal)(float *out, float deviation, uint64_t seed, uint64_t stream,
                           uint64_t first, int64_t n);
-    /* copy: NULL, or the updated p, rounded as `cast` does. */
-    void (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v, const float *grad,
-                  nd_bf16 *copy, int64_t n);
-    void (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, nd_bf16 *copy,
-                int64_t n);
+    /* copy: NULL, or the updated p, rounded as `cast` does. Returns the bits of the largest
+     * updated |p|, as amax. */
+    uint32_t (*adamw)(const nd_adamw *o, bool decay, float *p, float *m, float *v,
+                      const float *grad, nd_bf16 *copy, int64_t n);
+    uint32_t (*sgd)(const nd_adamw *o, bool decay, float *p, const float *grad, nd_bf16 *copy,
+                    int64_t n);
 
     /* The bits of the largest |x|. As integers sizes are ordered as numbers are, with NaN above
      * infinity. */

@@ -137,8 +137,8 @@ static void leave_to_cast(matrix *x, nd_dtype format, bool per_line, bool by_row
     const int64_t count = !per_line ? 1 : by_rows ? x->rows : x->columns;
     float *scale = guarded_memory((size_t)count * sizeof *scale);
     for (int64_t i = 0; i < count; i++) {
-        const int power = (int)(nd_rng_u64(7, (uint64_t)count, (uint64_t)i) % 20) - 10;
-        scale[i] = ldexpf(format == ND_DTYPE_F8_E4M3 ? 1.7f : 217.0f, power);
+        const int power = (int)(nd_rng_u64(7, (uint64_t)count, (uint64_t)i) % 20) - 11;
+        scale[i] = ldexpf(format == ND_DTYPE_F8_E4M3 ? 1.75f : 224.0f, power);
     }
     x->format = format;
     x->scale = scale;
