@@ -94,9 +94,13 @@ typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_
  * fp8_cast makes.
  */
 typedef struct nd_fp8 {
-    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
-    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
-    nd_tensor uncast;       /* BF16 (rows, columns); row stride free */
+    nd_tensor codes;      /* (rows, columns), E4M3 or E5M2; row stride free */
+    nd_tensor transposed; /* (columns, rows), the same dtype; row stride free */
+    nd_tensor uncast;     /* BF16 (rows, columns); row stride free */
+    /* NULL, or the codes of an activation x in the order in which matmul_fp8 reads them as b of
+     * dw = dy^T x (nd_ops.codes_packed_bytes, aligned to 64): with one scale, and in place of
+     * `codes`, whose shape and dtype count. fp8_cast makes them from 2-d x. */
+    void *packed;
     nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
     float *scale, *inverse; /* 1, (rows) or (columns) */
     nd_granularity granularity;
@@ -558,6 +562,8 @@ typedef struct nd_ops {
      *                         keeps none, or would save too little beside so many rows
      *   activation_packed_bytes  bytes of a form in which rmsnorm_fwd and swiglu_fwd leave a result
      *                         (rows, columns): as a, or as b; 0: they leave none
+     *   codes_packed_bytes    bytes of an activation of type act (rows, columns) as packed codes of
+     *                         this format (nd_fp8.packed); 0: fp8_cast makes none
      *   attention_packs       whether attention_fwd with these extents leaves its out so too
      */
     ND_EACH_QUERY(ND_QUERY_MEMBER, )

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
+#include "kernels/cpu/matmul.h"
 #include "kernels/cpu/view.h"
 #include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
@@ -297,10 +298,49 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
     return format;
 }
 
+typedef struct packing {
+    const nd_gemm *gemm;
+    nd_gemm_operand codes, x; /* x: BF16 (rows, columns) with its scale */
+    int64_t rows, columns;
+} packing;
+
+static void cast_packed(void *arg, int64_t begin, int64_t end)
+{
+    const packing *w = arg;
+    for (int64_t row = begin * ND_GEMM_CODES; row < nd_min(end * ND_GEMM_CODES, w->rows);
+         row += ND_GEMM_CODES) {
+        nd_gemm_operand x = w->x;
+        x.data = (const nd_bf16 *)x.data + row * x.stride;
+        nd_gemm_cast_rows(w->gemm, &w->codes, row, x, nd_min(ND_GEMM_CODES, w->rows - row),
+                          w->columns);
+    }
+}
+
+static nd_status pack_codes(nd_stream *stream, const nd_fp8 *out, nd_tensor x)
+{
+    const nd_gemm *gemm = nd_cpu_context_of(stream)->gemm;
+    packing w = {.gemm = gemm,
+                 .codes = nd_gemm_codes_of(gemm, out->packed, x.shape[0]),
+                 .x = nd_cpu_operand_of(x),
+                 .rows = x.shape[0],
+                 .columns = x.shape[1]};
+    ND_ASSERT(nd_is_2d_of(x, ND_DTYPE_BF16, out->codes.shape[0], out->codes.shape[1]));
+    ND_ASSERT(out->codes.dtype == ND_DTYPE_F8_E4M3 && out->granularity == ND_PER_TENSOR);
+    w.x.format = out->codes.dtype;
+    w.x.scale = out->scale;
+    nd_cpu_parallel(stream, nd_ceil_div(w.rows, ND_GEMM_CODES), ND_GEMM_CODES * w.columns,
+                    cast_packed, &w);
+    return ND_OK;
+}
+
 nd_status nd_cpu_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
 {
     nd_fp8 out = args->out;
     float *amax = args->amax;
+    if (out.packed) {
+        ND_ASSERT(!out.codes.data && !out.transposed.data && !amax);
+        return pack_codes(stream, &out, args->x);
+    }
     work w = work_of(stream, args->x);
     w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = out;

@@ -58,6 +58,52 @@ static inline nd_evens_and_odds nd_fp8_nearest_32(__m512i x, nd_evens_and_odds s
                                nd_fp8_nearest(_mm512_mul_ps(odd, scale.odd), g)};
 }
 
+/* For nd_e4m3_codes_32, by the last four bits of the exponent of a size: a power of two whose last
+ * place is that of the code, as in nd_fp8_nearest, and as many such places as the code counts for
+ * the powers of two below. */
+static inline __m512 nd_e4m3_addends(void)
+{
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i least = _mm512_set1_epi32(127 - 6);
+    const __m512i above = _mm512_and_si512(_mm512_sub_epi32(lane, least), _mm512_set1_epi32(15));
+    const __m512i power = _mm512_add_epi32(_mm512_add_epi32(above, least), _mm512_set1_epi32(20));
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(_mm512_slli_epi32(power, 23), _mm512_slli_epi32(above, 3)));
+}
+
+/* The code of the size of x, which is no NaN, in the last bits of the sum. */
+static inline __m512i nd_e4m3_size(__m512 x, __m512 addends)
+{
+    const int smaller = 2, without_sign = 2 << 2;
+    const __m512 size = _mm512_range_ps(x, _mm512_set1_ps(448.0f), smaller | without_sign);
+    const __m512i normal =
+        _mm512_max_epi32(_mm512_castps_si512(size), _mm512_castps_si512(_mm512_set1_ps(0x1p-6f)));
+    return _mm512_castps_si512(
+        _mm512_add_ps(size, _mm512_permutexvar_ps(_mm512_srli_epi32(normal, 23), addends)));
+}
+
+/* The E4M3 codes of 32 BF16 times a factor, one in each 16 bits: as nd_fp8_from_f32. */
+static inline __m512i nd_e4m3_codes_32(__m512i x, __m512 factor, __m512 addends)
+{
+    const int add_masked = 0xf8; /* the first operand, or both others */
+    const __m512i upper = _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000));
+    const __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), factor);
+    const __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(upper), factor);
+    __m512i codes =
+        _mm512_ternarylogic_epi32(_mm512_slli_epi32(nd_e4m3_size(odd, addends), 16),
+                                  nd_e4m3_size(even, addends), _mm512_set1_epi32(0x7f), add_masked);
+    if (_mm512_cmp_ps_mask(even, odd, _CMP_UNORD_Q)) {
+        const __mmask16 evens = _mm512_cmp_ps_mask(even, even, _CMP_UNORD_Q);
+        const __mmask16 odds = _mm512_cmp_ps_mask(odd, odd, _CMP_UNORD_Q);
+        codes = _mm512_mask_or_epi32(codes, evens, codes, _mm512_set1_epi32(0x7f));
+        codes = _mm512_mask_or_epi32(codes, odds, codes, _mm512_set1_epi32(0x7f0000));
+    }
+    codes = _mm512_ternarylogic_epi32(codes, _mm512_srli_epi32(_mm512_castps_si512(even), 24),
+                                      _mm512_set1_epi32(0x80), add_masked);
+    return _mm512_ternarylogic_epi32(codes, _mm512_srli_epi32(_mm512_castps_si512(odd), 8),
+                                     _mm512_set1_epi32(0x800000), add_masked);
+}
+
 /* The BF16 values of codes 0 to 127. */
 typedef struct nd_fp8_table {
     __m512i part[4];

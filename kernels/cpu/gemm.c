@@ -90,6 +90,11 @@ static bool sums_wait_in_c(const call *c)
 static nd_gemm_operand operand_at(nd_gemm_operand x, bool of_rows, int64_t line, int64_t k)
 {
     const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
+    if (x.packed) {
+        ND_ASSERT(!of_rows && line % ND_GEMM_CODES == 0 && k % ND_GEMM_CODES == 0);
+        x.data = (const char *)x.data + line * x.stride + k * ND_GEMM_CODES;
+        return x;
+    }
     x.data = (const char *)x.data + (of_rows ? line * x.stride + k : k * x.stride + line) * size;
     x.scale = x.scale && x.scale_per_line ? x.scale + line : x.scale;
     return x;
@@ -308,9 +313,14 @@ typedef struct cut {
     int64_t rows, columns;
 } cut;
 
+static int64_t cast_time_of(const nd_gemm_kernels *kernels, const nd_gemm_operand *x)
+{
+    return x->scale ? kernels->cast_time : 0;
+}
+
 static int64_t time_of_b(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    return kernels->b_time + (p->b.scale ? kernels->cast_time : 0);
+    return kernels->b_time + cast_time_of(kernels, &p->b);
 }
 
 /* Time of the largest piece, in the kernels' unit. */
@@ -319,8 +329,9 @@ static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
     const int64_t blocks = kernels->shared_columns ? 1 : nd_ceil_div(rows, most_rows(kernels, p));
-    const int64_t a_time =
-        packs_a(kernels, p) ? kernels->a_time + (p->a.scale ? kernels->cast_time : 0) : 0;
+    const int64_t a_time = p->a_packed           ? kernels->a_read_time
+                           : packs_a(kernels, p) ? kernels->a_time + cast_time_of(kernels, &p->a)
+                                                 : 0;
     const int64_t b_time = p->b_packed ? kernels->b_read_time : time_of_b(kernels, p) * blocks;
     return rows * columns + b_time * columns + a_time * rows;
 }
@@ -503,6 +514,32 @@ void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int
             to[j + i] = (nd_bf16)(words[i] >> half);
         }
     }
+}
+
+size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns)
+{
+    return gemm->kernels->cast
+               ? (size_t)(nd_round_up(rows, ND_GEMM_CODES) * nd_round_up(columns, ND_GEMM_CODES))
+               : 0;
+}
+
+nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, void *codes, int64_t rows)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    ND_ASSERT(kernels->cast && kernels->columns == ND_GEMM_CODES);
+    return (nd_gemm_operand){.data = codes,
+                             .dtype = ND_DTYPE_F8_E4M3,
+                             .stride = nd_round_up(rows, ND_GEMM_CODES),
+                             .packed = true};
+}
+
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_operand *codes, int64_t row,
+                       nd_gemm_operand x, int64_t rows, int64_t columns)
+{
+    const nd_gemm_operand to = operand_at(*codes, false, 0, row);
+    ND_ASSERT(x.scale && x.format == ND_DTYPE_F8_E4M3 && rows <= ND_GEMM_CODES);
+    gemm->kernels->cast((uint8_t *)(uintptr_t)to.data, to.stride * ND_GEMM_CODES, x, (int)rows,
+                        (int)columns);
 }
 
 nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)

@@ -61,11 +61,18 @@ static inline float nd_gemm_row_factor(const nd_gemm_tile *t, int64_t i)
     return t->row_factors ? t->factor * t->row_factors[i] : t->factor;
 }
 
+/* Columns of packed codes that lie together. */
+enum { ND_GEMM_CODES = 32 };
+
 /* A matrix as it is stored: BF16 or FP8 codes. */
 typedef struct nd_gemm_operand {
     const void *data;
     nd_dtype dtype;
     int64_t stride; /* elements from row to row */
+    /* E4M3 of x (k, n) as nd_gemm_cast_rows leaves them: panels of ND_GEMM_CODES columns, each with
+     * all of k, two codes for each word, and zeros up to a multiple of ND_GEMM_CODES of k. stride:
+     * codes of k of a column. */
+    bool packed;
     /* Where scale is not NULL, BF16 becomes the values of FP8 codes of `format`, as fp8_cast makes
      * them of numbers in its range (nd_fp8.uncast in kernels/ops.h), with 0 for -0, of which no sum
      * differs. A line is a row of op(a) or a column of op(b). */
@@ -77,6 +84,10 @@ typedef struct nd_gemm_operand {
 /* Packs `lines` rows or columns, of a panel at most, of x for `depth` of k; lines that a panel has
  * beyond them may be zero or anything. */
 typedef void nd_gemm_pack(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth);
+
+/* Casts at most ND_GEMM_CODES rows of x, which has scales, to E4M3: of each panel those that begin
+ * at `to`, panels `stride` bytes apart, with zeros for rows that are not there. */
+typedef void nd_gemm_cast(uint8_t *to, int64_t stride, nd_gemm_operand x, int rows, int columns);
 
 typedef struct nd_gemm_kernels {
     /* The units in which a product is cut. */
@@ -100,9 +111,10 @@ typedef struct nd_gemm_kernels {
 
     /* Costs, by which products are cut. 1 is the time in which one sum of the result advances by
      * some of k (32 with AVX-512, 512 with AMX); these are the times in which as many of k of one
-     * row of A are packed, of one column of B are packed, and of one column of B that other threads
-     * packed are read, beside the products; and what is added where packing casts. */
-    int a_time, b_time, b_read_time, cast_time;
+     * row of A are packed, of one column of B are packed, and of one row of A or one column of B
+     * that somebody packed before are read, beside the products; and what is added where packing
+     * casts. */
+    int a_time, b_time, a_read_time, b_read_time, cast_time;
 
     /* Before and after the products of a thread's part; may be NULL. */
     void (*begin)(void);
@@ -110,6 +122,7 @@ typedef struct nd_gemm_kernels {
     void (*multiply)(const nd_gemm_tile *tile);
     /* A panel from rows of k, x (lines, k), or from x (k, lines). */
     nd_gemm_pack *pack_b_rows, *pack_b_columns, *pack_a_rows, *pack_a_columns;
+    nd_gemm_cast *cast; /* NULL: b is never packed codes */
 } nd_gemm_kernels;
 
 extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx;
@@ -183,6 +196,15 @@ void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const 
  * multiple of the unit. */
 void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
                         int64_t column, int64_t count, nd_bf16 *to);
+
+/* Packed codes of an activation (rows, columns): their bytes, 0 where there are none; and the
+ * operand that they are, as b of dw. */
+size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns);
+nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, void *codes, int64_t rows);
+/* Those of ND_GEMM_CODES rows of it, or of the last ones, from `row` on, whose BF16 is x; any
+ * thread may cast any rows. */
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_operand *codes, int64_t row,
+                       nd_gemm_operand x, int64_t rows, int64_t columns);
 
 /* Memory of the calling thread, aligned to 64, that nobody uses between products: at least
  * ND_GEMM_SPARE elements where there are such forms. */

@@ -328,3 +328,13 @@ size_t nd_cpu_activation_packed_bytes(const nd_device *device, int64_t rows, int
                ? nd_gemm_activation_bytes(context->gemm, rows, columns, as_b)
                : 0;
 }
+
+size_t nd_cpu_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
+                                 nd_dtype act, nd_dtype format)
+{
+    const nd_cpu_context *context = device->native;
+    const bool known = act == ND_DTYPE_BF16 && format == ND_DTYPE_F8_E4M3;
+    return context->gemm && context->packing != ND_CPU_PACKING_ANEW && known
+               ? nd_gemm_codes_bytes(context->gemm, rows, columns)
+               : 0;
+}

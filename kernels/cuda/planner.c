@@ -91,6 +91,12 @@ static size_t activation_packed_bytes(const nd_device *device, int64_t rows, int
     return 0;
 }
 
+static size_t codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
+                                 nd_dtype act, nd_dtype format)
+{
+    return 0;
+}
+
 static bool attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
     return false;

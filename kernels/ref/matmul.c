@@ -117,6 +117,12 @@ size_t nd_ref_activation_packed_bytes(const nd_device *device, int64_t rows, int
     return 0;
 }
 
+size_t nd_ref_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
+                                 nd_dtype act, nd_dtype format)
+{
+    return 0;
+}
+
 bool nd_ref_attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
     return false;

@@ -218,6 +218,12 @@ static size_t mirror_activation_packed_bytes(const nd_device *device, int64_t ro
     return mirrored.ops->activation_packed_bytes(device, rows, columns, act, as_b);
 }
 
+static size_t mirror_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
+                                        nd_dtype act, nd_dtype format)
+{
+    return mirrored.ops->codes_packed_bytes(device, rows, columns, act, format);
+}
+
 static bool mirror_attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
     return mirrored.ops->attention_packs(device, a, act);

@@ -296,6 +296,73 @@ Test(matmul_fp8, every_number_cast_by_the_product)
     nd_each_backend(check_uncast_numbers);
 }
 
+/* x (rows, columns) of BF16 with every number among them, and a scale that limits some. */
+static void check_packed_of(const nd_backend *backend, operand dy, int64_t rows, int64_t columns,
+                            int64_t gap)
+{
+    const nd_ops *ops = backend->side.ops;
+    nd_stream stream = backend->side.stream;
+    const nd_dtype bf16 = ND_DTYPE_BF16, e4m3 = ND_DTYPE_F8_E4M3;
+    const int64_t bytes =
+        (int64_t)ops->codes_packed_bytes(backend->side.device, rows, columns, bf16, e4m3);
+    float scale = 0x1.3p9f, inverse = 1.0f / scale;
+    nd_tensor x = nd_random_2d(bf16, rows, columns, gap, 1.0f), c[2];
+    nd_tensor memory = nd_blank_2d(ND_DTYPE_U8, 1, bytes + 128, 0);
+    nd_fp8 codes = {
+        .codes = nd_blank_2d(e4m3, rows, columns, gap), .scale = &scale, .inverse = &inverse};
+    nd_fp8 packed = codes;
+    packed.packed = (char *)(((uintptr_t)memory.data + 63) / 64 * 64);
+    packed.codes.data = NULL;
+    if (rows > 20) { /* finite ones of every size, then some that are not */
+        for (int64_t i = 0; i < rows * columns / 2; i++) {
+            const uint32_t number = (uint32_t)i * 37 % 65536;
+            ((nd_bf16 *)x.data)[i / columns * x.stride[0] + i % columns] =
+                (nd_bf16)(number % 0x8000 < 0x7f80 ? number : 0);
+        }
+        nd_put(x, rows * columns - 1, gap % 2 ? NAN : -INFINITY);
+    }
+    memset(packed.packed, 0xff, (size_t)bytes);
+    ((uint8_t *)packed.packed)[bytes] = 0x77;
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = codes, .x = x));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = x));
+    cr_assert_eq(((uint8_t *)packed.packed)[bytes], 0x77, "a byte after the codes was written");
+    c[0] = nd_random_2d(ND_DTYPE_F32, dy.fp8.codes.shape[1], columns, gap, 1.0f);
+    c[1] = nd_clone(c[0]);
+    for (int s = 0; s < 2; s++) {
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = dy.fp8,
+                              .a_transposed = true, .b = s ? packed : codes, .beta = 1.0f));
+    }
+    nd_expect_same(backend->name, "c", c[1], c[0]);
+}
+
+/* Codes that the cast leaves as b of dw = dy^T x give the bits that rows of codes give. */
+static void check_packed_codes(const nd_side *ref, const nd_backend *backend)
+{
+    static const int64_t extents[][3] = {{1, 1, 1},    {31, 33, 5},   {32, 32, 40},
+                                         {33, 70, 64}, {800, 65, 33}, {1602, 100, 7}};
+    const nd_ops *ops = backend->side.ops;
+    const bool packs =
+        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, ND_DTYPE_F8_E4M3) > 0;
+    cr_assert_eq(
+        packs, ops->activation_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, true) > 0,
+        "%s packs activations, or codes of them, alone", backend->name);
+    cr_assert_eq(
+        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, ND_DTYPE_F8_E5M2), 0);
+    cr_assert_eq(
+        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_F32, ND_DTYPE_F8_E4M3), 0);
+    for (int i = 0; packs && i < (int)(sizeof extents / sizeof *extents); i++) {
+        const int64_t *e = extents[i];
+        operand dy = cast_operand(ref, e[2], e[0], true, i % 2 ? 3 : 1, TENSOR, i);
+        check_packed_of(backend, dy, e[0], e[1], i);
+        nd_case_free();
+    }
+}
+
+Test(matmul_fp8, codes_packed_by_the_cast)
+{
+    nd_each_backend(check_packed_codes);
+}
+
 /* A NaN or infinite scale reaches the result; one that is no small power of two is applied without
  * loss. */
 static void check_odd_scales(const nd_side *ref, const nd_backend *backend)

@@ -104,8 +104,11 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 static size_t stride_of(const act *a, const nd_activation_options *o)
 {
     const size_t rows = nd_tensor_bytes(shape_of(a, o->dims));
-    const bool packed = a->input != ND_INPUT_COUNT && !is_codes(a);
-    return nd_round_up_bytes(packed ? nd_max_bytes(rows, o->packed[a->input]) : rows, 256);
+    if (a->input == ND_INPUT_COUNT) {
+        return nd_round_up_bytes(rows, 256);
+    }
+    const size_t packed = is_codes(a) ? o->packed_codes[a->input] : o->packed[a->input];
+    return nd_round_up_bytes(nd_max_bytes(rows, packed), 256);
 }
 
 static size_t layers_in(const nd_activation_options *o, const act *a, place where)

@@ -132,6 +132,7 @@ typedef struct nd_activation_options {
     nd_layer_range layers;
     bool forward_only; /* no backward follows: blocks keep nothing and share all buffers */
     size_t packed[ND_INPUT_COUNT]; /* bytes of an input as b of weight gradients; 0: it has rows */
+    size_t packed_codes[ND_INPUT_COUNT]; /* the same of its codes, where it is kept as such */
 } nd_activation_options;
 
 /* Wants the activations of the blocks. */

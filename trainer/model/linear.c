@@ -159,9 +159,17 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.b : &recipe->output.a;
     bool column = is_column_parallel(input);
+    if (x->codes_packed && column && !for_weight) { /* y casts the rows itself */
+        return ND_OK;
+    }
     if (x->codes.data && (column || for_weight)) { /* they were made before */
         x->cast = nd_fp8_with(x->scale, ND_PER_TENSOR);
         x->cast.codes = x->codes;
+        if (x->codes_packed) {
+            x->cast.packed = x->codes.data;
+            x->cast.codes.data = NULL;
+            return ND_OK;
+        }
         if (column) {
             ND_TRY(nd_operand_gather_codes(m, x->codes, m->fp8.x, &x->cast.codes));
         }
@@ -175,8 +183,8 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
         .record = c.pass == ND_PASS_TRAIN,
         .vectors = of_rows ? *of_rows : m->scales.vectors[0],
     };
-    if (x->codes.data) { /* the block keeps them */
-        how.codes = x->codes.data;
+    if (x->codes.data) {
+        nd_operand_want_kept(x, &how);
     } else {
         nd_cast_want(m, &how, for_weight && m->rank->ops->fp8_needs_transposed, m->fp8.x,
                      m->fp8.x_transposed);

@@ -39,6 +39,9 @@ typedef struct nd_operand {
     /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
      * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
     nd_tensor codes;
+    /* Of those codes: whether they are packed for dw (nd_fp8.packed), so that y reads rows, and
+     * whether this pass leaves them for a dw. */
+    bool codes_packed, codes_kept;
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
@@ -69,6 +72,8 @@ bool nd_input_in_fp8(nd_block_call call, nd_input input);
 void nd_inputs_choose_packed(nd_model *model);
 /* Whether the op that makes this input of a layer packs it. */
 bool nd_input_is_packed(const nd_model *model, nd_input input, int64_t layer);
+/* Bytes of the codes that blocks keep of an input, packed; 0: their codes have rows. */
+size_t nd_input_packed_code_bytes(const nd_model *model, nd_input input);
 /* Bytes of the form of an input as a, or as b, in the layers where it is packed; 0: in none. */
 size_t nd_input_packed_bytes(const nd_model *model, nd_input input, bool as_b);
 
@@ -81,8 +86,8 @@ nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
 nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
                                        nd_fuse fuse[2]);
-/* Writes the codes that the block keeps, unless the op that made the input has. Nothing when it
- * keeps none. */
+/* Writes the codes that the block keeps, unless the op that made the input has, or this pass needs
+ * none. Nothing when it keeps none. */
 nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
 /* Whether products cast operands while they read them, so that no op of its own does. Delayed
@@ -98,9 +103,13 @@ typedef struct nd_cast {
     bool record;              /* delayed: its amax counts in this step */
     nd_scale_ref vectors;     /* for scales of rows or columns */
     void *codes, *transposed; /* NULL: not wanted */
-    bool by_products;         /* the products cast: neither is wanted */
+    void *packed;             /* NULL, or where packed codes of rows go */
+    bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
+/* Codes of an input as the block keeps them, or where they are packed and this pass leaves none,
+ * what y reads alone. */
+void nd_operand_want_kept(const nd_operand *x, nd_cast *how);
 /* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
 void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
                   void *transposed_codes);

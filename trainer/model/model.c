@@ -189,6 +189,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                      o->forward_only};
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         options.packed[input] = nd_input_packed_bytes(m, input, true);
+        options.packed_codes[input] = nd_input_packed_code_bytes(m, input);
     }
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
     plan_shared(m, plan, &options);

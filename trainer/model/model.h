@@ -77,8 +77,9 @@ typedef struct nd_model {
                                    BF16 */
     /* Those as a of y, until they are multiplied: in backward buffers of their sizes. */
     nd_packed_form packed_inputs[ND_INPUT_COUNT];
-    nd_cp cp;       /* without a cache */
-    nd_kv_cache kv; /* of no slots: none */
+    bool packs_codes[ND_INPUT_COUNT]; /* inputs whose codes, where blocks keep such, are packed */
+    nd_cp cp;                         /* without a cache */
+    nd_kv_cache kv;                   /* of no slots: none */
     nd_recompute recompute;
     bool forward_only;
     nd_rope_view rope;

@@ -150,6 +150,12 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
         ND_TRY(nd_scales_cast(s, x->scale.site, result, amax, x->rows));
     }
     x->cast = result;
+    if (how->packed) {
+        nd_fp8 kept = nd_fp8_with(scale, rule->granularity);
+        kept.codes = nd_tensor_2d(NULL, rule->format, x->rows.shape[0], x->rows.shape[1]);
+        kept.packed = how->packed;
+        ND_OP(m->rank, ND_TRACE_CAST, fp8_cast, .out = kept, .x = x->rows);
+    }
     return ND_OK;
 }
 
@@ -215,6 +221,11 @@ static int64_t columns_of(const nd_dims *d, nd_input input)
     return input == ND_INPUT_DOWN ? d->F : input == ND_INPUT_O ? d->H * d->D : d->C;
 }
 
+static bool is_gathered(const nd_dims *d, nd_input input)
+{
+    return d->Tl != d->T && (input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP);
+}
+
 /* Whether the backend's op packs it. Attention does so where one call makes all of it. */
 static bool op_packs(const nd_model *m, nd_input input)
 {
@@ -223,16 +234,31 @@ static bool op_packs(const nd_model *m, nd_input input)
     if (input == ND_INPUT_O) {
         return nd_cp_attention_packs(r, d);
     }
-    const bool gathered = input != ND_INPUT_DOWN && d->Tl != d->T;
-    return !gathered &&
+    return !is_gathered(d, input) &&
            r->ops->activation_packed_bytes(r->device, d->T, columns_of(d, input), d->act, true) > 0;
+}
+
+static size_t packed_code_bytes(const nd_model *m, nd_input input)
+{
+    const nd_dims *d = &m->dims;
+    const nd_rank *r = m->rank;
+    return r->ops->codes_packed_bytes(r->device, d->T, columns_of(d, input), d->act,
+                                      m->scales.recipe.output.a.format);
 }
 
 void nd_inputs_choose_packed(nd_model *m)
 {
+    const bool casts = m->scales.recipe.name && nd_products_cast(m);
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         m->packs[input] = op_packs(m, input);
+        m->packs_codes[input] =
+            casts && !is_gathered(&m->dims, input) && packed_code_bytes(m, input) > 0;
     }
+}
+
+size_t nd_input_packed_code_bytes(const nd_model *m, nd_input input)
+{
+    return m->packs_codes[input] ? packed_code_bytes(m, input) : 0;
 }
 
 bool nd_input_is_packed(const nd_model *m, nd_input input, int64_t layer)
@@ -274,6 +300,10 @@ nd_operand nd_operand_of(nd_block_call c, nd_input input)
     case ND_INPUT_COUNT:
         break;
     }
+    x.codes_packed = x.codes.data && c.model->packs_codes[input];
+    x.codes_kept =
+        c.pass == ND_PASS_BACKWARD ||
+        (c.pass == ND_PASS_TRAIN && nd_activations_keep_input(c.model->recompute, input));
     if (nd_input_is_packed(c.model, input, c.layer)) {
         x.as_b = nd_set_packed(c.set, c.layer, input);
         x.as_b->memory = x.rows.data;
@@ -297,7 +327,7 @@ static nd_known known_after(nd_block_call c, nd_input input)
         return ND_KNOWN_NOTHING;
     }
     if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
-        return keeps ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
+        return keeps && !m->packs_codes[input] ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     }
     /* What is not kept as codes is measured after it was gathered. */
     return keeps || m->dims.Tl == m->dims.T ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
@@ -339,6 +369,13 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, n
     return ND_OK;
 }
 
+void nd_operand_want_kept(const nd_operand *x, nd_cast *how)
+{
+    how->by_products = x->codes_packed;
+    how->packed = x->codes_packed && x->codes_kept ? x->codes.data : NULL;
+    how->codes = x->codes_packed ? NULL : x->codes.data;
+}
+
 nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
 {
     nd_scales *s = &c.model->scales;
@@ -347,11 +384,11 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
         .split = true,
         .settled = c.pass == ND_PASS_BACKWARD,
         .record = c.pass == ND_PASS_TRAIN,
-        .codes = x->codes.data,
     };
     if (!x->codes.data) {
         return ND_OK;
     }
+    nd_operand_want_kept(x, &how);
     s->casts.inputs++;
     return nd_operand_cast(c.model, x, &how);
 }
