@@ -87,11 +87,11 @@ typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_
 /*
  * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
  * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
- * ignored. Where both are absent, codes are not made yet: `uncast` is what they are made of, and
- * only a product that casts while it reads takes such a matrix (nd_ops.matmul_fp8_casts). Its
- * scales are those of current scaling for its own amax: none is infinite, and |x| scale exceeds
- * FMAX by a rounding at most, or is NaN. The bits of the product are then those with the codes that
- * fp8_cast makes.
+ * ignored. Where both are absent, the codes are `packed`, or they are not made yet: `uncast` is
+ * what they are made of, and only a product that casts while it reads takes such a matrix
+ * (nd_ops.matmul_fp8_casts). Its scales are those of current scaling for its own amax: none is
+ * infinite, and |x| scale exceeds FMAX by a rounding at most, or is NaN. The bits of the product
+ * are then those with the codes that fp8_cast makes.
  */
 typedef struct nd_fp8 {
     nd_tensor codes;      /* (rows, columns), E4M3 or E5M2; row stride free */
@@ -99,7 +99,7 @@ typedef struct nd_fp8 {
     nd_tensor uncast;     /* BF16 (rows, columns); row stride free */
     /* NULL, or the codes of an activation x in the order in which matmul_fp8 reads them as b of
      * dw = dy^T x (nd_ops.codes_packed_bytes, aligned to 64): with one scale, and in place of
-     * `codes`, whose shape and dtype count. fp8_cast makes them from 2-d x. */
+     * `codes`, whose shape and dtype count. */
     void *packed;
     nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
     float *scale, *inverse; /* 1, (rows) or (columns) */
@@ -459,6 +459,7 @@ typedef struct nd_fp8_delayed_args {
  * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives
  * a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and
  * out.transposed, whichever are there, in one pass, with the scale that is there; reads no inverse.
+ * Or writes out.packed, alone and without amax: E4M3 with one scale, from 2-d BF16.
  */
 typedef struct nd_fp8_cast_args {
     nd_fp8 out;
@@ -490,7 +491,8 @@ typedef struct nd_fp8_count_args {
  * BF16 activations), beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in
  * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
  * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
- * row, op(b) per column (of the stored matrix: per column of a transposed a). m, n and k are
+ * row, op(b) per column (of the stored matrix: per column of a transposed a). Of the operands b,
+ * where it is not transposed, may be packed. m, n and k are
  * multiples of 16 on cuda: the model checks users' numbers, and pads m where it is free
  * (nd_ops.fp8_rows).
  */

@@ -300,27 +300,25 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
 
 typedef struct packing {
     const nd_gemm *gemm;
-    nd_gemm_operand codes, x; /* x: BF16 (rows, columns) with its scale */
+    uint8_t *codes;
+    nd_gemm_operand x; /* BF16 (rows, columns) with its scale */
     int64_t rows, columns;
 } packing;
 
 static void cast_packed(void *arg, int64_t begin, int64_t end)
 {
     const packing *w = arg;
-    for (int64_t row = begin * ND_GEMM_CODES; row < nd_min(end * ND_GEMM_CODES, w->rows);
-         row += ND_GEMM_CODES) {
+    for (int64_t i = begin; i < end; i++) {
         nd_gemm_operand x = w->x;
-        x.data = (const nd_bf16 *)x.data + row * x.stride;
-        nd_gemm_cast_rows(w->gemm, &w->codes, row, x, nd_min(ND_GEMM_CODES, w->rows - row),
-                          w->columns);
+        x.data = (const nd_bf16 *)x.data + i * ND_GEMM_CODES * x.stride;
+        nd_gemm_cast_rows(w->gemm, w->codes, w->rows, w->columns, i * ND_GEMM_CODES, x);
     }
 }
 
 static nd_status pack_codes(nd_stream *stream, const nd_fp8 *out, nd_tensor x)
 {
-    const nd_gemm *gemm = nd_cpu_context_of(stream)->gemm;
-    packing w = {.gemm = gemm,
-                 .codes = nd_gemm_codes_of(gemm, out->packed, x.shape[0]),
+    packing w = {.gemm = nd_cpu_context_of(stream)->gemm,
+                 .codes = out->packed,
                  .x = nd_cpu_operand_of(x),
                  .rows = x.shape[0],
                  .columns = x.shape[1]};

@@ -47,6 +47,14 @@ typedef struct nd_evens_and_odds {
     __m512 even, odd;
 } nd_evens_and_odds;
 
+/* The product, rounded: not part of a fused operation, whatever the file is compiled with. */
+static inline __m512 nd_scaled(__m512 x, __m512 scale)
+{
+    __m512 product = _mm512_mul_ps(x, scale);
+    __asm__("" : "+v"(product));
+    return product;
+}
+
 /* The values of the codes of 32 BF16, which are multiplied by scales before. */
 static inline nd_evens_and_odds nd_fp8_nearest_32(__m512i x, nd_evens_and_odds scale,
                                                   const nd_fp8_grid *g)
@@ -54,8 +62,8 @@ static inline nd_evens_and_odds nd_fp8_nearest_32(__m512i x, nd_evens_and_odds s
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(x, upper));
-    return (nd_evens_and_odds){nd_fp8_nearest(_mm512_mul_ps(even, scale.even), g),
-                               nd_fp8_nearest(_mm512_mul_ps(odd, scale.odd), g)};
+    return (nd_evens_and_odds){nd_fp8_nearest(nd_scaled(even, scale.even), g),
+                               nd_fp8_nearest(nd_scaled(odd, scale.odd), g)};
 }
 
 /* For nd_e4m3_codes_32, by the last four bits of the exponent of a size: a power of two whose last
@@ -87,8 +95,8 @@ static inline __m512i nd_e4m3_codes_32(__m512i x, __m512 factor, __m512 addends)
 {
     const int add_masked = 0xf8; /* the first operand, or both others */
     const __m512i upper = _mm512_and_si512(x, _mm512_set1_epi32((int)0xffff0000));
-    const __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), factor);
-    const __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(upper), factor);
+    const __m512 even = nd_scaled(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), factor);
+    const __m512 odd = nd_scaled(_mm512_castsi512_ps(upper), factor);
     __m512i codes =
         _mm512_ternarylogic_epi32(_mm512_slli_epi32(nd_e4m3_size(odd, addends), 16),
                                   nd_e4m3_size(even, addends), _mm512_set1_epi32(0x7f), add_masked);

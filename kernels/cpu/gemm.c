@@ -523,7 +523,7 @@ size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns)
                : 0;
 }
 
-nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, void *codes, int64_t rows)
+nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows)
 {
     const nd_gemm_kernels *kernels = gemm->kernels;
     ND_ASSERT(kernels->cast && kernels->columns == ND_GEMM_CODES);
@@ -533,13 +533,14 @@ nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, void *codes, int64_t rows)
                              .packed = true};
 }
 
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_operand *codes, int64_t row,
-                       nd_gemm_operand x, int64_t rows, int64_t columns)
+void nd_gemm_cast_rows(const nd_gemm *gemm, uint8_t *codes, int64_t rows, int64_t columns,
+                       int64_t row, nd_gemm_operand x)
 {
-    const nd_gemm_operand to = operand_at(*codes, false, 0, row);
-    ND_ASSERT(x.scale && x.format == ND_DTYPE_F8_E4M3 && rows <= ND_GEMM_CODES);
-    gemm->kernels->cast((uint8_t *)(uintptr_t)to.data, to.stride * ND_GEMM_CODES, x, (int)rows,
-                        (int)columns);
+    const int64_t panel = nd_round_up(rows, ND_GEMM_CODES) * ND_GEMM_CODES;
+    ND_ASSERT(x.scale && !x.scale_per_line && x.format == ND_DTYPE_F8_E4M3);
+    ND_ASSERT(row % ND_GEMM_CODES == 0);
+    gemm->kernels->cast(codes + row * ND_GEMM_CODES, panel, x,
+                        (int)nd_min(ND_GEMM_CODES, rows - row), (int)columns);
 }
 
 nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)

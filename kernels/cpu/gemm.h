@@ -85,8 +85,9 @@ typedef struct nd_gemm_operand {
  * beyond them may be zero or anything. */
 typedef void nd_gemm_pack(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth);
 
-/* Casts at most ND_GEMM_CODES rows of x, which has scales, to E4M3: of each panel those that begin
- * at `to`, panels `stride` bytes apart, with zeros for rows that are not there. */
+/* Casts at most ND_GEMM_CODES rows of x, which has one scale, to packed E4M3 codes. `to`: where
+ * those of the first panel go; the next panel's go `stride` bytes behind them. Rows that are not
+ * there get zeros. */
 typedef void nd_gemm_cast(uint8_t *to, int64_t stride, nd_gemm_operand x, int rows, int columns);
 
 typedef struct nd_gemm_kernels {
@@ -197,14 +198,15 @@ void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const 
 void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
                         int64_t column, int64_t count, nd_bf16 *to);
 
-/* Packed codes of an activation (rows, columns): their bytes, 0 where there are none; and the
- * operand that they are, as b of dw. */
+/* The bytes of the packed codes of an activation (rows, columns); 0: these kernels make none. */
 size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns);
-nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, void *codes, int64_t rows);
-/* Those of ND_GEMM_CODES rows of it, or of the last ones, from `row` on, whose BF16 is x; any
- * thread may cast any rows. */
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_operand *codes, int64_t row,
-                       nd_gemm_operand x, int64_t rows, int64_t columns);
+/* Packed codes of so many rows, as b of dw. */
+nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows);
+/* Makes the packed codes of an activation (rows, columns), some of its rows at a time:
+ * ND_GEMM_CODES from `row` on, which is a multiple of it, or those that are left. x is their BF16,
+ * with one scale and the format E4M3. Any thread may make any of them. */
+void nd_gemm_cast_rows(const nd_gemm *gemm, uint8_t *codes, int64_t rows, int64_t columns,
+                       int64_t row, nd_gemm_operand x);
 
 /* Memory of the calling thread, aligned to 64, that nobody uses between products: at least
  * ND_GEMM_SPARE elements where there are such forms. */

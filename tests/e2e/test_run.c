@@ -457,6 +457,10 @@ Test(run, bench_times_every_precision)
     cr_expect_not_null(strstr(shell_output, "\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":"), "%s",
                        shell_output);
     cr_expect_not_null(strstr(shell_output, "\"delayed_seconds\":"), "%s", shell_output);
+    /* Where operands are packed. */
+    shell(&dir, "ND_CPU_ISA=amx_emulated " ND_TRAIN
+                " bench --products --sizes 32x48x64 --device cpu --jsonl");
+    cr_expect_not_null(strstr(shell_output, "\"tensorwise_seconds\":"), "%s", shell_output);
 }
 
 /* The lines of README: a file for eight workers gives the sizes of one of its ranks, which one

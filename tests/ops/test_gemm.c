@@ -681,6 +681,27 @@ static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_r
     free_memory();
 }
 
+/* Packed codes, which the casts make and the packing of B widens. */
+static void compare_codes(const nd_gemm_kernels *vectors, const nd_gemm_kernels *plain, int rows,
+                          int columns)
+{
+    enum { PANELS = 3, PANEL = 2 * ND_GEMM_CODES * ND_GEMM_CODES };
+    static uint8_t got[PANELS * PANEL], want[PANELS * PANEL];
+    static nd_gemm_word words[2][PANEL];
+    matrix x = draw(ND_DTYPE_BF16, rows, columns, 3, 5);
+    leave_to_cast(&x, ND_DTYPE_F8_E4M3, false, false);
+    memset(got, 0x5a, sizeof got);
+    memset(want, 0x5a, sizeof want);
+    vectors->cast(got, PANEL, operand_of(&x), rows, columns);
+    plain->cast(want, PANEL, operand_of(&x), rows, columns);
+    cr_assert_eq(memcmp(got, want, sizeof got), 0, "codes of %d rows, %d columns", rows, columns);
+    const nd_gemm_operand codes = {.data = want, .dtype = ND_DTYPE_F8_E4M3, .packed = true};
+    vectors->pack_b_columns(words[0], codes, ND_GEMM_CODES, rows);
+    plain->pack_b_columns(words[1], codes, ND_GEMM_CODES, rows);
+    cr_assert_eq(memcmp(words[0], words[1], sizeof words[0]), 0, "words of %d rows", rows);
+    free_memory();
+}
+
 Test(gemm, vectors_and_plain_c_pack_the_same)
 {
     const nd_gemm_kernels *v = &nd_gemm_amx, *p = &nd_gemm_amx_emulated;
@@ -697,6 +718,7 @@ Test(gemm, vectors_and_plain_c_pack_the_same)
                                "B from rows");
                 compare_packed(v->pack_b_columns, p->pack_b_columns, false, v->columns, lines,
                                depth, "B from columns");
+                compare_codes(v, p, lines, depth);
             }
         }
     }

@@ -296,7 +296,8 @@ Test(matmul_fp8, every_number_cast_by_the_product)
     nd_each_backend(check_uncast_numbers);
 }
 
-/* x (rows, columns) of BF16 with every number among them, and a scale that limits some. */
+/* The codes of x (rows, columns), which has numbers of all sizes and, where it is large, infinities
+ * or NaN, with a scale that limits some. */
 static void check_packed_of(const nd_backend *backend, operand dy, int64_t rows, int64_t columns,
                             int64_t gap)
 {

@@ -26,11 +26,21 @@ static nd_call_matrix rows_or_form(nd_tensor t, const nd_packed_form *form)
     return matrix(t);
 }
 
+/* Rows of codes, for packed ones too: both are as many bytes, and casts and products of packed ones
+ * are timed as those of rows. */
+static nd_tensor codes_of(const nd_fp8 *x)
+{
+    nd_tensor codes = x->codes;
+    codes.data = x->packed ? x->packed : codes.data;
+    return codes;
+}
+
 static nd_call_matrix operand(const nd_fp8 *x, bool as_stored)
 {
-    nd_call_matrix m = matrix(x->uncast.data               ? x->uncast
-                              : as_stored && x->codes.data ? x->codes
-                                                           : x->transposed);
+    const nd_tensor codes = codes_of(x);
+    nd_call_matrix m = matrix(x->uncast.data            ? x->uncast
+                              : as_stored && codes.data ? codes
+                                                        : x->transposed);
     m.along = (int32_t)x->granularity;
     return m;
 }
@@ -88,7 +98,7 @@ static nd_status note_fp8_cast(nd_stream *s, const nd_fp8_cast_args *x)
 {
     nd_call call = {.kind = ND_CALL_FP8_CAST,
                     .merges = x->amax != NULL,
-                    .c = matrix(x->out.codes),
+                    .c = matrix(codes_of(&x->out)),
                     .a = matrix(x->x),
                     .b = matrix(x->out.transposed)};
     call.a.along = (int32_t)x->out.granularity;

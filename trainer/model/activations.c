@@ -82,7 +82,7 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
 }
 
 /* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are
- * made. */
+ * made and, where they are packed, y has read it. Packed codes are read by dw alone. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
@@ -91,7 +91,8 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 {
     bool kept = !o->forward_only && o->recompute <= a->kept;
     bool as_codes = kept_as_codes(o, a, layer);
-    if (is_codes(a) && !as_codes) {
+    const bool unread = as_codes && o->forward_only && o->packed_codes[a->input] > 0;
+    if (is_codes(a) && (!as_codes || unread)) {
         return PLACE_NONE;
     }
     if (kept && is_codes(a) == as_codes) {

@@ -82,7 +82,7 @@ static nd_status mlp_half(nd_block_call c, bool with_output)
     /* 10. SwiGLU */
     ND_TRY(swiglu(c, &act));
     if (!with_output) {
-        return nd_operand_keep(c, &act);
+        return nd_operand_keep(c, &act, true);
     }
     /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_DOWN, &act, branch_of(m, c.set));
@@ -119,7 +119,7 @@ nd_status nd_block_recompute(nd_block_call c)
         ND_TRY(norm_again(c, true, &h));
     }
     ND_TRY(swiglu(c, &act));
-    return nd_operand_keep(c, &act);
+    return nd_operand_keep(c, &act, true);
 }
 
 nd_status nd_block_recompute_codes(nd_block_call c, bool second)
@@ -130,7 +130,7 @@ nd_status nd_block_recompute_codes(nd_block_call c, bool second)
         return ND_OK;
     }
     ND_TRY(norm_again(c, second, &h));
-    return nd_operand_keep(c, &h);
+    return nd_operand_keep(c, &h, true);
 }
 
 nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t layer)

@@ -39,9 +39,7 @@ typedef struct nd_operand {
     /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
      * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
     nd_tensor codes;
-    /* Of those codes: whether they are packed for dw (nd_fp8.packed), so that y reads rows, and
-     * whether this pass leaves them for a dw. */
-    bool codes_packed, codes_kept;
+    bool codes_packed;  /* the codes are packed for dw (nd_fp8.packed), and y reads the rows */
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
@@ -86,9 +84,10 @@ nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
 nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
                                        nd_fuse fuse[2]);
-/* Writes the codes that the block keeps, unless the op that made the input has, or this pass needs
- * none. Nothing when it keeps none. */
-nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
+/* Finds the scale of an input whose codes the block keeps, and writes the codes, unless the op that
+ * made the input has, or they are packed and no dw (for_weight) will read what this pass makes.
+ * Nothing where the block keeps none. */
+nd_status nd_operand_keep(nd_block_call call, nd_operand *x, bool for_weight);
 
 /* Whether products cast operands while they read them, so that no op of its own does. Delayed
  * scaling measures what it casts. */
@@ -107,9 +106,9 @@ typedef struct nd_cast {
     bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Codes of an input as the block keeps them, or where they are packed and this pass leaves none,
- * what y reads alone. */
-void nd_operand_want_kept(const nd_operand *x, nd_cast *how);
+/* Asks for the codes that the block keeps. Where they are packed, y casts the rows, and codes are
+ * asked for only where a dw (for_weight) will read them. */
+void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how);
 /* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
 void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
                   void *transposed_codes);

@@ -6,8 +6,8 @@
  * scale per tensor; attention does none.
  *
  * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
- * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
- * these ops leave plain rows.
+ * the op write codes alone, unless the cast packs them; otherwise the op finds the amax. In a step
+ * that the health log counts, these ops leave plain rows.
  */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
@@ -301,9 +301,6 @@ nd_operand nd_operand_of(nd_block_call c, nd_input input)
         break;
     }
     x.codes_packed = x.codes.data && c.model->packs_codes[input];
-    x.codes_kept =
-        c.pass == ND_PASS_BACKWARD ||
-        (c.pass == ND_PASS_TRAIN && nd_activations_keep_input(c.model->recompute, input));
     if (nd_input_is_packed(c.model, input, c.layer)) {
         x.as_b = nd_set_packed(c.set, c.layer, input);
         x.as_b->memory = x.rows.data;
@@ -369,14 +366,14 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, n
     return ND_OK;
 }
 
-void nd_operand_want_kept(const nd_operand *x, nd_cast *how)
+void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how)
 {
     how->by_products = x->codes_packed;
-    how->packed = x->codes_packed && x->codes_kept ? x->codes.data : NULL;
+    how->packed = x->codes_packed && for_weight ? x->codes.data : NULL;
     how->codes = x->codes_packed ? NULL : x->codes.data;
 }
 
-nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
+nd_status nd_operand_keep(nd_block_call c, nd_operand *x, bool for_weight)
 {
     nd_scales *s = &c.model->scales;
     nd_cast how = {
@@ -388,7 +385,7 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
     if (!x->codes.data) {
         return ND_OK;
     }
-    nd_operand_want_kept(x, &how);
+    nd_operand_want_kept(x, for_weight, &how);
     s->casts.inputs++;
     return nd_operand_cast(c.model, x, &how);
 }
