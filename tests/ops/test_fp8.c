@@ -331,6 +331,24 @@ Test(fp8, codes_of_every_bf16_number_and_of_ties)
     nd_each_backend(check_cast_of_everything);
 }
 
+/* One NaN among numbers, at every place of a vector. */
+static void check_cast_of_a_nan(const nd_side *ref, const nd_backend *backend)
+{
+    for (int64_t at = 0; at < 2 * 67; at++) {
+        nd_tensor x = nd_random_2d(dtypes[at / 67], 1, 67, 0, 1.0f);
+        nd_put(x, at % 67, NAN);
+        for (int f = 0; f < 2; f++) {
+            cast_once(ref, backend, x, formats[f], ND_PER_TENSOR, forms[0], 1.0f);
+        }
+        nd_case_free();
+    }
+}
+
+Test(fp8, casts_of_a_nan_among_numbers)
+{
+    nd_each_backend(check_cast_of_a_nan);
+}
+
 static void check_cast(const nd_side *ref, const nd_backend *backend)
 {
     for (int c = 0; c < SHAPES * 12; c++) {
