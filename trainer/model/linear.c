@@ -150,12 +150,6 @@ static nd_status settle_joint(nd_block_call c, nd_input input, bool backward, nd
                : nd_scales_settle(s, nd_scales_joint(s, 0, count), count, rule->a.format, true);
 }
 
-/* Whether a dw will read what this forward keeps of an input. */
-static bool is_kept(nd_block_call c, nd_input input)
-{
-    return c.pass == ND_PASS_TRAIN && nd_activations_keep_input(c.model->recompute, input);
-}
-
 /* Makes x->cast, the form of an input that the FP8 products of y or (for_weight) of dw read.
  * of_rows: its scales, where they are settled already. */
 static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
@@ -190,7 +184,7 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
         .vectors = of_rows ? *of_rows : m->scales.vectors[0],
     };
     if (x->codes.data) {
-        nd_operand_want_kept(x, is_kept(c, input), &how);
+        nd_operand_want_kept(x, nd_input_is_kept(c, input), &how);
     } else {
         nd_cast_want(m, &how, for_weight && m->rank->ops->fp8_needs_transposed, m->fp8.x,
                      m->fp8.x_transposed);
@@ -250,7 +244,7 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
     bool any = nd_input_in_fp8(c, input);
     x->codes = any ? x->codes : (nd_tensor){0};
     if (x->codes.data) {
-        ND_TRY(nd_operand_keep(c, x, is_kept(c, input)));
+        ND_TRY(nd_operand_keep(c, x, nd_input_is_kept(c, input)));
     } else {
         ND_TRY(gather_rows(m, x));
     }

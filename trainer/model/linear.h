@@ -66,6 +66,9 @@ bool nd_linear_in_fp8(nd_block_call call, int linear);
 /* Whether any linear with this input is in FP8. */
 bool nd_input_in_fp8(nd_block_call call, nd_input input);
 
+/* Whether a backward will read what this pass makes of an input. */
+bool nd_input_is_kept(nd_block_call call, nd_input input);
+
 /* Finds which inputs the ops that make them pack; in a model without a cache. */
 void nd_inputs_choose_packed(nd_model *model);
 /* Whether the op that makes this input of a layer packs it. */

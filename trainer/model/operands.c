@@ -261,6 +261,11 @@ size_t nd_input_packed_code_bytes(const nd_model *m, nd_input input)
     return m->packs_codes[input] ? packed_code_bytes(m, input) : 0;
 }
 
+bool nd_input_is_kept(nd_block_call c, nd_input input)
+{
+    return c.pass == ND_PASS_TRAIN && nd_activations_keep_input(c.model->recompute, input);
+}
+
 bool nd_input_is_packed(const nd_model *m, nd_input input, int64_t layer)
 {
     return m->packs[input] && nd_filter_mask(&m->scales.filter, layer, input) == 0;
@@ -336,10 +341,9 @@ static void choose_forms(nd_block_call c, nd_input input, nd_operand *x, nd_fuse
     nd_model *m = c.model;
     const bool again = c.pass == ND_PASS_BACKWARD;
     const bool multiplied = !again || (m->recompute == ND_RECOMPUTE_FULL && input != ND_INPUT_DOWN);
-    const bool kept = c.pass == ND_PASS_TRAIN && nd_activations_keep_input(m->recompute, input);
     x->as_a = multiplied ? &m->packed_inputs[input] : NULL;
     fuse->as_a = x->as_a;
-    fuse->as_b = again || kept ? x->as_b : NULL;
+    fuse->as_b = again || nd_input_is_kept(c, input) ? x->as_b : NULL;
     m->packed_inputs[input].made = x->as_b->made = false;
 }
 
