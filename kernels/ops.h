@@ -214,6 +214,7 @@ typedef struct nd_rmsnorm_bwd_args {
     nd_tensor x;        /* (n, C) */
     nd_tensor weight;   /* act (C) */
     nd_tensor rstd;     /* F32 (n) */
+    float *amax;        /* NULL, or as nd_fuse.amax, of dx */
 } nd_rmsnorm_bwd_args;
 
 /*

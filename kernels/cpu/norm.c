@@ -108,25 +108,30 @@ nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
 
 typedef struct backward {
     const nd_row_ops *rows;
-    nd_tensor dx, dweight, dy, dres, x, weight, rstd;
+    nd_cpu_result dx;
+    nd_tensor dweight, dy, dres, x, weight, rstd;
     int64_t blocks;  /* row blocks; block b holds rows [n b / blocks, n (b + 1) / blocks) */
     float *partials; /* (blocks, C): dweight of each block */
 } backward;
 
 static void backward_blocks(void *arg, int64_t begin, int64_t end)
 {
-    const backward *w = arg;
+    backward *w = arg;
     int64_t n = w->dy.shape[0], C = w->dy.shape[1];
+    uint32_t most = 0;
     bool bf16 = w->dy.dtype == ND_DTYPE_BF16;
     for (int64_t block = begin; block < end; block++) {
         float *partial = w->partials + block * C;
         memset(partial, 0, (size_t)C * sizeof *partial);
         for (int64_t i = n * block / w->blocks; i < n * (block + 1) / w->blocks; i++) {
-            w->rows->norm_bwd(nd_row(w->dx, i), partial, nd_row(w->dy, i),
+            void *dx = nd_row(w->dx.to, i);
+            w->rows->norm_bwd(dx, partial, nd_row(w->dy, i),
                               w->dres.data ? nd_row(w->dres, i) : NULL, nd_row(w->x, i),
                               w->weight.data, ((const float *)w->rstd.data)[i], C, bf16);
+            most = nd_cpu_piece_done(&w->dx, w->rows, dx, i, 0, C, most);
         }
     }
+    nd_raise_largest(&w->dx.most, most);
 }
 
 /* dweight is the sum of the blocks in their order. */
@@ -159,7 +164,6 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     ND_ASSERT(nd_is_vector(dweight, ND_DTYPE_F32, C) && nd_is_vector(weight, dy.dtype, C));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n));
     backward w = {.rows = context->rows,
-                  .dx = dx,
                   .dweight = dweight,
                   .dy = dy,
                   .dres = dres,
@@ -168,9 +172,11 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
                   .rstd = rstd,
                   .blocks = block_count(n, C),
                   .partials = (float *)context->partials};
+    nd_cpu_result_begin(&w.dx, dx, &(nd_fuse){.amax = args->amax});
     if (n > 0) {
         nd_cpu_parallel(stream, w.blocks, n / w.blocks * C, backward_blocks, &w);
         combine_partials(&w);
     }
+    nd_cpu_result_end(&w.dx);
     return ND_OK;
 }

@@ -11,6 +11,7 @@ struct backward_args {
     float *partials; /* (blocks, columns): each block's sum of dy x rstd */
     const void *dy, *dres, *x, *weight;
     const float *rstd;
+    float *amax; /* or NULL */
     int64_t dx_stride, dy_stride, dres_stride, x_stride;
     int64_t rows;
     int columns;
@@ -47,19 +48,27 @@ __device__ inline float row_dot(const row_packs<T, N> &r, const pack<T, N> &weig
     return dot;
 }
 
-/* dx = dres + rstd (w dy - x rstd^2 mean(w dy x)). */
+/* dx = dres + rstd (w dy - x rstd^2 mean(w dy x)). Returns the largest size (bits), for amax. */
 template <class T, int N>
-__device__ inline void write_dx(const backward_args &a, int64_t row, int column,
-                                const row_packs<T, N> &r, const pack<T, N> &weight, float rstd,
-                                float factor)
+__device__ inline uint32_t write_dx(const backward_args &a, int64_t row, int column,
+                                    const row_packs<T, N> &r, const pack<T, N> &weight, float rstd,
+                                    float factor)
 {
     float dx[N];
+    pack<T, N> stored;
+    uint32_t size = 0;
     ND_UNROLL
     for (int i = 0; i < N; i++) {
         float g = get(weight, i) * get(r.dy, i);
         dx[i] = rstd * (g - get(r.x, i) * factor) + (a.dres ? get(r.dres, i) : 0.0f);
     }
-    store_floats<N>((T *)a.dx + row * a.dx_stride + column, dx);
+    narrow_all(dx, stored);
+    store<N>((T *)a.dx + row * a.dx_stride + column, stored);
+    ND_UNROLL
+    for (int i = 0; i < N; i++) {
+        size = larger(size, size_bits(get(stored, i)));
+    }
+    return size;
 }
 
 template <class T, int N> __device__ inline pack<T, N> weight_of(const backward_args &a, int column)
@@ -80,6 +89,7 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
     pack<T, N> weight[K];
     row_packs<T, N> next[K];
     float next_rstd = blockIdx.x < a.rows ? a.rstd[blockIdx.x] : 0.0f;
+    uint32_t largest = 0;
     int parity = 0;
     ND_UNROLL
     for (int k = 0; k < K; k++) {
@@ -112,10 +122,15 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
         ND_UNROLL
         for (int k = 0; k < K; k++) {
             if (mine + k * step < a.columns) {
-                write_dx(a, row, mine + k * step, now[k],
-                         AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step), rstd, factor);
+                uint32_t size =
+                    write_dx(a, row, mine + k * step, now[k],
+                             AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step), rstd, factor);
+                largest = larger(largest, size);
             }
         }
+    }
+    if (a.amax) {
+        amax_merge(a.amax, largest);
     }
     ND_UNROLL
     for (int k = 0; k < K; k++) {
@@ -137,6 +152,7 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_long_kernel(const backw
     ND_SHARED(float, slots, 64);
     const int step = (int)blockDim.x;
     float *sums = a.partials + (int64_t)blockIdx.x * a.columns;
+    uint32_t largest = 0;
     int parity = 0;
     for (int column = (int)threadIdx.x; column < a.columns; column += step) {
         sums[column] = 0.0f;
@@ -152,8 +168,13 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_long_kernel(const backw
         float factor = dot / (float)a.columns * rstd * rstd;
         for (int column = (int)threadIdx.x; column < a.columns; column += step) {
             read_row(a, row, column, r);
-            write_dx(a, row, column, r, load<1>((const T *)a.weight + column), rstd, factor);
+            uint32_t size =
+                write_dx(a, row, column, r, load<1>((const T *)a.weight + column), rstd, factor);
+            largest = larger(largest, size);
         }
+    }
+    if (a.amax) {
+        amax_merge(a.amax, largest);
     }
 }
 
@@ -231,6 +252,7 @@ int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, const nd_rmsnorm_bwd_args *args, vo
                        x.data,
                        weight.data,
                        (float *)args->rstd.data,
+                       args->amax,
                        dx.stride[0],
                        dy.stride[0],
                        dres.stride[0],

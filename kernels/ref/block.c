@@ -44,6 +44,7 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     const nd_tensor dx = args->dx, dweight = args->dweight, dy = args->dy, dres = args->dres,
                     x = args->x, weight = args->weight, rstd = args->rstd;
     int64_t n = dy.shape[0], C = dy.shape[1];
+    const nd_fuse fuse = {.amax = args->amax};
     bool add = dres.data;
     const float *r = rstd.data;
     ND_ASSERT(nd_is_act(dy) && nd_is_2d(dy, n, C) && nd_is_2d_of(dx, dy.dtype, n, C));
@@ -69,7 +70,7 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
             double g = (double)nd_ref_get(weight, c) * nd_ref_get(dy, i * dy.stride[0] + c);
             double dn = r[i] * (g - nd_ref_get(x, i * x.stride[0] + c) * mean * r[i] * r[i]);
             double residual = add ? nd_ref_get(dres, i * dres.stride[0] + c) : 0.0;
-            nd_ref_put(dx, i * dx.stride[0] + c, residual + dn);
+            nd_ref_emit(dx, &fuse, i, c, residual + dn);
         }
     }
     return ND_OK;

@@ -81,7 +81,7 @@ MIRROR(embedding_bwd, TENSOR(dtable), TENSOR(ids), TENSOR(dout))
 MIRROR(rmsnorm_fwd, TENSOR(y), TENSOR(sum), TENSOR(rstd), TENSOR(x), TENSOR(delta), TENSOR(weight),
        FUSE(fuse))
 MIRROR(rmsnorm_bwd, TENSOR(dx), TENSOR(dweight), TENSOR(dy), TENSOR(dres), TENSOR(x),
-       TENSOR(weight), TENSOR(rstd))
+       TENSOR(weight), TENSOR(rstd), POINTER(amax, sizeof(float)))
 MIRROR(rope, TENSOR(out), TENSOR(x), TENSOR(positions),
        POINTER(table.cos, floats(args->table.positions *(args->x.shape[2] / 2))),
        POINTER(table.sin, floats(args->table.positions *(args->x.shape[2] / 2))))

@@ -105,6 +105,39 @@ static void norm_once(const job *j, bool add)
     nd_case_free();
 }
 
+/* The amax of dx, in the place of dres or not; the amax of a dx that has a NaN. */
+static void norm_backward_once(const job *j, bool in_place, bool nan)
+{
+    const nd_ops *ops = j->backend->side.ops;
+    nd_stream stream = j->backend->side.stream;
+    nd_tensor x = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f);
+    nd_tensor dy = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f);
+    nd_tensor dres = nd_random_2d(j->dtype, j->n, j->C, j->gap, 1.0f);
+    nd_tensor weight = nd_random_1d(j->dtype, j->C, 1.0f);
+    nd_tensor rstd = nd_random_1d(ND_DTYPE_F32, j->n, 1.0f), plain = nd_clone(x), dweight[2];
+    fused got;
+    if (nan && j->n > 0) {
+        nd_put(dres, j->n * j->C - 1, NAN);
+    }
+    fused_init(&got, j, in_place ? dres : x, 37.5f, 0.25f);
+    for (int s = 0; s < 2; s++) {
+        dweight[s] = s ? nd_clone(dweight[0]) : nd_random_1d(ND_DTYPE_F32, j->C, 1.0f);
+    }
+    for (int s = 0; s < 2; s++) {
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, rmsnorm_bwd, .dx = s ? got.stored : plain,
+                              .dweight = dweight[s], .dy = dy,
+                              .dres = s && in_place ? got.stored : dres, .x = x, .weight = weight,
+                              .rstd = rstd, .amax = s ? got.fuse.amax : NULL));
+    }
+    nd_expect_same(j->backend->name, "rmsnorm_bwd dweight", dweight[1], dweight[0]);
+    if (nan && j->n > 0) {
+        cr_assert(isnan(got.amax), "%s, rmsnorm_bwd: an amax of %.9g", j->backend->name, got.amax);
+    } else {
+        expect_fused(j, "rmsnorm_bwd", &got, plain, x);
+    }
+    nd_case_free();
+}
+
 static void swiglu_once(const job *j)
 {
     const nd_ops *ops = j->backend->side.ops;
@@ -146,6 +179,10 @@ static void check_fused(const nd_side *ref, const nd_backend *backend)
                  .asked = choices[i / 4 % CHOICES]};
         norm_once(&j, i % 4 < 2);
         swiglu_once(&j);
+        if (j.asked == (AMAX | STORED)) {
+            norm_backward_once(&j, i % 4 < 2, false);
+            norm_backward_once(&j, i % 4 < 2, true);
+        }
     }
 }
 

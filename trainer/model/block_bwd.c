@@ -10,13 +10,20 @@
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
-/* The norm's input gradient joins the gradient of the residual stream. */
-static nd_status norm_backward(nd_block_call c, nd_param_id id, nd_tensor x, nd_tensor rstd)
+/* The norm's input gradient joins the gradient of the residual stream. The next linear that reads
+ * it is the one with input `next` of `layer`. */
+static nd_status norm_backward(nd_block_call c, nd_param_id id, nd_tensor x, nd_tensor rstd,
+                               nd_input next, int64_t layer)
 {
     nd_model *m = c.model;
+    const nd_block_call reader = {m, c.set, layer, c.pass};
+    float *amax = NULL;
+    if (layer >= m->stage->layers.begin) {
+        ND_TRY(nd_gradient_prepare(reader, next, &amax));
+    }
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
           .dweight = nd_fsdp_grad(&m->fsdp, id, id, c.layer), .dy = m->dh, .dres = m->dx, .x = x,
-          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = rstd);
+          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = rstd, .amax = amax);
     return ND_OK;
 }
 
@@ -25,7 +32,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const int64_t F = m->dims.F;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = m->dx}, dgu;
+    nd_operand dout = {.rows = m->dx, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
     nd_tensor to[2];
     nd_fuse fuse[2];
     /* 11. down: the reduce-scatter becomes a gather */
@@ -39,7 +46,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->dh));
     /* 7. norm */
-    return norm_backward(c, ND_PARAM_NORM_2, a->x_mid, a->rstd2);
+    return norm_backward(c, ND_PARAM_NORM_2, a->x_mid, a->rstd2, ND_INPUT_O, c.layer);
 }
 
 static nd_status attention_half_backward(nd_block_call c)
@@ -47,7 +54,8 @@ static nd_status attention_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = m->dx}, dqkv = {.rows = m->dqkv};
+    nd_operand dout = {.rows = m->dx, .known = nd_gradient_known(c, ND_INPUT_O)};
+    nd_operand dqkv = {.rows = m->dqkv};
     const nd_operand o = nd_operand_of(c, ND_INPUT_O);
     const nd_cp_outputs outputs = {.rows = o.rows, .packed = o.as_b, .lse = a->lse.data};
     /* 6. output projection */
@@ -64,7 +72,7 @@ static nd_status attention_half_backward(nd_block_call c)
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->dh));
     /* 1. norm */
-    return norm_backward(c, ND_PARAM_NORM_1, a->x_in, a->rstd1);
+    return norm_backward(c, ND_PARAM_NORM_1, a->x_in, a->rstd1, ND_INPUT_DOWN, c.layer - 1);
 }
 
 static nd_status backward_ops(nd_block_call c)

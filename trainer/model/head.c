@@ -13,7 +13,7 @@
  * its backward.
  */
 #include "runtime/base/math.h"
-#include "trainer/model/model.h"
+#include "trainer/model/linear.h"
 
 static const nd_trace_kind HEAD = ND_TRACE_HEAD;
 
@@ -337,12 +337,17 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
 {
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    const nd_block_call last = {m, set, m->stage->layers.end - 1, ND_PASS_BACKWARD};
+    float *amax = NULL;
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
+    if (last.layer >= m->stage->layers.begin) {
+        ND_TRY(nd_gradient_prepare(last, ND_INPUT_DOWN, &amax));
+    }
     ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
           .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .rstd = set->head.rstd);
+          .rstd = set->head.rstd, .amax = amax);
     nd_fsdp_release(&m->fsdp, unit);
     /* A tied table's gradient is completed by the embedding. */
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);

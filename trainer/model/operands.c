@@ -394,6 +394,28 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x, bool for_weight)
     return nd_operand_cast(c.model, x, &how);
 }
 
+/* Gradients of the residual stream. */
+
+nd_known nd_gradient_known(nd_block_call c, nd_input input)
+{
+    const nd_scales *s = &c.model->scales;
+    const bool current = s->recipe.input_gradient.a.scaling == ND_SCALING_CURRENT;
+    return may_fuse(s) && current && nd_input_in_fp8(c, input) ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
+}
+
+nd_status nd_gradient_prepare(nd_block_call c, nd_input input, float **amax)
+{
+    const nd_scales *s = &c.model->scales;
+    int first;
+    *amax = NULL;
+    if (nd_gradient_known(c, input) != ND_KNOWN_AMAX) {
+        return ND_OK;
+    }
+    (void)nd_input_linears(input, &first);
+    *amax = nd_scales_at(s, nd_site_gradient(s, c.layer, first)).amax;
+    return nd_zero(&c.model->rank->stream, *amax, sizeof **amax);
+}
+
 /* Gradients of gate and up. */
 
 nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tensor to[2],

@@ -5,6 +5,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
+#include "trainer/model/linear.h"
 #include "trainer/weights/weights.h"
 
 typedef struct layer_bench {
@@ -72,6 +73,7 @@ static nd_status run_once(layer_bench *b, double seconds[2])
     nd_rank *r = b->rank;
     nd_model *m = b->model;
     nd_residual residual;
+    float *amax;
     nd_activation_set *set = nd_model_take_set(m);
     ND_TRY(nd_model_load_batch(m, set, b->ids, b->ids, b->ids));
     nd_fsdp_begin_step(&m->fsdp);
@@ -84,6 +86,11 @@ static nd_status run_once(layer_bench *b, double seconds[2])
     ND_TRY(nd_stream_sync(&r->stream));
     seconds[0] = nd_clock_seconds() - begin;
     ND_TRY(nd_copy(&r->stream, m->dx.data, b->gradient, nd_tensor_bytes(m->dx)));
+    ND_TRY(nd_gradient_prepare((nd_block_call){m, set, block.end - 1, ND_PASS_BACKWARD},
+                               ND_INPUT_DOWN, &amax));
+    if (amax) { /* in a step the norm above has found it */
+        ND_OP(r, ND_TRACE_CAST, amax, .amax = amax, .x = m->dx, .granularity = ND_PER_TENSOR);
+    }
     ND_TRY(meet(r));
     begin = nd_clock_seconds();
     ND_TRY(nd_blocks_backward(m, set, block, NULL));
