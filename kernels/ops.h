@@ -115,6 +115,7 @@ typedef struct nd_fp8 {
  *                             their m
  *   an activation x (n, K)    the op that makes x makes its forms (nd_fuse), instead of x or beside
  *                             it: as a of y = x w^T (a_packed), as b of dw = dy^T x (b_packed)
+ *   the values of its codes   fp8_cast makes this form, as a of y, beside packed codes
  */
 typedef struct nd_packed_form {
     void *memory; /* matmul_packed_bytes or activation_packed_bytes, aligned to 64, on the device */
@@ -460,12 +461,13 @@ typedef struct nd_fp8_delayed_args {
  * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives
  * a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and
  * out.transposed, whichever are there, in one pass, with the scale that is there; reads no inverse.
- * Or writes out.packed, alone and without amax: E4M3 with one scale, from 2-d BF16.
+ * Or writes out.packed without amax, with or without as_a: E4M3 with one scale, from 2-d BF16.
  */
 typedef struct nd_fp8_cast_args {
     nd_fp8 out;
     float *amax; /* NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax` */
     nd_tensor x; /* act or F32, (rows, columns) as codes; 1-d per tensor without out.transposed */
+    nd_packed_form *as_a; /* NULL, or where the values of packed codes go, as a of y */
 } nd_fp8_cast_args;
 
 /* out = codes transposed; one FP8 dtype. */
@@ -504,8 +506,10 @@ typedef struct nd_matmul_fp8_args {
     nd_fp8 b;
     bool b_transposed;
     float beta;
-    bool fast_accumulation;   /* a tensor core may sum with fewer bits */
-    void *scratch;            /* matmul_fp8_scratch bytes, aligned to 256 */
+    bool fast_accumulation;         /* a tensor core may sum with fewer bits */
+    void *scratch;                  /* matmul_fp8_scratch bytes, aligned to 256 */
+    const nd_packed_form *a_packed; /* as of matmul: the values of the codes of a, which is there in
+                                       another form too */
     nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales. Where the product
                                  casts b, its scales too must not have changed */
 } nd_matmul_fp8_args;

@@ -533,14 +533,20 @@ nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int6
                              .packed = true};
 }
 
-void nd_gemm_cast_rows(const nd_gemm *gemm, uint8_t *codes, int64_t rows, int64_t columns,
-                       int64_t row, nd_gemm_operand x)
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_codes *to, int64_t row, nd_gemm_operand x)
 {
-    const int64_t panel = nd_round_up(rows, ND_GEMM_CODES) * ND_GEMM_CODES;
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    const int64_t stride = nd_round_up(to->rows, ND_GEMM_CODES); /* of a column */
+    const int rows = (int)nd_min(ND_GEMM_CODES, to->rows - row);
     ND_ASSERT(x.scale && !x.scale_per_line && x.format == ND_DTYPE_F8_E4M3);
-    ND_ASSERT(row % ND_GEMM_CODES == 0);
-    gemm->kernels->cast(codes + row * ND_GEMM_CODES, panel, x,
-                        (int)nd_min(ND_GEMM_CODES, rows - row), (int)columns);
+    ND_ASSERT(row % ND_GEMM_CODES == 0 && kernels->rows == ND_GEMM_CODES);
+    for (int64_t j = 0, some; j < to->columns; j += some) {
+        nd_gemm_word *as_a = to->as_a;
+        some = as_a ? rest_of_block(kernels, to->columns, j) : to->columns;
+        as_a = as_a ? as_a + offset_of_a(kernels, to->rows, to->columns, row, j) : NULL;
+        kernels->cast(to->codes + j * stride + row * ND_GEMM_CODES, stride * ND_GEMM_CODES, as_a,
+                      operand_at(x, true, 0, j), rows, (int)some);
+    }
 }
 
 nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)

@@ -86,9 +86,11 @@ typedef struct nd_gemm_operand {
 typedef void nd_gemm_pack(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth);
 
 /* Casts at most ND_GEMM_CODES rows of x, which has one scale, to packed E4M3 codes. `to`: where
- * those of the first panel go; the next panel's go `stride` bytes behind them. Rows that are not
- * there get zeros. */
-typedef void nd_gemm_cast(uint8_t *to, int64_t stride, nd_gemm_operand x, int rows, int columns);
+ * those of the first panel go; the next panel's go `stride` bytes behind them. as_a: NULL, or where
+ * the values of the codes go, as pack_a_rows leaves them but for the sign of zeros. Rows that are
+ * not there get zeros. */
+typedef void nd_gemm_cast(uint8_t *to, int64_t stride, nd_gemm_word *as_a, nd_gemm_operand x,
+                          int rows, int columns);
 
 typedef struct nd_gemm_kernels {
     /* The units in which a product is cut. */
@@ -202,11 +204,18 @@ void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int
 size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns);
 /* Packed codes of so many rows, as b of dw. */
 nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows);
-/* Makes the packed codes of an activation (rows, columns), some of its rows at a time:
- * ND_GEMM_CODES from `row` on, which is a multiple of it, or those that are left. x is their BF16,
- * with one scale and the format E4M3. Any thread may make any of them. */
-void nd_gemm_cast_rows(const nd_gemm *gemm, uint8_t *codes, int64_t rows, int64_t columns,
-                       int64_t row, nd_gemm_operand x);
+/* What becomes of an activation (rows, columns) that is cast: its packed codes, and the values of
+ * these in the form as a, which may be NULL. */
+typedef struct nd_gemm_codes {
+    int64_t rows, columns;
+    uint8_t *codes;
+    nd_gemm_word *as_a; /* aligned to 64 */
+} nd_gemm_codes;
+/* Makes that of some rows at a time: ND_GEMM_CODES from `row` on, a multiple of it, or those that
+ * are left. x is their BF16, with one scale and the format E4M3. Any thread may make any of them.
+ */
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_codes *to, int64_t row,
+                       nd_gemm_operand x);
 
 /* Memory of the calling thread, aligned to 64, that nobody uses between products: at least
  * ND_GEMM_SPARE elements where there are such forms. */

@@ -95,10 +95,10 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
     ND_ASSERT(p.k > 0);
     ND_ASSERT(!x.packed && !(y.packed && y.transposed));
     if (!context->gemm) {
-        ND_ASSERT(!x.scale && !y.scale && !y.packed);
+        ND_ASSERT(!x.scale && !y.scale && !y.packed && !args->a_packed);
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
     nd_cpu_multiply_own(context, c, packed_from(context, &x), packed_from(context, &y), &p, &f,
-                        &(nd_cpu_packed){.b = args->b_packed});
+                        &(nd_cpu_packed){args->a_packed, args->b_packed});
     return ND_OK;
 }

@@ -681,20 +681,42 @@ static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_r
     free_memory();
 }
 
-/* Packed codes, which the casts make and the packing of B widens. */
+/* Without the sign of zeros. */
+static nd_gemm_word without_negative_zeros(nd_gemm_word word)
+{
+    const nd_gemm_word low = word & 0xffff, high = word & 0xffff0000;
+    return (low == 0x8000 ? 0 : low) | (high == 0x80000000 ? 0 : high);
+}
+
+/* Packed codes, which the casts make and the packing of B widens, and their values as A. */
 static void compare_codes(const nd_gemm_kernels *vectors, const nd_gemm_kernels *plain, int rows,
                           int columns)
 {
-    enum { PANELS = 3, PANEL = 2 * ND_GEMM_CODES * ND_GEMM_CODES };
-    static uint8_t got[PANELS * PANEL], want[PANELS * PANEL];
-    static nd_gemm_word words[2][PANEL];
+    enum {
+        PANELS = 3,
+        PANEL = 2 * ND_GEMM_CODES * ND_GEMM_CODES,
+        VALUES = PANELS * ND_GEMM_CODES * ND_GEMM_CODES / 2 /* words */
+    };
+    static uint8_t got[PANELS * PANEL], want[PANELS * PANEL], alone[PANELS * PANEL];
+    static nd_gemm_word words[2][PANEL], values[3][VALUES];
     matrix x = draw(ND_DTYPE_BF16, rows, columns, 3, 5);
     leave_to_cast(&x, ND_DTYPE_F8_E4M3, false, false);
     memset(got, 0x5a, sizeof got);
     memset(want, 0x5a, sizeof want);
-    vectors->cast(got, PANEL, operand_of(&x), rows, columns);
-    plain->cast(want, PANEL, operand_of(&x), rows, columns);
+    memset(alone, 0x5a, sizeof alone);
+    memset(values, 0, sizeof values);
+    vectors->cast(got, PANEL, values[0], operand_of(&x), rows, columns);
+    vectors->cast(alone, PANEL, NULL, operand_of(&x), rows, columns);
+    plain->cast(want, PANEL, values[1], operand_of(&x), rows, columns);
     cr_assert_eq(memcmp(got, want, sizeof got), 0, "codes of %d rows, %d columns", rows, columns);
+    cr_assert_eq(memcmp(got, alone, sizeof got), 0, "codes without values, %d rows", rows);
+    cr_assert_eq(memcmp(values[0], values[1], sizeof values[0]), 0, "values of %d rows, %d columns",
+                 rows, columns);
+    plain->pack_a_rows(values[2], operand_of(&x), rows, columns);
+    for (int i = 0; i < VALUES; i++) {
+        cr_assert_eq(without_negative_zeros(values[1][i]), values[2][i],
+                     "value %d of %d rows, %d columns", i, rows, columns);
+    }
     const nd_gemm_operand codes = {.data = want, .dtype = ND_DTYPE_F8_E4M3, .packed = true};
     vectors->pack_b_columns(words[0], codes, ND_GEMM_CODES, rows);
     plain->pack_b_columns(words[1], codes, ND_GEMM_CODES, rows);

@@ -336,6 +336,50 @@ static void check_packed_of(const nd_backend *backend, operand dy, int64_t rows,
     nd_expect_same(backend->name, "c", c[1], c[0]);
 }
 
+static nd_packed_form blank_form(nd_tensor *memory, size_t bytes)
+{
+    *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 128, 0);
+    const nd_packed_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
+    memset(form.memory, 0xff, bytes);
+    ((uint8_t *)form.memory)[bytes] = 0x77;
+    return form;
+}
+
+/* The values that the cast leaves beside packed codes, as a of y = x w^T. */
+static void check_values_of(const nd_side *ref, const nd_backend *backend, int64_t rows,
+                            int64_t columns, int64_t gap)
+{
+    enum { N = 70 };
+    const nd_ops *ops = backend->side.ops;
+    const nd_device *device = backend->side.device;
+    nd_stream stream = backend->side.stream;
+    const nd_dtype bf16 = ND_DTYPE_BF16;
+    const size_t bytes = ops->activation_packed_bytes(device, rows, columns, bf16, false);
+    operand x = cast_operand(ref, rows, columns, true, 0, TENSOR, gap);
+    const operand w = cast_operand(ref, columns, N, false, 1, TENSOR, gap);
+    nd_tensor memory[2], values = values_in_range(&x.fp8, gap), c[2];
+    const nd_packed_form codes = blank_form(
+        &memory[0], ops->codes_packed_bytes(device, rows, columns, bf16, ND_DTYPE_F8_E4M3));
+    nd_packed_form form = blank_form(&memory[1], bytes);
+    nd_fp8 packed = x.fp8;
+    packed.codes.data = NULL;
+    packed.packed = codes.memory;
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = values, .as_a = &form));
+    cr_assert(form.made);
+    cr_assert_eq(((uint8_t *)form.memory)[bytes], 0x77, "a byte after the values was written");
+    x.fp8.codes.data = NULL;
+    x.fp8.uncast = values;
+    x.fp8.format = ND_DTYPE_F8_E4M3;
+    c[0] = nd_random_2d(bf16, rows, N, gap, 1.0f);
+    c[1] = nd_clone(c[0]);
+    for (int s = 0; s < 2; s++) {
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = x.fp8, .b = w.fp8,
+                              .b_transposed = w.transposed, .beta = 1.0f,
+                              .a_packed = s ? &form : NULL));
+    }
+    nd_expect_same(backend->name, "c of values", c[1], c[0]);
+}
+
 /* Codes that the cast leaves as b of dw = dy^T x give the bits that rows of codes give. */
 static void check_packed_codes(const nd_side *ref, const nd_backend *backend)
 {
@@ -355,6 +399,8 @@ static void check_packed_codes(const nd_side *ref, const nd_backend *backend)
         const int64_t *e = extents[i];
         operand dy = cast_operand(ref, e[2], e[0], true, i % 2 ? 3 : 1, TENSOR, i);
         check_packed_of(backend, dy, e[0], e[1], i);
+        check_values_of(ref, backend, e[0], e[1], i);
+        check_values_of(ref, backend, e[1], e[0], i);
         nd_case_free();
     }
 }

@@ -228,7 +228,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     a.uncast = padded_rows(m, a.uncast);
     ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
           .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
-          .b_packed = packed_of(c, p, true));
+          .a_packed = x->values, .b_packed = packed_of(c, p, true));
     return ND_OK;
 }
 
@@ -244,7 +244,9 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
     bool any = nd_input_in_fp8(c, input);
     x->codes = any ? x->codes : (nd_tensor){0};
     if (x->codes.data) {
-        ND_TRY(nd_operand_keep(c, x, nd_input_is_kept(c, input)));
+        const bool kept = nd_input_is_kept(c, input);
+        x->values = x->codes_packed && kept ? &m->values : NULL;
+        ND_TRY(nd_operand_keep(c, x, kept));
     } else {
         ND_TRY(gather_rows(m, x));
     }

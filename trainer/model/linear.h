@@ -39,12 +39,15 @@ typedef struct nd_operand {
     /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
      * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
     nd_tensor codes;
-    bool codes_packed;  /* the codes are packed for dw (nd_fp8.packed), and y reads the rows */
+    bool codes_packed;  /* the codes are packed for dw (nd_fp8.packed); y reads values or rows */
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
     /* An input that its op packs instead of making rows: as a of y, and as b of dw; NULL: rows. */
     nd_packed_form *as_a, *as_b;
+    /* NULL, or the values of the packed codes of an input of q k v or of gate up, as a of all y,
+     * which their cast makes. */
+    nd_packed_form *values;
 } nd_operand;
 
 /* Adjacent linears of one product: those in BF16 together, each FP8 linear alone. */
@@ -75,6 +78,8 @@ void nd_inputs_choose_packed(nd_model *model);
 bool nd_input_is_packed(const nd_model *model, nd_input input, int64_t layer);
 /* Bytes of the codes that blocks keep of an input, packed; 0: their codes have rows. */
 size_t nd_input_packed_code_bytes(const nd_model *model, nd_input input);
+/* Bytes that nd_operand.values need; 0: no input has them. */
+size_t nd_values_bytes(const nd_model *model);
 /* Bytes of the form of an input as a, or as b, in the layers where it is packed; 0: in none. */
 size_t nd_input_packed_bytes(const nd_model *model, nd_input input, bool as_b);
 
@@ -110,6 +115,7 @@ typedef struct nd_cast {
     nd_scale_ref vectors;     /* for scales of rows or columns */
     void *codes, *transposed; /* NULL: not wanted */
     void *packed;             /* NULL, or where packed codes of rows go */
+    nd_packed_form *values;   /* NULL, or where their values go */
     bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);

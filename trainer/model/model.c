@@ -38,13 +38,13 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         as_a[input] = nd_input_packed_bytes(m, input, false);
     }
+    const size_t of_dact = nd_max_bytes(as_a[ND_INPUT_DOWN], nd_values_bytes(m));
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
     want(plan, scratch, "residual gradient", dlocal, &m->dx);
     int dh = want_lender(plan, "norm gradient", lends ? local : dlocal, as_a[ND_INPUT_QKV], &m->dh);
-    int dact =
-        want_lender(plan, "swiglu gradient", nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F),
-                    as_a[ND_INPUT_DOWN], &m->dact);
+    int dact = want_lender(plan, "swiglu gradient",
+                           nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), of_dact, &m->dact);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
     int dout = want_lender(plan, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
                            as_a[ND_INPUT_O], &m->dout);
@@ -53,6 +53,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         nd_memplan_also(plan, of_input[input], 0, &m->packed_inputs[input].memory);
     }
+    nd_memplan_also(plan, dact, 0, &m->values.memory);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
     nd_activations_borrow(&m->set, options, plan, dh, dact);

@@ -78,6 +78,7 @@ typedef struct nd_model {
     /* Those as a of y, until they are multiplied: in backward buffers of their sizes. */
     nd_packed_form packed_inputs[ND_INPUT_COUNT];
     bool packs_codes[ND_INPUT_COUNT]; /* inputs whose codes, where blocks keep such, are packed */
+    nd_packed_form values;            /* nd_operand.values, in a buffer of backward */
     nd_cp cp;                         /* without a cache */
     nd_kv_cache kv;                   /* of no slots: none */
     nd_recompute recompute;

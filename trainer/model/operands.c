@@ -154,7 +154,7 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
         nd_fp8 kept = nd_fp8_with(scale, rule->granularity);
         kept.codes = nd_tensor_2d(NULL, rule->format, x->rows.shape[0], x->rows.shape[1]);
         kept.packed = how->packed;
-        ND_OP(m->rank, ND_TRACE_CAST, fp8_cast, .out = kept, .x = x->rows);
+        ND_OP(m->rank, ND_TRACE_CAST, fp8_cast, .out = kept, .x = x->rows, .as_a = how->values);
     }
     return ND_OK;
 }
@@ -259,6 +259,16 @@ void nd_inputs_choose_packed(nd_model *m)
 size_t nd_input_packed_code_bytes(const nd_model *m, nd_input input)
 {
     return m->packs_codes[input] ? packed_code_bytes(m, input) : 0;
+}
+
+size_t nd_values_bytes(const nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const nd_rank *r = m->rank;
+    const bool any = m->packs_codes[ND_INPUT_QKV] || m->packs_codes[ND_INPUT_GATE_UP];
+    return any && !m->forward_only
+               ? r->ops->activation_packed_bytes(r->device, d->T, d->C, d->act, false)
+               : 0;
 }
 
 bool nd_input_is_kept(nd_block_call c, nd_input input)
@@ -374,6 +384,7 @@ void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how)
 {
     how->by_products = x->codes_packed;
     how->packed = x->codes_packed && for_weight ? x->codes.data : NULL;
+    how->values = how->packed ? x->values : NULL;
     how->codes = x->codes_packed ? NULL : x->codes.data;
 }
 
