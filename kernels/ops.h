@@ -84,6 +84,8 @@ typedef struct nd_flat_range {
  */
 typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_granularity;
 
+enum { ND_FP8_PARTS = 3 };
+
 /*
  * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
  * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
@@ -102,8 +104,13 @@ typedef struct nd_fp8 {
      * `codes`, whose shape and dtype count. */
     void *packed;
     nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
-    float *scale, *inverse; /* 1, (rows) or (columns) */
+    float *scale, *inverse; /* 1, (rows) or (columns), or (parts) */
     nd_granularity granularity;
+    /* 0, or of how many matrices `uncast` consists, which lie beside one another along the axis
+     * that the product does not sum. Each has one scale, and `lines` rows of op(a) or columns of
+     * op(b). */
+    int parts;
+    int64_t lines[ND_FP8_PARTS];
 } nd_fp8;
 
 /*
@@ -495,9 +502,9 @@ typedef struct nd_fp8_count_args {
  * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
  * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
  * row, op(b) per column (of the stored matrix: per column of a transposed a). Of the operands b,
- * where it is not transposed, may be packed. m, n and k are
- * multiples of 16 on cuda: the model checks users' numbers, and pads m where it is free
- * (nd_ops.fp8_rows).
+ * where it is not transposed, may be packed. One of them may have parts, where the other has one
+ * scale: the bits are those of a product for each part. m, n and k are multiples of 16 on cuda: the
+ * model checks users' numbers, and pads m where it is free (nd_ops.fp8_rows).
  */
 typedef struct nd_matmul_fp8_args {
     nd_tensor c;

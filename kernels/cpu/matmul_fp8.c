@@ -8,6 +8,7 @@
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/view.h"
+#include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
 /* One operand in the form in which it exists, and how that form relates to op(x). */
@@ -15,17 +16,45 @@ typedef struct operand {
     nd_tensor stored;
     void *packed;    /* NULL, or the codes in place of the data of `stored` */
     bool transposed; /* op(x) is the transpose of `stored` */
+    bool of_rows;    /* the axis that is not summed is that of the rows of `stored` */
     nd_dtype format;
     const float *scale; /* NULL: it is cast already */
     const float *inverse;
     bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
 } operand;
 
-/* No product needs memory of the caller. */
+bool nd_cpu_matmul_fp8_casts(const nd_device *device)
+{
+    const nd_cpu_context *context = device->native;
+    return context->gemm != NULL;
+}
+
+/* For the scales of an operand in parts, line by line: what its numbers are multiplied by, and what
+ * the sums are. */
 size_t nd_cpu_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
                                  nd_dtype act)
 {
-    return 0;
+    return nd_cpu_matmul_fp8_casts(device) ? 2 * (size_t)nd_max(m, n) * sizeof(float) : 0;
+}
+
+/* Gives each line of x the scale of its part, and its sums their whole factor, which a product of
+ * that part alone would find too. */
+static void spread(operand *x, const nd_fp8 *parts, const operand *other, float *scratch)
+{
+    const int64_t lines = x->stored.shape[x->of_rows ? 0 : 1];
+    float *scale = scratch, *inverse = scratch + lines;
+    int64_t line = 0;
+    ND_ASSERT(scratch && x->scale && !x->per_line && !other->per_line);
+    for (int p = 0; p < parts->parts; p++) {
+        for (int64_t end = line + parts->lines[p]; line < end; line++) {
+            scale[line] = parts->scale[p];
+            inverse[line] = parts->inverse[p] * *other->inverse;
+        }
+    }
+    ND_ASSERT(line == lines);
+    x->scale = scale;
+    x->inverse = inverse;
+    x->per_line = true;
 }
 
 /* `line`: the granularity that is constant along the summed axis. */
@@ -37,6 +66,7 @@ static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
                                      : x.codes,
                  .packed = x.packed,
                  .transposed = swapped ? !transposed : transposed,
+                 .of_rows = (line == ND_PER_ROW) != swapped,
                  .format = x.format,
                  .scale = cast ? NULL : x.scale,
                  .inverse = x.inverse,
@@ -61,12 +91,6 @@ static nd_gemm_operand packed_from(const nd_cpu_context *context, const operand 
     return o;
 }
 
-bool nd_cpu_matmul_fp8_casts(const nd_device *device)
-{
-    const nd_cpu_context *context = device->native;
-    return context->gemm != NULL;
-}
-
 nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
 {
     const nd_tensor c = args->c;
@@ -84,7 +108,15 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
                          .b_transposed = y.transposed,
                          .accumulate = beta != 0.0f,
                          .out = c.dtype};
-    nd_gemm_factors f = {.all = (x.per_line ? 1.0f : *x.inverse) * (y.per_line ? 1.0f : *y.inverse),
+    ND_ASSERT(args->a.parts == 0 || args->b.parts == 0);
+    if (args->a.parts > 0) {
+        spread(&x, &args->a, &y, args->scratch);
+    } else if (args->b.parts > 0) {
+        spread(&y, &args->b, &x, args->scratch);
+    }
+    const bool parts = args->a.parts > 0 || args->b.parts > 0;
+    nd_gemm_factors f = {.all = (x.per_line || parts ? 1.0f : *x.inverse) *
+                                (y.per_line || parts ? 1.0f : *y.inverse),
                          .rows = x.per_line ? x.inverse : NULL,
                          .columns = y.per_line ? y.inverse : NULL};
     ND_ASSERT(nd_is_act(c) && nd_is_2d(c, p.m, p.n) && (beta == 0.0f || beta == 1.0f));

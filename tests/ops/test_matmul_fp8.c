@@ -410,6 +410,74 @@ Test(matmul_fp8, codes_packed_by_the_cast)
     nd_each_backend(check_packed_codes);
 }
 
+/* An operand in parts gives the bits of a product for each part. As b of y = x w^T the parts are
+ * rows of w, as a of dw = dy^T x columns of dy. */
+static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool weights, int variant)
+{
+    static const int64_t lines[][ND_FP8_PARTS] = {
+        {1, 1, 0}, {40, 7, 33}, {32, 64, 32}, {300, 20, 0}, {5, 800, 70}};
+    const nd_ops *ops = backend->side.ops;
+    nd_stream stream = backend->side.stream;
+    const int64_t *of = lines[variant % 5], k = 1 + variant * 97 % 1600,
+                  others = 1 + variant * 31 % 90;
+    const int64_t all = of[0] + of[1] + of[2], gap = variant % 3;
+    const nd_dtype type = variant % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
+    const float beta = variant % 4 < 2 ? 1.0f : 0.0f;
+    operand x = weights ? cast_operand(ref, others, k, true, 0, TENSOR, gap)
+                        : cast_operand(ref, k, others, false, 0, TENSOR, gap);
+    nd_tensor joint =
+        weights ? nd_blank_2d(ND_DTYPE_BF16, all, k, gap) : nd_blank_2d(ND_DTYPE_BF16, k, all, gap);
+    nd_tensor c[2] = {weights ? nd_random_2d(type, others, all, gap, 1.0f)
+                              : nd_random_2d(type, all, others, gap, 1.0f)};
+    nd_tensor memory;
+    nd_tensor scale = nd_random_1d(ND_DTYPE_F32, ND_FP8_PARTS, 1.0f), inverse = nd_clone(scale);
+    nd_fp8 parts = {
+        .uncast = joint, .format = ND_DTYPE_F8_E4M3, .scale = scale.data, .inverse = inverse.data};
+    int64_t at = 0;
+    c[1] = nd_clone(c[0]);
+    for (int p = 0; p < ND_FP8_PARTS && of[p] > 0; at += of[p++]) {
+        operand part = weights ? cast_operand(ref, k, of[p], false, 1, TENSOR, gap)
+                               : cast_operand(ref, of[p], k, true, 1, TENSOR, gap);
+        const nd_tensor values = values_in_range(&part.fp8, gap);
+        const nd_tensor to =
+            weights ? nd_tensor_rows(joint, at, of[p]) : nd_tensor_columns(joint, at, of[p]);
+        for (int64_t i = 0; i < nd_tensor_count(values); i++) {
+            nd_put(to, i, nd_get(values, i));
+        }
+        parts.scale[p] = *part.fp8.scale;
+        parts.inverse[p] = *part.fp8.inverse;
+        parts.lines[parts.parts++] = of[p];
+        nd_fp8 one = {.uncast = to,
+                      .format = parts.format,
+                      .scale = part.fp8.scale,
+                      .inverse = part.fp8.inverse};
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8,
+                              .c = weights ? nd_tensor_columns(c[0], at, of[p])
+                                           : nd_tensor_rows(c[0], at, of[p]),
+                              .a = weights ? x.fp8 : one, .a_transposed = !weights,
+                              .b = weights ? one : x.fp8, .b_transposed = weights, .beta = beta));
+    }
+    void *scratch = scratch_of(&backend->side, c[1].shape[0], c[1].shape[1], k, &memory);
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[1], .a = weights ? x.fp8 : parts,
+                          .a_transposed = !weights, .b = weights ? parts : x.fp8,
+                          .b_transposed = weights, .beta = beta, .scratch = scratch));
+    expect_untouched(&backend->side, c[1].shape[0], c[1].shape[1], k, memory, scratch);
+    nd_expect_same(backend->name, weights ? "y" : "dw", c[1], c[0]);
+    nd_case_free();
+}
+
+static void check_parts(const nd_side *ref, const nd_backend *backend)
+{
+    for (int i = 0; casts(backend) && i < 60; i++) {
+        check_parts_of(ref, backend, i % 2, i / 2);
+    }
+}
+
+Test(matmul_fp8, parts_give_the_bits_of_a_product_for_each)
+{
+    nd_each_backend(check_parts);
+}
+
 /* A NaN or infinite scale reaches the result; one that is no small power of two is applied without
  * loss. */
 static void check_odd_scales(const nd_side *ref, const nd_backend *backend)

@@ -26,22 +26,56 @@ static nd_linear_part no_part(nd_input input)
     return (nd_linear_part){.last = first - 1};
 }
 
-/* The part after p; false when there is none. */
-static bool next_part(nd_block_call c, nd_input input, nd_linear_part *p)
+static bool next_of(nd_block_call c, nd_input input, bool fp8_joined, nd_linear_part *p)
 {
     int first, count = nd_input_linears(input, &first), last = first + count - 1;
     if (p->last == last) {
         return false;
     }
     p->offset += p->rows;
-    p->fp8_before += p->fp8;
+    p->fp8_before += p->fp8 ? p->last - p->first + 1 : 0;
     p->first = ++p->last;
     p->fp8 = nd_linear_in_fp8(c, p->first);
     p->rows = rows_of(c, p->first);
-    while (!p->fp8 && p->last < last && !nd_linear_in_fp8(c, p->last + 1)) {
+    while ((!p->fp8 || fp8_joined) && p->last < last &&
+           nd_linear_in_fp8(c, p->last + 1) == p->fp8) {
         p->rows += rows_of(c, ++p->last);
     }
     return true;
+}
+
+/* The part after p in which each FP8 linear is alone; false when there is none. */
+static bool next_part(nd_block_call c, nd_input input, nd_linear_part *p)
+{
+    return next_of(c, input, false, p);
+}
+
+/* The same in which FP8 linears are together where they can be. */
+static bool next_joined_part(nd_block_call c, nd_input input, nd_linear_part *p)
+{
+    return next_of(c, input, nd_linears_join(c.model), p);
+}
+
+/* Goes through the parts of p in which each FP8 linear is alone; `one` is {0} before the first. */
+static bool next_within(nd_block_call c, const nd_linear_part *p, nd_linear_part *one)
+{
+    if (one->rows == 0) {
+        *one = (nd_linear_part){
+            .last = p->first - 1, .fp8_before = p->fp8_before, .offset = p->offset};
+    }
+    return one->last < p->last && next_part(c, nd_linear_input(p->first), one);
+}
+
+/* The operand of all linears of an FP8 part, from that of its first one: a weight, or the gradient
+ * of the outputs. */
+static nd_fp8 joined(nd_block_call c, const nd_linear_part *p, nd_fp8 first, nd_tensor rows)
+{
+    ND_ASSERT(first.uncast.data && p->last - p->first < ND_FP8_PARTS);
+    first.uncast = rows;
+    for (int linear = p->first; p->last > p->first && linear <= p->last; linear++) {
+        first.lines[first.parts++] = rows_of(c, linear);
+    }
+    return first;
 }
 
 static nd_tensor weight_of(nd_block_call c, const nd_linear_part *p)
@@ -60,24 +94,21 @@ static nd_packed_form *packed_of(nd_block_call c, const nd_linear_part *p, bool 
 }
 
 /* The weight of an FP8 part is kept packed where its codes are gathered, or where products cast it;
- * otherwise it is cast for each product. */
-static void want_packed(nd_block_call c, const nd_linear_part *p)
+ * otherwise it is cast for each product. transposed: for y, else for dx. */
+static void want_packed(nd_block_call c, const nd_linear_part *p, bool transposed)
 {
     nd_model *m = c.model;
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    const bool again =
-        m->recompute == ND_RECOMPUTE_FULL && nd_linear_input(p->first) != ND_INPUT_DOWN;
-    nd_packed_weight w = {.first = nd_linear_param(p->first),
-                          .last = nd_linear_param(p->last),
-                          .layer = c.layer,
-                          .transposed = true};
+    const bool again = transposed && m->recompute == ND_RECOMPUTE_FULL &&
+                       nd_linear_input(p->first) != ND_INPUT_DOWN;
+    const nd_packed_weight w = {.first = nd_linear_param(p->first),
+                                .last = nd_linear_param(p->last),
+                                .layer = c.layer,
+                                .transposed = transposed};
     const nd_dtype dtype = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
-    if (p->fp8 && !m->scales.codes_gathered && !nd_products_cast(m)) {
-        return;
+    if (!p->fp8 || m->scales.codes_gathered || nd_products_cast(m)) {
+        nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros * (again ? 2 : 1));
     }
-    nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros * (again ? 2 : 1));
-    w.transposed = false;
-    nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros);
 }
 
 void nd_linear_want_packed(nd_model *m)
@@ -85,8 +116,11 @@ void nd_linear_want_packed(nd_model *m)
     for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
         const nd_block_call call = {.model = m, .layer = l, .pass = ND_PASS_TRAIN};
         for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+            for (nd_linear_part p = no_part(input); next_joined_part(call, input, &p);) {
+                want_packed(call, &p, true);
+            }
             for (nd_linear_part p = no_part(input); next_part(call, input, &p);) {
-                want_packed(call, &p);
+                want_packed(call, &p, false);
             }
         }
     }
@@ -209,6 +243,21 @@ static nd_tensor padded_rows(const nd_model *m, nd_tensor rows)
     return rows;
 }
 
+/* The weight of an FP8 part, for y. */
+static nd_status weight_operand(nd_block_call c, const nd_linear_part *p, const joint *j, nd_fp8 *w)
+{
+    const nd_cast_rule *rule = &c.model->scales.recipe.output.b;
+    for (int linear = p->first; linear <= p->last; linear++) {
+        nd_fp8 one;
+        ND_TRY(nd_operand_weight(c, linear, rule, false, j->weight ? &j->of_weight : NULL, &one));
+        *w = linear == p->first ? one : *w;
+    }
+    if (p->last > p->first) {
+        *w = joined(c, p, *w, weight_of(c, p));
+    }
+    return ND_OK;
+}
+
 /* y (T, rows) of one part; x (T, K). */
 static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_operand *x, nd_tensor y)
 {
@@ -222,7 +271,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
         return ND_OK;
     }
     joint j = joint_of(c, p, false, x->rows.shape[0]);
-    ND_TRY(nd_operand_weight(c, p->first, &rule->b, false, j.weight ? &j.of_weight : NULL, &w));
+    ND_TRY(weight_operand(c, p, &j, &w));
     nd_fp8 a = x->cast;
     a.codes = padded_rows(m, a.codes);
     a.uncast = padded_rows(m, a.uncast);
@@ -253,7 +302,7 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
     if (any) {
         ND_TRY(cast_input(c, input, false, NULL, x));
     }
-    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
+    for (nd_linear_part p = no_part(input); next_joined_part(c, input, &p);) {
         ND_TRY(output(c, &p, x, nd_tensor_columns(y, p.offset, p.rows)));
     }
     return ND_OK;
@@ -399,6 +448,22 @@ static nd_status settle_gradients(nd_block_call c, nd_input input, const nd_oper
                             rule->format, true);
 }
 
+/* dx and dw of a part of column-parallel linears. */
+static nd_status part_backward(nd_block_call c, const nd_linear_part *p, const nd_operand *dy,
+                               nd_operand *x, nd_tensor dx)
+{
+    nd_operand all = part_of(c, dy, p);
+    for (nd_linear_part one = {0}; next_within(c, p, &one);) {
+        nd_operand part = part_of(c, dy, &one);
+        ND_TRY(nd_linear_input_gradient(c, &one, &part, dx));
+        all.cast = one.first == p->first ? part.cast : all.cast;
+    }
+    if (p->fp8 && p->last > p->first) {
+        all.cast = joined(c, p, all.cast, all.rows);
+    }
+    return nd_linear_weight_gradient(c, p, x, &all);
+}
+
 static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dlocal)
 {
     nd_model *m = c.model;
@@ -412,10 +477,8 @@ static nd_status column_backward(nd_block_call c, nd_input input, nd_operand *dy
     if (casts && nd_input_in_fp8(c, input)) {
         ND_TRY(cast_input(c, input, true, NULL, &x));
     }
-    for (nd_linear_part p = no_part(input); next_part(c, input, &p);) {
-        nd_operand part = part_of(c, dy, &p);
-        ND_TRY(nd_linear_input_gradient(c, &p, &part, dx));
-        ND_TRY(nd_linear_weight_gradient(c, &p, &x, &part));
+    for (nd_linear_part p = no_part(input); next_joined_part(c, input, &p);) {
+        ND_TRY(part_backward(c, &p, dy, &x, dx));
     }
     return nd_tp_reduce(m->rank, dx, dlocal, COMM);
 }

@@ -3,9 +3,10 @@
 #define ND_MODEL_LINEAR_H
 /*
  * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
- * exchange. Adjacent linears with one input that stay in BF16 make one product; each FP8 linear
- * makes its own, with its own weight scale and its own gradient scale. The input's scale is found
- * once, and its codes are made once, or by each product where products cast (nd_products_cast).
+ * exchange. Each FP8 linear has its own weight scale and its own gradient scale. Adjacent linears
+ * with one input that stay in BF16 make one product; each FP8 linear makes its own, except where
+ * products cast (nd_linears_join). The input's scale is found once, and its codes are made once, or
+ * by each product where products cast (nd_products_cast).
  *
  *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
  *                                      columns
@@ -50,11 +51,12 @@ typedef struct nd_operand {
     nd_packed_form *values;
 } nd_operand;
 
-/* Adjacent linears of one product: those in BF16 together, each FP8 linear alone. */
+/* Adjacent linears of one product: those in BF16 together, each FP8 linear alone or, where they can
+ * be (nd_linears_join), together too. */
 typedef struct nd_linear_part {
     int first, last; /* linears */
     bool fp8;
-    int fp8_before;       /* parts in FP8 before this one */
+    int fp8_before;       /* parts in FP8 before this one, if each linear is alone */
     int64_t offset, rows; /* columns of the output of all linears with this input */
 } nd_linear_part;
 
@@ -104,6 +106,10 @@ nd_status nd_operand_keep(nd_block_call call, nd_operand *x, bool for_weight);
 /* Whether products cast operands while they read them, so that no op of its own does. Delayed
  * scaling measures what it casts. */
 bool nd_products_cast(const nd_model *model);
+
+/* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
+ * (nd_fp8.parts). Each makes its own dx, which is rounded in between. */
+bool nd_linears_join(const nd_model *model);
 
 /* Settles the scale as the rule says, then casts, or leaves that to the products; what is known is
  * not made again. */

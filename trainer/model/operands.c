@@ -62,6 +62,9 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
             scratch = nd_max_bytes(scratch, bytes);
         }
     }
+    if (nd_linears_join(m)) {
+        scratch = nd_max_bytes(scratch, gemm_scratch(m, nd_max(d->QKV, 2 * d->F), d->C));
+    }
     const struct {
         const char *name;
         int64_t bytes;
@@ -110,6 +113,12 @@ bool nd_products_cast(const nd_model *m)
 {
     return m->rank->ops->matmul_fp8_casts(m->rank->device) &&
            !nd_recipe_is_delayed(&m->scales.recipe);
+}
+
+bool nd_linears_join(const nd_model *m)
+{
+    const nd_scales *s = &m->scales;
+    return nd_products_cast(m) && nd_recipe_is_per_tensor(&s->recipe) && !s->codes_gathered;
 }
 
 static nd_fp8 with_codes(nd_fp8 out, const nd_tensor *x, const nd_cast *how)
