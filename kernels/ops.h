@@ -106,9 +106,9 @@ typedef struct nd_fp8 {
     nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
     float *scale, *inverse; /* 1, (rows) or (columns), or (parts) */
     nd_granularity granularity;
-    /* 0, or of how many matrices `uncast` consists, which lie beside one another along the axis
-     * that the product does not sum. Each has one scale, and `lines` rows of op(a) or columns of
-     * op(b). */
+    /* The number of matrices that lie beside one another in `uncast`, along the axis that the
+     * product does not sum; 0: it is one. Part p has lines[p] rows of op(a) or columns of op(b),
+     * and scale[p] and inverse[p]. For products alone; granularity is per tensor. */
     int parts;
     int64_t lines[ND_FP8_PARTS];
 } nd_fp8;
@@ -514,9 +514,10 @@ typedef struct nd_matmul_fp8_args {
     bool b_transposed;
     float beta;
     bool fast_accumulation;         /* a tensor core may sum with fewer bits */
-    void *scratch;                  /* matmul_fp8_scratch bytes, aligned to 256 */
-    const nd_packed_form *a_packed; /* as of matmul: the values of the codes of a, which is there in
-                                       another form too */
+    void *scratch;                  /* matmul_fp8_scratch bytes, aligned to 256; without parts NULL
+                                       where products cast */
+    const nd_packed_form *a_packed; /* as of matmul: the values of the codes of a as fp8_cast made
+                                       them. a is there in another form too */
     nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales. Where the product
                                  casts b, its scales too must not have changed */
 } nd_matmul_fp8_args;
@@ -575,7 +576,8 @@ typedef struct nd_ops {
      *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
      *                         keeps none, or would save too little beside so many rows
      *   activation_packed_bytes  bytes of a form in which rmsnorm_fwd and swiglu_fwd leave a result
-     *                         (rows, columns): as a, or as b; 0: they leave none
+     *                         (rows, columns): as a, or as b; 0: they leave none. Where there are
+     *                         packed codes, fp8_cast leaves values as a in as many bytes
      *   codes_packed_bytes    bytes of an activation of type act (rows, columns) as packed codes of
      *                         this format (nd_fp8.packed); 0: fp8_cast makes none
      *   attention_packs       whether attention_fwd with these extents leaves its out so too

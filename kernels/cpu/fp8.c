@@ -300,7 +300,7 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
 
 typedef struct packing {
     const nd_gemm *gemm;
-    nd_gemm_codes to;
+    nd_gemm_casting to;
     nd_gemm_operand x; /* BF16 (rows, columns) with its scale */
 } packing;
 

@@ -533,7 +533,8 @@ nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int6
                              .packed = true};
 }
 
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_codes *to, int64_t row, nd_gemm_operand x)
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_casting *to, int64_t row,
+                       nd_gemm_operand x)
 {
     const nd_gemm_kernels *kernels = gemm->kernels;
     const int64_t stride = nd_round_up(to->rows, ND_GEMM_CODES); /* of a column */

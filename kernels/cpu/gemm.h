@@ -206,15 +206,15 @@ size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns);
 nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows);
 /* What becomes of an activation (rows, columns) that is cast: its packed codes, and the values of
  * these in the form as a, which may be NULL. */
-typedef struct nd_gemm_codes {
+typedef struct nd_gemm_casting {
     int64_t rows, columns;
     uint8_t *codes;
     nd_gemm_word *as_a; /* aligned to 64 */
-} nd_gemm_codes;
+} nd_gemm_casting;
 /* Makes that of some rows at a time: ND_GEMM_CODES from `row` on, a multiple of it, or those that
  * are left. x is their BF16, with one scale and the format E4M3. Any thread may make any of them.
  */
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_codes *to, int64_t row,
+void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_casting *to, int64_t row,
                        nd_gemm_operand x);
 
 /* Memory of the calling thread, aligned to 64, that nobody uses between products: at least

@@ -114,9 +114,9 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
     } else if (args->b.parts > 0) {
         spread(&y, &args->b, &x, args->scratch);
     }
-    const bool parts = args->a.parts > 0 || args->b.parts > 0;
-    nd_gemm_factors f = {.all = (x.per_line || parts ? 1.0f : *x.inverse) *
-                                (y.per_line || parts ? 1.0f : *y.inverse),
+    const bool spreads = args->a.parts > 0 || args->b.parts > 0;
+    nd_gemm_factors f = {.all = (x.per_line || spreads ? 1.0f : *x.inverse) *
+                                (y.per_line || spreads ? 1.0f : *y.inverse),
                          .rows = x.per_line ? x.inverse : NULL,
                          .columns = y.per_line ? y.inverse : NULL};
     ND_ASSERT(nd_is_act(c) && nd_is_2d(c, p.m, p.n) && (beta == 0.0f || beta == 1.0f));

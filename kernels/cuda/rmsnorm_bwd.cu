@@ -64,9 +64,11 @@ __device__ inline uint32_t write_dx(const backward_args &a, int64_t row, int col
     }
     narrow_all(dx, stored);
     store<N>((T *)a.dx + row * a.dx_stride + column, stored);
-    ND_UNROLL
-    for (int i = 0; i < N; i++) {
-        size = larger(size, size_bits(get(stored, i)));
+    if (a.amax) {
+        ND_UNROLL
+        for (int i = 0; i < N; i++) {
+            size = larger(size, size_bits(get(stored, i)));
+        }
     }
     return size;
 }

@@ -105,8 +105,11 @@ static void norm_once(const job *j, bool add)
     nd_case_free();
 }
 
-/* The amax of dx, in the place of dres or not; the amax of a dx that has a NaN. */
-static void norm_backward_once(const job *j, bool in_place, bool nan)
+/* Where dx goes, and what is added to it. */
+typedef enum residual { APART, IN_PLACE, ABSENT, RESIDUALS } residual;
+
+/* The amax of dx, also of one that has a NaN. */
+static void norm_backward_once(const job *j, residual how, bool nan)
 {
     const nd_ops *ops = j->backend->side.ops;
     nd_stream stream = j->backend->side.stream;
@@ -119,15 +122,18 @@ static void norm_backward_once(const job *j, bool in_place, bool nan)
     if (nan && j->n > 0) {
         nd_put(dres, j->n * j->C - 1, NAN);
     }
-    fused_init(&got, j, in_place ? dres : x, 37.5f, 0.25f);
+    fused_init(&got, j, how == IN_PLACE ? dres : x, 37.5f, 0.25f);
+    if (how == ABSENT) {
+        dres = (nd_tensor){0};
+    }
     for (int s = 0; s < 2; s++) {
         dweight[s] = s ? nd_clone(dweight[0]) : nd_random_1d(ND_DTYPE_F32, j->C, 1.0f);
     }
     for (int s = 0; s < 2; s++) {
         ND_OK_OR_FAIL(ND_CALL(ops, &stream, rmsnorm_bwd, .dx = s ? got.stored : plain,
                               .dweight = dweight[s], .dy = dy,
-                              .dres = s && in_place ? got.stored : dres, .x = x, .weight = weight,
-                              .rstd = rstd, .amax = s ? got.fuse.amax : NULL));
+                              .dres = s && how == IN_PLACE ? got.stored : dres, .x = x,
+                              .weight = weight, .rstd = rstd, .amax = s ? got.fuse.amax : NULL));
     }
     nd_expect_same(j->backend->name, "rmsnorm_bwd dweight", dweight[1], dweight[0]);
     if (nan && j->n > 0) {
@@ -180,8 +186,10 @@ static void check_fused(const nd_side *ref, const nd_backend *backend)
         norm_once(&j, i % 4 < 2);
         swiglu_once(&j);
         if (j.asked == (AMAX | STORED)) {
-            norm_backward_once(&j, i % 4 < 2, false);
-            norm_backward_once(&j, i % 4 < 2, true);
+            for (residual how = APART; how < RESIDUALS; how++) {
+                norm_backward_once(&j, how, false);
+            }
+            norm_backward_once(&j, i % 4 < 2 ? APART : IN_PLACE, true);
         }
     }
 }

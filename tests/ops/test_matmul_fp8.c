@@ -410,59 +410,131 @@ Test(matmul_fp8, codes_packed_by_the_cast)
     nd_each_backend(check_packed_codes);
 }
 
-/* An operand in parts gives the bits of a product for each part. As b of y = x w^T the parts are
- * rows of w, as a of dw = dy^T x columns of dy. */
+/* An operand in parts, and the other one, x, which the product casts too. As b of y = x w^T the
+ * parts are rows of w, as a of dw = dy^T x columns of dy. */
+typedef struct parts_case {
+    const nd_side *ref;
+    const nd_backend *backend;
+    bool weights;
+    int64_t k, all, gap;
+    nd_dtype format;
+    float beta;
+    nd_fp8 x, parts;
+    nd_tensor before; /* c */
+} parts_case;
+
+static nd_tensor lines_of(nd_tensor all, bool rows, int64_t at, int64_t count)
+{
+    return rows ? nd_tensor_rows(all, at, count) : nd_tensor_columns(all, at, count);
+}
+
+static void multiply_parts(const parts_case *t, nd_tensor c, nd_fp8 x, nd_fp8 parts,
+                           const nd_packed_form *a_packed, nd_packed_form *b_packed)
+{
+    const nd_side *side = &t->backend->side;
+    const bool weights = t->weights;
+    nd_stream stream = side->stream;
+    nd_tensor memory;
+    void *scratch = scratch_of(side, c.shape[0], c.shape[1], t->k, &memory);
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = c, .a = weights ? x : parts,
+                          .a_transposed = !weights, .b = weights ? parts : x,
+                          .b_transposed = weights, .beta = t->beta, .scratch = scratch,
+                          .a_packed = a_packed, .b_packed = b_packed));
+    expect_untouched(side, c.shape[0], c.shape[1], t->k, memory, scratch);
+}
+
+/* c by a product for each part, whose numbers and scales it draws. */
+static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
+{
+    nd_tensor c = nd_clone(t->before), scale = nd_random_1d(ND_DTYPE_F32, ND_FP8_PARTS, 1.0f);
+    int64_t at = 0;
+    t->parts = (nd_fp8){.uncast = t->weights ? nd_blank_2d(ND_DTYPE_BF16, t->all, t->k, t->gap)
+                                             : nd_blank_2d(ND_DTYPE_BF16, t->k, t->all, t->gap),
+                        .format = t->format,
+                        .scale = scale.data,
+                        .inverse = nd_clone(scale).data};
+    for (int p = 0; p < ND_FP8_PARTS && lines[p] > 0; at += lines[p++]) {
+        const int variant = 1 | (t->format == ND_DTYPE_F8_E5M2 ? 2 : 0);
+        operand part = t->weights
+                           ? cast_operand(t->ref, t->k, lines[p], false, variant, TENSOR, t->gap)
+                           : cast_operand(t->ref, lines[p], t->k, true, variant, TENSOR, t->gap);
+        const nd_tensor values = values_in_range(&part.fp8, t->gap);
+        nd_fp8 one = {.uncast = lines_of(t->parts.uncast, t->weights, at, lines[p]),
+                      .format = t->format,
+                      .scale = part.fp8.scale,
+                      .inverse = part.fp8.inverse};
+        for (int64_t i = 0; i < nd_tensor_count(values); i++) {
+            nd_put(one.uncast, i, nd_get(values, i));
+        }
+        t->parts.scale[p] = *one.scale;
+        t->parts.inverse[p] = *one.inverse;
+        t->parts.lines[t->parts.parts++] = lines[p];
+        multiply_parts(t, lines_of(c, !t->weights, at, lines[p]), t->x, one, NULL, NULL);
+    }
+    return c;
+}
+
+/* In the forms that a step uses: x as the values, or as packed codes, that a cast left; weights
+ * kept from one product to the next. */
+static void check_forms_of_parts(const parts_case *t, nd_tensor want)
+{
+    const nd_ops *ops = t->backend->side.ops;
+    const nd_device *device = t->backend->side.device;
+    nd_stream stream = t->backend->side.stream;
+    const nd_tensor x = t->x.uncast;
+    const int64_t rows = x.shape[0], columns = x.shape[1];
+    const size_t codes = ops->codes_packed_bytes(device, rows, columns, x.dtype, t->x.format);
+    const size_t kept = ops->matmul_packed_bytes(device, 1, t->k, t->all, true, t->format);
+    nd_fp8 packed = t->x;
+    nd_tensor memory[2], c = nd_clone(t->before);
+    if (codes > 0) {
+        nd_packed_form values = blank_form(
+            &memory[0], ops->activation_packed_bytes(device, rows, columns, x.dtype, false));
+        packed.codes = nd_tensor_2d(NULL, t->x.format, rows, columns);
+        packed.uncast.data = NULL;
+        packed.packed = blank_form(&memory[1], codes).memory;
+        ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = x, .as_a = &values));
+        multiply_parts(t, c, t->weights ? t->x : packed, t->parts, t->weights ? &values : NULL,
+                       NULL);
+        nd_expect_same(t->backend->name, "c of what a cast left", c, want);
+    }
+    if (t->weights && kept > 0) {
+        nd_packed_form form = blank_form(&memory[0], kept);
+        for (int i = 0; i < 2; i++) {
+            c = nd_clone(t->before);
+            multiply_parts(t, c, t->x, t->parts, NULL, &form);
+            nd_expect_same(t->backend->name, "c of kept weights", c, want);
+        }
+    }
+}
+
 static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool weights, int variant)
 {
     static const int64_t lines[][ND_FP8_PARTS] = {
         {1, 1, 0}, {40, 7, 33}, {32, 64, 32}, {300, 20, 0}, {5, 800, 70}};
-    const nd_ops *ops = backend->side.ops;
-    nd_stream stream = backend->side.stream;
-    const int64_t *of = lines[variant % 5], k = 1 + variant * 97 % 1600,
-                  others = 1 + variant * 31 % 90;
-    const int64_t all = of[0] + of[1] + of[2], gap = variant % 3;
+    const int64_t *of = lines[variant % 5], all = of[0] + of[1] + of[2];
+    const int64_t k = 1 + variant * 97 % 1600, others = 1 + variant * 31 % 90, gap = variant % 3;
     const nd_dtype type = variant % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
-    const float beta = variant % 4 < 2 ? 1.0f : 0.0f;
     operand x = weights ? cast_operand(ref, others, k, true, 0, TENSOR, gap)
                         : cast_operand(ref, k, others, false, 0, TENSOR, gap);
-    nd_tensor joint =
-        weights ? nd_blank_2d(ND_DTYPE_BF16, all, k, gap) : nd_blank_2d(ND_DTYPE_BF16, k, all, gap);
-    nd_tensor c[2] = {weights ? nd_random_2d(type, others, all, gap, 1.0f)
-                              : nd_random_2d(type, all, others, gap, 1.0f)};
-    nd_tensor memory;
-    nd_tensor scale = nd_random_1d(ND_DTYPE_F32, ND_FP8_PARTS, 1.0f), inverse = nd_clone(scale);
-    nd_fp8 parts = {
-        .uncast = joint, .format = ND_DTYPE_F8_E4M3, .scale = scale.data, .inverse = inverse.data};
-    int64_t at = 0;
-    c[1] = nd_clone(c[0]);
-    for (int p = 0; p < ND_FP8_PARTS && of[p] > 0; at += of[p++]) {
-        operand part = weights ? cast_operand(ref, k, of[p], false, 1, TENSOR, gap)
-                               : cast_operand(ref, of[p], k, true, 1, TENSOR, gap);
-        const nd_tensor values = values_in_range(&part.fp8, gap);
-        const nd_tensor to =
-            weights ? nd_tensor_rows(joint, at, of[p]) : nd_tensor_columns(joint, at, of[p]);
-        for (int64_t i = 0; i < nd_tensor_count(values); i++) {
-            nd_put(to, i, nd_get(values, i));
-        }
-        parts.scale[p] = *part.fp8.scale;
-        parts.inverse[p] = *part.fp8.inverse;
-        parts.lines[parts.parts++] = of[p];
-        nd_fp8 one = {.uncast = to,
-                      .format = parts.format,
-                      .scale = part.fp8.scale,
-                      .inverse = part.fp8.inverse};
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8,
-                              .c = weights ? nd_tensor_columns(c[0], at, of[p])
-                                           : nd_tensor_rows(c[0], at, of[p]),
-                              .a = weights ? x.fp8 : one, .a_transposed = !weights,
-                              .b = weights ? one : x.fp8, .b_transposed = weights, .beta = beta));
-    }
-    void *scratch = scratch_of(&backend->side, c[1].shape[0], c[1].shape[1], k, &memory);
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[1], .a = weights ? x.fp8 : parts,
-                          .a_transposed = !weights, .b = weights ? parts : x.fp8,
-                          .b_transposed = weights, .beta = beta, .scratch = scratch));
-    expect_untouched(&backend->side, c[1].shape[0], c[1].shape[1], k, memory, scratch);
-    nd_expect_same(backend->name, weights ? "y" : "dw", c[1], c[0]);
+    parts_case t = {.ref = ref,
+                    .backend = backend,
+                    .weights = weights,
+                    .k = k,
+                    .all = all,
+                    .gap = gap,
+                    .format = weights || variant % 7 == 0 ? ND_DTYPE_F8_E4M3 : ND_DTYPE_F8_E5M2,
+                    .beta = variant % 4 < 2 ? 1.0f : 0.0f,
+                    .x = x.fp8};
+    t.x.uncast = values_in_range(&x.fp8, gap);
+    t.x.format = ND_DTYPE_F8_E4M3;
+    t.x.codes.data = NULL;
+    t.before = weights ? nd_random_2d(type, others, all, gap, 1.0f)
+                       : nd_random_2d(type, all, others, gap, 1.0f);
+    const nd_tensor want = multiply_one_by_one(&t, of), c = nd_clone(t.before);
+    multiply_parts(&t, c, t.x, t.parts, NULL, NULL);
+    nd_expect_same(backend->name, weights ? "y" : "dw", c, want);
+    check_forms_of_parts(&t, want);
     nd_case_free();
 }
 

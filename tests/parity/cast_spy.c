@@ -72,7 +72,8 @@ static bool is_latest(const cast_spy *spy, const nd_fp8 *x)
     return false;
 }
 
-/* An operand that a product casts, once for all products that read it. */
+/* An operand that a product casts, once for all products that read it. Of one in parts the first
+ * scale alone is taken: goldens have none. */
 static nd_status keep_uncast(nd_stream *stream, const nd_fp8 *operand)
 {
     nd_fp8 x = *operand;

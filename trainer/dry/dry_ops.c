@@ -137,7 +137,7 @@ nd_ops nd_dry_idle_ops(const nd_ops *real)
 }
 
 /* The ops that are skipped take the same time whatever the linears' precision, or nearly so: a norm
- * or SwiGLU that measures or casts its result (nd_fuse) takes no longer for it. */
+ * or SwiGLU that measures or casts its results takes no longer for it. */
 nd_ops nd_dry_ops(const nd_ops *real)
 {
     nd_ops ops = nd_dry_idle_ops(real);

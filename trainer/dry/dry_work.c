@@ -100,7 +100,8 @@ MOVES(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))
 MOVES(cast, bytes_of(x->out) + bytes_of(x->x))
 MOVES(amax, bytes_of(x->x))
 MOVES(fp8_cast, (x->out.packed ? (double)nd_tensor_count(x->x) : bytes_of(x->out.codes)) +
-                    bytes_of(x->out.transposed) + bytes_of(x->x))
+                    bytes_of(x->out.transposed) + bytes_of(x->x) +
+                    (x->as_a ? 2.0 * (double)nd_tensor_count(x->x) : 0.0))
 MOVES(fp8_transpose, bytes_of(x->out) + bytes_of(x->codes))
 
 nd_ops nd_dry_work_ops(const nd_ops *real)

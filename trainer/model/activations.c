@@ -82,7 +82,7 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
 }
 
 /* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are
- * made and, where they are packed, y has read it. Packed codes are read by dw alone. */
+ * made and, where they are packed, y has read it or their values. Only dw reads packed codes. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not

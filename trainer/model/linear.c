@@ -193,7 +193,7 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.b : &recipe->output.a;
     bool column = is_column_parallel(input);
-    if (x->codes_packed && column && !for_weight) { /* y casts the rows itself */
+    if (x->codes_packed && column && !for_weight) { /* y reads values, or casts the rows */
         return ND_OK;
     }
     if (x->codes.data && (column || for_weight)) { /* they were made before */
@@ -372,6 +372,7 @@ nd_status nd_linear_input_gradient(nd_block_call c, const nd_linear_part *p, nd_
     const nd_gemm_rule *rule = &m->scales.recipe.input_gradient;
     float beta = p->offset > 0 ? 1.0f : 0.0f;
     nd_fp8 w;
+    ND_ASSERT(!p->fp8 || p->first == p->last);
     if (!p->fp8) {
         ND_OP(m->rank, GEMM, matmul, .c = dx, .a = dy->rows, .b = weight_of(c, p), .beta = beta,
               .b_packed = packed_of(c, p, false));
@@ -399,6 +400,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
               .beta = beta, .b_packed = x->as_b);
         return ND_OK;
     }
+    ND_ASSERT(p->first == p->last || dy->cast.parts == p->last - p->first + 1);
     ND_TRY(cast_gradient(c, p, true, dy));
     if (!x->cast.scale) {
         ND_TRY(cast_input(c, nd_linear_input(p->first), true, NULL, x));

@@ -4,9 +4,9 @@
 /*
  * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
  * exchange. Each FP8 linear has its own weight scale and its own gradient scale. Adjacent linears
- * with one input that stay in BF16 make one product; each FP8 linear makes its own, except where
- * products cast (nd_linears_join). The input's scale is found once, and its codes are made once, or
- * by each product where products cast (nd_products_cast).
+ * with one input that stay in BF16 make one product. Each FP8 linear makes its own, except for y
+ * and dw where nd_linears_join says so. The input's scale is found once, and its codes are made
+ * once, or by each product where products cast (nd_products_cast).
  *
  *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
  *                                      columns
@@ -56,7 +56,7 @@ typedef struct nd_operand {
 typedef struct nd_linear_part {
     int first, last; /* linears */
     bool fp8;
-    int fp8_before;       /* parts in FP8 before this one, if each linear is alone */
+    int fp8_before;       /* FP8 linears with this input before this part */
     int64_t offset, rows; /* columns of the output of all linears with this input */
 } nd_linear_part;
 
@@ -100,6 +100,7 @@ nd_status nd_gradient_prepare(nd_block_call call, nd_input input, float **amax);
 nd_known nd_gradient_known(nd_block_call call, nd_input input);
 /* Finds the scale of an input whose codes the block keeps, and writes the codes, unless the op that
  * made the input has, or they are packed and no dw (for_weight) will read what this pass makes.
+ * With packed codes it leaves their values, where the caller has set x->values.
  * Nothing where the block keeps none. */
 nd_status nd_operand_keep(nd_block_call call, nd_operand *x, bool for_weight);
 
@@ -108,7 +109,8 @@ nd_status nd_operand_keep(nd_block_call call, nd_operand *x, bool for_weight);
 bool nd_products_cast(const nd_model *model);
 
 /* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
- * (nd_fp8.parts). Each makes its own dx, which is rounded in between. */
+ * (nd_fp8.parts): where products cast, each weight has one scale, and weights do not travel as
+ * codes. Each linear makes its own dx, which is rounded in between. */
 bool nd_linears_join(const nd_model *model);
 
 /* Settles the scale as the rule says, then casts, or leaves that to the products; what is known is
@@ -125,8 +127,8 @@ typedef struct nd_cast {
     bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Asks for the codes that the block keeps. Where they are packed, y casts the rows, and codes are
- * asked for only where a dw (for_weight) will read them. */
+/* Asks for the codes that the block keeps. Where they are packed, y reads x->values or casts the
+ * rows, and codes are asked for only where a dw (for_weight) will read them. */
 void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how);
 /* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
 void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
@@ -153,10 +155,12 @@ nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, n
 nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
 
 /* The two products of a part's backward. dy (T, rows of the part). dx (T, K) is overwritten by the
- * first part and added to by the others. nd_linear_backward has settled what tp splits. */
+ * first part and added to by the others; an FP8 linear is a part of its own. nd_linear_backward has
+ * settled what tp splits. */
 nd_status nd_linear_input_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *dy,
                                    nd_tensor dx);
-/* x (T, K). What the weight gradient needs of operands in another form than dx is cast here. */
+/* x (T, K). What the weight gradient needs of operands in another form than dx is cast here. Of
+ * several FP8 linears dy->cast is there, with a part for each. */
 nd_status nd_linear_weight_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *x,
                                     nd_operand *dy);
 

@@ -184,7 +184,8 @@ nd_status nd_embed_backward(nd_model *model, nd_activation_set *set);
 /*
  * Blocks of a range in order. `after` is the unit that is prefetched behind the range, or NULL.
  * residual: what goes into the first block, which without delta is its x_in, and what comes out of
- * the last one. Backward goes from model->dx to model->dx, the gradient of the residual stream.
+ * the last one. Backward goes from model->dx to model->dx, the gradient of the residual stream;
+ * what writes the first has followed nd_gradient_prepare for down of the range's last block.
  */
 nd_status nd_blocks_forward(nd_model *model, nd_activation_set *set, nd_layer_range range,
                             nd_pass pass, const nd_unit *after, nd_residual *residual);

@@ -93,16 +93,18 @@ static bool casts(const nd_device *device)
     return true;
 }
 
-/* Where products cast, a step has the same products, of operands in BF16, and casts the inputs that
- * blocks keep as codes. */
+/* Where products cast, they have operands in BF16, linears with one input make one product for y
+ * and one for dw, and a step casts the inputs that blocks keep as codes. Weights that travel as
+ * codes are multiplied one by one. */
 Test(dry_run, products_that_cast)
 {
     nd_ops ops = *rank_of_one.ops;
-    nd_calls calls[2] = {{0}, {0}};
-    nd_step_work work[2];
-    int64_t uncast[2] = {0, 0};
+    nd_calls calls[3] = {{0}, {0}, {0}};
+    nd_step_work work[3];
+    int64_t uncast[3] = {0, 0, 0};
     config.train.precision = ND_PRECISION_FP8;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
+        config.fp8.all_gather = i == 2;
         cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls[i]), ND_OK);
         cr_assert_eq(nd_dry_run_work(&rank_of_one, &work[i]), ND_OK);
         for (int e = 0; e < calls[i].count; e++) {
@@ -118,13 +120,17 @@ Test(dry_run, products_that_cast)
     const int64_t linears = 7 * LAYERS - 1;
     cr_expect_eq(work[1].flops_fp8, work[0].flops_fp8);
     cr_expect_lt(work[1].moved_bytes, work[0].moved_bytes);
-    cr_expect_eq(times_of(&calls[1], ND_CALL_MATMUL_FP8), times_of(&calls[0], ND_CALL_MATMUL_FP8));
+    cr_expect_eq(times_of(&calls[0], ND_CALL_MATMUL_FP8), MICROS * 3 * linears);
+    cr_expect_eq(times_of(&calls[1], ND_CALL_MATMUL_FP8), MICROS * (2 * 4 * LAYERS + linears));
+    cr_expect_eq(times_of(&calls[2], ND_CALL_MATMUL_FP8), MICROS * 3 * linears);
     cr_expect_eq(times_of(&calls[1], ND_CALL_FP8_CAST), MICROS * (3 * LAYERS - 1));
     cr_expect_eq(uncast[0], 0);
-    /* Weights twice, and the inputs that are kept in BF16: those of o, and the first layer's. */
-    cr_expect_eq(uncast[1], MICROS * (2 * linears + LAYERS + 2), "%ld", (long)uncast[1]);
-    nd_calls_free(&calls[0]);
-    nd_calls_free(&calls[1]);
+    /* Weights of y and of dx, and the inputs that are kept in BF16: those of o, and of the first
+     * layer's k and v. */
+    cr_expect_eq(uncast[1], MICROS * (4 * LAYERS + linears + LAYERS + 1), "%ld", (long)uncast[1]);
+    for (int i = 0; i < 3; i++) {
+        nd_calls_free(&calls[i]);
+    }
 }
 
 Test(dry_run, a_rank_of_a_mesh)
