@@ -16,7 +16,6 @@ typedef struct operand {
     nd_tensor stored;
     void *packed;    /* NULL, or the codes in place of the data of `stored` */
     bool transposed; /* op(x) is the transpose of `stored` */
-    bool of_rows;    /* the axis that is not summed is that of the rows of `stored` */
     nd_dtype format;
     const float *scale; /* NULL: it is cast already */
     const float *inverse;
@@ -37,11 +36,11 @@ size_t nd_cpu_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, 
     return nd_cpu_matmul_fp8_casts(device) ? 2 * (size_t)nd_max(m, n) * sizeof(float) : 0;
 }
 
-/* Gives each line of x the scale of its part, and its sums their whole factor, which a product of
- * that part alone would find too. */
-static void spread(operand *x, const nd_fp8 *parts, const operand *other, float *scratch)
+/* Gives each of the lines of x the scale of its part, and its sums their whole factor, which a
+ * product of that part alone would find too. */
+static void spread(operand *x, const nd_fp8 *parts, int64_t lines, const operand *other,
+                   float *scratch)
 {
-    const int64_t lines = x->stored.shape[x->of_rows ? 0 : 1];
     float *scale = scratch, *inverse = scratch + lines;
     int64_t line = 0;
     ND_ASSERT(scratch && x->scale && !x->per_line && !other->per_line);
@@ -66,7 +65,6 @@ static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
                                      : x.codes,
                  .packed = x.packed,
                  .transposed = swapped ? !transposed : transposed,
-                 .of_rows = (line == ND_PER_ROW) != swapped,
                  .format = x.format,
                  .scale = cast ? NULL : x.scale,
                  .inverse = x.inverse,
@@ -110,9 +108,9 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
                          .out = c.dtype};
     ND_ASSERT(args->a.parts == 0 || args->b.parts == 0);
     if (args->a.parts > 0) {
-        spread(&x, &args->a, &y, args->scratch);
+        spread(&x, &args->a, p.m, &y, args->scratch);
     } else if (args->b.parts > 0) {
-        spread(&y, &args->b, &x, args->scratch);
+        spread(&y, &args->b, p.n, &x, args->scratch);
     }
     const bool spreads = args->a.parts > 0 || args->b.parts > 0;
     nd_gemm_factors f = {.all = (x.per_line || spreads ? 1.0f : *x.inverse) *
