@@ -203,11 +203,23 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
     return t;
 }
 
+/* Part i of `parts` of its rows. */
+static nd_gemm_ahead part_of(nd_gemm_ahead x, int64_t i, int64_t parts)
+{
+    if (x.rows > 0) {
+        const int64_t begin = x.rows * i / parts;
+        x.data += begin * x.stride;
+        x.rows = (int)(x.rows * (i + 1) / parts - begin);
+    }
+    return x;
+}
+
 /* The tile's rows of packed panels. */
 static void multiply_panels(const call *c, const workspace *w, const block *x, nd_gemm_tile t)
 {
     const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
     const nd_gemm_word *a = c->p->a_packed;
+    const nd_gemm_ahead ahead = t.ahead;
     char *to = t.c;
     const float *from = t.from, *factors = t.row_factors;
     t.a_row = c->kernels->a_row;
@@ -219,8 +231,26 @@ static void multiply_panels(const call *c, const workspace *w, const block *x, n
         t.c = to + i * t.c_row * size;
         t.from = from ? from + i * t.from_row : NULL;
         t.row_factors = factors ? factors + i : NULL;
+        t.ahead = part_of(ahead, i / panel, nd_ceil_div(rows, panel));
         c->kernels->multiply(&t);
     }
+}
+
+/* The columns of B behind these, as they are stored: what the thread usually packs next. */
+static nd_gemm_ahead columns_behind(const call *c, const block *columns)
+{
+    const nd_gemm_product *p = c->p;
+    const int64_t column = columns->column + columns->columns, size = nd_dtype_size(p->b.dtype);
+    const int64_t count = nd_min(c->kernels->columns, p->n - column);
+    if (count <= 0 || p->b.packed) {
+        return (nd_gemm_ahead){0};
+    }
+    const int64_t rows = p->b_transposed ? count : columns->depth;
+    const int64_t elements = p->b_transposed ? columns->depth : count;
+    return (nd_gemm_ahead){.data = operand_at(p->b, p->b_transposed, column, columns->k).data,
+                           .stride = p->b.stride * size,
+                           .rows = (int)rows,
+                           .bytes = (int)(elements * size)};
 }
 
 static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)
@@ -237,6 +267,9 @@ static void multiply_block(const call *c, workspace *w, const block *x, sharing 
         t.b = c->p->b_packed
                   ? c->p->b_packed + offset_of_b(c->kernels, c->p->k, columns.column, columns.k)
                   : pack_in_scratch(c, w, &columns, j, shared);
+        if (!c->p->b_packed && shared != LATER_BLOCK) {
+            t.ahead = columns_behind(c, &columns);
+        }
         if (has_panels(c->kernels, c->p)) {
             multiply_panels(c, w, x, t);
         } else {

@@ -37,6 +37,13 @@
 
 typedef uint32_t nd_gemm_word;
 
+/* Stored bytes that are packed next: `rows` of them, 0 for none, `stride` bytes apart. */
+typedef struct nd_gemm_ahead {
+    const char *data;
+    int64_t stride;
+    int rows, bytes; /* bytes: of a row */
+} nd_gemm_ahead;
+
 /* c (rows, columns) = (a b (+ from)) (factor row_factors) column_factors (+ c), rounded once when c
  * is BF16. */
 typedef struct nd_gemm_tile {
@@ -52,7 +59,8 @@ typedef struct nd_gemm_tile {
     void *c;                                   /* BF16 or F32, row stride c_row */
     int64_t c_row;
     bool bf16, add;
-    float *sums; /* scratch: as many as a panel of A has rows and one of B columns */
+    float *sums;         /* scratch: as many as a panel of A has rows and one of B columns */
+    nd_gemm_ahead ahead; /* may be fetched into the caches meanwhile */
 } nd_gemm_tile;
 
 /* What the sums of row i are multiplied by. */
