@@ -165,25 +165,34 @@ static float flush(float x)
 
 typedef struct problem {
     nd_gemm_product p;
-    matrix a, b, c; /* c as it was */
+    matrix a, b, c;                       /* c as it was */
+    const float *lines_of_a, *lines_of_b; /* the values of op(a) (m, k) and of op(b)^T (n, k) */
     nd_gemm_factors factors;
 } problem;
 
-static float element(const matrix *x, bool transposed, int64_t i, int64_t j)
+/* (lines, k), from a matrix whose lines are its rows or its columns. */
+static const float *lines_of(const matrix *x, bool in_rows)
 {
-    return transposed ? get(x, j, i) : get(x, i, j);
+    const int64_t lines = in_rows ? x->rows : x->columns, k = in_rows ? x->columns : x->rows;
+    float *values = guarded_memory((size_t)(lines * k) * sizeof *values);
+    for (int64_t i = 0; i < lines; i++) {
+        for (int64_t l = 0; l < k; l++) {
+            values[i * k + l] = in_rows ? get(x, i, l) : get(x, l, i);
+        }
+    }
+    return values;
 }
 
 /* One step of tiles: 32 of k, or as many as are left. */
 static float add_step(const problem *q, float sum, int64_t i, int64_t j, int64_t first)
 {
     enum { STEP = 32 };
-    const int64_t end = nd_min(first + STEP, q->p.k);
+    const int64_t k = q->p.k, end = nd_min(first + STEP, k);
+    const float *a = q->lines_of_a + i * k, *b = q->lines_of_b + j * k;
     float halves[2] = {0.0f, 0.0f};
     for (int64_t l = first; l < end; l++) {
         float *half = &halves[(l - first) % 2];
-        *half = flush(fmaf(flush(element(&q->a, q->p.a_transposed, i, l)),
-                           flush(element(&q->b, q->p.b_transposed, l, j)), *half));
+        *half = flush(fmaf(flush(a[l]), flush(b[l]), *half));
     }
     return flush(sum + flush(halves[0] + halves[1]));
 }
@@ -191,11 +200,11 @@ static float add_step(const problem *q, float sum, int64_t i, int64_t j, int64_t
 /* The sum of a block of AVX-512's: of two k the odd one first. */
 static float sum_block(const problem *q, int64_t i, int64_t j, int64_t first, int64_t end)
 {
+    const float *a = q->lines_of_a + i * q->p.k, *b = q->lines_of_b + j * q->p.k;
     float sum = 0.0f;
     for (int64_t l = first; l < end; l += 2) {
         for (int64_t x = nd_min(l + 1, end - 1); x >= l; x--) {
-            sum = fmaf(element(&q->a, q->p.a_transposed, i, x),
-                       element(&q->b, q->p.b_transposed, x, j), sum);
+            sum = fmaf(a[x], b[x], sum);
         }
     }
     return sum;
@@ -274,6 +283,8 @@ static void make(problem *q, shape s)
     const int64_t m = s.m, n = s.n, k = s.k;
     q->a = draw_operand(types[s.types].a, types[s.types].cast_a, m, k, !at, 3, 1);
     q->b = draw_operand(types[s.types].b, types[s.types].cast_b, n, k, bt, 5, 2);
+    q->lines_of_a = lines_of(&q->a, !at);
+    q->lines_of_b = lines_of(&q->b, bt);
     q->c = draw(out ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, 7, 3);
     const float *rows = draw(ND_DTYPE_F32, 1, m, 0, 4).data;
     const float *columns = draw(ND_DTYPE_F32, 1, n, 0, 5).data;
@@ -293,20 +304,44 @@ static void make(problem *q, shape s)
                              .c_bf16 = out};
 }
 
+/* What multiplies, by its number of threads, kept from product to product: each holds megabytes,
+ * which a new one would touch first. */
+enum { MOST_THREADS = 7 };
+static struct {
+    nd_team *team;
+    nd_gemm *gemm;
+} kept[MOST_THREADS + 1];
+
+static nd_gemm *gemm_of(const table *t, int threads)
+{
+    nd_team **team = &kept[threads].team;
+    nd_gemm **gemm = &kept[threads].gemm;
+    if (!*gemm) {
+        cr_assert_eq(nd_team_create(threads, team), ND_OK);
+        cr_assert_eq(nd_gemm_create(t->kernels, *team, gemm), ND_OK);
+    }
+    return *gemm;
+}
+
+/* After the last product of a table. */
+static void end_gemms(void)
+{
+    for (int threads = 1; threads <= MOST_THREADS; threads++) {
+        nd_gemm_destroy(kept[threads].gemm);
+        nd_team_destroy(kept[threads].team);
+        kept[threads].gemm = NULL;
+        kept[threads].team = NULL;
+    }
+}
+
 static matrix multiply(const problem *q, const table *t, int threads)
 {
     matrix c = q->c;
-    nd_team *team = NULL;
-    nd_gemm *gemm = NULL;
     c.data = guarded_memory(matrix_bytes(&c));
     memcpy(c.data, q->c.data, matrix_bytes(&c));
-    cr_assert_eq(nd_team_create(threads, &team), ND_OK);
-    cr_assert_eq(nd_gemm_create(t->kernels, team, &gemm), ND_OK);
     nd_gemm_product p = q->p;
     p.c = c.data;
-    nd_gemm_multiply(gemm, &p);
-    nd_gemm_destroy(gemm);
-    nd_team_destroy(team);
+    nd_gemm_multiply(gemm_of(t, threads), &p);
     return c;
 }
 
@@ -420,6 +455,7 @@ static void for_each_table(void (*check)(const table *t))
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (can_run(&tables[i])) {
             check(&tables[i]);
+            end_gemms();
             checked++;
         }
     }
@@ -643,6 +679,8 @@ static void check_special(const table *t)
             put(&q.b, l * q.b.stride + i, values[(bits >> 32) % (i < 4 ? 12 : 5)]);
         }
     }
+    q.lines_of_a = lines_of(&q.a, true);
+    q.lines_of_b = lines_of(&q.b, false);
     const matrix c = multiply(&q, t, 1);
     for (int64_t i = 0; i < 20; i++) {
         for (int64_t j = 0; j < 20; j++) {

@@ -540,7 +540,7 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
 
 static void check_parts(const nd_side *ref, const nd_backend *backend)
 {
-    for (int i = 0; casts(backend) && i < 60; i++) {
+    for (int i = 0; casts(backend) && i < 40; i++) {
         check_parts_of(ref, backend, i % 2, i / 2);
     }
 }
