@@ -80,7 +80,7 @@ static void generate(const char *mesh, int tokens, const char *counts)
     shell(&dir, command);
 }
 
-Test(allocations, none_for_a_new_token, .timeout = 120)
+Test(allocations, none_for_a_new_token, .timeout = 280)
 {
     static const char rows[] = "{\"ids\": [1, 2, 3]}\n{\"ids\": [4, 5, 6]}\n{\"ids\": [7]}\n";
     static const char *const meshes[] = {"--num-processes 1", "--num-processes 2 --tp-size 2",

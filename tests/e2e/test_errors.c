@@ -41,7 +41,7 @@ static void teardown(void)
     shell_remove(&dir);
 }
 
-TestSuite(errors, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(errors, .init = setup, .fini = teardown, .timeout = 300);
 
 /* The good flags, then the broken ones; FROM names the model. */
 #define FROM_FLAGS(model_flag)                                                                     \
@@ -222,7 +222,7 @@ static const char *pick(uint64_t *state, const char *const *words, size_t count)
  * Numbers at the ends of what the readers accept, and in between: each is planned, or refused with
  * a documented code. A crash, an assertion or an endless loop is none.
  */
-Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 280)
+Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 300)
 {
     enum { CASES = 80 };
     uint64_t state = 1;

@@ -26,7 +26,7 @@ static void teardown(void)
     tempdir_remove(&dir);
 }
 
-TestSuite(checkpoint_cuda, .init = setup, .fini = teardown, .timeout = 300);
+TestSuite(checkpoint_cuda, .init = setup, .fini = teardown, .timeout = 600);
 
 typedef struct saving {
     bool waits;

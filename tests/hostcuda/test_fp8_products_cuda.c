@@ -98,7 +98,7 @@ static void run_case(const recipe_case *r, const mesh_case *mesh)
     tempdir_remove(&dir);
 }
 
-Test(fp8_products_cuda, only_outputs_accumulate_fast, .timeout = 300)
+Test(fp8_products_cuda, only_outputs_accumulate_fast, .timeout = 600)
 {
     for (size_t r = 0; r < sizeof recipes / sizeof *recipes; r++) {
         for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {

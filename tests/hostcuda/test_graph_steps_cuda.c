@@ -268,7 +268,7 @@ Test(graph_steps, health_reports_run_beside_graphs, .timeout = 600)
 }
 
 /* Forward once; backward that begins a gradient, and one that adds to it. */
-Test(graph_steps, a_block_of_one_gpu_is_one_graph, .timeout = 300)
+Test(graph_steps, a_block_of_one_gpu_is_one_graph, .timeout = 600)
 {
     mesh_result got;
     scenario s = {.recorded_in = 2};

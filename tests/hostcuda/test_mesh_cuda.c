@@ -81,31 +81,31 @@ static const mesh_case meshes[] = {
 
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
-Test(mesh_cuda, f32, .timeout = 300)
+Test(mesh_cuda, f32, .timeout = 600)
 {
     compare(ND_PRECISION_FP32, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
-Test(mesh_cuda, bf16, .timeout = 300)
+Test(mesh_cuda, bf16, .timeout = 600)
 {
     compare(ND_PRECISION_BF16, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
-Test(mesh_cuda, fp8, .timeout = 300)
+Test(mesh_cuda, fp8, .timeout = 600)
 {
     compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
 /* The other streams run as early as they can: what they read must be there, what they write must be
  * free. */
-Test(mesh_cuda, f32_with_eager_streams, .timeout = 300)
+Test(mesh_cuda, f32_with_eager_streams, .timeout = 600)
 {
     compare(ND_PRECISION_FP32, meshes + 2, MESHES - 2, ND_DOUBLE_OTHERS, false);
     compare(ND_PRECISION_FP32, meshes + 2, 1, ND_DOUBLE_EAGER, false);
 }
 
 /* What a model does whose weights in the compute dtype do not fit beside its state. */
-Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 300)
+Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 600)
 {
     compare(ND_PRECISION_BF16, meshes, 2, ND_DOUBLE_OTHERS, true);
     compare(ND_PRECISION_FP8, meshes, 2, ND_DOUBLE_LAZY, true);
@@ -113,7 +113,7 @@ Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 300)
 
 /* launch.nccl_alone: groups of one member over NCCL give the same bits, also between CUDA graphs,
  * whose number is planned before. */
-Test(mesh_cuda, groups_of_one_member_over_nccl, .timeout = 300)
+Test(mesh_cuda, groups_of_one_member_over_nccl, .timeout = 600)
 {
     tempdir_make(&dir);
     mesh_job job = mesh_cuda_job(&dir, ND_PRECISION_BF16);

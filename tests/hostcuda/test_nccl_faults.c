@@ -56,7 +56,7 @@ static nd_status long_step(job *j)
     return nd_stream_sync(&j->stream);
 }
 
-Test(nccl_faults, the_deadline_is_of_one_collective, .timeout = 60)
+Test(nccl_faults, the_deadline_is_of_one_collective, .timeout = 100)
 {
     expect_good_end(long_step, 4);
 }
@@ -69,7 +69,7 @@ static nd_status long_kernels(job *j)
     return nd_stream_sync(&j->stream);
 }
 
-Test(nccl_faults, compute_before_a_collective_does_not_count, .timeout = 60)
+Test(nccl_faults, compute_before_a_collective_does_not_count, .timeout = 100)
 {
     expect_good_end(long_kernels, 3);
 }
@@ -106,7 +106,7 @@ static nd_status without_rank_3(job *j)
     return status;
 }
 
-Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout = 60)
+Test(nccl_faults, the_running_collective_is_named_and_who_is_missing, .timeout = 100)
 {
     job_context context = {without_rank_3, {{1, 1, 2, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
@@ -183,7 +183,7 @@ static nd_status is_shown(job *j)
     return nd_stream_sync(&j->stream);
 }
 
-Test(nccl_faults, the_progress_page_shows_what_runs, .timeout = 60)
+Test(nccl_faults, the_progress_page_shows_what_runs, .timeout = 100)
 {
     expect_good_end(is_shown, 20);
 }
@@ -201,7 +201,7 @@ static nd_status adds_context(job *j)
     return status;
 }
 
-Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 60)
+Test(nccl_faults, the_sentence_keeps_its_context, .timeout = 100)
 {
     job_context context = {adds_context, {{1, 1, 1, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
@@ -249,7 +249,7 @@ static nd_status frees_nothing(job *j)
     return status;
 }
 
-Test(nccl_faults, nothing_is_freed_after_a_fault, .timeout = 60)
+Test(nccl_faults, nothing_is_freed_after_a_fault, .timeout = 100)
 {
     job_context context = {frees_nothing, {{1, 1, 1, 1, 2}}, 5};
     nd_ranks ranks = nccl_job_ranks(&context);
@@ -284,7 +284,7 @@ static nd_status mixed_order(job *j)
     return ND_OK;
 }
 
-Test(nccl_faults, operations_with_and_without_events_keep_their_order, .timeout = 60)
+Test(nccl_faults, operations_with_and_without_events_keep_their_order, .timeout = 100)
 {
     job_context context = {mixed_order, {{1, 1, 1, 1, 2}}, 5};
     nd_ranks ranks = nccl_job_ranks(&context);
@@ -325,7 +325,7 @@ static nd_status broken_group(job *j)
     return nd_fail(ND_ERR_DATA, "as it should");
 }
 
-Test(nccl_faults, a_group_that_fails_is_closed, .timeout = 60)
+Test(nccl_faults, a_group_that_fails_is_closed, .timeout = 100)
 {
     job_context context = {broken_group, {{1, 1, 1, 1, 2}}, 5};
     nd_ranks ranks = nccl_job_ranks(&context);

@@ -29,21 +29,21 @@ static void expect_flaw(nd_double_flaw flaw, nd_status status, const char *text,
                  (long)(nd_double_nccl_aborts() - before));
 }
 
-Test(nccl_making, a_rank_that_does_not_join, .timeout = 60)
+Test(nccl_making, a_rank_that_does_not_join, .timeout = 100)
 {
     expect_flaw(ND_DOUBLE_ABSENT_FROM_WORLDS, ND_ERR_HANG,
                 "s in the start of NCCL of the world, for rank 2; rank 2 waits in no operation", 1);
 }
 
 /* The world, and a child of it that a thread of NCCL is making. */
-Test(nccl_making, a_rank_that_does_not_split, .timeout = 60)
+Test(nccl_making, a_rank_that_does_not_split, .timeout = 100)
 {
     expect_flaw(ND_DOUBLE_ABSENT_FROM_SPLITS, ND_ERR_HANG,
                 "s in the communicator of tp, for rank 2; rank 2 waits in no operation", 2);
 }
 
 /* The missing rank belongs to another group: all ranks split together. */
-Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 60)
+Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 100)
 {
     job_context context = {nothing, {{1, 1, 2, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);
@@ -54,7 +54,7 @@ Test(nccl_making, a_rank_of_another_group_that_does_not_split, .timeout = 60)
     }
 }
 
-Test(nccl_making, a_communicator_that_fails_half_way, .timeout = 60)
+Test(nccl_making, a_communicator_that_fails_half_way, .timeout = 100)
 {
     expect_flaw(ND_DOUBLE_BREAKS_SPLITS, ND_ERR_IO,
                 "NCCL error 2 (an error of the double) from the communicator, tp", 2);
@@ -88,7 +88,7 @@ Test(nccl_making, a_rank_that_ends_at_a_split_is_named, .timeout = 100)
 }
 
 /* Nobody fails by it: what the ranks had to do is done. */
-Test(nccl_making, a_communicator_that_does_not_end_is_said, .timeout = 60)
+Test(nccl_making, a_communicator_that_does_not_end_is_said, .timeout = 100)
 {
     job_context context = {nothing, {{1, 1, 1, 1, 2}}, 2.0};
     nd_ranks ranks = nccl_job_ranks(&context);

@@ -141,7 +141,7 @@ static void expect_ahead(const char *text)
     }
 }
 
-Test(overlap_cuda, gathers_go_one_block_ahead_and_gradients_apart, .timeout = 300)
+Test(overlap_cuda, gathers_go_one_block_ahead_and_gradients_apart, .timeout = 600)
 {
     static const mesh_case fsdp = {"fsdp 2", 1, 2, 1, 1, 1};
     tempdir dir;

@@ -154,7 +154,7 @@ Test(plans_cuda, are_all_there_before_the_first_step, .timeout = 600)
     tempdir_remove(&dir);
 }
 
-Test(plans_cuda, a_form_without_a_plan_ends_the_run_before_the_first_step, .timeout = 300)
+Test(plans_cuda, a_form_without_a_plan_ends_the_run_before_the_first_step, .timeout = 600)
 {
     mesh_result got;
     tempdir_make(&dir);
@@ -168,7 +168,7 @@ Test(plans_cuda, a_form_without_a_plan_ends_the_run_before_the_first_step, .time
 }
 
 /* The memory plan has what cuDNN asks for, which no formula knows. */
-Test(plans_cuda, a_larger_workspace_is_planned, .timeout = 300)
+Test(plans_cuda, a_larger_workspace_is_planned, .timeout = 600)
 {
     mesh_result got;
     tempdir_make(&dir);

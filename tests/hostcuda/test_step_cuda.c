@@ -62,7 +62,7 @@ static const mesh_case steps_of[] = {
 };
 
 /* In BF16 and FP8, with a scale that is measured at once and with delayed ones. */
-Test(step_cuda, the_host_waits_once_and_nothing_is_allocated, .timeout = 300)
+Test(step_cuda, the_host_waits_once_and_nothing_is_allocated, .timeout = 600)
 {
     tempdir_make(&dir);
     for (size_t i = 0; i < sizeof steps_of / sizeof *steps_of; i++) {
@@ -104,7 +104,7 @@ static nd_status keep_stop(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step, .timeout = 300)
+Test(step_cuda, a_signal_to_one_rank_reaches_all_in_that_step, .timeout = 600)
 {
     mesh_result got;
     tempdir_make(&dir);
@@ -148,7 +148,7 @@ static nd_status repair(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks, .timeout = 300)
+Test(step_cuda, a_step_that_is_not_finite_is_skipped_on_all_ranks, .timeout = 600)
 {
     float kept = 0.0f;
     mesh_result got;

@@ -40,7 +40,7 @@ static void teardown(void)
     tempdir_remove(&dir);
 }
 
-TestSuite(tune, .init = setup, .fini = teardown, .timeout = 300);
+TestSuite(tune, .init = setup, .fini = teardown, .timeout = 600);
 
 /* After the first step, on each rank: all its products were foreseen, and it has rank 0's
  * choices. */

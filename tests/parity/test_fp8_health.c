@@ -39,7 +39,7 @@ static nd_status check_underflow(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, health_counts_what_is_lost, .timeout = 60)
+Test(fp8_health, health_counts_what_is_lost, .timeout = 120)
 {
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_DELAYED, false), 2, 1, check_underflow);
@@ -74,7 +74,7 @@ static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, the_worst_layer_of_each_linear, .timeout = 60)
+Test(fp8_health, the_worst_layer_of_each_linear, .timeout = 120)
 {
     static const mesh_case one = {"one", 1, 1, 1, 1, 1};
     run_checked(&one, fp8_job(&dir, ND_FP8_TENSORWISE, false), 2, 1, check_summary);
@@ -100,7 +100,7 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
     return ND_OK;
 }
 
-Test(fp8_health, health_of_every_linear, .timeout = 60)
+Test(fp8_health, health_of_every_linear, .timeout = 120)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
     run_checked(&mesh, fp8_job(&dir, ND_FP8_TENSORWISE, true), 3, 2, check_health);
@@ -208,7 +208,7 @@ Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
     expect_stop(&large, "not finite is ");
 }
 
-Test(fp8_health, skips_alike_and_goes_on, .timeout = 60)
+Test(fp8_health, skips_alike_and_goes_on, .timeout = 120)
 {
     static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
     for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {

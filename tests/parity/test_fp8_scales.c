@@ -251,7 +251,7 @@ Test(fp8_scales, of_weights_follow_every_update_by_one_reduction_a_step, .timeou
 
 /* Products of plain rowwise read no scale of a whole weight: its amaxes are reduced for the health
  * log only, in the steps that it counts: here the second of three. */
-Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone, .timeout = 120)
+Test(fp8_scales, of_rowwise_weights_are_found_for_reports_alone, .timeout = 300)
 {
     static const mesh_case mesh = {"fsdp 2 x tp 2", 1, 2, 1, 2, 2};
     tempdir_make(&dir);

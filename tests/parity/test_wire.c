@@ -128,7 +128,7 @@ static void check(const wire_case *w, nd_precision precision, nd_fp8_recipe reci
     tempdir_remove(&dir);
 }
 
-Test(wire, of_each_precision, .timeout = 120)
+Test(wire, of_each_precision, .timeout = 240)
 {
     static const wire_case fsdp = {{"fsdp 4", 1, 4, 1, 1, 1}, 1};
     static const wire_case both = {{"fsdp 2 x tp 2", 1, 2, 1, 2, 1}, 1};

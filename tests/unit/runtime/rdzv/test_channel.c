@@ -35,7 +35,7 @@ static void teardown(void)
     nd_store_thread_stop(store_thread, 0);
 }
 
-TestSuite(channel, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(channel, .init = setup, .fini = teardown, .timeout = 120);
 
 static int64_t soon(void)
 {

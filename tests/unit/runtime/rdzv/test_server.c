@@ -140,7 +140,7 @@ static void close_server(void)
     }
 }
 
-TestSuite(server, .fini = close_server, .timeout = 60);
+TestSuite(server, .fini = close_server, .timeout = 120);
 
 Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
 {

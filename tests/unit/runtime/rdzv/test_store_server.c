@@ -69,7 +69,7 @@ static void teardown(void)
     close_host();
 }
 
-TestSuite(host, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(host, .init = setup, .fini = teardown, .timeout = 120);
 
 /* Runs the loop until a notice holds the words, for at most 100 rounds of at least one event (ten a
  * second). */

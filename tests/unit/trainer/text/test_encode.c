@@ -280,7 +280,7 @@ Test(encode, cuts_between_words_change_no_ids)
 }
 
 /* A case that is quadratic anywhere would take minutes. */
-Test(encode, long_runs_take_no_quadratic_time, .timeout = 120)
+Test(encode, long_runs_take_no_quadratic_time, .timeout = 280)
 {
     static const char *const runs[] = {"a", " ",    "\n",  "\xe2\x96\x81", "1",
                                        "'", "<|eo", " \n", "\xff"};

@@ -439,7 +439,7 @@ Test(regex, a_search_that_gave_up_does_not_begin_again_at_each_place)
 }
 
 /* A megabyte, or an eighth of one, in one word, and in words of one character. */
-Test(regex, long_words_take_no_quadratic_time, .timeout = 120)
+Test(regex, long_words_take_no_quadratic_time, .timeout = 280)
 {
     static const char *const units[] = {"a", "A", "aB", " ", "\n", "'", "1", " a", "\xcc\x81"};
 #ifdef __SANITIZE_ADDRESS__ /* which slows a search down tenfold, and finds other faults */

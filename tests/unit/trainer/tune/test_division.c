@@ -38,7 +38,7 @@ static void teardown(void)
     nd_config_fini(&config);
 }
 
-TestSuite(division, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(division, .init = setup, .fini = teardown, .timeout = 120);
 
 /* Gate and up are one product of 2 F C a token, the largest; q k v have QKV C, o C C, down F C. */
 static int64_t expected_times(int passes)
