@@ -4,27 +4,10 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "kernels/cpu/gemm_parts.h"
 #include "runtime/base/math.h"
-#include "runtime/tensor/fp8.h"
 
 enum { CACHE_LINE = 64, HUGE_PAGE = 2 << 20 };
-
-/* One thread's scratch, in bytes from its beginning. */
-typedef struct layout {
-    size_t b;       /* panels of B, of k_block each */
-    size_t a;       /* a block of packed A */
-    size_t partial; /* F32 (rows of a block, partial_stride): sums between blocks of k */
-    size_t sums;    /* F32 (panel, columns): of the kernels */
-    size_t end;
-} layout;
-
-struct nd_gemm {
-    const nd_gemm_kernels *kernels;
-    nd_team *team;
-    layout layout;
-    char *scratch;        /* [threads] */
-    nd_gemm_word *shared; /* together_bytes: columns of B that all threads packed */
-};
 
 typedef struct call {
     const nd_gemm_kernels *kernels;
@@ -32,52 +15,15 @@ typedef struct call {
     int64_t k_block;
 } call;
 
-/* One thread's scratch, as `layout` has it. */
+/* One thread's scratch, as nd_gemm_layout has it. */
 typedef struct workspace {
     nd_gemm_word *b, *a;
     float *partial, *sums;
 } workspace;
 
-typedef struct block {
-    int64_t row, rows, column, columns, k, depth;
-} block;
-
 /* The position of a block of rows: whether its B is already packed, and whether another block needs
  * it. */
 typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
-
-/* Whether A lies in the kernels' panels, which either the product or somebody before it makes. */
-static bool has_panels(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
-{
-    return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
-           p->k % 2 != 0;
-}
-
-static bool packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
-{
-    return !p->a_packed && has_panels(kernels, p);
-}
-
-static int64_t words_of(const nd_gemm_kernels *kernels, int64_t depth)
-{
-    return nd_round_up(nd_ceil_div(depth, 2), kernels->words);
-}
-
-/* The products of a block of k have this many; the last one fewer. */
-static int64_t k_block_of(const nd_gemm_kernels *kernels, int64_t k)
-{
-    enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
-    const int64_t blocks = nd_ceil_div(k, kernels->k_block);
-    return nd_round_up(nd_ceil_div(k, blocks), ALIGNMENT);
-}
-
-/* Rows of A in a block. */
-static int64_t most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
-{
-    const int64_t most = has_panels(kernels, p) ? kernels->most_packed : kernels->most_rows;
-    const int64_t units = kernels->most_of_a / k_block_of(kernels, p->k) / kernels->rows;
-    return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
-}
 
 /* Whether the sums of a block of k wait in c for the next block; else they wait in `partial`, so
  * that factors are applied once and a BF16 result is rounded once. */
@@ -86,74 +32,26 @@ static bool sums_wait_in_c(const call *c)
     return !c->p->c_bf16 && !c->p->factors;
 }
 
-/* x from a line and an element of k on. of_rows: its lines are the rows that are stored. */
-static nd_gemm_operand operand_at(nd_gemm_operand x, bool of_rows, int64_t line, int64_t k)
-{
-    const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
-    if (x.packed) {
-        ND_ASSERT(!of_rows && line % ND_GEMM_CODES == 0 && k % ND_GEMM_CODES == 0);
-        x.data = (const char *)x.data + line * x.stride + k * ND_GEMM_CODES;
-        return x;
-    }
-    x.data = (const char *)x.data + (of_rows ? line * x.stride + k : k * x.stride + line) * size;
-    x.scale = x.scale && x.scale_per_line ? x.scale + line : x.scale;
-    return x;
-}
-
-static void pack_a(const call *c, workspace *w, const block *x)
+static void pack_a(const call *c, workspace *w, const nd_gemm_block *x)
 {
     const nd_gemm_kernels *kernels = c->kernels;
     const bool transposed = c->p->a_transposed;
     nd_gemm_pack *pack = transposed ? kernels->pack_a_columns : kernels->pack_a_rows;
-    const int64_t words = words_of(c->kernels, x->depth);
+    const int64_t words = nd_gemm_words(c->kernels, x->depth);
     for (int64_t i = 0; i < x->rows; i += kernels->panel) {
         const int64_t row = x->row + i;
         const int rows = (int)nd_min(kernels->panel, x->rows - i), depth = (int)x->depth;
-        pack(w->a + i * words, operand_at(c->p->a, !transposed, row, x->k), rows, depth);
+        pack(w->a + i * words, nd_gemm_operand_at(c->p->a, !transposed, row, x->k), rows, depth);
     }
 }
 
-/* One panel of B. */
-static void pack_b(const call *c, nd_gemm_word *b, const block *x)
-{
-    const bool transposed = c->p->b_transposed;
-    nd_gemm_pack *pack = transposed ? c->kernels->pack_b_rows : c->kernels->pack_b_columns;
-    pack(b, operand_at(c->p->b, transposed, x->column, x->k), (int)x->columns, (int)x->depth);
-}
-
-/* The words of the panel from `column` on, from element l of k on, in an op(b) that is packed as a
- * whole. Blocks of k begin at whole multiples of the kernels' words. */
-static int64_t offset_of_b(const nd_gemm_kernels *kernels, int64_t k, int64_t column, int64_t l)
-{
-    return column * words_of(kernels, k) + l / 2 * kernels->columns;
-}
-
-/* Elements of k from its element l on that lie in the same block. */
-static int64_t rest_of_block(const nd_gemm_kernels *kernels, int64_t k, int64_t l)
-{
-    const int64_t depth = k_block_of(kernels, k);
-    return nd_min(depth - l % depth, k - l);
-}
-
-/* The words from `row` on, from element l of k on, in an op(a) of m rows that is packed as a whole:
- * one block of k after the other, each with all rows, so that the rows of a block lie close
- * together and share no sets of the second cache. */
-static int64_t offset_of_a(const nd_gemm_kernels *kernels, int64_t m, int64_t k, int64_t row,
-                           int64_t l)
-{
-    const int64_t first = l - l % k_block_of(kernels, k);
-    const int64_t depth = rest_of_block(kernels, k, first);
-    return nd_round_up(m, kernels->rows) * first / 2 + row * words_of(kernels, depth) +
-           (l - first) / 2 * kernels->rows;
-}
-
 /* The j-th columns of a block, packed in the thread's scratch. */
-static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w, const block *columns,
-                                           int64_t j, sharing shared)
+static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w,
+                                           const nd_gemm_block *columns, int64_t j, sharing shared)
 {
     nd_gemm_word *b = w->b + (shared == ONLY_BLOCK ? 0 : j * c->kernels->k_block / 2);
     if (shared != LATER_BLOCK) {
-        pack_b(c, b, columns);
+        nd_gemm_pack_panel(c->kernels, c->p, b, columns);
     }
     return b;
 }
@@ -166,7 +64,7 @@ static int64_t partial_stride(const nd_gemm_kernels *kernels)
 }
 
 /* Where the sums of a block begin and where they go. `first`: the first column of `partial`. */
-static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int64_t first)
+static nd_gemm_tile destination(const call *c, workspace *w, const nd_gemm_block *x, int64_t first)
 {
     const bool begins = x->k == 0, ends = x->k + x->depth == c->p->k;
     const bool bf16 = c->p->c_bf16;
@@ -174,7 +72,7 @@ static nd_gemm_tile destination(const call *c, workspace *w, const block *x, int
     float *partial = w->partial + (x->column - first);
     nd_gemm_tile t = {.rows = (int)x->rows,
                       .columns = (int)x->columns,
-                      .words = (int)words_of(c->kernels, x->depth),
+                      .words = (int)nd_gemm_words(c->kernels, x->depth),
                       .factor = 1.0f,
                       .sums = w->sums,
                       .c = (char *)c->p->c + (x->row * c->p->c_stride + x->column) * (bf16 ? 2 : 4),
@@ -215,7 +113,8 @@ static nd_gemm_ahead part_of(nd_gemm_ahead x, int64_t i, int64_t parts)
 }
 
 /* The tile's rows of packed panels. */
-static void multiply_panels(const call *c, const workspace *w, const block *x, nd_gemm_tile t)
+static void multiply_panels(const call *c, const workspace *w, const nd_gemm_block *x,
+                            nd_gemm_tile t)
 {
     const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
     const nd_gemm_word *a = c->p->a_packed;
@@ -224,7 +123,7 @@ static void multiply_panels(const call *c, const workspace *w, const block *x, n
     const float *from = t.from, *factors = t.row_factors;
     t.a_row = c->kernels->a_row;
     t.a_word = c->kernels->a_word;
-    a = a ? a + offset_of_a(c->kernels, c->p->m, c->p->k, x->row, x->k) : w->a;
+    a = a ? a + nd_gemm_offset_of_a(c->kernels, c->p->m, c->p->k, x->row, x->k) : w->a;
     for (int64_t i = 0; i < rows; i += panel) {
         t.rows = (int)nd_min(panel, rows - i);
         t.a = (const nd_bf16 *)(a + i * t.words);
@@ -237,7 +136,7 @@ static void multiply_panels(const call *c, const workspace *w, const block *x, n
 }
 
 /* The columns of B behind these, as they are stored: what the thread usually packs next. */
-static nd_gemm_ahead columns_behind(const call *c, const block *columns)
+static nd_gemm_ahead columns_behind(const call *c, const nd_gemm_block *columns)
 {
     const nd_gemm_product *p = c->p;
     const int64_t column = columns->column + columns->columns, size = nd_dtype_size(p->b.dtype);
@@ -247,33 +146,34 @@ static nd_gemm_ahead columns_behind(const call *c, const block *columns)
     }
     const int64_t rows = p->b_transposed ? count : columns->depth;
     const int64_t elements = p->b_transposed ? columns->depth : count;
-    return (nd_gemm_ahead){.data = operand_at(p->b, p->b_transposed, column, columns->k).data,
+    return (nd_gemm_ahead){.data =
+                               nd_gemm_operand_at(p->b, p->b_transposed, column, columns->k).data,
                            .stride = p->b.stride * size,
                            .rows = (int)rows,
                            .bytes = (int)(elements * size)};
 }
 
-static void multiply_block(const call *c, workspace *w, const block *x, sharing shared)
+static void multiply_block(const call *c, workspace *w, const nd_gemm_block *x, sharing shared)
 {
     const int panel = c->kernels->columns;
-    block columns = *x;
-    if (packs_a(c->kernels, c->p)) {
+    const nd_gemm_word *packed = c->p->b_packed;
+    nd_gemm_block columns = *x;
+    if (nd_gemm_packs_a(c->kernels, c->p)) {
         pack_a(c, w, x);
     }
     for (int64_t j = 0; j < x->columns; j += panel) {
         columns.column = x->column + j;
         columns.columns = nd_min(panel, x->columns - j);
         nd_gemm_tile t = destination(c, w, &columns, x->column);
-        t.b = c->p->b_packed
-                  ? c->p->b_packed + offset_of_b(c->kernels, c->p->k, columns.column, columns.k)
-                  : pack_in_scratch(c, w, &columns, j, shared);
-        if (!c->p->b_packed && shared != LATER_BLOCK) {
+        t.b = packed ? packed + nd_gemm_offset_of_b(c->kernels, c->p->k, columns.column, x->k)
+                     : pack_in_scratch(c, w, &columns, j, shared);
+        if (!packed && shared != LATER_BLOCK) {
             t.ahead = columns_behind(c, &columns);
         }
-        if (has_panels(c->kernels, c->p)) {
+        if (nd_gemm_has_panels(c->kernels, c->p)) {
             multiply_panels(c, w, x, t);
         } else {
-            t.a = operand_at(c->p->a, true, x->row, x->k).data;
+            t.a = nd_gemm_operand_at(c->p->a, true, x->row, x->k).data;
             t.a_row = c->p->a.stride;
             t.a_word = 2;
             c->kernels->multiply(&t);
@@ -289,7 +189,8 @@ static int64_t block_rows(int64_t count, int64_t most, int64_t unit)
 }
 
 /* All blocks of rows of one block of k and columns. */
-static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+static void multiply_rows(const call *c, workspace *w, nd_gemm_block x, int64_t row_end,
+                          int64_t rows)
 {
     sharing shared = row_end - x.row <= rows ? ONLY_BLOCK : FIRST_BLOCK;
     for (; x.row < row_end; x.row += rows) {
@@ -299,7 +200,8 @@ static void multiply_rows(const call *c, workspace *w, block x, int64_t row_end,
     }
 }
 
-static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end, int64_t rows)
+static void multiply_depth(const call *c, workspace *w, nd_gemm_block x, int64_t row_end,
+                           int64_t rows)
 {
     for (x.k = 0; x.k < c->p->k; x.k += c->k_block) {
         x.depth = nd_min(c->k_block, c->p->k - x.k);
@@ -310,18 +212,18 @@ static void multiply_depth(const call *c, workspace *w, block x, int64_t row_end
 /* One thread's part of the result. Where sums wait in `partial` for the next block of k, or where
  * no packed B is shared, a block of rows is done with all of k before the next one, and so are as
  * many of its columns as keep their sums in the caches. */
-static void multiply_part(const call *c, workspace *w, const block *part)
+static void multiply_part(const call *c, workspace *w, const nd_gemm_block *part)
 {
     const nd_gemm_kernels *kernels = c->kernels;
     const int64_t row_end = part->row + part->rows, column_end = part->column + part->columns;
-    const int64_t rows = block_rows(part->rows, most_rows(kernels, c->p), kernels->rows);
+    const int64_t rows = block_rows(part->rows, nd_gemm_most_rows(kernels, c->p), kernels->rows);
     const bool waits = c->k_block < c->p->k, partial = waits && !sums_wait_in_c(c);
     const int64_t span = partial || !kernels->shared_columns ? rows : part->rows;
     const int64_t columns = partial || (waits && !kernels->shared_columns)
                                 ? kernels->partial_columns
                             : rows < span ? kernels->shared_columns
                                           : part->columns;
-    block x = *part;
+    nd_gemm_block x = *part;
     for (x.row = part->row; x.row < row_end; x.row += span) {
         for (x.column = part->column; x.column < column_end; x.column += columns) {
             x.columns = nd_min(columns, column_end - x.column);
@@ -341,78 +243,23 @@ static void share(int64_t count, int64_t unit, int64_t parts, int64_t index, int
     *length = nd_min(units * (index + 1) / parts * unit, count) - *begin;
 }
 
-/* Into how many parts the rows and the columns of a result are cut: the pieces of a region. */
-typedef struct cut {
-    int64_t rows, columns;
-} cut;
-
-static int64_t cast_time_of(const nd_gemm_kernels *kernels, const nd_gemm_operand *x)
-{
-    return x->scale ? kernels->cast_time : 0;
-}
-
-static int64_t time_of_b(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
-{
-    return kernels->b_time + cast_time_of(kernels, &p->b);
-}
-
-/* Time of the largest piece, in the kernels' unit. */
-static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p, cut by)
-{
-    const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
-    const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
-    const int64_t blocks = kernels->shared_columns ? 1 : nd_ceil_div(rows, most_rows(kernels, p));
-    const int64_t a_time = p->a_packed           ? kernels->a_read_time
-                           : packs_a(kernels, p) ? kernels->a_time + cast_time_of(kernels, &p->a)
-                                                 : 0;
-    const int64_t b_time = p->b_packed ? kernels->b_read_time : time_of_b(kernels, p) * blocks;
-    return rows * columns + b_time * columns + a_time * rows;
-}
-
-/* The fastest cut into this many pieces. */
-static cut fastest_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t pieces)
-{
-    cut best = {1, pieces};
-    for (int64_t rows = 2; rows <= pieces; rows++) {
-        const cut by = {rows, pieces / rows};
-        if (pieces % rows == 0 && time_of(kernels, p, by) < time_of(kernels, p, best)) {
-            best = by;
-        }
-    }
-    return best;
-}
-
-/* As many pieces for each thread as cost less than 3 percent of packing again what they share. */
-static cut choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p, int64_t threads)
-{
-    const cut whole = fastest_cut(kernels, p, threads);
-    const int64_t most = 33 * time_of(kernels, p, whole);
-    for (int64_t each = ND_TEAM_PIECES; threads > 1 && each > 1; each--) {
-        const cut by = fastest_cut(kernels, p, threads * each);
-        if (32 * each * time_of(kernels, p, by) <= most) {
-            return by;
-        }
-    }
-    return whole;
-}
-
 typedef struct pieces {
     const nd_gemm *gemm;
     const call *c;
-    cut by;
+    nd_gemm_cut by;
 } pieces;
 
 static void multiply_piece(void *arg, int64_t index)
 {
     const pieces *all = arg;
     const call *c = all->c;
-    const layout *at = &all->gemm->layout;
+    const nd_gemm_layout *at = &all->gemm->layout;
     char *scratch = all->gemm->scratch + (size_t)nd_team_thread() * at->end;
     workspace w = {.b = (nd_gemm_word *)(scratch + at->b),
                    .a = (nd_gemm_word *)(scratch + at->a),
                    .partial = (float *)(scratch + at->partial),
                    .sums = (float *)(scratch + at->sums)};
-    block part;
+    nd_gemm_block part;
     share(c->p->m, c->kernels->rows, all->by.rows, index / all->by.columns, &part.row, &part.rows);
     share(c->p->n, c->kernels->columns, all->by.columns, index % all->by.columns, &part.column,
           &part.columns);
@@ -425,164 +272,6 @@ static void multiply_piece(void *arg, int64_t index)
     }
 }
 
-static bool can_be_packed(nd_gemm_operand x)
-{
-    return x.dtype == ND_DTYPE_BF16 || nd_dtype_is_fp8(x.dtype);
-}
-
-static call call_of(const nd_gemm *gemm, const nd_gemm_product *p)
-{
-    return (call){.kernels = gemm->kernels, .p = p, .k_block = k_block_of(gemm->kernels, p->k)};
-}
-
-int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
-{
-    return 50 * gemm->kernels->b_time;
-}
-
-size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    return (size_t)(nd_round_up(n, kernels->columns) * words_of(kernels, k)) * sizeof(nd_gemm_word);
-}
-
-typedef struct whole {
-    const call *c;
-    nd_gemm_word *packed;
-} whole;
-
-/* One panel with all of k. */
-static void pack_panel(void *arg, int64_t index)
-{
-    const whole *w = arg;
-    const call *c = w->c;
-    block x = {.column = index * c->kernels->columns};
-    x.columns = nd_min(c->kernels->columns, c->p->n - x.column);
-    for (; x.k < c->p->k; x.k += c->k_block) {
-        x.depth = nd_min(c->k_block, c->p->k - x.k);
-        pack_b(c, w->packed + offset_of_b(c->kernels, c->p->k, x.column, x.k), &x);
-    }
-}
-
-void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *packed)
-{
-    ND_ASSERT(can_be_packed(p->b));
-    const call x = call_of(gemm, p);
-    whole w = {&x, packed};
-    nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_panel, &w);
-}
-
-/* activations */
-
-int64_t nd_gemm_activation_unit(const nd_gemm *gemm)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    ND_ASSERT(!kernels->packs_a ||
-              (kernels->rows == kernels->columns && kernels->rows == 2 * kernels->words));
-    return kernels->packs_a ? kernels->rows : 0;
-}
-
-size_t nd_gemm_activation_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns, bool as_b)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    const int64_t depth = as_b ? rows : columns, lines = as_b ? columns : rows;
-    return kernels->packs_a
-               ? (size_t)(nd_round_up(lines, kernels->rows) * words_of(kernels, depth)) *
-                     sizeof(nd_gemm_word)
-               : 0;
-}
-
-/* Rows of a unit at most, which begin at `row`. */
-static void pack_rows_as_a(const nd_gemm_kernels *kernels, const nd_gemm_activation *to,
-                           nd_gemm_operand x, const nd_gemm_part *part, int64_t row, int rows)
-{
-    for (int64_t j = 0, some; j < part->columns; j += some) {
-        const int64_t column = part->column + j;
-        some = nd_min(part->columns - j, rest_of_block(kernels, to->columns, column));
-        kernels->pack_a_rows(to->as_a + offset_of_a(kernels, to->rows, to->columns, row, column),
-                             operand_at(x, true, 0, j), rows, (int)some);
-    }
-}
-
-static void pack_rows_as_b(const nd_gemm_kernels *kernels, const nd_gemm_activation *to,
-                           nd_gemm_operand x, const nd_gemm_part *part, int64_t row, int rows)
-{
-    const int64_t panel = kernels->columns, stride = panel * words_of(kernels, to->rows);
-    nd_gemm_word *b = to->as_b + offset_of_b(kernels, to->rows, part->column, row);
-    for (int64_t j = 0; j < part->columns; j += panel, b += stride) {
-        kernels->pack_b_columns(b, operand_at(x, false, j, 0),
-                                (int)nd_min(panel, part->columns - j), rows);
-    }
-}
-
-void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const nd_gemm_part *part)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    const int64_t unit = nd_gemm_activation_unit(gemm);
-    ND_ASSERT(unit > 0 && part->row % unit == 0 && part->column % unit == 0);
-    for (int64_t i = 0; i < part->rows; i += unit) {
-        const int rows = (int)nd_min(unit, part->rows - i);
-        const nd_gemm_operand x = {
-            .data = part->x + i * part->stride, .dtype = ND_DTYPE_BF16, .stride = part->stride};
-        if (to->as_a) {
-            pack_rows_as_a(kernels, to, x, part, part->row + i, rows);
-        }
-        if (to->as_b) {
-            pack_rows_as_b(kernels, to, x, part, part->row + i, rows);
-        }
-    }
-}
-
-void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
-                        int64_t column, int64_t count, nd_bf16 *to)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    const int64_t panel = kernels->columns, stride = panel * words_of(kernels, from->rows);
-    const nd_gemm_word *words = from->as_b + offset_of_b(kernels, from->rows, column, row);
-    const int half = row % 2 != 0 ? 16 : 0;
-    ND_ASSERT(column % panel == 0);
-    for (int64_t j = 0; j < count; j += panel, words += stride) {
-        const int64_t some = nd_min(panel, count - j);
-        for (int64_t i = 0; i < some; i++) {
-            to[j + i] = (nd_bf16)(words[i] >> half);
-        }
-    }
-}
-
-size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns)
-{
-    return gemm->kernels->cast
-               ? (size_t)(nd_round_up(rows, ND_GEMM_CODES) * nd_round_up(columns, ND_GEMM_CODES))
-               : 0;
-}
-
-nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    ND_ASSERT(kernels->cast && kernels->columns == ND_GEMM_CODES);
-    return (nd_gemm_operand){.data = codes,
-                             .dtype = ND_DTYPE_F8_E4M3,
-                             .stride = nd_round_up(rows, ND_GEMM_CODES),
-                             .packed = true};
-}
-
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_casting *to, int64_t row,
-                       nd_gemm_operand x)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    const int64_t stride = nd_round_up(to->rows, ND_GEMM_CODES); /* of a column */
-    const int rows = (int)nd_min(ND_GEMM_CODES, to->rows - row);
-    ND_ASSERT(x.scale && !x.scale_per_line && x.format == ND_DTYPE_F8_E4M3);
-    ND_ASSERT(row % ND_GEMM_CODES == 0 && kernels->rows == ND_GEMM_CODES);
-    for (int64_t j = 0, some; j < to->columns; j += some) {
-        nd_gemm_word *as_a = to->as_a;
-        some = as_a ? rest_of_block(kernels, to->columns, j) : to->columns;
-        as_a = as_a ? as_a + offset_of_a(kernels, to->rows, to->columns, row, j) : NULL;
-        kernels->cast(to->codes + j * stride + row * ND_GEMM_CODES, stride * ND_GEMM_CODES, as_a,
-                      operand_at(x, true, 0, j), rows, (int)some);
-    }
-}
-
 nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)
 {
     return (nd_bf16 *)(gemm->scratch + (size_t)nd_team_thread() * gemm->layout.end +
@@ -592,33 +281,9 @@ nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)
 /* One region. */
 static void multiply_whole(nd_gemm *gemm, const nd_gemm_product *p)
 {
-    const call x = call_of(gemm, p);
-    pieces all = {gemm, &x, choose_cut(gemm->kernels, p, nd_team_threads(gemm->team))};
+    const call x = {gemm->kernels, p, nd_gemm_k_block(gemm->kernels, p->k)};
+    pieces all = {gemm, &x, nd_gemm_choose_cut(gemm->kernels, p, nd_team_threads(gemm->team))};
     nd_team_run(gemm->team, all.by.rows * all.by.columns, multiply_piece, &all);
-}
-
-/* How many columns of B all threads pack together before they multiply; 0: it is faster that each
- * piece packs its own, or too few have room. */
-static int64_t columns_together(const nd_gemm *gemm, const nd_gemm_product *p)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    const int64_t threads = nd_team_threads(gemm->team), panel = kernels->columns;
-    const int64_t panels =
-        kernels->together_bytes / (int64_t)nd_gemm_packed_bytes(gemm, p->k, panel);
-    const int64_t most = nd_min(panels * panel, nd_round_up(p->n, panel));
-    nd_gemm_product packed = *p;
-    packed.b_packed = gemm->shared;
-    if (most == 0 || most < nd_min(kernels->least_together, p->n)) {
-        return 0;
-    }
-    const int64_t parts = nd_ceil_div(p->n, most); /* of equal size; each packs A again */
-    const int64_t columns = nd_round_up(nd_ceil_div(p->n, parts), panel);
-    const int64_t apart = time_of(kernels, p, fastest_cut(kernels, p, threads));
-    packed.n = columns;
-    const int64_t together =
-        parts * time_of(kernels, &packed, fastest_cut(kernels, &packed, threads)) +
-        time_of_b(kernels, p) * nd_ceil_div(p->n, threads);
-    return together < apart ? columns : 0;
 }
 
 /* The product's columns [first, first + columns). */
@@ -627,7 +292,7 @@ static nd_gemm_product columns_of(const nd_gemm_product *p, const nd_gemm_factor
 {
     nd_gemm_product x = *p;
     x.n = columns;
-    x.b = operand_at(p->b, p->b_transposed, first, 0);
+    x.b = nd_gemm_operand_at(p->b, p->b_transposed, first, 0);
     x.c = (char *)p->c + first * (p->c_bf16 ? 2 : 4);
     x.factors = p->factors ? factors : NULL;
     return x;
@@ -647,9 +312,10 @@ static void multiply_together(nd_gemm *gemm, const nd_gemm_product *p, int64_t c
 
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 {
-    ND_ASSERT((p->a_packed || can_be_packed(p->a)) && (p->b_packed || can_be_packed(p->b)));
+    ND_ASSERT((p->a_packed || nd_gemm_can_be_packed(p->a)) &&
+              (p->b_packed || nd_gemm_can_be_packed(p->b)));
     ND_ASSERT(!p->a_packed || (gemm->kernels->packs_a && !p->a_transposed));
-    const int64_t together = p->b_packed ? 0 : columns_together(gemm, p);
+    const int64_t together = p->b_packed ? 0 : nd_gemm_columns_together(gemm, p);
     if (together > 0) {
         multiply_together(gemm, p, together);
     } else {
@@ -662,12 +328,12 @@ static size_t after(size_t offset, int64_t count, size_t size)
     return offset + nd_round_up_bytes((size_t)count * size, CACHE_LINE);
 }
 
-static layout layout_of(const nd_gemm_kernels *kernels)
+static nd_gemm_layout layout_of(const nd_gemm_kernels *kernels)
 {
     const int64_t columns = kernels->columns, words = kernels->k_block / 2;
     const int64_t rows = nd_max(kernels->most_rows, kernels->most_packed);
     const int64_t of_a = kernels->most_of_a / 2;
-    layout at = {.b = 0};
+    nd_gemm_layout at = {.b = 0};
     at.a = after(at.b, nd_max(columns, kernels->shared_columns) * words, sizeof(nd_gemm_word));
     at.partial = after(at.a, of_a > 0 ? of_a : kernels->most_packed * words, sizeof(nd_gemm_word));
     at.sums = after(at.partial, rows * partial_stride(kernels), sizeof(float));

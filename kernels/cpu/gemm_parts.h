@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CPU_GEMM_PARTS_H
+#define ND_CPU_GEMM_PARTS_H
+/*
+ * What the files of the products share: where blocks of operands lie, stored and packed (gemm.c
+ * multiplies, gemm_packed.c packs whole operands, gemm_cut.c cuts a product into pieces).
+ */
+#include "kernels/cpu/gemm.h"
+#include "runtime/base/math.h"
+#include "runtime/tensor/fp8.h"
+
+/* One thread's scratch, in bytes from its beginning. */
+typedef struct nd_gemm_layout {
+    size_t b;       /* panels of B, of k_block each */
+    size_t a;       /* a block of packed A */
+    size_t partial; /* F32 (rows of a block, partial_stride): sums between blocks of k */
+    size_t sums;    /* F32 (panel, columns): of the kernels */
+    size_t end;
+} nd_gemm_layout;
+
+struct nd_gemm {
+    const nd_gemm_kernels *kernels;
+    nd_team *team;
+    nd_gemm_layout layout;
+    char *scratch;        /* [threads] */
+    nd_gemm_word *shared; /* together_bytes: columns of B that all threads packed */
+};
+
+typedef struct nd_gemm_block {
+    int64_t row, rows, column, columns, k, depth;
+} nd_gemm_block;
+
+/* Whether A lies in the kernels' panels, which either the product or somebody before it makes. */
+static inline bool nd_gemm_has_panels(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+{
+    return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
+           p->k % 2 != 0;
+}
+
+static inline bool nd_gemm_packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+{
+    return !p->a_packed && nd_gemm_has_panels(kernels, p);
+}
+
+static inline bool nd_gemm_can_be_packed(nd_gemm_operand x)
+{
+    return x.dtype == ND_DTYPE_BF16 || nd_dtype_is_fp8(x.dtype);
+}
+
+static inline int64_t nd_gemm_words(const nd_gemm_kernels *kernels, int64_t depth)
+{
+    return nd_round_up(nd_ceil_div(depth, 2), kernels->words);
+}
+
+/* The products of a block of k have this many; the last one fewer. */
+static inline int64_t nd_gemm_k_block(const nd_gemm_kernels *kernels, int64_t k)
+{
+    enum { ALIGNMENT = 32 }; /* elements of a cache line, and of a step of tiles */
+    const int64_t blocks = nd_ceil_div(k, kernels->k_block);
+    return nd_round_up(nd_ceil_div(k, blocks), ALIGNMENT);
+}
+
+/* Rows of A in a block. */
+static inline int64_t nd_gemm_most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+{
+    const int64_t most = nd_gemm_has_panels(kernels, p) ? kernels->most_packed : kernels->most_rows;
+    const int64_t units = kernels->most_of_a / nd_gemm_k_block(kernels, p->k) / kernels->rows;
+    return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
+}
+
+/* x from a line and an element of k on. of_rows: its lines are the rows that are stored. */
+static inline nd_gemm_operand nd_gemm_operand_at(nd_gemm_operand x, bool of_rows, int64_t line,
+                                                 int64_t k)
+{
+    const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
+    if (x.packed) {
+        ND_ASSERT(!of_rows && line % ND_GEMM_CODES == 0 && k % ND_GEMM_CODES == 0);
+        x.data = (const char *)x.data + line * x.stride + k * ND_GEMM_CODES;
+        return x;
+    }
+    x.data = (const char *)x.data + (of_rows ? line * x.stride + k : k * x.stride + line) * size;
+    x.scale = x.scale && x.scale_per_line ? x.scale + line : x.scale;
+    return x;
+}
+
+/* The words of the panel from `column` on, from element l of k on, in an op(b) that is packed as a
+ * whole. Blocks of k begin at whole multiples of the kernels' words. */
+static inline int64_t nd_gemm_offset_of_b(const nd_gemm_kernels *kernels, int64_t k, int64_t column,
+                                          int64_t l)
+{
+    return column * nd_gemm_words(kernels, k) + l / 2 * kernels->columns;
+}
+
+/* Elements of k from its element l on that lie in the same block. */
+static inline int64_t nd_gemm_rest_of_block(const nd_gemm_kernels *kernels, int64_t k, int64_t l)
+{
+    const int64_t depth = nd_gemm_k_block(kernels, k);
+    return nd_min(depth - l % depth, k - l);
+}
+
+/* The words from `row` on, from element l of k on, in an op(a) of m rows that is packed as a whole:
+ * one block of k after the other, each with all rows, so that the rows of a block lie close
+ * together and share no sets of the second cache. */
+static inline int64_t nd_gemm_offset_of_a(const nd_gemm_kernels *kernels, int64_t m, int64_t k,
+                                          int64_t row, int64_t l)
+{
+    const int64_t first = l - l % nd_gemm_k_block(kernels, k);
+    const int64_t depth = nd_gemm_rest_of_block(kernels, k, first);
+    return nd_round_up(m, kernels->rows) * first / 2 + row * nd_gemm_words(kernels, depth) +
+           (l - first) / 2 * kernels->rows;
+}
+
+/* gemm_packed.c */
+
+/* One panel of B: columns of x, of all its k. */
+void nd_gemm_pack_panel(const nd_gemm_kernels *kernels, const nd_gemm_product *p, nd_gemm_word *to,
+                        const nd_gemm_block *x);
+
+/* gemm_cut.c */
+
+/* Into how many parts the rows and the columns of a result are cut: the pieces of a region. */
+typedef struct nd_gemm_cut {
+    int64_t rows, columns;
+} nd_gemm_cut;
+
+/* As many pieces for each thread as cost less than 3 percent of packing again what they share. */
+nd_gemm_cut nd_gemm_choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
+                               int64_t threads);
+
+/* How many columns of B all threads pack together before they multiply; 0: it is faster that each
+ * piece packs its own, or too few have room. */
+int64_t nd_gemm_columns_together(const nd_gemm *gemm, const nd_gemm_product *p);
+
+#endif
