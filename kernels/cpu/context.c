@@ -6,9 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/ops.h"
 #include "runtime/base/math.h"
+#include "runtime/base/suggest.h"
 
 /* Elements of the tiles of a, b and c. */
 enum { WIDENED = 3 * ND_CPU_WIDEN_TILE * ND_CPU_WIDEN_TILE };
@@ -118,6 +120,41 @@ static nd_status choose_packing(nd_cpu_packing *out)
                : nd_fail(ND_ERR_CONFIG, "ND_CPU_PACKED is \"%s\"; it may be kept or anew", wanted);
 }
 
+/* A misspelt variable would be without effect, and nobody would know. */
+static nd_status check_name(const char *name)
+{
+    static const char *const known[] = {"ND_CPU_ISA", "ND_CPU_PACKED", "ND_CPU_PRODUCTS"};
+    nd_suggest search;
+    nd_suggest_init(&search, name);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i]) == 0) {
+            return ND_OK;
+        }
+        nd_suggest_offer(&search, known[i]);
+    }
+    return search.best ? nd_fail(ND_ERR_CONFIG,
+                                 "the environment sets %s, which ndtrain does not know; did you "
+                                 "mean %s?",
+                                 name, search.best)
+                       : nd_fail(ND_ERR_CONFIG,
+                                 "the environment sets %s, which ndtrain does not know; unset it, "
+                                 "or use ND_CPU_ISA, ND_CPU_PACKED or ND_CPU_PRODUCTS",
+                                 name);
+}
+
+static nd_status check_environment(void)
+{
+    static const char prefix[] = "ND_CPU_";
+    for (char **entry = environ; entry && *entry; entry++) {
+        char name[64];
+        if (strncmp(*entry, prefix, sizeof prefix - 1) == 0) {
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(*entry, "="), *entry);
+            ND_TRY(check_name(name));
+        }
+    }
+    return ND_OK;
+}
+
 nd_status nd_cpu_context_create(nd_device *device)
 {
     ND_ASSERT(device->kind == ND_DEVICE_CPU);
@@ -126,6 +163,7 @@ nd_status nd_cpu_context_create(nd_device *device)
     }
     nd_cpu_context *context = NULL;
     nd_status status = ND_OK;
+    ND_TRY(check_environment());
     ND_TRY(ND_ALLOC(1, &context));
     ND_TRY_OUT(choose_isa(&context->isa));
     ND_TRY_OUT(choose_packing(&context->packing));
