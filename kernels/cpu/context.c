@@ -123,7 +123,7 @@ static nd_status choose_packing(nd_cpu_packing *out)
 /* A misspelt variable would be without effect, and nobody would know. */
 static nd_status check_name(const char *name)
 {
-    static const char *const known[] = {"ND_CPU_ISA", "ND_CPU_PACKED", "ND_CPU_PRODUCTS"};
+    static const char *const known[3] = {"ND_CPU_ISA", "ND_CPU_PACKED", "ND_CPU_PRODUCTS"};
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -138,17 +138,19 @@ static nd_status check_name(const char *name)
                                  name, search.best)
                        : nd_fail(ND_ERR_CONFIG,
                                  "the environment sets %s, which ndtrain does not know; unset it, "
-                                 "or use ND_CPU_ISA, ND_CPU_PACKED or ND_CPU_PRODUCTS",
-                                 name);
+                                 "or use %s, %s or %s",
+                                 name, known[0], known[1], known[2]);
 }
 
 static nd_status check_environment(void)
 {
     static const char prefix[] = "ND_CPU_";
     for (char **entry = environ; entry && *entry; entry++) {
-        char name[64];
-        if (strncmp(*entry, prefix, sizeof prefix - 1) == 0) {
-            snprintf(name, sizeof name, "%.*s", (int)strcspn(*entry, "="), *entry);
+        char name[64]; /* longer ones are like none that is known */
+        const int length = (int)strcspn(*entry, "=");
+        const bool empty = (*entry)[length] == '\0' || (*entry)[length + 1] == '\0';
+        if (strncmp(*entry, prefix, sizeof prefix - 1) == 0 && !empty) {
+            snprintf(name, sizeof name, "%.*s", length, *entry);
             ND_TRY(check_name(name));
         }
     }

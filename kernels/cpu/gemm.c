@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Multiplies: a product in pieces for the threads, a piece in blocks for the caches. */
 #include "kernels/cpu/gemm.h"
 
 #include <stdlib.h>
@@ -135,7 +136,8 @@ static void multiply_panels(const call *c, const workspace *w, const nd_gemm_blo
     }
 }
 
-/* The columns of B behind these, as they are stored: what the thread usually packs next. */
+/* The columns of B behind these, as they are stored. The thread packs them next, except at the end
+ * of its columns, or of a block of k whose columns it does not do all at once. */
 static nd_gemm_ahead columns_behind(const call *c, const nd_gemm_block *columns)
 {
     const nd_gemm_product *p = c->p;

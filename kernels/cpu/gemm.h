@@ -37,11 +37,12 @@
 
 typedef uint32_t nd_gemm_word;
 
-/* Stored bytes that are packed next: `rows` of them, 0 for none, `stride` bytes apart. */
+/* What is packed next, as it is stored: `rows` rows (0: nothing) of `bytes` bytes, `stride` bytes
+ * apart. */
 typedef struct nd_gemm_ahead {
     const char *data;
     int64_t stride;
-    int rows, bytes; /* bytes: of a row */
+    int rows, bytes;
 } nd_gemm_ahead;
 
 /* c (rows, columns) = (a b (+ from)) (factor row_factors) column_factors (+ c), rounded once when c

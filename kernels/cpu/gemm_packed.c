@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Operands that are packed as a whole, before a product: weights, activations and their codes. */
+/* Operands that are packed as a whole, before a product: weights, activations and their codes, and
+ * columns of B for all threads. */
 #include "kernels/cpu/gemm_parts.h"
 
 void nd_gemm_pack_panel(const nd_gemm_kernels *kernels, const nd_gemm_product *p, nd_gemm_word *to,
@@ -24,7 +25,7 @@ typedef struct whole {
 } whole;
 
 /* One panel with all of k. */
-static void pack_columns(void *arg, int64_t index)
+static void pack_whole_panel(void *arg, int64_t index)
 {
     const whole *w = arg;
     const nd_gemm_kernels *kernels = w->gemm->kernels;
@@ -42,7 +43,7 @@ void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *p
 {
     ND_ASSERT(nd_gemm_can_be_packed(p->b));
     whole w = {gemm, p, packed};
-    nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_columns, &w);
+    nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_whole_panel, &w);
 }
 
 /* activations */

@@ -3,7 +3,8 @@
 #define ND_CPU_GEMM_PARTS_H
 /*
  * What the files of the products share: where blocks of operands lie, stored and packed (gemm.c
- * multiplies, gemm_packed.c packs whole operands, gemm_cut.c cuts a product into pieces).
+ * multiplies, gemm_packed.c packs whole operands, gemm_cut.c cuts a product into pieces). The
+ * scratch of nd_gemm is that of one product at a time, a part of it for each thread of the team.
  */
 #include "kernels/cpu/gemm.h"
 #include "runtime/base/math.h"
@@ -26,6 +27,7 @@ struct nd_gemm {
     nd_gemm_word *shared; /* together_bytes: columns of B that all threads packed */
 };
 
+/* Rows and columns of a result, and k from `k` to k + depth. */
 typedef struct nd_gemm_block {
     int64_t row, rows, column, columns, k, depth;
 } nd_gemm_block;
@@ -47,6 +49,7 @@ static inline bool nd_gemm_can_be_packed(nd_gemm_operand x)
     return x.dtype == ND_DTYPE_BF16 || nd_dtype_is_fp8(x.dtype);
 }
 
+/* Words that `depth` of k take in a packed operand. */
 static inline int64_t nd_gemm_words(const nd_gemm_kernels *kernels, int64_t depth)
 {
     return nd_round_up(nd_ceil_div(depth, 2), kernels->words);
@@ -112,7 +115,7 @@ static inline int64_t nd_gemm_offset_of_a(const nd_gemm_kernels *kernels, int64_
 
 /* gemm_packed.c */
 
-/* One panel of B: columns of x, of all its k. */
+/* Packs the columns and the k of x, one panel of op(b) at most. */
 void nd_gemm_pack_panel(const nd_gemm_kernels *kernels, const nd_gemm_product *p, nd_gemm_word *to,
                         const nd_gemm_block *x);
 
@@ -123,7 +126,8 @@ typedef struct nd_gemm_cut {
     int64_t rows, columns;
 } nd_gemm_cut;
 
-/* As many pieces for each thread as cost less than 3 percent of packing again what they share. */
+/* The most pieces for each thread, up to ND_TEAM_PIECES, that take at most a 32nd longer than one
+ * for each: each piece packs its operands. */
 nd_gemm_cut nd_gemm_choose_cut(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
                                int64_t threads);
 

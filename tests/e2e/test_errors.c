@@ -41,7 +41,7 @@ static void teardown(void)
     shell_remove(&dir);
 }
 
-TestSuite(errors, .init = setup, .fini = teardown, .timeout = 300);
+TestSuite(errors, .init = setup, .fini = teardown, .timeout = 280);
 
 /* The good flags, then the broken ones; FROM names the model. */
 #define FROM_FLAGS(model_flag)                                                                     \
@@ -222,7 +222,7 @@ static const char *pick(uint64_t *state, const char *const *words, size_t count)
  * Numbers at the ends of what the readers accept, and in between: each is planned, or refused with
  * a documented code. A crash, an assertion or an endless loop is none.
  */
-Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 300)
+Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 280)
 {
     enum { CASES = 80 };
     uint64_t state = 1;
@@ -297,7 +297,7 @@ static void runs_or_names_limit(const char *limit, const char *arguments)
 }
 
 /* Whatever the limit, a job runs or ends with 71 and the limit's name. */
-Test(errors, limits_of_memory, .timeout = 300)
+Test(errors, limits_of_memory, .timeout = 280)
 {
     static const char *const limits[] = {"-v 20000",  "-v 70000",  "-v 90000",  "-v 110000",
                                          "-v 125000", "-v 132000", "-v 150000", "-v 400000",

@@ -4,13 +4,13 @@
  * the CPU.
  *
  * Bounds. F32: as in tests/parity/test_mesh.c, gradients within 1e-5 in relative L2 and losses
- * within 1e-5. BF16: a loss is a mean over hundreds of tokens of terms whose logits err by a few
+ * within 1e-5. BF16: a loss is a mean over 128 tokens of terms whose logits err by a few
  * BF16 roundings (2^-8) of numbers of size about 1, in part at random: 2^-8 of it covers this. FP8:
  * E4M3 rounds both factors of a product by at most 2^-4, in the root mean square 2^-4 / sqrt(3), so
  * a result errs by 0.05 of its size and the logits behind 5 blocks by 0.05 sqrt(5) of theirs, at
  * random; the mean over 128 tokens by 0.01 of it, and a logit is below 1. Where sums differ in
- * their last bits, other values are rounded up, so two runs are apart by up to sqrt(2) of that, and
- * three times it, 0.04, are about 2^-7 of a loss of 4.7. A wrong scale, a lost wait or a missing
+ * their last bits, other values are rounded up, so two runs are apart by up to sqrt(2) of that,
+ * 0.014. 2^-7 of a loss of 4.7 is 0.037, 2.6 times as much. A wrong scale, a lost wait or a missing
  * term is far above.
  */
 #include <criterion/criterion.h>

@@ -308,6 +308,7 @@ static void make(problem *q, shape s)
  * which a new one would touch first. */
 enum { MOST_THREADS = 7 };
 static struct {
+    const nd_gemm_kernels *kernels;
     nd_team *team;
     nd_gemm *gemm;
 } kept[MOST_THREADS + 1];
@@ -316,10 +317,13 @@ static nd_gemm *gemm_of(const table *t, int threads)
 {
     nd_team **team = &kept[threads].team;
     nd_gemm **gemm = &kept[threads].gemm;
+    cr_assert_leq(threads, MOST_THREADS);
     if (!*gemm) {
         cr_assert_eq(nd_team_create(threads, team), ND_OK);
         cr_assert_eq(nd_gemm_create(t->kernels, *team, gemm), ND_OK);
+        kept[threads].kernels = t->kernels;
     }
+    cr_assert_eq(kept[threads].kernels, t->kernels, "end_gemms was not called after a table");
     return *gemm;
 }
 
