@@ -26,13 +26,6 @@ typedef struct workspace {
  * it. */
 typedef enum sharing { ONLY_BLOCK, FIRST_BLOCK, LATER_BLOCK } sharing;
 
-/* Whether the sums of a block of k wait in c for the next block; else they wait in `partial`, so
- * that factors are applied once and a BF16 result is rounded once. */
-static bool sums_wait_in_c(const call *c)
-{
-    return !c->p->c_bf16 && !c->p->factors;
-}
-
 static void pack_a(const call *c, workspace *w, const nd_gemm_block *x)
 {
     const nd_gemm_kernels *kernels = c->kernels;
@@ -79,7 +72,7 @@ static nd_gemm_tile destination(const call *c, workspace *w, const nd_gemm_block
                       .c = (char *)c->p->c + (x->row * c->p->c_stride + x->column) * (bf16 ? 2 : 4),
                       .c_row = c->p->c_stride,
                       .bf16 = bf16};
-    if (sums_wait_in_c(c)) {
+    if (nd_gemm_sums_wait_in_c(c->p)) {
         t.from = c->p->accumulate || !begins ? t.c : NULL;
         t.from_row = t.c_row;
         return t;
@@ -183,13 +176,6 @@ static void multiply_block(const call *c, workspace *w, const nd_gemm_block *x, 
     }
 }
 
-/* Cuts `count` rows into blocks of equal size, `most` at most, of whole groups of `unit`. */
-static int64_t block_rows(int64_t count, int64_t most, int64_t unit)
-{
-    const int64_t blocks = nd_ceil_div(count, most);
-    return blocks < 2 ? most : nd_round_up(nd_ceil_div(count, blocks), unit);
-}
-
 /* All blocks of rows of one block of k and columns. */
 static void multiply_rows(const call *c, workspace *w, nd_gemm_block x, int64_t row_end,
                           int64_t rows)
@@ -211,25 +197,16 @@ static void multiply_depth(const call *c, workspace *w, nd_gemm_block x, int64_t
     }
 }
 
-/* One thread's part of the result. Where sums wait in `partial` for the next block of k, or where
- * no packed B is shared, a block of rows is done with all of k before the next one, and so are as
- * many of its columns as keep their sums in the caches. */
+/* One thread's part of the result. */
 static void multiply_part(const call *c, workspace *w, const nd_gemm_block *part)
 {
-    const nd_gemm_kernels *kernels = c->kernels;
     const int64_t row_end = part->row + part->rows, column_end = part->column + part->columns;
-    const int64_t rows = block_rows(part->rows, nd_gemm_most_rows(kernels, c->p), kernels->rows);
-    const bool waits = c->k_block < c->p->k, partial = waits && !sums_wait_in_c(c);
-    const int64_t span = partial || !kernels->shared_columns ? rows : part->rows;
-    const int64_t columns = partial || (waits && !kernels->shared_columns)
-                                ? kernels->partial_columns
-                            : rows < span ? kernels->shared_columns
-                                          : part->columns;
+    const nd_gemm_order by = nd_gemm_order_of(c->kernels, c->p, part->rows, part->columns);
     nd_gemm_block x = *part;
-    for (x.row = part->row; x.row < row_end; x.row += span) {
-        for (x.column = part->column; x.column < column_end; x.column += columns) {
-            x.columns = nd_min(columns, column_end - x.column);
-            multiply_depth(c, w, x, nd_min(x.row + span, row_end), rows);
+    for (x.row = part->row; x.row < row_end; x.row += by.span) {
+        for (x.column = part->column; x.column < column_end; x.column += by.columns) {
+            x.columns = nd_min(by.columns, column_end - x.column);
+            multiply_depth(c, w, x, nd_min(x.row + by.span, row_end), by.rows);
         }
     }
 }

@@ -71,6 +71,40 @@ static inline int64_t nd_gemm_most_rows(const nd_gemm_kernels *kernels, const nd
     return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
 }
 
+/* Whether the sums of a block of k wait in c for the next block; else they wait in scratch, so that
+ * factors are applied once and a BF16 result is rounded once. */
+static inline bool nd_gemm_sums_wait_in_c(const nd_gemm_product *p)
+{
+    return !p->c_bf16 && !p->factors;
+}
+
+/* In what order a part of a result is done: some columns of `span` rows with all of k before the
+ * next ones, and these in blocks of `rows`. For further columns A is packed again, for further rows
+ * B. */
+typedef struct nd_gemm_order {
+    int64_t rows, span, columns;
+} nd_gemm_order;
+
+/* Where sums wait in scratch for the next block of k, or where no packed B is shared, a block of
+ * rows is done with all of k before the next one, and so are as many of its columns as keep their
+ * sums in the caches. */
+static inline nd_gemm_order nd_gemm_order_of(const nd_gemm_kernels *kernels,
+                                             const nd_gemm_product *p, int64_t rows,
+                                             int64_t columns)
+{
+    const int64_t most = nd_gemm_most_rows(kernels, p), blocks = nd_ceil_div(rows, most);
+    const bool shared = kernels->shared_columns > 0;
+    const bool waits = nd_gemm_k_block(kernels, p->k) < p->k;
+    const bool partial = waits && !nd_gemm_sums_wait_in_c(p);
+    nd_gemm_order by = {.rows = blocks < 2 ? most
+                                           : nd_round_up(nd_ceil_div(rows, blocks), kernels->rows)};
+    by.span = partial || !shared ? by.rows : rows;
+    by.columns = partial || (waits && !shared) ? kernels->partial_columns
+                 : by.rows < by.span           ? kernels->shared_columns
+                                               : columns;
+    return by;
+}
+
 /* x from a line and an element of k on. of_rows: its lines are the rows that are stored. */
 static inline nd_gemm_operand nd_gemm_operand_at(nd_gemm_operand x, bool of_rows, int64_t line,
                                                  int64_t k)

@@ -6,7 +6,7 @@
  * Operands end where a page ends that is followed by one without access, and have NaN between
  * their rows, so that reading an element too many is noticed.
  */
-#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/gemm_parts.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -663,6 +663,24 @@ static void check_together(const table *t)
 Test(gemm, columns_that_threads_pack_together_change_no_bit)
 {
     for_each_table(check_together);
+}
+
+/* The cut into pieces of a weight gradient (m, n) of 1,024 tokens for two threads. */
+static nd_gemm_cut cut_of_gradient(int64_t m, int64_t n)
+{
+    const nd_gemm_operand x = {.dtype = ND_DTYPE_BF16};
+    const nd_gemm_product p = {.m = m, .n = n, .k = 1024, .a = x, .b = x, .a_transposed = true};
+    return nd_gemm_choose_cut(&nd_gemm_avx512_bf16, &p, 2);
+}
+
+/* Every column of pieces packs A once more, which takes as long as 12 columns of the result. */
+Test(gemm, pieces_share_the_operand_that_takes_longer_to_pack)
+{
+    cr_expect_eq(cut_of_gradient(1408, 512).columns, 1);
+    cr_expect_leq(cut_of_gradient(512, 512).columns, 2);
+    cr_expect_leq(cut_of_gradient(512, 1408).columns, 2);
+    /* A piece with so many rows packs A anew for every 512 columns. */
+    cr_expect_eq(cut_of_gradient(4096, 4096).rows, 1);
 }
 
 /* Sums and what is rounded to BF16 near the smallest normal number; not a number and infinity. */
