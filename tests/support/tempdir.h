@@ -4,9 +4,12 @@
 /* A folder of one test, with the files that the test writes. For Criterion: each test is a process
  * of its own. */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/fsio.h"
@@ -23,9 +26,17 @@ static inline void tempdir_make(tempdir *dir)
     cr_assert_not_null(mkdtemp(dir->path));
 }
 
+static inline int tempdir_remove_one(const char *path, const struct stat *st, int kind,
+                                     struct FTW *place)
+{
+    return remove(path);
+}
+
+/* The folder and all below it. */
 static inline void tempdir_remove(tempdir *dir)
 {
-    nd_fs_remove_flat_folder(dir->path);
+    nftw(dir->path, tempdir_remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    cr_assert(access(dir->path, F_OK) != 0, "%s cannot be removed: %s", dir->path, strerror(errno));
 }
 
 static inline const char *tempdir_file(tempdir *dir, const char *name)

@@ -100,6 +100,7 @@ Test(map_guard, a_fault_that_is_sent_ends_the_process, .signal = SIGBUS)
     tempdir dir;
     const char *path;
     reading r = open_ones(&dir, &path);
+    tempdir_remove(&dir);
     (void)nd_fs_map_guard(&r.map, path, send_fault, NULL);
 }
 
@@ -109,6 +110,7 @@ Test(map_guard, a_fault_sent_outside_of_a_reading_ends_the_process, .signal = SI
     const char *path;
     reading r = open_ones(&dir, &path);
     assert_ok(nd_fs_map_guard(&r.map, path, add_up, &r));
+    tempdir_remove(&dir);
     raise(SIGBUS);
 }
 
