@@ -173,8 +173,8 @@ static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *f
         fprintf(out, "\nndlaunch: ended by ndlaunch at the second interrupt, ranks");
     } else {
         fprintf(out,
-                "\nndlaunch: ended by ndlaunch: launch.grace_seconds (%g) were over; raise it if "
-                "saving needs longer; ranks",
+                "\nndlaunch: ended by ndlaunch: launch.grace_seconds (%g) were over; raise it with "
+                "--grace-seconds where a step or saving needs longer; ranks",
                 attempt->options.config->launch.grace_seconds);
     }
     print_ranks(out, attempt, was_killed_too, first);

@@ -219,8 +219,8 @@ static void print_checkpoint(const nd_supervisor *s, int code)
         nd_progress_durable_step(page) <= 0) {
         return;
     }
-    nd_log_info("ndlaunch: the newest checkpoint is that of step %lld; go on with --save-dir %s "
-                "--resume-from-checkpoint latest",
+    nd_log_info("ndlaunch: the newest checkpoint is that of step %lld; to go on, give the same "
+                "command with --save-dir %s --resume-from-checkpoint latest",
                 (long long)nd_progress_durable_step(page), nd_progress_run_folder(page));
 }
 

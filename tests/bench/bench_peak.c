@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/bench/bench_ops.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <omp.h>
 #include <sched.h>
@@ -226,14 +227,26 @@ static int list_products(nd_cpu_isa isa, products list[PRODUCTS_MAX])
     return count;
 }
 
+/* Family 25 of AMD: Zen 4, or Zen 3, which has no vectors of 512 bits. */
+static bool is_zen4(void)
+{
+    unsigned most, eax, ebx, ecx, edx;
+    if (!__get_cpuid(0, &most, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx ||
+        !__get_cpuid(1, &eax, &ebx, &ecx, &edx)) {
+        return false;
+    }
+    return (eax >> 8 & 15) + (eax >> 20 & 255) == 25;
+}
+
 static nd_status measure_products(const team *t, products *p)
 {
     const nd_peak_products *loop = p->loop;
+    const double cycle_flops = is_zen4() ? loop->cycle_flops_zen4 : loop->cycle_flops;
     const work w = {loop->instruction, multiply, (void *)loop};
     ND_TRY(measure(t, &w, &p->flops));
     p->flops.best *= loop->step_flops;
     p->flops.median *= loop->step_flops;
-    p->allowed = loop->cycle_flops * p->flops.clock * t->cores;
+    p->allowed = cycle_flops * p->flops.clock * t->cores;
     return ND_OK;
 }
 

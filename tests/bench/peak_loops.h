@@ -22,8 +22,8 @@ typedef struct nd_peak_products {
     double step_flops;
     /* What instruction tables allow a core (uops.info): FMA, and multiplication with addition, on
      * two ports; VDPBF16PS once a cycle; TDPBF16PS every 16 cycles. 0: nothing, as the loop
-     * has no such instruction. */
-    double cycle_flops;
+     * has no such instruction. Zen 4 makes FMA of 512 bits once a cycle. */
+    double cycle_flops, cycle_flops_zen4;
     /* `steps` steps, at most ND_PEAK_STEPS_MOST, from sums of zero. False: a sum is wrong. */
     bool (*run)(int64_t steps);
 } nd_peak_products;

@@ -90,6 +90,7 @@ const nd_peak_products PASTE(nd_peak_f32, ND_ISA) = {
     .instruction = instruction,
     .step_flops = 2.0 * SUMS * ND_VL * PRODUCTS,
     .cycle_flops = 2.0 * ND_VL * PRODUCTS * (ND_VL == 4 ? 1 : CYCLE_VECTORS),
+    .cycle_flops_zen4 = 2.0 * ND_VL * PRODUCTS * (ND_VL == 8 ? CYCLE_VECTORS : 1),
     .run = run,
 };
 

@@ -107,7 +107,9 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
                  i, signals[i]);
         int code = shell_run(&dir, command);
         cr_assert_eq(code, 75, "%s: ended with %d:\n%s", signals[i], code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "; go on with --save-dir /"), "%s", shell_output);
+        cr_assert_not_null(
+            strstr(shell_output, "; to go on, give the same command with --save-dir /"), "%s",
+            shell_output);
         cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
                            shell_output);
         snprintf(command, sizeof command,

@@ -253,6 +253,23 @@ Test(plan, other_settings_are_planned_too)
     says("--explain is for `ndtrain plan` alone");
 }
 
+Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
+{
+    double own, ring, other, seconds;
+    shell(&dir, PLAN "cp.yaml --sequence-length 128000 --explain");
+    says("further workers are on further hosts like this one:\n");
+    row("as it is", &own, &seconds);
+    row("parallel.cp_comm: ring", &ring, &seconds);
+    cr_expect_lt(ring, own);
+    shell(&dir, PLAN "cp.yaml --sequence-length 128000 --cp-comm ring --explain");
+    row("as it is", &other, &seconds);
+    cr_expect_eq(other, ring);
+    row("parallel.cp_comm: allgather", &other, &seconds);
+    cr_expect_eq(other, own);
+    shell(&dir, PLAN "tp_hsdp.yaml --explain");
+    cr_expect_null(strstr(shell_output, "cp_comm"));
+}
+
 /* The line behind " <name> " in the table of other settings. */
 static void row_refuses(const char *name, const char *why)
 {

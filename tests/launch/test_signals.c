@@ -33,6 +33,7 @@ static void ends_at_a_step_boundary(int number)
     cr_assert_eq(code, 75, "%d: %s", code, launched_read(&l));
     assert_says(&l, "the job was stopped at a step boundary");
     assert_says(&l, "it cannot be resumed there, since it saves no checkpoints");
+    assert_says(&l, "with --checkpoint-frequency N a signal saves one too");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
 }
 
@@ -252,8 +253,8 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     launched_worker(&l, 1);
     kill(l.pid, SIGTERM);
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
-    assert_says(&l, "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it if saving "
-                    "needs longer; ranks 0-1\n");
+    assert_says(&l, "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it with "
+                    "--grace-seconds where a step or saving needs longer; ranks 0-1\n");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
     cr_assert(launched_gone(first));
 }

@@ -338,6 +338,12 @@ static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
     v->config.parallel.reshard_after_forward = !config->parallel.reshard_after_forward;
     snprintf(v->name, sizeof v->name, "parallel.reshard_after_forward: %s",
              v->config.parallel.reshard_after_forward ? "true" : "false");
+    if (config->mesh.cp > 1) {
+        const bool ring = config->parallel.cp_comm == ND_CP_RING;
+        v = add_variant(list, &count, config);
+        v->config.parallel.cp_comm = ring ? ND_CP_ALLGATHER : ND_CP_RING;
+        snprintf(v->name, sizeof v->name, "parallel.cp_comm: %s", ring ? "allgather" : "ring");
+    }
     if (samples > 1) {
         v = add_variant(list, &count, config);
         v->config.train.micro_batch_size = 1;
@@ -405,7 +411,8 @@ static nd_status print_own(FILE *out, const nd_config *config, const nd_inputs *
     }
     *own = planned_bytes(trainer);
     fprintf(out,
-            "what other settings would need, each alone, of a worker and by the same estimate:\n");
+            "what other settings would need, each alone, of a worker and by the same estimate; "
+            "further workers are on further hosts like this one:\n");
     print_variant(out, "as it is", trainer, *own);
 out:
     nd_trainer_destroy(trainer);

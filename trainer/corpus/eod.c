@@ -62,7 +62,8 @@ nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t
             nd_fail(ND_ERR_DATA,
                     "the tokenizer \"%s\" names no end of text: it has no tokenizer_config.json "
                     "with an eos_token beside it, and none of <|end_of_text|>, <|endoftext|> "
-                    "and </s>; do not ask for one at the end of documents",
+                    "and </s>; give --append-eod false, or leave --append-eod out of ndtrain "
+                    "tokenize",
                     path);
     }
 out:

@@ -414,7 +414,7 @@ static nd_status create(const char *folder, nd_event_file *file)
 {
     char host[256] = "localhost";
     ND_TRY(nd_fs_make_folders(folder, "the folder of TensorBoard",
-                              "give another folder as output.dir"));
+                              "give another folder with --save-dir"));
     gethostname(host, sizeof host - 1);
     ND_TRY(nd_fs_format(&file->path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp_for(folder),
                         host, (long long)getpid()));

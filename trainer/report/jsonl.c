@@ -396,7 +396,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     s->fd = open(s->path, mode | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (s->fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "%s cannot be created: %s; give another folder as output.dir", s->path,
+                         "%s cannot be created: %s; give another folder with --save-dir", s->path,
                          errno == EEXIST ? "the folder already holds a run" : strerror(errno));
         goto out;
     }

@@ -436,8 +436,9 @@ static nd_status fail_stopped(const run_state *s)
     long long step = s->trainer->position.step, steps = s->config->train.steps;
     if (s->checkpoints.saver) {
         return nd_fail(ND_ERR_PREEMPTED,
-                       "stopped by a signal after step %lld of %lld, at a step boundary; go on "
-                       "with --save-dir %s --resume-from-checkpoint latest",
+                       "stopped by a signal after step %lld of %lld, at a step boundary; to go "
+                       "on, give the same command with --save-dir %s --resume-from-checkpoint "
+                       "latest",
                        step, steps, s->checkpoints.run);
     }
     char newest[96] = "";
@@ -447,7 +448,8 @@ static nd_status fail_stopped(const run_state *s)
     }
     return nd_fail(ND_ERR_PREEMPTED,
                    "stopped by a signal after step %lld of %lld, at a step boundary; it cannot be "
-                   "resumed there, since it saves no checkpoints (checkpoint.interval is 0)%s",
+                   "resumed there, since it saves no checkpoints (checkpoint.interval is 0); with "
+                   "--checkpoint-frequency N a signal saves one too%s",
                    step, steps, newest);
 }
 

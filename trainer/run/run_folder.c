@@ -14,7 +14,7 @@
 #include "runtime/base/log.h"
 #include "trainer/worker/worker.h"
 
-static const char *const advice = "give another folder as output.dir";
+static const char *const advice = "give another folder with --save-dir";
 
 static nd_status fail_create(const char *path)
 {
@@ -49,7 +49,7 @@ static nd_status fail_holds_run(const char *dir, const char *mark)
     return nd_fail(ND_ERR_CANTCREATE,
                    "the folder %s already holds a run (%s), and nothing is overwritten; go on with "
                    "that run with --resume-from-checkpoint auto, which begins it again where it "
-                   "has no checkpoint, or give another folder as output.dir, or none for a fresh "
+                   "has no checkpoint, or give another folder with --save-dir, or none for a fresh "
                    "one in runs/",
                    dir, mark);
 }

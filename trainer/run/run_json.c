@@ -198,8 +198,8 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
                          : nd_fs_format(&path, "%s/run.json", dir));
     if (nd_fs_exists(path)) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "%s exists: the folder already holds a run; give another folder as "
-                         "output.dir",
+                         "%s exists: the folder already holds a run; give another folder "
+                         "with --save-dir",
                          path);
         goto out;
     }

@@ -236,9 +236,15 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
     ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
     if (!nd_fs_exists(config)) {
+        free(config);
+        config = NULL;
+        ND_TRY_OUT(nd_fs_format(&config, "%s/model/config.json", folder));
         status =
-            nd_fail(ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json",
-                    folder);
+            nd_fail(ND_ERR_DATA,
+                    "\"%s\" is not a Hugging Face model folder: it has no config.json%s", folder,
+                    nd_fs_exists(config) ? "; it is the folder of a run, whose model is in its "
+                                           "folder model"
+                                         : "");
         goto out;
     }
     ND_TRY_OUT(nd_llama_shape_read(config, &reader->shape));

@@ -122,6 +122,11 @@ Test(hf_reader, reader_errors_of_single_files)
     assert_fails(open_and_check(folder), ND_ERR_DATA, "holds neither model.safetensors nor");
     hf_shell("cd %s && rm config.json", folder);
     assert_fails(open_and_check(folder), ND_ERR_DATA, "has no config.json");
+    cr_expect_null(strstr(nd_error_last()->message, "the folder of a run"));
+    hf_shell("cd %s && mkdir model && touch model/config.json", folder);
+    assert_fails(
+        open_and_check(folder), ND_ERR_DATA,
+        "has no config.json; it is the folder of a run, whose model is in its folder model");
 }
 
 Test(hf_reader, reader_errors_of_sharded_sets)
