@@ -249,7 +249,8 @@ static void on_signal(uv_signal_t *handle, int number)
         nd_attempt_forward(job->supervisor->attempt, number);
     }
     if (ends && !job->finished && start_grace(job)) {
-        nd_log_info("ndlaunch: signal %s forwarded; workers have %g s to end their step",
+        nd_log_info("ndlaunch: signal %s forwarded; workers have %g s (--grace-seconds) to end "
+                    "their step",
                     strsignal(number), job->options.config->launch.grace_seconds);
     }
 }
