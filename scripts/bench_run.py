@@ -25,6 +25,13 @@ class BenchError(Exception):
     pass
 
 
+def end_by_signal(number, _):
+    raise SystemExit(128 + number)
+
+
+signal.signal(signal.SIGTERM, end_by_signal)  # as by Ctrl-C: `run` ends what it has started
+
+
 def run(command, timeout, environment=None):
     """The command's standard output; its whole process group ends with it."""
     process = subprocess.Popen([str(c) for c in command], cwd=ROOT, env=environment, start_new_session=True,

@@ -11,10 +11,12 @@ import math
 import os
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:])
 PROGRAM = BUILD / "nd_bench_ops"
@@ -277,6 +279,25 @@ def check_script(bench, peer, build, folder):
     check("ND_PEER_PYTHON is /nonexistent/python" in done.stderr and done.stderr.count("\n") == 1, f"no Python: {done.stderr}")
 
 
+def check_terminated(folder):
+    """A benchmark that is ended leaves no program behind."""
+    pid_file = folder / "pid"
+    command = ["sh", "-c", f"echo $$ > {pid_file}.part && mv {pid_file}.part {pid_file} && exec sleep 300"]
+    bench = subprocess.Popen([sys.executable, "-c", f"import bench_run; bench_run.run({command!r}, 300)"], cwd=SOURCE / "scripts")
+    for _ in range(600):
+        if pid_file.exists():
+            break
+        time.sleep(0.1)
+    bench.terminate()
+    check(bench.wait(60) == 128 + signal.SIGTERM, f"ended with {bench.returncode}")
+    left = pathlib.Path(f"/proc/{pid_file.read_text().strip()}/stat")
+    for _ in range(600):
+        if not left.exists() or left.read_text().rsplit(")", 1)[1].split()[0] == "Z":  # nobody may wait for it
+            return
+        time.sleep(0.1)
+    check(False, f"still there: {left.read_text()}")
+
+
 def main():
     check_refusals()
     check_spin()
@@ -289,6 +310,7 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         peer, build = make_programs(folder)
+        check_terminated(folder)
         check_load(build, folder)
         check_more(build, folder)
         check_script(bench, peer, build, folder)
