@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -142,18 +141,6 @@ static int run_reader(nd_status (*read_file)(const char *path), const char *path
     return (int)status;
 }
 
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *walk)
-{
-    return remove(path);
-}
-
-static void remove_folder(const char *name)
-{
-    cr_assert(nftw(tempdir_file(&dir, name), remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0 ||
-                  errno == ENOENT,
-              "%s: %s", name, strerror(errno));
-}
-
 /* The exit code, or 128 + the signal that ended it, which is SIGKILL when it takes too long; what
  * it printed is in shell_output. */
 static int run_case(const mutated *k)
@@ -251,7 +238,7 @@ void mutate(const mutated *k)
         }
         tempdir_write(&dir, k->file, changed.bytes, changed.size);
         if (k->made) {
-            remove_folder(k->made);
+            tempdir_remove_tree(tempdir_file(&dir, k->made));
         }
         int code = run_case(k);
         cr_assert(i >= 0 || code == 0, "%s, the good file ends with %d:\n%s", k->name, code,
@@ -274,7 +261,7 @@ void mutate_run(const char *arguments)
 int mutate_judge(const char *name, const char *arguments)
 {
     const mutated k = {.name = name, .arguments = arguments, .made = "out"};
-    remove_folder(k.made);
+    tempdir_remove_tree(tempdir_file(&dir, k.made));
     int code = run_case(&k);
     judge(&k, 0, code);
     return code;
@@ -290,7 +277,7 @@ void mutate_setup(void)
 
 void mutate_teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 tempdir *mutate_dir(void)

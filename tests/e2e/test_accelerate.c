@@ -18,7 +18,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(accelerate, .init = setup, .fini = teardown, .timeout = 120);

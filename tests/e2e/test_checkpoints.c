@@ -23,7 +23,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(checkpoints, .init = setup, .fini = teardown, .timeout = 120);

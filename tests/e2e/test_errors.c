@@ -38,7 +38,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(errors, .init = setup, .fini = teardown, .timeout = 280);

@@ -29,7 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(generate, .init = setup, .fini = teardown, .timeout = 240);

@@ -86,7 +86,7 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
     check("one worker, fp8", "--num-processes 1 --dp-shard-size 1 --precision fp8");
     check("fsdp 2 x tp 2, fp8 codes gathered",
           "--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather");
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 /*
@@ -123,5 +123,5 @@ Test(memory, fp8_holds_less_than_bf16_where_activations_are_most, .timeout = 280
         cr_expect_lt(of[i].peak, of[0].peak - 0.5 * planned, "%s: peak %.1f MB, bf16 %.1f MB",
                      runs[i].name, of[i].peak * 1e-6, of[0].peak * 1e-6);
     }
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }

@@ -27,7 +27,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(odd_systems, .init = setup, .fini = teardown);

@@ -15,7 +15,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(plan, .init = setup, .fini = teardown, .timeout = 60);

@@ -26,7 +26,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(processes, .init = setup, .fini = teardown, .timeout = 120);

@@ -22,7 +22,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(run, .init = setup, .fini = teardown, .timeout = 120);
@@ -110,7 +110,7 @@ Test(run, says_that_packed_weights_are_not_kept)
     inputs_write_model(&dir, 512, 1408, 4);
     shell(&dir, ND_TRAIN " --version");
     if (!strstr(shell_output, "products by ndtrain's")) {
-        shell_remove(&dir);
+        tempdir_remove(&dir);
         skip_test("products of this CPU keep no packed weights");
     }
     for (int limit = 160000; limit <= 400000 && !says; limit += 20000) {

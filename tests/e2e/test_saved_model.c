@@ -31,7 +31,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(saved_model, .init = setup, .fini = teardown, .timeout = 240);

@@ -19,7 +19,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(sinks_of_a_run, .init = setup, .fini = teardown, .timeout = 240);

@@ -22,7 +22,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(sources, .init = setup, .fini = teardown, .timeout = 120);

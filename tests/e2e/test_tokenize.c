@@ -38,7 +38,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(tokenize, .init = setup, .fini = teardown, .timeout = 240);

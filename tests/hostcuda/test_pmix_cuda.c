@@ -30,7 +30,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(pmix_cuda, .init = setup, .fini = teardown, .timeout = 280);

@@ -24,7 +24,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(processes_cuda, .init = setup, .fini = teardown, .timeout = 240);

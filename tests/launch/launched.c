@@ -2,7 +2,6 @@
 #include "tests/launch/launched.h"
 
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
@@ -235,16 +234,6 @@ bool launched_gone(pid_t pid)
         usleep(POLL_US);
     }
     return true;
-}
-
-static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *walk)
-{
-    return remove(path);
-}
-
-void launched_remove(const tempdir *dir)
-{
-    nftw(dir->path, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 static void expect_within(launched *l, double seconds, int code)

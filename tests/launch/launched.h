@@ -52,9 +52,6 @@ pid_t launched_until_child(launched *l, int rank);
 /* True when the process has gone (a zombie counts as gone), false if it stays for 30 s. */
 bool launched_gone(pid_t pid);
 
-/* Removes the folder with all that is below it. */
-void launched_remove(const tempdir *dir);
-
 #define assert_says(l, words)                                                                      \
     cr_assert_not_null(strstr(launched_read(l), (words)), "no \"%s\" in:\n%s", (words), (l)->text)
 

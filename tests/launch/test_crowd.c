@@ -37,7 +37,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(crowd, .init = setup, .fini = teardown);

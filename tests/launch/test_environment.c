@@ -28,7 +28,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(environment, .init = setup, .fini = teardown, .timeout = 280);

@@ -20,7 +20,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(failures, .init = setup, .fini = teardown, .timeout = 280);

@@ -26,7 +26,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(fewer_nodes, .init = setup, .fini = teardown, .timeout = 280);

@@ -48,7 +48,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(hostile, .init = setup, .fini = teardown);

@@ -23,7 +23,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(kill, .init = setup, .fini = teardown, .timeout = 500);

@@ -59,7 +59,7 @@ static void setup(void)
 static void teardown(void)
 {
     remove_spaces();
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(netns, .init = setup, .fini = teardown, .timeout = 280);

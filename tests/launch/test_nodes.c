@@ -22,7 +22,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(nodes, .init = setup, .fini = teardown, .timeout = 280);

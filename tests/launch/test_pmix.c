@@ -24,7 +24,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(fake_pmix, .init = setup, .fini = teardown, .timeout = 280);

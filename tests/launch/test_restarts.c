@@ -19,7 +19,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(restarts, .init = setup, .fini = teardown, .timeout = 280);

@@ -27,7 +27,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(spare_nodes, .init = setup, .fini = teardown, .timeout = 280);

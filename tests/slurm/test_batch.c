@@ -15,7 +15,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(batch, .init = setup, .fini = teardown, .timeout = 600);

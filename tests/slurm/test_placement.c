@@ -16,7 +16,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(placement, .init = setup, .fini = teardown, .timeout = 600);

@@ -17,7 +17,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    launched_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(pmix, .init = setup, .fini = teardown, .timeout = 600);

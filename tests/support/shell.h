@@ -30,11 +30,4 @@ static inline void shell(const tempdir *dir, const char *command)
     cr_assert_eq(code, 0, "%s\nended with %d:\n%s", command, code, shell_output);
 }
 
-/* The folder and all below it. */
-static inline void shell_remove(tempdir *dir)
-{
-    shell(dir, "rm -rf ./*");
-    tempdir_remove(dir);
-}
-
 #endif

@@ -15,5 +15,5 @@ Test(timeouts, a_program_with_two_is_refused, .timeout = 60)
                                    "of_the_suite::has_its_own one of 30 s. Criterion loses "),
               "%s", shell_output);
     cr_expect_null(strstr(shell_output, "Synthesis"), "its tests ran: %s", shell_output);
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }

@@ -17,7 +17,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell_remove(&dir);
+    tempdir_remove(&dir);
 }
 
 TestSuite(cuda_places, .init = setup, .fini = teardown);

@@ -77,7 +77,7 @@ Test(golden, is_written_the_same_again)
     fake_write_golden(dir.path);
     snprintf(command, sizeof command, "diff -r %s .", folder);
     shell(&dir, command);
-    shell_remove(&dir);
+    tempdir_remove(&dir);
     free(folder);
 }
 

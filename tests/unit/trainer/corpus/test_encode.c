@@ -368,7 +368,6 @@ Test(corpus, what_is_left_out_of_folders_and_patterns_is_counted)
     cr_expect_eq(files.folders, 2);
     nd_corpus_files_fini(&files);
     unlink(link);
-    nd_fs_remove_flat_folder(inner);
     nd_tokenizer_close(tokenizer);
 }
 

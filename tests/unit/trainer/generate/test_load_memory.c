@@ -160,6 +160,5 @@ Test(load_memory, weights_are_converted_as_they_are_read)
         cr_expect_geq(held, (double)load.weights - SLACK, "a peak of %.0f, weights %zu", held,
                       load.weights);
     }
-    nd_fs_remove_flat_folder(load.folder);
     tempdir_remove(&dir);
 }

@@ -19,9 +19,7 @@ static void enter(void)
 
 static void leave(void)
 {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", dir.path);
-    cr_assert_eq(system(command), 0);
+    tempdir_remove(&dir);
 }
 
 TestSuite(run_folder, .init = enter, .fini = leave);

@@ -28,7 +28,7 @@ void hf_shell(const char *format, ...)
 
 void hf_teardown(void)
 {
-    hf_shell("rm -rf %s", hf_dir.path);
+    tempdir_remove(&hf_dir);
 }
 
 void hf_list_tensors(const nd_llama_shape *shape)

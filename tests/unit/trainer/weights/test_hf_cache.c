@@ -29,7 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    shell("rm -rf %s", dir.path);
+    tempdir_remove(&dir);
 }
 
 TestSuite(hf_cache, .init = setup, .fini = teardown);

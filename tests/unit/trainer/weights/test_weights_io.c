@@ -93,7 +93,6 @@ Test(weights_io, models_above_every_block_come_back_on_any_mesh)
         folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, 0};
         run(meshes[m], save, &job);
         run(meshes[(m + 1) % MESHES], load, &job);
-        nd_fs_remove_flat_folder(job.folder);
     }
     tempdir_remove(&dir);
 }
@@ -249,9 +248,6 @@ Test(weights_io, what_several_ranks_hold_is_read_by_one_of_them)
     readers.leaves = false;
     readers.shrinks = true;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
-    for (int r = 0; r < READERS; r++) {
-        nd_fs_remove_flat_folder(readers.folders[r]);
-    }
     tempdir_remove(&dir);
 }
 
