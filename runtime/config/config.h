@@ -58,6 +58,7 @@ typedef enum nd_schedule_kind {
 typedef enum nd_recompute {
     ND_RECOMPUTE_NONE = 0,
     ND_RECOMPUTE_SELECTIVE,
+    ND_RECOMPUTE_ALL_BUT_ATTENTION,
     ND_RECOMPUTE_FULL
 } nd_recompute;
 typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING } nd_cp_comm;

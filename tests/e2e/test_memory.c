@@ -83,6 +83,8 @@ Test(memory, a_worker_stays_within_its_plan, .timeout = 280)
           "--num-processes 8 --dp-replicate-size 2 --dp-shard-size 2 --tp-size 2");
     check("cp 4, full recompute",
           "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.recompute=full");
+    check("cp 2, recompute of all but attention",
+          "--num-processes 2 --dp-shard-size 1 --cp-size 2 --recompute all_but_attention");
     check("one worker, fp8", "--num-processes 1 --dp-shard-size 1 --precision fp8");
     check("fsdp 2 x tp 2, fp8 codes gathered",
           "--num-processes 4 --dp-shard-size 2 --tp-size 2 --precision fp8 --fp8-all-gather");

@@ -253,6 +253,27 @@ Test(plan, other_settings_are_planned_too)
     says("--explain is for `ndtrain plan` alone");
 }
 
+/* Attention is most of a step of a long sequence. */
+Test(plan, recompute_of_all_but_attention_lies_between_selective_and_full)
+{
+    static const char *const modes[] = {"as it is", "parallel.recompute: all_but_attention",
+                                        "parallel.recompute: selective"};
+    double gib[3], seconds[3];
+    shell(&dir, PLAN "llama-3.1-8b/cp.yaml --recompute full --explain");
+    for (int i = 0; i < 3; i++) {
+        row(modes[i], &gib[i], &seconds[i]);
+    }
+    cr_expect(gib[0] < gib[1] && gib[1] < gib[2], "%s", shell_output);
+    cr_expect(seconds[0] > seconds[1] && seconds[1] > seconds[2], "%s", shell_output);
+    /* Two further tensors of (T, C) in BF16 for each block, 16,000 tokens a rank; and the lse. */
+    double kept = 32.0 * 16000 * (2 * 4096 * 2 + 32 * 4) / 1073741824.0;
+    cr_expect_float_eq(gib[1] - gib[0], kept, 0.5, "%g and %g GiB", gib[1] - gib[0], kept);
+    double attention = after(" in F32, ");
+    shell(&dir, PLAN "llama-3.1-8b/cp.yaml --recompute all_but_attention --explain");
+    /* Two products of scores forward, which full makes twice, and five backward. */
+    cr_expect_float_eq(after(" in F32, ") / attention, 7.0 / 9.0, 2e-3, "%s", shell_output);
+}
+
 Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
 {
     double own, ring, other, seconds;

@@ -255,7 +255,7 @@ Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
                                           "k_proj,up_proj,down_proj"};
     static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_DELAYED, ND_FP8_ROWWISE};
     for (size_t f = 0; f < 3 * sizeof filters / sizeof *filters; f++) {
-        mesh_result results[3];
+        mesh_result results[ND_RECOMPUTE_FULL + 1];
         mesh_job job = fp8_job(&dir, recipes[f % 3], false);
         job.filter = filters[f / 3];
         job.shape.layers = 2;
@@ -266,7 +266,7 @@ Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
             results[mode] = run(&job, &mesh);
             expect_same(&mesh, &job, &results[mode], &results[ND_RECOMPUTE_NONE]);
         }
-        for (int mode = 0; mode < 3; mode++) {
+        for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
             mesh_result_free(&results[mode]);
         }
         tempdir_remove(&dir);

@@ -84,7 +84,8 @@ static int64_t activations_wanted(const nd_trainer *t, const wire_case *w)
 /*
  * Over cp, of (T, 2 K D) keys and values a rank and layer. All-gather: to each other member in
  * BF16, forward and backward, and their gradients in F32. Ring: a hop to each but the last, forward
- * and backward, and gradients all the way round. Recompute full runs the forward twice.
+ * and backward, and gradients all the way round. Recompute full runs the forward twice, unlike that
+ * of all but attention.
  */
 static int64_t keys_values_wanted(const nd_dims *d, const wire_case *w)
 {
@@ -150,6 +151,9 @@ Test(wire, of_each_mesh, .timeout = 240)
         {{"cp 4 as a ring", 1, 1, 4, 1, 1, .ring = true}, 1},
         {{"cp 2 x tp 2, two micro-batches", 1, 1, 2, 2, 1}, 2},
         {{"fsdp 2 x cp 2, full recompute", 1, 2, 2, 1, 1, .recompute = ND_RECOMPUTE_FULL}, 1},
+        {{"fsdp 2 x cp 2, recompute of all but attention", 1, 2, 2, 1, 1,
+          .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
+         1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         check(&cases[i], ND_PRECISION_FP8, ND_FP8_TENSORWISE, true);

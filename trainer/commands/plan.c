@@ -154,6 +154,24 @@ typedef struct estimate {
     assumption a;
 } estimate;
 
+/* FLOPs of a token that the backward does again. */
+static double flops_again(const nd_rank *r, double each)
+{
+    const int64_t sequence = r->config->train.sequence_length;
+    const double attention =
+        nd_flops_per_token_causal(&r->shape, sequence) - nd_flops_per_token_causal(&r->shape, 0);
+    switch (r->config->parallel.recompute) {
+    case ND_RECOMPUTE_NONE:
+    case ND_RECOMPUTE_SELECTIVE:
+        break;
+    case ND_RECOMPUTE_ALL_BUT_ATTENTION:
+        return (each - attention) / 3.0;
+    case ND_RECOMPUTE_FULL:
+        return each / 3.0;
+    }
+    return 0.0;
+}
+
 static estimate estimate_of(const nd_trainer *trainer)
 {
     const nd_rank *r = trainer->rank;
@@ -163,8 +181,7 @@ static estimate estimate_of(const nd_trainer *trainer)
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
     double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
     each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
-    double flops = tokens * each / r->world_size;
-    flops *= config->parallel.recompute == ND_RECOMPUTE_FULL ? 4.0 / 3.0 : 1.0;
+    double flops = tokens * (each + flops_again(r, each)) / r->world_size;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;
     const nd_layout *layout = trainer->model->layout;
@@ -310,7 +327,7 @@ typedef struct variant {
     nd_config config; /* borrows the texts of the run's own */
 } variant;
 
-enum { VARIANTS_MAX = 8 };
+enum { VARIANTS_MAX = 9 };
 
 static variant *add_variant(variant *list, int *count, const nd_config *config)
 {
@@ -323,11 +340,11 @@ static variant *add_variant(variant *list, int *count, const nd_config *config)
 /* Lists the changes that the run can make and that leave what is learned as it is. */
 static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
 {
-    static const char *const recompute[] = {"none", "selective", "full"};
+    static const char *const recompute[] = {"none", "selective", "all_but_attention", "full"};
     static const nd_axis axes[] = {ND_AXIS_DP_SHARD, ND_AXIS_CP, ND_AXIS_TP};
     int count = 0;
     int64_t samples = config->train.micro_batch_size;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (int)(sizeof recompute / sizeof *recompute); i++) {
         if ((int)config->parallel.recompute != i) {
             variant *v = add_variant(list, &count, config);
             v->config.parallel.recompute = (nd_recompute)i;

@@ -188,6 +188,21 @@ bool nd_activations_keep_input(nd_recompute recompute, nd_input input)
     return kept;
 }
 
+bool nd_recompute_multiplies(nd_recompute recompute, nd_input input)
+{
+    switch (input) {
+    case ND_INPUT_QKV:
+    case ND_INPUT_GATE_UP:
+        return recompute >= ND_RECOMPUTE_ALL_BUT_ATTENTION;
+    case ND_INPUT_O:
+        return recompute >= ND_RECOMPUTE_FULL;
+    case ND_INPUT_DOWN: /* nothing of the block reads its output */
+    case ND_INPUT_COUNT:
+        break;
+    }
+    return false;
+}
+
 nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *o,
                               nd_memplan *plan)
 {

@@ -19,13 +19,14 @@ static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
 }
 
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
-static nd_status attention_half(nd_block_call c, nd_residual in)
+
+static nd_status queries_keys_values(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h1, o;
+    nd_operand h1;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_QKV, &h1, &fuse));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
@@ -41,6 +42,16 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
           .table = m->rope);
+    return ND_OK;
+}
+
+static nd_status attention_half(nd_block_call c, nd_residual in)
+{
+    nd_model *m = c.model;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    nd_operand o;
+    nd_fuse fuse;
+    ND_TRY(queries_keys_values(c, in));
     /* 5. attention, through the cache or through context parallel */
     ND_TRY(nd_operand_prepare(c, ND_INPUT_O, &o, &fuse));
     if (c.pass == ND_PASS_GENERATE) {
@@ -52,6 +63,7 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
 }
 
+/* Step 10. */
 static nd_status swiglu(nd_block_call c, nd_operand *act)
 {
     nd_model *m = c.model;
@@ -65,12 +77,13 @@ static nd_status swiglu(nd_block_call c, nd_operand *act)
     return ND_OK;
 }
 
-static nd_status mlp_half(nd_block_call c, bool with_output)
+/* Steps 7 to 10. */
+static nd_status mlp_half(nd_block_call c, nd_operand *act)
 {
     nd_model *m = c.model;
     nd_rank *r = m->rank;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h2, act;
+    nd_operand h2;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_GATE_UP, &h2, &fuse));
     /* 7. residual sum and norm */
@@ -79,13 +92,7 @@ static nd_status mlp_half(nd_block_call c, bool with_output)
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
-    /* 10. SwiGLU */
-    ND_TRY(swiglu(c, &act));
-    if (!with_output) {
-        return nd_operand_keep(c, &act, true);
-    }
-    /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
-    return nd_linear_forward(c, ND_INPUT_DOWN, &act, branch_of(m, c.set));
+    return swiglu(c, act);
 }
 
 static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
@@ -101,24 +108,48 @@ static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
     return ND_OK;
 }
 
-nd_status nd_block_recompute(nd_block_call c)
+/* What makes the inputs of gate and up, of down, and of q k v, where these are not kept. */
+static nd_status inputs_again(nd_block_call c, nd_operand *act)
 {
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h, act;
-    if (c.model->recompute == ND_RECOMPUTE_NONE) {
-        return ND_OK;
-    }
-    if (c.model->recompute == ND_RECOMPUTE_FULL) {
-        ND_TRY(attention_half(c, (nd_residual){.x = a->x_in}));
-        return mlp_half(c, false);
-    }
+    nd_operand h;
     if (!a->h1_codes.data) {
         ND_TRY(norm_again(c, false, &h));
     }
     if (!a->h2_codes.data) {
         ND_TRY(norm_again(c, true, &h));
     }
-    ND_TRY(swiglu(c, &act));
+    return swiglu(c, act);
+}
+
+static nd_status all_but_attention_again(nd_block_call c, nd_operand *act)
+{
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    nd_operand h2;
+    ND_TRY(queries_keys_values(c, (nd_residual){.x = a->x_in}));
+    ND_TRY(norm_again(c, true, &h2));
+    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
+    return swiglu(c, act);
+}
+
+nd_status nd_block_recompute(nd_block_call c)
+{
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    nd_operand act;
+    switch (c.model->recompute) {
+    case ND_RECOMPUTE_NONE:
+        return ND_OK;
+    case ND_RECOMPUTE_SELECTIVE:
+        ND_TRY(inputs_again(c, &act));
+        break;
+    case ND_RECOMPUTE_ALL_BUT_ATTENTION:
+        ND_TRY(all_but_attention_again(c, &act));
+        break;
+    case ND_RECOMPUTE_FULL:
+        ND_TRY(attention_half(c, (nd_residual){.x = a->x_in}));
+        ND_TRY(mlp_half(c, &act));
+        break;
+    }
     return nd_operand_keep(c, &act, true);
 }
 
@@ -144,8 +175,11 @@ nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t lay
 
 static nd_status forward_ops(nd_block_call c, nd_residual in)
 {
+    nd_operand act;
     ND_TRY(attention_half(c, in));
-    return mlp_half(c, true);
+    ND_TRY(mlp_half(c, &act));
+    /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
+    return nd_linear_forward(c, ND_INPUT_DOWN, &act, branch_of(c.model, c.set));
 }
 
 nd_status nd_blocks_forward(nd_model *m, nd_activation_set *set, nd_layer_range range, nd_pass pass,

@@ -99,8 +99,8 @@ static void want_packed(nd_block_call c, const nd_linear_part *p, bool transpose
 {
     nd_model *m = c.model;
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    const bool again = transposed && m->recompute == ND_RECOMPUTE_FULL &&
-                       nd_linear_input(p->first) != ND_INPUT_DOWN;
+    const bool again =
+        transposed && nd_recompute_multiplies(m->recompute, nd_linear_input(p->first));
     const nd_packed_weight w = {.first = nd_linear_param(p->first),
                                 .last = nd_linear_param(p->last),
                                 .layer = c.layer,

@@ -359,7 +359,7 @@ static void choose_forms(nd_block_call c, nd_input input, nd_operand *x, nd_fuse
 {
     nd_model *m = c.model;
     const bool again = c.pass == ND_PASS_BACKWARD;
-    const bool multiplied = !again || (m->recompute == ND_RECOMPUTE_FULL && input != ND_INPUT_DOWN);
+    const bool multiplied = !again || nd_recompute_multiplies(m->recompute, input);
     x->as_a = multiplied ? &m->packed_inputs[input] : NULL;
     fuse->as_a = x->as_a;
     fuse->as_b = again || nd_input_is_kept(c, input) ? x->as_b : NULL;

@@ -151,6 +151,8 @@ Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
          .validated = PRODUCTS + 1},
         {"full recompute", ONE, 1, ND_RECOMPUTE_FULL, .made = AGAIN, .read = 2 * AGAIN,
          .validated = AGAIN},
+        {"recompute of all but attention", ONE, 1, ND_RECOMPUTE_ALL_BUT_ATTENTION,
+         .made = 2 * LAYERS, .read = 2 * 2 * LAYERS, .validated = 2 * LAYERS},
         {"selective recompute", ONE, 1, ND_RECOMPUTE_SELECTIVE},
         {"full recompute, two micro-batches", ONE, 2, ND_RECOMPUTE_FULL, .made = 2 * PRODUCTS,
          .read = 2 * (2 * PRODUCTS + AGAIN), .validated = PRODUCTS},
