@@ -101,19 +101,24 @@ static bool is_allowed(const nd_config *config, const char *key)
     return false;
 }
 
+/* The word of checkpoint.allow for a key. */
+static const char *word_of(const char *key)
+{
+    if (strcmp(key, step_samples) == 0) {
+        return "samples_per_step";
+    }
+    if (strcmp(key, data_content) == 0 || strcmp(key, mix_period) == 0) {
+        return "data.path";
+    }
+    return strcmp(key, tokenizer_file) == 0 ? "data.tokenizer" : key;
+}
+
 /* Whether the key is compared, and not lifted by checkpoint.allow. */
 static bool is_compared(const nd_config *config, const char *key, bool both_have_file)
 {
-    if (strcmp(key, step_samples) == 0) {
-        return !is_allowed(config, "samples_per_step");
-    }
-    if (strcmp(key, data_content) == 0 || strcmp(key, mix_period) == 0) {
-        return !is_allowed(config, "data.path");
-    }
-    if (strcmp(key, tokenizer_file) == 0) {
-        return both_have_file && !is_allowed(config, "data.tokenizer");
-    }
-    return !is_allowed(config, key) && !(both_have_file && strcmp(key, "data.tokenizer") == 0);
+    const bool file = strcmp(key, tokenizer_file) == 0;
+    const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
+    return !is_allowed(config, word_of(key)) && !(of_file && file != both_have_file);
 }
 
 /* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */
@@ -248,19 +253,66 @@ static const char *find_stored(const nd_manifest *manifest, const char *key)
     return older && nd_manifest_pairs_find(&manifest->identity, "data.path") ? "65536" : stored;
 }
 
+/* Words of checkpoint.allow, each once. */
+typedef struct words {
+    const char *list[sizeof keys / sizeof *keys + sizeof other_allowed / sizeof *other_allowed];
+    int count;
+} words;
+
+static bool add_word(words *w, const char *word)
+{
+    for (int i = 0; i < w->count; i++) {
+        if (strcmp(w->list[i], word) == 0) {
+            return false;
+        }
+    }
+    ND_ASSERT(w->count < (int)(sizeof w->list / sizeof *w->list));
+    w->list[w->count++] = word;
+    return true;
+}
+
+/* The first difference is told; of the others the message gets the names, so that a user who mends
+ * or allows one learns of all. */
+static nd_status fail_all(const words *different)
+{
+    char others[256] = "";
+    const nd_error first = *nd_error_last();
+    size_t used = 0;
+    for (int i = 1; i < different->count; i++) {
+        const char *before = i == 1 ? "" : i + 1 < different->count ? ", " : " and ";
+        used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", before,
+                                 different->list[i]);
+        ND_ASSERT(used < sizeof others);
+    }
+    return different->count > 1 ? nd_fail(first.status, "%s; %s differ%s too", first.message,
+                                          others, different->count > 2 ? "" : "s")
+                                : first.status;
+}
+
+static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                             const nd_manifest *manifest, const nd_manifest_pairs *own)
+{
+    words different = {.count = 0};
+    bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
+    for (int i = 0; i < own->count; i++) {
+        const nd_manifest_pair *pair = &own->list[i];
+        const char *stored = find_stored(manifest, pair->key);
+        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files) &&
+            add_word(&different, word_of(pair->key)) && different.count == 1) {
+            (void)fail_pair(config, manifest, folder, pair, stored);
+        }
+    }
+    return different.count == 0 ? ND_OK : fail_all(&different);
+}
+
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest)
 {
     nd_manifest_pairs own = {0};
     ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
     nd_status status = nd_resume_identity(config, inputs, &own);
-    bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
-    for (int i = 0; i < own.count && status == ND_OK; i++) {
-        const nd_manifest_pair *pair = &own.list[i];
-        const char *stored = find_stored(manifest, pair->key);
-        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
-            status = fail_pair(config, manifest, folder, pair, stored);
-        }
+    if (status == ND_OK) {
+        status = check_pairs(config, inputs, folder, manifest, &own);
     }
     if (status == ND_OK) {
         status = check_end(config, inputs, folder, manifest,

@@ -239,6 +239,17 @@ Test(resume, another_batch_and_other_data_need_a_word)
     assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
                  "or allow the change with --resume-allow samples_per_step");
     assert_ok(check(&config, &inputs, &manifest, NULL, "samples_per_step"));
+    config.train.sequence_length++;
+    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "--resume-allow samples_per_step; train.sequence_length differs too");
+    config.data.shuffle_seed++;
+    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "; data.shuffle_seed and train.sequence_length differ too");
+    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step,data.shuffle_seed"),
+                 ND_ERR_CONFIG, "or allow the change with --resume-allow train.sequence_length");
+    cr_assert_null(strstr(nd_error_last()->message, "too"), "%s", nd_error_last()->message);
+    config.data.shuffle_seed--;
+    config.train.sequence_length--;
     config.train.gradient_accumulation_steps = 2;
     nd_dataset_close(inputs.data);
     assert_ok(
