@@ -242,4 +242,21 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
 nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise);
 nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv);
 
+/* ---- what nd_config_resolve calls, once all layers are read ---- */
+
+/* For %lld. */
+static inline long long nd_ll(int64_t value)
+{
+    return value;
+}
+
+/* checks.c: keys that contradict each other. The workers and the mesh are resolved. */
+nd_status nd_config_check_keys(const nd_config *config);
+/* log_keys.c. Again once train.steps is known, which it need not be yet. */
+nd_status nd_config_check_log(const nd_config *config);
+/* steps.c. Both again once train.steps is known: optimizer.warmup_steps from its ratio; and the
+ * validations that early stopping and the best model ask for. */
+nd_status nd_config_resolve_warmup(nd_config *config);
+nd_status nd_config_check_best(const nd_config *config);
+
 #endif
