@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keys that contradict each other, whatever the number of steps is. */
+/* Keys that are wrong by themselves or beside others, whatever the number of steps is. */
 #include <string.h>
 
 #include "runtime/config/reader.h"
@@ -265,7 +265,7 @@ static nd_status check_beside(const nd_config *c)
             return nd_fail(ND_ERR_CONFIG,
                            "%s is %lld, but launch.device is cpu, where collectives and products "
                            "take no multiprocessors; set %s: 0 (%s 0)",
-                           keys[i].key, (long long)keys[i].value, keys[i].key, keys[i].flag);
+                           keys[i].key, nd_ll(keys[i].value), keys[i].key, keys[i].flag);
         }
     }
     return ND_OK;

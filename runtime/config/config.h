@@ -55,6 +55,7 @@ typedef enum nd_schedule_kind {
     ND_SCHEDULE_COSINE,
     ND_SCHEDULE_WSD
 } nd_schedule_kind;
+/* In the order of how much is computed again. */
 typedef enum nd_recompute {
     ND_RECOMPUTE_NONE = 0,
     ND_RECOMPUTE_SELECTIVE,

@@ -3,8 +3,8 @@
 #define ND_CONFIG_READER_H
 /*
  * What the files of runtime/config share, in calling order: owned texts, the field table, the
- * layers that set fields (file, then command line), accelerate's keys, flags. Nothing outside
- * runtime/config includes this but its tests.
+ * layers that set fields (file, then command line), accelerate's keys, flags, checks of the whole.
+ * Nothing outside runtime/config includes this but its tests.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,6 +12,12 @@
 
 #include "runtime/base/yaml.h"
 #include "runtime/config/config.h"
+
+/* For %lld. */
+static inline long long nd_ll(int64_t value)
+{
+    return value;
+}
 
 /* ---- text.c: owned and growing strings, lists of words ---- */
 
@@ -244,19 +250,17 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv);
 
 /* ---- what nd_config_resolve calls, once all layers are read ---- */
 
-/* For %lld. */
-static inline long long nd_ll(int64_t value)
-{
-    return value;
-}
-
-/* checks.c: keys that contradict each other. The workers and the mesh are resolved. */
+/* checks.c: all keys that do not depend on the number of steps. The workers and the mesh are
+ * resolved. */
 nd_status nd_config_check_keys(const nd_config *config);
-/* log_keys.c. Again once train.steps is known, which it need not be yet. */
+
+/* nd_config_take_epochs calls these three again when it has found train.steps. */
+
+/* log_keys.c: the keys of the section log. */
 nd_status nd_config_check_log(const nd_config *config);
-/* steps.c. Both again once train.steps is known: optimizer.warmup_steps from its ratio; and the
- * validations that early stopping and the best model ask for. */
+/* steps.c: optimizer.warmup_steps from optimizer.warmup_ratio. */
 nd_status nd_config_resolve_warmup(nd_config *config);
+/* steps.c: the validations that early stopping and the best model need. */
 nd_status nd_config_check_best(const nd_config *config);
 
 #endif

@@ -77,6 +77,8 @@ static const mesh_case meshes[] = {
     {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     {"fsdp 2 x cp 2", 1, 2, 2, 1, 1},
     {"fsdp 2 x cp 2, ring", 1, 2, 2, 1, 1, .ring = true},
+    {"fsdp 2 x cp 2, all but attention", 1, 2, 2, 1, 1,
+     .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
 };
 
 enum { MESHES = sizeof meshes / sizeof *meshes };

@@ -312,7 +312,10 @@ Test(fp8_rows, one_reduction_for_the_linears_of_an_input, .timeout = 120)
         job.filter = "*";
         found = reductions(&job, &mesh) - without;
         cr_expect_eq(found, MICROS * LAYERS * 4, "all: %ld", (long)found);
-        mesh.recompute = ND_RECOMPUTE_FULL; /* o is computed again */
+        mesh.recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION; /* o is not computed again */
+        found = reductions(&job, &mesh) - without;
+        cr_expect_eq(found, MICROS * LAYERS * 4, "all but attention: %ld", (long)found);
+        mesh.recompute = ND_RECOMPUTE_FULL;
         found = reductions(&job, &mesh) - without;
         cr_expect_eq(found, MICROS * LAYERS * 5, "with recompute: %ld", (long)found);
         mesh.recompute = ND_RECOMPUTE_NONE;

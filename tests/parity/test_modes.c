@@ -194,6 +194,7 @@ Test(modes, packed_weights_change_no_bit)
     const mesh_case cases[] = {
         {"one, 8 micro-batches", 1, 1, 1, 1, 1},
         {"one, full recompute", 1, 1, 1, 1, 8, .recompute = ND_RECOMPUTE_FULL},
+        {"one, all but attention", 1, 1, 1, 1, 8, .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
         {"fsdp 2 x tp 2, zero-2", 1, 2, 1, 2, 2, .zero2 = true},
         {"fsdp 2", 1, 2, 1, 1, 2},
     };

@@ -84,8 +84,8 @@ static int64_t activations_wanted(const nd_trainer *t, const wire_case *w)
 /*
  * Over cp, of (T, 2 K D) keys and values a rank and layer. All-gather: to each other member in
  * BF16, forward and backward, and their gradients in F32. Ring: a hop to each but the last, forward
- * and backward, and gradients all the way round. Recompute full runs the forward twice, unlike that
- * of all but attention.
+ * and backward, and gradients all the way round. Recompute full runs the forward twice,
+ * all_but_attention does not.
  */
 static int64_t keys_values_wanted(const nd_dims *d, const wire_case *w)
 {

@@ -154,22 +154,27 @@ typedef struct estimate {
     assumption a;
 } estimate;
 
-/* FLOPs of a token that the backward does again. */
-static double flops_again(const nd_rank *r, double each)
+/* FLOPs per token that the backward repeats: the products of linears, 2 per weight, and attention's
+ * forward. `fp8`: what a FLOP of converted linears counts. */
+static double flops_again(const nd_trainer *trainer, double fp8)
 {
-    const int64_t sequence = r->config->train.sequence_length;
-    const double attention =
-        nd_flops_per_token_causal(&r->shape, sequence) - nd_flops_per_token_causal(&r->shape, 0);
-    switch (r->config->parallel.recompute) {
-    case ND_RECOMPUTE_NONE:
-    case ND_RECOMPUTE_SELECTIVE:
-        break;
-    case ND_RECOMPUTE_ALL_BUT_ATTENTION:
-        return (each - attention) / 3.0;
-    case ND_RECOMPUTE_FULL:
-        return each / 3.0;
+    const nd_rank *r = trainer->rank;
+    const nd_llama_shape *s = &r->shape;
+    const nd_recompute recompute = r->config->parallel.recompute;
+    const double attention = nd_flops_per_token_causal(s, r->config->train.sequence_length) -
+                             nd_flops_per_token_causal(s, 0);
+    double again = recompute == ND_RECOMPUTE_FULL ? attention / 3.0 : 0.0;
+    for (int64_t layer = 0; layer < s->layers; layer++) {
+        for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
+            int64_t out, in;
+            nd_linear_sizes(s, i, 1, &out, &in);
+            if (nd_recompute_multiplies(recompute, nd_linear_input(i))) {
+                bool converted = nd_filter_converts(&trainer->model->scales.filter, layer, i);
+                again += 2.0 * (double)out * (double)in * (converted ? fp8 : 1.0);
+            }
+        }
     }
-    return 0.0;
+    return again;
 }
 
 static estimate estimate_of(const nd_trainer *trainer)
@@ -181,7 +186,8 @@ static estimate estimate_of(const nd_trainer *trainer)
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
     double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
     each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
-    double flops = tokens * (each + flops_again(r, each)) / r->world_size;
+    each += flops_again(trainer, cuda && fp8 ? 0.5 : 1.0);
+    double flops = tokens * each / r->world_size;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;
     const nd_layout *layout = trainer->model->layout;

@@ -188,15 +188,26 @@ bool nd_activations_keep_input(nd_recompute recompute, nd_input input)
     return kept;
 }
 
+static bool keeps(nd_recompute recompute, size_t view)
+{
+    for (int i = 0; i < ACT_COUNT; i++) {
+        if (acts[i].view == view) {
+            return recompute <= acts[i].kept;
+        }
+    }
+    return false;
+}
+
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input)
 {
     switch (input) {
     case ND_INPUT_QKV:
-    case ND_INPUT_GATE_UP:
-        return recompute >= ND_RECOMPUTE_ALL_BUT_ATTENTION;
+        return !keeps(recompute, offsetof(nd_block_acts, qkv));
     case ND_INPUT_O:
-        return recompute >= ND_RECOMPUTE_FULL;
-    case ND_INPUT_DOWN: /* nothing of the block reads its output */
+        return !keeps(recompute, offsetof(nd_block_acts, x_mid));
+    case ND_INPUT_GATE_UP:
+        return !keeps(recompute, offsetof(nd_block_acts, gu));
+    case ND_INPUT_DOWN: /* the block's backward does not read its output */
     case ND_INPUT_COUNT:
         break;
     }

@@ -143,8 +143,8 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
                               nd_memplan *plan);
 /* Whether blocks keep this input of linears from forward to backward, as rows or packed. */
 bool nd_activations_keep_input(nd_recompute recompute, nd_input input);
-/* Whether the linears with this input multiply again in the backward, because something that they
- * lead to is not kept. */
+/* Whether the linears with this input multiply again in the backward, because blocks do not keep
+ * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
 /* An input of linears that is kept as codes lies in a backward buffer of its size until they are
  * made: dh (Tl, C) or dact (T, F), by the number of its want. */

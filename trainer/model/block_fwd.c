@@ -18,8 +18,9 @@ static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
     return nd_tensor_rows(m->branch, 0, set->Tl);
 }
 
-/* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
+/* Of the numbered steps 1 to 10 make everything that a backward needs, and 11 only the output. */
 
+/* Steps 1 to 4. */
 static nd_status queries_keys_values(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
@@ -45,6 +46,7 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     return ND_OK;
 }
 
+/* Steps 1 to 6. */
 static nd_status attention_half(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
@@ -108,8 +110,9 @@ static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
     return ND_OK;
 }
 
-/* What makes the inputs of gate and up, of down, and of q k v, where these are not kept. */
-static nd_status inputs_again(nd_block_call c, nd_operand *act)
+/* selective: the outputs of norms and of SwiGLU. Codes of the former wait until
+ * nd_block_recompute_codes. */
+static nd_status norms_and_swiglu_again(nd_block_call c, nd_operand *act)
 {
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand h;
@@ -122,6 +125,7 @@ static nd_status inputs_again(nd_block_call c, nd_operand *act)
     return swiglu(c, act);
 }
 
+/* all_but_attention: steps 1 to 4, the norm of 7 from the sum that is kept, and 8 to 10. */
 static nd_status all_but_attention_again(nd_block_call c, nd_operand *act)
 {
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
@@ -140,7 +144,7 @@ nd_status nd_block_recompute(nd_block_call c)
     case ND_RECOMPUTE_NONE:
         return ND_OK;
     case ND_RECOMPUTE_SELECTIVE:
-        ND_TRY(inputs_again(c, &act));
+        ND_TRY(norms_and_swiglu_again(c, &act));
         break;
     case ND_RECOMPUTE_ALL_BUT_ATTENTION:
         ND_TRY(all_but_attention_again(c, &act));

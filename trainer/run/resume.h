@@ -67,7 +67,8 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out);
 /*
  * Compares a checkpoint with the run: its model and nd_resume_identity. ND_ERR_CONFIG names the
- * first difference with both values; checkpoint.allow lists keys that are not compared.
+ * first difference with both values, and where there are several the words of checkpoint.allow,
+ * which lists what is not compared, for all of them.
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest);

@@ -259,50 +259,52 @@ typedef struct words {
     int count;
 } words;
 
-static bool add_word(words *w, const char *word)
+static void add_word(words *w, const char *word)
 {
     for (int i = 0; i < w->count; i++) {
         if (strcmp(w->list[i], word) == 0) {
-            return false;
+            return;
         }
     }
     ND_ASSERT(w->count < (int)(sizeof w->list / sizeof *w->list));
     w->list[w->count++] = word;
-    return true;
 }
 
-/* The first difference is told; of the others the message gets the names, so that a user who mends
- * or allows one learns of all. */
-static nd_status fail_all(const words *different)
+/* One start shows all that differs: behind the message about the first difference stand the words
+ * that allow all of them. */
+static nd_status add_words(nd_status status, const words *different)
 {
-    char others[256] = "";
-    const nd_error first = *nd_error_last();
+    char list[256] = "";
     size_t used = 0;
-    for (int i = 1; i < different->count; i++) {
-        const char *before = i == 1 ? "" : i + 1 < different->count ? ", " : " and ";
-        used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", before,
+    for (int i = 0; i < different->count; i++) {
+        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? "," : "",
                                  different->list[i]);
-        ND_ASSERT(used < sizeof others);
+        ND_ASSERT(used < sizeof list);
     }
-    return different->count > 1 ? nd_fail(first.status, "%s; %s differ%s too", first.message,
-                                          others, different->count > 2 ? "" : "s")
-                                : first.status;
+    return nd_fail(status, "%s; to allow all that differs, give --resume-allow %s",
+                   nd_error_last()->message, list);
 }
 
 static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, const char *folder,
                              const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
     words different = {.count = 0};
+    const nd_manifest_pair *first = NULL;
     bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own->count; i++) {
         const nd_manifest_pair *pair = &own->list[i];
         const char *stored = find_stored(manifest, pair->key);
-        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files) &&
-            add_word(&different, word_of(pair->key)) && different.count == 1) {
-            (void)fail_pair(config, manifest, folder, pair, stored);
+        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
+            add_word(&different, word_of(pair->key));
+            first = first ? first : pair;
         }
     }
-    return different.count == 0 ? ND_OK : fail_all(&different);
+    if (!first) {
+        return ND_OK;
+    }
+    nd_status status =
+        fail_pair(config, manifest, folder, first, find_stored(manifest, first->key));
+    return different.count > 1 ? add_words(status, &different) : status;
 }
 
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,

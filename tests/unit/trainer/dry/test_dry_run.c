@@ -65,8 +65,8 @@ Test(dry_run, products_of_a_step_in_bf16)
     nd_calls_free(&calls);
 }
 
-/* Full recompute makes q k v, o, and gate and up again; down's output is not needed. That of all
- * but attention keeps the sum with o's output. */
+/* Full recompute makes q k v, o, and gate and up again; down's output is not needed. With
+ * all_but_attention the sum with o's output is kept. */
 Test(dry_run, recompute_counts)
 {
     static const struct {
