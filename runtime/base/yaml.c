@@ -56,10 +56,14 @@ static nd_status next_event(reader *r, yaml_event_t *event)
                        p->problem ? p->problem : "unreadable text", p->problem_offset,
                        (unsigned)p->problem_value);
     }
-    return nd_fail(ND_ERR_CONFIG, "%s:%zu:%zu: broken YAML: %s%s%s", r->name,
-                   p->problem_mark.line + 1, p->problem_mark.column + 1,
-                   p->problem ? p->problem : "unreadable text", p->context ? ", " : "",
-                   p->context ? p->context : "");
+    return nd_fail(
+        ND_ERR_CONFIG,
+        "%s:%zu:%zu: broken YAML (%s%s%s); in this line and those above it the keys of a "
+        "section need the same indentation and a colon with a space behind it, and "
+        "quotes and brackets need their ends",
+        r->name, p->problem_mark.line + 1, p->problem_mark.column + 1,
+        p->problem ? p->problem : "unreadable text", p->context ? ", " : "",
+        p->context ? p->context : "");
 }
 
 static nd_status refuse_decoration(const reader *r, const yaml_event_t *event, const char *anchor,

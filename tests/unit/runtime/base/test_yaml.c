@@ -98,7 +98,7 @@ Test(yaml, tabs_are_named)
 Test(yaml, broken_text_names_line_and_column)
 {
     bad("a: [1, 2\nb: 3\n", "t.yaml:2", "broken YAML");
-    bad("a: 1\n b: 2\n", "t.yaml:2:", "broken YAML");
+    bad("a: 1\n b: 2\n", "t.yaml:2:", "need the same indentation");
     bad("a: \"open\n", "t.yaml:", "broken YAML");
     bad("a: 1\n}\n", "t.yaml:2", "broken YAML");
     bad("- 1\nb: 2\n", "t.yaml:2", "broken YAML");
