@@ -70,6 +70,17 @@ static nd_status check_nodes(const nd_config *c)
     return ND_OK;
 }
 
+/* For a number of nodes that only restarts use; 0: none is given. */
+static nd_status need_restarts(const nd_config *c, const char *key, int64_t nodes, const char *what)
+{
+    return nodes == 0 || c->launch.max_restarts > 0
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "launch.%s is %lld, but launch.max_restarts is 0, so no restart would %s; "
+                         "give --max-restarts too",
+                         key, nd_ll(nodes), what);
+}
+
 /* Spare nodes are for restarts of a job of several nodes: node 0, which has the store, cannot be
  * replaced. */
 static nd_status check_spare_nodes(const nd_config *c)
@@ -80,13 +91,7 @@ static nd_status check_spare_nodes(const nd_config *c)
                        "replaced; give --nnodes 2 or more, or leave --spare-nodes out",
                        nd_ll(c->launch.spare_nodes));
     }
-    if (c->launch.spare_nodes > 0 && c->launch.max_restarts == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.spare_nodes is %lld, but launch.max_restarts is 0, so no restart "
-                       "would use them; give --max-restarts too",
-                       nd_ll(c->launch.spare_nodes));
-    }
-    return ND_OK;
+    return need_restarts(c, "spare_nodes", c->launch.spare_nodes, "use them");
 }
 
 /* Fewer nodes are for restarts too. */
@@ -101,13 +106,7 @@ static nd_status check_min_nodes(const nd_config *c)
                        "of several nodes has, or leave --min-nodes out",
                        nd_ll(c->launch.min_nodes), nd_ll(c->launch.nnodes));
     }
-    if (c->launch.max_restarts == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.min_nodes is %lld, but launch.max_restarts is 0, so no restart "
-                       "would go on with fewer nodes; give --max-restarts too",
-                       nd_ll(c->launch.min_nodes));
-    }
-    return ND_OK;
+    return need_restarts(c, "min_nodes", c->launch.min_nodes, "go on with fewer nodes");
 }
 
 static nd_status check_gpu_ids(const nd_config *c)

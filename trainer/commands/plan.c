@@ -130,22 +130,33 @@ static void print_line(void *context, const char *text)
     fprintf(context, "%s\n", text);
 }
 
-/* FLOPs of a token in products of converted linears, of all layers as all FLOPs here: 6 per weight,
- * or 4 if the weight gradient is computed in BF16. */
-static double fp8_flops_per_token(const nd_trainer *trainer)
+/* Weights of the linears of all layers; in_fp8: of those alone that are converted; again: of those
+ * alone that recompute multiplies again. */
+static double linear_weights(const nd_trainer *trainer, bool in_fp8, bool again)
 {
-    const nd_scales *scales = &trainer->model->scales;
+    const nd_filter *filter = &trainer->model->scales.filter;
     const nd_llama_shape *s = &trainer->rank->shape;
+    const nd_recompute recompute = trainer->rank->config->parallel.recompute;
     double weights = 0.0;
     for (int64_t layer = 0; layer < s->layers; layer++) {
         for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
             int64_t out, in;
             nd_linear_sizes(s, i, 1, &out, &in);
-            bool fp8 = nd_filter_converts(&scales->filter, layer, i);
-            weights += fp8 ? (double)out * (double)in : 0.0;
+            bool counts = (!in_fp8 || nd_filter_converts(filter, layer, i)) &&
+                          (!again || nd_recompute_multiplies(recompute, nd_linear_input(i)));
+            weights += counts ? (double)out * (double)in : 0.0;
         }
     }
-    return weights * (scales->recipe.weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
+    return weights;
+}
+
+/* FLOPs of a token in products of converted linears, of all layers as all FLOPs here: 6 per weight,
+ * or 4 if the weight gradient is computed in BF16. */
+static double fp8_flops_per_token(const nd_trainer *trainer)
+{
+    const nd_recipe *recipe = &trainer->model->scales.recipe;
+    return linear_weights(trainer, true, false) *
+           (recipe->weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
 }
 
 typedef struct estimate {
@@ -154,27 +165,18 @@ typedef struct estimate {
     assumption a;
 } estimate;
 
-/* FLOPs per token that the backward repeats: the products of linears, 2 per weight, and attention's
- * forward. `fp8`: what a FLOP of converted linears counts. */
-static double flops_again(const nd_trainer *trainer, double fp8)
+/* FLOPs per token that the backward repeats: 2 per weight, and attention's forward. halves: those
+ * of converted linears count half. */
+static double flops_again(const nd_trainer *trainer, bool halves)
 {
     const nd_rank *r = trainer->rank;
-    const nd_llama_shape *s = &r->shape;
-    const nd_recompute recompute = r->config->parallel.recompute;
-    const double attention = nd_flops_per_token_causal(s, r->config->train.sequence_length) -
-                             nd_flops_per_token_causal(s, 0);
-    double again = recompute == ND_RECOMPUTE_FULL ? attention / 3.0 : 0.0;
-    for (int64_t layer = 0; layer < s->layers; layer++) {
-        for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
-            int64_t out, in;
-            nd_linear_sizes(s, i, 1, &out, &in);
-            if (nd_recompute_multiplies(recompute, nd_linear_input(i))) {
-                bool converted = nd_filter_converts(&trainer->model->scales.filter, layer, i);
-                again += 2.0 * (double)out * (double)in * (converted ? fp8 : 1.0);
-            }
-        }
-    }
-    return again;
+    const double attention =
+        nd_flops_per_token_causal(&r->shape, r->config->train.sequence_length) -
+        nd_flops_per_token_causal(&r->shape, 0);
+    double weights = linear_weights(trainer, false, true);
+    weights -= halves ? 0.5 * linear_weights(trainer, true, true) : 0.0;
+    return 2.0 * weights +
+           (r->config->parallel.recompute == ND_RECOMPUTE_FULL ? attention / 3.0 : 0.0);
 }
 
 static estimate estimate_of(const nd_trainer *trainer)
@@ -186,7 +188,7 @@ static estimate estimate_of(const nd_trainer *trainer)
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
     double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
     each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
-    each += flops_again(trainer, cuda && fp8 ? 0.5 : 1.0);
+    each += flops_again(trainer, cuda && fp8);
     double flops = tokens * each / r->world_size;
     assumption a = assume(r, d->act == ND_DTYPE_F32);
     double micros = (double)config->train.gradient_accumulation_steps;

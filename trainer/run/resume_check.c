@@ -87,13 +87,13 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     return ND_OK;
 }
 
-/* Whether checkpoint.allow, a comma list, names the key. */
-static bool is_allowed(const nd_config *config, const char *key)
+/* Whether a comma list holds the word. */
+static bool holds(const char *list, const char *word)
 {
-    size_t length = strlen(key);
-    for (const char *p = config->checkpoint.allow; *p;) {
+    size_t length = strlen(word);
+    for (const char *p = list; *p;) {
         size_t n = strcspn(p, ",");
-        if (n == length && strncmp(p, key, n) == 0) {
+        if (n == length && strncmp(p, word, n) == 0) {
             return true;
         }
         p += n + (p[n] == ',');
@@ -118,7 +118,7 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
 {
     const bool file = strcmp(key, tokenizer_file) == 0;
     const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
-    return !is_allowed(config, word_of(key)) && !(of_file && file != both_have_file);
+    return !holds(config->checkpoint.allow, word_of(key)) && !(of_file && file != both_have_file);
 }
 
 /* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */
@@ -253,58 +253,35 @@ static const char *find_stored(const nd_manifest *manifest, const char *key)
     return older && nd_manifest_pairs_find(&manifest->identity, "data.path") ? "65536" : stored;
 }
 
-/* Words of checkpoint.allow, each once. */
-typedef struct words {
-    const char *list[sizeof keys / sizeof *keys + sizeof other_allowed / sizeof *other_allowed];
-    int count;
-} words;
-
-static void add_word(words *w, const char *word)
-{
-    for (int i = 0; i < w->count; i++) {
-        if (strcmp(w->list[i], word) == 0) {
-            return;
-        }
-    }
-    ND_ASSERT(w->count < (int)(sizeof w->list / sizeof *w->list));
-    w->list[w->count++] = word;
-}
-
-/* One start shows all that differs: behind the message about the first difference stand the words
- * that allow all of them. */
-static nd_status add_words(nd_status status, const words *different)
-{
-    char list[256] = "";
-    size_t used = 0;
-    for (int i = 0; i < different->count; i++) {
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i > 0 ? "," : "",
-                                 different->list[i]);
-        ND_ASSERT(used < sizeof list);
-    }
-    return nd_fail(status, "%s; to allow all that differs, give --resume-allow %s",
-                   nd_error_last()->message, list);
-}
-
+/* One start shows all that differs: behind the message about the first difference stands what
+ * allows all of them. */
 static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, const char *folder,
                              const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
-    words different = {.count = 0};
-    const nd_manifest_pair *first = NULL;
+    char words[256] = ""; /* of checkpoint.allow, each once */
+    size_t used = 0;
+    nd_status status = ND_OK;
     bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own->count; i++) {
         const nd_manifest_pair *pair = &own->list[i];
-        const char *stored = find_stored(manifest, pair->key);
-        if (stored && strcmp(stored, pair->value) != 0 && is_compared(config, pair->key, files)) {
-            add_word(&different, word_of(pair->key));
-            first = first ? first : pair;
+        const char *stored = find_stored(manifest, pair->key), *word = word_of(pair->key);
+        if (!stored || strcmp(stored, pair->value) == 0 || !is_compared(config, pair->key, files)) {
+            continue;
+        }
+        if (status == ND_OK) {
+            status = fail_pair(config, manifest, folder, pair, stored);
+        }
+        if (!holds(words, word)) {
+            const char *comma = used > 0 ? "," : "";
+            used += (size_t)snprintf(words + used, sizeof words - used, "%s%s", comma, word);
+            ND_ASSERT(used < sizeof words);
         }
     }
-    if (!first) {
-        return ND_OK;
-    }
-    nd_status status =
-        fail_pair(config, manifest, folder, first, find_stored(manifest, first->key));
-    return different.count > 1 ? add_words(status, &different) : status;
+    return strchr(words, ',') ? nd_fail(status,
+                                        "%s; to allow all that differs, give "
+                                        "--resume-allow %s",
+                                        nd_error_last()->message, words)
+                              : status;
 }
 
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
