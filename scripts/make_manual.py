@@ -147,7 +147,7 @@ def other_flags(root, axes):
     flags += [(name, string(values).split()) for names, values in only for name in string(names).split()]
     table = (root / "runtime/config/accelerate.def").read_text()
     values = {key: string(v).split("|") if "[" not in v else [] for _, key, v, _ in calls(table, "ND_KEY_ONLY")}
-    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_CALL") for c in calls(table, macro)
+    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_HINT", "ND_KEY_CALL") for c in calls(table, macro)
             if "##" not in c[1]]  # that of a macro for each axis
     keys += [f"parallelism_config_{axis}_size" for axis in axes]
     refused = {name for names, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_REFUSE")

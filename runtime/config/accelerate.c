@@ -8,6 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 
@@ -26,7 +27,7 @@ struct nd_accelerate_key {
     const char *name;
     nd_field_id field;    /* ND_FIELD_COUNT: none */
     const char *values;   /* the only values accepted, or NULL */
-    const char *sentence; /* why other values are refused */
+    const char *sentence; /* why other values are refused; of an ignored key: what to do, or NULL */
     nd_status (*apply)(nd_reader *reader, const nd_accelerate_key *key, const nd_setting *setting);
 };
 
@@ -206,6 +207,8 @@ static const nd_accelerate_key keys[] = {
 #define ND_KEY_ONLY(map, key, values, sentence)                                                    \
     {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, values, sentence, NULL},
 #define ND_KEY_IGNORED(map, key) {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, NULL, NULL, NULL},
+#define ND_KEY_HINT(map, key, sentence)                                                            \
+    {ND_ACCELERATE_##map, #key, ND_FIELD_COUNT, NULL, sentence, NULL},
 #define ND_KEY_CALL(map, key, function, section, name)                                             \
     {ND_ACCELERATE_##map, #key, ND_FIELD_##section##_##name, NULL, NULL, function},
 #include "runtime/config/accelerate.def"
@@ -240,12 +243,11 @@ static const struct {
 };
 
 /* Sub-maps of engines that do not exist here; empty ones are accepted. */
-static const char *const foreign_maps[] = {"deepspeed_config", "megatron_lm_config",
-                                           "mpirun_config"};
+static const char *const foreign_maps[] = {"deepspeed_config", "megatron_lm_config"};
 
 static bool is_foreign(const char *key)
 {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         if (strcmp(foreign_maps[i], key) == 0) {
             return true;
         }
@@ -308,7 +310,7 @@ nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
                                                   : nd_reader_refuse(setting, key->sentence);
     }
     if (is_ignored(key)) {
-        nd_reader_notice(reader, setting->name);
+        nd_reader_notice(reader, setting->name, key->sentence);
         return ND_OK;
     }
     return nd_reader_set(reader, key->field, setting);
@@ -347,6 +349,13 @@ void nd_accelerate_each_top_key(void (*offer)(void *, const char *), void *conte
 
 static nd_status unknown_key(nd_accelerate_map map, const char *where, const char *name)
 {
+    for (int m = ND_ACCELERATE_FSDP; map == ND_ACCELERATE_TOP && m < ND_ACCELERATE_MAP_COUNT; m++) {
+        if (find_key((nd_accelerate_map)m, name)) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s%.80s is a key of %s; indent it, and the keys like it, below %s:",
+                           where, name, maps[m].key, maps[m].key);
+        }
+    }
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (int i = 0; i < KEY_COUNT; i++) {
@@ -374,7 +383,7 @@ static nd_status read_key(nd_reader *reader, nd_accelerate_map map, const nd_yam
         return unknown_key(map, where, node->key);
     }
     if (is_ignored(key)) {
-        nd_reader_notice(reader, node->key);
+        nd_reader_notice(reader, node->key, key->sentence);
         return ND_OK;
     }
     if (nd_yaml_is_null(node)) {
@@ -442,6 +451,13 @@ nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const 
                            file, (long long)c->launch.workers);
         }
         ND_TRY(nd_reader_put(reader, ND_FIELD_launch_workers, "1"));
+    }
+    if (reader->set_by[ND_FIELD_train_precision] != reader->layer && !reader->no_fp16[0]) {
+        ND_TRY(nd_reader_put(reader, ND_FIELD_train_precision, "fp32"));
+        nd_log_info(
+            "%s has no mixed_precision, so the precision is fp32, as in accelerate, unless a "
+            "flag such as --precision bf16 changes it",
+            file);
     }
     c->from_accelerate = true; /* nd_reader_end sets the axes */
     return ND_OK;

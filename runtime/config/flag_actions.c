@@ -187,7 +187,7 @@ static nd_status apply_model(nd_reader *r, const nd_setting *setting)
 /* For flags of torchrun that set what does not exist here and change no result: a notice. */
 static nd_status apply_ignored(nd_reader *r, const nd_setting *setting)
 {
-    nd_reader_notice(r, setting->name);
+    nd_reader_notice(r, setting->name, NULL);
     return ND_OK;
 }
 

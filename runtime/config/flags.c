@@ -120,6 +120,11 @@ typedef struct target {
     bool own;
 } target;
 
+static bool is_boolean(const char *list)
+{
+    return nd_flag_list_holds(list, "true") || nd_flag_list_holds(list, "false");
+}
+
 static target find_target(const char *name)
 {
     target t = {.field = -1, .known = -1, .own = nd_flag_list_holds(own_flags, name)};
@@ -137,7 +142,8 @@ static target find_target(const char *name)
     for (int i = 0; i < nd_flags_known_count; i++) {
         if (nd_flag_list_holds(nd_flags_known[i].names, name)) {
             t.known = i;
-            t.is_switch = nd_flags_known[i].is_switch;
+            t.is_switch = nd_flags_known[i].is_switch ||
+                          (nd_flags_known[i].only && is_boolean(nd_flags_known[i].only));
             return t;
         }
     }
@@ -305,10 +311,14 @@ static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting
     return nd_reader_set(reader, id, setting);
 }
 
-/* Whether the list has the value in upper or lower case. */
+/* The list has the value, in upper or lower case; yes, on and 1 are true. */
 static bool is_one_of(const char *list, const char *value)
 {
     char word[ND_FLAG_NAME_MAX];
+    bool on = false;
+    if (is_boolean(list) && nd_bool_parse(value, true, &on)) {
+        value = on ? "true" : "false";
+    }
     for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
         if (strcasecmp(word, value) == 0) {
             return true;

@@ -42,10 +42,11 @@ nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text)
     return nd_reader_set(reader, id, &setting);
 }
 
-void nd_reader_notice(nd_reader *reader, const char *key)
+void nd_reader_notice(nd_reader *reader, const char *key, const char *hint)
 {
     size_t used = strlen(reader->notices);
-    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s", used ? ", " : "", key);
+    snprintf(reader->notices + used, sizeof reader->notices - used, "%s%s%s%s%s", used ? ", " : "",
+             key, hint ? " (" : "", hint ? hint : "", hint ? ")" : "");
 }
 
 nd_status nd_reader_switch(const nd_setting *setting, bool *out)

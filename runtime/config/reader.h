@@ -182,7 +182,9 @@ nd_status nd_reader_finish(const nd_reader *reader);
 nd_status nd_reader_set(nd_reader *reader, nd_field_id id, const nd_setting *setting);
 /* The same with a value chosen by the program; messages name the key. */
 nd_status nd_reader_put(nd_reader *reader, nd_field_id id, const char *text);
-void nd_reader_notice(nd_reader *reader, const char *key);
+/* Notes a key that has no meaning here, and what to do in its place (NULL: nothing), for the one
+ * line that names them all. */
+void nd_reader_notice(nd_reader *reader, const char *key, const char *hint);
 /* true or false as files and flags write it. */
 nd_status nd_reader_switch(const nd_setting *setting, bool *out);
 /* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */

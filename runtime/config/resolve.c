@@ -103,11 +103,33 @@ static nd_status normalise_resume(nd_config *c)
     return ND_OK;
 }
 
+/* A user's OMP_NUM_THREADS, of which a list's first number is for the outer level, is the number of
+ * threads where the configuration leaves that open. */
+static nd_status resolve_threads(nd_config *c)
+{
+    const char *variable = getenv("OMP_NUM_THREADS");
+    char first[16];
+    int64_t threads = 0;
+    if (c->launch.threads_per_worker != 0 || !variable) {
+        return ND_OK;
+    }
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(variable, ","), variable);
+    if (!nd_int_parse(first, &threads) || threads < 1 || threads > 4096) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "OMP_NUM_THREADS is '%.80s'; it must be 1 to 4096, the threads of each "
+                       "worker, or unset",
+                       variable);
+    }
+    c->launch.threads_per_worker = threads;
+    return ND_OK;
+}
+
 nd_status nd_config_resolve(nd_config *config)
 {
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         ND_TRY(nd_field_check(config, (nd_field_id)i));
     }
+    ND_TRY(resolve_threads(config));
     ND_TRY(resolve_workers(config));
     ND_TRY(resolve_mesh(config));
     ND_TRY(nd_config_check_keys(config));

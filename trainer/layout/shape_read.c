@@ -150,9 +150,7 @@ static nd_status refuse_variants(const json_t *map, const char *file)
     ND_TRY(demand_text(map, file, "hidden_act", "silu", false));
     ND_TRY(demand_false(map, file, "attention_bias", "biases are not supported"));
     ND_TRY(demand_false(map, file, "mlp_bias", "biases are not supported"));
-    int64_t slices = 1;
     double dropout = 0;
-    ND_TRY(get_int_or(map, file, "pretraining_tp", 1, 1, 1, &slices));
     ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
     if (!is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,

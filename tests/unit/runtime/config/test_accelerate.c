@@ -241,3 +241,34 @@ Test(accelerate, refusals)
     EXPECT_BAD_TEXT("distributed_type: FSDP\nnum_processes: 8\nnum_machines: 3\n", "8", "3",
                     "multiple");
 }
+
+/* Files as older versions of accelerate's wizard wrote them. */
+Test(accelerate, keys_of_older_versions)
+{
+    nd_config c;
+    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 2\n"
+                               "fsdp_config:\n  fsdp_backward_prefetch_policy: BACKWARD_PRE\n"
+                               "  fsdp_sharding_strategy: FULL_SHARD\n"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
+    nd_config_fini(&c);
+    cr_assert_eq(read_text(&c, "distributed_type: MULTI_CPU\nmixed_precision: bf16\n"
+                               "ipex_config:\n  ipex: true\nmpirun_config:\n"
+                               "  mpirun_hostfile: hosts\nuse_mps_device: false\n"),
+                 ND_OK, "%s", nd_error_last()->message);
+    nd_config_fini(&c);
+    EXPECT_BAD_TEXT("distributed_type: MULTI_GPU\nparallelism_config:\n"
+                    "parallelism_config_tp_size: 2\n",
+                    "test.yaml:3", "is a key of parallelism_config", "indent");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_version: 2\n", "test.yaml:2",
+                    "fsdp_version is a key of fsdp_config", "indent");
+}
+
+/* accelerate takes an absent mixed_precision for no. */
+Test(accelerate, without_mixed_precision_it_is_fp32)
+{
+    nd_config c;
+    cr_assert_eq(read_text(&c, "distributed_type: MULTI_CPU\nnum_processes: 2\n"), ND_OK);
+    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
+    nd_config_fini(&c);
+}

@@ -664,7 +664,11 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--bf16", "false"), "--precision fp32 or fp8");
     EXPECT_BAD_FLAGS(("--fp16"), "--precision bf16, fp32 or fp8");
     EXPECT_BAD_FLAGS(("--fsdp", "full_shard auto_wrap"), "--dp-shard-size");
-    EXPECT_BAD_FLAGS(("--assistant_only_loss", "True"), "--chat-format");
+    EXPECT_BAD_FLAGS(("--assistant_only_loss", "False"), "--assistant-only-loss is False",
+                     "--chat-format");
+    EXPECT_BAD_FLAGS(("--packing", "0"), "--packing is 0", "always packed");
+    EXPECT_BAD_FLAGS(("--label_smoothing_factor", "0.1"), "--label-smoothing-factor is 0.1");
+    EXPECT_BAD_FLAGS(("--gradient_checkpointing_kwargs", "{}"), "--recompute");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
     EXPECT_BAD_FLAGS(("--parallelism.tensor_parallel_degree", "8"), "--tp-size");
@@ -679,6 +683,146 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--fp8-backend", "TE", "--fp8-enable-fsdp-float8-all-gather", "true"),
                      "enable_fsdp_float8_all_gather", "backend: AO");
     EXPECT_BAD_FLAGS(("--fp8-backend", "AO", "--fp8-margin", "1"), "margin", "backend: TE");
+}
+
+/* Each of these asks for what is so in every run. */
+Test(flags, taken_where_they_change_nothing)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--fp16", "false", "--packing", "--eval_packing=True", "--tf32", "no",
+                       "--assistant_only_loss", "yes", "--push_to_hub", "False",
+                       "--label_smoothing_factor", "0.0", "--remove_unused_columns",
+                       "--greater-is-better=0", "--ddp_timeout", "1800", "--max_length", "512",
+                       "--num-steps", "7"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.train.steps, 7);
+    cr_expect_eq(c.train.sequence_length, 512);
+    cr_expect_eq(c.launch.comm_timeout_seconds, 1800);
+    nd_config_fini(&c);
+}
+
+/* The arguments of transformers' Trainer: every one is known, so that a script's command line is
+ * answered flag by flag, and not by a guess at a spelling. */
+Test(flags, all_of_the_trainers_are_known)
+{
+    static const char *const names[] = {"output_dir",
+                                        "overwrite_output_dir",
+                                        "do_train",
+                                        "do_eval",
+                                        "do_predict",
+                                        "eval_strategy",
+                                        "prediction_loss_only",
+                                        "per_device_train_batch_size",
+                                        "per_device_eval_batch_size",
+                                        "gradient_accumulation_steps",
+                                        "eval_accumulation_steps",
+                                        "eval_delay",
+                                        "torch_empty_cache_steps",
+                                        "learning_rate",
+                                        "weight_decay",
+                                        "adam_beta1",
+                                        "adam_beta2",
+                                        "adam_epsilon",
+                                        "max_grad_norm",
+                                        "num_train_epochs",
+                                        "max_steps",
+                                        "lr_scheduler_type",
+                                        "lr_scheduler_kwargs",
+                                        "warmup_ratio",
+                                        "warmup_steps",
+                                        "log_level",
+                                        "log_level_replica",
+                                        "log_on_each_node",
+                                        "logging_dir",
+                                        "logging_strategy",
+                                        "logging_first_step",
+                                        "logging_steps",
+                                        "logging_nan_inf_filter",
+                                        "save_strategy",
+                                        "save_steps",
+                                        "save_total_limit",
+                                        "save_safetensors",
+                                        "save_on_each_node",
+                                        "save_only_model",
+                                        "restore_callback_states_from_checkpoint",
+                                        "use_cpu",
+                                        "seed",
+                                        "data_seed",
+                                        "jit_mode_eval",
+                                        "bf16",
+                                        "fp16",
+                                        "fp16_opt_level",
+                                        "half_precision_backend",
+                                        "bf16_full_eval",
+                                        "fp16_full_eval",
+                                        "tf32",
+                                        "local_rank",
+                                        "ddp_backend",
+                                        "debug",
+                                        "dataloader_drop_last",
+                                        "eval_steps",
+                                        "dataloader_num_workers",
+                                        "dataloader_prefetch_factor",
+                                        "run_name",
+                                        "disable_tqdm",
+                                        "remove_unused_columns",
+                                        "label_names",
+                                        "load_best_model_at_end",
+                                        "metric_for_best_model",
+                                        "greater_is_better",
+                                        "ignore_data_skip",
+                                        "fsdp",
+                                        "fsdp_config",
+                                        "accelerator_config",
+                                        "parallelism_config",
+                                        "deepspeed",
+                                        "label_smoothing_factor",
+                                        "optim",
+                                        "optim_args",
+                                        "adafactor",
+                                        "group_by_length",
+                                        "length_column_name",
+                                        "report_to",
+                                        "ddp_find_unused_parameters",
+                                        "ddp_bucket_cap_mb",
+                                        "ddp_broadcast_buffers",
+                                        "dataloader_pin_memory",
+                                        "dataloader_persistent_workers",
+                                        "skip_memory_metrics",
+                                        "push_to_hub",
+                                        "resume_from_checkpoint",
+                                        "hub_model_id",
+                                        "hub_strategy",
+                                        "hub_token",
+                                        "hub_private_repo",
+                                        "gradient_checkpointing",
+                                        "gradient_checkpointing_kwargs",
+                                        "auto_find_batch_size",
+                                        "full_determinism",
+                                        "torchdynamo",
+                                        "ddp_timeout",
+                                        "torch_compile",
+                                        "torch_compile_backend",
+                                        "torch_compile_mode",
+                                        "include_tokens_per_second",
+                                        "include_num_input_tokens_seen",
+                                        "neftune_noise_alpha",
+                                        "optim_target_modules",
+                                        "batch_eval_metrics",
+                                        "eval_on_start",
+                                        "use_liger_kernel",
+                                        "average_tokens_across_devices",
+                                        "max_seq_length",
+                                        "max_length",
+                                        "dataset_text_field",
+                                        "packing",
+                                        "dataset_num_proc",
+                                        "eval_packing"};
+    char flag[80];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(flag, sizeof flag, "--%s", names[i]);
+        cr_expect_eq(nd_flags_check(flag, NULL, ""), ND_OK, "%s", nd_error_last()->message);
+    }
 }
 
 Test(flags, unknown_or_broken)

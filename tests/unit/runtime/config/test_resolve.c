@@ -39,6 +39,25 @@ Test(resolve, the_mesh_against_the_workers)
         "more than 16777216 ranks");
 }
 
+Test(resolve, threads_of_the_environment)
+{
+    nd_config c;
+    setenv("OMP_NUM_THREADS", "3,2", 1);
+    cr_assert_eq(FLAGS(&c, "--num-processes", "1"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.threads_per_worker, 3);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--num-processes", "1", "--threads-per-worker", "2"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect_eq(c.launch.threads_per_worker, 2, "the configuration goes before the variable");
+    nd_config_fini(&c);
+    static const char *const bad[] = {"", "0", "-3", "many", "4097", "99999999999999999999"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        setenv("OMP_NUM_THREADS", bad[i], 1);
+        EXPECT_BAD_FLAGS(("--num-processes", "1"), "OMP_NUM_THREADS is '", "1 to 4096");
+    }
+}
+
 Test(resolve, nodes)
 {
     EXPECT_BAD_FLAGS(("--num-processes", "8", "--nproc-per-node", "3"), "= 3",
