@@ -102,6 +102,34 @@ Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
               "%s", shell_output);
 }
 
+/* What CUDA and NCCL read once is set before their first call, unless the user has set it. */
+Test(processes_cuda, queues_loading_and_interface_are_set_before_the_first_call)
+{
+    static const struct {
+        const char *variables, *options, *notes;
+    } runs[] = {
+        {"", "--workers 2 --dp-shard-size 2",
+         "cuda CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=unset\n"
+         "nccl NCCL_SOCKET_IFNAME=lo\n"},
+        {"", "--workers 1 --cuda-graphs",
+         "cuda CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER\n"},
+        {"CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=LAZY NCCL_SOCKET_IFNAME=eth7",
+         "--workers 1 --cuda-graphs --nccl-alone",
+         "cuda CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=LAZY\n"
+         "nccl NCCL_SOCKET_IFNAME=eth7\n"},
+    };
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char command[2048];
+        snprintf(command, sizeof command,
+                 "ND_DOUBLE_NOTES=notes%zu %s " RUN "--device cuda %s --set output.dir=noted%zu", i,
+                 runs[i].variables, runs[i].options, i);
+        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        snprintf(command, sizeof command, "sort -u notes%zu", i);
+        shell(&dir, command);
+        cr_expect_str_eq(shell_output, runs[i].notes, "%s", runs[i].options);
+    }
+}
+
 /* Of the double's 132 multiprocessors, those that kernels.comm_blocks leaves, where weights are
  * gathered; or as many as kernels.product_processors says. */
 Test(processes_cuda, products_leave_processors_to_collectives)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
@@ -8,6 +9,17 @@
 #include "runtime/device/gpu_choice.h"
 #include "trainer/worker/worker.h"
 
+/* What CUDA reads once, at its first call in a process; what the user has set stays. */
+static void set_environment(const nd_config *config)
+{
+    /* The queues of the GPU that streams are spread over: by default eight, and streams that share
+     * one wait for each other. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (config->kernels.cuda_graphs) {
+        setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* loading a kernel would end a recording */
+    }
+}
+
 nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
 {
     int count = 0;
@@ -15,6 +27,7 @@ nd_status nd_gpu_is_wanted(const nd_config *config, bool *out)
     if (config->launch.device == ND_CHOOSE_CPU) {
         return ND_OK;
     }
+    set_environment(config);
     nd_status status = nd_cuda_count(&count);
     if (status != ND_OK && config->launch.device == ND_CHOOSE_AUTO) {
         nd_error_clear(); /* the start names the CPU as its device */

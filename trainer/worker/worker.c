@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/worker/worker.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -62,6 +63,9 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .on_fault = on_comm_fault,
         .fault_context = worker,
     };
+    if (worker->identity.local_world_size == worker->identity.world_size) {
+        setenv("NCCL_SOCKET_IFNAME", "lo", 0); /* a host may have no other interface */
+    }
     return nd_transport_open_nccl(&options, &worker->transport);
 }
 

@@ -17,6 +17,7 @@
  * 65536), ND_DOUBLE_OTHER (none: the number of the GPU that has another name),
  * ND_DOUBLE_QUEUE (0: a stream holds any number of tasks; else so many, and one more waits in the
  * call until one is done),
+ * ND_DOUBLE_NOTES (none: a file that gets a line with the variables that CUDA and NCCL read once),
  * ND_DOUBLE_FREE (none; set: freeing does not return, as where a kernel waits for a peer),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
  * other queues first).
@@ -53,6 +54,9 @@ bool nd_double_is_pinned(const void *p, size_t bytes);
 void nd_double_need_device(const char *what, const void *p, size_t bytes);
 /* Aborts with a sentence about what the real library would have refused or done wrong. */
 void nd_double_violation(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+/* Appends "library NAME=value ..." to the file ND_DOUBLE_NOTES; the names end with NULL. */
+void nd_double_note_environment(const char *library, const char *const *names);
 
 /* From a task: the device's clock, which events read, goes on by so much more. */
 void nd_double_spend(double seconds);

@@ -30,6 +30,23 @@ void nd_double_violation(const char *format, ...)
     abort();
 }
 
+void nd_double_note_environment(const char *library, const char *const *names)
+{
+    const char *path = getenv("ND_DOUBLE_NOTES");
+    FILE *notes = path ? fopen(path, "a") : NULL;
+    char line[512];
+    int used = snprintf(line, sizeof line, "%s", library);
+    for (; notes && *names; names++) {
+        const char *value = getenv(*names);
+        used += snprintf(line + used, sizeof line - (size_t)used, " %s=%s", *names,
+                         value ? value : "unset");
+    }
+    if (notes) {
+        fprintf(notes, "%s\n", line);
+        fclose(notes);
+    }
+}
+
 static long number(const char *name, long otherwise)
 {
     const char *text = getenv(name);
@@ -57,7 +74,10 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
 
 static void start(void)
 {
+    static const char *const read_once[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
+                                            NULL};
     const char *order = getenv("ND_DOUBLE_ORDER");
+    nd_double_note_environment("cuda", read_once);
     machine.devices = (int)number("ND_DOUBLE_DEVICES", 8);
     machine.driver = (int)number("ND_DOUBLE_DRIVER", 13000);
     machine.capability = (int)number("ND_DOUBLE_CAPABILITY", 90);

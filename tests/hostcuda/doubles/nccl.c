@@ -104,6 +104,7 @@ static _Thread_local int made = -1; /* the file of the world that this thread th
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     int fd = memfd_create("nd-nccl", MFD_CLOEXEC);
+    nd_double_note_environment("nccl", (const char *const[]){"NCCL_SOCKET_IFNAME", NULL});
     if (fd < 0 || ftruncate(fd, (off_t)file_bytes()) != 0) {
         return ncclSystemError;
     }
