@@ -131,9 +131,11 @@ def add_path(variable, folder):
     os.environ[variable] = ":".join(filter(None, [os.environ.get(variable), str(folder)]))
 
 
-def wheel_folders():
-    """Headers and libraries of cuDNN, NCCL and the toolkit as Python wheels have them."""
-    roots = [p for p in sys.path + site.getsitepackages() + [site.getusersitepackages()] if p]
+def wheel_folders(python):
+    """Headers and libraries of cuDNN, NCCL and the toolkit as Python wheels have them: those of the Python that has torch, then
+    those of this one."""
+    roots = output_of([python, "-c", "import nvidia, os; print(*map(os.path.dirname, nvidia.__path__), sep='\\n')"]).split("\n")
+    roots = [p for p in roots + sys.path + site.getsitepackages() + [site.getusersitepackages()] if p]
     for part in ("cudnn", "nccl", "cu13", "cublas", "cuda_nvrtc"):
         for root in roots:
             if glob.glob(f"{root}/nvidia/{part}/include/*.h"):
@@ -142,15 +144,15 @@ def wheel_folders():
 
 
 def set_paths(place):
-    """What is not in the toolkit's own folders; and what --collect gathered: tools that this host lacks, and libraries, all
-    of them, where it lacks one."""
-    root = output_of(["scripts/find_cuda"])
-    for name in ("lib64", "lib") if root else ():
-        add_path("LD_LIBRARY_PATH", f"{root}/{name}")
-    for folder in wheel_folders():
+    """Libraries of wheels before those of the toolkit, since torch opens these, and its speed is compared with ours; and what
+    --collect gathered: tools that this host lacks, and libraries, all of them, where it lacks one."""
+    for folder in wheel_folders(place.peer):
         for variable, name in (("LD_LIBRARY_PATH", "lib"), ("LIBRARY_PATH", "lib"), ("C_INCLUDE_PATH", "include"),
                                ("CPLUS_INCLUDE_PATH", "include")):
             add_path(variable, folder / name)
+    root = output_of(["scripts/find_cuda"])
+    for name in ("lib64", "lib") if root else ():
+        add_path("LD_LIBRARY_PATH", f"{root}/{name}")
     gathered = pathlib.Path("build-deps/host").resolve()
     machine = gathered / "machine"
     if machine.is_file() and machine.read_text().strip() == platform.machine():

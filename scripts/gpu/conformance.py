@@ -12,7 +12,7 @@ from place import Failure, Skip, complain, need_fp8, output_of, run, say, tool
 from run_folder import Run
 
 GIB = 2**30
-# CUDA's context, cuBLASLt, cuDNN and the code of the kernels that were used, besides the plan.
+# CUDA's context, cuBLASLt, cuDNN and the code of the kernels that were used, besides the plan; an estimate.
 BESIDES_PLAN = 1.5 * GIB
 GRANULE = 2**21  # of the driver's account
 TEXT = bytes(97 + (i * i // 3 + i // 7) % 26 for i in range(400000))
@@ -204,7 +204,8 @@ def texts_as_on_the_cpu(place):
 
 
 def memory_as_planned(place):
-    """What the driver has given away is the plan, which counts what was in use when it was made, and what CUDA takes later."""
+    """Reports what the driver has given away beside the plan: the plan counts what was in use when it was made, and estimates what
+    CUDA and its libraries take later, which differs by driver and GPU. Memory that grows from step to step is a failure."""
     idle = "0" if place.dry else \
         output_of(["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]).split("\n")[0]
     if not idle.isdigit():
@@ -212,9 +213,8 @@ def memory_as_planned(place):
     made = train_small(place, "memory", "--precision", "bf16")
     used, planned = made.peak_bytes, made.planned_bytes
     grown = made.steps[-1]["peak_memory_bytes"] - made.steps[0]["peak_memory_bytes"]
-    fits = planned - GRANULE <= used <= planned + BESIDES_PLAN and grown <= 0
-    say({"memory": "as planned" if fits else "not as planned", "planned_gib": planned / GIB, "used_gib": used / GIB,
+    near = planned - GRANULE <= used <= planned + BESIDES_PLAN
+    say({"memory": "as planned" if near else "not as planned", "planned_gib": planned / GIB, "used_gib": used / GIB,
          "beside_plan_gib": (used - planned) / GIB, "in_use_before_gib": (int(idle) << 20) / GIB, "grown_in_the_run_gib": grown / GIB})
-    if not fits:
-        raise Failure(f"the driver reports {used / GIB:.2f} GiB in use, the plan has {planned / GIB:.2f}, CUDA itself may keep "
-                      f"{BESIDES_PLAN / GIB:.2f}; from the first to the last step {grown / GIB:.2f} GiB were added")
+    if grown > 0:
+        raise Failure(f"from the first to the last step the driver has given away {grown / GIB:.2f} GiB more")

@@ -97,7 +97,7 @@ with open(folder / "metrics.jsonl", "w") as f:
     for step in range(min(100, int(flags["--num-steps"]))):
         f.write(json.dumps({"step": step + 1, "loss": loss, "step_ms": 10.0, "tokens_per_second": 20.0,
                             "tflops_per_worker_causal": 1.0, "tflops_per_worker_accelerate": 1.0,
-                            "peak_memory_bytes": float(os.environ.get("USED", 1.2e9))}) + "\n")
+                            "peak_memory_bytes": float(os.environ.get("USED", 1.2e9)) + step * int(os.environ.get("GROWS", "0"))}) + "\n")
 '''
 # `ndtrain plan`, by which a layer needs 30 GiB.
 PLAN = r'''
@@ -265,13 +265,16 @@ def tests_that_do_not_pass(parent):
     p.program("test_hostcuda_ops", SUITE)
     p.program("test_hostcuda_goldens", SUITE)
     p.call("conformance", 0)
-    for name, value, items in (("LOSS_rowwise", "5.4", "small-*,losses"), ("LOSS_bf16", "nan", "small-*,losses"), ("USED", "9e9", "memory"),
+    for name, value, items in (("LOSS_rowwise", "5.4", "small-*,losses"), ("LOSS_bf16", "nan", "small-*,losses"), ("GROWS", "4096", "memory"),
                                ("LOSS_graphs-fp8-true", "5.1", "graphs-*"), ("LOSS_alone-bf16-true", "5.1", "nccl-alone-*"),
                                ("LOSS_again2", "5.1", "deterministic"),
                                ("LOSS_tuned-bf16-2", "5.1", "autotune-*"), ("LOSS_tuned-bf16", "5.1", "autotune-*")):
         p.call("conformance", 1, " failed: ", only=items, **{name: value})
     p.expect(graphs_bf16="done", graphs_fp8="failed", autotune_bf16="failed", autotune_fp8="done", memory="failed", nccl_alone_bf16="failed",
              nccl_alone_fp8="done")
+    for used, words in (("9e9", "not as planned"), ("9e8", "not as planned"), ("1.2e9", "as planned")):
+        p.call("conformance", 1, "memory done", only="memory", USED=used)  # others have failed before
+        check(p.item("memory")["results"][-1]["memory"] == words, f"{p.item('memory')}")
     p.program("ndtrain", 'echo "$*"')
     p.call("conformance", 1, "texts failed", "text 1 on the GPU is", only="texts")
     no_cpu = 'case "$*" in *cpu*) echo "built without the CPU backend" >&2; exit 2;; esac; echo "{}"'
@@ -438,6 +441,29 @@ def wrong_use(parent):
     p.call("bench", 2, "results of another mode")
 
 
+def wheels_come_first(parent):
+    """The libraries that torch opens, then those of the toolkit; what the user has set stays in front."""
+    root = parent / "wheels"
+    (root / "scripts").mkdir(parents=True)
+    (root / "cwd" / "scripts").mkdir(parents=True)
+    for part in ("cu13", "cudnn"):
+        (root / "site" / "nvidia" / part / "include").mkdir(parents=True)
+        (root / "site" / "nvidia" / part / "include" / "a.h").touch()
+    for path, text in ((root / "cwd" / "scripts" / "find_cuda", "echo /toolkit"),
+                       (root / "python", f'PYTHONPATH={root}/site exec {sys.executable} -S "$@"')):
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    code = f"""import os, sys, types
+sys.path.insert(0, {str(SOURCE / 'scripts' / 'gpu')!r})
+import check
+check.set_paths(types.SimpleNamespace(peer={str(root / 'python')!r}))
+print(os.environ["LD_LIBRARY_PATH"])"""
+    said = subprocess.run([sys.executable, "-c", code], cwd=root / "cwd", env={**os.environ, "LD_LIBRARY_PATH": "/mine"},
+                          stdout=subprocess.PIPE, text=True).stdout
+    folders = [f for f in said.strip().split(":") if f in ("/mine", "/toolkit/lib64") or f.startswith(str(root))]
+    check(folders == ["/mine", *(f"{root}/site/nvidia/{part}/lib" for part in ("cudnn", "cu13")), "/toolkit/lib64"], f"{said}")
+
+
 def timed(case, parent):
     begin = time.monotonic()
     case(parent)
@@ -445,7 +471,7 @@ def timed(case, parent):
 
 
 def main():
-    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wrong_use, a_layer_is_that_of_torch, torch_is_missing, tools_are_missing,
+    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wheels_come_first, wrong_use, a_layer_is_that_of_torch, torch_is_missing, tools_are_missing,
              a_smaller_gpu, damaged_results, what_is_cut_off_leaves_its_steps, results_are_delivered)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
         for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:
