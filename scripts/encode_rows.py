@@ -213,11 +213,15 @@ class FolderTokenizer:
     def encode_chat(self, messages, values):
         """Ids, and for each whether it counts."""
         text = self.render(messages, values)
+        counts = {place: message.get("weight") != 0 for place, message in enumerate(messages) if message.get("role") == "assistant"}
         if GENERATION.search(self.template_text()):
             spans = self.marked(text, messages, values)
+            if len(spans) == len(counts):
+                spans = [span for span, counted in zip(spans, counts.values()) if counted]
+            elif not all(counts.values()):
+                raise Refused("a message has \"weight\": 0, and the chat template does not mark each assistant's turn once")
         else:
-            spans = [self.turn(text, messages, place, values) for place, message in enumerate(messages)
-                     if message.get("role") == "assistant"]
+            spans = [self.turn(text, messages, place, values) for place, counted in counts.items() if counted]
         out = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return out["input_ids"], mark(out["offset_mapping"], spans)
 

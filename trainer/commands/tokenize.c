@@ -128,6 +128,9 @@ static void print_table(const work *w, const nd_corpus_counts *c)
         print_count("documents that begin twice", c->doubled,
                     "the text begins with what is added: --no-special-tokens");
     }
+    if (c->stray[0]) {
+        printf("  messages have the key \"%s\", which nothing reads\n", c->stray);
+    }
     if (call->files.skipped > 0) {
         print_count("files of other kinds", call->files.skipped, "not read");
     }

@@ -159,6 +159,12 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
             "data.special_in_text to text",
             (long long)counts->doubled);
     }
+    if (counts->stray[0]) {
+        nd_log_warning(
+            "messages have the key \"%s\", which nothing reads; of a message role, content "
+            "and weight count",
+            counts->stray);
+    }
     if (text->invalid + counts->lone + text->unknown > 0) {
         nd_log_warning("%lld invalid sequences of bytes and %lld halves of surrogate pairs became "
                        "U+FFFD; %lld unknown tokens were written",

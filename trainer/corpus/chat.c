@@ -45,7 +45,7 @@ typedef struct chat_text {
     nd_corpus_piece *piece;
     nd_bytes *strings; /* [2]: role and content of a message, where they are unescaped */
     nd_bytes *body;    /* what stands between the control tokens around a content */
-    int64_t *lone;
+    nd_corpus_counts *counts;
 } chat_text;
 
 static nd_status add_token(const chat_text *t, int32_t id)
@@ -188,21 +188,40 @@ static nd_status check_calls(const nd_row_field *fields, int count)
     return ND_OK;
 }
 
+/* "weight" of a message: 0 leaves its turn out of the loss, as in OpenAI's and Mistral's files. */
+static nd_status read_weight(const nd_row_field *field, bool *counts)
+{
+    char text[4] = "";
+    snprintf(text, sizeof text, "%.*s", field->size < 4 ? (int)field->size : 0,
+             field->kind == ND_ROW_OTHER ? (const char *)field->begin : "");
+    *counts = nd_row_is_empty(field) || strcmp(text, "1") == 0 || strcmp(text, "1.0") == 0;
+    if (!*counts && strcmp(text, "0") != 0 && strcmp(text, "0.0") != 0) {
+        return nd_fail(ND_ERR_DATA, "\"weight\" of a message is %.*s; it must be 0 or 1",
+                       (int)(field->size < 40 ? field->size : 40), (const char *)field->begin);
+    }
+    return ND_OK;
+}
+
 /* The strings of a message, lent from the JSON or from the buffers. */
 static nd_status read_message(const chat_text *t, const uint8_t *json, size_t size,
-                              const uint8_t *text[2], size_t text_size[2])
+                              const uint8_t *text[2], size_t text_size[2], bool *counts)
 {
-    nd_row_field fields[] = {
-        {.key = "role"}, {.key = "content"}, {.key = "tool_calls"}, {.key = "function_call"}};
+    nd_row_field fields[] = {{.key = "role"},          {.key = "content"}, {.key = "tool_calls"},
+                             {.key = "function_call"}, {.key = "weight"},  {.key = NULL}};
     size_t column;
-    const char *fault = nd_row_scan(json, size, fields, 4, &column);
+    const char *fault = nd_row_scan(json, size, fields, 6, &column);
     ND_TRY(fault ? ND_OK : check_calls(fields + 2, 2));
+    ND_TRY(fault ? ND_OK : read_weight(&fields[4], counts));
     if (fault || fields[0].kind != ND_ROW_STRING || fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
                                     "string");
     }
     for (int i = 0; i < 2; i++) {
-        ND_TRY(nd_row_text(&fields[i], &t->strings[i], &text[i], &text_size[i], t->lone));
+        ND_TRY(nd_row_text(&fields[i], &t->strings[i], &text[i], &text_size[i], &t->counts->lone));
+    }
+    if (fields[5].kind == ND_ROW_STRING && !t->counts->stray[0]) {
+        snprintf(t->counts->stray, sizeof t->counts->stray, "%.*s",
+                 (int)(fields[5].size < 47 ? fields[5].size : 47), (const char *)fields[5].begin);
     }
     return ND_OK;
 }
@@ -214,12 +233,13 @@ static nd_status add_message(const chat_text *t, const uint8_t *json, size_t jso
     const bool llama3 = chat->format == ND_CHAT_LLAMA3;
     const uint8_t *text[2];
     size_t size[2], from = t->piece->ids.count;
-    ND_TRY(read_message(t, json, json_size, text, size));
+    bool counts = false;
+    ND_TRY(read_message(t, json, json_size, text, size, &counts));
     if (llama3) {
         strip(&text[1], &size[1]);
     }
     ND_TRY(begin_message(t, (const char *)text[0], size[0]));
-    const bool counts = size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
+    counts &= size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
     const size_t header = t->body->count, body = t->piece->ids.count;
     ND_TRY(nd_bytes_add(t->body, text[1], size[1]));
     ND_TRY(add_body(t));
@@ -258,10 +278,10 @@ static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t si
 }
 
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, int64_t *lone, bool *empty)
+                      nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty)
 {
     nd_bytes strings[2] = {{0}}, body = {0};
-    const chat_text t = {chat, encoder, piece, strings, &body, lone};
+    const chat_text t = {chat, encoder, piece, strings, &body, counts};
     nd_status status = add_messages(&t, json, size, empty);
     free(strings[0].data);
     free(strings[1].data);
@@ -276,10 +296,10 @@ nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *j
     nd_corpus_piece piece = {.ids = *ids};
     nd_bytes body = {0};
     const chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece, .body = &body};
-    int64_t lone = 0;
+    nd_corpus_counts counts = {0};
     bool empty = false;
     nd_status status =
-        nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &lone, &empty);
+        nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &counts, &empty);
     if (status == ND_OK && empty) {
         status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
                                       "with \"role\" and \"content\"");

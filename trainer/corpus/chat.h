@@ -3,7 +3,7 @@
 #define ND_CORPUS_CHAT_H
 /*
  * Messages with roles as one sequence of ids. The text of an assistant's message and the token that
- * ends it count in the loss, nothing else does.
+ * ends it count in the loss, unless the message has "weight": 0; nothing else does.
  *
  *   llama3   begin of text, then for each message: <|start_header_id|> role <|end_header_id|>, two
  *            newlines, the text without white space around it (Python's strip), <|eot_id|>
@@ -25,9 +25,10 @@ typedef struct nd_chat {
 /* ND_ERR_DATA names a control token that the tokenizer lacks. */
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out);
 /* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none. The
- * JSON is that of rows (row.h), and *lone grows as there. ND_ERR_DATA says what is wrong. */
+ * JSON is that of rows (row.h); counts->lone grows as there, and counts->stray is set if it is "".
+ * ND_ERR_DATA says what is wrong. */
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
-                      nd_corpus_piece *piece, int64_t *lone, bool *empty);
+                      nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty);
 /* What a model continues: appends the messages of a JSON array as above, then the beginning of an
  * assistant's message, up to its text. ND_ERR_DATA says what is wrong with them; also when there
  * are none. */

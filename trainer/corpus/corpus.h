@@ -109,6 +109,7 @@ typedef struct nd_corpus_counts {
     int64_t bad;       /* rows left out by skip_bad */
     int64_t lone;      /* halves of surrogate pairs, each replaced by U+FFFD */
     int64_t doubled;   /* documents that begin with the beginning of sequence twice */
+    char stray[48];    /* the first key of a message that nothing reads, cut; "": there is none */
     int64_t tokens;
     int64_t ignored; /* tokens that do not count in the loss */
     uint64_t bytes;  /* of the files, compressed or not */

@@ -57,11 +57,15 @@ static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begin
     return nd_ids_add(&w->piece.ids, ids, count);
 }
 
-/* The ids of a chat have their own end. */
+/* The ids of a chat have their own end, and so have those behind which the tokenizer has put the
+ * end of text. */
 static nd_status end_document(worker *w, bool chat)
 {
     const nd_corpus_job *job = w->crew->job;
-    ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0 && !chat));
+    const nd_ids *ids = &w->piece.ids;
+    const bool ended =
+        job->rules->add_special && ids->count > 0 && ids->data[ids->count - 1] == job->eod;
+    ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0 && !chat && !ended));
     int32_t end = (int32_t)w->piece.ids.count;
     return nd_ids_add(&w->piece.ends, &end, 1);
 }
@@ -113,8 +117,8 @@ static nd_status add_messages(worker *w, const nd_row_field *field, const nd_row
     if (field->kind != ND_ROW_ARRAY) {
         return nd_fail(ND_ERR_DATA, "\"messages\" is not a list");
     }
-    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, &w->piece,
-                       &w->counts.lone, &empty));
+    ND_TRY(nd_chat_add(&w->crew->chat, w->encoder, field->begin, field->size, &w->piece, &w->counts,
+                       &empty));
     w->counts.empty += empty;
     return empty ? ND_OK : end_document(w, true);
 }
@@ -407,6 +411,9 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
     to->empty += w->counts.empty;
     to->lone += w->counts.lone;
     to->doubled += w->counts.doubled;
+    if (!to->stray[0]) {
+        memcpy(to->stray, w->counts.stray, sizeof to->stray);
+    }
     to->text.texts += text->texts;
     to->text.bytes += text->bytes;
     to->text.ids += text->ids;

@@ -261,12 +261,15 @@ static bool is_key(const nd_row_field *found, const char *key)
 
 static bool scan_field(scan *s, nd_row_field *fields, int count)
 {
-    nd_row_field key, *field = NULL;
+    nd_row_field key = {0}, *field = NULL;
     if (!scan_key(s, &key)) {
         return false;
     }
     for (int i = 0; i < count && !field; i++) {
-        field = is_key(&key, fields[i].key) ? &fields[i] : NULL;
+        field = fields[i].key && is_key(&key, fields[i].key) ? &fields[i] : NULL;
+    }
+    if (!field && count > 0 && !fields[count - 1].key && fields[count - 1].kind == ND_ROW_ABSENT) {
+        fields[count - 1] = key;
     }
     uint8_t c = peek(s);
     if (field && c == '"') {

@@ -19,7 +19,7 @@ typedef enum nd_row_value {
 } nd_row_value;
 
 typedef struct nd_row_field {
-    const char *key;
+    const char *key; /* NULL, after all others: the first key that no field has */
     nd_row_value kind;
     const uint8_t *begin; /* of what is between the quotes; else of the value, with its brackets */
     size_t size;
@@ -29,7 +29,7 @@ typedef struct nd_row_field {
 enum { ND_ROW_DEPTH_MAX = 512 };
 
 /*
- * Fills the fields of `line`. NULL when it is an object, else what is wrong, with *column, which is
+ * Fills the fields of `line`; one without a key gets the first other key, as a string. NULL when it is an object, else what is wrong, with *column, which is
  * counted in bytes from 1.
  */
 const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,

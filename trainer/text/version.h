@@ -4,6 +4,6 @@
 
 /* A part of the names of token caches. Raise it with each change that gives a text other ids than
  * before: of the tokenizer, of the rows and blocks of a corpus, of the forms of chats. */
-enum { ND_TEXT_VERSION = 4 };
+enum { ND_TEXT_VERSION = 5 };
 
 #endif

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
     nd_encoder *encoder;
     nd_chat chat;
     size_t size;
-    int64_t lone = 0;
+    nd_corpus_counts counts = {0};
     if (argc != 4) {
         fprintf(stderr, "usage: chat_tool TOKENIZER llama3|chatml rows|prompt\n");
         return 2;
@@ -69,7 +69,7 @@ int main(int argc, char **argv)
         nd_status status =
             strcmp(argv[3], "prompt") == 0
                 ? nd_chat_prompt(&chat, encoder, json, size, &piece.ids)
-                : nd_chat_add(&chat, encoder, (const uint8_t *)json, size, &piece, &lone, &empty);
+                : nd_chat_add(&chat, encoder, (const uint8_t *)json, size, &piece, &counts, &empty);
         if (status != ND_OK) {
             fail("encode");
         }

@@ -705,6 +705,73 @@ Test(corpus, messages_of_chatml)
     nd_tokenizer_close(tokenizer);
 }
 
+/* A weight of 0 leaves a turn out of the loss; another key of a message is noted. */
+Test(corpus, weights_of_messages)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const struct {
+        const char *key, *says;
+    } bad[] = {
+        {"\"weight\": 0.5", "0.5"}, {"\"weight\": \"0\"", "0 or 1"}, {"\"weight\": true", "true"}};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    assert_chat(tokenizer, ND_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
+                "{\"weight\": 1, \"role\": \"assistant\", \"content\": \"b\"}, "
+                "{\"role\": \"user\", \"content\": \"c\", \"weight\": 1}, "
+                "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": null}]}\n",
+                "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
+                "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
+    corpus_result out;
+    char row[200];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(row, sizeof row,
+                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", %s}]}\n",
+                 bad[i].key);
+        assert_fails(encode_text("a.jsonl", row, job, &out), ND_ERR_DATA, bad[i].says);
+        corpus_free(&out);
+    }
+    assert_ok(encode_text(
+        "a.jsonl",
+        "{\"messages\": [{\"role\": \"user\", \"weight\": 0, \"content\": \"a\"}, {\"role\": "
+        "\"assistant\", \"content\": \"b\", \"train\": 1, \"name\": 2}]}\n",
+        job, &out));
+    cr_expect_str_eq(out.counts.stray, "train");
+    corpus_free(&out);
+    nd_tokenizer_close(tokenizer);
+}
+
+/* A post-processor that ends each text with the end of text: it stands there once. */
+Test(corpus, an_end_of_text_of_the_post_processor_is_not_added_again)
+{
+    json_t *file = text_file("llama3");
+    nd_tokenizer *tokenizer;
+    corpus_result out;
+    const char *end = json_string_value(
+        json_object_get(json_array_get(json_object_get(file, "added_tokens"), 0), "content"));
+    const json_int_t id = json_integer_value(
+        json_object_get(json_array_get(json_object_get(file, "added_tokens"), 0), "id"));
+    json_object_set_new(
+        file, "post_processor",
+        json_pack("{s:s, s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], s:[], s:{s:{s:s, s:[I], s:[s]}}}",
+                  "type", "TemplateProcessing", "single", "Sequence", "id", "A", "type_id", 0,
+                  "SpecialToken", "id", end, "type_id", 0, "pair", "special_tokens", end, "id", end,
+                  "ids", id, "tokens", end));
+    assert_ok(text_parse(file, &tokenizer));
+    for (int special = 0; special < 2; special++) {
+        const nd_corpus_rules rules = {.json_key = "text", .add_special = special};
+        assert_ok(encode_text(
+            "a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n",
+            (nd_corpus_job){.tokenizer = tokenizer, .rules = &rules, .eod = (int32_t)id}, &out));
+        cr_expect_eq(out.ids.count, 4, "%zu", out.ids.count);
+        cr_expect(out.ids.data[1] == id && out.ids.data[3] == id);
+        corpus_free(&out);
+    }
+    nd_tokenizer_close(tokenizer);
+    json_decref(file);
+}
+
 /* The newline of the form and those that a content begins with are one token, as in the rendered
  * text; it counts with an assistant's content. `first`: the first id that counts. */
 static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char *rendered,
