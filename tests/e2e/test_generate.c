@@ -64,6 +64,8 @@ Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
                 "--model run --prompt 'ab cd' --max-new-tokens 40 2>log | cmp - a");
     shell(&dir, "echo 'ab cd' >prompt && " GENERATE
                 "--model kept --prompt-file prompt --max-new-tokens=40 2>log | cmp - a");
+    shell(&dir, "printf 'ab cd\\r\\n' >prompt && " GENERATE
+                "--model kept --prompt-file prompt --max-new-tokens=40 2>log | cmp - a");
     shell(&dir, "echo 'ab cd' | " GENERATE "--model kept --max_new_tokens 40 2>log | cmp - a");
     shell(&dir, "echo '{\"prompt\": \"ab cd\", \"id\": [7]}' | " GENERATE
                 "--model kept --jsonl --max-new-tokens 40 2>log");

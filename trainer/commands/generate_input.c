@@ -121,6 +121,7 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     const bool rows = o->jsonl && !o->prompt;
     if (!rows && !o->prompt && size > 0 && text[size - 1] == '\n') {
         size--; /* the end of a file's last line is not part of the prompt */
+        size -= size > 0 && text[size - 1] == '\r';
     }
     ND_TRY_OUT(rows ? nd_requests_add_rows(&in->requests, &rules, input_name(o), text, size)
                     : nd_requests_add_text(&in->requests, &rules, input_name(o),

@@ -60,17 +60,17 @@ static size_t pass_space(const char *text, size_t size, size_t at)
     return at;
 }
 
-/* Whether a text begins as JSON does. Without the ending .json, only an object does: in many kinds
- * of text the first line begins with a bracket. */
-static bool begins_as_json(const char *text, size_t size, bool named_json)
+/* The bracket with which a text begins as JSON does, else 0. Without the ending .json, only an
+ * object does: in many kinds of text the first line begins with a bracket. */
+static char json_bracket(const char *text, size_t size, bool named_json)
 {
     size_t at = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     at = pass_space(text, size, at);
     if (at == size || (text[at] != '{' && !(named_json && text[at] == '['))) {
-        return false;
+        return 0;
     }
     const size_t next = pass_space(text, size, at + 1);
-    return named_json || (next < size && (text[next] == '"' || text[next] == '}'));
+    return named_json || (next < size && (text[next] == '"' || text[next] == '}')) ? text[at] : 0;
 }
 
 nd_status nd_corpus_check_text(const char *path)
@@ -85,8 +85,15 @@ nd_status nd_corpus_check_text(const char *path)
     nd_status status = nd_text_stream_read(stream, text, sizeof text, &got);
     nd_text_stream_close(stream);
     ND_TRY(status);
-    if (!begins_as_json(text, got, ends_with(path, plain_size(path), ".json"))) {
+    const char bracket = json_bracket(text, got, ends_with(path, plain_size(path), ".json"));
+    if (!bracket) {
         return ND_OK;
+    }
+    if (bracket == '[') {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" is a JSON array; one object a line is needed (jq -c '.[]' FILE), or "
+                       "data.format (--data-format) text takes it as it stands",
+                       path);
     }
     return nd_fail(ND_ERR_DATA,
                    "\"%s\" begins as JSON does, but its name does not say whether its lines are "

@@ -291,7 +291,8 @@ static bool scan_field(scan *s, nd_row_field *fields, int count)
 static bool scan_object(scan *s, nd_row_field *fields, int count)
 {
     if (peek(s) != '{') {
-        return fail(s, "it is no JSON object");
+        return fail(s, peek(s) == '[' ? "it is a JSON array; one object a line is needed"
+                                      : "it is no JSON object");
     }
     s->p++;
     if (peek(s) == '}') {

@@ -29,8 +29,8 @@ typedef struct nd_row_field {
 enum { ND_ROW_DEPTH_MAX = 512 };
 
 /*
- * Fills the fields of `line`; one without a key gets the first other key, as a string. NULL when it is an object, else what is wrong, with *column, which is
- * counted in bytes from 1.
+ * Fills the fields of `line`; one without a key gets the first other key, as a string. NULL when it
+ * is an object, else what is wrong, with *column, which is counted in bytes from 1.
  */
 const char *nd_row_scan(const uint8_t *line, size_t size, nd_row_field *fields, int count,
                         size_t *column);

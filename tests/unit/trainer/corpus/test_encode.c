@@ -404,25 +404,24 @@ Test(corpus, a_folder_that_a_pattern_cannot_read_is_named)
 Test(corpus, json_under_another_name_needs_a_format)
 {
     static const struct {
-        const char *name, *text;
-        bool refused;
-    } cases[] = {{"a.json", "{\"text\": \"a\"}\n", true},
-                 {"a.json", " \n[1]\n", true},
-                 {"a.json", "{ x", true},
-                 {"a.json", "1\n", false},
-                 {"a.JSON", "\xef\xbb\xbf[", true},
-                 {"part-0", "{\t\"text\": 1}\n", true},
-                 {"part-0", "{}\n", true},
-                 {"part-0", "{% set a %}\n", false},
-                 {"a.md", "[a]: b\n", false},
-                 {"a.txt", "{\"text\": 1}\n", false},
-                 {"a.json", "", false}};
+        const char *name, *text, *refused;
+    } cases[] = {{"a.json", "{\"text\": \"a\"}\n", "set data.format (--data-format) to jsonl"},
+                 {"a.json", " \n[1]\n", "is a JSON array; one object a line"},
+                 {"a.json", "{ x", "set data.format (--data-format) to jsonl"},
+                 {"a.json", "1\n", NULL},
+                 {"a.JSON", "\xef\xbb\xbf[", "is a JSON array; one object a line"},
+                 {"part-0", "{\t\"text\": 1}\n", "set data.format (--data-format) to jsonl"},
+                 {"part-0", "{}\n", "set data.format (--data-format) to jsonl"},
+                 {"part-0", "{% set a %}\n", NULL},
+                 {"a.md", "[a]: b\n", NULL},
+                 {"a.txt", "{\"text\": 1}\n", NULL},
+                 {"a.json", "", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_corpus_files files = {0};
         const char *path = tempdir_write(&dir, cases[i].name, cases[i].text, strlen(cases[i].text));
         if (cases[i].refused) {
             assert_fails(nd_corpus_files_add(&files, path, ND_DATA_AUTO), ND_ERR_DATA,
-                         "set data.format (--data-format) to jsonl");
+                         cases[i].refused);
         } else {
             assert_ok(nd_corpus_files_add(&files, path, ND_DATA_AUTO));
         }

@@ -67,7 +67,7 @@ static const struct {
     size_t column;
 } bad[] = {
     {"", "no JSON object", 1},
-    {"[1]", "no JSON object", 1},
+    {"[1]", "a JSON array; one object a line is needed", 1},
     {"{", "key", 2},
     {"{\"text\"", "colon", 8},
     {"{\"text\":", "within a value", 9},

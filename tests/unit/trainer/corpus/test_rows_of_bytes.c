@@ -131,7 +131,7 @@ Test(rows_of_bytes, are_refused_with_the_same_sentence)
         {"{\"prompt\": \"x\"}", "line 2: \"completion\" is missing"},
         {"{\"completion\": \"x\"}", "line 2: \"prompt\" is missing"},
         {"{\"text\": \"x\", \"completion\": \"y\"}", "line 2: it has a text and also"},
-        {"[1]", "line 2, column 1: it is no JSON object"},
+        {"[1]", "line 2, column 1: it is a JSON array"},
         {"{\"text\": \"x\"} {\"text\": \"y\"}", "line 2, column 15: something stands behind"},
         {"{\"text\": \"\\x\"}", "line 2, column 11: a bad escape in a string"},
         {"{\"text\": \"\t\"}", "line 2, column 11: a control character in a string"},
