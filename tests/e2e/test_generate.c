@@ -455,6 +455,19 @@ Test(generate, the_end_of_text_of_a_run_is_that_of_its_model)
     says("\"eos_token_id\": 420,");
 }
 
+/* A text that is empty since the model ended at once is told; it is not a fault. */
+Test(generate, an_end_token_that_comes_first_is_told)
+{
+    train();
+    shell(&dir, "cp -r run/model all && seq -s, 0 255 | sed 's/.*/{\"eos_token_id\": [&]}/' "
+                ">all/generation_config.json");
+    shell(&dir, GENERATE "--model all --prompt 'ab cd' 2>&1");
+    says("1 of 1 texts are empty, as the model's end token came first");
+    cr_expect_null(strstr(shell_output, "--chat"), "bytes have no turns:\n%s", shell_output);
+    shell(&dir, GENERATE "--model all --prompt 'ab cd' --ignore-eos --max-new-tokens 2 2>&1");
+    cr_expect_null(strstr(shell_output, "are empty"), "%s", shell_output);
+}
+
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
 Test(generate, ndlaunch_starts_its_workers)
 {

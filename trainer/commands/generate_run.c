@@ -265,6 +265,30 @@ static nd_status run_wave(job *j, size_t begin, size_t end)
     return print_ready(j);
 }
 
+/* An instruct model often ends at once where a prompt is not written as a user's turn. */
+static void warn_of_empty(const job *j)
+{
+    const nd_tokenizer *tokenizer = j->session->tokenizer;
+    size_t empty = 0;
+    nd_chat chat;
+    for (size_t i = 0; i < j->printed; i++) {
+        const nd_sequence *s = &j->results[i].sequence;
+        empty += s->finish == ND_FINISH_EOS && s->count == 1;
+    }
+    if (empty == 0 || j->session->worker->rank.rank != 0) {
+        return;
+    }
+    const bool knows_turns = tokenizer && !j->options->chat &&
+                             (nd_chat_find(tokenizer, ND_CHAT_LLAMA3, &chat) == ND_OK ||
+                              nd_chat_find(tokenizer, ND_CHAT_CHATML, &chat) == ND_OK);
+    nd_error_clear();
+    nd_log_warning("%zu of %zu texts are empty, as the model's end token came first%s", empty,
+                   j->printed,
+                   knows_turns ? "; --chat writes a prompt as a user's turn, which instruct models "
+                                 "expect"
+                               : "");
+}
+
 nd_status nd_generate_run(const nd_generate_task *task, nd_bytes *last)
 {
     const nd_rank *r = &task->session->worker->rank;
@@ -284,6 +308,9 @@ nd_status nd_generate_run(const nd_generate_task *task, nd_bytes *last)
     if (last && status == ND_OK) {
         const nd_bytes *text = &j.results[count - 1].text.text;
         status = nd_bytes_add(last, text->data, text->count);
+    }
+    if (status == ND_OK) {
+        warn_of_empty(&j);
     }
     release(&j);
     return status;
