@@ -60,7 +60,7 @@ nd_status nd_cuda_median(nd_stream *stream, nd_status (*call)(void *context, nd_
 /* One form of a product in the library's own, column-major terms. */
 typedef struct nd_lt_plan {
     nd_lt_key key;
-    bool used, refused; /* refused: the library has no algorithm for it */
+    bool used, refused; /* refused: the library does not make it with vectors of scales */
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t a, b, d;
     cublasLtMatmulAlgo_t algorithm;
@@ -82,6 +82,7 @@ struct nd_lt {
     double deadline; /* of tuning, in seconds of nd_clock_seconds */
     bool installed;  /* choices were installed */
     bool preparing;  /* plans are made, nothing is enqueued */
+    uint32_t told;   /* kinds of vector forms whose refusal the log has */
     void *workspace;
     nd_lt_plan plans[ND_LT_PLANS]; /* open addressing */
 };

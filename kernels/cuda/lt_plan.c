@@ -269,8 +269,8 @@ nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_
         ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b,
                               sizeof x->scale_b));
     }
-    ND_CUBLAS(l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b, &beta, x->d,
-                        &plan->d, x->d, &plan->d, &plan->algorithm, lt->workspace, plan->workspace,
-                        nd_cuda_stream(stream)));
-    return ND_OK;
+    cublasStatus_t made = l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b,
+                                    &beta, x->d, &plan->d, x->d, &plan->d, &plan->algorithm,
+                                    lt->workspace, plan->workspace, nd_cuda_stream(stream));
+    return made == CUBLAS_STATUS_SUCCESS ? ND_OK : nd_lt_failed(made, "cublasLtMatmul");
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/kernels.h"
+#include "runtime/base/log.h"
 #include "runtime/device/cuda_check.h"
 
 enum {
@@ -74,6 +75,26 @@ void nd_lt_prepare_end(nd_lt *lt)
     lt->preparing = false;
 }
 
+/* The library has just failed to plan or to make a product with vectors of scales: from now on the
+ * caller applies the scales of this form itself. Said once for each kind of form. */
+static void refuse_vectors(nd_lt *lt, nd_lt_plan *plan)
+{
+    const nd_lt_key *key = &plan->key;
+    bool gradient = key->b == ND_DTYPE_F8_E5M2, wide = key->d == ND_DTYPE_F32;
+    uint32_t kind = 1u << (4 * gradient + 2 * wide + (key->beta != 0));
+    plan->refused = true;
+    plan->chosen = false;
+    if (!(lt->told & kind)) {
+        lt->told |= kind;
+        nd_log_info("cuBLASLt %zu takes no scales of rows and columns for products of %s and %s "
+                    "%s %s (%s); a kernel of ndtrain applies them, which takes longer",
+                    lt->library.version(), nd_dtype_name((nd_dtype)key->b),
+                    nd_dtype_name((nd_dtype)key->a), key->beta ? "added to" : "in",
+                    nd_dtype_name((nd_dtype)key->d), nd_error_last()->message);
+    }
+    nd_error_clear();
+}
+
 static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
                            const nd_lt_operands *x, nd_lt_plan *plan)
 {
@@ -84,10 +105,9 @@ static nd_status make_plan(nd_lt *lt, nd_stream *stream, const nd_lt_key *key,
     }
     nd_status status = nd_lt_plan_init(lt, *key, wanted, plan, results, &found);
     if (status != ND_OK && key->scaling == ND_LT_VECTORS) {
-        nd_error_clear();
         plan->key = *key;
         plan->used = true;
-        plan->refused = true;
+        refuse_vectors(lt, plan);
     } else {
         ND_TRY(status);
     }
@@ -253,5 +273,13 @@ nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_arg
             ND_TRY(plan_of(lt, stream, &key, &x, &plan));
         }
     }
-    return plan ? nd_lt_run(lt, stream, plan, &x) : rescaled(lt, stream, args, rows, columns);
+    if (plan) {
+        /* Some forms may be refused only here; a device that has failed fails again. */
+        nd_status status = nd_lt_run(lt, stream, plan, &x);
+        if (status == ND_OK || !a_vector) {
+            return status;
+        }
+        refuse_vectors(lt, plan);
+    }
+    return rescaled(lt, stream, args, rows, columns);
 }

@@ -102,6 +102,13 @@ Test(matmul_fp8_cuda, an_older_library)
     nd_best_backend(check_all);
 }
 
+/* On the double alone; elsewhere the library does what it does. */
+Test(matmul_fp8_cuda, a_library_that_refuses_vectors_at_the_product)
+{
+    setenv("ND_DOUBLE_LT_VECTORS", "product", 1);
+    nd_best_backend(check_all);
+}
+
 static void check_refusal(const nd_side *ref, const nd_backend *backend)
 {
     nd_stream stream = backend->side.stream;

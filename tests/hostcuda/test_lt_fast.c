@@ -81,3 +81,15 @@ Test(lt_fast, so_is_an_older_library)
     setenv("ND_DOUBLE_CUBLASLT", "120800", 1);
     multiply_all();
 }
+
+/* A library that refuses such vectors when it is asked for an algorithm, or only when it is to make
+ * the product, for all types of the result or for one. */
+Test(lt_fast, so_is_one_that_refuses_vectors_of_scales)
+{
+    setenv("ND_DOUBLE_LT_VECTORS", "heuristic", 1);
+    multiply_all();
+    setenv("ND_DOUBLE_LT_VECTORS", "product", 1);
+    multiply_all();
+    setenv("ND_DOUBLE_LT_VECTORS", "product-f32", 1);
+    multiply_all();
+}

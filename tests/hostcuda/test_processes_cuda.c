@@ -158,6 +158,33 @@ Test(processes_cuda, products_leave_processors_to_collectives)
     cr_expect(strstr(shell_output, "kernels.product_processors is 133"), "%s", shell_output);
 }
 
+/* Each kind of product is named once, by one rank; the losses are those of vectors of scales. */
+Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
+{
+    static const char two[] = "--device cuda --workers 2 --dp-shard-size 2 --precision fp8 "
+                              "--fp8-recipe rowwise --gradient-accumulation-steps 2";
+    cr_assert_eq(run(two, "vectors"), 0, "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "takes no scales"), "%s", shell_output);
+    const double with = last_loss("vectors");
+    static const char *const when[] = {"heuristic", "product", "product-f32"};
+    for (size_t i = 0; i < sizeof when / sizeof *when; i++) {
+        char command[2048], out[32];
+        snprintf(out, sizeof out, "without%zu", i);
+        snprintf(command, sizeof command,
+                 "ND_DOUBLE_LT_VECTORS=%s " RUN "%s --set output.dir=%s >log 2>&1", when[i], two,
+                 out);
+        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        const double without = last_loss(out);
+        cr_expect(with > 1.0 && fabs(without - with) < with / 256.0, "%s: loss %.6f, not %.6f",
+                  when[i], without, with);
+        shell(&dir, "sed -n 's/.*takes no scales.* products of \\([^(]*\\) (.*/\\1/p' log | sort");
+        cr_expect_str_eq(shell_output,
+                         i == 2 ? "f8_e4m3 and f8_e4m3 in f32\n"
+                                : "f8_e4m3 and f8_e4m3 added to bf16\n"
+                                  "f8_e4m3 and f8_e4m3 in bf16\nf8_e4m3 and f8_e4m3 in f32\n");
+    }
+}
+
 static double planned_bytes(const char *memory)
 {
     char command[2048];

@@ -72,6 +72,9 @@ static inline size_t width(cudaDataType type)
 /* Whether the library would make this product at all. */
 cublasStatus_t nd_lt_double_check(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                                   const lt_layout *c, const lt_layout *d);
+/* ND_DOUBLE_LT_VECTORS: "heuristic" refuses vectors of scales there, "product" only when a product
+ * is made, "product-f32" those with D in F32 alone. */
+bool nd_lt_double_refuses_vectors(const lt_desc *desc, const lt_layout *d, bool product);
 lt_use nd_lt_double_use(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                         const lt_layout *d);
 

@@ -176,6 +176,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status;
     }
+    REFUSE_IF(nd_lt_double_refuses_vectors(x, ld, true), CUBLAS_STATUS_NOT_SUPPORTED);
     memcpy(&chosen, algo, sizeof chosen);
     lt_use use = nd_lt_double_use(x, la, lb, ld);
     if (chosen.mark != LT_ALGORITHM || memcmp(&use, &chosen.use, sizeof use) != 0) {

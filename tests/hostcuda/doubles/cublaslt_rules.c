@@ -71,6 +71,17 @@ cublasStatus_t nd_lt_double_check(const lt_desc *desc, const lt_layout *a, const
     return status == CUBLAS_STATUS_SUCCESS ? check_types(desc, a, b, d) : status;
 }
 
+bool nd_lt_double_refuses_vectors(const lt_desc *desc, const lt_layout *d, bool product)
+{
+    const char *when = getenv("ND_DOUBLE_LT_VECTORS");
+    if (!when || desc->mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F) {
+        return false;
+    }
+    return product ? strcmp(when, "product") == 0 ||
+                         (strcmp(when, "product-f32") == 0 && d->type == CUDA_R_32F)
+                   : strcmp(when, "heuristic") == 0;
+}
+
 lt_use nd_lt_double_use(const lt_desc *desc, const lt_layout *a, const lt_layout *b,
                         const lt_layout *d)
 {
@@ -136,6 +147,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status;
     }
+    REFUSE_IF(nd_lt_double_refuses_vectors(x, ld, false), CUBLAS_STATUS_NOT_SUPPORTED);
     for (int i = 0; i < 4; i++) {
         REFUSE_IF(is_fp8(la->type) && p->align[i] < 16, CUBLAS_STATUS_NOT_SUPPORTED);
     }
