@@ -9,6 +9,7 @@
 #include "runtime/base/fsio.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/base/text.h"
 #include "trainer/layout/layout.h"
 #include "trainer/weights/safetensors.h"
@@ -324,6 +325,12 @@ static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int 
                               int64_t cols)
 {
     const tensor_place *found = find_place(reader, name);
+    if (!found && strcmp(name, "lm_head.weight") == 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" lacks tensor \"%s\"; where the head shares the embedding's tensor, "
+                       "write \"tie_word_embeddings\": true in config.json",
+                       reader->folder, name);
+    }
     if (!found) {
         return nd_fail(
             ND_ERR_DATA,
@@ -351,6 +358,33 @@ static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int 
     return ND_OK;
 }
 
+/* A tied model has one tensor for both; a file's head of its own must not get lost silently. */
+static nd_status check_tied_head(const nd_hf_reader *reader)
+{
+    enum { PIECE = 1 << 18 };
+    const int64_t count = reader->shape.vocab * reader->shape.hidden;
+    nd_status status = ND_OK;
+    float *both = NULL;
+    ND_TRY(check_tensor(reader, "lm_head.weight", 2, reader->shape.vocab, reader->shape.hidden));
+    ND_TRY(ND_ALLOC(2 * PIECE, &both));
+    for (int64_t begin = 0; begin < count && status == ND_OK; begin += PIECE) {
+        const int64_t n = nd_min(PIECE, count - begin);
+        ND_TRY_OUT(nd_hf_reader_read(reader, "lm_head.weight", begin, n, both));
+        ND_TRY_OUT(nd_hf_reader_read(reader, "model.embed_tokens.weight", begin, n, both + PIECE));
+        if (memcmp(both, both + PIECE, (size_t)n * sizeof *both) != 0) {
+            status =
+                nd_fail(ND_ERR_DATA,
+                        "\"%s\": config.json has \"tie_word_embeddings\": true, but the tensors "
+                        "lm_head.weight and model.embed_tokens.weight differ; write false there "
+                        "to use both, or take lm_head.weight out of the files",
+                        reader->folder);
+        }
+    }
+out:
+    free(both);
+    return status;
+}
+
 static bool is_known(const nd_layout *layout, const char *name)
 {
     for (int i = 0; i < layout->param_count; i++) {
@@ -371,8 +405,7 @@ static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layo
         const tensor_place *p = &reader->places[i];
         bool tied_head = layout->tied && strcmp(p->tensor->name, "lm_head.weight") == 0;
         if (tied_head) {
-            ND_TRY(check_tensor(reader, "lm_head.weight", 2, reader->shape.vocab,
-                                reader->shape.hidden));
+            ND_TRY(check_tied_head(reader));
         } else if (!is_known(layout, p->tensor->name)) {
             return nd_fail(
                 ND_ERR_DATA,

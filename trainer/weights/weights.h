@@ -26,7 +26,8 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
 const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
 /* Checks that the folder holds every tensor of a model of this shape, with its shape, and no other
- * (rotary inv_freq buffers are ignored). A tied model may or may not hold lm_head.weight.
+ * (rotary inv_freq buffers are ignored). A tied model may hold lm_head.weight if it equals
+ * the embedding.
  * ND_ERR_DATA names the tensor that is missing, extra or of another shape. */
 nd_status nd_hf_reader_check(const nd_hf_reader *reader);
 /*
