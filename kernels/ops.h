@@ -89,20 +89,16 @@ enum { ND_FP8_PARTS = 3 };
 /*
  * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
  * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
- * ignored. Where both are absent, the codes are `packed`, or they are not made yet: `uncast` is
- * what they are made of, and only a product that casts while it reads takes such a matrix
+ * ignored. Where both are absent, the codes are not made yet: `uncast` is what they are made of,
+ * and only a product that casts while it reads takes such a matrix
  * (nd_ops.matmul_fp8_casts). Its scales are those of current scaling for its own amax: none is
  * infinite, and |x| scale exceeds FMAX by a rounding at most, or is NaN. The bits of the product
  * are then those with the codes that fp8_cast makes.
  */
 typedef struct nd_fp8 {
-    nd_tensor codes;      /* (rows, columns), E4M3 or E5M2; row stride free */
-    nd_tensor transposed; /* (columns, rows), the same dtype; row stride free */
-    nd_tensor uncast;     /* BF16 (rows, columns); row stride free */
-    /* NULL, or the codes of an activation x in the order in which matmul_fp8 reads them as b of
-     * dw = dy^T x (nd_ops.codes_packed_bytes, aligned to 64): with one scale, and in place of
-     * `codes`, whose shape and dtype count. */
-    void *packed;
+    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
+    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
+    nd_tensor uncast;       /* BF16 (rows, columns); row stride free */
     nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
     float *scale, *inverse; /* 1, (rows) or (columns), or (parts) */
     nd_granularity granularity;
@@ -114,34 +110,27 @@ typedef struct nd_fp8 {
 } nd_fp8;
 
 /*
- * An operand of products in the form in which the backend multiplies it, in memory that the caller
- * keeps from one product to the next. While `made` is true, products read the form and not the
- * operand, with the same bits. The caller clears it when the operand has changed.
- *   a weight, or another b    the first product makes the form from b (b_packed); it serves
- *                             products with the same k, n, b_transposed and dtype of b, whatever
- *                             their m
- *   an activation x (n, K)    the op that makes x makes its forms (nd_fuse), instead of x or beside
- *                             it: as a of y = x w^T (a_packed), as b of dw = dy^T x (b_packed)
- *   the values of its codes   fp8_cast makes this form, as a of y, beside packed codes
+ * An operand b of products in the form in which the backend multiplies it, in memory that the
+ * caller keeps from one product to the next. The first product that reads it makes the form from b;
+ * while `made` is true, products read the form and not b, with the same bits. It serves products
+ * with the same k, n, b_transposed and dtype of b, whatever their m. The caller clears `made` when
+ * b has changed.
  */
 typedef struct nd_packed_form {
-    void *memory; /* matmul_packed_bytes or activation_packed_bytes, aligned to 64, on the device */
+    void *memory; /* matmul_packed_bytes, aligned to 64, on the device */
     bool made;
 } nd_packed_form;
 
 /*
  * What an op does with a result in addition to storing it, without reading it again (all zero:
- * nothing). The values are those that are stored, rounded to act. A result with codes, or with
- * forms, need not be stored: its tensor's data may be NULL, its shape and dtype count.
+ * nothing). The values are those that are stored, rounded to act. A result with codes
+ * need not be stored: its tensor's data may be NULL, its shape and dtype count.
  */
 typedef struct nd_fuse {
     float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
                          * `amax`; 0 before the first */
     nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
     const float *scale; /* F32 (1), on the device, with codes */
-    /* NULL, or the forms of an activation that this op makes (nd_ops.activation_packed_bytes);
-     * alone. */
-    nd_packed_form *as_a, *as_b;
 } nd_fuse;
 
 /* Which of its past amaxes a delayed scale follows: the last one, or the largest of the history. */
@@ -171,9 +160,7 @@ typedef struct nd_matmul_args {
     float beta;
     bool few_rows; /* a hint where m may be small: a backend may compute the product in another
                       order, as fast as b is read */
-    const nd_packed_form *a_packed; /* NULL, or an activation's form that is made; a is not
-                                       transposed, and only its shape and dtype count */
-    nd_packed_form *b_packed;       /* NULL, or where the backend keeps b, if it does */
+    nd_packed_form *b_packed; /* NULL, or where the backend keeps b, if it does */
 } nd_matmul_args;
 
 /* embedding */
@@ -256,7 +243,6 @@ typedef struct nd_attention_fwd_args {
     nd_attention attention;
     nd_tensor out, lse;
     nd_tensor q, k, v;
-    nd_fuse fuse;  /* of out as (B Sq, H D), where attention_packs: its forms alone */
     void *scratch; /* attention_scratch bytes */
     bool few_rows; /* a hint where Sq may be 1: a backend may compute that in another order, as fast
                       as k and v are read */
@@ -283,8 +269,6 @@ typedef struct nd_attention_cached_args {
 typedef struct nd_attention_delta_args {
     nd_attention attention;
     nd_tensor delta, out, dout;
-    const nd_packed_form *out_packed; /* NULL, or out as attention_fwd made its form as b: then out
-                                         has no data */
 } nd_attention_delta_args;
 
 /*
@@ -468,13 +452,11 @@ typedef struct nd_fp8_delayed_args {
  * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives
  * a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and
  * out.transposed, whichever are there, in one pass, with the scale that is there; reads no inverse.
- * Or writes out.packed without amax, with or without as_a: E4M3 with one scale, from 2-d BF16.
  */
 typedef struct nd_fp8_cast_args {
     nd_fp8 out;
     float *amax; /* NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax` */
     nd_tensor x; /* act or F32, (rows, columns) as codes; 1-d per tensor without out.transposed */
-    nd_packed_form *as_a; /* NULL, or where the values of packed codes go, as a of y */
 } nd_fp8_cast_args;
 
 /* out = codes transposed; one FP8 dtype. */
@@ -501,10 +483,10 @@ typedef struct nd_fp8_count_args {
  * BF16 activations), beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in
  * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
  * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
- * row, op(b) per column (of the stored matrix: per column of a transposed a). Of the operands b,
- * where it is not transposed, may be packed. One of them may have parts, where the other has one
- * scale: the bits are those of a product for each part. m, n and k are multiples of 16 on cuda: the
- * model checks users' numbers, and pads m where it is free (nd_ops.fp8_rows).
+ * row, op(b) per column (of the stored matrix: per column of a transposed a). One of them
+ * may have parts, where the other has one scale: the bits are those of a product for each part. m,
+ * n and k are multiples of 16 on cuda: the model checks users' numbers, and pads m where it is free
+ * (nd_ops.fp8_rows).
  */
 typedef struct nd_matmul_fp8_args {
     nd_tensor c;
@@ -513,11 +495,9 @@ typedef struct nd_matmul_fp8_args {
     nd_fp8 b;
     bool b_transposed;
     float beta;
-    bool fast_accumulation;         /* a tensor core may sum with fewer bits */
-    void *scratch;                  /* matmul_fp8_scratch bytes, aligned to 256; without parts NULL
+    bool fast_accumulation;   /* a tensor core may sum with fewer bits */
+    void *scratch;            /* matmul_fp8_scratch bytes, aligned to 256; without parts NULL
                                        where products cast */
-    const nd_packed_form *a_packed; /* as of matmul: the values of the codes of a as fp8_cast made
-                                       them. a is there in another form too */
     nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales. Where the product
                                  casts b, its scales too must not have changed */
 } nd_matmul_fp8_args;
@@ -575,12 +555,6 @@ typedef struct nd_ops {
      *   matmul_packed_bytes   bytes of the form in which matmul, or with codes matmul_fp8, keeps an
      *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
      *                         keeps none, or would save too little beside so many rows
-     *   activation_packed_bytes  bytes of a form in which rmsnorm_fwd and swiglu_fwd leave a result
-     *                         (rows, columns): as a, or as b; 0: they leave none. Where there are
-     *                         packed codes, fp8_cast leaves values as a in as many bytes
-     *   codes_packed_bytes    bytes of an activation of type act (rows, columns) as packed codes of
-     *                         this format (nd_fp8.packed); 0: fp8_cast makes none
-     *   attention_packs       whether attention_fwd with these extents leaves its out so too
      */
     ND_EACH_QUERY(ND_QUERY_MEMBER, )
 } nd_ops;

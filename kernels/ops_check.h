@@ -16,25 +16,12 @@ static inline bool nd_is_2d(nd_tensor t, int64_t n0, int64_t n1)
     return t.axes == 2 && t.shape[0] == n0 && t.shape[1] == n1 && (n1 <= 1 || t.stride[1] == 1);
 }
 
-static inline bool nd_has_forms(const nd_fuse *fuse)
-{
-    return fuse->as_a || fuse->as_b;
-}
-
 /* What `fuse` asks of a result (n0, n1) fits it, and the result goes somewhere. */
 static inline bool nd_is_fuse_of(const nd_fuse *fuse, nd_tensor result, int64_t n0, int64_t n1)
 {
     bool codes = fuse->codes.data;
-    return (result.data || codes) && !nd_has_forms(fuse) &&
-           (!codes ||
-            (nd_dtype_is_fp8(fuse->codes.dtype) && fuse->scale && nd_is_2d(fuse->codes, n0, n1)));
-}
-
-/* The same where it asks for forms, and for nothing else. */
-static inline bool nd_is_forms_of(const nd_fuse *fuse, nd_tensor result)
-{
-    return nd_has_forms(fuse) && !fuse->codes.data && !fuse->amax &&
-           result.dtype == ND_DTYPE_BF16 && result.axes == 2;
+    return (result.data || codes) && (!codes || (nd_dtype_is_fp8(fuse->codes.dtype) &&
+                                                 fuse->scale && nd_is_2d(fuse->codes, n0, n1)));
 }
 
 static inline bool nd_is_2d_of(nd_tensor t, nd_dtype dtype, int64_t n0, int64_t n1)

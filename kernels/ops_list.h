@@ -61,12 +61,7 @@
       (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)                  \
     X(matmul_fp8_casts, bool, (const nd_device *), prefix)                                         \
     X(matmul_packed_bytes, size_t,                                                                 \
-      (const nd_device *, int64_t m, int64_t k, int64_t n, bool b_transposed, nd_dtype b), prefix) \
-    X(activation_packed_bytes, size_t,                                                             \
-      (const nd_device *, int64_t rows, int64_t columns, nd_dtype act, bool as_b), prefix)         \
-    X(codes_packed_bytes, size_t,                                                                  \
-      (const nd_device *, int64_t rows, int64_t columns, nd_dtype act, nd_dtype format), prefix)   \
-    X(attention_packs, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix)
+      (const nd_device *, int64_t m, int64_t k, int64_t n, bool b_transposed, nd_dtype b), prefix)
 
 /* For the lists: a member of a table of functions, the prototype of one, and its entry. `prefix`
  * stands before the name of a function. */

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/context.h"
 
-#include "kernels/cpu/forms.h"
 #include "kernels/cpu/fuse.h"
 #include "kernels/cpu/view.h"
 
@@ -54,7 +53,6 @@ typedef struct swiglu {
     nd_tensor gate, up;
     nd_tensor dout;           /* backward */
     nd_cpu_result results[2]; /* forward: out; backward: dgate, dup */
-    nd_cpu_forms forms;       /* forward */
     int64_t F;
 } swiglu;
 
@@ -81,38 +79,13 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     nd_raise_largest(&r->most, most);
 }
 
-/* Where out is packed. */
-static void forward_blocks(void *arg, int64_t begin, int64_t end)
-{
-    const swiglu *w = arg;
-    for (int64_t block = begin; block < end; block++) {
-        nd_gemm_part piece = nd_cpu_forms_block(&w->forms, block);
-        for (nd_bf16 *out; (out = nd_cpu_forms_piece(&w->forms, &piece));) {
-            for (int64_t i = 0; i < piece.rows; i++) {
-                w->rows->swiglu_fwd(out + i * piece.stride,
-                                    at(w->gate, piece.row + i, piece.column),
-                                    at(w->up, piece.row + i, piece.column), piece.columns, true);
-            }
-            nd_gemm_pack_part(w->forms.gemm, &w->forms.to, &piece);
-        }
-    }
-}
-
 nd_status nd_cpu_swiglu_fwd(nd_stream *stream, const nd_swiglu_fwd_args *args)
 {
     const nd_tensor out = args->out, gate = args->gate, up = args->up;
     int64_t n = out.shape[0], F = out.shape[1];
-    nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, F));
     ND_ASSERT(nd_is_2d_of(gate, out.dtype, n, F) && nd_is_2d_of(up, out.dtype, n, F));
-    swiglu w = {.rows = context->rows, .gate = gate, .up = up, .F = F};
-    if (nd_has_forms(&args->fuse)) {
-        w.forms = nd_cpu_forms_of(context, out, &args->fuse);
-        nd_cpu_parallel(stream, nd_cpu_forms_blocks(&w.forms), WORK * nd_cpu_forms_work(&w.forms),
-                        forward_blocks, &w);
-        nd_cpu_forms_end(&args->fuse);
-        return ND_OK;
-    }
+    swiglu w = {.rows = nd_cpu_context_of(stream)->rows, .gate = gate, .up = up, .F = F};
     ND_ASSERT(nd_is_fuse_of(&args->fuse, out, n, F));
     nd_cpu_result_begin(&w.results[0], out, &args->fuse);
     nd_cpu_parallel(stream, n, WORK * F, forward_rows, &w);

@@ -59,35 +59,18 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
     return x_bf16 ? dot_as(x, true, y, false, count) : dot_as(x, false, y, true, count);
 }
 
-typedef struct deltas {
-    const nd_attention_delta_args *args;
-    const nd_gemm *gemm;
-    nd_gemm_activation out; /* where it is packed */
-} deltas;
-
-/* A token's outputs of one head, from their form. */
-static const nd_bf16 *unpack_outputs(const deltas *w, int64_t token, int64_t head)
-{
-    const int64_t d = w->args->attention.head_dim;
-    nd_bf16 *row = nd_gemm_spare(w->gemm);
-    nd_gemm_unpack_row(w->gemm, &w->out, token, head * d, d, row);
-    return row;
-}
-
 static void delta_tokens(void *arg, int64_t begin, int64_t end)
 {
-    const deltas *w = arg;
-    const nd_attention *a = &w->args->attention;
-    const nd_tensor out = w->args->out, dout = w->args->dout;
-    const bool packed = w->args->out_packed;
-    float *to = w->args->delta.data;
+    const nd_attention_delta_args *args = arg;
+    const nd_attention *a = &args->attention;
+    const nd_tensor out = args->out, dout = args->dout;
+    float *to = args->delta.data;
     for (int64_t token = begin; token < end; token++) {
         const int64_t b = token / a->sq, i = token % a->sq;
         for (int64_t h = 0; h < a->heads; h++) {
-            const void *row = packed ? unpack_outputs(w, token, h) : nd_attention_row(out, b, i, h);
             to[(b * a->heads + h) * a->sq + i] =
-                dot(row, out.dtype == ND_DTYPE_BF16, nd_attention_row(dout, b, i, h),
-                    dout.dtype == ND_DTYPE_BF16, a->head_dim);
+                dot(nd_attention_row(out, b, i, h), out.dtype == ND_DTYPE_BF16,
+                    nd_attention_row(dout, b, i, h), dout.dtype == ND_DTYPE_BF16, a->head_dim);
         }
     }
 }
@@ -95,15 +78,7 @@ static void delta_tokens(void *arg, int64_t begin, int64_t end)
 nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
     const nd_attention *a = &args->attention;
-    const nd_cpu_context *context = nd_cpu_context_of(stream);
-    deltas w = {.args = args, .gemm = context->gemm};
-    if (args->out_packed) {
-        ND_ASSERT(context->gemm && args->out_packed->made && args->out.dtype == ND_DTYPE_BF16);
-        w.out = (nd_gemm_activation){.rows = a->batch * a->sq,
-                                     .columns = a->heads * a->head_dim,
-                                     .as_b = args->out_packed->memory};
-    }
-    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, &w);
+    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, (void *)args);
     return ND_OK;
 }
 

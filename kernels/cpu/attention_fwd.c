@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/forms.h"
+#include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 
 /* A step reads and writes all sums of outputs, so it has many keys. Their scores are made and used
@@ -16,8 +16,7 @@ typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
     nd_tensor out, lse, q, k, v;
-    int64_t row_blocks;        /* row blocks of one head in a task */
-    const nd_cpu_forms *forms; /* of out, which is then not stored; or NULL */
+    int64_t row_blocks; /* row blocks of one head in a task */
 } call;
 
 /* One thread's scratch. NB row blocks, W = words of D, all sizes for words of one element. */
@@ -130,20 +129,6 @@ static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q
     add_values(c, w, ot, added, seen);
 }
 
-/* Rows of one head's outputs, where they are packed instead of stored. */
-static void pack_outputs(const call *c, const nd_bf16 *x, int64_t b, int64_t q0, int rows,
-                         int64_t head)
-{
-    const int64_t d = c->a->head_dim;
-    nd_gemm_pack_part(c->forms->gemm, &c->forms->to,
-                      &(nd_gemm_part){.x = x,
-                                      .stride = d,
-                                      .row = b * c->a->sq + q0,
-                                      .rows = rows,
-                                      .column = head * d,
-                                      .columns = d});
-}
-
 static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,
                           int rows, int64_t head)
 {
@@ -157,14 +142,9 @@ static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b,
         inverse[r] = blind ? 0.0f : 1.0f / sum[r];
         lse[r] = blind ? -INFINITY : (max[r] + log2f(sum[r])) * (float)M_LN2;
     }
-    nd_bf16 *packed = c->forms ? nd_gemm_spare(c->forms->gemm) : NULL;
-    c->tiles->store_transposed(packed ? packed : nd_attention_row(c->out, b, q0, head),
-                               c->out.dtype, packed ? d : c->out.stride[1],
-                               w->ot + block * d * ND_TILE, (int)d, rows, inverse, false,
-                               w->temporary);
-    if (packed) {
-        pack_outputs(c, packed, b, q0, rows, head);
-    }
+    c->tiles->store_transposed(nd_attention_row(c->out, b, q0, head), c->out.dtype,
+                               c->out.stride[1], w->ot + block * d * ND_TILE, (int)d, rows, inverse,
+                               false, w->temporary);
 }
 
 /* Queries [q0, q_end) of the heads that share a KV head, in one sample. */
@@ -250,17 +230,8 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     const int threads = stream->device->threads;
     if (args->few_rows && a->sq == 1) {
-        ND_ASSERT(!nd_has_forms(&args->fuse));
         nd_attention_one(stream, args);
         return ND_OK;
-    }
-    nd_cpu_forms forms;
-    const bool packs = nd_has_forms(&args->fuse);
-    if (packs) {
-        ND_ASSERT(nd_cpu_attention_packs(stream->device, a, args->out.dtype));
-        forms = nd_cpu_forms_of(
-            context, nd_tensor_2d(NULL, args->out.dtype, a->batch * a->sq, a->heads * a->head_dim),
-            &args->fuse);
     }
     const call c = {.a = a,
                     .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
@@ -269,8 +240,7 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
                     .q = q,
                     .k = k,
                     .v = v,
-                    .row_blocks = task_row_blocks(threads, a),
-                    .forms = packs ? &forms : NULL};
+                    .row_blocks = task_row_blocks(threads, a)};
     const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);
     workspace sized;
     const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
@@ -278,20 +248,5 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
         context->team, a->batch * a->kv_heads * spans, run_one,
         &(all_tasks){
             .c = &c, .scratch = args->scratch, .bytes = bytes, .span = span, .spans = spans});
-    nd_cpu_forms_end(&args->fuse);
     return ND_OK;
-}
-
-/* A row block of one head is packed by one thread, so it begins and ends as the parts of a form
- * do. */
-bool nd_cpu_attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    const nd_cpu_context *context = device->native;
-    const int64_t rows = a->batch * a->sq, columns = a->heads * a->head_dim;
-    if (nd_cpu_activation_packed_bytes(device, rows, columns, act, false) == 0) {
-        return false;
-    }
-    const int64_t unit = nd_gemm_activation_unit(context->gemm);
-    return ND_TILE % unit == 0 && a->head_dim % unit == 0 &&
-           ND_TILE * a->head_dim <= ND_GEMM_SPARE && (a->batch == 1 || a->sq % unit == 0);
 }

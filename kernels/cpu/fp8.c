@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/matmul.h"
 #include "kernels/cpu/view.h"
 #include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
@@ -298,53 +297,10 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
     return format;
 }
 
-typedef struct packing {
-    const nd_gemm *gemm;
-    nd_gemm_casting to;
-    nd_gemm_operand x; /* BF16 (rows, columns) with its scale */
-} packing;
-
-static void cast_packed(void *arg, int64_t begin, int64_t end)
-{
-    const packing *w = arg;
-    for (int64_t i = begin; i < end; i++) {
-        nd_gemm_operand x = w->x;
-        x.data = (const nd_bf16 *)x.data + i * ND_GEMM_CODES * x.stride;
-        nd_gemm_cast_rows(w->gemm, &w->to, i * ND_GEMM_CODES, x);
-    }
-}
-
-static void pack_codes(nd_stream *stream, const nd_fp8_cast_args *args)
-{
-    const nd_fp8 *out = &args->out;
-    const nd_tensor x = args->x;
-    packing w = {.gemm = nd_cpu_context_of(stream)->gemm,
-                 .to = {.rows = x.shape[0],
-                        .columns = x.shape[1],
-                        .codes = out->packed,
-                        .as_a = args->as_a ? args->as_a->memory : NULL},
-                 .x = nd_cpu_operand_of(x)};
-    ND_ASSERT(!out->codes.data && !out->transposed.data && !args->amax);
-    ND_ASSERT(nd_is_2d_of(x, ND_DTYPE_BF16, out->codes.shape[0], out->codes.shape[1]));
-    ND_ASSERT(out->codes.dtype == ND_DTYPE_F8_E4M3 && out->granularity == ND_PER_TENSOR);
-    w.x.format = out->codes.dtype;
-    w.x.scale = out->scale;
-    nd_cpu_parallel(stream, nd_ceil_div(w.to.rows, ND_GEMM_CODES), ND_GEMM_CODES * w.to.columns,
-                    cast_packed, &w);
-    if (args->as_a) {
-        args->as_a->made = true;
-    }
-}
-
 nd_status nd_cpu_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
 {
     nd_fp8 out = args->out;
     float *amax = args->amax;
-    if (out.packed) {
-        pack_codes(stream, args);
-        return ND_OK;
-    }
-    ND_ASSERT(!args->as_a);
     work w = work_of(stream, args->x);
     w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = out;

@@ -133,20 +133,15 @@ static inline nd_fp8_table nd_fp8_table_of(bool e4m3)
     return t;
 }
 
-/* 32 codes, one in each 16 bits. The index instructions look at the low six bits of a lane. */
-static inline __m512i nd_fp8_values_of_words(__m512i code, const nd_fp8_table *t)
+/* 32 codes side by side. The index instructions look at the low six bits of a lane. */
+static inline __m512i nd_fp8_values_bf16(__m256i codes, const nd_fp8_table *t)
 {
+    __m512i code = _mm512_cvtepu8_epi16(codes);
     __m512i low = _mm512_permutex2var_epi16(t->part[0], code, t->part[1]);
     __m512i high = _mm512_permutex2var_epi16(t->part[2], code, t->part[3]);
     __mmask32 upper = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40));
     __m512i sign = _mm512_slli_epi16(_mm512_and_si512(code, _mm512_set1_epi16(0x80)), 8);
     return _mm512_or_si512(_mm512_mask_blend_epi16(upper, low, high), sign);
-}
-
-/* 32 codes side by side. */
-static inline __m512i nd_fp8_values_bf16(__m256i codes, const nd_fp8_table *t)
-{
-    return nd_fp8_values_of_words(_mm512_cvtepu8_epi16(codes), t);
 }
 #endif
 

@@ -107,20 +107,17 @@ static nd_gemm_ahead part_of(nd_gemm_ahead x, int64_t i, int64_t parts)
 }
 
 /* The tile's rows of packed panels. */
-static void multiply_panels(const call *c, const workspace *w, const nd_gemm_block *x,
-                            nd_gemm_tile t)
+static void multiply_panels(const call *c, const workspace *w, nd_gemm_tile t)
 {
     const int64_t rows = t.rows, size = t.bf16 ? 2 : 4, panel = c->kernels->panel;
-    const nd_gemm_word *a = c->p->a_packed;
     const nd_gemm_ahead ahead = t.ahead;
     char *to = t.c;
     const float *from = t.from, *factors = t.row_factors;
     t.a_row = c->kernels->a_row;
     t.a_word = c->kernels->a_word;
-    a = a ? a + nd_gemm_offset_of_a(c->kernels, c->p->m, c->p->k, x->row, x->k) : w->a;
     for (int64_t i = 0; i < rows; i += panel) {
         t.rows = (int)nd_min(panel, rows - i);
-        t.a = (const nd_bf16 *)(a + i * t.words);
+        t.a = (const nd_bf16 *)(w->a + i * t.words);
         t.c = to + i * t.c_row * size;
         t.from = from ? from + i * t.from_row : NULL;
         t.row_factors = factors ? factors + i : NULL;
@@ -136,7 +133,7 @@ static nd_gemm_ahead columns_behind(const call *c, const nd_gemm_block *columns)
     const nd_gemm_product *p = c->p;
     const int64_t column = columns->column + columns->columns, size = nd_dtype_size(p->b.dtype);
     const int64_t count = nd_min(c->kernels->columns, p->n - column);
-    if (count <= 0 || p->b.packed) {
+    if (count <= 0) {
         return (nd_gemm_ahead){0};
     }
     const int64_t rows = p->b_transposed ? count : columns->depth;
@@ -153,7 +150,8 @@ static void multiply_block(const call *c, workspace *w, const nd_gemm_block *x, 
     const int panel = c->kernels->columns;
     const nd_gemm_word *packed = c->p->b_packed;
     nd_gemm_block columns = *x;
-    if (nd_gemm_packs_a(c->kernels, c->p)) {
+    const bool packs_a = nd_gemm_packs_a(c->kernels, c->p);
+    if (packs_a) {
         pack_a(c, w, x);
     }
     for (int64_t j = 0; j < x->columns; j += panel) {
@@ -165,8 +163,8 @@ static void multiply_block(const call *c, workspace *w, const nd_gemm_block *x, 
         if (!packed && shared != LATER_BLOCK) {
             t.ahead = columns_behind(c, &columns);
         }
-        if (nd_gemm_has_panels(c->kernels, c->p)) {
-            multiply_panels(c, w, x, t);
+        if (packs_a) {
+            multiply_panels(c, w, t);
         } else {
             t.a = nd_gemm_operand_at(c->p->a, true, x->row, x->k).data;
             t.a_row = c->p->a.stride;
@@ -251,12 +249,6 @@ static void multiply_piece(void *arg, int64_t index)
     }
 }
 
-nd_bf16 *nd_gemm_spare(const nd_gemm *gemm)
-{
-    return (nd_bf16 *)(gemm->scratch + (size_t)nd_team_thread() * gemm->layout.end +
-                       gemm->layout.a);
-}
-
 /* One region. */
 static void multiply_whole(nd_gemm *gemm, const nd_gemm_product *p)
 {
@@ -291,9 +283,7 @@ static void multiply_together(nd_gemm *gemm, const nd_gemm_product *p, int64_t c
 
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 {
-    ND_ASSERT((p->a_packed || nd_gemm_can_be_packed(p->a)) &&
-              (p->b_packed || nd_gemm_can_be_packed(p->b)));
-    ND_ASSERT(!p->a_packed || (gemm->kernels->packs_a && !p->a_transposed));
+    ND_ASSERT(nd_gemm_can_be_packed(p->a) && (p->b_packed || nd_gemm_can_be_packed(p->b)));
     const int64_t together = p->b_packed ? 0 : nd_gemm_columns_together(gemm, p);
     if (together > 0) {
         multiply_together(gemm, p, together);

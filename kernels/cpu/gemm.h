@@ -70,18 +70,11 @@ static inline float nd_gemm_row_factor(const nd_gemm_tile *t, int64_t i)
     return t->row_factors ? t->factor * t->row_factors[i] : t->factor;
 }
 
-/* Columns of packed codes that lie together. */
-enum { ND_GEMM_CODES = 32 };
-
 /* A matrix as it is stored: BF16 or FP8 codes. */
 typedef struct nd_gemm_operand {
     const void *data;
     nd_dtype dtype;
     int64_t stride; /* elements from row to row */
-    /* E4M3 of x (k, n) as nd_gemm_cast_rows leaves them: panels of ND_GEMM_CODES columns, each with
-     * all of k, two codes for each word, and zeros up to a multiple of ND_GEMM_CODES of k. stride:
-     * codes of k of a column. */
-    bool packed;
     /* Where scale is not NULL, BF16 becomes the values of FP8 codes of `format`, as fp8_cast makes
      * them of numbers in its range (nd_fp8.uncast in kernels/ops.h), with 0 for -0, of which no sum
      * differs. A line is a row of op(a) or a column of op(b). */
@@ -93,13 +86,6 @@ typedef struct nd_gemm_operand {
 /* Packs `lines` rows or columns, of a panel at most, of x for `depth` of k; lines that a panel has
  * beyond them may be zero or anything. */
 typedef void nd_gemm_pack(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth);
-
-/* Casts at most ND_GEMM_CODES rows of x, which has one scale, to packed E4M3 codes. `to`: where
- * those of the first panel go; the next panel's go `stride` bytes behind them. as_a: NULL, or where
- * the values of the codes go, as pack_a_rows leaves them but for the sign of zeros. Rows that are
- * not there get zeros. */
-typedef void nd_gemm_cast(uint8_t *to, int64_t stride, nd_gemm_word *as_a, nd_gemm_operand x,
-                          int rows, int columns);
 
 typedef struct nd_gemm_kernels {
     /* The units in which a product is cut. */
@@ -123,10 +109,9 @@ typedef struct nd_gemm_kernels {
 
     /* Costs, by which products are cut. 1 is the time in which one sum of the result advances by
      * some of k (32 with AVX-512, 512 with AMX); these are the times in which as many of k of one
-     * row of A are packed, of one column of B are packed, and of one row of A or one column of B
-     * that somebody packed before are read, beside the products; and what is added where packing
-     * casts. */
-    int a_time, b_time, a_read_time, b_read_time, cast_time;
+     * row of A are packed, of one column of B are packed, and of one column of B that somebody
+     * packed before are read, beside the products; and what is added where packing casts. */
+    int a_time, b_time, b_read_time, cast_time;
 
     /* Before and after the products of a thread's part; may be NULL. */
     void (*begin)(void);
@@ -134,7 +119,6 @@ typedef struct nd_gemm_kernels {
     void (*multiply)(const nd_gemm_tile *tile);
     /* A panel from rows of k, x (lines, k), or from x (k, lines). */
     nd_gemm_pack *pack_b_rows, *pack_b_columns, *pack_a_rows, *pack_a_columns;
-    nd_gemm_cast *cast; /* NULL: b is never packed codes */
 } nd_gemm_kernels;
 
 extern const nd_gemm_kernels nd_gemm_avx512, nd_gemm_avx512_bf16, nd_gemm_amx;
@@ -166,9 +150,7 @@ typedef struct nd_gemm_product {
     void *c;
     int64_t c_stride;
     bool c_bf16;
-    const nd_gemm_word *a_packed; /* NULL, or op(a) as nd_gemm_pack_part left it: a is not read */
-    const nd_gemm_word *b_packed; /* NULL, or op(b) as nd_gemm_pack_whole or _part left it: b is not
-                                     read */
+    const nd_gemm_word *b_packed; /* NULL, or op(b) as nd_gemm_pack_whole left it: b is not read */
 } nd_gemm_product;
 
 /* A product of more rows gains less than 2 percent when its b is packed already. */
@@ -181,55 +163,6 @@ int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm);
  */
 size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n);
 void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *product, nd_gemm_word *packed);
-
-/*
- * An activation x (rows, columns) of BF16 in the words that products read: as a of y = x w^T, and
- * as b of dw = dy^T x, which is what nd_gemm_pack_whole makes of it. The op that makes x packs it
- * part by part, while a part is in the caches; any thread may pack any part.
- */
-typedef struct nd_gemm_activation {
-    int64_t rows, columns;
-    nd_gemm_word *as_a, *as_b; /* aligned to 64; NULL: not made */
-} nd_gemm_activation;
-
-/* Some rows and columns of it; x is the first element. row and column are multiples of the unit, as
- * are rows and columns except at the end of the activation. */
-typedef struct nd_gemm_part {
-    const nd_bf16 *x;
-    int64_t stride; /* elements from row to row */
-    int64_t row, rows, column, columns;
-} nd_gemm_part;
-
-/* 0: these kernels read a as it lies, and there are no such forms. */
-int64_t nd_gemm_activation_unit(const nd_gemm *gemm);
-size_t nd_gemm_activation_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns, bool as_b);
-void nd_gemm_pack_part(const nd_gemm *gemm, const nd_gemm_activation *to, const nd_gemm_part *part);
-/* Elements [column, column + count) of a row of the activation, from its form as b; column is a
- * multiple of the unit. */
-void nd_gemm_unpack_row(const nd_gemm *gemm, const nd_gemm_activation *from, int64_t row,
-                        int64_t column, int64_t count, nd_bf16 *to);
-
-/* The bytes of the packed codes of an activation (rows, columns); 0: these kernels make none. */
-size_t nd_gemm_codes_bytes(const nd_gemm *gemm, int64_t rows, int64_t columns);
-/* Packed codes of so many rows, as b of dw. */
-nd_gemm_operand nd_gemm_codes_of(const nd_gemm *gemm, const uint8_t *codes, int64_t rows);
-/* What becomes of an activation (rows, columns) that is cast: its packed codes, and the values of
- * these in the form as a, which may be NULL. */
-typedef struct nd_gemm_casting {
-    int64_t rows, columns;
-    uint8_t *codes;
-    nd_gemm_word *as_a; /* aligned to 64 */
-} nd_gemm_casting;
-/* Makes that of some rows at a time: ND_GEMM_CODES from `row` on, a multiple of it, or those that
- * are left. x is their BF16, with one scale and the format E4M3. Any thread may make any of them.
- */
-void nd_gemm_cast_rows(const nd_gemm *gemm, const nd_gemm_casting *to, int64_t row,
-                       nd_gemm_operand x);
-
-/* Memory of the calling thread, aligned to 64, that nobody uses between products: at least
- * ND_GEMM_SPARE elements where there are such forms. */
-enum { ND_GEMM_SPARE = 32768 };
-nd_bf16 *nd_gemm_spare(const nd_gemm *gemm);
 
 /* Allocates nothing. One call at a time. */
 void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *product);

@@ -24,13 +24,11 @@ static int64_t time_of(const nd_gemm_kernels *kernels, const nd_gemm_product *p,
     const int64_t rows = nd_round_up(nd_ceil_div(p->m, by.rows), kernels->rows);
     const int64_t columns = nd_round_up(nd_ceil_div(p->n, by.columns), kernels->columns);
     const nd_gemm_order order = nd_gemm_order_of(kernels, p, rows, columns);
-    const int64_t a_time = p->a_packed ? kernels->a_read_time
-                           : nd_gemm_packs_a(kernels, p)
-                               ? kernels->a_time + cast_time_of(kernels, &p->a)
-                               : 0;
+    const int64_t a_time =
+        nd_gemm_packs_a(kernels, p) ? kernels->a_time + cast_time_of(kernels, &p->a) : 0;
     const int64_t b_time = p->b_packed ? kernels->b_read_time : time_of_b(kernels, p);
     /* What a product packs itself, it packs again for further columns or rows. */
-    const int64_t of_a = rows * (p->a_packed ? 1 : nd_ceil_div(columns, order.columns));
+    const int64_t of_a = rows * nd_ceil_div(columns, order.columns);
     const int64_t of_b = columns * (p->b_packed ? 1 : nd_ceil_div(rows, order.span));
     return rows * columns + a_time * of_a + b_time * of_b;
 }

@@ -32,16 +32,11 @@ typedef struct nd_gemm_block {
     int64_t row, rows, column, columns, k, depth;
 } nd_gemm_block;
 
-/* Whether A lies in the kernels' panels, which either the product or somebody before it makes. */
-static inline bool nd_gemm_has_panels(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
+/* Whether A is packed to the kernels' panels; else it is read as it lies. */
+static inline bool nd_gemm_packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
     return kernels->packs_a || p->a_transposed || p->a.dtype != ND_DTYPE_BF16 || p->a.scale ||
            p->k % 2 != 0;
-}
-
-static inline bool nd_gemm_packs_a(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
-{
-    return !p->a_packed && nd_gemm_has_panels(kernels, p);
 }
 
 static inline bool nd_gemm_can_be_packed(nd_gemm_operand x)
@@ -66,7 +61,7 @@ static inline int64_t nd_gemm_k_block(const nd_gemm_kernels *kernels, int64_t k)
 /* Rows of A in a block. */
 static inline int64_t nd_gemm_most_rows(const nd_gemm_kernels *kernels, const nd_gemm_product *p)
 {
-    const int64_t most = nd_gemm_has_panels(kernels, p) ? kernels->most_packed : kernels->most_rows;
+    const int64_t most = nd_gemm_packs_a(kernels, p) ? kernels->most_packed : kernels->most_rows;
     const int64_t units = kernels->most_of_a / nd_gemm_k_block(kernels, p->k) / kernels->rows;
     return kernels->most_of_a > 0 ? nd_min(most, units * kernels->rows) : most;
 }
@@ -110,11 +105,6 @@ static inline nd_gemm_operand nd_gemm_operand_at(nd_gemm_operand x, bool of_rows
                                                  int64_t k)
 {
     const int64_t size = x.dtype == ND_DTYPE_BF16 ? 2 : 1;
-    if (x.packed) {
-        ND_ASSERT(!of_rows && line % ND_GEMM_CODES == 0 && k % ND_GEMM_CODES == 0);
-        x.data = (const char *)x.data + line * x.stride + k * ND_GEMM_CODES;
-        return x;
-    }
     x.data = (const char *)x.data + (of_rows ? line * x.stride + k : k * x.stride + line) * size;
     x.scale = x.scale && x.scale_per_line ? x.scale + line : x.scale;
     return x;
@@ -126,25 +116,6 @@ static inline int64_t nd_gemm_offset_of_b(const nd_gemm_kernels *kernels, int64_
                                           int64_t l)
 {
     return column * nd_gemm_words(kernels, k) + l / 2 * kernels->columns;
-}
-
-/* Elements of k from its element l on that lie in the same block. */
-static inline int64_t nd_gemm_rest_of_block(const nd_gemm_kernels *kernels, int64_t k, int64_t l)
-{
-    const int64_t depth = nd_gemm_k_block(kernels, k);
-    return nd_min(depth - l % depth, k - l);
-}
-
-/* The words from `row` on, from element l of k on, in an op(a) of m rows that is packed as a whole:
- * one block of k after the other, each with all rows, so that the rows of a block lie close
- * together and share no sets of the second cache. */
-static inline int64_t nd_gemm_offset_of_a(const nd_gemm_kernels *kernels, int64_t m, int64_t k,
-                                          int64_t row, int64_t l)
-{
-    const int64_t first = l - l % nd_gemm_k_block(kernels, k);
-    const int64_t depth = nd_gemm_rest_of_block(kernels, k, first);
-    return nd_round_up(m, kernels->rows) * first / 2 + row * nd_gemm_words(kernels, depth) +
-           (l - first) / 2 * kernels->rows;
 }
 
 /* gemm_packed.c */

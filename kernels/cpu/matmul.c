@@ -232,9 +232,8 @@ nd_gemm_operand nd_cpu_operand_of(nd_tensor x)
 
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
-                         const nd_cpu_packed *packed)
+                         nd_packed_form *b_packed)
 {
-    nd_packed_form *b_packed = packed->b;
     nd_gemm_product product = {.m = p->m,
                                .n = p->n,
                                .k = p->k,
@@ -246,9 +245,7 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
                                .factors = factors,
                                .c = c.data,
                                .c_stride = c.stride[0],
-                               .c_bf16 = c.dtype == ND_DTYPE_BF16,
-                               .a_packed = packed->a ? packed->a->memory : NULL};
-    ND_ASSERT(!packed->a || packed->a->made);
+                               .c_bf16 = c.dtype == ND_DTYPE_BF16};
     if (b_packed && !b_packed->made) {
         nd_gemm_pack_whole(context->gemm, &product, b_packed->memory);
         b_packed->made = true;
@@ -283,17 +280,15 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    if (args->few_rows && !args->a_packed && p.m <= ND_CPU_FEW_ROWS && !a_transposed &&
-        b_transposed && beta == 0.0f) {
+    if (args->few_rows && p.m <= ND_CPU_FEW_ROWS && !a_transposed && b_transposed && beta == 0.0f) {
         nd_cpu_multiply_few_rows(stream, c, a, b);
         return ND_OK;
     }
     if (context->gemm && p.in == ND_DTYPE_BF16) {
         nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), &p, NULL,
-                            &(nd_cpu_packed){args->a_packed, args->b_packed});
+                            args->b_packed);
         return ND_OK;
     }
-    ND_ASSERT(!args->a_packed);
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
     }
@@ -317,24 +312,5 @@ size_t nd_cpu_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k,
     const nd_cpu_context *context = device->native;
     return keeps_packed(context, m) && (b == ND_DTYPE_BF16 || nd_dtype_is_fp8(b))
                ? nd_gemm_packed_bytes(context->gemm, k, n)
-               : 0;
-}
-
-size_t nd_cpu_activation_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                      nd_dtype act, bool as_b)
-{
-    const nd_cpu_context *context = device->native;
-    return context->gemm && context->packing != ND_CPU_PACKING_ANEW && act == ND_DTYPE_BF16
-               ? nd_gemm_activation_bytes(context->gemm, rows, columns, as_b)
-               : 0;
-}
-
-size_t nd_cpu_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                 nd_dtype act, nd_dtype format)
-{
-    const nd_cpu_context *context = device->native;
-    const bool known = act == ND_DTYPE_BF16 && format == ND_DTYPE_F8_E4M3;
-    return context->gemm && context->packing != ND_CPU_PACKING_ANEW && known
-               ? nd_gemm_codes_bytes(context->gemm, rows, columns)
                : 0;
 }

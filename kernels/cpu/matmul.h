@@ -12,17 +12,12 @@
 #include "kernels/cpu/context.h"
 #include "runtime/tensor/tensor.h"
 
-/* Forms of operands; NULL: none. */
-typedef struct nd_cpu_packed {
-    const nd_packed_form *a; /* made */
-    nd_packed_form *b;
-} nd_cpu_packed;
-
 /* c = op(a) op(b) factors (+ c) by our own kernels, where the context has them. c is BF16 or F32; p
- * has the extents, and whether operands are transposed and c is added to; factors may be NULL. */
+ * has the extents, and whether operands are transposed and c is added to; factors and b_packed may
+ * be NULL. */
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
-                         const nd_cpu_packed *packed);
+                         nd_packed_form *b_packed);
 /* A matrix of BF16 or of codes, as it is. */
 nd_gemm_operand nd_cpu_operand_of(nd_tensor x);
 

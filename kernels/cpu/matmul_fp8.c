@@ -14,7 +14,6 @@
 /* One operand in the form in which it exists, and how that form relates to op(x). */
 typedef struct operand {
     nd_tensor stored;
-    void *packed;    /* NULL, or the codes in place of the data of `stored` */
     bool transposed; /* op(x) is the transpose of `stored` */
     nd_dtype format;
     const float *scale; /* NULL: it is cast already */
@@ -59,17 +58,16 @@ static void spread(operand *x, const nd_fp8 *parts, int64_t lines, const operand
 /* `line`: the granularity that is constant along the summed axis. */
 static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
 {
-    const bool cast = !x.uncast.data, swapped = cast && !x.codes.data && !x.packed;
+    const bool cast = !x.uncast.data, swapped = cast && !x.codes.data;
     operand o = {.stored = !cast     ? x.uncast
                            : swapped ? x.transposed
                                      : x.codes,
-                 .packed = x.packed,
                  .transposed = swapped ? !transposed : transposed,
                  .format = x.format,
                  .scale = cast ? NULL : x.scale,
                  .inverse = x.inverse,
                  .per_line = x.granularity != ND_PER_TENSOR};
-    ND_ASSERT(o.stored.data || x.packed);
+    ND_ASSERT(o.stored.data);
     ND_ASSERT(cast ? nd_dtype_is_fp8(o.stored.dtype)
                    : o.stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(o.format));
     ND_ASSERT(nd_is_2d(o.stored, o.stored.shape[0], o.stored.shape[1]));
@@ -77,12 +75,9 @@ static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
     return o;
 }
 
-static nd_gemm_operand packed_from(const nd_cpu_context *context, const operand *x)
+static nd_gemm_operand packed_from(const operand *x)
 {
     nd_gemm_operand o = nd_cpu_operand_of(x->stored);
-    if (x->packed) {
-        return nd_gemm_codes_of(context->gemm, x->packed, x->stored.shape[0]);
-    }
     o.format = x->format;
     o.scale = x->scale;
     o.scale_per_line = x->per_line;
@@ -123,12 +118,10 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    ND_ASSERT(!x.packed && !(y.packed && y.transposed));
     if (!context->gemm) {
-        ND_ASSERT(!x.scale && !y.scale && !y.packed && !args->a_packed);
+        ND_ASSERT(!x.scale && !y.scale);
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    nd_cpu_multiply_own(context, c, packed_from(context, &x), packed_from(context, &y), &p, &f,
-                        &(nd_cpu_packed){args->a_packed, args->b_packed});
+    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b_packed);
     return ND_OK;
 }

@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/forms.h"
 #include "kernels/cpu/fuse.h"
 #include "kernels/cpu/view.h"
 
@@ -11,36 +10,23 @@ typedef struct forward {
     nd_tensor sum, rstd, x, delta, weight;
     float eps;
     nd_cpu_result y;
-    nd_cpu_forms forms;
 } forward;
 
-/* rstd of row i, and its sum. */
-static void measure_row(const forward *w, int64_t i)
+/* Row i: its sum, rstd and y. Returns the larger of `most` and the largest size in y. */
+static uint32_t forward_row(const forward *w, int64_t i, uint32_t most)
 {
-    const bool add = w->delta.data;
-    ((float *)w->rstd.data)[i] = w->rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
-                                                    add ? nd_row(w->delta, i) : NULL, w->x.shape[1],
-                                                    w->eps, w->x.dtype == ND_DTYPE_BF16);
-}
-
-/* n elements of row i of y, from column c on. */
-static void scale_piece(const forward *w, void *y, int64_t i, int64_t c, int64_t n)
-{
-    const nd_tensor from = w->delta.data ? w->sum : w->x;
-    w->rows->norm_scale(y, nd_element_address(from, i * from.stride[0] + c),
-                        nd_element_address(w->weight, c), ((const float *)w->rstd.data)[i], n,
-                        from.dtype == ND_DTYPE_BF16);
-}
-
-/* y of row i; returns the larger of `most` and its largest size. */
-static uint32_t scale_row(const forward *w, int64_t i, uint32_t most)
-{
+    const bool add = w->delta.data, bf16 = w->x.dtype == ND_DTYPE_BF16;
+    const nd_tensor from = add ? w->sum : w->x;
+    float *rstd = (float *)w->rstd.data + i;
+    *rstd = w->rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
+                               add ? nd_row(w->delta, i) : NULL, w->x.shape[1], w->eps, bf16);
     int64_t C = w->x.shape[1], piece = nd_cpu_piece_of(&w->y, C);
     float buffer[ND_CPU_PIECE];
     for (int64_t c = 0; c < C; c += piece) {
         int64_t n = C - c < piece ? C - c : piece;
         void *y = nd_cpu_piece_at(&w->y, i, c, buffer);
-        scale_piece(w, y, i, c, n);
+        w->rows->norm_scale(y, nd_element_address(from, i * from.stride[0] + c),
+                            nd_element_address(w->weight, c), *rstd, n, bf16);
         most = nd_cpu_piece_done(&w->y, w->rows, y, i, c, n, most);
     }
     return most;
@@ -51,28 +37,9 @@ static void forward_rows(void *arg, int64_t begin, int64_t end)
     forward *w = arg;
     uint32_t most = 0;
     for (int64_t i = begin; i < end; i++) {
-        measure_row(w, i);
-        most = scale_row(w, i, most);
+        most = forward_row(w, i, most);
     }
     nd_raise_largest(&w->y.most, most);
-}
-
-/* Where y is packed. */
-static void forward_blocks(void *arg, int64_t begin, int64_t end)
-{
-    const forward *w = arg;
-    for (int64_t block = begin; block < end; block++) {
-        nd_gemm_part piece = nd_cpu_forms_block(&w->forms, block);
-        for (int64_t i = 0; i < piece.rows; i++) {
-            measure_row(w, piece.row + i);
-        }
-        for (nd_bf16 *y; (y = nd_cpu_forms_piece(&w->forms, &piece));) {
-            for (int64_t i = 0; i < piece.rows; i++) {
-                scale_piece(w, y + i * piece.stride, piece.row + i, piece.column, piece.columns);
-            }
-            nd_gemm_pack_part(w->forms.gemm, &w->forms.to, &piece);
-        }
-    }
 }
 
 nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
@@ -92,13 +59,6 @@ nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
                  .delta = delta,
                  .weight = weight,
                  .eps = args->eps};
-    if (nd_has_forms(&args->fuse)) {
-        w.forms = nd_cpu_forms_of(context, y, &args->fuse);
-        nd_cpu_parallel(stream, nd_cpu_forms_blocks(&w.forms), nd_cpu_forms_work(&w.forms),
-                        forward_blocks, &w);
-        nd_cpu_forms_end(&args->fuse);
-        return ND_OK;
-    }
     ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
     nd_cpu_result_begin(&w.y, y, &args->fuse);
     nd_cpu_parallel(stream, n, C, forward_rows, &w);

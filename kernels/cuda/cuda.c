@@ -38,7 +38,6 @@ static bool is_empty(nd_tensor c)
 
 static nd_status matmul(nd_stream *s, const nd_matmul_args *x)
 {
-    ND_ASSERT(!x->a_packed);
     const nd_tensor a = x->a, b = x->b, c = x->c;
     int64_t m = c.shape[0], n = c.shape[1], k = a.shape[x->a_transposed ? 0 : 1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype);
@@ -75,23 +74,6 @@ static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k,
                                   bool b_transposed, nd_dtype b)
 {
     return 0;
-}
-
-static size_t activation_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                      nd_dtype act, bool as_b)
-{
-    return 0;
-}
-
-static size_t codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                 nd_dtype act, nd_dtype format)
-{
-    return 0;
-}
-
-static bool attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return false;
 }
 
 static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)

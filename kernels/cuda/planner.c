@@ -85,23 +85,6 @@ static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k,
     return 0;
 }
 
-static size_t activation_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                      nd_dtype act, bool as_b)
-{
-    return 0;
-}
-
-static size_t codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                 nd_dtype act, nd_dtype format)
-{
-    return 0;
-}
-
-static bool attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return false;
-}
-
 nd_ops nd_ops_cuda_planner(bool deterministic)
 {
     nd_ops ops = {.name = "cuda",

@@ -16,7 +16,7 @@ nd_status nd_ref_matmul(nd_stream *stream, const nd_matmul_args *args)
     float beta = args->beta;
     int64_t m = c.shape[0], n = c.shape[1], k = a_transposed ? a.shape[0] : a.shape[1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(b) && nd_is_act(c) && (beta == 0.0f || beta == 1.0f));
-    ND_ASSERT(nd_is_2d(c, m, n) && !args->a_packed);
+    ND_ASSERT(nd_is_2d(c, m, n));
     ND_ASSERT(a_transposed ? nd_is_2d(a, k, m) : nd_is_2d(a, m, k));
     ND_ASSERT(args->b_transposed ? nd_is_2d(b, n, k) : nd_is_2d(b, k, n));
     for (int64_t i = 0; i < m; i++) {
@@ -109,21 +109,4 @@ size_t nd_ref_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k,
                                   bool b_transposed, nd_dtype b)
 {
     return 0;
-}
-
-size_t nd_ref_activation_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                      nd_dtype act, bool as_b)
-{
-    return 0;
-}
-
-size_t nd_ref_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                 nd_dtype act, nd_dtype format)
-{
-    return 0;
-}
-
-bool nd_ref_attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return false;
 }

@@ -71,7 +71,6 @@ typedef struct bench {
 typedef struct part {
     nd_tensor x, dy, w, y, dx, dw, master;
     nd_fp8 x8, dy8, w8;
-    nd_fp8 x8_of_y; /* what y reads: the codes too, or the rows where the codes are packed */
 } part;
 
 static nd_fp8 fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, int64_t rows,
@@ -90,14 +89,6 @@ static void leave_to_products(const bench *b, nd_fp8 *fp8, nd_tensor x)
         fp8->codes = (nd_tensor){0};
         fp8->uncast = x;
     }
-}
-
-/* Whether the cast of an input packs its codes, as in a step; the extents are multiples of 32, so
- * that they are as many bytes. */
-static bool packs_codes(const bench *b, nd_tensor x)
-{
-    return b->ops->codes_packed_bytes(b->device, x.shape[0], x.shape[1], x.dtype,
-                                      ND_DTYPE_F8_E4M3) > 0;
 }
 
 static part part_of(bench *b, const group *g, int first, int count)
@@ -124,12 +115,6 @@ static part part_of(bench *b, const group *g, int first, int count)
                       out),
     };
     leave_to_products(b, &p.dy8, p.dy);
-    p.x8_of_y = p.x8;
-    if (packs_codes(b, p.x)) {
-        leave_to_products(b, &p.x8_of_y, p.x);
-        p.x8.packed = (uint8_t *)(((uintptr_t)b->x8 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
-        p.x8.codes.data = NULL;
-    }
     return p;
 }
 
@@ -169,8 +154,8 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
     case CAST_W:
         return cast(b, p->w8, p->master);
     case FP8_Y:
-        return ND_CALL(ops, s, matmul_fp8, .c = p->y, .a = p->x8_of_y, .b = p->w8,
-                       .b_transposed = true, .fast_accumulation = true, .scratch = b->scratch);
+        return ND_CALL(ops, s, matmul_fp8, .c = p->y, .a = p->x8, .b = p->w8, .b_transposed = true,
+                       .fast_accumulation = true, .scratch = b->scratch);
     case FP8_DX:
         return ND_CALL(ops, s, matmul_fp8, .c = p->dx, .a = p->dy8, .b = p->w8, .beta = beta,
                        .scratch = b->scratch);

@@ -212,23 +212,6 @@ static size_t mirror_matmul_packed_bytes(const nd_device *device, int64_t m, int
     return mirrored.ops->matmul_packed_bytes(device, m, k, n, b_transposed, b);
 }
 
-static size_t mirror_activation_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                             nd_dtype act, bool as_b)
-{
-    return mirrored.ops->activation_packed_bytes(device, rows, columns, act, as_b);
-}
-
-static size_t mirror_codes_packed_bytes(const nd_device *device, int64_t rows, int64_t columns,
-                                        nd_dtype act, nd_dtype format)
-{
-    return mirrored.ops->codes_packed_bytes(device, rows, columns, act, format);
-}
-
-static bool mirror_attention_packs(const nd_device *device, const nd_attention *a, nd_dtype act)
-{
-    return mirrored.ops->attention_packs(device, a, act);
-}
-
 static nd_ops table = {.name = "cuda",
                        ND_EACH_OP(ND_OP_ENTRY, mirror_) ND_EACH_QUERY(ND_QUERY_ENTRY, mirror_)};
 

@@ -501,119 +501,6 @@ Test(gemm, other_extents_change_no_bit)
     for_each_table(check_part);
 }
 
-/* activations */
-
-/* One activation in both forms, in memory that ends where access ends. */
-typedef struct forms {
-    nd_gemm *gemm;
-    nd_team *team;
-    nd_gemm_activation to;
-    size_t bytes[2]; /* as a, as b */
-} forms;
-
-static forms open_forms(const table *t, const matrix *x, int threads)
-{
-    forms f = {.to = {.rows = x->rows, .columns = x->columns}};
-    cr_assert_eq(nd_team_create(threads, &f.team), ND_OK);
-    cr_assert_eq(nd_gemm_create(t->kernels, f.team, &f.gemm), ND_OK);
-    nd_gemm_word **memory[2] = {&f.to.as_a, &f.to.as_b};
-    for (int i = 0; i < 2; i++) {
-        f.bytes[i] = nd_gemm_activation_bytes(f.gemm, x->rows, x->columns, i == 1);
-        *memory[i] = guarded_memory(f.bytes[i]);
-        memset(*memory[i], 0xff, f.bytes[i]); /* NaN, which no result may show */
-    }
-    return f;
-}
-
-static void close_forms(forms *f)
-{
-    nd_gemm_destroy(f->gemm);
-    nd_team_destroy(f->team);
-}
-
-/* Packs x in parts of so many rows and columns, the last ones first. */
-static void pack_parts(const forms *f, const matrix *x, int64_t rows, int64_t columns)
-{
-    const int64_t across = nd_ceil_div(x->columns, columns);
-    for (int64_t i = nd_ceil_div(x->rows, rows) * across - 1; i >= 0; i--) {
-        nd_gemm_part p = {
-            .stride = x->stride, .row = i / across * rows, .column = i % across * columns};
-        p.x = (const nd_bf16 *)x->data + p.row * x->stride + p.column;
-        p.rows = nd_min(rows, x->rows - p.row);
-        p.columns = nd_min(columns, x->columns - p.column);
-        nd_gemm_pack_part(f->gemm, &f->to, &p);
-    }
-}
-
-/* The product with one operand's form in place of the operand. */
-static void expect_same_with(const problem *q, const table *t, const forms *f, bool as_b,
-                             const char *what)
-{
-    const matrix want = multiply(q, t, 1);
-    matrix got = q->c;
-    nd_gemm_product p = q->p;
-    got.data = guarded_memory(matrix_bytes(&got));
-    memcpy(got.data, q->c.data, matrix_bytes(&got));
-    p.c = got.data;
-    p.a_packed = as_b ? NULL : f->to.as_a;
-    p.b_packed = as_b ? f->to.as_b : NULL;
-    p.a.data = as_b ? p.a.data : NULL;
-    p.b.data = as_b ? NULL : p.b.data;
-    nd_gemm_multiply(f->gemm, &p);
-    cr_assert_eq(memcmp(got.data, want.data, matrix_bytes(&got)), 0,
-                 "%s, %s, %d x %d x %d: other bits", t->name, what, (int)p.m, (int)p.n, (int)p.k);
-}
-
-/* x (rows, columns) as a of y = x w^T, and as b of dw = dy^T x; n: columns of y and rows of dw. */
-static void compare_forms(const table *t, int64_t rows, int64_t columns, int64_t n, int variant)
-{
-    const int flags = (variant & 1 ? ACCUMULATE : 0) | (variant & 2 ? OUT_BF16 : 0);
-    problem y, dw;
-    make(&y, (shape){rows, n, columns, flags | B_TRANSPOSED, NO_FACTORS, 0});
-    forms f = open_forms(t, &y.a, 1 + variant % 3);
-    pack_parts(&f, &y.a, variant & 1 ? 32 : 96, variant & 2 ? 64 : 32);
-    expect_same_with(&y, t, &f, false, "as a");
-    nd_bf16 *row = guarded_memory((size_t)columns * sizeof *row);
-    for (int64_t i = 0; i < rows; i++) {
-        nd_gemm_unpack_row(f.gemm, &f.to, i, 0, columns, row);
-        cr_assert_eq(memcmp(row, (nd_bf16 *)y.a.data + i * y.a.stride, (size_t)columns * 2), 0,
-                     "%s, row %d of %d x %d", t->name, (int)i, (int)rows, (int)columns);
-    }
-    close_forms(&f);
-    free_memory();
-    make(&dw, (shape){n, columns, rows, flags | A_TRANSPOSED, NO_FACTORS, 0});
-    f = open_forms(t, &dw.b, 1 + variant % 3);
-    pack_parts(&f, &dw.b, variant & 1 ? 64 : 32, variant & 2 ? 32 : 96);
-    expect_same_with(&dw, t, &f, true, "as b");
-    close_forms(&f);
-    free_memory();
-}
-
-static void check_forms(const table *t)
-{
-    static const int64_t extents[][3] = {{1, 1, 1},    {2, 33, 5},    {31, 32, 3},
-                                         {33, 31, 40}, {64, 96, 33},  {70, 1600, 9},
-                                         {830, 70, 9}, {1600, 5, 34}, {100, 40, 1100}};
-    nd_team *team = NULL;
-    nd_gemm *gemm = NULL;
-    cr_assert_eq(nd_team_create(1, &team), ND_OK);
-    cr_assert_eq(nd_gemm_create(t->kernels, team, &gemm), ND_OK);
-    const int64_t unit = nd_gemm_activation_unit(gemm);
-    cr_expect_eq(unit, t->tiles ? 32 : 0, "%s", t->name);
-    cr_expect_eq(nd_gemm_activation_bytes(gemm, 33, 65, true), t->tiles ? 64 * 96 * 2 : 0);
-    nd_gemm_destroy(gemm);
-    nd_team_destroy(team);
-    for (int i = 0; unit > 0 && i < 4 * (int)(sizeof extents / sizeof *extents); i++) {
-        const int64_t *e = extents[i / 4];
-        compare_forms(t, e[0], e[1], e[2], i % 4);
-    }
-}
-
-Test(gemm, activations_packed_in_parts_give_the_same_bits)
-{
-    for_each_table(check_forms);
-}
-
 /* Kernels that count the panels of B which they pack. */
 static struct {
     const nd_gemm_kernels *real;
@@ -742,48 +629,6 @@ static void compare_packed(nd_gemm_pack *vectors, nd_gemm_pack *plain, bool of_r
 }
 
 /* Without the sign of zeros. */
-static nd_gemm_word without_negative_zeros(nd_gemm_word word)
-{
-    const nd_gemm_word low = word & 0xffff, high = word & 0xffff0000;
-    return (low == 0x8000 ? 0 : low) | (high == 0x80000000 ? 0 : high);
-}
-
-/* Packed codes, which the casts make and the packing of B widens, and their values as A. */
-static void compare_codes(const nd_gemm_kernels *vectors, const nd_gemm_kernels *plain, int rows,
-                          int columns)
-{
-    enum {
-        PANELS = 3,
-        PANEL = 2 * ND_GEMM_CODES * ND_GEMM_CODES,
-        VALUES = PANELS * ND_GEMM_CODES * ND_GEMM_CODES / 2 /* words */
-    };
-    static uint8_t got[PANELS * PANEL], want[PANELS * PANEL], alone[PANELS * PANEL];
-    static nd_gemm_word words[2][PANEL], values[3][VALUES];
-    matrix x = draw(ND_DTYPE_BF16, rows, columns, 3, 5);
-    leave_to_cast(&x, ND_DTYPE_F8_E4M3, false, false);
-    memset(got, 0x5a, sizeof got);
-    memset(want, 0x5a, sizeof want);
-    memset(alone, 0x5a, sizeof alone);
-    memset(values, 0, sizeof values);
-    vectors->cast(got, PANEL, values[0], operand_of(&x), rows, columns);
-    vectors->cast(alone, PANEL, NULL, operand_of(&x), rows, columns);
-    plain->cast(want, PANEL, values[1], operand_of(&x), rows, columns);
-    cr_assert_eq(memcmp(got, want, sizeof got), 0, "codes of %d rows, %d columns", rows, columns);
-    cr_assert_eq(memcmp(got, alone, sizeof got), 0, "codes without values, %d rows", rows);
-    cr_assert_eq(memcmp(values[0], values[1], sizeof values[0]), 0, "values of %d rows, %d columns",
-                 rows, columns);
-    plain->pack_a_rows(values[2], operand_of(&x), rows, columns);
-    for (int i = 0; i < VALUES; i++) {
-        cr_assert_eq(without_negative_zeros(values[1][i]), values[2][i],
-                     "value %d of %d rows, %d columns", i, rows, columns);
-    }
-    const nd_gemm_operand codes = {.data = want, .dtype = ND_DTYPE_F8_E4M3, .packed = true};
-    vectors->pack_b_columns(words[0], codes, ND_GEMM_CODES, rows);
-    plain->pack_b_columns(words[1], codes, ND_GEMM_CODES, rows);
-    cr_assert_eq(memcmp(words[0], words[1], sizeof words[0]), 0, "words of %d rows", rows);
-    free_memory();
-}
-
 Test(gemm, vectors_and_plain_c_pack_the_same)
 {
     const nd_gemm_kernels *v = &nd_gemm_amx, *p = &nd_gemm_amx_emulated;
@@ -800,7 +645,6 @@ Test(gemm, vectors_and_plain_c_pack_the_same)
                                "B from rows");
                 compare_packed(v->pack_b_columns, p->pack_b_columns, false, v->columns, lines,
                                depth, "B from columns");
-                compare_codes(v, p, lines, depth);
             }
         }
     }

@@ -296,120 +296,6 @@ Test(matmul_fp8, every_number_cast_by_the_product)
     nd_each_backend(check_uncast_numbers);
 }
 
-/* The codes of x (rows, columns), which has numbers of all sizes and, where it is large, infinities
- * or NaN, with a scale that limits some. */
-static void check_packed_of(const nd_backend *backend, operand dy, int64_t rows, int64_t columns,
-                            int64_t gap)
-{
-    const nd_ops *ops = backend->side.ops;
-    nd_stream stream = backend->side.stream;
-    const nd_dtype bf16 = ND_DTYPE_BF16, e4m3 = ND_DTYPE_F8_E4M3;
-    const int64_t bytes =
-        (int64_t)ops->codes_packed_bytes(backend->side.device, rows, columns, bf16, e4m3);
-    float scale = 0x1.3p9f, inverse = 1.0f / scale;
-    nd_tensor x = nd_random_2d(bf16, rows, columns, gap, 1.0f), c[2];
-    nd_tensor memory = nd_blank_2d(ND_DTYPE_U8, 1, bytes + 128, 0);
-    nd_fp8 codes = {
-        .codes = nd_blank_2d(e4m3, rows, columns, gap), .scale = &scale, .inverse = &inverse};
-    nd_fp8 packed = codes;
-    packed.packed = (char *)(((uintptr_t)memory.data + 63) / 64 * 64);
-    packed.codes.data = NULL;
-    if (rows > 20) { /* finite ones of every size, then some that are not */
-        for (int64_t i = 0; i < rows * columns / 2; i++) {
-            const uint32_t number = (uint32_t)i * 37 % 65536;
-            ((nd_bf16 *)x.data)[i / columns * x.stride[0] + i % columns] =
-                (nd_bf16)(number % 0x8000 < 0x7f80 ? number : 0);
-        }
-        nd_put(x, rows * columns - 1, gap % 2 ? NAN : -INFINITY);
-    }
-    memset(packed.packed, 0xff, (size_t)bytes);
-    ((uint8_t *)packed.packed)[bytes] = 0x77;
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = codes, .x = x));
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = x));
-    cr_assert_eq(((uint8_t *)packed.packed)[bytes], 0x77, "a byte after the codes was written");
-    c[0] = nd_random_2d(ND_DTYPE_F32, dy.fp8.codes.shape[1], columns, gap, 1.0f);
-    c[1] = nd_clone(c[0]);
-    for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = dy.fp8,
-                              .a_transposed = true, .b = s ? packed : codes, .beta = 1.0f));
-    }
-    nd_expect_same(backend->name, "c", c[1], c[0]);
-}
-
-static nd_packed_form blank_form(nd_tensor *memory, size_t bytes)
-{
-    *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 128, 0);
-    const nd_packed_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
-    memset(form.memory, 0xff, bytes);
-    ((uint8_t *)form.memory)[bytes] = 0x77;
-    return form;
-}
-
-/* The values that the cast leaves beside packed codes, as a of y = x w^T. */
-static void check_values_of(const nd_side *ref, const nd_backend *backend, int64_t rows,
-                            int64_t columns, int64_t gap)
-{
-    enum { N = 70 };
-    const nd_ops *ops = backend->side.ops;
-    const nd_device *device = backend->side.device;
-    nd_stream stream = backend->side.stream;
-    const nd_dtype bf16 = ND_DTYPE_BF16;
-    const size_t bytes = ops->activation_packed_bytes(device, rows, columns, bf16, false);
-    operand x = cast_operand(ref, rows, columns, true, 0, TENSOR, gap);
-    const operand w = cast_operand(ref, columns, N, false, 1, TENSOR, gap);
-    nd_tensor memory[2], values = values_in_range(&x.fp8, gap), c[2];
-    const nd_packed_form codes = blank_form(
-        &memory[0], ops->codes_packed_bytes(device, rows, columns, bf16, ND_DTYPE_F8_E4M3));
-    nd_packed_form form = blank_form(&memory[1], bytes);
-    nd_fp8 packed = x.fp8;
-    packed.codes.data = NULL;
-    packed.packed = codes.memory;
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = values, .as_a = &form));
-    cr_assert(form.made);
-    cr_assert_eq(((uint8_t *)form.memory)[bytes], 0x77, "a byte after the values was written");
-    x.fp8.codes.data = NULL;
-    x.fp8.uncast = values;
-    x.fp8.format = ND_DTYPE_F8_E4M3;
-    c[0] = nd_random_2d(bf16, rows, N, gap, 1.0f);
-    c[1] = nd_clone(c[0]);
-    for (int s = 0; s < 2; s++) {
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul_fp8, .c = c[s], .a = x.fp8, .b = w.fp8,
-                              .b_transposed = w.transposed, .beta = 1.0f,
-                              .a_packed = s ? &form : NULL));
-    }
-    nd_expect_same(backend->name, "c of values", c[1], c[0]);
-}
-
-/* Codes that the cast leaves as b of dw = dy^T x give the bits that rows of codes give. */
-static void check_packed_codes(const nd_side *ref, const nd_backend *backend)
-{
-    static const int64_t extents[][3] = {{1, 1, 1},    {31, 33, 5},   {32, 32, 40},
-                                         {33, 70, 64}, {800, 65, 33}, {1602, 100, 7}};
-    const nd_ops *ops = backend->side.ops;
-    const bool packs =
-        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, ND_DTYPE_F8_E4M3) > 0;
-    cr_assert_eq(
-        packs, ops->activation_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, true) > 0,
-        "%s packs activations, or codes of them, alone", backend->name);
-    cr_assert_eq(
-        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_BF16, ND_DTYPE_F8_E5M2), 0);
-    cr_assert_eq(
-        ops->codes_packed_bytes(backend->side.device, 33, 33, ND_DTYPE_F32, ND_DTYPE_F8_E4M3), 0);
-    for (int i = 0; packs && i < (int)(sizeof extents / sizeof *extents); i++) {
-        const int64_t *e = extents[i];
-        operand dy = cast_operand(ref, e[2], e[0], true, i % 2 ? 3 : 1, TENSOR, i);
-        check_packed_of(backend, dy, e[0], e[1], i);
-        check_values_of(ref, backend, e[0], e[1], i);
-        check_values_of(ref, backend, e[1], e[0], i);
-        nd_case_free();
-    }
-}
-
-Test(matmul_fp8, codes_packed_by_the_cast)
-{
-    nd_each_backend(check_packed_codes);
-}
-
 /* An operand in parts, and the other one, x, which the product casts too. As b of y = x w^T the
  * parts are rows of w, as a of dw = dy^T x columns of dy. */
 typedef struct parts_case {
@@ -429,7 +315,7 @@ static nd_tensor lines_of(nd_tensor all, bool rows, int64_t at, int64_t count)
 }
 
 static void multiply_parts(const parts_case *t, nd_tensor c, nd_fp8 x, nd_fp8 parts,
-                           const nd_packed_form *a_packed, nd_packed_form *b_packed)
+                           nd_packed_form *b_packed)
 {
     const nd_side *side = &t->backend->side;
     const bool weights = t->weights;
@@ -439,7 +325,7 @@ static void multiply_parts(const parts_case *t, nd_tensor c, nd_fp8 x, nd_fp8 pa
     ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = c, .a = weights ? x : parts,
                           .a_transposed = !weights, .b = weights ? parts : x,
                           .b_transposed = weights, .beta = t->beta, .scratch = scratch,
-                          .a_packed = a_packed, .b_packed = b_packed));
+                          .b_packed = b_packed));
     expect_untouched(side, c.shape[0], c.shape[1], t->k, memory, scratch);
 }
 
@@ -469,40 +355,31 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
         t->parts.scale[p] = *one.scale;
         t->parts.inverse[p] = *one.inverse;
         t->parts.lines[t->parts.parts++] = lines[p];
-        multiply_parts(t, lines_of(c, !t->weights, at, lines[p]), t->x, one, NULL, NULL);
+        multiply_parts(t, lines_of(c, !t->weights, at, lines[p]), t->x, one, NULL);
     }
     return c;
 }
 
-/* In the forms that a step uses: x as the values, or as packed codes, that a cast left; weights
- * kept from one product to the next. */
-static void check_forms_of_parts(const parts_case *t, nd_tensor want)
+static nd_packed_form blank_form(nd_tensor *memory, size_t bytes)
 {
-    const nd_ops *ops = t->backend->side.ops;
-    const nd_device *device = t->backend->side.device;
-    nd_stream stream = t->backend->side.stream;
-    const nd_tensor x = t->x.uncast;
-    const int64_t rows = x.shape[0], columns = x.shape[1];
-    const size_t codes = ops->codes_packed_bytes(device, rows, columns, x.dtype, t->x.format);
-    const size_t kept = ops->matmul_packed_bytes(device, 1, t->k, t->all, true, t->format);
-    nd_fp8 packed = t->x;
-    nd_tensor memory[2], c = nd_clone(t->before);
-    if (codes > 0) {
-        nd_packed_form values = blank_form(
-            &memory[0], ops->activation_packed_bytes(device, rows, columns, x.dtype, false));
-        packed.codes = nd_tensor_2d(NULL, t->x.format, rows, columns);
-        packed.uncast.data = NULL;
-        packed.packed = blank_form(&memory[1], codes).memory;
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = packed, .x = x, .as_a = &values));
-        multiply_parts(t, c, t->weights ? t->x : packed, t->parts, t->weights ? &values : NULL,
-                       NULL);
-        nd_expect_same(t->backend->name, "c of what a cast left", c, want);
-    }
+    *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 64, 0);
+    const nd_packed_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
+    memset(form.memory, 0xff, bytes);
+    return form;
+}
+
+/* Weights that are kept from one product to the next. */
+static void check_kept_parts(const parts_case *t, nd_tensor want)
+{
+    const nd_side *side = &t->backend->side;
+    const size_t kept =
+        side->ops->matmul_packed_bytes(side->device, 1, t->k, t->all, true, t->format);
     if (t->weights && kept > 0) {
-        nd_packed_form form = blank_form(&memory[0], kept);
+        nd_tensor memory;
+        nd_packed_form form = blank_form(&memory, kept);
         for (int i = 0; i < 2; i++) {
-            c = nd_clone(t->before);
-            multiply_parts(t, c, t->x, t->parts, NULL, &form);
+            const nd_tensor c = nd_clone(t->before);
+            multiply_parts(t, c, t->x, t->parts, &form);
             nd_expect_same(t->backend->name, "c of kept weights", c, want);
         }
     }
@@ -532,9 +409,9 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
     t.before = weights ? nd_random_2d(type, others, all, gap, 1.0f)
                        : nd_random_2d(type, all, others, gap, 1.0f);
     const nd_tensor want = multiply_one_by_one(&t, of), c = nd_clone(t.before);
-    multiply_parts(&t, c, t.x, t.parts, NULL, NULL);
+    multiply_parts(&t, c, t.x, t.parts, NULL);
     nd_expect_same(backend->name, weights ? "y" : "dw", c, want);
-    check_forms_of_parts(&t, want);
+    check_kept_parts(&t, want);
     nd_case_free();
 }
 

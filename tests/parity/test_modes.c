@@ -103,11 +103,10 @@ Test(modes, recompute_keeps_less)
 
 /* Packed weights of all ranks. */
 typedef struct packed_plan {
-    atomic_size_t bytes;               /* that are planned */
-    atomic_bool possible;              /* whether the CPU's products keep any */
-    atomic_bool codes, codes_possible; /* packed codes of the down projections' inputs */
-    atomic_size_t ops;                 /* bytes that are planned for what the ops hold */
-    char unkept[512]; /* what rank 0 says of those that are left out; "" if none are */
+    atomic_size_t bytes;  /* that are planned */
+    atomic_bool possible; /* whether the CPU's products keep any */
+    atomic_size_t ops;    /* bytes that are planned for what the ops hold */
+    char unkept[512];     /* what rank 0 says of those that are left out; "" if none are */
 } packed_plan;
 
 static nd_status read_plan(void *context, nd_trainer *trainer)
@@ -120,9 +119,6 @@ static nd_status read_plan(void *context, nd_trainer *trainer)
     }
     plan->possible =
         rank->ops->matmul_packed_bytes(rank->device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
-    plan->codes_possible =
-        rank->ops->codes_packed_bytes(rank->device, 32, 32, ND_DTYPE_BF16, ND_DTYPE_F8_E4M3) > 0;
-    plan->codes = trainer->model->packs_codes[ND_INPUT_DOWN];
     for (int i = 0; i < trainer->plan.count; i++) {
         const nd_mem_buffer *buffer = &trainer->plan.buffers[i];
         plan->bytes += strstr(buffer->name, ", packed") ? buffer->bytes : 0;
@@ -171,8 +167,7 @@ static void expect_same_bits(const mesh_result *a, const mesh_result *b, const c
 }
 
 /* Losses, gradients and weights have the same bits whether each product packs its operands or
- * packed weights of a step are kept, for which the memory is planned, and ops pack inputs or their
- * codes. */
+ * packed weights of a step are kept, for which the memory is planned. */
 static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
 {
     packed_plan none = {0}, some = {0};
@@ -181,9 +176,6 @@ static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
     cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
     cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
                  some.bytes);
-    cr_assert(!none.codes, "%s: codes are packed", mesh->name);
-    cr_assert_eq(some.codes, some.codes_possible && precision == ND_PRECISION_FP8,
-                 "%s: whether codes are packed is %d", mesh->name, (int)some.codes);
     expect_same_bits(&kept, &anew, mesh->name);
     mesh_result_free(&anew);
     mesh_result_free(&kept);

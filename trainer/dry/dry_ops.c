@@ -19,28 +19,11 @@ static nd_call_matrix matrix(nd_tensor t)
     };
 }
 
-/* An operand of a product, or its form where only that is there. */
-static nd_call_matrix rows_or_form(nd_tensor t, const nd_packed_form *form)
-{
-    t.data = t.data || !form ? t.data : form->memory;
-    return matrix(t);
-}
-
-/* Rows of codes, for packed ones too: both are as many bytes, and casts and products of packed ones
- * are timed as those of rows. */
-static nd_tensor codes_of(const nd_fp8 *x)
-{
-    nd_tensor codes = x->codes;
-    codes.data = x->packed ? x->packed : codes.data;
-    return codes;
-}
-
 static nd_call_matrix operand(const nd_fp8 *x, bool as_stored)
 {
-    const nd_tensor codes = codes_of(x);
-    nd_call_matrix m = matrix(x->uncast.data            ? x->uncast
-                              : as_stored && codes.data ? codes
-                                                        : x->transposed);
+    nd_call_matrix m = matrix(x->uncast.data               ? x->uncast
+                              : as_stored && x->codes.data ? x->codes
+                                                           : x->transposed);
     m.along = (int32_t)x->granularity;
     return m;
 }
@@ -62,8 +45,8 @@ static nd_status note_matmul(nd_stream *s, const nd_matmul_args *x)
                     .b_transposed = x->b_transposed,
                     .beta = x->beta != 0.0f,
                     .c = matrix(x->c),
-                    .a = rows_or_form(x->a, x->a_packed),
-                    .b = rows_or_form(x->b, x->b_packed)};
+                    .a = matrix(x->a),
+                    .b = matrix(x->b)};
     return is_empty(x->c) ? ND_OK : note(s, &call);
 }
 
@@ -98,7 +81,7 @@ static nd_status note_fp8_cast(nd_stream *s, const nd_fp8_cast_args *x)
 {
     nd_call call = {.kind = ND_CALL_FP8_CAST,
                     .merges = x->amax != NULL,
-                    .c = matrix(codes_of(&x->out)),
+                    .c = matrix(x->out.codes),
                     .a = matrix(x->x),
                     .b = matrix(x->out.transposed)};
     call.a.along = (int32_t)x->out.granularity;

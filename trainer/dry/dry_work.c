@@ -19,12 +19,10 @@ static double bytes_of(nd_tensor t)
     return t.data ? (double)nd_tensor_count(t) * (double)nd_dtype_size(t.dtype) : 0.0;
 }
 
-/* Of a result as it is stored and in the forms that an op leaves. */
+/* Of a result as it is stored and as codes. */
 static double bytes_of_result(nd_tensor t, const nd_fuse *fuse)
 {
-    const double whole = (double)nd_tensor_count(t) * (double)nd_dtype_size(t.dtype);
-    return bytes_of(t) + bytes_of(fuse->codes) + (fuse->as_a ? whole : 0.0) +
-           (fuse->as_b ? whole : 0.0);
+    return bytes_of(t) + bytes_of(fuse->codes);
 }
 
 static double product_flops(nd_tensor c, int64_t k)
@@ -91,17 +89,14 @@ MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
 MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
 MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse_gate) + bytes_of_result(x->dup, &x->fuse_up) +
                       bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))
-/* out is read as rows or as its form. */
-MOVES(attention_delta, bytes_of(x->delta) + 2.0 * bytes_of(x->dout))
+MOVES(attention_delta, bytes_of(x->delta) + bytes_of(x->out) + bytes_of(x->dout))
 MOVES(lse_merge, 2.0 * bytes_of(x->acc) + bytes_of(x->out))
 MOVES(ce_stats, bytes_of(x->logits))
 MOVES(ce_bwd, 2.0 * bytes_of(x->logits))
 MOVES(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))
 MOVES(cast, bytes_of(x->out) + bytes_of(x->x))
 MOVES(amax, bytes_of(x->x))
-MOVES(fp8_cast, (x->out.packed ? (double)nd_tensor_count(x->x) : bytes_of(x->out.codes)) +
-                    bytes_of(x->out.transposed) + bytes_of(x->x) +
-                    (x->as_a ? 2.0 * (double)nd_tensor_count(x->x) : 0.0))
+MOVES(fp8_cast, bytes_of(x->out.codes) + bytes_of(x->out.transposed) + bytes_of(x->x))
 MOVES(fp8_transpose, bytes_of(x->out) + bytes_of(x->codes))
 
 nd_ops nd_dry_work_ops(const nd_ops *real)

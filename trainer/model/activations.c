@@ -82,7 +82,7 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
 }
 
 /* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are
- * made and, where they are packed, y has read it or their values. Only dw reads packed codes. */
+ * made. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
@@ -91,8 +91,7 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 {
     bool kept = !o->forward_only && o->recompute <= a->kept;
     bool as_codes = kept_as_codes(o, a, layer);
-    const bool unread = as_codes && o->forward_only && o->packed_codes[a->input] > 0;
-    if (is_codes(a) && (!as_codes || unread)) {
+    if (is_codes(a) && !as_codes) {
         return PLACE_NONE;
     }
     if (kept && is_codes(a) == as_codes) {
@@ -104,12 +103,7 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 /* Every layer's tensor starts on a 256-byte boundary. */
 static size_t stride_of(const act *a, const nd_activation_options *o)
 {
-    const size_t rows = nd_tensor_bytes(shape_of(a, o->dims));
-    if (a->input == ND_INPUT_COUNT) {
-        return nd_round_up_bytes(rows, 256);
-    }
-    const size_t packed = is_codes(a) ? o->packed_codes[a->input] : o->packed[a->input];
-    return nd_round_up_bytes(nd_max_bytes(rows, packed), 256);
+    return nd_round_up_bytes(nd_tensor_bytes(shape_of(a, o->dims)), 256);
 }
 
 static size_t layers_in(const nd_activation_options *o, const act *a, place where)
@@ -179,15 +173,6 @@ static void plan_shared_codes(nd_activation_set *set, const nd_activation_option
     }
 }
 
-bool nd_activations_keep_input(nd_recompute recompute, nd_input input)
-{
-    bool kept = false;
-    for (int i = 0; i < ACT_COUNT; i++) {
-        kept |= acts[i].input == input && !is_codes(&acts[i]) && recompute <= acts[i].kept;
-    }
-    return kept;
-}
-
 static bool keeps(nd_recompute recompute, size_t view)
 {
     for (int i = 0; i < ACT_COUNT; i++) {
@@ -223,7 +208,6 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
     set->Tl = o->dims->Tl;
     ND_TRY(ND_ALLOC(layers, &set->blocks));
     ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
-    ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->packed));
     for (int i = 0; i < ACT_COUNT; i++) {
         for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
             *view_of(set, &acts[i], l) = shape_of(&acts[i], o->dims);
@@ -268,6 +252,5 @@ void nd_activations_fini(nd_activation_set *set)
 {
     free(set->blocks);
     free(set->inputs);
-    free(set->packed);
     *set = (nd_activation_set){0};
 }

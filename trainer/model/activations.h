@@ -15,9 +15,7 @@
  *                      3.1 8B this is 3 times what full keeps, and selective keeps 11.5 times
  *   full               only the block's input (x_in)
  * Without a backward nothing is kept.
- * In FP8 with a scale per tensor h1, h2 and act are kept as codes. Where ops make the forms in
- * which products read h1, o, h2 and act (nd_packed_form), what is kept is their form as b of weight
- * gradients, which takes as much memory as the rows and lies in their place.
+ * In FP8 with a scale per tensor h1, h2 and act are kept as codes.
  */
 #include "runtime/device/memplan.h"
 #include "runtime/device/staging.h"
@@ -104,9 +102,6 @@ typedef struct nd_activation_set {
     nd_layer_range layers; /* of the stage */
     nd_block_acts *blocks; /* [layers] */
     nd_scale_ref *inputs;  /* [layers x ND_INPUT_COUNT] FP8 scales that go with the codes kept */
-    /* [layers x ND_INPUT_COUNT] inputs as b of weight gradients, in place of their rows; used where
-     * nd_input_is_packed. */
-    nd_packed_form *packed;
     nd_head_acts head;
     bool taken, loaded;
 } nd_activation_set;
@@ -121,12 +116,6 @@ static inline nd_scale_ref nd_set_input(const nd_activation_set *set, int64_t la
     return set->inputs[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input];
 }
 
-static inline nd_packed_form *nd_set_packed(const nd_activation_set *set, int64_t layer,
-                                            nd_input input)
-{
-    return &set->packed[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input];
-}
-
 /* What decides where activations lie. */
 typedef struct nd_activation_options {
     const nd_dims *dims;
@@ -134,15 +123,11 @@ typedef struct nd_activation_options {
     nd_recompute recompute;
     nd_layer_range layers;
     bool forward_only; /* no backward follows: blocks keep nothing and share all buffers */
-    size_t packed[ND_INPUT_COUNT]; /* bytes of an input as b of weight gradients; 0: it has rows */
-    size_t packed_codes[ND_INPUT_COUNT]; /* the same of its codes, where it is kept as such */
 } nd_activation_options;
 
 /* Wants the activations of the blocks. */
 nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *options,
                               nd_memplan *plan);
-/* Whether blocks keep this input of linears from forward to backward, as rows or packed. */
-bool nd_activations_keep_input(nd_recompute recompute, nd_input input);
 /* Whether the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);

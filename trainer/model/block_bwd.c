@@ -56,12 +56,10 @@ static nd_status attention_half_backward(nd_block_call c)
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand dout = {.rows = m->dx, .known = nd_gradient_known(c, ND_INPUT_O)};
     nd_operand dqkv = {.rows = m->dqkv};
-    const nd_operand o = nd_operand_of(c, ND_INPUT_O);
-    const nd_cp_outputs outputs = {.rows = o.rows, .packed = o.as_b, .lse = a->lse.data};
     /* 6. output projection */
     ND_TRY(nd_linear_backward(c, ND_INPUT_O, &dout, m->dout));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, &outputs, m->dout));
+    ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse.data, m->dout));
     /* 4. RoPE */
     nd_tensor dqk = nd_tensor_3d(m->dqkv.data, d->act, d->T, d->H + d->K, d->D);
     dqk.stride[0] = d->QKV;

@@ -51,15 +51,13 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand o;
-    nd_fuse fuse;
+    nd_operand o = nd_operand_of(c, ND_INPUT_O);
     ND_TRY(queries_keys_values(c, in));
     /* 5. attention, through the cache or through context parallel */
-    ND_TRY(nd_operand_prepare(c, ND_INPUT_O, &o, &fuse));
     if (c.pass == ND_PASS_GENERATE) {
         ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, o.rows));
     } else {
-        ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, o.rows, a->lse.data, &fuse));
+        ND_TRY(nd_cp_attention_fwd(&m->cp, a->qkv, o.rows, a->lse.data));
     }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
@@ -154,7 +152,7 @@ nd_status nd_block_recompute(nd_block_call c)
         ND_TRY(mlp_half(c, &act));
         break;
     }
-    return nd_operand_keep(c, &act, true);
+    return nd_operand_keep(c, &act);
 }
 
 nd_status nd_block_recompute_codes(nd_block_call c, bool second)
@@ -165,7 +163,7 @@ nd_status nd_block_recompute_codes(nd_block_call c, bool second)
         return ND_OK;
     }
     ND_TRY(norm_again(c, second, &h));
-    return nd_operand_keep(c, &h, true);
+    return nd_operand_keep(c, &h);
 }
 
 nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t layer)

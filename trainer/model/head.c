@@ -87,49 +87,19 @@ void nd_head_want_packed(nd_model *m)
     }
 }
 
-bool nd_head_norm_packs(const nd_model *m)
-{
-    const nd_dims *d = &m->dims;
-    return d->T == d->Tl && m->rank->ops->activation_packed_bytes(m->rank->device, d->head_rows,
-                                                                  d->C, d->act, false) > 0;
-}
-
-size_t nd_head_packed_bytes(const nd_model *m, bool as_b)
-{
-    const nd_dims *d = &m->dims;
-    const nd_ops *ops = m->rank->ops;
-    const bool tiles = !m->forward_only && d->head_columns < d->V;
-    const int64_t n = d->head_rows * (d->T / d->Tl);
-    if (as_b && m->forward_only) {
-        return 0;
-    }
-    if (nd_head_norm_packs(m)) {
-        return ops->activation_packed_bytes(m->rank->device, n, d->C, d->act, as_b);
-    }
-    return as_b && tiles
-               ? ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C, false, d->act)
-               : 0;
-}
-
-/* 0. the norm of rows [begin, begin + rows) of this tp rank: (rows, C), or their forms. */
-static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in,
-                           int64_t begin, nd_tensor h)
+/* 0. the norm of rows [begin, begin + rows) of this tp rank: h (rows, C). */
+static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, int64_t begin,
+                           nd_tensor h)
 {
     const int64_t rows = h.shape[0];
-    nd_head_scratch *s = &m->head;
-    nd_fuse fuse = {0};
-    s->h_as_a.made = s->h_as_b.made = false;
-    if (!h.data) {
-        fuse.as_a = &s->h_as_a;
-        fuse.as_b = pass == ND_PASS_TRAIN ? &s->h_as_b : NULL;
-    }
+    m->head.packed_h.made = false;
     ND_OP(m->rank, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = h,
           .sum = nd_tensor_rows(set->head.x, begin, rows),
           .rstd = nd_tensor_rows(set->head.rstd, begin, rows),
           .x = nd_tensor_rows(in.x, begin, rows),
           .delta = in.delta.data ? nd_tensor_rows(in.delta, begin, rows) : (nd_tensor){0},
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = (float)m->rank->shape.rms_eps, .fuse = fuse);
+          .eps = (float)m->rank->shape.rms_eps);
     return ND_OK;
 }
 
@@ -140,7 +110,7 @@ static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
         ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true,
-              .a_packed = c->h.data ? NULL : &m->head.h_as_a, .b_packed = packed_tile(m, &t, true));
+              .b_packed = packed_tile(m, &t, true));
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -188,7 +158,7 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     const int64_t n = c->h.shape[0];
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
     nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
-    nd_packed_form *rows = m->head.h_as_b.memory ? &m->head.h_as_b : NULL;
+    nd_packed_form *rows = m->head.packed_h.memory ? &m->head.packed_h : NULL;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         const head_tile t = tile_at(m, n, begin, true);
         ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
@@ -205,7 +175,7 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     return ND_OK;
 }
 
-/* Rows [begin, begin + rows) of every tp peer, whose normed ones are h or packed. beta: of the
+/* Rows [begin, begin + rows) of every tp peer, whose normed ones are h. beta: of the
  * weight's gradient. */
 static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_t begin,
                        nd_tensor h, float beta)
@@ -220,9 +190,7 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
         .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
     };
     /* 1. tp: the chunk's rows of all peers */
-    if (h.data) {
-        ND_TRY(nd_tp_gather(r, h, m->head.full, ND_TRACE_COMMUNICATION, &c.h));
-    }
+    ND_TRY(nd_tp_gather(r, h, m->head.full, ND_TRACE_COMMUNICATION, &c.h));
     ND_TRY(chunk_loss(m, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
@@ -249,7 +217,7 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
         nd_tensor h = nd_tensor_rows(m->head.h, 0, rows);
-        ND_TRY(norm_rows(m, set, pass, in, begin, h));
+        ND_TRY(norm_rows(m, set, in, begin, h));
         ND_TRY(chunk(m, set, pass, begin, h, beta));
         beta = 1.0f;
     }

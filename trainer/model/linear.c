@@ -193,17 +193,9 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.b : &recipe->output.a;
     bool column = is_column_parallel(input);
-    if (x->codes_packed && column && !for_weight) { /* y reads values, or casts the rows */
-        return ND_OK;
-    }
     if (x->codes.data && (column || for_weight)) { /* they were made before */
         x->cast = nd_fp8_with(x->scale, ND_PER_TENSOR);
         x->cast.codes = x->codes;
-        if (x->codes_packed) {
-            x->cast.packed = x->codes.data;
-            x->cast.codes.data = NULL;
-            return ND_OK;
-        }
         if (column) {
             ND_TRY(nd_operand_gather_codes(m, x->codes, m->fp8.x, &x->cast.codes));
         }
@@ -218,7 +210,7 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
         .vectors = of_rows ? *of_rows : m->scales.vectors[0],
     };
     if (x->codes.data) {
-        nd_operand_want_kept(x, nd_input_is_kept(c, input), &how);
+        how.codes = x->codes.data;
     } else {
         nd_cast_want(m, &how, for_weight && m->rank->ops->fp8_needs_transposed, m->fp8.x,
                      m->fp8.x_transposed);
@@ -266,7 +258,7 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     nd_fp8 w;
     if (!p->fp8) {
         ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
-              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE, .a_packed = x->as_a,
+              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE,
               .b_packed = packed_of(c, p, true));
         return ND_OK;
     }
@@ -277,14 +269,14 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
     a.uncast = padded_rows(m, a.uncast);
     ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
           .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
-          .a_packed = x->values, .b_packed = packed_of(c, p, true));
+          .b_packed = packed_of(c, p, true));
     return ND_OK;
 }
 
-/* The rows of all tp ranks. What is packed is not gathered. */
+/* The rows of all tp ranks. */
 static nd_status gather_rows(nd_model *m, nd_operand *x)
 {
-    return x->as_b ? ND_OK : nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows);
+    return nd_tp_gather(m->rank, x->rows, m->full_a, COMM, &x->rows);
 }
 
 static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
@@ -293,9 +285,7 @@ static nd_status column_forward(nd_block_call c, nd_input input, nd_operand *x, 
     bool any = nd_input_in_fp8(c, input);
     x->codes = any ? x->codes : (nd_tensor){0};
     if (x->codes.data) {
-        const bool kept = nd_input_is_kept(c, input);
-        x->values = x->codes_packed && kept ? &m->values : NULL;
-        ND_TRY(nd_operand_keep(c, x, kept));
+        ND_TRY(nd_operand_keep(c, x));
     } else {
         ND_TRY(gather_rows(m, x));
     }
@@ -397,7 +387,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     nd_tensor dw = gradient_of(c, p);
     if (!p->fp8 || rule->a.scaling == ND_SCALING_NONE) {
         ND_OP(m->rank, GEMM, matmul, .c = dw, .a = dy->rows, .a_transposed = true, .b = x->rows,
-              .beta = beta, .b_packed = x->as_b);
+              .beta = beta);
         return ND_OK;
     }
     ND_ASSERT(p->first == p->last || dy->cast.parts == p->last - p->first + 1);

@@ -21,10 +21,6 @@
  * rows and columns by one reduction for each input: before y of a row-parallel linear, before dx of
  * the column-parallel ones.
  *
- * An input in BF16 that is not gathered over tp is packed by the op that makes it, where the
- * backend has such forms (nd_packed_form): as a of y and, to be kept, as b of dw. It then has no
- * rows.
- *
  * Norms and SwiGLU measure or cast their results while they store them, where that gives the same
  * bits; BF16 rows that no product reads are then not written. An operand carries what is known of
  * it from the op that makes it to the linears that read it.
@@ -40,15 +36,9 @@ typedef struct nd_operand {
     /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
      * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
     nd_tensor codes;
-    bool codes_packed;  /* the codes are packed for dw (nd_fp8.packed); y reads values or rows */
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
     nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
-    /* An input that its op packs instead of making rows: as a of y, and as b of dw; NULL: rows. */
-    nd_packed_form *as_a, *as_b;
-    /* NULL, or the values of the packed codes of an input of q k v or of gate up, as a of all y,
-     * which their cast makes. */
-    nd_packed_form *values;
 } nd_operand;
 
 /* Adjacent linears of one product: those in BF16 together, each FP8 linear alone or, where they can
@@ -71,20 +61,6 @@ bool nd_linear_in_fp8(nd_block_call call, int linear);
 /* Whether any linear with this input is in FP8. */
 bool nd_input_in_fp8(nd_block_call call, nd_input input);
 
-/* Whether a backward will read what this pass makes of an input. */
-bool nd_input_is_kept(nd_block_call call, nd_input input);
-
-/* Finds which inputs the ops that make them pack; in a model without a cache. */
-void nd_inputs_choose_packed(nd_model *model);
-/* Whether the op that makes this input of a layer packs it. */
-bool nd_input_is_packed(const nd_model *model, nd_input input, int64_t layer);
-/* Bytes of the codes that blocks keep of an input, packed; 0: their codes have rows. */
-size_t nd_input_packed_code_bytes(const nd_model *model, nd_input input);
-/* Bytes that nd_operand.values need; 0: no input has them. */
-size_t nd_values_bytes(const nd_model *model);
-/* Bytes of the form of an input as a, or as b, in the layers where it is packed; 0: in none. */
-size_t nd_input_packed_bytes(const nd_model *model, nd_input input, bool as_b);
-
 /* An input as the block keeps it. */
 nd_operand nd_operand_of(nd_block_call call, nd_input input);
 /* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
@@ -99,10 +75,8 @@ nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_te
 nd_status nd_gradient_prepare(nd_block_call call, nd_input input, float **amax);
 nd_known nd_gradient_known(nd_block_call call, nd_input input);
 /* Finds the scale of an input whose codes the block keeps, and writes the codes, unless the op that
- * made the input has, or they are packed and no dw (for_weight) will read what this pass makes.
- * With packed codes it leaves their values, where the caller has set x->values.
- * Nothing where the block keeps none. */
-nd_status nd_operand_keep(nd_block_call call, nd_operand *x, bool for_weight);
+ * made the input has. Nothing where the block keeps none. */
+nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
 /* Whether products cast operands while they read them, so that no op of its own does. Delayed
  * scaling measures what it casts. */
@@ -122,14 +96,9 @@ typedef struct nd_cast {
     bool record;              /* delayed: its amax counts in this step */
     nd_scale_ref vectors;     /* for scales of rows or columns */
     void *codes, *transposed; /* NULL: not wanted */
-    void *packed;             /* NULL, or where packed codes of rows go */
-    nd_packed_form *values;   /* NULL, or where their values go */
     bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Asks for the codes that the block keeps. Where they are packed, y reads x->values or casts the
- * rows, and codes are asked for only where a dw (for_weight) will read them. */
-void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how);
 /* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
 void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
                   void *transposed_codes);

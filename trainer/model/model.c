@@ -15,16 +15,6 @@ static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tenso
     return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
 }
 
-/* The same for a buffer of the backward that lends its memory to the forward: at least so many
- * bytes. */
-static int want_lender(nd_memplan *plan, const char *name, nd_tensor shape, size_t least,
-                       nd_tensor *view)
-{
-    *view = shape;
-    return nd_memplan_want(plan, ND_MEM_SCRATCH, name, nd_max_bytes(nd_tensor_bytes(shape), least),
-                           &view->data);
-}
-
 static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_options *options)
 {
     const nd_dims *d = &m->dims;
@@ -34,29 +24,29 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     /* Rows of what only a backward uses; with FP8 the inputs of linears lie in dh and dact. */
     const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
     const bool lends = !m->forward_only || m->scales.recipe.name;
-    size_t as_a[ND_INPUT_COUNT];
-    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        as_a[input] = nd_input_packed_bytes(m, input, false);
-    }
-    const size_t of_dact = nd_max_bytes(as_a[ND_INPUT_DOWN], nd_values_bytes(m));
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
     want(plan, scratch, "residual gradient", dlocal, &m->dx);
-    int dh = want_lender(plan, "norm gradient", lends ? local : dlocal, as_a[ND_INPUT_QKV], &m->dh);
-    int dact = want_lender(plan, "swiglu gradient",
-                           nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), of_dact, &m->dact);
+    int dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
+    int dact = want(plan, scratch, "swiglu gradient",
+                    nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
-    int dout = want_lender(plan, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
-                           as_a[ND_INPUT_O], &m->dout);
-    const int of_input[ND_INPUT_COUNT] = {
-        [ND_INPUT_QKV] = dh, [ND_INPUT_O] = dout, [ND_INPUT_GATE_UP] = dh, [ND_INPUT_DOWN] = dact};
-    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        nd_memplan_also(plan, of_input[input], 0, &m->packed_inputs[input].memory);
-    }
-    nd_memplan_also(plan, dact, 0, &m->values.memory);
+    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
     nd_activations_borrow(&m->set, options, plan, dh, dact);
+}
+
+/* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
+ * there is one tile, or each packs them. */
+static size_t packed_rows_bytes(const nd_model *m)
+{
+    const nd_dims *d = &m->dims;
+    const int64_t n = d->head_rows * (d->T / d->Tl);
+    return m->forward_only || d->head_columns == d->V
+               ? 0
+               : m->rank->ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C, false,
+                                                   d->act);
 }
 
 static void plan_head(nd_model *m, nd_memplan *plan)
@@ -67,11 +57,8 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
     nd_tensor rows = nd_tensor_2d(NULL, d->act, d->head_rows, d->C);
-    const bool packs = nd_head_norm_packs(m);
     want(plan, head, "final residual", local, &m->set.head.x);
-    m->head.h = rows;
-    nd_memplan_want(plan, head, "final norm output of a chunk", packs ? 0 : nd_tensor_bytes(rows),
-                    &m->head.h.data);
+    want(plan, head, "final norm output of a chunk", rows, &m->head.h);
     want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
          &m->set.head.rstd);
     want(plan, head, "final norm gradient",
@@ -82,10 +69,8 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->head.logits);
     nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
                     &m->head.dsum);
-    nd_memplan_want(plan, head, "packed rows of a chunk", nd_head_packed_bytes(m, false),
-                    &m->head.h_as_a.memory);
-    nd_memplan_want(plan, head, "packed rows of a chunk, for dw", nd_head_packed_bytes(m, true),
-                    &m->head.h_as_b.memory);
+    nd_memplan_want(plan, head, "packed rows of a chunk, for dw", packed_rows_bytes(m),
+                    &m->head.packed_h.memory);
     nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
     nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
                     &m->head.dfull);
@@ -126,18 +111,15 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
 }
 
-/* Forms of weights that a step reads more than once. */
-static nd_status plan_packed(nd_model *m, nd_keep_packed keep, nd_memplan *plan)
+/* Finds the weights that a step reads more than once. */
+static nd_status want_packed(nd_model *m)
 {
     const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
     ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
-    if (!m->forward_only && keep == ND_KEEP_PACKED_ALL) {
+    if (!m->forward_only) {
         nd_linear_want_packed(m);
-    }
-    if (!m->forward_only && keep != ND_KEEP_PACKED_NONE) {
         nd_head_want_packed(m);
     }
-    nd_packed_plan(&m->packed, plan);
     return ND_OK;
 }
 
@@ -161,9 +143,6 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);
-    if (!o->cache) {
-        nd_inputs_choose_packed(m);
-    }
     if (o->forward_only) {
         nd_scales_keep_weights(&m->scales);
     }
@@ -183,15 +162,11 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
-    ND_TRY_OUT(plan_packed(m, o->keep_packed, plan));
+    ND_TRY_OUT(want_packed(m));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
                                      o->forward_only};
-    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        options.packed[input] = nd_input_packed_bytes(m, input, true);
-        options.packed_codes[input] = nd_input_packed_code_bytes(m, input);
-    }
     ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
     plan_shared(m, plan, &options);
     if (o->cache) {

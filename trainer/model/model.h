@@ -46,15 +46,14 @@ typedef struct nd_fp8_scratch {
 
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
 typedef struct nd_head_scratch {
-    nd_tensor h; /* (head_rows, C) normed rows of the residual stream; with a cache (Tl, C). No data
-                    where the norm packs them */
-    void *logits;       /* act (n, V): the tiles (n, head_columns), one after the other; only one
+    nd_tensor h;  /* (head_rows, C) normed rows of the residual stream; with a cache (Tl, C) */
+    void *logits; /* act (n, V): the tiles (n, head_columns), one after the other; only one
                            tile where nothing is trained */
     void *full, *dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *dsum; /* (n, C) sum of the rows' gradient over tiles; NULL where act is F32, with one
                     tile, and where nothing is trained */
-    nd_packed_form h_as_a, h_as_b; /* (n, C) rows, which all tiles' products and weight gradients
-                                      read; without memory where they are not packed */
+    nd_packed_form packed_h; /* (n, C) rows, which all tiles' weight gradients read; without memory
+                                where each packs them */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 
@@ -73,14 +72,8 @@ typedef struct nd_model {
     nd_fsdp fsdp;
     nd_scales scales;
     nd_packed_weights packed;
-    bool packs[ND_INPUT_COUNT]; /* inputs of linears that ops pack, in the layers that have them in
-                                   BF16 */
-    /* Those as a of y, until they are multiplied: in backward buffers of their sizes. */
-    nd_packed_form packed_inputs[ND_INPUT_COUNT];
-    bool packs_codes[ND_INPUT_COUNT]; /* inputs whose codes, where blocks keep such, are packed */
-    nd_packed_form values;            /* nd_operand.values, in a buffer of backward */
-    nd_cp cp;                         /* without a cache */
-    nd_kv_cache kv;                   /* of no slots: none */
+    nd_cp cp;       /* without a cache */
+    nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
     bool forward_only;
     nd_rope_view rope;
@@ -105,24 +98,16 @@ typedef struct nd_model {
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
 } nd_model;
 
-/* Whose packed weights are kept: those of the blocks and of the head, those of the head, or none. A
- * product without one packs its weight itself. */
-typedef enum nd_keep_packed {
-    ND_KEEP_PACKED_ALL = 0,
-    ND_KEEP_PACKED_HEAD,
-    ND_KEEP_PACKED_NONE
-} nd_keep_packed;
-
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     bool cast_units;                 /* fsdp.h */
-    nd_keep_packed keep_packed;      /* what there is memory for */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
 } nd_model_options;
 
-/* Lays out everything this rank needs into `plan`; no memory yet. The options are not kept. */
+/* Lays out everything this rank needs into `plan`, but for packed weights, which nd_packed_plan
+ * adds where there is memory for them; no memory yet. The options are not kept. */
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *options, nd_memplan *plan,
                           nd_model **out);
 /* After the plan was committed: what memory must hold before the first step. */
@@ -196,11 +181,6 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
 /* Wants the packed forms of the head's weight. */
 void nd_head_want_packed(nd_model *model);
-/* Bytes of the packed rows of a chunk, which every tile's weight gradient reads, or as a of their
- * logits; 0: there is one tile, or they are packed for each. The norm makes both forms where it can
- * (nd_head_norm_packs); elsewhere the first weight gradient makes its one. */
-bool nd_head_norm_packs(const nd_model *model);
-size_t nd_head_packed_bytes(const nd_model *model, bool as_b);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Operands of linears: how they are cast or packed, and what the ops that make them do of that
- * while they have the values in registers. Norms, attention and SwiGLU make inputs; SwiGLU's
- * backward makes the gradients of gate's and up's outputs. Of casts they do what goes with one
- * scale per tensor; attention does none.
+ * Operands of linears: how they are cast, and what the ops that make them do of that while they
+ * have the values in registers. Norms, attention and SwiGLU make inputs; SwiGLU's backward makes
+ * the gradients of gate's and up's outputs. They do what goes with one scale per tensor; attention
+ * does nothing.
  *
  * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
- * the op write codes alone, unless the cast packs them; otherwise the op finds the amax. In a step
- * that the health log counts, these ops leave plain rows.
+ * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
+ * these ops leave plain rows.
  */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
@@ -159,12 +159,6 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
         ND_TRY(nd_scales_cast(s, x->scale.site, result, amax, x->rows));
     }
     x->cast = result;
-    if (how->packed) {
-        nd_fp8 kept = nd_fp8_with(scale, rule->granularity);
-        kept.codes = nd_tensor_2d(NULL, rule->format, x->rows.shape[0], x->rows.shape[1]);
-        kept.packed = how->packed;
-        ND_OP(m->rank, ND_TRACE_CAST, fp8_cast, .out = kept, .x = x->rows, .as_a = how->values);
-    }
     return ND_OK;
 }
 
@@ -222,83 +216,6 @@ nd_status nd_operand_gather_codes(nd_model *m, nd_tensor codes, void *buffer, nd
     return ND_OK;
 }
 
-/* Packed inputs. */
-
-/* (rows, columns) of an input that is not gathered over tp. */
-static int64_t columns_of(const nd_dims *d, nd_input input)
-{
-    return input == ND_INPUT_DOWN ? d->F : input == ND_INPUT_O ? d->H * d->D : d->C;
-}
-
-static bool is_gathered(const nd_dims *d, nd_input input)
-{
-    return d->Tl != d->T && (input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP);
-}
-
-/* Whether the backend's op packs it. Attention does so where one call makes all of it. */
-static bool op_packs(const nd_model *m, nd_input input)
-{
-    const nd_dims *d = &m->dims;
-    const nd_rank *r = m->rank;
-    if (input == ND_INPUT_O) {
-        return nd_cp_attention_packs(r, d);
-    }
-    return !is_gathered(d, input) &&
-           r->ops->activation_packed_bytes(r->device, d->T, columns_of(d, input), d->act, true) > 0;
-}
-
-static size_t packed_code_bytes(const nd_model *m, nd_input input)
-{
-    const nd_dims *d = &m->dims;
-    const nd_rank *r = m->rank;
-    return r->ops->codes_packed_bytes(r->device, d->T, columns_of(d, input), d->act,
-                                      m->scales.recipe.output.a.format);
-}
-
-void nd_inputs_choose_packed(nd_model *m)
-{
-    const bool casts = m->scales.recipe.name && nd_products_cast(m);
-    for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        m->packs[input] = op_packs(m, input);
-        m->packs_codes[input] =
-            casts && !is_gathered(&m->dims, input) && packed_code_bytes(m, input) > 0;
-    }
-}
-
-size_t nd_input_packed_code_bytes(const nd_model *m, nd_input input)
-{
-    return m->packs_codes[input] ? packed_code_bytes(m, input) : 0;
-}
-
-size_t nd_values_bytes(const nd_model *m)
-{
-    const nd_dims *d = &m->dims;
-    const nd_rank *r = m->rank;
-    const bool any = m->packs_codes[ND_INPUT_QKV] || m->packs_codes[ND_INPUT_GATE_UP];
-    return any && !m->forward_only
-               ? r->ops->activation_packed_bytes(r->device, d->T, d->C, d->act, false)
-               : 0;
-}
-
-bool nd_input_is_kept(nd_block_call c, nd_input input)
-{
-    return c.pass == ND_PASS_TRAIN && nd_activations_keep_input(c.model->recompute, input);
-}
-
-bool nd_input_is_packed(const nd_model *m, nd_input input, int64_t layer)
-{
-    return m->packs[input] && nd_filter_mask(&m->scales.filter, layer, input) == 0;
-}
-
-size_t nd_input_packed_bytes(const nd_model *m, nd_input input, bool as_b)
-{
-    const nd_dims *d = &m->dims;
-    const nd_rank *r = m->rank;
-    return m->packs[input] ? r->ops->activation_packed_bytes(r->device, d->T, columns_of(d, input),
-                                                             d->act, as_b)
-                           : 0;
-}
-
 /* Inputs. */
 
 nd_operand nd_operand_of(nd_block_call c, nd_input input)
@@ -324,12 +241,6 @@ nd_operand nd_operand_of(nd_block_call c, nd_input input)
     case ND_INPUT_COUNT:
         break;
     }
-    x.codes_packed = x.codes.data && c.model->packs_codes[input];
-    if (nd_input_is_packed(c.model, input, c.layer)) {
-        x.as_b = nd_set_packed(c.set, c.layer, input);
-        x.as_b->memory = x.rows.data;
-        x.rows.data = NULL;
-    }
     return x;
 }
 
@@ -348,22 +259,10 @@ static nd_known known_after(nd_block_call c, nd_input input)
         return ND_KNOWN_NOTHING;
     }
     if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
-        return keeps && !m->packs_codes[input] ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
+        return keeps ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     }
     /* What is not kept as codes is measured after it was gathered. */
     return keeps || m->dims.Tl == m->dims.T ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
-}
-
-/* Which forms of a packed input its op makes in this pass. */
-static void choose_forms(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)
-{
-    nd_model *m = c.model;
-    const bool again = c.pass == ND_PASS_BACKWARD;
-    const bool multiplied = !again || nd_recompute_multiplies(m->recompute, input);
-    x->as_a = multiplied ? &m->packed_inputs[input] : NULL;
-    fuse->as_a = x->as_a;
-    fuse->as_b = again || nd_input_is_kept(c, input) ? x->as_b : NULL;
-    m->packed_inputs[input].made = x->as_b->made = false;
 }
 
 nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, nd_fuse *fuse)
@@ -372,9 +271,6 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, n
     nd_operand x = nd_operand_of(c, input);
     x.known = known_after(c, input);
     *fuse = (nd_fuse){0};
-    if (x.as_b) {
-        choose_forms(c, input, &x, fuse);
-    }
     if (x.known == ND_KNOWN_AMAX) {
         fuse->amax = x.scale.amax;
         ND_TRY(nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax));
@@ -389,15 +285,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, n
     return ND_OK;
 }
 
-void nd_operand_want_kept(const nd_operand *x, bool for_weight, nd_cast *how)
-{
-    how->by_products = x->codes_packed;
-    how->packed = x->codes_packed && for_weight ? x->codes.data : NULL;
-    how->values = how->packed ? x->values : NULL;
-    how->codes = x->codes_packed ? NULL : x->codes.data;
-}
-
-nd_status nd_operand_keep(nd_block_call c, nd_operand *x, bool for_weight)
+nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
 {
     nd_scales *s = &c.model->scales;
     nd_cast how = {
@@ -405,11 +293,11 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x, bool for_weight)
         .split = true,
         .settled = c.pass == ND_PASS_BACKWARD,
         .record = c.pass == ND_PASS_TRAIN,
+        .codes = x->codes.data,
     };
     if (!x->codes.data) {
         return ND_OK;
     }
-    nd_operand_want_kept(x, for_weight, &how);
     s->casts.inputs++;
     return nd_operand_cast(c.model, x, &how);
 }

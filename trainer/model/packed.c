@@ -52,9 +52,9 @@ size_t nd_packed_bytes(const nd_packed_weights *p, bool head)
     return bytes;
 }
 
-/* One buffer for the forms of the blocks, or of the head. */
-static void plan_forms(nd_packed_weights *p, bool head, const char *name, nd_memplan *plan)
+void nd_packed_plan(nd_packed_weights *p, bool head, nd_memplan *plan)
 {
+    const char *name = head ? "head, packed" : "decoder blocks, packed";
     const int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, name, nd_packed_bytes(p, head), NULL);
     size_t offset = 0;
     for (int i = 0; i < p->count; i++) {
@@ -66,12 +66,6 @@ static void plan_forms(nd_packed_weights *p, bool head, const char *name, nd_mem
     }
 }
 
-void nd_packed_plan(nd_packed_weights *p, nd_memplan *plan)
-{
-    plan_forms(p, false, "decoder blocks, packed", plan);
-    plan_forms(p, true, "head, packed", plan);
-}
-
 nd_packed_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *x)
 {
     for (int i = 0; i < p->count; i++) {
@@ -80,7 +74,7 @@ nd_packed_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *
             w->row == x->row && w->transposed == x->transposed) {
             w->form.made = w->form.made && w->version == p->fsdp->version;
             w->version = p->fsdp->version;
-            return &w->form;
+            return w->form.memory ? &w->form : NULL;
         }
     }
     return NULL;

@@ -44,10 +44,10 @@ void nd_packed_fini(nd_packed_weights *packed);
  * rows. */
 void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype dtype,
                     int64_t rows, int64_t reads);
-/* Wants the memory of all forms. */
-void nd_packed_plan(nd_packed_weights *packed, nd_memplan *plan);
-/* Their bytes: of those of the blocks, or of the head. */
+/* Bytes of the forms of the blocks, or of those of the head. */
 size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
+/* Wants their memory. Without it each product packs its weight itself, with the same bits. */
+void nd_packed_plan(nd_packed_weights *packed, bool head, nd_memplan *plan);
 
 /* The form of a weight, for b_packed of a product; NULL where none is kept. It is marked as not
  * made when the weights have changed. Of `which` only first, last, layer, row and transposed are

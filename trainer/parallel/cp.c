@@ -36,44 +36,33 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks", scratch_bytes(cp), &cp->scratch);
 }
 
-bool nd_cp_attention_packs(const nd_rank *rank, const nd_dims *d)
-{
-    nd_attention_block whole[2];
-    nd_cp_blocks_gathered(1, 0, 0, d->chunk, whole);
-    const nd_attention a = nd_cp_attention_of(d, &whole[0]);
-    return d->chunks == 1 && rank->ops->attention_packs(rank->device, &a, d->act);
-}
-
-nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse,
-                              const nd_fuse *fuse)
+nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
     if (cp->method) {
-        ND_ASSERT(!fuse->as_a && !fuse->as_b);
         return cp->method->forward(cp, qkv, o, lse);
     }
     nd_attention_block whole[2];
     nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, whole);
     nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
-    return nd_cp_block_forward(cp, &whole[0], qkv, &kv, o, lse, fuse);
+    return nd_cp_block_forward(cp, &whole[0], qkv, &kv, o, lse);
 }
 
-static nd_status make_delta(nd_cp *cp, const nd_cp_outputs *o, nd_tensor dout)
+static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
     for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_attention_block all = {c, 0, d->chunk, 0};
         ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta,
               .attention = nd_cp_attention_of(d, &all), .delta = nd_cp_row_view(d, cp->delta, c),
-              .out = nd_cp_q_view(d, o->rows, c, 0, d->H),
-              .dout = nd_cp_q_view(d, dout, c, 0, d->H), .out_packed = o->packed);
+              .out = nd_cp_q_view(d, o, c, 0, d->H), .dout = nd_cp_q_view(d, dout, c, 0, d->H));
     }
     return ND_OK;
 }
 
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const nd_cp_outputs *o,
-                              nd_tensor dout)
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+                              const float *lse, nd_tensor dout)
 {
-    const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o->rows, .dout = dout, .lse = o->lse};
+    const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o, .dout = dout, .lse = lse};
     ND_TRY(make_delta(cp, o, dout));
     if (cp->method) {
         return cp->method->backward(cp, &b);

@@ -44,21 +44,10 @@ typedef struct nd_cp {
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
 
-/* Whether the forward can make forms of o (nd_fuse): cp is 1, and the backend's attention does. */
-bool nd_cp_attention_packs(const nd_rank *rank, const nd_dims *dims);
-/* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. fuse: of o. */
-nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse,
-                              const nd_fuse *fuse);
-
-/* What the forward made: o as rows (T, H D), or as b of a weight gradient. */
-typedef struct nd_cp_outputs {
-    nd_tensor rows;
-    const nd_packed_form *packed; /* NULL: rows */
-    const float *lse;
-} nd_cp_outputs;
-
-/* dqkv (T, QKV) from dout (T, H D). */
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, const nd_cp_outputs *o,
-                              nd_tensor dout);
+/* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. */
+nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+/* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. */
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+                              const float *lse, nd_tensor dout);
 
 #endif

@@ -101,8 +101,7 @@ nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, i
 }
 
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
-                              const nd_kv_source *kv, nd_tensor o, const float *lse,
-                              const nd_fuse *fuse)
+                              const nd_kv_source *kv, nd_tensor o, const float *lse)
 {
     const nd_dims *d = &cp->dims;
     nd_attention a = nd_cp_attention_of(d, block);
@@ -110,8 +109,7 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
           .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
           .lse = nd_cp_row_view(d, lse, block->q_chunk),
           .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H), .k = kv_view(d, kv, kv->k, block),
-          .v = kv_view(d, kv, kv->v, block), .fuse = fuse ? *fuse : (nd_fuse){0},
-          .scratch = cp->scratch);
+          .v = kv_view(d, kv, kv->v, block), .scratch = cp->scratch);
     return ND_OK;
 }
 

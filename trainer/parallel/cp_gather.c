@@ -67,7 +67,7 @@ static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *ls
     ND_TRY(gather_kv(cp, qkv, &kv));
     int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, blocks);
     for (int b = 0; b < count; b++) {
-        ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse, NULL));
+        ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse));
     }
     return ND_OK;
 }

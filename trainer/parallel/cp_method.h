@@ -54,8 +54,7 @@ nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv);
 
 /* One block forward. fuse: of o, where the block is all of it; or NULL. */
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
-                              const nd_kv_source *kv, nd_tensor o, const float *lse,
-                              const nd_fuse *fuse);
+                              const nd_kv_source *kv, nd_tensor o, const float *lse);
 
 /* Where the gradients of a block go: dq (T, columns), dk and dv; added to what is there, or not. */
 typedef struct nd_block_gradients {

@@ -63,7 +63,7 @@ static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
             nd_attention a = nd_cp_attention_of(d, &blocks[b]);
             /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
             ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, part,
-                                       step == 0 ? cp->acc_lse : cp->part_lse, NULL));
+                                       step == 0 ? cp->acc_lse : cp->part_lse));
             if (step > 0) {
                 ND_OP(r, ND_TRACE_ATTENTION, lse_merge, .attention = a,
                       .acc = nd_cp_q_view(d, acc, c, 0, d->H),

@@ -64,11 +64,12 @@ bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
            (limit->option && (double)bytes > FULL_SHARE * (double)limit->left);
 }
 
-bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan)
+bool nd_budget_has_room(const nd_rank *rank, const nd_memplan *plan, size_t more)
 {
     const nd_host_memory host = nd_host_memory_read("");
     const nd_memory_limit limit = nd_limits_read_memory();
-    return nd_budget_exceeds(plan->total + plan->external, rank->host_ranks, &host, &limit);
+    return more == 0 ||
+           !nd_budget_exceeds(plan->total + plan->external + more, rank->host_ranks, &host, &limit);
 }
 
 static void plan_cpu_ops(const nd_rank *rank, nd_memplan *plan)

@@ -80,10 +80,10 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
  * the worker's own limit leaves. */
 bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
                        const nd_memory_limit *limit);
-/* The same for the workers of this host, with the memory that is free before this worker allocates
- * its plan. Where it is true, the trainer keeps fewer packed weights. Answers of workers may
- * differ, since some may have allocated their plans already; no result depends on the answer. */
-bool nd_budget_is_short(const nd_rank *rank, const nd_memplan *plan);
+/* Whether the workers of this host have memory for the plan and `more` bytes, which only save time,
+ * with what is free before this worker allocates its plan. Answers of workers may differ, since
+ * some may have allocated their plans already; no result depends on the answer. */
+bool nd_budget_has_room(const nd_rank *rank, const nd_memplan *plan, size_t more);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);
 /* nd_memplan_commit, with the warning. ND_ERR_RESOURCE also says what comes later. */

@@ -69,23 +69,21 @@ static bool is_too_large(const nd_trainer *t)
                gpu.free_bytes;
 }
 
-/* Plans again with fewer packed weights: first without those of the blocks, then without any. */
-static nd_status leave_out_packed(nd_rank *rank, nd_model_options *options, nd_trainer **t)
+/* Keeps the packed weights that there is memory for: all, those of the head, or none. */
+static void plan_packed(nd_trainer *t)
 {
-    size_t blocks = (*t)->unkept_blocks, head = (*t)->unkept_head;
-    if (options->keep_packed == ND_KEEP_PACKED_ALL) {
-        blocks = nd_packed_bytes(&(*t)->model->packed, false);
-        options->keep_packed = ND_KEEP_PACKED_HEAD;
-    } else {
-        head = nd_packed_bytes(&(*t)->model->packed, true);
-        options->keep_packed = ND_KEEP_PACKED_NONE;
+    nd_packed_weights *p = &t->model->packed;
+    const size_t blocks = nd_packed_bytes(p, false), head = nd_packed_bytes(p, true);
+    const bool all = nd_budget_has_room(t->rank, &t->plan, blocks + head);
+    if (all) {
+        nd_packed_plan(p, false, &t->plan);
     }
-    nd_trainer_destroy(*t);
-    *t = NULL;
-    ND_TRY(create(rank, options, true, t));
-    (*t)->unkept_blocks = blocks;
-    (*t)->unkept_head = head;
-    return ND_OK;
+    t->unkept_blocks = all ? 0 : blocks;
+    if (all || nd_budget_has_room(t->rank, &t->plan, head)) {
+        nd_packed_plan(p, true, &t->plan);
+    } else {
+        t->unkept_head = head;
+    }
 }
 
 bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
@@ -113,9 +111,7 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
         options.cast_units = true;
         ND_TRY(create(rank, &options, true, &t));
     }
-    while (t->model->packed.count > 0 && nd_budget_is_short(rank, &t->plan)) {
-        ND_TRY(leave_out_packed(rank, &options, &t));
-    }
+    plan_packed(t);
     t->tuning = tuning;
     *out = t;
     return ND_OK;

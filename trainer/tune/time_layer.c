@@ -47,8 +47,8 @@ static nd_status make_inputs(layer_bench *b)
 static nd_status open_bench(layer_bench *b, const nd_layer_timing *timing)
 {
     nd_rank *r = b->rank;
-    /* Each run has new weights, so packed weights would serve one run only. */
-    const nd_model_options options = {.keep_packed = ND_KEEP_PACKED_NONE};
+    /* Each run has new weights, so packed weights, which are not planned here, would serve one. */
+    const nd_model_options options = {0};
     nd_memplan_init(&b->plan);
     ND_TRY(nd_dry_run_prepare(r, &options));
     ND_TRY(nd_model_create(r, &options, &b->plan, &b->model));

@@ -203,12 +203,18 @@ nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_mod
     return mesh_model_open_with(rank, &(nd_model_options){0}, seed, plan, out);
 }
 
-nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
-                               nd_memplan *plan, nd_model **out)
+static nd_status open_model(nd_rank *rank, const nd_model_options *options, mesh_packed packed,
+                            uint64_t seed, nd_memplan *plan, nd_model **out)
 {
     nd_model *model = NULL;
     nd_memplan_init(plan);
     nd_status status = nd_model_create(rank, options, plan, &model);
+    if (status == ND_OK && packed.blocks) {
+        nd_packed_plan(&model->packed, false, plan);
+    }
+    if (status == ND_OK && packed.head) {
+        nd_packed_plan(&model->packed, true, plan);
+    }
     if (status == ND_OK) {
         status = start_model(model, seed, plan);
     }
@@ -218,6 +224,18 @@ nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, u
     }
     *out = model;
     return ND_OK;
+}
+
+nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
+                               nd_memplan *plan, nd_model **out)
+{
+    return open_model(rank, options, (mesh_packed){true, true}, seed, plan, out);
+}
+
+nd_status mesh_model_open_packed(nd_rank *rank, mesh_packed packed, uint64_t seed, nd_memplan *plan,
+                                 nd_model **out)
+{
+    return open_model(rank, &(nd_model_options){0}, packed, seed, plan, out);
 }
 
 void mesh_model_close(nd_memplan *plan, nd_model *model)

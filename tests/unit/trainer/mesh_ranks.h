@@ -64,6 +64,13 @@ void mesh_shards_close(mesh_shards *shards);
 nd_status mesh_model_open(nd_rank *rank, uint64_t seed, nd_memplan *plan, nd_model **out);
 nd_status mesh_model_open_with(nd_rank *rank, const nd_model_options *options, uint64_t seed,
                                nd_memplan *plan, nd_model **out);
+/* The same with packed weights of the blocks, of the head, of both or of none; the functions above
+ * plan both. */
+typedef struct mesh_packed {
+    bool blocks, head;
+} mesh_packed;
+nd_status mesh_model_open_packed(nd_rank *rank, mesh_packed packed, uint64_t seed, nd_memplan *plan,
+                                 nd_model **out);
 /* The forward of one sequence whose ids depend on `micro` and, to train, its backward. The model
  * has mesh_config_of's 32 tokens and a vocabulary of 97 or more. */
 nd_status mesh_micro_batch(nd_model *model, int micro, nd_pass pass);

@@ -60,8 +60,8 @@ typedef struct packed_case {
     nd_recompute recompute;
     nd_precision precision;
     bool all_gather, tied, zero3;
-    nd_keep_packed keep;
-    int64_t vocab; /* 0: one tile of the head holds it */
+    enum { KEEP_ALL = 0, KEEP_HEAD, KEEP_NONE } keep; /* which forms there is memory for */
+    int64_t vocab;                                    /* 0: one tile of the head holds it */
     /* Of one rank and step: forms that are made, products that read one in the micro-batches, and
      * in the validation behind them. */
     int made, read, validated;
@@ -95,8 +95,8 @@ static nd_status body(nd_rank *rank, void *context)
     ops.matmul_fp8 = spy_matmul_fp8;
     ops.matmul_packed_bytes = spy_packed_bytes;
     rank->ops = &ops;
-    const nd_model_options options = {.keep_packed = c->keep};
-    nd_status status = mesh_model_open_with(rank, &options, 1, &plan, &m);
+    const mesh_packed packed = {.blocks = c->keep == KEEP_ALL, .head = c->keep != KEEP_NONE};
+    nd_status status = mesh_model_open_packed(rank, packed, 1, &plan, &m);
     if (status == ND_OK) {
         status = run_steps(m, c);
         mesh_model_close(&plan, m);
@@ -169,9 +169,9 @@ Test(packed_weights, are_made_once_a_step_where_they_are_read_again)
          .made = 2,
          .read = 2 * 2,
          .validated = 1},
-        {"only the head's are kept", ONE, 2, .vocab = 1500, .keep = ND_KEEP_PACKED_HEAD,
-         .made = 2 * 2 + 2, .read = 2 * (2 * 2 + 2), .validated = 2},
-        {"none is kept", ONE, 2, .keep = ND_KEEP_PACKED_NONE},
+        {"only the head's are kept", ONE, 2, .vocab = 1500, .keep = KEEP_HEAD, .made = 2 * 2 + 2,
+         .read = 2 * (2 * 2 + 2), .validated = 2},
+        {"none is kept", ONE, 2, .keep = KEEP_NONE},
         {"codes", ONE, 2, .precision = ND_PRECISION_FP8, .all_gather = true,
          .made = 2 * FP8_PRODUCTS, .read = 2 * 2 * FP8_PRODUCTS, .validated = FP8_PRODUCTS},
         {"codes are cast for each product", ONE, 2, .precision = ND_PRECISION_FP8, .made = 2,
