@@ -91,6 +91,7 @@ struct nd_transport {
     int rank, size;             /* world */
     bool alone;                 /* groups of size 1 use this backend, not `self` */
     double timeout_seconds;     /* deadline of every operation; > 0 */
+    size_t staging_bytes;       /* 0; tests: of a group, in place of nd_comm_staging_bytes */
     nd_progress_slot *progress; /* this rank's slot, never NULL */
     const nd_progress *page;    /* slots of all workers of this host, or NULL */
     int (*slot_of_rank)(void *context,

@@ -94,7 +94,8 @@ static nd_status p2p_create(nd_transport *transport, nd_comm *comm)
         pc->ops[i].comm = comm;
     }
     ND_TRY_OUT(ND_ALLOC(comm->size, &pc->sources));
-    ND_TRY_OUT(map_staging(pc, nd_comm_staging_bytes(comm->size)));
+    ND_TRY_OUT(map_staging(pc, transport->staging_bytes > 0 ? transport->staging_bytes
+                                                            : nd_comm_staging_bytes(comm->size)));
     status = connect_members(comm);
     if (status != ND_OK) {
         nd_fail_context(status, "the members of %s met for the first time",

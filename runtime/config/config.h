@@ -97,6 +97,13 @@ typedef enum nd_path_key {
     ND_PATH_COUNT
 } nd_path_key;
 
+/* Sizes above which the program works in parts. Tests set them small; 0: the program's own. */
+typedef struct nd_internal_limits {
+    int64_t head_rows;    /* tokens per tp peer of a chunk of the head */
+    int64_t head_columns; /* of a tile of its logits, before it is rounded up to a unit */
+    int64_t save_piece;   /* elements of a rank that are gathered at once to save a model */
+} nd_internal_limits;
+
 typedef struct nd_config {
     struct {
         int64_t
@@ -227,6 +234,7 @@ typedef struct nd_config {
     bool resolved;         /* nd_config_resolve succeeded */
     nd_mesh resolved_mesh; /* after nd_config_resolve */
     nd_axis open_axis;     /* the axis that was -1 before nd_config_resolve; ND_AXIS_COUNT: none */
+    nd_internal_limits limits;
 } nd_config;
 
 /* Defaults. */

@@ -58,6 +58,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->parallel.reshard_after_forward = !m->zero2;
     c->parallel.cp_comm = m->ring ? ND_CP_RING : ND_CP_ALLGATHER;
     c->parallel.recompute = m->recompute;
+    c->limits = job->limits;
 }
 
 static int tensor_index(const mesh_result *out, const char *name)
@@ -136,38 +137,115 @@ out:
     return status;
 }
 
+/* A step that was done before must give the same bits. */
+static nd_status keep_result(shared_run *run, int64_t step, const nd_step_result *result,
+                             bool again)
+{
+    mesh_result *out = run->out;
+    ND_CHECK(!again || memcmp(&out->loss[step], &result->loss, sizeof result->loss) == 0,
+             "%s: after a restore the loss of step %lld is %.17g, and was %.17g", run->mesh->name,
+             (long long)step + 1, result->loss, out->loss[step]);
+    ND_CHECK(!again || memcmp(&out->norm[step], &result->grad_norm, sizeof result->grad_norm) == 0,
+             "%s: after a restore the norm of step %lld is %.17g, and was %.17g", run->mesh->name,
+             (long long)step + 1, result->grad_norm, out->norm[step]);
+    out->loss[step] = result->loss;
+    out->norm[step] = result->grad_norm;
+    out->work[step] = result->work;
+    if (result->source_sums) {
+        memcpy(out->source_sums[step], result->source_sums, sizeof out->source_sums[step]);
+    }
+    return ND_OK;
+}
+
+static nd_status train_step(shared_run *run, nd_trainer *t, nd_loader *loader, int64_t step)
+{
+    const mesh_job *job = run->job;
+    nd_step_batch batch;
+    nd_step_result result;
+    ND_TRY(nd_loader_next(loader, &batch));
+    batch.wait_seconds += t->rank->rank == job->late_rank ? job->late_seconds : 0;
+    if (step == 0 && job->observe) {
+        ND_TRY(nd_trainer_gradients(t, &batch, &result));
+        ND_TRY(job->observe(job->context, t));
+    }
+    if (job->before_step) {
+        ND_TRY(job->before_step(job->context, t, step));
+    }
+    ND_TRY(nd_trainer_step(t, &batch, &result));
+    if (job->after_step) {
+        ND_TRY(job->after_step(job->context, t, step));
+    }
+    if (step == 0) {
+        ND_TRY(collect(run, t, true));
+    }
+    return t->rank->rank == 0 ? keep_result(run, step, &result, false) : ND_OK;
+}
+
 static nd_status train_steps(shared_run *run, nd_trainer *t, nd_loader *loader)
 {
     for (int64_t step = 0; step < run->job->steps; step++) {
-        nd_step_batch batch;
-        nd_step_result result;
-        ND_TRY(nd_loader_next(loader, &batch));
-        batch.wait_seconds += t->rank->rank == run->job->late_rank ? run->job->late_seconds : 0;
-        if (step == 0 && run->job->observe) {
-            ND_TRY(nd_trainer_gradients(t, &batch, &result));
-            ND_TRY(run->job->observe(run->job->context, t));
-        }
-        if (run->job->before_step) {
-            ND_TRY(run->job->before_step(run->job->context, t, step));
-        }
-        ND_TRY(nd_trainer_step(t, &batch, &result));
-        if (run->job->after_step) {
-            ND_TRY(run->job->after_step(run->job->context, t, step));
-        }
-        if (step == 0) {
-            ND_TRY(collect(run, t, true));
-        }
-        if (t->rank->rank == 0) {
-            run->out->loss[step] = result.loss;
-            run->out->norm[step] = result.grad_norm;
-            run->out->work[step] = result.work;
-            if (result.source_sums) {
-                memcpy(run->out->source_sums[step], result.source_sums,
-                       sizeof run->out->source_sums[step]);
-            }
-        }
+        ND_TRY(train_step(run, t, loader, step));
     }
     return collect(run, t, false);
+}
+
+static nd_status open_loader(shared_run *run, const nd_rank *rank, int64_t accumulation,
+                             int64_t first_step, nd_loader **out)
+{
+    nd_loader_options options = {
+        .sequence = run->job->sequence,
+        .micro_batch = run->mesh->micro_batch,
+        .accumulation = accumulation,
+        .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
+        .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
+        .cp_size = rank->mesh.size[ND_AXIS_CP],
+        .cp_index = rank->coord.at[ND_AXIS_CP],
+        .first_step = first_step,
+        .seed = 11,
+    };
+    return nd_loader_open(run->data, &options, out);
+}
+
+/* Restores, and goes the same way again; collect compares the weights with those of before. */
+static nd_status train_again(shared_run *run, nd_trainer *t)
+{
+    nd_loader *loader = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(run->job->rewind(run->job->context, t));
+    ND_TRY(open_loader(run, t->rank, run->config.train.gradient_accumulation_steps,
+                       t->position.step, &loader));
+    for (int64_t s = t->position.step - run->job->first_step; s < run->job->steps; s++) {
+        nd_step_batch batch;
+        nd_step_result result;
+        ND_TRY_OUT(nd_loader_next(loader, &batch));
+        ND_TRY_OUT(nd_trainer_step(t, &batch, &result));
+        ND_TRY_OUT(t->rank->rank == 0 ? keep_result(run, s, &result, true) : ND_OK);
+    }
+    status = collect(run, t, false);
+out:
+    nd_loader_close(loader);
+    return status;
+}
+
+static nd_status never_stop(void *context, bool *stop)
+{
+    return ND_OK;
+}
+
+static nd_status validate(shared_run *run, nd_trainer *t)
+{
+    const nd_stop_check check = {.ask = never_stop};
+    nd_loader *loader = NULL;
+    int64_t tokens;
+    double loss;
+    ND_TRY(open_loader(run, t->rank, 1, 0, &loader));
+    nd_status status = nd_trainer_evaluate(t, loader, run->config.train.gradient_accumulation_steps,
+                                           &check, &loss, &tokens);
+    nd_loader_close(loader);
+    if (t->rank->rank == 0) {
+        run->out->validation = loss;
+    }
+    return status;
 }
 
 static void keep_counts(mesh_result *out, const nd_trainer *t)
@@ -196,17 +274,6 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     nd_loader *loader = NULL;
     nd_tuning *tuning = NULL;
     nd_status status = ND_OK;
-    nd_loader_options options = {
-        .sequence = run->job->sequence,
-        .micro_batch = run->mesh->micro_batch,
-        .accumulation = run->config.train.gradient_accumulation_steps,
-        .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
-        .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
-        .cp_size = rank->mesh.size[ND_AXIS_CP],
-        .cp_index = rank->coord.at[ND_AXIS_CP],
-        .first_step = run->job->first_step,
-        .seed = 11,
-    };
     ND_TRY_OUT(nd_tuning_make(rank, &tuning));
     ND_TRY_OUT(nd_trainer_create(rank, tuning, &trainer));
     ND_TRY_OUT(nd_trainer_commit(trainer));
@@ -217,11 +284,14 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     if (run->job->start) {
         ND_TRY_OUT(run->job->start(run->job->context, trainer));
     }
-    ND_TRY_OUT(nd_loader_open(run->data, &options, &loader));
+    ND_TRY_OUT(open_loader(run, rank, run->config.train.gradient_accumulation_steps,
+                           run->job->first_step, &loader));
     ND_TRY_OUT(train_steps(run, trainer, loader));
+    ND_TRY_OUT(run->job->validates ? validate(run, trainer) : ND_OK);
     if (run->job->end) {
         ND_TRY_OUT(run->job->end(run->job->context, trainer));
     }
+    ND_TRY_OUT(run->job->rewind ? train_again(run, trainer) : ND_OK);
     if (rank->rank == 0) {
         keep_counts(run->out, trainer);
         ND_TRY_OUT(nd_fs_format(&run->out->autotune, "%s", tuning ? tuning->json : ""));
@@ -248,7 +318,9 @@ static nd_status rank_body(nd_transport *transport, void *context)
     };
     nd_status status = ND_OK;
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
+    transport->staging_bytes = run->job->staging_bytes;
     ND_TRY(rank_device_open(&rank, run->job->threads > 0 ? run->job->threads : 1));
+    ND_TRY_OUT(run->job->reference ? nd_ops_ref(&rank.ops) : ND_OK);
     ND_TRY_OUT(rank.device->table->stream_init(rank.device, &rank.stream));
     ND_TRY_OUT(nd_groups_create(rank.transport, &rank.mesh, &rank.groups));
     status = train_rank(run, &rank);

@@ -57,6 +57,10 @@ typedef struct mesh_job {
     bool nccl_alone;
     int host_ranks; /* nd_rank.host_ranks */
     int threads;    /* of each rank's CPU ops; 0: one */
+    bool reference; /* with the ops of kernels/ref */
+    nd_internal_limits limits;
+    size_t staging_bytes; /* nd_transport.staging_bytes */
+    bool validates;       /* mesh_result.validation: the samples of the first step */
     /* Called on every rank, at the same time: after the weights were initialized and after the last
      * step; before and after every step (from 0), and after the
      * gradients of the first one. */
@@ -65,6 +69,9 @@ typedef struct mesh_job {
     nd_status (*before_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*after_step)(void *context, struct nd_trainer *trainer, int64_t step);
     nd_status (*observe)(void *context, struct nd_trainer *trainer);
+    /* NULL, or called after `end`: restores an older state of this run. The steps from there are
+     * done again and must give the same bits. */
+    nd_status (*rewind)(void *context, struct nd_trainer *trainer);
     void *context;
 } mesh_job;
 
@@ -73,6 +80,7 @@ typedef struct mesh_result {
     double loss[MESH_RUN_MAX_STEPS], norm[MESH_RUN_MAX_STEPS];
     double source_sums[MESH_RUN_MAX_STEPS][4]; /* nd_step_result.source_sums */
     nd_work work[MESH_RUN_MAX_STEPS];
+    double validation;
     int tensors;
     char (*names)[96];
     int64_t *sizes;

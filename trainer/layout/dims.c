@@ -34,9 +34,9 @@ static int64_t gpu_head_rows(int64_t row_bytes)
 }
 
 /* Tiles of nearly equal size. */
-static int64_t head_columns(int64_t V)
+static int64_t head_columns(int64_t V, int64_t most)
 {
-    const int64_t columns = nd_ceil_div(V, nd_ceil_div(V, HEAD_COLUMNS));
+    const int64_t columns = nd_ceil_div(V, nd_ceil_div(V, most > 0 ? most : HEAD_COLUMNS));
     return nd_min(V, nd_ceil_div(columns, HEAD_COLUMNS_UNIT) * HEAD_COLUMNS_UNIT);
 }
 
@@ -66,9 +66,11 @@ nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord co
     int64_t left = shape->vocab - d.vocab_first;
     d.vocab_valid = left < 0 ? 0 : nd_min(left, d.V);
     int64_t row_bytes = tp * d.V * (int64_t)nd_dtype_size(d.act);
-    const int64_t rows = gpu ? gpu_head_rows(row_bytes) : head_rows(row_bytes, tp);
+    const nd_internal_limits *limits = &config->limits;
+    int64_t rows = gpu ? gpu_head_rows(row_bytes) : head_rows(row_bytes, tp);
+    rows = limits->head_rows > 0 ? nd_min(rows, limits->head_rows) : rows;
     d.head_rows = rows < 1 ? 1 : nd_min(rows, d.Tl);
-    d.head_columns = gpu ? d.V : head_columns(d.V);
+    d.head_columns = gpu ? d.V : head_columns(d.V, limits->head_columns);
     return d;
 }
 

@@ -287,6 +287,9 @@ nd_status nd_weights_save(nd_fsdp *fsdp, const char *folder, nd_dtype dtype, boo
     job.piece = job.piece < SAVE_PIECE_MIN   ? SAVE_PIECE_MIN
                 : job.piece > SAVE_PIECE_MAX ? SAVE_PIECE_MAX
                                              : job.piece;
+    if (r->config->limits.save_piece > 0) {
+        job.piece = r->config->limits.save_piece;
+    }
     if (nd_rank_is_gpu(r) && job.piece > fsdp->layout->shard_total / job.members) {
         job.piece = fsdp->layout->shard_total / job.members;
     }
