@@ -9,6 +9,9 @@
  */
 #include "kernels/ops.h"
 
+/* A plan of cuDNN takes about a second, and scripts/gpu_check.sh gives each test two minutes. */
+enum { PLANS_OF_A_TEST = 40 };
+
 /* `ops`: the CUDA table; the device is open. One at a time in a process. */
 nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out);
 void mirror_close(void);

@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/rng.h"
 #include "runtime/device/cuda.h"
+#include "tests/gpu/mirror.h"
 
 #ifdef ND_SMALL_ATTENTION
 enum { HEADS = 4, SHORT = 40, LONG = 136 };
@@ -243,7 +244,7 @@ static void compare(gpu *g, const nd_attention *a)
 }
 
 /* A whole causal block; the second half of the queries after a prefix; the same unmasked. */
-static void compare_blocks(int64_t D, int64_t S, bool deterministic)
+static void compare_blocks(gpu *g, int64_t D, int64_t S)
 {
     float scale = (float)(1.0 / sqrt((double)D));
     const nd_attention blocks[] = {
@@ -252,26 +253,30 @@ static void compare_blocks(int64_t D, int64_t S, bool deterministic)
         {BATCH, S / 2, S, HEADS, KV_HEADS, D, S, scale},
     };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
-        gpu g = open_gpu(deterministic); /* a block's plans are its own */
-        compare(&g, &blocks[i]);
-        close_gpu(&g);
+        compare(g, &blocks[i]);
     }
+}
+
+static void compare_sizes(int64_t short_dim, int64_t long_dim, bool deterministic)
+{
+    gpu g = open_gpu(deterministic);
+    compare_blocks(&g, short_dim, SHORT);
+    compare_blocks(&g, long_dim, LONG);
+    cr_expect_leq(plans_of(&g), PLANS_OF_A_TEST, "%lld plans of cuDNN", (long long)plans_of(&g));
+    close_gpu(&g);
 }
 
 Test(attention_sizes, heads_of_64)
 {
-    compare_blocks(64, SHORT, false);
-    compare_blocks(64, LONG, false);
+    compare_sizes(64, 64, false);
 }
 
 Test(attention_sizes, heads_of_128)
 {
-    compare_blocks(128, SHORT, false);
-    compare_blocks(128, LONG, false);
+    compare_sizes(128, 128, false);
 }
 
 Test(attention_sizes, deterministic)
 {
-    compare_blocks(64, SHORT, true);
-    compare_blocks(128, LONG, true);
+    compare_sizes(64, 128, true);
 }

@@ -294,7 +294,12 @@ static void check_backward(const nd_side *ref, const nd_backend *backend)
         for (int c = 0; c < CASES; c++) {
             for (int flags = 0; flags < 5; flags++) {
                 backward_once(ref, backend, &cases[c], dtypes[d], flags, false);
-                backward_once(ref, backend, &cases[c], dtypes[d], flags, true);
+                /* cuDNN needs a plan, about a second, for each: adding to one of both is shown by
+                 * some. */
+                bool adds_to_one = flags == 1 || flags == 2;
+                if (!adds_to_one || c < 3) {
+                    backward_once(ref, backend, &cases[c], dtypes[d], flags, true);
+                }
             }
         }
         for (int c = 0; c < SIZES; c++) {
