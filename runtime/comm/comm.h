@@ -183,7 +183,8 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
 
 /*
  * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets
- * those of all ranks (recv: size x bytes), with the store's own deadline.
+ * those of all ranks (recv: size x bytes), with the store's own deadline. Ranks of one host share
+ * memory and open no port.
  */
 typedef struct nd_ucx_options {
     int rank, size;
@@ -194,16 +195,17 @@ typedef struct nd_ucx_options {
     void *slot_context;
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
+    bool apart; /* for tests: as if every rank had a host of its own */
 } nd_ucx_options;
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);
 /*
- * Before a start: whether the folder of UCX's shared memory (UCX_POSIX_DIR, else /dev/shm) has room
- * for that of so many workers of this host, once what killed workers left there is removed.
- * ND_ERR_RESOURCE with both numbers. A user who chose transports (UCX_TLS) is trusted.
+ * Before a start: whether /dev/shm has room for UCX's shared memory of so many workers of this
+ * host, once what killed workers left there is removed. ND_ERR_RESOURCE with both numbers.
  */
 nd_status nd_transport_check_ucx_room(int64_t local_workers);
-const char *
-nd_transport_ucx_version(void); /* of the library in use; "none" in a build without it */
+/* Of the library in use, which this opens. "none" in a build without it, "not installed" where it
+ * cannot be opened. */
+const char *nd_transport_ucx_version(void);
 
 /*
  * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are

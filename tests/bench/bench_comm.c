@@ -289,10 +289,7 @@ int main(int argc, char **argv)
     printf("%5s  %-15s %11s %8s %12s %10s %8s\n", "ranks", "operation", "bytes", "repeats",
            "time (us)", "bus (GB/s)", "copies");
     for (int i = 0; i < rank_counts; i++) {
-        nd_ranks run = {.size = (int)ranks[i],
-                        .body = bench_body,
-                        .context = work,
-                        .tls = tcp ? "tcp,self" : NULL};
+        nd_ranks run = {.size = (int)ranks[i], .body = bench_body, .context = work, .apart = tcp};
         plan_rows(work);
         nd_status status = nd_ranks_run_processes(&run);
         if (status != ND_OK) {

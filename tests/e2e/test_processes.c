@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Meshes as real processes under ndlaunch, over shared memory and over TCP: the losses of one
+ * Meshes as real processes under ndlaunch, over shared memory and between hosts: the losses of one
  * worker at equal global batch (F32, SGD, 10 steps, 1e-6 relative: sums of at most 512 F32 terms in
  * another order), and the same run twice gives the same bytes of metrics (times aside) and of the
  * saved weights.
@@ -11,7 +11,9 @@
 #include <string.h>
 
 #include "tests/support/inputs.h"
+#include "tests/support/port.h"
 #include "tests/support/shell.h"
+#include "tests/support/skip.h"
 
 enum { STEPS = 10 };
 
@@ -97,9 +99,22 @@ Test(processes, cp_4_ring)
     compare("", "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.cp_comm=ring", 8);
 }
 
-Test(processes, fsdp_x_tp_over_tcp)
+/* Two nodes that share no memory, as on two hosts. */
+Test(processes, fsdp_x_tp_between_hosts)
 {
-    compare("UCX_TLS=tcp,self", "--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
+    char both[1024];
+    int port = port_reserve();
+    if (shell_run(&dir, "unshare -ri true") != 0) {
+        teardown();
+        skip_test("IPC namespaces cannot be made here (unshare -ri)");
+    }
+    shell(&dir, ND_LAUNCH " --make-key key");
+    snprintf(both, sizeof both,
+             "node() { n=$1; shift; unshare -ri \"$@\" --nnodes 2 --node-rank $n "
+             "--rdzv-endpoint 127.0.0.1:%d --rdzv-key-file key; }; "
+             "both() { node 1 \"$@\" & node 0 \"$@\" && wait $!; }; both",
+             port);
+    compare(both, "--num-processes 4 --dp-shard-size 2 --tp-size 2", 4);
 }
 
 /* metrics.jsonl up to the first time of each line: times and memory stand last. */

@@ -24,7 +24,7 @@ typedef struct nd_ranks {
     double timeout_seconds; /* of every operation; 0: 20 s */
     nd_status (*body)(nd_transport *transport, void *context);
     void *context;
-    const char *tls;   /* processes: UCX_TLS, NULL for what UCX chooses */
+    bool apart;        /* processes: as if every rank had a host of its own */
     nd_progress *page; /* set while running: slot r is rank r's */
     nd_rank_result results[ND_RANKS_MAX];
 } nd_ranks;

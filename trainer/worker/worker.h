@@ -150,7 +150,7 @@ nd_status nd_worker_open_device(const nd_config *config, int local_rank, int loc
 nd_status nd_worker_open_planner(const nd_config *config, nd_worker *worker);
 /* Memory that a worker of device cpu needs beside its plan and the stacks of its threads: what
  * libraries allocate and map after the program has begun. */
-enum { ND_WORKER_LIBRARY_BYTES = 40 << 20 };
+enum { ND_WORKER_LIBRARY_BYTES = 44 << 20 };
 /*
  * For a worker of device cpu, which is open but whose threads have not started: whether the limits
  * of this process leave room for `planned` bytes, the libraries and the threads' stacks, and, in a

@@ -3,38 +3,72 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "runtime/base/shm_folder.h"
 #include "runtime/comm/backend.h"
 
+static const char shared_memory[] = "/dev/shm";
+
+/* The first open no port, and their memory is this user's alone, which that of sysv is not. */
+static const char within_host[] = "posix,cma,self", between_hosts[] = "posix,cma,self,tcp";
+
+/*
+ * The program's own choice, whatever UCX's environment and files say. With adaptive progress UCX
+ * aborts the process when a datagram of a stranger wakes it before it has a peer.
+ */
+static nd_status read_config(const char *transports, ucp_config_t **out)
+{
+    ucp_config_t *config;
+    ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
+    nd_status status = ND_UCX(ucp_config_modify(config, "TLS", transports));
+    if (status == ND_OK) {
+        status = ND_UCX(ucp_config_modify(config, "ADAPTIVE_PROGRESS", "n"));
+    }
+    if (status != ND_OK) {
+        nd_ucx.ucp_config_release(config);
+        return status;
+    }
+    *out = config;
+    return ND_OK;
+}
+
 /* Where UCX makes the files behind its shared memory, so that a killed process leaves nothing that
- * the next one does not remove. UCX 1.13 takes it from the environment only. A user's choice is
- * kept: then this returns false. */
-static bool set_own_folder(void)
+ * the next one does not remove. UCX 1.13 takes it from the environment only. */
+static void set_own_folder(void)
 {
     char folder[ND_SHM_FOLDER_MAX];
-    if (getenv("UCX_POSIX_DIR")) {
-        return false;
-    }
     nd_shm_folders_clean();
     nd_shm_folder_make(folder);
-    return folder[0] && setenv("UCX_POSIX_DIR", folder, 1) == 0;
+    setenv("UCX_POSIX_DIR", folder[0] ? folder : shared_memory, 1);
+}
+
+static bool is_one_host(const ucx_state *state)
+{
+    int rank = 0;
+    while (rank < state->size && state->peers[rank].place.host == state->host) {
+        rank++;
+    }
+    return rank == state->size;
 }
 
 static nd_status create_worker(ucx_state *state)
 {
-    ucp_config_t *config = NULL;
-    ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
+    ucp_config_t *config;
+    ND_TRY(nd_ucx_load());
+    set_own_folder();
+    ND_TRY(read_config(is_one_host(state) ? within_host : between_hosts, &config));
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,
                                  .features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP,
                                  .estimated_num_eps = (size_t)state->size,
                                  .name = "ndtrain"};
-    nd_status status = ND_UCX(ucp_init(&params, config, &state->context));
-    ucp_config_release(config);
+    nd_status status =
+        ND_UCX(ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &state->context));
+    nd_ucx.ucp_config_release(config);
     ND_TRY(status);
     const ucp_worker_params_t worker_params = {
         .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_EVENTS,
@@ -48,45 +82,56 @@ static nd_status create_worker(ucx_state *state)
     return ND_OK;
 }
 
-static nd_status open_worker(ucx_state *state)
+/* Equal on ranks that share memory: the same system and pids, and the same IPC namespace, which
+ * UCX asks for. */
+static uint64_t host_number(const nd_ucx_options *options)
 {
-    bool own = set_own_folder();
-    nd_status status = create_worker(state);
-    if (own) {
-        unsetenv("UCX_POSIX_DIR");
+    struct stat ipc = {0};
+    if (stat("/proc/self/ns/ipc", &ipc) != 0) {
+        ipc.st_ino = 0;
     }
+    return nd_report_host() ^ (uint64_t)ipc.st_ino << 32 ^
+           (options->apart ? (uint64_t)options->rank + 1 : 0);
+}
+
+static nd_status exchange_places(ucx_state *state, const nd_ucx_options *options)
+{
+    nd_status status;
+    ucx_place own = {.host = state->host, .pid = (int32_t)getpid()}, *all = NULL;
+    ND_TRY(ND_ALLOC(state->size, &all));
+    ND_TRY_OUT(options->exchange(options->exchange_context, &own, all, sizeof own));
+    for (int r = 0; r < state->size; r++) {
+        state->peers[r].place = all[r];
+    }
+out:
+    free(all);
     return status;
 }
 
-/* First the cards, which hold the length of each address, then the addresses, padded to the
- * longest. */
+/* First the lengths, then the addresses, padded to the longest. */
 static nd_status exchange_addresses(ucx_state *state, const nd_ucx_options *options)
 {
     nd_status status = ND_OK;
     ucp_address_t *address = NULL;
-    size_t bytes = 0;
+    size_t own = 0, *lengths = NULL;
     char *mine = NULL;
-    ucx_card *cards = NULL;
-    ND_TRY(ND_UCX(ucp_worker_get_address(state->worker, &address, &bytes)));
-    ucx_card card = {
-        .host = state->host, .pid = (int32_t)getpid(), .address_bytes = (uint32_t)bytes};
-    ND_TRY_OUT(ND_ALLOC(state->size, &cards));
-    ND_TRY_OUT(options->exchange(options->exchange_context, &card, cards, sizeof card));
+    ND_TRY(ND_UCX(ucp_worker_get_address(state->worker, &address, &own)));
+    ND_TRY_OUT(ND_ALLOC(state->size, &lengths));
+    ND_TRY_OUT(options->exchange(options->exchange_context, &own, lengths, sizeof own));
     for (int r = 0; r < state->size; r++) {
-        state->peers[r].card = cards[r];
-        if (cards[r].address_bytes > state->address_stride) {
-            state->address_stride = cards[r].address_bytes;
+        if (lengths[r] > state->address_stride) {
+            state->address_stride = lengths[r];
         }
     }
     ND_TRY_OUT(ND_ALLOC(state->address_stride, &mine));
     ND_TRY_OUT(ND_ALLOC(state->address_stride * (size_t)state->size, &state->addresses));
-    memcpy(mine, address, bytes);
+    memcpy(mine, address, own);
     ND_TRY_OUT(options->exchange(options->exchange_context, mine, state->addresses,
                                  state->address_stride));
 out:
-    free(cards);
+    free(lengths);
     free(mine);
-    ucp_worker_release_address(state->worker, address);
+    nd_ucx.ucp_worker_release_address(state->worker, address);
     return status;
 }
 
@@ -94,14 +139,15 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
 {
     state->rank = options->rank;
     state->size = options->size;
-    state->host = nd_report_host();
+    state->host = host_number(options);
     ND_TRY(ND_ALLOC(state->size, &state->peers));
     for (int r = 0; r < state->size; r++) {
         state->peers[r].pidfd = -1;
     }
     ND_TRY(ND_ALLOC(state->size + 1, &state->polled));
     ND_TRY(ND_ALLOC(state->size + 1, &state->polled_rank));
-    ND_TRY(open_worker(state));
+    ND_TRY(exchange_places(state, options));
+    ND_TRY(create_worker(state));
     return exchange_addresses(state, options);
 }
 
@@ -139,10 +185,9 @@ nd_status nd_transport_check_ucx_room(int64_t local_workers)
 {
     /* Two segments of a worker: 4,300,800 and 12,288 bytes with UCX 1.13. */
     const uint64_t each = 4313088;
-    const char *chosen = getenv("UCX_POSIX_DIR"), *folder = chosen ? chosen : "/dev/shm";
     struct statvfs fs;
     nd_shm_folders_clean();
-    if (getenv("UCX_TLS") || statvfs(folder, &fs) != 0) {
+    if (statvfs(shared_memory, &fs) != 0) {
         return ND_OK;
     }
     uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize, needed = each * (uint64_t)local_workers;
@@ -152,12 +197,6 @@ nd_status nd_transport_check_ucx_room(int64_t local_workers)
     return nd_fail(
         ND_ERR_RESOURCE,
         "%s has room for %.1f MiB, but the shared memory of %lld workers needs %.1f MiB; "
-        "enlarge it (docker run --shm-size, mount -o remount,size=), or set "
-        "UCX_TLS=^posix to do without it",
-        folder, (double)room / 0x1p20, (long long)local_workers, (double)needed / 0x1p20);
-}
-
-const char *nd_transport_ucx_version(void)
-{
-    return ucp_get_version_string();
+        "enlarge it (docker run --shm-size, mount -o remount,size=)",
+        shared_memory, (double)room / 0x1p20, (long long)local_workers, (double)needed / 0x1p20);
 }

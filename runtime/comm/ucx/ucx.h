@@ -13,16 +13,16 @@
 
 #include "runtime/comm/p2p.h"
 
-/* What a rank publishes about itself besides its UCX address. */
-typedef struct ucx_card {
-    uint64_t host; /* hash of boot id and pid namespace: equal where pids mean the same */
+/* Where a rank runs. */
+typedef struct ucx_place {
+    uint64_t host; /* equal where ranks share memory and pids mean the same */
     int32_t pid;
-    uint32_t address_bytes;
-} ucx_card;
+    int32_t unused;
+} ucx_place;
 
 typedef struct ucx_peer {
     ucp_ep_h endpoint; /* NULL until needed */
-    ucx_card card;
+    ucx_place place;
     int pidfd; /* -1: another host, or not connected */
     bool gone;
 } ucx_peer;
@@ -41,7 +41,41 @@ typedef struct ucx_state {
     nd_p2p_request farewell[2];
 } ucx_state;
 
-#define ND_UCX(call) nd_ucx_check((call), #call)
+/* The functions of libucp that are used. It is opened with the first transport (ucx_library.c), for
+ * two reasons: commands without other workers need none of it, and it reads a file of the working
+ * directory when it is loaded. */
+#define ND_UCX_FUNCTIONS(X)                                                                        \
+    X(ucp_get_version_string)                                                                      \
+    X(ucp_config_read)                                                                             \
+    X(ucp_config_modify)                                                                           \
+    X(ucp_config_release)                                                                          \
+    X(ucp_init_version)                                                                            \
+    X(ucp_cleanup)                                                                                 \
+    X(ucp_worker_create)                                                                           \
+    X(ucp_worker_destroy)                                                                          \
+    X(ucp_worker_get_efd)                                                                          \
+    X(ucp_worker_get_address)                                                                      \
+    X(ucp_worker_release_address)                                                                  \
+    X(ucp_worker_progress)                                                                         \
+    X(ucp_worker_arm)                                                                              \
+    X(ucp_ep_create)                                                                               \
+    X(ucp_tag_send_nbx)                                                                            \
+    X(ucp_tag_send_sync_nbx)                                                                       \
+    X(ucp_tag_recv_nbx)                                                                            \
+    X(ucp_tag_probe_nb)                                                                            \
+    X(ucp_request_cancel)                                                                          \
+    X(ucp_request_free)                                                                            \
+    X(ucs_status_string)
+
+typedef struct ucx_library {
+#define ND_UCX_MEMBER(name) __typeof__(&name) name;
+    ND_UCX_FUNCTIONS(ND_UCX_MEMBER)
+#undef ND_UCX_MEMBER
+} ucx_library;
+extern ucx_library nd_ucx;
+nd_status nd_ucx_load(void); /* repeated calls are cheap */
+
+#define ND_UCX(call) nd_ucx_check(nd_ucx.call, #call) /* of a function of the library */
 nd_status nd_ucx_check(ucs_status_t code, const char *call);
 
 /* ucx_p2p.c */

@@ -17,10 +17,10 @@
 static void watch_process(ucx_state *state, int rank)
 {
     ucx_peer *peer = &state->peers[rank];
-    if (peer->card.host != state->host || rank == state->rank) {
+    if (peer->place.host != state->host || rank == state->rank) {
         return;
     }
-    peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->card.pid, 0);
+    peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->place.pid, 0);
     if (peer->pidfd <
         0) { /* ESRCH: it has ended. Otherwise an older kernel: the deadline remains. */
         peer->gone = errno == ESRCH;
@@ -60,20 +60,18 @@ static nd_status ucx_connect(nd_transport *transport, int rank)
     }
     /* Shared memory has no error handling in UCX; asking for it would leave only TCP between ranks
      * of one host. */
-    bool remote = peer->card.host != state->host;
+    bool remote = peer->place.host != state->host;
     const ucp_ep_params_t params = {
         .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
         .address = (const ucp_address_t *)(state->addresses + (size_t)rank * state->address_stride),
         .err_mode = remote ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
         .err_handler = {.cb = on_error, .arg = peer}};
-    ucs_status_t code = ucp_ep_create(state->worker, &params, &peer->endpoint);
+    ucs_status_t code = nd_ucx.ucp_ep_create(state->worker, &params, &peer->endpoint);
     if (code != UCS_OK) {
         peer->endpoint = NULL;
-        return nd_fail(ND_ERR_IO,
-                       "rank %d cannot reach rank %d: %s; check UCX_TLS and UCX_NET_DEVICES "
-                       "(ucx_info -d lists what this host has)",
-                       state->rank, rank, ucs_status_string(code));
+        return nd_fail(ND_ERR_IO, "rank %d cannot reach rank %d: %s; UCX_LOG_LEVEL=info tells more",
+                       state->rank, rank, nd_ucx.ucs_status_string(code));
     }
     watch_process(state, rank);
     return ND_OK;
@@ -87,12 +85,12 @@ static bool ucx_gone(nd_transport *transport, int rank)
 static void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
 {
     const ucx_state *state = ucx_state_of(transport);
-    const ucx_card *card = &state->peers[rank].card;
-    if (card->host != state->host) {
+    const ucx_place *place = &state->peers[rank].place;
+    if (place->host != state->host) {
         snprintf(text, size, " (on another host)");
         return;
     }
-    nd_report_process(card->pid, text, size);
+    nd_report_process(place->pid, text, size);
 }
 
 enum { YIELDS_BEFORE_SLEEP = 50 }; /* then the ranks that share our cores need them more */
@@ -112,7 +110,7 @@ nd_status nd_ucx_check(ucs_status_t code, const char *call)
                        call);
     }
     return nd_fail(ND_ERR_IO, "UCX: %s (in %.60s); UCX_LOG_LEVEL=info tells more",
-                   ucs_status_string(code), call);
+                   nd_ucx.ucs_status_string(code), call);
 }
 
 static void finish(nd_p2p_request *request, bool good)
@@ -125,7 +123,7 @@ static void finish(nd_p2p_request *request, bool good)
 static void on_sent(void *native, ucs_status_t code, void *user_data)
 {
     finish(user_data, code == UCS_OK);
-    ucp_request_free(native);
+    nd_ucx.ucp_request_free(native);
 }
 
 static void on_received(void *native, ucs_status_t code, const ucp_tag_recv_info_t *info,
@@ -133,7 +131,7 @@ static void on_received(void *native, ucs_status_t code, const ucp_tag_recv_info
 {
     nd_p2p_request *request = user_data;
     finish(request, code == UCS_OK && info->length == request->bytes);
-    ucp_request_free(native);
+    nd_ucx.ucp_request_free(native);
 }
 
 /* A request that is complete at once has no native part and no callback. */
@@ -157,8 +155,8 @@ static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
                                        .cb.send = on_sent,
                                        .user_data = request};
     keep(request,
-         ucp_tag_send_nbx(state->peers[request->peer].endpoint, request->buffer, request->bytes,
-                          request->tag, &param),
+         nd_ucx.ucp_tag_send_nbx(state->peers[request->peer].endpoint, request->buffer,
+                                 request->bytes, request->tag, &param),
          true);
     return ND_OK;
 }
@@ -173,8 +171,8 @@ static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
                                        .cb.recv = on_received,
                                        .user_data = request,
                                        .recv_info.tag_info = &info};
-    ucs_status_ptr_t native = ucp_tag_recv_nbx(state->worker, request->buffer, request->bytes,
-                                               request->tag, ~UINT64_C(0), &param);
+    ucs_status_ptr_t native = nd_ucx.ucp_tag_recv_nbx(
+        state->worker, request->buffer, request->bytes, request->tag, ~UINT64_C(0), &param);
     keep(request, native, info.length == request->bytes);
     return ND_OK;
 }
@@ -185,9 +183,9 @@ static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
     if (request->native) {
-        ucp_request_cancel(state->worker, request->native);
+        nd_ucx.ucp_request_cancel(state->worker, request->native);
         for (int i = 0; i < 100 && request->native; i++) {
-            ucp_worker_progress(state->worker);
+            nd_ucx.ucp_worker_progress(state->worker);
         }
     }
 }
@@ -195,7 +193,7 @@ static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
 static nd_status ucx_progress(nd_transport *transport)
 {
     ucx_state *state = ucx_state_of(transport);
-    for (int i = 0; i < 16 && ucp_worker_progress(state->worker) != 0; i++) {
+    for (int i = 0; i < 16 && nd_ucx.ucp_worker_progress(state->worker) != 0; i++) {
     }
     return ND_OK;
 }
@@ -216,8 +214,10 @@ static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
         sched_yield();
         return ND_OK;
     }
-    ucs_status_t code = ucp_worker_arm(state->worker);
-    if (code == UCS_ERR_BUSY) { /* something arrived meanwhile */
+    ucs_status_t code = nd_ucx.ucp_worker_arm(state->worker);
+    /* Something arrived meanwhile. UCX calls it a reset when that was an empty datagram to the
+     * socket that wakes this rank, which any user of this host can send. */
+    if (code == UCS_ERR_BUSY || code == UCS_ERR_CONNECTION_RESET) {
         return ND_OK;
     }
     ND_TRY(nd_ucx_check(code, "ucp_worker_arm"));
@@ -235,7 +235,7 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
                      size_t *bytes)
 {
     ucp_tag_recv_info_t info;
-    if (!ucp_tag_probe_nb(ucx_state_of(transport)->worker, wanted, mask, 0, &info)) {
+    if (!nd_ucx.ucp_tag_probe_nb(ucx_state_of(transport)->worker, wanted, mask, 0, &info)) {
         return false;
     }
     *found = info.sender_tag;
@@ -272,7 +272,8 @@ static bool meet(nd_transport *transport, int to, int from, uint64_t step, doubl
                                        .user_data = send};
     /* Synchronous: complete when the other side has it, so no message is in flight when this rank
      * ends. */
-    keep(send, ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param), true);
+    keep(send, nd_ucx.ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param),
+         true);
     ucx_recv(transport, recv);
     bool met = false;
     for (int idle = 0; !met && nd_clock_seconds() < until; idle++) {
@@ -324,10 +325,10 @@ static void ucx_close(nd_transport *transport, bool failed)
     }
     bool orderly = !state->worker || (!failed && state->addresses && take_leave(transport));
     if (orderly && state->worker) {
-        ucp_worker_destroy(state->worker);
+        nd_ucx.ucp_worker_destroy(state->worker);
     }
     if (orderly && state->context) {
-        ucp_cleanup(state->context);
+        nd_ucx.ucp_cleanup(state->context);
         nd_shm_folder_remove();
     }
     for (int rank = 0; state->peers && rank < state->size; rank++) {

@@ -5,13 +5,12 @@
 
 #include "tests/unit/runtime/comm/cases.h"
 
-/* Ranks as processes over UCX: shared memory (what UCX chooses on one host) and TCP on the
- * loopback. */
-static const char *const tcp = "tcp,self";
+/* Ranks as processes over UCX: of one host, and each as if it had a host of its own. */
+enum { TOGETHER = false, APART = true };
 
-static void run(int size, const char *tls, nd_status (*body)(nd_transport *, void *), void *context)
+static void run(int size, bool apart, nd_status (*body)(nd_transport *, void *), void *context)
 {
-    nd_ranks ranks = {.size = size, .body = body, .context = context, .tls = tls};
+    nd_ranks ranks = {.size = size, .body = body, .context = context, .apart = apart};
     nd_status status = nd_ranks_run_processes(&ranks);
     cr_assert_eq(status, ND_OK, "%d ranks: %s", size, nd_error_last()->message);
 }
@@ -22,7 +21,7 @@ Test(ucx, collectives_match_the_serial_model)
     for (int s = 0; s < 6; s++) {
         case_collectives *c = case_shared(sizeof *c);
         *c = (case_collectives){.counts = {0, 1, 7, 1000, 2049, -1}};
-        run(sizes[s], NULL, case_collectives_body, c);
+        run(sizes[s], TOGETHER, case_collectives_body, c);
     }
 }
 
@@ -32,7 +31,7 @@ Test(ucx, large_buffers_go_through_the_staging_in_rounds)
     for (int s = 0; s < 3; s++) {
         case_collectives *c = case_shared(sizeof *c);
         *c = (case_collectives){.counts = {-1}, .large = sizes[s] == 2 ? 1.2 : 2.3};
-        run(sizes[s], NULL, case_collectives_body, c);
+        run(sizes[s], TOGETHER, case_collectives_body, c);
     }
 }
 
@@ -40,8 +39,8 @@ Test(ucx, over_tcp)
 {
     case_collectives *c = case_shared(sizeof *c);
     *c = (case_collectives){.counts = {1, 1000, -1}, .large = 1.2};
-    run(3, tcp, case_collectives_body, c);
-    run(8, tcp, case_groups_body, NULL);
+    run(3, APART, case_collectives_body, c);
+    run(8, APART, case_groups_body, NULL);
 }
 
 Test(ucx, the_same_bits_as_in_threads_and_over_tcp)
@@ -53,9 +52,9 @@ Test(ucx, the_same_bits_as_in_threads_and_over_tcp)
     }
     nd_ranks threads = {.size = 4, .body = case_collectives_body, .context = c[0]};
     cr_assert_eq(nd_ranks_run_threads(&threads), ND_OK, "%s", nd_error_last()->message);
-    run(4, NULL, case_collectives_body, c[1]);
-    run(4, NULL, case_collectives_body, c[2]);
-    run(4, tcp, case_collectives_body, c[3]);
+    run(4, TOGETHER, case_collectives_body, c[1]);
+    run(4, TOGETHER, case_collectives_body, c[2]);
+    run(4, APART, case_collectives_body, c[3]);
     for (int k = 1; k < 4; k++) {
         cr_assert_eq(memcmp(c[0]->digest, c[k]->digest, sizeof c[0]->digest), 0, "run %d", k);
     }
@@ -63,18 +62,18 @@ Test(ucx, the_same_bits_as_in_threads_and_over_tcp)
 
 Test(ucx, operations_of_several_groups_are_pending_together)
 {
-    run(2, NULL, case_pending_body, NULL);
-    run(5, NULL, case_pending_body, NULL);
+    run(2, TOGETHER, case_pending_body, NULL);
+    run(5, TOGETHER, case_pending_body, NULL);
 }
 
 Test(ucx, groups_of_a_mesh)
 {
-    run(8, NULL, case_groups_body, NULL);
+    run(8, TOGETHER, case_groups_body, NULL);
 }
 
 Test(ucx, nan_reaches_every_member)
 {
-    run(3, NULL, case_nan_body, NULL);
+    run(3, TOGETHER, case_nan_body, NULL);
 }
 
 /*
@@ -82,7 +81,7 @@ Test(ucx, nan_reaches_every_member)
  * another one may instead notice that one's end, as in a real job. What is no hang must be seen
  * before the deadline.
  */
-static void expect_fault(case_fault fault, int64_t count, const char *tls, nd_status status,
+static void expect_fault(case_fault fault, int64_t count, bool apart, nd_status status,
                          const char *const *words)
 {
     case_faulty *c = case_shared(sizeof *c);
@@ -91,7 +90,7 @@ static void expect_fault(case_fault fault, int64_t count, const char *tls, nd_st
                       .timeout_seconds = status == ND_ERR_HANG ? 3 : 60,
                       .body = case_fault_body,
                       .context = c,
-                      .tls = tls};
+                      .apart = apart};
     nd_ranks_run_processes(&ranks);
     int named = 0;
     for (int r = 0; r < 4; r++) {
@@ -115,32 +114,33 @@ Test(ucx, a_stopped_process_is_named)
 {
     const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
                            "phase backward, step 41", "is stopped by a signal", NULL};
-    expect_fault(CASE_STOP, 10, NULL, ND_ERR_HANG, words);
-    expect_fault(CASE_STOP, 200000, NULL, ND_ERR_HANG, words);
-    expect_fault(CASE_STOP, 200000, tcp, ND_ERR_HANG, words);
+    expect_fault(CASE_STOP, 10, TOGETHER, ND_ERR_HANG, words);
+    expect_fault(CASE_STOP, 200000, TOGETHER, ND_ERR_HANG, words);
+    words[3] = "(on another host)";
+    expect_fault(CASE_STOP, 200000, APART, ND_ERR_HANG, words);
 }
 
 Test(ucx, a_rank_that_skips_is_named)
 {
     const char *words[] = {"all_reduce of world, operation 3", "for rank 2;",
                            "rank 2 has not entered it: phase backward, step 41", NULL};
-    expect_fault(CASE_SKIP, 200000, NULL, ND_ERR_HANG, words);
+    expect_fault(CASE_SKIP, 200000, TOGETHER, ND_ERR_HANG, words);
 }
 
 Test(ucx, a_killed_process_is_named_before_the_deadline)
 {
     const char *words[] = {"has ended while", "all_reduce of world, operation 3", NULL};
-    expect_fault(CASE_KILL, 10, NULL, ND_ERR_IO, words);
-    expect_fault(CASE_KILL, 200000, NULL, ND_ERR_IO, words);
-    expect_fault(CASE_KILL, 200000, tcp, ND_ERR_IO, words);
-    expect_fault(CASE_LEAVE, 10, NULL, ND_ERR_IO, words);
+    expect_fault(CASE_KILL, 10, TOGETHER, ND_ERR_IO, words);
+    expect_fault(CASE_KILL, 200000, TOGETHER, ND_ERR_IO, words);
+    expect_fault(CASE_KILL, 200000, APART, ND_ERR_IO, words);
+    expect_fault(CASE_LEAVE, 10, TOGETHER, ND_ERR_IO, words);
 }
 
 Test(ucx, different_operations_are_named)
 {
     const char *words[] = {"different operations as number 3", NULL};
-    expect_fault(CASE_OTHER_COUNT, 10, NULL, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_COUNT, 200000, NULL, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_TYPE, 10, NULL, ND_ERR_INTERNAL, words);
-    expect_fault(CASE_OTHER_OP, 10, NULL, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_COUNT, 10, TOGETHER, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_COUNT, 200000, TOGETHER, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_TYPE, 10, TOGETHER, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_OP, 10, TOGETHER, ND_ERR_INTERNAL, words);
 }
