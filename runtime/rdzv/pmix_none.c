@@ -32,6 +32,12 @@ nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t byt
     return none();
 }
 
+nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
+                       nd_store_thread **thread)
+{
+    return none();
+}
+
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
 {
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
 #include "tests/ops/conformance.h"
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
@@ -213,17 +212,6 @@ static void check_growing(const nd_side *ref, const nd_backend *backend)
 Test(attention, forward_whose_maxima_grow)
 {
     nd_each_backend(check_growing);
-}
-
-Test(attention, scratch_of_backward_grows_with_queries)
-{
-    size_t before = 0;
-    for (int64_t sq = 0; sq <= 3000; sq += 60) {
-        const nd_attention a = {2, sq, 1000, 8, 4, 64, 0, 0.125f};
-        size_t bytes = nd_attention_bwd_scratch(7, &a);
-        cr_assert(bytes >= before, "%lld queries take less than fewer", (long long)sq);
-        before = bytes;
-    }
 }
 
 static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wide)

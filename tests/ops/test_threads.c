@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/cpu/attention.h"
 #include "kernels/cpu/context.h"
 #include "kernels/rope.h"
 #include "tests/ops/attend.h"
@@ -385,4 +386,15 @@ Test(threads, that_a_limit_of_processes_forbids_are_not_blamed_on_memory)
     }
     cr_expect(strstr(text, "cannot start more than 1 here: "), "%s", text);
     cr_expect(strstr(text, "(ulimit -u, or pids.max of the control group)"), "%s", text);
+}
+
+Test(threads, scratch_of_backward_grows_with_queries)
+{
+    size_t before = 0;
+    for (int64_t sq = 0; sq <= 3000; sq += 60) {
+        const nd_attention a = {2, sq, 1000, 8, 4, 64, 0, 0.125f};
+        size_t bytes = nd_attention_bwd_scratch(7, &a);
+        cr_assert(bytes >= before, "%lld queries take less than fewer", (long long)sq);
+        before = bytes;
+    }
 }
