@@ -5,7 +5,7 @@
  * a line. nd_bench_kernels has the memory-bound kernels.
  *
  * --tokens N (8192): rows of the activations, a multiple of 16. --toy: tiny widths, to test the
- * program itself.
+ * program itself. --probe: asks cuBLASLt for each form instead, and times nothing (probe_lt.h).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 #include "tests/gpu/plain_lt.h"
+#include "tests/gpu/probe_lt.h"
 
 enum { H = 32, K = 8, D = 128, REPEATS = 20, TURNS = 3 };
 
@@ -28,6 +29,7 @@ typedef struct bench {
     char *memory; /* ROOMS rooms of `room` bytes */
     size_t room;
     int64_t tokens, hidden, ffn, qkv, cube, heads, kv_heads;
+    bool toy, probe;
 } bench;
 
 /* Rooms: a and b of a product, its c, and scales; or q, k, out, lse, dq, dk, dv, scratch. */
@@ -213,12 +215,15 @@ static nd_status run(bench *b)
     ND_TRY(nd_cuda_info_of(b->device, &info));
     ND_TRY(nd_ops_cuda(b->device, false, &b->ops));
     ND_TRY(b->device->table->stream_init(b->device, &b->stream));
+    ND_TRY(plain_lt_init(&b->plain, b->device));
+    if (b->probe) {
+        return probe_lt(&b->plain, &b->stream, info.major * 10 + info.minor, b->tokens, b->toy);
+    }
     attention.sq = attention.sk = b->tokens;
     attention.heads = b->heads;
     attention.kv_heads = b->kv_heads;
     b->room = room_bytes(b);
     ND_TRY(nd_device_alloc(b->device, ROOMS * b->room, (void **)&b->memory));
-    ND_TRY(plain_lt_init(&b->plain, b->device));
     ND_CUDA(b->device, cudaEventCreate(&b->begin));
     ND_CUDA(b->device, cudaEventCreate(&b->end));
     printf("{\"device\": \"%s\", \"capability\": \"%d.%d\", \"driver\": %d, \"runtime\": %d, "
@@ -247,13 +252,17 @@ int main(int argc, char **argv)
                .kv_heads = K};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--toy") == 0) {
-            b = (bench){.tokens = b.tokens,
+            b = (bench){.toy = true,
+                        .probe = b.probe,
+                        .tokens = b.tokens,
                         .hidden = 64,
                         .ffn = 224,
                         .qkv = 96,
                         .cube = 128,
                         .heads = 2,
                         .kv_heads = 1};
+        } else if (strcmp(argv[i], "--probe") == 0) {
+            b.probe = true;
         } else if (strcmp(argv[i], "--tokens") == 0 && i + 1 < argc) {
             b.tokens = strtol(argv[++i], NULL, 10);
         } else {
@@ -261,7 +270,7 @@ int main(int argc, char **argv)
         }
     }
     if (b.tokens < 16 || b.tokens % 16 != 0) {
-        fprintf(stderr, "usage: nd_bench_gpu [--tokens N, a multiple of 16] [--toy]\n");
+        fprintf(stderr, "usage: nd_bench_gpu [--tokens N, a multiple of 16] [--toy] [--probe]\n");
         return ND_ERR_CONFIG;
     }
     nd_status status = run(&b);

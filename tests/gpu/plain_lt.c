@@ -49,6 +49,13 @@ static nd_status describe(const plain_lt *plain, const plain_lt_form *f,
     if (fp8) {
         int8_t fast = (int8_t)f->fast_accumulation;
         ND_CUBLAS(l->desc_set(&out->desc, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+        if (f->vectors) {
+            int32_t mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+            ND_CUBLAS(
+                l->desc_set(&out->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode, sizeof mode));
+            ND_CUBLAS(
+                l->desc_set(&out->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode, sizeof mode));
+        }
         ND_CUBLAS(l->desc_set(&out->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &on->scale,
                               sizeof on->scale));
         ND_CUBLAS(l->desc_set(&out->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &on->scale,
@@ -62,47 +69,50 @@ static nd_status describe(const plain_lt *plain, const plain_lt_form *f,
     return ND_OK;
 }
 
-static nd_status choose(const plain_lt *plain, problem *p)
+/* The library's answer; whether it has an algorithm. */
+static cublasStatus_t ask(const plain_lt *plain, problem *p)
 {
     const nd_lt_library *l = &plain->library;
     cublasLtMatmulPreferenceOpaque_t preference;
     uint64_t workspace = ND_LT_WORKSPACE;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* partial sums stay F32 */
     int found = 0;
-    ND_CUBLAS(l->preference_init(&preference, sizeof preference));
-    ND_CUBLAS(l->preference_set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                sizeof workspace));
-    ND_CUBLAS(l->preference_set(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                &reductions, sizeof reductions));
-    ND_CUBLAS(l->heuristic(plain->handle, &p->desc, &p->a, &p->b, &p->c, &p->c, &preference, 1,
-                           &p->choice, &found));
-    return found > 0 ? ND_OK : nd_fail(ND_ERR_INTERNAL, "cuBLASLt has no algorithm");
+    cublasStatus_t status = l->preference_init(&preference, sizeof preference);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = l->preference_set(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                   &workspace, sizeof workspace);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = l->preference_set(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                   &reductions, sizeof reductions);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = l->heuristic(plain->handle, &p->desc, &p->a, &p->b, &p->c, &p->c, &preference, 1,
+                              &p->choice, &found);
+    }
+    return status == CUBLAS_STATUS_SUCCESS && found == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
 }
 
-static nd_status multiply(const plain_lt *plain, nd_stream *stream, const plain_lt_form *f,
-                          const plain_lt_operands *on, problem *p)
+static cublasStatus_t multiply(const plain_lt *plain, nd_stream *stream, const plain_lt_form *f,
+                               const plain_lt_operands *on, problem *p)
 {
     const float one = 1.0f, beta = f->beta;
-    ND_CUBLAS(plain->library.matmul(plain->handle, &p->desc, &one, on->b, &p->a, on->a, &p->b,
-                                    &beta, on->c, &p->c, on->c, &p->c, &p->choice.algo,
-                                    plain->workspace, ND_LT_WORKSPACE, nd_cuda_stream(stream)));
-    return ND_OK;
+    return plain->library.matmul(plain->handle, &p->desc, &one, on->b, &p->a, on->a, &p->b, &beta,
+                                 on->c, &p->c, on->c, &p->c, &p->choice.algo, plain->workspace,
+                                 ND_LT_WORKSPACE, nd_cuda_stream(stream));
 }
 
-nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
-                        const plain_lt_operands *on, int repeats, double *seconds)
+/* Seconds of one of `repeats` products that follow one another. */
+static nd_status repeat(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
+                        const plain_lt_operands *on, problem *p, int repeats, double *seconds)
 {
-    problem p;
     cudaEvent_t begin, end;
     float ms = 0.0f;
-    ND_TRY(describe(plain, form, on, &p));
-    ND_TRY(choose(plain, &p));
-    ND_TRY(multiply(plain, stream, form, on, &p));
     ND_CUDA(plain->device, cudaEventCreate(&begin));
     ND_CUDA(plain->device, cudaEventCreate(&end));
     ND_CUDA(plain->device, cudaEventRecord(begin, nd_cuda_stream(stream)));
     for (int i = 0; i < repeats; i++) {
-        ND_TRY(multiply(plain, stream, form, on, &p));
+        ND_CUBLAS(multiply(plain, stream, form, on, p));
     }
     ND_CUDA(plain->device, cudaEventRecord(end, nd_cuda_stream(stream)));
     ND_TRY(nd_stream_sync(stream));
@@ -110,5 +120,35 @@ nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form 
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
     *seconds = (double)ms * 1e-3 / repeats;
+    return ND_OK;
+}
+
+nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
+                        const plain_lt_operands *on, int repeats, double *seconds)
+{
+    problem p;
+    ND_TRY(describe(plain, form, on, &p));
+    ND_CUBLAS(ask(plain, &p));
+    ND_CUBLAS(multiply(plain, stream, form, on, &p));
+    return repeat(plain, stream, form, on, &p, repeats, seconds);
+}
+
+nd_status plain_lt_probe(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
+                         const plain_lt_operands *on, plain_lt_answer *out)
+{
+    problem p;
+    plain_lt_answer answer = {.heuristic = -1, .product = -1, .gpu = -1};
+    ND_TRY(describe(plain, form, on, &p));
+    answer.heuristic = (int)ask(plain, &p);
+    if (answer.heuristic == CUBLAS_STATUS_SUCCESS) {
+        answer.product = (int)multiply(plain, stream, form, on, &p);
+    }
+    if (answer.product == CUBLAS_STATUS_SUCCESS) {
+        answer.gpu = (int)cudaStreamSynchronize(nd_cuda_stream(stream));
+    }
+    if (answer.gpu == cudaSuccess) {
+        ND_TRY(repeat(plain, stream, form, on, &p, 1, &answer.seconds));
+    }
+    *out = answer;
     return ND_OK;
 }

@@ -23,6 +23,7 @@ typedef struct plain_lt_form {
     nd_dtype a, b, c;
     float beta;
     bool fast_accumulation; /* FP8 */
+    bool vectors; /* FP8: a scale for each row of a and of b, where `scale` leads to them */
 } plain_lt_form;
 
 /* Row-major c (m, n) = op(a) op(b), FP8 always a (m, k) b^T (n, k) with the scales given, on device
@@ -34,5 +35,14 @@ typedef struct plain_lt_operands {
 } plain_lt_operands;
 nd_status plain_lt_time(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
                         const plain_lt_operands *on, int repeats, double *seconds);
+
+/* What the library says of a form and of one product of it, each a cublasStatus_t, and what CUDA
+ * says when the GPU has made it. -1: not asked, as what came before was refused. */
+typedef struct plain_lt_answer {
+    int heuristic, product, gpu;
+    double seconds; /* of a second product */
+} plain_lt_answer;
+nd_status plain_lt_probe(plain_lt *plain, nd_stream *stream, const plain_lt_form *form,
+                         const plain_lt_operands *on, plain_lt_answer *out);
 
 #endif

@@ -16,9 +16,9 @@
 #include "tests/gpu/mirror.h"
 
 #ifdef ND_SMALL_ATTENTION
-enum { HEADS = 4, SHORT = 40, LONG = 136 };
+enum { HEADS = 4, SHORT = 40, LONG = 136, LAYER = 200, LAYER_HEADS = 4 };
 #else
-enum { HEADS = 8, SHORT = 1000, LONG = 4096 };
+enum { HEADS = 8, SHORT = 1000, LONG = 4096, LAYER = 8192, LAYER_HEADS = 32 };
 #endif
 enum { KV_HEADS = HEADS / 4, BATCH = 2 };
 
@@ -279,4 +279,13 @@ Test(attention_sizes, heads_of_128)
 Test(attention_sizes, deterministic)
 {
     compare_sizes(64, 128, true);
+}
+
+/* The layer of Llama 3.1 8B as it is trained: a suite of its own, as figures come after it. */
+Test(attention_8b, causal)
+{
+    gpu g = open_gpu(false);
+    nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f};
+    compare(&g, &a);
+    close_gpu(&g);
 }
