@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Items of the phases bench and torch: kernels, products, the 8B shape here and in PyTorch."""
 import array
-import csv
 import json
+import math
 import os
 import pathlib
 import random
@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sys
 
+import conformance
 import report
 import speeds
-from place import NO_MEMORY, Cut, Failure, Skip, complain, need_fp8, output_of, run, say, tool
+from place import NO_MEMORY, Cut, Failure, Skip, complain, need_fp8, output_of, run, say
 from run_folder import Run
 
 GIB = 2**30
@@ -58,23 +59,25 @@ class Shape:
     """A run of the 8B shape: its inputs, made when they are needed, and the flags that plan and run share. In FP8 weights are
     gathered as codes, as accelerate does: those of all 32 layers fit an H200, and are made once a step."""
 
-    def __init__(self, place, name, precision, recompute="none", options=(), profile=False, workers=1):
-        self.place, self.name, self.workers = place, name, workers
-        self.sequence = 64 if place.dry else 8192
-        self.accumulation = 1 if profile else 2 if place.dry else 16
-        self.steps = 2 if profile else 3 if place.dry else 4
+    def __init__(self, place, name, precision, recompute="none", options=(), workers=1, steps=0, changes=None, halve=False, sequence=0,
+                 accumulation=0):
+        """changes: of the model's config.json. halve: half as many layers are tried where so many do not fit."""
+        self.place, self.name, self.workers, self.halve = place, name, workers, halve
+        self.sequence = sequence or (64 if place.dry else 8192)
+        self.accumulation = accumulation or (2 if place.dry else place.micro_batches)
+        self.steps = steps or (3 if place.dry else 4)
         codes = ["--set", "fp8.all_gather=true"] if precision == "fp8" else []
         self.flags = ["--set", "data.format=llmc", "--set", "data.tokenizer=file", "--sequence-length", self.sequence,
                       "--gradient-accumulation-steps", self.accumulation, "--precision", precision, "--set",
                       f"parallel.recompute={recompute}", *codes, *options]
-        self.model = json.loads(pathlib.Path(TOY_MODEL if place.dry else MODEL).read_text())
+        self.model = {**json.loads(pathlib.Path(TOY_MODEL if place.dry else MODEL).read_text()), **(changes or {})}
 
     @property
     def folder(self):
         return self.place.out / "runs" / self.name
 
     def config(self, layers):
-        path = self.place.out / "data" / f"layers-{layers}.json"
+        path = self.place.out / "data" / f"{self.name}-{layers}.json"
         path.write_text(json.dumps({**self.model, "num_hidden_layers": layers}))
         return path
 
@@ -101,10 +104,14 @@ class Shape:
             return parts["total"] - parts.get("driver and libraries", 0.0)
         return parts["total"] + SPARE_BYTES
 
+    def fewer(self, layers):
+        """How many are tried where so many do not fit."""
+        return layers // 2 if self.halve else layers - 1
+
     def layers_that_fit(self, asked):
         """The most that the GPU's memory holds by plan, at most `asked`."""
-        memory = self.place.memory_bytes
-        for layers in range(asked, 0, -1) if memory else ():
+        memory, layers = self.place.memory_bytes, asked
+        while memory and layers > 0:
             planned = self.planned_bytes(layers)
             if planned is None:
                 break
@@ -112,14 +119,15 @@ class Shape:
                 if layers < asked:
                     complain(f"{layers} of {asked} layers fit by plan: {planned / GIB:.2f} of {memory / GIB:.2f} GiB")
                 return layers
+            layers = self.fewer(layers)
         return asked
 
-    def train(self, layers, under=()):
+    def train(self, layers):
         tokens = self.place.out / "data" / f"tokens-{self.name}.bin"
         self.write_tokens(tokens)
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
-            return run([*under, self.place.programs / "ndlaunch", "--device", "cuda", "--workers", self.workers, "--set",
+            return run([self.place.programs / "ndlaunch", "--device", "cuda", "--workers", self.workers, "--set",
                         f"model.config={self.config(layers)}", "--set", f"data.path={tokens}", *self.flags, "--num-steps",
                         self.steps, "--set", "output.save_model=false", "--set", f"output.dir={self.folder}"])
         finally:
@@ -132,13 +140,20 @@ def run_8b(place, name, asked, recompute, precision, *options):
     run_shape(Shape(place, name, precision, recompute, options), asked)
 
 
+def half_8b(place, name, asked, precision, *options):
+    """No recompute, and half as many layers where so many do not fit."""
+    need_fp8(place, precision)
+    run_shape(Shape(place, name, precision, options=options, halve=True), asked)
+
+
 def run_shape(shape, asked):
+    """Prints how the run was, and returns it."""
     place, name = shape.place, shape.name
     layers = shape.layers_that_fit(asked)
     try:
         code = shape.train(layers)
         while code == NO_MEMORY and layers > 1:  # libraries took more than the plan knew of
-            layers -= 2 if layers > 4 else 1
+            layers = shape.fewer(layers)
             code = shape.train(layers)
     except Cut:
         if (shape.folder / "metrics.jsonl").exists() and Run(shape.folder).steps:
@@ -146,54 +161,69 @@ def run_shape(shape, asked):
         raise
     if code != 0:
         raise Failure
-    say(speeds.summary(name, Run(shape.folder), place.gpu, asked))
+    made = Run(shape.folder)
+    say(speeds.summary(name, made, place.gpu, asked))
+    return made
 
 
-def kernel_name(name):
-    """Without the arguments, which stand in the last parentheses."""
-    depth = 0
-    for i in range(len(name) - 1, -1, -1) if name.endswith(")") else ():
-        depth += {")": 1, "(": -1}.get(name[i], 0)
-        if depth == 0:
-            return name[:i]
-    return name
-
-
-def kernel_times(path):
-    """{kernel: nanoseconds of each launch}, from a CSV with a column for the metric, as ncu --page raw writes it."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    times = {}
-    for row in csv.DictReader(lines[start:]):
-        try:
-            nanoseconds = float(row["gpu__time_duration.sum"].replace(",", ""))
-            times.setdefault(kernel_name(row["Kernel Name"])[:90], []).append(nanoseconds)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            continue  # the row of units
-    return times
-
-
-def profiled(place, precision):
-    """Where a step's time goes: every kernel of two steps of two layers, each timed alone by Nsight Compute."""
-    if place.dry and not os.environ.get("ND_GPU_NCU"):
-        raise Skip("Nsight Compute (ncu) needs a GPU")
-    ncu = tool("ND_GPU_NCU", "ncu")
-    if not os.access(ncu, os.X_OK):
-        raise Skip("Nsight Compute (ncu) is not there")
+def two_layers(place, precision):
+    """Before anything is learned the loss is that of logits that know nothing: with V of them, of variance s2, ln V + s2 / 2. The
+    last norm makes rows of C numbers of mean square 1, so s2 is C times the square of the weights' deviation. A token's loss
+    deviates by s, and BF16 rounds logits by less than a hundredth."""
     need_fp8(place, precision)
-    log = place.out / "data" / f"profile-{precision}.csv"
+    shape = Shape(place, f"8b-two-{precision}", precision, steps=3)
+    made = run_shape(shape, 2)
+    s2 = shape.model["hidden_size"] * shape.model["initializer_range"]**2
+    want = math.log(shape.model["vocab_size"]) + s2 / 2
+    bound = 0.01 * want + 4 * math.sqrt(s2 / (shape.sequence * shape.accumulation))
+    first = made.losses[0]
+    say({"losses_of": shape.name, "against": "ln V + s2 / 2", "steps": len(made.losses), "worst_relative": abs(first - want) / want,
+         "bound": bound / want, "losses": made.losses})
+    if not abs(first - want) <= bound or not all(math.isfinite(loss) for loss in made.losses):
+        raise Failure(f"the losses of two layers are {made.losses}; the first should be {want:.4f} within {bound:.4f}")
+
+
+def train_quarter(place, precision):
+    """Two layers of a quarter of the 8B width, with its heads of 128 and four of them for one of keys: what the doubles can compute
+    in seconds."""
+    changes = {} if place.dry else {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 3584,
+                                    "vocab_size": 256}
+    shape = Shape(place, f"quarter-{precision}", precision, steps=2, changes=changes, sequence=64 if place.dry else 128, accumulation=1)
+    if shape.train(2) != 0:
+        raise Failure
+    return Run(shape.folder)
+
+
+def quarter(place, precision):
+    need_fp8(place, precision)
+    conformance.beside_doubles(place, f"quarter-{precision}", train_quarter(place, precision), precision)
+
+
+def profiled(place, what):
+    """Where a step's time goes: begin, end and stream of each kernel and copy, by a library that CUDA loads into the program. The
+    same for PyTorch."""
+    try:
+        import activity
+    except ImportError:
+        raise Skip("scripts/gpu/activity.py is not there") from None
+    library, log = place.programs / "libnd_activity.so", place.out / "data" / f"activity-{what}"
+    if not library.exists():
+        raise Skip(f"{library} was not built")
+    if what != "torch":
+        need_fp8(place, what)
     log.unlink(missing_ok=True)
-    code = Shape(place, f"profile-{precision}", precision, profile=True).train(2, under=[
-        ncu, "--target-processes", "all", "--clock-control", "none", "--metrics", "gpu__time_duration.sum", "--print-units", "base",
-        "--csv", "--page", "raw", "--log-file", log])
-    times = kernel_times(log)
-    if not times:
-        print("\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else "", file=sys.stderr)
-        raise Skip(f"ncu gave no times of kernels (exit code {code})")
-    total = sum(map(sum, times.values()))
-    for name, each in sorted(times.items(), key=lambda pair: -sum(pair[1])):
-        say({"profile": precision, "kernel": name, "launches": len(each), "ms": sum(each) * 1e-6,
-             "us_each": sum(each) / len(each) * 1e-3, "share": sum(each) / total})
+    os.environ.update({"CUDA_INJECTION64_PATH": str(library), "ND_ACTIVITY_FILE": str(log)})
+    layers = report.field(place.out, "torch-same" if what == "torch" else f"8b-half-{what}", "layers") or 2
+    if what == "torch":
+        code = peer(place, "--layers", layers, "--compile")
+    else:
+        code = Shape(place, f"profile-{what}", what, steps=3).train(int(layers))
+    if not log.exists():
+        raise Skip(f"no activity was recorded (exit code {code})")
+    found = activity.summary(log)
+    say({"profile": what, "layers": layers, "summary": found, "table": activity.table(found).splitlines()})
+    activity.perfetto(log, place.out / "data" / f"{what}.perfetto.json")
+    return code
 
 
 # ---- PyTorch ----------------------------------------------------------------------------------------------------------
@@ -202,7 +232,7 @@ def peer(place, *arguments):
     """PyTorch on the same shape, with as many micro-batches a step. It finds its own libraries."""
     if not shutil.which(place.peer):
         raise Skip(f"{place.peer} is not there; ND_PEER_PYTHON names a Python with torch and transformers")
-    model, sequence, accumulation = (TOY_MODEL, 64, 2) if place.dry else (MODEL, 8192, 16)
+    model, sequence, accumulation = (TOY_MODEL, 64, 2) if place.dry else (MODEL, 8192, place.micro_batches)
     return run([place.peer, "scripts/gpu/peer.py", "--model", model, "--sequence-length", sequence, "--accumulation", accumulation,
                 "--steps", 2, "--warm-up", 1, *(["--device", "cpu"] if place.dry else []), *arguments],
                env={**os.environ, "LD_LIBRARY_PATH": place.own_library_path})
@@ -231,6 +261,22 @@ def layer_as_torch(place, precision):
         return code
     finally:
         shutil.rmtree(inputs, ignore_errors=True)  # some GiB
+
+
+def torch_same(place, asked):
+    """As many layers as here, without recompute: each block compiled, then as it is."""
+    return peer(place, "--layers", report.field(place.out, "8b-half-bf16", "layers") or asked, "--fewer", "--halve", "--compile", "--seconds", 170)
+
+
+def same_as_torch(place, name):
+    """Here once more, where PyTorch fits fewer layers."""
+    theirs, ours = (report.field(place.out, item, "layers") for item in ("torch-same", "8b-half-bf16"))
+    if theirs is None:
+        raise Skip("PyTorch was not measured (item torch-same)")
+    if theirs == ours:
+        say({"same_layers": theirs})
+    else:
+        half_8b(place, name, int(theirs), "bf16")
 
 
 def torch_most(place):

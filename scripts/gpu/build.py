@@ -15,19 +15,33 @@ PROGRAMS = ("ndlaunch", "ndtrain", "nd_bench_kernels", "nd_bench_gpu")
 TESTS = ("tests/gpu/test_gpu_ops", "tests/gpu/test_gpu_goldens")
 
 
+def opened(files):
+    """A library from the folders that programs are told to look in, which count for what is started, not for this process."""
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        for file in files:
+            if folder and os.path.exists(f"{folder}/{file}"):
+                return ctypes.CDLL(f"{folder}/{file}")
+    for file in files:
+        try:
+            return ctypes.CDLL(file)
+        except OSError:
+            continue
+    return None
+
+
 def library_versions():
     found = {}
     for name, files, function, argument in (("cuBLASLt", ("libcublasLt.so.13", "libcublasLt.so.12"), "cublasLtGetVersion", False),
                                             ("cuDNN", ("libcudnn.so.9",), "cudnnGetVersion", False),
                                             ("NCCL", ("libnccl.so.2",), "ncclGetVersion", True)):
-        for file in files:
-            try:
-                call = getattr(ctypes.CDLL(file), function)
-            except (OSError, AttributeError):
-                continue
-            number, call.restype = ctypes.c_int(0), ctypes.c_int if argument else ctypes.c_size_t
-            found[name] = (call(ctypes.byref(number)), number.value)[1] if argument else call()
-            break
+        try:
+            library = opened(files)
+            call = getattr(library, function)
+        except (OSError, AttributeError):
+            continue
+        number, call.restype = ctypes.c_int(0), ctypes.c_int if argument else ctypes.c_size_t
+        found[name] = (call(ctypes.byref(number)), number.value)[1] if argument else call()
+        found[f"{name}_file"] = library._name
     nvcc = output_of(["scripts/find_cuda"]) + "/bin/nvcc"
     for name, command in (("nvcc", [nvcc, "--version"]), ("cc", [os.environ.get("CC", "cc"), "--version"])):
         try:

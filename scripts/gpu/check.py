@@ -168,7 +168,7 @@ def set_paths(place):
 # ---- The items, in their order: name, phase, seconds they take as a rule, most seconds, function, arguments ------------
 
 def conformance_items(place):
-    yield Item("ops", "conformance", 60, 480, conformance.tests_of, "ops")
+    yield Item("ops", "conformance", 60, 480, conformance.tests_of, "ops", OTHER_OPS)
     yield Item("small-fp32", "conformance", 15, 200, conformance.small, "fp32", "--precision", "fp32")
     yield Item("small-bf16", "conformance", 15, 200, conformance.small, "bf16", "--precision", "bf16")
     recipes = ("tensorwise", "rowwise", "delayed") if place.has_fp8 else ()
@@ -214,39 +214,54 @@ def sanitizer_items(place):
         yield Item(f"sanitizer-{name}", "conformance", 60, 500, conformance.sanitized, name)
 
 
-def bench_items(place):
-    half, whole = (2, 3) if place.dry else (16, 32)
+ATTENTION, LAYER_ATTENTION, OTHER_OPS = ("attention_[!8]*/*", "attention/*"), ("attention_8b/*",), ("!(attention*)/*",)
+OPTIONS = (("-graphs", "--cuda-graphs", {"CUDA_MODULE_LOADING": "EAGER"}), ("-autotune", "--autotune", {}))
 
-    def eight_b(kind, layers, recompute, usual, most, suffix="", *options):
-        for precision in ("bf16", "fp8"):
-            name = f"8b-{kind}-{precision}{suffix}"
-            yield Item(name, "bench", usual, most, bench.run_8b, name, layers, recompute, precision, *options)
 
-    def beside_torch(suffix="", *options):
-        name = f"8b-torch-bf16{suffix}"
-        return Item(name, "torch", 120, 400, bench.beside_torch, name, *options, after="torch-most")
-
-    yield Item("kernels", "bench", 30, 200, bench.with_tokens_that_fit, place.programs / "nd_bench_kernels",
+def first_items(place):
+    """What somebody with a GPU for ten minutes wants to know, the most important first: scripts/gpu/visit stops here."""
+    layers = 2 if place.dry else 16
+    for precision in ("bf16", "fp8"):
+        name = f"8b-half-{precision}"
+        yield Item(name, "bench", 40, 150, bench.half_8b, name, layers, precision)
+    yield Item("torch-same", "torch", 90, 200, bench.torch_same, layers, after="8b-half-bf16")
+    yield Item("8b-torch-same", "torch", 5, 100, bench.same_as_torch, "8b-torch-same", after="torch-same")
+    for what in ("bf16", "fp8", "torch"):
+        yield Item(f"profile-{what}", "bench", 40, 120, bench.profiled, what)
+    yield Item("attention-8b", "conformance", 15, 60, conformance.tests_of, "ops", LAYER_ATTENTION)
+    yield Item("ops-attention", "conformance", 60, 300, conformance.tests_of, "ops", ATTENTION)
+    yield Item("products", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", *(["--toy"] if place.dry else []))
+    yield Item("kernels", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_kernels",
                *(["--repeats", "1"] if place.dry else []))
-    yield Item("products", "bench", 40, 200, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu",
-               *(["--toy"] if place.dry else []))
-    yield from eight_b("half", half, "none", 80, 300)
-    yield from eight_b("all", whole, "full", 130, 400)
+    for precision in ("fp32", "bf16"):
+        yield Item(f"torch-layer-{precision}", "torch", 40, 120, bench.layer_as_torch, precision)
+    for suffix, option, environment in OPTIONS:
+        for precision in ("bf16", "fp8"):
+            name = f"8b-half-{precision}{suffix}"
+            yield Item(name, "bench", 40, 150, bench.half_8b, name, layers, precision, option, environment=environment)
+
+
+def bench_items(place):
+    whole = 3 if place.dry else 32
+
+    def eight_b(suffix="", *options, environment=None):
+        for precision in ("bf16", "fp8"):
+            name = f"8b-all-{precision}{suffix}"
+            yield Item(name, "bench", 130, 400, bench.run_8b, name, whole, "full", precision, *options, environment=environment)
+
+    def beside_torch(suffix="", *options, environment=None):
+        name = f"8b-torch-bf16{suffix}"
+        return Item(name, "torch", 120, 400, bench.beside_torch, name, *options, after="torch-most", environment=environment)
+
+    yield from eight_b()
     for kind in ("products", "layer"):
         yield Item(f"fp8-{kind}", "bench", 40, 200, bench.fp8_beside_bf16, kind)
-    for precision in ("fp32", "bf16"):
-        yield Item(f"torch-layer-{precision}", "torch", 60, 300, bench.layer_as_torch, precision)
     yield Item("torch-fit", "torch", 120, 400, bench.peer, "--fit")
     yield Item("torch-most", "torch", 240, 500, bench.torch_most, after="torch-fit")
     yield beside_torch()
-    variants = (("-graphs", "--cuda-graphs"), ("-autotune", "--autotune"))
-    for suffix, option in variants:
-        yield from eight_b("half", half, "none", 80, 300, suffix, option)
-    for precision in ("bf16", "fp8"):
-        yield Item(f"profile-{precision}", "bench", 60, 200, bench.profiled, precision)
-    for suffix, option in variants:
-        yield from eight_b("all", whole, "full", 130, 400, suffix, option)
-        yield beside_torch(suffix, option)
+    for suffix, option, environment in OPTIONS:
+        yield from eight_b(suffix, option, environment=environment)
+        yield beside_torch(suffix, option, environment=environment)
 
 
 def run_items(runner, place, phase):
@@ -263,7 +278,7 @@ def run_items(runner, place, phase):
         built = all(os.access(place.programs / name, os.X_OK) for name in ("ndlaunch", "ndtrain"))
         if phase == "all" and (not built or runner.state("compile") == "cut off"):
             return  # the build failed, or goes on with the next call
-    for items in (conformance_items, bench_items, several_items, sanitizer_items):
+    for items in (first_items, conformance_items, bench_items, several_items, sanitizer_items):
         for item in items(place) if wanted("conformance", "bench", "torch", "several") else ():
             if wanted(item.phase):
                 runner.run(item)

@@ -43,12 +43,10 @@ def test_program(place, name):
     return program
 
 
-def tests_of(place, name):
-    """ops or goldens. The suites of attention come last, apart from the others: their time is that of cuDNN's plans."""
-    filters = ("!(attention*)/*", "attention*/*") if name == "ops" else ("*/*",)
-    codes = [suite(place, [test_program(place, name), "--timeout", place.seconds_per_test, "--jobs", place.jobs, "--filter", which])[0]
-             for which in filters]
-    return next((code for code in codes if code != 0), 0)
+def tests_of(place, name, filters=()):
+    """ops or goldens, all or those that a pattern of Criterion names."""
+    return suite(place, [test_program(place, name), "--timeout", place.seconds_per_test, "--jobs", place.jobs,
+                         *(f"--filter={pattern}" for pattern in filters)])[0]
 
 
 def suites_of_ops(place):
@@ -81,7 +79,7 @@ def sanitized(place, name):
 
 def train_small(place, name, *options, dry_steps=3):
     """A short run; the folder that it left."""
-    steps, sequence, batch = (dry_steps, 32, 1) if place.dry else (20, 512, 4)
+    steps, sequence, batch = (dry_steps, 32, 1) if place.dry else (place.small_steps, *place.small_shape)
     text, folder = place.out / "data" / "text.txt", place.out / "runs" / name
     shutil.rmtree(folder, ignore_errors=True)
     text.write_bytes(TEXT)
@@ -97,6 +95,25 @@ def small(place, name, *options):
     if "fp8" in options:
         need_fp8(place, "fp8")
     say(speeds.summary(name, train_small(place, name, *options), place.gpu))
+
+
+def beside_doubles(place, name, made, precision):
+    """Each loss beside that of the same run on the doubles of CUDA, which compute in the same types and add in another order:
+    the bounds of two precisions hold for two orders in one."""
+    want, bound = place.expected.get(name), 0.03 if precision == "fp8" else 0.01
+    if want is None:
+        raise Failure(f"there are no losses of the doubles for {name}")
+    worst = max((abs(x - y) / y for x, y in zip(made.losses, want)), default=float("nan"))
+    say({"losses_of": name, "against": "the doubles", "steps": len(made.losses), "worst_relative": worst, "bound": bound,
+         "losses": made.losses, "of_doubles": want})
+    if len(made.losses) != len(want) or not all(abs(x - y) <= bound * y for x, y in zip(made.losses, want)):
+        raise Failure(f"the losses of {name} are {made.losses}, those of the doubles {want}; they may differ by {100 * bound} %")
+
+
+def small_as_doubles(place, name, *options):
+    made = train_small(place, name, *options)
+    say(speeds.summary(name, made, place.gpu))
+    beside_doubles(place, name, made, options[options.index("--precision") + 1])
 
 
 def same_losses(one, other):

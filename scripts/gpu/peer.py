@@ -23,7 +23,8 @@ import time
 
 WARM_UP = 2
 NO_MEMORY, MISSING = 71, 77
-COMPILED_LIMIT = 240  # seconds of a child with torch.compile: what was measured without it must not be lost
+COMPILED_LIMIT = 240  # seconds of a child with torch.compile
+PLAIN_LEAST = 60  # seconds that must be left to measure what is not compiled too
 CPU_FIT = 3  # layers that --fit finds on a CPU, where memory is not what it tests
 
 
@@ -38,6 +39,8 @@ def parse_arguments():
     p.add_argument("--compile", action="store_true")
     p.add_argument("--checkpoint", action="store_true", help="recompute every block")
     p.add_argument("--fewer", action="store_true")
+    p.add_argument("--halve", action="store_true", help="with --fewer: half as many where so many do not fit, in place of one less")
+    p.add_argument("--seconds", type=float, default=480, help="with --fewer: of all")
     p.add_argument("--fit", action="store_true")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script")
     return p.parse_args()
@@ -156,25 +159,31 @@ def fit(a):
 
 
 def fewer(a):
-    """Each number of layers in a process of its own."""
+    """Each number of layers in a process of its own: compiled, which needs less memory, then as it is, where time is left."""
     flags = ["--steps", str(a.steps), "--accumulation", str(a.accumulation), "--warm-up", str(a.warm_up)]
     flags += ["--checkpoint"] if a.checkpoint else []
-    for layers in range(a.layers, 0, -1):
-        code, plain = child(a, layers, *flags)
-        if code == NO_MEMORY:
-            continue
-        if code or not a.compile:
-            say(plain)
+    begin, layers = time.monotonic(), a.layers
+    while layers >= 1:
+        found, failed, code = {}, {}, 0
+        for kind in ("compiled", "not_compiled") if a.compile else ("not_compiled",):
+            if code == NO_MEMORY or (found and a.seconds - (time.monotonic() - begin) < PLAIN_LEAST):
+                break
+            compiled = kind == "compiled"
+            code, result = child(a, layers, *flags, *(["--compile"] if compiled else []), limit=COMPILED_LIMIT if compiled else None)
+            if code == 0:
+                found[kind] = result
+                say({**result, "partial": True})  # in case that the time is up before the other is done
+            else:
+                failed[kind] = result.get("error", f"exit code {code}")
+        if found:
+            fastest = max(found, key=lambda kind: found[kind]["tokens_per_second"])
+            say({**found[fastest], **{f"tokens_per_second_{kind}": result["tokens_per_second"] for kind, result in found.items()},
+                 **{f"{kind}_failed": why for kind, why in failed.items()}})
+            return 0
+        if code != NO_MEMORY:
+            say(result)
             return code
-        say({**plain, "partial": True})  # in case that the time is up before torch.compile is done
-        code, compiled = child(a, layers, *flags, "--compile", limit=COMPILED_LIMIT)
-        if code:
-            say({**plain, "compile_failed": compiled.get("error", f"exit code {code}")})
-        elif compiled["tokens_per_second"] < plain["tokens_per_second"]:
-            say({**plain, "tokens_per_second_compiled": compiled["tokens_per_second"]})
-        else:
-            say({**compiled, "tokens_per_second_not_compiled": plain["tokens_per_second"]})
-        return 0
+        layers = layers // 2 if a.halve else layers - 1
     say({"error": "not even one layer fits"})
     return NO_MEMORY
 

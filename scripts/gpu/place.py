@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+import report
+
 NO_MEMORY, SKIPPED = 71, 77  # exit codes: a plan that does not fit; what an item could not do here
 
 
@@ -39,6 +41,10 @@ class Place:
     peer: str  # the Python with torch
     own_library_path: str  # LD_LIBRARY_PATH before this program added to it
     gpus: int = 1  # that jobs see
+    small_steps: int = 20  # of runs of the small model
+    small_shape: tuple = (512, 4)  # tokens of a sequence, sequences of a micro-batch
+    micro_batches: int = 16  # of a step of the 8B shape
+    expected: dict = dataclasses.field(default_factory=dict)  # losses that the doubles gave, by the name of the run
     lock: int = -1
 
     @property
@@ -70,7 +76,7 @@ class Place:
                 (self.out / name).mkdir(parents=True, exist_ok=True)
             (self.out / "mode").write_text(self.mode + "\n")
         except OSError as error:
-            print(f"gpu_check: {self.out} cannot be written: {error}", file=sys.stderr)
+            print(f"{report.NAME}: {self.out} cannot be written: {error}", file=sys.stderr)
             sys.exit(73)
         self.out = self.out.resolve()
         self.lock = os.open(self.out / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -78,7 +84,7 @@ class Place:
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            print(f"gpu_check: another call still works in {self.out}, or something that it started does; wait for it or "
+            print(f"{report.NAME}: another call still works in {self.out}, or something that it started does; wait for it or "
                   "end it", file=sys.stderr)
             sys.exit(2)
 
@@ -89,7 +95,7 @@ def say(value):
 
 
 def complain(text):
-    print(f"gpu_check: {text}", file=sys.stderr, flush=True)
+    print(f"{report.NAME}: {text}", file=sys.stderr, flush=True)
 
 
 def run(command, **options):

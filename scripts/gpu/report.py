@@ -8,7 +8,6 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import sys
 import tarfile
 
@@ -17,6 +16,7 @@ import speeds
 TAIL = 40  # lines of the log of what did not end well
 STATES = ("done", "skipped", "failed", "cut off", "waiting")
 FILE_MOST = 16 << 20  # bytes of a file in OUT
+NAME = "gpu_check"  # of the files of the report, and of who speaks
 
 
 def write(path, text):
@@ -55,7 +55,7 @@ def done(folder):
     names = []
     for path, value in records(folder):
         if value is None:
-            print(f"gpu_check: {path} is damaged; it is kept as {path.name}.damaged, and the item runs again", file=sys.stderr)
+            print(f"{NAME}: {path} is damaged; it is kept as {path.name}.damaged, and the item runs again", file=sys.stderr)
             path.rename(path.with_name(path.name + ".damaged"))
         elif value["state"] == "done":
             names.append(value["item"])
@@ -63,7 +63,7 @@ def done(folder):
 
 
 def record(folder, name, **values):
-    base = {"item": name, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [], "said": [], "tail": []}
+    base = {"item": name, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [], "said": [], "tail": [], "opened": {}}
     write(record_path(folder, name), json.dumps({**base, **values}, indent=1) + "\n")
 
 
@@ -101,7 +101,7 @@ def objects(lines):
             yield value
 
 
-def end(folder, name, code, seconds, origin):
+def end(folder, name, code, seconds, origin, opened):
     """What the item printed and how it ended; code "cut": with its call. Writes the report anew; returns the state."""
     cut, code = code == "cut", 124 if code == "cut" else code
     lines = lines_of(folder, name)
@@ -120,7 +120,7 @@ def end(folder, name, code, seconds, origin):
     if state == "failed" and not said:
         said.append(f"exit code {code} and no word")
     tail = [] if state in ("done", "skipped") else [line[:400] for line in lines if not line.startswith("{")][-TAIL:]
-    record(folder, name, state=state, exit_code=code, seconds=seconds, origin=origin, results=results, said=said, tail=tail)
+    record(folder, name, state=state, exit_code=code, seconds=seconds, origin=origin, results=results, said=said, tail=tail, opened=opened)
     write_report(folder)
     return state
 
@@ -142,6 +142,10 @@ def table(title, rows):
         ["| " + " | ".join(text(row.get(key, "")) for key in keys) + " |" for row in rows]
 
 
+def refused(probe):
+    return any(probe[key] != 0 for key in ("heuristic", "matmul", "cuda"))
+
+
 def kernel_rows(results):
     return [{"kernel": name, **values} for value in results if "kernels" in value for name, values in value["kernels"].items()]
 
@@ -150,10 +154,15 @@ def write_report(folder):
     items = [value or {"item": p.stem, "state": "cut off", "exit_code": None, "seconds": 0, "origin": "", "results": [],
                        "said": ["its record is damaged"]} for p, value in records(folder)]
     mode = (folder / "mode").read_text().strip()
+    speed = speeds.table(items, dry="dry run" in mode)
+    write(folder / f"{NAME}.json", json.dumps({"mode": mode, "speed": speed, "items": items}, indent=1) + "\n")
+    write(folder / f"{NAME}.md", "\n".join(lines_of_report(items, mode)) + "\n")
+    return items
+
+
+def lines_of_report(items, mode):
     results = [value for item in items if item["state"] != "skipped" for value in item["results"]]
     of = lambda key: [value for value in results if key in value]
-    speed = speeds.table(items, dry="dry run" in mode)
-    write(folder / "gpu_check.json", json.dumps({"mode": mode, "speed": speed, "items": items}, indent=1) + "\n")
     lines = [f"# ndtrain: {mode}", ""]
     if "dry run" in mode:
         lines += ["No GPU took part: nothing here says how fast one is, nor that one computes the same.", ""]
@@ -169,29 +178,32 @@ def write_report(folder):
         if there:
             lines += ["", f"**{state.capitalize()}:** " + "; ".join(
                 item["item"] + (f" ({' '.join(item['said'])[:200]})" if item["said"] else "") for item in there) + "."]
-    lines += table("Speed", speed)
+    lines += table("Speed", speeds.table(items, dry="dry run" in mode))
     lines += table("Items", [{"item": i["item"], "state": i["state"], "seconds": i["seconds"], "said": " ".join(i["said"])[:160]}
                              for i in items])
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
     lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
     lines += table("FP8 beside BF16: linears", of("fp8_products")) + table("FP8 beside BF16: a layer", of("fp8_layer"))
-    lines += table("Kernels of two steps of two layers, timed one by one", of("profile"))
+    for value in of("profile"):
+        lines += ["", f"## Where the time of two steps of {value['layers']} layers went: {value['profile']}", "", *value["table"]]
+    opened = {(program, path): None for item in items for program, paths in item.get("opened", {}).items() for path in paths}
+    lines += table("Libraries that were opened", [{"program": program, "file": path} for program, path in opened])
+    lines += table("Forms of products that cuBLASLt refuses", [value for value in of("probe") if refused(value)])
     lines += table("Losses", of("losses_of")) + table("Memory", of("memory")) + table("Texts", of("texts"))
     for item in items:
         if item.get("tail"):
             lines += ["", f"## The end of the log of {item['item']} ({item['state']})", "", "```", *item["tail"], "```"]
-    write(folder / "gpu_check.md", "\n".join(lines) + "\n")
-    return items
+    return lines
 
 
 def summary(folder):
     """Prints where the report is and what did not end well; the exit code: 1 something failed, 3 something was skipped."""
     items = write_report(folder)
     deliver(folder)
-    print(f"gpu_check: results are in {folder}/gpu_check.md and gpu_check.json")
+    print(f"{NAME}: results are in {folder}/{NAME}.md and {NAME}.json")
     for item in items:
         if item["state"] in ("failed", "skipped"):
-            print(f"gpu_check: {item['item']} {item['state']}: {' '.join(item['said'])[:300]}", file=sys.stderr)
+            print(f"{NAME}: {item['item']} {item['state']}: {' '.join(item['said'])[:300]}", file=sys.stderr)
     states = {item["state"] for item in items}
     return 1 if "failed" in states else 3 if "skipped" in states else 0
 
@@ -200,7 +212,7 @@ def summary(folder):
 
 def worth_keeping(folder):
     """Records and logs of items; metrics, records and traces of runs; logs of tools. Inputs can be made again."""
-    found = [p for pattern in ("items/*", "runs/*/*.json*", "data/*.log", "data/*.csv", "mode") for p in folder.glob(pattern)]
+    found = [p for pattern in ("items/*", "runs/*/*.json*", "data/*.log", "data/*.csv", "data/*.perfetto.json", "mode") for p in folder.glob(pattern)]
     return sorted((p for p in found if p.is_file()), key=lambda p: (p.stat().st_size, str(p)))
 
 
@@ -211,10 +223,10 @@ def archive(folder, target):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             for path in files:
-                tar.add(path, arcname=f"gpu_check/{path.relative_to(folder)}")
+                tar.add(path, arcname=f"{NAME}/{path.relative_to(folder)}")
             if left_out:
                 text = "".join(f"{path.relative_to(folder)}\n" for path in left_out).encode()
-                entry = tarfile.TarInfo("gpu_check/left_out.txt")
+                entry = tarfile.TarInfo(f"{NAME}/left_out.txt")
                 entry.size = len(text)
                 tar.addfile(entry, io.BytesIO(text))
         if packed.tell() <= FILE_MOST or not files:
@@ -229,14 +241,14 @@ def deliver(folder):
     """Copies report, JSON and an archive of the rest into the folder that the variable OUT names, if it is set. After each item,
     so that they are there when the machine is taken away."""
     named = os.environ.get("OUT")
-    if not named or not (folder / "gpu_check.json").exists():
+    if not named or not (folder / f"{NAME}.json").exists():
         return
     to = pathlib.Path(named)
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for name in ("gpu_check.md", "gpu_check.json"):
+        for name in (f"{NAME}.md", f"{NAME}.json"):
             if (folder / name).stat().st_size <= FILE_MOST:
-                shutil.copyfile(folder / name, to / name)
-        archive(folder, to / "gpu_check.tar.gz")
+                write(to / name, (folder / name).read_text())
+        archive(folder, to / f"{NAME}.tar.gz")
     except OSError as error:
-        print(f"gpu_check: the results could not be copied to {to}: {error}", file=sys.stderr)
+        print(f"{NAME}: the results could not be copied to {to}: {error}", file=sys.stderr)

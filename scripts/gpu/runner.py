@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import os
+import re
 import signal
 import sys
 import time
@@ -26,10 +27,34 @@ class Item:
     function: object
     arguments: tuple
     after: str  # an item whose results this one needs; empty: none
+    environment: dict
 
-    def __init__(self, name, phase, usual, most, function, *arguments, after=""):
+    def __init__(self, name, phase, usual, most, function, *arguments, after="", environment=None):
         self.name, self.phase, self.usual, self.most = name, phase, usual, most
-        self.function, self.arguments, self.after = function, arguments, after
+        self.function, self.arguments, self.after, self.environment = function, arguments, after, environment or {}
+
+    def again(self, logs):
+        """The same with each op waited for, and what the libraries say of themselves."""
+        return Item(f"{self.name}-again", self.phase, self.usual, self.most, self.function, *self.arguments, environment={
+            **self.environment, "ND_CUDA_SYNC": "1", "CUBLASLT_LOG_LEVEL": "5", "CUBLASLT_LOG_FILE": f"{logs}.cublaslt.log",
+            "CUDNN_LOGLEVEL_DBG": "3", "CUDNN_LOGDEST_DBG": f"{logs}.cudnn.log", "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_FILE": f"{logs}.nccl.log"})
+
+
+LOG_MOST = 200000  # bytes kept of the log of a library
+LIBRARY = re.compile(r"/\S*/lib(?:cuda|cublasLt|cudnn|cudnn_graph|nccl|nvrtc|cupti)\.so\S*$", re.MULTILINE)
+
+
+def keep_ends(paths):
+    for path in paths:
+        with open(path, "r+b") as f:
+            f.seek(0, os.SEEK_END)
+            if f.tell() > LOG_MOST:
+                f.seek(-LOG_MOST, os.SEEK_END)
+                end = f.read()
+                f.seek(0)
+                f.write(end)
+                f.truncate()
 
 
 def in_child(item, place):
@@ -72,6 +97,7 @@ class Runner:
         self.left = False  # something waits for another call
         self.ran = False  # something was run, so that others may have to wait
         self.child = 0  # the session of the item that runs
+        self.opened = {}  # by that item: program -> files of NVIDIA's libraries
 
     def forget(self, name):
         self.done.discard(name)
@@ -94,18 +120,27 @@ class Runner:
             return
         self.run_now(item, min(item.most, remains) if self.ran else item.most)
 
+    def run_again(self, item):
+        """An item that failed, once more with what helps to find out why."""
+        remains = self.deadline - time.monotonic()
+        if self.state(item.name) == "failed" and remains > 0:
+            logs = self.place.out / "data" / f"{item.name}-again"
+            self.run_now(item.again(logs), min(item.most, remains))
+            keep_ends(logs.parent.glob(f"{logs.name}.*.log"))
+
     def run_now(self, item, bound):
-        print(f"gpu_check: {item.name}", flush=True)
+        print(f"{report.NAME}: {item.name}", flush=True)
         begin = time.monotonic()
         report.begin(self.place.out, item.name, self.place.origin)
+        self.opened = {}
         self.start(item)
         code = self.wait_for(item, begin, begin + bound)
         if code == 124 and bound < item.most:
             code, self.left = "cut", True
         seconds = int(time.monotonic() - begin)
-        state = report.end(self.place.out, item.name, code, seconds, self.place.origin)
+        state = report.end(self.place.out, item.name, code, seconds, self.place.origin, self.opened)
         report.deliver(self.place.out)
-        print(f"gpu_check: {item.name} {state} after {seconds} s", flush=True)
+        print(f"{report.NAME}: {item.name} {state} after {seconds} s", flush=True)
         self.ran = self.ran or item.name not in REPEATED or seconds >= 60
 
     def start(self, item):
@@ -122,6 +157,7 @@ class Runner:
             for number, path in zip((1, 2), logs):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.environ.update(item.environment)
             code = in_child(item, self.place)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -142,12 +178,13 @@ class Runner:
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.25)
+                self.note_libraries()
             if now - shown >= PROGRESS:
                 shown = now
                 line = report.last_line(self.place.out, item.name)
                 if line and line != said:
                     said = line
-                    print(f"gpu_check: {item.name}: {line[:120]} ({now - begin:.0f} s)", flush=True)
+                    print(f"{report.NAME}: {item.name}: {line[:120]} ({now - begin:.0f} s)", flush=True)
         self.end_child()
         return code
 
@@ -164,6 +201,18 @@ class Runner:
                 if int(session) == self.child and state != "Z":
                     found.append(int(name))
         return found
+
+    def note_libraries(self):
+        """Which files the item's programs have really opened, whatever they were told to."""
+        for pid in self.processes():
+            try:
+                with open(f"/proc/{pid}/comm") as name, open(f"/proc/{pid}/maps") as maps:
+                    found = set(LIBRARY.findall(maps.read()))
+                    if found:
+                        program = name.read().strip()
+                        self.opened[program] = sorted(found.union(self.opened.get(program, ())))
+            except OSError:
+                continue  # it has ended
 
     def end_child(self):
         """Ends what is left of the item: TERM to each process, and KILL after the grace time."""

@@ -35,7 +35,7 @@ import layer
 folder = pathlib.Path(a[a.index("--folder") + 1])
 folder.mkdir(parents=True)
 (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 20)
-code = subprocess.run([{launch!r}, "--device", "cpu", "--workers", "1", "--set", "model.config=configs/model-small.json", "--set",
+code = subprocess.run([{launch!r}, "--device", "cuda", "--workers", "1", "--set", "model.config=configs/model-small.json", "--set",
                        f"data.path={{folder}}/text.txt", "--set", "data.tokenizer=bytes", "--sequence-length", "32", "--num-steps", "1",
                        "--set", f"output.dir={{folder}}/run"]).returncode
 (folder / "run" / "model").rename(folder / "model")
@@ -58,23 +58,10 @@ if [ "$answers" != no ]; then
 fi
 echo '========= ERROR SUMMARY: 0 errors'
 exec "$@\""""
-NCU = """log=
-while [ "${1#-}" != "$1" ]; do
-    case "$1" in
-    --log-file) log=$2; shift;;
-    --target-processes | --clock-control | --metrics | --print-units | --page) shift;;
-    esac
-    shift
-done
-"$@" || exit 1
-cat >"$log" <<'CSV'
-==PROF== Connected to process 7
-"ID","Process ID","Kernel Name","gpu__time_duration.sum"
-"","","","ns"
-"0","7","void add<float>(float *, int)","1,000"
-"1","7","gemm(int)","3000"
-"2","7","gemm(int)","5000"
-CSV"""
+# What libnd_activity.so writes: two products and an update in each of three steps.
+ACTIVITY = "nd_activity 1 130000 7\nn 0 gemm\nn 1 adamw\n" + "".join(
+    f"k {t + 10} {t + 50} 0 7 0 1 1 1 32 1 1 16 0\nk {t + 60} {t + 90} 0 7 0 1 1 1 32 1 1 16 0\nk {t + 90} {t + 99} 0 7 1 1 1 1 32 1 1 16 0\n"
+    for t in (100, 200, 300))
 # Writes what a run of ndtrain leaves; ${FAIL_ABOVE} layers and more do not fit.
 LAUNCH = r'''
 import json, os, pathlib, sys
@@ -129,8 +116,13 @@ class Place:
         self.program("test_hostcuda_goldens", SUITE)
         self.program("nd_bench_kernels", """echo '{"kernels": {"add": {"us": 1.0, "gbps": 9.0, "share": 0.93, "share_of_equal": 0.97}}}'""")
         self.program("nd_bench_gpu", """echo '{"product": "o", "type": "bf16", "us": 1.0, "share": 0.97}'""")
-        self.environment = {**os.environ, "ND_GPU_LIMIT": "5000", "ND_GPU_BUILD": str(self.build), "ND_PEER_PYTHON": self.program("peer", PEER),
-                            "ND_GPU_NCU": self.program("ncu", NCU), "ND_GPU_SANITIZER": self.program("sanitizer", SANITIZER)}
+        activity = self.programs / "activity"
+        activity.write_text(ACTIVITY)
+        (self.programs / "libnd_activity.so").touch()
+        recorded = f'[ -z "$ND_ACTIVITY_FILE" ] || cp {activity} "$ND_ACTIVITY_FILE"\n'
+        self.program("recorded", f'{recorded}exec {BUILD}/tests/hostcuda/ndlaunch "$@"')
+        self.environment = {**os.environ, "ND_GPU_LIMIT": "5000", "ND_GPU_BUILD": str(self.build), "ND_PEER_PYTHON": self.program("peer", recorded + PEER),
+                            "ND_GPU_SANITIZER": self.program("sanitizer", SANITIZER)}
 
     def program(self, name, text, interpreter="/bin/sh"):
         path = self.programs / name
@@ -178,18 +170,20 @@ class Place:
 
 def everything(parent):
     p = Place(parent, "everything", real=True)
-    launch = str(p.programs / "ndlaunch")
+    launch = str(BUILD / "tests" / "hostcuda" / "ndlaunch")
     p.environment["ND_PEER_PYTHON"] = p.program("maker", MAKER.format(peer=p.environment["ND_PEER_PYTHON"], launch=launch), sys.executable)
+    (p.programs / "ndlaunch").unlink()
+    (p.programs / "recorded").rename(p.programs / "ndlaunch")
     p.call("all", 0)
     record = p.record()
     left = [item["item"] for item in record["items"] if item["state"] != "done"]
-    check(not left and len(record["items"]) > 18, f"not done: {left}, {len(record['items'])} items")
-    check(len(record["speed"]) == 7, "the table of speeds has a row for each figure")
+    check(not left and len(record["items"]) > 24, f"not done: {left}, {len(record['items'])} items")
+    check(len(record["speed"]) == 8, "the table of speeds has a row for each figure")
     for row in record["speed"]:
         check(row["verdict"] == "dry run" and row["measured"] != "-" and row["at least"] and row["goal"], f"{row}")
     text = p.text()
     for words in ("No GPU took part", "| run | measured | at least | goal |", "tflops_causal", "tflops_accelerate", "speed_of_light",
-                  "## Kernels beside a copy", "| gemm | 2 |", "rowwise_with_gw_hp_seconds", "| fp8 delayed |"):
+                  "## Kernels beside a copy", "layers went: torch", "| gemm | products |", "rowwise_with_gw_hp_seconds", "| fp8 delayed |"):
         check(words in text, f"no \"{words}\" in gpu_check.md")
     row = p.verdict("elementwise")
     check("beside a copy of as many bytes" in row["remark"], f"{row}")
@@ -211,14 +205,15 @@ def torch_is_missing(parent):
     bare = p.program("bare", f'exec {sys.executable} -I -S "$@"')
     items = "torch-*,8b-torch-*"
     p.call("torch", 3, "torch-fit skipped", "torch cannot be imported", only=items, ND_PEER_PYTHON=bare)
-    p.expect(torch_fit="skipped", torch_most="skipped")
-    row = p.verdict("PyTorch")
+    p.expect(torch_same="skipped", torch_fit="skipped", torch_most="skipped")
+    row = p.verdict("the most layers that PyTorch fits")
     check(row["verdict"] == "not measured" and "torch-" in row["remark"], f"{row}")
     check("**Skipped:** " in p.text(), "the report says what was skipped")
     p.call("torch", 3, "is not there; ND_PEER_PYTHON", only=items, ND_PEER_PYTHON="/nowhere/python")
     ran = p.ran("torch", 0)  # once it is there, it is compared, and nothing else runs in this phase
     check(all(name == "machine" or "torch" in name for name in ran), f"ran: {ran}")
-    check(p.verdict("PyTorch")["measured"] == "2 x", f"{p.verdict('PyTorch')}")
+    for words in ("without recompute, bf16, beside PyTorch", "the most layers that PyTorch fits"):
+        check(p.verdict(words)["measured"] == "2 x", f"{p.verdict(words)}")
 
 
 def a_layer_is_that_of_torch(parent):
@@ -250,9 +245,9 @@ def tools_are_missing(parent):
     check("## The end of the log of sanitizer-matmul (failed)" in p.text() and "\n========= Invalid __global__ write\n" in p.text(),
           "the report shows the end of the log of what failed")
     p.call("conformance", 0, only="sanitizer-*")
-    p.call("bench", 3, "ncu) is not there", only="profile-bf16", ND_GPU_NCU="/nowhere/ncu")
-    p.call("bench", 3, "gave no times", only="profile-bf16", ND_GPU_NCU=p.program("no-counters", "exit 9"))
-    p.call("bench", 0, only="profile-*")
+    p.call("bench", 3, "no activity was recorded", only="profile-bf16")
+    (p.programs / "libnd_activity.so").unlink()
+    p.call("bench", 3, "libnd_activity.so was not built", only="profile-bf16")
 
 
 def tests_that_do_not_pass(parent):
@@ -322,14 +317,14 @@ def a_smaller_gpu(parent):
 def what_is_cut_off_leaves_its_steps(parent):
     p = Place(parent, "steps")
     p.program("ndlaunch", LAUNCH + "import time; time.sleep(600)", sys.executable)
-    p.call("bench", 75, "8b-half-bf16 cut off", only="kernels,8b-half-bf16", ND_GPU_LIMIT="12")
-    result = p.item("8b-half-bf16")["results"][-1]
+    p.call("bench", 75, "8b-half-bf16-graphs cut off", only="kernels,8b-half-bf16-graphs", ND_GPU_LIMIT="12")
+    result = p.item("8b-half-bf16-graphs")["results"][-1]
     check(result["partial"] and result["steps"] == 3 and result["tokens_per_second"] == 20.0, f"{result}")
     check(p.verdict("16 layers, no recompute, bf16")["verdict"] == "not measured", "what was cut off is no result")
-    check("| 8b-half-bf16 |" in p.text().partition("## Runs")[2], "the report shows the steps that there are")
+    check("| 8b-half-bf16-graphs |" in p.text().partition("## Runs")[2], "the report shows the steps that there are")
     p.program("ndlaunch", LAUNCH, sys.executable)
-    p.call("bench", 0, only="8b-half-bf16")
-    check("partial" not in p.item("8b-half-bf16")["results"][-1], "a whole run is no part of one")
+    p.call("bench", 0, only="8b-half-bf16-graphs")
+    check("partial" not in p.item("8b-half-bf16-graphs")["results"][-1], "a whole run is no part of one")
 
 
 def results_are_delivered(parent):
@@ -397,7 +392,7 @@ def killed_half_way(parent):
         slow = int(mark.read_text())
         started.send_signal(how)
         started.wait(timeout=100)
-        check(json.loads((p.out / "items" / "ops.json").read_text())["state"] == "cut off", "what was cut off is said")
+        check(json.loads((p.out / "items" / "attention-8b.json").read_text())["state"] == "cut off", "what was cut off is said")
         if how == signal.SIGTERM:
             check(not is_alive(slow), "what it started has ended with it")
         else:  # what it started lives on: no second call beside it
@@ -412,16 +407,16 @@ def killed_half_way(parent):
 
 def the_time_is_up(parent):
     p = Place(parent, "time")
-    p.call("all", 75, "call it again", only="kernels,products,torch-*,8b-torch-*", ND_GPU_LIMIT="1")
-    p.expect(kernels="done", products="waiting", torch_fit="waiting", torch_most="waiting")
+    p.call("all", 75, "call it again", only="kernels,products,torch-fit,torch-most,8b-torch-bf16", ND_GPU_LIMIT="1")
+    p.expect(products="done", kernels="waiting", torch_fit="waiting", torch_most="waiting")
     check(p.state("8b-torch-bf16") == "waiting", p.state("8b-torch-bf16"))
     check("**Waiting:** " in p.text(), "the report says what waits")
     # One that hangs ends with the call, those after it wait, and the next call begins with it.
     p.program("nd_bench_kernels", "sleep 1")
     p.program("nd_bench_gpu", "echo it hangs; sleep 600")
     output = p.call("bench", 75, "products: it hangs (", "products cut off", only="kernels,products,8b-half-bf16", ND_GPU_LIMIT="30")
-    p.expect(kernels="done", products="cut off")
-    p.expect(**{"8b-half-bf16": "waiting"})
+    p.expect(kernels="waiting", products="cut off")
+    p.expect(**{"8b-half-bf16": "done"})
     check("\nit hangs\n" in p.text(), f"what was cut off shows the end of its log:\n{output}")
     p.program("nd_bench_gpu", """echo '{"product": "o", "type": "bf16", "us": 1.0, "share": 0.97}'""")
     p.call("bench", 0, only="kernels,products,8b-half-*")

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,7 +23,8 @@ struct nd_golden {
 
 const char *nd_golden_folder(const char *name, char *buffer, size_t size)
 {
-    snprintf(buffer, size, "%s/%s", ND_GOLDENS_FOLDER, name);
+    const char *named = getenv("ND_GOLDENS");
+    snprintf(buffer, size, "%s/%s", named ? named : ND_GOLDENS_FOLDER, name);
     return buffer;
 }
 
@@ -80,7 +82,8 @@ nd_status nd_golden_open_model(const char *name, nd_golden **out)
     nd_golden *golden = NULL;
     snprintf(path, sizeof(path), "%s/golden.safetensors", name);
     ND_TRY(nd_golden_open(path, &golden));
-    snprintf(path, sizeof(path), "%s/%s/golden.json", ND_GOLDENS_FOLDER, name);
+    nd_golden_folder(name, path, sizeof path);
+    snprintf(path + strlen(path), sizeof path - strlen(path), "/golden.json");
     json_error_t error;
     golden->record = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (golden->record == NULL) {
