@@ -4,19 +4,11 @@
 #include <math.h>
 
 #include "runtime/base/math.h"
+#include "trainer/commands/gpu_rates.h"
 #include "trainer/dry/dry.h"
 
-/* Rates that others measured or assume on Hopper (SXM); docs/cuda.md has the sources. */
-static const double bf16_flops = 650e12, fp8_flops = 1140e12, f32_flops = 50e12;
-static const double attention_flops = 450e12;
-static const double memory_share = 0.92; /* of the data sheet's bandwidth */
-static const double nvlink_bytes = 360e9, network_bytes = 45e9;
+static const double f32_flops = 50e12, nvlink_bytes = 360e9, network_bytes = 45e9;
 enum { GPUS_OF_HOST = 8 };
-
-static const struct gpu {
-    const char *name;
-    double bytes_per_second, gib; /* by the data sheet; what the driver shows */
-} gpus[] = {{"H100", 3.35e12, 79.6}, {"H200", 4.8e12, 140.4}};
 
 typedef struct parts {
     double products, attention, others, update, wire; /* seconds of a step */
@@ -38,14 +30,14 @@ static double replica_bytes(const nd_trainer *t)
     return 2.0 * 4.0 * (double)t->model->layout->shard_total * (replicas - 1) / replicas;
 }
 
-static parts parts_of(const nd_trainer *t, const nd_step_work *work, const struct gpu *gpu)
+static parts parts_of(const nd_trainer *t, const nd_step_work *work, const struct nd_gpu_rates *gpu)
 {
-    double bandwidth = gpu->bytes_per_second * memory_share;
+    double bandwidth = gpu->bytes_per_second * gpu->memory_share;
     double link = t->rank->world_size > GPUS_OF_HOST ? network_bytes : nvlink_bytes;
     return (parts){
-        .products = work->flops_bf16 / bf16_flops + work->flops_fp8 / fp8_flops +
+        .products = work->flops_bf16 / gpu->bf16_flops + work->flops_fp8 / gpu->fp8_flops +
                     work->flops_f32 / f32_flops,
-        .attention = work->flops_attention / attention_flops,
+        .attention = work->flops_attention / gpu->attention_flops,
         .others = work->moved_bytes / bandwidth,
         .update = update_bytes(t) / bandwidth,
         .wire = (work->wire_bytes + replica_bytes(t)) / link,
@@ -53,7 +45,7 @@ static parts parts_of(const nd_trainer *t, const nd_step_work *work, const struc
 }
 
 static void print_row(FILE *out, const nd_trainer *t, const nd_step_work *work,
-                      const struct gpu *gpu)
+                      const struct nd_gpu_rates *gpu)
 {
     const nd_config *config = t->rank->config;
     parts p = parts_of(t, work, gpu);
@@ -75,9 +67,9 @@ nd_status nd_gpu_estimates_print(FILE *out, const nd_trainer *t)
 {
     nd_step_work work;
     ND_TRY(nd_dry_run_work(t->rank, &work));
-    fprintf(out, "estimates by the ops of a step, of which none was measured here:\n");
-    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
-        print_row(out, t, &work, &gpus[i]);
+    fprintf(out, "estimates by the ops of a step, %s:\n", ND_RATES_FROM);
+    for (int i = 0; i < ND_RATED_GPUS; i++) {
+        print_row(out, t, &work, &nd_gpu_rates[i]);
     }
     fprintf(out,
             "  work of a worker: %.4g TFLOP in BF16, %.4g in FP8, %.4g in F32, %.4g in attention; "
@@ -85,11 +77,18 @@ nd_status nd_gpu_estimates_print(FILE *out, const nd_trainer *t)
             work.flops_bf16 * 1e-12, work.flops_fp8 * 1e-12, work.flops_f32 * 1e-12,
             work.flops_attention * 1e-12, work.moved_bytes * 1e-9,
             (work.wire_bytes + replica_bytes(t)) * 1e-9);
+    for (int i = 0; i < ND_RATED_GPUS; i++) {
+        const struct nd_gpu_rates *of = &nd_gpu_rates[i];
+        fprintf(
+            out,
+            "  %s by %.0f TFLOP/s in BF16, %.0f in FP8, %.0f in attention, other ops at %.0f %% "
+            "of the memory's bandwidth\n",
+            of->name, of->bf16_flops * 1e-12, of->fp8_flops * 1e-12, of->attention_flops * 1e-12,
+            of->memory_share * 100);
+    }
     fprintf(out,
-            "  assumes %.0f TFLOP/s in BF16, %.0f in FP8, %.0f in attention, other ops at %.0f %% "
-            "of the memory's bandwidth, %.0f GB/s sent %s; the shorter step hides all "
-            "communication behind compute, the longer one none; no gaps between kernels\n",
-            bf16_flops * 1e-12, fp8_flops * 1e-12, attention_flops * 1e-12, memory_share * 100,
+            "  %.0f GB/s sent %s; the shorter step hides all communication behind compute, the "
+            "longer one none; no gaps between kernels\n",
             (t->rank->world_size > GPUS_OF_HOST ? network_bytes : nvlink_bytes) * 1e-9,
             t->rank->world_size > GPUS_OF_HOST ? "over the network" : "over NVLink");
     return ND_OK;
