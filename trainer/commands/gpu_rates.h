@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_COMMANDS_GPU_RATES_H
 #define ND_COMMANDS_GPU_RATES_H
-/* Rates of Hopper (SXM) for the estimates of a plan, by GPU; `scripts/gpu/visit results` writes this file from measurements. */
+/* Rates of Hopper (SXM) that plans are estimated by; `scripts/gpu/visit results` writes them. */
 #define ND_RATES_FROM "none was measured here" /* docs/cuda.md has the sources */
 
 enum { ND_RATED_GPUS = 2 };
