@@ -21,6 +21,8 @@ static const nd_attention cases[] = {
     {1, 12, 4, 3, 3, 8, -12, 0.35f},
     /* several blocks of queries, and of keys; blocks of queries of several heads in one task */
     {1, 520, 520, 1, 1, 2, 0, 0.7f},
+    /* the last query and the last key alone in their blocks, and more KV heads than sums of dQ */
+    {2, 257, 257, 4, 2, 8, 0, 0.35f},
     {4, 3, 3, 8, 1, 2, 0, 0.7f},
 };
 

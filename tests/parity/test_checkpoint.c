@@ -43,6 +43,7 @@ typedef struct plan {
     int64_t save_at;    /* steps done; 0: never */
     bool save_first;    /* before the first step of the run */
     const char *resume; /* a checkpoint folder */
+    int64_t rewind_at;  /* with resume: not at the start, but before this step of the run */
     const char *broken; /* with resume: what rank 1 takes instead, which cannot be loaded */
     nd_status statuses[MAX_RANKS]; /* with broken: what the load returned */
     bool elsewhere[MAX_RANKS];
@@ -131,7 +132,7 @@ static nd_status start(void *context, nd_trainer *t)
     if (p->patience > 0) {
         ((nd_config *)t->rank->config)->launch.comm_timeout_seconds = p->patience;
     }
-    if (p->resume) {
+    if (p->resume && p->rewind_at == 0) {
         nd_manifest m = {0};
         const char *from = p->broken && rank == 1 ? p->broken : p->resume;
         const int64_t version = t->model->fsdp.version;
@@ -169,6 +170,19 @@ static nd_status start(void *context, nd_trainer *t)
         p->updating->trainer = t;
     }
     return p->save_first ? nd_saver_begin(p->savers[rank], "interval", 77) : ND_OK;
+}
+
+static nd_status rewind_before(void *context, nd_trainer *t, int64_t step)
+{
+    const plan *p = context;
+    nd_manifest m = {0};
+    nd_restored restored;
+    bool elsewhere = false;
+    nd_status status = p->rewind_at == 0 || step != p->rewind_at
+                           ? ND_OK
+                           : nd_restore_checkpoint(t, p->resume, &m, true, &elsewhere, &restored);
+    nd_manifest_fini(&m);
+    return status;
 }
 
 /* An element in the last unit, or of a norm's weight that this rank holds. */
@@ -270,6 +284,7 @@ static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t s
     job.weight_decay = 0.1;
     if (p) {
         job.start = start;
+        job.before_step = rewind_before;
         job.after_step = after_step;
         job.end = end;
         job.context = p;
@@ -353,6 +368,53 @@ Test(checkpoint, resumed_runs_have_the_same_bits_on_every_mesh)
 {
     for (int i = 0; i < MESHES; i++) {
         check_mesh(meshes[i], i % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32, i % 3 == 0);
+    }
+}
+
+/* A trainer that goes back to a checkpoint has the bits of a fresh one that begins there, on the same
+ * batches: no copy, scale or maximum of the weights that it gives up is used again. */
+Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
+{
+    static const struct {
+        mesh_case mesh;
+        nd_precision precision;
+        nd_fp8_recipe recipe;
+    } cases[] = {
+        {{"one", 1, 1, 1, 1, 1}, ND_PRECISION_BF16, 0},
+        {{"ddp 2, zero-2", 2, 1, 1, 1, 1, .zero2 = true}, ND_PRECISION_BF16, 0},
+        {{"fsdp 2, tp 2", 1, 2, 1, 2, 1}, ND_PRECISION_BF16, 0},
+        {{"fsdp 2", 1, 2, 1, 1, 1}, ND_PRECISION_FP8, ND_FP8_TENSORWISE},
+        {{"one, delayed", 1, 1, 1, 1, 1}, ND_PRECISION_FP8, ND_FP8_DELAYED},
+        {{"tp 2, rowwise", 1, 1, 1, 2, 1}, ND_PRECISION_FP8, ND_FP8_ROWWISE},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const mesh_case mesh = cases[c].mesh;
+        plan saving = {.folder = runs.path, .save_at = 1};
+        plan fresh = {.folder = runs.path}, rewound = {.folder = runs.path, .rewind_at = SAVED};
+        char *path = NULL;
+        mesh_job jobs[] = {job_of(cases[c].precision, &saving, 0, 1),
+                           job_of(cases[c].precision, &fresh, SAVED, STEPS - SAVED),
+                           job_of(cases[c].precision, &rewound, 0, STEPS)};
+        mesh_result results[3];
+        assert_ok(nd_checkpoint_path(runs.path, 1, &path));
+        fresh.resume = rewound.resume = path;
+        for (int j = 0; j < 3; j++) {
+            jobs[j].recipe = cases[c].recipe;
+            jobs[j].history_length = 4;
+            jobs[j].lr = 0.05; /* the weights that are given up are far from those before */
+            results[j] = train(jobs[j], mesh);
+        }
+        for (int s = SAVED; s < STEPS; s++) {
+            cr_assert_eq(results[2].loss[s], results[1].loss[s - SAVED],
+                         "%s: step %d is %.17g, not %.17g", mesh.name, s, results[2].loss[s],
+                         results[1].loss[s - SAVED]);
+        }
+        expect_equal_weights(&results[1], &results[2], mesh.name);
+        for (int j = 0; j < 3; j++) {
+            mesh_result_free(&results[j]);
+        }
+        nd_checkpoint_abandon(path);
+        free(path);
     }
 }
 

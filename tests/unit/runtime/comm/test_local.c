@@ -32,6 +32,16 @@ Test(local, large_buffers_go_through_the_staging_in_rounds)
     }
 }
 
+/* Each member's slice of a sum alone is more than two rounds, and a round and a part of one. */
+Test(local, slices_of_an_all_reduce_have_several_rounds)
+{
+    for (int size = 2; size <= 4; size++) {
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.counts = {-1}, .large = size * (size == 3 ? 1.4 : 2.3)};
+        run(size, case_collectives_body, c);
+    }
+}
+
 Test(local, slices_that_fill_whole_rounds_but_for_one_element)
 {
     run(2, case_uneven_body, NULL);

@@ -295,6 +295,41 @@ static nd_status score_body(nd_rank *rank, void *context)
     return ND_OK;
 }
 
+/* A text that is generated between two scores takes the place of what the first one computed. */
+static nd_status score_run_score(nd_rank *rank, void *context)
+{
+    static const nd_generate_options options = {.batch = 2, .rows = 16, .capacity = CAPACITY};
+    const nd_generate_rules greedy = {.sampling = {.top_p = 1}};
+    enum { COUNT = 20 };
+    int32_t ids[COUNT], other[COUNT], new[NEW];
+    nd_sequence sequence = {.prompt = other, .prompt_count = COUNT, .max_new = NEW, .ids = new};
+    nd_token_score before, after;
+    nd_generator *g = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        ids[i] = prompt_id(4, i);
+        other[i] = prompt_id(5, i);
+    }
+    ND_TRY(open_generator(rank, &options, &g));
+    nd_status status = nd_generator_score(g, ids, COUNT, COUNT - 1, &before);
+    status = status == ND_OK ? nd_generator_run(g, &sequence, 1, &greedy) : status;
+    status = status == ND_OK ? nd_generator_score(g, ids, COUNT, COUNT - 1, &after) : status;
+    nd_generator_destroy(g);
+    ND_TRY(status);
+    ND_CHECK(before.log_probability == after.log_probability, "the score is %g, and then %g",
+             before.log_probability, after.log_probability);
+    return ND_OK;
+}
+
+Test(generate, a_text_between_two_scores_changes_no_score)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},
+                      .shape = mesh_shape_of(2, false),
+                      .config = mesh_config_of(),
+                      .body = score_run_score};
+    job.shape.rms_eps = 1e-5;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
 Test(generate, scores_do_not_depend_on_the_pieces)
 {
     mesh_ranks job = {.mesh = {{1, 1, 1, 1, 1}},

@@ -121,6 +121,21 @@ Test(sample, draws_follow_the_probabilities_that_the_filters_leave)
     }
 }
 
+/* Two of four equally likely ids are exactly half. */
+Test(sample, a_share_that_is_reached_exactly_takes_no_further_id)
+{
+    const nd_sampling half = {.temperature = 1, .top_p = 0.5, .seed = 7};
+    float logits[V];
+    double share[V];
+    for (int v = 0; v < V; v++) {
+        logits[v] = v % 10 == 3 ? 1.0f : -INFINITY;
+    }
+    shares_of(&half, logits, share);
+    for (int v = 0; v < V; v++) {
+        cr_expect_eq(share[v] > 0, v == 3 || v == 13, "id %d has the share %g", v, share[v]);
+    }
+}
+
 Test(sample, a_draw_depends_on_seed_request_and_position_alone)
 {
     float logits[V];

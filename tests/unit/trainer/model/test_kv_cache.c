@@ -211,6 +211,33 @@ Test(kv_cache, padded_fp8_products_give_the_same_bits)
     }
 }
 
+/* A short call, before and after a longer one whose rows lie where the short one has none: with one
+ * scale for all rows of a call, these must not count. */
+static nd_status unused_rows_body(nd_rank *rank, void *context)
+{
+    const nd_model_options options = {.forward_only = true, .cache = &kv};
+    const piece few = {{.slot = 0, .length = 0, .rows = 1}, 0};
+    const piece many = {{.slot = 1, .length = 0, .rows = LONG}, 1};
+    float before[T * V], after[T * V];
+    nd_memplan plan;
+    nd_model *m = NULL;
+    ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
+    nd_status status = compute(m, &few, 1, before);
+    status = status == ND_OK ? compute(m, &many, 1, after) : status;
+    status = status == ND_OK ? compute(m, &few, 1, after) : status;
+    mesh_model_close(&plan, m);
+    ND_TRY(status);
+    return check_equal(after, before, few.segment.rows, "after a longer call");
+}
+
+Test(kv_cache, rows_of_an_earlier_call_do_not_count_in_fp8)
+{
+    mesh_ranks job = job_of(4, false, ND_PRECISION_FP8); /* tp computes one row as four */
+    job.body = unused_rows_body;
+    job.config.fp8.recipe = ND_FP8_TENSORWISE;
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
 /* NLL of all labels, from logits. */
 static double nll_of(const float *logits, const int32_t *labels)
 {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/text/buffer.h"
@@ -241,7 +242,7 @@ static nd_tokenizer *tokenizer_of(const char *model)
     const char *merges = strstr(model, "; ") + 2, *rest = strstr(merges, "; ") + 2;
     json_t *pieces = json_loadb(model, (size_t)(merges - 2 - model), 0, NULL);
     json_t *file = text_file("llama2"), *vocab = json_object(), *out;
-    char text[1024];
+    char text[2048];
     snprintf(text, sizeof text, "{\"type\": \"BPE\", \"merges\": %.*s, %s}",
              (int)(rest - 2 - merges), merges, rest);
     out = json_loads(text, 0, NULL);
@@ -274,6 +275,85 @@ Test(encode, cuts_between_words_change_no_ids)
         assert_ok(nd_encode(encoder, one->text, strlen(one->text), &ids, &count));
         cr_assert_eq(count, one->count, "case %zu: %zu ids, not %zu", i, count, one->count);
         cr_assert_arr_eq(ids, one->ids, count * sizeof *ids, "case %zu", i);
+        nd_encoder_destroy(encoder);
+        nd_tokenizer_close(tokenizer);
+    }
+}
+
+/* Pieces of the letters a and b, and the pair that makes each, drawn. */
+typedef struct drawn_model {
+    char pieces[32][12]; /* a, b, then the merges' */
+    int left[32], right[32];
+    int count;
+} drawn_model;
+
+static nd_tokenizer *draw_model(uint64_t seed, drawn_model *m)
+{
+    char pieces[512] = "[\"a\",\"b\"", merges[600] = "[", model[1200];
+    *m = (drawn_model){.pieces = {"a", "b"}, .count = 2};
+    for (uint64_t i = 0; m->count < 26 && i < 400; i++) {
+        const int left = (int)(nd_rng_u64(seed, 0, i) % (uint64_t)m->count);
+        const int right = (int)(nd_rng_u64(seed, 1, i) % (uint64_t)m->count);
+        char piece[12];
+        snprintf(piece, sizeof piece, "%.5s%.5s", m->pieces[left], m->pieces[right]);
+        bool is_new = strlen(piece) == strlen(m->pieces[left]) + strlen(m->pieces[right]);
+        for (int j = 0; j < m->count; j++) {
+            is_new = is_new && strcmp(piece, m->pieces[j]) != 0;
+        }
+        if (is_new) {
+            size_t at = strlen(pieces), to = strlen(merges);
+            memcpy(m->pieces[m->count], piece, sizeof piece);
+            snprintf(pieces + at, sizeof pieces - at, ",\"%s\"", piece);
+            snprintf(merges + to, sizeof merges - to, "%s[\"%s\",\"%s\"]", m->count > 2 ? "," : "",
+                     m->pieces[left], m->pieces[right]);
+            m->left[m->count] = left;
+            m->right[m->count++] = right;
+        }
+    }
+    snprintf(model, sizeof model, "%s]; %s]; \"fuse_unk\": false", pieces, merges);
+    return tokenizer_of(model);
+}
+
+/* The definition: the leftmost pair of the first merge that is there, until none is. */
+static size_t merge_plainly(const drawn_model *m, int32_t *ids, size_t count)
+{
+    for (int p = 2; p < m->count; p++) {
+        for (size_t i = 0; i + 1 < count; i++) {
+            if (ids[i] == m->left[p] && ids[i + 1] == m->right[p]) {
+                ids[i] = p;
+                memmove(ids + i + 1, ids + i + 2, (--count - i - 1) * sizeof *ids);
+                p = 1; /* anew, from the first merge on */
+                break;
+            }
+        }
+    }
+    return count;
+}
+
+/* Words around the 32 characters of ND_SHORT_WORD, and far above them. */
+Test(encode, long_words_have_the_ids_of_the_definition)
+{
+    static const size_t sizes[] = {31, 32, 33, 34, 40, 63, 65, 200};
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        drawn_model m;
+        nd_tokenizer *tokenizer = draw_model(seed, &m);
+        nd_encoder *encoder = encoder_of(tokenizer, ND_SPECIAL_TEXT, false, 0);
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            char text[200];
+            int32_t expected[200];
+            const int32_t *ids;
+            size_t count;
+            for (size_t i = 0; i < sizes[s]; i++) {
+                expected[i] = (int32_t)(nd_rng_u64(seed, 2 + s, i) % 2);
+                text[i] = (char)('a' + expected[i]);
+            }
+            const size_t wanted = merge_plainly(&m, expected, sizes[s]);
+            assert_ok(nd_encode(encoder, text, sizes[s], &ids, &count));
+            cr_assert_eq(count, wanted, "seed %d: %zu ids of %zu characters, not %zu", (int)seed,
+                         count, sizes[s], wanted);
+            cr_assert_arr_eq(ids, expected, count * sizeof *ids, "seed %d, %zu characters",
+                             (int)seed, sizes[s]);
+        }
         nd_encoder_destroy(encoder);
         nd_tokenizer_close(tokenizer);
     }

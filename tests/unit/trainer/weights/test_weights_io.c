@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Weights of ranks that are threads, to a model folder and back on another mesh. The tables have
- * more elements, also on one of four ranks, than a load or a save handles at a time. */
+/* Weights of ranks that are threads, to a model folder and back on another mesh. The tables and the
+ * block have more elements, also on one of four ranks, than a load or a save handles at a time. The
+ * pieces of a block end within rows of down, which tp splits by columns. */
 #include <criterion/criterion.h>
 #include <unistd.h>
 
@@ -9,7 +10,7 @@
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/weights/weights.h"
 
-enum { VOCAB = 40009, SEED = 5 };
+enum { VOCAB = 40009, FFN = 12004, SEED = 5 };
 
 typedef struct folder_job {
     const char *folder;
@@ -69,11 +70,12 @@ static nd_status load(nd_rank *rank, void *context)
 static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *context)
 {
     mesh_ranks job = {.mesh = mesh,
-                      .shape = mesh_shape_of(2, false),
+                      .shape = mesh_shape_of(1, false),
                       .config = mesh_config_of(),
                       .body = body,
                       .context = context};
     job.shape.vocab = VOCAB;
+    job.shape.ffn = FFN;
     job.shape.rms_eps = 1e-5;
     job.shape.bos_id = job.shape.eos_id = -1;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
