@@ -485,6 +485,10 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
                 "checkpoint-6");
         shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
     }
+    /* Another run that begins with these finds the next good one, and renames nothing here. */
+    shell_says("timeout 60 " TWO "--num-steps 8 --save-dir other --resume-from-checkpoint out",
+               "resumed after step 4");
+    shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
     /* A fresh run that could not begin leaves its folder to the next. */
     refused(65, TWO "--num-steps 8 --save-dir fork --resume-from-checkpoint out/checkpoint-6",
             "checkpoint-6");

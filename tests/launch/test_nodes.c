@@ -115,6 +115,22 @@ Test(nodes, a_lost_launcher_ends_the_job_with_its_node_named)
     }
 }
 
+/* The signal reaches the launcher of one node, as that of a batch system may. */
+Test(nodes, term_to_node_1_alone_ends_all_at_a_step_boundary)
+{
+    const char *const endless[] = {"--num-steps", "1000000", "--set", "log.interval=1", NULL};
+    launched nodes[2];
+    for (int i = 0; i < 2; i++) {
+        start_node(&nodes[i], i, endless);
+    }
+    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGTERM);
+    for (int i = 0; i < 2; i++) {
+        launched_expect(&nodes[i], 75);
+    }
+    assert_says(&nodes[0], "stopped by a signal after step ");
+}
+
 Test(nodes, different_settings_stop_all_with_key_and_both_values)
 {
     launched nodes[2];

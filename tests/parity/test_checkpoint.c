@@ -371,8 +371,8 @@ Test(checkpoint, resumed_runs_have_the_same_bits_on_every_mesh)
     }
 }
 
-/* A trainer that goes back to a checkpoint has the bits of a fresh one that begins there, on the same
- * batches: no copy, scale or maximum of the weights that it gives up is used again. */
+/* A trainer that goes back to a checkpoint has the bits of a fresh one that begins there, on the
+ * same batches: no copy, scale or maximum of the weights that it gives up is used again. */
 Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
 {
     static const struct {

@@ -37,16 +37,22 @@ static bool exists(const char *name)
     return nd_fs_exists(tempdir_file(&dir, name));
 }
 
-/* As rank 0 searches, in the folder `run` (output.dir). */
-static nd_status find(const char *run, const char *resume)
+/* As rank 0 searches, in the folder `run` (output.dir). below: only checkpoints before that step;
+ * -1: any. */
+static nd_status find_below(const char *run, const char *resume, int64_t below)
 {
     static char words[PATH_MAX], folder[PATH_MAX];
     snprintf(words, sizeof words, "%s", resume);
     snprintf(folder, sizeof folder, "%s", run);
     nd_config config = {.source = "", .output.dir = folder, .checkpoint.resume = words};
     const nd_resume_search search = {
-        .config = &config, .run_folder = "", .below = -1, .sets_aside = true};
+        .config = &config, .run_folder = "", .below = below, .sets_aside = true};
     return nd_resume_find(&search, &found);
+}
+
+static nd_status find(const char *run, const char *resume)
+{
+    return find_below(run, resume, -1);
 }
 
 Test(resume, from_an_older_checkpoint_sets_the_later_ones_aside)
@@ -96,6 +102,23 @@ Test(resume, changes_nothing_in_the_folder_of_another_run)
     assert_ok(find("", dir.path));
     cr_assert(nd_resume_is_own(&found));
     cr_assert(exists("checkpoint-5.bad") && !exists("checkpoint-5"));
+}
+
+/* After damage was found in a shard, the search goes on below; also in the folder of another run,
+ * where nothing is renamed. */
+Test(resume, goes_on_below_a_checkpoint_whose_shard_is_damaged)
+{
+    for (int64_t step = 3; step <= 5; step++) {
+        save(step);
+    }
+    for (int64_t below = 5; below > 3; below--) {
+        assert_ok(find_below("/nonexistent/fork", dir.path, below));
+        cr_assert_eq(found.step, below - 1);
+        cr_assert(found.searched && !nd_resume_is_own(&found));
+    }
+    bool older = find_below("/nonexistent/fork", dir.path, 3) == ND_OK;
+    cr_assert(!older || found.kind != ND_RESUME_CHECKPOINT, "step %lld", (long long)found.step);
+    cr_assert(exists("checkpoint-3") && exists("checkpoint-4") && exists("checkpoint-5"));
 }
 
 Test(resume, names_a_folder_that_is_not_there)
