@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/parallel/cp.h"
 
 enum { CHUNK = 3, SIZE_MAX_ = 8, TOKENS = 2 * SIZE_MAX_ * CHUNK };
@@ -85,6 +88,113 @@ Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
                 pairs += local_place(size, rank, row) + 1;
             }
             cr_assert_eq(pairs, CHUNK * (2 * size * CHUNK + 1), "cp %d, rank %d", size, rank);
+        }
+    }
+}
+
+/* Attention and its gradients over threads as ranks. The tokens of two samples, rows of both in
+ * their global order: what each rank gives goes to its places. */
+enum { SAMPLES = 2, SEQUENCE = 24, COLUMNS_MAX = 8 * 16 };
+
+typedef struct whole {
+    float o[SAMPLES * SEQUENCE][COLUMNS_MAX];    /* (B S, H D) */
+    float dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX]; /* (B S, QKV) */
+} whole;
+
+/* Row of the global tensors that is local row `row` of this rank. */
+static int64_t global_row(const nd_rank *rank, const nd_dims *d, int64_t row)
+{
+    int64_t at = row % d->s, chunk = at / d->chunk;
+    int64_t size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
+    int64_t first = d->chunks == 1 ? 0 : chunk == 0 ? index : 2 * size - 1 - index;
+    return row / d->s * d->S + first * d->chunk + at % d->chunk;
+}
+
+static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t HD = d->H * d->D;
+    float *qkv = calloc((size_t)(d->T * d->QKV), sizeof *qkv), *dqkv = malloc(sizeof out->dqkv);
+    float *o = malloc(sizeof out->o), *dout = malloc(sizeof out->o);
+    float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
+    for (int64_t i = 0; i < d->T; i++) {
+        const int64_t row = global_row(rank, d, i);
+        for (int64_t c = 0; c < d->QKV; c++) {
+            qkv[i * d->QKV + c] = mesh_value(1, row * d->QKV + c);
+        }
+        for (int64_t c = 0; c < HD; c++) {
+            dout[i * HD + c] = mesh_value(2, row * HD + c);
+        }
+    }
+    const nd_tensor x = nd_tensor_2d(qkv, ND_DTYPE_F32, d->T, d->QKV);
+    const nd_tensor y = nd_tensor_2d(o, ND_DTYPE_F32, d->T, HD);
+    nd_status status = nd_cp_attention_fwd(cp, x, y, lse);
+    if (status == ND_OK) {
+        status = nd_cp_attention_bwd(cp, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x, y, lse,
+                                     nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
+    }
+    for (int64_t i = 0; i < d->T; i++) {
+        const int64_t row = global_row(rank, d, i);
+        memcpy(out->o[row], o + i * HD, (size_t)HD * sizeof *o);
+        memcpy(out->dqkv[row], dqkv + i * d->QKV, (size_t)d->QKV * sizeof *dqkv);
+    }
+    free(qkv);
+    free(dqkv);
+    free(o);
+    free(dout);
+    free(lse);
+    return status;
+}
+
+static nd_status attend_body(nd_rank *rank, void *context)
+{
+    const nd_dims dims = nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, false);
+    nd_memplan plan;
+    nd_cp cp;
+    ND_CHECK(dims.QKV <= COLUMNS_MAX, "%lld columns", (long long)dims.QKV);
+    nd_memplan_init(&plan);
+    nd_cp_init(&cp, rank, &dims, &plan);
+    nd_status status = nd_memplan_commit(&plan, rank->device);
+    status = status == ND_OK ? attend(rank, &cp, context) : status;
+    nd_memplan_fini(&plan);
+    return status;
+}
+
+static void attend_on(int cp, nd_cp_comm method, whole *out)
+{
+    mesh_ranks job = {.mesh = {{1, 1, 1, cp, 1}},
+                      .shape = mesh_shape_of(1, false),
+                      .config = mesh_config_of(),
+                      .body = attend_body,
+                      .context = out};
+    job.shape.kv_heads = 2;
+    job.config.train.sequence_length = SEQUENCE;
+    job.config.train.micro_batch_size = SAMPLES;
+    job.config.parallel.cp_comm = method;
+    memset(out, 0, sizeof *out);
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "cp %d: %s", cp, nd_error_last()->message);
+}
+
+/* Scores of 16 products of values up to 1, and sums over up to 24 keys or, for a key's gradient, 48
+ * queries: 2 eps (4 x 16 + 48), with factors of a gradient below 16. One block too many or too few
+ * is above 1e-2. */
+Test(cp, any_number_of_ranks_gives_the_attention_and_gradients_of_one)
+{
+    static whole one, many;
+    const double bound = 2 * 0x1p-23 * (4 * 16 + 48) * 16;
+    attend_on(1, ND_CP_RING, &one);
+    for (int cp = 2; cp <= 4; cp++) {
+        for (int ring = 0; ring < 2; ring++) {
+            attend_on(cp, ring ? ND_CP_RING : ND_CP_ALLGATHER, &many);
+            for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+                for (int c = 0; c < COLUMNS_MAX; c++) {
+                    const double o = fabs((double)many.o[row][c] - (double)one.o[row][c]);
+                    const double d = fabs((double)many.dqkv[row][c] - (double)one.dqkv[row][c]);
+                    cr_assert(o <= bound && d <= bound,
+                              "cp %d, ring %d: row %d, column %d: output by %g, gradient by %g", cp,
+                              ring, row, c, o, d);
+                }
+            }
         }
     }
 }
