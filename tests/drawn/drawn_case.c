@@ -36,7 +36,7 @@ static int64_t *number(drawn_case *c, int i)
 }
 
 /* Up to two axes are above 1, in any order of size, more often than three. */
-static void draw_mesh(draw *d, drawn_case *c)
+static void draw_mesh(nd_draw *d, drawn_case *c)
 {
     int64_t *axes[] = {&c->replicate, &c->shard, &c->cp, &c->tp};
     for (int i = 0; i < 4; i++) {
@@ -51,27 +51,27 @@ static void draw_mesh(draw *d, drawn_case *c)
     }
 }
 
-static int64_t draw_extent(draw *d)
+static int64_t model_extent(nd_draw *d)
 {
     return draw_once_in(d, 3) ? draw_range(d, 1, 70)
                               : DRAW(d, 3, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65);
 }
 
 /* Around multiples of 16, and around the blocks of attention. */
-static int64_t draw_sequence(draw *d)
+static int64_t draw_sequence(nd_draw *d)
 {
     const int64_t n = draw_once_in(d, 4) ? DRAW(d, 4, 8, 16, 24, 32) : draw_range(d, 1, 4);
     return 16 * n + draw_range(d, -1, 1);
 }
 
-static void draw_model(draw *d, drawn_case *c)
+static void draw_model(nd_draw *d, drawn_case *c)
 {
     c->layers = DRAW(d, 1, 1, 2, 2, 3, 4);
     c->kv_heads = draw_range(d, 1, 3);
     c->group = draw_range(d, 1, 3);
     c->head_dim = DRAW(d, 2, 4, 6, 8, 10, 14, 16, 18, 24, 32, 34, 66);
-    c->hidden = draw_extent(d);
-    c->ffn = draw_extent(d);
+    c->hidden = model_extent(d);
+    c->ffn = model_extent(d);
     c->vocab =
         draw_once_in(d, 4) ? DRAW(d, 255, 257, 511, 1023, 1025, 2049, 3001) : draw_range(d, 5, 130);
     c->tied = draw_once_in(d, 3);
@@ -81,7 +81,7 @@ static void draw_model(draw *d, drawn_case *c)
 
 drawn_case drawn_case_of_seed(uint64_t seed)
 {
-    draw stream = {.seed = seed}, *d = &stream;
+    nd_draw stream = {.seed = seed}, *d = &stream;
     drawn_case c = {0};
     draw_mesh(d, &c);
     draw_model(d, &c);

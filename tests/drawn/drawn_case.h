@@ -31,7 +31,7 @@
     X(kv_heads, 1)                                                                                 \
     X(group, 1) /* query heads of a KV head */                                                     \
     X(head_dim, 2)                                                                                 \
-    X(hidden, 1)                                                                                   \
+    X(hidden, 12)                                                                                  \
     X(ffn, 1)                                                                                      \
     X(vocab, 5)                                                                                    \
     X(tied, 0)                                                                                     \

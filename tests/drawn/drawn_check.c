@@ -160,33 +160,6 @@ static int threads_of(const drawn_case *c, int64_t threads)
 
 /* saving and restoring */
 
-static nd_status open_saver(void *context, nd_trainer *t)
-{
-    drawn_run *r = context;
-    const nd_saver_options options = {
-        .trainer = t,
-        .run = r->dir.path,
-        .run_id = "drawn",
-        .host = "host",
-        .checksum = ND_CHECKSUM_XXH3,
-        .waits = r->c->waits,
-        .batch_samples = r->job.global_batch,
-        .identity = &r->none,
-        .config = &r->none,
-    };
-    return nd_saver_create(&options, &r->savers[t->rank->rank]);
-}
-
-static nd_status save(void *context, nd_trainer *t, int64_t step)
-{
-    drawn_run *r = context;
-    const int rank = t->rank->rank;
-    nd_save_report report;
-    ND_TRY(nd_saver_advance(r->savers[rank], t->received->save, &report));
-    r->reports[rank] = report.ended ? report : r->reports[rank];
-    return step + 1 == r->c->saved ? nd_saver_begin(r->savers[rank], "interval", 77) : ND_OK;
-}
-
 /* Saves the model and loads it over other weights. */
 static nd_status save_model(drawn_run *r, nd_trainer *t)
 {
@@ -219,6 +192,34 @@ out:
     return status;
 }
 
+static nd_status open_saver(void *context, nd_trainer *t)
+{
+    drawn_run *r = context;
+    const nd_saver_options options = {
+        .trainer = t,
+        .run = r->dir.path,
+        .run_id = "drawn",
+        .host = "host",
+        .checksum = ND_CHECKSUM_XXH3,
+        .waits = r->c->waits,
+        .batch_samples = r->job.global_batch,
+        .identity = &r->none,
+        .config = &r->none,
+    };
+    ND_TRY(nd_saver_create(&options, &r->savers[t->rank->rank]));
+    return save_model(r, t);
+}
+
+static nd_status save(void *context, nd_trainer *t, int64_t step)
+{
+    drawn_run *r = context;
+    const int rank = t->rank->rank;
+    nd_save_report report;
+    ND_TRY(nd_saver_advance(r->savers[rank], t->received->save, &report));
+    r->reports[rank] = report.ended ? report : r->reports[rank];
+    return step + 1 == r->c->saved ? nd_saver_begin(r->savers[rank], "interval", 77) : ND_OK;
+}
+
 static nd_status end_saving(void *context, nd_trainer *t)
 {
     drawn_run *r = context;
@@ -229,7 +230,7 @@ static nd_status end_saving(void *context, nd_trainer *t)
     ND_CHECK(nd_saver_destroy(r->savers[rank]), "the writer hangs");
     ND_CHECK(r->reports[rank].ended && r->reports[rank].good, "the save of step %lld failed: %s",
              (long long)r->c->saved, r->reports[rank].why);
-    return save_model(r, t);
+    return ND_OK;
 }
 
 static nd_status restore(void *context, nd_trainer *t)

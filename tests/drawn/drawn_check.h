@@ -9,8 +9,8 @@
  *
  *   one step of one worker in F32 by the ops of kernels/ref
  *   one worker, in the precision of the case
- *   the mesh, which saves a checkpoint in the middle and its model at the end, reads both, and goes
- *   from the checkpoint to the end once more
+ *   the mesh, which saves its model first and reads it, saves a checkpoint in the middle, and goes
+ *   from there to the end once more
  *   a fresh start from the checkpoint
  *
  * and compares them. Fails with a sentence that says what differs.
