@@ -7,24 +7,31 @@
 
 #include "runtime/base/rng.h"
 
-typedef struct draw {
+typedef struct nd_draw {
     uint64_t seed, count;
-} draw;
+} nd_draw;
 
 /* From low to high, both included. */
-static inline int64_t draw_range(draw *d, int64_t low, int64_t high)
+static inline int64_t draw_range(nd_draw *d, int64_t low, int64_t high)
 {
     return low + (int64_t)(nd_rng_u64(d->seed, 42, d->count++) % (uint64_t)(high - low + 1));
 }
 
-static inline bool draw_once_in(draw *d, int64_t times)
+static inline bool draw_once_in(nd_draw *d, int64_t times)
 {
     return draw_range(d, 1, times) == 1;
 }
 
-static inline int64_t draw_of(draw *d, const int64_t *values, int64_t count)
+static inline int64_t draw_of(nd_draw *d, const int64_t *values, int64_t count)
 {
     return values[draw_range(d, 0, count - 1)];
+}
+
+/* From 1 to most: as often as any, one at or beside a multiple of 16. */
+static inline int64_t draw_extent(nd_draw *d, int64_t most)
+{
+    const int64_t any = draw_range(d, 1, most), beside = 16 * (any / 16 + 1) + draw_range(d, -1, 1);
+    return draw_once_in(d, 2) || beside > most ? any : beside;
 }
 
 /* One of the numbers that follow. */

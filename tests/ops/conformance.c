@@ -3,7 +3,9 @@
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "kernels/ops_check.h"
 #include "runtime/base/rng.h"
@@ -34,19 +36,22 @@ enum { MAX_TENSORS = 4096 };
 
 static struct allocation {
     char *memory;
-    size_t bytes;
+    size_t begin; /* of the tensor in it */
+    size_t bytes; /* from there on */
 } allocations[MAX_TENSORS];
 static int allocation_count;
 static uint64_t seed;
+static nd_draw *shifts; /* not NULL: of the first elements of tensors */
 
-static char *new_memory(size_t bytes)
+/* All of it is NaN, so that a read between rows or beyond the end is seen. */
+static char *new_memory(size_t bytes, size_t begin)
 {
     cr_assert(allocation_count < MAX_TENSORS, "a case made more than %d tensors", MAX_TENSORS);
-    char *memory = malloc(bytes);
+    char *memory = aligned_alloc(64, (begin + bytes + 63) / 64 * 64);
     cr_assert(memory != NULL);
-    memset(memory, 0x5a, bytes);
-    allocations[allocation_count++] = (struct allocation){memory, bytes};
-    return memory;
+    memset(memory, 0xff, begin + bytes);
+    allocations[allocation_count++] = (struct allocation){memory, begin, bytes};
+    return memory + begin;
 }
 
 /* A few elements more than the view needs, so that a store beyond its end is seen as well. */
@@ -59,14 +64,16 @@ static nd_tensor allocate(nd_dtype dtype, int axes, const int64_t *shape, int64_
         t.stride[a] = stride;
         stride = stride * shape[a] + gap;
     }
-    t.data = new_memory((size_t)(stride + 64) * nd_dtype_size(dtype));
+    const int64_t first = shifts && draw_once_in(shifts, 2) ? draw_range(shifts, 0, 31) : 0;
+    const size_t size = nd_dtype_size(dtype);
+    t.data = new_memory((size_t)(stride + 64) * size, (size_t)first * size);
     return t;
 }
 
 static struct allocation *allocation_of(nd_tensor t)
 {
     for (int i = 0; i < allocation_count; i++) {
-        if (allocations[i].memory == t.data) {
+        if (allocations[i].memory + allocations[i].begin == t.data) {
             return &allocations[i];
         }
     }
@@ -150,8 +157,8 @@ nd_tensor nd_random_ids(int64_t n, int64_t low, int64_t high)
 nd_tensor nd_clone(nd_tensor t)
 {
     struct allocation from = *allocation_of(t);
-    t.data = new_memory(from.bytes);
-    memcpy(t.data, from.memory, from.bytes);
+    t.data = new_memory(from.bytes, from.begin);
+    memcpy(t.data, from.memory + from.begin, from.bytes);
     return t;
 }
 
@@ -160,6 +167,33 @@ void nd_case_poison(nd_tensor t)
     for (int64_t i = 0; i < nd_tensor_count(t); i++) {
         nd_put(t, i, NAN);
     }
+}
+
+/* draws */
+
+static nd_drawn_check *drawn_check;
+
+static void check_draws(const nd_side *ref, const nd_backend *backend)
+{
+    enum { FIXED = 16, OF_THE_DAY = 8 };
+    const char *only = getenv("ND_DRAW");
+    const uint64_t today = (uint64_t)time(NULL) / 86400;
+    for (uint64_t i = 0; i < (only ? 1 : FIXED + OF_THE_DAY); i++) {
+        nd_backend named = *backend;
+        nd_draw d = {.seed = only ? strtoull(only, NULL, 10) : i < FIXED ? i : today * 1000 + i};
+        snprintf(named.name, sizeof named.name, "%.40s, ND_DRAW=%llu", backend->name,
+                 (unsigned long long)d.seed);
+        shifts = &d;
+        drawn_check(&d, ref, &named);
+        shifts = NULL;
+        nd_case_free();
+    }
+}
+
+void nd_each_draw(nd_drawn_check *check)
+{
+    drawn_check = check;
+    nd_each_backend(check_draws);
 }
 
 /* comparisons */
@@ -174,11 +208,14 @@ static void copy_elements(nd_tensor to, nd_tensor from)
     }
 }
 
-/* How many bytes are equal before the first that differs. */
+/* How many bytes are equal before the first that differs; none before the tensor was written. */
 static size_t same_bytes(const struct allocation *a, const struct allocation *b)
 {
     size_t same = 0;
-    while (same < a->bytes && a->memory[same] == b->memory[same]) {
+    for (size_t i = 0; i < a->begin; i++) {
+        cr_assert(a->memory[i] == (char)0xff, "a byte before the tensor was written");
+    }
+    while (same < a->bytes && a->memory[a->begin + same] == b->memory[b->begin + same]) {
         same++;
     }
     return same;

@@ -10,6 +10,7 @@
  * message.
  */
 #include "kernels/ops.h"
+#include "tests/drawn/draw.h"
 
 /* The backend under test, or the reference. */
 typedef struct nd_side {
@@ -35,6 +36,15 @@ typedef struct nd_backend {
 void nd_each_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
 /* The same for the best level alone, or for the one that the environment's ND_CPU_ISA names. */
 void nd_best_backend(void (*check)(const nd_side *ref, const nd_backend *backend));
+
+/*
+ * Drawn operands: calls check for each backend with seeds that are fixed and some of the day. A
+ * tensor that a check makes begins at an address that its own draw decides, odd ones among them,
+ * and NaN lies before, between and behind its rows. A failure names the draw, which the
+ * environment's ND_DRAW repeats alone.
+ */
+typedef void nd_drawn_check(nd_draw *d, const nd_side *ref, const nd_backend *backend);
+void nd_each_draw(nd_drawn_check *check);
 
 /* Opens the reference, or the CPU backend with `threads`; nd_side_close ends it. */
 void nd_side_open_ref(nd_side *side);

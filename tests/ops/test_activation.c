@@ -8,9 +8,11 @@
 #include "tests/ops/conformance.h"
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
-static const struct {
+typedef struct shape {
     int64_t n, F, gap;
-} shapes[] = {{1, 1, 0}, {5, 13, 3}, {40, 176, 16}, {130, 1411, 0}, {0, 8, 0}};
+} shape;
+
+static const shape shapes[] = {{1, 1, 0}, {5, 13, 3}, {40, 176, 16}, {130, 1411, 0}, {0, 8, 0}};
 
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
@@ -33,10 +35,10 @@ static nd_tensor random_gate(nd_dtype dtype, int64_t n, int64_t F, int64_t gap)
 static const nd_tolerance forward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 1e-35};
 static const nd_tolerance backward_tolerance = {.relative = 8 * 1.2e-7, .absolute = 40 * 1.2e-7};
 
-static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
-                        bool in_place)
+static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
+                        const shape *of, bool in_place)
 {
-    int64_t n = shapes[shape].n, F = shapes[shape].F, gap = shapes[shape].gap;
+    int64_t n = of->n, F = of->F, gap = of->gap;
     nd_tensor gate = random_gate(dtype, n, F, gap), up = nd_random_2d(dtype, n, F, gap, 1.0f);
     nd_tensor dout = nd_random_2d(dtype, n, F, gap, 1.0f), out[2], dgate[2], dup[2];
     for (int s = 0; s < 2; s++) {
@@ -60,9 +62,9 @@ static void swiglu_once(const nd_side *ref, const nd_backend *backend, nd_dtype 
 static void check_swiglu(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
-        for (int shape = 0; shape < SHAPES; shape++) {
-            swiglu_once(ref, backend, dtypes[d], shape, false);
-            swiglu_once(ref, backend, dtypes[d], shape, true);
+        for (int i = 0; i < SHAPES; i++) {
+            swiglu_once(ref, backend, dtypes[d], &shapes[i], false);
+            swiglu_once(ref, backend, dtypes[d], &shapes[i], true);
         }
     }
 }
@@ -183,4 +185,20 @@ static void check_embedding(const nd_side *ref, const nd_backend *backend)
 Test(embedding, forward_and_backward)
 {
     nd_each_backend(check_embedding);
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
+    const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
+    swiglu_once(ref, backend, dtype, &drawn, draw_once_in(d, 2));
+    rope_once(ref, backend, dtype, draw_range(d, 0, 40), draw_range(d, 1, 5),
+              2 * draw_extent(d, 64), draw_range(d, 0, 20), draw_once_in(d, 2));
+    embedding_once(ref, backend, dtype, draw_range(d, 0, 200), draw_extent(d, 100),
+                   draw_extent(d, 200), draw_range(d, 0, 20));
+}
+
+Test(activation, drawn)
+{
+    nd_each_draw(check_drawn);
 }

@@ -353,42 +353,81 @@ Test(attention, backward_without_delta)
 }
 
 /* Partial results absorbed one after the other; -inf on either side, on both, and lse far apart. */
+static void merge_once(const nd_side *ref, const nd_backend *backend, const nd_attention *of,
+                       nd_dtype dtype, int64_t gap)
+{
+    const nd_attention a = *of;
+    nd_tensor acc = queries(&a, ND_DTYPE_F32, 2 * gap), acc_lse = rows(&a);
+    nd_tensor out = queries(&a, dtype, gap), lse = rows(&a), got[2][2];
+    for (int64_t i = 0; i < nd_tensor_count(lse); i++) {
+        nd_put(lse, i, i % 5 == 0 ? -INFINITY : i % 7 == 0 ? 60.0f : nd_get(lse, i));
+        nd_put(acc_lse, i, i % 3 == 0 ? -INFINITY : i % 11 == 0 ? 60.0f : nd_get(acc_lse, i));
+    }
+    for (int64_t i = 0; i < nd_tensor_count(acc); i++) { /* what must not be read */
+        int64_t h = i / a.head_dim % a.heads, s = i / a.head_dim / a.heads % a.sq;
+        int64_t b = i / a.head_dim / a.heads / a.sq;
+        if (isinf(nd_get(acc_lse, (b * a.heads + h) * a.sq + s))) {
+            bool both = isinf(nd_get(lse, (b * a.heads + h) * a.sq + s));
+            nd_put(acc, i, both ? 0.0f : NAN);
+        }
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        got[s][0] = nd_clone(acc);
+        got[s][1] = nd_clone(acc_lse);
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, lse_merge, .attention = a, .acc = got[s][0],
+                              .acc_lse = got[s][1], .out = out, .lse = lse));
+    }
+    /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
+     * of itself. */
+    nd_tolerance tolerance = {.relative = 4 * nd_eps_f32, .absolute = 40 * nd_eps_f32};
+    nd_expect_close(backend->name, "lse_merge acc", got[1][0], got[0][0], tolerance);
+    nd_expect_close(backend->name, "lse_merge lse", got[1][1], got[0][1], tolerance);
+    nd_case_free();
+}
+
 static void check_merge(const nd_side *ref, const nd_backend *backend)
 {
     static const nd_attention a = {2, 37, 1, 3, 1, 20, 0, 1.0f};
-    for (int d = 0; d < 2; d++) {
-        nd_tensor acc = queries(&a, ND_DTYPE_F32, 4), acc_lse = rows(&a);
-        nd_tensor out = queries(&a, dtypes[d], 2), lse = rows(&a), got[2][2];
-        for (int64_t i = 0; i < nd_tensor_count(lse); i++) {
-            nd_put(lse, i, i % 5 == 0 ? -INFINITY : i % 7 == 0 ? 60.0f : nd_get(lse, i));
-            nd_put(acc_lse, i, i % 3 == 0 ? -INFINITY : i % 11 == 0 ? 60.0f : nd_get(acc_lse, i));
-        }
-        for (int64_t i = 0; i < nd_tensor_count(acc); i++) { /* what must not be read */
-            int64_t h = i / a.head_dim % a.heads, s = i / a.head_dim / a.heads % a.sq;
-            int64_t b = i / a.head_dim / a.heads / a.sq;
-            if (isinf(nd_get(acc_lse, (b * a.heads + h) * a.sq + s))) {
-                bool both = isinf(nd_get(lse, (b * a.heads + h) * a.sq + s));
-                nd_put(acc, i, both ? 0.0f : NAN);
-            }
-        }
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
-            got[s][0] = nd_clone(acc);
-            got[s][1] = nd_clone(acc_lse);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, lse_merge, .attention = a, .acc = got[s][0],
-                                  .acc_lse = got[s][1], .out = out, .lse = lse));
-        }
-        /* Weights within a few eps, of values up to about 5; the merged lse of 60 within a few eps
-         * of itself. */
-        nd_tolerance tolerance = {.relative = 4 * nd_eps_f32, .absolute = 40 * nd_eps_f32};
-        nd_expect_close(backend->name, "lse_merge acc", got[1][0], got[0][0], tolerance);
-        nd_expect_close(backend->name, "lse_merge lse", got[1][1], got[0][1], tolerance);
-        nd_case_free();
-    }
+    merge_once(ref, backend, &a, dtypes[0], 2);
+    merge_once(ref, backend, &a, dtypes[1], 2);
 }
 
 Test(attention, merge)
 {
     nd_each_backend(check_merge);
+}
+
+/* From no key that is seen to all of them, often causal. */
+static nd_attention draw_attention(nd_draw *d)
+{
+    const int64_t kv_heads = draw_range(d, 1, 3), head_dim = 2 * draw_extent(d, 70);
+    nd_attention a = {.batch = draw_range(d, 1, 3),
+                      .sq = draw_extent(d, draw_once_in(d, 3) ? 300 : 70),
+                      .sk = draw_extent(d, draw_once_in(d, 3) ? 300 : 70),
+                      .heads = kv_heads * draw_range(d, 1, 3),
+                      .kv_heads = kv_heads,
+                      .head_dim = head_dim,
+                      .scale = (float)(1.0 / sqrt((double)head_dim))};
+    a.diag = draw_range(d, -a.sq, a.sk);
+    if (draw_once_in(d, 2)) {
+        a.sk = a.sq;
+        a.diag = 0;
+    }
+    return a;
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const nd_attention a = draw_attention(d);
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
+    forward_once(ref, backend, &a, dtype, draw_range(d, 0, 12), draw_once_in(d, 2));
+    backward_once(ref, backend, &a, dtype, (int)draw_range(d, 0, 4), draw_once_in(d, 2));
+    merge_once(ref, backend, &a, dtype, draw_range(d, 0, 9));
+}
+
+Test(attention, drawn)
+{
+    nd_each_draw(check_drawn);
 }

@@ -135,3 +135,24 @@ Test(attention_cached, rows_do_not_depend_on_those_beside_them)
 {
     nd_best_backend(check_alone);
 }
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const int64_t kv_heads = draw_range(d, 1, 3), capacity = draw_extent(d, 90) + 4;
+    cached_case c = {.heads = kv_heads * draw_range(d, 1, 3),
+                     .kv_heads = kv_heads,
+                     .head_dim = 2 * draw_extent(d, 70),
+                     .slots = 4,
+                     .capacity = capacity,
+                     .count = draw_range(d, 1, 4)};
+    for (int64_t i = 0; i < c.count; i++) { /* no slot twice */
+        const int64_t rows = draw_once_in(d, 2) ? 1 : draw_range(d, 1, capacity);
+        c.segments[i] = (nd_kv_segment){3 - i, draw_range(d, 0, capacity - rows), rows};
+    }
+    once(ref, backend, &c, dtypes[draw_range(d, 0, 1)], draw_range(d, 0, 12));
+}
+
+Test(attention_cached, drawn)
+{
+    nd_each_draw(check_drawn);
+}

@@ -377,3 +377,16 @@ Test(cross_entropy, the_exponential_is_within_two_ulp)
 {
     nd_each_backend(check_exponential);
 }
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const int64_t V = draw_extent(d, 1100);
+    const ce_case drawn = {draw_range(d, 0, 40), V, draw_range(d, 0, V), draw_range(d, 0, 20),
+                           (float)draw_range(d, 1, 30)};
+    check_case(ref, backend, dtypes[draw_range(d, 0, 1)], &drawn);
+}
+
+Test(cross_entropy, drawn)
+{
+    nd_each_draw(check_drawn);
+}

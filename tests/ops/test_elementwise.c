@@ -92,23 +92,28 @@ Test(elementwise, casts_of_every_bf16_and_of_every_rounding_boundary)
     nd_each_backend(check_cast);
 }
 
+static void squares_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+{
+    nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
+    double sum[2] = {2.5, 2.5};
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        ND_OK_OR_FAIL(
+            ND_CALL(side->ops, &stream, sum_squares, .out = &sum[s], .x = x.data, .count = count));
+    }
+    /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
+    double allowed = 2.0 * (double)(count + 1) * 0x1p-53 * sum[0];
+    cr_assert(fabs(sum[1] - sum[0]) <= allowed, "%s: %.17g, the reference has %.17g", backend->name,
+              sum[1], sum[0]);
+    nd_case_free();
+}
+
 static void check_sum_squares(const nd_side *ref, const nd_backend *backend)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 17, 16384, 16385, 100003};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-        nd_tensor x = nd_random_1d(ND_DTYPE_F32, counts[c], 1.0f);
-        double sum[2] = {2.5, 2.5};
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, sum_squares, .out = &sum[s], .x = x.data,
-                                  .count = counts[c]));
-        }
-        /* F64 sums of positive terms in two orders: each order errs by at most count x 2^-53. */
-        double allowed = 2.0 * (double)(counts[c] + 1) * 0x1p-53 * sum[0];
-        cr_assert(fabs(sum[1] - sum[0]) <= allowed, "%s: %.17g, the reference has %.17g",
-                  backend->name, sum[1], sum[0]);
-        nd_case_free();
+        squares_once(ref, backend, counts[c]);
     }
 }
 
@@ -118,28 +123,33 @@ Test(elementwise, sum_squares)
 }
 
 /* Sums of integers are exact in any order. */
+static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t count)
+{
+    nd_tensor x = nd_random_1d(ND_DTYPE_F32, count, 1.0f);
+    uint64_t sums[2] = {5, 5}, changed = 5;
+    nd_stream stream = backend->side.stream;
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream own = side->stream;
+        ND_OK_OR_FAIL(
+            ND_CALL(side->ops, &own, digest, .out = &sums[s], .x = x.data, .count = count));
+    }
+    cr_assert_eq(sums[0], sums[1], "%s: %llx, the reference has %llx", backend->name,
+                 (unsigned long long)sums[1], (unsigned long long)sums[0]);
+    if (count > 0) {
+        ((uint32_t *)x.data)[count / 2] ^= 1u << 31;
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, digest, .out = &changed, .x = x.data,
+                              .count = count));
+        cr_assert_neq(changed, sums[0], "%s: a flipped sign goes unnoticed", backend->name);
+    }
+    nd_case_free();
+}
+
 static void check_digest(const nd_side *ref, const nd_backend *backend)
 {
     static const int64_t counts[] = {0, 1, 15, 255, 257, 100003};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-        nd_tensor x = nd_random_1d(ND_DTYPE_F32, counts[c], 1.0f);
-        uint64_t sums[2] = {5, 5}, changed = 5;
-        nd_stream stream = backend->side.stream;
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            nd_stream own = side->stream;
-            ND_OK_OR_FAIL(
-                ND_CALL(side->ops, &own, digest, .out = &sums[s], .x = x.data, .count = counts[c]));
-        }
-        cr_assert_eq(sums[0], sums[1], "%s: %llx, the reference has %llx", backend->name,
-                     (unsigned long long)sums[1], (unsigned long long)sums[0]);
-        if (counts[c] > 0) {
-            ((uint32_t *)x.data)[counts[c] / 2] ^= 1u << 31;
-            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, digest, .out = &changed, .x = x.data,
-                                  .count = counts[c]));
-            cr_assert_neq(changed, sums[0], "%s: a flipped sign goes unnoticed", backend->name);
-        }
-        nd_case_free();
+        digest_once(ref, backend, counts[c]);
     }
 }
 
@@ -148,26 +158,31 @@ Test(elementwise, digest)
     nd_each_backend(check_digest);
 }
 
+static void normal_once(const nd_side *ref, const nd_backend *backend, int64_t count,
+                        uint64_t first)
+{
+    nd_tensor out[2];
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
+        ((float *)out[s].data)[count] = 7.0f;
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, random_normal, .out = out[s].data, .count = count,
+                              .deviation = 0.02f, .seed = 0x123456789abcdefu,
+                              .random_stream = 1ull << 33 | 5, .first = first));
+    }
+    cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
+                 "%s: other bits than the reference in %lld values from %llu on", backend->name,
+                 (long long)count, (unsigned long long)first);
+    nd_case_free();
+}
+
 static void check_random_normal(const nd_side *ref, const nd_backend *backend)
 {
     static const int64_t counts[] = {0, 1, 15, 16, 33, 100003};
     static const uint64_t firsts[] = {0, 0xfffffff9u, 1ull << 40};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0] * 3; c++) {
-        int64_t count = counts[c / 3];
-        nd_tensor out[2];
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
-            out[s] = nd_random_1d(ND_DTYPE_F32, count + 1, 1.0f);
-            ((float *)out[s].data)[count] = 7.0f;
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, random_normal, .out = out[s].data,
-                                  .count = count, .deviation = 0.02f, .seed = 0x123456789abcdefu,
-                                  .random_stream = 1ull << 33 | 5, .first = firsts[c % 3]));
-        }
-        cr_assert_eq(memcmp(out[0].data, out[1].data, (size_t)(count + 1) * 4), 0,
-                     "%s: other bits than the reference in %lld values from %llu on", backend->name,
-                     (long long)count, (unsigned long long)firsts[c % 3]);
-        nd_case_free();
+        normal_once(ref, backend, counts[c / 3], firsts[c % 3]);
     }
 }
 
@@ -310,4 +325,19 @@ static void check_optimizers(const nd_side *ref, const nd_backend *backend)
 Test(optimizer, adamw_and_sgd)
 {
     nd_each_backend(check_optimizers);
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    add_once(ref, backend, (int)draw_range(d, 0, 3), (layout)draw_range(d, 0, LAYOUTS - 1),
+             draw_range(d, 0, 40), 2 * draw_extent(d, 200));
+    squares_once(ref, backend, draw_extent(d, 40000));
+    digest_once(ref, backend, draw_extent(d, 2000));
+    normal_once(ref, backend, draw_extent(d, 2000), (uint64_t)draw_range(d, 0, 1 << 20));
+    optimizers_once(ref, backend, draw_range(d, 8, 5000));
+}
+
+Test(elementwise, drawn)
+{
+    nd_each_draw(check_drawn);
 }

@@ -131,13 +131,12 @@ Test(fp8, amax_of_not_a_number_and_of_nothing)
 
 /* scales */
 
-static void check_scale(const nd_side *ref, const nd_backend *backend)
+static void scales_once(const nd_side *ref, const nd_backend *backend, int64_t count)
 {
     static const float odd[] = {0.0f,     -0.0f, 1e-45f, 1e-13f,     1e-12f,     1.1e-12f, 3e38f,
                                 INFINITY, NAN,   448.0f, 447.99997f, 448.00003f, 0.4375f};
-    enum { COUNT = 400 };
-    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, COUNT, 3.0f);
-    for (int64_t i = 0; i < COUNT; i++) {
+    nd_tensor amax = nd_random_1d(ND_DTYPE_F32, count, 3.0f);
+    for (int64_t i = 0; i < count; i++) {
         nd_put(amax, i, i < 13 ? odd[i] : fabsf(nd_get(amax, i)));
     }
     for (int flags = 0; flags < 4; flags++) {
@@ -148,13 +147,18 @@ static void check_scale(const nd_side *ref, const nd_backend *backend)
             scale[s] = nd_clone(amax);
             inverse[s] = nd_clone(amax);
             ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_scale, .scale = scale[s].data,
-                                  .inverse = inverse[s].data, .amax = amax.data, .count = COUNT,
+                                  .inverse = inverse[s].data, .amax = amax.data, .count = count,
                                   .format = formats[flags & 1], .power_of_two = flags & 2));
         }
         nd_expect_same(backend->name, "scale", scale[1], scale[0]);
         nd_expect_same(backend->name, "inverse", inverse[1], inverse[0]);
     }
     nd_case_free();
+}
+
+static void check_scale(const nd_side *ref, const nd_backend *backend)
+{
+    scales_once(ref, backend, 400);
 }
 
 Test(fp8, scales)
@@ -393,25 +397,29 @@ Test(fp8, casts_of_flat_shards)
     nd_best_backend(check_cast_of_vectors);
 }
 
+static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_t rows,
+                           int64_t columns, int64_t gap)
+{
+    nd_tensor codes = nd_blank_2d(ND_DTYPE_F8_E5M2, rows, columns, gap);
+    nd_tensor out = nd_blank_2d(ND_DTYPE_F8_E5M2, columns, rows, 11), result[2];
+    for (int64_t i = 0; i < rows * columns; i++) {
+        ((uint8_t *)codes.data)[i / columns * codes.stride[0] + i % columns] =
+            (uint8_t)nd_rng_u64(3, 3, (uint64_t)i);
+    }
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        result[s] = nd_clone(out);
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_transpose, .out = result[s], .codes = codes));
+    }
+    nd_expect_same(backend->name, "transposed", result[1], result[0]);
+    nd_case_free();
+}
+
 static void check_transpose(const nd_side *ref, const nd_backend *backend)
 {
     for (int shape = 0; shape < SHAPES; shape++) {
-        int64_t rows = shapes[shape].rows, columns = shapes[shape].columns;
-        nd_tensor codes = nd_blank_2d(ND_DTYPE_F8_E5M2, rows, columns, shapes[shape].gap);
-        nd_tensor out = nd_blank_2d(ND_DTYPE_F8_E5M2, columns, rows, 11), result[2];
-        for (int64_t i = 0; i < rows * columns; i++) {
-            ((uint8_t *)codes.data)[i / columns * codes.stride[0] + i % columns] =
-                (uint8_t)nd_rng_u64(3, 3, (uint64_t)i);
-        }
-        for (int s = 0; s < 2; s++) {
-            const nd_side *side = s ? &backend->side : ref;
-            nd_stream stream = side->stream;
-            result[s] = nd_clone(out);
-            ND_OK_OR_FAIL(
-                ND_CALL(side->ops, &stream, fp8_transpose, .out = result[s], .codes = codes));
-        }
-        nd_expect_same(backend->name, "transposed", result[1], result[0]);
-        nd_case_free();
+        transpose_once(ref, backend, shapes[shape].rows, shapes[shape].columns, shapes[shape].gap);
     }
 }
 
@@ -460,4 +468,25 @@ static void check_count(const nd_side *ref, const nd_backend *backend)
 Test(fp8, counts_of_underflow_and_saturation)
 {
     nd_each_backend(check_count);
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const int64_t rows = draw_extent(d, 80), columns = draw_extent(d, 300);
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)], format = formats[draw_range(d, 0, 1)];
+    const nd_granularity g = granularities[draw_range(d, 0, 2)];
+    nd_tensor x = values(dtype, rows, columns, draw_range(d, 0, 20), draw_once_in(d, 2));
+    const bool casts = backend->side.ops->matmul_fp8_casts(backend->side.device);
+    amax_once(ref, backend, x, g, draw_once_in(d, 2));
+    cast_once(ref, backend, x, format, g, forms[draw_range(d, 0, 4)], 50.0f);
+    count_once(ref, backend, x, format, g, casts && dtype == ND_DTYPE_BF16 && draw_once_in(d, 2));
+    transpose_once(ref, backend, rows, columns, draw_range(d, 0, 20));
+    scales_once(ref, backend, draw_extent(d, 100));
+    delayed_once(ref, backend, draw_range(d, 1, 6), draw_extent(d, 60),
+                 draw_once_in(d, 2) ? ND_AMAX_MAX : ND_AMAX_MOST_RECENT);
+}
+
+Test(fp8, drawn)
+{
+    nd_each_draw(check_drawn);
 }

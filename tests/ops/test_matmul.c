@@ -187,3 +187,15 @@ Test(matmul, few_rows_do_not_depend_on_each_other)
 {
     nd_each_backend(check_rows_alone);
 }
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const int64_t shape[] = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
+                             draw_range(d, -8, 8)};
+    matmul_once(ref, backend, pairs[draw_range(d, 0, 2)], shape, (int)draw_range(d, 0, 15));
+}
+
+Test(matmul, drawn)
+{
+    nd_each_draw(check_drawn);
+}

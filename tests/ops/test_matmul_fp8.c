@@ -7,11 +7,13 @@
 #include "runtime/tensor/fp8.h"
 #include "tests/ops/conformance.h"
 
-static const struct {
+typedef struct shape {
     int64_t m, n, k, gap;
-} shapes[] = {{1, 1, 1, 0},    {1, 33, 17, 0},    {5, 7, 9, 3},
-              {64, 64, 64, 0}, {65, 40, 130, 8},  {17, 129, 300, 5},
-              {96, 31, 2, 0},  {300, 48, 64, 16}, {600, 20, 530, 0}};
+} shape;
+
+static const shape shapes[] = {{1, 1, 1, 0},    {1, 33, 17, 0},    {5, 7, 9, 3},
+                               {64, 64, 64, 0}, {65, 40, 130, 8},  {17, 129, 300, 5},
+                               {96, 31, 2, 0},  {300, 48, 64, 16}, {600, 20, 530, 0}};
 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -76,10 +78,10 @@ static void expect_untouched(const nd_side *side, int64_t m, int64_t n, int64_t 
     }
 }
 
-static void multiply_once(const nd_side *ref, const nd_backend *backend, int shape, int variant,
-                          scaling ha, scaling hb)
+static void multiply_once(const nd_side *ref, const nd_backend *backend, const shape *of,
+                          int variant, scaling ha, scaling hb)
 {
-    int64_t m = shapes[shape].m, n = shapes[shape].n, k = shapes[shape].k, gap = shapes[shape].gap;
+    int64_t m = of->m, n = of->n, k = of->k, gap = of->gap;
     float beta = variant & 64 ? 1.0f : 0.0f;
     nd_dtype out = variant & 128 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
     /* One of the two may be E5M2. */
@@ -117,8 +119,8 @@ static void check_variants(const nd_side *ref, const nd_backend *backend)
 {
     for (int variant = 0; variant < 256; variant++) {
         int scalings = variant * 7 % (SCALINGS * SCALINGS);
-        multiply_once(ref, backend, variant % SHAPES, variant, (scaling)(scalings / SCALINGS),
-                      (scaling)(scalings % SCALINGS));
+        multiply_once(ref, backend, &shapes[variant % SHAPES], variant,
+                      (scaling)(scalings / SCALINGS), (scaling)(scalings % SCALINGS));
     }
 }
 
@@ -133,7 +135,7 @@ static void check_scalings(const nd_side *ref, const nd_backend *backend)
     for (int c = 0; c < SCALINGS * SCALINGS * 4; c++) {
         int flags = c * 7 % 16, scalings = c / 4;
         int variant = (flags & 1) | (flags & 2) << 2 | (flags & 4) << 4 | (flags & 8) << 4;
-        multiply_once(ref, backend, c % 2 ? 3 : 7, variant, (scaling)(scalings / SCALINGS),
+        multiply_once(ref, backend, &shapes[c % 2 ? 3 : 7], variant, (scaling)(scalings / SCALINGS),
                       (scaling)(scalings % SCALINGS));
     }
 }
@@ -507,4 +509,17 @@ Test(matmul_fp8, every_product_has_a_quick_implementation)
         cr_assert(strncmp(name, "ref", 3) != 0, "case %d: %s", c, name);
     }
     nd_dnnl_destroy(dnnl);
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const shape drawn = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
+                         draw_range(d, 0, 20)};
+    multiply_once(ref, backend, &drawn, (int)draw_range(d, 0, 255),
+                  (scaling)draw_range(d, 0, SCALINGS - 1), (scaling)draw_range(d, 0, SCALINGS - 1));
+}
+
+Test(matmul_fp8, drawn)
+{
+    nd_each_draw(check_drawn);
 }

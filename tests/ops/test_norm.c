@@ -5,10 +5,13 @@
 #include "tests/ops/conformance.h"
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
-static const struct {
+typedef struct shape {
     int64_t n, C, gap;
-} shapes[] = {{1, 1, 0},  {1, 64, 0},    {3, 7, 5},     {33, 48, 16}, {70, 515, 3},  {257, 512, 0},
-              {0, 16, 0}, {3, 16384, 0}, {2, 20480, 8}, {2, 5001, 0}, {3, 262144, 0}};
+} shape;
+
+static const shape shapes[] = {{1, 1, 0},     {1, 64, 0},    {3, 7, 5},     {33, 48, 16},
+                               {70, 515, 3},  {257, 512, 0}, {0, 16, 0},    {3, 16384, 0},
+                               {2, 20480, 8}, {2, 5001, 0},  {3, 262144, 0}};
 
 /* The last one is what nd_op_limits allows, and is large: not in every combination. */
 enum { SHAPES = sizeof shapes / sizeof shapes[0] - 1, LARGEST = SHAPES };
@@ -16,10 +19,10 @@ enum { SHAPES = sizeof shapes / sizeof shapes[0] - 1, LARGEST = SHAPES };
 /* Which outputs share memory with which inputs. */
 typedef enum sharing { APART, SUM_IS_X, SUM_IS_DELTA, NO_DELTA, SHARINGS } sharing;
 
-static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
-                         sharing how)
+static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
+                         const shape *of, sharing how)
 {
-    int64_t n = shapes[shape].n, C = shapes[shape].C, gap = shapes[shape].gap;
+    int64_t n = of->n, C = of->C, gap = of->gap;
     nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f),
               delta = nd_random_2d(dtype, n, C, gap, 1.0f);
     nd_tensor weight = nd_random_1d(dtype, C, 1.0f), none = {0};
@@ -48,9 +51,9 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, nd_dtype
 static void check_forward(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
-        for (int shape = 0; shape < SHAPES; shape++) {
+        for (int i = 0; i < SHAPES; i++) {
             for (int how = 0; how < SHARINGS; how++) {
-                forward_once(ref, backend, dtypes[d], shape, (sharing)how);
+                forward_once(ref, backend, dtypes[d], &shapes[i], (sharing)how);
             }
         }
     }
@@ -63,10 +66,10 @@ Test(rmsnorm, forward)
 
 typedef enum bwd_sharing { BWD_APART, DX_IS_DRES, DX_IS_DY, NO_DRES, BWD_SHARINGS } bwd_sharing;
 
-static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int shape,
-                          bwd_sharing how)
+static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
+                          const shape *of, bwd_sharing how)
 {
-    int64_t n = shapes[shape].n, C = shapes[shape].C, gap = shapes[shape].gap;
+    int64_t n = of->n, C = of->C, gap = of->gap;
     nd_tensor x = nd_random_2d(dtype, n, C, gap, 2.0f), dy = nd_random_2d(dtype, n, C, gap, 1.0f);
     nd_tensor dres = nd_random_2d(dtype, n, C, gap, 1.0f), weight = nd_random_1d(dtype, C, 1.0f);
     nd_tensor dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f), y = nd_clone(x), none = {0};
@@ -104,9 +107,9 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, nd_dtyp
 static void check_backward(const nd_side *ref, const nd_backend *backend)
 {
     for (int d = 0; d < 2; d++) {
-        for (int shape = 0; shape < SHAPES; shape++) {
+        for (int i = 0; i < SHAPES; i++) {
             for (int how = 0; how < BWD_SHARINGS; how++) {
-                backward_once(ref, backend, dtypes[d], shape, (bwd_sharing)how);
+                backward_once(ref, backend, dtypes[d], &shapes[i], (bwd_sharing)how);
             }
         }
     }
@@ -123,10 +126,23 @@ static void check_largest(const nd_side *ref, const nd_backend *backend)
     cr_assert(most == 0 || most >= shapes[LARGEST].C, "%s allows %lld", backend->name,
               (long long)most);
     cr_assert(strcmp(backend->side.ops->name, "cpu") != 0 || most == shapes[LARGEST].C);
-    backward_once(ref, backend, ND_DTYPE_BF16, LARGEST, BWD_APART);
+    backward_once(ref, backend, ND_DTYPE_BF16, &shapes[LARGEST], BWD_APART);
 }
 
 Test(rmsnorm, backward_of_the_largest_width)
 {
     nd_best_backend(check_largest);
+}
+
+static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
+    forward_once(ref, backend, dtype, &drawn, (sharing)draw_range(d, 0, SHARINGS - 1));
+    backward_once(ref, backend, dtype, &drawn, (bwd_sharing)draw_range(d, 0, BWD_SHARINGS - 1));
+}
+
+Test(rmsnorm, drawn)
+{
+    nd_each_draw(check_drawn);
 }
