@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `ndlaunch env`: what a report of a problem should say of this host. */
 #include <ctype.h>
-#include <dirent.h>
 #include <gnu/libc-version.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "launcher/launcher.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/printable.h"
 
 enum { LINE_BYTES = 4096, NAME_WIDTH = 18 };
@@ -28,7 +28,7 @@ static void put(FILE *out, const char *name, const char *text)
 static void line_of_file(const char *path, const char *key, char text[LINE_BYTES])
 {
     char line[LINE_BYTES];
-    FILE *in = fopen(path, "re");
+    FILE *in = nd_fs_stream_kernel(path);
     text[0] = '\0';
     while (in && !text[0] && fgets(line, sizeof line, in)) {
         size_t length = strlen(key);
@@ -117,13 +117,15 @@ static void put_limit(FILE *out, const char *name, int which)
 int nd_host_gpus(void)
 {
     int count = 0;
-    DIR *dir = opendir("/dev");
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        count += strncmp(e->d_name, "nvidia", 6) == 0 && isdigit((unsigned char)e->d_name[6]);
+    nd_fs_names names;
+    if (nd_fs_list("/dev", &names) != ND_OK) {
+        return 0;
     }
-    if (dir) {
-        closedir(dir);
+    for (int i = 0; i < names.count; i++) {
+        const char *name = names.list[i];
+        count += strncmp(name, "nvidia", 6) == 0 && isdigit((unsigned char)name[6]);
     }
+    nd_fs_names_fini(&names);
     return count;
 }
 
@@ -132,25 +134,21 @@ int nd_host_gpus(void)
 void nd_host_put_gpu_models(FILE *out, const char *driver)
 {
     char folder[LINE_BYTES], path[LINE_BYTES + 300];
-    struct dirent **list = NULL;
+    nd_fs_names names = {0};
     int put_count = 0;
     snprintf(folder, sizeof folder, "%s/gpus", driver);
-    const int count = scandir(folder, &list, NULL, alphasort); /* by bus, the driver's order too */
-    for (int i = 0; i < count; i++) {
+    (void)nd_fs_list(folder, &names); /* by bus, the driver's order too */
+    for (int i = 0; i < names.count; i++) {
         char model[LINE_BYTES], minor[LINE_BYTES], name[32], text[LINE_BYTES + 300];
-        if (list[i]->d_name[0] != '.') {
-            snprintf(path, sizeof path, "%s/%s/information", folder, list[i]->d_name);
-            line_of_file(path, "Model", model);
-            line_of_file(path, "Device Minor", minor);
-            snprintf(name, sizeof name, "GPU %.8s", minor[0] ? minor : "?");
-            snprintf(text, sizeof text, "%s, bus %s", model[0] ? model : "unknown",
-                     list[i]->d_name);
-            put(out, name, text);
-            put_count++;
-        }
-        free(list[i]);
+        snprintf(path, sizeof path, "%s/%s/information", folder, names.list[i]);
+        line_of_file(path, "Model", model);
+        line_of_file(path, "Device Minor", minor);
+        snprintf(name, sizeof name, "GPU %.8s", minor[0] ? minor : "?");
+        snprintf(text, sizeof text, "%s, bus %s", model[0] ? model : "unknown", names.list[i]);
+        put(out, name, text);
+        put_count++;
     }
-    free(list);
+    nd_fs_names_fini(&names);
     if (put_count == 0) {
         put(out, "GPU models", "none: the NVIDIA driver shows no GPU on this host");
     }

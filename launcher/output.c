@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "launcher/launcher.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/rdzv/uv.h"
@@ -195,7 +195,7 @@ static nd_status open_file(nd_output *output, const char *kind)
         return ND_OK;
     }
     snprintf(path, sizeof path, "%s/rank-%d.%s.log", folder, output->child->rank, kind);
-    output->file = fopen(path, "wxe"); /* never overwrites */
+    output->file = nd_fs_stream_new(path);
     if (!output->file) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }

@@ -3,11 +3,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "launcher/launcher.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/process.h"
 
 enum { ANSWER_MAX = 1024 };
@@ -110,12 +109,12 @@ static const char *default_of(const interview *v, const question *q)
 
 static const char *key_of(const question *q, const char *text)
 {
-    struct stat st;
+    bool folder = false;
     size_t length = strlen(text);
     if (q->kind != ASKS_MODEL || (length > 5 && strcmp(text + length - 5, ".json") == 0)) {
         return q->key;
     }
-    bool folder = stat(text, &st) == 0 && S_ISDIR(st.st_mode);
+    (void)nd_fs_is_folder(text, &folder);
     return folder || text[0] == '/' || text[0] == '.' || text[0] == '~' ? "path" : "name";
 }
 
@@ -231,7 +230,7 @@ static void write_yaml(const interview *v, FILE *out)
 /* Never replaces a file. */
 static nd_status write_file(const interview *v, const char *path)
 {
-    FILE *out = fopen(path, "wxe");
+    FILE *out = nd_fs_stream_new(path);
     if (!out) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s cannot be created: %s; name a new file with "
@@ -255,7 +254,8 @@ static void find_model(char out[ANSWER_MAX])
     char program[ANSWER_MAX / 2], path[ANSWER_MAX];
     ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     snprintf(out, ANSWER_MAX, "%s", local);
-    if (n <= 0 || nd_fs_exists(local)) {
+    bool there = false;
+    if (n <= 0 || nd_fs_exists(local, &there) != ND_OK || there) {
         return;
     }
     program[n] = '\0';
@@ -263,7 +263,7 @@ static void find_model(char out[ANSWER_MAX])
         *strrchr(program, '/') = '\0';
     }
     snprintf(path, sizeof path, "%s/share/ndtrain/%s", program, local);
-    if (nd_fs_exists(path)) {
+    if (nd_fs_exists(path, &there) == ND_OK && there) {
         snprintf(out, ANSWER_MAX, "%s", path);
     }
 }
@@ -276,8 +276,9 @@ static void say_missing(const interview *v)
         const bool names_file =
             a->key && (strcmp(a->key, "config") == 0 || strcmp(a->key, "path") == 0 ||
                        strcmp(a->key, "validation_path") == 0);
+        bool there = false;
         if (names_file && a->text[0] && a->text[0] != '[' && !strpbrk(a->text, "*? ") &&
-            !nd_fs_exists(a->text)) {
+            nd_fs_exists(a->text, &there) == ND_OK && !there) {
             fprintf(v->out, "not there yet: %s (%s.%s)\n", a->text, questions[i].section, a->key);
         }
     }
@@ -289,7 +290,9 @@ nd_status nd_questions_ask(FILE *in, FILE *out, const char *path)
     int gpus = nd_host_gpus();
     snprintf(v.gpus, sizeof v.gpus, "%d", gpus > 0 ? gpus : 1);
     find_model(v.model);
-    if (nd_fs_exists(path)) {
+    bool there = false;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (there) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s exists already; remove it, or name a new file with --config-file", path);
     }

@@ -11,6 +11,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
+
 /* Some systems allow a billion; programs that our children may be would walk over all of them. */
 static const rlim_t enough_files = 1 << 20;
 
@@ -32,7 +34,7 @@ int64_t nd_limits_raise_files(void)
 static bool read_pages(long long *space, long long *data)
 {
     char line[256];
-    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC); /* without a FILE: it would allocate */
+    int fd = nd_fs_open_kernel("/proc/self/statm"); /* without a FILE: it would allocate */
     ssize_t bytes = fd >= 0 ? read(fd, line, sizeof line - 1) : -1;
     if (fd >= 0) {
         close(fd);

@@ -12,6 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
+
 static const char root[] = "/dev/shm";
 #define NAME "ndtrain-%lu-%lu-%ld-%llu"
 
@@ -22,7 +24,7 @@ static unsigned long long start_of(long pid)
     char path[64], line[1024];
     snprintf(path, sizeof path, "/proc/%ld/stat", pid);
     /* A FILE would allocate, and how often this process allocates must not depend on others. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = nd_fs_open_kernel(path);
     if (fd < 0) {
         return 0;
     }

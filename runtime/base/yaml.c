@@ -5,7 +5,7 @@
 #include <string.h>
 #include <yaml.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 typedef struct reader {
     yaml_parser_t parser;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/backend.h"
 
-#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/fs.h"
 
 void nd_report_add(nd_report *to, const char *format, ...)
 {
@@ -64,7 +64,7 @@ void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
 
 static void read_file(const char *path, char *text, size_t size)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = nd_fs_open_kernel(path);
     ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
     text[n > 0 ? n : 0] = '\0';
     if (fd >= 0) {

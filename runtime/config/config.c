@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/printable.h"
 #include "runtime/config/reader.h"
 
@@ -78,7 +79,9 @@ static nd_status read_file(nd_reader *reader, const char *path)
                        "rename the file, because a run's folder is named after it",
                        path);
     }
-    if (access(path, F_OK) != 0 && path[0] != '/') {
+    bool there = true;
+    ND_TRY(path[0] != '/' ? nd_fs_exists(path, &there) : ND_OK);
+    if (!there) {
         return nd_fail(ND_ERR_CONFIG,
                        "--config-file %s does not exist; paths are relative to the working "
                        "directory, %s",
@@ -95,7 +98,9 @@ static nd_status drop_unnamed_validation(nd_reader *reader)
 {
     char **path = &reader->config->data.validation_path;
     bool unnamed = reader->set_by[ND_FIELD_data_validation_path] == ND_LAYER_DEFAULT;
-    return unnamed && access(*path, F_OK) != 0 ? nd_text_replace(path, "") : ND_OK;
+    bool there = true;
+    ND_TRY(unnamed ? nd_fs_exists(*path, &there) : ND_OK);
+    return there ? ND_OK : nd_text_replace(path, "");
 }
 
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)

@@ -1,66 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 /* How long a check of the data and of the model may take. */
-#include <dirent.h>
-#include <fcntl.h>
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
-/* A file, by its name in the folder that is open at `folder`. JSON lines are encoded also where ids
- * are bytes. */
-static double seconds_of_file(const nd_config *config, int folder, const char *name)
+/* JSON lines are encoded also where ids are bytes. */
+static double seconds_of_file(const nd_config *config, const char *path)
 {
     const double to_encode = 400e-9; /* seconds a byte */
-    const bool compressed = nd_ends_with(name, ".gz") || nd_ends_with(name, ".zst");
+    const bool compressed = nd_ends_with(path, ".gz") || nd_ends_with(path, ".zst");
     const char *tokenizer = config->data.tokenizer;
     struct stat st;
-    if (fstatat(folder, name, &st, 0) != 0 || !S_ISREG(st.st_mode)) {
+    nd_fs_kind kind;
+    if (nd_fs_look(path, &kind, &st) != ND_OK || kind != ND_FS_FILE) {
         return 0;
     }
     const bool rows = config->data.format == ND_DATA_JSONL ||
-                      (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(name));
+                      (config->data.format == ND_DATA_AUTO && nd_is_name_of_rows(path));
     const bool encoded = strcmp(tokenizer, "bytes") == 0 ? rows : strcmp(tokenizer, "file") != 0;
     return encoded ? to_encode * (compressed ? 8.0 : 1.0) * (double)st.st_size : 0;
 }
 
-static double seconds_of_folder(const nd_config *config, const char *path)
-{
-    double seconds = 0;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *entries = fd >= 0 ? fdopendir(fd) : NULL;
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        seconds += seconds_of_file(config, fd, entry->d_name);
-    }
-    if (entries) {
-        closedir(entries);
-    } else if (fd >= 0) {
-        close(fd);
-    }
-    return seconds;
-}
-
-/* A file, a folder or a pattern. */
+/* A file, a folder or a pattern. What cannot be read counts as nothing: its reader says why. */
 static double seconds_of_path(const nd_config *config, const char *path)
 {
-    struct stat st;
-    glob_t found = {0};
-    double seconds = 0;
-    if (stat(path, &st) == 0) {
-        return S_ISDIR(st.st_mode) ? seconds_of_folder(config, path)
-                                   : seconds_of_file(config, AT_FDCWD, path);
+    nd_fs_names found = {0};
+    double seconds = seconds_of_file(config, path);
+    const bool pattern = strpbrk(path, "*?[");
+    if (seconds == 0) {
+        (void)nd_fs_list(path, &found);
     }
-    if (strpbrk(path, "*?[") && glob(path, GLOB_NOSORT, NULL, &found) == 0) {
-        for (size_t i = 0; i < found.gl_pathc; i++) {
-            seconds += seconds_of_file(config, AT_FDCWD, found.gl_pathv[i]);
+    for (int i = 0; i < found.count; i++) {
+        char *inside = NULL;
+        if (nd_fs_format(&inside, "%s/%s", path, found.list[i]) == ND_OK) {
+            seconds += seconds_of_file(config, inside);
+        }
+        free(inside);
+    }
+    if (pattern && !found.there && seconds == 0 && nd_fs_glob(path, &found) == ND_OK) {
+        for (int i = 0; i < found.count; i++) {
+            seconds += seconds_of_file(config, found.list[i]);
         }
     }
-    globfree(&found);
+    nd_fs_names_fini(&found);
+    nd_error_clear();
     return seconds;
 }
 
@@ -84,23 +71,13 @@ static double verify_seconds(const nd_config *config)
 {
     const double seconds_per_byte = 10e-9;
     const char *folder = config->model.path;
-    double bytes = 0.0;
-    struct stat st;
-    int fd =
-        config->model.verify && *folder ? open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    DIR *entries = fd >= 0 && fstatat(fd, "SHA256SUMS", &st, 0) == 0 ? opendir(folder) : NULL;
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
-        if (fstatat(fd, entry->d_name, &st, 0) == 0 && S_ISREG(st.st_mode)) {
-            bytes += (double)st.st_size;
-        }
+    uint64_t bytes = 0;
+    bool has = false;
+    if (config->model.verify && *folder && nd_fs_has(folder, "SHA256SUMS", &has) == ND_OK && has) {
+        (void)nd_fs_tree_bytes(folder, false, &bytes);
     }
-    if (entries) {
-        closedir(entries);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return seconds_per_byte * bytes;
+    nd_error_clear(); /* the check itself says what is wrong */
+    return seconds_per_byte * (double)bytes;
 }
 
 double nd_config_data_seconds(const nd_config *config)

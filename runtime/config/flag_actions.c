@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 
 enum { ND_GPUS_MAX = 64 }; /* of one node */
@@ -178,8 +178,8 @@ static nd_status apply_eval_strategy(nd_reader *r, const nd_setting *setting)
  * written as a path, is a folder. */
 static nd_status apply_model(nd_reader *r, const nd_setting *setting)
 {
-    struct stat st;
-    bool folder = stat(setting->text, &st) == 0 && S_ISDIR(st.st_mode);
+    bool folder = false;
+    ND_TRY(nd_fs_is_folder(setting->text, &folder));
     bool path = setting->text[0] == '/' || setting->text[0] == '.' || setting->text[0] == '~';
     return nd_reader_set(r, folder || path ? ND_FIELD_model_path : ND_FIELD_model_name, setting);
 }
@@ -195,7 +195,7 @@ static nd_status apply_ignored(nd_reader *r, const nd_setting *setting)
 static int count_listed(const char *path)
 {
     int first = 0, last = 0, count = 0, end = 0;
-    FILE *f = fopen(path, "re");
+    FILE *f = nd_fs_stream_kernel(path);
     while (f && fscanf(f, "%d", &first) == 1) {
         last = first;
         end = fscanf(f, "-%d", &last);
@@ -224,9 +224,10 @@ static int count_gpus(void)
         }
         return count;
     }
+    bool there = false;
     do {
         snprintf(path, sizeof path, "/dev/nvidia%d", count);
-    } while (access(path, F_OK) == 0 && ++count < ND_GPUS_MAX);
+    } while (nd_fs_exists(path, &there) == ND_OK && there && ++count < ND_GPUS_MAX);
     return count;
 }
 

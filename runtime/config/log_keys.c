@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 
 /* Digits up to a hyphen or the end; -1: there is no number of up to 12 digits. */
@@ -28,8 +28,8 @@ bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *l
 
 static bool is_executable(const char *path)
 {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode) && access(path, X_OK) == 0;
+    nd_fs_kind kind;
+    return nd_fs_look(path, &kind, NULL) == ND_OK && kind == ND_FS_FILE && access(path, X_OK) == 0;
 }
 
 /* A path, or a name that the folders of PATH have. */

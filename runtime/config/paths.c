@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Checks that the files named in the configuration exist; remembers where each was named. */
-#include <glob.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
@@ -26,27 +26,23 @@ nd_status nd_path_note_origin(nd_config *config, nd_field_id id, const nd_settin
     return ND_OK;
 }
 
-/* Files of text may be named by a pattern. */
-static bool matches(const char *pattern)
-{
-    glob_t found = {0};
-    bool any = strpbrk(pattern, "*?[") && glob(pattern, GLOB_NOSORT, NULL, &found) == 0;
-    globfree(&found);
-    return any;
-}
-
-/* A pair of Megatron files may be named without a suffix. */
-static bool is_there(const char *path, bool is_data)
+/* A pair of Megatron files may be named without a suffix, and files of text by a pattern. */
+static nd_status is_there(const char *path, bool is_data, bool *out)
 {
     static const char *const suffixes[] = {"", ".bin", ".idx"};
     char name[8192];
-    for (int i = 0; i < (is_data ? 3 : 1); i++) {
+    nd_fs_kind kind = ND_FS_ABSENT;
+    nd_fs_names found = {0};
+    for (int i = 0; i < (is_data ? 3 : 1) && kind == ND_FS_ABSENT; i++) {
         snprintf(name, sizeof name, "%s%s", path, suffixes[i]);
-        if (access(name, F_OK) == 0) {
-            return true;
-        }
+        ND_TRY(nd_fs_look(name, &kind, NULL));
     }
-    return is_data && matches(path);
+    if (kind == ND_FS_ABSENT && is_data && strpbrk(path, "*?[")) {
+        ND_TRY(nd_fs_glob(path, &found));
+    }
+    *out = kind != ND_FS_ABSENT || found.count > 0;
+    nd_fs_names_fini(&found);
+    return ND_OK;
 }
 
 static nd_status check(const nd_config *config, nd_path_key key, const char *verb, const char *path,
@@ -54,7 +50,10 @@ static nd_status check(const nd_config *config, nd_path_key key, const char *ver
 {
     const nd_field *f = &nd_fields[path_fields[key]];
     char name[64], folder[4096];
-    if (!*path || is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION)) {
+    bool there = true;
+    ND_TRY(*path ? is_there(path, key == ND_PATH_DATA || key == ND_PATH_VALIDATION, &there)
+                 : ND_OK);
+    if (there) {
         return ND_OK;
     }
     const char *origin = config->path_origin[key];

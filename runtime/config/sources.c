@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 
 /* Where messages place a node: a line of the file, or the setting as a whole. */
@@ -347,10 +347,12 @@ nd_status nd_data_sources_read(const char *where, const char *key, const char *t
     const size_t length = strlen(text);
     const char ends[] = {length > 1 ? text[0] : ' ', length > 1 ? text[length - 1] : ' ', '\0'};
     const bool flow = strcmp(ends, "[]") == 0 || strcmp(ends, "{}") == 0;
-    nd_status status;
-    if (flow && access(text, F_OK) != 0) {
+    bool named = false; /* a file has this name */
+    nd_status status = nd_fs_exists(text, &named);
+    ND_TRY(status);
+    if (flow && !named) {
         status = read_flow(&at, text, &sources);
-    } else if (is_weighted_words(text) && access(text, F_OK) != 0) {
+    } else if (is_weighted_words(text) && !named) {
         status = read_words(&at, text, &sources);
     } else if (!*text) {
         status = ND_OK;

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/fs.h"
+
 enum { PATH_BYTES = 4096 };
 
 /* The number behind `key` at the beginning of a line; 0 when there is none. */
@@ -12,7 +14,7 @@ static uint64_t number_in(const char *path, const char *key)
     char line[512];
     unsigned long long value = 0;
     size_t length = strlen(key);
-    FILE *f = fopen(path, "re");
+    FILE *f = nd_fs_stream_kernel(path);
     while (f && value == 0 && fgets(line, sizeof line, f)) {
         if (strncmp(line, key, length) == 0) {
             (void)sscanf(line + length, "%llu", &value); /* "max" is no number */
@@ -30,7 +32,7 @@ static void own_group(const char *root, char group[PATH_BYTES])
     char path[PATH_BYTES], line[PATH_BYTES];
     group[0] = '\0';
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "re");
+    FILE *f = nd_fs_stream_kernel(path);
     while (f && fgets(line, sizeof line, f)) {
         if (strncmp(line, "0::/", 4) == 0) {
             line[strcspn(line, "\n")] = '\0';

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
+
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port)
 {
     const char *colon = strrchr(text, ':');
@@ -94,7 +96,7 @@ void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card
 {
     char text[sizeof card->host] = "";
     struct stat network = {0};
-    FILE *f = fopen(boot_id_file ? boot_id_file : "/proc/sys/kernel/random/boot_id", "re");
+    FILE *f = nd_fs_stream_kernel(boot_id_file ? boot_id_file : "/proc/sys/kernel/random/boot_id");
     if (f) {
         text[fread(text, 1, sizeof text - 1, f)] = '\0';
         fclose(f);

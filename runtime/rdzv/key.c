@@ -9,10 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 #include "runtime/rdzv/address.h"
 
@@ -41,7 +41,7 @@ nd_status nd_key_make_file(const char *path)
     }
     text[HEX_BYTES] = '\n';
     explicit_bzero(key, sizeof key);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int fd = nd_fs_create(path, 0600);
     if (fd < 0) {
         int error = errno;
         explicit_bzero(text, sizeof text);
@@ -60,9 +60,6 @@ nd_status nd_key_make_file(const char *path)
 
 static nd_status check_owner_and_mode(const char *path, const struct stat *st)
 {
-    if (!S_ISREG(st->st_mode)) {
-        return nd_fail(ND_ERR_CONFIG, "the key file %s is not a regular file", path);
-    }
     if (st->st_uid != geteuid()) {
         return nd_fail(ND_ERR_CONFIG,
                        "the key file %s belongs to user %u, not to the user of this job (%u)", path,
@@ -102,16 +99,11 @@ static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
 
 nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return nd_fail(ND_ERR_CONFIG, "the key file %s cannot be read: %s", path, strerror(errno));
-    }
+    int fd = -1;
     struct stat st;
     char text[HEX_BYTES + 2];
-    nd_status status =
-        fstat(fd, &st) == 0
-            ? check_owner_and_mode(path, &st)
-            : nd_fail(ND_ERR_CONFIG, "the key file %s cannot be read: %s", path, strerror(errno));
+    ND_TRY(nd_fs_open(path, ND_ERR_CONFIG, &fd, &st));
+    nd_status status = check_owner_and_mode(path, &st);
     if (status == ND_OK) {
         ssize_t got = read(fd, text, sizeof text);
         if (got < 0 || !decode(text, (size_t)got, key)) {
@@ -202,8 +194,12 @@ nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
 static nd_status private_folder(char *out, size_t capacity)
 {
     struct stat st;
+    nd_fs_kind kind = ND_FS_ABSENT;
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (runtime && runtime[0] == '/' && strlen(runtime) < capacity / 2 && stat(runtime, &st) == 0) {
+    if (runtime && runtime[0] == '/' && strlen(runtime) < capacity / 2) {
+        ND_TRY(nd_fs_look(runtime, &kind, NULL));
+    }
+    if (kind != ND_FS_ABSENT) {
         snprintf(out, capacity, "%s", runtime);
     } else {
         snprintf(out, capacity, "/tmp/ndtrain-%u", (unsigned)geteuid());
@@ -212,8 +208,8 @@ static nd_status private_folder(char *out, size_t capacity)
                            out, strerror(errno));
         }
     }
-    if (lstat(out, &st) != 0 || !S_ISDIR(st.st_mode) || st.st_uid != geteuid() ||
-        (st.st_mode & (S_IRWXG | S_IRWXO))) {
+    ND_TRY(nd_fs_look_at_link(out, &kind, &st));
+    if (kind != ND_FS_FOLDER || st.st_uid != geteuid() || (st.st_mode & (S_IRWXG | S_IRWXO))) {
         return nd_fail(
             ND_ERR_CONFIG,
             "the folder %s must be yours alone (mode 0700) to hold the job key; remove it, "

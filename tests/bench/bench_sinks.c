@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/report/report.h"
 
 enum { STEPS = 10000 };

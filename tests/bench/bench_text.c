@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/text/tokenizer.h"
 
 enum { PIECE = 64 << 10, PASSES = 4, TEXT_BYTES_MAX = 1 << 30 };

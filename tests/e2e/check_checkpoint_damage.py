@@ -97,7 +97,7 @@ DAMAGES = {
     "a manifest is longer": (append("manifest.json"), "manifest.json"),
     "a shard is a link": (link(SHARD.format(1)), "it is a link"),
     "the state folder is a link": (link("state"), "missing or no folder"),
-    "a shard is a pipe": (fifo, "is not a file"),
+    "a shard is a pipe": (fifo, "pipe or socket, not a file"),
     "a name leaves the folder": (with_hashes(with_name(b"../../text.txt")), "no plain file name"),
     "a name is that of another file": (with_hashes(with_name(b"manifest.json")), "does not list"),
     "a name is listed twice": (with_hashes(twice), "holds a name twice"),

@@ -8,7 +8,7 @@
 #include <zlib.h>
 #include <zstd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "tests/e2e/mutate.h"
 #include "tests/support/shell.h"
 #include "trainer/tune/measure.h"

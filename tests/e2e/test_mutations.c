@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/hash.h"
 #include "runtime/rdzv/key.h"
 #include "tests/e2e/mutate.h"
 #include "tests/support/shell.h"
@@ -137,8 +138,8 @@ Test(mutations, loss_mask)
     uint8_t *data;
     size_t size;
     write_megatron();
-    cr_assert_eq(nd_fs_sha256_file(tempdir_file(mutate_dir(), "corpus.idx"), index_sha256), ND_OK);
-    cr_assert_eq(nd_fs_sha256_file(tempdir_file(mutate_dir(), "corpus.bin"), bin_sha256), ND_OK);
+    cr_assert_eq(nd_sha256_file(tempdir_file(mutate_dir(), "corpus.idx"), index_sha256), ND_OK);
+    cr_assert_eq(nd_sha256_file(tempdir_file(mutate_dir(), "corpus.bin"), bin_sha256), ND_OK);
     for (uint64_t at = 0; at < 400; at += 50) {
         cr_assert_eq(nd_loss_mask_add(&mask, at, at + 20), ND_OK);
     }

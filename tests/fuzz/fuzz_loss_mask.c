@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "trainer/corpus/loss_mask.h"
 
 enum { INDEX_AT = 40, BIN_AT = ND_LOSS_MASK_HEADER_BYTES_V1, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
@@ -58,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             memset(file + BIN_AT, '0', DIGEST);
         }
     }
-    ND_ASSERT(nd_fs_sha256(file, rest, hex) == ND_OK);
+    ND_ASSERT(nd_sha256(file, rest, hex) == ND_OK);
     memcpy(file + rest, hex, DIGEST);
     check(file, rest + DIGEST, data[0]);
     free(file);

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/view/metrics.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -22,7 +22,7 @@ static void setup(void)
 static void teardown(void)
 {
     mesh_use_gpus(false, false);
-    nd_checkpoint_abandon(runs.path);
+    nd_fs_remove_tree(runs.path);
     tempdir_remove(&dir);
 }
 
@@ -168,7 +168,7 @@ static void check(const mesh_case *mesh, nd_precision precision, int order, bool
     saving resumes = {.resume = path};
     mesh_result resumed = train(&resumes, precision, mesh, SAVED);
     expect_equal(&whole, &resumed, mesh->name);
-    nd_checkpoint_abandon(path);
+    nd_fs_remove_tree(path);
     free(path);
     mesh_result_free(&whole);
     mesh_result_free(&saved);
@@ -201,7 +201,7 @@ Test(checkpoint_cuda, ranks_that_differ_in_a_bit_are_no_checkpoint)
         cr_assert(strstr(report->why, "rank 1 holds other values than rank 0"), "%s: %s",
                   meshes[i].name, report->why);
         assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
-        cr_assert_not(nd_fs_exists(path), "%s", meshes[i].name);
+        cr_assert_not(tempdir_has_path(path), "%s", meshes[i].name);
         free(path);
         mesh_result_free(&saved);
     }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "tests/parity/rank_device.h"
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"

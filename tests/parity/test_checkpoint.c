@@ -31,7 +31,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(runs.path);
+    nd_fs_remove_tree(runs.path);
     tempdir_remove(&dir);
 }
 
@@ -74,7 +74,7 @@ static void note_committed(void *context, int64_t step)
     plan *p = context;
     char *path = NULL;
     assert_ok(nd_checkpoint_path(p->folder, step, &path));
-    p->committed = nd_fs_exists(path) ? step : -1;
+    p->committed = tempdir_has_path(path) ? step : -1;
     free(path);
 }
 
@@ -330,7 +330,7 @@ static char *saved_path(void)
 static void remove_saved(void)
 {
     char *path = saved_path();
-    nd_checkpoint_abandon(path);
+    nd_fs_remove_tree(path);
     free(path);
 }
 
@@ -413,7 +413,7 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
         for (int j = 0; j < 3; j++) {
             mesh_result_free(&results[j]);
         }
-        nd_checkpoint_abandon(path);
+        nd_fs_remove_tree(path);
         free(path);
     }
 }
@@ -637,7 +637,7 @@ static nd_status belongs_to_another_start(void *context)
 {
     char path[256];
     snprintf(path, sizeof path, "%s/.tmp-checkpoint-%d-test/manifest.json", runs.path, SAVED);
-    *(int *)context += nd_fs_exists(path);
+    *(int *)context += tempdir_has_path(path);
     return nd_fail(ND_ERR_IO, "this start of the job has ended");
 }
 
@@ -668,7 +668,7 @@ Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
                      blocked.reports[rank].why);
     }
     char *path = saved_path();
-    cr_assert_not(nd_fs_exists(path));
+    cr_assert_not(tempdir_has_path(path));
     cr_assert_eq(rmdir(runs.path), 0, "the run folder is not empty");
     assert_ok(nd_fs_make_folders(runs.path, "folder", ""));
     free(path);
@@ -684,7 +684,7 @@ Test(checkpoint, replicas_that_differ_are_no_checkpoint)
         plan flipped = {.folder = runs.path, .save_at = SAVED, .flipped = true, .flips = flips};
         mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), mesh);
         char *path = saved_path();
-        cr_assert_eq(nd_fs_exists(path), flips == 0, "rank %d", flips);
+        cr_assert_eq(tempdir_has_path(path), flips == 0, "rank %d", flips);
         for (int rank = 0; rank < 4; rank++) {
             const nd_save_report *report = &flipped.reports[rank];
             cr_assert(report->ended && report->good == (flips == 0), "rank %d", rank);
@@ -720,7 +720,7 @@ Test(checkpoint, norms_that_differ_between_tp_ranks_are_no_checkpoint)
         mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), cases[i].mesh);
         const nd_save_report *report = &flipped.reports[cases[i].flips];
         char *path = saved_path(), first[16];
-        cr_assert_not(nd_fs_exists(path), "%s", cases[i].mesh.name);
+        cr_assert_not(tempdir_has_path(path), "%s", cases[i].mesh.name);
         cr_assert(report->ended && !report->good, "%s", cases[i].mesh.name);
         snprintf(first, sizeof first, "rank %d in", cases[i].first);
         cr_assert(strstr(report->why, first) && strstr(report->why, "norm.weight, in tensors that"),
@@ -864,7 +864,7 @@ Test(checkpoint, any_mesh_passes_the_state_on_to_any_other)
                          meshes[to].name);
             cr_assert_eq(totals.arrays, ND_STATE_KINDS * next.tensors);
             mesh_result_free(&next);
-            nd_checkpoint_abandon(again);
+            nd_fs_remove_tree(again);
         }
         free(path);
         remove_saved();

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/status.h"
 
 typedef struct tempdir {
@@ -40,6 +40,13 @@ static inline void tempdir_remove_tree(const char *path)
 static inline void tempdir_remove(const tempdir *dir)
 {
     tempdir_remove_tree(dir->path);
+}
+
+/* Whether something has this name. */
+static inline bool tempdir_has_path(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
 }
 
 static inline const char *tempdir_file(tempdir *dir, const char *name)

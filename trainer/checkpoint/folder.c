@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/folder.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/state_file.h"
@@ -26,10 +24,10 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
     char *path = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_format(&path, "%s/.lock", run));
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = nd_fs_update(path, 0);
     int code = fd < 0 ? errno : flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     if (fd < 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(code));
+        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, nd_fs_reason(code));
     } else if (code == EWOULDBLOCK) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "another process trains in \"%s\" at this moment, or deletes checkpoints "
@@ -79,24 +77,25 @@ nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char 
 /* Opens the folders on the way first, since an open makes a network file system ask its server. */
 bool nd_run_lock_has_mark(const char *run, const char *mark)
 {
-    char line[ND_RUN_MARK_MAX], wanted[ND_RUN_MARK_MAX], *parent = NULL;
-    if (nd_fs_parent(run, &parent) != ND_OK) {
-        return false;
+    char line[ND_RUN_MARK_MAX], wanted[ND_RUN_MARK_MAX], *parent = NULL, *path = NULL;
+    int all[] = {-1, -1, -1};
+    bool has = false;
+    if (nd_fs_parent(run, &parent) == ND_OK && nd_fs_format(&path, "%s/.lock", run) == ND_OK) {
+        all[0] = nd_fs_open_folder(parent);
+        all[1] = nd_fs_open_folder(run);
+        has = nd_fs_open_own(path, ND_ERR_IO, &all[2], NULL) == ND_OK &&
+              pread(all[2], line, sizeof line, 0) == (ssize_t)sizeof line;
     }
-    int above = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int folder = open(run, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int fd = folder < 0 ? -1 : openat(folder, ".lock", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    nd_error_clear(); /* not seen yet */
     pad_mark(mark, wanted);
-    bool has = fd >= 0 && pread(fd, line, sizeof line, 0) == (ssize_t)sizeof line &&
-               memcmp(line, wanted, sizeof line) == 0;
-    const int all[] = {fd, folder, above};
     for (int i = 0; i < 3; i++) {
         if (all[i] >= 0) {
             close(all[i]);
         }
     }
+    free(path);
     free(parent);
-    return has;
+    return has && memcmp(line, wanted, sizeof line) == 0;
 }
 
 /* Names. */
@@ -127,164 +126,110 @@ static int by_step(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static bool is_folder_at(int dir, const char *name)
+/* What lies under a name of the run folder. */
+static nd_status look_in(const char *run, const char *name, nd_fs_kind *kind)
 {
-    struct stat st;
-    return fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
-}
-
-/* *out is NULL where there is no such folder. */
-static nd_status open_run(const char *run, DIR **out)
-{
-    *out = opendir(run);
-    return *out || errno == ENOENT
-               ? ND_OK
-               : nd_fail(ND_ERR_IO, "cannot read folder \"%s\": %s", run, strerror(errno));
+    char *path = NULL;
+    ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
+    nd_status status = nd_fs_look_at_link(path, kind, NULL);
+    free(path);
+    return status;
 }
 
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
 {
+    nd_fs_names names;
     int64_t *list = NULL;
-    int n = 0, capacity = 0;
-    DIR *dir = NULL;
+    int n = 0;
+    nd_status status = ND_OK;
     *steps = NULL;
     *count = 0;
-    nd_status status = open_run(run, &dir);
-    if (!dir) {
-        return status;
-    }
-    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
-        int64_t step = step_of_name(entry->d_name);
-        if (step < 0 || !is_folder_at(dirfd(dir), entry->d_name)) {
-            continue;
+    ND_TRY(nd_fs_list(run, &names));
+    ND_TRY_OUT(ND_ALLOC(names.count + 1, &list));
+    for (int i = 0; i < names.count; i++) {
+        const int64_t step = step_of_name(names.list[i]);
+        nd_fs_kind kind = ND_FS_ABSENT;
+        ND_TRY_OUT(step >= 0 ? look_in(run, names.list[i], &kind) : ND_OK);
+        if (kind == ND_FS_FOLDER) {
+            list[n++] = step;
         }
-        if (n == capacity) {
-            capacity = capacity ? 2 * capacity : 16;
-            void *more = realloc(list, (size_t)capacity * sizeof *list);
-            if (!more) {
-                status = nd_fail_memory("a list of checkpoints");
-                break;
-            }
-            list = more;
-        }
-        list[n++] = step;
     }
-    closedir(dir);
-    if (status != ND_OK) {
-        free(list);
-        return status;
-    }
-    if (n > 0) {
-        qsort(list, (size_t)n, sizeof *list, by_step);
-    }
+    qsort(list, (size_t)n, sizeof *list, by_step);
     *steps = list;
     *count = n;
+    list = NULL;
+out:
+    free(list);
+    nd_fs_names_fini(&names);
+    return status;
+}
+
+nd_status nd_checkpoint_is_ours(const char *path, bool *out)
+{
+    nd_fs_kind kind = ND_FS_ABSENT;
+    ND_TRY(nd_fs_has(path, ND_MANIFEST_NAME, out));
+    ND_TRY(*out ? ND_OK : look_in(path, ND_STATE_FOLDER, &kind));
+    *out = *out || kind == ND_FS_FOLDER;
     return ND_OK;
 }
 
-bool nd_checkpoint_is_ours(const char *path)
+/* A link to another program's folder is no concern of ours. */
+static nd_status is_link(const char *run, const char *name, bool *out)
 {
-    struct stat st;
-    int dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0) {
-        return nd_fs_blame(errno, ND_ERR_DATA) == ND_ERR_IO;
+    char *path = NULL;
+    nd_fs_kind kind, target;
+    nd_status status = ND_OK;
+    *out = false;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, name));
+    ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
+    if (kind == ND_FS_LINK) {
+        ND_TRY_OUT(nd_fs_look(path, &target, NULL));
+        *out = target == ND_FS_ABSENT;
+        ND_TRY_OUT(*out ? ND_OK : nd_checkpoint_is_ours(path, out));
     }
-    bool has = fstatat(dir, ND_MANIFEST_NAME, &st, AT_SYMLINK_NOFOLLOW) == 0 ||
-               is_folder_at(dir, ND_STATE_FOLDER);
-    close(dir);
-    return has;
-}
-
-/* One to another program's folder is no concern of ours. */
-static bool is_link(const char *path)
-{
-    struct stat st;
-    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode) &&
-           (stat(path, &st) != 0 || nd_checkpoint_is_ours(path));
+out:
+    free(path);
+    return status;
 }
 
 nd_status nd_checkpoint_newest_link(const char *run, int64_t *step)
 {
-    DIR *dir = NULL;
+    nd_fs_names names;
     *step = -1;
-    nd_status status = open_run(run, &dir);
-    if (!dir) {
-        return status;
+    ND_TRY(nd_fs_list(run, &names));
+    nd_status status = ND_OK;
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        const int64_t found = step_of_name(names.list[i]);
+        bool link = false;
+        status = found > *step ? is_link(run, names.list[i], &link) : ND_OK;
+        *step = link ? found : *step;
     }
-    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
-        int64_t found = step_of_name(entry->d_name);
-        char *path = NULL;
-        if (found <= *step) {
-            continue;
-        }
-        status = nd_fs_format(&path, "%s/%s", run, entry->d_name);
-        if (status == ND_OK && is_link(path)) {
-            *step = found;
-        }
-        free(path);
-    }
-    closedir(dir);
+    nd_fs_names_fini(&names);
     return status;
 }
 
-/* Deletion. Folders of ours are two deep; links are removed, not followed. */
-
-static void remove_inside(int parent, const char *name, int depth)
-{
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!dir) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return;
-    }
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
-            continue;
-        }
-        if (unlinkat(dirfd(dir), entry->d_name, 0) != 0 && depth > 0) {
-            remove_inside(dirfd(dir), entry->d_name, depth - 1);
-        }
-        nd_fs_beat();
-    }
-    closedir(dir);
-    unlinkat(parent, name, AT_REMOVEDIR);
-}
-
-static void remove_folder(const char *path)
-{
-    enum { DEPTH = 3 };
-    remove_inside(AT_FDCWD, path, DEPTH);
-}
-
-void nd_checkpoint_abandon(const char *temporary)
-{
-    remove_folder(temporary);
-}
+/* Deletion. */
 
 nd_status nd_checkpoint_sweep(const char *run)
 {
-    DIR *dir = opendir(run);
-    if (!dir) {
-        return nd_fail(ND_ERR_CANTCREATE, "cannot read folder \"%s\": %s", run, strerror(errno));
-    }
-    nd_status status = ND_OK;
-    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
-        const char *name = entry->d_name;
-        bool left = strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
-                    strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0;
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(run, &names));
+    nd_status status = nd_fs_remove_temporaries(run);
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        const char *name = names.list[i];
+        nd_fs_kind kind = ND_FS_ABSENT;
         char *path = NULL;
-        if (left && is_folder_at(dirfd(dir), name)) {
-            status = nd_fs_format(&path, "%s/%s", run, name);
-            if (status == ND_OK) {
-                remove_folder(path);
-                nd_log_info("removed %s, which a save or a deletion left that did not end", path);
-            }
-            free(path);
+        if (strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
+            strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0) {
+            status = look_in(run, name, &kind);
         }
+        if (kind == ND_FS_FOLDER && (status = nd_fs_format(&path, "%s/%s", run, name)) == ND_OK) {
+            nd_fs_remove_tree(path);
+            nd_log_info("removed %s, which a save or a deletion left that did not end", path);
+        }
+        free(path);
     }
-    closedir(dir);
+    nd_fs_names_fini(&names);
     return status;
 }
 
@@ -341,32 +286,36 @@ static nd_status check_manifest(const char *temporary)
 static nd_status check_parts(const char *state, const nd_manifest *manifest)
 {
     uint64_t wanted = 0, found = 0;
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(state, &names));
     nd_status status = ND_OK;
-    DIR *dir = opendir(state);
-    if (!dir) {
-        return nd_fail(ND_ERR_CANTCREATE, "cannot read folder \"%s\": %s", state, strerror(errno));
-    }
     for (int rank = 0; rank < manifest->writer_count && status == ND_OK; rank++) {
         char name[ND_HASH_FILE_NAME_MAX];
-        struct stat st;
+        nd_fs_kind kind;
         nd_hash_file_name(name, rank);
         wanted += manifest->writers[rank].bytes;
-        if (fstatat(dirfd(dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        status = look_in(state, name, &kind);
+        if (status == ND_OK && kind == ND_FS_ABSENT) {
             status = nd_fail(ND_ERR_CANTCREATE,
-                             "rank %d has written its part, but \"%s/%s\" is not there (%s); all "
-                             "hosts must see the run folder",
-                             rank, state, name, strerror(errno));
+                             "rank %d has written its part, but \"%s/%s\" is not there; all hosts "
+                             "must see the run folder",
+                             rank, state, name);
         }
         nd_fs_beat();
     }
-    for (struct dirent *e = readdir(dir); e && status == ND_OK; e = readdir(dir)) {
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        char *path = NULL;
         struct stat st;
-        bool counts = nd_ends_with(e->d_name, ".safetensors") &&
-                      fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-        found += counts ? (uint64_t)st.st_size : 0;
+        nd_fs_kind kind = ND_FS_ABSENT;
+        if (nd_ends_with(names.list[i], ".safetensors")) {
+            status = nd_fs_format(&path, "%s/%s", state, names.list[i]);
+            status = status == ND_OK ? nd_fs_look_at_link(path, &kind, &st) : status;
+        }
+        found += kind == ND_FS_FILE ? (uint64_t)st.st_size : 0;
+        free(path);
         nd_fs_beat();
     }
-    closedir(dir);
+    nd_fs_names_fini(&names);
     if (status == ND_OK && found != wanted) {
         status =
             nd_fail(ND_ERR_CANTCREATE, "\"%s\" has %llu bytes of tensors; the ranks wrote %llu",
@@ -399,9 +348,10 @@ static nd_status take_name(const char *run, const char *temporary, int64_t step)
 {
     char *path = NULL, *aside = NULL;
     nd_status status = ND_OK;
+    bool there = false, taken = false;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    if (nd_fs_exists(path)) {
-        bool taken = false;
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (there) {
         ND_TRY_OUT(exchange_names(temporary, path, &taken));
         if (taken) {
             goto out;

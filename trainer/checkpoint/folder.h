@@ -39,11 +39,11 @@ nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
  * without one. Whoever looks for a checkpoint names it in place of passing it over. */
 nd_status nd_checkpoint_newest_link(const char *run, int64_t *step);
 
-/* Whether a checkpoint folder looks like one of ours: it has a manifest.json or a folder state. One
- * that cannot be examined counts, so that reading its manifest says why. */
-bool nd_checkpoint_is_ours(const char *path);
+/* Whether a checkpoint folder, or what a link leads to, looks like one of ours: it has a
+ * manifest.json or a folder state. */
+nd_status nd_checkpoint_is_ours(const char *path, bool *out);
 
-/* What dead processes left: temporary folders and deletions that were begun. */
+/* Removes what dead processes left: temporary files and folders, and deletions that were begun. */
 nd_status nd_checkpoint_sweep(const char *run);
 
 /* RUN/.tmp-checkpoint-STEP-RUNID, which a save fills; owned by the caller. */
@@ -51,8 +51,6 @@ nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run
 /* Makes the temporary folder and, inside it, `state` (ND_STATE_FOLDER). Every rank that writes
  * calls it, so that none waits for another's: a folder that exists is no error. */
 nd_status nd_checkpoint_make(const char *temporary, const char *state);
-/* Removes a temporary folder. */
-void nd_checkpoint_abandon(const char *temporary);
 /* What is done right before the rename that commits; its error prevents the rename. */
 typedef struct nd_commit_gate {
     nd_status (*pass)(void *context); /* NULL: nothing */

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/listing.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/source.h"
 
 static const char *const state_names[] = {
@@ -70,50 +66,7 @@ static bool parse_name(const char *name, int64_t *step, nd_saved_state *state)
     return false;
 }
 
-/* Sizes. */
-
-static uint64_t bytes_inside(int parent, const char *name, int depth)
-{
-    uint64_t bytes = 0;
-    struct stat st;
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-    if (!dir) {
-        if (fd >= 0) {
-            close(fd);
-        }
-        return 0;
-    }
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
-            fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-            continue;
-        }
-        if (S_ISREG(st.st_mode)) {
-            bytes += (uint64_t)st.st_size;
-        } else if (S_ISDIR(st.st_mode) && depth > 0) {
-            bytes += bytes_inside(dirfd(dir), entry->d_name, depth - 1);
-        }
-    }
-    closedir(dir);
-    return bytes;
-}
-
-uint64_t nd_folder_bytes(const char *path)
-{
-    enum { DEPTH = 3 };
-    return bytes_inside(AT_FDCWD, path, DEPTH);
-}
-
 /* One folder. */
-
-static bool has_file(const char *folder, const char *name)
-{
-    char *path = NULL;
-    bool has = nd_fs_format(&path, "%s/%s", folder, name) == ND_OK && nd_fs_exists(path);
-    free(path);
-    return has;
-}
 
 static void take_manifest(nd_saved *saved, const nd_manifest *m)
 {
@@ -128,42 +81,51 @@ static void take_manifest(nd_saved *saved, const nd_manifest *m)
     memcpy(saved->reason, m->reason, sizeof saved->reason);
 }
 
-static void keep_reason(nd_saved *saved, nd_saved_state state)
+/* Keeps the reason of a fault of the checkpoint; other errors are returned. A state that the name
+ * tells is kept. */
+static nd_status keep_reason(nd_saved *saved, nd_status status, nd_saved_state state)
 {
+    if (status != ND_ERR_DATA) {
+        return status;
+    }
     saved->state = saved->state == ND_SAVED_GOOD ? state : saved->state;
     snprintf(saved->why, sizeof saved->why, "%.500s", nd_error_last()->message);
     nd_error_clear();
+    return ND_OK;
 }
 
-/* A state that the name tells is kept. */
-static void examine_contents(const char *folder, nd_saved *saved)
+static nd_status examine_contents(const char *folder, nd_saved *saved)
 {
     nd_manifest m = {0};
     int64_t bytes = 0;
-    if (!has_file(folder, ND_MANIFEST_NAME)) {
+    bool there = false, newer = false;
+    ND_TRY(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
+    if (!there) {
         saved->state = saved->state == ND_SAVED_GOOD ? ND_SAVED_NO_MANIFEST : saved->state;
-        return;
+        return ND_OK;
     }
-    if (nd_manifest_read(folder, &m) != ND_OK) {
-        keep_reason(saved, ND_SAVED_DAMAGED_MANIFEST);
-        if (saved->state == ND_SAVED_DAMAGED_MANIFEST && nd_manifest_is_newer(folder)) {
+    nd_status status = nd_manifest_read(folder, &m);
+    if (status != ND_OK) {
+        ND_TRY(keep_reason(saved, status, ND_SAVED_DAMAGED_MANIFEST));
+        status = nd_manifest_is_newer(folder, &newer);
+        if (saved->state == ND_SAVED_DAMAGED_MANIFEST && newer) {
             saved->state = ND_SAVED_NEWER_VERSION;
         }
-        return;
+        return status;
     }
     take_manifest(saved, &m);
-    if (nd_source_check_files(folder, &m, &bytes) != ND_OK) {
-        keep_reason(saved, ND_SAVED_INCOMPLETE);
-    }
+    status = keep_reason(saved, nd_source_check_files(folder, &m, &bytes), ND_SAVED_INCOMPLETE);
     nd_manifest_fini(&m);
+    return status;
 }
 
 nd_status nd_saved_examine(const char *folder, nd_saved *out)
 {
     struct stat st;
+    nd_fs_kind kind;
     const char *slash = strrchr(folder, '/');
-    bool found = lstat(folder, &st) == 0, link = found && S_ISLNK(st.st_mode);
-    if (!found || (!link && !S_ISDIR(st.st_mode))) {
+    ND_TRY(nd_fs_look_at_link(folder, &kind, &st));
+    if (kind != ND_FS_LINK && kind != ND_FS_FOLDER) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", folder);
     }
     *out = (nd_saved){.step = -1, .time = st.st_mtime};
@@ -172,15 +134,14 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
         out->step = -1;
         out->state = ND_SAVED_GOOD;
     }
-    if (link) {
+    if (kind == ND_FS_LINK) {
         out->state = ND_SAVED_LINK;
         snprintf(out->why, sizeof out->why, "links are not followed; move the folder here");
         return ND_OK;
     }
-    out->has_model = has_file(folder, "config.json");
-    out->bytes = nd_folder_bytes(folder);
-    examine_contents(folder, out);
-    return ND_OK;
+    ND_TRY(nd_fs_has(folder, "config.json", &out->has_model));
+    ND_TRY(nd_fs_tree_bytes(folder, false, &out->bytes));
+    return examine_contents(folder, out);
 }
 
 /* A run folder. */
@@ -191,59 +152,44 @@ static int by_step(const void *a, const void *b)
     return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-static nd_status grow(nd_saved **list, int count, int *capacity)
-{
-    if (count < *capacity) {
-        return ND_OK;
-    }
-    int more = *capacity ? 2 * *capacity : 16;
-    void *memory = realloc(*list, (size_t)more * sizeof **list);
-    if (!memory) {
-        return nd_fail_memory("a list of checkpoints");
-    }
-    *list = memory;
-    *capacity = more;
-    return ND_OK;
-}
-
-static nd_status add_entry(const char *run, const char *name, nd_saved **list, int *count,
-                           int *capacity)
+/* *count grows by one where the name is that of a folder or a link; it may be gone by now. */
+static nd_status add_entry(const char *run, const char *name, nd_saved *list, int *count)
 {
     char *path = NULL;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    nd_status status = grow(list, *count, capacity);
-    if (status == ND_OK && nd_saved_examine(path, &(*list)[*count]) == ND_OK) { /* no file */
-        ++*count;
-    }
+    nd_status status = nd_saved_examine(path, &list[*count]);
+    *count += status == ND_OK;
     free(path);
-    return status;
+    return status == ND_ERR_DATA ? ND_OK : status;
 }
 
 nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
 {
+    nd_fs_names names;
     nd_saved *list = NULL;
-    int n = 0, capacity = 0;
+    int n = 0, ours = 0;
+    int64_t step;
+    nd_saved_state state;
     nd_status status = ND_OK;
-    DIR *dir = opendir(run);
-    if (!dir) {
-        return nd_fail(ND_ERR_DATA, "cannot read folder \"%s\": %s", run, strerror(errno));
+    ND_TRY(nd_fs_list(run, &names));
+    if (!names.there) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", run);
     }
-    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
-        int64_t step = 0;
-        nd_saved_state state;
-        if (parse_name(entry->d_name, &step, &state)) {
-            status = add_entry(run, entry->d_name, &list, &n, &capacity);
+    for (int i = 0; i < names.count; i++) {
+        ours += parse_name(names.list[i], &step, &state);
+    }
+    ND_TRY_OUT(ND_ALLOC(ours + 1, &list));
+    for (int i = 0; i < names.count; i++) {
+        if (parse_name(names.list[i], &step, &state)) {
+            ND_TRY_OUT(add_entry(run, names.list[i], list, &n));
         }
     }
-    closedir(dir);
-    if (status != ND_OK) {
-        free(list);
-        return status;
-    }
-    if (n > 0) {
-        qsort(list, (size_t)n, sizeof *list, by_step);
-    }
+    qsort(list, (size_t)n, sizeof *list, by_step);
     *out = list;
     *count = n;
-    return ND_OK;
+    list = NULL;
+out:
+    free(list);
+    nd_fs_names_fini(&names);
+    return status;
 }

@@ -44,7 +44,4 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out);
 /* All of a run folder by step and name; owned by the caller. ND_ERR_DATA: no folder. */
 nd_status nd_saved_list(const char *run, nd_saved **out, int *count);
 
-/* Bytes of the plain files in a folder and those below it. */
-uint64_t nd_folder_bytes(const char *path);
-
 #endif

@@ -93,7 +93,7 @@ nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd
 /* Reads FOLDER/manifest.json. */
 nd_status nd_manifest_read(const char *folder, nd_manifest *out);
 /* Whether FOLDER/manifest.json is of a version above this program's. */
-bool nd_manifest_is_newer(const char *folder);
+nd_status nd_manifest_is_newer(const char *folder, bool *out);
 
 /* The layout that the writers of the manifest's mesh had (coord: a place in it), or, with another
  * mesh, what its tensors would be there. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/manifest_names.h"
 
@@ -430,21 +430,30 @@ nd_status nd_manifest_read(const char *folder, nd_manifest *out)
     return status;
 }
 
-bool nd_manifest_is_newer(const char *folder)
+nd_status nd_manifest_is_newer(const char *folder, bool *out)
 {
     char *path = NULL, *text = NULL;
     size_t bytes = 0;
-    if (nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder) != ND_OK ||
-        nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes) != ND_OK) {
-        free(path);
-        return false;
+    bool there = false;
+    nd_status status = ND_OK;
+    *out = false;
+    ND_TRY_OUT(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
+    if (!there) {
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
+    status = nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
+    if (status != ND_OK) {
+        status = status == ND_ERR_DATA ? ND_OK : status; /* a folder, or too large */
+        goto out;
     }
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
     const char *format = json_string_value(json_object_get(root, "format"));
-    bool newer = format && strcmp(format, ND_MANIFEST_FORMAT) == 0 &&
-                 json_integer_value(json_object_get(root, "version")) > ND_MANIFEST_VERSION;
+    *out = format && strcmp(format, ND_MANIFEST_FORMAT) == 0 &&
+           json_integer_value(json_object_get(root, "version")) > ND_MANIFEST_VERSION;
     json_decref(root);
+out:
     free(text);
     free(path);
-    return newer;
+    return status;
 }

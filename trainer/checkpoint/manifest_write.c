@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/manifest_names.h"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/restore.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/checkpoint/snapshot.h"
@@ -111,14 +111,15 @@ static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
 /* The names in a folder without those that begin with a dot; 0: it cannot be listed. */
 static int64_t count_names(const char *folder)
 {
+    nd_fs_names names;
     int64_t count = 0;
-    DIR *dir = opendir(folder);
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        count += e->d_name[0] != '.';
+    if (nd_fs_list(folder, &names) != ND_OK) {
+        return 0;
     }
-    if (dir) {
-        closedir(dir);
+    for (int i = 0; i < names.count; i++) {
+        count += names.list[i][0] != '.';
     }
+    nd_fs_names_fini(&names);
     return count;
 }
 

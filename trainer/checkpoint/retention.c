@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Which checkpoints of a run folder stay, and the deletion of the others. */
-#include <dirent.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
@@ -17,9 +14,9 @@ static nd_status delete_folder(const char *run, const char *name)
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, name));
     ND_TRY_OUT(nd_fs_format(&doomed, "%s/.del-%s", run, name));
-    nd_checkpoint_abandon(doomed);
+    nd_fs_remove_tree(doomed);
     ND_TRY_OUT(nd_fs_rename(path, doomed));
-    nd_checkpoint_abandon(doomed);
+    nd_fs_remove_tree(doomed);
 out:
     free(doomed);
     free(path);
@@ -40,17 +37,20 @@ out:
     return status;
 }
 
+/* What cannot be read because of an I/O error is an error, and neither good nor bad. */
 static nd_status is_good(const char *run, int64_t step, bool checks_files, bool *good)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
     int64_t bytes = 0;
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    *good = nd_manifest_read(path, &manifest) == ND_OK &&
-            (!checks_files || nd_source_check_files(path, &manifest, &bytes) == ND_OK);
+    nd_status status = nd_manifest_read(path, &manifest);
+    status =
+        status == ND_OK && checks_files ? nd_source_check_files(path, &manifest, &bytes) : status;
+    *good = status == ND_OK;
     nd_manifest_fini(&manifest);
     free(path);
-    return ND_OK;
+    return status == ND_ERR_DATA ? ND_OK : status;
 }
 
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
@@ -147,54 +147,42 @@ static int by_age(const void *a, const void *b)
                               : (x->number > y->number) - (x->number < y->number);
 }
 
-static nd_status add_aside(const char *run, const char *name, nd_aside **list, int *count)
+static nd_status is_ours(const char *run, const char *name, bool *out)
 {
-    nd_aside found;
-    struct stat st;
     char *path = NULL;
-    if (!parse_aside(name, &found)) {
-        return ND_OK;
-    }
+    nd_fs_kind kind;
+    *out = false;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    bool ours = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) && nd_checkpoint_is_ours(path);
+    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
+    status = status == ND_OK && kind == ND_FS_FOLDER ? nd_checkpoint_is_ours(path, out) : status;
     free(path);
-    if (!ours) {
-        return ND_OK;
-    }
-    nd_aside *more = realloc(*list, (size_t)(*count + 1) * sizeof *more);
-    if (!more) {
-        return nd_fail_memory("a list of checkpoints");
-    }
-    more[(*count)++] = found;
-    *list = more;
-    return ND_OK;
+    return status;
 }
 
 nd_status nd_asides_list(const char *run, nd_aside **out, int *count)
 {
+    nd_fs_names names;
     nd_aside *list = NULL;
     int n = 0;
-    DIR *dir = opendir(run);
+    nd_status status = ND_OK;
     *out = NULL;
     *count = 0;
-    if (!dir) {
-        return nd_fail(ND_ERR_IO, "cannot read folder \"%s\": %s", run, strerror(errno));
+    ND_TRY(nd_fs_list(run, &names));
+    ND_TRY_OUT(ND_ALLOC(names.count + 1, &list));
+    for (int i = 0; i < names.count; i++) {
+        bool ours = false;
+        ND_TRY_OUT(parse_aside(names.list[i], &list[n]) ? is_ours(run, names.list[i], &ours)
+                                                        : ND_OK);
+        n += ours;
     }
-    nd_status status = ND_OK;
-    for (struct dirent *entry = readdir(dir); entry && status == ND_OK; entry = readdir(dir)) {
-        status = add_aside(run, entry->d_name, &list, &n);
-    }
-    closedir(dir);
-    if (status != ND_OK) {
-        free(list);
-        return status;
-    }
-    if (n > 0) {
-        qsort(list, (size_t)n, sizeof *list, by_age);
-    }
+    qsort(list, (size_t)n, sizeof *list, by_age);
     *out = list;
     *count = n;
-    return ND_OK;
+    list = NULL;
+out:
+    free(list);
+    nd_fs_names_fini(&names);
+    return status;
 }
 
 nd_status nd_aside_delete(const char *run, const nd_aside *aside)
@@ -208,11 +196,11 @@ static nd_status has_manifest(const char *run, const nd_aside *aside, bool *out)
     char *path = NULL;
     nd_manifest manifest = {0};
     ND_TRY(nd_fs_format(&path, "%s/%s", run, aside->name));
-    *out = nd_manifest_read(path, &manifest) == ND_OK && manifest.position.step == aside->step;
-    nd_error_clear();
+    nd_status status = nd_manifest_read(path, &manifest);
+    *out = status == ND_OK && manifest.position.step == aside->step;
     nd_manifest_fini(&manifest);
     free(path);
-    return ND_OK;
+    return status == ND_ERR_DATA ? ND_OK : status;
 }
 
 /* The last in the list is the newest. */

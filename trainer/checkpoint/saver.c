@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
@@ -358,7 +358,7 @@ bool nd_saver_destroy(nd_saver *s)
         pthread_join(s->thread, NULL);
     }
     if (s->temporary && s->trainer->rank->rank == 0) {
-        nd_checkpoint_abandon(s->temporary);
+        nd_fs_remove_tree(s->temporary);
     }
     if (s->trainer) {
         forget_save(s);
@@ -593,7 +593,7 @@ static nd_status give_up(nd_saver *s, nd_save_report *report)
     s->cancelled = !own;
     ND_TRY(nd_comm_barrier(r->groups.by_kind[ND_GROUP_WORLD]));
     if (r->rank == 0) {
-        nd_checkpoint_abandon(s->temporary);
+        nd_fs_remove_tree(s->temporary);
     }
     fill_report(s, false, report);
     forget_save(s);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/state_file.h"
 
 const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/source.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/source_files.h"
 
 /* A checkpoint of ours. */
@@ -17,17 +15,13 @@ nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manif
 {
     nd_source *source = NULL;
     nd_status status = ND_OK;
-    struct stat st;
+    nd_fs_kind kind;
     int tp = manifest->mesh.size[ND_AXIS_TP];
     ND_TRY(nd_source_create(folder, ND_STATE_FOLDER, &source));
     source->manifest = manifest;
     source->verify = verify;
-    int code = lstat(source->folder, &st) == 0 ? 0 : errno;
-    if (code != 0 && nd_fs_blame(code, ND_ERR_DATA) == ND_ERR_IO) {
-        status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", source->folder, strerror(code));
-        goto out;
-    }
-    if (code != 0 || !S_ISDIR(st.st_mode)) {
+    ND_TRY_OUT(nd_fs_look_at_link(source->folder, &kind, NULL));
+    if (kind != ND_FS_FOLDER) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
         goto out;
     }

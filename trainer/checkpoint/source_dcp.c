@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/source_files.h"
-
-enum { FILES_MAX = 1 << 17 };
 
 /* Opening. */
 
@@ -22,47 +18,23 @@ static bool is_safetensors(const char *name)
            strcmp(name + length - (sizeof suffix - 1), suffix) == 0 && nd_name_is_plain(name);
 }
 
-static int by_file_name(const void *a, const void *b)
-{
-    return strcmp(((const nd_source_file *)a)->name, ((const nd_source_file *)b)->name);
-}
-
 static nd_status list_files(nd_source *source)
 {
-    int64_t capacity = 0;
+    nd_fs_names names;
     nd_status status = ND_OK;
-    DIR *dir = opendir(source->folder);
-    if (!dir) {
-        return nd_fail(ND_ERR_DATA, "cannot read folder \"%s\": %s", source->folder,
-                       strerror(errno));
-    }
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-        if (!is_safetensors(entry->d_name)) {
-            continue;
+    ND_TRY(nd_fs_list(source->folder, &names));
+    ND_TRY_OUT(ND_ALLOC(names.count + 1, &source->files));
+    for (int i = 0; i < names.count; i++) {
+        if (is_safetensors(names.list[i])) {
+            snprintf(source->files[source->file_count++].name, sizeof source->files->name, "%s",
+                     names.list[i]);
         }
-        if (source->file_count == capacity) {
-            capacity = capacity ? 2 * capacity : 16;
-            void *files = capacity <= FILES_MAX
-                              ? realloc(source->files, (size_t)capacity * sizeof *source->files)
-                              : NULL;
-            if (!files) {
-                status = nd_fail(ND_ERR_RESOURCE, "\"%s\" holds too many files for the host memory",
-                                 source->folder);
-                break;
-            }
-            source->files = files;
-        }
-        nd_source_file *file = &source->files[source->file_count++];
-        *file = (nd_source_file){0};
-        snprintf(file->name, sizeof file->name, "%s", entry->d_name);
     }
-    closedir(dir);
-    if (status == ND_OK && source->file_count == 0) {
+    if (source->file_count == 0) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" holds no safetensors files", source->folder);
     }
-    if (status == ND_OK) {
-        qsort(source->files, (size_t)source->file_count, sizeof *source->files, by_file_name);
-    }
+out:
+    nd_fs_names_fini(&names);
     return status;
 }
 

@@ -1,42 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/source_files.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 nd_status nd_source_open_plain(const char *folder, const char *name, uint64_t bytes, int *fd,
                                uint64_t *size)
 {
     char *path = NULL;
     struct stat st;
+    int file = -1;
     ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    nd_status status = ND_OK;
-    if (file < 0) {
-        int code = errno;
-        status = nd_fail(nd_fs_blame(code, ND_ERR_DATA), "cannot open \"%s\": %s", path,
-                         code == ELOOP ? "it is a link" : strerror(code));
-    } else if (fstat(file, &st) != 0) {
-        status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
-    } else if (!S_ISREG(st.st_mode)) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" is not a file", path);
-    } else if (bytes > 0 && (uint64_t)st.st_size != bytes) {
+    nd_status status = nd_fs_open_own(path, ND_ERR_DATA, &file, &st);
+    if (status == ND_OK && bytes > 0 && (uint64_t)st.st_size != bytes) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", path,
                          (unsigned long long)st.st_size, (unsigned long long)bytes);
+        close(file);
     }
     free(path);
-    if (status != ND_OK) {
-        if (file >= 0) {
-            close(file);
-        }
-        return status;
-    }
+    ND_TRY(status);
     *fd = file;
     *size = (uint64_t)st.st_size;
     return ND_OK;

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 enum {
     SLICE_BYTES = 1 << 20,       /* hashed, then written while it is still in the cache */
@@ -69,7 +69,7 @@ nd_status nd_state_file_create(const char *folder, const char *name, uint64_t by
     snprintf(file->name, sizeof file->name, "%s", name);
     ND_TRY_OUT(nd_fs_format(&file->path, "%s/%s", folder, name));
     ND_TRY_OUT(nd_chunk_hasher_create(kind, bytes, &file->hasher));
-    file->fd = open(file->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    file->fd = nd_fs_create(file->path, 0666);
     if (file->fd < 0) {
         status = fail_write(file->path, errno);
         goto out;
@@ -141,7 +141,7 @@ nd_status nd_state_file_put(const char *folder, const char *name, const void *da
     char *path = NULL;
     ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
     nd_status status = ND_OK;
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = nd_fs_create(path, 0666);
     if (fd < 0) {
         status = fail_write(path, errno);
         goto out;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/source_files.h"
 
 /* The head is what the mesh in the manifest asks for, and every chunk has its digest. */
@@ -77,38 +75,25 @@ static nd_status verify_writer(verification *v, int rank)
     return status;
 }
 
-static nd_status count_files(const char *folder, int64_t *count)
-{
-    DIR *dir = opendir(folder);
-    *count = 0;
-    if (!dir) {
-        return nd_fail(ND_ERR_DATA, "cannot read folder \"%s\": %s", folder, strerror(errno));
-    }
-    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-        *count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
-    }
-    closedir(dir);
-    return ND_OK;
-}
-
 static nd_status verify(const char *folder, const nd_manifest *manifest, bool chunks,
                         int64_t *bytes)
 {
     verification v = {.chunks = chunks};
-    int64_t found = 0;
+    nd_fs_names names = {0};
     nd_status status = ND_OK;
     *bytes = 0;
     ND_TRY(nd_source_open_checkpoint(folder, manifest, true, &v.source));
     for (int rank = 0; rank < manifest->writer_count; rank++) {
         ND_TRY_OUT(verify_writer(&v, rank));
     }
-    ND_TRY_OUT(count_files(v.source->folder, &found));
-    if (found != v.files) { /* torch's reader takes every file of the folder */
-        status = nd_fail(ND_ERR_DATA, "\"%s\" holds %lld files; the checkpoint has %lld",
-                         v.source->folder, (long long)found, (long long)v.files);
+    ND_TRY_OUT(nd_fs_list(v.source->folder, &names));
+    if (names.count != v.files) { /* torch's reader takes every file of the folder */
+        status = nd_fail(ND_ERR_DATA, "\"%s\" holds %d files; the checkpoint has %lld",
+                         v.source->folder, names.count, (long long)v.files);
     }
     *bytes = v.bytes;
 out:
+    nd_fs_names_fini(&names);
     nd_source_close(v.source);
     return status;
 }

@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/suggest.h"
@@ -113,18 +112,19 @@ nd_status nd_ckpt_number(const nd_ckpt_flag *flag, const char *text, int64_t lea
 
 nd_status nd_ckpt_folder(const char *argument, char **out)
 {
-    struct stat st;
+    nd_fs_kind kind = ND_FS_ABSENT;
     size_t length = strlen(argument);
     while (length > 1 && argument[length - 1] == '/') {
         length--;
     }
     ND_TRY(nd_fs_format(out, "%.*s", (int)length, argument));
-    int code = stat(*out, &st) != 0 ? errno : S_ISDIR(st.st_mode) ? 0 : ENOTDIR;
-    if (code == 0) {
+    nd_status status = nd_fs_look(*out, &kind, NULL);
+    if (kind == ND_FS_FOLDER) {
         return ND_OK;
     }
-    nd_status status =
-        nd_fail(ND_ERR_DATA, "cannot open folder \"%.1000s\": %s", argument, strerror(code));
+    status = status != ND_OK ? status
+                             : nd_fail(ND_ERR_DATA, "cannot open folder \"%.1000s\": %s", argument,
+                                       strerror(kind == ND_FS_ABSENT ? ENOENT : ENOTDIR));
     free(*out);
     *out = NULL;
     return status;
@@ -132,9 +132,10 @@ nd_status nd_ckpt_folder(const char *argument, char **out)
 
 nd_status nd_ckpt_is_checkpoint(const char *folder, bool *out)
 {
-    struct stat st;
-    *out = nd_checkpoint_is_ours(folder);
-    return *out && lstat(folder, &st) == 0 && S_ISLNK(st.st_mode)
+    nd_fs_kind kind;
+    ND_TRY(nd_checkpoint_is_ours(folder, out));
+    ND_TRY(nd_fs_look_at_link(folder, &kind, NULL));
+    return *out && kind == ND_FS_LINK
                ? nd_fail(ND_ERR_DATA, "\"%s\" is a link; give the folder that it points to", folder)
                : ND_OK;
 }
@@ -142,18 +143,20 @@ nd_status nd_ckpt_is_checkpoint(const char *folder, bool *out)
 nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
 {
     char *path = NULL;
-    struct stat st;
+    nd_fs_kind kind;
     ND_TRY(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
-    bool found = lstat(path, &st) == 0, plain = found && S_ISREG(st.st_mode);
+    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
     free(path);
-    if (!found) {
+    ND_TRY(status);
+    if (kind == ND_FS_ABSENT) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has no " ND_MANIFEST_NAME ": the save did not end, or another "
                        "program wrote the folder",
                        folder);
     }
-    return plain ? nd_manifest_read(folder, manifest)
-                 : nd_fail(ND_ERR_DATA, "\"%s/" ND_MANIFEST_NAME "\" is a link or no file", folder);
+    return kind == ND_FS_FILE
+               ? nd_manifest_read(folder, manifest)
+               : nd_fail(ND_ERR_DATA, "\"%s/" ND_MANIFEST_NAME "\" is a link or no file", folder);
 }
 
 nd_status nd_ckpt_check_links(const char *run, int64_t newest)

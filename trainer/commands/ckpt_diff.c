@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/diff.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
@@ -35,7 +35,10 @@ static nd_status open_side(const char *argument, side *out)
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
     ND_TRY_OUT(nd_checkpoint_list(folder, &steps, &count));
-    out->is_checkpoint = nd_checkpoint_is_ours(folder) || count > 0 || !nd_fs_exists(config);
+    bool ours = false, model = false;
+    ND_TRY_OUT(nd_checkpoint_is_ours(folder, &ours));
+    ND_TRY_OUT(nd_fs_exists(config, &model));
+    out->is_checkpoint = ours || count > 0 || !model;
     if (out->is_checkpoint) {
         ND_TRY_OUT(nd_ckpt_open(argument, &out->folder, &out->manifest));
         out->shape = out->manifest.shape;

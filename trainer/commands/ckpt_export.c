@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/commands/ckpt.h"
@@ -29,14 +29,6 @@ static nd_status choose_dtype(const nd_manifest *manifest, const char *flag, nd_
                : nd_fail(ND_ERR_CONFIG, "--dtype is \"%.40s\"; it must be bf16 or fp32", flag);
 }
 
-static bool is_folder_with_config(const char *folder)
-{
-    char *path = NULL;
-    bool is = nd_fs_format(&path, "%s/config.json", folder) == ND_OK && nd_fs_exists(path);
-    free(path);
-    return is;
-}
-
 /*
  * Where tokenizer and generation_config.json come from: the flag; the model beside the state; the
  * model that the run began with. *out is NULL when there was none, owned by the caller.
@@ -48,14 +40,20 @@ static nd_status choose_side_files(const char *folder, const nd_manifest *manife
     if (flag) {
         return nd_ckpt_folder(flag, out);
     }
-    if (is_folder_with_config(folder)) {
+    bool has = false;
+    ND_TRY(nd_fs_has(folder, "config.json", &has));
+    if (has) {
         return nd_fs_format(out, "%s", folder);
     }
-    if (path[0] && is_folder_with_config(path)) {
+    ND_TRY(path[0] ? nd_fs_has(path, "config.json", &has) : ND_OK);
+    if (has) {
         return nd_fs_format(out, "%s", path);
     }
-    if (!path[0] && name[0] && nd_hf_cache_find(name, out) == ND_OK) {
-        return ND_OK;
+    if (!path[0] && name[0]) {
+        nd_status status = nd_hf_cache_find(name, out);
+        if (status == ND_OK || status == ND_ERR_IO) {
+            return status;
+        }
     }
     if (path[0] || name[0]) {
         nd_error_clear();

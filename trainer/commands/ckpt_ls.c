@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +6,7 @@
 #include <time.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/listing.h"
@@ -165,28 +164,24 @@ static nd_status list_folder(const char *argument, bool json)
     return status;
 }
 
-static int is_visible(const struct dirent *entry)
-{
-    return entry->d_name[0] != '.';
-}
-
 /* What `ls` without an argument lists: this folder, and every run in runs/, where runs without
  * output.dir lie. */
 static nd_status list_here(bool json)
 {
-    struct dirent **entries = NULL;
-    int found = 0, count = scandir("runs", &entries, is_visible, versionsort);
+    nd_fs_names names;
+    int found = 0;
+    ND_TRY(nd_fs_list("runs", &names));
     nd_status status = list_run(".", json, true, &found);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
         char *run = NULL;
-        status = status == ND_OK ? nd_fs_format(&run, "runs/%s", entries[i]->d_name) : status;
-        if (status == ND_OK && list_run(run, json, true, &found) != ND_OK) {
-            nd_error_clear(); /* no folder */
+        if (names.list[i][0] != '.') {
+            status = nd_fs_format(&run, "runs/%s", names.list[i]);
+            status = status == ND_OK ? list_run(run, json, true, &found) : status;
+            status = status == ND_ERR_DATA ? ND_OK : status; /* no folder */
         }
         free(run);
-        free(entries[i]);
     }
-    free(entries);
+    nd_fs_names_fini(&names);
     if (status == ND_OK && found == 0) {
         return nd_fail(ND_ERR_DATA, "there are no checkpoints in this folder and in the runs in "
                                     "runs/; give a run folder");

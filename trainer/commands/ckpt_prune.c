@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
@@ -35,9 +35,9 @@ static nd_status delete_one(pruning *p, int64_t step, const nd_aside *aside)
     char *path = NULL, text[ND_CKPT_TEXT_MAX];
     ND_TRY(aside ? nd_fs_format(&path, "%s/%s", p->run, aside->name)
                  : nd_checkpoint_path(p->run, step, &path));
-    uint64_t size = nd_folder_bytes(path);
-    nd_status status = ND_OK;
-    if (!p->dry_run) {
+    uint64_t size = 0;
+    nd_status status = nd_fs_tree_bytes(path, false, &size);
+    if (status == ND_OK && !p->dry_run) {
         status = aside ? nd_aside_delete(p->run, aside) : nd_checkpoint_delete(p->run, step);
     }
     if (status == ND_OK) {
@@ -132,6 +132,7 @@ static nd_status run_prune(const nd_ckpt_call *call, int *code)
     ND_TRY_OUT(nd_ckpt_folder(call->places[0], &run));
     ND_TRY_OUT(check_run(run));
     ND_TRY_OUT(dry_run ? ND_OK : nd_run_lock_acquire(run, &lock));
+    ND_TRY_OUT(dry_run ? ND_OK : nd_checkpoint_sweep(run));
     pruning p = {.run = run, .dry_run = dry_run};
     status = prune(&p, &options, call->values[FLAG_SET_ASIDE]);
 out:

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 #include "trainer/commands/ckpt.h"
@@ -31,15 +31,16 @@ static void verify_one(const char *folder, int *code)
     double begin = nd_clock_seconds();
     nd_status status = verify(folder, &bytes, &model_files, &state_is_good);
     double seconds = nd_clock_seconds() - begin;
-    if (status != ND_OK && !nd_fs_exists(folder)) {
+    const nd_error error = *nd_error_last();
+    bool there = true;
+    if (status != ND_OK && nd_fs_exists(folder, &there) == ND_OK && !there) {
         printf("%s: deleted meanwhile\n", folder);
         return;
     }
     if (status != ND_OK) {
         const char *bad =
             state_is_good ? "its state is good, but the model beside it is bad" : "bad";
-        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? bad : "not verified",
-               nd_error_last()->message);
+        printf("%s: %s: %s\n", folder, status == ND_ERR_DATA ? bad : "not verified", error.message);
         *code = *code == 0 ? (int)status : *code;
         return;
     }

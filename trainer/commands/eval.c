@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
@@ -128,10 +128,15 @@ static bool ids_are_bytes(const nd_session *s)
 static nd_status check_there(const char *path)
 {
     char *index = NULL;
+    bool is[3] = {false};
     ND_TRY(nd_fs_format(&index, "%s.idx", path));
-    const bool there = nd_fs_exists(path) || nd_corpus_is_pattern(path) || nd_fs_exists(index);
+    nd_status status = nd_fs_exists(path, &is[0]);
+    status = status == ND_OK ? nd_corpus_is_several(path, &is[1]) : status;
+    status = status == ND_OK ? nd_fs_exists(index, &is[2]) : status;
     free(index);
-    return there ? ND_OK : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
+    ND_TRY(status);
+    return is[0] || is[1] || is[2] ? ND_OK
+                                   : nd_fail(ND_ERR_DATA, "--data \"%s\" does not exist", path);
 }
 
 static nd_status open_data(const nd_session *s, const char *path, bool *bytes, nd_dataset **out)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "runtime/base/suggest.h"
@@ -123,13 +122,13 @@ static nd_status check_replaceable(const char *path)
 {
     char begin[64] = "";
     size_t length = strlen(nd_page_mark);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return nd_fs_exists(path)
-                   ? nd_fail(ND_ERR_CANTCREATE,
-                             "%s exists and cannot be read; give another file as -o", path)
-                   : ND_OK;
+    bool there = false;
+    int fd = -1;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
     }
+    ND_TRY(nd_fs_open(path, ND_ERR_CANTCREATE, &fd, NULL));
     ssize_t got = read(fd, begin, length);
     close(fd);
     if (got != (ssize_t)length || memcmp(begin, nd_page_mark, length) != 0) {

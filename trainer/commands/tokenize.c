@@ -5,11 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "trainer/corpus/token_file.h"
@@ -150,8 +149,10 @@ static nd_status check_output(const nd_tokenize_call *call)
     for (int i = 0; i < 3; i++) {
         char *path = NULL;
         ND_TRY(nd_fs_format(&path, "%s%s", call->prefix, suffixes[i]));
-        bool there = nd_fs_exists(path);
+        bool there = false;
+        nd_status status = nd_fs_exists(path, &there);
         free(path);
+        ND_TRY(status);
         if (there && !call->overwrite) {
             return nd_fail(
                 ND_ERR_CANTCREATE,
@@ -196,19 +197,19 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
 /* A tokenizer.json, or NULL for bytes. *out is owned by the caller. */
 static nd_status find_tokenizer(const char *path, char **out)
 {
-    struct stat st;
+    nd_fs_kind kind;
     if (strcmp(path, "bytes") == 0) {
         *out = NULL;
         return ND_OK;
     }
-    if (stat(path, &st) != 0) {
+    ND_TRY(nd_fs_look(path, &kind, NULL));
+    if (kind == ND_FS_ABSENT) {
         return nd_fail(ND_ERR_CONFIG,
                        "--tokenizer \"%s\" does not exist; give bytes, or the path of a "
                        "tokenizer.json or of its folder",
                        path);
     }
-    return S_ISDIR(st.st_mode) ? nd_fs_format(out, "%s/tokenizer.json", path)
-                               : nd_fs_format(out, "%s", path);
+    return nd_fs_format(out, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", path);
 }
 
 static nd_status tokenize(const nd_tokenize_call *call)

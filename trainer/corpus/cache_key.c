@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/cache_parts.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/text/version.h"
@@ -40,8 +38,10 @@ static nd_status stamp_file(const nd_corpus_file *file, char stamp[256], uint64_
                             double *age)
 {
     struct stat st;
-    if (stat(file->path, &st) != 0) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be opened: %s", file->path, strerror(errno));
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(file->path, &kind, &st));
+    if (kind == ND_FS_ABSENT) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be opened: %s", file->path, strerror(ENOENT));
     }
     /* Without the number of the device, which differs between nodes and after a remount. */
     snprintf(stamp, 256, "%llu %llu %lld.%09ld %lld.%09ld\n", (unsigned long long)st.st_ino,
@@ -88,7 +88,7 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     char hex[65] = "bytes", line[256];
     char *folder = NULL, *config = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(request->tokenizer ? nd_fs_sha256_file(request->tokenizer, hex) : ND_OK);
+    ND_TRY_OUT(request->tokenizer ? nd_sha256_file(request->tokenizer, hex) : ND_OK);
     int n = snprintf(line, sizeof line,
                      "tokens %d\ntext %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\n",
                      ND_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
@@ -106,8 +106,10 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     }
     ND_TRY_OUT(nd_fs_parent(request->tokenizer, &folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
-    if (r->append_eod && nd_fs_exists(config)) { /* it names the end of text */
-        ND_TRY_OUT(nd_fs_sha256_file(config, hex));
+    bool there = false;
+    ND_TRY_OUT(r->append_eod ? nd_fs_exists(config, &there) : ND_OK);
+    if (there) { /* it names the end of text */
+        ND_TRY_OUT(nd_sha256_file(config, hex));
         ND_TRY_OUT(describe_string(out, "config", hex, sizeof hex - 1));
     }
 out:
@@ -163,9 +165,9 @@ nd_status nd_cache_key_make(const nd_token_cache_request *request, nd_cache_key 
     ND_TRY_OUT(find_folder(request->folder, &key.folder));
     ND_TRY_OUT(describe_rules(request, &key.rules));
     ND_TRY_OUT(describe_files(&key, settle_seconds(request)));
-    ND_TRY_OUT(nd_fs_sha256(key.rules.data, key.rules.count, hex));
+    ND_TRY_OUT(nd_sha256(key.rules.data, key.rules.count, hex));
     snprintf(key.group, sizeof key.group, "%.*s", GROUP_DIGITS, hex);
-    ND_TRY_OUT(nd_fs_sha256(key.stamps.data, key.stamps.count, hex));
+    ND_TRY_OUT(nd_sha256(key.stamps.data, key.stamps.count, hex));
     ND_TRY_OUT(nd_fs_format(&key.seen, "%s/%s-%.32s.seen", key.folder, key.group, hex));
     ND_TRY_OUT(nd_fs_format(&key.lock, "%s/%s.lock", key.folder, key.group));
     ND_TRY_OUT(nd_fs_format(&key.temporary, "%s/%s", key.folder, key.group));
@@ -230,9 +232,10 @@ typedef struct content_reader {
 static nd_status hash_file(content_reader *r, const char *path, nd_corpus_hash *out)
 {
     ssize_t n = 1;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = -1;
+    ND_TRY(nd_fs_open(path, ND_ERR_DATA, &fd, NULL));
     XXH3_128bits_reset(r->state);
-    while (fd >= 0 && n > 0 && !(r->stop && atomic_load(r->stop))) {
+    while (n > 0 && !(r->stop && atomic_load(r->stop))) {
         n = read(fd, r->buffer, READ_BYTES);
         if (n < 0 && errno == EINTR) {
             n = 1;
@@ -244,14 +247,11 @@ static nd_status hash_file(content_reader *r, const char *path, nd_corpus_hash *
             nd_cache_lock_progress(r->lock, r->bytes, r->all);
         }
     }
-    nd_status status = n > 0 && fd >= 0 ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal")
-                       : n < 0 || fd < 0
-                           ? nd_fail(errno == EIO ? ND_ERR_IO : ND_ERR_DATA,
-                                     "\"%s\" cannot be read: %s", path, strerror(errno))
+    nd_status status = n > 0 ? nd_fail(ND_ERR_PREEMPTED, "stopped by a signal")
+                       : n < 0
+                           ? nd_fail(ND_ERR_IO, "\"%s\" cannot be read: %s", path, strerror(errno))
                            : ND_OK;
-    if (fd >= 0) {
-        close(fd);
-    }
+    close(fd);
     const XXH128_hash_t hash = XXH3_128bits_digest(r->state);
     *out = (nd_corpus_hash){hash.low64, hash.high64};
     return status;
@@ -283,7 +283,7 @@ nd_status nd_cache_key_path(const nd_cache_key *key, const nd_corpus_hash *hashe
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_bytes_add(&text, key->rules.data, key->rules.count));
     ND_TRY_OUT(nd_bytes_add(&text, hashes, key->files->count * sizeof *hashes));
-    ND_TRY_OUT(nd_fs_sha256(text.data, text.count, hex));
+    ND_TRY_OUT(nd_sha256(text.data, text.count, hex));
     ND_TRY_OUT(nd_fs_format(out, "%s/%s-%.32s.tokens", key->folder, key->group, hex));
 out:
     free(text.data);
@@ -299,17 +299,16 @@ static bool is_cache_name(const nd_cache_key *key, const char *name)
            strcmp(name + n - tail, suffix) == 0;
 }
 
-bool nd_cache_key_has_group(const nd_cache_key *key)
+nd_status nd_cache_key_has_group(const nd_cache_key *key, bool *out)
 {
-    bool found = false;
-    DIR *entries = opendir(key->folder);
-    for (struct dirent *entry; entries && !found && (entry = readdir(entries));) {
-        found = is_cache_name(key, entry->d_name);
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(key->folder, &names));
+    *out = false;
+    for (int i = 0; i < names.count; i++) {
+        *out = *out || is_cache_name(key, names.list[i]);
     }
-    if (entries) {
-        closedir(entries);
-    }
-    return found;
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 /* What was seen before. */
@@ -318,8 +317,10 @@ nd_status nd_cache_key_seen(const nd_cache_key *key, char **path)
 {
     char *name = NULL;
     size_t size;
+    bool there = false;
     *path = NULL;
-    if (!nd_fs_exists(key->seen)) {
+    ND_TRY(nd_fs_exists(key->seen, &there));
+    if (!there) {
         return ND_OK;
     }
     if (nd_fs_read(key->seen, NAME_BYTES_MAX, ND_ERR_DATA, &name, &size) != ND_OK) {

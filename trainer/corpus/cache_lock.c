@@ -2,7 +2,6 @@
 #include "trainer/corpus/cache_parts.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -90,28 +89,40 @@ static nd_status failure_of(int fd)
                : ND_OK;
 }
 
-/* Opens the lock file, which other users of the folder may lock too. */
+/*
+ * Opens the lock file, which other users of the folder may lock too. One that this process makes
+ * gets the folder's permissions. Somebody who can write to the folder may have put anything under
+ * this name: a link, or a second name of a file from elsewhere, is refused.
+ */
 static nd_status open_lock(const nd_cache_key *key, int *fd)
 {
     struct stat folder, st;
-    *fd = open(key->lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (*fd < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s; set data.cache_dir",
-                       key->lock, strerror(errno));
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(key->folder, &kind, &folder));
+    *fd = nd_fs_create(key->lock, 0666);
+    if (*fd >= 0 && kind == ND_FS_FOLDER) {
+        (void)!fchmod(*fd, folder.st_mode & 0666);
     }
-    if (stat(key->folder, &folder) == 0 && fstat(*fd, &st) == 0) {
-        mode_t mode = (st.st_mode | folder.st_mode) & 0666;
-        (void)!fchmod(*fd, mode); /* only its owner can, and has */
+    const bool made = *fd >= 0;
+    *fd = made ? *fd : nd_fs_update(key->lock, 0);
+    int code = *fd < 0 || fstat(*fd, &st) != 0 ? errno : 0;
+    if (code == 0 && (made || st.st_nlink <= 1)) { /* 0: its holder has just removed it */
+        return ND_OK;
     }
-    return ND_OK;
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s; set data.cache_dir", key->lock,
+                   code ? nd_fs_reason(code) : "it is another name of a file elsewhere");
 }
 
 /* Whether the file that was locked is still the one of this name. */
 static bool is_current(int fd, const char *path)
 {
     struct stat held, named;
-    return fstat(fd, &held) == 0 && stat(path, &named) == 0 && held.st_dev == named.st_dev &&
-           held.st_ino == named.st_ino;
+    nd_fs_kind kind;
+    return fstat(fd, &held) == 0 && nd_fs_look_at_link(path, &kind, &named) == ND_OK &&
+           kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
 /* One lock file: *held when this process has it, else it is to be opened again. */

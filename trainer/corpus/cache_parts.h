@@ -56,7 +56,7 @@ nd_status nd_cache_key_path(const nd_cache_key *key, const nd_corpus_hash *hashe
  */
 nd_status nd_cache_key_settle(nd_cache_key *key, const nd_token_cache_request *request);
 /* Whether a cache of the group is there, so that it is worth to compare contents. */
-bool nd_cache_key_has_group(const nd_cache_key *key);
+nd_status nd_cache_key_has_group(const nd_cache_key *key, bool *out);
 /* Reads all files of text. ND_ERR_PREEMPTED when `stop`, which may be NULL, is set. The lock, which
  * may be NULL, shows those that wait that it goes on. */
 nd_status nd_cache_key_hash(const nd_cache_key *key, const atomic_bool *stop,

@@ -59,8 +59,8 @@ nd_status nd_corpus_check_text(const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
 /* Whether the name ends as that of JSON lines does, compressed or not. */
 bool nd_corpus_is_rows(const char *path);
-/* Whether nd_corpus_files_add would take it for a pattern. */
-bool nd_corpus_is_pattern(const char *path);
+/* Whether nd_corpus_files_add would take it for a folder or a pattern. */
+nd_status nd_corpus_is_several(const char *path, bool *out);
 
 /* Documents and rules. */
 

@@ -2,7 +2,7 @@
 #include <jansson.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "trainer/corpus/corpus.h"
 
@@ -13,8 +13,10 @@ static nd_status read_name(const char *path, char **out)
 {
     char *text = NULL;
     size_t size = 0;
+    bool there = false;
     *out = NULL;
-    if (!nd_fs_exists(path)) {
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
         return ND_OK;
     }
     ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));

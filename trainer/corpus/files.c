@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
 #include <errno.h>
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 #include "trainer/corpus/corpus.h"
 #include "trainer/corpus/stream.h"
@@ -42,9 +40,19 @@ bool nd_corpus_is_rows(const char *path)
     return kind_of(path) == KIND_ROWS;
 }
 
-bool nd_corpus_is_pattern(const char *path)
+static nd_status is_pattern(const char *path, bool *out)
 {
-    return strpbrk(path, "*?[") != NULL && !nd_fs_exists(path);
+    bool there = false;
+    *out = strpbrk(path, "*?[") != NULL;
+    ND_TRY(*out ? nd_fs_exists(path, &there) : ND_OK);
+    *out = *out && !there;
+    return ND_OK;
+}
+
+nd_status nd_corpus_is_several(const char *path, bool *out)
+{
+    ND_TRY(nd_fs_is_folder(path, out));
+    return *out ? ND_OK : is_pattern(path, out);
 }
 
 static bool is_space(char c)
@@ -105,10 +113,12 @@ nd_status nd_corpus_check_text(const char *path)
 static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_format format)
 {
     struct stat st;
-    if (stat(path, &st) != 0) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be read: %s", path, strerror(errno));
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(path, &kind, &st));
+    if (kind == ND_FS_ABSENT) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" cannot be read: %s", path, strerror(ENOENT));
     }
-    if (!S_ISREG(st.st_mode)) {
+    if (kind != ND_FS_FILE) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no regular file; name files of text", path);
     }
     void *place = files->list;
@@ -156,12 +166,6 @@ static void paths_fini(paths *p)
     free(p->list);
 }
 
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 static bool is_text(const char *name)
 {
     return kind_of(name) != KIND_OTHER;
@@ -176,66 +180,40 @@ static bool holds_tokens(const char *name)
 static nd_status list_folder(const char *folder, bool (*is_wanted)(const char *name), paths *out,
                              int64_t *skipped, int64_t *folders)
 {
+    nd_fs_names names;
     nd_status status = ND_OK;
-    DIR *entries = opendir(folder);
-    if (!entries) {
-        return nd_fail(ND_ERR_DATA, "the folder \"%s\" cannot be read: %s", folder,
-                       strerror(errno));
-    }
-    while (status == ND_OK) {
-        errno = 0;
-        const struct dirent *entry = readdir(entries);
-        if (!entry && errno != 0) { /* or the corpus would be a part of the folder */
-            status =
-                nd_fail(ND_ERR_IO, "the folder \"%s\" cannot be read: %s", folder, strerror(errno));
-        }
-        if (!entry) {
-            break;
-        }
-        if (entry->d_name[0] == '.') {
+    ND_TRY(nd_fs_list(folder, &names));
+    for (int i = 0; i < names.count; i++) {
+        const char *name = names.list[i];
+        bool inside = false;
+        if (name[0] == '.') {
             continue;
         }
-        const size_t count = out->count;
-        status = paths_add(out, folder, entry->d_name);
-        if (status != ND_OK || is_wanted(entry->d_name)) {
-            continue;
+        ND_TRY_OUT(paths_add(out, folder, name));
+        if (!is_wanted(name)) {
+            ND_TRY_OUT(nd_fs_is_folder(out->list[out->count - 1], &inside));
+            *(inside ? folders : skipped) += 1;
+            free(out->list[--out->count]);
         }
-        *(is_folder(out->list[count]) ? folders : skipped) += 1;
-        free(out->list[count]);
-        out->count = count;
     }
-    closedir(entries);
+out:
+    nd_fs_names_fini(&names);
     return status;
-}
-
-/* Of glob: a folder that cannot be read would leave its files out without a word. What the pattern
- * names and is not there at all is no error. */
-static int fail_folder(const char *folder, int code)
-{
-    struct stat st;
-    if (code == ENOENT && lstat(folder, &st) != 0) {
-        return 0;
-    }
-    return (int)nd_fail(ND_ERR_DATA,
-                        "the folder \"%s\", which the pattern names, cannot be read: %s", folder,
-                        strerror(code));
 }
 
 static nd_status list_pattern(const char *pattern, paths *out, int64_t *folders)
 {
-    glob_t found = {0};
-    int code = glob(pattern, GLOB_NOSORT, fail_folder, &found);
-    nd_status status = code == GLOB_NOSPACE   ? nd_fail_memory("the files of \"%s\"", pattern)
-                       : code == GLOB_ABORTED ? ND_ERR_DATA /* said by fail_folder */
-                                              : ND_OK;
-    for (size_t i = 0; status == ND_OK && i < found.gl_pathc; i++) {
-        if (is_folder(found.gl_pathv[i])) {
-            (*folders)++;
-        } else {
-            status = paths_add(out, NULL, found.gl_pathv[i]);
-        }
+    nd_fs_names found;
+    nd_status status = ND_OK;
+    ND_TRY(nd_fs_glob(pattern, &found));
+    for (int i = 0; i < found.count; i++) {
+        bool folder = false;
+        ND_TRY_OUT(nd_fs_is_folder(found.list[i], &folder));
+        *folders += folder;
+        ND_TRY_OUT(folder ? ND_OK : paths_add(out, NULL, found.list[i]));
     }
-    globfree(&found);
+out:
+    nd_fs_names_fini(&found);
     return status;
 }
 
@@ -267,12 +245,14 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
 {
     paths found = {0};
     char *clean = NULL;
-    ND_TRY(clean_path(path, &clean));
-    bool folder = is_folder(clean), pattern = nd_corpus_is_pattern(clean);
-    nd_status status = folder
-                           ? list_folder(clean, is_text, &found, &files->skipped, &files->folders)
-                       : pattern ? list_pattern(clean, &found, &files->folders)
-                                 : paths_add(&found, NULL, clean);
+    bool folder = false, pattern = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(clean_path(path, &clean));
+    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
+    ND_TRY_OUT(is_pattern(clean, &pattern));
+    status = folder    ? list_folder(clean, is_text, &found, &files->skipped, &files->folders)
+             : pattern ? list_pattern(clean, &found, &files->folders)
+                       : paths_add(&found, NULL, clean);
     if (status == ND_OK && found.count == 0) {
         status = folder ? nd_fail(ND_ERR_DATA,
                                   "the folder \"%s\" has no file that ends in .jsonl, .ndjson or "
@@ -281,6 +261,7 @@ nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_
                         : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
     }
     status = status == ND_OK ? add_sorted(files, &found, format, format == ND_DATA_AUTO) : status;
+out:
     paths_fini(&found);
     free(clean);
     return status;
@@ -291,20 +272,27 @@ nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
     paths found = {0};
     char *clean = NULL;
     int64_t others = 0, folders = 0;
-    ND_TRY(clean_path(path, &clean));
-    nd_status status = is_folder(clean)
-                           ? list_folder(clean, holds_tokens, &found, &others, &folders)
-                           : list_pattern(clean, &found, &folders);
+    bool folder = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(clean_path(path, &clean));
+    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
+    ND_TRY_OUT(folder ? list_folder(clean, holds_tokens, &found, &others, &folders)
+                      : list_pattern(clean, &found, &folders));
     size_t kept = 0;
     for (size_t i = 0; i < found.count; i++) {
-        if (holds_tokens(found.list[i]) && !is_folder(found.list[i])) {
-            found.list[kept++] = found.list[i];
-        } else {
-            free(found.list[i]);
+        char *name = found.list[i];
+        bool inside = true;
+        ND_TRY_OUT(holds_tokens(name) ? nd_fs_is_folder(name, &inside) : ND_OK);
+        if (!inside) {
+            found.list[i] = found.list[kept];
+            found.list[kept++] = name;
         }
     }
-    found.count = kept;
-    status = status == ND_OK ? add_sorted(files, &found, ND_DATA_AUTO, false) : status;
+    while (found.count > kept) {
+        free(found.list[--found.count]);
+    }
+    status = add_sorted(files, &found, ND_DATA_AUTO, false);
+out:
     paths_fini(&found);
     free(clean);
     return status;
@@ -330,13 +318,17 @@ nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *
     int64_t none = 0;
     *text = NULL;
     *files = *folders = 0;
-    ND_TRY(clean_path(path, &clean));
-    const bool folder = is_folder(clean);
-    nd_status status = folder ? list_folder(clean, is_any, &found, &none, &none)
-                              : list_pattern(clean, &found, folders);
+    bool folder = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(clean_path(path, &clean));
+    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
+    ND_TRY_OUT(folder ? list_folder(clean, is_any, &found, &none, &none)
+                      : list_pattern(clean, &found, folders));
     for (size_t i = 0; i < found.count && status == ND_OK; i++) {
         const char *name = found.list[i];
-        if (is_folder(name)) {
+        bool inside = false;
+        ND_TRY_OUT(nd_fs_is_folder(name, &inside));
+        if (inside) {
             (*folders)++;
         } else if (belongs_to_tokens(name)) {
             continue;
@@ -346,6 +338,7 @@ nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *
             status = nd_fs_format(text, "%s", name);
         }
     }
+out:
     paths_fini(&found);
     free(clean);
     return status;

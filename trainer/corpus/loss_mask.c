@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/loss_mask.h"
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 
 enum {
     VERSION = 2,
@@ -75,7 +76,7 @@ static nd_status check_header(const uint8_t *data, size_t size, const char *name
 static nd_status check_digest(const uint8_t *data, size_t size, const char *name)
 {
     char hex[DIGEST_BYTES + 1];
-    ND_TRY(nd_fs_sha256(data, size - DIGEST_BYTES, hex));
+    ND_TRY(nd_sha256(data, size - DIGEST_BYTES, hex));
     return memcmp(hex, data + size - DIGEST_BYTES, DIGEST_BYTES) == 0
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
@@ -177,7 +178,7 @@ nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65])
 {
     uint8_t *pieces;
     if (size <= (size_t)PIECES * PIECE_BYTES) {
-        return nd_fs_sha256(bin, size, hex);
+        return nd_sha256(bin, size, hex);
     }
     ND_TRY(nd_alloc((size_t)PIECES * PIECE_BYTES, 1, (void **)&pieces));
     const size_t last = size - PIECE_BYTES, step = last / (PIECES - 1);
@@ -185,7 +186,7 @@ nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65])
         const size_t at = i == PIECES - 1 ? last : step * i;
         memcpy(pieces + i * PIECE_BYTES, bin + at, PIECE_BYTES);
     }
-    nd_status status = nd_fs_sha256(pieces, (size_t)PIECES * PIECE_BYTES, hex);
+    nd_status status = nd_sha256(pieces, (size_t)PIECES * PIECE_BYTES, hex);
     free(pieces);
     return status;
 }
@@ -209,7 +210,7 @@ nd_status nd_loss_mask_make(const nd_loss_mask *mask, const nd_loss_mask_pair *p
     if (span_bytes > 0) {
         memcpy(bytes + HEADER_BYTES, mask->spans.data, span_bytes);
     }
-    nd_status status = nd_fs_sha256(bytes, covered, hex);
+    nd_status status = nd_sha256(bytes, covered, hex);
     if (status != ND_OK) {
         free(bytes);
         return status;

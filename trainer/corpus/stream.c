@@ -2,18 +2,16 @@
 #include "trainer/corpus/stream.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 
 enum {
@@ -136,20 +134,13 @@ static nd_status begin(nd_text_stream *s)
 
 nd_status nd_text_stream_open(const char *path, nd_text_stream **out)
 {
-    struct stat st;
     nd_text_stream *s;
     ND_TRY(ND_ALLOC(1, &s));
     s->fd = -1;
     nd_status status = nd_fs_format(&s->path, "%s", path);
     ND_TRY_OUT(status);
     ND_TRY_OUT(nd_alloc(IN_BYTES, 1, (void **)&s->in));
-    s->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (s->fd < 0 || fstat(s->fd, &st) != 0) {
-        ND_TRY_OUT(nd_fail(ND_ERR_DATA, "\"%s\" cannot be opened: %s", path, strerror(errno)));
-    }
-    if (!S_ISREG(st.st_mode)) {
-        ND_TRY_OUT(nd_fail(ND_ERR_DATA, "\"%s\" is no regular file; name files of text", path));
-    }
+    ND_TRY_OUT(nd_fs_open(path, ND_ERR_DATA, &s->fd, NULL));
     ND_TRY_OUT(begin(s));
     *out = s;
     s = NULL;

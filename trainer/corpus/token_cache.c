@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/base/log.h"
 
@@ -23,8 +22,10 @@ typedef struct finder {
 static nd_status try_open(finder *f, const char *path, nd_token_cache **out)
 {
     struct stat st;
+    nd_fs_kind kind;
     *out = NULL;
-    if (stat(path, &st) != 0 ||
+    ND_TRY(nd_fs_look(path, &kind, &st));
+    if (kind == ND_FS_ABSENT ||
         (st.st_ino == f->damaged.inode &&
          memcmp(&st.st_ctim, &f->damaged.changed, sizeof st.st_ctim) == 0)) {
         return ND_OK;
@@ -55,8 +56,10 @@ static nd_status find_content(finder *f, const nd_cache_lock *lock, nd_token_cac
 {
     nd_corpus_hash *hashes = NULL;
     char *path = NULL;
+    bool has = false;
     nd_status status = ND_OK;
-    if (!nd_cache_key_has_group(&f->key)) {
+    ND_TRY(nd_cache_key_has_group(&f->key, &has));
+    if (!has) {
         return ND_OK;
     }
     ND_TRY_OUT(ND_ALLOC(f->key.files->count, &hashes));

@@ -13,7 +13,7 @@
  * is complete and durable.
  * Checksums of pieces of 64 KiB are compared when a piece is read first.
  */
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/corpus/corpus.h"
 
 typedef struct nd_token_view {

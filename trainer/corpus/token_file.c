@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/corpus/token_file.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 
 enum {
     SMALL_VOCAB = 65500,
@@ -39,7 +38,8 @@ static const char *host_name(char name[65])
 
 static void remove_if_left(const char *path)
 {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = -1;
+    (void)nd_fs_open_own(path, ND_ERR_DATA, &fd, NULL);
     if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
         unlink(path);
     }
@@ -52,22 +52,21 @@ void nd_token_output_remove_left(const char *path)
 {
     char host[65], *folder = NULL, *prefix = NULL;
     const char *slash = strrchr(path, '/');
-    DIR *entries = NULL;
+    nd_fs_names names = {0};
     if (nd_fs_parent(path, &folder) == ND_OK &&
         nd_fs_format(&prefix, "%s.tmp-%s-", slash ? slash + 1 : path, host_name(host)) == ND_OK) {
-        entries = opendir(folder);
+        (void)nd_fs_list(folder, &names);
     }
-    for (struct dirent *entry; entries && (entry = readdir(entries));) {
+    for (int i = 0; i < names.count; i++) {
         char *left = NULL;
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0 &&
-            nd_fs_format(&left, "%s/%s", folder, entry->d_name) == ND_OK) {
+        if (strncmp(names.list[i], prefix, strlen(prefix)) == 0 &&
+            nd_fs_format(&left, "%s/%s", folder, names.list[i]) == ND_OK) {
             remove_if_left(left);
         }
         free(left);
     }
-    if (entries) {
-        closedir(entries);
-    }
+    nd_error_clear(); /* it stays */
+    nd_fs_names_fini(&names);
     free(prefix);
     free(folder);
 }
@@ -81,7 +80,7 @@ static nd_status create(nd_token_output *out, int number)
     out->temporary = NULL;
     ND_TRY(nd_fs_format(&out->temporary, "%s.tmp-%s-%ld-%d", out->path, host_name(host),
                         (long)getpid(), number));
-    out->fd = open(out->temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    out->fd = nd_fs_create(out->temporary, 0666);
     if (out->fd < 0) {
         nd_status status = errno == EEXIST
                                ? ND_OK
@@ -327,7 +326,7 @@ static nd_status write_mask(const nd_megatron_output *out, const nd_token_output
     if (out->mask.spans.count == 0) {
         return ND_OK;
     }
-    ND_TRY(nd_fs_sha256_file(idx->temporary, index_sha256));
+    ND_TRY(nd_sha256_file(idx->temporary, index_sha256));
     ND_TRY(read_bin(out->bin.temporary, bin_sha256));
     ND_TRY(nd_loss_mask_make(&out->mask, &pair, &data, &size));
     nd_status status = write_file(out->mask_path, data, size, mask);

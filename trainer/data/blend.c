@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/hash.h"
 #include "runtime/base/rng.h"
 #include "trainer/data/formats.h"
 #include "trainer/data/mix.h"
@@ -210,7 +211,7 @@ static nd_status digest_sources(const nd_blend *blend, const nd_content_share *a
     if (fclose(lines) != 0 && status == ND_OK) {
         status = nd_fail_memory("the digest of the data");
     }
-    status = status == ND_OK ? nd_fs_sha256(text, bytes, hex) : status;
+    status = status == ND_OK ? nd_sha256(text, bytes, hex) : status;
     free(text);
     return status;
 }

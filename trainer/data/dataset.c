@@ -5,6 +5,7 @@
 
 #include <xxhash.h>
 
+#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "trainer/data/formats.h"
@@ -27,18 +28,22 @@ static const nd_format formats[] = {
 
 static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
 
-static nd_data_format guess_format(const char *path, const char *idx)
+static nd_status guess_format(const char *path, const char *idx, nd_data_format *out)
 {
-    if (nd_corpus_is_rows(path)) {
-        return ND_DATA_JSONL;
-    }
-    if (nd_ends_with(path, ".idx")) {
-        return ND_DATA_MEGATRON;
+    bool magic = false, there = true, indexed = false;
+    *out = nd_corpus_is_rows(path) ? ND_DATA_JSONL : ND_DATA_MEGATRON;
+    if (*out == ND_DATA_JSONL || nd_ends_with(path, ".idx")) {
+        return ND_OK;
     }
     if (nd_ends_with(path, ".bin")) {
-        return nd_llmc_has_magic(path) ? ND_DATA_LLMC : ND_DATA_MEGATRON;
+        ND_TRY(nd_llmc_has_magic(path, &magic));
+        *out = magic ? ND_DATA_LLMC : ND_DATA_MEGATRON;
+        return ND_OK;
     }
-    return !nd_fs_exists(path) && nd_fs_exists(idx) ? ND_DATA_MEGATRON : ND_DATA_TEXT;
+    ND_TRY(nd_fs_exists(path, &there));
+    ND_TRY(nd_fs_exists(idx, &indexed));
+    *out = !there && indexed ? ND_DATA_MEGATRON : ND_DATA_TEXT;
+    return ND_OK;
 }
 
 static nd_status check_tokenizer(const nd_format *format, const char *path, const char *tokenizer,
@@ -79,13 +84,14 @@ static nd_status check_tokenizer(const nd_format *format, const char *path, cons
 
 static nd_status check_exists(const nd_dataset *dataset)
 {
-    return nd_fs_exists(dataset->path)
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "the data file \"%s\" does not exist; set data.path to a file of yours, "
-                         "or make one: scripts/prepare_data writes the default text, "
-                         "scripts/make_tokens.py makes tokens of a text of yours",
-                         dataset->path);
+    bool there = false;
+    ND_TRY(nd_fs_exists(dataset->path, &there));
+    return there ? ND_OK
+                 : nd_fail(ND_ERR_DATA,
+                           "the data file \"%s\" does not exist; set data.path to a file of yours, "
+                           "or make one: scripts/prepare_data writes the default text, "
+                           "scripts/make_tokens.py makes tokens of a text of yours",
+                           dataset->path);
 }
 
 /* A last block of one token has an input but no label, so it is left out. */
@@ -113,8 +119,10 @@ static nd_status set_format(nd_dataset *dataset, const char *path, nd_data_forma
 {
     char *idx = NULL;
     ND_TRY(nd_megatron_path(path, ".idx", &idx));
-    nd_data_format format = asked == ND_DATA_AUTO ? guess_format(path, idx) : asked;
+    nd_data_format format = asked;
+    nd_status status = asked == ND_DATA_AUTO ? guess_format(path, idx, &format) : ND_OK;
     free(idx);
+    ND_TRY(status);
     dataset->format = &formats[format];
     return format == ND_DATA_MEGATRON ? nd_megatron_path(path, ".bin", &dataset->path)
                                       : nd_fs_format(&dataset->path, "%s", path);
@@ -361,7 +369,7 @@ static nd_status digest_cache(const nd_token_cache *cache, char hex[65])
     put_u64(numbers + 24, v->spans);
     nd_status status = nd_bytes_add(&text, numbers, sizeof numbers);
     status = status == ND_OK ? nd_bytes_add(&text, v->sums, v->chunks * 8) : status;
-    status = status == ND_OK ? nd_fs_sha256(text.data, text.count, hex) : status;
+    status = status == ND_OK ? nd_sha256(text.data, text.count, hex) : status;
     free(text.data);
     return status;
 }
@@ -414,7 +422,7 @@ nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
         memcpy(read.out + read.used, dataset->masked->view.digest, ND_LOSS_MASK_DIGEST_BYTES);
         read.used += ND_LOSS_MASK_DIGEST_BYTES;
     }
-    ND_TRY_OUT(nd_fs_sha256(buffer, DIGEST_HEAD + read.used, hex));
+    ND_TRY_OUT(nd_sha256(buffer, DIGEST_HEAD + read.used, hex));
 out:
     free(buffer);
     return status;

@@ -7,7 +7,6 @@
  */
 #include "trainer/data/formats.h"
 
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -129,16 +128,21 @@ static int32_t word(const uint8_t *data, int index)
     return x;
 }
 
-bool nd_llmc_has_magic(const char *path)
+nd_status nd_llmc_has_magic(const char *path, bool *out)
 {
     int32_t magic = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return false;
+    int fd = -1;
+    struct stat st;
+    nd_status status = nd_fs_open(path, ND_ERR_DATA, &fd, &st);
+    *out = false;
+    if (status == ND_OK && st.st_size >= (off_t)sizeof magic) {
+        status = nd_fs_pread(fd, path, &magic, sizeof magic, 0);
+        *out = magic == MAGIC_GPT2 || magic == MAGIC_LLAMA3;
     }
-    bool whole = read(fd, &magic, sizeof magic) == (ssize_t)sizeof magic;
-    close(fd);
-    return whole && (magic == MAGIC_GPT2 || magic == MAGIC_LLAMA3);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status == ND_ERR_DATA ? ND_OK : status; /* no file, which its reader says */
 }
 
 nd_status nd_llmc_open(nd_dataset *dataset)

@@ -5,7 +5,7 @@
  * One row per file format. A dataset is a flat array of ids in a mapped file: text, llm.c,
  * Megatron, or the cache of an encoded text. Private to trainer/data.
  */
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/corpus/loss_mask.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
@@ -114,7 +114,7 @@ void nd_masked_close(nd_masked *masked); /* NULL is legal */
 /* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
 nd_status nd_text_check(const nd_dataset *dataset);
 /* Whether the file begins with one of llm.c's magic numbers. */
-bool nd_llmc_has_magic(const char *path);
+nd_status nd_llmc_has_magic(const char *path, bool *out);
 /* "data/x", "data/x.bin" and "data/x.idx" name the pair data/x.bin and data/x.idx: the path of the
  * one with this suffix. Owned by the caller. */
 nd_status nd_megatron_path(const char *path, const char *suffix, char **out);

@@ -3,10 +3,10 @@
  * are opened and kept in memory. */
 #include "trainer/data/formats.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+
+#include "runtime/base/hash.h"
 
 static nd_status read_mask(nd_dataset *dataset, const char *path, const char *idx)
 {
@@ -23,18 +23,17 @@ static nd_status read_mask(nd_dataset *dataset, const char *path, const char *id
         ND_LOSS_MASK_HEADER_BYTES + 16 * (size_t)dataset->tokens + ND_LOSS_MASK_DIGEST_BYTES;
     ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &data, &size));
     masked->data = (uint8_t *)data;
-    ND_TRY(nd_fs_sha256_file(idx, index_sha256));
+    ND_TRY(nd_sha256_file(idx, index_sha256));
     ND_TRY(nd_loss_mask_bin_sha256(dataset->map.data, dataset->map.size, bin_sha256));
     return nd_loss_mask_parse(masked->data, size, path, &pair, &masked->view);
 }
 
 nd_status nd_masked_open(nd_dataset *dataset, const char *path, const char *idx)
 {
-    struct stat st;
-    if (lstat(path, &st) != 0) { /* a link to nowhere is no reason to count all tokens */
-        return errno == ENOENT || errno == ENAMETOOLONG
-                   ? ND_OK
-                   : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    bool there = false; /* a link to nowhere is no reason to count all tokens */
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
     }
     ND_TRY(ND_ALLOC(1, &dataset->masked));
     return read_mask(dataset, path, idx);

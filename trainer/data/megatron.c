@@ -196,7 +196,9 @@ static nd_status read_index(void *context)
 static nd_status open_index(nd_dataset *dataset, const char *path)
 {
     index_read read = {.dataset = dataset, .path = path};
-    if (!nd_fs_exists(path)) {
+    bool there = false;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\" is taken for Megatron data, but its index \"%s\" is missing; an llm.c "

@@ -1,44 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/generate/model_files.h"
 
-#include <dirent.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
 
-static bool is_folder(const char *path)
+static nd_status has_safetensors(const char *folder, bool *out)
 {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
-static bool has_file(const char *folder, const char *name)
-{
-    char *path = NULL;
-    bool has = nd_fs_format(&path, "%s/%s", folder, name) == ND_OK && nd_fs_exists(path);
-    free(path);
-    return has;
-}
-
-static bool has_safetensors(const char *folder)
-{
-    bool has = false;
-    DIR *dir = opendir(folder);
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e && !has; e = readdir(dir)) {
-        has = nd_ends_with(e->d_name, ".safetensors");
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(folder, &names));
+    *out = false;
+    for (int i = 0; i < names.count; i++) {
+        *out = *out || nd_ends_with(names.list[i], ".safetensors");
     }
-    if (dir) {
-        closedir(dir);
-    }
-    return has;
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 /* Kinds. Each takes `folder`, also after a failure. */
@@ -65,19 +49,26 @@ static nd_status find_side(nd_model_files *m)
     const char *began = setting_of(&m->manifest, "model.path");
     const char *name = setting_of(&m->manifest, "model.name");
     char *parent = NULL, *saved = NULL;
+    bool has = false;
     nd_status status = ND_OK;
-    if (has_file(m->folder, "config.json")) {
+    ND_TRY(nd_fs_has(m->folder, "config.json", &has));
+    if (has) {
         return nd_fs_format(&m->side, "%s", m->folder);
     }
     ND_TRY_OUT(nd_fs_parent(m->folder, &parent));
     ND_TRY_OUT(nd_fs_format(&saved, "%s/model", parent));
-    if (has_file(saved, "config.json")) {
+    ND_TRY_OUT(nd_fs_has(saved, "config.json", &has));
+    if (has) {
         m->side = saved;
         saved = NULL;
-    } else if (began[0] && has_file(began, "config.json")) {
+        goto out;
+    }
+    ND_TRY_OUT(began[0] ? nd_fs_has(began, "config.json", &has) : ND_OK);
+    if (has) {
         ND_TRY_OUT(nd_fs_format(&m->side, "%s", began));
-    } else if (name[0] && nd_hf_cache_find(name, &m->side) != ND_OK) {
-        nd_error_clear(); /* a missing tokenizer is said where one is needed */
+    } else if (name[0]) {
+        status = nd_hf_cache_find(name, &m->side);
+        status = status == ND_ERR_IO ? status : ND_OK; /* a missing tokenizer is said later */
     }
 out:
     free(saved);
@@ -115,9 +106,11 @@ static nd_status open_run(char *run, nd_model_files *out)
     char *inside = NULL;
     int64_t *steps = NULL;
     int count = 0;
+    bool has = false;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&inside, "%s/model", run));
-    if (has_file(inside, "config.json")) {
+    ND_TRY_OUT(nd_fs_has(inside, "config.json", &has));
+    if (has) {
         status = open_folder(inside, out);
         inside = NULL;
         goto out;
@@ -144,22 +137,18 @@ out:
 }
 
 /* The entry of a folder that is nearly called `name`. */
-static void find_near(const char *folder, const char *name, char *near, size_t capacity)
+static nd_status find_near(const char *folder, const char *name, char *near, size_t capacity)
 {
     nd_suggest search;
-    DIR *dir = opendir(folder);
-    near[0] = '\0';
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(folder, &names));
     nd_suggest_init(&search, name);
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        const int before = search.distance;
-        nd_suggest_offer(&search, e->d_name);
-        if (search.distance < before) { /* the entry's memory is the folder's */
-            snprintf(near, capacity, "%s", e->d_name);
-        }
+    for (int i = 0; i < names.count; i++) {
+        nd_suggest_offer(&search, names.list[i]);
     }
-    if (dir) {
-        closedir(dir);
-    }
+    snprintf(near, capacity, "%s", search.best ? search.best : "");
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 /* A path, or ORG/NAME, which looks like one: in a folder that is there it is a path. */
@@ -167,15 +156,20 @@ static nd_status find_in_cache(const char *name, char **out)
 {
     char *parent = NULL, near[256];
     const char *slash = strrchr(name, '/');
+    bool there = false;
     ND_TRY(nd_fs_parent(name, &parent));
-    const bool inside = slash && is_folder(parent);
-    if (!inside && slash && strchr(name, '/') == slash && slash > name && name[0] != '.') {
+    nd_status status = nd_fs_is_folder(parent, &there);
+    const bool inside = slash && there;
+    if (status == ND_OK && !inside && slash && strchr(name, '/') == slash && slash > name &&
+        name[0] != '.') {
         free(parent);
         return nd_hf_cache_find(name, out);
     }
-    find_near(parent, slash ? slash + 1 : name, near, sizeof near);
-    nd_status status =
-        near[0]
+    status =
+        status == ND_OK ? find_near(parent, slash ? slash + 1 : name, near, sizeof near) : status;
+    status =
+        status != ND_OK ? status
+        : near[0]
             ? nd_fail(ND_ERR_CONFIG, "--model \"%.300s\" does not exist; did you mean %s%s%s?",
                       name, slash ? parent : "", slash ? "/" : "", near)
             : nd_fail(ND_ERR_CONFIG,
@@ -189,8 +183,11 @@ static nd_status find_in_cache(const char *name, char **out)
 static nd_status open_any(const char *name, const char *config, nd_model_files *out)
 {
     char *folder = NULL;
-    if (!is_folder(name)) {
-        if (nd_fs_exists(name)) {
+    nd_fs_kind kind;
+    bool manifest = false, model = false, tensors = false;
+    ND_TRY(nd_fs_look(name, &kind, NULL));
+    if (kind != ND_FS_FOLDER) {
+        if (kind != ND_FS_ABSENT) {
             return nd_fail(ND_ERR_CONFIG, "--model \"%s\" is a file; name its folder", name);
         }
         ND_TRY(find_in_cache(name, &folder));
@@ -200,10 +197,17 @@ static nd_status open_any(const char *name, const char *config, nd_model_files *
     for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--) {
         folder[n - 1] = '\0';
     }
-    return has_file(folder, ND_MANIFEST_NAME) ? open_checkpoint(folder, out)
-           : has_file(folder, "config.json")  ? open_folder(folder, out)
-           : has_safetensors(folder)          ? open_dcp(folder, config, out)
-                                              : open_run(folder, out);
+    nd_status status = nd_fs_has(folder, ND_MANIFEST_NAME, &manifest);
+    status = status == ND_OK ? nd_fs_has(folder, "config.json", &model) : status;
+    status = status == ND_OK ? has_safetensors(folder, &tensors) : status;
+    if (status != ND_OK) {
+        free(folder);
+        return status;
+    }
+    return manifest  ? open_checkpoint(folder, out)
+           : model   ? open_folder(folder, out)
+           : tensors ? open_dcp(folder, config, out)
+                     : open_run(folder, out);
 }
 
 nd_status nd_model_files_open(const char *name, const char *config, nd_model_files *out)
@@ -236,6 +240,14 @@ static nd_status open_bytes(const nd_model_files *m, nd_tokenizer **out)
                        (long long)m->shape.vocab);
     }
     return nd_byte_tokenizer_create(out);
+}
+
+/* The tokenizer.json in a folder, or the path itself; owned by the caller. */
+static nd_status path_of(const char *given, char **out)
+{
+    bool folder = false;
+    ND_TRY(nd_fs_is_folder(given, &folder));
+    return nd_fs_format(out, folder ? "%s/tokenizer.json" : "%s", given);
 }
 
 static nd_status open_at(char *path, char **kept, nd_tokenizer **out)
@@ -276,19 +288,21 @@ static nd_status find_of_run(const nd_model_files *m, char **out)
     char *owned = NULL, now[65];
     const char *given = "";
     ND_TRY(m->kind == ND_MODEL_CHECKPOINT ? given_to_run(m, &owned, &given) : ND_OK);
-    nd_status status =
-        given[0] ? nd_fs_format(out, is_folder(given) ? "%s/tokenizer.json" : "%s", given) : ND_OK;
+    nd_status status = given[0] ? path_of(given, out) : ND_OK;
     free(owned);
     if (status != ND_OK || !*out) {
         return status;
     }
     const char *then = nd_manifest_pairs_find(&m->manifest.identity, "tokenizer.json");
-    if (!nd_fs_exists(*out)) {
+    bool there = false;
+    status = nd_fs_exists(*out, &there);
+    if (status == ND_OK && !there) {
         status = nd_fail(ND_ERR_CONFIG,
                          "the run's tokenizer \"%s\" is not found from here; name it with "
                          "--tokenizer, which can also be file: ids without texts",
                          *out);
-    } else if (then && (status = nd_fs_sha256_file(*out, now)) == ND_OK && strcmp(then, now) != 0) {
+    } else if (status == ND_OK && then && (status = nd_sha256_file(*out, now)) == ND_OK &&
+               strcmp(then, now) != 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is not the tokenizer that the run of this checkpoint had (digest "
                          "%.12s, not %.12s); name that one with --tokenizer",
@@ -305,6 +319,7 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
                                    nd_tokenizer **out)
 {
     char *file = NULL;
+    bool there = false;
     *path = NULL;
     *out = NULL;
     if (setting && strcmp(setting, "file") == 0) {
@@ -314,17 +329,21 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
         return open_bytes(m, out);
     }
     if (setting) {
-        ND_TRY(nd_fs_format(&file, is_folder(setting) ? "%s/tokenizer.json" : "%s", setting));
-        if (!nd_fs_exists(file)) {
+        ND_TRY(path_of(setting, &file));
+        nd_status status = nd_fs_exists(file, &there);
+        if (status != ND_OK || !there) {
             free(file);
-            return nd_fail(ND_ERR_CONFIG,
-                           "--tokenizer \"%s\" does not exist; it is bytes, file, or the path of a "
-                           "tokenizer.json or of its folder",
-                           setting);
+            return status != ND_OK ? status
+                                   : nd_fail(ND_ERR_CONFIG,
+                                             "--tokenizer \"%s\" does not exist; it is bytes, "
+                                             "file, or the path of a "
+                                             "tokenizer.json or of its folder",
+                                             setting);
         }
         return open_at(file, path, out);
     }
-    if (m->side && has_file(m->side, "tokenizer.json")) {
+    ND_TRY(m->side ? nd_fs_has(m->side, "tokenizer.json", &there) : ND_OK);
+    if (there) {
         ND_TRY(nd_fs_format(&file, "%s/tokenizer.json", m->side));
         return open_at(file, path, out);
     }
@@ -340,7 +359,9 @@ nd_status nd_model_files_tokenizer(const nd_model_files *m, const char *setting,
 nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
 {
     static const char key[] = "train.sequence_length";
-    char *run = NULL, *path = NULL;
+    enum { RECORD_BYTES_MAX = 64 << 20 };
+    char *run = NULL, *path = NULL, *text = NULL;
+    size_t size = 0;
     *length = 0;
     if (m->kind == ND_MODEL_CHECKPOINT) {
         *length = strtoll(setting_of(&m->manifest, key), NULL, 10);
@@ -348,15 +369,19 @@ nd_status nd_model_files_run_length(const nd_model_files *m, int64_t *length)
     }
     ND_TRY(nd_fs_parent(m->folder, &run));
     nd_status status = nd_fs_format(&path, "%s/run.json", run);
-    free(run);
-    ND_TRY(status);
-    json_t *record = json_load_file(path, 0, NULL); /* without a good one the length is unknown */
-    const json_int_t value =
-        json_integer_value(json_object_get(json_object_get(record, "config"), key));
-    *length = value > 0 ? (int64_t)value : 0;
-    json_decref(record);
+    status =
+        status == ND_OK ? nd_fs_read(path, RECORD_BYTES_MAX, ND_ERR_DATA, &text, &size) : status;
+    if (status == ND_OK) {
+        json_t *record = json_loadb(text, size, 0, NULL);
+        const json_int_t value =
+            json_integer_value(json_object_get(json_object_get(record, "config"), key));
+        *length = value > 0 ? (int64_t)value : 0;
+        json_decref(record);
+    }
+    free(text);
     free(path);
-    return ND_OK;
+    free(run);
+    return status == ND_ERR_DATA ? ND_OK : status; /* without a good one the length is unknown */
 }
 
 /* Weights. */

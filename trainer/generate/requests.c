@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/math.h"
 #include "trainer/text/unicode.h"
@@ -279,7 +279,9 @@ static nd_status read_ends(const char *path, nd_ids *ends)
     char *text = NULL;
     size_t size = 0;
     json_error_t error;
-    if (!nd_fs_exists(path)) {
+    bool there = false;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
         return ND_OK;
     }
     ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/report/event_file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 enum { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 }; /* wire types of protobuf */
 
@@ -394,20 +393,19 @@ nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark ma
 static const char prefix[] = "events.out.tfevents.";
 
 /* Now, in seconds since 1970, or later by one than the newest event file of the folder. */
-static long long stamp_for(const char *folder)
+static nd_status stamp_for(const char *folder, long long *stamp)
 {
-    long long stamp = (long long)time(NULL);
-    DIR *dir = opendir(folder);
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (strncmp(e->d_name, prefix, sizeof prefix - 1) == 0) {
-            long long other = atoll(e->d_name + sizeof prefix - 1);
-            stamp = other >= stamp && other < 9999999999 ? other + 1 : stamp;
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(folder, &names));
+    *stamp = (long long)time(NULL);
+    for (int i = 0; i < names.count; i++) {
+        if (strncmp(names.list[i], prefix, sizeof prefix - 1) == 0) {
+            long long other = atoll(names.list[i] + sizeof prefix - 1);
+            *stamp = other >= *stamp && other < 9999999999 ? other + 1 : *stamp;
         }
     }
-    if (dir) {
-        closedir(dir);
-    }
-    return stamp;
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 static nd_status create(const char *folder, nd_event_file *file)
@@ -416,9 +414,11 @@ static nd_status create(const char *folder, nd_event_file *file)
     ND_TRY(nd_fs_make_folders(folder, "the folder of TensorBoard",
                               "give another folder with --save-dir"));
     gethostname(host, sizeof host - 1);
-    ND_TRY(nd_fs_format(&file->path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp_for(folder),
-                        host, (long long)getpid()));
-    file->fd = open(file->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    long long stamp = 0;
+    ND_TRY(stamp_for(folder, &stamp));
+    ND_TRY(nd_fs_format(&file->path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp, host,
+                        (long long)getpid()));
+    file->fd = nd_fs_update(file->path, O_EXCL | O_APPEND);
     if (file->fd < 0) {
         return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", file->path, strerror(errno));
     }

@@ -7,7 +7,6 @@
  */
 #include "trainer/report/report.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -16,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 
 enum { STANDARD_STREAMS = 3 };
@@ -36,7 +35,9 @@ static nd_status find_script(char **out)
     char *slash = strrchr(self, '/');
     for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
         ND_TRY(nd_fs_format(out, "%.*s/%s/wandb_sync.py", (int)(slash - self), self, places[i]));
-        if (nd_fs_exists(*out)) {
+        bool there = false;
+        ND_TRY(nd_fs_exists(*out, &there));
+        if (there) {
             return ND_OK;
         }
         free(*out);

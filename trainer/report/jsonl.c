@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/config/sources.h"
 
 /* Of a line without losses of sources, and of one with them: each has at most 160 bytes. */
@@ -392,12 +392,12 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
     s->fd = -1;
     s->torn = -1;
     ND_TRY_OUT(nd_fs_format(&s->path, "%s/metrics.jsonl", options->dir));
-    int mode = options->continues ? O_RDWR : O_WRONLY | O_EXCL;
-    s->fd = open(s->path, mode | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    /* A link is not followed: a resume cuts the file, and would cut that of somebody else. */
+    s->fd = nd_fs_update(s->path, options->continues ? O_APPEND : O_APPEND | O_EXCL);
     if (s->fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "%s cannot be created: %s; give another folder with --save-dir", s->path,
-                         errno == EEXIST ? "the folder already holds a run" : strerror(errno));
+                         errno == EEXIST ? "the folder already holds a run" : nd_fs_reason(errno));
         goto out;
     }
     ND_TRY_OUT(options->continues ? cut_half_line(s) : ND_OK);

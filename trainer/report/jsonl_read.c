@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/fs.h"
+
 /* The line looked for lies at most BEFORE_BYTES before `from`, which is room for a step and for a
  * validation of ND_DATA_SOURCES_MAX sources with long names. What counts in a line is in its
  * first PART_BYTES. */
@@ -26,13 +28,14 @@ static void take_line(const char *line, int64_t step, bool *has)
 nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, bool *out)
 {
     char part[PART_BYTES];
-    FILE *f = fopen(path, "re");
+    bool there = false;
+    FILE *f = NULL;
     *out = false;
-    if (!f) {
-        return errno == ENOENT
-                   ? ND_OK
-                   : nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
     }
+    ND_TRY(nd_fs_stream_own(path, ND_ERR_DATA, &f));
     nd_status status = ND_OK;
     if (from > BEFORE_BYTES && fseeko(f, from - BEFORE_BYTES, SEEK_SET) != 0) {
         status = nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 
 enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
 
@@ -24,7 +25,7 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
         (long long)m->max_positions, m->rms_eps, m->init_std, m->tied, (int)m->rope.type,
         m->rope.theta, m->rope.factor, m->rope.low_freq_factor, m->rope.high_freq_factor,
         (long long)m->rope.original_max_positions));
-    nd_status status = nd_fs_sha256(text, strlen(text), hex);
+    nd_status status = nd_sha256(text, strlen(text), hex);
     free(text);
     ND_TRY(status);
     visit(context, "model.config", hex);
@@ -91,7 +92,7 @@ static nd_status compare(const nd_worker *worker, const char *text)
 {
     const nd_identity *id = &worker->identity;
     char own[HEX_BYTES], *all = NULL;
-    ND_TRY(nd_fs_sha256(text, strlen(text), own));
+    ND_TRY(nd_sha256(text, strlen(text), own));
     if (id->rank == 0) {
         ND_TRY(nd_store_set(worker->store, text_key, text, strlen(text)));
     }

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/view/metrics.h"
 

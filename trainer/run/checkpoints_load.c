@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/run/checkpoints_parts.h"
 #include "trainer/weights/weights.h"
@@ -171,9 +171,17 @@ static void say_own_state(const char *source)
 {
     const char *slash = strrchr(source, '/');
     char above[ND_RESUME_PATH_MAX + 16];
+    bool ours = false;
     snprintf(above, sizeof above, "%.*s/" ND_MANIFEST_NAME, slash ? (int)(slash - source) : 0,
              source);
-    if (slash && strcmp(slash + 1, ND_STATE_FOLDER) == 0 && nd_fs_exists(above)) {
+    if (!slash || strcmp(slash + 1, ND_STATE_FOLDER) != 0) {
+        return;
+    }
+    if (nd_fs_exists(above, &ours) != ND_OK) {
+        nd_log_warning("%s", nd_error_last()->message);
+        nd_error_clear();
+    }
+    if (ours) {
         nd_log_warning("%s is the state of a checkpoint of ndtrain, taken as torch's: whether data "
                        "and settings agree is not compared; give the folder above it to go on with "
                        "that run",

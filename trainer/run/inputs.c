@@ -3,9 +3,8 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/corpus/corpus.h"
 
@@ -72,8 +71,10 @@ static nd_status tokenizer_of_model(const char *model_folder, const char *model_
     }
     ND_TRY(model_folder ? nd_fs_format(&folder, "%s", model_folder)
                         : nd_fs_parent(model_config, &folder));
+    bool there = true;
     nd_status status = nd_fs_format(out, "%s/tokenizer.json", folder);
-    if (status == ND_OK && !nd_fs_exists(*out)) {
+    status = status == ND_OK ? nd_fs_exists(*out, &there) : status;
+    if (!there) {
         status = nd_fail(ND_ERR_CONFIG,
                          "data.tokenizer is model, but \"%s\" has no tokenizer.json; name another "
                          "one with data.tokenizer",
@@ -85,11 +86,11 @@ static nd_status tokenizer_of_model(const char *model_folder, const char *model_
 
 static nd_status tokenizer_at(const char *path, char **out)
 {
-    struct stat st;
-    const bool found = stat(path, &st) == 0;
-    ND_TRY(found && S_ISDIR(st.st_mode) ? nd_fs_format(out, "%s/tokenizer.json", path)
-                                        : nd_fs_format(out, "%s", path));
-    if (!nd_fs_exists(*out)) {
+    bool folder = false, there = false;
+    ND_TRY(nd_fs_is_folder(path, &folder));
+    ND_TRY(nd_fs_format(out, folder ? "%s/tokenizer.json" : "%s", path));
+    ND_TRY(nd_fs_exists(*out, &there));
+    if (!there) {
         return nd_fail(ND_ERR_CONFIG,
                        "data.tokenizer is \"%s\", and \"%s\" does not exist; it is bytes, file, "
                        "model, or the path of a tokenizer.json or of its folder",

@@ -2,7 +2,6 @@
 /* Opens what data.path and data.validation_path name. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "runtime/config/sources.h"
 #include "trainer/run/run.h"
@@ -91,12 +90,6 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
                            config->train.sequence_length, out);
 }
 
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 /* Whether all are JSON lines. */
 static bool are_rows(const nd_corpus_files *files)
 {
@@ -154,7 +147,9 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
                               nd_dataset **out)
 {
     nd_corpus_files files = {0};
-    if (!is_folder(path) && !nd_corpus_is_pattern(path)) {
+    bool several = false;
+    ND_TRY(nd_corpus_is_several(path, &several));
+    if (!several) {
         return open_path(config, inputs, path, out);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
@@ -180,7 +175,9 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids)
 {
     nd_corpus_files files = {0};
-    if (!is_folder(path) && !nd_corpus_is_pattern(path)) {
+    bool several = false;
+    ND_TRY(nd_corpus_is_several(path, &several));
+    if (!several) {
         return nd_data_holds_ids(path, config->data.format, ids);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/run/run_folder.h"
 
@@ -42,20 +42,24 @@ void nd_run_model_unmark(const nd_run_files *files)
     }
 }
 
-bool nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype)
+nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype,
+                                 bool *out)
 {
-    char path[4352], text[64], line[64] = "";
+    char path[4352], text[64], *line = NULL;
+    size_t size;
+    bool there = false;
+    *out = false;
     if (!files->dir) {
-        return false;
+        return ND_OK;
     }
     snprintf(path, sizeof path, "%s/model/config.json", files->dir);
-    bool there = nd_fs_exists(path);
+    ND_TRY(nd_fs_exists(path, &there));
     snprintf(path, sizeof path, "%s/%s", files->dir, mark_name);
-    FILE *f = there ? fopen(path, "re") : NULL;
-    if (!f) {
-        return false;
+    ND_TRY(there ? nd_fs_exists(path, &there) : ND_OK);
+    if (there) {
+        ND_TRY(nd_fs_read(path, sizeof text, ND_ERR_DATA, &line, &size));
+        *out = strcmp(line, mark_text(text, step, dtype)) == 0;
+        free(line);
     }
-    bool read = fgets(line, sizeof line, f) != NULL;
-    fclose(f);
-    return read && strcmp(line, mark_text(text, step, dtype)) == 0;
+    return ND_OK;
 }

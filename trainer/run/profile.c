@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/profile.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/run/run_folder.h"
 
@@ -149,7 +150,9 @@ static nd_status append_part(const char *dir, int rank, FILE *out, int *found)
     size_t size = 0;
     ND_TRY(part_path(dir, rank, &path));
     nd_status status = ND_OK;
-    if (nd_fs_exists(path)) {
+    bool there = false;
+    status = nd_fs_exists(path, &there);
+    if (there) {
         status = nd_fs_read(path, PART_BYTES_MAX, ND_ERR_IO, &text, &size);
         *found += status == ND_OK;
         if (status == ND_OK && fwrite(text, 1, size, out) != size) {
@@ -186,9 +189,10 @@ static nd_status put_together(const nd_run_profile *p, const char *dir)
     ND_TRY_OUT(nd_run_file_next(dir, "profile", &path));
     ND_TRY_OUT(nd_fs_format(&folder, "%s/profile", dir));
     ND_TRY_OUT(nd_fs_format(&part, "%s/profile/whole.part", dir));
-    out = fopen(part, "we");
+    unlink(part); /* a process that was killed may have left it */
+    out = nd_fs_stream_new(part);
     if (!out) {
-        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created", part);
+        status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", part, strerror(errno));
         goto out;
     }
     status = write_whole(p, dir, out, &found);

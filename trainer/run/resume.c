@@ -1,39 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/resume.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/run_folder.h"
-
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
-static bool is_link(const char *path)
-{
-    struct stat st;
-    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
-}
-
-static bool has_file(const char *folder, const char *name)
-{
-    char path[ND_RESUME_PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return nd_fs_exists(path);
-}
 
 /* An absolute path without links, which all nodes see alike. */
 static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
@@ -68,7 +47,14 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     char reason[ND_ERROR_MESSAGE_MAX];
     char *aside = NULL;
     nd_status status = nd_error_last()->status;
-    if (status != ND_ERR_DATA || nd_manifest_is_newer(path)) {
+    bool newer = false;
+    if (status != ND_ERR_DATA) {
+        return status;
+    }
+    const nd_error error = *nd_error_last();
+    ND_TRY(nd_manifest_is_newer(path, &newer));
+    nd_error_restore(&error);
+    if (newer) {
         return status;
     }
     snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
@@ -102,7 +88,9 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
             continue;
         }
         status = nd_checkpoint_path(run, steps[i], &path);
-        if (status == ND_OK && nd_checkpoint_is_ours(path)) {
+        bool ours = false;
+        status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
+        if (status == ND_OK && ours) {
             if (nd_manifest_read(path, &manifest) == ND_OK) {
                 *step = steps[i];
             } else {
@@ -136,50 +124,48 @@ static nd_status refuse_link(const nd_resume_search *search, const char *run, in
                                                                       : ND_OK;
 }
 
-/* "checkpoint-100, checkpoint-200", or "none" and false, for messages. */
-static bool list_names(const char *run, char *out, size_t capacity)
+/* "checkpoint-100, checkpoint-200", or "none", for messages; *any: there is one. */
+static nd_status list_names(const char *run, char *out, size_t capacity, bool *any)
 {
     int64_t *steps = NULL;
     int count = 0;
     size_t used = 0;
+    ND_TRY(nd_checkpoint_list(run, &steps, &count));
     snprintf(out, capacity, "none");
-    if (nd_checkpoint_list(run, &steps, &count) != ND_OK) {
-        nd_error_clear();
-    }
     for (int i = count > 8 ? count - 8 : 0; i < count && used < capacity; i++) {
         used += (size_t)snprintf(out + used, capacity - used, "%scheckpoint-%lld", used ? ", " : "",
                                  (long long)steps[i]);
     }
     free(steps);
-    return count > 0;
+    *any = count > 0;
+    return ND_OK;
 }
 
-/* The checkpoints that were set aside as damaged, for messages, and the newest of them; returns
- * their number. */
-static int list_damaged(const char *run, char *out, size_t capacity, char newest[NAME_MAX + 1])
+/* The checkpoints that were set aside as damaged, for messages, and the newest of them, "" where
+ * there is none. */
+static nd_status list_damaged(const char *run, char *out, size_t capacity,
+                              char newest[NAME_MAX + 1])
 {
-    int count = 0;
+    nd_fs_names names;
     size_t used = 0;
     int64_t last = -1;
-    DIR *dir = opendir(run);
-    out[0] = '\0';
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (strncmp(e->d_name, "checkpoint-", 11) == 0 && strstr(e->d_name, ".bad")) {
-            int64_t step = strtoll(e->d_name + 11, NULL, 10);
-            count++;
+    out[0] = newest[0] = '\0';
+    ND_TRY(nd_fs_list(run, &names));
+    for (int i = 0; i < names.count; i++) {
+        const char *name = names.list[i];
+        if (strncmp(name, "checkpoint-", 11) == 0 && strstr(name, ".bad")) {
+            int64_t step = strtoll(name + 11, NULL, 10);
             if (step > last) {
                 last = step;
-                snprintf(newest, NAME_MAX + 1, "%s", e->d_name);
+                snprintf(newest, NAME_MAX + 1, "%s", name);
             }
             used += used < capacity ? (size_t)snprintf(out + used, capacity - used, "%s%s",
-                                                       used ? ", " : "", e->d_name)
+                                                       used ? ", " : "", name)
                                     : 0;
         }
     }
-    if (dir) {
-        closedir(dir);
-    }
-    return count;
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 static nd_status take(nd_resume *out, const char *run, int64_t step)
@@ -224,20 +210,22 @@ static nd_status fail_without_run(const nd_config *config)
 }
 
 /* The folder holds a run: one that ended before its first checkpoint begins again there. */
-static bool holds_run(const char *run)
+static nd_status holds_run(const char *run, bool *out)
 {
-    return has_file(run, "metrics.jsonl") || has_file(run, "run.json");
+    ND_TRY(nd_fs_has(run, "metrics.jsonl", out));
+    return *out ? ND_OK : nd_fs_has(run, "run.json", out);
 }
 
 static nd_status check_run(const nd_config *config, const char *run)
 {
-    return is_folder(run)
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no "
-                         "folder %s; correct --save-dir (output.dir), or leave "
-                         "--resume-from-checkpoint out for a fresh start there",
-                         config->checkpoint.resume, run);
+    bool there = false;
+    ND_TRY(nd_fs_is_folder(run, &there));
+    return there ? ND_OK
+                 : nd_fail(ND_ERR_DATA,
+                           "--resume-from-checkpoint (checkpoint.resume) is %s, but there is no "
+                           "folder %s; correct --save-dir (output.dir), or leave "
+                           "--resume-from-checkpoint out for a fresh start there",
+                           config->checkpoint.resume, run);
 }
 
 /* latest and auto. */
@@ -245,6 +233,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
 {
     char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
     int64_t step = -1;
+    bool more = false, holds = false;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
     ND_TRY(run[0] ? refuse_link(search, run, step) : ND_OK);
@@ -252,8 +241,10 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         out->searched = true;
         return take(out, run, step);
     }
-    if (run[0] && list_damaged(run, names, sizeof names, bad) > 0) {
-        bool more = list_names(run, others, sizeof others);
+    ND_TRY(run[0] ? list_damaged(run, names, sizeof names, bad) : ND_OK);
+    ND_TRY(run[0] ? holds_run(run, &holds) : ND_OK);
+    if (run[0] && bad[0]) {
+        ND_TRY(list_names(run, others, sizeof others, &more));
         return nd_fail(ND_ERR_DATA,
                        "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
                        "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
@@ -263,7 +254,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
                        run, bad);
     }
     if (may_be_fresh) {
-        out->continues = run[0] && holds_run(run);
+        out->continues = holds;
         return out->continues ? absolute(run, out->run) : ND_OK;
     }
     if (!run[0]) {
@@ -273,14 +264,14 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     nd_resume_search said = *search; /* nothing follows that would say why */
     said.previews = false;
     ND_TRY(search->previews ? find_newest(&said, run, &step) : ND_OK);
-    list_names(run, names, sizeof names);
+    ND_TRY(list_names(run, names, sizeof names, &more));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
                    "that can be used (there: "
                    "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
                    "start in another folder%s",
                    search->config->checkpoint.resume, run, names,
-                   holds_run(run) ? ", or give auto to begin this run again in its folder" : "");
+                   holds ? ", or give auto to begin this run again in its folder" : "");
 }
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
@@ -293,9 +284,15 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    bool there = is_folder(path), ours = there && nd_checkpoint_is_ours(path), link = is_link(path);
+    bool ours = false, any;
+    nd_fs_kind kind, target = ND_FS_ABSENT;
+    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
+    status = status == ND_OK ? nd_fs_look(path, &target, NULL) : status;
+    status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
     free(path);
-    if (link && (ours || !there)) {
+    ND_TRY(status);
+    const bool there = target == ND_FS_FOLDER;
+    if (kind == ND_FS_LINK && (ours || !there)) {
         return fail_link(run, step);
     }
     if (ours) {
@@ -308,7 +305,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
                        "with its weights, in another --save-dir",
                        (long long)step, run, (long long)step);
     }
-    list_names(run, names, sizeof names);
+    ND_TRY(list_names(run, names, sizeof names, &any));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %lld, but %s has no "
                    "checkpoint-%lld; the newest there "
@@ -320,31 +317,31 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 
 /* Whether a folder holds safetensors files, whether one has a name that torch DCP gives to a shard,
  * and whether there are files of torch DCP's own form. */
-static void look_for_tensors(const char *folder, bool *any, bool *shards, bool *distcp)
+static nd_status look_for_tensors(const char *folder, bool *any, bool *shards, bool *distcp)
 {
-    DIR *dir = opendir(folder);
+    nd_fs_names names;
     *any = *shards = *distcp = false;
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
-        if (nd_ends_with(e->d_name, ".safetensors")) {
+    ND_TRY(nd_fs_list(folder, &names));
+    for (int i = 0; i < names.count; i++) {
+        if (nd_ends_with(names.list[i], ".safetensors")) {
             *any = true;
-            *shards |= strncmp(e->d_name, "shard-", 6) == 0;
+            *shards |= strncmp(names.list[i], "shard-", 6) == 0;
         }
-        *distcp |= nd_ends_with(e->d_name, ".distcp");
+        *distcp |= nd_ends_with(names.list[i], ".distcp");
     }
-    if (dir) {
-        closedir(dir);
-    }
+    nd_fs_names_fini(&names);
+    return ND_OK;
 }
 
 /* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
 static nd_status is_continued(const nd_config *config, const char *run, bool *out)
 {
     char given[ND_RESUME_PATH_MAX] = "";
-    if (config->output.dir[0] && is_folder(config->output.dir)) {
-        ND_TRY(absolute(config->output.dir, given));
-    }
-    *out =
-        has_file(run, "metrics.jsonl") && (config->output.dir[0] ? strcmp(given, run) == 0 : true);
+    bool there = false;
+    ND_TRY(nd_fs_is_folder(config->output.dir, &there));
+    ND_TRY(there ? absolute(config->output.dir, given) : ND_OK);
+    ND_TRY(nd_fs_has(run, "metrics.jsonl", out));
+    *out = *out && (!config->output.dir[0] || strcmp(given, run) == 0);
     return ND_OK;
 }
 
@@ -387,14 +384,16 @@ static nd_status fail_no_folder(const char *folder)
 
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
-    bool any, shards, distcp, continues;
+    bool any, shards, distcp, continues, there, ours, config;
     int64_t step = -1;
     nd_resume_search inside = *search;
-    if (!is_folder(folder)) {
+    ND_TRY(nd_fs_is_folder(folder, &there));
+    if (!there) {
         return fail_no_folder(folder);
     }
     ND_TRY(absolute(folder, out->source));
-    if (nd_checkpoint_is_ours(out->source)) {
+    ND_TRY(nd_checkpoint_is_ours(out->source, &ours));
+    if (ours) {
         return take_folder(search->config, out->source, out);
     }
     ND_TRY(is_continued(search->config, out->source, &continues));
@@ -409,9 +408,10 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
         ND_TRY(take(out, run, step));
         return take_folder(search->config, out->source, out);
     }
-    look_for_tensors(out->source, &any, &shards, &distcp);
-    bool model = has_file(out->source, "config.json") && !shards;
-    if (any && (model || shards || !has_file(out->source, "config.json"))) {
+    ND_TRY(look_for_tensors(out->source, &any, &shards, &distcp));
+    ND_TRY(nd_fs_has(out->source, "config.json", &config));
+    bool model = config && !shards;
+    if (any && (model || shards || !config)) {
         out->kind = model ? ND_RESUME_MODEL : ND_RESUME_DCP;
         return ND_OK;
     }
@@ -480,11 +480,15 @@ static nd_status set_later_aside(const char *run, int64_t step)
     nd_manifest manifest = {0};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    if (!nd_checkpoint_is_ours(path)) {
+    bool ours = false, newer = false;
+    ND_TRY_OUT(nd_checkpoint_is_ours(path, &ours));
+    if (!ours) {
         goto out;
     }
-    bool damaged = nd_manifest_read(path, &manifest) == ND_ERR_DATA && !nd_manifest_is_newer(path);
-    ND_TRY_OUT(nd_checkpoint_set_aside(run, step, damaged ? "bad" : "old", &aside));
+    status = nd_manifest_read(path, &manifest);
+    const bool damaged = status == ND_ERR_DATA;
+    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : status);
+    ND_TRY_OUT(nd_checkpoint_set_aside(run, step, damaged && !newer ? "bad" : "old", &aside));
     nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
                    (long long)step, aside);
 out:

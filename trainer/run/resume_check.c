@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
 #include "trainer/checkpoint/source.h"
@@ -65,7 +66,7 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
 {
     char text[80];
     if (inputs->tokenizer) { /* first: with another one the data have another digest as well */
-        ND_TRY(nd_fs_sha256_file(inputs->tokenizer, text));
+        ND_TRY(nd_sha256_file(inputs->tokenizer, text));
         ND_TRY(nd_manifest_pairs_add(out, tokenizer_file, text));
     }
     ND_TRY(nd_dataset_digest(inputs->data, text));

@@ -383,10 +383,13 @@ static nd_status is_model_there(run_state *s, bool *out)
     if (!s->checkpoints.resume.continues || step != s->begin) {
         return ND_OK;
     }
-    int64_t there = nd_run_model_is_marked(&s->files, of, s->config->output.dtype);
+    bool marked = false;
+    nd_status status = nd_run_model_is_marked(&s->files, of, s->config->output.dtype, &marked);
+    int64_t there = marked;
     ND_RUN(r, ND_TRACE_COMMUNICATION,
            nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &there, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    ND_TRY(status);
     *out = there != 0;
     if (*out && r->rank == 0) {
         nd_log_info("nothing is left to do after step %lld, and %s/model is that of step %lld",

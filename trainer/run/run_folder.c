@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/run_folder.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/worker/worker.h"
 
@@ -30,11 +29,9 @@ static nd_status make_path(const char *path)
 /* A folder that files can be put into. */
 static nd_status check_writable(const char *dir)
 {
-    struct stat st;
-    if (stat(dir, &st) != 0) {
-        return fail_create(dir);
-    }
-    if (!S_ISDIR(st.st_mode)) {
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(dir, &kind, NULL));
+    if (kind != ND_FS_FOLDER) {
         return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder; %s", dir, advice);
     }
     if (access(dir, W_OK | X_OK) != 0) {
@@ -70,8 +67,10 @@ static nd_status check_no_checkpoint(const char *dir)
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
         char *path = NULL;
+        bool ours = false;
         status = nd_checkpoint_path(dir, steps[i], &path);
-        if (status == ND_OK && nd_checkpoint_is_ours(path)) {
+        status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
+        if (ours) {
             status = fail_holds_run(dir, strrchr(path, '/') + 1);
         }
         free(path);
@@ -86,9 +85,9 @@ static nd_status open_given(const char *dir)
     ND_TRY(make_path(dir));
     ND_TRY(check_writable(dir));
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
-        char path[4352];
-        snprintf(path, sizeof path, "%s/%s", dir, marks[i]);
-        if (access(path, F_OK) == 0) {
+        bool there = false;
+        ND_TRY(nd_fs_has(dir, marks[i], &there));
+        if (there) {
             return fail_holds_run(dir, marks[i]);
         }
     }
@@ -169,26 +168,22 @@ static nd_status has_checkpoints(const char *run, bool *out)
     return ND_OK;
 }
 
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 nd_status nd_run_folder_newest(const nd_config *config, char **out)
 {
     char name[128];
     int64_t newest = 0, hidden = 0; /* hidden: may not be read */
+    nd_fs_names names;
+    nd_status status = ND_OK;
     name_of(config, name);
     *out = NULL;
-    DIR *dir = opendir("runs");
-    nd_status status = ND_OK;
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e && status == ND_OK; e = readdir(dir)) {
-        int64_t number = run_number(e->d_name, name);
+    ND_TRY(nd_fs_list("runs", &names));
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        int64_t number = run_number(names.list[i], name);
         char path[300];
-        bool has = false;
-        snprintf(path, sizeof path, "runs/%s", e->d_name);
-        if (number <= newest || !is_folder(path)) {
+        bool has = false, folder = false;
+        snprintf(path, sizeof path, "runs/%s", names.list[i]);
+        status = number > newest ? nd_fs_is_folder(path, &folder) : ND_OK;
+        if (!folder) {
             continue;
         }
         if (access(path, R_OK | X_OK) != 0 && errno == EACCES) {
@@ -202,9 +197,7 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
             status = nd_fs_format(out, "%s", path);
         }
     }
-    if (dir) {
-        closedir(dir);
-    }
+    nd_fs_names_fini(&names);
     if (status == ND_OK && hidden > newest) {
         nd_log_warning("runs/%s-%lld may not be read, and is passed over in the search for the "
                        "newest run",
@@ -337,7 +330,7 @@ static int64_t resident_bytes(void)
 {
     char line[256];
     long long kib, total = 0;
-    FILE *f = fopen("/proc/self/status", "re");
+    FILE *f = nd_fs_stream_kernel("/proc/self/status");
     while (f && fgets(line, sizeof line, f)) {
         if (sscanf(line, "RssAnon: %lld kB", &kib) == 1 ||
             sscanf(line, "RssShmem: %lld kB", &kib) == 1) {
@@ -395,8 +388,10 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
     if (!files->continues) {
         return ND_OK;
     }
+    bool there = false;
     ND_TRY(nd_fs_format(&path, "%s/%s", files->dir, name));
-    nd_status status = nd_fs_exists(path) ? nd_fs_set_aside(path, "old", NULL) : ND_OK;
+    nd_status status = nd_fs_exists(path, &there);
+    status = status == ND_OK && there ? nd_fs_set_aside(path, "old", NULL) : status;
     free(path);
     return status;
 }
@@ -407,8 +402,10 @@ void nd_run_files_forget(const nd_run_files *files)
     for (int i = 0; files->dir && !files->continues && i < 2; i++) {
         char path[4352];
         struct stat st;
+        nd_fs_kind kind;
         snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);
-        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && (i == 0 || st.st_size == 0)) {
+        if (nd_fs_look_at_link(path, &kind, &st) == ND_OK && kind == ND_FS_FILE &&
+            (i == 0 || st.st_size == 0)) {
             unlink(path);
         }
     }

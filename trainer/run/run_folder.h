@@ -124,7 +124,8 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
  */
 void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
 void nd_run_model_unmark(const nd_run_files *files);
-bool nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
+nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype,
+                                 bool *out);
 /* Rank 0 of a fresh run that could not load its source, or whose folder some rank does not see:
  * removes its run.json and its metrics.jsonl,
  * which is still empty, so that the folder can be used again. */

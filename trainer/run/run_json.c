@@ -9,7 +9,7 @@
 
 #include "kernels/ops.h"
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/comm/comm.h"
 
@@ -180,11 +180,14 @@ static nd_status build(const nd_run_record *record, json_t **out)
 
 nd_status nd_run_file_next(const char *dir, const char *name, char **out)
 {
+    bool there = false;
     ND_TRY(nd_fs_format(out, "%s/%s.json", dir, name));
-    for (int n = 2; nd_fs_exists(*out) && n < 1000000; n++) {
+    ND_TRY(nd_fs_exists(*out, &there));
+    for (int n = 2; there && n < 1000000; n++) {
         free(*out);
         *out = NULL;
         ND_TRY(nd_fs_format(out, "%s/%s-%d.json", dir, name, n));
+        ND_TRY(nd_fs_exists(*out, &there));
     }
     return ND_OK;
 }
@@ -196,7 +199,9 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
     nd_status status = ND_OK;
     ND_TRY_OUT(continues ? nd_run_file_next(dir, "run", &path)
                          : nd_fs_format(&path, "%s/run.json", dir));
-    if (nd_fs_exists(path)) {
+    bool there = false;
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (there) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "%s exists: the folder already holds a run; give another folder "
                          "with --save-dir",

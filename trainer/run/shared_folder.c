@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 /* What the ranks learn from rank 0. */
 typedef struct shared_folder {
@@ -93,15 +93,17 @@ static bool sees_mark(const nd_run_checkpoints *c, const char *mark)
 static nd_status look(const nd_run_checkpoints *c, const char *mark)
 {
     const nd_identity *identity = &c->context->worker->identity;
+    bool there = false;
     if (sees_mark(c, mark)) {
         return ND_OK;
     }
+    ND_TRY(nd_fs_exists(c->run, &there));
     return nd_fail(ND_ERR_CANTCREATE,
                    "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
                    "nodes write their part of a checkpoint to it, so give a folder of a shared "
                    "file system as --save-dir (output.dir)",
-                   identity->rank, identity->host,
-                   nd_fs_exists(c->run) ? "another folder is" : "nothing is", c->run);
+                   identity->rank, identity->host, there ? "another folder is" : "nothing is",
+                   c->run);
 }
 
 /* Every rank's look; all learn how those of the others ended. */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Opens a tokenizer.json, and answers what is asked about its tokens. */
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/text/read.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/tune/measure.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "trainer/view/metric_lines.h"
 
 /* PART_BYTES: below this, one more thread costs more than it saves. */

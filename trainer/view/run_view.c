@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/config/config.h"
 #include "trainer/view/curve.h"
@@ -27,8 +26,11 @@ static nd_status newest_file(const char *dir, const char *name, char **out, int 
     for (int n = 1; n < 1000000; n++) {
         ND_TRY(n == 1 ? nd_fs_format(&path, "%s/%s.json", dir, name)
                       : nd_fs_format(&path, "%s/%s-%d.json", dir, name, n));
-        if (!nd_fs_exists(path)) {
+        bool there = false;
+        nd_status status = nd_fs_exists(path, &there);
+        if (status != ND_OK || !there) {
             free(path);
+            ND_TRY(status);
             break;
         }
         free(*out);
@@ -70,9 +72,10 @@ static nd_status read_metrics(nd_run_view *v)
 {
     char *path = NULL;
     struct stat st = {0};
+    nd_fs_kind kind = ND_FS_FILE;
     ND_TRY(nd_fs_format(&path, "%s/metrics.jsonl", v->folder));
-    nd_status status = ND_OK;
-    if (stat(path, &st) != 0) {
+    nd_status status = nd_fs_look(path, &kind, &st);
+    if (kind == ND_FS_ABSENT) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" has no metrics.jsonl, so it holds no run; give the folder of a "
                          "run, as ndlaunch prints it",
@@ -93,13 +96,14 @@ static nd_status read_metrics(nd_run_view *v)
 /* The path without slashes at its end; "." and ".." get their full name. */
 static nd_status take_folder(nd_run_view *v, const char *folder)
 {
-    struct stat st;
+    bool there = false;
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/') {
         length--;
     }
     ND_TRY(nd_fs_format(&v->folder, "%.*s", (int)length, folder));
-    if (stat(v->folder, &st) != 0 || !S_ISDIR(st.st_mode)) {
+    ND_TRY(nd_fs_is_folder(v->folder, &there));
+    if (!there) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder; give the folder of a run", v->folder);
     }
     const char *slash = strrchr(v->folder, '/');

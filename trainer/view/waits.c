@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 enum { LINE_BYTES = 1024, WORD = 32 };
 
@@ -176,11 +176,8 @@ nd_status nd_waits_read(const char *path, const nd_mesh *mesh, nd_waits *out)
 {
     reading r = {.mesh = mesh, .waits = {.count = nd_mesh_world_size(mesh)}};
     nd_status status = ND_OK;
-    FILE *in = fopen(path, "re");
-    if (!in) {
-        return nd_fail(nd_fs_blame(errno, ND_ERR_DATA), "%s cannot be opened: %s", path,
-                       strerror(errno));
-    }
+    FILE *in = NULL;
+    ND_TRY(nd_fs_stream_own(path, ND_ERR_DATA, &in));
     ND_TRY_OUT(ND_ALLOC(r.waits.count, &r.waits.ranks));
     ND_TRY_OUT(read_lines(&r, in, path));
     count_all(&r);

@@ -2,32 +2,27 @@
 /* SHA256SUMS of a model folder, in the format of the program sha256sum. */
 #include "trainer/weights/weights.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 
 enum { LIST_BYTES_MAX = 4 << 20, HEX = 64 };
 
 static const char list_name[] = "SHA256SUMS";
 
-static int is_listed(const struct dirent *entry)
-{
-    return entry->d_name[0] != '.' && strcmp(entry->d_name, list_name) != 0;
-}
-
 /* Adds the line of one file; what is not a regular file is left out. */
 static nd_status add_line(FILE *out, const char *folder, const char *name)
 {
     char *path = NULL, hex[HEX + 1];
-    struct stat st;
+    nd_fs_kind kind;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
-    if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
-        ND_TRY_OUT(nd_fs_sha256_file(path, hex));
+    ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
+    if (kind == ND_FS_FILE) {
+        ND_TRY_OUT(nd_sha256_file(path, hex));
         fprintf(out, "%s  %s\n", hex, name);
     }
 out:
@@ -35,14 +30,16 @@ out:
     return status;
 }
 
-static nd_status write_list(const char *folder, struct dirent *const *entries, int count)
+static nd_status write_list(const char *folder, const nd_fs_names *names)
 {
     char *text = NULL, *path = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     nd_status status = out ? ND_OK : nd_fail_memory("SHA256SUMS");
-    for (int i = 0; i < count && status == ND_OK; i++) {
-        status = add_line(out, folder, entries[i]->d_name);
+    for (int i = 0; i < names->count && status == ND_OK; i++) {
+        const char *name = names->list[i];
+        const bool listed = name[0] != '.' && strcmp(name, list_name) != 0;
+        status = listed ? add_line(out, folder, name) : ND_OK;
     }
     if (out && fclose(out) != 0 && status == ND_OK) {
         status = nd_fail_memory("SHA256SUMS");
@@ -58,16 +55,10 @@ out:
 
 nd_status nd_checksums_write(const char *folder)
 {
-    struct dirent **entries = NULL;
-    int count = scandir(folder, &entries, is_listed, alphasort);
-    if (count < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "cannot list \"%s\" to write its SHA256SUMS", folder);
-    }
-    nd_status status = write_list(folder, entries, count);
-    for (int i = 0; i < count; i++) {
-        free(entries[i]);
-    }
-    free(entries);
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(folder, &names));
+    nd_status status = write_list(folder, &names);
+    nd_fs_names_fini(&names);
     return status;
 }
 
@@ -90,14 +81,16 @@ static nd_status verify_file(const char *folder, const char *name, const char *w
     char *path = NULL, hex[HEX + 1];
     nd_status status = ND_OK;
     ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
-    if (!nd_fs_exists(path)) {
+    bool there = false;
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (!there) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is missing, but SHA256SUMS of its folder lists it; copy the whole "
                          "folder again, or set model.verify: false",
                          path);
         goto out;
     }
-    ND_TRY_OUT(nd_fs_sha256_file(path, hex));
+    ND_TRY_OUT(nd_sha256_file(path, hex));
     if (strcasecmp(hex, wanted) != 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is not the file that SHA256SUMS of its folder lists: it was "
@@ -138,8 +131,10 @@ nd_status nd_checksums_verify(const char *folder, int *files)
     size_t size = 0;
     nd_status status = ND_OK;
     *files = 0;
+    bool there = false;
     ND_TRY(nd_fs_format(&path, "%s/%s", folder, list_name));
-    if (nd_fs_exists(path)) {
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (there) {
         ND_TRY_OUT(nd_fs_read(path, LIST_BYTES_MAX, ND_ERR_DATA, &text, &size));
         ND_TRY_OUT(verify_list(folder, path, text, files));
     }

@@ -4,12 +4,11 @@
 #include "trainer/weights/weights.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 
 enum { REF_BYTES_MAX = 4096 };
 
@@ -59,16 +58,15 @@ static nd_status model_folder(const char *hub, const char *name, char **out)
                : nd_fs_format(out, "%s/models--%s", hub, name);
 }
 
-static bool has_config(const char *snapshot)
+static nd_status has_config(const char *snapshot, bool *out)
 {
     char *config = NULL;
-    struct stat st;
-    if (nd_fs_format(&config, "%s/config.json", snapshot) != ND_OK) {
-        return false;
-    }
-    bool found = stat(config, &st) == 0; /* follows the link into blobs/ */
+    nd_fs_kind kind = ND_FS_ABSENT;
+    nd_status status = snapshot ? nd_fs_format(&config, "%s/config.json", snapshot) : ND_OK;
+    status = config ? nd_fs_look(config, &kind, NULL) : status; /* follows the link into blobs/ */
+    *out = kind != ND_FS_ABSENT;
     free(config);
-    return found;
+    return status;
 }
 
 /* The snapshot that refs/main points at; *out is NULL if there is none. */
@@ -78,7 +76,9 @@ static nd_status snapshot_of_main(const char *folder, char **out)
     size_t size = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&ref, "%s/refs/main", folder));
-    if (!nd_fs_exists(ref)) {
+    bool there = false;
+    ND_TRY_OUT(nd_fs_exists(ref, &there));
+    if (!there) {
         goto out;
     }
     ND_TRY_OUT(nd_fs_read(ref, REF_BYTES_MAX, ND_ERR_DATA, &commit, &size));
@@ -98,25 +98,28 @@ static nd_status newest_snapshot(const char *folder, char **out)
     char *snapshots = NULL;
     struct timespec newest = {0};
     ND_TRY(nd_fs_format(&snapshots, "%s/snapshots", folder));
-    DIR *dir = opendir(snapshots);
-    nd_status status = ND_OK;
-    for (struct dirent *e = dir ? readdir(dir) : NULL; e && status == ND_OK; e = readdir(dir)) {
+    nd_fs_names names;
+    nd_status status = nd_fs_list(snapshots, &names);
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
         struct stat st;
-        if (e->d_name[0] == '.' || fstatat(dirfd(dir), e->d_name, &st, 0) != 0) {
+        nd_fs_kind kind = ND_FS_ABSENT;
+        char *path = NULL;
+        if (names.list[i][0] == '.') {
             continue;
         }
-        bool newer = st.st_mtim.tv_sec > newest.tv_sec ||
-                     (st.st_mtim.tv_sec == newest.tv_sec && st.st_mtim.tv_nsec > newest.tv_nsec);
-        if (S_ISDIR(st.st_mode) && newer) {
+        status = nd_fs_format(&path, "%s/%s", snapshots, names.list[i]);
+        status = status == ND_OK ? nd_fs_look(path, &kind, &st) : status;
+        if (kind == ND_FS_FOLDER &&
+            (st.st_mtim.tv_sec > newest.tv_sec ||
+             (st.st_mtim.tv_sec == newest.tv_sec && st.st_mtim.tv_nsec > newest.tv_nsec))) {
             newest = st.st_mtim;
             free(*out);
-            *out = NULL;
-            status = nd_fs_format(out, "%s/%s", snapshots, e->d_name);
+            *out = path;
+            path = NULL;
         }
+        free(path);
     }
-    if (dir) {
-        closedir(dir);
-    }
+    nd_fs_names_fini(&names);
     free(snapshots);
     return status;
 }
@@ -125,18 +128,21 @@ nd_status nd_hf_cache_find(const char *name, char **out)
 {
     nd_status status = ND_OK;
     char *hub = NULL, *folder = NULL, *snapshot = NULL;
+    bool good = false;
     if (!is_model_name(name)) {
         return nd_fail(ND_ERR_CONFIG, "model name \"%.200s\" is not of the form org/name", name);
     }
     ND_TRY_OUT(hub_folder(&hub));
     ND_TRY_OUT(model_folder(hub, name, &folder));
     ND_TRY_OUT(snapshot_of_main(folder, &snapshot));
-    if (!snapshot || !has_config(snapshot)) {
+    ND_TRY_OUT(has_config(snapshot, &good));
+    if (!good) {
         free(snapshot);
         snapshot = NULL;
         ND_TRY_OUT(newest_snapshot(folder, &snapshot));
+        ND_TRY_OUT(has_config(snapshot, &good));
     }
-    if (!snapshot || !has_config(snapshot)) {
+    if (!good) {
         status =
             nd_fail(ND_ERR_DATA,
                     "model \"%s\" is not in the local Hugging Face cache (\"%s\"), and nothing is "

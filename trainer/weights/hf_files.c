@@ -4,9 +4,8 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/text/tokenizer.h"
@@ -71,10 +70,12 @@ uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer)
     for (int i = 0; i < FILE_COUNT; i++) {
         char *path = NULL;
         struct stat st;
+        nd_fs_kind kind;
         if (files[i].tokenizer && !tokenizer) {
             continue;
         }
-        if (nd_fs_format(&path, "%s/%s", folder, files[i].name) == ND_OK && stat(path, &st) == 0) {
+        if (nd_fs_format(&path, "%s/%s", folder, files[i].name) == ND_OK &&
+            nd_fs_look(path, &kind, &st) == ND_OK && kind == ND_FS_FILE) {
             bytes += (uint64_t)st.st_size;
         }
         free(path);
@@ -82,28 +83,80 @@ uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer)
     return bytes;
 }
 
-static nd_status copy_file(const char *from, const char *to)
+/* Whether the folder, or any below it, holds what the path leads to. */
+static bool leads_into(const char *path, const char *folder)
 {
-    char *bytes = NULL;
-    size_t size = 0;
-    if (!nd_fs_exists(from)) {
-        return ND_OK;
+    char *file = realpath(path, NULL), *real = realpath(folder, NULL);
+    const size_t length = real ? strlen(real) : 0;
+    const bool inside = file && real && strncmp(file, real, length) == 0 && file[length] == '/';
+    free(real);
+    free(file);
+    return inside;
+}
+
+/*
+ * The files of the local Hugging Face cache are links from snapshots/COMMIT into blobs/. A link to
+ * anywhere else would put a file of this user, whatever it is, into a model that is meant for
+ * others. Names the reason in the error record.
+ */
+static nd_status check_link(const char *folder, const char *path)
+{
+    char *real = realpath(folder, NULL), *blobs = NULL;
+    nd_fs_kind kind;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
+    if (kind != ND_FS_LINK || leads_into(path, folder)) {
+        goto out;
     }
-    if (nd_fs_read(from, max_file_bytes, ND_ERR_DATA, &bytes, &size) != ND_OK) {
-        nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
-        return ND_OK;
+    ND_TRY_OUT(nd_fs_format(&blobs, "%s/../../blobs", real ? real : ""));
+    ND_TRY_OUT(nd_fs_look_at_link(blobs, &kind, NULL));
+    if (kind != ND_FS_FOLDER || !leads_into(path, blobs)) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" is a link that leads out of its folder; put the file itself there",
+                         path);
     }
-    nd_status status = nd_fs_write_atomic(to, bytes, size);
-    free(bytes);
+out:
+    free(blobs);
+    free(real);
     return status;
 }
 
+/* The copy may be read by no more users than the original. */
+static nd_status read_side_file(const char *path, char **bytes, size_t *size, mode_t *mode)
+{
+    struct stat st;
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(path, &kind, &st));
+    ND_TRY(nd_fs_read(path, max_file_bytes, ND_ERR_DATA, bytes, size));
+    *mode = kind == ND_FS_FILE ? st.st_mode & 0666 : 0600;
+    return ND_OK;
+}
+
+/* A file that cannot be copied is named: it is no reason to lose a trained model. */
 static nd_status copy_named(const char *from, const char *to, const char *name)
 {
-    char *source = NULL, *target = NULL;
-    nd_status status = nd_fs_format(&source, "%s/%s", from, name);
-    status = status == ND_OK ? nd_fs_format(&target, "%s/%s", to, name) : status;
-    status = status == ND_OK ? copy_file(source, target) : status;
+    char *source = NULL, *target = NULL, *bytes = NULL;
+    size_t size = 0;
+    mode_t mode = 0;
+    bool there = true;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&source, "%s/%s", from, name));
+    ND_TRY_OUT(nd_fs_format(&target, "%s/%s", to, name));
+    status = nd_fs_exists(source, &there);
+    if (status == ND_OK && !there) {
+        goto out;
+    }
+    status = status == ND_OK ? check_link(from, source) : status;
+    status = status == ND_OK ? read_side_file(source, &bytes, &size, &mode) : status;
+    if (status != ND_OK) {
+        nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
+        nd_error_clear();
+        status = ND_OK;
+        goto out;
+    }
+    status = nd_fs_write_atomic_as(target, mode, bytes, size);
+out:
+    free(bytes);
     free(target);
     free(source);
     return status;
@@ -124,10 +177,11 @@ nd_status nd_hf_tokenizer_copy(const char *path, const char *to)
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     char *bytes = NULL, *target = NULL, *folder = NULL;
     size_t size = 0;
+    mode_t mode = 0;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_read(path, max_file_bytes, ND_ERR_DATA, &bytes, &size));
+    ND_TRY_OUT(read_side_file(path, &bytes, &size, &mode));
     ND_TRY_OUT(nd_fs_format(&target, "%s/tokenizer.json", to));
-    ND_TRY_OUT(nd_fs_write_atomic(target, bytes, size));
+    ND_TRY_OUT(nd_fs_write_atomic_as(target, mode, bytes, size));
     ND_TRY_OUT(nd_fs_parent(path, &folder));
     for (int i = 1; i < FILE_COUNT && strcmp(name, files[0].name) == 0; i++) {
         if (files[i].tokenizer) {

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
@@ -58,10 +56,7 @@ static nd_status open_file(nd_hf_reader *reader, const char *name)
     file->fd = -1;
     ND_TRY(nd_fs_format(&file->name, "%s", name));
     ND_TRY(nd_fs_format(&file->path, "%s/%s", reader->folder, name));
-    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file->fd < 0) {
-        return nd_fail(ND_ERR_DATA, "cannot open \"%s\": %s", file->path, strerror(errno));
-    }
+    ND_TRY(nd_fs_open(file->path, ND_ERR_DATA, &file->fd, NULL));
     return nd_safetensors_read_header(file->fd, file->path, &file->list);
 }
 
@@ -208,11 +203,14 @@ static nd_status open_weights(nd_hf_reader *reader)
     char *single = NULL, *index = NULL;
     ND_TRY_OUT(nd_fs_format(&single, "%s/model.safetensors", reader->folder));
     ND_TRY_OUT(nd_fs_format(&index, "%s/model.safetensors.index.json", reader->folder));
-    if (nd_fs_exists(single)) {
+    bool one = false, sharded = false;
+    ND_TRY_OUT(nd_fs_exists(single, &one));
+    ND_TRY_OUT(one ? ND_OK : nd_fs_exists(index, &sharded));
+    if (one) {
         ND_TRY_OUT(ND_ALLOC(1, &reader->files));
         ND_TRY_OUT(open_file(reader, "model.safetensors"));
         ND_TRY_OUT(collect_places(reader));
-    } else if (nd_fs_exists(index)) {
+    } else if (sharded) {
         ND_TRY_OUT(read_index(reader, index));
     } else {
         status = nd_fail(
@@ -236,16 +234,19 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
     ND_TRY_OUT(ND_ALLOC(1, &reader));
     ND_TRY_OUT(nd_fs_format(&reader->folder, "%s", folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
-    if (!nd_fs_exists(config)) {
+    bool there = false;
+    ND_TRY_OUT(nd_fs_exists(config, &there));
+    if (!there) {
         free(config);
         config = NULL;
         ND_TRY_OUT(nd_fs_format(&config, "%s/model/config.json", folder));
+        ND_TRY_OUT(nd_fs_exists(config, &there));
         status =
             nd_fail(ND_ERR_DATA,
                     "\"%s\" is not a Hugging Face model folder: it has no config.json%s", folder,
-                    nd_fs_exists(config) ? "; it is the folder of a run, whose model is in its "
-                                           "folder model"
-                                         : "");
+                    there ? "; it is the folder of a run, whose model is in its "
+                            "folder model"
+                          : "");
         goto out;
     }
     ND_TRY_OUT(nd_llama_shape_read(config, &reader->shape));

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -10,7 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "trainer/corpus/corpus.h"
 #include "trainer/weights/coverage.h"
@@ -125,7 +124,7 @@ static nd_status create_file(nd_hf_writer *writer, weight_file *file)
     ND_TRY(nd_safetensors_layout(file->list.tensors, file->list.count, &head, &head_bytes));
     nd_status status = ND_OK;
     uint64_t size = file->list.tensors[file->list.count - 1].end;
-    file->fd = open(file->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    file->fd = nd_fs_create(file->path, 0666);
     if (file->fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", file->path, strerror(errno));
         goto out;
@@ -179,20 +178,19 @@ static nd_status collect_entries(nd_hf_writer *writer, int count)
     return ND_OK;
 }
 
-/* Whether the path is an empty folder, and no link. */
-static bool is_empty_folder(const char *path)
+/* Whether the path is free: nothing is there, or an empty folder that is no link and is taken. */
+static nd_status is_free(const char *path, bool takes_empty, bool *out)
 {
-    struct stat st;
-    int entries = 0;
-    DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
-    if (!dir) {
-        return false;
+    nd_fs_kind kind;
+    nd_fs_names names;
+    ND_TRY(nd_fs_look_at_link(path, &kind, NULL));
+    *out = kind == ND_FS_ABSENT;
+    if (takes_empty && kind == ND_FS_FOLDER) {
+        ND_TRY(nd_fs_list(path, &names));
+        *out = names.count == 0;
+        nd_fs_names_fini(&names);
     }
-    while (entries <= 2 && readdir(dir)) { /* "." and ".." */
-        entries++;
-    }
-    closedir(dir);
-    return entries <= 2;
+    return ND_OK;
 }
 
 static nd_status use_folder_itself(nd_hf_writer *writer)
@@ -211,7 +209,9 @@ static nd_status make_temporary(nd_hf_writer *writer)
         return use_folder_itself(writer);
     }
     ND_TRY_OUT(nd_fs_parent(folder, &parent));
-    if (nd_fs_exists(folder) && !(writer->options.takes_empty && is_empty_folder(folder))) {
+    bool free_name = false;
+    ND_TRY_OUT(is_free(folder, writer->options.takes_empty, &free_name));
+    if (!free_name) {
         status =
             nd_fail(ND_ERR_CANTCREATE,
                     "\"%s\" exists already and is not overwritten; choose another folder, or move "
@@ -221,8 +221,7 @@ static nd_status make_temporary(nd_hf_writer *writer)
     }
     ND_TRY_OUT(
         nd_fs_check_space(parent, writer->tensor_bytes + SMALL_FILES_BYTES, "the trained model"));
-    ND_TRY_OUT(nd_fs_format(&name, "%s.tmp-%d-%llx", folder, (int)getpid(),
-                            (unsigned long long)nd_clock_ns()));
+    ND_TRY_OUT(nd_fs_temporary(folder, &name));
     if (mkdir(name, 0777) != 0) {
         status =
             nd_fail(ND_ERR_CANTCREATE,
@@ -300,7 +299,7 @@ void nd_hf_writer_abort(nd_hf_writer *writer)
         return;
     }
     if (writer->temporary && !writer->options.inside) {
-        nd_fs_remove_flat_folder(writer->temporary);
+        nd_fs_remove_tree(writer->temporary);
     }
     destroy(writer);
 }

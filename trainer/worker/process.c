@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/process.h"
 #include "trainer/worker/worker.h"
 
@@ -89,7 +90,7 @@ nd_status nd_command_line_read(int pid, nd_command_line *out)
     nd_command_line line = {0};
     size_t size = 0;
     snprintf(path, sizeof path, "/proc/%d/cmdline", pid);
-    FILE *in = fopen(path, "re");
+    FILE *in = nd_fs_stream_kernel(path);
     if (!in) {
         return nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno));
     }

@@ -21,7 +21,8 @@
 #include <unistd.h>
 
 #include "launcher/roster.h"
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/yaml.h"
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
@@ -234,8 +235,8 @@ static nd_status write_and_read(void)
     status = status == ND_OK ? nd_fs_write_atomic(path, "text", 4) : status;
     status = status == ND_OK ? nd_fs_parent(path, &parent) : status;
     status = status == ND_OK ? nd_fs_read(path, 100, ND_ERR_DATA, &text, &bytes) : status;
-    status = status == ND_OK ? nd_fs_sha256_file(path, hex) : status;
-    status = status == ND_OK ? nd_fs_sha256("text", 4, hex) : status;
+    status = status == ND_OK ? nd_sha256_file(path, hex) : status;
+    status = status == ND_OK ? nd_sha256("text", 4, hex) : status;
     free(path);
     free(parent);
     free(text);

@@ -61,7 +61,7 @@ Test(shm_folder, a_link_is_not_followed)
     tempdir_make(&dir);
     const char *file = tempdir_write(&dir, "kept", "x", 1);
     make_dead(dead);
-    nd_fs_remove_flat_folder(dead);
+    nd_fs_remove_tree(dead);
     cr_assert_eq(symlink(dir.path, dead), 0);
     nd_shm_folders_clean();
     cr_expect_eq(access(file, F_OK), 0);

@@ -2,7 +2,7 @@
 /* The configurations in configs/: each is read and resolved, and its model fits its mesh. */
 #include "support.h"
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
 #include "trainer/layout/layout.h"
 

@@ -78,13 +78,13 @@ Test(key, other_sizes_modes_and_kinds_are_refused)
         cr_assert_eq(chmod(dir.name, modes[i]), 0);
         assert_fails(nd_key_read_file(dir.name, key), ND_ERR_CONFIG, "--make-key");
     }
-    assert_fails(nd_key_read_file(dir.path, key), ND_ERR_CONFIG, "not a regular file");
+    assert_fails(nd_key_read_file(dir.path, key), ND_ERR_CONFIG, "is a folder, not a file");
     /* Another user's file: root gives one away, others look at one of root's. */
     const char *other =
         geteuid() == 0 ? write_private("other", bytes, ND_KEY_BYTES) : "/etc/passwd";
     cr_assert(geteuid() != 0 || chown(other, 65534, 65534) == 0);
     assert_fails(nd_key_read_file(other, key), ND_ERR_CONFIG, "belongs to user");
-    assert_fails(nd_key_read_file("/nonexistent/key", key), ND_ERR_CONFIG, "cannot be read");
+    assert_fails(nd_key_read_file("/nonexistent/key", key), ND_ERR_CONFIG, "cannot open");
 }
 
 /* Moves ciphertext from one end to the other. */

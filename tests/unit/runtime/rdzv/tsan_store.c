@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/rng.h"
 #include "runtime/rdzv/call_limit.h"
 #include "runtime/rdzv/key.h"
@@ -142,6 +142,6 @@ int main(void)
     int failures = run_job("a store in rank 0", false);
     failures += run_job("another one after it", false);
     failures += run_job("a rank that leaves without a goodbye", true);
-    nd_fs_remove_flat_folder(folder);
+    nd_fs_remove_tree(folder);
     return failures > 0;
 }

@@ -22,7 +22,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(damage, .init = setup, .fini = teardown, .timeout = 250);

@@ -21,7 +21,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(diff, .init = setup, .fini = teardown);
@@ -193,7 +193,7 @@ Test(diff, a_hugging_face_folder_has_weights_only)
     assert_ok(nd_checkpoint_diff(sides, &verified, note, &f, &totals));
     cr_assert_eq(f.count, 0);
     cr_assert_eq(totals.arrays, 30);
-    nd_checkpoint_abandon(out);
+    nd_fs_remove_tree(out);
     options.dtype = ND_DTYPE_BF16; /* 24 bits rounded to 8 */
     assert_ok(nd_checkpoint_export(a.path, &a.manifest, &options));
     assert_ok(nd_checkpoint_diff(sides, &verified, ignore, NULL, &totals));

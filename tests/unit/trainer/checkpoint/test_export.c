@@ -23,7 +23,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(export, .init = setup, .fini = teardown);
@@ -36,7 +36,7 @@ static fake_saved save(const nd_mesh *mesh, bool tied, int64_t step)
 
 static bool exists(const char *name)
 {
-    return nd_fs_exists(tempdir_file(&dir, name));
+    return tempdir_has_path(tempdir_file(&dir, name));
 }
 
 /* Every element of every tensor is the one that the checkpoint has. */
@@ -76,7 +76,7 @@ Test(export, any_mesh_gives_the_same_model)
         nd_export_options options = {.out = out, .dtype = dtype, .verify = i % 2 == 0};
         assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
         check_model(out, &s.manifest, dtype);
-        nd_checkpoint_abandon(out);
+        nd_fs_remove_tree(out);
         fake_forget(&s);
     }
 }
@@ -118,7 +118,7 @@ Test(export, takes_no_folder_that_holds_something)
     cr_assert_eq(unlink(tempdir_file(&dir, "model/mine")), 0);
     assert_ok(nd_checkpoint_export(s.path, &s.manifest, &options));
     check_model(out, &s.manifest, ND_DTYPE_F32);
-    nd_checkpoint_abandon(out);
+    nd_fs_remove_tree(out);
     cr_assert_eq(mkdir(tempdir_file(&dir, "empty"), 0777), 0);
     cr_assert_eq(symlink("empty", out), 0);
     assert_fails(nd_checkpoint_export(s.path, &s.manifest, &options), ND_ERR_CANTCREATE,
@@ -139,7 +139,7 @@ Test(export, of_a_damaged_checkpoint_leaves_nothing)
     cr_assert_eq(pwrite(fd, "x", 1, 9000), 1);
     close(fd);
     assert_fails(nd_checkpoint_export(s.path, &s.manifest, &options), ND_ERR_DATA, "is damaged");
-    nd_checkpoint_abandon(s.path);
+    nd_fs_remove_tree(s.path);
     cr_assert_eq(rmdir(dir.path), 0, "something is left");
     cr_assert_eq(mkdir(dir.path, 0777), 0);
     fake_forget(&s);

@@ -22,7 +22,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(folder, .init = setup, .fini = teardown);
@@ -41,7 +41,7 @@ static void make(const char *name)
 
 static bool exists(const char *name)
 {
-    return nd_fs_exists(tempdir_file(&dir, name));
+    return tempdir_has_path(tempdir_file(&dir, name));
 }
 
 /* "1 5 10 " */
@@ -123,7 +123,7 @@ Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
     char *temporary = begin(4, "test");
     cr_assert(exists(".tmp-checkpoint-4-test/state"));
     cr_assert_str_eq(listed(), "3 ");
-    nd_checkpoint_abandon(temporary);
+    nd_fs_remove_tree(temporary);
     cr_assert_not(exists(".tmp-checkpoint-4-test"));
     free(temporary);
 }

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "tests/support/tempdir.h"
 #include "trainer/checkpoint/hashes.h"
 
@@ -61,7 +62,7 @@ Test(hashes, digests_are_those_of_the_public_functions)
     assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, "", 0, text));
     cr_assert_str_eq(text, "xxh3:99aa06d3014798d86001c324468d497f"); /* of xxhsum -H2 */
     assert_ok(nd_digest_text(ND_CHECKSUM_SHA256, "abc", 3, text));
-    assert_ok(nd_fs_sha256("abc", 3, hex));
+    assert_ok(nd_sha256("abc", 3, hex));
     cr_assert_str_eq(text + 7, hex);
     cr_assert(nd_digest_text_is_valid(text));
     cr_assert_not(nd_digest_text_is_valid("xxh3:99aa06d3014798d86001c324468d497"));

@@ -19,7 +19,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(retention, .init = setup, .fini = teardown);
@@ -46,7 +46,7 @@ static void damage(const char *name)
 
 static bool exists(const char *name)
 {
-    return nd_fs_exists(tempdir_file(&dir, name));
+    return tempdir_has_path(tempdir_file(&dir, name));
 }
 
 static int prune(int64_t keep_last)

@@ -93,5 +93,5 @@ Test(state_file, pages_that_wait_for_the_disk_are_bounded)
     the_disk.there = false;
     free(hashed.digests);
     free(data);
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }

@@ -18,7 +18,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(tensors, .init = setup, .fini = teardown);

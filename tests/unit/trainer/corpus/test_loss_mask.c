@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/base/hash.h"
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/loss_mask.h"
 #include "trainer/corpus/token_file.h"
@@ -49,7 +50,7 @@ Test(loss_mask, its_bytes)
     cr_expect_eq(memcmp(data + sizeof numbers + DIGEST, bin_sha256, DIGEST), 0);
     cr_expect_eq(memcmp(data + HEADER, spans, sizeof spans), 0);
     char hex[65];
-    assert_ok(nd_fs_sha256(data, HEADER + sizeof spans, hex));
+    assert_ok(nd_sha256(data, HEADER + sizeof spans, hex));
     cr_expect_eq(memcmp(data + HEADER + sizeof spans, hex, DIGEST), 0);
     assert_ok(parse(data, size, &view));
     cr_expect_eq(view.tokens, 20);
@@ -126,7 +127,7 @@ Test(loss_mask, one_of_version_1_is_read)
     data[8] = 1;
     size -= DIGEST;
     memmove(data + HEADER_V1, data + HEADER, size - HEADER);
-    assert_ok(nd_fs_sha256(data, size - DIGEST, hex));
+    assert_ok(nd_sha256(data, size - DIGEST, hex));
     memcpy(data + size - DIGEST, hex, DIGEST);
     assert_ok(parse(data, size, &view));
     cr_expect_eq(view.ignored, 14);
@@ -191,7 +192,7 @@ Test(loss_mask, spans_that_cannot_be_are_refused)
         make(&data, &size);
         memcpy(data + 32, &cases[i].ignored, 8);
         memcpy(data + HEADER, cases[i].spans, sizeof cases[i].spans);
-        assert_ok(nd_fs_sha256(data, size - DIGEST, hex));
+        assert_ok(nd_sha256(data, size - DIGEST, hex));
         memcpy(data + size - DIGEST, hex, DIGEST);
         assert_fails(parse(data, size, &view), ND_ERR_DATA, cases[i].words);
         free(data);
@@ -243,10 +244,10 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
     size_t size, idx_size;
     nd_loss_mask_view view;
     assert_ok(write_files(spans, NULL));
-    assert_ok(nd_fs_sha256((const uint16_t[]){1, 2, 3, 4, 5}, 10, bin_hex));
+    assert_ok(nd_sha256((const uint16_t[]){1, 2, 3, 4, 5}, 10, bin_hex));
     assert_ok(nd_fs_read(tempdir_file(&dir, "p.mask"), 1000, ND_ERR_DATA, &data, &size));
     assert_ok(nd_fs_read(tempdir_file(&dir, "p.idx"), 1000, ND_ERR_DATA, &idx, &idx_size));
-    assert_ok(nd_fs_sha256(idx, idx_size, hex));
+    assert_ok(nd_sha256(idx, idx_size, hex));
     assert_ok(nd_loss_mask_parse((uint8_t *)data, size, "p.mask",
                                  &(nd_loss_mask_pair){"p.bin", "p.idx", 5, hex, bin_hex}, &view));
     cr_expect_eq(view.spans, 1);
@@ -255,16 +256,16 @@ Test(masked_files, have_a_mask_when_tokens_do_not_count)
     free(idx);
     /* A pair that counts all tokens has none: the old one would belong to other files. */
     assert_ok(write_files(NULL, NULL));
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "p.mask")));
-    cr_expect(nd_fs_exists(tempdir_file(&dir, "p.idx")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.mask")));
+    cr_expect(tempdir_has_path(tempdir_file(&dir, "p.idx")));
 }
 
 Test(masked_files, of_which_no_token_counts_are_not_written)
 {
     static int32_t spans[2][2] = {{0, 3}, {0, 2}};
     assert_fails(write_files(spans, NULL), ND_ERR_DATA, "none of the 5 tokens counts");
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "p.bin")));
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "p.mask")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.bin")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.mask")));
 }
 
 /* A folder has the name of the mask. */
@@ -277,7 +278,7 @@ Test(masked_files, appear_together_or_not_at_all)
 {
     static int32_t spans[2][2] = {{2, 3}, {0, 1}};
     assert_fails(write_files(spans, block_mask), ND_ERR_CANTCREATE, "cannot be replaced");
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "p.bin")));
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "p.idx")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.bin")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "p.idx")));
     cr_assert_eq(rmdir(tempdir_file(&dir, "p.mask")), 0);
 }

@@ -586,9 +586,9 @@ Test(token_cache, only_files_that_nobody_writes_are_removed)
     cr_assert_eq(flock(written, LOCK_EX), 0);
     nd_cache_lock_release(&lock, ND_OK);
     nd_token_cache_close(open_cache());
-    cr_expect_not(nd_fs_exists(path[0]));
-    cr_expect(nd_fs_exists(path[1]));
-    cr_expect(nd_fs_exists(path[2]));
+    cr_expect_not(tempdir_has_path(path[0]));
+    cr_expect(tempdir_has_path(path[1]));
+    cr_expect(tempdir_has_path(path[2]));
     close(written);
     nd_cache_key_fini(&key);
 }
@@ -608,7 +608,7 @@ Test(token_cache, a_new_file_that_another_process_locks_is_left_to_it)
     assert_ok(nd_token_output_sync(&out));
     assert_ok(nd_token_output_rename(&out));
     nd_token_output_fini(&out);
-    cr_expect(nd_fs_exists(path));
+    cr_expect(tempdir_has_path(path));
 }
 
 /* What the name depends on. */
@@ -832,7 +832,7 @@ Test(token_cache, megatron_files)
     assert_ok(nd_megatron_output_open(prefix, 65499, &out));
     assert_ok(nd_megatron_output_write(&out, &first));
     assert_ok(nd_megatron_output_write(&out, &second));
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, "out.bin")));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, "out.bin")));
     assert_ok(nd_megatron_output_commit(&out));
     nd_megatron_output_fini(&out);
     assert_ok(nd_fs_read(tempdir_file(&dir, "out.bin"), 1000, ND_ERR_DATA, &data, &size));
@@ -856,7 +856,7 @@ Test(token_cache, megatron_files)
     snprintf(left, sizeof left, "out.idx.tmp-%s-1-0", host);
     tempdir_write(&dir, left, "x", 1);
     assert_ok(nd_megatron_output_open(prefix, 65499, &out));
-    cr_expect_not(nd_fs_exists(tempdir_file(&dir, left)));
+    cr_expect_not(tempdir_has_path(tempdir_file(&dir, left)));
     assert_ok(nd_megatron_output_write(&out, &second));
     assert_ok(nd_megatron_output_commit(&out));
     nd_megatron_output_fini(&out);

@@ -113,7 +113,7 @@ Test(encoded, its_facts_name_the_cache_and_count_the_documents)
     cr_assert_eq(facts.documents, 6);
     cr_assert_not_null(facts.cache);
     cr_assert_eq(strncmp(facts.cache, dir.path, strlen(dir.path)), 0, "%s", facts.cache);
-    cr_assert(nd_fs_exists(facts.cache), "%s", facts.cache);
+    cr_assert(tempdir_has_path(facts.cache), "%s", facts.cache);
     nd_dataset_close(dataset);
 }
 

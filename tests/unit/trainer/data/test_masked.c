@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/hash.h"
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/formats.h"
@@ -168,8 +169,8 @@ Test(masked, a_mask_that_is_damaged_foreign_or_no_file_is_refused)
     nd_loss_mask made = {0};
     nd_bytes file = {0};
     char index[65], tokens[65];
-    assert_ok(nd_fs_sha256_file(tempdir_file(&dir, "p.idx"), index));
-    assert_ok(nd_fs_sha256_file(tempdir_file(&dir, "p.bin"), tokens));
+    assert_ok(nd_sha256_file(tempdir_file(&dir, "p.idx"), index));
+    assert_ok(nd_sha256_file(tempdir_file(&dir, "p.bin"), tokens));
     const nd_loss_mask_pair pair = {.tokens = TOKENS, .index_sha256 = index, .bin_sha256 = tokens};
     assert_ok(nd_loss_mask_add(&made, (uint64_t)all[0], (uint64_t)all[1]));
     assert_ok(nd_loss_mask_make(&made, &pair, &file.data, &file.count));

@@ -102,7 +102,7 @@ Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
                  nd_error_last()->message);
     cr_expect(best.step == 8 && best.loss == 1.0 && best.stale == 2);
     cr_expect(best.saved_step == 12 && best.saved_loss == 2.0);
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
     cr_expect_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_ERR_DATA);
 }
 

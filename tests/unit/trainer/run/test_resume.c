@@ -20,7 +20,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nd_checkpoint_abandon(dir.path);
+    nd_fs_remove_tree(dir.path);
 }
 
 TestSuite(resume, .init = setup, .fini = teardown);
@@ -34,7 +34,7 @@ static void save(int64_t step)
 
 static bool exists(const char *name)
 {
-    return nd_fs_exists(tempdir_file(&dir, name));
+    return tempdir_has_path(tempdir_file(&dir, name));
 }
 
 /* As rank 0 searches, in the folder `run` (output.dir). below: only checkpoints before that step;
@@ -177,12 +177,12 @@ Test(resume, names_a_link_and_follows_it_into_another_run_only)
         }
         assert_fails(find("/nonexistent/fork", dir.path), ND_ERR_DATA, "checkpoint-6 is a link");
         if (older) {
-            nd_checkpoint_abandon(tempdir_file(&dir, "checkpoint-4"));
+            nd_fs_remove_tree(tempdir_file(&dir, "checkpoint-4"));
         }
     }
     assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
     cr_assert(found.kind == ND_RESUME_CHECKPOINT && found.step == 6 && !found.continues);
-    nd_checkpoint_abandon(big); /* a disk that is not mounted */
+    nd_fs_remove_tree(big); /* a disk that is not mounted */
     for (int i = 0; i < 3; i++) {
         assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link, and");
     }

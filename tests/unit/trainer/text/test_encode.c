@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/hash.h"
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
@@ -426,13 +427,13 @@ Test(text_encode, goldens_belong_to_a_version_of_the_code)
     for (int i = 0; i < count; i++) {
         if (strstr(entries[i]->d_name, ".json")) {
             snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
-            assert_ok(nd_fs_sha256_file(path, hex));
+            assert_ok(nd_sha256_file(path, hex));
             assert_ok(nd_bytes_add(&all, hex, sizeof hex));
         }
         free(entries[i]);
     }
     free(entries);
-    assert_ok(nd_fs_sha256(all.data, all.count, hex));
+    assert_ok(nd_sha256(all.data, all.count, hex));
     free(all.data);
     cr_expect(ND_TEXT_VERSION == 4 && strcmp(hex, sum) == 0,
               "the goldens or ND_TEXT_VERSION changed: a change that gives a text other ids raises "

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/proof_texts.h"
 #include "trainer/text/tokenizer.h"
@@ -52,7 +53,7 @@ static void digest_chunk(const nd_tokenizer *tokenizer, int alphabet, int chunk,
         nd_encoder_destroy(encoder);
     }
     const nd_bytes *all = tokenizer ? &ids : &records;
-    assert_ok(nd_fs_sha256(all->data, all->count, hex));
+    assert_ok(nd_sha256(all->data, all->count, hex));
     hex[DIGEST] = '\0';
     free(records.data);
     free(ids.data);
@@ -119,7 +120,7 @@ static nd_tokenizer *open_file(const char *name, const char *sha256)
         fprintf(stderr, "skipped: digests of %s: ND_TEXT_FILES has no %s.json\n", name, name);
         return NULL;
     }
-    assert_ok(nd_fs_sha256_file(path, hex));
+    assert_ok(nd_sha256_file(path, hex));
     cr_assert_str_eq(hex, sha256, "%s is not the file that proofs.txt was made with", path);
     assert_ok(nd_tokenizer_open(path, &tokenizer));
     return tokenizer;

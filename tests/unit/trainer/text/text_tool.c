@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fsio.h"
+#include "runtime/base/fs.h"
 #include "tests/unit/trainer/text/proof_texts.h"
 #include "trainer/text/buffer.h"
 #include "trainer/text/regex.h"

@@ -1,0 +1,452 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/base/fs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+
+static _Thread_local atomic_llong *thread_beat;
+
+void nd_fs_set_beat(atomic_llong *beat)
+{
+    thread_beat = beat;
+}
+
+void nd_fs_beat(void)
+{
+    if (thread_beat) {
+        atomic_store(thread_beat, nd_clock_ns());
+    }
+}
+
+/* Looking. */
+
+static bool is_absent(int code)
+{
+    return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG;
+}
+
+static nd_status look(const char *path, int flags, nd_fs_kind *kind, struct stat *out)
+{
+    struct stat st;
+    *kind = ND_FS_ABSENT;
+    if (fstatat(AT_FDCWD, path, &st, flags) != 0) {
+        return is_absent(errno)
+                   ? ND_OK
+                   : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    }
+    *kind = S_ISREG(st.st_mode)   ? ND_FS_FILE
+            : S_ISDIR(st.st_mode) ? ND_FS_FOLDER
+            : S_ISLNK(st.st_mode) ? ND_FS_LINK
+                                  : ND_FS_OTHER;
+    if (out) {
+        *out = st;
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_look(const char *path, nd_fs_kind *kind, struct stat *st)
+{
+    return look(path, 0, kind, st);
+}
+
+nd_status nd_fs_look_at_link(const char *path, nd_fs_kind *kind, struct stat *st)
+{
+    return look(path, AT_SYMLINK_NOFOLLOW, kind, st);
+}
+
+nd_status nd_fs_exists(const char *path, bool *out)
+{
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look_at_link(path, &kind, NULL));
+    *out = kind != ND_FS_ABSENT;
+    return ND_OK;
+}
+
+nd_status nd_fs_has(const char *folder, const char *name, bool *out)
+{
+    char *path = NULL;
+    ND_TRY(nd_fs_format(&path, "%s/%s", folder, name));
+    nd_status status = nd_fs_exists(path, out);
+    free(path);
+    return status;
+}
+
+nd_status nd_fs_is_folder(const char *path, bool *out)
+{
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look(path, &kind, NULL));
+    *out = kind == ND_FS_FOLDER;
+    return ND_OK;
+}
+
+static nd_status fail_list(const char *folder, int code)
+{
+    return nd_fail(ND_ERR_IO, "the folder \"%s\" cannot be read: %s", folder, strerror(code));
+}
+
+static nd_status add_name(nd_fs_names *names, const char *name)
+{
+    if ((names->count & (names->count - 1)) == 0) { /* full: the room doubles */
+        void *more = realloc(names->list, (size_t)(2 * names->count + 1) * sizeof *names->list);
+        if (!more) {
+            return nd_fail_memory("a list of files");
+        }
+        names->list = more;
+    }
+    ND_TRY(nd_fs_format(&names->list[names->count], "%s", name));
+    names->count++;
+    return ND_OK;
+}
+
+static int by_version(const void *a, const void *b)
+{
+    return strverscmp(*(char *const *)a, *(char *const *)b);
+}
+
+static nd_status read_names(DIR *dir, const char *folder, nd_fs_names *out)
+{
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(dir);
+        if (!entry) {
+            return errno == 0 ? ND_OK : fail_list(folder, errno);
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            ND_TRY(add_name(out, entry->d_name));
+        }
+    }
+}
+
+nd_status nd_fs_list(const char *folder, nd_fs_names *out)
+{
+    *out = (nd_fs_names){0};
+    DIR *dir = opendir(folder);
+    if (!dir) {
+        return is_absent(errno) ? ND_OK : fail_list(folder, errno);
+    }
+    nd_status status = read_names(dir, folder, out);
+    closedir(dir);
+    if (status != ND_OK) {
+        nd_fs_names_fini(out);
+        return status;
+    }
+    out->there = true;
+    if (out->count > 0) {
+        qsort(out->list, (size_t)out->count, sizeof *out->list, by_version);
+    }
+    return ND_OK;
+}
+
+void nd_fs_names_fini(nd_fs_names *names)
+{
+    for (int i = 0; i < names->count; i++) {
+        free(names->list[i]);
+    }
+    free(names->list);
+    *names = (nd_fs_names){0};
+}
+
+/* glob takes the end of a folder's names and an error of reading it for the same, and passes over a
+ * folder that cannot be opened. These note the first failure of the calling thread in its error
+ * record. */
+static _Thread_local bool glob_failed;
+
+static void note(const char *path, int code)
+{
+    if (!glob_failed) {
+        glob_failed = true;
+        (void)nd_fail(ND_ERR_IO, "\"%s\", which the pattern names, cannot be read: %s", path,
+                      strerror(code));
+    }
+}
+
+static void *glob_opendir(const char *path)
+{
+    struct stat st;
+    DIR *dir = opendir(path);
+    const int code = dir ? 0 : errno;
+    /* A link to nowhere is there, and its files are missing. */
+    if (!dir && (!is_absent(code) ||
+                 (fstatat(AT_FDCWD, path, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(st.st_mode)))) {
+        note(path, code);
+    }
+    return dir;
+}
+
+static struct dirent *glob_readdir(void *dir)
+{
+    errno = 0;
+    struct dirent *entry = readdir(dir);
+    if (!entry && errno != 0) {
+        note("a folder", errno);
+    }
+    return entry;
+}
+
+static void glob_closedir(void *dir)
+{
+    closedir(dir);
+}
+
+static int glob_look(const char *path, struct stat *st, int flags)
+{
+    const int result = fstatat(AT_FDCWD, path, st, flags);
+    if (result != 0 && !is_absent(errno)) {
+        note(path, errno);
+    }
+    return result;
+}
+
+static int glob_stat(const char *path, struct stat *st)
+{
+    return glob_look(path, st, 0);
+}
+
+static int glob_lstat(const char *path, struct stat *st)
+{
+    return glob_look(path, st, AT_SYMLINK_NOFOLLOW);
+}
+
+nd_status nd_fs_glob(const char *pattern, nd_fs_names *out)
+{
+    glob_t found = {.gl_opendir = glob_opendir,
+                    .gl_readdir = glob_readdir,
+                    .gl_closedir = glob_closedir,
+                    .gl_stat = glob_stat,
+                    .gl_lstat = glob_lstat};
+    *out = (nd_fs_names){0};
+    glob_failed = false;
+    const int code = glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, NULL, &found);
+    nd_status status = glob_failed ? nd_fail_context(ND_ERR_IO, "looking for %s", pattern)
+                       : code == GLOB_NOSPACE ? nd_fail_memory("the files of \"%s\"", pattern)
+                                              : ND_OK;
+    for (size_t i = 0; status == ND_OK && code == 0 && i < found.gl_pathc; i++) {
+        status = add_name(out, found.gl_pathv[i]);
+    }
+    globfree(&found);
+    if (status != ND_OK) {
+        nd_fs_names_fini(out);
+    }
+    return status;
+}
+
+nd_status nd_fs_blame(int code, nd_status blame)
+{
+    /* ENXIO: a socket */
+    return is_absent(code) || code == ELOOP || code == ENXIO ? blame : ND_ERR_IO;
+}
+
+/* Opening. */
+
+static nd_status open_regular(const char *path, int flags, nd_status blame, int *out,
+                              struct stat *out_st)
+{
+    struct stat st;
+    /* O_NONBLOCK: opening a FIFO by mistake must not wait for a writer. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | flags);
+    if (fd < 0) {
+        const int code = errno;
+        return nd_fail(nd_fs_blame(code, blame), "cannot open \"%s\": %s", path,
+                       flags ? nd_fs_reason(code) : strerror(code));
+    }
+    nd_status status = ND_OK;
+    if (fstat(fd, &st) != 0) {
+        status = nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        status = nd_fail(blame, "\"%s\" is %s, not a file", path,
+                         S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
+    }
+    if (status != ND_OK) {
+        close(fd);
+        return status;
+    }
+    *out = fd;
+    if (out_st) {
+        *out_st = st;
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st)
+{
+    return open_regular(path, 0, blame, fd, st);
+}
+
+nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat *st)
+{
+    return open_regular(path, O_NOFOLLOW, blame, fd, st);
+}
+
+/* Takes the descriptor over. */
+static FILE *stream_of(int fd, const char *mode)
+{
+    FILE *stream = fd >= 0 ? fdopen(fd, mode) : NULL;
+    if (fd >= 0 && !stream) {
+        close(fd);
+        errno = ENOMEM;
+    }
+    return stream;
+}
+
+nd_status nd_fs_stream_own(const char *path, nd_status blame, FILE **out)
+{
+    int fd = -1;
+    ND_TRY(nd_fs_open_own(path, blame, &fd, NULL));
+    *out = stream_of(fd, "r");
+    return *out ? ND_OK : nd_fail_memory("reading \"%s\"", path);
+}
+
+int nd_fs_create(const char *path, mode_t mode)
+{
+    return open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+}
+
+FILE *nd_fs_stream_new(const char *path)
+{
+    return stream_of(nd_fs_create(path, 0666), "w");
+}
+
+int nd_fs_update(const char *path, int flags)
+{
+    struct stat st;
+    const int fd =
+        open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0666);
+    if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+        close(fd);
+        errno = ENXIO;
+        return -1;
+    }
+    return fd;
+}
+
+const char *nd_fs_reason(int code)
+{
+    return code == ELOOP   ? "it is a link"
+           : code == ENXIO ? "it is a device, pipe or socket"
+                           : strerror(code);
+}
+
+int nd_fs_open_folder(const char *path)
+{
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+int nd_fs_open_kernel(const char *path)
+{
+    return open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+}
+
+FILE *nd_fs_stream_kernel(const char *path)
+{
+    return fopen(path, "re");
+}
+
+/* Reading. */
+
+nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size)
+{
+    int fd = -1;
+    struct stat st;
+    char *data = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(nd_fs_open(path, blame, &fd, &st));
+    const size_t bytes = (size_t)st.st_size;
+    if (bytes > max_bytes) {
+        status = nd_fail(
+            blame,
+            "\"%s\" has %zu bytes, and at most %zu are read; check that it is the right file", path,
+            bytes, max_bytes);
+        goto out;
+    }
+    ND_TRY_OUT(nd_alloc(bytes + 1, 1, (void **)&data));
+    ND_TRY_OUT(nd_fs_pread(fd, path, data, bytes, 0));
+    *out = data;
+    *size = bytes;
+    data = NULL;
+out:
+    free(data);
+    close(fd);
+    return status;
+}
+
+nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t offset)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = pread(fd, (char *)out + done, size - done, (off_t)offset + (off_t)done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return nd_fail(ND_ERR_IO, "reading \"%s\" failed at byte %lld: %s", path,
+                           (long long)offset + (long long)done, strerror(errno));
+        }
+        if (n == 0) {
+            return nd_fail(ND_ERR_IO,
+                           "\"%s\" ended at byte %lld while it was read; another program shortened "
+                           "it",
+                           path, (long long)offset + (long long)done);
+        }
+        done += (size_t)n;
+        nd_fs_beat();
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, int64_t offset)
+{
+    size_t done = 0;
+    while (done < size) {
+        ssize_t n = pwrite(fd, (const char *)data + done, size - done, (off_t)offset + (off_t)done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return nd_fail(ND_ERR_CANTCREATE, "writing \"%s\" failed at byte %lld: %s", path,
+                           (long long)offset + (long long)done,
+                           n < 0 ? strerror(errno) : "the device takes no more bytes");
+        }
+        done += (size_t)n;
+        nd_fs_beat();
+    }
+    return ND_OK;
+}
+
+/* Paths. */
+
+nd_status nd_fs_parent(const char *path, char **out)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    while (n > 0 && path[n - 1] != '/') {
+        n--;
+    }
+    while (n > 1 && path[n - 1] == '/') {
+        n--;
+    }
+    return n == 0 ? nd_fs_format(out, ".") : nd_fs_format(out, "%.*s", (int)n, path);
+}
+
+nd_status nd_fs_format(char **out, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    char *text = NULL;
+    int n = vasprintf(&text, format, args);
+    va_end(args);
+    if (n < 0) {
+        return nd_fail_memory("a file name");
+    }
+    *out = text;
+    return ND_OK;
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_BASE_FS_H
+#define ND_BASE_FS_H
+/*
+ * The file system. Every file of the program is looked for, listed, opened and made here; .ci/files
+ * finds calls of open, stat, opendir and the like anywhere else.
+ *
+ * - Only "no such file or directory" and "not a directory" mean that something is absent, and a
+ *   name that is too long to exist. Every other failure of a question is ND_ERR_IO with the path
+ *   and the reason, so that an I/O error is never read as an empty folder.
+ * - A file is opened without waiting for a FIFO, and must be a regular one.
+ * - A user's own data may be reached through links (nd_fs_open). What the program wrote is not:
+ *   another user may have put a link in its place (nd_fs_open_own, nd_fs_create, nd_fs_update).
+ *
+ * `blame` is the status that a missing or wrong file means to the caller (ND_ERR_CONFIG for a
+ * YAML file, ND_ERR_DATA for data); a file that cannot be opened although it may be good, or a
+ * device that fails while reading, is ND_ERR_IO, a file that cannot be written or a full disk is
+ * ND_ERR_CANTCREATE. All functions are blocking and may be called from any thread.
+ */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "runtime/base/status.h"
+
+/*
+ * For a thread whose work another one waits for: from now on each call of this header that has
+ * read, written or synced something in the calling thread stores nd_clock_ns() in *beat, and so
+ * does nd_fs_beat. A file system that does not answer shows as a time that stands still. NULL ends
+ * it.
+ */
+void nd_fs_set_beat(atomic_llong *beat);
+void nd_fs_beat(void);
+
+/* Looking. */
+
+typedef enum nd_fs_kind {
+    ND_FS_ABSENT = 0,
+    ND_FS_FILE,
+    ND_FS_FOLDER,
+    ND_FS_LINK, /* only from nd_fs_look_at_link */
+    ND_FS_OTHER /* a device, pipe or socket */
+} nd_fs_kind;
+
+/* What lies under a name. A link is followed; one that leads nowhere is absent. *st is filled
+ * unless it is NULL or nothing is there. ND_ERR_IO: it cannot be known. */
+nd_status nd_fs_look(const char *path, nd_fs_kind *kind, struct stat *st);
+/* The same of the name itself: a link is ND_FS_LINK. */
+nd_status nd_fs_look_at_link(const char *path, nd_fs_kind *kind, struct stat *st);
+/* Whether something has this name, be it a link to nowhere. */
+nd_status nd_fs_exists(const char *path, bool *out);
+/* The same of FOLDER/NAME. */
+nd_status nd_fs_has(const char *folder, const char *name, bool *out);
+/* Whether it is a folder, or a link to one. */
+nd_status nd_fs_is_folder(const char *path, bool *out);
+
+/* The names in a folder without "." and "..", in the order of strverscmp. */
+typedef struct nd_fs_names {
+    char **list;
+    int count;
+    bool there; /* the folder is */
+} nd_fs_names;
+
+/* All names or an error, never a part of them. No folder is no error: `there` is false. */
+nd_status nd_fs_list(const char *folder, nd_fs_names *out);
+/* The paths that a pattern of the shell names, in no order; none is no error. */
+nd_status nd_fs_glob(const char *pattern, nd_fs_names *out);
+void nd_fs_names_fini(nd_fs_names *names); /* all-zero ones are legal */
+
+/* What the errno of an open means: `blame` when the path itself is wrong (nothing is there, a link,
+ * a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */
+nd_status nd_fs_blame(int code, nd_status blame);
+
+/* Opening. The descriptors are the caller's. */
+
+/* A regular file, to be read. A link is followed. *st may be NULL. */
+nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st);
+/* The same for a file that this program wrote: a link is refused. */
+nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat *st);
+/* nd_fs_open_own as a stream. */
+nd_status nd_fs_stream_own(const char *path, nd_status blame, FILE **out);
+/* A new file, to be read and written; -1 and errno, EEXIST where the name is taken, by whatever. */
+int nd_fs_create(const char *path, mode_t mode);
+/* The same as a stream to be written, mode 0666; NULL and errno. */
+FILE *nd_fs_stream_new(const char *path);
+/* A file that this program may have made before, to be read and written, created where it is
+ * missing. `flags` is 0 or O_APPEND. -1 and errno: ELOOP for a link, ENXIO for what is no file. */
+int nd_fs_update(const char *path, int flags);
+/* strerror, with the reasons of nd_fs_update in words. */
+const char *nd_fs_reason(int code);
+/* A folder, or a link to one; -1 and errno. */
+int nd_fs_open_folder(const char *path);
+/* A file of the kernel, in /proc, /sys or /dev, to be read. -1 and errno, or NULL. */
+int nd_fs_open_kernel(const char *path);
+FILE *nd_fs_stream_kernel(const char *path);
+
+/* Reading. */
+
+/* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes.
+ * Owned by the caller. */
+nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
+
+/* A regular file mapped read-only. An empty file has data NULL and size 0. */
+typedef struct nd_fs_map {
+    const uint8_t *data;
+    size_t size;
+    int descriptor; /* + 1: 0 is none */
+} nd_fs_map;
+
+nd_status nd_fs_map_open(const char *path, nd_status blame, nd_fs_map *out);
+void nd_fs_map_close(nd_fs_map *map); /* an all-zero map is legal */
+/*
+ * Runs `read`, which reads the mapped file. ND_ERR_IO, whatever it returns, when the file is
+ * shorter than when it was mapped or when its device fails, instead of zeros or a SIGBUS. `read` is
+ * then left in the middle: it owns nothing and holds no lock. From any thread.
+ */
+nd_status nd_fs_map_guard(const nd_fs_map *map, const char *path, nd_status (*read)(void *context),
+                          void *context);
+/* Starts reading [offset, offset + bytes) from disk without waiting for it; clipped to the map. */
+void nd_fs_map_prefetch(const nd_fs_map *map, size_t offset, size_t bytes);
+
+/* Exactly `size` bytes at `offset`; `path` is for the error's sentence. */
+nd_status nd_fs_pread(int fd, const char *path, void *out, size_t size, int64_t offset);
+nd_status nd_fs_pwrite(int fd, const char *path, const void *data, size_t size, int64_t offset);
+
+/* Writing and renaming. */
+
+/* fsync and close in one; closes on failure too. */
+nd_status nd_fs_sync_close(int fd, const char *path);
+/* Makes what was written to an existing file durable, through whatever descriptor. */
+nd_status nd_fs_sync_file(const char *path);
+/* Makes a rename or a new file in the folder durable. */
+nd_status nd_fs_sync_folder(const char *folder);
+
+/*
+ * Replaces `path` by these bytes or leaves it as it was: a temporary file in the same folder,
+ * fsync, rename, fsync of the folder. The temporary file is removed on failure.
+ */
+nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size);
+/* The same with permissions beside those of the umask that the new file does not get. */
+nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size);
+
+/* A name beside `path` that no other process has, PATH.tmp-PID-CLOCK; owned by the caller. */
+nd_status nd_fs_temporary(const char *path, char **out);
+/* Removes what has such a name in a folder: processes that were killed left it. The caller knows
+ * that no other one works in the folder. Each is named in the log. */
+nd_status nd_fs_remove_temporaries(const char *folder);
+
+/* Renames to a name that nothing has yet: 0 or an errno, EEXIST when `to` exists. */
+int nd_fs_rename_new(const char *from, const char *to);
+/* The same within one folder, and durable: a rename that is not known to be durable is taken back.
+ * ND_ERR_CANTCREATE, also when `to` exists. */
+nd_status nd_fs_rename(const char *from, const char *to);
+/* nd_fs_rename to `path`.`suffix`, or, where that exists, to `path`.`suffix`-2, -3, ... The new
+ * path is owned by the caller; out may be NULL. */
+nd_status nd_fs_set_aside(const char *path, const char *suffix, char **out);
+/* The same for what lies at `from`, in the folder of `path`. */
+nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *suffix, char **out);
+/* Two names change places at once: 0 or an errno; EINVAL, ENOSYS or EOPNOTSUPP where the file
+ * system cannot do that. */
+int nd_fs_exchange(const char *a, const char *b);
+
+/* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
+ * for this user. */
+nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);
+/* The same when the folder `begun`, which others may be filling, holds a part of the bytes already.
+ * A folder that does not exist holds none. */
+nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
+                                 const char *purpose);
+
+/* Folders. */
+
+/*
+ * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>". An existing last
+ * part is no error, whatever it is. What was made outlives a power failure.
+ */
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
+/* Bytes of the regular files in a folder and below it, or the bytes that they occupy on the disk.
+ * Links are not followed; what disappears meanwhile does not count. */
+nd_status nd_fs_tree_bytes(const char *folder, bool occupied, uint64_t *bytes);
+/* Removes a file, or a folder and all below it, a few folders deep. Links are removed, and not
+ * followed. What cannot be removed stays; what is not there is no error. */
+void nd_fs_remove_tree(const char *path);
+
+/* Paths. */
+
+/* "a/b/c" -> "a/b"; "c" -> "."; "/c" -> "/"; trailing slashes do not count. Owned by the caller. */
+nd_status nd_fs_parent(const char *path, char **out);
+
+/* snprintf into fresh memory. Owned by the caller. */
+nd_status nd_fs_format(char **out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

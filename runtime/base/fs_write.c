@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "runtime/base/clock.h"
+#include "runtime/base/fs.h"
+#include "runtime/base/log.h"
+
+nd_status nd_fs_sync_close(int fd, const char *path)
+{
+    int sync_code = fsync(fd) == 0 ? 0 : errno;
+    int close_code = close(fd) == 0 ? 0 : errno;
+    nd_fs_beat();
+    if (sync_code || close_code) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" could not be made durable: %s", path,
+                       strerror(sync_code ? sync_code : close_code));
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_sync_file(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    return fd >= 0 ? nd_fs_sync_close(fd, path)
+                   : nd_fail(ND_ERR_CANTCREATE, "cannot open \"%s\" to make it durable: %s", path,
+                             strerror(errno));
+}
+
+nd_status nd_fs_sync_folder(const char *folder)
+{
+    int fd = nd_fs_open_folder(folder);
+    if (fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot open folder \"%s\": %s", folder, strerror(errno));
+    }
+    /* Some file systems have no fsync of folders and say EINVAL. */
+    int code = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    nd_fs_beat();
+    if (code) {
+        return nd_fail(ND_ERR_CANTCREATE, "folder \"%s\" could not be made durable: %s", folder,
+                       strerror(code));
+    }
+    return ND_OK;
+}
+
+static nd_status write_and_rename(const char *path, const char *temporary, mode_t mode,
+                                  const void *data, size_t size)
+{
+    int fd = nd_fs_create(temporary, mode);
+    if (fd < 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    }
+    nd_status status = nd_fs_pwrite(fd, path, data, size, 0);
+    if (status == ND_OK) {
+        status = nd_fs_sync_close(fd, path);
+    } else {
+        close(fd);
+    }
+    if (status == ND_OK && rename(temporary, path) != 0) {
+        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, strerror(errno));
+    }
+    if (status != ND_OK) {
+        unlink(temporary);
+    }
+    return status;
+}
+
+nd_status nd_fs_write_atomic(const char *path, const void *data, size_t size)
+{
+    return nd_fs_write_atomic_as(path, 0666, data, size);
+}
+
+nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data, size_t size)
+{
+    nd_status status = ND_OK;
+    char *temporary = NULL, *folder = NULL;
+    ND_TRY_OUT(nd_fs_temporary(path, &temporary));
+    ND_TRY_OUT(nd_fs_parent(path, &folder));
+    ND_TRY_OUT(write_and_rename(path, temporary, mode, data, size));
+    ND_TRY_OUT(nd_fs_sync_folder(folder));
+out:
+    free(folder);
+    free(temporary);
+    return status;
+}
+
+nd_status nd_fs_temporary(const char *path, char **out)
+{
+    return nd_fs_format(out, "%s.tmp-%d-%016llx", path, (int)getpid(),
+                        (unsigned long long)nd_clock_ns());
+}
+
+/* NAME.tmp-PID-CLOCK with 16 digits of the clock. */
+static bool is_temporary(const char *name)
+{
+    static const char mark[] = ".tmp-", digits[] = "0123456789", hex[] = "0123456789abcdef";
+    const char *at = NULL;
+    for (const char *p = name; (p = strstr(p, mark)); p++) {
+        at = p + sizeof mark - 1;
+    }
+    const size_t pid = at ? strspn(at, digits) : 0;
+    return pid > 0 && at[pid] == '-' && strspn(at + pid + 1, hex) == 16 && !at[pid + 17];
+}
+
+nd_status nd_fs_remove_temporaries(const char *folder)
+{
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(folder, &names));
+    nd_status status = ND_OK;
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        char *path = NULL;
+        if (!is_temporary(names.list[i])) {
+            continue;
+        }
+        status = nd_fs_format(&path, "%s/%s", folder, names.list[i]);
+        if (status == ND_OK) {
+            nd_fs_remove_tree(path);
+            nd_log_info("removed %s, which a process left that did not end", path);
+        }
+        free(path);
+    }
+    nd_fs_names_fini(&names);
+    return status;
+}
+
+/* The free space is measured first: what is written meanwhile is then counted twice, not lost. */
+nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
+                                 const char *purpose)
+{
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0) {
+        if (errno == ENOENT) {
+            return nd_fail(ND_ERR_CANTCREATE,
+                           "%s needs room in \"%s\", but there is no such folder; make it, or "
+                           "write elsewhere",
+                           purpose, folder);
+        }
+        return nd_fail(ND_ERR_IO, "%s needs room in \"%s\", but that folder cannot be examined: %s",
+                       purpose, folder, strerror(errno));
+    }
+    uint64_t begun_bytes = 0;
+    ND_TRY(begun ? nd_fs_tree_bytes(begun, true, &begun_bytes) : ND_OK);
+    const uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize + begun_bytes;
+    if (available < bytes) {
+        const bool small = available < 1000000;
+        return nd_fail(
+            ND_ERR_CANTCREATE,
+            "%s needs %.1f MB in \"%s\", but only %.1f %s are free there; free space, or "
+            "write elsewhere",
+            purpose, (double)bytes * 1e-6, folder, (double)available * (small ? 1e-3 : 1e-6),
+            small ? "kB" : "MB");
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose)
+{
+    return nd_fs_check_space_left(folder, NULL, bytes, purpose);
+}
+
+static nd_status sync_parent(const char *path)
+{
+    char *parent = NULL;
+    ND_TRY(nd_fs_parent(path, &parent));
+    nd_status status = nd_fs_sync_folder(parent);
+    free(parent);
+    return status;
+}
+
+nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice)
+{
+    char part[4096];
+    size_t length = strlen(path);
+    if (length >= sizeof part) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "the path of %s has %zu characters; at most %zu are possible. %s", what,
+                       length, sizeof part - 1, advice);
+    }
+    for (size_t i = 1; i <= length; i++) {
+        if (path[i] != '/' && path[i] != '\0') {
+            continue;
+        }
+        memcpy(part, path, i);
+        part[i] = '\0';
+        /* A parent may exist in a place where nothing can be made: only the last one's answer
+         * counts. */
+        if (mkdir(part, 0777) == 0) {
+            ND_TRY(sync_parent(part));
+        } else if (errno != EEXIST && i == length) {
+            return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path,
+                           strerror(errno), advice);
+        }
+    }
+    return ND_OK;
+}
+
+/* Trees. */
+
+enum { TREE_DEPTH = 8 };
+
+static nd_status add_bytes(const char *path, bool occupied, int depth, uint64_t *bytes)
+{
+    nd_fs_names names;
+    ND_TRY(nd_fs_list(path, &names));
+    nd_status status = ND_OK;
+    for (int i = 0; i < names.count && status == ND_OK; i++) {
+        char *inside = NULL;
+        nd_fs_kind kind = ND_FS_ABSENT;
+        struct stat st;
+        status = nd_fs_format(&inside, "%s/%s", path, names.list[i]);
+        status = status == ND_OK ? nd_fs_look_at_link(inside, &kind, &st) : status;
+        if (kind == ND_FS_FILE) {
+            *bytes += occupied ? (uint64_t)st.st_blocks * 512 : (uint64_t)st.st_size;
+        } else if (kind == ND_FS_FOLDER && depth > 0) {
+            status = add_bytes(inside, occupied, depth - 1, bytes);
+        }
+        free(inside);
+    }
+    nd_fs_names_fini(&names);
+    return status;
+}
+
+nd_status nd_fs_tree_bytes(const char *folder, bool occupied, uint64_t *bytes)
+{
+    *bytes = 0;
+    return add_bytes(folder, occupied, TREE_DEPTH, bytes);
+}
+
+/* By descriptors, so that a link that another process puts in a folder's place is not followed. */
+static void remove_folder(int parent, const char *name, int depth)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
+    if (!dir) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return;
+    }
+    for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) {
+            continue;
+        }
+        if (unlinkat(fd, entry->d_name, 0) != 0 && depth > 0) {
+            remove_folder(fd, entry->d_name, depth - 1);
+        }
+        nd_fs_beat();
+    }
+    closedir(dir);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+void nd_fs_remove_tree(const char *path)
+{
+    nd_fs_kind kind = ND_FS_ABSENT;
+    (void)nd_fs_look_at_link(path, &kind, NULL);
+    if (kind == ND_FS_FOLDER) {
+        remove_folder(AT_FDCWD, path, TREE_DEPTH);
+    } else if (kind != ND_FS_ABSENT) {
+        unlink(path);
+    }
+}
