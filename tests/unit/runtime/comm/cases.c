@@ -269,7 +269,35 @@ static void wait_for_others(const nd_comm *comm, const case_faulty *c)
     }
 }
 
-static nd_status misbehave(nd_comm *comm, const case_faulty *c, void *buffer)
+/* `to` and `from`: (size x count). */
+static nd_status enter(nd_comm *comm, nd_comm_op op, float *from, float *to, int64_t count)
+{
+    static nd_comm_call *const calls[ND_COMM_OP_COUNT] = {
+        [ND_COMM_ALL_GATHER] = nd_comm_all_gather,
+        [ND_COMM_REDUCE_SCATTER] = nd_comm_reduce_scatter,
+        [ND_COMM_EXCHANGE] = nd_comm_exchange,
+        [ND_COMM_ALL_TO_ALL] = nd_comm_all_to_all,
+    };
+    switch (op) {
+    case ND_COMM_ALL_REDUCE:
+        return nd_comm_all_reduce(comm, NULL, from, count, ND_DTYPE_F32, ND_REDOP_SUM, NULL);
+    case ND_COMM_BROADCAST:
+        return nd_comm_broadcast(comm, NULL, from, count, ND_DTYPE_F32, 0, NULL);
+    case ND_COMM_BARRIER:
+        return nd_comm_barrier(comm);
+    default:
+        return calls[op](comm, NULL,
+                         &(nd_comm_args){.send = from,
+                                         .recv = to,
+                                         .count = count,
+                                         .dtype = ND_DTYPE_F32,
+                                         .to = (comm->index + 1) % comm->size,
+                                         .from = (comm->index + comm->size - 1) % comm->size},
+                         NULL);
+    }
+}
+
+static nd_status misbehave(nd_comm *comm, const case_faulty *c, float *buffer)
 {
     switch (c->fault) {
     case CASE_SKIP:
@@ -278,8 +306,7 @@ static nd_status misbehave(nd_comm *comm, const case_faulty *c, void *buffer)
     case CASE_LEAVE:
         return ND_OK;
     case CASE_OTHER_OP:
-        return nd_comm_broadcast(comm, NULL, buffer, c->count, ND_DTYPE_F32,
-                                 (comm->index + 1) % comm->size, NULL);
+        return enter(comm, c->other, buffer, buffer + comm->size * c->count, c->count);
     case CASE_OTHER_COUNT:
         return nd_comm_all_reduce(comm, NULL, buffer, c->count - 1, ND_DTYPE_F32, ND_REDOP_SUM,
                                   NULL);
@@ -302,15 +329,14 @@ nd_status case_fault_body(nd_transport *transport, void *context)
     float *buffer = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(case_world(transport, &comm));
-    ND_TRY_OUT(ND_ALLOC(c->count, &buffer));
+    ND_TRY_OUT(ND_ALLOC(2 * comm->size * c->count, &buffer));
     for (int k = 1; k <= 4; k++) {
         if (k == 3 && transport->rank == c->rank) {
             nd_progress_set_phase(transport->progress, ND_PHASE_BACKWARD, 41);
             status = misbehave(comm, c, buffer);
             goto out;
         }
-        ND_TRY_OUT(
-            nd_comm_all_reduce(comm, NULL, buffer, c->count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+        ND_TRY_OUT(enter(comm, c->op, buffer, buffer + comm->size * c->count, c->count));
     }
 out:
     atomic_fetch_add(&c->ended, transport->rank != c->rank);

@@ -9,6 +9,7 @@
 typedef struct case_collectives {
     int64_t counts[8]; /* ends with -1 */
     double large;      /* one more count: this share of a round of the staging, 0 for none */
+    size_t staging;    /* nd_transport.staging_bytes */
     uint64_t digest[ND_RANKS_MAX]; /* out: over everything received, in order */
 } case_collectives;
 nd_status case_collectives_body(nd_transport *transport, void *context);
@@ -40,7 +41,7 @@ nd_status case_nan_body(nd_transport *transport, void *context);
 typedef enum case_fault {
     CASE_SKIP,        /* waits for the others to end instead of entering operation 3 */
     CASE_LEAVE,       /* returns instead of entering operation 3 */
-    CASE_OTHER_OP,    /* calls another operation */
+    CASE_OTHER_OP,    /* calls `other` */
     CASE_OTHER_COUNT, /* another count */
     CASE_OTHER_TYPE,  /* another type of the same size */
     CASE_STOP,        /* raises SIGSTOP (processes only) */
@@ -49,7 +50,8 @@ typedef enum case_fault {
 typedef struct case_faulty {
     case_fault fault;
     int rank;
-    int64_t count;     /* F32 elements of the operations */
+    int64_t count; /* F32 elements of the operations */
+    nd_comm_op op, other;
     _Atomic int ended; /* of the other ranks */
 } case_faulty;
 nd_status case_fault_body(nd_transport *transport, void *context);

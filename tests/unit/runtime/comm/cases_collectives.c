@@ -168,7 +168,7 @@ static nd_status check_gathers(run *t)
 static nd_status check_moves(run *t)
 {
     nd_comm *comm = t->comm;
-    for (int root = 0; root<comm->size; root += comm->size - 1> 0 ? comm->size - 1 : 1) {
+    for (int root = 0; root < comm->size; root++) {
         fill(t, t->want, root, 0, t->count);
         fill(t, t->a, comm->index, 0, t->count);
         ND_TRY(nd_comm_broadcast(comm, NULL, t->a, t->count, t->dtype, root, NULL));
@@ -222,6 +222,7 @@ nd_status case_collectives_body(nd_transport *transport, void *context)
                                      ND_DTYPE_I64, ND_DTYPE_I32,  ND_DTYPE_U8};
     case_collectives *c = context;
     run t = {.digest = UINT64_C(0xcbf29ce484222325)};
+    transport->staging_bytes = c->staging;
     ND_TRY(case_world(transport, &t.comm));
     nd_status status = ND_OK;
     for (int d = 0; d < 6; d++) {

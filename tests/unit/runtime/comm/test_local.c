@@ -2,7 +2,9 @@
 #include <criterion/criterion.h>
 
 #include <string.h>
+#include <time.h>
 
+#include "tests/drawn/draw.h"
 #include "tests/unit/runtime/comm/cases.h"
 
 static const int sizes[] = {1, 2, 3, 4, 8, 11}; /* 11: more than take the direct plans */
@@ -134,4 +136,67 @@ Test(local, different_operations_are_named)
     expect_fault(CASE_OTHER_COUNT, 10, ND_ERR_INTERNAL, words);
     expect_fault(CASE_OTHER_COUNT, 200000, ND_ERR_INTERNAL, words);
     expect_fault(CASE_OTHER_TYPE, 10, ND_ERR_INTERNAL, words);
+}
+
+/* Seeds that are fixed and some of the day; a failure names the seed. */
+enum { FIXED = 80, OF_THE_DAY = 40, DRAWS = FIXED + OF_THE_DAY };
+
+static nd_draw draw_number(uint64_t i)
+{
+    const uint64_t today = (uint64_t)time(NULL) / 86400;
+    return (nd_draw){.seed = i < FIXED ? i : today * 1000 + i};
+}
+
+/* Up to five rounds, of as few as 16 F32, and whole ones among them. */
+Test(local, drawn_sizes_in_rounds)
+{
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        nd_draw d = draw_number(i);
+        const int size = (int)draw_range(&d, 2, draw_once_in(&d, 4) ? 12 : 5);
+        const int64_t place = 64 * draw_range(&d, 1, 6), round = place / 4;
+        case_collectives *c = case_shared(sizeof *c);
+        *c = (case_collectives){.staging = (size_t)(2 * place * (size - 1)), .counts = {-1}};
+        for (int k = 0; k < 3; k++) {
+            const int64_t rounds = draw_range(&d, 0, 4) * (draw_once_in(&d, 2) ? size : 1);
+            const int64_t more =
+                draw_once_in(&d, 3) ? draw_range(&d, 0, 1) : draw_range(&d, 0, round);
+            c->counts[k] = rounds * round + more;
+            c->counts[k + 1] = -1;
+        }
+        nd_ranks ranks = {.size = size, .body = case_collectives_body, .context = c};
+        const nd_status status = nd_ranks_run_threads(&ranks);
+        cr_assert_eq(status, ND_OK, "seed %llu: %d ranks: %s", (unsigned long long)d.seed, size,
+                     nd_error_last()->message);
+    }
+}
+
+/* One rank calls another operation: somebody says so, and nobody waits for a deadline. */
+Test(local, drawn_operations_that_differ)
+{
+    for (uint64_t i = 0; i < DRAWS; i++) {
+        nd_draw d = draw_number(i);
+        const int size = (int)draw_range(&d, 2, 9), rank = (int)draw_range(&d, 0, size - 1);
+        const nd_comm_op op = (nd_comm_op)draw_range(&d, 0, ND_COMM_OP_COUNT - 1);
+        const nd_comm_op other =
+            (nd_comm_op)((op + draw_range(&d, 1, ND_COMM_OP_COUNT - 1)) % ND_COMM_OP_COUNT);
+        const int64_t count =
+            draw_once_in(&d, 2) ? draw_range(&d, 1, 50) : draw_range(&d, 1, 30000);
+        case_faulty *c = case_shared(sizeof *c);
+        *c = (case_faulty){CASE_OTHER_OP, rank, count, op, other, 0};
+        nd_ranks ranks = {
+            .size = size, .timeout_seconds = 60, .body = case_fault_body, .context = c};
+        nd_ranks_run_threads(&ranks);
+        int named = 0;
+        for (int r = 0; r < size; r++) {
+            const nd_rank_result *result = &ranks.results[r];
+            const char *message = result->message;
+            named += strstr(message, "different operations as number 3") != NULL;
+            cr_assert(result->status != ND_ERR_HANG,
+                      "seed %llu: %s, and %s of rank %d: rank %d: %s", (unsigned long long)d.seed,
+                      nd_comm_op_name(op), nd_comm_op_name(other), rank, r, message);
+        }
+        cr_assert_gt(named, 0, "seed %llu: %s, and %s of rank %d of %d: nobody named it: %s",
+                     (unsigned long long)d.seed, nd_comm_op_name(op), nd_comm_op_name(other), rank,
+                     size, ranks.results[rank].message);
+    }
 }

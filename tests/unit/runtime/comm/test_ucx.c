@@ -85,7 +85,7 @@ static void expect_fault(case_fault fault, int64_t count, bool apart, nd_status 
                          const char *const *words)
 {
     case_faulty *c = case_shared(sizeof *c);
-    *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
+    *c = (case_faulty){.fault = fault, .rank = 2, .count = count, .other = ND_COMM_BROADCAST};
     nd_ranks ranks = {.size = 4,
                       .timeout_seconds = status == ND_ERR_HANG ? 3 : 60,
                       .body = case_fault_body,
