@@ -50,6 +50,16 @@ class Page:
     def move(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def drag(self, begin, end):
+        for kind, (x, y), held in (("mouseMoved", begin, 0), ("mousePressed", begin, 1), ("mouseMoved", end, 1), ("mouseReleased", end, 0)):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" and not held else "left",
+                      buttons=held, clickCount=int(kind != "mouseMoved"))
+
+    def key(self, name):
+        """A key by its name in KeyboardEvent.key."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name)
+
     def set_dark(self, dark):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 

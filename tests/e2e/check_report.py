@@ -4,10 +4,10 @@
 
 Run folders are written here, with names, settings and reasons that try to become markup. Chromium opens the pages: curves must be
 there, light and dark, the values under the pointer must be those of the file, nothing may be requested, and the console must stay
-empty. Without Chromium this part is skipped; in CI that is a failure, unless ND_CI_WITHOUT_BROWSER=1 says
-that this system cannot have one. A report of a million steps must stay
-below 1 MB and show the spike of one step; its time is printed and has a wide bound. So must a page of as many runs as one takes,
-whose curves are all noise.
+empty. Its controls are used as a person does, with the pointer and with the keys alone. Without Chromium this part is skipped; in CI
+that is a failure, unless ND_CI_WITHOUT_BROWSER=1 says that this system cannot have one. A report of a million steps must stay
+below 200 KB and show the spike of one step; its time, and that of Chromium to draw it, are printed and have wide bounds. A page of
+as many runs as one takes, whose curves are all noise, must stay below 1 MB.
 """
 import json
 import os
@@ -99,13 +99,17 @@ def write_run(folder, steps, slope=1.0, wanted=None):
     return folder
 
 
+def data_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S).group(1))
+
+
 def check_text(page, runs):
     text = page.read_text()
     check(text.startswith("<!-- ndtrain report -->\n<!doctype html>"), f"{page} begins with {text[:60]!r}")
     check(len(text) < 1 << 20, f"{page} has {len(text)} bytes")
     check("http:" not in text and "https:" not in text, f"{page} names an address of the network")
     check("<img" not in text and text.count("<script>") == 1, f"{page} has markup from a run")
-    check(text.count('<figure class="chart"') >= 6, f"{page} lacks charts")
+    check(len(data_of(page)["charts"]) >= 6, f"{page} lacks charts")
     for run in runs:
         check(run.name in text, f"{page} does not name {run.name}")
 
@@ -141,6 +145,90 @@ def check_rich_in_browser(chrome, path):
     for head in ("Slowest rank", "FP8 health", "Data"):
         check(head in heads, f"the page has the sections {heads}")
     check(not page.problems, f"{path} in the browser: {page.problems}")
+
+
+CHART = "(() => { const s = document.querySelector('#%s svg'); s.scrollIntoView(); const b = s.getBoundingClientRect();" \
+        "return [b.left, b.top, b.width, b.height]; })()"
+LABELS = "[...document.querySelectorAll('#loss svg text[text-anchor=middle]')].map(t => t.textContent)"
+POINTS = "document.querySelector('#loss .line').getAttribute('points')"
+
+
+def tip_of(page, chart="loss"):
+    return page.evaluate(f"(t => t.hidden ? '' : t.textContent)(document.querySelector('#{chart} .tip'))")
+
+
+def choose(page, control, value):
+    page.evaluate(f"(c => {{ c.value = '{value}'; c.dispatchEvent(new Event(c.type === 'range' ? 'input' : 'change')); }})"
+                  f"(document.getElementById('{control}'))")
+
+
+def check_controls(chrome, path):
+    """One run of 100 steps of 2048 tokens: each control does what its name says, and shows the values of the file."""
+    page = chrome.open(path)
+    left, top, width, height = page.evaluate(CHART % "loss")
+    at = lambda part: (left + width * (64 + part * 564) / 640, top + height / 2)
+    check(left < 100, f"the first chart begins at {left} pixels")
+    whole = page.evaluate(LABELS)
+    check(whole == ["20", "40", "60", "80", "100"], f"the steps of the axis are {whole}")
+    choose(page, "axis", "tokens")
+    page.move(*at(1))
+    check(tip_of(page).startswith("204.8 k tokens\n"), f"at the end of the tokens stands {tip_of(page)!r}")
+    choose(page, "axis", "seconds")
+    page.move(*at(1))
+    seconds = sum(20.125 + step % 7 for step in range(1, 101)) / 1e3
+    check(abs(float(tip_of(page).split()[0]) - seconds) < 1e-3, f"at the end of the time stands {tip_of(page)!r}, not {seconds}")
+    choose(page, "axis", "step")
+    linear = page.evaluate(POINTS)
+    choose(page, "scale", "log")
+    check(page.evaluate(POINTS) != linear and "logarithmic" in page.evaluate("document.querySelector('#loss figcaption').textContent"),
+          "the scale is not logarithmic")
+    choose(page, "scale", "linear")
+    choose(page, "smoothing", "0.9")
+    page.move(*at(0))
+    page.move(*at(1))
+    value, weight, smooth = 0.1, 0.0, 0.0
+    for step in range(1, 101):
+        smooth, weight = 0.9 * smooth + value * (2 + 3 / (1 + step)), 0.9 * weight + value
+    said = float(re.search(r"Loss: .*smoothed ([0-9.]+)", tip_of(page)).group(1))
+    check(abs(said - smooth / weight) < 1e-3, f"smoothed is {said}, not {smooth / weight}")
+    choose(page, "smoothing", "0")
+    page.drag(at(0.2), at(0.4))
+    zoomed = [int(text) for text in page.evaluate(LABELS)]
+    check(min(zoomed) > 20 and max(zoomed) < 42, f"the seen part has the steps {zoomed}")
+    others = page.evaluate(LABELS.replace("#loss", "#lr"))
+    check(others == page.evaluate(LABELS), f"another chart shows {others}")
+    page.evaluate("document.getElementById('reset').click()")
+    check(page.evaluate(LABELS) == whole, "all is not shown again")
+    before = page.evaluate("document.querySelectorAll('#loss .line').length")
+    page.evaluate("document.querySelectorAll('#loss .key')[1].click()")
+    check(page.evaluate("document.querySelectorAll('#loss .line').length") == before - 1, "a curve is not hidden")
+    check(page.evaluate("document.querySelectorAll('#loss .key')[1].getAttribute('aria-pressed')") == "false", "the button does not say so")
+    page.evaluate("document.querySelectorAll('#loss .key')[1].click()")
+    page.evaluate("document.querySelector('#loss svg').focus()")
+    page.key("End")
+    check(tip_of(page).startswith("step 100\n"), f"End shows {tip_of(page)!r}")
+    page.key("ArrowLeft")
+    said = page.evaluate("document.querySelector('[aria-live]').textContent")
+    check(said.startswith("Loss, step 99, Loss: 2.03,") and tip_of(page).startswith("step 99\n"), f"a screen reader hears {said!r}")
+    page.key("+")
+    check(page.evaluate(LABELS) != whole, "+ does not zoom")
+    page.key("Escape")
+    check(page.evaluate(LABELS) == whole, "Escape does not show all")
+    for name in page.evaluate("[...document.querySelectorAll('.chart svg')].map(s => s.getAttribute('aria-label'))"):
+        check(re.search(r" from .+ to .+, least .+, largest .+Arrow keys", name), f"a chart is called {name!r}")
+    check(not page.problems, f"{path} in the browser: {page.problems}")
+
+
+def check_runs_switch(chrome, path):
+    """A run is switched off and on again in all charts."""
+    page = chrome.open(path)
+    lines = "[...document.querySelectorAll('.chart')].map(c => c.querySelectorAll('.line.c1').length)"
+    before = page.evaluate(lines)
+    press = "[...document.querySelectorAll('.key')].find(k => k.textContent === 'two').click()"
+    page.evaluate(press)
+    check(sum(before) > 6 and sum(page.evaluate(lines)) == 0, f"the run has the curves {page.evaluate(lines)}")
+    page.evaluate(press)
+    check(page.evaluate(lines) == before, "the run does not come back")
 
 
 def check_in_browser(chrome, path, curves, shots):
@@ -193,6 +281,8 @@ def check_pages(ndtrain, folder, shots):
         check(abs(loss - (2 + 3 / (1 + step))) < 1e-3, f"the loss under the pointer is not that of the file: {tip!r}")
         check_in_browser(chrome, folder / "both.html", 2, shots)
         check_in_browser(chrome, rich, 2, shots)
+        check_controls(chrome, one / "report.html")
+        check_runs_switch(chrome, folder / "both.html")
         check_rich_in_browser(chrome, rich)
     return True
 
@@ -209,11 +299,17 @@ def check_many(ndtrain, folder):
     report(ndtrain, folder, "many", "-o", "many.html")
     seconds = time.monotonic() - begin
     size = (folder / "many.html").stat().st_size
-    data = re.search(r'id="loss".*?<script type="application/json">(.*?)</script>', (folder / "many.html").read_text(), re.S)
-    highest = max(json.loads(data.group(1))["lines"][0]["high"])
+    highest = max(data_of(folder / "many.html")["charts"][0]["lines"][0]["high"])
     check(highest == 50, f"the spike is gone: the highest value is {highest}")
-    check(size < 1 << 20 and seconds < MANY_SECONDS, f"a report of {MANY} steps has {size} bytes and took {seconds:.1f} s")
-    return f"{MANY} steps ({(run / 'metrics.jsonl').stat().st_size >> 20} MiB) in {seconds:.2f} s, {size >> 10} KiB"
+    check(size < 200000 and seconds < MANY_SECONDS, f"a report of {MANY} steps has {size} bytes and took {seconds:.1f} s")
+    drawn = ""
+    if browser.find():
+        with browser.Browser(folder) as chrome:
+            page = chrome.open(folder / "many.html")
+            ms = page.evaluate("performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd")
+            check(page.evaluate("document.querySelectorAll('.line').length") > 6 and ms < 1000 * MANY_SECONDS, f"drawn in {ms:.0f} ms")
+            drawn = f", drawn in {ms / 1000:.2f} s"
+    return f"{MANY} steps ({(run / 'metrics.jsonl').stat().st_size >> 20} MiB) in {seconds:.2f} s, {size >> 10} KiB{drawn}"
 
 
 def write_noisy_run(folder, seed):
@@ -248,8 +344,7 @@ def check_most_runs(ndtrain, folder):
     check(str(MOST_RUNS) in said, f"{MOST_RUNS} runs are not the most of a page: {said!r}")
     report(ndtrain, folder, *names, "-o", "most.html")
     check_text(folder / "most.html", [folder / name for name in names])
-    charts = [json.loads(data)["lines"] for data in
-              re.findall(r'<script type="application/json">(.*?)</script>', (folder / "most.html").read_text(), re.S)]
+    charts = [chart["lines"] for chart in data_of(folder / "most.html")["charts"]]
     check(len(charts) == 9, f"{len(charts)} charts")
     for lines in charts:
         check(len(lines) == MOST_RUNS and all(len(line["step"]) >= 20 for line in lines), "a curve has fewer than 20 intervals")

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/view/chart.h"
+#include "trainer/view/curve.h"
 
-/* An interval takes about 80 bytes of each of nine charts, so that a page of several runs stays
+/* An interval takes about 30 bytes of each of nine charts, so that a page of several runs stays
  * below 1 MB. The sections of a run take as much as PARTS_OF_RUN intervals in each chart. */
 enum {
     PARTS_OF_ALL = 1200, /* of the curves of a chart together */
@@ -24,6 +24,13 @@ typedef struct chart_row {
     double scale; /* of the values, to the unit */
     bool from_zero;
 } chart_row;
+
+typedef struct chart_line {
+    const nd_curve *curve; /* borrowed */
+    const char *name;
+    int run, colour;
+    bool points; /* few values, each drawn as a dot: validations */
+} chart_line;
 
 static const chart_row charts[] = {
     {"loss", "Loss", "nats per token", ND_METRIC_LOSS, 1, false},
@@ -44,9 +51,7 @@ typedef struct drawing {
     int64_t first, last; /* steps of all runs */
     int parts;           /* of a curve */
     nd_curve *curves;    /* [LINES_MAX] */
-    nd_chart_mark marks[MARKS_MAX];
-    char mark_text[MARKS_MAX][MARK_TEXT];
-    int mark_count;
+    int charts;          /* written so far */
 } drawing;
 
 _Static_assert(PARTS_OF_ALL / ND_PAGE_RUNS_MAX > PARTS_OF_RUN, "curves of many runs have parts");
@@ -74,74 +79,148 @@ static void fill_validations(const drawing *d, const nd_metrics *m, nd_curve *ou
     nd_curve_end(out);
 }
 
-static void add_mark(drawing *d, int64_t step, const char *what, const char *text)
+/* JSON. */
+
+static void write_string(const drawing *d, const char *text)
 {
-    if (d->mark_count == MARKS_MAX) {
+    fputc('"', d->doc->out);
+    nd_doc_json_text(d->doc->out, text);
+    fputc('"', d->doc->out);
+}
+
+typedef enum curve_value { OF_STEP, OF_MEAN, OF_LOW, OF_HIGH } curve_value;
+
+static void write_list(const drawing *d, const char *name, const nd_curve *c, curve_value which)
+{
+    fprintf(d->doc->out, ",\"%s\":[", name);
+    for (int i = 0; i < c->parts; i++) {
+        const nd_curve_part *part = &c->part[i];
+        const double value = which == OF_STEP   ? part->step
+                             : which == OF_MEAN ? part->mean
+                             : which == OF_LOW  ? part->low
+                                                : part->high;
+        fprintf(d->doc->out, which == OF_STEP ? "%s%.10g" : "%s%.5g", i == 0 ? "" : ",", value);
+    }
+    fputc(']', d->doc->out);
+}
+
+static void write_mark(const drawing *d, int *count, int64_t step, const char *what,
+                       const char *text)
+{
+    char all[MARK_TEXT];
+    if (*count == MARKS_MAX) {
         return;
     }
-    char *out = d->mark_text[d->mark_count];
-    snprintf(out, MARK_TEXT, "step %lld: %s%s%s", (long long)step, what, text[0] ? ": " : "", text);
-    d->marks[d->mark_count++] = (nd_chart_mark){(double)step, out};
+    snprintf(all, sizeof all, "step %lld: %s%s%s", (long long)step, what, text[0] ? ": " : "",
+             text);
+    fprintf(d->doc->out, "%s{\"step\":%lld,\"text\":", (*count)++ > 0 ? "," : "", (long long)step);
+    write_string(d, all);
+    fputc('}', d->doc->out);
 }
 
 /* Checkpoints are many and harmless; they are in a table. */
-static void find_marks(drawing *d, const nd_metrics *m)
+static void write_marks(const drawing *d, const nd_metrics *m)
 {
+    int count = 0;
     for (size_t i = 0; i < m->event_count; i++) {
         const nd_metric_event *e = &m->events[i];
         if (e->kind == ND_METRIC_EVENT_RESUMED) {
-            add_mark(d, e->step, e->rewound_from > 0 ? "went back to here" : "resumed", e->text);
+            write_mark(d, &count, e->step, e->rewound_from > 0 ? "went back to here" : "resumed",
+                       e->text);
         } else if (e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED) {
-            add_mark(d, e->step, "checkpoint failed", e->text);
+            write_mark(d, &count, e->step, "checkpoint failed", e->text);
         } else if (e->kind == ND_METRIC_EVENT_RECORDS_LOST &&
                    strcmp(e->sink, "metrics.jsonl") == 0) {
-            add_mark(d, e->step < d->last ? e->step : d->last, "lines were lost before", e->text);
+            write_mark(d, &count, e->step < d->last ? e->step : d->last, "lines were lost before",
+                       e->text);
         }
     }
     for (size_t i = 0; i < m->row_count; i++) {
         if (m->rows[i].skipped) {
-            add_mark(d, m->rows[i].step, "skipped", "");
+            write_mark(d, &count, m->rows[i].step, "skipped", "");
         }
     }
 }
 
-static void write_chart(drawing *d, const chart_row *row, const nd_chart_line *lines, int count)
+/* Nothing when no line has a value, or when all are zero on an axis that begins there: nothing was
+ * sent, or there was nothing to wait for. */
+static void write_chart(drawing *d, const chart_row *row, const chart_line *lines, int count)
 {
-    bool all_zero = true;
+    FILE *out = d->doc->out;
+    bool empty = true, all_zero = true;
     for (int i = 0; i < count; i++) {
+        empty = empty && lines[i].curve->parts == 0;
         all_zero = all_zero && (lines[i].curve->parts == 0 || lines[i].curve->high == 0);
     }
-    if (all_zero && row->from_zero) { /* nothing was sent, or there was nothing to wait for */
+    if (empty || (all_zero && row->from_zero)) {
         return;
     }
-    bool marked = row->metric == ND_METRIC_LOSS && d->page->count == 1;
-    nd_chart_write(d->doc, &(nd_chart){.id = row->id,
-                                       .title = row->title,
-                                       .unit = row->unit,
-                                       .lines = lines,
-                                       .line_count = count,
-                                       .marks = d->marks,
-                                       .mark_count = marked ? d->mark_count : 0,
-                                       .first = d->first,
-                                       .last = d->last,
-                                       .from_zero = row->from_zero});
+    fprintf(out, "%s\n{\"id\":\"%s\",\"title\":\"%s\",\"unit\":\"%s\",\"zero\":%s,\"marks\":[",
+            d->charts++ > 0 ? "," : "", row->id, row->title, row->unit,
+            row->from_zero ? "true" : "false");
+    if (row->metric == ND_METRIC_LOSS && d->page->count == 1) {
+        write_marks(d, &d->page->runs[0].metrics);
+    }
+    fputs("],\"lines\":[", out);
+    for (int i = 0; i < count; i++) {
+        const chart_line *line = &lines[i];
+        fprintf(out, "%s{\"name\":", i > 0 ? "," : "");
+        write_string(d, line->name);
+        fprintf(out, ",\"run\":%d,\"colour\":%d,\"points\":%s,\"lost\":%lld", line->run,
+                line->colour, line->points ? "true" : "false", (long long)line->curve->not_finite);
+        write_list(d, "step", line->curve, OF_STEP);
+        write_list(d, "mean", line->curve, OF_MEAN);
+        write_list(d, "low", line->curve, OF_LOW);
+        write_list(d, "high", line->curve, OF_HIGH);
+        fputs("}", out);
+    }
+    fputs("]}", out);
 }
+
+/* Tokens and seconds of training at the steps of a run, for the other x axes. */
+static void write_run(drawing *d, int index)
+{
+    const nd_run_view *run = &d->page->runs[index];
+    const nd_metrics *m = &run->metrics;
+    nd_curve *tokens = &d->curves[0], *seconds = &d->curves[1];
+    double sum = 0;
+    nd_curve_begin(tokens, d->parts, d->first, d->last);
+    nd_curve_begin(seconds, d->parts, d->first, d->last);
+    for (size_t i = 0; i < m->row_count; i++) {
+        const double ms = (double)m->rows[i].value[ND_METRIC_STEP_MS];
+        sum += isfinite(ms) ? ms / 1e3 : 0;
+        nd_curve_add(tokens, m->rows[i].step, m->rows[i].tokens_seen);
+        nd_curve_add(seconds, m->rows[i].step, sum);
+    }
+    nd_curve_end(tokens);
+    nd_curve_end(seconds);
+    fprintf(d->doc->out, "%s\n{\"name\":", index > 0 ? "," : "");
+    write_string(d, run->name);
+    fprintf(d->doc->out, ",\"first\":%lld,\"last\":%lld", (long long)m->rows[0].step,
+            (long long)m->rows[m->row_count - 1].step);
+    write_list(d, "step", seconds, OF_STEP);
+    write_list(d, "tokens", tokens, OF_MEAN);
+    write_list(d, "seconds", seconds, OF_MEAN);
+    fputc('}', d->doc->out);
+}
+
+/* Curves. */
 
 static void write_metric(drawing *d, const chart_row *row)
 {
     const nd_page *page = d->page;
-    nd_chart_line lines[LINES_MAX];
+    chart_line lines[LINES_MAX];
     int count = 0;
     for (int i = 0; i < page->count; i++) {
         fill_curve(d, &page->runs[i].metrics, row, &d->curves[i]);
         const char *name = page->count > 1 ? page->runs[i].name : row->title;
-        lines[count++] = (nd_chart_line){.curve = &d->curves[i], .name = name, .colour = i};
+        lines[count++] = (chart_line){.curve = &d->curves[i], .name = name, .run = i, .colour = i};
     }
     if (row->metric == ND_METRIC_LOSS && page->count == 1) {
         nd_curve *validations = &d->curves[count];
         fill_validations(d, &page->runs[0].metrics, validations);
         if (validations->parts > 0) {
-            lines[count++] = (nd_chart_line){validations, "Validation", 1, true};
+            lines[count++] = (chart_line){validations, "Validation", 0, 1, true};
         }
     }
     write_chart(d, row, lines, count);
@@ -151,10 +230,10 @@ static void write_validations_of_all(drawing *d)
 {
     static const chart_row row = {
         "validation", "Validation loss", "nats per token", ND_METRIC_COUNT, 1, false};
-    nd_chart_line lines[ND_PAGE_RUNS_MAX];
+    chart_line lines[ND_PAGE_RUNS_MAX];
     for (int i = 0; i < d->page->count; i++) {
         fill_validations(d, &d->page->runs[i].metrics, &d->curves[i]);
-        lines[i] = (nd_chart_line){&d->curves[i], d->page->runs[i].name, i, true};
+        lines[i] = (chart_line){&d->curves[i], d->page->runs[i].name, i, i, true};
     }
     write_chart(d, &row, lines, d->page->count);
 }
@@ -183,7 +262,7 @@ typedef struct named_rows {
 static void draw_named(drawing *d, const chart_row *row, const named_rows *from, const named *list,
                        int count)
 {
-    nd_chart_line lines[NAMED_MAX];
+    chart_line lines[NAMED_MAX];
     for (int i = 0; i < count; i++) {
         nd_curve *curve = &d->curves[i];
         nd_curve_begin(curve, parts_for(count), d->first, d->last);
@@ -193,7 +272,7 @@ static void draw_named(drawing *d, const chart_row *row, const named_rows *from,
             }
         }
         nd_curve_end(curve);
-        lines[i] = (nd_chart_line){curve, from->names->name[list[i].source], i, from->points};
+        lines[i] = (chart_line){curve, from->names->name[list[i].source], 0, i, from->points};
     }
     write_chart(d, row, lines, count);
 }
@@ -255,8 +334,8 @@ static void write_ranks(drawing *d, const nd_metrics *m)
     static const chart_row row = {
         "ranks", "Work of the slowest and the fastest rank", "ms of a step", ND_METRIC_COUNT, 1,
         true};
-    const nd_chart_line lines[] = {{.curve = &d->curves[0], .name = "Slowest", .colour = 3},
-                                   {.curve = &d->curves[1], .name = "Fastest", .colour = 2}};
+    const chart_line lines[] = {{.curve = &d->curves[0], .name = "Slowest", .colour = 3},
+                                {.curve = &d->curves[1], .name = "Fastest", .colour = 2}};
     fill_work(d, m, ND_METRIC_SLOWEST_MS, &d->curves[0]);
     fill_work(d, m, ND_METRIC_FASTEST_MS, &d->curves[1]);
     if (d->curves[0].parts > 0) {
@@ -267,7 +346,7 @@ static void write_ranks(drawing *d, const nd_metrics *m)
 /* A band from the least to the largest of all linears, and their mean. */
 static void draw_health(drawing *d, const nd_metrics *m, const chart_row *row, bool saturation)
 {
-    nd_chart_line lines[ND_OPERAND_KINDS];
+    chart_line lines[ND_OPERAND_KINDS];
     int count = 0;
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         nd_curve_begin(&d->curves[kind], parts_for(2 * ND_OPERAND_KINDS), d->first, d->last);
@@ -280,9 +359,9 @@ static void draw_health(drawing *d, const nd_metrics *m, const chart_row *row, b
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         nd_curve_end(&d->curves[kind]);
         if (d->curves[kind].parts > 0) {
-            lines[count++] = (nd_chart_line){.curve = &d->curves[kind],
-                                             .name = nd_operand_name((nd_operand_kind)kind),
-                                             .colour = kind};
+            lines[count++] = (chart_line){.curve = &d->curves[kind],
+                                          .name = nd_operand_name((nd_operand_kind)kind),
+                                          .colour = kind};
         }
     }
     write_chart(d, row, lines, count);
@@ -324,8 +403,15 @@ nd_status nd_charts_write(const nd_page *page, nd_doc *doc)
         d->first = m->rows[0].step < d->first ? m->rows[0].step : d->first;
         d->last = last > d->last ? last : d->last;
     }
-    find_marks(d, &page->runs[0].metrics);
-    fputs("<div class=\"charts\">\n", doc->out);
+    fputs("<div id=\"controls\"></div><div class=\"charts\" id=\"charts\"></div><div hidden><svg "
+          "id=\"svg\"></svg></div>\n<noscript><p>The "
+          "curves are drawn by the script of this page, which is not run here.</p></noscript>\n"
+          "<script type=\"application/json\" id=\"data\">{\"runs\":[",
+          doc->out);
+    for (int i = 0; i < page->count; i++) {
+        write_run(d, i);
+    }
+    fputs("],\"charts\":[", doc->out);
     for (size_t i = 0; i < sizeof charts / sizeof *charts; i++) {
         write_metric(d, &charts[i]);
         if (i == 0) {
@@ -336,7 +422,7 @@ nd_status nd_charts_write(const nd_page *page, nd_doc *doc)
         write_ranks(d, &page->runs[0].metrics);
         write_health(d, &page->runs[0].metrics);
     }
-    fputs("</div>\n", doc->out);
+    fputs("]}</script>\n", doc->out);
 out:
     if (d) {
         free(d->curves);

@@ -110,49 +110,6 @@ double nd_median(float *values, size_t count)
     return ((double)lower + (double)upper) / 2;
 }
 
-static int put_tick(double value, double low, double high, int count, double out[ND_TICKS_MAX])
-{
-    double slack = (high - low) * 1e-9;
-    if (count < ND_TICKS_MAX && value >= low - slack && value <= high + slack) {
-        out[count++] = value;
-    }
-    return count;
-}
-
-static int log_ticks(double low, double high, double out[ND_TICKS_MAX])
-{
-    static const double factors[] = {1, 2, 5};
-    int from = (int)floor(log10(low)), to = (int)ceil(log10(high)), count = 0;
-    int all = to - from > 3 ? 1 : 3, every = (to - from) / ND_TICKS_MAX + 1;
-    for (int e = from; e <= to; e += every) {
-        for (int f = 0; f < all; f++) {
-            count = put_tick(factors[f] * pow(10, e), low, high, count, out);
-        }
-    }
-    return count;
-}
-
-int nd_ticks(double low, double high, int wanted, int log, double out[ND_TICKS_MAX])
-{
-    if (!isfinite(low) || !isfinite(high) || !(low < high) || wanted < 1) {
-        return 0;
-    }
-    if (log) {
-        return log_ticks(low, high, out);
-    }
-    wanted = wanted < ND_TICKS_MAX - 1 ? wanted : ND_TICKS_MAX - 1;
-    double raw = (high - low) / wanted, power = pow(10, floor(log10(raw)));
-    double ratio = raw / power;
-    double step = power * (ratio <= 1 ? 1 : ratio <= 2 ? 2 : ratio <= 5 ? 5 : 10);
-    int count = 0;
-    double first = ceil(low / step - 1e-9);
-    for (int i = 0; i <= wanted + 1 && (first + i) * step <= high + step * 1e-9; i++) {
-        double value = (first + i) * step;
-        count = put_tick(fabs(value) < step * 1e-9 ? 0 : value, low, high, count, out);
-    }
-    return count;
-}
-
 /* Digits behind the point, so that `digits` are significant. */
 static int decimals(double magnitude, int digits)
 {

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ND_CURVE_MAX = 400, ND_TICKS_MAX = 12 };
+enum { ND_CURVE_MAX = 400 };
 
 typedef struct nd_curve_part {
     double step; /* mean of the steps whose values it has */
@@ -33,13 +33,6 @@ void nd_curve_end(nd_curve *curve);
 /* The median of the values, which are put into another order; the mean of the middle two of an even
  * number. NaN of none. */
 double nd_median(float *values, size_t count);
-
-/*
- * About `wanted` (at most ND_TICKS_MAX) round values within [low, high]: multiples of 1, 2 or 5
- * times a power of ten. Returns their number. With `log`, which needs low > 0: powers of ten, and
- * their multiples 2 and 5 where the powers alone would be fewer than three.
- */
-int nd_ticks(double low, double high, int wanted, int log, double out[ND_TICKS_MAX]);
 
 /* A number for a person, with `digits` significant digits: "0.00031", "12.3 k", "1.25 M",
  * "3.1e-07"; "-" when it is not finite. Returns text. */

@@ -1,49 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
 "use strict";
+/* Draws the curves of the element "data": runs, and charts with lines. A line has for each interval of steps the mean of its steps
+ * (step), and the mean, the least and the largest of its values. All charts share one view: the x axis, its part that is
+ * seen, the scale of values, the smoothing, and which lines are hidden. */
 (() => {
+const data = JSON.parse(document.getElementById("data").textContent);
+const WIDTH = 640, HEIGHT = 260, LEFT = 64, RIGHT = 628, TOP = 10, BOTTOM = 230;
+const LOG_FROM = 20; // largest over least value that makes an axis logarithmic by itself
+const view = { axis: "step", scale: "auto", smoothing: 0, range: null, hidden: new Set() };
+const axes = { step: "steps", tokens: "tokens", seconds: "time" };
+
+const make = (name, attributes, parent, text) => {
+  const svg = ["svg", "path", "text", "rect", "circle", "polyline", "g", "title", "clipPath"].includes(name);
+  const node = svg ? document.createElementNS(document.getElementById("svg").namespaceURI, name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== undefined) node.textContent = text;
+  if (parent) parent.append(node);
+  return node;
+};
+
+/* Numbers. */
+
+const exact = v => v === null ? "-" : Number(v).toPrecision(5).replace(/(\.\d*?)0+(e|$)/, "$1$2").replace(/\.(e|$)/, "$1");
+const short = v => {
+  const size = Math.abs(v);
+  for (const [factor, unit] of [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e4, " k"]])
+    if (size >= factor) return exact(v / (factor === 1e4 ? 1e3 : factor)) + unit;
+  return exact(v);
+};
+const timeUnit = seconds => seconds >= 7200 ? [3600, "h"] : seconds >= 120 ? [60, "min"] : [1, "s"];
+const place = (x, range) => {
+  if (view.axis === "seconds") {
+    const [factor, unit] = timeUnit(range[1]);
+    return exact(x / factor) + " " + unit;
+  }
+  return view.axis === "tokens" ? short(x) + " tokens" : "step " + Math.round(x);
+};
+const ticks = (low, high, wanted) => {
+  const raw = (high - low) / wanted, power = 10 ** Math.floor(Math.log10(raw));
+  const step = power * [1, 2, 5, 10].find(f => raw / power <= f + 1e-9);
+  const all = [];
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) all.push(i * step);
+  return all;
+};
+const logTicks = (low, high) => {
+  const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high)), all = [];
+  const factors = to - from > 3 ? [1] : [1, 2, 5], every = Math.floor((to - from) / 12) + 1;
+  for (let e = from; e <= to; e += every) for (const f of factors) all.push(f * 10 ** e);
+  return all.filter(v => v >= low && v <= high);
+};
+
+/* Index of the last element that is at most `value`, at least 0. */
+const before = (list, value) => {
+  let low = 0, high = list.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (list[middle] <= value) low = middle; else high = middle - 1;
+  }
+  return low;
+};
+const nearest = (list, value) => {
+  const i = before(list, value);
+  return i + 1 < list.length && list[i + 1] - value < value - list[i] ? i + 1 : i;
+};
+
+/* A step on the x axis: tokens and time are known where the run has its intervals, and straight between them. */
+const toAxis = (run, step) => {
+  if (view.axis === "step") return step;
+  const steps = data.runs[run].step, values = data.runs[run][view.axis], i = before(steps, step);
+  const j = Math.min(i + 1, steps.length - 1);
+  if (i === j || step <= steps[i]) return values[i];
+  return values[i] + (values[j] - values[i]) * Math.min((step - steps[i]) / (steps[j] - steps[i]), 1);
+};
+const wholeRange = () => {
+  let low = Infinity, high = -Infinity;
+  data.runs.forEach((run, i) => {
+    low = Math.min(low, toAxis(i, run.first));
+    high = Math.max(high, toAxis(i, run.last));
+  });
+  return low < high ? [low, high] : [low - 1, low + 1];
+};
+
+/* The mean of all values so far, of which older ones count less. */
+const smooth = values => {
+  if (view.smoothing === 0) return values;
+  let sum = 0, weight = 0;
+  return values.map(v => {
+    sum = view.smoothing * sum + (1 - view.smoothing) * v;
+    weight = view.smoothing * weight + 1 - view.smoothing;
+    return sum / weight;
+  });
+};
+
+/* Charts. */
+
+const keyOf = (chart, line) => data.runs.length > 1 ? "run " + line.run : chart.id + " " + line.name;
+const shown = chart => chart.lines.filter(line => !view.hidden.has(keyOf(chart, line)));
+
+const valueRange = (chart, lines, range) => {
+  let low = Infinity, high = -Infinity;
+  for (const line of lines) {
+    line.at.forEach((x, i) => {
+      if (x < range[0] || x > range[1]) return;
+      low = Math.min(low, line.points ? line.mean[i] : line.low[i]);
+      high = Math.max(high, line.points ? line.mean[i] : line.high[i]);
+    });
+  }
+  if (low > high) [low, high] = [0, 1];
+  const able = low > 0;
+  const log = able && (view.scale === "log" || (view.scale === "auto" && !chart.zero && high / low > LOG_FROM));
+  if (log) [low, high] = [Math.log10(low), Math.log10(high)];
+  const zero = chart.zero && !log && able && view.range === null;
+  const pad = high > low ? (high - low) * 0.04 : Math.abs(high) > 0 ? Math.abs(high) * 0.05 : 1;
+  return { low: zero ? 0 : low - pad, high: high + pad, log };
+};
+
+const draw = (chart, range) => {
+  const lines = shown(chart);
+  for (const line of chart.lines) {
+    line.at = line.step.map(step => toAxis(line.run, step));
+    line.drawn = smooth(line.mean);
+  }
+  const values = valueRange(chart, lines, range);
+  const x = at => LEFT + (at - range[0]) / (range[1] - range[0]) * (RIGHT - LEFT);
+  const y = v => TOP + (values.high - (values.log ? Math.log10(v) : v)) / (values.high - values.low) * (BOTTOM - TOP);
+  const point = (at, v) => x(at).toFixed(1) + "," + y(v).toFixed(1);
+  const svg = chart.svg;
+  svg.replaceChildren();
+  chart.x = x;
+  chart.range = range;
+  chart.note.textContent = values.log ? ", logarithmic" : "";
+  const marks = values.log ? logTicks(10 ** values.low, 10 ** values.high) : ticks(values.low, values.high, 5);
+  make("path", { class: "grid", d: marks.map(v => `M${LEFT},${y(v).toFixed(1)}H${RIGHT}`).join("") }, svg);
+  for (const v of marks) make("text", { x: LEFT - 6, y: (y(v) + 4).toFixed(1), "text-anchor": "end" }, svg, short(v));
+  const [factor, unit] = view.axis === "seconds" ? timeUnit(range[1]) : [1, ""];
+  for (const v of ticks(range[0] / factor, range[1] / factor, 6)) {
+    if (view.axis === "step" && v !== Math.round(v)) continue; // there is no half step
+    make("text", { x: x(v * factor).toFixed(1), y: BOTTOM + 18, "text-anchor": "middle" }, svg, short(v) + (unit && " " + unit));
+  }
+  make("path", { class: "axis", d: `M${LEFT},${TOP}V${BOTTOM}H${RIGHT}` }, svg);
+  const clip = make("clipPath", { id: "clip-" + chart.id }, svg);
+  make("rect", { x: LEFT, y: 0, width: RIGHT - LEFT, height: BOTTOM + 4 }, clip);
+  const inside = make("g", { "clip-path": `url(#clip-${chart.id})` }, svg);
+  for (const mark of chart.marks) {
+    const at = x(toAxis(0, mark.step)).toFixed(1);
+    make("title", {}, make("path", { class: "mark", d: `M${at},${TOP}V${BOTTOM}` }, inside), mark.text);
+  }
+  for (const line of lines) {
+    const style = "c" + line.colour % 8 + (line.colour >= 8 ? " dash" : "");
+    const usable = line.at.map((_, i) => i).filter(i => !values.log || line.low[i] > 0);
+    if (!line.points && usable.some(i => line.low[i] < line.high[i])) {
+      const upper = usable.map(i => point(line.at[i], line.high[i]));
+      const lower = usable.map(i => point(line.at[i], line.low[i])).reverse();
+      make("path", { class: "band " + style, d: "M" + upper.concat(lower).join("L") + "Z" }, inside);
+    }
+    if (usable.length > 1) {
+      make("polyline", { class: "line " + style, points: usable.map(i => point(line.at[i], line.drawn[i])).join(" ") }, inside);
+    }
+    for (const i of line.points || usable.length === 1 ? usable : []) {
+      make("circle", { class: "dot " + style, cx: x(line.at[i]).toFixed(1), cy: y(line.mean[i]).toFixed(1), r: 3 }, inside);
+    }
+  }
+  chart.selection = make("rect", { class: "selection", y: TOP, height: BOTTOM - TOP, width: 0 }, svg);
+  chart.cursor = make("path", { class: "cursor" }, svg);
+};
+const drawAll = () => {
+  const range = view.range || wholeRange();
+  for (const chart of data.charts) {
+    hide(chart);
+    draw(chart, range);
+  }
+  reset.disabled = view.range === null;
+};
+
+/* Values under the pointer, or at the cursor that the keys move. */
+
+const hide = chart => {
+  chart.tip.hidden = true;
+  if (chart.cursor) chart.cursor.style.visibility = "hidden";
+};
+const show = (chart, wanted, spoken) => {
+  const rows = [];
+  let at = null;
+  for (const line of shown(chart)) {
+    if (line.at.length === 0) continue;
+    const i = nearest(line.at, wanted);
+    if (at === null) at = line.at[i];
+    const range = line.low[i] < line.high[i] ? ` (${exact(line.low[i])} to ${exact(line.high[i])})` : "";
+    const smoothed = view.smoothing > 0 && !line.points ? `, smoothed ${exact(line.drawn[i])}` : "";
+    rows.push(line.name + ": " + exact(line.mean[i]) + range + smoothed);
+  }
+  if (at === null || at < chart.range[0] || at > chart.range[1]) return hide(chart);
+  chart.at = at;
+  const x = chart.x(at);
+  chart.cursor.setAttribute("d", `M${x.toFixed(1)},${TOP}V${BOTTOM}`);
+  chart.cursor.style.visibility = "visible";
+  chart.tip.textContent = place(at, chart.range) + "\n" + rows.join("\n");
+  chart.tip.hidden = false;
+  const box = chart.svg.getBoundingClientRect(), left = box.left - chart.figure.getBoundingClientRect().left + x / WIDTH * box.width;
+  chart.tip.style.left = (left > box.width / 2 ? left - chart.tip.offsetWidth - 10 : left + 10) + "px";
+  chart.tip.style.top = chart.svg.offsetTop + 4 + "px";
+  if (spoken) live.textContent = chart.title + ", " + chart.tip.textContent.replaceAll("\n", ", ");
+};
+
+const zoom = (low, high) => {
+  const whole = wholeRange();
+  low = Math.max(low, whole[0]);
+  high = Math.min(high, whole[1]);
+  if (!(high > low)) return;
+  view.range = low === whole[0] && high === whole[1] ? null : [low, high];
+  drawAll();
+};
+const zoomBy = (chart, factor) => {
+  const [low, high] = chart.range, centre = Math.min(Math.max(chart.at ?? (low + high) / 2, low), high);
+  zoom(centre - (centre - low) * factor, centre + (high - centre) * factor);
+  show(chart, centre, false);
+};
+const unzoom = () => {
+  view.range = null;
+  drawAll();
+};
+const move = (chart, by) => {
+  const line = shown(chart).find(one => one.at.length > 0);
+  if (!line) return;
+  const [low, high] = chart.range, last = line.at.length - 1;
+  const from = chart.at === undefined || chart.at < low || chart.at > high ? nearest(line.at, low) - Math.sign(by) : nearest(line.at, chart.at);
+  show(chart, line.at[Math.min(Math.max(from + by, nearest(line.at, low)), Math.min(nearest(line.at, high), last))], true);
+};
+const keys = {
+  ArrowLeft: chart => move(chart, -1), ArrowRight: chart => move(chart, 1), PageUp: chart => move(chart, -20),
+  PageDown: chart => move(chart, 20), Home: chart => move(chart, -1e9), End: chart => move(chart, 1e9),
+  "+": chart => zoomBy(chart, 0.5), "=": chart => zoomBy(chart, 0.5), "-": chart => zoomBy(chart, 2), 0: unzoom, Escape: unzoom,
+};
+
+const listen = chart => {
+  const svg = chart.svg;
+  let begin = null;
+  const at = event => {
+    const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) / box.width * WIDTH;
+    return Math.min(Math.max(x, LEFT), RIGHT);
+  };
+  const value = x => chart.range[0] + (x - LEFT) / (RIGHT - LEFT) * (chart.range[1] - chart.range[0]);
+  svg.addEventListener("pointerdown", event => {
+    if (event.button !== 0) return;
+    begin = at(event);
+    svg.setPointerCapture(event.pointerId);
+  });
+  svg.addEventListener("pointermove", event => {
+    const now = at(event);
+    show(chart, value(now), false);
+    if (begin === null) return;
+    chart.selection.setAttribute("x", Math.min(begin, now));
+    chart.selection.setAttribute("width", Math.abs(now - begin));
+  });
+  svg.addEventListener("pointerup", event => {
+    const [low, high] = begin === null ? [0, 0] : [begin, at(event)].sort((a, b) => a - b);
+    begin = null;
+    chart.selection.setAttribute("width", 0);
+    if (high - low > 6) zoom(value(low), value(high));
+  });
+  svg.addEventListener("pointercancel", () => { begin = null; });
+  svg.addEventListener("pointerleave", () => hide(chart));
+  svg.addEventListener("blur", () => hide(chart));
+  svg.addEventListener("dblclick", unzoom);
+  svg.addEventListener("keydown", event => {
+    if (!keys[event.key] || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    keys[event.key](chart);
+  });
+};
+
+const addLegend = (chart, caption) => {
+  for (const line of chart.lines.length > 1 ? chart.lines : []) {
+    const style = "key c" + line.colour % 8 + (line.colour >= 8 ? " dash" : "");
+    const button = make("button", { type: "button", class: style, "aria-pressed": "true" }, caption, line.name);
+    button.dataset.key = keyOf(chart, line);
+    button.title = "shows or hides this curve";
+    button.addEventListener("click", () => {
+      const key = button.dataset.key, off = !view.hidden.delete(key);
+      if (off) view.hidden.add(key);
+      for (const other of document.querySelectorAll(".key")) {
+        if (other.dataset.key === key) other.setAttribute("aria-pressed", String(!off));
+      }
+      drawAll();
+    });
+  }
+};
+
+const add = chart => {
+  chart.figure = make("figure", { class: "chart", id: chart.id }, document.getElementById("charts"));
+  const caption = make("figcaption", {}, chart.figure);
+  make("b", {}, caption, chart.title);
+  caption.append(" " + chart.unit);
+  chart.note = make("span", {}, caption);
+  addLegend(chart, caption);
+  const ends = chart.lines.filter(line => line.mean.length > 0).map(line => {
+    const low = line.low.reduce((a, b) => Math.min(a, b)), high = line.high.reduce((a, b) => Math.max(a, b));
+    return `${line.name} from ${exact(line.mean[0])} to ${exact(line.mean[line.mean.length - 1])}, least ${exact(low)}, largest ${exact(high)}`;
+  });
+  chart.svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label":
+    `${chart.title}, ${chart.unit}: ${ends.join("; ")}. Arrow keys read values, plus and minus zoom, 0 shows all.` }, chart.figure);
+  chart.tip = make("div", { class: "tip", hidden: "" }, chart.figure);
+  for (const line of chart.lines) {
+    if (line.lost > 0) {
+      make("p", {}, chart.figure, `${line.name}: ${line.lost} ${line.lost === 1 ? "value is" : "values are"} not finite, and not drawn`);
+    }
+  }
+  listen(chart);
+};
+
+/* What holds for all charts. */
+
+const bar = document.getElementById("controls");
+const field = (text, name, attributes) => {
+  const label = make("label", {}, bar, text + " ");
+  return make(name, attributes, label);
+};
+const choice = (text, id, options, take) => {
+  const select = field(text, "select", { id });
+  for (const [value, name] of Object.entries(options)) make("option", { value }, select, name);
+  select.addEventListener("change", () => {
+    take(select.value);
+    drawAll();
+  });
+};
+choice("x axis", "axis", axes, value => {
+  view.axis = value;
+  view.range = null;
+});
+choice("values", "scale", { auto: "as suits", linear: "linear", log: "logarithmic" }, value => { view.scale = value; });
+const slider = field("smoothing", "input", { id: "smoothing", type: "range", min: 0, max: 0.99, step: 0.01, value: 0 });
+slider.addEventListener("input", () => {
+  view.smoothing = Number(slider.value);
+  drawAll();
+});
+const reset = make("button", { type: "button", id: "reset" }, bar, "show all");
+reset.addEventListener("click", unzoom);
+make("span", { class: "hint" }, bar, "drag over a chart to zoom");
+const live = make("p", { class: "spoken", "aria-live": "polite" }, bar);
+
 const root = document.documentElement;
 const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; });
-const figure = v => Number(v).toPrecision(5).replace(/(\.\d*?)0+(e|$)/, "$1$2").replace(/\.(e|$)/, "$1");
-const nearest = (steps, step) => {
-  let low = 0, high = steps.length - 1;
-  while (high - low > 1) { const mid = (low + high) >> 1; if (steps[mid] < step) low = mid; else high = mid; }
-  return step - steps[low] <= steps[high] - step ? low : high;
-};
-for (const chart of document.querySelectorAll(".chart")) {
-  const data = JSON.parse(chart.querySelector("script").textContent), svg = chart.querySelector("svg");
-  const cursor = document.createElementNS(svg.namespaceURI, "path"), tip = document.createElement("div");
-  cursor.setAttribute("class", "cursor");
-  svg.append(cursor);
-  tip.className = "tip";
-  tip.hidden = true;
-  chart.append(tip);
-  const hide = () => { tip.hidden = true; cursor.style.visibility = "hidden"; };
-  svg.addEventListener("pointerleave", hide);
-  svg.addEventListener("pointermove", event => {
-    const box = svg.getBoundingClientRect(), width = svg.viewBox.baseVal.width;
-    const at = (event.clientX - box.left) / box.width * width;
-    const part = (at - data.x[0]) / (data.x[1] - data.x[0]);
-    if (part < -0.02 || part > 1.02) { hide(); return; }
-    const wanted = data.steps[0] + part * (data.steps[1] - data.steps[0]);
-    let shown = null;
-    const rows = [];
-    for (const line of data.lines) {
-      if (line.step.length === 0) continue;
-      const i = nearest(line.step, wanted);
-      if (shown === null) shown = line.step[i];
-      const range = line.low[i] < line.high[i] ? " (" + figure(line.low[i]) + " to " + figure(line.high[i]) + ")" : "";
-      rows.push(line.name + ": " + figure(line.mean[i]) + range);
-    }
-    if (shown === null) { hide(); return; }
-    const span = data.steps[1] - data.steps[0];
-    const x = data.x[0] + (span > 0 ? (shown - data.steps[0]) / span : 0.5) * (data.x[1] - data.x[0]);
-    cursor.setAttribute("d", "M" + x.toFixed(1) + "," + data.y[0] + "V" + data.y[1]);
-    cursor.style.visibility = "visible";
-    tip.textContent = "step " + Math.round(shown) + "\n" + rows.join("\n");
-    tip.hidden = false;
-    const place = box.left - chart.getBoundingClientRect().left + x / width * box.width;
-    tip.style.left = (place > box.width / 2 ? place - tip.offsetWidth - 10 : place + 10) + "px";
-    tip.style.top = "40px";
-  });
-}
+data.charts.forEach(add);
+drawAll();
 })();

@@ -90,26 +90,6 @@ Test(curve, the_median_is_that_of_a_sort)
     cr_assert(isnan(nd_median(values, 0)));
 }
 
-Test(curve, ticks_are_round_and_within_the_range)
-{
-    static const double ranges[][2] = {{0, 1}, {2.31, 2.34}, {-3, 5}, {1, 1000000}, {1e-7, 3e-4}};
-    double ticks[ND_TICKS_MAX];
-    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-        double low = ranges[i][0], high = ranges[i][1];
-        int count = nd_ticks(low, high, 5, 0, ticks);
-        cr_assert(count >= 2 && count <= ND_TICKS_MAX, "%d ticks in %g to %g", count, low, high);
-        for (int k = 0; k < count; k++) {
-            cr_assert(ticks[k] >= low - 1e-9 && ticks[k] <= high * (1 + 1e-9));
-            cr_assert(k == 0 || ticks[k] > ticks[k - 1]);
-        }
-    }
-    int count = nd_ticks(0.01, 20, 5, 1, ticks);
-    cr_assert_geq(count, 3);
-    cr_assert_float_eq(ticks[0], 0.01, 1e-12);
-    cr_assert_eq(nd_ticks(1, 1, 5, 0, ticks), 0);
-    cr_assert_eq(nd_ticks(NAN, 1, 5, 0, ticks), 0);
-}
-
 Test(curve, figures_are_short)
 {
     static const struct {
