@@ -2,6 +2,7 @@
 /* NCCL on one GPU (launch.nccl_alone), or on its double: the start, a communicator for each group,
  * every operation, the end in good order, and the abort after a fault. */
 #include <criterion/criterion.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/comm/comm.h"
@@ -36,6 +37,7 @@ static void open_alone(alone *a)
 {
     nd_cuda_options options = {.local_workers = 1};
     memset(a, 0, sizeof *a);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 0); /* as a worker does */
     expect_ok(nd_device_open_cuda(&options, &a->device), "the GPU");
     const nd_nccl_options nccl = {
         .size = 1,

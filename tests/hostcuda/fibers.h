@@ -38,6 +38,9 @@ int64_t hostcuda_launch_count(void);
  */
 int nd_double_launch(struct CUstream_st *stream, void (*kernel)(void *closure), const void *closure,
                      size_t bytes) __attribute__((weak));
+/* Before the launch of a kernel, which its address tells from others. A cudaError_t. */
+int nd_double_load(struct CUstream_st *stream, const void *what, size_t bytes)
+    __attribute__((weak));
 #ifdef __cplusplus
 }
 

@@ -57,6 +57,10 @@ int launch(bool meets, const char *name, void (*kernel)(P...), int64_t grid, int
            CUstream_st *queue, typename as_is<P>::type... arguments)
 {
     auto thread = [=]() { kernel(arguments...); };
+    int loaded = nd_double_load ? nd_double_load(queue, &kernel, sizeof kernel) : 0;
+    if (loaded) {
+        return loaded;
+    }
     return hostcuda::launch(name, grid, block, meets, queue, thread);
 }
 

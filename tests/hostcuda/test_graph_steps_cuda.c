@@ -161,6 +161,7 @@ static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
 
 static mesh_job job_of(nd_precision precision, int order, bool cast_units)
 {
+    nd_double_machine_get()->strict_capture = true; /* step 1 has used all that is recorded */
     tempdir_make(&dir);
     mesh_use_gpus(true, cast_units);
     nd_double_machine_get()->order = order;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 #include "runtime/device/graphs.h"
@@ -20,13 +21,18 @@ typedef struct fixture {
 static const nd_graph_counts most = {.works = 2, .graphs = 4, .ops = 8};
 
 /* The graphs keep the address of the stream. */
-static void open_graphs(fixture *f)
+static void open_graphs_on(fixture *f, int ordinal)
 {
-    nd_cuda_options options = {.local_workers = 1};
+    nd_cuda_options options = {.local_workers = 1, .ordinal = ordinal};
     cr_assert_eq(nd_device_open_cuda(&options, &f->device), ND_OK);
     cr_assert_eq(f->device->table->stream_init(f->device, &f->stream), ND_OK);
     cr_assert_eq(nd_graphs_create(&f->stream, &most, &f->graphs), ND_OK, "%s",
                  nd_error_last()->message);
+}
+
+static void open_graphs(fixture *f)
+{
+    open_graphs_on(f, 0);
 }
 
 static void nothing(void *closure)
@@ -78,8 +84,8 @@ Test(graphs_cuda, a_fault_names_the_graph_and_its_ops)
 {
     fixture f;
     open_graphs(&f);
-    cr_assert_eq(work(&f, 0, 2, fault), ND_OK);
-    cr_assert_eq(nd_stream_sync(&f.stream), ND_ERR_INTERNAL);
+    nd_status status = work(&f, 0, 2, fault); /* which may see it already */
+    cr_assert_eq(status == ND_OK ? nd_stream_sync(&f.stream) : status, ND_ERR_INTERNAL);
     expect_message("error 700");
     expect_message("forward of block 3, part 1 (rmsnorm_fwd, matmul)");
 }
@@ -270,6 +276,58 @@ Test(graphs_cuda, the_capturing_thread_may_not, .signal = SIGABRT)
     cudaEvent_t event;
     record_and_capture(&f, &event);
     (void)ask(event);
+}
+
+static nd_status real_op(fixture *f, const nd_ops *ops, char *memory, bool product)
+{
+    nd_tensor a = nd_tensor_2d(memory, ND_DTYPE_F32, 16, 16);
+    nd_tensor c = nd_tensor_2d(memory + 4096, ND_DTYPE_F32, 16, 16);
+    bool enqueue;
+    ND_TRY(nd_stream_inside(&f->stream, &(nd_graph_op){.name = "real"}, &enqueue));
+    if (!enqueue) {
+        return ND_OK;
+    }
+    return product ? ND_CALL(ops, &f->stream, matmul, .c = c, .a = a, .b = a)
+                   : ND_CALL(ops, &f->stream, cast, .out = c, .x = a);
+}
+
+static nd_status recorded_op(fixture *f, const nd_ops *ops, char *memory, bool product)
+{
+    static const nd_graph_key key = {.name = "forward", .number = 3};
+    ND_TRY(nd_graphs_begin(f->graphs, &key));
+    return end_as(f, real_op(f, ops, memory, product));
+}
+
+/* That a strict double would notice: a kernel, or a product, that the driver loads in the midst. */
+Test(graphs_cuda, what_is_used_first_inside_a_capture_ends_it_unless_all_is_loaded)
+{
+    for (int eager = 0; eager < 2; eager++) {
+        for (int product = 0; product < 2; product++) {
+            fixture f;
+            const nd_ops *ops = NULL;
+            void *memory = NULL;
+            setenv("CUDA_MODULE_LOADING", eager ? "EAGER" : "LAZY", 1);
+            nd_double_machine_get()->strict_capture = true;
+            open_graphs_on(&f, 2 * eager + product); /* where nothing was used */
+            cr_assert_eq(nd_ops_cuda(f.device, false, &ops), ND_OK);
+            cr_assert_eq(nd_device_alloc(f.device, 8192, &memory), ND_OK);
+            cr_expect_eq(recorded_op(&f, ops, memory, product), eager ? ND_OK : ND_ERR_INTERNAL);
+            cr_expect_eq(recorded_op(&f, ops, memory, product), ND_OK, "%s",
+                         nd_error_last()->message);
+        }
+    }
+}
+
+/* The same for a wait for a stream that is not captured. */
+Test(graphs_cuda, a_wait_for_another_stream_inside_a_capture_is_refused, .signal = SIGABRT)
+{
+    fixture f;
+    nd_stream other;
+    cudaEvent_t event;
+    nd_double_machine_get()->strict_capture = true;
+    record_and_capture(&f, &event);
+    cr_assert_eq(f.device->table->stream_init(f.device, &other), ND_OK);
+    (void)nd_stream_sync(&other);
 }
 
 Test(graphs_cuda, ops_that_wait_are_refused)

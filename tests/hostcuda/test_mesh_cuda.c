@@ -106,6 +106,15 @@ Test(mesh_cuda, f32_with_eager_streams, .timeout = 600)
     compare(ND_PRECISION_FP32, meshes + 2, 1, ND_DOUBLE_EAGER, false);
 }
 
+/* In an order that is drawn, each mesh another. */
+Test(mesh_cuda, f32_with_drawn_streams, .timeout = 600)
+{
+    for (int m = 2; m < MESHES; m++) {
+        nd_double_machine_get()->seed = (uint64_t)m;
+        compare(ND_PRECISION_FP32, meshes + m, 1, ND_DOUBLE_RANDOM, false);
+    }
+}
+
 /* What a model does whose weights in the compute dtype do not fit beside its state. */
 Test(mesh_cuda, units_cast_one_at_a_time, .timeout = 600)
 {

@@ -163,6 +163,7 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
 {
     static const char two[] = "--device cuda --workers 2 --dp-shard-size 2 --precision fp8 "
                               "--fp8-recipe rowwise --gradient-accumulation-steps 2";
+    unsetenv("ND_DOUBLE_LT_VECTORS");
     cr_assert_eq(run(two, "vectors"), 0, "%s", shell_output);
     cr_expect_null(strstr(shell_output, "takes no scales"), "%s", shell_output);
     const double with = last_loss("vectors");

@@ -79,9 +79,9 @@ static void scale(nd_stream *stream, int *to, int value)
 
 /* (0 + 3) 5 with a wait between the streams; 0 5 + 3 without it when the second stream runs
  * first. */
-static int across_streams(bool wait)
+static int across_streams(int order, bool wait)
 {
-    fixture f = begin(ND_DOUBLE_LAZY);
+    fixture f = begin(order);
     int result[N];
     add(&f.compute, f.memory, 3);
     cr_assert_eq(f.device->table->event_record(&f.event, &f.compute), ND_OK);
@@ -98,12 +98,27 @@ static int across_streams(bool wait)
 
 Test(streams, an_event_orders_two_streams)
 {
-    cr_expect_eq(across_streams(true), 15);
+    cr_expect_eq(across_streams(ND_DOUBLE_LAZY, true), 15);
 }
 
 Test(streams, the_double_shows_a_missing_wait)
 {
-    cr_expect_eq(across_streams(false), 0);
+    cr_expect_eq(across_streams(ND_DOUBLE_LAZY, false), 0);
+}
+
+/* In an order that is drawn, the copy comes before 3 is added, after it, or between both. */
+Test(streams, a_drawn_order_keeps_waits_and_shows_missing_ones)
+{
+    int seen[16] = {0};
+    for (uint64_t seed = 0; seed < 64; seed++) {
+        nd_double_machine_get()->seed = seed;
+        cr_expect_eq(across_streams(ND_DOUBLE_RANDOM, true), 15);
+        int value = across_streams(ND_DOUBLE_RANDOM, false);
+        cr_assert(value == 0 || value == 3 || value == 15, "%d", value);
+        seen[value]++;
+    }
+    cr_expect(seen[0] > 0 && seen[3] > 0 && seen[15] > 0, "%d, %d, %d of 64", seen[0], seen[3],
+              seen[15]);
 }
 
 Test(streams, memory_starts_at_zero_and_copies_go_any_way)

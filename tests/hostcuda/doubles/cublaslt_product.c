@@ -218,6 +218,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     need_workspace(workspace, workspace_bytes, chosen.workspace);
     need_scales("A's scales", call.scale_a, call.vectors, call.m);
     need_scales("B's scales", call.scale_b, call.vectors, call.n);
+    if (nd_double_load(stream, &chosen, sizeof chosen) != cudaSuccess) {
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    }
     return nd_double_launch(stream, run_matmul, &call, sizeof call) == cudaSuccess
                ? CUBLAS_STATUS_SUCCESS
                : CUBLAS_STATUS_EXECUTION_FAILED;

@@ -259,8 +259,12 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
         nd_double_counts *counts = &machine_current()->counts;
         *(f->deterministic ? &counts->ordered_backwards : &counts->usual_backwards) += 1;
     }
-    cudaError_t error = nd_double_launch(
-        (cudaStream_t)stream->native, f->backward ? run_backward : run_forward, &call, sizeof call);
+    cudaError_t error = nd_double_load((cudaStream_t)stream->native, f, sizeof *f);
+    if (error != cudaSuccess) {
+        return nd_fail(ND_ERR_INTERNAL, "cuDNN: a plan is loaded while a graph is recorded");
+    }
+    error = nd_double_launch((cudaStream_t)stream->native, f->backward ? run_backward : run_forward,
+                             &call, sizeof call);
     return error == cudaSuccess ? ND_OK
                                 : nd_fail(ND_ERR_INTERNAL, "the device has failed (%d)", error);
 }

@@ -20,11 +20,14 @@
  * ND_DOUBLE_NOTES (none: a file that gets a line with the variables that CUDA and NCCL read once),
  * ND_DOUBLE_FREE (none; set: freeing does not return, as where a kernel waits for a peer),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
- * other queues first).
+ * other queues first; random:SEED: each call runs a few tasks of queues that it draws),
+ * ND_DOUBLE_CAPTURE (strict: a capture also refuses a kernel, product or attention that is used for
+ * the first time, unless CUDA_MODULE_LOADING=EAGER, and a wait for any stream).
  */
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,6 +45,10 @@ cudaError_t nd_double_submit(cudaStream_t stream, nd_double_task *task, const vo
 /* For kernels: work that runs through. */
 cudaError_t nd_double_launch(cudaStream_t stream, void (*kernel)(void *closure),
                              const void *closure, size_t bytes);
+
+/* For doubles of what the driver loads at its first use: a kernel or a form of a library, known by
+ * these bytes. Not cudaSuccess where the stream is captured and that ends the capture. */
+cudaError_t nd_double_load(cudaStream_t stream, const void *what, size_t bytes);
 
 /* From a task: the device has failed, and every later call reports it. */
 void nd_double_break(cudaError_t error);
@@ -77,7 +84,9 @@ typedef struct nd_double_machine {
     long queue;             /* what a stream holds; one more waits inside the call. 0: anything */
     long refused_rows;      /* cuDNN has no plan for so many queries; 0: for any number */
     size_t attention_extra; /* bytes of workspace beside those of the formula */
-    enum { ND_DOUBLE_LAZY, ND_DOUBLE_EAGER, ND_DOUBLE_OTHERS } order;
+    enum { ND_DOUBLE_LAZY, ND_DOUBLE_EAGER, ND_DOUBLE_OTHERS, ND_DOUBLE_RANDOM } order;
+    uint64_t seed;       /* of the random order */
+    bool strict_capture; /* ND_DOUBLE_CAPTURE */
 } nd_double_machine;
 
 nd_double_machine *nd_double_machine_get(void);

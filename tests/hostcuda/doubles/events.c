@@ -120,7 +120,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
         }
         machine_outside_capture("cudaEventQuery");
         if (pending) {
-            queue_round(device, NULL);
+            queue_look(device, NULL);
         }
         queue_asked(device, pending);
     }

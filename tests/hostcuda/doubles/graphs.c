@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Capture of streams into graphs, and their launch. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/hostcuda/doubles/machine.h"
 
@@ -15,6 +16,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     cudaGraph_t graph = calloc(1, sizeof *graph);
     graph->tail = &graph->head;
     graph->origin = stream;
+    graph->thread = pthread_self();
     stream->capture = graph;
     return cudaSuccess;
 }
@@ -26,6 +28,33 @@ void machine_outside_capture(const char *call)
             nd_double_violation("%s while a stream is captured", call);
         }
     }
+}
+
+static bool is_loaded(double_device *device, uint64_t hash)
+{
+    for (int i = 0; i < device->loaded_count; i++) {
+        if (device->loaded[i] == hash) {
+            return true;
+        }
+    }
+    if (device->loaded_count < MACHINE_LOADED) {
+        device->loaded[device->loaded_count++] = hash;
+    }
+    return false;
+}
+
+cudaError_t nd_double_load(cudaStream_t stream, const void *what, size_t bytes)
+{
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    const unsigned char *byte = what;
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ byte[i]) * 1099511628211u;
+    }
+    bool eager = loading && strcmp(loading, "EAGER") == 0;
+    bool refuses = nd_double_machine_get()->strict_capture && !eager && stream->capture;
+    return !is_loaded(machine_current(), hash) && refuses ? machine_end_capture(stream)
+                                                          : cudaSuccess;
 }
 
 cudaError_t machine_end_capture(cudaStream_t stream)
@@ -51,6 +80,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out)
     cudaError_t error = cudaSuccess;
     if (!graph || graph->origin != stream) {
         return machine_error(cudaErrorStreamCaptureUnmatched);
+    }
+    if (!pthread_equal(graph->thread, pthread_self())) {
+        return machine_error(cudaErrorStreamCaptureWrongThread);
     }
     for (cudaStream_t s = device->streams; s; s = s->next) {
         if (s->capture == graph) {

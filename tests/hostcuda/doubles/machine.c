@@ -76,7 +76,7 @@ static void start(void)
 {
     static const char *const read_once[] = {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING",
                                             NULL};
-    const char *order = getenv("ND_DOUBLE_ORDER");
+    const char *order = getenv("ND_DOUBLE_ORDER"), *capture = getenv("ND_DOUBLE_CAPTURE");
     nd_double_note_environment("cuda", read_once);
     machine.devices = (int)number("ND_DOUBLE_DEVICES", 8);
     machine.driver = (int)number("ND_DOUBLE_DRIVER", 13000);
@@ -84,9 +84,12 @@ static void start(void)
     machine.memory = (size_t)number("ND_DOUBLE_MEMORY", 65536) << 20;
     machine.other = (int)number("ND_DOUBLE_OTHER", -1);
     machine.queue = number("ND_DOUBLE_QUEUE", 0);
-    machine.order = order && strcmp(order, "eager") == 0    ? ND_DOUBLE_EAGER
-                    : order && strcmp(order, "others") == 0 ? ND_DOUBLE_OTHERS
-                                                            : ND_DOUBLE_LAZY;
+    machine.order = order && strcmp(order, "eager") == 0         ? ND_DOUBLE_EAGER
+                    : order && strcmp(order, "others") == 0      ? ND_DOUBLE_OTHERS
+                    : order && strncmp(order, "random:", 7) == 0 ? ND_DOUBLE_RANDOM
+                                                                 : ND_DOUBLE_LAZY;
+    machine.seed = machine.order == ND_DOUBLE_RANDOM ? strtoull(order + 7, NULL, 10) : 0;
+    machine.strict_capture = capture && strcmp(capture, "strict") == 0;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO};
     sigaction(SIGSEGV, &action, NULL);
 }
@@ -111,6 +114,15 @@ double_device *machine_current(void)
 {
     pthread_once(&once, start);
     return &devices[current];
+}
+
+uint64_t machine_draw(double_device *device)
+{
+    uint64_t x = machine.seed * 0x9e3779b97f4a7c15 + (uint64_t)(device - devices);
+    x = x * 0xbf58476d1ce4e5b9 + ++device->draws;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
 }
 
 bool machine_is_driver(const double_device *device)
@@ -271,6 +283,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *p)
 {
+    machine_outside_capture("cudaFreeHost");
     wait_for_all();
     return unmap(p, false);
 }

@@ -8,7 +8,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 
-enum { MACHINE_DEVICES = 32, MACHINE_REGIONS = 256 };
+enum { MACHINE_DEVICES = 32, MACHINE_REGIONS = 256, MACHINE_LOADED = 4096 };
 
 typedef struct task {
     struct task *next;
@@ -20,7 +20,8 @@ typedef struct task {
 struct CUgraph_st { /* also the executable graph */
     task *head, **tail;
     cudaStream_t origin;
-    bool invalid; /* an illegal call has ended the capture */
+    bool invalid;     /* an illegal call has ended the capture */
+    pthread_t thread; /* that began the capture, and must end it */
 };
 
 struct CUevent_st {
@@ -60,6 +61,9 @@ typedef struct double_device {
     bool hot;                 /* nd_double_hot */
     bool settling;            /* NCCL's last answer was that a call is in progress */
     bool waiting;             /* the host has asked since it last enqueued something */
+    uint64_t draws;           /* of the random order */
+    uint64_t loaded[MACHINE_LOADED]; /* hashes of what was used */
+    int loaded_count;
     nd_double_counts counts;
 } double_device;
 
@@ -80,6 +84,9 @@ void machine_outside_capture(const char *call);
 cudaError_t machine_end_capture(cudaStream_t stream);
 void queue_run(double_device *device, cudaStream_t stream, uint64_t until);
 void queue_round(double_device *device, cudaStream_t stream); /* as far as it goes now */
+/* What a query runs: all that goes now; in the random order a few tasks. */
+void queue_look(double_device *device, cudaStream_t stream);
+uint64_t machine_draw(double_device *device);
 void queue_wait(double_device *device, cudaStream_t stream);
 void queue_wait_all(double_device *device);
 void event_forget(const task *t); /* which will not run: nothing, where it is none of an event */

@@ -62,8 +62,62 @@ static bool step_others(double_device *device, cudaStream_t stream)
     return moved;
 }
 
+/* One task of a stream that is drawn, or of the next one that can go; false when none can. */
+static bool step_random(double_device *device)
+{
+    uint64_t count = 0, turns = 0;
+    for (cudaStream_t s = device->streams; s; s = s->next) {
+        count++;
+    }
+    turns = count > 0 ? machine_draw(device) % count : 0;
+    cudaStream_t first = device->streams;
+    while (turns-- > 0) {
+        first = first->next;
+    }
+    for (cudaStream_t s = first; s; s = s->next) {
+        if (step(device, s)) {
+            return true;
+        }
+    }
+    for (cudaStream_t s = device->streams; s != first; s = s->next) {
+        if (step(device, s)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void step_some(double_device *device, uint64_t most)
+{
+    machine_open(device);
+    while (most-- > 0 && step_random(device)) {
+    }
+    machine_close(device);
+}
+
+void queue_look(double_device *device, cudaStream_t stream)
+{
+    if (nd_double_machine_get()->order == ND_DOUBLE_RANDOM) {
+        step_some(device, 1 + machine_draw(device) % 8);
+    } else {
+        queue_round(device, stream);
+    }
+}
+
+static void round_random(double_device *device, cudaStream_t stream)
+{
+    machine_open(device);
+    while ((!stream || stream->head) && step_random(device)) {
+    }
+    machine_close(device);
+}
+
 void queue_round(double_device *device, cudaStream_t stream)
 {
+    if (nd_double_machine_get()->order == ND_DOUBLE_RANDOM) {
+        round_random(device, stream);
+        return;
+    }
     bool others_first = nd_double_machine_get()->order != ND_DOUBLE_LAZY;
     machine_open(device);
     for (bool moved = true; moved;) {
@@ -133,6 +187,10 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
     device->counts.submitted++;
     device->waiting = false;
     if (stream->capture) {
+        if (stream->capture->invalid) {
+            free(t);
+            return machine_error(cudaErrorStreamCaptureInvalidated);
+        }
         *stream->capture->tail = t;
         stream->capture->tail = &t->next;
         stream->unjoined = stream != stream->capture->origin;
@@ -148,6 +206,9 @@ cudaError_t queue_submit(cudaStream_t stream, nd_double_task *run, const void *c
     stream->submitted++;
     if (nd_double_machine_get()->order == ND_DOUBLE_EAGER && !stream->running) {
         queue_round(device, stream);
+    }
+    if (nd_double_machine_get()->order == ND_DOUBLE_RANDOM && device->open == 0) {
+        step_some(device, machine_draw(device) % 4);
     }
     return cudaSuccess;
 }
@@ -223,6 +284,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     double_device *device = machine_current();
+    if (stream->capture) {
+        nd_double_violation("a stream is destroyed while it is captured");
+    }
     queue_round(device, stream);
     struct CUstream_st **at = &device->streams;
     while (*at != stream) {
@@ -241,6 +305,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 static cudaError_t refuse_in_capture(cudaStream_t stream)
 {
+    if (nd_double_machine_get()->strict_capture && !stream->capture) {
+        machine_outside_capture("a query of another stream, or a wait for it,");
+    }
     return stream->capture ? machine_end_capture(stream) : cudaSuccess;
 }
 
@@ -252,7 +319,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
         return error;
     }
     bool pending = stream->head != NULL;
-    queue_round(device, stream);
+    queue_look(device, stream);
     queue_asked(device, pending);
     return device->broken ? machine_error(device->broken)
            : stream->head ? cudaErrorNotReady
