@@ -13,59 +13,46 @@
 #include "runtime/device/host_memory.h"
 #include "trainer/checkpoint/restore.h"
 #include "trainer/checkpoint/saver.h"
-#include "trainer/commands/gpu_estimate.h"
+#include "trainer/commands/estimate.h"
+#include "trainer/commands/gpu_rates.h"
 #include "trainer/precision/precision.h"
 #include "trainer/report/report.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
-/*
- * What the estimate assumes, and prints with its result. A CPU core computes BF16 products with
- * AVX-512's BF16 dot products, F32 at half that speed, and communicates through shared memory. A
- * GPU computes at half of the 989 TFLOP/s of an H100 and communicates over its NVLink. Nothing is
- * overlapped.
- */
-typedef struct assumption {
-    const char *worker;
-    double flops, bytes_per_second;
-} assumption;
-
-static assumption assume(const nd_rank *r, bool f32)
-{
-    double share = f32 ? 0.5 : 1.0;
-    if (r->config->launch.device == ND_CHOOSE_CUDA) {
-        return (assumption){"one H100 a worker at half of its BF16 peak", 495e12 * share, 200e9};
-    }
-    /* Threads beyond the worker's share of the cores wait for each other. */
-    double all = nd_affinity_threads(1, 0), local = (double)r->config->launch.nproc_per_node;
-    double cores = fmin(r->device->threads, all / local);
-    return (assumption){"one core a thread, shared where there are more threads than cores",
-                        100e9 * cores * share, 2e9};
-}
-
 static double planned_bytes(const nd_trainer *trainer)
 {
     return (double)(trainer->plan.total + trainer->plan.external);
 }
 
-/* Compares the plans of all workers of the host with its memory. For GPUs it assumes 80 GB, since
- * any machine can plan any job. */
-static void print_fit(FILE *out, const nd_trainer *trainer)
+/* The plan for each kind of GPU, since any machine can plan any job. *fits: for one of them. */
+static void print_fit_of_gpus(FILE *out, double each, bool *fits)
+{
+    *fits = false;
+    for (int i = 0; i < ND_RATED_GPUS; i++) {
+        const bool room = each <= nd_gpu_rates[i].gib;
+        fprintf(out, "%s one %s: %.2f of its %.1f GiB\n", room ? "fits" : "does not fit",
+                nd_gpu_rates[i].name, each, nd_gpu_rates[i].gib);
+        *fits |= room;
+    }
+}
+
+/* The plans of all workers of this host beside its memory. */
+static void print_fit(FILE *out, const nd_trainer *trainer, bool *fits)
 {
     const nd_config *config = trainer->rank->config;
-    const double gpu_gib = 79.6; /* what a card of 80 GB has */
     double each = planned_bytes(trainer) / nd_gib;
     if (config->launch.device == ND_CHOOSE_CUDA) {
-        fprintf(out, "%s a GPU of 80 GB: %.2f of its %.1f GiB\n",
-                each <= gpu_gib ? "fits" : "does not fit", each, gpu_gib);
+        print_fit_of_gpus(out, each, fits);
         return;
     }
     nd_host_memory host = nd_host_memory_read("");
     double all = each * (double)config->launch.nproc_per_node;
+    *fits = all <= (double)host.physical / nd_gib;
     fprintf(out,
             "%s: %lld worker%s of %.2f GiB take %.1f of its %.1f GiB, of which %.1f are free\n",
-            all > (double)host.physical / nd_gib    ? "does not fit this host"
+            !*fits                                  ? "does not fit this host"
             : all > (double)host.available / nd_gib ? "fits this host once other programs give way"
                                                     : "fits this host",
             (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
@@ -113,111 +100,9 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
     }
 }
 
-/* Bytes of this rank's shards of all units as they are gathered; FP8 codes have one byte. */
-static double gathered_bytes(const nd_layout *layout, double width)
-{
-    double bytes = 0.0;
-    for (int u = 0; u < layout->unit_count; u++) {
-        const nd_segment *segments = layout->units[u].segments;
-        bytes += (double)segments[ND_SEGMENT_HP].shard_count * width +
-                 (double)segments[ND_SEGMENT_FP8].shard_count;
-    }
-    return bytes;
-}
-
 static void print_line(void *context, const char *text)
 {
     fprintf(context, "%s\n", text);
-}
-
-/* Weights of the linears of all layers; in_fp8: of those alone that are converted; again: of those
- * alone that recompute multiplies again. */
-static double linear_weights(const nd_trainer *trainer, bool in_fp8, bool again)
-{
-    const nd_filter *filter = &trainer->model->scales.filter;
-    const nd_llama_shape *s = &trainer->rank->shape;
-    const nd_recompute recompute = trainer->rank->config->parallel.recompute;
-    double weights = 0.0;
-    for (int64_t layer = 0; layer < s->layers; layer++) {
-        for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
-            int64_t out, in;
-            nd_linear_sizes(s, i, 1, &out, &in);
-            bool counts = (!in_fp8 || nd_filter_converts(filter, layer, i)) &&
-                          (!again || nd_recompute_multiplies(recompute, nd_linear_input(i)));
-            weights += counts ? (double)out * (double)in : 0.0;
-        }
-    }
-    return weights;
-}
-
-/* FLOPs of a token in products of converted linears, of all layers as all FLOPs here: 6 per weight,
- * or 4 if the weight gradient is computed in BF16. */
-static double fp8_flops_per_token(const nd_trainer *trainer)
-{
-    const nd_recipe *recipe = &trainer->model->scales.recipe;
-    return linear_weights(trainer, true, false) *
-           (recipe->weight_gradient.a.scaling == ND_SCALING_NONE ? 4.0 : 6.0);
-}
-
-typedef struct estimate {
-    double compute, wire; /* seconds of a step */
-    double tokens;        /* of a step */
-    assumption a;
-} estimate;
-
-/* FLOPs per token that the backward repeats: 2 per weight, and attention's forward. halves: those
- * of converted linears count half. */
-static double flops_again(const nd_trainer *trainer, bool halves)
-{
-    const nd_rank *r = trainer->rank;
-    const double attention =
-        nd_flops_per_token_causal(&r->shape, r->config->train.sequence_length) -
-        nd_flops_per_token_causal(&r->shape, 0);
-    double weights = linear_weights(trainer, false, true);
-    weights -= halves ? 0.5 * linear_weights(trainer, true, true) : 0.0;
-    return 2.0 * weights +
-           (r->config->parallel.recompute == ND_RECOMPUTE_FULL ? attention / 3.0 : 0.0);
-}
-
-static estimate estimate_of(const nd_trainer *trainer)
-{
-    const nd_rank *r = trainer->rank;
-    const nd_config *config = r->config;
-    const nd_dims *d = &trainer->model->dims;
-    double tokens = (double)config->train.sequence_length * (double)nd_step_blocks(config);
-    bool cuda = config->launch.device == ND_CHOOSE_CUDA, fp8 = trainer->model->scales.recipe.name;
-    double each = nd_flops_per_token_causal(&r->shape, config->train.sequence_length);
-    each -= cuda && fp8 ? 0.5 * fp8_flops_per_token(trainer) : 0.0; /* FP8 takes half the time */
-    each += flops_again(trainer, cuda && fp8);
-    double flops = tokens * each / r->world_size;
-    assumption a = assume(r, d->act == ND_DTYPE_F32);
-    double micros = (double)config->train.gradient_accumulation_steps;
-    const nd_layout *layout = trainer->model->layout;
-    double width = (double)nd_dtype_size(d->act), shards = layout->shards;
-    double gathers = trainer->model->fsdp.resident ? 1.0 : 2.0 * micros;
-    double bytes = gathered_bytes(layout, width) * (shards - 1) * gathers +
-                   (double)layout->shard_total * (shards - 1) * 4.0 * micros;
-    double tp = r->mesh.size[ND_AXIS_TP];
-    double gather_width = nd_recipe_is_per_tensor(&trainer->model->scales.recipe) ? 1.0 : width;
-    bytes += micros * (double)layout->block_count * (double)(d->Tl * d->C) *
-             (6.0 * gather_width + 4.0 * width) * (tp - 1);
-    return (estimate){flops / a.flops, bytes / a.bytes_per_second, tokens, a};
-}
-
-static void print_estimate(FILE *out, const nd_trainer *trainer)
-{
-    const estimate e = estimate_of(trainer);
-    bool cuda = trainer->rank->config->launch.device == ND_CHOOSE_CUDA;
-    fprintf(out, "estimated step: %.3f s = %.3f s compute + %.3f s communication; %.0f tokens/s\n",
-            e.compute + e.wire, e.compute, e.wire, e.tokens / (e.compute + e.wire));
-    fprintf(out,
-            "  assumes, without a measurement, %s: %.0f GFLOP/s and %.0f GB/s a worker, nothing "
-            "overlapped\n",
-            e.a.worker, e.a.flops * 1e-9, e.a.bytes_per_second * 1e-9);
-    if (trainer->model->scales.recipe.name) {
-        fprintf(out, cuda ? "  FP8 products of converted linears count at twice the BF16 rate\n"
-                          : "  FP8 products count at the BF16 rate: a CPU widens their codes\n");
-    }
 }
 
 /* Plans the trainer of one rank; allocates nothing. */
@@ -265,9 +150,19 @@ nd_status nd_plan_check_memory(const nd_config *config, const nd_inputs *inputs,
     return ND_OK;
 }
 
-/* rank: whose groups and plan are printed. */
+static nd_status print_estimate(FILE *out, const nd_trainer *trainer)
+{
+    nd_estimate list[ND_ESTIMATES_MAX];
+    int count = 0;
+    ND_TRY(nd_estimate_steps(trainer, list, &count));
+    fprintf(out, "estimated step, all workers: ");
+    nd_estimates_print(out, list, count);
+    return ND_OK;
+}
+
+/* rank: whose groups and plan are printed. *fits: the plan, into the memory it is meant for. */
 static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs *inputs,
-                            nd_worker *worker, const nd_tuning *tuning, int rank)
+                            nd_worker *worker, const nd_tuning *tuning, int rank, bool *fits)
 {
     nd_rank *r = &worker->rank;
     nd_trainer *trainer = NULL;
@@ -296,9 +191,9 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     fprintf(out, "memory plan of rank %d, %d thread%s:\n", rank, r->device->threads,
             r->device->threads == 1 ? "" : "s");
     nd_memplan_print(&trainer->plan, out);
-    print_fit(out, trainer);
+    print_fit(out, trainer, fits);
     status = print_checkpoints(out, trainer);
-    print_estimate(out, trainer);
+    status = status == ND_OK ? print_estimate(out, trainer) : status;
     nd_trainer_destroy(trainer);
     return status;
 }
@@ -400,12 +295,15 @@ static nd_status check_variant(variant *v, const nd_inputs *inputs)
                                      c->train.sequence_length);
 }
 
-static void print_variant(FILE *out, const char *name, const nd_trainer *trainer, double own)
+static nd_status print_variant(FILE *out, const char *name, const nd_trainer *trainer, double own)
 {
-    const estimate e = estimate_of(trainer);
+    nd_estimate list[ND_ESTIMATES_MAX];
+    int count = 0;
     double bytes = planned_bytes(trainer);
-    fprintf(out, "  %-64s %9.3f GiB %+6.1f %%  %9.3f s %12.0f tokens/s\n", name, bytes / nd_gib,
-            (bytes / own - 1) * 100, e.compute + e.wire, e.tokens / (e.compute + e.wire));
+    ND_TRY(nd_estimate_steps(trainer, list, &count));
+    fprintf(out, "  %-64s %9.3f GiB %+6.1f %%  ", name, bytes / nd_gib, (bytes / own - 1) * 100);
+    nd_estimates_print(out, list, 1);
+    return ND_OK;
 }
 
 /* A setting that cannot be is a row that says why. */
@@ -415,9 +313,8 @@ static void try_variant(FILE *out, variant *v, const nd_inputs *inputs, nd_worke
     nd_trainer *trainer = NULL;
     nd_status status = check_variant(v, inputs);
     status = status == ND_OK ? plan_rank(&v->config, inputs, worker, NULL, rank, &trainer) : status;
-    if (status == ND_OK) {
-        print_variant(out, v->name, trainer, own);
-    } else {
+    status = status == ND_OK ? print_variant(out, v->name, trainer, own) : status;
+    if (status != ND_OK) {
         fprintf(out, "  %-64s not possible: %s\n", v->name, nd_error_last()->message);
         nd_error_clear();
     }
@@ -431,14 +328,12 @@ static nd_status print_own(FILE *out, const nd_config *config, const nd_inputs *
     nd_trainer *trainer = NULL;
     nd_status status = ND_OK;
     ND_TRY(plan_rank(config, inputs, worker, NULL, rank, &trainer));
-    if (config->launch.device == ND_CHOOSE_CUDA) {
-        ND_TRY_OUT(nd_gpu_estimates_print(out, trainer));
-    }
+    ND_TRY_OUT(nd_estimates_explain(out, trainer));
     *own = planned_bytes(trainer);
     fprintf(out,
             "what other settings would need, each alone, of a worker and by the same estimate; "
             "further workers are on further hosts like this one:\n");
-    print_variant(out, "as it is", trainer, *own);
+    ND_TRY_OUT(print_variant(out, "as it is", trainer, *own));
 out:
     nd_trainer_destroy(trainer);
     return status;
@@ -474,7 +369,7 @@ static nd_status plan(const nd_command_call *call)
     nd_status status = ND_OK;
     int world = nd_mesh_world_size(&config->resolved_mesh);
     int rank = call->cli->plan_rank < 0 ? 0 : call->cli->plan_rank;
-    bool cuda = config->launch.device == ND_CHOOSE_CUDA;
+    bool cuda = config->launch.device == ND_CHOOSE_CUDA, fits = true;
     if (rank >= world) {
         return nd_fail(ND_ERR_CONFIG, "--rank %d is not in the mesh; use a rank from 0 to %d", rank,
                        world - 1);
@@ -482,10 +377,14 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
-    ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank));
+    ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     if (call->cli->plan_explains) {
         print_reasons(stdout);
         ND_TRY_OUT(print_variants(stdout, config, &inputs, worker, rank));
+    }
+    if (!fits) {
+        status = nd_fail(ND_ERR_RESOURCE,
+                         "the job does not fit; plan --explain prints what other settings need");
     }
 out:
     nd_tuning_destroy(tuning);

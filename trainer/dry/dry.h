@@ -96,10 +96,12 @@ typedef struct nd_step_work {
     double flops_bf16, flops_fp8, flops_f32; /* of products */
     double flops_attention;                  /* of pairs that are seen; backward's scores again */
     double moved_bytes;                      /* read and written by all other ops */
-    double wire_bytes;                       /* that the rank sends */
+    double wire_bytes;                       /* that the rank sends in groups over several hosts */
+    double host_bytes;                       /* that it sends in groups of one host */
+    int host_ranks;                          /* of each host, which are adjacent */
     nd_calls calls;                          /* its weight: how often what runs is done in a step */
 } nd_step_work;
-nd_status nd_dry_run_work(const nd_rank *rank, nd_step_work *out);
+nd_status nd_dry_run_work(const nd_rank *rank, int host_ranks, nd_step_work *out);
 
 /* Ops for dry runs (dry_ops.c): they compute nothing and touch no memory. All tables have the
  * properties and the queries of `real`. */

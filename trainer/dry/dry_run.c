@@ -99,7 +99,10 @@ static void count_sent(const nd_comm *comm, double elements, nd_dtype dtype)
 {
     nd_step_work *work = comm->transport->native;
     if (work) {
-        work->wire_bytes += elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
+        const int first = comm->ranks[0], last = comm->ranks[comm->size - 1];
+        const bool host = first / work->host_ranks == last / work->host_ranks;
+        *(host ? &work->host_bytes : &work->wire_bytes) +=
+            elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
     }
 }
 
@@ -265,9 +268,9 @@ nd_status nd_dry_run_graphs(const nd_rank *rank, const nd_model_options *options
     return status;
 }
 
-nd_status nd_dry_run_work(const nd_rank *rank, nd_step_work *out)
+nd_status nd_dry_run_work(const nd_rank *rank, int host_ranks, nd_step_work *out)
 {
-    nd_step_work work = {0};
+    nd_step_work work = {.host_ranks = host_ranks};
     dry_step step = {
         .calls = &work.calls, .ops = nd_dry_work_ops(rank->ops), .native = &work, .work = &work};
     ND_TRY(run_rank(rank, &step));

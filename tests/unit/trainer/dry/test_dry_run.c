@@ -115,7 +115,7 @@ Test(dry_run, products_that_cast)
     for (int i = 0; i < 3; i++) {
         config.fp8.all_gather = i == 2;
         cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls[i]), ND_OK);
-        cr_assert_eq(nd_dry_run_work(&rank_of_one, &work[i]), ND_OK);
+        cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work[i]), ND_OK);
         for (int e = 0; e < calls[i].count; e++) {
             const nd_call *call = &calls[i].entries[e].call;
             const bool fp8 = call->kind == ND_CALL_MATMUL_FP8;
@@ -168,7 +168,7 @@ Test(dry_run, work_is_that_of_the_formula)
     double weights = LAYERS * each + 256.0 * 64;
     double pairs = (double)s->heads * TOKENS * (TOKENS + 1) / 2 * MICROS * LAYERS;
     config.train.precision = ND_PRECISION_BF16;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(work.flops_bf16, 6 * weights * tokens, "%g", work.flops_bf16);
     cr_expect_eq(work.flops_attention, 14 * pairs * (double)s->head_dim);
     cr_expect_eq(work.flops_fp8 + work.flops_f32 + work.wire_bytes, 0.0);
@@ -176,7 +176,7 @@ Test(dry_run, work_is_that_of_the_formula)
     cr_expect_gt(work.moved_bytes, 2.0 * LAYERS * tokens * 64 * 2 * 4);
     config.train.precision = ND_PRECISION_FP8;
     nd_step_work fp8;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, &fp8), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &fp8), ND_OK, "%s", nd_error_last()->message);
     cr_expect_gt(fp8.flops_fp8, 0.0);
     cr_expect_eq(fp8.flops_fp8 + fp8.flops_bf16, work.flops_bf16);
 }
@@ -192,16 +192,16 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
     rank_of_one.mesh = (nd_mesh){{1, 1, 4, 1, 1}};
     rank_of_one.world_size = 4;
     config.parallel.reshard_after_forward = false;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
     double kept = work.wire_bytes;
     cr_expect_geq(kept, once * (2 + 4), "%g of %g", kept, once);
     cr_expect_leq(kept, once * (2 + 4) * 1.05, "%g of %g", kept, once);
     config.parallel.reshard_after_forward = true;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
     cr_expect_gt(work.wire_bytes, kept * 1.05);
     cr_expect_leq(work.wire_bytes, once * (2 + 2 + 4) * 1.05);
     /* Of three micro-batches, each reduces its gradients. */
     config.train.gradient_accumulation_steps = 3;
-    cr_assert_eq(nd_dry_run_work(&rank_of_one, &work), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
     cr_expect_geq(work.wire_bytes, once * (2 + 3 * 4));
 }
