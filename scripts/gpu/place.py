@@ -109,14 +109,14 @@ def run(command, **options):
         return 127
 
 
-def output_of(command, timeout=30):
-    """What a short command prints, without the last line end; empty when it fails."""
+def output_of(command, timeout=30, codes=(0,)):
+    """What a short command prints, without the last line end; empty when it ends with another code."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.strip() if done.returncode in codes else ""
 
 
 def tool(variable, name):
