@@ -96,6 +96,26 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     assert_says(&back, ".1, folder '/begun/in/start-0'\n");
 }
 
+Test(node_restarts, a_node_leaves_and_comes_back_twice)
+{
+    launched nodes[2], back[2];
+    start_nodes(nodes, "B0T46D40;B40T46D43;B43T46X0", "3");
+    wait_for_start(nodes, 0);
+    kill(nodes[1].pid, SIGKILL);
+    launched_expect(&nodes[1], 137);
+    tiny_nodes_start(&back[0], &job, 1, 1, NULL);
+    launched_until(&back[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "of epoch 1 waits", 2, LAUNCHED_SECONDS);
+    kill(back[0].pid, SIGKILL);
+    launched_expect(&back[0], 137);
+    tiny_nodes_start(&back[1], &job, 1, 2, NULL);
+    launched_expect(&back[1], 0);
+    launched_expect(&nodes[0], 0);
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40\n");
+    assert_says(&nodes[0], "was lost; restart 2 of 3 follows in 1 s, from step 43\n");
+    assert_says(&back[1], "epoch 2 of rank 3, run nd-");
+}
+
 /* Its ndlaunch is started again before node 0 has ended its own workers. */
 Test(node_restarts, a_node_that_comes_back_at_once_waits_for_the_others)
 {
