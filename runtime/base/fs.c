@@ -275,9 +275,32 @@ static nd_status open_regular(const char *path, int flags, nd_status blame, int 
     return ND_OK;
 }
 
+/* What a clone without git-lfs has in the place of a large file. */
+static bool is_lfs_pointer(int fd, off_t bytes)
+{
+    static const char begin[] = "version https://git-lfs.github.com/spec/v1\n";
+    char text[sizeof begin - 1];
+    return bytes > (off_t)sizeof text && bytes < 1024 &&
+           pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text &&
+           memcmp(text, begin, sizeof text) == 0;
+}
+
 nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st)
 {
-    return open_regular(path, 0, blame, fd, st);
+    struct stat own;
+    ND_TRY(open_regular(path, 0, blame, fd, &own));
+    if (is_lfs_pointer(*fd, own.st_size)) {
+        close(*fd);
+        *fd = -1;
+        return nd_fail(blame,
+                       "\"%s\" is a Git LFS pointer and not the file; fetch the file with git lfs "
+                       "pull",
+                       path);
+    }
+    if (st) {
+        *st = own;
+    }
+    return ND_OK;
 }
 
 nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat *st)
@@ -368,8 +391,12 @@ nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char *
     }
     ND_TRY_OUT(nd_alloc(bytes + 1, 1, (void **)&data));
     ND_TRY_OUT(nd_fs_pread(fd, path, data, bytes, 0));
-    *out = data;
     *size = bytes;
+    if (bytes >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) { /* a byte order mark is not text */
+        *size -= 3;
+        memmove(data, data + 3, *size + 1);
+    }
+    *out = data;
     data = NULL;
 out:
     free(data);

@@ -76,7 +76,8 @@ nd_status nd_fs_blame(int code, nd_status blame);
 
 /* Opening. The descriptors are the caller's. */
 
-/* A regular file, to be read. A link is followed. *st may be NULL. */
+/* A regular file, to be read. A link is followed, and a pointer of Git LFS is refused. *st may be
+ * NULL. */
 nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st);
 /* The same for a file that this program wrote: a link is refused. */
 nd_status nd_fs_open_own(const char *path, nd_status blame, int *fd, struct stat *st);
@@ -99,8 +100,9 @@ FILE *nd_fs_stream_kernel(const char *path);
 
 /* Reading. */
 
-/* The whole file and a terminating NUL that is not counted in *size; refuses more than max_bytes.
- * Owned by the caller. */
+/* The whole file, without the byte order mark of UTF-8 that some editors put before a text, and a
+ * terminating NUL that is not counted in *size; refuses more than max_bytes. Owned by the
+ * caller. */
 nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
 
 /* A regular file mapped read-only. An empty file has data NULL and size 0. */

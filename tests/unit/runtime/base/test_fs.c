@@ -57,6 +57,35 @@ Test(fs, what_is_not_a_file_is_refused_with_the_callers_status)
     assert_fails(nd_fs_read(fifo, 9, ND_ERR_DATA, &text, &size), ND_ERR_DATA, "pipe"); /* at once */
 }
 
+Test(fs, a_byte_order_mark_is_not_read)
+{
+    static const char *const texts[][2] = {
+        {"\xef\xbb\xbf{}", "{}"}, {"\xef\xbb\xbf", ""}, {"\xef\xbb", "\xef\xbb"}};
+    for (size_t i = 0; i < 3; i++) {
+        char *text;
+        size_t size;
+        const char *path = tempdir_write(&dir, "a", texts[i][0], strlen(texts[i][0]));
+        assert_ok(nd_fs_read(path, 99, ND_ERR_DATA, &text, &size));
+        cr_expect_str_eq(text, texts[i][1]);
+        cr_expect_eq(size, strlen(texts[i][1]));
+        free(text);
+    }
+}
+
+/* Whatever reads it: a text, a map, a descriptor. */
+Test(fs, a_git_lfs_pointer_is_told)
+{
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n"
+                                  "size 268435456\n";
+    nd_fs_map map;
+    char *text;
+    size_t size;
+    const char *path = tempdir_write(&dir, "model.safetensors", pointer, sizeof pointer - 1);
+    assert_fails(nd_fs_read(path, 999, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG, "git lfs pull");
+    assert_fails(nd_fs_map_open(path, ND_ERR_DATA, &map), ND_ERR_DATA,
+                 "model.safetensors\" is a Git LFS pointer");
+}
+
 Test(fs, map_of_a_file_and_of_an_empty_one)
 {
     nd_fs_map map;
