@@ -96,13 +96,16 @@ def source_version():
     return commit if clean else commit + ", changed"
 
 
+def visible_gpus():
+    names = "name,compute_cap,memory.total,driver_version"
+    return output_of(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]).split("\n")
+
+
 def make_place(a):
     dry = a.dry_run
     folder = pathlib.Path(os.environ.get("ND_GPU_BUILD") or ("build" if dry else "build-gpu"))
     programs = folder / "tests" / "hostcuda" if dry else folder
-    names = "name,compute_cap,memory.total,driver_version"
-    gpus = ["doubles of an H200"] * 2 if dry else \
-        output_of(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"]).split("\n")
+    gpus = ["doubles of an H200"] * 2 if dry else visible_gpus()
     gpu = gpus[0]
     return Place(dry=dry, out=a.out or pathlib.Path("gpu_check-dry-run" if dry else "gpu_check"), build=folder,
                  programs=programs, tests=programs / "test_hostcuda" if dry else folder / "tests" / "gpu" / "test_gpu",
@@ -214,7 +217,7 @@ def sanitizer_items(place):
         yield Item(f"sanitizer-{name}", "conformance", 60, 500, conformance.sanitized, name)
 
 
-ATTENTION, LAYER_ATTENTION, OTHER_OPS = ("attention_[!8]*/*", "attention/*"), ("attention_8b/*",), ("!(attention*)/*",)
+ATTENTION, LAYER_ATTENTION, OTHER_OPS = "attention!(_8b)/*", "attention_8b/*", "!(attention*)/*"  # patterns of Criterion
 OPTIONS = (("-graphs", "--cuda-graphs", {"CUDA_MODULE_LOADING": "EAGER"}), ("-autotune", "--autotune", {}))
 
 

@@ -2,6 +2,11 @@
 """What a machine with a GPU is: the driver, its clocks, and the properties of the device with which cuDNN's plans are made for it
 elsewhere."""
 import ctypes
+import fcntl
+import hashlib
+import pathlib
+import socket
+import struct
 import subprocess
 
 import build
@@ -36,6 +41,25 @@ def device_properties():
             "totalGlobalMem": size.value, "deviceName": name.value.decode(errors="replace")}, of
 
 
+def bring_up_loopback():
+    """Workers meet over it, and a small machine may have left it down."""
+    get, put, up = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            name, flags = struct.unpack("16sh", fcntl.ioctl(any_socket, get, struct.pack("16sh", b"lo", 0)))
+            if not flags & up:
+                fcntl.ioctl(any_socket, put, struct.pack("16sh", name, flags | up))
+        except OSError:
+            pass  # the first run says what is wrong
+
+
+def changed_files(folder):
+    """Those that are not as they were packed."""
+    lines = [line.split("  ") for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    return [name for sum_, name in lines
+            if not (folder / name).exists() or hashlib.sha256((folder / name).read_bytes()).hexdigest() != sum_]
+
+
 def collect(place):
     for name, command in COMMANDS.items():
         with open(place.out / "data" / f"{name}.log", "w") as log:
@@ -43,7 +67,7 @@ def collect(place):
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, timeout=10)
             except (OSError, subprocess.TimeoutExpired) as error:
                 log.write(f"{command[0]}: {error}\n")
-    say({"libraries": build.library_versions()})
+    say({"libraries": build.library_versions(), "changed_files": changed_files(pathlib.Path())})
     try:
         properties, attributes = device_properties()
     except OSError as error:

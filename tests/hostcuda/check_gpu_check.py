@@ -5,6 +5,7 @@
 Once with the real programs on the doubles; then with stand-ins for programs, tools and torch that are missing, wrong, slow
 or killed: each must be said in the report and by the exit code, none may pass for done.
 """
+import argparse
 import concurrent.futures
 import fcntl
 import json
@@ -214,6 +215,38 @@ def torch_is_missing(parent):
     check(all(name == "machine" or "torch" in name for name in ran), f"ran: {ran}")
     for words in ("without recompute, bf16, beside PyTorch", "the most layers that PyTorch fits"):
         check(p.verdict(words)["measured"] == "2 x", f"{p.verdict(words)}")
+
+
+def torch_is_measured_compiled_first(parent):
+    """What becomes of PyTorch's two kinds: the faster counts, fewer layers follow when memory is short, and the time is kept."""
+    sys.path.insert(0, str(SOURCE / "scripts" / "gpu"))
+    import peer
+
+    def measured(answers, seconds=480.0, halve=True):
+        """(exit code, last result, (layers, compiled) of each try), where each kind of so many layers answers a code or tokens/s."""
+        tries, said = [], []
+
+        def child(a, layers, *flags, limit=None):
+            compiled = "--compile" in flags
+            tries.append((layers, compiled))
+            answer = answers[layers, compiled]
+            return (0, {"tokens_per_second": answer, "layers": layers, "compile": compiled}) if answer > 100 else (answer, {"error": "none"})
+
+        peer.child, peer.say = child, said.append
+        a = argparse.Namespace(steps=1, accumulation=1, warm_up=1, checkpoint=False, compile=True, layers=16, halve=halve, seconds=seconds)
+        return peer.fewer(a), said[-1], tries
+
+    both = {(16, True): 300.0, (16, False): 200.0}
+    code, result, tries = measured(both)
+    check(code == 0 and result["compile"] and result["tokens_per_second_not_compiled"] == 200.0 and tries == [(16, True), (16, False)], f"{result}")
+    check(measured(both, seconds=59)[2] == [(16, True)], "without a minute left, what is compiled is enough")
+    code, result, _ = measured({(16, True): 1, (16, False): 200.0})
+    check(code == 0 and not result["compile"] and result["compiled_failed"] == "none", f"{result}")
+    code, result, tries = measured({(16, True): 71, (8, True): 300.0, (8, False): 71})
+    check(code == 0 and result["layers"] == 8 and result["not_compiled_failed"] == "none" and (16, False) not in tries, f"{result}, {tries}")
+    check(measured({(16, True): 71, (15, True): 300.0, (15, False): 200.0}, halve=False)[1]["layers"] == 15, "one layer less")
+    check(measured({(16, True): 1, (16, False): 1})[0] == 1, "a failure of both is one")
+    check(measured({(n, True): 71 for n in (16, 8, 4, 2, 1)})[0] == 71, "not even one layer fits")
 
 
 def a_layer_is_that_of_torch(parent):
@@ -466,7 +499,7 @@ def timed(case, parent):
 
 
 def main():
-    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wheels_come_first, wrong_use, a_layer_is_that_of_torch, torch_is_missing, tools_are_missing,
+    cases = (everything, the_time_is_up, killed_half_way, tests_that_do_not_pass, jobs_on_several_gpus, wheels_come_first, wrong_use, torch_is_measured_compiled_first, a_layer_is_that_of_torch, torch_is_missing, tools_are_missing,
              a_smaller_gpu, damaged_results, what_is_cut_off_leaves_its_steps, results_are_delivered)
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:  # the others mostly wait
         for running in [pool.submit(timed, case, pathlib.Path(folder)) for case in cases]:
