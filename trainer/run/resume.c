@@ -19,7 +19,8 @@ static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
 {
     char *real = realpath(path, NULL);
     if (!real) {
-        return nd_fail(ND_ERR_DATA, "the folder %s cannot be opened: %s", path, strerror(errno));
+        return nd_fail(nd_fs_blame(errno, ND_ERR_DATA), "the folder %s cannot be opened: %s", path,
+                       strerror(errno));
     }
     bool fits = strlen(real) < ND_RESUME_PATH_MAX;
     snprintf(out, ND_RESUME_PATH_MAX, "%.*s", ND_RESUME_PATH_MAX - 1, real);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/checkpoints_parts.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +64,7 @@ static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out
     const nd_identity *identity = &c->context->worker->identity;
     char *real = realpath(c->files->dir, NULL);
     if (!real) {
-        return nd_fail(ND_ERR_IO, "the run folder %s is gone", c->files->dir);
+        return nd_fail(ND_ERR_IO, "the run folder %s is gone: %s", c->files->dir, strerror(errno));
     }
     snprintf(out->run, sizeof out->run, "%.*s", ND_RESUME_PATH_MAX - 1, real);
     free(real);

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A preloaded library that numbers the calls by which a process asks about the files of a folder,
+ * and lets one of them fail as a broken disk or a full table of files would.
+ *
+ *   ND_QUESTION_FOLDER=PATH   absolute; names in it count, and the folder itself
+ *   ND_QUESTION_LOG=FILE      gets a line for each call: number, name, path; and, without a number,
+ *                             "0 rename PATH" or "0 remove PATH" for each change of a name
+ *   ND_QUESTION_FAIL=K        call K (the first is 1) fails
+ *   ND_QUESTION_ERRNO=E       with this number
+ *
+ * Questions are stat and its kin, open without O_CREAT, opendir, readdir, realpath and statvfs.
+ */
+#undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096 };
+
+static char folder[PATH_BYTES];
+static int log_fd = -1, fail_errno;
+static long count, fail_at;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *path = getenv("ND_QUESTION_FOLDER"), *log = getenv("ND_QUESTION_LOG");
+    const char *fail = getenv("ND_QUESTION_FAIL"), *code = getenv("ND_QUESTION_ERRNO");
+    if (!path) {
+        return;
+    }
+    snprintf(folder, sizeof folder, "%s", path);
+    fail_at = fail ? atol(fail) : 0;
+    fail_errno = code ? atoi(code) : EIO;
+    if (log) {
+        log_fd = (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC,
+                              0666);
+    }
+}
+
+/* The absolute path of a descriptor, or of a name in it. */
+static void path_at(int fd, const char *name, char out[PATH_BYTES])
+{
+    char link[64];
+    long n = 0;
+    if (!name || name[0] != '/') {
+        snprintf(link, sizeof link, fd == AT_FDCWD ? "/proc/self/cwd" : "/proc/self/fd/%d", fd);
+        n = syscall(SYS_readlinkat, AT_FDCWD, link, out, PATH_BYTES - 1);
+        n = n > 0 ? n : 0;
+    }
+    snprintf(out + n, (size_t)(PATH_BYTES - n), "%s%s", n > 0 && name ? "/" : "", name ? name : "");
+}
+
+/* Numbers and writes down a call; a change of a name has number 0. True: it fails. */
+static bool enter(const char *name, int fd, const char *at, bool question)
+{
+    char path[PATH_BYTES], line[PATH_BYTES + 64];
+    const size_t n = strlen(folder);
+    const int saved = errno;
+    bool fails = false;
+    if (n == 0) {
+        return false;
+    }
+    path_at(fd, at, path);
+    if (strncmp(path, folder, n) == 0 && (path[n] == '/' || path[n] == '\0')) {
+        pthread_mutex_lock(&lock);
+        const long number = question ? ++count : 0;
+        if (log_fd >= 0) {
+            int size = snprintf(line, sizeof line, "%ld %s %s\n", number, name, path);
+            syscall(SYS_write, log_fd, line, (size_t)size);
+        }
+        fails = question && number == fail_at;
+        pthread_mutex_unlock(&lock);
+    }
+    errno = fails ? fail_errno : saved;
+    return fails;
+}
+
+/* *real becomes the C library's function. ISO C has no cast to it from what dlsym returns. */
+static void find_real(const char *name, void *real)
+{
+    void *found = dlsym(RTLD_NEXT, name);
+    memcpy(real, &found, sizeof found);
+}
+
+static int open_file(int dir, const char *path, int flags, mode_t mode)
+{
+    if (!(flags & O_CREAT) && enter("open", dir, path, true)) {
+        return -1;
+    }
+    return (int)syscall(SYS_openat, dir, path, flags, mode);
+}
+
+#define MODE()                                                                                     \
+    va_list args;                                                                                  \
+    va_start(args, flags);                                                                         \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;                        \
+    va_end(args)
+#define OPEN(NAME)                                                                                 \
+    int NAME(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        MODE();                                                                                    \
+        return open_file(AT_FDCWD, path, flags, mode);                                             \
+    }
+#define OPENAT(NAME)                                                                               \
+    int NAME(int dir, const char *path, int flags, ...)                                            \
+    {                                                                                              \
+        MODE();                                                                                    \
+        return open_file(dir, path, flags, mode);                                                  \
+    }
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+
+#define STAT(NAME, TYPE)                                                                           \
+    int NAME(const char *path, TYPE *st)                                                           \
+    {                                                                                              \
+        int (*real)(const char *, TYPE *);                                                         \
+        find_real(#NAME, &real);                                                                   \
+        return enter("stat", AT_FDCWD, path, true) ? -1 : real(path, st);                          \
+    }
+#define STATAT(NAME, TYPE)                                                                         \
+    int NAME(int dir, const char *path, TYPE *st, int flags)                                       \
+    {                                                                                              \
+        int (*real)(int, const char *, TYPE *, int);                                               \
+        find_real(#NAME, &real);                                                                   \
+        return enter("stat", dir, path, true) ? -1 : real(dir, path, st, flags);                   \
+    }
+STAT(stat, struct stat)
+STAT(lstat, struct stat)
+STAT(stat64, struct stat64)
+STAT(lstat64, struct stat64)
+STATAT(fstatat, struct stat)
+STATAT(fstatat64, struct stat64)
+STAT(statvfs, struct statvfs)
+STAT(statvfs64, struct statvfs64)
+
+DIR *opendir(const char *path)
+{
+    DIR *(*real)(const char *);
+    find_real("opendir", &real);
+    return enter("opendir", AT_FDCWD, path, true) ? NULL : real(path);
+}
+
+#define READDIR(NAME, TYPE)                                                                        \
+    TYPE *NAME(DIR *dir)                                                                           \
+    {                                                                                              \
+        TYPE *(*real)(DIR *);                                                                      \
+        find_real(#NAME, &real);                                                                   \
+        return enter("readdir", dirfd(dir), NULL, true) ? NULL : real(dir);                        \
+    }
+READDIR(readdir, struct dirent)
+READDIR(readdir64, struct dirent64)
+
+char *realpath(const char *path, char *out)
+{
+    char *(*real)(const char *, char *);
+    find_real("realpath", &real);
+    return enter("realpath", AT_FDCWD, path, true) ? NULL : real(path, out);
+}
+
+int rename(const char *from, const char *to)
+{
+    (void)enter("rename", AT_FDCWD, from, false);
+    return (int)syscall(SYS_rename, from, to);
+}
+
+int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    (void)enter("rename", from_dir, from, false);
+    return (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
+}
+
+int unlink(const char *path)
+{
+    (void)enter("remove", AT_FDCWD, path, false);
+    return (int)syscall(SYS_unlink, path);
+}
+
+int unlinkat(int dir, const char *path, int flags)
+{
+    (void)enter("remove", dir, path, false);
+    return (int)syscall(SYS_unlinkat, dir, path, flags);
+}
+
+int rmdir(const char *path)
+{
+    (void)enter("remove", AT_FDCWD, path, false);
+    return (int)syscall(SYS_rmdir, path);
+}
