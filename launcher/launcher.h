@@ -16,6 +16,7 @@
 
 #include "launcher/restart.h"
 #include "runtime/base/outlet.h"
+#include "runtime/base/shown.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/failure_page.h"
@@ -124,21 +125,6 @@ nd_status nd_rendezvous_name(char *name, size_t capacity);
 nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_KEY_BYTES],
                              nd_store_server **out);
 
-/*
- * shown.c: bytes of a worker as they may go to a terminal. What nd_is_printable refuses, and bytes
- * that are no UTF-8, become text like \x1b and \u202e; line ends, tabs and what the progress bar
- * needs pass.
- */
-enum { ND_SHOWN_GROWTH = 6, ND_SHOWN_HELD = 16 };
-typedef struct nd_shown {
-    char held[4]; /* bytes that may begin a character or sequence whose rest has not come */
-    int count;
-} nd_shown;
-/* `out` has room for ND_SHOWN_GROWTH x count + ND_SHOWN_HELD bytes; returns how many it got. */
-size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *out);
-/* What is held when no further byte comes: at most ND_SHOWN_HELD. */
-size_t nd_shown_end(nd_shown *shown, char *out);
-
 /* attempt.c: the workers of one start on this node, from spawn to the last exit. */
 
 enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };
@@ -154,6 +140,7 @@ typedef struct nd_output {
     char line[ND_LINE_MAX];
     size_t used;
     nd_shown shown; /* rank 0's bytes on their way */
+    bool as_it_is;  /* they go to a file or a pipe that gets them unchanged */
     bool torn;      /* bytes of rank 0 were lost, and no line has begun since */
 } nd_output;
 

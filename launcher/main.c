@@ -21,6 +21,7 @@
 #include "launcher/launcher.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
+#include "runtime/base/shown.h"
 #include "runtime/base/version.h"
 #include "runtime/config/command_flags.h"
 #include "runtime/rdzv/key.h"
@@ -346,6 +347,11 @@ int main(int argc, char **argv)
     int exit_code = 0;
     nd_status status;
     nd_streams_open();
+    if (nd_limits_check_stack() != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        return (int)ND_ERR_RESOURCE;
+    }
+    nd_shown_guard_terminal();
     install_early_signals();
     nd_signals_unblock();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */

@@ -2,7 +2,8 @@
 /*
  * Workers' output. Rank 0's bytes pass through as they arrive, so that a progress bar can rewrite
  * its line; the lines of other ranks are passed on whole, with "host:rank: " in front. Control
- * characters reach the terminal as text; files of launch.log_dir have the bytes as they came.
+ * characters reach a terminal as text; standard output that is none, and files of launch.log_dir,
+ * have the bytes as they came.
  *
  * A reader that does not read stops no training: lines are lost where it has no room for 5 s, and
  * counted there. What a model writes when it is used is a result: standard output waits for its
@@ -59,7 +60,9 @@ static void show(nd_output *output, const char *bytes, size_t count)
             const char *newline = memchr(bytes, '\n', count);
             part = newline ? (size_t)(newline + 1 - bytes) : count;
             output->torn = !newline;
-        } else if (!give(output, text, nd_shown_filter(&output->shown, bytes, part, text))) {
+        } else if (!(output->as_it_is ? give(output, bytes, part)
+                                      : give(output, text,
+                                             nd_shown_filter(&output->shown, bytes, part, text)))) {
             output->torn = bytes[part - 1] != '\n';
         }
         bytes += part;
@@ -213,6 +216,8 @@ nd_status nd_output_open(nd_output *output, nd_child *child, bool is_error)
     output->child = child;
     ND_TRY(ND_UV(uv_pipe_init(child->attempt->options.loop, &output->pipe, 0)));
     output->pipe.data = output;
+    output->as_it_is = !is_error && !isatty(STDOUT_FILENO);
+    output->shown.text_only = !is_error;
     child->attempt->handles++;
     return open_file(output, is_error ? "stderr" : "stdout");
 }

@@ -20,6 +20,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
+#include "runtime/base/shown.h"
 #include "runtime/config/command_flags.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
@@ -150,6 +151,11 @@ int main(int argc, char **argv)
     char **rest = NULL;
     int rest_count = argc - 1;
     nd_streams_open();
+    if (nd_limits_check_stack() != ND_OK) {
+        nd_log_error("%s", nd_error_last()->message);
+        return (int)ND_ERR_RESOURCE;
+    }
+    nd_shown_guard_terminal();
     if (command && command->trains) {
         nd_process_shorten_spin(argv, command->decodes);
     }

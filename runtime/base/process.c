@@ -79,6 +79,19 @@ nd_status nd_limits_check_memory(int64_t more, const char *who)
                    (long long)limit.bytes / 1024, limit.option);
 }
 
+nd_status nd_limits_check_stack(void)
+{
+    const rlim_t needed = 512 * 1024; /* four times what a small run takes */
+    struct rlimit stack;
+    if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= needed) {
+        return ND_OK;
+    }
+    return nd_fail(
+        ND_ERR_RESOURCE,
+        "the stack may have %lld KiB only, and at least %lld are needed; raise ulimit -s",
+        (long long)stack.rlim_cur / 1024, (long long)needed / 1024);
+}
+
 void nd_signals_unblock(void)
 {
     sigset_t none;

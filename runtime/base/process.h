@@ -25,6 +25,10 @@ nd_memory_limit nd_limits_read_memory(void);
 /* ND_ERR_RESOURCE with the numbers when less than `more` bytes are left. `who` needs them. */
 nd_status nd_limits_check_memory(int64_t more, const char *who);
 
+/* ND_ERR_RESOURCE when the stack of the first thread may not grow to what the program needs
+ * (ulimit -s). To be called before anything else: a stack that is too small ends in SIGSEGV. */
+nd_status nd_limits_check_stack(void);
+
 /*
  * Unblocks all signals for the calling thread, the first of its process. A program inherits which
  * signals its parent had blocked: it would then miss the end of a child, or a request to stop. An

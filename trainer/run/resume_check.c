@@ -468,7 +468,7 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
         ND_TRY(check_model(inputs, resume.source));
         break;
     }
-    /* Last, since it makes the folder. Another node may come back to a run that has begun. */
+    /* Another node may come back to a run that has begun. */
     return config->launch.node_rank == 0
                ? nd_run_folder_check(config, resume.continues ? resume.run : NULL)
                : ND_OK;

@@ -67,9 +67,8 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
 
-/* Before any worker starts: whether the run folder could be used. Creates a folder that
- * output.dir names and that does not exist. `continued`: the folder of a run that goes on in it, or
- * NULL. */
+/* Before any worker starts: whether the run folder could be made and used. Leaves no folder behind.
+ * `continued`: the folder of a run that goes on in it, or NULL. */
 nd_status nd_run_folder_check(const nd_config *config, const char *continued);
 
 typedef struct nd_run_context {

@@ -106,16 +106,57 @@ static void name_of(const nd_config *config, char name[128])
     }
 }
 
+/* The nearest folder above the path, or the path itself, that is there; owned by the caller. */
+static nd_status find_existing(const char *path, char **out)
+{
+    bool there = false;
+    ND_TRY(nd_fs_format(out, "%s", path));
+    ND_TRY(nd_fs_exists(*out, &there));
+    while (!there && strcmp(*out, ".") != 0 && strcmp(*out, "/") != 0) {
+        char *above = NULL;
+        ND_TRY(nd_fs_parent(*out, &above));
+        free(*out);
+        *out = above;
+        ND_TRY(nd_fs_exists(*out, &there));
+    }
+    return ND_OK;
+}
+
+/* Removes the empty folders from `path` up to `there`, which stays. */
+static void remove_made(const char *path, const char *there)
+{
+    char *at = NULL;
+    nd_status status = nd_fs_format(&at, "%s", path);
+    while (status == ND_OK && strcmp(at, there) != 0 && rmdir(at) == 0) {
+        char *above = NULL;
+        status = nd_fs_parent(at, &above);
+        free(at);
+        at = above;
+    }
+    free(at);
+}
+
 nd_status nd_run_folder_check(const nd_config *config, const char *continued)
 {
+    const char *dir = config->output.dir[0] ? config->output.dir : "runs";
+    char *there = NULL;
     if (continued) {
         return check_writable(continued);
     }
-    if (config->output.dir[0]) {
-        return open_given(config->output.dir);
+    nd_status status = find_existing(dir, &there);
+    if (status == ND_OK && config->output.dir[0]) {
+        status = open_given(dir);
+    } else if (status == ND_OK) {
+        status = make_path(dir);
+        status = status == ND_OK && access(dir, W_OK | X_OK) != 0 ? fail_create(dir) : status;
     }
-    ND_TRY(make_path("runs"));
-    return access("runs", W_OK | X_OK) == 0 ? ND_OK : fail_create("runs");
+    const nd_error error = *nd_error_last();
+    if (there) {
+        remove_made(dir, there);
+    }
+    nd_error_restore(&error);
+    free(there);
+    return status;
 }
 
 nd_status nd_run_folder_create(const nd_config *config, char **out)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a terminal gets of a worker's bytes, in whatever pieces they arrive. */
+/* What a terminal gets of some bytes, in whatever pieces they arrive. */
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "launcher/launcher.h"
+#include "runtime/base/shown.h"
 
 static void shown_as(const char *bytes, const char *expected)
 {
@@ -73,4 +73,16 @@ Test(shown, control_characters_become_text)
              "31m",
              "\\u009b31m");
     shown_as("\xc2\xc2\x9b", "\\xc2\\u009b");
+}
+
+/* What a model writes moves no cursor, not even to the beginning of the line. */
+Test(shown, of_text_only_line_ends_and_tabs_pass)
+{
+    nd_shown shown = {.text_only = true};
+    const char bytes[] = "a\tb\r\033[Kc\033[31m\n\xc3";
+    char out[sizeof bytes * ND_SHOWN_GROWTH + ND_SHOWN_HELD];
+    size_t used = nd_shown_filter(&shown, bytes, sizeof bytes - 1, out);
+    used += nd_shown_end(&shown, out + used);
+    out[used] = '\0';
+    cr_assert_str_eq(out, "a\tb\\x0d\\x1b[Kc\\x1b[31m\n\\xc3");
 }

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stdio.h>
-#include <string.h>
+#include "runtime/base/shown.h"
 
-#include "launcher/launcher.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "runtime/base/printable.h"
 
 /* The one sequence that passes: the progress bar erases the rest of its line with it. */
@@ -14,7 +18,7 @@ static int unit_length(const nd_shown *shown, unsigned *code)
 {
     size_t count = (size_t)shown->count, whole = sizeof erase - 1;
     *code = (unsigned char)shown->held[0];
-    if (shown->held[0] == erase[0]) {
+    if (shown->held[0] == erase[0] && !shown->text_only) {
         bool begins = memcmp(shown->held, erase, count < whole ? count : whole) == 0;
         return !begins ? 1 : count < whole ? 0 : (int)whole;
     }
@@ -23,7 +27,7 @@ static int unit_length(const nd_shown *shown, unsigned *code)
 
 static size_t show_unit(const nd_shown *shown, int length, unsigned code, char *out)
 {
-    bool layout = code == '\n' || code == '\r' || code == '\t';
+    bool layout = code == '\n' || code == '\t' || (code == '\r' && !shown->text_only);
     bool passes = length > 1 && shown->held[0] == erase[0];
     char form[ND_SHOWN_GROWTH + 1];
     if (length > 0 && (passes || layout || nd_is_printable_code(code))) {
@@ -66,4 +70,51 @@ size_t nd_shown_filter(nd_shown *shown, const char *bytes, size_t count, char *o
 size_t nd_shown_end(nd_shown *shown, char *out)
 {
     return release(shown, true, out);
+}
+
+/* Standard output. */
+
+static nd_shown standard_output = {.text_only = true};
+
+static bool write_all(const char *bytes, size_t count)
+{
+    while (count > 0) {
+        ssize_t n = write(STDOUT_FILENO, bytes, count);
+        if (n <= 0 && errno != EINTR) {
+            return false;
+        }
+        bytes += n > 0 ? n : 0;
+        count -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+static ssize_t write_shown(void *cookie, const char *bytes, size_t count)
+{
+    enum { PART = 1024 };
+    char text[ND_SHOWN_GROWTH * PART + ND_SHOWN_HELD];
+    for (size_t at = 0; at < count; at += PART) {
+        const size_t part = count - at < PART ? count - at : PART;
+        if (!write_all(text, nd_shown_filter(cookie, bytes + at, part, text))) {
+            return 0; /* the stream has an error then */
+        }
+    }
+    return (ssize_t)count;
+}
+
+static void end(void)
+{
+    char rest[ND_SHOWN_HELD];
+    fflush(stdout);
+    (void)write_all(rest, nd_shown_end(&standard_output, rest));
+}
+
+void nd_shown_guard_terminal(void)
+{
+    const cookie_io_functions_t functions = {.write = write_shown};
+    FILE *guarded = isatty(STDOUT_FILENO) ? fopencookie(&standard_output, "w", functions) : NULL;
+    if (guarded && atexit(end) == 0) {
+        setvbuf(guarded, NULL, _IOLBF, BUFSIZ);
+        stdout = guarded;
+    }
 }
