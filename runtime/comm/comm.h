@@ -31,6 +31,8 @@
 #include "runtime/base/progress.h"
 #include "runtime/device/device.h"
 #include "runtime/mesh/mesh.h"
+#include "runtime/rdzv/address.h"
+#include "runtime/rdzv/tls.h"
 #include "runtime/tensor/dtype.h"
 
 typedef enum nd_redop { ND_REDOP_SUM = 0, ND_REDOP_MAX } nd_redop;
@@ -184,8 +186,12 @@ nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_se
 /*
  * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets
  * those of all ranks (recv: size x bytes), with the store's own deadline. Ranks of one host share
- * memory and open no port.
+ * memory and open no port; between hosts messages go over TLS (net/).
  */
+typedef struct nd_comm_network {
+    nd_address address; /* its port does not count */
+    nd_tls_context *client, *server;
+} nd_comm_network;
 typedef struct nd_ucx_options {
     int rank, size;
     double timeout_seconds;
@@ -195,6 +201,9 @@ typedef struct nd_ucx_options {
     void *slot_context;
     nd_status (*exchange)(void *context, const void *send, void *recv, size_t bytes);
     void *exchange_context;
+    /* Asked for where there are several hosts: the address at which this rank can be reached, and
+     * the contexts of both sides with the job's key, which the transport takes. */
+    nd_status (*network)(void *context, nd_comm_network *out);
     bool apart; /* for tests: as if every rank had a host of its own */
 } nd_ucx_options;
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out);

@@ -274,6 +274,11 @@ nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_fram
     }
 }
 
+nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out)
+{
+    return nd_tls_context_twin(channel->context, server, out);
+}
+
 int nd_channel_fd(const nd_channel *channel)
 {
     return channel->fd;

@@ -29,6 +29,8 @@ nd_status nd_channel_send(nd_channel *channel, const nd_wire_buffer *frames, int
 nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_frame *frame);
 
 int nd_channel_fd(const nd_channel *channel);
+/* A context with this channel's key. */
+nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out);
 const char *
 nd_channel_peer(const nd_channel *channel); /* numeric address, for others to connect to */
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/store.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -629,4 +630,19 @@ nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)
         return ND_OK;
     }
     return nd_watch_start(nd_channel_fd(store->channel), on_server_gone, store, &store->watch);
+}
+
+nd_status nd_store_own_address(const nd_store *store, nd_address *out)
+{
+    *out = (nd_address){.bytes = sizeof out->storage};
+    if (getsockname(nd_channel_fd(store->channel), (struct sockaddr *)&out->storage, &out->bytes) !=
+        0) {
+        return nd_fail_system(errno, "the own address on the way to the store");
+    }
+    return ND_OK;
+}
+
+nd_status nd_store_tls(const nd_store *store, bool server, nd_tls_context **out)
+{
+    return nd_channel_tls(store->channel, server, out);
 }

@@ -15,7 +15,9 @@
 #include <stdint.h>
 
 #include "runtime/base/status.h"
+#include "runtime/rdzv/address.h"
 #include "runtime/rdzv/identity.h"
+#include "runtime/rdzv/tls.h"
 
 typedef struct nd_store nd_store;
 
@@ -71,5 +73,12 @@ nd_status nd_store_barrier(nd_store *store, const char *name);
  * rank. */
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes);
+
+/*
+ * For connections between ranks: the address from which this process reaches the store, whose port
+ * does not count, and a context with the job's key. Not in a world of one.
+ */
+nd_status nd_store_own_address(const nd_store *store, nd_address *out);
+nd_status nd_store_tls(const nd_store *store, bool server, nd_tls_context **out);
 
 #endif

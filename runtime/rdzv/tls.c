@@ -17,8 +17,11 @@ struct nd_tls {
     SSL *ssl; /* owns both BIOs */
     BIO *in, *out;
     bool server, established;
+    uint64_t written; /* bytes with the present key */
+    size_t sent;      /* of what `out` holds */
 };
 
+static const uint64_t rekey_bytes = UINT64_C(64) << 30;
 static const unsigned char identity[] = "ndtrain-job";
 static const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
 
@@ -111,6 +114,11 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
     }
     *out = context;
     return ND_OK;
+}
+
+nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out)
+{
+    return nd_tls_context_create(server, of->key, out);
 }
 
 void nd_tls_context_destroy(nd_tls_context *context)
@@ -242,14 +250,46 @@ nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count)
 {
     ND_ASSERT(tls->established && count <= INT_MAX);
     ERR_clear_error();
+    tls->written += count;
+    if (tls->written >= rekey_bytes) { /* AES-GCM's limit is 2^24.5 records (RFC 8446, 5.5) */
+        tls->written = 0;
+        if (SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
+            return fail_library("take a new key");
+        }
+    }
     if (count > 0 && SSL_write(tls->ssl, bytes, (int)count) != (int)count) {
         return fail_library("encrypt a message");
     }
     return ND_OK;
 }
 
+size_t nd_tls_pending(const nd_tls *tls, const void **bytes)
+{
+    char *data;
+    long size = BIO_get_mem_data(tls->out, &data);
+    *bytes = size > 0 ? data + tls->sent : NULL;
+    return size > 0 ? (size_t)size - tls->sent : 0;
+}
+
+void nd_tls_sent(nd_tls *tls, size_t count)
+{
+    const void *bytes;
+    size_t left = nd_tls_pending(tls, &bytes);
+    ND_ASSERT(count <= left);
+    tls->sent += count;
+    if (count == left) {
+        tls->sent = 0;
+        (void)BIO_reset(tls->out);
+    }
+}
+
 size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity)
 {
-    int n = BIO_read(tls->out, out, capacity > INT_MAX ? INT_MAX : (int)capacity);
-    return n > 0 ? (size_t)n : 0;
+    const void *bytes;
+    size_t left = nd_tls_pending(tls, &bytes), count = left < capacity ? left : capacity;
+    if (count > 0) {
+        memcpy(out, bytes, count);
+        nd_tls_sent(tls, count);
+    }
+    return count;
 }

@@ -22,6 +22,8 @@ typedef struct nd_tls nd_tls;
 
 /* The key is copied, and wiped by destroy. */
 nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd_tls_context **out);
+/* With the same key, for the other or the same side. */
+nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out);
 void nd_tls_context_destroy(nd_tls_context *context);
 
 /* The context is borrowed until destroy. */
@@ -37,9 +39,13 @@ nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
 bool nd_tls_established(const nd_tls *tls);
 /* Plaintext received so far; *count 0: none now. *closed: the other side ended the session. */
 nd_status nd_tls_read(nd_tls *tls, void *out, size_t capacity, size_t *count, bool *closed);
-/* To be called only when the channel is established. */
+/* To be called only when the channel is established. Takes a new key after each 64 GiB. */
 nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count);
-/* Takes ciphertext to be sent; returns the number of bytes, 0 when there is none. */
+/* Ciphertext to be sent; returns the number of bytes, 0 when there is none. They stay until
+ * nd_tls_sent takes the first `count` of them away, and valid until the next call. */
+size_t nd_tls_pending(const nd_tls *tls, const void **bytes);
+void nd_tls_sent(nd_tls *tls, size_t count);
+/* Both at once: takes ciphertext into `out`. */
 size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity);
 
 #endif

@@ -3,10 +3,19 @@
  * Two nodes with nothing but a network between them: two network namespaces joined by a veth pair.
  * Skipped, with the reason, where this process may not make namespaces.
  */
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "tests/launch/tiny_job.h"
 #include "tests/support/skip.h"
+
+enum { PORTS_MAX = 16 };
+#define PATTERN "written by a stranger"
 
 static tempdir dir;
 static char spaces[2][32];
@@ -64,37 +73,187 @@ static void teardown(void)
 
 TestSuite(netns, .init = setup, .fini = teardown, .timeout = 280);
 
-Test(netns, two_nodes_train_over_a_network)
+static void need_spaces(bool decoy)
 {
-    launched nodes[2], l;
-    char program[PATH_MAX], key[128];
-    if (!make_spaces(false)) {
+    if (!make_spaces(decoy)) {
         teardown();
         skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
     }
+}
+
+/* Two nodes with two workers each, which share no memory: each has its own IPC namespace, too. */
+static void start_nodes(launched nodes[2], const char *run, const char *steps)
+{
+    launched l;
+    char program[PATH_MAX], key[128];
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     snprintf(key, sizeof key, "%s/key", dir.path);
+    launched_shell("rm -f %s", key);
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
     for (int i = 0; i < 2; i++) {
         char name[32], rank[16];
         tiny_arguments a = {0};
-        snprintf(name, sizeof name, "node%d", i);
+        snprintf(name, sizeof name, "%s%d", run, i);
         snprintf(rank, sizeof rank, "%d", i);
-        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
-                                      "netns", "exec", spaces[i], program, NULL});
+        tiny_add(&a,
+                 (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
+                                  "netns", "exec", spaces[i], "unshare", "--ipc", program, NULL});
         tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint",
                                       "10.99.0.1:29500", "--rdzv-key-file", key,
                                       "--rdzv-timeout-seconds", "30", "--num-processes", "4",
-                                      "--dp-shard-size", "4", "--num-steps", "3", NULL});
-        tiny_add(&a, tiny_flags(&dir, name));
+                                      "--dp-shard-size", "4", "--num-steps", steps, "--set",
+                                      "log.interval=1", NULL});
+        tiny_add(&a, tiny_flags(&dir, run));
         launched_start(&nodes[i], &dir, name, a.list);
     }
+}
+
+static void end_nodes(launched nodes[2])
+{
     for (int i = 0; i < 2; i++) {
         cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "node %d: %s", i,
                      launched_read(&nodes[i]));
     }
+}
+
+Test(netns, two_nodes_train_over_a_network)
+{
+    launched nodes[2];
+    need_spaces(false);
+    start_nodes(nodes, "job", "3");
+    end_nodes(nodes);
     assert_says(&nodes[0], "step 3/3");
+}
+
+/* Ports at which a process listens, read in the space of node `space`; on which address is checked:
+ * never on all of them. */
+static int find_ports(int space, pid_t pid, int ports[PORTS_MAX])
+{
+    char command[256], address[64];
+    int count = 0, port;
+    snprintf(command, sizeof command,
+             "PATH=/usr/sbin:/sbin:$PATH ip netns exec %s ss -Htlnp | grep ',pid=%d,' | "
+             "awk '{print $4}' | sed 's/:\\([0-9]*\\)$/ \\1/'",
+             spaces[space], (int)pid);
+    FILE *f = popen(command, "r");
+    cr_assert_not_null(f);
+    while (count < PORTS_MAX && fscanf(f, "%63s %d", address, &port) == 2) {
+        char expected[32];
+        snprintf(expected, sizeof expected, "10.99.0.%d", space + 1);
+        cr_expect_str_eq(address, expected, "process %d listens at %s", (int)pid, address);
+        ports[count++] = port;
+    }
+    pclose(f);
+    return count;
+}
+
+/* UCX's message of TCP that writes into the memory of the process, and others. */
+static void attack_port(int space, int port, uint64_t target)
+{
+    const struct __attribute__((packed)) {
+        uint64_t magic;
+        uint8_t kind;
+        uint32_t length;
+        uint64_t address, bytes;
+        uint32_t number;
+        char pattern[sizeof PATTERN];
+    } put = {0xCAFEBABE12345678u, 33, 20, target, sizeof PATTERN, 1, PATTERN};
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    char text[32], noise[4096];
+    snprintf(text, sizeof text, "10.99.0.%d", space + 1);
+    inet_pton(AF_INET, text, &to.sin_addr);
+    for (int i = 0; i < 40; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0) {
+            _exit(1);
+        }
+        memset(noise, i, sizeof noise);
+        if (i % 4 < 2) {
+            send(fd, &put, sizeof put, MSG_NOSIGNAL);
+        } else if (i % 4 == 2) {
+            send(fd, noise, sizeof noise, MSG_NOSIGNAL);
+        } /* else silent, and open until the end */
+        if (i % 8 < 4) {
+            close(fd);
+        }
+    }
+}
+
+/* From the other host. False: it did not reach the port. */
+static bool attack(int space, int port, uint64_t target)
+{
+    char path[64];
+    int status;
+    pid_t pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0) {
+        snprintf(path, sizeof path, "/var/run/netns/%s", spaces[1 - space]);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 || setns(fd, CLONE_NEWNET) != 0) {
+            _exit(2);
+        }
+        attack_port(space, port, target);
+        usleep(300000);
+        _exit(0);
+    }
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return status == 0;
+}
+
+/* Where the heap of a process begins. */
+static uint64_t heap_of(pid_t pid)
+{
+    char path[64], line[256];
+    uint64_t at = 0;
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *f = fopen(path, "r");
+    while (f && at == 0 && fgets(line, sizeof line, f)) {
+        at = strstr(line, "[heap]") ? strtoull(line, NULL, 16) : 0;
+    }
+    if (f) {
+        fclose(f);
+    }
+    return at;
+}
+
+static bool was_written(pid_t pid, uint64_t at)
+{
+    char path[64], found[sizeof PATTERN] = "";
+    snprintf(path, sizeof path, "/proc/%d/mem", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : pread(fd, found, sizeof found, (off_t)at);
+    cr_expect_eq(n, (ssize_t)sizeof found, "the memory of %d cannot be read", (int)pid);
+    close(fd);
+    return memcmp(found, PATTERN, sizeof found) == 0;
+}
+
+/* Who reaches a port of a worker from another host, and has no key, writes nothing, ends nothing
+ * and changes no loss. */
+Test(netns, strangers_change_nothing)
+{
+    static char before[1 << 18], after[1 << 18];
+    launched nodes[2];
+    int attacked = 0;
+    need_spaces(false);
+    start_nodes(nodes, "quiet", "600");
+    end_nodes(nodes);
+    tiny_metrics(&dir, "quiet", before, sizeof before);
+    start_nodes(nodes, "attacked", "600");
+    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    for (int rank = 0; rank < 4; rank++) {
+        pid_t pid = launched_child(&nodes[rank / 2], rank);
+        uint64_t heap = heap_of(pid);
+        int ports[PORTS_MAX], count = find_ports(rank / 2, pid, ports);
+        for (int i = 0; i < count; i++) {
+            attacked += attack(rank / 2, ports[i], rank < 2 ? heap : 0x10);
+        }
+        cr_expect(!was_written(pid, heap), "rank %d", rank);
+    }
+    end_nodes(nodes);
+    cr_assert_eq(attacked, 4, "%d ports of 4 workers were reached", attacked);
+    tiny_metrics(&dir, "attacked", after, sizeof after);
+    cr_assert_str_eq(before, after);
 }
 
 /* One rank in each space, which PMIx started. Nobody names an address: rank 0 finds the one that
@@ -138,18 +297,12 @@ static void meet_over_pmix(const char *const hosts[2])
 
 Test(netns, rank_0_of_pmix_listens_on_the_way_to_the_others)
 {
-    if (!make_spaces(true)) {
-        teardown();
-        skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
-    }
+    need_spaces(true);
     meet_over_pmix((const char *[]){"10.99.0.1", "10.99.0.2"});
 }
 
 Test(netns, names_that_nobody_resolves_leave_the_first_interface)
 {
-    if (!make_spaces(false)) {
-        teardown();
-        skip_test("network namespaces are not permitted here (ip netns add, ip link add)");
-    }
+    need_spaces(false);
     meet_over_pmix((const char *[]){"one.invalid", "two.invalid"});
 }

@@ -47,6 +47,19 @@ static nd_status exchange(void *context, const void *send, void *recv, size_t by
     return ND_OK;
 }
 
+/* Every rank has the same key, and listens on loopback. */
+static nd_status network(void *context, nd_comm_network *out)
+{
+    const uint8_t key[ND_KEY_BYTES] = {7};
+    int count;
+    nd_address addresses[ND_ADDRESS_MAX];
+    ND_TRY(nd_address_resolve("127.0.0.1", 0, addresses, &count));
+    ND_TRY(nd_tls_context_create(false, key, &out->client));
+    ND_TRY(nd_tls_context_create(true, key, &out->server));
+    out->address = addresses[0];
+    return ND_OK;
+}
+
 static void child_main(nd_ranks *ranks, shared_table *table, int rank)
 {
     nd_rank_result *result = &table->results[rank];
@@ -61,6 +74,7 @@ static void child_main(nd_ranks *ranks, shared_table *table, int rank)
                               .slot_of_rank = nd_ranks_slot,
                               .exchange = exchange,
                               .exchange_context = &end,
+                              .network = network,
                               .apart = ranks->apart};
     nd_status status = nd_transport_open_ucx(&options, &transport);
     if (status != ND_OK) {

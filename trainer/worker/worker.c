@@ -2,6 +2,7 @@
 #include "trainer/worker/worker.h"
 
 #include <stdlib.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -24,6 +25,20 @@ static int slot_of_rank(void *context, int rank)
 static nd_status store_exchange(void *context, const void *send, void *recv, size_t bytes)
 {
     return nd_store_exchange(context, "communicator addresses", send, recv, bytes);
+}
+
+static nd_status store_network(void *context, nd_comm_network *out)
+{
+    nd_comm_network network = {0};
+    ND_TRY(nd_store_own_address(context, &network.address));
+    ND_TRY(nd_store_tls(context, false, &network.client));
+    nd_status status = nd_store_tls(context, true, &network.server);
+    if (status != ND_OK) {
+        nd_tls_context_destroy(network.client);
+        return status;
+    }
+    *out = network;
+    return ND_OK;
 }
 
 /* Without ndlaunch each worker has a page of its own, which holds nothing about others. */
@@ -81,6 +96,10 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     if (worker->identity.world_size == 1 && !config->launch.nccl_alone) {
         return nd_transport_open_self(slot, &worker->transport);
     }
+    if (gpu && worker->identity.local_world_size == worker->identity.world_size) {
+        /* Nobody needs a key to talk to NCCL's bootstrap, so one host keeps it to itself. */
+        setenv("NCCL_SOCKET_IFNAME", "=lo", 0);
+    }
     if (gpu) {
         return open_nccl(worker, config, slot);
     }
@@ -94,6 +113,7 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
         .slot_context = &worker->identity,
         .exchange = store_exchange,
         .exchange_context = worker->store,
+        .network = store_network,
     };
     return nd_transport_open_ucx(&options, &worker->transport);
 }

@@ -12,18 +12,16 @@
 
 static const char shared_memory[] = "/dev/shm";
 
-/* The first open no port, and their memory is this user's alone, which that of sysv is not. */
-static const char within_host[] = "posix,cma,self", between_hosts[] = "posix,cma,self,tcp";
-
 /*
- * The program's own choice, whatever UCX's environment and files say. With adaptive progress UCX
- * aborts the process when a datagram of a stranger wakes it before it has a peer.
+ * The program's own choice, whatever UCX's environment and files say: shared memory that is this
+ * user's alone, which that of sysv is not, and nothing that opens a port. With adaptive progress
+ * UCX aborts the process when a datagram of a stranger wakes it before it has a peer.
  */
-static nd_status read_config(const char *transports, ucp_config_t **out)
+static nd_status read_config(ucp_config_t **out)
 {
     ucp_config_t *config;
     ND_TRY(ND_UCX(ucp_config_read(NULL, NULL, &config)));
-    nd_status status = ND_UCX(ucp_config_modify(config, "TLS", transports));
+    nd_status status = ND_UCX(ucp_config_modify(config, "TLS", "posix,cma,self"));
     if (status == ND_OK) {
         status = ND_UCX(ucp_config_modify(config, "ADAPTIVE_PROGRESS", "n"));
     }
@@ -59,7 +57,7 @@ static nd_status create_worker(ucx_state *state)
     ucp_config_t *config;
     ND_TRY(nd_ucx_load());
     set_own_folder();
-    ND_TRY(read_config(is_one_host(state) ? within_host : between_hosts, &config));
+    ND_TRY(read_config(&config));
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                                UCP_PARAM_FIELD_ESTIMATED_NUM_EPS |
                                                UCP_PARAM_FIELD_NAME,
@@ -78,7 +76,8 @@ static nd_status create_worker(ucx_state *state)
     int fd = -1;
     ND_TRY(ND_UCX(ucp_worker_get_efd(state->worker, &fd)));
     state->polled[0] = (struct pollfd){.fd = fd, .events = POLLIN};
-    state->polled_count = 1;
+    state->polled[1] = (struct pollfd){.fd = -1, .events = POLLIN};
+    state->polled_count = 2;
     return ND_OK;
 }
 
@@ -103,6 +102,23 @@ static nd_status exchange_places(ucx_state *state, const nd_ucx_options *options
     for (int r = 0; r < state->size; r++) {
         state->peers[r].place = all[r];
     }
+out:
+    free(all);
+    return status;
+}
+
+static nd_status open_net(ucx_state *state, const nd_ucx_options *options)
+{
+    nd_status status = ND_OK;
+    nd_comm_network network = {0};
+    nd_net_card own = {0}, *all = NULL;
+    ND_TRY(options->network(options->exchange_context, &network));
+    ND_TRY(nd_net_open(state->rank, state->size, &network.address, network.client, network.server,
+                       &own, &state->net));
+    ND_TRY(ND_ALLOC(state->size, &all));
+    ND_TRY_OUT(options->exchange(options->exchange_context, &own, all, sizeof own));
+    nd_net_meet(state->net, all);
+    state->polled[1].fd = nd_net_fd(state->net);
 out:
     free(all);
     return status;
@@ -144,11 +160,12 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
     for (int r = 0; r < state->size; r++) {
         state->peers[r].pidfd = -1;
     }
-    ND_TRY(ND_ALLOC(state->size + 1, &state->polled));
-    ND_TRY(ND_ALLOC(state->size + 1, &state->polled_rank));
+    ND_TRY(ND_ALLOC(state->size + 2, &state->polled));
+    ND_TRY(ND_ALLOC(state->size + 2, &state->polled_rank));
     ND_TRY(exchange_places(state, options));
     ND_TRY(create_worker(state));
-    return exchange_addresses(state, options);
+    ND_TRY(exchange_addresses(state, options));
+    return is_one_host(state) ? ND_OK : open_net(state, options);
 }
 
 nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **out)

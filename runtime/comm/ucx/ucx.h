@@ -2,8 +2,8 @@
 #ifndef ND_COMM_UCX_UCX_H
 #define ND_COMM_UCX_UCX_H
 /*
- * Messages over UCX: tagged, of one UCP worker per rank. Endpoints are made when a peer is first
- * needed.
+ * Messages over UCX within a host, tagged, of one UCP worker per rank, and over net/ between hosts.
+ * Endpoints are made when a peer is first needed.
  *
  * UCX does not notice the end of a peer that shares memory with us, so ranks of this host are also
  * watched through a pidfd, which joins the descriptors that a sleeping rank polls.
@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <ucp/api/ucp.h>
 
+#include "runtime/comm/net/net.h"
 #include "runtime/comm/p2p.h"
 
 /* Where a rank runs. */
@@ -35,8 +36,9 @@ typedef struct ucx_state {
     char *addresses; /* [size] of address_stride bytes */
     size_t address_stride;
     ucx_peer *peers;       /* [size] */
-    struct pollfd *polled; /* [1 + size]: the worker, then the pidfds */
-    int *polled_rank;      /* [1 + size] */
+    nd_net *net;           /* to the ranks of other hosts; NULL: there are none */
+    struct pollfd *polled; /* [2 + size]: the worker, the net, then the pidfds */
+    int *polled_rank;      /* [2 + size] */
     int polled_count;
     nd_p2p_request farewell[2];
 } ucx_state;
@@ -80,6 +82,11 @@ nd_status nd_ucx_check(ucs_status_t code, const char *call);
 
 /* ucx_p2p.c */
 extern const nd_p2p nd_ucx_p2p;
+
+static inline bool ucx_is_remote(const ucx_state *state, int rank)
+{
+    return state->peers[rank].place.host != state->host;
+}
 
 static inline ucx_state *ucx_state_of(const nd_transport *transport)
 {

@@ -13,11 +13,11 @@
 #include "runtime/base/clock.h"
 #include "runtime/comm/backend.h"
 
-/* The first poll entry is the worker's; pidfds follow, in no order. */
+/* The first poll entries are the worker's and the net's; pidfds follow, in no order. */
 static void watch_process(ucx_state *state, int rank)
 {
     ucx_peer *peer = &state->peers[rank];
-    if (peer->place.host != state->host || rank == state->rank) {
+    if (ucx_is_remote(state, rank) || rank == state->rank) {
         return;
     }
     peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)peer->place.pid, 0);
@@ -33,7 +33,7 @@ static void watch_process(ucx_state *state, int rank)
 static void ucx_mark_gone(ucx_state *state, int rank)
 {
     state->peers[rank].gone = true;
-    for (int i = 1; i < state->polled_count; i++) {
+    for (int i = 2; i < state->polled_count; i++) {
         if (state->polled_rank[i] == rank) {
             state->polled_count--;
             state->polled[i] = state->polled[state->polled_count];
@@ -45,28 +45,17 @@ static void ucx_mark_gone(ucx_state *state, int rank)
     }
 }
 
-/* Called by UCX while it progresses, when a connection breaks. */
-static void on_error(void *argument, ucp_ep_h endpoint, ucs_status_t code)
-{
-    ((ucx_peer *)argument)->gone = true;
-}
-
 static nd_status ucx_connect(nd_transport *transport, int rank)
 {
     ucx_state *state = ucx_state_of(transport);
     ucx_peer *peer = &state->peers[rank];
-    if (peer->endpoint) {
+    if (peer->endpoint || ucx_is_remote(state, rank)) {
         return ND_OK;
     }
-    /* Shared memory has no error handling in UCX; asking for it would leave only TCP between ranks
-     * of one host. */
-    bool remote = peer->place.host != state->host;
     const ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE,
         .address = (const ucp_address_t *)(state->addresses + (size_t)rank * state->address_stride),
-        .err_mode = remote ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
-        .err_handler = {.cb = on_error, .arg = peer}};
+        .err_mode = UCP_ERR_HANDLING_MODE_NONE /* shared memory has no other */};
     ucs_status_t code = nd_ucx.ucp_ep_create(state->worker, &params, &peer->endpoint);
     if (code != UCS_OK) {
         peer->endpoint = NULL;
@@ -79,7 +68,8 @@ static nd_status ucx_connect(nd_transport *transport, int rank)
 
 static bool ucx_gone(nd_transport *transport, int rank)
 {
-    return ucx_state_of(transport)->peers[rank].gone;
+    const ucx_state *state = ucx_state_of(transport);
+    return ucx_is_remote(state, rank) ? nd_net_gone(state->net, rank) : state->peers[rank].gone;
 }
 
 static void ucx_describe(nd_transport *transport, int rank, char *text, size_t size)
@@ -149,6 +139,9 @@ static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_
 static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
+    if (ucx_is_remote(state, request->peer)) {
+        return nd_net_send(state->net, request);
+    }
     ND_TRY(ucx_connect(transport, request->peer));
     const ucp_request_param_t param = {.op_attr_mask =
                                            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
@@ -164,6 +157,9 @@ static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
 static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
+    if (ucx_is_remote(state, request->peer)) {
+        return nd_net_recv(state->net, request);
+    }
     ucp_tag_recv_info_t info = {.length = request->bytes};
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                        UCP_OP_ATTR_FIELD_USER_DATA |
@@ -182,7 +178,9 @@ static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
 static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
 {
     ucx_state *state = ucx_state_of(transport);
-    if (request->native) {
+    if (ucx_is_remote(state, request->peer)) {
+        nd_net_cancel(state->net, request);
+    } else if (request->native) {
         nd_ucx.ucp_request_cancel(state->worker, request->native);
         for (int i = 0; i < 100 && request->native; i++) {
             nd_ucx.ucp_worker_progress(state->worker);
@@ -195,12 +193,12 @@ static nd_status ucx_progress(nd_transport *transport)
     ucx_state *state = ucx_state_of(transport);
     for (int i = 0; i < 16 && nd_ucx.ucp_worker_progress(state->worker) != 0; i++) {
     }
-    return ND_OK;
+    return state->net ? nd_net_progress(state->net) : ND_OK;
 }
 
 static void look_at_pidfds(ucx_state *state)
 {
-    for (int i = state->polled_count - 1; i >= 1; i--) {
+    for (int i = state->polled_count - 1; i >= 2; i--) {
         if (state->polled[i].revents != 0) {
             ucx_mark_gone(state, state->polled_rank[i]);
         }
@@ -234,8 +232,12 @@ static nd_status ucx_wait(nd_transport *transport, int idle, double seconds)
 static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag *found,
                      size_t *bytes)
 {
+    const ucx_state *state = ucx_state_of(transport);
     ucp_tag_recv_info_t info;
-    if (!nd_ucx.ucp_tag_probe_nb(ucx_state_of(transport)->worker, wanted, mask, 0, &info)) {
+    if (state->net && nd_net_peek(state->net, wanted, mask, found, bytes)) {
+        return true;
+    }
+    if (!nd_ucx.ucp_tag_probe_nb(state->worker, wanted, mask, 0, &info)) {
         return false;
     }
     *found = info.sender_tag;
@@ -253,36 +255,46 @@ static bool is_wanted_elsewhere(nd_transport *transport)
     return ucx_peek(transport, 0, farewell_bit, &found, &bytes);
 }
 
+/* Complete when the other side has it, so no message is in flight when this rank ends. */
+static nd_status send_sync(ucx_state *state, nd_p2p_request *send)
+{
+    const ucp_request_param_t param = {.op_attr_mask =
+                                           UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                       .cb.send = on_sent,
+                                       .user_data = send};
+    keep(
+        send,
+        nd_ucx.ucp_tag_send_sync_nbx(state->peers[send->peer].endpoint, NULL, 0, send->tag, &param),
+        true);
+    return ND_OK;
+}
+
 /* One step of the leave-taking; false when the other side does not come in time. */
 static bool meet(nd_transport *transport, int to, int from, uint64_t step, double until)
 {
     ucx_state *state = ucx_state_of(transport);
     const nd_tag base = UINT64_C(255) << ND_TAG_COMM_AT | step << ND_TAG_SEQUENCE_AT;
     nd_p2p_request *send = &state->farewell[0], *recv = &state->farewell[1];
-    if (ucx_connect(transport, to) != ND_OK || state->peers[to].gone) {
+    if (ucx_connect(transport, to) != ND_OK || ucx_gone(transport, to)) {
         return false;
     }
     *send = (nd_p2p_request){.state = ND_REQUEST_POSTED, .peer = to};
     *recv = (nd_p2p_request){.state = ND_REQUEST_POSTED, .peer = from};
     send->tag = base | (nd_tag)state->rank << ND_TAG_RANK_AT;
     recv->tag = base | (nd_tag)from << ND_TAG_RANK_AT;
-    const ucp_request_param_t param = {.op_attr_mask =
-                                           UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
-                                       .cb.send = on_sent,
-                                       .user_data = send};
-    /* Synchronous: complete when the other side has it, so no message is in flight when this rank
-     * ends. */
-    keep(send, nd_ucx.ucp_tag_send_sync_nbx(state->peers[to].endpoint, NULL, 0, send->tag, &param),
-         true);
-    ucx_recv(transport, recv);
+    if ((ucx_is_remote(state, to) ? nd_net_send(state->net, send) : send_sync(state, send)) !=
+            ND_OK ||
+        ucx_recv(transport, recv) != ND_OK) {
+        return false;
+    }
     bool met = false;
     for (int idle = 0; !met && nd_clock_seconds() < until; idle++) {
         ucx_progress(transport);
         int states[2] = {atomic_load(&send->state), atomic_load(&recv->state)};
         if (is_wanted_elsewhere(transport) || states[0] == ND_REQUEST_FAILED ||
             states[1] == ND_REQUEST_FAILED ||
-            (states[1] == ND_REQUEST_POSTED && state->peers[from].gone) ||
-            (states[0] == ND_REQUEST_POSTED && state->peers[to].gone)) {
+            (states[1] == ND_REQUEST_POSTED && ucx_gone(transport, from)) ||
+            (states[0] == ND_REQUEST_POSTED && ucx_gone(transport, to))) {
             break;
         }
         met = states[0] == ND_REQUEST_DONE && states[1] == ND_REQUEST_DONE;
@@ -331,6 +343,7 @@ static void ucx_close(nd_transport *transport, bool failed)
         nd_ucx.ucp_cleanup(state->context);
         nd_shm_folder_remove();
     }
+    nd_net_close(state->net, orderly);
     for (int rank = 0; state->peers && rank < state->size; rank++) {
         if (state->peers[rank].pidfd >= 0) {
             close(state->peers[rank].pidfd);

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_COMM_NET_NET_H
+#define ND_COMM_NET_NET_H
+/*
+ * Tagged messages between ranks of different hosts: TLS 1.3 with the job's key over TCP, so that
+ * nobody without the key can read, change, add or disturb a message. One thread drives a net.
+ *
+ * A connection carries what one rank sends to another, and is made when it first sends. The other
+ * side answers the first bytes (hello: whom they are for, who sends) with one byte; from then on
+ * the end of the connection is the end of the peer. Before, a lost connection is tried again.
+ *
+ * A message is a head and its bytes. Small ones leave at once and wait in memory for their
+ * receiver. Of a large one only the head leaves (OFFER); its bytes follow when the other side has
+ * posted the receive (READY), straight into its buffer.
+ */
+#include "runtime/comm/p2p.h"
+#include "runtime/rdzv/address.h"
+#include "runtime/rdzv/tls.h"
+
+typedef struct nd_net nd_net;
+
+enum { ND_NET_TOKEN_BYTES = 16 };
+
+/* What a rank publishes: where it listens, and what a hello to it must hold. */
+typedef struct nd_net_card {
+    nd_address address;
+    uint8_t token[ND_NET_TOKEN_BYTES];
+} nd_net_card;
+
+/*
+ * Listens at `own`, whose port does not count, and fills the card. Takes the two contexts in every
+ * case. ND_ERR_IO, ND_ERR_RESOURCE.
+ */
+nd_status nd_net_open(int rank, int size, const nd_address *own, nd_tls_context *client,
+                      nd_tls_context *server, nd_net_card *card, nd_net **out);
+/* Before the first message: the cards of all ranks, [size], which are copied. */
+void nd_net_meet(nd_net *net, const nd_net_card *cards);
+/* With `flush` first sends what is complete for the caller, for 2 s at most. NULL is legal. */
+void nd_net_close(nd_net *net, bool flush);
+
+/* Readable when nd_net_progress has something to do; a lost connection is tried again by the next
+ * progress that is late enough. */
+int nd_net_fd(const nd_net *net);
+
+/* As in nd_p2p. After nd_net_cancel of a pending request, which follows a fault, nothing moves any
+ * more; other ranks notice the end when the net is closed. */
+nd_status nd_net_send(nd_net *net, nd_p2p_request *request);
+nd_status nd_net_recv(nd_net *net, nd_p2p_request *request);
+void nd_net_cancel(nd_net *net, nd_p2p_request *request);
+nd_status nd_net_progress(nd_net *net);
+bool nd_net_peek(const nd_net *net, nd_tag wanted, nd_tag mask, nd_tag *found, size_t *bytes);
+bool nd_net_gone(const nd_net *net, int rank);
+
+#endif
