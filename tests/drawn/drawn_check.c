@@ -268,6 +268,17 @@ static double distance_of_all(const mesh_result *a, const mesh_result *b)
     return all;
 }
 
+/*
+ * How far apart two runs are, at most, as a share of how far one of them is from F32: roundings
+ * that have nothing to do with each other add up as squares. A row's scale depends on the row
+ * alone, so most codes of rows are the same in both.
+ */
+static double alike(const drawn_case *c)
+{
+    const bool rows = c->recipe == ND_FP8_ROWWISE || c->recipe == ND_FP8_ROWWISE_GW_HP;
+    return rows ? 0.9 : M_SQRT2;
+}
+
 /* base: F32, from which both may be off; NULL: they differ by F32 sums alone. */
 static nd_status compare_gradients(const drawn_run *r, const mesh_result *got,
                                    const mesh_result *want, const mesh_result *base,
@@ -276,6 +287,10 @@ static nd_status compare_gradients(const drawn_run *r, const mesh_result *got,
     const double tokens = (double)(r->job.global_batch * r->job.sequence);
     const double relative = fmax(1e-5, 6 * sqrt(tokens) * 6e-8), all = distance_of_all(want, NULL);
     const double rounding = base ? distance_of_all(want, base) / all : 0;
+    const double apart = distance_of_all(got, want), most = alike(r->c) * rounding + relative;
+    ND_CHECK(!base || apart <= most * all,
+             "%s: all gradients are off by %.3g of %.3g, more than %.3g", what, apart, all,
+             most * all);
     for (int t = 0; t < want->tensors; t++) {
         const int64_t count = want->sizes[t];
         const float *mine = got->gradients[t], *other = want->gradients[t];

@@ -10,10 +10,8 @@
  */
 #include <criterion/criterion.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"
 #include "tests/support/tempdir.h"
 
@@ -39,32 +37,13 @@ static const char *token_file(int64_t vocab)
     return mesh_token_file(&dir, "tokens.bin", TOKENS, vocab, 0);
 }
 
-/* Prompts of very different lengths: ranks get unequal numbers of counted labels, some blocks
- * none. */
-static const char *jsonl_file(void)
-{
-    static char text[60000];
-    size_t used = 0;
-    for (int row = 0; row < 160; row++) {
-        int prompt = (int)(nd_rng_u64(9, 1, (uint64_t)row) % 90), completion = 3 + row % 23;
-        used += (size_t)snprintf(
-            text + used, sizeof text - used, "{\"prompt\": \"%.*s\", \"completion\": \"%.*s\"}\n",
-            prompt,
-            "the quick brown fox jumps over the lazy dog and then sits down to rest in the shade "
-            "of a tree",
-            completion, "abcdefghijklmnopqrstuvwxyz");
-    }
-    return tempdir_write(&dir, "rows.jsonl", text, used);
-}
-
-static mesh_job job_of(nd_llama_shape shape, const char *path, nd_data_format format,
-                       nd_optimizer_kind optimizer)
+static mesh_job job_of(nd_llama_shape shape, const char *path, nd_optimizer_kind optimizer)
 {
     return (mesh_job){
         .shape = shape,
         .data_path = path,
-        .format = format,
-        .tokenizer = format == ND_DATA_JSONL ? "bytes" : "file",
+        .format = ND_DATA_LLMC,
+        .tokenizer = "file",
         .global_batch = GLOBAL_BATCH,
         .sequence = SEQUENCE,
         .steps = STEPS,
@@ -117,8 +96,8 @@ static void both_optimizers(nd_llama_shape shape, const mesh_case *meshes, size_
 {
     tempdir_make(&dir);
     const char *path = token_file(shape.vocab);
-    mesh_job sgd = job_of(shape, path, ND_DATA_LLMC, ND_OPTIMIZER_SGD);
-    mesh_job adamw = job_of(shape, path, ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
+    mesh_job sgd = job_of(shape, path, ND_OPTIMIZER_SGD);
+    mesh_job adamw = job_of(shape, path, ND_OPTIMIZER_ADAMW);
     compare_all(&sgd, meshes, count);
     compare_all(&adamw, meshes, count);
     tempdir_remove(&dir);
@@ -184,22 +163,6 @@ Test(mesh, tied_embeddings, .timeout = 600)
     both_optimizers(shape_of(101, 76, true), meshes, COUNT(meshes));
 }
 
-Test(mesh, labels_that_do_not_count, .timeout = 600)
-{
-    static const mesh_case meshes[] = {
-        {"-100, ddp 4", 4, 1, 1, 1, 1},
-        {"-100, fsdp 3", 1, 3, 1, 1, 1},
-        {"-100, hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
-        {"-100, fsdp 2 x cp 4", 1, 2, 4, 1, 1},
-        {"-100, cp 2 ring x tp 2", 1, 1, 2, 2, 1, .ring = true},
-    };
-    tempdir_make(&dir);
-    mesh_job job = job_of(shape_of(256, 76, false), jsonl_file(), ND_DATA_JSONL, ND_OPTIMIZER_SGD);
-    job.lr = 0.05; /* few labels count: at 0.2 twenty noisy steps magnify rounding tenfold */
-    compare_all(&job, meshes, COUNT(meshes));
-    tempdir_remove(&dir);
-}
-
 /* Recompute changes no bit, whatever it drops. */
 Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
 {
@@ -209,8 +172,7 @@ Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
         {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     };
     tempdir_make(&dir);
-    mesh_job job =
-        job_of(shape_of(97, 76, false), token_file(97), ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
+    mesh_job job = job_of(shape_of(97, 76, false), token_file(97), ND_OPTIMIZER_ADAMW);
     job.steps = 4;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         job.precision = bf16 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
@@ -233,27 +195,5 @@ Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
             mesh_result_free(&expected);
         }
     }
-    tempdir_remove(&dir);
-}
-
-/* The same run twice: the same bits. */
-Test(mesh, same_mesh_twice_gives_the_same_bits, .timeout = 600)
-{
-    static const mesh_case mesh = {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1};
-    mesh_result first, second;
-    tempdir_make(&dir);
-    mesh_job job =
-        job_of(shape_of(97, 76, false), token_file(97), ND_DATA_LLMC, ND_OPTIMIZER_ADAMW);
-    job.precision = ND_PRECISION_BF16;
-    assert_ok(mesh_run(&job, &mesh, &first));
-    assert_ok(mesh_run(&job, &mesh, &second));
-    cr_assert_eq(memcmp(first.loss, second.loss, sizeof first.loss), 0);
-    cr_assert_eq(memcmp(first.norm, second.norm, sizeof first.norm), 0);
-    for (int t = 0; t < first.tensors; t++) {
-        cr_assert_eq(memcmp(first.weights[t], second.weights[t], (size_t)first.sizes[t] * 4), 0,
-                     "%s", first.names[t]);
-    }
-    mesh_result_free(&first);
-    mesh_result_free(&second);
     tempdir_remove(&dir);
 }

@@ -8,6 +8,7 @@
  *   test_drawn_runs --seed N                 one, with what it draws
  *   test_drawn_runs --case "shard=2 tp=3"    the case with these numbers
  *   test_drawn_runs --hours H                random seeds, until so long has passed
+ *   --part K                                 of the seeds of CI every eighth, K is 1 to 8
  *   --jobs N                                 cases at a time; else as many as there are CPUs
  *
  * A case that fails is run again with smaller numbers, as long as it still fails. Each runs in a
@@ -26,7 +27,7 @@
 #include "runtime/base/log.h"
 #include "tests/drawn/drawn_check.h"
 
-enum { CASE_SECONDS = 150, TRIES = 60, MESSAGE = 1024, JOBS_MAX = 64, DAY_SEEDS = 1000 };
+enum { CASE_SECONDS = 150, TRIES = 60, MESSAGE = 1024, JOBS_MAX = 64, DAY_SEEDS = 1000, PARTS = 8 };
 
 typedef struct child {
     pid_t pid;
@@ -116,6 +117,7 @@ typedef struct plan {
     uint64_t seeds[2][2]; /* first, count */
     double until;         /* 0: no such time */
     int jobs;
+    uint64_t part; /* 0: all */
     bool verbose;
     int failed, passed, running;
     child children[JOBS_MAX];
@@ -165,7 +167,8 @@ static int run_plan(plan *p)
     const double begin = nd_clock_seconds();
     for (int part = 0; part < 2; part++) {
         for (uint64_t i = 0; i < p->seeds[part][1]; i++) {
-            if (p->until == 0 || nd_clock_seconds() < p->until) {
+            const bool mine = p->part == 0 || i % PARTS == p->part % PARTS;
+            if (mine && (p->until == 0 || nd_clock_seconds() < p->until)) {
                 run_seed(p, p->seeds[part][0] + i);
             }
         }
@@ -198,7 +201,7 @@ static int usage(const char *argument)
 {
     fprintf(stderr,
             "drawn runs: unknown argument \"%s\"; use --seed N, --case TEXT, --fixed N, --day N, "
-            "--hours H, --jobs N or --verbose\n",
+            "--hours H, --part K, --jobs N or --verbose\n",
             argument);
     return 2;
 }
@@ -229,6 +232,8 @@ int main(int argc, char **argv)
             p.seeds[0][0] = (uint64_t)time(NULL) << 20;
             p.seeds[0][1] = UINT64_MAX;
             p.seeds[1][1] = 0;
+        } else if (strcmp(name, "--part") == 0) {
+            p.part = strtoull(value, NULL, 10);
         } else if (strcmp(name, "--jobs") == 0) {
             p.jobs = atoi(value);
         } else {
