@@ -206,6 +206,31 @@ Test(run, validates_as_many_batches_as_it_is_told)
     cr_assert_eq(tokens[0], 2 * 4 * 2 * S);
 }
 
+/* Blocks of prompts alone: such a step makes no update, and such a validation no loss; neither ends
+ * the run, which still learns from the other blocks and saves its model. */
+Test(run, steps_and_validations_without_a_counted_label)
+{
+    double skipped[16], losses[16];
+    FILE *f = fopen(tempdir_file(&dir, "sft.jsonl"), "w");
+    cr_assert_not_null(f);
+    for (int i = 0; i < 8; i++) {
+        fprintf(f, "{\"prompt\": \"%0*d\", \"completion\": \"abcdefgh\"}\n", i % 2 ? 130 : 57, 0);
+    }
+    fclose(f);
+    shell(&dir, RUN "--set data.path=sft.jsonl --set data.validation_path=sft.jsonl --num-steps 8 "
+                    "--validation-batches 1 --validation-interval 8 --num-processes 1 "
+                    "--dp-shard-size 1 --shuffle-seed 3 --nonfinite stop 2>&1");
+    cr_expect_not_null(strstr(shell_output, "is skipped: none of its labels counts"), "%s",
+                       shell_output);
+    const char *first = strstr(shell_output, "none of its labels");
+    cr_expect(first && !strstr(first + 1, "none of its labels"), "it is said once:\n%s",
+              shell_output);
+    int steps = values_of("loss", losses, 16);
+    int without = values_of("skipped", skipped, 16);
+    cr_expect(without > 0 && without < steps, "%d of %d", without, steps);
+    shell(&dir, "test -f out/model/model.safetensors");
+}
+
 Test(run, saves_the_weights_in_the_type_that_was_asked_for)
 {
     static const char *const types[][2] = {{"fp32", "F32"}, {"bf16", "BF16"}};

@@ -312,7 +312,9 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
                     (long long)s->config->train.sequence_length);
     }
     ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
-    if (tokens == 0) {
+    if (tokens == 0 && isnan(loss)) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has no label that counts", path);
+    } else if (tokens == 0) {
         status = fail_stopped(path);
     } else if (!isfinite(loss)) {
         status = nd_fail(ND_ERR_NUMERIC, "the loss on \"%s\" is %g", path, nd_positive_nan(loss));

@@ -158,7 +158,7 @@ static void add_sets(const run_state *s, nd_validation_record *record)
 {
     double sum = 0;
     for (int i = 0; i < s->set_count; i++) {
-        sum += s->sets[i].loss * (double)s->sets[i].tokens;
+        sum += s->sets[i].tokens > 0 ? s->sets[i].loss * (double)s->sets[i].tokens : 0.0;
         record->tokens += s->sets[i].tokens;
     }
     if (s->set_count == 1) {
@@ -209,6 +209,12 @@ static nd_status validate(run_state *s)
         return ND_OK;
     }
     add_sets(s, &record);
+    if (record.tokens == 0) { /* no reason to lose what was trained */
+        nd_log_warning("the validation after step %lld has no label that counts; check "
+                       "data.validation_path, or raise train.validation_batches",
+                       (long long)record.step);
+        return ND_OK;
+    }
     ND_TRY(nd_sinks_validation(&s->files.sinks, &record));
     return nd_run_checkpoints_validated(&s->checkpoints, record.loss);
 }

@@ -150,17 +150,10 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     send_work(t, &begin, batch->wait_seconds);
     ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
-    if (t->received->tokens == 0) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "step %lld has no label to learn from on any rank: all are -100; check the prompts "
-            "and completions of data.path",
-            (long long)t->position.step + 1);
-    }
     t->steps_recordable += !counting;
-    out->loss = t->received->loss_sum / (double)t->received->tokens;
-    out->grad_norm = sqrt(t->received->squares);
     out->tokens = t->received->tokens;
+    out->loss = out->tokens > 0 ? t->received->loss_sum / (double)out->tokens : (double)NAN;
+    out->grad_norm = out->tokens > 0 ? sqrt(t->received->squares) : 0.0;
     out->stop = t->received->stop;
     out->save = t->received->save;
     out->work = nd_work_of(t->received->most, t->received->least);
@@ -181,6 +174,18 @@ static nd_status skip(nd_trainer *t, nd_step_result *out)
     out->skipped = true;
     t->position.skipped++;
     return ND_OK;
+}
+
+/* A batch of prompts alone, say: there is nothing to learn, which is no fault of the run. */
+static nd_status without_labels(nd_trainer *t, nd_step_result *out)
+{
+    if (t->rank->rank == 0 && !t->told_without_labels) {
+        t->told_without_labels = true;
+        nd_log_warning("step %lld is skipped: none of its labels counts on any rank; metrics.jsonl "
+                       "marks each such step",
+                       (long long)t->position.step + 1);
+    }
+    return skip(t, out);
 }
 
 /* Loss and norm are equal on every rank, so all of them stop or skip alike. */
@@ -255,7 +260,9 @@ static nd_status step(nd_trainer *t, const nd_step_batch *batch, nd_step_result 
     ND_TRY(nd_health_begin(scales, number));
     ND_TRY(nd_trainer_gradients(t, batch, out));
     ND_TRY(nd_health_end(scales, number));
-    if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
+    if (out->tokens == 0) {
+        ND_TRY(without_labels(t, out));
+    } else if (!isfinite(out->loss) || !isfinite(out->grad_norm)) {
         ND_TRY(not_finite(t, out));
     } else if (nd_spike_is(&t->position.recent, factor, out->loss, &median)) {
         ND_TRY(spike(t, median, out));
@@ -301,11 +308,7 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
     ND_TRY(send_tokens(t, counted));
     ND_TRY(sum_losses(t, &m->numbers->loss_sum, 1));
     ND_TRY(read_numbers(t));
-    if (t->received->tokens == 0) {
-        return nd_fail(ND_ERR_DATA, "the validation data has no label that counts: all are -100; "
-                                    "check data.validation_path");
-    }
     *tokens = t->received->tokens;
-    *loss = t->received->loss_sum / (double)t->received->tokens;
+    *loss = *tokens > 0 ? t->received->loss_sum / (double)*tokens : (double)NAN;
     return ND_OK;
 }

@@ -40,8 +40,8 @@ typedef struct nd_recent_losses {
  * position of the training data follows from it (nd_loader_options.first_step). */
 typedef struct nd_run_position {
     int64_t step;          /* steps done, also those that were skipped */
-    int64_t skipped;       /* steps without an update: not finite or a spike, and train.nonfinite is
-                            skip */
+    int64_t skipped;       /* steps without an update: no label counted, or not finite or a spike,
+                            and train.nonfinite is skip */
     int64_t tokens_seen;   /* labels that counted in all of them, global */
     int64_t samples_ahead; /* of the data: the step after n steps begins with sample
                               n x samples of a step + samples_ahead. Counts samples that were passed
@@ -67,6 +67,7 @@ typedef struct nd_trainer {
     /* Steps since the start of the process that ran without a health report: after the first, CUDA
      * graphs may record. */
     int64_t steps_recordable;
+    bool told_without_labels; /* that a step without a counted label is skipped */
 } nd_trainer;
 
 /*
@@ -194,7 +195,8 @@ typedef struct nd_stop_check {
 
 /*
  * Mean NLL over `batches` calls of the (rewound) validation loader; all ranks take part. When
- * `check` stops it, there is no loss and *tokens is 0.
+ * `check` stops it, *tokens is 0 and *loss stays. Where no label counts, *tokens is 0 and *loss is
+ * NaN.
  */
 nd_status nd_trainer_evaluate(nd_trainer *trainer, nd_loader *loader, int64_t batches,
                               const nd_stop_check *check, double *loss, int64_t *tokens);
