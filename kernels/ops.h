@@ -24,6 +24,7 @@
  */
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "kernels/ops_list.h"
 #include "runtime/device/device.h"
@@ -87,39 +88,89 @@ typedef enum nd_granularity { ND_PER_TENSOR = 0, ND_PER_ROW, ND_PER_COLUMN } nd_
 enum { ND_FP8_PARTS = 3 };
 
 /*
- * A matrix in FP8, a view that owns nothing: value(i, j) = code(i, j) inverse[g], g = 0, i or j.
- * `codes` and `transposed` hold the same codes; either may be absent (data NULL), its dtype is then
- * ignored. Where both are absent, the codes are not made yet: `uncast` is what they are made of,
- * and only a product that casts while it reads takes such a matrix
- * (nd_ops.matmul_fp8_casts). Its scales are those of current scaling for its own amax: none is
- * infinite, and |x| scale exceeds FMAX by a rounding at most, or is NaN. The bits of the product
- * are then those with the codes that fp8_cast makes.
+ * The form in which a backend multiplies an operand b, in memory that the caller keeps from one
+ * product to the next. The first product that reads it makes the form; while `made` is true,
+ * products read the form and not the matrix, with the same bits. It serves products with the same
+ * k, n, b_transposed and dtype of b, whatever their m. The caller clears `made` when b has changed.
  */
-typedef struct nd_fp8 {
-    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
-    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
-    nd_tensor uncast;       /* BF16 (rows, columns); row stride free */
-    nd_dtype format;        /* E4M3 or E5M2, of the codes of `uncast` */
-    float *scale, *inverse; /* 1, (rows) or (columns), or (parts) */
-    nd_granularity granularity;
-    /* The number of matrices that lie beside one another in `uncast`, along the axis that the
-     * product does not sum; 0: it is one. Part p has lines[p] rows of op(a) or columns of op(b),
-     * and scale[p] and inverse[p]. For products alone; granularity is per tensor. */
-    int parts;
-    int64_t lines[ND_FP8_PARTS];
-} nd_fp8;
+typedef struct nd_kept_form {
+    void *memory; /* nd_form_rule.bytes, aligned to 64, on the device */
+    bool made;
+} nd_kept_form;
 
 /*
- * An operand b of products in the form in which the backend multiplies it, in memory that the
- * caller keeps from one product to the next. The first product that reads it makes the form from b;
- * while `made` is true, products read the form and not b, with the same bits. It serves products
- * with the same k, n, b_transposed and dtype of b, whatever their m. The caller clears `made` when
- * b has changed.
+ * What a product reads of an operand, a view that owns nothing. Either `rows` alone: BF16 or F32 as
+ * they are; or FP8: value(i, j) = code(i, j) inverse[g], g = 0, i or j. `codes` and `transposed`
+ * hold the same codes; either may be absent (data NULL), its dtype is then ignored. Where both are
+ * absent, the codes are not made yet: the product casts `rows` to them while it reads
+ * (nd_ops.form). Its scales are then those of current scaling for its own amax: none is infinite,
+ * and |x| scale exceeds FMAX by a rounding at most, or is NaN. The bits of the product are those
+ * with the codes that make_form makes.
  */
-typedef struct nd_packed_form {
-    void *memory; /* matmul_packed_bytes, aligned to 64, on the device */
-    bool made;
-} nd_packed_form;
+typedef struct nd_matrix {
+    nd_tensor rows;         /* act or F32 (rows, columns); row stride free */
+    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
+    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
+    nd_dtype format;        /* E4M3 or E5M2, of the codes that a product makes of `rows` */
+    float *scale, *inverse; /* 1, (rows) or (columns), or (parts); NULL: not FP8 */
+    nd_granularity granularity;
+    /* The number of matrices that lie beside one another in `rows`, along the axis that the product
+     * does not sum; 0: it is one. Part p has lines[p] rows of op(a) or columns of op(b), and
+     * scale[p] and inverse[p]. For products alone; granularity is per tensor. */
+    int parts;
+    int64_t lines[ND_FP8_PARTS];
+    nd_kept_form
+        *kept; /* NULL, or where the backend keeps b, without the scales of codes. Where the
+                           product casts b, its scales too must not have changed */
+} nd_matrix;
+
+/* BF16 or F32 as they are. */
+static inline nd_matrix nd_rows(nd_tensor x)
+{
+    nd_matrix matrix;
+    memset(&matrix, 0, sizeof matrix);
+    matrix.rows = x;
+    return matrix;
+}
+
+static inline bool nd_matrix_is_fp8(const nd_matrix *x)
+{
+    return x->inverse != NULL;
+}
+
+/* The operands of a linear's products: y = x w^T, dx = dy w, dw = dy^T x. */
+typedef enum nd_role {
+    ND_X_OF_Y = 0,
+    ND_W_OF_Y,
+    ND_DY_OF_DX,
+    ND_W_OF_DX,
+    ND_DY_OF_DW,
+    ND_X_OF_DW
+} nd_role;
+
+/* An operand for which a caller asks in which form products read it. */
+typedef struct nd_form_need {
+    nd_role role;
+    int64_t rows, columns; /* as it is stored: x (tokens, in), w (out, in), dy (tokens, out) */
+    int64_t others;        /* rows of op(a), or columns of op(b), of the product's other operand */
+    nd_dtype stored;       /* act, F32, or FP8: it is codes already */
+    nd_dtype format;       /* that products multiply: FP8, or as stored */
+    bool measured;         /* who casts it also finds its amax, so that no product can */
+    int uses;              /* products that read it before it changes */
+} nd_form_need;
+
+typedef enum nd_form_maker {
+    ND_FORM_IS_STORED = 0, /* nobody: products read it as it is stored */
+    ND_FORM_BY_OP,         /* make_form, or the op that makes the operand (nd_fuse) */
+    ND_FORM_BY_PRODUCT     /* the product that reads it first keeps it (nd_matrix.kept); without
+                              bytes each product makes it while it reads */
+} nd_form_maker;
+
+typedef struct nd_form_rule {
+    nd_form_maker maker;
+    size_t bytes;    /* of the form; 0: nothing is kept */
+    bool transposed; /* BY_OP: `transposed` of nd_matrix, else `codes` */
+} nd_form_rule;
 
 /*
  * What an op does with a result in addition to storing it, without reading it again (all zero:
@@ -129,7 +180,7 @@ typedef struct nd_packed_form {
 typedef struct nd_fuse {
     float *amax;     /* NULL, or F32 (1), on the device: merged with the largest |value| as by
                          * `amax`; 0 before the first */
-    nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by fp8_cast, per tensor */
+    nd_tensor codes; /* data NULL, or FP8 of the result's shape: cast as by make_form, per tensor */
     const float *scale; /* F32 (1), on the device, with codes */
 } nd_fuse;
 
@@ -148,20 +199,29 @@ typedef struct nd_fp8_history {
 /* linear algebra */
 
 /*
- * c = op(a) op(b) + beta c, op(x) = x or x^T. a, b: act or F32. c: act or F32 (weight gradients
- * accumulate into F32 with beta = 1). beta is 0 or 1. Sums are in F32.
+ * c = op(a) op(b) + beta c, op(x) = x or x^T. a, b: both act, both F32, or both FP8, of which one
+ * may be E5M2. c: act or F32 (weight gradients accumulate into F32 with beta = 1). beta is 0 or 1.
+ *
+ * Sums are in F32. That of FP8 is the sum of the codes; it is multiplied by the inverse scales (in
+ * F32, in any order) and c is added before the one rounding. An operand's scale is per tensor or
+ * constant along the summed axis: op(a) per row, op(b) per column (of the stored matrix: per column
+ * of a transposed a). One of them may have parts, where the other has one scale: the bits are those
+ * of a product for each part. In FP8 m, n and k are multiples of 16 on cuda: the model checks
+ * users' numbers, and pads m where it is free (nd_ops.fp8_rows).
  */
-typedef struct nd_matmul_args {
+typedef struct nd_product_args {
     nd_tensor c;       /* (m, n) */
-    nd_tensor a;       /* op(a) is (m, k) */
+    nd_matrix a;       /* op(a) is (m, k) */
     bool a_transposed; /* a is stored as (k, m) */
-    nd_tensor b;       /* op(b) is (k, n) */
+    nd_matrix b;       /* op(b) is (k, n) */
     bool b_transposed; /* b is stored as (n, k) */
     float beta;
     bool few_rows; /* a hint where m may be small: a backend may compute the product in another
                       order, as fast as b is read */
-    nd_packed_form *b_packed; /* NULL, or where the backend keeps b, if it does */
-} nd_matmul_args;
+    bool fast_accumulation; /* FP8: a tensor core may sum with fewer bits */
+    void *scratch; /* FP8: product_scratch bytes, aligned to 256; without parts NULL where products
+                      cast */
+} nd_product_args;
 
 /* embedding */
 
@@ -449,21 +509,17 @@ typedef struct nd_fp8_delayed_args {
 /* FP8: codes */
 
 /*
- * codes = x scale (in F32), limited to +-FMAX (infinities too), rounded to nearest even; NaN gives
- * a NaN code (which of them is free), -0 and what rounds to it keeps its sign. Writes out.codes and
- * out.transposed, whichever are there, in one pass, with the scale that is there; reads no inverse.
+ * Makes the form of an operand. x act or F32: codes = x scale (in F32), limited to +-FMAX
+ * (infinities too), rounded to nearest even; NaN gives a NaN code (which of them is free), -0 and
+ * what rounds to it keeps its sign. Writes out.codes and out.transposed, whichever are there, in
+ * one pass, with the scale that is there; reads no inverse. x FP8: out.transposed alone, of its
+ * codes.
  */
-typedef struct nd_fp8_cast_args {
-    nd_fp8 out;
+typedef struct nd_make_form_args {
+    nd_matrix out;
     float *amax; /* NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax` */
-    nd_tensor x; /* act or F32, (rows, columns) as codes; 1-d per tensor without out.transposed */
-} nd_fp8_cast_args;
-
-/* out = codes transposed; one FP8 dtype. */
-typedef struct nd_fp8_transpose_args {
-    nd_tensor out;   /* (columns, rows) */
-    nd_tensor codes; /* (rows, columns) */
-} nd_fp8_transpose_args;
+    nd_tensor x; /* (rows, columns) as codes; 1-d per tensor without out.transposed */
+} nd_make_form_args;
 
 /*
  * For the health log: counts[0] += elements that are not 0 but whose code is +-0, counts[1] +=
@@ -472,35 +528,9 @@ typedef struct nd_fp8_transpose_args {
 typedef struct nd_fp8_count_args {
     int64_t *counts; /* (2) */
     nd_tensor x;
-    nd_fp8 as; /* what x is cast to, by an op or by products; only its form, format and scale are
+    nd_matrix as; /* what x is cast to, by an op or by products; only its form, format and scale are
                   read */
 } nd_fp8_count_args;
-
-/* FP8: products */
-
-/*
- * c = op(a) op(b) of the dequantised values + beta c, as matmul: c act or F32 (also F32 with
- * BF16 activations), beta 0 or 1. One of a, b may be E5M2. The sum is that of the codes, in
- * F32; it is multiplied by the inverse scales (in F32, in any order) and c is added before the
- * one rounding. An operand's scale is per tensor or constant along the summed axis: op(a) per
- * row, op(b) per column (of the stored matrix: per column of a transposed a). One of them
- * may have parts, where the other has one scale: the bits are those of a product for each part. m,
- * n and k are multiples of 16 on cuda: the model checks users' numbers, and pads m where it is free
- * (nd_ops.fp8_rows).
- */
-typedef struct nd_matmul_fp8_args {
-    nd_tensor c;
-    nd_fp8 a;
-    bool a_transposed;
-    nd_fp8 b;
-    bool b_transposed;
-    float beta;
-    bool fast_accumulation;   /* a tensor core may sum with fewer bits */
-    void *scratch;            /* matmul_fp8_scratch bytes, aligned to 256; without parts NULL
-                                       where products cast */
-    nd_packed_form *b_packed; /* as of matmul: the codes of b, without its scales. Where the product
-                                 casts b, its scales too must not have changed */
-} nd_matmul_fp8_args;
 
 /* The ops that make what calls of the same name keep for their form. */
 typedef struct nd_prepare_ops {
@@ -520,13 +550,7 @@ typedef struct nd_op_limits {
 typedef struct nd_ops {
     const char *name; /* "ref", "cpu", "cuda" */
     nd_op_limits limits;
-    /*
-     * matmul_fp8 reads an operand only where its summed axis is the contiguous one: `codes` of a
-     * and of a transposed b, `transposed` of a transposed a and of b. Where this is false it takes
-     * whichever is there.
-     */
-    bool fp8_needs_transposed;
-    int64_t fp8_rows;        /* matmul_fp8's m is a multiple of this; 0: any */
+    int64_t fp8_rows;        /* m of an FP8 product is a multiple of this; 0: any */
     bool optimizer_measures; /* adamw and sgd take ranges with an amax */
     /*
      * NULL, or ops that make what a call of the same name keeps for its form, such as a library's
@@ -549,18 +573,15 @@ typedef struct nd_ops {
      *   attention_uses_delta  whether attention_bwd of tensors of type act reads delta. Where it
      *                         does not, q, k, v, out and dout must lie at multiples of 16 bytes,
      *                         with strides of multiples of 8 elements
-     *   matmul_fp8_scratch    bytes for one call with these extents and c of either type (planned
+     * product_scratch bytes for one FP8 call with these extents and c of either type (planned
      *                         once; enough for smaller extents too)
-     *   matmul_fp8_casts      whether matmul_fp8 takes operands that are not cast yet
-     *   matmul_packed_bytes   bytes of the form in which matmul, or with codes matmul_fp8, keeps an
-     *                         op(b) of (k, n) stored in this dtype for products of m rows; 0: it
-     *                         keeps none, or would save too little beside so many rows
+     *   form                  in which form products read an operand, and who makes it
      */
     ND_EACH_QUERY(ND_QUERY_MEMBER, )
 } nd_ops;
 
-/* Calls an op: ND_CALL(ops, stream, matmul, .c = c, .a = a, .b = b). Absent operands are not
- * named. */
+/* Calls an op: ND_CALL(ops, stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(b)). Absent
+ * operands are not named. */
 #define ND_CALL(ops_, stream_, op_, ...) (ops_)->op_((stream_), &(nd_##op_##_args){__VA_ARGS__})
 
 /* Backends. Each checks its own table for completeness the first time. */

@@ -11,8 +11,7 @@
 
 /* Ops for which a backend may keep something per form of call, such as a plan of a library. */
 #define ND_EACH_PREPARED_OP(X, prefix)                                                             \
-    X(matmul, prefix)                                                                              \
-    X(matmul_fp8, prefix)                                                                          \
+    X(product, prefix)                                                                             \
     X(attention_fwd, prefix)                                                                       \
     X(attention_bwd, prefix)
 
@@ -42,8 +41,7 @@
     X(amax, prefix)                                                                                \
     X(fp8_scale, prefix)                                                                           \
     X(fp8_delayed, prefix)                                                                         \
-    X(fp8_cast, prefix)                                                                            \
-    X(fp8_transpose, prefix)                                                                       \
+    X(make_form, prefix)                                                                           \
     X(fp8_count, prefix)
 
 #define ND_EACH_OP(X, prefix)                                                                      \
@@ -57,11 +55,9 @@
     X(attention_cached_scratch, size_t,                                                            \
       (const nd_device *, const nd_attention *most, nd_dtype act), prefix)                         \
     X(attention_uses_delta, bool, (const nd_device *, const nd_attention *, nd_dtype act), prefix) \
-    X(matmul_fp8_scratch, size_t,                                                                  \
-      (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), prefix)                  \
-    X(matmul_fp8_casts, bool, (const nd_device *), prefix)                                         \
-    X(matmul_packed_bytes, size_t,                                                                 \
-      (const nd_device *, int64_t m, int64_t k, int64_t n, bool b_transposed, nd_dtype b), prefix)
+    X(product_scratch, size_t, (const nd_device *, int64_t m, int64_t n, int64_t k, nd_dtype act), \
+      prefix)                                                                                      \
+    X(form, nd_form_rule, (const nd_device *, const nd_form_need *), prefix)
 
 /* For the lists: a member of a table of functions, the prototype of one, and its entry. `prefix`
  * stands before the name of a function. */

@@ -53,7 +53,8 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
  * Calls an op of the backend with the arguments that are named; absent operands are not. Does
  * nothing when a replayed CUDA graph already contains the call.
  *
- *     ND_OP(rank, ND_TRACE_GEMM, matmul, .c = y, .a = x, .b = weight, .b_transposed = true);
+ * ND_OP(rank, ND_TRACE_GEMM, product, .c = y, .a = nd_rows(x), .b = nd_rows(weight), .b_transposed
+ * = true);
  */
 #define ND_OP(rank_, kind_, op_, ...)                                                              \
     do {                                                                                           \

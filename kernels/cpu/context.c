@@ -64,7 +64,7 @@ static nd_status make_products(nd_cpu_context *context)
     return ND_ALLOC(WIDENED, &context->widened);
 }
 
-/* As nd_cpu_matmul and nd_cpu_matmul_fp8 choose. */
+/* As nd_cpu_product chooses. */
 static void describe_products(nd_cpu_context *context)
 {
     static const char *const own[ND_CPU_ISA_COUNT] = {

@@ -21,7 +21,7 @@ enum { ND_CPU_NORM_COLUMNS = 2 * ND_CPU_PARTIALS };
  * without AVX512_BF16. */
 enum { ND_CPU_WIDEN_TILE = 512 };
 
-/* Whether packed weights are kept (nd_packed_form): where that saves enough, unless the environment
+/* Whether packed weights are kept (nd_kept_form): where that saves enough, unless the environment
  * variable ND_CPU_PACKED forbids it (anew) or asks for it everywhere (kept). */
 typedef enum nd_cpu_packing {
     ND_CPU_PACKING_BY_ROWS = 0,

@@ -82,7 +82,7 @@ enum {
 typedef struct work {
     const nd_row_ops *kernels;
     nd_tensor x; /* (rows, columns) */
-    nd_fp8 fp8;
+    nd_matrix fp8;
     bool e4m3, bf16, merge;
     float *amax;
     _Atomic uint32_t *most;        /* bits of the largest |x| so far; NULL: not wanted */
@@ -284,7 +284,7 @@ static void cast_blocks(void *arg, int64_t begin, int64_t end)
 
 /* The format of a matrix that x is cast to, after a check of its shape. Vectors become matrices of
  * one row. */
-static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
+static nd_dtype format_of(nd_matrix *out, nd_tensor x)
 {
     if (out->codes.data && out->codes.axes == 1) {
         out->codes = nd_tensor_2d(out->codes.data, out->codes.dtype, 1, out->codes.shape[0]);
@@ -297,10 +297,40 @@ static nd_dtype format_of(nd_fp8 *out, nd_tensor x)
     return format;
 }
 
-nd_status nd_cpu_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+typedef struct transpose {
+    const nd_row_ops *kernels;
+    nd_tensor out, codes;
+} transpose;
+
+static void transpose_strips(void *arg, int64_t begin, int64_t end)
 {
-    nd_fp8 out = args->out;
+    const transpose *w = arg;
+    int64_t rows = w->codes.shape[0], columns = w->codes.shape[1];
+    for (int64_t strip = begin; strip < end; strip++) {
+        int64_t row = strip * BLOCK, count = rows - row < BLOCK ? rows - row : BLOCK;
+        w->kernels->transpose_bytes((uint8_t *)w->out.data + row, w->out.stride[0],
+                                    (const uint8_t *)w->codes.data + row * w->codes.stride[0],
+                                    w->codes.stride[0], count, columns);
+    }
+}
+
+static nd_status transpose_codes(nd_stream *stream, nd_tensor out, nd_tensor codes)
+{
+    int64_t rows = codes.shape[0], columns = codes.shape[1];
+    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
+    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
+    transpose w = {.kernels = nd_cpu_context_of(stream)->rows, .out = out, .codes = codes};
+    nd_cpu_parallel(stream, nd_ceil_div(rows, BLOCK), BLOCK * columns, transpose_strips, &w);
+    return ND_OK;
+}
+
+nd_status nd_cpu_make_form(nd_stream *stream, const nd_make_form_args *args)
+{
+    nd_matrix out = args->out;
     float *amax = args->amax;
+    if (nd_dtype_is_fp8(args->x.dtype)) {
+        return transpose_codes(stream, out.transposed, args->x);
+    }
     work w = work_of(stream, args->x);
     w.e4m3 = format_of(&out, w.x) == ND_DTYPE_F8_E4M3;
     w.fp8 = out;
@@ -322,34 +352,6 @@ nd_status nd_cpu_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
     return ND_OK;
 }
 
-typedef struct transpose {
-    const nd_row_ops *kernels;
-    nd_tensor out, codes;
-} transpose;
-
-static void transpose_strips(void *arg, int64_t begin, int64_t end)
-{
-    const transpose *w = arg;
-    int64_t rows = w->codes.shape[0], columns = w->codes.shape[1];
-    for (int64_t strip = begin; strip < end; strip++) {
-        int64_t row = strip * BLOCK, count = rows - row < BLOCK ? rows - row : BLOCK;
-        w->kernels->transpose_bytes((uint8_t *)w->out.data + row, w->out.stride[0],
-                                    (const uint8_t *)w->codes.data + row * w->codes.stride[0],
-                                    w->codes.stride[0], count, columns);
-    }
-}
-
-nd_status nd_cpu_fp8_transpose(nd_stream *stream, const nd_fp8_transpose_args *args)
-{
-    const nd_tensor out = args->out, codes = args->codes;
-    int64_t rows = codes.shape[0], columns = codes.shape[1];
-    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
-    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
-    transpose w = {.kernels = nd_cpu_context_of(stream)->rows, .out = out, .codes = codes};
-    nd_cpu_parallel(stream, nd_ceil_div(rows, BLOCK), BLOCK * columns, transpose_strips, &w);
-    return ND_OK;
-}
-
 static void count_rows(void *arg, int64_t begin, int64_t end)
 {
     const work *w = arg;
@@ -366,10 +368,10 @@ static void count_rows(void *arg, int64_t begin, int64_t end)
 
 nd_status nd_cpu_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
-    nd_fp8 as = args->as;
+    nd_matrix as = args->as;
     work w = work_of(stream, args->x);
     _Atomic int64_t found[2] = {0, 0};
-    w.e4m3 = (as.uncast.data ? as.format : format_of(&as, w.x)) == ND_DTYPE_F8_E4M3;
+    w.e4m3 = (as.rows.data ? as.format : format_of(&as, w.x)) == ND_DTYPE_F8_E4M3;
     w.fp8 = as;
     w.counts = found;
     each_item(stream, &w, 1, RUN, count_rows);

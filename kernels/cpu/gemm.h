@@ -75,9 +75,9 @@ typedef struct nd_gemm_operand {
     const void *data;
     nd_dtype dtype;
     int64_t stride; /* elements from row to row */
-    /* Where scale is not NULL, BF16 becomes the values of FP8 codes of `format`, as fp8_cast makes
-     * them of numbers in its range (nd_fp8.uncast in kernels/ops.h), with 0 for -0, of which no sum
-     * differs. A line is a row of op(a) or a column of op(b). */
+    /* Where scale is not NULL, BF16 becomes the values of FP8 codes of `format`, as make_form makes
+     * them of numbers in its range (nd_matrix.rows in kernels/ops.h), with 0 for -0, of which no
+     * sum differs. A line is a row of op(a) or a column of op(b). */
     nd_dtype format;
     const float *scale; /* of each line, or one of all */
     bool scale_per_line;

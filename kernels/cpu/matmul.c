@@ -232,7 +232,7 @@ nd_gemm_operand nd_cpu_operand_of(nd_tensor x)
 
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
-                         nd_packed_form *b_packed)
+                         nd_kept_form *kept)
 {
     nd_gemm_product product = {.m = p->m,
                                .n = p->n,
@@ -246,17 +246,18 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
                                .c = c.data,
                                .c_stride = c.stride[0],
                                .c_bf16 = c.dtype == ND_DTYPE_BF16};
-    if (b_packed && !b_packed->made) {
-        nd_gemm_pack_whole(context->gemm, &product, b_packed->memory);
-        b_packed->made = true;
+    if (kept && !kept->made) {
+        nd_gemm_pack_whole(context->gemm, &product, kept->memory);
+        kept->made = true;
     }
-    product.b_packed = b_packed ? b_packed->memory : NULL;
+    product.b_packed = kept ? kept->memory : NULL;
     nd_gemm_multiply(context->gemm, &product);
 }
 
-nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
+/* Of BF16 or F32. */
+static nd_status plain_product(nd_stream *stream, const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a, b = args->b;
+    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
     bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
     float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);
@@ -286,7 +287,7 @@ nd_status nd_cpu_matmul(nd_stream *stream, const nd_matmul_args *args)
     }
     if (context->gemm && p.in == ND_DTYPE_BF16) {
         nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), &p, NULL,
-                            args->b_packed);
+                            args->b.kept);
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
@@ -306,11 +307,28 @@ static bool keeps_packed(const nd_cpu_context *context, int64_t m)
             m <= nd_gemm_most_packed_rows(context->gemm));
 }
 
-size_t nd_cpu_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                                  bool b_transposed, nd_dtype b)
+nd_form_rule nd_cpu_form(const nd_device *device, const nd_form_need *need)
 {
     const nd_cpu_context *context = device->native;
-    return keeps_packed(context, m) && (b == ND_DTYPE_BF16 || nd_dtype_is_fp8(b))
-               ? nd_gemm_packed_bytes(context->gemm, k, n)
-               : 0;
+    const bool codes = nd_dtype_is_fp8(need->stored), fp8 = nd_dtype_is_fp8(need->format);
+    const bool is_b =
+        need->role == ND_W_OF_Y || need->role == ND_W_OF_DX || need->role == ND_X_OF_DW;
+    if (fp8 && !codes && (!context->gemm || need->measured)) {
+        return (nd_form_rule){ND_FORM_BY_OP, (size_t)(need->rows * need->columns)};
+    }
+    if (is_b && need->uses > 1 && keeps_packed(context, need->others) &&
+        (need->stored == ND_DTYPE_BF16 || codes)) {
+        const bool transposed = need->role == ND_W_OF_Y;
+        return (nd_form_rule){ND_FORM_BY_PRODUCT,
+                              nd_gemm_packed_bytes(context->gemm,
+                                                   transposed ? need->columns : need->rows,
+                                                   transposed ? need->rows : need->columns)};
+    }
+    return (nd_form_rule){fp8 && !codes ? ND_FORM_BY_PRODUCT : ND_FORM_IS_STORED};
+}
+
+nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
+{
+    return nd_matrix_is_fp8(&args->a) ? nd_cpu_product_fp8(stream, args)
+                                      : plain_product(stream, args);
 }

@@ -13,11 +13,13 @@
 #include "runtime/tensor/tensor.h"
 
 /* c = op(a) op(b) factors (+ c) by our own kernels, where the context has them. c is BF16 or F32; p
- * has the extents, and whether operands are transposed and c is added to; factors and b_packed may
+ * has the extents, and whether operands are transposed and c is added to; factors and kept may
  * be NULL. */
 void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
-                         nd_packed_form *b_packed);
+                         nd_kept_form *kept);
+/* The product of FP8 matrices (matmul_fp8.c). */
+nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args);
 /* A matrix of BF16 or of codes, as it is. */
 nd_gemm_operand nd_cpu_operand_of(nd_tensor x);
 

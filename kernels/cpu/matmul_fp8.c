@@ -21,23 +21,18 @@ typedef struct operand {
     bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
 } operand;
 
-bool nd_cpu_matmul_fp8_casts(const nd_device *device)
-{
-    const nd_cpu_context *context = device->native;
-    return context->gemm != NULL;
-}
-
 /* For the scales of an operand in parts, line by line: what its numbers are multiplied by, and what
  * the sums are. */
-size_t nd_cpu_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                 nd_dtype act)
+size_t nd_cpu_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                              nd_dtype act)
 {
-    return nd_cpu_matmul_fp8_casts(device) ? 2 * (size_t)nd_max(m, n) * sizeof(float) : 0;
+    const nd_cpu_context *context = device->native;
+    return context->gemm ? 2 * (size_t)nd_max(m, n) * sizeof(float) : 0;
 }
 
 /* Gives each of the lines of x the scale of its part, and its sums their whole factor, which a
  * product of that part alone would find too. */
-static void spread(operand *x, const nd_fp8 *parts, int64_t lines, const operand *other,
+static void spread(operand *x, const nd_matrix *parts, int64_t lines, const operand *other,
                    float *scratch)
 {
     float *scale = scratch, *inverse = scratch + lines;
@@ -56,10 +51,10 @@ static void spread(operand *x, const nd_fp8 *parts, int64_t lines, const operand
 }
 
 /* `line`: the granularity that is constant along the summed axis. */
-static operand operand_of(nd_fp8 x, bool transposed, nd_granularity line)
+static operand operand_of(nd_matrix x, bool transposed, nd_granularity line)
 {
-    const bool cast = !x.uncast.data, swapped = cast && !x.codes.data;
-    operand o = {.stored = !cast     ? x.uncast
+    const bool cast = !x.rows.data, swapped = cast && !x.codes.data;
+    operand o = {.stored = !cast     ? x.rows
                            : swapped ? x.transposed
                                      : x.codes,
                  .transposed = swapped ? !transposed : transposed,
@@ -84,7 +79,7 @@ static nd_gemm_operand packed_from(const operand *x)
     return o;
 }
 
-nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
+nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor c = args->c;
     float beta = args->beta;
@@ -122,6 +117,6 @@ nd_status nd_cpu_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
         ND_ASSERT(!x.scale && !y.scale);
         return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
     }
-    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b_packed);
+    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b.kept);
     return ND_OK;
 }

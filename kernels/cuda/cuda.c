@@ -36,44 +36,42 @@ static bool is_empty(nd_tensor c)
     return c.shape[0] == 0 || c.shape[1] == 0;
 }
 
-static nd_status matmul(nd_stream *s, const nd_matmul_args *x)
+static void check_rows(const nd_product_args *x)
 {
-    const nd_tensor a = x->a, b = x->b, c = x->c;
+    const nd_tensor a = x->a.rows, b = x->b.rows, c = x->c;
     int64_t m = c.shape[0], n = c.shape[1], k = a.shape[x->a_transposed ? 0 : 1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype);
     ND_ASSERT(nd_is_2d(a, x->a_transposed ? k : m, x->a_transposed ? m : k));
     ND_ASSERT(nd_is_2d(b, x->b_transposed ? n : k, x->b_transposed ? k : n) && nd_is_2d(c, m, n));
-    if (is_empty(c)) {
-        return ND_OK;
-    }
-    ND_TRY(nd_lt_matmul(lt_of(s), s, x));
-    return nd_cuda_op_done(s, "matmul", cudaSuccess);
 }
 
-static nd_status matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
+static nd_status make_product(nd_stream *s, const nd_product_args *x)
 {
     if (is_empty(x->c)) {
         return ND_OK;
     }
-    ND_TRY(nd_lt_matmul_fp8(lt_of(s), s, x));
-    return nd_cuda_op_done(s, "matmul_fp8", cudaSuccess);
+    if (nd_matrix_is_fp8(&x->a)) {
+        return nd_lt_matmul_fp8(lt_of(s), s, x);
+    }
+    check_rows(x);
+    return nd_lt_matmul(lt_of(s), s, x);
 }
 
-static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                 nd_dtype act)
+static nd_status product(nd_stream *s, const nd_product_args *x)
 {
-    return nd_lt_matmul_fp8_scratch(m, n, k, act);
+    ND_TRY(make_product(s, x));
+    return nd_cuda_op_done(s, "product", cudaSuccess);
 }
 
-static bool matmul_fp8_casts(const nd_device *device)
+static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                              nd_dtype act)
 {
-    return false;
+    return nd_lt_product_scratch(m, n, k, act);
 }
 
-static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                                  bool b_transposed, nd_dtype b)
+static nd_form_rule form(const nd_device *device, const nd_form_need *need)
 {
-    return 0;
+    return nd_lt_form(need);
 }
 
 static nd_status embedding_fwd(nd_stream *s, const nd_embedding_fwd_args *x)
@@ -225,30 +223,15 @@ UNCHECKED_OP(sgd)
 UNCHECKED_OP(amax)
 UNCHECKED_OP(fp8_scale)
 UNCHECKED_OP(fp8_delayed)
-UNCHECKED_OP(fp8_cast)
-UNCHECKED_OP(fp8_transpose)
+UNCHECKED_OP(make_form)
 UNCHECKED_OP(fp8_count)
 
 /* nd_ops.prepare: the plans of cuBLASLt and cuDNN, made before step 1. */
 
-static nd_status prepare_matmul(nd_stream *s, const nd_matmul_args *x)
+static nd_status prepare_product(nd_stream *s, const nd_product_args *x)
 {
-    if (is_empty(x->c)) {
-        return ND_OK;
-    }
     nd_lt_prepare_begin(lt_of(s));
-    nd_status status = nd_lt_matmul(lt_of(s), s, x);
-    nd_lt_prepare_end(lt_of(s));
-    return status;
-}
-
-static nd_status prepare_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
-{
-    if (is_empty(x->c)) {
-        return ND_OK;
-    }
-    nd_lt_prepare_begin(lt_of(s));
-    nd_status status = nd_lt_matmul_fp8(lt_of(s), s, x);
+    nd_status status = make_product(s, x);
     nd_lt_prepare_end(lt_of(s));
     return status;
 }
@@ -267,7 +250,6 @@ static const nd_prepare_ops prepare_ops = {ND_EACH_PREPARED_OP(ND_OP_ENTRY, prep
 
 static const nd_ops cuda_ops = {.name = "cuda",
                                 .limits = ND_CUDA_LIMITS,
-                                .fp8_needs_transposed = true,
                                 .fp8_rows = ND_CUDA_FP8_ROWS,
                                 .prepare = &prepare_ops,
                                 ND_EACH_OP(ND_OP_ENTRY, ) ND_EACH_QUERY(ND_QUERY_ENTRY, )};

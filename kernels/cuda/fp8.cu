@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class T>
 int count_typed(nd_cuda_queue queue, int64_t *counts, nd_tensor x, const layout<1> &l,
-                const nd_fp8 &as, bool e4m3)
+                const nd_matrix &as, bool e4m3)
 {
     int64_t blocks = nd_ceil_div(l.count(), THREADS);
     return ND_LAUNCH_MEETING((count_kernel<T>),
@@ -339,7 +339,7 @@ int nd_cuda_fp8_delayed(nd_cuda_queue queue, const nd_fp8_delayed_args *args, vo
 int nd_cuda_fp8_count(nd_cuda_queue queue, const nd_fp8_count_args *args, void *scratch)
 {
     const nd_tensor x = args->x;
-    const nd_fp8 as = args->as;
+    const nd_matrix as = args->as;
     nd_dtype format = as.codes.data ? as.codes.dtype : as.transposed.dtype;
     const nd_tensor t[1] = {x};
     int N;

@@ -298,7 +298,7 @@ template <class T, int N> struct cast_of {
     }
 };
 
-template <class T> int cast_rows(nd_cuda_queue queue, nd_fp8 out, float *amax, nd_tensor x)
+template <class T> int cast_rows(nd_cuda_queue queue, nd_matrix out, float *amax, nd_tensor x)
 {
     constexpr int PACK = type_of<T>::pack;
     const nd_tensor t[2] = {x, out.codes};
@@ -317,14 +317,36 @@ template <class T> int cast_rows(nd_cuda_queue queue, nd_fp8 out, float *amax, n
 
 } // namespace
 
-int nd_cuda_fp8_cast(nd_cuda_queue queue, const nd_fp8_cast_args *args, void *scratch)
+static int transpose(nd_cuda_queue queue, nd_tensor out, nd_tensor codes)
 {
-    const nd_fp8 out = args->out;
+    tile_args a = {};
+    a.rows = codes.shape[0];
+    a.columns = codes.shape[1];
+    a.x = codes.data;
+    a.x_stride = codes.stride[0];
+    a.transposed = (uint8_t *)out.data;
+    a.transposed_stride = out.stride[0];
+    int64_t blocks = tiles_of(a);
+    if (blocks == 0) {
+        return 0;
+    }
+    bool fine = a.rows % 16 == 0 && a.columns % 8 == 0 && aligned(a.x, a.x_stride, 8) &&
+                aligned(a.transposed, a.transposed_stride);
+    return fine ? ND_LAUNCH_MEETING((transpose_kernel<true>), blocks, TILE_THREADS, queue, a)
+                : ND_LAUNCH_MEETING((transpose_kernel<false>), blocks, TILE_THREADS, queue, a);
+}
+
+int nd_cuda_make_form(nd_cuda_queue queue, const nd_make_form_args *args, void *scratch)
+{
+    const nd_matrix out = args->out;
     float *amax = args->amax;
     const nd_tensor x = args->x;
     bool f32 = x.dtype == ND_DTYPE_F32;
     if (count_of(x) == 0) {
         return 0;
+    }
+    if (x.dtype == ND_DTYPE_F8_E4M3 || x.dtype == ND_DTYPE_F8_E5M2) {
+        return transpose(queue, out.transposed, x);
     }
     if (!out.transposed.data) {
         return f32 ? cast_rows<float>(queue, out, amax, x) : cast_rows<bf16>(queue, out, amax, x);
@@ -343,24 +365,4 @@ int nd_cuda_fp8_cast(nd_cuda_queue queue, const nd_fp8_cast_args *args, void *sc
     a.e4m3 = out.transposed.dtype == ND_DTYPE_F8_E4M3;
     a.amax = amax;
     return f32 ? cast_tiles<float>(queue, a) : cast_tiles<bf16>(queue, a);
-}
-
-int nd_cuda_fp8_transpose(nd_cuda_queue queue, const nd_fp8_transpose_args *args, void *scratch)
-{
-    const nd_tensor out = args->out, codes = args->codes;
-    tile_args a = {};
-    a.rows = codes.shape[0];
-    a.columns = codes.shape[1];
-    a.x = codes.data;
-    a.x_stride = codes.stride[0];
-    a.transposed = (uint8_t *)out.data;
-    a.transposed_stride = out.stride[0];
-    int64_t blocks = tiles_of(a);
-    if (blocks == 0) {
-        return 0;
-    }
-    bool fine = a.rows % 16 == 0 && a.columns % 8 == 0 && aligned(a.x, a.x_stride, 8) &&
-                aligned(a.transposed, a.transposed_stride);
-    return fine ? ND_LAUNCH_MEETING((transpose_kernel<true>), blocks, TILE_THREADS, queue, a)
-                : ND_LAUNCH_MEETING((transpose_kernel<false>), blocks, TILE_THREADS, queue, a);
 }

@@ -57,9 +57,9 @@ int nd_cuda_attention_plain_fwd(nd_cuda_queue, const nd_attention_fwd_args *);
 int nd_cuda_attention_plain_bwd(nd_cuda_queue, const nd_attention_bwd_args *);
 
 /*
- * What a library leaves of matmul_fp8 that multiplies codes only: c (m, n) = product (m, n; F32)
- * a[i] b[j] + beta c. a: F32 (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns. product
- * may be c.
+ * What a library leaves of an FP8 product that multiplies codes only: c (m, n) = product (m, n;
+ * F32) a[i] b[j] + beta c. a: F32 (1), or (m) with a_rows; b: F32 (1), or (n) with b_columns.
+ * product may be c.
  */
 typedef struct nd_fp8_rescale_args {
     nd_tensor c, product; /* (m, n) */

@@ -28,8 +28,8 @@ size_t nd_lt_version(const nd_lt *lt);
 /* The multiprocessors that products of new forms are laid out for; 0: all of the GPU. */
 void nd_lt_limit(nd_lt *lt, int processors);
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args);
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args);
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args);
 /* From begin to end, the two above make the plans of their calls and enqueue nothing; operands need
  * no memory, but addresses that are aligned as those of the calls. Not while tuning. */
 void nd_lt_prepare_begin(nd_lt *lt);

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "runtime/tensor/dtype.h"
+#include "kernels/ops.h"
 
 enum {
     ND_LT_WORKSPACE = 32 << 20, /* what the library advises for Hopper */
@@ -17,8 +17,10 @@ enum {
         64 << 20, /* most scratch of a product whose scales are applied afterwards */
 };
 
-/* Bytes of scratch of nd_lt_matmul_fp8 (planner.c). */
-size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
+/* Of planner.c, which needs no device: in which form cuBLASLt reads an operand, rows along the
+ * summed axis; and bytes of scratch of nd_lt_matmul_fp8. */
+nd_form_rule nd_lt_form(const nd_form_need *need);
+size_t nd_lt_product_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act);
 
 typedef enum nd_lt_scaling {
     ND_LT_UNSCALED = 0,

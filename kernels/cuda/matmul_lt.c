@@ -134,9 +134,9 @@ static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form,
     return ND_OK;
 }
 
-nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args)
+nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a, b = args->b;
+    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
     nd_lt_plan *plan = NULL;
     nd_lt_key key = {
         .m = c.shape[1],
@@ -162,7 +162,7 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_matmul_args *args)
 
 /* The stored matrix whose rows run along the summed axis: (rows of op(a), k), or (columns of op(b),
  * k). */
-static nd_tensor along_k(const nd_fp8 *x, bool as_stored)
+static nd_tensor along_k(const nd_matrix *x, bool as_stored)
 {
     nd_tensor t = as_stored ? x->codes : x->transposed;
     ND_ASSERT(t.data && t.axes == 2);
@@ -227,7 +227,7 @@ static nd_status rescaled_rows(nd_lt *lt, nd_stream *stream, nd_tensor a, nd_ten
     return nd_cuda_op_done(stream, "fp8_rescale", (cudaError_t)launched);
 }
 
-static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args, nd_tensor a,
+static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_product_args *args, nd_tensor a,
                           nd_tensor b)
 {
     const nd_tensor c = args->c;
@@ -256,9 +256,9 @@ static nd_status rescaled(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args
     return ND_OK;
 }
 
-nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_matmul_fp8_args *args)
+nd_status nd_lt_matmul_fp8(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
 {
-    const nd_fp8 *a = &args->a, *b = &args->b;
+    const nd_matrix *a = &args->a, *b = &args->b;
     const nd_tensor c = args->c;
     nd_tensor rows = along_k(a, !args->a_transposed), columns = along_k(b, args->b_transposed);
     bool a_vector = a->granularity != ND_PER_TENSOR, b_vector = b->granularity != ND_PER_TENSOR;

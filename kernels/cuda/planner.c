@@ -7,6 +7,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
+#include "runtime/tensor/fp8.h"
 
 enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };
 
@@ -33,7 +34,17 @@ size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool
     return nd_sdpa_layout_of(a, &cut, workspace, backward).end;
 }
 
-size_t nd_lt_matmul_fp8_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
+nd_form_rule nd_lt_form(const nd_form_need *need)
+{
+    const bool along =
+        need->role == ND_X_OF_Y || need->role == ND_W_OF_Y || need->role == ND_DY_OF_DX;
+    if (!nd_dtype_is_fp8(need->format) || (nd_dtype_is_fp8(need->stored) && along)) {
+        return (nd_form_rule){ND_FORM_IS_STORED};
+    }
+    return (nd_form_rule){ND_FORM_BY_OP, (size_t)(need->rows * need->columns), !along};
+}
+
+size_t nd_lt_product_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
 {
     size_t all = (size_t)(m * n) * 4, sixteen_rows = (size_t)n * 16 * 4;
     size_t most = ND_LT_PRODUCT_BYTES > sixteen_rows ? ND_LT_PRODUCT_BYTES : sixteen_rows;
@@ -68,28 +79,21 @@ static bool attention_uses_delta(const nd_device *device, const nd_attention *a,
     return !nd_cuda_sdpa_is_cudnn(a, act);
 }
 
-static size_t matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                 nd_dtype act)
+static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                              nd_dtype act)
 {
-    return nd_lt_matmul_fp8_scratch(m, n, k, act);
+    return nd_lt_product_scratch(m, n, k, act);
 }
 
-static bool matmul_fp8_casts(const nd_device *device)
+static nd_form_rule form(const nd_device *device, const nd_form_need *need)
 {
-    return false;
-}
-
-static size_t matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                                  bool b_transposed, nd_dtype b)
-{
-    return 0;
+    return nd_lt_form(need);
 }
 
 nd_ops nd_ops_cuda_planner(bool deterministic)
 {
     nd_ops ops = {.name = "cuda",
                   .limits = ND_CUDA_LIMITS,
-                  .fp8_needs_transposed = true,
                   .fp8_rows = ND_CUDA_FP8_ROWS,
                   ND_EACH_QUERY(ND_QUERY_ENTRY, )};
     if (deterministic) {

@@ -110,7 +110,7 @@ nd_status nd_ref_fp8_delayed(nd_stream *stream, const nd_fp8_delayed_args *args)
 }
 
 /* The format of a matrix, and the check that both its forms are (rows, columns). */
-static nd_dtype format_of(nd_fp8 t, int64_t rows, int64_t columns)
+static nd_dtype format_of(nd_matrix t, int64_t rows, int64_t columns)
 {
     ND_ASSERT(t.codes.data || t.transposed.data);
     ND_ASSERT(!t.transposed.data || nd_is_2d(t.transposed, columns, rows));
@@ -123,10 +123,27 @@ static nd_dtype format_of(nd_fp8 t, int64_t rows, int64_t columns)
     return format;
 }
 
-nd_status nd_ref_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+static nd_status transpose(nd_tensor out, nd_tensor codes)
 {
-    const nd_fp8 out = args->out;
+    int64_t rows = codes.shape[0], columns = codes.shape[1];
+    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
+    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            ((uint8_t *)out.data)[j * out.stride[0] + i] =
+                ((const uint8_t *)codes.data)[i * codes.stride[0] + j];
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_make_form(nd_stream *stream, const nd_make_form_args *args)
+{
+    const nd_matrix out = args->out;
     const nd_tensor x = args->x;
+    if (nd_dtype_is_fp8(x.dtype)) {
+        return transpose(out.transposed, x);
+    }
     nd_tensor m = matrix_of(x);
     nd_dtype format = format_of(out, m.shape[0], m.shape[1]);
     uint8_t *codes = out.codes.data, *transposed = out.transposed.data;
@@ -148,26 +165,11 @@ nd_status nd_ref_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
                : ND_OK;
 }
 
-nd_status nd_ref_fp8_transpose(nd_stream *stream, const nd_fp8_transpose_args *args)
-{
-    const nd_tensor out = args->out, codes = args->codes;
-    int64_t rows = codes.shape[0], columns = codes.shape[1];
-    ND_ASSERT(nd_dtype_is_fp8(codes.dtype) && nd_is_2d(codes, rows, columns));
-    ND_ASSERT(nd_is_2d_of(out, codes.dtype, columns, rows));
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < columns; j++) {
-            ((uint8_t *)out.data)[j * out.stride[0] + i] =
-                ((const uint8_t *)codes.data)[i * codes.stride[0] + j];
-        }
-    }
-    return ND_OK;
-}
-
 nd_status nd_ref_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
-    const nd_fp8 as = args->as;
+    const nd_matrix as = args->as;
     nd_tensor m = matrix_of(args->x);
-    nd_dtype format = as.uncast.data ? as.format : format_of(as, m.shape[0], m.shape[1]);
+    nd_dtype format = as.rows.data ? as.format : format_of(as, m.shape[0], m.shape[1]);
     for (int64_t i = 0; i < m.shape[0]; i++) {
         for (int64_t j = 0; j < m.shape[1]; j++) {
             float value = nd_ref_get(m, i * m.stride[0] + j);

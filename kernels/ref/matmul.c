@@ -9,9 +9,9 @@ static double element(nd_tensor t, bool transposed, int64_t i, int64_t j)
     return transposed ? nd_ref_get(t, j * t.stride[0] + i) : nd_ref_get(t, i * t.stride[0] + j);
 }
 
-nd_status nd_ref_matmul(nd_stream *stream, const nd_matmul_args *args)
+static nd_status plain_product(const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a, b = args->b;
+    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
     bool a_transposed = args->a_transposed;
     float beta = args->beta;
     int64_t m = c.shape[0], n = c.shape[1], k = a_transposed ? a.shape[0] : a.shape[1];
@@ -41,7 +41,7 @@ typedef struct operand {
     bool per_line; /* one scale per index of the axis that is not summed */
 } operand;
 
-static operand operand_of(nd_fp8 t, bool transposed, int64_t rows, int64_t columns,
+static operand operand_of(nd_matrix t, bool transposed, int64_t rows, int64_t columns,
                           nd_granularity line)
 {
     bool plain = t.codes.data;
@@ -66,10 +66,10 @@ static double code_value(const operand *t, int64_t i, int64_t j)
     return t->values[t->codes[i * t->row + j * t->column]];
 }
 
-nd_status nd_ref_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
+static nd_status fp8_product(const nd_product_args *args)
 {
     const nd_tensor c = args->c;
-    const nd_fp8 a = args->a;
+    const nd_matrix a = args->a;
     bool a_transposed = args->a_transposed;
     float beta = args->beta;
     nd_tensor stored = a.codes.data ? a.codes : a.transposed;
@@ -94,19 +94,20 @@ nd_status nd_ref_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
     return ND_OK;
 }
 
-size_t nd_ref_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                 nd_dtype act)
+nd_status nd_ref_product(nd_stream *stream, const nd_product_args *args)
+{
+    return nd_matrix_is_fp8(&args->a) ? fp8_product(args) : plain_product(args);
+}
+
+size_t nd_ref_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                              nd_dtype act)
 {
     return 0;
 }
 
-bool nd_ref_matmul_fp8_casts(const nd_device *device)
+nd_form_rule nd_ref_form(const nd_device *device, const nd_form_need *need)
 {
-    return false;
-}
-
-size_t nd_ref_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                                  bool b_transposed, nd_dtype b)
-{
-    return 0;
+    const bool cast = nd_dtype_is_fp8(need->format) && !nd_dtype_is_fp8(need->stored);
+    return cast ? (nd_form_rule){ND_FORM_BY_OP, (size_t)(need->rows * need->columns)}
+                : (nd_form_rule){ND_FORM_IS_STORED};
 }

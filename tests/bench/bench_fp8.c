@@ -17,6 +17,7 @@
 
 #include "kernels/ops.h"
 #include "runtime/base/rng.h"
+#include "tests/support/forms.h"
 
 enum { TOKENS = 1024, HIDDEN = 512, FFN = 1408, WIDEST = 2 * FFN, PARTS_MAX = 3, ALIGNMENT = 64 };
 
@@ -70,24 +71,24 @@ typedef struct bench {
 /* Part `i` of a group: its columns of y, its rows of w. */
 typedef struct part {
     nd_tensor x, dy, w, y, dx, dw, master;
-    nd_fp8 x8, dy8, w8;
+    nd_matrix x8, dy8, w8;
 } part;
 
-static nd_fp8 fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, int64_t rows,
-                     int64_t columns)
+static nd_matrix fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, int64_t rows,
+                        int64_t columns)
 {
-    return (nd_fp8){.codes = nd_tensor_2d(codes, format, rows, columns),
-                    .scale = &b->scales[scale],
-                    .inverse = &b->inverses[scale]};
+    return (nd_matrix){.codes = nd_tensor_2d(codes, format, rows, columns),
+                       .scale = &b->scales[scale],
+                       .inverse = &b->inverses[scale]};
 }
 
 /* Leaves the cast to products, if they do it. */
-static void leave_to_products(const bench *b, nd_fp8 *fp8, nd_tensor x)
+static void leave_to_products(const bench *b, nd_matrix *fp8, nd_tensor x)
 {
-    if (b->ops->matmul_fp8_casts(b->device)) {
+    if (products_cast(b->ops, b->device)) {
         fp8->format = fp8->codes.dtype;
         fp8->codes = (nd_tensor){0};
-        fp8->uncast = x;
+        fp8->rows = x;
     }
 }
 
@@ -119,20 +120,20 @@ static part part_of(bench *b, const group *g, int first, int count)
 }
 
 /* Finds the scale, and makes the codes unless products do. */
-static nd_status cast(bench *b, nd_fp8 out, nd_tensor x)
+static nd_status cast(bench *b, nd_matrix out, nd_tensor x)
 {
     float amax;
     ND_TRY(ND_CALL(b->ops, &b->stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
     ND_TRY(ND_CALL(b->ops, &b->stream, fp8_scale, .scale = out.scale, .inverse = out.inverse,
                    .amax = &amax, .count = 1,
-                   .format = out.uncast.data ? out.format : out.codes.dtype));
-    if (out.uncast.data) {
+                   .format = out.rows.data ? out.format : out.codes.dtype));
+    if (out.rows.data) {
         return ND_OK;
     }
     if (x.axes == 1) {
         out.codes = nd_tensor_1d(out.codes.data, out.codes.dtype, x.shape[0]);
     }
-    return ND_CALL(b->ops, &b->stream, fp8_cast, .out = out, .x = x);
+    return ND_CALL(b->ops, &b->stream, make_form, .out = out, .x = x);
 }
 
 static nd_status run_part(bench *b, piece what, const part *p, float beta)
@@ -141,12 +142,13 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
     nd_stream *s = &b->stream;
     switch (what) {
     case BF16_Y:
-        return ND_CALL(ops, s, matmul, .c = p->y, .a = p->x, .b = p->w, .b_transposed = true);
+        return ND_CALL(ops, s, product, .c = p->y, .a = nd_rows(p->x), .b = nd_rows(p->w),
+                       .b_transposed = true);
     case BF16_DX:
-        return ND_CALL(ops, s, matmul, .c = p->dx, .a = p->dy, .b = p->w);
+        return ND_CALL(ops, s, product, .c = p->dx, .a = nd_rows(p->dy), .b = nd_rows(p->w));
     case BF16_DW:
-        return ND_CALL(ops, s, matmul, .c = p->dw, .a = p->dy, .a_transposed = true, .b = p->x,
-                       .beta = 1.0f);
+        return ND_CALL(ops, s, product, .c = p->dw, .a = nd_rows(p->dy), .a_transposed = true,
+                       .b = nd_rows(p->x), .beta = 1.0f);
     case CAST_X:
         return cast(b, p->x8, p->x);
     case CAST_DY:
@@ -154,14 +156,14 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
     case CAST_W:
         return cast(b, p->w8, p->master);
     case FP8_Y:
-        return ND_CALL(ops, s, matmul_fp8, .c = p->y, .a = p->x8, .b = p->w8, .b_transposed = true,
+        return ND_CALL(ops, s, product, .c = p->y, .a = p->x8, .b = p->w8, .b_transposed = true,
                        .fast_accumulation = true, .scratch = b->scratch);
     case FP8_DX:
-        return ND_CALL(ops, s, matmul_fp8, .c = p->dx, .a = p->dy8, .b = p->w8, .beta = beta,
+        return ND_CALL(ops, s, product, .c = p->dx, .a = p->dy8, .b = p->w8, .beta = beta,
                        .scratch = b->scratch);
     default:
-        return ND_CALL(ops, s, matmul_fp8, .c = p->dw, .a = p->dy8, .a_transposed = true,
-                       .b = p->x8, .beta = 1.0f, .scratch = b->scratch);
+        return ND_CALL(ops, s, product, .c = p->dw, .a = p->dy8, .a_transposed = true, .b = p->x8,
+                       .beta = 1.0f, .scratch = b->scratch);
     }
 }
 
@@ -269,7 +271,7 @@ static nd_status prepare(bench *b)
     for (int64_t i = 0; i < (int64_t)WIDEST * FFN; i++) {
         b->master[i] = nd_bf16_to_f32(b->w[i]);
     }
-    size_t bytes = b->ops->matmul_fp8_scratch(b->device, WIDEST, WIDEST, FFN, ND_DTYPE_BF16);
+    size_t bytes = b->ops->product_scratch(b->device, WIDEST, WIDEST, FFN, ND_DTYPE_BF16);
     return nd_device_alloc(b->device, bytes + 1, &b->scratch);
 }
 

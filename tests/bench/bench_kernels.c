@@ -273,23 +273,23 @@ static int amax_columns(bench *b)
 
 static int fp8_cast(bench *b)
 {
-    nd_fp8 to = {.codes = b->codes, .scale = b->scale, .inverse = b->scale + 1};
-    return LAUNCH(fp8_cast, .out = to, .x = b->x);
+    nd_matrix to = {.codes = b->codes, .scale = b->scale, .inverse = b->scale + 1};
+    return LAUNCH(make_form, .out = to, .x = b->x);
 }
 
 static int fp8_cast_both(bench *b)
 {
-    nd_fp8 to = {.codes = b->codes,
-                 .transposed = b->transposed,
-                 .scale = b->scale,
-                 .inverse = b->scale + 1,
-                 .granularity = ND_PER_TENSOR};
-    return LAUNCH(fp8_cast, .out = to, .amax = b->amax, .x = b->x);
+    nd_matrix to = {.codes = b->codes,
+                    .transposed = b->transposed,
+                    .scale = b->scale,
+                    .inverse = b->scale + 1,
+                    .granularity = ND_PER_TENSOR};
+    return LAUNCH(make_form, .out = to, .amax = b->amax, .x = b->x);
 }
 
 static int fp8_transpose(bench *b)
 {
-    return LAUNCH(fp8_transpose, .out = b->transposed, .codes = b->codes);
+    return LAUNCH(make_form, .out = {.transposed = b->transposed}, .x = b->codes);
 }
 
 static int embedding_forward(bench *b)

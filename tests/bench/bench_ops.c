@@ -9,6 +9,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/rng.h"
 #include "tests/bench/bench_ops.h"
+#include "tests/support/forms.h"
 #include "trainer/worker/worker.h"
 
 static const char usage[] =
@@ -102,7 +103,7 @@ static nd_status fill(nd_bf16 **out, int64_t count)
 }
 
 /* kind 0: y = x w^T; 1: dx = dy w; 2: dw += dy^T x. form: of w, or NULL. */
-static nd_status run_with(const bench *b, const product *p, int kind, nd_packed_form *form)
+static nd_status run_with(const bench *b, const product *p, int kind, nd_kept_form *form)
 {
     nd_stream *s = (nd_stream *)&b->stream;
     nd_tensor x = nd_tensor_2d(b->x, ND_DTYPE_BF16, TOKENS, p->in),
@@ -111,13 +112,13 @@ static nd_status run_with(const bench *b, const product *p, int kind, nd_packed_
               dw = nd_tensor_2d(b->dw, ND_DTYPE_F32, p->out, p->in);
     switch (kind) {
     case 0:
-        return ND_CALL(b->ops, s, matmul, .c = y, .a = x, .b = w, .b_transposed = true,
-                       .b_packed = form);
+        return ND_CALL(b->ops, s, product, .c = y, .a = nd_rows(x), .b = {.rows = w, .kept = form},
+                       .b_transposed = true);
     case 1:
-        return ND_CALL(b->ops, s, matmul, .c = x, .a = y, .b = w, .b_packed = form);
+        return ND_CALL(b->ops, s, product, .c = x, .a = nd_rows(y), .b = {.rows = w, .kept = form});
     default:
-        return ND_CALL(b->ops, s, matmul, .c = dw, .a = y, .a_transposed = true, .b = x,
-                       .beta = 1.0f);
+        return ND_CALL(b->ops, s, product, .c = dw, .a = nd_rows(y), .a_transposed = true,
+                       .b = nd_rows(x), .beta = 1.0f);
     }
 }
 
@@ -140,7 +141,7 @@ static nd_status measure(const bench *b, const product *p, int kind, double *sec
     return ND_OK;
 }
 
-static nd_status time_with(const bench *b, const product *p, int kind, nd_packed_form *form,
+static nd_status time_with(const bench *b, const product *p, int kind, nd_kept_form *form,
                            double *seconds)
 {
     const double begin = nd_clock_seconds();
@@ -153,7 +154,7 @@ static nd_status time_with(const bench *b, const product *p, int kind, nd_packed
 static nd_status compare_packed(const bench *b, const product *p, int kind, double seconds[2])
 {
     double anew[ND_BENCH_REPEATS_MAX], kept[ND_BENCH_REPEATS_MAX];
-    nd_packed_form form = {.memory = b->packed};
+    nd_kept_form form = {.memory = b->packed};
     ND_TRY(run_once(b, p, kind));
     ND_TRY(run_with(b, p, kind, &form));
     for (int i = 0; i < b->repeats; i++) {
@@ -167,8 +168,8 @@ static nd_status compare_packed(const bench *b, const product *p, int kind, doub
 
 static size_t packed_bytes(const bench *b, const product *p, int kind)
 {
-    return b->ops->matmul_packed_bytes(b->stream.device, TOKENS, kind ? p->out : p->in,
-                                       kind ? p->in : p->out, kind == 0, ND_DTYPE_BF16);
+    return kept_bytes(b->ops, b->stream.device, TOKENS, kind ? p->out : p->in,
+                      kind ? p->in : p->out, kind == 0, ND_DTYPE_BF16);
 }
 
 static nd_status run_packed(bench *b)

@@ -89,13 +89,13 @@ static nd_status product(bench *b)
         bool at_ = now.a_transposed, bt = now.b_transposed;
         nd_tensor a = at(b, 0, now.a, at_ ? now.k : now.m, at_ ? now.m : now.k);
         nd_tensor w = at(b, 1, now.b, bt ? now.n : now.k, bt ? now.k : now.n);
-        return ND_CALL(b->ops, &b->stream, matmul, .c = c, .a = a, .a_transposed = at_, .b = w,
-                       .b_transposed = bt, .beta = now.beta);
+        return ND_CALL(b->ops, &b->stream, product, .c = c, .a = nd_rows(a), .a_transposed = at_,
+                       .b = nd_rows(w), .b_transposed = bt, .beta = now.beta);
     }
     float *scales = room(b, SCALES_ROOM);
-    nd_fp8 x = {.codes = at(b, 0, now.a, now.m, now.k), .scale = scales, .inverse = scales};
-    nd_fp8 y = {.codes = at(b, 1, now.b, now.n, now.k), .scale = scales, .inverse = scales};
-    return ND_CALL(b->ops, &b->stream, matmul_fp8, .c = c, .a = x, .b = y, .b_transposed = true,
+    nd_matrix x = {.codes = at(b, 0, now.a, now.m, now.k), .scale = scales, .inverse = scales};
+    nd_matrix y = {.codes = at(b, 1, now.b, now.n, now.k), .scale = scales, .inverse = scales};
+    return ND_CALL(b->ops, &b->stream, product, .c = c, .a = x, .b = y, .b_transposed = true,
                    .beta = now.beta, .fast_accumulation = now.fast_accumulation);
 }
 

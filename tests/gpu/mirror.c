@@ -13,7 +13,7 @@ static int64_t scales_of(nd_granularity g, int64_t rows, int64_t columns)
 }
 
 /* Bytes of the scales of an FP8 matrix of the extents of `matrix`. */
-static size_t scale_bytes(const nd_fp8 *x, nd_tensor matrix)
+static size_t scale_bytes(const nd_matrix *x, nd_tensor matrix)
 {
     return (size_t)scales_of(x->granularity, matrix.shape[0],
                              matrix.axes == 1 ? 1 : matrix.shape[1]) *
@@ -21,7 +21,7 @@ static size_t scale_bytes(const nd_fp8 *x, nd_tensor matrix)
 }
 
 /* Bytes of the scales of an operand of a product, which has its extents itself. */
-static size_t operand_scale_bytes(const nd_fp8 *x)
+static size_t operand_scale_bytes(const nd_matrix *x)
 {
     const nd_tensor t = x->codes.data ? x->codes : x->transposed;
     bool stored = x->codes.data != NULL;
@@ -35,7 +35,7 @@ static size_t floats(int64_t count)
 }
 
 /* Operands: members of the arguments `x` of a call. FUSE and FP8 stand for all pointers of an
- * nd_fuse or an nd_fp8. */
+ * nd_fuse or an nd_matrix. */
 #define TENSOR(member)                                                                             \
     {                                                                                              \
         .tensor = &x.member                                                                        \
@@ -47,8 +47,8 @@ static size_t floats(int64_t count)
 #define FUSE(member)                                                                               \
     TENSOR(member.codes), POINTER(member.amax, sizeof(float)), POINTER(member.scale, sizeof(float))
 #define FP8(member, bytes)                                                                         \
-    TENSOR(member.codes), TENSOR(member.transposed), POINTER(member.scale, bytes),                 \
-        POINTER(member.inverse, bytes)
+    TENSOR(member.rows), TENSOR(member.codes), TENSOR(member.transposed),                          \
+        POINTER(member.scale, bytes), POINTER(member.inverse, bytes)
 
 /* Mirrors an op: copies its operands, calls it, and copies them back. */
 #define MIRROR(op, ...)                                                                            \
@@ -73,8 +73,7 @@ static size_t floats(int64_t count)
         return mirror_from_device(stream);                                                         \
     }
 
-MIRROR(matmul, TENSOR(c), TENSOR(a), TENSOR(b))
-MIRROR_WITH_SCRATCH(matmul_fp8, TENSOR(c), FP8(a, operand_scale_bytes(&args->a)),
+MIRROR_WITH_SCRATCH(product, TENSOR(c), FP8(a, operand_scale_bytes(&args->a)),
                     FP8(b, operand_scale_bytes(&args->b)))
 MIRROR(embedding_fwd, TENSOR(out), TENSOR(ids), TENSOR(table))
 MIRROR(embedding_bwd, TENSOR(dtable), TENSOR(ids), TENSOR(dout))
@@ -115,9 +114,8 @@ MIRROR(fp8_delayed, POINTER(history.amax, floats(args->history.length * args->hi
        POINTER(history.limit, floats(args->history.count)),
        POINTER(history.scale, floats(args->history.count)),
        POINTER(history.inverse, floats(args->history.count)))
-MIRROR(fp8_cast, FP8(out, scale_bytes(&args->out, args->x)), POINTER(amax, sizeof(float)),
+MIRROR(make_form, FP8(out, scale_bytes(&args->out, args->x)), POINTER(amax, sizeof(float)),
        TENSOR(x))
-MIRROR(fp8_transpose, TENSOR(out), TENSOR(codes))
 MIRROR(fp8_count, POINTER(counts, 2 * sizeof(int64_t)), TENSOR(x),
        FP8(as, scale_bytes(&args->as, args->x)))
 
@@ -193,23 +191,17 @@ static bool mirror_attention_uses_delta(const nd_device *device, const nd_attent
     return mirrored.ops->attention_uses_delta(device, a, act);
 }
 
-static size_t mirror_matmul_fp8_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
-                                        nd_dtype act)
+static size_t mirror_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                                     nd_dtype act)
 {
-    size_t bytes = mirrored.ops->matmul_fp8_scratch(device, m, n, k, act);
+    size_t bytes = mirrored.ops->product_scratch(device, m, n, k, act);
     ND_ASSERT(bytes <= MIRROR_SCRATCH);
     return bytes;
 }
 
-static bool mirror_matmul_fp8_casts(const nd_device *device)
+static nd_form_rule mirror_form(const nd_device *device, const nd_form_need *need)
 {
-    return mirrored.ops->matmul_fp8_casts(device);
-}
-
-static size_t mirror_matmul_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                                         bool b_transposed, nd_dtype b)
-{
-    return mirrored.ops->matmul_packed_bytes(device, m, k, n, b_transposed, b);
+    return mirrored.ops->form(device, need);
 }
 
 static nd_ops table = {.name = "cuda",
@@ -219,7 +211,6 @@ nd_status mirror_open(nd_device *device, const nd_ops *ops, const nd_ops **out)
 {
     mirrored.device = device;
     mirrored.ops = ops;
-    table.fp8_needs_transposed = ops->fp8_needs_transposed;
     table.fp8_rows = ops->fp8_rows;
     ND_TRY(nd_ops_check(&table));
     ND_TRY(nd_device_alloc(device, MIRROR_ARENA, (void **)&mirrored.arena));

@@ -16,13 +16,13 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 /* Per tensor or per line of the axis that is not summed; transposed or not; only what the backend
  * reads is there. */
-static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_along_k,
-                      nd_dtype format, bool vector, int64_t gap)
+static nd_matrix operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_along_k,
+                         nd_dtype format, bool vector, int64_t gap)
 {
     nd_stream stream = ref->stream;
-    nd_fp8 x = {.granularity = !vector          ? ND_PER_TENSOR
-                               : stored_along_k ? ND_PER_ROW
-                                                : ND_PER_COLUMN};
+    nd_matrix x = {.granularity = !vector          ? ND_PER_TENSOR
+                                  : stored_along_k ? ND_PER_ROW
+                                                   : ND_PER_COLUMN};
     int64_t rows = stored_along_k ? lines : k, columns = stored_along_k ? k : lines;
     int64_t groups = vector ? lines : 1;
     nd_tensor values = nd_random_2d(ND_DTYPE_BF16, rows, columns, 0, 1.0f);
@@ -38,7 +38,7 @@ static nd_fp8 operand(const nd_side *ref, int64_t lines, int64_t k, bool stored_
                           .granularity = x.granularity));
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = x.scale, .inverse = x.inverse,
                           .amax = amax.data, .count = groups, .format = format));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_cast, .out = x, .x = values));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = x, .x = values));
     return x;
 }
 
@@ -60,10 +60,10 @@ static void multiply(const nd_side *ref, const nd_backend *backend, int shape, i
     bool at = variant & 1, bt = variant & 2, va = variant & 4, vb = variant & 8;
     float beta = variant & 16 ? 1.0f : 0.0f;
     nd_dtype out = variant & 32 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
-    nd_fp8 a = operand(ref, m, k, !at, shape & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, va, gap);
-    nd_fp8 b = operand(ref, n, k, bt, ND_DTYPE_F8_E4M3, vb, gap);
+    nd_matrix a = operand(ref, m, k, !at, shape & 1 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, va, gap);
+    nd_matrix b = operand(ref, n, k, bt, ND_DTYPE_F8_E4M3, vb, gap);
     nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
-    void *scratch = malloc(ref->ops->matmul_fp8_scratch(ref->device, m, n, k, ND_DTYPE_BF16) + 1);
+    void *scratch = malloc(ref->ops->product_scratch(ref->device, m, n, k, ND_DTYPE_BF16) + 1);
     if (beta == 0.0f) {
         nd_case_poison(c);
     }
@@ -71,7 +71,7 @@ static void multiply(const nd_side *ref, const nd_backend *backend, int shape, i
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a,
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a,
                               .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta,
                               .scratch = scratch));
     }
@@ -112,12 +112,12 @@ Test(matmul_fp8_cuda, a_library_that_refuses_vectors_at_the_product)
 static void check_refusal(const nd_side *ref, const nd_backend *backend)
 {
     nd_stream stream = backend->side.stream;
-    nd_fp8 a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
-    nd_fp8 b = operand(ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_matrix a = operand(ref, 24, 32, true, ND_DTYPE_F8_E4M3, false, 0);
+    nd_matrix b = operand(ref, 16, 32, true, ND_DTYPE_F8_E4M3, false, 0);
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 24, 16, 0, 1.0f);
-    cr_expect_eq(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = c, .a = a, .b = b,
-                         .b_transposed = true),
-                 ND_ERR_INTERNAL);
+    cr_expect_eq(
+        ND_CALL(backend->side.ops, &stream, product, .c = c, .a = a, .b = b, .b_transposed = true),
+        ND_ERR_INTERNAL);
     cr_expect(strstr(nd_error_last()->message, "multiples of 16"), "%s", nd_error_last()->message);
     nd_case_free();
 }

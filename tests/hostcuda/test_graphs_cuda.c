@@ -287,7 +287,7 @@ static nd_status real_op(fixture *f, const nd_ops *ops, char *memory, bool produ
     if (!enqueue) {
         return ND_OK;
     }
-    return product ? ND_CALL(ops, &f->stream, matmul, .c = c, .a = a, .b = a)
+    return product ? ND_CALL(ops, &f->stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(a))
                    : ND_CALL(ops, &f->stream, cast, .out = c, .x = a);
 }
 

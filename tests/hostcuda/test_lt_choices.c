@@ -49,7 +49,8 @@ static void multiply(side *s, float out[M * N])
     nd_tensor c = nd_tensor_2d(s->memory + 2 * BYTES, ND_DTYPE_F32, M, N);
     cr_assert_eq(nd_copy(&s->stream, a.data, values, sizeof(float) * M * K), ND_OK);
     cr_assert_eq(nd_copy(&s->stream, b.data, values + M * K, sizeof(float) * N * K), ND_OK);
-    cr_assert_eq(ND_CALL(s->ops, &s->stream, matmul, .c = c, .a = a, .b = b, .b_transposed = true),
+    cr_assert_eq(ND_CALL(s->ops, &s->stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(b),
+                         .b_transposed = true),
                  ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(nd_copy(&s->stream, out, c.data, sizeof(float) * M * N), ND_OK);
     cr_assert_eq(nd_stream_sync(&s->stream), ND_OK);
@@ -85,7 +86,8 @@ Test(lt_choices, the_fastest_is_kept_and_can_be_installed_elsewhere)
     cr_expect_eq(nd_ops_cuda_unchosen(s.device), 0);
     nd_tensor a = nd_tensor_2d(s.memory, ND_DTYPE_F32, 16, 16);
     nd_tensor c = nd_tensor_2d(s.memory + BYTES, ND_DTYPE_F32, 16, 16);
-    cr_assert_eq(ND_CALL(s.ops, &s.stream, matmul, .c = c, .a = a, .b = a), ND_OK);
+    cr_assert_eq(ND_CALL(s.ops, &s.stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(a)),
+                 ND_OK);
     cr_expect_eq(nd_ops_cuda_unchosen(s.device), 1, "a form that nobody chose for is counted");
     close_side(&s);
 }
@@ -212,7 +214,8 @@ Test(lt_choices, a_form_without_any_algorithm_is_said)
     side s = open_side();
     nd_tensor a = nd_tensor_2d(s.memory, ND_DTYPE_F32, 16, 16);
     nd_tensor c = nd_tensor_2d(s.memory + BYTES, ND_DTYPE_F32, 16, 16);
-    cr_expect_eq(ND_CALL(s.ops, &s.stream, matmul, .c = c, .a = a, .b = a), ND_ERR_INTERNAL);
+    cr_expect_eq(ND_CALL(s.ops, &s.stream, product, .c = c, .a = nd_rows(a), .b = nd_rows(a)),
+                 ND_ERR_INTERNAL);
     cr_expect(strstr(nd_error_last()->message, "has no algorithm"), "%s", nd_error_last()->message);
     close_side(&s);
 }

@@ -10,9 +10,9 @@
 enum { M = 32, N = 48, K = 64, BYTES = 1 << 16, CODES = 4096, SCRATCH = 3 * BYTES };
 
 /* At `at`: scales of 1, then codes of 0, along the summed axis. */
-static nd_fp8 operand(char *at, int64_t lines, bool as_stored, nd_dtype format, bool vector)
+static nd_matrix operand(char *at, int64_t lines, bool as_stored, nd_dtype format, bool vector)
 {
-    nd_fp8 x = {.scale = (float *)at, .inverse = (float *)at};
+    nd_matrix x = {.scale = (float *)at, .inverse = (float *)at};
     nd_tensor codes = nd_tensor_2d(at + CODES, format, lines, K);
     x.granularity = !vector ? ND_PER_TENSOR : as_stored ? ND_PER_ROW : ND_PER_COLUMN;
     *(as_stored ? &x.codes : &x.transposed) = codes;
@@ -23,11 +23,11 @@ static nd_fp8 operand(char *at, int64_t lines, bool as_stored, nd_dtype format, 
 static void multiply(nd_stream *stream, const nd_ops *ops, char *memory, int form, bool fast)
 {
     bool at = form & 1, bt = form & 2, f32 = form & 32;
-    nd_fp8 a = operand(memory, M, !at, at ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, form & 4);
-    nd_fp8 b = operand(memory + BYTES, N, bt, ND_DTYPE_F8_E4M3, form & 8);
+    nd_matrix a = operand(memory, M, !at, at ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, form & 4);
+    nd_matrix b = operand(memory + BYTES, N, bt, ND_DTYPE_F8_E4M3, form & 8);
     nd_tensor c = nd_tensor_2d(memory + 2 * BYTES, f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16, M, N);
     nd_double_counts before = nd_double_counts_get();
-    cr_assert_eq(ND_CALL(ops, stream, matmul_fp8, .c = c, .a = a, .a_transposed = at, .b = b,
+    cr_assert_eq(ND_CALL(ops, stream, product, .c = c, .a = a, .a_transposed = at, .b = b,
                          .b_transposed = bt, .beta = form & 16 ? 1.0f : 0.0f,
                          .fast_accumulation = fast, .scratch = memory + SCRATCH),
                  ND_OK, "%s", nd_error_last()->message);
@@ -58,7 +58,7 @@ static void multiply_all(void)
     cr_assert_eq(nd_device_open_cuda(&options, &device), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(nd_ops_cuda(device, true, &ops), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(device->table->stream_init(device, &stream), ND_OK);
-    size_t scratch = ops->matmul_fp8_scratch(device, M, N, K, ND_DTYPE_BF16);
+    size_t scratch = ops->product_scratch(device, M, N, K, ND_DTYPE_BF16);
     cr_assert_eq(nd_device_alloc(device, SCRATCH + scratch, (void **)&memory), ND_OK);
     cr_assert_eq(nd_copy(&stream, memory, initial, sizeof initial), ND_OK);
     for (int form = 0; form < 64; form++) {

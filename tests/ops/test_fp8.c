@@ -6,6 +6,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/ops/conformance.h"
+#include "tests/support/forms.h"
 
 static const nd_dtype dtypes[] = {ND_DTYPE_F32, ND_DTYPE_BF16};
 static const nd_dtype formats[] = {ND_DTYPE_F8_E4M3, ND_DTYPE_F8_E5M2};
@@ -263,10 +264,10 @@ static void cast_once(const nd_side *ref, const nd_backend *backend, nd_tensor x
         result[s][0] = nd_clone(plain);
         result[s][1] = nd_clone(transposed);
         result[s][2] = nd_clone(amax);
-        nd_fp8 out = {.scale = scale.data, .granularity = g};
+        nd_matrix out = {.scale = scale.data, .granularity = g};
         out.codes = f.codes ? result[s][0] : (nd_tensor){0};
         out.transposed = f.transposed ? result[s][1] : (nd_tensor){0};
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_cast, .out = out,
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, make_form, .out = out,
                               .amax = f.amax ? result[s][2].data : NULL, .x = x));
     }
     nd_expect_same(backend->name, "codes", result[1][0], result[0][0]);
@@ -383,9 +384,9 @@ static void check_cast_of_vectors(const nd_side *ref, const nd_backend *backend)
             const nd_side *side = s ? &backend->side : ref;
             nd_stream stream = side->stream;
             codes[s] = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, count, 0);
-            nd_fp8 out = {.codes = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
-                          .scale = &scale};
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_cast, .out = out, .x = x));
+            nd_matrix out = {.codes = nd_tensor_1d(codes[s].data, ND_DTYPE_F8_E4M3, count),
+                             .scale = &scale};
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, make_form, .out = out, .x = x));
         }
         nd_expect_same(backend->name, "codes", codes[1], codes[0]);
         nd_case_free();
@@ -410,7 +411,8 @@ static void transpose_once(const nd_side *ref, const nd_backend *backend, int64_
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(out);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, fp8_transpose, .out = result[s], .codes = codes));
+        ND_OK_OR_FAIL(
+            ND_CALL(side->ops, &stream, make_form, .out = {.transposed = result[s]}, .x = codes));
     }
     nd_expect_same(backend->name, "transposed", result[1], result[0]);
     nd_case_free();
@@ -434,9 +436,9 @@ static void count_once(const nd_side *ref, const nd_backend *backend, nd_tensor 
 {
     int64_t counts[2][2] = {{5, 6}, {5, 6}};
     nd_tensor scale = nd_random_1d(ND_DTYPE_F32, groups_of(g, x.shape[0], x.shape[1]), 50.0f);
-    nd_fp8 as = {.scale = scale.data, .granularity = g};
+    nd_matrix as = {.scale = scale.data, .granularity = g};
     if (uncast) {
-        as.uncast = x;
+        as.rows = x;
         as.format = format;
     } else {
         as.codes = nd_blank_2d(format, x.shape[0], x.shape[1], 0);
@@ -459,7 +461,7 @@ static void check_count(const nd_side *ref, const nd_backend *backend)
         int shape = c / 12;
         nd_tensor x = values(dtypes[c & 1], shapes[shape].rows, shapes[shape].columns,
                              shapes[shape].gap, c & 2);
-        const bool casts = backend->side.ops->matmul_fp8_casts(backend->side.device);
+        const bool casts = products_cast(backend->side.ops, backend->side.device);
         count_once(ref, backend, x, formats[c >> 1 & 1], granularities[c % 3], casts && c & 1);
         nd_case_free();
     }
@@ -476,7 +478,7 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)], format = formats[draw_range(d, 0, 1)];
     const nd_granularity g = granularities[draw_range(d, 0, 2)];
     nd_tensor x = values(dtype, rows, columns, draw_range(d, 0, 20), draw_once_in(d, 2));
-    const bool casts = backend->side.ops->matmul_fp8_casts(backend->side.device);
+    const bool casts = products_cast(backend->side.ops, backend->side.device);
     amax_once(ref, backend, x, g, draw_once_in(d, 2));
     cast_once(ref, backend, x, format, g, forms[draw_range(d, 0, 4)], 50.0f);
     count_once(ref, backend, x, format, g, casts && dtype == ND_DTYPE_BF16 && draw_once_in(d, 2));

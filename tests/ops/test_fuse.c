@@ -66,9 +66,9 @@ static void expect_fused(const job *j, const char *what, const fused *got, nd_te
     nd_stream stream = j->ref->stream;
     nd_tensor codes = got->codes_before;
     float scale = got->scale, inverse = 1.0f / scale, amax = got->before;
-    nd_fp8 cast = {.codes = codes, .scale = &scale, .inverse = &inverse};
+    nd_matrix cast = {.codes = codes, .scale = &scale, .inverse = &inverse};
     if (j->asked & CODES) {
-        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, fp8_cast, .out = cast, .x = want));
+        ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, make_form, .out = cast, .x = want));
     }
     if (j->asked & AMAX) {
         ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, amax, .amax = &amax, .x = want,

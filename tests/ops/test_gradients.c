@@ -338,8 +338,8 @@ typedef struct matmul_job {
 static double matmul_loss(const void *arg)
 {
     const matmul_job *j = arg;
-    ND_OK_OR_FAIL(
-        ND_CALL(ref.ops, &stream, matmul, .c = j->c, .a = j->a, .b = j->b, .b_transposed = true));
+    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, product, .c = j->c, .a = nd_rows(j->a),
+                          .b = nd_rows(j->b), .b_transposed = true));
     return weighted(j->dc, j->c);
 }
 
@@ -348,9 +348,10 @@ Test(gradients, matmul)
     enum { M = 4, N = 5, K = 3 };
     matmul_job j = {random2(M, K), random2(N, K), random2(M, N), random2(M, N)};
     nd_tensor da = random2(M, K), db = zeros_like(j.b);
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, matmul, .c = da, .a = j.dc, .b = j.b));
-    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, matmul, .c = db, .a = j.dc, .a_transposed = true,
-                          .b = j.a, .beta = 1.0f));
+    ND_OK_OR_FAIL(
+        ND_CALL(ref.ops, &stream, product, .c = da, .a = nd_rows(j.dc), .b = nd_rows(j.b)));
+    ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, product, .c = db, .a = nd_rows(j.dc),
+                          .a_transposed = true, .b = nd_rows(j.a), .beta = 1.0f));
     expect_gradient("matmul da", matmul_loss, &j, j.a, da);
     expect_gradient("matmul db", matmul_loss, &j, j.b, db);
 }

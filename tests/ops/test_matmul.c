@@ -54,8 +54,8 @@ static void matmul_once(const nd_side *ref, const nd_backend *backend, types t,
         const nd_side *side = s ? &backend->side : ref;
         nd_stream stream = side->stream;
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul, .c = result[s], .a = a,
-                              .a_transposed = at, .b = b, .b_transposed = bt, .beta = beta,
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = nd_rows(a),
+                              .a_transposed = at, .b = nd_rows(b), .b_transposed = bt, .beta = beta,
                               .few_rows = few));
     }
     /*
@@ -170,12 +170,13 @@ static void check_rows_alone(const nd_side *ref, const nd_backend *backend)
         nd_tensor a = nd_random_2d(pairs[pair].in, M, K, 0, 1.0f);
         nd_tensor b = nd_random_2d(pairs[pair].in, N, K, 0, 1.0f);
         nd_tensor all = nd_random_2d(pairs[pair].out, M, N, 0, 1.0f), one = nd_clone(all);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul, .c = all, .a = a, .b = b,
-                              .b_transposed = true, .few_rows = true));
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = all, .a = nd_rows(a),
+                              .b = nd_rows(b), .b_transposed = true, .few_rows = true));
         for (int64_t i = 0; i < M; i++) {
-            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul,
-                                  .c = nd_tensor_rows(one, i, 1), .a = nd_tensor_rows(a, i, 1),
-                                  .b = b, .b_transposed = true, .few_rows = true));
+            ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product,
+                                  .c = nd_tensor_rows(one, i, 1),
+                                  .a = nd_rows(nd_tensor_rows(a, i, 1)), .b = nd_rows(b),
+                                  .b_transposed = true, .few_rows = true));
         }
         cr_expect_eq(memcmp(all.data, one.data, nd_tensor_bytes(all)), 0, "%s, pair %zu",
                      backend->name, pair);

@@ -6,6 +6,7 @@
 #include "kernels/cpu/dnnl_matmul.h"
 #include "runtime/tensor/fp8.h"
 #include "tests/ops/conformance.h"
+#include "tests/support/forms.h"
 
 typedef struct shape {
     int64_t m, n, k, gap;
@@ -21,7 +22,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 typedef enum scaling { TENSOR, POWERS_PER_LINE, ANY_PER_LINE, SCALINGS } scaling;
 
 typedef struct operand {
-    nd_fp8 fp8;
+    nd_matrix fp8;
     bool transposed;
 } operand;
 
@@ -48,7 +49,7 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = o.fp8.scale,
                           .inverse = o.fp8.inverse, .amax = amax.data, .count = groups,
                           .format = format, .power_of_two = how == POWERS_PER_LINE));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_cast, .out = o.fp8, .x = x));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = o.fp8, .x = x));
     if (variant & 4) {
         o.fp8.codes = (nd_tensor){0};
     } else {
@@ -60,7 +61,7 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
 /* Bytes after the scratch that a product asks for stay what they were. */
 static void *scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor *out)
 {
-    size_t bytes = side->ops->matmul_fp8_scratch(side->device, m, n, k, ND_DTYPE_BF16);
+    size_t bytes = side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16);
     *out = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 512, 0);
     char *begin = (char *)(((uintptr_t)out->data + 255) / 256 * 256);
     for (char *p = begin + bytes; p < (char *)out->data + bytes + 512; p++) {
@@ -72,7 +73,7 @@ static void *scratch_of(const nd_side *side, int64_t m, int64_t n, int64_t k, nd
 static void expect_untouched(const nd_side *side, int64_t m, int64_t n, int64_t k, nd_tensor out,
                              const char *begin)
 {
-    size_t bytes = side->ops->matmul_fp8_scratch(side->device, m, n, k, ND_DTYPE_BF16);
+    size_t bytes = side->ops->product_scratch(side->device, m, n, k, ND_DTYPE_BF16);
     for (const char *p = begin + bytes; p < (char *)out.data + bytes + 512; p++) {
         cr_assert(*p == 0x77, "a byte after the scratch was written");
     }
@@ -99,7 +100,7 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
         nd_tensor memory;
         void *scratch = scratch_of(side, m, n, k, &memory);
         result[s] = nd_clone(c);
-        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a.fp8,
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a.fp8,
                               .a_transposed = a.transposed, .b = b.fp8,
                               .b_transposed = b.transposed, .beta = beta, .scratch = scratch));
         expect_untouched(side, m, n, k, memory, scratch);
@@ -159,11 +160,11 @@ static void check_codes(const nd_side *ref, const nd_backend *backend)
             ((uint8_t *)codes.data)[i] = (uint8_t)i;
         }
         *(uint8_t *)unit.data = 0x38; /* 1.0 */
-        nd_fp8 x = {.codes = codes, .scale = &one, .inverse = &one};
-        nd_fp8 y = {.codes = unit, .scale = &one, .inverse = &one};
+        nd_matrix x = {.codes = codes, .scale = &one, .inverse = &one};
+        nd_matrix y = {.codes = unit, .scale = &one, .inverse = &one};
         nd_stream stream = backend->side.stream;
         void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
-        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = c, .a = left ? x : y,
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = c, .a = left ? x : y,
                               .b = left ? y : x, .scratch = scratch));
         for (int i = 0; i < 256; i++) {
             float got = nd_get(c, i), want = nd_fp8_to_f32(format, (uint8_t)i);
@@ -179,21 +180,21 @@ Test(matmul_fp8, every_code)
     nd_each_backend(check_codes);
 }
 
-/* c = a b with a or b uncast, and with the codes that the backend's own fp8_cast makes of it. */
+/* c = a b with a or b uncast, and with the codes that the backend's own make_form makes of it. */
 static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor values, operand other,
                             bool first, float beta, nd_tensor c[2])
 {
     nd_stream stream = backend->side.stream;
     const nd_ops *ops = backend->side.ops;
-    nd_fp8 cast = x.fp8, uncast = x.fp8;
+    nd_matrix cast = x.fp8, uncast = x.fp8;
     uncast.codes = uncast.transposed = (nd_tensor){0};
-    uncast.uncast = values;
+    uncast.rows = values;
     uncast.format = x.fp8.codes.dtype;
-    ND_OK_OR_FAIL(ND_CALL(ops, &stream, fp8_cast, .out = cast, .x = values));
+    ND_OK_OR_FAIL(ND_CALL(ops, &stream, make_form, .out = cast, .x = values));
     for (int s = 0; s < 2; s++) {
-        nd_fp8 of_x = s ? uncast : cast;
+        nd_matrix of_x = s ? uncast : cast;
         ND_OK_OR_FAIL(ND_CALL(
-            ops, &stream, matmul_fp8, .c = c[s], .a = first ? of_x : other.fp8,
+            ops, &stream, product, .c = c[s], .a = first ? of_x : other.fp8,
             .a_transposed = first ? x.transposed : other.transposed, .b = first ? other.fp8 : of_x,
             .b_transposed = first ? other.transposed : x.transposed, .beta = beta));
     }
@@ -201,7 +202,7 @@ static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor valu
 
 /* Numbers whose scales current scaling could have found: none beyond the largest code, which some
  * have. */
-static nd_tensor values_in_range(const nd_fp8 *x, int64_t gap)
+static nd_tensor values_in_range(const nd_matrix *x, int64_t gap)
 {
     const int64_t rows = x->codes.shape[0], columns = x->codes.shape[1];
     nd_tensor values = nd_random_2d(ND_DTYPE_BF16, rows, columns, gap, 1.5f);
@@ -220,7 +221,7 @@ static nd_tensor values_in_range(const nd_fp8 *x, int64_t gap)
 
 static bool casts(const nd_backend *backend)
 {
-    return backend->side.ops->matmul_fp8_casts(backend->side.device);
+    return products_cast(backend->side.ops, backend->side.device);
 }
 
 /* Operands that the product casts give the bits that their codes give. */
@@ -244,7 +245,7 @@ static void check_uncast(const nd_side *ref, const nd_backend *backend)
         nd_tensor result[2] = {nd_random_2d(c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, gap, 1.0f)};
         result[1] = nd_clone(result[0]);
         if (c % 4 >= 2) { /* both are cast by the product */
-            other.fp8.uncast = values_in_range(&other.fp8, gap);
+            other.fp8.rows = values_in_range(&other.fp8, gap);
             other.fp8.format = ND_DTYPE_F8_E4M3;
             other.fp8.codes.data = NULL;
         }
@@ -307,7 +308,7 @@ typedef struct parts_case {
     int64_t k, all, gap;
     nd_dtype format;
     float beta;
-    nd_fp8 x, parts;
+    nd_matrix x, parts;
     nd_tensor before; /* c */
 } parts_case;
 
@@ -316,18 +317,18 @@ static nd_tensor lines_of(nd_tensor all, bool rows, int64_t at, int64_t count)
     return rows ? nd_tensor_rows(all, at, count) : nd_tensor_columns(all, at, count);
 }
 
-static void multiply_parts(const parts_case *t, nd_tensor c, nd_fp8 x, nd_fp8 parts,
-                           nd_packed_form *b_packed)
+static void multiply_parts(const parts_case *t, nd_tensor c, nd_matrix x, nd_matrix parts,
+                           nd_kept_form *kept)
 {
     const nd_side *side = &t->backend->side;
     const bool weights = t->weights;
     nd_stream stream = side->stream;
     nd_tensor memory;
     void *scratch = scratch_of(side, c.shape[0], c.shape[1], t->k, &memory);
-    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = c, .a = weights ? x : parts,
+    parts.kept = kept;
+    ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = c, .a = weights ? x : parts,
                           .a_transposed = !weights, .b = weights ? parts : x,
-                          .b_transposed = weights, .beta = t->beta, .scratch = scratch,
-                          .b_packed = b_packed));
+                          .b_transposed = weights, .beta = t->beta, .scratch = scratch));
     expect_untouched(side, c.shape[0], c.shape[1], t->k, memory, scratch);
 }
 
@@ -336,23 +337,23 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
 {
     nd_tensor c = nd_clone(t->before), scale = nd_random_1d(ND_DTYPE_F32, ND_FP8_PARTS, 1.0f);
     int64_t at = 0;
-    t->parts = (nd_fp8){.uncast = t->weights ? nd_blank_2d(ND_DTYPE_BF16, t->all, t->k, t->gap)
-                                             : nd_blank_2d(ND_DTYPE_BF16, t->k, t->all, t->gap),
-                        .format = t->format,
-                        .scale = scale.data,
-                        .inverse = nd_clone(scale).data};
+    t->parts = (nd_matrix){.rows = t->weights ? nd_blank_2d(ND_DTYPE_BF16, t->all, t->k, t->gap)
+                                              : nd_blank_2d(ND_DTYPE_BF16, t->k, t->all, t->gap),
+                           .format = t->format,
+                           .scale = scale.data,
+                           .inverse = nd_clone(scale).data};
     for (int p = 0; p < ND_FP8_PARTS && lines[p] > 0; at += lines[p++]) {
         const int variant = 1 | (t->format == ND_DTYPE_F8_E5M2 ? 2 : 0);
         operand part = t->weights
                            ? cast_operand(t->ref, t->k, lines[p], false, variant, TENSOR, t->gap)
                            : cast_operand(t->ref, lines[p], t->k, true, variant, TENSOR, t->gap);
         const nd_tensor values = values_in_range(&part.fp8, t->gap);
-        nd_fp8 one = {.uncast = lines_of(t->parts.uncast, t->weights, at, lines[p]),
-                      .format = t->format,
-                      .scale = part.fp8.scale,
-                      .inverse = part.fp8.inverse};
+        nd_matrix one = {.rows = lines_of(t->parts.rows, t->weights, at, lines[p]),
+                         .format = t->format,
+                         .scale = part.fp8.scale,
+                         .inverse = part.fp8.inverse};
         for (int64_t i = 0; i < nd_tensor_count(values); i++) {
-            nd_put(one.uncast, i, nd_get(values, i));
+            nd_put(one.rows, i, nd_get(values, i));
         }
         t->parts.scale[p] = *one.scale;
         t->parts.inverse[p] = *one.inverse;
@@ -362,10 +363,10 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
     return c;
 }
 
-static nd_packed_form blank_form(nd_tensor *memory, size_t bytes)
+static nd_kept_form blank_form(nd_tensor *memory, size_t bytes)
 {
     *memory = nd_blank_2d(ND_DTYPE_U8, 1, (int64_t)bytes + 64, 0);
-    const nd_packed_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
+    const nd_kept_form form = {(char *)(((uintptr_t)memory->data + 63) / 64 * 64), false};
     memset(form.memory, 0xff, bytes);
     return form;
 }
@@ -374,11 +375,10 @@ static nd_packed_form blank_form(nd_tensor *memory, size_t bytes)
 static void check_kept_parts(const parts_case *t, nd_tensor want)
 {
     const nd_side *side = &t->backend->side;
-    const size_t kept =
-        side->ops->matmul_packed_bytes(side->device, 1, t->k, t->all, true, t->format);
+    const size_t kept = kept_bytes(side->ops, side->device, 1, t->k, t->all, true, t->format);
     if (t->weights && kept > 0) {
         nd_tensor memory;
-        nd_packed_form form = blank_form(&memory, kept);
+        nd_kept_form form = blank_form(&memory, kept);
         for (int i = 0; i < 2; i++) {
             const nd_tensor c = nd_clone(t->before);
             multiply_parts(t, c, t->x, t->parts, &form);
@@ -405,7 +405,7 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
                     .format = weights || variant % 7 == 0 ? ND_DTYPE_F8_E4M3 : ND_DTYPE_F8_E5M2,
                     .beta = variant % 4 < 2 ? 1.0f : 0.0f,
                     .x = x.fp8};
-    t.x.uncast = values_in_range(&x.fp8, gap);
+    t.x.rows = values_in_range(&x.fp8, gap);
     t.x.format = ND_DTYPE_F8_E4M3;
     t.x.codes.data = NULL;
     t.before = weights ? nd_random_2d(type, others, all, gap, 1.0f)
@@ -445,7 +445,7 @@ static void check_odd_scales(const nd_side *ref, const nd_backend *backend)
             nd_stream stream = side->stream;
             void *scratch = scratch_of(side, 48, 16, 32, &memory);
             result[s] = s ? nd_clone(result[0]) : nd_random_2d(ND_DTYPE_F32, 48, 16, 0, 1.0f);
-            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, matmul_fp8, .c = result[s], .a = a.fp8,
+            ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, product, .c = result[s], .a = a.fp8,
                                   .b = b.fp8, .scratch = scratch));
         }
         /* The codes' sums are exact in F32; a subnormal result may be lost. */
@@ -467,7 +467,7 @@ static void check_nothing(const nd_side *ref, const nd_backend *backend)
     nd_stream stream = backend->side.stream;
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
     a.fp8.codes = nd_tensor_rows(a.fp8.codes, 0, 0);
-    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, matmul_fp8, .c = nd_tensor_rows(c, 0, 0),
+    ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = nd_tensor_rows(c, 0, 0),
                           .a = a.fp8, .b = b.fp8));
     nd_expect_same(backend->name, "c", c, before);
     nd_case_free();

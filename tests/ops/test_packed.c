@@ -8,16 +8,17 @@
 #include "kernels/cpu/context.h"
 #include "runtime/base/math.h"
 #include "tests/ops/conformance.h"
+#include "tests/support/forms.h"
 
 /* c of a product with this form, or without one. */
-static nd_tensor product_with(const nd_backend *backend, const nd_matmul_args *args, nd_tensor c,
-                              nd_packed_form *form)
+static nd_tensor product_with(const nd_backend *backend, const nd_product_args *args, nd_tensor c,
+                              nd_kept_form *form)
 {
     nd_stream stream = backend->side.stream;
-    nd_matmul_args x = *args;
+    nd_product_args x = *args;
     x.c = nd_clone(c);
-    x.b_packed = form;
-    ND_OK_OR_FAIL(backend->side.ops->matmul(&stream, &x));
+    x.b.kept = form;
+    ND_OK_OR_FAIL(backend->side.ops->product(&stream, &x));
     return x.c;
 }
 
@@ -27,23 +28,24 @@ static void packed_once(const nd_backend *backend, nd_dtype out, const int64_t *
     const nd_ops *ops = backend->side.ops;
     const int64_t m = shape[0], n = shape[1], k = shape[2], gap = llabs(shape[3]);
     const bool at = flags & 1, bt = flags & 2;
-    const size_t bytes = ops->matmul_packed_bytes(backend->side.device, 1, k, n, bt, ND_DTYPE_BF16);
+    const size_t bytes = kept_bytes(ops, backend->side.device, 1, k, n, bt, ND_DTYPE_BF16);
     if (bytes == 0) {
         return;
     }
     const nd_tensor b = nd_random_2d(ND_DTYPE_BF16, bt ? n : k, bt ? k : n, gap, 1.0f);
     const nd_tensor next = nd_random_2d(ND_DTYPE_BF16, bt ? n : k, bt ? k : n, gap, 1.0f);
     const nd_tensor c = nd_random_2d(out, m, n, nd_max(shape[3], 0), 1.0f);
-    const nd_matmul_args old = {.a = nd_random_2d(ND_DTYPE_BF16, at ? k : m, at ? m : k, gap, 1.0f),
-                                .a_transposed = at,
-                                .b = b,
-                                .b_transposed = bt,
-                                .beta = flags & 4 ? 1.0f : 0.0f};
-    nd_matmul_args new = old;
-    nd_packed_form form = {.memory = aligned_alloc(64, (bytes + 63) / 64 * 64)};
+    const nd_tensor a = nd_random_2d(ND_DTYPE_BF16, at ? k : m, at ? m : k, gap, 1.0f);
+    const nd_product_args old = {.a = nd_rows(a),
+                                 .a_transposed = at,
+                                 .b = nd_rows(b),
+                                 .b_transposed = bt,
+                                 .beta = flags & 4 ? 1.0f : 0.0f};
+    nd_product_args new = old;
+    nd_kept_form form = {.memory = aligned_alloc(64, (bytes + 63) / 64 * 64)};
     cr_assert_not_null(form.memory);
     memset(form.memory, 0xff, bytes); /* NaN, which no result may show */
-    new.b = next;
+    new.b = nd_rows(next);
     const nd_tensor want = product_with(backend, &old, c, NULL);
     nd_expect_same(backend->name, "making a form", product_with(backend, &old, c, &form), want);
     cr_assert(form.made, "%s: the form is not made", backend->name);
@@ -78,10 +80,10 @@ Test(packed, forms_give_the_same_bits)
 }
 
 /* Codes without NaN: neither format has one below 0x78. */
-static nd_fp8 random_codes(nd_dtype format, int64_t rows, int64_t columns, float *scales)
+static nd_matrix random_codes(nd_dtype format, int64_t rows, int64_t columns, float *scales)
 {
     const nd_tensor ids = nd_random_ids(rows * columns, 0, 0x78);
-    nd_fp8 x = {
+    nd_matrix x = {
         .codes = nd_blank_2d(format, rows, columns, 0), .scale = scales, .inverse = scales + 1};
     for (int64_t i = 0; i < rows * columns; i++) {
         ((uint8_t *)x.codes.data)[i] = (uint8_t)(((int32_t *)ids.data)[i] ^ (i % 3 ? 0 : 0x80));
@@ -94,17 +96,16 @@ static void packed_codes_once(const nd_backend *backend, nd_dtype format, bool b
 {
     enum { M = 37, N = 131, K = 1058 };
     const nd_ops *ops = backend->side.ops;
-    const size_t bytes =
-        ops->matmul_packed_bytes(backend->side.device, M, K, N, b_transposed, format);
+    const size_t bytes = kept_bytes(ops, backend->side.device, M, K, N, b_transposed, format);
     float scales[] = {4.0f, 0.25f};
     nd_stream stream = backend->side.stream;
     if (bytes == 0) {
         return;
     }
-    nd_packed_form form = {.memory = aligned_alloc(64, (bytes + 63) / 64 * 64)};
+    nd_kept_form form = {.memory = aligned_alloc(64, (bytes + 63) / 64 * 64)};
     cr_assert_not_null(form.memory);
     memset(form.memory, 0xff, bytes);
-    nd_matmul_fp8_args args = {
+    nd_product_args args = {
         .a = random_codes(ND_DTYPE_F8_E4M3, M, K, scales),
         .b = random_codes(format, b_transposed ? N : K, b_transposed ? K : N, scales),
         .b_transposed = b_transposed};
@@ -112,11 +113,11 @@ static void packed_codes_once(const nd_backend *backend, nd_dtype format, bool b
         const nd_tensor want = nd_random_2d(ND_DTYPE_BF16, M, N, 0, 0.0f), got = nd_clone(want);
         scales[1] *= 3.0f;
         args.c = want;
-        args.b_packed = NULL;
-        ND_OK_OR_FAIL(ops->matmul_fp8(&stream, &args));
+        args.b.kept = NULL;
+        ND_OK_OR_FAIL(ops->product(&stream, &args));
         args.c = got;
-        args.b_packed = &form;
-        ND_OK_OR_FAIL(ops->matmul_fp8(&stream, &args));
+        args.b.kept = &form;
+        ND_OK_OR_FAIL(ops->product(&stream, &args));
         cr_assert(form.made, "%s: the form is not made", backend->name);
         nd_expect_same(backend->name, "a product of codes", got, want);
     }
@@ -141,12 +142,10 @@ static void check_packed_rows(const nd_side *ref, const nd_backend *backend)
 {
     enum { MANY = 1 << 20 };
     const nd_side *side = &backend->side;
-    const size_t few = side->ops->matmul_packed_bytes(side->device, 1, 64, 64, true, ND_DTYPE_BF16);
-    cr_expect_eq(side->ops->matmul_packed_bytes(side->device, MANY, 64, 64, true, ND_DTYPE_BF16),
-                 0);
+    const size_t few = kept_bytes(side->ops, side->device, 1, 64, 64, true, ND_DTYPE_BF16);
+    cr_expect_eq(kept_bytes(side->ops, side->device, MANY, 64, 64, true, ND_DTYPE_BF16), 0);
     ((nd_cpu_context *)side->device->native)->packing = ND_CPU_PACKING_KEPT;
-    cr_expect_eq(side->ops->matmul_packed_bytes(side->device, MANY, 64, 64, true, ND_DTYPE_BF16),
-                 few);
+    cr_expect_eq(kept_bytes(side->ops, side->device, MANY, 64, 64, true, ND_DTYPE_BF16), few);
 }
 
 Test(packed, forms_are_kept_for_few_rows)
@@ -159,10 +158,9 @@ static void check_packed_bytes(const nd_side *ref, const nd_backend *backend)
 {
     enum { M = 3, N = 70, K = 66 };
     const nd_ops *ops = backend->side.ops;
-    const size_t bytes =
-        ops->matmul_packed_bytes(backend->side.device, M, K, N, true, ND_DTYPE_BF16);
-    cr_expect_eq(ref->ops->matmul_packed_bytes(ref->device, M, K, N, true, ND_DTYPE_BF16), 0);
-    cr_expect_eq(ops->matmul_packed_bytes(backend->side.device, M, K, N, true, ND_DTYPE_F32), 0);
+    const size_t bytes = kept_bytes(ops, backend->side.device, M, K, N, true, ND_DTYPE_BF16);
+    cr_expect_eq(kept_bytes(ref->ops, ref->device, M, K, N, true, ND_DTYPE_BF16), 0);
+    cr_expect_eq(kept_bytes(ops, backend->side.device, M, K, N, true, ND_DTYPE_F32), 0);
     if (strcmp(ops->name, "cpu") != 0) {
         return;
     }
@@ -171,13 +169,14 @@ static void check_packed_bytes(const nd_side *ref, const nd_backend *backend)
     if (bytes > 0) {
         nd_stream stream = backend->side.stream;
         unsigned char *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
-        nd_packed_form form = {.memory = memory};
+        nd_kept_form form = {.memory = memory};
         cr_assert_not_null(memory);
         memset(memory + bytes, 0x5a, 64);
-        ND_OK_OR_FAIL(ND_CALL(ops, &stream, matmul, .c = nd_random_2d(ND_DTYPE_F32, M, N, 0, 0.0f),
-                              .a = nd_random_2d(ND_DTYPE_BF16, M, K, 0, 1.0f),
-                              .b = nd_random_2d(ND_DTYPE_BF16, N, K, 0, 1.0f), .b_transposed = true,
-                              .b_packed = &form));
+        ND_OK_OR_FAIL(
+            ND_CALL(ops, &stream, product, .c = nd_random_2d(ND_DTYPE_F32, M, N, 0, 0.0f),
+                    .a = nd_rows(nd_random_2d(ND_DTYPE_BF16, M, K, 0, 1.0f)),
+                    .b = {.rows = nd_random_2d(ND_DTYPE_BF16, N, K, 0, 1.0f), .kept = &form},
+                    .b_transposed = true));
         for (size_t i = bytes; i < (bytes + 63) / 64 * 64 + 1; i++) {
             cr_assert_eq(memory[i], 0x5a, "%s: byte %zu behind a form", backend->name, i - bytes);
         }
@@ -198,7 +197,7 @@ Test(packed, forms_may_be_switched_off)
     setenv("ND_CPU_PACKED", "anew", 1);
     ND_OK_OR_FAIL(nd_device_open_cpu(1, &device));
     ND_OK_OR_FAIL(nd_ops_cpu(device, &ops));
-    cr_expect_eq(ops->matmul_packed_bytes(device, 1, 64, 64, true, ND_DTYPE_BF16), 0);
+    cr_expect_eq(kept_bytes(ops, device, 1, 64, 64, true, ND_DTYPE_BF16), 0);
     nd_device_close(device);
     setenv("ND_CPU_PACKED", "sometimes", 1);
     ND_OK_OR_FAIL(nd_device_open_cpu(1, &device));

@@ -147,8 +147,8 @@ static void multiply(int threads, nd_dtype out, bool a_transposed, nd_tensor a, 
         skip_test("products are oneDNN's on this CPU");
     }
     *c = nd_random_2d(out, ROWS, COLUMNS, 0, 0.0f);
-    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, matmul, .c = *c, .a = a,
-                          .a_transposed = a_transposed, .b = b));
+    ND_OK_OR_FAIL(ND_CALL(side.ops, &side.stream, product, .c = *c, .a = nd_rows(a),
+                          .a_transposed = a_transposed, .b = nd_rows(b)));
     nd_side_close(&side);
 }
 

@@ -21,7 +21,7 @@ static void *copy_rows(nd_tensor t, size_t element)
     return copy;
 }
 
-static void keep(cast_spy *spy, nd_fp8 out, nd_tensor x)
+static void keep(cast_spy *spy, nd_matrix out, nd_tensor x)
 {
     if (spy->count < CAST_SPY_MAX) {
         int64_t rows = x.shape[0], columns = x.shape[1];
@@ -39,9 +39,9 @@ static void keep(cast_spy *spy, nd_fp8 out, nd_tensor x)
     spy->count++;
 }
 
-static nd_status spied_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+static nd_status spied_make_form(nd_stream *stream, const nd_make_form_args *args)
 {
-    ND_TRY(active->real->fp8_cast(stream, args));
+    ND_TRY(active->real->make_form(stream, args));
     /* Not the gather of a master weight. */
     if (args->x.dtype == ND_DTYPE_BF16 && args->x.axes == 2) {
         keep(active, args->out, args->x);
@@ -61,12 +61,12 @@ static bool same_rows(const spied_cast *c, nd_tensor x)
 
 /* Whether this operand was kept already, since several products read it. Another one may have had
  * its scales at the same place before. */
-static bool is_latest(const cast_spy *spy, const nd_fp8 *x)
+static bool is_latest(const cast_spy *spy, const nd_matrix *x)
 {
     for (int i = spy->count - 1; i >= 0 && i < CAST_SPY_MAX; i--) {
         const spied_cast *c = &spy->casts[i];
         if (c->at == x->scale) {
-            return c->granularity == x->granularity && same_rows(c, x->uncast);
+            return c->granularity == x->granularity && same_rows(c, x->rows);
         }
     }
     return false;
@@ -74,34 +74,34 @@ static bool is_latest(const cast_spy *spy, const nd_fp8 *x)
 
 /* An operand that a product casts, once for all products that read it. Of one in parts the first
  * scale alone is taken: goldens have none. */
-static nd_status keep_uncast(nd_stream *stream, const nd_fp8 *operand)
+static nd_status keep_uncast(nd_stream *stream, const nd_matrix *operand)
 {
-    nd_fp8 x = *operand;
-    const nd_tensor from = x.uncast;
-    if (!from.data || is_latest(active, &x)) {
+    nd_matrix x = *operand;
+    const nd_tensor from = x.rows;
+    if (!nd_matrix_is_fp8(&x) || !from.data || is_latest(active, &x)) {
         return ND_OK;
     }
     void *codes = malloc((size_t)(from.shape[0] * from.shape[1]));
-    x.uncast.data = NULL;
+    x.rows.data = NULL;
     x.codes = nd_tensor_2d(codes, x.format, from.shape[0], from.shape[1]);
-    nd_status status = ND_CALL(active->real, stream, fp8_cast, .out = x, .x = from);
+    nd_status status = ND_CALL(active->real, stream, make_form, .out = x, .x = from);
     keep(active, x, from);
     free(codes);
     return status;
 }
 
-static nd_status spied_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *args)
+static nd_status spied_product(nd_stream *stream, const nd_product_args *args)
 {
     ND_TRY(keep_uncast(stream, &args->a));
     ND_TRY(keep_uncast(stream, &args->b));
-    return active->real->matmul_fp8(stream, args);
+    return active->real->product(stream, args);
 }
 
 void cast_spy_start(cast_spy *spy, nd_rank *rank)
 {
     *spy = (cast_spy){.ops = *rank->ops, .real = rank->ops};
-    spy->ops.fp8_cast = spied_fp8_cast;
-    spy->ops.matmul_fp8 = spied_matmul_fp8;
+    spy->ops.make_form = spied_make_form;
+    spy->ops.product = spied_product;
     rank->ops = &spy->ops;
     active = spy;
 }

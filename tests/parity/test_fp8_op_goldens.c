@@ -77,8 +77,8 @@ static void check_cast(const nd_ops *ops, nd_tensor x, nd_dtype format, const ch
     float one = 1.0f;
     int64_t count = x.shape[0];
     uint8_t *codes = new_memory((size_t)count);
-    nd_fp8 out = {.codes = nd_tensor_1d(codes, format, count), .scale = &one};
-    CHECK(ND_CALL(ops, &stream, fp8_cast, .out = out, .x = x));
+    nd_matrix out = {.codes = nd_tensor_1d(codes, format, count), .scale = &one};
+    CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     expect_codes(name, codes, format, count);
     free(codes);
 }
@@ -206,7 +206,7 @@ static nd_tensor source_of(const char *name)
 }
 
 /* Casts, compares scale and codes with the golden's; the caller frees with free_cast. */
-static nd_fp8 make_cast(const nd_ops *ops, const char *recipe, const cast *c, bool power_of_two)
+static nd_matrix make_cast(const nd_ops *ops, const char *recipe, const cast *c, bool power_of_two)
 {
     nd_tensor x = source_of(c->source);
     int64_t rows = x.shape[0], columns = x.shape[1];
@@ -215,22 +215,22 @@ static nd_fp8 make_cast(const nd_ops *ops, const char *recipe, const cast *c, bo
                                                      : columns;
     const char *name = join(recipe, c->name);
     float *amax = new_memory((size_t)groups * sizeof *amax);
-    nd_fp8 out = {.codes =
-                      nd_tensor_2d(new_memory((size_t)(rows * columns)), c->format, rows, columns),
-                  .scale = new_memory((size_t)groups * sizeof(float)),
-                  .inverse = new_memory((size_t)groups * sizeof(float)),
-                  .granularity = c->granularity};
+    nd_matrix out = {
+        .codes = nd_tensor_2d(new_memory((size_t)(rows * columns)), c->format, rows, columns),
+        .scale = new_memory((size_t)groups * sizeof(float)),
+        .inverse = new_memory((size_t)groups * sizeof(float)),
+        .granularity = c->granularity};
     CHECK(ND_CALL(ops, &stream, amax, .amax = amax, .x = x, .granularity = c->granularity));
     CHECK(ND_CALL(ops, &stream, fp8_scale, .scale = out.scale, .inverse = out.inverse, .amax = amax,
                   .count = groups, .format = c->format, .power_of_two = power_of_two));
-    CHECK(ND_CALL(ops, &stream, fp8_cast, .out = out, .x = x));
+    CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     expect_scales(join(name, "scale"), out.scale, groups);
     expect_codes(join(name, "codes"), out.codes.data, c->format, rows * columns);
     free(amax);
     return out;
 }
 
-static void free_cast(nd_fp8 x)
+static void free_cast(nd_matrix x)
 {
     free(x.codes.data);
     free(x.scale);
@@ -259,13 +259,13 @@ static void expect_result(const char *name, const nd_bf16 *got, int64_t count)
 static void check_product(const nd_ops *ops, const char *recipe, const product *p,
                           bool power_of_two)
 {
-    nd_fp8 a = make_cast(ops, recipe, &p->a, power_of_two);
-    nd_fp8 b = make_cast(ops, recipe, &p->b, power_of_two);
+    nd_matrix a = make_cast(ops, recipe, &p->a, power_of_two);
+    nd_matrix b = make_cast(ops, recipe, &p->b, power_of_two);
     int64_t m = a.codes.shape[p->a_transposed], k = a.codes.shape[!p->a_transposed];
     int64_t n = b.codes.shape[!p->b_transposed];
     nd_bf16 *c = new_memory((size_t)(m * n) * sizeof *c);
-    void *scratch = new_memory(ops->matmul_fp8_scratch(device, m, n, k, ND_DTYPE_BF16));
-    CHECK(ND_CALL(ops, &stream, matmul_fp8, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
+    void *scratch = new_memory(ops->product_scratch(device, m, n, k, ND_DTYPE_BF16));
+    CHECK(ND_CALL(ops, &stream, product, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
                   .a_transposed = p->a_transposed, .b = b, .b_transposed = p->b_transposed,
                   .scratch = scratch));
     expect_result(join(recipe, p->result), c, m * n);
@@ -323,8 +323,9 @@ Test(fp8_op_goldens, rowwise_with_gw_hp_linear)
     }
     for (int b = 0; b < BACKENDS; b++) {
         nd_bf16 dw[N * K];
-        CHECK(ND_CALL(backends[b], &stream, matmul, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),
-                      .a = source_of("dy"), .a_transposed = true, .b = source_of("x")));
+        CHECK(ND_CALL(backends[b], &stream, product, .c = nd_tensor_2d(dw, ND_DTYPE_BF16, N, K),
+                      .a = nd_rows(source_of("dy")), .a_transposed = true,
+                      .b = nd_rows(source_of("x"))));
         expect_result("rowwise_with_gw_hp.dw", dw, N * K);
     }
 }
@@ -348,8 +349,8 @@ Test(fp8_op_goldens, codes_of_a_master_weight)
         CHECK(ND_CALL(backends[b], &stream, fp8_scale, .scale = &scale, .inverse = &inverse,
                       .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3));
         expect_scales("master.scale", &scale, 1);
-        nd_fp8 out = {.codes = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
-        CHECK(ND_CALL(backends[b], &stream, fp8_cast, .out = out, .x = w));
+        nd_matrix out = {.codes = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
+        CHECK(ND_CALL(backends[b], &stream, make_form, .out = out, .x = w));
         expect_codes("master.codes", codes, ND_DTYPE_F8_E4M3, N * K);
     }
 }

@@ -90,16 +90,16 @@ static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, 
                       .codes = malloc((size_t)(rows * columns)),
                       .scale = malloc((size_t)scales * 4)};
     nd_tensor t = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
-    nd_fp8 fp8 = {.codes = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
-                  .scale = out.scale,
-                  .inverse = inverse,
-                  .granularity = granularity};
+    nd_matrix fp8 = {.codes = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
+                     .scale = out.scale,
+                     .inverse = inverse,
+                     .granularity = granularity};
     assert_ok(
         ND_CALL(ref.ops, &ref.stream, amax, .amax = amax, .x = t, .granularity = granularity));
     assert_ok(ND_CALL(ref.ops, &ref.stream, fp8_scale, .scale = out.scale, .inverse = inverse,
                       .amax = amax, .count = scales, .format = ND_DTYPE_F8_E4M3,
                       .power_of_two = true));
-    assert_ok(ND_CALL(ref.ops, &ref.stream, fp8_cast, .out = fp8, .x = t));
+    assert_ok(ND_CALL(ref.ops, &ref.stream, make_form, .out = fp8, .x = t));
     free(amax);
     free(inverse);
     return out;

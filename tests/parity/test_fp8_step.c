@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 
 #include "tests/parity/fp8_job.h"
+#include "tests/support/forms.h"
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
 
@@ -44,16 +45,16 @@ typedef struct made {
 
 static made of_one;
 
-static nd_status counted_fp8_cast(nd_stream *stream, const nd_fp8_cast_args *args)
+static nd_status counted_make_form(nd_stream *stream, const nd_make_form_args *args)
 {
     of_one.casts += args->x.axes == 2; /* the others are of flat shards */
-    return of_one.real->fp8_cast(stream, args);
+    return of_one.real->make_form(stream, args);
 }
 
 static nd_status count_codes(void *context, nd_trainer *t, int64_t step)
 {
     of_one = (made){.ops = *t->rank->ops, .real = t->rank->ops};
-    of_one.ops.fp8_cast = counted_fp8_cast;
+    of_one.ops.make_form = counted_make_form;
     t->rank->ops = &of_one.ops;
     return ND_OK;
 }
@@ -61,7 +62,7 @@ static nd_status count_codes(void *context, nd_trainer *t, int64_t step)
 static nd_status expect_no_buffers(void *context, nd_trainer *t)
 {
     const nd_fp8_scratch *f = &t->model->fp8;
-    const bool by_products = t->rank->ops->matmul_fp8_casts(t->rank->device);
+    const bool by_products = products_cast(t->rank->ops, t->rank->device);
     ND_CHECK(by_products == !f->x && by_products == !f->dy && by_products == !f->w,
              "buffers for codes of x, dy, w: %d %d %d", f->x != NULL, f->dy != NULL, f->w != NULL);
     return ND_OK;
@@ -76,7 +77,7 @@ Test(fp8_step, products_cast_what_is_not_kept)
     const nd_ops *ops = NULL;
     cr_assert_eq(nd_device_open_cpu(1, &device), ND_OK);
     cr_assert_eq(nd_ops_cpu(device, &ops), ND_OK);
-    const bool by_products = ops->matmul_fp8_casts(device);
+    const bool by_products = products_cast(ops, device);
     nd_device_close(device);
     mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
     job.before_step = count_codes;

@@ -13,6 +13,7 @@
 #include "kernels/cpu/isa.h"
 #include "runtime/base/rng.h"
 #include "tests/parity/mesh_data.h"
+#include "tests/support/forms.h"
 #include "tests/support/skip.h"
 
 enum { LAYERS = 6, STEPS = 2, GLOBAL_BATCH = 8, SEQUENCE = 32 };
@@ -117,8 +118,7 @@ static nd_status read_plan(void *context, nd_trainer *trainer)
         !nd_trainer_describe_unkept(trainer, plan->unkept, sizeof plan->unkept)) {
         plan->unkept[0] = '\0';
     }
-    plan->possible =
-        rank->ops->matmul_packed_bytes(rank->device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
+    plan->possible = kept_bytes(rank->ops, rank->device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
     for (int i = 0; i < trainer->plan.count; i++) {
         const nd_mem_buffer *buffer = &trainer->plan.buffers[i];
         plan->bytes += strstr(buffer->name, ", packed") ? buffer->bytes : 0;
@@ -222,7 +222,7 @@ static bool has_own_products(void)
     nd_device *device = NULL;
     assert_ok(nd_device_open_cpu(1, &device));
     assert_ok(nd_ops_cpu(device, &ops));
-    const bool own = ops->matmul_packed_bytes(device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
+    const bool own = kept_bytes(ops, device, 1, 32, 32, true, ND_DTYPE_BF16) > 0;
     nd_device_close(device);
     return own;
 }

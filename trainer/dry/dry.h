@@ -15,8 +15,8 @@
 #include "trainer/model/model.h"
 
 typedef enum nd_call_kind {
-    ND_CALL_MATMUL = 0,
-    ND_CALL_MATMUL_FP8,
+    ND_CALL_PRODUCT = 0,
+    ND_CALL_PRODUCT_FP8,
     ND_CALL_AMAX,
     ND_CALL_FP8_SCALE,
     ND_CALL_FP8_CAST,
@@ -33,7 +33,7 @@ typedef struct nd_call_matrix {
 } nd_call_matrix;
 
 /*
- *   matmul, matmul_fp8   c = op(a) op(b) + beta c; in FP8 a and b are what the product reads
+ *   product, product_fp8 c = op(a) op(b) + beta c; in FP8 a and b are what the product reads
  *   amax                 of a, along a.along
  *   fp8_scale            a.rows entries
  *   fp8_cast             a to c (codes) and b (transposed codes)

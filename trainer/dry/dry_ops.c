@@ -19,9 +19,9 @@ static nd_call_matrix matrix(nd_tensor t)
     };
 }
 
-static nd_call_matrix operand(const nd_fp8 *x, bool as_stored)
+static nd_call_matrix operand(const nd_matrix *x, bool as_stored)
 {
-    nd_call_matrix m = matrix(x->uncast.data               ? x->uncast
+    nd_call_matrix m = matrix(x->rows.data                 ? x->rows
                               : as_stored && x->codes.data ? x->codes
                                                            : x->transposed);
     m.along = (int32_t)x->granularity;
@@ -38,21 +38,10 @@ static bool is_empty(nd_tensor c)
     return c.shape[0] == 0 || c.shape[1] == 0;
 }
 
-static nd_status note_matmul(nd_stream *s, const nd_matmul_args *x)
+static nd_status note_product(nd_stream *s, const nd_product_args *x)
 {
-    nd_call call = {.kind = ND_CALL_MATMUL,
-                    .a_transposed = x->a_transposed,
-                    .b_transposed = x->b_transposed,
-                    .beta = x->beta != 0.0f,
-                    .c = matrix(x->c),
-                    .a = matrix(x->a),
-                    .b = matrix(x->b)};
-    return is_empty(x->c) ? ND_OK : note(s, &call);
-}
-
-static nd_status note_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
-{
-    nd_call call = {.kind = ND_CALL_MATMUL_FP8,
+    const bool fp8 = nd_matrix_is_fp8(&x->a);
+    nd_call call = {.kind = fp8 ? ND_CALL_PRODUCT_FP8 : ND_CALL_PRODUCT,
                     .a_transposed = x->a_transposed,
                     .b_transposed = x->b_transposed,
                     .beta = x->beta != 0.0f,
@@ -77,20 +66,15 @@ static nd_status note_fp8_scale(nd_stream *s, const nd_fp8_scale_args *x)
     return note(s, &call);
 }
 
-static nd_status note_fp8_cast(nd_stream *s, const nd_fp8_cast_args *x)
+static nd_status note_make_form(nd_stream *s, const nd_make_form_args *x)
 {
-    nd_call call = {.kind = ND_CALL_FP8_CAST,
+    const bool codes = nd_dtype_is_fp8(x->x.dtype);
+    nd_call call = {.kind = codes ? ND_CALL_FP8_TRANSPOSE : ND_CALL_FP8_CAST,
                     .merges = x->amax != NULL,
-                    .c = matrix(x->out.codes),
+                    .c = matrix(codes ? x->out.transposed : x->out.codes),
                     .a = matrix(x->x),
-                    .b = matrix(x->out.transposed)};
+                    .b = matrix(codes ? (nd_tensor){0} : x->out.transposed)};
     call.a.along = (int32_t)x->out.granularity;
-    return note(s, &call);
-}
-
-static nd_status note_fp8_transpose(nd_stream *s, const nd_fp8_transpose_args *x)
-{
-    nd_call call = {.kind = ND_CALL_FP8_TRANSPOSE, .c = matrix(x->out), .a = matrix(x->codes)};
     return note(s, &call);
 }
 
@@ -113,7 +97,6 @@ nd_ops nd_dry_idle_ops(const nd_ops *real)
 #define QUERY_OF_REAL(query, type, parameters, prefix) .query = real->query,
     return (nd_ops){.name = real->name,
                     .limits = real->limits,
-                    .fp8_needs_transposed = real->fp8_needs_transposed,
                     .fp8_rows = real->fp8_rows,
                     ND_EACH_OP(ND_OP_ENTRY, skip_) ND_EACH_QUERY(QUERY_OF_REAL, )};
 #undef QUERY_OF_REAL
@@ -124,12 +107,10 @@ nd_ops nd_dry_idle_ops(const nd_ops *real)
 nd_ops nd_dry_ops(const nd_ops *real)
 {
     nd_ops ops = nd_dry_idle_ops(real);
-    ops.matmul = note_matmul;
-    ops.matmul_fp8 = note_matmul_fp8;
+    ops.product = note_product;
     ops.amax = note_amax;
     ops.fp8_scale = note_fp8_scale;
-    ops.fp8_cast = note_fp8_cast;
-    ops.fp8_transpose = note_fp8_transpose;
+    ops.make_form = note_make_form;
     ops.cast = note_cast;
     return ops;
 }

@@ -30,20 +30,17 @@ static double product_flops(nd_tensor c, int64_t k)
     return 2.0 * (double)c.shape[0] * (double)c.shape[1] * (double)k;
 }
 
-static nd_status work_matmul(nd_stream *s, const nd_matmul_args *x)
+static nd_status work_product(nd_stream *s, const nd_product_args *x)
 {
     nd_step_work *w = work_of(s);
-    double flops = product_flops(x->c, x->a.shape[x->a_transposed ? 0 : 1]);
-    add(s, x->a.dtype == ND_DTYPE_F32 ? &w->flops_f32 : &w->flops_bf16, flops);
-    return ND_OK;
-}
-
-static nd_status work_matmul_fp8(nd_stream *s, const nd_matmul_fp8_args *x)
-{
-    const nd_fp8 *a = &x->a;
-    const nd_tensor stored = a->uncast.data ? a->uncast : a->codes.data ? a->codes : a->transposed;
-    const bool swapped = !a->uncast.data && !a->codes.data, along = swapped == x->a_transposed;
-    add(s, &work_of(s)->flops_fp8, product_flops(x->c, stored.shape[along ? 1 : 0]));
+    const nd_matrix *a = &x->a;
+    const nd_tensor stored = a->rows.data ? a->rows : a->codes.data ? a->codes : a->transposed;
+    const bool swapped = !a->rows.data && !a->codes.data, along = swapped == x->a_transposed;
+    add(s,
+        nd_matrix_is_fp8(a)            ? &w->flops_fp8
+        : stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
+                                       : &w->flops_bf16,
+        product_flops(x->c, stored.shape[along ? 1 : 0]));
     return ND_OK;
 }
 
@@ -96,15 +93,13 @@ MOVES(ce_bwd, 2.0 * bytes_of(x->logits))
 MOVES(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))
 MOVES(cast, bytes_of(x->out) + bytes_of(x->x))
 MOVES(amax, bytes_of(x->x))
-MOVES(fp8_cast, bytes_of(x->out.codes) + bytes_of(x->out.transposed) + bytes_of(x->x))
-MOVES(fp8_transpose, bytes_of(x->out) + bytes_of(x->codes))
+MOVES(make_form, bytes_of(x->out.codes) + bytes_of(x->out.transposed) + bytes_of(x->x))
 
 nd_ops nd_dry_work_ops(const nd_ops *real)
 {
     nd_ops ops = nd_dry_idle_ops(real);
 #define COUNTED(op) ops.op = work_##op
-    COUNTED(matmul);
-    COUNTED(matmul_fp8);
+    COUNTED(product);
     COUNTED(attention_fwd);
     COUNTED(attention_bwd);
     COUNTED(embedding_fwd);
@@ -121,8 +116,7 @@ nd_ops nd_dry_work_ops(const nd_ops *real)
     COUNTED(accumulate);
     COUNTED(cast);
     COUNTED(amax);
-    COUNTED(fp8_cast);
-    COUNTED(fp8_transpose);
+    COUNTED(make_form);
 #undef COUNTED
     return ops;
 }

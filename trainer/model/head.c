@@ -59,7 +59,7 @@ static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
 }
 
 /* The packed form of the tile's rows of the weight. */
-static nd_packed_form *packed_tile(nd_model *m, const head_tile *t, bool transposed)
+static nd_kept_form *packed_tile(nd_model *m, const head_tile *t, bool transposed)
 {
     const nd_packed_weight w = {.first = ND_PARAM_HEAD,
                                 .last = ND_PARAM_HEAD,
@@ -81,9 +81,9 @@ void nd_head_want_packed(nd_model *m)
                                  .row = begin,
                                  .rows = nd_min(d->head_columns, d->V - begin),
                                  .transposed = true};
-        nd_packed_want(&m->packed, &tile, d->act, d->head_rows * (d->T / d->Tl), reads);
+        nd_packed_want(&m->packed, &tile, d->act, d->act, d->head_rows * (d->T / d->Tl), reads);
         tile.transposed = false;
-        nd_packed_want(&m->packed, &tile, d->act, d->head_rows * (d->T / d->Tl), reads);
+        nd_packed_want(&m->packed, &tile, d->act, d->act, d->head_rows * (d->T / d->Tl), reads);
     }
 }
 
@@ -109,8 +109,8 @@ static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_
     nd_rank *r = m->rank;
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
-        ND_OP(r, HEAD, matmul, .c = t.logits, .a = c->h, .b = t.w, .b_transposed = true,
-              .b_packed = packed_tile(m, &t, true));
+        ND_OP(r, HEAD, product, .c = t.logits, .a = nd_rows(c->h),
+              .b = {.rows = t.w, .kept = packed_tile(m, &t, true)}, .b_transposed = true);
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -158,16 +158,17 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     const int64_t n = c->h.shape[0];
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
     nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
-    nd_packed_form *rows = m->head.packed_h.memory ? &m->head.packed_h : NULL;
+    nd_kept_form *rows = m->head.packed_h.memory ? &m->head.packed_h : NULL;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         const head_tile t = tile_at(m, n, begin, true);
         ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
               .labels = c->labels, .first = t.first, .valid = t.valid,
               .count = &m->numbers->tokens);
-        ND_OP(r, HEAD, matmul, .c = nd_tensor_rows(dw, begin, t.columns), .a = t.logits,
-              .a_transposed = true, .b = c->h, .beta = beta, .b_packed = rows);
-        ND_OP(r, HEAD, matmul, .c = sum, .a = t.logits, .b = t.w, .beta = begin > 0 ? 1.0f : 0.0f,
-              .b_packed = packed_tile(m, &t, false));
+        ND_OP(r, HEAD, product, .c = nd_tensor_rows(dw, begin, t.columns), .a = nd_rows(t.logits),
+              .a_transposed = true, .b = {.rows = c->h, .kept = rows}, .beta = beta);
+        ND_OP(r, HEAD, product, .c = sum, .a = nd_rows(t.logits),
+              .b = {.rows = t.w, .kept = packed_tile(m, &t, false)},
+              .beta = begin > 0 ? 1.0f : 0.0f);
     }
     if (m->head.dsum) {
         ND_OP(r, HEAD, cast, .out = partial, .x = sum);
@@ -272,9 +273,9 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
                        nd_tensor_rows(h, call->rows[begin + i], run).data,
                        (size_t)run * row_bytes));
     }
-    ND_OP(r, HEAD, matmul, .c = local, .a = rows,
-          .b = nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1), .b_transposed = true,
-          .few_rows = true);
+    ND_OP(r, HEAD, product, .c = local, .a = nd_rows(rows),
+          .b = nd_rows(nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1)),
+          .b_transposed = true, .few_rows = true);
     ND_TRY(nd_tp_gather(r, local, m->logits.gathered, ND_TRACE_COMMUNICATION, &all));
     return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }

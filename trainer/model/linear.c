@@ -68,10 +68,10 @@ static bool next_within(nd_block_call c, const nd_linear_part *p, nd_linear_part
 
 /* The operand of all linears of an FP8 part, from that of its first one: a weight, or the gradient
  * of the outputs. */
-static nd_fp8 joined(nd_block_call c, const nd_linear_part *p, nd_fp8 first, nd_tensor rows)
+static nd_matrix joined(nd_block_call c, const nd_linear_part *p, nd_matrix first, nd_tensor rows)
 {
-    ND_ASSERT(first.uncast.data && p->last - p->first < ND_FP8_PARTS);
-    first.uncast = rows;
+    ND_ASSERT(first.rows.data && p->last - p->first < ND_FP8_PARTS);
+    first.rows = rows;
     for (int linear = p->first; p->last > p->first && linear <= p->last; linear++) {
         first.lines[first.parts++] = rows_of(c, linear);
     }
@@ -84,7 +84,7 @@ static nd_tensor weight_of(nd_block_call c, const nd_linear_part *p)
                           c.layer);
 }
 
-static nd_packed_form *packed_of(nd_block_call c, const nd_linear_part *p, bool transposed)
+static nd_kept_form *packed_of(nd_block_call c, const nd_linear_part *p, bool transposed)
 {
     const nd_packed_weight w = {.first = nd_linear_param(p->first),
                                 .last = nd_linear_param(p->last),
@@ -105,9 +105,10 @@ static void want_packed(nd_block_call c, const nd_linear_part *p, bool transpose
                                 .last = nd_linear_param(p->last),
                                 .layer = c.layer,
                                 .transposed = transposed};
-    const nd_dtype dtype = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
-    if (!p->fp8 || m->scales.codes_gathered || nd_products_cast(m)) {
-        nd_packed_want(&m->packed, &w, dtype, m->dims.T, micros * (again ? 2 : 1));
+    const nd_dtype stored = p->fp8 && m->scales.codes_gathered ? ND_DTYPE_F8_E4M3 : m->dims.act;
+    const nd_dtype format = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
+    if (stored == format || nd_products_cast(m)) {
+        nd_packed_want(&m->packed, &w, stored, format, m->dims.T, micros * (again ? 2 : 1));
     }
 }
 
@@ -194,7 +195,7 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.b : &recipe->output.a;
     bool column = is_column_parallel(input);
     if (x->codes.data && (column || for_weight)) { /* they were made before */
-        x->cast = nd_fp8_with(x->scale, ND_PER_TENSOR);
+        x->cast = nd_matrix_with(x->scale, ND_PER_TENSOR);
         x->cast.codes = x->codes;
         if (column) {
             ND_TRY(nd_operand_gather_codes(m, x->codes, m->fp8.x, &x->cast.codes));
@@ -212,7 +213,7 @@ static nd_status cast_input(nd_block_call c, nd_input input, bool for_weight,
     if (x->codes.data) {
         how.codes = x->codes.data;
     } else {
-        nd_cast_want(m, &how, for_weight && m->rank->ops->fp8_needs_transposed, m->fp8.x,
+        nd_cast_want(m, &how, for_weight && nd_products_transpose(m), m->fp8.x,
                      m->fp8.x_transposed);
     }
     m->scales.casts.inputs++;
@@ -236,11 +237,12 @@ static nd_tensor padded_rows(const nd_model *m, nd_tensor rows)
 }
 
 /* The weight of an FP8 part, for y. */
-static nd_status weight_operand(nd_block_call c, const nd_linear_part *p, const joint *j, nd_fp8 *w)
+static nd_status weight_operand(nd_block_call c, const nd_linear_part *p, const joint *j,
+                                nd_matrix *w)
 {
     const nd_cast_rule *rule = &c.model->scales.recipe.output.b;
     for (int linear = p->first; linear <= p->last; linear++) {
-        nd_fp8 one;
+        nd_matrix one;
         ND_TRY(nd_operand_weight(c, linear, rule, false, j->weight ? &j->of_weight : NULL, &one));
         *w = linear == p->first ? one : *w;
     }
@@ -255,21 +257,21 @@ static nd_status output(nd_block_call c, const nd_linear_part *p, const nd_opera
 {
     nd_model *m = c.model;
     const nd_gemm_rule *rule = &m->scales.recipe.output;
-    nd_fp8 w;
+    nd_matrix w;
     if (!p->fp8) {
-        ND_OP(m->rank, GEMM, matmul, .c = y, .a = x->rows, .b = weight_of(c, p),
-              .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE,
-              .b_packed = packed_of(c, p, true));
+        ND_OP(m->rank, GEMM, product, .c = y, .a = nd_rows(x->rows),
+              .b = {.rows = weight_of(c, p), .kept = packed_of(c, p, true)}, .b_transposed = true,
+              .few_rows = c.pass == ND_PASS_GENERATE);
         return ND_OK;
     }
     joint j = joint_of(c, p, false, x->rows.shape[0]);
     ND_TRY(weight_operand(c, p, &j, &w));
-    nd_fp8 a = x->cast;
+    w.kept = packed_of(c, p, true);
+    nd_matrix a = x->cast;
     a.codes = padded_rows(m, a.codes);
-    a.uncast = padded_rows(m, a.uncast);
-    ND_OP(m->rank, GEMM, matmul_fp8, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
-          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
-          .b_packed = packed_of(c, p, true));
+    a.rows = padded_rows(m, a.rows);
+    ND_OP(m->rank, GEMM, product, .c = padded_rows(m, y), .a = a, .b = w, .b_transposed = true,
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }
 
@@ -329,7 +331,7 @@ static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, bool fo
     const nd_recipe *recipe = &m->scales.recipe;
     const nd_cast_rule *rule = for_weight ? &recipe->weight_gradient.a : &recipe->input_gradient.a;
     bool per_tensor = rule->granularity == ND_PER_TENSOR;
-    bool transposes = m->rank->ops->fp8_needs_transposed;
+    bool transposes = nd_products_transpose(m);
     joint j = for_weight ? (joint){0} : joint_of(c, p, true, dy->rows.shape[0]);
     nd_cast how = {
         .rule = rule,
@@ -361,19 +363,19 @@ nd_status nd_linear_input_gradient(nd_block_call c, const nd_linear_part *p, nd_
     nd_model *m = c.model;
     const nd_gemm_rule *rule = &m->scales.recipe.input_gradient;
     float beta = p->offset > 0 ? 1.0f : 0.0f;
-    nd_fp8 w;
+    nd_matrix w;
     ND_ASSERT(!p->fp8 || p->first == p->last);
     if (!p->fp8) {
-        ND_OP(m->rank, GEMM, matmul, .c = dx, .a = dy->rows, .b = weight_of(c, p), .beta = beta,
-              .b_packed = packed_of(c, p, false));
+        ND_OP(m->rank, GEMM, product, .c = dx, .a = nd_rows(dy->rows),
+              .b = {.rows = weight_of(c, p), .kept = packed_of(c, p, false)}, .beta = beta);
         return ND_OK;
     }
     ND_TRY(cast_gradient(c, p, false, dy));
     joint j = joint_of(c, p, true, dy->rows.shape[0]);
     ND_TRY(nd_operand_weight(c, p->first, &rule->b, true, j.weight ? &j.of_weight : NULL, &w));
-    ND_OP(m->rank, GEMM, matmul_fp8, .c = dx, .a = dy->cast, .b = w, .beta = beta,
-          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm,
-          .b_packed = packed_of(c, p, false));
+    w.kept = packed_of(c, p, false);
+    ND_OP(m->rank, GEMM, product, .c = dx, .a = dy->cast, .b = w, .beta = beta,
+          .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }
 
@@ -386,8 +388,8 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     float beta = nd_fsdp_grad_beta(&m->fsdp, unit);
     nd_tensor dw = gradient_of(c, p);
     if (!p->fp8 || rule->a.scaling == ND_SCALING_NONE) {
-        ND_OP(m->rank, GEMM, matmul, .c = dw, .a = dy->rows, .a_transposed = true, .b = x->rows,
-              .beta = beta);
+        ND_OP(m->rank, GEMM, product, .c = dw, .a = nd_rows(dy->rows), .a_transposed = true,
+              .b = nd_rows(x->rows), .beta = beta);
         return ND_OK;
     }
     ND_ASSERT(p->first == p->last || dy->cast.parts == p->last - p->first + 1);
@@ -395,7 +397,7 @@ nd_status nd_linear_weight_gradient(nd_block_call c, const nd_linear_part *p, nd
     if (!x->cast.scale) {
         ND_TRY(cast_input(c, nd_linear_input(p->first), true, NULL, x));
     }
-    ND_OP(m->rank, GEMM, matmul_fp8, .c = dw, .a = dy->cast, .a_transposed = true, .b = x->cast,
+    ND_OP(m->rank, GEMM, product, .c = dw, .a = dy->cast, .a_transposed = true, .b = x->cast,
           .beta = beta, .fast_accumulation = rule->fast_accumulation, .scratch = m->fp8.gemm);
     return ND_OK;
 }

@@ -38,7 +38,7 @@ typedef struct nd_operand {
     nd_tensor codes;
     nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
     nd_known known;
-    nd_fp8 cast; /* what FP8 products read, once it was cast, and gathered over tp */
+    nd_matrix cast; /* what FP8 products read, once it was cast, and gathered over tp */
 } nd_operand;
 
 /* Adjacent linears of one product: those in BF16 together, each FP8 linear alone or, where they can
@@ -81,9 +81,11 @@ nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 /* Whether products cast operands while they read them, so that no op of its own does. Delayed
  * scaling measures what it casts. */
 bool nd_products_cast(const nd_model *model);
+/* Whether they read transposed codes where the stored ones do not lie along the summed axis. */
+bool nd_products_transpose(const nd_model *model);
 
 /* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
- * (nd_fp8.parts): where products cast, each weight has one scale, and weights do not travel as
+ * (nd_matrix.parts): where products cast, each weight has one scale, and weights do not travel as
  * codes. Each linear makes its own dx, which is rounded in between. */
 bool nd_linears_join(const nd_model *model);
 
@@ -105,9 +107,9 @@ void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *co
 /* The weight of an FP8 product; summed over its rows (dx) or its columns (y).
  * settled: its scales of rows or columns where tp splits them; otherwise they are found here. */
 nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *rule,
-                            bool over_rows, const nd_scale_ref *settled, nd_fp8 *out);
+                            bool over_rows, const nd_scale_ref *settled, nd_matrix *out);
 /* Transposes codes that are there, for a backend that reads operands along the summed axis only. */
-nd_status nd_operand_transpose(nd_model *model, nd_fp8 *operand, void *buffer);
+nd_status nd_operand_transpose(nd_model *model, nd_matrix *operand, void *buffer);
 /* (Tl, X) codes -> (T, X); `codes` itself when tp is 1. */
 nd_status nd_operand_gather_codes(nd_model *model, nd_tensor codes, void *buffer, nd_tensor *full);
 

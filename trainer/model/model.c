@@ -42,11 +42,14 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
 static size_t packed_rows_bytes(const nd_model *m)
 {
     const nd_dims *d = &m->dims;
-    const int64_t n = d->head_rows * (d->T / d->Tl);
-    return m->forward_only || d->head_columns == d->V
-               ? 0
-               : m->rank->ops->matmul_packed_bytes(m->rank->device, d->head_columns, n, d->C, false,
-                                                   d->act);
+    const nd_form_need need = {.role = ND_X_OF_DW,
+                               .rows = d->head_rows * (d->T / d->Tl),
+                               .columns = d->C,
+                               .others = d->head_columns,
+                               .stored = d->act,
+                               .format = d->act,
+                               .uses = (int)nd_ceil_div(d->V, d->head_columns)};
+    return m->forward_only ? 0 : m->rank->ops->form(m->rank->device, &need).bytes;
 }
 
 static void plan_head(nd_model *m, nd_memplan *plan)

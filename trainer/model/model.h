@@ -41,7 +41,7 @@ typedef struct nd_fp8_scratch {
     void *dy, *dy_transposed; /* gradients of the outputs of linears with one input */
     void *dy_local;           /* (Tl, C), before it is gathered over tp; NULL when tp is 1 */
     void *w, *w_transposed;   /* a weight */
-    void *gemm;               /* of nd_ops.matmul_fp8 */
+    void *gemm;               /* nd_ops.product_scratch */
 } nd_fp8_scratch;
 
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
@@ -52,7 +52,7 @@ typedef struct nd_head_scratch {
     void *full, *dfull; /* (n, C) gathered rows and their gradient; NULL when tp is 1 */
     float *dsum; /* (n, C) sum of the rows' gradient over tiles; NULL where act is F32, with one
                     tile, and where nothing is trained */
-    nd_packed_form packed_h; /* (n, C) rows, which all tiles' weight gradients read; without memory
+    nd_kept_form packed_h; /* (n, C) rows, which all tiles' weight gradients read; without memory
                                 where each packs them */
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;

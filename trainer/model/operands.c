@@ -24,12 +24,12 @@ static size_t gemm_scratch(const nd_model *m, int64_t n, int64_t k)
     const nd_dims *d = &m->dims;
     const nd_device *device = m->rank->device;
     const nd_ops *ops = m->rank->ops;
-    size_t y = ops->matmul_fp8_scratch(device, d->T, n, k, d->act);
+    size_t y = ops->product_scratch(device, d->T, n, k, d->act);
     if (m->forward_only) {
         return y;
     }
-    size_t dx = ops->matmul_fp8_scratch(device, d->T, k, n, d->act);
-    size_t dw = ops->matmul_fp8_scratch(device, n, k, d->T, d->act);
+    size_t dx = ops->product_scratch(device, d->T, k, n, d->act);
+    size_t dw = ops->product_scratch(device, n, k, d->T, d->act);
     return nd_max_bytes(y, nd_max_bytes(dx, dw));
 }
 
@@ -41,7 +41,7 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     int64_t per_tensor = nd_recipe_is_per_tensor(&s->recipe);
     /* A forward alone multiplies rows of inputs by rows of weights. */
     const int64_t backward = !m->forward_only;
-    int64_t transposes = backward && m->rank->ops->fp8_needs_transposed;
+    int64_t transposes = backward && nd_products_transpose(m);
     int64_t inputs = nd_max(d->C, d->H * d->D), outputs = nd_max(inputs, d->F);
     /* Delayed: SwiGLU's backward makes the codes of gate's and of up's gradient at once. */
     int64_t together = nd_recipe_is_delayed(&s->recipe) ? nd_max(outputs, 2 * d->F) : outputs;
@@ -109,10 +109,28 @@ bool nd_input_in_fp8(nd_block_call c, nd_input input)
 
 /* Casts. */
 
+/* How FP8 products read an operand that is stored in BF16: the same answer for all extents. */
+static nd_form_rule rule_of(const nd_model *m, nd_role role)
+{
+    const nd_form_need need = {.role = role,
+                               .rows = 1,
+                               .columns = 1,
+                               .others = 1,
+                               .stored = m->dims.act,
+                               .format = ND_DTYPE_F8_E4M3,
+                               .measured = nd_recipe_is_delayed(&m->scales.recipe),
+                               .uses = 1};
+    return m->rank->ops->form(m->rank->device, &need);
+}
+
 bool nd_products_cast(const nd_model *m)
 {
-    return m->rank->ops->matmul_fp8_casts(m->rank->device) &&
-           !nd_recipe_is_delayed(&m->scales.recipe);
+    return rule_of(m, ND_X_OF_Y).maker == ND_FORM_BY_PRODUCT;
+}
+
+bool nd_products_transpose(const nd_model *m)
+{
+    return rule_of(m, ND_W_OF_DX).transposed;
 }
 
 bool nd_linears_join(const nd_model *m)
@@ -121,11 +139,11 @@ bool nd_linears_join(const nd_model *m)
     return nd_products_cast(m) && nd_recipe_is_per_tensor(&s->recipe) && !s->codes_gathered;
 }
 
-static nd_fp8 with_codes(nd_fp8 out, const nd_tensor *x, const nd_cast *how)
+static nd_matrix with_codes(nd_matrix out, const nd_tensor *x, const nd_cast *how)
 {
     nd_dtype format = how->rule->format;
     if (how->by_products) {
-        out.uncast = *x;
+        out.rows = *x;
         out.format = format;
     }
     if (how->codes) {
@@ -153,7 +171,7 @@ nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
         }
         ND_TRY(nd_scales_settle(s, scale, count, rule->format, how->split));
     }
-    nd_fp8 result = with_codes(nd_fp8_with(scale, rule->granularity), &x->rows, how);
+    nd_matrix result = with_codes(nd_matrix_with(scale, rule->granularity), &x->rows, how);
     if (x->known != ND_KNOWN_CODES) {
         float *amax = delayed && how->record ? x->scale.amax : NULL;
         ND_TRY(nd_scales_cast(s, x->scale.site, result, amax, x->rows));
@@ -170,27 +188,27 @@ void nd_cast_want(const nd_model *m, nd_cast *how, bool transposed, void *codes,
     how->transposed = !how->by_products && transposed ? transposed_codes : NULL;
 }
 
-nd_status nd_operand_transpose(nd_model *m, nd_fp8 *operand, void *buffer)
+nd_status nd_operand_transpose(nd_model *m, nd_matrix *operand, void *buffer)
 {
-    if (m->rank->ops->fp8_needs_transposed) {
+    if (nd_products_transpose(m)) {
         operand->transposed = nd_tensor_2d(buffer, operand->codes.dtype, operand->codes.shape[1],
                                            operand->codes.shape[0]);
-        ND_OP(m->rank, ND_TRACE_CAST, fp8_transpose, .out = operand->transposed,
-              .codes = operand->codes);
+        ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = {.transposed = operand->transposed},
+              .x = operand->codes);
     }
     return ND_OK;
 }
 
 nd_status nd_operand_weight(nd_block_call c, int linear, const nd_cast_rule *rule, bool over_rows,
-                            const nd_scale_ref *settled, nd_fp8 *out)
+                            const nd_scale_ref *settled, nd_matrix *out)
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
     nd_param_id id = nd_linear_param(linear);
     nd_operand w = {.scale = nd_scales_of_weight(s, c.layer, linear)};
-    bool transposed = over_rows && m->rank->ops->fp8_needs_transposed;
+    bool transposed = over_rows && nd_products_transpose(m);
     if (s->codes_gathered) {
-        *out = nd_fp8_with(w.scale, rule->granularity);
+        *out = nd_matrix_with(w.scale, rule->granularity);
         out->codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
         return transposed ? nd_operand_transpose(m, out, m->fp8.w_transposed) : ND_OK;
     }

@@ -21,8 +21,8 @@ void nd_packed_fini(nd_packed_weights *p)
     *p = (nd_packed_weights){0};
 }
 
-void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtype dtype,
-                    int64_t rows, int64_t reads)
+void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtype stored,
+                    nd_dtype format, int64_t rows, int64_t reads)
 {
     const nd_layout *layout = p->fsdp->layout;
     const nd_param *param = nd_layout_param(layout, which->first, which->layer);
@@ -34,8 +34,14 @@ void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtyp
     for (nd_param_id id = w.first; w.rows == 0 && id <= w.last; id++) {
         out += nd_layout_param(layout, id, w.layer)->local_rows;
     }
-    w.bytes = p->rank->ops->matmul_packed_bytes(p->rank->device, rows, w.transposed ? in : out,
-                                                w.transposed ? out : in, w.transposed, dtype);
+    const nd_form_need need = {.role = w.transposed ? ND_W_OF_Y : ND_W_OF_DX,
+                               .rows = out,
+                               .columns = in,
+                               .others = rows,
+                               .stored = stored,
+                               .format = format,
+                               .uses = (int)reads};
+    w.bytes = p->rank->ops->form(p->rank->device, &need).bytes;
     if (w.bytes > 0) {
         ND_ASSERT(p->count < p->most);
         p->weights[p->count++] = w;
@@ -66,7 +72,7 @@ void nd_packed_plan(nd_packed_weights *p, bool head, nd_memplan *plan)
     }
 }
 
-nd_packed_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *x)
+nd_kept_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *x)
 {
     for (int i = 0; i < p->count; i++) {
         nd_packed_weight *w = &p->weights[i];

@@ -2,7 +2,7 @@
 #ifndef ND_MODEL_PACKED_H
 #define ND_MODEL_PACKED_H
 /*
- * Weights in the form in which products read them, where the backend has one (nd_packed_form in
+ * Weights in the form in which products read them, where the backend has one (nd_kept_form in
  * kernels/ops.h). The first product that reads a form makes it. All later products read it until
  * the weights change: those of other micro-batches of the step, of a recompute, and of other chunks
  * of the head.
@@ -25,7 +25,7 @@ typedef struct nd_packed_weight {
     bool transposed;         /* b = w^T */
     size_t bytes;
     int64_t version; /* of the weights from which the form was made */
-    nd_packed_form form;
+    nd_kept_form form;
 } nd_packed_weight;
 
 typedef struct nd_packed_weights {
@@ -40,18 +40,18 @@ nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const n
                          int64_t tiles);
 void nd_packed_fini(nd_packed_weights *packed);
 
-/* Wants a form of a weight in this dtype. A step reads it `reads` times, in products of `rows`
- * rows. */
-void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype dtype,
-                    int64_t rows, int64_t reads);
+/* Wants a form of a weight, which is stored in one dtype and multiplied in another. A step reads it
+ * `reads` times, in products of `rows` rows. */
+void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype stored,
+                    nd_dtype format, int64_t rows, int64_t reads);
 /* Bytes of the forms of the blocks, or of those of the head. */
 size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
 /* Wants their memory. Without it each product packs its weight itself, with the same bits. */
 void nd_packed_plan(nd_packed_weights *packed, bool head, nd_memplan *plan);
 
-/* The form of a weight, for b_packed of a product; NULL where none is kept. It is marked as not
+/* The form of a weight, for nd_matrix.kept; NULL where none is kept. It is marked as not
  * made when the weights have changed. Of `which` only first, last, layer, row and transposed are
  * read. */
-nd_packed_form *nd_packed_form_of(nd_packed_weights *packed, const nd_packed_weight *which);
+nd_kept_form *nd_packed_form_of(nd_packed_weights *packed, const nd_packed_weight *which);
 
 #endif

@@ -66,7 +66,7 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
         if (count == 0) {
             continue;
         }
-        nd_fp8 out = nd_fp8_with(nd_scales_at(scales, site), ND_PER_TENSOR);
+        nd_matrix out = nd_matrix_with(nd_scales_at(scales, site), ND_PER_TENSOR);
         out.codes = nd_tensor_1d(own + (range.begin - begin), ND_DTYPE_F8_E4M3, count);
         ND_TRY(nd_scales_cast(scales, site, out, NULL,
                               nd_tensor_1d(fsdp->master + range.begin, ND_DTYPE_F32, count)));

@@ -281,7 +281,7 @@ nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int lin
 /* `count` entries of nd_scales.joint, from `at` on. */
 nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count);
 /* A matrix with these scales; the caller fills in the codes. */
-nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity);
+nd_matrix nd_matrix_with(nd_scale_ref scale, nd_granularity granularity);
 
 /*
  * The optimizer measures the weights that it updates, where it can and an amax is read: between
@@ -324,10 +324,10 @@ nd_status nd_scales_measure(nd_scales *scales, nd_scale_ref at, nd_granularity g
                             nd_tensor x);
 
 /*
- * fp8_cast, unless `out` leaves it to products (out.uncast), and the health counts of the site when
+ * make_form, unless `out` leaves it to products (out.rows), and the health counts of the site when
  * they are on. amax: NULL, or where the largest |x| is merged into.
  */
-nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_fp8 out, float *amax, nd_tensor x);
+nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_matrix out, float *amax, nd_tensor x);
 
 /*
  * End of a step, delayed only: this step's amaxes, reduced over all ranks by one all-reduce, enter

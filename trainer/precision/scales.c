@@ -262,9 +262,9 @@ nd_scale_ref nd_scales_joint(const nd_scales *s, int64_t at, int64_t count)
     return entries(s->joint, at);
 }
 
-nd_fp8 nd_fp8_with(nd_scale_ref scale, nd_granularity granularity)
+nd_matrix nd_matrix_with(nd_scale_ref scale, nd_granularity granularity)
 {
-    return (nd_fp8){.scale = scale.scale, .inverse = scale.inverse, .granularity = granularity};
+    return (nd_matrix){.scale = scale.scale, .inverse = scale.inverse, .granularity = granularity};
 }
 
 static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
@@ -400,11 +400,12 @@ nd_status nd_scales_merge_weight(nd_scales *s, const nd_param *p, int64_t elemen
 nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x,
                                 void *codes)
 {
-    nd_fp8 out = nd_fp8_with(scales_of_part(s, p, element, &x), s->recipe.output.b.granularity);
+    nd_matrix out =
+        nd_matrix_with(scales_of_part(s, p, element, &x), s->recipe.output.b.granularity);
     out.codes = x;
     out.codes.data = codes;
     out.codes.dtype = s->recipe.output.b.format;
-    ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .x = x);
+    ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .x = x);
     s->casts.weights++;
     return ND_OK;
 }
@@ -442,10 +443,10 @@ nd_status nd_scales_measure(nd_scales *s, nd_scale_ref at, nd_granularity granul
     return ND_OK;
 }
 
-nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_fp8 out, float *amax, nd_tensor x)
+nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_matrix out, float *amax, nd_tensor x)
 {
-    if (!out.uncast.data) {
-        ND_OP(s->rank, ND_TRACE_CAST, fp8_cast, .out = out, .amax = amax, .x = x);
+    if (!out.rows.data) {
+        ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .amax = amax, .x = x);
     }
     if (s->counting) {
         s->report[site].elements += nd_tensor_count(x);

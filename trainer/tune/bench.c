@@ -49,9 +49,9 @@ static places places_of(const nd_rank *rank, const nd_call *call)
                       ? longest
                       : entries;
     }
-    if (call->kind == ND_CALL_MATMUL_FP8) {
-        scratch = rank->ops->matmul_fp8_scratch(rank->device, call->c.rows, call->c.columns,
-                                                call->a.columns, ND_DTYPE_BF16);
+    if (call->kind == ND_CALL_PRODUCT_FP8) {
+        scratch = rank->ops->product_scratch(rank->device, call->c.rows, call->c.columns,
+                                             call->a.columns, ND_DTYPE_BF16);
     }
     p.c = place(&at, span(&call->c));
     p.a = place(&at, span(&call->a));
@@ -162,7 +162,7 @@ static nd_status fill_operand(const nd_bench *b, size_t at, const nd_call_matrix
 static nd_status fill_all(const nd_bench *b, const nd_call *call, const places *p)
 {
     ND_TRY(fill_operand(b, p->a, &call->a));
-    if (call->kind == ND_CALL_MATMUL || call->kind == ND_CALL_MATMUL_FP8) {
+    if (call->kind == ND_CALL_PRODUCT || call->kind == ND_CALL_PRODUCT_FP8) {
         ND_TRY(fill_operand(b, p->b, &call->b));
     }
     ND_TRY(fill(b, b->memory + p->amax, p->scratch - p->amax, PATTERN_ONES));
@@ -176,14 +176,22 @@ typedef struct bound_call {
     places at;
 } bound_call;
 
-static nd_fp8 fp8_operand(const bound_call *x, int which, nd_tensor t, bool as_stored, int along)
+static nd_matrix fp8_operand(const bound_call *x, int which, nd_tensor t, bool as_stored, int along)
 {
-    nd_fp8 out = {.scale = (float *)(void *)(x->bench->memory + x->at.scales[which]),
-                  .inverse = (float *)(void *)(x->bench->memory + x->at.inverses[which]),
-                  .granularity = (nd_granularity)along};
+    nd_matrix out = {.scale = (float *)(void *)(x->bench->memory + x->at.scales[which]),
+                     .inverse = (float *)(void *)(x->bench->memory + x->at.inverses[which]),
+                     .granularity = (nd_granularity)along};
     out.format = ND_DTYPE_F8_E4M3; /* of an operand that the product casts; E5M2 takes as long */
-    *(t.dtype == ND_DTYPE_BF16 ? &out.uncast : as_stored ? &out.codes : &out.transposed) = t;
+    *(t.dtype == ND_DTYPE_BF16 ? &out.rows : as_stored ? &out.codes : &out.transposed) = t;
     return out;
+}
+
+/* Whether products read transposed codes where the stored ones do not lie along the summed axis. */
+static bool transposes(const nd_rank *rank)
+{
+    const nd_dtype codes = ND_DTYPE_F8_E4M3;
+    const nd_form_need need = {ND_W_OF_DX, 1, 1, 1, codes, codes, .uses = 1};
+    return rank->ops->form(rank->device, &need).transposed;
 }
 
 static nd_status run(void *context, nd_stream *s)
@@ -196,16 +204,16 @@ static nd_status run(void *context, nd_stream *s)
     nd_tensor second = tensor_at(b, x->at.b, &call->b);
     float *amax = (float *)(void *)(b->memory + x->at.amax);
     bool at = call->a_transposed, bt = call->b_transposed;
-    const bool as_stored = !ops->fp8_needs_transposed; /* whatever the axis */
-    nd_fp8 fa, fb;
+    const bool as_stored = !transposes(b->rank); /* whatever the axis */
+    nd_matrix fa, fb;
     switch ((nd_call_kind)call->kind) {
-    case ND_CALL_MATMUL:
-        return ND_CALL(ops, s, matmul, .c = c, .a = a, .a_transposed = at, .b = second,
-                       .b_transposed = bt, .beta = (float)call->beta);
-    case ND_CALL_MATMUL_FP8:
+    case ND_CALL_PRODUCT:
+        return ND_CALL(ops, s, product, .c = c, .a = nd_rows(a), .a_transposed = at,
+                       .b = nd_rows(second), .b_transposed = bt, .beta = (float)call->beta);
+    case ND_CALL_PRODUCT_FP8:
         fa = fp8_operand(x, 0, a, !at || as_stored, call->a.along);
         fb = fp8_operand(x, 1, second, bt || as_stored, call->b.along);
-        return ND_CALL(ops, s, matmul_fp8, .c = c, .a = fa, .a_transposed = at, .b = fb,
+        return ND_CALL(ops, s, product, .c = c, .a = fa, .a_transposed = at, .b = fb,
                        .b_transposed = bt, .beta = (float)call->beta,
                        .fast_accumulation = call->fast, .scratch = b->memory + x->at.scratch);
     case ND_CALL_AMAX:
@@ -218,9 +226,9 @@ static nd_status run(void *context, nd_stream *s)
     case ND_CALL_FP8_CAST:
         fa = fp8_operand(x, 0, c, true, call->a.along);
         fa.transposed = second;
-        return ND_CALL(ops, s, fp8_cast, .out = fa, .amax = call->merges ? amax : NULL, .x = a);
+        return ND_CALL(ops, s, make_form, .out = fa, .amax = call->merges ? amax : NULL, .x = a);
     case ND_CALL_FP8_TRANSPOSE:
-        return ND_CALL(ops, s, fp8_transpose, .out = c, .codes = a);
+        return ND_CALL(ops, s, make_form, .out = {.transposed = c}, .x = a);
     case ND_CALL_CAST:
         return ND_CALL(ops, s, cast, .out = c, .x = a);
     }

@@ -27,7 +27,7 @@ int nd_decide_pair(const nd_tuned_pair *pairs, int count)
 
 static bool is_product(const nd_call *call)
 {
-    return call->kind == ND_CALL_MATMUL || call->kind == ND_CALL_MATMUL_FP8;
+    return call->kind == ND_CALL_PRODUCT || call->kind == ND_CALL_PRODUCT_FP8;
 }
 
 /* In multiplications of BF16, whose rate FP8 has twice. c (m, n) and k: a has m k elements,
@@ -35,7 +35,7 @@ static bool is_product(const nd_call *call)
 static double cost_of(const nd_call *call)
 {
     double all = (double)call->c.columns * (double)call->a.rows * (double)call->a.columns;
-    return call->kind == ND_CALL_MATMUL_FP8 ? all / 2.0 : all;
+    return call->kind == ND_CALL_PRODUCT_FP8 ? all / 2.0 : all;
 }
 
 /* The calls of a step of one micro-batch with so many layers. */

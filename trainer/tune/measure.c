@@ -167,7 +167,7 @@ static nd_status choose_algorithms(measurement *m, nd_tuning *t)
     ND_TRY_OUT(nd_bench_open(&bench, m->rank, &calls));
     for (int i = 0; i < calls.count; i++) {
         int32_t kind = calls.entries[i].call.kind;
-        if (kind == ND_CALL_MATMUL || kind == ND_CALL_MATMUL_FP8) {
+        if (kind == ND_CALL_PRODUCT || kind == ND_CALL_PRODUCT_FP8) {
             ND_TRY_OUT(nd_bench_run(&bench, &calls.entries[i].call));
         }
     }

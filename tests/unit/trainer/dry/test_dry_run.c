@@ -60,8 +60,8 @@ Test(dry_run, products_of_a_step_in_bf16)
 {
     nd_calls calls = {0};
     cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL), MICROS * 3 * (4 * LAYERS + 1));
-    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL_FP8), 0);
+    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT), MICROS * 3 * (4 * LAYERS + 1));
+    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT_FP8), 0);
     nd_calls_free(&calls);
 }
 
@@ -78,7 +78,7 @@ Test(dry_run, recompute_counts)
         nd_calls calls = {0};
         config.parallel.recompute = cases[i].recompute;
         cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls), ND_OK);
-        cr_expect_eq(times_of(&calls, ND_CALL_MATMUL),
+        cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT),
                      MICROS * (3 * (4 * LAYERS + 1) + cases[i].products * LAYERS), "case %zu", i);
         nd_calls_free(&calls);
     }
@@ -91,15 +91,20 @@ Test(dry_run, a_forced_choice_counts_its_products_and_casts)
     config.train.precision = ND_PRECISION_FP8;
     choice.fp8[3][0] = 1; /* down alone */
     cr_assert_eq(nd_dry_run(&rank_of_one, &choice, &calls), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL_FP8), MICROS * 3 * LAYERS);
-    cr_expect_eq(times_of(&calls, ND_CALL_MATMUL), MICROS * 3 * (3 * LAYERS + 1));
+    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT_FP8), MICROS * 3 * LAYERS);
+    cr_expect_eq(times_of(&calls, ND_CALL_PRODUCT), MICROS * 3 * (3 * LAYERS + 1));
     cr_expect_geq(times_of(&calls, ND_CALL_FP8_CAST), MICROS * 3 * LAYERS, "input, weight, dy");
     nd_calls_free(&calls);
 }
 
-static bool casts(const nd_device *device)
+static nd_form_rule (*real_form)(const nd_device *, const nd_form_need *);
+
+/* A backend whose products cast what nobody measures. */
+static nd_form_rule casting_form(const nd_device *device, const nd_form_need *need)
 {
-    return true;
+    const nd_form_rule rule = real_form(device, need);
+    return rule.maker == ND_FORM_BY_OP && !need->measured ? (nd_form_rule){ND_FORM_BY_PRODUCT}
+                                                          : rule;
 }
 
 /* Where products cast, they have operands in BF16, linears with one input make one product for y
@@ -112,26 +117,27 @@ Test(dry_run, products_that_cast)
     nd_step_work work[3];
     int64_t uncast[3] = {0, 0, 0};
     config.train.precision = ND_PRECISION_FP8;
+    real_form = ops.form;
     for (int i = 0; i < 3; i++) {
         config.fp8.all_gather = i == 2;
         cr_assert_eq(nd_dry_run(&rank_of_one, NULL, &calls[i]), ND_OK);
         cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work[i]), ND_OK);
         for (int e = 0; e < calls[i].count; e++) {
             const nd_call *call = &calls[i].entries[e].call;
-            const bool fp8 = call->kind == ND_CALL_MATMUL_FP8;
+            const bool fp8 = call->kind == ND_CALL_PRODUCT_FP8;
             uncast[i] += fp8 && call->b.dtype == ND_DTYPE_BF16 && call->b.along == ND_PER_TENSOR
                              ? calls[i].entries[e].times
                              : 0;
         }
-        ops.matmul_fp8_casts = casts;
+        ops.form = casting_form;
         rank_of_one.ops = &ops;
     }
     const int64_t linears = 7 * LAYERS - 1;
     cr_expect_eq(work[1].flops_fp8, work[0].flops_fp8);
     cr_expect_lt(work[1].moved_bytes, work[0].moved_bytes);
-    cr_expect_eq(times_of(&calls[0], ND_CALL_MATMUL_FP8), MICROS * 3 * linears);
-    cr_expect_eq(times_of(&calls[1], ND_CALL_MATMUL_FP8), MICROS * (2 * 4 * LAYERS + linears));
-    cr_expect_eq(times_of(&calls[2], ND_CALL_MATMUL_FP8), MICROS * 3 * linears);
+    cr_expect_eq(times_of(&calls[0], ND_CALL_PRODUCT_FP8), MICROS * 3 * linears);
+    cr_expect_eq(times_of(&calls[1], ND_CALL_PRODUCT_FP8), MICROS * (2 * 4 * LAYERS + linears));
+    cr_expect_eq(times_of(&calls[2], ND_CALL_PRODUCT_FP8), MICROS * 3 * linears);
     cr_expect_eq(times_of(&calls[1], ND_CALL_FP8_CAST), MICROS * (3 * LAYERS - 1));
     cr_expect_eq(uncast[0], 0);
     /* Weights of y and of dx, and the inputs that are kept in BF16: those of o, and of the first

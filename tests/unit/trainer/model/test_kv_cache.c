@@ -144,11 +144,12 @@ enum { SIXTEEN = 16 };
 static nd_ops sixteens;
 static const nd_ops *any_rows;
 
-static nd_status only_sixteens(nd_stream *stream, const nd_matmul_fp8_args *x)
+static nd_status only_sixteens(nd_stream *stream, const nd_product_args *x)
 {
-    ND_CHECK(x->c.shape[0] % SIXTEEN == 0 && x->a.codes.shape[0] == x->c.shape[0],
+    ND_CHECK(!nd_matrix_is_fp8(&x->a) ||
+                 (x->c.shape[0] % SIXTEEN == 0 && x->a.codes.shape[0] == x->c.shape[0]),
              "a product of %lld rows", (long long)x->c.shape[0]);
-    return any_rows->matmul_fp8(stream, x);
+    return any_rows->product(stream, x);
 }
 
 /* Calls of 1 to 20 rows, most of them with rows behind; logits (rows of all calls, V). */
@@ -199,7 +200,7 @@ Test(kv_cache, padded_fp8_products_give_the_same_bits)
     cr_assert_eq(nd_ops_ref(&any_rows), ND_OK);
     sixteens = *any_rows;
     sixteens.fp8_rows = SIXTEEN;
-    sixteens.matmul_fp8 = only_sixteens;
+    sixteens.product = only_sixteens;
     for (int tp = 1; tp <= 2; tp++) {
         for (int i = 0; i < 3; i++) {
             mesh_ranks job = job_of(tp, false, ND_PRECISION_FP8);

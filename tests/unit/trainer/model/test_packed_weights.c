@@ -19,7 +19,7 @@ static struct {
     atomic_int made, read;
 } spy;
 
-static nd_status use_form(nd_packed_form *form, const void *b, size_t bytes)
+static nd_status use_form(nd_kept_form *form, const void *b, size_t bytes)
 {
     if (!form) {
         return ND_OK;
@@ -35,22 +35,20 @@ static nd_status use_form(nd_packed_form *form, const void *b, size_t bytes)
     return ND_OK;
 }
 
-static nd_status spy_matmul(nd_stream *stream, const nd_matmul_args *x)
+static nd_status spy_product(nd_stream *stream, const nd_product_args *x)
 {
-    ND_TRY(use_form(x->b_packed, x->b.data, nd_tensor_bytes(x->b)));
-    return spy.ref->matmul(stream, x);
+    const nd_tensor b = x->b.rows.data ? x->b.rows : x->b.codes;
+    ND_TRY(use_form(x->b.kept, b.data, nd_tensor_bytes(b)));
+    return spy.ref->product(stream, x);
 }
 
-static nd_status spy_matmul_fp8(nd_stream *stream, const nd_matmul_fp8_args *x)
+static nd_form_rule spy_form(const nd_device *device, const nd_form_need *need)
 {
-    ND_TRY(use_form(x->b_packed, x->b.codes.data, nd_tensor_bytes(x->b.codes)));
-    return spy.ref->matmul_fp8(stream, x);
-}
-
-static size_t spy_packed_bytes(const nd_device *device, int64_t m, int64_t k, int64_t n,
-                               bool b_transposed, nd_dtype b)
-{
-    return (size_t)(k * n) * nd_dtype_size(b);
+    const nd_form_rule rule = spy.ref->form(device, need);
+    const size_t bytes = (size_t)(need->rows * need->columns) * nd_dtype_size(need->stored);
+    return rule.maker == ND_FORM_IS_STORED && need->uses > 1
+               ? (nd_form_rule){ND_FORM_BY_PRODUCT, bytes}
+               : rule;
 }
 
 typedef struct packed_case {
@@ -91,9 +89,8 @@ static nd_status body(nd_rank *rank, void *context)
     nd_ops ops = *rank->ops;
     nd_memplan plan;
     nd_model *m = NULL;
-    ops.matmul = spy_matmul;
-    ops.matmul_fp8 = spy_matmul_fp8;
-    ops.matmul_packed_bytes = spy_packed_bytes;
+    ops.product = spy_product;
+    ops.form = spy_form;
     rank->ops = &ops;
     const mesh_packed packed = {.blocks = c->keep == KEEP_ALL, .head = c->keep != KEEP_NONE};
     nd_status status = mesh_model_open_packed(rank, packed, 1, &plan, &m);

@@ -62,10 +62,10 @@ static void expect_product(int64_t times, nd_call_kind kind)
 
 Test(division, the_largest_product_of_a_layer_stands_for_all)
 {
-    expect_product(expected_times(3), ND_CALL_MATMUL);
+    expect_product(expected_times(3), ND_CALL_PRODUCT);
     rank_of_one.shape.layers = 1;
     config.train.gradient_accumulation_steps = 1;
-    expect_product(expected_times(3), ND_CALL_MATMUL);
+    expect_product(expected_times(3), ND_CALL_PRODUCT);
 }
 
 /* All forward products again but that of down, whose output is not needed. */
@@ -73,5 +73,5 @@ Test(division, recompute_counts)
 {
     const int layer = QKV * C + C * C + 3 * F * C, again = layer - F * C, largest = 2 * F * C;
     config.parallel.recompute = ND_RECOMPUTE_FULL;
-    expect_product((3 * layer + again + largest / 2) / largest, ND_CALL_MATMUL);
+    expect_product((3 * layer + again + largest / 2) / largest, ND_CALL_PRODUCT);
 }
