@@ -2,24 +2,23 @@
 #ifndef ND_MODEL_LINEAR_H
 #define ND_MODEL_LINEAR_H
 /*
- * The linears of a block, forward and backward, in BF16 or FP8, with their tensor-parallel
- * exchange. Each FP8 linear has its own weight scale and its own gradient scale. Adjacent linears
- * with one input that stay in BF16 make one product. Each FP8 linear makes its own, except for y
- * and dw where nd_linears_join says so. The input's scale is found once, and its codes are made
- * once, or by each product where products cast (nd_products_cast).
+ * The linears of a block, forward and backward, with their tensor-parallel exchange.
  *
  *   column-parallel (q k v; gate up)   the input is gathered over tp, each rank computes its
  *                                      columns
  *   row-parallel (o; down)             each rank multiplies its columns of the input, partial sums
  *                                      are reduced
  *
- * With one scale per tensor the amax of a tensor that is split over tp is its maximum over tp;
- * inputs and gradients are cast before they are gathered, and travel as codes, unless a BF16 linear
- * with the same input needs the BF16 rows too. Backward then keeps the input as codes (1 byte),
- * except the attention output, which the attention's backward needs in BF16: it is cast again with
- * its saved scale. Other recipes gather and keep BF16, and settle what tp splits of the scales of
- * rows and columns by one reduction for each input: before y of a row-parallel linear, before dx of
- * the column-parallel ones.
+ * The linears with one input are a group. When the model is made, linear_groups.c decides for each
+ * group which linears make one product, and by which method: in BF16 or F32 (linear_bf16.c), in FP8
+ * with one scale per tensor (linear_fp8_tensor.c), or in FP8 with scales of rows and columns
+ * (linear_fp8_rows.c). A step asks nothing of that again. linear.c exchanges over tp and calls the
+ * methods part by part.
+ *
+ * Each FP8 linear has its own weight scale and its own gradient scale; the input's scale is found
+ * once, and its codes are made once, or by each product where products cast (nd_products_cast).
+ * With one scale per tensor backward keeps the input as codes (1 byte), except the attention
+ * output, which the attention's backward needs in BF16: it is cast again with its saved scale.
  *
  * Norms and SwiGLU measure or cast their results while they store them, where that gives the same
  * bits; BF16 rows that no product reads are then not written. An operand carries what is known of
@@ -41,14 +40,58 @@ typedef struct nd_operand {
     nd_matrix cast; /* what FP8 products read, once it was cast, and gathered over tp */
 } nd_operand;
 
-/* Adjacent linears of one product: those in BF16 together, each FP8 linear alone or, where they can
- * be (nd_linears_join), together too. */
+/* Adjacent linears of one product. */
 typedef struct nd_linear_part {
-    int first, last; /* linears */
+    const struct nd_linear_method *method;
     bool fp8;
-    int fp8_before;       /* FP8 linears with this input before this part */
-    int64_t offset, rows; /* columns of the output of all linears with this input */
+    nd_param_id first, last;
+    int linear, count;           /* number of the first linear, and how many there are */
+    int fp8_before;              /* FP8 linears with this input before this part */
+    int64_t offset, rows;        /* columns of the output of all linears with this input */
+    int64_t lines[ND_FP8_PARTS]; /* of each linear */
 } nd_linear_part;
+
+/* The linears with one input. */
+typedef struct nd_linear_group {
+    nd_input input;
+    bool column;                           /* column-parallel */
+    bool fp8;                              /* any part is */
+    const struct nd_linear_method *method; /* of the parts in FP8, or BF16 where there are none */
+    int first, count;                      /* linears */
+    /* Products of y and of dw; and of dx, which is rounded between FP8 linears: there each of them
+     * is a part of its own. */
+    int part_count, alone_count;
+    nd_linear_part parts[ND_FP8_PARTS], alone[ND_FP8_PARTS];
+} nd_linear_group;
+
+/*
+ * How parts are computed. x (T, K), dy (T, rows of the part), as linear.c has gathered them; a form
+ * that is made, x->cast or dy->cast, stays for the next product that reads it.
+ *   settle_gradients  the scales of the gradients dy (T, N) of the outputs of a column-parallel
+ *                     group, with one reduction
+ *   gather_gradient   dy (Tl, C) of a row-parallel group over tp, in the form that travels
+ *   forward           y = x w^T
+ *   input_gradient    dx (T, K) = dy w, added to dx unless the part is the first one
+ *   weight_gradient   += dy^T x, of the input that the block keeps
+ */
+typedef struct nd_linear_method {
+    nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, const nd_operand *dy);
+    nd_status (*gather_gradient)(nd_block_call, const nd_linear_group *, nd_operand *dy);
+    nd_status (*forward)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
+                         nd_operand *x, nd_tensor y);
+    nd_status (*input_gradient)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
+                                nd_operand *dy, nd_tensor dx);
+    nd_status (*weight_gradient)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
+                                 nd_operand *x, nd_operand *dy);
+} nd_linear_method;
+
+extern const nd_linear_method nd_linear_bf16, nd_linear_fp8_tensor, nd_linear_fp8_rows;
+
+/* linear_groups.c */
+
+/* After the layout is made. */
+nd_status nd_linears_create(nd_model *model);
+const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_input input);
 
 /* operands.c */
 
@@ -56,10 +99,6 @@ typedef struct nd_linear_part {
 void nd_operands_plan(nd_model *model, nd_memplan *plan);
 /* Scales of rows or columns that one operand, and all operands that are settled together, have. */
 nd_vector_counts nd_operand_vectors(const nd_dims *dims, bool forward_only);
-
-bool nd_linear_in_fp8(nd_block_call call, int linear);
-/* Whether any linear with this input is in FP8. */
-bool nd_input_in_fp8(nd_block_call call, nd_input input);
 
 /* An input as the block keeps it. */
 nd_operand nd_operand_of(nd_block_call call, nd_input input);
@@ -125,14 +164,26 @@ nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, n
  * (T, N), dx (Tl, C). Row-parallel: dy (Tl, C), dx (T, K). */
 nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
 
-/* The two products of a part's backward. dy (T, rows of the part). dx (T, K) is overwritten by the
- * first part and added to by the others; an FP8 linear is a part of its own. nd_linear_backward has
- * settled what tp splits. */
-nd_status nd_linear_input_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *dy,
-                                   nd_tensor dx);
-/* x (T, K). What the weight gradient needs of operands in another form than dx is cast here. Of
- * several FP8 linears dy->cast is there, with a part for each. */
-nd_status nd_linear_weight_gradient(nd_block_call call, const nd_linear_part *part, nd_operand *x,
-                                    nd_operand *dy);
+/* For the methods. */
+
+/* The weights of a part, one below the other, in the compute dtype. */
+nd_tensor nd_linear_weight(nd_block_call call, const nd_linear_part *part);
+/* Their gradient, and the beta with which it is added to. */
+nd_tensor nd_linear_gradient(nd_block_call call, const nd_linear_part *part, float *beta);
+/* Where the backend keeps the weight for y (transposed) or for dx; NULL: nowhere. */
+nd_kept_form *nd_linear_kept(nd_block_call call, const nd_linear_part *part, bool transposed);
+/* Of several FP8 linears: turns the first one's matrix into that of all, whose rows are given. */
+void nd_linear_join(const nd_linear_part *part, nd_tensor rows, nd_matrix *first);
+/* The rows of all tp ranks. */
+nd_status nd_linear_gather_rows(nd_block_call call, const nd_linear_group *group, nd_operand *x);
+/* One part of the gradient dy of the outputs of all linears with an input. */
+nd_operand nd_linear_part_of(nd_block_call call, const nd_linear_group *group,
+                             const nd_linear_part *part, const nd_operand *dy);
+/* The FP8 products of operands in the forms that they read. */
+nd_status nd_linear_output_fp8(nd_block_call call, nd_matrix x, nd_matrix w, nd_tensor y);
+nd_status nd_linear_input_gradient_fp8(nd_block_call call, const nd_linear_part *part, nd_matrix dy,
+                                       nd_matrix w, nd_tensor dx);
+nd_status nd_linear_weight_gradient_fp8(nd_block_call call, const nd_linear_part *part,
+                                        nd_matrix dy, nd_matrix x);
 
 #endif

@@ -165,6 +165,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
+    ND_TRY_OUT(nd_linears_create(m));
     ND_TRY_OUT(want_packed(m));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
@@ -226,6 +227,7 @@ void nd_model_destroy(nd_model *m)
 {
     if (m) {
         nd_batches_close(&m->batches);
+        free(m->linears);
         nd_packed_fini(&m->packed);
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);

@@ -71,6 +71,7 @@ typedef struct nd_model {
     const nd_stage *stage;
     nd_fsdp fsdp;
     nd_scales scales;
+    struct nd_linear_group *linears; /* linear_groups.c; owned */
     nd_packed_weights packed;
     nd_cp cp;       /* without a cache */
     nd_kv_cache kv; /* of no slots: none */

@@ -87,26 +87,6 @@ void nd_operands_plan(nd_model *m, nd_memplan *plan)
     }
 }
 
-/* Which linears are in FP8. */
-
-/* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
-bool nd_linear_in_fp8(nd_block_call c, int linear)
-{
-    const nd_scales *s = &c.model->scales;
-    bool in_bf16 = c.pass == ND_PASS_EVAL && nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
-    return !in_bf16 && nd_filter_converts(&s->filter, c.layer, linear);
-}
-
-bool nd_input_in_fp8(nd_block_call c, nd_input input)
-{
-    bool any = false;
-    int first, count = nd_input_linears(input, &first);
-    for (int l = first; l < first + count; l++) {
-        any |= nd_linear_in_fp8(c, l);
-    }
-    return any;
-}
-
 /* Casts. */
 
 /* How FP8 products read an operand that is stored in BF16: the same answer for all extents. */
@@ -273,7 +253,7 @@ static nd_known known_after(nd_block_call c, nd_input input)
     const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     bool keeps = nd_scales_keep_codes(s, input, c.layer);
-    if (!may_fuse(s) || !nd_input_in_fp8(c, input) || input == ND_INPUT_O) {
+    if (!may_fuse(s) || !nd_linear_group_of(c, input)->fp8 || input == ND_INPUT_O) {
         return ND_KNOWN_NOTHING;
     }
     if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
@@ -317,7 +297,9 @@ nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
         return ND_OK;
     }
     s->casts.inputs++;
-    return nd_operand_cast(c.model, x, &how);
+    ND_TRY(nd_operand_cast(c.model, x, &how));
+    x->cast = (nd_matrix){0}; /* products read the codes of all tp ranks */
+    return ND_OK;
 }
 
 /* Gradients of the residual stream. */
@@ -326,7 +308,8 @@ nd_known nd_gradient_known(nd_block_call c, nd_input input)
 {
     const nd_scales *s = &c.model->scales;
     const bool current = s->recipe.input_gradient.a.scaling == ND_SCALING_CURRENT;
-    return may_fuse(s) && current && nd_input_in_fp8(c, input) ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
+    return may_fuse(s) && current && nd_linear_group_of(c, input)->fp8 ? ND_KNOWN_AMAX
+                                                                       : ND_KNOWN_NOTHING;
 }
 
 nd_status nd_gradient_prepare(nd_block_call c, nd_input input, float **amax)
@@ -357,7 +340,7 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
         to[i] = nd_tensor_columns(dy->rows, i * d->F, d->F);
         fuse[i] = (nd_fuse){0};
     }
-    if (!may_fuse(s) || !nd_input_in_fp8(c, ND_INPUT_GATE_UP)) {
+    if (!may_fuse(s) || !nd_linear_group_of(c, ND_INPUT_GATE_UP)->fp8) {
         return ND_OK;
     }
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
