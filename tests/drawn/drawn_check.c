@@ -99,6 +99,15 @@ static nd_llama_shape shape_of(const drawn_case *c)
     };
 }
 
+/* The bits of products of F32, and of all where oneDNN makes them, depend on threads and rows. */
+static bool has_own_products(const drawn_case *c)
+{
+    nd_cpu_isa isa;
+    bool own = false;
+    return c->precision != ND_PRECISION_FP32 && nd_cpu_isa_choose(&isa) == ND_OK &&
+           nd_cpu_products_choose(isa, &own) == ND_OK && own;
+}
+
 static void fill_job(drawn_run *r)
 {
     const drawn_case *c = r->c;
@@ -126,6 +135,7 @@ static void fill_job(drawn_run *r)
     job->validates = true;
     /* Statistics of a row are merged tile after tile: the bits of BF16 depend on tiles. */
     job->limits.head_columns = c->head_columns;
+    job->limits.head_rows = has_own_products(c) ? 0 : c->head_rows;
 }
 
 static void fill_run(drawn_run *r)
@@ -145,17 +155,6 @@ static void fill_run(drawn_run *r)
             r->one.micro_batch = r->job.global_batch; /* a multiple of the mesh's */
         }
     }
-}
-
-/* The bits of products of F32, and of all where oneDNN makes them, depend on threads. */
-static int threads_of(const drawn_case *c, int64_t threads)
-{
-    nd_cpu_isa isa;
-    bool own = false;
-    return c->precision != ND_PRECISION_FP32 && nd_cpu_isa_choose(&isa) == ND_OK &&
-                   nd_cpu_products_choose(isa, &own) == ND_OK && own
-               ? (int)threads
-               : 1;
 }
 
 /* saving and restoring */
@@ -366,7 +365,7 @@ static nd_status compare_weights(const drawn_run *r, const mesh_result *got,
 static nd_status run_mesh(drawn_run *r, mesh_result *out)
 {
     mesh_job job = r->job;
-    job.threads = threads_of(r->c, r->c->threads);
+    job.threads = has_own_products(r->c) ? (int)r->c->threads : 1;
     job.limits.head_rows = r->c->head_rows;
     const int64_t ranks = r->c->replicate * r->c->shard * r->c->cp * r->c->tp;
     const int64_t least = drawn_case_weights(r->c) / ranks / 40; /* not too many rounds */
@@ -387,7 +386,7 @@ static nd_status run_resumed(drawn_run *r, mesh_result *out)
     mesh_job job = r->job;
     mesh_case mesh = r->c->other_mesh ? r->one : r->mesh;
     mesh.recompute = (nd_recompute)r->c->other_recompute;
-    job.threads = threads_of(r->c, r->c->other_threads);
+    job.threads = has_own_products(r->c) ? (int)r->c->other_threads : 1;
     job.limits.head_rows = r->c->head_rows;
     job.staging_bytes = (size_t)(r->c->staging * 2 * (DRAWN_RANKS_MAX - 1));
     job.start = restore;
