@@ -101,7 +101,7 @@ def sample(questions, everything):
         if everything or kind not in seen:
             chosen.append(number)
         seen.add(kind)
-    return chosen if everything else chosen[::max(FAULTS_EVERY, 2)]
+    return chosen[::FAULTS_EVERY] if everything else chosen[::max(FAULTS_EVERY, 2)]
 
 
 def try_one(bench, job):

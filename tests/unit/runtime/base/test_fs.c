@@ -275,3 +275,110 @@ Test(fs, what_is_set_aside_gets_a_name_that_is_free)
     assert_fails(nd_fs_set_aside(tempdir_file(&dir, "a"), "old", &aside), ND_ERR_CANTCREATE,
                  "cannot rename");
 }
+
+static nd_fs_kind look(const char *name, bool follows)
+{
+    nd_fs_kind kind = ND_FS_OTHER;
+    const char *path = tempdir_file(&dir, name);
+    assert_ok(follows ? nd_fs_look(path, &kind, NULL) : nd_fs_look_at_link(path, &kind, NULL));
+    return kind;
+}
+
+Test(fs, kinds_are_told_apart_and_an_error_is_no_absence)
+{
+    nd_fs_kind kind;
+    bool is = true;
+    tempdir_write(&dir, "file", "", 0);
+    cr_assert_eq(symlink("file", tempdir_file(&dir, "link")), 0);
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "dangling")), 0);
+    cr_assert_eq(symlink("loop", tempdir_file(&dir, "loop")), 0);
+    cr_assert_eq(mkfifo(tempdir_file(&dir, "fifo"), 0600), 0);
+    cr_expect_eq(look("file", true), ND_FS_FILE);
+    cr_expect_eq(look(".", true), ND_FS_FOLDER);
+    cr_expect_eq(look("fifo", true), ND_FS_OTHER);
+    cr_expect_eq(look("link", true), ND_FS_FILE);
+    cr_expect_eq(look("link", false), ND_FS_LINK);
+    cr_expect_eq(look("dangling", true), ND_FS_ABSENT);
+    cr_expect_eq(look("dangling", false), ND_FS_LINK);
+    cr_expect_eq(look("none", true), ND_FS_ABSENT);
+    cr_expect_eq(look("file/below", true), ND_FS_ABSENT);
+    assert_fails(nd_fs_look(tempdir_file(&dir, "loop"), &kind, NULL), ND_ERR_IO, "loop\"");
+    assert_ok(nd_fs_exists(tempdir_file(&dir, "dangling"), &is));
+    cr_expect(is);
+    assert_ok(nd_fs_is_folder(tempdir_file(&dir, "file"), &is));
+    cr_expect_not(is);
+}
+
+Test(fs, a_list_has_all_names_in_order_or_is_an_error)
+{
+    nd_fs_names names;
+    for (int i = 12; i > 0; i--) {
+        char name[16];
+        snprintf(name, sizeof name, "n-%d", i);
+        tempdir_write(&dir, name, "", 0);
+    }
+    assert_ok(nd_fs_list(dir.path, &names));
+    cr_assert_eq(names.count, 12);
+    cr_expect(names.there);
+    cr_expect_str_eq(names.list[1], "n-2");
+    cr_expect_str_eq(names.list[11], "n-12");
+    nd_fs_names_fini(&names);
+    assert_ok(nd_fs_list(tempdir_file(&dir, "none"), &names));
+    cr_expect(names.count == 0 && !names.there);
+    cr_assert_eq(symlink("loop", tempdir_file(&dir, "loop")), 0);
+    assert_fails(nd_fs_list(tempdir_file(&dir, "loop"), &names), ND_ERR_IO, "loop\"");
+    assert_ok(nd_fs_glob(tempdir_file(&dir, "n-1*"), &names));
+    cr_expect_eq(names.count, 4);
+    nd_fs_names_fini(&names);
+    assert_ok(nd_fs_glob(tempdir_file(&dir, "m-*"), &names));
+    cr_expect_eq(names.count, 0);
+}
+
+/* Whatever somebody else has put under the name stays as it is. */
+Test(fs, a_file_of_ours_is_opened_and_made_through_no_link)
+{
+    static const char *const odd[] = {"link", "fifo"};
+    struct stat st;
+    int fd = -1;
+    cr_assert_eq(symlink("target", tempdir_file(&dir, "link")), 0);
+    cr_assert_eq(mkfifo(tempdir_file(&dir, "fifo"), 0600), 0);
+    for (int there = 0; there < 2; there++) { /* what the link leads to */
+        if (there) {
+            tempdir_write(&dir, "target", "1", 1);
+        }
+        for (int i = 0; i < 2; i++) {
+            const char *path = tempdir_file(&dir, odd[i]);
+            cr_expect_eq(nd_fs_update(path, 0), -1, "%s", odd[i]);
+            cr_expect_eq(errno, i == 0 ? ELOOP : ENXIO);
+            cr_expect_eq(nd_fs_create(path, 0600), -1, "%s", odd[i]);
+            cr_expect_eq(errno, EEXIST);
+            cr_expect_eq(nd_fs_open_own(path, ND_ERR_DATA, &fd, NULL), ND_ERR_DATA);
+        }
+        cr_expect_eq(tempdir_has_path(tempdir_file(&dir, "target")), there);
+    }
+    assert_ok(nd_fs_open(tempdir_file(&dir, "link"), ND_ERR_DATA, &fd, &st)); /* a user's data */
+    cr_expect_eq(st.st_size, 1);
+    close(fd);
+}
+
+Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
+{
+    char *temporary = NULL;
+    static const char *const kept[] = {"a.tmp-1", "a.tmp-1-0123456789abcde",
+                                       "a.tmp-x-0123456789abcdef", "a.tmp-1-0123456789abcdef.txt"};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        tempdir_write(&dir, kept[i], "", 0);
+    }
+    assert_ok(nd_fs_temporary(tempdir_file(&dir, "model"), &temporary));
+    cr_assert_eq(mkdir(temporary, 0700), 0);
+    cr_assert_eq(chdir(temporary), 0);
+    cr_assert_eq(mkdir("inner", 0700), 0);
+    cr_assert_eq(symlink(dir.path, "inner/link"), 0); /* which is not followed */
+    cr_assert_eq(chdir("/"), 0);
+    assert_ok(nd_fs_remove_temporaries(dir.path));
+    cr_expect_not(tempdir_has_path(temporary));
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        cr_expect(tempdir_has_path(tempdir_file(&dir, kept[i])), "%s", kept[i]);
+    }
+    free(temporary);
+}
