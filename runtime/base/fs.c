@@ -215,14 +215,14 @@ static int glob_lstat(const char *path, struct stat *st)
     return glob_look(path, st, AT_SYMLINK_NOFOLLOW);
 }
 
-nd_status nd_fs_glob(const char *pattern, nd_fs_names *out)
+/* Adds the paths of a pattern without "**". */
+static nd_status add_matches(const char *pattern, nd_fs_names *out)
 {
     glob_t found = {.gl_opendir = glob_opendir,
                     .gl_readdir = glob_readdir,
                     .gl_closedir = glob_closedir,
                     .gl_stat = glob_stat,
                     .gl_lstat = glob_lstat};
-    *out = (nd_fs_names){0};
     glob_failed = false;
     const int code = glob(pattern, GLOB_NOSORT | GLOB_ALTDIRFUNC, NULL, &found);
     nd_status status = glob_failed ? nd_fail_context(ND_ERR_IO, "looking for %s", pattern)
@@ -232,6 +232,81 @@ nd_status nd_fs_glob(const char *pattern, nd_fs_names *out)
         status = add_name(out, found.gl_pathv[i]);
     }
     globfree(&found);
+    return status;
+}
+
+/* Adds what `rest` names in the folder ("": the working directory) and in all below it, but for
+ * hidden ones and links. */
+static nd_status add_below(const char *folder, const char *rest, int depth, nd_fs_names *out)
+{
+    nd_fs_names names = {0};
+    char *path = NULL;
+    const char *slash = *folder ? "/" : "";
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&path, "%s%s%s", folder, slash, rest));
+    ND_TRY_OUT(add_matches(path, out));
+    ND_TRY_OUT(nd_fs_list(*folder ? folder : ".", &names));
+    for (int i = 0; i < names.count && depth > 0; i++) {
+        nd_fs_kind kind = ND_FS_ABSENT;
+        free(path);
+        path = NULL;
+        ND_TRY_OUT(nd_fs_format(&path, "%s%s%s", folder, slash, names.list[i]));
+        ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
+        if (kind == ND_FS_FOLDER && names.list[i][0] != '.') {
+            ND_TRY_OUT(add_below(path, rest, depth - 1, out));
+        }
+    }
+out:
+    free(path);
+    nd_fs_names_fini(&names);
+    return status;
+}
+
+/* The part "**" between slashes or at an end of a pattern; NULL: there is none. */
+static const char *find_deep(const char *pattern)
+{
+    const char *at = pattern;
+    while ((at = strstr(at, "**"))) {
+        if ((at == pattern || at[-1] == '/') && (at[2] == '/' || !at[2])) {
+            return at;
+        }
+        at += 2;
+    }
+    return NULL;
+}
+
+static nd_status add_deep(const char *pattern, const char *deep, nd_fs_names *out)
+{
+    enum { DEPTH_MAX = 32 };
+    nd_fs_names folders = {0};
+    char *before = NULL;
+    const char *rest = deep[2] ? deep + 3 : "*";
+    nd_status status = ND_OK;
+    if (find_deep(rest)) {
+        return nd_fail(ND_ERR_CONFIG, "\"%s\" has ** twice; leave one out", pattern);
+    }
+    if (deep == pattern) {
+        return add_below("", rest, DEPTH_MAX, out);
+    }
+    ND_TRY_OUT(nd_fs_format(&before, "%.*s", (int)(deep - pattern), pattern));
+    ND_TRY_OUT(add_matches(before, &folders)); /* which end with a slash, as the pattern does */
+    for (int i = 0; i < folders.count; i++) {
+        char *folder = folders.list[i];
+        const size_t size = strlen(folder);
+        folder[size > 1 ? size - 1 : size] = '\0';
+        ND_TRY_OUT(add_below(folder, rest, DEPTH_MAX, out));
+    }
+out:
+    free(before);
+    nd_fs_names_fini(&folders);
+    return status;
+}
+
+nd_status nd_fs_glob(const char *pattern, nd_fs_names *out)
+{
+    const char *deep = find_deep(pattern);
+    *out = (nd_fs_names){0};
+    nd_status status = deep ? add_deep(pattern, deep, out) : add_matches(pattern, out);
     if (status != ND_OK) {
         nd_fs_names_fini(out);
     }

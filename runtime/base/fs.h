@@ -66,7 +66,8 @@ typedef struct nd_fs_names {
 
 /* All names or an error, never a part of them. No folder is no error: `there` is false. */
 nd_status nd_fs_list(const char *folder, nd_fs_names *out);
-/* The paths that a pattern of the shell names, in no order; none is no error. */
+/* The paths that a pattern of the shell names, in no order; none is no error. One part of it may be
+ * "**", which stands for any number of folders, also none: ND_ERR_CONFIG for a second one. */
 nd_status nd_fs_glob(const char *pattern, nd_fs_names *out);
 void nd_fs_names_fini(nd_fs_names *names); /* all-zero ones are legal */
 

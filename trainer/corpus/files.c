@@ -209,7 +209,7 @@ static nd_status list_pattern(const char *pattern, paths *out, int64_t *folders)
     for (int i = 0; i < found.count; i++) {
         bool folder = false;
         ND_TRY_OUT(nd_fs_is_folder(found.list[i], &folder));
-        *folders += folder;
+        *folders += folder && !strstr(pattern, "**"); /* which reaches their files too */
         ND_TRY_OUT(folder ? ND_OK : paths_add(out, NULL, found.list[i]));
     }
 out:

@@ -57,6 +57,44 @@ Test(fs, what_is_not_a_file_is_refused_with_the_callers_status)
     assert_fails(nd_fs_read(fifo, 9, ND_ERR_DATA, &text, &size), ND_ERR_DATA, "pipe"); /* at once */
 }
 
+static int matches(const char *pattern)
+{
+    nd_fs_names names;
+    assert_ok(nd_fs_glob(tempdir_file(&dir, pattern), &names));
+    const int count = names.count;
+    nd_fs_names_fini(&names);
+    return count;
+}
+
+Test(fs, two_stars_stand_for_folders)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/a/b", dir.path);
+    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    snprintf(path, sizeof path, "%s/.hidden", dir.path);
+    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    tempdir_write(&dir, "0.jsonl", "", 0);
+    tempdir_write(&dir, "a/1.jsonl", "", 0);
+    tempdir_write(&dir, "a/b/2.jsonl", "", 0);
+    tempdir_write(&dir, "a/b/2.txt", "", 0);
+    tempdir_write(&dir, ".hidden/3.jsonl", "", 0);
+    snprintf(path, sizeof path, "%s/a/loop", dir.path);
+    cr_assert_eq(symlink(dir.path, path), 0);
+    cr_expect_eq(matches("**/*.jsonl"), 3);
+    cr_expect_eq(matches("*/**/*.jsonl"), 2);
+    cr_expect_eq(matches("a/**/2.*"), 2);
+    cr_expect_eq(matches("a/**"), 5, "1.jsonl, b, loop, and two below b: %d", matches("a/**"));
+    cr_expect_eq(matches("none/**/*"), 0);
+    cr_expect_eq(matches("a**/*.jsonl"), 1, "stars within a name are those of the shell");
+    nd_fs_names names;
+    assert_fails(nd_fs_glob(tempdir_file(&dir, "**/a/**"), &names), ND_ERR_CONFIG, "** twice");
+    cr_assert_eq(chdir(dir.path), 0);
+    assert_ok(nd_fs_glob("**/2.txt", &names));
+    cr_assert_eq(names.count, 1);
+    cr_expect_str_eq(names.list[0], "a/b/2.txt");
+    nd_fs_names_fini(&names);
+}
+
 Test(fs, a_byte_order_mark_is_not_read)
 {
     static const char *const texts[][2] = {
