@@ -8,7 +8,8 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
     *sync = (nd_gradsync){.fsdp = fsdp};
     ND_TRY(nd_layout_replicated_ranges(fsdp->layout, &sync->replicated, &sync->replicated_count));
     ND_TRY(nd_layout_decay_ranges(fsdp->layout, &sync->all, &sync->all_count));
-    for (int i = 0; i < sync->replicated_count; i++) {
+    const bool split = fsdp->rank->mesh.size[ND_AXIS_TP] > 1;
+    for (int i = 0; i < sync->replicated_count && split; i++) {
         sync->packed_count += sync->replicated[i].end - sync->replicated[i].begin;
     }
     nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: packed norm gradients",
@@ -37,16 +38,23 @@ static nd_status copy_packed(nd_gradsync *sync, bool pack)
     return ND_OK;
 }
 
+static nd_status reduce_replicated(nd_gradsync *sync)
+{
+    nd_rank *r = sync->fsdp->rank;
+    ND_TRY(copy_packed(sync, true));
+    ND_RUN(r, ND_TRACE_COMMUNICATION,
+           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, sync->packed,
+                              sync->packed_count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    return copy_packed(sync, false);
+}
+
 nd_status nd_gradsync_reduce(nd_gradsync *sync)
 {
     nd_fsdp *fsdp = sync->fsdp;
     nd_rank *r = fsdp->rank;
-    nd_comm *tp = r->groups.by_kind[ND_GROUP_TP];
-    ND_TRY(copy_packed(sync, true));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(tp, &r->stream, sync->packed, sync->packed_count, ND_DTYPE_F32,
-                              ND_REDOP_SUM, NULL));
-    ND_TRY(copy_packed(sync, false));
+    if (sync->packed_count > 0) {
+        ND_TRY(reduce_replicated(sync));
+    }
     ND_RUN(r, ND_TRACE_COMMUNICATION,
            nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream, fsdp->grad,
                               fsdp->layout->shard_total, ND_DTYPE_F32, ND_REDOP_SUM, NULL));

@@ -6,7 +6,7 @@
  * gradient norm.
  *
  *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one
- *     all-reduce
+ *     all-reduce; with tp 1 nothing is copied
  *  2. HSDP: the whole shard summed over dp_replicate, once a step
  *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
  */
@@ -17,7 +17,7 @@ typedef struct nd_gradsync {
     nd_flat_range *replicated, *all;
     int replicated_count, all_count;
     int64_t packed_count;
-    float *packed; /* (packed_count): the gradients of all norms */
+    float *packed; /* (packed_count): the gradients of all norms; none where tp is 1 */
 } nd_gradsync;
 
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);

@@ -89,6 +89,8 @@ static nd_status expected_squares(const nd_rank *rank, double *out)
 static nd_status synchronise(mesh_shards *s)
 {
     double squares = NAN, expected = NAN;
+    ND_CHECK(s->rank->mesh.size[ND_AXIS_TP] > 1 || !s->sync.packed,
+             "norm gradients have a copy at tp 1");
     ND_TRY(write_gradients(s));
     ND_TRY(nd_gradsync_reduce(&s->sync));
     ND_TRY(mesh_each_span(s->layout, check_span, s));
