@@ -58,6 +58,7 @@ Test(doors, workers_of_one_host_listen_nowhere)
     cr_expect_eq(
         launched_shell("ss -tulnp | grep ',pid=%d,' | grep -v ' 127.0.0.1:' >&2", (int)l.pid), 1,
         "the launcher listens beyond loopback");
+    assert_says(&l, "UCX_TLS has no effect");
     kill(l.pid, SIGTERM);
     launched_expect(&l, 75);
 }

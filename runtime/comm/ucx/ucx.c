@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/shm_folder.h"
 #include "runtime/comm/backend.h"
 
@@ -56,6 +57,10 @@ static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config;
     ND_TRY(nd_ucx_load());
+    if (state->rank == 0 && getenv("UCX_TLS")) {
+        nd_log_warning("UCX_TLS has no effect: ranks of one host share memory, and those of "
+                       "different hosts use TLS");
+    }
     set_own_folder();
     ND_TRY(read_config(&config));
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
