@@ -162,13 +162,17 @@ static void run_seed(plan *p, uint64_t seed)
     p->children[p->running++] = start(&c, seed);
 }
 
+static bool goes_on(const plan *p)
+{
+    return p->until == 0 || nd_clock_seconds() < p->until;
+}
+
 static int run_plan(plan *p)
 {
     const double begin = nd_clock_seconds();
     for (int part = 0; part < 2; part++) {
-        for (uint64_t i = 0; i < p->seeds[part][1]; i++) {
-            const bool mine = p->part == 0 || i % PARTS == p->part % PARTS;
-            if (mine && (p->until == 0 || nd_clock_seconds() < p->until)) {
+        for (uint64_t i = 0; i < p->seeds[part][1] && goes_on(p); i++) {
+            if (p->part == 0 || i % PARTS == p->part % PARTS) {
                 run_seed(p, p->seeds[part][0] + i);
             }
         }
