@@ -163,7 +163,7 @@ def set_paths(place):
             tool.chmod(0o755)
         add_path("PATH", gathered / "bin")
         modules = ["yaml-0.1", "jansson", "libuv", "hwloc", "openssl >= 3.0", "libxxhash", "zlib", "libzstd",
-                   "libpcre2-8", "criterion"]
+                   "oniguruma", "libutf8proc", "criterion"]
         if not shutil.which("pkg-config") or subprocess.run(["pkg-config", "--exists", *modules]).returncode != 0:
             os.environ["PKG_CONFIG_PATH"] = str(gathered / "lib" / "pkgconfig")
 

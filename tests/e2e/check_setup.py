@@ -37,7 +37,7 @@ def the_programs_need_no_tools_of_the_tests():
     wanted = re.findall(r"dependency\('([a-z0-9.-]+)'", (SOURCE / "meson.build").read_text())
     known = {"yaml-0.1": "libyaml-dev", "jansson": "libjansson-dev", "libuv": "libuv1-dev", "hwloc": "libhwloc-dev",
              "openssl": "libssl-dev", "libxxhash": "libxxhash-dev", "ucx": "libucx-dev", "pmix": "libpmix-dev",
-             "zlib": "zlib1g-dev", "libzstd": "libzstd-dev", "libpcre2-8": "libpcre2-dev"}
+             "zlib": "zlib1g-dev", "libzstd": "libzstd-dev", "oniguruma": "libonig-dev", "libutf8proc": "libutf8proc-dev"}
     for name in wanted:
         if name not in ("threads", "openmp", "criterion"):
             check(known.get(name) in programs, f"scripts/setup does not install {name}, which meson.build asks for")

@@ -13,6 +13,7 @@
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "trainer/corpus/token_file.h"
+#include "trainer/text/unicode.h"
 #include "trainer/text/version.h"
 
 enum {
@@ -94,6 +95,7 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
                      ND_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
                      r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs, r->chat);
     ND_TRY_OUT(nd_bytes_add(out, line, (size_t)n));
+    ND_TRY_OUT(describe_string(out, "unicode", nd_chars_version(), strlen(nd_chars_version())));
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",
                                r->separator ? r->separator_size : 0));

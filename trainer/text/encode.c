@@ -12,10 +12,10 @@ struct nd_encoder {
     nd_encode_options options;
     nd_encode_counts counts;
     nd_bpe_state bpe;
-    nd_bytes valid;                          /* the text with invalid bytes replaced */
-    nd_bytes rewrites[2];                    /* a span that is being normalised */
-    nd_bytes spaced;                         /* a span with its marks or its blank before it */
-    nd_regex_scan *scans[ND_TEXT_STEPS_MAX]; /* of splitters that are ND_SPLIT_REGEX */
+    nd_bytes valid;                       /* the text with invalid bytes replaced */
+    nd_bytes rewrites[2];                 /* a span that is being normalised */
+    nd_bytes spaced;                      /* a span with its marks or its blank before it */
+    nd_regex *regexes[ND_TEXT_STEPS_MAX]; /* of splitters that are ND_SPLIT_REGEX */
     nd_ids ids;
 };
 
@@ -28,8 +28,10 @@ nd_status nd_encoder_create(const nd_tokenizer *tokenizer, const nd_encode_optio
     encoder->options = *options;
     nd_status status = nd_bpe_init(&encoder->bpe, tokenizer, options->cache_bytes);
     for (int i = 0; status == ND_OK && i < tokenizer->splitter_count; i++) {
+        const nd_bytes *pattern = &tokenizer->regexes[i];
         if (tokenizer->splitters[i] == ND_SPLIT_REGEX) {
-            status = nd_regex_scan_create(tokenizer->regexes[i], &encoder->scans[i]);
+            status = nd_regex_create((const char *)pattern->data, pattern->count, tokenizer->name,
+                                     ND_REGEX_SECONDS, &encoder->regexes[i]);
         }
     }
     if (status != ND_OK) {
@@ -47,7 +49,7 @@ void nd_encoder_destroy(nd_encoder *encoder)
     }
     nd_bpe_fini(&encoder->bpe);
     for (int i = 0; i < ND_TEXT_STEPS_MAX; i++) {
-        nd_regex_scan_destroy(encoder->scans[i]);
+        nd_regex_destroy(encoder->regexes[i]);
     }
     free(encoder->valid.data);
     free(encoder->rewrites[0].data);
@@ -145,14 +147,15 @@ static nd_status encode_cut(nd_encoder *encoder, const uint8_t *text, size_t siz
 static nd_status next_words(nd_encoder *encoder, int step, const uint8_t *text, size_t size,
                             size_t at, size_t *ends, int *count)
 {
-    nd_regex_scan *scan = encoder->scans[step];
-    if (!scan) {
+    nd_regex *regex = encoder->regexes[step];
+    if (!regex) {
         *count =
             nd_text_words(encoder->tokenizer->splitters[step], text, size, at, ends, ND_BPE_WORDS);
         return ND_OK;
     }
-    ND_TRY(at == 0 ? nd_regex_begin(scan, text, size) : ND_OK);
-    return nd_regex_words(scan, ends, ND_BPE_WORDS, count);
+    ND_TRY(at == 0 ? nd_regex_begin(regex, text, size) : ND_OK);
+    *count = nd_regex_words(regex, ends, ND_BPE_WORDS);
+    return ND_OK;
 }
 
 /* Splits by the splitters from `step` on. */

@@ -77,7 +77,7 @@ struct nd_tokenizer {
     nd_metaspace metaspace;
     bool byte_level, prefix_blank;
     nd_splitter splitters[ND_TEXT_STEPS_MAX];
-    nd_regex *regexes[ND_TEXT_STEPS_MAX]; /* of those that are ND_SPLIT_REGEX */
+    nd_bytes regexes[ND_TEXT_STEPS_MAX]; /* patterns of those that are ND_SPLIT_REGEX */
     int splitter_count;
     nd_bpe bpe;
     nd_added *added; /* in the order of the file */
@@ -97,7 +97,7 @@ struct nd_tokenizer {
     int64_t strip_count;
 };
 
-/* Appends the normal form C of a valid text, as tokenizers makes it; in linear time. */
+/* Appends the normal form C of a valid text; in linear time. */
 nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out);
 /* Applies the steps to a text. *out is the text itself or lies in one of the two buffers. */
 nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *text, size_t size,

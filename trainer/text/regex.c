@@ -1,161 +1,249 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Patterns over kinds of characters, matched by PCRE2; the contract is in regex.h. */
+/* Patterns matched by Oniguruma on a thread with a limit; the contract is in regex.h. */
 #include "trainer/text/regex.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
+#include <oniguruma.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <time.h>
 
-#include "trainer/text/regex_parse.h"
+#include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 
 enum {
-    NEAR = 128,           /* characters that a match sees at first */
-    WIDER = 4,            /* how many times more it sees each time that these do not decide it */
-    NEAR_TRIES = 1 << 8,  /* at one place, of a match that sees NEAR characters: they are not
-                             counted, and one that needs more is */
-    STEPS_FREE = 1 << 18, /* a text may take so many steps, */
-    STEPS_EACH = 256,     /* for each of its characters so many more, */
-    STEPS_ITEM = 4,       /* and for each character and item of the pattern so many */
-    HEAP_KIB = 128 << 10, /* memory of a match without machine code, */
-    STACK_MIN = 32 << 10, /* and with it */
-    STACK_MAX = 16 << 20,
-    PROGRAM_MAX = 64 << 10 /* about PCRE2's own limit of a compiled pattern */
+    STACK_MAX = 1 << 22,    /* places of a match to come back to: about 200 MiB */
+    RETRIES_MAX = 10000000, /* of one match, as in `tokenizers`: about a second */
+    DEPTH_MAX = 250,        /* of groups in one another, which the compiler visits by recursion */
+    SHORT_BYTES = 64, /* a text up to here is matched without the thread, with few steps back, */
+    SHORT_RETRIES = 1000,
+    SHORT_LOOKS =
+        4, /* where the pattern has few look-arounds, whose steps Oniguruma does not count */
+    LOOK_NANOSECONDS = 20000000 /* between two looks at the thread's clock */
 };
 
+/* Used by its owner and by its thread; the last of the two frees it. */
 struct nd_regex {
-    const char *name;    /* of the file; borrowed */
-    char *pattern;       /* for messages */
-    uint8_t *kinds;      /* [ND_CHAR_CODES] */
-    int items;           /* what one place may be tried with */
-    pcre2_code *search;  /* finds the next match; NULL: each match has to be counted */
-    pcre2_code *attempt; /* matches at one place; calls count_steps before each item */
+    const char *name; /* of the file; borrowed, and not read by the thread */
+    double seconds;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool busy, ends_thread;       /* work was asked for, or the end of the thread */
+    int users;                    /* 2, or 1 when the owner or the thread is done with it */
+    atomic_bool abandoned;        /* the owner waits no longer */
+    nd_bytes pattern, text;       /* copies */
+    regex_t *compiled;            /* NULL: the pattern is still to be compiled */
+    OnigRegion *region;           /* of the last match */
+    OnigMatchParam *limits, *few; /* of the thread, and of a short text */
+    int looks;                    /* look-arounds in the pattern */
+    nd_u64s ends;                 /* of the words of the text */
+    size_t taken;                 /* of these, by nd_regex_words */
+    bool no_memory;               /* for `ends` */
+    int error;                    /* of Oniguruma, or 0, */
+    UChar why[ONIG_MAX_ERROR_MESSAGE_LEN]; /* and what it says */
 };
 
-struct nd_regex_scan {
-    const nd_regex *regex;
-    pcre2_match_data *match;
-    pcre2_match_context *near, *counted; /* for search and for attempt */
-    pcre2_jit_stack *stack;
-    const uint8_t *text;
-    size_t size;
-    nd_bytes kinds;            /* of the characters of the text */
-    size_t at, bytes;          /* where the next word begins, in characters and in bytes */
-    size_t alone;              /* places before this one are tried one by one, and counted */
-    uint64_t steps, steps_max; /* of matches in this text */
-    size_t place;              /* of the last step */
-};
+/* The thread. */
 
-/* The pattern. */
-
-/* A set as a class of kinds. One without kinds matches nothing. */
-static nd_status add_kinds(nd_bytes *out, const uint64_t *members, int count, int set)
+static void set_error(nd_regex *regex, int error, OnigErrorInfo *info)
 {
-    char text[16];
-    bool some = false;
-    for (int k = 0, end; k < count; k = end) {
-        end = k + 1;
-        if (!(members[k] >> set & 1)) {
+    regex->error = error;
+    regex->why[onig_error_code_to_str(regex->why, error, info)] = '\0';
+}
+
+static void compile(nd_regex *regex)
+{
+    OnigErrorInfo info = {0};
+    const UChar *pattern = regex->pattern.data;
+    const int error = onig_new(&regex->compiled, pattern, pattern + regex->pattern.count,
+                               ONIG_OPTION_NONE, ONIG_ENCODING_UTF8, ONIG_SYNTAX_DEFAULT, &info);
+    if (error != ONIG_NORMAL) {
+        regex->compiled = NULL;
+        set_error(regex, error, &info);
+    }
+}
+
+static void add_end(nd_regex *regex, size_t end)
+{
+    regex->no_memory = nd_u64s_add(&regex->ends, end) != ND_OK;
+}
+
+/* An empty match where a word begins ends none: the next search begins a character later. */
+static void match(nd_regex *regex, OnigMatchParam *limits)
+{
+    const UChar *text = regex->text.data, *end = text + regex->text.count;
+    const size_t size = regex->text.count;
+    for (size_t at = 0, from = 0; at < size && !regex->no_memory && !regex->abandoned;) {
+        const int place = from > size
+                              ? ONIG_MISMATCH
+                              : onig_search_with_param(regex->compiled, text, end, text + from, end,
+                                                       regex->region, ONIG_OPTION_NONE, limits);
+        if (place == ONIG_MISMATCH) {
+            add_end(regex, size);
+            return;
+        }
+        if (place < 0) {
+            set_error(regex, place, NULL);
+            return;
+        }
+        const size_t begin = (size_t)regex->region->beg[0], stop = (size_t)regex->region->end[0];
+        if (stop <= at) {
+            from += from < size ? (size_t)nd_char_at(text + from).bytes : 1;
             continue;
         }
-        while (end < count && (members[end] >> set & 1)) {
-            end++;
+        if (begin > at) {
+            add_end(regex, begin);
         }
-        int n = end == k + 1 ? snprintf(text, sizeof text, "\\x%02x", (unsigned)k + 1)
-                             : snprintf(text, sizeof text, "\\x%02x-\\x%02x", (unsigned)k + 1,
-                                        (unsigned)end);
-        ND_TRY(nd_bytes_add(out, "[", !some));
-        ND_TRY(nd_bytes_add(out, text, (size_t)n));
-        some = true;
+        if (stop > begin && !regex->no_memory) {
+            add_end(regex, stop);
+        }
+        at = from = stop;
     }
-    return some ? nd_bytes_add(out, "]", 1) : nd_bytes_add(out, "(?:(?!))", 8);
 }
 
-/* The program of a source with classes of kinds for its sets. */
-static nd_status write_program(const nd_regex_source *source, const uint64_t *members, int count,
-                               nd_bytes *out)
+static void release(nd_regex *regex)
 {
-    for (size_t i = 0; i < source->program.count; i++) {
-        const uint8_t byte = source->program.data[i];
-        ND_TRY(byte < ND_REGEX_SET ? nd_bytes_add(out, &byte, 1)
-                                   : add_kinds(out, members, count, byte - ND_REGEX_SET));
+    pthread_mutex_lock(&regex->lock);
+    const bool last = --regex->users == 0;
+    pthread_mutex_unlock(&regex->lock);
+    if (!last) {
+        return;
     }
-    return ND_OK;
+    pthread_cond_destroy(&regex->changed);
+    pthread_mutex_destroy(&regex->lock);
+    onig_free(regex->compiled);
+    onig_region_free(regex->region, 1);
+    onig_free_match_param(regex->limits);
+    onig_free_match_param(regex->few);
+    free(regex->pattern.data);
+    free(regex->text.data);
+    free(regex->ends.data);
+    free(regex);
 }
 
-static nd_status compile(const nd_regex *regex, const nd_bytes *program, uint32_t options, bool jit,
-                         pcre2_code **out)
+static void *serve(void *argument)
 {
-    int error;
-    PCRE2_SIZE place;
-    PCRE2_UCHAR words[128];
-    /* An empty program has no place in memory, which PCRE2 10.42 takes for an error. */
-    *out = pcre2_compile(program->count > 0 ? program->data : (const uint8_t *)"", program->count,
-                         PCRE2_NEVER_UTF | PCRE2_NEVER_UCP | PCRE2_NO_AUTO_CAPTURE | options,
-                         &error, &place, NULL);
-    if (!*out && error == PCRE2_ERROR_HEAP_FAILED) {
+    nd_regex *regex = argument;
+    pthread_mutex_lock(&regex->lock);
+    while (!regex->ends_thread) {
+        if (!regex->busy) {
+            pthread_cond_wait(&regex->changed, &regex->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&regex->lock);
+        if (regex->compiled) {
+            match(regex, regex->limits);
+        } else {
+            compile(regex);
+        }
+        pthread_mutex_lock(&regex->lock);
+        regex->busy = false;
+        pthread_cond_signal(&regex->changed);
+    }
+    pthread_mutex_unlock(&regex->lock);
+    release(regex);
+    return NULL;
+}
+
+/* The owner. */
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec now = {0};
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static nd_status fail_pattern(const nd_regex *regex, const char *why)
+{
+    return nd_fail(ND_ERR_DATA, "\"%s\": the pattern %.*s of \"Split\" %s", regex->name,
+                   regex->pattern.count < 200 ? (int)regex->pattern.count : 200,
+                   (const char *)regex->pattern.data, why);
+}
+
+/* Waits until the thread has done what was asked for. */
+static nd_status wait_for(nd_regex *regex, double seconds)
+{
+    clockid_t clock;
+    pthread_getcpuclockid(regex->thread, &clock);
+    const double begin = seconds_of(clock);
+    pthread_mutex_lock(&regex->lock);
+    regex->busy = true;
+    pthread_cond_signal(&regex->changed);
+    while (regex->busy && seconds_of(clock) - begin < seconds) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_NANOSECONDS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&regex->changed, &regex->lock, &until);
+    }
+    regex->abandoned = regex->ends_thread = regex->busy;
+    pthread_mutex_unlock(&regex->lock);
+    return regex->abandoned ? fail_pattern(regex, "takes too long") : ND_OK;
+}
+
+static void initialize(void)
+{
+    OnigEncoding encoding = ONIG_ENCODING_UTF8;
+    onig_initialize(&encoding, 1);
+    onig_set_parse_depth_limit(DEPTH_MAX);
+}
+
+static nd_status start(nd_regex *regex)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, initialize);
+    regex->region = onig_region_new();
+    regex->limits = onig_new_match_param();
+    regex->few = onig_new_match_param();
+    if (!regex->region || !regex->limits || !regex->few) {
         return nd_fail_memory("the pattern of a tokenizer");
     }
-    if (!*out) {
-        pcre2_get_error_message(error, words, sizeof words);
-        return nd_regex_refuse(regex->name, regex->pattern, strlen(regex->pattern), "%s",
-                               (const char *)words);
+    onig_initialize_match_param(regex->limits);
+    onig_set_match_stack_limit_size_of_match_param(regex->limits, STACK_MAX);
+    onig_set_retry_limit_in_match_of_match_param(regex->limits, RETRIES_MAX);
+    onig_initialize_match_param(regex->few);
+    onig_set_match_stack_limit_size_of_match_param(regex->few, SHORT_RETRIES);
+    onig_set_retry_limit_in_search_of_match_param(regex->few, SHORT_RETRIES);
+    for (size_t i = 0; i + 2 < regex->pattern.count; i++) {
+        const uint8_t *p = regex->pattern.data + i;
+        regex->looks += p[0] == '(' && p[1] == '?' && strchr("=!<", p[2]) && p[2];
     }
-    if (jit) { /* where there is no JIT, or no memory that may be executed, PCRE2 interprets */
-        pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+    const int error = pthread_create(&regex->thread, NULL, serve, regex);
+    if (error) {
+        return nd_fail_system(error, "a thread for the pattern of a tokenizer");
     }
+    regex->users++;
     return ND_OK;
 }
 
-static nd_status compile_source(nd_regex *regex, const nd_regex_source *source, int flags)
-{
-    uint64_t members[ND_CHAR_KINDS_MAX];
-    nd_bytes program = {0};
-    const bool jit = !(flags & ND_REGEX_INTERPRET);
-    const size_t size = strlen(regex->pattern);
-    const int count = nd_char_sets_kinds(source->sets, source->set_count, regex->kinds, members);
-    if (count == 0) {
-        return nd_regex_refuse(regex->name, regex->pattern, size,
-                               "it tells more than %d kinds of characters apart",
-                               ND_CHAR_KINDS_MAX);
-    }
-    nd_status status = write_program(source, members, count, &program);
-    if (status == ND_OK && program.count > PROGRAM_MAX) {
-        status = nd_regex_refuse(regex->name, regex->pattern, size, "it is too long");
-    }
-    if (status == ND_OK && source->plain && !(flags & ND_REGEX_COUNT)) {
-        status = compile(regex, &program, 0, jit, &regex->search);
-    }
-    if (status == ND_OK) {
-        status =
-            compile(regex, &program, PCRE2_ANCHORED | PCRE2_AUTO_CALLOUT, jit, &regex->attempt);
-    }
-    free(program.data);
-    return status;
-}
-
-nd_status nd_regex_create(const char *pattern, size_t size, const char *name, int flags,
+nd_status nd_regex_create(const char *pattern, size_t size, const char *name, double seconds,
                           nd_regex **out)
 {
-    nd_regex_source source;
     nd_regex *regex;
-    ND_TRY(nd_regex_parse(pattern, size, name, &source));
-    nd_status status = ND_ALLOC(1, &regex);
-    if (status != ND_OK) {
-        nd_regex_source_fini(&source);
-        return status;
-    }
+    ND_TRY(ND_ALLOC(1, &regex));
     regex->name = name;
-    regex->items = source.items;
-    status = ND_ALLOC(size + 1, &regex->pattern);
-    if (status == ND_OK) {
-        memcpy(regex->pattern, pattern, size);
-        status = ND_ALLOC(ND_CHAR_CODES, &regex->kinds);
+    regex->seconds = seconds;
+    regex->users = 1;
+    pthread_mutex_init(&regex->lock, NULL);
+    pthread_cond_init(&regex->changed, NULL);
+    nd_status status = nd_bytes_add(&regex->pattern, pattern, size);
+    if (status == ND_OK && size > ND_REGEX_PATTERN_BYTES_MAX) {
+        status = fail_pattern(regex, "has more than 4096 bytes, which is not supported");
     }
     if (status == ND_OK) {
-        status = compile_source(regex, &source, flags);
+        status = start(regex);
     }
-    nd_regex_source_fini(&source);
+    if (status == ND_OK) {
+        status = wait_for(regex, seconds);
+    }
+    if (status == ND_OK && regex->error) {
+        char why[ONIG_MAX_ERROR_MESSAGE_LEN + 32];
+        snprintf(why, sizeof why, "is not supported: %s", (const char *)regex->why);
+        status = fail_pattern(regex, why);
+    }
     if (status != ND_OK) {
         nd_regex_destroy(regex);
         return status;
@@ -169,234 +257,54 @@ void nd_regex_destroy(nd_regex *regex)
     if (!regex) {
         return;
     }
-    pcre2_code_free(regex->search);
-    pcre2_code_free(regex->attempt);
-    free(regex->kinds);
-    free(regex->pattern);
-    free(regex);
+    if (regex->abandoned) {
+        pthread_detach(regex->thread);
+    } else if (regex->users > 1) {
+        pthread_mutex_lock(&regex->lock);
+        regex->ends_thread = true;
+        pthread_cond_signal(&regex->changed);
+        pthread_mutex_unlock(&regex->lock);
+        pthread_join(regex->thread, NULL);
+    }
+    release(regex);
 }
 
-/* Scans. */
-
-/* Called before each item of the pattern, with the place that the match has reached. */
-static int count_steps(pcre2_callout_block *block, void *data)
+nd_status nd_regex_begin(nd_regex *regex, const uint8_t *text, size_t size)
 {
-    nd_regex_scan *scan = data;
-    const size_t place = block->current_position;
-    scan->steps += 1 + (place > scan->place ? place - scan->place : scan->place - place);
-    scan->place = place;
-    return scan->steps > scan->steps_max ? PCRE2_ERROR_CALLOUT : 0;
-}
-
-nd_status nd_regex_scan_create(const nd_regex *regex, nd_regex_scan **out)
-{
-    nd_regex_scan *scan;
-    ND_TRY(ND_ALLOC(1, &scan));
-    scan->regex = regex;
-    scan->match = pcre2_match_data_create(1, NULL);
-    scan->near = pcre2_match_context_create(NULL);
-    scan->counted = pcre2_match_context_create(NULL);
-    scan->stack = pcre2_jit_stack_create(STACK_MIN, STACK_MAX, NULL);
-    uint32_t jit = 0;
-    pcre2_config(PCRE2_CONFIG_JIT, &jit);
-    if (!scan->match || !scan->near || !scan->counted || (jit && !scan->stack)) {
-        nd_regex_scan_destroy(scan);
+    if (regex->abandoned) {
+        return fail_pattern(regex, "took too long for an earlier text");
+    }
+    regex->text.count = regex->ends.count = regex->taken = 0;
+    regex->error = 0;
+    ND_TRY(nd_bytes_add(&regex->text, text, size));
+    if (size <= SHORT_BYTES && regex->looks <= SHORT_LOOKS) { /* to wake a thread takes longer */
+        match(regex, regex->few);
+        if (!regex->error && !regex->no_memory) {
+            return ND_OK;
+        }
+        regex->ends.count = 0;
+        regex->error = 0;
+        regex->no_memory = false;
+    }
+    ND_TRY(wait_for(regex, regex->seconds + ND_REGEX_BYTE_SECONDS * (double)size));
+    if (regex->no_memory || regex->error == ONIGERR_MEMORY) {
+        regex->no_memory = false;
         return nd_fail_memory("matching the pattern of a tokenizer");
     }
-    pcre2_set_match_limit(scan->near, NEAR_TRIES);
-    pcre2_set_match_limit(scan->counted, UINT32_MAX);
-    pcre2_set_depth_limit(scan->counted, UINT32_MAX);
-    pcre2_set_heap_limit(scan->near, HEAP_KIB);
-    pcre2_set_heap_limit(scan->counted, HEAP_KIB);
-    pcre2_set_callout(scan->counted, count_steps, scan);
-    pcre2_jit_stack_assign(scan->near, NULL, scan->stack);
-    pcre2_jit_stack_assign(scan->counted, NULL, scan->stack);
-    *out = scan;
-    return ND_OK;
+    if (regex->error == ONIGERR_MATCH_STACK_LIMIT_OVER) {
+        return fail_pattern(regex, "needs too much memory for a text");
+    }
+    if (regex->error == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER) {
+        return fail_pattern(regex, "takes too many steps for a text");
+    }
+    return regex->error ? fail_pattern(regex, (const char *)regex->why) : ND_OK;
 }
 
-void nd_regex_scan_destroy(nd_regex_scan *scan)
+int nd_regex_words(nd_regex *regex, size_t *ends, int room)
 {
-    if (!scan) {
-        return;
+    int count = 0;
+    while (count < room && regex->taken < regex->ends.count) {
+        ends[count++] = regex->ends.data[regex->taken++];
     }
-    pcre2_match_data_free(scan->match);
-    pcre2_match_context_free(scan->near);
-    pcre2_match_context_free(scan->counted);
-    pcre2_jit_stack_free(scan->stack);
-    free(scan->kinds.data);
-    free(scan);
-}
-
-nd_status nd_regex_begin(nd_regex_scan *scan, const uint8_t *text, size_t size)
-{
-    const uint8_t *kinds = scan->regex->kinds;
-    void *place = scan->kinds.data;
-    nd_status status = nd_array_reserve(&place, &scan->kinds.room, size, 1);
-    scan->kinds.data = place;
-    scan->kinds.count = 0;
-    scan->at = scan->bytes = scan->alone = 0;
-    scan->text = text;
-    scan->size = size;
-    ND_TRY(status);
-    for (size_t at = 0; at < size;) {
-        const nd_char c = nd_char_at(text + at);
-        scan->kinds.data[scan->kinds.count++] = kinds[c.code];
-        at += (size_t)c.bytes;
-    }
-    scan->steps = 0;
-    scan->steps_max =
-        STEPS_FREE + scan->kinds.count * (uint64_t)(STEPS_EACH + STEPS_ITEM * scan->regex->items);
-    return ND_OK;
-}
-
-/* Matches. Places are counted in characters. */
-
-/* Where a character begins; none before the next word. */
-static size_t byte_of(const nd_regex_scan *scan, size_t place)
-{
-    size_t byte = scan->bytes;
-    if (scan->kinds.count == scan->size) { /* all are ASCII */
-        return place;
-    }
-    for (size_t at = scan->at; at < place; at++) {
-        byte += (size_t)nd_char_at(scan->text + byte).bytes;
-    }
-    return byte;
-}
-
-static nd_status fail_at(const nd_regex_scan *scan, size_t place, const char *why)
-{
-    return nd_fail(ND_ERR_DATA, "\"%s\": the pattern %.200s %s at byte %zu of a text",
-                   scan->regex->name, scan->regex->pattern, why, byte_of(scan, place));
-}
-
-/* How far a match that begins at `at` may see. */
-static size_t end_of(const nd_regex_scan *scan, size_t at, size_t window)
-{
-    return scan->kinds.count - at > window ? at + window : scan->kinds.count;
-}
-
-/* Before the end of the text, PCRE2_ERROR_PARTIAL says that the answer depends on what is behind
- * `end`. What stands before `at` is there for a look back. */
-static int match(const nd_regex_scan *scan, const pcre2_code *code, pcre2_match_context *context,
-                 size_t at, size_t end)
-{
-    const uint32_t options = end < scan->kinds.count ? PCRE2_PARTIAL_HARD : 0;
-    return pcre2_match(code, scan->kinds.data, end, at, options, scan->match, context);
-}
-
-typedef struct found {
-    bool any;
-    size_t begin, end;
-} found;
-
-static found found_match(const nd_regex_scan *scan)
-{
-    const size_t *place = pcre2_get_ovector_pointer(scan->match);
-    return (found){true, place[0], place[1]};
-}
-
-/* Tries the place `at` alone. */
-static nd_status try_here(nd_regex_scan *scan, size_t at, found *out)
-{
-    int result = PCRE2_ERROR_PARTIAL;
-    for (size_t window = NEAR; result == PCRE2_ERROR_PARTIAL; window *= WIDER) {
-        const size_t end = end_of(scan, at, window);
-        scan->steps += window > NEAR ? end - at : 0;
-        if (scan->steps > scan->steps_max) {
-            return fail_at(scan, at, "takes too many steps");
-        }
-        scan->place = at;
-        result = match(scan, scan->regex->attempt, scan->counted, at, end);
-    }
-    if (result > 0) {
-        *out = found_match(scan);
-        return ND_OK;
-    }
-    if (result == PCRE2_ERROR_NOMATCH) {
-        return ND_OK;
-    }
-    if (result == PCRE2_ERROR_NOMEMORY) {
-        return nd_fail_memory("matching the pattern of a tokenizer");
-    }
-    if (result == PCRE2_ERROR_CALLOUT || result == PCRE2_ERROR_MATCHLIMIT) {
-        return fail_at(scan, at, "takes too many steps");
-    }
-    if (result == PCRE2_ERROR_JIT_STACKLIMIT || result == PCRE2_ERROR_HEAPLIMIT ||
-        result == PCRE2_ERROR_DEPTHLIMIT) {
-        return fail_at(scan, at, "needs too much memory");
-    }
-    return nd_fail(ND_ERR_INTERNAL, "PCRE2 gave %d for the pattern %.200s", result,
-                   scan->regex->pattern);
-}
-
-/*
- * Searches from *at on with few characters in sight. True: *at is where the search goes on, or the
- * match was found. False: the place *at has to be tried alone.
- *
- * A search that gave up at some place has made up to NEAR_TRIES at each place before that, for
- * nothing: the next one begins where it could see no farther, so that no place pays twice.
- */
-static bool search_near(nd_regex_scan *scan, size_t *at, found *out)
-{
-    const size_t end = end_of(scan, *at, NEAR);
-    const int result = match(scan, scan->regex->search, scan->near, *at, end);
-    if (result > 0 && found_match(scan).begin < end) {
-        *out = found_match(scan);
-        return true;
-    }
-    if (result > 0 || result == PCRE2_ERROR_NOMATCH) { /* a match at `end` is found from there */
-        *at = end;
-        return true;
-    }
-    if (result == PCRE2_ERROR_PARTIAL && found_match(scan).begin > *at) {
-        *at = found_match(scan).begin; /* nothing begins before it */
-        return true;
-    }
-    scan->alone = result == PCRE2_ERROR_PARTIAL ? *at + 1 : end;
-    return false;
-}
-
-/* The first match that begins at `at` or behind it, but before the end of the text. */
-static nd_status find(nd_regex_scan *scan, size_t at, found *out)
-{
-    *out = (found){0};
-    while (at < scan->kinds.count && !out->any) {
-        if (scan->regex->search && at >= scan->alone && search_near(scan, &at, out)) {
-            continue;
-        }
-        ND_TRY(try_here(scan, at, out));
-        at++;
-    }
-    return ND_OK;
-}
-
-/* The next word ends at `place`. */
-static size_t end_word(nd_regex_scan *scan, size_t place)
-{
-    scan->bytes = byte_of(scan, place);
-    scan->at = place;
-    return scan->bytes;
-}
-
-nd_status nd_regex_words(nd_regex_scan *scan, size_t *ends, int room, int *count)
-{
-    int n = 0;
-    while (n < room && scan->at < scan->kinds.count) {
-        size_t from = scan->at;
-        found f;
-        do { /* an empty match where a word begins ends none */
-            ND_TRY(find(scan, from++, &f));
-        } while (f.any && f.end <= scan->at);
-        const size_t begin = f.any ? f.begin : scan->kinds.count;
-        if (begin > scan->at) {
-            ends[n++] = end_word(scan, begin);
-        }
-        if (f.any && f.end > scan->at && n < room) {
-            ends[n++] = end_word(scan, f.end);
-        }
-    }
-    *count = n;
-    return ND_OK;
+    return count;
 }

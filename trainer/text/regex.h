@@ -3,25 +3,14 @@
 #define ND_TEXT_REGEX_H
 /*
  * Patterns of pre-tokenizers that have no scanner in split.c: they cut a text where the package
- * `tokenizers` cuts it. PCRE2 does the matching.
+ * `tokenizers` cuts it, with the engine that it uses, Oniguruma.
  *
- * `tokenizers` matches with Oniguruma, whose tables of characters and whose syntax are not those of
- * PCRE2, and both depend on the version that is installed. So PCRE2 never sees a character. All
- * characters fall into at most 255 kinds, which the pattern tells apart: by our own tables
- * (property_table.inc). A text becomes a string with one byte per character, its kind, and the
- * pattern a pattern of such bytes. regex_parse.c reads the pattern, and refuses by its name what is
- * not known to mean the same in both.
+ * A pattern comes from a file that nobody has checked, and Oniguruma can be stopped neither while
+ * it compiles nor while it matches. So each regex has a thread of its own, and its user waits for
+ * as long as the thread has taken less than a limit of processor time. A thread that takes more is
+ * left behind, with copies of all that it reads, and the user gets ND_ERR_DATA with the pattern.
  *
- * The time is in proportion to the text. A match first sees only the next characters of the text,
- * and makes few tries. When these do not decide it, or where the pattern has repeats in repeats,
- * its steps are counted,
- * and a text may take a number of steps in proportion to its size. A pattern that looks far ahead
- * again and again, or that tries too many ways, ends in ND_ERR_DATA with the pattern and the place.
- *
- * A regex does not change after it was made; any number of threads may use one. A scan belongs to
- * one thread, and has all that PCRE2 needs but the kinds of a text, which grow with the longest.
- * PCRE2 compiles patterns to machine code where it can (JIT), and interprets them elsewhere, with
- * the same words.
+ * A regex belongs to one thread.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -29,27 +18,23 @@
 #include "runtime/base/status.h"
 
 typedef struct nd_regex nd_regex;
-typedef struct nd_regex_scan nd_regex_scan;
 
-/* For tests: what changes no word. */
-typedef enum nd_regex_flags {
-    ND_REGEX_INTERPRET = 1, /* no machine code */
-    ND_REGEX_COUNT = 2,     /* count the steps of every match */
-} nd_regex_flags;
+enum { ND_REGEX_PATTERN_BYTES_MAX = 4096 };
+/* The limit of processor time: seconds for a pattern and for each text, ... */
+#define ND_REGEX_SECONDS 3.0
+/* ... and more for each byte of a text. A pattern of a model takes a twentieth of this. */
+#define ND_REGEX_BYTE_SECONDS 5e-6
 
-/* ND_ERR_DATA with the name of the file, the pattern, and what is not supported in it. The name is
- * borrowed until the regex is destroyed. `flags`: 0 but in tests. */
-nd_status nd_regex_create(const char *pattern, size_t size, const char *name, int flags,
+/* ND_ERR_DATA with the name of the file, the pattern, and what Oniguruma says about it. The name is
+ * borrowed until the regex is destroyed. `seconds`: ND_REGEX_SECONDS but in tests. */
+nd_status nd_regex_create(const char *pattern, size_t size, const char *name, double seconds,
                           nd_regex **out);
 void nd_regex_destroy(nd_regex *regex); /* NULL is legal */
-
-/* The regex is borrowed until the scan is destroyed. */
-nd_status nd_regex_scan_create(const nd_regex *regex, nd_regex_scan **out);
-void nd_regex_scan_destroy(nd_regex_scan *scan); /* NULL is legal */
-/* Begins with another text of valid UTF-8, which is borrowed until the next one. */
-nd_status nd_regex_begin(nd_regex_scan *scan, const uint8_t *text, size_t size);
-/* The ends of up to `room` further words: each match is a word, and so is what stands between two
- * matches. *count 0: there are no more; the last one ended with the text. */
-nd_status nd_regex_words(nd_regex_scan *scan, size_t *ends, int room, int *count);
+/* Cuts a text of valid UTF-8 into words: each match is a word, and so is what stands between two
+ * matches. ND_ERR_DATA when that takes too long or too much memory. */
+nd_status nd_regex_begin(nd_regex *regex, const uint8_t *text, size_t size);
+/* The ends of up to `room` further words; returns their number. 0: there are no more, the last word
+ * ended with the text. */
+int nd_regex_words(nd_regex *regex, size_t *ends, int room);
 
 #endif

@@ -4,6 +4,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/text/read.h"
+#include "trainer/text/unicode.h"
 
 enum { FILE_BYTES_MAX = 1 << 28 };
 
@@ -73,6 +74,7 @@ nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd
     if (status == ND_OK) {
         status = read_root(tokenizer, root);
     }
+    (void)nd_char_class_of(0); /* makes the classes of characters here, not within the first text */
     json_decref(root);
     if (status != ND_OK) {
         nd_tokenizer_close(tokenizer);
@@ -108,7 +110,7 @@ void nd_tokenizer_close(nd_tokenizer *tokenizer)
     free_rewrites(tokenizer->rewrites, tokenizer->rewrite_count);
     free_rewrites(tokenizer->replaces, tokenizer->replace_count);
     for (int i = 0; i < tokenizer->splitter_count; i++) {
-        nd_regex_destroy(tokenizer->regexes[i]);
+        free(tokenizer->regexes[i].data);
     }
     nd_vocab_fini(&tokenizer->vocab);
     nd_merges_fini(&tokenizer->merges);

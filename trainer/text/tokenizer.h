@@ -11,13 +11,12 @@
  *
  * Understood: model BPE; normalizer NFC, Prepend, Replace (of a string), Sequence; pre-tokenizer
  * ByteLevel, Split with the patterns of GPT-2, Llama 3 and Qwen 2 or with another one that
- * regex_parse.c reads, Digits, Metaspace, Sequence;
+ * Oniguruma reads, Digits, Metaspace, Sequence;
  * post-processor ByteLevel, TemplateProcessing, Sequence; decoder ByteLevel, Metaspace, and a
  * Sequence of Replace, ByteFallback, Fuse and Strip. Anything else is refused by its name, with
- * ND_ERR_DATA: Unigram, WordPiece, patterns with more syntax, dropout, affixes of pieces, an added
+ * ND_ERR_DATA: Unigram, WordPiece, dropout, affixes of pieces, an added
  * token whose stated id is not the one that `tokenizers` would give it. Truncation and padding
- * are ignored, and the log says so. Character classes are those of Unicode 16
- * (scripts/unicode_tables.py).
+ * are ignored, and the log says so. Character classes are those of the installed utf8proc.
  */
 #include <stdbool.h>
 #include <stddef.h>

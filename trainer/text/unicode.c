@@ -1,26 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/text/unicode.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <utf8proc.h>
 
-#include "trainer/text/unicode_table.inc"
+enum { CODES = 0x110000, CLASS_BITS = 3, IN_WORDS = 4 };
 
-enum {
-    BLOCK_SHIFT = 7, /* 128 code points in 64 bytes */
-    BLOCK_BYTES = 64,
-    CLASS_BITS = 3,
-    WORD_BIT = 4,
-    LAST_CODE = 0x10ffff
-};
+/* Two code points a byte, the lower one in the lower half. Made at the first use, then constant. */
+static uint8_t classes[CODES / 2];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static atomic_bool made;
+
+static nd_char_class class_of(uint32_t code, utf8proc_category_t category)
+{
+    if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) {
+        return ND_CHAR_LETTER;
+    }
+    if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO) {
+        return ND_CHAR_NUMBER;
+    }
+    const bool separates = category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
+    return separates || (code >= '\t' && code <= '\r') || code == 0x85 ? ND_CHAR_SPACE
+                                                                       : ND_CHAR_OTHER;
+}
+
+/* Alphabetic, marks, decimal numbers, connectors and joiners (Unicode's technical standard 18). Of
+ * the alphabetic characters, only letters in circles and squares have another category. */
+static bool is_word(uint32_t code, utf8proc_category_t category)
+{
+    const bool enclosed =
+        (code >= 0x24b6 && code <= 0x24e9) || (code >= 0x1f130 && code <= 0x1f149) ||
+        (code >= 0x1f150 && code <= 0x1f169) || (code >= 0x1f170 && code <= 0x1f189);
+    return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
+           category == UTF8PROC_CATEGORY_PC || enclosed || code == 0x200c || code == 0x200d;
+}
+
+static void make_classes(void)
+{
+    for (uint32_t code = 0; code < CODES; code++) {
+        const utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)code);
+        const unsigned bits =
+            (unsigned)class_of(code, category) | (is_word(code, category) ? IN_WORDS : 0);
+        classes[code / 2] |= (uint8_t)(bits << 4 * (code % 2));
+    }
+    made = true;
+}
 
 static unsigned bits_of(uint32_t code)
 {
-    if (code > LAST_CODE) {
-        return 0;
+    if (!atomic_load_explicit(&made, memory_order_acquire)) {
+        pthread_once(&once, make_classes);
     }
-    const uint8_t *block = unicode_classes + unicode_blocks[code >> BLOCK_SHIFT] * BLOCK_BYTES;
-    uint8_t two = block[(code & ((1 << BLOCK_SHIFT) - 1)) >> 1];
-    return code & 1 ? two >> 4 : two & 15;
+    return code < CODES ? classes[code / 2] >> 4 * (code % 2) & 15 : 0;
+}
+
+const char *nd_chars_version(void)
+{
+    return utf8proc_unicode_version();
 }
 
 nd_char_class nd_char_class_of(uint32_t code)
@@ -30,7 +68,7 @@ nd_char_class nd_char_class_of(uint32_t code)
 
 bool nd_char_is_word(uint32_t code)
 {
-    return bits_of(code) & WORD_BIT;
+    return bits_of(code) & IN_WORDS;
 }
 
 nd_char nd_char_at(const uint8_t *p)

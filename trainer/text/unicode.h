@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TEXT_UNICODE_H
 #define ND_TEXT_UNICODE_H
-/* UTF-8, and the classes of characters that tokenizers split at (Unicode 16). Pure functions. */
+/* UTF-8, and the classes of characters that tokenizers split at, by the Unicode of the installed
+ * utf8proc. Any number of threads may call these functions. */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,6 +14,8 @@ typedef enum nd_char_class {
     ND_CHAR_SPACE,  /* \s */
 } nd_char_class;
 
+/* The version of Unicode that the classes are of, as "15.0.0". */
+const char *nd_chars_version(void);
 nd_char_class nd_char_class_of(uint32_t code);
 bool nd_char_is_word(uint32_t code); /* \w */
 

@@ -23,7 +23,7 @@ RANDOM_BYTES = int(os.environ["ND_TEXT_BYTES"])
 CLASSES = [
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789\u0660\u0664\u00b2\u00bd\u216b\u2461", " ", " \t\n\r\u0085\u00a0\u2003\u2028\u3000",
     "\r\n", "'", "'sStTrReEvVmMlLdD\u017f\u212a", "!?.,;:-_(){}[]<>|/#$%&*+=@^`~\"\\", "\u00e9\u00df\u03b1\u0436\u05d0\u0639\u0915\u4f60\u3042\uac00",
-    "\u0301\u0308\u0323\u0345\u094d\u20dd\u0eb8\u0eba\u093c\u0c3c\u0c4d\u3099\u0334", "\u1100\u1161\u11a8\uac00\ud7a3", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
+    "\u0301\u0308\u0323\u0345\u094d\u20dd\u0eb8\u093c\u0c4d\u3099\u0334", "\u1100\u1161\u11a8\uac00\ud7a3", "\U0001F600\U0001F468\u200d\u2764\ufe0f", "\u2581", "\u200b\u180e\ufeff\u0000\u001f",
 ]
 # The tokenizers that see all code points with "all", or each where a night's run asks for 10 million bytes; else, and the
 # others, see every 29th, each from another one on. Together they have every scanner and every lookup.
@@ -56,19 +56,21 @@ def ask(tool, path, mode, records, code):
     return back
 
 
+def known_points(first, step):
+    """Characters that all packages know alike (proof_texts.c)."""
+    newer = subprocess.run([sys.argv[1], "-", "newer"], stdout=subprocess.PIPE, check=True).stdout
+    yield from (chr(p) for p in range(first, 0x110000, step) if not 0xD800 <= p < 0xE000 and not newer[p])
+
+
 def code_points(first, step):
-    for p in range(first, 0x110000, step):
-        if not 0xD800 <= p < 0xE000:
-            c = chr(p)
-            yield from (c, "a" + c + "b", "'" + c, " " + c + " 1")
+    for c in known_points(first, step):
+        yield from (c, "a" + c + "b", "'" + c, " " + c + " 1")
 
 
 def marked_points(first, step):
     """Code points beside marks of two classes, which normal form C sorts and composes."""
-    for p in range(first, 0x110000, step):
-        if not 0xD800 <= p < 0xE000:
-            c = chr(p)
-            yield from ("a\u0301" + c + "\u0323", "\u09c7" + c + "\u0301")
+    for c in known_points(first, step):
+        yield from ("a\u0301" + c + "\u0323", "\u09c7" + c + "\u0301")
 
 
 def grouped(texts, size):
@@ -184,7 +186,7 @@ def check_pattern(tool, path, pattern, texts):
     done = subprocess.run([tool, path, "words"], input=sent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace")
-        if not any(known in said for known in (" is not supported", "takes too many steps")):
+        if not any(known in said for known in (" is not supported: ", " takes too ")):
             sys.exit(f"the pattern {pattern}: {said}")
         return False
     splitter, at = pre_tokenizers.Split(Regex(pattern), "isolated"), 0
@@ -192,15 +194,21 @@ def check_pattern(tool, path, pattern, texts):
         n = 4 * struct.unpack_from("<I", done.stdout, at)[0]
         ours = array.array("i", done.stdout[at + 4:at + 4 + n]).tolist()
         at += 4 + n
-        if ours != words(splitter, text):
-            sys.exit(f"the pattern {pattern}: {text!r} has words that end at {ours}, not at {words(splitter, text)}")
+        try:
+            theirs = words(splitter, text)
+        except BaseException as error:  # a panic of Rust is no Exception
+            if "retry-limit" not in str(error):
+                raise
+            return False
+        if ours != theirs:
+            sys.exit(f"the pattern {pattern}: {text!r} has words that end at {ours}, not at {theirs}")
     return True
 
 
 def check_patterns(tool):
     generator = random.Random(1)
     step = 1 if NIGHT else 4 if ALL else 29
-    points = list(grouped((chr(p) for p in range(0, 0x110000, step) if not 0xD800 <= p < 0xE000), 4096))
+    points = list(grouped(known_points(0, step), 4096))
     mixed = ["".join("".join(generator.choices(generator.choice(CLASSES), k=generator.randint(1, 6))) for _ in range(generator.randint(1, 12)))
              for _ in range(200)]
     taken = 0

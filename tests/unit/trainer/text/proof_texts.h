@@ -15,6 +15,7 @@
  */
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "trainer/text/buffer.h"
 
@@ -27,6 +28,10 @@ extern const char *const proof_alphabets[];
 int proof_chunks(int alphabet);
 /* Whether special tokens are written in it. */
 bool proof_has_special(int alphabet);
+
+/* Whether only some of the packages know this character, or know it in the same way. It is in no
+ * text. */
+bool proof_is_newer(uint32_t p);
 
 /* Adds the texts of a chunk to `records`: for each, 32 bits with its number of bytes, and these. */
 void proof_chunk(int alphabet, int chunk, nd_bytes *records);

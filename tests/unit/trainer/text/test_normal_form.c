@@ -13,15 +13,10 @@ static nd_bytes normal_form(const char *text, size_t size)
     return out;
 }
 
-/* What the package tokenizers 0.23.3 makes of them. The first four are of marks that it does not
- * know as marks. */
+/* What the package tokenizers 0.23.3 makes of them. */
 static const struct {
     const char *text, *expected;
 } cases[] = {
-    {"\u0eb8\u0eba", "\u0eb8\u0eba"},
-    {"\u0915\u0c4d\u0c3c", "\u0915\u0c4d\u0c3c"},
-    {"a\u0301\u0eba\u0323", "\u00e1\u0eba\u0323"},
-    {"\U00011935\U00011930", "\U00011935\U00011930"},
     {"a\u0323\u0301", "\u1ea1\u0301"},
     {"\u00e9\u0323", "\u1eb9\u0301"}, /* taken apart, sorted, put together */
     {"s\u0307\u0323", "\u1e69"},

@@ -102,21 +102,19 @@ static void decode_all(const nd_tokenizer *tokenizer, const char *mode)
     nd_decoder_destroy(decoder);
 }
 
-static void find_words(nd_regex_scan *scan)
+static void find_words(nd_regex *regex)
 {
     nd_ids ends = {0};
     size_t size;
     for (char *text; (text = read_record(1, &size)); free(text)) {
         int count = 1;
         ends.count = 0;
-        if (nd_regex_begin(scan, (const uint8_t *)text, size) != ND_OK) {
+        if (nd_regex_begin(regex, (const uint8_t *)text, size) != ND_OK) {
             fail("begin");
         }
         while (count > 0) {
             size_t some[64];
-            if (nd_regex_words(scan, some, 64, &count) != ND_OK) {
-                fail("words");
-            }
+            count = nd_regex_words(regex, some, 64);
             for (int i = 0; i < count; i++) {
                 const int32_t end = (int32_t)some[i];
                 if (nd_ids_add(&ends, &end, 1) != ND_OK) {
@@ -134,14 +132,11 @@ static int split_all(const char *path)
     char *pattern;
     size_t size;
     nd_regex *regex;
-    nd_regex_scan *scan;
     if (nd_fs_read(path, 1 << 20, ND_ERR_DATA, &pattern, &size) != ND_OK ||
-        nd_regex_create(pattern, size, path, 0, &regex) != ND_OK ||
-        nd_regex_scan_create(regex, &scan) != ND_OK) {
+        nd_regex_create(pattern, size, path, ND_REGEX_SECONDS, &regex) != ND_OK) {
         fail("pattern");
     }
-    find_words(scan);
-    nd_regex_scan_destroy(scan);
+    find_words(regex);
     nd_regex_destroy(regex);
     free(pattern);
     return 0;
@@ -160,16 +155,28 @@ static int write_chunk(const char *name)
     return 0;
 }
 
+/* A byte for each code point: whether only some of the compared packages know it. */
+static int write_newer(void)
+{
+    for (uint32_t p = 0; p < 0x110000; p++) {
+        putchar(proof_is_newer(p));
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     nd_tokenizer *tokenizer;
     if (argc != 3) {
-        fprintf(stderr, "usage: text_tool TOKENIZER parse|text|post|decode|skip, PATTERN words, or "
-                        "ALPHABET:CHUNK texts\n");
+        fprintf(stderr, "usage: text_tool TOKENIZER parse|text|post|decode|skip, PATTERN words, "
+                        "ALPHABET:CHUNK texts, or - newer\n");
         return 2;
     }
     if (strcmp(argv[2], "texts") == 0) {
         return write_chunk(argv[1]);
+    }
+    if (strcmp(argv[2], "newer") == 0) {
+        return write_newer();
     }
     if (strcmp(argv[2], "words") == 0) {
         return split_all(argv[1]);
