@@ -50,8 +50,9 @@ const nd_progress_slot *nd_report_slot(const nd_transport *transport, int rank);
 void nd_report_rank(const nd_transport *transport, int rank, const char *absent,
                     const char *process, nd_report *to);
 
-/* Hosts with the same number see each other's processes: same boot, same PID namespace. */
-uint64_t nd_report_host(void);
+/* A number that processes share which have the same boot of a system and the same namespaces, named
+ * as in /proc/self/ns, up to NULL: with "pid" they see each other. ND_ERR_IO. */
+nd_status nd_report_host(const char *const *spaces, uint64_t *out);
 
 /* Whether a process of this host is stopped by a signal or a debugger. */
 bool nd_report_is_stopped(int pid);

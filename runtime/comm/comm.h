@@ -212,9 +212,9 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
  * host, once what killed workers left there is removed. ND_ERR_RESOURCE with both numbers.
  */
 nd_status nd_transport_check_ucx_room(int64_t local_workers);
-/* Of the library in use, which this opens. "none" in a build without it, "not installed" where it
- * cannot be opened. */
-const char *nd_transport_ucx_version(void);
+/* The version of UCX in this process: "none" in a build without it. Where no transport has opened
+ * it, this opens it with `open` ("not installed" when that fails), and says "not used" without. */
+const char *nd_transport_ucx_version(bool open);
 
 /*
  * NCCL, for device cuda: the device is open and current, and the options are as above. Buffers are

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/backend.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,19 +73,34 @@ static void read_file(const char *path, char *text, size_t size)
     }
 }
 
-uint64_t nd_report_host(void)
+nd_status nd_report_host(const char *const *spaces, uint64_t *out)
 {
-    char text[64];
-    struct stat pids = {0};
-    read_file("/proc/sys/kernel/random/boot_id", text, sizeof text);
-    if (stat("/proc/self/ns/pid", &pids) != 0) {
-        pids.st_ino = 0;
+    static const char boot_id[] = "/proc/sys/kernel/random/boot_id";
+    char text[64], path[64];
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    read_file(boot_id, text, sizeof text);
+    if (!text[0]) {
+        return nd_fail_local(ND_ERR_IO,
+                             "%s cannot be read, by which ranks of one host know each "
+                             "other; mount /proc",
+                             boot_id);
     }
-    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)pids.st_ino;
     for (const char *c = text; *c; c++) {
         h = (h ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
     }
-    return h;
+    for (; *spaces; spaces++) {
+        struct stat space;
+        snprintf(path, sizeof path, "/proc/self/ns/%s", *spaces);
+        if (stat(path, &space) != 0) {
+            return nd_fail_local(ND_ERR_IO,
+                                 "%s cannot be read, by which ranks of one host know "
+                                 "each other: %s",
+                                 path, strerror(errno));
+        }
+        h = (h ^ (uint64_t)space.st_ino) * UINT64_C(0x100000001b3);
+    }
+    *out = h;
+    return ND_OK;
 }
 
 /* State letter of /proc/<pid>/stat, the first field behind the name; '\0' when there is none. */

@@ -368,6 +368,16 @@ static void version_lists(const char *name, const char *value)
     cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line + 1, shell_output);
 }
 
+/* It would read files and make threads for nothing. */
+Test(run, one_worker_does_not_open_ucx)
+{
+    char version[64];
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path= --num-steps 1 "
+                    "--set output.save_model=false --num-processes 1 --dp-shard-size 1");
+    value_in_record("UCX", version, sizeof version);
+    cr_expect(strcmp(version, "not used") == 0 || strcmp(version, "none") == 0, "%s", version);
+}
+
 /* Both programs name the libraries that a run records, and so does its log what multiplies;
  * ndlaunch asks the worker program. */
 Test(run, version_lists_what_a_run_uses)

@@ -45,6 +45,7 @@ Test(doors, workers_of_one_host_listen_nowhere)
         skip_test("ss, of iproute2, is missing");
     }
     setenv("UCX_TLS", "tcp,self", 1);
+    setenv("UCX_POSIX_DIR", dir.path, 1);
     setenv("UCX_NET_DEVICES", "lo", 1);
     tiny_ndlaunch(&l, &dir, "job", 3, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
@@ -58,7 +59,7 @@ Test(doors, workers_of_one_host_listen_nowhere)
     cr_expect_eq(
         launched_shell("ss -tulnp | grep ',pid=%d,' | grep -v ' 127.0.0.1:' >&2", (int)l.pid), 1,
         "the launcher listens beyond loopback");
-    assert_says(&l, "UCX_TLS has no effect");
+    assert_says(&l, "have no effect: UCX_TLS UCX_POSIX_DIR; unset them");
     kill(l.pid, SIGTERM);
     launched_expect(&l, 75);
 }

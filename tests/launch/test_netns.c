@@ -81,8 +81,10 @@ static void need_spaces(bool decoy)
     }
 }
 
-/* Two nodes with two workers each, which share no memory: each has its own IPC namespace, too. */
-static void start_nodes(launched nodes[2], const char *run, const char *steps)
+enum { SHARED = true, ALONE = false };
+
+/* Two nodes with two workers each. ALONE: each has its own IPC namespace, too. */
+static void start_nodes(launched nodes[2], bool ipc, const char *run, const char *steps)
 {
     launched l;
     char program[PATH_MAX], key[128];
@@ -96,14 +98,31 @@ static void start_nodes(launched nodes[2], const char *run, const char *steps)
         tiny_arguments a = {0};
         snprintf(name, sizeof name, "%s%d", run, i);
         snprintf(rank, sizeof rank, "%d", i);
-        tiny_add(&a,
-                 (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
-                                  "netns", "exec", spaces[i], "unshare", "--ipc", program, NULL});
-        tiny_add(&a, (const char *[]){"--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint",
-                                      "10.99.0.1:29500", "--rdzv-key-file", key,
-                                      "--rdzv-timeout-seconds", "30", "--num-processes", "4",
-                                      "--dp-shard-size", "4", "--num-steps", steps, "--set",
-                                      "log.interval=1", NULL});
+        tiny_add(&a, (const char *[]){"/usr/bin/env", "PATH=/usr/sbin:/sbin:/usr/bin:/bin", "ip",
+                                      "netns", "exec", spaces[i], NULL});
+        if (ipc == ALONE) {
+            tiny_add(&a, (const char *[]){"unshare", "--ipc", NULL});
+        }
+        tiny_add(&a, (const char *[]){program,
+                                      "--nnodes",
+                                      "2",
+                                      "--node-rank",
+                                      rank,
+                                      "--rdzv-endpoint",
+                                      "10.99.0.1:29500",
+                                      "--rdzv-key-file",
+                                      key,
+                                      "--rdzv-timeout-seconds",
+                                      "30",
+                                      "--num-processes",
+                                      "4",
+                                      "--dp-shard-size",
+                                      "4",
+                                      "--num-steps",
+                                      steps,
+                                      "--set",
+                                      "log.interval=1",
+                                      NULL});
         tiny_add(&a, tiny_flags(&dir, run));
         launched_start(&nodes[i], &dir, name, a.list);
     }
@@ -121,7 +140,7 @@ Test(netns, two_nodes_train_over_a_network)
 {
     launched nodes[2];
     need_spaces(false);
-    start_nodes(nodes, "job", "3");
+    start_nodes(nodes, ALONE, "job", "3");
     end_nodes(nodes);
     assert_says(&nodes[0], "step 3/3");
 }
@@ -146,6 +165,21 @@ static int find_ports(int space, pid_t pid, int ports[PORTS_MAX])
     }
     pclose(f);
     return count;
+}
+
+/* They could share memory, but not wake each other. */
+Test(netns, two_networks_of_one_system_are_two_hosts)
+{
+    launched nodes[2];
+    need_spaces(false);
+    start_nodes(nodes, SHARED, "job", "100");
+    launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
+    for (int rank = 0; rank < 4; rank++) {
+        int ports[PORTS_MAX];
+        cr_expect_eq(find_ports(rank / 2, launched_child(&nodes[rank / 2], rank), ports), 1,
+                     "rank %d", rank);
+    }
+    end_nodes(nodes);
 }
 
 /* UCX's message of TCP that writes into the memory of the process, and others. */
@@ -236,10 +270,10 @@ Test(netns, strangers_change_nothing)
     launched nodes[2];
     int attacked = 0;
     need_spaces(false);
-    start_nodes(nodes, "quiet", "600");
+    start_nodes(nodes, ALONE, "quiet", "600");
     end_nodes(nodes);
     tiny_metrics(&dir, "quiet", before, sizeof before);
-    start_nodes(nodes, "attacked", "600");
+    start_nodes(nodes, ALONE, "attacked", "600");
     launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
     for (int rank = 0; rank < 4; rank++) {
         pid_t pid = launched_child(&nodes[rank / 2], rank);

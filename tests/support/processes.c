@@ -60,6 +60,11 @@ static nd_status network(void *context, nd_comm_network *out)
     return ND_OK;
 }
 
+static nd_status no_network(void *context, nd_comm_network *out)
+{
+    return nd_fail(ND_ERR_IO, "this host has no address");
+}
+
 static void child_main(nd_ranks *ranks, shared_table *table, int rank)
 {
     nd_rank_result *result = &table->results[rank];
@@ -74,7 +79,7 @@ static void child_main(nd_ranks *ranks, shared_table *table, int rank)
                               .slot_of_rank = nd_ranks_slot,
                               .exchange = exchange,
                               .exchange_context = &end,
-                              .network = network,
+                              .network = ranks->no_network ? no_network : network,
                               .apart = ranks->apart};
     nd_status status = nd_transport_open_ucx(&options, &transport);
     if (status != ND_OK) {

@@ -36,7 +36,7 @@ static void print_cpu(void)
 void nd_version_print(void)
 {
     nd_run_text libraries[ND_LIBRARY_COUNT];
-    int count = nd_library_versions(libraries);
+    int count = nd_library_versions(true, libraries);
     printf("ndtrain %s\n", ND_VERSION);
     for (int i = 0; i < count; i++) {
         print_part(libraries[i].key, libraries[i].value, "");

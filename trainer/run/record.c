@@ -91,7 +91,7 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
         .hosts = worker->peers.hosts,
         .host_count = worker->peers.host_count,
         .libraries = libraries,
-        .library_count = nd_library_versions(libraries),
+        .library_count = nd_library_versions(false, libraries),
         .machine = machine,
         .machine_count = machine_count,
         .model = model,

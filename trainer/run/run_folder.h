@@ -89,8 +89,8 @@ uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *input
 enum { ND_LIBRARY_COUNT = 5 };
 
 /* Fills name and version of the libraries that a run's bits may depend on; returns their number.
- * Strings are static. */
-int nd_library_versions(nd_run_text out[ND_LIBRARY_COUNT]);
+ * Strings are static. `open`: also that of UCX where it is not in use, which is opened for it. */
+int nd_library_versions(bool open, nd_run_text out[ND_LIBRARY_COUNT]);
 
 /* Rank 0, after its inputs are open and its memory is planned; `dir` is the run folder. ND_ERR_DATA
  * when the spans that do not count in the loss are damaged, of which it prints how many do. */

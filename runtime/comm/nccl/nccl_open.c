@@ -79,7 +79,7 @@ static nd_status exchange_cards(nccl_state *state, const nd_nccl_options *option
     card mine, *all = NULL;
     memset(&mine, 0, sizeof mine);
     mine.pid = (int32_t)getpid();
-    mine.host = nd_report_host();
+    ND_TRY(nd_report_host((const char *const[]){"pid", NULL}, &mine.host));
     if (options->rank == 0) {
         ncclResult_t result = state->library.unique_id(&mine.id);
         if (result != ncclSuccess) {

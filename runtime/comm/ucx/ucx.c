@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/ucx/ucx.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "runtime/base/log.h"
 #include "runtime/base/shm_folder.h"
 #include "runtime/comm/backend.h"
 
@@ -56,11 +55,7 @@ static bool is_one_host(const ucx_state *state)
 static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config;
-    ND_TRY(nd_ucx_load());
-    if (state->rank == 0 && getenv("UCX_TLS")) {
-        nd_log_warning("UCX_TLS has no effect: ranks of one host share memory, and those of "
-                       "different hosts use TLS");
-    }
+    ND_TRY(nd_ucx_load(state->rank == 0));
     set_own_folder();
     ND_TRY(read_config(&config));
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
@@ -86,16 +81,13 @@ static nd_status create_worker(ucx_state *state)
     return ND_OK;
 }
 
-/* Equal on ranks that share memory: the same system and pids, and the same IPC namespace, which
- * UCX asks for. */
-static uint64_t host_number(const nd_ucx_options *options)
+/* Equal on ranks that share memory and can wake each other: UCX asks for the same IPC namespace,
+ * and its sockets belong to a network namespace. */
+static nd_status find_host(const nd_ucx_options *options, uint64_t *out)
 {
-    struct stat ipc = {0};
-    if (stat("/proc/self/ns/ipc", &ipc) != 0) {
-        ipc.st_ino = 0;
-    }
-    return nd_report_host() ^ (uint64_t)ipc.st_ino << 32 ^
-           (options->apart ? (uint64_t)options->rank + 1 : 0);
+    ND_TRY(nd_report_host((const char *const[]){"pid", "ipc", "net", NULL}, out));
+    *out ^= options->apart ? (uint64_t)options->rank + 1 : 0;
+    return ND_OK;
 }
 
 static nd_status exchange_places(ucx_state *state, const nd_ucx_options *options)
@@ -160,13 +152,13 @@ static nd_status fill_state(ucx_state *state, const nd_ucx_options *options)
 {
     state->rank = options->rank;
     state->size = options->size;
-    state->host = host_number(options);
     ND_TRY(ND_ALLOC(state->size, &state->peers));
     for (int r = 0; r < state->size; r++) {
         state->peers[r].pidfd = -1;
     }
     ND_TRY(ND_ALLOC(state->size + 2, &state->polled));
     ND_TRY(ND_ALLOC(state->size + 2, &state->polled_rank));
+    ND_TRY(find_host(options, &state->host));
     ND_TRY(exchange_places(state, options));
     ND_TRY(create_worker(state));
     ND_TRY(exchange_addresses(state, options));
@@ -188,7 +180,8 @@ nd_status nd_transport_open_ucx(const nd_ucx_options *options, nd_transport **ou
         ((nd_p2p_transport *)transport->native)->state = state;
         status = fill_state(state, options);
     }
-    if (status != ND_OK) {
+    if (status != ND_OK) { /* so that it does not take leave of ranks that it has not met */
+        ((nd_p2p_transport *)transport->native)->failed = status;
         nd_transport_close(transport);
         return status;
     }
@@ -210,7 +203,9 @@ nd_status nd_transport_check_ucx_room(int64_t local_workers)
     struct statvfs fs;
     nd_shm_folders_clean();
     if (statvfs(shared_memory, &fs) != 0) {
-        return ND_OK;
+        return errno == ENOENT || errno == ENOTDIR
+                   ? ND_OK
+                   : nd_fail(ND_ERR_IO, "%s cannot be read: %s", shared_memory, strerror(errno));
     }
     uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize, needed = each * (uint64_t)local_workers;
     if (room >= needed) {

@@ -45,7 +45,7 @@ typedef struct ucx_state {
 
 /* The functions of libucp that are used. It is opened with the first transport (ucx_library.c), for
  * two reasons: commands without other workers need none of it, and it reads a file of the working
- * directory when it is loaded. */
+ * directory when it is loaded. Only --version opens it without a transport. */
 #define ND_UCX_FUNCTIONS(X)                                                                        \
     X(ucp_get_version_string)                                                                      \
     X(ucp_config_read)                                                                             \
@@ -75,7 +75,8 @@ typedef struct ucx_library {
 #undef ND_UCX_MEMBER
 } ucx_library;
 extern ucx_library nd_ucx;
-nd_status nd_ucx_load(void); /* repeated calls are cheap */
+/* Repeated calls are cheap. `warn`: of variables that the program overrides. */
+nd_status nd_ucx_load(bool warn);
 
 #define ND_UCX(call) nd_ucx_check(nd_ucx.call, #call) /* of a function of the library */
 nd_status nd_ucx_check(ucs_status_t code, const char *call);

@@ -3,26 +3,55 @@
 
 #include <dlfcn.h>
 #include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/library.h"
+#include "runtime/base/log.h"
 
 ucx_library nd_ucx;
 
+/* The program sets these; those without a value later, or in UCX's configuration (ucx.c). While UCX
+ * is loaded it would take the handlers of this program's signals, and wait for a socket in /tmp,
+ * which any user can make, to show its state there. */
+static const char *const own_variables[][2] = {
+    {"UCX_TLS", NULL},
+    {"UCX_POSIX_DIR", NULL},
+    {"UCX_ADAPTIVE_PROGRESS", NULL},
+    {"UCX_HANDLE_ERRORS", "none"},
+    {"UCX_DEBUG_SIGNO", "0"},
+    {"UCX_VFS_ENABLE", "n"},
+};
+
+static void set_own_variables(bool warn)
+{
+    char set[160] = "";
+    for (size_t i = 0; i < sizeof own_variables / sizeof *own_variables; i++) {
+        const char *const *variable = own_variables[i];
+        if (getenv(variable[0])) {
+            snprintf(set + strlen(set), sizeof set - strlen(set), " %s", variable[0]);
+        }
+        if (variable[1]) {
+            setenv(variable[0], variable[1], 1);
+        }
+    }
+    if (warn && set[0]) {
+        nd_log_warning("the program replaces the values of these variables, which have no "
+                       "effect:%s; unset them",
+                       set);
+    }
+}
+
 /* ND_ERR_CONFIG with what to install. The library stays open: its own threads may run. */
-nd_status nd_ucx_load(void)
+nd_status nd_ucx_load(bool warn)
 {
     ucx_library library;
     void *handle, *found;
     if (nd_ucx.ucp_get_version_string) {
         return ND_OK;
     }
-    /* While it is loaded it would take the handlers of this program's signals, and wait for a
-     * socket in /tmp, which any user can make, to show its state there. */
-    setenv("UCX_HANDLE_ERRORS", "none", 1);
-    setenv("UCX_DEBUG_SIGNO", "0", 1);
-    setenv("UCX_VFS_ENABLE", "n", 1);
+    set_own_variables(warn);
     /* Its thread would otherwise reserve 64 MiB of addresses (ulimit -v) for its few bytes. */
     mallopt(M_ARENA_MAX, 1);
     /* Its plugins look for its symbols among the global ones. */
@@ -48,9 +77,12 @@ nd_status nd_ucx_load(void)
     return ND_OK;
 }
 
-const char *nd_transport_ucx_version(void)
+const char *nd_transport_ucx_version(bool open)
 {
-    if (nd_ucx_load() != ND_OK) {
+    if (!open && !nd_ucx.ucp_get_version_string) {
+        return "not used";
+    }
+    if (nd_ucx_load(false) != ND_OK) {
         nd_error_clear();
         return "not installed";
     }

@@ -136,6 +136,23 @@ Test(ucx, a_killed_process_is_named_before_the_deadline)
     expect_fault(CASE_LEAVE, 10, TOGETHER, ND_ERR_IO, words);
 }
 
+static nd_status never(nd_transport *transport, void *context)
+{
+    return nd_fail(ND_ERR_INTERNAL, "the transport was opened");
+}
+
+/* Each rank ends with its own reason, and none by a signal. */
+Test(ucx, a_start_that_fails_ends_with_its_reason)
+{
+    nd_ranks ranks = {.size = 2, .body = never, .apart = APART, .no_network = true};
+    nd_ranks_run_processes(&ranks);
+    for (int r = 0; r < 2; r++) {
+        cr_expect(ranks.results[r].finished, "rank %d did not return", r);
+        cr_expect_eq(ranks.results[r].status, ND_ERR_IO);
+        cr_expect_str_eq(ranks.results[r].message, "this host has no address");
+    }
+}
+
 Test(ucx, different_operations_are_named)
 {
     const char *words[] = {"different operations as number 3", NULL};
