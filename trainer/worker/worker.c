@@ -2,7 +2,6 @@
 #include "trainer/worker/worker.h"
 
 #include <stdlib.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -79,7 +78,8 @@ static nd_status open_nccl(nd_worker *worker, const nd_config *config, nd_progre
         .fault_context = worker,
     };
     if (worker->identity.local_world_size == worker->identity.world_size) {
-        setenv("NCCL_SOCKET_IFNAME", "lo", 0); /* a host may have no other interface */
+        /* Nobody needs a key to talk to NCCL's bootstrap, so one host keeps it to itself. */
+        setenv("NCCL_SOCKET_IFNAME", "=lo", 0);
     }
     return nd_transport_open_nccl(&options, &worker->transport);
 }
@@ -95,10 +95,6 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
     }
     if (worker->identity.world_size == 1 && !config->launch.nccl_alone) {
         return nd_transport_open_self(slot, &worker->transport);
-    }
-    if (gpu && worker->identity.local_world_size == worker->identity.world_size) {
-        /* Nobody needs a key to talk to NCCL's bootstrap, so one host keeps it to itself. */
-        setenv("NCCL_SOCKET_IFNAME", "=lo", 0);
     }
     if (gpu) {
         return open_nccl(worker, config, slot);
