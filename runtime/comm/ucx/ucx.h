@@ -40,8 +40,15 @@ typedef struct ucx_state {
     struct pollfd *polled; /* [2 + size]: the worker, the net, then the pidfds */
     int *polled_rank;      /* [2 + size] */
     int polled_count;
+    bool broken; /* UCX has aborted: it must not be called again */
     nd_p2p_request farewell[2];
 } ucx_state;
+
+/* ucx_guard.c */
+void nd_ucx_watch_abort(void); /* once in a process, before the first guarded call */
+/* Runs `call`, which calls UCX and holds nothing. ND_ERR_IO: UCX has aborted since a rank has
+ * ended. An abort for another reason ends the process. */
+nd_status nd_ucx_guard(ucx_state *state, void (*call)(void *context), void *context);
 
 /* The functions of libucp that are used. It is opened with the first transport (ucx_library.c), for
  * two reasons: commands without other workers need none of it, and it reads a file of the working

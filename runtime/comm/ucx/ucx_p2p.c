@@ -136,30 +136,29 @@ static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_
     }
 }
 
-static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
+typedef struct post {
+    ucx_state *state;
+    nd_p2p_request *request;
+} post;
+
+static void post_send(void *context)
 {
-    ucx_state *state = ucx_state_of(transport);
-    if (ucx_is_remote(state, request->peer)) {
-        return nd_net_send(state->net, request);
-    }
-    ND_TRY(ucx_connect(transport, request->peer));
+    const post *p = context;
+    nd_p2p_request *request = p->request;
     const ucp_request_param_t param = {.op_attr_mask =
                                            UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                        .cb.send = on_sent,
                                        .user_data = request};
     keep(request,
-         nd_ucx.ucp_tag_send_nbx(state->peers[request->peer].endpoint, request->buffer,
+         nd_ucx.ucp_tag_send_nbx(p->state->peers[request->peer].endpoint, request->buffer,
                                  request->bytes, request->tag, &param),
          true);
-    return ND_OK;
 }
 
-static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
+static void post_recv(void *context)
 {
-    ucx_state *state = ucx_state_of(transport);
-    if (ucx_is_remote(state, request->peer)) {
-        return nd_net_recv(state->net, request);
-    }
+    const post *p = context;
+    nd_p2p_request *request = p->request;
     ucp_tag_recv_info_t info = {.length = request->bytes};
     const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                        UCP_OP_ATTR_FIELD_USER_DATA |
@@ -168,9 +167,27 @@ static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
                                        .user_data = request,
                                        .recv_info.tag_info = &info};
     ucs_status_ptr_t native = nd_ucx.ucp_tag_recv_nbx(
-        state->worker, request->buffer, request->bytes, request->tag, ~UINT64_C(0), &param);
+        p->state->worker, request->buffer, request->bytes, request->tag, ~UINT64_C(0), &param);
     keep(request, native, info.length == request->bytes);
-    return ND_OK;
+}
+
+static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
+{
+    ucx_state *state = ucx_state_of(transport);
+    if (ucx_is_remote(state, request->peer)) {
+        return nd_net_send(state->net, request);
+    }
+    ND_TRY(ucx_connect(transport, request->peer));
+    return nd_ucx_guard(state, post_send, &(post){state, request});
+}
+
+static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
+{
+    ucx_state *state = ucx_state_of(transport);
+    if (ucx_is_remote(state, request->peer)) {
+        return nd_net_recv(state->net, request);
+    }
+    return nd_ucx_guard(state, post_recv, &(post){state, request});
 }
 
 /* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left
@@ -180,7 +197,7 @@ static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
     ucx_state *state = ucx_state_of(transport);
     if (ucx_is_remote(state, request->peer)) {
         nd_net_cancel(state->net, request);
-    } else if (request->native) {
+    } else if (request->native && !state->broken) {
         nd_ucx.ucp_request_cancel(state->worker, request->native);
         for (int i = 0; i < 100 && request->native; i++) {
             nd_ucx.ucp_worker_progress(state->worker);
@@ -188,11 +205,17 @@ static void ucx_cancel(nd_transport *transport, nd_p2p_request *request)
     }
 }
 
+static void progress_worker(void *context)
+{
+    const ucx_state *state = context;
+    for (int i = 0; i < 16 && nd_ucx.ucp_worker_progress(state->worker) != 0; i++) {
+    }
+}
+
 static nd_status ucx_progress(nd_transport *transport)
 {
     ucx_state *state = ucx_state_of(transport);
-    for (int i = 0; i < 16 && nd_ucx.ucp_worker_progress(state->worker) != 0; i++) {
-    }
+    ND_TRY(nd_ucx_guard(state, progress_worker, state));
     return state->net ? nd_net_progress(state->net) : ND_OK;
 }
 
@@ -237,7 +260,7 @@ static bool ucx_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_tag
     if (state->net && nd_net_peek(state->net, wanted, mask, found, bytes)) {
         return true;
     }
-    if (!nd_ucx.ucp_tag_probe_nb(state->worker, wanted, mask, 0, &info)) {
+    if (state->broken || !nd_ucx.ucp_tag_probe_nb(state->worker, wanted, mask, 0, &info)) {
         return false;
     }
     *found = info.sender_tag;
