@@ -115,6 +115,21 @@ def expected_losses(build_folder):
     return found
 
 
+def expect():
+    """What smoke compares two layers of the 8B shape with."""
+    os.chdir(TOP)
+    build_folder = pathlib.Path(os.environ.get("ND_VISIT_BUILD") or "build").resolve()
+    place = Place(dry=False, out=build_folder / "two-layers", build=build_folder, programs=build_folder, tests=build_folder, jobs=2,
+                  seconds_per_test=0, gpu="CPU 8.9", commit="", peer="", own_library_path="")
+    place.make_folders()
+    try:
+        found = {precision: bench.cpu_two_layers(place, precision) for precision in ("bf16", "fp8")}
+    except Failure:
+        raise check.WrongUse("the runs on the CPU failed") from None
+    pathlib.Path(bench.TWO_LAYERS).write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
 def sums():
     for path in sorted(p for p in TO.rglob("*") if p.is_file()):
         yield f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(TO)}\n"

@@ -6,6 +6,8 @@ beside PyTorch, and where the time goes.
   build-visit/visit smoke [SECONDS]           there: facts of the machine, each form of product, short runs (at most 120 s)
   build-visit/visit full [SECONDS]            there: speeds beside PyTorch, profiles, attention, kernels (at most 570 s)
   scripts/gpu/visit results visit.json ...    writes docs/gpu_results.md, and the rates that `ndtrain plan --explain` reads
+  scripts/gpu/visit expect                    the first step of two 8B layers on this machine's CPUs, into scripts/gpu/two_layers.json,
+                                              with the programs of build/ (five minutes for each precision, 16 GB of memory)
   scripts/gpu/visit rehearse                  smoke and full without a GPU, in minimal roots of two releases of Debian
 
 smoke and full begin anew with each call. After each item they leave visit.md, visit.json and visit.tar.gz (records, logs, metrics)
@@ -39,7 +41,7 @@ from runner import GRACE, Item, Runner
 STARTED = time.monotonic()
 MOST = {"smoke": 120, "full": 570}
 RECIPES = ("tensorwise", "rowwise", "delayed")
-DATA = ("configs/model-small.json", "configs/llama-3.1-8b/config.json")
+DATA = ("configs/model-small.json", "configs/llama-3.1-8b/config.json", "scripts/gpu/two_layers.json")
 
 
 def small_runs():
@@ -130,13 +132,17 @@ def main():
         import pack
 
         return pack.pack()
+    if command == "expect" and len(arguments) == 1:
+        import pack
+
+        return pack.expect()
     if command == "results" and len(arguments) > 1:
         import results
 
         return results.write(arguments[1:])
     if command == "rehearse" and len(arguments) == 1:
         os.execv(TOP / "scripts/gpu/rehearse", ["rehearse"])
-    raise check.WrongUse("visit takes pack, smoke [SECONDS], full [SECONDS], results FILE... or rehearse; --help says more")
+    raise check.WrongUse("visit takes pack, smoke [SECONDS], full [SECONDS], results FILE..., expect or rehearse; --help says more")
 
 
 if __name__ == "__main__":
