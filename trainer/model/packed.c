@@ -21,6 +21,13 @@ void nd_packed_fini(nd_packed_weights *p)
     *p = (nd_packed_weights){0};
 }
 
+/* Forms stand in the order of their layers, the head's behind them in that of its tiles. */
+static bool stands_before(const nd_packed_weight *a, const nd_packed_weight *b)
+{
+    const int64_t x = a->layer < 0 ? INT64_MAX : a->layer, y = b->layer < 0 ? INT64_MAX : b->layer;
+    return x < y || (x == y && a->row < b->row);
+}
+
 void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtype stored,
                     nd_dtype format, int64_t rows, int64_t reads)
 {
@@ -44,6 +51,7 @@ void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtyp
     w.bytes = p->rank->ops->form(p->rank->device, &need).bytes;
     if (w.bytes > 0) {
         ND_ASSERT(p->count < p->most);
+        ND_ASSERT(p->count == 0 || !stands_before(&w, &p->weights[p->count - 1]));
         p->weights[p->count++] = w;
     }
 }
@@ -74,10 +82,16 @@ void nd_packed_plan(nd_packed_weights *p, bool head, nd_memplan *plan)
 
 nd_kept_form *nd_packed_form_of(nd_packed_weights *p, const nd_packed_weight *x)
 {
-    for (int i = 0; i < p->count; i++) {
+    int low = 0;
+    for (int high = p->count; low < high;) {
+        const int middle = low + (high - low) / 2;
+        const bool below = stands_before(&p->weights[middle], x);
+        low = below ? middle + 1 : low;
+        high = below ? high : middle;
+    }
+    for (int i = low; i < p->count && !stands_before(x, &p->weights[i]); i++) {
         nd_packed_weight *w = &p->weights[i];
-        if (w->first == x->first && w->last == x->last && w->layer == x->layer &&
-            w->row == x->row && w->transposed == x->transposed) {
+        if (w->first == x->first && w->last == x->last && w->transposed == x->transposed) {
             w->form.made = w->form.made && w->version == p->fsdp->version;
             w->version = p->fsdp->version;
             return w->form.memory ? &w->form : NULL;

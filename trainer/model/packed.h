@@ -40,8 +40,8 @@ nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const n
                          int64_t tiles);
 void nd_packed_fini(nd_packed_weights *packed);
 
-/* Wants a form of a weight, which is stored in one dtype and multiplied in another. A step reads it
- * `reads` times, in products of `rows` rows. */
+/* Wants a form of a weight, which is stored in one dtype and multiplied in another; in the order of
+ * the layers, the head's tiles last. A step reads it `reads` times, in products of `rows` rows. */
 void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype stored,
                     nd_dtype format, int64_t rows, int64_t reads);
 /* Bytes of the forms of the blocks, or of those of the head. */
