@@ -96,7 +96,7 @@ def check_table(out, printed):
 def check_page(out):
     """All runs are in the chart of the loss, with their values."""
     page = (out / "precision.html").read_text()
-    data = json.loads(re.search(r'id="loss".*?<script type="application/json">(.*?)</script>', page, re.S).group(1))
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))["charts"][0]
     wanted = [f"{name}-seed{seed}" for name in PRECISIONS for seed in SEEDS]
     check([line["name"] for line in data["lines"]] == wanted, f"curves {[line['name'] for line in data['lines']]}")
     for line in data["lines"]:

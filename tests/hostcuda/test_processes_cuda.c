@@ -110,7 +110,7 @@ Test(processes_cuda, queues_loading_and_interface_are_set_before_the_first_call)
     } runs[] = {
         {"", "--workers 2 --dp-shard-size 2",
          "cuda CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=unset\n"
-         "nccl NCCL_SOCKET_IFNAME=lo\n"},
+         "nccl NCCL_SOCKET_IFNAME==lo\n"},
         {"", "--workers 1 --cuda-graphs",
          "cuda CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER\n"},
         {"CUDA_DEVICE_MAX_CONNECTIONS=1 CUDA_MODULE_LOADING=LAZY NCCL_SOCKET_IFNAME=eth7",
