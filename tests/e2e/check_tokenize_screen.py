@@ -214,7 +214,8 @@ def expected(special, begin, end):
     """Tokens of all documents, and of prompts."""
     documents = [(prompt or "", text) for _, prompt, text in ROWS if text]
     prompts = sum(count(prompt, special) + begin for prompt, _ in documents if prompt)
-    return sum(count(prompt, special) + count(text, special) + begin + end for prompt, text in documents), prompts
+    ends = sum(end and not (special and text.endswith(END)) for _, text in documents)  # one that ends so gets no second one
+    return sum(count(prompt, special) + count(text, special) + begin for prompt, text in documents) + ends, prompts
 
 
 def read_table(out):

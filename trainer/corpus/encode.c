@@ -57,14 +57,13 @@ static nd_status add_ids(worker *w, const uint8_t *text, size_t size, bool begin
     return nd_ids_add(&w->piece.ids, ids, count);
 }
 
-/* The ids of a chat have their own end, and so have those behind which the tokenizer has put the
- * end of text. */
+/* The ids of a chat have their own end, and so have those that end with the end of text, which the
+ * text or the tokenizer's post-processor has given them. */
 static nd_status end_document(worker *w, bool chat)
 {
     const nd_corpus_job *job = w->crew->job;
     const nd_ids *ids = &w->piece.ids;
-    const bool ended =
-        job->rules->add_special && ids->count > 0 && ids->data[ids->count - 1] == job->eod;
+    const bool ended = ids->count > 0 && ids->data[ids->count - 1] == job->eod;
     ND_TRY(nd_ids_add(&w->piece.ids, &job->eod, job->eod >= 0 && !chat && !ended));
     int32_t end = (int32_t)w->piece.ids.count;
     return nd_ids_add(&w->piece.ends, &end, 1);
