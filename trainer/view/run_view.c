@@ -75,7 +75,7 @@ static nd_status read_metrics(nd_run_view *v)
     nd_fs_kind kind = ND_FS_FILE;
     ND_TRY(nd_fs_format(&path, "%s/metrics.jsonl", v->folder));
     nd_status status = nd_fs_look(path, &kind, &st);
-    if (kind == ND_FS_ABSENT) {
+    if (status == ND_OK && kind == ND_FS_ABSENT) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" has no metrics.jsonl, so it holds no run; give the folder of a "
                          "run, as ndlaunch prints it",
