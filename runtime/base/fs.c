@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -412,24 +413,42 @@ FILE *nd_fs_stream_new(const char *path)
     return stream_of(nd_fs_create(path, 0666), "w");
 }
 
-int nd_fs_update(const char *path, int flags)
+static int update(const char *path, int flags)
 {
     struct stat st;
     const int fd =
-        open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0666);
-    if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+        open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0666);
+    if (fd < 0) {
+        return -1;
+    }
+    const int code = fstat(fd, &st) != 0    ? errno
+                     : !S_ISREG(st.st_mode) ? ENXIO
+                     : st.st_nlink > 1      ? EMLINK /* 0: another process has just removed it */
+                                            : 0;
+    if (code != 0) {
         close(fd);
-        errno = ENXIO;
+        errno = code;
         return -1;
     }
     return fd;
 }
 
+int nd_fs_update(const char *path, int flags)
+{
+    return update(path, flags | O_CREAT);
+}
+
+int nd_fs_update_existing(const char *path)
+{
+    return update(path, 0);
+}
+
 const char *nd_fs_reason(int code)
 {
-    return code == ELOOP   ? "it is a link"
-           : code == ENXIO ? "it is a device, pipe or socket"
-                           : strerror(code);
+    return code == ELOOP    ? "it is a link"
+           : code == ENXIO  ? "it is a device, pipe or socket"
+           : code == EMLINK ? "it is another name of a file elsewhere"
+                            : strerror(code);
 }
 
 int nd_fs_open_folder(const char *path)
@@ -447,9 +466,36 @@ FILE *nd_fs_stream_kernel(const char *path)
     return fopen(path, "re");
 }
 
+/* Locking. */
+
+nd_status nd_fs_lock(int fd, const char *path, nd_fs_locked *out)
+{
+    int code;
+    do {
+        code = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    } while (code == EINTR);
+    if (code == 0) {
+        *out = ND_FS_LOCKED;
+    } else if (code == EWOULDBLOCK) {
+        *out = ND_FS_LOCKED_BY_ANOTHER;
+    } else if (code == ENOLCK || code == ENOSYS || code == EOPNOTSUPP) {
+        *out = ND_FS_NO_LOCKS;
+    } else {
+        return nd_fail(ND_ERR_IO, "cannot lock \"%s\": %s", path, strerror(code));
+    }
+    return ND_OK;
+}
+
 /* Reading. */
 
 nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size)
+{
+    mode_t mode;
+    return nd_fs_read_mode(path, max_bytes, blame, out, size, &mode);
+}
+
+nd_status nd_fs_read_mode(const char *path, size_t max_bytes, nd_status blame, char **out,
+                          size_t *size, mode_t *mode)
 {
     int fd = -1;
     struct stat st;
@@ -471,6 +517,7 @@ nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char *
         *size -= 3;
         memmove(data, data + 3, *size + 1);
     }
+    *mode = st.st_mode;
     *out = data;
     data = NULL;
 out:

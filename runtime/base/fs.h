@@ -89,8 +89,11 @@ int nd_fs_create(const char *path, mode_t mode);
 /* The same as a stream to be written, mode 0666; NULL and errno. */
 FILE *nd_fs_stream_new(const char *path);
 /* A file that this program may have made before, to be read and written, created where it is
- * missing. `flags` is 0 or O_APPEND. -1 and errno: ELOOP for a link, ENXIO for what is no file. */
+ * missing. `flags` is 0, or any of O_APPEND and O_EXCL (EEXIST where the name is taken). -1 and
+ * errno: ELOOP for a link, ENXIO for what is no file, EMLINK for a file that has other names. */
 int nd_fs_update(const char *path, int flags);
+/* The same without making it: ENOENT where it is missing. */
+int nd_fs_update_existing(const char *path);
 /* strerror, with the reasons of nd_fs_update in words. */
 const char *nd_fs_reason(int code);
 /* A folder, or a link to one; -1 and errno. */
@@ -99,12 +102,27 @@ int nd_fs_open_folder(const char *path);
 int nd_fs_open_kernel(const char *path);
 FILE *nd_fs_stream_kernel(const char *path);
 
+/* Locking. */
+
+typedef enum nd_fs_locked {
+    ND_FS_LOCKED = 0, /* until the descriptor is closed */
+    ND_FS_LOCKED_BY_ANOTHER,
+    ND_FS_NO_LOCKS /* the file system has none */
+} nd_fs_locked;
+
+/* Locks an open file for this descriptor alone, without waiting; it must be open for writing, or a
+ * network file system refuses. ND_ERR_IO: whether another process has it locked is not known. */
+nd_status nd_fs_lock(int fd, const char *path, nd_fs_locked *out);
+
 /* Reading. */
 
 /* The whole file, without the byte order mark of UTF-8 that some editors put before a text, and a
  * terminating NUL that is not counted in *size; refuses more than max_bytes. Owned by the
  * caller. */
 nd_status nd_fs_read(const char *path, size_t max_bytes, nd_status blame, char **out, size_t *size);
+/* The same, and the file's mode, of the same open. */
+nd_status nd_fs_read_mode(const char *path, size_t max_bytes, nd_status blame, char **out,
+                          size_t *size, mode_t *mode);
 
 /* A regular file mapped read-only. An empty file has data NULL and size 0. */
 typedef struct nd_fs_map {
@@ -148,9 +166,12 @@ nd_status nd_fs_write_atomic_as(const char *path, mode_t mode, const void *data,
 
 /* A name beside `path` that no other process has, PATH.tmp-PID-CLOCK; owned by the caller. */
 nd_status nd_fs_temporary(const char *path, char **out);
-/* Removes what has such a name in a folder: processes that were killed left it. The caller knows
- * that no other one works in the folder. Each is named in the log. */
-nd_status nd_fs_remove_temporaries(const char *folder);
+/* The length of the path that a temporary name was made for; 0: it is no such name. */
+size_t nd_fs_temporary_of(const char *name);
+/* Removes what killed processes left in a folder: whatever has a name for which `is_left` is true.
+ * The caller knows that no live process works under that name. Each is named in the log, also one
+ * that cannot be removed. */
+nd_status nd_fs_remove_left(const char *folder, bool (*is_left)(const char *name));
 
 /* Renames to a name that nothing has yet: 0 or an errno, EEXIST when `to` exists. */
 int nd_fs_rename_new(const char *from, const char *to);
@@ -181,6 +202,9 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
  * part is no error, whatever it is. What was made outlives a power failure.
  */
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
+/* A folder that this program makes inside a folder of its own. One that exists is no error, but a
+ * link is, to whatever it leads. ND_ERR_CANTCREATE. */
+nd_status nd_fs_make_own_folder(const char *path);
 /* Bytes of the regular files in a folder and below it, or the bytes that they occupy on the disk.
  * Links are not followed; what disappears meanwhile does not count. */
 nd_status nd_fs_tree_bytes(const char *folder, bool occupied, uint64_t *bytes);

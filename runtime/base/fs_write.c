@@ -97,7 +97,7 @@ nd_status nd_fs_temporary(const char *path, char **out)
 }
 
 /* NAME.tmp-PID-CLOCK with 16 digits of the clock. */
-static bool is_temporary(const char *name)
+size_t nd_fs_temporary_of(const char *name)
 {
     static const char mark[] = ".tmp-", digits[] = "0123456789", hex[] = "0123456789abcdef";
     const char *at = NULL;
@@ -105,24 +105,37 @@ static bool is_temporary(const char *name)
         at = p + sizeof mark - 1;
     }
     const size_t pid = at ? strspn(at, digits) : 0;
-    return pid > 0 && at[pid] == '-' && strspn(at + pid + 1, hex) == 16 && !at[pid + 17];
+    return pid > 0 && at[pid] == '-' && strspn(at + pid + 1, hex) == 16 && !at[pid + 17]
+               ? (size_t)(at - name) - (sizeof mark - 1)
+               : 0;
 }
 
-nd_status nd_fs_remove_temporaries(const char *folder)
+static nd_status remove_one(const char *path)
+{
+    bool stays = false;
+    nd_fs_remove_tree(path);
+    ND_TRY(nd_fs_exists(path, &stays));
+    if (stays) {
+        nd_log_warning("%s, which a process left that did not end, cannot be removed; remove it",
+                       path);
+    } else {
+        nd_log_info("removed %s, which a process left that did not end", path);
+    }
+    return ND_OK;
+}
+
+nd_status nd_fs_remove_left(const char *folder, bool (*is_left)(const char *name))
 {
     nd_fs_names names;
     ND_TRY(nd_fs_list(folder, &names));
     nd_status status = ND_OK;
     for (int i = 0; i < names.count && status == ND_OK; i++) {
         char *path = NULL;
-        if (!is_temporary(names.list[i])) {
+        if (!is_left(names.list[i])) {
             continue;
         }
         status = nd_fs_format(&path, "%s/%s", folder, names.list[i]);
-        if (status == ND_OK) {
-            nd_fs_remove_tree(path);
-            nd_log_info("removed %s, which a process left that did not end", path);
-        }
+        status = status == ND_OK ? remove_one(path) : status;
         free(path);
     }
     nd_fs_names_fini(&names);
@@ -198,6 +211,19 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *adv
         }
     }
     return ND_OK;
+}
+
+nd_status nd_fs_make_own_folder(const char *path)
+{
+    int code = mkdir(path, 0777) == 0 ? 0 : errno;
+    if (code == EEXIST) {
+        nd_fs_kind kind;
+        ND_TRY(nd_fs_look_at_link(path, &kind, NULL));
+        code = kind == ND_FS_FOLDER ? 0 : kind == ND_FS_LINK ? ELOOP : ENOTDIR;
+    }
+    return code == 0 ? ND_OK
+                     : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path,
+                               nd_fs_reason(code));
 }
 
 /* Trees. */

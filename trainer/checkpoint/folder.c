@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,24 +23,26 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
     char *path = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_format(&path, "%s/.lock", run));
+    nd_fs_locked locked = ND_FS_LOCKED;
     int fd = nd_fs_update(path, 0);
-    int code = fd < 0 ? errno : flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-    if (fd < 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, nd_fs_reason(code));
-    } else if (code == EWOULDBLOCK) {
+    status = fd < 0
+                 ? nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, nd_fs_reason(errno))
+                 : nd_fs_lock(fd, path, &locked);
+    if (status == ND_OK && locked == ND_FS_LOCKED_BY_ANOTHER) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "another process trains in \"%s\" at this moment, or deletes checkpoints "
                          "there; wait until it has ended",
                          run);
+    } else if (status == ND_OK && locked == ND_FS_NO_LOCKS) {
+        nd_log_warning("the file system of \"%s\" has no locks; no second run may use this folder",
+                       run);
+    }
+    if (status != ND_OK && fd >= 0) {
         close(fd);
         fd = -1;
-    } else if (code != 0) {
-        nd_log_warning("the file system of \"%s\" has no locks (%s); no second run may use this "
-                       "folder",
-                       run, strerror(code));
     }
     free(path);
-    out->fd = fd;
+    *out = (nd_run_lock){.fd = fd, .held = status == ND_OK && locked == ND_FS_LOCKED};
     return status;
 }
 
@@ -49,7 +50,7 @@ void nd_run_lock_release(nd_run_lock *lock)
 {
     if (lock->fd >= 0) {
         close(lock->fd);
-        lock->fd = -1;
+        *lock = (nd_run_lock){.fd = -1};
     }
 }
 
@@ -210,27 +211,42 @@ nd_status nd_checkpoint_newest_link(const char *run, int64_t *step)
 
 /* Deletion. */
 
+/* WHAT.json or WHAT-NUMBER.json. */
+static bool is_numbered(const char *name, size_t length, const char *what)
+{
+    static const char end[] = ".json";
+    size_t at = strlen(what);
+    if (strncmp(name, what, at) != 0) {
+        return false;
+    }
+    at += name[at] == '-' ? 1 + strspn(name + at + 1, "0123456789") : 0;
+    return length == at + sizeof end - 1 && memcmp(name + at, end, sizeof end - 1) == 0;
+}
+
+/* The temporary names of what a run writes itself, while it holds the lock. Other commands, which
+ * take no lock, may write into the folder at this moment under other names. */
+static bool is_temporary_of_run(const char *name)
+{
+    static const char *const whole[] = {"model", ".model-saved"};
+    const size_t length = nd_fs_temporary_of(name);
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        if (length == strlen(whole[i]) && memcmp(name, whole[i], length) == 0) {
+            return true;
+        }
+    }
+    return length > 0 && (is_numbered(name, length, "run") || is_numbered(name, length, "trace"));
+}
+
+static bool is_left(const char *name)
+{
+    return strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
+           strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0 ||
+           is_temporary_of_run(name);
+}
+
 nd_status nd_checkpoint_sweep(const char *run)
 {
-    nd_fs_names names;
-    ND_TRY(nd_fs_list(run, &names));
-    nd_status status = nd_fs_remove_temporaries(run);
-    for (int i = 0; i < names.count && status == ND_OK; i++) {
-        const char *name = names.list[i];
-        nd_fs_kind kind = ND_FS_ABSENT;
-        char *path = NULL;
-        if (strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
-            strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0) {
-            status = look_in(run, name, &kind);
-        }
-        if (kind == ND_FS_FOLDER && (status = nd_fs_format(&path, "%s/%s", run, name)) == ND_OK) {
-            nd_fs_remove_tree(path);
-            nd_log_info("removed %s, which a save or a deletion left that did not end", path);
-        }
-        free(path);
-    }
-    nd_fs_names_fini(&names);
-    return status;
+    return nd_fs_remove_left(run, is_left);
 }
 
 /* Save. */
@@ -240,17 +256,10 @@ nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run
     return nd_fs_format(out, "%s/%s%lld-%s", run, temporary_prefix, (long long)step, run_id);
 }
 
-static nd_status make_folder(const char *path)
-{
-    return mkdir(path, 0777) == 0 || errno == EEXIST
-               ? ND_OK
-               : nd_fail(ND_ERR_CANTCREATE, "cannot make folder \"%s\": %s", path, strerror(errno));
-}
-
 nd_status nd_checkpoint_make(const char *temporary, const char *state)
 {
-    ND_TRY(make_folder(temporary));
-    return make_folder(state);
+    ND_TRY(nd_fs_make_own_folder(temporary));
+    return nd_fs_make_own_folder(state);
 }
 
 static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
@@ -349,6 +358,13 @@ static nd_status take_name(const char *run, const char *temporary, int64_t step)
     char *path = NULL, *aside = NULL;
     nd_status status = ND_OK;
     bool there = false, taken = false;
+    nd_fs_kind kind;
+    ND_TRY_OUT(nd_fs_look_at_link(temporary, &kind, NULL));
+    if (kind != ND_FS_FOLDER) {
+        status =
+            nd_fail(ND_ERR_CANTCREATE, "\"%s\" is no longer the folder that was made", temporary);
+        goto out;
+    }
     ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
     ND_TRY_OUT(nd_fs_exists(path, &there));
     if (there) {

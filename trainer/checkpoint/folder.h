@@ -15,9 +15,11 @@
 #include "trainer/checkpoint/manifest.h"
 
 /* Another live process works in the run folder: ND_ERR_CANTCREATE. The lock ends with the process,
- * or with nd_run_lock_release. A file system without locks is named in a warning. */
+ * or with nd_run_lock_release. A file system without locks is named in a warning, and the lock is
+ * not held. ND_ERR_IO: whether another process holds it is not known. */
 typedef struct nd_run_lock {
     int fd; /* -1: none */
+    bool held;
 } nd_run_lock;
 nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out);
 void nd_run_lock_release(nd_run_lock *lock);
@@ -43,13 +45,14 @@ nd_status nd_checkpoint_newest_link(const char *run, int64_t *step);
  * manifest.json or a folder state. */
 nd_status nd_checkpoint_is_ours(const char *path, bool *out);
 
-/* Removes what dead processes left: temporary files and folders, and deletions that were begun. */
+/* Removes what dead processes left: the temporary files and folders of a run, saves and deletions
+ * that were begun, and whatever else has such a name. */
 nd_status nd_checkpoint_sweep(const char *run);
 
 /* RUN/.tmp-checkpoint-STEP-RUNID, which a save fills; owned by the caller. */
 nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out);
 /* Makes the temporary folder and, inside it, `state` (ND_STATE_FOLDER). Every rank that writes
- * calls it, so that none waits for another's: a folder that exists is no error. */
+ * calls it, so that none waits for another's: a folder that exists is no error, but a link is. */
 nd_status nd_checkpoint_make(const char *temporary, const char *state);
 /* What is done right before the rename that commits; its error prevents the rename. */
 typedef struct nd_commit_gate {
@@ -60,9 +63,10 @@ typedef struct nd_commit_gate {
 /*
  * All other files are durable: looks whether those of all writers are there with their sizes,
  * writes the manifest, reads it again, renames the folder to checkpoint-STEP, makes the rename
- * durable. A checkpoint of that step that is there already exchanges names with it and is then
- * renamed to .old; where the file system cannot exchange names, it is renamed first. After a
- * failure the temporary folder and the older checkpoint have their names again.
+ * durable. A temporary folder that has become a link is refused. A checkpoint of that step that is
+ * there already exchanges names with it and is then renamed to .old; where the file system cannot
+ * exchange names, it is renamed first. After a failure the temporary folder and the older
+ * checkpoint have their names again.
  */
 nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_manifest *manifest,
                                nd_commit_gate gate);

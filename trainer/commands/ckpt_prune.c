@@ -120,10 +120,21 @@ static nd_status check_run(const char *run)
                                run);
 }
 
+/* Without a lock nobody knows whether a process trains there. */
+static nd_status lock_run(const char *run, nd_run_lock *lock)
+{
+    ND_TRY(nd_run_lock_acquire(run, lock));
+    return lock->held ? ND_OK
+                      : nd_fail(ND_ERR_CANTCREATE,
+                                "\"%s\" cannot be locked, and a process may train there; delete "
+                                "checkpoints yourself when none does",
+                                run);
+}
+
 static nd_status run_prune(const nd_ckpt_call *call, int *code)
 {
     nd_prune_options options;
-    nd_run_lock lock = {-1};
+    nd_run_lock lock = {.fd = -1};
     char *run = NULL;
     bool dry_run = call->values[FLAG_DRY_RUN];
     nd_status status = ND_OK;
@@ -131,7 +142,7 @@ static nd_status run_prune(const nd_ckpt_call *call, int *code)
     ND_TRY(read_options(call, &options));
     ND_TRY_OUT(nd_ckpt_folder(call->places[0], &run));
     ND_TRY_OUT(check_run(run));
-    ND_TRY_OUT(dry_run ? ND_OK : nd_run_lock_acquire(run, &lock));
+    ND_TRY_OUT(dry_run ? ND_OK : lock_run(run, &lock));
     ND_TRY_OUT(dry_run ? ND_OK : nd_checkpoint_sweep(run));
     pruning p = {.run = run, .dry_run = dry_run};
     status = prune(&p, &options, call->values[FLAG_SET_ASIDE]);

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -92,62 +91,57 @@ static nd_status failure_of(int fd)
 /*
  * Opens the lock file, which other users of the folder may lock too. One that this process makes
  * gets the folder's permissions. Somebody who can write to the folder may have put anything under
- * this name: a link, or a second name of a file from elsewhere, is refused.
+ * this name.
  */
 static nd_status open_lock(const nd_cache_key *key, int *fd)
 {
-    struct stat folder, st;
+    struct stat folder;
     nd_fs_kind kind;
     ND_TRY(nd_fs_look(key->folder, &kind, &folder));
     *fd = nd_fs_create(key->lock, 0666);
     if (*fd >= 0 && kind == ND_FS_FOLDER) {
         (void)!fchmod(*fd, folder.st_mode & 0666);
     }
-    const bool made = *fd >= 0;
-    *fd = made ? *fd : nd_fs_update(key->lock, 0);
-    int code = *fd < 0 || fstat(*fd, &st) != 0 ? errno : 0;
-    if (code == 0 && (made || st.st_nlink <= 1)) { /* 0: its holder has just removed it */
-        return ND_OK;
-    }
-    if (*fd >= 0) {
-        close(*fd);
-    }
-    return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s; set data.cache_dir", key->lock,
-                   code ? nd_fs_reason(code) : "it is another name of a file elsewhere");
+    *fd = *fd >= 0 ? *fd : nd_fs_update(key->lock, 0);
+    return *fd >= 0 ? ND_OK
+                    : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s; set data.cache_dir",
+                              key->lock, nd_fs_reason(errno));
 }
 
 /* Whether the file that was locked is still the one of this name. */
-static bool is_current(int fd, const char *path)
+static nd_status is_current(int fd, const char *path, bool *out)
 {
     struct stat held, named;
     nd_fs_kind kind;
-    return fstat(fd, &held) == 0 && nd_fs_look_at_link(path, &kind, &named) == ND_OK &&
-           kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    ND_TRY(nd_fs_look_at_link(path, &kind, &named));
+    if (fstat(fd, &held) != 0) {
+        return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
+    }
+    *out = kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
+    return ND_OK;
 }
 
 /* One lock file: *held when this process has it, else it is to be opened again. */
 static nd_status take_one(const nd_cache_key *key, wait *w, int fd, bool *held)
 {
     bool waited = false;
+    nd_fs_locked locked;
     *held = false;
-    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EINTR) {
-            continue;
-        }
-        if (errno != EWOULDBLOCK) {
-            const int code = errno;
-            unlink(key->lock);
-            return nd_fail(ND_ERR_CANTCREATE,
-                           "\"%s\" cannot be locked: %s; set data.cache_dir to a folder whose file "
-                           "system has locks",
-                           key->lock, strerror(code));
-        }
+    ND_TRY(nd_fs_lock(fd, key->lock, &locked));
+    while (locked == ND_FS_LOCKED_BY_ANOTHER) {
         waited = true;
         ND_TRY(wait_a_little(w, fd));
+        ND_TRY(nd_fs_lock(fd, key->lock, &locked));
+    }
+    if (locked == ND_FS_NO_LOCKS) {
+        unlink(key->lock);
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "\"%s\" cannot be locked: its file system has no locks; set data.cache_dir "
+                       "to a folder of one that has",
+                       key->lock);
     }
     ND_TRY(waited ? failure_of(fd) : ND_OK);
-    *held = is_current(fd, key->lock);
-    return ND_OK;
+    return is_current(fd, key->lock, held);
 }
 
 nd_status nd_cache_lock_take(const nd_cache_key *key, const nd_token_cache_request *request,

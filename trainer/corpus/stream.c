@@ -85,8 +85,7 @@ static nd_status fill(nd_text_stream *s)
         n = read(s->fd, s->in, IN_BYTES);
     } while (n < 0 && errno == EINTR);
     if (n < 0) {
-        return nd_fail(errno == EIO ? ND_ERR_IO : ND_ERR_DATA, "\"%s\" cannot be read: %s", s->path,
-                       strerror(errno));
+        return nd_fail(ND_ERR_IO, "\"%s\" cannot be read: %s", s->path, strerror(errno));
     }
     s->at = 0;
     s->filled = (size_t)n;

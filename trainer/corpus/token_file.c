@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,12 +37,12 @@ static const char *host_name(char name[65])
 
 static void remove_if_left(const char *path)
 {
-    int fd = -1;
-    (void)nd_fs_open_own(path, ND_ERR_DATA, &fd, NULL);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
-        unlink(path);
-    }
+    nd_fs_locked locked;
+    const int fd = nd_fs_update_existing(path);
     if (fd >= 0) {
+        if (nd_fs_lock(fd, path, &locked) == ND_OK && locked == ND_FS_LOCKED) {
+            unlink(path);
+        }
         close(fd);
     }
 }
@@ -92,8 +91,9 @@ static nd_status create(nd_token_output *out, int number)
     }
     /* Another process may take the file for one that is left, and lock it first: it is about to
      * remove it, or has done so. Where there are no locks nobody removes files. */
-    const bool lost = flock(out->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (lost || (fstat(out->fd, &st) == 0 && st.st_nlink == 0)) {
+    nd_fs_locked locked;
+    ND_TRY(nd_fs_lock(out->fd, out->temporary, &locked));
+    if (locked == ND_FS_LOCKED_BY_ANOTHER || (fstat(out->fd, &st) == 0 && st.st_nlink == 0)) {
         close(out->fd);
         out->fd = -1;
         free(out->temporary); /* the name is the other process's to remove */

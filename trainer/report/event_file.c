@@ -411,8 +411,7 @@ static nd_status stamp_for(const char *folder, long long *stamp)
 static nd_status create(const char *folder, nd_event_file *file)
 {
     char host[256] = "localhost";
-    ND_TRY(nd_fs_make_folders(folder, "the folder of TensorBoard",
-                              "give another folder with --save-dir"));
+    ND_TRY(nd_fs_make_own_folder(folder));
     gethostname(host, sizeof host - 1);
     long long stamp = 0;
     ND_TRY(stamp_for(folder, &stamp));
@@ -420,7 +419,8 @@ static nd_status create(const char *folder, nd_event_file *file)
                         (long long)getpid()));
     file->fd = nd_fs_update(file->path, O_EXCL | O_APPEND);
     if (file->fd < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", file->path, strerror(errno));
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", file->path,
+                       nd_fs_reason(errno));
     }
     nd_event_begin(file, 0);
     nd_proto_text(&file->record, EVENT_VERSION, "brain.Event:2");

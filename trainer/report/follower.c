@@ -7,6 +7,7 @@
  */
 #include "trainer/report/report.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -49,8 +50,8 @@ static nd_status find_script(char **out)
 }
 
 /* In a session of its own, so that a signal for the job does not end it, and without what the
- * worker has open, such as the job's key. */
-static int spawn(const char *const *args, const char *log, pid_t *pid)
+ * worker has open, such as the job's key. `nothing` is its input, `log` its output. */
+static int spawn(const char *const *args, int nothing, int log, pid_t *pid)
 {
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attributes;
@@ -64,10 +65,9 @@ static int spawn(const char *const *args, const char *log, pid_t *pid)
         sigemptyset(&none);
         posix_spawnattr_setsigmask(&attributes, &none);
         posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK);
-        posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-        posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log, O_WRONLY | O_CREAT | O_APPEND,
-                                         0666);
-        posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+        posix_spawn_file_actions_adddup2(&files, nothing, STDIN_FILENO);
+        posix_spawn_file_actions_adddup2(&files, log, STDOUT_FILENO);
+        posix_spawn_file_actions_adddup2(&files, log, STDERR_FILENO);
         error = posix_spawn_file_actions_addclosefrom_np(&files, STANDARD_STREAMS);
         error = error == 0
                     ? posix_spawnp(pid, args[0], &files, &attributes, (char *const *)args, environ)
@@ -103,14 +103,22 @@ static nd_status open_follower(const nd_report_options *options, const char *lib
     const nd_config *config = options->config;
     follower *f = NULL;
     char *script = NULL, pid[24];
+    int log = -1, nothing = -1;
     nd_status status = ND_OK;
     ND_TRY_OUT(ND_ALLOC(1, &f));
-    ND_TRY_OUT(find_script(&script));
     ND_TRY_OUT(nd_fs_format(&f->log, "%s/%s_sync.log", options->dir, library));
+    log = nd_fs_update(f->log, O_APPEND);
+    if (log < 0) {
+        status =
+            nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", f->log, nd_fs_reason(errno));
+        goto out;
+    }
+    ND_TRY_OUT(find_script(&script));
     snprintf(pid, sizeof pid, "%ld", (long)getpid());
     const char *const args[] = {
         config->log.python, script, options->dir, "--with", library, "--pid", pid, NULL};
-    int error = spawn(args, f->log, &f->pid);
+    nothing = nd_fs_open_kernel("/dev/null");
+    int error = nothing >= 0 ? spawn(args, nothing, log, &f->pid) : errno;
     if (error != 0) {
         status = nd_fail(ND_ERR_CONFIG,
                          "log.python, %s, cannot be started: %s; name a Python that has %s "
@@ -124,6 +132,12 @@ static nd_status open_follower(const nd_report_options *options, const char *lib
 out:
     if (f) {
         close_follower(f);
+    }
+    if (log >= 0) {
+        close(log);
+    }
+    if (nothing >= 0) {
+        close(nothing);
     }
     free(script);
     return status;

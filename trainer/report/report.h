@@ -161,7 +161,9 @@ typedef struct nd_report_options {
     bool continues;          /* metrics.jsonl is appended to */
 } nd_report_options;
 
-/* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails. */
+/* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails, or when
+ * something lies in the run folder in the place of what a tracker makes there (ND_ERR_CANTCREATE).
+ * A tracker that fails otherwise is dropped with a warning. */
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
 /* Takes the sink over and starts its thread; closes it on failure. One without `self` is dropped,
  * for the reason that the thread's error has. */
@@ -216,7 +218,8 @@ nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *ou
 
 /*
  * wandb and trackio, not required: log.python runs scripts/wandb_sync.py beside the run, once for
- * each (log.trackers). ND_ERR_CONFIG: it cannot be started. Records that it did not see are in
+ * each (log.trackers). ND_ERR_CONFIG: it cannot be started; ND_ERR_CANTCREATE: its log cannot be
+ * written, or is a link or no file. Records that it did not see are in
  * metrics.jsonl, from where wandb_sync.py can send them later.
  */
 nd_status nd_wandb_sink_open(const nd_report_options *options, nd_sink *out);

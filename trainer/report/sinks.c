@@ -61,7 +61,7 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
             continue;
         }
         nd_status status = all[i].open(options, &sink);
-        if (status != ND_OK && all[i].tracks) {
+        if (status != ND_OK && status != ND_ERR_CANTCREATE && all[i].tracks) {
             sink = (nd_sink){.name = all[i].name};
             status = ND_OK;
         }

@@ -126,6 +126,16 @@ static nd_status part_path(const char *dir, int rank, char **out)
     return nd_fs_format(out, "%s/profile/rank-%d.part", dir, rank);
 }
 
+/* Each rank makes it, so that each sees that it is no link. */
+static nd_status make_parts_folder(const char *dir)
+{
+    char *parts = NULL;
+    ND_TRY(nd_fs_format(&parts, "%s/profile", dir));
+    nd_status status = nd_fs_make_own_folder(parts);
+    free(parts);
+    return status;
+}
+
 static nd_status write_part(const nd_run_profile *p, const char *dir)
 {
     char *path = NULL, *text = NULL, name[NAME] = "";
@@ -217,12 +227,21 @@ out:
 
 /* The steps. */
 
+/* What lies in its place ends a run before its first step, and not its profile at the end. */
+static nd_status check_parts_folder(const char *dir)
+{
+    bool there = false;
+    ND_TRY(nd_fs_has(dir, "profile", &there));
+    return there ? make_parts_folder(dir) : ND_OK;
+}
+
 nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir)
 {
     *p = (nd_run_profile){0};
     if (!nd_config_profile_steps(rank->config, &p->first, &p->last)) {
         return ND_OK;
     }
+    ND_TRY(dir ? check_parts_folder(dir) : ND_OK);
     ND_TRY(nd_profile_init(&p->profile, rank->progress, ND_PROFILE_EVENTS));
     p->rank = rank;
     p->dir = dir;
@@ -276,20 +295,15 @@ static nd_status write_profile(nd_run_profile *p)
     char folder[sizeof words];
     ND_TRY(share_folder(p, words));
     memcpy(folder, words, sizeof words);
-    if (p->dir) {
-        char parts[sizeof folder + 16];
-        snprintf(parts, sizeof parts, "%s/profile", folder);
-        warn(p, nd_fs_make_folders(parts, "the folder of the profile", "look at its permissions"));
-    }
-    ND_TRY(nd_comm_barrier(p->rank->groups.by_kind[ND_GROUP_WORLD]));
-    warn(p, write_part(p, folder));
+    const nd_status made = make_parts_folder(folder);
+    warn(p, made == ND_OK ? write_part(p, folder) : made);
     if (p->profile.dropped > 0) {
         nd_log_warning("the profile of rank %d lacks its last %lld calls, since it holds %d; give "
                        "fewer steps in log.profile_steps",
                        p->rank->rank, (long long)p->profile.dropped, ND_PROFILE_EVENTS);
     }
     ND_TRY(nd_comm_barrier(p->rank->groups.by_kind[ND_GROUP_WORLD]));
-    if (p->dir) {
+    if (p->dir && made == ND_OK) {
         warn(p, put_together(p, folder));
     }
     return ND_OK;

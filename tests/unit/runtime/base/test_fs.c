@@ -399,6 +399,40 @@ Test(fs, a_file_of_ours_is_opened_and_made_through_no_link)
     close(fd);
 }
 
+Test(fs, a_file_that_has_another_name_is_not_updated)
+{
+    tempdir_write(&dir, "elsewhere", "1", 1);
+    char name[PATH_MAX];
+    snprintf(name, sizeof name, "%s", tempdir_file(&dir, "name"));
+    cr_expect_eq(nd_fs_update_existing(name), -1);
+    cr_expect_eq(errno, ENOENT);
+    cr_assert_eq(link(tempdir_file(&dir, "elsewhere"), name), 0);
+    cr_expect_eq(nd_fs_update(name, 0), -1);
+    cr_expect_eq(errno, EMLINK);
+    cr_expect_eq(nd_fs_update_existing(name), -1);
+    cr_assert_eq(unlink(name), 0);
+    const int fd = nd_fs_update_existing(tempdir_file(&dir, "elsewhere"));
+    cr_expect_geq(fd, 0);
+    close(fd);
+}
+
+Test(fs, a_folder_of_ours_is_made_through_no_link)
+{
+    const char *own = tempdir_file(&dir, "own");
+    assert_ok(nd_fs_make_own_folder(own));
+    assert_ok(nd_fs_make_own_folder(own));
+    cr_assert_eq(symlink("own", tempdir_file(&dir, "link")), 0);
+    assert_fails(nd_fs_make_own_folder(tempdir_file(&dir, "link")), ND_ERR_CANTCREATE,
+                 "it is a link");
+    cr_assert_eq(mkfifo(tempdir_file(&dir, "fifo"), 0600), 0);
+    assert_fails(nd_fs_make_own_folder(tempdir_file(&dir, "fifo")), ND_ERR_CANTCREATE, "fifo");
+}
+
+static bool is_any(const char *name)
+{
+    return nd_fs_temporary_of(name) > 0;
+}
+
 Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
 {
     char *temporary = NULL;
@@ -413,7 +447,8 @@ Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
     cr_assert_eq(mkdir("inner", 0700), 0);
     cr_assert_eq(symlink(dir.path, "inner/link"), 0); /* which is not followed */
     cr_assert_eq(chdir("/"), 0);
-    assert_ok(nd_fs_remove_temporaries(dir.path));
+    cr_expect_eq(nd_fs_temporary_of(strrchr(temporary, '/') + 1), strlen("model"));
+    assert_ok(nd_fs_remove_left(dir.path, is_any));
     cr_expect_not(tempdir_has_path(temporary));
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
         cr_expect(tempdir_has_path(tempdir_file(&dir, kept[i])), "%s", kept[i]);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -230,6 +233,69 @@ Test(folder, sweeping_removes_what_dead_saves_left)
     cr_assert_str_eq(listed(), "1 ");
 }
 
+/* Somebody who may write to the run folder puts a link where a save will write. */
+Test(folder, a_save_goes_through_no_link)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_llama_shape shape = fake_shape(true);
+    const nd_commit_gate none = {0};
+    char *temporary = NULL;
+    make("loot");
+    cr_assert_eq(symlink("loot", tempdir_file(&dir, ".tmp-checkpoint-4-test")), 0);
+    cr_assert_eq(symlink("loot", tempdir_file(&dir, ".del-checkpoint-4")), 0);
+    assert_ok(nd_checkpoint_temporary(dir.path, 4, "test", &temporary));
+    assert_fails(nd_checkpoint_make(temporary, tempdir_file(&dir, "loot/state")), ND_ERR_CANTCREATE,
+                 "it is a link");
+    cr_assert_not(exists("loot/state"));
+    assert_ok(nd_checkpoint_sweep(dir.path));
+    struct stat st;
+    cr_assert_neq(lstat(temporary, &st), 0);
+    cr_assert_neq(lstat(tempdir_file(&dir, ".del-checkpoint-4"), &st), 0);
+    cr_assert(exists("loot"));
+    free(temporary);
+    /* And where it is put there while the save is under way. */
+    temporary = begin(4, "test");
+    nd_manifest m = fake_manifest(&shape, &one, 1, 4, false);
+    tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.hashes", "x", 1);
+    m.writers[0].bytes = 0;
+    snprintf(m.writers[0].digest, sizeof m.writers[0].digest, "xxh3:%032d", 0);
+    cr_assert_eq(rename(temporary, tempdir_file(&dir, "moved")), 0);
+    cr_assert_eq(symlink("moved", temporary), 0);
+    assert_fails(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE,
+                 "no longer the folder");
+    cr_assert_neq(lstat(tempdir_file(&dir, "checkpoint-4"), &st), 0);
+    nd_manifest_fini(&m);
+    free(temporary);
+}
+
+/* A command that takes no lock may be writing beside the run at this moment. */
+Test(folder, sweeping_leaves_what_other_commands_write)
+{
+    static const char *const end = ".tmp-1-0123456789abcdef";
+    static const char *const own[] = {"model", ".model-saved", "run.json", "run-12.json",
+                                      "trace.json"};
+    static const char *const others[] = {"out",       "model2",     "page.html", "run-x.json",
+                                         "runs.json", "run-12json", "mode",      "trace"};
+    char name[64];
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        snprintf(name, sizeof name, "%s%s", own[i], end);
+        make(name);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", others[i], end);
+        make(name);
+    }
+    assert_ok(nd_checkpoint_sweep(dir.path));
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        snprintf(name, sizeof name, "%s%s", own[i], end);
+        cr_expect_not(exists(name), "%s", name);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(name, sizeof name, "%s%s", others[i], end);
+        cr_expect(exists(name), "%s", name);
+    }
+}
+
 Test(folder, a_damaged_one_is_set_aside)
 {
     char *aside = NULL;
@@ -242,6 +308,41 @@ Test(folder, a_damaged_one_is_set_aside)
     assert_ok(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL));
     cr_assert(exists("checkpoint-4.bad-2"));
     assert_fails(nd_checkpoint_set_aside(dir.path, 4, "bad", NULL), ND_ERR_CANTCREATE, "rename");
+}
+
+/* In place of the C library's: fails once with `code`. */
+static int lock_code, lock_calls;
+
+int flock(int fd, int operation)
+{
+    const int code = lock_code;
+    lock_calls++;
+    lock_code = 0;
+    if (code != 0) {
+        errno = code;
+        return -1;
+    }
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+Test(folder, only_a_file_system_without_locks_is_used_without_one)
+{
+    static const int none[] = {ENOLCK, ENOSYS, EOPNOTSUPP}, unknown[] = {EIO, EBADF, EINVAL};
+    nd_run_lock lock;
+    for (int i = 0; i < 3; i++) {
+        lock_code = none[i];
+        assert_ok(nd_run_lock_acquire(dir.path, &lock));
+        cr_expect(lock.fd >= 0 && !lock.held);
+        nd_run_lock_release(&lock);
+        lock_code = unknown[i];
+        assert_fails(nd_run_lock_acquire(dir.path, &lock), ND_ERR_IO, "cannot lock");
+        cr_expect(lock.fd == -1 && !lock.held);
+    }
+    lock_code = EINTR;
+    lock_calls = 0;
+    assert_ok(nd_run_lock_acquire(dir.path, &lock));
+    cr_expect(lock.held && lock_calls == 2);
+    nd_run_lock_release(&lock);
 }
 
 Test(folder, two_processes_do_not_share_a_run)

@@ -18,6 +18,7 @@
 
 #include "tests/unit/trainer/corpus/corpus_cases.h"
 #include "trainer/corpus/cache_parts.h"
+#include "trainer/corpus/stream.h"
 #include "trainer/corpus/token_file.h"
 
 static tempdir dir, caches;
@@ -78,11 +79,28 @@ int flock(int fd, int operation)
         errno = ENOSYS;
         return -1;
     }
+    if ((operation & LOCK_EX) && (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY) {
+        errno = EBADF; /* as on NFS */
+        return -1;
+    }
     int code = (int)syscall(SYS_flock, fd, operation);
     if (shared_locks && code != 0 && errno == EWOULDBLOCK) {
         atomic_fetch_add(&shared_locks->refused, 1);
     }
     return code;
+}
+
+/* Looks at a lock that fail as on a broken disk, counted down. */
+static int failing_looks;
+
+int fstatat(int folder, const char *path, struct stat *st, int flags)
+{
+    if (failing_looks > 0 && strstr(path, ".lock")) {
+        failing_looks--;
+        errno = EIO;
+        return -1;
+    }
+    return (int)syscall(SYS_newfstatat, folder, path, st, flags);
 }
 
 /* The pauses of those who wait; each is a millisecond in truth. */
@@ -130,9 +148,15 @@ static void note_progress(uint64_t page[2])
     close(fd);
 }
 
+static int read_code; /* of reads that fail; 0: none does */
+
 ssize_t read(int fd, void *buffer, size_t size)
 {
     uint64_t page[2];
+    if (read_code != 0 && size == 256 << 10) { /* of a text; the framework reads too */
+        errno = read_code;
+        return -1;
+    }
     if (watched && size == 1 << 20 && watched->read_count < 16) {
         note_progress(page);
         watched->reads[watched->read_count++] = page[0];
@@ -566,6 +590,31 @@ Test(token_cache, a_folder_without_locks_is_refused_unless_it_has_the_cache)
     atomic_store(&shared_locks->none, true);
     nd_token_cache_close(open_cache());
     cr_expect_eq(count_files(), 1);
+}
+
+/* Whatever the number of the error is: it says nothing about the text. */
+Test(token_cache, a_read_that_fails_is_no_wrong_text)
+{
+    static const int codes[] = {EIO, EMFILE, ESTALE, EACCES};
+    nd_text_stream *stream;
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        read_code = codes[i];
+        assert_fails(nd_text_stream_open(tempdir_write(&dir, "x", "text", 4), &stream), ND_ERR_IO,
+                     "cannot be read");
+    }
+    read_code = 0;
+}
+
+/* It is not taken again and again until the disk answers. */
+Test(token_cache, a_lock_that_cannot_be_examined_is_an_error)
+{
+    const nd_token_cache_request asked = request();
+    nd_token_cache *cache;
+    failing_looks = 1000;
+    assert_fails(nd_token_cache_open(&asked, &cache), ND_ERR_IO, "cannot examine");
+    cr_expect_gt(failing_looks, 900);
+    failing_looks = 0;
+    nd_token_cache_close(open_cache());
 }
 
 /* Temporary files: of a killed process of this host, of another host, and of one that writes. */

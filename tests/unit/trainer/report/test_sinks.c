@@ -688,11 +688,9 @@ Test(sinks, a_tracker_that_cannot_open_is_dropped)
         nd_tracker tracker;
         const char *dropped, *name;
     } cases[] = {
-        {ND_TRACKER_TENSORBOARD, "warning: TensorBoard takes no more reports", "TensorBoard"},
         {ND_TRACKER_WANDB, "warning: wandb takes no more reports", "wandb"},
         {ND_TRACKER_TRACKIO, "warning: trackio takes no more reports", "trackio"},
     };
-    tempdir_write(&dir, "tensorboard", "a file", 6);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *heard = catch_stderr();
         cr_assert_eq(nd_config_init(&config), ND_OK);
@@ -711,6 +709,29 @@ Test(sinks, a_tracker_that_cannot_open_is_dropped)
         cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
         nd_config_fini(&config);
     }
+}
+
+/* Somebody has put a file of his own, or a link, where a tracker writes. */
+Test(sinks, a_tracker_whose_place_is_taken_ends_the_start)
+{
+    static const nd_tracker trackers[] = {ND_TRACKER_TENSORBOARD, ND_TRACKER_WANDB,
+                                          ND_TRACKER_TRACKIO};
+    static const char *const names[] = {"tensorboard", "wandb_sync.log", "trackio_sync.log"};
+    struct stat st;
+    cr_assert_eq(symlink("/nonexistent", tempdir_file(&dir, "tensorboard")), 0);
+    cr_assert_eq(symlink("loot", tempdir_file(&dir, "wandb_sync.log")), 0);
+    cr_assert_eq(mkfifo(tempdir_file(&dir, "trackio_sync.log"), 0600), 0);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(nd_config_init(&config), ND_OK);
+        config.log.trackers = 1U << trackers[i];
+        nd_sinks sinks;
+        const nd_report_options options = options_of(false);
+        assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, names[i]);
+        cr_expect_eq(sinks.count, 0);
+        cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
+        nd_config_fini(&config);
+    }
+    cr_expect_neq(stat(tempdir_file(&dir, "loot"), &st), 0);
 }
 
 /* It is closed and gets nothing more; the sinks around it go on. */
