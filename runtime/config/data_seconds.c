@@ -66,16 +66,29 @@ static double encode_seconds(const nd_config *config, const char *text)
     return seconds;
 }
 
-/* Reading the files of model.path, as model.verify does where they have SHA256SUMS. */
+/* Reading the files of model.path, as model.verify does where they have SHA256SUMS. They may be
+ * links, as those of the Hugging Face cache are. */
 static double verify_seconds(const nd_config *config)
 {
     const double seconds_per_byte = 10e-9;
     const char *folder = config->model.path;
     uint64_t bytes = 0;
     bool has = false;
+    nd_fs_names names = {0};
     if (config->model.verify && *folder && nd_fs_has(folder, "SHA256SUMS", &has) == ND_OK && has) {
-        (void)nd_fs_tree_bytes(folder, false, &bytes);
+        (void)nd_fs_list(folder, &names);
     }
+    for (int i = 0; i < names.count; i++) {
+        char *path = NULL;
+        struct stat st;
+        nd_fs_kind kind;
+        if (nd_fs_format(&path, "%s/%s", folder, names.list[i]) == ND_OK &&
+            nd_fs_look(path, &kind, &st) == ND_OK && kind == ND_FS_FILE) {
+            bytes += (uint64_t)st.st_size;
+        }
+        free(path);
+    }
+    nd_fs_names_fini(&names);
     nd_error_clear(); /* the check itself says what is wrong */
     return seconds_per_byte * (double)bytes;
 }

@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 from checkpoint_runs import Bench, check
 
@@ -71,15 +72,70 @@ def cache_lock(bench):
     bench.program(*flags)
 
 
-def metrics_link(bench):
+def own_files(bench):
+    """In the place of a file that a run goes on writing, somebody puts a link, or another name of a file."""
     bench.program(*bench.run_flags("linked"))
-    metrics = bench.folder / "linked/metrics.jsonl"
-    metrics.unlink()
-    metrics.symlink_to(bench.secret())
-    printed = bench.program(*bench.run_flags("linked", steps=4), "--resume-from-checkpoint", "auto", code=73)
-    check("metrics.jsonl" in printed and "it is a link" in printed, printed)
-    bench.check_secret("metrics.jsonl")
-    check(not (bench.folder / "linked/checkpoint-4").exists(), "the run went on")
+    for name in ("metrics.jsonl", ".lock"):
+        path = bench.folder / "linked" / name
+        for kind, plant in (("a link", os.symlink), ("another name", os.link)):
+            before = path.read_bytes()
+            path.unlink()
+            plant(bench.secret(), path)
+            printed = bench.program(*bench.run_flags("linked", steps=4), "--resume-from-checkpoint", "auto", code=73)
+            check(name in printed and f"it is {kind}" in printed, printed)
+            bench.check_secret(f"{name} as {kind}")
+            check(not (bench.folder / "linked/checkpoint-4").exists(), "the run went on")
+            path.unlink()
+            path.write_bytes(before)
+    # The mark of a saved model is no file that a run needs.
+    mark = bench.folder / "linked/.model-saved"
+    for plant in (os.mkfifo, lambda path: path.symlink_to(bench.secret()), os.mkdir):
+        mark.unlink()
+        plant(mark)
+        printed = bench.program(*bench.run_flags("linked"), "--resume-from-checkpoint", "auto")
+        check("the model is saved again" in printed and (bench.folder / "linked/model/model.safetensors").exists(), printed)
+        if mark.is_dir():
+            mark.rmdir()
+            continue
+        check(mark.is_file() and not mark.is_symlink(), "the mark is not replaced")
+        bench.check_secret("the mark of a saved model")
+    shutil.rmtree(bench.folder / "linked/model.old", ignore_errors=True)
+
+
+def own_folders(bench):
+    """What a run makes in its folder goes through no link, which somebody put there before the run began."""
+    run, loot = bench.folder / "planted", bench.folder / "loot"
+    loot.mkdir()
+    stands_in = bench.folder / "tracker"
+    stands_in.write_text("#!/usr/bin/env python3\nimport os\n"
+                         "held = [os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')]\n"
+                         "open('open', 'w').write('\\n'.join(held))\nopen('said', 'w').close()\n")
+    stands_in.chmod(0o755)
+    tracker = ["--log-with", "wandb", "--tracker-python", str(stands_in)]
+    link = lambda path: path.symlink_to("../loot")
+    for name, plant, flags, code in ((".tmp-checkpoint-2-single", link, [], 0), (".del-checkpoint-9", link, [], 0),
+                                     ("profile", link, ["--profile-steps", "1-2"], 73), ("tensorboard", link, ["--log-with", "tensorboard"], 73),
+                                     ("wandb_sync.log", lambda path: path.symlink_to(bench.secret()), tracker, 73),
+                                     ("wandb_sync.log", os.mkfifo, tracker, 73)):
+        run.mkdir()
+        plant(run / name)
+        printed = bench.program(*bench.run_flags("planted"), *flags, code=code)
+        check(code == 0 or (name in printed and ("it is a link" in printed or "pipe" in printed)), printed)
+        check(list(loot.iterdir()) == [], f"{name}: the run wrote through a link: {list(loot.iterdir())}")
+        check(code == 73 or not os.path.lexists(run / name), f"{name} is still there")
+        check(code == 73 or stat.S_ISDIR((run / "checkpoint-2").lstat().st_mode), f"{name}: the checkpoint is a link")
+        shutil.rmtree(run)
+    bench.check_secret("wandb_sync.log")
+    bench.program(*bench.run_flags("planted"), *tracker)
+    for _ in range(600):
+        if (bench.folder / "said").exists():
+            break
+        time.sleep(0.1)
+    held = (bench.folder / "open").read_text().splitlines()
+    log = str(run / "wandb_sync.log")
+    check(held.count(log) == 2 and not [path for path in held if path.startswith(str(bench.folder)) and path not in (log, str(stands_in))],
+          f"the tracker's program holds {held}")
+    shutil.rmtree(run)
 
 
 def side_files(bench):
@@ -224,13 +280,17 @@ def no_folders(bench):
     bench.program("check", *bench.run_flags("kept/new")[1:])
     check(list((bench.folder / "kept").iterdir()) == [], "a check left a folder, or removed one that it has not made")
     bench.program("check", *bench.run_flags("text.txt/new")[1:], code=73)
+    before = sorted(bench.folder.iterdir())
+    bench.program("check", *bench.run_flags("z/../y/x")[1:])
+    check(sorted(bench.folder.iterdir()) == before, f"a check left {set(bench.folder.iterdir()) - set(before)}")
 
 
 def main():
     with Attack(sys.argv[1], sys.argv[2]) as bench:
         os.environ["XDG_CACHE_HOME"] = str(bench.folder / "home")
         cache_lock(bench)
-        metrics_link(bench)
+        own_files(bench)
+        own_folders(bench)
         side_files(bench)
         fifos(bench)
         leftovers(bench, str(pathlib.Path(sys.argv[2]).resolve()))

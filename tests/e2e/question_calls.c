@@ -9,7 +9,8 @@
  *   ND_QUESTION_FAIL=K        call K (the first is 1) fails
  *   ND_QUESTION_ERRNO=E       with this number
  *
- * Questions are stat and its kin, open without O_CREAT, opendir, readdir, realpath and statvfs.
+ * Questions are stat and its kin, open without O_CREAT, opendir, readdir, realpath, statvfs and
+ * flock.
  */
 #undef _FILE_OFFSET_BITS /* else the headers make one name of open and open64 */
 #include <dirent.h>
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -164,6 +166,11 @@ DIR *opendir(const char *path)
     }
 READDIR(readdir, struct dirent)
 READDIR(readdir64, struct dirent64)
+
+int flock(int fd, int operation)
+{
+    return enter("flock", fd, NULL, true) ? -1 : (int)syscall(SYS_flock, fd, operation);
+}
 
 char *realpath(const char *path, char *out)
 {

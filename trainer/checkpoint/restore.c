@@ -108,39 +108,44 @@ static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
     return nd_shared_agree(t->rank, status, "the checkpoint", elsewhere);
 }
 
-/* The names in a folder without those that begin with a dot; 0: it cannot be listed. */
-static int64_t count_names(const char *folder)
+/* Adds the names in a folder without those that begin with a dot. */
+static nd_status count_names(const char *folder, int64_t *count)
 {
     nd_fs_names names;
-    int64_t count = 0;
-    if (nd_fs_list(folder, &names) != ND_OK) {
-        return 0;
-    }
+    ND_TRY(nd_fs_list(folder, &names));
     for (int i = 0; i < names.count; i++) {
-        count += names.list[i][0] != '.';
+        *count += names.list[i][0] != '.';
     }
     nd_fs_names_fini(&names);
-    return count;
+    return ND_OK;
 }
 
-static int64_t count_files(const char *checkpoint)
+static nd_status count_files(const char *checkpoint, int64_t *count)
 {
     char state[4096 + 64];
     snprintf(state, sizeof state, "%.4095s/" ND_STATE_FOLDER, checkpoint);
-    return count_names(checkpoint) + count_names(state);
+    ND_TRY(count_names(checkpoint, count));
+    return count_names(state, count);
 }
 
 /* Some rank found damage. One that sees fewer files than rank 0 has not read a damaged checkpoint:
- * its host does not see the run folder, or has an old view of it. */
+ * its host does not see the run folder, or has an old view of it. A rank that cannot count them
+ * knows nothing of damage either: ND_ERR_IO on all. */
 static nd_status agree_on_sight(nd_trainer *t, const char *folder, bool *elsewhere)
 {
     const nd_error own = *nd_error_last();
-    int64_t files = count_files(folder), there = t->rank->rank == 0 ? files : 0;
+    int64_t files = 0;
+    const nd_status counted = count_files(folder, &files);
+    const nd_error uncounted = *nd_error_last();
+    int64_t there = t->rank->rank == 0 ? files : 0;
     nd_status status = *elsewhere ? ND_OK : own.status;
     *elsewhere = false; /* where a rank is lost */
     ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &there, 1,
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK && files < there) {
+    if (counted != ND_OK) {
+        status = counted;
+        nd_error_restore(&uncounted);
+    } else if (status != ND_OK && files < there) {
         char host[128];
         nd_identity_host(host, sizeof host);
         status =

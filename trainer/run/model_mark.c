@@ -45,9 +45,10 @@ void nd_run_model_unmark(const nd_run_files *files)
 nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype,
                                  bool *out)
 {
-    char path[4352], text[64], *line = NULL;
-    size_t size;
+    char path[4352], text[64], line[sizeof text] = "";
+    struct stat st;
     bool there = false;
+    int fd = -1;
     *out = false;
     if (!files->dir) {
         return ND_OK;
@@ -56,10 +57,21 @@ nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_wei
     ND_TRY(nd_fs_exists(path, &there));
     snprintf(path, sizeof path, "%s/%s", files->dir, mark_name);
     ND_TRY(there ? nd_fs_exists(path, &there) : ND_OK);
-    if (there) {
-        ND_TRY(nd_fs_read(path, sizeof text, ND_ERR_DATA, &line, &size));
-        *out = strcmp(line, mark_text(text, step, dtype)) == 0;
-        free(line);
+    if (!there) {
+        return ND_OK;
     }
-    return ND_OK;
+    nd_status status = nd_fs_open_own(path, ND_ERR_DATA, &fd, &st);
+    if (status == ND_ERR_DATA) { /* a link, a folder, a pipe: not what nd_run_model_mark writes */
+        nd_log_warning("%s; the model is saved again", nd_error_last()->message);
+        nd_error_clear();
+        return ND_OK;
+    }
+    ND_TRY(status);
+    const size_t size = strlen(mark_text(text, step, dtype));
+    if (st.st_size == (off_t)size) {
+        status = nd_fs_pread(fd, path, line, size, 0);
+        *out = status == ND_OK && memcmp(line, text, size) == 0;
+    }
+    close(fd);
+    return status;
 }

@@ -16,6 +16,7 @@
 typedef struct nd_inputs {
     nd_llama_shape shape;
     char *model_folder;    /* NULL for fresh weights */
+    uint64_t side_bytes;   /* of the files beside its weights that a saved model gets */
     nd_hf_reader *weights; /* NULL for fresh weights */
     char *tokenizer;       /* the tokenizer.json that data.tokenizer names, or NULL */
     nd_dataset *data;
@@ -67,7 +68,7 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
 
-/* Before any worker starts: whether the run folder could be made and used. Leaves no folder behind.
+/* Before any worker starts: whether the run folder could be made and used. Makes nothing.
  * `continued`: the folder of a run that goes on in it, or NULL. */
 nd_status nd_run_folder_check(const nd_config *config, const char *continued);
 

@@ -79,10 +79,10 @@ static nd_status check_no_checkpoint(const char *dir)
     return status;
 }
 
-static nd_status open_given(const char *dir)
+/* A folder that is there, and holds no run yet. */
+static nd_status check_fresh(const char *dir)
 {
     static const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
-    ND_TRY(make_path(dir));
     ND_TRY(check_writable(dir));
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         bool there = false;
@@ -92,6 +92,12 @@ static nd_status open_given(const char *dir)
         }
     }
     return check_no_checkpoint(dir);
+}
+
+static nd_status open_given(const char *dir)
+{
+    ND_TRY(make_path(dir));
+    return check_fresh(dir);
 }
 
 /* File name of the configuration without folder and suffix; "run" when there was no file. */
@@ -122,41 +128,32 @@ static nd_status find_existing(const char *path, char **out)
     return ND_OK;
 }
 
-/* Removes the empty folders from `path` up to `there`, which stays. */
-static void remove_made(const char *path, const char *there)
+/* Whether a folder can be made there, without making it. */
+static nd_status check_makeable(const char *path)
 {
-    char *at = NULL;
-    nd_status status = nd_fs_format(&at, "%s", path);
-    while (status == ND_OK && strcmp(at, there) != 0 && rmdir(at) == 0) {
-        char *above = NULL;
-        status = nd_fs_parent(at, &above);
-        free(at);
-        at = above;
+    char *there = NULL;
+    nd_fs_kind kind;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(find_existing(path, &there));
+    ND_TRY_OUT(nd_fs_look(there, &kind, NULL));
+    errno = ENOTDIR;
+    if (kind != ND_FS_FOLDER || access(there, W_OK | X_OK) != 0) {
+        status = fail_create(path);
     }
-    free(at);
+out:
+    free(there);
+    return status;
 }
 
 nd_status nd_run_folder_check(const nd_config *config, const char *continued)
 {
     const char *dir = config->output.dir[0] ? config->output.dir : "runs";
-    char *there = NULL;
+    bool there = false;
     if (continued) {
         return check_writable(continued);
     }
-    nd_status status = find_existing(dir, &there);
-    if (status == ND_OK && config->output.dir[0]) {
-        status = open_given(dir);
-    } else if (status == ND_OK) {
-        status = make_path(dir);
-        status = status == ND_OK && access(dir, W_OK | X_OK) != 0 ? fail_create(dir) : status;
-    }
-    const nd_error error = *nd_error_last();
-    if (there) {
-        remove_made(dir, there);
-    }
-    nd_error_restore(&error);
-    free(there);
-    return status;
+    ND_TRY(nd_fs_exists(dir, &there));
+    return there && config->output.dir[0] ? check_fresh(dir) : check_makeable(dir);
 }
 
 nd_status nd_run_folder_create(const nd_config *config, char **out)
@@ -272,8 +269,7 @@ static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
 
 uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
 {
-    return weights_bytes(config, inputs) +
-           (inputs->model_folder ? nd_hf_side_files_bytes(inputs->model_folder, true) : 0);
+    return weights_bytes(config, inputs) + inputs->side_bytes;
 }
 
 uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)

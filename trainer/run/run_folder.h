@@ -120,7 +120,8 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
 /*
  * Rank 0: RUN/.model-saved says of which step, and in which type, the model in RUN/model is. A
  * start with no step left to do does not save that again; a start that makes a step removes the
- * file first. Without it, or where it cannot be written, the model is saved again.
+ * file first. Without it, where it cannot be written, or where something else has its name, the
+ * model is saved again.
  */
 void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
 void nd_run_model_unmark(const nd_run_files *files);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/weights/weights.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,34 +65,48 @@ enum { FILE_COUNT = sizeof files / sizeof *files };
 
 static const size_t max_file_bytes = (size_t)1 << 30;
 
-uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer)
+nd_status nd_hf_side_files_bytes(const char *folder, bool tokenizer, uint64_t *bytes)
 {
-    uint64_t bytes = 0;
+    uint64_t sum = 0;
     for (int i = 0; i < FILE_COUNT; i++) {
         char *path = NULL;
         struct stat st;
-        nd_fs_kind kind;
+        nd_fs_kind kind = ND_FS_ABSENT;
         if (files[i].tokenizer && !tokenizer) {
             continue;
         }
-        if (nd_fs_format(&path, "%s/%s", folder, files[i].name) == ND_OK &&
-            nd_fs_look(path, &kind, &st) == ND_OK && kind == ND_FS_FILE) {
-            bytes += (uint64_t)st.st_size;
-        }
+        ND_TRY(nd_fs_format(&path, "%s/%s", folder, files[i].name));
+        nd_status status = nd_fs_look(path, &kind, &st);
         free(path);
+        ND_TRY(status);
+        sum += kind == ND_FS_FILE ? (uint64_t)st.st_size : 0;
     }
-    return bytes;
+    *bytes = sum;
+    return ND_OK;
+}
+
+/* The path without links; NULL: it leads nowhere. Owned by the caller. */
+static nd_status real_path(const char *path, char **out)
+{
+    *out = realpath(path, NULL);
+    return *out || nd_fs_blame(errno, ND_ERR_DATA) != ND_ERR_IO
+               ? ND_OK
+               : nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", path, strerror(errno));
 }
 
 /* Whether the folder, or any below it, holds what the path leads to. */
-static bool leads_into(const char *path, const char *folder)
+static nd_status leads_into(const char *path, const char *folder, bool *out)
 {
-    char *file = realpath(path, NULL), *real = realpath(folder, NULL);
+    char *file = NULL, *real = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(real_path(path, &file));
+    ND_TRY_OUT(real_path(folder, &real));
     const size_t length = real ? strlen(real) : 0;
-    const bool inside = file && real && strncmp(file, real, length) == 0 && file[length] == '/';
+    *out = file && real && strncmp(file, real, length) == 0 && file[length] == '/';
+out:
     free(real);
     free(file);
-    return inside;
+    return status;
 }
 
 /*
@@ -101,16 +116,20 @@ static bool leads_into(const char *path, const char *folder)
  */
 static nd_status check_link(const char *folder, const char *path)
 {
-    char *real = realpath(folder, NULL), *blobs = NULL;
+    char *real = NULL, *blobs = NULL;
     nd_fs_kind kind;
+    bool inside = true;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
-    if (kind != ND_FS_LINK || leads_into(path, folder)) {
+    ND_TRY_OUT(kind == ND_FS_LINK ? leads_into(path, folder, &inside) : ND_OK);
+    if (inside) {
         goto out;
     }
+    ND_TRY_OUT(real_path(folder, &real));
     ND_TRY_OUT(nd_fs_format(&blobs, "%s/../../blobs", real ? real : ""));
     ND_TRY_OUT(nd_fs_look_at_link(blobs, &kind, NULL));
-    if (kind != ND_FS_FOLDER || !leads_into(path, blobs)) {
+    ND_TRY_OUT(kind == ND_FS_FOLDER ? leads_into(path, blobs, &inside) : ND_OK);
+    if (!inside) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is a link that leads out of its folder; put the file itself there",
                          path);
@@ -124,15 +143,12 @@ out:
 /* The copy may be read by no more users than the original. */
 static nd_status read_side_file(const char *path, char **bytes, size_t *size, mode_t *mode)
 {
-    struct stat st;
-    nd_fs_kind kind;
-    ND_TRY(nd_fs_look(path, &kind, &st));
-    ND_TRY(nd_fs_read(path, max_file_bytes, ND_ERR_DATA, bytes, size));
-    *mode = kind == ND_FS_FILE ? st.st_mode & 0666 : 0600;
+    ND_TRY(nd_fs_read_mode(path, max_file_bytes, ND_ERR_DATA, bytes, size, mode));
+    *mode &= 0666;
     return ND_OK;
 }
 
-/* A file that cannot be copied is named: it is no reason to lose a trained model. */
+/* A file that is wrong is named: it is no reason to lose a trained model. */
 static nd_status copy_named(const char *from, const char *to, const char *name)
 {
     char *source = NULL, *target = NULL, *bytes = NULL;
@@ -148,12 +164,13 @@ static nd_status copy_named(const char *from, const char *to, const char *name)
     }
     status = status == ND_OK ? check_link(from, source) : status;
     status = status == ND_OK ? read_side_file(source, &bytes, &size, &mode) : status;
-    if (status != ND_OK) {
+    if (status == ND_ERR_DATA) {
         nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
         nd_error_clear();
         status = ND_OK;
         goto out;
     }
+    ND_TRY_OUT(status);
     status = nd_fs_write_atomic_as(target, mode, bytes, size);
 out:
     free(bytes);

@@ -11,6 +11,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/log.h"
 #include "trainer/corpus/corpus.h"
 #include "trainer/weights/coverage.h"
 #include "trainer/weights/safetensors.h"
@@ -49,6 +50,7 @@ struct nd_hf_writer {
     int64_t entry_count;
     uint64_t tensor_bytes;
     nd_bf16 *converted; /* (CONVERT_ELEMENTS) */
+    nd_error lacks;     /* why a file beside the weights could not be read, or all zero */
 };
 
 static int by_name(const void *a, const void *b)
@@ -412,6 +414,15 @@ static nd_status write_config(const nd_hf_writer *writer)
     return status;
 }
 
+static nd_status copy_files(const nd_hf_writer *writer)
+{
+    const nd_hf_writer_options *o = &writer->options;
+    ND_TRY(o->tokenizer ? nd_hf_tokenizer_copy(o->tokenizer, writer->temporary) : ND_OK);
+    return o->source ? nd_hf_side_files_copy(o->source, writer->temporary,
+                                             !o->byte_tokenizer && !o->tokenizer)
+                     : ND_OK;
+}
+
 static nd_status finish_files(nd_hf_writer *writer)
 {
     for (int64_t f = 0; f < writer->file_count; f++) {
@@ -426,14 +437,15 @@ static nd_status finish_files(nd_hf_writer *writer)
     if (writer->options.byte_tokenizer) {
         ND_TRY(nd_hf_byte_tokenizer_write(writer->temporary));
     }
-    if (writer->options.tokenizer) {
-        ND_TRY(nd_hf_tokenizer_copy(writer->options.tokenizer, writer->temporary));
+    nd_status status = copy_files(writer);
+    if (status == ND_ERR_IO) {
+        nd_log_warning("the model in %s lacks a file: %s", writer->folder,
+                       nd_error_last()->message);
+        writer->lacks = *nd_error_last();
+        nd_error_clear();
+        status = ND_OK;
     }
-    if (writer->options.source) {
-        ND_TRY(
-            nd_hf_side_files_copy(writer->options.source, writer->temporary,
-                                  !writer->options.byte_tokenizer && !writer->options.tokenizer));
-    }
+    ND_TRY(status);
     ND_TRY(nd_checksums_write(writer->temporary));
     return nd_fs_sync_folder(writer->temporary);
 }
@@ -461,6 +473,10 @@ nd_status nd_hf_writer_commit(nd_hf_writer *writer)
     if (!writer->options.inside) {
         ND_TRY_OUT(publish(writer));
         ND_TRY_OUT(nd_fs_sync_folder(parent));
+        status = writer->lacks.status;
+        if (status != ND_OK) {
+            nd_error_restore(&writer->lacks);
+        }
     }
 out:
     free(parent);

@@ -76,8 +76,11 @@ nd_status nd_hf_writer_open(const char *folder, const nd_hf_writer_options *opti
 /* F32 elements [begin, begin + count) of a tensor; rounded to BF16 when that is the dtype. */
 nd_status nd_hf_writer_write(nd_hf_writer *writer, const char *name, int64_t begin, int64_t count,
                              const float *values);
-/* fsync, rename into place. ND_ERR_INTERNAL when an element was not written. Frees the writer, also
- * on failure. */
+/*
+ * fsync, rename into place. ND_ERR_INTERNAL when an element was not written. The weights matter
+ * more than the files beside them: where one of those cannot be read (ND_ERR_IO), the model is in
+ * its place without it; inside a folder, that is only a warning. Frees the writer, also on failure.
+ */
 nd_status nd_hf_writer_commit(nd_hf_writer *writer);
 void nd_hf_writer_abort(nd_hf_writer *writer); /* removes the temporary folder; NULL is legal */
 
@@ -86,9 +89,9 @@ void nd_hf_writer_abort(nd_hf_writer *writer); /* removes the temporary folder; 
  * a model is trained further. `tokenizer` false leaves out the tokenizer's.
  */
 /* Bytes of those that the folder holds. */
-uint64_t nd_hf_side_files_bytes(const char *folder, bool tokenizer);
-/* Copies them and fsyncs the copies. A file that cannot be read gets a warning, not an error, since
- * the weights matter more. */
+nd_status nd_hf_side_files_bytes(const char *folder, bool tokenizer, uint64_t *bytes);
+/* Copies them and fsyncs the copies. A file that cannot be copied whatever is tried, such as a link
+ * out of its folder, gets a warning. ND_ERR_IO: one could not be read although it may be good. */
 nd_status nd_hf_side_files_copy(const char *from, const char *to, bool tokenizer);
 /* Copies this file as tokenizer.json, and the tokenizer's other files of its folder when that is
  * its name. ND_ERR_DATA when it cannot be read. */

@@ -257,6 +257,17 @@ Test(resolve, time_to_index_the_data)
     assert_ok(nd_text_replace(&c.data.path, packed));
     cr_expect_float_eq(nd_config_data_seconds(&c), 9600.0, 1e-6);
     nd_config_fini(&c);
+    /* 10 s a GB of a model that is verified, be its files links as in a cache. */
+    cr_assert_eq(nd_config_init(&c), ND_OK);
+    c.model.verify = true;
+    assert_ok(nd_text_replace(&c.model.path, dir.path));
+    cr_assert_eq(truncate(tempdir_write(&dir, "blob", "", 0), 3000000000), 0);
+    cr_expect_eq(nd_config_data_seconds(&c), 0.0); /* nothing to verify by */
+    tempdir_write(&dir, "SHA256SUMS", "", 0);
+    cr_expect_float_eq(nd_config_data_seconds(&c), 30.0, 1e-6);
+    cr_assert_eq(symlink("blob", tempdir_file(&dir, "model.safetensors")), 0);
+    cr_expect_float_eq(nd_config_data_seconds(&c), 60.0, 1e-6);
+    nd_config_fini(&c);
     cr_assert_eq(unlink(packed), 0);
     cr_assert_eq(rmdir(folder), 0);
     tempdir_remove(&dir);

@@ -157,6 +157,27 @@ Test(run_folder, a_saved_model_is_marked)
     cr_assert_not(is_marked(&files, 6, ND_WEIGHTS_BF16));
 }
 
+Test(run_folder, a_check_makes_nothing)
+{
+    nd_config config = {.source = "", .output.dir = ""};
+    static const char *const free_ones[] = {"", "new", "new/deep/er/", "z/../y/x"};
+    for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++) {
+        config.output.dir = (char *)free_ones[i];
+        assert_ok(nd_run_folder_check(&config, NULL));
+        nd_fs_names names;
+        assert_ok(nd_fs_list(".", &names));
+        cr_expect_eq(names.count, 0, "%s", free_ones[i]);
+        nd_fs_names_fini(&names);
+    }
+    assert_ok(nd_fs_write_atomic("file", "", 0));
+    assert_ok(nd_fs_write_atomic("runs", "", 0));
+    static const char *const taken[] = {"", "file", "file/x", "file/x/y"};
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        config.output.dir = (char *)taken[i];
+        cr_expect_eq(nd_run_folder_check(&config, NULL), ND_ERR_CANTCREATE, "%s", taken[i]);
+    }
+}
+
 static void expect_newest(const char *expected)
 {
     const nd_config config = {.source = "x.yaml", .output.dir = ""};
