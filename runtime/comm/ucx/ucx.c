@@ -83,10 +83,11 @@ static nd_status create_worker(ucx_state *state)
 }
 
 /* Equal on ranks that share memory and can wake each other: UCX asks for the same IPC namespace,
- * and its sockets belong to a network namespace. */
+ * its sockets belong to a network namespace, and a process of another user namespace may not open
+ * the descriptors behind this one's memory. */
 static nd_status find_host(const nd_ucx_options *options, uint64_t *out)
 {
-    ND_TRY(nd_report_host((const char *const[]){"pid", "ipc", "net", NULL}, out));
+    ND_TRY(nd_report_host((const char *const[]){"pid", "ipc", "net", "user", NULL}, out));
     *out ^= options->apart ? (uint64_t)options->rank + 1 : 0;
     return ND_OK;
 }
