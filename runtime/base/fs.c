@@ -236,18 +236,37 @@ static nd_status add_matches(const char *pattern, nd_fs_names *out)
     return status;
 }
 
+/* A pattern that matches this text alone. Owned by the caller. */
+static nd_status escape(const char *text, char **out)
+{
+    size_t n = 0;
+    ND_TRY(ND_ALLOC(2 * strlen(text) + 1, out));
+    for (; *text; text++) {
+        if (strchr("*?[\\", *text)) {
+            (*out)[n++] = '\\';
+        }
+        (*out)[n++] = *text;
+    }
+    return ND_OK;
+}
+
 /* Adds what `rest` names in the folder ("": the working directory) and in all below it, but for
  * hidden ones and links. */
 static nd_status add_below(const char *folder, const char *rest, int depth, nd_fs_names *out)
 {
     nd_fs_names names = {0};
-    char *path = NULL;
+    char *path = NULL, *before = NULL;
     const char *slash = *folder ? "/" : "";
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&path, "%s%s%s", folder, slash, rest));
+    if (depth == 0) {
+        return nd_fail(ND_ERR_CONFIG, "\"%s\" lies too deep for **; name a folder further down",
+                       folder);
+    }
+    ND_TRY_OUT(escape(folder, &before));
+    ND_TRY_OUT(nd_fs_format(&path, "%s%s%s", before, slash, rest));
     ND_TRY_OUT(add_matches(path, out));
     ND_TRY_OUT(nd_fs_list(*folder ? folder : ".", &names));
-    for (int i = 0; i < names.count && depth > 0; i++) {
+    for (int i = 0; i < names.count; i++) {
         nd_fs_kind kind = ND_FS_ABSENT;
         free(path);
         path = NULL;
@@ -259,6 +278,7 @@ static nd_status add_below(const char *folder, const char *rest, int depth, nd_f
     }
 out:
     free(path);
+    free(before);
     nd_fs_names_fini(&names);
     return status;
 }

@@ -85,6 +85,13 @@ Test(fs, two_stars_stand_for_folders)
     cr_expect_eq(matches("a/**/2.*"), 2);
     cr_expect_eq(matches("a/**"), 5, "1.jsonl, b, loop, and two below b: %d", matches("a/**"));
     cr_expect_eq(matches("none/**/*"), 0);
+    snprintf(path, sizeof path, "%s/a/set[1]*", dir.path);
+    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    snprintf(path, sizeof path, "%s/a/set1x", dir.path);
+    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    tempdir_write(&dir, "a/set[1]*/3.csv", "", 0);
+    tempdir_write(&dir, "a/set1x/4.csv", "", 0);
+    cr_expect_eq(matches("**/*.csv"), 2, "names of folders are no patterns");
     cr_expect_eq(matches("a**/*.jsonl"), 1, "stars within a name are those of the shell");
     nd_fs_names names;
     assert_fails(nd_fs_glob(tempdir_file(&dir, "**/a/**"), &names), ND_ERR_CONFIG, "** twice");
@@ -93,6 +100,12 @@ Test(fs, two_stars_stand_for_folders)
     cr_assert_eq(names.count, 1);
     cr_expect_str_eq(names.list[0], "a/b/2.txt");
     nd_fs_names_fini(&names);
+    snprintf(path, sizeof path, "%s/deep", dir.path);
+    for (int i = 0; i < 33; i++) {
+        strcat(path, "/d");
+    }
+    assert_ok(nd_fs_make_folders(path, "the folder", ""));
+    assert_fails(nd_fs_glob(tempdir_file(&dir, "deep/**"), &names), ND_ERR_CONFIG, "too deep");
 }
 
 Test(fs, a_byte_order_mark_is_not_read)
