@@ -10,6 +10,7 @@
 struct nd_tls_context {
     SSL_CTX *ctx;
     bool server;
+    nd_tls_use use;
     uint8_t key[ND_KEY_BYTES];
 };
 
@@ -17,12 +18,11 @@ struct nd_tls {
     SSL *ssl; /* owns both BIOs */
     BIO *in, *out;
     bool server, established;
-    uint64_t written; /* bytes with the present key */
-    size_t sent;      /* of what `out` holds */
+    uint64_t records, records_most; /* with the present key */
+    size_t sent;                    /* of what `out` holds */
 };
 
-static const uint64_t rekey_bytes = UINT64_C(64) << 30;
-static const unsigned char identity[] = "ndtrain-job";
+static const nd_tls_use use_of_store = {.identity = "ndtrain-job", .records = ND_TLS_RECORDS};
 static const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
 
 /* Empties the thread's queue of OpenSSL's errors. True when one says that memory ran out. */
@@ -68,8 +68,8 @@ static int use_key(SSL *ssl, const EVP_MD *digest, const unsigned char **id, siz
         return 1; /* asked again for another digest: no key for it */
     }
     *session = session_of_key(ssl, context->key);
-    *id = identity;
-    *id_bytes = sizeof identity - 1;
+    *id = (const unsigned char *)context->use.identity;
+    *id_bytes = strlen(context->use.identity);
     return *session != NULL;
 }
 
@@ -77,7 +77,8 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
 {
     const nd_tls_context *context = SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl));
     *session = NULL;
-    if (id_bytes != sizeof identity - 1 || memcmp(id, identity, id_bytes) != 0) {
+    if (id_bytes != strlen(context->use.identity) ||
+        memcmp(id, context->use.identity, id_bytes) != 0) {
         return 1; /* unknown: the handshake ends because there is no certificate */
     }
     *session = session_of_key(ssl, context->key);
@@ -101,8 +102,7 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
         return fail_library("prepare TLS 1.3");
     }
     SSL_CTX_set_session_cache_mode(context->ctx, SSL_SESS_CACHE_OFF);
-    /* Thousands of idle sessions would hold 34 KB of buffers each. */
-    SSL_CTX_set_mode(context->ctx, SSL_MODE_RELEASE_BUFFERS);
+    nd_tls_context_set(context, &use_of_store);
     SSL_CTX_set_options(context->ctx, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION);
     /* A client that meets a server with a certificate goes on to the check of SSL_session_reused,
      * which fails. */
@@ -114,6 +114,16 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
     }
     *out = context;
     return ND_OK;
+}
+
+void nd_tls_context_set(nd_tls_context *context, const nd_tls_use *use)
+{
+    context->use = *use;
+    if (use->keeps_buffers) {
+        SSL_CTX_clear_mode(context->ctx, SSL_MODE_RELEASE_BUFFERS);
+    } else {
+        SSL_CTX_set_mode(context->ctx, SSL_MODE_RELEASE_BUFFERS);
+    }
 }
 
 nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out)
@@ -168,6 +178,7 @@ nd_status nd_tls_create(nd_tls_context *context, nd_tls **out)
     nd_tls *tls;
     ND_TRY(ND_ALLOC(1, &tls));
     tls->server = context->server;
+    tls->records_most = context->use.records;
     ERR_clear_error();
     tls->ssl = SSL_new(context->ctx);
     tls->in = BIO_new(BIO_s_mem());
@@ -250,9 +261,10 @@ nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count)
 {
     ND_ASSERT(tls->established && count <= INT_MAX);
     ERR_clear_error();
-    tls->written += count;
-    if (tls->written >= rekey_bytes) { /* AES-GCM's limit is 2^24.5 records (RFC 8446, 5.5) */
-        tls->written = 0;
+    const uint64_t records = (count + SSL3_RT_MAX_PLAIN_LENGTH - 1) / SSL3_RT_MAX_PLAIN_LENGTH;
+    tls->records += records;
+    if (tls->records > tls->records_most) {
+        tls->records = records;
         if (SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
             return fail_library("take a new key");
         }

@@ -15,7 +15,10 @@
 
 #include "runtime/base/status.h"
 
-enum { ND_KEY_BYTES = 32 };
+enum {
+    ND_KEY_BYTES = 32,
+    ND_TLS_RECORDS = 1 << 23, /* that one key encrypts: AES-GCM allows 2^24.5 (RFC 8446, 5.5) */
+};
 
 typedef struct nd_tls_context nd_tls_context;
 typedef struct nd_tls nd_tls;
@@ -25,6 +28,16 @@ nd_status nd_tls_context_create(bool server, const uint8_t key[ND_KEY_BYTES], nd
 /* With the same key, for the other or the same side. */
 nd_status nd_tls_context_twin(const nd_tls_context *of, bool server, nd_tls_context **out);
 void nd_tls_context_destroy(nd_tls_context *context);
+
+/* What connections of a context are for. */
+typedef struct nd_tls_use {
+    const char *identity; /* the key's name in this protocol, on both sides; static */
+    uint64_t records;     /* of at most 16 KiB, before a new key */
+    bool keeps_buffers;   /* 34 KB of each connection, which messages then need not allocate */
+} nd_tls_use;
+/* Before the first connection. Without it they are to the store, whose identity is "ndtrain-job",
+ * take a new key after ND_TLS_RECORDS, and free buffers while nothing is under way. */
+void nd_tls_context_set(nd_tls_context *context, const nd_tls_use *use);
 
 /* The context is borrowed until destroy. */
 nd_status nd_tls_create(nd_tls_context *context, nd_tls **out);
@@ -39,7 +52,7 @@ nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
 bool nd_tls_established(const nd_tls *tls);
 /* Plaintext received so far; *count 0: none now. *closed: the other side ended the session. */
 nd_status nd_tls_read(nd_tls *tls, void *out, size_t capacity, size_t *count, bool *closed);
-/* To be called only when the channel is established. Takes a new key after each 64 GiB. */
+/* To be called only when the channel is established. Takes a new key in time. */
 nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count);
 /* Ciphertext to be sent; returns the number of bytes, 0 when there is none. They stay until
  * nd_tls_sent takes the first `count` of them away, and valid until the next call. */

@@ -99,6 +99,7 @@ static nd_status pump(nd_tls *from, nd_tls *to)
 }
 
 typedef struct ends {
+    const nd_tls_use *uses[2]; /* NULL: the store's */
     nd_tls_context *contexts[2];
     nd_tls *client, *server;
 } ends;
@@ -109,6 +110,11 @@ static nd_status connect_ends(ends *e, uint8_t client_first, uint8_t server_firs
     assert_ok(nd_tls_context_create(false, key, &e->contexts[0]));
     key[0] = server_first;
     assert_ok(nd_tls_context_create(true, key, &e->contexts[1]));
+    for (int i = 0; i < 2; i++) {
+        if (e->uses[i]) {
+            nd_tls_context_set(e->contexts[i], e->uses[i]);
+        }
+    }
     assert_ok(nd_tls_create(e->contexts[0], &e->client));
     assert_ok(nd_tls_create(e->contexts[1], &e->server));
     for (int i = 0; i < 4; i++) {
@@ -128,7 +134,7 @@ static void close_ends(ends *e)
 
 Test(key, ends_with_the_same_key_talk_in_secret)
 {
-    ends e;
+    ends e = {0};
     char plain[32], cipher[4096];
     size_t count;
     bool closed;
@@ -146,15 +152,53 @@ Test(key, ends_with_the_same_key_talk_in_secret)
 
 Test(key, ends_with_different_keys_do_not_meet)
 {
-    ends e;
+    ends e = {0};
     assert_fails(connect_ends(&e, 1, 9), ND_ERR_CONFIG, "key");
     cr_assert_not(nd_tls_established(e.server));
     close_ends(&e);
 }
 
+static const nd_tls_use other_use = {.identity = "other", .records = 4};
+
+/* One key opens several protocols, and connects no two of them. */
+Test(key, ends_of_different_protocols_do_not_meet)
+{
+    ends e = {.uses = {&other_use, NULL}};
+    assert_fails(connect_ends(&e, 1, 1), ND_ERR_CONFIG, "key");
+    cr_assert_not(nd_tls_established(e.server));
+    close_ends(&e);
+}
+
+/* A write that takes a new key has one record more, which says so. */
+Test(key, a_new_key_follows_a_number_of_records)
+{
+    static const size_t writes[] = {1, 1, 1, 1, 1, 1, 20000, 1, 1};
+    static const bool new_key[] = {false, false, false, false, true, false, false, true, false};
+    enum { RECORD = 5 + 1 + 16, UPDATE = RECORD + 5 }; /* without the plaintext */
+    static char plain[20000], cipher[40000], got[20000];
+    ends e = {.uses = {&other_use, &other_use}};
+    assert_ok(connect_ends(&e, 1, 1));
+    for (size_t i = 0; i < sizeof writes / sizeof *writes; i++) {
+        size_t records = writes[i] > 16384 ? 2 : 1, count, part = 1;
+        bool closed;
+        memset(plain, 'a' + (int)i, writes[i]);
+        assert_ok(nd_tls_write(e.client, plain, writes[i]));
+        count = nd_tls_output(e.client, cipher, sizeof cipher);
+        cr_expect_eq(count, writes[i] + records * RECORD + (new_key[i] ? UPDATE : 0),
+                     "write %zu takes %zu bytes", i, count);
+        assert_ok(nd_tls_input(e.server, cipher, count));
+        for (count = 0; count < writes[i] && part > 0; count += part) {
+            assert_ok(nd_tls_read(e.server, got + count, sizeof got - count, &part, &closed));
+        }
+        cr_assert_eq(count, writes[i]);
+        cr_assert_arr_eq(got, plain, count);
+    }
+    close_ends(&e);
+}
+
 Test(key, a_changed_byte_ends_the_channel)
 {
-    ends e;
+    ends e = {0};
     char cipher[4096];
     assert_ok(connect_ends(&e, 1, 1));
     assert_ok(nd_tls_write(e.client, "a secret word", 13));
