@@ -12,7 +12,7 @@
  * a transport.
  *
  * Requests live in the operations and operations in their communicator: a running operation
- * allocates nothing.
+ * allocates nothing, except between hosts (net/) when more messages than ever wait there.
  */
 #include <stdatomic.h>
 #include <stdbool.h>

@@ -10,8 +10,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* Keepalive notices a silent other side of an idle connection after 10 + 4 * 5 s. */
+static const int idle_seconds = 10, probe_seconds = 5, probes = 4;
+/* With doubled waits of at least 0.2 s these take 25 s. TCP_USER_TIMEOUT would also end a
+ * connection whose other side is only busy, and answers that it has no room. */
+enum { LOST_RESENDS = 7 };
+
 static nd_status lost(int code)
 {
+    if (code == ENOMEM || code == ENOBUFS) {
+        return nd_fail_memory("a connection between ranks");
+    }
     return nd_fail(ND_ERR_IO, "a connection between ranks is lost: %s", strerror(code));
 }
 
@@ -27,6 +36,10 @@ static nd_status create(int fd, nd_tls_context *context, bool connecting, int ep
     *link = (nd_link){.fd = fd, .epoll = epoll, .connecting = connecting, .wants_out = connecting};
     struct epoll_event event = {.events = EPOLLIN | (connecting ? EPOLLOUT : 0), .data.ptr = link};
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof idle_seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_seconds, sizeof probe_seconds);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     status = nd_tls_create(context, &link->tls);
     if (status == ND_OK && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
         status = nd_fail_system(errno, "a connection between ranks");
@@ -119,16 +132,23 @@ nd_status nd_link_flush(nd_link *link, bool *idle)
     return want_out(link, true);
 }
 
-nd_status nd_link_write(nd_link *link, const void *bytes, size_t count)
+bool nd_link_is_dead(const nd_link *link)
 {
-    bool idle;
+    struct tcp_info info = {0};
+    socklen_t bytes = sizeof info;
+    return !link->connecting && getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
+           info.tcpi_retransmits >= LOST_RESENDS;
+}
+
+nd_status nd_link_write(nd_link *link, const void *bytes, size_t count, bool *idle)
+{
     ND_ASSERT(count <= ND_LINK_CHUNK);
     const void *pending;
     if (nd_tls_pending(link->tls, &pending) > 0) {
         return nd_fail(ND_ERR_IO, "a connection between ranks took no answer");
     }
     ND_TRY(nd_tls_write(link->tls, bytes, count));
-    return nd_link_flush(link, &idle);
+    return nd_link_flush(link, idle);
 }
 
 nd_status nd_link_read(nd_link *link, void *out, size_t capacity, size_t *count)

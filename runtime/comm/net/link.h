@@ -17,7 +17,9 @@ typedef struct nd_link {
     bool connecting, wants_out;
 } nd_link;
 
-/* From connect or accept on. ND_ERR_IO when the address cannot be reached at all. */
+/* From connect or accept on. ND_ERR_IO when the address cannot be reached at all; ND_ERR_RESOURCE
+ * when this process has no descriptor or memory for it. The same holds below: ND_ERR_IO and
+ * ND_ERR_CONFIG are the other side's, ND_ERR_RESOURCE and ND_ERR_INTERNAL are this one's. */
 nd_status nd_link_connect(const nd_address *to, nd_tls_context *client, int epoll, nd_link **out);
 /* Takes the descriptor in every case. */
 nd_status nd_link_accept(int fd, nd_tls_context *server, int epoll, nd_link **out);
@@ -25,8 +27,10 @@ void nd_link_close(nd_link *link); /* NULL is legal */
 
 /* Sends ciphertext, the handshake's too; *idle: the socket has taken all of it. */
 nd_status nd_link_flush(nd_link *link, bool *idle);
-/* At most ND_LINK_CHUNK bytes, when established. ND_ERR_IO when it is not idle. */
-nd_status nd_link_write(nd_link *link, const void *bytes, size_t count);
+/* At most ND_LINK_CHUNK bytes, when established, with a flush. ND_ERR_IO when it was not idle. */
+nd_status nd_link_write(nd_link *link, const void *bytes, size_t count, bool *idle);
+/* Nobody has acknowledged what was sent for about half a minute. */
+bool nd_link_is_dead(const nd_link *link);
 /* Plaintext that is there now, after one look at the socket where there is none; *count 0: none.
  * ND_ERR_IO at its end, too. */
 nd_status nd_link_read(nd_link *link, void *out, size_t capacity, size_t *count);

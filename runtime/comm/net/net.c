@@ -14,29 +14,40 @@
 #include "runtime/base/clock.h"
 
 enum {
-    STRANGERS_MORE = 64
-}; /* connections that have not proved the key, beside one of each rank */
-static const double stranger_seconds = 5, flush_seconds = 2;
+    STRANGERS_MORE = 64, /* connections without a hello, beside one of each rank */
+    EVENTS = 64,
+};
+/* Apart from the store's, so that neither answers for the other. */
+static const nd_tls_use use_of_ranks = {
+    .identity = "ndtrain-ranks", .records = ND_TLS_RECORDS, .keeps_buffers = true};
+static const double stranger_seconds = 5, flush_seconds = 2, deaf_seconds = 0.1;
 
-/* Of the connections that have not proved the key, all that are too old, or `least` more. */
-static void drop_strangers(nd_net *net, int least)
+/* Ends connections that said no hello in time. Where there are none and `more` is true, it ends the
+ * oldest that has not proved the key. */
+static void drop_strangers(nd_net *net, bool more)
 {
     double old = nd_clock_seconds() - stranger_seconds;
     net_source *oldest = NULL;
     for (net_source *s = net->sources, *next; s; s = next) {
         next = s->next;
-        if (s->rank < 0 && !nd_tls_established(s->link->tls)) {
-            if (s->since < old) {
-                nd_net_end_source(net, s);
-                least--;
-            } else {
-                oldest = s; /* the newest are first */
-            }
+        if (s->rank < 0 && s->since < old) {
+            nd_net_end_source(net, s);
+            more = false;
+        } else if (s->rank < 0 && !nd_tls_established(s->link->tls)) {
+            oldest = s; /* the newest are first */
         }
     }
-    if (least > 0 && oldest) {
+    if (more && oldest) {
         nd_net_end_source(net, oldest);
     }
+}
+
+/* A listener that cannot accept would otherwise wake this rank again and again. */
+static void set_deaf(nd_net *net, double until)
+{
+    struct epoll_event event = {.events = until == 0 ? EPOLLIN : 0}; /* without a link */
+    net->deaf_until = until;
+    epoll_ctl(net->epoll, EPOLL_CTL_MOD, net->listener, &event);
 }
 
 static void accept_one(nd_net *net, int fd)
@@ -62,11 +73,15 @@ static void accept_all(nd_net *net)
 {
     for (;;) {
         int fd = accept4(net->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            drop_strangers(net, 1);
+        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR)) {
             return;
         }
-        if (fd < 0) {
+        if (fd < 0) { /* no descriptor, or no memory */
+            int strangers = net->strangers;
+            drop_strangers(net, true);
+            if (net->strangers == strangers) {
+                set_deaf(net, nd_clock_seconds() + deaf_seconds);
+            }
             return;
         }
         drop_strangers(net, net->strangers >= net->size + STRANGERS_MORE);
@@ -93,8 +108,11 @@ static void serve(nd_net *net, const nd_link *link)
 
 nd_status nd_net_progress(nd_net *net)
 {
-    struct epoll_event events[64];
-    int n = net->stopped ? 0 : epoll_wait(net->epoll, events, 64, 0);
+    struct epoll_event events[EVENTS];
+    if (net->stopped) {
+        return ND_OK;
+    }
+    int n = epoll_wait(net->epoll, events, EVENTS, 0);
     for (int i = 0; i < n; i++) {
         if (events[i].data.ptr) {
             serve(net, events[i].data.ptr);
@@ -102,10 +120,16 @@ nd_status nd_net_progress(nd_net *net)
             accept_all(net);
         }
     }
-    if (net->retries > 0 && !net->stopped) {
+    if (net->strangers > 0 && n < EVENTS) { /* what they have said is read */
+        drop_strangers(net, false);
+    }
+    if (net->deaf_until != 0 && net->deaf_until <= nd_clock_seconds()) {
+        set_deaf(net, 0);
+    }
+    if (net->retries > 0) {
         nd_net_retry(net);
     }
-    return ND_OK;
+    return net_failure(net);
 }
 
 bool nd_net_peek(const nd_net *net, nd_tag wanted, nd_tag mask, nd_tag *found, size_t *bytes)
@@ -122,7 +146,8 @@ bool nd_net_peek(const nd_net *net, nd_tag wanted, nd_tag mask, nd_tag *found, s
 
 bool nd_net_gone(const nd_net *net, int rank)
 {
-    return net->peers[rank].gone;
+    const net_peer *peer = &net->peers[rank];
+    return peer->gone || (peer->link && nd_link_is_dead(peer->link));
 }
 
 void nd_net_cancel(nd_net *net, nd_p2p_request *request)
@@ -161,6 +186,8 @@ nd_status nd_net_open(int rank, int size, const nd_address *own, nd_tls_context 
                       nd_tls_context *server, nd_net_card *card, nd_net **out)
 {
     nd_net *net;
+    nd_tls_context_set(client, &use_of_ranks);
+    nd_tls_context_set(server, &use_of_ranks);
     nd_status status = ND_ALLOC(1, &net);
     if (status != ND_OK) {
         nd_tls_context_destroy(client);
@@ -208,24 +235,35 @@ static bool is_flushed(const nd_net *net)
     return rank == net->size;
 }
 
+static void free_frames(net_frame *frame)
+{
+    for (net_frame *next; frame; frame = next) {
+        next = frame->next;
+        free(frame);
+    }
+}
+
+static void free_arrivals(net_arrival *arrival)
+{
+    for (net_arrival *next; arrival; arrival = next) {
+        next = arrival->next;
+        free(arrival);
+    }
+}
+
 static void close_all(nd_net *net)
 {
     for (int rank = 0; net->peers && rank < net->size; rank++) {
-        net_peer *peer = &net->peers[rank];
-        nd_link_close(peer->link);
-        for (net_frame *frame = peer->queue, *next; frame; frame = next) {
-            next = frame->next;
-            free(frame);
-        }
+        nd_link_close(net->peers[rank].link);
+        free_frames(net->peers[rank].queue);
     }
+    free_frames(net->spare_frames);
+    free_arrivals(net->arrivals);
+    free_arrivals(net->spare_arrivals);
     for (net_source *s = net->sources, *next; s; s = next) {
         next = s->next;
         nd_link_close(s->link);
         free(s);
-    }
-    for (net_arrival *a = net->arrivals, *next; a; a = next) {
-        next = a->next;
-        free(a);
     }
 }
 
@@ -237,7 +275,7 @@ void nd_net_close(nd_net *net, bool flush)
     for (double until = nd_clock_seconds() + flush_seconds;
          flush && !net->stopped && !is_flushed(net) && nd_clock_seconds() < until;) {
         poll(&(struct pollfd){.fd = net->epoll, .events = POLLIN}, 1, 50);
-        nd_net_progress(net);
+        flush = nd_net_progress(net) == ND_OK;
     }
     close_all(net);
     if (net->listener >= 0) {

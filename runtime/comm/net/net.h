@@ -12,6 +12,9 @@
  * A message is a head and its bytes. Small ones leave at once and wait in memory for their
  * receiver. Of a large one only the head leaves (OFFER); its bytes follow when the other side has
  * posted the receive (READY), straight into its buffer.
+ *
+ * An error of this rank itself (memory, descriptors) is kept, and returned by whatever queues a
+ * message and by every later progress. What a peer does ends its connection.
  */
 #include "runtime/comm/p2p.h"
 #include "runtime/rdzv/address.h"

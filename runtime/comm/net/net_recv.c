@@ -9,6 +9,12 @@ static nd_status damaged(void)
     return nd_fail(ND_ERR_IO, "a rank sent what is no message");
 }
 
+static void spare(nd_net *net, net_arrival *arrival)
+{
+    arrival->next = net->spare_arrivals;
+    net->spare_arrivals = arrival;
+}
+
 static net_arrival *take_arrival(nd_net *net, const nd_p2p_request *wanted)
 {
     for (net_arrival **a = &net->arrivals; *a; a = &(*a)->next) {
@@ -40,7 +46,7 @@ nd_status nd_net_recv(nd_net *net, nd_p2p_request *request)
     if (!offer && fits && request->bytes > 0) {
         memcpy(request->buffer, arrival->data, request->bytes);
     }
-    free(arrival);
+    spare(net, arrival);
     if (!offer || !fits) {
         net_finish(request, fits);
         return ND_OK;
@@ -52,15 +58,19 @@ nd_status nd_net_recv(nd_net *net, nd_p2p_request *request)
 static nd_status keep_arrival(nd_net *net, net_source *source, bool offer)
 {
     size_t bytes = (size_t)source->in.head.bytes;
-    net_arrival *arrival = malloc(sizeof *arrival + (offer ? 0 : bytes)), **last = &net->arrivals;
-    if (!arrival) {
+    net_arrival *arrival = net->spare_arrivals, **last = &net->arrivals;
+    if (arrival) {
+        net->spare_arrivals = arrival->next;
+    } else if (!(arrival = malloc(sizeof *arrival))) {
         return nd_fail_memory("a message of %zu bytes", bytes);
     }
-    *arrival = (net_arrival){.rank = source->rank,
-                             .tag = source->in.head.tag,
-                             .bytes = bytes,
-                             .offer = offer,
-                             .complete = offer || bytes == 0};
+    arrival->next = NULL;
+    arrival->rank = source->rank;
+    arrival->tag = source->in.head.tag;
+    arrival->bytes = bytes;
+    arrival->offer = offer;
+    arrival->complete = offer || bytes == 0;
+    arrival->request = NULL;
     while (*last) {
         last = &(*last)->next;
     }
@@ -142,7 +152,7 @@ static void end_payload(nd_net *net, net_source *source)
                 break;
             }
         }
-        free(arrival);
+        spare(net, arrival);
         net_finish(request, fits);
     } else {
         arrival->complete = true;
@@ -154,6 +164,8 @@ static void end_payload(nd_net *net, net_source *source)
 static nd_status take_hello(nd_net *net, net_source *source)
 {
     const net_hello *hello = &source->in.hello;
+    const char welcome = NET_WELCOME;
+    bool idle;
     if (memcmp(hello->token, net->token, sizeof net->token) != 0 || hello->rank < 0 ||
         hello->rank >= net->size || net->peers[hello->rank].known) {
         return damaged();
@@ -161,7 +173,7 @@ static nd_status take_hello(nd_net *net, net_source *source)
     source->rank = hello->rank;
     net->peers[hello->rank].known = true;
     net->strangers--;
-    return nd_link_write(source->link, "", 1);
+    return nd_link_write(source->link, &welcome, 1, &idle);
 }
 
 static nd_status read_source(nd_net *net, net_source *source)
@@ -188,7 +200,6 @@ static nd_status read_source(nd_net *net, net_source *source)
 
 void nd_net_end_source(nd_net *net, net_source *source)
 {
-    nd_error_clear();
     for (net_source **s = &net->sources; *s; s = &(*s)->next) {
         if (*s == source) {
             *s = source->next;
@@ -206,7 +217,9 @@ void nd_net_end_source(nd_net *net, net_source *source)
 
 void nd_net_serve_source(nd_net *net, net_source *source)
 {
-    if (read_source(net, source) != ND_OK) {
+    nd_status status = read_source(net, source);
+    if (status != ND_OK) {
+        net_keep_failure(net, source->rank < 0 ? ND_OK : status);
         nd_net_end_source(net, source);
     }
 }

@@ -8,20 +8,31 @@
 
 static const double retry_seconds = 0.1;
 
-static void end_frame(net_peer *peer, bool good)
+static void end_frame(nd_net *net, net_peer *peer, bool good)
 {
     net_frame *frame = peer->queue;
     peer->queue = frame->next;
     if (frame->request) {
         net_finish(frame->request, good);
     }
-    free(frame);
+    frame->next = net->spare_frames;
+    net->spare_frames = frame;
+}
+
+static nd_status take_frame(nd_net *net, net_frame **out)
+{
+    if (!net->spare_frames) {
+        return ND_ALLOC(1, out);
+    }
+    *out = net->spare_frames;
+    net->spare_frames = (*out)->next;
+    return ND_OK;
 }
 
 /* Before the peer's answer the connection is made again, as if nothing had been said. */
-static void lose(nd_net *net, net_peer *peer)
+static void lose(nd_net *net, net_peer *peer, nd_status status)
 {
-    nd_error_clear();
+    net_keep_failure(net, status);
     nd_link_close(peer->link);
     peer->link = NULL;
     peer->said_hello = false;
@@ -32,7 +43,7 @@ static void lose(nd_net *net, net_peer *peer)
     }
     peer->gone = true;
     while (peer->queue) {
-        end_frame(peer, false);
+        end_frame(net, peer, false);
     }
 }
 
@@ -40,8 +51,9 @@ static void connect_to(nd_net *net, net_peer *peer)
 {
     net->retries -= peer->retry_at != 0;
     peer->retry_at = 0;
-    if (nd_link_connect(&peer->card.address, net->client, net->epoll, &peer->link) != ND_OK) {
-        lose(net, peer);
+    nd_status status = nd_link_connect(&peer->card.address, net->client, net->epoll, &peer->link);
+    if (status != ND_OK) {
+        lose(net, peer, status);
     }
 }
 
@@ -66,12 +78,12 @@ static size_t fill(nd_net *net, net_peer *peer)
     return used;
 }
 
-static void end_written(net_peer *peer)
+static void end_written(nd_net *net, net_peer *peer)
 {
     while (peer->queue &&
            peer->queue->done ==
                sizeof(net_head) + (peer->queue->request ? peer->queue->request->bytes : 0)) {
-        end_frame(peer, true);
+        end_frame(net, peer, true);
     }
 }
 
@@ -83,14 +95,13 @@ static nd_status write_queue(nd_net *net, net_peer *peer)
         net_hello hello = {.rank = net->rank};
         memcpy(hello.token, peer->card.token, sizeof hello.token);
         peer->said_hello = true;
-        return nd_link_write(peer->link, &hello, sizeof hello);
+        return nd_link_write(peer->link, &hello, sizeof hello, &idle);
     }
     while (idle && peer->welcome && peer->queue) {
-        end_written(peer);
+        end_written(net, peer);
         size_t count = fill(net, peer);
         if (count > 0) {
-            ND_TRY(nd_link_write(peer->link, net->plain, count));
-            ND_TRY(nd_link_flush(peer->link, &idle));
+            ND_TRY(nd_link_write(peer->link, net->plain, count, &idle));
         }
     }
     return ND_OK;
@@ -103,6 +114,9 @@ static nd_status read_answer(net_peer *peer)
     size_t count;
     do {
         ND_TRY(nd_link_read(peer->link, &answer, 1, &count));
+        if (count > 0 && (peer->welcome || !peer->said_hello || answer != NET_WELCOME)) {
+            return nd_fail(ND_ERR_IO, "a rank answered what is no welcome");
+        }
         peer->welcome = peer->welcome || count > 0;
     } while (count > 0);
     return ND_OK;
@@ -113,7 +127,7 @@ void nd_net_serve_peer(nd_net *net, net_peer *peer)
     nd_status status = read_answer(peer);
     status = status == ND_OK ? write_queue(net, peer) : status;
     if (status != ND_OK) {
-        lose(net, peer);
+        lose(net, peer, status);
     }
 }
 
@@ -122,7 +136,7 @@ nd_status nd_net_queue(nd_net *net, int rank, net_kind kind, nd_tag tag, size_t 
 {
     net_peer *peer = &net->peers[rank];
     net_frame *frame, **last = &peer->queue;
-    ND_TRY(ND_ALLOC(1, &frame));
+    ND_TRY(take_frame(net, &frame));
     *frame = (net_frame){.head = {.tag = tag, .bytes = bytes, .kind = kind}, .request = request};
     while (*last) {
         last = &(*last)->next;
@@ -130,10 +144,13 @@ nd_status nd_net_queue(nd_net *net, int rank, net_kind kind, nd_tag tag, size_t 
     *last = frame;
     if (!peer->link && peer->retry_at == 0) {
         connect_to(net, peer);
-    } else if (peer->link && peer->welcome && write_queue(net, peer) != ND_OK) {
-        lose(net, peer);
+    } else if (peer->link && peer->welcome) {
+        nd_status status = write_queue(net, peer);
+        if (status != ND_OK) {
+            lose(net, peer, status);
+        }
     }
-    return ND_OK;
+    return net_failure(net);
 }
 
 nd_status nd_net_send(nd_net *net, nd_p2p_request *request)

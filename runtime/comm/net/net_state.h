@@ -5,7 +5,10 @@
 #include "runtime/comm/net/link.h"
 #include "runtime/comm/net/net.h"
 
-enum { NET_EAGER_BYTES = 32 << 10 }; /* the largest message that leaves before it is asked for */
+enum {
+    NET_EAGER_BYTES = 32 << 10, /* the largest message that leaves before it is asked for */
+    NET_WELCOME = 'W',          /* answers a hello */
+};
 
 typedef enum net_kind { NET_EAGER = 1, NET_OFFER, NET_READY, NET_DATA } net_kind;
 
@@ -65,7 +68,7 @@ typedef struct net_arrival {
     size_t bytes;
     bool offer, complete;
     nd_p2p_request *request; /* asked for while its bytes arrive */
-    char data[];
+    char data[NET_EAGER_BYTES];
 } net_arrival;
 
 struct nd_net {
@@ -75,11 +78,15 @@ struct nd_net {
     net_peer *peers;                /* [size] */
     net_source *sources;            /* newest first */
     int strangers;                  /* sources without a hello */
+    double deaf_until;              /* connections are not accepted before; 0: they are */
     int retries;                    /* peers whose connection is to be made again */
     nd_p2p_request *held;           /* sends that were offered */
     nd_p2p_request *posted, *ready; /* receives: nothing has come; waiting for DATA */
     net_arrival *arrivals;
-    bool stopped; /* after a fault: nothing moves, and connections stay open until the end */
+    net_frame *spare_frames; /* kept for later */
+    net_arrival *spare_arrivals;
+    nd_error failed; /* of this rank itself, the first */
+    bool stopped;    /* after a fault: nothing moves, and connections stay open until the end */
     char plain[ND_LINK_CHUNK];
 };
 
@@ -110,6 +117,25 @@ static inline nd_p2p_request *net_take(nd_p2p_request **list, int peer, nd_tag t
         }
     }
     return NULL;
+}
+
+/* After an error, which it clears: that of a peer or a stranger is no failure of this rank. */
+static inline void net_keep_failure(nd_net *net, nd_status status)
+{
+    bool own = status == ND_ERR_RESOURCE || status == ND_ERR_INTERNAL;
+    if (own && net->failed.status == ND_OK) {
+        net->failed = *nd_error_last();
+        net->failed.status = status;
+    }
+    nd_error_clear();
+}
+
+static inline nd_status net_failure(const nd_net *net)
+{
+    if (net->failed.status != ND_OK) {
+        nd_error_restore(&net->failed);
+    }
+    return net->failed.status;
 }
 
 /* net_send.c. Errors are those of this rank; what a peer does ends its connection. */

@@ -2,21 +2,21 @@
 /* Who may send to a rank of another host: only who proves the job's key, and says first for whom
  * its messages are. */
 #include <criterion/criterion.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/comm/net/link.h"
-#include "runtime/comm/net/net.h"
+#include "runtime/comm/net/net_state.h"
 
+static const nd_tls_use ranks = {.identity = "ndtrain-ranks", .records = ND_TLS_RECORDS};
 static const uint8_t job_key[ND_KEY_BYTES] = {1}, other_key[ND_KEY_BYTES] = {2};
-
-/* As net_hello of net_state.h. */
-typedef struct greeting {
-    uint8_t token[ND_NET_TOKEN_BYTES];
-    int32_t rank, unused;
-} greeting;
 
 static void open_net(nd_net_card cards[2], nd_net **net)
 {
@@ -32,24 +32,35 @@ static void open_net(nd_net_card cards[2], nd_net **net)
     nd_net_meet(*net, cards);
 }
 
-/* Whether the net answers a connection with this key and hello; else it closes the connection. */
-static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
-                        const greeting *hello)
+static nd_tls_context *context_of(bool server, const uint8_t key[ND_KEY_BYTES],
+                                  const nd_tls_use *use)
 {
-    nd_tls_context *client;
+    nd_tls_context *context;
+    cr_assert_eq(nd_tls_context_create(server, key, &context), ND_OK);
+    if (use) {
+        nd_tls_context_set(context, use);
+    }
+    return context;
+}
+
+/* Whether the net answers a connection with this key, protocol (NULL: the store's) and hello (NULL:
+ * none); else it closes the connection. */
+static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
+                        const nd_tls_use *use, const net_hello *hello)
+{
+    nd_tls_context *client = context_of(false, key, use);
     nd_link *link;
-    char answer;
+    char answer = 0;
     size_t count = 0;
-    bool idle, said = false;
+    bool idle, said = !hello;
     int epoll = epoll_create1(EPOLL_CLOEXEC);
-    cr_assert_eq(nd_tls_context_create(false, key, &client), ND_OK);
     cr_assert_eq(nd_link_connect(&card->address, client, epoll, &link), ND_OK);
     nd_status status = ND_OK;
     for (double until = nd_clock_seconds() + 20; status == ND_OK && count == 0;) {
         cr_assert_lt(nd_clock_seconds(), until, "the net neither answers nor closes");
         status = nd_link_flush(link, &idle);
         if (status == ND_OK && idle && nd_tls_established(link->tls) && !said) {
-            status = nd_link_write(link, hello, sizeof *hello);
+            status = nd_link_write(link, hello, sizeof *hello, &idle);
             said = true;
         }
         nd_net_progress(net);
@@ -58,6 +69,7 @@ static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[
     nd_link_close(link);
     nd_tls_context_destroy(client);
     close(epoll);
+    cr_expect(count == 0 || answer == NET_WELCOME);
     return count == 1;
 }
 
@@ -66,18 +78,162 @@ Test(net, only_the_key_and_the_token_open_a_connection)
     nd_net *net;
     nd_net_card cards[2];
     open_net(cards, &net);
-    greeting hello = {.rank = 1};
+    net_hello hello = {.rank = 1};
     memcpy(hello.token, cards[0].token, sizeof hello.token);
-    cr_expect_not(is_answered(net, &cards[0], other_key, &hello), "another key");
+    cr_expect_not(is_answered(net, &cards[0], other_key, &ranks, &hello), "another key");
+    cr_expect_not(is_answered(net, &cards[0], job_key, NULL, &hello), "the store's protocol");
     hello.rank = 2;
-    cr_expect_not(is_answered(net, &cards[0], job_key, &hello), "a rank that there is not");
+    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "a rank that there is not");
     hello.rank = 1;
     hello.token[5] ^= 1;
-    cr_expect_not(is_answered(net, &cards[0], job_key, &hello), "another token");
+    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "another token");
     hello.token[5] ^= 1;
-    cr_expect(is_answered(net, &cards[0], job_key, &hello), "a rank of the job");
-    cr_expect_not(is_answered(net, &cards[0], job_key, &hello), "the same rank again");
+    cr_expect(is_answered(net, &cards[0], job_key, &ranks, &hello), "a rank of the job");
+    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, &hello), "the same rank again");
     cr_expect_not(nd_net_gone(net, 0));
     cr_expect(nd_net_gone(net, 1), "its connection has ended");
+    nd_net_close(net, true);
+}
+
+/* A port without a key, and one with the key that says nothing more. */
+Test(net, who_says_no_hello_is_sent_away)
+{
+    nd_net *net;
+    nd_net_card cards[2];
+    char byte;
+    open_net(cards, &net);
+    int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const nd_address *at = &cards[0].address;
+    cr_assert_eq(connect(silent, (const struct sockaddr *)&at->storage, at->bytes), 0);
+    cr_expect_not(is_answered(net, &cards[0], job_key, &ranks, NULL));
+    cr_expect_eq(recv(silent, &byte, 1, MSG_DONTWAIT), 0, "the silent one is still connected");
+    close(silent);
+    cr_expect_not(nd_net_gone(net, 1));
+    nd_net_close(net, true);
+}
+
+/* Until it is raised again, no descriptor can be opened. */
+static struct rlimit forbid_files(void)
+{
+    struct rlimit old;
+    int next = dup(STDOUT_FILENO);
+    close(next);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
+    const struct rlimit none = {.rlim_cur = (rlim_t)next, .rlim_max = old.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return old;
+}
+
+Test(net, a_rank_without_descriptors_fails_with_that_reason)
+{
+    nd_net *net;
+    nd_net_card cards[2];
+    open_net(cards, &net);
+    nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
+    struct rlimit old = forbid_files();
+    cr_expect_eq(nd_net_send(net, &request), ND_ERR_RESOURCE);
+    cr_expect(strstr(nd_error_last()->message, "Too many open files"), "%s",
+              nd_error_last()->message);
+    setrlimit(RLIMIT_NOFILE, &old);
+    nd_error_clear();
+    cr_expect_eq(nd_net_progress(net), ND_ERR_RESOURCE, "the first reason stays");
+    cr_expect(strstr(nd_error_last()->message, "Too many open files"), "%s",
+              nd_error_last()->message);
+    nd_net_close(net, true);
+}
+
+Test(net, a_connection_that_cannot_be_accepted_yet_does_not_keep_a_rank_awake)
+{
+    nd_net *net;
+    nd_net_card cards[2];
+    open_net(cards, &net);
+    int waiting = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const nd_address *at = &cards[0].address;
+    cr_assert_eq(connect(waiting, (const struct sockaddr *)&at->storage, at->bytes), 0);
+    struct pollfd polled = {.fd = nd_net_fd(net), .events = POLLIN};
+    struct rlimit old = forbid_files();
+    cr_assert_eq(poll(&polled, 1, 20000), 1);
+    cr_expect_eq(nd_net_progress(net), ND_OK);
+    cr_expect_eq(poll(&polled, 1, 0), 0);
+    setrlimit(RLIMIT_NOFILE, &old);
+    net_hello hello = {.rank = 1};
+    memcpy(hello.token, cards[0].token, sizeof hello.token);
+    cr_expect(is_answered(net, &cards[0], job_key, &ranks, &hello));
+    close(waiting);
+    nd_net_close(net, true);
+}
+
+/* The other side of a connection that `net` makes: answers its hello with `answer`, and returns the
+ * number of bytes that follow before the connection ends or has a head. */
+static size_t answer_with(nd_net *net, int listener, nd_tls_context *server, char answer)
+{
+    char bytes[sizeof(net_head)];
+    size_t count = 0, got;
+    bool said = false, idle;
+    int fd = -1, epoll = epoll_create1(EPOLL_CLOEXEC);
+    nd_link *link;
+    double until = nd_clock_seconds() + 20;
+    while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) < 0) {
+        cr_assert_lt(nd_clock_seconds(), until, "no connection is made");
+        nd_net_progress(net);
+    }
+    cr_assert_eq(nd_link_accept(fd, server, epoll, &link), ND_OK);
+    while (count < sizeof bytes && nd_link_flush(link, &idle) == ND_OK &&
+           nd_link_read(link, bytes + count, sizeof bytes - count, &got) == ND_OK) {
+        cr_assert_lt(nd_clock_seconds(), until, "neither a message nor the end comes");
+        nd_net_progress(net);
+        count += got;
+        if (!said && count == sizeof bytes) {
+            said = true;
+            count = 0;
+            cr_assert_eq(nd_link_write(link, &answer, 1, &idle), ND_OK);
+        }
+    }
+    nd_link_close(link);
+    close(epoll);
+    return said ? count : 0;
+}
+
+Test(net, only_a_welcome_gets_messages)
+{
+    nd_net *net;
+    nd_net_card cards[2];
+    open_net(cards, &net);
+    nd_tls_context *server = context_of(true, job_key, &ranks);
+    nd_address *at = &cards[1].address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ((struct sockaddr_in *)&at->storage)->sin_port = 0;
+    cr_assert_eq(bind(listener, (struct sockaddr *)&at->storage, at->bytes), 0);
+    cr_assert_eq(listen(listener, 4), 0);
+    cr_assert_eq(getsockname(listener, (struct sockaddr *)&at->storage, &at->bytes), 0);
+    nd_net_meet(net, cards);
+    nd_p2p_request request = {.state = ND_REQUEST_POSTED, .peer = 1};
+    cr_assert_eq(nd_net_send(net, &request), ND_OK);
+    cr_expect_eq(answer_with(net, listener, server, 0), 0, "another answer is taken for a welcome");
+    cr_expect_eq(atomic_load(&request.state), ND_REQUEST_POSTED);
+    cr_expect_eq(answer_with(net, listener, server, NET_WELCOME), sizeof(net_head));
+    close(listener);
+    nd_tls_context_destroy(server);
+    nd_net_close(net, true);
+}
+
+Test(net, an_idle_connection_to_a_host_that_is_gone_ends_within_half_a_minute)
+{
+    nd_net *net;
+    nd_net_card cards[2];
+    nd_link *link;
+    int epoll = epoll_create1(EPOLL_CLOEXEC), on, idle, probe, probes;
+    socklen_t bytes = sizeof on;
+    open_net(cards, &net);
+    nd_tls_context *client = context_of(false, job_key, &ranks);
+    cr_assert_eq(nd_link_connect(&cards[0].address, client, epoll, &link), ND_OK);
+    cr_assert_eq(getsockopt(link->fd, SOL_SOCKET, SO_KEEPALIVE, &on, &bytes), 0);
+    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &bytes), 0);
+    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe, &bytes), 0);
+    cr_assert_eq(getsockopt(link->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, &bytes), 0);
+    cr_expect(on && idle + probe * probes <= 30);
+    nd_link_close(link);
+    nd_tls_context_destroy(client);
+    close(epoll);
     nd_net_close(net, true);
 }
