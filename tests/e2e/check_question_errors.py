@@ -127,6 +127,73 @@ def try_one(bench, job):
         check(metrics.count('{"step":1,') == 1, f"the run began again; {where}")
 
 
+def judged_damage(bench):
+    """A shard is damaged. While that is judged, a folder cannot be listed: nobody knows whether this host sees all of it, so the
+    checkpoint keeps its name."""
+    auto = commands(bench)[0]
+
+    def start(work, *fault):
+        shard = next((work.folder / "run/checkpoint-4/state").glob("*.safetensors"))
+        data = bytearray(shard.read_bytes())
+        data[-5] ^= 1
+        shard.write_bytes(data)
+        return work.call(auto, *fault)
+
+    with Work(bench) as work:
+        clean = start(work)
+        check(work.code == 0 and (work.folder / "run/checkpoint-4.bad").is_dir(), f"no damage is seen:\n{work.printed}")
+        judges = [number for number, (name, path) in enumerate(clean.questions, 1)
+                  if name == "opendir" and path in ("run/checkpoint-4", "run/checkpoint-4/state")]
+    stopped = 0
+    for number in judges:
+        with Work(bench) as work:
+            start(work, number, ERRORS[number % len(ERRORS)])
+            there = (work.folder / "run/checkpoint-4").is_dir() and not (work.folder / "run/checkpoint-4.bad").exists()
+            check(work.code == 0 or (work.code == 74 and there), f"call {number} ended with {work.code}, {there}:\n{work.printed}")
+            stopped += work.code == 74
+    check(stopped >= 2, f"of {len(judges)} listings that fail {stopped} are an error")
+
+
+def side_files(bench):
+    """The tokenizer of a model of the Hugging Face cache is a link. Where it cannot be followed, the model is saved and the run ends with 74."""
+    with Work(bench) as work:
+        blobs, snapshot = work.folder / "hub/blobs", work.folder / "hub/snapshots/1"
+        blobs.mkdir(parents=True)
+        snapshot.mkdir(parents=True)
+        saved = work.call(Command("first", [a if a != "6" else "4" for a in commands(bench)[0].arguments]))
+        check(saved.code == 0, saved.printed)
+        for path in (work.folder / "run/model").iterdir():
+            path.rename(blobs / path.name)
+            (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+        shutil.rmtree(work.folder / "run")
+        run = Command("hub", ["train", "--device", "cpu", "--model-path", "hub/snapshots/1", "--data-path", "data/a.txt", "--validation-path", "",
+                              "--tokenizer", "hub/snapshots/1", "--append-eod", "false", "--sequence-length", "64", "--num-steps", "1", "--save-dir", "run"])
+        clean = work.call(run)
+        check(clean.code == 0 and (work.folder / "run/model/tokenizer_config.json").exists(), clean.printed)
+        asked = [number for number, (name, path) in enumerate(clean.questions, 1) if name == "realpath" and "tokenizer_config" in path]
+        check(asked, "no link is followed")
+        for number, code in itertools.product(asked, ERRORS):
+            shutil.rmtree(work.folder / "run")
+            work.call(run, number, code)
+            check(work.code == 74 and REASONS[code] in work.printed and "leads out" not in work.printed, f"{work.code}:\n{work.printed}")
+            check((work.folder / "run/model/model.safetensors").exists(), "the model is lost")
+
+
+def no_locks(bench):
+    """Where the file system has no locks, a run goes on with a warning, and nothing is deleted by another command."""
+    for command in commands(bench):
+        if command.name in ("auto", "prune"):
+            with Work(bench) as work:
+                locks = [number for number, (name, path) in enumerate(work.call(command).questions, 1) if name == "flock" and path == "run/.lock"]
+            check(len(locks) == 1, f"{command.name} locks {len(locks)} times")
+            for code in ("ENOLCK", "ENOSYS", "EOPNOTSUPP"):
+                with Work(bench) as work:
+                    before = sorted(os.listdir(work.folder / "run"))
+                    work.call(command, locks[0], code)
+                    check("has no locks" in work.printed and work.code == (0 if command.name == "auto" else 73), f"{work.code}:\n{work.printed}")
+                    check(command.name == "auto" or sorted(os.listdir(work.folder / "run")) == before, "prune deleted something")
+
+
 def main():
     everything = sys.argv[3:] == ["all"]
     with Bench(sys.argv[1], sys.argv[2]) as bench:
@@ -148,6 +215,9 @@ def main():
             for index, number in enumerate(sample(clean.questions, everything)):
                 for code in ERRORS if everything else [ERRORS[index % len(ERRORS)]]:
                     jobs.append((command, clean, whole, number, code))
+        judged_damage(bench)
+        side_files(bench)
+        no_locks(bench)
         print(f"{len(jobs)} failing questions")
         failures = []
 
