@@ -43,18 +43,32 @@ static nd_tls_context *context_of(bool server, const uint8_t key[ND_KEY_BYTES],
     return context;
 }
 
+typedef struct visitor {
+    nd_tls_context *client;
+    nd_link *link;
+    int epoll;
+} visitor;
+
+static void leave(visitor *v)
+{
+    nd_link_close(v->link);
+    nd_tls_context_destroy(v->client);
+    close(v->epoll);
+}
+
 /* Whether the net answers a connection with this key, protocol (NULL: the store's) and hello (NULL:
  * none); else it closes the connection. */
-static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
-                        const nd_tls_use *use, const net_hello *hello)
+static bool greet(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
+                  const nd_tls_use *use, const net_hello *hello, visitor *v)
 {
-    nd_tls_context *client = context_of(false, key, use);
     nd_link *link;
     char answer = 0;
     size_t count = 0;
     bool idle, said = !hello;
-    int epoll = epoll_create1(EPOLL_CLOEXEC);
-    cr_assert_eq(nd_link_connect(&card->address, client, epoll, &link), ND_OK);
+    v->client = context_of(false, key, use);
+    v->epoll = epoll_create1(EPOLL_CLOEXEC);
+    cr_assert_eq(nd_link_connect(&card->address, v->client, v->epoll, &link), ND_OK);
+    v->link = link;
     nd_status status = ND_OK;
     for (double until = nd_clock_seconds() + 20; status == ND_OK && count == 0;) {
         cr_assert_lt(nd_clock_seconds(), until, "the net neither answers nor closes");
@@ -66,11 +80,17 @@ static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[
         nd_net_progress(net);
         status = status == ND_OK ? nd_link_read(link, &answer, 1, &count) : status;
     }
-    nd_link_close(link);
-    nd_tls_context_destroy(client);
-    close(epoll);
     cr_expect(count == 0 || answer == NET_WELCOME);
     return count == 1;
+}
+
+static bool is_answered(nd_net *net, const nd_net_card *card, const uint8_t key[ND_KEY_BYTES],
+                        const nd_tls_use *use, const net_hello *hello)
+{
+    visitor v;
+    bool answered = greet(net, card, key, use, hello, &v);
+    leave(&v);
+    return answered;
 }
 
 Test(net, only_the_key_and_the_token_open_a_connection)
@@ -139,6 +159,35 @@ Test(net, a_rank_without_descriptors_fails_with_that_reason)
     cr_expect_eq(nd_net_progress(net), ND_ERR_RESOURCE, "the first reason stays");
     cr_expect(strstr(nd_error_last()->message, "Too many open files"), "%s",
               nd_error_last()->message);
+    nd_net_close(net, true);
+}
+
+/* Its answer to a large message needs a connection. The other rank has done nothing wrong. */
+Test(net, a_rank_without_descriptors_does_not_blame_the_sender)
+{
+    static char buffer[2 * NET_EAGER_BYTES];
+    nd_net *net;
+    nd_net_card cards[2];
+    visitor v;
+    bool idle;
+    open_net(cards, &net);
+    net_hello hello = {.rank = 1};
+    memcpy(hello.token, cards[0].token, sizeof hello.token);
+    cr_assert(greet(net, &cards[0], job_key, &ranks, &hello, &v));
+    nd_p2p_request request = {
+        .state = ND_REQUEST_POSTED, .peer = 1, .tag = 7, .buffer = buffer, .bytes = sizeof buffer};
+    const net_head offer = {.tag = 7, .bytes = sizeof buffer, .kind = NET_OFFER};
+    cr_assert_eq(nd_net_recv(net, &request), ND_OK);
+    cr_assert_eq(nd_link_write(v.link, &offer, sizeof offer, &idle), ND_OK);
+    struct rlimit old = forbid_files();
+    nd_status status = ND_OK;
+    for (double until = nd_clock_seconds() + 20; status == ND_OK && !nd_net_gone(net, 1);) {
+        cr_assert_lt(nd_clock_seconds(), until, "the rank waits for the deadline");
+        status = nd_net_progress(net);
+    }
+    setrlimit(RLIMIT_NOFILE, &old);
+    cr_expect_eq(status, ND_ERR_RESOURCE, "%d", status);
+    leave(&v);
     nd_net_close(net, true);
 }
 
