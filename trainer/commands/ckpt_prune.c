@@ -159,7 +159,7 @@ const nd_ckpt_verb nd_ckpt_prune = {
         "Deletes the older checkpoints of a run. Only good ones count and are deleted: whole "
         "manifest, all\nfiles with their sizes. So the newest good one always stays. Damaged ones "
         "and folders of other\nprograms are not touched, nor are those that were set aside (.old, "
-        ".bad) without --set-aside. Ends\nwith 73 while a process trains in RUN.\n",
+        ".bad) without --set-aside. Ends\nwith 73 where RUN cannot be locked, as in training.\n",
     .least = 1,
     .most = 1,
     .flags = {{"--keep-last", "K", "Keeps the K newest good checkpoints."},
