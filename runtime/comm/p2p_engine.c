@@ -75,6 +75,27 @@ static nd_status post(nd_p2p_op *op, int lane, nd_p2p_request *request)
     return p2p->recv(comm->transport, request);
 }
 
+/* Says why a message of the operation has failed. That a process has ended may be seen a moment
+ * after its messages fail, so that is waited for, if only for a second. */
+static nd_status explain_failed(const nd_p2p_op *op, const nd_p2p_request *request)
+{
+    enum { SLEEPS = 1 << 20 }; /* as if this rank had been idle for long */
+    nd_transport *transport = op->comm->transport;
+    const nd_p2p *p2p = nd_p2p_of(op->comm)->p2p;
+    const double until = nd_clock_seconds() + 1;
+    ND_TRY(nd_p2p_check_mismatch(op));
+    ND_TRY(nd_p2p_check_gone(op));
+    while (nd_clock_seconds() < until) {
+        ND_TRY(p2p->progress(transport));
+        ND_TRY(p2p->wait(transport, SLEEPS, 0.05));
+        ND_TRY(nd_p2p_check_gone(op));
+    }
+    return nd_fail(ND_ERR_IO,
+                   "a message of %zu bytes with rank %d failed in %s of %s, operation %lld",
+                   request->bytes, request->peer, nd_comm_op_name(op->kind),
+                   nd_group_name(op->comm->kind), (long long)op->sequence);
+}
+
 /* Collects what is done in a lane and posts what may follow. */
 static nd_status advance_lane(nd_p2p_op *op, int lane, bool *moved)
 {
@@ -86,12 +107,7 @@ static nd_status advance_lane(nd_p2p_op *op, int lane, bool *moved)
         nd_p2p_request *request = &l->requests[i];
         int state = request_state(request);
         if (state == ND_REQUEST_FAILED) {
-            ND_TRY(nd_p2p_check_mismatch(op));
-            ND_TRY(nd_p2p_check_gone(op));
-            return nd_fail(ND_ERR_IO,
-                           "a message of %zu bytes with rank %d failed in %s of %s, operation %lld",
-                           request->bytes, request->peer, nd_comm_op_name(op->kind),
-                           nd_group_name(op->comm->kind), (long long)op->sequence);
+            return explain_failed(op, request);
         }
         if (state == ND_REQUEST_DONE) {
             atomic_store_explicit(&request->state, ND_REQUEST_IDLE, memory_order_relaxed);
