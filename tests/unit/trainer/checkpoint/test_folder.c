@@ -81,6 +81,7 @@ Test(folder, only_plain_numbers_are_checkpoints)
     int count = 5;
     assert_ok(nd_checkpoint_list("/nonexistent/run", &steps, &count));
     cr_assert_eq(count, 0);
+    free(steps);
 }
 
 /* A save that is not committed; its temporary folder. */
