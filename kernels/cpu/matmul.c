@@ -255,7 +255,7 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
 }
 
 /* Of BF16 or F32. */
-static nd_status plain_product(nd_stream *stream, const nd_product_args *args)
+nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
     bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
@@ -325,10 +325,4 @@ nd_form_rule nd_cpu_form(const nd_device *device, const nd_form_need *need)
                                                    transposed ? need->rows : need->columns)};
     }
     return (nd_form_rule){fp8 && !codes ? ND_FORM_BY_PRODUCT : ND_FORM_IS_STORED};
-}
-
-nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
-{
-    return nd_matrix_is_fp8(&args->a) ? nd_cpu_product_fp8(stream, args)
-                                      : plain_product(stream, args);
 }

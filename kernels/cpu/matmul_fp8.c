@@ -79,7 +79,7 @@ static nd_gemm_operand packed_from(const operand *x)
     return o;
 }
 
-nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args)
+static nd_status product_fp8(nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor c = args->c;
     float beta = args->beta;
@@ -119,4 +119,10 @@ nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args)
     }
     nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b.kept);
     return ND_OK;
+}
+
+nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
+{
+    return nd_matrix_is_fp8(&args->a) ? product_fp8(stream, args)
+                                      : nd_cpu_product_plain(stream, args);
 }

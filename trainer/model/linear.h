@@ -91,7 +91,17 @@ extern const nd_linear_method nd_linear_bf16, nd_linear_fp8_tensor, nd_linear_fp
 
 /* After the layout is made. */
 nd_status nd_linears_create(nd_model *model);
-const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_input input);
+/* The groups of a layer, [inputs], for passes that train (table 0) or validate (1). */
+static inline nd_linear_group *nd_linear_groups(const nd_model *model, int table, int64_t layer)
+{
+    const nd_layer_range layers = model->stage->layers;
+    const int64_t count = layers.end - layers.begin;
+    return model->linears + (table * count + layer - layers.begin) * ND_INPUT_COUNT;
+}
+static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_input input)
+{
+    return nd_linear_groups(call.model, call.pass == ND_PASS_EVAL, call.layer) + input;
+}
 
 /* operands.c */
 

@@ -4,20 +4,7 @@
 
 #include "trainer/model/linear.h"
 
-enum { TRAINS, VALIDATES, TABLES }; /* of groups: [tables][layers][inputs] */
-
-static nd_linear_group *groups_of(const nd_model *m, int table, int64_t layer)
-{
-    const nd_layer_range layers = m->stage->layers;
-    const int64_t count = layers.end - layers.begin;
-    return m->linears + (table * count + layer - layers.begin) * ND_INPUT_COUNT;
-}
-
-const nd_linear_group *nd_linear_group_of(nd_block_call c, nd_input input)
-{
-    const int table = c.pass == ND_PASS_EVAL ? VALIDATES : TRAINS;
-    return groups_of(c.model, table, c.layer) + input;
-}
+enum { TRAINS, VALIDATES, TABLES }; /* as nd_linear_groups has them */
 
 /* Appends a linear to the last product of a list where they are adjacent and of one precision, in
  * FP8 only if such linears are joined; else it makes a product of its own. */
@@ -72,7 +59,7 @@ nd_status nd_linears_create(nd_model *m)
     for (int table = 0; table < TABLES; table++) {
         for (int64_t l = layers.begin; l < layers.end; l++) {
             for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-                make_group(m, groups_of(m, table, l) + input, input, l,
+                make_group(m, nd_linear_groups(m, table, l) + input, input, l,
                            table == VALIDATES && validates_in_bf16);
             }
         }
