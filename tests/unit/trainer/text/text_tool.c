@@ -131,7 +131,7 @@ static int split_all(const char *path)
 {
     char *pattern;
     size_t size;
-    nd_regex *regex;
+    nd_regex *regex = NULL;
     if (nd_fs_read(path, 1 << 20, ND_ERR_DATA, &pattern, &size) != ND_OK ||
         nd_regex_create(pattern, size, path, ND_REGEX_SECONDS, &regex) != ND_OK) {
         fail("pattern");
