@@ -20,7 +20,7 @@ typedef struct nd_rank {
     nd_mesh mesh;
     nd_coord coord;
     const nd_config *config;
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_device *device;
     nd_stream stream;
     const nd_ops *ops;

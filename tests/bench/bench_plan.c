@@ -12,13 +12,13 @@
 
 enum { RANK = 16383 };
 
-static const nd_llama_shape llama_405b = {.vocab = 128256,
-                                          .hidden = 16384,
-                                          .ffn = 53248,
-                                          .layers = 126,
-                                          .heads = 128,
-                                          .kv_heads = 8,
-                                          .head_dim = 128};
+static const nd_shape llama_405b = {.vocab = 128256,
+                                    .hidden = 16384,
+                                    .ffn = 53248,
+                                    .layers = 126,
+                                    .heads = 128,
+                                    .kv_heads = 8,
+                                    .head_dim = 128};
 
 static double cpu_seconds(void)
 {

@@ -87,13 +87,13 @@ static nd_status measure(const nd_report_options *base, sink_open *const *opens,
 
 int main(int argc, char **argv)
 {
-    static const nd_llama_shape shape = {.vocab = 32000,
-                                         .hidden = 512,
-                                         .ffn = 1408,
-                                         .layers = 8,
-                                         .heads = 8,
-                                         .kv_heads = 4,
-                                         .head_dim = 64};
+    static const nd_shape shape = {.vocab = 32000,
+                                   .hidden = 512,
+                                   .ffn = 1408,
+                                   .layers = 8,
+                                   .heads = 8,
+                                   .kv_heads = 4,
+                                   .head_dim = 64};
     static sink_open *const opens[] = {nd_jsonl_sink_open, nd_terminal_sink_open,
                                        nd_tensorboard_sink_open};
     nd_config config;

@@ -74,9 +74,9 @@ static char *write_data(drawn_run *r, const char *name, int64_t blocks)
                 : mesh_token_file(&r->dir, name, (int)tokens, c->vocab, name[0] == 'a' ? 0 : 61));
 }
 
-static nd_llama_shape shape_of(const drawn_case *c)
+static nd_shape shape_of(const drawn_case *c)
 {
-    return (nd_llama_shape){
+    return (nd_shape){
         .vocab = c->vocab,
         .hidden = c->hidden,
         .ffn = c->ffn * c->tp,

@@ -302,13 +302,13 @@ Test(mutated_state, metrics_of_a_run)
 
 static nd_status read_record(const char *path)
 {
-    static const nd_llama_shape shape = {.vocab = 256,
-                                         .hidden = 64,
-                                         .ffn = 96,
-                                         .layers = 3,
-                                         .heads = 4,
-                                         .kv_heads = 2,
-                                         .head_dim = 16};
+    static const nd_shape shape = {.vocab = 256,
+                                   .hidden = 64,
+                                   .ffn = 96,
+                                   .layers = 3,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 16};
     nd_config config;
     nd_tuning *tuning = NULL;
     char *text;

@@ -9,13 +9,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static const nd_llama_shape shape = {.vocab = 256,
-                                         .hidden = 64,
-                                         .ffn = 96,
-                                         .layers = 3,
-                                         .heads = 4,
-                                         .kv_heads = 2,
-                                         .head_dim = 16};
+    static const nd_shape shape = {.vocab = 256,
+                                   .hidden = 64,
+                                   .ffn = 96,
+                                   .layers = 3,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .head_dim = 16};
     nd_config config;
     nd_tuning *tuning = NULL;
     if (nd_config_init(&config) == ND_OK &&

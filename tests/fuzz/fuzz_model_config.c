@@ -9,11 +9,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_mesh mesh = {{1, 2, 2, 2, 2}};
-    if (nd_llama_shape_parse((const char *)data, size, "fuzz.json", &shape) == ND_OK) {
-        ND_ASSERT(nd_llama_shape_parameters(&shape) > 0);
-        (void)nd_llama_shape_check_mesh(&shape, &mesh, 2, 64);
+    if (nd_shape_parse((const char *)data, size, "fuzz.json", &shape) == ND_OK) {
+        ND_ASSERT(nd_shape_parameters(&shape) > 0);
+        (void)nd_shape_check_mesh(&shape, &mesh, 2, 64);
     }
     return 0;
 }

@@ -16,7 +16,7 @@ static int64_t ordered_bytes;
 
 mesh_job mesh_cuda_job(tempdir *dir, nd_precision precision)
 {
-    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    nd_shape shape = mesh_small_llama(VOCAB);
     shape.ffn = 96;
     shape.heads = 4;
     shape.kv_heads = 2;

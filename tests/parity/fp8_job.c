@@ -5,9 +5,9 @@
 
 enum { TOKENS = 8192 };
 
-nd_llama_shape fp8_shape(void)
+nd_shape fp8_shape(void)
 {
-    nd_llama_shape shape = mesh_small_llama(FP8_VOCAB);
+    nd_shape shape = mesh_small_llama(FP8_VOCAB);
     shape.layers = FP8_LAYERS;
     return shape;
 }

@@ -7,7 +7,7 @@
 
 enum { FP8_SEQUENCE = 64, FP8_LAYERS = 4, FP8_VOCAB = 96 };
 
-nd_llama_shape fp8_shape(void);
+nd_shape fp8_shape(void);
 
 /* Four layers on random tokens, one step. Its tokens lie in `dir`, which it makes; the test removes
  * it. */

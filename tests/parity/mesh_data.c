@@ -5,9 +5,9 @@
 
 #include "runtime/base/rng.h"
 
-nd_llama_shape mesh_small_llama(int64_t vocab)
+nd_shape mesh_small_llama(int64_t vocab)
 {
-    return (nd_llama_shape){
+    return (nd_shape){
         .vocab = vocab,
         .hidden = 64,
         .ffn = 128,
@@ -39,7 +39,7 @@ const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t 
     return path;
 }
 
-mesh_job mesh_job_on_tokens(const char *path, nd_llama_shape shape, nd_precision precision)
+mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision precision)
 {
     return (mesh_job){
         .shape = shape,

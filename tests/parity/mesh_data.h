@@ -7,7 +7,7 @@
 
 /* Hidden 64, ffn 128, two layers, 8 heads of 16 and 4 KV heads: 16 divides every matrix, also of
  * four tp ranks. */
-nd_llama_shape mesh_small_llama(int64_t vocab);
+nd_shape mesh_small_llama(int64_t vocab);
 
 /*
  * A llm.c file of ids below `vocab` with some structure to learn, named `name` in `dir`. From token
@@ -16,6 +16,6 @@ nd_llama_shape mesh_small_llama(int64_t vocab);
 const char *mesh_token_file(tempdir *dir, const char *name, int tokens, int64_t vocab, int period);
 
 /* AdamW on that file; the caller says the sizes and what else differs. */
-mesh_job mesh_job_on_tokens(const char *path, nd_llama_shape shape, nd_precision precision);
+mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision precision);
 
 #endif

@@ -29,7 +29,7 @@ typedef struct mesh_case {
 struct nd_trainer;
 
 typedef struct mesh_job {
-    nd_llama_shape shape;
+    nd_shape shape;
     const char *data_path;
     const char *second_path; /* NULL; else it is mixed in, with 0.4 of the samples */
     bool one_loss;           /* the losses of the two are not told apart */

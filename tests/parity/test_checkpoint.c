@@ -421,7 +421,7 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
 /* What all ranks want together, in bytes: those that hold the same share their reads. */
 static int64_t bytes_of_state(const mesh_case *mesh)
 {
-    nd_llama_shape shape = mesh_small_llama(97);
+    nd_shape shape = mesh_small_llama(97);
     nd_layout *layout = NULL;
     const nd_mesh one = {{1, 1, 1, 1, 1}}, two = {{1, 1, 1, 1, 2}};
     int64_t elements = 0;
@@ -541,7 +541,7 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     cr_assert_gt(slow.reports[0].blocked_seconds, 0);
     char *state = NULL, *path = saved_path();
     nd_source *source = NULL;
-    nd_llama_shape shape = mesh_small_llama(97);
+    nd_shape shape = mesh_small_llama(97);
     nd_layout *layout = NULL;
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     assert_ok(nd_fs_format(&state, "%s/state", path));

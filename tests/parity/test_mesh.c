@@ -21,9 +21,9 @@ static const mesh_case one = {"one worker", 1, 1, 1, 1, 1, .zero2 = true};
 static tempdir dir;
 
 /* GQA, odd vocabulary (padded to tp), ffn that only 4 and its divisors cut. */
-static nd_llama_shape shape_of(int64_t vocab, int64_t ffn, bool tied)
+static nd_shape shape_of(int64_t vocab, int64_t ffn, bool tied)
 {
-    nd_llama_shape shape = mesh_small_llama(vocab);
+    nd_shape shape = mesh_small_llama(vocab);
     shape.hidden = 40;
     shape.ffn = ffn;
     shape.layers = 3;
@@ -37,7 +37,7 @@ static const char *token_file(int64_t vocab)
     return mesh_token_file(&dir, "tokens.bin", TOKENS, vocab, 0);
 }
 
-static mesh_job job_of(nd_llama_shape shape, const char *path, nd_optimizer_kind optimizer)
+static mesh_job job_of(nd_shape shape, const char *path, nd_optimizer_kind optimizer)
 {
     return (mesh_job){
         .shape = shape,
@@ -92,7 +92,7 @@ static void compare_all(const mesh_job *job, const mesh_case *meshes, size_t cou
     mesh_result_free(&expected);
 }
 
-static void both_optimizers(nd_llama_shape shape, const mesh_case *meshes, size_t count)
+static void both_optimizers(nd_shape shape, const mesh_case *meshes, size_t count)
 {
     tempdir_make(&dir);
     const char *path = token_file(shape.vocab);

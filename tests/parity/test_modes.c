@@ -234,7 +234,7 @@ static mesh_result run_with_threads(bool large, nd_precision precision, int thre
     enum { VOCAB = 1301, TOKENS = 8192 };
     static const mesh_case one = {"one", 1, 1, 1, 1, 2};
     mesh_result result;
-    nd_llama_shape shape = mesh_small_llama(VOCAB);
+    nd_shape shape = mesh_small_llama(VOCAB);
     if (large) {
         shape.hidden = 128;
         shape.ffn = 352;

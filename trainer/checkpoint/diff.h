@@ -14,7 +14,7 @@
 typedef struct nd_diff_side {
     const char *folder;
     const nd_manifest *manifest; /* NULL: a Hugging Face folder, which has weights only */
-    nd_llama_shape shape;
+    nd_shape shape;
 } nd_diff_side;
 
 typedef struct nd_diff_options {

@@ -10,15 +10,15 @@
 
 #define EXTENT(name, member)                                                                       \
     {                                                                                              \
-        name, offsetof(nd_llama_shape, member), false, true                                        \
+        name, offsetof(nd_shape, member), false, true                                              \
     }
 #define INTEGER(name, member)                                                                      \
     {                                                                                              \
-        name, offsetof(nd_llama_shape, member), false, false                                       \
+        name, offsetof(nd_shape, member), false, false                                             \
     }
 #define REAL(name, member)                                                                         \
     {                                                                                              \
-        name, offsetof(nd_llama_shape, member), true, false                                        \
+        name, offsetof(nd_shape, member), true, false                                              \
     }
 
 const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
@@ -157,14 +157,14 @@ static bool changes_no_result(const char *name)
     return false;
 }
 
-static double shape_value(const nd_llama_shape *shape, const nd_shape_number *number)
+static double shape_value(const nd_shape *shape, const nd_shape_number *number)
 {
     const char *at = (const char *)shape + number->offset;
     return number->is_real ? *(const double *)(const void *)at
                            : (double)*(const int64_t *)(const void *)at;
 }
 
-nd_status nd_shape_compare(const nd_llama_shape *a, const char *name_a, const nd_llama_shape *b,
+nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b)
 {
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
@@ -189,7 +189,7 @@ nd_status nd_shape_compare(const nd_llama_shape *a, const char *name_a, const nd
     return ND_OK;
 }
 
-nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_llama_shape *shape,
+nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_shape *shape,
                                   const char *folder)
 {
     return nd_shape_compare(&manifest->shape, folder, shape, "the model of this run");

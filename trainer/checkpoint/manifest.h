@@ -50,7 +50,7 @@ typedef struct nd_manifest {
                               for each step */
     int64_t metrics_bytes; /* length of metrics.jsonl when the save began */
     nd_mesh mesh;
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_manifest_tensor *tensors; /* in the order of the parameter table; owned */
     int tensor_count;
     nd_state_extra extras[ND_STATE_EXTRAS_MAX];
@@ -74,11 +74,11 @@ nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const
 const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key);
 
 /* ND_ERR_CONFIG with both values when a model of this shape is another than the checkpoint's. */
-nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_llama_shape *shape,
+nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_shape *shape,
                                   const char *folder);
 /* The same of two shapes; `name_a` and `name_b` are for the message. Numbers that change no result
  * are not compared: initial deviation, maximum of positions, token ids. */
-nd_status nd_shape_compare(const nd_llama_shape *a, const char *name_a, const nd_llama_shape *b,
+nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b);
 
 /* The text of manifest.json; owned by the caller. */

@@ -13,7 +13,7 @@
 /* A number of the model's shape; the names are those of config.json. */
 typedef struct nd_shape_number {
     const char *name;
-    size_t offset;  /* in nd_llama_shape */
+    size_t offset;  /* in nd_shape */
     bool is_real;   /* double, else int64_t */
     bool is_extent; /* at least 1 */
 } nd_shape_number;

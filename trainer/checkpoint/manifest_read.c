@@ -92,7 +92,7 @@ static nd_status parse_mesh(const json_t *root, const char *path, nd_manifest *m
 }
 
 /* No count of elements may overflow. */
-static nd_status check_shape(const nd_llama_shape *shape, const char *path)
+static nd_status check_shape(const nd_shape *shape, const char *path)
 {
     double width = (double)shape->heads * (double)shape->head_dim;
     double widest = fmax(fmax((double)shape->ffn, (double)shape->vocab), width);
@@ -102,7 +102,7 @@ static nd_status check_shape(const nd_llama_shape *shape, const char *path)
                : fail_member(path, "model", "has extents that no model has");
 }
 
-static nd_status parse_shape(const json_t *root, const char *path, nd_llama_shape *shape)
+static nd_status parse_shape(const json_t *root, const char *path, nd_shape *shape)
 {
     json_t *object = NULL;
     int rope = 0;

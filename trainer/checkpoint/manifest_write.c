@@ -19,7 +19,7 @@ static json_t *mesh_json(const nd_mesh *mesh)
     return object;
 }
 
-static json_t *shape_json(const nd_llama_shape *shape)
+static json_t *shape_json(const nd_shape *shape)
 {
     json_t *object = json_object();
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {

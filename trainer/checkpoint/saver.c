@@ -386,7 +386,7 @@ uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)
 {
     const nd_rank *r = s->trainer->rank;
     const uint64_t heads = (uint64_t)r->world_size * 65536;
-    return (uint64_t)nd_llama_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
+    return (uint64_t)nd_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
            s->options.extra_bytes;
 }
 

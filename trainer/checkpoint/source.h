@@ -32,7 +32,7 @@ nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manif
  * Face's names, or these behind "model.", or torchtitan's, whose rows of q and k are permuted.
  * ND_ERR_DATA: two stored rectangles of a tensor overlap, or a file is no regular file.
  */
-nd_status nd_source_open_dcp(const char *folder, const nd_llama_shape *shape, nd_source **out);
+nd_status nd_source_open_dcp(const char *folder, const nd_shape *shape, nd_source **out);
 void nd_source_close(nd_source *source); /* NULL is legal */
 
 /* Whether a DCP folder has this state of a parameter, under any of its names. */

@@ -102,7 +102,7 @@ static nd_status check_overlap(const nd_source *source)
     return ND_OK;
 }
 
-nd_status nd_source_open_dcp(const char *folder, const nd_llama_shape *shape, nd_source **out)
+nd_status nd_source_open_dcp(const char *folder, const nd_shape *shape, nd_source **out)
 {
     nd_source *source = NULL;
     nd_status status = ND_OK;

@@ -160,7 +160,7 @@ static void print_help(void)
 /* Products. */
 
 /* The linears of the model, as one rank of the mesh has them. */
-static nd_status sizes_of_model(const nd_config *config, const nd_llama_shape *shape, bench_call *o)
+static nd_status sizes_of_model(const nd_config *config, const nd_shape *shape, bench_call *o)
 {
     const nd_mesh *mesh = &config->resolved_mesh;
     const nd_dims d = nd_dims_of(shape, mesh, (nd_coord){{0}}, config, false);
@@ -326,7 +326,7 @@ static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
 }
 
 /* Whether the layer can run in FP8 on this mesh. */
-static nd_status check_recipes(const nd_config *config, const nd_llama_shape *shape)
+static nd_status check_recipes(const nd_config *config, const nd_shape *shape)
 {
     for (int i = 0; i < RECIPES && config->train.precision != ND_PRECISION_FP32; i++) {
         const nd_config with = config_with(config, recipes[i].recipe);
@@ -375,11 +375,11 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
 /* The command. */
 
 /* One layer of the configured model, with the smallest vocabulary that its tp ranks can share. */
-static nd_status open_shape(const nd_config *config, bench_call *o, nd_llama_shape *out)
+static nd_status open_shape(const nd_config *config, bench_call *o, nd_shape *out)
 {
     nd_inputs inputs = {0};
     if (o->size_count > 0) {
-        *out = (nd_llama_shape){.layers = 1, .init_std = 0.02};
+        *out = (nd_shape){.layers = 1, .init_std = 0.02};
         return ND_OK;
     }
     nd_status status = nd_inputs_open_model(config, &inputs);
@@ -410,7 +410,7 @@ static int64_t workers_of_job(const nd_config *config, const nd_identity *id)
 static nd_status check(const nd_command_call *call)
 {
     nd_config *config = call->config;
-    nd_llama_shape shape;
+    nd_shape shape;
     bench_call o;
     bool gpu = false;
     ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
@@ -418,9 +418,8 @@ static nd_status check(const nd_command_call *call)
     ND_TRY(open_shape(config, &o, &shape));
     if (o.layer) {
         ND_TRY(check_recipes(config, &shape));
-        ND_TRY(nd_llama_shape_check_mesh(&shape, &config->resolved_mesh,
-                                         config->train.micro_batch_size,
-                                         config->train.sequence_length));
+        ND_TRY(nd_shape_check_mesh(&shape, &config->resolved_mesh, config->train.micro_batch_size,
+                                   config->train.sequence_length));
     } else {
         leave_mesh(config);
     }
@@ -437,7 +436,7 @@ static nd_status check(const nd_command_call *call)
 static nd_status run_layer(const nd_command_call *call, bench_call *o)
 {
     nd_worker *worker = call->worker;
-    nd_llama_shape shape;
+    nd_shape shape;
     ND_TRY(nd_job_check(call->config, &worker->identity));
     ND_TRY(nd_worker_meet(worker, call->config));
     ND_TRY(open_shape(call->config, o, &shape));
@@ -450,7 +449,7 @@ static nd_status run_products(const nd_command_call *call, bench_call *o)
     nd_worker *worker = call->worker;
     const nd_mesh mesh = call->config->resolved_mesh;
     const bool of_model = o->size_count == 0;
-    nd_llama_shape shape;
+    nd_shape shape;
     ND_TRY(check_alone(o, workers_of_job(call->config, &worker->identity)));
     ND_TRY(open_shape(call->config, o, &shape));
     leave_mesh(call->config);

@@ -41,8 +41,7 @@ static void print_good(const nd_config *config, const nd_inputs *inputs)
     const nd_mesh *m = &config->resolved_mesh;
     printf("configuration, model and data are good: mesh %s; %.2f M parameters; %lld training "
            "tokens",
-           nd_mesh_format(m, mesh, sizeof mesh),
-           (double)nd_llama_shape_parameters(&inputs->shape) * 1e-6,
+           nd_mesh_format(m, mesh, sizeof mesh), (double)nd_shape_parameters(&inputs->shape) * 1e-6,
            (long long)nd_dataset_tokens(inputs->data));
     if (inputs->validation) {
         printf(", %lld for validation", (long long)nd_dataset_tokens(inputs->validation));
@@ -68,7 +67,7 @@ static nd_status check_device(const nd_config *config, bool *gpu)
 }
 
 /* A record of autotune that cannot be replayed is an error before workers start. */
-static nd_status check_autotune(const nd_config *config, const nd_llama_shape *shape, bool gpu)
+static nd_status check_autotune(const nd_config *config, const nd_shape *shape, bool gpu)
 {
     nd_tuning *tuning = NULL;
     ND_TRY(nd_tuning_check(config, shape, gpu, &tuning));

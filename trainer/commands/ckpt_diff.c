@@ -16,7 +16,7 @@ typedef struct side {
     char *folder;
     nd_manifest manifest;
     bool is_checkpoint; /* else a Hugging Face folder */
-    nd_llama_shape shape;
+    nd_shape shape;
 } side;
 
 static void side_fini(side *s)
@@ -43,7 +43,7 @@ static nd_status open_side(const char *argument, side *out)
         ND_TRY_OUT(nd_ckpt_open(argument, &out->folder, &out->manifest));
         out->shape = out->manifest.shape;
     } else {
-        ND_TRY_OUT(nd_llama_shape_read(config, &out->shape));
+        ND_TRY_OUT(nd_shape_read(config, &out->shape));
         out->folder = folder;
         folder = NULL;
     }

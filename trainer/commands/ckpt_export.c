@@ -98,7 +98,7 @@ static nd_status export(const char *folder, const nd_manifest *manifest, const n
     ND_TRY_OUT(nd_checkpoint_export(folder, manifest, &options));
     double seconds = nd_clock_seconds() - begin;
     double bytes =
-        (double)nd_llama_shape_parameters(&manifest->shape) * (double)nd_dtype_size(options.dtype);
+        (double)nd_shape_parameters(&manifest->shape) * (double)nd_dtype_size(options.dtype);
     printf("%s: the %s model of %s, step %lld: %s in %.1f s\n", options.out,
            options.dtype == ND_DTYPE_F32 ? "fp32" : "bf16", folder,
            (long long)manifest->position.step, nd_ckpt_bytes(size, bytes), seconds);

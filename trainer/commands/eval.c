@@ -101,7 +101,7 @@ static void print_help(void)
 static nd_status check_settings(const nd_session *s)
 {
     const nd_config *config = s->config;
-    const nd_llama_shape *shape = &s->model.shape;
+    const nd_shape *shape = &s->model.shape;
     if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
         return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
                                       "steps; evaluate with another recipe or precision");
@@ -113,8 +113,8 @@ static nd_status check_settings(const nd_session *s)
                        (long long)config->train.sequence_length, (long long)shape->max_positions);
     }
     ND_TRY(nd_trainer_check_precision(config, shape));
-    return nd_llama_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
-                                     config->train.sequence_length);
+    return nd_shape_check_mesh(shape, &config->resolved_mesh, config->train.micro_batch_size,
+                               config->train.sequence_length);
 }
 
 /* Whether ids are bytes. The byte tokenizer that a saved model has is not needed then. */

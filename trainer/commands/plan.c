@@ -175,7 +175,7 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     fprintf(out,
             "model: %lld parameters, %lld layers, hidden %lld, ffn %lld, %lld heads, %lld KV "
             "heads, vocab %lld%s\n",
-            (long long)nd_llama_shape_parameters(&r->shape), (long long)r->shape.layers,
+            (long long)nd_shape_parameters(&r->shape), (long long)r->shape.layers,
             (long long)r->shape.hidden, (long long)r->shape.ffn, (long long)r->shape.heads,
             (long long)r->shape.kv_heads, (long long)r->shape.vocab,
             r->shape.tied ? ", tied embeddings" : "");
@@ -291,8 +291,8 @@ static nd_status check_variant(variant *v, const nd_inputs *inputs)
     c->launch.nproc_per_node = 0; /* else it contradicts the further workers */
     ND_TRY(nd_config_resolve(c));
     c->launch.nproc_per_node = per_node; /* the further workers are on further hosts */
-    return nd_llama_shape_check_mesh(&inputs->shape, &c->resolved_mesh, c->train.micro_batch_size,
-                                     c->train.sequence_length);
+    return nd_shape_check_mesh(&inputs->shape, &c->resolved_mesh, c->train.micro_batch_size,
+                               c->train.sequence_length);
 }
 
 static nd_status print_variant(FILE *out, const char *name, const nd_trainer *trainer, double own)

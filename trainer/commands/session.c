@@ -304,7 +304,7 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
 {
     nd_rank *r = &s->worker->rank;
     char *settings = NULL, *flags = NULL, *own = NULL, *theirs = NULL, shape[256];
-    const nd_llama_shape *m = &s->model.shape;
+    const nd_shape *m = &s->model.shape;
     size_t size = 0;
     if (r->world_size == 1) {
         return ND_OK;

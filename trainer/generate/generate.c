@@ -42,7 +42,7 @@ const char *nd_finish_name(nd_finish finish)
 /* F64, since the question is whether integers would overflow. */
 static double planned_bytes(const nd_rank *rank, const nd_generate_options *o)
 {
-    const nd_llama_shape *s = &rank->shape;
+    const nd_shape *s = &rank->shape;
     const double tp = rank->mesh.size[ND_AXIS_TP], heads = (double)(s->heads + s->kv_heads);
     const double D = (double)s->head_dim, C = (double)s->hidden, F = (double)s->ffn;
     const double cache =
@@ -73,8 +73,7 @@ static nd_status check_sizes(const nd_rank *rank, const nd_generate_options *o)
     return ND_OK;
 }
 
-nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *shape,
-                                const nd_mesh *mesh)
+nd_status nd_generate_check_job(const nd_config *config, const nd_shape *shape, const nd_mesh *mesh)
 {
     if (config->train.precision == ND_PRECISION_FP8 && config->fp8.recipe == ND_FP8_DELAYED) {
         return nd_fail(ND_ERR_CONFIG, "fp8.recipe is delayed, whose scales follow from training "
@@ -88,12 +87,12 @@ nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *s
                        mesh->size[ND_AXIS_CP], mesh->size[ND_AXIS_DP_SHARD]);
     }
     /* Any number of rows, which are rounded up, is a multiple of tp. */
-    return nd_llama_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
+    return nd_shape_check_mesh(shape, mesh, 1, mesh->size[ND_AXIS_TP]);
 }
 
 nd_status nd_generate_check(const nd_rank *rank, const nd_generate_options *o)
 {
-    const nd_llama_shape *shape = &rank->shape;
+    const nd_shape *shape = &rank->shape;
     ND_TRY(nd_generate_check_job(rank->config, shape, &rank->mesh));
     if (o->capacity < 2) {
         return nd_fail(ND_ERR_DATA,

@@ -72,7 +72,7 @@ typedef struct nd_generator nd_generator;
 
 /* What is known before there are ranks. ND_ERR_CONFIG: the FP8 recipe, or the mesh, on which a
  * model is split by tp alone and in equal parts. */
-nd_status nd_generate_check_job(const nd_config *config, const nd_llama_shape *shape,
+nd_status nd_generate_check_job(const nd_config *config, const nd_shape *shape,
                                 const nd_mesh *mesh);
 /* ND_ERR_CONFIG or ND_ERR_DATA names the number when mesh, sizes or device are not supported,
  * ND_ERR_RESOURCE when there is no plan of such sizes. */

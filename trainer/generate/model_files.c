@@ -96,7 +96,7 @@ static nd_status open_dcp(char *folder, const char *config, nd_model_files *out)
                        "\"%s\" has safetensors but no config.json; name one with --model-config",
                        folder);
     }
-    ND_TRY(nd_llama_shape_read(config, &out->shape));
+    ND_TRY(nd_shape_read(config, &out->shape));
     return nd_fs_parent(config, &out->side);
 }
 

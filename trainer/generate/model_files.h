@@ -22,7 +22,7 @@ typedef struct nd_model_files {
     nd_model_kind kind;
     char *folder; /* of the weights; owned */
     char *side;   /* folder with tokenizer and generation_config.json; NULL: none; owned */
-    nd_llama_shape shape;
+    nd_shape shape;
     bool bytes;           /* ids are bytes, and `side` need not have a tokenizer */
     nd_hf_reader *reader; /* ND_MODEL_FOLDER */
     nd_manifest manifest; /* ND_MODEL_CHECKPOINT */

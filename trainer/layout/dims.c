@@ -40,7 +40,7 @@ static int64_t head_columns(int64_t V, int64_t most)
     return nd_min(V, nd_ceil_div(columns, HEAD_COLUMNS_UNIT) * HEAD_COLUMNS_UNIT);
 }
 
-nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
+nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu)
 {
     int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];

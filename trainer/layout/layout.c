@@ -22,7 +22,7 @@ static const struct {
     [ND_PARAM_##                                                                                   \
         id] = {name_,           ND_UNIT_##unit_, DIM_##rows_, DIM_##cols_, ND_SPLIT_##split_,      \
                ND_INIT_##init_, decay_,          fp8_},
-#include "trainer/layout/llama_params.def"
+#include "trainer/layout/params.def"
 #undef ND_PARAM
 };
 
@@ -35,8 +35,8 @@ static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
     }
 }
 
-static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_llama_shape *shape,
-                       int tp, int tp_index)
+static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shape *shape, int tp,
+                       int tp_index)
 {
     const int64_t extent[DIM_COUNT] = {
         [DIM_1] = 1,

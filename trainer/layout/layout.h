@@ -25,7 +25,7 @@
 
 /* shape */
 
-typedef struct nd_llama_shape {
+typedef struct nd_shape {
     int64_t vocab;    /* V */
     int64_t hidden;   /* C */
     int64_t ffn;      /* F */
@@ -40,28 +40,26 @@ typedef struct nd_llama_shape {
     nd_rope_config rope;
     int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
     bool eos_is_default;    /* the config.json that was read has no eos_token_id */
-} nd_llama_shape;
+} nd_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
  * spellings are read. */
-nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out);
+nd_status nd_shape_read(const char *path, nd_shape *out);
 /* The same from memory; `name` stands for the text in messages. */
-nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
-                               nd_llama_shape *out);
+nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_shape *out);
 /* Writes a config.json that transformers opens (old RoPE spelling and torch_dtype = dtype_name). */
-nd_status nd_llama_shape_write(const nd_llama_shape *shape, const char *dtype_name,
-                               const char *path);
+nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const char *path);
 
 /*
  * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and
  * ffn by tp; the sequence by 2 cp (by cp when cp is 1); local tokens micro_batch x sequence / cp by
  * tp; head_dim even.
  */
-nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh,
-                                    int64_t micro_batch, int64_t sequence);
+nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
+                              int64_t sequence);
 
 /* The number of all parameters; a tied head is counted once. */
-int64_t nd_llama_shape_parameters(const nd_llama_shape *shape);
+int64_t nd_shape_parameters(const nd_shape *shape);
 
 /* dims; the letters are those of docs/tour.md */
 
@@ -84,7 +82,7 @@ typedef struct nd_dims {
     nd_dtype act;                     /* BF16, or F32 in precision fp32 */
 } nd_dims;
 
-nd_dims nd_dims_of(const nd_llama_shape *shape, const nd_mesh *mesh, nd_coord coord,
+nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
                    const nd_config *config, bool gpu);
 /* The same for calls of up to `tokens` rows, a multiple of tp, of any sequences: one sample of that
  * length, without context parallel. */
@@ -109,7 +107,7 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  */
 typedef enum nd_param_id {
 #define ND_PARAM(id, unit, name, rows, cols, split, init, decay, fp8) ND_PARAM_##id,
-#include "trainer/layout/llama_params.def"
+#include "trainer/layout/params.def"
 #undef ND_PARAM
     ND_PARAM_COUNT
 } nd_param_id;
@@ -184,7 +182,7 @@ typedef struct nd_layout {
 } nd_layout;
 
 typedef struct nd_layout_options {
-    const nd_llama_shape *shape;
+    const nd_shape *shape;
     const nd_mesh *mesh;
     nd_coord coord;
     const nd_stage *stages; /* of this rank; with 0 of them: one stage, the whole model */
@@ -289,7 +287,6 @@ nd_param_id nd_linear_param(int linear);
 int nd_linear_of_param(nd_param_id id);
 const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
 /* Out and in features: global with tp 1, else those of one of tp ranks. */
-void nd_linear_sizes(const nd_llama_shape *shape, int linear, int64_t tp, int64_t *out,
-                     int64_t *in);
+void nd_linear_sizes(const nd_shape *shape, int linear, int64_t tp, int64_t *out, int64_t *in);
 
 #endif

@@ -55,7 +55,7 @@ const char *nd_linear_name(int linear)
     return linears[linear].module;
 }
 
-void nd_linear_sizes(const nd_llama_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
+void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {
     int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
     const int64_t rows[ND_LINEARS_OF_BLOCK] = {q, kv, kv, s->hidden, s->ffn, s->ffn, s->hidden};

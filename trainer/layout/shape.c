@@ -12,7 +12,7 @@
 enum { OFFERED_MAX = 8 };
 
 /* "1, 2 or 4": the sizes of tp that divide all that it splits, the smallest ones. */
-static void offer_sizes(const nd_llama_shape *shape, char *text, size_t size)
+static void offer_sizes(const nd_shape *shape, char *text, size_t size)
 {
     int64_t fits[OFFERED_MAX];
     int count = 0;
@@ -29,8 +29,7 @@ static void offer_sizes(const nd_llama_shape *shape, char *text, size_t size)
     }
 }
 
-static nd_status check_divides(const nd_llama_shape *shape, const char *what, int64_t extent,
-                               int size)
+static nd_status check_divides(const nd_shape *shape, const char *what, int64_t extent, int size)
 {
     char sizes[160];
     if (extent % size == 0) {
@@ -43,8 +42,8 @@ static nd_status check_divides(const nd_llama_shape *shape, const char *what, in
                    what, (long long)extent, size, sizes);
 }
 
-nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh,
-                                    int64_t micro_batch, int64_t sequence)
+nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
+                              int64_t sequence)
 {
     int tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     ND_TRY(check_divides(shape, "num_attention_heads", shape->heads, tp));
@@ -72,7 +71,7 @@ nd_status nd_llama_shape_check_mesh(const nd_llama_shape *shape, const nd_mesh *
     return ND_OK;
 }
 
-int64_t nd_llama_shape_parameters(const nd_llama_shape *s)
+int64_t nd_shape_parameters(const nd_shape *s)
 {
     int64_t attention = s->hidden * s->head_dim * (2 * s->heads + 2 * s->kv_heads);
     int64_t block = attention + 3 * s->hidden * s->ffn + 2 * s->hidden;
@@ -118,7 +117,7 @@ static nd_status write_json(const json_t *map, const char *path)
     return status;
 }
 
-nd_status nd_llama_shape_write(const nd_llama_shape *s, const char *dtype_name, const char *path)
+nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
 {
     json_t *map =
         json_pack("{s:[s], s:s, s:s, s:b, s:b, s:f, s:i, s:b}", "architectures", "LlamaForCausalLM",

@@ -176,7 +176,7 @@ static nd_status refuse_variants(const json_t *map, const char *file)
                            file);
 }
 
-static nd_status read_sizes(const json_t *map, const char *file, nd_llama_shape *s)
+static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
 {
     /* The limits keep every product of the parameter count below 2^63. */
     ND_TRY(get_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
@@ -319,11 +319,10 @@ static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *
     return ND_OK;
 }
 
-nd_status nd_llama_shape_parse(const char *text, size_t bytes, const char *name,
-                               nd_llama_shape *out)
+nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_shape *out)
 {
     json_error_t error;
-    nd_llama_shape shape;
+    nd_shape shape;
     memset(&shape, 0, sizeof shape);
     json_t *map = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!map && nd_json_no_memory(&error)) {
@@ -348,12 +347,12 @@ out:
     return status;
 }
 
-nd_status nd_llama_shape_read(const char *path, nd_llama_shape *out)
+nd_status nd_shape_read(const char *path, nd_shape *out)
 {
     char *text = NULL;
     size_t bytes = 0;
     ND_TRY(nd_fs_read(path, CONFIG_LIMIT, ND_ERR_DATA, &text, &bytes));
-    nd_status status = nd_llama_shape_parse(text, bytes, path, out);
+    nd_status status = nd_shape_parse(text, bytes, path, out);
     free(text);
     return status;
 }

@@ -7,7 +7,7 @@
 
 enum { MULTIPLE = 16, MAX_NAME = 96 };
 
-static bool size_fits(const nd_llama_shape *shape, int linear)
+static bool size_fits(const nd_shape *shape, int linear)
 {
     int64_t out, in;
     nd_linear_sizes(shape, linear, 1, &out, &in);
@@ -16,7 +16,7 @@ static bool size_fits(const nd_llama_shape *shape, int linear)
 
 /* Source of the thresholds: torchao 0.18, float8/float8_linear_utils.py, measured there on an
  * H100. */
-static bool is_small(const nd_llama_shape *shape, int linear, nd_fp8_recipe recipe)
+static bool is_small(const nd_shape *shape, int linear, nd_fp8_recipe recipe)
 {
     int64_t n, k;
     nd_linear_sizes(shape, linear, 1, &n, &k);
@@ -36,7 +36,7 @@ static bool matches(const char *pattern, const char *name)
     return strpbrk(pattern, "*?[") ? fnmatch(pattern, name, 0) == 0 : strstr(name, pattern) != NULL;
 }
 
-static nd_filter_reason reason_by_rule(const nd_config *config, const nd_llama_shape *shape,
+static nd_filter_reason reason_by_rule(const nd_config *config, const nd_shape *shape,
                                        int64_t layer, int linear)
 {
     bool automatic = config->fp8.filter && strcmp(config->fp8.filter, "auto") == 0;
@@ -50,7 +50,7 @@ static nd_filter_reason reason_by_rule(const nd_config *config, const nd_llama_s
 }
 
 /* Marks what one pattern matches. */
-static nd_status apply_pattern(nd_filter *f, const nd_llama_shape *shape, const char *pattern)
+static nd_status apply_pattern(nd_filter *f, const nd_shape *shape, const char *pattern)
 {
     int matched = 0;
     for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
@@ -82,7 +82,7 @@ static nd_status apply_pattern(nd_filter *f, const nd_llama_shape *shape, const 
     return ND_OK;
 }
 
-static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_shape *shape)
 {
     char *list = strdup(config->fp8.filter), *rest = NULL;
     nd_status status = list ? ND_OK : nd_fail_memory("fp8.filter");
@@ -97,7 +97,7 @@ static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_
     return status;
 }
 
-static nd_status decide(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+static nd_status decide(nd_filter *f, const nd_config *config, const nd_shape *shape)
 {
     const char *filter = config->fp8.filter;
     bool by_rule = !filter || strcmp(filter, "accelerate") == 0 || strcmp(filter, "auto") == 0;
@@ -130,7 +130,7 @@ static nd_status decide(nd_filter *f, const nd_config *config, const nd_llama_sh
     return ND_OK;
 }
 
-nd_status nd_filter_init(nd_filter *f, const nd_config *config, const nd_llama_shape *shape)
+nd_status nd_filter_init(nd_filter *f, const nd_config *config, const nd_shape *shape)
 {
     *f = (nd_filter){.layers = shape->layers};
     if (config->train.precision != ND_PRECISION_FP8) {
@@ -208,7 +208,7 @@ nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
     return ND_OK;
 }
 
-nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_llama_shape *shape,
+nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_shape *shape,
                           const nd_mesh *mesh)
 {
     int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
@@ -254,7 +254,7 @@ static const char *why(nd_filter_reason reason)
     return text[reason];
 }
 
-void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
+void nd_filter_each_line(const nd_filter *f, const nd_shape *shape,
                          void (*line)(void *context, const char *text), void *context)
 {
     char text[256], name[MAX_NAME];
@@ -285,7 +285,7 @@ void nd_filter_each_line(const nd_filter *f, const nd_llama_shape *shape,
     }
 }
 
-void nd_precision_each_line(const nd_scales *s, const nd_llama_shape *shape,
+void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
                             void (*line)(void *context, const char *text), void *context)
 {
     const nd_recipe *recipe = &s->recipe;

@@ -116,7 +116,7 @@ typedef struct nd_linear_choice {
  * Nothing is converted unless train.precision is fp8. ND_ERR_CONFIG: a pattern that matches
  * nothing, a linear named whose sizes 16 does not divide, nothing left to convert.
  */
-nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_llama_shape *shape);
+nd_status nd_filter_init(nd_filter *filter, const nd_config *config, const nd_shape *shape);
 void nd_filter_fini(nd_filter *filter);
 
 bool nd_filter_converts(const nd_filter *filter, int64_t layer, int linear);
@@ -129,12 +129,12 @@ nd_status nd_filter_choose(nd_filter *filter, const nd_linear_choice *choice);
  * Conditions of the products on this mesh, with numbers: local weight sizes and a rank's tokens in
  * multiples of 16. ND_ERR_CONFIG.
  */
-nd_status nd_filter_check(const nd_filter *filter, const nd_config *config,
-                          const nd_llama_shape *shape, const nd_mesh *mesh);
+nd_status nd_filter_check(const nd_filter *filter, const nd_config *config, const nd_shape *shape,
+                          const nd_mesh *mesh);
 
 /* The start-up table: every linear with its sizes, its precision and the reason; layers with equal
  * lines that follow each other share one line. */
-void nd_filter_each_line(const nd_filter *filter, const nd_llama_shape *shape,
+void nd_filter_each_line(const nd_filter *filter, const nd_shape *shape,
                          void (*line)(void *context, const char *text), void *context);
 
 /*
@@ -392,7 +392,7 @@ void nd_health_summarise(const nd_scales *scales, nd_health_summary *out);
 
 /* The lines that `ndtrain plan` and the start of a run print: the recipe, its three products, and
  * every linear with its precision and the reason. */
-void nd_precision_each_line(const nd_scales *scales, const nd_llama_shape *shape,
+void nd_precision_each_line(const nd_scales *scales, const nd_shape *shape,
                             void (*line)(void *context, const char *text), void *context);
 
 #endif

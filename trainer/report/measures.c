@@ -3,13 +3,13 @@
 
 /* Weights that multiply each token: all but the input embedding. A tied embedding counts as the
  * head. */
-static double dense_parameters(const nd_llama_shape *shape)
+static double dense_parameters(const nd_shape *shape)
 {
-    double all = (double)nd_llama_shape_parameters(shape);
+    double all = (double)nd_shape_parameters(shape);
     return shape->tied ? all : all - (double)shape->vocab * (double)shape->hidden;
 }
 
-double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence)
+double nd_flops_per_token_causal(const nd_shape *shape, int64_t sequence)
 {
     double L = (double)shape->layers, H = (double)shape->heads, D = (double)shape->head_dim;
     return 6 * dense_parameters(shape) + 6 * L * H * D * (double)sequence;
@@ -19,7 +19,7 @@ double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence)
  * Per layer 18 C F + 12 D (H + K) + 12 H D S: no head, no factor C in the projections, attention
  * counted in full. The formula is that of accelerate's examples, so that figures compare.
  */
-double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequence)
+double nd_flops_per_token_accelerate(const nd_shape *shape, int64_t sequence)
 {
     double C = (double)shape->hidden, F = (double)shape->ffn;
     double H = (double)shape->heads, K = (double)shape->kv_heads;

@@ -38,9 +38,9 @@
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
 
 /* FLOPs of one token of training, forward and backward: 6 N + 6 L H D S (causal attention). */
-double nd_flops_per_token_causal(const nd_llama_shape *shape, int64_t sequence);
+double nd_flops_per_token_causal(const nd_shape *shape, int64_t sequence);
 /* The same as accelerate's examples count it. */
-double nd_flops_per_token_accelerate(const nd_llama_shape *shape, int64_t sequence);
+double nd_flops_per_token_accelerate(const nd_shape *shape, int64_t sequence);
 
 /* One of several sources of the training data, or one of several sets of a validation. */
 typedef struct nd_source_loss {
@@ -153,7 +153,7 @@ typedef struct nd_sinks {
 /* Borrowed until the sinks are closed. */
 typedef struct nd_report_options {
     const nd_config *config;
-    const nd_llama_shape *shape;
+    const nd_shape *shape;
     const char *dir; /* the run folder, exists */
     int world_size;
     int64_t tokens_per_step; /* global positions of a step: what tokens/s counts */

@@ -16,7 +16,7 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
                                 void (*visit)(void *context, const char *key, const char *hex),
                                 void *context)
 {
-    const nd_llama_shape *m = &inputs->shape;
+    const nd_shape *m = &inputs->shape;
     char hex[HEX_BYTES], *text;
     ND_TRY(nd_fs_format(
         &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld",

@@ -206,7 +206,7 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
     warn_of_threads(run, r->config);
     nd_log_info("model: %.2f M parameters; memory plan of a worker: %.1f MiB (ndtrain plan shows "
                 "its parts)",
-                (double)nd_llama_shape_parameters(&r->shape) * 1e-6,
+                (double)nd_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, NULL);
     if (trainer->tuning) {

@@ -29,7 +29,7 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
         ND_TRY(nd_hf_side_files_bytes(inputs->model_folder, true, &inputs->side_bytes));
         inputs->shape = *nd_hf_reader_shape(inputs->weights);
     } else {
-        ND_TRY(nd_llama_shape_read(config->model.config, &inputs->shape));
+        ND_TRY(nd_shape_read(config->model.config, &inputs->shape));
     }
     if (config->train.sequence_length > inputs->shape.max_positions) {
         return nd_fail(ND_ERR_CONFIG,
@@ -39,8 +39,8 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
                        (long long)config->train.sequence_length,
                        (long long)inputs->shape.max_positions);
     }
-    return nd_llama_shape_check_mesh(&inputs->shape, &config->resolved_mesh,
-                                     config->train.micro_batch_size, config->train.sequence_length);
+    return nd_shape_check_mesh(&inputs->shape, &config->resolved_mesh,
+                               config->train.micro_batch_size, config->train.sequence_length);
 }
 
 nd_status nd_inputs_verify_model(const nd_config *config)
@@ -128,7 +128,7 @@ nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs)
  * default of a missing key is another token in most tokenizers. */
 static void take_end(const nd_config *config, nd_inputs *inputs)
 {
-    nd_llama_shape *shape = &inputs->shape;
+    nd_shape *shape = &inputs->shape;
     if (!shape->eos_is_default || !config->data.append_eod || !inputs->tokenizer) {
         return;
     }

@@ -68,7 +68,7 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
     };
     const int machine_count = (int)(sizeof machine / sizeof *machine) - nd_rank_is_gpu(r);
     const nd_run_amount model[] = {
-        {"parameters", nd_llama_shape_parameters(&r->shape)},
+        {"parameters", nd_shape_parameters(&r->shape)},
         {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
         {"linears", scales->layers * ND_LINEARS_OF_BLOCK},
         {"fp8_linears", scales->filter.converted},

@@ -14,7 +14,7 @@
 /* The files that a run reads, opened and checked. Used by the check before any worker starts, by
  * every worker, and by the plan. */
 typedef struct nd_inputs {
-    nd_llama_shape shape;
+    nd_shape shape;
     char *model_folder;    /* NULL for fresh weights */
     uint64_t side_bytes;   /* of the files beside its weights that a saved model gets */
     nd_hf_reader *weights; /* NULL for fresh weights */

@@ -264,7 +264,7 @@ static nd_status check_file_limit(uint64_t model_bytes)
 static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
 {
     const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
-    return (uint64_t)nd_llama_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
+    return (uint64_t)nd_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
 }
 
 uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -280,7 +280,7 @@ uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
 {
     const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
-    return (uint64_t)nd_llama_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
+    return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
            nd_run_exported_bytes(config, inputs);
 }
 

@@ -16,7 +16,7 @@ static nd_status check_shape(const char *key, int64_t value, int64_t most, const
 }
 
 /* F64, since the question is whether integers would overflow. */
-static double activation_bytes(const nd_llama_shape *s, const nd_mesh *mesh, double tokens)
+static double activation_bytes(const nd_shape *s, const nd_mesh *mesh, double tokens)
 {
     double tp = mesh->size[ND_AXIS_TP], C = (double)s->hidden, F = (double)s->ffn;
     double heads = (double)(s->heads + s->kv_heads) * (double)s->head_dim;
@@ -24,14 +24,14 @@ static double activation_bytes(const nd_llama_shape *s, const nd_mesh *mesh, dou
     return (double)s->layers * tokens * token * 4.0;
 }
 
-nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_llama_shape *shape)
+nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_shape *shape)
 {
     ND_TRY(check_shape("hidden_size", shape->hidden, ops->limits.hidden, "rmsnorm", ops));
     return check_shape("head_dim", shape->head_dim, ops->limits.head_dim, "attention", ops);
 }
 
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
-                                  const nd_llama_shape *shape)
+                                  const nd_shape *shape)
 {
     const nd_op_limits *most = &ops->limits;
     int64_t batch = config->train.micro_batch_size, sequence = config->train.sequence_length;

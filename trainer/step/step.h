@@ -96,13 +96,13 @@ typedef struct nd_step_result {
 
 /* Whether model and mesh allow the FP8 that is asked for, before any worker starts: ND_ERR_CONFIG
  * with the numbers. */
-nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape);
+nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *shape);
 
 /* A size above it is beyond the addresses of any host, and far from where an int64_t overflows. */
 #define ND_PLAN_BYTES_MAX 0x1p56
 
 /* The limits of the ops (nd_op_limits) that the model alone decides about. ND_ERR_DATA. */
-nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_llama_shape *shape);
+nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_shape *shape);
 /*
  * Whether the ops of a backend can compute the model, before any worker starts: nd_op_limits, and
  * sizes of which no plan can be made. Names key, value and limit. ND_ERR_DATA where a number of the
@@ -110,7 +110,7 @@ nd_status nd_trainer_check_shape(const nd_ops *ops, const nd_llama_shape *shape)
  * product is. nd_trainer_create checks it too.
  */
 nd_status nd_trainer_check_limits(const nd_ops *ops, const nd_config *config, const nd_mesh *mesh,
-                                  const nd_llama_shape *shape);
+                                  const nd_shape *shape);
 
 /*
  * Before autotune times anything, on a GPU: ND_ERR_RESOURCE when the plan does not fit in what is

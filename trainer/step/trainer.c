@@ -10,7 +10,7 @@
 #include "trainer/dry/dry.h"
 #include "trainer/precision/precision.h"
 
-nd_status nd_trainer_check_precision(const nd_config *config, const nd_llama_shape *shape)
+nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *shape)
 {
     nd_filter filter;
     ND_TRY(nd_filter_init(&filter, config, shape));

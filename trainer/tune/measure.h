@@ -77,7 +77,7 @@ nd_status nd_divide_products(nd_rank *rank, const nd_tuned_division *division);
 nd_status nd_divide_collectives(nd_rank *rank, const nd_tuned_division *division);
 
 /* Fills tuning->json. */
-nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_llama_shape *shape);
+nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_shape *shape);
 
 /*
  * Reads {"autotune": {...}, ...}; other keys are ignored. `name` names the text in messages.
@@ -85,7 +85,7 @@ nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_l
  * a record for another model, mesh or precision. The caller destroys *out.
  */
 nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
-                         const nd_llama_shape *shape, nd_tuning **out);
+                         const nd_shape *shape, nd_tuning **out);
 
 /* Keys of a product: its extents, in the order of nd_lt_key. */
 #define ND_RECORD_EXTENTS(X) X(m) X(n) X(k) X(lda) X(ldb) X(ldd)
@@ -95,6 +95,6 @@ extern const char *const nd_record_division[ND_DIVISION_COUNT];
 
 /* The settings that must be equal where a record is replayed, as keys and texts. The caller owns
  * the new reference. */
-nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out);
+nd_status nd_record_settings(const nd_config *config, const nd_shape *shape, json_t **out);
 
 #endif

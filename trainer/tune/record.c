@@ -50,7 +50,7 @@ static nd_status set_config(json_t **settings, const nd_config *config)
     return ND_OK;
 }
 
-nd_status nd_record_settings(const nd_config *config, const nd_llama_shape *shape, json_t **out)
+nd_status nd_record_settings(const nd_config *config, const nd_shape *shape, json_t **out)
 {
     json_t *settings = json_object();
     nd_status status = set_config(&settings, config);
@@ -172,7 +172,7 @@ static json_t *division_of(const nd_tuned_division *d)
     return division;
 }
 
-nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_llama_shape *shape)
+nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_shape *shape)
 {
     json_t *root = json_object(), *products = json_array(), *settings = NULL;
     nd_status status = ND_OK;

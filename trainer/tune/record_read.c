@@ -361,7 +361,7 @@ static const char *of_before(const char *key)
 
 /* Comes before the rest is read: a record for another run may be whole, but does not fit. */
 static nd_status compare_settings(const reader *r, const json_t *record, const nd_config *config,
-                                  const nd_llama_shape *shape)
+                                  const nd_shape *shape)
 {
     const json_t *recorded = NULL;
     json_t *here = NULL, *value;
@@ -389,7 +389,7 @@ out:
 }
 
 static nd_status read_record(reader *r, const json_t *record, const nd_config *config,
-                             const nd_llama_shape *shape, nd_tuning *t)
+                             const nd_shape *shape, nd_tuning *t)
 {
     const char *gpu = NULL;
     int32_t cut_short = 0;
@@ -407,7 +407,7 @@ static nd_status read_record(reader *r, const json_t *record, const nd_config *c
 }
 
 nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
-                         const nd_llama_shape *shape, nd_tuning **out)
+                         const nd_shape *shape, nd_tuning **out)
 {
     reader r = {name, "autotune"};
     json_error_t error;

@@ -6,20 +6,20 @@
 #include "trainer/tune/measure.h"
 
 /* A model whose down_proj has these extents; nothing else of it counts. */
-static nd_llama_shape shape_of(nd_linear_extents e)
+static nd_shape shape_of(nd_linear_extents e)
 {
     const int64_t head_dim = 16;
-    return (nd_llama_shape){.vocab = 16,
-                            .hidden = e.n,
-                            .ffn = e.k,
-                            .layers = 1,
-                            .heads = e.n / head_dim,
-                            .kv_heads = e.n / head_dim,
-                            .head_dim = head_dim,
-                            .max_positions = e.m,
-                            .rms_eps = 1e-5,
-                            .init_std = 0.02,
-                            .rope = {.theta = 10000.0}};
+    return (nd_shape){.vocab = 16,
+                      .hidden = e.n,
+                      .ffn = e.k,
+                      .layers = 1,
+                      .heads = e.n / head_dim,
+                      .kv_heads = e.n / head_dim,
+                      .head_dim = head_dim,
+                      .max_positions = e.m,
+                      .rms_eps = 1e-5,
+                      .init_std = 0.02,
+                      .rope = {.theta = 10000.0}};
 }
 
 typedef struct timing {

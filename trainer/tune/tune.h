@@ -74,7 +74,7 @@ typedef struct nd_tuning {
 /* Checks what can be checked without a GPU. ND_ERR_CONFIG or ND_ERR_DATA: autotune is asked for on
  * a CPU, or the record to replay is missing or made for another run. *out is NULL without keys of
  * autotune; the caller destroys it. */
-nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, bool gpu,
+nd_status nd_tuning_check(const nd_config *config, const nd_shape *shape, bool gpu,
                           nd_tuning **out);
 
 /* All ranks call it, after their groups exist and before memory is planned. It makes the groups

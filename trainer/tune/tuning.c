@@ -18,7 +18,7 @@ static const char *replayed(const nd_config *config)
     return from && from[0] ? from : NULL;
 }
 
-static nd_status read_file(const nd_config *config, const nd_llama_shape *shape, nd_tuning **out)
+static nd_status read_file(const nd_config *config, const nd_shape *shape, nd_tuning **out)
 {
     const char *path = replayed(config);
     char *text = NULL, *from = strdup(path);
@@ -47,8 +47,7 @@ out:
     return status;
 }
 
-nd_status nd_tuning_check(const nd_config *config, const nd_llama_shape *shape, bool gpu,
-                          nd_tuning **out)
+nd_status nd_tuning_check(const nd_config *config, const nd_shape *shape, bool gpu, nd_tuning **out)
 {
     *out = NULL;
     if (!config->kernels.autotune && !replayed(config)) {

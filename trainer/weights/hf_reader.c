@@ -30,7 +30,7 @@ typedef struct tensor_place {
 
 struct nd_hf_reader {
     char *folder;
-    nd_llama_shape shape;
+    nd_shape shape;
     weight_file *files; /* owned */
     int64_t file_count;
     tensor_place *places; /* owned */
@@ -249,7 +249,7 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
                           : "");
         goto out;
     }
-    ND_TRY_OUT(nd_llama_shape_read(config, &reader->shape));
+    ND_TRY_OUT(nd_shape_read(config, &reader->shape));
     ND_TRY_OUT(open_weights(reader));
     *out = reader;
     reader = NULL;
@@ -279,7 +279,7 @@ void nd_hf_reader_close(nd_hf_reader *reader)
     free(reader);
 }
 
-const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
+const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader)
 {
     return &reader->shape;
 }

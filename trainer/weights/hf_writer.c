@@ -403,13 +403,13 @@ static nd_status write_index(const nd_hf_writer *writer)
 static nd_status write_config(const nd_hf_writer *writer)
 {
     char *path = NULL;
-    nd_llama_shape shape = writer->options.shape;
+    nd_shape shape = writer->options.shape;
     if (shape.eos_id < 0 && writer->options.tokenizer) { /* else what is generated would not end */
         shape.eos_id = nd_corpus_model_end(NULL, writer->options.tokenizer, shape.vocab);
     }
     ND_TRY(nd_fs_format(&path, "%s/config.json", writer->temporary));
     const char *dtype = writer->options.dtype == ND_DTYPE_BF16 ? "bfloat16" : "float32";
-    nd_status status = nd_llama_shape_write(&shape, dtype, path);
+    nd_status status = nd_shape_write(&shape, dtype, path);
     free(path);
     return status;
 }

@@ -24,7 +24,7 @@ typedef struct nd_hf_reader nd_hf_reader;
 /* ND_ERR_DATA: truncated, overlapping, duplicate keys, bad index; names file and tensor. */
 nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out);
 void nd_hf_reader_close(nd_hf_reader *reader);
-const nd_llama_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
+const nd_shape *nd_hf_reader_shape(const nd_hf_reader *reader);
 /* Checks that the folder holds every tensor of a model of this shape, with its shape, and no other
  * (rotary inv_freq buffers are ignored). A tied model may hold lm_head.weight if it equals
  * the embedding.
@@ -49,7 +49,7 @@ typedef struct nd_hf_tensor {
 typedef struct nd_hf_writer nd_hf_writer;
 
 typedef struct nd_hf_writer_options {
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_dtype dtype;         /* BF16 or F32 */
     int64_t max_file_bytes; /* a larger model is sharded; 0: ND_HF_FILE_BYTES */
     bool byte_tokenizer;    /* write tokenizer.json and tokenizer_config.json for id = byte */

@@ -157,7 +157,7 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     return nd_peers_meet(worker->store, id, &worker->peers);
 }
 
-nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape)
+nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_shape *shape)
 {
     nd_identity *id = &worker->identity;
     nd_rank *rank = &worker->rank;

@@ -111,7 +111,7 @@ typedef struct nd_worker {
  */
 nd_status nd_worker_meet(nd_worker *worker, const nd_config *config);
 /* The rest, among ranks whose settings agree. The config is borrowed. */
-nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_llama_shape *shape);
+nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_shape *shape);
 /*
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
  * called before a failing rank closes anything: closing may take long, wait for a peer, or show a

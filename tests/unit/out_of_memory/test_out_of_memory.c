@@ -432,16 +432,16 @@ Test(out_of_memory, header)
 
 static nd_status write_shape(void)
 {
-    const nd_llama_shape shape = {.vocab = 256,
-                                  .hidden = 64,
-                                  .ffn = 128,
-                                  .layers = 2,
-                                  .heads = 4,
-                                  .kv_heads = 2,
-                                  .head_dim = 16};
+    const nd_shape shape = {.vocab = 256,
+                            .hidden = 64,
+                            .ffn = 128,
+                            .layers = 2,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 16};
     char path[600];
     snprintf(path, sizeof path, "%s/config.json", dir.path);
-    return nd_llama_shape_write(&shape, "float32", path);
+    return nd_shape_write(&shape, "float32", path);
 }
 
 Test(out_of_memory, shape)
@@ -454,13 +454,13 @@ Test(out_of_memory, shape)
 
 static nd_status choose_linears(void)
 {
-    const nd_llama_shape shape = {.vocab = 256,
-                                  .hidden = 64,
-                                  .ffn = 128,
-                                  .layers = 2,
-                                  .heads = 4,
-                                  .kv_heads = 2,
-                                  .head_dim = 16};
+    const nd_shape shape = {.vocab = 256,
+                            .hidden = 64,
+                            .ffn = 128,
+                            .layers = 2,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .head_dim = 16};
     char names[] = "q_proj, down_proj";
     nd_config config = {
         .train = {.precision = ND_PRECISION_FP8, .sequence_length = 64, .micro_batch_size = 1}};

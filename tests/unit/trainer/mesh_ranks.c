@@ -21,19 +21,19 @@ nd_config mesh_config_of(void)
     return c;
 }
 
-nd_llama_shape mesh_shape_of(int64_t layers, bool tied)
+nd_shape mesh_shape_of(int64_t layers, bool tied)
 {
-    return (nd_llama_shape){.vocab = 97,
-                            .hidden = 32,
-                            .ffn = 64,
-                            .layers = layers,
-                            .heads = 4,
-                            .kv_heads = 4,
-                            .head_dim = 16,
-                            .max_positions = 64,
-                            .init_std = 0.02,
-                            .tied = tied,
-                            .rope = {.theta = 10000.0}};
+    return (nd_shape){.vocab = 97,
+                      .hidden = 32,
+                      .ffn = 64,
+                      .layers = layers,
+                      .heads = 4,
+                      .kv_heads = 4,
+                      .head_dim = 16,
+                      .max_positions = 64,
+                      .init_std = 0.02,
+                      .tied = tied,
+                      .rope = {.theta = 10000.0}};
 }
 
 static nd_status run_on_device(nd_rank *rank, const mesh_ranks *job)

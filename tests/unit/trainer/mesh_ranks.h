@@ -15,7 +15,7 @@
 
 typedef struct mesh_ranks {
     nd_mesh mesh;
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_config config; /* mesh_config_of, then the test's own settings */
     nd_status (*body)(nd_rank *rank, void *context);
     void *context; /* shared by all ranks */
@@ -28,7 +28,7 @@ nd_status mesh_ranks_run(const mesh_ranks *job);
 
 /* Sizes that no number of shards divides evenly, and whose parts on up to four tp ranks the FP8
  * products take; the vocabulary is odd. */
-nd_llama_shape mesh_shape_of(int64_t layers, bool tied);
+nd_shape mesh_shape_of(int64_t layers, bool tied);
 
 /* One of the 17 multiples of 1/8 in [-1, 1]. BF16 holds them and simple fractions of them, and F32
  * holds sums of many products of two of them: a test that adds such values expects the exact sum,

@@ -26,7 +26,7 @@ Test(shipped, each_is_whole)
 {
     for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
         nd_config c;
-        nd_llama_shape shape;
+        nd_shape shape;
         char path[1024];
         cr_assert_eq(FLAGS(&c, "--config-file", source_path(shipped[i].file, path)), ND_OK, "%s",
                      nd_error_last()->message);
@@ -35,12 +35,11 @@ Test(shipped, each_is_whole)
         cr_expect_eq(c.launch.workers, shipped[i].workers);
         cr_expect_eq(memcmp(c.resolved_mesh.size + 1, shipped[i].mesh, sizeof shipped[i].mesh), 0,
                      "%s", shipped[i].file);
-        cr_assert_eq(nd_llama_shape_read(source_path(c.model.config, path), &shape), ND_OK, "%s",
+        cr_assert_eq(nd_shape_read(source_path(c.model.config, path), &shape), ND_OK, "%s",
                      nd_error_last()->message);
-        cr_expect_eq(nd_llama_shape_parameters(&shape), shipped[i].parameters, "%s",
-                     shipped[i].file);
-        cr_expect_eq(nd_llama_shape_check_mesh(&shape, &c.resolved_mesh, c.train.micro_batch_size,
-                                               c.train.sequence_length),
+        cr_expect_eq(nd_shape_parameters(&shape), shipped[i].parameters, "%s", shipped[i].file);
+        cr_expect_eq(nd_shape_check_mesh(&shape, &c.resolved_mesh, c.train.micro_batch_size,
+                                         c.train.sequence_length),
                      ND_OK, "%s: %s", shipped[i].file, nd_error_last()->message);
         cr_expect_leq(c.train.sequence_length, shape.max_positions);
         nd_config_fini(&c);

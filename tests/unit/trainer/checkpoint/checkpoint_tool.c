@@ -17,7 +17,7 @@ static int fail(const char *what)
     return 1;
 }
 
-static int read_folder(const char *folder, const nd_llama_shape *shape, int arrays)
+static int read_folder(const char *folder, const nd_shape *shape, int arrays)
 {
     static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 2, 3, 1, 2}}};
     for (int i = 0; i < 2; i++) {
@@ -42,7 +42,7 @@ static int read_folder(const char *folder, const nd_llama_shape *shape, int arra
 int main(int argc, char **argv)
 {
     if (argc == 9 && strcmp(argv[1], "write") == 0) {
-        nd_llama_shape shape = fake_shape(strcmp(argv[4], "tied") == 0);
+        nd_shape shape = fake_shape(strcmp(argv[4], "tied") == 0);
         nd_mesh mesh = {{1, atoi(argv[5]), atoi(argv[6]), atoi(argv[7]), atoi(argv[8])}};
         fake_write(argv[2], &shape, &mesh, ND_STATE_KINDS, atoll(argv[3]), true, ND_CHECKSUM_XXH3);
         return 0;
@@ -52,7 +52,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc == 5 && strcmp(argv[1], "read") == 0) {
-        nd_llama_shape shape = fake_shape(strcmp(argv[3], "tied") == 0);
+        nd_shape shape = fake_shape(strcmp(argv[3], "tied") == 0);
         return read_folder(argv[2], &shape, atoi(argv[4]));
     }
     fprintf(stderr, "checkpoint_tool: wrong arguments; see its source\n");

@@ -19,8 +19,8 @@ static void must(nd_status status)
     }
 }
 
-nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
-                          int64_t step, bool converts)
+nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
+                          bool converts)
 {
     nd_manifest m = {.position = {.step = step, .skipped = step / 6, .tokens_seen = 100 * step},
                      .samples_seen = 8 * step,
@@ -91,7 +91,7 @@ static void write_rank(const nd_manifest *m, const char *state, int rank, bool c
     nd_layout_destroy(layout);
 }
 
-void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum)
 {
     nd_manifest m = fake_manifest(shape, mesh, arrays, step, converts);
@@ -109,8 +109,8 @@ void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *
     nd_manifest_fini(&m);
 }
 
-fake_saved fake_save(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh,
-                     int arrays, int64_t step)
+fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
+                     int64_t step)
 {
     fake_saved s = {0};
     fake_write(folder, shape, mesh, arrays, step, step % 2 == 0, ND_CHECKSUM_XXH3);
@@ -125,9 +125,9 @@ void fake_forget(fake_saved *s)
     free(s->path);
 }
 
-nd_llama_shape fake_golden_shape(void)
+nd_shape fake_golden_shape(void)
 {
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     shape.vocab = 11;
     shape.hidden = 12;
     shape.ffn = 20;
@@ -139,7 +139,7 @@ nd_llama_shape fake_golden_shape(void)
 void fake_write_golden(const char *folder)
 {
     const nd_mesh sharded = {{1, 1, 2, 1, 2}}, single = {{1, 1, 1, 1, 1}};
-    nd_llama_shape shape = fake_golden_shape();
+    nd_shape shape = fake_golden_shape();
     fake_write(folder, &shape, &sharded, ND_STATE_KINDS, FAKE_GOLDEN_SHARDED, true,
                ND_CHECKSUM_XXH3);
     shape.tied = true;

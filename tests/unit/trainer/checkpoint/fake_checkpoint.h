@@ -8,11 +8,11 @@
 #include "trainer/checkpoint/source.h"
 
 /* Everything but the writers' digests, of which there are as many as ranks. */
-nd_manifest fake_manifest(const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
-                          int64_t step, bool converts);
+nd_manifest fake_manifest(const nd_shape *shape, const nd_mesh *mesh, int arrays, int64_t step,
+                          bool converts);
 
 /* FOLDER/checkpoint-STEP as a run leaves it, with an entry "fp8.scale" of 1 to 7. FOLDER exists. */
-void fake_write(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh, int arrays,
+void fake_write(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
                 int64_t step, bool converts, nd_checksum checksum);
 
 /* A checkpoint that fake_write left, open. */
@@ -21,8 +21,8 @@ typedef struct fake_saved {
     nd_manifest manifest;
 } fake_saved;
 /* Writes FOLDER/checkpoint-STEP with XXH3, converted linears at even steps, and opens it. */
-fake_saved fake_save(const char *folder, const nd_llama_shape *shape, const nd_mesh *mesh,
-                     int arrays, int64_t step);
+fake_saved fake_save(const char *folder, const nd_shape *shape, const nd_mesh *mesh, int arrays,
+                     int64_t step);
 void fake_forget(fake_saved *saved);
 
 /*
@@ -32,7 +32,7 @@ void fake_forget(fake_saved *saved);
  */
 enum { FAKE_GOLDEN_SHARDED = 12, FAKE_GOLDEN_SINGLE = 5 };
 void fake_write_golden(const char *folder);
-nd_llama_shape fake_golden_shape(void); /* of their model; the single one is tied */
+nd_shape fake_golden_shape(void); /* of their model; the single one is tied */
 
 /* What `holder` has, out of the source; freed by fake_free, also after a failure. */
 nd_status fake_load(nd_source *source, const nd_layout *layout, const nd_holder *holder, int arrays,

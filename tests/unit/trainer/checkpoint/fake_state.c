@@ -4,22 +4,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-nd_llama_shape fake_shape(bool tied)
+nd_shape fake_shape(bool tied)
 {
-    return (nd_llama_shape){.vocab = 97,
-                            .hidden = 24,
-                            .ffn = 36,
-                            .layers = 3,
-                            .heads = 8,
-                            .kv_heads = 4,
-                            .head_dim = 4,
-                            .max_positions = 64,
-                            .rms_eps = 1e-5,
-                            .init_std = 0.02,
-                            .tied = tied,
-                            .rope = {.theta = 10000.0},
-                            .bos_id = -1,
-                            .eos_id = -1};
+    return (nd_shape){.vocab = 97,
+                      .hidden = 24,
+                      .ffn = 36,
+                      .layers = 3,
+                      .heads = 8,
+                      .kv_heads = 4,
+                      .head_dim = 4,
+                      .max_positions = 64,
+                      .rms_eps = 1e-5,
+                      .init_std = 0.02,
+                      .tied = tied,
+                      .rope = {.theta = 10000.0},
+                      .bos_id = -1,
+                      .eos_id = -1};
 }
 
 static bool is_odd(void *context, const nd_param *param)
@@ -28,7 +28,7 @@ static bool is_odd(void *context, const nd_param *param)
     return param->fp8 && param->layer % 2 == 1;
 }
 
-nd_layout *fake_layout(const nd_llama_shape *shape, const nd_mesh *mesh, int rank, bool converts)
+nd_layout *fake_layout(const nd_shape *shape, const nd_mesh *mesh, int rank, bool converts)
 {
     nd_layout *layout = NULL;
     nd_layout_options options = {.shape = shape,

@@ -7,10 +7,10 @@
 #include "trainer/checkpoint/plan.h"
 
 /* 97 words of 20: the vocabulary is odd; 3 layers. */
-nd_llama_shape fake_shape(bool tied);
+nd_shape fake_shape(bool tied);
 
 /* The layout that `rank` has. Linears of odd layers are in the FP8 segment when `converts`. */
-nd_layout *fake_layout(const nd_llama_shape *shape, const nd_mesh *mesh, int rank, bool converts);
+nd_layout *fake_layout(const nd_shape *shape, const nd_mesh *mesh, int rank, bool converts);
 
 /* Exact in F32; every (array, tensor, element) of a small model has another one. */
 float fake_value(nd_state_kind array, const char *param, int64_t element);

@@ -28,7 +28,7 @@ TestSuite(diff, .init = setup, .fini = teardown);
 
 static fake_saved save(const nd_mesh *mesh, int arrays, int64_t step)
 {
-    const nd_llama_shape shape = fake_shape(false);
+    const nd_shape shape = fake_shape(false);
     return fake_save(dir.path, &shape, mesh, arrays, step);
 }
 
@@ -83,8 +83,7 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
         cr_assert_eq(f.visited, 30 * ND_STATE_KINDS + 1);
         cr_assert_eq(totals.arrays, f.visited);
         cr_assert_eq(totals.differing_arrays + totals.differing, 0);
-        cr_assert_eq(totals.elements,
-                     ND_STATE_KINDS * nd_llama_shape_parameters(&a.manifest.shape) + 7);
+        cr_assert_eq(totals.elements, ND_STATE_KINDS * nd_shape_parameters(&a.manifest.shape) + 7);
         fake_forget(&a);
         fake_forget(&b);
     }

@@ -30,7 +30,7 @@ TestSuite(export, .init = setup, .fini = teardown);
 
 static fake_saved save(const nd_mesh *mesh, bool tied, int64_t step)
 {
-    const nd_llama_shape shape = fake_shape(tied);
+    const nd_shape shape = fake_shape(tied);
     return fake_save(dir.path, &shape, mesh, ND_STATE_KINDS, step);
 }
 

@@ -33,7 +33,7 @@ TestSuite(folder, .init = setup, .fini = teardown);
 static void save(int64_t step)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_llama_shape shape = fake_shape(true);
+    nd_shape shape = fake_shape(true);
     fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
 }
 
@@ -238,7 +238,7 @@ Test(folder, sweeping_removes_what_dead_saves_left)
 Test(folder, a_save_goes_through_no_link)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_llama_shape shape = fake_shape(true);
+    const nd_shape shape = fake_shape(true);
     const nd_commit_gate none = {0};
     char *temporary = NULL;
     make("loot");
@@ -367,7 +367,7 @@ Test(folder, two_processes_do_not_share_a_run)
 Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
 {
     const nd_mesh two = {{1, 1, 2, 1, 1}};
-    const nd_llama_shape shape = fake_shape(true);
+    const nd_shape shape = fake_shape(true);
     const nd_commit_gate none = {0};
     nd_manifest m = fake_manifest(&shape, &two, 1, 4, false);
     char *temporary = begin(4, "test");

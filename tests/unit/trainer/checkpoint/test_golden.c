@@ -84,7 +84,7 @@ Test(golden, is_written_the_same_again)
 Test(golden, a_folder_of_torch_is_read_to_the_values_that_it_was_made_of)
 {
     char *folder = golden_folder("torch");
-    nd_llama_shape shape = fake_golden_shape();
+    nd_shape shape = fake_golden_shape();
     for (size_t k = 0; k < sizeof meshes / sizeof *meshes; k++) {
         for (int rank = 0; rank < nd_mesh_world_size(&meshes[k]); rank++) {
             nd_source *source = NULL;

@@ -28,7 +28,7 @@ TestSuite(listing, .init = setup, .fini = teardown);
 static void save(int64_t step)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
-    nd_llama_shape shape = fake_shape(true);
+    nd_shape shape = fake_shape(true);
     fake_write(dir.path, &shape, &mesh, 1, step, false, ND_CHECKSUM_XXH3);
 }
 

@@ -18,7 +18,7 @@ static char *text_of(const nd_manifest *manifest, size_t *bytes)
 
 static nd_manifest example(void)
 {
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_manifest manifest = fake_manifest(&shape, &mesh, ND_STATE_KINDS, 12, true);
     for (int i = 0; i < manifest.writer_count; i++) {
         manifest.writers[i].bytes = (uint64_t)(1000 + i);
@@ -205,7 +205,7 @@ Test(manifest, refuses_members_that_cannot_be)
 Test(manifest, its_layout_is_that_of_the_writers)
 {
     nd_manifest m = example();
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     for (int rank = 0; rank < 12; rank++) {
         nd_layout *written = fake_layout(&shape, &mesh, rank, true), *layout = NULL;
         assert_ok(nd_manifest_layout(&m, &mesh, nd_mesh_coord_of(&mesh, rank), &layout));

@@ -34,7 +34,7 @@ static nd_status mark(void *context, const nd_piece *piece)
     return ND_OK;
 }
 
-static void check_mesh(const nd_llama_shape *shape, const nd_mesh *mesh, bool converts)
+static void check_mesh(const nd_shape *shape, const nd_mesh *mesh, bool converts)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     cover c = {.whole = fake_layout(shape, &one, 0, false)};
@@ -72,7 +72,7 @@ Test(plan, every_element_is_written_once_on_random_meshes)
 {
     static const int tps[] = {1, 2, 4};
     for (uint64_t i = 0; i < 60; i++) {
-        nd_llama_shape shape = fake_shape(i % 2 == 1);
+        nd_shape shape = fake_shape(i % 2 == 1);
         nd_mesh mesh = {{1, 1 + (int)(nd_rng_u64(7, 1, i) % 4), 1 + (int)(nd_rng_u64(7, 2, i) % 7),
                          1 + (int)(nd_rng_u64(7, 3, i) % 3), tps[nd_rng_u64(7, 4, i) % 3]}};
         check_mesh(&shape, &mesh, i % 3 == 0);
@@ -81,20 +81,20 @@ Test(plan, every_element_is_written_once_on_random_meshes)
 
 Test(plan, more_ranks_than_rows_still_cover_all)
 {
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     check_mesh(&shape, &(nd_mesh){{1, 50, 1, 1, 1}}, false);
     check_mesh(&shape, &(nd_mesh){{1, 2, 96, 1, 4}}, true);
 }
 
-static nd_llama_shape llama_405b(void)
+static nd_shape llama_405b(void)
 {
-    return (nd_llama_shape){.vocab = 128256,
-                            .hidden = 16384,
-                            .ffn = 53248,
-                            .layers = 126,
-                            .heads = 128,
-                            .kv_heads = 8,
-                            .head_dim = 128};
+    return (nd_shape){.vocab = 128256,
+                      .hidden = 16384,
+                      .ffn = 53248,
+                      .layers = 126,
+                      .heads = 128,
+                      .kv_heads = 8,
+                      .head_dim = 128};
 }
 
 static double cpu_seconds(void)
@@ -107,7 +107,7 @@ static double cpu_seconds(void)
 /* A rank's plan is a matter of its own tensors, whatever the world: at most a second and 100 MB. */
 Test(plan, a_rank_of_16384_plans_in_no_time)
 {
-    nd_llama_shape shape = llama_405b();
+    nd_shape shape = llama_405b();
     const nd_mesh mesh = {{1, 16, 128, 1, 8}};
     double begin = cpu_seconds();
     size_t allocated = mallinfo2().uordblks + mallinfo2().hblkhd;

@@ -27,7 +27,7 @@ TestSuite(retention, .init = setup, .fini = teardown);
 static void save(int64_t step)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_llama_shape shape = fake_shape(true);
+    nd_shape shape = fake_shape(true);
     fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
 }
 

@@ -67,7 +67,7 @@ static void check_load(const char *path, const nd_manifest *m, const nd_mesh *to
 Test(source, any_mesh_loads_what_any_mesh_wrote)
 {
     for (int from = 0; from < MESHES; from++) {
-        nd_llama_shape shape = fake_shape(from % 2 == 1);
+        nd_shape shape = fake_shape(from % 2 == 1);
         nd_manifest m = {0};
         char *path = path_of(from);
         fake_write(dir.path, &shape, &meshes[from], ND_STATE_KINDS, from, from % 3 == 0,
@@ -193,7 +193,7 @@ static void check_reads(chunks *c, const char *path, const nd_manifest *m, const
 Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
 {
     chunks *c = calloc(1, sizeof *c);
-    nd_llama_shape shape = fake_shape(false); /* of 12 MB, so that files have several chunks */
+    nd_shape shape = fake_shape(false); /* of 12 MB, so that files have several chunks */
     shape.vocab = 3000;
     shape.hidden = 256;
     shape.ffn = 1024;
@@ -218,7 +218,7 @@ Test(source, every_rank_reads_the_chunks_that_it_needs_and_each_once)
 
 Test(source, weights_without_moments)
 {
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_manifest m = {0};
     char *path = path_of(5);
     fake_write(dir.path, &shape, &meshes[7], 1, 5, false, ND_CHECKSUM_XXH3);
@@ -233,7 +233,7 @@ Test(source, weights_without_moments)
 Test(source, the_same_mesh_reads_its_own_files)
 {
     const nd_mesh mesh = {{1, 1, 4, 1, 2}};
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_manifest m = {0};
     nd_source *source = NULL;
     fake_state state;
@@ -312,7 +312,7 @@ static char *first_file(const char *path)
 static void write_two_ranks(int64_t step)
 {
     const nd_mesh mesh = {{1, 1, 2, 1, 1}};
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     fake_write(dir.path, &shape, &mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
 }
 
@@ -447,7 +447,7 @@ Test(source, hash_files_of_another_checkpoint_are_refused)
 
 Test(source, a_dcp_folder_of_ours_loads_by_its_headers_alone)
 {
-    nd_llama_shape shape = fake_shape(true);
+    nd_shape shape = fake_shape(true);
     char *path = path_of(9), *state = NULL;
     fake_write(dir.path, &shape, &meshes[7], ND_STATE_KINDS, 9, true, ND_CHECKSUM_XXH3);
     assert_ok(nd_fs_format(&state, "%s/state", path));
@@ -496,7 +496,7 @@ static void write_vector(const char *file, const char *name, int64_t begin, int6
 static nd_status load_norm(void)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_source *source = NULL;
     float got[24];
     nd_layout *layout = fake_layout(&shape, &one, 0, false);

@@ -55,7 +55,7 @@ static nd_status check_part(void *context, const nd_tensor_part *part)
 
 static nd_source *open_source(const nd_mesh *mesh, int64_t step, nd_manifest *manifest)
 {
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_source *source = NULL;
     char *path = NULL;
     fake_write(dir.path, &shape, mesh, ND_STATE_KINDS, step, false, ND_CHECKSUM_XXH3);
@@ -71,7 +71,7 @@ Test(tensors, every_element_comes_once_and_in_order_whatever_fits_a_batch)
 {
     static const int64_t sizes[] = {1, 24, 50, 100, 777, 2328, 5000, 0};
     const nd_mesh one = {{1, 1, 1, 1, 1}}, meshes[2] = {{{1, 2, 3, 1, 2}}, {{1, 1, 4, 1, 1}}};
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_layout *layout = fake_layout(&shape, &one, 0, false);
     nd_manifest m[2] = {0};
     nd_source *sources[2];
@@ -106,7 +106,7 @@ Test(tensors, every_element_comes_once_and_in_order_whatever_fits_a_batch)
 Test(tensors, few_writers_are_kept)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}}, many = {{1, 20, 7, 1, 1}};
-    nd_llama_shape shape = fake_shape(false);
+    nd_shape shape = fake_shape(false);
     nd_layout *layout = fake_layout(&shape, &one, 0, false);
     nd_manifest m = {0};
     nd_source *source = open_source(&many, 1, &m);

@@ -169,7 +169,7 @@ Test(dry_run, a_rank_of_a_mesh)
 Test(dry_run, work_is_that_of_the_formula)
 {
     nd_step_work work;
-    const nd_llama_shape *s = &rank_of_one.shape;
+    const nd_shape *s = &rank_of_one.shape;
     double tokens = MICROS * TOKENS, each = 64.0 * 128 + 64.0 * 64 + 3.0 * 64 * 96;
     double weights = LAYERS * each + 256.0 * 64;
     double pairs = (double)s->heads * TOKENS * (TOKENS + 1) / 2 * MICROS * LAYERS;
@@ -192,7 +192,7 @@ Test(dry_run, work_is_that_of_the_formula)
 Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
 {
     nd_step_work work;
-    double once = (double)nd_llama_shape_parameters(&rank_of_one.shape) * 3 / 4;
+    double once = (double)nd_shape_parameters(&rank_of_one.shape) * 3 / 4;
     config.train.precision = ND_PRECISION_BF16;
     config.train.gradient_accumulation_steps = 1;
     rank_of_one.mesh = (nd_mesh){{1, 1, 4, 1, 1}};

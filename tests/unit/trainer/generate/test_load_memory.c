@@ -27,9 +27,9 @@ enum {
     SLACK = 12 << 20 /* what the reader and the C library hold, and pages that are rounded up */
 };
 
-static nd_llama_shape shape_of(void)
+static nd_shape shape_of(void)
 {
-    nd_llama_shape s = mesh_shape_of(LAYERS, false);
+    nd_shape s = mesh_shape_of(LAYERS, false);
     s.vocab = VOCAB;
     s.hidden = HIDDEN;
     s.ffn = FFN;
@@ -40,7 +40,7 @@ static nd_llama_shape shape_of(void)
     return s;
 }
 
-static void write_model(const char *folder, const nd_llama_shape *shape)
+static void write_model(const char *folder, const nd_shape *shape)
 {
     enum { PIECE = 1 << 16 };
     static float piece[PIECE];
@@ -137,7 +137,7 @@ Test(load_memory, weights_are_converted_as_they_are_read)
                       .shape = shape_of(),
                       .config = mesh_config_of(),
                       .body = load_body};
-    const double parameters = (double)nd_llama_shape_parameters(&job.shape);
+    const double parameters = (double)nd_shape_parameters(&job.shape);
     tempdir_make(&dir);
     load_job load = {.folder = tempdir_file(&dir, "model")};
     write_model(load.folder, &job.shape);

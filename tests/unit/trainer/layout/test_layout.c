@@ -5,16 +5,16 @@
 
 #include "trainer/layout/layout.h"
 
-static nd_llama_shape shape_of(bool tied)
+static nd_shape shape_of(bool tied)
 {
-    return (nd_llama_shape){.vocab = 97,
-                            .hidden = 20,
-                            .ffn = 36,
-                            .layers = 3,
-                            .heads = 8,
-                            .kv_heads = 4,
-                            .head_dim = 4,
-                            .tied = tied};
+    return (nd_shape){.vocab = 97,
+                      .hidden = 20,
+                      .ffn = 36,
+                      .layers = 3,
+                      .heads = 8,
+                      .kv_heads = 4,
+                      .head_dim = 4,
+                      .tied = tied};
 }
 
 typedef struct cover {
@@ -69,8 +69,7 @@ static bool converts(void *context, const nd_param *param)
     return *(const bool *)context && nd_linear_of_param(param->id) % 2 == 0;
 }
 
-static nd_layout *layout_with(const nd_llama_shape *shape, int shards, int tp, nd_coord coord,
-                              bool fp8)
+static nd_layout *layout_with(const nd_shape *shape, int shards, int tp, nd_coord coord, bool fp8)
 {
     nd_layout *layout = NULL;
     nd_mesh mesh = {{1, 1, shards, 1, tp}};
@@ -80,14 +79,14 @@ static nd_layout *layout_with(const nd_llama_shape *shape, int shards, int tp, n
     return layout;
 }
 
-static nd_layout *layout_of(const nd_llama_shape *shape, int shards, int tp, int shard_index,
+static nd_layout *layout_of(const nd_shape *shape, int shards, int tp, int shard_index,
                             int tp_index)
 {
     return layout_with(shape, shards, tp, (nd_coord){{0, 0, shard_index, 0, tp_index}}, false);
 }
 
 /* Over all shards and tp ranks every element is held once; replicated ones once per tp rank. */
-static void check_cover(const nd_llama_shape *shape, int shards, int tp, bool fp8)
+static void check_cover(const nd_shape *shape, int shards, int tp, bool fp8)
 {
     cover c = {.whole = layout_of(shape, 1, 1, 0, 0), .tp = tp};
     c.seen = calloc((size_t)c.whole->param_count, sizeof *c.seen);
@@ -124,7 +123,7 @@ Test(params, every_element_has_its_holders)
 {
     static const int shards[] = {1, 2, 3, 6, 8}, tps[] = {1, 2, 4};
     for (int variant = 0; variant < 4; variant++) {
-        nd_llama_shape shape = shape_of(variant & 1);
+        nd_shape shape = shape_of(variant & 1);
         for (size_t s = 0; s < sizeof shards / sizeof *shards; s++) {
             for (size_t t = 0; t < sizeof tps / sizeof *tps; t++) {
                 check_cover(&shape, shards[s], tps[t], variant & 2);
@@ -135,7 +134,7 @@ Test(params, every_element_has_its_holders)
 
 Test(params, fused_products_are_adjacent)
 {
-    nd_llama_shape shape = shape_of(false);
+    nd_shape shape = shape_of(false);
     nd_layout *layout = layout_of(&shape, 3, 2, 1, 1);
     for (int64_t l = 0; l < shape.layers; l++) {
         const nd_param *q = nd_layout_param(layout, ND_PARAM_Q, l);
@@ -152,7 +151,7 @@ Test(params, fused_products_are_adjacent)
 
 Test(params, decay_covers_matrices_and_replicated_covers_norms)
 {
-    nd_llama_shape shape = shape_of(true);
+    nd_shape shape = shape_of(true);
     nd_layout *layout = layout_of(&shape, 1, 2, 0, 0);
     nd_flat_range *all = NULL, *replicated = NULL;
     int all_count = 0, replicated_count = 0;
@@ -180,7 +179,7 @@ Test(params, decay_covers_matrices_and_replicated_covers_norms)
 
 Test(params, each_draws_from_a_stream_of_its_own_on_every_mesh)
 {
-    nd_llama_shape shape = shape_of(false);
+    nd_shape shape = shape_of(false);
     nd_layout *a = layout_of(&shape, 1, 1, 0, 0), *b = layout_of(&shape, 3, 2, 2, 1);
     cr_assert_eq(a->param_count, b->param_count);
     for (int i = 0; i < a->param_count; i++) {
@@ -199,7 +198,7 @@ Test(params, each_draws_from_a_stream_of_its_own_on_every_mesh)
  * streams; what it does not hold is absent. */
 Test(params, a_stage_holds_its_layers_alone)
 {
-    nd_llama_shape shape = shape_of(false);
+    nd_shape shape = shape_of(false);
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_stage stages[] = {{{2, 3}, false, true}, {{0, 1}, true, false}};
     nd_layout_options options = {.shape = &shape, .mesh = &one, .stages = stages, .stage_count = 2};
@@ -235,7 +234,7 @@ Test(params, numbers_and_names_are_those_of_the_whole_model_on_every_stage)
         int count;
     } ranks[] = {{&first, 1}, {&middle, 1}, {&last, 1}, {both_ends, 2}};
     for (int tied = 0; tied < 2; tied++) {
-        nd_llama_shape shape = shape_of(tied);
+        nd_shape shape = shape_of(tied);
         nd_layout *whole = layout_of(&shape, 1, 1, 0, 0);
         int64_t before = -1;
         for (int i = 0; i < whole->param_count; i++) {
@@ -271,7 +270,7 @@ Test(params, numbers_and_names_are_those_of_the_whole_model_on_every_stage)
 /* Tied: one table, in the head's unit, under the name of the embedding. */
 Test(params, a_tied_table_is_in_the_unit_of_the_head)
 {
-    nd_llama_shape shape = shape_of(true);
+    nd_shape shape = shape_of(true);
     nd_layout *layout = layout_of(&shape, 1, 1, 0, 0);
     const nd_unit *head = nd_layout_unit(layout, ND_UNIT_HEAD, -1);
     cr_expect_null(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1));
@@ -297,7 +296,7 @@ Test(dims, chunks_of_the_head_have_rows_enough_to_pay_for_its_weight)
         {1 << 28, 8192, 1, ND_PRECISION_BF16, 1},   {128256, 600, 1, ND_PRECISION_BF16, 600},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_llama_shape shape = shape_of(false);
+        nd_shape shape = shape_of(false);
         nd_config config = {0};
         const nd_mesh mesh = {{1, 1, 1, 1, (int)cases[i].tp}};
         shape.vocab = cases[i].vocab;

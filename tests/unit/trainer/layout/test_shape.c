@@ -11,20 +11,20 @@
     "\"intermediate_size\": 96, \"num_hidden_layers\": 2"
 #define BASE BASE_BUT_HEADS ", \"num_attention_heads\": 4"
 
-static nd_status parse(const char *text, nd_llama_shape *shape)
+static nd_status parse(const char *text, nd_shape *shape)
 {
-    return nd_llama_shape_parse(text, strlen(text), "c.json", shape);
+    return nd_shape_parse(text, strlen(text), "c.json", shape);
 }
 
 static void expect_bad(const char *text, const char *first, const char *second)
 {
-    nd_llama_shape shape;
+    nd_shape shape;
     expect_sentence(parse(text, &shape), ND_ERR_DATA, text, "c.json", first, second, (char *)NULL);
 }
 
-Test(llama_shape, defaults_of_hugging_face)
+Test(shape, defaults_of_hugging_face)
 {
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(parse("{" BASE "}", &s), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(s.kv_heads, 4);
     cr_expect_eq(s.head_dim, 16);
@@ -39,9 +39,9 @@ Test(llama_shape, defaults_of_hugging_face)
     cr_expect(s.eos_is_default);
 }
 
-Test(llama_shape, keys_that_change_nothing_are_skipped)
+Test(shape, keys_that_change_nothing_are_skipped)
 {
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(
         parse("{" BASE ", \"transformers_version\": \"4.40\", \"use_cache\": false, "
               "\"pretraining_tp\": 2, \"attention_bias\": false, \"hidden_act\": \"silu\", "
@@ -55,16 +55,16 @@ Test(llama_shape, keys_that_change_nothing_are_skipped)
     cr_expect_eq(s.bos_id, -1);
 }
 
-Test(llama_shape, an_end_of_text_that_is_null_is_no_default)
+Test(shape, an_end_of_text_that_is_null_is_no_default)
 {
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(parse("{" BASE ", \"eos_token_id\": null}", &s), ND_OK, "%s",
                  nd_error_last()->message);
     cr_expect_eq(s.eos_id, -1);
     cr_expect_not(s.eos_is_default);
 }
 
-Test(llama_shape, both_rope_spellings)
+Test(shape, both_rope_spellings)
 {
     static const char *const spellings[] = {
         "{" BASE
@@ -80,7 +80,7 @@ Test(llama_shape, both_rope_spellings)
         "8192}}",
     };
     for (int i = 0; i < 3; i++) {
-        nd_llama_shape s;
+        nd_shape s;
         cr_assert_eq(parse(spellings[i], &s), ND_OK, "%s", nd_error_last()->message);
         cr_expect_eq(s.rope.type, ND_ROPE_LLAMA3);
         cr_expect_eq(s.rope.theta, 500000);
@@ -89,7 +89,7 @@ Test(llama_shape, both_rope_spellings)
         cr_expect_eq(s.rope.high_freq_factor, 4);
         cr_expect_eq(s.rope.original_max_positions, 8192);
     }
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(parse("{" BASE ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}}", &s),
                  ND_OK);
     cr_expect_eq(s.rope.type, ND_ROPE_LINEAR);
@@ -101,7 +101,7 @@ Test(llama_shape, both_rope_spellings)
     cr_expect_eq(s.rope.theta, 7e5);
 }
 
-Test(llama_shape, rope_that_is_not_understood)
+Test(shape, rope_that_is_not_understood)
 {
     expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}", "\"yarn\"",
                "default, linear and llama3");
@@ -128,7 +128,7 @@ Test(llama_shape, rope_that_is_not_understood)
                "high_freq_factor 4", "low_freq_factor 4");
 }
 
-Test(llama_shape, other_models_are_refused)
+Test(shape, other_models_are_refused)
 {
     expect_bad("{" BASE ", \"attention_bias\": true}", "attention_bias", "biases");
     expect_bad("{" BASE ", \"mlp_bias\": true}", "mlp_bias", "biases");
@@ -142,7 +142,7 @@ Test(llama_shape, other_models_are_refused)
     expect_bad("{}", "model_type is missing", "llama");
 }
 
-Test(llama_shape, numbers)
+Test(shape, numbers)
 {
     expect_bad("{\"model_type\": \"llama\"}", "vocab_size is missing", "an integer");
     expect_bad("{" BASE ", \"num_key_value_heads\": 3}", "num_attention_heads 4",
@@ -164,33 +164,32 @@ Test(llama_shape, numbers)
                "hidden_size 63", "num_attention_heads 4");
 }
 
-Test(llama_shape, broken_json)
+Test(shape, broken_json)
 {
     expect_bad("{\"a\": 1", "c.json:1", "broken JSON");
     expect_bad("{\"a\": 1, \"a\": 2}", "broken JSON", "duplicate");
     expect_bad("[1]", "c.json is a list", "a map");
     expect_bad("", "broken JSON", "");
-    nd_llama_shape s;
-    expect_sentence(nd_llama_shape_read("/nonexistent/config.json", &s), ND_ERR_DATA, "file",
+    nd_shape s;
+    expect_sentence(nd_shape_read("/nonexistent/config.json", &s), ND_ERR_DATA, "file",
                     "/nonexistent/config.json", (char *)NULL);
 }
 
-static void write_and_read(const nd_llama_shape *shape, nd_llama_shape *back)
+static void write_and_read(const nd_shape *shape, nd_shape *back)
 {
     char folder[] = "/tmp/nd_shape_XXXXXX", path[64];
     cr_assert_not_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/config.json", folder);
     memset(back, 0, sizeof *back);
-    cr_assert_eq(nd_llama_shape_write(shape, "bfloat16", path), ND_OK, "%s",
-                 nd_error_last()->message);
-    cr_assert_eq(nd_llama_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_shape_write(shape, "bfloat16", path), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_shape_read(path, back), ND_OK, "%s", nd_error_last()->message);
     unlink(path);
     rmdir(folder);
 }
 
-Test(llama_shape, writing_and_reading_back)
+Test(shape, writing_and_reading_back)
 {
-    nd_llama_shape s, back;
+    nd_shape s, back;
     memset(&s, 0, sizeof s);
     s.vocab = 1000, s.hidden = 48, s.ffn = 100, s.layers = 3, s.heads = 6, s.kv_heads = 2;
     s.head_dim = 10, s.max_positions = 4096, s.rms_eps = 1e-5, s.init_std = 0.0123456789012345678;
@@ -211,38 +210,36 @@ Test(llama_shape, writing_and_reading_back)
     s.rope = (nd_rope_config){ND_ROPE_DEFAULT, 10000, 1, 1, 1, 0};
     write_and_read(&s, &back);
     cr_expect_eq(back.rope.type, ND_ROPE_DEFAULT);
-    expect_sentence(nd_llama_shape_write(&s, "float32", "/nonexistent/config.json"),
-                    ND_ERR_CANTCREATE, "write", "/nonexistent", (char *)NULL);
+    expect_sentence(nd_shape_write(&s, "float32", "/nonexistent/config.json"), ND_ERR_CANTCREATE,
+                    "write", "/nonexistent", (char *)NULL);
 }
 
-Test(llama_shape, parameters)
+Test(shape, parameters)
 {
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
     /* embedding 6400, head 6400, final norm 64; a block: q, o 4096 each, k, v 2048 each, MLP 3 x
      * 6144, norms 128 */
-    cr_expect_eq(nd_llama_shape_parameters(&s),
+    cr_expect_eq(nd_shape_parameters(&s),
                  6400 + 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
     s.tied = true;
-    cr_expect_eq(nd_llama_shape_parameters(&s),
-                 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
+    cr_expect_eq(nd_shape_parameters(&s), 6400 + 64 + 2 * (2 * 4096 + 2 * 2048 + 3 * 6144 + 128));
 }
 
-static void expect_misfit(const nd_llama_shape *s, int cp, int tp, int64_t micro, int64_t sequence,
+static void expect_misfit(const nd_shape *s, int cp, int tp, int64_t micro, int64_t sequence,
                           const char *first, const char *second)
 {
     nd_mesh mesh = {{1, 1, 1, cp, tp}};
-    expect_sentence(nd_llama_shape_check_mesh(s, &mesh, micro, sequence), ND_ERR_CONFIG, first,
-                    first, second, (char *)NULL);
+    expect_sentence(nd_shape_check_mesh(s, &mesh, micro, sequence), ND_ERR_CONFIG, first, first,
+                    second, (char *)NULL);
 }
 
-Test(llama_shape, mesh_must_divide)
+Test(shape, mesh_must_divide)
 {
-    nd_llama_shape s;
+    nd_shape s;
     cr_assert_eq(parse("{" BASE ", \"num_key_value_heads\": 2}", &s), ND_OK);
     nd_mesh fits = {{1, 3, 5, 2, 2}};
-    cr_expect_eq(nd_llama_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s",
-                 nd_error_last()->message);
+    cr_expect_eq(nd_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads is 4", "mesh.tp 3");
     expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads is 2", "mesh.tp 4");
     expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");

@@ -14,7 +14,7 @@
 enum { ROUNDS = 60 };
 
 typedef struct random_case {
-    nd_llama_shape shape;
+    nd_shape shape;
     nd_mesh mesh;
     unsigned converted; /* bit i: linear i of even layers, bit i + 7: of odd layers */
     char text[160];

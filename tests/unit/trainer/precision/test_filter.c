@@ -8,15 +8,15 @@
 enum { Q, K, V, O, GATE, UP, DOWN };
 
 /* Llama 3.1 8B. */
-static nd_llama_shape eight_b(void)
+static nd_shape eight_b(void)
 {
-    return (nd_llama_shape){.vocab = 128256,
-                            .hidden = 4096,
-                            .ffn = 14336,
-                            .layers = 32,
-                            .heads = 32,
-                            .kv_heads = 8,
-                            .head_dim = 128};
+    return (nd_shape){.vocab = 128256,
+                      .hidden = 4096,
+                      .ffn = 14336,
+                      .layers = 32,
+                      .heads = 32,
+                      .kv_heads = 8,
+                      .head_dim = 128};
 }
 
 static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
@@ -28,7 +28,7 @@ static nd_config config_of(const char *filter, nd_fp8_recipe recipe)
     return c;
 }
 
-static nd_filter filter_of(const char *text, nd_fp8_recipe recipe, const nd_llama_shape *shape)
+static nd_filter filter_of(const char *text, nd_fp8_recipe recipe, const nd_shape *shape)
 {
     nd_filter f;
     nd_config c = config_of(text, recipe);
@@ -36,8 +36,7 @@ static nd_filter filter_of(const char *text, nd_fp8_recipe recipe, const nd_llam
     return f;
 }
 
-static void expect_refused(const char *text, const nd_llama_shape *shape, const char *a,
-                           const char *b)
+static void expect_refused(const char *text, const nd_shape *shape, const char *a, const char *b)
 {
     nd_filter f;
     nd_config c = config_of(text, ND_FP8_TENSORWISE);
@@ -48,7 +47,7 @@ static void expect_refused(const char *text, const nd_llama_shape *shape, const 
 
 Test(filter, accelerate_leaves_out_the_first_and_the_last)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
     cr_expect_eq(f.converted, 7 * 32 - 1);
     cr_expect_not(nd_filter_converts(&f, 0, Q));
@@ -60,7 +59,7 @@ Test(filter, accelerate_leaves_out_the_first_and_the_last)
 
 Test(filter, nothing_without_fp8)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
     nd_filter f;
     c.train.precision = ND_PRECISION_BF16;
@@ -72,7 +71,7 @@ Test(filter, nothing_without_fp8)
 /* torchao's own words: Llama 8B's wk and wv (4096 -> 1024) stay in BF16 under both recipes. */
 Test(filter, thresholds_of_torchao)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_filter f = filter_of("auto", ND_FP8_TENSORWISE, &shape);
     cr_expect_eq(f.converted, 5 * 32);
     cr_expect(nd_filter_converts(&f, 0, Q), "it has no first and last");
@@ -93,7 +92,7 @@ Test(filter, thresholds_of_torchao)
 
 Test(filter, patterns)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_filter f = filter_of("mlp,layers.3.self_attn.q_proj", ND_FP8_TENSORWISE, &shape);
     cr_expect_eq(f.converted, 3 * 32 + 1);
     cr_expect(nd_filter_converts(&f, 3, Q));
@@ -111,7 +110,7 @@ Test(filter, patterns)
 
 Test(filter, sizes_of_sixteen)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     shape.ffn = 14340;
     nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
     cr_expect_eq(f.converted, 4 * 32 - 1);
@@ -123,7 +122,7 @@ Test(filter, sizes_of_sixteen)
 
 Test(filter, conditions_of_the_mesh)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_mesh mesh = {{1, 1, 1, 1, 8}};
     nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
     nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
@@ -147,7 +146,7 @@ static void add_line(void *context, const char *text)
 Test(filter, table_names_every_linear_once)
 {
     char text[4096] = "";
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
     nd_filter_each_line(&f, &shape, add_line, text);
     int lines = 0;
@@ -180,7 +179,7 @@ Test(filter, linears_that_share_an_input_are_adjacent)
 
 Test(filter, what_autotune_has_no_choice_for_is_named)
 {
-    nd_llama_shape shape = eight_b();
+    nd_shape shape = eight_b();
     nd_linear_choice choice = {.forced = false};
     nd_filter f = filter_of("*", ND_FP8_TENSORWISE, &shape);
     for (int input = 0; input < ND_INPUT_COUNT; input++) {

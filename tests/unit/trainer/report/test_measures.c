@@ -4,27 +4,27 @@
 
 #include "trainer/report/report.h"
 
-static const nd_llama_shape llama_8b = {.vocab = 128256,
-                                        .hidden = 4096,
-                                        .ffn = 14336,
-                                        .layers = 32,
-                                        .heads = 32,
-                                        .kv_heads = 8,
-                                        .head_dim = 128};
-static const nd_llama_shape llama_70b = {.vocab = 128256,
-                                         .hidden = 8192,
-                                         .ffn = 28672,
-                                         .layers = 80,
-                                         .heads = 64,
-                                         .kv_heads = 8,
-                                         .head_dim = 128};
-static const nd_llama_shape llama_405b = {.vocab = 128256,
-                                          .hidden = 16384,
-                                          .ffn = 53248,
-                                          .layers = 126,
-                                          .heads = 128,
-                                          .kv_heads = 8,
-                                          .head_dim = 128};
+static const nd_shape llama_8b = {.vocab = 128256,
+                                  .hidden = 4096,
+                                  .ffn = 14336,
+                                  .layers = 32,
+                                  .heads = 32,
+                                  .kv_heads = 8,
+                                  .head_dim = 128};
+static const nd_shape llama_70b = {.vocab = 128256,
+                                   .hidden = 8192,
+                                   .ffn = 28672,
+                                   .layers = 80,
+                                   .heads = 64,
+                                   .kv_heads = 8,
+                                   .head_dim = 128};
+static const nd_shape llama_405b = {.vocab = 128256,
+                                    .hidden = 16384,
+                                    .ffn = 53248,
+                                    .layers = 126,
+                                    .heads = 128,
+                                    .kv_heads = 8,
+                                    .head_dim = 128};
 
 /* Published tables give a tenth of a GFLOP up to 1,000 and one GFLOP above, from a parameter count
  * of four digits. */
@@ -66,7 +66,7 @@ Test(flops, accelerate_count_is_kept_as_accelerate_has_it)
 /* A tied head is still a product: tying must not change the count. */
 Test(flops, tied_embeddings_count_the_head_once)
 {
-    nd_llama_shape tied = llama_8b;
+    nd_shape tied = llama_8b;
     tied.tied = true;
     cr_assert_eq(nd_flops_per_token_causal(&tied, 8192),
                  nd_flops_per_token_causal(&llama_8b, 8192));

@@ -15,7 +15,7 @@
 
 static tempdir dir;
 static nd_config config;
-static const nd_llama_shape shape = {
+static const nd_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
 
 static void make(void)

@@ -76,7 +76,7 @@ Test(best, a_state_may_be_validated_when_its_checkpoint_is_durable)
 static void save(const char *run, int64_t step)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_llama_shape shape = fake_shape(true);
+    nd_shape shape = fake_shape(true);
     fake_write(run, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
 }
 

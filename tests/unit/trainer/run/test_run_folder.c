@@ -215,7 +215,7 @@ Test(run_folder, a_checkpoint_needs_room_for_its_model)
                                         .kv_heads = 8,
                                         .head_dim = 128,
                                         .ffn = 2048}};
-    const uint64_t parameters = (uint64_t)nd_llama_shape_parameters(&inputs.shape);
+    const uint64_t parameters = (uint64_t)nd_shape_parameters(&inputs.shape);
     const uint64_t plain = nd_run_checkpoint_bytes(&config, &inputs);
     cr_assert_geq(plain, 12 * parameters);
     cr_assert_eq(nd_run_exported_bytes(&config, &inputs), 0);

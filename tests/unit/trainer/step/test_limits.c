@@ -6,17 +6,17 @@
 #include "trainer/step/step.h"
 
 /* Each number is one that the readers of config.json and YAML accept. */
-static const nd_llama_shape small = {.vocab = 256,
-                                     .hidden = 64,
-                                     .ffn = 96,
-                                     .layers = 2,
-                                     .heads = 4,
-                                     .kv_heads = 4,
-                                     .head_dim = 16,
-                                     .max_positions = 1 << 30};
+static const nd_shape small = {.vocab = 256,
+                               .hidden = 64,
+                               .ffn = 96,
+                               .layers = 2,
+                               .heads = 4,
+                               .kv_heads = 4,
+                               .head_dim = 16,
+                               .max_positions = 1 << 30};
 static const nd_ops ops = {.name = "some", .limits = {512, 32, 1 << 20}};
 
-static nd_status check_on(const nd_ops *backend, const nd_llama_shape *shape, int64_t batch,
+static nd_status check_on(const nd_ops *backend, const nd_shape *shape, int64_t batch,
                           int64_t sequence, int cp)
 {
     nd_config config = {0};
@@ -28,7 +28,7 @@ static nd_status check_on(const nd_ops *backend, const nd_llama_shape *shape, in
 
 Test(limits, what_is_at_a_limit_is_allowed)
 {
-    nd_llama_shape s = small;
+    nd_shape s = small;
     s.hidden = 512;
     s.head_dim = 32;
     cr_expect_eq(check_on(&ops, &s, 1024, 1024, 1), ND_OK, "%s", nd_error_last()->message);
@@ -37,7 +37,7 @@ Test(limits, what_is_at_a_limit_is_allowed)
 
 Test(limits, key_value_and_limit_are_named)
 {
-    nd_llama_shape s = small;
+    nd_shape s = small;
     s.hidden = 513;
     expect_sentence(check_on(&ops, &s, 1, 32, 1), ND_ERR_DATA, "hidden", "hidden_size is 513",
                     "\"some\"", "at most 512", (char *)NULL);
@@ -53,18 +53,18 @@ Test(limits, key_value_and_limit_are_named)
 /* The largest that the readers accept: no product may overflow before it is refused. */
 Test(limits, plans_that_no_host_can_address)
 {
-    nd_llama_shape s = small;
+    nd_shape s = small;
     nd_ops any = {.name = "any"};
     s.layers = 8;
     expect_sentence(check_on(&any, &s, 65536, 134217728, 1), ND_ERR_RESOURCE, "tokens",
                     "8796093022208 tokens", "micro_batch_size 65536", (char *)NULL);
-    s = (nd_llama_shape){.vocab = 1 << 24,
-                         .hidden = 1 << 20,
-                         .ffn = 1 << 22,
-                         .layers = 4096,
-                         .heads = 4096,
-                         .kv_heads = 4096,
-                         .head_dim = 1024};
+    s = (nd_shape){.vocab = 1 << 24,
+                   .hidden = 1 << 20,
+                   .ffn = 1 << 22,
+                   .layers = 4096,
+                   .heads = 4096,
+                   .kv_heads = 4096,
+                   .head_dim = 1024};
     expect_sentence(check_on(&any, &s, 1, 1 << 20, 1), ND_ERR_RESOURCE, "layers", "4096 layers",
                     "GiB", (char *)NULL);
     cr_expect_eq(check_on(&any, &s, 1, 4096, 1), ND_OK, "%s", nd_error_last()->message);
@@ -74,7 +74,7 @@ Test(limits, plans_that_no_host_can_address)
 Test(limits, of_the_gpu_hold_for_its_planner)
 {
     nd_ops planner = nd_ops_cuda_planner(false);
-    nd_llama_shape s = small;
+    nd_shape s = small;
     s.head_dim = 256;
     cr_expect_eq(check_on(&planner, &s, 1, 32, 1), ND_OK, "%s", nd_error_last()->message);
     s.head_dim = 258;

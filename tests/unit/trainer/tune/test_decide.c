@@ -86,7 +86,7 @@ static nd_config config_of(const char *filter)
     return c;
 }
 
-static const nd_llama_shape shape = {
+static const nd_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 96, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};
 
 Test(decide, choices_are_taken_by_the_filter)

@@ -10,7 +10,7 @@
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
-static const nd_llama_shape shape = {
+static const nd_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 96, .layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16};
 static nd_config config;
 static nd_tuning written;
@@ -139,7 +139,7 @@ Test(record, another_run_is_named_with_key_and_both_values)
     config.fp8.recipe = ND_FP8_DELAYED;
     expect_other("fp8.recipe tensorwise", "has delayed");
     config.fp8.recipe = ND_FP8_TENSORWISE;
-    nd_llama_shape other = shape;
+    nd_shape other = shape;
     nd_tuning *t = NULL;
     other.ffn = 112;
     cr_expect_eq(nd_record_read(text, strlen(text), "run.json", &config, &other, &t),

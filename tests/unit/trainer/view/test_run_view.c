@@ -258,7 +258,7 @@ Test(run_view, a_later_start_takes_the_reason_back)
 Test(run_view, a_checkpoint_behind_the_last_line_tells_how_far_the_run_came)
 {
     const nd_mesh mesh = {{1, 1, 1, 1, 1}};
-    const nd_llama_shape shape = fake_shape(true);
+    const nd_shape shape = fake_shape(true);
     struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
     char verdict[ND_VERDICT_MAX];
     fake_write(dir.path, &shape, &mesh, 1, 6, false, ND_CHECKSUM_XXH3);

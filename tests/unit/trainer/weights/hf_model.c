@@ -31,7 +31,7 @@ void hf_teardown(void)
     tempdir_remove(&hf_dir);
 }
 
-void hf_list_tensors(const nd_llama_shape *shape)
+void hf_list_tensors(const nd_shape *shape)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_layout *layout;

@@ -18,7 +18,7 @@ void hf_teardown(void);
 void hf_shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 nd_hf_writer_options hf_options_of(bool tied, nd_dtype dtype);
-void hf_list_tensors(const nd_llama_shape *shape);
+void hf_list_tensors(const nd_shape *shape);
 int64_t hf_count_of(const nd_hf_tensor *t);
 /* What the model holds. */
 float hf_value_of(int tensor, int64_t element);

@@ -24,7 +24,7 @@ static float value_of(const char *name, int64_t element)
     return (float)((sum + 31 * element) % 251 - 128) / 256.0f;
 }
 
-static nd_status layout_of(const nd_llama_shape *shape, nd_layout **out)
+static nd_status layout_of(const nd_shape *shape, nd_layout **out)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     return nd_layout_create(&(nd_layout_options){.shape = shape, .mesh = &one}, out);

@@ -57,7 +57,7 @@ static void assert_reads_back(const char *folder, const nd_hf_writer_options *op
     nd_hf_reader *reader;
     assert_ok(nd_hf_reader_open(folder, &reader));
     assert_ok(nd_hf_reader_check(reader));
-    const nd_llama_shape *shape = nd_hf_reader_shape(reader);
+    const nd_shape *shape = nd_hf_reader_shape(reader);
     cr_assert_eq(shape->ffn, options->shape.ffn);
     cr_assert_eq(shape->tied, options->shape.tied);
     cr_assert_eq(shape->rope.type, ND_ROPE_LLAMA3);
@@ -142,7 +142,7 @@ Test(hf_writer, offsets_above_32_bits)
     }
     nd_hf_writer_abort(writer);
     snprintf(config, sizeof config, "%s/config.json", folder);
-    assert_ok(nd_llama_shape_write(&o.shape, "float32", config));
+    assert_ok(nd_shape_write(&o.shape, "float32", config));
     cr_assert_eq(stat(path, &st), 0);
     nd_hf_reader *reader;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
