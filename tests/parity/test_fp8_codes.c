@@ -19,7 +19,7 @@
 #include "trainer/step/step.h"
 
 enum { SEQUENCE = FP8_SEQUENCE, LAYERS = 2, MAX_RANKS = 8 };
-enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEARS_OF_BLOCK, MAX_WEIGHT = HIDDEN * FFN };
+enum { HIDDEN = 64, FFN = 128, WEIGHTS = LAYERS * ND_LINEAR_COUNT, MAX_WEIGHT = HIDDEN * FFN };
 
 static const mesh_case one = {"one worker", 1, 1, 1, 1, 1};
 static tempdir dir;
@@ -63,7 +63,7 @@ static nd_status observe_weights(void *context, nd_trainer *t)
     uint8_t codes[MAX_WEIGHT];
     for (int64_t layer = 0; layer < LAYERS; layer++) {
         ND_TRY(nd_fsdp_acquire(&m->fsdp, nd_layout_unit(layout, ND_UNIT_BLOCK, layer)));
-        for (int l = 0; l < ND_LINEARS_OF_BLOCK; l++) {
+        for (int l = 0; l < ND_LINEAR_COUNT; l++) {
             const nd_param *p = nd_layout_param(layout, nd_linear_param(l), layer);
             int64_t site = nd_site_weight(&m->scales, layer, l);
             o->scale[site] = m->scales.scale[site];

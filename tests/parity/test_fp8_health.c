@@ -55,7 +55,7 @@ static nd_status check_summary(void *context, nd_trainer *t, int64_t step)
     }
     ND_CHECK(s->counted == 1, "step %lld was counted", (long long)s->counted);
     nd_health_summarise(s, &all);
-    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+    for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
         const nd_health_worst *w = &all.worst[ND_OPERAND_GRADIENT][linear];
         bool first = !nd_filter_converts(&s->filter, 0, linear); /* the filter leaves it out */
         const nd_health_entry at = nd_health_of(s, nd_site_gradient(s, w->amax_layer, linear));
@@ -84,7 +84,7 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
 {
     const nd_scales *s = &t->model->scales;
     if (step == 2 && t->rank->rank == 0) { /* step 2 was reported */
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             nd_health_entry w = nd_health_of(s, nd_site_weight(s, 1, linear));
             nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
             ND_CHECK(w.amax > 0.1f && w.amax < 1.0f, "amax %g", (double)w.amax);

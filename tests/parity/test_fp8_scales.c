@@ -16,7 +16,7 @@
 #include "trainer/step/step.h"
 
 enum { STEPS = 3 };
-enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEARS_OF_BLOCK };
+enum { MAX_RANKS = 8, MAX_SITES = 64, WEIGHTS = 2 * ND_LINEAR_COUNT };
 
 static tempdir dir;
 
@@ -41,7 +41,7 @@ static nd_status keep_scales(void *context, nd_trainer *t)
     observed *o = &seen[t->rank->rank];
     cr_assert_leq(s->sites, MAX_SITES);
     o->coord = t->rank->coord;
-    o->first = s->layers * ND_LINEARS_OF_BLOCK;
+    o->first = s->layers * ND_LINEAR_COUNT;
     o->sites = s->sites;
     memcpy(o->scale, s->scale, (size_t)s->sites * sizeof *o->scale);
     return ND_OK;

@@ -149,7 +149,7 @@ static nd_status check_amaxes(void *context, nd_trainer *t, int64_t step)
     int *checked = context;
     ND_CHECK(s->updated && s->updated_version == m->fsdp.version, "step %ld: amaxes of version %ld",
              (long)step, (long)s->updated_version);
-    for (int64_t i = 0; i < s->layers * ND_LINEARS_OF_BLOCK; i++) {
+    for (int64_t i = 0; i < s->layers * ND_LINEAR_COUNT; i++) {
         float most = 0.0f;
         for (int64_t e = s->weights[i].begin; e < s->weights[i].end; e++) {
             most = fmaxf(most, fabsf(m->fsdp.master[e]));

@@ -164,7 +164,7 @@ static nd_status sizes_of_model(const nd_config *config, const nd_shape *shape, 
 {
     const nd_mesh *mesh = &config->resolved_mesh;
     const nd_dims d = nd_dims_of(shape, mesh, (nd_coord){{0}}, config, false);
-    for (int i = 0; i < ND_LINEARS_OF_BLOCK; i++) {
+    for (int i = 0; i < ND_LINEAR_COUNT; i++) {
         nd_linear_extents size = {.m = d.T};
         nd_linear_sizes(shape, i, mesh->size[ND_AXIS_TP], &size.n, &size.k);
         ND_TRY(add_size(o, size));

@@ -16,14 +16,13 @@ static const struct {
     dim rows, cols;
     nd_split split;
     nd_init init;
-    bool decay, fp8;
+    bool decay;
 } table[ND_PARAM_COUNT] = {
-#define ND_PARAM(id, unit_, name_, rows_, cols_, split_, init_, decay_, fp8_)                      \
-    [ND_PARAM_##                                                                                   \
-        id] = {name_,           ND_UNIT_##unit_, DIM_##rows_, DIM_##cols_, ND_SPLIT_##split_,      \
-               ND_INIT_##init_, decay_,          fp8_},
+#define ND_PARAM(id, unit_, name_, rows_, cols_, split_, init_, decay_)                            \
+    [ND_PARAM_##id] = {name_,       ND_UNIT_##unit_,   DIM_##rows_,                                \
+                       DIM_##cols_, ND_SPLIT_##split_, ND_INIT_##init_,                            \
+                       decay_},
 #include "trainer/layout/params.def"
-#undef ND_PARAM
 };
 
 static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
@@ -35,8 +34,7 @@ static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
     }
 }
 
-static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shape *shape, int tp,
-                       int tp_index)
+void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols)
 {
     const int64_t extent[DIM_COUNT] = {
         [DIM_1] = 1,
@@ -46,30 +44,54 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
         [DIM_QD] = shape->heads * shape->head_dim,
         [DIM_KD] = shape->kv_heads * shape->head_dim,
     };
+    *rows = extent[table[id].rows];
+    *cols = extent[table[id].cols];
+}
+
+nd_split nd_param_split(nd_param_id id)
+{
+    return table[id].split;
+}
+
+int64_t nd_shape_parameters(const nd_shape *s)
+{
+    int64_t sum = 0, rows, cols;
+    for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
+        nd_param_extents(s, id, &rows, &cols);
+        sum += s->tied && id == ND_PARAM_HEAD    ? 0
+               : table[id].unit == ND_UNIT_BLOCK ? s->layers * rows * cols
+                                                 : rows * cols;
+    }
+    return sum;
+}
+
+static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shape *shape, int tp,
+                       int tp_index)
+{
     *p = (nd_param){
         .id = id,
         .layer = layer,
         .axes = table[id].cols == DIM_1 ? 1 : 2,
-        .rows = extent[table[id].rows],
-        .cols = extent[table[id].cols],
         .split = table[id].split,
         .init = table[id].init,
         .decay = table[id].decay,
-        .fp8 = table[id].fp8,
+        .fp8 = nd_linear_of_param(id) >= 0,
         .random_stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
     };
     write_name(id, layer, p->name);
+    nd_param_extents(shape, id, &p->rows, &p->cols);
     p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
     p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;
     p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * tp_index : 0;
     p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
 }
 
-/* q k v and gate up are one matrix each to a product, so only the first of such
- * parameters is aligned. */
+/* The weights of linears with one input are one matrix to a product, so only the first of them is
+ * aligned. */
 static bool continues_previous(nd_param_id id)
 {
-    return id == ND_PARAM_K || id == ND_PARAM_V || id == ND_PARAM_UP;
+    const int linear = nd_linear_of_param(id);
+    return linear > 0 && nd_linear_input(linear) == nd_linear_input(linear - 1);
 }
 
 static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)

@@ -5,7 +5,8 @@
  * What a model is and where its parameters lie: pure data, without memory and without
  * communication.
  *
- *   shape    the numbers of a Llama, as a Hugging Face config.json says them
+ *   family   which model types there are
+ *   shape    the numbers of a model, as a Hugging Face config.json says them
  *   dims     the extents of one rank's step
  *   layout   the parameters of one rank, in units and segments
  *   linears  the linears of a block, and the inputs that they share
@@ -23,9 +24,25 @@
 #include "runtime/mesh/mesh.h"
 #include "runtime/tensor/dtype.h"
 
+/* family */
+
+typedef enum nd_family {
+#define ND_FAMILY(id, model_type, architecture) ND_FAMILY_##id,
+#include "trainer/layout/family.def"
+#undef ND_FAMILY
+    ND_FAMILY_COUNT
+} nd_family;
+
+typedef struct nd_family_row {
+    const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
+} nd_family_row;
+
+extern const nd_family_row nd_families[ND_FAMILY_COUNT];
+
 /* shape */
 
 typedef struct nd_shape {
+    nd_family family;
     int64_t vocab;    /* V */
     int64_t hidden;   /* C */
     int64_t ffn;      /* F */
@@ -106,9 +123,8 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  * no embedding unit.
  */
 typedef enum nd_param_id {
-#define ND_PARAM(id, unit, name, rows, cols, split, init, decay, fp8) ND_PARAM_##id,
+#define ND_PARAM(id, unit, name, rows, cols, split, init, decay) ND_PARAM_##id,
 #include "trainer/layout/params.def"
-#undef ND_PARAM
     ND_PARAM_COUNT
 } nd_param_id;
 
@@ -208,6 +224,10 @@ int64_t nd_layout_numbers(const nd_layout *layout);
 int64_t nd_layout_number(const nd_layout *layout, const nd_param *param);
 void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME]);
 
+/* The global extents of a parameter, and what tp cuts of it. */
+void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols);
+nd_split nd_param_split(nd_param_id id);
+
 /* NULL: not on this rank. `layer` is -1 outside of blocks. With tied embeddings the table is in the
  * head's unit, and the parameter HEAD is EMBED. */
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer);
@@ -265,9 +285,13 @@ nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, i
  * caller. */
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
-/* linears: those of a block are numbered in module order, from 0 */
+/* linears: those of a block, in module order */
 
-enum { ND_LINEARS_OF_BLOCK = 7 }; /* q k v o gate up down */
+typedef enum nd_linear {
+#define ND_LINEAR(id, module, rows, cols, split, input) ND_LINEAR_##id,
+#include "trainer/layout/params.def"
+    ND_LINEAR_COUNT
+} nd_linear;
 
 /* What linears read: the normed input of q k v; the attention output; the normed input of gate and
  * up; SwiGLU's output. Linears with the same input are adjacent. */

@@ -11,6 +11,12 @@
 
 enum { OFFERED_MAX = 8 };
 
+const nd_family_row nd_families[ND_FAMILY_COUNT] = {
+#define ND_FAMILY(id, model_type, architecture) [ND_FAMILY_##id] = {model_type, architecture},
+#include "trainer/layout/family.def"
+#undef ND_FAMILY
+};
+
 /* "1, 2 or 4": the sizes of tp that divide all that it splits, the smallest ones. */
 static void offer_sizes(const nd_shape *shape, char *text, size_t size)
 {
@@ -71,13 +77,6 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
     return ND_OK;
 }
 
-int64_t nd_shape_parameters(const nd_shape *s)
-{
-    int64_t attention = s->hidden * s->head_dim * (2 * s->heads + 2 * s->kv_heads);
-    int64_t block = attention + 3 * s->hidden * s->ffn + 2 * s->hidden;
-    return s->vocab * s->hidden * (s->tied ? 1 : 2) + s->layers * block + s->hidden;
-}
-
 static json_t *rope_scaling_of(const nd_rope_config *rope)
 {
     if (rope->type == ND_ROPE_LINEAR) {
@@ -119,10 +118,11 @@ static nd_status write_json(const json_t *map, const char *path)
 
 nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
 {
-    json_t *map =
-        json_pack("{s:[s], s:s, s:s, s:b, s:b, s:f, s:i, s:b}", "architectures", "LlamaForCausalLM",
-                  "model_type", "llama", "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0,
-                  "attention_dropout", 0.0, "pretraining_tp", 1, "use_cache", 1);
+    const nd_family_row *family = &nd_families[s->family];
+    json_t *map = json_pack("{s:[s], s:s, s:s, s:b, s:b, s:f, s:i, s:b}", "architectures",
+                            family->architecture, "model_type", family->model_type, "hidden_act",
+                            "silu", "attention_bias", 0, "mlp_bias", 0, "attention_dropout", 0.0,
+                            "pretraining_tp", 1, "use_cache", 1);
     int bad = !map;
     const struct {
         const char *key;

@@ -6,6 +6,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/suggest.h"
 #include "trainer/layout/layout.h"
 
 enum { CONFIG_LIMIT = 1 << 20 };
@@ -93,17 +94,17 @@ static nd_status get_bool_or(const json_t *map, const char *file, const char *ke
     return ND_OK;
 }
 
-/* A text must be `wanted` where the key is there; with `required` the key must be there. */
+/* A text must be `wanted` where the key is there. */
 static nd_status demand_text(const json_t *map, const char *file, const char *key,
-                             const char *wanted, bool required)
+                             const char *wanted)
 {
     const json_t *value = json_object_get(map, key);
-    if (is_unset(value) && !required) {
+    if (is_unset(value)) {
         return ND_OK;
     }
     if (!json_is_string(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be \"%s\"", file, key,
-                       value ? type_name(value) : "missing", wanted);
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be \"%s\"", file, key, type_name(value),
+                       wanted);
     }
     if (strcmp(json_string_value(value), wanted) != 0) {
         return nd_fail(ND_ERR_DATA, "%s: %s is \"%.80s\"; only \"%s\" is supported", file, key,
@@ -143,11 +144,44 @@ static nd_status get_token(const json_t *map, const char *file, const char *key,
     return ND_OK;
 }
 
-/* Refuses what other models of the family have and this program does not support. */
-static nd_status refuse_variants(const json_t *map, const char *file)
+/* "llama, mistral": all model types; returns buffer. */
+static const char *families_text(char *buffer, size_t size)
 {
-    ND_TRY(demand_text(map, file, "model_type", "llama", true));
-    ND_TRY(demand_text(map, file, "hidden_act", "silu", false));
+    size_t used = 0;
+    for (int i = 0; i < ND_FAMILY_COUNT && used < size; i++) {
+        used += (size_t)snprintf(buffer + used, size - used, "%s%s", i > 0 ? ", " : "",
+                                 nd_families[i].model_type);
+    }
+    return buffer;
+}
+
+static nd_status read_family(const json_t *map, const char *file, nd_family *out)
+{
+    const json_t *value = json_object_get(map, "model_type");
+    char known[256];
+    nd_suggest search;
+    families_text(known, sizeof known);
+    if (!json_is_string(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: model_type is %s; supported are %s", file,
+                       value ? type_name(value) : "missing", known);
+    }
+    nd_suggest_init(&search, json_string_value(value));
+    for (*out = 0; *out < ND_FAMILY_COUNT; (*out)++) {
+        const char *name = nd_families[*out].model_type;
+        if (strcmp(json_string_value(value), name) == 0) {
+            return ND_OK;
+        }
+        nd_suggest_offer(&search, name);
+    }
+    return nd_fail(ND_ERR_DATA, "%s: model_type is \"%.80s\"; supported are %s%s%s", file,
+                   json_string_value(value), known, search.best ? "; the nearest is " : "",
+                   search.best ? search.best : "");
+}
+
+/* Refuses what other models of the family have and this program does not support. */
+static nd_status refuse_variants(const json_t *map, const char *file, const nd_family_row *family)
+{
+    ND_TRY(demand_text(map, file, "hidden_act", "silu"));
     ND_TRY(demand_false(map, file, "attention_bias", "biases are not supported"));
     ND_TRY(demand_false(map, file, "mlp_bias", "biases are not supported"));
     double dropout = 0;
@@ -167,13 +201,12 @@ static nd_status refuse_variants(const json_t *map, const char *file)
     bool found = !json_is_array(architectures) || json_array_size(architectures) == 0;
     for (size_t i = 0; json_is_array(architectures) && i < json_array_size(architectures); i++) {
         const char *name = json_string_value(json_array_get(architectures, i));
-        found |= name && strcmp(name, "LlamaForCausalLM") == 0;
+        found |= name && strcmp(name, family->architecture) == 0;
     }
     return found ? ND_OK
                  : nd_fail(ND_ERR_DATA,
-                           "%s: architectures does not name LlamaForCausalLM, the only "
-                           "one supported",
-                           file);
+                           "%s: architectures does not name %s, the only one supported for %s",
+                           file, family->architecture, family->model_type);
 }
 
 static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
@@ -338,7 +371,8 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
             nd_fail(ND_ERR_DATA, "%s is %s; a model's config.json is a map", name, type_name(map));
         goto out;
     }
-    ND_TRY_OUT(refuse_variants(map, name));
+    ND_TRY_OUT(read_family(map, name, &shape.family));
+    ND_TRY_OUT(refuse_variants(map, name, &nd_families[shape.family]));
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_rope(map, name, &shape.rope));
     *out = shape;

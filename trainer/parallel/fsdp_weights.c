@@ -59,7 +59,7 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
     nd_scales *scales = fsdp->scales;
     int64_t layer = unit->layer;
     int64_t begin = unit->segments[ND_SEGMENT_FP8].shard_offset;
-    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+    for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
         int64_t site = nd_site_weight(scales, layer, linear);
         nd_flat_range range = scales->weights[site];
         int64_t count = range.end - range.begin;

@@ -49,15 +49,30 @@ static nd_filter_reason reason_by_rule(const nd_config *config, const nd_shape *
     return layer == 0 && linear == 0 ? ND_FILTER_FIRST : ND_FILTER_CONVERTED;
 }
 
+/* "mlp.gate_proj, mlp.up_proj": linear `first` + i where bit i of the mask is set; returns
+ * buffer. */
+static const char *linears_text(int first, int mask, char *buffer, size_t size)
+{
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (int i = 0; first + i < ND_LINEAR_COUNT; i++) {
+        if (mask >> i & 1) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%.40s", used ? ", " : "",
+                                     nd_linear_name(first + i));
+        }
+    }
+    return buffer;
+}
+
 /* Marks what one pattern matches. */
 static nd_status apply_pattern(nd_filter *f, const nd_shape *shape, const char *pattern)
 {
     int matched = 0;
-    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+    for (int64_t i = 0; i < f->layers * ND_LINEAR_COUNT; i++) {
         char name[MAX_NAME];
         int64_t out, in;
-        int linear = (int)(i % ND_LINEARS_OF_BLOCK);
-        module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
+        int linear = (int)(i % ND_LINEAR_COUNT);
+        module_name(name, i / ND_LINEAR_COUNT, linear);
         if (!matches(pattern, name)) {
             continue;
         }
@@ -73,11 +88,11 @@ static nd_status apply_pattern(nd_filter *f, const nd_shape *shape, const char *
         }
     }
     if (matched == 0) {
+        char names[256];
         return nd_fail(ND_ERR_CONFIG,
-                       "fp8.filter %s matches no linear; they are model.layers.0 to %lld with "
-                       ".self_attn.q_proj, k_proj, v_proj, o_proj and .mlp.gate_proj, up_proj, "
-                       "down_proj (lm_head always stays in BF16)",
-                       pattern, (long long)f->layers - 1);
+                       "fp8.filter %s matches no linear; they are model.layers.0 to %lld with %s "
+                       "(lm_head always stays in BF16)",
+                       pattern, (long long)f->layers - 1, linears_text(0, -1, names, sizeof names));
     }
     return ND_OK;
 }
@@ -86,7 +101,7 @@ static nd_status apply_patterns(nd_filter *f, const nd_config *config, const nd_
 {
     char *list = strdup(config->fp8.filter), *rest = NULL;
     nd_status status = list ? ND_OK : nd_fail_memory("fp8.filter");
-    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+    for (int64_t i = 0; i < f->layers * ND_LINEAR_COUNT; i++) {
         f->reasons[i] = ND_FILTER_UNMATCHED;
     }
     for (char *p = list ? strtok_r(list, ", ", &rest) : NULL; p && status == ND_OK;
@@ -104,10 +119,10 @@ static nd_status decide(nd_filter *f, const nd_config *config, const nd_shape *s
     if (!by_rule) {
         ND_TRY(apply_patterns(f, config, shape));
     }
-    for (int64_t i = 0; i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+    for (int64_t i = 0; i < f->layers * ND_LINEAR_COUNT; i++) {
         if (by_rule) {
-            f->reasons[i] = reason_by_rule(config, shape, i / ND_LINEARS_OF_BLOCK,
-                                           (int)(i % ND_LINEARS_OF_BLOCK));
+            f->reasons[i] =
+                reason_by_rule(config, shape, i / ND_LINEAR_COUNT, (int)(i % ND_LINEAR_COUNT));
         }
         f->converted += f->reasons[i] == ND_FILTER_CONVERTED;
     }
@@ -136,7 +151,7 @@ nd_status nd_filter_init(nd_filter *f, const nd_config *config, const nd_shape *
     if (config->train.precision != ND_PRECISION_FP8) {
         return ND_OK;
     }
-    ND_TRY(ND_ALLOC(shape->layers * ND_LINEARS_OF_BLOCK, &f->reasons));
+    ND_TRY(ND_ALLOC(shape->layers * ND_LINEAR_COUNT, &f->reasons));
     nd_status status = decide(f, config, shape);
     if (status != ND_OK) {
         nd_filter_fini(f);
@@ -152,7 +167,7 @@ void nd_filter_fini(nd_filter *f)
 
 bool nd_filter_converts(const nd_filter *f, int64_t layer, int linear)
 {
-    return f->reasons && f->reasons[layer * ND_LINEARS_OF_BLOCK + linear] == ND_FILTER_CONVERTED;
+    return f->reasons && f->reasons[layer * ND_LINEAR_COUNT + linear] == ND_FILTER_CONVERTED;
 }
 
 int nd_filter_mask(const nd_filter *f, int64_t layer, nd_input input)
@@ -162,21 +177,6 @@ int nd_filter_mask(const nd_filter *f, int64_t layer, nd_input input)
         mask |= nd_filter_converts(f, layer, first + i) << i;
     }
     return mask;
-}
-
-/* "mlp.gate_proj, mlp.up_proj": the linears of a mask; returns buffer. */
-static const char *linears_text(nd_input input, int mask, char *buffer, size_t size)
-{
-    int first, count = nd_input_linears(input, &first);
-    size_t used = 0;
-    buffer[0] = '\0';
-    for (int i = 0; i < count; i++) {
-        if (mask >> i & 1) {
-            used += (size_t)snprintf(buffer + used, size - used, "%s%.40s", used ? ", " : "",
-                                     nd_linear_name(first + i));
-        }
-    }
-    return buffer;
 }
 
 nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
@@ -194,10 +194,10 @@ nd_status nd_filter_choose(nd_filter *f, const nd_linear_choice *choice)
                            "autotune has no choice for what fp8.filter asks for in layer %lld "
                            "(%s); choose again with kernels.autotune, without "
                            "kernels.autotune_from",
-                           (long long)layer, linears_text(input, asked, names, sizeof names));
+                           (long long)layer, linears_text(first, asked, names, sizeof names));
         }
         for (int l = 0; l < count; l++) {
-            nd_filter_reason *reason = &f->reasons[layer * ND_LINEARS_OF_BLOCK + first + l];
+            nd_filter_reason *reason = &f->reasons[layer * ND_LINEAR_COUNT + first + l];
             bool converts = fp8 >> l & 1;
             *reason = converts                         ? ND_FILTER_CONVERTED
                       : *reason == ND_FILTER_CONVERTED ? ND_FILTER_SLOWER
@@ -213,14 +213,14 @@ nd_status nd_filter_check(const nd_filter *f, const nd_config *config, const nd_
 {
     int64_t tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     int64_t sequence = config->train.sequence_length, micro = config->train.micro_batch_size;
-    for (int64_t i = 0; f->reasons && i < f->layers * ND_LINEARS_OF_BLOCK; i++) {
+    for (int64_t i = 0; f->reasons && i < f->layers * ND_LINEAR_COUNT; i++) {
         char name[MAX_NAME];
         int64_t out, in, all_out, all_in;
-        int linear = (int)(i % ND_LINEARS_OF_BLOCK);
+        int linear = (int)(i % ND_LINEAR_COUNT);
         nd_linear_sizes(shape, linear, tp, &out, &in);
         nd_linear_sizes(shape, linear, 1, &all_out, &all_in);
         if (f->reasons[i] == ND_FILTER_CONVERTED && (out % MULTIPLE || in % MULTIPLE)) {
-            module_name(name, i / ND_LINEARS_OF_BLOCK, linear);
+            module_name(name, i / ND_LINEAR_COUNT, linear);
             return nd_fail(ND_ERR_CONFIG,
                            "%s is %lld x %lld, on each of %lld tp ranks %lld x %lld; FP8 products "
                            "need sizes divisible by 16; use a smaller mesh.tp, or leave the linear "
@@ -258,13 +258,13 @@ void nd_filter_each_line(const nd_filter *f, const nd_shape *shape,
                          void (*line)(void *context, const char *text), void *context)
 {
     char text[256], name[MAX_NAME];
-    for (int linear = 0; f->reasons && linear < ND_LINEARS_OF_BLOCK; linear++) {
+    for (int linear = 0; f->reasons && linear < ND_LINEAR_COUNT; linear++) {
         int64_t out, in, end;
         nd_linear_sizes(shape, linear, 1, &out, &in);
         for (int64_t begin = 0; begin < f->layers; begin = end) {
-            nd_filter_reason reason = f->reasons[begin * ND_LINEARS_OF_BLOCK + linear];
+            nd_filter_reason reason = f->reasons[begin * ND_LINEAR_COUNT + linear];
             end = begin + 1;
-            while (end < f->layers && f->reasons[end * ND_LINEARS_OF_BLOCK + linear] == reason) {
+            while (end < f->layers && f->reasons[end * ND_LINEAR_COUNT + linear] == reason) {
                 end++;
             }
             int used = snprintf(name, sizeof name, "layers.%lld", (long long)begin);
@@ -303,7 +303,7 @@ void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
     snprintf(text, sizeof text,
              "fp8: recipe %s, filter %.60s: %lld of %lld linears in FP8, weights gathered %s",
              recipe->name, filter ? filter : "accelerate", (long long)s->filter.converted,
-             (long long)(s->layers * ND_LINEARS_OF_BLOCK + 1),
+             (long long)(s->layers * ND_LINEAR_COUNT + 1),
              s->codes_gathered ? "as codes" : "in BF16");
     line(context, text);
     for (int i = 0; i < 3; i++) {

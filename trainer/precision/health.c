@@ -142,7 +142,7 @@ static nd_health_worst worst_of(const nd_scales *s, nd_operand_kind kind, int li
 void nd_health_summarise(const nd_scales *s, nd_health_summary *out)
 {
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             out->worst[kind][linear] = worst_of(s, (nd_operand_kind)kind, linear);
         }
     }
@@ -173,9 +173,9 @@ nd_status nd_health_end(nd_scales *s, int64_t step)
     ND_TRY(collect_counts(s));
     ND_TRY(collect_amaxes(s));
     ND_TRY(nd_stream_sync(&s->rank->stream));
-    for (int64_t i = 0; i < s->layers * ND_LINEARS_OF_BLOCK && s->rank->rank == 0; i++) {
-        int64_t layer = i / ND_LINEARS_OF_BLOCK;
-        int linear = (int)(i % ND_LINEARS_OF_BLOCK);
+    for (int64_t i = 0; i < s->layers * ND_LINEAR_COUNT && s->rank->rank == 0; i++) {
+        int64_t layer = i / ND_LINEAR_COUNT;
+        int linear = (int)(i % ND_LINEAR_COUNT);
         if (nd_filter_converts(&s->filter, layer, linear)) {
             print_linear(s, step, layer, linear);
         }

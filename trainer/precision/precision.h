@@ -95,11 +95,12 @@ typedef enum nd_filter_reason {
 
 typedef struct nd_filter {
     int64_t layers;
-    nd_filter_reason *reasons; /* [layers][ND_LINEARS_OF_BLOCK], owned; NULL: no FP8 */
+    nd_filter_reason *reasons; /* [layers][ND_LINEAR_COUNT], owned; NULL: no FP8 */
     int64_t converted;         /* linears in FP8 */
 } nd_filter;
 
-enum { ND_INPUT_MASKS = 8 }; /* of up to three linears with one input */
+/* Sets of linears with one input, which are at most the parts of one product. */
+enum { ND_LINEAR_SETS = 1 << ND_FP8_PARTS };
 
 /*
  * What autotune makes of the filter's linears. Masks have bit i for linear i of those that read an
@@ -109,7 +110,7 @@ enum { ND_INPUT_MASKS = 8 }; /* of up to three linears with one input */
  */
 typedef struct nd_linear_choice {
     bool forced;
-    int8_t fp8[ND_INPUT_COUNT][ND_INPUT_MASKS];
+    int8_t fp8[ND_INPUT_COUNT][ND_LINEAR_SETS];
 } nd_linear_choice;
 
 /*
@@ -386,7 +387,7 @@ typedef struct nd_health_worst {
 
 /* Of the last step that was counted, alike on all ranks. */
 typedef struct nd_health_summary {
-    nd_health_worst worst[ND_OPERAND_KINDS][ND_LINEARS_OF_BLOCK];
+    nd_health_worst worst[ND_OPERAND_KINDS][ND_LINEAR_COUNT];
 } nd_health_summary;
 void nd_health_summarise(const nd_scales *scales, nd_health_summary *out);
 

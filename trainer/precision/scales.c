@@ -15,13 +15,13 @@ static bool enabled(const nd_scales *s)
 
 static int64_t weight_sites(const nd_scales *s)
 {
-    return s->layers * ND_LINEARS_OF_BLOCK;
+    return s->layers * ND_LINEAR_COUNT;
 }
 
 int64_t nd_site_weight(const nd_scales *s, int64_t layer, int linear)
 {
     ND_ASSERT(layer < s->layers);
-    return layer * ND_LINEARS_OF_BLOCK + linear;
+    return layer * ND_LINEAR_COUNT + linear;
 }
 
 int64_t nd_site_input(const nd_scales *s, int64_t layer, nd_input input)
@@ -31,7 +31,7 @@ int64_t nd_site_input(const nd_scales *s, int64_t layer, nd_input input)
 
 int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
 {
-    return weight_sites(s) + s->layers * ND_INPUT_COUNT + layer * ND_LINEARS_OF_BLOCK + linear;
+    return weight_sites(s) + s->layers * ND_INPUT_COUNT + layer * ND_LINEAR_COUNT + linear;
 }
 
 nd_status nd_scales_init(nd_scales *s, nd_rank *rank, const nd_linear_choice *linears)
@@ -114,7 +114,7 @@ static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
 /* Gives rows to those of a layer's kept weights that tp splits in this way, from `row` on. */
 static int64_t place_rows(nd_scales *s, int64_t layer, bool by_rows, int64_t row)
 {
-    for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+    for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
         const nd_param *p = kept_param(s, layer, linear);
         if (p && (p->split == ND_SPLIT_ROWS) == by_rows) {
             s->first_row[nd_site_weight(s, layer, linear)] = row;
@@ -358,7 +358,7 @@ nd_status nd_scales_refresh(nd_scales *s, const float *master, int64_t version)
 static nd_scale_ref scales_of_layer(const nd_scales *s, int64_t layer, int64_t *count)
 {
     if (!keeps_rows(s)) {
-        *count = ND_LINEARS_OF_BLOCK;
+        *count = ND_LINEAR_COUNT;
         return nd_scales_at(s, nd_site_weight(s, layer, 0));
     }
     const nd_kept_rows *k = &s->kept_rows[layer];

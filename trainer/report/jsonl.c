@@ -241,7 +241,7 @@ static nd_status write_health(void *self, const nd_health_record *r)
         int count = 0;
         used += (size_t)snprintf(s->line + used, size - used, "%s\"%s\":{", kind > 0 ? "," : "",
                                  nd_operand_name((nd_operand_kind)kind));
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             const nd_health_worst *w = &r->summary.worst[kind][linear];
             if (w->amax_layer >= 0) {
                 s->line[used] = ',';

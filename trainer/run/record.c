@@ -70,7 +70,7 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
     const nd_run_amount model[] = {
         {"parameters", nd_shape_parameters(&r->shape)},
         {"planned_bytes", (int64_t)(trainer->plan.total + trainer->plan.external)},
-        {"linears", scales->layers * ND_LINEARS_OF_BLOCK},
+        {"linears", scales->layers * ND_LINEAR_COUNT},
         {"fp8_linears", scales->filter.converted},
     };
     /* What of these is known without FP8 says nothing. */

@@ -11,7 +11,7 @@ static bool known(double seconds)
     return seconds >= 0.0; /* false for NaN */
 }
 
-int nd_decide_mask(const double seconds[ND_INPUT_MASKS], int asked)
+int nd_decide_mask(const double seconds[ND_LINEAR_SETS], int asked)
 {
     const double clearly = 0.98;
     int best = asked;
@@ -36,7 +36,7 @@ typedef struct measurement {
     bool cut_short;
     unsigned asked[ND_INPUT_COUNT]; /* bit m: the filter asks for mask m in some layer */
     nd_calls bf16;                  /* calls of a step with all linears in BF16 */
-    nd_calls steps[ND_INPUT_COUNT][ND_INPUT_MASKS]; /* the same with these of one input in FP8 */
+    nd_calls steps[ND_INPUT_COUNT][ND_LINEAR_SETS]; /* the same with these of one input in FP8 */
     nd_calls all; /* all calls of all these steps, with their times */
 } measurement;
 
@@ -44,8 +44,8 @@ static void close_measurement(measurement *m)
 {
     nd_calls_free(&m->bf16);
     nd_calls_free(&m->all);
-    for (int i = 0; i < ND_INPUT_COUNT * ND_INPUT_MASKS; i++) {
-        nd_calls_free(&m->steps[i / ND_INPUT_MASKS][i % ND_INPUT_MASKS]);
+    for (int i = 0; i < ND_INPUT_COUNT * ND_LINEAR_SETS; i++) {
+        nd_calls_free(&m->steps[i / ND_LINEAR_SETS][i % ND_LINEAR_SETS]);
     }
 }
 
@@ -64,7 +64,7 @@ static nd_status find_asked(measurement *m)
 /* Whether a mask is a subset of one that the filter asks for. */
 static bool is_tried(const measurement *m, nd_input input, int mask)
 {
-    for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
+    for (int asked = 1; asked < ND_LINEAR_SETS; asked++) {
         if ((m->asked[input] >> asked & 1) && (mask & ~asked) == 0) {
             return mask != 0;
         }
@@ -79,7 +79,7 @@ static nd_status list_steps(measurement *m)
     ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
     ND_TRY(nd_calls_add_all(&m->all, &m->bf16));
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
+        for (int mask = 1; mask < ND_LINEAR_SETS; mask++) {
             if (is_tried(m, input, mask)) {
                 choice.fp8[input][0] = (int8_t)mask;
                 ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[input][mask]));
@@ -117,9 +117,9 @@ static double seconds_or_unknown(double seconds)
  * mask adds the difference between the two steps. */
 static void decide_input(const measurement *m, nd_input input, int asked, nd_tuning *t)
 {
-    double seconds[ND_INPUT_MASKS];
+    double seconds[ND_LINEAR_SETS];
     seconds[0] = nd_calls_difference(&m->all, &m->bf16, &m->steps[input][asked], true);
-    for (int mask = 1; mask < ND_INPUT_MASKS; mask++) {
+    for (int mask = 1; mask < ND_LINEAR_SETS; mask++) {
         bool part = (mask & ~asked) == 0;
         seconds[mask] = part ? seconds[0] + nd_calls_difference(&m->all, &m->steps[input][mask],
                                                                 &m->bf16, false)
@@ -146,7 +146,7 @@ static nd_status decide(measurement *m, nd_tuning *t)
     }
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
         t->linear_choice.fp8[input][0] = 0;
-        for (int asked = 1; asked < ND_INPUT_MASKS; asked++) {
+        for (int asked = 1; asked < ND_LINEAR_SETS; asked++) {
             if (m->asked[input] >> asked & 1) {
                 decide_input(m, input, asked, t);
             }

@@ -40,7 +40,7 @@ void nd_bench_close(nd_bench *bench); /* all zero is legal */
  * for, so it stays unless another mask is faster by more than 2 %: times differ by that much
  * between runs.
  */
-int nd_decide_mask(const double seconds[ND_INPUT_MASKS], int asked);
+int nd_decide_mask(const double seconds[ND_LINEAR_SETS], int asked);
 
 /*
  * On one rank with a GPU: times for `budget` seconds at most and fills linears and choices; what

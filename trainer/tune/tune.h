@@ -54,7 +54,7 @@ typedef struct nd_tuned_division {
     double seconds; /* how long timing took on this rank */
 } nd_tuned_division;
 
-enum { ND_TUNED_LINEARS_MAX = ND_INPUT_COUNT * ND_INPUT_MASKS };
+enum { ND_TUNED_LINEARS_MAX = ND_INPUT_COUNT * ND_LINEAR_SETS };
 
 typedef struct nd_tuning {
     char gpu[96]; /* "NVIDIA H200" */

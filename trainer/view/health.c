@@ -19,7 +19,7 @@ typedef struct operand {
 } operand;
 
 typedef struct health {
-    operand of[ND_OPERAND_KINDS][ND_LINEARS_OF_BLOCK];
+    operand of[ND_OPERAND_KINDS][ND_LINEAR_COUNT];
     int64_t steps, first, last;
 } health;
 
@@ -73,7 +73,7 @@ static void write_operands(nd_doc *doc, const health *h)
     char text[ND_SHORT];
     nd_doc_table_begin(doc, false, 9, heads);
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             const operand *o = &h->of[kind][linear];
             if (o->seen) {
                 nd_doc_row_begin(doc);

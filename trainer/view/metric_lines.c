@@ -340,7 +340,7 @@ static nd_status add_health(nd_metric_lines *lines, const json_t *o)
     const json_t *health = json_object_get(o, "fp8_health");
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         const json_t *operand = json_object_get(health, nd_operand_name((nd_operand_kind)kind));
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             const json_t *of = json_object_get(operand, nd_linear_name(linear));
             const nd_health_row row = {
                 .step = whole_of(o, "step"),

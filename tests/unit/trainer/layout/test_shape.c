@@ -139,6 +139,7 @@ Test(shape, other_models_are_refused)
     expect_bad("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
                "architectures", "LlamaForCausalLM");
     expect_bad("{\"model_type\": \"mistral\"}", "model_type is \"mistral\"", "llama");
+    expect_bad("{\"model_type\": \"lama\"}", "model_type is \"lama\"", "the nearest is llama");
     expect_bad("{}", "model_type is missing", "llama");
 }
 

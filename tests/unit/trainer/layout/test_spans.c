@@ -65,7 +65,7 @@ static bool converts(void *context, const nd_param *param)
 {
     const random_case *c = context;
     int linear = nd_linear_of_param(param->id);
-    return c->converted >> (linear + (param->layer % 2 ? ND_LINEARS_OF_BLOCK : 0)) & 1;
+    return c->converted >> (linear + (param->layer % 2 ? ND_LINEAR_COUNT : 0)) & 1;
 }
 
 static nd_layout *layout_at(const random_case *c, const nd_mesh *mesh, nd_coord coord)

@@ -33,7 +33,7 @@ typedef struct linear_values {
 
 typedef struct linear_world {
     const linear_case *of;
-    linear_values linears[ND_LINEARS_OF_BLOCK];
+    linear_values linears[ND_LINEAR_COUNT];
 } linear_world;
 
 static bool is_column(nd_input input)
@@ -452,7 +452,7 @@ static void run(const linear_case *c)
     }
     world->of = c;
     cr_assert_eq(nd_layout_create(&options, &whole), ND_OK);
-    for (int l = 0; l < ND_LINEARS_OF_BLOCK; l++) {
+    for (int l = 0; l < ND_LINEAR_COUNT; l++) {
         make_values(world, whole, l);
     }
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, filter %s, all-gather %d, recompute %d: %s",

@@ -253,7 +253,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
     nd_sinks sinks = open_sinks(false);
     nd_health_record record = {.step = 4};
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
-        for (int linear = 0; linear < ND_LINEARS_OF_BLOCK; linear++) {
+        for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             record.summary.worst[kind][linear] =
                 (nd_health_worst){1.0 / 3, 1e-300, INFINITY, 1000000, 1000000, 1000000};
         }
@@ -269,7 +269,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
     cr_assert_eq(json_object_size(health), ND_OPERAND_KINDS);
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         const json_t *of = json_object_get(health, nd_operand_name((nd_operand_kind)kind));
-        cr_assert_eq(json_object_size(of), ND_LINEARS_OF_BLOCK - 1);
+        cr_assert_eq(json_object_size(of), ND_LINEAR_COUNT - 1);
         const json_t *last = json_object_get(of, nd_linear_name(6));
         cr_assert_eq(json_real_value(json_object_get(last, "underflow")), 1.0 / 3);
         cr_assert_eq(json_real_value(json_object_get(last, "saturation")), 1e-300);

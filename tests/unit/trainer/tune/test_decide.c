@@ -11,7 +11,7 @@ enum { Q = 1, K = 2, V = 4 };
 static int decide(int asked, double none, double q, double k, double qk, double v, double qv,
                   double kv, double all)
 {
-    const double seconds[ND_INPUT_MASKS] = {none, q, k, qk, v, qv, kv, all};
+    const double seconds[ND_LINEAR_SETS] = {none, q, k, qk, v, qv, kv, all};
     return nd_decide_mask(seconds, asked);
 }
 
