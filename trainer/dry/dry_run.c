@@ -221,6 +221,7 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     ND_TRY(nd_ops_check(&step->ops));
     ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
     ND_TRY_OUT(nd_model_create(&r, &step->options, &plan, &model));
+    ND_TRY_OUT(nd_model_plan_weights(model, false, &plan));
     ND_TRY_OUT(nd_memplan_commit(&plan, &device));
     ND_TRY_OUT(nd_model_start(model));
     status = run_model(model, step);

@@ -159,6 +159,7 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
     nd_memplan_init(&g->plan);
     const nd_model_options options = {.forward_only = true, .cache = &g->cache};
     ND_TRY_OUT(nd_model_create(rank, &options, &g->plan, &g->model));
+    ND_TRY_OUT(nd_model_plan_weights(g->model, false, &g->plan));
     nd_model_budget_plan(rank, &g->plan);
     *out = g;
 out:

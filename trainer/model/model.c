@@ -114,10 +114,10 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
 }
 
-/* Finds the weights that a step reads more than once. */
-static nd_status want_packed(nd_model *m)
+nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
 {
     const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
+    ND_TRY(nd_fsdp_plan_weights(&m->fsdp, shares, plan));
     ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
     if (!m->forward_only) {
         nd_linear_want_packed(m);
@@ -162,11 +162,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .layout = m->layout,
                                   .scales = &m->scales,
                                   .act = m->dims.act,
-                                  .cast_units = o->cast_units,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
     ND_TRY_OUT(nd_linears_create(m));
-    ND_TRY_OUT(want_packed(m));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,

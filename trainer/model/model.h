@@ -101,16 +101,18 @@ typedef struct nd_model {
 
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
-    bool cast_units;                 /* fsdp.h */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
 } nd_model_options;
 
-/* Lays out everything this rank needs into `plan`, but for packed weights, which nd_packed_plan
- * adds where there is memory for them; no memory yet. The options are not kept. */
+/* Lays out everything this rank needs into `plan`, but for weights; no memory yet. The options are
+ * not kept. */
 nd_status nd_model_create(nd_rank *rank, const nd_model_options *options, nd_memplan *plan,
                           nd_model **out);
+/* Then lays out the gathered weights (nd_fsdp_plan_weights), and finds those that a step reads more
+ * than once, for whose packed form nd_packed_plan adds memory where there is some. */
+nd_status nd_model_plan_weights(nd_model *model, bool shares, nd_memplan *plan);
 /* After the plan was committed: what memory must hold before the first step. */
 nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);

@@ -105,6 +105,17 @@ static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
                     &head->data[ND_SEGMENT_HP]);
 }
 
+size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp)
+{
+    size_t bytes = 0;
+    for (int u = 0; u < fsdp->layout->unit_count && !fsdp->aliased; u++) {
+        const nd_segment *segments = fsdp->layout->units[u].segments;
+        bytes += bytes_of(segments[ND_SEGMENT_HP].count, nd_dtype_size(fsdp->act)) +
+                 bytes_of(segments[ND_SEGMENT_FP8].count, 1);
+    }
+    return bytes;
+}
+
 static bool has_kept_codes(const nd_fsdp *fsdp)
 {
     bool any = false;
@@ -178,35 +189,40 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
 
 nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan)
 {
-    const nd_config *config = o->rank->config;
     nd_layout *layout = o->layout;
     *fsdp = (nd_fsdp){
         .rank = o->rank, .layout = layout, .scales = o->scales, .act = o->act, .version = 1};
     fsdp->aliased = layout->shards == 1 && o->act == ND_DTYPE_F32;
-    fsdp->resident =
-        (layout->shards == 1 && !o->cast_units) || !config->parallel.reshard_after_forward;
     const bool fp8 = o->scales && o->scales->recipe.name;
     /* Delayed scales follow from master weights. */
     fsdp->converts =
         o->forward_only && o->act == ND_DTYPE_BF16 && (!fp8 || o->scales->weights_kept);
+    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->has_gradient));
+    plan_state(fsdp, o->forward_only, plan);
+    if (!o->forward_only) {
+        plan_gradients(fsdp, plan);
+    }
+    return ND_OK;
+}
+
+nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan)
+{
+    const nd_layout *layout = fsdp->layout;
+    fsdp->resident =
+        (layout->shards == 1 && !shares) || !fsdp->rank->config->parallel.reshard_after_forward;
     int slots = block_slots(fsdp), blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
     fsdp->blocks_share = slots < layout->block_count;
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
-    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->has_gradient));
     for (int u = 0; u < layout->unit_count; u++) {
         nd_unit_kind kind = layout->units[u].kind;
         fsdp->slot_of_unit[u] = kind == ND_UNIT_BLOCK  ? blocks++ % slots
                                 : kind == ND_UNIT_HEAD ? slots
                                                        : slots + 1;
     }
-    plan_state(fsdp, o->forward_only, plan);
     plan_weights(fsdp, plan);
     plan_kept(fsdp, plan);
-    if (!o->forward_only) {
-        plan_gradients(fsdp, plan);
-    }
     return ND_OK;
 }
 

@@ -81,14 +81,18 @@ typedef struct nd_fsdp_options {
     nd_layout *layout;
     nd_scales *scales;
     nd_dtype act;
-    bool cast_units;   /* with one shard, blocks share buffers as with several, because not all
-                          weights fit in the compute dtype */
     bool forward_only; /* weights alone, in the compute dtype: no gradients, no moments, and no
                           call that needs them */
 } nd_fsdp_options;
 
-/* Chooses the slots and wants their memory. The options are not kept. */
+/* Wants the memory of shards and gradients. The options are not kept. */
 nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *options, nd_memplan *plan);
+/* Bytes of the gathered weights where every unit has its own buffer. */
+size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp);
+/* After init and before the first gather: chooses the slots of gathered weights and wants their
+ * memory. shares: blocks share buffers with one shard too, as with several, because not all weights
+ * fit in the compute dtype. */
+nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan);
 void nd_fsdp_fini(nd_fsdp *fsdp);
 
 /* The master weights changed: gathered copies are stale. */

@@ -52,9 +52,9 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
     nd_status status = ND_OK;
     nd_run_amount memory[ND_MEMPLAN_MAX_BUFFERS];
     int memory_count = 0;
-    for (int i = 0; i < trainer->plan.count; i++) {
-        const nd_mem_buffer *s = &trainer->plan.buffers[i];
-        if (s->bytes > 0) {
+    for (int i = 0; i < ND_MEM_CLASS_COUNT * trainer->plan.count; i++) { /* class by class */
+        const nd_mem_buffer *s = &trainer->plan.buffers[i % trainer->plan.count];
+        if (s->bytes > 0 && (int)s->class == i / trainer->plan.count) {
             memory[memory_count++] = (nd_run_amount){s->name, (int64_t)s->bytes};
         }
     }

@@ -19,8 +19,24 @@ nd_status nd_trainer_check_precision(const nd_config *config, const nd_shape *sh
     return status;
 }
 
-/* `prepares`: the libraries make their plans, whose workspaces count. */
-static nd_status create(nd_rank *rank, const nd_model_options *options, bool prepares,
+/* How much memory a copy of all weights must leave free. The copy saves one cast per unit; that is
+ * not worth running out of memory because a library or the driver took more than estimated. */
+static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
+
+/* A single GPU keeps all weights also in the compute dtype, but only if they fit next to everything
+ * else. */
+static bool copy_is_too_large(const nd_trainer *t)
+{
+    nd_cuda_info gpu;
+    const size_t others = t->plan.total + nd_budget_later(t->rank, &t->planned_graphs);
+    return !t->model->forward_only && t->rank->device->kind == ND_DEVICE_CUDA &&
+           nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
+           others + nd_fsdp_own_bytes(&t->model->fsdp) + COPY_LEAVES_BYTES > gpu.free_bytes;
+}
+
+/* least: as in the smallest plan, the libraries make no plans, whose workspaces would count, and
+ * there is no copy of all weights. */
+static nd_status create(nd_rank *rank, const nd_model_options *options, bool least,
                         nd_trainer **out)
 {
     nd_trainer *t = NULL;
@@ -33,7 +49,7 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, bool pre
     ND_TRY(ND_ALLOC(1, &t));
     t->rank = rank;
     nd_memplan_init(&t->plan);
-    if (prepares) {
+    if (!least) {
         ND_TRY_OUT(nd_dry_run_prepare(rank, options));
     }
     ND_TRY_OUT(nd_model_create(rank, options, &t->plan, &t->model));
@@ -43,6 +59,7 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, bool pre
     if (rank->config->kernels.cuda_graphs && !options->forward_only) {
         ND_TRY_OUT(nd_dry_run_graphs(rank, options, &t->planned_graphs));
     }
+    ND_TRY_OUT(nd_model_plan_weights(t->model, least || copy_is_too_large(t), &t->plan));
     nd_budget_plan(rank, &t->planned_graphs, &t->plan);
     *out = t;
 out:
@@ -50,23 +67,6 @@ out:
         nd_trainer_destroy(t);
     }
     return status;
-}
-
-/* How much memory a BF16 copy of all weights must leave free. The copy saves one cast per unit;
- * that is not worth running out of memory because a library or the driver took more than
- * estimated. */
-static const size_t COPY_LEAVES_BYTES = (size_t)1 << 30;
-
-/* A single GPU keeps all weights also in the compute dtype, but only if they fit next to everything
- * else. */
-static bool is_too_large(const nd_trainer *t)
-{
-    nd_cuda_info gpu;
-    return t->rank->device->kind == ND_DEVICE_CUDA && t->model->layout->shards == 1 &&
-           t->rank->config->parallel.reshard_after_forward &&
-           nd_cuda_info_of(t->rank->device, &gpu) == ND_OK &&
-           t->plan.total + nd_budget_later(t->rank, &t->planned_graphs) + COPY_LEAVES_BYTES >
-               gpu.free_bytes;
 }
 
 /* Keeps the packed weights that there is memory for: all, those of the head, or none. */
@@ -102,15 +102,10 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
 {
     nd_trainer *t = NULL;
-    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
-                                .sources = rank->config->data_sources};
+    const nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
+                                      .sources = rank->config->data_sources};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
-    ND_TRY(create(rank, &options, true, &t));
-    if (is_too_large(t)) {
-        nd_trainer_destroy(t);
-        options.cast_units = true;
-        ND_TRY(create(rank, &options, true, &t));
-    }
+    ND_TRY(create(rank, &options, false, &t));
     plan_packed(t);
     t->tuning = tuning;
     *out = t;
@@ -120,10 +115,9 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
 /* Bytes of the plan with these linears, without a copy of all weights. */
 static nd_status least_bytes(nd_rank *rank, const nd_linear_choice *linears, size_t *out)
 {
-    const nd_model_options options = {
-        .linears = linears, .sources = rank->config->data_sources, .cast_units = true};
+    const nd_model_options options = {.linears = linears, .sources = rank->config->data_sources};
     nd_trainer *t = NULL;
-    ND_TRY(create(rank, &options, false, &t));
+    ND_TRY(create(rank, &options, true, &t));
     *out = t->plan.total;
     nd_trainer_destroy(t);
     return ND_OK;
@@ -161,7 +155,7 @@ nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out)
 {
     const nd_model_options options = {.forward_only = true};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
-    return create(rank, &options, true, out);
+    return create(rank, &options, false, out);
 }
 
 nd_status nd_trainer_commit(nd_trainer *t)

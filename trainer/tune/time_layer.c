@@ -52,6 +52,7 @@ static nd_status open_bench(layer_bench *b, const nd_layer_timing *timing)
     nd_memplan_init(&b->plan);
     ND_TRY(nd_dry_run_prepare(r, &options));
     ND_TRY(nd_model_create(r, &options, &b->plan, &b->model));
+    ND_TRY(nd_model_plan_weights(b->model, false, &b->plan));
     ND_TRY(timing->room(timing->context, (double)b->plan.total));
     ND_TRY(nd_memplan_commit(&b->plan, r->device));
     ND_TRY(nd_model_start(b->model));

@@ -145,7 +145,7 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)
                           : mesh_fill(fsdp->layout, seed, fsdp->master);
 }
 
-static nd_status open_shards(mesh_shards *s, bool cast_units)
+static nd_status open_shards(mesh_shards *s, bool shares)
 {
     nd_rank *rank = s->rank;
     bool f32 = rank->config->train.precision == ND_PRECISION_FP32;
@@ -159,21 +159,21 @@ static nd_status open_shards(mesh_shards *s, bool cast_units)
     const nd_fsdp_options fsdp = {.rank = rank,
                                   .layout = s->layout,
                                   .scales = &s->scales,
-                                  .act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
-                                  .cast_units = cast_units};
+                                  .act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16};
     ND_TRY(nd_fsdp_init(&s->fsdp, &fsdp, &s->plan));
+    ND_TRY(nd_fsdp_plan_weights(&s->fsdp, shares, &s->plan));
     ND_TRY(nd_scales_plan(&s->scales, s->layout, (nd_vector_counts){.each = 256}, &s->plan));
     ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));
     return nd_scales_start(&s->scales);
 }
 
-nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank, bool cast_units)
+nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank, bool shares)
 {
     memset(s, 0, sizeof *s);
     s->rank = rank;
     nd_memplan_init(&s->plan);
-    nd_status status = open_shards(s, cast_units);
+    nd_status status = open_shards(s, shares);
     if (status != ND_OK) {
         mesh_shards_close(s);
     }
@@ -209,6 +209,9 @@ static nd_status open_model(nd_rank *rank, const nd_model_options *options, mesh
     nd_model *model = NULL;
     nd_memplan_init(plan);
     nd_status status = nd_model_create(rank, options, plan, &model);
+    if (status == ND_OK) {
+        status = nd_model_plan_weights(model, false, plan);
+    }
     if (status == ND_OK && packed.blocks) {
         nd_packed_plan(&model->packed, false, plan);
     }

@@ -46,7 +46,7 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed);
 nd_status mesh_each_span(const nd_layout *layout, nd_span_visit *visit, void *context);
 
 /* Layout, scales, FSDP and gradient synchronisation of one rank, with their memory. Must not move
- * between open and close. cast_units: fsdp.h. */
+ * between open and close. shares: nd_fsdp_plan_weights. */
 typedef struct mesh_shards {
     nd_rank *rank;
     nd_layout *layout;
@@ -56,7 +56,7 @@ typedef struct mesh_shards {
     nd_memplan plan;
 } mesh_shards;
 
-nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank, bool cast_units);
+nd_status mesh_shards_open(mesh_shards *shards, nd_rank *rank, bool shares);
 void mesh_shards_close(mesh_shards *shards);
 
 /* The model of one rank, with its memory in `plan` and mesh_fill's weights. On an error both are

@@ -17,7 +17,7 @@ static const char uneven[] = "layers.0.mlp,layers.1.self_attn,layers.2.,layers.4
 typedef struct fsdp_case {
     nd_mesh mesh; /* pp, dp_replicate, dp_shard, cp, tp */
     nd_precision precision;
-    bool zero2, tied, cast_units;
+    bool zero2, tied, shares;
 } fsdp_case;
 
 static mesh_ranks job_of(const fsdp_case *c)
@@ -37,7 +37,7 @@ static void text_of(const fsdp_case *c, char *text, size_t size)
     const int *n = c->mesh.size;
     snprintf(text, size, "mesh %d %d %d %d %d, precision %d, zero-%d, %s%s", n[0], n[1], n[2], n[3],
              n[4], (int)c->precision, c->zero2 ? 2 : 3, c->tied ? "tied" : "untied",
-             c->cast_units ? ", cast by unit" : "");
+             c->shares ? ", blocks share" : "");
 }
 
 /* Runs `body` on every mesh, precision and kind of head, and, for weights, way of resharding. */
@@ -53,10 +53,10 @@ static void on_every_case(nd_status (*body)(nd_rank *, void *), bool weights,
             fsdp_case c = {meshes[m], precisions[variant / 8], variant & 1, variant & 2,
                            variant & 4};
             mesh_ranks job = job_of(&c);
-            if ((c.zero2 || c.cast_units) && !weights) {
+            if ((c.zero2 || c.shares) && !weights) {
                 continue;
             }
-            if (c.cast_units && nd_mesh_group_size(&c.mesh, ND_GROUP_DP_SHARD_CP) > 1) {
+            if (c.shares && nd_mesh_group_size(&c.mesh, ND_GROUP_DP_SHARD_CP) > 1) {
                 continue;
             }
             job.body = body;
@@ -177,7 +177,14 @@ static nd_status gather_body(nd_rank *rank, void *context)
     const fsdp_case *c = context;
     mesh_shards s;
     nd_status status = ND_OK;
-    ND_TRY(mesh_shards_open(&s, rank, c->cast_units));
+    ND_TRY(mesh_shards_open(&s, rank, c->shares));
+    if (s.fsdp.resident) { /* by these bytes a trainer decides whether blocks share buffers */
+        const size_t planned = nd_memplan_class_bytes(&s.plan, ND_MEM_WEIGHTS);
+        status = nd_fsdp_own_bytes(&s.fsdp) == planned
+                     ? ND_OK
+                     : nd_fail(ND_ERR_INTERNAL, "%zu bytes of own buffers, %zu are planned",
+                               nd_fsdp_own_bytes(&s.fsdp), planned);
+    }
     for (uint64_t seed = 1; seed <= 2 && status == ND_OK; seed++) { /* then other weights */
         status = check_all(&s, seed);
     }
@@ -506,6 +513,7 @@ Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
         const nd_fsdp_options options = {
             .rank = &rank, .layout = layout, .act = ND_DTYPE_BF16, .forward_only = true};
         cr_assert_eq(nd_fsdp_init(&fsdp, &options, &plan), ND_OK);
+        cr_assert_eq(nd_fsdp_plan_weights(&fsdp, false, &plan), ND_OK);
         const int64_t block = nd_layout_unit(layout, ND_UNIT_BLOCK, 0)->shard_count;
         const int64_t whole = layout->shard_total * shards;
         const int64_t gathered = shards == 1 ? whole : whole - (5 - 2) * shards * block;
