@@ -41,6 +41,9 @@ typedef struct nd_device_table {
     /* Zeroed memory, aligned to 4096 bytes (cpu: huge pages where possible). Before step 0 only. */
     nd_status (*alloc)(nd_device *device, size_t bytes, void **out);
     void (*free)(nd_device *device, void *p, size_t bytes);
+    /* Zeroed host memory that the device copies from and to by itself. Before step 0 only. */
+    nd_status (*host_alloc)(nd_device *device, size_t bytes, void **out);
+    void (*host_free)(nd_device *device, void *p); /* NULL is legal */
     nd_status (*copy)(nd_stream *stream, void *dst, const void *src,
                       size_t bytes); /* any direction */
     nd_status (*zero)(nd_stream *stream, void *dst, size_t bytes);

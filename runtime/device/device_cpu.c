@@ -47,6 +47,19 @@ static void cpu_free(nd_device *device, void *p, size_t bytes)
     }
 }
 
+static nd_status cpu_host_alloc(nd_device *device, size_t bytes, void **out)
+{
+    char *p = NULL;
+    ND_TRY(ND_ALLOC(bytes > 0 ? bytes : 1, &p));
+    *out = p;
+    return ND_OK;
+}
+
+static void cpu_host_free(nd_device *device, void *p)
+{
+    free(p);
+}
+
 static nd_status cpu_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
 {
     memmove(dst, src, bytes);
@@ -117,6 +130,8 @@ static const nd_device_table cpu_table = {
     .close = cpu_close,
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .host_alloc = cpu_host_alloc,
+    .host_free = cpu_host_free,
     .copy = cpu_copy,
     .zero = cpu_zero,
     .stream_init = cpu_stream_init,

@@ -28,15 +28,6 @@ nd_status nd_cuda_info_of(nd_device *device, nd_cuda_info *out)
     return nd_cuda_absent();
 }
 
-nd_status nd_cuda_pinned_alloc(nd_device *device, size_t bytes, void **out)
-{
-    return nd_cuda_absent();
-}
-
-void nd_cuda_pinned_free(nd_device *device, void *p)
-{
-}
-
 void nd_cuda_give_up(nd_device *device)
 {
 }

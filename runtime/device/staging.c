@@ -1,28 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/device/staging.h"
 
-#include <stdlib.h>
-
 #include "runtime/base/math.h"
-#include "runtime/device/cuda.h"
 
 nd_status nd_host_alloc(nd_device *device, size_t bytes, void **out)
 {
-    char *p = NULL;
-    if (device->kind == ND_DEVICE_CUDA) {
-        return nd_cuda_pinned_alloc(device, bytes, out);
-    }
-    ND_TRY(ND_ALLOC(bytes > 0 ? bytes : 1, &p));
-    *out = p;
-    return ND_OK;
+    return device->table->host_alloc(device, bytes, out);
 }
 
 void nd_host_free(nd_device *device, void *p)
 {
-    if (device && device->kind == ND_DEVICE_CUDA) {
-        nd_cuda_pinned_free(device, p);
-    } else {
-        free(p);
+    if (device) {
+        device->table->host_free(device, p);
     }
 }
 

@@ -235,15 +235,15 @@ static bool attack(int space, int port, uint64_t target)
     return status == 0;
 }
 
-/* Where the heap of a process begins. */
-static uint64_t heap_of(pid_t pid)
+/* Where the first memory that a process may write begins: what its program's variables are in. */
+static uint64_t memory_of(pid_t pid)
 {
     char path[64], line[256];
     uint64_t at = 0;
     snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
     FILE *f = fopen(path, "r");
     while (f && at == 0 && fgets(line, sizeof line, f)) {
-        at = strstr(line, "[heap]") ? strtoull(line, NULL, 16) : 0;
+        at = strstr(line, " rw-p ") ? strtoull(line, NULL, 16) : 0;
     }
     if (f) {
         fclose(f);
@@ -277,12 +277,12 @@ Test(netns, strangers_change_nothing)
     launched_until(&nodes[0], "\nstep ", 2, LAUNCHED_SECONDS);
     for (int rank = 0; rank < 4; rank++) {
         pid_t pid = launched_child(&nodes[rank / 2], rank);
-        uint64_t heap = heap_of(pid);
+        uint64_t memory = memory_of(pid);
         int ports[PORTS_MAX], count = find_ports(rank / 2, pid, ports);
         for (int i = 0; i < count; i++) {
-            attacked += attack(rank / 2, ports[i], rank < 2 ? heap : 0x10);
+            attacked += attack(rank / 2, ports[i], rank < 2 ? memory : 0x10);
         }
-        cr_expect(!was_written(pid, heap), "rank %d", rank);
+        cr_expect(!was_written(pid, memory), "rank %d", rank);
     }
     end_nodes(nodes);
     cr_assert_eq(attacked, 4, "%d ports of 4 workers were reached", attacked);

@@ -13,6 +13,10 @@ static void dry_free(nd_device *device, void *p, size_t bytes)
 {
 }
 
+static void dry_host_free(nd_device *device, void *p)
+{
+}
+
 static nd_status dry_copy(nd_stream *stream, void *dst, const void *src, size_t bytes)
 {
     return ND_OK;
@@ -57,6 +61,8 @@ static const nd_device_table dry_device = {
     .name = "dry",
     .alloc = dry_alloc,
     .free = dry_free,
+    .host_alloc = dry_alloc,
+    .host_free = dry_host_free,
     .copy = dry_copy,
     .zero = dry_zero,
     .stream_init = dry_stream_init,

@@ -8,10 +8,11 @@
 
 #include "runtime/base/status.h"
 
-/* Makes room for `count` elements of `size` bytes; what is there stays. */
+/* Makes room for `count` elements of `size` bytes; what is there stays. Then *data is not NULL, for
+ * no elements either. */
 static inline nd_status nd_array_reserve(void **data, size_t *room, size_t count, size_t size)
 {
-    if (count <= *room) {
+    if (count <= *room && *data) {
         return ND_OK;
     }
     size_t wanted = count + count / 2 + 16;
