@@ -275,7 +275,14 @@ static nd_status train_rank(shared_run *run, nd_rank *rank)
     nd_tuning *tuning = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_tuning_make(rank, &tuning));
-    ND_TRY_OUT(nd_trainer_create(rank, tuning, &trainer));
+    if (run->job->schedule) {
+        nd_schedule schedule;
+        const int micros = (int)run->config.train.gradient_accumulation_steps;
+        ND_TRY_OUT(run->job->schedule(micros, &schedule));
+        ND_TRY_OUT(nd_trainer_create_scheduled(rank, tuning, schedule, &trainer));
+    } else {
+        ND_TRY_OUT(nd_trainer_create(rank, tuning, &trainer));
+    }
     ND_TRY_OUT(nd_trainer_commit(trainer));
     ND_TRY_OUT(nd_weights_init(&trainer->model->fsdp, rank->shape.init_std, 3));
     if (run->job->bf16_weights) {

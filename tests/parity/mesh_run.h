@@ -61,6 +61,7 @@ typedef struct mesh_job {
     nd_internal_limits limits;
     size_t staging_bytes; /* nd_transport.staging_bytes */
     bool validates;       /* mesh_result.validation: the samples of the first step */
+    nd_status (*schedule)(int micros, nd_schedule *out); /* of each step; NULL: sequential */
     /* Called on every rank, at the same time: after the weights were initialized and after the last
      * step; before and after every step (from 0), and after the
      * gradients of the first one. */

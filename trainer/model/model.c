@@ -235,6 +235,12 @@ void nd_model_destroy(nd_model *m)
     }
 }
 
+nd_status nd_model_unshard(nd_model *m)
+{
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
+    return nd_fsdp_prefetch(&m->fsdp, nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit);
+}
+
 nd_activation_set *nd_model_take_set(nd_model *m)
 {
     ND_ASSERT(!m->set.taken);

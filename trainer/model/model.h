@@ -117,6 +117,8 @@ nd_status nd_model_plan_weights(nd_model *model, bool shares, nd_memplan *plan);
 nd_status nd_model_start(nd_model *model);
 void nd_model_destroy(nd_model *model);
 
+/* The weights of the next pass begin to be gathered. */
+nd_status nd_model_unshard(nd_model *model);
 /* A free set for one micro-batch; a set must be free. */
 nd_activation_set *nd_model_take_set(nd_model *model);
 /* inputs, labels and positions (B, s) of the host: copied, and on their way to the device. */

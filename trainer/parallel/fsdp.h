@@ -136,6 +136,8 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit);
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit);
+/* The buffers of all units are free: each is gathered again before it is read. None is held. */
+nd_status nd_fsdp_reshard(nd_fsdp *fsdp);
 
 /* Rows of the adjacent parameters first..last (one product), local block, act dtype. The unit must
  * be acquired. */

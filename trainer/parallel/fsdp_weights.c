@@ -305,6 +305,17 @@ void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit)
     slot->held = false;
 }
 
+nd_status nd_fsdp_reshard(nd_fsdp *fsdp)
+{
+    for (int s = 0; s < fsdp->slot_count; s++) {
+        nd_weight_slot *slot = &fsdp->slots[s];
+        ND_ASSERT(!slot->held);
+        ND_TRY(slot->pending ? finish_gather(fsdp, slot) : ND_OK);
+        slot->unit = NULL;
+    }
+    return ND_OK;
+}
+
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype)
 {

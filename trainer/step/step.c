@@ -108,43 +108,18 @@ int64_t nd_trainer_reported_save(const nd_trainer *t)
     return __atomic_load_n(&t->sent->save, __ATOMIC_RELAXED);
 }
 
-static nd_status micro_batch(nd_trainer *t, const nd_step_batch *batch, int64_t micro)
-{
-    nd_model *m = t->model;
-    int64_t step = t->position.step + 1, offset = micro * m->dims.T;
-    nd_activation_set *set = nd_model_take_set(m);
-    const int *sources =
-        batch->sources ? batch->sources + micro * t->rank->config->train.micro_batch_size : NULL;
-    ND_TRY(nd_model_load_sources(m, set, batch->inputs + offset, batch->labels + offset,
-                                 batch->positions, sources));
-    nd_progress_set_phase(t->rank->progress, ND_PHASE_FORWARD, step);
-    nd_range_push(t->rank->device, "forward");
-    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
-    nd_range_pop(t->rank->device);
-    nd_progress_set_phase(t->rank->progress, ND_PHASE_BACKWARD, step);
-    nd_range_push(t->rank->device, "backward");
-    ND_TRY(nd_model_backward(m, set));
-    nd_range_pop(t->rank->device);
-    return nd_model_give_back(m, set);
-}
-
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
-    nd_rank *r = t->rank;
     nd_step_numbers *numbers = t->model->numbers;
     bool counting = t->model->scales.counting;
-    const work_begin begin = begin_work(r);
+    const work_begin begin = begin_work(t->rank);
     /* The first step loads kernels, which a capture does not allow. */
     t->model->graphs = t->steps_recordable > 0 && !counting ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->position.step + 1);
-    int64_t micros = r->config->train.gradient_accumulation_steps;
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(begin_losses(t, batch));
     nd_fsdp_begin_step(&t->model->fsdp);
-    for (int64_t micro = 0; micro < micros; micro++) {
-        ND_TRY(micro_batch(t, batch, micro));
-    }
-    ND_TRY(nd_gradsync_reduce(&t->sync));
+    ND_TRY(nd_schedule_run(t, batch));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
     send_work(t, &begin, batch->wait_seconds);

@@ -9,6 +9,7 @@
 #include "trainer/data/data.h"
 #include "trainer/model/model.h"
 #include "trainer/parallel/gradsync.h"
+#include "trainer/schedule/schedule.h"
 #include "trainer/tune/tune.h"
 
 /* The update of this rank's shards: clip factor, AdamW or SGD, weight decay on matrices only. */
@@ -55,6 +56,7 @@ typedef struct nd_trainer {
     nd_memplan plan;
     size_t unkept_blocks, unkept_head; /* bytes of packed weights that memory is too short for */
     nd_model *model;
+    nd_schedule schedule; /* of a step; owned */
     nd_gradsync sync;
     nd_optimizer optimizer;
     nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
@@ -121,6 +123,9 @@ nd_status nd_trainer_check_memory(nd_rank *rank);
 /* Plans memory; nothing is allocated on the device yet (enough for `ndtrain plan`). `tuning` is
  * NULL without autotune. */
 nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out);
+/* The same with another schedule than the sequential one. The trainer owns it, also on an error. */
+nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
+                                      nd_trainer **out);
 /* Whether packed weights were left out of the plan because memory is short, and the line that says
  * so. */
 bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t capacity);

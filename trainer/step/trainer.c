@@ -99,17 +99,33 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
     return blocks + head > 0;
 }
 
-nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
+nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
+                                      nd_trainer **out)
 {
     nd_trainer *t = NULL;
+    nd_schedule_needs needs;
+    nd_status status = ND_OK;
     const nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
                                       .sources = rank->config->data_sources};
-    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
-    ND_TRY(create(rank, &options, false, &t));
+    ND_TRY_OUT(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
+    ND_TRY_OUT(nd_schedule_check(&schedule, &needs));
+    ND_ASSERT(needs.sets == 1 && !needs.delays);
+    ND_TRY_OUT(create(rank, &options, false, &t));
     plan_packed(t);
     t->tuning = tuning;
+    t->schedule = schedule;
+    schedule = (nd_schedule){0};
     *out = t;
-    return ND_OK;
+out:
+    nd_schedule_fini(&schedule);
+    return status;
+}
+
+nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer **out)
+{
+    nd_schedule schedule;
+    ND_TRY(nd_schedule_sequential((int)rank->config->train.gradient_accumulation_steps, &schedule));
+    return nd_trainer_create_scheduled(rank, tuning, schedule, out);
 }
 
 /* Bytes of the plan with these linears, without a copy of all weights. */
@@ -184,6 +200,7 @@ void nd_trainer_destroy(nd_trainer *t)
 {
     if (t) {
         nd_optimizer_fini(&t->optimizer);
+        nd_schedule_fini(&t->schedule);
         nd_gradsync_fini(&t->sync);
         nd_model_destroy(t->model);
         nd_graphs_destroy(t->graphs);

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Other lists of actions than the sequential one give a step the same bits. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/parity/fp8_job.h"
+#include "tests/support/ranks.h"
+
+static nd_status begin(int micros, int each, nd_schedule *out)
+{
+    *out = (nd_schedule){.stages = 1, .micros = micros};
+    return ND_ALLOC(each * micros + 2, &out->actions);
+}
+
+static void add(nd_schedule *s, nd_action_kind kind, int micro)
+{
+    s->actions[s->count++] = (nd_action){.kind = kind, .micro = micro};
+}
+
+/* The weights of each pass are gathered for it alone. */
+static nd_status resharding(int micros, nd_schedule *out)
+{
+    ND_TRY(begin(micros, 6, out));
+    for (int micro = 0; micro < micros; micro++) {
+        add(out, ND_UNSHARD, 0);
+        add(out, ND_FORWARD, micro);
+        add(out, ND_RESHARD, 0);
+        add(out, ND_UNSHARD, 0);
+        add(out, ND_BACKWARD, micro);
+        add(out, ND_RESHARD, 0);
+    }
+    add(out, ND_REDUCE, 0);
+    return ND_OK;
+}
+
+static mesh_result run(const mesh_job *job, const mesh_case *mesh)
+{
+    mesh_result result;
+    assert_ok(mesh_run(job, mesh, &result));
+    return result;
+}
+
+static void expect_same(const mesh_case *mesh, const mesh_result *found,
+                        const mesh_result *expected)
+{
+    cr_expect_eq(memcmp(found->loss, expected->loss, sizeof found->loss), 0, "%s: loss",
+                 mesh->name);
+    cr_expect_eq(memcmp(found->norm, expected->norm, sizeof found->norm), 0, "%s: norm",
+                 mesh->name);
+    for (int i = 0; i < found->tensors; i++) {
+        const size_t bytes = (size_t)found->sizes[i] * sizeof(float);
+        cr_expect_eq(memcmp(found->gradients[i], expected->gradients[i], bytes), 0,
+                     "%s: the gradient of %s", mesh->name, found->names[i]);
+        cr_expect_eq(memcmp(found->weights[i], expected->weights[i], bytes), 0, "%s: %s",
+                     mesh->name, found->names[i]);
+    }
+}
+
+typedef nd_status make_schedule(int micros, nd_schedule *out);
+
+/* Two steps with each recipe and without. A mesh's micro-batches are those that the global batch
+ * of four leaves each rank. Returns how many more all-gathers over shards there are. */
+static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh)
+{
+    static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP8_DELAYED};
+    int64_t more = 0;
+    for (int i = -1; i < (int)(sizeof recipes / sizeof *recipes); i++) {
+        tempdir dir;
+        mesh_job job = fp8_job(&dir, recipes[i < 0 ? 0 : i], false);
+        job.precision = i < 0 ? ND_PRECISION_BF16 : job.precision;
+        job.shape.layers = 3;
+        job.global_batch = 4;
+        job.steps = 2;
+        mesh_result expected = run(&job, mesh);
+        job.schedule = schedule;
+        mesh_result found = run(&job, mesh);
+        expect_same(mesh, &found, &expected);
+        more += found.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER] -
+                expected.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
+        mesh_result_free(&expected);
+        mesh_result_free(&found);
+        tempdir_remove(&dir);
+    }
+    return more;
+}
+
+static const mesh_case meshes[] = {
+    {"one", 1, 1, 1, 1, 1, .recompute = ND_RECOMPUTE_NONE},
+    {"fsdp 2 x tp 2", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
+    {"fsdp 2, ZeRO-2", 1, 2, 1, 1, 1, .zero2 = true, .recompute = ND_RECOMPUTE_SELECTIVE},
+};
+
+Test(schedules, weights_gathered_for_each_pass_change_no_bit, .timeout = 300)
+{
+    for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
+        const int64_t more = expect_same_bits(resharding, &meshes[m]);
+        cr_expect(more > 0 || meshes[m].dp_shard == 1, "%s: %lld more gathers", meshes[m].name,
+                  (long long)more);
+    }
+}

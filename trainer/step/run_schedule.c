@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Runs a step's list of actions (trainer/schedule). */
+#include "trainer/step/parts.h"
+
+/* A step under way. */
+typedef struct running {
+    nd_trainer *trainer;
+    const nd_step_batch *batch;
+} running;
+
+static void begin_phase(const running *run, nd_phase phase, const char *name)
+{
+    nd_rank *r = run->trainer->rank;
+    nd_progress_set_phase(r->progress, phase, run->trainer->position.step + 1);
+    nd_range_push(r->device, name);
+}
+
+static nd_status forward(const running *run, int micro)
+{
+    const nd_trainer *t = run->trainer;
+    const nd_step_batch *batch = run->batch;
+    nd_model *m = t->model;
+    const int64_t offset = micro * m->dims.T;
+    nd_activation_set *set = nd_model_take_set(m);
+    const int *sources =
+        batch->sources ? batch->sources + micro * t->rank->config->train.micro_batch_size : NULL;
+    ND_TRY(nd_model_load_sources(m, set, batch->inputs + offset, batch->labels + offset,
+                                 batch->positions, sources));
+    begin_phase(run, ND_PHASE_FORWARD, "forward");
+    ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
+    nd_range_pop(t->rank->device);
+    return ND_OK;
+}
+
+static nd_status backward(const running *run)
+{
+    nd_model *m = run->trainer->model;
+    begin_phase(run, ND_PHASE_BACKWARD, "backward");
+    ND_TRY(nd_model_backward(m, &m->set));
+    nd_range_pop(m->rank->device);
+    return nd_model_give_back(m, &m->set);
+}
+
+static nd_status run_action(const running *run, const nd_action *action)
+{
+    nd_model *m = run->trainer->model;
+    switch (action->kind) {
+    case ND_UNSHARD:
+        return nd_model_unshard(m);
+    case ND_FORWARD:
+        return forward(run, action->micro);
+    case ND_BACKWARD:
+        return backward(run);
+    case ND_RESHARD:
+        return nd_fsdp_reshard(&m->fsdp);
+    case ND_REDUCE:
+        return nd_gradsync_reduce(&run->trainer->sync);
+    default:
+        break;
+    }
+    return nd_fail(ND_ERR_INTERNAL, "action %d is of a model of several stages", (int)action->kind);
+}
+
+nd_status nd_schedule_run(nd_trainer *t, const nd_step_batch *batch)
+{
+    const running run = {t, batch};
+    for (int i = 0; i < t->schedule.count; i++) {
+        ND_TRY(run_action(&run, &t->schedule.actions[i]));
+    }
+    return ND_OK;
+}
