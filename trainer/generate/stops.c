@@ -86,12 +86,6 @@ void nd_stop_filter_end(nd_stop_filter *f, const char **out, size_t *out_size)
     *out_size = f->given;
 }
 
-void nd_stop_filter_reset(nd_stop_filter *f)
-{
-    f->held.count = f->given = 0;
-    f->stopped = false;
-}
-
 void nd_stop_filter_fini(nd_stop_filter *f)
 {
     free(f->held.data);

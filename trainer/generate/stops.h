@@ -37,8 +37,6 @@ nd_status nd_stop_filter_push(nd_stop_filter *filter, const nd_stops *stops, con
                               size_t size, const char **out, size_t *out_size);
 /* The text has ended without a stop text: gives what is held back. */
 void nd_stop_filter_end(nd_stop_filter *filter, const char **out, size_t *out_size);
-/* The filter is as new, and keeps its memory. */
-void nd_stop_filter_reset(nd_stop_filter *filter);
 void nd_stop_filter_fini(nd_stop_filter *filter);
 
 #endif
