@@ -121,6 +121,20 @@ Test(sample, draws_follow_the_probabilities_that_the_filters_leave)
     }
 }
 
+/* An id that is exactly min_p times as likely as the likeliest stays: with 1, all that equal it. */
+Test(sample, a_weight_that_equals_min_p_stays)
+{
+    const nd_sampling equal = {.temperature = 1, .top_p = 1, .min_p = 1, .seed = 7};
+    float logits[V];
+    double share[V];
+    fill(logits);
+    logits[9] = logits[31] = 10;
+    shares_of(&equal, logits, share);
+    for (int v = 0; v < V; v++) {
+        cr_expect_eq(share[v] > 0, v == 9 || v == 31, "id %d has the share %g", v, share[v]);
+    }
+}
+
 /* Two of four equally likely ids are exactly half. */
 Test(sample, a_share_that_is_reached_exactly_takes_no_further_id)
 {

@@ -340,6 +340,34 @@ Test(kv_cache, any_number_of_rows_on_tp_ranks)
     cr_expect_lt(worst, 1e-3 * largest);
 }
 
+/* Logits of so many rows at once that more are computed than are wanted: those of four by four. */
+static nd_status many_logits_body(nd_rank *rank, void *context)
+{
+    nd_kv_options all = kv;
+    const nd_kv_options *caches[] = {&kv, &all};
+    const piece odd = {{.slot = 0, .length = 0, .rows = LONG - 1}, 0};
+    float logits[2][T * V];
+    all.logits = T;
+    for (int i = 0; i < 2; i++) {
+        const nd_model_options options = {.forward_only = true, .cache = caches[i]};
+        nd_memplan plan;
+        nd_model *m = NULL;
+        ND_TRY(mesh_model_open_with(rank, &options, 3, &plan, &m));
+        nd_status status = compute(m, &odd, 1, logits[i]);
+        mesh_model_close(&plan, m);
+        ND_TRY(status);
+    }
+    return check_equal(logits[1], logits[0], odd.segment.rows, "all rows at once");
+}
+
+Test(kv_cache, logits_of_many_rows_at_once_on_tp_ranks)
+{
+    mesh_ranks job = job_of(2, false, ND_PRECISION_FP32);
+    job.body = many_logits_body;
+    cr_assert_neq(nd_kv_round_rows(LONG - 1, 1, T), LONG - 1);
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
+}
+
 Test(kv_cache, few_numbers_of_rows_are_computed_and_at_most_an_eighth_too_many)
 {
     int forms = 0;
