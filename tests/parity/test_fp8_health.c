@@ -89,6 +89,8 @@ static nd_status check_health(void *context, nd_trainer *t, int64_t step)
             nd_health_entry g = nd_health_of(s, nd_site_gradient(s, 1, linear));
             ND_CHECK(w.amax > 0.1f && w.amax < 1.0f, "amax %g", (double)w.amax);
             ND_CHECK(fabsf(w.scale * w.amax - 448.0f) < 1e-3f, "scale %g", (double)w.scale);
+            ND_CHECK(fabsf(g.scale * g.amax - 57344.0f) < 0.1f, "scale %g of a gradient, in E5M2",
+                     (double)g.scale);
             /* The largest element times its own scale may be one rounding beyond the format. */
             ND_CHECK(w.saturation < 1e-3 && w.underflow < 0.01, "weight %g %g", w.saturation,
                      w.underflow);
@@ -204,8 +206,10 @@ static void expect_stop(poison *p, const char *tensor)
 Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
 {
     poison weight = {ND_PARAM_UP, 2, NAN, 1, 0}, large = {ND_PARAM_NORM_1, 1, 3e38f, 1, 0};
+    poison last = {ND_PARAM_NORM_2, FP8_LAYERS - 1, 3e38f, 1, 0}; /* in the last block */
     expect_stop(&weight, "not finite is the weight model.layers.2.mlp.up_proj.weight");
     expect_stop(&large, "not finite is ");
+    expect_stop(&last, "not finite is the input of the final norm");
 }
 
 Test(fp8_health, skips_alike_and_goes_on, .timeout = 120)
