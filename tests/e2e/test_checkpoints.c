@@ -317,8 +317,11 @@ Test(checkpoints, a_spike_of_the_loss_goes_back)
                         "$1/checkpoint-30/manifest.json; }; losses out > 1; losses fork > 2; "
                         "test $(wc -l < 1) -gt 20 && cmp 1 2");
     shell(&dir, SPIKED TWO "--num-steps 40 --lr-scheduler constant --precision fp32 --save-dir "
-                           "skipped --nonfinite skip --spike-factor 1.3");
+                           "skipped --nonfinite skip --spike-factor 1.3 --checkpoint-frequency 40");
     shell(&dir, "test $(grep -c '\"skipped\":true' skipped/metrics.jsonl) = 1");
+    /* One that is skipped is among the losses, since it may be the new level. */
+    shell(&dir, "test $(sed -n '/recent_losses/,/]/p' skipped/checkpoint-40/manifest.json | "
+                "grep -c '[0-9]') = 40");
     int code = shell_run(&dir, SPIKED TWO "--num-steps 40 --lr-scheduler constant --precision fp32 "
                                           "--save-dir stopped --spike-factor 1.3");
     cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
