@@ -42,15 +42,18 @@ typedef struct nd_rope_view {
  *   q, out, dout, dq   (B, Sq, H, D)
  *   k, v, dk, dv       (B, Sk, K, D)        query head h uses KV head h / (H / K)
  *   lse, delta         F32 (B, H, Sq), contiguous
- * score(i, j) = scale <q_i, k_j>, visible when j <= i + diag. diag = 0: causal; diag >= Sk:
- * unmasked; diag = p: causal with p keys before the first query; diag < 0: the first -diag rows see
- * nothing: out = 0, lse = -inf. Source of the blocked form: Dao et al., FlashAttention (2022), and
- * FlashAttention-2 (2023).
+ * score(i, j) = scale <q_i, k_j>, visible when first(i) <= j <= i + diag. diag = 0: causal; diag >=
+ * Sk: unmasked; diag = p: causal with p keys before the first query; diag < 0: the first -diag rows
+ * see nothing. first(i) is the largest of: 0; i + diag - window + 1 where window > 0, so that a row
+ * sees at most `window` keys; first_key(b, i) where a call has it, such as the first key of the
+ * row's document. Rows that see nothing: out = 0, lse = -inf, dq = 0. Source of the blocked form:
+ * Dao et al., FlashAttention (2022), and FlashAttention-2 (2023).
  */
 typedef struct nd_attention {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     int64_t diag;
     float scale;
+    int64_t window; /* 0: none */
 } nd_attention;
 
 /* Rows of a call that follow on the tokens of one sequence, which lie in its slot of a cache. */
@@ -303,7 +306,8 @@ typedef struct nd_attention_fwd_args {
     nd_attention attention;
     nd_tensor out, lse;
     nd_tensor q, k, v;
-    void *scratch; /* attention_scratch bytes */
+    nd_tensor first_key; /* absent, or I32 (B, Sq), contiguous: any numbers in any order */
+    void *scratch;       /* attention_scratch bytes */
     bool few_rows; /* a hint where Sq may be 1: a backend may compute that in another order, as fast
                       as k and v are read */
 } nd_attention_fwd_args;
@@ -315,7 +319,7 @@ typedef struct nd_attention_fwd_args {
  * segment is a query that sees the first length + i + 1 rows of the slot, as in attention_fwd.
  */
 typedef struct nd_attention_cached_args {
-    nd_attention attention;        /* heads, kv_heads, head_dim and scale; the rest is not read */
+    nd_attention attention;        /* heads, kv_heads, head_dim, scale; window: 0; nothing else */
     nd_tensor out;                 /* (rows of all segments, H D) */
     nd_tensor qkv;                 /* (rows of all segments, (H + 2 K) D): q, k, v, roped */
     nd_tensor cache;               /* (slots, capacity, 2 K D), contiguous: k, then v of a token */
@@ -333,15 +337,17 @@ typedef struct nd_attention_delta_args {
 
 /*
  * dq, dk, dv of one block from the final (merged) out, lse and delta. delta is absent where
- * attention_uses_delta says that it is not read; else out is not read. Each output is act or F32.
+ * attention_uses_delta says that it is not read; else out is not read. A call with a first_key
+ * always reads delta. Each output is act or F32.
  */
 typedef struct nd_attention_bwd_args {
     nd_attention attention;
     nd_tensor dq, dk, dv;
     nd_tensor q, k, v, out, dout, lse, delta;
-    bool add_q;    /* dq is F32 and is added to; otherwise it is overwritten */
-    bool add_kv;   /* the same for dk and dv: blocks of a ring, prefixes of gathered keys */
-    void *scratch; /* attention_scratch bytes */
+    nd_tensor first_key; /* as in the forward */
+    bool add_q;          /* dq is F32 and is added to; otherwise it is overwritten */
+    bool add_kv;         /* the same for dk and dv: blocks of a ring, prefixes of gathered keys */
+    void *scratch;       /* attention_scratch bytes */
 } nd_attention_bwd_args;
 
 /*

@@ -3,6 +3,7 @@
 #define ND_KERNELS_OPS_CHECK_H
 /* Small predicates with which every backend states an op's shape contract (ops.h) in ND_ASSERTs. */
 #include "kernels/ops.h"
+#include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
 static inline bool nd_is_act(nd_tensor t)
@@ -39,6 +40,26 @@ static inline bool nd_is_4d(nd_tensor t, int64_t n0, int64_t n1, int64_t n2, int
 {
     return t.axes == 4 && t.shape[0] == n0 && t.shape[1] == n1 && t.shape[2] == n2 &&
            t.shape[3] == n3 && (n3 <= 1 || t.stride[3] == 1);
+}
+
+/* A first_key of attention: absent, or a number for each row. */
+static inline bool nd_is_first_key(nd_tensor t, const nd_attention *a)
+{
+    return !t.data || nd_is_vector(t, ND_DTYPE_I32, a->batch * a->sq);
+}
+
+/* Keys [begin, end), within those that there are; none where begin >= end. */
+typedef struct nd_key_range {
+    int64_t begin, end;
+} nd_key_range;
+
+/* The keys that query i of sample b sees. */
+static inline nd_key_range nd_visible_keys(const nd_attention *a, nd_tensor first_key, int64_t b,
+                                           int64_t i)
+{
+    const int64_t end = i + a->diag + 1, window = a->window > 0 ? end - a->window : 0;
+    const int64_t first = first_key.data ? ((const int32_t *)first_key.data)[b * a->sq + i] : 0;
+    return (nd_key_range){nd_min(nd_max(nd_max(window, first), 0), a->sk), nd_min(end, a->sk)};
 }
 
 /* Distance of element `index` (row-major over the shape) from the view's first, in elements of

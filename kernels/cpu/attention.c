@@ -6,17 +6,53 @@
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 
-const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
-                                  int32_t limit[ND_TILE])
+int64_t nd_attention_sight_words(const nd_attention *a)
 {
-    if (key0 + keys - 1 <= q0 + a->diag) {
+    return a->batch * nd_attention_row_blocks(a) * (int64_t)(sizeof(nd_seen_keys) / 4);
+}
+
+static nd_seen_keys look_at_block(const nd_sight *s, int64_t b, int64_t q0)
+{
+    const int64_t q_end = nd_min(q0 + ND_TILE, s->a->sq);
+    int64_t begin = s->a->sk, all = 0, end = 0;
+    for (int64_t i = q0; i < q_end; i++) {
+        const nd_key_range keys = nd_visible_keys(s->a, s->first_key, b, i);
+        if (keys.begin < keys.end) {
+            begin = nd_min(begin, keys.begin);
+            end = nd_max(end, keys.end);
+        }
+        all = nd_max(all, keys.begin);
+    }
+    return (nd_seen_keys){(int32_t)nd_min(begin, end), (int32_t)all, (int32_t)end};
+}
+
+void nd_attention_look(const nd_sight *s)
+{
+    const int64_t blocks = nd_attention_row_blocks(s->a);
+    for (int64_t i = 0; i < s->a->batch * blocks; i++) {
+        s->blocks[i] = look_at_block(s, i / blocks, i % blocks * ND_TILE);
+    }
+}
+
+static int32_t limit_of(int64_t key, int64_t key0, int keys)
+{
+    return (int32_t)nd_min(nd_max(key - key0, -1), keys);
+}
+
+const nd_key_limits *nd_attention_limits(const nd_sight *s, int64_t b, int64_t q0, int64_t key0,
+                                         int keys, nd_key_limits *limits)
+{
+    const nd_attention *a = s->a;
+    if (nd_attention_seen(s, b, q0)->all <= key0 && key0 + keys - 1 <= q0 + a->diag) {
         return NULL;
     }
     for (int r = 0; r < ND_TILE; r++) {
-        int64_t last = nd_max(q0 + r + a->diag - key0, -1);
-        limit[r] = (int32_t)nd_min(last, keys);
+        const int64_t i = q0 + r;
+        limits->first[r] =
+            i < a->sq ? limit_of(nd_visible_keys(a, s->first_key, b, i).begin, key0, keys) : 0;
+        limits->last[r] = limit_of(i + a->diag, key0, keys);
     }
-    return limit;
+    return limits;
 }
 
 void *nd_attention_cut(char *base, size_t *used, int64_t count)

@@ -18,7 +18,7 @@
  * Sizes of scratch depend on the extents and the thread count only, and allow for words of one F32.
  */
 #include "kernels/cpu/tile.h"
-#include "kernels/ops.h"
+#include "kernels/ops_check.h"
 #include "runtime/base/math.h"
 
 enum {
@@ -38,17 +38,32 @@ static inline int64_t nd_attention_row_blocks(const nd_attention *a)
     return nd_ceil_div(a->sq, ND_TILE);
 }
 
-/* Last key that query i sees, at most Sk - 1; negative when there is none. */
-static inline int64_t nd_attention_last_key(const nd_attention *a, int64_t i)
+/* What the queries of a row block see: keys [begin, end), where each query sees some of them, and
+ * all that do not lie before `all` or behind its diagonal. begin = end: nothing. */
+typedef struct nd_seen_keys {
+    int32_t begin, all, end;
+} nd_seen_keys;
+
+/* Which keys a call's queries see. */
+typedef struct nd_sight {
+    const nd_attention *a;
+    nd_tensor first_key;
+    nd_seen_keys *blocks; /* (B, row blocks) */
+} nd_sight;
+
+/* Words of `blocks`. */
+int64_t nd_attention_sight_words(const nd_attention *a);
+void nd_attention_look(const nd_sight *s);
+
+static inline const nd_seen_keys *nd_attention_seen(const nd_sight *s, int64_t b, int64_t q0)
 {
-    int64_t last = i + a->diag;
-    return last < a->sk ? last : a->sk - 1;
+    return &s->blocks[b * nd_attention_row_blocks(s->a) + q0 / ND_TILE];
 }
 
-/* Fills limit (ND_TILE) for queries from q0 on, relative to key0; NULL when all `keys` are visible
- * to all of them. */
-const int32_t *nd_attention_limit(const nd_attention *a, int64_t q0, int64_t key0, int keys,
-                                  int32_t limit[ND_TILE]);
+/* Fills limits for the row block from q0 on, relative to key0; NULL when all `keys` are visible to
+ * all its queries. */
+const nd_key_limits *nd_attention_limits(const nd_sight *s, int64_t b, int64_t q0, int64_t key0,
+                                         int keys, nd_key_limits *limits);
 
 /* Cuts `count` 4-byte elements off a thread's scratch, aligned to 64 bytes. With base NULL only
  * *used advances. */

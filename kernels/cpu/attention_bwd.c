@@ -38,6 +38,7 @@ typedef struct call {
     const nd_tile_ops *tiles;
     nd_tensor dq, dk, dv, q, k, v, dout;
     const float *lse, *delta;
+    nd_sight sight;
     bool add_q, add_kv;
     division division;
     const nd_team *team;
@@ -74,7 +75,8 @@ typedef struct row_block {
     int64_t head, q0, index; /* index: of the block among the G heads of the KV head */
     int64_t place;           /* of the block in its strip */
     int rows;
-    int seen; /* keys of the task that some of its queries see */
+    int from, seen;   /* keys of the task that some queries see: [from, seen), from a whole tile */
+    bool first, last; /* the task is the first or the last one that adds to its dQ */
 } row_block;
 
 static int64_t padded(int64_t d)
@@ -143,7 +145,8 @@ size_t nd_attention_bwd_scratch(int threads, const nd_attention *a)
     const size_t tile = (size_t)a->head_dim * ND_TILE * sizeof(float);
     workspace unused;
     return (size_t)threads * workspace_init(&unused, NULL, a, d.block_keys) +
-           (size_t)d.sums * (tile + sizeof(nd_team_count));
+           (size_t)d.sums * (tile + sizeof(nd_team_count)) +
+           (size_t)nd_attention_sight_words(a) * 4;
 }
 
 static int words_of(const call *c, int64_t count)
@@ -208,41 +211,51 @@ static void score_gradients(const call *c, workspace *w, const task *t, const ro
     const int d = (int)c->a->head_dim, words = words_of(c, d);
     nd_word *ds_columns = w->ds_columns + column * words_of(c, c->division.block_keys) +
                           first / tiles->group * ND_TILE;
-    int32_t limit[ND_TILE];
+    nd_key_limits limits;
     tiles->gemm(keys, ND_TILE, words, w->k + first * words, words, w->qt + column * words, ND_TILE,
                 w->scores, ND_TILE, false);
     tiles->gemm(keys, ND_TILE, words, w->v + first * words, words, w->dot + column * words, ND_TILE,
                 w->dp, ND_TILE, false);
-    tiles->dscore(
-        &(nd_dscore_step){.scores = w->scores,
-                          .dp = w->dp,
-                          .p = w->p + at,
-                          /* With F32 words the two forms are one. */
-                          .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows + at,
-                          .ld = ND_TILE,
-                          .ds_columns = ds_columns,
-                          .keys = keys,
-                          .limit = nd_attention_limit(c->a, r->q0, t->key0 + first, keys, limit),
-                          .lse = w->lse + column,
-                          .delta = w->delta + column,
-                          .scale = c->a->scale});
+    tiles->dscore(&(nd_dscore_step){
+        .scores = w->scores,
+        .dp = w->dp,
+        .p = w->p + at,
+        /* With F32 words the two forms are one. */
+        .ds_rows = tiles->group == 1 ? ds_columns : w->ds_rows + at,
+        .ld = ND_TILE,
+        .ds_columns = ds_columns,
+        .keys = keys,
+        .limits = nd_attention_limits(&c->sight, t->b, r->q0, t->key0 + first, keys, &limits),
+        .lse = w->lse + column,
+        .delta = w->delta + column,
+        .scale = c->a->scale});
 }
 
 /* The products of one tile but that of dQ: `keys` keys from `first` of the task's against those of
- * the strip's row blocks that see any of them: the first ones, whose queries are the later ones. */
+ * the strip's row blocks that see any of them, which are adjacent. */
 static void tile_step(const call *c, workspace *w, const task *t, const row_block *strip,
                       int blocks, int first, int keys)
 {
     const int64_t dp = wide_ld(c->a->head_dim);
-    const nd_word *ds_rows = c->tiles->group == 1 ? w->ds_columns + first * ND_TILE : w->ds_rows;
-    int seeing = 0;
-    for (; seeing < blocks && strip[seeing].seen > first; seeing++) {
-        score_gradients(c, w, t, &strip[seeing], first, keys);
+    int begin = blocks, end = 0;
+    for (int i = 0; i < blocks; i++) {
+        if (strip[i].from <= first && first < strip[i].seen) {
+            score_gradients(c, w, t, &strip[i], first, keys);
+            begin = (int)nd_min(begin, i);
+            end = i + 1;
+        }
     }
-    const int n = (int)padded(c->a->head_dim);
-    const int words = words_of(c, (seeing - 1) * ND_TILE + strip[seeing - 1].rows);
-    c->tiles->gemm(keys, n, words, w->p, ND_TILE, w->dout, dp, w->dv + first * dp, dp, true);
-    c->tiles->gemm(keys, n, words, ds_rows, ND_TILE, w->q, dp, w->dk + first * dp, dp, true);
+    if (begin >= end) {
+        return;
+    }
+    const int n = (int)padded(c->a->head_dim), at = words_of(c, begin * ND_TILE);
+    const int words = words_of(c, (end - 1) * ND_TILE + strip[end - 1].rows) - at;
+    const nd_word *ds_rows =
+        c->tiles->group == 1 ? w->ds_columns + first * ND_TILE : w->ds_rows + at;
+    c->tiles->gemm(keys, n, words, w->p + at, ND_TILE, w->dout + at * dp, dp, w->dv + first * dp,
+                   dp, true);
+    c->tiles->gemm(keys, n, words, ds_rows, ND_TILE, w->q + at * dp, dp, w->dk + first * dp, dp,
+                   true);
 }
 
 static void store_keys(const call *c, nd_tensor y, const float *sums, const task *t)
@@ -273,30 +286,31 @@ static void store_queries(const call *c, workspace *w, const task *t, const row_
                                w->temporary);
 }
 
-/* The task's part of the row block's dQ, in its turn. The first key block overwrites what the slot
- * held, the last one that is seen stores the sum and leaves the slot to the next KV head. */
+/* The task's part of the row block's dQ, in its turn. The first key block that is seen overwrites
+ * what the slot held, the last one stores the sum and leaves the slot to the next KV head. */
 static void add_queries(const call *c, workspace *w, const task *t, const row_block *r)
 {
     const nd_attention *a = c->a;
     const int d = (int)a->head_dim;
     const int64_t slots = c->division.slots, before = t->pair / slots * c->division.blocks;
     const int64_t at = t->pair % slots * group_blocks(a) + r->index;
-    const bool last = nd_attention_last_key(a, r->q0 + r->rows - 1) < t->key0 + t->keys;
+    const int group = c->tiles->group;
     float *sum = c->dq_sums + at * d * ND_TILE;
     /* The thread waited for is at most a step behind, unless it lost its CPU. */
-    nd_team_wait(c->team, &c->turns[at], (uint32_t)(before + t->block));
-    if (r->seen > 0) {
-        c->tiles->gemm(d, ND_TILE, words_of(c, r->seen), w->kt,
-                       c->division.block_keys / c->tiles->group,
-                       w->ds_columns + r->place * ND_TILE * words_of(c, c->division.block_keys),
-                       ND_TILE, sum, ND_TILE, t->block > 0);
+    nd_team_wait(c->team, &c->turns[at], (uint32_t)(before + (r->first ? 0 : t->block)));
+    if (r->seen > r->from) {
+        c->tiles->gemm(d, ND_TILE, words_of(c, r->seen - r->from), w->kt + r->from / group,
+                       c->division.block_keys / group,
+                       w->ds_columns + r->place * ND_TILE * words_of(c, c->division.block_keys) +
+                           r->from / group * ND_TILE,
+                       ND_TILE, sum, ND_TILE, !r->first);
     } else {
         memset(sum, 0, (size_t)(d * ND_TILE) * sizeof(float));
     }
-    if (last) {
+    if (r->last) {
         store_queries(c, w, t, r, sum);
     }
-    nd_team_set(&c->turns[at], (uint32_t)(before + (last ? c->division.blocks : t->block + 1)));
+    nd_team_set(&c->turns[at], (uint32_t)(before + (r->last ? c->division.blocks : t->block + 1)));
 }
 
 /* The task's keys against a strip's row blocks. The first key block of a KV head also has those
@@ -304,14 +318,19 @@ static void add_queries(const call *c, workspace *w, const task *t, const row_bl
 static void run_strip(const call *c, workspace *w, const task *t, const row_block *strip,
                       int blocks)
 {
-    for (int i = 0; i < blocks && strip[i].seen > 0; i++) {
-        load_queries(c, w, t, &strip[i]);
+    int from = t->keys, seen = 0;
+    for (int i = 0; i < blocks; i++) {
+        if (strip[i].from < strip[i].seen) {
+            load_queries(c, w, t, &strip[i]);
+            from = (int)nd_min(from, strip[i].from);
+            seen = (int)nd_max(seen, strip[i].seen);
+        }
     }
-    for (int first = 0; first < strip[0].seen; first += ND_TILE) {
-        tile_step(c, w, t, strip, blocks, first, (int)nd_min(strip[0].seen - first, ND_TILE));
+    for (int first = from; first < seen; first += ND_TILE) {
+        tile_step(c, w, t, strip, blocks, first, (int)nd_min(seen - first, ND_TILE));
     }
     for (int i = 0; i < blocks; i++) {
-        if (strip[i].seen > 0 || t->block == 0) {
+        if (strip[i].from < strip[i].seen || (strip[i].first && strip[i].last)) {
             add_queries(c, w, t, &strip[i]);
         }
     }
@@ -321,14 +340,18 @@ static row_block row_block_of(const call *c, const task *t, int64_t index, int64
 {
     const nd_attention *a = c->a;
     const int64_t group = nd_attention_group(a), q0 = index / group * ND_TILE;
-    const int64_t rows = nd_min(a->sq - q0, ND_TILE);
-    const int64_t last_key = nd_attention_last_key(a, q0 + rows - 1);
+    const nd_seen_keys *sees = nd_attention_seen(&c->sight, t->b, q0);
+    const int64_t end = t->key0 + t->keys, from = nd_max(sees->begin - t->key0, 0);
+    const bool blind = sees->begin == sees->end;
     return (row_block){.head = t->kv * group + index % group,
                        .q0 = q0,
                        .index = index,
                        .place = place,
-                       .rows = (int)rows,
-                       .seen = (int)nd_max(nd_min(last_key - t->key0 + 1, t->keys), 0)};
+                       .rows = (int)nd_min(a->sq - q0, ND_TILE),
+                       .from = (int)nd_min(from, t->keys) / ND_TILE * ND_TILE,
+                       .seen = blind ? 0 : (int)nd_max(nd_min(sees->end - t->key0, t->keys), 0),
+                       .first = blind ? t->block == 0 : sees->begin >= t->key0,
+                       .last = blind ? t->block == 0 : sees->end <= end};
 }
 
 static void run_task(const call *c, workspace *w, int64_t number)
@@ -387,6 +410,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
     ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype && v.dtype == dout.dtype);
     ND_ASSERT(!args->add_q || dq.dtype == ND_DTYPE_F32);
+    ND_ASSERT(nd_is_first_key(args->first_key, a));
     ND_ASSERT(!args->add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
     const int threads = stream->device->threads;
     const bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
@@ -403,6 +427,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
               .delta = args->delta.data,
               .add_q = args->add_q,
               .add_kv = args->add_kv,
+              .sight = {a, args->first_key, NULL},
               .team = context->team,
               .division = divide(threads, a)};
     workspace sized;
@@ -410,6 +435,8 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     const int64_t sums = c.division.sums;
     c.dq_sums = (float *)((char *)args->scratch + (size_t)threads * bytes);
     c.turns = (nd_team_count *)(c.dq_sums + sums * a->head_dim * ND_TILE);
+    c.sight.blocks = (nd_seen_keys *)(c.turns + sums);
+    nd_attention_look(&c.sight);
     for (int64_t i = 0; i < sums; i++) {
         atomic_init(&c.turns[i].value, 0);
         atomic_init(&c.turns[i].sleepers, 0);

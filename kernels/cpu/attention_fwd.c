@@ -16,6 +16,7 @@ typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
     nd_tensor out, lse, q, k, v;
+    nd_sight sight;
     int64_t row_blocks; /* row blocks of one head in a task */
 } call;
 
@@ -66,7 +67,8 @@ static size_t workspace_init(workspace *w, char *base, const nd_attention *a, in
 size_t nd_attention_fwd_scratch(int threads, const nd_attention *a)
 {
     workspace unused;
-    return (size_t)threads * workspace_init(&unused, NULL, a, task_row_blocks(threads, a));
+    return (size_t)threads * workspace_init(&unused, NULL, a, task_row_blocks(threads, a)) +
+           (size_t)nd_attention_sight_words(a) * 4;
 }
 
 /* The row block's queries are packed, its running values reset. */
@@ -97,29 +99,31 @@ static void add_values(const call *c, const workspace *w, float *ot, int from, i
 
 /* One step of keys against one row block: scores, softmax, and its part of the outputs. Where a
  * piece changes the maxima, the keys before it are added first, since they have the old ones. */
-static void row_block_step(const call *c, workspace *w, int64_t block, int64_t q0, int rows,
+static void row_block_step(const call *c, workspace *w, int64_t block, int64_t b, int64_t q0,
                            int64_t key0, int keys)
 {
     const nd_attention *a = c->a;
     const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, c->tiles->group);
-    const int seen = (int)nd_min(nd_attention_last_key(a, q0 + rows - 1) - key0 + 1, keys);
+    const nd_seen_keys *sees = nd_attention_seen(&c->sight, b, q0);
+    const int from = (int)nd_max(sees->begin - key0, 0) / PIECE * PIECE;
+    const int seen = (int)nd_min(sees->end - key0, keys);
     const nd_word *qt = w->qt + block * d * ND_TILE;
     float *ot = w->ot + block * d * ND_TILE;
-    int added = 0;
-    for (int first = 0; first < seen; first += PIECE) {
+    int added = from;
+    for (int first = from; first < seen; first += PIECE) {
         const int count = (int)nd_min(seen - first, PIECE);
-        int32_t limit[ND_TILE];
+        nd_key_limits limits;
         c->tiles->gemm(count, ND_TILE, words, w->k + first * words, words, qt, ND_TILE, w->scores,
                        ND_TILE, false);
-        const nd_softmax_step step = {.scores = w->scores,
-                                      .p = w->p + first / c->tiles->group * ND_TILE,
-                                      .keys = count,
-                                      .limit =
-                                          nd_attention_limit(a, q0, key0 + first, count, limit),
-                                      .scale = a->scale * (float)M_LOG2E,
-                                      .max = w->max + block * ND_TILE,
-                                      .sum = w->sum + block * ND_TILE,
-                                      .alpha = w->alpha};
+        const nd_softmax_step step = {
+            .scores = w->scores,
+            .p = w->p + first / c->tiles->group * ND_TILE,
+            .keys = count,
+            .limits = nd_attention_limits(&c->sight, b, q0, key0 + first, count, &limits),
+            .scale = a->scale * (float)M_LOG2E,
+            .max = w->max + block * ND_TILE,
+            .sum = w->sum + block * ND_TILE,
+            .alpha = w->alpha};
         if (c->tiles->softmax(&step)) {
             add_values(c, w, ot, added, first);
             c->tiles->scale_columns(ot, d, w->alpha);
@@ -167,7 +171,7 @@ static void for_row_blocks(const call *c, workspace *w, phase what, const task *
             if (what == BEGIN) {
                 row_block_begin(c, w, block, t->b, q, rows, head);
             } else if (what == KEYS) {
-                row_block_step(c, w, block, q, rows, key0, keys);
+                row_block_step(c, w, block, t->b, q, key0, keys);
             } else {
                 row_block_end(c, w, block, t->b, q, rows, head);
             }
@@ -175,15 +179,29 @@ static void for_row_blocks(const call *c, workspace *w, phase what, const task *
     }
 }
 
+/* The keys that a task's queries see. */
+static nd_key_range seen_by_task(const call *c, const task *t)
+{
+    nd_key_range keys = {c->a->sk, 0};
+    for (int64_t q = t->q0; q < t->q_end; q += ND_TILE) {
+        const nd_seen_keys *sees = nd_attention_seen(&c->sight, t->b, q);
+        if (sees->begin < sees->end) {
+            keys.begin = nd_min(keys.begin, sees->begin);
+            keys.end = nd_max(keys.end, sees->end);
+        }
+    }
+    return keys;
+}
+
+/* Steps begin at a piece, and which pieces there are does not depend on the task: nor do bits. */
 static void run_task(const call *c, workspace *w, const task *t)
 {
-    const nd_attention *a = c->a;
     const nd_tile_ops *tiles = c->tiles;
-    const int d = (int)a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
+    const int d = (int)c->a->head_dim, words = (int)nd_ceil_div(d, tiles->group);
+    const nd_key_range seen = seen_by_task(c, t);
     for_row_blocks(c, w, BEGIN, t, 0, 0);
-    int64_t last_key = nd_attention_last_key(a, t->q_end - 1);
-    for (int64_t key0 = 0; key0 <= last_key; key0 += STEP) {
-        int keys = (int)(a->sk - key0 < STEP ? a->sk - key0 : STEP);
+    for (int64_t key0 = seen.begin / PIECE * PIECE; key0 < seen.end; key0 += STEP) {
+        const int keys = (int)nd_min(seen.end - key0, STEP);
         tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, key0, t->kv), c->k.dtype,
                       c->k.stride[1], keys, d);
         tiles->pack_a_transposed(w->vt, STEP / tiles->group,
@@ -226,13 +244,17 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     const nd_tensor q = args->q, k = args->k, v = args->v;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
-    ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype);
+    ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype && nd_is_first_key(args->first_key, a));
     bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     const int threads = stream->device->threads;
     if (args->few_rows && a->sq == 1) {
         nd_attention_one(stream, args);
         return ND_OK;
     }
+    const int64_t row_blocks = task_row_blocks(threads, a);
+    workspace sized;
+    const size_t bytes = workspace_init(&sized, NULL, a, row_blocks);
+    char *behind = (char *)args->scratch + (size_t)threads * bytes;
     const call c = {.a = a,
                     .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
                     .out = args->out,
@@ -240,10 +262,10 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
                     .q = q,
                     .k = k,
                     .v = v,
-                    .row_blocks = task_row_blocks(threads, a)};
+                    .sight = {a, args->first_key, (nd_seen_keys *)behind},
+                    .row_blocks = row_blocks};
     const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);
-    workspace sized;
-    const size_t bytes = workspace_init(&sized, NULL, a, c.row_blocks);
+    nd_attention_look(&c.sight);
     nd_team_run(
         context->team, a->batch * a->kv_heads * spans, run_one,
         &(all_tasks){

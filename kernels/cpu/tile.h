@@ -31,17 +31,21 @@ enum {
 
 typedef uint32_t nd_word;
 
+/* The first and the last visible key of each query, relative to a tile of keys. */
+typedef struct nd_key_limits {
+    int32_t first[ND_TILE], last[ND_TILE];
+} nd_key_limits;
+
 /* One step of the online softmax over a tile of scores, transposed: keys in rows, queries in
  * columns. */
 typedef struct nd_softmax_step {
-    float *scores; /* (keys, ND_TILE), overwritten */
-    nd_word *p;    /* out: B operand (k = keys, n = ND_TILE) of the probabilities */
-    int keys;      /* rows that exist */
-    const int32_t
-        *limit;  /* (ND_TILE) last visible key of each query, relative to the tile; NULL: all are */
-    float scale; /* scale log2(e): probabilities are powers of two */
-    float *max;  /* (ND_TILE) running maximum (see above), in units of log2; in and out */
-    float *sum;  /* (ND_TILE) running sum of the probabilities; in and out */
+    float *scores;               /* (keys, ND_TILE), overwritten */
+    nd_word *p;                  /* out: B operand (k = keys, n = ND_TILE) of the probabilities */
+    int keys;                    /* rows that exist */
+    const nd_key_limits *limits; /* NULL: all are visible */
+    float scale;                 /* scale log2(e): probabilities are powers of two */
+    float *max;   /* (ND_TILE) running maximum (see above), in units of log2; in and out */
+    float *sum;   /* (ND_TILE) running sum of the probabilities; in and out */
     float *alpha; /* (ND_TILE) out: factor by which everything before shrinks */
 } nd_softmax_step;
 
@@ -54,10 +58,10 @@ typedef struct nd_dscore_step {
     int64_t ld;          /* row stride of p and ds_rows */
     nd_word *ds_columns; /* out: B operand (k = keys, n = ND_TILE) of dscores */
     int keys;
-    const int32_t *limit; /* as above */
-    const float *lse;     /* (ND_TILE) in units of log2; +inf for a query that sees nothing */
-    const float *delta;   /* (ND_TILE) */
-    float scale;          /* of the scores, natural */
+    const nd_key_limits *limits; /* as above */
+    const float *lse;   /* (ND_TILE) in units of log2; +inf for a query that sees nothing */
+    const float *delta; /* (ND_TILE) */
+    float scale;        /* of the scores, natural */
 } nd_dscore_step;
 
 typedef struct nd_tile_ops {

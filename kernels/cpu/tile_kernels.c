@@ -150,15 +150,16 @@ static void gemm_f32(int m, int n, int words, const nd_word *a, int64_t lda, con
 
 /* softmax */
 
-/* Scores of keys beyond each query's limit become -inf. */
-static void mask_scores(float *scores, int keys, const int32_t *limit)
+/* Scores of keys outside of each query's limits become -inf. */
+static void mask_scores(float *scores, int keys, const nd_key_limits *limits)
 {
     const nd_vf minus_infinity = nd_v_set(-INFINITY);
     for (int j = 0; j < keys; j++) {
         for (int v = 0; v < RV; v++) {
             float *at = scores + j * R + v * ND_VL;
-            nd_vi last = (nd_vi) * (const nd_vi_unaligned *)(limit + v * ND_VL);
-            nd_vi visible = (nd_vi)(last >= j);
+            nd_vi first = (nd_vi) * (const nd_vi_unaligned *)(limits->first + v * ND_VL);
+            nd_vi last = (nd_vi) * (const nd_vi_unaligned *)(limits->last + v * ND_VL);
+            nd_vi visible = (nd_vi)(first <= j) & (nd_vi)(last >= j);
             nd_v_store(
                 at, (nd_vf)(((nd_vi)nd_v_load(at) & visible) | ((nd_vi)minus_infinity & ~visible)));
         }
@@ -214,8 +215,8 @@ static inline void add_sum(const nd_softmax_step *s, int v, nd_vf added)
 static bool softmax_f32(const nd_softmax_step *s)
 {
     nd_vi grown = {0};
-    if (s->limit) {
-        mask_scores(s->scores, s->keys, s->limit);
+    if (s->limits) {
+        mask_scores(s->scores, s->keys, s->limits);
     }
     for (int v = 0; v < RV; v++) {
         nd_vf shift = shift_columns(s, v, &grown), sum = {0};
@@ -234,8 +235,8 @@ static bool softmax_f32(const nd_softmax_step *s)
 static void dscore_f32(const nd_dscore_step *s)
 {
     const float scale = s->scale;
-    if (s->limit) {
-        mask_scores(s->scores, s->keys, s->limit);
+    if (s->limits) {
+        mask_scores(s->scores, s->keys, s->limits);
     }
     for (int v = 0; v < RV; v++) {
         nd_vf lse = nd_v_load(s->lse + v * ND_VL), delta = nd_v_load(s->delta + v * ND_VL) * scale;

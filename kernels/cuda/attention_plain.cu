@@ -21,7 +21,8 @@ template <class T> struct view {
 };
 
 struct shape {
-    int64_t batch, sq, sk, diag;
+    int64_t batch, sq, sk, diag, window;
+    const int *first_key;          /* (B, Sq), or NULL */
     int64_t stat_batch, stat_head; /* strides of lse and delta */
     int heads, group, columns;     /* group: query heads per KV head */
     float scale;
@@ -32,11 +33,19 @@ struct shape {
     }
 };
 
-/* Keys [0, visible) of row i. */
-__device__ inline int64_t visible(const shape &s, int64_t i)
+/* Row i of sample b sees keys [first, end). */
+__device__ inline int64_t end_key(const shape &s, int64_t i)
 {
     int64_t n = i + s.diag + 1;
     return n < 0 ? 0 : n < s.sk ? n : s.sk;
+}
+
+__device__ inline int64_t first_key(const shape &s, int64_t b, int64_t i)
+{
+    int64_t first = s.window > 0 ? i + s.diag + 1 - s.window : 0;
+    int64_t document = s.first_key ? s.first_key[b * s.sq + i] : 0;
+    first = first > document ? first : document;
+    return first > 0 ? first : 0;
 }
 
 template <class A, class B> __device__ inline float dot(const A *a, const B *b, int n)
@@ -66,12 +75,12 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
-    int64_t n = visible(s, i);
+    int64_t first = first_key(s, b, i), end = end_key(s, i);
     float sums[ND_PLAIN_HEAD_DIM], most = -INFINITY, total = 0.0f;
     for (int d = 0; d < s.columns; d++) {
         sums[d] = 0.0f;
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first; j < end; j++) {
         float score = s.scale * dot(q.row(b, i, h), k.row(b, j, h / s.group), s.columns);
         const T *value = v.row(b, j, h / s.group);
         float next = score > most ? score : most;
@@ -82,8 +91,8 @@ __global__ void __launch_bounds__(THREADS)
         total = total * keep + p;
         most = next;
     }
-    put(out.row(b, i, h), sums, n > 0 ? 1.0f / total : 0.0f, s.columns, false);
-    lse[s.stat(b, h, i)] = n > 0 ? most + logf(total) : -INFINITY;
+    put(out.row(b, i, h), sums, first < end ? 1.0f / total : 0.0f, s.columns, false);
+    lse[s.stat(b, h, i)] = first < end ? most + logf(total) : -INFINITY;
 }
 
 /* What the backward reads. */
@@ -112,12 +121,12 @@ __global__ void __launch_bounds__(THREADS) queries(shape s, view<O> dq, operands
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
-    int64_t row = s.stat(b, h, i), n = in.lse[row] == -INFINITY ? 0 : visible(s, i);
+    int64_t row = s.stat(b, h, i), end = in.lse[row] == -INFINITY ? 0 : end_key(s, i);
     float sums[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums[d] = 0.0f;
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first_key(s, b, i); j < end; j++) {
         const T *key = in.k.row(b, j, h / s.group);
         pair<T> x(s, in.q.row(b, i, h), key, in.v.row(b, j, h / s.group), in.dout.row(b, i, h),
                   in.lse[row], in.delta[row]);
@@ -138,14 +147,16 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t j = at % s.sk, kv = at / s.sk % kv_heads, b = at / s.sk / kv_heads;
+    /* Rows from here on are too far behind the key for the window. */
+    int64_t beyond = j - s.diag + s.window, end = s.window > 0 && beyond < s.sq ? beyond : s.sq;
     float sums_k[ND_PLAIN_HEAD_DIM], sums_v[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums_k[d] = sums_v[d] = 0.0f;
     }
     for (int64_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
-        for (int64_t i = j - s.diag > 0 ? j - s.diag : 0; i < s.sq; i++) {
+        for (int64_t i = j - s.diag > 0 ? j - s.diag : 0; i < end; i++) {
             int64_t row = s.stat(b, h, i);
-            if (in.lse[row] == -INFINITY) {
+            if (in.lse[row] == -INFINITY || j < first_key(s, b, i)) {
                 continue;
             }
             const T *query = in.q.row(b, i, h), *gradient = in.dout.row(b, i, h);
@@ -161,11 +172,20 @@ __global__ void __launch_bounds__(THREADS)
     put(dv.row(b, j, kv), sums_v, 1.0f, s.columns, add);
 }
 
-shape shape_of(const nd_attention *a, nd_tensor stat)
+shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor stat)
 {
-    return {a->batch,         a->sq,          a->sk,         a->diag,
-            stat.stride[0],   stat.stride[1], (int)a->heads, (int)(a->heads / a->kv_heads),
-            (int)a->head_dim, a->scale};
+    return {a->batch,
+            a->sq,
+            a->sk,
+            a->diag,
+            a->window,
+            (const int *)first_key.data,
+            stat.stride[0],
+            stat.stride[1],
+            (int)a->heads,
+            (int)(a->heads / a->kv_heads),
+            (int)a->head_dim,
+            a->scale};
 }
 
 template <class T> view<T> view_of(nd_tensor t)
@@ -182,8 +202,8 @@ template <class T> int launch_forward(nd_cuda_queue queue, const nd_attention_fw
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((forward<T>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->lse), view_of<T>(args->out), (float *)args->lse.data,
-                     view_of<const T>(args->q), view_of<const T>(args->k),
+                     shape_of(a, args->first_key, args->lse), view_of<T>(args->out),
+                     (float *)args->lse.data, view_of<const T>(args->q), view_of<const T>(args->k),
                      view_of<const T>(args->v));
 }
 
@@ -199,16 +219,16 @@ int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->lse), view_of<O>(args->dq), operands_of<T>(args),
-                     args->add_q);
+                     shape_of(a, args->first_key, args->lse), view_of<O>(args->dq),
+                     operands_of<T>(args), args->add_q);
 }
 
 template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
-                     shape_of(a, args->lse), view_of<O>(args->dk), view_of<O>(args->dv),
-                     operands_of<T>(args), args->add_kv);
+                     shape_of(a, args->first_key, args->lse), view_of<O>(args->dk),
+                     view_of<O>(args->dv), operands_of<T>(args), args->add_kv);
 }
 
 template <class T> int launch_backward(nd_cuda_queue queue, const nd_attention_bwd_args *args)

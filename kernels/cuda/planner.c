@@ -13,7 +13,8 @@ enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };
 
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *a, nd_dtype act)
 {
-    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX;
+    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX &&
+           a->window == 0;
 }
 
 size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool backward,

@@ -5,10 +5,10 @@
 #include "kernels/cuda/sdpa_parts.h"
 #include "runtime/device/cuda_check.h"
 
-static bool cudnn_takes(const nd_attention *a, nd_tensor q, nd_tensor k, nd_tensor v, nd_tensor out)
+static bool cudnn_takes(const nd_sdpa_call *c, nd_tensor first_key)
 {
-    return nd_cuda_sdpa_is_cudnn(a, q.dtype) && nd_sdpa_is_aligned(q) && nd_sdpa_is_aligned(k) &&
-           nd_sdpa_is_aligned(v) && nd_sdpa_is_aligned(out);
+    return nd_cuda_sdpa_is_cudnn(c->a, c->q.dtype) && !first_key.data && nd_sdpa_is_aligned(c->q) &&
+           nd_sdpa_is_aligned(c->k) && nd_sdpa_is_aligned(c->v) && nd_sdpa_is_aligned(c->out);
 }
 
 static void note_scratch(nd_cuda_context *context, size_t bytes)
@@ -51,7 +51,7 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
     nd_sdpa_call c = forward_call(args);
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
-    if (!cudnn_takes(c.a, c.q, c.k, c.v, c.out)) {
+    if (!cudnn_takes(&c, args->first_key)) {
         return plain_fwd(stream, args);
     }
     ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
@@ -168,21 +168,22 @@ static nd_sdpa_call backward_call(const nd_attention_bwd_args *x)
 }
 
 /* Whether cuDNN computes this call, or the plain kernel. */
-static nd_status choose_backward(const nd_sdpa_call *c, nd_tensor delta, bool *cudnn)
+static nd_status choose_backward(const nd_sdpa_call *c, const nd_attention_bwd_args *args,
+                                 bool *cudnn)
 {
-    *cudnn = cudnn_takes(c->a, c->q, c->k, c->v, c->out) && nd_sdpa_is_aligned(c->dout);
-    return *cudnn || delta.data
+    *cudnn = cudnn_takes(c, args->first_key) && nd_sdpa_is_aligned(c->dout);
+    return *cudnn || args->delta.data
                ? ND_OK
                : nd_fail(ND_ERR_INTERNAL,
                          "attention's backward without delta needs tensors at multiples of 16 "
-                         "bytes, with strides of multiples of 8 elements");
+                         "bytes, with strides of multiples of 8 elements, and no first_key");
 }
 
 nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, args->delta, &cudnn));
+    ND_TRY(choose_backward(&c, args, &cudnn));
     if (!cudnn) {
         return plain_bwd(stream, args);
     }
@@ -210,14 +211,14 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
     nd_sdpa_call c = forward_call(args);
-    return cudnn_takes(c.a, c.q, c.k, c.v, c.out) ? prepare(context, &c) : ND_OK;
+    return cudnn_takes(&c, args->first_key) ? prepare(context, &c) : ND_OK;
 }
 
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
 {
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, args->delta, &cudnn));
+    ND_TRY(choose_backward(&c, args, &cudnn));
     return cudnn ? prepare(context, &c) : ND_OK;
 }
 

@@ -25,13 +25,6 @@ static double dot(nd_tensor x, int64_t at_x, nd_tensor y, int64_t at_y, int64_t 
     return sum;
 }
 
-/* Keys that query i sees: [0, visible). */
-static int64_t visible_keys(const nd_attention *a, int64_t i)
-{
-    int64_t end = i + a->diag + 1;
-    return end < 0 ? 0 : end < a->sk ? end : a->sk;
-}
-
 static void check_queries(const nd_attention *a, nd_tensor t)
 {
     ND_ASSERT(nd_is_act(t) && nd_is_4d(t, a->batch, a->sq, a->heads, a->head_dim));
@@ -64,16 +57,18 @@ static void forward_row(const nd_attention_fwd_args *x, int64_t b, int64_t h, in
 {
     const nd_attention *a = &x->attention;
     const nd_tensor q = x->q, k = x->k, v = x->v;
-    int64_t D = a->head_dim, kv = h / (a->heads / a->kv_heads), keys = visible_keys(a, i);
+    int64_t D = a->head_dim, kv = h / (a->heads / a->kv_heads);
+    const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+    const bool blind = keys.begin >= keys.end;
     int64_t at_q = at4(q, b, i, h), at_out = at4(x->out, b, i, h);
     double max = -INFINITY, total = 0.0, *sums = x->scratch;
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.begin; j < keys.end; j++) {
         max = fmax(max, a->scale * dot(q, at_q, k, at4(k, b, j, kv), D));
     }
     for (int64_t d = 0; d < D; d++) {
         sums[d] = 0.0;
     }
-    for (int64_t j = 0; j < keys; j++) {
+    for (int64_t j = keys.begin; j < keys.end; j++) {
         double p = exp(a->scale * dot(q, at_q, k, at4(k, b, j, kv), D) - max);
         total += p;
         for (int64_t d = 0; d < D; d++) {
@@ -81,9 +76,9 @@ static void forward_row(const nd_attention_fwd_args *x, int64_t b, int64_t h, in
         }
     }
     ((float *)x->lse.data)[(b * a->heads + h) * a->sq + i] =
-        keys > 0 ? (float)(max + log(total)) : -INFINITY;
+        blind ? -INFINITY : (float)(max + log(total));
     for (int64_t d = 0; d < D; d++) {
-        nd_ref_put(x->out, at_out + d, keys > 0 ? sums[d] / total : 0.0);
+        nd_ref_put(x->out, at_out + d, blind ? 0.0 : sums[d] / total);
     }
 }
 
@@ -95,6 +90,7 @@ nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     check_keys(a, args->k);
     check_keys(a, args->v);
     check_rows(a, args->lse);
+    ND_ASSERT(nd_is_first_key(args->first_key, a));
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->sq; i++) {
@@ -155,7 +151,8 @@ static void backward_query(const nd_attention_bwd_args *x, int64_t b, int64_t h,
     for (int64_t d = 0; d < D; d++) {
         sums[d] = 0.0;
     }
-    for (int64_t j = 0; j < visible_keys(a, i); j++) {
+    const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+    for (int64_t j = keys.begin; j < keys.end; j++) {
         pair y = pair_of(x, b, h, i, j);
         for (int64_t d = 0; d < D; d++) {
             sums[d] += y.ds * nd_ref_get(x->k, at4(x->k, b, j, kv) + d);
@@ -175,7 +172,8 @@ static void backward_key(const nd_attention_bwd_args *x, int64_t b, int64_t kv, 
     }
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         for (int64_t i = 0; i < a->sq; i++) {
-            if (j >= visible_keys(a, i)) {
+            const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+            if (j < keys.begin || j >= keys.end) {
                 continue;
             }
             pair y = pair_of(x, b, h, i, j);
@@ -201,6 +199,7 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     check_keys(a, args->dv);
     check_rows(a, args->lse);
     check_rows(a, args->delta);
+    ND_ASSERT(nd_is_first_key(args->first_key, a));
     ND_ASSERT(!args->add_q || args->dq.dtype == ND_DTYPE_F32);
     ND_ASSERT(!args->add_kv || (args->dk.dtype == ND_DTYPE_F32 && args->dv.dtype == ND_DTYPE_F32));
     for (int64_t b = 0; b < a->batch; b++) {

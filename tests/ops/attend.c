@@ -10,7 +10,8 @@ const char *const nd_attend_names[ND_ATTEND_RESULTS] = {"dq", "dk", "dv", "out",
 
 void nd_attend_draw(const nd_attention *a, nd_dtype dtype, nd_tensor in[ND_ATTEND_INPUTS])
 {
-    for (int i = 0; i < ND_ATTEND_INPUTS; i++) {
+    in[ND_ATTEND_FIRST_KEY] = (nd_tensor){0};
+    for (int i = 0; i < ND_ATTEND_FIRST_KEY; i++) {
         const bool keys = i == 1 || i == 2;
         in[i] = nd_random(
             dtype, 4,
@@ -35,7 +36,8 @@ void nd_attend_forward(const nd_side *side, const nd_attention *a,
     nd_stream stream = side->stream;
     void *scratch = make_scratch(side, a, out.dtype, false);
     ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = out,
-                          .lse = lse, .q = in[0], .k = in[1], .v = in[2], .scratch = scratch));
+                          .lse = lse, .q = in[0], .k = in[1], .v = in[2],
+                          .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch));
     free(scratch);
 }
 
@@ -44,7 +46,7 @@ void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND
 {
     nd_stream stream = side->stream;
     for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
-        results[r] = r < ND_ATTEND_INPUTS
+        results[r] = r < ND_ATTEND_FIRST_KEY
                          ? nd_clone(in[r])
                          : nd_random_1d(ND_DTYPE_F32, a->batch * a->heads * a->sq, 0.0f);
     }
@@ -56,7 +58,7 @@ void nd_attend(const nd_side *side, const nd_attention *a, const nd_tensor in[ND
     ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = results[0],
                           .dk = results[1], .dv = results[2], .q = in[0], .k = in[1], .v = in[2],
                           .out = out, .dout = in[3], .lse = lse, .delta = delta,
-                          .scratch = scratch));
+                          .first_key = in[ND_ATTEND_FIRST_KEY], .scratch = scratch));
     free(scratch);
 }
 

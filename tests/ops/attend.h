@@ -4,11 +4,11 @@
 /* One attention of the CPU backend, forward and backward. */
 #include "tests/ops/conformance.h"
 
-enum { ND_ATTEND_INPUTS = 4, ND_ATTEND_RESULTS = 5 };
+enum { ND_ATTEND_FIRST_KEY = 4, ND_ATTEND_INPUTS = 5, ND_ATTEND_RESULTS = 5 };
 
 extern const char *const nd_attend_names[ND_ATTEND_RESULTS]; /* dq, dk, dv, out, lse */
 
-/* Draws q, k, v and dout. */
+/* Draws q, k, v and dout; first_key is absent. */
 void nd_attend_draw(const nd_attention *a, nd_dtype dtype, nd_tensor in[ND_ATTEND_INPUTS]);
 void nd_attend_forward(const nd_side *side, const nd_attention *a,
                        const nd_tensor in[ND_ATTEND_INPUTS], nd_tensor out, nd_tensor lse);

@@ -74,8 +74,8 @@ static nd_tolerance forward_tolerance(const nd_attention *a, nd_dtype dtype)
     return (nd_tolerance){.absolute = dtype == ND_DTYPE_BF16 ? f32 + 2.0 * nd_eps_bf16 : f32};
 }
 
-static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                         nd_dtype dtype, int64_t gap, bool few)
+static void forward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                           nd_tensor first_key, nd_dtype dtype, int64_t gap, bool few)
 {
     nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
     nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
@@ -87,14 +87,20 @@ static void forward_once(const nd_side *ref, const nd_backend *backend, const nd
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = o[s],
-                              .lse = l[s], .q = q, .k = k, .v = v, .scratch = scratch,
-                              .few_rows = few));
+                              .lse = l[s], .q = q, .k = k, .v = v, .first_key = first_key,
+                              .scratch = scratch, .few_rows = few));
         free(scratch);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
     nd_expect_close(backend->name, "attention_fwd lse", l[1], l[0], exact);
     nd_expect_close(backend->name, "attention_fwd out", o[1], o[0], forward_tolerance(a, dtype));
     nd_case_free();
+}
+
+static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                         nd_dtype dtype, int64_t gap, bool few)
+{
+    forward_masked(ref, backend, a, (nd_tensor){0}, dtype, gap, few);
 }
 
 static void check_forward(const nd_side *ref, const nd_backend *backend)
@@ -228,8 +234,8 @@ static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wid
 
 /* flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. Where `even`, strides are multiples
  * of 8 elements, which cuDNN needs; it leaves other calls to the plain kernel. */
-static void backward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                          nd_dtype dtype, int flags, bool even)
+static void backward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                            nd_tensor first_key, nd_dtype dtype, int flags, bool even)
 {
     bool add_q = flags & 1, add_kv = flags & 2, wide = flags & 4;
     const int64_t gap = even ? 8 : 2, gap_out = even ? 8 : 3;
@@ -242,7 +248,7 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
     nd_stream stream = ref->stream;
     void *scratch = scratch_of(ref, a, dtype, false);
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
-                          .q = q, .k = k, .v = v, .scratch = scratch));
+                          .q = q, .k = k, .v = v, .first_key = first_key, .scratch = scratch));
     free(scratch);
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
@@ -257,8 +263,8 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
                               .delta = delta[s], .out = out, .dout = dout));
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s][0],
                               .dk = got[s][1], .dv = got[s][2], .q = q, .k = k, .v = v, .out = out,
-                              .dout = dout, .lse = lse, .delta = delta[0], .add_q = add_q,
-                              .add_kv = add_kv, .scratch = scratch));
+                              .dout = dout, .lse = lse, .delta = delta[0], .first_key = first_key,
+                              .add_q = add_q, .add_kv = add_kv, .scratch = scratch));
         free(scratch);
     }
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
@@ -276,6 +282,12 @@ static void backward_once(const nd_side *ref, const nd_backend *backend, const n
     nd_expect_close(backend->name, "attention_bwd dk", got[1][1], got[0][1], tolerance);
     nd_expect_close(backend->name, "attention_bwd dv", got[1][2], got[0][2], tolerance);
     nd_case_free();
+}
+
+static void backward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
+                          nd_dtype dtype, int flags, bool even)
+{
+    backward_masked(ref, backend, a, (nd_tensor){0}, dtype, flags, even);
 }
 
 static void check_backward(const nd_side *ref, const nd_backend *backend)
@@ -416,6 +428,62 @@ static nd_attention draw_attention(nd_draw *d)
         a.diag = 0;
     }
     return a;
+}
+
+/* Absent, numbers in any order, some of them beyond all keys, or documents of drawn lengths. */
+static nd_tensor draw_first_key(nd_draw *d, const nd_attention *a)
+{
+    const int64_t kind = draw_range(d, 0, 2), longest = DRAW(d, 1, 5, 40, 130);
+    if (kind == 0) {
+        return (nd_tensor){0};
+    }
+    nd_tensor t = nd_random_ids(a->batch * a->sq, -3, a->sk + 3);
+    for (int64_t i = 0, first = 0; i < a->batch * a->sq && kind == 2; i++) {
+        first = i % a->sq == 0 || draw_once_in(d, longest) ? i % a->sq + a->diag : first;
+        ((int32_t *)t.data)[i] = (int32_t)first;
+    }
+    return t;
+}
+
+/* A window of one key, one that crosses tiles, one larger than a block of keys; with keys before
+ * the first query, and with rows that see nothing. */
+static void check_windows(const nd_side *ref, const nd_backend *backend)
+{
+    static const nd_attention windows[] = {
+        {1, 70, 70, 2, 1, 16, 0, 0.25f, 1},   {2, 130, 130, 4, 2, 8, 0, 0.35f, 65},
+        {1, 600, 600, 1, 1, 2, 0, 0.7f, 520}, {1, 130, 300, 2, 1, 64, 170, 0.125f, 100},
+        {1, 40, 30, 4, 1, 16, -10, 0.25f, 7}, {1, 20, 52, 2, 2, 32, 52, 0.18f, 30},
+        {2, 1, 600, 4, 2, 20, 599, 0.22f, 70}};
+    for (int d = 0; d < 2; d++) {
+        for (size_t c = 0; c < sizeof windows / sizeof *windows; c++) {
+            forward_masked(ref, backend, &windows[c], (nd_tensor){0}, dtypes[d], 8, c % 2 == 0);
+            backward_masked(ref, backend, &windows[c], (nd_tensor){0}, dtypes[d], (int)c % 5, true);
+        }
+    }
+}
+
+Test(attention, windows)
+{
+    nd_each_backend(check_windows);
+}
+
+static void check_drawn_masks(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    nd_attention a = draw_attention(d);
+    a.sq = draw_once_in(d, 6) ? 1 : a.sq;
+    a.window = draw_once_in(d, 2) ? draw_range(d, 1, a.sk + 2) : 0;
+    const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
+    const nd_draw same = *d;
+    forward_masked(ref, backend, &a, draw_first_key(d, &a), dtype, draw_range(d, 0, 12),
+                   draw_once_in(d, 2));
+    *d = same;
+    backward_masked(ref, backend, &a, draw_first_key(d, &a), dtype, (int)draw_range(d, 0, 4),
+                    draw_once_in(d, 2));
+}
+
+Test(attention, drawn_masks)
+{
+    nd_each_draw(check_drawn_masks);
 }
 
 static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)

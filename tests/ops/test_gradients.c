@@ -239,7 +239,7 @@ Test(gradients, cross_entropy)
 
 typedef struct attention_job {
     nd_attention a;
-    nd_tensor q, k, v, out, lse, dout;
+    nd_tensor q, k, v, out, lse, dout, first_key;
 } attention_job;
 
 static double attention_loss(const void *arg)
@@ -248,7 +248,8 @@ static double attention_loss(const void *arg)
     double scratch[64];
     cr_assert(ref.ops->attention_scratch(ref.device, &j->a, ND_DTYPE_F32, false) <= sizeof scratch);
     ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_fwd, .attention = j->a, .out = j->out,
-                          .lse = j->lse, .q = j->q, .k = j->k, .v = j->v, .scratch = scratch));
+                          .lse = j->lse, .q = j->q, .k = j->k, .v = j->v, .first_key = j->first_key,
+                          .scratch = scratch));
     return weighted(j->dout, j->out);
 }
 
@@ -257,7 +258,7 @@ static nd_tensor heads(int64_t B, int64_t S, int64_t H, int64_t D)
     return nd_random(ND_DTYPE_F32, 4, (int64_t[]){B, S, H, D}, 0, 1.0f);
 }
 
-static void check_attention(nd_attention a)
+static void check_attention(nd_attention a, nd_tensor first_key)
 {
     int64_t B = a.batch, H = a.heads, K = a.kv_heads, D = a.head_dim;
     attention_job j = {.a = a,
@@ -266,7 +267,8 @@ static void check_attention(nd_attention a)
                        .v = heads(B, a.sk, K, D),
                        .out = heads(B, a.sq, H, D),
                        .lse = nd_random(ND_DTYPE_F32, 3, (int64_t[]){B, H, a.sq}, 0, 1.0f),
-                       .dout = heads(B, a.sq, H, D)};
+                       .dout = heads(B, a.sq, H, D),
+                       .first_key = first_key};
     nd_tensor delta = nd_clone(j.lse), dq = nd_clone(j.q), dk = nd_clone(j.k), dv = nd_clone(j.v);
     double scratch[64];
     attention_loss(&j);
@@ -274,7 +276,8 @@ static void check_attention(nd_attention a)
                           .out = j.out, .dout = j.dout));
     ND_OK_OR_FAIL(ND_CALL(ref.ops, &stream, attention_bwd, .attention = a, .dq = dq, .dk = dk,
                           .dv = dv, .q = j.q, .k = j.k, .v = j.v, .out = j.out, .dout = j.dout,
-                          .lse = j.lse, .delta = delta, .scratch = scratch));
+                          .lse = j.lse, .delta = delta, .first_key = first_key,
+                          .scratch = scratch));
     expect_gradient("attention dq", attention_loss, &j, j.q, dq);
     expect_gradient("attention dk", attention_loss, &j, j.k, dk);
     expect_gradient("attention dv", attention_loss, &j, j.v, dv);
@@ -282,10 +285,15 @@ static void check_attention(nd_attention a)
 
 Test(gradients, attention)
 {
-    check_attention((nd_attention){2, 5, 5, 4, 2, 6, 0, 0.4f});
-    check_attention((nd_attention){1, 3, 7, 2, 1, 4, 7, 0.5f});
-    check_attention((nd_attention){1, 4, 9, 2, 2, 4, 5, 0.5f});
-    check_attention((nd_attention){1, 6, 4, 2, 1, 4, -2, 0.5f});
+    static const int32_t first[] = {0, 0, 2, 2, 9, 0, 1, 1, 3, 4}; /* row 4 sees nothing */
+    const nd_tensor none = {0}, first_key = nd_tensor_1d((void *)first, ND_DTYPE_I32, 10);
+    check_attention((nd_attention){2, 5, 5, 4, 2, 6, 0, 0.4f}, none);
+    check_attention((nd_attention){1, 3, 7, 2, 1, 4, 7, 0.5f}, none);
+    check_attention((nd_attention){1, 4, 9, 2, 2, 4, 5, 0.5f}, none);
+    check_attention((nd_attention){1, 6, 4, 2, 1, 4, -2, 0.5f}, none);
+    check_attention((nd_attention){2, 5, 5, 4, 2, 6, 0, 0.4f}, first_key);
+    check_attention((nd_attention){2, 5, 5, 4, 2, 6, 0, 0.4f, .window = 2}, none);
+    check_attention((nd_attention){2, 5, 7, 2, 1, 4, 2, 0.5f, .window = 3}, first_key);
 }
 
 /* A causal block and a prefix, merged, are the causal attention over both, whichever comes

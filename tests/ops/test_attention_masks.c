@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What first_key and window do to attention on the CPU: which products there are, and bits. That
+ * the numbers are right test_attention.c shows. */
+#include <criterion/criterion.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/context.h"
+#include "runtime/base/math.h"
+#include "tests/ops/attend.h"
+
+/* first_key of documents that begin at these rows. */
+static nd_tensor documents(const nd_attention *a, const int64_t *begins, int count)
+{
+    nd_tensor t = nd_random_ids(a->batch * a->sq, 0, 1);
+    for (int64_t i = 0; i < a->batch * a->sq; i++) {
+        int64_t first = 0;
+        for (int n = 0; n < count && begins[n] <= i % a->sq; n++) {
+            first = begins[n] + a->diag;
+        }
+        ((int32_t *)t.data)[i] = (int32_t)first;
+    }
+    return t;
+}
+
+/* multiplications of the products of tiles */
+
+static _Atomic int64_t multiplications;
+static const nd_tile_ops *counted;
+
+static void count_gemm(int m, int n, int words, const nd_word *a, int64_t lda, const nd_word *b,
+                       int64_t ldb, float *c, int64_t ldc, bool add)
+{
+    atomic_fetch_add(&multiplications, (int64_t)m * n * words);
+    counted->gemm(m, n, words, a, lda, b, ldb, c, ldc, add);
+}
+
+/* Tiles of `rows` queries and `keys` keys in which some query sees a key. */
+static int64_t seen_tiles(const nd_attention *a, nd_tensor first_key, int64_t rows, int64_t keys)
+{
+    int64_t tiles = 0;
+    for (int64_t at = 0; at < a->batch * (a->sq / rows) * (a->sk / keys); at++) {
+        const int64_t key0 = at % (a->sk / keys) * keys, block = at / (a->sk / keys);
+        const int64_t b = block / (a->sq / rows), q0 = block % (a->sq / rows) * rows;
+        bool seen = false;
+        for (int64_t i = q0; i < q0 + rows; i++) {
+            const int64_t first = ((const int32_t *)first_key.data)[b * a->sq + i];
+            const int64_t last = i + a->diag;
+            const int64_t least = a->window > 0 ? nd_max(first, last - a->window + 1) : first;
+            seen |= nd_max(least, key0) <= nd_min(last, key0 + keys - 1);
+        }
+        tiles += seen;
+    }
+    return tiles * a->heads;
+}
+
+/* The forward has two products for each piece of 32 keys, the backward five for each tile of 64. */
+static void expect_products(const nd_attention *a, const int64_t *begins, int count)
+{
+    enum { ROWS = 64, PIECE = 32 };
+    nd_side side;
+    nd_tensor in[ND_ATTEND_INPUTS], results[ND_ATTEND_RESULTS];
+    nd_side_open_cpu(&side, 2);
+    nd_attend_draw(a, ND_DTYPE_F32, in);
+    in[ND_ATTEND_FIRST_KEY] = documents(a, begins, count);
+    nd_cpu_context *context = nd_cpu_context_of(&side.stream);
+    nd_tile_ops counting = *context->tiles_f32;
+    counted = context->tiles_f32;
+    counting.gemm = count_gemm;
+    context->tiles_f32 = &counting;
+    const int64_t forward = 2 * PIECE * seen_tiles(a, in[ND_ATTEND_FIRST_KEY], ROWS, PIECE);
+    const int64_t backward = 5 * ROWS * seen_tiles(a, in[ND_ATTEND_FIRST_KEY], ROWS, ROWS);
+    multiplications = 0;
+    nd_attend(&side, a, in, results);
+    cr_expect_eq(multiplications, (forward + backward) * ROWS * a->head_dim,
+                 "%d documents: %lld multiplications, %lld of a forward and %lld of a backward",
+                 count, (long long)multiplications, (long long)(forward * ROWS * a->head_dim),
+                 (long long)(backward * ROWS * a->head_dim));
+    context->tiles_f32 = counted;
+    nd_side_close(&side);
+    nd_case_free();
+}
+
+Test(attention_masks, tiles_that_nothing_sees_are_not_multiplied)
+{
+    static const int64_t one[] = {0}, even[] = {0, 128, 256, 384, 512, 640, 768, 896, 1024, 1152};
+    static const int64_t odd[] = {0, 3, 70, 71, 390, 391, 800, 1001, 1279};
+    static const nd_attention square = {2, 1280, 1280, 4, 2, 16, 0, 0.25f};
+    static const nd_attention narrow = {1, 1280, 1280, 2, 2, 16, 0, 0.25f, 100};
+    static const nd_attention behind = {1, 640, 1280, 2, 1, 16, 640, 0.25f, 200};
+    expect_products(&square, one, 1);
+    expect_products(&square, even, 10);
+    expect_products(&square, odd, 9);
+    expect_products(&narrow, odd, 9);
+    expect_products(&behind, odd, 7);
+}
+
+/* Queries of the second document have the bits that they have with any first document, and keys of
+ * the first one those with any second one. */
+static void expect_no_leak(const nd_side *ref, const nd_backend *backend)
+{
+    enum { BORDER = 75 };
+    static const nd_attention a = {1, 200, 200, 4, 2, 16, 0, 0.25f};
+    static const int64_t begins[] = {0, BORDER};
+    for (int d = 0; d < 2; d++) {
+        nd_tensor in[ND_ATTEND_INPUTS], before[ND_ATTEND_RESULTS], after[ND_ATTEND_RESULTS];
+        nd_attend_draw(&a, d ? ND_DTYPE_BF16 : ND_DTYPE_F32, in);
+        in[ND_ATTEND_FIRST_KEY] = documents(&a, begins, 2);
+        nd_attend(&backend->side, &a, in, before);
+        for (int changed = 0; changed < 2; changed++) {
+            const int64_t from = changed ? BORDER : 0, to = changed ? a.sq : BORDER;
+            for (int t = 0; t < ND_ATTEND_FIRST_KEY; t++) {
+                const int64_t row = in[t].shape[2] * a.head_dim;
+                for (int64_t i = from * row; i < to * row; i++) {
+                    nd_put(in[t], i, nd_get(in[t], i) * 3.0f);
+                }
+            }
+            nd_attend(&backend->side, &a, in, after);
+            for (int r = 0; r < ND_ATTEND_FIRST_KEY; r++) { /* lse has rows elsewhere */
+                const int64_t row = after[r].shape[2] * a.head_dim;
+                for (int64_t i = 0; i < a.sq * row; i++) {
+                    const bool other = i / row < from || i / row >= to;
+                    cr_assert(!other || nd_get(after[r], i) == nd_get(before[r], i),
+                              "%s: %s of row %lld sees another document", backend->name,
+                              nd_attend_names[r], (long long)(i / row));
+                }
+            }
+            memcpy(before, after, sizeof before);
+        }
+        nd_case_free();
+    }
+}
+
+Test(attention_masks, documents_do_not_leak)
+{
+    nd_each_backend(expect_no_leak);
+}
+
+/* A window has the bits of the first keys that it means; first keys of 0 have those of none. */
+static void expect_same_masks(const nd_side *ref, const nd_backend *backend)
+{
+    static const nd_attention plain = {2, 150, 220, 4, 2, 16, 70, 0.25f};
+    for (int d = 0; d < 2 * 2; d++) {
+        nd_attention a = plain;
+        nd_tensor in[ND_ATTEND_INPUTS], want[ND_ATTEND_RESULTS], got[ND_ATTEND_RESULTS];
+        nd_attend_draw(&a, d % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, in);
+        a.window = d / 2 ? 90 : 0;
+        nd_attend(&backend->side, &a, in, want);
+        in[ND_ATTEND_FIRST_KEY] = nd_random_ids(a.batch * a.sq, 0, 1);
+        for (int64_t i = 0; i < a.batch * a.sq && a.window > 0; i++) {
+            ((int32_t *)in[ND_ATTEND_FIRST_KEY].data)[i] =
+                (int32_t)(i % a.sq + a.diag - a.window + 1);
+        }
+        a.window = 0;
+        nd_attend(&backend->side, &a, in, got);
+        for (int r = 0; r < ND_ATTEND_RESULTS; r++) {
+            nd_expect_same(backend->name, nd_attend_names[r], got[r], want[r]);
+        }
+        nd_case_free();
+    }
+}
+
+Test(attention_masks, a_window_is_a_first_key)
+{
+    nd_each_backend(expect_same_masks);
+}
+
+Test(attention_masks, same_bits_with_any_number_of_threads)
+{
+    static const nd_attention cases[] = {{2, 700, 700, 4, 2, 16, 0, 0.25f},
+                                         {1, 130, 1200, 2, 1, 64, 1070, 0.125f, 300},
+                                         {3, 90, 90, 4, 4, 8, 0, 0.35f, 20}};
+    static const int64_t begins[] = {5, 64, 65, 80, 129, 400, 640};
+    for (int c = 0; c < 3 * 2; c++) {
+        nd_tensor in[ND_ATTEND_INPUTS];
+        char what[32];
+        snprintf(what, sizeof what, "case %d", c);
+        nd_attend_draw(&cases[c / 2], c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, in);
+        in[ND_ATTEND_FIRST_KEY] = documents(&cases[c / 2], begins, 7);
+        nd_attend_with_all_threads(what, &cases[c / 2], in);
+        nd_case_free();
+    }
+}
+
+/* A document that is attended to with others has the reference's bits of one that is alone. */
+Test(attention_masks, the_reference_sees_a_document_as_if_alone)
+{
+    enum { BEGIN = 4, ROWS = 6 };
+    static const nd_attention packed = {1, 13, 13, 4, 2, 6, 0, 0.4f};
+    static const nd_attention single = {1, ROWS, ROWS, 4, 2, 6, 0, 0.4f};
+    static const int64_t begins[] = {0, BEGIN, BEGIN + ROWS};
+    nd_side ref;
+    nd_tensor in[ND_ATTEND_INPUTS], own[ND_ATTEND_INPUTS];
+    nd_tensor all[ND_ATTEND_RESULTS], alone[ND_ATTEND_RESULTS];
+    nd_side_open_ref(&ref);
+    nd_attend_draw(&packed, ND_DTYPE_F32, in);
+    in[ND_ATTEND_FIRST_KEY] = documents(&packed, begins, 3);
+    nd_attend_draw(&single, ND_DTYPE_F32, own);
+    for (int t = 0; t < ND_ATTEND_FIRST_KEY; t++) {
+        const size_t row = (size_t)in[t].stride[1];
+        memcpy(own[t].data, (float *)in[t].data + BEGIN * row, ROWS * row * sizeof(float));
+    }
+    nd_attend(&ref, &packed, in, all);
+    nd_attend(&ref, &single, own, alone);
+    for (int r = 0; r < ND_ATTEND_FIRST_KEY; r++) {
+        const size_t row = (size_t)all[r].stride[1];
+        cr_expect_eq(
+            memcmp(alone[r].data, (float *)all[r].data + BEGIN * row, ROWS * row * sizeof(float)),
+            0, "%s", nd_attend_names[r]);
+    }
+    nd_side_close(&ref);
+    nd_case_free();
+}
