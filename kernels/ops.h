@@ -299,6 +299,18 @@ typedef struct nd_swiglu_bwd_args {
     nd_fuse fuse_gate, fuse_up;           /* of dgate, of dup */
 } nd_swiglu_bwd_args;
 
+/* Every row of out is the bias: what a product with beta 1 is then added to, with one rounding. */
+typedef struct nd_bias_fwd_args {
+    nd_tensor out;  /* (n, C) */
+    nd_tensor bias; /* act (C) */
+} nd_bias_fwd_args;
+
+/* dbias += sum_i dout row i, in an order that the shape alone decides. */
+typedef struct nd_bias_bwd_args {
+    nd_tensor dbias; /* F32 (C) */
+    nd_tensor dout;  /* (n, C) */
+} nd_bias_bwd_args;
+
 /* attention */
 
 /* out and lse of one block; never materialises (Sq, Sk). */

@@ -24,6 +24,8 @@
     X(rope, prefix)                                                                                \
     X(swiglu_fwd, prefix)                                                                          \
     X(swiglu_bwd, prefix)                                                                          \
+    X(bias_fwd, prefix)                                                                            \
+    X(bias_bwd, prefix)                                                                            \
     X(attention_cached, prefix)                                                                    \
     X(attention_delta, prefix)                                                                     \
     X(lse_merge, prefix)                                                                           \

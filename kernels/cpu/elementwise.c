@@ -8,6 +8,7 @@
 
 enum {
     FLAT_RUN = 16384,     /* elements of one item where everything is contiguous */
+    BIAS_RUN = 256,       /* columns of one item whose rows are added */
     SQUARES_BLOCK = 16384 /* elements whose squares are summed first */
 };
 
@@ -79,6 +80,54 @@ nd_status nd_cpu_cast(nd_stream *stream, const nd_cast_args *args)
 {
     elementwise w = elementwise_of(stream, args->out, args->x);
     nd_cpu_parallel(stream, items_of(&w), w.run, cast_runs, &w);
+    return ND_OK;
+}
+
+static void bias_rows(void *arg, int64_t begin, int64_t end)
+{
+    const elementwise *w = arg;
+    for (int64_t i = begin; i < end; i++) {
+        w->rows->cast(nd_row(w->out, i), w->out.dtype, w->x.data, w->x.dtype, w->count);
+    }
+}
+
+nd_status nd_cpu_bias_fwd(nd_stream *stream, const nd_bias_fwd_args *args)
+{
+    const nd_tensor out = args->out, bias = args->bias;
+    int64_t n = out.shape[0], C = out.shape[1];
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_vector(bias, out.dtype, C));
+    elementwise w = {
+        .rows = nd_cpu_context_of(stream)->rows, .out = out, .x = bias, .count = C, .run = C};
+    nd_cpu_parallel(stream, n, C, bias_rows, &w);
+    return ND_OK;
+}
+
+/* Pieces of columns; each adds its rows in their order. */
+static void bias_columns(void *arg, int64_t begin, int64_t end)
+{
+    const elementwise *w = arg;
+    for (int64_t piece = begin; piece < end; piece++) {
+        int64_t at = piece * w->run;
+        int64_t count = w->count - at < w->run ? w->count - at : w->run;
+        for (int64_t i = 0; i < w->x.shape[0]; i++) {
+            w->rows->accumulate(nd_element_address(w->out, at),
+                                nd_element_address(w->x, i * w->x.stride[0] + at), count,
+                                w->x.dtype == ND_DTYPE_BF16);
+        }
+    }
+}
+
+nd_status nd_cpu_bias_bwd(nd_stream *stream, const nd_bias_bwd_args *args)
+{
+    const nd_tensor dbias = args->dbias, dout = args->dout;
+    int64_t n = dout.shape[0], C = dout.shape[1];
+    ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C) && nd_is_vector(dbias, ND_DTYPE_F32, C));
+    elementwise w = {.rows = nd_cpu_context_of(stream)->rows,
+                     .out = dbias,
+                     .x = dout,
+                     .count = C,
+                     .run = BIAS_RUN};
+    nd_cpu_parallel(stream, items_of(&w), n * w.run, bias_columns, &w);
     return ND_OK;
 }
 

@@ -212,6 +212,20 @@ static nd_status cast(nd_stream *s, const nd_cast_args *x)
     return LAUNCH(s, cast, x);
 }
 
+static nd_status bias_fwd(nd_stream *s, const nd_bias_fwd_args *x)
+{
+    ND_ASSERT(nd_is_act(x->out) && nd_is_2d(x->out, x->out.shape[0], x->out.shape[1]));
+    ND_ASSERT(nd_is_vector(x->bias, x->out.dtype, x->out.shape[1]));
+    return LAUNCH(s, bias_fwd, x);
+}
+
+static nd_status bias_bwd(nd_stream *s, const nd_bias_bwd_args *x)
+{
+    ND_ASSERT(nd_is_act(x->dout) && nd_is_2d(x->dout, x->dout.shape[0], x->dout.shape[1]));
+    ND_ASSERT(nd_is_vector(x->dbias, ND_DTYPE_F32, x->dout.shape[1]));
+    return LAUNCH(s, bias_bwd, x);
+}
+
 UNCHECKED_OP(attention_delta)
 UNCHECKED_OP(lse_merge)
 UNCHECKED_OP(ce_rescale)

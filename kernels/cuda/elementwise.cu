@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* accumulate, cast and initial values. */
+/* accumulate, cast, biases and initial values. */
 #include "kernels/cuda/map.cuh"
 
 using namespace nd;
@@ -60,6 +60,71 @@ template <class O> int cast_to(nd_cuda_queue queue, const nd_tensor (&t)[3])
 {
     return t[1].dtype == ND_DTYPE_F32 ? sum_typed<O, float, float, false>(queue, t)
                                       : sum_typed<O, bf16, bf16, false>(queue, t);
+}
+
+/* Element v of out is that of its column in the bias. */
+template <class T> struct bias_of {
+    static constexpr int together = 4;
+    T *out;
+    const T *bias;
+    int64_t columns, stride;
+
+    struct state {
+        T *to;
+        T value;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        const int64_t row = v / columns, column = v - row * columns;
+        s.to = out + row * stride + column;
+        s.value = bias[column];
+    }
+
+    __device__ void finish(state &s) const
+    {
+        *s.to = s.value;
+    }
+};
+
+template <class T> int bias_typed(nd_cuda_queue queue, nd_tensor out, nd_tensor bias)
+{
+    const bias_of<T> f = {(T *)out.data, (const T *)bias.data, out.shape[1], out.stride[0]};
+    return map(queue, f, out.shape[0] * out.shape[1]);
+}
+
+enum { BIAS_COLUMNS = 32, BIAS_LANES = 16 };
+
+/* A block sums 32 columns: each lane every 16th row in order, then the lanes in order. */
+template <class T>
+__global__ void __launch_bounds__(BIAS_COLUMNS *BIAS_LANES)
+    bias_bwd_kernel(float *dbias, const T *dout, int64_t rows, int64_t columns, int64_t stride)
+{
+    ND_SHARED(float, sums, BIAS_COLUMNS *BIAS_LANES);
+    const int lane = (int)threadIdx.x / BIAS_COLUMNS;
+    const int64_t column = (int64_t)blockIdx.x * BIAS_COLUMNS + threadIdx.x % BIAS_COLUMNS;
+    float sum = 0.0f;
+    for (int64_t row = lane; row < rows && column < columns; row += BIAS_LANES) {
+        const pack<T, 1> x = nd::load<1>(dout + row * stride + column);
+        sum += get(x, 0);
+    }
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (lane == 0 && column < columns) {
+        for (int l = 1; l < BIAS_LANES; l++) {
+            sum += sums[l * BIAS_COLUMNS + threadIdx.x];
+        }
+        dbias[column] += sum;
+    }
+}
+
+template <class T> int bias_bwd_typed(nd_cuda_queue queue, nd_tensor dbias, nd_tensor dout)
+{
+    const int64_t columns = dout.shape[1], blocks = nd_ceil_div(columns, BIAS_COLUMNS);
+    return blocks == 0 ? 0
+                       : ND_LAUNCH_MEETING(bias_bwd_kernel<T>, blocks, BIAS_COLUMNS * BIAS_LANES,
+                                           queue, (float *)dbias.data, (const T *)dout.data,
+                                           dout.shape[0], columns, dout.stride[0]);
 }
 
 /* nd_rng_normal (runtime/base/rng.c), bit for bit: Philox4x32-10, the sum of eight 16-bit
@@ -124,6 +189,18 @@ int nd_cuda_cast(nd_cuda_queue queue, const nd_cast_args *args, void *scratch)
 {
     const nd_tensor t[3] = {args->out, args->x, {}};
     return args->out.dtype == ND_DTYPE_F32 ? cast_to<float>(queue, t) : cast_to<bf16>(queue, t);
+}
+
+int nd_cuda_bias_fwd(nd_cuda_queue queue, const nd_bias_fwd_args *args, void *scratch)
+{
+    return args->out.dtype == ND_DTYPE_F32 ? bias_typed<float>(queue, args->out, args->bias)
+                                           : bias_typed<bf16>(queue, args->out, args->bias);
+}
+
+int nd_cuda_bias_bwd(nd_cuda_queue queue, const nd_bias_bwd_args *args, void *scratch)
+{
+    return args->dout.dtype == ND_DTYPE_F32 ? bias_bwd_typed<float>(queue, args->dbias, args->dout)
+                                            : bias_bwd_typed<bf16>(queue, args->dbias, args->dout);
 }
 
 int nd_cuda_random_normal(nd_cuda_queue queue, const nd_random_normal_args *args, void *scratch)

@@ -148,3 +148,31 @@ nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
     }
     return ND_OK;
 }
+
+nd_status nd_ref_bias_fwd(nd_stream *stream, const nd_bias_fwd_args *args)
+{
+    const nd_tensor out = args->out, bias = args->bias;
+    int64_t n = out.shape[0], C = out.shape[1];
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_vector(bias, out.dtype, C));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t c = 0; c < C; c++) {
+            nd_ref_put(out, i * out.stride[0] + c, nd_ref_get(bias, c));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_bias_bwd(nd_stream *stream, const nd_bias_bwd_args *args)
+{
+    const nd_tensor dbias = args->dbias, dout = args->dout;
+    int64_t n = dout.shape[0], C = dout.shape[1];
+    ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C) && nd_is_vector(dbias, ND_DTYPE_F32, C));
+    for (int64_t c = 0; c < C; c++) {
+        double sum = nd_ref_get(dbias, c);
+        for (int64_t i = 0; i < n; i++) {
+            sum += nd_ref_get(dout, i * dout.stride[0] + c);
+        }
+        nd_ref_put(dbias, c, sum);
+    }
+    return ND_OK;
+}

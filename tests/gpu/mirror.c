@@ -101,6 +101,8 @@ MIRROR(ce_loss, POINTER(loss_sum, sizeof(double)), TENSOR(max), TENSOR(sum), TEN
        TENSOR(labels))
 MIRROR(ce_bwd, TENSOR(logits), TENSOR(max), TENSOR(sum), TENSOR(labels),
        POINTER(count, sizeof(int64_t)))
+MIRROR(bias_fwd, TENSOR(out), TENSOR(bias))
+MIRROR(bias_bwd, TENSOR(dbias), TENSOR(dout))
 MIRROR(accumulate, TENSOR(acc), TENSOR(x))
 MIRROR(cast, TENSOR(out), TENSOR(x))
 MIRROR(sum_squares, POINTER(out, sizeof(double)), POINTER(x, floats(args->count)))

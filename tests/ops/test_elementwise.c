@@ -122,6 +122,52 @@ Test(elementwise, sum_squares)
     nd_each_backend(check_sum_squares);
 }
 
+/* A copy, and a sum of n terms each of whose roundings is one of the running sum: Higham's
+ * (n - 1) u sum |x|. */
+static void bias_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int64_t n,
+                      int64_t C)
+{
+    nd_tensor bias = nd_random_1d(dtype, C, 1.0f), before = nd_random_1d(ND_DTYPE_F32, C, 1.0f);
+    nd_tensor x = nd_random_2d(dtype, n, C, 5, 1.0f), out[2], sum[2];
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        out[s] = nd_clone(x);
+        sum[s] = nd_clone(before);
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, bias_bwd, .dbias = sum[s], .dout = x));
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, bias_fwd, .out = out[s], .bias = bias));
+    }
+    nd_expect_same(backend->name, "bias_fwd", out[1], out[0]);
+    for (int64_t c = 0; c < C; c++) {
+        double sizes = fabs(((float *)before.data)[c]);
+        for (int64_t i = 0; i < n; i++) {
+            sizes += fabs(dtype == ND_DTYPE_F32
+                              ? (double)((float *)x.data)[i * x.stride[0] + c]
+                              : (double)nd_bf16_to_f32(((nd_bf16 *)x.data)[i * x.stride[0] + c]));
+        }
+        const double a = ((float *)sum[1].data)[c], b = ((float *)sum[0].data)[c];
+        cr_assert_leq(fabs(a - b), (double)(n + 1) * 0x1p-24 * sizes,
+                      "%s: column %ld of %ld rows is %.9g, not %.9g", backend->name, (long)c,
+                      (long)n, a, b);
+    }
+    nd_case_free();
+}
+
+static void check_bias(const nd_side *ref, const nd_backend *backend)
+{
+    for (int type = 0; type < 2; type++) {
+        bias_once(ref, backend, dtypes[type], 1, 1);
+        bias_once(ref, backend, dtypes[type], 3, 14);
+        bias_once(ref, backend, dtypes[type], 70, 257);
+        bias_once(ref, backend, dtypes[type], 33, 600);
+    }
+}
+
+Test(elementwise, bias)
+{
+    nd_each_backend(check_bias);
+}
+
 /* Sums of integers are exact in any order. */
 static void digest_once(const nd_side *ref, const nd_backend *backend, int64_t count)
 {

@@ -86,6 +86,8 @@ MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
 MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
 MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse_gate) + bytes_of_result(x->dup, &x->fuse_up) +
                       bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))
+MOVES(bias_fwd, bytes_of(x->out))
+MOVES(bias_bwd, bytes_of(x->dout))
 MOVES(attention_delta, bytes_of(x->delta) + bytes_of(x->out) + bytes_of(x->dout))
 MOVES(lse_merge, 2.0 * bytes_of(x->acc) + bytes_of(x->out))
 MOVES(ce_stats, bytes_of(x->logits))
@@ -109,6 +111,8 @@ nd_ops nd_dry_work_ops(const nd_ops *real)
     COUNTED(rope);
     COUNTED(swiglu_fwd);
     COUNTED(swiglu_bwd);
+    COUNTED(bias_fwd);
+    COUNTED(bias_bwd);
     COUNTED(attention_delta);
     COUNTED(lse_merge);
     COUNTED(ce_stats);
