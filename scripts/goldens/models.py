@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole-model goldens: transformers' Llama in F32 and BF16, and ten AdamW steps.
+"""Whole-model goldens: transformers' models in F32 and BF16, and ten AdamW steps.
 
 A golden folder holds
   config.json, model.safetensors   the model before training, as transformers saves it (F32)
@@ -15,7 +15,7 @@ import json
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 transformers.utils.logging.disable_progress_bar()
 STEPS, BATCH, SEQUENCE = 10, 2, 48
@@ -39,18 +39,39 @@ MODELS = {
                  num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=256,
                  rms_norm_eps=1e-6, tie_word_embeddings=True,
                  rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    # Biases of every linear.
+    "llama_bias": dict(vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                       rms_norm_eps=1e-6, tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+                       rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    "qwen2": dict(model_type="qwen2", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                  rms_norm_eps=1e-6, tie_word_embeddings=True,
+                  rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    # Heads that are normed, wider than hidden / heads.
+    "qwen3": dict(model_type="qwen3", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                  num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+                  rms_norm_eps=1e-6, tie_word_embeddings=False,
+                  rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    "seed_oss": dict(model_type="seed_oss", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                     num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+                     rms_norm_eps=1e-6, tie_word_embeddings=False, attention_dropout=0.0, residual_dropout=0.0,
+                     rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
 }
 
 
 def build(name):
-    """A model whose weights are large enough that no part of it is near linear: std 1 / sqrt(fan in), norms not 1."""
-    config = LlamaConfig(use_cache=False, bos_token_id=1, eos_token_id=2, **MODELS[name])
-    model = LlamaForCausalLM(config)
+    """A model whose weights are large enough that no part of it is near linear: std 1 / sqrt(fan in), norms not 1, biases not 0."""
+    sizes = dict(MODELS[name])
+    config = AutoConfig.for_model(sizes.pop("model_type", "llama"), use_cache=False, bos_token_id=1, eos_token_id=2, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(1000 + list(MODELS).index(name))
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
             values = torch.randn(p.shape, generator=generator)
-            if p.dim() == 1:
+            if key.endswith(".bias"):
+                p.copy_(0.5 * values)
+            elif p.dim() == 1:
                 p.copy_(1 + 0.2 * values)
             elif "embed_tokens" in key:
                 p.copy_(0.3 * values)

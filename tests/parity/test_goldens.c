@@ -95,32 +95,19 @@ static void check_bf16(const char *name)
     golden_run_close(&f);
 }
 
-Test(goldens, llama2_fp32)
-{
-    check_fp32("llama2");
-}
-
-Test(goldens, llama3_fp32)
-{
-    check_fp32("llama3");
-}
-
-Test(goldens, tied_fp32)
-{
-    check_fp32("tied");
-}
-
-Test(goldens, llama2_bf16)
-{
-    check_bf16("llama2");
-}
-
-Test(goldens, llama3_bf16)
-{
-    check_bf16("llama3");
-}
-
-Test(goldens, tied_bf16)
-{
-    check_bf16("tied");
-}
+#define GOLDEN(name)                                                                               \
+    Test(goldens, name##_fp32)                                                                     \
+    {                                                                                              \
+        check_fp32(#name);                                                                         \
+    }                                                                                              \
+    Test(goldens, name##_bf16)                                                                     \
+    {                                                                                              \
+        check_bf16(#name);                                                                         \
+    }
+GOLDEN(llama2)
+GOLDEN(llama3)
+GOLDEN(tied)
+GOLDEN(llama_bias)
+GOLDEN(qwen2)
+GOLDEN(qwen3)
+GOLDEN(seed_oss)

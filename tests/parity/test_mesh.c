@@ -163,8 +163,28 @@ Test(mesh, tied_embeddings, .timeout = 600)
     both_optimizers(shape_of(101, 76, true), meshes, COUNT(meshes));
 }
 
-/* Recompute changes no bit, whatever it drops. */
-Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
+/* Biases of every linear, and heads that are normed. */
+static nd_shape shape_with_switches(void)
+{
+    nd_shape shape = shape_of(97, 76, false);
+    shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
+    return shape;
+}
+
+Test(mesh, switches, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"switches, fsdp 2, micro-batch 2", 1, 2, 1, 1, 2},
+        {"switches, tp 2", 1, 1, 1, 2, 1},
+        {"switches, cp 2", 1, 1, 2, 1, 1},
+        {"switches, cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+        {"switches, hsdp 2 x 2 x tp 4", 2, 2, 1, 4, 1},
+        {"switches, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
+    };
+    both_optimizers(shape_with_switches(), meshes, COUNT(meshes));
+}
+
+static void recompute_all_modes(nd_shape shape)
 {
     static const mesh_case base[] = {
         {"one", 1, 1, 1, 1, 1},
@@ -172,7 +192,7 @@ Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
         {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     };
     tempdir_make(&dir);
-    mesh_job job = job_of(shape_of(97, 76, false), token_file(97), ND_OPTIMIZER_ADAMW);
+    mesh_job job = job_of(shape, token_file(97), ND_OPTIMIZER_ADAMW);
     job.steps = 4;
     for (int bf16 = 0; bf16 < 2; bf16++) {
         job.precision = bf16 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
@@ -196,4 +216,15 @@ Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
         }
     }
     tempdir_remove(&dir);
+}
+
+/* Recompute changes no bit, whatever it drops. */
+Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
+{
+    recompute_all_modes(shape_of(97, 76, false));
+}
+
+Test(mesh, recompute_with_switches, .timeout = 600)
+{
+    recompute_all_modes(shape_with_switches());
 }

@@ -21,6 +21,11 @@
         name, offsetof(nd_shape, member), true, false                                              \
     }
 
+#define SWITCH(name, member)                                                                       \
+    {                                                                                              \
+        name, offsetof(nd_shape, member), false, false, true                                       \
+    }
+
 const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     EXTENT("vocab_size", vocab),
     EXTENT("hidden_size", hidden),
@@ -39,6 +44,10 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     INTEGER("rope_original_max_position_embeddings", rope.original_max_positions),
     INTEGER("bos_token_id", bos_id),
     INTEGER("eos_token_id", eos_id),
+    SWITCH("qkv_bias", qkv_bias),
+    SWITCH("o_bias", o_bias),
+    SWITCH("mlp_bias", mlp_bias),
+    SWITCH("qk_norm", qk_norm),
 };
 const char *const nd_rope_names[3] = {"default", "linear", "llama3"};
 const char *const nd_split_names[3] = {"none", "rows", "cols"};
@@ -167,6 +176,11 @@ static double shape_value(const nd_shape *shape, const nd_shape_number *number)
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b)
 {
+    if (a->family != b->family) {
+        return nd_fail(
+            ND_ERR_CONFIG, "%s has model_type %s, and %s has %s; these are different models",
+            name_a, nd_families[a->family].model_type, name_b, nd_families[b->family].model_type);
+    }
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *number = &nd_shape_numbers[i];
         double x = shape_value(a, number), y = shape_value(b, number);

@@ -16,9 +16,10 @@ typedef struct nd_shape_number {
     size_t offset;  /* in nd_shape */
     bool is_real;   /* double, else int64_t */
     bool is_extent; /* at least 1 */
+    bool is_switch; /* absent where it is 0 */
 } nd_shape_number;
 
-enum { ND_SHAPE_NUMBERS = 17 };
+enum { ND_SHAPE_NUMBERS = 21 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
 extern const char *const nd_rope_names[3];

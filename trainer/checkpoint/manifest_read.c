@@ -117,11 +117,24 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
                 return fail_member(path, n->name, "is missing or no number");
             }
             memcpy(at, &x, sizeof x);
-        } else {
+        } else if (!n->is_switch || json_object_get(object, n->name)) {
             int64_t x = 0;
-            ND_TRY(get_integer(object, path, n->name, n->is_extent ? 1 : -1, extent_max, &x));
+            ND_TRY(get_integer(object, path, n->name,
+                               n->is_extent   ? 1
+                               : n->is_switch ? 0
+                                              : -1,
+                               n->is_switch ? 1 : extent_max, &x));
             memcpy(at, &x, sizeof x);
         }
+    }
+    if (json_object_get(object, "model_type")) {
+        const char *types[ND_FAMILY_COUNT];
+        int family = 0;
+        for (int i = 0; i < ND_FAMILY_COUNT; i++) {
+            types[i] = nd_families[i].model_type;
+        }
+        ND_TRY(get_word(object, path, "model_type", types, ND_FAMILY_COUNT, &family));
+        shape->family = (nd_family)family;
     }
     const json_t *tied = json_object_get(object, "tie_word_embeddings");
     if (!json_is_boolean(tied)) {

@@ -25,9 +25,15 @@ static json_t *shape_json(const nd_shape *shape)
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *n = &nd_shape_numbers[i];
         const char *at = (const char *)shape + n->offset;
+        if (n->is_switch && *(const int64_t *)at == 0) {
+            continue;
+        }
         nd_json_set(&object, n->name,
                     n->is_real ? json_real(*(const double *)at)
                                : json_integer(*(const int64_t *)at));
+    }
+    if (shape->family != ND_FAMILY_LLAMA) {
+        nd_json_set(&object, "model_type", json_string(nd_families[shape->family].model_type));
     }
     nd_json_set(&object, "tie_word_embeddings", json_boolean(shape->tied));
     nd_json_set(&object, "rope_type", json_string(nd_rope_names[shape->rope.type]));

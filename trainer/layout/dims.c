@@ -61,6 +61,7 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.chunks = cp > 1 ? 2 : 1;
     d.chunk = d.s / d.chunks;
     d.QKV = (d.H + 2 * d.K) * d.D;
+    d.normed = shape->qk_norm ? d.H + d.K : 0;
     d.V = nd_ceil_div(shape->vocab, tp);
     d.vocab_first = d.V * coord.at[ND_AXIS_TP];
     int64_t left = shape->vocab - d.vocab_first;

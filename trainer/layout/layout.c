@@ -8,7 +8,8 @@
 
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
-typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_QD, DIM_KD, DIM_COUNT } dim;
+typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_D, DIM_QD, DIM_KD, DIM_COUNT } dim;
+typedef enum when { WHEN_ALWAYS = 0, WHEN_QKV_BIAS, WHEN_O_BIAS, WHEN_MLP_BIAS, WHEN_QK_NORM } when;
 
 static const struct {
     const char *name;
@@ -17,11 +18,12 @@ static const struct {
     nd_split split;
     nd_init init;
     bool decay;
+    when when;
 } table[ND_PARAM_COUNT] = {
-#define ND_PARAM(id, unit_, name_, rows_, cols_, split_, init_, decay_)                            \
+#define ND_PARAM(id, unit_, name_, rows_, cols_, split_, init_, decay_, when_)                     \
     [ND_PARAM_##id] = {name_,       ND_UNIT_##unit_,   DIM_##rows_,                                \
                        DIM_##cols_, ND_SPLIT_##split_, ND_INIT_##init_,                            \
-                       decay_},
+                       decay_,      WHEN_##when_},
 #include "trainer/layout/params.def"
 };
 
@@ -41,6 +43,7 @@ void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int6
         [DIM_V] = shape->vocab,
         [DIM_C] = shape->hidden,
         [DIM_F] = shape->ffn,
+        [DIM_D] = shape->head_dim,
         [DIM_QD] = shape->heads * shape->head_dim,
         [DIM_KD] = shape->kv_heads * shape->head_dim,
     };
@@ -53,12 +56,22 @@ nd_split nd_param_split(nd_param_id id)
     return table[id].split;
 }
 
+bool nd_shape_has(const nd_shape *shape, nd_param_id id)
+{
+    const int64_t on[] = {[WHEN_ALWAYS] = 1,
+                          [WHEN_QKV_BIAS] = shape->qkv_bias,
+                          [WHEN_O_BIAS] = shape->o_bias,
+                          [WHEN_MLP_BIAS] = shape->mlp_bias,
+                          [WHEN_QK_NORM] = shape->qk_norm};
+    return on[table[id].when] && !(shape->tied && id == ND_PARAM_HEAD);
+}
+
 int64_t nd_shape_parameters(const nd_shape *s)
 {
     int64_t sum = 0, rows, cols;
     for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
         nd_param_extents(s, id, &rows, &cols);
-        sum += s->tied && id == ND_PARAM_HEAD    ? 0
+        sum += !nd_shape_has(s, id)              ? 0
                : table[id].unit == ND_UNIT_BLOCK ? s->layers * rows * cols
                                                  : rows * cols;
     }
@@ -86,12 +99,16 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
     p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
 }
 
-/* The weights of linears with one input are one matrix to a product, so only the first of them is
- * aligned. */
+/* The weights of linears with one input are one matrix to a product, and their biases one vector,
+ * so only the first of them is aligned. */
 static bool continues_previous(nd_param_id id)
 {
-    const int linear = nd_linear_of_param(id);
-    return linear > 0 && nd_linear_input(linear) == nd_linear_input(linear - 1);
+    for (int l = 1; l < ND_LINEAR_COUNT; l++) {
+        if (id == nd_linear_param(l) || id == nd_linear_bias(l)) {
+            return nd_linear_input(l) == nd_linear_input(l - 1);
+        }
+    }
+    return false;
 }
 
 static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
@@ -103,13 +120,10 @@ static void place_param(const nd_unit *unit, nd_segment *segments, nd_param *p)
     segment->used = p->offset + p->local_rows * p->local_cols;
 }
 
-static bool belongs(nd_param_id id, nd_unit_kind kind, bool tied)
+static bool belongs(const nd_shape *shape, nd_param_id id, nd_unit_kind kind)
 {
-    if (tied && id == ND_PARAM_HEAD) {
-        return false;
-    }
-    nd_unit_kind home = tied && id == ND_PARAM_EMBED ? ND_UNIT_HEAD : table[id].unit;
-    return home == kind;
+    nd_unit_kind home = shape->tied && id == ND_PARAM_EMBED ? ND_UNIT_HEAD : table[id].unit;
+    return home == kind && nd_shape_has(shape, id);
 }
 
 static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind kind, int64_t layer)
@@ -121,7 +135,7 @@ static int add_unit(nd_layout *layout, const nd_layout_options *o, nd_unit_kind 
                       .first_param = layout->param_count,
                       .shard_offset = layout->shard_total};
     for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
-        if (!belongs(id, kind, layout->tied)) {
+        if (!belongs(o->shape, id, kind)) {
             continue;
         }
         nd_param *p = &layout->params[layout->param_count++];

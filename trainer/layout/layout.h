@@ -27,14 +27,23 @@
 /* family */
 
 typedef enum nd_family {
-#define ND_FAMILY(id, model_type, architecture) ND_FAMILY_##id,
+#define ND_FAMILY(id, ...) ND_FAMILY_##id,
 #include "trainer/layout/family.def"
 #undef ND_FAMILY
     ND_FAMILY_COUNT
 } nd_family;
 
+/* A switch of a family: a key of config.json decides, or without one `on` does. */
+typedef struct nd_family_switch {
+    const char *key; /* NULL: none */
+    bool on;         /* where the key is absent */
+} nd_family_switch;
+
 typedef struct nd_family_row {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
+    nd_family_switch qkv_bias, o_bias, mlp_bias;
+    bool qk_norm;
+    int64_t kv_heads, head_dim, max_positions, bos_id, eos_id; /* where the keys are absent */
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];
@@ -57,6 +66,9 @@ typedef struct nd_shape {
     nd_rope_config rope;
     int64_t bos_id, eos_id; /* -1: none; eos: the first when it is a list */
     bool eos_is_default;    /* the config.json that was read has no eos_token_id */
+    /* Switches, 0 or 1. */
+    int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
+    int64_t qk_norm;                    /* RMSNorm of each head of q and k, before RoPE */
 } nd_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
@@ -91,6 +103,7 @@ typedef struct nd_dims {
     int64_t C, D;                     /* hidden, head size */
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
+    int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
     int64_t vocab;                    /* global vocabulary */
     int64_t V;                        /* local rows: vocabulary padded to tp, / tp */
     int64_t vocab_first, vocab_valid; /* first row held here, rows that are real */
@@ -123,13 +136,13 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  * no embedding unit.
  */
 typedef enum nd_param_id {
-#define ND_PARAM(id, unit, name, rows, cols, split, init, decay) ND_PARAM_##id,
+#define ND_PARAM(id, unit, name, rows, cols, split, init, decay, when) ND_PARAM_##id,
 #include "trainer/layout/params.def"
     ND_PARAM_COUNT
 } nd_param_id;
 
 typedef enum nd_split { ND_SPLIT_NONE = 0, ND_SPLIT_ROWS, ND_SPLIT_COLS } nd_split;
-typedef enum nd_init { ND_INIT_NORMAL = 0, ND_INIT_ONE } nd_init;
+typedef enum nd_init { ND_INIT_NORMAL = 0, ND_INIT_ONE, ND_INIT_ZERO } nd_init;
 typedef enum nd_unit_kind { ND_UNIT_EMBEDDING = 0, ND_UNIT_BLOCK, ND_UNIT_HEAD } nd_unit_kind;
 typedef enum nd_segment_kind {
     ND_SEGMENT_HP = 0,
@@ -227,6 +240,8 @@ void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_
 /* The global extents of a parameter, and what tp cuts of it. */
 void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols);
 nd_split nd_param_split(nd_param_id id);
+/* Whether models of this shape have the parameter. */
+bool nd_shape_has(const nd_shape *shape, nd_param_id id);
 
 /* NULL: not on this rank. `layer` is -1 outside of blocks. With tied embeddings the table is in the
  * head's unit, and the parameter HEAD is EMBED. */
@@ -307,6 +322,7 @@ typedef enum nd_input {
 int nd_input_linears(nd_input input, int *first);
 nd_input nd_linear_input(int linear);
 nd_param_id nd_linear_param(int linear);
+nd_param_id nd_linear_bias(int linear); /* nd_shape_has says whether there is one */
 /* -1: the parameter is no linear's weight. */
 int nd_linear_of_param(nd_param_id id);
 const char *nd_linear_name(int linear); /* "self_attn.q_proj" */

@@ -2,12 +2,12 @@
 #include "trainer/layout/layout.h"
 
 static const struct {
-    nd_param_id param;
+    nd_param_id param, bias;
     nd_input input;
     const char *module;
 } linears[ND_LINEAR_COUNT] = {
 #define ND_LINEAR(id, module, rows, cols, split, input)                                            \
-    [ND_LINEAR_##id] = {ND_PARAM_##id, ND_INPUT_##input, module},
+    [ND_LINEAR_##id] = {ND_PARAM_##id, ND_PARAM_##id##_BIAS, ND_INPUT_##input, module},
 #include "trainer/layout/params.def"
 };
 
@@ -31,6 +31,11 @@ nd_input nd_linear_input(int linear)
 nd_param_id nd_linear_param(int linear)
 {
     return linears[linear].param;
+}
+
+nd_param_id nd_linear_bias(int linear)
+{
+    return linears[linear].bias;
 }
 
 int nd_linear_of_param(nd_param_id id)

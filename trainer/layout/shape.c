@@ -12,7 +12,23 @@
 enum { OFFERED_MAX = 8 };
 
 const nd_family_row nd_families[ND_FAMILY_COUNT] = {
-#define ND_FAMILY(id, model_type, architecture) [ND_FAMILY_##id] = {model_type, architecture},
+#define NEVER                                                                                      \
+    {                                                                                              \
+        NULL, false                                                                                \
+    }
+#define ALWAYS                                                                                     \
+    {                                                                                              \
+        NULL, true                                                                                 \
+    }
+#define KEY(key)                                                                                   \
+    {                                                                                              \
+        key, false                                                                                 \
+    }
+#define KEY_ON(key)                                                                                \
+    {                                                                                              \
+        key, true                                                                                  \
+    }
+#define ND_FAMILY(id, ...) [ND_FAMILY_##id] = {__VA_ARGS__},
 #include "trainer/layout/family.def"
 #undef ND_FAMILY
 };
@@ -119,10 +135,9 @@ static nd_status write_json(const json_t *map, const char *path)
 nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
 {
     const nd_family_row *family = &nd_families[s->family];
-    json_t *map = json_pack("{s:[s], s:s, s:s, s:b, s:b, s:f, s:i, s:b}", "architectures",
+    json_t *map = json_pack("{s:[s], s:s, s:s, s:f, s:i, s:b}", "architectures",
                             family->architecture, "model_type", family->model_type, "hidden_act",
-                            "silu", "attention_bias", 0, "mlp_bias", 0, "attention_dropout", 0.0,
-                            "pretraining_tp", 1, "use_cache", 1);
+                            "silu", "attention_dropout", 0.0, "pretraining_tp", 1, "use_cache", 1);
     int bad = !map;
     const struct {
         const char *key;
@@ -144,9 +159,14 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {"bos_token_id", token_of(s->bos_id)},
         {"eos_token_id", token_of(s->eos_id)},
         {"torch_dtype", json_string(dtype_name)},
+        {family->qkv_bias.key, json_boolean(s->qkv_bias)},
+        {family->o_bias.key, json_boolean(s->o_bias)},
+        {family->mlp_bias.key, json_boolean(s->mlp_bias)},
     };
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
-        bad |= json_object_set_new(map, entries[i].key, entries[i].value) != 0;
+        if (entries[i].key) {
+            bad |= json_object_set_new(map, entries[i].key, entries[i].value) != 0;
+        }
     }
     if (bad) {
         json_decref(map);

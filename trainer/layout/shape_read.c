@@ -113,11 +113,45 @@ static nd_status demand_text(const json_t *map, const char *file, const char *ke
     return ND_OK;
 }
 
-static nd_status demand_false(const json_t *map, const char *file, const char *key, const char *why)
+/* A key that asks for something which this program has in other families alone, or in none. */
+static nd_status demand_false(const json_t *map, const char *file, const char *key,
+                              const nd_family_row *family)
 {
     bool on = false;
     ND_TRY(get_bool_or(map, file, key, false, &on));
-    return on ? nd_fail(ND_ERR_DATA, "%s: %s is true; %s", file, key, why) : ND_OK;
+    return on ? nd_fail(ND_ERR_DATA, "%s: %s is true; for model_type %s only false is supported",
+                        file, key, family->model_type)
+              : ND_OK;
+}
+
+static nd_status read_switch(const json_t *map, const char *file, nd_family_switch from,
+                             int64_t *out)
+{
+    bool on = from.on;
+    ND_TRY(from.key ? get_bool_or(map, file, from.key, from.on, &on) : ND_OK);
+    *out = on;
+    return ND_OK;
+}
+
+static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
+{
+    static const char *const keys[] = {"attention_bias", "attention_out_bias", "mlp_bias",
+                                       "use_bias",       "use_sliding_window", "use_qk_norm"};
+    const nd_family_row *family = &nd_families[s->family];
+    const nd_family_switch has[] = {family->qkv_bias, family->o_bias, family->mlp_bias};
+    int64_t *const to[] = {&s->qkv_bias, &s->o_bias, &s->mlp_bias};
+    s->qk_norm = family->qk_norm;
+    for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
+        bool read = false;
+        for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {
+            read |= has[i].key && strcmp(has[i].key, keys[k]) == 0;
+        }
+        ND_TRY(read ? ND_OK : demand_false(map, file, keys[k], family));
+    }
+    for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {
+        ND_TRY(read_switch(map, file, has[i], to[i]));
+    }
+    return ND_OK;
 }
 
 /* An id, or the first of a list of ids; null is none. */
@@ -182,11 +216,11 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
 static nd_status refuse_variants(const json_t *map, const char *file, const nd_family_row *family)
 {
     ND_TRY(demand_text(map, file, "hidden_act", "silu"));
-    ND_TRY(demand_false(map, file, "attention_bias", "biases are not supported"));
-    ND_TRY(demand_false(map, file, "mlp_bias", "biases are not supported"));
     double dropout = 0;
     ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
-    if (!is_unset(json_object_get(map, "sliding_window"))) {
+    ND_TRY(get_real_or(map, file, "residual_dropout", 0, 0, 0, &dropout));
+    if (!is_unset(json_object_get(map, "sliding_window")) &&
+        !json_is_false(json_object_get(map, "use_sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: sliding_window is set; only full causal attention is supported", file);
     }
@@ -211,26 +245,30 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
 
 static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
 {
+    const nd_family_row *family = &nd_families[s->family];
     /* The limits keep every product of the parameter count below 2^63. */
     ND_TRY(get_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
     ND_TRY(get_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
     ND_TRY(get_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
     ND_TRY(get_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
     ND_TRY(get_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
-    ND_TRY(get_int_or(map, file, "num_key_value_heads", 1, 4096, s->heads, &s->kv_heads));
+    ND_TRY(get_int_or(map, file, "num_key_value_heads", 1, 4096,
+                      family->kv_heads ? family->kv_heads : s->heads, &s->kv_heads));
     if (s->heads % s->kv_heads != 0) {
         return nd_fail(ND_ERR_DATA,
                        "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
                        file, (long long)s->heads, (long long)s->kv_heads);
     }
-    if (is_unset(json_object_get(map, "head_dim")) && s->hidden % s->heads != 0) {
+    if (is_unset(json_object_get(map, "head_dim")) && !family->head_dim &&
+        s->hidden % s->heads != 0) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: hidden_size %lld is not a multiple of num_attention_heads %lld, and there "
             "is no head_dim",
             file, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(get_int_or(map, file, "head_dim", 1, 1024, s->hidden / s->heads, &s->head_dim));
+    ND_TRY(get_int_or(map, file, "head_dim", 1, 1024,
+                      family->head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
     if (s->head_dim < 1 || s->head_dim > 1024 || s->head_dim % 2 != 0) {
         return nd_fail(
             ND_ERR_DATA,
@@ -238,13 +276,14 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
             "even, because RoPE turns pairs, and at most 1024",
             file, (long long)s->head_dim, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(get_int_or(map, file, "max_position_embeddings", 1, 1 << 30, 2048, &s->max_positions));
+    ND_TRY(get_int_or(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
+                      &s->max_positions));
     ND_TRY(get_real_or(map, file, "rms_norm_eps", 1e-12, 1, 1e-6, &s->rms_eps));
     ND_TRY(get_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
     ND_TRY(get_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
-    ND_TRY(get_token(map, file, "bos_token_id", 1, &s->bos_id));
+    ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
-    return get_token(map, file, "eos_token_id", 2, &s->eos_id);
+    return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
 }
 
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
@@ -373,6 +412,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     }
     ND_TRY_OUT(read_family(map, name, &shape.family));
     ND_TRY_OUT(refuse_variants(map, name, &nd_families[shape.family]));
+    ND_TRY_OUT(read_switches(map, name, &shape));
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_rope(map, name, &shape.rope));
     *out = shape;

@@ -11,6 +11,8 @@ typedef enum act_shape {
     SHAPE_LOCAL_CODES,
     SHAPE_STATISTICS,
     SHAPE_QKV,
+    SHAPE_NORMED,
+    SHAPE_NORMED_STATISTICS,
     SHAPE_HEADS,
     SHAPE_LSE,
     SHAPE_GATE_UP,
@@ -47,6 +49,10 @@ static nd_tensor shape_of(const act *a, const nd_dims *d)
         return nd_tensor_1d(NULL, f32, d->Tl);
     case SHAPE_QKV:
         return nd_tensor_2d(NULL, d->act, d->T, d->QKV);
+    case SHAPE_NORMED:
+        return nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D);
+    case SHAPE_NORMED_STATISTICS:
+        return nd_tensor_1d(NULL, f32, d->T * d->normed);
     case SHAPE_HEADS:
         return nd_tensor_2d(NULL, d->act, d->T, d->H * d->D);
     case SHAPE_LSE:
@@ -61,12 +67,14 @@ static nd_tensor shape_of(const act *a, const nd_dims *d)
     return nd_tensor_2d(NULL, fp8, d->T, d->F);
 }
 
-/* Rows of its tensor for so many tokens; LSE has axes of its own. */
+/* Rows of its tensor for so many tokens; LSE and normed heads have axes of their own. */
 static void narrow(const act *a, nd_tensor *view, int64_t T, int64_t Tl)
 {
+    bool other =
+        a->shape == SHAPE_LSE || a->shape == SHAPE_NORMED || a->shape == SHAPE_NORMED_STATISTICS;
     bool local =
         a->shape == SHAPE_LOCAL || a->shape == SHAPE_LOCAL_CODES || a->shape == SHAPE_STATISTICS;
-    if (a->shape != SHAPE_LSE) {
+    if (!other) {
         view->shape[0] = local ? Tl : T;
     }
 }

@@ -49,6 +49,34 @@ static nd_status mlp_half_backward(nd_block_call c)
     return norm_backward(c, ND_PARAM_NORM_2, a->x_mid, a->rstd2, ND_INPUT_O, c.layer);
 }
 
+/* Of q or of k, the heads [first, first + heads). */
+static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
+{
+    nd_model *m = c.model;
+    const nd_dims *d = &m->dims;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_tensor dqkv = nd_block_heads(d, m->dqkv, first, heads);
+    const nd_tensor dy = nd_tensor_rows(m->qk, d->T * first, d->T * heads);
+    ND_OP(m->rank, ELEMENTWISE, cast, .out = dy, .x = dqkv);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dy,
+          .dweight = nd_fsdp_grad(&m->fsdp, id, id, c.layer), .dy = dy,
+          .x = nd_tensor_rows(a->qk, d->T * first, d->T * heads),
+          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
+          .rstd = nd_tensor_rows(a->qk_rstd, d->T * first, d->T * heads));
+    ND_OP(m->rank, ELEMENTWISE, cast, .out = dqkv, .x = dy);
+    return ND_OK;
+}
+
+static nd_status heads_norm_backward(nd_block_call c)
+{
+    const nd_dims *d = &c.model->dims;
+    if (!d->normed) {
+        return ND_OK;
+    }
+    ND_TRY(head_norm_backward(c, ND_PARAM_NORM_Q, 0, d->H));
+    return head_norm_backward(c, ND_PARAM_NORM_K, d->H, d->K);
+}
+
 static nd_status attention_half_backward(nd_block_call c)
 {
     nd_model *m = c.model;
@@ -61,11 +89,11 @@ static nd_status attention_half_backward(nd_block_call c)
     /* 5. attention */
     ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse.data, m->dout));
     /* 4. RoPE */
-    nd_tensor dqk = nd_tensor_3d(m->dqkv.data, d->act, d->T, d->H + d->K, d->D);
-    dqk.stride[0] = d->QKV;
+    const nd_tensor dqk = nd_block_heads(d, m->dqkv, 0, d->H + d->K);
     ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, d->T), .table = m->rope,
           .inverse = true);
+    ND_TRY(heads_norm_backward(c));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->dh));
@@ -76,8 +104,13 @@ static nd_status attention_half_backward(nd_block_call c)
 static nd_status backward_ops(nd_block_call c)
 {
     nd_fsdp *fsdp = &c.model->fsdp;
-    ND_TRY(nd_fsdp_grad_zero_if_fresh(fsdp, ND_PARAM_NORM_1, c.layer));
-    ND_TRY(nd_fsdp_grad_zero_if_fresh(fsdp, ND_PARAM_NORM_2, c.layer));
+    const nd_layout *layout = c.model->layout;
+    const nd_unit *unit = nd_layout_unit(layout, ND_UNIT_BLOCK, c.layer);
+    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
+        if (layout->params[i].axes == 1) { /* norms and biases are added to */
+            ND_TRY(nd_fsdp_grad_zero_if_fresh(fsdp, layout->params[i].id, c.layer));
+        }
+    }
     ND_TRY(nd_block_recompute(c));
     ND_TRY(mlp_half_backward(c));
     return attention_half_backward(c);

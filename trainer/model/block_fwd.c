@@ -18,6 +18,41 @@ static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
     return nd_tensor_rows(m->branch, 0, set->Tl);
 }
 
+nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t heads)
+{
+    const nd_tensor columns = nd_tensor_columns(qkv, first * d->D, heads * d->D);
+    nd_tensor t = nd_tensor_3d(columns.data, d->act, qkv.shape[0], heads, d->D);
+    t.stride[0] = d->QKV;
+    return t;
+}
+
+/* Of q or of k, the heads [first, first + heads). */
+static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
+{
+    nd_model *m = c.model;
+    const int64_t T = c.set->T;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_tensor qkv = nd_block_heads(&m->dims, a->qkv, first, heads);
+    const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads);
+    const nd_tensor y = nd_tensor_rows(m->qk, T * first, T * heads);
+    ND_OP(m->rank, ELEMENTWISE, cast, .out = x, .x = qkv);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = y,
+          .rstd = nd_tensor_rows(a->qk_rstd, T * first, T * heads), .x = x,
+          .weight = norm_weight(c, id), .eps = (float)m->rank->shape.rms_eps);
+    ND_OP(m->rank, ELEMENTWISE, cast, .out = qkv, .x = y);
+    return ND_OK;
+}
+
+static nd_status heads_norm(nd_block_call c)
+{
+    const nd_dims *d = &c.model->dims;
+    if (!d->normed) {
+        return ND_OK;
+    }
+    ND_TRY(head_norm(c, ND_PARAM_NORM_Q, 0, d->H));
+    return head_norm(c, ND_PARAM_NORM_K, d->H, d->K);
+}
+
 /* Of the numbered steps 1 to 10 make everything that a backward needs, and 11 only the output. */
 
 /* Steps 1 to 4. */
@@ -37,9 +72,9 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
+    ND_TRY(heads_norm(c));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    nd_tensor qk = nd_tensor_3d(a->qkv.data, d->act, c.set->T, d->H + d->K, d->D);
-    qk.stride[0] = d->QKV;
+    const nd_tensor qk = nd_block_heads(d, a->qkv, 0, d->H + d->K);
     ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
           .table = m->rope);

@@ -61,13 +61,15 @@ static nd_tensor padded_rows(const nd_model *m, nd_tensor rows)
     return rows;
 }
 
-nd_status nd_linear_output_fp8(nd_block_call c, nd_matrix x, nd_matrix w, nd_tensor y)
+nd_status nd_linear_output_fp8(nd_block_call c, const nd_linear_group *g, nd_matrix x, nd_matrix w,
+                               nd_tensor y)
 {
     nd_model *m = c.model;
     x.codes = padded_rows(m, x.codes);
     x.rows = padded_rows(m, x.rows);
     ND_OP(m->rank, GEMM, product, .c = padded_rows(m, y), .a = x, .b = w, .b_transposed = true,
-          .fast_accumulation = m->scales.recipe.output.fast_accumulation, .scratch = m->fp8.gemm);
+          .beta = g->beta, .fast_accumulation = m->scales.recipe.output.fast_accumulation,
+          .scratch = m->fp8.gemm);
     return ND_OK;
 }
 
@@ -110,6 +112,34 @@ nd_operand nd_linear_part_of(nd_block_call c, const nd_linear_group *g, const nd
 
 /* Groups. */
 
+static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
+
+/* The products are added to the biases. */
+static nd_status begin_with_bias(nd_block_call c, const nd_linear_group *g, nd_tensor y)
+{
+    const nd_param_id first = nd_linear_bias(g->first),
+                      last = nd_linear_bias(g->first + g->count - 1);
+    if (g->beta == 0.0f) {
+        return ND_OK;
+    }
+    nd_tensor bias = nd_fsdp_weight(&c.model->fsdp, first, last, c.layer);
+    ND_OP(c.model->rank, ELEMENTWISE, bias_fwd, .out = y, .bias = bias);
+    return ND_OK;
+}
+
+/* dy (T, N), or (Tl, C) of a row-parallel group, whose sums of tp ranks are added up later. */
+static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_tensor dy)
+{
+    if (!g->bias) {
+        return ND_OK;
+    }
+    const nd_param_id first = nd_linear_bias(g->first),
+                      last = nd_linear_bias(g->first + g->count - 1);
+    ND_OP(c.model->rank, ELEMENTWISE, bias_bwd,
+          .dbias = nd_fsdp_grad(&c.model->fsdp, first, last, c.layer), .dout = dy);
+    return ND_OK;
+}
+
 nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
@@ -119,6 +149,7 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     if (g->column) {
         ND_TRY(x->codes.data ? nd_operand_keep(c, x) : nd_linear_gather_rows(c, g, x));
     }
+    ND_TRY(begin_with_bias(c, g, all));
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
         ND_TRY(p->method->forward(c, g, p, x, nd_tensor_columns(all, p->offset, p->rows)));
@@ -148,6 +179,7 @@ nd_status nd_linear_backward(nd_block_call c, nd_input input, nd_operand *dy, nd
     const nd_linear_group *g = nd_linear_group_of(c, input);
     const nd_tensor all = g->column ? nd_tp_partial(m->rank, dx, m->full_b) : dx;
     nd_operand x = nd_operand_of(c, input);
+    ND_TRY(bias_gradient(c, g, dy->rows));
     if (g->column) {
         ND_TRY(g->method->settle_gradients(c, g, dy));
         ND_TRY(x.codes.data ? ND_OK : nd_linear_gather_rows(c, g, &x));

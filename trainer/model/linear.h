@@ -58,6 +58,9 @@ typedef struct nd_linear_group {
     bool fp8;                              /* any part is */
     const struct nd_linear_method *method; /* of the parts in FP8, or BF16 where there are none */
     int first, count;                      /* linears */
+    bool bias;                             /* they have biases */
+    float beta; /* of their products, which are added to the biases: 0 where this rank has none to
+                   add, as the sum over tp has those of a row-parallel group once */
     /* Products of y and of dw; and of dx, which is rounded between FP8 linears: there each of them
      * is a part of its own. */
     int part_count, alone_count;
@@ -190,7 +193,8 @@ nd_status nd_linear_gather_rows(nd_block_call call, const nd_linear_group *group
 nd_operand nd_linear_part_of(nd_block_call call, const nd_linear_group *group,
                              const nd_linear_part *part, const nd_operand *dy);
 /* The FP8 products of operands in the forms that they read. */
-nd_status nd_linear_output_fp8(nd_block_call call, nd_matrix x, nd_matrix w, nd_tensor y);
+nd_status nd_linear_output_fp8(nd_block_call call, const nd_linear_group *group, nd_matrix x,
+                               nd_matrix w, nd_tensor y);
 nd_status nd_linear_input_gradient_fp8(nd_block_call call, const nd_linear_part *part, nd_matrix dy,
                                        nd_matrix w, nd_tensor dx);
 nd_status nd_linear_weight_gradient_fp8(nd_block_call call, const nd_linear_part *part,

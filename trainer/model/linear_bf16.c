@@ -9,7 +9,7 @@ static nd_status forward(nd_block_call c, const nd_linear_group *g, const nd_lin
 {
     ND_OP(c.model->rank, GEMM, product, .c = y, .a = nd_rows(x->rows),
           .b = {.rows = nd_linear_weight(c, p), .kept = nd_linear_kept(c, p, true)},
-          .b_transposed = true, .few_rows = c.pass == ND_PASS_GENERATE);
+          .b_transposed = true, .beta = g->beta, .few_rows = c.pass == ND_PASS_GENERATE);
     return ND_OK;
 }
 

@@ -118,7 +118,7 @@ static nd_status forward(nd_block_call c, const nd_linear_group *g, const nd_lin
     }
     ND_TRY(cast_input(c, false, j.rows ? &j.of_rows : NULL, x));
     ND_TRY(weight_of(c, p, false, &j, &w));
-    return nd_linear_output_fp8(c, x->cast, w, y);
+    return nd_linear_output_fp8(c, g, x->cast, w, y);
 }
 
 static nd_status input_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,

@@ -56,7 +56,7 @@ static nd_status forward(nd_block_call c, const nd_linear_group *g, const nd_lin
     nd_matrix w;
     ND_TRY(cast_input(c, g, false, x));
     ND_TRY(weight_of(c, p, false, &w));
-    return nd_linear_output_fp8(c, x->cast, w, y);
+    return nd_linear_output_fp8(c, g, x->cast, w, y);
 }
 
 static nd_status settle_gradients(nd_block_call c, const nd_linear_group *g, const nd_operand *dy)

@@ -40,6 +40,8 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
                            .column = input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP,
                            .method = &nd_linear_bf16};
     g->count = nd_input_linears(input, &g->first);
+    g->bias = nd_shape_has(&m->rank->shape, nd_linear_bias(g->first));
+    g->beta = g->bias && (g->column || m->rank->coord.at[ND_AXIS_TP] == 0) ? 1.0f : 0.0f;
     for (int l = g->first; l < g->first + g->count; l++) {
         const bool fp8 = !in_bf16 && nd_filter_converts(&m->scales.filter, layer, l);
         add_linear(m, g->parts, &g->part_count, layer, l, fp8, joins);

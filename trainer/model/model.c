@@ -30,6 +30,8 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     int dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
     int dact = want(plan, scratch, "swiglu gradient",
                     nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
+    want(plan, scratch, "q k around their norms",
+         nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->qk);
     want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);

@@ -85,6 +85,7 @@ typedef struct nd_model {
     nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
     nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
     nd_tensor dact;   /* (T, F) */
+    nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
     nd_tensor dqkv, dout;  /* (T, QKV), (T, H D) */
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     nd_fp8_scratch fp8;
@@ -193,6 +194,9 @@ nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
 /* Parts of a block, for the backward of blocks. */
+
+/* (T, heads, D): adjacent heads of the columns of qkv. */
+nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
 /* The work of a block in the buffers that its unit has now. */
 nd_graph_key nd_block_graph_key(const nd_model *model, const char *name, int64_t layer);

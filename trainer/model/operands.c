@@ -340,7 +340,8 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
         to[i] = nd_tensor_columns(dy->rows, i * d->F, d->F);
         fuse[i] = (nd_fuse){0};
     }
-    if (!may_fuse(s) || !nd_linear_group_of(c, ND_INPUT_GATE_UP)->fp8) {
+    const nd_linear_group *g = nd_linear_group_of(c, ND_INPUT_GATE_UP);
+    if (!may_fuse(s) || !g->fp8 || (delayed && g->bias)) { /* a bias's gradient reads the rows */
         return ND_OK;
     }
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;

@@ -34,6 +34,9 @@ static nd_status init_span(void *context, const nd_span *span)
     if (span->param->init == ND_INIT_ONE) {
         return set_to_one(c, to, count);
     }
+    if (span->param->init == ND_INIT_ZERO) {
+        return nd_zero(&r->stream, to, (size_t)count * sizeof *to);
+    }
     for (int64_t done = 0; done < count; done += adjacent) {
         ND_TRY(ND_CALL(r->ops, &r->stream, random_normal, .out = to + done, .count = adjacent,
                        .deviation = c->init_std, .seed = c->seed,

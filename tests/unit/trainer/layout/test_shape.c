@@ -130,15 +130,19 @@ Test(shape, rope_that_is_not_understood)
 
 Test(shape, other_models_are_refused)
 {
-    expect_bad("{" BASE ", \"attention_bias\": true}", "attention_bias", "biases");
-    expect_bad("{" BASE ", \"mlp_bias\": true}", "mlp_bias", "biases");
+    expect_bad("{" BASE ", \"attention_out_bias\": true}", "attention_out_bias is true",
+               "model_type llama");
+    expect_bad("{" BASE ", \"use_qk_norm\": true}", "use_qk_norm is true", "only false");
+    expect_bad("{" BASE ", \"attention_bias\": 1}", "attention_bias is an integer",
+               "true or false");
     expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"", "silu");
     expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window", "full causal");
     expect_bad("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
     expect_bad("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
     expect_bad("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
                "architectures", "LlamaForCausalLM");
-    expect_bad("{\"model_type\": \"mistral\"}", "model_type is \"mistral\"", "llama");
+    expect_bad("{\"model_type\": \"bert\"}", "model_type is \"bert\"", "llama, qwen2, qwen3");
+    expect_bad("{\"model_type\": \"qwen4\"}", "model_type is \"qwen4\"", "the nearest is qwen");
     expect_bad("{\"model_type\": \"lama\"}", "model_type is \"lama\"", "the nearest is llama");
     expect_bad("{}", "model_type is missing", "llama");
 }
@@ -213,6 +217,50 @@ Test(shape, writing_and_reading_back)
     cr_expect_eq(back.rope.type, ND_ROPE_DEFAULT);
     expect_sentence(nd_shape_write(&s, "float32", "/nonexistent/config.json"), ND_ERR_CANTCREATE,
                     "write", "/nonexistent", (char *)NULL);
+}
+
+#define SIZES                                                                                      \
+    "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2"
+
+static nd_shape family_of(const char *text)
+{
+    nd_shape s, back;
+    cr_assert_eq(parse(text, &s), ND_OK, "%s: %s", text, nd_error_last()->message);
+    write_and_read(&s, &back);
+    cr_expect(back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
+                  back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
+                  back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
+                  back.max_positions == s.max_positions && back.bos_id == s.bos_id,
+              "%s reads back as it was", text);
+    return s;
+}
+
+Test(shape, families_have_their_switches_and_defaults)
+{
+    nd_shape s = family_of("{\"model_type\": \"llama\", " SIZES "}");
+    cr_expect(!s.qkv_bias && !s.o_bias && !s.mlp_bias && !s.qk_norm && s.bos_id == 1);
+    cr_expect_not(nd_shape_has(&s, ND_PARAM_Q_BIAS));
+    s = family_of("{\"model_type\": \"llama\", \"attention_bias\": true, " SIZES "}");
+    cr_expect(s.qkv_bias && s.o_bias && !s.mlp_bias);
+    s = family_of("{\"model_type\": \"qwen2\", \"use_sliding_window\": false, "
+                  "\"sliding_window\": 4096, " SIZES "}");
+    cr_expect(s.qkv_bias && !s.o_bias && !s.mlp_bias && !s.qk_norm);
+    cr_expect(s.head_dim == 16 && s.max_positions == 32768 && s.bos_id == -1 && s.eos_id == -1);
+    cr_expect(nd_shape_has(&s, ND_PARAM_Q_BIAS) && !nd_shape_has(&s, ND_PARAM_O_BIAS));
+    s = family_of("{\"model_type\": \"qwen3\", " SIZES "}");
+    cr_expect(!s.qkv_bias && s.qk_norm && s.head_dim == 128);
+    s = family_of("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0.0, " SIZES "}");
+    cr_expect(s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.bos_id == 0);
+    /* 100 x 64 twice, 64; a block: q 512 x 64, k and v 256 x 64, their biases, o, MLP, norms */
+    cr_expect_eq(nd_shape_parameters(&s),
+                 2 * 6400 + 64 + 2 * (512 * 65 + 2 * 256 * 65 + 64 * 512 + 3 * 6144 + 128));
+    expect_bad("{\"model_type\": \"qwen2\", \"attention_bias\": true, " SIZES "}",
+               "attention_bias is true", "model_type qwen2");
+    expect_bad("{\"model_type\": \"qwen2\", \"use_sliding_window\": true, " SIZES "}",
+               "use_sliding_window is true", "only false");
+    expect_bad("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
+               "residual_dropout is 0.1", "0 to 0");
 }
 
 Test(shape, parameters)
