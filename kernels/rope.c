@@ -23,7 +23,7 @@ static double llama3_frequency(const nd_rope_config *c, double frequency)
     return (1.0 - smooth) * frequency / c->factor + smooth * frequency;
 }
 
-static double frequency_of(const nd_rope_config *c, int64_t head_dim, int64_t pair)
+double nd_rope_frequency(const nd_rope_config *c, int64_t head_dim, int64_t pair)
 {
     double frequency = pow(c->theta, -2.0 * (double)pair / (double)head_dim);
     switch (c->type) {
@@ -44,7 +44,7 @@ void nd_rope_table(const nd_rope_config *config, int64_t head_dim, int64_t posit
     ND_ASSERT(head_dim > 0 && head_dim % 2 == 0 && positions >= 0);
     int64_t half = head_dim / 2;
     for (int64_t pair = 0; pair < half; pair++) {
-        double frequency = frequency_of(config, head_dim, pair);
+        double frequency = nd_rope_frequency(config, head_dim, pair);
         for (int64_t p = 0; p < positions; p++) {
             cos_out[p * half + pair] = (float)cos((double)p * frequency);
             sin_out[p * half + pair] = (float)sin((double)p * frequency);

@@ -14,6 +14,8 @@ typedef struct nd_rope_config {
     int64_t original_max_positions;
 } nd_rope_config;
 
+/* Radians by which a position turns the dimensions `pair` and head_dim / 2 + pair. */
+double nd_rope_frequency(const nd_rope_config *config, int64_t head_dim, int64_t pair);
 /*
  * cos, sin: (positions, head_dim / 2), row p = cos/sin(p inv_freq). llama3 scaling: wavelengths
  * above original_max / low_freq_factor are slowed by `factor`, below original_max /

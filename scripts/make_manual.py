@@ -31,7 +31,8 @@ COMMANDS = {
     "report": ("draws runs as one page", ["--output", "--markdown"]),
     "version": ("prints the version and what is inside", []),
 }
-VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "diff": ["--dtype", "--no-verify"],
+VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "gguf": ["--type"],
+         "diff": ["--dtype", "--no-verify"],
          "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
 CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands that take the flags of the table
 USES = ("generate", "eval", "bench") # those which ndlaunch starts too, and `ndtrain check` checks

@@ -57,7 +57,7 @@ static int usage(const char *unknown)
                     "       ndtrain generate --model PATH --prompt TEXT [flags]\n"
                     "       ndtrain eval --model PATH --data FILE | --requests FILE [flags]\n"
                     "       ndtrain bench --products | --layer [flags]\n"
-                    "       ndtrain ckpt ls|verify|export|diff|prune ... | ckpt --help\n"
+                    "       ndtrain ckpt ls|verify|export|gguf|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
                     "       ndtrain report RUN ... [-o FILE] [--markdown]\n"
                     "       ndtrain --help [SECTION|all] | --version\n");

@@ -9,8 +9,8 @@
 #include "runtime/base/suggest.h"
 #include "trainer/commands/command.h"
 
-static const nd_ckpt_verb *const verbs[] = {&nd_ckpt_ls, &nd_ckpt_verify, &nd_ckpt_export,
-                                            &nd_ckpt_diff, &nd_ckpt_prune};
+static const nd_ckpt_verb *const verbs[] = {&nd_ckpt_ls,   &nd_ckpt_verify, &nd_ckpt_export,
+                                            &nd_ckpt_gguf, &nd_ckpt_diff,   &nd_ckpt_prune};
 enum { VERBS = sizeof verbs / sizeof *verbs };
 
 static const char about[] =
@@ -64,7 +64,8 @@ static nd_status fail_verb(const char *name)
         nd_suggest_offer(&search, verbs[i]->name);
     }
     return nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s%s", name,
-                   search.best ? "did you mean " : "it has ls, verify, export, diff and prune",
+                   search.best ? "did you mean "
+                               : "it has ls, verify, export, gguf, diff and prune",
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
@@ -72,7 +73,7 @@ static nd_status run(int argc, char **argv, int *code)
 {
     nd_ckpt_call call;
     if (argc < 2) {
-        return nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, export, diff or prune; "
+        return nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, export, gguf, diff or prune; "
                                       "ndtrain ckpt --help says more");
     }
     if (is_help(argv[1]) || strcmp(argv[1], "help") == 0) {

@@ -31,7 +31,8 @@ typedef struct nd_ckpt_verb {
     nd_status (*run)(const nd_ckpt_call *call, int *code);
 } nd_ckpt_verb;
 
-extern const nd_ckpt_verb nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_diff, nd_ckpt_prune;
+extern const nd_ckpt_verb nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff,
+    nd_ckpt_prune;
 
 /* arguments */
 

@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A model as a GGUF file, in the hands of others: check_gguf.py BUILD GOLDENS.
+
+Small models are trained and written with `ndtrain ckpt gguf`. The package gguf reads every tensor back; llama.cpp cuts texts into the
+ids that the package tokenizers gives, and continues a text as `ndtrain generate` does. Run through check_gguf.sh.
+"""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import urllib.request
+
+import gguf
+import numpy
+import tokenizers
+import xllamacpp
+
+BUILD, GOLDENS = (pathlib.Path(path) for path in sys.argv[1:3])
+NDTRAIN = BUILD / "ndtrain"
+TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16, "bf16": gguf.GGMLQuantizationType.BF16,
+         "q8_0": gguf.GGMLQuantizationType.Q8_0}
+ENDING = '{% for m in messages %}<s>{{ m["content"] }}{% endfor %}'
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}
+# Hugging Face's names of the matrices and norms of a block.
+BLOCK = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+         "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+         "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def check(holds, words):
+    if not holds:
+        sys.exit(f"check_gguf: {words}")
+
+
+def run(folder, *arguments, code=0):
+    done = subprocess.run([NDTRAIN, *map(str, arguments)], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")})
+    check(done.returncode == code, f"{arguments} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout, done.stderr
+
+
+def train(folder, name, config, steps, *flags):
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "llama", "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 256, **config}))
+    run(folder, "train", "--set", "model.config=config.json", "--data-path", "text.txt", "--sequence-length", 64, "--micro-batch-size", 4,
+        "--num-steps", steps, "--learning-rate", "3e-3", "--precision", "fp32", "--set", f"output.dir={name}", "--set",
+        "output.save_model=true", "--set", "output.dtype=fp32", "--log-level", "error", *flags)
+    return folder / name / "model"
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size, = struct.unpack("<Q", data[:8])
+    tensors = {}
+    for name, entry in json.loads(data[8:8 + size]).items():
+        if name != "__metadata__":
+            begin, end = (8 + size + offset for offset in entry["data_offsets"])
+            check(entry["dtype"] == "F32", f"{name} is {entry['dtype']}")
+            tensors[name] = numpy.frombuffer(data[begin:end], "<f4").reshape(entry["shape"])
+    return tensors
+
+
+def source_of(name, tensors, heads):
+    """The tensor of the model folder, its rows in the order of llama.cpp's family."""
+    *parts, kind = name.split(".")
+    if parts[0] != "blk":
+        return tensors[f"{WHOLE[parts[0]]}.{kind}"]
+    rows = tensors[f"model.layers.{parts[1]}.{BLOCK[parts[2]]}.{kind}"]
+    if parts[2] in heads:
+        rows = rows.reshape(heads[parts[2]], 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+    return rows
+
+
+def check_tensors(folder, model, kind, heads):
+    tensors = read_safetensors(model / "model.safetensors")
+    name = f"{model.parent.name}-{kind}.gguf"
+    run(folder, "ckpt", "gguf", model.parent, name, "--type", kind)
+    reader = gguf.GGUFReader(folder / name)
+    own = [t for t in reader.tensors if t.name != "rope_freqs.weight"]
+    check(len(own) == len(tensors), f"{name} has {len(own)} tensors of {len(tensors)}")
+    for tensor in own:
+        source = source_of(tensor.name, tensors, heads)
+        wanted = TYPES["f32"] if source.ndim == 1 else TYPES["f16"] if kind == "q8_0" and source.shape[1] % 32 else TYPES[kind]
+        check(tensor.tensor_type == wanted, f"{tensor.name} of {name} is {tensor.tensor_type.name}")
+        stored = gguf.quants.quantize(source, wanted)
+        check(numpy.array_equal(numpy.asarray(tensor.data).view(numpy.uint8).ravel(), stored.view(numpy.uint8).ravel()),
+              f"{tensor.name} of {name} differs")
+    return reader
+
+
+def serve(path):
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(path)
+    parameters.n_ctx = 512
+    parameters.cpuparams.n_threads = 1
+    parameters.warmup = False
+    return xllamacpp.Server(parameters)
+
+
+def post(server, path, body):
+    request = urllib.request.Request(server.listening_address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def check_texts(folder, model, prompt):
+    """The greedy text of llama.cpp, from F32 weights, is ours."""
+    run(folder, "ckpt", "gguf", model, "texts.gguf", "--type", "f32")
+    ours, _ = run(folder, "generate", "--model", model, "--prompt", prompt, "--max-new-tokens", 60, "--temperature", 0, "--log-level", "error")
+    theirs = post(serve(folder / "texts.gguf"), "/completion", {"prompt": prompt, "n_predict": 60, "temperature": 0})["content"]
+    check(len(theirs) > 40 and ours.rstrip("\n").removeprefix(prompt) == theirs.rstrip("\n"), f"ndtrain wrote {ours!r}, llama.cpp {theirs!r}")
+    (folder / "texts.gguf").unlink()
+
+
+def make_tokenizer(folder, name):
+    """A golden tokenizer without what llama.cpp does not know; that of Llama 2 gets every merge that its pieces allow."""
+    root = json.loads((GOLDENS / f"{name}.json").read_text())
+    for token in root["added_tokens"]:
+        token.update(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    if name == "llama2":
+        vocabulary = root["model"]["vocab"]
+        root["model"]["merges"] = [[piece[:cut], piece[cut:]] for piece in sorted(vocabulary, key=vocabulary.get)
+                                   for cut in range(1, len(piece)) if piece[:cut] in vocabulary and piece[cut:] in vocabulary]
+    place = folder / f"tokenizer-{name}"
+    place.mkdir()
+    (place / "tokenizer.json").write_text(json.dumps(root))
+    (place / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot|>", "chat_template": ENDING}))
+    return place
+
+
+def check_tokens(folder, name):
+    place = make_tokenizer(folder, name)
+    peer = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+    model = train(folder, f"run-{name}", {"vocab_size": 448, "hidden_size": 32}, 1, "--tokenizer", place)
+    run(folder, "ckpt", "gguf", model, f"{name}.gguf")
+    fields = gguf.GGUFReader(folder / f"{name}.gguf").fields
+    check(fields["tokenizer.chat_template"].contents() == ENDING, "the chat template")
+    check(fields["tokenizer.ggml.eos_token_id"].contents() == peer.token_to_id("<|eot|>"), "the end of text")
+    server = serve(folder / f"{name}.gguf")
+    texts = [case["text"] for case in json.loads((GOLDENS / f"{name}.cases.json").read_text())]
+    check(len(texts) > 60, f"{len(texts)} texts of {name}")
+    for text in texts:
+        theirs = post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
+        check(theirs == peer.encode(text, add_special_tokens=False).ids, f"{name}: llama.cpp cuts {text!r} into {theirs}")
+
+
+def check_refusals(folder, model):
+    run(folder, "ckpt", "gguf", model, "there.gguf")
+    before = (folder / "there.gguf").read_bytes()
+    _, said = run(folder, "ckpt", "gguf", model, "there.gguf", "--type", "f32", code=73)
+    check("there.gguf exists" in said and (folder / "there.gguf").read_bytes() == before, said)
+    _, said = run(folder, "ckpt", "gguf", model, "other.gguf", "--type", "q4", code=2)
+    check("f32, f16, bf16 or q8_0" in said, said)
+    _, said = run(folder, "ckpt", "gguf", model, "none/other.gguf", code=73)
+    check("none" in said, said)
+    (model / "tokenizer.json").write_text((GOLDENS / "gpt2.json").read_text())
+    _, said = run(folder, "ckpt", "gguf", model, "warned.gguf")
+    check("added tokens have single_word" in said, said)
+    for name, words in (("llama2", "does not merge"), ("prefix", "llama.cpp has no")):
+        (model / "tokenizer.json").write_text((GOLDENS / f"{name}.json").read_text())
+        _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
+        check(words in said, said)
+    (model / "tokenizer.json").unlink()
+    _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
+    check("has no tokenizer.json" in said, said)
+    left = [path.name for path in folder.iterdir() if path.name.startswith("other.gguf")]
+    check(not left, f"left behind: {left}")
+
+
+def main():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "text.txt").write_text("".join(f"and the lord said unto moses, speak unto the children of israel {i % 7} times.\n"
+                                                 for i in range(400)))
+        heads = {"attn_q": 4, "attn_k": 2}
+        bytes_of = {"vocab_size": 256, "hidden_size": 64, "rope_scaling": LLAMA3_ROPE, "rope_theta": 1000.0}
+        model = train(folder, "run", bytes_of, 300)
+        for kind in TYPES:
+            reader = check_tensors(folder, model, kind, heads)
+        factors = next(t.data for t in reader.tensors if t.name == "rope_freqs.weight")
+        check(factors[0] == 1 and factors[-1] == 8 and (numpy.diff(factors) >= 0).all(), f"factors {factors}")
+        check_texts(folder, model, "and the lord")
+        # Tied, an odd head, rows that are no blocks of 32, and linear RoPE.
+        odd = {"vocab_size": 256, "hidden_size": 40, "head_dim": 18, "tie_word_embeddings": True,
+               "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+        model = train(folder, "odd", odd, 300)
+        check_tensors(folder, model, "q8_0", heads)
+        check_texts(folder, model, "speak unto")
+        # The halves of a head turn in these families, so no rows change places.
+        for family, more in (("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen2", {}), ("qwen3", {"head_dim": 24})):
+            own = train(folder, family, {"model_type": family, "vocab_size": 256, "hidden_size": 64, **more}, 300)
+            check_tensors(folder, own, "f32", heads if family == "llama" else {})
+            check_texts(folder, own, "the lord said")
+        for tokenizer in ("gpt2", "llama3", "qwen2", "digits", "llama2"):
+            check_tokens(folder, tokenizer)
+        check_refusals(folder, folder / "run-gpt2" / "model")
+        (model / "tokenizer.json").write_text((GOLDENS / "gpt2.json").read_text())
+        _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
+        check("and the model has 256" in said, said)
+
+
+main()

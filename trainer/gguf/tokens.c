@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/fs.h"
+#include "runtime/base/json.h"
+#include "runtime/base/log.h"
+#include "trainer/gguf/gguf.h"
+#include "trainer/text/parts.h"
+
+/* Kinds of tokens (llama_token_type). */
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
+enum { JSON_BYTES_MAX = 256 << 20 };
+
+typedef struct source {
+    const char *folder;
+    const nd_shape *shape;
+    nd_tokenizer *tokenizer;
+    json_t *model;  /* "model" of tokenizer.json; borrowed from `root` */
+    json_t *root;   /* tokenizer.json */
+    json_t *config; /* tokenizer_config.json; NULL: there is none */
+} source;
+
+/* A JSON file of the folder. *out is NULL where there is none. */
+static nd_status read_json(const char *folder, const char *name, json_t **out)
+{
+    char *path = NULL, *text = NULL;
+    size_t size = 0;
+    bool there = false;
+    json_error_t error;
+    nd_status status = ND_OK;
+    *out = NULL;
+    ND_TRY_OUT(nd_fs_has(folder, name, &there));
+    if (!there) {
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, name));
+    ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    *out = json_loadb(text, size, JSON_ALLOW_NUL, &error);
+    if (!*out) {
+        status = nd_json_no_memory(&error)
+                     ? nd_fail_memory("reading \"%s\"", path)
+                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+    }
+out:
+    free(text);
+    free(path);
+    return status;
+}
+
+static nd_status open_source(source *s)
+{
+    char *path = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(read_json(s->folder, "tokenizer.json", &s->root));
+    if (!s->root) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" has no tokenizer.json, and a GGUF file holds the tokenizer too; "
+                         "copy the model's tokenizer.json there",
+                         s->folder);
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
+    ND_TRY_OUT(nd_tokenizer_open(path, &s->tokenizer));
+    s->model = json_object_get(s->root, "model");
+    ND_TRY_OUT(read_json(s->folder, "tokenizer_config.json", &s->config));
+    if (nd_tokenizer_vocab_size(s->tokenizer) > s->shape->vocab) {
+        status = nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
+                         s->folder, (int)nd_tokenizer_vocab_size(s->tokenizer),
+                         (long long)s->shape->vocab);
+    }
+out:
+    free(path);
+    return status;
+}
+
+static void close_source(source *s)
+{
+    nd_tokenizer_close(s->tokenizer);
+    json_decref(s->root);
+    json_decref(s->config);
+}
+
+/* llama.cpp's names for the ways to cut a text into words. NULL: it has none for this tokenizer. */
+static const char *find_splitting(const nd_tokenizer *t)
+{
+    const nd_splitter first = t->splitters[0];
+    if (!t->byte_level || t->prefix_blank || t->metaspace != ND_METASPACE_NONE) {
+        return NULL;
+    }
+    if (!t->merges.any) {
+        return "gpt-2"; /* bytes, however they are cut */
+    }
+    if (t->splitter_count == 2 && first == ND_SPLIT_EACH_DIGIT &&
+        t->splitters[1] == ND_SPLIT_GPT2) {
+        return "smollm";
+    }
+    return t->splitter_count != 1     ? NULL
+           : first == ND_SPLIT_GPT2   ? "gpt-2"
+           : first == ND_SPLIT_LLAMA3 ? "llama-bpe"
+           : first == ND_SPLIT_QWEN2  ? "qwen2"
+                                      : NULL;
+}
+
+/* Llama 2's form: a mark for each blank, and characters without a piece become bytes. */
+static bool is_sentencepiece(const nd_tokenizer *t)
+{
+    return !t->byte_level && t->bpe.fallback && t->splitter_count == 0;
+}
+
+static int kind_of(const nd_tokenizer *t, int32_t id, const char *text)
+{
+    int kind = NORMAL;
+    for (int i = 0; i < t->added_count; i++) {
+        if (t->added[i].id == id) {
+            kind = t->added[i].special ? CONTROL : USER_DEFINED;
+        }
+    }
+    unsigned byte;
+    if (id == t->bpe.unknown) {
+        kind = UNKNOWN;
+    } else if (!t->byte_level && strlen(text) == 6 && sscanf(text, "<0x%2X>", &byte) == 1) {
+        kind = BYTE;
+    }
+    return kind;
+}
+
+static void add_vocabulary(nd_gguf_head *head, const source *s)
+{
+    const nd_tokenizer *t = s->tokenizer;
+    const int32_t count = (int32_t)s->shape->vocab;
+    nd_gguf_texts(head, "tokenizer.ggml.tokens", (uint64_t)count);
+    for (int32_t id = 0; id < count; id++) {
+        size_t size = 0;
+        char unused[32];
+        const char *text = nd_tokenizer_token(t, id, &size);
+        if (!text) {
+            size = (size_t)snprintf(unused, sizeof unused, "[PAD%d]", (int)id);
+            text = unused;
+        }
+        nd_gguf_add_text(head, text, size);
+    }
+    nd_gguf_i32s(head, "tokenizer.ggml.token_type", (uint64_t)count);
+    for (int32_t id = 0; id < count; id++) {
+        size_t size = 0;
+        const char *text = nd_tokenizer_token(t, id, &size);
+        nd_gguf_add_i32(head, text ? kind_of(t, id, text) : UNUSED);
+    }
+}
+
+/* A merge of the file: "left right", or a list of both. */
+static nd_status add_merge(nd_gguf_head *head, const json_t *merge)
+{
+    if (json_is_string(merge)) {
+        nd_gguf_add_text(head, json_string_value(merge), json_string_length(merge));
+        return ND_OK;
+    }
+    const json_t *left = json_array_get(merge, 0), *right = json_array_get(merge, 1);
+    const size_t size = json_string_length(left) + 1 + json_string_length(right);
+    char *text = NULL;
+    ND_TRY(nd_fs_format(&text, "%s %s", json_string_value(left), json_string_value(right)));
+    nd_gguf_add_text(head, text, size);
+    free(text);
+    return ND_OK;
+}
+
+static nd_status add_merges(nd_gguf_head *head, const source *s)
+{
+    const json_t *merges = json_object_get(s->model, "merges");
+    nd_gguf_texts(head, "tokenizer.ggml.merges", json_array_size(merges));
+    for (size_t i = 0; i < json_array_size(merges); i++) {
+        ND_TRY(add_merge(head, json_array_get(merges, i)));
+    }
+    return ND_OK;
+}
+
+static bool is_added(const nd_tokenizer *t, int32_t id)
+{
+    for (int i = 0; i < t->added_count; i++) {
+        if (t->added[i].id == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * llama.cpp has no merges in this form: it joins two pieces whenever a piece has the text of both,
+ * and the pair of the highest score first. So a piece has minus the rank of the first merge that
+ * makes it, and each pair of pieces that could make it must be a merge.
+ */
+static nd_status score_piece(const source *s, int32_t id, float *score)
+{
+    const nd_tokenizer *t = s->tokenizer;
+    size_t size = 0;
+    const char *text = nd_tokenizer_token(t, id, &size);
+    *score = 0;
+    for (size_t cut = 1; cut < size && !is_added(t, id); cut++) {
+        const int32_t left = nd_tokenizer_find(t, text, cut);
+        const int32_t right = left < 0 ? -1 : nd_tokenizer_find(t, text + cut, size - cut);
+        if (right < 0 || is_added(t, left) || is_added(t, right)) {
+            continue;
+        }
+        const nd_merged merged = nd_merges_find(&t->merges, left, right);
+        if (merged.rank == ND_MERGE_NONE) {
+            return nd_fail(ND_ERR_DATA,
+                           "the tokenizer of \"%s\" does not merge \"%.*s\" and \"%.*s\", whose "
+                           "texts together are a piece; llama.cpp would, so the ids would differ",
+                           s->folder, (int)cut, text, (int)(size - cut), text + cut);
+        }
+        const float here = -1 - (float)merged.rank;
+        *score = *score == 0 || here > *score ? here : *score;
+    }
+    return ND_OK;
+}
+
+static nd_status add_scores(nd_gguf_head *head, const source *s)
+{
+    nd_gguf_f32s(head, "tokenizer.ggml.scores", (uint64_t)s->shape->vocab);
+    for (int32_t id = 0; id < s->shape->vocab; id++) {
+        float score;
+        ND_TRY(score_piece(s, id, &score));
+        nd_gguf_add_f32(head, score);
+    }
+    return ND_OK;
+}
+
+static void add_id(nd_gguf_head *head, const char *key, int64_t id)
+{
+    if (id >= 0) {
+        nd_gguf_u32(head, key, (uint32_t)id);
+    }
+}
+
+/* The id of a token that tokenizer_config.json names: a text, or an object with "content"; -1:
+ * none. */
+static int32_t named_token(const source *s, const char *key)
+{
+    const json_t *value = json_object_get(s->config, key);
+    value = json_is_object(value) ? json_object_get(value, "content") : value;
+    return json_is_string(value) ? nd_tokenizer_find(s->tokenizer, json_string_value(value),
+                                                     json_string_length(value))
+                                 : -1;
+}
+
+static void add_special(nd_gguf_head *head, const source *s)
+{
+    const nd_tokenizer *t = s->tokenizer;
+    const int32_t end_of_turn = named_token(s, "eos_token");
+    add_id(head, "tokenizer.ggml.bos_token_id", s->shape->bos_id);
+    add_id(head, "tokenizer.ggml.eos_token_id", s->shape->eos_id);
+    add_id(head, "tokenizer.ggml.unknown_token_id", t->bpe.unknown);
+    add_id(head, "tokenizer.ggml.padding_token_id", named_token(s, "pad_token"));
+    if (end_of_turn != s->shape->eos_id) {
+        add_id(head, "tokenizer.ggml.eot_token_id", end_of_turn);
+    }
+    nd_gguf_flag(head, "tokenizer.ggml.add_bos_token",
+                 t->before_count > 0 && t->before[0] == s->shape->bos_id);
+    nd_gguf_flag(head, "tokenizer.ggml.add_eos_token", t->behind_count > 0);
+}
+
+/* In tokenizer_config.json, or in a file of its own. */
+static nd_status add_chat_template(nd_gguf_head *head, const source *s)
+{
+    static const char key[] = "tokenizer.chat_template", name[] = "chat_template.jinja";
+    const json_t *own = json_object_get(s->config, "chat_template");
+    char *path = NULL, *text = NULL;
+    size_t size = 0;
+    bool there = false;
+    nd_status status = ND_OK;
+    if (json_is_string(own)) {
+        nd_gguf_text(head, key, json_string_value(own), json_string_length(own));
+        return ND_OK;
+    }
+    ND_TRY_OUT(nd_fs_has(s->folder, name, &there));
+    if (there) {
+        ND_TRY_OUT(nd_fs_format(&path, "%s/%s", s->folder, name));
+        ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
+        nd_gguf_text(head, key, text, size);
+    }
+out:
+    free(text);
+    free(path);
+    return status;
+}
+
+/* What llama.cpp does otherwise. */
+static void warn_of_differences(const source *s)
+{
+    const nd_tokenizer *t = s->tokenizer;
+    int count = 0;
+    for (int i = 0; i < t->added_count; i++) {
+        count += t->added[i].single_word || t->added[i].lstrip || t->added[i].rstrip;
+    }
+    if (count > 0) {
+        nd_log_warning("%d added tokens have single_word, lstrip or rstrip, which a GGUF file "
+                       "cannot say: llama.cpp finds them anywhere, and takes no white space with "
+                       "them",
+                       count);
+    }
+    if (t->metaspace == ND_METASPACE_FIRST) {
+        nd_log_warning("the tokenizer puts a blank before a text only where none is; llama.cpp "
+                       "puts one before each, so texts that begin with a blank get other ids");
+    }
+}
+
+static nd_status add_model(nd_gguf_head *head, const source *s)
+{
+    const nd_tokenizer *t = s->tokenizer;
+    const char *splitting = find_splitting(t);
+    if (splitting) {
+        nd_gguf_text(head, "tokenizer.ggml.model", "gpt2", 4);
+        nd_gguf_text(head, "tokenizer.ggml.pre", splitting, strlen(splitting));
+        add_vocabulary(head, s);
+        return add_merges(head, s);
+    }
+    if (is_sentencepiece(t)) {
+        nd_gguf_text(head, "tokenizer.ggml.model", "llama", 5);
+        nd_gguf_text(head, "tokenizer.ggml.pre", "default", 7);
+        nd_gguf_flag(head, "tokenizer.ggml.add_space_prefix",
+                     t->metaspace == ND_METASPACE_FIRST || t->metaspace == ND_METASPACE_ALWAYS ||
+                         (t->rewrite_count > 0 && !t->rewrites[0].compose && !t->rewrites[0].from));
+        add_vocabulary(head, s);
+        return add_scores(head, s);
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "the tokenizer of \"%s\" cuts texts into words in a way that llama.cpp has no "
+                   "name for; the forms of GPT-2, Llama 2, Llama 3, Qwen 2 and SmolLM are known",
+                   s->folder);
+}
+
+nd_status nd_gguf_add_tokens(nd_gguf_head *head, const char *folder, const nd_shape *shape)
+{
+    source s = {.folder = folder, .shape = shape};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(open_source(&s));
+    warn_of_differences(&s);
+    ND_TRY_OUT(add_model(head, &s));
+    add_special(head, &s);
+    status = add_chat_template(head, &s);
+out:
+    close_source(&s);
+    return status;
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+#include <string.h>
+
+#include "runtime/base/math.h"
+#include "runtime/tensor/dtype.h"
+#include "trainer/gguf/gguf.h"
+
+enum { BLOCK = 32, BLOCK_BYTES = 2 + BLOCK };
+
+int64_t nd_gguf_bytes(nd_gguf_type type, int64_t count)
+{
+    switch (type) {
+    case ND_GGUF_F32:
+        return count * 4;
+    case ND_GGUF_Q8_0:
+        return count / BLOCK * BLOCK_BYTES;
+    default:
+        return count * 2;
+    }
+}
+
+/* The nearest F16, ties to even. A magnitude beyond 65504 becomes infinity. */
+static uint16_t f16_from_f32(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const uint32_t magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) {
+        return sign | 0x7e00;
+    }
+    if (magnitude < 0x38800000) { /* below 2^-14: a multiple of 2^-24 */
+        return sign | (uint16_t)lrintf(fabsf(f) * 0x1p24f);
+    }
+    const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+    return sign | (rounded >= 0x47800000 ? 0x7c00 : (uint16_t)((rounded >> 13) - (112 << 10)));
+}
+
+static bool store_f16(const float *values, int64_t count, uint8_t *out)
+{
+    bool held = true;
+    for (int64_t i = 0; i < count; i++) {
+        const uint16_t code = f16_from_f32(values[i]);
+        held &= (code & 0x7c00) != 0x7c00;
+        memcpy(out + 2 * i, &code, sizeof code);
+    }
+    return held;
+}
+
+static bool store_block(const float *values, uint8_t *out)
+{
+    float largest = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        if (!isfinite(values[i])) {
+            return false;
+        }
+        largest = fmaxf(largest, fabsf(values[i]));
+    }
+    const float scale = largest / 127, factor = scale > 0 ? 1 / scale : 0;
+    const bool held = store_f16(&scale, 1, out);
+    for (int i = 0; i < BLOCK; i++) {
+        out[2 + i] = (uint8_t)(int8_t)roundf(values[i] * factor);
+    }
+    return held;
+}
+
+bool nd_gguf_store(nd_gguf_type type, const float *values, int64_t count, void *out)
+{
+    uint8_t *to = out;
+    bool held = true;
+    switch (type) {
+    case ND_GGUF_F32:
+        memcpy(to, values, (size_t)count * sizeof *values);
+        break;
+    case ND_GGUF_F16:
+        return store_f16(values, count, to);
+    case ND_GGUF_BF16:
+        for (int64_t i = 0; i < count; i++) {
+            const nd_bf16 code = nd_bf16_from_f32(values[i]);
+            memcpy(to + 2 * i, &code, sizeof code);
+        }
+        break;
+    case ND_GGUF_Q8_0:
+        for (int64_t i = 0; i < count / BLOCK; i++) {
+            held = store_block(values + i * BLOCK, to + i * BLOCK_BYTES) && held;
+        }
+        break;
+    }
+    return held;
+}
