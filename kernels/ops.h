@@ -148,7 +148,8 @@ typedef enum nd_role {
     ND_DY_OF_DX,
     ND_W_OF_DX,
     ND_DY_OF_DW,
-    ND_X_OF_DW
+    ND_X_OF_DW,
+    ND_ROLE_COUNT
 } nd_role;
 
 /* An operand for which a caller asks in which form products read it. */

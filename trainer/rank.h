@@ -49,6 +49,20 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
         }                                                                                          \
     } while (0)
 
+/* Communication that was begun and lends its buffers until it is finished. */
+typedef struct nd_exchange {
+    nd_event done;
+} nd_exchange;
+
+/* Later work of the rank's stream sees what arrived. Does nothing where nothing was begun. */
+static inline nd_status nd_exchange_finish(nd_rank *rank, nd_exchange *exchange)
+{
+    ND_RUN_NAMED(rank, ND_TRACE_COMMUNICATION, "nd_exchange_finish",
+                 nd_stream_wait(&rank->stream, &exchange->done));
+    exchange->done = (nd_event){0};
+    return ND_OK;
+}
+
 /*
  * Calls an op of the backend with the arguments that are named; absent operands are not. Does
  * nothing when a replayed CUDA graph already contains the call.

@@ -23,7 +23,7 @@ nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out
     if (unit->kind != ND_UNIT_HEAD) { /* a tied table stays until the end of backward */
         nd_fsdp_release(&m->fsdp, unit);
     }
-    ND_TRY(nd_tp_reduce(r, partial, x, ND_TRACE_COMMUNICATION));
+    ND_TRY(nd_tp_reduce(r, partial, x, NULL));
     *out = (nd_residual){.x = x};
     return ND_OK;
 }
@@ -33,7 +33,7 @@ nd_status nd_embed_backward(nd_model *m, nd_activation_set *set)
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor dx;
-    ND_TRY(nd_tp_gather(r, m->dx, m->full_a, ND_TRACE_COMMUNICATION, &dx));
+    ND_TRY(nd_tp_gather(r, m->dx, m->full_a, NULL, &dx));
     /* A tied table's gradient was begun by the head and is released here, last. */
     if (unit->kind != ND_UNIT_HEAD) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));

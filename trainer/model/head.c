@@ -73,17 +73,23 @@ void nd_head_want_packed(nd_model *m)
 {
     const nd_dims *d = &m->dims;
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    const int64_t reads = micros * nd_ceil_div(d->Tl, d->head_rows);
+    nd_form_need need = {.columns = d->C,
+                         .others = d->head_rows * (d->T / d->Tl),
+                         .stored = d->act,
+                         .format = d->act,
+                         .uses = (int)(micros * nd_ceil_div(d->Tl, d->head_rows))};
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         nd_packed_weight tile = {.first = ND_PARAM_HEAD,
                                  .last = ND_PARAM_HEAD,
                                  .layer = -1,
                                  .row = begin,
-                                 .rows = nd_min(d->head_columns, d->V - begin),
                                  .transposed = true};
-        nd_packed_want(&m->packed, &tile, d->act, d->act, d->head_rows * (d->T / d->Tl), reads);
+        need.rows = nd_min(d->head_columns, d->V - begin);
+        need.role = ND_W_OF_Y;
+        nd_packed_want(&m->packed, &tile, m->rank->ops->form(m->rank->device, &need));
         tile.transposed = false;
-        nd_packed_want(&m->packed, &tile, d->act, d->act, d->head_rows * (d->T / d->Tl), reads);
+        need.role = ND_W_OF_DX;
+        nd_packed_want(&m->packed, &tile, m->rank->ops->form(m->rank->device, &need));
     }
 }
 
@@ -191,7 +197,7 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
         .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
     };
     /* 1. tp: the chunk's rows of all peers */
-    ND_TRY(nd_tp_gather(r, h, m->head.full, ND_TRACE_COMMUNICATION, &c.h));
+    ND_TRY(nd_tp_gather(r, h, m->head.full, NULL, &c.h));
     ND_TRY(chunk_loss(m, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
@@ -201,7 +207,7 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
     nd_tensor partial = nd_tp_partial(r, dh, m->head.dfull);
     ND_TRY(chunk_gradients(m, &c, beta, partial));
     /* 1'. reduce-scatter */
-    return nd_tp_reduce(r, partial, dh, ND_TRACE_COMMUNICATION);
+    return nd_tp_reduce(r, partial, dh, NULL);
 }
 
 nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in)
@@ -276,7 +282,7 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     ND_OP(r, HEAD, product, .c = local, .a = nd_rows(rows),
           .b = nd_rows(nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1)),
           .b_transposed = true, .few_rows = true);
-    ND_TRY(nd_tp_gather(r, local, m->logits.gathered, ND_TRACE_COMMUNICATION, &all));
+    ND_TRY(nd_tp_gather(r, local, m->logits.gathered, NULL, &all));
     return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }
 
@@ -293,7 +299,7 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
           .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .eps = (float)r->shape.rms_eps);
-    ND_TRY(nd_tp_gather(r, local, m->full_a, ND_TRACE_COMMUNICATION, &h));
+    ND_TRY(nd_tp_gather(r, local, m->full_a, NULL, &h));
     for (int64_t begin = 0; begin < call->count; begin += most) {
         int64_t n = call->count - begin < most ? call->count - begin : most;
         ND_TRY(logits_of_rows(m, h, call, begin, n));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The linears with one input: exchanges over tp, and products part by part. */
+/* The linears with one input: exchanges over tp beside products, part by part. */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
 static const nd_trace_kind GEMM = ND_TRACE_GEMM;
-static const nd_trace_kind COMM = ND_TRACE_COMMUNICATION;
 
 /* What the methods share. */
 
@@ -20,15 +19,10 @@ nd_tensor nd_linear_gradient(nd_block_call c, const nd_linear_part *p, float *be
     return nd_fsdp_grad(fsdp, p->first, p->last, c.layer);
 }
 
-static nd_packed_weight packed_weight(int64_t layer, const nd_linear_part *p, bool transposed)
-{
-    return (nd_packed_weight){
-        .first = p->first, .last = p->last, .layer = layer, .transposed = transposed};
-}
-
 nd_kept_form *nd_linear_kept(nd_block_call c, const nd_linear_part *p, bool transposed)
 {
-    const nd_packed_weight w = packed_weight(c.layer, p, transposed);
+    const nd_packed_weight w = {
+        .first = p->first, .last = p->last, .layer = c.layer, .transposed = transposed};
     return nd_packed_form_of(&c.model->packed, &w);
 }
 
@@ -40,11 +34,6 @@ void nd_linear_join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
         first->parts = p->count;
         memcpy(first->lines, p->lines, sizeof first->lines);
     }
-}
-
-nd_status nd_linear_gather_rows(nd_block_call c, const nd_linear_group *g, nd_operand *x)
-{
-    return nd_tp_gather(c.model->rank, x->rows, c.model->full_a, COMM, &x->rows);
 }
 
 /*
@@ -140,87 +129,71 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
     return ND_OK;
 }
 
+/* Gathers x or dy over tp, as codes or as rows. */
+static nd_status gather(nd_model *m, nd_operand *x, void *codes, nd_exchange *later)
+{
+    nd_tensor *what = x->codes.data ? &x->codes : &x->rows;
+    return nd_tp_gather(m->rank, *what, x->codes.data ? codes : m->full_a, later, what);
+}
+
 nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
     const nd_tensor all = g->column ? y : nd_tp_partial(m->rank, y, m->full_b);
-    x->codes = g->fp8 ? x->codes : (nd_tensor){0};
+    ND_TRY(nd_operand_keep(c, x));
     if (g->column) {
-        ND_TRY(x->codes.data ? nd_operand_keep(c, x) : nd_linear_gather_rows(c, g, x));
+        ND_TRY(gather(m, x, m->fp8.x, NULL));
     }
     ND_TRY(begin_with_bias(c, g, all));
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
         ND_TRY(p->method->forward(c, g, p, x, nd_tensor_columns(all, p->offset, p->rows)));
     }
-    return g->column ? ND_OK : nd_tp_reduce(m->rank, all, y, COMM);
+    return g->column ? ND_OK : nd_tp_reduce(m->rank, all, y, NULL);
 }
 
-/* dx of each product, then dw of all of the part. */
-static nd_status part_backward(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                               const nd_operand *dy, nd_operand *x, nd_tensor dx)
-{
-    nd_operand all = nd_linear_part_of(c, g, p, dy);
-    for (int i = 0; i < g->alone_count; i++) {
-        const nd_linear_part *one = &g->alone[i];
-        if (one->linear >= p->linear && one->linear < p->linear + p->count) {
-            nd_operand part = nd_linear_part_of(c, g, one, dy);
-            ND_TRY(one->method->input_gradient(c, g, one, &part, dx));
-            all.cast = one->linear == p->linear ? part.cast : all.cast;
-        }
-    }
-    return p->method->weight_gradient(c, g, p, x, &all);
-}
-
-nd_status nd_linear_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dx)
+nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dx,
+                                   nd_linear_rest *rest)
 {
     nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
     const nd_tensor all = g->column ? nd_tp_partial(m->rank, dx, m->full_b) : dx;
-    nd_operand x = nd_operand_of(c, input);
+    *rest = (nd_linear_rest){.call = c, .group = g, .x = nd_operand_of(c, input)};
+    rest->x.known = rest->x.codes.data ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     ND_TRY(bias_gradient(c, g, dy->rows));
-    if (g->column) {
-        ND_TRY(g->method->settle_gradients(c, g, dy));
-        ND_TRY(x.codes.data ? ND_OK : nd_linear_gather_rows(c, g, &x));
-    } else {
-        ND_TRY(g->method->gather_gradient(c, g, dy));
+    ND_TRY(g->method->settle_gradients(c, g, dy));
+    ND_TRY(g->column ? gather(m, &rest->x, m->fp8.x, &rest->exchange)
+                     : gather(m, dy, m->fp8.dy, NULL));
+    for (int i = 0; i < g->alone_count; i++) {
+        const nd_linear_part *p = &g->alone[i];
+        nd_operand part = nd_linear_part_of(c, g, p, dy);
+        ND_TRY(p->method->input_gradient(c, g, p, &part, all));
+        rest->casts[i] = part.cast;
     }
+    rest->dy = *dy;
+    ND_TRY(nd_exchange_finish(m->rank, &rest->exchange));
+    return g->column ? nd_tp_reduce(m->rank, all, dx, &rest->exchange) : ND_OK;
+}
+
+nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
+{
+    const nd_linear_group *g = rest->group;
+    const nd_matrix *cast = rest->casts;
     for (int i = 0; i < g->part_count; i++) {
-        ND_TRY(part_backward(c, g, &g->parts[i], dy, &x, all));
+        const nd_linear_part *p = &g->parts[i];
+        nd_operand part = nd_linear_part_of(rest->call, g, p, &rest->dy);
+        part.cast = *cast;
+        cast += p->fp8 ? p->count : 1; /* linears in BF16 are one part also where dx is made */
+        ND_TRY(p->method->weight_gradient(rest->call, g, p, &rest->x, &part));
     }
-    return g->column ? nd_tp_reduce(m->rank, all, dx, COMM) : ND_OK;
+    return ND_OK;
 }
 
-/* Packed weights. */
-
-/* The weight of an FP8 part is kept packed where its codes are gathered, or where products cast it;
- * otherwise it is cast for each product. transposed: for y, else for dx. */
-static void want_packed(nd_model *m, int64_t layer, const nd_linear_group *g,
-                        const nd_linear_part *p, bool transposed)
+nd_status nd_linear_backward(nd_block_call c, nd_input input, nd_operand *dy, nd_tensor dx)
 {
-    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    const bool again = transposed && nd_recompute_multiplies(m->recompute, g->input);
-    const nd_packed_weight w = packed_weight(layer, p, transposed);
-    const nd_dtype stored = p->fp8 && m->scales.codes_gathered ? ND_DTYPE_F8_E4M3 : m->dims.act;
-    const nd_dtype format = p->fp8 ? ND_DTYPE_F8_E4M3 : m->dims.act;
-    if (stored == format || nd_products_cast(m)) {
-        nd_packed_want(&m->packed, &w, stored, format, m->dims.T, micros * (again ? 2 : 1));
-    }
-}
-
-void nd_linear_want_packed(nd_model *m)
-{
-    for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
-        for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-            const nd_linear_group *g =
-                nd_linear_group_of((nd_block_call){m, &m->set, l, ND_PASS_TRAIN}, input);
-            for (int i = 0; i < g->part_count; i++) {
-                want_packed(m, l, g, &g->parts[i], true);
-            }
-            for (int i = 0; i < g->alone_count; i++) {
-                want_packed(m, l, g, &g->alone[i], false);
-            }
-        }
-    }
+    nd_linear_rest rest;
+    ND_TRY(nd_linear_input_gradient(c, input, dy, dx, &rest));
+    ND_TRY(nd_linear_weight_gradient(&rest));
+    return nd_exchange_finish(c.model->rank, &rest.exchange);
 }

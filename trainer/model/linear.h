@@ -13,10 +13,11 @@
  * group which linears make one product, and by which method: in BF16 or F32 (linear_bf16.c), in FP8
  * with one scale per tensor (linear_fp8_tensor.c), or in FP8 with scales of rows and columns
  * (linear_fp8_rows.c). A step asks nothing of that again. linear.c exchanges over tp and calls the
- * methods part by part.
+ * methods part by part. In the backward of a column-parallel group the input is gathered beside the
+ * products of dx, and the sums of dx are scattered beside those of dw.
  *
  * Each FP8 linear has its own weight scale and its own gradient scale; the input's scale is found
- * once, and its codes are made once, or by each product where products cast (nd_products_cast).
+ * once, and its codes are made once, or by each product where products cast (nd_form_rule).
  * With one scale per tensor backward keeps the input as codes (1 byte), except the attention
  * output, which the attention's backward needs in BF16: it is cast again with its saved scale.
  *
@@ -32,12 +33,13 @@ typedef enum nd_known { ND_KNOWN_NOTHING = 0, ND_KNOWN_AMAX, ND_KNOWN_CODES } nd
 /* An input of linears, or the gradient of their outputs: a variable of the caller. */
 typedef struct nd_operand {
     nd_tensor rows; /* BF16 or F32; data NULL: only codes are there */
-    /* An input (T or Tl, K): where the block keeps its codes; data NULL: it keeps none. Gradients
-     * of several linears' outputs (linears x T, rows of one): where their op leaves the codes. */
+    /* Where its codes are, or will be, in the order of its rows; data NULL: only the products' form
+     * is made. An input: those that the block keeps. Gradients of several linears' outputs (linears
+     * x T, rows of one): those that their op leaves. */
     nd_tensor codes;
-    nd_scale_ref scale; /* of the whole tensor; of gradients: of the first linear's */
+    nd_scale_ref scale; /* of the whole tensor */
     nd_known known;
-    nd_matrix cast; /* what FP8 products read, once it was cast, and gathered over tp */
+    nd_matrix cast; /* what FP8 products read, once it was made */
 } nd_operand;
 
 /* Adjacent linears of one product. */
@@ -46,9 +48,15 @@ typedef struct nd_linear_part {
     bool fp8;
     nd_param_id first, last;
     int linear, count;           /* number of the first linear, and how many there are */
-    int fp8_before;              /* FP8 linears with this input before this part */
     int64_t offset, rows;        /* columns of the output of all linears with this input */
+    int64_t columns;             /* of the weights */
     int64_t lines[ND_FP8_PARTS]; /* of each linear */
+    /* How the backend reads the operands of its three products: weights as they are gathered,
+     * inputs and gradients as they come from other ranks or from the op that makes them. */
+    nd_form_rule rules[ND_ROLE_COUNT];
+    /* Scales of rows and columns that tp splits: where those of x or dy, and those of the weight,
+     * begin in nd_scales.joint; -1: it splits none. */
+    int64_t joint_rows, joint_weight;
 } nd_linear_part;
 
 /* The linears with one input. */
@@ -56,6 +64,8 @@ typedef struct nd_linear_group {
     nd_input input;
     bool column;                           /* column-parallel */
     bool fp8;                              /* any part is */
+    bool keeps;                            /* the block keeps the input as codes, in this table */
+    bool travels;                          /* gradients of outputs are gathered over tp as codes */
     const struct nd_linear_method *method; /* of the parts in FP8, or BF16 where there are none */
     int first, count;                      /* linears */
     bool bias;                             /* they have biases */
@@ -70,16 +80,19 @@ typedef struct nd_linear_group {
 /*
  * How parts are computed. x (T, K), dy (T, rows of the part), as linear.c has gathered them; a form
  * that is made, x->cast or dy->cast, stays for the next product that reads it.
- *   settle_gradients  the scales of the gradients dy (T, N) of the outputs of a column-parallel
- *                     group, with one reduction
- *   gather_gradient   dy (Tl, C) of a row-parallel group over tp, in the form that travels
+ *   plan              decides what else of the group follows from the recipe, and raises the bytes
+ *                     of the buffers of products to what it needs
+ *   settle_gradients  what of the gradients dy (T, N), or of a row-parallel group (Tl, C), is found
+ *                     or made before they are gathered: scales with one reduction, and codes that
+ *                     travel
  *   forward           y = x w^T
  *   input_gradient    dx (T, K) = dy w, added to dx unless the part is the first one
- *   weight_gradient   += dy^T x, of the input that the block keeps
+ *   weight_gradient   += dy^T x, of the input that the block keeps; dy as input_gradient left it
  */
 typedef struct nd_linear_method {
-    nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, const nd_operand *dy);
-    nd_status (*gather_gradient)(nd_block_call, const nd_linear_group *, nd_operand *dy);
+    const char *name;
+    void (*plan)(const nd_model *, nd_linear_group *, nd_fp8_bytes *);
+    nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, nd_operand *dy);
     nd_status (*forward)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
                          nd_operand *x, nd_tensor y);
     nd_status (*input_gradient)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
@@ -92,8 +105,13 @@ extern const nd_linear_method nd_linear_bf16, nd_linear_fp8_tensor, nd_linear_fp
 
 /* linear_groups.c */
 
-/* After the layout is made. */
-nd_status nd_linears_create(nd_model *model);
+/* After the layout is made. *bytes: what the buffers need that the FP8 products of all blocks
+ * share. */
+nd_status nd_linears_create(nd_model *model, nd_fp8_bytes *bytes);
+/* Wants those buffers. */
+void nd_linears_plan(nd_model *model, const nd_fp8_bytes *bytes, nd_memplan *plan);
+/* Wants the packed forms of the weights of all blocks. */
+void nd_linears_want_packed(nd_model *model);
 /* The groups of a layer, [inputs], for passes that train (table 0) or validate (1). */
 static inline nd_linear_group *nd_linear_groups(const nd_model *model, int table, int64_t layer)
 {
@@ -108,8 +126,6 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
 
 /* operands.c */
 
-/* Buffers that the FP8 products of all blocks share. Nothing without FP8. */
-void nd_operands_plan(nd_model *model, nd_memplan *plan);
 /* Scales of rows or columns that one operand, and all operands that are settled together, have. */
 nd_vector_counts nd_operand_vectors(const nd_dims *dims, bool forward_only);
 
@@ -130,19 +146,8 @@ nd_known nd_gradient_known(nd_block_call call, nd_input input);
  * made the input has. Nothing where the block keeps none. */
 nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
-/* Whether products cast operands while they read them, so that no op of its own does. Delayed
- * scaling measures what it casts. */
-bool nd_products_cast(const nd_model *model);
-/* Whether they read transposed codes where the stored ones do not lie along the summed axis. */
-bool nd_products_transpose(const nd_model *model);
-
-/* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
- * (nd_matrix.parts): where products cast, each weight has one scale, and weights do not travel as
- * codes. Each linear makes its own dx, which is rounded in between. */
-bool nd_linears_join(const nd_model *model);
-
-/* Settles the scale as the rule says, then casts, or leaves that to the products; what is known is
- * not made again. */
+/* Makes x->cast: settles the scale as the rule says, then casts, or leaves that to the products.
+ * Codes that are there are read. */
 typedef struct nd_cast {
     const nd_cast_rule *rule;
     bool split;               /* each tp rank sees a part of what one scale covers */
@@ -153,28 +158,40 @@ typedef struct nd_cast {
     bool by_products;         /* the products cast: codes and transposed are not wanted */
 } nd_cast;
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Codes or transposed codes alone, as a product wants them, or neither where products cast. */
-void nd_cast_want(const nd_model *model, nd_cast *how, bool transposed, void *codes,
-                  void *transposed_codes);
-/* The weight of an FP8 product; summed over its rows (dx) or its columns (y).
- * settled: its scales of rows or columns where tp splits them; otherwise they are found here. */
-nd_status nd_operand_weight(nd_block_call call, int linear, const nd_cast_rule *rule,
-                            bool over_rows, const nd_scale_ref *settled, nd_matrix *out);
-/* Transposes codes that are there, for a backend that reads operands along the summed axis only. */
-nd_status nd_operand_transpose(nd_model *model, nd_matrix *operand, void *buffer);
-/* (Tl, X) codes -> (T, X); `codes` itself when tp is 1. */
-nd_status nd_operand_gather_codes(nd_model *model, nd_tensor codes, void *buffer, nd_tensor *full);
+/* Wants a form in addition to others: codes, transposed codes, or neither where products cast. */
+void nd_cast_want(nd_cast *how, nd_form_rule form, void *codes, void *transposed);
+/* The most that an operand needs of two buffers for its form, which begins `before` bytes behind
+ * their begin. */
+void nd_cast_room(nd_form_rule form, int64_t before, size_t *codes, size_t *transposed);
+/* Linear number i of a part: the weight of an FP8 product, summed over its rows (dx) or its columns
+ * (y). settled: its scales of rows or columns where tp splits them; otherwise they are found
+ * here. */
+nd_status nd_operand_weight(nd_block_call call, const nd_linear_part *part, int i, bool over_rows,
+                            const nd_scale_ref *settled, nd_matrix *out);
 
 /* linear.c */
-
-/* Wants the packed forms of the weights of all blocks. */
-void nd_linear_want_packed(nd_model *model);
 
 /* y = x w^T of all linears with this input. Column-parallel: x (Tl, C), y (T, N). Row-parallel: x
  * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
 nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);
-/* dx = dy w, and weight gradients += dy^T x of the input that the block keeps. Column-parallel: dy
- * (T, N), dx (Tl, C). Row-parallel: dy (Tl, C), dx (T, K). */
+
+/* What the input gradient of a group leaves for its weight gradients. */
+typedef struct nd_linear_rest {
+    nd_block_call call;
+    const nd_linear_group *group;
+    nd_operand x, dy;              /* gathered over tp */
+    nd_matrix casts[ND_FP8_PARTS]; /* of dy, by part of group->alone */
+    nd_exchange exchange;          /* of dx; before that of x */
+} nd_linear_rest;
+
+/* dx = dy w. Column-parallel: dy (T, N), dx (Tl, C), complete at the end of rest->exchange.
+ * Row-parallel: dy (Tl, C), dx (T, K). The buffers of FP8 products, full_a and full_b of the model,
+ * and dy stay as they are until the weight gradients are made. */
+nd_status nd_linear_input_gradient(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx,
+                                   nd_linear_rest *rest);
+/* Weight gradients += dy^T x of the input that the block keeps. */
+nd_status nd_linear_weight_gradient(nd_linear_rest *rest);
+/* Both. The exchange of dx runs beside the weight gradients, and ends here. */
 nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
 
 /* For the methods. */
@@ -187,8 +204,6 @@ nd_tensor nd_linear_gradient(nd_block_call call, const nd_linear_part *part, flo
 nd_kept_form *nd_linear_kept(nd_block_call call, const nd_linear_part *part, bool transposed);
 /* Of several FP8 linears: turns the first one's matrix into that of all, whose rows are given. */
 void nd_linear_join(const nd_linear_part *part, nd_tensor rows, nd_matrix *first);
-/* The rows of all tp ranks. */
-nd_status nd_linear_gather_rows(nd_block_call call, const nd_linear_group *group, nd_operand *x);
 /* One part of the gradient dy of the outputs of all linears with an input. */
 nd_operand nd_linear_part_of(nd_block_call call, const nd_linear_group *group,
                              const nd_linear_part *part, const nd_operand *dy);

@@ -32,13 +32,18 @@ static nd_status weight_gradient(nd_block_call c, const nd_linear_group *g, cons
     return ND_OK;
 }
 
-static nd_status nothing_to_settle(nd_block_call c, const nd_linear_group *g, const nd_operand *dy)
+static void plan_nothing(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
+{
+}
+
+static nd_status settle_nothing(nd_block_call c, const nd_linear_group *g, nd_operand *dy)
 {
     return ND_OK;
 }
 
-const nd_linear_method nd_linear_bf16 = {.settle_gradients = nothing_to_settle,
-                                         .gather_gradient = nd_linear_gather_rows,
+const nd_linear_method nd_linear_bf16 = {.name = "bf16",
+                                         .plan = plan_nothing,
+                                         .settle_gradients = settle_nothing,
                                          .forward = forward,
                                          .input_gradient = input_gradient,
                                          .weight_gradient = weight_gradient};

@@ -1,70 +1,211 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Decides, when a model is made, what computes its linears. */
+/* Decides, when a model is made, what computes its linears, and in which forms products read. */
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
 enum { TRAINS, VALIDATES, TABLES }; /* as nd_linear_groups has them */
+
+static const nd_linear_method *method_of(const nd_model *m, bool fp8)
+{
+    return !fp8                                         ? &nd_linear_bf16
+           : nd_recipe_is_per_tensor(&m->scales.recipe) ? &nd_linear_fp8_tensor
+                                                        : &nd_linear_fp8_rows;
+}
+
+/* As what a weight is gathered. */
+static nd_dtype stored_weight(const nd_model *m, bool fp8)
+{
+    return fp8 && m->scales.codes_gathered ? m->scales.recipe.output.b.format : m->dims.act;
+}
+
+/* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
+ * (nd_matrix.parts): where products cast, and each weight has one scale. */
+static bool joins(const nd_model *m)
+{
+    const nd_form_need need = {.role = ND_W_OF_Y,
+                               .rows = 1,
+                               .columns = 1,
+                               .others = 1,
+                               .stored = stored_weight(m, true),
+                               .format = ND_DTYPE_F8_E4M3,
+                               .measured = nd_recipe_is_delayed(&m->scales.recipe),
+                               .uses = 1};
+    return nd_recipe_is_per_tensor(&m->scales.recipe) &&
+           m->rank->ops->form(m->rank->device, &need).maker == ND_FORM_BY_PRODUCT;
+}
 
 /* Appends a linear to the last product of a list where they are adjacent and of one precision, in
  * FP8 only if such linears are joined; else it makes a product of its own. */
 static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int64_t layer,
                        int linear, bool fp8, bool joined)
 {
-    const nd_linear_method *method = !fp8 ? &nd_linear_bf16
-                                     : nd_recipe_is_per_tensor(&m->scales.recipe)
-                                         ? &nd_linear_fp8_tensor
-                                         : &nd_linear_fp8_rows;
     const nd_param *param = nd_layout_param(m->layout, nd_linear_param(linear), layer);
     nd_linear_part *p = *count > 0 ? &parts[*count - 1] : NULL;
     if (!p || p->fp8 != fp8 || (fp8 && !joined)) {
-        const nd_linear_part before = p ? *p : (nd_linear_part){0};
+        const int64_t offset = p ? p->offset + p->rows : 0;
         p = &parts[(*count)++];
-        *p = (nd_linear_part){.method = method,
+        *p = (nd_linear_part){.method = method_of(m, fp8),
                               .fp8 = fp8,
                               .linear = linear,
                               .first = param->id,
-                              .offset = before.offset + before.rows,
-                              .fp8_before = before.fp8_before + (before.fp8 ? before.count : 0)};
+                              .offset = offset,
+                              .columns = param->local_cols,
+                              .joint_rows = -1,
+                              .joint_weight = -1};
     }
     p->last = param->id;
     p->lines[p->count++] = param->local_rows;
     p->rows += param->local_rows;
 }
 
+/* Asks in which forms the products of a part read their operands. */
+static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part *p)
+{
+    const nd_recipe *recipe = &m->scales.recipe;
+    const nd_gemm_rule *const products[] = {&recipe->output, &recipe->input_gradient,
+                                            &recipe->weight_gradient};
+    const int64_t T = m->dims.T, N = p->rows, K = p->columns;
+    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
+    const bool again = nd_recompute_multiplies(m->recompute, g->input);
+    const nd_dtype act = m->dims.act;
+    const nd_form_need x = {.rows = T,
+                            .columns = K,
+                            .others = N,
+                            .stored = g->keeps ? recipe->output.a.format : act,
+                            .uses = 1};
+    const nd_form_need w = {
+        .rows = N, .columns = K, .others = T, .stored = stored_weight(m, p->fp8)};
+    const nd_form_need dy = {.rows = T,
+                             .columns = N,
+                             .others = K,
+                             .stored = g->travels ? recipe->input_gradient.a.format : act,
+                             .uses = 1};
+    const nd_form_need needs[ND_ROLE_COUNT] = {
+        [ND_X_OF_Y] = x,  [ND_W_OF_Y] = w,    [ND_DY_OF_DX] = dy,
+        [ND_W_OF_DX] = w, [ND_DY_OF_DW] = dy, [ND_X_OF_DW] = x};
+    for (nd_role role = 0; role < ND_ROLE_COUNT; role++) {
+        const nd_cast_rule *rule = &products[role / 2]->a; /* a and b are of one kind */
+        nd_form_need need = needs[role];
+        need.role = role;
+        need.format = p->fp8 && rule->scaling != ND_SCALING_NONE ? rule->format : act;
+        need.measured = nd_recipe_is_delayed(recipe);
+        need.uses = need.uses ? need.uses : (int)(micros * (role == ND_W_OF_Y && again ? 2 : 1));
+        p->rules[role] = m->rank->ops->form(m->rank->device, &need);
+    }
+}
+
 static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, int64_t layer,
                        bool in_bf16)
 {
-    const bool joins = nd_linears_join(m);
+    const nd_scales *s = &m->scales;
+    const bool joined = joins(m);
     *g = (nd_linear_group){.input = input,
                            .column = input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP,
-                           .method = &nd_linear_bf16};
+                           .keeps = !in_bf16 && nd_scales_keep_codes(s, input, layer)};
     g->count = nd_input_linears(input, &g->first);
     g->bias = nd_shape_has(&m->rank->shape, nd_linear_bias(g->first));
     g->beta = g->bias && (g->column || m->rank->coord.at[ND_AXIS_TP] == 0) ? 1.0f : 0.0f;
     for (int l = g->first; l < g->first + g->count; l++) {
-        const bool fp8 = !in_bf16 && nd_filter_converts(&m->scales.filter, layer, l);
-        add_linear(m, g->parts, &g->part_count, layer, l, fp8, joins);
+        const bool fp8 = !in_bf16 && nd_filter_converts(&s->filter, layer, l);
+        add_linear(m, g->parts, &g->part_count, layer, l, fp8, joined);
         add_linear(m, g->alone, &g->alone_count, layer, l, fp8, false);
         g->fp8 |= fp8;
-        g->method = fp8 ? g->alone[g->alone_count - 1].method : g->method;
+    }
+    g->method = method_of(m, g->fp8);
+    g->travels =
+        g->fp8 && !g->column && m->dims.T != m->dims.Tl && nd_recipe_is_per_tensor(&s->recipe);
+    for (int i = 0; i < g->part_count; i++) {
+        resolve(m, g, &g->parts[i]);
+    }
+    for (int i = 0; i < g->alone_count; i++) {
+        resolve(m, g, &g->alone[i]);
     }
 }
 
-nd_status nd_linears_create(nd_model *m)
+static size_t scratch_of(const nd_model *m, const nd_linear_part *p)
+{
+    const nd_device *device = m->rank->device;
+    const nd_ops *ops = m->rank->ops;
+    const int64_t T = m->dims.T, N = p->rows, K = p->columns;
+    const size_t y = ops->product_scratch(device, T, N, K, m->dims.act);
+    const size_t dx = ops->product_scratch(device, T, K, N, m->dims.act);
+    const size_t dw = ops->product_scratch(device, N, K, T, m->dims.act);
+    return !p->fp8 ? 0 : m->forward_only ? y : nd_max_bytes(y, nd_max_bytes(dx, dw));
+}
+
+static void plan_group(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
+{
+    g->method->plan(m, g, bytes);
+    for (int i = 0; i < g->part_count; i++) {
+        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->parts[i]));
+    }
+    for (int i = 0; i < g->alone_count; i++) {
+        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->alone[i]));
+    }
+}
+
+nd_status nd_linears_create(nd_model *m, nd_fp8_bytes *bytes)
 {
     const nd_layer_range layers = m->stage->layers;
     const nd_scales *s = &m->scales;
     /* Transformer Engine's validation runs in BF16, where the BF16 weights are at hand. */
     const bool validates_in_bf16 = nd_recipe_is_delayed(&s->recipe) && !s->codes_gathered;
+    *bytes = (nd_fp8_bytes){0};
     ND_TRY(ND_ALLOC(TABLES * (layers.end - layers.begin) * ND_INPUT_COUNT, &m->linears));
     for (int table = 0; table < TABLES; table++) {
         for (int64_t l = layers.begin; l < layers.end; l++) {
             for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-                make_group(m, nd_linear_groups(m, table, l) + input, input, l,
-                           table == VALIDATES && validates_in_bf16);
+                nd_linear_group *g = nd_linear_groups(m, table, l) + input;
+                make_group(m, g, input, l, table == VALIDATES && validates_in_bf16);
+                plan_group(m, g, bytes);
             }
         }
     }
     return ND_OK;
+}
+
+void nd_linears_plan(nd_model *m, const nd_fp8_bytes *bytes, nd_memplan *plan)
+{
+    nd_fp8_scratch *f = &m->fp8;
+    const struct {
+        const char *name;
+        size_t bytes;
+        void **pointer;
+    } wants[] = {
+        {"fp8: input of a product", bytes->x, &f->x},
+        {"fp8: input, transposed", bytes->x_transposed, &f->x_transposed},
+        {"fp8: output gradients", bytes->dy, &f->dy},
+        {"fp8: output gradients, transposed", bytes->dy_transposed, &f->dy_transposed},
+        {"fp8: gradient before its gather", bytes->dy_local, &f->dy_local},
+        {"fp8: weight of a product", bytes->w, &f->w},
+        {"fp8: weight, transposed", bytes->w_transposed, &f->w_transposed},
+        {"fp8: work space of products", bytes->gemm, &f->gemm},
+    };
+    for (size_t i = 0; i < sizeof wants / sizeof *wants && m->scales.recipe.name; i++) {
+        nd_memplan_want(plan, ND_MEM_SCRATCH, wants[i].name, wants[i].bytes, wants[i].pointer);
+    }
+}
+
+static void want_packed(nd_model *m, int64_t layer, const nd_linear_part *p, bool transposed)
+{
+    const nd_packed_weight w = {
+        .first = p->first, .last = p->last, .layer = layer, .transposed = transposed};
+    nd_packed_want(&m->packed, &w, p->rules[transposed ? ND_W_OF_Y : ND_W_OF_DX]);
+}
+
+void nd_linears_want_packed(nd_model *m)
+{
+    for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
+        for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
+            const nd_linear_group *g = nd_linear_groups(m, TRAINS, l) + input;
+            for (int i = 0; i < g->part_count; i++) {
+                want_packed(m, l, &g->parts[i], true);
+            }
+            for (int i = 0; i < g->alone_count; i++) {
+                want_packed(m, l, &g->alone[i], false);
+            }
+        }
+    }
 }

@@ -122,7 +122,7 @@ nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
     ND_TRY(nd_fsdp_plan_weights(&m->fsdp, shares, plan));
     ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
     if (!m->forward_only) {
-        nd_linear_want_packed(m);
+        nd_linears_want_packed(m);
         nd_head_want_packed(m);
     }
     return ND_OK;
@@ -132,6 +132,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                           nd_model **out)
 {
     nd_model *m = NULL;
+    nd_fp8_bytes fp8;
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &m));
     m->rank = rank;
@@ -166,7 +167,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                   .act = m->dims.act,
                                   .forward_only = o->forward_only};
     ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
-    ND_TRY_OUT(nd_linears_create(m));
+    ND_TRY_OUT(nd_linears_create(m, &fp8));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
@@ -181,7 +182,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
     nd_batches_plan(&m->batches, rank, &m->dims, plan);
-    nd_operands_plan(m, plan);
+    nd_linears_plan(m, &fp8, plan);
     if (o->cache) {
         nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
     } else {

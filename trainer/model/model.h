@@ -44,6 +44,11 @@ typedef struct nd_fp8_scratch {
     void *gemm;               /* nd_ops.product_scratch */
 } nd_fp8_scratch;
 
+/* How large they are. */
+typedef struct nd_fp8_bytes {
+    size_t x, x_transposed, dy, dy_transposed, dy_local, w, w_transposed, gemm;
+} nd_fp8_bytes;
+
 /* Buffers of the head. n = tp x head_rows rows of one chunk. */
 typedef struct nd_head_scratch {
     nd_tensor h;  /* (head_rows, C) normed rows of the residual stream; with a cache (Tl, C) */

@@ -28,28 +28,13 @@ static bool stands_before(const nd_packed_weight *a, const nd_packed_weight *b)
     return x < y || (x == y && a->row < b->row);
 }
 
-void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_dtype stored,
-                    nd_dtype format, int64_t rows, int64_t reads)
+void nd_packed_want(nd_packed_weights *p, const nd_packed_weight *which, nd_form_rule form)
 {
-    const nd_layout *layout = p->fsdp->layout;
-    const nd_param *param = nd_layout_param(layout, which->first, which->layer);
+    const nd_param *param = nd_layout_param(p->fsdp->layout, which->first, which->layer);
     nd_packed_weight w = *which;
-    int64_t out = w.rows, in = param->local_cols;
-    if (reads < 2 || !nd_fsdp_has_own_slot(p->fsdp, param->unit)) {
-        return;
-    }
-    for (nd_param_id id = w.first; w.rows == 0 && id <= w.last; id++) {
-        out += nd_layout_param(layout, id, w.layer)->local_rows;
-    }
-    const nd_form_need need = {.role = w.transposed ? ND_W_OF_Y : ND_W_OF_DX,
-                               .rows = out,
-                               .columns = in,
-                               .others = rows,
-                               .stored = stored,
-                               .format = format,
-                               .uses = (int)reads};
-    w.bytes = p->rank->ops->form(p->rank->device, &need).bytes;
-    if (w.bytes > 0) {
+    w.bytes = form.bytes;
+    if (form.maker == ND_FORM_BY_PRODUCT && form.bytes > 0 &&
+        nd_fsdp_has_own_slot(p->fsdp, param->unit)) {
         ND_ASSERT(p->count < p->most);
         ND_ASSERT(p->count == 0 || !stands_before(&w, &p->weights[p->count - 1]));
         p->weights[p->count++] = w;

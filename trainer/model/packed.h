@@ -21,7 +21,7 @@
 typedef struct nd_packed_weight {
     nd_param_id first, last; /* adjacent parameters, whose rows are multiplied together */
     int64_t layer;           /* -1: the head */
-    int64_t row, rows;       /* of the head: a tile; else 0 */
+    int64_t row;             /* of the head: where a tile begins; else 0 */
     bool transposed;         /* b = w^T */
     size_t bytes;
     int64_t version; /* of the weights from which the form was made */
@@ -40,10 +40,9 @@ nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const n
                          int64_t tiles);
 void nd_packed_fini(nd_packed_weights *packed);
 
-/* Wants a form of a weight, which is stored in one dtype and multiplied in another; in the order of
- * the layers, the head's tiles last. A step reads it `reads` times, in products of `rows` rows. */
-void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_dtype stored,
-                    nd_dtype format, int64_t rows, int64_t reads);
+/* Wants a form of a weight where products keep one and no other unit shares its buffer; in the
+ * order of the layers, the head's tiles last. */
+void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_form_rule form);
 /* Bytes of the forms of the blocks, or of those of the head. */
 size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
 /* Wants their memory. Without it each product packs its weight itself, with the same bits. */

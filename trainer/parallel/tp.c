@@ -13,17 +13,17 @@ static nd_tensor full_view(const nd_rank *rank, nd_tensor local, void *buffer)
                      : nd_tensor_2d(buffer, local.dtype, local.shape[0] * size, local.shape[1]);
 }
 
-nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_trace_kind kind,
+nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_exchange *later,
                        nd_tensor *full)
 {
     nd_tensor out = full_view(rank, local, buffer);
-    ND_RUN(rank, kind,
+    ND_RUN(rank, ND_TRACE_COMMUNICATION,
            nd_comm_all_gather(tp_comm(rank), &rank->stream,
                               &(nd_comm_args){.send = local.data,
                                               .recv = out.data,
                                               .count = nd_tensor_count(local),
                                               .dtype = local.dtype},
-                              NULL));
+                              later ? &later->done : NULL));
     *full = out;
     return ND_OK;
 }
@@ -33,15 +33,15 @@ nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
     return full_view(rank, local, buffer);
 }
 
-nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_trace_kind kind)
+nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_exchange *later)
 {
-    ND_RUN(rank, kind,
+    ND_RUN(rank, ND_TRACE_COMMUNICATION,
            nd_comm_reduce_scatter(tp_comm(rank), &rank->stream,
                                   &(nd_comm_args){.send = partial.data,
                                                   .recv = local.data,
                                                   .count = nd_tensor_count(local),
                                                   .dtype = local.dtype,
                                                   .redop = ND_REDOP_SUM},
-                                  NULL));
+                                  later ? &later->done : NULL));
     return ND_OK;
 }

@@ -5,18 +5,21 @@
  * Tensor parallel with sequence parallel: between the column- and row-parallel products activations
  * are split over tp on the flattened local tokens, (Tl, C) of (T, C), in local order. Entering a
  * column-parallel product gathers them, leaving a row-parallel product reduces and scatters. On an
- * axis of size 1 the local tensor is the full one: nothing is copied.
+ * axis of size 1 the local tensor is the full one: nothing is copied. All exchanges of tp share a
+ * communicator, so one that was begun is finished before the next begins.
  */
 #include "trainer/rank.h"
 
+/* With `later` an exchange is only begun, and ends when `later` is finished; NULL: at once. */
+
 /* (Tl, X) -> (T, X): `local` itself when tp is 1, else gathered into `buffer`. */
-nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_trace_kind kind,
+nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_exchange *later,
                        nd_tensor *full);
 
 /* Where a row-parallel product writes its partial sums (T, X): `local` when tp is 1, else
  * `buffer`. */
 nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer);
 /* Sums partial (T, X) over tp and leaves this rank's rows in local (Tl, X). */
-nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_trace_kind kind);
+nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_exchange *later);
 
 #endif
