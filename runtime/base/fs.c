@@ -371,14 +371,19 @@ static nd_status open_regular(const char *path, int flags, nd_status blame, int 
     return ND_OK;
 }
 
-/* What a clone without git-lfs has in the place of a large file. */
+/* What a clone without git-lfs has in the place of a large file: lines of which the first names a
+ * version by an address (there are several), and one gives the file's digest. */
 static bool is_lfs_pointer(int fd, off_t bytes)
 {
-    static const char begin[] = "version https://git-lfs.github.com/spec/v1\n";
-    char text[sizeof begin - 1];
-    return bytes > (off_t)sizeof text && bytes < 1024 &&
-           pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text &&
-           memcmp(text, begin, sizeof text) == 0;
+    enum { POINTER_MAX = 1024 };
+    char text[POINTER_MAX];
+    const ssize_t got = bytes < POINTER_MAX ? pread(fd, text, sizeof text - 1, 0) : -1;
+    if (got <= 0) {
+        return false;
+    }
+    text[got] = '\0';
+    const char *begin = text + (strncmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
+    return strncmp(begin, "version http", 12) == 0 && strstr(begin, "\noid sha256:");
 }
 
 nd_status nd_fs_open(const char *path, nd_status blame, int *fd, struct stat *st)

@@ -123,18 +123,34 @@ Test(fs, a_byte_order_mark_is_not_read)
     }
 }
 
-/* Whatever reads it: a text, a map, a descriptor. */
+/* Whatever reads it, and as any version of git-lfs and any editor left it. */
 Test(fs, a_git_lfs_pointer_is_told)
 {
-    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n"
-                                  "size 268435456\n";
+    static const char *const pointers[] = {
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 268435456\n",
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 268435456",
+        "version https://git-lfs.github.com/spec/v1\r\noid sha256:4d7a\r\nsize 268435456\r\n",
+        "\xef\xbb\xbfversion https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n",
+        "version https://hawser.github.com/spec/v1\noid sha256:4d7a\nsize 268435456\n",
+        "version http://git-media.io/v/2\next-0-a sha256:1\noid sha256:4d7a\nsize 12\n"};
+    static const char *const texts[] = {"version https://git-lfs.github.com/spec/v1\nis its name\n",
+                                        "The first line is no version\noid sha256:4d7a\nsize 1\n"};
     nd_fs_map map;
     char *text;
     size_t size;
-    const char *path = tempdir_write(&dir, "model.safetensors", pointer, sizeof pointer - 1);
-    assert_fails(nd_fs_read(path, 999, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG, "git lfs pull");
-    assert_fails(nd_fs_map_open(path, ND_ERR_DATA, &map), ND_ERR_DATA,
-                 "model.safetensors\" is a Git LFS pointer");
+    for (size_t i = 0; i < sizeof pointers / sizeof *pointers; i++) {
+        const char *path =
+            tempdir_write(&dir, "model.safetensors", pointers[i], strlen(pointers[i]));
+        assert_fails(nd_fs_read(path, 999, ND_ERR_CONFIG, &text, &size), ND_ERR_CONFIG,
+                     "git lfs pull");
+        assert_fails(nd_fs_map_open(path, ND_ERR_DATA, &map), ND_ERR_DATA,
+                     "model.safetensors\" is a Git LFS pointer");
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        const char *path = tempdir_write(&dir, "a", texts[i], strlen(texts[i]));
+        assert_ok(nd_fs_read(path, 999, ND_ERR_CONFIG, &text, &size));
+        free(text);
+    }
 }
 
 Test(fs, map_of_a_file_and_of_an_empty_one)
