@@ -138,19 +138,6 @@ static nd_status fill_block(nd_block_reader *r, nd_corpus_block *block)
     return ND_OK;
 }
 
-/* UTF-16, known by its byte order mark, which no UTF-8 begins with. */
-static nd_status check_encoding(const nd_block_reader *r, const nd_bytes *text)
-{
-    const uint8_t *p = text->data;
-    if (text->count < 2 || !((p[0] == 0xff && p[1] == 0xfe) || (p[0] == 0xfe && p[1] == 0xff))) {
-        return ND_OK;
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "\"%s\" begins with the byte order mark of UTF-16 (%02X %02X); write it in "
-                   "UTF-8, for example with iconv -f UTF-16 -t UTF-8",
-                   r->job->files->list[r->file].path, p[0], p[1]);
-}
-
 nd_status nd_block_reader_next(nd_block_reader *r, nd_corpus_block *block, bool *end)
 {
     const nd_corpus_files *files = r->job->files;
@@ -170,7 +157,9 @@ nd_status nd_block_reader_next(nd_block_reader *r, nd_corpus_block *block, bool 
         ND_TRY(fill_block(r, block));
         const bool first = r->fresh;
         r->fresh = false;
-        ND_TRY(first ? check_encoding(r, &block->text) : ND_OK);
+        ND_TRY(first ? nd_text_check_encoding(files->list[r->file].path, block->text.data,
+                                              block->text.count)
+                     : ND_OK);
         if (first && block->text.count >= 3 && memcmp(block->text.data, "\xef\xbb\xbf", 3) == 0) {
             block->text.count -= 3; /* a byte order mark is not text */
             memmove(block->text.data, block->text.data + 3, block->text.count);

@@ -78,6 +78,18 @@ const nd_file_kind *nd_file_kind_of(const void *data, size_t size)
     return NULL;
 }
 
+nd_status nd_text_check_encoding(const char *path, const uint8_t *data, size_t size)
+{
+    if (size < 2 ||
+        !((data[0] == 0xff && data[1] == 0xfe) || (data[0] == 0xfe && data[1] == 0xff))) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "\"%s\" begins with the byte order mark of UTF-16 (%02X %02X); write it in "
+                   "UTF-8, for example with iconv -f UTF-16 -t UTF-8",
+                   path, data[0], data[1]);
+}
+
 static nd_status fill(nd_text_stream *s)
 {
     ssize_t n;

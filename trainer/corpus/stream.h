@@ -38,5 +38,7 @@ typedef struct nd_file_kind {
 
 /* NULL: the bytes begin as no known kind does. A skippable frame of zstd is zstd. */
 const nd_file_kind *nd_file_kind_of(const void *data, size_t size);
+/* ND_ERR_DATA where a text begins with the byte order mark of UTF-16, as no UTF-8 does. */
+nd_status nd_text_check_encoding(const char *path, const uint8_t *data, size_t size);
 
 #endif

@@ -109,9 +109,14 @@ nd_status nd_text_check(const nd_dataset *dataset)
 
 nd_status nd_text_open(nd_dataset *dataset)
 {
+    const uint8_t *data = dataset->map.data;
+    const size_t size = dataset->map.size;
     ND_TRY(nd_text_check(dataset));
+    ND_TRY(nd_text_check_encoding(dataset->path, data, size));
+    /* As in a text that is encoded, and in JSON rows, a byte order mark is not text. */
+    dataset->first_byte = size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     dataset->type = ND_TOKEN_U8;
-    dataset->tokens = (int64_t)dataset->map.size;
+    dataset->tokens = (int64_t)(size - dataset->first_byte);
     return ND_OK;
 }
 

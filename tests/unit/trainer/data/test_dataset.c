@@ -234,6 +234,18 @@ Test(dataset, jsonl_long_rows_are_read_from_the_middle)
     free_corpus(&c);
 }
 
+Test(dataset, text_may_begin_with_a_byte_order_mark)
+{
+    assert_ok(open_text_of("a.txt",
+                           "\xef\xbb\xbf"
+                           "abc",
+                           2));
+    cr_assert_eq(nd_dataset_tokens(opened), 3);
+    assert_block(0, 2, (int32_t[]){'a', 'b'}, (int32_t[]){'b', 'c'});
+    nd_dataset_close(opened);
+    assert_fails(open_text_of("a.txt", "\xff\xfe\x61\x01", 2), ND_ERR_DATA, "iconv -f UTF-16");
+}
+
 Test(dataset, jsonl_may_begin_with_a_byte_order_mark)
 {
     assert_ok(open_text_of("a.jsonl", "\xef\xbb\xbf{\"text\": \"abc\"}\n", 2));
