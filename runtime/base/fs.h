@@ -198,10 +198,15 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
 /* Folders. */
 
 /*
- * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>". An existing last
- * part is no error, whatever it is. What was made outlives a power failure.
+ * mkdir -p. ND_ERR_CANTCREATE: "<what> <path> cannot be created: <why>; <advice>", where something
+ * else than a folder is in the way, a name is too long, a .. follows what does not exist, or this
+ * user may not. What was made outlives a power failure.
  */
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice);
+/* The same answer without making anything, as far as it can be known; nd_fs_make_folders begins
+ * with it. *out, which may be NULL: the longest beginning of the path that is there, or "."; owned
+ * by the caller. */
+nd_status nd_fs_check_folders(const char *path, const char *what, const char *advice, char **out);
 /* A folder that this program makes inside a folder of its own. One that exists is no error, but a
  * link is, to whatever it leads. ND_ERR_CANTCREATE. */
 nd_status nd_fs_make_own_folder(const char *path);

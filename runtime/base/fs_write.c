@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/statvfs.h>
@@ -186,15 +187,94 @@ static nd_status sync_parent(const char *path)
     return status;
 }
 
+static nd_status fail_make(const char *what, const char *path, const char *why, const char *advice)
+{
+    return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path, why, advice);
+}
+
+/* The longest beginning of the path that is there, or "."; owned by the caller. */
+static nd_status find_existing(const char *path, char **out)
+{
+    size_t length = strlen(path);
+    bool there = false;
+    while (length > 1 && path[length - 1] == '/') { /* which would follow a link */
+        length--;
+    }
+    ND_TRY(nd_fs_format(out, "%.*s", (int)length, path));
+    ND_TRY(nd_fs_exists(*out, &there));
+    while (!there && strcmp(*out, ".") != 0 && strcmp(*out, "/") != 0) {
+        char *above = NULL;
+        ND_TRY(nd_fs_parent(*out, &above));
+        free(*out);
+        *out = above;
+        ND_TRY(nd_fs_exists(*out, &there));
+    }
+    return ND_OK;
+}
+
+/* Why folders of these names cannot be made in one that is there; NULL: they can. */
+static const char *find_bad_name(const char *names, const char *there)
+{
+    const long most = pathconf(there, _PC_NAME_MAX); /* -1: no limit */
+    while (*(names += strspn(names, "/"))) {
+        const size_t length = strcspn(names, "/");
+        if (length == 2 && memcmp(names, "..", 2) == 0) {
+            return "its .. follows a folder that does not exist";
+        }
+        if (most >= 0 && length > (size_t)most) {
+            return strerror(ENAMETOOLONG);
+        }
+        names += length;
+    }
+    return NULL;
+}
+
+static nd_status check_missing(const char *path, const char *there, const char *what,
+                               const char *advice)
+{
+    const size_t length = strlen(there);
+    const bool begins = strncmp(path, there, length) == 0 && strchr("/", path[length]);
+    const char *missing = begins ? path + length : path;
+    const char *why = find_bad_name(missing, there);
+    if (!why && missing[strspn(missing, "/")] && access(there, W_OK | X_OK) != 0) {
+        why = strerror(errno);
+    }
+    return why ? fail_make(what, path, why, advice) : ND_OK;
+}
+
+nd_status nd_fs_check_folders(const char *path, const char *what, const char *advice, char **out)
+{
+    enum { LENGTH_MAX = PATH_MAX - NAME_MAX - 1 }; /* with room for the name of a file there */
+    char *there = NULL, *why = NULL;
+    nd_fs_kind kind;
+    nd_status status = ND_OK;
+    if (strlen(path) >= LENGTH_MAX) {
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "the path of %s has %zu characters; at most %d are possible. %s", what,
+                       strlen(path), LENGTH_MAX - 1, advice);
+    }
+    ND_TRY_OUT(find_existing(path, &there));
+    ND_TRY_OUT(nd_fs_look(there, &kind, NULL));
+    if (kind != ND_FS_FOLDER) {
+        ND_TRY_OUT(nd_fs_format(&why, "%s is a file, not a folder", there));
+        ND_TRY_OUT(fail_make(what, path, why, advice));
+    }
+    ND_TRY_OUT(check_missing(path, there, what, advice));
+    if (out) {
+        *out = there;
+        there = NULL;
+    }
+out:
+    free(there);
+    free(why);
+    return status;
+}
+
 nd_status nd_fs_make_folders(const char *path, const char *what, const char *advice)
 {
-    char part[4096];
-    size_t length = strlen(path);
-    if (length >= sizeof part) {
-        return nd_fail(ND_ERR_CANTCREATE,
-                       "the path of %s has %zu characters; at most %zu are possible. %s", what,
-                       length, sizeof part - 1, advice);
-    }
+    char part[PATH_MAX];
+    ND_TRY(nd_fs_check_folders(path, what, advice, NULL));
+    const size_t length = strlen(path);
     for (size_t i = 1; i <= length; i++) {
         if (path[i] != '/' && path[i] != '\0') {
             continue;
@@ -206,8 +286,7 @@ nd_status nd_fs_make_folders(const char *path, const char *what, const char *adv
         if (mkdir(part, 0777) == 0) {
             ND_TRY(sync_parent(part));
         } else if (errno != EEXIST && i == length) {
-            return nd_fail(ND_ERR_CANTCREATE, "%s %s cannot be created: %s; %s", what, path,
-                           strerror(errno), advice);
+            return fail_make(what, path, strerror(errno), advice);
         }
     }
     return ND_OK;

@@ -18,7 +18,7 @@ typedef enum nd_status {
     ND_ERR_INTERNAL = 1, /* a bug of ours, or a library that failed without a better class */
     ND_ERR_CONFIG =
         2, /* usage or configuration: flags, YAML, mesh, keys, versions, missing device */
-    ND_ERR_DATA = 65,       /* bad data, model or checkpoint file; a step without a label */
+    ND_ERR_DATA = 65,       /* bad data, model or checkpoint file */
     ND_ERR_NUMERIC = 70,    /* NaN or infinity by policy */
     ND_ERR_RESOURCE = 71,   /* memory of the host or a device, or threads, are used up */
     ND_ERR_CANTCREATE = 73, /* output cannot be written or would overwrite something */

@@ -281,8 +281,10 @@ def no_folders(bench):
     check(list((bench.folder / "kept").iterdir()) == [], "a check left a folder, or removed one that it has not made")
     bench.program("check", *bench.run_flags("text.txt/new")[1:], code=73)
     before = sorted(bench.folder.iterdir())
-    bench.program("check", *bench.run_flags("z/../y/x")[1:])
-    check(sorted(bench.folder.iterdir()) == before, f"a check left {set(bench.folder.iterdir()) - set(before)}")
+    for bad in ("z/../y/x", "z/../text.txt/x", "z/" + "n" * 300, "/proc/nope/x"):
+        for command in ("check", "train"):
+            bench.program(command, *bench.run_flags(bad)[1:], code=73)
+            check(sorted(bench.folder.iterdir()) == before, f"{command} left {set(bench.folder.iterdir()) - set(before)}")
 
 
 def main():

@@ -191,6 +191,7 @@ def no_locks(bench):
                     before = sorted(os.listdir(work.folder / "run"))
                     work.call(command, locks[0], code)
                     check("has no locks" in work.printed and work.code == (0 if command.name == "auto" else 73), f"{work.code}:\n{work.printed}")
+                    check(command.name == "auto" or "second run" not in work.printed, f"the advice is that of a run:\n{work.printed}")
                     check(command.name == "auto" or sorted(os.listdir(work.folder / "run")) == before, "prune deleted something")
 
 

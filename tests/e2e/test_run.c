@@ -437,7 +437,7 @@ Test(run, a_limit_of_file_sizes_is_an_error_with_a_sentence)
     } cases[] = {
         {"0", "1", "cannot be handed down to the workers: File too large"},
         {"1", "1", "cannot be handed down to the workers: File too large"},
-        {"40", "2", "shared memory between workers needs files of up to"},
+        {"40", "2 --save-model false", "shared memory between workers needs files of up to"},
         {"40", "1", "the trained model needs a file of"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

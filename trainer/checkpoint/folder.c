@@ -33,9 +33,6 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
                          "another process trains in \"%s\" at this moment, or deletes checkpoints "
                          "there; wait until it has ended",
                          run);
-    } else if (status == ND_OK && locked == ND_FS_NO_LOCKS) {
-        nd_log_warning("the file system of \"%s\" has no locks; no second run may use this folder",
-                       run);
     }
     if (status != ND_OK && fd >= 0) {
         close(fd);

@@ -15,8 +15,9 @@
 #include "trainer/checkpoint/manifest.h"
 
 /* Another live process works in the run folder: ND_ERR_CANTCREATE. The lock ends with the process,
- * or with nd_run_lock_release. A file system without locks is named in a warning, and the lock is
- * not held. ND_ERR_IO: whether another process holds it is not known. */
+ * or with nd_run_lock_release. The lock of a file system without locks is
+ * not held, of which the caller judges. ND_ERR_IO: whether another process holds it is not known.
+ */
 typedef struct nd_run_lock {
     int fd; /* -1: none */
     bool held;

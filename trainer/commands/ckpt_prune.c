@@ -126,8 +126,8 @@ static nd_status lock_run(const char *run, nd_run_lock *lock)
     ND_TRY(nd_run_lock_acquire(run, lock));
     return lock->held ? ND_OK
                       : nd_fail(ND_ERR_CANTCREATE,
-                                "\"%s\" cannot be locked, and a process may train there; delete "
-                                "checkpoints yourself when none does",
+                                "the file system of \"%s\" has no locks, so a process may train "
+                                "there; delete checkpoints yourself when none does",
                                 run);
 }
 

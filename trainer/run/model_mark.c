@@ -18,13 +18,21 @@ static const char *mark_text(char text[64], int64_t step, nd_weights_dtype dtype
     return text;
 }
 
+/* A folder in its place would stay there, and have every start save the model. */
+static nd_status write_mark(const char *path, const char *text)
+{
+    bool folder = false;
+    ND_TRY(nd_fs_is_folder(path, &folder));
+    ND_TRY(folder ? nd_fs_set_aside(path, "old", NULL) : ND_OK);
+    return nd_fs_write_atomic(path, text, strlen(text));
+}
+
 void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype)
 {
     char text[64], *path = NULL;
     nd_status status = files->dir ? nd_fs_format(&path, "%s/%s", files->dir, mark_name) : ND_OK;
     if (status == ND_OK && path) {
-        mark_text(text, step, dtype);
-        status = nd_fs_write_atomic(path, text, strlen(text));
+        status = write_mark(path, mark_text(text, step, dtype));
     }
     if (status != ND_OK) { /* a later start saves the model again */
         nd_log_debug("the saved model is not marked: %s", nd_error_last()->message);

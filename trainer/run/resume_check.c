@@ -470,6 +470,6 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     }
     /* Another node may come back to a run that has begun. */
     return config->launch.node_rank == 0
-               ? nd_run_folder_check(config, resume.continues ? resume.run : NULL)
+               ? nd_run_folder_check(config, inputs, resume.continues ? resume.run : NULL)
                : ND_OK;
 }

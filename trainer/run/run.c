@@ -510,11 +510,7 @@ static nd_status run(run_state *s)
             return status;
         }
     }
-    nd_status loaded = nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files);
-    if (loaded == ND_ERR_DATA || loaded == ND_ERR_CANTCREATE) {
-        nd_run_files_forget(&s->files);
-    }
-    ND_TRY(loaded);
+    ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
     if (s->begin < s->last_step &&
@@ -550,6 +546,9 @@ static nd_status flush_records(run_state *s, nd_status status)
         (void)nd_sinks_event(&s->files.sinks, &event); /* the first failure is the one to say */
     }
     nd_status written = nd_sinks_flush(&s->files.sinks);
+    if (status != ND_OK && !s->began) {
+        nd_run_files_forget(&s->files);
+    }
     if (status != ND_OK) {
         nd_error_restore(&error);
     }

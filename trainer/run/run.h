@@ -70,7 +70,8 @@ nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const 
 
 /* Before any worker starts: whether the run folder could be made and used. Makes nothing.
  * `continued`: the folder of a run that goes on in it, or NULL. */
-nd_status nd_run_folder_check(const nd_config *config, const char *continued);
+nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
+                              const char *continued);
 
 typedef struct nd_run_context {
     nd_worker *worker; /* joined */

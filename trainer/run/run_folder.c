@@ -29,11 +29,6 @@ static nd_status make_path(const char *path)
 /* A folder that files can be put into. */
 static nd_status check_writable(const char *dir)
 {
-    nd_fs_kind kind;
-    ND_TRY(nd_fs_look(dir, &kind, NULL));
-    if (kind != ND_FS_FOLDER) {
-        return nd_fail(ND_ERR_CANTCREATE, "output.dir %s is a file, not a folder; %s", dir, advice);
-    }
     if (access(dir, W_OK | X_OK) != 0) {
         return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s; %s", dir,
                        strerror(errno), advice);
@@ -112,48 +107,85 @@ static void name_of(const nd_config *config, char name[128])
     }
 }
 
-/* The nearest folder above the path, or the path itself, that is there; owned by the caller. */
-static nd_status find_existing(const char *path, char **out)
+enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
+
+/* The largest file of a model, which is sharded above ND_HF_FILE_BYTES, against ulimit -f. */
+static nd_status check_file_limit(uint64_t model_bytes)
 {
-    bool there = false;
-    ND_TRY(nd_fs_format(out, "%s", path));
-    ND_TRY(nd_fs_exists(*out, &there));
-    while (!there && strcmp(*out, ".") != 0 && strcmp(*out, "/") != 0) {
-        char *above = NULL;
-        ND_TRY(nd_fs_parent(*out, &above));
-        free(*out);
-        *out = above;
-        ND_TRY(nd_fs_exists(*out, &there));
+    struct rlimit limit;
+    uint64_t bytes = model_bytes < ND_HF_FILE_BYTES ? model_bytes : ND_HF_FILE_BYTES;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        bytes <= limit.rlim_cur) {
+        return ND_OK;
     }
-    return ND_OK;
+    return nd_fail(ND_ERR_CANTCREATE,
+                   "the trained model needs a file of %llu bytes, but files of at most %llu may be "
+                   "written (ulimit -f); raise this limit, or set output.save_model: false",
+                   (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
 }
 
-/* Whether a folder can be made there, without making it. */
-static nd_status check_makeable(const char *path)
+static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
 {
-    char *there = NULL;
-    nd_fs_kind kind;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(find_existing(path, &there));
-    ND_TRY_OUT(nd_fs_look(there, &kind, NULL));
-    errno = ENOTDIR;
-    if (kind != ND_FS_FOLDER || access(there, W_OK | X_OK) != 0) {
-        status = fail_create(path);
-    }
-out:
-    free(there);
-    return status;
+    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
+    return (uint64_t)nd_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
 }
 
-nd_status nd_run_folder_check(const nd_config *config, const char *continued)
+uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    return weights_bytes(config, inputs) + inputs->side_bytes;
+}
+
+uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    return config->checkpoint.export_model ? nd_run_model_bytes(config, inputs) : 0;
+}
+
+uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
+{
+    const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
+    return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
+           nd_run_exported_bytes(config, inputs);
+}
+
+/* A disk that is too full for the model is an error before training, not after it. */
+static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
+                                      const char *dir)
+{
+    if (!config->output.save_model) {
+        return ND_OK;
+    }
+    ND_TRY(check_file_limit(weights_bytes(config, inputs)));
+    return nd_fs_check_space(dir, nd_run_model_bytes(config, inputs), "the trained model");
+}
+
+/* A disk that is too full for what a fresh run writes is an error before it makes its folder. */
+static nd_status check_fresh_room(const nd_config *config, const nd_inputs *inputs,
+                                  const char *there)
+{
+    ND_TRY(nd_fs_check_space(there, 1, "the run folder"));
+    ND_TRY(check_room_for_model(config, inputs, there));
+    return config->checkpoint.interval == 0
+               ? ND_OK
+               : nd_fs_check_space(there, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
+}
+
+nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
+                              const char *continued)
 {
     const char *dir = config->output.dir[0] ? config->output.dir : "runs";
+    char *existing = NULL;
     bool there = false;
     if (continued) {
         return check_writable(continued);
     }
-    ND_TRY(nd_fs_exists(dir, &there));
-    return there && config->output.dir[0] ? check_fresh(dir) : check_makeable(dir);
+    ND_TRY(nd_fs_check_folders(dir, "the run folder", advice, &existing));
+    nd_status status = nd_fs_exists(dir, &there);
+    if (status == ND_OK && there) {
+        status = config->output.dir[0] ? check_fresh(dir) : check_writable(dir);
+    }
+    status = status == ND_OK ? check_fresh_room(config, inputs, existing) : status;
+    free(existing);
+    return status;
 }
 
 nd_status nd_run_folder_create(const nd_config *config, char **out)
@@ -244,57 +276,6 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
     return status;
 }
 
-enum { SMALL_FILES_BYTES = 1 << 20 }; /* what a run writes in addition to its weights */
-
-/* The largest file of a model, which is sharded above ND_HF_FILE_BYTES, against ulimit -f. */
-static nd_status check_file_limit(uint64_t model_bytes)
-{
-    struct rlimit limit;
-    uint64_t bytes = model_bytes < ND_HF_FILE_BYTES ? model_bytes : ND_HF_FILE_BYTES;
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
-        bytes <= limit.rlim_cur) {
-        return ND_OK;
-    }
-    return nd_fail(ND_ERR_CANTCREATE,
-                   "the trained model needs a file of %llu bytes, but files of at most %llu may be "
-                   "written (ulimit -f); raise this limit, or set output.save_model: false",
-                   (unsigned long long)bytes, (unsigned long long)limit.rlim_cur);
-}
-
-static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    const uint64_t width = config->output.dtype == ND_WEIGHTS_FP32 ? 4 : 2;
-    return (uint64_t)nd_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
-}
-
-uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    return weights_bytes(config, inputs) + inputs->side_bytes;
-}
-
-uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    return config->checkpoint.export_model ? nd_run_model_bytes(config, inputs) : 0;
-}
-
-uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
-    return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
-           nd_run_exported_bytes(config, inputs);
-}
-
-/* A disk that is too full for the model is an error before training, not after it. */
-static nd_status check_room_for_model(const nd_config *config, const nd_inputs *inputs,
-                                      const char *dir)
-{
-    if (!config->output.save_model) {
-        return ND_OK;
-    }
-    ND_TRY(check_file_limit(weights_bytes(config, inputs)));
-    return nd_fs_check_space(dir, nd_run_model_bytes(config, inputs), "the trained model");
-}
-
 /* One checkpoint must fit. When not all that are to be kept fit, beside the one being written, a
  * later save may find a full disk: a warning. */
 static nd_status check_room_for_checkpoints(const nd_config *config, const nd_inputs *inputs,
@@ -340,9 +321,17 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
         ND_TRY(check_writable(continued));
         ND_TRY(nd_fs_format(&files->dir, "%s", continued));
     } else {
+        bool there = false;
+        ND_TRY(nd_run_folder_check(config, run->inputs, NULL));
+        ND_TRY(config->output.dir[0] ? nd_fs_exists(config->output.dir, &there) : ND_OK);
         ND_TRY(nd_run_folder_create(config, &files->dir));
+        files->made = !there;
     }
     ND_TRY(nd_run_lock_acquire(files->dir, &files->lock));
+    if (!files->lock.held) {
+        nd_log_warning("the file system of \"%s\" has no locks; no second run may use this folder",
+                       files->dir);
+    }
     if (files->continues || config->checkpoint.interval > 0) {
         ND_TRY(nd_checkpoint_sweep(files->dir));
     }
@@ -435,16 +424,15 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
 
 void nd_run_files_forget(const nd_run_files *files)
 {
-    static const char *const names[] = {"run.json", "metrics.jsonl"};
-    for (int i = 0; files->dir && !files->continues && i < 2; i++) {
+    static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
+    const int count = files->made ? 4 : 2;
+    for (int i = 0; files->dir && !files->continues && i < count; i++) {
         char path[4352];
-        struct stat st;
-        nd_fs_kind kind;
         snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);
-        if (nd_fs_look_at_link(path, &kind, &st) == ND_OK && kind == ND_FS_FILE &&
-            (i == 0 || st.st_size == 0)) {
-            unlink(path);
-        }
+        nd_fs_remove_tree(path);
+    }
+    if (files->dir && files->made) {
+        (void)rmdir(files->dir); /* stays where it holds what others have put there */
     }
 }
 

@@ -99,6 +99,7 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
 struct nd_run_files {
     char *dir;        /* NULL except on rank 0 */
     bool continues;   /* the folder held this run before */
+    bool made;        /* this start has made the folder */
     nd_run_lock lock; /* rank 0: of the folder */
     nd_sinks sinks;   /* none except on rank 0 */
 };
@@ -127,9 +128,9 @@ void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype
 void nd_run_model_unmark(const nd_run_files *files);
 nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype,
                                  bool *out);
-/* Rank 0 of a fresh run that could not load its source, or whose folder some rank does not see:
- * removes its run.json and its metrics.jsonl,
- * which is still empty, so that the folder can be used again. */
+/* Rank 0 of a fresh run that ends before step 1: removes what it has written, so that the folder
+ * can be used again, and the folder too where this start made it and nobody has put anything there.
+ */
 void nd_run_files_forget(const nd_run_files *files);
 void nd_run_files_close(nd_run_files *files);
 

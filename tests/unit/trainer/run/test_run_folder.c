@@ -155,15 +155,48 @@ Test(run_folder, a_saved_model_is_marked)
     cr_assert_not(is_marked(&other_rank, 6, ND_WEIGHTS_BF16));
     nd_run_model_unmark(&files);
     cr_assert_not(is_marked(&files, 6, ND_WEIGHTS_BF16));
+    assert_ok(nd_fs_make_folders("one/.model-saved/full", "it", ""));
+    nd_run_model_mark(&files, 6, ND_WEIGHTS_BF16);
+    cr_assert(is_marked(&files, 6, ND_WEIGHTS_BF16), "a folder has the mark's name");
+    cr_assert(is_folder("one/.model-saved.old/full"));
 }
 
+/* Folders of runs that never began do not pile up. */
+Test(run_folder, a_run_that_never_began_is_forgotten)
+{
+    nd_run_files files = {.dir = (char *)"one", .made = true};
+    assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
+    assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
+    assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
+    assert_ok(nd_fs_write_atomic("one/.lock", "", 0));
+    assert_ok(nd_fs_write_atomic("one/mine", "", 0));
+    files.continues = true;
+    nd_run_files_forget(&files);
+    cr_assert(tempdir_has_path("one/run.json"));
+    files.continues = false;
+    nd_run_files_forget(&files);
+    cr_assert_not(tempdir_has_path("one/run.json"));
+    cr_assert(tempdir_has_path("one/mine"), "a file of somebody else");
+    cr_assert_eq(unlink("one/mine"), 0);
+    files.made = false;
+    nd_run_files_forget(&files);
+    cr_assert(is_folder("one"), "a folder that was there before");
+    files.made = true;
+    nd_run_files_forget(&files);
+    cr_assert_not(is_folder("one"));
+}
+
+/* What a check answers, the start of a run answers too; refused, it leaves nothing. */
 Test(run_folder, a_check_makes_nothing)
 {
     nd_config config = {.source = "", .output.dir = ""};
-    static const char *const free_ones[] = {"", "new", "new/deep/er/", "z/../y/x"};
+    const nd_inputs inputs = {0};
+    static char deep[64 * PATH_MAX];
+    char long_name[300];
+    static const char *const free_ones[] = {"", "new", "new/deep/er/", "./y//x"};
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++) {
         config.output.dir = (char *)free_ones[i];
-        assert_ok(nd_run_folder_check(&config, NULL));
+        assert_ok(nd_run_folder_check(&config, &inputs, NULL));
         nd_fs_names names;
         assert_ok(nd_fs_list(".", &names));
         cr_expect_eq(names.count, 0, "%s", free_ones[i]);
@@ -171,10 +204,25 @@ Test(run_folder, a_check_makes_nothing)
     }
     assert_ok(nd_fs_write_atomic("file", "", 0));
     assert_ok(nd_fs_write_atomic("runs", "", 0));
-    static const char *const taken[] = {"", "file", "file/x", "file/x/y"};
+    cr_assert_eq(symlink("nowhere", "dangling"), 0);
+    memset(long_name, 'n', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = '\0';
+    memset(deep, 'n', sizeof deep - 1);
+    for (size_t i = 200; i < sizeof deep; i += 200) {
+        deep[i] = '/';
+    }
+    const char *const taken[] = {"",          "file",        "file/x",     "file/x/y", "dangling/",
+                                 "z/../held", "z/../file/x", "/proc/nd/x", long_name,  deep};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        char *got = NULL;
+        nd_fs_names names;
         config.output.dir = (char *)taken[i];
-        cr_expect_eq(nd_run_folder_check(&config, NULL), ND_ERR_CANTCREATE, "%s", taken[i]);
+        cr_expect_eq(nd_run_folder_check(&config, &inputs, NULL), ND_ERR_CANTCREATE, "%.99s",
+                     taken[i]);
+        cr_expect_eq(nd_run_folder_create(&config, &got), ND_ERR_CANTCREATE, "%.99s", taken[i]);
+        assert_ok(nd_fs_list(".", &names));
+        cr_expect_eq(names.count, 3, "%.99s left something", taken[i]);
+        nd_fs_names_fini(&names);
     }
 }
 
