@@ -215,8 +215,13 @@ Test(shape, writing_and_reading_back)
     s.rope = (nd_rope_config){ND_ROPE_DEFAULT, 10000, 1, 1, 1, 0};
     write_and_read(&s, &back);
     cr_expect_eq(back.rope.type, ND_ROPE_DEFAULT);
-    expect_sentence(nd_shape_write(&s, "float32", "/nonexistent/config.json"), ND_ERR_CANTCREATE,
-                    "write", "/nonexistent", (char *)NULL);
+    char gone[] = "/tmp/nd_shape_XXXXXX/config.json";
+    gone[strlen("/tmp/nd_shape_XXXXXX")] = '\0';
+    cr_assert_not_null(mkdtemp(gone));
+    cr_assert_eq(rmdir(gone), 0);
+    gone[strlen(gone)] = '/';
+    expect_sentence(nd_shape_write(&s, "float32", gone), ND_ERR_CANTCREATE, "write", gone,
+                    (char *)NULL);
 }
 
 #define SIZES                                                                                      \
