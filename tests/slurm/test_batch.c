@@ -328,3 +328,18 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     tiny_metrics(&dir, "requeue", resumed, sizeof resumed);
     cr_assert_str_eq(resumed, whole);
 }
+
+/* A job whose launcher of node 0 was lost has nobody to restart it but Slurm. */
+Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
+{
+    launched l;
+    const char *const further[] = {"--max-restarts", "1", "--resume-from-checkpoint", "auto", NULL};
+    replace_ndlaunch("[ \"$1\" = --make-key ] && exec $real \"$@\"\n"
+                     "echo start ${SLURM_RESTART_COUNT:-0}\nexit 74");
+    int job = slurm_submit(&l, &dir, "lost", NULL, "tp_hsdp.sbatch", further);
+    slurm_until_requeued(&l, job, SLURM_SECONDS);
+    cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
+    cr_assert_eq(slurm_wait(&l, job, SLURM_SECONDS), 74, "%s", launched_read(&l));
+    assert_says(&l, "start 0");
+    assert_says(&l, "start 1");
+}
