@@ -310,6 +310,22 @@ Test(generate, computes_in_fp8)
     says("--fp8-recipe rowwise");
 }
 
+Test(generate, eval_leaves_out_what_cannot_be_scored)
+{
+    static const char rows[] = "{\"context\": \"ab\", \"choices\": [\"ef\"], \"gold\": 0}\n"
+                               "{\"context\": \"ab\", \"choices\": [\"\"], \"gold\": 0}\n";
+    train();
+    tempdir_write(&dir, "rows.jsonl", rows, sizeof rows - 1);
+    shell(&dir, EVAL "--model run --requests rows.jsonl --jsonl 2>log >scores");
+    shell(&dir, "grep -q '1 of 2 requests cannot be scored, and are left out.*line 2' log");
+    shell(&dir, "sed -n 2p scores | grep -q '\"left_out\": *\".*adds no token'");
+    shell(&dir, "sed -n 3p scores | grep '\"count\": *1' | grep -q '\"left_out\": *1'");
+    cr_expect_eq(shell_run(&dir, "sed -n 2p rows.jsonl >none.jsonl; " EVAL
+                                 "--model run --requests none.jsonl"),
+                 65);
+    says("no request can be scored");
+}
+
 /* Line after line, each answered before the next is written, with the scores of a file; a context
  * that is used again is not computed again. */
 Test(generate, eval_serves_requests)

@@ -53,6 +53,12 @@ static nd_status print_question(const nd_question *q, size_t index)
         nd_json_append(&scores, json_real(q->choices[i].score));
         nd_json_append(&greedy, json_boolean(q->choices[i].greedy));
     }
+    if (q->left_out) {
+        json_decref(scores);
+        json_decref(greedy);
+        nd_json_set(&row, "left_out", nd_json_string(q->left_out));
+        return nd_eval_print(row);
+    }
     nd_json_set(&row, "log_likelihoods", scores);
     nd_json_set(&row, "greedy", greedy);
     if (q->gold >= 0) {
@@ -64,21 +70,26 @@ static nd_status print_question(const nd_question *q, size_t index)
 
 static nd_status print_summary(const nd_eval_call *o, const nd_questions *questions)
 {
-    double right = 0, right_norm = 0, count = (double)questions->count;
+    const size_t scored = questions->count - questions->left_out;
+    double right = 0, right_norm = 0, count = (double)scored;
     for (size_t i = 0; i < questions->count; i++) {
+        if (questions->list[i].left_out) {
+            continue;
+        }
         right += nd_question_best(&questions->list[i], false) == questions->list[i].gold;
         right_norm += nd_question_best(&questions->list[i], true) == questions->list[i].gold;
     }
     if (!o->jsonl) {
         printf("%s: acc %.6f, acc_norm %.6f, %zu requests\n", o->requests, right / count,
-               right_norm / count, questions->count);
+               right_norm / count, scored);
         return nd_process_flush_output();
     }
     json_t *row = json_object();
     nd_json_set(&row, "requests", nd_json_string(o->requests));
     nd_json_set(&row, "acc", json_real(right / count));
     nd_json_set(&row, "acc_norm", json_real(right_norm / count));
-    nd_json_set(&row, "count", json_integer((json_int_t)questions->count));
+    nd_json_set(&row, "count", json_integer((json_int_t)scored));
+    nd_json_set(&row, "left_out", json_integer((json_int_t)questions->left_out));
     return nd_eval_print(row);
 }
 
@@ -192,6 +203,26 @@ static void close_reader(reader *r)
     nd_encoder_destroy(r->bare);
 }
 
+static nd_status check_left_out(const nd_session *s, const nd_eval_call *o,
+                                const nd_questions *questions)
+{
+    size_t first = 0;
+    if (questions->count == 0) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" has no request", o->requests);
+    }
+    while (first < questions->count && !questions->list[first].left_out) {
+        first++;
+    }
+    if (questions->left_out == questions->count) {
+        return nd_fail(ND_ERR_DATA, "no request can be scored; %s", questions->list[0].left_out);
+    }
+    if (questions->left_out > 0 && s->worker->rank.rank == 0) {
+        nd_log_warning("%zu of %zu requests cannot be scored, and are left out; the first: %s",
+                       questions->left_out, questions->count, questions->list[first].left_out);
+    }
+    return ND_OK;
+}
+
 static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questions *questions)
 {
     reader r = {0};
@@ -207,10 +238,9 @@ static nd_status read_questions(nd_session *s, const nd_eval_call *o, nd_questio
     } else {
         ND_TRY_OUT(nd_session_share(s, status, &text, &size));
     }
+    r.rules.leaves_out = true;
     ND_TRY_OUT(nd_questions_read(questions, &r.rules, o->requests, text, size));
-    if (questions->count == 0) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" has no request", o->requests);
-    }
+    status = check_left_out(s, o, questions);
 out:
     close_reader(&r);
     free(text);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/json.h"
+#include "runtime/base/math.h"
 
 /* Tokens. */
 
@@ -59,6 +60,7 @@ static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *who
 {
     nd_ids alone = {0};
     const char *text = (const char *)whole->data;
+    out->from = 0;
     if (context == 0) {
         if (rules->prefix < 0) {
             return nd_fail(ND_ERR_DATA, "\"context\" is empty, and the model has no token of the "
@@ -70,12 +72,13 @@ static nd_status encode_choice(const nd_choice_rules *rules, const nd_bytes *who
                       &out->ids));
     } else {
         nd_status status = encode(rules, rules->encoder, text, context, &alone);
-        out->from = (int64_t)alone.count;
+        out->from = nd_max((int64_t)alone.count, 1);
         free(alone.data);
         ND_TRY(status);
         ND_TRY(encode(rules, rules->encoder, text, whole->count, &out->ids));
     }
     if (out->from >= (int64_t)out->ids.count) {
+        out->from = 0;
         return nd_fail(ND_ERR_DATA,
                        "a choice adds no token to the context; it must not be empty, nor "
                        "become one token with the context: separate them by a blank");
@@ -113,7 +116,9 @@ static nd_status read_choice(const nd_choice_rules *rules, const json_t *row, co
     return status;
 }
 
-static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_question *out)
+/* *scorable: false where the row is as it must be, but a choice has no token. */
+static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_question *out,
+                          bool *scorable)
 {
     static const char *const keys[] = {"context", "choices", "gold", "delimiter", "id", NULL};
     const json_t *choices = json_object_get(row, "choices"), *gold = json_object_get(row, "gold");
@@ -144,8 +149,10 @@ static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_qu
     ND_TRY(ND_ALLOC(count, &out->choices));
     for (; out->count < count; out->count++) {
         nd_choice *c = &out->choices[out->count];
+        c->from = 1;
         nd_status status = read_choice(rules, row, json_array_get(choices, (size_t)out->count), c);
         if (status != ND_OK) {
+            *scorable = status != ND_ERR_DATA || c->from > 0;
             free(c->ids.data);
             return status;
         }
@@ -160,36 +167,66 @@ static void question_fini(nd_question *q)
     }
     free(q->choices);
     free(q->name);
+    free(q->left_out);
 }
 
-static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules, const char *line,
-                          size_t size)
+/* Takes the question over, also where it fails. */
+static nd_status add_question(nd_questions *questions, nd_question *question)
+{
+    void *list = questions->list;
+    nd_status status =
+        nd_array_reserve(&list, &questions->room, questions->count + 1, sizeof *questions->list);
+    questions->list = list;
+    if (status != ND_OK) {
+        question_fini(question);
+        return status;
+    }
+    for (int64_t i = 0; i < question->count; i++) {
+        questions->longest = nd_max(questions->longest, (int64_t)question->choices[i].ids.count);
+    }
+    questions->left_out += question->left_out != NULL;
+    questions->list[questions->count++] = *question;
+    return ND_OK;
+}
+
+/* The reason is in the error record. */
+static nd_status leave_out(nd_questions *questions, nd_question *question)
+{
+    nd_question none = {.gold = -1, .name = question->name};
+    question->name = NULL;
+    question_fini(question);
+    none.left_out = strdup(nd_error_last()->message);
+    nd_error_clear();
+    if (!none.left_out) {
+        question_fini(&none);
+        return nd_fail_memory("a row");
+    }
+    return add_question(questions, &none);
+}
+
+static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules, const char *name,
+                          int64_t number, const char *line, size_t size)
 {
     json_error_t error;
     nd_question question = {0};
-    void *list = questions->list;
     json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
-    if (!row) {
-        return nd_json_no_memory(&error)
-                   ? nd_fail_memory("a row")
-                   : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
-    }
-    nd_status status = read_row(rules, row, &question);
+    bool scorable = true;
+    nd_status status = row ? read_row(rules, row, &question, &scorable)
+                       : nd_json_no_memory(&error)
+                           ? nd_fail_memory("a row")
+                           : nd_fail(ND_ERR_DATA, "column %d: %s", error.column, error.text);
     json_decref(row);
-    status = status == ND_OK ? nd_array_reserve(&list, &questions->room, questions->count + 1,
-                                                sizeof *questions->list)
-                             : status;
-    questions->list = list;
+    if (status != ND_OK) {
+        status = nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
+    }
+    if (!scorable && rules->leaves_out) {
+        return leave_out(questions, &question);
+    }
     if (status != ND_OK) {
         question_fini(&question);
         return status;
     }
-    for (int64_t i = 0; i < question.count; i++) {
-        int64_t tokens = (int64_t)question.choices[i].ids.count;
-        questions->longest = tokens > questions->longest ? tokens : questions->longest;
-    }
-    questions->list[questions->count++] = question;
-    return ND_OK;
+    return add_question(questions, &question);
 }
 
 nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,
@@ -203,10 +240,7 @@ nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rule
         while (used > 0 && is_blank(text[at + used - 1])) {
             used--;
         }
-        nd_status status = used > 0 ? add_line(questions, rules, text + at, used) : ND_OK;
-        if (status != ND_OK) {
-            return nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
-        }
+        ND_TRY(used > 0 ? add_line(questions, rules, name, number, text + at, used) : ND_OK);
     }
     return ND_OK;
 }

@@ -24,7 +24,7 @@
 
 typedef struct nd_choice {
     nd_ids ids;   /* of context and continuation; owned */
-    int64_t from; /* the first token of the continuation, at least 1 */
+    int64_t from; /* the first token of the continuation, at least 1; 0: it has none */
     int64_t characters;
     double score; /* after nd_choices_score */
     bool greedy;  /* each token of the continuation is the likeliest */
@@ -33,12 +33,14 @@ typedef struct nd_choice {
 typedef struct nd_question {
     nd_choice *choices; /* [count], owned */
     int64_t count, gold;
-    char *name; /* its "id" as JSON; NULL: none; owned */
+    char *name;     /* its "id" as JSON; NULL: none; owned */
+    char *left_out; /* why it cannot be scored and has no choices; NULL: it can; owned */
 } nd_question;
 
 typedef struct nd_questions {
     nd_question *list; /* owned */
     size_t count, room;
+    size_t left_out; /* of count */
     int64_t longest; /* the most tokens of a choice */
 } nd_questions;
 
@@ -49,6 +51,7 @@ typedef struct nd_choice_rules {
     int64_t max_tokens; /* of context and continuation together */
     bool any_gold;      /* "gold" may be missing: it is -1 then */
     int32_t prefix;     /* of an empty context; -1: such a row is an error */
+    bool leaves_out;    /* a row with a choice of no token is kept without choices, not an error */
     int64_t lines_read; /* before the text: messages count on from them */
 } nd_choice_rules;
 

@@ -139,6 +139,36 @@ Test(choices, bad_rows_are_named_with_their_line)
     close_rules(&r);
 }
 
+/* An evaluation of thousands of rows does not end for one of them. */
+Test(choices, rows_that_cannot_be_scored_are_left_out_and_counted)
+{
+    static const char good[] = "{\"context\": \"a\", \"choices\": [\" b\", \" c\"], \"gold\": 0}\n";
+    char text[512];
+    rules_of r;
+    open_rules(&r);
+    r.rules.prefix = -1;
+    r.rules.leaves_out = true;
+    nd_questions q = {0};
+    snprintf(text, sizeof text, "%s%s%s%s", good,
+             "{\"context\": \"a\", \"choices\": [\" b\", \"\"], \"gold\": 0, \"id\": 7}\n",
+             "{\"context\": \"\", \"choices\": [\"b\"], \"gold\": 0}\n", good);
+    cr_assert_eq(read_rows(&r, text, &q), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(q.count, 4);
+    cr_assert_eq(q.left_out, 2);
+    cr_assert_not_null(strstr(q.list[1].left_out, "line 2"), "%s", q.list[1].left_out);
+    cr_assert_not_null(strstr(q.list[1].left_out, "adds no token"), "%s", q.list[1].left_out);
+    cr_assert(q.list[1].count == 0 && strcmp(q.list[1].name, "7") == 0);
+    cr_assert_not_null(strstr(q.list[2].left_out, "is empty"), "%s", q.list[2].left_out);
+    cr_assert(q.list[0].count == 2 && !q.list[0].left_out && q.list[3].count == 2);
+    nd_questions_fini(&q);
+    q = (nd_questions){0};
+    /* A row of another form is a fault of the file. */
+    cr_assert_eq(read_rows(&r, "{\"context\": \"a\", \"choices\": [1], \"gold\": 0}", &q),
+                 ND_ERR_DATA);
+    nd_questions_fini(&q);
+    close_rules(&r);
+}
+
 /* Scores: sums of log probabilities, each given all before it. */
 
 enum { V = 97, CONTEXT = 6, CHOICES = 3, TOKENS = 4 };
