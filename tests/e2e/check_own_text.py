@@ -75,6 +75,18 @@ def check_rows(clone, commands, rows):
         check(f"data/{name}.jsonl" in commands[1] and f"data/{name}.jsonl" in out, f"data/{name}.jsonl is named in both places: {out}")
 
 
+def check_prefix(clone, command, rows):
+    """Another text beside the first one, which stays as it is."""
+    before = {path.name: path.read_bytes() for path in (clone / "data").iterdir()}
+    out, _ = run(clone, command + " --output-prefix other")
+    check("data/other-train.jsonl" in out and "--data-path data/other-train.jsonl" in out, f"the files' names: {out}")
+    run(clone, command + " --output-prefix deep/er/own")
+    for stem in ("data/other", "deep/er/own"):
+        lines = sum(len((clone / f"{stem}-{name}.jsonl").read_text().splitlines()) for name in ("train", "valid"))
+        check(lines == len(rows), f"{stem} has {lines} rows")
+    check(all((clone / "data" / name).read_bytes() == content for name, content in before.items()), "the first text has changed")
+
+
 def check_run(clone, command):
     folder = clone / re.search(r"--save-dir (\S+)", command)[1]
     out, errors = run(clone, command)
@@ -98,7 +110,9 @@ def main():
         (clone / "scripts").mkdir()
         shutil.copy(SOURCE / "scripts/prepare_data", clone / "scripts/prepare_data")
         make_model(clone, re.search(r"--model-path (\S+)", commands[1])[1])
-        check_rows(clone, commands, write_rows(clone / re.search(r"--from (\S+)", commands[0])[1]))
+        rows = write_rows(clone / re.search(r"--from (\S+)", commands[0])[1])
+        check_rows(clone, commands, rows)
+        check_prefix(clone, commands[0], rows)
         check_run(clone, commands[1])
         out, _ = run(clone, commands[2])
         check(out.strip(), "nothing is written")

@@ -77,7 +77,7 @@ static int print_position(const nd_manifest *a, const nd_manifest *b)
     } numbers[] = {
         {"step", a->position.step, b->position.step},
         {"steps skipped", a->position.skipped, b->position.skipped},
-        {"tokens seen", a->position.tokens_seen, b->position.tokens_seen},
+        {"labels seen", a->position.tokens_seen, b->position.tokens_seen},
         {"samples seen", a->samples_seen, b->samples_seen},
     };
     int differing = 0;

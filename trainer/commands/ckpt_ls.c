@@ -71,7 +71,7 @@ static void print_line(const nd_saved *s, int width)
 static void print_head(int width)
 {
     printf("%8s  %-*s %-16s %8s  %-20s %7s  %-24s %-9s %15s\n", "step", width, "folder", "state",
-           "size", "saved", "age", "mesh", "reason", "tokens seen");
+           "size", "saved", "age", "mesh", "reason", "labels seen");
 }
 
 static json_t *mesh_json(const nd_mesh *mesh)

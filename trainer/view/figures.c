@@ -36,7 +36,7 @@ static const figure figures[] = {
     FIGURE("peak memory of rank 0", peak_bytes, FIGURE_BYTES, true),
     FIGURE("planned memory of rank 0", planned_bytes, FIGURE_BYTES, true),
     FIGURE("parameters", parameters, FIGURE_NUMBER, false),
-    FIGURE("tokens seen", tokens_seen, FIGURE_NUMBER, false),
+    FIGURE("labels seen", tokens_seen, FIGURE_NUMBER, false),
     FIGURE("time in steps", training_seconds, FIGURE_SECONDS, false),
 };
 
