@@ -20,7 +20,7 @@
 
 typedef struct nd_graphs nd_graphs;
 
-enum { ND_GRAPH_BUFFERS = 3 };
+enum { ND_GRAPH_BUFFERS = 4 };
 
 typedef struct nd_graph_key {
     const char *name; /* static: "forward" */

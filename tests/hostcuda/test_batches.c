@@ -19,11 +19,11 @@ typedef struct fixture {
     nd_rank rank;
     nd_memplan plan;
     nd_batches batches;
-    nd_micro_batch batch; /* the current one */
-    int32_t *seen;        /* (MICROS, arrays, T) pinned: what compute read */
+    nd_micro_batch batch[3]; /* those in flight */
+    int32_t *seen;           /* (MICROS, arrays, T) pinned: what compute read */
 } fixture;
 
-static void begin(fixture *f, int order)
+static void begin(fixture *f, int order, int sets)
 {
     nd_cuda_options options = {.local_workers = 1};
     void *seen = NULL;
@@ -40,7 +40,7 @@ static void begin(fixture *f, int order)
                  ND_OK);
     f->seen = seen;
     nd_memplan_init(&f->plan);
-    nd_batches_plan(&f->batches, &f->rank, &f->dims, &f->plan);
+    nd_batches_plan(&f->batches, &f->rank, &f->dims, sets, &f->plan);
     cr_assert_eq(nd_memplan_commit(&f->plan, f->rank.device), ND_OK);
     cr_assert_eq(nd_batches_open(&f->batches), ND_OK);
 }
@@ -59,6 +59,11 @@ static int32_t value(int micro, int array, int64_t i)
     return (int32_t)(micro * 10000 + array * 1000 + i);
 }
 
+static nd_micro_batch *batch_of(fixture *f, int micro)
+{
+    return &f->batch[micro % f->batches.sets];
+}
+
 static void load(fixture *f, int micro)
 {
     int32_t arrays[ARRAYS][T];
@@ -67,9 +72,9 @@ static void load(fixture *f, int micro)
             arrays[a][i] = value(micro, a, i);
         }
     }
-    cr_assert_eq(
-        nd_batches_load(&f->batches, arrays[IDS], arrays[LABELS], arrays[POSITIONS], &f->batch),
-        ND_OK, "%s", nd_error_last()->message);
+    const nd_host_batch from = {arrays[IDS], arrays[LABELS], arrays[POSITIONS], NULL};
+    cr_assert_eq(nd_batches_load(&f->batches, &from, micro % f->batches.sets, batch_of(f, micro)),
+                 ND_OK, "%s", nd_error_last()->message);
     memset(arrays, 0xff, sizeof arrays); /* not read any more */
 }
 
@@ -77,13 +82,14 @@ static void load(fixture *f, int micro)
 static void compute(fixture *f, int micro)
 {
     nd_stream *stream = &f->rank.stream;
+    const nd_micro_batch *batch = batch_of(f, micro);
     for (int a = 0; a < ARRAYS; a++) {
-        const int32_t *from = a == IDS      ? f->batch.ids
-                              : a == LABELS ? f->batch.labels
-                                            : f->batch.positions;
+        const int32_t *from = a == IDS      ? batch->ids
+                              : a == LABELS ? batch->labels
+                                            : batch->positions;
         cr_assert_eq(nd_copy(stream, f->seen + (micro * 3 + a) * T, from, T * sizeof *from), ND_OK);
     }
-    cr_assert_eq(nd_batches_give_back(&f->batches, &f->batch), ND_OK);
+    cr_assert_eq(nd_batches_give_back(&f->batches, batch), ND_OK);
 }
 
 /* The label that the head meets at place i: chunks of rows 0..19 and 20..34 of both tp peers. */
@@ -106,15 +112,19 @@ static void expect_seen(const fixture *f, int micro)
 
 /* Lazy: compute runs first unless it waits for the copy. Others: copies run first unless they wait
  * for what reads their slot. */
-static void expect_order(int order)
+static void expect_order(int order, int sets)
 {
     fixture f;
-    begin(&f, order);
+    begin(&f, order, sets);
     nd_double_counts before = nd_double_counts_get();
     nd_double_hot(true);
-    for (int micro = 0; micro < MICROS; micro++) {
-        load(&f, micro);
-        compute(&f, micro);
+    for (int micro = 0; micro < MICROS + sets - 1; micro++) { /* each read sets - 1 loads later */
+        if (micro < MICROS) {
+            load(&f, micro);
+        }
+        if (micro >= sets - 1) {
+            compute(&f, micro - (sets - 1));
+        }
     }
     cr_expect_eq(nd_double_counts_get().host_waits, before.host_waits, "the host has waited");
     nd_double_hot(false);
@@ -127,17 +137,25 @@ static void expect_order(int order)
 
 Test(batches, compute_waits_for_the_copy)
 {
-    expect_order(ND_DOUBLE_LAZY);
+    expect_order(ND_DOUBLE_LAZY, 1);
 }
 
 Test(batches, a_copy_waits_for_the_reader_of_its_slot)
 {
-    expect_order(ND_DOUBLE_OTHERS);
+    expect_order(ND_DOUBLE_OTHERS, 1);
 }
 
 Test(batches, and_all_is_right_when_everything_runs_at_once)
 {
-    expect_order(ND_DOUBLE_EAGER);
+    expect_order(ND_DOUBLE_EAGER, 1);
+}
+
+Test(batches, several_in_flight_have_slots_and_positions_of_their_own)
+{
+    for (int sets = 2; sets <= 3; sets++) {
+        expect_order(ND_DOUBLE_LAZY, sets);
+        expect_order(ND_DOUBLE_OTHERS, sets);
+    }
 }
 
 static nd_double_state until_asked(void *closure)
@@ -151,7 +169,7 @@ Test(batches, the_next_one_is_copied_while_one_is_computed)
 {
     fixture f;
     bool go = false, *at = &go;
-    begin(&f, ND_DOUBLE_LAZY);
+    begin(&f, ND_DOUBLE_LAZY, 1);
     load(&f, 0);
     cr_assert_eq(nd_double_submit(nd_cuda_stream(&f.rank.stream), until_asked, &at, sizeof at),
                  cudaSuccess);
@@ -182,7 +200,7 @@ Test(batches, a_cpu_has_one_slot)
     nd_batches batches = {0};
     nd_memplan plan;
     nd_memplan_init(&plan);
-    nd_batches_plan(&batches, &rank, &dims, &plan);
+    nd_batches_plan(&batches, &rank, &dims, 1, &plan);
     cr_expect_eq(plan.total, 3 * 64 * sizeof(int32_t));
     cr_expect_eq(batches.slots, 1);
     nd_memplan_fini(&plan);

@@ -136,35 +136,38 @@ typedef struct buffer {
     size_t stride;
 } buffer;
 
-static void point(nd_activation_set *set, const nd_activation_options *o, nd_memplan *plan,
+static void point(nd_activation_set *sets, const nd_activation_options *o, nd_memplan *plan,
                   const act *a, buffer at)
 {
+    const int64_t layers = o->layers.end - o->layers.begin;
     size_t before = 0;
-    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+    for (int64_t i = 0; i < o->sets * layers; i++) { /* set by set */
+        const int64_t l = o->layers.begin + i % layers;
         if (place_of(o, a, l) == at.where) {
-            nd_memplan_also(plan, at.want, before++ * at.stride, &view_of(set, a, l)->data);
+            void *pointer = &view_of(&sets[i / layers], a, l)->data;
+            nd_memplan_also(plan, at.want, before++ * at.stride, pointer);
         }
     }
 }
 
 /* Wants the buffer of the layers that keep it, and the one that the other layers share. */
-static void plan_activation(nd_activation_set *set, const nd_activation_options *o,
+static void plan_activation(nd_activation_set *sets, const nd_activation_options *o,
                             nd_memplan *plan, const act *a)
 {
     size_t bytes = stride_of(a, o);
     int want = nd_memplan_want(plan, ND_MEM_ACTIVATIONS, a->name,
-                               layers_in(o, a, PLACE_KEPT) * bytes, NULL);
-    point(set, o, plan, a, (buffer){want, PLACE_KEPT, bytes});
+                               (size_t)o->sets * layers_in(o, a, PLACE_KEPT) * bytes, NULL);
+    point(sets, o, plan, a, (buffer){want, PLACE_KEPT, bytes});
     if (!is_codes(a)) {
         want = nd_memplan_want(plan, ND_MEM_SCRATCH, a->name,
                                layers_in(o, a, PLACE_SHARED) ? bytes : 0, NULL);
-        point(set, o, plan, a, (buffer){want, PLACE_SHARED, 0});
+        point(sets, o, plan, a, (buffer){want, PLACE_SHARED, 0});
     }
 }
 
 /* Recompute makes the codes of one input after the other, each just before its use: they share one
  * buffer. */
-static void plan_shared_codes(nd_activation_set *set, const nd_activation_options *o,
+static void plan_shared_codes(nd_activation_set *sets, const nd_activation_options *o,
                               nd_memplan *plan)
 {
     size_t bytes = 0;
@@ -176,7 +179,7 @@ static void plan_shared_codes(nd_activation_set *set, const nd_activation_option
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);
     for (int i = 0; i < ACT_COUNT; i++) {
         if (is_codes(&acts[i])) {
-            point(set, o, plan, &acts[i], (buffer){want, PLACE_SHARED, 0});
+            point(sets, o, plan, &acts[i], (buffer){want, PLACE_SHARED, 0});
         }
     }
 }
@@ -207,8 +210,7 @@ bool nd_recompute_multiplies(nd_recompute recompute, nd_input input)
     return false;
 }
 
-nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *o,
-                              nd_memplan *plan)
+static nd_status init_set(nd_activation_set *set, const nd_activation_options *o)
 {
     int64_t layers = o->layers.end - o->layers.begin;
     set->layers = o->layers;
@@ -216,21 +218,32 @@ nd_status nd_activations_init(nd_activation_set *set, const nd_activation_option
     set->Tl = o->dims->Tl;
     ND_TRY(ND_ALLOC(layers, &set->blocks));
     ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
-    for (int i = 0; i < ACT_COUNT; i++) {
-        for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+        for (int i = 0; i < ACT_COUNT; i++) {
             *view_of(set, &acts[i], l) = shape_of(&acts[i], o->dims);
         }
-        plan_activation(set, o, plan, &acts[i]);
     }
-    plan_shared_codes(set, o, plan);
     return ND_OK;
 }
 
-void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *o, nd_memplan *plan,
-                           int dh, int dact)
+nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_options *o,
+                              nd_memplan *plan)
+{
+    for (int s = 0; s < o->sets; s++) {
+        ND_TRY(init_set(&sets[s], o));
+    }
+    for (int i = 0; i < ACT_COUNT; i++) {
+        plan_activation(sets, o, plan, &acts[i]);
+    }
+    plan_shared_codes(sets, o, plan);
+    return ND_OK;
+}
+
+void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *o,
+                           nd_memplan *plan, int dh, int dact)
 {
     for (int i = 0; i < ACT_COUNT; i++) {
-        point(set, o, plan, &acts[i],
+        point(sets, o, plan, &acts[i],
               (buffer){acts[i].shape == SHAPE_FFN ? dact : dh, PLACE_BORROWED, 0});
     }
 }

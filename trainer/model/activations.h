@@ -23,13 +23,11 @@
 
 /* Micro-batches on their way to the device. */
 
-enum { ND_BATCH_SLOTS = 2 };
-
 /* (T) each, on the device. */
 typedef struct nd_micro_batch {
     int32_t *ids;
     int32_t *labels;    /* in head order: (head chunk, tp peer, row) */
-    int32_t *positions; /* the same address for every micro-batch */
+    int32_t *positions; /* on a GPU the same address for every micro-batch of a set */
     int slot;
     /* The sources of the batch's samples: number i, sources[i], has the labels
      * source_labels + i * source_stride, where those of the others are -100. 0: they are not told
@@ -41,41 +39,51 @@ typedef struct nd_micro_batch {
 } nd_micro_batch;
 
 /*
- * On a GPU micro-batches have a stream of their own and two slots, in turns: one is copied while
- * the one before it is computed. The copy waits until all that reads the slot's old content is
- * done, and compute waits for the copy, both by events; the host waits for neither. On a CPU a copy
- * is made by the thread that computes, and one slot is enough.
+ * Each micro-batch that is in flight has a slot. On a GPU the copies have a stream of their own and
+ * there is one slot more: one micro-batch is copied while the one before it is computed. The copy
+ * waits until all that reads the slot's old content is done, and compute waits for the copy, both
+ * by events; the host waits for neither. On a CPU a copy is made by the thread that computes.
  *
  * Positions are read by the ops of a block, whose CUDA graphs keep addresses: on a GPU they are
- * copied on from the slot to a fixed place.
+ * copied on from the slot to a fixed place of the set.
  */
+typedef struct nd_batch_slot {
+    bool taken;
+    nd_event read; /* compute has read the slot */
+} nd_batch_slot;
+
 typedef struct nd_batches {
     nd_rank *rank; /* borrowed, as are dims */
     const nd_dims *dims;
     nd_staging staging;
     nd_stream stream; /* of the copies */
-    int slots, next;
-    int sources;     /* most of them in one micro-batch; 0: they are not told apart; set before
+    int sets, slots, next;
+    nd_batch_slot *slot; /* [slots]; owned, as is found */
+    int sources;         /* most of them in one micro-batch; 0: they are not told apart; set before
                         nd_batches_plan */
     int32_t *memory; /* (slots, 3 + sources, T padded): ids, labels, positions, labels by source */
-    int *found;      /* (slots, sources) in the micro-batch; owned */
-    int32_t *positions;            /* (T) of the current micro-batch */
-    nd_event read[ND_BATCH_SLOTS]; /* compute has read the slot */
+    int *found;      /* (slots, sources) in the micro-batch */
+    int32_t *positions; /* (sets, T padded) of the micro-batches in flight; NULL: those in memory */
 } nd_batches;
 
-void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
+/* sets: the most micro-batches in flight. */
+void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, int sets,
+                     nd_memplan *plan);
 /* After the plan was committed: the stream of the copies, and their memory on the host. */
 nd_status nd_batches_open(nd_batches *batches);
 void nd_batches_close(nd_batches *batches);
 
-/* The arrays (T) of the host are not read after the return. What is enqueued on the rank's stream
- * from here on sees the micro-batch, until its slot was given back and its turn comes again. */
-nd_status nd_batches_load(nd_batches *batches, const int32_t *inputs, const int32_t *labels,
-                          const int32_t *positions, nd_micro_batch *out);
-/* The same, with the source of each of the B samples. */
-nd_status nd_batches_load_sources(nd_batches *batches, const int32_t *inputs, const int32_t *labels,
-                                  const int32_t *positions, const int *sources,
-                                  nd_micro_batch *out);
+/* A micro-batch on the host. */
+typedef struct nd_host_batch {
+    const int32_t *inputs, *labels, *positions; /* (B, s) */
+    const int *sources;                         /* of each of the B samples; NULL: unknown */
+} nd_host_batch;
+
+/* The host's arrays are not read after the return. What is enqueued on the rank's stream from here
+ * on sees the micro-batch, until it was given back and its slot's turn comes again. set: the number
+ * of its set. */
+nd_status nd_batches_load(nd_batches *batches, const nd_host_batch *from, int set,
+                          nd_micro_batch *out);
 /* All that reads the micro-batch is enqueued. */
 nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch);
 
@@ -104,6 +112,7 @@ typedef struct nd_activation_set {
     nd_scale_ref *inputs;  /* [layers x ND_INPUT_COUNT] FP8 scales that go with the codes kept */
     nd_head_acts head;
     bool taken, loaded;
+    int micro; /* which micro-batch of the step it holds, for the schedule */
 } nd_activation_set;
 
 static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t layer)
@@ -118,6 +127,7 @@ static inline nd_scale_ref nd_set_input(const nd_activation_set *set, int64_t la
 
 /* What decides where activations lie. */
 typedef struct nd_activation_options {
+    int sets;
     const nd_dims *dims;
     const nd_scales *scales;
     nd_recompute recompute;
@@ -125,15 +135,15 @@ typedef struct nd_activation_options {
     bool forward_only; /* no backward follows: blocks keep nothing and share all buffers */
 } nd_activation_options;
 
-/* Wants the activations of the blocks. */
-nd_status nd_activations_init(nd_activation_set *set, const nd_activation_options *options,
+/* Wants the activations of the blocks of all sets, which share what no block keeps. */
+nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_options *options,
                               nd_memplan *plan);
 /* Whether the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
 /* An input of linears that is kept as codes lies in a backward buffer of its size until they are
  * made: dh (Tl, C) or dact (T, F), by the number of its want. */
-void nd_activations_borrow(nd_activation_set *set, const nd_activation_options *options,
+void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *options,
                            nd_memplan *plan, int dh, int dact);
 /* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl);

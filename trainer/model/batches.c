@@ -20,20 +20,18 @@ static size_t slot_bytes(const nd_batches *b)
     return (size_t)((ARRAYS + b->sources) * padded(b->dims->T)) * sizeof *b->memory;
 }
 
-void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
+void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets, nd_memplan *plan)
 {
+    const bool gpu = nd_rank_is_gpu(rank);
+    const int64_t positions = (sets - 1) * padded(dims->T) + dims->T;
     b->rank = rank;
     b->dims = dims;
-    b->slots = nd_rank_is_gpu(rank) ? ND_BATCH_SLOTS : 1;
-    int slots = nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
-                                (size_t)b->slots * slot_bytes(b), &b->memory);
-    if (b->slots > 1) {
-        nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
-                        (size_t)dims->T * sizeof *b->positions, &b->positions);
-    } else {
-        nd_memplan_also(plan, slots, (size_t)(POSITIONS * padded(dims->T)) * sizeof *b->positions,
-                        &b->positions);
-    }
+    b->sets = sets;
+    b->slots = sets + gpu;
+    nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
+                    (size_t)b->slots * slot_bytes(b), &b->memory);
+    nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
+                    gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
 }
 
 nd_status nd_batches_open(nd_batches *b)
@@ -43,9 +41,10 @@ nd_status nd_batches_open(nd_batches *b)
     if (b->sources > 0) {
         ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
     }
+    ND_TRY(ND_ALLOC(b->slots, &b->slot));
     ND_TRY(device->table->stream_init(device, &b->stream));
     for (int i = 0; i < b->slots; i++) {
-        ND_TRY(device->table->event_init(device, &b->read[i]));
+        ND_TRY(device->table->event_init(device, &b->slot[i].read));
     }
     return nd_staging_init(&b->staging, device, slot_bytes(b), in_flight);
 }
@@ -56,11 +55,12 @@ void nd_batches_close(nd_batches *b)
         const nd_device_table *table = b->stream.device->table;
         table->stream_fini(&b->stream);
         for (int i = 0; i < b->slots; i++) {
-            table->event_fini(&b->read[i]);
+            table->event_fini(&b->slot[i].read);
         }
         nd_staging_fini(&b->staging);
     }
     free(b->found);
+    free(b->slot);
     *b = (nd_batches){0};
 }
 
@@ -82,12 +82,6 @@ static void order_labels(const nd_dims *d, const int32_t *labels, int32_t *out)
     }
 }
 
-/* Host arrays, borrowed. */
-typedef struct host_batch {
-    const int32_t *inputs, *labels, *positions;
-    const int *sources; /* (B), or NULL */
-} host_batch;
-
 /* Finds the sources of the batch's samples; returns how many. */
 static int find_sources(const nd_batches *b, const int *sources, int *found)
 {
@@ -106,7 +100,7 @@ static int find_sources(const nd_batches *b, const int *sources, int *found)
 }
 
 /* Hides the labels of all samples but those of one source, in the order of the host. */
-static void mask_labels(const nd_batches *b, const host_batch *from, int source, int32_t *out)
+static void mask_labels(const nd_batches *b, const nd_host_batch *from, int source, int32_t *out)
 {
     const int64_t B = b->rank->config->train.micro_batch_size, s = b->dims->T / B;
     for (int64_t t = 0; t < b->dims->T; t++) {
@@ -116,7 +110,7 @@ static void mask_labels(const nd_batches *b, const host_batch *from, int source,
 
 /* Labels by source lie behind the positions; the ids' place in the staging memory holds each of
  * them while it is put into order. With one source its labels are those of the batch. */
-static int stage_sources(nd_batches *b, const host_batch *from, int32_t *staged, int *found)
+static int stage_sources(nd_batches *b, const nd_host_batch *from, int32_t *staged, int *found)
 {
     const int64_t stride = padded(b->dims->T);
     const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
@@ -127,7 +121,7 @@ static int stage_sources(nd_batches *b, const host_batch *from, int32_t *staged,
     return count;
 }
 
-static nd_status copy_in(nd_batches *b, const host_batch *from, nd_micro_batch *out,
+static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batch *out,
                          nd_event **copied)
 {
     void *memory = NULL;
@@ -147,38 +141,44 @@ static nd_status copy_in(nd_batches *b, const host_batch *from, nd_micro_batch *
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
-nd_status nd_batches_load_sources(nd_batches *b, const int32_t *inputs, const int32_t *labels,
-                                  const int32_t *positions, const int *sources, nd_micro_batch *out)
+/* The slot that is free for the longest time. */
+static int take_slot(nd_batches *b)
+{
+    while (b->slot[b->next].taken) {
+        b->next = (b->next + 1) % b->slots;
+    }
+    const int slot = b->next;
+    b->slot[slot].taken = true;
+    b->next = (slot + 1) % b->slots;
+    return slot;
+}
+
+nd_status nd_batches_load(nd_batches *b, const nd_host_batch *from, int set, nd_micro_batch *out)
 {
     nd_stream *compute = &b->rank->stream;
     nd_event *copied = NULL;
-    nd_micro_batch batch = {.slot = b->next};
+    nd_micro_batch batch = {.slot = take_slot(b)};
     const int slot = batch.slot;
-    b->next = (slot + 1) % b->slots;
-    ND_TRY(nd_stream_wait(&b->stream, &b->read[slot]));
-    ND_TRY(copy_in(b, &(host_batch){inputs, labels, positions, sources}, &batch, &copied));
+    ND_TRY(nd_stream_wait(&b->stream, &b->slot[slot].read));
+    ND_TRY(copy_in(b, from, &batch, &copied));
     ND_TRY(nd_stream_wait(compute, copied));
-    int32_t *arrived = array_at(b, slot, POSITIONS);
-    if (arrived != b->positions) {
-        ND_TRY(nd_copy(compute, b->positions, arrived, (size_t)b->dims->T * sizeof *arrived));
-    }
     batch.ids = array_at(b, slot, IDS);
     batch.labels = array_at(b, slot, LABELS);
-    batch.positions = b->positions;
+    batch.positions = array_at(b, slot, POSITIONS);
+    if (b->positions) {
+        int32_t *in_use = b->positions + set * padded(b->dims->T);
+        ND_TRY(nd_copy(compute, in_use, batch.positions, (size_t)b->dims->T * sizeof *in_use));
+        batch.positions = in_use;
+    }
     batch.source_labels = batch.source_count > 1 ? array_at(b, slot, ARRAYS) : batch.labels;
     batch.source_stride = padded(b->dims->T);
     *out = batch;
     return ND_OK;
 }
 
-nd_status nd_batches_load(nd_batches *b, const int32_t *inputs, const int32_t *labels,
-                          const int32_t *positions, nd_micro_batch *out)
-{
-    return nd_batches_load_sources(b, inputs, labels, positions, NULL, out);
-}
-
 nd_status nd_batches_give_back(nd_batches *b, const nd_micro_batch *batch)
 {
     nd_stream *compute = &b->rank->stream;
-    return compute->device->table->event_record(&b->read[batch->slot], compute);
+    b->slot[batch->slot].taken = false;
+    return compute->device->table->event_record(&b->slot[batch->slot].read, compute);
 }

@@ -124,9 +124,9 @@ static nd_status block_backward(nd_block_call c, const nd_unit *next)
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, next));
     ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
-    nd_graph_key key = nd_block_graph_key(m, "backward", c.layer);
+    nd_graph_key key = nd_block_graph_key(c, "backward");
     key.variant = nd_fsdp_grad_beta(&m->fsdp, unit) != 0.0f;
-    key.buffers[2] = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, c.layer).data;
+    key.buffers[3] = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, c.layer).data;
     ND_TRY(nd_graphs_begin(m->graphs, &key));
     ND_TRY(nd_graphs_end(m->graphs, backward_ops(c)));
     nd_fsdp_release(&m->fsdp, unit);

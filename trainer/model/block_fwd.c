@@ -201,13 +201,14 @@ nd_status nd_block_recompute_codes(nd_block_call c, bool second)
     return nd_operand_keep(c, &h);
 }
 
-nd_graph_key nd_block_graph_key(const nd_model *m, const char *name, int64_t layer)
+nd_graph_key nd_block_graph_key(nd_block_call c, const char *name)
 {
-    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, layer);
-    const nd_weight_slot *slot = nd_fsdp_slot_holding(&m->fsdp, unit);
+    const nd_unit *unit = nd_layout_unit(c.model->layout, ND_UNIT_BLOCK, c.layer);
+    const nd_weight_slot *slot = nd_fsdp_slot_holding(&c.model->fsdp, unit);
     return (nd_graph_key){.name = name,
-                          .number = layer,
-                          .buffers = {slot->data[ND_SEGMENT_HP], slot->data[ND_SEGMENT_FP8]}};
+                          .number = c.layer,
+                          .buffers = {slot->data[ND_SEGMENT_HP], slot->data[ND_SEGMENT_FP8],
+                                      nd_set_block(c.set, c.layer)->x_in.data}};
 }
 
 static nd_status forward_ops(nd_block_call c, nd_residual in)
@@ -229,9 +230,10 @@ nd_status nd_blocks_forward(nd_model *m, nd_activation_set *set, nd_layer_range 
         ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
         ND_TRY(nd_fsdp_prefetch(&m->fsdp,
                                 last ? after : nd_layout_unit(m->layout, ND_UNIT_BLOCK, l + 1)));
-        nd_graph_key key = nd_block_graph_key(m, "forward", l);
+        const nd_block_call call = {m, set, l, pass};
+        nd_graph_key key = nd_block_graph_key(call, "forward");
         ND_TRY(nd_graphs_begin(graphs, &key));
-        ND_TRY(nd_graphs_end(graphs, forward_ops((nd_block_call){m, set, l, pass}, *stream)));
+        ND_TRY(nd_graphs_end(graphs, forward_ops(call, *stream)));
         nd_fsdp_release(&m->fsdp, unit);
         *stream = (nd_residual){.x = nd_set_block(set, l)->x_mid, .delta = branch_of(m, set)};
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/model.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "kernels/rope.h"
@@ -13,6 +14,20 @@ static int want(nd_memplan *plan, nd_mem_class class, const char *name, nd_tenso
 {
     *view = shape;
     return nd_memplan_want(plan, class, name, nd_tensor_bytes(shape), &view->data);
+}
+
+/* Wants, for each set, a buffer for its view of this shape that lies `field` bytes into the set. */
+static void want_each(nd_model *m, nd_memplan *plan, const char *name, nd_tensor shape,
+                      size_t field)
+{
+    const size_t each = nd_round_up_bytes(nd_tensor_bytes(shape), 256);
+    const size_t bytes = (size_t)(m->set_count - 1) * each + nd_tensor_bytes(shape);
+    const int wanted = nd_memplan_want(plan, ND_MEM_HEAD, name, bytes, NULL);
+    for (int s = 0; s < m->set_count; s++) {
+        nd_tensor *view = (nd_tensor *)((char *)&m->sets[s] + field);
+        *view = shape;
+        nd_memplan_also(plan, wanted, (size_t)s * each, &view->data);
+    }
 }
 
 static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_options *options)
@@ -36,7 +51,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
-    nd_activations_borrow(&m->set, options, plan, dh, dact);
+    nd_activations_borrow(m->sets, options, plan, dh, dact);
 }
 
 /* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
@@ -62,12 +77,13 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
     nd_tensor rows = nd_tensor_2d(NULL, d->act, d->head_rows, d->C);
-    want(plan, head, "final residual", local, &m->set.head.x);
+    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
     want(plan, head, "final norm output of a chunk", rows, &m->head.h);
-    want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-         &m->set.head.rstd);
-    want(plan, head, "final norm gradient",
-         nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C), &m->set.head.dh);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
+    want_each(m, plan, "final norm gradient",
+              nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C),
+              offsetof(nd_activation_set, head.dh));
     nd_tensor logits = nd_tensor_2d(NULL, d->act, n, m->forward_only ? d->head_columns : d->V);
     bool tiles = !m->forward_only && d->act != ND_DTYPE_F32 && d->head_columns < d->V;
     nd_tensor dsum = nd_tensor_2d(NULL, ND_DTYPE_F32, n, tiles ? d->C : 0);
@@ -97,10 +113,10 @@ static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
     const int64_t tp = d->T / d->Tl;
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
-    want(plan, head, "final residual", local, &m->set.head.x);
+    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
     want(plan, head, "final norm output", local, &m->head.h);
-    want(plan, head, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-         &m->set.head.rstd);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
     want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C), &m->logits.rows);
     want(plan, head, "logits", logits, &m->logits.logits);
     nd_memplan_want(plan, head, "tp: gathered logits",
@@ -144,6 +160,8 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->recompute = rank->config->parallel.recompute;
     m->forward_only = o->forward_only;
     m->sources = o->sources > 1 ? o->sources : 0;
+    m->set_count = (int)nd_max(1, o->sets);
+    ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
     /* linear.c pads the rows of FP8 products up to these. */
@@ -170,9 +188,13 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(nd_linears_create(m, &fp8));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
-    nd_activation_options options = {&m->dims, &m->scales, m->recompute, m->stage->layers,
-                                     o->forward_only};
-    ND_TRY_OUT(nd_activations_init(&m->set, &options, plan));
+    const nd_activation_options options = {.sets = m->set_count,
+                                           .dims = &m->dims,
+                                           .scales = &m->scales,
+                                           .recompute = m->recompute,
+                                           .layers = m->stage->layers,
+                                           .forward_only = o->forward_only};
+    ND_TRY_OUT(nd_activations_init(m->sets, &options, plan));
     plan_shared(m, plan, &options);
     if (o->cache) {
         plan_logits(m, o->cache->logits, plan);
@@ -181,7 +203,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
-    nd_batches_plan(&m->batches, rank, &m->dims, plan);
+    nd_batches_plan(&m->batches, rank, &m->dims, m->set_count, plan);
     nd_linears_plan(m, &fp8, plan);
     if (o->cache) {
         nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
@@ -219,7 +241,9 @@ static nd_status load_rope_table(nd_model *m)
 nd_status nd_model_start(nd_model *m)
 {
     ND_TRY(nd_scales_start(&m->scales));
-    nd_activations_start(&m->set, &m->scales);
+    for (int s = 0; s < m->set_count; s++) {
+        nd_activations_start(&m->sets[s], &m->scales);
+    }
     ND_TRY(nd_batches_open(&m->batches));
     return load_rope_table(m);
 }
@@ -233,7 +257,10 @@ void nd_model_destroy(nd_model *m)
         nd_fsdp_fini(&m->fsdp);
         nd_scales_fini(&m->scales);
         nd_layout_destroy(m->layout);
-        nd_activations_fini(&m->set);
+        for (int s = 0; m->sets && s < m->set_count; s++) {
+            nd_activations_fini(&m->sets[s]);
+        }
+        free(m->sets);
         free(m);
     }
 }
@@ -246,25 +273,26 @@ nd_status nd_model_unshard(nd_model *m)
 
 nd_activation_set *nd_model_take_set(nd_model *m)
 {
-    ND_ASSERT(!m->set.taken);
-    m->set.taken = true;
-    return &m->set;
+    nd_activation_set *set = m->sets;
+    while (set->taken) {
+        set++;
+        ND_ASSERT(set < m->sets + m->set_count);
+    }
+    set->taken = true;
+    return set;
+}
+
+nd_status nd_model_load(nd_model *m, nd_activation_set *set, const nd_host_batch *from)
+{
+    ND_ASSERT(set->taken && !set->loaded);
+    set->loaded = true;
+    return nd_batches_load(&m->batches, from, (int)(set - m->sets), &set->batch);
 }
 
 nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions)
 {
-    ND_ASSERT(set->taken && !set->loaded);
-    set->loaded = true;
-    return nd_batches_load(&m->batches, inputs, labels, positions, &set->batch);
-}
-
-nd_status nd_model_load_sources(nd_model *m, nd_activation_set *set, const int32_t *inputs,
-                                const int32_t *labels, const int32_t *positions, const int *sources)
-{
-    ND_ASSERT(set->taken && !set->loaded);
-    set->loaded = true;
-    return nd_batches_load_sources(&m->batches, inputs, labels, positions, sources, &set->batch);
+    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL});
 }
 
 nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)

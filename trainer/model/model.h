@@ -7,7 +7,8 @@
  * buffers; what a micro-batch keeps is in its set (activations.h), and which pass it is, training,
  * evaluation or backward, is an argument.
  *
- * Today a rank has one stage, the whole model, and one set.
+ * Today a rank has one stage, the whole model. Its sets are as many as the schedule has
+ * micro-batches in flight.
  */
 #include "runtime/device/graphs.h"
 #include "trainer/model/activations.h"
@@ -84,9 +85,10 @@ typedef struct nd_model {
     bool forward_only;
     nd_rope_view rope;
     nd_batches batches;
-    nd_activation_set set;
+    nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */
+    int set_count;
 
-    /* Buffers shared by all blocks. */
+    /* Buffers shared by all blocks and sets. */
     nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
     nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
     nd_tensor dact;   /* (T, F) */
@@ -107,6 +109,7 @@ typedef struct nd_model {
 
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
+    int sets;                        /* micro-batches in flight; 0: one */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
@@ -127,13 +130,12 @@ void nd_model_destroy(nd_model *model);
 nd_status nd_model_unshard(nd_model *model);
 /* A free set for one micro-batch; a set must be free. */
 nd_activation_set *nd_model_take_set(nd_model *model);
-/* inputs, labels and positions (B, s) of the host: copied, and on their way to the device. */
+/* A micro-batch of the host, with sources of nd_model_options.sources: copied, and on its way to
+ * the device. */
+nd_status nd_model_load(nd_model *model, nd_activation_set *set, const nd_host_batch *from);
+/* The same without sources. */
 nd_status nd_model_load_batch(nd_model *model, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions);
-/* The same, with the source of each of the B samples, of nd_model_options.sources. */
-nd_status nd_model_load_sources(nd_model *model, nd_activation_set *set, const int32_t *inputs,
-                                const int32_t *labels, const int32_t *positions,
-                                const int *sources);
 nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 
 /*
@@ -203,8 +205,8 @@ nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
-/* The work of a block in the buffers that its unit has now. */
-nd_graph_key nd_block_graph_key(const nd_model *model, const char *name, int64_t layer);
+/* The work of a block in the buffers that its unit and its set have now. */
+nd_graph_key nd_block_graph_key(nd_block_call call, const char *name);
 /* Everything that the block did not keep, by the same ops on the same operands. */
 nd_status nd_block_recompute(nd_block_call call);
 /* The codes of a normed input (second: norm 2) that the block did not keep, just before the

@@ -64,13 +64,12 @@ static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
 {
     const nd_layer_range layers = m->stage->layers;
     bool bad = false;
-    for (int64_t l = layers.begin; l < layers.end && !bad; l++) {
-        ND_TRY(is_bad(m, nd_set_block(&m->set, l)->x_in, &bad));
+    for (int64_t l = layers.begin; l < layers.end + m->stage->has_head && !bad; l++) {
+        for (int s = 0; s < m->set_count && !bad; s++) {
+            const nd_activation_set *set = &m->sets[s];
+            ND_TRY(is_bad(m, l < layers.end ? nd_set_block(set, l)->x_in : set->head.x, &bad));
+        }
         *first = bad ? n->inputs + l : *first;
-    }
-    if (m->stage->has_head && !bad) {
-        ND_TRY(is_bad(m, m->set.head.x, &bad));
-        *first = bad ? n->inputs + m->layout->layers : *first;
     }
     return ND_OK;
 }

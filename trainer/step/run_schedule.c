@@ -22,23 +22,39 @@ static nd_status forward(const running *run, int micro)
     nd_model *m = t->model;
     const int64_t offset = micro * m->dims.T;
     nd_activation_set *set = nd_model_take_set(m);
-    const int *sources =
-        batch->sources ? batch->sources + micro * t->rank->config->train.micro_batch_size : NULL;
-    ND_TRY(nd_model_load_sources(m, set, batch->inputs + offset, batch->labels + offset,
-                                 batch->positions, sources));
+    const nd_host_batch from = {
+        .inputs = batch->inputs + offset,
+        .labels = batch->labels + offset,
+        .positions = batch->positions,
+        .sources = batch->sources ? batch->sources + micro * m->dims.B : NULL,
+    };
+    set->micro = micro;
+    ND_TRY(nd_model_load(m, set, &from));
     begin_phase(run, ND_PHASE_FORWARD, "forward");
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
     nd_range_pop(t->rank->device);
     return ND_OK;
 }
 
-static nd_status backward(const running *run)
+/* The set that a micro-batch took in its forward. */
+static nd_activation_set *set_of(const nd_model *m, int micro)
+{
+    nd_activation_set *set = m->sets;
+    while (!set->taken || set->micro != micro) {
+        set++;
+        ND_ASSERT(set < m->sets + m->set_count);
+    }
+    return set;
+}
+
+static nd_status backward(const running *run, int micro)
 {
     nd_model *m = run->trainer->model;
+    nd_activation_set *set = set_of(m, micro);
     begin_phase(run, ND_PHASE_BACKWARD, "backward");
-    ND_TRY(nd_model_backward(m, &m->set));
+    ND_TRY(nd_model_backward(m, set));
     nd_range_pop(m->rank->device);
-    return nd_model_give_back(m, &m->set);
+    return nd_model_give_back(m, set);
 }
 
 static nd_status run_action(const running *run, const nd_action *action)
@@ -50,7 +66,7 @@ static nd_status run_action(const running *run, const nd_action *action)
     case ND_FORWARD:
         return forward(run, action->micro);
     case ND_BACKWARD:
-        return backward(run);
+        return backward(run, action->micro);
     case ND_RESHARD:
         return nd_fsdp_reshard(&m->fsdp);
     case ND_REDUCE:
