@@ -7,6 +7,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
+#include "tests/parity/schedules.h"
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
 
@@ -243,6 +244,19 @@ Test(graph_steps, more_than_two_ranks_of_cp, .timeout = 600)
     for (int i = 0; i < 2; i++) {
         compare(&job, &cp[i], (scenario){0});
     }
+    tempdir_remove(&dir);
+}
+
+/* Weight gradients have graphs of their own, and two sets have two of each. */
+Test(graph_steps, delayed_weight_gradients, .timeout = 600)
+{
+    static const mesh_case fsdp = {"fsdp 2 x tp 2", 1, 2, 1, 2, 1};
+    mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_OTHERS, false);
+    job.schedule = schedule_overlapping;
+    compare(&job, &fsdp, (scenario){0});
+    job.precision = ND_PRECISION_FP8;
+    job.schedule = schedule_split;
+    compare(&job, &one, (scenario){0});
     tempdir_remove(&dir);
 }
 

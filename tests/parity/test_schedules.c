@@ -5,34 +5,8 @@
 #include <string.h>
 
 #include "tests/parity/fp8_job.h"
+#include "tests/parity/schedules.h"
 #include "tests/support/ranks.h"
-
-static nd_status begin(int micros, int each, nd_schedule *out)
-{
-    *out = (nd_schedule){.stages = 1, .micros = micros};
-    return ND_ALLOC(each * micros + 2, &out->actions);
-}
-
-static void add(nd_schedule *s, nd_action_kind kind, int micro)
-{
-    s->actions[s->count++] = (nd_action){.kind = kind, .micro = micro};
-}
-
-/* The weights of each pass are gathered for it alone. */
-static nd_status resharding(int micros, nd_schedule *out)
-{
-    ND_TRY(begin(micros, 6, out));
-    for (int micro = 0; micro < micros; micro++) {
-        add(out, ND_UNSHARD, 0);
-        add(out, ND_FORWARD, micro);
-        add(out, ND_RESHARD, 0);
-        add(out, ND_UNSHARD, 0);
-        add(out, ND_BACKWARD, micro);
-        add(out, ND_RESHARD, 0);
-    }
-    add(out, ND_REDUCE, 0);
-    return ND_OK;
-}
 
 static mesh_result run(const mesh_job *job, const mesh_case *mesh)
 {
@@ -59,17 +33,21 @@ static void expect_same(const mesh_case *mesh, const mesh_result *found,
 
 typedef nd_status make_schedule(int micros, nd_schedule *out);
 
-/* Two steps with each recipe and without. A mesh's micro-batches are those that the global batch
- * of four leaves each rank. Returns how many more all-gathers over shards there are. */
-static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh)
+static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP,
+                                        ND_FP8_DELAYED};
+enum { RECIPES = sizeof recipes / sizeof *recipes };
+
+/* Two steps in BF16 and with the first recipes. A mesh's micro-batches are those that the global
+ * batch of four leaves each rank. Returns how many more all-gathers over shards there are. */
+static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, int recipe_count)
 {
-    static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP8_DELAYED};
     int64_t more = 0;
-    for (int i = -1; i < (int)(sizeof recipes / sizeof *recipes); i++) {
+    for (int i = -1; i < recipe_count; i++) {
         tempdir dir;
         mesh_job job = fp8_job(&dir, recipes[i < 0 ? 0 : i], false);
         job.precision = i < 0 ? ND_PRECISION_BF16 : job.precision;
         job.shape.layers = 3;
+        job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = job.shape.qk_norm = i % 2 != 0;
         job.global_batch = 4;
         job.steps = 2;
         mesh_result expected = run(&job, mesh);
@@ -89,13 +67,30 @@ static const mesh_case meshes[] = {
     {"one", 1, 1, 1, 1, 1, .recompute = ND_RECOMPUTE_NONE},
     {"fsdp 2 x tp 2", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     {"fsdp 2, ZeRO-2", 1, 2, 1, 1, 1, .zero2 = true, .recompute = ND_RECOMPUTE_SELECTIVE},
+    {"cp 2", 1, 1, 2, 1, 1, .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
 };
+enum { MESHES = sizeof meshes / sizeof *meshes };
 
 Test(schedules, weights_gathered_for_each_pass_change_no_bit, .timeout = 300)
 {
-    for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
-        const int64_t more = expect_same_bits(resharding, &meshes[m]);
+    for (int m = 0; m < MESHES; m++) {
+        const int64_t more = expect_same_bits(schedule_resharding, &meshes[m], 1);
         cr_expect(more > 0 || meshes[m].dp_shard == 1, "%s: %lld more gathers", meshes[m].name,
                   (long long)more);
+    }
+}
+
+Test(schedules, delayed_weight_gradients_change_no_bit, .timeout = 300)
+{
+    for (int m = 0; m < MESHES; m++) {
+        expect_same_bits(schedule_split, &meshes[m], RECIPES);
+    }
+}
+
+/* In BF16; FP8 has the scales of one micro-batch. */
+Test(schedules, micro_batches_that_overlap_change_no_bit, .timeout = 300)
+{
+    for (int m = 0; m < MESHES; m++) {
+        expect_same_bits(schedule_overlapping, &meshes[m], 0);
     }
 }

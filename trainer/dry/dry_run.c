@@ -163,17 +163,13 @@ static nd_status micro_batch(nd_model *m, nd_activation_set *set, nd_calls *call
 static nd_status run_step(nd_model *m, nd_calls *calls)
 {
     int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    nd_activation_set *set = nd_model_take_set(m);
-    if (!m->forward_only) {
+    for (int s = 0; s < m->set_count && !m->forward_only; s++) { /* each has graphs of its own */
         nd_fsdp_begin_step(&m->fsdp);
-        ND_TRY(micro_batch(m, set, calls, 1));
-    }
-    if (!m->forward_only && micros > 1) {
-        ND_TRY(micro_batch(m, set, calls, micros - 1));
+        ND_TRY(micro_batch(m, &m->sets[s], calls, s == 0));
+        ND_TRY(micros > 1 ? micro_batch(m, &m->sets[s], calls, s == 0 ? micros - 1 : 0) : ND_OK);
     }
     calls->weight = 0;
-    ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
-    return nd_model_give_back(m, set);
+    return nd_model_forward(m, m->sets, ND_PASS_EVAL);
 }
 
 typedef struct dry_step {

@@ -6,31 +6,20 @@
 
 #include "runtime/base/math.h"
 
-typedef enum act_shape {
-    SHAPE_LOCAL = 0,
-    SHAPE_LOCAL_CODES,
-    SHAPE_STATISTICS,
-    SHAPE_QKV,
-    SHAPE_NORMED,
-    SHAPE_NORMED_STATISTICS,
-    SHAPE_HEADS,
-    SHAPE_LSE,
-    SHAPE_GATE_UP,
-    SHAPE_FFN,
-    SHAPE_FFN_CODES
-} act_shape;
-
 typedef struct act {
     const char *name;
-    size_t view; /* offset of its tensor in nd_block_acts */
-    act_shape shape;
-    nd_recompute kept; /* the most recompute that keeps it */
-    nd_input input;    /* ND_INPUT_COUNT: none */
+    size_t view;    /* offset of its tensor in nd_block_acts */
+    int kept;       /* the most recompute that keeps it */
+    bool delayed;   /* kept for delayed weight gradients */
+    nd_input input; /* ND_INPUT_COUNT: none */
 } act;
 
+enum { ND_RECOMPUTE_NEVER = -1, FOR_DX = false, FOR_DW = true };
+
 static const act acts[] = {
-#define ND_ACT(field, shape, kept, input, name)                                                    \
-    {name, offsetof(nd_block_acts, field), SHAPE_##shape, ND_RECOMPUTE_##kept, ND_INPUT_##input},
+#define ND_ACT(field, shape, kept, reader, input, name)                                            \
+    {name, offsetof(nd_block_acts, field), (int)ND_RECOMPUTE_##kept, FOR_##reader,                 \
+     ND_INPUT_##input},
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 };
@@ -40,48 +29,34 @@ enum { ACT_COUNT = sizeof acts / sizeof *acts };
 static nd_tensor shape_of(const act *a, const nd_dims *d)
 {
     const nd_dtype f32 = ND_DTYPE_F32, fp8 = ND_DTYPE_F8_E4M3;
-    switch (a->shape) {
-    case SHAPE_LOCAL:
-        return nd_tensor_2d(NULL, d->act, d->Tl, d->C);
-    case SHAPE_LOCAL_CODES:
-        return nd_tensor_2d(NULL, fp8, d->Tl, d->C);
-    case SHAPE_STATISTICS:
-        return nd_tensor_1d(NULL, f32, d->Tl);
-    case SHAPE_QKV:
-        return nd_tensor_2d(NULL, d->act, d->T, d->QKV);
-    case SHAPE_NORMED:
-        return nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D);
-    case SHAPE_NORMED_STATISTICS:
-        return nd_tensor_1d(NULL, f32, d->T * d->normed);
-    case SHAPE_HEADS:
-        return nd_tensor_2d(NULL, d->act, d->T, d->H * d->D);
-    case SHAPE_LSE:
-        return nd_tensor_4d(NULL, f32, d->chunks, d->B, d->H, d->chunk);
-    case SHAPE_GATE_UP:
-        return nd_tensor_2d(NULL, d->act, d->T, 2 * d->F);
-    case SHAPE_FFN:
-        return nd_tensor_2d(NULL, d->act, d->T, d->F);
-    case SHAPE_FFN_CODES:
-        break;
-    }
-    return nd_tensor_2d(NULL, fp8, d->T, d->F);
+#define SHAPE_LOCAL             nd_tensor_2d(NULL, d->act, d->Tl, d->C)
+#define SHAPE_LOCAL_CODES       nd_tensor_2d(NULL, fp8, d->Tl, d->C)
+#define SHAPE_STATISTICS        nd_tensor_1d(NULL, f32, d->Tl)
+#define SHAPE_QKV               nd_tensor_2d(NULL, d->act, d->T, d->QKV)
+#define SHAPE_HEADS             nd_tensor_2d(NULL, d->act, d->T, d->H * d->D)
+#define SHAPE_LSE               nd_tensor_4d(NULL, f32, d->chunks, d->B, d->H, d->chunk)
+#define SHAPE_GATE_UP           nd_tensor_2d(NULL, d->act, d->T, 2 * d->F)
+#define SHAPE_FFN               nd_tensor_2d(NULL, d->act, d->T, d->F)
+#define SHAPE_FFN_CODES         nd_tensor_2d(NULL, fp8, d->T, d->F)
+#define SHAPE_NORMED            nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D)
+#define SHAPE_NORMED_STATISTICS nd_tensor_1d(NULL, f32, d->T * d->normed)
+#define SHAPE_VECTORS           nd_tensor_1d(NULL, f32, 4 * d->C + 2 * d->D + d->QKV + 2 * d->F)
+    const nd_tensor shapes[] = {
+#define ND_ACT(field, shape, kept, reader, input, name) SHAPE_##shape,
+#include "trainer/model/block_acts.def"
+#undef ND_ACT
+    };
+    return shapes[a - acts];
 }
 
-/* Rows of its tensor for so many tokens; LSE and normed heads have axes of their own. */
-static void narrow(const act *a, nd_tensor *view, int64_t T, int64_t Tl)
+static bool is(const act *a, size_t view)
 {
-    bool other =
-        a->shape == SHAPE_LSE || a->shape == SHAPE_NORMED || a->shape == SHAPE_NORMED_STATISTICS;
-    bool local =
-        a->shape == SHAPE_LOCAL || a->shape == SHAPE_LOCAL_CODES || a->shape == SHAPE_STATISTICS;
-    if (!other) {
-        view->shape[0] = local ? Tl : T;
-    }
+    return a->view == view;
 }
 
 static bool is_codes(const act *a)
 {
-    return a->shape == SHAPE_LOCAL_CODES || a->shape == SHAPE_FFN_CODES;
+    return shape_of(a, &(nd_dims){0}).dtype == ND_DTYPE_F8_E4M3;
 }
 
 static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t layer)
@@ -89,23 +64,23 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
     return a->input != ND_INPUT_COUNT && nd_scales_keep_codes(o->scales, a->input, layer);
 }
 
-/* PLACE_BORROWED: an input of linears whose codes are kept lies in a backward buffer until they are
- * made. */
+/* PLACE_BORROWED: a gradient that no block keeps lies in a buffer of the backward. So does an input
+ * of linears whose codes are kept, until they are made. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
  * both. */
 static place place_of(const nd_activation_options *o, const act *a, int64_t layer)
 {
-    bool kept = !o->forward_only && o->recompute <= a->kept;
-    bool as_codes = kept_as_codes(o, a, layer);
-    if (is_codes(a) && !as_codes) {
+    bool kept = !o->forward_only && ((int)o->recompute <= a->kept || (o->delays && a->delayed));
+    bool as_codes = kept_as_codes(o, a, layer), vectors = is(a, offsetof(nd_block_acts, dvectors));
+    if ((is_codes(a) && !as_codes) || (vectors && !(kept && o->collects_vectors))) {
         return PLACE_NONE;
     }
     if (kept && is_codes(a) == as_codes) {
         return PLACE_KEPT;
     }
-    return as_codes && !is_codes(a) ? PLACE_BORROWED : PLACE_SHARED;
+    return a->kept < 0 || (as_codes && !is_codes(a)) ? PLACE_BORROWED : PLACE_SHARED;
 }
 
 /* Every layer's tensor starts on a 256-byte boundary. */
@@ -186,12 +161,11 @@ static void plan_shared_codes(nd_activation_set *sets, const nd_activation_optio
 
 static bool keeps(nd_recompute recompute, size_t view)
 {
-    for (int i = 0; i < ACT_COUNT; i++) {
-        if (acts[i].view == view) {
-            return recompute <= acts[i].kept;
-        }
+    const act *a = acts;
+    while (!is(a, view)) {
+        a++;
     }
-    return false;
+    return (int)recompute <= a->kept;
 }
 
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input)
@@ -240,23 +214,27 @@ nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_optio
 }
 
 void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *o,
-                           nd_memplan *plan, int dh, int dact)
+                           nd_memplan *plan, const nd_backward_wants *from)
 {
     for (int i = 0; i < ACT_COUNT; i++) {
-        point(sets, o, plan, &acts[i],
-              (buffer){acts[i].shape == SHAPE_FFN ? dact : dh, PLACE_BORROWED, 0});
+        const act *a = &acts[i];
+        const int of_input = is(a, offsetof(nd_block_acts, act)) ? from->dact : from->dh;
+        const int of_gradient = is(a, offsetof(nd_block_acts, dqkv)) ? from->dqkv : from->dx;
+        point(sets, o, plan, a, (buffer){a->kept < 0 ? of_gradient : of_input, PLACE_BORROWED, 0});
     }
 }
 
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl)
 {
-    set->T = T;
-    set->Tl = Tl;
     for (int64_t l = set->layers.begin; l < set->layers.end; l++) {
         for (int i = 0; i < ACT_COUNT; i++) {
-            narrow(&acts[i], view_of(set, &acts[i], l), T, Tl);
+            nd_tensor *view = view_of(set, &acts[i], l);
+            const int64_t rows = view->axes < 4 ? view->shape[0] : 0; /* lse has chunks */
+            view->shape[0] = rows == set->Tl ? Tl : rows == set->T ? T : view->shape[0];
         }
     }
+    set->T = T;
+    set->Tl = Tl;
 }
 
 void nd_activations_start(nd_activation_set *set, const nd_scales *scales)

@@ -91,7 +91,7 @@ nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch)
 
 /* What one block keeps: a tensor for each row of block_acts.def, which has the shapes. */
 typedef struct nd_block_acts {
-#define ND_ACT(field, shape, kept, input, name) nd_tensor field;
+#define ND_ACT(field, shape, kept, reader, input, name) nd_tensor field;
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 } nd_block_acts;
@@ -132,7 +132,9 @@ typedef struct nd_activation_options {
     const nd_scales *scales;
     nd_recompute recompute;
     nd_layer_range layers;
-    bool forward_only; /* no backward follows: blocks keep nothing and share all buffers */
+    bool forward_only;     /* no backward follows: blocks keep nothing and share all buffers */
+    bool delays;           /* weight gradients come in a pass of their own */
+    bool collects_vectors; /* and the gradients of norms and biases wait in the set until then */
 } nd_activation_options;
 
 /* Wants the activations of the blocks of all sets, which share what no block keeps. */
@@ -141,10 +143,15 @@ nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_optio
 /* Whether the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
-/* An input of linears that is kept as codes lies in a backward buffer of its size until they are
- * made: dh (Tl, C) or dact (T, F), by the number of its want. */
+/* Numbers of wants: buffers of the backward of all blocks. */
+typedef struct nd_backward_wants {
+    int dx, dh;     /* (Tl, C) */
+    int dact, dqkv; /* (T, F), (T, QKV) */
+} nd_backward_wants;
+/* Where weight gradients are not delayed, gradients lie in dx and dqkv. An input of linears that is
+ * kept as codes lies in dh or dact until they are made. */
 void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *options,
-                           nd_memplan *plan, int dh, int dact);
+                           nd_memplan *plan, const nd_backward_wants *wants);
 /* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl);
 /* After the plan was committed: the scales of the inputs, which are those of the sites. */

@@ -3,27 +3,55 @@
  * The backward of blocks, in mirror order of block_fwd.c; each step names the forward step that it
  * mirrors.
  *
- * m->dx (Tl, C) carries the gradient of the residual stream downwards. Weight gradients are F32,
- * written by products with beta 0 the first time in a unit's buffer and added afterwards.
+ * dout and dmid (Tl, C) carry the gradient of the residual stream downwards, one buffer unless
+ * weight gradients are delayed. Those are F32, written by products with beta 0 the first time in a
+ * unit's buffer and added afterwards.
  */
 #include "trainer/model/linear.h"
 
 static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
-/* The norm's input gradient joins the gradient of the residual stream. The next linear that reads
- * it is the one with input `next` of `layer`. */
-static nd_status norm_backward(nd_block_call c, nd_param_id id, nd_tensor x, nd_tensor rstd,
-                               nd_input next, int64_t layer)
+nd_tensor nd_stream_gradient(const nd_model *m, const nd_activation_set *set, int64_t layer)
+{
+    return layer < m->stage->layers.begin ? m->dx : nd_set_block(set, layer)->dout;
+}
+
+nd_tensor nd_block_vector_gradient(nd_block_call c, nd_param_id first, nd_param_id last)
+{
+    const nd_layout *layout = c.model->layout;
+    const nd_unit *unit = nd_layout_unit(layout, ND_UNIT_BLOCK, c.layer);
+    float *waits = nd_set_block(c.set, c.layer)->dvectors.data;
+    int64_t before = 0, rows = 0;
+    if (!waits) {
+        return nd_fsdp_grad(&c.model->fsdp, first, last, c.layer);
+    }
+    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        before += p->axes == 1 && p->id < first ? p->local_rows : 0;
+        rows += p->id >= first && p->id <= last ? p->local_rows : 0;
+    }
+    return nd_tensor_1d(waits + before, ND_DTYPE_F32, rows);
+}
+
+/* The norm's input gradient joins the gradient of the residual stream, which the next linear reads:
+ * o, or down of the block before. */
+static nd_status norm_backward(nd_block_call c, bool second)
 {
     nd_model *m = c.model;
-    const nd_block_call reader = {m, c.set, layer, c.pass};
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_param_id id = second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1;
+    nd_block_call reader = c;
     float *amax = NULL;
-    if (layer >= m->stage->layers.begin) {
-        ND_TRY(nd_gradient_prepare(reader, next, &amax));
+    reader.layer -= !second;
+    if (reader.layer >= m->stage->layers.begin) {
+        ND_TRY(nd_gradient_prepare(reader, second ? ND_INPUT_O : ND_INPUT_DOWN, &amax));
     }
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
-          .dweight = nd_fsdp_grad(&m->fsdp, id, id, c.layer), .dy = m->dh, .dres = m->dx, .x = x,
-          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = rstd, .amax = amax);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd,
+          .dx = second ? a->dmid : nd_stream_gradient(m, c.set, reader.layer),
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = m->dh,
+          .dres = second ? a->dout : a->dmid, .x = second ? a->x_mid : a->x_in,
+          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = second ? a->rstd2 : a->rstd1,
+          .amax = amax);
     return ND_OK;
 }
 
@@ -32,7 +60,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const int64_t F = m->dims.F;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = m->dx, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
+    nd_operand dout = {.rows = a->dout, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
     nd_tensor to[2];
     nd_fuse fuse[2];
     /* 11. down: the reduce-scatter becomes a gather */
@@ -46,7 +74,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->dh));
     /* 7. norm */
-    return norm_backward(c, ND_PARAM_NORM_2, a->x_mid, a->rstd2, ND_INPUT_O, c.layer);
+    return norm_backward(c, true);
 }
 
 /* Of q or of k, the heads [first, first + heads). */
@@ -55,11 +83,11 @@ static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t fir
     nd_model *m = c.model;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    const nd_tensor dqkv = nd_block_heads(d, m->dqkv, first, heads);
+    const nd_tensor dqkv = nd_block_heads(d, a->dqkv, first, heads);
     const nd_tensor dy = nd_tensor_rows(m->qk, d->T * first, d->T * heads);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = dy, .x = dqkv);
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dy,
-          .dweight = nd_fsdp_grad(&m->fsdp, id, id, c.layer), .dy = dy,
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = dy,
           .x = nd_tensor_rows(a->qk, d->T * first, d->T * heads),
           .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
           .rstd = nd_tensor_rows(a->qk_rstd, d->T * first, d->T * heads));
@@ -82,14 +110,14 @@ static nd_status attention_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = m->dx, .known = nd_gradient_known(c, ND_INPUT_O)};
-    nd_operand dqkv = {.rows = m->dqkv};
+    nd_operand dout = {.rows = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
+    nd_operand dqkv = {.rows = a->dqkv};
     /* 6. output projection */
     ND_TRY(nd_linear_backward(c, ND_INPUT_O, &dout, m->dout));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, m->dqkv, a->qkv, a->o, a->lse.data, m->dout));
+    ND_TRY(nd_cp_attention_bwd(&m->cp, a->dqkv, a->qkv, a->o, a->lse.data, m->dout));
     /* 4. RoPE */
-    const nd_tensor dqk = nd_block_heads(d, m->dqkv, 0, d->H + d->K);
+    const nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
     ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, d->T), .table = m->rope,
           .inverse = true);
@@ -98,7 +126,7 @@ static nd_status attention_half_backward(nd_block_call c)
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->dh));
     /* 1. norm */
-    return norm_backward(c, ND_PARAM_NORM_1, a->x_in, a->rstd1, ND_INPUT_DOWN, c.layer - 1);
+    return norm_backward(c, false);
 }
 
 static nd_status backward_ops(nd_block_call c)
@@ -106,7 +134,11 @@ static nd_status backward_ops(nd_block_call c)
     nd_fsdp *fsdp = &c.model->fsdp;
     const nd_layout *layout = c.model->layout;
     const nd_unit *unit = nd_layout_unit(layout, ND_UNIT_BLOCK, c.layer);
-    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
+    const nd_tensor waits = nd_set_block(c.set, c.layer)->dvectors;
+    if (waits.data) {
+        ND_TRY(nd_zero(&c.model->rank->stream, waits.data, nd_tensor_bytes(waits)));
+    }
+    for (int i = unit->first_param; !waits.data && i < unit->first_param + unit->param_count; i++) {
         if (layout->params[i].axes == 1) { /* norms and biases are added to */
             ND_TRY(nd_fsdp_grad_zero_if_fresh(fsdp, layout->params[i].id, c.layer));
         }
@@ -123,14 +155,14 @@ static nd_status block_backward(nd_block_call c, const nd_unit *next)
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, c.layer);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, next));
-    ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
+    ND_TRY(m->delays ? ND_OK : nd_fsdp_grad_acquire(&m->fsdp, unit));
     nd_graph_key key = nd_block_graph_key(c, "backward");
     key.variant = nd_fsdp_grad_beta(&m->fsdp, unit) != 0.0f;
-    key.buffers[3] = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, c.layer).data;
+    key.buffers[3] = nd_block_vector_gradient(c, ND_PARAM_NORM_1, ND_PARAM_NORM_1).data;
     ND_TRY(nd_graphs_begin(m->graphs, &key));
     ND_TRY(nd_graphs_end(m->graphs, backward_ops(c)));
     nd_fsdp_release(&m->fsdp, unit);
-    return nd_fsdp_grad_release(&m->fsdp, unit);
+    return m->delays ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);
 }
 
 nd_status nd_blocks_backward(nd_model *m, nd_activation_set *set, nd_layer_range range,
@@ -140,6 +172,46 @@ nd_status nd_blocks_backward(nd_model *m, nd_activation_set *set, nd_layer_range
         const nd_unit *next =
             l > range.begin ? nd_layout_unit(m->layout, ND_UNIT_BLOCK, l - 1) : after;
         ND_TRY(block_backward((nd_block_call){m, set, l, ND_PASS_BACKWARD}, next));
+    }
+    return ND_OK;
+}
+
+/* The steps of the backward that were left out, in its order. */
+static nd_status weight_gradient_ops(nd_block_call c)
+{
+    nd_model *m = c.model;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, c.layer);
+    const int vectors = a->dvectors.data ? unit->param_count : 0; /* and matrices */
+    for (int i = unit->first_param; i < unit->first_param + vectors; i++) {
+        const nd_param *p = &m->layout->params[i];
+        const nd_tensor from = nd_block_vector_gradient(c, p->id, p->id);
+        if (p->axes == 1) {
+            ND_TRY(nd_copy(&m->rank->stream, nd_fsdp_grad(&m->fsdp, p->id, p->id, c.layer).data,
+                           from.data, nd_tensor_bytes(from)));
+        }
+    }
+    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_DOWN, a->dout));
+    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_GATE_UP, a->gu));
+    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_O, a->dmid));
+    return nd_linear_delayed_gradient(c, ND_INPUT_QKV, a->dqkv);
+}
+
+nd_status nd_blocks_weight_gradient(nd_model *m, nd_activation_set *set, nd_layer_range range)
+{
+    for (int64_t l = range.end - 1; l >= range.begin; l--) {
+        const nd_block_call c = {m, set, l, ND_PASS_BACKWARD};
+        const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, l);
+        ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));
+        const nd_graph_key key = {
+            .name = "weight gradient",
+            .number = l,
+            .variant = nd_fsdp_grad_beta(&m->fsdp, unit) != 0.0f,
+            .buffers = {nd_set_block(set, l)->x_in.data,
+                        nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, l).data}};
+        ND_TRY(nd_graphs_begin(m->graphs, &key));
+        ND_TRY(nd_graphs_end(m->graphs, weight_gradient_ops(c)));
+        ND_TRY(nd_fsdp_grad_release(&m->fsdp, unit));
     }
     return ND_OK;
 }

@@ -318,7 +318,7 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
     if (last.layer >= m->stage->layers.begin) {
         ND_TRY(nd_gradient_prepare(last, ND_INPUT_DOWN, &amax));
     }
-    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = m->dx,
+    ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_bwd, .dx = nd_stream_gradient(m, set, last.layer),
           .dweight = nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),

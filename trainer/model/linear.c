@@ -124,8 +124,8 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
     }
     const nd_param_id first = nd_linear_bias(g->first),
                       last = nd_linear_bias(g->first + g->count - 1);
-    ND_OP(c.model->rank, ELEMENTWISE, bias_bwd,
-          .dbias = nd_fsdp_grad(&c.model->fsdp, first, last, c.layer), .dout = dy);
+    ND_OP(c.model->rank, ELEMENTWISE, bias_bwd, .dbias = nd_block_vector_gradient(c, first, last),
+          .dout = dy);
     return ND_OK;
 }
 
@@ -163,8 +163,11 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, nd_operand *
     rest->x.known = rest->x.codes.data ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     ND_TRY(bias_gradient(c, g, dy->rows));
     ND_TRY(g->method->settle_gradients(c, g, dy));
-    ND_TRY(g->column ? gather(m, &rest->x, m->fp8.x, &rest->exchange)
-                     : gather(m, dy, m->fp8.dy, NULL));
+    if (!g->column) {
+        ND_TRY(gather(m, dy, m->fp8.dy, NULL));
+    } else if (!m->delays) {
+        ND_TRY(gather(m, &rest->x, m->fp8.x, &rest->exchange));
+    }
     for (int i = 0; i < g->alone_count; i++) {
         const nd_linear_part *p = &g->alone[i];
         nd_operand part = nd_linear_part_of(c, g, p, dy);
@@ -194,6 +197,21 @@ nd_status nd_linear_backward(nd_block_call c, nd_input input, nd_operand *dy, nd
 {
     nd_linear_rest rest;
     ND_TRY(nd_linear_input_gradient(c, input, dy, dx, &rest));
-    ND_TRY(nd_linear_weight_gradient(&rest));
+    ND_TRY(c.model->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     return nd_exchange_finish(c.model->rank, &rest.exchange);
+}
+
+nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor dy)
+{
+    nd_model *m = c.model;
+    const nd_linear_group *g = nd_linear_group_of(c, input);
+    nd_linear_rest rest = {.call = c, .group = g, .x = nd_operand_of(c, input), .dy = {.rows = dy}};
+    rest.x.known = rest.x.codes.data ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
+    if (g->column) { /* whose scales are settled */
+        ND_TRY(gather(m, &rest.x, m->fp8.x, NULL));
+    } else {
+        ND_TRY(g->method->settle_gradients(c, g, &rest.dy));
+        ND_TRY(gather(m, &rest.dy, m->fp8.dy, NULL));
+    }
+    return nd_linear_weight_gradient(&rest);
 }

@@ -191,8 +191,10 @@ nd_status nd_linear_input_gradient(nd_block_call call, nd_input input, nd_operan
                                    nd_linear_rest *rest);
 /* Weight gradients += dy^T x of the input that the block keeps. */
 nd_status nd_linear_weight_gradient(nd_linear_rest *rest);
-/* Both. The exchange of dx runs beside the weight gradients, and ends here. */
+/* Both, unless weight gradients are delayed. The exchange of dx runs beside them, and ends here. */
 nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
+/* The weight gradients that it has left out, from the rows dy that the set keeps. */
+nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tensor dy);
 
 /* For the methods. */
 

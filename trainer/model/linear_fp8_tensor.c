@@ -145,6 +145,7 @@ static nd_status input_gradient(nd_block_call c, const nd_linear_group *g, const
 static nd_status weight_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
                                  nd_operand *x, nd_operand *dy)
 {
+    ND_TRY(dy->cast.inverse ? ND_OK : cast_gradient(c.model, p, dy));
     nd_matrix of_dy = dy->cast;
     nd_linear_join(p, dy->rows, &of_dy);
     ND_TRY(cast_input(c, g, p, ND_X_OF_DW, x));

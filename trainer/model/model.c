@@ -41,17 +41,18 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     const bool lends = !m->forward_only || m->scales.recipe.name;
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->branch);
-    want(plan, scratch, "residual gradient", dlocal, &m->dx);
-    int dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
-    int dact = want(plan, scratch, "swiglu gradient",
-                    nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
+    nd_backward_wants w = {.dx = want(plan, scratch, "residual gradient", dlocal, &m->dx)};
+    w.dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
+    w.dact = want(plan, scratch, "swiglu gradient",
+                  nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
     want(plan, scratch, "q k around their norms",
          nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->qk);
-    want(plan, scratch, "q k v gradient", nd_tensor_2d(NULL, d->act, T, d->QKV), &m->dqkv);
+    const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
+    w.dqkv = nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
-    nd_activations_borrow(m->sets, options, plan, dh, dact);
+    nd_activations_borrow(m->sets, options, plan, &w);
 }
 
 /* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
@@ -161,9 +162,17 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->forward_only = o->forward_only;
     m->sources = o->sources > 1 ? o->sources : 0;
     m->set_count = (int)nd_max(1, o->sets);
+    m->delays = o->delays;
     ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
+    if (m->set_count > 1 && m->scales.recipe.name) {
+        status = nd_fail(ND_ERR_INTERNAL,
+                         "the schedule has %d micro-batches in flight, but FP8 has the scales of "
+                         "one",
+                         m->set_count);
+        goto out;
+    }
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);
@@ -193,7 +202,9 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
                                            .scales = &m->scales,
                                            .recompute = m->recompute,
                                            .layers = m->stage->layers,
-                                           .forward_only = o->forward_only};
+                                           .forward_only = o->forward_only,
+                                           .delays = o->delays,
+                                           .collects_vectors = m->layout->shards > 1};
     ND_TRY_OUT(nd_activations_init(m->sets, &options, plan));
     plan_shared(m, plan, &options);
     if (o->cache) {
@@ -331,11 +342,23 @@ nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_c
     return nd_head_logits(m, set, residual, call);
 }
 
-nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
+nd_status nd_model_input_gradient(nd_model *m, nd_activation_set *set)
 {
     ND_ASSERT(!m->forward_only);
     ND_TRY(nd_head_backward(m, set));
     ND_TRY(nd_blocks_backward(m, set, m->stage->layers, NULL));
-    ND_TRY(nd_embed_backward(m, set));
+    return nd_embed_backward(m, set);
+}
+
+nd_status nd_model_weight_gradient(nd_model *m, nd_activation_set *set)
+{
+    ND_ASSERT(m->delays);
+    ND_TRY(nd_blocks_weight_gradient(m, set, m->stage->layers));
     return nd_fsdp_grad_finish(&m->fsdp);
+}
+
+nd_status nd_model_backward(nd_model *m, nd_activation_set *set)
+{
+    ND_TRY(nd_model_input_gradient(m, set));
+    return m->delays ? nd_model_weight_gradient(m, set) : nd_fsdp_grad_finish(&m->fsdp);
 }

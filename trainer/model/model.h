@@ -87,13 +87,14 @@ typedef struct nd_model {
     nd_batches batches;
     nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */
     int set_count;
+    bool delays; /* weight gradients are a pass of their own, from what the set keeps */
 
     /* Buffers shared by all blocks and sets. */
     nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
     nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
     nd_tensor dact;   /* (T, F) */
     nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
-    nd_tensor dqkv, dout;  /* (T, QKV), (T, H D) */
+    nd_tensor dout;   /* (T, H D) */
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     nd_fp8_scratch fp8;
     nd_head_scratch head;
@@ -110,6 +111,7 @@ typedef struct nd_model {
 typedef struct nd_model_options {
     const nd_linear_choice *linears; /* autotune's; NULL: as the filter says */
     int sets;                        /* micro-batches in flight; 0: one */
+    bool delays;                     /* weight gradients are a pass of their own */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
@@ -146,6 +148,10 @@ nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 nd_status nd_model_forward(nd_model *model, nd_activation_set *set, nd_pass pass);
 /* Backward of the rest; gradients are accumulated into the shards. */
 nd_status nd_model_backward(nd_model *model, nd_activation_set *set);
+/* The same in two parts, with nd_model_options.delays: first without the weight gradients of
+ * linears, then those, from what the set keeps. The second reads no weights. */
+nd_status nd_model_input_gradient(nd_model *model, nd_activation_set *set);
+nd_status nd_model_weight_gradient(nd_model *model, nd_activation_set *set);
 
 /*
  * Computes the rows of a call through the cache, whose ids and positions were loaded as the first
@@ -182,13 +188,18 @@ nd_status nd_embed_backward(nd_model *model, nd_activation_set *set);
 /*
  * Blocks of a range in order. `after` is the unit that is prefetched behind the range, or NULL.
  * residual: what goes into the first block, which without delta is its x_in, and what comes out of
- * the last one. Backward goes from model->dx to model->dx, the gradient of the residual stream;
- * what writes the first has followed nd_gradient_prepare for down of the range's last block.
+ * the last one. Backward goes from nd_stream_gradient behind the range's last block, whose writer
+ * has followed nd_gradient_prepare for down of that block, to that before the first one.
  */
 nd_status nd_blocks_forward(nd_model *model, nd_activation_set *set, nd_layer_range range,
                             nd_pass pass, const nd_unit *after, nd_residual *residual);
 nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_range range,
                              const nd_unit *after);
+/* What that leaves out where weight gradients are delayed. */
+nd_status nd_blocks_weight_gradient(nd_model *model, nd_activation_set *set, nd_layer_range range);
+/* Where the gradient of the residual stream behind a layer lies: model->dx before the first one,
+ * and wherever weight gradients are not delayed. */
+nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set, int64_t layer);
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */
 nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass, nd_residual in);
@@ -197,7 +208,7 @@ void nd_head_want_packed(nd_model *model);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);
-/* The gradient of the residual stream after the last block, into model->dx. */
+/* The gradient of the residual stream behind the last block. */
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
 /* Parts of a block, for the backward of blocks. */
@@ -205,6 +216,9 @@ nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
+/* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
+ * weight gradients are delayed, in the set until the unit has a buffer. */
+nd_tensor nd_block_vector_gradient(nd_block_call call, nd_param_id first, nd_param_id last);
 /* The work of a block in the buffers that its unit and its set have now. */
 nd_graph_key nd_block_graph_key(nd_block_call call, const char *name);
 /* Everything that the block did not keep, by the same ops on the same operands. */

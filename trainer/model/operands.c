@@ -263,7 +263,8 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
         to[i] = nd_tensor_columns(dy->rows, i * d->F, d->F);
         fuse[i] = (nd_fuse){0};
     }
-    if (!may_fuse(s) || !g->fp8 || (delayed && g->bias)) { /* a bias's gradient reads the rows */
+    /* Gradients of biases and delayed ones of weights read rows. */
+    if (!may_fuse(s) || !g->fp8 || m->delays || (delayed && g->bias)) {
         return ND_OK;
     }
     nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));

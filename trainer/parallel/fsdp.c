@@ -198,6 +198,7 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan
     fsdp->converts =
         o->forward_only && o->act == ND_DTYPE_BF16 && (!fp8 || o->scales->weights_kept);
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->has_gradient));
+    ND_TRY(ND_ALLOC(layout->param_count, &fsdp->zeroed));
     plan_state(fsdp, o->forward_only, plan);
     if (!o->forward_only) {
         plan_gradients(fsdp, plan);
@@ -231,7 +232,6 @@ void nd_fsdp_fini(nd_fsdp *fsdp)
     free(fsdp->slots);
     free(fsdp->slot_of_unit);
     free(fsdp->has_gradient);
-    fsdp->slots = NULL;
-    fsdp->slot_of_unit = NULL;
-    fsdp->has_gradient = NULL;
+    free(fsdp->zeroed);
+    *fsdp = (nd_fsdp){0};
 }

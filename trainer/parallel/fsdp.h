@@ -74,6 +74,7 @@ typedef struct nd_fsdp {
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and head */
     bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
+    bool *zeroed;       /* [params]: with one shard, the accumulator was zeroed in this step */
 } nd_fsdp;
 
 typedef struct nd_fsdp_options {

@@ -7,6 +7,9 @@ void nd_fsdp_begin_step(nd_fsdp *fsdp)
     for (int u = 0; u < fsdp->layout->unit_count; u++) {
         fsdp->has_gradient[u] = false;
     }
+    for (int p = 0; p < fsdp->layout->param_count; p++) {
+        fsdp->zeroed[p] = false;
+    }
 }
 
 static bool sharded(const nd_fsdp *fsdp)
@@ -76,7 +79,8 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
 
 static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    return sharded(fsdp) ? grad_slot_of(fsdp, unit)->fresh : !fsdp->has_gradient[unit->index];
+    const nd_grad_slot *slot = grad_slot_of(fsdp, unit);
+    return sharded(fsdp) ? !slot || slot->fresh : !fsdp->has_gradient[unit->index];
 }
 
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
@@ -86,10 +90,12 @@ float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
 
 nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer)
 {
-    const nd_unit *unit = nd_layout_param(fsdp->layout, id, layer)->unit;
-    if (!is_fresh(fsdp, unit)) {
+    const nd_param *p = nd_layout_param(fsdp->layout, id, layer);
+    bool *zeroed = &fsdp->zeroed[p - fsdp->layout->params];
+    if (sharded(fsdp) ? !is_fresh(fsdp, p->unit) : *zeroed) {
         return ND_OK;
     }
+    *zeroed = true;
     nd_tensor g = nd_fsdp_grad(fsdp, id, id, layer);
     return nd_zero(&fsdp->rank->stream, g.data, nd_tensor_bytes(g));
 }

@@ -37,7 +37,7 @@ static const struct {
 
 typedef struct stage_state {
     bool named, unsharded, reduced;
-    int taken; /* micro-batches between forward and weight gradient */
+    int taken, open; /* micro-batches between forward and weight or input gradient */
 } stage_state;
 
 typedef struct checking {
@@ -59,17 +59,6 @@ static nd_status wrong(const checking *c, int at, const char *why)
 static int *done_of(const checking *c, int stage, int micro)
 {
     return &c->done[stage * c->schedule->micros + micro];
-}
-
-/* What the ends of the model do not exchange counts as done. */
-static void begin_stage(checking *c, int stage)
-{
-    const bool first = stage == 0, last = stage + 1 == c->schedule->stages;
-    c->stages[stage].named = true;
-    for (int micro = 0; micro < c->schedule->micros; micro++) {
-        *done_of(c, stage, micro) =
-            (first ? RECEIVED | GRADIENT_SENT : 0) | (last ? SENT | GRADIENT_RECEIVED : 0);
-    }
 }
 
 static bool is_over(const checking *c, int stage, int what)
@@ -96,6 +85,10 @@ static nd_status check_micro(checking *c, int at)
     if (rules[a->kind].reads_weights && !s->unsharded) {
         return wrong(c, at, "the weights that it reads are not gathered");
     }
+    s->open += (a->kind == ND_FORWARD) - ((rules[a->kind].gives & INPUT_GRADIENT) != 0);
+    if (s->open > 1 && a->stage + 1 == c->schedule->stages) {
+        return wrong(c, at, "the head's gradients of the micro-batch before it are not complete");
+    }
     *done |= rules[a->kind].gives;
     s->taken += a->kind == ND_FORWARD;
     for (int stage = 0; stage < c->schedule->stages; stage++) {
@@ -115,9 +108,7 @@ static nd_status check_action(checking *c, int at)
         return wrong(c, at, "there is no such action, stage or micro-batch");
     }
     stage_state *s = &c->stages[a->stage];
-    if (!s->named) {
-        begin_stage(c, a->stage);
-    }
+    s->named = true;
     if (a->kind < ND_UNSHARD) {
         return check_micro(c, at);
     }
@@ -156,6 +147,10 @@ nd_status nd_schedule_check(const nd_schedule *schedule, nd_schedule_needs *out)
     nd_status status = ND_OK;
     ND_TRY_OUT(ND_ALLOC(schedule->stages, &c.stages));
     ND_TRY_OUT(ND_ALLOC((int64_t)schedule->stages * schedule->micros, &c.done));
+    for (int i = 0; i < schedule->micros; i++) { /* what the ends of the model do not exchange */
+        *done_of(&c, 0, i) |= RECEIVED | GRADIENT_SENT;
+        *done_of(&c, schedule->stages - 1, i) |= SENT | GRADIENT_RECEIVED;
+    }
     for (int at = 0; at < schedule->count; at++) {
         ND_TRY_OUT(check_action(&c, at));
     }

@@ -21,7 +21,7 @@
  *   forward           from the stage's input to its output, or to the loss, with the gradients that
  *                     the head finds inside its forward
  *   input gradient    from the gradient of the output to that of the input, and the gradients of
- *                     norms and embedding
+ *                     norms, biases and embedding
  *   weight gradient   the gradients of the linears, and the unit-by-unit reduction over shards. The
  *                     weights themselves are not read
  *   backward          both at once
@@ -72,9 +72,10 @@ void nd_schedule_fini(nd_schedule *schedule);
 /*
  * Whether the list can be run, and is a whole step of each stage that it names: every micro-batch
  * has a forward, both gradients and what it exchanges with adjacent stages, each once and after
- * what it reads; weights are there when they are read; the reduction comes last. ND_ERR_INTERNAL
- * names the first action that is wrong, or what is missing. That all ranks' lists fit together is
- * not looked at.
+ * what it reads; weights are there when they are read; the last stage, whose forward begins the
+ * gradients of the head, has one micro-batch between forward and input gradient; the reduction
+ * comes last. ND_ERR_INTERNAL names the first action that is wrong, or what is missing. That all
+ * ranks' lists fit together is not looked at.
  */
 nd_status nd_schedule_check(const nd_schedule *schedule, nd_schedule_needs *out);
 

@@ -47,14 +47,17 @@ static nd_activation_set *set_of(const nd_model *m, int micro)
     return set;
 }
 
-static nd_status backward(const running *run, int micro)
+typedef nd_status part_of_backward(nd_model *m, nd_activation_set *set);
+
+/* `last`: nothing reads the set afterwards. */
+static nd_status backward(const running *run, int micro, part_of_backward *part, bool last)
 {
     nd_model *m = run->trainer->model;
     nd_activation_set *set = set_of(m, micro);
     begin_phase(run, ND_PHASE_BACKWARD, "backward");
-    ND_TRY(nd_model_backward(m, set));
+    ND_TRY(part(m, set));
     nd_range_pop(m->rank->device);
-    return nd_model_give_back(m, set);
+    return last ? nd_model_give_back(m, set) : ND_OK;
 }
 
 static nd_status run_action(const running *run, const nd_action *action)
@@ -66,7 +69,11 @@ static nd_status run_action(const running *run, const nd_action *action)
     case ND_FORWARD:
         return forward(run, action->micro);
     case ND_BACKWARD:
-        return backward(run, action->micro);
+        return backward(run, action->micro, nd_model_backward, true);
+    case ND_INPUT_GRADIENT:
+        return backward(run, action->micro, nd_model_input_gradient, false);
+    case ND_WEIGHT_GRADIENT:
+        return backward(run, action->micro, nd_model_weight_gradient, true);
     case ND_RESHARD:
         return nd_fsdp_reshard(&m->fsdp);
     case ND_REDUCE:

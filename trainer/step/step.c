@@ -164,53 +164,49 @@ static nd_status without_labels(nd_trainer *t, nd_step_result *out)
 }
 
 /* Loss and norm are equal on every rank, so all of them stop or skip alike. */
-static nd_status not_finite(nd_trainer *t, nd_step_result *out)
+static nd_status refuse(nd_trainer *t, const char *what, const char *advice, nd_step_result *out)
 {
-    char where[ND_NONFINITE_NAME];
     long long step = (long long)t->position.step + 1;
-    ND_TRY(nd_nonfinite_find(t->model, where));
-    const char *first = where[0] ? where : "none of weights, block inputs and gradients";
     if (t->rank->config->train.nonfinite != ND_NONFINITE_SKIP) {
         ND_TRY(nd_scales_forget(&t->model->scales));
-        return nd_fail(
-            ND_ERR_NUMERIC,
-            "step %lld: the loss is %g and the gradient norm %g; the first tensor that is "
-            "not finite is %s; the weights are those of step %lld; try a lower "
-            "optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
-            "train.nonfinite: skip or rewind",
-            step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first, step - 1);
+        return nd_fail(ND_ERR_NUMERIC, "step %lld: %s; the weights are those of step %lld%s", step,
+                       what, step - 1, advice);
     }
     if (t->rank->rank == 0) {
-        nd_log_warning("step %lld is skipped: the loss is %g and the gradient norm %g; the first "
-                       "tensor that is not finite is %s",
-                       step, nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm), first);
+        nd_log_warning("step %lld is skipped: %s", step, what);
     }
     return skip(t, out);
+}
+
+static nd_status not_finite(nd_trainer *t, nd_step_result *out)
+{
+    char where[ND_NONFINITE_NAME], what[ND_NONFINITE_NAME + 120];
+    ND_TRY(nd_nonfinite_find(t->model, where));
+    snprintf(what, sizeof what,
+             "the loss is %g and the gradient norm %g; the first tensor that is not finite is %s",
+             nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm),
+             where[0] ? where : "none of weights, block inputs and gradients");
+    return refuse(t, what,
+                  "; try a lower optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
+                  "train.nonfinite: skip or rewind",
+                  out);
 }
 
 /* A finite loss that is much larger than those before it. */
 static nd_status spike(nd_trainer *t, double median, nd_step_result *out)
 {
     const nd_config *config = t->rank->config;
-    long long step = (long long)t->position.step + 1;
     char what[160];
     snprintf(what, sizeof what,
              "the loss is %g, more than train.spike_factor %g times %g, the "
              "median before it",
              out->loss, config->train.spike_factor, median);
-    if (config->train.nonfinite != ND_NONFINITE_SKIP) {
-        bool stops = config->train.nonfinite == ND_NONFINITE_STOP;
-        ND_TRY(nd_scales_forget(&t->model->scales));
-        return nd_fail(ND_ERR_NUMERIC, "step %lld: %s; the weights are those of step %lld%s", step,
-                       what, step - 1,
-                       stops ? "; try a lower optimizer.lr, more warmup_steps, or "
-                               "train.nonfinite: skip or rewind"
-                             : "");
-    }
-    if (t->rank->rank == 0) {
-        nd_log_warning("step %lld is skipped: %s", step, what);
-    }
-    return skip(t, out);
+    return refuse(t, what,
+                  config->train.nonfinite == ND_NONFINITE_STOP
+                      ? "; try a lower optimizer.lr, more warmup_steps, or train.nonfinite: skip "
+                        "or rewind"
+                      : "",
+                  out);
 }
 
 static nd_status update(nd_trainer *t, nd_step_result *out)

@@ -105,11 +105,12 @@ nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd
     nd_trainer *t = NULL;
     nd_schedule_needs needs;
     nd_status status = ND_OK;
-    const nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
-                                      .sources = rank->config->data_sources};
+    nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
+                                .sources = rank->config->data_sources};
     ND_TRY_OUT(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY_OUT(nd_schedule_check(&schedule, &needs));
-    ND_ASSERT(needs.sets == 1 && !needs.delays);
+    options.sets = needs.sets;
+    options.delays = needs.delays;
     ND_TRY_OUT(create(rank, &options, false, &t));
     plan_packed(t);
     t->tuning = tuning;

@@ -332,7 +332,7 @@ static nd_status check_input(linear_test *test, nd_input input)
     nd_model *m = test->model;
     const nd_block_acts *a = nd_set_block(test->set, LAYER);
     const nd_tensor outputs[] = {a->qkv, m->branch, a->gu, m->branch};
-    const nd_tensor gradients[] = {m->dqkv, m->dx, a->gu, m->dx};
+    const nd_tensor gradients[] = {a->dqkv, m->dx, a->gu, m->dx};
     const nd_tensor to[] = {m->dh, m->dout, m->dh, m->dact};
     int first, count = nd_input_linears(input, &first);
     nd_block_call forward = {m, test->set, LAYER, ND_PASS_TRAIN}, backward = forward;

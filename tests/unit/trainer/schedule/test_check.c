@@ -121,6 +121,19 @@ Test(schedule, a_stage_between_others_sends_and_receives)
     cr_expect_eq(check(&l, 1, 3, &needs), ND_ERR_INTERNAL);
 }
 
+Test(schedule, the_last_stage_begins_no_forward_before_an_input_gradient)
+{
+    static const nd_action_kind kinds[] = {ND_FORWARD, ND_BACKWARD};
+    nd_schedule_needs needs;
+    list l = {0};
+    add(&l, ND_UNSHARD, 0, 0);
+    for (int i = 0; i < 4; i++) {
+        add(&l, kinds[i / 2], 0, i % 2);
+    }
+    add(&l, ND_REDUCE, 0, 0);
+    cr_expect_eq(check(&l, 1, 2, &needs), ND_ERR_INTERNAL);
+}
+
 Test(schedule, what_is_out_of_range_is_named)
 {
     static const nd_action bad[] = {{ND_ACTION_KIND_COUNT, 0, 0},
