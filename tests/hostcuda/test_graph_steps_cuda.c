@@ -151,8 +151,8 @@ static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
     long calls = seen.calls[last];
     train(job, mesh, &s, true, &graphs);
     expect_same(mesh->name, &graphs, &plain);
-    /* One launch stands for many ops. */
-    cr_expect_gt(seen.graphs.ops, 2 * seen.graphs.graphs, "%s", mesh->name);
+    /* One launch stands for several ops; exchanges of tp and cp divide a block. */
+    cr_expect_gt(seen.graphs.ops, seen.graphs.graphs, "%s", mesh->name);
     cr_expect_lt(seen.calls[last], calls, "%s", mesh->name);
     cr_expect_eq(seen.waits[last], 1, "%s: %ld waits", mesh->name, seen.waits[last]);
     cr_expect_eq(seen.allocations[last], 0, "%s", mesh->name);
