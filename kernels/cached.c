@@ -13,7 +13,8 @@ nd_attention nd_attention_of_segment(const nd_attention *a, int64_t rows, int64_
                           .kv_heads = a->kv_heads,
                           .head_dim = a->head_dim,
                           .diag = tokens - rows,
-                          .scale = a->scale};
+                          .scale = a->scale,
+                          .window = a->window};
 }
 
 size_t nd_cached_lse_bytes(const nd_attention *a, int64_t rows)

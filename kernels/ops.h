@@ -329,10 +329,11 @@ typedef struct nd_attention_fwd_args {
  * Attention of sequences that are being continued, through their keys and values in a cache. The
  * segments' rows are adjacent in qkv and out, in the order of the segments. First the keys and
  * values of a segment's rows become rows [length, length + rows) of its slot. Then row i of a
- * segment is a query that sees the first length + i + 1 rows of the slot, as in attention_fwd.
+ * segment is a query that sees the first length + i + 1 rows of the slot, or with a window the last
+ * `window` of these, as in attention_fwd.
  */
 typedef struct nd_attention_cached_args {
-    nd_attention attention;        /* heads, kv_heads, head_dim, scale; window: 0; nothing else */
+    nd_attention attention;        /* heads, kv_heads, head_dim, scale, window; nothing else */
     nd_tensor out;                 /* (rows of all segments, H D) */
     nd_tensor qkv;                 /* (rows of all segments, (H + 2 K) D): q, k, v, roped */
     nd_tensor cache;               /* (slots, capacity, 2 K D), contiguous: k, then v of a token */

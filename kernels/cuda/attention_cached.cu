@@ -40,6 +40,7 @@ struct shape {
     int64_t capacity;    /* rows of a slot, of 2 K D elements each */
     int64_t qkv_stride, out_stride;
     float scale;
+    int window; /* 0: none */
 };
 
 __device__ inline int64_t width_of(const shape &s)
@@ -156,7 +157,10 @@ __global__ void __launch_bounds__(THREADS, LANES < 32 ? 2 : 1)
     }
     int64_t width = width_of(s);
     const T *slot = cache + me.slot * s.capacity * width + (int64_t)kv * s.columns;
-    for (int begin = 0; begin < keys; begin += GROUPS * KEYS) {
+    /* Keys before the window of the first query are seen by none of them. */
+    const int before = s.window > 0 ? me.length + first / s.group + 1 - s.window : 0;
+    const int skipped = before > 0 ? before / (GROUPS * KEYS) : 0;
+    for (int begin = skipped * (GROUPS * KEYS); begin < keys; begin += GROUPS * KEYS) {
         pack<T, N> key[KEYS][CHUNKS], value[KEYS][CHUNKS];
         ND_UNROLL
         for (int u = 0; u < KEYS; u++) {
@@ -174,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, LANES < 32 ? 2 : 1)
             ND_UNROLL
             for (int n = 0; n < QUERIES; n++) {
                 float score = s.scale * dot<LANES>(queries[n].q, k);
-                if (j < visible[n]) {
+                if (j < visible[n] && (s.window == 0 || j >= visible[n] - s.window)) {
                     float most = fmaxf(queries[n].most, score);
                     queries[n].add(score, v, exp_for<T>(queries[n].most - most),
                                    exp_for<T>(score - most));
@@ -237,7 +241,8 @@ int launch_all(nd_cuda_queue queue, const nd_attention_cached_args *x)
     const nd_attention *a = &x->attention;
     const shape s = {
         (int)a->head_dim,  (int)a->heads,    (int)a->kv_heads, (int)(a->heads / a->kv_heads),
-        x->cache.shape[1], x->qkv.stride[0], x->out.stride[0], a->scale};
+        x->cache.shape[1], x->qkv.stride[0], x->out.stride[0], a->scale,
+        (int)a->window};
     T *out = (T *)x->out.data, *cache = (T *)x->cache.data;
     const T *qkv = (const T *)x->qkv.data;
     int error = 0, row = 0;

@@ -57,6 +57,20 @@ MODELS = {
                      num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
                      rms_norm_eps=1e-6, tie_word_embeddings=False, attention_dropout=0.0, residual_dropout=0.0,
                      rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    # Sliding windows: in all layers, in all but every second one, from the second one on.
+    "mistral": dict(model_type="mistral", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, sliding_window=11,
+                    rms_norm_eps=1e-5, tie_word_embeddings=False,
+                    rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    "ministral": dict(model_type="ministral", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
+                      num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, sliding_window=17,
+                      layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                      rms_norm_eps=1e-5, tie_word_embeddings=True,
+                      rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    "qwen3_window": dict(model_type="qwen3", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
+                         rms_norm_eps=1e-6, tie_word_embeddings=True, use_sliding_window=True, sliding_window=9,
+                         max_window_layers=1, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
 }
 
 

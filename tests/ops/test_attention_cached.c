@@ -14,7 +14,7 @@ enum { SEGMENTS_MAX = 70 };
 typedef struct cached_case {
     int64_t heads, kv_heads, head_dim, slots, capacity;
     nd_kv_segment segments[4];
-    int64_t count, copies;
+    int64_t count, copies, window;
 } cached_case;
 
 static const cached_case cases[] = {
@@ -58,7 +58,8 @@ static void call(const nd_side *side, const cached_case *c, nd_tensor out, nd_te
                             .heads = c->heads,
                             .kv_heads = c->kv_heads,
                             .head_dim = c->head_dim,
-                            .scale = 0.3f};
+                            .scale = 0.3f,
+                            .window = c->window};
     const size_t bytes = side->ops->attention_cached_scratch(side->device, &a, qkv.dtype);
     void *scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
     nd_stream stream = side->stream;
@@ -102,6 +103,9 @@ static void check_cases(const nd_side *ref, const nd_backend *backend)
         for (int i = 0; i < CASES; i++) {
             once(ref, backend, &cases[i], dtypes[d], 0);
             once(ref, backend, &cases[i], dtypes[d], 3);
+            cached_case windowed = cases[i];
+            windowed.window = cases[i].capacity / 3 + 1;
+            once(ref, backend, &windowed, dtypes[d], 0);
         }
     }
 }

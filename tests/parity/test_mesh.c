@@ -184,6 +184,23 @@ Test(mesh, switches, .timeout = 600)
     both_optimizers(shape_with_switches(), meshes, COUNT(meshes));
 }
 
+Test(mesh, windows, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"windows, tp 2", 1, 1, 1, 2, 1},
+        {"windows, cp 2", 1, 1, 2, 1, 1},
+        {"windows, cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+        {"windows, cp 4, micro-batch 2", 1, 1, 4, 1, 2},
+        {"windows, cp 4, ring, micro-batch 2", 1, 1, 4, 1, 2, .ring = true},
+        {"windows, cp 8, ring", 1, 1, 8, 1, 1, .ring = true},
+        {"windows, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
+    };
+    nd_shape shape = shape_of(97, 76, false);
+    shape.window = 11;
+    shape.window_first = 1;
+    both_optimizers(shape, meshes, COUNT(meshes));
+}
+
 static void recompute_all_modes(nd_shape shape)
 {
     static const mesh_case base[] = {

@@ -48,6 +48,9 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     SWITCH("o_bias", o_bias),
     SWITCH("mlp_bias", mlp_bias),
     SWITCH("qk_norm", qk_norm),
+    SWITCH("sliding_window", window),
+    SWITCH("window_first_layer", window_first),
+    SWITCH("window_period", window_period),
 };
 const char *const nd_rope_names[3] = {"default", "linear", "llama3"};
 const char *const nd_split_names[3] = {"none", "rows", "cols"};

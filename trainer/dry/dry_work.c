@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the ops of a step compute and move. */
+#include "kernels/ops_check.h"
 #include "runtime/base/math.h"
 #include "trainer/dry/dry.h"
 
@@ -44,12 +45,13 @@ static nd_status work_product(nd_stream *s, const nd_product_args *x)
     return ND_OK;
 }
 
-/* Pairs of a query and a key that it sees: query i sees keys 0 to i + diag. */
+/* Pairs of a query and a key that it sees. */
 static double visible_pairs(const nd_attention *a)
 {
     double pairs = 0.0;
     for (int64_t i = 0; i < a->sq; i++) {
-        pairs += (double)nd_max(0, nd_min(a->sk, i + a->diag + 1));
+        const nd_key_range keys = nd_visible_keys(a, (nd_tensor){0}, 0, i);
+        pairs += (double)nd_max(0, keys.end - keys.begin);
     }
     return pairs * (double)(a->batch * a->heads);
 }

@@ -39,10 +39,19 @@ typedef struct nd_family_switch {
     bool on;         /* where the key is absent */
 } nd_family_switch;
 
+/* Whether layers have a sliding window. */
+typedef enum nd_window_rule {
+    ND_WINDOW_NEVER = 0,
+    ND_WINDOW_ALL,     /* where sliding_window is not null */
+    ND_WINDOW_LISTED,  /* the same, but not where layer_types says full_attention */
+    ND_WINDOW_SWITCHED /* the same, if use_sliding_window, from layer max_window_layers on */
+} nd_window_rule;
+
 typedef struct nd_family_row {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
     nd_family_switch qkv_bias, o_bias, mlp_bias;
     bool qk_norm;
+    nd_window_rule window;
     int64_t kv_heads, head_dim, max_positions, bos_id, eos_id; /* where the keys are absent */
 } nd_family_row;
 
@@ -69,6 +78,9 @@ typedef struct nd_shape {
     /* Switches, 0 or 1. */
     int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
     int64_t qk_norm;                    /* RMSNorm of each head of q and k, before RoPE */
+    /* Sliding window: a query sees this many keys, itself among them; 0: all before it. Layers
+     * before window_first have none, nor has each window_period-th layer (0: no such ones). */
+    int64_t window, window_first, window_period;
 } nd_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
@@ -86,6 +98,9 @@ nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const ch
  */
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence);
+
+/* The window of a layer in sequences of up to `keys`; 0: a query sees all before it. */
+int64_t nd_shape_window(const nd_shape *shape, int64_t layer, int64_t keys);
 
 /* The number of all parameters; a tied head is counted once. */
 int64_t nd_shape_parameters(const nd_shape *shape);

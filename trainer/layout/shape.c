@@ -12,6 +12,7 @@
 enum { OFFERED_MAX = 8 };
 
 const nd_family_row nd_families[ND_FAMILY_COUNT] = {
+#define WINDOW(rule) ND_WINDOW_##rule
 #define NEVER                                                                                      \
     {                                                                                              \
         NULL, false                                                                                \
@@ -93,6 +94,37 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
     return ND_OK;
 }
 
+int64_t nd_shape_window(const nd_shape *s, int64_t layer, int64_t keys)
+{
+    const bool full =
+        layer < s->window_first || (s->window_period > 0 && (layer + 1) % s->window_period == 0);
+    return full || s->window >= keys ? 0 : s->window;
+}
+
+/* What the family's config.json says of windows; NULL: no memory. */
+static void set_windows(const nd_shape *s, json_t **map)
+{
+    const nd_window_rule rule = nd_families[s->family].window;
+    if (rule == ND_WINDOW_NEVER) {
+        return;
+    }
+    nd_json_set(map, "sliding_window", s->window ? json_integer(s->window) : json_null());
+    if (rule == ND_WINDOW_SWITCHED) {
+        nd_json_set(map, "use_sliding_window", json_boolean(s->window));
+        nd_json_set(map, "max_window_layers",
+                    json_integer(s->window ? s->window_first : s->layers));
+    }
+    if (rule != ND_WINDOW_ALL) {
+        json_t *types = json_array();
+        for (int64_t l = 0; types && l < s->layers; l++) {
+            json_array_append_new(types,
+                                  json_string(nd_shape_window(s, l, INT64_MAX) ? "sliding_attention"
+                                                                               : "full_attention"));
+        }
+        nd_json_set(map, "layer_types", types);
+    }
+}
+
 static json_t *rope_scaling_of(const nd_rope_config *rope)
 {
     if (rope->type == ND_ROPE_LINEAR) {
@@ -168,7 +200,8 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
             bad |= json_object_set_new(map, entries[i].key, entries[i].value) != 0;
         }
     }
-    if (bad) {
+    set_windows(s, &map);
+    if (bad || !map) {
         json_decref(map);
         return nd_fail_memory("writing %s", path);
     }

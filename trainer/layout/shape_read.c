@@ -146,6 +146,7 @@ static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
         for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {
             read |= has[i].key && strcmp(has[i].key, keys[k]) == 0;
         }
+        read |= family->window == ND_WINDOW_SWITCHED && strcmp(keys[k], "use_sliding_window") == 0;
         ND_TRY(read ? ND_OK : demand_false(map, file, keys[k], family));
     }
     for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {
@@ -219,10 +220,11 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
     double dropout = 0;
     ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
     ND_TRY(get_real_or(map, file, "residual_dropout", 0, 0, 0, &dropout));
-    if (!is_unset(json_object_get(map, "sliding_window")) &&
-        !json_is_false(json_object_get(map, "use_sliding_window"))) {
+    if (family->window == ND_WINDOW_NEVER && !is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
-                       "%s: sliding_window is set; only full causal attention is supported", file);
+                       "%s: sliding_window is set; for model_type %s only null is "
+                       "supported",
+                       file, family->model_type);
     }
     if (!is_unset(json_object_get(map, "quantization_config"))) {
         return nd_fail(
@@ -284,6 +286,78 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
     return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
+}
+
+/* Whether a layer of layer_types has a window. */
+static nd_status read_layer_type(const json_t *types, const char *file, int64_t layer, bool *out)
+{
+    const char *text = json_string_value(json_array_get(types, (size_t)layer));
+    *out = text && strcmp(text, "sliding_attention") == 0;
+    return *out || (text && strcmp(text, "full_attention") == 0)
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "%s: layer_types has \"%.40s\" for layer %lld; supported are "
+                         "full_attention and sliding_attention",
+                         file, text ? text : "no text", (long long)layer);
+}
+
+/* Finds window_first and window_period of a list, which needs nothing but them. */
+static nd_status read_layer_types(const json_t *types, const char *file, nd_shape *s)
+{
+    int64_t first = -1, period = 0;
+    bool slides = false;
+    if (!json_is_array(types) || (int64_t)json_array_size(types) != s->layers) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: layer_types must be a list of num_hidden_layers %lld texts", file,
+                       (long long)s->layers);
+    }
+    for (int64_t l = 0; l < s->layers; l++) {
+        ND_TRY(read_layer_type(types, file, l, &slides));
+        first = first < 0 && slides ? l : first;
+        period = first == 0 && period == 0 && !slides ? l + 1 : period;
+    }
+    s->window_first = first < 0 ? s->layers : first;
+    s->window_period = period;
+    for (int64_t l = 0; l < s->layers; l++) {
+        ND_TRY(read_layer_type(types, file, l, &slides));
+        if (slides != (nd_shape_window(s, l, INT64_MAX) != 0) && s->window > 0) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: layer_types is %s for layer %lld; supported are windows from one "
+                           "layer on, and full attention in every n-th layer",
+                           file, slides ? "sliding_attention" : "full_attention", (long long)l);
+        }
+    }
+    s->window = first < 0 ? 0 : s->window;
+    return ND_OK;
+}
+
+/* After the sizes. */
+static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
+{
+    enum { DEFAULT_WINDOW = 4096, DEFAULT_FIRST = 28 };
+    const nd_window_rule rule = nd_families[s->family].window;
+    const json_t *value = json_object_get(map, "sliding_window");
+    const json_t *types = json_object_get(map, "layer_types");
+    bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED;
+    if (rule == ND_WINDOW_SWITCHED) {
+        ND_TRY(get_bool_or(map, file, "use_sliding_window", false, &on));
+        ND_TRY(
+            get_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST, &s->window_first));
+    }
+    if (on && !(value && json_is_null(value))) {
+        ND_TRY(get_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
+    }
+    if (!is_unset(types)) {
+        if (rule == ND_WINDOW_NEVER || rule == ND_WINDOW_ALL) {
+            return nd_fail(ND_ERR_DATA, "%s: layer_types is set; model_type %s has no such key",
+                           file, nd_families[s->family].model_type);
+        }
+        ND_TRY(read_layer_types(types, file, s));
+    }
+    if (s->window == 0 || s->window_first >= s->layers) {
+        s->window = s->window_first = s->window_period = 0;
+    }
+    return ND_OK;
 }
 
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
@@ -414,6 +488,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(refuse_variants(map, name, &nd_families[shape.family]));
     ND_TRY_OUT(read_switches(map, name, &shape));
     ND_TRY_OUT(read_sizes(map, name, &shape));
+    ND_TRY_OUT(read_window(map, name, &shape));
     ND_TRY_OUT(read_rope(map, name, &shape.rope));
     *out = shape;
 out:

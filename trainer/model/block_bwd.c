@@ -115,7 +115,8 @@ static nd_status attention_half_backward(nd_block_call c)
     /* 6. output projection */
     ND_TRY(nd_linear_backward(c, ND_INPUT_O, &dout, m->dout));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, a->dqkv, a->qkv, a->o, a->lse.data, m->dout));
+    ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_window(c), a->dqkv, a->qkv, a->o, a->lse.data,
+                               m->dout));
     /* 4. RoPE */
     const nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
     ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,

@@ -81,7 +81,9 @@ nd_status nd_kv_cache_attention(nd_kv_cache *cache, int64_t layer, nd_tensor qkv
     for (int64_t i = 0; i < cache->call.count; i++) {
         rows += cache->call.segments[i].rows;
     }
-    ND_OP(cache->rank, ND_TRACE_ATTENTION, attention_cached, .attention = largest(cache),
+    nd_attention a = largest(cache);
+    a.window = nd_shape_window(&cache->rank->shape, layer, cache->capacity);
+    ND_OP(cache->rank, ND_TRACE_ATTENTION, attention_cached, .attention = a,
           .out = nd_tensor_rows(o, 0, rows), .qkv = nd_tensor_rows(qkv, 0, rows),
           .cache = slots_of(cache, layer), .segments = cache->call.segments,
           .count = cache->call.count, .scratch = cache->scratch);

@@ -213,6 +213,8 @@ nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
 /* Parts of a block, for the backward of blocks. */
 
+/* The window of the layer's attention; 0: none. */
+int64_t nd_block_window(nd_block_call call);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 

@@ -3,19 +3,21 @@
 
 #include "runtime/base/math.h"
 
-/* The largest need of all blocks of this rank, forward and backward. */
-static size_t scratch_bytes(const nd_cp *cp)
+/* The largest need of all blocks of this rank, forward and backward, of layers with this window. */
+static size_t scratch_bytes(nd_cp *cp, int64_t window)
 {
     const nd_rank *r = cp->rank;
     int size = r->mesh.size[ND_AXIS_CP], index = r->coord.at[ND_AXIS_CP];
     int steps = cp->method && cp->method->steps ? size : 1;
     size_t bytes = 0;
+    cp->window = window;
     for (int step = 0; step < steps; step++) {
-        nd_attention_block blocks[2];
-        int count = cp->method ? cp->method->blocks(size, index, step, cp->dims.chunk, blocks)
-                               : nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, blocks);
+        nd_attention_block blocks[ND_CP_BLOCKS];
+        int count = cp->method
+                        ? cp->method->blocks(size, index, step, cp->dims.chunk, window, blocks)
+                        : nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, blocks);
         for (int i = 0; i < 2 * count; i++) {
-            nd_attention a = nd_cp_attention_of(&cp->dims, &blocks[i / 2]);
+            nd_attention a = nd_cp_attention_of(cp, &blocks[i / 2]);
             size_t asked = r->ops->attention_scratch(r->device, &a, cp->dims.act, i % 2 != 0);
             bytes = nd_max_bytes(bytes, asked);
         }
@@ -33,16 +35,19 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
     } else {
         nd_cp_want_delta(cp, plan);
     }
-    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks", scratch_bytes(cp), &cp->scratch);
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks",
+                    nd_max_bytes(scratch_bytes(cp, rank->shape.window), scratch_bytes(cp, 0)),
+                    &cp->scratch);
 }
 
-nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+nd_status nd_cp_attention_fwd(nd_cp *cp, int64_t window, nd_tensor qkv, nd_tensor o, float *lse)
 {
+    cp->window = window;
     if (cp->method) {
         return cp->method->forward(cp, qkv, o, lse);
     }
-    nd_attention_block whole[2];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, whole);
+    nd_attention_block whole[ND_CP_BLOCKS];
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, whole);
     nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
     return nd_cp_block_forward(cp, &whole[0], qkv, &kv, o, lse);
 }
@@ -53,22 +58,23 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_attention_block all = {c, 0, d->chunk, 0};
         ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta,
-              .attention = nd_cp_attention_of(d, &all), .delta = nd_cp_row_view(d, cp->delta, c),
+              .attention = nd_cp_attention_of(cp, &all), .delta = nd_cp_row_view(d, cp->delta, c),
               .out = nd_cp_q_view(d, o, c, 0, d->H), .dout = nd_cp_q_view(d, dout, c, 0, d->H));
     }
     return ND_OK;
 }
 
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
                               const float *lse, nd_tensor dout)
 {
     const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o, .dout = dout, .lse = lse};
+    cp->window = window;
     ND_TRY(make_delta(cp, o, dout));
     if (cp->method) {
         return cp->method->backward(cp, &b);
     }
-    nd_attention_block whole[2];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, whole);
+    nd_attention_block whole[ND_CP_BLOCKS];
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, whole);
     nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
     const nd_block_gradients to = {.dq = dqkv, .dkv = nd_cp_local_source(&cp->dims, dqkv)};
     return nd_cp_block_backward(cp, &whole[0], &b, &kv, &to);

@@ -17,22 +17,28 @@
 #include "trainer/rank.h"
 
 /* Query chunk `q_chunk` of this rank against keys [kv_begin, kv_begin + kv_count): key j visible to
- * row i iff j <= i + diag (both counted from the block's start). */
+ * row i iff i + diag - window < j <= i + diag (both counted from the block's start); without a
+ * window iff j <= i + diag. */
 typedef struct nd_attention_block {
     int q_chunk;
     int64_t kv_begin, kv_count, diag;
 } nd_attention_block;
 
+enum { ND_CP_BLOCKS = 3 }; /* the most of one step */
+
 /* Blocks of rank `index` of `size` against the keys in global order, all in one step; returns their
  * number. */
-int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
+int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
+                          nd_attention_block out[ND_CP_BLOCKS]);
 /* Blocks of rank `index` at ring step `step`, where the visiting keys are those of rank index -
  * step (mod size), in that rank's local order. */
-int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
+int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t window,
+                      nd_attention_block out[ND_CP_BLOCKS]);
 
 typedef struct nd_cp {
     nd_rank *rank;
     nd_dims dims;
+    int64_t window;                         /* of the layer of this call; 0: none */
     const struct nd_cp_method *method;      /* NULL: cp is 1 */
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
@@ -44,10 +50,11 @@ typedef struct nd_cp {
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
 
-/* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. */
-nd_status nd_cp_attention_fwd(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+/* window: of the layer, nd_shape_window. qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H,
+ * chunk) are written. */
+nd_status nd_cp_attention_fwd(nd_cp *cp, int64_t window, nd_tensor qkv, nd_tensor o, float *lse);
 /* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. */
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
                               const float *lse, nd_tensor dout);
 
 #endif

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, nd_attention_block out[2])
+int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
+                          nd_attention_block out[ND_CP_BLOCKS])
 {
     if (size == 1) {
         out[0] = (nd_attention_block){0, 0, chunk, 0};
@@ -16,10 +17,32 @@ int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, nd_atten
     return 2;
 }
 
-int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_attention_block out[2])
+/* With a window a block is a chunk of queries and one of keys, some of which it sees: first those
+ * with the same number, where both are this rank's. */
+static int blocks_with_window(int size, int index, int step, int64_t chunk, int64_t window,
+                              nd_attention_block out[ND_CP_BLOCKS])
+{
+    const int64_t from = (index - step + size) % size;
+    const int64_t queries[2] = {index, 2 * size - 1 - index}, keys[2] = {from, 2 * size - 1 - from};
+    int count = 0;
+    for (int64_t pair = 0; pair < 4; pair++) {
+        const int64_t q = pair % 2, k = pair < 2 ? q : 1 - q;
+        const int64_t between = (queries[q] - keys[k]) * chunk;
+        if (between >= 0 && between - chunk + 1 < window) {
+            out[count++] = (nd_attention_block){(int)q, k * chunk, chunk, between};
+        }
+    }
+    return count;
+}
+
+int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t window,
+                      nd_attention_block out[ND_CP_BLOCKS])
 {
     if (size == 1) {
-        return nd_cp_blocks_gathered(size, index, step, chunk, out);
+        return nd_cp_blocks_gathered(size, index, step, chunk, window, out);
+    }
+    if (window > 0) {
+        return blocks_with_window(size, index, step, chunk, window, out);
     }
     if (step == 0) {
         out[0] = (nd_attention_block){0, 0, chunk, 0};
@@ -36,8 +59,9 @@ int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, nd_attention
     return 1;
 }
 
-nd_attention nd_cp_attention_of(const nd_dims *d, const nd_attention_block *block)
+nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block)
 {
+    const nd_dims *d = &cp->dims;
     return (nd_attention){
         .batch = d->B,
         .sq = d->chunk,
@@ -47,16 +71,20 @@ nd_attention nd_cp_attention_of(const nd_dims *d, const nd_attention_block *bloc
         .head_dim = d->D,
         .diag = block->diag,
         .scale = (float)(1.0 / sqrt((double)d->D)),
+        .window = cp->window,
     };
 }
 
-/* The answer is the same for every block: it depends only on dtypes and head counts. */
+/* The answer is the same for every block: it depends only on dtypes, head counts and whether there
+ * is a window, which some layers may have. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
 {
     const nd_dims *d = &cp->dims;
     nd_attention_block block = {0, 0, d->chunk, 0};
-    nd_attention a = nd_cp_attention_of(d, &block);
+    nd_attention a = nd_cp_attention_of(cp, &block);
     bool used = cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
+    a.window = cp->rank->shape.window;
+    used |= cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta",
                     used ? (size_t)(d->T * d->H) * sizeof *cp->delta : 0, &cp->delta);
 }
@@ -104,7 +132,7 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
                               const nd_kv_source *kv, nd_tensor o, const float *lse)
 {
     const nd_dims *d = &cp->dims;
-    nd_attention a = nd_cp_attention_of(d, block);
+    nd_attention a = nd_cp_attention_of(cp, block);
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, .attention = a,
           .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
           .lse = nd_cp_row_view(d, lse, block->q_chunk),
@@ -128,7 +156,7 @@ nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const
     const nd_dims *d = &cp->dims;
     const nd_kv_source *dkv = &to->dkv;
     int c = block->q_chunk;
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = nd_cp_attention_of(d, block),
+    ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = nd_cp_attention_of(cp, block),
           .dq = nd_cp_q_view(d, to->dq, c, 0, d->H), .dk = kv_view(d, dkv, dkv->k, block),
           .dv = kv_view(d, dkv, dkv->v, block), .q = nd_cp_q_view(d, b->qkv, c, 0, d->H),
           .k = kv_view(d, kv, kv->k, block), .v = kv_view(d, kv, kv->v, block),

@@ -62,10 +62,11 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
 static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
     nd_comm *comm = cp->rank->groups.by_kind[ND_GROUP_CP];
-    nd_attention_block blocks[2];
+    nd_attention_block blocks[ND_CP_BLOCKS];
     nd_kv_source kv;
     ND_TRY(gather_kv(cp, qkv, &kv));
-    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, blocks);
+    int count =
+        nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, cp->window, blocks);
     for (int b = 0; b < count; b++) {
         ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse));
     }
@@ -78,7 +79,7 @@ static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     int64_t columns = 2 * d->K * d->D;
-    nd_attention_block blocks[2];
+    nd_attention_block blocks[ND_CP_BLOCKS];
     nd_kv_source kv;
     const nd_block_gradients to = {
         .dq = b->dqkv,
@@ -87,7 +88,7 @@ static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
     };
     ND_TRY(gather_kv(cp, b->qkv, &kv));
     ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * columns) * 4));
-    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, d->chunk, blocks);
+    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, d->chunk, cp->window, blocks);
     for (int i = 0; i < count; i++) {
         ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
     }

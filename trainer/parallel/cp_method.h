@@ -16,7 +16,8 @@ typedef struct nd_cp_method {
     /* Wants the method's buffers, and that of nd_cp_want_delta. */
     void (*plan)(nd_cp *cp, nd_memplan *plan);
     /* The blocks of rank `index` of `size` in one step of the exchange; returns their number. */
-    int (*blocks)(int size, int index, int step, int64_t chunk, nd_attention_block out[2]);
+    int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
+                  nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
@@ -26,7 +27,7 @@ extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
 
 /* cp_blocks.c */
 
-nd_attention nd_cp_attention_of(const nd_dims *d, const nd_attention_block *block);
+nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block);
 /* The attention's delta, where the backend uses one. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
 

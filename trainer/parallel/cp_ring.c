@@ -52,28 +52,28 @@ static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
     ND_TRY(nd_cp_pack_kv(cp, qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
-        nd_attention_block blocks[2];
+        nd_attention_block blocks[ND_CP_BLOCKS];
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
         nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
+        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->window, blocks);
         for (int b = 0; b < count; b++) {
-            int c = blocks[b].q_chunk;
-            nd_attention a = nd_cp_attention_of(d, &blocks[b]);
+            const int c = blocks[b].q_chunk;
             /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
+            const bool first = step == 0 && c == b;
             ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, part,
-                                       step == 0 ? cp->acc_lse : cp->part_lse));
-            if (step > 0) {
-                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, .attention = a,
+                                       first ? cp->acc_lse : cp->part_lse));
+            if (!first) {
+                ND_OP(r, ND_TRACE_ATTENTION, lse_merge,
+                      .attention = nd_cp_attention_of(cp, &blocks[b]),
                       .acc = nd_cp_q_view(d, acc, c, 0, d->H),
                       .acc_lse = nd_cp_row_view(d, cp->acc_lse, c),
                       .out = nd_cp_q_view(d, part, c, 0, d->H),
                       .lse = nd_cp_row_view(d, cp->part_lse, c));
+            } else if (c == 1) {
+                ND_OP(r, ND_TRACE_ATTENTION, cast, .out = acc, .x = part);
             }
-        }
-        if (step == 0) {
-            ND_OP(r, ND_TRACE_ATTENTION, cast, .out = acc, .x = part);
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
     }
@@ -93,7 +93,7 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
     ND_TRY(nd_cp_pack_kv(cp, b->qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
-        nd_attention_block blocks[2];
+        nd_attention_block blocks[ND_CP_BLOCKS];
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
@@ -104,7 +104,7 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
             .add_q = true,
             .add_kv = true,
         };
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, blocks);
+        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->window, blocks);
         for (int i = 0; i < count; i++) {
             ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
         }

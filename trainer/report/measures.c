@@ -11,8 +11,13 @@ static double dense_parameters(const nd_shape *shape)
 
 double nd_flops_per_token_causal(const nd_shape *shape, int64_t sequence)
 {
-    double L = (double)shape->layers, H = (double)shape->heads, D = (double)shape->head_dim;
-    return 6 * dense_parameters(shape) + 6 * L * H * D * (double)sequence;
+    double H = (double)shape->heads, D = (double)shape->head_dim, S = (double)sequence;
+    double keys = 0; /* of all layers, twice what a token sees on the average */
+    for (int64_t l = 0; l < shape->layers; l++) {
+        double window = (double)nd_shape_window(shape, l, sequence);
+        keys += window > 0 ? window * (2 - window / S) : S;
+    }
+    return 6 * dense_parameters(shape) + 6 * H * D * keys;
 }
 
 /*

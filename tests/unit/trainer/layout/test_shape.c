@@ -136,12 +136,13 @@ Test(shape, other_models_are_refused)
     expect_bad("{" BASE ", \"attention_bias\": 1}", "attention_bias is an integer",
                "true or false");
     expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"", "silu");
-    expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window", "full causal");
+    expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window", "only null");
     expect_bad("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
     expect_bad("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
     expect_bad("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
                "architectures", "LlamaForCausalLM");
-    expect_bad("{\"model_type\": \"bert\"}", "model_type is \"bert\"", "llama, qwen2, qwen3");
+    expect_bad("{\"model_type\": \"bert\"}", "model_type is \"bert\"",
+               "llama, mistral, ministral, qwen2, qwen3");
     expect_bad("{\"model_type\": \"qwen4\"}", "model_type is \"qwen4\"", "the nearest is qwen");
     expect_bad("{\"model_type\": \"lama\"}", "model_type is \"lama\"", "the nearest is llama");
     expect_bad("{}", "model_type is missing", "llama");
@@ -235,8 +236,10 @@ static nd_shape family_of(const char *text)
     write_and_read(&s, &back);
     cr_expect(back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
                   back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
-                  back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
-                  back.max_positions == s.max_positions && back.bos_id == s.bos_id,
+                  back.window == s.window && back.window_first == s.window_first &&
+                  back.window_period == s.window_period && back.head_dim == s.head_dim &&
+                  back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
+                  back.bos_id == s.bos_id,
               "%s reads back as it was", text);
     return s;
 }
@@ -262,8 +265,33 @@ Test(shape, families_have_their_switches_and_defaults)
                  2 * 6400 + 64 + 2 * (512 * 65 + 2 * 256 * 65 + 64 * 512 + 3 * 6144 + 128));
     expect_bad("{\"model_type\": \"qwen2\", \"attention_bias\": true, " SIZES "}",
                "attention_bias is true", "model_type qwen2");
-    expect_bad("{\"model_type\": \"qwen2\", \"use_sliding_window\": true, " SIZES "}",
-               "use_sliding_window is true", "only false");
+    expect_bad(
+        "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 0, " SIZES
+        "}",
+        "sliding_window is 0", "1 to");
+    s = family_of("{\"model_type\": \"mistral\", " SIZES "}");
+    cr_expect_eq(nd_shape_window(&s, 1, 8192), 4096, "transformers' default");
+    cr_expect_eq(nd_shape_window(&s, 1, 4096), 0, "no row sees less for it");
+    s = family_of("{\"model_type\": \"mistral\", \"sliding_window\": null, " SIZES "}");
+    cr_expect_eq(s.window, 0);
+    s = family_of("{\"model_type\": \"qwen3\", \"use_sliding_window\": true, "
+                  "\"sliding_window\": 7, \"max_window_layers\": 1, " SIZES "}");
+    cr_expect(nd_shape_window(&s, 0, 99) == 0 && nd_shape_window(&s, 1, 99) == 7);
+    s = family_of("{\"model_type\": \"ministral\", \"sliding_window\": 7, \"layer_types\": "
+                  "[\"sliding_attention\", \"full_attention\"], " SIZES "}");
+    cr_expect(nd_shape_window(&s, 0, 99) == 7 && nd_shape_window(&s, 1, 99) == 0);
+    expect_bad("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES "}",
+               "layer_types", "num_hidden_layers 2");
+    expect_bad(
+        "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"x\"], " SIZES "}",
+        "layer_types has \"x\" for layer 1", "sliding_attention");
+    expect_bad("{\"model_type\": \"ministral\", \"vocab_size\": 100, \"hidden_size\": 64, "
+               "\"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 4, "
+               "\"num_key_value_heads\": 2, \"layer_types\": [\"full_attention\", "
+               "\"sliding_attention\", \"full_attention\", \"sliding_attention\"]}",
+               "full_attention for layer 2", "every n-th");
+    expect_bad("{\"model_type\": \"mistral\", \"layer_types\": [], " SIZES "}",
+               "layer_types is set", "mistral");
     expect_bad("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
                "residual_dropout is 0.1", "0 to 0");
 }

@@ -55,8 +55,8 @@ Test(cp, gathered_blocks_are_causal_attention)
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         memset(seen, 0, sizeof seen);
         for (int rank = 0; rank < sizes[s]; rank++) {
-            nd_attention_block blocks[2];
-            int count = nd_cp_blocks_gathered(sizes[s], rank, 0, CHUNK, blocks);
+            nd_attention_block blocks[ND_CP_BLOCKS];
+            int count = nd_cp_blocks_gathered(sizes[s], rank, 0, CHUNK, 0, blocks);
             for (int b = 0; b < count; b++) {
                 count_block(seen, sizes[s], rank, &blocks[b], -1);
             }
@@ -74,8 +74,8 @@ Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
         memset(seen, 0, sizeof seen);
         for (int rank = 0; rank < size; rank++) {
             for (int step = 0; step < size; step++) {
-                nd_attention_block blocks[2];
-                int count = nd_cp_blocks_ring(size, rank, step, CHUNK, blocks);
+                nd_attention_block blocks[ND_CP_BLOCKS];
+                int count = nd_cp_blocks_ring(size, rank, step, CHUNK, 0, blocks);
                 for (int b = 0; b < count; b++) {
                     count_block(seen, size, rank, &blocks[b], (rank - step + size) % size);
                 }
@@ -88,6 +88,40 @@ Test(cp, ring_blocks_are_causal_attention_in_equal_shares)
                 pairs += local_place(size, rank, row) + 1;
             }
             cr_assert_eq(pairs, CHUNK * (2 * size * CHUNK + 1), "cp %d, rank %d", size, rank);
+        }
+    }
+}
+
+/* Each pair of the window in one block, and no block that nothing is seen in. */
+Test(cp, ring_blocks_with_a_window)
+{
+    static const int64_t windows[] = {1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 100 * CHUNK};
+    static pair_table seen;
+    for (size_t s = 1; s < sizeof sizes / sizeof *sizes; s++) {
+        for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+            const int64_t window = windows[w], tokens = 2 * sizes[s] * CHUNK;
+            memset(seen, 0, sizeof seen);
+            for (int rank = 0; rank < sizes[s]; rank++) {
+                for (int step = 0; step < sizes[s]; step++) {
+                    nd_attention_block blocks[ND_CP_BLOCKS];
+                    int count = nd_cp_blocks_ring(sizes[s], rank, step, CHUNK, window, blocks);
+                    cr_expect(step > 0 || (blocks[0].q_chunk == 0 && blocks[1].q_chunk == 1));
+                    for (int b = 0; b < count; b++) {
+                        cr_expect_lt(blocks[b].diag - CHUNK + 1, window);
+                        count_block(seen, sizes[s], rank, &blocks[b],
+                                    (rank - step + sizes[s]) % sizes[s]);
+                    }
+                }
+            }
+            for (int64_t q = 0; q < tokens; q++) {
+                for (int64_t k = 0; k < tokens; k++) {
+                    const bool must = k <= q && q - k < window;
+                    cr_assert(seen[q][k] == 1 || (seen[q][k] == 0 && !must),
+                              "cp %d, window %ld: query %ld and key %ld meet %d times", sizes[s],
+                              (long)window, (long)q, (long)k, seen[q][k]);
+                    cr_assert(seen[q][k] == 0 || k <= q);
+                }
+            }
         }
     }
 }
@@ -128,10 +162,10 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
     }
     const nd_tensor x = nd_tensor_2d(qkv, ND_DTYPE_F32, d->T, d->QKV);
     const nd_tensor y = nd_tensor_2d(o, ND_DTYPE_F32, d->T, HD);
-    nd_status status = nd_cp_attention_fwd(cp, x, y, lse);
+    nd_status status = nd_cp_attention_fwd(cp, 0, x, y, lse);
     if (status == ND_OK) {
-        status = nd_cp_attention_bwd(cp, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x, y, lse,
-                                     nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
+        status = nd_cp_attention_bwd(cp, 0, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x, y,
+                                     lse, nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
     }
     for (int64_t i = 0; i < d->T; i++) {
         const int64_t row = global_row(rank, d, i);
