@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A model as a GGUF file, in the hands of others: check_gguf.py BUILD GOLDENS.
+"""A model as a GGUF file, in the hands of others and back: check_gguf.py BUILD SOURCE.
 
 Small models are trained and written with `ndtrain ckpt gguf`. The package gguf reads every tensor back; llama.cpp cuts texts into the
-ids that the package tokenizers gives, and continues a text as `ndtrain generate` does. Run through check_gguf.sh.
+ids that the package tokenizers gives, and continues a text as `ndtrain generate` does. scripts/from_gguf.py makes the model's folder
+again, with the same values and ids. Run through check_gguf.sh.
 """
 import json
 import os
@@ -19,8 +20,8 @@ import numpy
 import tokenizers
 import xllamacpp
 
-BUILD, GOLDENS = (pathlib.Path(path) for path in sys.argv[1:3])
-NDTRAIN = BUILD / "ndtrain"
+BUILD, SOURCE = (pathlib.Path(path) for path in sys.argv[1:3])
+NDTRAIN, GOLDENS = BUILD / "ndtrain", SOURCE / "tests/unit/trainer/text/goldens"
 TYPES = {"f32": gguf.GGMLQuantizationType.F32, "f16": gguf.GGMLQuantizationType.F16, "bf16": gguf.GGMLQuantizationType.BF16,
          "q8_0": gguf.GGMLQuantizationType.Q8_0}
 ENDING = '{% for m in messages %}<s>{{ m["content"] }}{% endfor %}'
@@ -95,6 +96,30 @@ def check_tensors(folder, model, kind, heads):
     return reader
 
 
+def from_gguf(folder, *arguments, code=0):
+    done = subprocess.run([sys.executable, SOURCE / "scripts/from_gguf.py", *map(str, arguments)], cwd=folder, capture_output=True, text=True,
+                          timeout=100)
+    check(done.returncode == code, f"from_gguf.py {arguments} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stderr
+
+
+def check_back(folder, model, kind):
+    """The folder that a file of this type becomes: the values that it stands for, and the model's own configuration."""
+    name = f"{model.parent.name}-{kind}"
+    from_gguf(folder, f"{name}.gguf", f"back-{name}")
+    mine, theirs = (read_safetensors(place / "model.safetensors") for place in (model, folder / f"back-{name}"))
+    check(mine.keys() == theirs.keys(), f"{mine.keys() ^ theirs.keys()} of {name}")
+    for tensor, values in mine.items():
+        own = TYPES["f32"] if values.ndim == 1 else TYPES["f16"] if kind == "q8_0" and values.shape[1] % 32 else TYPES[kind]
+        check(numpy.array_equal(theirs[tensor], gguf.quants.dequantize(gguf.quants.quantize(values, own), own)), f"{tensor} of back-{name}")
+    before, after = (json.loads((place / "config.json").read_text()) for place in (model, folder / f"back-{name}"))
+    for key in ("vocab_size", "hidden_size", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings", "model_type"):
+        check(before.get(key) == after.get(key), f"{key} of back-{name}: {before.get(key)}, then {after.get(key)}")
+    said = [run(folder, "generate", "--model", place, "--prompt", "and the", "--max-new-tokens", 30, "--temperature", 0, "--log-level", "error")[0]
+            for place in (model, folder / f"back-{name}")]
+    check(kind != "f32" or said[0] == said[1], f"{said} of {name}")
+
+
 def serve(path):
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
@@ -143,12 +168,17 @@ def check_tokens(folder, name):
     fields = gguf.GGUFReader(folder / f"{name}.gguf").fields
     check(fields["tokenizer.chat_template"].contents() == ENDING, "the chat template")
     check(fields["tokenizer.ggml.eos_token_id"].contents() == peer.token_to_id("<|eot|>"), "the end of text")
+    from_gguf(folder, f"{name}.gguf", f"back-{name}")
+    back = tokenizers.Tokenizer.from_file(str(folder / f"back-{name}" / "tokenizer.json"))
+    config = json.loads((folder / f"back-{name}" / "tokenizer_config.json").read_text())
+    check(config["chat_template"] == ENDING and config["eos_token"] == "<|eot|>", f"{config}")
     server = serve(folder / f"{name}.gguf")
     texts = [case["text"] for case in json.loads((GOLDENS / f"{name}.cases.json").read_text())]
     check(len(texts) > 60, f"{len(texts)} texts of {name}")
     for text in texts:
         theirs = post(server, "/tokenize", {"content": text, "add_special": False, "parse_special": True})["tokens"]
         check(theirs == peer.encode(text, add_special_tokens=False).ids, f"{name}: llama.cpp cuts {text!r} into {theirs}")
+        check(back.encode(text).ids == peer.encode(text).ids, f"{name}: the tokenizer that came back cuts {text!r} otherwise")
 
 
 def check_refusals(folder, model):
@@ -170,6 +200,13 @@ def check_refusals(folder, model):
     (model / "tokenizer.json").unlink()
     _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
     check("has no tokenizer.json" in said, said)
+    (folder / "cut.gguf").write_bytes(before[:len(before) // 2])
+    (folder / "none.gguf").write_bytes(b"")
+    for file, code in (("there.gguf", 73), ("cut.gguf", 65), ("none.gguf", 65), ("absent.gguf", 65)):
+        said = from_gguf(folder, file, "there.gguf" if code == 73 else "other.gguf", code=code)
+        check(said.startswith("from_gguf: ") and "Traceback" not in said, said)
+    _, said = run(folder, "check", "--model-path", "there.gguf", "--data-path", "text.txt", code=65)
+    check("scripts/from_gguf.py" in said, said)
     left = [path.name for path in folder.iterdir() if path.name.startswith("other.gguf")]
     check(not left, f"left behind: {left}")
 
@@ -184,6 +221,7 @@ def main():
         model = train(folder, "run", bytes_of, 300)
         for kind in TYPES:
             reader = check_tensors(folder, model, kind, heads)
+            check_back(folder, model, kind)
         factors = next(t.data for t in reader.tensors if t.name == "rope_freqs.weight")
         check(factors[0] == 1 and factors[-1] == 8 and (numpy.diff(factors) >= 0).all(), f"factors {factors}")
         check_texts(folder, model, "and the lord")
@@ -192,12 +230,14 @@ def main():
                "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
         model = train(folder, "odd", odd, 300)
         check_tensors(folder, model, "q8_0", heads)
+        check_back(folder, model, "q8_0")
         check_texts(folder, model, "speak unto")
         # The halves of a head turn in these families, so no rows change places.
         for family, more in (("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen2", {}), ("qwen3", {"head_dim": 24})):
             own = train(folder, family, {"model_type": family, "vocab_size": 256, "hidden_size": 64, **more}, 300)
             check_tensors(folder, own, "f32", heads if family == "llama" else {})
             check_texts(folder, own, "the lord said")
+            check_back(folder, own, "f32")
         for tokenizer in ("gpt2", "llama3", "qwen2", "digits", "llama2"):
             check_tokens(folder, tokenizer)
         check_refusals(folder, folder / "run-gpt2" / "model")

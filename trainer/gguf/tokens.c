@@ -248,15 +248,16 @@ static void add_special(nd_gguf_head *head, const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
     const int32_t end_of_turn = named_token(s, "eos_token");
-    add_id(head, "tokenizer.ggml.bos_token_id", s->shape->bos_id);
+    /* Where the tokenizer begins texts with a token, that one counts, whatever config.json says. */
+    add_id(head, "tokenizer.ggml.bos_token_id",
+           t->before_count > 0 ? t->before[0] : s->shape->bos_id);
     add_id(head, "tokenizer.ggml.eos_token_id", s->shape->eos_id);
     add_id(head, "tokenizer.ggml.unknown_token_id", t->bpe.unknown);
     add_id(head, "tokenizer.ggml.padding_token_id", named_token(s, "pad_token"));
     if (end_of_turn != s->shape->eos_id) {
         add_id(head, "tokenizer.ggml.eot_token_id", end_of_turn);
     }
-    nd_gguf_flag(head, "tokenizer.ggml.add_bos_token",
-                 t->before_count > 0 && t->before[0] == s->shape->bos_id);
+    nd_gguf_flag(head, "tokenizer.ggml.add_bos_token", t->before_count > 0);
     nd_gguf_flag(head, "tokenizer.ggml.add_eos_token", t->behind_count > 0);
 }
 

@@ -241,12 +241,13 @@ nd_status nd_hf_reader_open(const char *folder, nd_hf_reader **out)
         config = NULL;
         ND_TRY_OUT(nd_fs_format(&config, "%s/model/config.json", folder));
         ND_TRY_OUT(nd_fs_exists(config, &there));
-        status =
-            nd_fail(ND_ERR_DATA,
-                    "\"%s\" is not a Hugging Face model folder: it has no config.json%s", folder,
-                    there ? "; it is the folder of a run, whose model is in its "
-                            "folder model"
-                          : "");
+        status = nd_fail(
+            ND_ERR_DATA, "\"%s\" is not a Hugging Face model folder: it has no config.json%s",
+            folder,
+            there                           ? "; it is the folder of a run, whose model is in its "
+                                              "folder model"
+            : nd_ends_with(folder, ".gguf") ? "; scripts/from_gguf.py makes one of a GGUF file"
+                                            : "");
         goto out;
     }
     ND_TRY_OUT(nd_shape_read(config, &reader->shape));
