@@ -55,6 +55,17 @@ static const char *input_name(const nd_generate_call *o)
     return o->prompt ? "--prompt" : o->prompt_file ? o->prompt_file : "standard input";
 }
 
+static nd_status find_template(nd_session *s, nd_chat *chat)
+{
+    bool foreign = false;
+    ND_TRY(nd_chat_template_find(s->tokenizer_path, chat->format, &chat->template, &foreign));
+    if (foreign && !s->checks && !s->form_said && s->worker->identity.rank == 0) {
+        nd_chat_warn_of_foreign(chat->format);
+    }
+    s->form_said = !s->checks;
+    return ND_OK;
+}
+
 /* The form that data.chat_format names, or that the tokenizer has the tokens for. */
 static nd_status find_chat(nd_session *s, const nd_generate_call *o, nd_chat *chat, bool *found)
 {
@@ -69,16 +80,16 @@ static nd_status find_chat(nd_session *s, const nd_generate_call *o, nd_chat *ch
                        : ND_OK;
     }
     if (named != ND_CHAT_NONE) {
-        return nd_chat_find(s->tokenizer, named, chat);
+        ND_TRY(nd_chat_find(s->tokenizer, named, chat));
+        return find_template(s, chat);
     }
     if (nd_chat_find(s->tokenizer, ND_CHAT_LLAMA3, chat) == ND_OK ||
         nd_chat_find(s->tokenizer, ND_CHAT_CHATML, chat) == ND_OK) {
         nd_error_clear();
         if (!s->checks && !s->form_said) {
-            s->form_said = true;
             nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
         }
-        return ND_OK;
+        return find_template(s, chat);
     }
     return nd_fail(ND_ERR_DATA, "the tokenizer has the tokens of no known chat form (llama3, "
                                 "chatml); leave out --chat");

@@ -11,6 +11,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
 
 static atomic_bool stop;
@@ -166,8 +167,9 @@ static nd_status check_output(const nd_tokenize_call *call)
 static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path)
 {
     nd_corpus_counts counts = {0};
+    nd_corpus_rules rules = w->call->rules;
     nd_corpus_job job = {.files = &w->call->files,
-                         .rules = &w->call->rules,
+                         .rules = &rules,
                          .tokenizer = tokenizer,
                          .eod = -1,
                          .threads = w->call->threads,
@@ -176,6 +178,10 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
                          .context = w,
                          .write = write_piece,
                          .progress = show_progress};
+    ND_TRY(nd_chat_template_find(path, rules.chat, &rules.chat_template, &rules.chat_foreign));
+    if (rules.chat_foreign) {
+        nd_chat_warn_of_foreign(rules.chat);
+    }
     if (w->call->rules.append_eod && !path) {
         return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, which have no end of text; leave "
                                       "--append-eod out");

@@ -11,6 +11,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
 
 enum {
@@ -131,7 +132,7 @@ static nd_status finish(writer *w, int32_t vocab, const char *path)
     return nd_token_output_rename(&w->file);
 }
 
-static void say_done(const writer *w, const nd_corpus_counts *counts)
+static void say_done(const writer *w, const nd_corpus_rules *rules, const nd_corpus_counts *counts)
 {
     const nd_encode_counts *text = &counts->text;
     double seconds = nd_clock_seconds() - w->begin;
@@ -158,6 +159,11 @@ static void say_done(const writer *w, const nd_corpus_counts *counts)
             "with it, and the tokenizer adds it; take it out of the text, or set "
             "data.special_in_text to text",
             (long long)counts->doubled);
+    }
+    if (rules->chat_foreign) {
+        nd_chat_warn_of_foreign(rules->chat);
+    } else if (rules->chat_template) {
+        nd_log_info("messages begin with a system turn as the model's chat template has it");
     }
     if (counts->stray[0]) {
         nd_log_warning(
@@ -222,7 +228,7 @@ static nd_status encode(writer *w, const nd_token_cache_request *request, const 
     ND_TRY_OUT(nd_cache_key_check(key));
     ND_TRY_OUT(nd_cache_key_path(key, hashes, path));
     ND_TRY_OUT(finish(w, nd_tokenizer_vocab_size(tokenizer), *path));
-    say_done(w, &counts);
+    say_done(w, request->rules, &counts);
 out:
     free(hashes);
     return status;

@@ -12,6 +12,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/text/unicode.h"
 #include "trainer/text/version.h"
@@ -99,7 +100,11 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",
                                r->separator ? r->separator_size : 0));
-    if (request->skip_bad > 0) { /* without it the key is that of earlier programs */
+    if (r->chat_template) { /* without it the key is that of earlier programs, as below */
+        const char *template = r->chat_template->sha256;
+        ND_TRY_OUT(describe_string(out, "template", template, strlen(template)));
+    }
+    if (request->skip_bad > 0) {
         n = snprintf(line, sizeof line, "skip %lld\n", (long long)request->skip_bad);
         ND_TRY_OUT(nd_bytes_add(out, line, (size_t)n));
     }

@@ -226,19 +226,50 @@ static nd_status read_message(const chat_text *t, const uint8_t *json, size_t si
     return ND_OK;
 }
 
-static nd_status add_message(const chat_text *t, const uint8_t *json, size_t json_size)
+static bool is_system(const uint8_t *role, size_t size)
+{
+    return size == 6 && memcmp(role, "system", 6) == 0;
+}
+
+static const char *prefix_of(const nd_chat *chat, const uint8_t *role, size_t size)
+{
+    return chat->template && is_system(role, size) ? chat->template->prefix : NULL;
+}
+
+/* The system turn of a template, where the first message is of another role. */
+static nd_status add_own_system(const chat_text *t, const uint8_t *role, size_t size)
+{
+    const nd_chat_template *own = t->chat->template;
+    const size_t from = t->piece->ids.count;
+    if (!own || !own->system || is_system(role, size)) {
+        return ND_OK;
+    }
+    ND_TRY(begin_message(t, "system", 6));
+    ND_TRY(nd_bytes_add(t->body, own->prefix, own->prefix ? strlen(own->prefix) : 0));
+    ND_TRY(nd_bytes_add(t->body, own->system, strlen(own->system)));
+    ND_TRY(add_body(t));
+    ND_TRY(add_token(t, t->chat->close));
+    ND_TRY(add_text(t, "\n", t->chat->format == ND_CHAT_LLAMA3 ? 0 : 1));
+    return ignore(t, from, t->piece->ids.count);
+}
+
+static nd_status add_message(const chat_text *t, bool first, const uint8_t *json, size_t json_size)
 {
     static const char assistant[] = "assistant";
     const nd_chat *chat = t->chat;
     const bool llama3 = chat->format == ND_CHAT_LLAMA3;
     const uint8_t *text[2];
-    size_t size[2], from = t->piece->ids.count;
+    size_t size[2];
     bool counts = false;
     ND_TRY(read_message(t, json, json_size, text, size, &counts));
+    ND_TRY(first ? add_own_system(t, text[0], size[0]) : ND_OK);
+    size_t from = t->piece->ids.count;
     if (llama3) {
         strip(&text[1], &size[1]);
     }
     ND_TRY(begin_message(t, (const char *)text[0], size[0]));
+    const char *prefix = first ? prefix_of(chat, text[0], size[0]) : NULL;
+    ND_TRY(nd_bytes_add(t->body, prefix, prefix ? strlen(prefix) : 0));
     counts &= size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
     const size_t header = t->body->count, body = t->piece->ids.count;
     ND_TRY(nd_bytes_add(t->body, text[1], size[1]));
@@ -267,13 +298,14 @@ static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t si
         if (!message) {
             return ND_OK;
         }
-        if (*empty) {
+        const bool first = *empty;
+        if (first) {
             size_t from = t->piece->ids.count;
             ND_TRY(add_token(t, t->chat->begin));
             ND_TRY(ignore(t, from, t->piece->ids.count));
             *empty = false;
         }
-        ND_TRY(add_message(t, message, message_size));
+        ND_TRY(add_message(t, first, message, message_size));
     }
 }
 

@@ -12,14 +12,34 @@
  * What stands between two control tokens is encoded as one text, as it is when the rendered whole
  * is encoded: in chatml a text that begins with a newline has it in one token with the one before
  * it, where the tokenizer has such a token. A token that has both counts.
+ *
+ * The template of a model may add to its form a first system turn, or a text before that of a given
+ * one, which do not count.
  */
 #include "trainer/corpus/corpus.h"
 
+/* What a model's own chat template does beside its form. */
+struct nd_chat_template {
+    const char *sha256; /* of its text */
+    nd_chat_format format;
+    const char *system; /* text of the first turn where a conversation begins with another; NULL:
+                           there is none */
+    const char *prefix; /* of the text of a first system turn; NULL: none */
+};
+
+/* The template beside a tokenizer: chat_template.jinja of its folder, or that of its
+ * tokenizer_config.json. *out: NULL where it does nothing beside the form, where there is none, or
+ * where it is *foreign: not known, or of another form. `tokenizer` NULL: none. */
+nd_status nd_chat_template_find(const char *tokenizer, nd_chat_format format,
+                                const nd_chat_template **out, bool *foreign);
+void nd_chat_warn_of_foreign(nd_chat_format format);
+
 typedef struct nd_chat {
     nd_chat_format format;
-    const nd_tokenizer *tokenizer; /* borrowed */
-    int32_t begin;                 /* of a text; -1: none */
-    int32_t open, middle, close;   /* around role and text; middle -1: none */
+    const nd_chat_template *template; /* NULL: the form as it stands */
+    const nd_tokenizer *tokenizer;    /* borrowed */
+    int32_t begin;                    /* of a text; -1: none */
+    int32_t open, middle, close;      /* around role and text; middle -1: none */
 } nd_chat;
 
 /* ND_ERR_DATA names a control token that the tokenizer lacks. */

@@ -66,6 +66,7 @@ nd_status nd_corpus_is_several(const char *path, bool *out);
 
 /* How "messages" become one text with control tokens. */
 typedef enum nd_chat_format { ND_CHAT_NONE = 0, ND_CHAT_LLAMA3, ND_CHAT_CHATML } nd_chat_format;
+typedef struct nd_chat_template nd_chat_template; /* chat.h */
 
 typedef struct nd_corpus_rules {
     nd_special_in_text special_in_text;
@@ -78,6 +79,8 @@ typedef struct nd_corpus_rules {
                    (spans), and the two are encoded one by one */
     nd_chat_format chat; /* with pairs: rows may have "messages" instead, of which only the turns of
                             the assistant count */
+    const nd_chat_template *chat_template; /* of the model; NULL: the form as it stands */
+    bool chat_foreign;     /* the tokenizer has a template that is none of the known ones */
     const char *separator; /* of documents in files of text; NULL: a file is one document */
     size_t separator_size;
 } nd_corpus_rules;

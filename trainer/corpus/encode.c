@@ -548,6 +548,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     crew c = {.job = job};
     worker *workers;
     ND_TRY(nd_chat_find(job->tokenizer, job->rules->chat, &c.chat));
+    c.chat.template = job->rules->chat_template;
     ND_TRY(ND_ALLOC(threads, &workers));
     crew_init(&c);
     int started = start_all(&c, workers, threads);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/config/sources.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/run/run.h"
 
 /* A text that the tokenizer encodes, or JSON lines that are read as bytes: a file, a folder or a
@@ -33,6 +34,8 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
                              .pairs = !key[0] || chat != ND_CHAT_NONE,
                              .chat = chat};
     char *separator = NULL;
+    ND_TRY(
+        nd_chat_template_find(inputs->tokenizer, chat, &rules.chat_template, &rules.chat_foreign));
     if (config->data.document_separator[0]) {
         ND_TRY(nd_corpus_separator(config->data.document_separator, &rules, &separator));
     }

@@ -16,6 +16,7 @@
 
 #include "runtime/base/status.h"
 #include "runtime/tensor/dtype.h"
+#include "trainer/corpus/corpus.h"
 #include "trainer/layout/layout.h"
 #include "trainer/parallel/fsdp.h"
 
@@ -60,6 +61,9 @@ typedef struct nd_hf_writer_options {
      * those of `source`. Where the shape has no eos_id, config.json names its end of text.
      * Borrowed. */
     const char *tokenizer;
+    /* The form of the messages that it was trained on, or ND_CHAT_NONE: generation_config.json then
+     * names the end of a turn beside the ends that it has, where the tokenizer has the tokens. */
+    nd_chat_format chat;
     bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
     /* The folder exists and holds none of the files: they are written into it, and nothing is
      * renamed. After a failure they stay for the caller that made the folder. */

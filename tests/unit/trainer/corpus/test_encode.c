@@ -591,11 +591,14 @@ static nd_tokenizer *tokenizer_with(const char *const *names, int count)
 
 /* What the rendered text gives when its control tokens are parsed, and which tokens count: those of
  * the marked parts of `rendered`, between \1 and \2. */
+static const nd_chat_template *own_template; /* of assert_chat and assert_prompt */
+
 static void assert_chat(nd_tokenizer *tokenizer, nd_chat_format format, const char *row,
                         const char *rendered)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = format};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = format, .chat_template = own_template};
     nd_encoder *encoder;
     corpus_result out;
     size_t at = 0;
@@ -831,6 +834,7 @@ static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const 
     const int32_t *expected;
     size_t count;
     assert_ok(nd_chat_find(tokenizer, format, &chat));
+    chat.template = own_template;
     assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
     assert_ok(nd_encoder_create(tokenizer, &parse, &whole));
     assert_ok(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids));
@@ -858,6 +862,102 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
     tokenizer = tokenizer_with(chatml, 2);
     assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"the end\"}]",
                   "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
+#define SMOLLM2                                                                                    \
+    "{%% for message in messages %%}{%% if loop.first and messages[0]['role'] != 'system' %%}"     \
+    "{{ '<|im_start|>system%sYou are a helpful AI assistant named SmolLM, trained by Hugging "     \
+    "Face<|im_end|>%s' }}{%% endif %%}{{'<|im_start|>' + message['role'] + '%s' + "                \
+    "message['content'] + '<|im_end|>' + '%s'}}{%% endfor %%}{%% if add_generation_prompt %%}"     \
+    "{{ '<|im_start|>assistant%s' }}{%% endif %%}"
+#define SMOLLM2_SYSTEM                                                                             \
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "         \
+    "Face<|im_end|>\n"
+
+static const nd_chat_template *find_template(nd_chat_format format, bool *foreign)
+{
+    const nd_chat_template *own;
+    assert_ok(nd_chat_template_find(tempdir_file(&dir, "tokenizer.json"), format, &own, foreign));
+    return own;
+}
+
+Test(corpus, a_chat_template_is_known_by_its_text)
+{
+    char text[1024], file[2048];
+    bool foreign = true;
+    cr_expect_null(find_template(ND_CHAT_CHATML, &foreign));
+    cr_expect_not(foreign, "a tokenizer without a template");
+    snprintf(text, sizeof text, SMOLLM2 "\n", "\n", "\n", "\n", "\n", "\n");
+    tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
+    const nd_chat_template *own = find_template(ND_CHAT_CHATML, &foreign);
+    cr_assert(own && !foreign && own->system && !own->prefix);
+    cr_expect_null(find_template(ND_CHAT_LLAMA3, &foreign));
+    cr_expect(foreign, "data.chat_format names another form");
+    cr_expect_null(find_template(ND_CHAT_NONE, &foreign));
+    cr_expect_not(foreign);
+    tempdir_write(&dir, "chat_template.jinja", text + 1, strlen(text) - 1);
+    cr_expect_null(find_template(ND_CHAT_CHATML, &foreign));
+    cr_expect(foreign, "another text");
+    unlink(tempdir_file(&dir, "chat_template.jinja"));
+    static const char *const newlines[] = {"\\n", "\\\\n"};
+    static const char *const forms[] = {
+        "{\"chat_template\": \"%s\"}",
+        "{\"chat_template\": [{\"name\": \"tools\", \"template\": \"{%% x %%}\"}, "
+        "{\"name\": \"default\", \"template\": \"%s\"}], \"model_max_length\": 1e30}"};
+    for (int i = 0; i < 4; i++) {
+        const char *n = newlines[i / 2];
+        snprintf(text, sizeof text, SMOLLM2, n, n, n, n, n);
+        snprintf(file, sizeof file, i % 2 ? forms[1] : forms[0], text);
+        tempdir_write(&dir, "tokenizer_config.json", file, strlen(file));
+        cr_expect_eq(find_template(ND_CHAT_CHATML, &foreign), own, "%s", file);
+    }
+    tempdir_write(&dir, "tokenizer_config.json", "{", 1);
+    assert_fails(
+        nd_chat_template_find(tempdir_file(&dir, "tokenizer.json"), ND_CHAT_CHATML, &own, &foreign),
+        ND_ERR_DATA, "tokenizer_config.json");
+}
+
+/* As apply_chat_template renders them (scripts/chat_templates.py compares with it). */
+Test(corpus, a_known_template_adds_its_system_turn)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
+                                         "<|end_header_id|>", "<|eot_id|>"};
+    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n"};
+    char text[1024];
+    bool foreign;
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
+    snprintf(text, sizeof text, SMOLLM2, "\n", "\n", "\n", "\n", "\n");
+    tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
+    own_template = find_template(ND_CHAT_CHATML, &foreign);
+    cr_assert_not_null(own_template);
+    assert_chat(tokenizer, ND_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
+                "\"assistant\", \"content\": \"yes\"}]}\n",
+                SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes"
+                               "<|im_end|>\2\n");
+    assert_chat(tokenizer, ND_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": "
+                "\"assistant\", \"content\": \"yes\"}]}\n",
+                "<|im_start|>system\n<|im_end|>\n<|im_start|>assistant\n\1yes<|im_end|>\2\n");
+    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"the end\"}]",
+                  SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
+    nd_tokenizer_close(tokenizer);
+    tokenizer = tokenizer_with(llama3, 4);
+    own_template = &dated;
+    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2?\"}]",
+                  "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
+                  "today\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
+                  "<|start_header_id|>assistant<|end_header_id|>\n\n");
+    assert_prompt(tokenizer, ND_CHAT_LLAMA3,
+                  "[{\"role\": \"system\", \"content\": \" be good\"}, {\"role\": \"system\", "
+                  "\"content\": \"a\"}]",
+                  "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
+                  "today\n\nbe good<|eot_id|><|start_header_id|>system<|end_header_id|>\n\na"
+                  "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
+    own_template = NULL;
     nd_tokenizer_close(tokenizer);
 }
 

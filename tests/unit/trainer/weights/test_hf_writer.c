@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -205,6 +206,51 @@ Test(hf_writer, a_model_without_an_end_of_text_gets_that_of_its_tokenizer)
     cr_expect_eq(end_beside("own", 3, TOKENIZER("7")), 3, "what the model names stays");
     cr_expect_eq(end_beside("large", -1, TOKENIZER("1000000")), -1, "the model has no such id");
     cr_expect_eq(end_beside("broken", -1, "{}"), -1, "the model is written all the same");
+}
+
+static const char chat_tokenizer[] =
+    "{\"version\": \"1.0\", \"added_tokens\": ["
+    "{\"id\": 1, \"content\": \"<|im_start|>\", \"single_word\": false, \"lstrip\": false, "
+    "\"rstrip\": false, \"normalized\": false, \"special\": true},"
+    "{\"id\": 2, \"content\": \"<|im_end|>\", \"single_word\": false, \"lstrip\": false, "
+    "\"rstrip\": false, \"normalized\": false, \"special\": true}], \"model\": {\"type\": "
+    "\"BPE\", \"vocab\": {\"a\": 0, \"<|im_start|>\": 1, \"<|im_end|>\": 2}, \"merges\": []}}";
+
+/* Else a base model that was trained on messages would not stop behind its answer. */
+Test(hf_writer, a_model_that_learned_turns_names_their_end)
+{
+    static const struct {
+        const char *name, *given, *expected;
+        nd_chat_format chat;
+    } cases[] = {
+        {"base", NULL, "[5, 2]", ND_CHAT_CHATML},
+        {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHAT_CHATML},
+        {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHAT_CHATML},
+        {"text", "{\"eos_token_id\": 3}", "3", ND_CHAT_NONE},
+        {"other", "{\"eos_token_id\": 3}", "3", ND_CHAT_LLAMA3},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+        char folder[PATH_MAX], file[PATH_MAX + 32];
+        snprintf(folder, sizeof folder, "%s", tempdir_file(&hf_dir, "source"));
+        hf_shell("rm -rf %s && mkdir %s", folder, folder);
+        tempdir_write(&hf_dir, "source/tokenizer.json", chat_tokenizer, sizeof chat_tokenizer - 1);
+        if (cases[i].given) {
+            tempdir_write(&hf_dir, "source/generation_config.json", cases[i].given,
+                          strlen(cases[i].given));
+        }
+        o.byte_tokenizer = false;
+        o.source = folder;
+        o.chat = cases[i].chat;
+        o.shape.eos_id = 5;
+        snprintf(file, sizeof file, "%s/generation_config.json", hf_write_model(cases[i].name, &o));
+        json_t *root = json_load_file(file, 0, NULL);
+        char *text = json_dumps(json_object_get(root, "eos_token_id"), JSON_ENCODE_ANY);
+        cr_assert_str_eq(text, cases[i].expected, "%s: %s", cases[i].name, text);
+        cr_expect(i != 1 || json_object_get(root, "top_k"), "other keys stay");
+        free(text);
+        json_decref(root);
+    }
 }
 
 Test(hf_writer, writer_refuses_what_it_would_overwrite_or_cannot_make)
