@@ -168,6 +168,11 @@ nd_status nd_estimates_explain(FILE *out, const nd_trainer *t)
             work.flops_bf16 * 1e-12, work.flops_fp8 * 1e-12, work.flops_f32 * 1e-12,
             work.flops_attention * 1e-12, work.moved_bytes * 1e-9, work.host_bytes * 1e-9,
             work.wire_bytes * 1e-9);
+    fprintf(
+        out,
+        "  exposed communication: %.4g GB, which ops wait for at once; the other %.4g GB are sent "
+        "beside compute\n",
+        work.exposed_bytes * 1e-9, (work.host_bytes + work.wire_bytes - work.exposed_bytes) * 1e-9);
     for (int i = 0; i < count; i++) {
         print_rates(out, &of[i]);
     }

@@ -98,6 +98,7 @@ typedef struct nd_step_work {
     double moved_bytes;                      /* read and written by all other ops */
     double wire_bytes;                       /* that the rank sends in groups over several hosts */
     double host_bytes;                       /* that it sends in groups of one host */
+    double exposed_bytes;                    /* of both: it waits for them at once */
     int host_ranks;                          /* of each host, which are adjacent */
     nd_calls calls;                          /* its weight: how often what runs is done in a step */
 } nd_step_work;

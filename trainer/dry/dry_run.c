@@ -101,37 +101,37 @@ static nd_status done_at_once(nd_event *done)
 
 /* Where the transport has an nd_step_work, what a ring sends: an all-reduce is a reduce-scatter and
  * an all-gather. */
-static void count_sent(const nd_comm *comm, double elements, nd_dtype dtype)
+static nd_status count_sent(const nd_comm *comm, double elements, nd_dtype dtype, nd_event *done)
 {
     nd_step_work *work = comm->transport->native;
     if (work) {
         const int first = comm->ranks[0], last = comm->ranks[comm->size - 1];
         const bool host = first / work->host_ranks == last / work->host_ranks;
-        *(host ? &work->host_bytes : &work->wire_bytes) +=
-            elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
+        const double bytes = elements * (double)nd_dtype_size(dtype) * (double)work->calls.weight;
+        *(host ? &work->host_bytes : &work->wire_bytes) += bytes;
+        work->exposed_bytes += done ? 0.0 : bytes;
     }
+    return done_at_once(done);
 }
 
 /* To each of the others: all_gather, reduce_scatter, all_to_all. */
 static nd_status dry_to_others(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                                nd_event *done)
 {
-    count_sent(comm, (double)args->count * (comm->size - 1), args->dtype);
-    return done_at_once(done);
+    return count_sent(comm, (double)args->count * (comm->size - 1), args->dtype, done);
 }
 
 static nd_status dry_all_reduce(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                                 nd_event *done)
 {
-    count_sent(comm, 2.0 * (double)args->count * (comm->size - 1) / comm->size, args->dtype);
-    return done_at_once(done);
+    return count_sent(comm, 2.0 * (double)args->count * (comm->size - 1) / comm->size, args->dtype,
+                      done);
 }
 
 static nd_status dry_to_one(nd_comm *comm, nd_stream *stream, const nd_comm_args *args,
                             nd_event *done)
 {
-    count_sent(comm, (double)args->count, args->dtype);
-    return done_at_once(done);
+    return count_sent(comm, (double)args->count, args->dtype, done);
 }
 
 static nd_status dry_barrier(nd_comm *comm, nd_stream *stream, nd_event *done)
@@ -164,7 +164,7 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
 {
     int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     for (int s = 0; s < m->set_count && !m->forward_only; s++) { /* each has graphs of its own */
-        nd_fsdp_begin_step(&m->fsdp);
+        nd_fsdp_begin_step(&m->fsdp, 0);
         ND_TRY(micro_batch(m, &m->sets[s], calls, s == 0));
         ND_TRY(micros > 1 ? micro_batch(m, &m->sets[s], calls, s == 0 ? micros - 1 : 0) : ND_OK);
     }

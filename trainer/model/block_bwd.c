@@ -112,11 +112,14 @@ static nd_status attention_half_backward(nd_block_call c)
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand dout = {.rows = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
     nd_operand dqkv = {.rows = a->dqkv};
-    /* 6. output projection */
-    ND_TRY(nd_linear_backward(c, ND_INPUT_O, &dout, m->dout));
+    nd_linear_rest rest;
+    /* 6. output projection, whose weight gradient is made while dk and dv arrive */
+    ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->dout, &rest));
     /* 5. attention */
     ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_window(c), a->dqkv, a->qkv, a->o, a->lse.data,
                                m->dout));
+    ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
+    ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
     const nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
     ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,

@@ -79,3 +79,15 @@ nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tens
     const nd_block_gradients to = {.dq = dqkv, .dkv = nd_cp_local_source(&cp->dims, dqkv)};
     return nd_cp_block_backward(cp, &whole[0], &b, &kv, &to);
 }
+
+nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t kv = 2 * d->K * d->D;
+    ND_TRY(nd_exchange_finish(cp->rank, &cp->arriving));
+    if (cp->method) {
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
+              .x = nd_tensor_2d((float *)cp->arrived, ND_DTYPE_F32, d->T, kv));
+    }
+    return ND_OK;
+}

@@ -46,6 +46,8 @@ typedef struct nd_cp {
     void *part;                             /* ring: partial output (T, H D) act */
     float *part_lse, *delta;                /* (2, B, H, chunk); delta NULL: not used */
     void *scratch;                          /* of the attention op */
+    nd_exchange arriving;                   /* between the two halves of a backward: */
+    const float *arrived;                   /* dk and dv of this rank's tokens, in dkv[] */
 } nd_cp;
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
@@ -53,8 +55,10 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
 /* window: of the layer, nd_shape_window. qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H,
  * chunk) are written. */
 nd_status nd_cp_attention_fwd(nd_cp *cp, int64_t window, nd_tensor qkv, nd_tensor o, float *lse);
-/* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. */
+/* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. Other ranks' parts of dk
+ * and dv are on their way afterwards, and are there when the backward is finished. */
 nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
                               const float *lse, nd_tensor dout);
+nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv);
 
 #endif

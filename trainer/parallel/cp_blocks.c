@@ -166,12 +166,3 @@ nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const
           .add_kv = to->add_kv, .scratch = cp->scratch);
     return ND_OK;
 }
-
-nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv)
-{
-    const nd_dims *d = &cp->dims;
-    int64_t kv = 2 * d->K * d->D;
-    ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
-          .x = nd_tensor_2d((float *)dkv, ND_DTYPE_F32, d->T, kv));
-    return ND_OK;
-}

@@ -20,6 +20,7 @@ typedef struct nd_cp_method {
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+    /* Begins cp->arriving, which brings cp->arrived. */
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
 } nd_cp_method;
 
@@ -50,8 +51,6 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk);
 
 /* k and v columns of qkv, packed to rows of 2 K D. */
 nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out);
-/* F32 dk and dv rows -> the columns of dqkv. */
-nd_status nd_cp_store_dkv(nd_cp *cp, nd_tensor dqkv, const float *dkv);
 
 /* One block forward. fuse: of o, where the block is all of it; or NULL. */
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,

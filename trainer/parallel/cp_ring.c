@@ -110,10 +110,12 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
         }
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
         /* dK and dV follow their keys; the last hop brings this rank's own back. */
-        ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32, NULL));
+        ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32,
+                   step + 1 < comm->size ? NULL : &cp->arriving.done));
     }
     ND_OP(r, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(b->dqkv, 0, d->H * d->D), .x = dq);
-    return nd_cp_store_dkv(cp, b->dqkv, cp->dkv[comm->size % 2]);
+    cp->arrived = cp->dkv[comm->size % 2];
+    return ND_OK;
 }
 
 const nd_cp_method nd_cp_method_ring = {

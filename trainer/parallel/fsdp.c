@@ -197,8 +197,12 @@ nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan
     /* Delayed scales follow from master weights. */
     fsdp->converts =
         o->forward_only && o->act == ND_DTYPE_BF16 && (!fp8 || o->scales->weights_kept);
-    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->has_gradient));
+    ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->released));
     ND_TRY(ND_ALLOC(layout->param_count, &fsdp->zeroed));
+    if (o->rank->mesh.size[ND_AXIS_TP] > 1) {
+        ND_TRY(nd_layout_replicated_ranges(layout, &fsdp->replicated, &fsdp->replicated_count));
+    }
+    ND_TRY(ND_ALLOC(layout->unit_count + fsdp->replicated_count, &fsdp->sums));
     plan_state(fsdp, o->forward_only, plan);
     if (!o->forward_only) {
         plan_gradients(fsdp, plan);
@@ -231,7 +235,9 @@ void nd_fsdp_fini(nd_fsdp *fsdp)
 {
     free(fsdp->slots);
     free(fsdp->slot_of_unit);
-    free(fsdp->has_gradient);
+    free(fsdp->released);
     free(fsdp->zeroed);
+    free(fsdp->replicated);
+    free(fsdp->sums);
     *fsdp = (nd_fsdp){0};
 }

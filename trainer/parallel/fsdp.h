@@ -8,7 +8,8 @@
  * Protocol per unit: prefetch (begins the all-gather) -> acquire (its weights are valid) -> release
  * (its buffer may be reused). Gradients: grad_acquire (a buffer for the unit's unsharded gradient)
  * -> the model writes them -> grad_release (begins the reduce-scatter) -> grad_finish before the
- * optimizer.
+ * optimizer. Behind the last micro-batch each unit's shard is also summed over dp_replicate (HSDP),
+ * while the backward goes on.
  *
  * reshard_after_forward true: blocks share two buffers (ZeRO-3), even blocks one and odd blocks the
  * other. Adjacent blocks are never in the same buffer, and a block is in the same buffer in every
@@ -73,8 +74,14 @@ typedef struct nd_fsdp {
     int slot_count, *slot_of_unit;
     nd_weight_slot *slots;
     nd_grad_slot grad_slots[ND_FSDP_BLOCK_SLOTS + 1]; /* blocks, then embedding and head */
-    bool *has_gradient; /* [units]: the accumulator holds a gradient of this step */
-    bool *zeroed;       /* [params]: with one shard, the accumulator was zeroed in this step */
+    int *released; /* [units]: micro-batches of this step whose gradient the accumulator holds */
+    bool *zeroed;  /* [params]: with one shard, the accumulator was zeroed in this step */
+    /* Sums over replicas. */
+    int micros;                /* of a step, after which a unit's sum begins; 0: it never does */
+    nd_flat_range *replicated; /* of the shard: parameters that tp sums first; none where tp is 1 */
+    int replicated_count;
+    nd_exchange *sums; /* [units + replicated_count], begun */
+    int sum_count;
 } nd_fsdp;
 
 typedef struct nd_fsdp_options {
@@ -146,8 +153,9 @@ nd_tensor nd_fsdp_weight(const nd_fsdp *fsdp, nd_param_id first, nd_param_id las
 /* Codes of a parameter of segment FP8, local block. The unit must be acquired. */
 nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 
-/* The accumulators of all units hold no gradient yet. */
-void nd_fsdp_begin_step(nd_fsdp *fsdp);
+/* The accumulators of all units hold no gradient yet. After `micros` micro-batches the gradient of
+ * a unit begins to be summed over replicas; 0: nothing is. */
+void nd_fsdp_begin_step(nd_fsdp *fsdp, int micros);
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 /* F32 gradient of the same rows. The unit must be grad-acquired. */
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
@@ -159,6 +167,8 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
+/* Ends the step's sums over replicas. They are of all parameters but `replicated`. */
+nd_status nd_fsdp_sums_finish(nd_fsdp *fsdp);
 
 /* Whether the unit's buffer never holds another unit, so that it is gathered once for each version
  * of the weights. */

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gradients: a unit's unsharded buffer, its reduce-scatters, the sum over micro-batches. */
+/* Gradients: a unit's unsharded buffer, its reduce-scatters, the sums over micro-batches and over
+ * replicas. */
 #include "trainer/parallel/fsdp.h"
 
-void nd_fsdp_begin_step(nd_fsdp *fsdp)
+void nd_fsdp_begin_step(nd_fsdp *fsdp, int micros)
 {
+    fsdp->micros = micros;
     for (int u = 0; u < fsdp->layout->unit_count; u++) {
-        fsdp->has_gradient[u] = false;
+        fsdp->released[u] = 0;
     }
     for (int p = 0; p < fsdp->layout->param_count; p++) {
         fsdp->zeroed[p] = false;
@@ -25,6 +27,53 @@ static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, const nd_unit *unit)
         }
     }
     return NULL;
+}
+
+static nd_status begin_sum(nd_fsdp *fsdp, int64_t begin, int64_t end)
+{
+    nd_rank *r = fsdp->rank;
+    if (begin < end) {
+        ND_ASSERT(fsdp->sum_count < fsdp->layout->unit_count + fsdp->replicated_count);
+        ND_RUN(r, ND_TRACE_COMMUNICATION,
+               nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream,
+                                  fsdp->grad + begin, end - begin, ND_DTYPE_F32, ND_REDOP_SUM,
+                                  &fsdp->sums[fsdp->sum_count++].done));
+    }
+    return ND_OK;
+}
+
+static nd_status sum_over_replicas(nd_fsdp *fsdp, const nd_unit *unit)
+{
+    int64_t at = unit->shard_offset;
+    const int64_t end = at + unit->shard_count;
+    for (int i = 0; i < fsdp->replicated_count; i++) {
+        const nd_flat_range *range = &fsdp->replicated[i];
+        if (range->begin >= at && range->begin < end) {
+            ND_TRY(begin_sum(fsdp, at, range->begin));
+            at = range->end;
+        }
+    }
+    return begin_sum(fsdp, at, end);
+}
+
+/* The accumulator has a micro-batch's gradient of the unit. */
+static nd_status added_up(nd_fsdp *fsdp, const nd_unit *unit)
+{
+    return fsdp->released[unit->index] == fsdp->micros ? sum_over_replicas(fsdp, unit) : ND_OK;
+}
+
+nd_status nd_fsdp_sums_finish(nd_fsdp *fsdp)
+{
+    for (int u = 0; u < fsdp->layout->unit_count; u++) {
+        if (fsdp->released[u] < fsdp->micros) { /* it has not begun */
+            ND_TRY(sum_over_replicas(fsdp, &fsdp->layout->units[u]));
+        }
+    }
+    for (int i = 0; i < fsdp->sum_count; i++) {
+        ND_TRY(nd_exchange_finish(fsdp->rank, &fsdp->sums[i]));
+    }
+    fsdp->sum_count = 0;
+    return ND_OK;
 }
 
 /* Waits for the reduce-scatter of a slot and adds what arrived; the slot is free afterwards. */
@@ -48,7 +97,7 @@ static nd_status finish_slot(nd_fsdp *fsdp, nd_grad_slot *slot)
               .acc = nd_tensor_1d(shard, ND_DTYPE_F32, unit->shard_count),
               .x = nd_tensor_1d(slot->received, ND_DTYPE_F32, unit->shard_count));
     }
-    return ND_OK;
+    return added_up(fsdp, unit);
 }
 
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit)
@@ -80,7 +129,7 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
 static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     const nd_grad_slot *slot = grad_slot_of(fsdp, unit);
-    return sharded(fsdp) ? !slot || slot->fresh : !fsdp->has_gradient[unit->index];
+    return sharded(fsdp) ? !slot || slot->fresh : fsdp->released[unit->index] == 0;
 }
 
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
@@ -103,10 +152,9 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
 {
     nd_rank *r = fsdp->rank;
-    bool adds = fsdp->has_gradient[unit->index];
-    fsdp->has_gradient[unit->index] = true;
+    bool adds = fsdp->released[unit->index]++ > 0;
     if (!sharded(fsdp)) {
-        return ND_OK;
+        return added_up(fsdp, unit);
     }
     nd_grad_slot *slot = grad_slot_of(fsdp, unit);
     const nd_segment *segments = unit->segments;

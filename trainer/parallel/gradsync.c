@@ -6,11 +6,9 @@
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
 {
     *sync = (nd_gradsync){.fsdp = fsdp};
-    ND_TRY(nd_layout_replicated_ranges(fsdp->layout, &sync->replicated, &sync->replicated_count));
     ND_TRY(nd_layout_decay_ranges(fsdp->layout, &sync->all, &sync->all_count));
-    const bool split = fsdp->rank->mesh.size[ND_AXIS_TP] > 1;
-    for (int i = 0; i < sync->replicated_count && split; i++) {
-        sync->packed_count += sync->replicated[i].end - sync->replicated[i].begin;
+    for (int i = 0; i < fsdp->replicated_count; i++) {
+        sync->packed_count += fsdp->replicated[i].end - fsdp->replicated[i].begin;
     }
     nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: packed norm gradients",
                     (size_t)sync->packed_count * sizeof *sync->packed, &sync->packed);
@@ -19,16 +17,15 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
 
 void nd_gradsync_fini(nd_gradsync *sync)
 {
-    free(sync->replicated);
     free(sync->all);
-    sync->replicated = sync->all = NULL;
+    sync->all = NULL;
 }
 
 static nd_status copy_packed(nd_gradsync *sync, bool pack)
 {
     float *at = sync->packed;
-    for (int i = 0; i < sync->replicated_count; i++) {
-        const nd_flat_range *range = &sync->replicated[i];
+    for (int i = 0; i < sync->fsdp->replicated_count; i++) {
+        const nd_flat_range *range = &sync->fsdp->replicated[i];
         float *grad = sync->fsdp->grad + range->begin;
         size_t bytes = (size_t)(range->end - range->begin) * 4;
         ND_TRY(pack ? nd_copy(&sync->fsdp->rank->stream, at, grad, bytes)
@@ -40,31 +37,27 @@ static nd_status copy_packed(nd_gradsync *sync, bool pack)
 
 static nd_status reduce_replicated(nd_gradsync *sync)
 {
+    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
     nd_rank *r = sync->fsdp->rank;
     ND_TRY(copy_packed(sync, true));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, sync->packed,
-                              sync->packed_count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    for (int i = 0; i < 2; i++) {
+        ND_RUN(r, ND_TRACE_COMMUNICATION,
+               nd_comm_all_reduce(r->groups.by_kind[over[i]], &r->stream, sync->packed,
+                                  sync->packed_count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+    }
     return copy_packed(sync, false);
 }
 
 nd_status nd_gradsync_reduce(nd_gradsync *sync)
 {
-    nd_fsdp *fsdp = sync->fsdp;
-    nd_rank *r = fsdp->rank;
-    if (sync->packed_count > 0) {
-        ND_TRY(reduce_replicated(sync));
-    }
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream, fsdp->grad,
-                              fsdp->layout->shard_total, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
-    return ND_OK;
+    ND_TRY(nd_fsdp_sums_finish(sync->fsdp));
+    return sync->packed_count > 0 ? reduce_replicated(sync) : ND_OK;
 }
 
 static bool is_replicated(const nd_gradsync *sync, const nd_flat_range *range)
 {
-    for (int i = 0; i < sync->replicated_count; i++) {
-        if (sync->replicated[i].begin == range->begin) {
+    for (int i = 0; i < sync->fsdp->replicated_count; i++) {
+        if (sync->fsdp->replicated[i].begin == range->begin) {
             return true;
         }
     }

@@ -5,17 +5,17 @@
  * The rest of gradient synchronisation after a step's micro-batches were reduce-scattered, and the
  * gradient norm.
  *
- *  1. norms (replicated over tp, each rank saw only its tokens): summed over tp, packed into one
- *     all-reduce; with tp 1 nothing is copied
- *  2. HSDP: the whole shard summed over dp_replicate, once a step
+ *  1. HSDP: the sums over dp_replicate that began unit by unit (fsdp.h) end
+ *  2. norms (replicated over tp, each rank saw only its tokens): packed, summed over tp, then over
+ *     dp_replicate; with tp 1 they are among those of 1
  *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
  */
 #include "trainer/parallel/fsdp.h"
 
 typedef struct nd_gradsync {
     nd_fsdp *fsdp;
-    nd_flat_range *replicated, *all;
-    int replicated_count, all_count;
+    nd_flat_range *all;
+    int all_count;
     int64_t packed_count;
     float *packed; /* (packed_count): the gradients of all norms; none where tp is 1 */
 } nd_gradsync;

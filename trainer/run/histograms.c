@@ -64,7 +64,7 @@ static nd_status count_span(void *context, const nd_span *span)
         return ND_OK;
     }
     ND_TRY(count_values(c->h, fsdp->master + span->begin, count, &c->sum->weights));
-    return fsdp->has_gradient[span->param->unit->index]
+    return fsdp->released[span->param->unit->index] > 0
                ? count_values(c->h, fsdp->grad + span->begin, count, &c->sum->gradients)
                : ND_OK;
 }

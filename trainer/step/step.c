@@ -118,7 +118,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     nd_graphs_set_step(t->graphs, t->position.step + 1);
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(begin_losses(t, batch));
-    nd_fsdp_begin_step(&t->model->fsdp);
+    nd_fsdp_begin_step(&t->model->fsdp, t->schedule.micros);
     ND_TRY(nd_schedule_run(t, batch));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));

@@ -77,7 +77,7 @@ static nd_status run_once(layer_bench *b, double seconds[2])
     float *amax;
     nd_activation_set *set = nd_model_take_set(m);
     ND_TRY(nd_model_load_batch(m, set, b->ids, b->ids, b->ids));
-    nd_fsdp_begin_step(&m->fsdp);
+    nd_fsdp_begin_step(&m->fsdp, 0);
     nd_fsdp_weights_changed(&m->fsdp);
     ND_TRY(nd_embed_forward(m, set, &residual));
     ND_TRY(meet(r));

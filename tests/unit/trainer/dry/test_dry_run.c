@@ -211,3 +211,17 @@ Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
     cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
     cr_expect_geq(work.wire_bytes, once * (2 + 3 * 4));
 }
+
+/* With tensor parallelism the input of q k v and that of gate and up are gathered again beside
+ * their input gradients, whose sums go out beside weight gradients: BF16 of each rank's tokens. */
+Test(dry_run, work_of_tensor_parallelism_hides_four_exchanges_of_a_block)
+{
+    nd_step_work work;
+    config.train.precision = ND_PRECISION_BF16;
+    rank_of_one.mesh = (nd_mesh){{1, 1, 1, 1, 2}};
+    rank_of_one.world_size = 2;
+    cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s", nd_error_last()->message);
+    const double hidden = work.wire_bytes - work.exposed_bytes;
+    cr_expect_eq(hidden, MICROS * LAYERS * 4.0 * (TOKENS / 2) * 64 * 2, "%g", hidden);
+    cr_expect_gt(work.exposed_bytes, hidden);
+}

@@ -286,7 +286,7 @@ static nd_status run_rank(head_test *test)
     test->set = nd_model_take_set(m);
     ND_TRY(nd_model_load_batch(m, test->set, test->world->ids[test->dp],
                                test->world->labels[test->dp], positions));
-    nd_fsdp_begin_step(&m->fsdp);
+    nd_fsdp_begin_step(&m->fsdp, 0);
     for (int micro = 0; micro < MICROS; micro++) {
         ND_TRY(micro_batch(test, micro));
     }
@@ -424,7 +424,7 @@ static nd_status forward_in_tiles(nd_model *m, nd_activation_set *set, int64_t c
     m->numbers->loss_sum = 0.0;
     m->numbers->tokens = T;
     m->dims.head_columns = columns;
-    nd_fsdp_begin_step(&m->fsdp);
+    nd_fsdp_begin_step(&m->fsdp, 0);
     ND_TRY(nd_head_forward(m, set, ND_PASS_TRAIN, in));
     memcpy(dh.data, set->head.dh.data, nd_tensor_bytes(dh));
     memcpy(dw.data, nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1).data,

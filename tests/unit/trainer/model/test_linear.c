@@ -408,7 +408,7 @@ static nd_status three_micro_batches(linear_test *test)
     }
     for (int i = 0; i < 3; i++) {
         if (i != 1) {
-            nd_fsdp_begin_step(&m->fsdp);
+            nd_fsdp_begin_step(&m->fsdp, 0);
         }
         test->times = i == 1 ? 2.0 : 1.0;
         ND_TRY(micro_batch(test));

@@ -70,7 +70,7 @@ static nd_status run_steps(nd_model *m, const packed_case *c)
 {
     for (int step = 0; step < STEPS; step++) {
         m->numbers->tokens = T;
-        nd_fsdp_begin_step(&m->fsdp);
+        nd_fsdp_begin_step(&m->fsdp, 0);
         for (int micro = 0; micro < c->micros; micro++) {
             ND_TRY(mesh_micro_batch(m, micro, ND_PASS_TRAIN));
         }

@@ -61,7 +61,7 @@ static nd_status run_model(nd_model *m, spy *eye)
     }
     ND_TRY(nd_model_load_batch(m, set, ids, ids, positions));
     m->numbers->tokens = 2 * T;
-    nd_fsdp_begin_step(&m->fsdp);
+    nd_fsdp_begin_step(&m->fsdp, 0);
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
     ND_CHECK(!eye->late && eye->forward == LAYERS, "forward: a unit was not prefetched");
     ND_CHECK(gathers(rank) == expected, "forward gathered %lld times, not %lld",

@@ -40,7 +40,7 @@ static nd_status run_model(nd_model *m, int64_t cut)
     }
     ND_TRY(nd_model_load_batch(m, set, ids, labels, positions));
     m->numbers->tokens = T;
-    nd_fsdp_begin_step(&m->fsdp);
+    nd_fsdp_begin_step(&m->fsdp, 0);
     ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
     ND_TRY(nd_embed_forward(m, set, &residual));
     ND_TRY(nd_blocks_forward(m, set, first, ND_PASS_TRAIN,

@@ -167,6 +167,9 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
         status = nd_cp_attention_bwd(cp, 0, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x, y,
                                      lse, nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
     }
+    if (status == ND_OK) {
+        status = nd_cp_attention_bwd_finish(cp, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV));
+    }
     for (int64_t i = 0; i < d->T; i++) {
         const int64_t row = global_row(rank, d, i);
         memcpy(out->o[row], o + i * HD, (size_t)HD * sizeof *o);

@@ -438,7 +438,7 @@ static nd_status two_steps(mesh_shards *s)
         s->fsdp.grad[i] = NAN;
     }
     for (g.step = 1; g.step <= 2; g.step++) {
-        nd_fsdp_begin_step(&s->fsdp);
+        nd_fsdp_begin_step(&s->fsdp, 0);
         for (g.micro = 0; g.micro < MICROS; g.micro++) {
             ND_TRY(micro_batch(&g));
         }

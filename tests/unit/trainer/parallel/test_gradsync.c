@@ -92,6 +92,7 @@ static nd_status synchronise(mesh_shards *s)
     ND_CHECK(s->rank->mesh.size[ND_AXIS_TP] > 1 || !s->sync.packed,
              "norm gradients have a copy at tp 1");
     ND_TRY(write_gradients(s));
+    nd_fsdp_begin_step(&s->fsdp, 1);
     ND_TRY(nd_gradsync_reduce(&s->sync));
     ND_TRY(mesh_each_span(s->layout, check_span, s));
     ND_TRY(nd_gradsync_squares(&s->sync, &squares));
