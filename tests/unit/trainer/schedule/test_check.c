@@ -105,6 +105,10 @@ Test(schedule, delayed_weight_gradients_need_more_sets)
     cr_assert_eq(check(&l, 1, 3, &needs), ND_OK, "%s", nd_error_last()->message);
     cr_expect(needs.sets == 2 && needs.delays);
     expect_fragile(&l, 1, 3);
+    const nd_action last = l.actions[l.count - 1]; /* the reduction, before a weight gradient */
+    l.actions[l.count - 1] = l.actions[l.count - 2];
+    l.actions[l.count - 2] = last;
+    cr_expect_eq(check(&l, 1, 3, &needs), ND_ERR_INTERNAL);
 }
 
 Test(schedule, a_stage_between_others_sends_and_receives)
