@@ -95,4 +95,66 @@ static inline void nd_amx_release(void)
 
 #endif
 
+/* Products whose sums are mr x nv tiles, 1 or 2 each and constants where these are inlined: tiles 0
+ * to 3 are the sums, row by row, 4 and 5 A, 6 and 7 B. */
+#define ND_AMX_INLINE static inline __attribute__((always_inline))
+
+/* Each tile of sums that is used: TILE(number, row, column). */
+#define ND_AMX_EACH_SUM(TILE)                                                                      \
+    do {                                                                                           \
+        TILE(0, 0, 0);                                                                             \
+        if (nv > 1) {                                                                              \
+            TILE(1, 0, 16);                                                                        \
+        }                                                                                          \
+        if (mr > 1) {                                                                              \
+            TILE(2, 16, 0);                                                                        \
+            if (nv > 1) {                                                                          \
+                TILE(3, 16, 16);                                                                   \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+/* Sums begin at `from`, or at 0 where that is NULL; stride in elements. */
+ND_AMX_INLINE void nd_amx_load_sums(const int mr, const int nv, const float *from, int64_t stride)
+{
+#define ND_AMX_ZERO(tile, i, j) nd_amx_zero(tile)
+#define ND_AMX_LOAD(tile, i, j) nd_amx_load(tile, from + (i)*stride + (j), 4 * stride)
+    if (from) {
+        ND_AMX_EACH_SUM(ND_AMX_LOAD);
+    } else {
+        ND_AMX_EACH_SUM(ND_AMX_ZERO);
+    }
+#undef ND_AMX_LOAD
+#undef ND_AMX_ZERO
+}
+
+ND_AMX_INLINE void nd_amx_store_sums(const int mr, const int nv, float *to, int64_t stride)
+{
+#define ND_AMX_STORE(tile, i, j) nd_amx_store(tile, to + (i)*stride + (j), 4 * stride)
+    ND_AMX_EACH_SUM(ND_AMX_STORE);
+#undef ND_AMX_STORE
+}
+
+/* Adds a step of k. a, below: the first and the second tile of A, with rows `a_bytes` apart; b:
+ * words of k, `b_bytes` apart, with both tiles side by side. */
+ND_AMX_INLINE void nd_amx_add_step(const int mr, const int nv, const uint32_t *a,
+                                   const uint32_t *below, int64_t a_bytes, const uint32_t *b,
+                                   int64_t b_bytes)
+{
+    nd_amx_load(4, a, a_bytes);
+    nd_amx_load(6, b, b_bytes);
+    nd_amx_multiply(0, 4, 6);
+    if (nv > 1) {
+        nd_amx_load(7, b + ND_AMX_ROWS, b_bytes);
+        nd_amx_multiply(1, 4, 7);
+    }
+    if (mr > 1) {
+        nd_amx_load(5, below, a_bytes);
+        nd_amx_multiply(2, 5, 6);
+        if (nv > 1) {
+            nd_amx_multiply(3, 5, 7);
+        }
+    }
+}
+
 #endif

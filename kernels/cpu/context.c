@@ -21,7 +21,6 @@ static void destroy(void *native)
     nd_team_destroy(context->team);
     nd_dnnl_destroy(context->dnnl);
     nd_gemm_destroy(context->gemm);
-    free(context->dense);
     free(context->widened);
     free(context->partials);
     free(context);

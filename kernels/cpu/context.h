@@ -39,9 +39,7 @@ typedef struct nd_cpu_context {
     const nd_tile_ops *tiles_f32;  /* operands F32: always there */
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where `isa` cannot multiply them */
     const nd_row_ops *rows;
-    double *partials; /* ND_CPU_PARTIALS; live within one op */
-    void *dense;      /* of nd_cpu_multiply_gaps; NULL until it is needed */
-    size_t dense_bytes;
+    double *partials;   /* ND_CPU_PARTIALS; live within one op */
     float *widened;     /* tiles of nd_cpu_multiply_widened (a, b, c) where gemm is NULL */
     char products[128]; /* nd_ops_products */
 } nd_cpu_context;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cpu/dnnl_api.h"
 #include "kernels/ops.h"
@@ -10,8 +11,15 @@
 
 enum { PAGE = 4096, FIRST_CAPACITY = 64 };
 
+enum { KEY_WORDS = 8 };
+
+/* What tells products apart. */
+typedef struct key {
+    int64_t words[KEY_WORDS];
+} key;
+
 typedef struct entry {
-    nd_dnnl_product key;
+    key key;
     dnnl_primitive_t primitive; /* NULL: free slot */
     dnnl_memory_t a, b, c, scratch;
 } entry;
@@ -23,7 +31,6 @@ struct nd_dnnl {
     int64_t capacity, count;
     void *scratch;
     size_t scratch_bytes;
-    bool misses_gaps; /* in columns; found by trying */
 };
 
 static nd_status fail(dnnl_status_t code, const char *call)
@@ -162,6 +169,12 @@ static nd_status reserve_scratch(nd_dnnl *dnnl, const_dnnl_primitive_desc_t d)
     return ND_OK;
 }
 
+static key key_of(const nd_dnnl_product *p)
+{
+    return (key){{p->m, p->n, p->k, p->lda, p->ldb, p->ldc, p->in,
+                  p->out * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate}};
+}
+
 static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
 {
     dnnl_primitive_desc_t description = NULL;
@@ -175,7 +188,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
     }
     dnnl_primitive_desc_destroy(description);
     if (code == dnnl_success && status == ND_OK) {
-        e->key = *p;
+        e->key = key_of(p);
         return ND_OK;
     }
     entry_fini(e);
@@ -189,34 +202,21 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
 
 /* the table of primitives */
 
-static bool same(const nd_dnnl_product *x, const nd_dnnl_product *y)
+static uint64_t hash(const key *k)
 {
-    return x->m == y->m && x->n == y->n && x->k == y->k && x->lda == y->lda && x->ldb == y->ldb &&
-           x->ldc == y->ldc && x->a_transposed == y->a_transposed &&
-           x->b_transposed == y->b_transposed && x->accumulate == y->accumulate && x->in == y->in &&
-           x->out == y->out;
-}
-
-static uint64_t hash(const nd_dnnl_product *p)
-{
-    const int64_t words[] = {
-        p->m,   p->n,
-        p->k,   p->lda,
-        p->ldb, p->ldc,
-        p->in,  p->out * 8 + p->a_transposed * 4 + p->b_transposed * 2 + p->accumulate};
     uint64_t h = 0;
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        h = (h ^ (uint64_t)words[i]) * 0x9e3779b97f4a7c15u;
+    for (int i = 0; i < KEY_WORDS; i++) {
+        h = (h ^ (uint64_t)k->words[i]) * 0x9e3779b97f4a7c15u;
         h ^= h >> 29;
     }
     return h;
 }
 
-/* The slot that holds `p` or the free one where it belongs. */
-static entry *slot_of(entry *entries, int64_t capacity, const nd_dnnl_product *p)
+/* The slot that holds `k` or the free one where it belongs. */
+static entry *slot_of(entry *entries, int64_t capacity, const key *k)
 {
-    int64_t i = (int64_t)(hash(p) & (uint64_t)(capacity - 1));
-    while (entries[i].primitive && !same(&entries[i].key, p)) {
+    int64_t i = (int64_t)(hash(k) & (uint64_t)(capacity - 1));
+    while (entries[i].primitive && memcmp(&entries[i].key, k, sizeof *k) != 0) {
         i = (i + 1) & (capacity - 1);
     }
     return &entries[i];
@@ -240,11 +240,12 @@ static nd_status grow(nd_dnnl *dnnl)
 
 static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
 {
-    entry *e = slot_of(dnnl->entries, dnnl->capacity, p);
+    const key k = key_of(p);
+    entry *e = slot_of(dnnl->entries, dnnl->capacity, &k);
     if (!e->primitive) {
         if (2 * (dnnl->count + 1) > dnnl->capacity) {
             ND_TRY(grow(dnnl));
-            e = slot_of(dnnl->entries, dnnl->capacity, p);
+            e = slot_of(dnnl->entries, dnnl->capacity, &k);
         }
         ND_TRY(entry_init(dnnl, e, p));
         dnnl->count++;
@@ -258,7 +259,7 @@ static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
 /*
  * oneDNN 3.7 takes c of one column, or op(a) of one row that is stored as a column, for dense: it
  * reads and writes adjacent elements where the stride is larger. Every F32 and BF16 product of its
- * AVX-512 kernels is affected; oneDNN 2.6 is right.
+ * AVX-512 kernels is affected.
  */
 static bool has_column_with_gaps(const nd_dnnl_product *p)
 {
@@ -296,55 +297,6 @@ static void multiply_plainly(const nd_dnnl_product *p, void *c, const void *a, c
     }
 }
 
-static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                          const void *b)
-{
-    entry *e = NULL;
-    ND_TRY(find(dnnl, product, &e));
-    ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
-    ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
-    ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
-    ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, e->a},
-                                         {DNNL_ARG_WEIGHTS, e->b},
-                                         {DNNL_ARG_DST, e->c},
-                                         {DNNL_ARG_SCRATCHPAD, e->scratch}};
-    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
-    ND_DNNL(dnnl_stream_wait(dnnl->stream));
-    return ND_OK;
-}
-
-/* Version 2 is known to be right, and its products stay as they were. */
-static nd_status try_columns(nd_dnnl *dnnl)
-{
-    const nd_dnnl_product column = {.m = 2,
-                                    .n = 1,
-                                    .k = 1,
-                                    .lda = 1,
-                                    .ldb = 1,
-                                    .ldc = 2,
-                                    .in = ND_DTYPE_F32,
-                                    .out = ND_DTYPE_F32};
-    const nd_dnnl_product row = {.m = 1,
-                                 .n = 1,
-                                 .k = 2,
-                                 .lda = 2,
-                                 .ldb = 1,
-                                 .ldc = 1,
-                                 .a_transposed = true,
-                                 .in = ND_DTYPE_F32,
-                                 .out = ND_DTYPE_F32};
-    const float a[] = {1.0f, 2.0f, 4.0f, 8.0f}, b[] = {1.0f, 1.0f};
-    float c[] = {0.0f, 0.0f, 0.0f, 0.0f}, sum = 0.0f;
-    if (dnnl_version()->major < 3) {
-        return ND_OK;
-    }
-    ND_TRY(multiply(dnnl, &column, c, a, b)); /* 1 _ 2 _ */
-    ND_TRY(multiply(dnnl, &row, &sum, a, b)); /* 1 + 4 */
-    dnnl->misses_gaps = c[0] != 1.0f || c[2] != 2.0f || sum != 5.0f;
-    return ND_OK;
-}
-
 /* public */
 
 static nd_status open_engine(nd_dnnl *dnnl)
@@ -361,7 +313,6 @@ nd_status nd_dnnl_create(nd_dnnl **out)
     dnnl->capacity = FIRST_CAPACITY;
     nd_status status = ND_ALLOC(dnnl->capacity, &dnnl->entries);
     status = status == ND_OK ? open_engine(dnnl) : status;
-    status = status == ND_OK ? try_columns(dnnl) : status;
     if (status != ND_OK) {
         nd_dnnl_destroy(dnnl);
         return status;
@@ -388,11 +339,23 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b)
 {
-    if (dnnl->misses_gaps && has_column_with_gaps(product)) {
+    entry *e = NULL;
+    if (has_column_with_gaps(product)) {
         multiply_plainly(product, c, a, b);
         return ND_OK;
     }
-    return multiply(dnnl, product, c, a, b);
+    ND_TRY(find(dnnl, product, &e));
+    ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
+    ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
+    ND_DNNL(dnnl_memory_set_data_handle(e->c, c));
+    ND_DNNL(dnnl_memory_set_data_handle(e->scratch, dnnl->scratch));
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, e->a},
+                                         {DNNL_ARG_WEIGHTS, e->b},
+                                         {DNNL_ARG_DST, e->c},
+                                         {DNNL_ARG_SCRATCHPAD, e->scratch}};
+    ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
+    ND_DNNL(dnnl_stream_wait(dnnl->stream));
+    return ND_OK;
 }
 
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])

@@ -17,6 +17,7 @@ typedef struct elementwise {
     const nd_row_ops *rows;
     nd_tensor out, x;
     int64_t count, run;
+    bool adds; /* else x is cast */
 } elementwise;
 
 static int64_t common_run(int64_t count, int64_t run, nd_tensor t)
@@ -40,46 +41,38 @@ static elementwise elementwise_of(nd_stream *stream, nd_tensor out, nd_tensor x)
     return w;
 }
 
-static int64_t items_of(const elementwise *w)
-{
-    return nd_ceil_div(w->count, w->run);
-}
-
-static void accumulate_runs(void *arg, int64_t begin, int64_t end)
+static void do_runs(void *arg, int64_t begin, int64_t end)
 {
     const elementwise *w = arg;
     for (int64_t item = begin; item < end; item++) {
-        int64_t at = item * w->run;
-        w->rows->accumulate(nd_element_address(w->out, nd_offset_of(w->out, at)),
-                            nd_element_address(w->x, nd_offset_of(w->x, at)),
-                            w->count - at < w->run ? w->count - at : w->run,
-                            w->x.dtype == ND_DTYPE_BF16);
+        const int64_t at = item * w->run, n = nd_min(w->count - at, w->run);
+        void *out = nd_element_address(w->out, nd_offset_of(w->out, at));
+        const void *x = nd_element_address(w->x, nd_offset_of(w->x, at));
+        if (w->adds) {
+            w->rows->accumulate(out, x, n, w->x.dtype == ND_DTYPE_BF16);
+        } else {
+            w->rows->cast(out, w->out.dtype, x, w->x.dtype, n);
+        }
     }
+}
+
+static void do_all(nd_stream *stream, nd_tensor out, nd_tensor x, bool adds)
+{
+    elementwise w = elementwise_of(stream, out, x);
+    w.adds = adds;
+    nd_cpu_parallel(stream, nd_ceil_div(w.count, w.run), w.run, do_runs, &w);
 }
 
 nd_status nd_cpu_accumulate(nd_stream *stream, const nd_accumulate_args *args)
 {
     ND_ASSERT(args->acc.dtype == ND_DTYPE_F32);
-    elementwise w = elementwise_of(stream, args->acc, args->x);
-    nd_cpu_parallel(stream, items_of(&w), w.run, accumulate_runs, &w);
+    do_all(stream, args->acc, args->x, true);
     return ND_OK;
-}
-
-static void cast_runs(void *arg, int64_t begin, int64_t end)
-{
-    const elementwise *w = arg;
-    for (int64_t item = begin; item < end; item++) {
-        int64_t at = item * w->run;
-        w->rows->cast(nd_element_address(w->out, nd_offset_of(w->out, at)), w->out.dtype,
-                      nd_element_address(w->x, nd_offset_of(w->x, at)), w->x.dtype,
-                      w->count - at < w->run ? w->count - at : w->run);
-    }
 }
 
 nd_status nd_cpu_cast(nd_stream *stream, const nd_cast_args *args)
 {
-    elementwise w = elementwise_of(stream, args->out, args->x);
-    nd_cpu_parallel(stream, items_of(&w), w.run, cast_runs, &w);
+    do_all(stream, args->out, args->x, false);
     return ND_OK;
 }
 
@@ -127,7 +120,7 @@ nd_status nd_cpu_bias_bwd(nd_stream *stream, const nd_bias_bwd_args *args)
                      .x = dout,
                      .count = C,
                      .run = BIAS_RUN};
-    nd_cpu_parallel(stream, items_of(&w), n * w.run, bias_columns, &w);
+    nd_cpu_parallel(stream, nd_ceil_div(C, BIAS_RUN), n * w.run, bias_columns, &w);
     return ND_OK;
 }
 

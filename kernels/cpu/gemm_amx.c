@@ -32,8 +32,7 @@ enum {
     STEP_A = ROWS * WORDS,         /* words: both tiles of A of a step lie together */
     STEP_B = WORDS * COLUMNS,      /* words */
     TILE_BYTES = ND_AMX_ROW_BYTES, /* stride of the rows of A */
-    B_BYTES = COLUMNS * (int)sizeof(nd_gemm_word),
-    SUMS_BYTES = COLUMNS * (int)sizeof(float)
+    B_BYTES = COLUMNS * (int)sizeof(nd_gemm_word)
 };
 
 static void begin(void)
@@ -74,42 +73,6 @@ typedef struct group {
     wanted next;
 } group;
 
-/* Each tile of sums that is used: TILE(number, row, column). */
-#define EACH_TILE(TILE)                                                                            \
-    do {                                                                                           \
-        TILE(0, 0, 0);                                                                             \
-        if (nv > 1) {                                                                              \
-            TILE(1, 0, 16);                                                                        \
-        }                                                                                          \
-        if (mr > 1) {                                                                              \
-            TILE(2, 16, 0);                                                                        \
-            if (nv > 1) {                                                                          \
-                TILE(3, 16, 16);                                                                   \
-            }                                                                                      \
-        }                                                                                          \
-    } while (0)
-
-/* Sums begin at `from`, or at 0 where that is NULL; stride in elements. */
-INLINE void load_sums(const int mr, const int nv, const float *from, int64_t stride)
-{
-#define ZERO(tile, i, j) nd_amx_zero(tile)
-#define LOAD(tile, i, j) nd_amx_load(tile, from + (i)*stride + (j), stride * (int64_t)sizeof(float))
-    if (from) {
-        EACH_TILE(LOAD);
-    } else {
-        EACH_TILE(ZERO);
-    }
-#undef LOAD
-#undef ZERO
-}
-
-INLINE void store_sums(const int mr, const int nv, float *to, int64_t stride)
-{
-#define STORE(tile, i, j) nd_amx_store(tile, to + (i)*stride + (j), stride * (int64_t)sizeof(float))
-    EACH_TILE(STORE);
-#undef STORE
-}
-
 /* Fetches the next of the wanted rows. */
 INLINE void fetch_some(wanted *w)
 {
@@ -127,20 +90,7 @@ INLINE void add_steps(const int mr, const int nv, const group *g)
     wanted next = g->next;
     for (int s = 0; s < g->steps; s++, a += STEP_A, b += STEP_B) {
         fetch_some(&next);
-        nd_amx_load(4, a, TILE_BYTES);
-        nd_amx_load(6, b, B_BYTES);
-        nd_amx_multiply(0, 4, 6);
-        if (nv > 1) {
-            nd_amx_load(7, b + WORDS, B_BYTES);
-            nd_amx_multiply(1, 4, 7);
-        }
-        if (mr > 1) {
-            nd_amx_load(5, a + ND_AMX_ROWS * WORDS, TILE_BYTES);
-            nd_amx_multiply(2, 5, 6);
-            if (nv > 1) {
-                nd_amx_multiply(3, 5, 7);
-            }
-        }
+        nd_amx_add_step(mr, nv, a, a + ND_AMX_ROWS * WORDS, TILE_BYTES, b, B_BYTES);
     }
 }
 
@@ -197,20 +147,20 @@ INLINE void multiply_run(const int mr, const int nv, const nd_gemm_tile *t, cons
         !t->bf16 && !t->add && !t->row_factors && !t->column_factors && t->factor == 1.0f;
     float *sums = t->sums + s->row * COLUMNS;
     if (!s->first) {
-        load_sums(mr, nv, sums, COLUMNS);
+        nd_amx_load_sums(mr, nv, sums, COLUMNS);
     } else if (t->from && !whole) {
         copy_edge(edge, t->from + s->row * t->from_row, t->from_row, s->rows, t->columns);
-        load_sums(mr, nv, edge[0], COLUMNS);
+        nd_amx_load_sums(mr, nv, edge[0], COLUMNS);
     } else {
-        load_sums(mr, nv, t->from ? t->from + s->row * t->from_row : NULL, t->from_row);
+        nd_amx_load_sums(mr, nv, t->from ? t->from + s->row * t->from_row : NULL, t->from_row);
     }
     add_steps(mr, nv, g);
     if (!s->last) {
-        store_sums(mr, nv, sums, COLUMNS);
+        nd_amx_store_sums(mr, nv, sums, COLUMNS);
     } else if (whole && plain) {
-        store_sums(mr, nv, (float *)t->c + s->row * t->c_row, t->c_row);
+        nd_amx_store_sums(mr, nv, (float *)t->c + s->row * t->c_row, t->c_row);
     } else {
-        store_sums(mr, nv, edge[0], COLUMNS);
+        nd_amx_store_sums(mr, nv, edge[0], COLUMNS);
         finish_rows(t, s->row, s->rows, edge[0]);
     }
 }

@@ -229,64 +229,22 @@ INLINE void all_rows(const int nv, const nd_gemm_tile *t)
     for (; i + MR <= t->rows; i += MR) {
         micro(MR, nv, t, i, &packed);
     }
-    switch (t->rows - i) {
-    case 5:
-        micro(5, nv, t, i, &packed);
-        break;
-    case 4:
-        micro(4, nv, t, i, &packed);
-        break;
-    case 3:
-        micro(3, nv, t, i, &packed);
-        break;
-    case 2:
-        micro(2, nv, t, i, &packed);
-        break;
-    case 1:
-        micro(1, nv, t, i, &packed);
-        break;
-    default:
-        break;
-    }
+    ND_UP_TO_5(mr, t->rows - i, micro(mr, nv, t, i, &packed))
 }
 
 static void multiply(const nd_gemm_tile *t)
 {
-    switch ((t->columns + VL - 1) / VL) {
-    case 4:
-        all_rows(4, t);
-        break;
-    case 3:
-        all_rows(3, t);
-        break;
-    case 2:
-        all_rows(2, t);
-        break;
-    default:
-        all_rows(1, t);
-        break;
+    if (t->columns > 3 * VL) {
+        all_rows(NV, t);
+    } else {
+        ND_UP_TO_3(nv, (t->columns + VL - 1) / VL, all_rows(nv, t))
     }
 }
 
-static void pack_b_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
-{
-    BY_KIND(pack_rows_of, x, COLUMNS, to, x, lines, depth);
-}
-
-static void pack_b_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
-{
-    BY_KIND(pack_columns_of, x, COLUMNS, to, x, lines, depth);
-}
-
-static void pack_a_rows(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
-{
-    BY_KIND(pack_rows_of, x, PANEL, to, x, lines, depth);
-}
-
-static void pack_a_columns(nd_gemm_word *to, nd_gemm_operand x, int lines, int depth)
-{
-    BY_KIND(pack_columns_of, x, PANEL, to, x, lines, depth);
-}
+PACK(pack_b_rows, pack_rows_of, COLUMNS, )
+PACK(pack_b_columns, pack_columns_of, COLUMNS, )
+PACK(pack_a_rows, pack_rows_of, PANEL, )
+PACK(pack_a_columns, pack_columns_of, PANEL, )
 
 const nd_gemm_kernels PASTE(nd_gemm, ND_ISA) = {
     .rows = MR,

@@ -36,12 +36,4 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
 enum { ND_CPU_FEW_ROWS = 8 };
 void nd_cpu_multiply_few_rows(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b);
 
-/*
- * Products of BF16 that oneDNN would do with allocations, since a or c has gaps between its rows;
- * nd_cpu_has_gaps says whether nd_cpu_multiply_gaps does them better: c = op(a) op(b) (+ c).
- */
-bool nd_cpu_has_gaps(nd_tensor c, nd_tensor a, bool a_transposed);
-nd_status nd_cpu_multiply_gaps(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
-                               const nd_dnnl_product *p);
-
 #endif

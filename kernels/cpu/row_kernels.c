@@ -16,35 +16,36 @@
 enum { UNROLL = 4 };
 
 /*
- * Runs `call` for every vector of a row of n: `i` is its first element, `lanes` how many of its
- * lanes exist: all ND_VL, as a constant, but at the end.
+ * Runs a statement for every vector of a row of n: `i` is its first element, `lanes` how many of
+ * its lanes exist: all ND_VL, as a constant, but at the end.
  */
-#define EACH_VECTOR(n, call)                                                                       \
+#define EACH_VECTOR(n, ...)                                                                        \
     do {                                                                                           \
         int64_t i = 0;                                                                             \
         for (; i + ND_VL <= (n); i += ND_VL) {                                                     \
             enum { lanes = ND_VL };                                                                \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         }                                                                                          \
         if (i < (n)) {                                                                             \
             int lanes = (int)((n)-i);                                                              \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
 
-/* The same for a reduction: `call` works on lane set `u` of UNROLL, always in the same order. */
-#define EACH_VECTOR_UNROLLED(n, call)                                                              \
+/* The same for a reduction: the statement works on lane set `u` of UNROLL, always in the same
+ * order. */
+#define EACH_VECTOR_UNROLLED(n, ...)                                                               \
     do {                                                                                           \
         int64_t i = 0;                                                                             \
         while (i + UNROLL * ND_VL <= (n)) {                                                        \
             for (int u = 0; u < UNROLL; u++, i += ND_VL) {                                         \
                 enum { lanes = ND_VL };                                                            \
-                call;                                                                              \
+                __VA_ARGS__;                                                                       \
             }                                                                                      \
         }                                                                                          \
         for (int u = 0; i < (n); u++, i += ND_VL) {                                                \
             int lanes = (n)-i < ND_VL ? (int)((n)-i) : ND_VL;                                      \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
 
@@ -112,7 +113,19 @@ INLINE float sum_of(const nd_vf s[UNROLL])
     return nd_v_sum((s[0] + s[1]) + (s[2] + s[3]));
 }
 
-/* Calls fn(..., bf16) with a constant, so that each element type gets its own loop. */
+/* Runs a statement with `bf16` as a constant, so that each element type gets its own loop. */
+#define EACH_TYPE(is_bf16, ...)                                                                    \
+    do {                                                                                           \
+        if (is_bf16) {                                                                             \
+            enum { bf16 = true };                                                                  \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            enum { bf16 = false };                                                                 \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+/* Calls fn(..., bf16) with a constant. */
 #define BY_TYPE(fn, bf16, ...) ((bf16) ? fn(__VA_ARGS__, true) : fn(__VA_ARGS__, false))
 
 INLINE nd_vu bits_of_size(nd_vf x)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/spin_turns.h"
+#include "kernels/cpu/team.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/thread_refusal.h"
 #include "kernels/ops.h"
 
 static const unsigned long long stack_bytes_max = 1ull << 47; /* more than can be addressed */

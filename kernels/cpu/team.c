@@ -12,8 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "kernels/cpu/spin_turns.h"
-#include "kernels/cpu/thread_refusal.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 

@@ -37,6 +37,17 @@ int nd_team_threads(const nd_team *team);
  * they run. ND_ERR_RESOURCE: a limit forbids one, and none runs; the message names it. */
 nd_status nd_team_start(nd_team *team, size_t stack_bytes);
 
+/* How many turns a thread of the team spins before it sleeps: what GOMP_SPINCOUNT gives, or without
+ * it OMP_WAIT_POLICY. Both are read as libgomp reads them, so one setting covers its threads and
+ * ours. Without a value that libgomp would take there are 2,000 turns, about what sleeping and
+ * waking cost. */
+int64_t nd_cpu_spin_turns(void);
+
+/* Fails with ND_ERR_RESOURCE and says which limit forbids a worker of `wanted` threads to have more
+ * than `most`. `code` is what pthread_create returned for a stack of `stack_bytes`. The threads
+ * that did start still run, since the limits are looked at as they are now. */
+nd_status nd_cpu_refuse_threads(int wanted, int most, int code, size_t stack_bytes);
+
 /* Runs body for the pieces [0, pieces) and returns when all are complete. The first call starts the
  * threads where nd_team_start was not called; if a limit forbids that, it logs a warning, and the
  * caller does all pieces of all regions. Later calls allocate nothing. A call while a region of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/thread_refusal.h"
+#include "kernels/cpu/team.h"
 
 #include <stdbool.h>
 #include <string.h>

@@ -8,6 +8,8 @@
  * give tiles other extents loses their contents, so each of these parts is a pass of its own over
  * its C. With m and n a multiple of 16 and k one of 32, as for D = 64 and 128, there is none.
  */
+#include <stddef.h>
+
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/tile.h"
 
@@ -16,7 +18,6 @@
 
 enum { ROWS = ND_AMX_ROWS, WORDS = ND_AMX_ROW_BYTES / 4 };
 
-/* Tiles 0 to 3 are C, row by row, 4 and 5 A, 6 and 7 B. */
 static void configure(int rows, int words)
 {
     nd_amx_config config = {.palette = 1};
@@ -39,50 +40,11 @@ static inline __attribute__((always_inline)) void block(const int mt, const int 
                                                         int64_t lda, const nd_word *b, int64_t ldb,
                                                         float *c, int64_t ldc, bool add)
 {
-    float *below = c + ROWS * ldc;
-    if (add) {
-        nd_amx_load(0, c, 4 * ldc);
-        if (nt == 2) {
-            nd_amx_load(1, c + WORDS, 4 * ldc);
-        }
-        if (mt == 2) {
-            nd_amx_load(2, below, 4 * ldc);
-        }
-        if (mt == 2 && nt == 2) {
-            nd_amx_load(3, below + WORDS, 4 * ldc);
-        }
-    } else {
-        nd_amx_zero(0);
-        nd_amx_zero(1);
-        nd_amx_zero(2);
-        nd_amx_zero(3);
-    }
+    nd_amx_load_sums(mt, nt, add ? c : NULL, ldc);
     for (int l = 0; l < e->steps; l++, a += e->words, b += e->words * ldb) {
-        nd_amx_load(6, b, 4 * ldb);
-        nd_amx_load(4, a, 4 * lda);
-        nd_amx_multiply(0, 4, 6);
-        if (nt == 2) {
-            nd_amx_load(7, b + WORDS, 4 * ldb);
-            nd_amx_multiply(1, 4, 7);
-        }
-        if (mt == 2) {
-            nd_amx_load(5, a + ROWS * lda, 4 * lda);
-            nd_amx_multiply(2, 5, 6);
-        }
-        if (mt == 2 && nt == 2) {
-            nd_amx_multiply(3, 5, 7);
-        }
+        nd_amx_add_step(mt, nt, a, a + ROWS * lda, 4 * lda, b, 4 * ldb);
     }
-    nd_amx_store(0, c, 4 * ldc);
-    if (nt == 2) {
-        nd_amx_store(1, c + WORDS, 4 * ldc);
-    }
-    if (mt == 2) {
-        nd_amx_store(2, below, 4 * ldc);
-    }
-    if (mt == 2 && nt == 2) {
-        nd_amx_store(3, below + WORDS, 4 * ldc);
-    }
+    nd_amx_store_sums(mt, nt, c, ldc);
 }
 
 /* A product whose m is a multiple of the tiles' rows. */

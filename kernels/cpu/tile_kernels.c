@@ -90,27 +90,8 @@ column_panel(const bool bf16, const int nv, int m, int words, const nd_word *a, 
     for (; i + MR <= m; i += MR) {
         micro(bf16, MR, nv, words, a + i * lda, lda, b, ldb, c + i * ldc, ldc, add);
     }
-    a += i * lda;
-    c += i * ldc;
-    switch (m - i) {
-    case 5:
-        micro(bf16, 5, nv, words, a, lda, b, ldb, c, ldc, add);
-        break;
-    case 4:
-        micro(bf16, 4, nv, words, a, lda, b, ldb, c, ldc, add);
-        break;
-    case 3:
-        micro(bf16, 3, nv, words, a, lda, b, ldb, c, ldc, add);
-        break;
-    case 2:
-        micro(bf16, 2, nv, words, a, lda, b, ldb, c, ldc, add);
-        break;
-    case 1:
-        micro(bf16, 1, nv, words, a, lda, b, ldb, c, ldc, add);
-        break;
-    default:
-        break;
-    }
+    ND_UP_TO_5(mr, m - i,
+               micro(bf16, mr, nv, words, a + i * lda, lda, b, ldb, c + i * ldc, ldc, add))
 }
 
 static inline __attribute__((always_inline)) void gemm_any(const bool bf16, int m, int n, int words,
@@ -124,19 +105,8 @@ static inline __attribute__((always_inline)) void gemm_any(const bool bf16, int 
     }
     /* n is a multiple of ND_TILE_PAD, so only 16 lanes leave a part of a panel. */
 #if ND_VL == 16
-    switch ((n - j) / ND_VL) {
-    case 3:
-        column_panel(bf16, 3, m, words, a, lda, b + j, ldb, c + j, ldc, add);
-        break;
-    case 2:
-        column_panel(bf16, 2, m, words, a, lda, b + j, ldb, c + j, ldc, add);
-        break;
-    case 1:
-        column_panel(bf16, 1, m, words, a, lda, b + j, ldb, c + j, ldc, add);
-        break;
-    default:
-        break;
-    }
+    ND_UP_TO_3(nv, (n - j) / ND_VL,
+               column_panel(bf16, nv, m, words, a, lda, b + j, ldb, c + j, ldc, add))
 #endif
 }
 

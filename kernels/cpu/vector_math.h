@@ -35,6 +35,28 @@ typedef float nd_vf_unaligned __attribute__((vector_size(ND_VL * 4), aligned(4),
 typedef uint16_t nd_vh __attribute__((vector_size(ND_VL * 2)));
 typedef uint16_t nd_vh_unaligned __attribute__((vector_size(ND_VL * 2), aligned(2), may_alias));
 
+/* Runs a statement with `name` as a constant that is equal to `value`, where that is 1 to 3 or 1 to
+ * 5; else nothing. */
+#define ND_CASE(name, number, ...)                                                                 \
+    case number: {                                                                                 \
+        enum { name = number };                                                                    \
+        __VA_ARGS__;                                                                               \
+    } break
+#define ND_CASES_OF_3(name, ...)                                                                   \
+    ND_CASE(name, 1, __VA_ARGS__);                                                                 \
+    ND_CASE(name, 2, __VA_ARGS__);                                                                 \
+    ND_CASE(name, 3, __VA_ARGS__)
+#define ND_UP_TO_3(name, value, ...)                                                               \
+    switch (value) {                                                                               \
+        ND_CASES_OF_3(name, __VA_ARGS__);                                                          \
+    }
+#define ND_UP_TO_5(name, value, ...)                                                               \
+    switch (value) {                                                                               \
+        ND_CASES_OF_3(name, __VA_ARGS__);                                                          \
+        ND_CASE(name, 4, __VA_ARGS__);                                                             \
+        ND_CASE(name, 5, __VA_ARGS__);                                                             \
+    }
+
 static inline nd_vf nd_v_set(float x)
 {
     return x - (nd_vf){0};

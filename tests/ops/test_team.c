@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "kernels/cpu/spin_turns.h"
 #include "kernels/cpu/team.h"
 
 enum { PIECES_MAX = 300, THREADS_MAX = 7, PATIENCE_SECONDS = 60 };
