@@ -136,6 +136,32 @@ Test(spare_nodes, a_node_that_was_taken_out_can_leave)
     launched_expect(&nodes[2], 75);
 }
 
+/* Once no other is left. Then it counts as any node does: a signal to it between two starts ends
+ * the job. */
+Test(spare_nodes, a_node_that_was_taken_out_works_again)
+{
+    launched nodes[NODES];
+    job.flags = (const char *[]){"--spare-nodes",
+                                 "1",
+                                 "--rdzv-timeout-seconds",
+                                 "30",
+                                 "--max-restarts",
+                                 "4",
+                                 "--save-steps",
+                                 "1",
+                                 NULL};
+    start_nodes(nodes, "B0T46D40K9;B40T54D50K9;B50T64D60;B60T74D70;B70T74");
+    wait_for_start(&nodes[0], &nodes[2], 2);
+    launched_until(&nodes[1], "the job goes on without this node", 1, LAUNCHED_SECONDS);
+    expect_killed(&nodes[2]);
+    wait_for_start(&nodes[0], &nodes[1], 3);
+    kill(launched_child(&nodes[0], 0), SIGKILL);
+    launched_until(&nodes[0], "restart 4 of 4 follows in ", 1, LAUNCHED_SECONDS);
+    kill(nodes[1].pid, SIGTERM);
+    launched_expect(&nodes[1], 75);
+    launched_expect(&nodes[0], 75);
+}
+
 /* It starts with those that are here after 10 s, and node 1 is the spare when it comes. A spare
  * lives longer than the time after which silence is a loss. */
 Test(spare_nodes, a_node_that_comes_late_is_the_spare)

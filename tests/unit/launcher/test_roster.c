@@ -204,10 +204,14 @@ Test(roster, a_new_start_begins_without_failures)
     cr_assert(nd_roster_assign(&roster));
     nd_node_lose(&roster.nodes[1], 1, "it was frozen");
     nd_node_end(&roster.nodes[0], 137, ND_BLAME_NOTHING, "screen", 6);
+    nd_node_end(&roster.nodes[2], 0, ND_BLAME_SILENT, "", 0);
     nd_roster_begin(&roster);
     cr_expect_eq(nd_roster_first_failure(&roster), -1);
     cr_expect_not(nd_roster_has_failed(&roster));
     cr_expect_not(nd_roster_all_over(&roster));
     cr_expect(roster.nodes[1].joined && !roster.nodes[1].waits);
     cr_expect_null(roster.nodes[0].screen);
+    nd_node_end(&roster.nodes[0], ND_ERR_HANG, ND_BLAME_NOTHING, "",
+                0); /* no node was silent now */
+    expect_culprit(0, ND_ERR_HANG, false);
 }

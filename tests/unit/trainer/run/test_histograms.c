@@ -57,8 +57,11 @@ out:
 
 Test(histograms, each_element_counts_once_on_any_mesh)
 {
-    static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 1, 1, 4}}, {{1, 2, 2, 1, 1}},
-                                     {{1, 1, 2, 1, 2}}, {{1, 1, 1, 2, 2}}};
+    static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}},
+                                     {{1, 1, 1, 1, 4}},
+                                     {{1, 2, 2, 1, 1}},
+                                     {{1, 1, 2, 1, 2}},
+                                     {{1, 1, 1, 2, 2}}};
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         received all = {0};
         mesh_ranks job = {.mesh = meshes[i],
