@@ -185,7 +185,7 @@ static int act(const nd_identity *id, const char *what, int chosen)
         fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
-        fprintf(stderr, "last words\n");
+        fprintf(stderr, "last words"); /* without a newline */
         return 7;
     } else if (id->rank == chosen && strcmp(what, "abort") == 0) {
         raise(SIGKILL);
