@@ -57,6 +57,18 @@ MODELS = {
                      num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
                      rms_norm_eps=1e-6, tie_word_embeddings=False, attention_dropout=0.0, residual_dropout=0.0,
                      rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    # RoPE whose pairs are kept, between and slowed, with larger cosines and sines; and one with its own range.
+    "qwen2_yarn": dict(model_type="qwen2", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                       num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,
+                       rms_norm_eps=1e-6, tie_word_embeddings=True,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                            original_max_position_embeddings=64)),
+    "mistral_yarn": dict(model_type="mistral", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, sliding_window=None,
+                         rms_norm_eps=1e-6, tie_word_embeddings=True,
+                         rope_parameters=dict(rope_type="yarn", rope_theta=1000.0, factor=8.0, beta_fast=16.0, beta_slow=2.0,
+                                              mscale=1.0, mscale_all_dim=0.5, truncate=False,
+                                              original_max_position_embeddings=64)),
     # Sliding windows: in all layers, in all but every second one, from the second one on.
     "mistral": dict(model_type="mistral", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, sliding_window=11,

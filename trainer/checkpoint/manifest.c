@@ -51,8 +51,11 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     SWITCH("sliding_window", window),
     SWITCH("window_first_layer", window_first),
     SWITCH("window_period", window_period),
+    {"rope_beta_fast", offsetof(nd_shape, rope.beta_fast), true, false, true},
+    {"rope_beta_slow", offsetof(nd_shape, rope.beta_slow), true, false, true},
+    {"rope_attention_factor", offsetof(nd_shape, rope.attention_factor), true, false, true},
+    SWITCH("rope_exact_range", rope.exact_range),
 };
-const char *const nd_rope_names[3] = {"default", "linear", "llama3"};
 const char *const nd_split_names[3] = {"none", "rows", "cols"};
 const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
 
@@ -196,7 +199,7 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
     if (a->rope.type != b->rope.type) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s has rope_type %s, and %s has %s; these are different models", name_a,
-                       nd_rope_names[a->rope.type], name_b, nd_rope_names[b->rope.type]);
+                       nd_rope_type_name(a->rope.type), name_b, nd_rope_type_name(b->rope.type));
     }
     if (a->tied != b->tied) {
         return nd_fail(ND_ERR_CONFIG,

@@ -19,10 +19,9 @@ typedef struct nd_shape_number {
     bool is_switch; /* absent where it is 0 */
 } nd_shape_number;
 
-enum { ND_SHAPE_NUMBERS = 24 };
+enum { ND_SHAPE_NUMBERS = 28 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
-extern const char *const nd_rope_names[3];
 extern const char *const nd_split_names[3];
 extern const char *const nd_segment_names[ND_SEGMENT_COUNT];
 

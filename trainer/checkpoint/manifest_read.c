@@ -105,11 +105,15 @@ static nd_status check_shape(const nd_shape *shape, const char *path)
 static nd_status parse_shape(const json_t *root, const char *path, nd_shape *shape)
 {
     json_t *object = NULL;
+    const char *ropes[ND_ROPE_TYPES];
     int rope = 0;
     ND_TRY(get_object(root, path, "model", &object));
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *n = &nd_shape_numbers[i];
         char *at = (char *)shape + n->offset;
+        if (n->is_switch && !json_object_get(object, n->name)) {
+            continue;
+        }
         if (n->is_real) {
             const json_t *value = json_object_get(object, n->name);
             double x = json_number_value(value);
@@ -117,7 +121,7 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
                 return fail_member(path, n->name, "is missing or no number");
             }
             memcpy(at, &x, sizeof x);
-        } else if (!n->is_switch || json_object_get(object, n->name)) {
+        } else {
             int64_t x = 0;
             ND_TRY(get_integer(object, path, n->name,
                                n->is_extent   ? 1
@@ -141,7 +145,10 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
         return fail_member(path, "tie_word_embeddings", "is missing or no boolean");
     }
     shape->tied = json_is_true(tied);
-    ND_TRY(get_word(object, path, "rope_type", nd_rope_names, 3, &rope));
+    for (int i = 0; i < ND_ROPE_TYPES; i++) {
+        ropes[i] = nd_rope_type_name((nd_rope_type)i);
+    }
+    ND_TRY(get_word(object, path, "rope_type", ropes, ND_ROPE_TYPES, &rope));
     shape->rope.type = (nd_rope_type)rope;
     return check_shape(shape, path);
 }

@@ -36,7 +36,7 @@ static json_t *shape_json(const nd_shape *shape)
         nd_json_set(&object, "model_type", json_string(nd_families[shape->family].model_type));
     }
     nd_json_set(&object, "tie_word_embeddings", json_boolean(shape->tied));
-    nd_json_set(&object, "rope_type", json_string(nd_rope_names[shape->rope.type]));
+    nd_json_set(&object, "rope_type", json_string(nd_rope_type_name(shape->rope.type)));
     return object;
 }
 

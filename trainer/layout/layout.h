@@ -39,6 +39,9 @@ typedef struct nd_family_switch {
     bool on;         /* where the key is absent */
 } nd_family_switch;
 
+/* "default": rope_type in config.json. */
+const char *nd_rope_type_name(nd_rope_type type);
+
 /* Whether layers have a sliding window. */
 typedef enum nd_window_rule {
     ND_WINDOW_NEVER = 0,

@@ -125,10 +125,25 @@ static void set_windows(const nd_shape *s, json_t **map)
     }
 }
 
+const char *nd_rope_type_name(nd_rope_type type)
+{
+    static const char *const names[ND_ROPE_TYPES] = {"default", "linear", "llama3", "dynamic",
+                                                     "yarn"};
+    return names[type];
+}
+
 static json_t *rope_scaling_of(const nd_rope_config *rope)
 {
-    if (rope->type == ND_ROPE_LINEAR) {
-        return json_pack("{s:s, s:f}", "rope_type", "linear", "factor", rope->factor);
+    if (rope->type == ND_ROPE_LINEAR || rope->type == ND_ROPE_DYNAMIC) {
+        return json_pack("{s:s, s:f}", "rope_type", nd_rope_type_name(rope->type), "factor",
+                         rope->factor);
+    }
+    if (rope->type == ND_ROPE_YARN) {
+        return json_pack("{s:s, s:f, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor",
+                         rope->factor, "beta_fast", rope->beta_fast, "beta_slow", rope->beta_slow,
+                         "attention_factor", rope->attention_factor, "truncate",
+                         rope->exact_range == 0, "original_max_position_embeddings",
+                         (json_int_t)rope->original_max_positions);
     }
     if (rope->type == ND_ROPE_LLAMA3) {
         return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", rope->factor,

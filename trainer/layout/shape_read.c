@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a config.json as Hugging Face writes it. What is not supported is refused by its key. */
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -360,8 +361,17 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     return ND_OK;
 }
 
+static bool is_listed(const char *key, const char *const *list, size_t count)
+{
+    bool found = false;
+    for (size_t i = 0; i < count; i++) {
+        found |= strcmp(list[i], key) == 0;
+    }
+    return found;
+}
+
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
-static nd_status refuse_rope_keys(const json_t *rope, const char *name)
+static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_type type)
 {
     static const char *const known[] = {"rope_type",
                                         "type",
@@ -370,14 +380,15 @@ static nd_status refuse_rope_keys(const json_t *rope, const char *name)
                                         "low_freq_factor",
                                         "high_freq_factor",
                                         "original_max_position_embeddings"};
+    static const char *const yarn[] = {"beta_fast", "beta_slow",      "attention_factor",
+                                       "mscale",    "mscale_all_dim", "truncate"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)rope, key, value)
     {
-        bool found = json_is_null(value);
-        for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-            found |= strcmp(known[i], key) == 0;
-        }
+        const bool found =
+            json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
+            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0]));
         bool whole = strcmp(key, "partial_rotary_factor") == 0 && json_number_value(value) == 1;
         if (!found && !whole) {
             return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
@@ -398,18 +409,39 @@ static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_co
         return ND_OK;
     }
     const char *text = json_is_string(type) ? json_string_value(type) : type_name(type);
-    if (strcmp(text, "default") == 0) {
-        out->type = ND_ROPE_DEFAULT;
-    } else if (strcmp(text, "linear") == 0) {
-        out->type = ND_ROPE_LINEAR;
-    } else if (strcmp(text, "llama3") == 0) {
-        out->type = ND_ROPE_LLAMA3;
-    } else {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: rope_type is \"%.80s\"; supported are default, linear and llama3", name,
-                       text);
+    for (out->type = 0; out->type < ND_ROPE_TYPES; out->type++) {
+        if (strcmp(text, nd_rope_type_name(out->type)) == 0) {
+            return ND_OK;
+        }
     }
-    return ND_OK;
+    return nd_fail(ND_ERR_DATA,
+                   "%s: rope_type is \"%.80s\"; supported are default, linear, dynamic, llama3 and "
+                   "yarn",
+                   name, text);
+}
+
+/* 0.1 mscale ln(factor) + 1 */
+static double yarn_scale(double factor, double mscale)
+{
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config *out)
+{
+    double mscale = 0, mscale_all = 0;
+    bool truncate = true;
+    ND_TRY(get_real_or(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
+    ND_TRY(get_real_or(rope, name, "beta_slow", 1e-3, 1e6, 1, &out->beta_slow));
+    ND_TRY(get_real_or(rope, name, "mscale", 0, 1e3, 0, &mscale));
+    ND_TRY(get_real_or(rope, name, "mscale_all_dim", 0, 1e3, 0, &mscale_all));
+    const double factor = mscale > 0 && mscale_all > 0 ? yarn_scale(out->factor, mscale) /
+                                                             yarn_scale(out->factor, mscale_all)
+                                                       : yarn_scale(out->factor, 1);
+    ND_TRY(get_real_or(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
+    ND_TRY(get_bool_or(rope, name, "truncate", true, &truncate));
+    out->exact_range = !truncate;
+    return get_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+                   &out->original_max_positions);
 }
 
 /* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
@@ -437,7 +469,8 @@ static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *
         return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, type_name(rope));
     }
     double theta = 0;
-    ND_TRY(refuse_rope_keys(rope, name));
+    ND_TRY(read_rope_type(rope, name, out));
+    ND_TRY(refuse_rope_keys(rope, name, out->type));
     ND_TRY(get_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
     if (theta != out->theta && !is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
@@ -445,13 +478,15 @@ static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *
                        theta, out->theta);
     }
     out->theta = theta;
-    ND_TRY(read_rope_type(rope, name, out));
     if (out->type == ND_ROPE_DEFAULT) {
         return ND_OK;
     }
     ND_TRY(get_real(rope, name, "factor", 1, 1e6, &out->factor));
-    if (out->type == ND_ROPE_LINEAR) {
+    if (out->type == ND_ROPE_LINEAR || out->type == ND_ROPE_DYNAMIC) {
         return ND_OK;
+    }
+    if (out->type == ND_ROPE_YARN) {
+        return read_yarn(rope, name, out);
     }
     ND_TRY(get_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
     ND_TRY(get_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));

@@ -172,7 +172,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/hidden_size", "1099511627776", "extents that no model has"},
         {"model/num_hidden_layers", "4", "as many tensors"},
         {"model/num_hidden_layers", "1000000", "as many tensors"},
-        {"model/rope_type", "\"yarn\"", "unknown \"yarn\""},
+        {"model/rope_type", "\"longrope\"", "unknown \"longrope\""},
         {"model/rms_norm_eps", "\"1e-5\"", "no number"},
         {"model/tie_word_embeddings", "true", "as many tensors"},
         {"tensors/model.norm.weight", NULL, "as many tensors"},

@@ -103,10 +103,12 @@ Test(shape, both_rope_spellings)
 
 Test(shape, rope_that_is_not_understood)
 {
-    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}", "\"yarn\"",
-               "default, linear and llama3");
-    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 2}}",
-               "\"dynamic\"", "llama3");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"factor\": 2}}",
+               "\"longrope\"", "dynamic, llama3 and yarn");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}",
+               "original_max_position_embeddings is missing", "an integer");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"dynamic\"}}", "factor is missing",
+               "a number");
     expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": 3}}", "rope_type", "llama3");
     expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"llama3\"}}", "factor is missing",
                "");
@@ -210,6 +212,19 @@ Test(shape, writing_and_reading_back)
     cr_expect(back.rope.type == ND_ROPE_LLAMA3 && back.rope.theta == 500000 &&
               back.rope.factor == 32 && back.rope.low_freq_factor == 1 &&
               back.rope.high_freq_factor == 4 && back.rope.original_max_positions == 8192);
+    s.rope = (nd_rope_config){.type = ND_ROPE_YARN,
+                              .theta = 1e6,
+                              .factor = 4,
+                              .original_max_positions = 8192,
+                              .beta_fast = 31,
+                              .beta_slow = 1.5,
+                              .attention_factor = 1.25,
+                              .exact_range = 1};
+    write_and_read(&s, &back);
+    cr_expect(back.rope.type == ND_ROPE_YARN && back.rope.factor == 4 &&
+              back.rope.beta_fast == 31 && back.rope.beta_slow == 1.5 &&
+              back.rope.attention_factor == 1.25 && back.rope.exact_range == 1 &&
+              back.rope.original_max_positions == 8192);
     s.rope = (nd_rope_config){ND_ROPE_LINEAR, 10000, 2, 1, 1, 0};
     write_and_read(&s, &back);
     cr_expect(back.rope.type == ND_ROPE_LINEAR && back.rope.factor == 2);
