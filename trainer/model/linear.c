@@ -3,20 +3,11 @@
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
 
-static const nd_trace_kind GEMM = ND_TRACE_GEMM;
-
 /* What the methods share. */
 
 nd_tensor nd_linear_weight(nd_block_call c, const nd_linear_part *p)
 {
     return nd_fsdp_weight(&c.model->fsdp, p->first, p->last, c.layer);
-}
-
-nd_tensor nd_linear_gradient(nd_block_call c, const nd_linear_part *p, float *beta)
-{
-    nd_fsdp *fsdp = &c.model->fsdp;
-    *beta = nd_fsdp_grad_beta(fsdp, nd_layout_unit(c.model->layout, ND_UNIT_BLOCK, c.layer));
-    return nd_fsdp_grad(fsdp, p->first, p->last, c.layer);
 }
 
 nd_kept_form *nd_linear_kept(nd_block_call c, const nd_linear_part *p, bool transposed)
@@ -36,6 +27,23 @@ void nd_linear_join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
     }
 }
 
+nd_operand nd_linear_part_of(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                             const nd_operand *dy)
+{
+    const nd_scales *s = &c.model->scales;
+    const int64_t T = c.model->dims.T;
+    nd_operand part = *dy;
+    part.rows = nd_tensor_columns(dy->rows, p->offset, p->rows);
+    if (p->fp8) {
+        part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->linear));
+        part.codes = dy->codes.data ? nd_tensor_rows(dy->codes, (p->linear - g->first) * T, T)
+                                    : (nd_tensor){0};
+    }
+    return part;
+}
+
+/* Products. */
+
 /*
  * Rows of an FP8 product as the backend takes them: those of the micro-batch and, up to a multiple
  * of nd_ops.fp8_rows, rows behind them. Every buffer has them (nd_model_create). What x holds there
@@ -50,53 +58,50 @@ static nd_tensor padded_rows(const nd_model *m, nd_tensor rows)
     return rows;
 }
 
-nd_status nd_linear_output_fp8(nd_block_call c, const nd_linear_group *g, nd_matrix x, nd_matrix w,
-                               nd_tensor y)
+static nd_status multiply(nd_model *m, const nd_product_args *x, const nd_gemm_rule *rule)
 {
-    nd_model *m = c.model;
-    x.codes = padded_rows(m, x.codes);
-    x.rows = padded_rows(m, x.rows);
-    ND_OP(m->rank, GEMM, product, .c = padded_rows(m, y), .a = x, .b = w, .b_transposed = true,
-          .beta = g->beta, .fast_accumulation = m->scales.recipe.output.fast_accumulation,
-          .scratch = m->fp8.gemm);
+    const bool fp8 = nd_matrix_is_fp8(&x->a);
+    ND_OP(m->rank, ND_TRACE_GEMM, product, .c = x->c, .a = x->a, .a_transposed = x->a_transposed,
+          .b = x->b, .b_transposed = x->b_transposed, .beta = x->beta,
+          .few_rows = !fp8 && x->few_rows, .fast_accumulation = fp8 && rule->fast_accumulation,
+          .scratch = fp8 ? m->fp8.gemm : NULL);
     return ND_OK;
 }
 
-nd_status nd_linear_input_gradient_fp8(nd_block_call c, const nd_linear_part *p, nd_matrix dy,
-                                       nd_matrix w, nd_tensor dx)
+static nd_status output(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                        nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
-    ND_OP(m->rank, GEMM, product, .c = dx, .a = dy, .b = w, .beta = p->offset > 0 ? 1.0f : 0.0f,
-          .fast_accumulation = m->scales.recipe.input_gradient.fast_accumulation,
-          .scratch = m->fp8.gemm);
-    return ND_OK;
+    nd_product_args args = {
+        .b_transposed = true, .beta = g->beta, .few_rows = c.pass == ND_PASS_GENERATE};
+    ND_TRY(p->method->form(c, g, p, ND_X_OF_Y, x, &args.a));
+    ND_TRY(p->method->form(c, g, p, ND_W_OF_Y, NULL, &args.b));
+    args.c = p->fp8 ? padded_rows(m, y) : y;
+    args.a.codes = p->fp8 ? padded_rows(m, args.a.codes) : args.a.codes;
+    args.a.rows = p->fp8 ? padded_rows(m, args.a.rows) : args.a.rows;
+    return multiply(m, &args, &m->scales.recipe.output);
 }
 
-nd_status nd_linear_weight_gradient_fp8(nd_block_call c, const nd_linear_part *p, nd_matrix dy,
-                                        nd_matrix x)
+static nd_status input_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                                nd_operand *dy, nd_tensor dx)
 {
-    nd_model *m = c.model;
-    float beta;
-    const nd_tensor dw = nd_linear_gradient(c, p, &beta);
-    ND_OP(m->rank, GEMM, product, .c = dw, .a = dy, .a_transposed = true, .b = x, .beta = beta,
-          .fast_accumulation = m->scales.recipe.weight_gradient.fast_accumulation,
-          .scratch = m->fp8.gemm);
-    return ND_OK;
+    nd_product_args args = {.c = dx, .beta = p->offset > 0 ? 1.0f : 0.0f};
+    ND_TRY(p->method->form(c, g, p, ND_DY_OF_DX, dy, &args.a));
+    ND_TRY(p->method->form(c, g, p, ND_W_OF_DX, NULL, &args.b));
+    return multiply(c.model, &args, &c.model->scales.recipe.input_gradient);
 }
 
-nd_operand nd_linear_part_of(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                             const nd_operand *dy)
+static nd_status weight_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                                 nd_operand *x, nd_operand *dy)
 {
-    const nd_scales *s = &c.model->scales;
-    const int64_t T = c.model->dims.T;
-    nd_operand part = *dy;
-    part.rows = nd_tensor_columns(dy->rows, p->offset, p->rows);
-    if (p->fp8) {
-        part.scale = nd_scales_at(s, nd_site_gradient(s, c.layer, p->linear));
-        part.codes = dy->codes.data ? nd_tensor_rows(dy->codes, (p->linear - g->first) * T, T)
-                                    : (nd_tensor){0};
-    }
-    return part;
+    nd_fsdp *fsdp = &c.model->fsdp;
+    const nd_unit *unit = nd_layout_unit(c.model->layout, ND_UNIT_BLOCK, c.layer);
+    nd_product_args args = {.c = nd_fsdp_grad(fsdp, p->first, p->last, c.layer),
+                            .a_transposed = true,
+                            .beta = nd_fsdp_grad_beta(fsdp, unit)};
+    ND_TRY(p->method->form(c, g, p, ND_DY_OF_DW, dy, &args.a));
+    ND_TRY(p->method->form(c, g, p, ND_X_OF_DW, x, &args.b));
+    return multiply(c.model, &args, &c.model->scales.recipe.weight_gradient);
 }
 
 /* Groups. */
@@ -148,7 +153,7 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     ND_TRY(begin_with_bias(c, g, all));
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
-        ND_TRY(p->method->forward(c, g, p, x, nd_tensor_columns(all, p->offset, p->rows)));
+        ND_TRY(output(c, g, p, x, nd_tensor_columns(all, p->offset, p->rows)));
     }
     return g->column ? ND_OK : nd_tp_reduce(m->rank, all, y, NULL);
 }
@@ -171,7 +176,7 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, nd_operand *
     for (int i = 0; i < g->alone_count; i++) {
         const nd_linear_part *p = &g->alone[i];
         nd_operand part = nd_linear_part_of(c, g, p, dy);
-        ND_TRY(p->method->input_gradient(c, g, p, &part, all));
+        ND_TRY(input_gradient(c, g, p, &part, all));
         rest->casts[i] = part.cast;
     }
     rest->dy = *dy;
@@ -188,7 +193,7 @@ nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
         nd_operand part = nd_linear_part_of(rest->call, g, p, &rest->dy);
         part.cast = *cast;
         cast += p->fp8 ? p->count : 1; /* linears in BF16 are one part also where dx is made */
-        ND_TRY(p->method->weight_gradient(rest->call, g, p, &rest->x, &part));
+        ND_TRY(weight_gradient(rest->call, g, p, &rest->x, &part));
     }
     return ND_OK;
 }

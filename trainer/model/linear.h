@@ -78,27 +78,22 @@ typedef struct nd_linear_group {
 } nd_linear_group;
 
 /*
- * How parts are computed. x (T, K), dy (T, rows of the part), as linear.c has gathered them; a form
- * that is made, x->cast or dy->cast, stays for the next product that reads it.
+ * A recipe: how the operands of products are cast. linear.c multiplies.
  *   plan              decides what else of the group follows from the recipe, and raises the bytes
  *                     of the buffers of products to what it needs
  *   settle_gradients  what of the gradients dy (T, N), or of a row-parallel group (Tl, C), is found
  *                     or made before they are gathered: scales with one reduction, and codes that
  *                     travel
- *   forward           y = x w^T
- *   input_gradient    dx (T, K) = dy w, added to dx unless the part is the first one
- *   weight_gradient   += dy^T x, of the input that the block keeps; dy as input_gradient left it
+ *   form              how the products of a part read x or dy (T, rows of the part), as linear.c
+ *                     has gathered them, or without x its weights. What is made stays in x->cast
+ *                     for the next product that reads it; for dw that of dx may be there
  */
 typedef struct nd_linear_method {
     const char *name;
     void (*plan)(const nd_model *, nd_linear_group *, nd_fp8_bytes *);
     nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, nd_operand *dy);
-    nd_status (*forward)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
-                         nd_operand *x, nd_tensor y);
-    nd_status (*input_gradient)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
-                                nd_operand *dy, nd_tensor dx);
-    nd_status (*weight_gradient)(nd_block_call, const nd_linear_group *, const nd_linear_part *,
-                                 nd_operand *x, nd_operand *dy);
+    nd_status (*form)(nd_block_call, const nd_linear_group *, const nd_linear_part *, nd_role,
+                      nd_operand *x, nd_matrix *out);
 } nd_linear_method;
 
 extern const nd_linear_method nd_linear_bf16, nd_linear_fp8_tensor, nd_linear_fp8_rows;
@@ -160,13 +155,13 @@ typedef struct nd_cast {
 nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
 /* Wants a form in addition to others: codes, transposed codes, or neither where products cast. */
 void nd_cast_want(nd_cast *how, nd_form_rule form, void *codes, void *transposed);
-/* The most that an operand needs of two buffers for its form, which begins `before` bytes behind
- * their begin. */
-void nd_cast_room(nd_form_rule form, int64_t before, size_t *codes, size_t *transposed);
-/* Linear number i of a part: the weight of an FP8 product, summed over its rows (dx) or its columns
- * (y). settled: its scales of rows or columns where tp splits them; otherwise they are found
- * here. */
-nd_status nd_operand_weight(nd_block_call call, const nd_linear_part *part, int i, bool over_rows,
+/* Raises the bytes of buffers to what the forms of a part need. Those of dy begin `dx` and `dw`
+ * bytes behind the begin of their buffers. */
+void nd_cast_rooms(const nd_model *model, const nd_linear_part *part, int64_t dx, int64_t dw,
+                   nd_fp8_bytes *bytes);
+/* Linear number i of a part: the weight of an FP8 product. settled: its scales of rows or columns
+ * where tp splits them; otherwise they are found here. */
+nd_status nd_operand_weight(nd_block_call call, const nd_linear_part *part, int i, nd_role role,
                             const nd_scale_ref *settled, nd_matrix *out);
 
 /* linear.c */
@@ -200,8 +195,6 @@ nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tens
 
 /* The weights of a part, one below the other, in the compute dtype. */
 nd_tensor nd_linear_weight(nd_block_call call, const nd_linear_part *part);
-/* Their gradient, and the beta with which it is added to. */
-nd_tensor nd_linear_gradient(nd_block_call call, const nd_linear_part *part, float *beta);
 /* Where the backend keeps the weight for y (transposed) or for dx; NULL: nowhere. */
 nd_kept_form *nd_linear_kept(nd_block_call call, const nd_linear_part *part, bool transposed);
 /* Of several FP8 linears: turns the first one's matrix into that of all, whose rows are given. */
@@ -209,12 +202,5 @@ void nd_linear_join(const nd_linear_part *part, nd_tensor rows, nd_matrix *first
 /* One part of the gradient dy of the outputs of all linears with an input. */
 nd_operand nd_linear_part_of(nd_block_call call, const nd_linear_group *group,
                              const nd_linear_part *part, const nd_operand *dy);
-/* The FP8 products of operands in the forms that they read. */
-nd_status nd_linear_output_fp8(nd_block_call call, const nd_linear_group *group, nd_matrix x,
-                               nd_matrix w, nd_tensor y);
-nd_status nd_linear_input_gradient_fp8(nd_block_call call, const nd_linear_part *part, nd_matrix dy,
-                                       nd_matrix w, nd_tensor dx);
-nd_status nd_linear_weight_gradient_fp8(nd_block_call call, const nd_linear_part *part,
-                                        nd_matrix dy, nd_matrix x);
 
 #endif

@@ -13,18 +13,6 @@ static const nd_gemm_rule *rule_of(const nd_model *m, bool backward)
     return backward ? &recipe->input_gradient : &recipe->output;
 }
 
-static void plan_part(const nd_model *m, nd_linear_part *p, nd_fp8_bytes *bytes)
-{
-    nd_cast_room(p->rules[ND_X_OF_Y], 0, &bytes->x, &bytes->x_transposed);
-    nd_cast_room(p->rules[ND_W_OF_Y], 0, &bytes->w, &bytes->w_transposed);
-    if (!m->forward_only) {
-        nd_cast_room(p->rules[ND_X_OF_DW], 0, &bytes->x, &bytes->x_transposed);
-        nd_cast_room(p->rules[ND_W_OF_DX], 0, &bytes->w, &bytes->w_transposed);
-        nd_cast_room(p->rules[ND_DY_OF_DX], 0, &bytes->dy, &bytes->dy_transposed);
-        nd_cast_room(p->rules[ND_DY_OF_DW], 0, &bytes->dy, &bytes->dy_transposed);
-    }
-}
-
 /* The amaxes of all linears with one input lie one after the other in nd_scales.joint, for each
  * those of x or dy and then those of the weight, so that one reduction settles them. FP8 linears
  * are parts of their own in both lists, which so are equal. */
@@ -40,7 +28,7 @@ static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
             p->joint_weight = of_weight ? end + m->dims.T : -1;
             end += m->dims.T + (of_weight ? m->dims.C : 0);
             g->parts[i] = *p;
-            plan_part(m, p, bytes);
+            nd_cast_rooms(m, p, 0, 0, bytes);
         }
     }
 }
@@ -75,100 +63,64 @@ static nd_status settle_gradients(nd_block_call c, const nd_linear_group *g, nd_
     return g->column ? settle(c, g, true, dy->rows) : ND_OK;
 }
 
-/* The scales of x or dy where tp splits them; NULL: they are found when it is cast. */
-static const nd_scale_ref *settled_rows(nd_block_call c, const nd_linear_part *p, bool split,
-                                        int64_t rows, nd_scale_ref *out)
-{
-    if (split) {
-        *out = nd_scales_joint(&c.model->scales, p->joint_rows, rows);
-    }
-    return split ? out : NULL;
-}
-
-/* Makes x->cast, the form of an input that products of y or (for_weight) of dw read. settled: its
- * scales; NULL: they are found here. */
-static nd_status cast_input(nd_block_call c, const nd_linear_part *p, nd_role role,
-                            const nd_scale_ref *settled, nd_operand *x)
+/* Makes the form of x or dy, which dx and dw read with other scales. Where tp splits them, they are
+ * settled. */
+static nd_status cast(nd_block_call c, const nd_linear_part *p, nd_role role, bool settled,
+                      nd_operand *x)
 {
     nd_model *m = c.model;
-    const nd_recipe *recipe = &m->scales.recipe;
-    nd_cast how = {.rule = role == ND_X_OF_DW ? &recipe->weight_gradient.b : &recipe->output.a,
+    nd_scales *s = &m->scales;
+    const nd_recipe *recipe = &s->recipe;
+    const bool is_x = role == ND_X_OF_Y || role == ND_X_OF_DW;
+    const nd_cast_rule *const rules[ND_ROLE_COUNT] = {[ND_X_OF_Y] = &recipe->output.a,
+                                                      [ND_DY_OF_DX] = &recipe->input_gradient.a,
+                                                      [ND_DY_OF_DW] = &recipe->weight_gradient.a,
+                                                      [ND_X_OF_DW] = &recipe->weight_gradient.b};
+    nd_cast how = {.rule = rules[role],
                    .settled = settled,
-                   .vectors = settled ? *settled : m->scales.vectors[0]};
-    if (x->cast.inverse) {
+                   .vectors = settled ? nd_scales_joint(s, p->joint_rows, x->rows.shape[0])
+                                      : s->vectors[is_x ? 0 : 2]};
+    if (is_x && x->cast.inverse) {
         return ND_OK;
     }
-    nd_cast_want(&how, p->rules[role], m->fp8.x, m->fp8.x_transposed);
-    m->scales.casts.inputs++;
+    nd_cast_want(&how, p->rules[role], is_x ? m->fp8.x : m->fp8.dy,
+                 is_x ? m->fp8.x_transposed : m->fp8.dy_transposed);
+    *(is_x ? &s->casts.inputs : &s->casts.gradients) += 1;
     return nd_operand_cast(m, x, &how);
 }
 
-/* The same of a gradient, which dx and dw read with other scales. */
-static nd_status cast_gradient(nd_block_call c, const nd_linear_part *p, nd_role role,
-                               const nd_scale_ref *settled, nd_operand *dy)
+static nd_status weight_of(nd_block_call c, const nd_linear_part *p, nd_role role, bool split,
+                           nd_matrix *w)
 {
-    nd_model *m = c.model;
-    const nd_recipe *recipe = &m->scales.recipe;
-    nd_cast how = {.rule =
-                       role == ND_DY_OF_DW ? &recipe->weight_gradient.a : &recipe->input_gradient.a,
-                   .settled = settled,
-                   .vectors = settled ? *settled : m->scales.vectors[2]};
-    nd_cast_want(&how, p->rules[role], m->fp8.dy, m->fp8.dy_transposed);
-    m->scales.casts.gradients++;
-    return nd_operand_cast(m, dy, &how);
-}
-
-static nd_status weight_of(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                           bool backward, nd_matrix *w)
-{
-    const bool split = g->column == backward && p->joint_weight >= 0;
     nd_scale_ref settled = {0};
+    split = split && p->joint_weight >= 0;
     if (split) {
         settled = nd_scales_joint(&c.model->scales, p->joint_weight, c.model->dims.C);
     }
-    ND_TRY(nd_operand_weight(c, p, 0, backward, split ? &settled : NULL, w));
-    w->kept = nd_linear_kept(c, p, !backward);
+    ND_TRY(nd_operand_weight(c, p, 0, role, split ? &settled : NULL, w));
+    w->kept = nd_linear_kept(c, p, role == ND_W_OF_Y);
     return ND_OK;
 }
 
-static nd_status forward(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                         nd_operand *x, nd_tensor y)
+static nd_status form(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                      nd_role role, nd_operand *x, nd_matrix *out)
 {
-    nd_scale_ref rows;
-    nd_matrix w;
-    if (!g->column) {
+    const bool of_dw = role == ND_DY_OF_DW || role == ND_X_OF_DW;
+    const bool backward = role == ND_DY_OF_DX || role == ND_W_OF_DX;
+    const bool split = !of_dw && g->column == backward; /* what tp splits for this product */
+    if (of_dw && c.model->scales.recipe.weight_gradient.a.scaling == ND_SCALING_NONE) {
+        return nd_linear_bf16.form(c, g, p, role, x, out);
+    }
+    if (!x) {
+        return weight_of(c, p, role, split, out);
+    }
+    if (role == ND_X_OF_Y && split) {
         ND_TRY(settle(c, g, false, x->rows));
     }
-    ND_TRY(cast_input(c, p, ND_X_OF_Y, settled_rows(c, p, !g->column, x->rows.shape[0], &rows), x));
-    ND_TRY(weight_of(c, g, p, false, &w));
-    return nd_linear_output_fp8(c, g, x->cast, w, y);
+    ND_TRY(cast(c, p, role, split, x));
+    *out = x->cast;
+    return ND_OK;
 }
 
-static nd_status input_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                                nd_operand *dy, nd_tensor dx)
-{
-    nd_scale_ref rows;
-    nd_matrix w;
-    ND_TRY(cast_gradient(c, p, ND_DY_OF_DX, settled_rows(c, p, g->column, dy->rows.shape[0], &rows),
-                         dy));
-    ND_TRY(weight_of(c, g, p, true, &w));
-    return nd_linear_input_gradient_fp8(c, p, dy->cast, w, dx);
-}
-
-static nd_status weight_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                                 nd_operand *x, nd_operand *dy)
-{
-    if (c.model->scales.recipe.weight_gradient.a.scaling == ND_SCALING_NONE) {
-        return nd_linear_bf16.weight_gradient(c, g, p, x, dy);
-    }
-    ND_TRY(cast_gradient(c, p, ND_DY_OF_DW, NULL, dy));
-    ND_TRY(cast_input(c, p, ND_X_OF_DW, NULL, x));
-    return nd_linear_weight_gradient_fp8(c, p, dy->cast, x->cast);
-}
-
-const nd_linear_method nd_linear_fp8_rows = {.name = "fp8 per row",
-                                             .plan = plan,
-                                             .settle_gradients = settle_gradients,
-                                             .forward = forward,
-                                             .input_gradient = input_gradient,
-                                             .weight_gradient = weight_gradient};
+const nd_linear_method nd_linear_fp8_rows = {
+    .name = "fp8 per row", .plan = plan, .settle_gradients = settle_gradients, .form = form};

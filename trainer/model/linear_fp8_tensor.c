@@ -14,20 +14,6 @@ static int64_t gradient_place(const nd_model *m, const nd_linear_part *p)
     return p->rules[ND_DY_OF_DW].transposed ? 0 : m->dims.T * p->offset;
 }
 
-static void plan_part(const nd_model *m, const nd_linear_part *p, nd_fp8_bytes *bytes)
-{
-    nd_cast_room(p->rules[ND_X_OF_Y], 0, &bytes->x, &bytes->x_transposed);
-    nd_cast_room(p->rules[ND_W_OF_Y], 0, &bytes->w, &bytes->w_transposed);
-    if (!m->forward_only) {
-        nd_cast_room(p->rules[ND_X_OF_DW], 0, &bytes->x, &bytes->x_transposed);
-        nd_cast_room(p->rules[ND_W_OF_DX], 0, &bytes->w, &bytes->w_transposed);
-        nd_cast_room(p->rules[ND_DY_OF_DX], gradient_place(m, p), &bytes->dy,
-                     &bytes->dy_transposed);
-        nd_cast_room(p->rules[ND_DY_OF_DW], m->dims.T * p->offset, &bytes->dy,
-                     &bytes->dy_transposed);
-    }
-}
-
 static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
 {
     const nd_dims *d = &m->dims;
@@ -36,7 +22,8 @@ static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
     const bool at_once = nd_recipe_is_delayed(&m->scales.recipe) && g->input == ND_INPUT_GATE_UP;
     for (int i = 0; i < g->alone_count; i++) {
         if (g->alone[i].fp8) {
-            plan_part(m, &g->alone[i], bytes);
+            nd_cast_rooms(m, &g->alone[i], gradient_place(m, &g->alone[i]),
+                          d->T * g->alone[i].offset, bytes);
         }
     }
     if (g->column && g->keeps && d->T != d->Tl) { /* codes of all tp ranks arrive */
@@ -50,43 +37,16 @@ static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
     }
 }
 
-/* Makes x->cast, the form of an input that products of y or of dw (role) read. */
-static nd_status cast_input(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                            nd_role role, nd_operand *x)
-{
-    nd_model *m = c.model;
-    nd_cast how = {.rule = &m->scales.recipe.output.a,
-                   .split = !g->column,
-                   .settled = c.pass == ND_PASS_BACKWARD,
-                   .record = c.pass == ND_PASS_TRAIN};
-    if (x->cast.inverse) {
-        return ND_OK;
-    }
-    nd_cast_want(&how, p->rules[role], m->fp8.x, m->fp8.x_transposed);
-    m->scales.casts.inputs += x->known != ND_KNOWN_CODES; /* else it was counted before */
-    return nd_operand_cast(m, x, &how);
-}
-
-/* The weights of a part, for y, or (over_rows) for dx. */
-static nd_status weight_of(nd_block_call c, const nd_linear_part *p, bool over_rows, nd_matrix *w)
+static nd_status weight_of(nd_block_call c, const nd_linear_part *p, nd_role role, nd_matrix *w)
 {
     for (int i = 0; i < p->count; i++) {
         nd_matrix one;
-        ND_TRY(nd_operand_weight(c, p, i, over_rows, NULL, &one));
+        ND_TRY(nd_operand_weight(c, p, i, role, NULL, &one));
         *w = i == 0 ? one : *w;
     }
     nd_linear_join(p, nd_linear_weight(c, p), w);
-    w->kept = nd_linear_kept(c, p, !over_rows);
+    w->kept = nd_linear_kept(c, p, role == ND_W_OF_Y);
     return ND_OK;
-}
-
-static nd_status forward(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                         nd_operand *x, nd_tensor y)
-{
-    nd_matrix w;
-    ND_TRY(cast_input(c, g, p, ND_X_OF_Y, x));
-    ND_TRY(weight_of(c, p, false, &w));
-    return nd_linear_output_fp8(c, g, x->cast, w, y);
 }
 
 /* Casts this rank's rows of a gradient, which are then gathered. */
@@ -99,6 +59,7 @@ static nd_status cast_before_gather(nd_block_call c, const nd_linear_group *g, n
     *dy = nd_linear_part_of(c, g, &g->alone[0], dy);
     ND_TRY(nd_operand_cast(c.model, dy, &how));
     dy->codes = dy->cast.codes;
+    dy->cast = (nd_matrix){0}; /* products read those of all tp ranks */
     dy->known = ND_KNOWN_CODES;
     return ND_OK;
 }
@@ -121,40 +82,48 @@ static nd_status settle_gradients(nd_block_call c, const nd_linear_group *g, nd_
     return g->travels ? cast_before_gather(c, g, dy) : ND_OK;
 }
 
-/* Makes dy->cast, which dx and dw read. Its scale is settled. */
-static nd_status cast_gradient(nd_model *m, const nd_linear_part *p, nd_operand *dy)
+/* The form that dx and dw read. Its scale is settled. */
+static nd_status gradient_form(nd_model *m, const nd_linear_part *p, nd_role role, nd_operand *dy,
+                               nd_matrix *out)
 {
     nd_cast how = {.rule = &m->scales.recipe.input_gradient.a, .settled = true, .record = true};
     void *transposed = (char *)m->fp8.dy_transposed + m->dims.T * p->offset;
     void *codes = (char *)m->fp8.dy + gradient_place(m, p);
-    m->scales.casts.gradients++;
-    nd_cast_want(&how, p->rules[ND_DY_OF_DX], codes, transposed);
-    nd_cast_want(&how, p->rules[ND_DY_OF_DW], codes, transposed);
-    return nd_operand_cast(m, dy, &how);
+    if (!dy->cast.inverse) {
+        m->scales.casts.gradients++;
+        nd_cast_want(&how, p->rules[ND_DY_OF_DX], codes, transposed);
+        nd_cast_want(&how, p->rules[ND_DY_OF_DW], codes, transposed);
+        ND_TRY(nd_operand_cast(m, dy, &how));
+    }
+    *out = dy->cast;
+    if (role == ND_DY_OF_DW) {
+        nd_linear_join(p, dy->rows, out);
+    }
+    return ND_OK;
 }
 
-static nd_status input_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                                nd_operand *dy, nd_tensor dx)
+static nd_status form(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                      nd_role role, nd_operand *x, nd_matrix *out)
 {
-    nd_matrix w;
-    ND_TRY(cast_gradient(c.model, p, dy));
-    ND_TRY(weight_of(c, p, true, &w));
-    return nd_linear_input_gradient_fp8(c, p, dy->cast, w, dx);
+    nd_model *m = c.model;
+    nd_cast how = {.rule = &m->scales.recipe.output.a,
+                   .split = !g->column,
+                   .settled = c.pass == ND_PASS_BACKWARD,
+                   .record = c.pass == ND_PASS_TRAIN};
+    if (!x) {
+        return weight_of(c, p, role, out);
+    }
+    if (role == ND_DY_OF_DX || role == ND_DY_OF_DW) {
+        return gradient_form(m, p, role, x, out);
+    }
+    if (!x->cast.inverse) {
+        nd_cast_want(&how, p->rules[role], m->fp8.x, m->fp8.x_transposed);
+        m->scales.casts.inputs += x->known != ND_KNOWN_CODES; /* else it was counted before */
+        ND_TRY(nd_operand_cast(m, x, &how));
+    }
+    *out = x->cast;
+    return ND_OK;
 }
 
-static nd_status weight_gradient(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
-                                 nd_operand *x, nd_operand *dy)
-{
-    ND_TRY(dy->cast.inverse ? ND_OK : cast_gradient(c.model, p, dy));
-    nd_matrix of_dy = dy->cast;
-    nd_linear_join(p, dy->rows, &of_dy);
-    ND_TRY(cast_input(c, g, p, ND_X_OF_DW, x));
-    return nd_linear_weight_gradient_fp8(c, p, of_dy, x->cast);
-}
-
-const nd_linear_method nd_linear_fp8_tensor = {.name = "fp8 per tensor",
-                                               .plan = plan,
-                                               .settle_gradients = settle_gradients,
-                                               .forward = forward,
-                                               .input_gradient = input_gradient,
-                                               .weight_gradient = weight_gradient};
+const nd_linear_method nd_linear_fp8_tensor = {
+    .name = "fp8 per tensor", .plan = plan, .settle_gradients = settle_gradients, .form = form};

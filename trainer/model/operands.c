@@ -86,7 +86,7 @@ void nd_cast_want(nd_cast *how, nd_form_rule form, void *codes, void *transposed
     how->transposed = by_op && form.transposed ? transposed : how->transposed;
 }
 
-void nd_cast_room(nd_form_rule form, int64_t before, size_t *codes, size_t *transposed)
+static void raise(nd_form_rule form, int64_t before, size_t *codes, size_t *transposed)
 {
     size_t *room = form.transposed ? transposed : codes;
     if (form.maker == ND_FORM_BY_OP) {
@@ -94,14 +94,26 @@ void nd_cast_room(nd_form_rule form, int64_t before, size_t *codes, size_t *tran
     }
 }
 
-nd_status nd_operand_weight(nd_block_call c, const nd_linear_part *p, int i, bool over_rows,
+void nd_cast_rooms(const nd_model *m, const nd_linear_part *p, int64_t dx, int64_t dw,
+                   nd_fp8_bytes *bytes)
+{
+    raise(p->rules[ND_X_OF_Y], 0, &bytes->x, &bytes->x_transposed);
+    raise(p->rules[ND_W_OF_Y], 0, &bytes->w, &bytes->w_transposed);
+    if (!m->forward_only) {
+        raise(p->rules[ND_X_OF_DW], 0, &bytes->x, &bytes->x_transposed);
+        raise(p->rules[ND_W_OF_DX], 0, &bytes->w, &bytes->w_transposed);
+        raise(p->rules[ND_DY_OF_DX], dx, &bytes->dy, &bytes->dy_transposed);
+        raise(p->rules[ND_DY_OF_DW], dw, &bytes->dy, &bytes->dy_transposed);
+    }
+}
+
+nd_status nd_operand_weight(nd_block_call c, const nd_linear_part *p, int i, nd_role role,
                             const nd_scale_ref *settled, nd_matrix *out)
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
     const nd_recipe *recipe = &s->recipe;
-    const nd_cast_rule *rule = over_rows ? &recipe->input_gradient.b : &recipe->output.b;
-    const nd_form_rule form = p->rules[over_rows ? ND_W_OF_DX : ND_W_OF_Y];
+    const nd_cast_rule *rule = role == ND_W_OF_Y ? &recipe->output.b : &recipe->input_gradient.b;
     const nd_param_id id = nd_linear_param(p->linear + i);
     nd_operand w = {.scale = nd_scales_of_weight(s, c.layer, p->linear + i)};
     nd_cast how = {
@@ -111,7 +123,7 @@ nd_status nd_operand_weight(nd_block_call c, const nd_linear_part *p, int i, boo
                    : settled         ? *settled
                                      : s->vectors[1],
     };
-    nd_cast_want(&how, form, m->fp8.w, m->fp8.w_transposed);
+    nd_cast_want(&how, p->rules[role], m->fp8.w, m->fp8.w_transposed);
     if (s->codes_gathered) {
         w.codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
         w.known = ND_KNOWN_CODES;
