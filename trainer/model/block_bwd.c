@@ -13,7 +13,7 @@ static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 
 nd_tensor nd_stream_gradient(const nd_model *m, const nd_activation_set *set, int64_t layer)
 {
-    return layer < m->stage->layers.begin ? m->dx : nd_set_block(set, layer)->dout;
+    return layer < m->stage->layers.begin ? m->work.dx : nd_set_block(set, layer)->dout;
 }
 
 nd_tensor nd_block_vector_gradient(nd_block_call c, nd_param_id first, nd_param_id last)
@@ -48,7 +48,7 @@ static nd_status norm_backward(nd_block_call c, bool second)
     }
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd,
           .dx = second ? a->dmid : nd_stream_gradient(m, c.set, reader.layer),
-          .dweight = nd_block_vector_gradient(c, id, id), .dy = m->dh,
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh,
           .dres = second ? a->dout : a->dmid, .x = second ? a->x_mid : a->x_in,
           .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = second ? a->rstd2 : a->rstd1,
           .amax = amax);
@@ -64,15 +64,15 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_tensor to[2];
     nd_fuse fuse[2];
     /* 11. down: the reduce-scatter becomes a gather */
-    ND_TRY(nd_linear_backward(c, ND_INPUT_DOWN, &dout, m->dact));
+    ND_TRY(nd_linear_backward(c, ND_INPUT_DOWN, &dout, m->work.dact));
     /* 10. SwiGLU, in place of gate and up */
     ND_TRY(nd_operand_prepare_gradients(c, &dgu, to, fuse));
-    ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = to[0], .dup = to[1], .dout = m->dact,
+    ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = to[0], .dup = to[1], .dout = m->work.dact,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
           .fuse_gate = fuse[0], .fuse_up = fuse[1]);
     ND_TRY(nd_block_recompute_codes(c, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
-    ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->dh));
+    ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->work.dh));
     /* 7. norm */
     return norm_backward(c, true);
 }
@@ -84,7 +84,7 @@ static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t fir
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     const nd_tensor dqkv = nd_block_heads(d, a->dqkv, first, heads);
-    const nd_tensor dy = nd_tensor_rows(m->qk, d->T * first, d->T * heads);
+    const nd_tensor dy = nd_tensor_rows(m->work.qk, d->T * first, d->T * heads);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = dy, .x = dqkv);
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dy,
           .dweight = nd_block_vector_gradient(c, id, id), .dy = dy,
@@ -114,10 +114,10 @@ static nd_status attention_half_backward(nd_block_call c)
     nd_operand dqkv = {.rows = a->dqkv};
     nd_linear_rest rest;
     /* 6. output projection, whose weight gradient is made while dk and dv arrive */
-    ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->dout, &rest));
+    ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));
     /* 5. attention */
     ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_window(c), a->dqkv, a->qkv, a->o, a->lse.data,
-                               m->dout));
+                               m->work.dout));
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
@@ -128,7 +128,7 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(heads_norm_backward(c));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
-    ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->dh));
+    ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->work.dh));
     /* 1. norm */
     return norm_backward(c, false);
 }

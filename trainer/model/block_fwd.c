@@ -20,7 +20,7 @@ int64_t nd_block_window(nd_block_call c)
 /* (Tl, C) of the micro-batch. */
 static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
 {
-    return nd_tensor_rows(m->branch, 0, set->Tl);
+    return nd_tensor_rows(m->work.branch, 0, set->Tl);
 }
 
 nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t heads)
@@ -39,7 +39,7 @@ static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     const nd_tensor qkv = nd_block_heads(&m->dims, a->qkv, first, heads);
     const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads);
-    const nd_tensor y = nd_tensor_rows(m->qk, T * first, T * heads);
+    const nd_tensor y = nd_tensor_rows(m->work.qk, T * first, T * heads);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = x, .x = qkv);
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = y,
           .rstd = nd_tensor_rows(a->qk_rstd, T * first, T * heads), .x = x,

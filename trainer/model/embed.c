@@ -14,7 +14,7 @@ nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out
     const int64_t first = m->stage->layers.begin;
     const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor x = nd_set_block(set, first)->x_in; /* (Tl, C) */
-    nd_tensor partial = nd_tp_partial(r, x, m->full_b);
+    nd_tensor partial = nd_tp_partial(r, x, m->work.full_b);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_TRY(nd_fsdp_prefetch(&m->fsdp, nd_layout_unit(m->layout, ND_UNIT_BLOCK, first)));
     ND_OP(r, ND_TRACE_ELEMENTWISE, embedding_fwd, .out = partial, .ids = ids_of(set),
@@ -33,7 +33,7 @@ nd_status nd_embed_backward(nd_model *m, nd_activation_set *set)
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor dx;
-    ND_TRY(nd_tp_gather(r, m->dx, m->full_a, NULL, &dx));
+    ND_TRY(nd_tp_gather(r, m->work.dx, m->work.full_a, NULL, &dx));
     /* A tied table's gradient was begun by the head and is released here, last. */
     if (unit->kind != ND_UNIT_HEAD) {
         ND_TRY(nd_fsdp_grad_acquire(&m->fsdp, unit));

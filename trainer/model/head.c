@@ -53,7 +53,7 @@ static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
         .columns = columns,
         .first = d->vocab_first + begin,
         .valid = nd_max(0, nd_min(columns, d->vocab_valid - begin)),
-        .logits = nd_tensor_2d((char *)m->head.logits + before, d->act, n, columns),
+        .logits = nd_tensor_2d((char *)m->work.head.logits + before, d->act, n, columns),
         .w = nd_tensor_rows(w, begin, columns),
     };
 }
@@ -98,7 +98,7 @@ static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, 
                            nd_tensor h)
 {
     const int64_t rows = h.shape[0];
-    m->head.packed_h.made = false;
+    m->work.head.packed_h.made = false;
     ND_OP(m->rank, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = h,
           .sum = nd_tensor_rows(set->head.x, begin, rows),
           .rstd = nd_tensor_rows(set->head.rstd, begin, rows),
@@ -129,12 +129,12 @@ static nd_status chunk_loss(nd_model *m, nd_pass pass, const head_chunk *c)
 {
     nd_rank *r = m->rank;
     const int64_t n = c->h.shape[0];
-    nd_tensor row_max = nd_tensor_1d(m->head.row_max, ND_DTYPE_F32, n);
+    nd_tensor row_max = nd_tensor_1d(m->work.head.row_max, ND_DTYPE_F32, n);
     ND_TRY(slice_stats(m, pass, c, row_max));
-    ND_TRY(nd_copy(&r->stream, m->head.global_max, m->head.row_max, (size_t)n * 4));
-    ND_TRY(tp_all_reduce(m, m->head.global_max, n, ND_REDOP_MAX));
+    ND_TRY(nd_copy(&r->stream, m->work.head.global_max, m->work.head.row_max, (size_t)n * 4));
+    ND_TRY(tp_all_reduce(m, m->work.head.global_max, n, ND_REDOP_MAX));
     ND_OP(r, HEAD, ce_rescale, .row_sum = c->sum, .row_max = row_max, .global_max = c->max);
-    ND_TRY(tp_all_reduce(m, m->head.row_sums, 2 * n, ND_REDOP_SUM));
+    ND_TRY(tp_all_reduce(m, m->work.head.row_sums, 2 * n, ND_REDOP_SUM));
     ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = c->max, .sum = c->sum,
           .target = c->target, .labels = c->labels);
     return ND_OK;
@@ -163,8 +163,9 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
     const nd_dims *d = &m->dims;
     const int64_t n = c->h.shape[0];
     nd_tensor dw = nd_fsdp_grad(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1); /* (V, C) */
-    nd_tensor sum = m->head.dsum ? nd_tensor_2d(m->head.dsum, ND_DTYPE_F32, n, d->C) : partial;
-    nd_kept_form *rows = m->head.packed_h.memory ? &m->head.packed_h : NULL;
+    nd_tensor sum =
+        m->work.head.dsum ? nd_tensor_2d(m->work.head.dsum, ND_DTYPE_F32, n, d->C) : partial;
+    nd_kept_form *rows = m->work.head.packed_h.memory ? &m->work.head.packed_h : NULL;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
         const head_tile t = tile_at(m, n, begin, true);
         ND_OP(r, HEAD, ce_bwd, .logits = t.logits, .max = c->max, .sum = c->sum,
@@ -176,7 +177,7 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
               .b = {.rows = t.w, .kept = packed_tile(m, &t, false)},
               .beta = begin > 0 ? 1.0f : 0.0f);
     }
-    if (m->head.dsum) {
+    if (m->work.head.dsum) {
         ND_OP(r, HEAD, cast, .out = partial, .x = sum);
     }
     return ND_OK;
@@ -192,19 +193,19 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
     head_chunk c = {
         .h = h,
         .labels = nd_tensor_1d(set->batch.labels + begin * tp, ND_DTYPE_I32, n),
-        .max = nd_tensor_1d(m->head.global_max, ND_DTYPE_F32, n),
-        .sum = nd_tensor_1d(m->head.row_sums, ND_DTYPE_F32, n),
-        .target = nd_tensor_1d(m->head.row_sums + n, ND_DTYPE_F32, n),
+        .max = nd_tensor_1d(m->work.head.global_max, ND_DTYPE_F32, n),
+        .sum = nd_tensor_1d(m->work.head.row_sums, ND_DTYPE_F32, n),
+        .target = nd_tensor_1d(m->work.head.row_sums + n, ND_DTYPE_F32, n),
     };
     /* 1. tp: the chunk's rows of all peers */
-    ND_TRY(nd_tp_gather(r, h, m->head.full, NULL, &c.h));
+    ND_TRY(nd_tp_gather(r, h, m->work.head.full, NULL, &c.h));
     ND_TRY(chunk_loss(m, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
     }
     ND_TRY(source_losses(m, set, begin * tp, &c));
     nd_tensor dh = nd_tensor_rows(set->head.dh, begin, rows);
-    nd_tensor partial = nd_tp_partial(r, dh, m->head.dfull);
+    nd_tensor partial = nd_tp_partial(r, dh, m->work.head.dfull);
     ND_TRY(chunk_gradients(m, &c, beta, partial));
     /* 1'. reduce-scatter */
     return nd_tp_reduce(r, partial, dh, NULL);
@@ -223,7 +224,7 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
     }
     for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
-        nd_tensor h = nd_tensor_rows(m->head.h, 0, rows);
+        nd_tensor h = nd_tensor_rows(m->work.head.h, 0, rows);
         ND_TRY(norm_rows(m, set, in, begin, h));
         ND_TRY(chunk(m, set, pass, begin, h, beta));
         beta = 1.0f;
@@ -270,9 +271,10 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     const nd_dims *d = &m->dims;
     const size_t row_bytes = (size_t)d->C * nd_dtype_size(d->act);
     /* Rows behind the n hold what was there before: few forms of products (kv_cache.h). */
-    const int64_t computed = nd_kv_round_rows(n, 1, m->logits.rows.shape[0]);
-    nd_tensor rows = nd_tensor_rows(m->logits.rows, 0, computed);
-    nd_tensor local = nd_tensor_rows(m->logits.logits, 0, computed), all; /* (computed, V), tp x */
+    const int64_t computed = nd_kv_round_rows(n, 1, m->work.logits.rows.shape[0]);
+    nd_tensor rows = nd_tensor_rows(m->work.logits.rows, 0, computed);
+    nd_tensor local = nd_tensor_rows(m->work.logits.logits, 0, computed),
+              all; /* (computed, V), tp x */
     for (int64_t i = 0, run; i < n; i += run) {
         run = adjacent_rows(call->rows + begin + i, n - i);
         ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, run).data,
@@ -282,7 +284,7 @@ static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *
     ND_OP(r, HEAD, product, .c = local, .a = nd_rows(rows),
           .b = nd_rows(nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1)),
           .b_transposed = true, .few_rows = true);
-    ND_TRY(nd_tp_gather(r, local, m->logits.gathered, NULL, &all));
+    ND_TRY(nd_tp_gather(r, local, m->work.logits.gathered, NULL, &all));
     return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }
 
@@ -291,15 +293,15 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
 {
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
-    const int64_t most = m->logits.rows.shape[0];
-    nd_tensor local = nd_tensor_rows(m->head.h, 0, set->Tl), h; /* (Tl, C), (T, C) */
+    const int64_t most = m->work.logits.rows.shape[0];
+    nd_tensor local = nd_tensor_rows(m->work.head.h, 0, set->Tl), h; /* (Tl, C), (T, C) */
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
     ND_OP(r, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = local,
           .sum = nd_tensor_rows(set->head.x, 0, set->Tl),
           .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .eps = (float)r->shape.rms_eps);
-    ND_TRY(nd_tp_gather(r, local, m->full_a, NULL, &h));
+    ND_TRY(nd_tp_gather(r, local, m->work.full_a, NULL, &h));
     for (int64_t begin = 0; begin < call->count; begin += most) {
         int64_t n = call->count - begin < most ? call->count - begin : most;
         ND_TRY(logits_of_rows(m, h, call, begin, n));

@@ -64,7 +64,7 @@ static nd_status multiply(nd_model *m, const nd_product_args *x, const nd_gemm_r
     ND_OP(m->rank, ND_TRACE_GEMM, product, .c = x->c, .a = x->a, .a_transposed = x->a_transposed,
           .b = x->b, .b_transposed = x->b_transposed, .beta = x->beta,
           .few_rows = !fp8 && x->few_rows, .fast_accumulation = fp8 && rule->fast_accumulation,
-          .scratch = fp8 ? m->fp8.gemm : NULL);
+          .scratch = fp8 ? m->work.fp8.gemm : NULL);
     return ND_OK;
 }
 
@@ -138,17 +138,17 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
 static nd_status gather(nd_model *m, nd_operand *x, void *codes, nd_exchange *later)
 {
     nd_tensor *what = x->codes.data ? &x->codes : &x->rows;
-    return nd_tp_gather(m->rank, *what, x->codes.data ? codes : m->full_a, later, what);
+    return nd_tp_gather(m->rank, *what, x->codes.data ? codes : m->work.full_a, later, what);
 }
 
 nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
-    const nd_tensor all = g->column ? y : nd_tp_partial(m->rank, y, m->full_b);
+    const nd_tensor all = g->column ? y : nd_tp_partial(m->rank, y, m->work.full_b);
     ND_TRY(nd_operand_keep(c, x));
     if (g->column) {
-        ND_TRY(gather(m, x, m->fp8.x, NULL));
+        ND_TRY(gather(m, x, m->work.fp8.x, NULL));
     }
     ND_TRY(begin_with_bias(c, g, all));
     for (int i = 0; i < g->part_count; i++) {
@@ -163,15 +163,15 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, nd_operand *
 {
     nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
-    const nd_tensor all = g->column ? nd_tp_partial(m->rank, dx, m->full_b) : dx;
+    const nd_tensor all = g->column ? nd_tp_partial(m->rank, dx, m->work.full_b) : dx;
     *rest = (nd_linear_rest){.call = c, .group = g, .x = nd_operand_of(c, input)};
     rest->x.known = rest->x.codes.data ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     ND_TRY(bias_gradient(c, g, dy->rows));
     ND_TRY(g->method->settle_gradients(c, g, dy));
     if (!g->column) {
-        ND_TRY(gather(m, dy, m->fp8.dy, NULL));
+        ND_TRY(gather(m, dy, m->work.fp8.dy, NULL));
     } else if (!m->delays) {
-        ND_TRY(gather(m, &rest->x, m->fp8.x, &rest->exchange));
+        ND_TRY(gather(m, &rest->x, m->work.fp8.x, &rest->exchange));
     }
     for (int i = 0; i < g->alone_count; i++) {
         const nd_linear_part *p = &g->alone[i];
@@ -213,10 +213,10 @@ nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor 
     nd_linear_rest rest = {.call = c, .group = g, .x = nd_operand_of(c, input), .dy = {.rows = dy}};
     rest.x.known = rest.x.codes.data ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
     if (g->column) { /* whose scales are settled */
-        ND_TRY(gather(m, &rest.x, m->fp8.x, NULL));
+        ND_TRY(gather(m, &rest.x, m->work.fp8.x, NULL));
     } else {
         ND_TRY(g->method->settle_gradients(c, g, &rest.dy));
-        ND_TRY(gather(m, &rest.dy, m->fp8.dy, NULL));
+        ND_TRY(gather(m, &rest.dy, m->work.fp8.dy, NULL));
     }
     return nd_linear_weight_gradient(&rest);
 }

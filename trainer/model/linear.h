@@ -133,8 +133,8 @@ nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
 nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
                                        nd_fuse fuse[2]);
-/* The gradient of the residual stream, m->dx, as that of the output of o or of down. Before the op
- * that makes it: where that op leaves its amax; NULL: nowhere. Afterwards: what is known of it. */
+/* The gradient of the residual stream as that of the output of o or of down. Before the op that
+ * makes it: where that op leaves its amax; NULL: nowhere. Afterwards: what is known of it. */
 nd_status nd_gradient_prepare(nd_block_call call, nd_input input, float **amax);
 nd_known nd_gradient_known(nd_block_call call, nd_input input);
 /* Finds the scale of an input whose codes the block keeps, and writes the codes, unless the op that

@@ -83,8 +83,8 @@ static nd_status cast(nd_block_call c, const nd_linear_part *p, nd_role role, bo
     if (is_x && x->cast.inverse) {
         return ND_OK;
     }
-    nd_cast_want(&how, p->rules[role], is_x ? m->fp8.x : m->fp8.dy,
-                 is_x ? m->fp8.x_transposed : m->fp8.dy_transposed);
+    nd_cast_want(&how, p->rules[role], is_x ? m->work.fp8.x : m->work.fp8.dy,
+                 is_x ? m->work.fp8.x_transposed : m->work.fp8.dy_transposed);
     *(is_x ? &s->casts.inputs : &s->casts.gradients) += 1;
     return nd_operand_cast(m, x, &how);
 }

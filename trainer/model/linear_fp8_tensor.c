@@ -55,7 +55,7 @@ static nd_status cast_before_gather(nd_block_call c, const nd_linear_group *g, n
     const nd_cast how = {.rule = &c.model->scales.recipe.input_gradient.a,
                          .settled = true,
                          .record = true,
-                         .codes = c.model->fp8.dy_local};
+                         .codes = c.model->work.fp8.dy_local};
     *dy = nd_linear_part_of(c, g, &g->alone[0], dy);
     ND_TRY(nd_operand_cast(c.model, dy, &how));
     dy->codes = dy->cast.codes;
@@ -87,8 +87,8 @@ static nd_status gradient_form(nd_model *m, const nd_linear_part *p, nd_role rol
                                nd_matrix *out)
 {
     nd_cast how = {.rule = &m->scales.recipe.input_gradient.a, .settled = true, .record = true};
-    void *transposed = (char *)m->fp8.dy_transposed + m->dims.T * p->offset;
-    void *codes = (char *)m->fp8.dy + gradient_place(m, p);
+    void *transposed = (char *)m->work.fp8.dy_transposed + m->dims.T * p->offset;
+    void *codes = (char *)m->work.fp8.dy + gradient_place(m, p);
     if (!dy->cast.inverse) {
         m->scales.casts.gradients++;
         nd_cast_want(&how, p->rules[ND_DY_OF_DX], codes, transposed);
@@ -117,7 +117,7 @@ static nd_status form(nd_block_call c, const nd_linear_group *g, const nd_linear
         return gradient_form(m, p, role, x, out);
     }
     if (!x->cast.inverse) {
-        nd_cast_want(&how, p->rules[role], m->fp8.x, m->fp8.x_transposed);
+        nd_cast_want(&how, p->rules[role], m->work.fp8.x, m->work.fp8.x_transposed);
         m->scales.casts.inputs += x->known != ND_KNOWN_CODES; /* else it was counted before */
         ND_TRY(nd_operand_cast(m, x, &how));
     }

@@ -168,7 +168,7 @@ nd_status nd_linears_create(nd_model *m, nd_fp8_bytes *bytes)
 
 void nd_linears_plan(nd_model *m, const nd_fp8_bytes *bytes, nd_memplan *plan)
 {
-    nd_fp8_scratch *f = &m->fp8;
+    nd_fp8_scratch *f = &m->work.fp8;
     const struct {
         const char *name;
         size_t bytes;

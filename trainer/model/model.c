@@ -40,18 +40,19 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     const int64_t T = m->forward_only ? 0 : d->T, Tl = m->forward_only ? 0 : d->Tl;
     const bool lends = !m->forward_only || m->scales.recipe.name;
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
-    want(plan, scratch, "branch output", local, &m->branch);
-    nd_backward_wants w = {.dx = want(plan, scratch, "residual gradient", dlocal, &m->dx)};
-    w.dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->dh);
+    want(plan, scratch, "branch output", local, &m->work.branch);
+    nd_backward_wants w = {.dx = want(plan, scratch, "residual gradient", dlocal, &m->work.dx)};
+    w.dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
     w.dact = want(plan, scratch, "swiglu gradient",
-                  nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->dact);
+                  nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->work.dact);
     want(plan, scratch, "q k around their norms",
-         nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->qk);
+         nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
     const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
     w.dqkv = nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
-    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D), &m->dout);
-    nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->full_a);
-    nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->full_b);
+    want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
+         &m->work.dout);
+    nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->work.full_a);
+    nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->work.full_b);
     nd_activations_borrow(m->sets, options, plan, &w);
 }
 
@@ -79,7 +80,7 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
     nd_tensor rows = nd_tensor_2d(NULL, d->act, d->head_rows, d->C);
     want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
-    want(plan, head, "final norm output of a chunk", rows, &m->head.h);
+    want(plan, head, "final norm output of a chunk", rows, &m->work.head.h);
     want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
               offsetof(nd_activation_set, head.rstd));
     want_each(m, plan, "final norm gradient",
@@ -88,18 +89,19 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_tensor logits = nd_tensor_2d(NULL, d->act, n, m->forward_only ? d->head_columns : d->V);
     bool tiles = !m->forward_only && d->act != ND_DTYPE_F32 && d->head_columns < d->V;
     nd_tensor dsum = nd_tensor_2d(NULL, ND_DTYPE_F32, n, tiles ? d->C : 0);
-    nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->head.logits);
+    nd_memplan_want(plan, head, "logits of a chunk", nd_tensor_bytes(logits), &m->work.head.logits);
     nd_memplan_want(plan, head, "gradient over tiles of logits", nd_tensor_bytes(dsum),
-                    &m->head.dsum);
+                    &m->work.head.dsum);
     nd_memplan_want(plan, head, "packed rows of a chunk, for dw", packed_rows_bytes(m),
-                    &m->head.packed_h.memory);
-    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->head.full);
+                    &m->work.head.packed_h.memory);
+    nd_memplan_want(plan, head, "tp: gathered chunk", nd_tensor_bytes(full), &m->work.head.full);
     nd_memplan_want(plan, head, "tp: chunk gradient", m->forward_only ? 0 : nd_tensor_bytes(full),
-                    &m->head.dfull);
-    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->head.row_max);
+                    &m->work.head.dfull);
+    nd_memplan_want(plan, head, "row maxima", (size_t)n * sizeof(float), &m->work.head.row_max);
     nd_memplan_want(plan, head, "row sums and targets", (size_t)(2 * n) * sizeof(float),
-                    &m->head.row_sums);
-    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float), &m->head.global_max);
+                    &m->work.head.row_sums);
+    nd_memplan_want(plan, head, "global maxima", (size_t)n * sizeof(float),
+                    &m->work.head.global_max);
     const size_t sums = (size_t)(2 * m->sources) * sizeof *m->source_sums;
     int numbers = nd_memplan_want(plan, head, "numbers of the step", sums + sizeof *m->numbers,
                                   &m->source_sums);
@@ -115,13 +117,14 @@ static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
     nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
     want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
-    want(plan, head, "final norm output", local, &m->head.h);
+    want(plan, head, "final norm output", local, &m->work.head.h);
     want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
               offsetof(nd_activation_set, head.rstd));
-    want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C), &m->logits.rows);
-    want(plan, head, "logits", logits, &m->logits.logits);
+    want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C),
+         &m->work.logits.rows);
+    want(plan, head, "logits", logits, &m->work.logits.logits);
     nd_memplan_want(plan, head, "tp: gathered logits",
-                    tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->logits.gathered);
+                    tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->work.logits.gathered);
 }
 
 static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
@@ -166,13 +169,10 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
-    if (m->set_count > 1 && m->scales.recipe.name) {
-        status = nd_fail(ND_ERR_INTERNAL,
-                         "the schedule has %d micro-batches in flight, but FP8 has the scales of "
-                         "one",
-                         m->set_count);
-        goto out;
-    }
+    ND_TRY_OUT(m->set_count == 1 || !m->scales.recipe.name
+                   ? ND_OK
+                   : nd_fail(ND_ERR_INTERNAL, "%d micro-batches in flight, but FP8 scales of one",
+                             m->set_count));
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);

@@ -3,9 +3,9 @@
 #define ND_MODEL_MODEL_H
 /*
  * The Llama of one rank, as the functions of a stage: embedding, a range of blocks, head; forward
- * and, in mirror order, backward. Each is a numbered list of ops. The model holds weights and
- * buffers; what a micro-batch keeps is in its set (activations.h), and which pass it is, training,
- * evaluation or backward, is an argument.
+ * and, in mirror order, backward. Each is a numbered list of ops. The model holds the weights and
+ * its stage's workspace; what a micro-batch keeps is in its set (activations.h), and which pass it
+ * is, training, evaluation or backward, is an argument.
  *
  * Today a rank has one stage, the whole model. Its sets are as many as the schedule has
  * micro-batches in flight.
@@ -70,6 +70,19 @@ typedef struct nd_logits_scratch {
     void *gathered;   /* F32 (tp, n, V); NULL when tp is 1 */
 } nd_logits_scratch;
 
+/* Buffers of a stage, shared by all its blocks and sets. */
+typedef struct nd_workspace {
+    nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
+    nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
+    nd_tensor dact;   /* (T, F) */
+    nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
+    nd_tensor dout;   /* (T, H D) */
+    void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
+    nd_fp8_scratch fp8;
+    nd_head_scratch head;
+    nd_logits_scratch logits;
+} nd_workspace;
+
 typedef struct nd_model {
     nd_rank *rank;
     nd_dims dims;
@@ -87,18 +100,8 @@ typedef struct nd_model {
     nd_batches batches;
     nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */
     int set_count;
-    bool delays; /* weight gradients are a pass of their own, from what the set keeps */
-
-    /* Buffers shared by all blocks and sets. */
-    nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
-    nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
-    nd_tensor dact;   /* (T, F) */
-    nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
-    nd_tensor dout;   /* (T, H D) */
-    void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
-    nd_fp8_scratch fp8;
-    nd_head_scratch head;
-    nd_logits_scratch logits;
+    bool delays;       /* weight gradients are a pass of their own, from what the set keeps */
+    nd_workspace work; /* of the stage */
 
     int sources; /* of the data, whose losses are told apart in training; 0: they are not */
     /* (2 sources), right before the numbers, so that one reduction takes them and the loss: sums of
@@ -197,8 +200,8 @@ nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_r
                              const nd_unit *after);
 /* What that leaves out where weight gradients are delayed. */
 nd_status nd_blocks_weight_gradient(nd_model *model, nd_activation_set *set, nd_layer_range range);
-/* Where the gradient of the residual stream behind a layer lies: model->dx before the first one,
- * and wherever weight gradients are not delayed. */
+/* Where the gradient of the residual stream behind a layer lies: in the workspace before the first
+ * one, and wherever weight gradients are not delayed. */
 nd_tensor nd_stream_gradient(const nd_model *model, const nd_activation_set *set, int64_t layer);
 
 /* Loss; to train also the gradients of the head's weight and of its normed input. */

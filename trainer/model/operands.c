@@ -123,7 +123,7 @@ nd_status nd_operand_weight(nd_block_call c, const nd_linear_part *p, int i, nd_
                    : settled         ? *settled
                                      : s->vectors[1],
     };
-    nd_cast_want(&how, p->rules[role], m->fp8.w, m->fp8.w_transposed);
+    nd_cast_want(&how, p->rules[role], m->work.fp8.w, m->work.fp8.w_transposed);
     if (s->codes_gathered) {
         w.codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
         w.known = ND_KNOWN_CODES;
@@ -283,7 +283,7 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
     if (delayed) {
         dy->codes =
-            nd_tensor_2d(m->fp8.dy, s->recipe.input_gradient.a.format, g->count * d->T, d->F);
+            nd_tensor_2d(m->work.fp8.dy, s->recipe.input_gradient.a.format, g->count * d->T, d->F);
     }
     for (int p = 0; p < g->alone_count; p++) {
         const int i = g->alone[p].linear - g->first; /* FP8 linears are alone */

@@ -10,9 +10,9 @@ static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
     nd_rank *r = m->rank;
     float amax = 0.0f;
     if (nd_tensor_count(x) > 0) {
-        ND_OP(r, ND_TRACE_OPTIMIZER, amax, .amax = m->head.row_max, .x = x,
+        ND_OP(r, ND_TRACE_OPTIMIZER, amax, .amax = m->work.head.row_max, .x = x,
               .granularity = ND_PER_TENSOR);
-        ND_TRY(nd_copy(&r->stream, &amax, m->head.row_max, sizeof amax));
+        ND_TRY(nd_copy(&r->stream, &amax, m->work.head.row_max, sizeof amax));
         ND_TRY(nd_stream_sync(&r->stream));
     }
     *bad = !isfinite(amax);

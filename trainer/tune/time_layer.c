@@ -32,10 +32,10 @@ static nd_status make_inputs(layer_bench *b)
     for (int64_t i = 0; i < T; i++) {
         b->ids[i] = (int32_t)(i % m->dims.vocab);
     }
-    ND_TRY(ND_ALLOC(nd_tensor_bytes(m->dx), (char **)&b->gradient));
+    ND_TRY(ND_ALLOC(nd_tensor_bytes(m->work.dx), (char **)&b->gradient));
     for (int64_t i = 0; i < elements; i++) {
         float value = 0.01f * nd_rng_normal(1, 3, (uint64_t)i);
-        if (m->dx.dtype == ND_DTYPE_F32) {
+        if (m->work.dx.dtype == ND_DTYPE_F32) {
             ((float *)b->gradient)[i] = value;
         } else {
             ((nd_bf16 *)b->gradient)[i] = nd_bf16_from_f32(value);
@@ -86,11 +86,11 @@ static nd_status run_once(layer_bench *b, double seconds[2])
     ND_TRY(nd_blocks_forward(m, set, block, ND_PASS_TRAIN, NULL, &residual));
     ND_TRY(nd_stream_sync(&r->stream));
     seconds[0] = nd_clock_seconds() - begin;
-    ND_TRY(nd_copy(&r->stream, m->dx.data, b->gradient, nd_tensor_bytes(m->dx)));
+    ND_TRY(nd_copy(&r->stream, m->work.dx.data, b->gradient, nd_tensor_bytes(m->work.dx)));
     ND_TRY(nd_gradient_prepare((nd_block_call){m, set, block.end - 1, ND_PASS_BACKWARD},
                                ND_INPUT_DOWN, &amax));
     if (amax) { /* in a step the norm above has found it */
-        ND_OP(r, ND_TRACE_CAST, amax, .amax = amax, .x = m->dx, .granularity = ND_PER_TENSOR);
+        ND_OP(r, ND_TRACE_CAST, amax, .amax = amax, .x = m->work.dx, .granularity = ND_PER_TENSOR);
     }
     ND_TRY(meet(r));
     begin = nd_clock_seconds();

@@ -59,9 +59,10 @@ static nd_status check_kept(const nd_model *m)
         }
     }
     ND_CHECK(checked > 0 || !s->recipe.name, "no weight is kept as codes");
-    ND_CHECK(!m->fp8.dy && !m->fp8.dy_transposed && !m->fp8.dy_local && !m->fp8.x_transposed,
+    ND_CHECK(!m->work.fp8.dy && !m->work.fp8.dy_transposed && !m->work.fp8.dy_local &&
+                 !m->work.fp8.x_transposed,
              "there are buffers of gradients");
-    ND_CHECK(!m->fp8.w && !m->fp8.w_transposed, "a weight is cast again");
+    ND_CHECK(!m->work.fp8.w && !m->work.fp8.w_transposed, "a weight is cast again");
     return ND_OK;
 }
 

@@ -155,7 +155,7 @@ static float *row(nd_tensor t, int64_t i)
 static nd_residual residual(const head_test *test)
 {
     nd_model *m = test->model;
-    nd_residual in = {.x = nd_set_block(test->set, 0)->x_mid, .delta = m->branch};
+    nd_residual in = {.x = nd_set_block(test->set, 0)->x_mid, .delta = m->work.branch};
     for (int64_t i = 0; i < m->dims.Tl; i++) {
         for (int64_t k = 0; k < C; k++) {
             float value = (float)stream_value(test->dp, m->dims.Tl * test->tp + i, k);
@@ -244,7 +244,7 @@ static nd_status micro_batch(head_test *test, int micro)
     ND_TRY(nd_head_forward(m, test->set, ND_PASS_EVAL, in)); /* adds its loss, writes no gradient */
     ND_TRY(check_loss(test, 2.0));
     ND_TRY(nd_head_backward(m, test->set));
-    ND_TRY(check_rows(test, "gradient of the stream", m->dx, world->dx[test->dp]));
+    ND_TRY(check_rows(test, "gradient of the stream", m->work.dx, world->dx[test->dp]));
     ND_TRY(nd_embed_backward(m, test->set));
     return nd_fsdp_grad_finish(&m->fsdp);
 }
@@ -446,8 +446,8 @@ static nd_status same_in_tiles(nd_model *m, nd_activation_set *set)
              TILES);
     const int64_t columns[2] = {m->dims.head_columns, MANY};
     for (int i = 0; i < 2; i++) {
-        ND_CHECK(m->head.dsum, "no sum over tiles");
-        m->head.dsum = i == 1 ? NULL : m->head.dsum; /* one tile needs none */
+        ND_CHECK(m->work.head.dsum, "no sum over tiles");
+        m->work.head.dsum = i == 1 ? NULL : m->work.head.dsum; /* one tile needs none */
         ND_TRY(forward_in_tiles(m, set, columns[i], nd_tensor_2d(dh[i], ND_DTYPE_BF16, T, C),
                                 nd_tensor_2d(dw[i], ND_DTYPE_F32, MANY, C)));
         loss[i] = m->numbers->loss_sum;

@@ -331,9 +331,9 @@ static nd_status check_input(linear_test *test, nd_input input)
 {
     nd_model *m = test->model;
     const nd_block_acts *a = nd_set_block(test->set, LAYER);
-    const nd_tensor outputs[] = {a->qkv, m->branch, a->gu, m->branch};
-    const nd_tensor gradients[] = {a->dqkv, m->dx, a->gu, m->dx};
-    const nd_tensor to[] = {m->dh, m->dout, m->dh, m->dact};
+    const nd_tensor outputs[] = {a->qkv, m->work.branch, a->gu, m->work.branch};
+    const nd_tensor gradients[] = {a->dqkv, m->work.dx, a->gu, m->work.dx};
+    const nd_tensor to[] = {m->work.dh, m->work.dout, m->work.dh, m->work.dact};
     int first, count = nd_input_linears(input, &first);
     nd_block_call forward = {m, test->set, LAYER, ND_PASS_TRAIN}, backward = forward;
     nd_operand x, dy = {.rows = gradients[input]};

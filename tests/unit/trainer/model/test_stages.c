@@ -64,11 +64,11 @@ static nd_status compute(nd_rank *rank, int64_t cut, results *out)
     nd_status status = run_model(m, cut);
     out->loss = m->numbers->loss_sum;
     out->elements = m->layout->shard_total;
-    out->dx = m->dx;
-    out->dx.data = malloc(nd_tensor_bytes(m->dx));
+    out->dx = m->work.dx;
+    out->dx.data = malloc(nd_tensor_bytes(m->work.dx));
     out->grad = malloc((size_t)out->elements * sizeof *out->grad);
     if (out->dx.data && out->grad) {
-        memcpy(out->dx.data, m->dx.data, nd_tensor_bytes(m->dx));
+        memcpy(out->dx.data, m->work.dx.data, nd_tensor_bytes(m->work.dx));
         memcpy(out->grad, m->fsdp.grad, (size_t)out->elements * sizeof *out->grad);
     } else {
         status = nd_fail_memory("results");
