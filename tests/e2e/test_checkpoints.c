@@ -144,6 +144,16 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     cr_expect_not_null(strstr(shell_output, "nothing is left to do after step 6"), "%s",
                        shell_output);
     shell(&dir, "test -e out/model/model.safetensors && ! test -e out/model.old");
+    /* The command of another run, which would take this one for its own. */
+    static const char *const others[][2] = {
+        {"--set model.seed=9", "model.seed was 42, and this one has 9"},
+        {"--learning-rate 7e-3", "optimizer.lr was "},
+        {"--precision fp32", "train.precision was bf16, and this one has fp32"}};
+    for (int i = 0; i < 3; i++) {
+        char other[512];
+        snprintf(other, sizeof other, "%s %s", command, others[i][0]);
+        refused(2, other, others[i][1]);
+    }
     /* One of another type is another model. */
     shell(&dir, TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 "
                     "--resume-from-checkpoint auto --save-dtype fp32");

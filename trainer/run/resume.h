@@ -66,7 +66,8 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume);
 nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out);
 /*
- * Compares a checkpoint with the run: its model and nd_resume_identity. ND_ERR_CONFIG names the
+ * Compares a checkpoint with the run: its model and nd_resume_identity, and, where no step is left
+ * to do, also seed, precision and optimizer. ND_ERR_CONFIG names the
  * first difference with both values, and where there are several the words of checkpoint.allow,
  * which lists what is not compared, for all of them.
  */

@@ -233,6 +233,42 @@ static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const
                    (double)step + (ends ? floor(left) : up));
 }
 
+typedef struct difference {
+    const nd_manifest *manifest;
+    char key[64], stored[64], value[64]; /* of the first that differs; key "": none */
+} difference;
+
+static void find_difference(void *context, const char *key, const char *value, bool job)
+{
+    difference *d = context;
+    const char *stored = nd_manifest_pairs_find(&d->manifest->config, key);
+    const bool teaches = strncmp(key, "optimizer.", 10) == 0 || strncmp(key, "fp8.", 4) == 0 ||
+                         strcmp(key, "model.seed") == 0 || strcmp(key, "train.precision") == 0;
+    if (job && teaches && stored && !d->key[0] && strcmp(stored, value) != 0) {
+        snprintf(d->key, sizeof d->key, "%s", key);
+        snprintf(d->stored, sizeof d->stored, "%s", stored);
+        snprintf(d->value, sizeof d->value, "%s", value);
+    }
+}
+
+/* With no step left to do, other settings of what is learned would have no effect: they are those
+ * of another run, which has met this one. */
+static nd_status check_finished(const nd_config *config, const char *folder,
+                                const nd_manifest *manifest)
+{
+    difference d = {.manifest = manifest};
+    if (manifest->position.step < config->train.steps) {
+        return ND_OK;
+    }
+    ND_TRY(nd_config_each(config, find_difference, &d));
+    return d.key[0] ? nd_fail(ND_ERR_CONFIG,
+                              "%s is the end of a run whose %s was %s, and this one has %s; give "
+                              "another --save-dir for a run of its own, or more steps to go on "
+                              "with that one",
+                              folder, d.key, d.stored, d.value)
+                    : ND_OK;
+}
+
 /* The last step. What a run with steps of the same samples has passed over after a failure is no
  * fault of its configuration: it ends with the data. */
 static nd_status check_end(const nd_config *config, const nd_inputs *inputs, const char *folder,
@@ -294,6 +330,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
     if (status == ND_OK) {
         status = check_pairs(config, inputs, folder, manifest, &own);
     }
+    status = status == ND_OK ? check_finished(config, folder, manifest) : status;
     if (status == ND_OK) {
         status = check_end(config, inputs, folder, manifest,
                            nd_manifest_pairs_find(&manifest->identity, step_samples));
