@@ -225,10 +225,48 @@ Test(run, steps_and_validations_without_a_counted_label)
     const char *first = strstr(shell_output, "none of its labels");
     cr_expect(first && !strstr(first + 1, "none of its labels"), "it is said once:\n%s",
               shell_output);
+    char *output = strdup(shell_output);
     int steps = values_of("loss", losses, 16);
     int without = values_of("skipped", skipped, 16);
     cr_expect(without > 0 && without < steps, "%d of %d", without, steps);
     shell(&dir, "test -f out/model/model.safetensors");
+    /* Each of them was known before step 1, and ndtrain check knows them. */
+    char said[256];
+    shell(&dir,
+          "grep '\"skipped\"' out/metrics.jsonl | sed -n 's/.*\"step\": *\\([0-9]*\\).*/\\1/;1p'");
+    const int first_without = atoi(shell_output);
+    if (without == 1) {
+        snprintf(said, sizeof said, "step %d has no label that counts in the loss", first_without);
+    } else {
+        snprintf(said, sizeof said, "step %d and %d later ones have no label that counts",
+                 first_without, without - 1);
+    }
+    const char *foretold = strstr(output, said);
+    cr_expect(foretold && foretold < strstr(output, "none of its labels"),
+              "no \"%s\" at the start:\n%s", said, output);
+    free(output);
+    shell(&dir, "rm -rf out; " ND_TRAIN " check --device cpu --model-config model.json "
+                "--sequence-length 64 --data-path sft.jsonl --validation-path '' --num-steps 8 "
+                "--shuffle-seed 3 --nonfinite stop --save-dir out 2>&1");
+    cr_expect_not_null(strstr(shell_output, said), "%s", shell_output);
+}
+
+/* As above, of a validation: it reads one batch, which is within the prompt of the first row. */
+Test(run, a_validation_without_a_counted_label_is_foretold)
+{
+    FILE *f = fopen(tempdir_file(&dir, "valid.jsonl"), "w");
+    cr_assert_not_null(f);
+    fprintf(f, "{\"prompt\": \"%0*d\", \"completion\": \"abcdefgh\"}\n", 200, 0);
+    fclose(f);
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=valid.jsonl --num-steps 2 "
+                    "--validation-batches 1 --num-processes 1 --dp-shard-size 1 2>&1");
+    const char *foretold = strstr(shell_output, "sequences that a validation reads of");
+    cr_expect(foretold && strstr(foretold, "step 1"), "%s", shell_output);
+    shell(&dir, "test -f out/model/model.safetensors; rm -r out");
+    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=valid.jsonl --num-steps 2 "
+                    "--num-processes 1 --dp-shard-size 1 2>&1");
+    cr_expect_null(strstr(shell_output, "sequences that a validation reads of"), "%s",
+                   shell_output);
 }
 
 Test(run, saves_the_weights_in_the_type_that_was_asked_for)

@@ -130,6 +130,9 @@ static nd_status check(const nd_command_call *call)
     if (config->launch.nnodes > 1) {
         ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
     }
+    if (!called_by_ndlaunch()) { /* else rank 0 says it */
+        ND_TRY_OUT(nd_inputs_warn_of_labels(config, &inputs, 0, 0));
+    }
     print_good(config, &inputs);
 out:
     nd_inputs_close(&inputs);

@@ -513,6 +513,9 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
+    ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->context->inputs, s->begin,
+                                                         s->trainer->position.samples_ahead)
+                              : ND_OK);
     if (s->begin < s->last_step &&
         !s->checkpoints.over) { /* before a checkpoint is newer than the model */
         nd_run_model_unmark(&s->files);

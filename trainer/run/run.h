@@ -68,6 +68,13 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
 
+/*
+ * Warns of the steps from `begin` on (0: all) and of the validations that have no label which
+ * counts in the loss, as far as some seconds of reading tell. `samples_ahead`: nd_run_position's.
+ */
+nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inputs, int64_t begin,
+                                   int64_t samples_ahead);
+
 /* Before any worker starts: whether the run folder could be made and used. Makes nothing.
  * `continued`: the folder of a run that goes on in it, or NULL. */
 nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
