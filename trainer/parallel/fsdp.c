@@ -5,25 +5,6 @@
 
 #include "runtime/base/math.h"
 
-/* The next unit from `index` on that is a block; NULL: none. */
-static const nd_unit *block_from(const nd_layout *layout, int index)
-{
-    while (index < layout->unit_count && layout->units[index].kind != ND_UNIT_BLOCK) {
-        index++;
-    }
-    return index < layout->unit_count ? &layout->units[index] : NULL;
-}
-
-/* Elements of a segment in the largest block: a filter may leave a linear of one block in BF16. */
-static int64_t largest_block(const nd_layout *layout, nd_segment_kind kind)
-{
-    int64_t most = 0;
-    for (const nd_unit *u = block_from(layout, 0); u; u = block_from(layout, u->index + 1)) {
-        most = nd_max(most, u->segments[kind].count);
-    }
-    return most;
-}
-
 /* Elements of both segments. */
 static int64_t unit_count(const nd_unit *unit)
 {
@@ -41,20 +22,18 @@ static int block_slots(const nd_fsdp *fsdp)
     return fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
 }
 
-/* Where slot `s` of the blocks begins in their common buffer. A slot has the size of its block, or,
- * when blocks share slots, of the largest block. */
-static int64_t block_slot_offset(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
+/* Elements of a segment in slot `s` of the blocks: those of its block or, where blocks share slots,
+ * of the largest block, since a filter may leave a linear of one block in BF16. */
+static int64_t block_slot_count(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
 {
-    const nd_layout *layout = fsdp->layout;
-    int64_t offset = 0;
-    if (block_slots(fsdp) < layout->block_count) {
-        return s * largest_block(layout, kind);
+    int64_t most = 0;
+    for (int i = 0; i < fsdp->layout->unit_count; i++) {
+        const nd_unit *u = &fsdp->layout->units[i];
+        if (u->kind == ND_UNIT_BLOCK && (fsdp->blocks_share || fsdp->slot_of_unit[i] == s)) {
+            most = nd_max(most, u->segments[kind].count);
+        }
     }
-    for (const nd_unit *u = block_from(layout, 0); u && s > 0; s--) {
-        offset += u->segments[kind].count;
-        u = block_from(layout, u->index + 1);
-    }
-    return offset;
+    return most;
 }
 
 static size_t bytes_of(int64_t count, size_t width)
@@ -76,18 +55,19 @@ static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
 /* The slots of the blocks are parts of one buffer for each segment. */
 static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
+    static const char *const names[] = {"decoder blocks", "decoder blocks, fp8 codes"};
     const int slots = block_slots(fsdp);
-    size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
-    int hp = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks",
-                             bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, slots), width), NULL);
-    int codes = nd_memplan_want(plan, ND_MEM_WEIGHTS, "decoder blocks, fp8 codes",
-                                bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, slots), 1), NULL);
-    for (int s = 0; s < slots; s++) {
-        void **data = fsdp->slots[s].data;
-        nd_memplan_also(plan, hp, bytes_of(block_slot_offset(fsdp, ND_SEGMENT_HP, s), width),
-                        &data[ND_SEGMENT_HP]);
-        nd_memplan_also(plan, codes, bytes_of(block_slot_offset(fsdp, ND_SEGMENT_FP8, s), 1),
-                        &data[ND_SEGMENT_FP8]);
+    for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
+        const size_t width = fsdp->aliased ? 0 : nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
+        int64_t all = 0, before = 0;
+        for (int s = 0; s < slots; s++) {
+            all += block_slot_count(fsdp, kind, s);
+        }
+        int want = nd_memplan_want(plan, ND_MEM_WEIGHTS, names[kind], bytes_of(all, width), NULL);
+        for (int s = 0; s < slots; s++) {
+            nd_memplan_also(plan, want, bytes_of(before, width), &fsdp->slots[s].data[kind]);
+            before += block_slot_count(fsdp, kind, s);
+        }
     }
 }
 
