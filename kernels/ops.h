@@ -351,8 +351,8 @@ typedef struct nd_attention_delta_args {
 
 /*
  * dq, dk, dv of one block from the final (merged) out, lse and delta. delta is absent where
- * attention_uses_delta says that it is not read; else out is not read. A call with a first_key
- * always reads delta. Each output is act or F32.
+ * attention_uses_delta says that it is not read; else, without a window, out is not read. A call
+ * with a first_key always reads delta. Each output is act or F32.
  */
 typedef struct nd_attention_bwd_args {
     nd_attention attention;

@@ -202,6 +202,9 @@ template <typename Options> static void set_mask(Options &options, const nd_sdpa
                                            ? fe::DiagonalAlignment_t::TOP_LEFT
                                            : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
         options.set_diagonal_band_right_bound(0);
+        if (f.window > 0) {
+            options.set_diagonal_band_left_bound(f.window);
+        }
     }
 }
 

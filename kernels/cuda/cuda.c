@@ -191,7 +191,7 @@ static size_t attention_scratch(const nd_device *device, const nd_attention *a, 
 
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
-    return !nd_cuda_sdpa_is_cudnn(a, act);
+    return nd_cuda_sdpa_reads_delta(a, act);
 }
 
 static nd_status ce_stats(nd_stream *s, const nd_ce_stats_args *x)

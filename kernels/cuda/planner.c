@@ -13,8 +13,12 @@ enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };
 
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *a, nd_dtype act)
 {
-    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX &&
-           a->window == 0;
+    return act == ND_DTYPE_BF16 && a->head_dim % 8 == 0 && a->head_dim <= HEAD_DIM_MAX;
+}
+
+bool nd_cuda_sdpa_reads_delta(const nd_attention *a, nd_dtype act)
+{
+    return !nd_cuda_sdpa_is_cudnn(a, act) || a->window > 0;
 }
 
 size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool backward,
@@ -77,7 +81,7 @@ static size_t attention_cached_scratch(const nd_device *device, const nd_attenti
 
 static bool attention_uses_delta(const nd_device *device, const nd_attention *a, nd_dtype act)
 {
-    return !nd_cuda_sdpa_is_cudnn(a, act);
+    return nd_cuda_sdpa_reads_delta(a, act);
 }
 
 static size_t product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,

@@ -5,10 +5,18 @@
 #include "kernels/cuda/sdpa_parts.h"
 #include "runtime/device/cuda_check.h"
 
-static bool cudnn_takes(const nd_sdpa_call *c, nd_tensor first_key)
+static bool has_form(const nd_cuda_context *context, const nd_attention *a, nd_dtype act,
+                     bool backward)
 {
-    return nd_cuda_sdpa_is_cudnn(c->a, c->q.dtype) && !first_key.data && nd_sdpa_is_aligned(c->q) &&
-           nd_sdpa_is_aligned(c->k) && nd_sdpa_is_aligned(c->v) && nd_sdpa_is_aligned(c->out);
+    const int64_t ordered = backward && context->deterministic ? context->ordered_bytes : 0;
+    return nd_cuda_sdpa_is_cudnn(a, act) && nd_sdpa_window_fits(a, ordered);
+}
+
+static bool cudnn_takes(const nd_cuda_context *context, const nd_sdpa_call *c, nd_tensor first_key)
+{
+    return has_form(context, c->a, c->q.dtype, c->backward) && !first_key.data &&
+           nd_sdpa_is_aligned(c->q) && nd_sdpa_is_aligned(c->k) && nd_sdpa_is_aligned(c->v) &&
+           nd_sdpa_is_aligned(c->out);
 }
 
 static void note_scratch(nd_cuda_context *context, size_t bytes)
@@ -51,7 +59,7 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
     nd_sdpa_call c = forward_call(args);
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
-    if (!cudnn_takes(&c, args->first_key)) {
+    if (!cudnn_takes(nd_cuda_context_of(stream->device), &c, args->first_key)) {
         return plain_fwd(stream, args);
     }
     ND_TRY(nd_sdpa_plan(&c, nd_cuda_context_of(stream->device)));
@@ -168,10 +176,10 @@ static nd_sdpa_call backward_call(const nd_attention_bwd_args *x)
 }
 
 /* Whether cuDNN computes this call, or the plain kernel. */
-static nd_status choose_backward(const nd_sdpa_call *c, const nd_attention_bwd_args *args,
-                                 bool *cudnn)
+static nd_status choose_backward(const nd_cuda_context *context, const nd_sdpa_call *c,
+                                 const nd_attention_bwd_args *args, bool *cudnn)
 {
-    *cudnn = cudnn_takes(c, args->first_key) && nd_sdpa_is_aligned(c->dout);
+    *cudnn = cudnn_takes(context, c, args->first_key) && nd_sdpa_is_aligned(c->dout);
     return *cudnn || args->delta.data
                ? ND_OK
                : nd_fail(ND_ERR_INTERNAL,
@@ -183,7 +191,7 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, args, &cudnn));
+    ND_TRY(choose_backward(nd_cuda_context_of(stream->device), &c, args, &cudnn));
     if (!cudnn) {
         return plain_bwd(stream, args);
     }
@@ -211,14 +219,14 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
     nd_sdpa_call c = forward_call(args);
-    return cudnn_takes(&c, args->first_key) ? prepare(context, &c) : ND_OK;
+    return cudnn_takes(context, &c, args->first_key) ? prepare(context, &c) : ND_OK;
 }
 
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
 {
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
-    ND_TRY(choose_backward(&c, args, &cudnn));
+    ND_TRY(choose_backward(context, &c, args, &cudnn));
     return cudnn ? prepare(context, &c) : ND_OK;
 }
 
@@ -246,7 +254,7 @@ size_t nd_cuda_sdpa_scratch(nd_cuda_context *context, const nd_attention *a, nd_
 {
     int64_t ordered = context->deterministic ? context->ordered_bytes : 0;
     size_t bytes = nd_cuda_sdpa_scratch_by_formula(a, act, backward, ordered);
-    if (nd_cuda_sdpa_is_cudnn(a, act)) {
+    if (has_form(context, a, act, backward)) {
         size_t asked = context->attention_prepared ? context->attention_scratch
                                                    : scratch_by_plans(context, a, backward);
         bytes = asked > bytes ? asked : bytes;

@@ -57,6 +57,7 @@ nd_sdpa_form nd_sdpa_form_of(const nd_sdpa_call *c, const nd_sdpa_piece *p)
     form.k = strides_of(c->k);
     form.v = strides_of(c->v);
     form.out = strides_of(c->out);
+    form.window = c->a->window;
     form.scale = c->a->scale;
     form.mask = (int32_t)p->mask;
     if (c->backward) {

@@ -125,6 +125,13 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered, bool no_ha
     return c;
 }
 
+bool nd_sdpa_window_fits(const nd_attention *a, int64_t ordered)
+{
+    const nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered, false);
+    return a->window == 0 ||
+           (c.blind == 0 && c.band_count == 1 && c.bands[0].causal && c.bands[0].whole);
+}
+
 static void find_keys(const nd_sdpa_band *b, int64_t row_tile, int64_t key_tile, nd_sdpa_piece *p)
 {
     int64_t before = prefix_tiles(b), square = key_tile - before;

@@ -216,9 +216,9 @@ static void expect_alike(gpu *g, const char *what, const nd_attention *a, nd_ten
     }
     cr_expect_gt(size, 0.0);
     cr_expect_leq(sqrt(error), ldexp(sqrt(size), -7),
-                  "%s of %lld x %lld, diagonal %lld, heads of %lld: off by %g of %g", what,
-                  (long long)a->sq, (long long)a->sk, (long long)a->diag, (long long)a->head_dim,
-                  sqrt(error), sqrt(size));
+                  "%s of %lld x %lld, diagonal %lld, window %lld, heads of %lld: off by %g of %g",
+                  what, (long long)a->sq, (long long)a->sk, (long long)a->diag,
+                  (long long)a->window, (long long)a->head_dim, sqrt(error), sqrt(size));
     free(x);
     free(y);
 }
@@ -243,7 +243,8 @@ static void compare(gpu *g, const nd_attention *a)
     free_side(g, &plain);
 }
 
-/* A whole causal block; the second half of the queries after a prefix; the same unmasked. */
+/* A whole causal block; the second half of the queries after a prefix; the same unmasked; the first
+ * two with a window. */
 static void compare_blocks(gpu *g, int64_t D, int64_t S)
 {
     float scale = (float)(1.0 / sqrt((double)D));
@@ -251,6 +252,8 @@ static void compare_blocks(gpu *g, int64_t D, int64_t S)
         {BATCH, S, S, HEADS, KV_HEADS, D, 0, scale},
         {BATCH, S / 2, S, HEADS, KV_HEADS, D, S / 2, scale},
         {BATCH, S / 2, S, HEADS, KV_HEADS, D, S, scale},
+        {BATCH, S, S, HEADS, KV_HEADS, D, 0, scale, S / 4 + 3},
+        {BATCH, S / 2, S, HEADS, KV_HEADS, D, S / 2, scale, S / 4 + 3},
     };
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
         compare(g, &blocks[i]);

@@ -228,3 +228,22 @@ Test(attention_cuts, unmasked_half_tiles_go_as_two_halves)
     nd_attention a = {1, 64, 192, 4, 2, 64, 128, 0.125f};
     cr_expect_eq(walk(&a, 0, true, NULL).pieces, 1);
 }
+
+Test(attention_cuts, a_window_fits_one_whole_band)
+{
+    nd_attention a = {1, 300, 300, 4, 2, 16, 0, 0.25f, 70};
+    cr_expect(nd_sdpa_window_fits(&a, 0));
+    cr_expect(nd_sdpa_window_fits(&a, ND_SDPA_ORDERED_BYTES));
+    cr_expect_not(nd_sdpa_window_fits(&a, 1 << 16), "the band is cut into tiles");
+    a.sk = 700;
+    a.diag = 400;
+    cr_expect(nd_sdpa_window_fits(&a, 0));
+    a.diag = 350;
+    cr_expect(nd_sdpa_window_fits(&a, 0), "keys behind the last row's are seen by none");
+    a.diag = 401;
+    cr_expect_not(nd_sdpa_window_fits(&a, 0), "the last row sees the last key by no diagonal");
+    a.diag = -1;
+    cr_expect_not(nd_sdpa_window_fits(&a, 0), "a row sees nothing");
+    a.window = 0;
+    cr_expect(nd_sdpa_window_fits(&a, 0), "there is no window");
+}

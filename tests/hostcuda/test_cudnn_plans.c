@@ -25,6 +25,7 @@ static const char h200[] =
     "\"smClockRateKHz\": 1980000, \"memClockRateKHz\": 3201000, \"l2CacheSize\": 62914560}";
 
 static nd_cudnn *cudnn;
+static int64_t window; /* of the forms that a test plans */
 
 static void open_library(void)
 {
@@ -66,7 +67,7 @@ static void expect_plans_with(int64_t K, int64_t sq, int64_t sk, int64_t diag, i
                               bool backward, bool deterministic)
 {
     const int64_t H = 32, row = (H + 2 * K) * D;
-    nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f};
+    nd_attention a = {1, sq, sk, H, K, D, diag, 0.0883883f, window};
     nd_cuda_context context = {.cudnn = cudnn,
                                .capability = 90,
                                .deterministic = deterministic,
@@ -138,6 +139,17 @@ Test(cudnn_plans, deterministic_backward, .init = open_library, .timeout = 300)
     expect_plans_of(262144, 262144, 0, 128, true, true);
     cr_expect_leq(nd_cudnn_plan_count(cudnn), 12, "%lld plans",
                   (long long)nd_cudnn_plan_count(cudnn));
+}
+
+/* What has a window, as one whole band: a causal block, and queries after a prefix. */
+Test(cudnn_plans, windows, .init = open_library, .timeout = 300)
+{
+    window = 1000;
+    for (int backward = 0; backward < 2; backward++) {
+        expect_plans_of(8192, 8192, 0, 128, backward, false);
+        expect_plans_of(1001, 2002, 1001, 64, backward, false);
+    }
+    expect_plans_of(4096, 4096, 0, 64, true, true);
 }
 
 /* Head sizes of the small models that tests and gpu_check train, in lengths of such runs and in

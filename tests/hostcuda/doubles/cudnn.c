@@ -58,6 +58,7 @@ static nd_status check_form(const nd_sdpa_form *f)
               f->heads % f->kv_heads == 0;
     ok = ok && f->sq >= 1 && f->sk >= 1 && f->batch >= 1;
     ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->sq <= f->sk);
+    ok = ok && (f->window == 0 || (f->mask != ND_SDPA_ALL && f->sq <= f->sk));
     for (int i = 0; i < (f->backward ? 8 : 4); i++) {
         ok = ok && whole(all[i], f->head_dim);
     }
@@ -126,17 +127,24 @@ static int64_t visible(const nd_sdpa_form *f, int64_t i)
     return n < f->sk ? n : f->sk;
 }
 
+static int64_t first_visible(const nd_sdpa_form *f, int64_t i)
+{
+    const int64_t end = f->mask == ND_SDPA_TOP_LEFT ? i + 1 : i + 1 + f->sk - f->sq;
+    return f->mask != ND_SDPA_ALL && f->window > 0 && end > f->window ? end - f->window : 0;
+}
+
 static void forward_row(const attention_call *c, int64_t b, int64_t h, int64_t i)
 {
     const nd_sdpa_form *f = &c->f;
     int64_t n = visible(f, i), D = f->head_dim, kv = h / (f->heads / f->kv_heads);
+    const int64_t first = first_visible(f, i);
     const nd_bf16 *q = (const nd_bf16 *)c->t.q + at(&f->q, b, i, h);
     float *p = malloc((size_t)n * sizeof *p), most = -INFINITY, total = 0.0f, sums[128] = {0};
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first; j < n; j++) {
         p[j] = f->scale * dot(q, (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv), D);
         most = fmaxf(most, p[j]);
     }
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first; j < n; j++) {
         const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
         p[j] = expf(p[j] - most);
         total += p[j];
@@ -174,7 +182,7 @@ static void backward_row(const attention_call *c, int64_t b, int64_t h, int64_t 
     const nd_bf16 *dout = (const nd_bf16 *)c->t.dout + at(&f->dout, b, i, h);
     float delta = dot((const nd_bf16 *)c->t.out + at(&f->out, b, i, h), dout, D);
     float lse = c->t.stats[(b * f->heads + h) * f->sq + i], dq[128] = {0};
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = first_visible(f, i); j < n; j++) {
         const nd_bf16 *k = (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv);
         const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
         float p = expf(f->scale * dot(q, k, D) - lse);
