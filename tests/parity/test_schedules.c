@@ -38,7 +38,7 @@ static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP
 enum { RECIPES = sizeof recipes / sizeof *recipes };
 
 /* Two steps in BF16 and with the first recipes. A mesh's micro-batches are those that the global
- * batch of four leaves each rank. Returns how many more all-gathers over shards there are. */
+ * batch of eight leaves each rank. Returns how many more all-gathers over shards there are. */
 static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, int recipe_count)
 {
     int64_t more = 0;
@@ -48,7 +48,7 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
         job.precision = i < 0 ? ND_PRECISION_BF16 : job.precision;
         job.shape.layers = 3;
         job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = job.shape.qk_norm = i % 2 != 0;
-        job.global_batch = 4;
+        job.global_batch = 8;
         job.steps = 2;
         mesh_result expected = run(&job, mesh);
         job.schedule = schedule;
@@ -68,6 +68,8 @@ static const mesh_case meshes[] = {
     {"fsdp 2 x tp 2", 1, 2, 1, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     {"fsdp 2, ZeRO-2", 1, 2, 1, 1, 1, .zero2 = true, .recompute = ND_RECOMPUTE_SELECTIVE},
     {"cp 2", 1, 1, 2, 1, 1, .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
+    {"ddp 2", 2, 1, 1, 1, 1},
+    {"hsdp 2 x 2", 2, 2, 1, 1, 1},
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
