@@ -57,6 +57,11 @@ MODELS = {
                      num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256,
                      rms_norm_eps=1e-6, tie_word_embeddings=False, attention_dropout=0.0, residual_dropout=0.0,
                      rope_parameters=dict(rope_type="default", rope_theta=1000000.0)),
+    # One tensor for q k v and one for gate and up; RoPE of three quarters of a head.
+    "phi3": dict(model_type="phi3", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                 num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, original_max_position_embeddings=256,
+                 rms_norm_eps=1e-5, tie_word_embeddings=False, pad_token_id=None,
+                 rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75)),
     # RoPE whose pairs are kept, between and slowed, with larger cosines and sines; and one with its own range.
     "qwen2_yarn": dict(model_type="qwen2", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
                        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=256,

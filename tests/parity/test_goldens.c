@@ -25,8 +25,9 @@ static void compare_tensors(golden_run *f, const float *state, const char *prefi
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
         char name[128];
-        snprintf(name, sizeof name, "%s.%s", prefix, p->name);
-        const float *want = nd_golden_f32(f->golden, name, p->rows * p->cols);
+        snprintf(name, sizeof name, "%s.%s", prefix, p->file_name);
+        const float *want =
+            nd_golden_f32(f->golden, name, p->file_rows * p->cols) + nd_param_in_file(p, 0);
         double error = nd_relative_l2(slice(host, p), want, p->rows * p->cols);
         cr_assert_lt(error, bound, "%s differs by %.2e", name, error);
     }
@@ -82,11 +83,12 @@ static void check_bf16(const char *name)
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
         char key[128];
-        snprintf(key, sizeof key, "grad.%s", p->name);
-        const float *want = nd_golden_f32(f.golden, key, p->rows * p->cols);
+        snprintf(key, sizeof key, "grad.%s", p->file_name);
+        const float *want =
+            nd_golden_f32(f.golden, key, p->file_rows * p->cols) + nd_param_in_file(p, 0);
         double error = nd_relative_l2(slice(gradients, p), want, p->rows * p->cols);
         double torch_error =
-            nd_golden_number(f.golden, "bf16", "gradient_relative_l2", p->name, NULL);
+            nd_golden_number(f.golden, "bf16", "gradient_relative_l2", p->file_name, NULL);
         cr_assert_leq(error, 1.5 * torch_error,
                       "%s: gradient of %s is %.3e from f32, torch's bf16 %.3e", name, p->name,
                       error, torch_error);
@@ -112,6 +114,7 @@ GOLDEN(qwen2)
 GOLDEN(qwen3)
 GOLDEN(seed_oss)
 GOLDEN(mistral)
+GOLDEN(phi3)
 GOLDEN(qwen2_yarn)
 GOLDEN(mistral_yarn)
 GOLDEN(ministral)

@@ -163,11 +163,12 @@ Test(mesh, tied_embeddings, .timeout = 600)
     both_optimizers(shape_of(101, 76, true), meshes, COUNT(meshes));
 }
 
-/* Biases of every linear, and heads that are normed. */
+/* Biases of every linear, and heads that are normed and turned in part. */
 static nd_shape shape_with_switches(void)
 {
     nd_shape shape = shape_of(97, 76, false);
     shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
+    shape.rotated = 4;
     return shape;
 }
 

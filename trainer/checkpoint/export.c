@@ -8,7 +8,8 @@
 
 static nd_status write_part(void *context, const nd_tensor_part *part)
 {
-    return nd_hf_writer_write(context, part->param->name, part->begin, part->count,
+    return nd_hf_writer_write(context, part->param->file_name,
+                              nd_param_in_file(part->param, part->begin), part->count,
                               part->values[0]);
 }
 
@@ -24,9 +25,10 @@ static nd_status open_writer(const char *folder, const nd_manifest *manifest,
                                          .takes_empty = true,
                                          .inside = !options->out};
     nd_hf_tensor *tensors = NULL;
-    ND_TRY(nd_hf_tensors_of(layout, &tensors));
-    nd_status status = nd_hf_writer_open(options->out ? options->out : folder, &writer, tensors,
-                                         layout->param_count, out);
+    int count = 0;
+    ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));
+    nd_status status =
+        nd_hf_writer_open(options->out ? options->out : folder, &writer, tensors, count, out);
     free(tensors);
     return status;
 }

@@ -51,6 +51,7 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     SWITCH("sliding_window", window),
     SWITCH("window_first_layer", window_first),
     SWITCH("window_period", window_period),
+    SWITCH("rotated", rotated),
     {"rope_beta_fast", offsetof(nd_shape, rope.beta_fast), true, false, true},
     {"rope_beta_slow", offsetof(nd_shape, rope.beta_slow), true, false, true},
     {"rope_attention_factor", offsetof(nd_shape, rope.attention_factor), true, false, true},

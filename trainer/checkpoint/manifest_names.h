@@ -19,7 +19,7 @@ typedef struct nd_shape_number {
     bool is_switch; /* absent where it is 0 */
 } nd_shape_number;
 
-enum { ND_SHAPE_NUMBERS = 28 };
+enum { ND_SHAPE_NUMBERS = 29 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
 extern const char *const nd_split_names[3];

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/math.h"
 
@@ -78,6 +79,28 @@ int64_t nd_shape_parameters(const nd_shape *s)
     return sum;
 }
 
+/* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
+static void place_in_file(nd_param *p, const nd_shape *shape)
+{
+    const int linear = nd_families[shape->family].fused ? nd_linear_of_param(p->id) : -1;
+    int first = 0;
+    memcpy(p->file_name, p->name, sizeof p->file_name);
+    p->file_rows = p->rows;
+    if (linear < 0 || nd_input_linears(nd_linear_input(linear), &first) == 1) {
+        return;
+    }
+    const int count = nd_input_linears(nd_linear_input(linear), &first);
+    p->file_rows = 0;
+    for (int l = first; l < first + count; l++) {
+        int64_t rows, cols;
+        nd_param_extents(shape, nd_linear_param(l), &rows, &cols);
+        p->file_row += l < linear ? rows : 0;
+        p->file_rows += rows;
+    }
+    snprintf(p->file_name, sizeof p->file_name, "model.layers.%lld.%s.weight", (long long)p->layer,
+             nd_input_name(nd_linear_input(linear)));
+}
+
 static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shape *shape, int tp,
                        int tp_index)
 {
@@ -93,6 +116,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
     };
     write_name(id, layer, p->name);
     nd_param_extents(shape, id, &p->rows, &p->cols);
+    place_in_file(p, shape);
     p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
     p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;
     p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * tp_index : 0;

@@ -45,7 +45,8 @@ const char *nd_rope_type_name(nd_rope_type type);
 /* Whether layers have a sliding window. */
 typedef enum nd_window_rule {
     ND_WINDOW_NEVER = 0,
-    ND_WINDOW_ALL,     /* where sliding_window is not null */
+    ND_WINDOW_SET,     /* all, where sliding_window is there and not null */
+    ND_WINDOW_ALL,     /* all, where sliding_window is not null */
     ND_WINDOW_LISTED,  /* the same, but not where layer_types says full_attention */
     ND_WINDOW_SWITCHED /* the same, if use_sliding_window, from layer max_window_layers on */
 } nd_window_rule;
@@ -55,6 +56,7 @@ typedef struct nd_family_row {
     nd_family_switch qkv_bias, o_bias, mlp_bias;
     bool qk_norm;
     nd_window_rule window;
+    bool fused; /* a file has one tensor for q k v, and one for gate and up */
     int64_t kv_heads, head_dim, max_positions, bos_id, eos_id; /* where the keys are absent */
 } nd_family_row;
 
@@ -84,6 +86,7 @@ typedef struct nd_shape {
     /* Sliding window: a query sees this many keys, itself among them; 0: all before it. Layers
      * before window_first have none, nor has each window_period-th layer (0: no such ones). */
     int64_t window, window_first, window_period;
+    int64_t rotated; /* elements of a head that RoPE turns; 0: all */
 } nd_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
@@ -102,6 +105,12 @@ nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const ch
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence);
 
+/* RoPE turns so many elements of a head, the first ones. */
+static inline int64_t nd_shape_rotated(const nd_shape *shape)
+{
+    return shape->rotated > 0 ? shape->rotated : shape->head_dim;
+}
+
 /* The window of a layer in sequences of up to `keys`; 0: a query sees all before it. */
 int64_t nd_shape_window(const nd_shape *shape, int64_t layer, int64_t keys);
 
@@ -119,6 +128,7 @@ typedef struct nd_dims {
     int64_t chunks;                   /* 1; with context parallel 2 (zig-zag) */
     int64_t chunk;                    /* s / chunks: tokens of one chunk */
     int64_t C, D;                     /* hidden, head size */
+    int64_t rotated;                  /* elements of a head that RoPE turns */
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
@@ -181,8 +191,12 @@ enum { ND_PARAM_NAME = 96 };
 
 typedef struct nd_param {
     nd_param_id id;
-    int64_t layer;                  /* -1 outside of blocks */
-    char name[ND_PARAM_NAME];       /* Hugging Face tensor name */
+    int64_t layer; /* -1 outside of blocks */
+    char name[ND_PARAM_NAME];
+    /* The tensor of a Hugging Face folder that holds it, from row file_row on; where the family has
+     * a tensor of its own for each parameter, it has the same name. */
+    char file_name[ND_PARAM_NAME];
+    int64_t file_row, file_rows;
     int axes;                       /* 1: vector, cols is 1 */
     int64_t rows, cols;             /* global extents */
     int64_t local_rows, local_cols; /* here; vocabulary rows padded to tp */
@@ -306,6 +320,12 @@ static inline int64_t nd_span_global(const nd_span *span, int64_t element)
            element % span->cols;
 }
 
+/* The number in the file's tensor of an element of the parameter. */
+static inline int64_t nd_param_in_file(const nd_param *param, int64_t element)
+{
+    return param->file_row * param->cols + element;
+}
+
 /* The part of a parameter's local block that this rank's shard holds, in the flat state arrays;
  * begin == end: none. */
 nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *param);
@@ -343,7 +363,8 @@ nd_param_id nd_linear_param(int linear);
 nd_param_id nd_linear_bias(int linear); /* nd_shape_has says whether there is one */
 /* -1: the parameter is no linear's weight. */
 int nd_linear_of_param(nd_param_id id);
-const char *nd_linear_name(int linear); /* "self_attn.q_proj" */
+const char *nd_linear_name(int linear);    /* "self_attn.q_proj" */
+const char *nd_input_name(nd_input input); /* "self_attn.qkv_proj": its linears as one */
 /* Out and in features: global with tp 1, else those of one of tp ranks. */
 void nd_linear_sizes(const nd_shape *shape, int linear, int64_t tp, int64_t *out, int64_t *in);
 

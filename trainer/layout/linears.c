@@ -11,6 +11,15 @@ static const struct {
 #include "trainer/layout/params.def"
 };
 
+const char *nd_input_name(nd_input input)
+{
+    static const char *const names[] = {[ND_INPUT_QKV] = "self_attn.qkv_proj",
+                                        [ND_INPUT_O] = "self_attn.o_proj",
+                                        [ND_INPUT_GATE_UP] = "mlp.gate_up_proj",
+                                        [ND_INPUT_DOWN] = "mlp.down_proj"};
+    return names[input];
+}
+
 int nd_input_linears(nd_input input, int *first)
 {
     int count = 0;

@@ -114,7 +114,7 @@ static void set_windows(const nd_shape *s, json_t **map)
         nd_json_set(map, "max_window_layers",
                     json_integer(s->window ? s->window_first : s->layers));
     }
-    if (rule != ND_WINDOW_ALL) {
+    if (rule == ND_WINDOW_LISTED || rule == ND_WINDOW_SWITCHED) {
         json_t *types = json_array();
         for (int64_t l = 0; types && l < s->layers; l++) {
             json_array_append_new(types,
@@ -216,6 +216,10 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         }
     }
     set_windows(s, &map);
+    if (s->rotated > 0) {
+        nd_json_set(&map, "partial_rotary_factor",
+                    json_real((double)s->rotated / (double)s->head_dim));
+    }
     if (bad || !map) {
         json_decref(map);
         return nd_fail_memory("writing %s", path);

@@ -221,6 +221,8 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
     double dropout = 0;
     ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
     ND_TRY(get_real_or(map, file, "residual_dropout", 0, 0, 0, &dropout));
+    ND_TRY(get_real_or(map, file, "resid_pdrop", 0, 0, 0, &dropout));
+    ND_TRY(get_real_or(map, file, "embd_pdrop", 0, 0, 0, &dropout));
     if (family->window == ND_WINDOW_NEVER && !is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: sliding_window is set; for model_type %s only null is "
@@ -339,7 +341,7 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     const nd_window_rule rule = nd_families[s->family].window;
     const json_t *value = json_object_get(map, "sliding_window");
     const json_t *types = json_object_get(map, "layer_types");
-    bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED;
+    bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED || (rule == ND_WINDOW_SET && value);
     if (rule == ND_WINDOW_SWITCHED) {
         ND_TRY(get_bool_or(map, file, "use_sliding_window", false, &on));
         ND_TRY(
@@ -349,7 +351,7 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
         ND_TRY(get_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
     }
     if (!is_unset(types)) {
-        if (rule == ND_WINDOW_NEVER || rule == ND_WINDOW_ALL) {
+        if (rule != ND_WINDOW_LISTED && rule != ND_WINDOW_SWITCHED) {
             return nd_fail(ND_ERR_DATA, "%s: layer_types is set; model_type %s has no such key",
                            file, nd_families[s->family].model_type);
         }
@@ -389,8 +391,7 @@ static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_
         const bool found =
             json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
             (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0]));
-        bool whole = strcmp(key, "partial_rotary_factor") == 0 && json_number_value(value) == 1;
-        if (!found && !whole) {
+        if (!found && strcmp(key, "partial_rotary_factor") != 0) { /* read_rotated has read it */
             return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
         }
     }
@@ -442,6 +443,37 @@ static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config 
     out->exact_range = !truncate;
     return get_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
                    &out->original_max_positions);
+}
+
+/* partial_rotary_factor, at the top or with the other keys of RoPE. */
+static nd_status read_rotated(const json_t *map, const char *file, nd_shape *s)
+{
+    const char *const key = "partial_rotary_factor";
+    const json_t *rope = json_object_get(map, "rope_parameters");
+    const nd_family_row *family = &nd_families[s->family];
+    double share = 1;
+    ND_TRY(get_real_or(map, file, key, 0, 1, 1, &share));
+    ND_TRY(get_real_or(json_object_get(map, "rope_scaling"), file, key, 0, 1, share, &share));
+    ND_TRY(get_real_or(rope, file, key, 0, 1, share, &share));
+    const int64_t rotated = (int64_t)((double)s->head_dim * share);
+    if (share < 1 && s->family != ND_FAMILY_PHI3) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
+                       key, share, family->model_type);
+    }
+    if (rotated < 2 || rotated % 2 != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: %s %g of head_dim %lld is %lld; it must be even, because RoPE turns "
+                       "pairs, and at least 2",
+                       file, key, share, (long long)s->head_dim, (long long)rotated);
+    }
+    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_type is \"%s\", which for model_type phi3 means longrope; only "
+                       "default is supported",
+                       file, nd_rope_type_name(s->rope.type));
+    }
+    s->rotated = rotated < s->head_dim ? rotated : 0;
+    return ND_OK;
 }
 
 /* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
@@ -525,6 +557,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_window(map, name, &shape));
     ND_TRY_OUT(read_rope(map, name, &shape.rope));
+    ND_TRY_OUT(read_rotated(map, name, &shape));
     *out = shape;
 out:
     json_decref(map);

@@ -121,7 +121,8 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
-    const nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
+    nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
+    dqk.shape[2] = d->rotated;
     ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, d->T), .table = m->rope,
           .inverse = true);

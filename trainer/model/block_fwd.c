@@ -79,7 +79,8 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(heads_norm(c));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    const nd_tensor qk = nd_block_heads(d, a->qkv, 0, d->H + d->K);
+    nd_tensor qk = nd_block_heads(d, a->qkv, 0, d->H + d->K);
+    qk.shape[2] = d->rotated;
     ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
           .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
           .table = m->rope);

@@ -130,7 +130,7 @@ static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
 static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
-    size_t bytes = (size_t)(positions * d->D / 2) * sizeof(float);
+    size_t bytes = (size_t)(positions * d->rotated / 2) * sizeof(float);
     m->rope.positions = positions;
     nd_memplan_want(plan, ND_MEM_DATA, "rope cosines", bytes, &m->rope.cos);
     nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
@@ -233,10 +233,10 @@ out:
 static nd_status load_rope_table(nd_model *m)
 {
     const nd_dims *d = &m->dims;
-    int64_t count = m->rope.positions * d->D / 2;
+    int64_t count = m->rope.positions * d->rotated / 2;
     float *host = NULL;
     ND_TRY(ND_ALLOC(2 * count, &host));
-    nd_rope_table(&m->rank->shape.rope, d->D, m->rope.positions, host, host + count);
+    nd_rope_table(&m->rank->shape.rope, d->rotated, m->rope.positions, host, host + count);
     nd_stream *stream = &m->rank->stream;
     nd_status status = nd_copy(stream, (float *)m->rope.cos, host, (size_t)count * 4);
     if (status == ND_OK) {

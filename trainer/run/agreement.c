@@ -20,11 +20,13 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
     char hex[HEX_BYTES], switches[320] = "", *text;
     if (m->family != ND_FAMILY_LLAMA || m->qkv_bias || m->o_bias || m->mlp_bias ||
         m->rope.type == ND_ROPE_YARN) {
-        snprintf(switches, sizeof switches, " %s %lld %lld %lld %lld %lld %lld %lld %a %a %a %lld",
+        snprintf(switches, sizeof switches,
+                 " %s %lld %lld %lld %lld %lld %lld %lld %a %a %a %lld %lld",
                  nd_families[m->family].model_type, (long long)m->qkv_bias, (long long)m->o_bias,
                  (long long)m->mlp_bias, (long long)m->qk_norm, (long long)m->window,
                  (long long)m->window_first, (long long)m->window_period, m->rope.beta_fast,
-                 m->rope.beta_slow, m->rope.attention_factor, (long long)m->rope.exact_range);
+                 m->rope.beta_slow, m->rope.attention_factor, (long long)m->rope.exact_range,
+                 (long long)m->rotated);
     }
     ND_TRY(nd_fs_format(
         &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld%s",

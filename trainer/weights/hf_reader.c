@@ -390,7 +390,7 @@ out:
 static bool is_known(const nd_layout *layout, const char *name)
 {
     for (int i = 0; i < layout->param_count; i++) {
-        if (strcmp(layout->params[i].name, name) == 0) {
+        if (strcmp(layout->params[i].file_name, name) == 0) {
             return true;
         }
     }
@@ -401,7 +401,7 @@ static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layo
 {
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        ND_TRY(check_tensor(reader, p->name, p->axes, p->rows, p->cols));
+        ND_TRY(check_tensor(reader, p->file_name, p->axes, p->file_rows, p->cols));
     }
     for (int64_t i = 0; i < reader->place_count; i++) {
         const tensor_place *p = &reader->places[i];
@@ -411,7 +411,7 @@ static nd_status check_against(const nd_hf_reader *reader, const nd_layout *layo
         } else if (!is_known(layout, p->tensor->name)) {
             return nd_fail(
                 ND_ERR_DATA,
-                "\"%s\" holds tensor \"%.200s\", which a Llama of %lld layers does not have: "
+                "\"%s\" holds tensor \"%.200s\", which a model of %lld layers does not have: "
                 "it is another kind of model, or config.json is of another one",
                 p->file->path, p->tensor->name, (long long)reader->shape.layers);
         }

@@ -74,18 +74,23 @@ static uint64_t bytes_of(const nd_hf_writer *writer, const nd_hf_tensor *tensor)
     return n;
 }
 
-nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out)
+nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out, int *count)
 {
     nd_hf_tensor *tensors = NULL;
+    int n = 0;
     ND_TRY(ND_ALLOC(layout->param_count, &tensors));
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
-        tensors[i].axes = p->axes;
-        tensors[i].shape[0] = p->rows;
-        tensors[i].shape[1] = p->cols;
+        if (p->file_row > 0) { /* the parameter before it has the tensor */
+            continue;
+        }
+        snprintf(tensors[n].name, sizeof tensors[n].name, "%s", p->file_name);
+        tensors[n].axes = p->axes;
+        tensors[n].shape[0] = p->file_rows;
+        tensors[n++].shape[1] = p->cols;
     }
     *out = tensors;
+    *count = n;
     return ND_OK;
 }
 

@@ -70,8 +70,9 @@ typedef struct nd_hf_writer_options {
     bool inside;
 } nd_hf_writer_options;
 
-/* The tensors of a layout, in the order of its parameters; owned by the caller. */
-nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out);
+/* The tensors of the files of a layout's model, in the order of its parameters; owned by the
+ * caller. */
+nd_status nd_hf_tensors_of(const nd_layout *layout, nd_hf_tensor **out, int *count);
 
 /* ND_ERR_CANTCREATE when folder exists (it is never overwritten) or cannot be made. Free space is
  * checked first. */

@@ -146,8 +146,9 @@ static nd_status read_span(void *context, const nd_span *span, float *to)
     const nd_hf_reader *reader = context;
     const int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
     for (int64_t done = 0; done < count; done += adjacent) {
-        ND_TRY(nd_hf_reader_read(reader, span->param->name, nd_span_global(span, done), adjacent,
-                                 to + done));
+        ND_TRY(nd_hf_reader_read(reader, span->param->file_name,
+                                 nd_param_in_file(span->param, nd_span_global(span, done)),
+                                 adjacent, to + done));
     }
     return ND_OK;
 }
@@ -179,8 +180,9 @@ static nd_status save_span(void *context, const nd_span *span)
     while (begin < end) {
         int64_t left = adjacent - (begin - at) % adjacent;
         int64_t n = end - begin < left ? end - begin : left;
-        ND_TRY(nd_hf_writer_write(c->writer, span->param->name, nd_span_global(span, begin - at), n,
-                                  c->piece + begin - c->begin));
+        ND_TRY(nd_hf_writer_write(c->writer, span->param->file_name,
+                                  nd_param_in_file(span->param, nd_span_global(span, begin - at)),
+                                  n, c->piece + begin - c->begin));
         begin += n;
     }
     return ND_OK;
@@ -259,9 +261,9 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
                                     .tokenizer = tokenizer,
                                     .chat = chats[r->config->data.chat_format]};
     nd_hf_tensor *tensors = NULL;
-    ND_TRY(nd_hf_tensors_of(layout, &tensors));
-    nd_status status =
-        nd_hf_writer_open(folder, &options, tensors, layout->param_count, &job->writer);
+    int count = 0;
+    ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));
+    nd_status status = nd_hf_writer_open(folder, &options, tensors, count, &job->writer);
     free(tensors);
     if (status != ND_OK) {
         return status;

@@ -251,10 +251,10 @@ static nd_shape family_of(const char *text)
     write_and_read(&s, &back);
     cr_expect(back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
                   back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
-                  back.window == s.window && back.window_first == s.window_first &&
-                  back.window_period == s.window_period && back.head_dim == s.head_dim &&
-                  back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
-                  back.bos_id == s.bos_id,
+                  back.window == s.window && back.rotated == s.rotated &&
+                  back.window_first == s.window_first && back.window_period == s.window_period &&
+                  back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
+                  back.max_positions == s.max_positions && back.bos_id == s.bos_id,
               "%s reads back as it was", text);
     return s;
 }
@@ -295,6 +295,17 @@ Test(shape, families_have_their_switches_and_defaults)
     s = family_of("{\"model_type\": \"ministral\", \"sliding_window\": 7, \"layer_types\": "
                   "[\"sliding_attention\", \"full_attention\"], " SIZES "}");
     cr_expect(nd_shape_window(&s, 0, 99) == 7 && nd_shape_window(&s, 1, 99) == 0);
+    s = family_of("{\"model_type\": \"phi3\", \"partial_rotary_factor\": 0.75, " SIZES "}");
+    cr_expect(s.window == 0 && s.rotated == 12 && nd_shape_rotated(&s) == 12 && s.eos_id == 32000);
+    s = family_of("{\"model_type\": \"phi3\", \"sliding_window\": 2047, " SIZES "}");
+    cr_expect(s.window == 2047 && s.rotated == 0 && nd_shape_rotated(&s) == 16);
+    expect_bad("{\"model_type\": \"phi3\", \"partial_rotary_factor\": 0.7, " SIZES "}",
+               "partial_rotary_factor 0.7 of head_dim 16 is 11", "even");
+    expect_bad("{\"model_type\": \"mistral\", \"partial_rotary_factor\": 0.5, " SIZES "}",
+               "partial_rotary_factor is 0.5", "only 1");
+    expect_bad("{\"model_type\": \"phi3\", \"rope_scaling\": {\"type\": \"linear\", \"factor\": "
+               "2}, " SIZES "}",
+               "rope_type is \"linear\"", "longrope");
     expect_bad("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES "}",
                "layer_types", "num_hidden_layers 2");
     expect_bad(

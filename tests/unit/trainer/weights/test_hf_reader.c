@@ -74,7 +74,7 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
                                         .dtype = ND_SAFETENSORS_F32};
     write_weights(folder, "model.safetensors", list, n);
     assert_fails(open_and_check(folder), ND_ERR_DATA,
-                 "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a Llama of 2 layers");
+                 "holds tensor \"model.layers.2.mlp.up_proj.weight\", which a model of 2 layers");
 
     n = all_tensors(list);
     named(list, n, "model.layers.1.mlp.up_proj.weight")->shape[0] = 41;

@@ -16,6 +16,7 @@ typedef struct folder_job {
     const char *folder;
     nd_dtype dtype;
     int seed; /* above SEED */
+    nd_family family;
 } folder_job;
 
 static nd_status save(nd_rank *rank, void *context)
@@ -76,6 +77,9 @@ static void run(nd_mesh mesh, nd_status (*body)(nd_rank *, void *), folder_job *
                       .context = context};
     job.shape.vocab = VOCAB;
     job.shape.ffn = FFN;
+    job.shape.family = context->family;
+    job.shape.qkv_bias = context->family == ND_FAMILY_QWEN2;
+    job.shape.qk_norm = context->family == ND_FAMILY_QWEN3;
     job.shape.rms_eps = 1e-5;
     job.shape.bos_id = job.shape.eos_id = -1;
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "%s", nd_error_last()->message);
@@ -95,6 +99,30 @@ Test(weights_io, models_above_every_block_come_back_on_any_mesh)
         folder_job job = {tempdir_file(&dir, name), m % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, 0};
         run(meshes[m], save, &job);
         run(meshes[(m + 1) % MESHES], load, &job);
+    }
+    tempdir_remove(&dir);
+}
+
+/* Biases, norms of heads, and files with one tensor for q k v and one for gate and up. */
+Test(weights_io, families_come_back_on_any_mesh)
+{
+    static const nd_family families[] = {ND_FAMILY_QWEN2, ND_FAMILY_QWEN3, ND_FAMILY_PHI3};
+    static const nd_mesh meshes[] = {{{1, 1, 2, 1, 2}}, {{1, 2, 1, 1, 2}}, {{1, 1, 3, 1, 1}}};
+    tempdir dir;
+    tempdir_make(&dir);
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        char name[16];
+        nd_hf_reader *reader = NULL;
+        float value = 0;
+        snprintf(name, sizeof name, "model-%zu", f);
+        folder_job job = {tempdir_file(&dir, name), ND_DTYPE_F32, 0, families[f]};
+        run(meshes[f], save, &job);
+        run(meshes[(f + 1) % 3], load, &job);
+        cr_assert_eq(nd_hf_reader_open(job.folder, &reader), ND_OK);
+        cr_expect_eq(nd_hf_reader_read(reader, "model.layers.0.self_attn.qkv_proj.weight", 0, 1,
+                                       &value) == ND_OK,
+                     families[f] == ND_FAMILY_PHI3);
+        nd_hf_reader_close(reader);
     }
     tempdir_remove(&dir);
 }
