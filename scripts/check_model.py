@@ -4,8 +4,8 @@
 
   python scripts/check_model.py runs/FOLDER [--blocks-per-batch 8]
 
-The Python needs torch and transformers. run.json names the validation data (a text or an llm.c file), the sequence
-length and the precision; metrics.jsonl holds the loss. transformers runs the saved weights in F32 over the same blocks:
+The Python needs torch and transformers. run.json names the validation data (a text, one text or JSON lines with their
+tokenizer, of which the cache of their tokens is read, or an llm.c file), the sequence length and the precision; metrics.jsonl holds the loss. transformers runs the saved weights in F32 over the same blocks:
 all of the validation file, so train.validation_batches must have been 0. Bound on the relative difference: 1e-5 for a run
 and a model in fp32, 1e-2 where either is BF16 or FP8 (2^-8 of every activation or weight). Exit status: 0 within the bound,
 1 outside it, 2 the run cannot be checked.
@@ -13,7 +13,7 @@ and a model in fp32, 1e-2 where either is BF16 or FP8 (2^-8 of every activation 
 import argparse
 import array
 import pathlib
-import re
+import struct
 import sys
 import time
 
@@ -39,11 +39,35 @@ def settings_and_validation(folder):
         raise CannotCheck("the run validated on a part of the file; set train.validation_batches to 0")
     if not validations:
         raise CannotCheck(f"{folder}/metrics.jsonl has no validation; set data.validation_path")
+    sets = run.record["data"]["validation"]
     path = pathlib.Path(config["data.validation_path"])
-    if not path.is_file() or re.search(r"\.(jsonl|ndjson)(\.|$)", path.name.lower()) or config["data.tokenizer"] not in ("bytes", "file"):
-        raise CannotCheck("only one text that is read as bytes, or one llm.c file, can be checked; data.validation_path is "
+    cache = sets[0].get("cache") if len(sets) == 1 else None
+    if not cache and not path.is_file():
+        raise CannotCheck("only one text, or one llm.c file, can be checked; data.validation_path is "
                           f"{path}, data.tokenizer {config['data.tokenizer']}. `ndtrain eval` computes the loss of any data again")
-    return config, validations[-1]
+    return config, validations[-1], cache
+
+
+def unsigned(data, code):
+    values = array.array(code, data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def read_cache(path):
+    """Ids of a *.tokens file (docs/formats.md), and which of them do not count as labels."""
+    data = pathlib.Path(path).read_bytes()
+    width, tokens, documents, spans = struct.unpack("<12xI3Q", data[:40])
+    if data[:8] != b"NDTOKENS" or width not in (2, 4):
+        raise CannotCheck(f"{path} is no cache of tokens")
+    ids = unsigned(data[4096:4096 + width * tokens], "H" if width == 2 else "I").tolist()
+    at = 4096 + (width * tokens + 7) // 8 * 8 + 8 * documents
+    pairs = unsigned(data[at:at + 16 * spans], "Q")
+    ignored = set()
+    for begin, end in zip(pairs[::2], pairs[1::2]):
+        ignored.update(range(begin, end))
+    return ids, ignored
 
 
 def read_tokens(path, kind):
@@ -52,11 +76,7 @@ def read_tokens(path, kind):
         return list(data)
     if kind == "llmc":
         magic = int.from_bytes(data[:4], "little")
-        ids = array.array("H" if magic == 20240520 else "I")
-        ids.frombytes(data[1024:])
-        if sys.byteorder == "big":
-            ids.byteswap()
-        return ids.tolist()
+        return unsigned(data[1024:], "H" if magic == 20240520 else "I").tolist()
     raise CannotCheck(f"{path}: only text and llm.c files can be checked here, not {kind}")
 
 
@@ -66,14 +86,21 @@ def kind_of(config):
     return "llmc" if config["data.validation_path"].endswith(".bin") else "text"
 
 
-def blocks(tokens, length):
-    """Inputs and labels of docs/formats.md's blocks: length + 1 tokens each, the last one filled up."""
+def blocks(tokens, length, ignored=()):
+    """Inputs and labels of docs/formats.md's blocks: length + 1 tokens each, the last one filled up. Tokens of the places `ignored`
+    are no labels."""
     for begin in range(0, len(tokens), length + 1):
         block = tokens[begin : begin + length + 1]
         if len(block) < 2:
             return
         fill = length + 1 - len(block)
-        yield block[:-1] + [0] * fill, block[1:] + [IGNORED] * fill
+        labels = [IGNORED if begin + 1 + i in ignored else label for i, label in enumerate(block[1:])]
+        yield block[:-1] + [0] * fill, labels + [IGNORED] * fill
+
+
+def pairs_of(config, cache):
+    tokens, ignored = read_cache(cache) if cache else (read_tokens(config["data.validation_path"], kind_of(config)), ())
+    return list(blocks(tokens, config["train.sequence_length"], ignored))
 
 
 def say(text):
@@ -107,10 +134,9 @@ def main():
     p.add_argument("run", type=pathlib.Path, help="a run's folder, with run.json, metrics.jsonl and model/")
     p.add_argument("--blocks-per-batch", type=int, default=8)
     arguments = p.parse_args()
-    config, validation = settings_and_validation(arguments.run)
+    config, validation, cache = settings_and_validation(arguments.run)
     ours, our_tokens = validation["validation_loss"], validation["validation_tokens"]
-    tokens = read_tokens(config["data.validation_path"], kind_of(config))
-    pairs = list(blocks(tokens, config["train.sequence_length"]))
+    pairs = pairs_of(config, cache)
     theirs, their_tokens = transformers_loss(arguments.run / "model", pairs, arguments.blocks_per_batch)
     if our_tokens != their_tokens:
         raise CannotCheck(f"the run validated {our_tokens} tokens, {config['data.validation_path']} has {their_tokens}")

@@ -48,16 +48,53 @@ static void train(const char *out, const char *precision, const char *flags)
     shell(&dir, command);
 }
 
-static void check(const char *python, const char *precision)
+/* JSON lines, whose tokens are in a cache, with prompts, which do not count. */
+static void write_rows(void)
 {
-    char command[1024];
-    train(precision, precision,
-          "--num-processes 4 --dp-shard-size 2 --tp-size 2 --sequence-length 64 --num-steps 20 "
-          "--set data.validation_path=valid.txt");
-    snprintf(command, sizeof command, "'%s' " ND_CHECK_MODEL " %s", python, precision);
+    FILE *f = fopen(tempdir_file(&dir, "valid.jsonl"), "w");
+    cr_assert_not_null(f);
+    for (int i = 0; i < 40; i++) {
+        fprintf(f, "{\"prompt\": \"%d and %d\", \"completion\": \" make %d\"}\n", i, i, 2 * i);
+    }
+    fclose(f);
+}
+
+static void check(const char *python, const char *precision, const char *validation)
+{
+    char command[1024], flags[256];
+    snprintf(flags, sizeof flags,
+             "--num-processes 4 --dp-shard-size 2 --tp-size 2 --sequence-length 64 --num-steps 20 "
+             "--set data.validation_path=%s",
+             validation);
+    train(precision, precision, flags);
+    snprintf(command, sizeof command, "'%s' " ND_CHECK_MODEL " %s && rm -r %s", python, precision,
+             precision);
     shell(&dir, command);
     cr_assert_not_null(strstr(shell_output, "in transformers: relative difference"), "%s",
                        shell_output);
+}
+
+Test(saved_model, check_model_finds_the_labels_of_the_run)
+{
+    static const char *const validations[] = {"valid.txt", "valid.jsonl"};
+    write_rows();
+    for (int i = 0; i < 2; i++) {
+        char command[1024], flags[128];
+        snprintf(flags, sizeof flags,
+                 "--num-processes 1 --sequence-length 64 --num-steps 1 "
+                 "--set data.validation_path=%s",
+                 validations[i]);
+        train("labels", "fp32", flags);
+        snprintf(command, sizeof command,
+                 "cd $(dirname " ND_CHECK_MODEL ") && python3 -c \"import check_model as c, os, "
+                 "pathlib; os.chdir('%s'); config, row, cache = c.settings_and_validation("
+                 "pathlib.Path('labels')); print('labels', sum(l != c.IGNORED for _, labels in "
+                 "c.pairs_of(config, cache) for l in labels) - row['validation_tokens'])\" && "
+                 "rm -r %s/labels",
+                 dir.path, dir.path);
+        shell(&dir, command);
+        cr_expect_not_null(strstr(shell_output, "labels 0\n"), "%s", shell_output);
+    }
 }
 
 Test(saved_model, has_the_same_validation_loss_in_transformers)
@@ -67,8 +104,10 @@ Test(saved_model, has_the_same_validation_loss_in_transformers)
         teardown();
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
-    check(python, "fp32");
-    check(python, "bf16");
+    write_rows();
+    check(python, "fp32", "valid.txt");
+    check(python, "fp32", "valid.jsonl");
+    check(python, "bf16", "valid.txt");
 }
 
 /* Saved again after a step of size 0, it has the same bytes. */
