@@ -96,3 +96,13 @@ Test(schedules, micro_batches_that_overlap_change_no_bit, .timeout = 300)
         expect_same_bits(schedule_overlapping, &meshes[m], 0);
     }
 }
+
+Test(schedules, fp8_has_one_micro_batch_in_flight, .timeout = 300)
+{
+    tempdir dir;
+    mesh_job job = fp8_job(&dir, ND_FP8_TENSORWISE, false);
+    job.global_batch = 2;
+    job.schedule = schedule_overlapping;
+    fp8_run(&job, &meshes[0], ND_ERR_INTERNAL);
+    tempdir_remove(&dir);
+}
