@@ -168,7 +168,7 @@ static nd_status run_part(bench *b, piece what, const part *p, float beta)
 }
 
 /* BF16 takes the parts of a group at once; the input is cast once for all. FP8 takes them one by
- * one, also where a step joins them (nd_linears_join). */
+ * one, also where a step joins them (linear_groups.c). */
 static nd_status run_piece(bench *b, piece what, const group *g)
 {
     bool whole = what <= BF16_DW;

@@ -89,7 +89,6 @@ typedef struct nd_linear_group {
  *                     for the next product that reads it; for dw that of dx may be there
  */
 typedef struct nd_linear_method {
-    const char *name;
     void (*plan)(const nd_model *, nd_linear_group *, nd_fp8_bytes *);
     nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, nd_operand *dy);
     nd_status (*form)(nd_block_call, const nd_linear_group *, const nd_linear_part *, nd_role,

@@ -126,4 +126,4 @@ static nd_status form(nd_block_call c, const nd_linear_group *g, const nd_linear
 }
 
 const nd_linear_method nd_linear_fp8_tensor = {
-    .name = "fp8 per tensor", .plan = plan, .settle_gradients = settle_gradients, .form = form};
+    .plan = plan, .settle_gradients = settle_gradients, .form = form};
