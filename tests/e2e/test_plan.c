@@ -375,3 +375,24 @@ Test(plan, shipped_files_are_explained)
         cr_expect_geq(rows, 6, "%s:\n%s", files[i], shell_output);
     }
 }
+
+/* The numbers of parameters of the published models. */
+Test(plan, shapes_of_other_families)
+{
+    static const struct {
+        const char *folder, *parameters;
+    } models[] = {{"qwen3-8b", "8190735360"},
+                  {"qwen3-32b", "32762123264"},
+                  {"mistral-7b", "7248023552"},
+                  {"phi-4", "14659507200"}};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char command[512], line[64];
+        snprintf(command, sizeof command,
+                 PLAN "llama-3.1-8b/fp8.yaml --set model.config=configs/%s/config.json --set "
+                      "train.sequence_length=4096 --set launch.workers=32 --set mesh.dp_shard=32",
+                 models[i].folder);
+        snprintf(line, sizeof line, "model: %s parameters", models[i].parameters);
+        shell(&dir, command);
+        says(line);
+    }
+}
