@@ -69,9 +69,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         tokenizer = make_tokenizer();
         ND_ASSERT(nd_encoder_create(tokenizer, &options, &encoder) == ND_OK);
     }
-    const nd_chat llama3 = {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE};
-    const nd_chat chatml = {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE};
-    read_messages(&llama3, encoder, data, size);
-    read_messages(&chatml, encoder, data, size);
+    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n"};
+    static const nd_chat_template named = {"", ND_CHAT_CHATML, "You are a fuzzer.", NULL};
+    const nd_chat forms[] = {
+        {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, NULL},
+        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, NULL},
+        {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, &dated},
+        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, &named},
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        read_messages(&forms[i], encoder, data, size);
+    }
     return 0;
 }

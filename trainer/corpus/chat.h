@@ -36,10 +36,10 @@ void nd_chat_warn_of_foreign(nd_chat_format format);
 
 typedef struct nd_chat {
     nd_chat_format format;
-    const nd_chat_template *template; /* NULL: the form as it stands */
     const nd_tokenizer *tokenizer;    /* borrowed */
     int32_t begin;                    /* of a text; -1: none */
     int32_t open, middle, close;      /* around role and text; middle -1: none */
+    const nd_chat_template *template; /* NULL: the form as it stands */
 } nd_chat;
 
 /* ND_ERR_DATA names a control token that the tokenizer lacks. */
