@@ -97,7 +97,8 @@ static nd_status check_shape(const nd_shape *shape, const char *path)
     double width = (double)shape->heads * (double)shape->head_dim;
     double widest = fmax(fmax((double)shape->ffn, (double)shape->vocab), width);
     double elements = 9.0 * (double)shape->layers * (double)shape->hidden * widest;
-    return shape->kv_heads <= shape->heads && elements < 0x1p50
+    const bool turns = shape->rotated <= shape->head_dim && shape->rotated % 2 == 0;
+    return shape->kv_heads <= shape->heads && elements < 0x1p50 && turns
                ? ND_OK
                : fail_member(path, "model", "has extents that no model has");
 }
