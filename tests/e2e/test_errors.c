@@ -171,7 +171,7 @@ Test(errors, model_config)
     refused_model(65, ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"factor\": 2}",
                   "model.json", "longrope");
     refused_model(65, ", \"hidden_size\": 32", "model.json", "hidden_size");
-    refused_model(65, ", \"attention_bias\": true", "model.json", "attention_bias");
+    refused_model(65, ", \"attention_dropout\": 0.1", "model.json", "attention_dropout");
     refused_with(65, LAUNCH "--set model.config=nowhere.json", "nowhere.json", "");
     char config[1024];
     int n = snprintf(config, sizeof config, model, "");
