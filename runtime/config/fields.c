@@ -309,9 +309,11 @@ static bool real_parse(const char *text, double *out)
 
 static nd_status wrong_type(const nd_field *f, const nd_setting *setting, const char *wanted)
 {
-    return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'%s; it must be %s (%s)", setting->where,
+    const bool several = strncmp(wanted, "two ", 4) != 0 && strchr(setting->text, ',');
+    return nd_fail(ND_ERR_CONFIG, "%s%s is '%.80s'%s; it must be %s (%s)%s", setting->where,
                    setting->name, setting->text, setting->quoted ? " in quotes" : "", wanted,
-                   f->help);
+                   f->help,
+                   several ? "; scripts/sweep makes a run for each of several values" : "");
 }
 
 /* A mesh axis is -1 or at least 1; other integers that allow -1 allow 0 too. */

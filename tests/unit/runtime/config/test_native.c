@@ -82,6 +82,7 @@ Test(native, wrong_types_name_key_value_and_want)
     EXPECT_BAD_TEXT("train:\n  steps: {a: 7}\n", "test.yaml:2", "train.steps is a map");
     EXPECT_BAD_TEXT("train:\n  steps:\n", "test.yaml:2", "train.steps has no value");
     EXPECT_BAD_TEXT("optimizer:\n  lr: fast\n", "optimizer.lr is 'fast'", "a number");
+    EXPECT_BAD_FLAGS(("--learning-rate", "1e-3,2e-3"), "is '1e-3,2e-3'", "scripts/sweep");
     EXPECT_BAD_TEXT("optimizer:\n  lr: nan\n", "a number");
     EXPECT_BAD_TEXT("optimizer:\n  lr: 1e999\n", "a number");
     EXPECT_BAD_TEXT("optimizer:\n  betas: 0.9\n", "optimizer.betas", "two numbers");
