@@ -6,9 +6,9 @@
 #include "runtime/base/log.h"
 #include "trainer/run/run.h"
 
-/* Reading a block takes some microseconds, and this is for the first seconds of a run. What comes
- * behind is met when it comes: such a step makes no update, and says so. */
-enum { BLOCKS_MAX = 50000 };
+/* Reading a block takes some microseconds, and milliseconds where its file is far away, while all
+ * ranks wait. What comes behind is met when it comes: such a step makes no update, and says so. */
+enum { BLOCKS_MAX = 10000 };
 
 typedef struct search {
     const nd_dataset *data;
