@@ -79,6 +79,14 @@ int64_t nd_shape_parameters(const nd_shape *s)
     return sum;
 }
 
+void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
+{
+    const nd_split split = nd_param_split(nd_linear_param(linear));
+    nd_param_extents(s, nd_linear_param(linear), out, in);
+    *out /= split == ND_SPLIT_ROWS ? tp : 1;
+    *in /= split == ND_SPLIT_COLS ? tp : 1;
+}
+
 /* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
 static void place_in_file(nd_param *p, const nd_shape *shape)
 {

@@ -61,11 +61,3 @@ const char *nd_linear_name(int linear)
 {
     return linears[linear].module;
 }
-
-void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
-{
-    const nd_split split = nd_param_split(linears[linear].param);
-    nd_param_extents(s, linears[linear].param, out, in);
-    *out /= split == ND_SPLIT_ROWS ? tp : 1;
-    *in /= split == ND_SPLIT_COLS ? tp : 1;
-}
