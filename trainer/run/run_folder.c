@@ -425,7 +425,7 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
 void nd_run_files_forget(const nd_run_files *files)
 {
     static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
-    const int count = files->made ? 4 : 2;
+    const int count = files->lock.fd < 0 ? 0 : files->made ? 4 : 2;
     for (int i = 0; files->dir && !files->continues && i < count; i++) {
         char path[4352];
         snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);

@@ -130,6 +130,7 @@ nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_wei
                                  bool *out);
 /* Rank 0 of a fresh run that ends before step 1: removes what it has written, so that the folder
  * can be used again, and the folder too where this start made it and nobody has put anything there.
+ * A start that was refused the lock has written nothing: the files are of the run that has it.
  */
 void nd_run_files_forget(const nd_run_files *files);
 void nd_run_files_close(nd_run_files *files);

@@ -168,8 +168,8 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
     assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
     assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
-    assert_ok(nd_fs_write_atomic("one/.lock", "", 0));
     assert_ok(nd_fs_write_atomic("one/mine", "", 0));
+    assert_ok(nd_run_lock_acquire("one", &files.lock));
     files.continues = true;
     nd_run_files_forget(&files);
     cr_assert(tempdir_has_path("one/run.json"));
@@ -184,6 +184,26 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
     files.made = true;
     nd_run_files_forget(&files);
     cr_assert_not(is_folder("one"));
+    nd_run_lock_release(&files.lock);
+}
+
+/* Of two starts that make the same folder one gets the lock; the other one leaves its files. */
+Test(run_folder, a_start_without_the_lock_forgets_nothing_of_the_one_that_has_it)
+{
+    static const char *const names[] = {"one/run.json", "one/metrics.jsonl", "one/.lock",
+                                        "one/tensorboard"};
+    nd_run_files files = {.dir = (char *)"one", .made = true};
+    nd_run_lock winner;
+    assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
+    assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
+    assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
+    assert_ok(nd_run_lock_acquire("one", &winner));
+    cr_assert_eq(nd_run_lock_acquire("one", &files.lock), ND_ERR_CANTCREATE);
+    nd_run_files_forget(&files);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        cr_expect(tempdir_has_path(names[i]), "%s", names[i]);
+    }
+    nd_run_lock_release(&winner);
 }
 
 /* What a check answers, the start of a run answers too; refused, it leaves nothing. */
