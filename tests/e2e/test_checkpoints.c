@@ -91,6 +91,18 @@ Test(checkpoints, a_killed_run_goes_on_with_the_same_bits)
     shell(&dir, "test -e out/run-2.json && ! ls -d out/.tmp* out/.del* out/*.bad 2>/dev/null");
 }
 
+/* Numbers of the model that only some families have are in its checkpoints. */
+Test(checkpoints, a_model_with_windows_goes_on)
+{
+    shell(&dir, "sed -i 's/\"llama\"/\"mistral\", \"sliding_window\": 11/' model.json && "
+                "grep -q mistral model.json");
+    shell(&dir, TWO "--num-steps 6 --save-dir whole --checkpoint-frequency 2");
+    shell_says(TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
+                   "--resume-from-checkpoint whole/checkpoint-4",
+               "resumed after step 4");
+    shell(&dir, "cmp whole/model/model.safetensors out/model/model.safetensors");
+}
+
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
 {
 #define LONG "--num-steps 2000 --log-interval 500 --checkpoint-frequency 1500 "

@@ -8,23 +8,19 @@
 #include "runtime/base/fs.h"
 #include "trainer/checkpoint/manifest_names.h"
 
-#define EXTENT(name, member)                                                                       \
-    {                                                                                              \
-        name, offsetof(nd_shape, member), false, true                                              \
-    }
-#define INTEGER(name, member)                                                                      \
-    {                                                                                              \
-        name, offsetof(nd_shape, member), false, false                                             \
-    }
-#define REAL(name, member)                                                                         \
-    {                                                                                              \
-        name, offsetof(nd_shape, member), true, false                                              \
-    }
+#define NUMBER_MAX ((int64_t)1 << 40)
 
-#define SWITCH(name, member)                                                                       \
+#define NUMBER(name, member, ...)                                                                  \
     {                                                                                              \
-        name, offsetof(nd_shape, member), false, false, true                                       \
+        name, offsetof(nd_shape, member), __VA_ARGS__                                              \
     }
+#define EXTENT(name, member)  NUMBER(name, member, .least = 1, .most = NUMBER_MAX)
+#define INTEGER(name, member) NUMBER(name, member, .least = -1, .most = NUMBER_MAX)
+#define REAL(name, member)    NUMBER(name, member, .is_real = true)
+/* These came later: older manifests lack them. */
+#define SWITCH(name, member)     NUMBER(name, member, .may_lack = true, .most = 1)
+#define COUNT(name, member)      NUMBER(name, member, .may_lack = true, .most = NUMBER_MAX)
+#define LATER_REAL(name, member) NUMBER(name, member, .may_lack = true, .is_real = true)
 
 const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     EXTENT("vocab_size", vocab),
@@ -48,13 +44,13 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     SWITCH("o_bias", o_bias),
     SWITCH("mlp_bias", mlp_bias),
     SWITCH("qk_norm", qk_norm),
-    SWITCH("sliding_window", window),
-    SWITCH("window_first_layer", window_first),
-    SWITCH("window_period", window_period),
-    SWITCH("rotated", rotated),
-    {"rope_beta_fast", offsetof(nd_shape, rope.beta_fast), true, false, true},
-    {"rope_beta_slow", offsetof(nd_shape, rope.beta_slow), true, false, true},
-    {"rope_attention_factor", offsetof(nd_shape, rope.attention_factor), true, false, true},
+    COUNT("sliding_window", window),
+    COUNT("window_first_layer", window_first),
+    COUNT("window_period", window_period),
+    COUNT("rotated", rotated),
+    LATER_REAL("rope_beta_fast", rope.beta_fast),
+    LATER_REAL("rope_beta_slow", rope.beta_slow),
+    LATER_REAL("rope_attention_factor", rope.attention_factor),
     SWITCH("rope_exact_range", rope.exact_range),
 };
 const char *const nd_split_names[3] = {"none", "rows", "cols"};

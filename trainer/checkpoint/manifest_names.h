@@ -13,10 +13,10 @@
 /* A number of the model's shape; the names are those of config.json. */
 typedef struct nd_shape_number {
     const char *name;
-    size_t offset;  /* in nd_shape */
-    bool is_real;   /* double, else int64_t */
-    bool is_extent; /* at least 1 */
-    bool is_switch; /* absent where it is 0 */
+    size_t offset; /* in nd_shape */
+    bool is_real;  /* double, else int64_t */
+    bool may_lack; /* absent where it is 0 */
+    int64_t least, most;
 } nd_shape_number;
 
 enum { ND_SHAPE_NUMBERS = 29 };

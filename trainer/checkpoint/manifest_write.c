@@ -25,7 +25,7 @@ static json_t *shape_json(const nd_shape *shape)
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *n = &nd_shape_numbers[i];
         const char *at = (const char *)shape + n->offset;
-        if (n->is_switch && *(const int64_t *)at == 0) {
+        if (n->may_lack && *(const int64_t *)at == 0) {
             continue;
         }
         nd_json_set(&object, n->name,

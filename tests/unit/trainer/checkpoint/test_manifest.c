@@ -6,6 +6,7 @@
 
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
+#include "trainer/checkpoint/manifest_names.h"
 
 static const nd_mesh mesh = {{1, 2, 3, 1, 2}};
 
@@ -16,15 +17,20 @@ static char *text_of(const nd_manifest *manifest, size_t *bytes)
     return text;
 }
 
-static nd_manifest example(void)
+static nd_manifest example_of(const nd_shape *shape)
 {
-    nd_shape shape = fake_shape(false);
-    nd_manifest manifest = fake_manifest(&shape, &mesh, ND_STATE_KINDS, 12, true);
+    nd_manifest manifest = fake_manifest(shape, &mesh, ND_STATE_KINDS, 12, true);
     for (int i = 0; i < manifest.writer_count; i++) {
         manifest.writers[i].bytes = (uint64_t)(1000 + i);
         assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, &i, sizeof i, manifest.writers[i].digest));
     }
     return manifest;
+}
+
+static nd_manifest example(void)
+{
+    const nd_shape shape = fake_shape(false);
+    return example_of(&shape);
 }
 
 Test(manifest, is_read_back_as_it_was_written)
@@ -51,6 +57,50 @@ Test(manifest, is_read_back_as_it_was_written)
     free(text);
     nd_manifest_fini(&got);
     nd_manifest_fini(&m);
+}
+
+/* Each number that models of later kinds have, and as many tensors as a layer can have. */
+Test(manifest, every_number_of_a_shape_is_read_back)
+{
+    nd_shape plain = fake_shape(false), shapes[5] = {plain, plain, plain, plain, plain};
+    shapes[0].family = ND_FAMILY_MISTRAL;
+    shapes[0].window = 4096;
+    shapes[1].family = ND_FAMILY_QWEN2;
+    shapes[1].qkv_bias = 1;
+    shapes[1].window = 11;
+    shapes[1].window_first = 2;
+    shapes[1].window_period = 3;
+    shapes[2].family = ND_FAMILY_PHI3;
+    shapes[2].rotated = 2;
+    shapes[3].qkv_bias = shapes[3].o_bias = shapes[3].mlp_bias = 1;
+    shapes[3].layers = 9;
+    shapes[4].family = ND_FAMILY_QWEN3;
+    shapes[4].qkv_bias = shapes[4].o_bias = shapes[4].qk_norm = 1;
+    shapes[4].layers = 9;
+    shapes[4].rope = (nd_rope_config){.type = ND_ROPE_YARN,
+                                      .theta = 1e6,
+                                      .factor = 4,
+                                      .original_max_positions = 32768,
+                                      .beta_fast = 32,
+                                      .beta_slow = 0.5,
+                                      .attention_factor = 1.1,
+                                      .exact_range = 1};
+    for (int i = 0; i < 5; i++) {
+        nd_manifest m = example_of(&shapes[i]), got = {0};
+        size_t bytes = 0;
+        char *text = text_of(&m, &bytes);
+        assert_ok(nd_manifest_parse(text, bytes, "f", &got));
+        for (int n = 0; n < ND_SHAPE_NUMBERS; n++) {
+            const size_t at = nd_shape_numbers[n].offset;
+            cr_assert_arr_eq((char *)&got.shape + at, (char *)&shapes[i] + at, sizeof(int64_t),
+                             "shape %d: %s", i, nd_shape_numbers[n].name);
+        }
+        cr_assert_eq(got.shape.family, shapes[i].family);
+        cr_assert_eq(got.shape.rope.type, shapes[i].rope.type);
+        free(text);
+        nd_manifest_fini(&got);
+        nd_manifest_fini(&m);
+    }
 }
 
 /* The oldest first, so that equal contents give equal bytes whatever came before them. */
@@ -172,6 +222,9 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/hidden_size", "1099511627776", "extents that no model has"},
         {"model/num_hidden_layers", "4", "as many tensors"},
         {"model/num_hidden_layers", "1000000", "as many tensors"},
+        {"model/qk_norm", "2", "qk_norm is 2; it must be 0 to 1"},
+        {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
+        {"model/rotated", "3", "extents that no model has"},
         {"model/rope_type", "\"longrope\"", "unknown \"longrope\""},
         {"model/rms_norm_eps", "\"1e-5\"", "no number"},
         {"model/tie_word_embeddings", "true", "as many tensors"},
