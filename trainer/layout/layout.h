@@ -57,7 +57,10 @@ typedef struct nd_family_row {
     bool qk_norm;
     nd_window_rule window;
     bool fused; /* a file has one tensor for q k v, and one for gate and up */
-    int64_t kv_heads, head_dim, max_positions, bos_id, eos_id; /* where the keys are absent */
+    /* Where the keys are absent: */
+    int64_t kv_heads, head_dim, max_positions;
+    double rms_eps, dropout;
+    int64_t bos_id, eos_id;
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];

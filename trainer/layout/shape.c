@@ -3,6 +3,7 @@
 #include "trainer/layout/layout.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -205,6 +206,8 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {"rope_scaling", rope_scaling_of(&s->rope)},
         {"bos_token_id", token_of(s->bos_id)},
         {"eos_token_id", token_of(s->eos_id)},
+        {"pad_token_id", json_null()}, /* families have one, whose row gets no gradient */
+        {family->dropout > 0 ? "residual_dropout" : NULL, json_real(0)},
         {"torch_dtype", json_string(dtype_name)},
         {family->qkv_bias.key, json_boolean(s->qkv_bias)},
         {family->o_bias.key, json_boolean(s->o_bias)},
@@ -217,8 +220,10 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
     }
     set_windows(s, &map);
     if (s->rotated > 0) {
-        nd_json_set(&map, "partial_rotary_factor",
-                    json_real((double)s->rotated / (double)s->head_dim));
+        /* Readers take the whole part of the product with head_dim. */
+        double share = (double)s->rotated / (double)s->head_dim;
+        share = (int64_t)((double)s->head_dim * share) < s->rotated ? nextafter(share, 1) : share;
+        nd_json_set(&map, "partial_rotary_factor", json_real(share));
     }
     if (bad || !map) {
         json_decref(map);

@@ -218,15 +218,22 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
 static nd_status refuse_variants(const json_t *map, const char *file, const nd_family_row *family)
 {
     ND_TRY(demand_text(map, file, "hidden_act", "silu"));
+    static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop",
+                                           "embd_pdrop"};
     double dropout = 0;
-    ND_TRY(get_real_or(map, file, "attention_dropout", 0, 0, 0, &dropout));
-    ND_TRY(get_real_or(map, file, "residual_dropout", 0, 0, 0, &dropout));
-    ND_TRY(get_real_or(map, file, "resid_pdrop", 0, 0, 0, &dropout));
-    ND_TRY(get_real_or(map, file, "embd_pdrop", 0, 0, 0, &dropout));
+    for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
+        ND_TRY(get_real_or(map, file, dropouts[i], 0, 0, 0, &dropout));
+        if (i < 2 && family->dropout > 0 && is_unset(json_object_get(map, dropouts[i]))) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: %s is absent, which means %g for model_type %s; only 0 is "
+                           "supported, so write 0 there to train without dropout",
+                           file, dropouts[i], family->dropout, family->model_type);
+        }
+    }
     if (family->window == ND_WINDOW_NEVER && !is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
-                       "%s: sliding_window is set; for model_type %s only null is "
-                       "supported",
+                       "%s: sliding_window is set, which model_type %s does not have; remove the "
+                       "key, or use a model_type with windows, such as mistral",
                        file, family->model_type);
     }
     if (!is_unset(json_object_get(map, "quantization_config"))) {
@@ -251,6 +258,9 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
 static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
 {
     const nd_family_row *family = &nd_families[s->family];
+    /* The family's own numbers stand for absent keys. Null asks for those of the other sizes. */
+    const bool no_kv = !json_object_get(map, "num_key_value_heads") && family->kv_heads;
+    const bool no_head_dim = !json_object_get(map, "head_dim") && family->head_dim;
     /* The limits keep every product of the parameter count below 2^63. */
     ND_TRY(get_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
     ND_TRY(get_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
@@ -258,14 +268,13 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     ND_TRY(get_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
     ND_TRY(get_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
     ND_TRY(get_int_or(map, file, "num_key_value_heads", 1, 4096,
-                      family->kv_heads ? family->kv_heads : s->heads, &s->kv_heads));
+                      no_kv ? family->kv_heads : s->heads, &s->kv_heads));
     if (s->heads % s->kv_heads != 0) {
         return nd_fail(ND_ERR_DATA,
                        "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
                        file, (long long)s->heads, (long long)s->kv_heads);
     }
-    if (is_unset(json_object_get(map, "head_dim")) && !family->head_dim &&
-        s->hidden % s->heads != 0) {
+    if (is_unset(json_object_get(map, "head_dim")) && !no_head_dim && s->hidden % s->heads != 0) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: hidden_size %lld is not a multiple of num_attention_heads %lld, and there "
@@ -273,7 +282,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
             file, (long long)s->hidden, (long long)s->heads);
     }
     ND_TRY(get_int_or(map, file, "head_dim", 1, 1024,
-                      family->head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
+                      no_head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
     if (s->head_dim < 1 || s->head_dim > 1024 || s->head_dim % 2 != 0) {
         return nd_fail(
             ND_ERR_DATA,
@@ -283,7 +292,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     }
     ND_TRY(get_int_or(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
                       &s->max_positions));
-    ND_TRY(get_real_or(map, file, "rms_norm_eps", 1e-12, 1, 1e-6, &s->rms_eps));
+    ND_TRY(get_real_or(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
     ND_TRY(get_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
     ND_TRY(get_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
@@ -352,7 +361,9 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     }
     if (!is_unset(types)) {
         if (rule != ND_WINDOW_LISTED && rule != ND_WINDOW_SWITCHED) {
-            return nd_fail(ND_ERR_DATA, "%s: layer_types is set; model_type %s has no such key",
+            return nd_fail(ND_ERR_DATA,
+                           "%s: layer_types is set, which model_type %s does not have; remove the "
+                           "key, or use model_type ministral",
                            file, nd_families[s->family].model_type);
         }
         ND_TRY(read_layer_types(types, file, s));

@@ -57,9 +57,13 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     const nd_dims *d = &cp->dims;
     for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_attention_block all = {c, 0, d->chunk, 0};
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta,
-              .attention = nd_cp_attention_of(cp, &all), .delta = nd_cp_row_view(d, cp->delta, c),
-              .out = nd_cp_q_view(d, o, c, 0, d->H), .dout = nd_cp_q_view(d, dout, c, 0, d->H));
+        const nd_attention a = nd_cp_attention_of(cp, &all);
+        if (!cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
+            return ND_OK; /* other layers have a window */
+        }
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
+              .delta = nd_cp_row_view(d, cp->delta, c), .out = nd_cp_q_view(d, o, c, 0, d->H),
+              .dout = nd_cp_q_view(d, dout, c, 0, d->H));
     }
     return ND_OK;
 }

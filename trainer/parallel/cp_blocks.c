@@ -83,7 +83,7 @@ void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
     nd_attention_block block = {0, 0, d->chunk, 0};
     nd_attention a = nd_cp_attention_of(cp, &block);
     bool used = cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
-    a.window = cp->rank->shape.window;
+    a.window = cp->rank->shape.window < d->S ? cp->rank->shape.window : 0;
     used |= cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta",
                     used ? (size_t)(d->T * d->H) * sizeof *cp->delta : 0, &cp->delta);

@@ -138,7 +138,7 @@ Test(shape, other_models_are_refused)
     expect_bad("{" BASE ", \"attention_bias\": 1}", "attention_bias is an integer",
                "true or false");
     expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"", "silu");
-    expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window", "only null");
+    expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window is set", "mistral");
     expect_bad("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
     expect_bad("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
     expect_bad("{" BASE ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
@@ -273,7 +273,8 @@ Test(shape, families_have_their_switches_and_defaults)
     cr_expect(nd_shape_has(&s, ND_PARAM_Q_BIAS) && !nd_shape_has(&s, ND_PARAM_O_BIAS));
     s = family_of("{\"model_type\": \"qwen3\", " SIZES "}");
     cr_expect(!s.qkv_bias && s.qk_norm && s.head_dim == 128);
-    s = family_of("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0.0, " SIZES "}");
+    s = family_of("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0.0, "
+                  "\"residual_dropout\": 0.0, " SIZES "}");
     cr_expect(s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.bos_id == 0);
     /* 100 x 64 twice, 64; a block: q 512 x 64, k and v 256 x 64, their biases, o, MLP, norms */
     cr_expect_eq(nd_shape_parameters(&s),
@@ -319,7 +320,39 @@ Test(shape, families_have_their_switches_and_defaults)
     expect_bad("{\"model_type\": \"mistral\", \"layer_types\": [], " SIZES "}",
                "layer_types is set", "mistral");
     expect_bad("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
-               "residual_dropout is 0.1", "0 to 0");
+               "attention_dropout is absent", "means 0.1");
+    expect_bad("{\"model_type\": \"seed_oss\", \"attention_dropout\": 0, " SIZES "}",
+               "residual_dropout is absent", "write 0");
+    expect_bad("{\"model_type\": \"llama\", \"attention_dropout\": 0.1, " SIZES "}",
+               "attention_dropout is 0.1", "0 to 0");
+}
+
+#define FOUR_HEADS                                                                                 \
+    "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "                        \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+
+/* An absent key stands for the number of the family's class, null for what follows from others. */
+Test(shape, absent_is_not_null)
+{
+    expect_bad("{\"model_type\": \"mistral\", " FOUR_HEADS "}", "num_attention_heads 4",
+               "num_key_value_heads 8");
+    nd_shape s =
+        family_of("{\"model_type\": \"mistral\", \"num_key_value_heads\": null, " FOUR_HEADS "}");
+    cr_expect_eq(s.kv_heads, 4);
+    s = family_of("{\"model_type\": \"qwen3\", \"head_dim\": null, " SIZES "}");
+    cr_expect_eq(s.head_dim, 16);
+    s = family_of("{\"model_type\": \"phi3\", " SIZES "}");
+    cr_expect_eq(s.rms_eps, 1e-5);
+    s = family_of("{\"model_type\": \"mistral\", " SIZES "}");
+    cr_expect_eq(s.rms_eps, 1e-6);
+}
+
+/* 30 / 44 of 44 is below 30 in F64. */
+Test(shape, a_rotated_part_reads_back)
+{
+    const nd_shape s = family_of("{\"model_type\": \"phi3\", \"head_dim\": 44, "
+                                 "\"partial_rotary_factor\": 0.682, " SIZES "}");
+    cr_expect_eq(s.rotated, 30);
 }
 
 Test(shape, parameters)
