@@ -6,8 +6,9 @@
 #include "runtime/base/log.h"
 #include "trainer/run/run.h"
 
-/* Reading a block takes some microseconds, and milliseconds where its file is far away, while all
- * ranks wait. What comes behind is met when it comes: such a step makes no update, and says so. */
+/* Of all data together: reading a block takes some microseconds, and milliseconds where its file is
+ * far away, while all ranks wait. What comes behind is met when it comes: such a step makes no
+ * update, and says so. */
 enum { BLOCKS_MAX = 10000 };
 
 typedef struct search {
@@ -16,11 +17,11 @@ typedef struct search {
     int64_t sequence, reads;
 } search;
 
-/* A block past the end has no labels. */
+/* Past the limit a block is taken to have a label that counts. */
 static nd_status look_at_block(search *s, int64_t block, bool *counts)
 {
-    *counts = false;
-    if (block == nd_dataset_blocks(s->data)) {
+    *counts = s->reads == BLOCKS_MAX;
+    if (*counts) {
         return ND_OK;
     }
     s->reads++;
@@ -34,8 +35,15 @@ static nd_status look_at_block(search *s, int64_t block, bool *counts)
 static nd_status warn_of_steps(search *s, const nd_config *config, int64_t begin, int64_t ahead)
 {
     const int64_t samples = nd_step_blocks(config);
+    const nd_loader_options options = {/* of all ranks together */
+                                       .micro_batch = samples,
+                                       .accumulation = 1,
+                                       .dp_size = 1,
+                                       .first_step = begin,
+                                       .samples_ahead = ahead};
+    const int64_t last = nd_loader_last_step(s->data, &options, config->train.steps);
     int64_t first = 0, more = 0;
-    for (int64_t step = begin; step < config->train.steps && s->reads < BLOCKS_MAX; step++) {
+    for (int64_t step = begin; step < last && s->reads < BLOCKS_MAX; step++) {
         bool counts = false;
         for (int64_t i = 0; i < samples && !counts; i++) {
             const int64_t sample = step * samples + ahead + i;
@@ -65,15 +73,11 @@ static nd_status warn_of_set(search *s, const nd_config *config, const char *nam
         config->train.micro_batch_size * nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     const int64_t blocks = wanted > 0 && wanted < (all + batch - 1) / batch ? wanted * batch : all;
     bool counts = false;
-    s->reads = 0;
     for (int64_t block = 0; block < blocks && !counts; block++) {
-        if (s->reads == BLOCKS_MAX) {
-            return ND_OK;
-        }
-        ND_TRY(look_at_block(s, block < all ? block : all, &counts));
+        ND_TRY(look_at_block(s, block, &counts));
     }
     if (!counts) {
-        nd_log_warning("of the %lld sequences that a validation reads of %s no label counts; see "
+        nd_log_warning("no label counts in the %lld sequences that a validation reads of %s; see "
                        "to data.validation_path, or raise train.validation_batches",
                        (long long)blocks, name[0] ? name : "its data");
     }
@@ -91,13 +95,11 @@ static nd_status has_ignored(const nd_dataset *data, bool *out)
 nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inputs, int64_t begin,
                                    int64_t samples_ahead)
 {
-    search s = {.data = inputs->data, .sequence = config->train.sequence_length};
+    search s = {.sequence = config->train.sequence_length};
     bool masked = false;
     nd_status status = ND_OK;
     ND_TRY_OUT(ND_ALLOC(s.sequence, &s.inputs));
     ND_TRY_OUT(ND_ALLOC(s.sequence, &s.labels));
-    ND_TRY_OUT(has_ignored(inputs->data, &masked));
-    ND_TRY_OUT(masked ? warn_of_steps(&s, config, begin, samples_ahead) : ND_OK);
     const int sets = inputs->validation ? nd_dataset_sources(inputs->validation) : 0;
     for (int i = 0; i < sets; i++) {
         s.data = nd_dataset_source(inputs->validation, i);
@@ -105,6 +107,9 @@ nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inp
         ND_TRY_OUT(masked ? warn_of_set(&s, config, nd_dataset_source_name(inputs->validation, i))
                           : ND_OK);
     }
+    s.data = inputs->data; /* at the end: many steps take what is left of the limit */
+    ND_TRY_OUT(has_ignored(s.data, &masked));
+    ND_TRY_OUT(masked ? warn_of_steps(&s, config, begin, samples_ahead) : ND_OK);
 out:
     free(s.inputs);
     free(s.labels);

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Which steps and validations without a label that counts are named before a run begins. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fs.h"
+#include "tests/support/tempdir.h"
+#include "trainer/run/run.h"
+
+enum { S = 3, BLOCKS = 6000 }; /* two sets of this many are more than the limit */
+
+static tempdir dir;
+static nd_config config;
+static nd_inputs inputs;
+
+static void setup(void)
+{
+    char caches[PATH_MAX];
+    tempdir_make(&dir);
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    snprintf(caches, sizeof caches, "%s", tempdir_file(&dir, "caches"));
+    free(config.data.cache_dir);
+    config.data.cache_dir = strdup(caches);
+    config.train.sequence_length = S;
+    config.train.micro_batch_size = config.train.gradient_accumulation_steps = 1;
+    config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+    inputs = (nd_inputs){.shape.vocab = 256};
+}
+
+static void teardown(void)
+{
+    nd_dataset_close(inputs.data);
+    nd_dataset_close(inputs.validation);
+    nd_config_fini(&config);
+    tempdir_remove(&dir);
+}
+
+TestSuite(labels, .init = setup, .fini = teardown);
+
+/* One row: a prompt and a completion of so many bytes. */
+static void write_row(const char *name, int prompt, int completion)
+{
+    FILE *f = fopen(tempdir_file(&dir, name), "w");
+    cr_assert_not_null(f);
+    fprintf(f, "{\"prompt\": \"%0*d\", \"completion\": \"%0*d\"}\n", prompt, 0, completion, 0);
+    cr_assert_eq(fclose(f), 0);
+}
+
+static void open_sources(const char *format, nd_dataset **out)
+{
+    char text[3 * PATH_MAX];
+    snprintf(text, sizeof text, format, dir.path, dir.path);
+    assert_ok(nd_inputs_open_sources(&config, &inputs, text, out));
+}
+
+/* What is said of the steps after `begin`, with so many samples passed over. */
+static char *warnings(int64_t begin, int64_t ahead)
+{
+    char path[PATH_MAX], *said = NULL;
+    size_t size = 0;
+    snprintf(path, sizeof path, "%s", tempdir_file(&dir, "said"));
+    int kept = dup(STDERR_FILENO), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    nd_status status = nd_inputs_warn_of_labels(&config, &inputs, begin, ahead);
+    cr_assert_eq(dup2(kept, STDERR_FILENO), STDERR_FILENO);
+    close(kept);
+    close(fd);
+    assert_ok(status);
+    assert_ok(nd_fs_read(path, 1 << 20, ND_ERR_IO, &said, &size));
+    return said;
+}
+
+/* Every block has a label that counts; behind the last sample there is no step to tell of. */
+Test(labels, steps_end_where_the_data_end)
+{
+    write_row("rows.jsonl", 1, 23);
+    open_sources("[{path: %s/rows.jsonl, epochs: 2}]", &inputs.data);
+    config.train.steps = nd_dataset_samples(inputs.data);
+    cr_assert_gt(config.train.steps, 4);
+    cr_assert_lt(config.train.steps, 1000);
+    for (int64_t ahead = 0; ahead <= 3; ahead += 3) {
+        char *said = warnings(1, ahead);
+        cr_expect_null(strstr(said, "no label"), "%lld passed over:\n%s", (long long)ahead, said);
+        free(said);
+    }
+}
+
+/* All ranks wait while they are read. */
+Test(labels, all_sets_share_one_limit)
+{
+    tempdir_write(&dir, "text.txt", "aaaaaaaa", 8);
+    write_row("a.jsonl", BLOCKS * (S + 1), 1);
+    write_row("b.jsonl", BLOCKS * (S + 1), 1);
+    open_sources("%s/text.txt", &inputs.data);
+    open_sources("[{name: one, path: %s/a.jsonl}, {name: two, path: %s/b.jsonl}]",
+                 &inputs.validation);
+    cr_assert_eq(nd_dataset_sources(inputs.validation), 2);
+    config.train.validation_batches = BLOCKS;
+    char *said = warnings(0, 0);
+    cr_expect_not_null(strstr(said, "no label counts in the 6000 sequences that a validation reads "
+                                    "of one; see to data.validation_path"),
+                       "%s", said);
+    cr_expect_null(strstr(said, "reads of two"), "%s", said);
+    free(said);
+}
