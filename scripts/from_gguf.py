@@ -62,7 +62,8 @@ class Fields:
 
 def rope_scaling(fields, tensors):
     """The key rope_scaling of config.json, or None. llama.cpp keeps the factors of Llama 3, not the numbers that they follow from."""
-    kind, factor = fields.own("rope.scaling.type", "none"), fields.own("rope.scaling.factor", 1.0)
+    kind = fields.own("rope.scaling.type", "linear")
+    factor = fields.own("rope.scaling.factor", fields.own("rope.scale_linear", 1.0)) or 1.0
     if "rope_freqs.weight" in tensors:
         factors = [float(f) for f in tensors["rope_freqs.weight"].data.ravel()]
         known = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": max(factors)}
@@ -72,6 +73,8 @@ def rope_scaling(fields, tensors):
                 return {**known, "original_max_position_embeddings": original}
         raise Refused("the factors of its RoPE (rope_freqs.weight) are not those of Llama 3.1 to 3.3")
     if kind in ("none", "linear"):
+        if fields.own("attention.sliding_window"):
+            raise Refused("its attention has a sliding window, which is not read from GGUF files")
         return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1 else None
     raise Refused(f"its RoPE is scaled by {kind}; none and linear are read")
 
@@ -189,7 +192,9 @@ def make_tokenizer(fields):
             "post_processor": None, "decoder": None, "model": model}
     kind = fields.need("tokenizer.ggml.model")
     if kind == "gpt2":
-        splitting = fields.get("tokenizer.ggml.pre", "gpt-2")
+        splitting = fields.get("tokenizer.ggml.pre")
+        if splitting in (None, "default"):
+            raise Refused("it does not say how its tokenizer cuts texts (tokenizer.ggml.pre); convert the model anew")
         root["pre_tokenizer"], root["decoder"] = word_parts(splitting), byte_level()
         model["ignore_merges"] = splitting == "llama-bpe"
         model["merges"] = fields.need("tokenizer.ggml.merges")
@@ -209,8 +214,11 @@ def make_tokenizer(fields):
         model["merges"] = piece_merges(tokens, fields.need("tokenizer.ggml.scores"), kinds)
     else:
         raise Refused(f"its tokenizer is of the kind {kind}; gpt2 and llama are read")
+    if fields.get("tokenizer.ggml.add_eos_token", False):
+        raise Refused("its tokenizer adds an end of text to every text, which is not read from GGUF files")
     begin = fields.get("tokenizer.ggml.bos_token_id")
-    if fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and begin is not None:
+    adds = kind == "llama" or fields.get("tokenizer.ggml.pre") == "llama-bpe" # llama.cpp's defaults
+    if fields.get("tokenizer.ggml.add_bos_token", adds) and begin is not None:
         text = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": tokens[begin], "type_id": 0}}
         root["post_processor"] = {"type": "TemplateProcessing", "single": [text[1], text[0]], "pair": [text[1], text[0], text[1], {
             "Sequence": {"id": "B", "type_id": 1}}], "special_tokens": {tokens[begin]: {"id": tokens[begin], "ids": [begin], "tokens": [tokens[begin]]}}}
@@ -235,11 +243,12 @@ def convert(source, folder):
         from gguf.quants import dequantize
     except ImportError as error:
         raise Refused(f"it takes the Python package gguf to read it, which cannot be imported ({error}): pip install gguf") from error
-    try:
-        reader = gguf.GGUFReader(source)
-    except (ValueError, IndexError, KeyError) as error:
-        raise Refused(f"it is no GGUF file, or a damaged one: {error}") from error
+    if not source.is_file():
+        raise Refused("it is no file" if source.exists() else "no such file")
+    reader = gguf.GGUFReader(source)
     fields = Fields(reader)
+    if (fields.get("split.count") or 1) > 1:
+        raise Refused("it is one of several files; join them with llama-gguf-split --merge")
     if fields.architecture not in ARCHITECTURES:
         raise Refused(f"its architecture is {fields.architecture}; {', '.join(ARCHITECTURES)} are read")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -248,11 +257,16 @@ def convert(source, folder):
     config = make_config(fields, tensors)
     tokenizer, tokens = make_tokenizer(fields)
     files = {"config.json": config, "tokenizer.json": tokenizer, "tokenizer_config.json": make_tokenizer_config(fields, tokens),
-             "generation_config.json": {key: config[key] for key in ("bos_token_id", "eos_token_id")}}
+             "generation_config.json": {key: config[key] for key in ("bos_token_id", "eos_token_id") if config[key] is not None}}
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     write_weights(folder / "model.safetensors", tensors, config, dequantize)
     return config
+
+
+def fail(code, words):
+    print("from_gguf: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in words), file=sys.stderr)
+    return code
 
 
 def main():
@@ -260,23 +274,26 @@ def main():
     parser.add_argument("file", type=pathlib.Path)
     parser.add_argument("folder", type=pathlib.Path)
     options = parser.parse_args()
-    made = options.folder.with_name(f"{options.folder.name}.tmp-{os.getpid()}")
+    folder = options.folder.absolute()
+    made = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    own = False
     try:
-        if options.folder.exists():
-            print(f"from_gguf: {options.folder} exists; remove it, or give another name", file=sys.stderr)
-            return 73
-        options.folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            return fail(73, f"{folder} exists; remove it, or give another name")
+        folder.parent.mkdir(parents=True, exist_ok=True)
         made.mkdir()
+        own = True
         config = convert(options.file, made)
-        os.rename(made, options.folder)
+        os.rename(made, folder)
     except Refused as error:
-        print(f"from_gguf: {options.file}: {error}", file=sys.stderr)
-        return 65
+        return fail(65, f"{options.file}: {error}")
     except OSError as error:
-        print(f"from_gguf: {error}", file=sys.stderr)
-        return 65 if error.filename == str(options.file) else 73
+        return fail(65 if error.filename == str(options.file) else 73, str(error))
+    except (ValueError, TypeError, IndexError, KeyError, ArithmeticError, AttributeError, NotImplementedError) as error:
+        return fail(65, f"{options.file}: it is no GGUF file, or a damaged one: {type(error).__name__}: {error}")
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        if own:
+            shutil.rmtree(made, ignore_errors=True)
     print(f"{options.folder}: a {config['model_type']} of {config['num_hidden_layers']} layers, {config['vocab_size']} tokens")
     return 0
 

@@ -144,15 +144,21 @@ def check_texts(folder, model, prompt):
     (folder / "texts.gguf").unlink()
 
 
-def make_tokenizer(folder, name):
-    """A golden tokenizer without what llama.cpp does not know; that of Llama 2 gets every merge that its pieces allow."""
+def golden_tokenizer(name):
+    """Without what llama.cpp does not know; that of Llama 2 gets every merge that its pieces allow."""
     root = json.loads((GOLDENS / f"{name}.json").read_text())
     for token in root["added_tokens"]:
         token.update(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    root["model"]["ignore_merges"] = name == "llama3"
     if name == "llama2":
         vocabulary = root["model"]["vocab"]
         root["model"]["merges"] = [[piece[:cut], piece[cut:]] for piece in sorted(vocabulary, key=vocabulary.get)
                                    for cut in range(1, len(piece)) if piece[:cut] in vocabulary and piece[cut:] in vocabulary]
+    return root
+
+
+def make_tokenizer(folder, name):
+    root = golden_tokenizer(name)
     place = folder / f"tokenizer-{name}"
     place.mkdir()
     (place / "tokenizer.json").write_text(json.dumps(root))
@@ -181,6 +187,35 @@ def check_tokens(folder, name):
         check(back.encode(text).ids == peer.encode(text).ids, f"{name}: the tokenizer that came back cuts {text!r} otherwise")
 
 
+def refused_tokenizers():
+    """Tokenizers whose ids llama.cpp would not give, with what is said of them."""
+    def changed(name, change):
+        root = golden_tokenizer(name)
+        change(root)
+        return root
+
+    def last_merge_last(root):
+        merges = root["model"]["merges"]
+        pieces = ["".join(pair) for pair in merges]
+        place = next(i for i in range(1, len(pieces)) if pieces[i] == pieces[i - 1])
+        merges.append(merges.pop(place))
+
+    begin = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}
+    twice = {"type": "TemplateProcessing", "single": [begin, begin, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {
+        "<|begin|>": {"id": "<|begin|>", "ids": [golden_token("gpt2", "<|begin|>")], "tokens": ["<|begin|>"]}}}
+    yield json.loads((GOLDENS / "llama2.json").read_text()), "does not merge"
+    yield json.loads((GOLDENS / "prefix.json").read_text()), "llama.cpp has no"
+    yield changed("gpt2", lambda root: root["model"].update(ignore_merges=True)), "llama.cpp has no"
+    yield changed("gpt2", lambda root: root.update(normalizer={"type": "Replace", "pattern": {"String": "x"}, "content": "y"})), "llama.cpp has no"
+    yield changed("gpt2", lambda root: root.update(post_processor=twice)), "several tokens"
+    yield changed("llama2", lambda root: root.update(normalizer=None)), "llama.cpp has no"
+    yield changed("llama2", last_merge_last), "between those"
+
+
+def golden_token(name, content):
+    return next(t["id"] for t in golden_tokenizer(name)["added_tokens"] if t["content"] == content)
+
+
 def check_refusals(folder, model):
     run(folder, "ckpt", "gguf", model, "there.gguf")
     before = (folder / "there.gguf").read_bytes()
@@ -193,18 +228,27 @@ def check_refusals(folder, model):
     (model / "tokenizer.json").write_text((GOLDENS / "gpt2.json").read_text())
     _, said = run(folder, "ckpt", "gguf", model, "warned.gguf")
     check("added tokens have single_word" in said, said)
-    for name, words in (("llama2", "does not merge"), ("prefix", "llama.cpp has no")):
-        (model / "tokenizer.json").write_text((GOLDENS / f"{name}.json").read_text())
+    for root, words in refused_tokenizers():
+        (model / "tokenizer.json").write_text(json.dumps(root))
         _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
         check(words in said, said)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    (model / "tokenizer.json").write_text(json.dumps(golden_tokenizer("gpt2")))
+    (model / "tokenizer_config.json").unlink()
+    _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
+    check("names no end of text" in said, said)
+    (model / "config.json").write_text(json.dumps(config))
     (model / "tokenizer.json").unlink()
     _, said = run(folder, "ckpt", "gguf", model, "other.gguf", code=65)
     check("has no tokenizer.json" in said, said)
     (folder / "cut.gguf").write_bytes(before[:len(before) // 2])
     (folder / "none.gguf").write_bytes(b"")
-    for file, code in (("there.gguf", 73), ("cut.gguf", 65), ("none.gguf", 65), ("absent.gguf", 65)):
+    os.mkfifo(folder / "fifo.gguf")
+    (folder / "escape.gguf").write_bytes(before.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0l\x1b[2J", 1))
+    for file, code in (("there.gguf", 73), ("cut.gguf", 65), ("none.gguf", 65), ("absent.gguf", 65), ("fifo.gguf", 65), ("escape.gguf", 65)):
         said = from_gguf(folder, file, "there.gguf" if code == 73 else "other.gguf", code=code)
-        check(said.startswith("from_gguf: ") and "Traceback" not in said, said)
+        check(said.startswith("from_gguf: ") and "Traceback" not in said and said.rstrip("\n").isprintable(), said)
     _, said = run(folder, "check", "--model-path", "there.gguf", "--data-path", "text.txt", code=65)
     check("scripts/from_gguf.py" in said, said)
     left = [path.name for path in folder.iterdir() if path.name.startswith("other.gguf")]
@@ -234,7 +278,7 @@ def main():
         check_texts(folder, model, "speak unto")
         # The halves of a head turn in these families, so no rows change places.
         for family, more in (("llama", {"attention_bias": True, "mlp_bias": True}), ("qwen2", {}), ("qwen3", {"head_dim": 24})):
-            own = train(folder, family, {"model_type": family, "vocab_size": 256, "hidden_size": 64, **more}, 300)
+            own = train(folder, family, {"model_type": family, "vocab_size": 256, "hidden_size": 64, "eos_token_id": 0, **more}, 300)
             check_tensors(folder, own, "f32", heads if family == "llama" else {})
             check_texts(folder, own, "the lord said")
             check_back(folder, own, "f32")

@@ -29,13 +29,17 @@ static nd_status choose_type(const char *flag, nd_gguf_type *out)
 /* The model folder: the argument itself, or the folder model of a run. Owned by the caller. */
 static nd_status choose_model(const char *argument, char **out)
 {
-    bool own = false, run = false;
+    bool own = false, run = false, checkpoint = false;
     char *folder = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_fs_has(folder, "config.json", &own));
     ND_TRY_OUT(own ? ND_OK : nd_fs_has(folder, "model/config.json", &run));
-    status = nd_fs_format(out, "%s%s", folder, run ? "/model" : "");
+    ND_TRY_OUT(own || run ? ND_OK : nd_ckpt_is_checkpoint(folder, &checkpoint));
+    status = checkpoint
+                 ? nd_fail(ND_ERR_DATA,
+                           "%s is a checkpoint; ndtrain ckpt export makes a model of it", folder)
+                 : nd_fs_format(out, "%s%s", folder, run ? "/model" : "");
 out:
     free(folder);
     return status;
@@ -50,6 +54,9 @@ static nd_status run_gguf(const nd_ckpt_call *call, int *code)
     const double begin = nd_clock_seconds();
     (void)code;
     ND_TRY(choose_type(flag, &type));
+    if (!call->places[1][0]) {
+        return nd_fail(ND_ERR_CONFIG, "FILE is empty; give the name of the file to write");
+    }
     nd_status status = choose_model(call->places[0], &folder);
     if (status == ND_OK) {
         status = nd_gguf_export(folder, type, call->places[1], &bytes);

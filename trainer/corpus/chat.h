@@ -27,9 +27,13 @@ struct nd_chat_template {
     const char *prefix; /* of the text of a first system turn; NULL: none */
 };
 
-/* The template beside a tokenizer: chat_template.jinja of its folder, or that of its
- * tokenizer_config.json. *out: NULL where it does nothing beside the form, where there is none, or
- * where it is *foreign: not known, or of another form. `tokenizer` NULL: none. */
+/* The text of the chat template in a model folder: chat_template.jinja, else chat_template of
+ * tokenizer_config.json, of several the one named "default". *out: NULL where there is none; owned
+ * by the caller. */
+nd_status nd_chat_template_read(const char *folder, char **out);
+/* What the template beside a tokenizer does. *out: NULL where it does nothing beside the form,
+ * where there is none, or where it is *foreign: not known, or of another form. `tokenizer` NULL:
+ * none. */
 nd_status nd_chat_template_find(const char *tokenizer, nd_chat_format format,
                                 const nd_chat_template **out, bool *foreign);
 void nd_chat_warn_of_foreign(nd_chat_format format);

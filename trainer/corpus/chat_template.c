@@ -68,8 +68,7 @@ static nd_status read_config(const char *path, char **out)
     return status;
 }
 
-/* *out: NULL where the folder has no template; owned by the caller. */
-static nd_status read_template(const char *folder, char **out)
+nd_status nd_chat_template_read(const char *folder, char **out)
 {
     char *path = NULL;
     size_t size;
@@ -113,7 +112,7 @@ nd_status nd_chat_template_find(const char *tokenizer, nd_chat_format format,
         return ND_OK;
     }
     ND_TRY_OUT(nd_fs_parent(tokenizer, &folder));
-    ND_TRY_OUT(read_template(folder, &text));
+    ND_TRY_OUT(nd_chat_template_read(folder, &text));
     if (text) {
         make_normal(text);
         ND_TRY_OUT(nd_sha256(text, strlen(text), hex));

@@ -32,7 +32,8 @@ typedef enum nd_gguf_type {
 /*
  * Writes the model of a Hugging Face folder, tokenizer included, as the new file `path`; it appears
  * when it is complete. Matrices have the type `type`; vectors are F32, and so is a matrix whose
- * rows are no blocks of 32 when the type is Q8_0 (then F16). Uses memory for one head of a matrix.
+ * rows are no blocks of 32 when the type is Q8_0 (then F16). Memory holds the tokenizer and a piece
+ * of the weights.
  * *bytes: the size of the file.
  *
  * ND_ERR_DATA: the folder is no complete model, or has no tokenizer, or one that llama.cpp does not

@@ -35,7 +35,7 @@ typedef struct file {
     void *stored;
 } file;
 
-/* What llama.cpp calls the families that it computes as they are here. */
+/* llama.cpp's names for the families that it computes as they are here. */
 static const struct {
     const char *name; /* NULL: not written */
     bool turns;       /* adjacent dimensions of a head, not its halves */
@@ -114,6 +114,13 @@ static nd_status check_family(const nd_shape *s)
     if (s->window > 0 || s->rope.type == ND_ROPE_DYNAMIC || s->rope.type == ND_ROPE_YARN) {
         return nd_fail(ND_ERR_DATA, "a model with a sliding window, or with the rope_type dynamic "
                                     "or yarn, cannot be written as GGUF");
+    }
+    if (s->o_bias && s->family != ND_FAMILY_LLAMA) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "a model of the type \"%s\" with biases of all attention's linears cannot be "
+            "written as GGUF, since llama.cpp does not load it",
+            type);
     }
     if (s->rope.type == ND_ROPE_LLAMA3 && s->family != ND_FAMILY_LLAMA) {
         return nd_fail(ND_ERR_DATA, "llama.cpp has no rope_type \"llama3\" for the type \"%s\"",

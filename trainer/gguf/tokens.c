@@ -6,6 +6,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/gguf/gguf.h"
 #include "trainer/text/parts.h"
 
@@ -86,11 +87,18 @@ static void close_source(source *s)
 static const char *find_splitting(const nd_tokenizer *t)
 {
     const nd_splitter first = t->splitters[0];
-    if (!t->byte_level || t->prefix_blank || t->metaspace != ND_METASPACE_NONE) {
+    bool known = t->byte_level && !t->prefix_blank && t->metaspace == ND_METASPACE_NONE;
+    for (int i = 0; i < t->rewrite_count; i++) {
+        known &= t->rewrites[i].compose;
+    }
+    if (!known) {
         return NULL;
     }
     if (!t->merges.any) {
         return "gpt-2"; /* bytes, however they are cut */
+    }
+    if (t->bpe.ignore_merges != (t->splitter_count == 1 && first == ND_SPLIT_LLAMA3)) {
+        return NULL; /* llama.cpp ignores them with Llama 3's form alone */
     }
     if (t->splitter_count == 2 && first == ND_SPLIT_EACH_DIGIT &&
         t->splitters[1] == ND_SPLIT_GPT2) {
@@ -103,10 +111,24 @@ static const char *find_splitting(const nd_tokenizer *t)
                                       : NULL;
 }
 
-/* Llama 2's form: a mark for each blank, and characters without a piece become bytes. */
-static bool is_sentencepiece(const nd_tokenizer *t)
+static bool is(const char *text, const char *wanted)
 {
-    return !t->byte_level && t->bpe.fallback && t->splitter_count == 0;
+    return text && strcmp(text, wanted) == 0;
+}
+
+/* Llama 2's form puts a mark in place of each blank, and bytes in place of a character without a
+ * piece. *prefix: it puts a mark before the text too. */
+static bool is_sentencepiece(const nd_tokenizer *t, bool *prefix)
+{
+    const nd_rewrite *last = &t->rewrites[t->rewrite_count > 0 ? t->rewrite_count - 1 : 0];
+    const bool marks = is(last->from, " ") && is(last->to, ND_TEXT_MARK);
+    const bool prepends = t->rewrite_count == 2 && !t->rewrites[0].compose &&
+                          !t->rewrites[0].from && is(t->rewrites[0].to, ND_TEXT_MARK);
+    const bool rewrites =
+        t->metaspace == ND_METASPACE_NONE && marks && (t->rewrite_count == 1 || prepends);
+    const bool metaspace = t->metaspace != ND_METASPACE_NONE && t->rewrite_count == 0;
+    *prefix = prepends || t->metaspace == ND_METASPACE_FIRST || t->metaspace == ND_METASPACE_ALWAYS;
+    return !t->byte_level && t->bpe.fallback && t->splitter_count == 0 && (rewrites || metaspace);
 }
 
 static int kind_of(const nd_tokenizer *t, int32_t id, const char *text)
@@ -188,14 +210,15 @@ static bool is_added(const nd_tokenizer *t, int32_t id)
 /*
  * llama.cpp has no merges in this form: it joins two pieces whenever a piece has the text of both,
  * and the pair of the highest score first. So a piece has minus the rank of the first merge that
- * makes it, and each pair of pieces that could make it must be a merge.
+ * makes it, each pair of pieces that could make it must be a merge, and the merges of a piece must
+ * follow one another.
  */
 static nd_status score_piece(const source *s, int32_t id, float *score)
 {
     const nd_tokenizer *t = s->tokenizer;
     size_t size = 0;
     const char *text = nd_tokenizer_token(t, id, &size);
-    *score = 0;
+    int32_t first = ND_MERGE_NONE, last = -1, count = 0;
     for (size_t cut = 1; cut < size && !is_added(t, id); cut++) {
         const int32_t left = nd_tokenizer_find(t, text, cut);
         const int32_t right = left < 0 ? -1 : nd_tokenizer_find(t, text + cut, size - cut);
@@ -209,17 +232,24 @@ static nd_status score_piece(const source *s, int32_t id, float *score)
                            "texts together are a piece; llama.cpp would, so the ids would differ",
                            s->folder, (int)cut, text, (int)(size - cut), text + cut);
         }
-        const float here = -1 - (float)merged.rank;
-        *score = *score == 0 || here > *score ? here : *score;
+        first = merged.rank < first ? merged.rank : first;
+        last = merged.rank > last ? merged.rank : last;
+        count++;
     }
-    return ND_OK;
+    *score = count > 0 ? -1 - (float)first : 0;
+    return count == 0 || last - first + 1 == count
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "the tokenizer of \"%s\" has merges of other pieces between those that "
+                         "make \"%.*s\"; llama.cpp ranks pieces, so the ids would differ",
+                         s->folder, (int)size, text);
 }
 
 static nd_status add_scores(nd_gguf_head *head, const source *s)
 {
     nd_gguf_f32s(head, "tokenizer.ggml.scores", (uint64_t)s->shape->vocab);
     for (int32_t id = 0; id < s->shape->vocab; id++) {
-        float score;
+        float score = 0;
         ND_TRY(score_piece(s, id, &score));
         nd_gguf_add_f32(head, score);
     }
@@ -244,49 +274,50 @@ static int32_t named_token(const source *s, const char *key)
                                  : -1;
 }
 
-static void add_special(nd_gguf_head *head, const source *s)
+/* What the tokenizer adds to texts counts, whatever config.json says. */
+static nd_status add_special(nd_gguf_head *head, const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
     const int32_t end_of_turn = named_token(s, "eos_token");
-    /* Where the tokenizer begins texts with a token, that one counts, whatever config.json says. */
+    int64_t end = t->behind_count > 0 ? t->behind[0] : s->shape->eos_id;
+    end = end < 0 ? end_of_turn : end;
+    if (t->before_count > 1 || t->behind_count > 1) {
+        return nd_fail(ND_ERR_DATA,
+                       "the tokenizer of \"%s\" adds several tokens before or behind a text; a "
+                       "GGUF file can name one",
+                       s->folder);
+    }
+    if (end < 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" names no end of text, and llama.cpp would take another token for "
+                       "it; write eos_token_id in config.json",
+                       s->folder);
+    }
     add_id(head, "tokenizer.ggml.bos_token_id",
            t->before_count > 0 ? t->before[0] : s->shape->bos_id);
-    add_id(head, "tokenizer.ggml.eos_token_id", s->shape->eos_id);
+    add_id(head, "tokenizer.ggml.eos_token_id", end);
     add_id(head, "tokenizer.ggml.unknown_token_id", t->bpe.unknown);
     add_id(head, "tokenizer.ggml.padding_token_id", named_token(s, "pad_token"));
-    if (end_of_turn != s->shape->eos_id) {
+    if (end_of_turn != end) {
         add_id(head, "tokenizer.ggml.eot_token_id", end_of_turn);
     }
     nd_gguf_flag(head, "tokenizer.ggml.add_bos_token", t->before_count > 0);
     nd_gguf_flag(head, "tokenizer.ggml.add_eos_token", t->behind_count > 0);
+    return ND_OK;
 }
 
-/* In tokenizer_config.json, or in a file of its own. */
 static nd_status add_chat_template(nd_gguf_head *head, const source *s)
 {
-    static const char key[] = "tokenizer.chat_template", name[] = "chat_template.jinja";
-    const json_t *own = json_object_get(s->config, "chat_template");
-    char *path = NULL, *text = NULL;
-    size_t size = 0;
-    bool there = false;
-    nd_status status = ND_OK;
-    if (json_is_string(own)) {
-        nd_gguf_text(head, key, json_string_value(own), json_string_length(own));
-        return ND_OK;
+    char *text = NULL;
+    ND_TRY(nd_chat_template_read(s->folder, &text));
+    if (text) {
+        nd_gguf_text(head, "tokenizer.chat_template", text, strlen(text));
     }
-    ND_TRY_OUT(nd_fs_has(s->folder, name, &there));
-    if (there) {
-        ND_TRY_OUT(nd_fs_format(&path, "%s/%s", s->folder, name));
-        ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
-        nd_gguf_text(head, key, text, size);
-    }
-out:
     free(text);
-    free(path);
-    return status;
+    return ND_OK;
 }
 
-/* What llama.cpp does otherwise. */
+/* Tells what llama.cpp does otherwise. */
 static void warn_of_differences(const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
@@ -309,6 +340,7 @@ static void warn_of_differences(const source *s)
 static nd_status add_model(nd_gguf_head *head, const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
+    bool prefix = false;
     const char *splitting = find_splitting(t);
     if (splitting) {
         nd_gguf_text(head, "tokenizer.ggml.model", "gpt2", 4);
@@ -316,18 +348,17 @@ static nd_status add_model(nd_gguf_head *head, const source *s)
         add_vocabulary(head, s);
         return add_merges(head, s);
     }
-    if (is_sentencepiece(t)) {
+    if (is_sentencepiece(t, &prefix)) {
         nd_gguf_text(head, "tokenizer.ggml.model", "llama", 5);
         nd_gguf_text(head, "tokenizer.ggml.pre", "default", 7);
-        nd_gguf_flag(head, "tokenizer.ggml.add_space_prefix",
-                     t->metaspace == ND_METASPACE_FIRST || t->metaspace == ND_METASPACE_ALWAYS ||
-                         (t->rewrite_count > 0 && !t->rewrites[0].compose && !t->rewrites[0].from));
+        nd_gguf_flag(head, "tokenizer.ggml.add_space_prefix", prefix);
         add_vocabulary(head, s);
         return add_scores(head, s);
     }
     return nd_fail(ND_ERR_DATA,
-                   "the tokenizer of \"%s\" cuts texts into words in a way that llama.cpp has no "
-                   "name for; the forms of GPT-2, Llama 2, Llama 3, Qwen 2 and SmolLM are known",
+                   "the tokenizer of \"%s\" rewrites texts or cuts them into words in a way that "
+                   "llama.cpp has no name for; the forms of GPT-2, Llama 2, Llama 3, Qwen 2 and "
+                   "SmolLM are known",
                    s->folder);
 }
 
@@ -338,7 +369,7 @@ nd_status nd_gguf_add_tokens(nd_gguf_head *head, const char *folder, const nd_sh
     ND_TRY_OUT(open_source(&s));
     warn_of_differences(&s);
     ND_TRY_OUT(add_model(head, &s));
-    add_special(head, &s);
+    ND_TRY_OUT(add_special(head, &s));
     status = add_chat_template(head, &s);
 out:
     close_source(&s);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -57,7 +58,7 @@ static bool store_block(const float *values, uint8_t *out)
         }
         largest = fmaxf(largest, fabsf(values[i]));
     }
-    const float scale = largest / 127, factor = scale > 0 ? 1 / scale : 0;
+    const float scale = largest / 127, factor = scale >= FLT_MIN ? 1 / scale : 0;
     const bool held = store_f16(&scale, 1, out);
     for (int i = 0; i < BLOCK; i++) {
         out[2 + i] = (uint8_t)(int8_t)roundf(values[i] * factor);
