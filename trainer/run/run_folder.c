@@ -338,6 +338,7 @@ nd_status nd_run_files_open(nd_run_files *files, const nd_run_context *run,
     ND_TRY(check_room_for_model(config, run->inputs, files->dir));
     ND_TRY(check_room_for_checkpoints(config, run->inputs, files->dir));
     ND_TRY(nd_run_record_make(files, run, trainer));
+    files->recorded = true;
     ND_TRY(nd_banner_print(run, trainer, files->dir));
     nd_report_options options = {
         .config = config,
@@ -425,8 +426,8 @@ nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name)
 void nd_run_files_forget(const nd_run_files *files)
 {
     static const char *const names[] = {"run.json", "metrics.jsonl", ".lock", "tensorboard"};
-    const int count = files->lock.fd < 0 ? 0 : files->made ? 4 : 2;
-    for (int i = 0; files->dir && !files->continues && i < count; i++) {
+    const int count = !files->recorded || files->continues ? 0 : files->made ? 4 : 2;
+    for (int i = 0; i < count; i++) {
         char path[4352];
         snprintf(path, sizeof path, "%s/%s", files->dir, names[i]);
         nd_fs_remove_tree(path);

@@ -99,6 +99,7 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
 struct nd_run_files {
     char *dir;        /* NULL except on rank 0 */
     bool continues;   /* the folder held this run before */
+    bool recorded;    /* this start has made run.json */
     bool made;        /* this start has made the folder */
     nd_run_lock lock; /* rank 0: of the folder */
     nd_sinks sinks;   /* none except on rank 0 */
@@ -130,7 +131,8 @@ nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_wei
                                  bool *out);
 /* Rank 0 of a fresh run that ends before step 1: removes what it has written, so that the folder
  * can be used again, and the folder too where this start made it and nobody has put anything there.
- * A start that was refused the lock has written nothing: the files are of the run that has it.
+ * Without run.json of its own it has written nothing: what lies there is another start's, which
+ * trains or has ended.
  */
 void nd_run_files_forget(const nd_run_files *files);
 void nd_run_files_close(nd_run_files *files);

@@ -164,7 +164,7 @@ Test(run_folder, a_saved_model_is_marked)
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
-    nd_run_files files = {.dir = (char *)"one", .made = true};
+    nd_run_files files = {.dir = (char *)"one", .made = true, .recorded = true};
     assert_ok(nd_fs_make_folders("one/tensorboard", "it", ""));
     assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
     assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
@@ -187,8 +187,9 @@ Test(run_folder, a_run_that_never_began_is_forgotten)
     nd_run_lock_release(&files.lock);
 }
 
-/* Of two starts that make the same folder one gets the lock; the other one leaves its files. */
-Test(run_folder, a_start_without_the_lock_forgets_nothing_of_the_one_that_has_it)
+/* Of two starts that make the same folder one makes run.json; the other one leaves its files, while
+ * the first one trains and when it has ended and given its lock back. */
+Test(run_folder, a_start_without_a_record_forgets_nothing_of_the_one_that_has_it)
 {
     static const char *const names[] = {"one/run.json", "one/metrics.jsonl", "one/.lock",
                                         "one/tensorboard"};
@@ -198,12 +199,14 @@ Test(run_folder, a_start_without_the_lock_forgets_nothing_of_the_one_that_has_it
     assert_ok(nd_fs_write_atomic("one/run.json", "{}", 2));
     assert_ok(nd_fs_write_atomic("one/metrics.jsonl", "", 0));
     assert_ok(nd_run_lock_acquire("one", &winner));
-    cr_assert_eq(nd_run_lock_acquire("one", &files.lock), ND_ERR_CANTCREATE);
-    nd_run_files_forget(&files);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        cr_expect(tempdir_has_path(names[i]), "%s", names[i]);
+    for (int ended = 0; ended < 2; ended++) {
+        cr_assert_eq(nd_run_lock_acquire("one", &files.lock), ended ? ND_OK : ND_ERR_CANTCREATE);
+        nd_run_files_forget(&files);
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            cr_expect(tempdir_has_path(names[i]), "%s, %d", names[i], ended);
+        }
+        nd_run_lock_release(ended ? &files.lock : &winner);
     }
-    nd_run_lock_release(&winner);
 }
 
 /* What a check answers, the start of a run answers too; refused, it leaves nothing. */
