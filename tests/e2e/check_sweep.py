@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ def check(holds, words):
         sys.exit(f"check_sweep: {words}")
 
 
-def sweep(folder, *arguments, code=0):
-    done = subprocess.run([SOURCE / "scripts/sweep", *arguments], cwd=folder, env={**os.environ, "ND_LAUNCH": str(BUILD / "ndlaunch")},
+def sweep(folder, *arguments, code=0, launcher=BUILD / "ndlaunch"):
+    done = subprocess.run([SOURCE / "scripts/sweep", *arguments], cwd=folder, env={**os.environ, "ND_LAUNCH": str(launcher)},
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
     check(done.returncode == code, f"{arguments} ended with {done.returncode}, not {code}:\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
@@ -29,6 +30,45 @@ def sweep(folder, *arguments, code=0):
 
 def setting(run, key):
     return json.loads((run / "run.json").read_text())["config"][key]
+
+
+def check_commands(folder, runs):
+    """The runs of a folder are taken for those of one command alone; a first command that made none binds nobody."""
+    before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    configuration = (folder / "tiny.yaml").read_text()
+    for keys, flags, text in (("optimizer.lr", "5", configuration), ("optimizer.lr", "2", configuration + "# other\n"),
+                              ("train.seed", "2", configuration)):
+        (folder / "tiny.yaml").write_text(text)
+        said = sweep(folder, f"{keys}=1e-3,2e-3", "tiny.yaml", "--num-steps", flags, "--folder", runs, code=2)
+        check("are not of these keys, flags and configuration" in said, f"another command: {said}")
+    (folder / "tiny.yaml").write_text(configuration)
+    check(before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}, "a refused command changed the runs")
+    sweep(folder, "optimizer.lr=1e-3", "tiny.yaml", "--num-stps", "2", "--folder", "typed", code=2)
+    sweep(folder, "optimizer.lr=1e-3", "tiny.yaml", "--num-steps", "2", "--folder", "typed")
+
+
+def check_stopped(folder, run):
+    """One that was killed after its first step goes on; a report that fails is a sentence."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0])
+    said = sweep(folder, "optimizer.lr=1e-3,4e-3", "tiny.yaml", "--num-steps", "2")
+    check("resumed after step 0 from the start" in said and "4e-3: loss " in said, f"a stopped run: {said}")
+    (folder / "ndlaunch").write_text("")
+    said = sweep(folder, "optimizer.lr=1e-3,4e-3", "tiny.yaml", "--num-steps", "2", code=1, launcher=folder / "ndlaunch")
+    check("report.html was not made: " in said and "Traceback" not in said, f"no ndtrain: {said}")
+
+
+def check_places(folder):
+    """The programs are those of the tree that the script lies in, wherever it is called."""
+    (folder / "tree/scripts").mkdir(parents=True)
+    for part in ("sweep", "run_folder.py"):
+        shutil.copy(SOURCE / "scripts" / part, folder / "tree/scripts")
+    (folder / "tree/build").symlink_to(BUILD)
+    environment = {key: value for key, value in os.environ.items() if key != "ND_LAUNCH"}
+    done = subprocess.run(["tree/scripts/sweep", "optimizer.lr=1e-3", "tiny.yaml", "--folder", "places"], cwd=folder, env=environment,
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200)
+    check(done.returncode == 0 and (folder / "places/report.html").is_file(), f"called elsewhere: {done.stderr}")
+    check("no.yaml cannot be used: No such file" in sweep(folder, "optimizer.lr=1", "no.yaml", code=2), "no configuration")
 
 
 def main():
@@ -48,10 +88,13 @@ def main():
         check(-1 < page.find("2e-3") < page.find("1e-3"), "the report's runs, the baseline first")
         before = (runs / "1e-3/metrics.jsonl").read_bytes()
         said = sweep(folder, "optimizer.lr=1e-3,4e-3", "tiny.yaml", "--num-steps", "2")
-        check("1e-3 is finished already" in said and (runs / "1e-3/metrics.jsonl").read_bytes() == before, said)
+        check("1e-3 has ended already" in said and (runs / "1e-3/metrics.jsonl").read_bytes() == before, said)
+        check_places(folder)
+        check_commands(folder, runs)
+        check_stopped(folder, runs / "4e-3")
         sweep(folder, "optimizer.lr=1e-3,2e-3", "train.seed=1,2", "tiny.yaml", "--folder", "both")
         made = sorted(path.name for path in (folder / "both").iterdir())
-        check(made == ["1e-3-1", "1e-3-2", "2e-3-1", "2e-3-2", "report.html"], f"every combination: {made}")
+        check(made == ["1e-3-1", "1e-3-2", "2e-3-1", "2e-3-2", "report.html", "sweep.json"], f"every combination: {made}")
         said = sweep(folder, "optimizer.nosuch=1,2", "tiny.yaml", code=2)
         check("1 ended with 2; the sweep ends too" in said and "nosuch=2" not in said, f"a wrong key ends the sweep:\n{said}")
         check("none of the runs" in sweep(folder, "optimizer.lr=1,2", "tiny.yaml", "--baseline", "3", code=2), "a baseline that is no run")
