@@ -191,14 +191,20 @@ Test(tokenize, rows_with_prompts_and_messages_have_a_mask)
     shell(&dir, "! ls | grep -E '^[pk][.](bin|idx|mask)|tmp'");
 }
 
-/* Rows of messages, as a run encodes them. */
-Test(tokenize, a_run_from_messages_is_the_run_from_its_token_files)
+/* A tokenizer with the tokens of turns, and rows of messages. */
+static void write_chat(void)
 {
     shell(&dir, "mkdir chat && sed 's/<|begin|>/<|im_start|>/g; s/<|eot|>/<|im_end|>/g' "
                 "tok/tokenizer.json >chat/tokenizer.json && echo '{\"eos_token\": \"<|im_end|>\"}' "
                 ">chat/tokenizer_config.json && for i in $(seq 60); do printf "
                 "'{\"messages\": [{\"role\": \"user\", \"content\": \"what is %s?\"}, {\"role\": "
                 "\"assistant\", \"content\": \"a number, %s\"}]}\\n' $i $i; done >m.jsonl");
+}
+
+/* Rows of messages, as a run encodes them. */
+Test(tokenize, a_run_from_messages_is_the_run_from_its_token_files)
+{
+    write_chat();
     shell(&dir, ND_TRAIN " tokenize --tokenizer chat --input m.jsonl --output-prefix m "
                          "--chat-format chatml && test -s m.mask");
     train("text", "m.jsonl", "chat", "--num-processes 1 --chat-format chatml");
@@ -207,6 +213,19 @@ Test(tokenize, a_run_from_messages_is_the_run_from_its_token_files)
     cr_expect_not_null(strstr(shell_output, "tokens count in the loss ("), "%s", shell_output);
     shell(&dir, "for run in text pair_run; do sed 's/\"step_ms.*//' $run/metrics.jsonl "
                 ">$run.steps; done; cmp text.steps pair_run.steps && grep -c loss text.steps");
+}
+
+/* A model that is made of a checkpoint names the end of a turn, as that of the run does. */
+Test(tokenize, a_checkpoint_of_messages_has_the_files_of_the_run)
+{
+    write_chat();
+    shell(&dir, "echo '{\"eos_token\": \"[word]\"}' >chat/tokenizer_config.json");
+    train("run", "m.jsonl", "chat",
+          "--num-processes 1 --chat-format chatml --save-model true --checkpoint-frequency 1000 "
+          "--set checkpoint.export_model=true");
+    shell(&dir, "grep -q eos_token_id run/model/generation_config.json && "
+                "mv run/checkpoint-*/ last && " ND_TRAIN " ckpt export last copy && "
+                "diff -r run/model copy && for f in $(ls copy); do cmp copy/$f last/$f; done");
 }
 
 Test(tokenize, flags_of_the_command)

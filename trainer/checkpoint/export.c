@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "trainer/checkpoint/tensors.h"
+#include "trainer/corpus/chat.h"
 #include "trainer/weights/weights.h"
 
 static nd_status write_part(void *context, const nd_tensor_part *part)
@@ -17,11 +18,13 @@ static nd_status open_writer(const char *folder, const nd_manifest *manifest,
                              const nd_export_options *options, const nd_layout *layout,
                              nd_hf_writer **out)
 {
+    const char *chat = nd_manifest_pairs_find(&manifest->config, "data.chat_format");
     const nd_hf_writer_options writer = {.shape = manifest->shape,
                                          .dtype = options->dtype,
                                          .byte_tokenizer = options->byte_tokenizer,
                                          .source = options->source,
                                          .tokenizer = options->tokenizer,
+                                         .chat = nd_chat_format_of(chat),
                                          .takes_empty = true,
                                          .inside = !options->out};
     nd_hf_tensor *tensors = NULL;

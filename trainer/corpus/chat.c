@@ -7,6 +7,14 @@
 #include "trainer/corpus/row.h"
 #include "trainer/text/unicode.h"
 
+nd_chat_format nd_chat_format_of(const char *name)
+{
+    const bool llama3 = name && strcmp(name, "llama3") == 0;
+    return llama3                                ? ND_CHAT_LLAMA3
+           : name && strcmp(name, "chatml") == 0 ? ND_CHAT_CHATML
+                                                 : ND_CHAT_NONE;
+}
+
 static nd_status find(const nd_tokenizer *tokenizer, const char *name, int32_t *id)
 {
     *id = nd_tokenizer_find(tokenizer, name, strlen(name));

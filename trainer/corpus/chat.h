@@ -27,6 +27,9 @@ struct nd_chat_template {
     const char *prefix; /* of the text of a first system turn; NULL: none */
 };
 
+/* The form that a value of data.chat_format names; ND_CHAT_NONE where it is none, or NULL. */
+nd_chat_format nd_chat_format_of(const char *name);
+
 /* The text of the chat template in a model folder: chat_template.jinja, else chat_template of
  * tokenizer_config.json, of several the one named "default". *out: NULL where there is none; owned
  * by the caller. */

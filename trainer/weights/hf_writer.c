@@ -461,7 +461,7 @@ static nd_status add_end(const char *path, int64_t own, int32_t end)
     size_t i;
     free(text);
     text = NULL;
-    if (old) {
+    if (old && !json_is_null(old)) {
         json_is_array(old) ? json_array_extend(ends, old) : json_array_append(ends, old);
     } else if (own >= 0) {
         nd_json_append(&ends, json_integer(own));

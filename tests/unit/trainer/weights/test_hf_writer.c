@@ -226,6 +226,7 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
         {"base", NULL, "[5, 2]", ND_CHAT_CHATML},
         {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHAT_CHATML},
         {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHAT_CHATML},
+        {"null", "{\"eos_token_id\": null}", "[5, 2]", ND_CHAT_CHATML},
         {"text", "{\"eos_token_id\": 3}", "3", ND_CHAT_NONE},
         {"other", "{\"eos_token_id\": 3}", "3", ND_CHAT_LLAMA3},
     };
