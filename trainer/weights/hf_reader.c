@@ -321,7 +321,7 @@ nd_status nd_hf_reader_read(const nd_hf_reader *reader, const char *name, int64_
     return ND_OK;
 }
 
-/* Compares the tensors of the folder with those of a Llama of its config.json. */
+/* Compares the tensors of the folder with those of a model of its config.json. */
 
 static nd_status check_tensor(const nd_hf_reader *reader, const char *name, int axes, int64_t rows,
                               int64_t cols)
