@@ -340,6 +340,12 @@ nd_status nd_fs_blame(int code, nd_status blame)
     return is_absent(code) || code == ELOOP || code == ENXIO ? blame : ND_ERR_IO;
 }
 
+nd_status nd_fs_blame_write(int code)
+{
+    return code == EIO || code == ESTALE || code == EMFILE || code == ENFILE ? ND_ERR_IO
+                                                                             : ND_ERR_CANTCREATE;
+}
+
 /* Opening. */
 
 static nd_status open_regular(const char *path, int flags, nd_status blame, int *out,

@@ -74,6 +74,10 @@ void nd_fs_names_fini(nd_fs_names *names); /* all-zero ones are legal */
 /* What the errno of an open means: `blame` when the path itself is wrong (nothing is there, a link,
  * a part that is no folder), else ND_ERR_IO, since the next attempt may succeed. */
 nd_status nd_fs_blame(int code, nd_status blame);
+/* What the errno of a file or folder that cannot be made or written means: ND_ERR_IO where a device
+ * fails or descriptors are used up, and so nothing is known of the place; else
+ * ND_ERR_CANTCREATE. */
+nd_status nd_fs_blame_write(int code);
 
 /* Opening. The descriptors are the caller's. */
 

@@ -236,10 +236,15 @@ static nd_status check_missing(const char *path, const char *there, const char *
     const bool begins = strncmp(path, there, length) == 0 && strchr("/", path[length]);
     const char *missing = begins ? path + length : path;
     const char *why = find_bad_name(missing, there);
-    if (!why && missing[strspn(missing, "/")] && access(there, W_OK | X_OK) != 0) {
-        why = strerror(errno);
+    if (why) {
+        return fail_make(what, path, why, advice);
     }
-    return why ? fail_make(what, path, why, advice) : ND_OK;
+    if (missing[strspn(missing, "/")] && access(there, W_OK | X_OK) != 0) {
+        const int code = errno;
+        return nd_fail(nd_fs_blame_write(code), "%s %s cannot be created: %s; %s", what, path,
+                       strerror(code), advice);
+    }
+    return ND_OK;
 }
 
 nd_status nd_fs_check_folders(const char *path, const char *what, const char *advice, char **out)

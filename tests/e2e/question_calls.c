@@ -167,6 +167,11 @@ DIR *opendir(const char *path)
 READDIR(readdir, struct dirent)
 READDIR(readdir64, struct dirent64)
 
+int access(const char *path, int mode)
+{
+    return enter("access", AT_FDCWD, path, true) ? -1 : faccessat(AT_FDCWD, path, mode, 0);
+}
+
 int flock(int fd, int operation)
 {
     return enter("flock", fd, NULL, true) ? -1 : (int)syscall(SYS_flock, fd, operation);

@@ -24,10 +24,10 @@ nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
     nd_status status = ND_OK;
     ND_TRY(nd_fs_format(&path, "%s/.lock", run));
     nd_fs_locked locked = ND_FS_LOCKED;
-    int fd = nd_fs_update(path, 0);
-    status = fd < 0
-                 ? nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", path, nd_fs_reason(errno))
-                 : nd_fs_lock(fd, path, &locked);
+    int fd = nd_fs_update(path, 0), code = errno;
+    status = fd < 0 ? nd_fail(nd_fs_blame_write(code), "cannot write \"%s\": %s", path,
+                              nd_fs_reason(code))
+                    : nd_fs_lock(fd, path, &locked);
     if (status == ND_OK && locked == ND_FS_LOCKED_BY_ANOTHER) {
         status = nd_fail(ND_ERR_CANTCREATE,
                          "another process trains in \"%s\" at this moment, or deletes checkpoints "

@@ -30,8 +30,9 @@ static nd_status make_path(const char *path)
 static nd_status check_writable(const char *dir)
 {
     if (access(dir, W_OK | X_OK) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be written to: %s; %s", dir,
-                       strerror(errno), advice);
+        const int code = errno;
+        return nd_fail(nd_fs_blame_write(code), "the run folder %s cannot be written to: %s; %s",
+                       dir, strerror(code), advice);
     }
     return ND_OK;
 }

@@ -484,3 +484,14 @@ Test(fs, what_killed_processes_left_is_removed_and_nothing_else)
     }
     free(temporary);
 }
+
+/* A failing device, or a process without descriptors, says nothing of the place to write to. */
+Test(fs, a_failed_question_is_no_refusal)
+{
+    const int unknown[] = {EIO, ESTALE, EMFILE, ENFILE},
+              refused[] = {EACCES, EROFS, ENOSPC, ENOENT};
+    for (int i = 0; i < 4; i++) {
+        cr_expect_eq(nd_fs_blame_write(unknown[i]), ND_ERR_IO, "%d", unknown[i]);
+        cr_expect_eq(nd_fs_blame_write(refused[i]), ND_ERR_CANTCREATE, "%d", refused[i]);
+    }
+}
