@@ -50,7 +50,7 @@ typedef struct nd_recipe {
     nd_gemm_rule output;          /* y = x w^T: a is x, b is w */
     nd_gemm_rule input_gradient;  /* dx = dy w: a is dy, b is w */
     nd_gemm_rule weight_gradient; /* dw = dy^T x: a is dy, b is x */
-    bool power_of_two;            /* current scales are rounded down to powers of two */
+    bool power_of_two;            /* current scales are powers of two (ops.h) */
     /* delayed */
     int64_t history_length;
     nd_amax_algorithm algorithm;

@@ -56,7 +56,9 @@ nd_recipe nd_recipe_of(const nd_config *config)
     if (config->train.precision != ND_PRECISION_FP8) {
         return (nd_recipe){0};
     }
+    ND_ASSERT((size_t)config->fp8.recipe < sizeof recipes / sizeof *recipes);
     nd_recipe recipe = recipes[config->fp8.recipe];
+    ND_ASSERT(recipe.name); /* every recipe of config.h has a row */
     if (config->fp8.recipe == ND_FP8_DELAYED) {
         if (config->fp8.format == ND_FP8_E4M3) {
             recipe.input_gradient.a.format = ND_DTYPE_F8_E4M3;
