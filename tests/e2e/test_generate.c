@@ -148,6 +148,30 @@ Test(generate, has_the_same_text_in_any_batch_and_on_any_mesh)
     assert_same_everywhere("--temperature 0.8 --top-p 0.9 --seed 5");
 }
 
+/* Of the same sizes, on two hosts: what one computes would not fit the other's. */
+Test(generate, ranks_with_other_models_are_refused)
+{
+    static const char *const changes[] = {
+        "s/LlamaFor/MistralFor/; s/\"llama\"/\"mistral\", \"sliding_window\": 11/",
+        "s/10000.0/10001.0/"};
+    char command[1024];
+    train();
+    shell(&dir, "mkdir 0 1 && cp -r run/model 0/m && rm 0/m/SHA256SUMS && cp -r 0/m 1/m");
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        snprintf(command, sizeof command,
+                 "sed -i '%s' 1/m/config.json && ! cmp -s 0/m/config.json 1/m/config.json && "
+                 "pids=; for r in 1 0; do (cd $r && RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 "
+                 "LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d exec " GENERATE
+                 "--model m --prompt a --num-processes 2 --threads-per-worker 1 >out 2>log) & "
+                 "pids=\"$pids $!\"; done; for p in $pids; do wait $p; test $? -eq 2 || "
+                 "{ cat 0/log 1/log; exit 1; }; done; cat 1/log; "
+                 "cp 0/m/config.json 1/m/",
+                 changes[i], port_reserve());
+        shell(&dir, command);
+        says("rank 1 has other flags or another model than rank 0");
+    }
+}
+
 Test(generate, stops_before_a_stop_text)
 {
     char text[256], command[1024], expected[256];

@@ -14,6 +14,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
 #include "runtime/device/host_memory.h"
+#include "trainer/checkpoint/manifest_names.h"
 #include "trainer/commands/generate.h"
 
 /* For the end at the next call of the model; a worker that is in a long one then ends at once.
@@ -285,36 +286,45 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
     return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, r->rank == 0);
 }
 
-/* The command line, for the comparison of ranks. */
-static nd_status flags_text(const nd_command_call *call, char **out)
+static void print_shape(const nd_shape *shape, FILE *text)
 {
+    fprintf(text, "%s %d %d\n", nd_families[shape->family].model_type, shape->tied,
+            (int)shape->rope.type);
+    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
+        const nd_shape_number *n = &nd_shape_numbers[i];
+        const char *at = (const char *)shape + n->offset;
+        n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
+                   : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
+    }
+}
+
+/* Settings, command line and all numbers of the model, for the comparison of ranks. */
+static nd_status job_text(const nd_session *s, const nd_command_call *call, char **out)
+{
+    char *settings = NULL;
     size_t size;
+    ND_TRY(nd_config_job_text(s->config, &settings));
     FILE *text = open_memstream(out, &size);
-    if (!text) {
-        return nd_fail_memory("the command line");
+    if (text) {
+        fputs(settings, text);
+        for (int i = 1; i < call->argc; i++) {
+            fprintf(text, "%s\n", call->argv[i]);
+        }
+        print_shape(&s->model.shape, text);
     }
-    for (int i = 1; i < call->argc; i++) {
-        fprintf(text, "%s\n", call->argv[i]);
-    }
-    fclose(text);
-    return ND_OK;
+    free(settings);
+    return text && fclose(text) == 0 ? ND_OK : nd_fail_memory("the command line");
 }
 
 nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
 {
     nd_rank *r = &s->worker->rank;
-    char *settings = NULL, *flags = NULL, *own = NULL, *theirs = NULL, shape[256];
-    const nd_shape *m = &s->model.shape;
+    char *own = NULL, *theirs = NULL;
     size_t size = 0;
     if (r->world_size == 1) {
         return ND_OK;
     }
-    snprintf(shape, sizeof shape, "%lld %lld %lld %lld %lld %lld %lld", (long long)m->vocab,
-             (long long)m->hidden, (long long)m->ffn, (long long)m->layers, (long long)m->heads,
-             (long long)m->kv_heads, (long long)m->head_dim);
-    nd_status status = nd_config_job_text(s->config, &settings);
-    status = status == ND_OK ? flags_text(call, &flags) : status;
-    status = status == ND_OK ? nd_fs_format(&own, "%s%s\n%s\n", settings, flags, shape) : status;
+    nd_status status = job_text(s, call, &own);
     theirs = r->rank == 0 ? own : NULL;
     size = r->rank == 0 && status == ND_OK ? strlen(own) : 0;
     const nd_status made = status;
@@ -323,7 +333,8 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
     if (status == ND_OK && (strlen(own) != size || memcmp(own, theirs, size) != 0)) {
         status = nd_fail(ND_ERR_CONFIG,
                          "rank %d has other flags or another model than rank 0; "
-                         "start all ranks with the same command line",
+                         "start all ranks with the same command line, and with the same "
+                         "config.json",
                          r->rank);
     }
     status = nd_session_agree_status(s, status, "agree with rank 0 on flags and model");
@@ -331,8 +342,6 @@ nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
         free(theirs);
     }
     free(own);
-    free(flags);
-    free(settings);
     return status;
 }
 
