@@ -34,8 +34,8 @@ CONVERSATIONS = [
 
 
 def normal_form(template):
-    r"""The text that is hashed: \n within a literal of Jinja means a newline, and a template's last newline is not written."""
-    return template.replace("\\n", "\n").rstrip()
+    r"""The text that is hashed: \n within a literal of Jinja means a newline, and one newline at the end is dropped by Jinja."""
+    return re.sub(r"\r?\n\Z", "", template.replace("\\n", "\n"))
 
 
 def write(row, messages, begins):

@@ -261,6 +261,20 @@ static nd_status add_own_system(const chat_text *t, const uint8_t *role, size_t 
     return ignore(t, from, t->piece->ids.count);
 }
 
+/* The templates of Llama 3.1 and later write what a tool has said in a way of their own. */
+static nd_status check_role(const nd_chat *chat, const uint8_t *role, size_t size)
+{
+    const bool tool = (size == 4 && memcmp(role, "tool", 4) == 0) ||
+                      (size == 7 && memcmp(role, "ipython", 7) == 0);
+    return !tool || !chat->template || chat->format != ND_CHAT_LLAMA3
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "a message has the role \"%.*s\", which the chat template beside the "
+                         "tokenizer writes in a way of its own; write it with that template, as "
+                         "scripts/encode_rows.py does",
+                         (int)size, (const char *)role);
+}
+
 static nd_status add_message(const chat_text *t, bool first, const uint8_t *json, size_t json_size)
 {
     static const char assistant[] = "assistant";
@@ -270,6 +284,7 @@ static nd_status add_message(const chat_text *t, bool first, const uint8_t *json
     size_t size[2];
     bool counts = false;
     ND_TRY(read_message(t, json, json_size, text, size, &counts));
+    ND_TRY(check_role(chat, text[0], size[0]));
     ND_TRY(first ? add_own_system(t, text[0], size[0]) : ND_OK);
     size_t from = t->piece->ids.count;
     if (llama3) {

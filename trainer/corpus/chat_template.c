@@ -19,7 +19,7 @@ static const nd_chat_template templates[] = {
 };
 
 /* In place: the two characters \n, which stand for a newline in a literal of Jinja, become one, and
- * white space at the end goes, of which a template writes nothing. */
+ * one newline at the end goes, which Jinja drops: it writes other white space there. */
 static void make_normal(char *text)
 {
     char *to = text;
@@ -28,9 +28,9 @@ static void make_normal(char *text)
         from += newline;
         *to++ = newline ? '\n' : *from;
     }
-    while (to > text && strchr(" \t\r\n", to[-1])) {
-        to--;
-    }
+    const bool newline = to > text && to[-1] == '\n';
+    to -= newline;
+    to -= to > text && newline && to[-1] == '\r';
     *to = '\0';
 }
 

@@ -849,6 +849,22 @@ static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const 
     nd_encoder_destroy(whole);
 }
 
+static void assert_prompt_fails(nd_tokenizer *tokenizer, nd_chat_format format,
+                                const char *messages, const char *words)
+{
+    const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
+    nd_encoder *encoder;
+    nd_chat chat;
+    nd_ids ids = {0};
+    assert_ok(nd_chat_find(tokenizer, format, &chat));
+    chat.template = own_template;
+    assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
+    assert_fails(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids), ND_ERR_DATA,
+                 words);
+    free(ids.data);
+    nd_encoder_destroy(encoder);
+}
+
 Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
 {
     static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
@@ -900,6 +916,13 @@ Test(corpus, a_chat_template_is_known_by_its_text)
     tempdir_write(&dir, "chat_template.jinja", text + 1, strlen(text) - 1);
     cr_expect_null(find_template(ND_CHAT_CHATML, &foreign));
     cr_expect(foreign, "another text");
+    static const char *const ends[] = {"", "\r\n", " ", "\n\n"}; /* Jinja drops one newline */
+    for (int i = 0; i < 4; i++) {
+        snprintf(text, sizeof text, SMOLLM2 "%s", "\n", "\n", "\n", "\n", "\n", ends[i]);
+        tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
+        (void)find_template(ND_CHAT_CHATML, &foreign);
+        cr_expect_eq(foreign, i >= 2, "end %d", i);
+    }
     unlink(tempdir_file(&dir, "chat_template.jinja"));
     static const char *const newlines[] = {"\\n", "\\\\n"};
     static const char *const forms[] = {
@@ -957,7 +980,12 @@ Test(corpus, a_known_template_adds_its_system_turn)
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\nbe good<|eot_id|><|start_header_id|>system<|end_header_id|>\n\na"
                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
+    assert_prompt_fails(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
+                        "a message has the role \"tool\"");
     own_template = NULL;
+    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
+                  "<|begin_of_text|><|start_header_id|>tool<|end_header_id|>\n\n4<|eot_id|>"
+                  "<|start_header_id|>assistant<|end_header_id|>\n\n");
     nd_tokenizer_close(tokenizer);
 }
 
