@@ -216,6 +216,8 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         if (entries[i].key) {
             bad |= json_object_set_new(map, entries[i].key, entries[i].value) != 0;
+        } else { /* the family has no such key */
+            json_decref(entries[i].value);
         }
     }
     set_windows(s, &map);
