@@ -38,8 +38,8 @@ static inline int64_t nd_attention_row_blocks(const nd_attention *a)
     return nd_ceil_div(a->sq, ND_TILE);
 }
 
-/* What the queries of a row block see: keys [begin, end), where each query sees some of them, and
- * all that do not lie before `all` or behind its diagonal. begin = end: nothing. */
+/* The queries of a row block see keys [begin, end): each query sees some of them, and all that do
+ * not lie before `all` or behind its diagonal. They see nothing where begin = end. */
 typedef struct nd_seen_keys {
     int32_t begin, all, end;
 } nd_seen_keys;

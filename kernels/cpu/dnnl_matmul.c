@@ -13,7 +13,7 @@ enum { PAGE = 4096, FIRST_CAPACITY = 64 };
 
 enum { KEY_WORDS = 8 };
 
-/* What tells products apart. */
+/* Products with equal words share one plan of oneDNN. */
 typedef struct key {
     int64_t words[KEY_WORDS];
 } key;

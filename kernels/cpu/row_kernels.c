@@ -32,8 +32,7 @@ enum { UNROLL = 4 };
         }                                                                                          \
     } while (0)
 
-/* The same for a reduction: the statement works on lane set `u` of UNROLL, always in the same
- * order. */
+/* Reduces a row: the statement works on lane set `u` of UNROLL, always in the same order. */
 #define EACH_VECTOR_UNROLLED(n, ...)                                                               \
     do {                                                                                           \
         int64_t i = 0;                                                                             \

@@ -37,7 +37,7 @@ typedef struct nd_sdpa_strides {
 typedef struct nd_sdpa_form {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     nd_sdpa_strides q, k, v, out, dout, dq, dk, dv; /* forward: the first four */
-    /* Of a masked form: a query sees the last `window` of the keys that the mask leaves; 0: all. */
+    /* A query sees the last `window` of the keys that the mask leaves; 0: all of them. */
     int64_t window;
     float scale;
     int32_t mask; /* nd_sdpa_mask */

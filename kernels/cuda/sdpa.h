@@ -17,10 +17,10 @@
 #include "kernels/cuda/context.h"
 #include "kernels/ops.h"
 
-/* Whether cuDNN computes such heads when tensors are aligned to 16 bytes and 8 elements; its
+/* True where cuDNN computes such heads when tensors are aligned to 16 bytes and 8 elements; its
  * backward then reads out, not delta. The plain kernels compute everything else. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
-/* Whether a backward may be the plain kernels'. With a window that depends on the block. */
+/* True where the plain kernels may compute a backward, which with a window depends on the block. */
 bool nd_cuda_sdpa_reads_delta(const nd_attention *, nd_dtype act);
 nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);

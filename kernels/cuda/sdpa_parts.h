@@ -51,8 +51,8 @@ typedef struct nd_sdpa_cut {
  * 128. */
 nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered, bool no_half_tiles);
 
-/* Whether calls of cuDNN can have the block's window, if it has one: all rows are one band under
- * the diagonal, whose pieces are whole. */
+/* True where calls of cuDNN can have the block's window, or it has none: all rows are one band
+ * under the diagonal, whose pieces are whole. */
 bool nd_sdpa_window_fits(const nd_attention *, int64_t ordered);
 
 /* Where a walk over the pieces is; starts at zero. */

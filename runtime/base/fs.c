@@ -377,7 +377,7 @@ static nd_status open_regular(const char *path, int flags, nd_status blame, int 
     return ND_OK;
 }
 
-/* What a clone without git-lfs has in the place of a large file: lines of which the first names a
+/* A clone without git-lfs has a few lines in the place of a large file: the first one names a
  * version by an address (there are several), and one gives the file's digest. */
 static bool is_lfs_pointer(int fd, off_t bytes)
 {
