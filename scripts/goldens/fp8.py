@@ -8,8 +8,8 @@
                        operand's .codes (U8) and .scale (F32): x, w for y; dy, w_dx for dx; dy_dw, x_dw for dw;
                        master.*: an F32 weight cast directly
   delayed.safetensors  delayed.py
-  model/               a 4-layer Llama, its data, and for bf16 and each recipe the losses of ten AdamW steps and the
-                       distance of each first gradient from the F32 one
+  model/, qwen3/       a 4-layer Llama, and a Qwen3 with tensorwise alone; the data, and for bf16 and each recipe the losses of
+                       ten AdamW steps and the distance of each first gradient from the F32 one
 """
 import json
 
@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import save_file
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from goldens import delayed
 from goldens.models import gradients, loss_of, relative_l2, to_bfloat16
@@ -30,6 +30,7 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 MODEL = dict(vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=False,
              rope_parameters=dict(rope_type="default", rope_theta=10000.0))
+MODELS = {"model": dict(model_type="llama", **MODEL), "qwen3": dict(model_type="qwen3", head_dim=16, **MODEL)}
 STEPS, BATCH, SEQUENCE = 10, 4, 64
 OPTIMIZER = dict(lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, max_grad_norm=1.0)
 
@@ -129,8 +130,9 @@ def linears():
     return {key: value.contiguous() for key, value in tensors.items()}
 
 
-def build_model():
-    model = LlamaForCausalLM(LlamaConfig(use_cache=False, bos_token_id=1, eos_token_id=2, **MODEL))
+def build_model(name):
+    config = AutoConfig.for_model(use_cache=False, bos_token_id=1, eos_token_id=2, **MODELS[name])
+    model = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(24)
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
@@ -152,26 +154,26 @@ def make_data():
     return tokens[:, :, :-1].contiguous(), tokens[:, :, 1:].contiguous()
 
 
-def build_rounded(recipe):
+def build_rounded(name, recipe):
     """The model in BF16, its linears but the first and the last converted; and its F32 master weights."""
-    model = to_bfloat16(build_model())
+    model = to_bfloat16(build_model(name))
     if recipe != "bf16":
-        names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        names = [linear for linear, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         convert_to_float8_training(model, config=recipe_config(recipe),
-                                   module_filter_fn=lambda _, name: name not in (names[0], names[-1]))
-    return model, dict(build_model().named_parameters())
+                                   module_filter_fn=lambda _, linear: linear not in (names[0], names[-1]))
+    return model, dict(build_model(name).named_parameters())
 
 
-def gradient_distances(recipe, ids, labels):
+def gradient_distances(name, recipe, ids, labels):
     """Relative L2 distance of each gradient of the first batch from the same model's in F32."""
-    _, exact = gradients(build_model(), ids[0], labels[0])
-    _, rounded = gradients(build_rounded(recipe)[0], ids[0], labels[0])
+    _, exact = gradients(build_model(name), ids[0], labels[0])
+    _, rounded = gradients(build_rounded(name, recipe)[0], ids[0], labels[0])
     return {key: relative_l2(rounded[key], exact[key]) for key in exact}
 
 
-def train(recipe, ids, labels):
+def train(name, recipe, ids, labels):
     """Each step computes with BF16 copies of the master weights, which AdamW updates in F32."""
-    model, master = build_rounded(recipe)
+    model, master = build_rounded(name, recipe)
     o = OPTIMIZER
     optimizer = torch.optim.AdamW(
         [dict(params=[p for p in master.values() if p.dim() == 2], weight_decay=o["weight_decay"]),
@@ -193,8 +195,9 @@ def train(recipe, ids, labels):
     return losses, norms
 
 
-def make_model(folder):
-    build_model().save_pretrained(folder)
+def make_model(name, folder):
+    folder.mkdir(exist_ok=True)
+    build_model(name).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     ids, labels = make_data()
     save_file(dict(input_ids=ids.int(), labels=labels.int()), folder / "golden.safetensors")
@@ -202,9 +205,9 @@ def make_model(folder):
                                 torchao=torchao.__version__),
                   steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER, losses={}, grad_norms={},
                   gradient_relative_l2={})
-    for recipe in ("bf16", *RECIPES):
-        record["losses"][recipe], record["grad_norms"][recipe] = train(recipe, ids, labels)
-        record["gradient_relative_l2"][recipe] = gradient_distances(recipe, ids, labels)
+    for recipe in ("bf16", *(RECIPES if name == "model" else RECIPES[:1])):
+        record["losses"][recipe], record["grad_norms"][recipe] = train(name, recipe, ids, labels)
+        record["gradient_relative_l2"][recipe] = gradient_distances(name, recipe, ids, labels)
     (folder / "golden.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -212,5 +215,5 @@ def make(folder):
     save_file(casts(), folder / "casts.safetensors")
     save_file(linears(), folder / "linear.safetensors")
     save_file(delayed.tensors(), folder / "delayed.safetensors")
-    (folder / "model").mkdir(exist_ok=True)
-    make_model(folder / "model")
+    for name in MODELS:
+        make_model(name, folder / name)

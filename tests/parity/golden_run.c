@@ -12,7 +12,7 @@
 static void fill_config(golden_run *run, const golden_options *o)
 {
     nd_config *c = &run->config;
-    c->train.steps = GOLDEN_STEPS;
+    c->train.steps = run->steps;
     c->train.sequence_length = run->sequence;
     c->train.micro_batch_size = run->batch;
     c->train.gradient_accumulation_steps = o->accumulation ? o->accumulation : 1;
@@ -37,6 +37,7 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     char folder[PATH_MAX];
     memset(run, 0, sizeof *run);
     assert_ok(nd_golden_open_model(name, &run->golden));
+    run->steps = (int64_t)nd_golden_number(run->golden, "steps", NULL);
     run->batch = (int64_t)nd_golden_number(run->golden, "batch", NULL);
     run->sequence = (int64_t)nd_golden_number(run->golden, "sequence", NULL);
     assert_ok(nd_hf_reader_open(nd_golden_folder(name, folder, sizeof folder), &run->weights));
@@ -80,8 +81,8 @@ nd_step_batch golden_run_batch(const golden_run *run, int64_t step)
 {
     int64_t n = run->batch * run->sequence;
     nd_step_batch batch = {
-        .inputs = nd_golden_i32(run->golden, "input_ids", GOLDEN_STEPS * n) + step * n,
-        .labels = nd_golden_i32(run->golden, "labels", GOLDEN_STEPS * n) + step * n,
+        .inputs = nd_golden_i32(run->golden, "input_ids", run->steps * n) + step * n,
+        .labels = nd_golden_i32(run->golden, "labels", run->steps * n) + step * n,
         .positions = run->positions,
     };
     for (int64_t i = 0; i < n * run->config.train.gradient_accumulation_steps; i++) {

@@ -9,7 +9,7 @@
 #include "trainer/weights/weights.h"
 #include "trainer/step/step.h"
 
-enum { GOLDEN_STEPS = 10 };
+enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 
 typedef struct golden_run {
     nd_golden *golden;
@@ -19,7 +19,7 @@ typedef struct golden_run {
     nd_rank rank;
     nd_transport *self;
     nd_trainer *trainer;
-    int64_t batch, sequence;
+    int64_t steps, batch, sequence; /* of the data */
     int32_t *positions;
 } golden_run;
 

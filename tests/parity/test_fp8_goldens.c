@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Training in FP8 against torchao (scripts/golden.py): a 4-layer Llama, ten AdamW steps on BF16
- * copies of F32 master weights, all linears but the first and the last converted.
+ * Training in FP8 against torchao (scripts/golden.py): a 4-layer Llama and a Qwen3, ten
+ * AdamW steps on BF16 copies of F32 master weights, all linears but the first and the last
+ * converted.
  */
 #include <criterion/criterion.h>
 #include <math.h>
@@ -9,7 +10,7 @@
 #include "tests/parity/golden_run.h"
 #include "tests/support/tempdir.h"
 
-enum { STEPS = GOLDEN_STEPS };
+enum { STEPS = 10 };
 
 static void train(golden_run *f, double losses[STEPS], double norms[STEPS])
 {
@@ -23,15 +24,16 @@ static void train(golden_run *f, double losses[STEPS], double norms[STEPS])
 }
 
 /*
- * The issue's bound of 1e-3 on each loss. torchao rounds gradients to BF16 where this program keeps
- * F32, and its attention and norms round in other places; both are the same for the bf16 run, which
- * stands beside it.
+ * A bound of 1e-3 on each loss; of Qwen3, whose q and k are rounded once more, 1.5e-3. torchao
+ * rounds gradients to BF16 where this program keeps F32, and its attention and norms round in other
+ * places; both are the same for the bf16 run, which stands beside it.
  */
-static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe)
+static void check(const char *folder, const char *name, nd_precision precision,
+                  nd_fp8_recipe recipe, double bound)
 {
     golden_run f;
     double losses[STEPS], norms[STEPS], got[STEPS], got_norms[STEPS];
-    golden_run_open(&f, "fp8/model", (golden_options){precision, recipe, false});
+    golden_run_open(&f, folder, (golden_options){precision, recipe, false});
     nd_golden_numbers(f.golden, losses, STEPS, "losses", name, NULL);
     nd_golden_numbers(f.golden, norms, STEPS, "grad_norms", name, NULL);
     train(&f, got, got_norms);
@@ -41,7 +43,7 @@ static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe
                 got_norms[step] / norms[step] - 1.0);
     }
     for (int step = 0; step < STEPS; step++) {
-        cr_expect_lt(fabs(got[step] / losses[step] - 1.0), 1e-3, "%s: loss %.7g of step %d, %.7g",
+        cr_expect_lt(fabs(got[step] / losses[step] - 1.0), bound, "%s: loss %.7g of step %d, %.7g",
                      name, got[step], step + 1, losses[step]);
         cr_expect_lt(fabs(got_norms[step] / norms[step] - 1.0), 2e-2,
                      "%s: norm %.7g of step %d, %.7g", name, got_norms[step], step + 1,
@@ -52,20 +54,30 @@ static void check(const char *name, nd_precision precision, nd_fp8_recipe recipe
 
 Test(fp8_goldens, bf16)
 {
-    check("bf16", ND_PRECISION_BF16, ND_FP8_TENSORWISE);
+    check("fp8/model", "bf16", ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1e-3);
 }
 
 Test(fp8_goldens, tensorwise)
 {
-    check("tensorwise", ND_PRECISION_FP8, ND_FP8_TENSORWISE);
+    check("fp8/model", "tensorwise", ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1e-3);
 }
 
 Test(fp8_goldens, rowwise)
 {
-    check("rowwise", ND_PRECISION_FP8, ND_FP8_ROWWISE);
+    check("fp8/model", "rowwise", ND_PRECISION_FP8, ND_FP8_ROWWISE, 1e-3);
 }
 
 Test(fp8_goldens, rowwise_with_gw_hp)
 {
-    check("rowwise_with_gw_hp", ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP);
+    check("fp8/model", "rowwise_with_gw_hp", ND_PRECISION_FP8, ND_FP8_ROWWISE_GW_HP, 1e-3);
+}
+
+Test(fp8_goldens, qwen3_bf16)
+{
+    check("fp8/qwen3", "bf16", ND_PRECISION_BF16, ND_FP8_TENSORWISE, 1.5e-3);
+}
+
+Test(fp8_goldens, qwen3_tensorwise)
+{
+    check("fp8/qwen3", "tensorwise", ND_PRECISION_FP8, ND_FP8_TENSORWISE, 1.5e-3);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Whole models against PyTorch and transformers (scripts/golden.py): loss, every gradient and 10
+ * Whole models against PyTorch and transformers (scripts/golden.py): loss, every gradient and 12
  * AdamW steps in F32, and the distance of BF16 from F32. Bounds of DESIGN 10.2.
  */
 #include <criterion/criterion.h>
@@ -48,16 +48,15 @@ static void check_fp32(const char *name)
         if (step == 0) {
             compare_tensors(&f, f.trainer->model->fsdp.grad, "grad", 1e-4);
         }
-        /* The first loss to 1e-5; later ones follow ten updates of Adam, which magnifies rounding:
-         * 1e-4. */
-        cr_assert_float_eq(result.loss / losses[step], 1.0, step == 0 ? 1e-5 : 1e-4,
+        /* The first loss to 1e-5; later ones follow updates of Adam, which magnifies rounding. */
+        cr_assert_float_eq(result.loss / losses[step], 1.0, step == 0 ? 1e-5 : 5e-5,
                            "%s: loss %.9g of step %ld, golden %.9g", name, result.loss,
                            (long)step + 1, losses[step]);
-        cr_assert_float_eq(result.grad_norm / norms[step], 1.0, 1e-3,
+        cr_assert_float_eq(result.grad_norm / norms[step], 1.0, 5e-5,
                            "%s: norm %.9g of step %ld, golden %.9g", name, result.grad_norm,
                            (long)step + 1, norms[step]);
     }
-    /* Adam moves every element by about lr a step; weights agree to a small part of the ten
+    /* Adam moves every element by about lr a step; weights agree to a small part of those
      * moves. */
     compare_tensors(&f, f.trainer->model->fsdp.master, "final", 2e-3);
     golden_run_close(&f);
