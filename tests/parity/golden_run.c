@@ -58,8 +58,10 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     assert_ok(nd_trainer_create(r, NULL, &run->trainer));
     assert_ok(nd_trainer_commit(run->trainer));
     assert_ok(nd_weights_load(&run->trainer->model->fsdp, run->weights));
-    run->positions = calloc((size_t)(run->batch * run->sequence), sizeof *run->positions);
-    for (int64_t i = 0; i < run->batch * run->sequence; i++) {
+    const int64_t tokens =
+        run->config.train.gradient_accumulation_steps * run->batch * run->sequence;
+    run->positions = calloc((size_t)tokens, sizeof *run->positions);
+    for (int64_t i = 0; i < tokens; i++) {
         run->positions[i] = (int32_t)(i % run->sequence);
     }
 }

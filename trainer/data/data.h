@@ -32,7 +32,7 @@
  * validation, or of a blend whose sources are all limited, all labels are -100, so every rank makes
  * the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
  * and this rank holds chunks r and 2 cp - 1 - r, in that order (zig-zag); labels were shifted
- * before, positions are global.
+ * before, positions are those in the whole sequence.
  */
 #include <stdint.h>
 
@@ -180,8 +180,12 @@ typedef struct nd_loader_options {
 typedef struct nd_step_batch {
     const int32_t *inputs;    /* (accumulation, B, s) */
     const int32_t *labels;    /* (accumulation, B, s); -100 = not counted */
-    const int32_t *positions; /* (B, s): the same for every micro-batch; global, 0 .. S-1 */
-    int64_t valid;            /* labels != -100 held by this rank in the whole step */
+    const int32_t *positions; /* (accumulation, B, s), in the order of the inputs */
+    /* (accumulation, B, S), of the whole sequence in the order of the text: for each token the
+     * place of the first one of its document, or 0 where that began before; NULL: documents are
+     * joined. */
+    const int32_t *first_keys;
+    int64_t valid; /* labels != -100 held by this rank in the whole step */
     /* Of several sources; else NULL. */
     const int *sources;          /* (accumulation, B): where each sample comes from */
     const int64_t *source_valid; /* (sources): the part of `valid` of each source */

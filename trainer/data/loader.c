@@ -27,7 +27,7 @@ struct nd_loader {
     nd_loader_options options;
     int64_t chunk; /* positions of one contiguous piece: S / (2 cp), or S when cp is 1 */
     slot slots[SLOTS];
-    int32_t *positions;                   /* (B, s); owned */
+    int32_t *positions;                   /* (accumulation, B, s); owned */
     int32_t *block_inputs, *block_labels; /* (S): the thread's scratch when cp > 1; owned */
     pthread_t thread;
     bool thread_started, primitives_made;
@@ -219,13 +219,13 @@ static nd_status make_arrays(nd_loader *loader)
             ND_TRY(ND_ALLOC(sources, &loader->slots[i].source_valid));
         }
     }
-    ND_TRY(ND_ALLOC(o->micro_batch * local, &loader->positions));
+    ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->positions));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_inputs));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_labels));
     for (int64_t i = 0; i < o->sequence; i++) {
         loader->block_inputs[i] = (int32_t)i;
     }
-    for (int64_t b = 0; b < o->micro_batch; b++) {
+    for (int64_t b = 0; b < o->accumulation * o->micro_batch; b++) {
         if (o->cp_size == 1) {
             memcpy(loader->positions + b * local, loader->block_inputs, (size_t)local * 4);
         } else {
@@ -305,9 +305,8 @@ bool nd_loader_close(nd_loader *loader)
 size_t nd_loader_bytes(const nd_loader_options *options)
 {
     const nd_loader_options *o = options;
-    int64_t row = o->sequence / o->cp_size;
-    int64_t slots = SLOTS * 2 * o->accumulation * o->micro_batch * row;
-    return (size_t)(slots + o->micro_batch * row + 2 * o->sequence) * sizeof(int32_t);
+    int64_t rows = o->accumulation * o->micro_batch * (o->sequence / o->cp_size);
+    return (size_t)((SLOTS * 2 + 1) * rows + 2 * o->sequence) * sizeof(int32_t);
 }
 
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */

@@ -164,6 +164,8 @@ static nd_status run_step(nd_model *m, nd_calls *calls)
 {
     int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     for (int s = 0; s < m->set_count && !m->forward_only; s++) { /* each has graphs of its own */
+        /* No op reads them, but some are other calls where there are any. */
+        m->sets[s].batch.first_keys = m->batches.first_keys > 0 ? m->batches.memory : NULL;
         nd_fsdp_begin_step(&m->fsdp, 0);
         ND_TRY(micro_batch(m, &m->sets[s], calls, s == 0));
         ND_TRY(micros > 1 ? micro_batch(m, &m->sets[s], calls, s == 0 ? micros - 1 : 0) : ND_OK);

@@ -26,8 +26,9 @@
 /* (T) each, on the device. */
 typedef struct nd_micro_batch {
     int32_t *ids;
-    int32_t *labels;    /* in head order: (head chunk, tp peer, row) */
-    int32_t *positions; /* on a GPU the same address for every micro-batch of a set */
+    int32_t *labels;           /* in head order: (head chunk, tp peer, row) */
+    int32_t *positions;        /* on a GPU the same address for every micro-batch of a set */
+    const int32_t *first_keys; /* nd_cp_first_keys, likewise; NULL: documents are joined */
     int slot;
     /* The sources of the batch's samples: number i, sources[i], has the labels
      * source_labels + i * source_stride, where those of the others are -100. 0: they are not told
@@ -44,8 +45,8 @@ typedef struct nd_micro_batch {
  * waits until all that reads the slot's old content is done, and compute waits for the copy, both
  * by events; the host waits for neither. On a CPU a copy is made by the thread that computes.
  *
- * Positions are read by the ops of a block, whose CUDA graphs keep addresses: on a GPU they are
- * copied on from the slot to a fixed place of the set.
+ * Positions and first keys are read by the ops of a block, whose CUDA graphs keep addresses: on a
+ * GPU they are copied on from the slot to a fixed place of the set.
  */
 typedef struct nd_batch_slot {
     bool taken;
@@ -60,10 +61,14 @@ typedef struct nd_batches {
     int sets, slots, next;
     nd_batch_slot *slot; /* [slots]; owned, as is found */
     int sources;         /* most of them in one micro-batch; 0: they are not told apart; set before
-                        nd_batches_plan */
-    int32_t *memory; /* (slots, 3 + sources, T padded): ids, labels, positions, labels by source */
-    int *found;      /* (slots, sources) in the micro-batch */
-    int32_t *positions; /* (sets, T padded) of the micro-batches in flight; NULL: those in memory */
+                        nd_batches_plan, as is first_keys */
+    int64_t first_keys;  /* nd_cp_first_key_count; 0: documents are joined */
+    /* (slots): ids, labels, positions (T padded) each, first keys (padded), labels by source
+     * (sources, T padded) */
+    int32_t *memory;
+    int *found;         /* (slots, sources) in the micro-batch */
+    int32_t *positions; /* (sets, T padded and first keys padded) of the micro-batches in flight;
+                           NULL: those in memory */
 } nd_batches;
 
 /* sets: the most micro-batches in flight. */
@@ -77,6 +82,9 @@ void nd_batches_close(nd_batches *batches);
 typedef struct nd_host_batch {
     const int32_t *inputs, *labels, *positions; /* (B, s) */
     const int *sources;                         /* of each of the B samples; NULL: unknown */
+    /* (B, S), all of the sequence in the order of the text, whatever cp is: for each token the
+     * place of the first one that it sees; NULL: documents are joined. */
+    const int32_t *first_keys;
 } nd_host_batch;
 
 /* The host's arrays are not read after the return. What is enqueued on the rank's stream from here

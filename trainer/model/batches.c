@@ -6,6 +6,7 @@
 
 #include "runtime/base/math.h"
 #include "trainer/data/data.h"
+#include "trainer/parallel/cp.h"
 
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
 enum { IDS = 0, LABELS, POSITIONS, ARRAYS };
@@ -15,21 +16,33 @@ static int64_t padded(int64_t count)
     return nd_round_up(count, 64);
 }
 
-static size_t slot_bytes(const nd_batches *b)
+/* Of what is before the labels by source. */
+static int64_t common_numbers(const nd_batches *b)
 {
-    return (size_t)((ARRAYS + b->sources) * padded(b->dims->T)) * sizeof *b->memory;
+    return ARRAYS * padded(b->dims->T) + padded(b->first_keys);
+}
+
+static int64_t slot_numbers(const nd_batches *b)
+{
+    return common_numbers(b) + b->sources * padded(b->dims->T);
+}
+
+/* Positions, and first keys behind them. */
+static int64_t in_use_numbers(const nd_batches *b)
+{
+    return b->first_keys > 0 ? padded(b->dims->T) + b->first_keys : b->dims->T;
 }
 
 void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets, nd_memplan *plan)
 {
     const bool gpu = nd_rank_is_gpu(rank);
-    const int64_t positions = (sets - 1) * padded(dims->T) + dims->T;
     b->rank = rank;
     b->dims = dims;
     b->sets = sets;
     b->slots = sets + gpu;
     nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
-                    (size_t)b->slots * slot_bytes(b), &b->memory);
+                    (size_t)(b->slots * slot_numbers(b)) * sizeof *b->memory, &b->memory);
+    const int64_t positions = (sets - 1) * padded(in_use_numbers(b)) + in_use_numbers(b);
     nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
                     gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
 }
@@ -46,7 +59,8 @@ nd_status nd_batches_open(nd_batches *b)
     for (int i = 0; i < b->slots; i++) {
         ND_TRY(device->table->event_init(device, &b->slot[i].read));
     }
-    return nd_staging_init(&b->staging, device, slot_bytes(b), in_flight);
+    return nd_staging_init(&b->staging, device, (size_t)slot_numbers(b) * sizeof *b->memory,
+                           in_flight);
 }
 
 void nd_batches_close(nd_batches *b)
@@ -66,7 +80,7 @@ void nd_batches_close(nd_batches *b)
 
 static int32_t *array_at(const nd_batches *b, int slot, int array)
 {
-    return b->memory + (slot * (ARRAYS + b->sources) + array) * padded(b->dims->T);
+    return b->memory + slot * slot_numbers(b) + array * padded(b->dims->T);
 }
 
 /* Labels in the order in which the head reads them: chunk by chunk, in each chunk the rows of all
@@ -108,7 +122,7 @@ static void mask_labels(const nd_batches *b, const nd_host_batch *from, int sour
     }
 }
 
-/* Labels by source lie behind the positions; the ids' place in the staging memory holds each of
+/* Labels by source lie at the end of a slot; the ids' place in the staging memory holds each of
  * them while it is put into order. With one source its labels are those of the batch. */
 static int stage_sources(nd_batches *b, const nd_host_batch *from, int32_t *staged, int *found)
 {
@@ -116,7 +130,7 @@ static int stage_sources(nd_batches *b, const nd_host_batch *from, int32_t *stag
     const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
     for (int i = 0; i < count && count > 1; i++) {
         mask_labels(b, from, found[i], staged + IDS * stride);
-        order_labels(b->dims, staged + IDS * stride, staged + (ARRAYS + i) * stride);
+        order_labels(b->dims, staged + IDS * stride, staged + common_numbers(b) + i * stride);
     }
     return count;
 }
@@ -132,12 +146,16 @@ static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batc
     int32_t *staged = memory;
     out->source_count = stage_sources(b, from, staged, found);
     out->sources = found;
-    int arrays = ARRAYS + (out->source_count > 1 ? out->source_count : 0);
+    const int64_t labels = out->source_count > 1 ? out->source_count * stride : 0;
+    ND_ASSERT(!from->first_keys || b->first_keys > 0);
     memcpy(staged + IDS * stride, from->inputs, bytes);
     order_labels(b->dims, from->labels, staged + LABELS * stride);
     memcpy(staged + POSITIONS * stride, from->positions, bytes);
+    if (from->first_keys) {
+        nd_cp_first_keys(b->rank, b->dims, from->first_keys, staged + ARRAYS * stride);
+    }
     ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
-                   (size_t)(arrays * stride) * sizeof *staged));
+                   (size_t)(common_numbers(b) + labels) * sizeof *staged));
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
@@ -166,12 +184,16 @@ nd_status nd_batches_load(nd_batches *b, const nd_host_batch *from, int set, nd_
     batch.labels = array_at(b, slot, LABELS);
     batch.positions = array_at(b, slot, POSITIONS);
     if (b->positions) {
-        int32_t *in_use = b->positions + set * padded(b->dims->T);
-        ND_TRY(nd_copy(compute, in_use, batch.positions, (size_t)b->dims->T * sizeof *in_use));
+        int32_t *in_use = b->positions + set * padded(in_use_numbers(b));
+        ND_TRY(
+            nd_copy(compute, in_use, batch.positions, (size_t)in_use_numbers(b) * sizeof *in_use));
         batch.positions = in_use;
     }
-    batch.source_labels = batch.source_count > 1 ? array_at(b, slot, ARRAYS) : batch.labels;
-    batch.source_stride = padded(b->dims->T);
+    const int64_t stride = padded(b->dims->T);
+    batch.first_keys = from->first_keys ? batch.positions + stride : NULL;
+    batch.source_labels =
+        batch.source_count > 1 ? array_at(b, slot, IDS) + common_numbers(b) : batch.labels;
+    batch.source_stride = stride;
     *out = batch;
     return ND_OK;
 }

@@ -99,7 +99,7 @@ static nd_status attention_half_backward(nd_block_call c)
     /* 6. output projection, whose weight gradient is made while dk and dv arrive */
     ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_window(c), a->dqkv, a->qkv, a->o, a->lse.data,
+    ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_sight(c), a->dqkv, a->qkv, a->o, a->lse.data,
                                m->work.dout));
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));

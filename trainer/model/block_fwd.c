@@ -12,9 +12,10 @@ static nd_tensor norm_weight(nd_block_call c, nd_param_id id)
     return nd_fsdp_weight(&c.model->fsdp, id, id, c.layer);
 }
 
-int64_t nd_block_window(nd_block_call c)
+nd_sight nd_block_sight(nd_block_call c)
 {
-    return nd_shape_window(&c.model->rank->shape, c.layer, c.model->dims.S);
+    return (nd_sight){.window = nd_shape_window(&c.model->rank->shape, c.layer, c.model->dims.S),
+                      .first_keys = c.set->batch.first_keys};
 }
 
 /* (Tl, C) of the micro-batch. */
@@ -98,7 +99,7 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     if (c.pass == ND_PASS_GENERATE) {
         ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, o.rows));
     } else {
-        ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_window(c), a->qkv, o.rows, a->lse.data));
+        ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_sight(c), a->qkv, o.rows, a->lse.data));
     }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));

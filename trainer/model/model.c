@@ -214,12 +214,13 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
+    m->batches.first_keys = o->separate ? nd_cp_first_key_count(rank, &m->dims) : 0;
     nd_batches_plan(&m->batches, rank, &m->dims, m->set_count, plan);
     nd_linears_plan(m, &fp8, plan);
     if (o->cache) {
         nd_kv_cache_plan(&m->kv, rank, &m->dims, m->stage->layers, o->cache, plan);
     } else {
-        nd_cp_init(&m->cp, rank, &m->dims, plan);
+        nd_cp_init(&m->cp, rank, &m->dims, o->separate, plan);
     }
     *out = m;
 out:
@@ -303,7 +304,7 @@ nd_status nd_model_load(nd_model *m, nd_activation_set *set, const nd_host_batch
 nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions)
 {
-    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL});
+    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL, NULL});
 }
 
 nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)

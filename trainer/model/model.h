@@ -116,6 +116,7 @@ typedef struct nd_model_options {
     int sets;                        /* micro-batches in flight; 0: one */
     bool delays;                     /* weight gradients are a pass of their own */
     int sources;                     /* of the data, to tell their losses apart; below 2: none */
+    bool separate;                   /* micro-batches may have first keys */
     bool forward_only;               /* passes are ND_PASS_EVAL or, with a cache, GENERATE */
     const nd_kv_options *cache;      /* NULL: none; else forward_only, and cp is 1 */
 } nd_model_options;
@@ -216,8 +217,8 @@ nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
 /* Parts of a block, for the backward of blocks. */
 
-/* The window of the layer's attention; 0: none. */
-int64_t nd_block_window(nd_block_call call);
+/* What queries of the layer see in this micro-batch. */
+nd_sight nd_block_sight(nd_block_call call);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 

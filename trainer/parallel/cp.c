@@ -10,7 +10,7 @@ static size_t scratch_bytes(nd_cp *cp, int64_t window)
     int size = r->mesh.size[ND_AXIS_CP], index = r->coord.at[ND_AXIS_CP];
     int steps = cp->method && cp->method->steps ? size : 1;
     size_t bytes = 0;
-    cp->window = window;
+    cp->sight.window = window;
     for (int step = 0; step < steps; step++) {
         nd_attention_block blocks[ND_CP_BLOCKS];
         int count = cp->method
@@ -25,12 +25,32 @@ static size_t scratch_bytes(nd_cp *cp, int64_t window)
     return bytes;
 }
 
-void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
+/* NULL: cp is 1. */
+static const nd_cp_method *method_of(const nd_rank *rank, const nd_dims *dims)
 {
-    bool ring = rank->config->parallel.cp_comm == ND_CP_RING;
-    *cp = (nd_cp){.rank = rank, .dims = *dims};
-    if (dims->chunks > 1) {
-        cp->method = ring ? &nd_cp_method_ring : &nd_cp_method_gather;
+    const bool ring = rank->config->parallel.cp_comm == ND_CP_RING;
+    return dims->chunks == 1 ? NULL : ring ? &nd_cp_method_ring : &nd_cp_method_gather;
+}
+
+int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims)
+{
+    const nd_cp_method *method = method_of(rank, dims);
+    return method ? method->first_key_count(rank, dims)
+                  : nd_cp_gathered_first_key_count(rank, dims);
+}
+
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+                      int32_t *out)
+{
+    const nd_cp_method *method = method_of(rank, dims);
+    (method ? method->first_keys : nd_cp_gathered_first_keys)(rank, dims, sequence, out);
+}
+
+void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan)
+{
+    *cp = (nd_cp){.rank = rank, .dims = *dims, .separate = separate};
+    cp->method = method_of(rank, dims);
+    if (cp->method) {
         cp->method->plan(cp, plan);
     } else {
         nd_cp_want_delta(cp, plan);
@@ -40,15 +60,23 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan)
                     &cp->scratch);
 }
 
-nd_status nd_cp_attention_fwd(nd_cp *cp, int64_t window, nd_tensor qkv, nd_tensor o, float *lse)
+/* All keys where cp is 1. */
+static nd_kv_source local_kv(const nd_cp *cp, nd_tensor qkv)
 {
-    cp->window = window;
+    nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
+    kv.first_keys = cp->sight.first_keys;
+    return kv;
+}
+
+nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse)
+{
+    cp->sight = sight;
     if (cp->method) {
         return cp->method->forward(cp, qkv, o, lse);
     }
     nd_attention_block whole[ND_CP_BLOCKS];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, whole);
-    nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, sight.window, whole);
+    nd_kv_source kv = local_kv(cp, qkv);
     return nd_cp_block_forward(cp, &whole[0], qkv, &kv, o, lse);
 }
 
@@ -58,7 +86,8 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     for (int c = 0; c < d->chunks && cp->delta; c++) {
         nd_attention_block all = {c, 0, d->chunk, 0};
         const nd_attention a = nd_cp_attention_of(cp, &all);
-        if (!cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
+        if (!cp->sight.first_keys &&
+            !cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
             return ND_OK; /* other layers have a window */
         }
         ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
@@ -68,18 +97,18 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     return ND_OK;
 }
 
-nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
                               const float *lse, nd_tensor dout)
 {
     const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o, .dout = dout, .lse = lse};
-    cp->window = window;
+    cp->sight = sight;
     ND_TRY(make_delta(cp, o, dout));
     if (cp->method) {
         return cp->method->backward(cp, &b);
     }
     nd_attention_block whole[ND_CP_BLOCKS];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, whole);
-    nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, sight.window, whole);
+    nd_kv_source kv = local_kv(cp, qkv);
     const nd_block_gradients to = {.dq = dqkv, .dkv = nd_cp_local_source(&cp->dims, dqkv)};
     return nd_cp_block_backward(cp, &whole[0], &b, &kv, &to);
 }

@@ -11,6 +11,9 @@
  * V travel, partial results merge online by LSE in F32; in backward dK and dV travel one hop
  * behind, accumulated in F32. Which blocks meet is data, made by pure functions; the methods loop
  * over it. cp = 1 is one causal block in place.
+ *
+ * Where documents are separate, each query has a first key: the first token of its document, which
+ * is data of the micro-batch. A method turns those of the whole sequence into those of its blocks.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
@@ -35,10 +38,18 @@ int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t 
 int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t window,
                       nd_attention_block out[ND_CP_BLOCKS]);
 
+/* What a query sees of the keys up to its own. */
+typedef struct nd_sight {
+    int64_t window; /* of the layer, nd_shape_window; 0: none */
+    /* On the device, what nd_cp_first_keys made of the micro-batch; NULL: documents are joined. */
+    const int32_t *first_keys;
+} nd_sight;
+
 typedef struct nd_cp {
     nd_rank *rank;
     nd_dims dims;
-    int64_t window;                         /* of the layer of this call; 0: none */
+    bool separate;                          /* calls may have first keys */
+    nd_sight sight;                         /* of this call */
     const struct nd_cp_method *method;      /* NULL: cp is 1 */
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
@@ -50,14 +61,21 @@ typedef struct nd_cp {
     const float *arrived;                   /* dk and dv of this rank's tokens, in dkv[] */
 } nd_cp;
 
-void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, nd_memplan *plan);
+/* separate: calls may have first keys. */
+void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan);
 
-/* window: of the layer, nd_shape_window. qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H,
- * chunk) are written. */
-nd_status nd_cp_attention_fwd(nd_cp *cp, int64_t window, nd_tensor qkv, nd_tensor o, float *lse);
+/* How many numbers nd_cp_first_keys makes of a micro-batch. */
+int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
+/* On the host: the first keys of this rank's blocks, from those of the whole sequence (B, S): for
+ * each token the place of the first one that it sees, at most its own, in the order of the text. */
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+                      int32_t *out);
+
+/* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. */
+nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse);
 /* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. Other ranks' parts of dk
  * and dv are on their way afterwards, and are there when the backward is finished. */
-nd_status nd_cp_attention_bwd(nd_cp *cp, int64_t window, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
                               const float *lse, nd_tensor dout);
 nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv);
 

@@ -2,6 +2,7 @@
 #include "trainer/parallel/cp_method.h"
 
 #include <math.h>
+#include <string.h>
 
 int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
                           nd_attention_block out[ND_CP_BLOCKS])
@@ -71,18 +72,18 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
         .head_dim = d->D,
         .diag = block->diag,
         .scale = (float)(1.0 / sqrt((double)d->D)),
-        .window = cp->window,
+        .window = cp->sight.window,
     };
 }
 
 /* The answer is the same for every block: it depends only on dtypes, head counts and whether there
- * is a window, which some layers may have. */
+ * is a window, which some layers may have; with first keys it is always read. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
 {
     const nd_dims *d = &cp->dims;
     nd_attention_block block = {0, 0, d->chunk, 0};
     nd_attention a = nd_cp_attention_of(cp, &block);
-    bool used = cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
+    bool used = cp->separate || cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
     a.window = cp->rank->shape.window < d->S ? cp->rank->shape.window : 0;
     used |= cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta",
@@ -117,15 +118,42 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk)
                         d->chunk);
 }
 
+int64_t nd_cp_gathered_first_key_count(const nd_rank *rank, const nd_dims *dims)
+{
+    return dims->T;
+}
+
+void nd_cp_gathered_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
+                               int32_t *out)
+{
+    const int64_t size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
+    for (int64_t c = 0; c < d->chunks; c++) {
+        const int64_t place = c == 0 ? index : 2 * size - 1 - index;
+        for (int64_t b = 0; b < d->B; b++, out += d->chunk) {
+            memcpy(out, sequence + b * d->S + place * d->chunk, (size_t)d->chunk * sizeof *out);
+        }
+    }
+}
+
+/* Those of a block's queries among its keys. */
+static nd_tensor first_keys_of(const nd_dims *d, const nd_attention_block *block,
+                               const nd_kv_source *kv)
+{
+    const int64_t at = block->kv_begin / d->chunk * d->chunks + block->q_chunk;
+    return kv->first_keys ? nd_tensor_2d((int32_t *)kv->first_keys + at * d->B * d->chunk,
+                                         ND_DTYPE_I32, d->B, d->chunk)
+                          : (nd_tensor){0};
+}
+
 nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv)
 {
-    return (nd_kv_source){qkv.data,      qkv.dtype,   d->s,
-                          qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D};
+    return (nd_kv_source){
+        qkv.data, qkv.dtype, d->s, qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D, NULL};
 }
 
 nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows)
 {
-    return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D};
+    return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D, NULL};
 }
 
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
@@ -137,7 +165,8 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
           .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
           .lse = nd_cp_row_view(d, lse, block->q_chunk),
           .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H), .k = kv_view(d, kv, kv->k, block),
-          .v = kv_view(d, kv, kv->v, block), .scratch = cp->scratch);
+          .v = kv_view(d, kv, kv->v, block), .first_key = first_keys_of(d, block, kv),
+          .scratch = cp->scratch);
     return ND_OK;
 }
 
@@ -162,7 +191,8 @@ nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const
           .k = kv_view(d, kv, kv->k, block), .v = kv_view(d, kv, kv->v, block),
           .out = nd_cp_q_view(d, b->o, c, 0, d->H), .dout = nd_cp_q_view(d, b->dout, c, 0, d->H),
           .lse = nd_cp_row_view(d, b->lse, c),
-          .delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0}, .add_q = to->add_q,
-          .add_kv = to->add_kv, .scratch = cp->scratch);
+          .delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0},
+          .first_key = first_keys_of(d, block, kv), .add_q = to->add_q, .add_kv = to->add_kv,
+          .scratch = cp->scratch);
     return ND_OK;
 }

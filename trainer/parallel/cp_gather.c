@@ -56,6 +56,7 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     ND_RUN(r, ND_TRACE_ATTENTION,
            reorder(cp, cp->visiting[0], cp->global_kv, (size_t)kv * nd_dtype_size(d->act), true));
     *out = nd_cp_buffer_source(d, cp->global_kv, d->act, d->S);
+    out->first_keys = cp->sight.first_keys;
     return ND_OK;
 }
 
@@ -66,7 +67,7 @@ static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *ls
     nd_kv_source kv;
     ND_TRY(gather_kv(cp, qkv, &kv));
     int count =
-        nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, cp->window, blocks);
+        nd_cp_blocks_gathered(comm->size, comm->index, 0, cp->dims.chunk, cp->sight.window, blocks);
     for (int b = 0; b < count; b++) {
         ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse));
     }
@@ -88,7 +89,8 @@ static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
     };
     ND_TRY(gather_kv(cp, b->qkv, &kv));
     ND_TRY(nd_zero(&r->stream, cp->dkv_global, (size_t)(d->B * d->S * columns) * 4));
-    int count = nd_cp_blocks_gathered(comm->size, comm->index, 0, d->chunk, cp->window, blocks);
+    int count =
+        nd_cp_blocks_gathered(comm->size, comm->index, 0, d->chunk, cp->sight.window, blocks);
     for (int i = 0; i < count; i++) {
         ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
     }
@@ -109,6 +111,8 @@ static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
 const nd_cp_method nd_cp_method_gather = {
     .plan = gather_plan,
     .blocks = nd_cp_blocks_gathered,
+    .first_key_count = nd_cp_gathered_first_key_count,
+    .first_keys = nd_cp_gathered_first_keys,
     .forward = gather_forward,
     .backward = gather_backward,
 };

@@ -19,6 +19,10 @@ typedef struct nd_cp_method {
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
+    /* As nd_cp_first_key_count and nd_cp_first_keys. */
+    int64_t (*first_key_count)(const nd_rank *rank, const nd_dims *dims);
+    void (*first_keys)(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+                       int32_t *out);
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
     /* Begins cp->arriving, which brings cp->arrived. */
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
@@ -38,7 +42,16 @@ typedef struct nd_kv_source {
     nd_dtype dtype;
     int64_t rows, stride; /* rows per sample, elements per row */
     int64_t k, v;         /* first column of each */
+    /* (key chunks, chunks, B, chunk): first keys of the queries of each chunk, counted from a
+     * block's first key, of blocks that begin with each chunk of keys; NULL: none */
+    const int32_t *first_keys;
 } nd_kv_source;
+
+/* First keys of all keys in global order, which blocks see from their beginning: (chunks, B,
+ * chunk). */
+int64_t nd_cp_gathered_first_key_count(const nd_rank *rank, const nd_dims *dims);
+void nd_cp_gathered_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+                               int32_t *out);
 
 nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv);
 nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows);

@@ -2,6 +2,8 @@
 /* The method ring. */
 #include "trainer/parallel/cp_method.h"
 
+#include "runtime/base/math.h"
+
 /* Two blocks of keys visit in turns, and the sums of their gradients travel with them. */
 static void ring_plan(nd_cp *cp, nd_memplan *plan)
 {
@@ -42,6 +44,42 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
     return ND_OK;
 }
 
+/* For each step those among the visiting keys: of blocks that begin with their first chunk, then of
+ * blocks that begin with the second one. */
+static int64_t ring_first_key_count(const nd_rank *rank, const nd_dims *dims)
+{
+    return rank->mesh.size[ND_AXIS_CP] * 2 * dims->T;
+}
+
+/* How many keys of a chunk come before key `first`, both in the order of the text. */
+static int64_t keys_before(int64_t first, int64_t place, int64_t chunk)
+{
+    return nd_min(nd_max(first - place * chunk, 0), chunk);
+}
+
+static void ring_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
+                            int32_t *out)
+{
+    const int size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
+    for (int step = 0; step < size; step++, out += 2 * d->T) {
+        const int64_t from = (index - step + size) % size, second = 2 * size - 1 - from;
+        nd_cp_gathered_first_keys(rank, d, sequence, out);
+        for (int64_t i = 0; i < d->T; i++) {
+            const int64_t behind = keys_before(out[i], second, d->chunk);
+            out[i] = (int32_t)(keys_before(out[i], from, d->chunk) + behind);
+            out[d->T + i] = (int32_t)behind;
+        }
+    }
+}
+
+static nd_kv_source visiting_kv(const nd_cp *cp, int step)
+{
+    const nd_dims *d = &cp->dims;
+    nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
+    kv.first_keys = cp->sight.first_keys ? cp->sight.first_keys + step * 2 * d->T : NULL;
+    return kv;
+}
+
 static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
     const nd_dims *d = &cp->dims;
@@ -56,8 +94,9 @@ static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
-        nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->window, blocks);
+        nd_kv_source kv = visiting_kv(cp, step);
+        int count =
+            nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->sight.window, blocks);
         for (int b = 0; b < count; b++) {
             const int c = blocks[b].q_chunk;
             /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
@@ -97,14 +136,15 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
-        nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
+        nd_kv_source kv = visiting_kv(cp, step);
         const nd_block_gradients to = {
             .dq = dq,
             .dkv = nd_cp_buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s),
             .add_q = true,
             .add_kv = true,
         };
-        int count = nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->window, blocks);
+        int count =
+            nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->sight.window, blocks);
         for (int i = 0; i < count; i++) {
             ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
         }
@@ -122,6 +162,8 @@ const nd_cp_method nd_cp_method_ring = {
     .plan = ring_plan,
     .blocks = nd_cp_blocks_ring,
     .steps = true,
+    .first_key_count = ring_first_key_count,
+    .first_keys = ring_first_keys,
     .forward = ring_forward,
     .backward = ring_backward,
 };

@@ -25,8 +25,9 @@ static nd_status forward(const running *run, int micro)
     const nd_host_batch from = {
         .inputs = batch->inputs + offset,
         .labels = batch->labels + offset,
-        .positions = batch->positions,
+        .positions = batch->positions + offset,
         .sources = batch->sources ? batch->sources + micro * m->dims.B : NULL,
+        .first_keys = batch->first_keys ? batch->first_keys + micro * m->dims.B * m->dims.S : NULL,
     };
     set->micro = micro;
     ND_TRY(nd_model_load(m, set, &from));

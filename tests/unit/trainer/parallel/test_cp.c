@@ -131,6 +131,8 @@ Test(cp, ring_blocks_with_a_window)
 enum { SAMPLES = 2, SEQUENCE = 24, COLUMNS_MAX = 8 * 16 };
 
 typedef struct whole {
+    int64_t window;
+    const int32_t *first_keys;                   /* (B, S); NULL: documents are joined */
     float o[SAMPLES * SEQUENCE][COLUMNS_MAX];    /* (B S, H D) */
     float dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX]; /* (B S, QKV) */
 } whole;
@@ -160,12 +162,17 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
             dout[i * HD + c] = mesh_value(2, row * HD + c);
         }
     }
+    int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
+    const nd_sight sight = {out->window, out->first_keys ? keys : NULL};
+    if (out->first_keys) {
+        nd_cp_first_keys(rank, d, out->first_keys, keys);
+    }
     const nd_tensor x = nd_tensor_2d(qkv, ND_DTYPE_F32, d->T, d->QKV);
     const nd_tensor y = nd_tensor_2d(o, ND_DTYPE_F32, d->T, HD);
-    nd_status status = nd_cp_attention_fwd(cp, 0, x, y, lse);
+    nd_status status = nd_cp_attention_fwd(cp, sight, x, y, lse);
     if (status == ND_OK) {
-        status = nd_cp_attention_bwd(cp, 0, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x, y,
-                                     lse, nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
+        status = nd_cp_attention_bwd(cp, sight, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x,
+                                     y, lse, nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
     }
     if (status == ND_OK) {
         status = nd_cp_attention_bwd_finish(cp, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV));
@@ -175,6 +182,7 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
         memcpy(out->o[row], o + i * HD, (size_t)HD * sizeof *o);
         memcpy(out->dqkv[row], dqkv + i * d->QKV, (size_t)d->QKV * sizeof *dqkv);
     }
+    free(keys);
     free(qkv);
     free(dqkv);
     free(o);
@@ -190,7 +198,7 @@ static nd_status attend_body(nd_rank *rank, void *context)
     nd_cp cp;
     ND_CHECK(dims.QKV <= COLUMNS_MAX, "%lld columns", (long long)dims.QKV);
     nd_memplan_init(&plan);
-    nd_cp_init(&cp, rank, &dims, &plan);
+    nd_cp_init(&cp, rank, &dims, ((whole *)context)->first_keys, &plan);
     nd_status status = nd_memplan_commit(&plan, rank->device);
     status = status == ND_OK ? attend(rank, &cp, context) : status;
     nd_memplan_fini(&plan);
@@ -208,7 +216,9 @@ static void attend_on(int cp, nd_cp_comm method, whole *out)
     job.config.train.sequence_length = SEQUENCE;
     job.config.train.micro_batch_size = SAMPLES;
     job.config.parallel.cp_comm = method;
-    memset(out, 0, sizeof *out);
+    job.shape.window = out->window;
+    memset(out->o, 0, sizeof out->o);
+    memset(out->dqkv, 0, sizeof out->dqkv);
     cr_assert_eq(mesh_ranks_run(&job), ND_OK, "cp %d: %s", cp, nd_error_last()->message);
 }
 
@@ -230,6 +240,114 @@ Test(cp, any_number_of_ranks_gives_the_attention_and_gradients_of_one)
                     cr_assert(o <= bound && d <= bound,
                               "cp %d, ring %d: row %d, column %d: output by %g, gradient by %g", cp,
                               ring, row, c, o, d);
+                }
+            }
+        }
+    }
+}
+
+/* The same of one query head over a dense mask, in F64; adds to the sums of its head of keys. */
+typedef struct dense {
+    double o[SAMPLES * SEQUENCE][COLUMNS_MAX], dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX];
+} dense;
+
+enum { HEADS = 4, KV_HEADS = 2 };
+
+static double dot(const double *a, const double *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+static void row_of(int tag, int64_t row, int64_t columns, int64_t first, int D, double *out)
+{
+    for (int i = 0; i < D; i++) {
+        out[i] = mesh_value(tag, row * columns + first + i);
+    }
+}
+
+static void attend_densely(const whole *w, int D, int head, dense *out)
+{
+    enum { D_MAX = 16 };
+    const int64_t QKV = (HEADS + 2 * KV_HEADS) * D, K = HEADS * D + head / (HEADS / KV_HEADS) * D;
+    const int64_t V = K + KV_HEADS * D, Q = head * D;
+    const double scale = 1 / sqrt((double)D);
+    for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {
+        const int64_t i = row % SEQUENCE, sample = row - i;
+        const int64_t first = w->window > 0 && i - w->window + 1 > w->first_keys[row]
+                                  ? i - w->window + 1
+                                  : w->first_keys[row];
+        double q[D_MAX], k[D_MAX], v[D_MAX], dout[D_MAX], p[SEQUENCE] = {0}, sum = 0, delta = 0;
+        row_of(1, row, QKV, Q, D, q);
+        row_of(2, row, HEADS * D, Q, D, dout);
+        for (int64_t j = first; j <= i; j++) {
+            row_of(1, sample + j, QKV, K, D, k);
+            p[j] = exp(scale * dot(q, k, D));
+            sum += p[j];
+        }
+        for (int64_t j = first; j <= i; j++) {
+            p[j] /= sum;
+            row_of(1, sample + j, QKV, V, D, v);
+            delta += p[j] * dot(dout, v, D);
+            for (int c = 0; c < D; c++) {
+                out->o[row][Q + c] += p[j] * v[c];
+                out->dqkv[sample + j][V + c] += p[j] * dout[c];
+            }
+        }
+        for (int64_t j = first; j <= i; j++) {
+            row_of(1, sample + j, QKV, K, D, k);
+            row_of(1, sample + j, QKV, V, D, v);
+            const double ds = scale * p[j] * (dot(dout, v, D) - delta);
+            for (int c = 0; c < D; c++) {
+                out->dqkv[row][Q + c] += ds * k[c];
+                out->dqkv[sample + j][K + c] += ds * q[c];
+            }
+        }
+    }
+}
+
+/* Documents of any length from one token: borders at every place, also those of chunks. */
+static void draw_documents(unsigned seed, int32_t first_keys[SAMPLES * SEQUENCE])
+{
+    srand(seed);
+    for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {
+        const int32_t i = (int32_t)(row % SEQUENCE);
+        const bool begins = i == 0 || rand() % (int)(1 + seed % 7) == 0;
+        first_keys[row] = begins ? i : first_keys[row - 1];
+    }
+}
+
+/* The bound of the test above holds for each row here: keys are fewer. */
+Test(cp, documents_are_attended_to_as_by_a_dense_mask)
+{
+    static whole many;
+    static dense all;
+    static int32_t first_keys[SAMPLES * SEQUENCE];
+    const nd_shape shape = mesh_shape_of(1, false);
+    const double bound = 2 * 0x1p-23 * (4 * 16 + 48) * 16;
+    cr_assert(shape.heads == HEADS && shape.head_dim <= 16);
+    for (unsigned seed = 0; seed < 24; seed++) {
+        draw_documents(seed, first_keys);
+        many.first_keys = first_keys;
+        many.window = seed % 3 == 2 ? 5 : 0;
+        memset(&all, 0, sizeof all);
+        for (int head = 0; head < HEADS; head++) {
+            attend_densely(&many, (int)shape.head_dim, head, &all);
+        }
+        const int cp = 1 + (int)seed % 4;
+        for (int ring = 0; ring < 2; ring++) {
+            attend_on(cp, ring ? ND_CP_RING : ND_CP_ALLGATHER, &many);
+            for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+                for (int c = 0; c < COLUMNS_MAX; c++) {
+                    const double o = fabs((double)many.o[row][c] - all.o[row][c]);
+                    const double d = fabs((double)many.dqkv[row][c] - all.dqkv[row][c]);
+                    cr_assert(o <= bound && d <= bound,
+                              "seed %u, cp %d, ring %d: row %d, column %d: output by %g, gradient "
+                              "by %g",
+                              seed, cp, ring, row, c, o, d);
                 }
             }
         }
