@@ -1,125 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Reads a config.json as Hugging Face writes it. What is not supported is refused by its key. */
-#include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/suggest.h"
-#include "trainer/layout/layout.h"
+#include "trainer/layout/shape_parts.h"
 
 enum { CONFIG_LIMIT = 1 << 20 };
-
-static const char *type_name(const json_t *value)
-{
-    static const char *const names[] = {"a map",  "a list", "text",  "an integer",
-                                        "a real", "true",   "false", "null"};
-    return names[json_typeof(value)];
-}
-
-/* A key that is absent or null. */
-static bool is_unset(const json_t *value)
-{
-    return !value || json_is_null(value);
-}
-
-static nd_status get_int(const json_t *map, const char *file, const char *key, int64_t min,
-                         int64_t max, int64_t *out)
-{
-    const json_t *value = json_object_get(map, key);
-    if (!json_is_integer(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be an integer", file, key,
-                       value ? type_name(value) : "missing");
-    }
-    int64_t number = json_integer_value(value);
-    if (number < min || number > max) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %lld; supported are %lld to %lld", file, key,
-                       (long long)number, (long long)min, (long long)max);
-    }
-    *out = number;
-    return ND_OK;
-}
-
-static nd_status get_int_or(const json_t *map, const char *file, const char *key, int64_t min,
-                            int64_t max, int64_t fallback, int64_t *out)
-{
-    if (is_unset(json_object_get(map, key))) {
-        *out = fallback;
-        return ND_OK;
-    }
-    return get_int(map, file, key, min, max, out);
-}
-
-static nd_status get_real(const json_t *map, const char *file, const char *key, double min,
-                          double max, double *out)
-{
-    const json_t *value = json_object_get(map, key);
-    if (!json_is_number(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be a number", file, key,
-                       value ? type_name(value) : "missing");
-    }
-    double number = json_number_value(value);
-    if (!(number >= min && number <= max)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %g; supported are %g to %g", file, key, number, min,
-                       max);
-    }
-    *out = number;
-    return ND_OK;
-}
-
-static nd_status get_real_or(const json_t *map, const char *file, const char *key, double min,
-                             double max, double fallback, double *out)
-{
-    if (is_unset(json_object_get(map, key))) {
-        *out = fallback;
-        return ND_OK;
-    }
-    return get_real(map, file, key, min, max, out);
-}
-
-static nd_status get_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
-                             bool *out)
-{
-    const json_t *value = json_object_get(map, key);
-    if (is_unset(value)) {
-        *out = fallback;
-        return ND_OK;
-    }
-    if (!json_is_boolean(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be true or false", file, key,
-                       type_name(value));
-    }
-    *out = json_is_true(value);
-    return ND_OK;
-}
-
-/* A text must be `wanted` where the key is there. */
-static nd_status demand_text(const json_t *map, const char *file, const char *key,
-                             const char *wanted)
-{
-    const json_t *value = json_object_get(map, key);
-    if (is_unset(value)) {
-        return ND_OK;
-    }
-    if (!json_is_string(value)) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be \"%s\"", file, key, type_name(value),
-                       wanted);
-    }
-    if (strcmp(json_string_value(value), wanted) != 0) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is \"%.80s\"; only \"%s\" is supported", file, key,
-                       json_string_value(value), wanted);
-    }
-    return ND_OK;
-}
 
 /* A key that asks for something which this program has in other families alone, or in none. */
 static nd_status demand_false(const json_t *map, const char *file, const char *key,
                               const nd_family_row *family)
 {
     bool on = false;
-    ND_TRY(get_bool_or(map, file, key, false, &on));
+    ND_TRY(nd_key_bool_or(map, file, key, false, &on));
     return on ? nd_fail(ND_ERR_DATA, "%s: %s is true; for model_type %s only false is supported",
                         file, key, family->model_type)
               : ND_OK;
@@ -129,7 +25,7 @@ static nd_status read_switch(const json_t *map, const char *file, nd_family_swit
                              int64_t *out)
 {
     bool on = from.on;
-    ND_TRY(from.key ? get_bool_or(map, file, from.key, from.on, &on) : ND_OK);
+    ND_TRY(from.key ? nd_key_bool_or(map, file, from.key, from.on, &on) : ND_OK);
     *out = on;
     return ND_OK;
 }
@@ -199,7 +95,7 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
     families_text(known, sizeof known);
     if (!json_is_string(value)) {
         return nd_fail(ND_ERR_DATA, "%s: model_type is %s; supported are %s", file,
-                       value ? type_name(value) : "missing", known);
+                       value ? nd_key_type(value) : "missing", known);
     }
     nd_suggest_init(&search, json_string_value(value));
     for (*out = 0; *out < ND_FAMILY_COUNT; (*out)++) {
@@ -217,26 +113,27 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
 /* Refuses what other models of the family have and this program does not support. */
 static nd_status refuse_variants(const json_t *map, const char *file, const nd_family_row *family)
 {
-    ND_TRY(demand_text(map, file, "hidden_act", "silu"));
+    ND_TRY(nd_key_demand_text(map, file, "hidden_act", "silu"));
     static const char *const dropouts[] = {"attention_dropout", "residual_dropout", "resid_pdrop",
                                            "embd_pdrop"};
     double dropout = 0;
     for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
-        ND_TRY(get_real_or(map, file, dropouts[i], 0, 0, 0, &dropout));
-        if (i < 2 && family->dropout > 0 && is_unset(json_object_get(map, dropouts[i]))) {
+        ND_TRY(nd_key_real_or(map, file, dropouts[i], 0, 0, 0, &dropout));
+        if (i < 2 && family->dropout > 0 && nd_key_is_unset(json_object_get(map, dropouts[i]))) {
             return nd_fail(ND_ERR_DATA,
                            "%s: %s is absent, which means %g for model_type %s; only 0 is "
                            "supported, so write 0 there to train without dropout",
                            file, dropouts[i], family->dropout, family->model_type);
         }
     }
-    if (family->window == ND_WINDOW_NEVER && !is_unset(json_object_get(map, "sliding_window"))) {
+    if (family->window == ND_WINDOW_NEVER &&
+        !nd_key_is_unset(json_object_get(map, "sliding_window"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: sliding_window is set, which model_type %s does not have; remove the "
                        "key, or use a model_type with windows, such as mistral",
                        file, family->model_type);
     }
-    if (!is_unset(json_object_get(map, "quantization_config"))) {
+    if (!nd_key_is_unset(json_object_get(map, "quantization_config"))) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: quantization_config is set; quantised weights cannot be trained, use the "
@@ -262,27 +159,28 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     const bool no_kv = !json_object_get(map, "num_key_value_heads") && family->kv_heads;
     const bool no_head_dim = !json_object_get(map, "head_dim") && family->head_dim;
     /* The limits keep every product of the parameter count below 2^63. */
-    ND_TRY(get_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
-    ND_TRY(get_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
-    ND_TRY(get_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
-    ND_TRY(get_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
-    ND_TRY(get_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
-    ND_TRY(get_int_or(map, file, "num_key_value_heads", 1, 4096,
-                      no_kv ? family->kv_heads : s->heads, &s->kv_heads));
+    ND_TRY(nd_key_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
+    ND_TRY(nd_key_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
+    ND_TRY(nd_key_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
+    ND_TRY(nd_key_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
+    ND_TRY(nd_key_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
+    ND_TRY(nd_key_int_or(map, file, "num_key_value_heads", 1, 4096,
+                         no_kv ? family->kv_heads : s->heads, &s->kv_heads));
     if (s->heads % s->kv_heads != 0) {
         return nd_fail(ND_ERR_DATA,
                        "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
                        file, (long long)s->heads, (long long)s->kv_heads);
     }
-    if (is_unset(json_object_get(map, "head_dim")) && !no_head_dim && s->hidden % s->heads != 0) {
+    if (nd_key_is_unset(json_object_get(map, "head_dim")) && !no_head_dim &&
+        s->hidden % s->heads != 0) {
         return nd_fail(
             ND_ERR_DATA,
             "%s: hidden_size %lld is not a multiple of num_attention_heads %lld, and there "
             "is no head_dim",
             file, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(get_int_or(map, file, "head_dim", 1, 1024,
-                      no_head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
+    ND_TRY(nd_key_int_or(map, file, "head_dim", 1, 1024,
+                         no_head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
     if (s->head_dim < 1 || s->head_dim > 1024 || s->head_dim % 2 != 0) {
         return nd_fail(
             ND_ERR_DATA,
@@ -290,11 +188,11 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
             "even, because RoPE turns pairs, and at most 1024",
             file, (long long)s->head_dim, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(get_int_or(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
-                      &s->max_positions));
-    ND_TRY(get_real_or(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
-    ND_TRY(get_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
-    ND_TRY(get_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
+    ND_TRY(nd_key_int_or(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
+                         &s->max_positions));
+    ND_TRY(nd_key_real_or(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
+    ND_TRY(nd_key_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
+    ND_TRY(nd_key_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
     return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
@@ -352,14 +250,14 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     const json_t *types = json_object_get(map, "layer_types");
     bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED || (rule == ND_WINDOW_SET && value);
     if (rule == ND_WINDOW_SWITCHED) {
-        ND_TRY(get_bool_or(map, file, "use_sliding_window", false, &on));
-        ND_TRY(
-            get_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST, &s->window_first));
+        ND_TRY(nd_key_bool_or(map, file, "use_sliding_window", false, &on));
+        ND_TRY(nd_key_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST,
+                             &s->window_first));
     }
     if (on && !(value && json_is_null(value))) {
-        ND_TRY(get_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
+        ND_TRY(nd_key_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
     }
-    if (!is_unset(types)) {
+    if (!nd_key_is_unset(types)) {
         if (rule != ND_WINDOW_LISTED && rule != ND_WINDOW_SWITCHED) {
             return nd_fail(ND_ERR_DATA,
                            "%s: layer_types is set, which model_type %s does not have; remove the "
@@ -370,175 +268,6 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     }
     if (s->window == 0 || s->window_first >= s->layers) {
         s->window = s->window_first = s->window_period = 0;
-    }
-    return ND_OK;
-}
-
-static bool is_listed(const char *key, const char *const *list, size_t count)
-{
-    bool found = false;
-    for (size_t i = 0; i < count; i++) {
-        found |= strcmp(list[i], key) == 0;
-    }
-    return found;
-}
-
-/* Keys of a RoPE map that this program understands; another one could change the angles. */
-static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_type type)
-{
-    static const char *const known[] = {"rope_type",
-                                        "type",
-                                        "rope_theta",
-                                        "factor",
-                                        "low_freq_factor",
-                                        "high_freq_factor",
-                                        "original_max_position_embeddings"};
-    static const char *const yarn[] = {"beta_fast", "beta_slow",      "attention_factor",
-                                       "mscale",    "mscale_all_dim", "truncate"};
-    const char *key;
-    json_t *value;
-    json_object_foreach((json_t *)rope, key, value)
-    {
-        const bool found =
-            json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
-            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0]));
-        if (!found && strcmp(key, "partial_rotary_factor") != 0) { /* read_rotated has read it */
-            return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_config *out)
-{
-    const json_t *type = json_object_get(rope, "rope_type");
-    const json_t *legacy = json_object_get(rope, "type");
-    if (is_unset(type)) {
-        type = legacy;
-    }
-    if (is_unset(type)) {
-        out->type = ND_ROPE_DEFAULT;
-        return ND_OK;
-    }
-    const char *text = json_is_string(type) ? json_string_value(type) : type_name(type);
-    for (out->type = 0; out->type < ND_ROPE_TYPES; out->type++) {
-        if (strcmp(text, nd_rope_type_name(out->type)) == 0) {
-            return ND_OK;
-        }
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "%s: rope_type is \"%.80s\"; supported are default, linear, dynamic, llama3 and "
-                   "yarn",
-                   name, text);
-}
-
-/* 0.1 mscale ln(factor) + 1 */
-static double yarn_scale(double factor, double mscale)
-{
-    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
-}
-
-static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config *out)
-{
-    double mscale = 0, mscale_all = 0;
-    bool truncate = true;
-    ND_TRY(get_real_or(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
-    ND_TRY(get_real_or(rope, name, "beta_slow", 1e-3, 1e6, 1, &out->beta_slow));
-    ND_TRY(get_real_or(rope, name, "mscale", 0, 1e3, 0, &mscale));
-    ND_TRY(get_real_or(rope, name, "mscale_all_dim", 0, 1e3, 0, &mscale_all));
-    const double factor = mscale > 0 && mscale_all > 0 ? yarn_scale(out->factor, mscale) /
-                                                             yarn_scale(out->factor, mscale_all)
-                                                       : yarn_scale(out->factor, 1);
-    ND_TRY(get_real_or(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
-    ND_TRY(get_bool_or(rope, name, "truncate", true, &truncate));
-    out->exact_range = !truncate;
-    return get_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
-                   &out->original_max_positions);
-}
-
-/* partial_rotary_factor, at the top or with the other keys of RoPE. */
-static nd_status read_rotated(const json_t *map, const char *file, nd_shape *s)
-{
-    const char *const key = "partial_rotary_factor";
-    const json_t *rope = json_object_get(map, "rope_parameters");
-    const nd_family_row *family = &nd_families[s->family];
-    double share = 1;
-    ND_TRY(get_real_or(map, file, key, 0, 1, 1, &share));
-    ND_TRY(get_real_or(json_object_get(map, "rope_scaling"), file, key, 0, 1, share, &share));
-    ND_TRY(get_real_or(rope, file, key, 0, 1, share, &share));
-    const int64_t rotated = (int64_t)((double)s->head_dim * share);
-    if (share < 1 && s->family != ND_FAMILY_PHI3) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
-                       key, share, family->model_type);
-    }
-    if (rotated < 2 || rotated % 2 != 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: %s %g of head_dim %lld is %lld; it must be even, because RoPE turns "
-                       "pairs, and at least 2",
-                       file, key, share, (long long)s->head_dim, (long long)rotated);
-    }
-    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: rope_type is \"%s\", which for model_type phi3 means longrope; only "
-                       "default is supported",
-                       file, nd_rope_type_name(s->rope.type));
-    }
-    s->rotated = rotated < s->head_dim ? rotated : 0;
-    return ND_OK;
-}
-
-/* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
-static nd_status read_rope(const json_t *map, const char *file, nd_rope_config *out)
-{
-    const json_t *scaling = json_object_get(map, "rope_scaling");
-    const json_t *parameters = json_object_get(map, "rope_parameters");
-    if (!is_unset(scaling) && !is_unset(parameters)) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: rope_scaling and rope_parameters are both there; keep one of them",
-                       file);
-    }
-    const char *key = is_unset(parameters) ? "rope_scaling" : "rope_parameters";
-    const json_t *rope = is_unset(parameters) ? scaling : parameters;
-    char name[600];
-    snprintf(name, sizeof name, "%.500s: %s", file, key);
-    ND_TRY(get_real_or(map, file, "rope_theta", 1, 1e15, 10000, &out->theta));
-    out->type = ND_ROPE_DEFAULT;
-    out->factor = out->low_freq_factor = out->high_freq_factor = 1;
-    out->original_max_positions = 0;
-    if (is_unset(rope)) {
-        return ND_OK;
-    }
-    if (!json_is_object(rope)) {
-        return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, type_name(rope));
-    }
-    double theta = 0;
-    ND_TRY(read_rope_type(rope, name, out));
-    ND_TRY(refuse_rope_keys(rope, name, out->type));
-    ND_TRY(get_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
-    if (theta != out->theta && !is_unset(json_object_get(map, "rope_theta"))) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: rope_theta is %g there and %g at the top; keep one of them", name,
-                       theta, out->theta);
-    }
-    out->theta = theta;
-    if (out->type == ND_ROPE_DEFAULT) {
-        return ND_OK;
-    }
-    ND_TRY(get_real(rope, name, "factor", 1, 1e6, &out->factor));
-    if (out->type == ND_ROPE_LINEAR || out->type == ND_ROPE_DYNAMIC) {
-        return ND_OK;
-    }
-    if (out->type == ND_ROPE_YARN) {
-        return read_yarn(rope, name, out);
-    }
-    ND_TRY(get_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
-    ND_TRY(get_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));
-    ND_TRY(get_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
-                   &out->original_max_positions));
-    if (out->high_freq_factor <= out->low_freq_factor) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: high_freq_factor %g must be larger than low_freq_factor %g", name,
-                       out->high_freq_factor, out->low_freq_factor);
     }
     return ND_OK;
 }
@@ -558,8 +287,8 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     }
     nd_status status = ND_OK;
     if (!json_is_object(map)) {
-        status =
-            nd_fail(ND_ERR_DATA, "%s is %s; a model's config.json is a map", name, type_name(map));
+        status = nd_fail(ND_ERR_DATA, "%s is %s; a model's config.json is a map", name,
+                         nd_key_type(map));
         goto out;
     }
     ND_TRY_OUT(read_family(map, name, &shape.family));
@@ -567,8 +296,8 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_switches(map, name, &shape));
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_window(map, name, &shape));
-    ND_TRY_OUT(read_rope(map, name, &shape.rope));
-    ND_TRY_OUT(read_rotated(map, name, &shape));
+    ND_TRY_OUT(nd_shape_read_rope(map, name, &shape.rope));
+    ND_TRY_OUT(nd_shape_read_rotated(map, name, &shape));
     *out = shape;
 out:
     json_decref(map);

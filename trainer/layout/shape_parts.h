@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAYOUT_SHAPE_PARTS_H
+#define ND_LAYOUT_SHAPE_PARTS_H
+/*
+ * Parts of the reader of config.json, for shape_read.c: values of keys, and RoPE. `file` is what
+ * messages call the map. An error is ND_ERR_DATA with the key and its value.
+ */
+#include <jansson.h>
+
+#include "trainer/layout/layout.h"
+
+/* "a list", "text": what a value is. */
+const char *nd_key_type(const json_t *value);
+/* A key that is absent or null; nd_key_..._or gives these the fallback. */
+bool nd_key_is_unset(const json_t *value);
+
+nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64_t min, int64_t max,
+                     int64_t *out);
+nd_status nd_key_int_or(const json_t *map, const char *file, const char *key, int64_t min,
+                        int64_t max, int64_t fallback, int64_t *out);
+nd_status nd_key_real(const json_t *map, const char *file, const char *key, double min, double max,
+                      double *out);
+nd_status nd_key_real_or(const json_t *map, const char *file, const char *key, double min,
+                         double max, double fallback, double *out);
+nd_status nd_key_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
+                         bool *out);
+/* A text must be `wanted` where the key is there. */
+nd_status nd_key_demand_text(const json_t *map, const char *file, const char *key,
+                             const char *wanted);
+
+/* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
+nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_rope_config *out);
+/* Then partial_rotary_factor, at the top or with the other keys of RoPE. */
+nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *shape);
+
+#endif

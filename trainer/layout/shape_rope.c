@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+/* RoPE in a config.json, in both spellings. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer/layout/shape_parts.h"
+
+static bool is_listed(const char *key, const char *const *list, size_t count)
+{
+    bool found = false;
+    for (size_t i = 0; i < count; i++) {
+        found |= strcmp(list[i], key) == 0;
+    }
+    return found;
+}
+
+/* Keys of a RoPE map that this program understands; another one could change the angles. */
+static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_type type)
+{
+    static const char *const known[] = {"rope_type",
+                                        "type",
+                                        "rope_theta",
+                                        "factor",
+                                        "low_freq_factor",
+                                        "high_freq_factor",
+                                        "original_max_position_embeddings"};
+    static const char *const yarn[] = {"beta_fast", "beta_slow",      "attention_factor",
+                                       "mscale",    "mscale_all_dim", "truncate"};
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)rope, key, value)
+    {
+        const bool found =
+            json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
+            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0]));
+        if (!found && strcmp(key, "partial_rotary_factor") != 0) { /* read_rotated has read it */
+            return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_config *out)
+{
+    const json_t *type = json_object_get(rope, "rope_type");
+    const json_t *legacy = json_object_get(rope, "type");
+    if (nd_key_is_unset(type)) {
+        type = legacy;
+    }
+    if (nd_key_is_unset(type)) {
+        out->type = ND_ROPE_DEFAULT;
+        return ND_OK;
+    }
+    const char *text = json_is_string(type) ? json_string_value(type) : nd_key_type(type);
+    for (out->type = 0; out->type < ND_ROPE_TYPES; out->type++) {
+        if (strcmp(text, nd_rope_type_name(out->type)) == 0) {
+            return ND_OK;
+        }
+    }
+    return nd_fail(ND_ERR_DATA,
+                   "%s: rope_type is \"%.80s\"; supported are default, linear, dynamic, llama3 and "
+                   "yarn",
+                   name, text);
+}
+
+/* 0.1 mscale ln(factor) + 1 */
+static double yarn_scale(double factor, double mscale)
+{
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config *out)
+{
+    double mscale = 0, mscale_all = 0;
+    bool truncate = true;
+    ND_TRY(nd_key_real_or(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
+    ND_TRY(nd_key_real_or(rope, name, "beta_slow", 1e-3, 1e6, 1, &out->beta_slow));
+    ND_TRY(nd_key_real_or(rope, name, "mscale", 0, 1e3, 0, &mscale));
+    ND_TRY(nd_key_real_or(rope, name, "mscale_all_dim", 0, 1e3, 0, &mscale_all));
+    const double factor = mscale > 0 && mscale_all > 0 ? yarn_scale(out->factor, mscale) /
+                                                             yarn_scale(out->factor, mscale_all)
+                                                       : yarn_scale(out->factor, 1);
+    ND_TRY(
+        nd_key_real_or(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
+    ND_TRY(nd_key_bool_or(rope, name, "truncate", true, &truncate));
+    out->exact_range = !truncate;
+    return nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+                      &out->original_max_positions);
+}
+
+/* partial_rotary_factor, at the top or with the other keys of RoPE. */
+nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s)
+{
+    const char *const key = "partial_rotary_factor";
+    const json_t *rope = json_object_get(map, "rope_parameters");
+    const nd_family_row *family = &nd_families[s->family];
+    double share = 1;
+    ND_TRY(nd_key_real_or(map, file, key, 0, 1, 1, &share));
+    ND_TRY(nd_key_real_or(json_object_get(map, "rope_scaling"), file, key, 0, 1, share, &share));
+    ND_TRY(nd_key_real_or(rope, file, key, 0, 1, share, &share));
+    const int64_t rotated = (int64_t)((double)s->head_dim * share);
+    if (share < 1 && s->family != ND_FAMILY_PHI3) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
+                       key, share, family->model_type);
+    }
+    if (rotated < 2 || rotated % 2 != 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: %s %g of head_dim %lld is %lld; it must be even, because RoPE turns "
+                       "pairs, and at least 2",
+                       file, key, share, (long long)s->head_dim, (long long)rotated);
+    }
+    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_type is \"%s\", which for model_type phi3 means longrope; only "
+                       "default is supported",
+                       file, nd_rope_type_name(s->rope.type));
+    }
+    s->rotated = rotated < s->head_dim ? rotated : 0;
+    return ND_OK;
+}
+
+/* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
+nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_rope_config *out)
+{
+    const json_t *scaling = json_object_get(map, "rope_scaling");
+    const json_t *parameters = json_object_get(map, "rope_parameters");
+    if (!nd_key_is_unset(scaling) && !nd_key_is_unset(parameters)) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_scaling and rope_parameters are both there; keep one of them",
+                       file);
+    }
+    const char *key = nd_key_is_unset(parameters) ? "rope_scaling" : "rope_parameters";
+    const json_t *rope = nd_key_is_unset(parameters) ? scaling : parameters;
+    char name[600];
+    snprintf(name, sizeof name, "%.500s: %s", file, key);
+    ND_TRY(nd_key_real_or(map, file, "rope_theta", 1, 1e15, 10000, &out->theta));
+    out->type = ND_ROPE_DEFAULT;
+    out->factor = out->low_freq_factor = out->high_freq_factor = 1;
+    out->original_max_positions = 0;
+    if (nd_key_is_unset(rope)) {
+        return ND_OK;
+    }
+    if (!json_is_object(rope)) {
+        return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, nd_key_type(rope));
+    }
+    double theta = 0;
+    ND_TRY(read_rope_type(rope, name, out));
+    ND_TRY(refuse_rope_keys(rope, name, out->type));
+    ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
+    if (theta != out->theta && !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_theta is %g there and %g at the top; keep one of them", name,
+                       theta, out->theta);
+    }
+    out->theta = theta;
+    if (out->type == ND_ROPE_DEFAULT) {
+        return ND_OK;
+    }
+    ND_TRY(nd_key_real(rope, name, "factor", 1, 1e6, &out->factor));
+    if (out->type == ND_ROPE_LINEAR || out->type == ND_ROPE_DYNAMIC) {
+        return ND_OK;
+    }
+    if (out->type == ND_ROPE_YARN) {
+        return read_yarn(rope, name, out);
+    }
+    ND_TRY(nd_key_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
+    ND_TRY(nd_key_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));
+    ND_TRY(nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+                      &out->original_max_positions));
+    if (out->high_freq_factor <= out->low_freq_factor) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: high_freq_factor %g must be larger than low_freq_factor %g", name,
+                       out->high_freq_factor, out->low_freq_factor);
+    }
+    return ND_OK;
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Values of keys of a config.json, with their types and limits. */
+#include <string.h>
+
+#include "trainer/layout/shape_parts.h"
+
+const char *nd_key_type(const json_t *value)
+{
+    static const char *const names[] = {"a map",  "a list", "text",  "an integer",
+                                        "a real", "true",   "false", "null"};
+    return names[json_typeof(value)];
+}
+
+bool nd_key_is_unset(const json_t *value)
+{
+    return !value || json_is_null(value);
+}
+
+nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64_t min, int64_t max,
+                     int64_t *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (!json_is_integer(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be an integer", file, key,
+                       value ? nd_key_type(value) : "missing");
+    }
+    int64_t number = json_integer_value(value);
+    if (number < min || number > max) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %lld; supported are %lld to %lld", file, key,
+                       (long long)number, (long long)min, (long long)max);
+    }
+    *out = number;
+    return ND_OK;
+}
+
+nd_status nd_key_int_or(const json_t *map, const char *file, const char *key, int64_t min,
+                        int64_t max, int64_t fallback, int64_t *out)
+{
+    if (nd_key_is_unset(json_object_get(map, key))) {
+        *out = fallback;
+        return ND_OK;
+    }
+    return nd_key_int(map, file, key, min, max, out);
+}
+
+nd_status nd_key_real(const json_t *map, const char *file, const char *key, double min, double max,
+                      double *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (!json_is_number(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be a number", file, key,
+                       value ? nd_key_type(value) : "missing");
+    }
+    double number = json_number_value(value);
+    if (!(number >= min && number <= max)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %g; supported are %g to %g", file, key, number, min,
+                       max);
+    }
+    *out = number;
+    return ND_OK;
+}
+
+nd_status nd_key_real_or(const json_t *map, const char *file, const char *key, double min,
+                         double max, double fallback, double *out)
+{
+    if (nd_key_is_unset(json_object_get(map, key))) {
+        *out = fallback;
+        return ND_OK;
+    }
+    return nd_key_real(map, file, key, min, max, out);
+}
+
+nd_status nd_key_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
+                         bool *out)
+{
+    const json_t *value = json_object_get(map, key);
+    if (nd_key_is_unset(value)) {
+        *out = fallback;
+        return ND_OK;
+    }
+    if (!json_is_boolean(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be true or false", file, key,
+                       nd_key_type(value));
+    }
+    *out = json_is_true(value);
+    return ND_OK;
+}
+
+nd_status nd_key_demand_text(const json_t *map, const char *file, const char *key,
+                             const char *wanted)
+{
+    const json_t *value = json_object_get(map, key);
+    if (nd_key_is_unset(value)) {
+        return ND_OK;
+    }
+    if (!json_is_string(value)) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be \"%s\"", file, key,
+                       nd_key_type(value), wanted);
+    }
+    if (strcmp(json_string_value(value), wanted) != 0) {
+        return nd_fail(ND_ERR_DATA, "%s: %s is \"%.80s\"; only \"%s\" is supported", file, key,
+                       json_string_value(value), wanted);
+    }
+    return ND_OK;
+}
