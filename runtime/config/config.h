@@ -164,6 +164,8 @@ typedef struct nd_config {
         nd_nonfinite
             nonfinite;       /* what to do with a step whose loss or gradient norm is not finite */
         double spike_factor; /* a loss above this times the median of those before it; 0: off */
+        char *sample_prompt; /* prompts, with \n between them; "": none */
+        int64_t sample_tokens;
         int64_t early_stopping_patience; /* validations; 0: off */
         double early_stopping_threshold;
         int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */

@@ -24,7 +24,7 @@ nd_status nd_config_resolve_warmup(nd_config *c)
     return ND_OK;
 }
 
-/* Early stopping and the best model ask the validations of a run. */
+/* Early stopping, the best model and sample texts need the validations of a run. */
 nd_status nd_config_check_best(const nd_config *c)
 {
     const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
@@ -36,6 +36,10 @@ nd_status nd_config_check_best(const nd_config *c)
                        "it trains; give data.validation_path and train.validation_interval "
                        "(--validation-path FILE --eval-steps N)",
                        nd_ll(c->train.early_stopping_patience));
+    }
+    if (c->train.sample_prompt[0] && !c->data.validation_path[0]) {
+        return nd_fail(ND_ERR_CONFIG, "train.sample_prompt is continued at each validation, but "
+                                      "there is no validation file; give --validation-path FILE");
     }
     if (!c->checkpoint.load_best) {
         return ND_OK;

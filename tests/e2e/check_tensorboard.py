@@ -190,6 +190,16 @@ def expect_settings(events):
     check(settings["optimizer.name"].string_value == "adamw", "optimizer.name is no text")
 
 
+def expect_samples(events, run_folder):
+    """The texts of metrics.jsonl, under the prompt."""
+    lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    wanted = {(r["prompt"], r["step"]): r["text"] for r in lines if r.get("event") == "sample"}
+    check([step for _, step in wanted] == [5, 5, 10, 10] and {prompt for prompt, _ in wanted} == {"ab", "op q"}, f"samples are {wanted}")
+    for (prompt, step), text in wanted.items():
+        shown = {e.step: e.tensor_proto.string_val[0].decode() for e in events.Tensors(f"samples/{prompt}")}
+        check(shown[step] == "    " + text and text, f"{prompt!r} goes on {text!r}, and TensorBoard shows {shown}")
+
+
 def session_marks(folder):
     """(file, status, step, checkpoint) of each mark, in order."""
     found = []
@@ -307,9 +317,10 @@ def main():
         folder = pathlib.Path(name)
         (folder / "model.json").write_text(json.dumps(MODEL))
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
-        run(ndlaunch, folder, "--log-with", "tensorboard")
+        run(ndlaunch, folder, "--log-with", "tensorboard", "--sample-prompt", "ab\\nop q", "--sample-tokens", "9")
         events = expect_curves(folder / "run", "STATUS_SUCCESS")
         expect_settings(events)
+        expect_samples(events, folder / "run")
         files = sorted((folder / "run" / "tensorboard").iterdir())
         check(len(files) == 1, f"{files}")
         expect_whole_records_of_cut_files(files[0], folder)

@@ -75,6 +75,49 @@ Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
     says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
 }
 
+/* The text of the weights in training is that of the model that is saved then, on any mesh, and the
+ * run does not know of it: its losses and its weights keep their bits. */
+Test(generate, samples_of_a_run_are_texts_of_its_model)
+{
+    static const char *const meshes[] = {
+        "--num-processes 1 --micro-batch-size 2",
+        "--num-processes 4 --dp-shard-size 2 --tp-size 2",
+        "--num-processes 4 --dp-replicate-size 2 --cp-size 2",
+    };
+    static const char all[] = "--model-config model.json --num-steps 40 --eval-steps 20";
+    char command[2048];
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        snprintf(command, sizeof command,
+                 "rm -rf run plain; " TRAIN "%s %s --output-dir run --sample-tokens 12 "
+                 "--sample-prompt 'ab cd\\n\"e\\nfgh ij kl' && " TRAIN "%s %s "
+                 "--output-dir plain && cmp run/model/model.safetensors "
+                 "plain/model/model.safetensors && grep -c '\"event\":\"sample\",\"step\":20,' "
+                 "run/metrics.jsonl | grep -qx 3",
+                 all, meshes[i], all, meshes[i]);
+        shell(&dir, command);
+        says("sample after step 40: \"ab cd\" goes on \"");
+        shell(&dir, "sed -n 's/\"step_ms\".*//;s/\"wire_bytes\".*//;/\"loss\"/p' run/metrics.jsonl "
+                    ">a; sed -n 's/\"step_ms\".*//;s/\"wire_bytes\".*//;/\"loss\"/p' "
+                    "plain/metrics.jsonl | cmp - a && test $(wc -l <a) -eq 40");
+        shell(&dir, "for p in 'ab cd' '\"e' 'fgh ij kl'; do printf '{\"prompt\": \"%s\"}\\n' "
+                    "\"$(echo \"$p\" | sed 's/\"/\\\\\"/')\"; done >rows; " GENERATE
+                    "--model run/model --prompt-file rows --jsonl --max-new-tokens 12 2>log | "
+                    "sed 's/.*\"text\":\\(\".*\"\\),\"finish.*/\\1/' >texts; "
+                    "sed -n 's/.*\"sample\",\"step\":40,.*\"text\":\\(.*\\)}/\\1/p' "
+                    "run/metrics.jsonl | diff - texts && test $(wc -l <texts) -eq 3");
+    }
+    shell(&dir, ND_TRAIN " report run --markdown | grep -A8 '^#* *Sample texts'");
+    says("| 40 | ab cd | ");
+    cr_assert_eq(shell_run(&dir, TRAIN "--model-config model.json --sample-prompt x "
+                                       "--set data.validation_path="),
+                 2, "%s", shell_output);
+    says("give --validation-path");
+    cr_assert_eq(shell_run(&dir, TRAIN "--model-config model.json --sample-prompt "
+                                       "$(printf '%070d' 0)"),
+                 65, "%s", shell_output);
+    says("train.sequence_length");
+}
+
 /* Two ranks as torchrun starts them. */
 #define RANKS                                                                                      \
     "for r in 1 0; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 "                      \

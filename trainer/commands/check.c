@@ -9,6 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/run/resume.h"
+#include "trainer/run/samples.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -117,6 +118,7 @@ static nd_status check(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     ND_TRY_OUT(nd_inputs_verify_model(config));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
+    ND_TRY_OUT(nd_run_samples_check(config, &inputs));
     ND_TRY_OUT(check_device(config, &gpu));
     ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));
     if (gpu) { /* each worker checks its own device's memory */

@@ -108,23 +108,30 @@ static void plan_head(nd_model *m, nd_memplan *plan)
     nd_memplan_also(plan, numbers, sums, &m->numbers);
 }
 
-/* The head of a model with a cache. */
+/* The logits that the host reads. */
 static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     const nd_mem_class head = ND_MEM_HEAD;
     const int64_t tp = d->T / d->Tl;
-    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor logits = nd_tensor_2d(NULL, ND_DTYPE_F32, count, d->V);
-    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
-    want(plan, head, "final norm output", local, &m->work.head.h);
-    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-              offsetof(nd_activation_set, head.rstd));
     want(plan, head, "rows of logits", nd_tensor_2d(NULL, d->act, count, d->C),
          &m->work.logits.rows);
     want(plan, head, "logits", logits, &m->work.logits.logits);
     nd_memplan_want(plan, head, "tp: gathered logits",
                     tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->work.logits.gathered);
+}
+
+/* The head of a model with a cache. */
+static void plan_cached_head(nd_model *m, int64_t count, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
+    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
+    want(plan, ND_MEM_HEAD, "final norm output", local, &m->work.head.h);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
+    plan_logits(m, count, plan);
 }
 
 static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
@@ -208,9 +215,13 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(nd_activations_init(m->sets, &options, plan));
     plan_shared(m, plan, &options);
     if (o->cache) {
-        plan_logits(m, o->cache->logits, plan);
+        plan_cached_head(m, o->cache->logits, plan);
     } else {
         plan_head(m, plan);
+    }
+    const char *prompts = rank->config->train.sample_prompt;
+    if (!o->forward_only && prompts && prompts[0]) {
+        plan_logits(m, m->dims.B, plan);
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
@@ -341,6 +352,16 @@ nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_c
     ND_TRY(nd_embed_forward(m, set, &residual));
     ND_TRY(nd_blocks_forward(m, set, m->stage->layers, ND_PASS_GENERATE, head, &residual));
     return nd_head_logits(m, set, residual, call);
+}
+
+nd_status nd_model_sample(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
+{
+    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
+    nd_residual residual;
+    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
+    ND_TRY(nd_embed_forward(m, set, &residual));
+    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, ND_PASS_EVAL, head, &residual));
+    return nd_head_sample(m, set, residual, call);
 }
 
 nd_status nd_model_input_gradient(nd_model *m, nd_activation_set *set)

@@ -80,7 +80,7 @@ typedef struct nd_workspace {
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     nd_fp8_scratch fp8;
     nd_head_scratch head;
-    nd_logits_scratch logits;
+    nd_logits_scratch logits; /* with a cache, or with train.sample_prompt */
 } nd_workspace;
 
 typedef struct nd_model {
@@ -170,6 +170,13 @@ typedef struct nd_logits_call {
     float *logits;
 } nd_logits_call;
 nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
+/*
+ * The same without a cache, by the weights in training: an evaluation of the loaded micro-batch
+ * gives the logits of at most B of its rows (of T) in place of a loss. call->kv is not read; a row
+ * below 0 is another cp rank's, and its logits are of no use. Needs train.sample_prompt, with which
+ * the buffers are planned. Collective, as a forward is.
+ */
+nd_status nd_model_sample(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
 
 /* The functions of a stage. */
 
@@ -211,6 +218,8 @@ nd_status nd_head_forward(nd_model *model, nd_activation_set *set, nd_pass pass,
 void nd_head_want_packed(nd_model *model);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
+                         const nd_logits_call *call);
+nd_status nd_head_sample(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);
 /* The gradient of the residual stream behind the last block. */
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/printable.h"
 #include "runtime/config/sources.h"
 
 /* Of a line without losses of sources, and of one with them: each has at most 160 bytes. */
@@ -255,26 +256,24 @@ static nd_status write_health(void *self, const nd_health_record *r)
     return append_line(s, s->line, (int)used);
 }
 
-/* A JSON string; what does not fit is left out. Bytes that are not printable ASCII become '?'. */
+/* A JSON string; NULL is "". What is no UTF-8 becomes '?', and what has no room is left out. */
 static const char *quoted(char *out, size_t capacity, const char *text)
 {
-    size_t used = 1;
+    const size_t size = text ? strlen(text) : 0;
+    size_t used = 1, at = 0;
     out[0] = '"';
-    const char *c = text ? text : "";
-    for (; *c && used + 4 < capacity; c++) {
-        if (*c == '"' || *c == '\\') {
-            out[used++] = '\\';
+    while (at < size && used + 12 < capacity) {
+        unsigned code = '?';
+        const int n = nd_utf8_decode(text + at, size - at, &code);
+        if (n <= 0 || code < 0x20 || code == '"' || code == '\\') {
+            used += (size_t)sprintf(out + used, "\\u%04x", n > 0 ? code : '?');
+        } else {
+            memcpy(out + used, text + at, (size_t)n);
+            used += (size_t)n;
         }
-        out[used++] = *c;
-        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e) {
-            out[used - 1] = '?';
-        }
+        at += n > 0 ? (size_t)n : 1;
     }
-    if (*c) { /* the rest has no room */
-        memcpy(out + used - 3, "...", 3);
-    }
-    out[used++] = '"';
-    out[used] = '\0';
+    snprintf(out + used, capacity - used, "%s\"", at < size ? "..." : "");
     return out;
 }
 
@@ -315,6 +314,12 @@ static nd_status write_event(void *self, const nd_run_event *e)
         length = snprintf(s->line, sizeof s->line,
                           "{\"event\":\"checkpoint_failed\",\"step\":%lld,\"why\":%s}\n",
                           (long long)e->step, quoted(text, sizeof text, e->reason));
+        break;
+    case ND_RUN_EVENT_SAMPLE:
+        length = snprintf(s->line, sizeof s->line,
+                          "{\"event\":\"sample\",\"step\":%lld,\"prompt\":%s,\"text\":%s}\n",
+                          (long long)e->step, quoted(s->sources, LONG_LINE_BYTES / 4, e->path),
+                          quoted(s->sources + LONG_LINE_BYTES / 4, LONG_LINE_BYTES / 2, e->reason));
         break;
     case ND_RUN_EVENT_EARLY_STOPPED:
         length = snprintf(s->line, sizeof s->line,

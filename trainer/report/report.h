@@ -84,6 +84,7 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_CHECKPOINT_FAILED,
     ND_RUN_EVENT_RESUMED,
     ND_RUN_EVENT_EARLY_STOPPED,
+    ND_RUN_EVENT_SAMPLE,   /* a text of the model in training, at a validation */
     ND_RUN_EVENT_FINISHED, /* all is done that the run was to do */
     ND_RUN_EVENT_ENDED,    /* it is not: a signal, or a failure after the start of its first step */
     ND_RUN_EVENT_RECORDS_LOST
@@ -92,10 +93,12 @@ typedef enum nd_run_event_kind {
 typedef struct nd_run_event {
     nd_run_event_kind kind;
     int64_t step;           /* steps done; of a checkpoint: the step whose state it has */
-    const char *path;       /* of what was written or loaded; lent for the call, may be NULL */
+    const char *path;       /* of what was written or loaded, or the prompt of a sample; lent for
+                               the call, may be NULL */
     const char *reason;     /* of a checkpoint: "interval", "signal", "end", or why it failed; of a
                                rewind: what its step had; of an early stop and an end: why; of
-                               lost records: the first failure */
+                               lost records: the first failure; of a sample: what the model wrote
+                               behind the prompt, UTF-8 */
     double seconds;         /* until it was durable, or loaded */
     double blocked_seconds; /* that the loop over steps waited for it */
     uint64_t bytes;         /* of the whole checkpoint */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/printable.h"
 #include "trainer/report/event_file.h"
 
 typedef struct tensorboard {
@@ -68,6 +69,36 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     return nd_event_end(s->file);
 }
 
+/* A text as Markdown: lines that begin with four blanks are shown as they are. */
+static nd_status indented(const char *yaml, char **out)
+{
+    size_t lines = 1, used = 0;
+    for (const char *c = yaml; *c; c++) {
+        lines += *c == '\n';
+    }
+    ND_TRY(nd_alloc(strlen(yaml) + 4 * lines + 1, 1, (void **)out));
+    for (const char *c = yaml; *c; c++) {
+        if (c == yaml || c[-1] == '\n') {
+            used += (size_t)sprintf(*out + used, "    ");
+        }
+        (*out)[used++] = *c;
+    }
+    return ND_OK;
+}
+
+/* A text of each prompt, with a slider over the steps. */
+static nd_status write_sample(tensorboard *s, const nd_run_event *e)
+{
+    char tag[96], prompt[80], *text = NULL;
+    nd_escape(prompt, sizeof prompt, e->path, "");
+    snprintf(tag, sizeof tag, "samples/%s", prompt);
+    ND_TRY(indented(e->reason, &text));
+    nd_event_begin(s->file, e->step);
+    nd_event_text(s->file, tag, text);
+    free(text);
+    return nd_event_end(s->file);
+}
+
 static nd_status write_event(void *self, const nd_run_event *e)
 {
     tensorboard *s = self;
@@ -80,6 +111,8 @@ static nd_status write_event(void *self, const nd_run_event *e)
         return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         return nd_event_session(s->file, e->step, ND_SESSION_CHECKPOINT, e->path);
+    case ND_RUN_EVENT_SAMPLE:
+        return write_sample(s, e);
     case ND_RUN_EVENT_RESUMED:
         /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the
          * run, and forgets nothing there. */
@@ -104,23 +137,6 @@ static nd_status write_histogram(void *self, const nd_histogram_record *r)
     nd_event_begin(s->file, r->step);
     nd_event_histogram(s->file, r->tag, s->rows[0], count);
     return nd_event_end(s->file);
-}
-
-/* YAML as Markdown: lines that begin with four blanks are shown as they are. */
-static nd_status indented(const char *yaml, char **out)
-{
-    size_t lines = 1, used = 0;
-    for (const char *c = yaml; *c; c++) {
-        lines += *c == '\n';
-    }
-    ND_TRY(nd_alloc(strlen(yaml) + 4 * lines + 1, 1, (void **)out));
-    for (const char *c = yaml; *c; c++) {
-        if (c == yaml || c[-1] == '\n') {
-            used += (size_t)sprintf(*out + used, "    ");
-        }
-        (*out)[used++] = *c;
-    }
-    return ND_OK;
 }
 
 static void put_key(void *context, const char *key, const char *value, bool job)

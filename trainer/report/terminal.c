@@ -9,6 +9,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/printable.h"
 #include "trainer/step/step.h"
 
 enum { SHORT = 32, BAR_WIDTH = 20, LINE_MAX_BYTES = 1024 };
@@ -222,6 +223,15 @@ static void show_checkpoint(const nd_run_event *event)
         small ? "MB" : "GB", event->seconds, event->blocked_seconds * 1e3);
 }
 
+static void show_sample(const nd_run_event *event)
+{
+    char prompt[LINE_MAX_BYTES / 2], text[LINE_MAX_BYTES];
+    nd_escape(prompt, sizeof prompt, event->path, "");
+    nd_escape(text, sizeof text, event->reason, "");
+    nd_log_info("sample after step %lld: \"%s\" goes on \"%s\"", (long long)event->step, prompt,
+                text);
+}
+
 static nd_status show_event(void *self, const nd_run_event *event)
 {
     clear_bar(self);
@@ -236,6 +246,9 @@ static nd_status show_event(void *self, const nd_run_event *event)
     case ND_RUN_EVENT_RECORDS_LOST:      /* said by sinks.c, at every level of the log */
     case ND_RUN_EVENT_FINISHED:          /* the last step's line and the saved model say it */
     case ND_RUN_EVENT_ENDED:             /* the process says it */
+        break;
+    case ND_RUN_EVENT_SAMPLE:
+        show_sample(event);
         break;
     case ND_RUN_EVENT_EARLY_STOPPED:
         nd_log_info("early stop after step %lld: %s", (long long)event->step, event->reason);

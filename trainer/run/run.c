@@ -13,6 +13,7 @@
 #include "trainer/precision/precision.h"
 #include "trainer/run/histograms.h"
 #include "trainer/run/profile.h"
+#include "trainer/run/samples.h"
 #include "trainer/tune/tune.h"
 #include "trainer/weights/weights.h"
 
@@ -51,6 +52,7 @@ typedef struct run_state {
     nd_run_checkpoints checkpoints;
     nd_run_histograms histograms;
     nd_run_profile profile;
+    nd_run_samples samples;
     nd_tuning *tuning;                     /* NULL without autotune */
     int64_t begin;                         /* steps that were done before this start */
     int64_t last_step;                     /* train.steps, or before: the data end with it */
@@ -200,10 +202,12 @@ static nd_status validate(run_state *s)
 {
     nd_validation_record record = {.step = s->trainer->position.step};
     const nd_trace steps = s->rank->trace;
+    const nd_stop_check check = {stop_is_asked, s};
     double begin = nd_clock_seconds();
     ND_TRY(run_sets(s));
     record.seconds = nd_clock_seconds() - begin;
-    s->validation_seconds += record.seconds;
+    ND_TRY(nd_run_samples_write(&s->samples, &check, &s->files.sinks, &s->stopped));
+    s->validation_seconds += nd_clock_seconds() - begin;
     s->rank->trace = steps;
     if (s->stopped) {
         return ND_OK;
@@ -501,6 +505,7 @@ static nd_status run(run_state *s)
     warn_of_unkept(s);
     ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(nd_run_histograms_init(&s->histograms, s->trainer));
+    ND_TRY(nd_run_samples_open(&s->samples, s->config, s->context->inputs, s->trainer));
     if (s->rank->rank == 0) {
         const nd_resume *resume = &s->checkpoints.resume;
         nd_status status = nd_run_files_open(&s->files, s->context, s->trainer,
@@ -576,6 +581,7 @@ nd_status nd_train(const nd_run_context *context)
     stop_target = NULL;
     nd_run_profile_fini(&state.profile);
     nd_run_histograms_fini(&state.histograms);
+    nd_run_samples_close(&state.samples);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
     free(state.sources);

@@ -47,6 +47,7 @@ static void write_event(nd_doc *doc, const nd_metric_event *e)
     case ND_METRIC_EVENT_EARLY_STOPPED:
     case ND_METRIC_EVENT_RECORDS_LOST:
     case ND_METRIC_EVENT_ENDED:
+    case ND_METRIC_EVENT_SAMPLE: /* in a table of their own */
     case ND_METRIC_EVENT_OTHER:
         nd_doc_cell(doc, e->text);
         break;
@@ -54,32 +55,65 @@ static void write_event(nd_doc *doc, const nd_metric_event *e)
     nd_doc_row_end(doc);
 }
 
-void nd_section_events(nd_doc *doc, const nd_run_view *run, int runs)
+/* Where the last `most` of the samples, or of all other events, begin; *count: of all of them. */
+static size_t find_last(const nd_metrics *m, bool samples, size_t most, size_t *count)
 {
+    size_t from = m->event_count;
+    *count = 0;
+    for (size_t i = m->event_count; i > 0; i--) {
+        if ((m->events[i - 1].kind == ND_METRIC_EVENT_SAMPLE) == samples && ++*count <= most) {
+            from = i - 1;
+        }
+    }
+    return from;
+}
+
+static void write_sample(nd_doc *doc, const nd_metric_event *e)
+{
+    nd_doc_row_begin(doc);
+    nd_doc_cellf(doc, "%lld", (long long)e->step);
+    nd_doc_cell(doc, e->from);
+    nd_doc_cell(doc, e->text);
+    nd_doc_row_end(doc);
+}
+
+/* The newest events in a table, which is folded where it is long. */
+static void write_last(nd_doc *doc, const nd_run_view *run, bool samples, size_t most)
+{
+    static const char *const heads[][3] = {{"after step", "event", ""},
+                                           {"after step", "prompt", "goes on"}};
     const nd_metrics *m = &run->metrics;
-    static const char *const heads[] = {"after step", "event", ""};
-    const size_t share = EVENTS_OF_ALL / (size_t)runs,
-                 most = share < EVENTS_MAX ? share : EVENTS_MAX;
-    size_t from = m->event_count > most ? m->event_count - most : 0;
-    bool folded = m->event_count - from > EVENTS_OPEN;
-    if (m->event_count == 0) {
+    size_t count;
+    const size_t from = find_last(m, samples, most, &count);
+    const bool folded = (count < most ? count : most) > EVENTS_OPEN;
+    if (count == 0) {
         return;
     }
-    nd_doc_heading(doc, 2, "Events");
-    if (from > 0) {
-        nd_doc_say(doc, "The last %zu of %zu.", most, m->event_count);
+    nd_doc_heading(doc, 2, samples ? "Sample texts" : "Events");
+    if (count > most) {
+        nd_doc_say(doc, "The last %zu of %zu.", most, count);
     }
     if (folded) {
         nd_doc_fold_begin(doc, "Show them");
     }
-    nd_doc_table_begin(doc, true, 3, heads);
+    nd_doc_table_begin(doc, true, 3, heads[samples]);
     for (size_t i = from; i < m->event_count; i++) {
-        write_event(doc, &m->events[i]);
+        if ((m->events[i].kind == ND_METRIC_EVENT_SAMPLE) == samples) {
+            samples ? write_sample(doc, &m->events[i]) : write_event(doc, &m->events[i]);
+        }
     }
     nd_doc_table_end(doc);
     if (folded) {
         nd_doc_fold_end(doc);
     }
+}
+
+void nd_section_events(nd_doc *doc, const nd_run_view *run, int runs)
+{
+    const size_t share = EVENTS_OF_ALL / (size_t)runs;
+    const size_t most = share < EVENTS_MAX ? share : EVENTS_MAX;
+    write_last(doc, run, true, most);
+    write_last(doc, run, false, most);
 }
 
 void nd_section_checkpoints(nd_doc *doc, const nd_run_view *run)

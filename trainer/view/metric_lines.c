@@ -294,6 +294,7 @@ static nd_metric_event event_of(const json_t *o)
                                         [ND_METRIC_EVENT_RESUMED] = "resumed",
                                         [ND_METRIC_EVENT_EARLY_STOPPED] = "early_stopped",
                                         [ND_METRIC_EVENT_RECORDS_LOST] = "records_lost",
+                                        [ND_METRIC_EVENT_SAMPLE] = "sample",
                                         [ND_METRIC_EVENT_ENDED] = "ended"};
     nd_metric_event e = {.step = whole_of(o, "step"),
                          .bytes = number_of(o, "bytes", 0),
@@ -311,6 +312,10 @@ static nd_metric_event event_of(const json_t *o)
     text_of(o, "mesh_was", e.mesh_was, sizeof e.mesh_was);
     text_of(o, "sink", e.sink, sizeof e.sink);
     last_part_of(o, "from", e.from, sizeof e.from);
+    if (strcmp(e.name, names[ND_METRIC_EVENT_SAMPLE]) == 0) {
+        text_of(o, "prompt", e.from, sizeof e.from);
+        text_of(o, "text", e.text, sizeof e.text);
+    }
     for (int k = ND_METRIC_EVENT_CHECKPOINT; k <= ND_METRIC_EVENT_ENDED; k++) {
         e.kind = strcmp(e.name, names[k]) == 0 ? (nd_metric_event_kind)k : e.kind;
     }

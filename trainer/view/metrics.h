@@ -71,6 +71,7 @@ typedef enum nd_metric_event_kind {
     ND_METRIC_EVENT_RESUMED,
     ND_METRIC_EVENT_EARLY_STOPPED,
     ND_METRIC_EVENT_RECORDS_LOST,
+    ND_METRIC_EVENT_SAMPLE,
     ND_METRIC_EVENT_ENDED
 } nd_metric_event_kind;
 
@@ -80,8 +81,8 @@ typedef struct nd_metric_event {
     double bytes, save_ms, blocked_ms, load_ms; /* 0: not in the line */
     int64_t restart, rewound_from, passed_over_samples, records, code;
     char name[32];               /* what the line calls it */
-    char text[640];              /* its reason, or why; cut where it is longer */
-    char from[96];               /* resumed: last part of the folder */
+    char text[640];              /* its reason, why, or text; cut where it is longer */
+    char from[96];               /* resumed: last part of the folder; sample: its prompt */
     char mesh[96], mesh_was[96]; /* resumed on another mesh; else "" */
     char sink[32];               /* that did not take `records` records; else "" */
 } nd_metric_event;

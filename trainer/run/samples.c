@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/run/samples.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/math.h"
+#include "runtime/device/staging.h"
+#include "trainer/corpus/chat.h"
+
+enum { WAVE_MOST = 256 /* words of an all-reduce of host memory on a GPU */ };
+
+static nd_status open_tokenizer(nd_run_samples *s, const nd_config *config, const nd_inputs *inputs)
+{
+    if (inputs->tokenizer) {
+        return nd_tokenizer_open(inputs->tokenizer, &s->tokenizer);
+    }
+    return strcmp(config->data.tokenizer, "bytes") == 0
+               ? nd_byte_tokenizer_create(&s->tokenizer)
+               : nd_fail(ND_ERR_CONFIG,
+                         "train.sample_prompt is a text, but data.tokenizer is %s, which encodes "
+                         "none; name a tokenizer.json with --tokenizer, or leave out "
+                         "--sample-prompt",
+                         config->data.tokenizer);
+}
+
+/* The form in which a prompt is a user's turn; false: it is continued as it is. */
+static nd_status find_chat(const nd_run_samples *s, const nd_config *config,
+                           const nd_inputs *inputs, nd_chat *chat, bool *found)
+{
+    bool foreign = false; /* the data's reader has said it */
+    const nd_chat_format format = config->data.chat_format == ND_CHOOSE_CHAT_LLAMA3 ? ND_CHAT_LLAMA3
+                                  : config->data.chat_format == ND_CHOOSE_CHAT_CHATML
+                                      ? ND_CHAT_CHATML
+                                      : ND_CHAT_NONE;
+    *found = format != ND_CHAT_NONE;
+    if (!*found) {
+        return ND_OK;
+    }
+    ND_TRY(nd_chat_find(s->tokenizer, format, chat));
+    return nd_chat_template_find(inputs->tokenizer, format, &chat->template, &foreign);
+}
+
+static nd_status encode(nd_run_samples *s, const nd_config *config, nd_request_rules *rules)
+{
+    nd_corpus_rules escapes = {0};
+    ND_TRY(nd_corpus_separator(config->train.sample_prompt, &escapes, &s->text));
+    ND_TRY(ND_ALLOC(strlen(s->text), &s->lines)); /* at least as many as lines with text */
+    for (char *line = s->text, *end; line; line = end) {
+        end = strchr(line, '\n');
+        if (end) {
+            *end++ = '\0';
+        }
+        if (*line) {
+            s->lines[s->prompts.count] = line;
+            ND_TRY(nd_requests_add_text(&s->prompts, rules, "train.sample_prompt", line,
+                                        strlen(line)));
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const nd_inputs *inputs)
+{
+    const nd_encode_options plain = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
+    const nd_encode_options message = {.special_in_text = ND_SPECIAL_TEXT};
+    const int32_t end = (int32_t)inputs->shape.eos_id;
+    nd_encoder *encoders[2] = {NULL, NULL};
+    nd_chat chat = {0};
+    bool has_chat = false;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(open_tokenizer(s, config, inputs));
+    ND_TRY_OUT(nd_decoder_create(s->tokenizer, true, &s->decoder));
+    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &plain, &encoders[0]));
+    ND_TRY_OUT(nd_encoder_create(s->tokenizer, &message, &encoders[1]));
+    ND_TRY_OUT(find_chat(s, config, inputs, &chat, &has_chat));
+    nd_request_rules rules = {.prompts = encoders[0],
+                              .messages = encoders[1],
+                              .chat = has_chat ? &chat : NULL,
+                              .plain_as_user = has_chat,
+                              .vocab = inputs->shape.vocab,
+                              .begin = -1,
+                              .max_new = config->train.sample_tokens,
+                              .max_new_fits = true,
+                              .max_tokens = config->train.sequence_length,
+                              .limit = "train.sequence_length"};
+    ND_TRY_OUT(encode(s, config, &rules));
+    ND_TRY_OUT(nd_ends_read(inputs->model_folder, &s->ends));
+    ND_TRY_OUT(s->ends.count == 0 && end >= 0 ? nd_ids_add(&s->ends, &end, 1) : ND_OK);
+    ND_TRY_OUT(has_chat ? nd_ids_add(&s->ends, &chat.close, 1) : ND_OK);
+out:
+    nd_encoder_destroy(encoders[0]);
+    nd_encoder_destroy(encoders[1]);
+    return status;
+}
+
+/* Positions of this rank's part of a sequence (trainer/data/data.h). */
+static int64_t position_of(const nd_rank *r, int64_t S, int64_t at)
+{
+    const int64_t cp = r->mesh.size[ND_AXIS_CP], mine = r->coord.at[ND_AXIS_CP];
+    const int64_t chunk = cp > 1 ? S / (2 * cp) : S;
+    return at < chunk ? mine * chunk + at : (2 * cp - 1 - mine) * chunk + at - chunk;
+}
+
+static nd_status allocate(nd_run_samples *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    const nd_dims *d = &s->trainer->model->dims;
+    const int64_t S = r->config->train.sequence_length, local = d->T / d->B;
+    const int64_t all = d->B * nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
+    void *logits = NULL;
+    s->wave = nd_min(nd_min(all, WAVE_MOST), (int64_t)s->prompts.count);
+    ND_TRY(ND_ALLOC(s->wave * S, &s->tokens));
+    ND_TRY(ND_ALLOC(s->wave, &s->lengths));
+    ND_TRY(ND_ALLOC(d->T, &s->ids));
+    ND_TRY(ND_ALLOC(d->T, &s->positions));
+    ND_TRY(ND_ALLOC(d->B, &s->rows));
+    for (int64_t i = 0; i < d->T; i++) {
+        s->positions[i] = (int32_t)position_of(r, S, i % local);
+    }
+    ND_TRY(nd_host_alloc(r->device, (size_t)(d->B * d->vocab) * sizeof *s->logits, &logits));
+    s->logits = logits;
+    return ND_OK;
+}
+
+nd_status nd_run_samples_open(nd_run_samples *s, const nd_config *config, const nd_inputs *inputs,
+                              nd_trainer *trainer)
+{
+    if (!config->train.sample_prompt[0]) {
+        return ND_OK;
+    }
+    ND_TRY(read_prompts(s, config, inputs));
+    s->trainer = s->prompts.count > 0 ? trainer : NULL;
+    return s->trainer ? allocate(s) : ND_OK;
+}
+
+nd_status nd_run_samples_check(const nd_config *config, const nd_inputs *inputs)
+{
+    nd_run_samples s = {0};
+    nd_status status = nd_run_samples_open(&s, config, inputs, NULL);
+    nd_run_samples_close(&s);
+    return status;
+}
+
+/* The likeliest; a logit that is not a number is none. */
+static int32_t likeliest(const float *logits, int64_t vocab)
+{
+    int32_t best = 0;
+    for (int64_t v = 1; v < vocab; v++) {
+        best = logits[v] > logits[best] ? (int32_t)v : best;
+    }
+    return best;
+}
+
+/* This rank's rows of the texts so far; row i is that whose logits the text of sample i needs. */
+static void fill(nd_run_samples *s, int64_t first, int64_t count)
+{
+    const nd_dims *d = &s->trainer->model->dims;
+    const int64_t S = s->trainer->rank->config->train.sequence_length, local = d->T / d->B;
+    memset(s->ids, 0, (size_t)d->T * sizeof *s->ids);
+    for (int64_t b = 0; b < d->B; b++) {
+        s->rows[b] = -1;
+        for (int64_t j = 0; j < local && first + b < count; j++) {
+            const int64_t i = first + b, at = s->positions[j];
+            s->ids[b * local + j] = at < s->lengths[i] ? s->tokens[i * S + at] : 0;
+            s->rows[b] = at == s->lengths[i] - 1 ? b * local + j : s->rows[b];
+        }
+    }
+}
+
+/* The next token of each text, on all ranks: `next` has one more than it, 0 for none. */
+static nd_status find_next(nd_run_samples *s, int64_t count, int64_t *next)
+{
+    nd_rank *r = s->trainer->rank;
+    nd_model *m = s->trainer->model;
+    const int64_t B = m->dims.B, vocab = m->dims.vocab;
+    const int64_t first = B * nd_mesh_group_index(&r->mesh, ND_GROUP_DP, r->rank);
+    const nd_logits_call call = {.rows = s->rows, .count = B, .logits = s->logits};
+    nd_activation_set *set = nd_model_take_set(m);
+    memset(next, 0, (size_t)count * sizeof *next);
+    fill(s, first, count);
+    ND_TRY(nd_model_load_batch(m, set, s->ids, s->ids, s->positions));
+    ND_TRY(nd_model_sample(m, set, &call));
+    ND_TRY(nd_model_give_back(m, set));
+    for (int64_t b = 0; b < B; b++) {
+        if (s->rows[b] >= 0) {
+            next[first + b] = likeliest(s->logits + b * vocab, vocab) + 1;
+        }
+    }
+    return nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, next, count,
+                              ND_DTYPE_I64, ND_REDOP_MAX, NULL);
+}
+
+static bool ends(const nd_run_samples *s, int32_t id)
+{
+    for (size_t i = 0; i < s->ends.count; i++) {
+        if (s->ends.data[i] == id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Continues the prompts from number `from` on. */
+static nd_status run_wave(nd_run_samples *s, size_t from, int64_t count, const nd_stop_check *check,
+                          bool *stopped)
+{
+    const int64_t S = s->trainer->rank->config->train.sequence_length;
+    bool over[WAVE_MOST] = {false};
+    int64_t next[WAVE_MOST], left = count;
+    for (int64_t i = 0; i < count; i++) {
+        const nd_ids *prompt = &s->prompts.list[from + (size_t)i].ids;
+        memcpy(s->tokens + i * S, prompt->data, prompt->count * sizeof *s->tokens);
+        s->lengths[i] = (int64_t)prompt->count;
+    }
+    while (left > 0) {
+        ND_TRY(check->ask(check->context, stopped));
+        if (*stopped) {
+            return ND_OK;
+        }
+        ND_TRY(find_next(s, count, next));
+        for (int64_t i = 0; i < count; i++) {
+            const nd_request *q = &s->prompts.list[from + (size_t)i];
+            const int32_t id = (int32_t)next[i] - 1;
+            if (over[i]) {
+                continue;
+            }
+            over[i] = ends(s, id);
+            if (!over[i]) {
+                s->tokens[i * S + s->lengths[i]++] = id;
+                over[i] = s->lengths[i] == (int64_t)q->ids.count + q->max_new;
+            }
+            left -= over[i];
+        }
+    }
+    return ND_OK;
+}
+
+static nd_status add_text(nd_run_samples *s, const int32_t *ids, int64_t count)
+{
+    const char *text;
+    size_t size;
+    for (int64_t i = 0; i < count; i++) {
+        if (nd_tokenizer_token(s->tokenizer, ids[i], &size)) { /* a model may have more ids */
+            ND_TRY(nd_decoder_push(s->decoder, &ids[i], 1, &text, &size));
+            ND_TRY(nd_bytes_add(&s->out, text, size));
+        }
+    }
+    return ND_OK;
+}
+
+/* What follows the prompt: a first word keeps the blank before it. */
+static nd_status write_text(nd_run_samples *s, size_t number, int64_t at, nd_sinks *sinks)
+{
+    const int64_t S = s->trainer->rank->config->train.sequence_length;
+    const int64_t prompt = (int64_t)s->prompts.list[number].ids.count;
+    const int32_t *ids = s->tokens + at * S;
+    const char *text;
+    size_t size;
+    ND_TRY(add_text(s, ids, prompt));
+    ND_TRY(nd_decoder_end_run(s->decoder, &text, &size));
+    s->out.count = 0;
+    ND_TRY(add_text(s, ids + prompt, s->lengths[at] - prompt));
+    ND_TRY(nd_decoder_end(s->decoder, &text, &size));
+    ND_TRY(nd_bytes_add(&s->out, text, size));
+    ND_TRY(nd_bytes_add(&s->out, "", 1));
+    const nd_run_event event = {.kind = ND_RUN_EVENT_SAMPLE,
+                                .step = s->trainer->position.step,
+                                .path = s->lines[number],
+                                .reason = (const char *)s->out.data};
+    s->out.count = 0;
+    return nd_sinks_event(sinks, &event);
+}
+
+nd_status nd_run_samples_write(nd_run_samples *s, const nd_stop_check *check, nd_sinks *sinks,
+                               bool *stopped)
+{
+    const size_t count = s->trainer ? s->prompts.count : 0;
+    for (size_t from = 0; from < count && !*stopped; from += (size_t)s->wave) {
+        const int64_t n = nd_min(s->wave, (int64_t)(count - from));
+        ND_TRY(run_wave(s, from, n, check, stopped));
+        for (int64_t i = 0; i < n && !*stopped && sinks->count > 0; i++) {
+            ND_TRY(write_text(s, from + (size_t)i, i, sinks));
+        }
+    }
+    return ND_OK;
+}
+
+void nd_run_samples_close(nd_run_samples *s)
+{
+    nd_decoder_destroy(s->decoder);
+    nd_tokenizer_close(s->tokenizer);
+    nd_requests_fini(&s->prompts);
+    if (s->trainer) {
+        nd_host_free(s->trainer->rank->device, s->logits);
+    }
+    free(s->text);
+    free((void *)s->lines);
+    free(s->ends.data);
+    free(s->tokens);
+    free(s->lengths);
+    free(s->ids);
+    free(s->positions);
+    free(s->rows);
+    free(s->out.data);
+    *s = (nd_run_samples){0};
+}
