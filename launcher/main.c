@@ -23,7 +23,7 @@
 #include "runtime/base/process.h"
 #include "runtime/base/shown.h"
 #include "runtime/base/version.h"
-#include "runtime/config/command_flags.h"
+#include "runtime/config/commands.h"
 #include "runtime/rdzv/key.h"
 
 enum {
@@ -76,9 +76,9 @@ static nd_status make_job_text(const nd_config *config, const char *digests, cha
 
 /* What the workers run. */
 typedef struct worker_command {
-    const nd_command_flags *flags; /* NULL: train */
-    char **args;                   /* args[0] is for the path of the worker program, as below */
-    char **check;                  /* what checks it: "check", the command, its flags */
+    nd_command_id command; /* ND_COMMAND_NONE: train */
+    char **args;           /* args[0] is for the path of the worker program, as below */
+    char **check;          /* what checks it: "check", the command, its flags */
 } worker_command;
 
 /* Model and data of a run. A command with flags of its own names its files there. */
@@ -94,7 +94,7 @@ static nd_status check(const nd_config *config, const worker_command *command, c
                        nd_preflight *preflight, int *exit_code)
 {
     ND_TRY(check_min_nodes(config));
-    ND_TRY(command->flags ? ND_OK : check_run(config));
+    ND_TRY(command->command ? ND_OK : check_run(config));
     ND_TRY(nd_preflight_check_files(config));
     ND_TRY(nd_preflight_find_worker(program, PATH_CAPACITY));
     ND_TRY(nd_config_to_fd(config, &preflight->config_fd));
@@ -126,7 +126,7 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     };
     nd_job_options job = {.config = config,
                           .args = command->args,
-                          .input = command->flags != NULL,
+                          .input = command->command != ND_COMMAND_NONE,
                           .slurm_job = slurm->job_id,
                           .world_size = nd_mesh_world_size(&config->resolved_mesh)};
     job.local_workers = job.world_size / (int)config->launch.nnodes;
@@ -200,9 +200,10 @@ static nd_status print_env(int argc)
 }
 
 /* The help of a command is the worker program's. */
-static nd_status print_command_help(const nd_command_flags *flags)
+static nd_status print_command_help(nd_command_id command)
 {
-    char worker[PATH_CAPACITY], *args[] = {worker, (char *)flags->command, "--help", NULL};
+    char worker[PATH_CAPACITY],
+        *args[] = {worker, (char *)nd_command_name(command), "--help", NULL};
     ND_TRY(nd_preflight_find_worker(worker, sizeof worker));
     return print_of_worker(args, "help");
 }
@@ -219,13 +220,13 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
 {
     char **own = NULL;
     int own_count = 0;
-    out->flags = argc > 1 ? nd_command_flags_find(argv[1]) : NULL;
-    if (!out->flags && is_name(argv[1])) {
+    out->command = argc > 1 ? nd_command_find(argv[1]) : ND_COMMAND_NONE;
+    if (!out->command && is_name(argv[1])) {
         ND_TRY(nd_command_check_name("ndlaunch", argv[1]));
     }
-    if (out->flags) {
-        ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, false, rest, count));
-        ND_TRY(nd_command_flags_split(out->flags, argc - 1, argv + 1, true, &own, &own_count));
+    if (out->command) {
+        ND_TRY(nd_command_split(out->command, argc - 1, argv + 1, false, rest, count));
+        ND_TRY(nd_command_split(out->command, argc - 1, argv + 1, true, &own, &own_count));
     }
     nd_status status = ND_ALLOC(own_count + 3, &out->args);
     status = status == ND_OK ? ND_ALLOC(own_count + 3, &out->check) : status;
@@ -249,8 +250,8 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     nd_status status = nd_config_init(&config);
     nd_slurm_set_defaults(&slurm, &config);
     status = status == ND_OK ? nd_config_parse(&config, &cli, argc, argv) : status;
-    if (status == ND_OK && cli.help && command->flags && !cli.help_topic[0]) {
-        status = print_command_help(command->flags);
+    if (status == ND_OK && cli.help && command->command && !cli.help_topic[0]) {
+        status = print_command_help(command->command);
     } else if (status == ND_OK && cli.help) {
         status = help(cli.help_topic);
     } else if (status == ND_OK && cli.version) {
@@ -267,12 +268,12 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;
         nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
-        if (command->flags && config.launch.max_restarts > 0) {
+        if (command->command && config.launch.max_restarts > 0) {
             nd_log_warning("launch.max_restarts has no effect: %s is not started again",
-                           command->flags->command);
+                           nd_command_name(command->command));
             config.launch.max_restarts = 0;
         }
-        if (command->flags && config.launch.grace_seconds > use_grace_seconds) {
+        if (command->command && config.launch.grace_seconds > use_grace_seconds) {
             config.launch.grace_seconds = use_grace_seconds;
         }
         status = status == ND_OK ? launch(&config, &slurm, command, exit_code) : status;

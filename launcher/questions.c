@@ -8,6 +8,7 @@
 #include "launcher/launcher.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/process.h"
+#include "runtime/config/commands.h"
 
 enum { ANSWER_MAX = 1024 };
 
@@ -309,28 +310,25 @@ nd_status nd_questions_ask(FILE *in, FILE *out, const char *path)
 
 nd_status nd_questions_main(int argc, char **argv)
 {
-    const char *path = "ndtrain.yaml";
-    bool ask_nothing = false;
-    for (int i = 2; i < argc; i++) {
-        bool named = strcmp(argv[i], "--config-file") == 0 || strcmp(argv[i], "--config_file") == 0;
-        if (named && i + 1 < argc && argv[i + 1][0]) {
-            path = argv[++i];
-        } else if (strncmp(argv[i], "--config-file=", 14) == 0 && argv[i][14]) {
-            path = argv[i] + 14;
-        } else if (strcmp(argv[i], "--default") == 0 || strcmp(argv[i], "default") == 0) {
-            ask_nothing = true;
-        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            printf(
-                "usage: ndlaunch config [--default] [--config-file FILE]\n\n"
-                "Asks what a run should be and writes FILE (ndtrain.yaml). An empty answer takes "
-                "the default in\nbrackets; --default asks nothing.\n");
-            return ND_OK;
-        } else {
-            return nd_fail(ND_ERR_CONFIG,
-                           "ndlaunch config does not take %.60s; it takes --default and "
-                           "--config-file FILE, the file to write",
-                           argv[i]);
-        }
+    nd_command_flags line;
+    int at = 0;
+    if (nd_command_wants_help(argc - 1, argv + 1)) {
+        nd_command_print_help(ND_COMMAND_CONFIG);
+        return ND_OK;
     }
+    ND_TRY(nd_command_flags_read(ND_COMMAND_CONFIG, argc - 1, argv + 1, &line));
+    const char *path =
+        line.values[ND_CONFIG_FILE].given ? line.values[ND_CONFIG_FILE].text : "ndtrain.yaml";
+    const char *word = nd_command_flags_next(&line, ND_NO_FLAG, &at); /* as accelerate has it */
+    if (word && strcmp(word, "default") != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "ndlaunch config does not take \"%.60s\"; it takes --default and "
+                       "--config-file FILE, the file to write",
+                       word);
+    }
+    if (!path[0]) {
+        return nd_fail(ND_ERR_CONFIG, "--config-file is empty; give the name of the file to write");
+    }
+    const bool ask_nothing = word || line.values[ND_CONFIG_DEFAULT].given;
     return nd_questions_ask(ask_nothing ? NULL : stdin, stdout, path);
 }

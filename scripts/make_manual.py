@@ -3,8 +3,9 @@
 """Make man pages and shell completion from the field table: make_manual.py KIND VERSION OUT [SOURCE_ROOT]
 
 KIND is ndlaunch.1, ndtrain.1, bash or zsh. Flags, keys, defaults, ranges and choices come from runtime/config/fields.def,
-runtime/mesh/mesh.def, runtime/config/flags.def and runtime/config/accelerate.def, so a new key needs no line here. The commands of
-ndtrain and their own flags are below; tests/e2e/check_manual.py compares them with what the programs print.
+runtime/mesh/mesh.def, runtime/config/flags.def and runtime/config/accelerate.def, so a new key needs no line here. The flags that
+a command has of its own come from runtime/config/commands.def; the commands of ndtrain are below. tests/e2e/check_manual.py compares all
+with what the programs print.
 """
 import dataclasses
 import pathlib
@@ -12,28 +13,17 @@ import re
 import sys
 
 COMMANDS = {
-    "train": ("one worker of a job, which ndlaunch, srun or torchrun starts", []),
-    "check": ("reads configuration, model and data; starts nothing", []),
-    "plan": ("prints mesh, groups, memory and estimated time; starts nothing", ["--rank", "--explain"]),
-    "generate": ("continues prompts with a model",
-                 ["--model", "--tokenizer", "--prompt", "--prompt-file", "--jsonl", "--interactive", "--context", "--chat",
-                  "--max-new-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--stop", "--ignore-eos", "--max-batch",
-                  "--prefill-chunk"]),
-    "eval": ("the loss of a model on data, or multiple choice",
-             ["--model", "--tokenizer", "--data", "--requests", "--serve-stdin", "--context", "--jsonl",
-              "--add-special-tokens", "--prefill-chunk"]),
-    "bench": ("times FP8 beside BF16 on this machine", ["--products", "--layer", "--sizes", "--repeats", "--jsonl"]),
-    "ckpt": ("lists, verifies, exports, compares and deletes checkpoints", []),
-    "tokenize": ("turns text and JSON lines into token files",
-                 ["--tokenizer", "--input", "--output-prefix", "--format", "--json-key", "--chat-format", "--document-separator",
-                  "--append-eod", "--no-special-tokens", "--special-in-text", "--invalid-utf8", "--drop-unknown", "--skip-bad",
-                  "--threads", "--overwrite"]),
-    "report": ("draws runs as one page", ["--output", "--markdown"]),
-    "version": ("prints the version and what is inside", []),
+    "train": "one worker of a job, which ndlaunch, srun or torchrun starts",
+    "check": "reads configuration, model and data; starts nothing",
+    "plan": "prints mesh, groups, memory and estimated time; starts nothing",
+    "generate": "continues prompts with a model",
+    "eval": "the loss of a model on data, or multiple choice",
+    "bench": "times FP8 beside BF16 on this machine",
+    "ckpt": "lists, verifies, exports, compares and deletes checkpoints",
+    "tokenize": "turns text and JSON lines into token files",
+    "report": "draws runs as one page",
+    "version": "prints the version and what is inside",
 }
-VERBS = {"ls": ["--json"], "verify": [], "export": ["--dtype", "--side-files", "--no-verify"], "gguf": ["--type"],
-         "diff": ["--dtype", "--no-verify"],
-         "prune": ["--keep-last", "--keep-every", "--set-aside", "--dry-run"]}
 CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands that take the flags of the table
 USES = ("generate", "eval", "bench") # those which ndlaunch starts too, and `ndtrain check` checks
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
@@ -43,7 +33,7 @@ LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the 
                      "config": "asks a few questions and writes a configuration; --default asks none",
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
-CONFIG_FLAGS = ["--default", "--config-file", "--help"] # of `ndlaunch config`
+PLAN_FLAGS = ["--rank", "--explain"] # which are settings for one command alone
 STRATEGIES = ["no", "steps", "epoch"]
 CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
            "evaluation-strategy": STRATEGIES, "optim": ["adamw", "adamw_torch", "adamw_torch_fused", "sgd"]}
@@ -123,7 +113,7 @@ def string(text):
 
 
 def read_table(root):
-    """(sections with titles, fields in the order of the table, flags of other programs with their values)."""
+    """(sections with titles, fields in the order of the table, flags of other programs with their values, own flags by command)."""
     table = (root / "runtime/config/fields.def").read_text()
     axes = [Field("mesh", name, "INT", string(initial), least, "16777216", [], "", string(flags).split(), string(text))
             for _, name, _, initial, least, flags, text in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS")]
@@ -135,7 +125,23 @@ def read_table(root):
     sections = [(name, string(title)) for name, title in calls(table, "ND_SECTION")]
     by_section = {name: [f for f in fields if f.section == name] for name, _ in sections}
     by_section["mesh"] = axes
-    return sections, [f for name, _ in sections for f in by_section[name]], other_flags(root, [a.key for a in axes])
+    return sections, [f for name, _ in sections for f in by_section[name]], other_flags(root, [a.key for a in axes]), own_flags(root)
+
+
+def own_flags(root):
+    """command, such as generate or "ckpt ls" -> its own flags, the first name of each."""
+    table = (root / "runtime/config/commands.def").read_text()
+    names = {row[0]: string(row[2]) for row in calls(table, "ND_COMMAND")}
+    found = {name: [] for name in [*COMMANDS, *names.values()]}
+    for macro, place in (("ND_OWN_SWITCH", 2), ("ND_OWN_TEXT", 3), ("ND_OWN_NUMBER", 3)):
+        for row in calls(table, macro):
+            found[names[row[0]]].append(string(row[place]).split()[0])
+    return {**found, "plan": PLAN_FLAGS}
+
+
+def verbs_of(table):
+    """verb of ckpt -> its flags."""
+    return {name.split()[1]: flags for name, flags in table[3].items() if name.startswith("ckpt ")}
 
 
 def other_flags(root, axes):
@@ -180,7 +186,7 @@ def field_entry(field):
 
 
 def page(program, version, summary, usage, own, table):
-    sections, fields, more = table
+    sections, fields, more, _ = table
     lines = [f'.TH {program.upper()} 1 "" "ndtrain {version}" "User Commands"', ".SH NAME", f"{program} \\- {roff(summary)}",
              ".SH SYNOPSIS"]
     for line in usage:
@@ -215,10 +221,12 @@ def launcher_page(version, table):
 
 def worker_page(version, table):
     own = [".SH COMMANDS"]
-    for name, (text, flags) in COMMANDS.items():
+    _, _, _, flags_of = table
+    for name, text in COMMANDS.items():
+        flags = flags_of[name]
         own += [".TP", rf"\fB{name}\fR", roff(text + (": " + ", ".join(flags) if flags else ""))]
     own += [".SS " + roff("verbs of ckpt")]
-    for verb, flags in VERBS.items():
+    for verb, flags in verbs_of(table).items():
         own += [".TP", rf"\fB{verb}\fR", roff(", ".join(flags) or "no flags of its own")]
     return page("ndtrain", version, "the worker of ndlaunch, and tools for its files", ["ndtrain train|check|plan [--config-file FILE] "
                 "[flags]", "ndtrain ckpt VERB ...", "ndtrain tokenize ...", "ndtrain report RUN ... [-o FILE] [--markdown]"], own, table)
@@ -226,7 +234,7 @@ def worker_page(version, table):
 
 def all_flags(table):
     """flag -> its values, for flags of the table and of flags.def."""
-    _, fields, more = table
+    _, fields, more, _ = table
     found = {f: field.values for field in fields for f in field.flags}
     found.update({name: values for name, values in more if name not in found})
     return found
@@ -238,7 +246,8 @@ def list_flags(fields):
 
 
 def bash(table):
-    _, fields, _ = table
+    _, fields, _, flags_of = table
+    verbs_flags = verbs_of(table)
     flags = all_flags(table)
     lists = "|".join("--" + f for f in list_flags(fields))
     names = " ".join(f"--{f}" for f in [*flags, *COMMON])
@@ -247,10 +256,10 @@ def bash(table):
     files = "|".join(f"--{f}" for f in sorted(FILES | {f for field in fields if field.type == "TEXT" and not field.choices
                                                        for f in field.flags}))
     keys = " ".join(f"{field.name}=" for field in fields)
-    used = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(COMMANDS[name][1])}\" ;;" for name in USES)
+    used = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(flags_of[name])}\" ;;" for name in USES)
     own = "\n".join(f"    {name}) flags=\"$_ndtrain_flags {' '.join(own)}\" ;;" if name in CONFIGURED else
-                    f"    {name}) flags='{' '.join(own)} --help' ;;" for name, (_, own) in COMMANDS.items() if name != "ckpt")
-    verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in VERBS.items())
+                    f"    {name}) flags='{' '.join(own)} --help' ;;" for name, own in ((n, flags_of[n]) for n in COMMANDS) if name != "ckpt")
+    verbs = "\n".join(f"        {verb}) flags='{' '.join(own)} --help' ;;" for verb, own in verbs_flags.items())
     return f"""# Made by scripts/make_manual.py.
 _ndtrain_value() {{ # completes the value of $prev; 1: it has none
     local at=$COMP_CWORD before=
@@ -280,7 +289,7 @@ _ndlaunch() {{
     _ndtrain_value && return
     case "${{COMP_WORDS[1]}}" in
 {used}
-    config) flags='{' '.join(CONFIG_FLAGS)}' ;;
+    config) flags='{' '.join(flags_of['config'])} --help' ;;
     env) flags=--help ;;
     *) flags="$_ndtrain_flags {' '.join('--' + f for f in LAUNCHER)}" ;;
     esac
@@ -297,7 +306,7 @@ _ndtrain() {{
 {own}
     ckpt)
         if [ "$COMP_CWORD" = 2 ]; then
-            COMPREPLY=($(compgen -W '{' '.join(VERBS)} --help' -- "$cur"))
+            COMPREPLY=($(compgen -W '{' '.join(verbs_flags)} --help' -- "$cur"))
             return
         fi
         case "${{COMP_WORDS[2]}}" in
@@ -331,7 +340,7 @@ def zsh_text(text):
 
 def zsh(table):
     """_arguments lines: flag, help, and choices or files."""
-    _, fields, more = table
+    _, fields, _, flags_of = table
     helps = {f: field.help for field in fields for f in field.flags}
     lines = []
     lists = set(list_flags(fields))
@@ -339,13 +348,14 @@ def zsh(table):
         text = zsh_text(helps.get(flag) or COMMON.get(flag, "see docs/config.md"))
         action = f"({' '.join(values)})" if values else "_files" if flag in FILES else " "
         lines.append(f"    '--{flag}[{text}]:{'*-*:' if flag in lists else ''}value:{action}'")
-    commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, (text, _) in COMMANDS.items())
-    own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, (_, own) in COMMANDS.items()
+    commands = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, text in COMMANDS.items())
+    own = "\n".join(f"    {name}) _arguments {' '.join(own)} '*:file:_files' ;;" for name, own in ((n, flags_of[n]) for n in COMMANDS)
                     if name not in CONFIGURED and name != "ckpt")
-    used = "\n".join(f"    {name}) _arguments $configured {' '.join(COMMANDS[name][1])} ;;" for name in USES)
+    used = "\n".join(f"    {name}) _arguments $configured {' '.join(flags_of[name])} ;;" for name in USES)
     launched = "\n".join(f"        '{name}:{zsh_text(text)}'" for name, text in LAUNCHER_COMMANDS.items())
     own += "\n" + used
-    verbs = sorted({f for flags in VERBS.values() for f in flags})
+    verbs_flags = verbs_of(table)
+    verbs = sorted({f for flags in verbs_flags.values() for f in flags})
     return f"""#compdef ndlaunch ndtrain
 # Made by scripts/make_manual.py.
 local -a configured commands
@@ -357,7 +367,7 @@ configured=(
 if [[ $service == ndlaunch ]]; then
     case $words[2] in
 {used}
-    config) _arguments {' '.join(CONFIG_FLAGS)} ;;
+    config) _arguments {' '.join(flags_of['config'])} --help ;;
     env) _arguments --help ;;
     *)
         if (( CURRENT == 2 )); then
@@ -390,7 +400,7 @@ case $words[2] in
 {own}
     ckpt)
         if (( CURRENT == 3 )); then
-            compadd {' '.join(VERBS)}
+            compadd {' '.join(verbs_flags)}
         else
             _arguments {' '.join(verbs)} '*:file:_files'
         fi

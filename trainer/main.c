@@ -21,10 +21,9 @@
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
 #include "runtime/base/shown.h"
-#include "runtime/config/command_flags.h"
+#include "runtime/config/commands.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
-#include "trainer/commands/tokenize.h"
 #include "trainer/worker/worker.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)
@@ -96,28 +95,33 @@ static const nd_command *find_command(const char *name)
     return NULL;
 }
 
-/* Commands that are no workers and need no configuration: their main functions. */
-typedef int tool_main(int argc, char **argv);
+static const struct {
+    nd_command_id command;
+    nd_tool *run;
+} tools[] = {{ND_COMMAND_TOKENIZE, nd_tokenize}, {ND_COMMAND_REPORT, nd_report}};
 
-static tool_main *find_tool(const char *name)
+/* Runs a command that is no worker and needs no configuration; false: `name` is none. */
+static bool run_tool(const char *name, int argc, char **argv, int *exit_code)
 {
-    static const struct {
-        const char *name;
-        tool_main *run;
-    } tools[] = {
-        {"ckpt", nd_ckpt_main}, {"tokenize", nd_tokenize_main}, {"report", nd_report_main}};
+    const bool is_ckpt = strcmp(name, "ckpt") == 0;
+    if (is_ckpt) {
+        *exit_code = nd_ckpt_main(argc, argv);
+    }
     for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
-        if (strcmp(tools[i].name, name) == 0) {
-            return tools[i].run;
+        if (strcmp(nd_command_name(tools[i].command), name) == 0) {
+            int code = 0;
+            nd_status status = nd_tool_run(tools[i].command, tools[i].run, argc, argv, &code);
+            *exit_code = nd_tool_end(status, code);
+            return true;
         }
     }
-    return NULL;
+    return is_ckpt;
 }
 
 static nd_status run_command(const nd_command *command, const nd_command_call *call)
 {
-    if (call->cli->help && command->print_help && !call->cli->help_topic[0]) {
-        command->print_help();
+    if (call->cli->help && command->own && !call->cli->help_topic[0]) {
+        nd_command_print_help(command->own);
         return ND_OK;
     }
     if (call->cli->help) {
@@ -129,6 +133,24 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
     }
     init_log(call->config, &call->worker->identity);
     return command->run(call);
+}
+
+/* Checks the command's own flags. *rest becomes the words without them, or stays as it is where all
+ * flags are settings; it is owned by the caller, but not its words. argv[0] is the command. */
+static nd_status take_own_flags(const nd_command *command, int argc, char **argv, char ***rest,
+                                int *count)
+{
+    const nd_command *use = command;
+    if (command->find_use) {
+        use = command->find_use(argc, argv);
+        argc--;
+        argv++;
+    }
+    if (!use || !use->own) {
+        return ND_OK;
+    }
+    ND_TRY(nd_command_split(use->own, argc, argv, false, rest, count));
+    return nd_command_wants_help(argc, argv) ? ND_OK : use->check_flags(argc, argv);
 }
 
 /* The exit code of a program that has printed something and is no worker. */
@@ -149,7 +171,7 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **rest = NULL;
-    int rest_count = argc - 1;
+    int rest_count = argc - 1, code = 0;
     nd_streams_open();
     if (nd_limits_check_stack() != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
@@ -160,9 +182,8 @@ int main(int argc, char **argv)
         nd_process_shorten_spin(argv, command->decodes);
     }
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
-    tool_main *tool = find_tool(name);
-    if (tool) {
-        return tool(argc - 1, argv + 1);
+    if (run_tool(name, argc - 1, argv + 1, &code)) {
+        return code;
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
@@ -181,15 +202,14 @@ int main(int argc, char **argv)
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    if (status == ND_OK && command->take_flags) {
-        status = command->take_flags(argc - 1, argv + 1, &rest, &rest_count);
-    }
+    status =
+        status == ND_OK ? take_own_flags(command, argc - 1, argv + 1, &rest, &rest_count) : status;
     status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, rest_count,
                                                 rest ? rest : argv + 1)
                              : status;
     status = status == ND_OK ? run_command(command, &call) : status;
     status = status == ND_OK ? nd_process_flush_output() : status;
-    int code = nd_worker_close(&worker, status);
+    code = nd_worker_close(&worker, status);
     nd_config_fini(&config);
     free(rest);
     return code;

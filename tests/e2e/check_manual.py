@@ -55,10 +55,9 @@ def flags_of_tables(root):
 
 def flags_of_commands(root):
     """command -> the flags of its table."""
-    text = (root / "runtime/config/command_flags.c").read_text()
-    tables = dict(re.findall(r"nd_command_flag (\w+)_list\[\w+\] = \{(.*?)^\};", text, re.S | re.M))
-    found = {name: set(re.findall(r'\{"(--[a-z0-9-]+)"', table)) for name, table in tables.items()}
-    check({"generate", "eval", "bench"} <= set(found) and all(found.values()), f"command_flags.c has {found}")
+    rows = re.findall(r'^ND_OWN_\w+\((\w+), \w+, (?:\w+, )?"(--[a-z0-9-]+)', (root / "runtime/config/commands.def").read_text(), re.M)
+    found = {name.lower(): {flag for command, flag in rows if command == name} for name in ("GENERATE", "EVAL", "BENCH")}
+    check(all(found.values()), f"commands.def has {found}")
     return found
 
 

@@ -164,7 +164,8 @@ Test(ckpt, export)
     refused(73, CKPT "export run /proc/model", "\"/proc\"");
     refused(73, "ulimit -f 8; " CKPT "export run f --dtype fp32", "cannot reserve ");
     refused(2, CKPT "diff run run --dtype fp16", "--dtype is \"fp16\"");
-    refused(2, CKPT "export run f --dtype fp16", "--dtype is \"fp16\"; it must be bf16 or fp32");
+    refused(2, CKPT "export run f --dtype fp16",
+            "--dtype is \"fp16\"; it must be one of bf16|fp32");
 }
 
 Test(ckpt, export_of_a_damaged_checkpoint)

@@ -10,7 +10,6 @@
 
 #include "runtime/base/json.h"
 #include "runtime/base/process.h"
-#include "runtime/config/command_flags.h"
 #include "trainer/commands/generate.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/timing.h"
@@ -85,33 +84,16 @@ static nd_status read_sizes(bench_call *o, const char *value)
     return ND_OK;
 }
 
-static nd_status apply(void *context, int flag, const char *value)
-{
-    bench_call *o = context;
-    switch (flag) {
-    case ND_BENCH_PRODUCTS:
-        o->products = true;
-        break;
-    case ND_BENCH_LAYER:
-        o->layer = true;
-        break;
-    case ND_BENCH_SIZES:
-        return read_sizes(o, value);
-    case ND_BENCH_REPEATS:
-        return nd_command_flag_whole(&nd_bench_flags.list[flag], value, 1, &o->repeats);
-    case ND_BENCH_JSONL:
-        o->jsonl = true;
-        break;
-    default:
-        break;
-    }
-    return ND_OK;
-}
-
 static nd_status parse(int argc, char **argv, bench_call *o)
 {
-    *o = (bench_call){0};
-    ND_TRY(nd_command_flags_read(&nd_bench_flags, argc, argv, apply, o));
+    nd_command_flags line;
+    const nd_flag_value *v = line.values;
+    ND_TRY(nd_command_flags_read(ND_COMMAND_BENCH, argc, argv, &line));
+    *o = (bench_call){.products = v[ND_BENCH_PRODUCTS].given,
+                      .layer = v[ND_BENCH_LAYER].given,
+                      .jsonl = v[ND_BENCH_JSONL].given,
+                      .repeats = v[ND_BENCH_REPEATS].whole};
+    ND_TRY(v[ND_BENCH_SIZES].given ? read_sizes(o, v[ND_BENCH_SIZES].text) : ND_OK);
     if (o->products == o->layer) {
         return nd_fail(ND_ERR_CONFIG, "give --products, which times single linears, or --layer, "
                                       "which times a layer on a mesh");
@@ -121,40 +103,16 @@ static nd_status parse(int argc, char **argv, bench_call *o)
                        "--sizes is for --products; the sizes of a layer are those of "
                        "the model, --model-config");
     }
-    if (o->products && o->repeats > 0) {
-        return nd_fail(ND_ERR_CONFIG, "--repeats is for --layer; a product's time is the least of "
-                                      "three medians");
-    }
-    o->repeats = o->repeats == 0 ? 9 : o->repeats;
-    return o->repeats <= 10000
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "--repeats is %lld; it must be at most 10000",
-                         (long long)o->repeats);
+    return o->products && v[ND_BENCH_REPEATS].given
+               ? nd_fail(ND_ERR_CONFIG, "--repeats is for --layer; a product's time is the least "
+                                        "of three medians")
+               : ND_OK;
 }
 
-static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
+static nd_status check_flags(int argc, char **argv)
 {
     bench_call o;
-    bool helps = false;
-    for (int i = 1; i < argc; i++) {
-        helps |= strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
-    }
-    ND_TRY(helps ? ND_OK : parse(argc, argv, &o));
-    return nd_command_flags_split(&nd_bench_flags, argc, argv, false, rest, count);
-}
-
-static void print_help(void)
-{
-    printf("usage: ndtrain bench --products [--sizes MxKxN,...] [flags]\n"
-           "       ndlaunch bench --layer [flags]\n\n"
-           "Times FP8 beside BF16 on this machine, forward and backward. Settings of a run are "
-           "flags too:\n--model-config, --sequence-length, --micro-batch-size, meshes; ndtrain "
-           "--help all. --products times the linears that one rank of the mesh has, whatever the "
-           "number of workers.\n\n");
-    nd_command_flags_print(&nd_bench_flags);
-    printf("\nThe column x is BF16's time divided by FP8's: above 1, FP8 is faster.\n"
-           "\nExit codes: 0 done, 2 wrong usage, 65 bad model, 71 out of memory, 75 stopped by a "
-           "signal.\n");
+    return parse(argc, argv, &o);
 }
 
 /* Products. */
@@ -469,6 +427,6 @@ const nd_command nd_command_bench = {.name = "bench",
                                      .trains = true,
                                      .begin = nd_session_begin,
                                      .run = run,
-                                     .take_flags = take_flags,
-                                     .print_help = print_help,
+                                     .own = ND_COMMAND_BENCH,
+                                     .check_flags = check_flags,
                                      .check = check};

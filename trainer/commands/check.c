@@ -89,12 +89,6 @@ static const nd_command *find_use(int argc, char **argv)
     return NULL;
 }
 
-static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
-{
-    const nd_command *use = find_use(argc, argv);
-    return use ? use->take_flags(argc - 1, argv + 1, rest, count) : ND_OK;
-}
-
 static nd_status check_use(const nd_command *use, const nd_command_call *call)
 {
     nd_command_call of_use = *call;
@@ -142,4 +136,4 @@ out:
 }
 
 const nd_command nd_command_check = {
-    .name = "check", .begin = begin, .run = check, .take_flags = take_flags};
+    .name = "check", .begin = begin, .run = check, .find_use = find_use};

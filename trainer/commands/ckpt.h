@@ -3,43 +3,17 @@
 #define ND_COMMANDS_CKPT_H
 /*
  * `ndtrain ckpt VERB`: tools for checkpoints on disk. They need no configuration, start nothing,
- * and use memory that does not grow with the model. One file per verb; ckpt.c finds the verb and
- * prints help, ckpt_arguments.c reads the command line and the folders that it names.
+ * and use memory that does not grow with the model. One file per verb; ckpt.c finds the verb,
+ * ckpt_folders.c opens the folders that the command line names.
  */
 #include "trainer/checkpoint/manifest.h"
+#include "trainer/commands/command.h"
 
-enum { ND_CKPT_PLACES_MAX = 2, ND_CKPT_FLAGS_MAX = 4 };
+/* The verbs. */
+nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff, nd_ckpt_prune;
 
-typedef struct nd_ckpt_flag {
-    const char *name;  /* "--keep-last"; NULL behind the last */
-    const char *value; /* what it takes: "K"; NULL: nothing */
-    const char *help;  /* whole sentences */
-} nd_ckpt_flag;
-
-typedef struct nd_ckpt_call {
-    const char *places[ND_CKPT_PLACES_MAX]; /* folders of the command line; NULL: not given */
-    const char *values[ND_CKPT_FLAGS_MAX];  /* by flag; NULL: not given; "" when it takes none */
-} nd_ckpt_call;
-
-typedef struct nd_ckpt_verb {
-    const char *name;
-    const char *usage; /* behind the name: "CHECKPOINT OUT [flags]" */
-    const char *help;  /* whole sentences, with the exit codes */
-    int least, most;   /* folders on the command line */
-    nd_ckpt_flag flags[ND_CKPT_FLAGS_MAX + 1];
-    /* *code is the exit code when ND_OK is returned; it is 0 before the call. */
-    nd_status (*run)(const nd_ckpt_call *call, int *code);
-} nd_ckpt_verb;
-
-extern const nd_ckpt_verb nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff,
-    nd_ckpt_prune;
-
-/* arguments */
-
-/* argv[0] is the verb. ND_ERR_CONFIG names what is wrong, and the nearest flag. */
-nd_status nd_ckpt_parse(const nd_ckpt_verb *verb, int argc, char **argv, nd_ckpt_call *out);
-/* A whole number of a flag; ND_ERR_CONFIG when it is none, or below `least`. */
-nd_status nd_ckpt_number(const nd_ckpt_flag *flag, const char *text, int64_t least, int64_t *out);
+/* The word of this number among those that belong to no flag, from 0; NULL: there are fewer. */
+const char *nd_ckpt_place(const nd_command_flags *line, int number);
 
 /* folders; all results are owned by the caller */
 

@@ -8,8 +8,6 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 
-enum { FLAG_DTYPE, FLAG_NO_VERIFY };
-
 static const int different = 1; /* the exit code */
 
 typedef struct side {
@@ -128,35 +126,16 @@ static nd_status diff(const side sides[2], const nd_diff_options *options, int *
     return ND_OK;
 }
 
-static nd_status run_diff(const nd_ckpt_call *call, int *code)
+nd_status nd_ckpt_diff(const nd_command_flags *line, int *code)
 {
     side sides[2] = {0};
-    const char *dtype = call->values[FLAG_DTYPE];
-    const nd_diff_options options = {.verify = !call->values[FLAG_NO_VERIFY],
+    const char *dtype = line->values[ND_CKPT_DIFF_DTYPE].text;
+    const nd_diff_options options = {.verify = !line->values[ND_CKPT_DIFF_NO_VERIFY].given,
                                      .bf16 = dtype && strcmp(dtype, "bf16") == 0};
-    if (dtype && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "fp32") != 0) {
-        return nd_fail(ND_ERR_CONFIG, "--dtype is \"%.40s\"; it must be bf16 or fp32", dtype);
-    }
-    nd_status status = open_side(call->places[0], &sides[0]);
-    status = status == ND_OK ? open_side(call->places[1], &sides[1]) : status;
+    nd_status status = open_side(nd_ckpt_place(line, 0), &sides[0]);
+    status = status == ND_OK ? open_side(nd_ckpt_place(line, 1), &sides[1]) : status;
     status = status == ND_OK ? diff(sides, &options, code) : status;
     side_fini(&sides[0]);
     side_fini(&sides[1]);
     return status;
 }
-
-const nd_ckpt_verb nd_ckpt_diff = {
-    .name = "diff",
-    .usage = "A B [--dtype bf16|fp32] [--no-verify]",
-    .help = "Compares the states of two checkpoints bit by bit, also of different meshes: weights, "
-            "moments, FP8\nscales, and the position (step, tokens). Prints a line for each array "
-            "that differs. A or B may be a\nHugging Face folder; then only weights are compared, "
-            "widened to F32. Ends with 0 when all is equal and\nwith 1 when something differs.\n",
-    .least = 2,
-    .most = 2,
-    .flags = {{"--dtype", "bf16|fp32",
-               "bf16 rounds both sides first: whether a BF16 model is that of a checkpoint."},
-              {"--no-verify", NULL,
-               "Does not compare digests: shows which arrays a damaged chunk belongs to."}},
-    .run = run_diff,
-};

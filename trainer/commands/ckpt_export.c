@@ -11,8 +11,6 @@
 #include "trainer/run/run.h"
 #include "trainer/weights/weights.h"
 
-enum { FLAG_DTYPE, FLAG_SIDE_FILES, FLAG_NO_VERIFY };
-
 static const char *setting(const nd_manifest *manifest, const char *key)
 {
     const char *value = nd_manifest_pairs_find(&manifest->config, key);
@@ -20,13 +18,10 @@ static const char *setting(const nd_manifest *manifest, const char *key)
 }
 
 /* The run's own output.dtype unless a flag says otherwise. */
-static nd_status choose_dtype(const nd_manifest *manifest, const char *flag, nd_dtype *out)
+static nd_dtype choose_dtype(const nd_manifest *manifest, const char *flag)
 {
-    const char *name = flag ? flag : setting(manifest, "output.dtype");
-    *out = strcmp(name, "fp32") == 0 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
-    return !flag || strcmp(flag, "fp32") == 0 || strcmp(flag, "bf16") == 0
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "--dtype is \"%.40s\"; it must be bf16 or fp32", flag);
+    return strcmp(flag ? flag : setting(manifest, "output.dtype"), "fp32") == 0 ? ND_DTYPE_F32
+                                                                                : ND_DTYPE_BF16;
 }
 
 /*
@@ -79,19 +74,22 @@ static nd_status choose_tokenizer(const nd_manifest *manifest, const char *side_
     return status;
 }
 
-static nd_status export(const char *folder, const nd_manifest *manifest, const nd_ckpt_call *call)
+static nd_status export(const char *folder, const nd_manifest *manifest,
+                        const nd_command_flags *line)
 {
     char *side_files = NULL, *tokenizer = NULL, size[ND_CKPT_TEXT_MAX];
-    nd_export_options options = {.out = call->places[1], .verify = !call->values[FLAG_NO_VERIFY]};
+    nd_export_options options = {
+        .out = nd_ckpt_place(line, 1),
+        .verify = !line->values[ND_CKPT_EXPORT_NO_VERIFY].given,
+        .dtype = choose_dtype(manifest, line->values[ND_CKPT_EXPORT_DTYPE].text)};
     nd_status status = ND_OK;
     double begin = nd_clock_seconds();
-    ND_TRY_OUT(choose_dtype(manifest, call->values[FLAG_DTYPE], &options.dtype));
     options.byte_tokenizer =
         manifest->shape.vocab == 256 && strcmp(setting(manifest, "data.tokenizer"), "bytes") == 0;
     ND_TRY_OUT(choose_side_files(folder, manifest, options.byte_tokenizer,
-                                 call->values[FLAG_SIDE_FILES], &side_files));
+                                 line->values[ND_CKPT_EXPORT_SIDE_FILES].text, &side_files));
     options.source = side_files;
-    if (!call->values[FLAG_SIDE_FILES]) {
+    if (!line->values[ND_CKPT_EXPORT_SIDE_FILES].text) {
         ND_TRY_OUT(choose_tokenizer(manifest, side_files, &tokenizer));
         options.tokenizer = tokenizer;
     }
@@ -108,33 +106,14 @@ out:
     return status;
 }
 
-static nd_status run_export(const nd_ckpt_call *call, int *code)
+nd_status nd_ckpt_export(const nd_command_flags *line, int *code)
 {
     char *folder = NULL;
     nd_manifest manifest = {0};
     (void)code;
-    ND_TRY(nd_ckpt_open(call->places[0], &folder, &manifest));
-    nd_status status = export(folder, &manifest, call);
+    ND_TRY(nd_ckpt_open(nd_ckpt_place(line, 0), &folder, &manifest));
+    nd_status status = export(folder, &manifest, line);
     nd_manifest_fini(&manifest);
     free(folder);
     return status;
 }
-
-const nd_ckpt_verb nd_ckpt_export = {
-    .name = "export",
-    .usage = "CHECKPOINT OUT [--dtype bf16|fp32] [--side-files FOLDER] [--no-verify]",
-    .help =
-        "Writes the model of a checkpoint as a Hugging Face folder OUT, with the bytes that the "
-        "run itself\nwould have saved. OUT does not exist yet, or is an empty folder; it "
-        "appears when it is complete.\n",
-    .least = 2,
-    .most = 2,
-    .flags = {{"--dtype", "bf16|fp32",
-               "The type of the weights; the run's output.dtype if not given."},
-              {"--side-files", "FOLDER",
-               "The model folder from which the tokenizer is taken; the one that the run began\n"
-               "                         with if not given."},
-              {"--no-verify", NULL,
-               "Does not compare digests: takes what is left of a damaged checkpoint."}},
-    .run = run_export,
-};

@@ -12,8 +12,6 @@
 #include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
 
-enum { FLAG_JSON };
-
 static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
 {
     static const struct {
@@ -189,26 +187,10 @@ static nd_status list_here(bool json)
     return status;
 }
 
-static nd_status run_ls(const nd_ckpt_call *call, int *code)
+nd_status nd_ckpt_ls(const nd_command_flags *line, int *code)
 {
-    bool json = call->values[FLAG_JSON];
+    const char *folder = nd_ckpt_place(line, 0);
+    const bool json = line->values[ND_CKPT_LS_JSON].given;
     (void)code;
-    return call->places[0] ? list_folder(call->places[0], json) : list_here(json);
+    return folder ? list_folder(folder, json) : list_here(json);
 }
-
-const nd_ckpt_verb nd_ckpt_ls = {
-    .name = "ls",
-    .usage = "[RUN|CHECKPOINT] [--json]",
-    .help =
-        "Lists checkpoints, one a line. Without a folder: those of this folder and of the runs "
-        "in runs/.\n"
-        "The state \"good\" means that the manifest is whole and all files are there with their "
-        "sizes;\nndtrain ckpt verify reads them. Folders that were set aside (.bad, .old) and "
-        "what saves and\ndeletions left (temporary, half deleted) are listed too, and links, "
-        "which are not followed; a\ntemporary folder may belong to a save that goes on at this "
-        "moment.\n",
-    .least = 0,
-    .most = 1,
-    .flags = {{"--json", NULL, "Prints one JSON object a line."}},
-    .run = run_ls,
-};

@@ -7,19 +7,16 @@
 #include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
 
-enum { FLAG_KEEP_LAST, FLAG_KEEP_EVERY, FLAG_SET_ASIDE, FLAG_DRY_RUN };
-
-static nd_status read_options(const nd_ckpt_call *call, nd_prune_options *out)
+static nd_status read_options(const nd_command_flags *line, nd_prune_options *out)
 {
-    const nd_ckpt_flag *flags = nd_ckpt_prune.flags;
-    const char *last = call->values[FLAG_KEEP_LAST], *every = call->values[FLAG_KEEP_EVERY];
-    *out = (nd_prune_options){.keep = -1};
-    if (!last && (every || !call->values[FLAG_SET_ASIDE])) {
+    const nd_flag_value *last = &line->values[ND_CKPT_PRUNE_KEEP_LAST];
+    const nd_flag_value *every = &line->values[ND_CKPT_PRUNE_KEEP_EVERY];
+    if (!last->given && (every->given || !line->values[ND_CKPT_PRUNE_SET_ASIDE].given)) {
         return nd_fail(ND_ERR_CONFIG,
                        "--keep-last K is missing; K is the number of newest checkpoints to keep");
     }
-    ND_TRY(last ? nd_ckpt_number(&flags[FLAG_KEEP_LAST], last, 1, &out->keep_last) : ND_OK);
-    return every ? nd_ckpt_number(&flags[FLAG_KEEP_EVERY], every, 1, &out->keep_every) : ND_OK;
+    *out = (nd_prune_options){.keep = -1, .keep_last = last->whole, .keep_every = every->whole};
+    return ND_OK;
 }
 
 typedef struct pruning {
@@ -131,42 +128,23 @@ static nd_status lock_run(const char *run, nd_run_lock *lock)
                                 run);
 }
 
-static nd_status run_prune(const nd_ckpt_call *call, int *code)
+nd_status nd_ckpt_prune(const nd_command_flags *line, int *code)
 {
     nd_prune_options options;
     nd_run_lock lock = {.fd = -1};
     char *run = NULL;
-    bool dry_run = call->values[FLAG_DRY_RUN];
+    const bool dry_run = line->values[ND_CKPT_PRUNE_DRY_RUN].given;
     nd_status status = ND_OK;
     (void)code;
-    ND_TRY(read_options(call, &options));
-    ND_TRY_OUT(nd_ckpt_folder(call->places[0], &run));
+    ND_TRY(read_options(line, &options));
+    ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &run));
     ND_TRY_OUT(check_run(run));
     ND_TRY_OUT(dry_run ? ND_OK : lock_run(run, &lock));
     ND_TRY_OUT(dry_run ? ND_OK : nd_checkpoint_sweep(run));
     pruning p = {.run = run, .dry_run = dry_run};
-    status = prune(&p, &options, call->values[FLAG_SET_ASIDE]);
+    status = prune(&p, &options, line->values[ND_CKPT_PRUNE_SET_ASIDE].given);
 out:
     nd_run_lock_release(&lock);
     free(run);
     return status;
 }
-
-const nd_ckpt_verb nd_ckpt_prune = {
-    .name = "prune",
-    .usage = "RUN --keep-last K [--keep-every E] [--set-aside] [--dry-run]",
-    .help =
-        "Deletes the older checkpoints of a run. Only good ones count and are deleted: whole "
-        "manifest, all\nfiles with their sizes. So the newest good one always stays. Damaged ones "
-        "and folders of other\nprograms are not touched, nor are those that were set aside (.old, "
-        ".bad) without --set-aside. Ends\nwith 73 where RUN cannot be locked, as in training.\n",
-    .least = 1,
-    .most = 1,
-    .flags = {{"--keep-last", "K", "Keeps the K newest good checkpoints."},
-              {"--keep-every", "E", "Also keeps those whose step is a multiple of E."},
-              {"--set-aside", NULL,
-               "Also deletes all .old and .bad, while a good checkpoint is there. Needs no\n"
-               "                         --keep-last."},
-              {"--dry-run", NULL, "Says what would be deleted, and deletes nothing."}},
-    .run = run_prune,
-};

@@ -75,11 +75,11 @@ static nd_status verify_run(const char *run, int *code)
                                run);
 }
 
-static nd_status run_verify(const nd_ckpt_call *call, int *code)
+nd_status nd_ckpt_verify(const nd_command_flags *line, int *code)
 {
     char *folder = NULL;
     bool is_checkpoint = false;
-    ND_TRY(nd_ckpt_folder(call->places[0], &folder));
+    ND_TRY(nd_ckpt_folder(nd_ckpt_place(line, 0), &folder));
     nd_status status = nd_ckpt_is_checkpoint(folder, &is_checkpoint);
     if (status == ND_OK && is_checkpoint) {
         verify_one(folder, code);
@@ -89,15 +89,3 @@ static nd_status run_verify(const nd_ckpt_call *call, int *code)
     free(folder);
     return status;
 }
-
-const nd_ckpt_verb nd_ckpt_verify = {
-    .name = "verify",
-    .usage = "CHECKPOINT|RUN",
-    .help = "Reads every byte of a checkpoint, or of all checkpoints of a run, and compares the "
-            "digests that were\nstored when it was saved. A damaged file is named with the bytes "
-            "of the chunk that differs. A model\nbeside the state is compared with its SHA256SUMS. "
-            "Ends with 0 when all are good and with 65 when one\nis damaged; nothing is changed.\n",
-    .least = 1,
-    .most = 1,
-    .run = run_verify,
-};

@@ -2,6 +2,7 @@
 #ifndef ND_COMMANDS_COMMAND_H
 #define ND_COMMANDS_COMMAND_H
 /* The commands of ndtrain, one file each, and the configuration of a worker. */
+#include "runtime/config/commands.h"
 #include "runtime/config/config.h"
 #include "trainer/run/run.h"
 
@@ -19,11 +20,13 @@ typedef struct nd_command {
     /* Before the configuration is read: finds the worker's identity. */
     nd_status (*begin)(nd_worker *worker);
     nd_status (*run)(const nd_command_call *call);
-    /* NULL: all flags are settings. Else gives those that are, behind the command's name, without
-     * the command's own flags, which `run` reads again; *rest is owned by the caller, but not its
-     * words. */
-    nd_status (*take_flags)(int argc, char **argv, char ***rest, int *count);
-    void (*print_help)(void); /* --help without a topic; NULL: that of the program */
+    nd_command_id own; /* whose flags stand among the settings; ND_COMMAND_NONE: all are settings */
+    /* The command whose flags stand behind this one's name, as in `check generate --model DIR`, or
+     * NULL. Where the member is NULL, they are its own. */
+    const struct nd_command *(*find_use)(int argc, char **argv);
+    /* Checks its own flags before the job is joined; argv[0] is the command. `run` reads them
+     * again. NULL where there are none. */
+    nd_status (*check_flags)(int argc, char **argv);
     /* What `ndtrain check NAME ...` checks before workers start: model, its files, and room. The
      * call is as that of `run`, with the planner's device to be opened. NULL: it has no flags. */
     nd_status (*check)(const nd_command_call *call);
@@ -55,13 +58,24 @@ extern const nd_command nd_command_eval;
 /* What FP8 gains here: times of linears, or of a layer on a mesh, beside BF16. */
 extern const nd_command nd_command_bench;
 
+/* A command that is no worker and needs no configuration. *code is the exit code when ND_OK is
+ * returned, and is 0 before the call. */
+typedef nd_status nd_tool(const nd_command_flags *line, int *code);
+/* Reads the command line, or prints help, and runs the tool; argv[0] is the command. */
+nd_status nd_tool_run(nd_command_id command, nd_tool *run, int argc, char **argv, int *code);
+/* Writes out what was printed, logs the error, and returns the exit code: that of the status, or
+ * `code` when all went well. */
+int nd_tool_end(nd_status status, int code);
+
 /* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
  * "ckpt"; returns the exit code. */
 int nd_ckpt_main(int argc, char **argv);
 
-/* `ndtrain report RUN ...`: run folders as one page (docs/report.md). argv[0] is "report"; returns
- * the exit code. */
-int nd_report_main(int argc, char **argv);
+/* `ndtrain report RUN ...`: run folders as one page (docs/report.md). */
+nd_tool nd_report;
+/* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads, with a loss mask
+ * beside them. */
+nd_tool nd_tokenize;
 
 /*
  * A worker's configuration, resolved: the one that ndlaunch hands down, or that of the command

@@ -17,83 +17,36 @@
 
 /* Flags. */
 
-static nd_status apply(void *context, int flag, const char *value)
+static nd_status parse(int argc, char **argv, nd_eval_call *o)
 {
-    nd_eval_call *o = context;
-    switch (flag) {
-    case ND_EVAL_MODEL:
-        o->model = value;
-        break;
-    case ND_EVAL_TOKENIZER:
-        o->tokenizer = value;
-        break;
-    case ND_EVAL_DATA:
+    nd_command_flags line;
+    const nd_flag_value *v = line.values;
+    const char *path;
+    ND_TRY(nd_command_flags_read(ND_COMMAND_EVAL, argc, argv, &line));
+    *o = (nd_eval_call){.model = v[ND_EVAL_MODEL].text,
+                        .tokenizer = v[ND_EVAL_TOKENIZER].text,
+                        .requests = v[ND_EVAL_REQUESTS].text,
+                        .jsonl = v[ND_EVAL_JSONL].given,
+                        .add_special = v[ND_EVAL_ADD_SPECIAL].given,
+                        .serve = v[ND_EVAL_SERVE].given,
+                        .rows = v[ND_EVAL_ROWS].whole,
+                        .context = v[ND_EVAL_CONTEXT].whole};
+    for (int at = 0; (path = nd_command_flags_next(&line, ND_EVAL_DATA, &at));) {
         if (o->data_count == ND_EVAL_DATA_MAX) {
             return nd_fail(ND_ERR_CONFIG, "there are more than %d of --data", ND_EVAL_DATA_MAX);
         }
-        o->data[o->data_count++] = value;
-        break;
-    case ND_EVAL_REQUESTS:
-        o->requests = value;
-        break;
-    case ND_EVAL_SERVE:
-        o->serve = true;
-        break;
-    case ND_EVAL_CONTEXT:
-        return nd_command_flag_whole(&nd_eval_flags.list[flag], value, 2, &o->context);
-    case ND_EVAL_JSONL:
-        o->jsonl = true;
-        break;
-    case ND_EVAL_ADD_SPECIAL:
-        o->add_special = true;
-        break;
-    case ND_EVAL_ROWS:
-        return nd_command_flag_whole(&nd_eval_flags.list[flag], value, 1, &o->rows);
-    default:
-        break;
+        o->data[o->data_count++] = path;
     }
-    return ND_OK;
-}
-
-static nd_status parse(int argc, char **argv, nd_eval_call *o)
-{
-    *o = (nd_eval_call){.rows = 512, .context = 4096};
-    ND_TRY(nd_command_flags_read(&nd_eval_flags, argc, argv, apply, o));
     return (o->data_count > 0) + (o->requests != NULL) + o->serve == 1
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG, "give either files of --data, or a file of --requests, or "
                                         "--serve-stdin");
 }
 
-static bool wants_help(int argc, char **argv)
+static nd_status check_flags(int argc, char **argv)
 {
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static nd_status take_flags(int argc, char **argv, char ***rest, int *count)
-{
-    nd_eval_call o = {0};
-    ND_TRY(nd_command_flags_split(&nd_eval_flags, argc, argv, false, rest, count));
-    return wants_help(argc, argv) ? ND_OK : parse(argc, argv, &o);
-}
-
-static void print_help(void)
-{
-    printf("usage: ndtrain eval --model PATH --data FILE | --requests FILE | --serve-stdin "
-           "[flags]\n\n"
-           "Prints the loss of a model on data, or how often it finds the right one of several "
-           "texts.\nSettings of a run are flags too: --sequence-length, --micro-batch-size, "
-           "--precision, meshes;\nndtrain --help all.\n\n");
-    nd_command_flags_print(&nd_eval_flags);
-    printf(
-        "\nExit codes: 0 done, 2 wrong usage, 65 bad model, data or requests, 70 logits that are "
-        "not\nfinite, 71 out of memory, 73 output that cannot be written, 75 stopped by a "
-        "signal.\n");
+    nd_eval_call o;
+    return parse(argc, argv, &o);
 }
 
 /* The loss on data. */
@@ -429,5 +382,5 @@ const nd_command nd_command_eval = {.name = "eval",
                                     .run = run,
                                     .check = check,
                                     .decodes = true,
-                                    .take_flags = take_flags,
-                                    .print_help = print_help};
+                                    .own = ND_COMMAND_EVAL,
+                                    .check_flags = check_flags};

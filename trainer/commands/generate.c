@@ -132,5 +132,5 @@ const nd_command nd_command_generate = {.name = "generate",
                                         .run = run,
                                         .check = check,
                                         .decodes = true,
-                                        .take_flags = nd_generate_take_flags,
-                                        .print_help = nd_generate_print_help};
+                                        .own = ND_COMMAND_GENERATE,
+                                        .check_flags = nd_generate_check_flags};

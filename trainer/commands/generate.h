@@ -12,7 +12,7 @@
  *   generate.c, with generate_arguments.c, generate_input.c, generate_run.c and
  *   generate_converse.c; eval.c, with eval_requests.c
  */
-#include "runtime/config/command_flags.h"
+#include "runtime/config/commands.h"
 #include "trainer/commands/command.h"
 #include "trainer/generate/choices.h"
 #include "trainer/generate/generate.h"
@@ -122,8 +122,7 @@ typedef struct nd_generate_call {
 
 /* argv[0] is the command's name. */
 nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *out);
-nd_status nd_generate_take_flags(int argc, char **argv, char ***rest, int *count);
-void nd_generate_print_help(void);
+nd_status nd_generate_check_flags(int argc, char **argv);
 
 typedef struct nd_generate_input {
     nd_requests requests;

@@ -6,102 +6,15 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
-#include "runtime/base/log.h"
-#include "runtime/base/process.h"
-#include "runtime/base/suggest.h"
 #include "trainer/commands/command.h"
 #include "trainer/view/page.h"
 
-static const char help[] = "usage: ndtrain report RUN ... [-o FILE] [--markdown]\n\n"
-                           "Draws one run, or several side by side, as one page of HTML that needs "
-                           "no network. RUN is a run\n"
-                           "folder; it may belong to a run that goes on.\n\n"
-                           "  -o, --output FILE  where to write, - for standard output; without it "
-                           "the page of one run is\n"
-                           "                     RUN/report.html, and Markdown goes to standard "
-                           "output. An earlier report\n"
-                           "                     is replaced, another file never\n"
-                           "  --markdown         text and tables without curves, as Markdown\n\n"
-                           "Exit codes: 0 done, 2 wrong usage, 65 no run or a damaged file, 71 out "
-                           "of memory, 73 a report\n"
-                           "that cannot be written, 74 a failing disk.\n";
-
 typedef struct report_call {
-    bool help, markdown;
+    bool markdown;
     const char *output; /* NULL: not given */
     const char *runs[ND_PAGE_RUNS_MAX];
     int count;
 } report_call;
-
-static nd_status fail_flag(const char *argument)
-{
-    static const char *const flags[] = {"-o", "--output", "--markdown", "--help"};
-    nd_suggest search;
-    nd_suggest_init(&search, argument);
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        nd_suggest_offer(&search, flags[i]);
-    }
-    return nd_fail(ND_ERR_CONFIG, "ndtrain report has no flag %.60s; %s%s%s", argument,
-                   search.best ? "did you mean " : "ndtrain report --help lists them",
-                   search.best ? search.best : "", search.best ? "?" : "");
-}
-
-static nd_status take_output(report_call *call, const char *value)
-{
-    if (call->output) {
-        return nd_fail(ND_ERR_CONFIG, "-o is given twice; give it once");
-    }
-    if (!value || !value[0]) {
-        return nd_fail(ND_ERR_CONFIG, "-o needs a value: the file to write");
-    }
-    call->output = value;
-    return ND_OK;
-}
-
-static nd_status take_argument(report_call *call, int argc, char **argv, int *i)
-{
-    const char *argument = argv[*i];
-    if (strcmp(argument, "-o") == 0 || strcmp(argument, "--output") == 0) {
-        *i += 1;
-        return take_output(call, *i < argc ? argv[*i] : NULL);
-    }
-    if (strncmp(argument, "--output=", 9) == 0) {
-        return take_output(call, argument + 9);
-    }
-    if (strcmp(argument, "--markdown") == 0) {
-        call->markdown = true;
-        return ND_OK;
-    }
-    if (argument[0] == '-') {
-        return fail_flag(argument);
-    }
-    if (call->count == ND_PAGE_RUNS_MAX) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "more than %d runs are given; a report compares at most as "
-                       "many",
-                       ND_PAGE_RUNS_MAX);
-    }
-    call->runs[call->count++] = argument;
-    return ND_OK;
-}
-
-static nd_status parse(report_call *call, int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++) {
-        call->help |= strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
-    }
-    for (int i = 1; i < argc && !call->help; i++) {
-        ND_TRY(take_argument(call, argc, argv, &i));
-    }
-    if (call->count == 0 && !call->help) {
-        return nd_fail(ND_ERR_CONFIG, "a run folder is missing; usage: ndtrain report RUN ... "
-                                      "[-o FILE] [--markdown]");
-    }
-    if (call->count > 1 && !call->output && !call->markdown) {
-        return nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
-    }
-    return ND_OK;
-}
 
 /* Two runs with one name are told apart by their paths. */
 static void name_runs(nd_run_view *views, int count)
@@ -204,18 +117,21 @@ out:
     return status;
 }
 
-int nd_report_main(int argc, char **argv)
+nd_status nd_report(const nd_command_flags *line, int *code)
 {
-    report_call call = {0};
-    nd_status status = parse(&call, argc, argv);
-    if (status == ND_OK && call.help) {
-        fputs(help, stdout);
-    } else if (status == ND_OK) {
-        status = report(&call);
+    report_call call = {.markdown = line->values[ND_REPORT_MARKDOWN].given,
+                        .output = line->values[ND_REPORT_OUTPUT].text};
+    const char *run;
+    (void)code;
+    for (int at = 0; (run = nd_command_flags_next(line, ND_NO_FLAG, &at));) {
+        ND_ASSERT(call.count < ND_PAGE_RUNS_MAX);
+        call.runs[call.count++] = run;
     }
-    status = status == ND_OK ? nd_process_flush_output() : status;
-    if (status != ND_OK) {
-        nd_log_error("%s", nd_error_last()->message);
+    if (call.output && !call.output[0]) {
+        return nd_fail(ND_ERR_CONFIG, "--output is empty; give the file to write");
     }
-    return (int)status;
+    if (call.count > 1 && !call.output && !call.markdown) {
+        return nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
+    }
+    return report(&call);
 }

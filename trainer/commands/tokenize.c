@@ -236,20 +236,13 @@ out:
     return status;
 }
 
-int nd_tokenize_main(int argc, char **argv)
+nd_status nd_tokenize(const nd_command_flags *line, int *code)
 {
     nd_tokenize_call call = {0};
+    (void)code;
     catch_signals();
-    nd_status status = nd_tokenize_parse(argc, argv, &call);
-    if (status == ND_OK && call.help) {
-        nd_tokenize_print_help();
-    } else if (status == ND_OK) {
-        status = tokenize(&call);
-    }
+    nd_status status = nd_tokenize_parse(line, &call);
+    status = status == ND_OK ? tokenize(&call) : status;
     nd_tokenize_call_fini(&call);
-    status = status == ND_OK ? nd_process_flush_output() : status;
-    if (status != ND_OK) {
-        nd_log_error("%s", nd_error_last()->message);
-    }
-    return (int)status;
+    return status;
 }

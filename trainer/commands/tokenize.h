@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_COMMANDS_TOKENIZE_H
 #define ND_COMMANDS_TOKENIZE_H
-/* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads, with a loss mask
- * beside them. */
+/* What `ndtrain tokenize` is to do. */
+#include "trainer/commands/command.h"
 #include "trainer/corpus/corpus.h"
 
 typedef struct nd_tokenize_call {
-    bool help;
     const char *tokenizer; /* a tokenizer.json or its folder */
     const char *prefix;    /* of the output */
     nd_corpus_files files;
@@ -18,11 +17,7 @@ typedef struct nd_tokenize_call {
 } nd_tokenize_call;
 
 /* ND_ERR_CONFIG for wrong usage, ND_ERR_DATA for inputs that are not there. */
-nd_status nd_tokenize_parse(int argc, char **argv, nd_tokenize_call *out);
+nd_status nd_tokenize_parse(const nd_command_flags *line, nd_tokenize_call *out);
 void nd_tokenize_call_fini(nd_tokenize_call *call);
-void nd_tokenize_print_help(void);
-
-/* argv[0] is "tokenize". Returns the exit code. */
-int nd_tokenize_main(int argc, char **argv);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "runtime/config/command_flags.h"
+#include "runtime/config/commands.h"
 #include "runtime/config/reader.h"
 
 Test(flags, both_spellings_and_both_forms)
@@ -1016,7 +1016,7 @@ Test(flags, a_typo_of_a_flag_of_a_command_is_named)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *argv[] = {"generate", "--prompt", "--a", (char *)cases[i].word, "3"}, **rest = NULL;
         int count;
-        cr_expect_eq(nd_command_flags_split(&nd_generate_flags, 5, argv, false, &rest, &count),
+        cr_expect_eq(nd_command_split(ND_COMMAND_GENERATE, 5, argv, false, &rest, &count),
                      ND_ERR_CONFIG);
         cr_expect_not_null(strstr(nd_error_last()->message, cases[i].words), "%s: %s",
                            cases[i].word, nd_error_last()->message);

@@ -9,103 +9,12 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
-#include "runtime/base/suggest.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/report/report.h"
 
-/* Command line. */
-
-static nd_status fail_flag(const nd_ckpt_verb *verb, const char *argument)
+const char *nd_ckpt_place(const nd_command_flags *line, int number)
 {
-    nd_suggest search;
-    char name[64];
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(argument, "="), argument);
-    nd_suggest_init(&search, name);
-    nd_suggest_offer(&search, "--help");
-    for (const nd_ckpt_flag *flag = verb->flags; flag->name; flag++) {
-        nd_suggest_offer(&search, flag->name);
-    }
-    return nd_fail(ND_ERR_CONFIG, "ndtrain ckpt %s has no flag %s; %s%s%s", verb->name, name,
-                   search.best ? "did you mean " : "ndtrain ckpt ",
-                   search.best ? search.best : verb->name,
-                   search.best ? "?" : " --help lists them");
-}
-
-/* Index of the flag that begins the argument; -1: none. */
-static int find_flag(const nd_ckpt_verb *verb, const char *argument)
-{
-    size_t length = strcspn(argument, "=");
-    for (int i = 0; verb->flags[i].name; i++) {
-        if (strlen(verb->flags[i].name) == length &&
-            strncmp(verb->flags[i].name, argument, length) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-/* *used: how many arguments the flag took. */
-static nd_status parse_flag(const nd_ckpt_verb *verb, int argc, char **argv, nd_ckpt_call *call,
-                            int *used)
-{
-    int i = find_flag(verb, argv[0]);
-    const char *equals = strchr(argv[0], '=');
-    if (i < 0) {
-        return fail_flag(verb, argv[0]);
-    }
-    const nd_ckpt_flag *flag = &verb->flags[i];
-    if (call->values[i]) {
-        return nd_fail(ND_ERR_CONFIG, "%s is given twice; give it once", flag->name);
-    }
-    *used = 1;
-    if (!flag->value) {
-        call->values[i] = "";
-        return equals ? nd_fail(ND_ERR_CONFIG, "%s takes no value", flag->name) : ND_OK;
-    }
-    if (!equals && argc < 2) {
-        return nd_fail(ND_ERR_CONFIG, "%s needs a value: %s %s", flag->name, flag->name,
-                       flag->value);
-    }
-    *used = equals ? 1 : 2;
-    call->values[i] = equals ? equals + 1 : argv[1];
-    return ND_OK;
-}
-
-nd_status nd_ckpt_parse(const nd_ckpt_verb *verb, int argc, char **argv, nd_ckpt_call *out)
-{
-    nd_ckpt_call call = {0};
-    int places = 0;
-    for (int i = 1, used = 1; i < argc; i += used) {
-        used = 1;
-        if (argv[i][0] == '-' && argv[i][1] != '\0') {
-            ND_TRY(parse_flag(verb, argc - i, argv + i, &call, &used));
-        } else if (places < verb->most) {
-            call.places[places++] = argv[i];
-        } else {
-            return nd_fail(ND_ERR_CONFIG,
-                           "\"%.200s\" is one argument too many; usage: ndtrain "
-                           "ckpt %s %s",
-                           argv[i], verb->name, verb->usage);
-        }
-    }
-    if (places < verb->least) {
-        return nd_fail(ND_ERR_CONFIG, "a folder is missing; usage: ndtrain ckpt %s %s", verb->name,
-                       verb->usage);
-    }
-    *out = call;
-    return ND_OK;
-}
-
-nd_status nd_ckpt_number(const nd_ckpt_flag *flag, const char *text, int64_t least, int64_t *out)
-{
-    size_t length = strlen(text);
-    if (length == 0 || length > 18 || strspn(text, "0123456789") != length ||
-        strtoll(text, NULL, 10) < least) {
-        return nd_fail(ND_ERR_CONFIG, "%s is \"%.60s\"; it must be a whole number from %lld on",
-                       flag->name, text, (long long)least);
-    }
-    *out = strtoll(text, NULL, 10);
-    return ND_OK;
+    return nd_command_flags_next(line, ND_NO_FLAG, &number);
 }
 
 /* Folders. */

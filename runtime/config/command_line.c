@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/suggest.h"
+#include "runtime/config/command_table.h"
+#include "runtime/config/reader.h"
+
+static bool same_name(const char *name, const char *word, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        char c = word[i] == '_' ? '-' : word[i];
+        if (c != name[i]) { /* also at the end of the name */
+            return false;
+        }
+    }
+    return name[size] == '\0';
+}
+
+/* The command's flag that begins the word "--name" or "--name=value"; ND_NO_FLAG: none. */
+static int find_flag(nd_command_id command, const char *word, const char **value)
+{
+    char name[ND_FLAG_NAME_MAX];
+    const char *equals = strchr(word, '=');
+    size_t size = equals ? (size_t)(equals - word) : strlen(word);
+    *value = equals ? equals + 1 : NULL;
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        for (int k = 0; nd_own_flags[i].command == command &&
+                        nd_flag_list_word(nd_own_flags[i].names, k, name, sizeof name);
+             k++) {
+            if (same_name(name, word, size)) {
+                return i;
+            }
+        }
+    }
+    return ND_NO_FLAG;
+}
+
+typedef struct walk {
+    nd_command_id command;
+    int argc;
+    char **argv;
+    int at;   /* the next word */
+    int open; /* a flag that takes further words, or ND_NO_FLAG */
+} walk;
+
+/* The next flag with its value (NULL: none), or (ND_NO_FLAG) a word that belongs to no flag of the
+ * command, as the value. The next word is no value where it is a flag of the command: such a value
+ * is given behind "=". false: the end. */
+static bool next_part(walk *w, int *flag, const char **value)
+{
+    const char *ignored;
+    if (w->at >= w->argc) {
+        return false;
+    }
+    const char *word = w->argv[w->at++];
+    *flag = find_flag(w->command, word, value);
+    if (*flag == ND_NO_FLAG) {
+        w->open = strncmp(word, "--", 2) == 0 ? ND_NO_FLAG : w->open;
+        *flag = w->open;
+        *value = word;
+        return true;
+    }
+    w->open = nd_own_flags[*flag].kind == KIND_WORDS ? *flag : ND_NO_FLAG;
+    if (nd_own_flags[*flag].kind != KIND_SWITCH && !*value && w->at < w->argc &&
+        find_flag(w->command, w->argv[w->at], &ignored) == ND_NO_FLAG) {
+        *value = w->argv[w->at++];
+    }
+    return true;
+}
+
+const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at)
+{
+    walk w = {line->command, line->argc, line->argv, 1, ND_NO_FLAG};
+    const char *value;
+    int found, number = 0;
+    while (next_part(&w, &found, &value)) {
+        if (found == flag && number++ == *at) {
+            ++*at;
+            return value;
+        }
+    }
+    return NULL;
+}
+
+/* Values. */
+
+static nd_status read_whole(const char *name, const nd_own_flag *flag, nd_flag_value *v)
+{
+    char *end, range[64] = "";
+    errno = 0;
+    v->whole = strtoll(v->text, &end, 10);
+    if (end != v->text && !*end && errno == 0 && v->whole >= flag->least &&
+        v->whole <= flag->most) {
+        return ND_OK;
+    }
+    if (flag->most < INT64_MAX) {
+        snprintf(range, sizeof range, " and at most %lld", (long long)flag->most);
+    }
+    return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a whole number of at least %lld%s",
+                   name, v->text, (long long)flag->least, range);
+}
+
+static nd_status read_real(const char *name, nd_flag_value *v)
+{
+    char *end;
+    v->real = strtod(v->text, &end);
+    return end != v->text && !*end && isfinite(v->real)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a number", name, v->text);
+}
+
+/* v->whole is the place among "a|b|c". */
+static nd_status read_choice(const char *name, const nd_own_flag *flag, nd_flag_value *v)
+{
+    const size_t size = strlen(v->text);
+    v->whole = 0;
+    for (const char *p = flag->value; *p; v->whole++) {
+        const size_t n = strcspn(p, "|");
+        if (n == size && memcmp(p, v->text, n) == 0) {
+            return ND_OK;
+        }
+        p += n + (p[n] == '|');
+    }
+    return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be one of %s", name, v->text,
+                   flag->value);
+}
+
+static nd_status take_value(nd_command_flags *line, int number, const char *value)
+{
+    const nd_own_flag *flag = &nd_own_flags[number];
+    nd_flag_value *v = &line->values[number];
+    char name[ND_FLAG_NAME_MAX];
+    nd_flag_list_word(flag->names, 0, name, sizeof name);
+    if (flag->kind == KIND_SWITCH) {
+        v->given = true;
+        return value ? nd_fail(ND_ERR_CONFIG, "%s takes no value", name) : ND_OK;
+    }
+    if (!value) {
+        return nd_fail(ND_ERR_CONFIG, "%s needs a value: %s %s", name, name, flag->value);
+    }
+    if (v->given && flag->kind != KIND_TEXTS && flag->kind != KIND_WORDS) {
+        return nd_fail(ND_ERR_CONFIG, "%s is given twice; give it once", name);
+    }
+    v->given = true;
+    v->text = value;
+    switch (flag->kind) {
+    case KIND_WHOLE:
+        return read_whole(name, flag, v);
+    case KIND_REAL:
+        return read_real(name, v);
+    case KIND_CHOICE:
+        return read_choice(name, flag, v);
+    default:
+        return ND_OK;
+    }
+}
+
+/* A flag or word that a tool does not have. */
+static nd_status fail_word(nd_command_id command, const char *word)
+{
+    const char *program = nd_command_rows[command].program, *title = nd_command_rows[command].name;
+    char names[ND_OWN_FLAG_COUNT][ND_FLAG_NAME_MAX], name[ND_FLAG_NAME_MAX];
+    nd_suggest search;
+    if (word[0] != '-' || !word[1]) {
+        char most[64] = "belongs to no flag";
+        if (nd_command_rows[command].most > 0) {
+            snprintf(most, sizeof most, "is one argument too many, after %d",
+                     nd_command_rows[command].most);
+        }
+        return nd_fail(ND_ERR_CONFIG, "\"%.200s\" %s; usage: %s %s %s", word, most, program, title,
+                       nd_command_rows[command].usage);
+    }
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    nd_suggest_init(&search, name);
+    nd_suggest_offer(&search, "--help");
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        if (nd_own_flags[i].command == command) {
+            nd_flag_list_word(nd_own_flags[i].names, 0, names[i], sizeof names[i]);
+            nd_suggest_offer(&search, names[i]);
+        }
+    }
+    return search.best ? nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; did you mean %s?", program,
+                                 title, name, search.best)
+                       : nd_fail(ND_ERR_CONFIG, "%s %s has no flag %s; %s %s --help lists them",
+                                 program, title, name, program, title);
+}
+
+nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd_command_flags *out)
+{
+    const bool is_tool = !nd_find_worker_command(command);
+    walk w = {command, argc, argv, 1, ND_NO_FLAG};
+    const char *value;
+    int flag;
+    *out = (nd_command_flags){.command = command, .argc = argc, .argv = argv};
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        out->values[i].real = nd_own_flags[i].initial;
+        out->values[i].whole = (int64_t)nd_own_flags[i].initial;
+    }
+    while (next_part(&w, &flag, &value)) {
+        if (flag != ND_NO_FLAG) {
+            ND_TRY(take_value(out, flag, value));
+        } else if (is_tool) {
+            const bool fits =
+                (value[0] != '-' || !value[1]) && out->words < nd_command_rows[command].most;
+            ND_TRY(fits ? ND_OK : fail_word(command, value));
+            out->words++;
+        }
+    }
+    return out->words >= nd_command_rows[command].least
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s is missing; usage: %s %s %s",
+                         nd_command_rows[command].word, nd_command_rows[command].program,
+                         nd_command_rows[command].name, nd_command_rows[command].usage);
+}
+
+nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag)
+{
+    const char *text = line->values[flag].text;
+    return text && text[0] ? ND_OK
+                           : nd_fail(ND_ERR_CONFIG, "%.*s is missing: %s",
+                                     (int)strcspn(nd_own_flags[flag].names, " "),
+                                     nd_own_flags[flag].names, nd_own_flags[flag].help);
+}
+
+/* Settings of a run beside the flags of a worker's command. */
+
+/* ND_ERR_CONFIG when the word is one of the refusal's flags. */
+static nd_status check_refused(const nd_refusal *r, const char *word)
+{
+    char name[ND_FLAG_NAME_MAX];
+    const size_t size = strcspn(word, "=");
+    if (strncmp(word, "--", 2) != 0) {
+        return ND_OK;
+    }
+    for (int i = 0; nd_flag_list_word(r->names, i, name, sizeof name); i++) {
+        if (same_name(name, word + 2, size - 2)) {
+            return nd_fail(ND_ERR_CONFIG, "--%s: %s", name, r->sentence);
+        }
+    }
+    return ND_OK;
+}
+
+/* A word that is none of the command's flags. */
+static nd_status check_setting(const nd_worker_command *command, const char *word)
+{
+    const char *names[ND_OWN_FLAG_COUNT + 1] = {NULL};
+    char otherwise[80];
+    int count = 0;
+    for (const nd_refusal *r = command->refused; r && r->names; r++) {
+        ND_TRY(check_refused(r, word));
+    }
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        if (nd_own_flags[i].command == command->command) { /* which have one name each */
+            names[count++] = nd_own_flags[i].names + 2;
+        }
+    }
+    snprintf(otherwise, sizeof otherwise, "ndtrain %s --help lists those of the command, ",
+             nd_command_rows[command->command].name);
+    return nd_flags_check(word, names, otherwise);
+}
+
+nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,
+                           int *count)
+{
+    const nd_worker_command *c = nd_find_worker_command(command);
+    const char *const *settings = c->settings;
+    const char *value;
+    bool unless = false;
+    int settings_count = 0, n = 0, flag;
+    while (settings[settings_count]) {
+        settings_count++;
+    }
+    for (walk w = {command, argc, argv, 1, ND_NO_FLAG}; next_part(&w, &flag, &value);) {
+        ND_TRY(flag == ND_NO_FLAG && !own ? check_setting(c, value) : ND_OK);
+        unless |= flag == c->settings_unless && flag != ND_NO_FLAG;
+    }
+    ND_TRY(ND_ALLOC(argc + settings_count + 1, out));
+    (*out)[n++] = argv[0];
+    for (int i = 0; i < settings_count && !own && !unless; i++) {
+        (*out)[n++] = (char *)settings[i];
+    }
+    for (walk w = {command, argc, argv, 1, ND_NO_FLAG}; w.at < argc;) {
+        const int begin = w.at;
+        next_part(&w, &flag, &value);
+        for (int i = begin; i < w.at && (flag != ND_NO_FLAG) == own; i++) {
+            (*out)[n++] = argv[i];
+        }
+    }
+    *count = n;
+    return ND_OK;
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_CONFIG_COMMANDS_H
+#define ND_CONFIG_COMMANDS_H
+/*
+ * Commands with flags of their own (commands.def). Tools, such as `ndtrain ckpt ls RUN --json`,
+ * have these alone. Others are workers of a job, whose flags stand among the settings of a run:
+ * `generate --model DIR --top-k 5 --tp-size 2`. ndlaunch starts them too: it reads the settings,
+ * and passes the command's own flags on. The meaning of a flag is with the command
+ * (trainer/commands, launcher).
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+typedef enum nd_command_id {
+    ND_COMMAND_NONE, /* no flags of its own */
+#define ND_COMMAND(id, ...) ND_COMMAND_##id,
+#define ND_OWN_SWITCH(...)
+#define ND_OWN_TEXT(...)
+#define ND_OWN_NUMBER(...)
+#include "runtime/config/commands.def"
+#undef ND_COMMAND
+#undef ND_OWN_SWITCH
+#undef ND_OWN_TEXT
+#undef ND_OWN_NUMBER
+    ND_COMMAND_COUNT
+} nd_command_id;
+
+/* The flags of all commands: ND_GENERATE_MODEL, ND_CKPT_LS_JSON, ... */
+typedef enum nd_own_flag_id {
+#define ND_COMMAND(...)
+#define ND_OWN_SWITCH(command, id, ...) ND_##command##_##id,
+#define ND_OWN_TEXT(command, id, ...)   ND_##command##_##id,
+#define ND_OWN_NUMBER(command, id, ...) ND_##command##_##id,
+#include "runtime/config/commands.def"
+#undef ND_COMMAND
+#undef ND_OWN_SWITCH
+#undef ND_OWN_TEXT
+#undef ND_OWN_NUMBER
+    ND_OWN_FLAG_COUNT
+} nd_own_flag_id;
+
+const char *nd_command_name(nd_command_id command);  /* "ckpt ls" */
+const char *nd_command_usage(nd_command_id command); /* "[RUN|CHECKPOINT] [--json]" */
+/* The worker's command of this name that ndlaunch starts too; ND_COMMAND_NONE: there is none. */
+nd_command_id nd_command_find(const char *name);
+/*
+ * A word in the place of a command which `program` ("ndlaunch", "ndtrain") does not have.
+ * ND_ERR_CONFIG when the other program has it, or when it is nearly the name of a command; ND_OK
+ * when there is nothing to say of it.
+ */
+nd_status nd_command_check_name(const char *program, const char *word);
+void nd_command_print_help(nd_command_id command);
+bool nd_command_wants_help(int argc, char **argv); /* --help or -h stands behind argv[0] */
+
+typedef struct nd_flag_value {
+    bool given;
+    const char *text; /* NULL: not given, or a switch; the last one of several */
+    int64_t whole;    /* of a choice: its place among the values, 0 if not given */
+    double real;
+} nd_flag_value;
+
+/* A command line; borrows its words. */
+typedef struct nd_command_flags {
+    nd_command_id command;
+    int argc;
+    char **argv;
+    nd_flag_value values[ND_OWN_FLAG_COUNT]; /* by nd_own_flag_id */
+    int words;                               /* that belong to no flag */
+} nd_command_flags;
+
+/* Reads and checks the command's own flags; argv[0] is skipped. ND_ERR_CONFIG names the flag and
+ * what it takes. Words and flags that the command does not have are an error for a tool; those of a
+ * worker's command are settings, and are left to nd_command_split. */
+nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv,
+                                nd_command_flags *out);
+enum { ND_NO_FLAG = -1 };
+/* The values of a flag one after the other, or (ND_NO_FLAG, of a tool) the words that belong to
+ * none; NULL behind the last. *at is 0 before the first. */
+const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at);
+/* ND_ERR_CONFIG: the flag is not given, or empty; says what it is for. */
+nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag);
+
+/*
+ * The words of a worker's command line without the command's own flags, behind argv[0] and the
+ * settings that the command brings; or (own) with them alone, behind argv[0]. *out ends with NULL;
+ * it is owned by the caller, but not its words. ND_ERR_CONFIG (not `own`): a flag of neither; names
+ * the nearest one.
+ */
+nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,
+                           int *count);
+
+#endif
