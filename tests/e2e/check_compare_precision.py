@@ -94,15 +94,16 @@ def check_table(out, printed):
 
 
 def check_page(out):
-    """All runs are in the chart of the loss, with their values."""
+    """All runs have a curve of the loss, with their values."""
     page = (out / "precision.html").read_text()
-    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))["charts"][0]
+    runs = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S).group(1))["runs"]
     wanted = [f"{name}-seed{seed}" for name in PRECISIONS for seed in SEEDS]
-    check([line["name"] for line in data["lines"]] == wanted, f"curves {[line['name'] for line in data['lines']]}")
-    for line in data["lines"]:
-        losses = [s["loss"] for s in lines_of(out / line["name"]) if "loss" in s]
-        close = all(abs(drawn - loss) < 1e-3 for drawn, loss in zip(line["mean"], losses))
-        check(line["step"] == list(range(1, STEPS + 1)) and close, f"{line['name']} is drawn as {line['mean']}")
+    check([run["name"] for run in runs] == wanted, f"runs {[run['name'] for run in runs]}")
+    for run in runs:
+        curve = run["curves"]["loss"]
+        losses = [s["loss"] for s in lines_of(out / run["name"]) if "loss" in s]
+        close = all(abs(drawn - loss) < 1e-3 for drawn, loss in zip(curve["mean"], losses))
+        check(curve["step"] == list(range(1, STEPS + 1)) and close, f"{run['name']} is drawn as {curve['mean']}")
 
 
 def main():

@@ -109,7 +109,7 @@ def check_text(page, runs):
     check(len(text) < 1 << 20, f"{page} has {len(text)} bytes")
     check("http:" not in text and "https:" not in text, f"{page} names an address of the network")
     check("<img" not in text and text.count("<script>") == 1, f"{page} has markup from a run")
-    check(len(data_of(page)["charts"]) >= 6, f"{page} lacks charts")
+    check(all(len(run["curves"]) >= 6 for run in data_of(page)["runs"]), f"{page} lacks curves")
     for run in runs:
         check(run.name in text, f"{page} does not name {run.name}")
 
@@ -299,7 +299,7 @@ def check_many(ndtrain, folder):
     report(ndtrain, folder, "many", "-o", "many.html")
     seconds = time.monotonic() - begin
     size = (folder / "many.html").stat().st_size
-    highest = max(data_of(folder / "many.html")["charts"][0]["lines"][0]["high"])
+    highest = max(data_of(folder / "many.html")["runs"][0]["curves"]["loss"]["high"])
     check(highest == 50, f"the spike is gone: the highest value is {highest}")
     check(size < 200000 and seconds < MANY_SECONDS, f"a report of {MANY} steps has {size} bytes and took {seconds:.1f} s")
     drawn = ""
@@ -344,11 +344,10 @@ def check_most_runs(ndtrain, folder):
     check(str(MOST_RUNS) in said, f"{MOST_RUNS} runs are not the most of a page: {said!r}")
     report(ndtrain, folder, *names, "-o", "most.html")
     check_text(folder / "most.html", [folder / name for name in names])
-    charts = [chart["lines"] for chart in data_of(folder / "most.html")["charts"]]
-    check(len(charts) == 9, f"{len(charts)} charts")
-    for lines in charts:
-        check(len(lines) == MOST_RUNS and all(len(line["step"]) >= 20 for line in lines), "a curve has fewer than 20 intervals")
-    check([max(line["high"]) > 50 for line in charts[0]] == [i == 7 for i in range(MOST_RUNS)], "the spike of one run is gone")
+    curves = [run["curves"] for run in data_of(folder / "most.html")["runs"]]
+    check(len(curves) == MOST_RUNS and all(len(curve["step"]) >= 20 for run in curves for curve in run.values()),
+          "a curve has fewer than 20 intervals")
+    check([max(run["loss"]["high"]) > 50 for run in curves] == [i == 7 for i in range(MOST_RUNS)], "the spike of one run is gone")
     return f"{MOST_RUNS} noisy runs, {(folder / 'most.html').stat().st_size >> 10} KiB"
 
 

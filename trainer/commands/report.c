@@ -104,10 +104,8 @@ static nd_status report(const report_call *call)
         ND_TRY_OUT(nd_run_view_open(call->runs[i], now, &views[i]));
     }
     name_runs(views, call->count);
-    const nd_page page = {.runs = views,
-                          .count = call->count,
-                          .kind = call->markdown ? ND_DOC_MARKDOWN : ND_DOC_HTML,
-                          .now = now};
+    const nd_page page = {
+        .runs = views, .count = call->count, .markdown = call->markdown, .now = now};
     status = write_report(call, &page);
 out:
     for (int i = 0; i < call->count; i++) {

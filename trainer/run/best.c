@@ -81,15 +81,18 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
     int count = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", run));
-    ND_TRY_OUT(nd_metrics_read(path, 1, &metrics));
+    ND_TRY_OUT(nd_metrics_read(path, &metrics));
     ND_TRY_OUT(nd_checkpoint_list(run, &saved, &count));
-    for (size_t i = 0; i < metrics.validation_count; i++) {
-        const nd_validation_row *row = &metrics.validations[i];
-        if (row->step <= step) {
-            nd_run_best_validated(&found, config, row->step, row->loss);
-            if (is_among(saved, count, row->step)) {
-                nd_run_best_saving(&found, row->step);
-                nd_run_best_saved(&found, row->step);
+    const nd_metric_table *validations = &metrics.validations;
+    const double *steps = nd_metrics_column(&metrics, validations, "step");
+    const double *losses = nd_metrics_column(&metrics, validations, "validation_loss");
+    for (size_t i = 0; i < validations->rows; i++) {
+        const int64_t at = (int64_t)steps[i];
+        if (at <= step) {
+            nd_run_best_validated(&found, config, at, losses[i]);
+            if (is_among(saved, count, at)) {
+                nd_run_best_saving(&found, at);
+                nd_run_best_saved(&found, at);
             }
         }
     }

@@ -12,6 +12,7 @@ void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
     curve->first = first;
     curve->last = last;
     curve->parts = steps < parts ? (int)steps : parts;
+    curve->parts_per_step = (double)curve->parts / (double)steps;
     curve->not_finite = 0;
     curve->low = INFINITY;
     curve->high = -INFINITY;
@@ -30,8 +31,7 @@ void nd_curve_add(nd_curve *curve, int64_t step, double value)
         curve->not_finite++;
         return;
     }
-    double steps = (double)(curve->last - curve->first) + 1;
-    int i = (int)((double)(step - curve->first) * curve->parts / steps);
+    int i = (int)((double)(step - curve->first) * curve->parts_per_step);
     nd_curve_part *part = &curve->part[i < curve->parts ? i : curve->parts - 1];
     part->step += (double)step;
     part->mean += value;
@@ -57,20 +57,20 @@ void nd_curve_end(nd_curve *curve)
     curve->parts = kept;
 }
 
-static void swap(float *a, float *b)
+static void swap(double *a, double *b)
 {
-    float t = *a;
+    double t = *a;
     *a = *b;
     *b = t;
 }
 
 /* Hoare's selection: afterwards values[k] is what a sort would put there, none before it is larger
  * and none behind it smaller. */
-static float select_at(float *values, size_t count, size_t k)
+static double select_at(double *values, size_t count, size_t k)
 {
     size_t low = 0, high = count - 1;
     while (low < high) {
-        float pivot = values[low + (high - low) / 2];
+        double pivot = values[low + (high - low) / 2];
         size_t i = low, j = high;
         for (;;) {
             while (values[i] < pivot) {
@@ -94,20 +94,20 @@ static float select_at(float *values, size_t count, size_t k)
     return values[k];
 }
 
-double nd_median(float *values, size_t count)
+double nd_median(double *values, size_t count)
 {
     if (count == 0) {
         return NAN;
     }
-    float upper = select_at(values, count, count / 2);
+    double upper = select_at(values, count, count / 2);
     if (count % 2 == 1) {
-        return (double)upper;
+        return upper;
     }
-    float lower = values[0]; /* the largest of the lower half */
+    double lower = values[0]; /* the largest of the lower half */
     for (size_t i = 1; i < count / 2; i++) {
         lower = values[i] > lower ? values[i] : lower;
     }
-    return ((double)lower + (double)upper) / 2;
+    return (lower + upper) / 2;
 }
 
 /* Digits behind the point, so that `digits` are significant. */

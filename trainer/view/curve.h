@@ -19,8 +19,9 @@ typedef struct nd_curve_part {
 typedef struct nd_curve {
     int64_t first, last; /* steps */
     int parts;
-    int64_t not_finite; /* values that are not drawn */
-    double low, high;   /* of all parts; low > high: there is no value */
+    double parts_per_step; /* while values are added */
+    int64_t not_finite;    /* values that are not drawn */
+    double low, high;      /* of all parts; low > high: there is no value */
     nd_curve_part part[ND_CURVE_MAX];
 } nd_curve;
 
@@ -32,7 +33,7 @@ void nd_curve_end(nd_curve *curve);
 
 /* The median of the values, which are put into another order; the mean of the middle two of an even
  * number. NaN of none. */
-double nd_median(float *values, size_t count);
+double nd_median(double *values, size_t count);
 
 /* A number for a person, with `digits` significant digits: "0.00031", "12.3 k", "1.25 M",
  * "3.1e-07"; "-" when it is not finite. Returns text. */

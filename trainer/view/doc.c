@@ -3,231 +3,248 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/printable.h"
+#include "trainer/view/curve.h"
 
-enum { SAY_MAX_BYTES = 4096 };
+/* Building. */
 
-/* Characters that mean something in Markdown anywhere in a line; those that do so at its beginning
- * only cannot stand there, since every text follows other text or a blank. */
-static const char markdown_specials[] = "\\`*_{}[]<>|&#~$!";
-
-/* One printable character of one byte. */
-static void put_plain(nd_doc *doc, char c)
+json_t *nd_doc_text(const char *text, const char *keep)
 {
-    const char *entity = c == '&'    ? "&amp;"
-                         : c == '<'  ? "&lt;"
-                         : c == '>'  ? "&gt;"
-                         : c == '"'  ? "&quot;"
-                         : c == '\'' ? "&#39;"
-                                     : NULL;
-    bool html = doc->kind == ND_DOC_HTML;
-    bool angle = c == '<' || c == '>' || c == '&'; /* Markdown may hold HTML */
-    if (entity && (html || angle)) {
-        fputs(entity, doc->out);
-        return;
+    const size_t size = 6 * strlen(text) + 1; /* of \u202e for one byte; a character has more */
+    char *shown = malloc(size);
+    if (!shown) {
+        return NULL;
     }
-    if (!html && strchr(markdown_specials, c)) {
-        fputc('\\', doc->out);
-    }
-    fputc(c, doc->out);
+    nd_escape(shown, size, text, keep);
+    json_t *value = json_string(shown);
+    free(shown);
+    return value;
 }
 
-void nd_doc_text(nd_doc *doc, const char *text)
+static json_t *format_text(const char *format, va_list args)
 {
-    size_t left = strlen(text);
-    while (left > 0) {
-        unsigned code = 0;
-        int length = nd_utf8_decode(text, left, &code);
-        if (length == 1 && nd_is_printable_code(code)) {
-            put_plain(doc, *text);
-        } else if (length > 1 && nd_is_printable_code(code)) {
-            fwrite(text, 1, (size_t)length, doc->out);
-        } else {
-            const char *slash = doc->kind == ND_DOC_MARKDOWN ? "\\\\" : "\\";
-            bool byte = length <= 1;
-            fprintf(doc->out, byte ? "%sx%02x" : "%su%04x", slash,
-                    byte ? (unsigned)(unsigned char)*text : code);
-        }
-        length = length > 0 ? length : 1;
-        text += length;
-        left -= (size_t)length;
+    char *text = NULL;
+    if (vasprintf(&text, format, args) < 0) {
+        return NULL;
+    }
+    json_t *value = nd_doc_text(text, "");
+    free(text);
+    return value;
+}
+
+json_t *nd_cell(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    json_t *cell = format_text(format, args);
+    va_end(args);
+    return cell;
+}
+
+json_t *nd_cell_figure(double value, int digits)
+{
+    char text[64];
+    return json_string(nd_figure(text, sizeof text, value, digits));
+}
+
+json_t *nd_cell_share(double share)
+{
+    return json_real(!(share > 0) ? 0 : share > 1 ? 1 : round(share * 1e4) / 1e4);
+}
+
+void nd_doc_init(nd_doc *doc)
+{
+    *doc = (nd_doc){.blocks = json_array()};
+}
+
+void nd_doc_fini(nd_doc *doc)
+{
+    json_decref(doc->blocks);
+    json_decref(doc->table);
+    *doc = (nd_doc){0};
+}
+
+static void end_table(nd_doc *doc)
+{
+    if (doc->table) {
+        nd_json_append(&doc->blocks, doc->table);
+        doc->table = NULL;
     }
 }
 
-void nd_doc_heading(nd_doc *doc, int level, const char *text)
+json_t *nd_doc_end(nd_doc *doc)
 {
-    if (doc->kind == ND_DOC_HTML) {
-        fprintf(doc->out, "<h%d>", level);
-        nd_doc_text(doc, text);
-        fprintf(doc->out, "</h%d>\n", level);
-        return;
-    }
-    fprintf(doc->out, "\n%.*s ", level, "######");
-    nd_doc_text(doc, text);
-    fputs("\n\n", doc->out);
+    end_table(doc);
+    json_t *blocks = doc->blocks;
+    doc->blocks = NULL;
+    return blocks;
+}
+
+/* Steals the value. */
+static void add_block(nd_doc *doc, const char *kind, json_t *value)
+{
+    json_t *block = json_object();
+    end_table(doc);
+    nd_json_set(&block, kind, value);
+    nd_json_append(&doc->blocks, block);
+}
+
+void nd_doc_heading(nd_doc *doc, const char *text)
+{
+    add_block(doc, "heading", nd_doc_text(text, ""));
 }
 
 void nd_doc_say(nd_doc *doc, const char *format, ...)
 {
-    char text[SAY_MAX_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    add_block(doc, "say", format_text(format, args));
     va_end(args);
-    fputs(doc->kind == ND_DOC_HTML ? "<p>" : "", doc->out);
-    nd_doc_text(doc, text);
-    fputs(doc->kind == ND_DOC_HTML ? "</p>\n" : "\n\n", doc->out);
 }
 
-/* In Markdown each line is indented, which keeps it from ending the block. */
 void nd_doc_code(nd_doc *doc, const char *text)
 {
-    bool html = doc->kind == ND_DOC_HTML;
-    fputs(html ? "<pre>" : "\n", doc->out);
-    while (*text) {
-        char line[1024];
-        size_t length = strcspn(text, "\n");
-        size_t taken = length < sizeof line ? length : sizeof line - 1;
-        while (taken < length && taken > 1 && ((unsigned char)text[taken] & 0xc0) == 0x80) {
-            taken--; /* a character is not cut */
-        }
-        memcpy(line, text, taken);
-        line[taken] = '\0';
-        if (html) {
-            nd_doc_text(doc, line);
-            fputs(taken == length ? "\n" : "", doc->out);
-        } else {
-            char shown[sizeof line * 4];
-            nd_escape(shown, sizeof shown, line, "");
-            fprintf(doc->out, "    %s\n", shown);
-        }
-        text += taken + (taken == length && text[taken] == '\n');
-    }
-    fputs(html ? "</pre>\n" : "\n", doc->out);
+    add_block(doc, "code", nd_doc_text(text, "\n\t"));
 }
 
-void nd_doc_table_begin(nd_doc *doc, bool words, int columns, const char *const *heads)
+void nd_doc_fold(nd_doc *doc, const char *title)
 {
-    if (doc->kind == ND_DOC_HTML) {
-        fprintf(doc->out, "<div class=\"scroll\"><table%s>\n<thead><tr>",
-                words ? " class=\"words\"" : "");
-        for (int i = 0; i < columns; i++) {
-            fputs("<th>", doc->out);
-            nd_doc_text(doc, heads[i]);
-            fputs("</th>", doc->out);
-        }
-        fputs("</tr></thead>\n<tbody>\n", doc->out);
-        return;
-    }
-    fputs("|", doc->out);
-    for (int i = 0; i < columns; i++) {
-        fputs(" ", doc->out);
-        nd_doc_text(doc, heads[i]);
-        fputs(" |", doc->out);
-    }
-    fputs("\n|", doc->out);
-    for (int i = 0; i < columns; i++) {
-        fputs(i > 0 && !words ? "---:|" : "---|", doc->out);
-    }
-    fputs("\n", doc->out);
-}
-
-void nd_doc_row_begin(nd_doc *doc)
-{
-    doc->column = 0;
-    fputs(doc->kind == ND_DOC_HTML ? "<tr>" : "|", doc->out);
-}
-
-static void open_cell(nd_doc *doc)
-{
-    bool html = doc->kind == ND_DOC_HTML;
-    fputs(!html ? " " : doc->column == 0 ? "<th scope=\"row\">" : "<td>", doc->out);
-}
-
-static void close_cell(nd_doc *doc)
-{
-    bool html = doc->kind == ND_DOC_HTML;
-    fputs(!html ? " |" : doc->column == 0 ? "</th>" : "</td>", doc->out);
-    doc->column++;
-}
-
-void nd_doc_cell(nd_doc *doc, const char *text)
-{
-    open_cell(doc);
-    nd_doc_text(doc, text);
-    close_cell(doc);
-}
-
-void nd_doc_cellf(nd_doc *doc, const char *format, ...)
-{
-    char text[SAY_MAX_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    nd_doc_cell(doc, text);
-}
-
-void nd_doc_cell_share(nd_doc *doc, double share)
-{
-    double percent = isfinite(share) ? share * 100 : 0;
-    percent = percent < 0 ? 0 : percent > 100 ? 100 : percent;
-    open_cell(doc);
-    if (doc->kind ==
-        ND_DOC_HTML) { /* SVG needs no style of its own, which the page's rules forbid */
-        fprintf(doc->out,
-                "<svg class=\"bar\" viewBox=\"0 0 100 8\" preserveAspectRatio=\"none\">"
-                "<rect width=\"%.2f\" height=\"8\"/></svg> ",
-                percent);
-    }
-    fprintf(doc->out, "%.1f %%", percent);
-    close_cell(doc);
-}
-
-void nd_doc_row_end(nd_doc *doc)
-{
-    fputs(doc->kind == ND_DOC_HTML ? "</tr>\n" : "\n", doc->out);
-}
-
-void nd_doc_table_end(nd_doc *doc)
-{
-    fputs(doc->kind == ND_DOC_HTML ? "</tbody></table></div>\n" : "\n", doc->out);
-}
-
-void nd_doc_fold_begin(nd_doc *doc, const char *title)
-{
-    if (doc->kind == ND_DOC_HTML) {
-        fputs("<details><summary>", doc->out);
-        nd_doc_text(doc, title);
-        fputs("</summary>\n", doc->out);
-        return;
-    }
-    nd_doc_heading(doc, 3, title);
+    add_block(doc, "fold", nd_doc_text(title, ""));
 }
 
 void nd_doc_fold_end(nd_doc *doc)
 {
-    fputs(doc->kind == ND_DOC_HTML ? "</details>\n" : "", doc->out);
+    add_block(doc, "unfold", json_true());
 }
 
-void nd_doc_json_text(FILE *out, const char *text)
+/* Adds to an array of the table. */
+static void add_to_table(nd_doc *doc, const char *list, json_t *value)
 {
-    size_t left = strlen(text);
-    while (left > 0) {
-        unsigned code = 0;
-        int length = nd_utf8_decode(text, left, &code);
-        bool plain = length > 0 && nd_is_printable_code(code) && !strchr("<>&\"'\\", *text);
-        if (plain) {
-            fwrite(text, 1, (size_t)length, out);
-        } else if (length > 0 && code < 0x10000) {
-            fprintf(out, "\\u%04x", code);
+    if (json_array_append_new(json_object_get(doc->table, list), value) != 0) {
+        json_decref(doc->blocks);
+        doc->blocks = NULL;
+    }
+}
+
+void nd_doc_table(nd_doc *doc, bool words, const char *heads)
+{
+    end_table(doc);
+    doc->table = json_pack("{s:[], s:b, s:[]}", "heads", "words", words, "rows");
+    for (const char *head = heads; head;) {
+        const size_t length = strcspn(head, "|");
+        add_to_table(doc, "heads", json_stringn(head, length));
+        head = head[length] ? head + length + 1 : NULL;
+    }
+}
+
+void nd_doc_head(nd_doc *doc, const char *head)
+{
+    add_to_table(doc, "heads", nd_doc_text(head, ""));
+}
+
+void nd_doc_row(nd_doc *doc, json_t **cells, size_t count)
+{
+    json_t *row = json_array();
+    for (size_t i = 0; i < count; i++) {
+        nd_json_append(&row, cells[i]);
+    }
+    add_to_table(doc, "rows", row);
+}
+
+/* Markdown. */
+
+/* These mean something anywhere in a line; those that do so at its beginning only cannot stand
+ * there, since every text follows other text or a blank. Markdown may hold HTML. */
+void nd_doc_write_markdown_text(const char *text, FILE *out)
+{
+    for (; *text; text++) {
+        const char *entity = *text == '&'   ? "&amp;"
+                             : *text == '<' ? "&lt;"
+                             : *text == '>' ? "&gt;"
+                                            : NULL;
+        if (entity) {
+            fputs(entity, out);
         } else {
-            fputs("\\ufffd", out);
+            fputs(strchr("\\`*_{}[]|#~$!", *text) ? "\\" : "", out);
+            fputc(*text, out);
         }
-        length = length > 0 ? length : 1;
-        text += length;
-        left -= (size_t)length;
+    }
+}
+
+static void write_paragraph(const char *before, const char *text, const char *after, FILE *out)
+{
+    fputs(before, out);
+    nd_doc_write_markdown_text(text, out);
+    fputs(after, out);
+}
+
+/* Each line is indented, which keeps it from ending the block. */
+static void write_code(const char *text, FILE *out)
+{
+    fputs("\n", out);
+    while (*text) {
+        const size_t length = strcspn(text, "\n");
+        fprintf(out, "    %.*s\n", (int)length, text);
+        text += length + (text[length] == '\n');
+    }
+    fputs("\n", out);
+}
+
+static void write_row(const json_t *cells, FILE *out)
+{
+    const json_t *cell;
+    size_t i;
+    fputs("|", out);
+    json_array_foreach(cells, i, cell)
+    {
+        if (json_is_number(cell)) {
+            fprintf(out, " %.1f %% |", 100 * json_number_value(cell));
+        } else {
+            write_paragraph(" ", json_string_value(cell), " |", out);
+        }
+    }
+    fputs("\n", out);
+}
+
+static void write_table(const json_t *table, FILE *out)
+{
+    const json_t *heads = json_object_get(table, "heads"), *row;
+    const bool words = json_is_true(json_object_get(table, "words"));
+    size_t i;
+    write_row(heads, out);
+    fputs("|", out);
+    for (i = 0; i < json_array_size(heads); i++) {
+        fputs(i > 0 && !words ? "---:|" : "---|", out);
+    }
+    fputs("\n", out);
+    json_array_foreach(json_object_get(table, "rows"), i, row)
+    {
+        write_row(row, out);
+    }
+    fputs("\n", out);
+}
+
+void nd_doc_write_markdown(const json_t *blocks, FILE *out)
+{
+    const json_t *block;
+    size_t i;
+    json_array_foreach(blocks, i, block)
+    {
+        const char *heading = json_string_value(json_object_get(block, "heading"));
+        const char *fold = json_string_value(json_object_get(block, "fold"));
+        const char *say = json_string_value(json_object_get(block, "say"));
+        const char *code = json_string_value(json_object_get(block, "code"));
+        if (heading || fold) {
+            write_paragraph(heading ? "\n## " : "\n### ", heading ? heading : fold, "\n\n", out);
+        } else if (say) {
+            write_paragraph("", say, "\n\n", out);
+        } else if (code) {
+            write_code(code, out);
+        } else if (json_object_get(block, "heads")) {
+            write_table(block, out);
+        }
     }
 }

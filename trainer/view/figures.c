@@ -47,51 +47,48 @@ static double figure_of(const nd_run_view *run, const figure *f)
     return value;
 }
 
-static const char *format_figure(char text[ND_SHORT], const figure *f, double value)
+static void format_figure(char text[ND_SHORT], const figure *f, double value)
 {
-    if (!isfinite(value)) {
-        return "-";
-    }
-    switch (f->kind) {
-    case FIGURE_NUMBER:
-        return nd_figure(text, ND_SHORT, value, 5);
-    case FIGURE_BYTES:
-        return nd_bytes_format(text, ND_SHORT, value);
-    case FIGURE_SECONDS:
-        return nd_duration_format(text, ND_SHORT, value);
-    case FIGURE_SHARE:
+    if (f->kind == FIGURE_NUMBER || !isfinite(value)) {
+        nd_figure(text, ND_SHORT, value, 5);
+    } else if (f->kind == FIGURE_BYTES) {
+        nd_bytes_format(text, ND_SHORT, value);
+    } else if (f->kind == FIGURE_SECONDS) {
+        nd_duration_format(text, ND_SHORT, value);
+    } else {
         snprintf(text, ND_SHORT, "%.1f %%", value * 100);
-        return text;
     }
-    return "-";
+}
+
+/* The table has a column for each run. */
+static void begin_table(nd_doc *doc, bool words, const char *first, const nd_run_view *runs,
+                        int count)
+{
+    nd_doc_table(doc, words, first);
+    for (int i = 0; i < count; i++) {
+        nd_doc_head(doc, runs[i].name);
+    }
 }
 
 static void write_figure(nd_doc *doc, const figure *f, const nd_run_view *runs, int count)
 {
-    double first = figure_of(&runs[0], f);
-    char text[ND_SHORT];
-    nd_doc_row_begin(doc);
-    nd_doc_cell(doc, f->name);
+    const double first = figure_of(&runs[0], f);
+    json_t *cells[ND_PAGE_RUNS_MAX + 1] = {nd_cell("%s", f->name)};
     for (int i = 0; i < count; i++) {
-        double value = figure_of(&runs[i], f);
-        const char *shown = format_figure(text, f, value);
-        if (i > 0 && f->compares && isfinite(value) && isfinite(first) && first != 0) {
-            nd_doc_cellf(doc, "%s (%+.2f %%)", shown, (value / first - 1) * 100);
-        } else {
-            nd_doc_cell(doc, shown);
-        }
+        const double value = figure_of(&runs[i], f);
+        char text[ND_SHORT];
+        format_figure(text, f, value);
+        cells[i + 1] = i > 0 && f->compares && isfinite(value / first)
+                           ? nd_cell("%s (%+.2f %%)", text, (value / first - 1) * 100)
+                           : nd_cell("%s", text);
     }
-    nd_doc_row_end(doc);
+    nd_doc_row(doc, cells, (size_t)count + 1);
 }
 
 static void write_figures(nd_doc *doc, const nd_run_view *runs, int count)
 {
-    const char *heads[ND_PAGE_RUNS_MAX + 1] = {""};
-    for (int i = 0; i < count; i++) {
-        heads[i + 1] = runs[i].name;
-    }
-    nd_doc_heading(doc, 2, count > 1 ? "Figures; in brackets against the first run" : "Figures");
-    nd_doc_table_begin(doc, false, count + 1, heads);
+    nd_doc_heading(doc, count > 1 ? "Figures; in brackets against the first run" : "Figures");
+    begin_table(doc, false, "", runs, count);
     for (size_t k = 0; k < sizeof figures / sizeof *figures; k++) {
         bool known = false;
         for (int i = 0; i < count; i++) {
@@ -101,7 +98,6 @@ static void write_figures(nd_doc *doc, const nd_run_view *runs, int count)
             write_figure(doc, &figures[k], runs, count);
         }
     }
-    nd_doc_table_end(doc);
 }
 
 static const json_t *setting_of(const nd_run_view *run, const char *key)
@@ -119,42 +115,71 @@ static bool differs(const char *key, const nd_run_view *runs, int count)
     return false;
 }
 
-static nd_status write_difference(nd_doc *doc, const char *key, const nd_run_view *runs, int count)
-{
-    nd_doc_row_begin(doc);
-    nd_doc_cell(doc, key);
-    for (int i = 0; i < count; i++) {
-        char *text = NULL;
-        ND_TRY(nd_run_view_text(setting_of(&runs[i], key), &text));
-        nd_doc_cell(doc, text);
-        free(text);
-    }
-    nd_doc_row_end(doc);
-    return ND_OK;
-}
-
 /* Settings of the first run with another value in some other one. */
-static nd_status write_differences(nd_doc *doc, const nd_run_view *runs, int count)
+static void write_differences(nd_doc *doc, const nd_run_view *runs, int count)
 {
-    const char *heads[ND_PAGE_RUNS_MAX + 1] = {"setting"}, *key;
-    json_t *config = json_object_get(runs[0].record, "config"), *value;
-    for (int i = 0; i < count; i++) {
-        heads[i + 1] = runs[i].name;
-    }
-    nd_doc_heading(doc, 2, "Settings that differ between the runs");
-    nd_doc_table_begin(doc, true, count + 1, heads);
-    json_object_foreach(config, key, value)
+    const char *key;
+    json_t *value;
+    nd_doc_heading(doc, "Settings that differ between the runs");
+    begin_table(doc, true, "setting", runs, count);
+    json_object_foreach(json_object_get(runs[0].record, "config"), key, value)
     {
-        if (differs(key, runs, count)) {
-            ND_TRY(write_difference(doc, key, runs, count));
+        json_t *cells[ND_PAGE_RUNS_MAX + 1] = {nd_cell("%s", key)};
+        if (!differs(key, runs, count)) {
+            json_decref(cells[0]);
+            continue;
         }
+        for (int i = 0; i < count; i++) {
+            cells[i + 1] = nd_section_value(setting_of(&runs[i], key));
+        }
+        nd_doc_row(doc, cells, (size_t)count + 1);
     }
-    nd_doc_table_end(doc);
-    return ND_OK;
 }
 
-nd_status nd_sections_compare(nd_doc *doc, const nd_run_view *runs, int count)
+void nd_section_compare(nd_doc *doc, const nd_run_view *runs, int count)
 {
     write_figures(doc, runs, count);
-    return count > 1 && runs[0].record ? write_differences(doc, runs, count) : ND_OK;
+    if (count > 1 && runs[0].record) {
+        write_differences(doc, runs, count);
+    }
+}
+
+/* What deserves attention. */
+void nd_section_notes(nd_doc *doc, const nd_run_view *run)
+{
+    const nd_run_figures *f = &run->figures;
+    const struct {
+        int64_t count;
+        const char *text;
+    } notes[] = {
+        {f->not_finite, "steps whose loss was not finite"},
+        {f->skipped, "steps that were skipped, as train.nonfinite asks"},
+        {f->rewinds, "returns to a checkpoint because a step was not finite or a spike"},
+        {f->restarts, "times that the run was resumed"},
+        {f->failed_saves, "checkpoints that could not be written"},
+        {f->lost_lines,
+         "lines of metrics.jsonl that were lost, as the disk was full or failed; curves are "
+         "straight there, and tables do without them"},
+        {f->lost_tracked, "records that TensorBoard or another tracker did not take"},
+    };
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
+        if (notes[i].count > 0) {
+            nd_doc_say(doc, "%s: %lld", notes[i].text, (long long)notes[i].count);
+        }
+    }
+    if (f->data_wait_share > 0.05) {
+        nd_doc_say(doc,
+                   "%.1f %% of the time was spent waiting for data: the file system, or the "
+                   "encoding of text, is slower than the steps.",
+                   f->data_wait_share * 100);
+    }
+    if (f->last_validation > f->best_validation * 1.01) {
+        nd_doc_say(doc,
+                   "The validation loss was lowest after step %lld (%.4f) and has risen since "
+                   "(%.4f).",
+                   (long long)f->best_validation_step, f->best_validation, f->last_validation);
+    }
+    if (run->metrics.half_line) {
+        nd_doc_say(doc, "The last line of metrics.jsonl is incomplete and was left out.");
+    }
 }

@@ -1,131 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What casts to FP8 lost, from the steps that fp8.health_interval counted. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "trainer/view/curve.h"
+#include "trainer/precision/precision.h"
 #include "trainer/view/sections.h"
 
-/* A number of the health of an operand, over all counted steps. */
+/* A number of the health of an operand of a linear, over all counted steps. */
 typedef struct extreme {
     double last, worst;
-    int64_t step; /* of the worst */
-    int layer;
+    double step, layer; /* of the worst; layer NaN: not known */
+    bool seen;
 } extreme;
 
-typedef struct operand {
-    bool seen;
-    extreme underflow, saturation, amax;
-} operand;
-
-typedef struct health {
-    operand of[ND_OPERAND_KINDS][ND_LINEAR_COUNT];
-    int64_t steps, first, last;
-} health;
-
 /* A value that is not finite is worse than any other. */
-static void take(extreme *e, bool first, double value, int64_t step, int layer)
+static extreme find_extreme(const nd_metrics *m, const char *operand, const char *linear,
+                            const char *measure)
 {
-    e->last = value;
-    if (first || (isfinite(e->worst) && !(value <= e->worst))) {
-        *e = (extreme){value, value, step, layer};
+    char name[ND_COLUMN_NAME], layer_name[ND_COLUMN_NAME];
+    snprintf(name, sizeof name, "fp8_health.%s.%s.%s", operand, linear, measure);
+    snprintf(layer_name, sizeof layer_name, "%.*s_layer", (int)sizeof name - 8, name);
+    const double *values = nd_metrics_column(m, &m->health, name);
+    const double *layers = nd_metrics_column(m, &m->health, layer_name);
+    const double *steps = nd_metrics_column(m, &m->health, "step");
+    extreme e = {.last = NAN, .worst = NAN, .step = NAN, .layer = NAN};
+    for (size_t i = 0; i < m->health.rows; i++) {
+        if (isnan(values[i]) && isnan(layers[i])) {
+            continue; /* the line has nothing about this operand */
+        }
+        e.last = values[i];
+        if (!e.seen || (isfinite(e.worst) && !(values[i] <= e.worst))) {
+            e = (extreme){values[i], values[i], steps[i], layers[i], true};
+        }
     }
+    return e;
 }
 
-static void sum_up(const nd_metrics *m, health *out)
+static json_t *place_cell(const extreme *e)
 {
-    memset(out, 0, sizeof *out);
-    for (size_t i = 0; i < m->health_count; i++) {
-        const nd_health_row *row = &m->health[i];
-        const nd_health_worst *w = &row->worst;
-        operand *o = &out->of[row->operand][row->linear];
-        take(&o->underflow, !o->seen, w->underflow, row->step, w->underflow_layer);
-        take(&o->saturation, !o->seen, w->saturation, row->step, w->saturation_layer);
-        take(&o->amax, !o->seen, w->amax, row->step, w->amax_layer);
-        o->seen = true;
-        out->first = out->steps == 0 ? row->step : out->first;
-        out->steps += out->steps == 0 || row->step != out->last;
-        out->last = row->step;
-    }
+    return e->layer >= 0 && e->layer <= 1e6 ? nd_cell("layer %.0f, step %.0f", e->layer, e->step)
+                                            : nd_cell("step %.0f", e->step);
 }
 
-static void write_place(nd_doc *doc, const extreme *e)
+static void write_operands(nd_doc *doc, const nd_metrics *m)
 {
-    if (e->layer >= 0) {
-        nd_doc_cellf(doc, "layer %d, step %lld", e->layer, (long long)e->step);
-    } else {
-        nd_doc_cellf(doc, "step %lld", (long long)e->step);
-    }
-}
-
-static void write_shares(nd_doc *doc, const extreme *e)
-{
-    nd_doc_cellf(doc, "%.3f %%", e->last * 100);
-    nd_doc_cellf(doc, "%.3f %%", e->worst * 100);
-    write_place(doc, e);
-}
-
-static void write_operands(nd_doc *doc, const health *h)
-{
-    static const char *const heads[] = {"operand", "underflow, last",  "worst",
-                                        "where",   "saturation, last", "worst",
-                                        "where",   "largest value",    "where"};
-    char text[ND_SHORT];
-    nd_doc_table_begin(doc, false, 9, heads);
+    nd_doc_table(doc, false,
+                 "operand|underflow, last|worst|where|saturation, last|worst|where|largest "
+                 "value|where");
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        const char *operand = nd_operand_name((nd_operand_kind)kind);
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
-            const operand *o = &h->of[kind][linear];
-            if (o->seen) {
-                nd_doc_row_begin(doc);
-                nd_doc_cellf(doc, "%s of %s", nd_operand_name((nd_operand_kind)kind),
-                             nd_linear_name(linear));
-                write_shares(doc, &o->underflow);
-                write_shares(doc, &o->saturation);
-                nd_doc_cell(doc, nd_figure(text, sizeof text, o->amax.worst, 4));
-                write_place(doc, &o->amax);
-                nd_doc_row_end(doc);
+            const char *name = nd_linear_name(linear);
+            const extreme underflow = find_extreme(m, operand, name, "underflow");
+            const extreme saturation = find_extreme(m, operand, name, "saturation");
+            const extreme amax = find_extreme(m, operand, name, "amax");
+            if (underflow.seen || saturation.seen || amax.seen) {
+                ND_DOC_ROW(doc, nd_cell("%s of %s", operand, name),
+                           nd_cell("%.3f %%", underflow.last * 100),
+                           nd_cell("%.3f %%", underflow.worst * 100), place_cell(&underflow),
+                           nd_cell("%.3f %%", saturation.last * 100),
+                           nd_cell("%.3f %%", saturation.worst * 100), place_cell(&saturation),
+                           nd_cell_figure(amax.worst, 4), place_cell(&amax));
             }
         }
     }
-    nd_doc_table_end(doc);
 }
 
 static void write_recipe(nd_doc *doc, const nd_run_view *run)
 {
-    const json_t *config = json_object_get(run->record, "config");
     const json_t *model = json_object_get(run->record, "model");
-    const char *recipe = json_string_value(json_object_get(config, "fp8.recipe"));
-    const json_t *converted = json_object_get(model, "fp8_linears");
-    if (recipe && json_is_integer(converted)) {
-        nd_doc_say(doc, "Recipe %s; %lld of the %lld linears of all blocks run in FP8.", recipe,
-                   (long long)json_integer_value(converted),
-                   (long long)json_integer_value(json_object_get(model, "linears")));
-    } else if (recipe) {
+    const char *recipe = nd_json_words(json_object_get(run->record, "config"), "fp8.recipe");
+    if (recipe[0] && json_object_get(model, "fp8_linears")) {
+        nd_doc_say(doc, "Recipe %s; %.0f of the %.0f linears of all blocks run in FP8.", recipe,
+                   nd_json_number(model, "fp8_linears"), nd_json_number(model, "linears"));
+    } else if (recipe[0]) {
         nd_doc_say(doc, "Recipe %s.", recipe);
     }
 }
 
 void nd_section_fp8(nd_doc *doc, const nd_run_view *run)
 {
+    const nd_metrics *m = &run->metrics;
     const json_t *config = json_object_get(run->record, "config");
-    const char *precision = json_string_value(json_object_get(config, "train.precision"));
-    bool fp8 = precision && strcmp(precision, "fp8") == 0;
-    health h;
-    sum_up(&run->metrics, &h);
-    if (!fp8 && h.steps == 0) {
+    const size_t counted = m->health.rows;
+    if (counted == 0 && strcmp(nd_json_words(config, "train.precision"), "fp8") != 0) {
         return;
     }
-    nd_doc_heading(doc, 2, "FP8 health");
+    nd_doc_heading(doc, "FP8 health");
     write_recipe(doc, run);
-    if (h.steps == 0) {
+    if (counted == 0) {
         nd_doc_say(doc, "No step was counted; fp8.health_interval (--fp8-health-interval N) counts "
                         "every N steps what casts lose.");
         return;
     }
+    const double *step = nd_metrics_column(m, &m->health, "step");
     nd_doc_say(doc,
-               "%lld steps were counted, the first is %lld, the last %lld. Each number is that of "
+               "%zu steps were counted, the first is %.0f, the last %.0f. Each number is that of "
                "the worst layer: underflow is the share of elements that became 0, saturation the "
                "share beyond the format.",
-               (long long)h.steps, (long long)h.first, (long long)h.last);
-    write_operands(doc, &h);
+               counted, step[0], step[counted - 1]);
+    write_operands(doc, m);
 }

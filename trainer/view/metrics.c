@@ -1,330 +1,494 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/view/metrics.h"
 
-#include <pthread.h>
-#include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/view/metric_lines.h"
+#include "runtime/base/json.h"
 
-/* PART_BYTES: below this, one more thread costs more than it saves. */
-enum { THREADS_MAX = 16, PART_BYTES = 4 << 20 };
+/* The first names of every file, in this order; EVENT and HEALTH are never numbers. */
+enum { STEP, STEP_MS, VALIDATION, HEALTH, EVENT, FIRST_NAMES };
+static const char *const first_names[] = {"step", "step_ms", "validation_loss", "fp8_health",
+                                          "event"};
 
-/* A part of the file, which a thread reads. */
-typedef struct part {
-    const nd_fs_map *map;
-    const char *path;
-    const char *begin, *end; /* whole lines */
-    nd_metric_lines lines;
-    const char *bad; /* the first line that is damaged */
-    nd_status status;
-    char why[512];
-} part;
+enum { DEPTH_MAX = 8, LIST_FIRST = 256 };
 
-static nd_status read_part(void *context)
+/* A key at its place in the lines: of the line itself, or in an object of it. */
+typedef struct line_key {
+    int parent;            /* the key of the object that it is in; -1: the line */
+    int next;              /* the key that came behind it last */
+    size_t offset, length; /* of the key in its column's name */
+} line_key;
+
+typedef struct line_reader {
+    nd_metrics found;              /* of the lines so far */
+    line_key keys[ND_COLUMNS_MAX]; /* [found.name_count] */
+    double values[ND_COLUMNS_MAX]; /* of the line that is read */
+    bool given[ND_COLUMNS_MAX];
+} line_reader;
+
+/* A line while it is read. Each read_ function takes where something begins and returns where it
+ * ends, NULL when it is no JSON. */
+typedef struct reading {
+    line_reader *lines;
+    const char *end;
+    int last; /* the key that was read last; -1: none yet */
+} reading;
+
+static char char_at(const reading *r, const char *p)
 {
-    part *p = context;
-    for (const char *at = p->begin; at < p->end && !p->bad;) {
-        const char *end = memchr(at, '\n', (size_t)(p->end - at));
-        if (!end) {
-            p->bad = at; /* another program has changed the file meanwhile */
-            break;
-        }
-        if (end > at) {
-            ND_TRY(nd_metric_lines_add(&p->lines, at, end));
-            p->bad = p->lines.damaged ? at : NULL;
-        }
-        at = end + 1;
-    }
-    return ND_OK;
+    return p < r->end ? *p : '\n';
 }
 
-/* The message of an error belongs to the thread that had it. */
-static void *part_thread(void *context)
+static const char *skip_blanks(const reading *r, const char *p)
 {
-    part *p = context;
-    p->status = nd_fs_map_guard(p->map, p->path, read_part, p);
-    if (p->status != ND_OK) {
-        snprintf(p->why, sizeof p->why, "%.*s", (int)sizeof p->why - 1, nd_error_last()->message);
+    while (char_at(r, p) == ' ' || char_at(r, p) == '\t' || char_at(r, p) == '\r') {
+        p++;
+    }
+    return p;
+}
+
+/* From behind the opening quote to behind the closing one. */
+static const char *skip_string(const reading *r, const char *p)
+{
+    for (; p < r->end && *p != '"'; p++) {
+        p += *p == '\\';
+    }
+    return p < r->end ? p + 1 : NULL;
+}
+
+/* A value that no column keeps; only its brackets and strings are checked. */
+static const char *skip_value(const reading *r, const char *p)
+{
+    int depth = 0;
+    while (p && p < r->end) {
+        const char c = *p++;
+        if (c == '"') {
+            p = skip_string(r, p);
+        }
+        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+        const char next = p ? char_at(r, p) : '\n';
+        if (depth <= 0 && (next == ',' || next == '}' || next == ']' || next == '\n')) {
+            return depth == 0 ? p : NULL;
+        }
     }
     return NULL;
 }
 
-/* Lists of all parts, one behind another. A line "resumed" removes what lies above it and has a
- * later step. */
+/* Numbers. */
 
-typedef struct merged {
-    nd_metric_entries lists[ND_METRIC_LISTS]; /* with room for the entries of all parts */
-    nd_names_found sources, sets;
-    size_t repeated;
-} merged;
-
-static char *entry_at(const nd_metric_entries *entries, nd_metric_list list, size_t index)
+/* Digits from p on, of which the first 18 count; *scale: the power of ten that the others are. */
+static const char *read_digits(const reading *r, const char *p, uint64_t *digits, int *scale)
 {
-    return (char *)entries->data + index * nd_metric_entry_bytes(list);
-}
-
-static void forget_later(merged *m, int64_t step)
-{
-    for (nd_metric_list list = 0; list < ND_METRIC_LISTS; list++) {
-        nd_metric_entries *e = &m->lists[list];
-        int64_t last = 0;
-        for (; e->count > 0; e->count--) {
-            memcpy(&last, entry_at(e, list, e->count - 1), sizeof last);
-            if (last <= step) {
-                break;
-            }
-            m->repeated += list == ND_METRIC_ROWS;
-        }
-    }
-}
-
-/* Entries [from, to) of a part. Sources get their numbers among the names of all parts. */
-static void append(merged *m, nd_metric_list list, const part *p, size_t from, size_t to)
-{
-    nd_metric_entries *out = &m->lists[list];
-    const nd_names_found *own = list == ND_METRIC_SETS ? &p->lines.sets : &p->lines.sources;
-    nd_names_found *all = list == ND_METRIC_SETS ? &m->sets : &m->sources;
-    bool named = list == ND_METRIC_SETS || list == ND_METRIC_SOURCES;
-    for (size_t i = from; i < to; i++) {
-        char *at = entry_at(out, list, out->count);
-        memcpy(at, entry_at(&p->lines.lists[list], list, i), nd_metric_entry_bytes(list));
-        if (named) {
-            nd_source_row *row = (nd_source_row *)(void *)at;
-            const char *name = own->name[row->source];
-            row->source = nd_names_index(all, name, strlen(name));
-            out->count += row->source >= 0;
+    for (; char_at(r, p) >= '0' && char_at(r, p) <= '9'; p++) {
+        if (*digits < 100000000000000000u) {
+            *digits = *digits * 10 + (uint64_t)(*p - '0');
         } else {
-            out->count++;
+            *scale += 1;
         }
+    }
+    return p;
+}
+
+static const char *read_exponent(const reading *r, const char *p, int *scale)
+{
+    const bool down = char_at(r, p) == '-';
+    int exponent = 0;
+    p += down || char_at(r, p) == '+';
+    const char *begin = p;
+    for (; char_at(r, p) >= '0' && char_at(r, p) <= '9'; p++) {
+        exponent = exponent < 10000 ? exponent * 10 + (*p - '0') : exponent;
+    }
+    *scale += down ? -exponent : exponent;
+    return p > begin ? p : NULL;
+}
+
+/* In the last place the value may differ by four units from strtod's, which takes three times as
+ * long. */
+static const char *read_number(const reading *r, const char *p, double *out)
+{
+    static const double powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                    1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                    1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+    const bool negative = char_at(r, p) == '-';
+    const char *begin = p += negative;
+    uint64_t digits = 0;
+    int scale = 0;
+    p = read_digits(r, p, &digits, &scale);
+    if (p > begin && char_at(r, p) == '.') {
+        const char *point = p++;
+        int dropped = 0;
+        p = read_digits(r, p, &digits, &dropped);
+        scale += dropped - (int)(p - point - 1);
+        begin = p - (p - point > 1); /* at least one digit */
+    }
+    if (p == begin) {
+        return NULL;
+    }
+    if (char_at(r, p) == 'e' || char_at(r, p) == 'E') {
+        p = read_exponent(r, p + 1, &scale);
+    }
+    double value = (double)digits;
+    if (scale < -22 || scale > 22) { /* in two steps, so that subnormal results are not lost */
+        value = value * pow(10, scale / 2) * pow(10, scale - scale / 2);
+    } else {
+        value = scale < 0 ? value / powers[-scale] : value * powers[scale];
+    }
+    *out = negative ? -value : value;
+    return p;
+}
+
+/* A number or null, true or false. */
+static const char *read_scalar(const reading *r, const char *p, double *out)
+{
+    static const struct {
+        const char *word;
+        size_t length;
+        double value;
+    } words[] = {{"null", 4, (double)NAN}, {"true", 4, 1}, {"false", 5, 0}};
+    for (size_t i = 0; i < sizeof words / sizeof *words && char_at(r, p) > '9'; i++) {
+        if ((size_t)(r->end - p) >= words[i].length &&
+            memcmp(p, words[i].word, words[i].length) == 0) {
+            *out = words[i].value;
+            return p + words[i].length;
+        }
+    }
+    return read_number(r, p, out);
+}
+
+/* Keys. */
+
+static bool is_key(const line_reader *lines, int k, int parent, const char *text, size_t length)
+{
+    const line_key *key = &lines->keys[k];
+    return key->parent == parent && key->length == length &&
+           memcmp(lines->found.names[k] + key->offset, text, length) == 0;
+}
+
+/* The number of a key, which is new when it is not known; -1: there is no room for it. */
+static int key_number(line_reader *lines, int parent, const char *text, size_t length)
+{
+    nd_metrics *m = &lines->found;
+    size_t offset = 0;
+    if (parent >= 0) {
+        offset = strlen(m->names[parent]) + 1;
+    }
+    const size_t room = offset < ND_COLUMN_NAME ? ND_COLUMN_NAME - 1 - offset : 0;
+    length = length < room ? length : room;
+    for (int k = 0; k < m->name_count; k++) {
+        if (is_key(lines, k, parent, text, length)) {
+            return k;
+        }
+    }
+    if (m->name_count == ND_COLUMNS_MAX || room == 0) {
+        return -1;
+    }
+    char *name = m->names[m->name_count];
+    if (parent >= 0) {
+        memcpy(name, m->names[parent], offset - 1);
+        name[offset - 1] = '.';
+    }
+    memcpy(name + offset, text, length);
+    name[offset + length] = '\0';
+    lines->values[m->name_count] = NAN;
+    lines->keys[m->name_count] = (line_key){parent, 0, offset, length};
+    return m->name_count++;
+}
+
+/* From behind the opening quote of a key to behind the closing one. */
+static const char *read_key(reading *r, int parent, const char *p, int *key)
+{
+    line_reader *lines = r->lines;
+    const int next = r->last >= 0 ? lines->keys[r->last].next : STEP;
+    const size_t length = lines->keys[next].length;
+    const char *end = p + length + 1;
+    if (end <= r->end && p[length] == '"' && is_key(lines, next, parent, p, length)) {
+        *key = next;
+    } else {
+        end = skip_string(r, p);
+        *key = end ? key_number(lines, parent, p, (size_t)(end - 1 - p)) : -1;
+    }
+    if (*key >= 0 && r->last >= 0) {
+        lines->keys[r->last].next = *key;
+    }
+    r->last = *key;
+    return end;
+}
+
+static const char *read_object(reading *r, int parent, const char *p, int depth);
+
+static const char *read_value(reading *r, int key, const char *p, int depth)
+{
+    double value = NAN;
+    switch (char_at(r, p)) {
+    case '{':
+        return key >= 0 && depth < DEPTH_MAX ? read_object(r, key, p, depth + 1) : skip_value(r, p);
+    case '[':
+        return skip_value(r, p);
+    case '"':
+        return skip_string(r, p + 1);
+    default:
+        p = read_scalar(r, p, &value);
+        if (key >= 0) {
+            r->lines->values[key] = value;
+        }
+        return p;
     }
 }
 
-static void append_part(merged *m, const part *p)
+static const char *read_object(reading *r, int parent, const char *p, int depth)
 {
-    const nd_metric_entries *events = &p->lines.lists[ND_METRIC_EVENTS];
-    size_t from[ND_METRIC_EVENTS] = {0};
-    for (size_t i = 0; i <= events->count; i++) {
-        for (nd_metric_list list = 0; list < ND_METRIC_EVENTS; list++) {
-            size_t to = i < events->count ? p->lines.above[i][list] : p->lines.lists[list].count;
-            append(m, list, p, from[list], to);
-            from[list] = to;
+    p = skip_blanks(r, p + 1);
+    if (char_at(r, p) == '}') {
+        return p + 1;
+    }
+    while (char_at(r, p) == '"') {
+        int key = -1;
+        p = read_key(r, parent, p + 1, &key);
+        p = p ? skip_blanks(r, p) : NULL;
+        if (!p || char_at(r, p) != ':') {
+            return NULL;
         }
-        if (i < events->count) {
-            const nd_metric_event *event = (const nd_metric_event *)events->data + i;
-            if (event->kind == ND_METRIC_EVENT_RESUMED) {
-                forget_later(m, event->step);
+        if (key >= 0) {
+            r->lines->given[key] = true;
+        }
+        p = read_value(r, key, skip_blanks(r, p + 1), depth);
+        p = p ? skip_blanks(r, p) : NULL;
+        if (!p || char_at(r, p) == '}') {
+            return p ? p + 1 : NULL;
+        }
+        if (char_at(r, p) != ',') {
+            return NULL;
+        }
+        p = skip_blanks(r, p + 1);
+    }
+    return NULL;
+}
+
+/* Tables. */
+
+static nd_status reserve(nd_metric_table *table, size_t rows)
+{
+    if (rows <= table->room) {
+        return ND_OK;
+    }
+    for (int k = 0; k < ND_COLUMNS_MAX; k++) {
+        if (table->columns[k]) {
+            double *more = realloc(table->columns[k], rows * sizeof *more);
+            if (!more) {
+                return nd_fail_memory("%zu lines of metrics.jsonl", rows);
             }
-            append(m, ND_METRIC_EVENTS, p, i, i + 1);
+            table->columns[k] = more;
         }
     }
-}
-
-static nd_status keep_names(const nd_names_found *found, nd_metric_names *out)
-{
-    ND_TRY(ND_ALLOC(found->count + 1, &out->name));
-    memcpy(out->name, found->name, (size_t)found->count * sizeof *out->name);
-    out->count = found->count;
+    table->room = rows;
     return ND_OK;
 }
 
-static nd_metrics lists_of(const merged *m)
+static nd_status add_column(nd_metric_table *table, int column)
 {
-    const nd_metric_entries *e = m->lists;
-    return (nd_metrics){.rows = e[ND_METRIC_ROWS].data,
-                        .validations = e[ND_METRIC_VALIDATIONS].data,
-                        .sources = e[ND_METRIC_SOURCES].data,
-                        .sets = e[ND_METRIC_SETS].data,
-                        .health = e[ND_METRIC_HEALTH].data,
-                        .events = e[ND_METRIC_EVENTS].data,
-                        .row_count = e[ND_METRIC_ROWS].count,
-                        .validation_count = e[ND_METRIC_VALIDATIONS].count,
-                        .source_count = e[ND_METRIC_SOURCES].count,
-                        .set_count = e[ND_METRIC_SETS].count,
-                        .health_count = e[ND_METRIC_HEALTH].count,
-                        .event_count = e[ND_METRIC_EVENTS].count,
-                        .repeated = m->repeated};
+    ND_TRY(ND_ALLOC(table->room, &table->columns[column]));
+    for (size_t i = 0; i < table->rows; i++) {
+        table->columns[column][i] = NAN;
+    }
+    return ND_OK;
 }
 
-static nd_status merge(const part *parts, int count, nd_metrics *out)
+static nd_status add_row(const line_reader *lines, nd_metric_table *table)
 {
-    merged *m = NULL;
-    nd_metrics found = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(ND_ALLOC(1, &m));
-    for (nd_metric_list list = 0; list < ND_METRIC_LISTS; list++) {
-        size_t all = 1;
-        for (int i = 0; i < count; i++) {
-            all += parts[i].lines.lists[list].count;
+    if (table->rows == table->room) {
+        ND_TRY(reserve(table, table->rows > 0 ? 2 * table->rows : LIST_FIRST));
+    }
+    for (int k = 0; k < lines->found.name_count; k++) {
+        if (lines->given[k] && !table->columns[k]) {
+            ND_TRY(add_column(table, k));
         }
-        ND_TRY_OUT(nd_alloc(all, nd_metric_entry_bytes(list), &m->lists[list].data));
+        if (table->columns[k]) {
+            table->columns[k][table->rows] = lines->values[k];
+        }
     }
-    for (int i = 0; i < count; i++) {
-        append_part(m, &parts[i]);
+    table->rows++;
+    return ND_OK;
+}
+
+static void take_rows_back(nd_metric_table *table, double step)
+{
+    while (table->rows > 0 && table->columns[STEP][table->rows - 1] > step) {
+        table->rows--;
     }
-    found = lists_of(m);
-    memset(m->lists, 0, sizeof m->lists);
-    ND_TRY_OUT(keep_names(&m->sources, &found.source_names));
-    ND_TRY_OUT(keep_names(&m->sets, &found.set_names));
-    *out = found;
-    found = (nd_metrics){0};
-out:
-    for (int list = 0; m && list < ND_METRIC_LISTS; list++) {
-        free(m->lists[list].data);
+}
+
+static void take_back(nd_metrics *m, double step)
+{
+    size_t events = json_array_size(m->events);
+    take_rows_back(&m->steps, step);
+    take_rows_back(&m->validations, step);
+    take_rows_back(&m->health, step);
+    while (events > 0 && nd_json_number(json_array_get(m->events, events - 1), "step") > step) {
+        json_array_remove(m->events, --events);
     }
-    free(m);
-    nd_metrics_fini(&found);
+}
+
+static nd_status add_event(line_reader *lines, const char *text, const char *end)
+{
+    json_error_t error;
+    json_t *event = json_loadb(text, (size_t)(end - text), 0, &error);
+    if (!event) {
+        return nd_json_no_memory(&error) ? nd_fail_memory("a line of metrics.jsonl") : ND_ERR_DATA;
+    }
+    if (strcmp(nd_json_words(event, "event"), "resumed") == 0) {
+        take_back(&lines->found, lines->values[STEP]);
+    }
+    return json_array_append_new(lines->found.events, event) == 0
+               ? ND_OK
+               : nd_fail_memory("an event of metrics.jsonl");
+}
+
+static nd_status add_to_tables(line_reader *lines)
+{
+    nd_metrics *m = &lines->found;
+    ND_TRY(lines->given[STEP_MS] ? add_row(lines, &m->steps) : ND_OK);
+    ND_TRY(lines->given[VALIDATION] ? add_row(lines, &m->validations) : ND_OK);
+    return lines->given[HEALTH] ? add_row(lines, &m->health) : ND_OK;
+}
+
+/* A line without its end. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
+static nd_status add_line(line_reader *lines, const char *text, const char *end)
+{
+    reading r = {lines, end, -1};
+    const char *stop = char_at(&r, text) == '{' ? read_object(&r, -1, text, 0) : NULL;
+    const double step = lines->values[STEP];
+    nd_status status = ND_ERR_DATA;
+    if (stop && skip_blanks(&r, stop) == end && step >= 0 && step < 1e15) {
+        status = lines->given[EVENT] ? add_event(lines, text, end) : add_to_tables(lines);
+    }
+    for (int k = 0; k < lines->found.name_count; k++) {
+        lines->given[k] = false;
+        lines->values[k] = NAN;
+    }
     return status;
 }
 
 /* The file. */
 
-/* Where a damaged line stands in the file. */
-typedef struct line_search {
-    const char *begin, *bad;
-    size_t number;
-} line_search;
+typedef struct file_reader {
+    const char *at,
+        *end;       /* what is left of the file; `at` is at a damaged line when there is one */
+    int64_t number; /* of the line there */
+    line_reader *lines;
+} file_reader;
 
-static nd_status find_number(void *context)
+static nd_status read_lines(void *context)
 {
-    line_search *s = context;
-    for (const char *p = s->begin; p < s->bad; p++) {
-        s->number += *p == '\n';
+    file_reader *f = context;
+    const char *end;
+    while ((end = memchr(f->at, '\n', (size_t)(f->end - f->at)))) {
+        ND_TRY(end > f->at ? add_line(f->lines, f->at, end) : ND_OK);
+        f->at = end + 1;
+        f->number++;
     }
     return ND_OK;
 }
 
-static nd_status fail_line(const char *path, const nd_fs_map *map, const char *bad)
+static nd_status begin(line_reader *lines)
 {
-    line_search search = {(const char *)map->data, bad, 1};
-    ND_TRY(nd_fs_map_guard(map, path, find_number, &search));
-    return nd_fail(
-        ND_ERR_DATA,
-        "%s line %zu is not what ndtrain writes there: the file is another program's, or "
-        "it is damaged and the line must be repaired",
-        path, search.number);
+    ND_TRY(ND_ALLOC(ND_COLUMNS_MAX, &lines->found.names));
+    lines->found.events = json_array();
+    for (int k = 0; k < FIRST_NAMES; k++) {
+        (void)key_number(lines, -1, first_names[k], strlen(first_names[k]));
+    }
+    return lines->found.events ? ND_OK : nd_fail_memory("the events of metrics.jsonl");
 }
 
-static nd_status check_parts(const part *parts, int count, const char *path, const nd_fs_map *map)
+static nd_status make_none(nd_metrics *m)
 {
-    for (int i = 0; i < count; i++) {
-        if (parts[i].status != ND_OK) {
-            return nd_fail(parts[i].status, "%s", parts[i].why);
-        }
-        if (parts[i].bad) {
-            return fail_line(path, map, parts[i].bad);
-        }
+    const size_t rows = m->steps.rows + m->validations.rows + m->health.rows;
+    ND_TRY(ND_ALLOC(rows + 1, &m->none));
+    for (size_t i = 0; i <= rows; i++) {
+        m->none[i] = NAN;
     }
     return ND_OK;
 }
 
-/* Cuts [begin, end), which ends behind a line, into parts of whole lines; returns their number. */
-static int cut(part *parts, int wanted, const char *begin, const char *end)
-{
-    int count = 0;
-    for (int i = 0; i < wanted && begin < end; i++) {
-        size_t share = (size_t)(end - begin) / (size_t)(wanted - i);
-        const char *stop = begin + share < end ? begin + share : end - 1;
-        const char *line_end = memchr(stop, '\n', (size_t)(end - stop));
-        stop = i + 1 < wanted && line_end ? line_end + 1 : end;
-        parts[count].begin = begin;
-        parts[count++].end = stop;
-        begin = stop;
-    }
-    return count;
-}
-
-static void run_parts(part *parts, int count)
-{
-    pthread_t threads[THREADS_MAX];
-    bool started[THREADS_MAX] = {false};
-    for (int i = 1; i < count; i++) {
-        started[i] = pthread_create(&threads[i], NULL, part_thread, &parts[i]) == 0;
-    }
-    for (int i = 0; i < count; i++) {
-        if (!started[i]) {
-            part_thread(&parts[i]);
-        }
-    }
-    for (int i = 1; i < count; i++) {
-        if (started[i]) {
-            pthread_join(threads[i], NULL);
-        }
-    }
-}
-
-static int threads_for(size_t bytes)
-{
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    size_t useful = bytes / PART_BYTES + 1;
-    size_t most = cpus < 1 ? 1 : (size_t)cpus;
-    useful = useful < most ? useful : most;
-    return useful < THREADS_MAX ? (int)useful : THREADS_MAX;
-}
-
-static nd_status find_last_line(void *context)
-{
-    part *whole = context;
-    while (whole->end > whole->begin && whole->end[-1] != '\n') {
-        whole->end--;
-    }
-    return ND_OK;
-}
-
-static nd_status read_map(const char *path, int threads, const nd_fs_map *map, nd_metrics *out)
-{
-    part *parts = NULL;
-    const char *begin = (const char *)map->data;
-    part whole = {.begin = begin, .end = begin + map->size};
-    nd_status status = ND_OK;
-    int count = 0;
-    threads = threads > 0 ? threads : threads_for(map->size);
-    threads = threads < THREADS_MAX ? threads : THREADS_MAX;
-    ND_TRY(nd_fs_map_guard(map, path, find_last_line, &whole));
-    ND_TRY(ND_ALLOC(THREADS_MAX, &parts));
-    for (int i = 0; i < THREADS_MAX; i++) {
-        parts[i].map = map;
-        parts[i].path = path;
-    }
-    count = cut(parts, threads, whole.begin, whole.end);
-    run_parts(parts, count);
-    ND_TRY_OUT(check_parts(parts, count, path, map));
-    ND_TRY_OUT(merge(parts, count, out));
-    out->half_line = whole.end < begin + map->size;
-out:
-    for (int i = 0; i < count; i++) {
-        nd_metric_lines_fini(&parts[i].lines);
-    }
-    free(parts);
-    return status;
-}
-
-nd_status nd_metrics_read(const char *path, int threads, nd_metrics *out)
+nd_status nd_metrics_read(const char *path, nd_metrics *out)
 {
     nd_fs_map map = {0};
+    line_reader *lines = NULL;
+    nd_status status = ND_OK;
     ND_TRY(nd_fs_map_open(path, ND_ERR_DATA, &map));
-    if (map.size == 0) {
-        *out = (nd_metrics){0};
-        nd_fs_map_close(&map);
-        return ND_OK;
+    const char *text = (const char *)map.data;
+    file_reader f = {text, text + map.size, 1, NULL};
+    ND_TRY_OUT(ND_ALLOC(1, &lines));
+    ND_TRY_OUT(begin(lines));
+    f.lines = lines;
+    if (map.size > 0) {
+        status = nd_fs_map_guard(&map, path, read_lines, &f);
     }
-    nd_status status = read_map(path, threads, &map, out);
+    if (status == ND_ERR_DATA) {
+        status = nd_fail(ND_ERR_DATA,
+                         "%s line %lld is not what ndtrain writes there: the file is another "
+                         "program's, or it is damaged and the line must be repaired",
+                         path, (long long)f.number);
+    }
+    ND_TRY_OUT(status);
+    ND_TRY_OUT(make_none(&lines->found));
+    lines->found.half_line = f.at < f.end;
+    *out = lines->found;
+    lines->found = (nd_metrics){0};
+out:
+    if (lines) {
+        nd_metrics_fini(&lines->found);
+    }
+    free(lines);
     nd_fs_map_close(&map);
     return status;
 }
 
+static void table_fini(nd_metric_table *table)
+{
+    for (int k = 0; k < ND_COLUMNS_MAX; k++) {
+        free(table->columns[k]);
+    }
+}
+
 void nd_metrics_fini(nd_metrics *metrics)
 {
-    free(metrics->rows);
-    free(metrics->validations);
-    free(metrics->sources);
-    free(metrics->sets);
-    free(metrics->health);
-    free(metrics->events);
-    free(metrics->source_names.name);
-    free(metrics->set_names.name);
+    table_fini(&metrics->steps);
+    table_fini(&metrics->validations);
+    table_fini(&metrics->health);
+    json_decref(metrics->events);
+    free(metrics->names);
+    free(metrics->none);
     *metrics = (nd_metrics){0};
+}
+
+const double *nd_metrics_column(const nd_metrics *metrics, const nd_metric_table *table,
+                                const char *name)
+{
+    for (int k = 0; k < metrics->name_count; k++) {
+        if (table->columns[k] && strcmp(metrics->names[k], name) == 0) {
+            return table->columns[k];
+        }
+    }
+    return metrics->none;
+}
+
+double nd_json_number(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    return json_is_number(value) ? json_number_value(value) : 0;
+}
+
+int64_t nd_json_whole(const json_t *object, const char *key)
+{
+    const double value = nd_json_number(object, key);
+    return value > -1e15 && value < 1e15 ? (int64_t)value : 0;
+}
+
+const char *nd_json_words(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
 }

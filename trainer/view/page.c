@@ -2,115 +2,163 @@
 #include "trainer/view/page.h"
 
 #include <math.h>
-#include <openssl/evp.h>
-#include <openssl/sha.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
-#include "trainer/view/charts.h"
-#include "trainer/view/page_assets.h"
+#include "trainer/view/page_text.h"
 #include "trainer/view/sections.h"
 
 const char nd_page_mark[] = "<!-- ndtrain report -->\n";
 
-/* "sha256-<base64>": what the page's rules let run, and nothing else. */
-static void write_hash(FILE *out, const char *text)
+static json_t *title_of(const nd_page *page)
 {
-    unsigned char digest[SHA256_DIGEST_LENGTH], base64[4 * ((SHA256_DIGEST_LENGTH + 2) / 3) + 1];
-    SHA256((const unsigned char *)text, strlen(text), digest);
-    EVP_EncodeBlock(base64, digest, sizeof digest);
-    fprintf(out, "'sha256-%s'", (const char *)base64);
+    return page->count == 1 ? nd_cell("%s", page->runs[0].name)
+                            : nd_cell("%s and %d more", page->runs[0].name, page->count - 1);
 }
 
-static void write_title(const nd_page *page, nd_doc *doc)
+/* {"text": sentence, "mood": "good", "bad" or ""} */
+static json_t *verdict_of(const nd_page *page, const nd_run_view *run)
 {
-    nd_doc_text(doc, page->runs[0].name);
-    if (page->count > 1) {
-        char more[64];
-        snprintf(more, sizeof more, " and %d more", page->count - 1);
-        nd_doc_text(doc, more);
-    }
-}
-
-static void begin_html(const nd_page *page, nd_doc *doc)
-{
-    FILE *out = doc->out;
-    fputs("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-          "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src ",
-          out);
-    write_hash(out, page_css);
-    fputs("; script-src ", out);
-    write_hash(out, page_js);
-    fputs("\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
-          out);
-    write_title(page, doc);
-    fprintf(out, "</title>\n<style>%s</style></head><body>\n", page_css);
-    fputs("<button id=\"theme\" type=\"button\">light or dark</button>\n<h1>", out);
-    write_title(page, doc);
-    fputs("</h1>\n", out);
-}
-
-static void write_verdict(const nd_page *page, nd_doc *doc, const nd_run_view *run)
-{
+    const bool ended = run->end == ND_RUN_FINISHED || run->end == ND_RUN_STOPPED_EARLY;
+    const bool early = run->end == ND_RUN_ENDED_EARLY, failed = run->end == ND_RUN_FAILED;
+    const bool finite = isfinite(run->figures.end_loss);
+    const bool bad = failed || (early && !run->lost_lines) || !finite;
+    const bool several = page->count > 1;
     char text[ND_VERDICT_MAX];
+    json_t *verdict = json_object();
     nd_run_verdict(run, text);
-    if (doc->kind == ND_DOC_HTML) {
-        bool ended = run->end == ND_RUN_FINISHED || run->end == ND_RUN_STOPPED_EARLY;
-        bool early = run->end == ND_RUN_ENDED_EARLY, failed = run->end == ND_RUN_FAILED;
-        bool good = ended && !run->lost_lines && isfinite(run->figures.end_loss);
-        bool bad = failed || (early && !run->lost_lines) || !isfinite(run->figures.end_loss);
-        fprintf(doc->out, "<p class=\"verdict%s\">", good ? " good" : bad ? " bad" : "");
-    }
-    if (page->count > 1) {
-        nd_doc_text(doc, run->name);
-        fputs(": ", doc->out);
-    }
-    nd_doc_text(doc, text);
-    fputs(doc->kind == ND_DOC_HTML ? "</p>\n" : "\n\n", doc->out);
+    nd_json_set(&verdict, "text",
+                nd_cell("%s%s%s", several ? run->name : "", several ? ": " : "", text));
+    nd_json_set(&verdict, "mood",
+                json_string(bad                         ? "bad"
+                            : ended && !run->lost_lines ? "good"
+                                                        : ""));
+    return verdict;
 }
 
-static nd_status write_runs(const nd_page *page, nd_doc *doc)
+static nd_status write_run(nd_doc *doc, const nd_run_view *run, int runs)
 {
+    nd_section_notes(doc, run);
+    nd_section_times(doc, run);
+    ND_TRY(nd_section_slowest(doc, run));
+    ND_TRY(nd_section_waits(doc, run));
+    nd_section_wire(doc, run);
+    ND_TRY(nd_section_memory(doc, run));
+    nd_section_fp8(doc, run);
+    nd_section_data(doc, run);
+    nd_section_events(doc, run, runs);
+    nd_section_checkpoints(doc, run);
+    return nd_section_settings(doc, run);
+}
+
+static nd_status write_blocks(const nd_page *page, nd_doc *doc)
+{
+    char time[ND_CLOCK_UTC_MAX];
+    nd_section_compare(doc, page->runs, page->count);
     for (int i = 0; i < page->count; i++) {
-        const nd_run_view *run = &page->runs[i];
         if (page->count > 1) {
-            nd_doc_fold_begin(doc, run->folder);
+            nd_doc_fold(doc, page->runs[i].folder);
         }
-        ND_TRY(nd_sections_run(doc, run, page->count));
+        ND_TRY(write_run(doc, &page->runs[i], page->count));
         if (page->count > 1) {
             nd_doc_fold_end(doc);
         }
     }
+    nd_doc_say(doc, "Written by ndtrain %s at %s.", ND_VERSION, nd_clock_utc(page->now, time));
+    return ND_OK;
+}
+
+static nd_status add_runs(const nd_page *page, json_t **root)
+{
+    json_t *runs = json_array();
+    int64_t first = INT64_MAX, last = 0;
+    nd_status status = ND_OK;
+    for (int i = 0; i < page->count; i++) {
+        const nd_metrics *m = &page->runs[i].metrics;
+        const int64_t begin = (int64_t)nd_metrics_column(m, &m->steps, "step")[0];
+        const int64_t end = nd_run_view_last_step(&page->runs[i]);
+        first = begin < first ? begin : first;
+        last = end > last ? end : last;
+    }
+    for (int i = 0; i < page->count && status == ND_OK; i++) {
+        json_t *run = NULL;
+        status = nd_chart_run(&page->runs[i], first, last, page->count, &run);
+        nd_json_append(&runs, run);
+    }
+    nd_json_set(root, "runs", runs);
+    return status;
+}
+
+static nd_status make_data(const nd_page *page, json_t **out)
+{
+    json_t *root = json_object(), *verdicts = json_array();
+    nd_doc doc;
+    nd_doc_init(&doc);
+    nd_status status = write_blocks(page, &doc);
+    for (int i = 0; i < page->count; i++) {
+        nd_json_append(&verdicts, verdict_of(page, &page->runs[i]));
+    }
+    nd_json_set(&root, "title", title_of(page));
+    nd_json_set(&root, "verdicts", verdicts);
+    status = status == ND_OK ? add_runs(page, &root) : status;
+    nd_json_set(&root, "blocks", nd_doc_end(&doc));
+    nd_doc_fini(&doc);
+    if (status == ND_OK && !root) {
+        status = nd_fail_memory("the report");
+    }
+    if (status != ND_OK) {
+        json_decref(root);
+        root = NULL;
+    }
+    *out = root;
+    return status;
+}
+
+static void write_markdown(const json_t *data, FILE *out)
+{
+    const json_t *verdict;
+    size_t i;
+    fputs("\n# ", out);
+    nd_doc_write_markdown_text(nd_json_words(data, "title"), out);
+    fputs("\n\n", out);
+    json_array_foreach(json_object_get(data, "verdicts"), i, verdict)
+    {
+        nd_doc_write_markdown_text(nd_json_words(verdict, "text"), out);
+        fputs("\n\n", out);
+    }
+    nd_doc_write_markdown(json_object_get(data, "blocks"), out);
+}
+
+/* In an element script no "<" may stand; in JSON it stands in texts only. */
+static nd_status write_json(const json_t *data, FILE *out)
+{
+    char *text = nd_json_text(data, JSON_COMPACT | JSON_REAL_PRECISION(10));
+    if (!text) {
+        return nd_fail_memory("the report");
+    }
+    for (const char *c = text; *c; c++) {
+        fputs(*c == '<' ? "\\u003c" : (char[]){*c, '\0'}, out);
+    }
+    free(text);
     return ND_OK;
 }
 
 nd_status nd_page_write(const nd_page *page, FILE *out)
 {
-    nd_doc doc = {.out = out, .kind = page->kind};
-    char time[ND_CLOCK_UTC_MAX];
-    bool html = page->kind == ND_DOC_HTML;
+    json_t *data = NULL;
+    nd_status status = ND_OK;
     ND_ASSERT(page->count >= 1 && page->count <= ND_PAGE_RUNS_MAX);
+    ND_TRY(make_data(page, &data));
     fputs(nd_page_mark, out);
-    if (html) {
-        begin_html(page, &doc);
+    if (page->markdown) {
+        write_markdown(data, out);
     } else {
-        fputs("\n# ", out);
-        write_title(page, &doc);
-        fputs("\n\n", out);
+        fputs(page_before, out);
+        status = write_json(data, out);
+        fputs(page_after, out);
     }
-    for (int i = 0; i < page->count; i++) {
-        write_verdict(page, &doc, &page->runs[i]);
-    }
-    if (html) {
-        ND_TRY(nd_charts_write(page, &doc));
-    }
-    ND_TRY(nd_sections_compare(&doc, page->runs, page->count));
-    ND_TRY(write_runs(page, &doc));
-    nd_doc_say(&doc, "Written by ndtrain %s at %s.", ND_VERSION, nd_clock_utc(page->now, time));
-    if (html) {
-        fprintf(out, "<script>%s</script>\n</body></html>\n", page_js);
-    }
-    return ND_OK;
+    json_decref(data);
+    return status;
 }

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_VIEW_PAGE_H
 #define ND_VIEW_PAGE_H
-/* The report of one run or of several: one file of HTML, or Markdown (docs/report.md). */
-#include "trainer/view/doc.h"
+/*
+ * The report of one run or of several (docs/report.md): one file of HTML, or Markdown. What it says
+ * is one block of JSON. A page is a text that is the same for all reports, page.html with page.css
+ * and page.js, around that block, and its script draws it.
+ */
+#include <stdio.h>
+
 #include "trainer/view/run_view.h"
 
 enum { ND_PAGE_RUNS_MAX = 32 };
@@ -13,7 +18,7 @@ extern const char nd_page_mark[];
 typedef struct nd_page {
     const nd_run_view *runs; /* borrowed */
     int count;               /* 1 to ND_PAGE_RUNS_MAX */
-    nd_doc_kind kind;
+    bool markdown;
     int64_t now; /* UNIX time */
 } nd_page;
 

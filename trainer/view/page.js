@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
-/* Draws the curves of the element "data": runs, and charts with lines. A line has for each interval of steps the mean of its steps
- * (step), and the mean, the least and the largest of its values. All charts share one view: the x axis, its part that is
- * seen, the scale of values, the smoothing, and which lines are hidden. */
+/* Draws the element "data": a title, verdicts, blocks of text and tables, and runs with curves. A curve has for each interval of steps
+ * the mean of its steps (step), and the mean, the least and the largest of its values. A chart shows curves as lines. All charts share
+ * one view: the x axis, its part that is seen, the scale of values, the smoothing, and which lines are hidden. */
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const WIDTH = 640, HEIGHT = 260, LEFT = 64, RIGHT = 628, TOP = 10, BOTTOM = 230;
@@ -18,6 +18,46 @@ const make = (name, attributes, parent, text) => {
   if (parent) parent.append(node);
   return node;
 };
+
+/* Which charts there are: `curves` of a run with their names, or all whose names begin with `prefix`. On a page of several runs a
+ * chart has the first curve of each run. `zero`: the axis begins at 0, and a chart in which all is 0 is left out. */
+const several = data.runs.length > 1;
+const nats = "nats per token", share = "% of the elements";
+const specs = [
+  { id: "loss", title: "Loss", unit: nats, curves: { loss: "Loss", validation_loss: "Validation" } },
+  { id: "validation", title: "Validation loss", unit: nats, curves: { validation_loss: "" }, hidden: !several },
+  { id: "source-loss", title: "Loss by source", unit: nats, prefix: "source_loss." },
+  { id: "set-loss", title: "Validation loss by set", unit: nats, prefix: "validation_set_loss." },
+  { id: "grad-norm", title: "Gradient norm", unit: "before clipping", curves: { grad_norm: "" } },
+  { id: "lr", title: "Learning rate", unit: "", curves: { lr: "" }, zero: true },
+  { id: "tokens", title: "Speed", unit: "tokens a second", curves: { tokens_per_second: "" }, zero: true },
+  { id: "step-ms", title: "Time of a step", unit: "ms", curves: { step_ms: "" }, zero: true },
+  { id: "data-wait", title: "Waiting for data", unit: "ms of a step", curves: { data_wait_ms: "" }, zero: true },
+  { id: "memory", title: "Peak memory of rank 0", unit: "GiB", curves: { peak_memory_bytes: "" }, scale: 2 ** -30, zero: true },
+  { id: "wire", title: "Bytes on the wire", unit: "MiB of a step, sent by rank 0", curves: { wire_bytes: "" }, scale: 2 ** -20, zero: true },
+  { id: "ranks", title: "Work of the slowest and the fastest rank", unit: "ms of a step",
+    curves: { slowest_ms: "Slowest", fastest_ms: "Fastest" }, zero: true, hidden: several },
+  { id: "fp8-underflow", title: "FP8: underflow of the linears", unit: share, prefix: "fp8_underflow.", scale: 100, zero: true },
+  { id: "fp8-saturation", title: "FP8: saturation of the linears", unit: share, prefix: "fp8_saturation.", scale: 100, zero: true },
+];
+const lineOf = (spec, run, curve, name, colour) => {
+  const scaled = list => list.map(value => value * (spec.scale ?? 1));
+  return { name, run, colour, points: curve.startsWith("validation"), lost: data.runs[run].curves[curve].lost,
+    step: data.runs[run].curves[curve].step, mean: scaled(data.runs[run].curves[curve].mean),
+    low: scaled(data.runs[run].curves[curve].low), high: scaled(data.runs[run].curves[curve].high) };
+};
+const linesOf = spec => {
+  const first = data.runs[0].curves, wanted = spec.curves ?? {};
+  if (spec.hidden || (several && spec.prefix)) return [];
+  if (several) {
+    const curve = Object.keys(wanted)[0];
+    return data.runs.map((run, i) => run.curves[curve] && lineOf(spec, i, curve, run.name, i)).filter(line => line);
+  }
+  const names = Object.keys(spec.prefix ? first : wanted).filter(name => first[name] && name.startsWith(spec.prefix ?? ""));
+  return names.map((name, i) => lineOf(spec, 0, name, spec.prefix ? name.slice(spec.prefix.length) : wanted[name] || spec.title, i));
+};
+const charts = specs.map(spec => ({ ...spec, lines: linesOf(spec), marks: spec.id === "loss" && !several ? data.runs[0].marks : [] }))
+  .filter(chart => chart.lines.some(line => !chart.zero || line.high.some(value => value !== 0)));
 
 /* Numbers. */
 
@@ -94,7 +134,7 @@ const smooth = values => {
 
 /* Charts. */
 
-const keyOf = (chart, line) => data.runs.length > 1 ? "run " + line.run : chart.id + " " + line.name;
+const keyOf = (chart, line) => several ? "run " + line.run : chart.id + " " + line.name;
 const shown = chart => chart.lines.filter(line => !view.hidden.has(keyOf(chart, line)));
 
 const valueRange = (chart, lines, range) => {
@@ -166,7 +206,7 @@ const draw = (chart, range) => {
 };
 const drawAll = () => {
   const range = view.range || wholeRange();
-  for (const chart of data.charts) {
+  for (const chart of charts) {
     hide(chart);
     draw(chart, range);
   }
@@ -309,6 +349,39 @@ const add = chart => {
   listen(chart);
 };
 
+/* Text and tables. */
+
+const addTable = (block, parent) => {
+  const table = make("table", block.words ? { class: "words" } : {}, make("div", { class: "scroll" }, parent));
+  const head = make("tr", {}, make("thead", {}, table)), body = make("tbody", {}, table);
+  for (const text of block.heads) make("th", { scope: "col" }, head, text);
+  for (const cells of block.rows) {
+    const row = make("tr", {}, body);
+    cells.forEach((cell, i) => {
+      const place = i === 0 ? make("th", { scope: "row" }, row) : make("td", {}, row);
+      if (typeof cell === "number") {
+        const bar = make("svg", { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" }, place);
+        make("rect", { width: 100 * cell, height: 8 }, bar);
+      }
+      place.append(typeof cell === "number" ? ` ${(100 * cell).toFixed(1)} %` : cell);
+    });
+  }
+};
+const addBlocks = () => {
+  let parent = document.getElementById("blocks");
+  for (const block of data.blocks) {
+    if ("heading" in block) make("h2", {}, parent, block.heading);
+    else if ("say" in block) make("p", {}, parent, block.say);
+    else if ("code" in block) make("pre", {}, parent, block.code);
+    else if ("heads" in block) addTable(block, parent);
+    else if ("unfold" in block) parent = parent.parentNode;
+    else {
+      parent = make("details", {}, parent);
+      make("summary", {}, parent, block.fold);
+    }
+  }
+};
+
 /* What holds for all charts. */
 
 const bar = document.getElementById("controls");
@@ -342,6 +415,9 @@ const live = make("p", { class: "spoken", "aria-live": "polite" }, bar);
 const root = document.documentElement;
 const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; });
-data.charts.forEach(add);
+document.title = document.getElementById("title").textContent = data.title;
+for (const { text, mood } of data.verdicts) make("p", { class: "verdict " + mood }, document.getElementById("verdicts"), text);
+charts.forEach(add);
+addBlocks();
 drawAll();
 })();

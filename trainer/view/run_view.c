@@ -8,10 +8,9 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
-#include "runtime/config/config.h"
 #include "trainer/view/curve.h"
 
-enum { WARM_UP_STEPS = 2, END_STEPS_MAX = 50, RECENT_SECONDS = 60, RECENT_STEPS = 10 };
+enum { WARM_UP_STEPS = 2, END_STEPS_MAX = 50 };
 static const size_t json_max_bytes = 64 << 20;
 
 /* Files. */
@@ -82,8 +81,8 @@ static nd_status read_metrics(nd_run_view *v)
                          v->folder);
     }
     v->changed = (int64_t)st.st_mtime;
-    status = status == ND_OK ? nd_metrics_read(path, 0, &v->metrics) : status;
-    if (status == ND_OK && v->metrics.row_count == 0) {
+    status = status == ND_OK ? nd_metrics_read(path, &v->metrics) : status;
+    if (status == ND_OK && v->metrics.steps.rows == 0) {
         status = nd_fail(ND_ERR_DATA,
                          "%s has no step yet; wait for the first step of the run, or give another "
                          "run",
@@ -127,74 +126,96 @@ static double number_in(const json_t *object, const char *part, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-/* Median over the steps behind the warm-up; `room` has a place for each row. */
-static double median_of(const nd_metrics *m, nd_metric metric, float *room)
+/* The finite values of a column from one of its rows on. */
+typedef struct column_facts {
+    double sum, first, last, least, largest; /* NaN, and 0 as the sum, where there is none */
+    size_t least_at;                         /* row */
+    int64_t count;
+} column_facts;
+
+static column_facts facts_of(const double *column, size_t from, size_t rows)
 {
-    size_t from = m->row_count > WARM_UP_STEPS ? WARM_UP_STEPS : 0, count = 0;
-    for (size_t i = from; i < m->row_count; i++) {
-        float value = m->rows[i].value[metric];
+    column_facts f = {.first = NAN, .last = NAN, .least = NAN, .largest = NAN};
+    for (size_t i = from; i < rows; i++) {
+        const double value = column[i];
         if (isfinite(value)) {
-            room[count++] = value;
+            f.first = f.count == 0 ? value : f.first;
+            f.last = value;
+            f.largest = f.largest >= value ? f.largest : value;
+            f.least_at = f.least <= value ? f.least_at : i;
+            f.least = f.least <= value ? f.least : value;
+            f.sum += value;
+            f.count++;
+        }
+    }
+    return f;
+}
+
+static column_facts facts_of_steps(const nd_metrics *m, const char *name)
+{
+    return facts_of(nd_metrics_column(m, &m->steps, name), 0, m->steps.rows);
+}
+
+/* Median over the steps behind the warm-up; `room` has a place for each row. */
+static double median_of(const nd_metrics *m, const char *name, double *room)
+{
+    const double *column = nd_metrics_column(m, &m->steps, name);
+    size_t count = 0;
+    for (size_t i = m->steps.rows > WARM_UP_STEPS ? WARM_UP_STEPS : 0; i < m->steps.rows; i++) {
+        if (isfinite(column[i])) {
+            room[count++] = column[i];
         }
     }
     return nd_median(room, count);
 }
 
-static void sum_rows(const nd_metrics *m, nd_run_figures *f)
+static void sum_steps(const nd_metrics *m, nd_run_figures *f)
 {
-    double all = 0, waited = 0, end_sum = 0;
-    size_t tail = m->row_count / 10, end_count = 0;
+    const size_t rows = m->steps.rows;
+    size_t tail = rows / 10;
     tail = tail < 1 ? 1 : tail > END_STEPS_MAX ? END_STEPS_MAX : tail;
-    f->first_loss = f->last_loss = f->peak_bytes = NAN;
-    for (size_t i = 0; i < m->row_count; i++) {
-        const nd_metric_row *row = &m->rows[i];
-        double loss = (double)row->value[ND_METRIC_LOSS];
-        double ms = (double)row->value[ND_METRIC_STEP_MS];
-        double wait = (double)row->value[ND_METRIC_DATA_WAIT_MS];
-        double peak = (double)row->value[ND_METRIC_PEAK_MEMORY];
-        all += isfinite(ms) ? ms : 0;
-        waited += isfinite(wait) ? wait : 0;
-        f->peak_bytes = isnan(f->peak_bytes) || peak > f->peak_bytes ? peak : f->peak_bytes;
-        f->skipped += row->skipped;
-        f->not_finite += !isfinite(loss);
-        if (isfinite(loss)) {
-            f->first_loss = isnan(f->first_loss) ? loss : f->first_loss;
-            f->last_loss = loss;
-            end_sum += i + tail >= m->row_count ? loss : 0;
-            end_count += i + tail >= m->row_count;
-        }
-    }
-    f->end_from = m->rows[m->row_count - tail].step;
-    f->end_loss = end_count > 0 ? end_sum / (double)end_count : NAN;
-    f->training_seconds = all / 1e3;
-    f->data_wait_share = all > 0 ? waited / all : NAN;
-    f->tokens_seen = m->rows[m->row_count - 1].tokens_seen;
+    const double *step = nd_metrics_column(m, &m->steps, "step");
+    const column_facts loss = facts_of_steps(m, "loss"), ms = facts_of_steps(m, "step_ms"),
+                       end = facts_of(nd_metrics_column(m, &m->steps, "loss"), rows - tail, rows);
+    f->first_loss = loss.first;
+    f->last_loss = loss.last;
+    f->not_finite = (int64_t)rows - loss.count;
+    f->end_from = (int64_t)step[rows - tail];
+    f->end_loss = end.count > 0 ? end.sum / (double)end.count : NAN;
+    f->training_seconds = ms.sum / 1e3;
+    f->data_wait_share = ms.sum > 0 ? facts_of_steps(m, "data_wait_ms").sum / ms.sum : NAN;
+    f->skipped = (int64_t)facts_of_steps(m, "skipped").sum;
+    f->peak_bytes = facts_of_steps(m, "peak_memory_bytes").largest;
+    f->tokens_seen = facts_of_steps(m, "tokens_seen").last;
 }
 
 static void sum_validations(const nd_metrics *m, nd_run_figures *f)
 {
-    f->last_validation = f->best_validation = NAN;
-    for (size_t i = 0; i < m->validation_count; i++) {
-        double loss = m->validations[i].loss;
-        f->last_validation = loss;
-        if (isfinite(loss) && !(f->best_validation <= loss)) {
-            f->best_validation = loss;
-            f->best_validation_step = m->validations[i].step;
-        }
+    const nd_metric_table *t = &m->validations;
+    const double *loss = nd_metrics_column(m, t, "validation_loss");
+    const column_facts facts = facts_of(loss, 0, t->rows);
+    f->last_validation = t->rows > 0 ? loss[t->rows - 1] : NAN;
+    f->best_validation = facts.least;
+    if (facts.count > 0) {
+        f->best_validation_step = (int64_t)nd_metrics_column(m, t, "step")[facts.least_at];
     }
 }
 
 static void sum_events(const nd_metrics *m, nd_run_figures *f)
 {
-    for (size_t i = 0; i < m->event_count; i++) {
-        const nd_metric_event *e = &m->events[i];
-        bool resumed = e->kind == ND_METRIC_EVENT_RESUMED;
-        f->rewinds += resumed && e->rewound_from > 0;
-        f->restarts += resumed && e->rewound_from == 0;
-        f->failed_saves += e->kind == ND_METRIC_EVENT_CHECKPOINT_FAILED;
-        if (e->kind == ND_METRIC_EVENT_RECORDS_LOST) {
-            *(strcmp(e->sink, "metrics.jsonl") == 0 ? &f->lost_lines : &f->lost_tracked) +=
-                e->records;
+    const json_t *event;
+    size_t i;
+    json_array_foreach(m->events, i, event)
+    {
+        const char *kind = nd_json_words(event, "event");
+        const bool resumed = strcmp(kind, "resumed") == 0;
+        const bool rewound = nd_json_number(event, "rewound_from") > 0;
+        f->rewinds += resumed && rewound;
+        f->restarts += resumed && !rewound;
+        f->failed_saves += strcmp(kind, "checkpoint_failed") == 0;
+        if (strcmp(kind, "records_lost") == 0) {
+            const bool lines = strcmp(nd_json_words(event, "sink"), "metrics.jsonl") == 0;
+            *(lines ? &f->lost_lines : &f->lost_tracked) += nd_json_whole(event, "records");
         }
     }
 }
@@ -202,215 +223,19 @@ static void sum_events(const nd_metrics *m, nd_run_figures *f)
 static nd_status make_figures(nd_run_view *v)
 {
     nd_run_figures *f = &v->figures;
-    float *room = NULL;
-    ND_TRY(ND_ALLOC(v->metrics.row_count, &room));
-    sum_rows(&v->metrics, f);
+    double *room = NULL;
+    ND_TRY(ND_ALLOC(v->metrics.steps.rows, &room));
+    sum_steps(&v->metrics, f);
     sum_validations(&v->metrics, f);
     sum_events(&v->metrics, f);
-    f->step_ms = median_of(&v->metrics, ND_METRIC_STEP_MS, room);
-    f->tokens_per_second = median_of(&v->metrics, ND_METRIC_TOKENS_PER_SECOND, room);
-    f->tflops = median_of(&v->metrics, ND_METRIC_TFLOPS, room);
-    f->wire_bytes = median_of(&v->metrics, ND_METRIC_WIRE, room);
+    f->step_ms = median_of(&v->metrics, "step_ms", room);
+    f->tokens_per_second = median_of(&v->metrics, "tokens_per_second", room);
+    f->tflops = median_of(&v->metrics, "tflops_per_worker_causal", room);
+    f->wire_bytes = median_of(&v->metrics, "wire_bytes", room);
     f->planned_bytes = number_in(v->record, "model", "planned_bytes");
     f->parameters = number_in(v->record, "model", "parameters");
     free(room);
     return ND_OK;
-}
-
-/* The end. */
-
-static int64_t last_row_step(const nd_run_view *v)
-{
-    return v->metrics.rows[v->metrics.row_count - 1].step;
-}
-
-/* A checkpoint that a disk took behind the last line. One with a later step may also be left of
- * steps that a resumed run has taken back; such a run wrote a line since. */
-static bool is_behind_lines(const nd_run_view *v, const nd_saved *s)
-{
-    return s->has_manifest && s->state == ND_SAVED_GOOD && s->time >= v->changed;
-}
-
-/* The lines of the last steps, and the line that says so, may be lost on a full disk. An event and
- * a checkpoint then show that the run came further. */
-static int64_t steps_reached(const nd_run_view *v)
-{
-    int64_t step = last_row_step(v);
-    for (size_t i = 0; i < v->metrics.event_count; i++) {
-        const nd_metric_event *e = &v->metrics.events[i];
-        step = e->kind != ND_METRIC_EVENT_OTHER && e->step > step ? e->step : step;
-    }
-    for (int i = 0; i < v->saved_count; i++) {
-        const nd_saved *s = &v->saved[i];
-        step = is_behind_lines(v, s) && s->step > step ? s->step : step;
-    }
-    return step;
-}
-
-/* Whether the newest checkpoint was made because of a signal, behind the last step. The line of a
- * checkpoint may be lost too. */
-static bool was_stopped(const nd_run_view *v)
-{
-    const nd_metrics *m = &v->metrics;
-    for (int i = 0; i < v->saved_count; i++) {
-        const nd_saved *s = &v->saved[i];
-        if (is_behind_lines(v, s) && s->step > last_row_step(v) && s->step == v->reached &&
-            strcmp(s->reason, "signal") == 0) {
-            return true;
-        }
-    }
-    for (size_t i = m->event_count; i > 0; i--) {
-        const nd_metric_event *e = &m->events[i - 1];
-        if (e->kind == ND_METRIC_EVENT_CHECKPOINT) {
-            return strcmp(e->text, "signal") == 0 && e->step >= v->reached;
-        }
-    }
-    return false;
-}
-
-/* The early stop behind the last step; NULL: there is none. */
-static const nd_metric_event *early_stop(const nd_run_view *v)
-{
-    const nd_metrics *m = &v->metrics;
-    for (size_t i = m->event_count; i > 0; i--) {
-        const nd_metric_event *e = &m->events[i - 1];
-        if (e->kind == ND_METRIC_EVENT_EARLY_STOPPED) {
-            return e->step == v->reached ? e : NULL;
-        }
-    }
-    return NULL;
-}
-
-/* Why the run ended, as its last line says. NULL: it does not, since a later start followed, or the
- * process was killed. */
-static const nd_metric_event *said_end(const nd_run_view *v)
-{
-    const nd_metrics *m = &v->metrics;
-    size_t count = m->event_count;
-    while (count > 0 && m->events[count - 1].kind == ND_METRIC_EVENT_RECORDS_LOST) {
-        count--;
-    }
-    const nd_metric_event *e = count > 0 ? &m->events[count - 1] : NULL;
-    return e && e->kind == ND_METRIC_EVENT_ENDED && e->step >= last_row_step(v) ? e : NULL;
-}
-
-static nd_run_end find_end(const nd_run_view *v, int64_t now)
-{
-    double patience = v->figures.step_ms / 1e3 * RECENT_STEPS;
-    patience = patience > RECENT_SECONDS ? patience : RECENT_SECONDS;
-    const nd_metric_event *end = said_end(v);
-    if (end && (end->code != ND_ERR_PREEMPTED || !was_stopped(v))) {
-        return ND_RUN_FAILED;
-    }
-    if (v->steps_wanted > 0 && v->reached >= v->steps_wanted) {
-        return ND_RUN_FINISHED;
-    }
-    if (early_stop(v)) {
-        return ND_RUN_STOPPED_EARLY;
-    }
-    if (was_stopped(v)) {
-        return ND_RUN_STOPPED;
-    }
-    if ((double)(now - v->changed) < patience) {
-        return ND_RUN_RECENT;
-    }
-    return v->steps_wanted > 0 ? ND_RUN_ENDED_EARLY : ND_RUN_UNKNOWN;
-}
-
-static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
-{
-    static const char why[] = "as the disk was full or failed";
-    const long long lines = view->figures.lost_lines, last = last_row_step(view);
-    const size_t used = strlen(text);
-    if (lines > 0) {
-        snprintf(text + used, ND_VERDICT_MAX - used, "; %lld line%s of metrics.jsonl %s lost, %s",
-                 lines, lines == 1 ? "" : "s", lines == 1 ? "was" : "were", why);
-    } else if (view->lost_lines) {
-        snprintf(text + used, ND_VERDICT_MAX - used,
-                 "; the lines of metrics.jsonl after step %lld were lost, %s", last, why);
-    }
-}
-
-/* "342 of 1000"; "342" when nobody knows how many were wanted. */
-static const char *reached(const nd_run_view *view, char text[64])
-{
-    const int n = snprintf(text, 64, "%lld", (long long)view->reached);
-    if (view->steps_wanted > 0) {
-        snprintf(text + n, 64 - (size_t)n, " of %lld", (long long)view->steps_wanted);
-    }
-    return text;
-}
-
-/* Of a run that did not make all its steps, and has no line that says so. */
-static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
-{
-    static const char unknown[] = "this folder does not say why, the run's log does";
-    const long long step = view->reached, wanted = view->steps_wanted;
-    if (view->lost_lines) {
-        snprintf(text, ND_VERDICT_MAX,
-                 "no line after step %lld of %lld: the disk took no more, or the run ended early; "
-                 "%s",
-                 step, wanted, unknown);
-    } else {
-        snprintf(text, ND_VERDICT_MAX,
-                 "ended early, after step %lld of %lld, or its disk took no more lines; %s", step,
-                 wanted, unknown);
-    }
-}
-
-/* The words of a signal name the step themselves. Rank 0 writes the line, and may do so because it
- * waited for a rank that failed before it. */
-static void say_failure(const nd_run_view *view, const nd_metric_event *end,
-                        char text[ND_VERDICT_MAX])
-{
-    char done[64];
-    if (end->code == ND_ERR_PREEMPTED) {
-        snprintf(text, ND_VERDICT_MAX, "%s", end->text);
-    } else {
-        const bool elsewhere = end->code == ND_ERR_IO || end->code == ND_ERR_HANG;
-        snprintf(text, ND_VERDICT_MAX, "failed after step %s; rank 0 ended with code %d: %s%s",
-                 reached(view, done), (int)end->code, end->text,
-                 elsewhere ? "; where another rank failed first, the run's log has its reason"
-                           : "");
-    }
-}
-
-char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
-{
-    const long long step = view->reached, wanted = view->steps_wanted;
-    char done[64];
-    switch (view->end) {
-    case ND_RUN_FINISHED:
-        snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", wanted);
-        break;
-    case ND_RUN_STOPPED_EARLY:
-        snprintf(text, ND_VERDICT_MAX, "finished early, after step %s: %s", reached(view, done),
-                 early_stop(view)->text);
-        break;
-    case ND_RUN_STOPPED:
-        snprintf(text, ND_VERDICT_MAX,
-                 "stopped by a signal after step %s; --resume-from-checkpoint latest goes "
-                 "on with it",
-                 reached(view, done));
-        break;
-    case ND_RUN_FAILED:
-        say_failure(view, said_end(view), text);
-        break;
-    case ND_RUN_RECENT:
-        snprintf(text, ND_VERDICT_MAX,
-                 "at step %s a moment before this report: it runs, or has just ended",
-                 reached(view, done));
-        break;
-    case ND_RUN_ENDED_EARLY:
-        say_why(view, text);
-        break;
-    case ND_RUN_UNKNOWN:
-        snprintf(text, ND_VERDICT_MAX,
-                 "%lld steps; without run.json nobody knows how many were wanted", step);
-        break;
-    }
-    add_lost(view, text);
-    return text;
 }
 
 static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
@@ -425,9 +250,7 @@ static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
     double steps = number_in(v->record, "config", "train.steps");
     v->steps_wanted = steps > 0 && steps < 1e15 ? (int64_t)steps : 0;
     ND_TRY(make_figures(v));
-    v->reached = steps_reached(v);
-    v->lost_lines = v->figures.lost_lines > 0 || v->reached > last_row_step(v);
-    v->end = find_end(v, now);
+    nd_run_view_find_end(v, now);
     return ND_OK;
 }
 
@@ -470,82 +293,4 @@ bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out)
         }
     }
     return true;
-}
-
-/* Settings. */
-
-nd_status nd_run_view_text(const json_t *value, char **out)
-{
-    if (json_is_string(value)) {
-        return nd_fs_format(out, "%s", json_string_value(value));
-    }
-    if (!value || json_is_null(value)) {
-        return nd_fs_format(out, "%s", "");
-    }
-    if (json_is_real(value)) {
-        return nd_fs_format(out, "%.10g", json_real_value(value));
-    }
-    *out = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(10));
-    return *out ? ND_OK : nd_fail_memory("a setting");
-}
-
-/* Whether a setting of run.json is what the text of the default means. */
-static bool is_default(const json_t *value, const char *was)
-{
-    json_error_t error;
-    if (json_is_string(value)) {
-        return strcmp(json_string_value(value), was) == 0;
-    }
-    json_t *other = json_loads(was, JSON_DECODE_ANY, &error);
-    bool same = json_is_number(value) && json_is_number(other)
-                    ? json_number_value(value) == json_number_value(other)
-                    : json_equal(value, other);
-    json_decref(other);
-    return same;
-}
-
-typedef struct settings {
-    const json_t *config;
-    const nd_config *defaults;
-    nd_status (*visit)(void *context, const char *key, const char *value, const char *was,
-                       bool differs);
-    void *context;
-} settings;
-
-static nd_status visit_setting(const settings *s, const char *key, const json_t *value,
-                               bool differing)
-{
-    char *was = NULL, *text = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_config_get(s->defaults, key, &was));
-    bool differs = !is_default(value, was);
-    if (differs == differing) {
-        ND_TRY_OUT(nd_run_view_text(value, &text));
-        ND_TRY_OUT(s->visit(s->context, key, text, was, differs));
-    }
-out:
-    free(text);
-    free(was);
-    return status;
-}
-
-nd_status nd_run_view_each_setting(const nd_run_view *view,
-                                   nd_status (*visit)(void *context, const char *key,
-                                                      const char *value, const char *was,
-                                                      bool differs),
-                                   void *context)
-{
-    nd_config defaults = {0};
-    settings s = {json_object_get(view->record, "config"), &defaults, visit, context};
-    nd_status status = nd_config_init(&defaults);
-    for (int pass = 0; pass < 2 && status == ND_OK; pass++) {
-        const char *key;
-        json_t *value;
-        json_object_foreach((json_t *)s.config, key, value)
-        {
-            status = status == ND_OK ? visit_setting(&s, key, value, pass == 0) : status;
-        }
-    }
-    nd_config_fini(&defaults);
-    return status;
 }

@@ -67,16 +67,9 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 /* The mesh of run.json; false: it has none, or no possible one. */
 bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out);
 
-/* Calls `visit` for each setting of run.json, those that differ from their defaults first. `was` is
- * the default, "" when the key is not one of this version. Texts are lent for the call. */
-nd_status nd_run_view_each_setting(const nd_run_view *view,
-                                   nd_status (*visit)(void *context, const char *key,
-                                                      const char *value, const char *was,
-                                                      bool differs),
-                                   void *context);
-
-/* Value of a member of run.json's object `part` as text, "" when it is not there. Owned by the
- * caller. */
-nd_status nd_run_view_text(const json_t *value, char **out);
+/* Private to trainer/view: the end of a run, from its files and figures (verdict.c). */
+void nd_run_view_find_end(nd_run_view *view, int64_t now);
+/* The last step in metrics.jsonl. */
+int64_t nd_run_view_last_step(const nd_run_view *view);
 
 #endif

@@ -4,46 +4,75 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/config/config.h"
 #include "trainer/view/sections.h"
 
-typedef struct setting_table {
-    nd_doc *doc;
-    bool differing; /* the table of those that do */
-    int count;
-} setting_table;
-
-static nd_status write_setting(void *context, const char *key, const char *value, const char *was,
-                               bool is_other)
+json_t *nd_section_value(const json_t *value)
 {
-    setting_table *t = context;
-    if (is_other != t->differing) {
-        return ND_OK;
+    if (json_is_string(value)) {
+        return nd_cell("%s", json_string_value(value));
     }
-    t->count++;
-    nd_doc_row_begin(t->doc);
-    nd_doc_cell(t->doc, key);
-    nd_doc_cell(t->doc, value);
-    if (t->differing) {
-        nd_doc_cell(t->doc, was);
+    if (!value || json_is_null(value)) {
+        return nd_cell("%s", "");
     }
-    nd_doc_row_end(t->doc);
+    char *text = nd_json_text(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(10));
+    json_t *cell = text ? nd_cell("%s", text) : NULL;
+    free(text);
+    return cell;
+}
+
+/* Whether a setting of run.json is what the text of its default means. */
+static bool is_default(const json_t *value, const char *was)
+{
+    json_error_t error;
+    if (json_is_string(value)) {
+        return strcmp(json_string_value(value), was) == 0;
+    }
+    json_t *other = json_loads(was, JSON_DECODE_ANY, &error);
+    const bool same = json_is_number(value) && json_is_number(other)
+                          ? json_number_value(value) == json_number_value(other)
+                          : json_equal(value, other);
+    json_decref(other);
+    return same;
+}
+
+/* A table of the settings that differ from their defaults, or of those that do not. A key that is
+ * not one of this version has the default "". */
+static nd_status write_table(nd_doc *doc, json_t *config, const nd_config *defaults, bool differing)
+{
+    const char *key;
+    json_t *value;
+    nd_doc_table(doc, true, differing ? "setting|value|default" : "setting|value");
+    json_object_foreach(config, key, value)
+    {
+        char *was = NULL;
+        ND_TRY(nd_config_get(defaults, key, &was));
+        if (is_default(value, was) != differing) {
+            if (differing) {
+                ND_DOC_ROW(doc, nd_cell("%s", key), nd_section_value(value), nd_cell("%s", was));
+            } else {
+                ND_DOC_ROW(doc, nd_cell("%s", key), nd_section_value(value));
+            }
+        }
+        free(was);
+    }
     return ND_OK;
 }
 
 static nd_status write_settings(nd_doc *doc, const nd_run_view *run)
 {
-    static const char *const heads[] = {"setting", "value", "default"};
-    setting_table changed = {doc, true, 0}, others = {doc, false, 0};
-    nd_doc_heading(doc, 2, "Settings that differ from their defaults");
-    nd_doc_table_begin(doc, true, 3, heads);
-    ND_TRY(nd_run_view_each_setting(run, write_setting, &changed));
-    nd_doc_table_end(doc);
-    nd_doc_fold_begin(doc, "Settings with their defaults");
-    nd_doc_table_begin(doc, true, 2, heads);
-    ND_TRY(nd_run_view_each_setting(run, write_setting, &others));
-    nd_doc_table_end(doc);
+    json_t *config = json_object_get(run->record, "config");
+    nd_config defaults = {0};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_config_init(&defaults));
+    nd_doc_heading(doc, "Settings that differ from their defaults");
+    ND_TRY_OUT(write_table(doc, config, &defaults, true));
+    nd_doc_fold(doc, "Settings with their defaults");
+    ND_TRY_OUT(write_table(doc, config, &defaults, false));
     nd_doc_fold_end(doc);
-    return ND_OK;
+out:
+    nd_config_fini(&defaults);
+    return status;
 }
 
 /* As a shell takes it for one word. */
@@ -87,26 +116,20 @@ static nd_status write_command(nd_doc *doc, const json_t *command)
 static nd_status write_surroundings(nd_doc *doc, const nd_run_view *run)
 {
     static const char *const parts[] = {"mesh", "job", "machine", "libraries"};
-    static const char *const heads[] = {"", "value"};
+    const json_t *command = json_object_get(run->record, "command");
     const char *key;
     json_t *value;
-    nd_doc_heading(doc, 2, "Surroundings");
-    nd_doc_table_begin(doc, true, 2, heads);
+    nd_doc_heading(doc, "Surroundings");
+    nd_doc_table(doc, true, "|value");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         json_object_foreach(json_object_get(run->record, parts[i]), key, value)
         {
-            char *text = NULL;
-            ND_TRY(nd_run_view_text(value, &text));
-            nd_doc_row_begin(doc);
-            bool cpus = strcmp(key, "cpus") == 0; /* "0-3" */
-            nd_doc_cellf(doc, "%s %s", parts[i], cpus ? "numbers of the CPUs of rank 0" : key);
-            nd_doc_cell(doc, text);
-            nd_doc_row_end(doc);
-            free(text);
+            const bool cpus = strcmp(key, "cpus") == 0; /* "0-3" */
+            ND_DOC_ROW(doc,
+                       nd_cell("%s %s", parts[i], cpus ? "numbers of the CPUs of rank 0" : key),
+                       nd_section_value(value));
         }
     }
-    nd_doc_table_end(doc);
-    const json_t *command = json_object_get(run->record, "command");
     return json_array_size(command) > 0 ? write_command(doc, command) : ND_OK;
 }
 

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/json.h"
+#include "trainer/view/metrics.h"
 
 enum { LINE_BYTES = 1024, WORD = 32 };
 
@@ -16,7 +18,7 @@ typedef struct entry {
     int64_t sequence;
     char op[WORD];
     int rank;
-    double begin_us, seconds_us; /* when the call began, and how long it took */
+    double begin_us, us; /* when the call began, and how long it took */
 } entry;
 
 typedef struct reading {
@@ -25,35 +27,6 @@ typedef struct reading {
     entry *entries;
     size_t count, room;
 } reading;
-
-/* What follows "key": on the line; NULL: it has no such key. */
-static const char *value_of(const char *line, const char *key)
-{
-    char name[WORD + 4];
-    snprintf(name, sizeof name, "\"%s\":", key);
-    const char *at = strstr(line, name);
-    return at ? at + strlen(name) : NULL;
-}
-
-static double number_of(const char *line, const char *key)
-{
-    const char *text = value_of(line, key);
-    return text ? strtod(text, NULL) : 0;
-}
-
-/* A number that an int64_t holds; -1 for another. */
-static int64_t whole_of(const char *line, const char *key)
-{
-    double value = number_of(line, key);
-    return value >= 0 && value < 1e15 ? (int64_t)value : -1;
-}
-
-static void word_of(const char *line, const char *key, char out[WORD])
-{
-    const char *text = value_of(line, key);
-    size_t length = text && *text == '"' ? strcspn(text + 1, "\"") : 0;
-    snprintf(out, WORD, "%.*s", (int)(length < WORD ? length : WORD - 1), length ? text + 1 : "");
-}
 
 static int group_named(const char *name)
 {
@@ -65,20 +38,19 @@ static int group_named(const char *name)
     return -1;
 }
 
-static nd_status add_entry(reading *r, const char *line, int rank)
+static nd_status add_entry(reading *r, const json_t *event, int rank)
 {
-    char group[WORD];
-    word_of(line, "group", group);
-    entry e = {.group = group_named(group),
-               .sequence = whole_of(line, "sequence"),
+    const json_t *args = json_object_get(event, "args");
+    entry e = {.group = group_named(nd_json_words(args, "group")),
+               .sequence = nd_json_whole(args, "sequence"),
                .rank = rank,
-               .begin_us = number_of(line, "ts"),
-               .seconds_us = number_of(line, "dur")};
+               .begin_us = nd_json_number(event, "ts"),
+               .us = nd_json_number(event, "dur")};
     if (e.group < 0) {
         return ND_OK;
     }
     e.first_member = nd_mesh_group_member(r->mesh, (nd_group_kind)e.group, rank, 0);
-    word_of(line, "op", e.op);
+    snprintf(e.op, sizeof e.op, "%s", nd_json_words(args, "op"));
     if (r->count == r->room) {
         size_t room = r->room > 0 ? 2 * r->room : 1024;
         entry *more = realloc(r->entries, room * sizeof *more);
@@ -92,22 +64,31 @@ static nd_status add_entry(reading *r, const char *line, int rank)
     return ND_OK;
 }
 
-/* One event of the file; trainer/run/profile.c writes each on a line of its own. */
-static nd_status read_event(reading *r, const char *line)
+static nd_status add_event(reading *r, const json_t *event)
 {
-    char kind[WORD];
-    int64_t pid = whole_of(line, "pid");
-    word_of(line, "cat", kind);
-    if (pid < 0 || pid >= r->waits.count) {
+    const char *kind = nd_json_words(event, "cat");
+    const int64_t rank = nd_json_whole(event, "pid");
+    if (rank < 0 || rank >= r->waits.count) {
         return ND_OK;
     }
-    int rank = (int)pid;
     r->waits.steps += rank == 0 && strcmp(kind, "step") == 0;
     if (strcmp(kind, "communication") != 0) {
         return ND_OK;
     }
-    r->waits.ranks[rank].communication_ms += number_of(line, "dur") * 1e-3;
-    return strstr(line, "\"args\":") ? add_entry(r, line, rank) : ND_OK;
+    r->waits.ranks[rank].communication_ms += nd_json_number(event, "dur") * 1e-3;
+    return json_object_get(event, "args") ? add_entry(r, event, (int)rank) : ND_OK;
+}
+
+/* trainer/run/profile.c writes each event on a line of its own, which a comma or the end of the
+ * list follows. */
+static nd_status read_event(reading *r, const char *line)
+{
+    json_error_t error;
+    json_t *event = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
+    nd_status status = event || !nd_json_no_memory(&error) ? ND_OK : nd_fail_memory("a profile");
+    status = event ? add_event(r, event) : status;
+    json_decref(event);
+    return status;
 }
 
 static int by_collective(const void *a, const void *b)
@@ -139,7 +120,7 @@ static void count_collective(nd_waits *waits, const entry *list, size_t count)
     waits->ranks[last->rank].last++;
     for (size_t i = 0; i + 1 < count; i++) {
         double early = last->begin_us - list[i].begin_us;
-        double waited = (early < list[i].seconds_us ? early : list[i].seconds_us) * 1e-3;
+        double waited = (early < list[i].us ? early : list[i].us) * 1e-3;
         waits->ranks[list[i].rank].waited_ms += waited;
         waits->ranks[last->rank].caused_ms += waited;
     }

@@ -65,24 +65,24 @@ Test(curve, values_that_are_not_finite_are_counted_and_empty_parts_left_out)
 
 static int by_value(const void *a, const void *b)
 {
-    float x = *(const float *)a, y = *(const float *)b;
+    double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
 Test(curve, the_median_is_that_of_a_sort)
 {
-    float values[101], sorted[101];
+    double values[101], sorted[101];
     unsigned state = 1;
     for (size_t count = 1; count <= 101; count++) {
         for (int kind = 0; kind < 4; kind++) { /* mixed, equal ones, rising, falling */
             for (size_t i = 0; i < count; i++) {
                 state = state * 1664525u + 1013904223u;
                 unsigned many = kind == 0 ? state >> 8 : (state >> 24) % 3;
-                values[i] = kind < 2 ? (float)many : kind == 2 ? (float)i : -(float)i;
+                values[i] = kind < 2 ? (double)many : kind == 2 ? (double)i : -(double)i;
             }
             memcpy(sorted, values, sizeof values);
             qsort(sorted, count, sizeof *sorted, by_value);
-            double low = (double)sorted[(count - 1) / 2], high = (double)sorted[count / 2];
+            double low = sorted[(count - 1) / 2], high = sorted[count / 2];
             double got = nd_median(values, count);
             cr_assert_eq(got, (low + high) / 2, "%zu values of kind %d: %g", count, kind, got);
         }
