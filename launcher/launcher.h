@@ -44,14 +44,10 @@ void nd_host_put_gpu_models(FILE *out, const char *driver);
 /* The NVIDIA GPUs of this host, by their device files. */
 int nd_host_gpus(void);
 
-/*
- * `ndlaunch config`: asks what a run should be, one line of `in` an answer, and writes the native
- * YAML file `path`, which must not exist. An answer that its key cannot have is said on `out` and
- * asked again. `in` NULL asks nothing: every answer is its default. ND_ERR_CONFIG: the input ended,
- * or the answers together are no run; ND_ERR_CANTCREATE. Nothing is written then.
- */
-nd_status nd_questions_ask(FILE *in, FILE *out, const char *path);
-nd_status nd_questions_main(int argc, char **argv);
+/* Writes a first configuration, with comments, as the new file `path`, and says on `said` how it is
+ * used. ND_ERR_CANTCREATE: it exists, or cannot be written. */
+nd_status nd_starter_write(FILE *said, const char *path);
+nd_status nd_starter_main(int argc, char **argv); /* argv[0] is "config" */
 
 /* The resolved configuration as an anonymous file that workers inherit. */
 nd_status nd_config_to_fd(const nd_config *config, int *fd);

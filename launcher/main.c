@@ -2,7 +2,7 @@
 /*
  * ndlaunch: starts and watches the workers of a job.
  *   ndlaunch --config-file FILE [flags]
- *   ndlaunch config [--default] [--config-file FILE]
+ *   ndlaunch config [--config-file FILE]
  *   ndlaunch env
  *   ndlaunch generate|eval|bench [flags]         these commands of ndtrain, on several workers
  *   ndlaunch --make-key FILE | --help | --version
@@ -155,7 +155,7 @@ static nd_status help(const char *topic)
         {"generate", "continues prompts with a model (generate --help)"},
         {"eval", "the loss of a model on data, or multiple choice (eval --help)"},
         {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
-        {"config", "asks a few questions and writes a configuration; --default asks none"},
+        {"config", "writes a first configuration with comments"},
         {"env", "prints versions, host, limits and environment, for a report of a problem"},
         {"--make-key FILE",
          "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
@@ -309,7 +309,7 @@ static nd_status make_key(const char *flag, int argc, char **argv)
 static int usage(void)
 {
     fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
-                    "       ndlaunch config [--default] [--config-file FILE]\n"
+                    "       ndlaunch config [--config-file FILE]\n"
                     "       ndlaunch env\n"
                     "       ndlaunch generate|eval --model PATH [flags]\n"
                     "       ndlaunch bench --layer [flags]\n"
@@ -365,7 +365,7 @@ int main(int argc, char **argv)
     } else if (strcmp(argv[1], "env") == 0) {
         status = print_env(argc);
     } else if (strcmp(argv[1], "config") == 0) {
-        status = nd_questions_main(argc, argv);
+        status = nd_starter_main(argc - 1, argv + 1);
     } else {
         worker_command command = {0};
         char **rest = NULL;

@@ -30,7 +30,7 @@ COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
 LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the loss of a model on data, or multiple choice",
                      "bench": "times FP8 beside BF16 on this machine",
-                     "config": "asks a few questions and writes a configuration; --default asks none",
+                     "config": "writes a first configuration with comments",
                      "env": "prints versions, host, limits and environment, for a report of a problem"}
 LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
 PLAN_FLAGS = ["--rank", "--explain"] # which are settings for one command alone
@@ -216,7 +216,7 @@ def launcher_page(version, table):
     for name, text in LAUNCHER.items():
         own += [".TP", rf"\fB\-\-{roff(name)}\fR \fIFILE\fR", roff(text)]
     return page("ndlaunch", version, "trains a Llama on the workers of one or several nodes", ["ndlaunch [--config-file FILE] [flags]",
-                "ndlaunch config [--default] [--config-file FILE]", "ndlaunch env", "ndlaunch --make-key FILE"], own, table)
+                "ndlaunch config [--config-file FILE]", "ndlaunch env", "ndlaunch --make-key FILE"], own, table)
 
 
 def worker_page(version, table):
