@@ -167,15 +167,29 @@ static nd_status apply_recompute(nd_reader *r, const nd_accelerate_key *key,
     return nd_reader_put(r, ND_FIELD_parallel_recompute, full ? "full" : "none");
 }
 
-static nd_status apply_size(nd_reader *r, const nd_accelerate_key *key, const nd_setting *setting)
+static nd_status parse_size(const nd_setting *setting, int64_t *out)
 {
-    int64_t size = 0;
-    if (!nd_int_parse(setting->text, &size) || size < 1) {
+    if (!nd_int_parse(setting->text, out) || *out < 1) {
         return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be 1 or more", setting->where,
                        setting->name, setting->text);
     }
+    return ND_OK;
+}
+
+static nd_status apply_size(nd_reader *r, const nd_accelerate_key *key, const nd_setting *setting)
+{
+    int64_t size = 0;
+    ND_TRY(parse_size(setting, &size));
     r->parallelism = true;
     return nd_reader_set(r, key->field, setting);
+}
+
+/* Becomes mesh.cp once the layer's parallelism_config_cp_size is known. */
+static nd_status apply_sp_size(nd_reader *r, const nd_accelerate_key *key,
+                               const nd_setting *setting)
+{
+    r->parallelism = true;
+    return parse_size(setting, &r->sp_size);
 }
 
 static nd_status apply_cp_comm(nd_reader *r, const nd_accelerate_key *key,

@@ -62,7 +62,7 @@ typedef enum nd_recompute {
     ND_RECOMPUTE_ALL_BUT_ATTENTION,
     ND_RECOMPUTE_FULL
 } nd_recompute;
-typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING } nd_cp_comm;
+typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING, ND_CP_ULYSSES } nd_cp_comm;
 typedef enum nd_fp8_recipe {
     ND_FP8_TENSORWISE = 0,
     ND_FP8_ROWWISE,
@@ -183,6 +183,7 @@ typedef struct nd_config {
     struct {
         bool reshard_after_forward;
         nd_cp_comm cp_comm;
+        int64_t ulysses;
         nd_recompute recompute;
     } parallel;
     struct {

@@ -94,6 +94,11 @@ static nd_status apply_as(nd_reader *r, const nd_setting *setting, const char *k
     return nd_accelerate_apply(r, nd_accelerate_find_flag(key, &is_bool), setting);
 }
 
+static nd_status apply_sp_size(nd_reader *r, const nd_setting *setting)
+{
+    return apply_as(r, setting, "parallelism_config_sp_size");
+}
+
 static nd_status apply_master_addr(nd_reader *r, const nd_setting *setting)
 {
     return apply_as(r, setting, "main_process_ip");

@@ -18,6 +18,7 @@ void nd_reader_begin(nd_reader *reader, nd_layer layer)
     reader->layer = layer;
     reader->distributed = ND_DISTRIBUTED_UNSET;
     reader->no_shard = reader->hybrid_shard = reader->parallelism = false;
+    reader->sp_size = 0;
     reader->fp8_ao = reader->fp8_te = reader->mixed_fp8 = false;
     reader->main_ip[0] = reader->notices[0] = '\0';
     reader->main_port = -1;
@@ -154,6 +155,26 @@ static nd_status set_mesh(nd_reader *r, const char *dp_replicate, const char *dp
     return nd_reader_put(r, ND_FIELD_mesh_dp_shard, dp_shard);
 }
 
+/* accelerate has an axis of its own for ranks that exchange heads, and refuses it beside cp. */
+static nd_status derive_ulysses(nd_reader *r, const char *where)
+{
+    char size[32];
+    const nd_config *c = r->config;
+    if (r->sp_size == 0 || (r->sp_size == 1 && c->parallel.cp_comm != ND_CP_ULYSSES)) {
+        return ND_OK;
+    }
+    if (r->set_by[ND_FIELD_mesh_cp] == r->layer && c->mesh.cp > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%sthe sizes of cp, %lld, and sp, %lld, are both above 1; for both give "
+                       "mesh.cp %lld (--cp-size) and parallel.ulysses %lld (--ulysses)",
+                       where, nd_ll(c->mesh.cp), nd_ll(r->sp_size), nd_ll(c->mesh.cp * r->sp_size),
+                       nd_ll(r->sp_size));
+    }
+    snprintf(size, sizeof size, "%lld", nd_ll(r->sp_size));
+    ND_TRY(nd_reader_put(r, ND_FIELD_mesh_cp, size));
+    return nd_reader_put(r, ND_FIELD_parallel_cp_comm, "ulysses");
+}
+
 /* Sets the axes after accelerate's file: from the sizes in parallelism_config (those not given are
  * 1), else from the kind of job. */
 static nd_status derive_mesh_of_file(nd_reader *r, const char *where)
@@ -216,6 +237,7 @@ static nd_status derive_mesh_of_flags(nd_reader *r)
 
 static nd_status derive_mesh(nd_reader *reader, const char *where)
 {
+    ND_TRY(derive_ulysses(reader, where));
     if (reader->layer == ND_LAYER_FLAGS) {
         return derive_mesh_of_flags(reader);
     }

@@ -158,6 +158,7 @@ typedef struct nd_reader {
     nd_distributed distributed;
     bool no_shard, hybrid_shard; /* fsdp_sharding_strategy */
     bool parallelism;            /* a parallelism_config with a size */
+    int64_t sp_size;             /* ranks of Ulysses, 0 unless given */
     bool fp8_ao, fp8_te;         /* fp8_config.backend */
     bool mixed_fp8;              /* mixed_precision: fp8 */
     char main_ip[256];           /* "" unless given */

@@ -54,10 +54,33 @@ static nd_status resolve_workers(nd_config *c)
     return ND_OK;
 }
 
+/* The ranks of cp that exchange heads. */
+static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
+{
+    const int64_t cp = mesh->size[ND_AXIS_CP], given = c->parallel.ulysses;
+    const bool all = c->parallel.cp_comm == ND_CP_ULYSSES;
+    if (cp % given != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "
+                       "divisor of it",
+                       nd_ll(given), nd_ll(cp));
+    }
+    if (all && given != 1 && given != cp) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "parallel.cp_comm ulysses is for all %lld ranks of mesh.cp, but "
+            "parallel.ulysses is %lld; give --cp-comm allgather or ring for the exchange "
+            "of keys among the others, or leave --ulysses out",
+            nd_ll(cp), nd_ll(given));
+    }
+    mesh->ulysses = (int)(all ? cp : given);
+    return ND_OK;
+}
+
 /* Compares the axes with the workers; an axis of -1 gets what is left. Sizes are written back. */
 static nd_status resolve_mesh(nd_config *c)
 {
-    nd_mesh mesh;
+    nd_mesh mesh = {0};
     nd_axis open = ND_AXIS_COUNT;
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
         const int64_t *size = nd_axis_size(c, a);
@@ -65,6 +88,7 @@ static nd_status resolve_mesh(nd_config *c)
         open = mesh.size[a] == -1 ? a : open;
     }
     ND_TRY(nd_mesh_resolve(&mesh, c->launch.workers));
+    ND_TRY(resolve_ulysses(c, &mesh));
     for (nd_axis a = 0; a < ND_AXIS_COUNT; a++) {
         int64_t *size = nd_axis_size(c, a);
         if (size) {

@@ -99,11 +99,28 @@ int nd_mesh_rank_of(const nd_mesh *mesh, nd_coord coord)
     return rank;
 }
 
+/* The coordinates of a group on one axis: first, first + step and so on. */
+typedef struct span {
+    int first, step, count;
+} span;
+
+/* That of a rank with this coordinate. The groups cp and ulysses share the axis. */
+static span span_of(const nd_mesh *mesh, nd_group_kind kind, int axis, int at)
+{
+    const int heads = mesh->ulysses > 1 ? mesh->ulysses : 1, size = mesh->size[axis];
+    if (!(groups[kind].axes & 1u << axis)) {
+        return (span){at, 1, 1};
+    }
+    return kind == ND_GROUP_CP        ? (span){at % heads, heads, size / heads}
+           : kind == ND_GROUP_ULYSSES ? (span){at - at % heads, 1, heads}
+                                      : (span){0, 1, size};
+}
+
 int nd_mesh_group_size(const nd_mesh *mesh, nd_group_kind kind)
 {
     int n = 1;
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        n *= groups[kind].axes & 1u << a ? mesh->size[a] : 1;
+        n *= span_of(mesh, kind, a, 0).count;
     }
     return n;
 }
@@ -113,9 +130,8 @@ int nd_mesh_group_index(const nd_mesh *mesh, nd_group_kind kind, int rank)
     nd_coord c = nd_mesh_coord_of(mesh, rank);
     int index = 0;
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        if (groups[kind].axes & 1u << a) {
-            index = index * mesh->size[a] + c.at[a];
-        }
+        const span s = span_of(mesh, kind, a, c.at[a]);
+        index = index * s.count + (c.at[a] - s.first) / s.step;
     }
     return index;
 }
@@ -124,10 +140,9 @@ int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int 
 {
     nd_coord c = nd_mesh_coord_of(mesh, rank);
     for (int a = ND_AXIS_COUNT - 1; a >= 0; a--) {
-        if (groups[kind].axes & 1u << a) {
-            c.at[a] = index % mesh->size[a];
-            index /= mesh->size[a];
-        }
+        const span s = span_of(mesh, kind, a, c.at[a]);
+        c.at[a] = s.first + index % s.count * s.step;
+        index /= s.count;
     }
     return nd_mesh_rank_of(mesh, c);
 }
@@ -135,7 +150,8 @@ int nd_mesh_group_member(const nd_mesh *mesh, nd_group_kind kind, int rank, int 
 bool nd_mesh_groups_are_equal(const nd_mesh *mesh, nd_group_kind one, nd_group_kind other)
 {
     for (int a = 0; a < ND_AXIS_COUNT; a++) {
-        if (mesh->size[a] > 1 && (groups[one].axes ^ groups[other].axes) & 1u << a) {
+        const span s = span_of(mesh, one, a, 0), o = span_of(mesh, other, a, 0);
+        if (s.count != o.count || (s.count > 1 && s.step != o.step)) {
             return false;
         }
     }

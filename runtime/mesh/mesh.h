@@ -25,6 +25,7 @@ typedef enum nd_axis {
 
 typedef struct nd_mesh {
     int size[ND_AXIS_COUNT]; /* each >= 1 */
+    int ulysses; /* ranks of cp that exchange heads with each other, divides cp; 0 is 1 */
 } nd_mesh;
 
 typedef struct nd_coord {

@@ -113,6 +113,7 @@ drawn_case drawn_case_of_seed(uint64_t seed)
     c.staging = DRAW(d, 0, 64, 192, 1024, 4096);
     c.isa = DRAW(d, 0, 0, 0, 0, 1, 1, 2, 2, 3);
     c.packed = draw_range(d, 0, 2);
+    c.ulysses = draw_once_in(d, 3) ? c.cp : draw_range(d, 1, c.cp);
     drawn_case_settle(&c);
     return c;
 }
@@ -186,7 +187,11 @@ void drawn_case_settle(drawn_case *c)
     c->head_dim += c->head_dim % 2;
     c->vocab = c->rows ? 256 : c->vocab;
     c->saved = most(c->saved, c->steps - 1);
-    c->ring = c->cp > 1 ? c->ring : 0;
+    while (c->cp % c->ulysses != 0 || (c->kv_heads * c->group) % c->ulysses != 0 ||
+           (c->kv_heads % c->ulysses != 0 && c->ulysses % c->kv_heads != 0)) {
+        c->ulysses--;
+    }
+    c->ring = c->cp > c->ulysses ? c->ring : 0;
     if (c->precision == ND_PRECISION_FP8) {
         settle_fp8(c);
     } else {

@@ -17,6 +17,7 @@
     X(cp, 1)                                                                                       \
     X(tp, 1)                                                                                       \
     X(ring, 0)                                                                                     \
+    X(ulysses, 1) /* ranks that exchange heads */                                                  \
     X(micro_batch, 1)                                                                              \
     X(accumulation, 1)                                                                             \
     X(zero2, 0)                                                                                    \

@@ -143,10 +143,16 @@ static void fill_run(drawn_run *r)
     const drawn_case *c = r->c;
     fill_job(r);
     r->shares = c->cp == 1 && c->tp == 1;
-    r->mesh =
-        (mesh_case){"the mesh",        (int)c->replicate, (int)c->shard,
-                    (int)c->cp,        (int)c->tp,        c->micro_batch,
-                    .zero2 = c->zero2, .ring = c->ring,   .recompute = (nd_recompute)c->recompute};
+    r->mesh = (mesh_case){"the mesh",
+                          (int)c->replicate,
+                          (int)c->shard,
+                          (int)c->cp,
+                          (int)c->tp,
+                          c->micro_batch,
+                          .zero2 = c->zero2,
+                          .ring = c->ring,
+                          .recompute = (nd_recompute)c->recompute,
+                          .ulysses = (int)c->ulysses};
     /* A scale is that of a micro-batch, whose samples are then the same. */
     r->one = (mesh_case){"one worker", 1, 1, 1, 1, r->shares ? c->micro_batch : 1};
     if (c->precision == ND_PRECISION_FP8) {

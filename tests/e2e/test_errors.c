@@ -249,9 +249,10 @@ Test(errors, every_number_that_is_accepted_can_be_planned, .timeout = 280)
                  PICK("cpu", "cpu", "cuda"), PICK("1", "64", "4096", "134217728"),
                  PICK("1", "2", "65536"), PICK("1", "1000000"), PICK("bf16", "fp32", "fp8"),
                  PICK("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"),
-                 PICK("none", "selective", "all_but_attention", "full"), PICK("allgather", "ring"),
-                 PICK("1", "1", "4096"), PICK("1", "2", "1024"), PICK("1", "1", "2", "64"),
-                 PICK("1", "1", "1", "8"), PICK("1", "2", "4"));
+                 PICK("none", "selective", "all_but_attention", "full"),
+                 PICK("allgather", "ring", "ulysses"), PICK("1", "1", "4096"),
+                 PICK("1", "2", "1024"), PICK("1", "1", "2", "64"), PICK("1", "1", "1", "8"),
+                 PICK("1", "2", "4"));
         int code = shell_run(&dir, command);
         planned += strstr(shell_output, "\nestimated step") != NULL; /* it need not fit */
         cr_expect(code == 0 || code == 2 || code == 65 || code == 71, "exit code %d of %s\n%s\n%s",

@@ -99,6 +99,11 @@ Test(processes, cp_4_ring)
     compare("", "--num-processes 4 --dp-shard-size 1 --cp-size 4 --set parallel.cp_comm=ring", 8);
 }
 
+Test(processes, cp_4_ulysses_2_of_ring)
+{
+    compare("", "--num-processes 4 --dp-shard-size 1 --cp-size 4 --ulysses 2 --cp-comm ring", 8);
+}
+
 /* Two nodes that share no memory, as on two hosts. */
 Test(processes, fsdp_x_tp_between_hosts)
 {

@@ -28,7 +28,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     int64_t dp = (int64_t)m->dp_replicate * m->dp_shard;
     c->launch.workers = dp * m->cp * m->tp;
     c->launch.comm_timeout_seconds = 60;
-    c->resolved_mesh = (nd_mesh){{1, m->dp_replicate, m->dp_shard, m->cp, m->tp}};
+    c->resolved_mesh = (nd_mesh){{1, m->dp_replicate, m->dp_shard, m->cp, m->tp}, m->ulysses};
     c->train.steps = job->steps;
     c->train.sequence_length = job->sequence;
     c->train.micro_batch_size = m->micro_batch;

@@ -24,6 +24,7 @@ typedef struct mesh_case {
     bool zero2; /* reshard_after_forward false */
     bool ring;
     nd_recompute recompute;
+    int ulysses; /* nd_mesh.ulysses */
 } mesh_case;
 
 struct nd_trainer;

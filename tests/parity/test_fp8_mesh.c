@@ -44,6 +44,7 @@ static const mesh_case meshes_of_all_kinds[] = {
     {"tp 4", 1, 1, 1, 4, 1},
     {"cp 2", 1, 1, 2, 1, 1},
     {"cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+    {"cp 2 x tp 2, ulysses", 1, 1, 2, 2, 1, .ulysses = 2},
     {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
 };

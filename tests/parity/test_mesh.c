@@ -148,6 +148,11 @@ Test(mesh, context_parallel, .timeout = 600)
         {"fsdp 2 x cp 2", 1, 2, 2, 1, 1},
         {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1},
         {"fsdp 2 x cp 2 x tp 2, ring", 1, 2, 2, 2, 1, .ring = true},
+        {"cp 2, ulysses", 1, 1, 2, 1, 1, .ulysses = 2},
+        {"cp 4, ulysses, micro-batch 2", 1, 1, 4, 1, 2, .ulysses = 4},
+        {"cp 4, ulysses 2 of allgather", 1, 1, 4, 1, 1, .ulysses = 2},
+        {"cp 8, ulysses 4 of ring", 1, 1, 8, 1, 1, .ulysses = 4, .ring = true},
+        {"fsdp 2 x cp 2 x tp 2, ulysses", 1, 2, 2, 2, 1, .ulysses = 2},
     };
     both_optimizers(shape_of(97, 76, false), meshes, COUNT(meshes));
 }
@@ -179,6 +184,7 @@ Test(mesh, switches, .timeout = 600)
         {"switches, tp 2", 1, 1, 1, 2, 1},
         {"switches, cp 2", 1, 1, 2, 1, 1},
         {"switches, cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+        {"switches, cp 2, ulysses", 1, 1, 2, 1, 1, .ulysses = 2},
         {"switches, hsdp 2 x 2 x tp 4", 2, 2, 1, 4, 1},
         {"switches, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     };
@@ -194,6 +200,7 @@ Test(mesh, windows, .timeout = 600)
         {"windows, cp 4, micro-batch 2", 1, 1, 4, 1, 2},
         {"windows, cp 4, ring, micro-batch 2", 1, 1, 4, 1, 2, .ring = true},
         {"windows, cp 8, ring", 1, 1, 8, 1, 1, .ring = true},
+        {"windows, cp 4, ulysses 2 of ring", 1, 1, 4, 1, 1, .ulysses = 2, .ring = true},
         {"windows, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     };
     nd_shape shape = shape_of(97, 76, false);
@@ -207,6 +214,7 @@ static void recompute_all_modes(nd_shape shape)
     static const mesh_case base[] = {
         {"one", 1, 1, 1, 1, 1},
         {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .ring = true},
+        {"cp 2 x tp 2, ulysses", 1, 1, 2, 2, 1, .ulysses = 2},
         {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     };
     tempdir_make(&dir);

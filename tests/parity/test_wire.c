@@ -84,11 +84,18 @@ static int64_t activations_wanted(const nd_trainer *t, const wire_case *w)
 /*
  * Over cp, of (T, 2 K D) keys and values a rank and layer. All-gather: to each other member in
  * BF16, forward and backward, and their gradients in F32. Ring: a hop to each but the last, forward
- * and backward, and gradients all the way round. Recompute full runs the forward twice,
- * all_but_attention does not.
+ * and backward, and gradients all the way round. Ulysses, in BF16: q, k, v and the output forward,
+ * these again, the output's gradient and those of q, k and v backward; a KV head goes to each rank
+ * that has it. Recompute full runs the forward twice, all_but_attention does not.
  */
 static int64_t keys_values_wanted(const nd_dims *d, const wire_case *w)
 {
+    if (w->mesh.ulysses > 1) {
+        const int64_t u = w->mesh.ulysses, K = d->K < u ? u : d->K;
+        const int64_t again = w->mesh.recompute == ND_RECOMPUTE_FULL;
+        const int64_t heads = (1 + again) * (2 * d->H + 2 * K) + 4 * d->H + 4 * K;
+        return d->T * heads * d->D * 2 * (u - 1) / u * FP8_LAYERS * w->accumulation;
+    }
     int64_t others = w->mesh.cp - 1, elements = d->T * 2 * d->K * d->D;
     int64_t forward = others * 2, gradients = (w->mesh.ring && others ? w->mesh.cp : others) * 4;
     int64_t passes = w->mesh.recompute == ND_RECOMPUTE_FULL ? 3 : 2;
@@ -149,6 +156,10 @@ Test(wire, of_each_mesh, .timeout = 240)
         {{"fsdp 2, zero-2, three micro-batches", 1, 2, 1, 1, 1, .zero2 = true}, 3},
         {{"fsdp 2 x cp 2", 1, 2, 2, 1, 1}, 1},
         {{"cp 4 as a ring", 1, 1, 4, 1, 1, .ring = true}, 1},
+        {{"cp 4 with ulysses", 1, 1, 4, 1, 1, .ulysses = 4}, 1},
+        {{"fsdp 2 x cp 2 with ulysses, full recompute", 1, 2, 2, 1, 1, .ulysses = 2,
+          .recompute = ND_RECOMPUTE_FULL},
+         1},
         {{"cp 2 x tp 2, two micro-batches", 1, 1, 2, 2, 1}, 2},
         {{"fsdp 2 x cp 2, full recompute", 1, 2, 2, 1, 1, .recompute = ND_RECOMPUTE_FULL}, 1},
         {{"fsdp 2 x cp 2, recompute of all but attention", 1, 2, 2, 1, 1,

@@ -82,10 +82,10 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
 {
     fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
-        if (kind == ND_GROUP_WORLD) {
-            continue; /* all ranks, whatever the mesh */
-        }
         int size = nd_mesh_group_size(mesh, kind);
+        if (kind == ND_GROUP_WORLD || (kind == ND_GROUP_ULYSSES && size == 1)) {
+            continue; /* all ranks, whatever the mesh; a choice that most jobs do not make */
+        }
         int first = nd_mesh_group_member(mesh, kind, rank, 0);
         int stride = size > 1 ? nd_mesh_group_member(mesh, kind, rank, 1) - first : 1;
         fprintf(out, "  %-13s %5d rank%s ", nd_group_name(kind), size, size == 1 ? " " : "s");

@@ -102,8 +102,9 @@ nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const ch
 
 /*
  * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and
- * ffn by tp; the sequence by 2 cp (by cp when cp is 1); local tokens micro_batch x sequence / cp by
- * tp; head_dim even.
+ * ffn by tp; the heads of a tp rank by the ranks of the group ulysses, which also divide its KV
+ * heads or are a multiple of them; the sequence by 2 cp (by cp when cp is 1); local tokens
+ * micro_batch x sequence / cp by tp; head_dim even.
  */
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence);

@@ -66,6 +66,34 @@ static nd_status check_divides(const nd_shape *shape, const char *what, int64_t 
                    what, (long long)extent, size, sizes);
 }
 
+/* Heads of a tensor-parallel rank are dealt to the ranks of the group ulysses; KV heads too, or
+ * several ranks have the same one. */
+static nd_status check_ulysses(const nd_shape *shape, const nd_mesh *mesh)
+{
+    const int64_t tp = mesh->size[ND_AXIS_TP], ranks = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
+    const int64_t heads = shape->heads / tp, kv_heads = shape->kv_heads / tp;
+    if (heads % ranks != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "the model's num_attention_heads %lld / mesh.tp %lld = %lld heads cannot be "
+                       "dealt evenly to %lld ranks (parallel.ulysses, or mesh.cp with "
+                       "parallel.cp_comm ulysses); give --ulysses a divisor of %lld and --cp-comm "
+                       "allgather or ring",
+                       (long long)shape->heads, (long long)tp, (long long)heads, (long long)ranks,
+                       (long long)heads);
+    }
+    if (kv_heads % ranks != 0 && ranks % kv_heads != 0) {
+        return nd_fail(
+            ND_ERR_CONFIG,
+            "the model's num_key_value_heads %lld / mesh.tp %lld = %lld heads neither "
+            "divide %lld ranks (parallel.ulysses, or mesh.cp with parallel.cp_comm "
+            "ulysses) nor are a multiple of them; give --ulysses a divisor or a multiple "
+            "of %lld and --cp-comm allgather or ring",
+            (long long)shape->kv_heads, (long long)tp, (long long)kv_heads, (long long)ranks,
+            (long long)kv_heads);
+    }
+    return ND_OK;
+}
+
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence)
 {
@@ -73,6 +101,7 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
     ND_TRY(check_divides(shape, "num_attention_heads", shape->heads, tp));
     ND_TRY(check_divides(shape, "num_key_value_heads", shape->kv_heads, tp));
     ND_TRY(check_divides(shape, "intermediate_size", shape->ffn, tp));
+    ND_TRY(check_ulysses(shape, mesh));
     if (shape->head_dim % 2 != 0) {
         return nd_fail(ND_ERR_CONFIG, "the model's head_dim %lld is odd; RoPE needs an even one",
                        (long long)shape->head_dim);

@@ -7,7 +7,8 @@
 static size_t scratch_bytes(nd_cp *cp, int64_t window)
 {
     const nd_rank *r = cp->rank;
-    int size = r->mesh.size[ND_AXIS_CP], index = r->coord.at[ND_AXIS_CP];
+    const int size = nd_mesh_group_size(&r->mesh, ND_GROUP_CP),
+              index = nd_mesh_group_index(&r->mesh, ND_GROUP_CP, r->rank);
     int steps = cp->method && cp->method->steps ? size : 1;
     size_t bytes = 0;
     cp->sight.window = window;
@@ -25,31 +26,37 @@ static size_t scratch_bytes(nd_cp *cp, int64_t window)
     return bytes;
 }
 
-/* NULL: cp is 1. */
-static const nd_cp_method *method_of(const nd_rank *rank, const nd_dims *dims)
+/* NULL: one rank has all keys. */
+static const nd_cp_method *method_of(const nd_rank *rank)
 {
     const bool ring = rank->config->parallel.cp_comm == ND_CP_RING;
-    return dims->chunks == 1 ? NULL : ring ? &nd_cp_method_ring : &nd_cp_method_gather;
+    return nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1 ? NULL
+           : ring                                            ? &nd_cp_method_ring
+                                                             : &nd_cp_method_gather;
 }
 
-int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims)
+int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
 {
-    const nd_cp_method *method = method_of(rank, dims);
-    return method ? method->first_key_count(rank, dims)
-                  : nd_cp_gathered_first_key_count(rank, dims);
+    const nd_cp_method *method = method_of(rank);
+    const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
+    return method ? method->first_key_count(rank, &heads)
+                  : nd_cp_gathered_first_key_count(rank, &heads);
 }
 
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const int32_t *sequence,
                       int32_t *out)
 {
-    const nd_cp_method *method = method_of(rank, dims);
-    (method ? method->first_keys : nd_cp_gathered_first_keys)(rank, dims, sequence, out);
+    const nd_cp_method *method = method_of(rank);
+    const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
+    (method ? method->first_keys : nd_cp_gathered_first_keys)(rank, &heads, sequence, out);
 }
 
-void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan)
+void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *tokens, bool separate, nd_memplan *plan)
 {
-    *cp = (nd_cp){.rank = rank, .dims = *dims, .separate = separate};
-    cp->method = method_of(rank, dims);
+    *cp = (nd_cp){.rank = rank, .tokens = *tokens, .separate = separate};
+    cp->dims = nd_cp_dims_of_heads(rank, tokens);
+    cp->method = method_of(rank);
+    nd_cp_ulysses_plan(cp, plan);
     if (cp->method) {
         cp->method->plan(cp, plan);
     } else {
@@ -60,7 +67,7 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd
                     &cp->scratch);
 }
 
-/* All keys where cp is 1. */
+/* All keys where there is no method. */
 static nd_kv_source local_kv(const nd_cp *cp, nd_tensor qkv)
 {
     nd_kv_source kv = nd_cp_local_source(&cp->dims, qkv);
@@ -68,14 +75,13 @@ static nd_kv_source local_kv(const nd_cp *cp, nd_tensor qkv)
     return kv;
 }
 
-nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse)
+nd_status nd_cp_heads_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
-    cp->sight = sight;
     if (cp->method) {
         return cp->method->forward(cp, qkv, o, lse);
     }
     nd_attention_block whole[ND_CP_BLOCKS];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, sight.window, whole);
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, cp->sight.window, whole);
     nd_kv_source kv = local_kv(cp, qkv);
     return nd_cp_block_forward(cp, &whole[0], qkv, &kv, o, lse);
 }
@@ -97,23 +103,20 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
     return ND_OK;
 }
 
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
-                              const float *lse, nd_tensor dout)
+nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b)
 {
-    const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o, .dout = dout, .lse = lse};
-    cp->sight = sight;
-    ND_TRY(make_delta(cp, o, dout));
+    ND_TRY(make_delta(cp, b->o, b->dout));
     if (cp->method) {
-        return cp->method->backward(cp, &b);
+        return cp->method->backward(cp, b);
     }
     nd_attention_block whole[ND_CP_BLOCKS];
-    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, sight.window, whole);
-    nd_kv_source kv = local_kv(cp, qkv);
-    const nd_block_gradients to = {.dq = dqkv, .dkv = nd_cp_local_source(&cp->dims, dqkv)};
-    return nd_cp_block_backward(cp, &whole[0], &b, &kv, &to);
+    nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, cp->sight.window, whole);
+    nd_kv_source kv = local_kv(cp, b->qkv);
+    const nd_block_gradients to = {.dq = b->dqkv, .dkv = nd_cp_local_source(&cp->dims, b->dqkv)};
+    return nd_cp_block_backward(cp, &whole[0], b, &kv, &to);
 }
 
-nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
+nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv)
 {
     const nd_dims *d = &cp->dims;
     const int64_t kv = 2 * d->K * d->D;
@@ -123,4 +126,25 @@ nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
               .x = nd_tensor_2d((float *)cp->arrived, ND_DTYPE_F32, d->T, kv));
     }
     return ND_OK;
+}
+
+nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse)
+{
+    cp->sight = sight;
+    return cp->ulysses.members > 1 ? nd_cp_ulysses_forward(cp, qkv, o, lse)
+                                   : nd_cp_heads_forward(cp, qkv, o, lse);
+}
+
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
+                              const float *lse, nd_tensor dout)
+{
+    const nd_cp_backward b = {.dqkv = dqkv, .qkv = qkv, .o = o, .dout = dout, .lse = lse};
+    cp->sight = sight;
+    return cp->ulysses.members > 1 ? nd_cp_ulysses_backward(cp, &b) : nd_cp_heads_backward(cp, &b);
+}
+
+nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv)
+{
+    return cp->ulysses.members > 1 ? nd_cp_ulysses_backward_finish(cp, dqkv)
+                                   : nd_cp_heads_backward_finish(cp, dqkv);
 }

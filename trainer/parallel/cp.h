@@ -6,11 +6,17 @@
  * 2 n - 1 - r of the 2 n chunks, so that causal work is equal (Llama 3 paper 3.3.2; Brandon et al.,
  * Striped Attention, 2023).
  *
- * There are two methods of exchange (cp_method.h). allgather: K and V are gathered once (again in
- * backward rather than kept); each local query chunk sees a prefix of the global keys. ring: K and
- * V travel, partial results merge online by LSE in F32; in backward dK and dV travel one hop
- * behind, accumulated in F32. Which blocks meet is data, made by pure functions; the methods loop
- * over it. cp = 1 is one causal block in place.
+ * There are two methods of exchanging keys (cp_method.h). allgather: K and V are gathered once
+ * (again in backward rather than kept); each local query chunk sees a prefix of the global keys.
+ * ring: K and V travel, partial results merge online by LSE in F32; in backward dK and dV travel
+ * one hop behind, accumulated in F32. Which blocks meet is data, made by pure functions; the
+ * methods loop over it. Where there is one rank it is one causal block in place.
+ *
+ * Ulysses goes before that: u adjacent ranks of cp exchange q, k and v, so that each has H / u of
+ * the heads for the tokens of all u, and exchange the output back. Their chunks together are the
+ * two zig-zag chunks of one of cp / u ranks, or with u = cp the whole sequence, in its order. So
+ * attention is what it is over cp / u ranks, with fewer heads. Where K < u each KV head is on u / K
+ * ranks, and its gradient is the sum of theirs.
  *
  * Where documents are separate, each query has a first key: the first token of its document, which
  * is data of the micro-batch. A method turns those of the whole sequence into those of its blocks.
@@ -45,12 +51,22 @@ typedef struct nd_sight {
     const int32_t *first_keys;
 } nd_sight;
 
+typedef struct nd_cp_ulysses {
+    int members;      /* u; 1: no exchange of heads */
+    void *out, *in;   /* act (u, T, QKV of a member's heads): messages */
+    void *qkv, *dqkv; /* act (T, QKV) of the rank's heads */
+    void *o, *dout;   /* act (T, H D) of the rank's heads */
+    float *sums;      /* of replicas: (T, K D) of the rank's tokens */
+} nd_cp_ulysses;
+
 typedef struct nd_cp {
     nd_rank *rank;
-    nd_dims dims;
+    nd_dims tokens; /* of the rank's tokens, with all heads */
+    nd_dims dims;   /* of its heads, with the tokens of all ranks of the group ulysses */
+    nd_cp_ulysses ulysses;
     bool separate;                          /* calls may have first keys */
     nd_sight sight;                         /* of this call */
-    const struct nd_cp_method *method;      /* NULL: cp is 1 */
+    const struct nd_cp_method *method;      /* NULL: cp / u is 1 */
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
     float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */
@@ -71,7 +87,8 @@ int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
 void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
                       int32_t *out);
 
-/* qkv (T, QKV), roped; o (T, H D) and lse F32 (chunks, B, H, chunk) are written. */
+/* qkv (T, QKV), roped; o (T, H D) of the rank's tokens and lse F32 (chunks, B, H, chunk) of its
+ * heads, which has T H elements of either, are written. */
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse);
 /* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. Other ranks' parts of dk
  * and dv are on their way afterwards, and are there when the backward is finished. */

@@ -126,7 +126,8 @@ int64_t nd_cp_gathered_first_key_count(const nd_rank *rank, const nd_dims *dims)
 void nd_cp_gathered_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
                                int32_t *out)
 {
-    const int64_t size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
+    const int64_t size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
+    const int64_t index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank);
     for (int64_t c = 0; c < d->chunks; c++) {
         const int64_t place = c == 0 ? index : 2 * size - 1 - index;
         for (int64_t b = 0; b < d->B; b++, out += d->chunk) {

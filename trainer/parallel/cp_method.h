@@ -19,7 +19,7 @@ typedef struct nd_cp_method {
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
-    /* As nd_cp_first_key_count and nd_cp_first_keys. */
+    /* As nd_cp_first_key_count and nd_cp_first_keys, of the rank's heads. */
     int64_t (*first_key_count)(const nd_rank *rank, const nd_dims *dims);
     void (*first_keys)(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
                        int32_t *out);
@@ -29,6 +29,23 @@ typedef struct nd_cp_method {
 } nd_cp_method;
 
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
+
+/* Attention of the rank's heads, of dims, by the method; of what cp->sight says. */
+nd_status nd_cp_heads_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
+nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv);
+
+/* cp_ulysses.c */
+
+/* dims of the rank's heads, with the tokens of all its group. */
+nd_dims nd_cp_dims_of_heads(const nd_rank *rank, const nd_dims *tokens);
+/* Wants the buffers. */
+void nd_cp_ulysses_plan(nd_cp *cp, nd_memplan *plan);
+/* Those of the heads between two exchanges, with the rank's tokens. */
+nd_status nd_cp_ulysses_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+/* Begins cp->arriving, which the finish awaits. */
+nd_status nd_cp_ulysses_backward(nd_cp *cp, const nd_cp_backward *b);
+nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
 
 /* cp_blocks.c */
 

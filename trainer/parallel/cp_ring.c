@@ -48,7 +48,7 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
  * blocks that begin with the second one. */
 static int64_t ring_first_key_count(const nd_rank *rank, const nd_dims *dims)
 {
-    return rank->mesh.size[ND_AXIS_CP] * 2 * dims->T;
+    return nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) * 2 * dims->T;
 }
 
 /* How many keys of a chunk come before key `first`, both in the order of the text. */
@@ -60,7 +60,8 @@ static int64_t keys_before(int64_t first, int64_t place, int64_t chunk)
 static void ring_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
                             int32_t *out)
 {
-    const int size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
+    const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
+    const int index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank);
     for (int step = 0; step < size; step++, out += 2 * d->T) {
         const int64_t from = (index - step + size) % size, second = 2 * size - 1 - from;
         nd_cp_gathered_first_keys(rank, d, sequence, out);

@@ -191,6 +191,21 @@ Test(accelerate, precision_and_cp_names)
     nd_config_fini(&c);
 }
 
+Test(accelerate, ranks_of_ulysses_are_cp)
+{
+    nd_config c;
+    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n"
+                               "  parallelism_config_sp_size: 4\n  parallelism_config_cp_size: 1\n"
+                               "  parallelism_config_dp_shard_size: 2\n"
+                               "  parallelism_config_sp_backend: deepspeed\n"
+                               "  parallelism_config_sp_seq_length_is_variable: true\n"),
+                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    expect_mesh(&c, 1, 2, 4, 1);
+    cr_expect_eq(c.resolved_mesh.ulysses, 4);
+    nd_config_fini(&c);
+}
+
 Test(accelerate, refusals)
 {
     EXPECT_BAD_TEXT("mixed_precision: bf16\n", "test.yaml", "no distributed_type");
@@ -213,9 +228,12 @@ Test(accelerate, refusals)
     EXPECT_BAD_TEXT(
         "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_tp_size: 0\n",
         "test.yaml:3", "parallelism_config_tp_size is 0", "1 or more");
+    EXPECT_BAD_TEXT("distributed_type: FSDP\nparallelism_config:\n  "
+                    "parallelism_config_sp_size: 2\n  parallelism_config_cp_size: 4\n",
+                    "the sizes of cp, 4, and sp, 2", "mesh.cp 8", "parallel.ulysses 2");
     EXPECT_BAD_TEXT(
-        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 2\n", "Ulysses",
-        "cp_size");
+        "distributed_type: FSDP\nparallelism_config:\n  parallelism_config_sp_size: 0\n",
+        "parallelism_config_sp_size is 0", "1 or more");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nparallelism_config:\n  tp_size: 2\n", "tp_size");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  backend: MSAMP\n", "AO", "TE");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfp8_config:\n  fp8_format: E5M2\n", "hybrid or e4m3");

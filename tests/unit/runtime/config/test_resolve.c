@@ -39,6 +39,31 @@ Test(resolve, the_mesh_against_the_workers)
         "more than 16777216 ranks");
 }
 
+Test(resolve, ranks_that_exchange_heads)
+{
+    static const struct {
+        const char *comm, *ulysses;
+        int ranks;
+    } cases[] = {{"ulysses", "1", 4}, {"ulysses", "4", 4}, {"ring", "2", 2}, {"allgather", "1", 1}};
+    nd_config c;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_assert_eq(
+            FLAGS(&c, "--cp-size", "4", "--cp-comm", cases[i].comm, "--ulysses", cases[i].ulysses),
+            ND_OK);
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(c.resolved_mesh.ulysses, cases[i].ranks, "case %zu", i);
+        nd_config_fini(&c);
+    }
+    cr_assert_eq(FLAGS(&c, "--sp-size", "2", "--tp-size", "2"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
+    cr_expect(c.mesh.cp == 2 && c.launch.workers == 4 && c.resolved_mesh.ulysses == 2);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "3"), "parallel.ulysses 3 does not divide "
+                                                           "mesh.cp 4");
+    EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "2", "--cp-comm", "ulysses"),
+                     "all 4 ranks of mesh.cp", "parallel.ulysses is 2");
+}
+
 Test(resolve, threads_of_the_environment)
 {
     nd_config c;

@@ -14,9 +14,8 @@ Test(mesh, rank_formula_and_back)
     }
 }
 
-Test(mesh, groups_partition_the_world_and_agree)
+static void check_groups(nd_mesh mesh)
 {
-    nd_mesh mesh = {{1, 2, 3, 2, 2}};
     int world = nd_mesh_world_size(&mesh);
     for (nd_group_kind k = 0; k < ND_GROUP_COUNT; k++) {
         int size = nd_mesh_group_size(&mesh, k);
@@ -31,6 +30,18 @@ Test(mesh, groups_partition_the_world_and_agree)
             }
         }
     }
+}
+
+Test(mesh, groups_partition_the_world_and_agree)
+{
+    const nd_mesh mesh = {{1, 2, 3, 2, 2}}, heads = {{1, 1, 2, 6, 2}, 3};
+    check_groups(mesh);
+    check_groups(heads);
+    cr_expect_eq(nd_mesh_group_size(&heads, ND_GROUP_DP_SHARD_CP), 12);
+    cr_expect_eq(nd_mesh_group_size(&heads, ND_GROUP_CP), 2);
+    cr_expect_eq(nd_mesh_group_size(&heads, ND_GROUP_ULYSSES), 3);
+    cr_expect_eq(nd_mesh_group_member(&heads, ND_GROUP_ULYSSES, 8, 2), 10, "adjacent in cp");
+    cr_expect_eq(nd_mesh_group_member(&heads, ND_GROUP_CP, 8, 0), 2, "the same place");
     cr_assert_eq(nd_mesh_group_size(&mesh, ND_GROUP_DP_SHARD_CP), 6);
     cr_assert_eq(nd_mesh_group_member(&mesh, ND_GROUP_TP, 5, 0), 4, "tp peers are adjacent");
     cr_assert_eq(nd_mesh_group_member(&mesh, ND_GROUP_DP_SHARD, 1, 2), 9);
@@ -56,9 +67,11 @@ Test(mesh, a_group_has_a_communicator_when_it_carries_something)
 Test(mesh, equal_groups_have_equal_members)
 {
     int equal = 0;
-    for (int sizes = 0; sizes < 16; sizes++) {
+    for (int sizes = 0; sizes < 32; sizes++) {
         nd_mesh mesh = {
-            {1, sizes & 1 ? 2 : 1, sizes & 2 ? 3 : 1, sizes & 4 ? 2 : 1, sizes & 8 ? 2 : 1}};
+            {1, sizes & 1 ? 2 : 1, sizes & 2 ? 3 : 1, sizes & 4 ? 4 : 1, sizes & 8 ? 2 : 1},
+            sizes & 16 ? 1 : 2 << (sizes & 1)};
+        mesh.ulysses = mesh.size[ND_AXIS_CP] > 1 ? mesh.ulysses : 1;
         for (nd_group_kind a = 0; a < ND_GROUP_COUNT; a++) {
             for (nd_group_kind b = 0; b < ND_GROUP_COUNT; b++) {
                 int size = nd_mesh_group_size(&mesh, a);

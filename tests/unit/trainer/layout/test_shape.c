@@ -385,6 +385,17 @@ Test(shape, mesh_must_divide)
     expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads is 2", "mesh.tp 4");
     expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
     expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2");
+    const nd_mesh heads = {{1, 1, 1, 4, 1}, 4}, eight = {{1, 1, 1, 8, 1}, 8};
+    cr_expect_eq(nd_shape_check_mesh(&s, &heads, 1, 16), ND_OK, "%s", nd_error_last()->message);
+    expect_sentence(nd_shape_check_mesh(&s, &eight, 1, 16), ND_ERR_CONFIG,
+                    "num_attention_heads 4 / mesh.tp 1 = 4 heads", "8 ranks",
+                    "--ulysses a divisor of 4", (char *)NULL);
+    nd_shape six = s;
+    six.heads = 24;
+    six.kv_heads = 6;
+    expect_sentence(nd_shape_check_mesh(&six, &heads, 1, 16), ND_ERR_CONFIG,
+                    "num_key_value_heads 6 / mesh.tp 1 = 6 heads neither divide 4 ranks",
+                    (char *)NULL);
     s.ffn = 95;
     expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
 }

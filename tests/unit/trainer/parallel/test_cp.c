@@ -128,14 +128,26 @@ Test(cp, ring_blocks_with_a_window)
 
 /* Attention and its gradients over threads as ranks. The tokens of two samples, rows of both in
  * their global order: what each rank gives goes to its places. */
-enum { SAMPLES = 2, SEQUENCE = 24, COLUMNS_MAX = 8 * 16 };
+enum { SAMPLES = 2, SEQUENCE = 48, COLUMNS_MAX = 12 * 16 };
 
 typedef struct whole {
-    int64_t window;
-    const int32_t *first_keys;                   /* (B, S); NULL: documents are joined */
     float o[SAMPLES * SEQUENCE][COLUMNS_MAX];    /* (B S, H D) */
     float dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX]; /* (B S, QKV) */
 } whole;
+
+typedef struct attention_case {
+    int cp, ulysses;
+    nd_cp_comm method;
+    int64_t kv_heads, window;
+    nd_precision precision;
+    bool cpu;                  /* the ops of kernels/cpu, else of kernels/ref */
+    const int32_t *first_keys; /* (B, S); NULL: documents are joined */
+} attention_case;
+
+typedef struct attention_job {
+    const attention_case *c;
+    whole *out;
+} attention_job;
 
 /* Row of the global tensors that is local row `row` of this rank. */
 static int64_t global_row(const nd_rank *rank, const nd_dims *d, int64_t row)
@@ -146,103 +158,168 @@ static int64_t global_row(const nd_rank *rank, const nd_dims *d, int64_t row)
     return row / d->s * d->S + first * d->chunk + at % d->chunk;
 }
 
-static nd_status attend(nd_rank *rank, nd_cp *cp, whole *out)
+/* mesh_value is exact in BF16. */
+static nd_tensor rows_of(nd_rank *rank, const nd_dims *d, uint64_t seed, int64_t columns)
 {
-    const nd_dims *d = &cp->dims;
-    const int64_t HD = d->H * d->D;
-    float *qkv = calloc((size_t)(d->T * d->QKV), sizeof *qkv), *dqkv = malloc(sizeof out->dqkv);
-    float *o = malloc(sizeof out->o), *dout = malloc(sizeof out->o);
-    float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
-    for (int64_t i = 0; i < d->T; i++) {
-        const int64_t row = global_row(rank, d, i);
-        for (int64_t c = 0; c < d->QKV; c++) {
-            qkv[i * d->QKV + c] = mesh_value(1, row * d->QKV + c);
-        }
-        for (int64_t c = 0; c < HD; c++) {
-            dout[i * HD + c] = mesh_value(2, row * HD + c);
+    nd_tensor t = nd_tensor_2d(NULL, d->act, d->T, columns);
+    t.data = malloc(nd_tensor_bytes(t));
+    for (int64_t i = 0; i < d->T * columns; i++) {
+        const int64_t row = global_row(rank, d, i / columns);
+        const float x = mesh_value(seed, row * columns + i % columns);
+        if (d->act == ND_DTYPE_F32) {
+            ((float *)t.data)[i] = x;
+        } else {
+            ((nd_bf16 *)t.data)[i] = nd_bf16_from_f32(x);
         }
     }
+    return t;
+}
+
+static void keep(nd_rank *rank, const nd_dims *d, nd_tensor t, float (*out)[COLUMNS_MAX])
+{
+    for (int64_t i = 0; i < nd_tensor_count(t); i++) {
+        out[global_row(rank, d, i / t.shape[1])][i % t.shape[1]] =
+            d->act == ND_DTYPE_F32 ? ((float *)t.data)[i] : nd_bf16_to_f32(((nd_bf16 *)t.data)[i]);
+    }
+}
+
+static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
+{
+    const nd_dims *d = &cp->tokens;
+    const int32_t *of_sequence = job->c->first_keys;
     int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
-    const nd_sight sight = {out->window, out->first_keys ? keys : NULL};
-    if (out->first_keys) {
-        nd_cp_first_keys(rank, d, out->first_keys, keys);
+    const nd_sight sight = {job->c->window, of_sequence ? keys : NULL};
+    if (of_sequence) {
+        nd_cp_first_keys(rank, d, of_sequence, keys);
     }
-    const nd_tensor x = nd_tensor_2d(qkv, ND_DTYPE_F32, d->T, d->QKV);
-    const nd_tensor y = nd_tensor_2d(o, ND_DTYPE_F32, d->T, HD);
-    nd_status status = nd_cp_attention_fwd(cp, sight, x, y, lse);
+    nd_tensor qkv = rows_of(rank, d, 1, d->QKV), dqkv = rows_of(rank, d, 3, d->QKV);
+    nd_tensor o = rows_of(rank, d, 4, d->H * d->D), dout = rows_of(rank, d, 2, d->H * d->D);
+    float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
+    nd_status status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
     if (status == ND_OK) {
-        status = nd_cp_attention_bwd(cp, sight, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV), x,
-                                     y, lse, nd_tensor_2d(dout, ND_DTYPE_F32, d->T, HD));
+        status = nd_cp_attention_bwd(cp, sight, dqkv, qkv, o, lse, dout);
     }
     if (status == ND_OK) {
-        status = nd_cp_attention_bwd_finish(cp, nd_tensor_2d(dqkv, ND_DTYPE_F32, d->T, d->QKV));
+        status = nd_cp_attention_bwd_finish(cp, dqkv);
     }
-    for (int64_t i = 0; i < d->T; i++) {
-        const int64_t row = global_row(rank, d, i);
-        memcpy(out->o[row], o + i * HD, (size_t)HD * sizeof *o);
-        memcpy(out->dqkv[row], dqkv + i * d->QKV, (size_t)d->QKV * sizeof *dqkv);
+    keep(rank, d, o, job->out->o);
+    keep(rank, d, dqkv, job->out->dqkv);
+    nd_tensor *const all[] = {&qkv, &dqkv, &o, &dout};
+    for (int i = 0; i < 4; i++) {
+        free(all[i]->data);
     }
     free(keys);
-    free(qkv);
-    free(dqkv);
-    free(o);
-    free(dout);
     free(lse);
     return status;
 }
 
 static nd_status attend_body(nd_rank *rank, void *context)
 {
+    const attention_job *job = context;
     const nd_dims dims = nd_dims_of(&rank->shape, &rank->mesh, rank->coord, rank->config, false);
     nd_memplan plan;
     nd_cp cp;
     ND_CHECK(dims.QKV <= COLUMNS_MAX, "%lld columns", (long long)dims.QKV);
+    ND_TRY(job->c->cpu ? nd_ops_cpu(rank->device, &rank->ops) : ND_OK);
     nd_memplan_init(&plan);
-    nd_cp_init(&cp, rank, &dims, ((whole *)context)->first_keys, &plan);
+    nd_cp_init(&cp, rank, &dims, job->c->first_keys, &plan);
     nd_status status = nd_memplan_commit(&plan, rank->device);
-    status = status == ND_OK ? attend(rank, &cp, context) : status;
+    status = status == ND_OK ? attend(rank, &cp, job) : status;
     nd_memplan_fini(&plan);
     return status;
 }
 
-static void attend_on(int cp, nd_cp_comm method, whole *out)
+static void attend_on(attention_case c, whole *out)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, cp, 1}},
+    mesh_ranks job = {.mesh = {{1, 1, 1, c.cp, 1}, c.ulysses},
                       .shape = mesh_shape_of(1, false),
                       .config = mesh_config_of(),
                       .body = attend_body,
-                      .context = out};
-    job.shape.kv_heads = 2;
+                      .context = &(attention_job){&c, out}};
+    job.shape.kv_heads = c.kv_heads;
+    job.shape.window = c.window;
     job.config.train.sequence_length = SEQUENCE;
     job.config.train.micro_batch_size = SAMPLES;
-    job.config.parallel.cp_comm = method;
-    job.shape.window = out->window;
-    memset(out->o, 0, sizeof out->o);
-    memset(out->dqkv, 0, sizeof out->dqkv);
-    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "cp %d: %s", cp, nd_error_last()->message);
+    job.config.train.precision = c.precision;
+    job.config.parallel.cp_comm = c.method;
+    memset(out, 0, sizeof *out);
+    cr_assert_eq(mesh_ranks_run(&job), ND_OK, "cp %d: %s", c.cp, nd_error_last()->message);
 }
 
-/* Scores of 16 products of values up to 1, and sums over up to 24 keys or, for a key's gradient, 48
- * queries: 2 eps (4 x 16 + 48), with factors of a gradient below 16. One block too many or too few
+/* The largest difference, from this column on. */
+static double differs(float (*a)[COLUMNS_MAX], float (*b)[COLUMNS_MAX], int from)
+{
+    double most = 0;
+    for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+        for (int c = from; c < COLUMNS_MAX; c++) {
+            most = fmax(most, fabs((double)a[row][c] - (double)b[row][c]));
+        }
+    }
+    return most;
+}
+
+/* Scores of 16 products of values up to 1, and sums over up to 48 keys or, for a key's gradient, 96
+ * queries: 2 eps (4 x 16 + 96), with factors of a gradient below 16. One block too many or too few
  * is above 1e-2. */
+static const double bound = 2 * 0x1p-23 * (4 * 16 + 96) * 16;
+
 Test(cp, any_number_of_ranks_gives_the_attention_and_gradients_of_one)
 {
     static whole one, many;
-    const double bound = 2 * 0x1p-23 * (4 * 16 + 48) * 16;
-    attend_on(1, ND_CP_RING, &one);
-    for (int cp = 2; cp <= 4; cp++) {
-        for (int ring = 0; ring < 2; ring++) {
-            attend_on(cp, ring ? ND_CP_RING : ND_CP_ALLGATHER, &many);
-            for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
-                for (int c = 0; c < COLUMNS_MAX; c++) {
-                    const double o = fabs((double)many.o[row][c] - (double)one.o[row][c]);
-                    const double d = fabs((double)many.dqkv[row][c] - (double)one.dqkv[row][c]);
-                    cr_assert(o <= bound && d <= bound,
-                              "cp %d, ring %d: row %d, column %d: output by %g, gradient by %g", cp,
-                              ring, row, c, o, d);
-                }
+    static const int sizes_and_ulysses[][2] = {{2, 1}, {3, 1}, {4, 1}, {4, 2}, {6, 2}, {8, 4}};
+    for (int w = 0; w < 2; w++) {
+        attention_case c = {
+            .cp = 1, .kv_heads = 2, .window = w ? 7 : 0, .precision = ND_PRECISION_FP32};
+        attend_on(c, &one);
+        for (size_t i = 0; i < sizeof sizes_and_ulysses / sizeof *sizes_and_ulysses; i++) {
+            c.cp = sizes_and_ulysses[i][0];
+            c.ulysses = sizes_and_ulysses[i][1];
+            for (int ring = 0; ring < 2; ring++) {
+                c.method = ring ? ND_CP_RING : ND_CP_ALLGATHER;
+                attend_on(c, &many);
+                const double o = differs(many.o, one.o, 0), d = differs(many.dqkv, one.dqkv, 0);
+                cr_expect(o <= bound && d <= bound,
+                          "cp %d, ulysses %d, ring %d, window %d: output by %g, gradient by %g",
+                          c.cp, c.ulysses, ring, w, o, d);
             }
         }
+    }
+}
+
+/* A rank has whole heads: each is computed as by one rank. Only sums over replicas of a KV head are
+ * rounded otherwise: in BF16 each of two to four parts, of which none is above 16, by 2^-9 of it,
+ * and the sum. */
+static void check_heads(attention_case c)
+{
+    static whole one, many;
+    const int ranks = c.ulysses, keys = 4 * 16; /* first column of dk */
+    const double rounding = c.precision == ND_PRECISION_FP32 ? bound : 0x1p-9 * 16 * 5;
+    c.cp = c.ulysses = 1;
+    attend_on(c, &one);
+    c.cp = c.ulysses = ranks;
+    attend_on(c, &many);
+    cr_expect(memcmp(one.o, many.o, sizeof one.o) == 0,
+              "%d ranks, %ld KV heads, window %ld, precision %d: output by %g", ranks,
+              (long)c.kv_heads, (long)c.window, (int)c.precision, differs(one.o, many.o, 0));
+    for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+        const size_t same = c.kv_heads >= ranks ? COLUMNS_MAX : keys;
+        cr_assert(memcmp(one.dqkv[row], many.dqkv[row], same * sizeof(float)) == 0,
+                  "%d ranks, %ld KV heads, window %ld, precision %d: gradients of row %d by %g",
+                  ranks, (long)c.kv_heads, (long)c.window, (int)c.precision, row,
+                  differs(one.dqkv, many.dqkv, 0));
+    }
+    cr_expect_leq(differs(one.dqkv, many.dqkv, keys), rounding);
+}
+
+Test(cp, ulysses_gives_the_bits_of_one_rank)
+{
+    for (int i = 0; i < 2 * 2 * 2 * 2 * 3; i++) {
+        check_heads((attention_case){.ulysses = i / 24 ? 4 : 2,
+                                     .method = ND_CP_ULYSSES,
+                                     .kv_heads = 1 << i % 3,
+                                     .window = i / 3 % 2 ? 13 : 0,
+                                     .precision = i / 6 % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
+                                     .cpu = i / 12 % 2});
     }
 }
 
@@ -269,7 +346,7 @@ static void row_of(int tag, int64_t row, int64_t columns, int64_t first, int D, 
     }
 }
 
-static void attend_densely(const whole *w, int D, int head, dense *out)
+static void attend_densely(const attention_case *w, int D, int head, dense *out)
 {
     enum { D_MAX = 16 };
     const int64_t QKV = (HEADS + 2 * KV_HEADS) * D, K = HEADS * D + head / (HEADS / KV_HEADS) * D;
@@ -320,6 +397,15 @@ static void draw_documents(unsigned seed, int32_t first_keys[SAMPLES * SEQUENCE]
     }
 }
 
+/* Borders at any place: what each rank has of them is another part with each method. */
+static const struct {
+    int cp, ulysses;
+    nd_cp_comm method;
+} exchanges[] = {{1, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_ALLGATHER}, {2, 1, ND_CP_RING},
+                 {3, 1, ND_CP_ALLGATHER}, {3, 1, ND_CP_RING},      {4, 1, ND_CP_ALLGATHER},
+                 {4, 1, ND_CP_RING},      {2, 2, ND_CP_ULYSSES},   {4, 4, ND_CP_ULYSSES},
+                 {4, 2, ND_CP_RING},      {8, 4, ND_CP_ALLGATHER}};
+
 /* The bound of the test above holds for each row here: keys are fewer. */
 Test(cp, documents_are_attended_to_as_by_a_dense_mask)
 {
@@ -327,29 +413,48 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
     static dense all;
     static int32_t first_keys[SAMPLES * SEQUENCE];
     const nd_shape shape = mesh_shape_of(1, false);
-    const double bound = 2 * 0x1p-23 * (4 * 16 + 48) * 16;
     cr_assert(shape.heads == HEADS && shape.head_dim <= 16);
-    for (unsigned seed = 0; seed < 24; seed++) {
+    for (unsigned seed = 0; seed < 33; seed++) {
+        const size_t e = seed % (sizeof exchanges / sizeof *exchanges);
+        attention_case c = {.cp = exchanges[e].cp,
+                            .ulysses = exchanges[e].ulysses,
+                            .method = exchanges[e].method,
+                            .kv_heads = KV_HEADS,
+                            .window = seed % 3 == 2 ? 5 : 0,
+                            .precision = ND_PRECISION_FP32,
+                            .cpu = seed % 2,
+                            .first_keys = first_keys};
         draw_documents(seed, first_keys);
-        many.first_keys = first_keys;
-        many.window = seed % 3 == 2 ? 5 : 0;
         memset(&all, 0, sizeof all);
         for (int head = 0; head < HEADS; head++) {
-            attend_densely(&many, (int)shape.head_dim, head, &all);
+            attend_densely(&c, (int)shape.head_dim, head, &all);
         }
-        const int cp = 1 + (int)seed % 4;
-        for (int ring = 0; ring < 2; ring++) {
-            attend_on(cp, ring ? ND_CP_RING : ND_CP_ALLGATHER, &many);
-            for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
-                for (int c = 0; c < COLUMNS_MAX; c++) {
-                    const double o = fabs((double)many.o[row][c] - all.o[row][c]);
-                    const double d = fabs((double)many.dqkv[row][c] - all.dqkv[row][c]);
-                    cr_assert(o <= bound && d <= bound,
-                              "seed %u, cp %d, ring %d: row %d, column %d: output by %g, gradient "
-                              "by %g",
-                              seed, cp, ring, row, c, o, d);
-                }
+        attend_on(c, &many);
+        for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+            for (int i = 0; i < COLUMNS_MAX; i++) {
+                const double o = fabs((double)many.o[row][i] - all.o[row][i]);
+                const double g = fabs((double)many.dqkv[row][i] - all.dqkv[row][i]);
+                cr_assert(o <= bound && g <= bound,
+                          "seed %u, cp %d, ulysses %d, method %d: row %d, column %d: output by %g, "
+                          "gradient by %g",
+                          seed, c.cp, c.ulysses, (int)c.method, row, i, o, g);
             }
         }
+    }
+}
+
+/* Documents are those of one rank for each head. */
+Test(cp, ulysses_gives_the_bits_of_one_rank_with_documents)
+{
+    static int32_t first_keys[SAMPLES * SEQUENCE];
+    for (unsigned seed = 1; seed < 7; seed++) {
+        draw_documents(seed, first_keys);
+        check_heads((attention_case){.ulysses = seed % 2 ? 2 : 4,
+                                     .method = ND_CP_ULYSSES,
+                                     .kv_heads = 4,
+                                     .window = seed % 3 == 2 ? 5 : 0,
+                                     .precision = seed > 3 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
+                                     .cpu = true,
+                                     .first_keys = first_keys});
     }
 }
