@@ -66,6 +66,7 @@ def write_rich_run(folder, steps):
                 "a": 2.0 + 1 / step, "b": 3.0}, "validation_set_tokens": {"a": 32, "b": 32}, "validation_ms": 4.5}) + "\n")
     lines.insert(steps // 2, json.dumps({"event": "resumed", "step": steps, "from": "/runs/x/checkpoint-9", "restart": 0, "load_ms": 12.5,
                                          "mesh": "2 x 1", "mesh_was": EVIL[:60]}) + "\n")
+    lines.append(json.dumps({"event": "sample", "step": steps, "prompt": "Once", "text": EVIL}) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
     source = {"path": EVIL, "format": "encoded text", "tokens": 123456, "documents": 321, "blocks": 50, "samples": 100, "cache": EVIL}
     (folder / "run.json").write_text(json.dumps({
@@ -124,7 +125,7 @@ def check_rich(ndtrain, folder):
                   "10 steps were counted", "gradient of mlp.down", "1.000 %", "layer 1, step 100",
                   "| web | 123.46 k | 321 | 2 | 150 k |", "| a | 2.01 | 2.01 | 100 |", "without validations", "took 0.05 s",
                   "the job was started anew; from checkpoint-9, loaded in 0.01 s; the mesh was",
-                  "machine numbers of the CPUs of rank 0"):
+                  "machine numbers of the CPUs of rank 0", "| after step | prompt | goes on |", "| 100 | Once |"):
         check(words in text, f"Markdown has no {words!r}:\n{text}")
     return run / "report.html"
 
@@ -144,6 +145,16 @@ def check_rich_in_browser(chrome, path):
     heads = page.evaluate("[...document.querySelectorAll('h2')].map(h => h.textContent)")
     for head in ("Slowest rank", "FP8 health", "Data"):
         check(head in heads, f"the page has the sections {heads}")
+    for head, wanted in (("Sample texts", ["100", "Once", EVIL]), ("Bytes on the wire, sent by rank 0", ["gradients", "2 KiB", " 66.7 %"]),
+                         ("Slowest rank", ["rank 1 (s1)", "75", " 75.0 %", "1.500", "2.500"])):
+        rows = page.evaluate(f"(h => {{ let e = h; while (!e.matches('.scroll')) e = e.nextElementSibling; return [...e.querySelectorAll("
+                             f"'tbody tr')].map(r => [...r.children].map(c => c.textContent)); }})"
+                             f"([...document.querySelectorAll('h2')].find(h => h.textContent === '{head}'))")
+        check(wanted in rows, f"the table {head} has the rows {rows}, without {wanted}")
+    bars = page.evaluate("[...document.querySelectorAll('.bar rect')].map(r => r.getBoundingClientRect().width)")
+    check(max(bars) > 40 and min(bars) == 0, f"the bars of shares have the widths {bars}")
+    folds = page.evaluate("[...document.querySelectorAll('details')].map(d => [d.open, d.querySelectorAll('tr').length > 0])")
+    check([False, True] in folds, f"what is folded away is {folds}")
     check(not page.problems, f"{path} in the browser: {page.problems}")
 
 

@@ -117,51 +117,30 @@ static void draw_columns(drawing *d)
 
 /* Sources and sets. */
 
-typedef struct named {
-    int column;
-    double tokens;
-} named;
-
 static int by_tokens(const void *a, const void *b)
 {
-    const named *x = a, *y = b;
+    const nd_named *x = a, *y = b;
     const int order = (y->tokens > x->tokens) - (y->tokens < x->tokens);
     return order ? order : (x->column > y->column) - (x->column < y->column);
 }
 
-static double sum_of(const double *values, size_t rows)
-{
-    double sum = 0;
-    for (size_t i = 0; i < rows; i++) {
-        sum += isfinite(values[i]) ? values[i] : 0;
-    }
-    return sum;
-}
-
-/* The curves "KIND_loss.NAME" of the sources with the most labels, that with the most first. */
+/* The sources with the most labels, that with the most first. */
 static nd_status draw_named(drawing *d, const nd_metric_table *table, const char *kind)
 {
-    const nd_metrics *m = d->metrics;
-    char prefix[ND_COLUMN_NAME], tokens[2 * ND_COLUMN_NAME];
-    named *list = NULL;
+    nd_named *list = NULL;
     int count = 0;
-    const int length = snprintf(prefix, sizeof prefix, "%s_loss.", kind);
-    ND_TRY(ND_ALLOC(ND_COLUMNS_MAX, &list));
-    for (int k = 0; k < m->name_count; k++) {
-        if (table->columns[k] && strncmp(m->names[k], prefix, (size_t)length) == 0) {
-            snprintf(tokens, sizeof tokens, "%s_tokens.%s", kind, m->names[k] + length);
-            list[count++] = (named){k, sum_of(nd_metrics_column(m, table, tokens), table->rows)};
-        }
+    nd_status status = nd_named_list(d->metrics, table, kind, 0, &list, &count);
+    if (count > 0) {
+        qsort(list, (size_t)count, sizeof *list, by_tokens);
     }
-    qsort(list, (size_t)count, sizeof *list, by_tokens);
     count = count < NAMED_MAX ? count : NAMED_MAX;
     for (int i = 0; i < count; i++) {
         begin(d, PARTS_OF_ALL / count);
-        add_column(d, table, table->columns[list[i].column], true);
-        end(d, m->names[list[i].column]);
+        add_column(d, table, list[i].losses, true);
+        end(d, list[i].column);
     }
     free(list);
-    return ND_OK;
+    return status;
 }
 
 /* A curve "fp8_underflow.input" for each kind of operand, of all linears. */

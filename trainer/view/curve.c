@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
 {
@@ -110,48 +109,22 @@ double nd_median(double *values, size_t count)
     return (lower + upper) / 2;
 }
 
-/* Digits behind the point, so that `digits` are significant. */
-static int decimals(double magnitude, int digits)
-{
-    int whole = magnitude > 0 ? (int)floor(log10(magnitude)) + 1 : 1;
-    return whole >= digits ? 0 : digits - whole;
-}
-
 char *nd_figure(char *text, size_t size, double value, int digits)
 {
     static const struct {
-        double factor;
+        double from, factor;
         const char *unit;
-    } units[] = {{1e12, " T"}, {1e9, " G"}, {1e6, " M"}, {1e4, " k"}};
-    double magnitude = fabs(value);
+    } units[] = {{1e12, 1e12, " T"}, {1e9, 1e9, " G"}, {1e6, 1e6, " M"}, {1e4, 1e3, " k"}};
+    size_t i = 0;
+    while (i < 4 && fabs(value) < units[i].from) {
+        i++;
+    }
     if (!isfinite(value)) {
         snprintf(text, size, "-");
-        return text;
+    } else if (i < 4) {
+        snprintf(text, size, "%.*g%s", digits, value / units[i].factor, units[i].unit);
+    } else {
+        snprintf(text, size, "%.*g", fabs(value) >= 1000 ? 5 : digits, value);
     }
-    if (magnitude > 0 && magnitude < 1e-4) {
-        snprintf(text, size, "%.*e", digits - 1, value);
-        return text;
-    }
-    double factor = 1;
-    const char *unit = "";
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
-        if (magnitude >= units[i].factor) {
-            factor = units[i].factor == 1e4 ? 1e3 : units[i].factor;
-            unit = units[i].unit;
-            break;
-        }
-    }
-    char number[64];
-    snprintf(number, sizeof number, "%.*f", decimals(magnitude / factor, digits), value / factor);
-    if (strchr(number, '.')) { /* 0.50 is 0.5, and 2.00 is 2 */
-        char *end = number + strlen(number) - 1;
-        while (*end == '0') {
-            *end-- = '\0';
-        }
-        if (*end == '.') {
-            *end = '\0';
-        }
-    }
-    snprintf(text, size, "%s%s", number, unit);
     return text;
 }

@@ -47,7 +47,7 @@ static nd_status write_run(nd_doc *doc, const nd_run_view *run, int runs)
     nd_section_wire(doc, run);
     ND_TRY(nd_section_memory(doc, run));
     nd_section_fp8(doc, run);
-    nd_section_data(doc, run);
+    ND_TRY(nd_section_data(doc, run));
     nd_section_events(doc, run, runs);
     nd_section_checkpoints(doc, run);
     return nd_section_settings(doc, run);

@@ -2,69 +2,57 @@
 /* The data of a run: sources of the training, sets of the validation, tokenizer. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "trainer/view/curve.h"
 #include "trainer/view/sections.h"
 
-static const char source_prefix[] = "source_loss.", set_prefix[] = "validation_set_loss.";
-
-/* Of a source over all steps, or of a set over all validations. NaN: not known. */
-typedef struct losses {
-    double tokens;     /* labels that counted */
-    double end;        /* mean of the last steps */
-    double last, best; /* of a validation */
-    double best_step;
-} losses;
-
-static losses losses_of(const nd_metrics *m, const nd_metric_table *table, const char *kind,
-                        const char *name, int64_t end_from)
+static void sum_up(nd_named *n, const double *step, const double *tokens, size_t rows,
+                   int64_t end_from)
 {
-    char column[2 * ND_COLUMN_NAME];
-    losses l = {.last = NAN, .best = NAN, .best_step = NAN};
     double end_sum = 0, end_tokens = 0;
-    snprintf(column, sizeof column, "%s_loss.%.90s", kind, name);
-    const double *loss = nd_metrics_column(m, table, column);
-    snprintf(column, sizeof column, "%s_tokens.%.90s", kind, name);
-    const double *tokens = nd_metrics_column(m, table, column);
-    const double *step = nd_metrics_column(m, table, "step");
-    for (size_t i = 0; i < table->rows; i++) {
-        const double labels = isfinite(tokens[i]) ? tokens[i] : 0;
-        l.tokens += labels;
-        if (!isfinite(loss[i])) {
+    for (size_t i = 0; i < rows; i++) {
+        const double labels = isfinite(tokens[i]) ? tokens[i] : 0, loss = n->losses[i];
+        n->tokens += labels;
+        if (!isfinite(loss)) {
             continue;
         }
-        l.last = loss[i];
-        if (!(l.best <= loss[i])) {
-            l.best = loss[i];
-            l.best_step = step[i];
+        n->last = loss;
+        if (!(n->best <= loss)) {
+            n->best = loss;
+            n->best_step = step[i];
         }
         if (step[i] >= (double)end_from) {
-            end_sum += loss[i] * labels;
+            end_sum += loss * labels;
             end_tokens += labels;
         }
     }
-    l.end = end_tokens > 0 ? end_sum / end_tokens : NAN;
-    return l;
+    n->end = end_tokens > 0 ? end_sum / end_tokens : NAN;
 }
 
-/* The name of source or set number k behind the prefix; NULL: the column is another one's. */
-static const char *name_at(const nd_metrics *m, const nd_metric_table *table, int k,
-                           const char *prefix)
+nd_status nd_named_list(const nd_metrics *m, const nd_metric_table *table, const char *kind,
+                        int64_t end_from, nd_named **out, int *count)
 {
-    const size_t length = strlen(prefix);
-    const bool is_one = table->columns[k] && strncmp(m->names[k], prefix, length) == 0;
-    return is_one ? m->names[k] + length : NULL;
-}
-
-static bool has_names(const nd_metrics *m, const nd_metric_table *table, const char *prefix)
-{
+    const double *step = nd_metrics_column(m, table, "step");
+    char name[2 * ND_COLUMN_NAME];
+    const size_t length = (size_t)snprintf(name, sizeof name, "%s_loss.", kind);
+    ND_TRY(ND_ALLOC(m->name_count, out));
+    *count = 0;
     for (int k = 0; k < m->name_count; k++) {
-        if (name_at(m, table, k, prefix)) {
-            return true;
+        if (table->columns[k] && strncmp(m->names[k], name, length) == 0) {
+            char tokens[2 * ND_COLUMN_NAME];
+            nd_named *n = &(*out)[(*count)++];
+            *n = (nd_named){.column = m->names[k],
+                            .name = m->names[k] + length,
+                            .losses = table->columns[k],
+                            .last = NAN,
+                            .best = NAN};
+            snprintf(tokens, sizeof tokens, "%s_tokens.%s", kind, n->name);
+            sum_up(n, step, nd_metrics_column(m, table, tokens), table->rows, end_from);
         }
     }
-    return false;
+    return ND_OK;
 }
 
 static const char *words_or(const json_t *object, const char *key, const char *otherwise)
@@ -79,54 +67,55 @@ static json_t *count_cell(const json_t *object, const char *key)
     return nd_cell_figure(json_is_number(value) ? json_number_value(value) : NAN, 5);
 }
 
-static void write_sources(nd_doc *doc, const nd_run_view *run, const json_t *list)
+static nd_named find_named(const nd_named *list, int count, const char *name)
 {
-    const nd_metrics *m = &run->metrics;
+    for (int i = 0; i < count; i++) {
+        if (strcmp(list[i].name, name) == 0) {
+            return list[i];
+        }
+    }
+    return (nd_named){.tokens = NAN, .end = NAN};
+}
+
+static void write_sources(nd_doc *doc, const nd_run_view *run, const json_t *data,
+                          const nd_named *list, int count)
+{
     const double last = (double)nd_run_view_last_step(run);
     const double progress = run->steps_wanted > 0 ? last / (double)run->steps_wanted : NAN;
     const json_t *source;
     size_t i;
     nd_doc_table(doc, false, "source|tokens|documents|epochs|labels counted|loss at the end");
-    json_array_foreach(list, i, source)
+    json_array_foreach(json_object_get(data, "sources"), i, source)
     {
         const char *name = nd_json_words(source, "name");
         const double samples = nd_json_number(source, "samples") * progress;
-        losses l = {.tokens = run->figures.tokens_seen, .end = run->figures.end_loss};
+        nd_named n = {.tokens = run->figures.tokens_seen, .end = run->figures.end_loss};
         if (name[0]) {
-            l = losses_of(m, &m->steps, "source", name, run->figures.end_from);
+            n = find_named(list, count, name);
         }
         ND_DOC_ROW(doc, nd_cell("%s", name[0] ? name : nd_json_words(source, "path")),
                    count_cell(source, "tokens"), count_cell(source, "documents"),
                    nd_cell_figure(samples / nd_json_number(source, "blocks"), 3),
-                   nd_cell_figure(l.tokens, 5), nd_cell_figure(l.end, 5));
+                   nd_cell_figure(n.tokens, 5), nd_cell_figure(n.end, 5));
     }
 }
 
 /* Of a run that recorded no list of its data: what its steps say. */
-static void write_names(nd_doc *doc, const nd_run_view *run)
+static void write_names(nd_doc *doc, const nd_named *list, int count)
 {
-    const nd_metrics *m = &run->metrics;
     nd_doc_table(doc, false, "source|labels counted|loss at the end");
-    for (int k = 0; k < m->name_count; k++) {
-        const char *name = name_at(m, &m->steps, k, source_prefix);
-        if (name) {
-            const losses l = losses_of(m, &m->steps, "source", name, run->figures.end_from);
-            ND_DOC_ROW(doc, nd_cell("%s", name), nd_cell_figure(l.tokens, 5),
-                       nd_cell_figure(l.end, 5));
-        }
+    for (int i = 0; i < count; i++) {
+        ND_DOC_ROW(doc, nd_cell("%s", list[i].name), nd_cell_figure(list[i].tokens, 5),
+                   nd_cell_figure(list[i].end, 5));
     }
 }
 
-static void write_sets(nd_doc *doc, const nd_metrics *m)
+static void write_sets(nd_doc *doc, const nd_named *list, int count)
 {
     nd_doc_table(doc, false, "validation set|loss, last|best|after step");
-    for (int k = 0; k < m->name_count; k++) {
-        const char *name = name_at(m, &m->validations, k, set_prefix);
-        if (name) {
-            const losses l = losses_of(m, &m->validations, "validation_set", name, 0);
-            ND_DOC_ROW(doc, nd_cell("%s", name), nd_cell_figure(l.last, 5),
-                       nd_cell_figure(l.best, 5), nd_cell("%.0f", l.best_step));
-        }
+    for (int i = 0; i < count; i++) {
+        ND_DOC_ROW(doc, nd_cell("%s", list[i].name), nd_cell_figure(list[i].last, 5),
+                   nd_cell_figure(list[i].best, 5), nd_cell("%.0f", list[i].best_step));
     }
 }
 
@@ -165,30 +154,37 @@ static void write_labels(nd_doc *doc, const nd_run_view *run)
     }
 }
 
-void nd_section_data(nd_doc *doc, const nd_run_view *run)
+nd_status nd_section_data(nd_doc *doc, const nd_run_view *run)
 {
     const nd_metrics *m = &run->metrics;
     const json_t *data = json_object_get(run->record, "data");
-    const json_t *list = json_object_get(data, "sources");
-    const bool sources = has_names(m, &m->steps, source_prefix);
-    const bool sets = has_names(m, &m->validations, set_prefix);
-    if (!data && !sources && !sets) {
-        return;
+    nd_named *sources = NULL, *sets = NULL;
+    int source_count = 0, set_count = 0;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(
+        nd_named_list(m, &m->steps, "source", run->figures.end_from, &sources, &source_count));
+    ND_TRY_OUT(nd_named_list(m, &m->validations, "validation_set", 0, &sets, &set_count));
+    if (!data && source_count == 0 && set_count == 0) {
+        goto out;
     }
     nd_doc_heading(doc, "Data");
     if (data) {
         nd_doc_say(doc, "Tokenizer: %s", words_or(data, "tokenizer", "not known"));
     }
     write_labels(doc, run);
-    if (json_array_size(list) > 0) {
-        write_sources(doc, run, list);
-    } else if (sources) {
-        write_names(doc, run);
+    if (json_array_size(json_object_get(data, "sources")) > 0) {
+        write_sources(doc, run, data, sources, source_count);
+    } else if (source_count > 0) {
+        write_names(doc, sources, source_count);
     }
-    if (sets) {
-        write_sets(doc, m);
+    if (set_count > 0) {
+        write_sets(doc, sets, set_count);
     }
     if (data) {
         write_files(doc, data);
     }
+out:
+    free(sources);
+    free(sets);
+    return status;
 }

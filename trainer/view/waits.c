@@ -10,22 +10,12 @@
 #include "runtime/base/json.h"
 #include "trainer/view/metrics.h"
 
-enum { LINE_BYTES = 1024, WORD = 32 };
-
-/* A rank's part in a collective. */
-typedef struct entry {
-    int group, first_member; /* the ranks of a group are told apart by their first one */
-    int64_t sequence;
-    char op[WORD];
-    int rank;
-    double begin_us, us; /* when the call began, and how long it took */
-} entry;
+enum { LINE_BYTES = 1024, KEY_BYTES = 128 };
 
 typedef struct reading {
     const nd_mesh *mesh;
     nd_waits waits;
-    entry *entries;
-    size_t count, room;
+    json_t *collectives; /* owned: of each the events of its ranks, by the names of its parts */
 } reading;
 
 static int group_named(const char *name)
@@ -38,36 +28,32 @@ static int group_named(const char *name)
     return -1;
 }
 
-static nd_status add_entry(reading *r, const json_t *event, int rank)
+/* The ranks of a group are told apart by their first one. */
+static nd_status add_to_collective(reading *r, json_t *event, int rank)
 {
     const json_t *args = json_object_get(event, "args");
-    entry e = {.group = group_named(nd_json_words(args, "group")),
-               .sequence = nd_json_whole(args, "sequence"),
-               .rank = rank,
-               .begin_us = nd_json_number(event, "ts"),
-               .us = nd_json_number(event, "dur")};
-    if (e.group < 0) {
+    const int group = group_named(nd_json_words(args, "group"));
+    char key[KEY_BYTES];
+    if (group < 0) {
         return ND_OK;
     }
-    e.first_member = nd_mesh_group_member(r->mesh, (nd_group_kind)e.group, rank, 0);
-    snprintf(e.op, sizeof e.op, "%s", nd_json_words(args, "op"));
-    if (r->count == r->room) {
-        size_t room = r->room > 0 ? 2 * r->room : 1024;
-        entry *more = realloc(r->entries, room * sizeof *more);
-        if (!more) {
-            return nd_fail_memory("the collectives of a profile");
-        }
-        r->entries = more;
-        r->room = room;
+    snprintf(key, sizeof key, "%d %d %.60s %lld", group,
+             nd_mesh_group_member(r->mesh, (nd_group_kind)group, rank, 0),
+             nd_json_words(args, "op"), (long long)nd_json_whole(args, "sequence"));
+    json_t *list = json_object_get(r->collectives, key);
+    if (!list) {
+        list = json_array();
+        nd_json_set(&r->collectives, key, list);
     }
-    r->entries[r->count++] = e;
-    return ND_OK;
+    return json_array_append(r->collectives ? list : NULL, event) == 0
+               ? ND_OK
+               : nd_fail_memory("the collectives of a profile");
 }
 
-static nd_status add_event(reading *r, const json_t *event)
+static nd_status add_event(reading *r, json_t *event)
 {
     const char *kind = nd_json_words(event, "cat");
-    const int64_t rank = nd_json_whole(event, "pid");
+    const int64_t rank = json_object_get(event, "pid") ? nd_json_whole(event, "pid") : -1;
     if (rank < 0 || rank >= r->waits.count) {
         return ND_OK;
     }
@@ -76,7 +62,7 @@ static nd_status add_event(reading *r, const json_t *event)
         return ND_OK;
     }
     r->waits.ranks[rank].communication_ms += nd_json_number(event, "dur") * 1e-3;
-    return json_object_get(event, "args") ? add_entry(r, event, (int)rank) : ND_OK;
+    return json_object_get(event, "args") ? add_to_collective(r, event, (int)rank) : ND_OK;
 }
 
 /* trainer/run/profile.c writes each event on a line of its own, which a comma or the end of the
@@ -85,57 +71,36 @@ static nd_status read_event(reading *r, const char *line)
 {
     json_error_t error;
     json_t *event = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
-    nd_status status = event || !nd_json_no_memory(&error) ? ND_OK : nd_fail_memory("a profile");
-    status = event ? add_event(r, event) : status;
+    if (!event) {
+        return nd_json_no_memory(&error) ? nd_fail_memory("a profile") : ND_OK;
+    }
+    nd_status status = add_event(r, event);
     json_decref(event);
     return status;
 }
 
-static int by_collective(const void *a, const void *b)
+/* The events of one collective: its ranks waited for the one that came last. */
+static void count_collective(nd_waits *waits, const json_t *events)
 {
-    const entry *x = a, *y = b;
-    int order = x->group != y->group                 ? x->group - y->group
-                : x->first_member != y->first_member ? x->first_member - y->first_member
-                                                     : strcmp(x->op, y->op);
-    if (order != 0 || x->sequence != y->sequence) {
-        return order != 0 ? order : x->sequence < y->sequence ? -1 : 1;
-    }
-    return x->begin_us < y->begin_us ? -1 : x->begin_us > y->begin_us;
-}
-
-static int same_collective(const entry *x, const entry *y)
-{
-    return x->group == y->group && x->first_member == y->first_member &&
-           x->sequence == y->sequence && strcmp(x->op, y->op) == 0;
-}
-
-/* The entries of one collective, the last one to come at the end. */
-static void count_collective(nd_waits *waits, const entry *list, size_t count)
-{
-    const entry *last = &list[count - 1];
-    if (count < 2) {
+    const json_t *last = json_array_get(events, 0), *event;
+    size_t i;
+    if (json_array_size(events) < 2) {
         return;
     }
+    json_array_foreach(events, i, event)
+    {
+        last = nd_json_number(event, "ts") >= nd_json_number(last, "ts") ? event : last;
+    }
+    nd_rank_waits *slowest = &waits->ranks[nd_json_whole(last, "pid")];
     waits->collectives++;
-    waits->ranks[last->rank].last++;
-    for (size_t i = 0; i + 1 < count; i++) {
-        double early = last->begin_us - list[i].begin_us;
-        double waited = (early < list[i].us ? early : list[i].us) * 1e-3;
-        waits->ranks[list[i].rank].waited_ms += waited;
-        waits->ranks[last->rank].caused_ms += waited;
-    }
-}
-
-static void count_all(reading *r)
-{
-    if (r->count > 0) {
-        qsort(r->entries, r->count, sizeof *r->entries, by_collective);
-    }
-    for (size_t begin = 0, end; begin < r->count; begin = end) {
-        for (end = begin + 1;
-             end < r->count && same_collective(&r->entries[begin], &r->entries[end]); end++) {
-        }
-        count_collective(&r->waits, &r->entries[begin], end - begin);
+    slowest->last++;
+    json_array_foreach(events, i, event)
+    {
+        const double early = nd_json_number(last, "ts") - nd_json_number(event, "ts");
+        const double call = nd_json_number(event, "dur");
+        const double waited = (early < call ? early : call) * 1e-3;
+        waits->ranks[nd_json_whole(event, "pid")].waited_ms += event == last ? 0 : waited;
+        slowest->caused_ms += event == last ? 0 : waited;
     }
 }
 
@@ -156,16 +121,22 @@ static nd_status read_lines(reading *r, FILE *in, const char *path)
 nd_status nd_waits_read(const char *path, const nd_mesh *mesh, nd_waits *out)
 {
     reading r = {.mesh = mesh, .waits = {.count = nd_mesh_world_size(mesh)}};
+    const char *key;
+    json_t *events;
     nd_status status = ND_OK;
     FILE *in = NULL;
     ND_TRY(nd_fs_stream_own(path, ND_ERR_DATA, &in));
+    r.collectives = json_object();
     ND_TRY_OUT(ND_ALLOC(r.waits.count, &r.waits.ranks));
     ND_TRY_OUT(read_lines(&r, in, path));
-    count_all(&r);
+    json_object_foreach(r.collectives, key, events)
+    {
+        count_collective(&r.waits, events);
+    }
     *out = r.waits;
     r.waits.ranks = NULL;
 out:
-    free(r.entries);
+    json_decref(r.collectives);
     free(r.waits.ranks);
     fclose(in);
     return status;
