@@ -15,7 +15,8 @@ enum {
     MESSAGES_MS = 200,
 };
 
-bool nd_restart_is_worth(int code)
+/* Whether a failure with this code may be gone at the next start. */
+static bool is_worth(int code)
 {
     switch (code) {
     case ND_OK:
@@ -48,7 +49,7 @@ static nd_restart verdict_on(const nd_restart_case *c)
     if (c->asked || c->code == ND_ERR_PREEMPTED) {
         return ND_RESTART_ASKED;
     }
-    if (!nd_restart_is_worth(c->code)) {
+    if (!is_worth(c->code)) {
         return ND_RESTART_NOT_WORTH;
     }
     if (c->left_behind) {

@@ -43,8 +43,6 @@ typedef struct nd_restart_choice {
     int brief;           /* for the next case */
 } nd_restart_choice;
 
-/* Whether a failure with this code may be gone at the next start. */
-bool nd_restart_is_worth(int code);
 nd_restart_choice nd_restart_decide(const nd_restart_case *c);
 /* Why a job with launch.max_restarts is not started again; NULL where there is nothing to say. */
 const char *nd_restart_reason(nd_restart verdict);

@@ -10,7 +10,7 @@
 
 static _Thread_local nd_error last_error;
 
-nd_status nd_vfail(nd_status status, const char *format, va_list args)
+static nd_status fail_with(nd_status status, const char *format, va_list args)
 {
     char text[ND_ERROR_MESSAGE_MAX]; /* the arguments may point into the record */
     ND_ASSERT(status != ND_OK);
@@ -25,7 +25,7 @@ nd_status nd_fail(nd_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    nd_vfail(status, format, args);
+    fail_with(status, format, args);
     va_end(args);
     return status;
 }
@@ -62,7 +62,7 @@ nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    nd_vfail(status, format, args);
+    fail_with(status, format, args);
     va_end(args);
     last_error.cause = ND_CAUSE_ELSEWHERE;
     return status;
@@ -72,7 +72,7 @@ nd_status nd_fail_local(nd_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    nd_vfail(status, format, args);
+    fail_with(status, format, args);
     va_end(args);
     last_error.cause = ND_CAUSE_LOCAL;
     return status;

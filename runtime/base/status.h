@@ -44,7 +44,6 @@ typedef struct nd_error {
 
 /* Fills the thread's record (replacing an older one) and returns `status`. */
 nd_status nd_fail(nd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-nd_status nd_vfail(nd_status status, const char *format, va_list args);
 /* The same for an error whose reason another rank has and reports. */
 nd_status nd_fail_elsewhere(nd_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -160,8 +160,6 @@ nd_status nd_p2p_transport_create(const nd_comm_backend *backend, const nd_p2p *
 /* p2p_engine.c */
 nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done);
 void nd_p2p_abandon(nd_p2p_transport *native); /* cancels every request of every operation */
-nd_status nd_p2p_raise(nd_p2p_transport *native,
-                       nd_status status); /* keeps the thread's error as the fault */
 
 /* p2p_plans.c */
 extern const nd_p2p_plan nd_plan_direct;  /* all-gather, all-to-all, exchange, barrier of few */

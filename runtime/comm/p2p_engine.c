@@ -12,7 +12,8 @@ static int request_state(const nd_p2p_request *request)
     return atomic_load_explicit(&request->state, memory_order_acquire);
 }
 
-nd_status nd_p2p_raise(nd_p2p_transport *native, nd_status status)
+/* Keeps the thread's error as the fault of the transport. */
+static nd_status raise_failure(nd_p2p_transport *native, nd_status status)
 {
     if (native->failed == ND_OK) {
         native->failed = status;
@@ -256,7 +257,7 @@ static nd_status wait_op(nd_p2p_op *op)
 {
     nd_p2p_transport *native = nd_p2p_of(op->comm);
     if (native->failed != ND_OK) {
-        return nd_p2p_raise(native, native->failed);
+        return raise_failure(native, native->failed);
     }
     if (!op->active) {
         return ND_OK;
@@ -264,7 +265,7 @@ static nd_status wait_op(nd_p2p_op *op)
     publish_wait(op, nd_clock_ns());
     nd_status status = wait_until_done(op);
     if (status != ND_OK) { /* the slot keeps showing where this rank was stuck */
-        return nd_p2p_raise(native, status);
+        return raise_failure(native, status);
     }
     publish_wait(op, 0);
     return ND_OK;
@@ -341,7 +342,7 @@ nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done)
     bool moved;
     nd_status status = advance_all(comm->transport, &moved); /* the first messages leave now */
     if (status != ND_OK) {
-        return nd_p2p_raise(native, status);
+        return raise_failure(native, status);
     }
     if (!done) {
         return wait_op(op);

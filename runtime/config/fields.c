@@ -65,7 +65,8 @@ static const void *const_member_of(const nd_config *config, const nd_field *fiel
     return (const char *)config + field->offset;
 }
 
-const char *nd_choice_at(const char *choices, unsigned index, size_t *length)
+/* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
+static const char *choice_at(const char *choices, unsigned index, size_t *length)
 {
     const char *c = choices;
     for (; index > 0; index--) {
@@ -126,7 +127,7 @@ static nd_status choices_format(const nd_field *f, unsigned bits, char *buffer, 
     const unsigned left = bits ? bits : 1;
     size_t used = several ? (size_t)snprintf(buffer, size, "[") : 0, length = 0;
     for (unsigned i = 0; left >> i; i++) {
-        const char *choice = nd_choice_at(f->choices, i, &length);
+        const char *choice = choice_at(f->choices, i, &length);
         if (!choice) {
             return nd_fail(ND_ERR_INTERNAL, "%s.%s holds the unknown choices %#x", f->section,
                            f->key, bits);
@@ -168,7 +169,7 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
         unsigned index;
         size_t length = 0;
         memcpy(&index, member, sizeof index);
-        const char *choice = nd_choice_at(f->choices, index, &length);
+        const char *choice = choice_at(f->choices, index, &length);
         if (!choice) {
             return nd_fail(ND_ERR_INTERNAL, "%s.%s holds the unknown choice %u", f->section, f->key,
                            index);
@@ -383,7 +384,7 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
         if (index < 0) {
             return out_of_range(id, setting);
         }
-        const char *choice = nd_choice_at(f->choices, (unsigned)index, &length);
+        const char *choice = choice_at(f->choices, (unsigned)index, &length);
         snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
         text = buffer;
     }

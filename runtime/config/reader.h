@@ -116,9 +116,6 @@ int nd_section_find(const char *name);
 /* "1 or more", "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
 
-/* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
-const char *nd_choice_at(const char *choices, unsigned index, size_t *length);
-
 /* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
 bool nd_bool_parse(const char *text, bool digits, bool *out);
 /* Decimal, whole text, no overflow. */

@@ -93,13 +93,22 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
     return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
 }
 
+/* Of a whole checkpoint, about. */
+static uint64_t checkpoint_bytes(const nd_saver *s)
+{
+    const nd_rank *r = s->trainer->rank;
+    const uint64_t heads = (uint64_t)r->world_size * 65536;
+    return (uint64_t)nd_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
+           s->options.extra_bytes;
+}
+
 static nd_status write_all(nd_saver *s)
 {
     nd_shard_writer *writer = NULL;
     if (s->trainer->rank->rank == 0) {
         /* Other ranks may have written parts of it already. */
-        ND_TRY(nd_fs_check_space_left(s->options.run, s->state, nd_saver_checkpoint_bytes(s),
-                                      "a checkpoint"));
+        ND_TRY(
+            nd_fs_check_space_left(s->options.run, s->state, checkpoint_bytes(s), "a checkpoint"));
     }
     ND_TRY(nd_checkpoint_make(s->temporary, s->state));
     ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
@@ -380,14 +389,6 @@ void nd_saver_keep_best(nd_saver *s, int64_t step)
     pthread_mutex_lock(&s->lock);
     s->best = step;
     pthread_mutex_unlock(&s->lock);
-}
-
-uint64_t nd_saver_checkpoint_bytes(const nd_saver *s)
-{
-    const nd_rank *r = s->trainer->rank;
-    const uint64_t heads = (uint64_t)r->world_size * 65536;
-    return (uint64_t)nd_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
-           s->options.extra_bytes;
 }
 
 bool nd_saver_is_busy(const nd_saver *s)

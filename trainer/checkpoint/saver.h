@@ -59,8 +59,6 @@ bool nd_saver_destroy(nd_saver *saver);
 /* From now on the checkpoint of this step stays, and the one that stayed before may go; 0: none. */
 void nd_saver_keep_best(nd_saver *saver, int64_t step);
 
-uint64_t nd_saver_checkpoint_bytes(const nd_saver *saver); /* of a whole checkpoint, about */
-
 /* A save that ended. */
 typedef struct nd_save_report {
     bool ended; /* since the last call; else nothing else is set */

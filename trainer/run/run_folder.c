@@ -131,14 +131,15 @@ static uint64_t weights_bytes(const nd_config *config, const nd_inputs *inputs)
     return (uint64_t)nd_shape_parameters(&inputs->shape) * width + SMALL_FILES_BYTES;
 }
 
-uint64_t nd_run_model_bytes(const nd_config *config, const nd_inputs *inputs)
+/* About what the model takes that the run saves as a Hugging Face folder, side files included. */
+static uint64_t model_bytes(const nd_config *config, const nd_inputs *inputs)
 {
     return weights_bytes(config, inputs) + inputs->side_bytes;
 }
 
 uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
 {
-    return config->checkpoint.export_model ? nd_run_model_bytes(config, inputs) : 0;
+    return config->checkpoint.export_model ? model_bytes(config, inputs) : 0;
 }
 
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -156,7 +157,7 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
         return ND_OK;
     }
     ND_TRY(check_file_limit(weights_bytes(config, inputs)));
-    return nd_fs_check_space(dir, nd_run_model_bytes(config, inputs), "the trained model");
+    return nd_fs_check_space(dir, model_bytes(config, inputs), "the trained model");
 }
 
 /* A disk that is too full for what a fresh run writes is an error before it makes its folder. */

@@ -11,7 +11,8 @@ enum { SLOTS_MIN = 16 };
 /* Bytes that a byte-level file writes as U+0100 and above: 0-32, 127-160, 173. */
 enum { MOVED_BASE = 256, MOVED_LOW = 33, MOVED_HIGH = 67, MOVED_COUNT = 68, SOFT_HYPHEN = 173 };
 
-uint32_t nd_byte_level_code(uint8_t byte)
+/* The character that stands for a byte in a byte-level file. */
+static uint32_t byte_level_code(uint8_t byte)
 {
     if (byte < MOVED_LOW) {
         return MOVED_BASE + byte;
@@ -32,7 +33,7 @@ static int byte_of_code(uint32_t code)
         int n = (int)code - MOVED_BASE;
         return n < MOVED_LOW ? n : n < MOVED_HIGH ? n - MOVED_LOW + 127 : SOFT_HYPHEN;
     }
-    return nd_byte_level_code((uint8_t)code) == code ? (int)code : -1;
+    return byte_level_code((uint8_t)code) == code ? (int)code : -1;
 }
 
 static uint32_t slots_for(size_t count)

@@ -69,7 +69,4 @@ static inline const uint8_t *nd_vocab_shown(const nd_vocab *vocab, const nd_toke
     return vocab->arena.data + piece->shown;
 }
 
-/* The character that stands for a byte in a byte-level file. */
-uint32_t nd_byte_level_code(uint8_t byte);
-
 #endif
