@@ -8,6 +8,7 @@
       --folder DIR      where the copy and its build are kept between calls (default: build-mutants)
       --jobs N          compiler jobs (default: 1)
       --trust-suites    do not run the suites without a fault first
+      --sample N        only N of the faults, chosen at random by --seed (default: 1)
 
 A rule of rules.txt is a name behind "==", the file, the suites that should notice, then the lines to search for, which must
 occur exactly once, each behind "-", and their replacement, each line behind "+". A suite may be followed by a filter of
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -206,6 +208,8 @@ def main():
     parser.add_argument("--folder", default=str(SOURCE / "build-mutants"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trust-suites", action="store_true")
+    parser.add_argument("--sample", type=int)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("words", nargs="*")
     options = parser.parse_args()
     rules = read_rules()
@@ -215,6 +219,8 @@ def main():
         return 1 if bad else 0
     if options.words:
         rules = [rule for rule in rules if any(word in rule.name or word in rule.file for word in options.words)]
+    if options.sample is not None:
+        rules = random.Random(options.seed).sample(rules, min(options.sample, len(rules)))
     if not rules:
         print("no rule has one of these words in its name or file")
         return 2
