@@ -103,6 +103,18 @@ static nd_tensor *view_of(const nd_activation_set *set, const act *a, int64_t la
     return (nd_tensor *)((char *)nd_set_block(set, layer) + a->view);
 }
 
+nd_input_acts nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input)
+{
+    nd_input_acts out = {
+        .scale = set->inputs[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input]};
+    for (int i = 0; i < ACT_COUNT; i++) {
+        if (acts[i].input == input) {
+            *(is_codes(&acts[i]) ? &out.codes : &out.rows) = *view_of(set, &acts[i], layer);
+        }
+    }
+    return out;
+}
+
 /* A buffer of the layers that have an activation in `where`, each `stride` bytes after the one
  * before. */
 typedef struct buffer {

@@ -128,10 +128,13 @@ static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t 
     return &set->blocks[layer - set->layers.begin];
 }
 
-static inline nd_scale_ref nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input)
-{
-    return set->inputs[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input];
-}
+/* What a block has of an input of linears: its rows, the place for their FP8 codes (data NULL: they
+ * are not kept), and the scale that goes with these. */
+typedef struct nd_input_acts {
+    nd_tensor rows, codes;
+    nd_scale_ref scale;
+} nd_input_acts;
+nd_input_acts nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input);
 
 /* What decides where activations lie. */
 typedef struct nd_activation_options {

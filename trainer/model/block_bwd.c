@@ -43,7 +43,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const int64_t F = m->dims.F;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = a->dout, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
+    nd_operand dout = {.stored = a->dout, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
     nd_tensor to[2];
     nd_fuse fuse[2];
     /* 11. down: the reduce-scatter becomes a gather */
@@ -93,8 +93,8 @@ static nd_status attention_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.rows = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
-    nd_operand dqkv = {.rows = a->dqkv};
+    nd_operand dout = {.stored = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
+    nd_operand dqkv = {.stored = a->dqkv};
     nd_linear_rest rest;
     /* 6. output projection, whose weight gradient is made while dk and dv arrive */
     ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));

@@ -72,7 +72,7 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_QKV, &h1, &fuse));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h1.rows,
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h1.stored,
           .sum = in.delta.data ? a->x_in : (nd_tensor){0}, .rstd = a->rstd1, .x = in.x,
           .delta = in.delta, .weight = norm_weight(c, ND_PARAM_NORM_1),
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
@@ -93,13 +93,15 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand o = nd_operand_of(c, ND_INPUT_O);
+    nd_operand o;
+    nd_fuse none; /* attention leaves rows */
     ND_TRY(queries_keys_values(c, in));
+    ND_TRY(nd_operand_prepare(c, ND_INPUT_O, &o, &none));
     /* 5. attention, through the cache or through context parallel */
     if (c.pass == ND_PASS_GENERATE) {
-        ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, o.rows));
+        ND_TRY(nd_kv_cache_attention(&m->kv, c.layer, a->qkv, o.stored));
     } else {
-        ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_sight(c), a->qkv, o.rows, a->lse.data));
+        ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_sight(c), a->qkv, o.stored, a->lse.data));
     }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
@@ -113,7 +115,7 @@ static nd_status swiglu(nd_block_call c, nd_operand *act)
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
-    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, .out = act->rows,
+    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
           .fuse = fuse);
     return ND_OK;
@@ -129,7 +131,7 @@ static nd_status mlp_half(nd_block_call c, nd_operand *act)
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_GATE_UP, &h2, &fuse));
     /* 7. residual sum and norm */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.rows, .sum = a->x_mid, .rstd = a->rstd2,
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.stored, .sum = a->x_mid, .rstd = a->rstd2,
           .x = a->x_in, .delta = branch_of(m, c.set), .weight = norm_weight(c, ND_PARAM_NORM_2),
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
@@ -143,7 +145,7 @@ static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, h, &fuse));
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->rows, .rstd = second ? a->rstd2 : a->rstd1,
+    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->stored, .rstd = second ? a->rstd2 : a->rstd1,
           .x = second ? a->x_mid : a->x_in,
           .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
           .eps = (float)r->shape.rms_eps, .fuse = fuse);
@@ -194,7 +196,7 @@ nd_status nd_block_recompute(nd_block_call c)
         ND_TRY(mlp_half(c, &act));
         break;
     }
-    return nd_operand_keep(c, &act);
+    return nd_operand_encode(c, ND_X_OF_Y, &act);
 }
 
 nd_status nd_block_recompute_codes(nd_block_call c, bool second)
@@ -205,7 +207,7 @@ nd_status nd_block_recompute_codes(nd_block_call c, bool second)
         return ND_OK;
     }
     ND_TRY(norm_again(c, second, &h));
-    return nd_operand_keep(c, &h);
+    return nd_operand_encode(c, ND_X_OF_Y, &h);
 }
 
 nd_graph_key nd_block_graph_key(nd_block_call c, const char *name)

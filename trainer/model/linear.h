@@ -9,12 +9,20 @@
  *   row-parallel (o; down)             each rank multiplies its columns of the input, partial sums
  *                                      are reduced
  *
- * The linears with one input are a group. When the model is made, linear_groups.c decides for each
- * group which linears make one product, and by which method: in BF16 or F32 (linear_bf16.c), in FP8
- * with one scale per tensor (linear_fp8_tensor.c), or in FP8 with scales of rows and columns
- * (linear_fp8_rows.c). A step asks nothing of that again. linear.c exchanges over tp and calls the
- * methods part by part. In the backward of a column-parallel group the input is gathered beside the
- * products of dx, and the sums of dx are scattered beside those of dw.
+ * The words, in the order in which a step of a group comes to them:
+ *
+ *   group    the linears with one input; linear_groups.c makes them when the model is made
+ *   part     adjacent linears of a group that make one product
+ *   rule     how the recipe casts the operand of a role (nd_recipe_rule); none: it is not cast
+ *   settle   to find the scales of an operand that is cast with its own amaxes
+ *   encode   to cast rows before they are gathered: their codes are kept, or travel
+ *   form     what a product reads of an operand: rows, codes or transposed codes (nd_form_rule)
+ *
+ * linear.c has these steps, and the exchanges over tp; operands.c encodes and makes forms. A method
+ * has what only its recipes do: linear_fp8_tensor.c those with one scale per tensor,
+ * linear_fp8_rows.c those with scales of rows and columns. In the backward of a column-parallel
+ * group the input is gathered beside the products of dx, and the sums of dx are scattered beside
+ * those of dw.
  *
  * Each FP8 linear has its own weight scale and its own gradient scale; the input's scale is found
  * once, and its codes are made once, or by each product where products cast (nd_form_rule).
@@ -27,36 +35,41 @@
  */
 #include "trainer/model/model.h"
 
-/* What the op that made an operand left: the rows; also their amax; or their codes instead. */
-typedef enum nd_known { ND_KNOWN_NOTHING = 0, ND_KNOWN_AMAX, ND_KNOWN_CODES } nd_known;
+/* What is known of an operand that is stored as rows. */
+typedef enum nd_known {
+    ND_KNOWN_NOTHING = 0,
+    ND_KNOWN_AMAX,  /* the op that made it left its amax */
+    ND_KNOWN_SCALE, /* its one scale is settled */
+    ND_KNOWN_CODES  /* the op that made it has left codes in its place for them */
+} nd_known;
 
-/* An input of linears, or the gradient of their outputs: a variable of the caller. */
+/* An input of linears, a weight, or the gradient of outputs: a variable of the caller. */
 typedef struct nd_operand {
-    nd_tensor rows; /* BF16 or F32; data NULL: only codes are there */
-    /* Where its codes are, or will be, in the order of its rows; data NULL: only the products' form
-     * is made. An input: those that the block keeps. Gradients of several linears' outputs (linears
-     * x T, rows of one): those that their op leaves. */
+    nd_tensor stored; /* its rows in BF16 or F32, or their FP8 codes */
+    /* The place for codes of the rows; data NULL: they are not encoded. Gradients of several
+     * linears' outputs (linears x T, rows of one): those that their op leaves. */
     nd_tensor codes;
     nd_scale_ref scale; /* of the whole tensor */
     nd_known known;
-    nd_matrix cast; /* what FP8 products read, once it was made */
+    nd_matrix form; /* what products in FP8 read, once it was made */
 } nd_operand;
 
 /* Adjacent linears of one product. */
 typedef struct nd_linear_part {
-    const struct nd_linear_method *method;
     bool fp8;
     nd_param_id first, last;
     int linear, count;           /* number of the first linear, and how many there are */
     int64_t offset, rows;        /* columns of the output of all linears with this input */
     int64_t columns;             /* of the weights */
     int64_t lines[ND_FP8_PARTS]; /* of each linear */
-    /* How the backend reads the operands of its three products: weights as they are gathered,
-     * inputs and gradients as they come from other ranks or from the op that makes them. */
-    nd_form_rule rules[ND_ROLE_COUNT];
-    /* Scales of rows and columns that tp splits: where those of x or dy, and those of the weight,
-     * begin in nd_scales.joint; -1: it splits none. */
-    int64_t joint_rows, joint_weight;
+    /* How the operands of its three products are cast, and how the backend reads them: weights as
+     * they are gathered, inputs and gradients as they come from other ranks or from the op that
+     * makes them. */
+    const nd_cast_rule *rules[ND_ROLE_COUNT]; /* NULL: they are not cast */
+    nd_form_rule forms[ND_ROLE_COUNT];
+    /* Where scales of rows or columns that tp splits begin in nd_scales.joint; -1: none. */
+    int64_t joint[ND_ROLE_COUNT];
+    int64_t dy_codes, dy_transposed; /* bytes before the forms of dy in their buffers */
 } nd_linear_part;
 
 /* The linears with one input. */
@@ -66,36 +79,30 @@ typedef struct nd_linear_group {
     bool fp8;                              /* any part is */
     bool keeps;                            /* the block keeps the input as codes, in this table */
     bool travels;                          /* gradients of outputs are gathered over tp as codes */
-    const struct nd_linear_method *method; /* of the parts in FP8, or BF16 where there are none */
+    const struct nd_linear_method *method; /* of the parts in FP8 */
     int first, count;                      /* linears */
     bool bias;                             /* they have biases */
     float beta; /* of their products, which are added to the biases: 0 where this rank has none to
                    add, as the sum over tp has those of a row-parallel group once */
-    /* Products of y and of dw; and of dx, which is rounded between FP8 linears: there each of them
-     * is a part of its own. */
-    int part_count, alone_count;
-    nd_linear_part parts[ND_FP8_PARTS], alone[ND_FP8_PARTS];
+    /* The products of y and of dw. Those of dx are separate between FP8 linears, since dx is
+     * rounded after each of them. */
+    int part_count, dx_part_count;
+    nd_linear_part parts[ND_FP8_PARTS], dx_parts[ND_FP8_PARTS];
 } nd_linear_group;
 
-/*
- * A recipe: how the operands of products are cast. linear.c multiplies.
- *   plan              decides what else of the group follows from the recipe, and raises the bytes
- *                     of the buffers of products to what it needs
- *   settle_gradients  what of the gradients dy (T, N), or of a row-parallel group (Tl, C), is found
- *                     or made before they are gathered: scales with one reduction, and codes that
- *                     travel
- *   form              how the products of a part read x or dy (T, rows of the part), as linear.c
- *                     has gathered them, or without x its weights. What is made stays in x->cast
- *                     for the next product that reads it; for dw that of dx may be there
- */
+/* What the linears of a recipe do that others do not; NULL: nothing. */
 typedef struct nd_linear_method {
+    /* Decides what else of the group follows from the recipe, and raises the bytes of the buffers
+     * of products to what it needs. */
     void (*plan)(const nd_model *, nd_linear_group *, nd_fp8_bytes *);
+    /* Before y of a row-parallel group: settles what is found of its input x (T, K) together. */
+    nd_status (*settle_input)(nd_block_call, const nd_linear_group *, nd_tensor x);
+    /* Before the gradients dy (T, N), or (Tl, C) of a row-parallel group, are gathered: settles
+     * their scales with one reduction, and encodes them where codes travel. */
     nd_status (*settle_gradients)(nd_block_call, const nd_linear_group *, nd_operand *dy);
-    nd_status (*form)(nd_block_call, const nd_linear_group *, const nd_linear_part *, nd_role,
-                      nd_operand *x, nd_matrix *out);
 } nd_linear_method;
 
-extern const nd_linear_method nd_linear_bf16, nd_linear_fp8_tensor, nd_linear_fp8_rows;
+extern const nd_linear_method nd_linear_fp8_tensor, nd_linear_fp8_rows;
 
 /* linear_groups.c */
 
@@ -123,11 +130,11 @@ static inline const nd_linear_group *nd_linear_group_of(nd_block_call call, nd_i
 /* Scales of rows or columns that one operand, and all operands that are settled together, have. */
 nd_vector_counts nd_operand_vectors(const nd_dims *dims, bool forward_only);
 
-/* An input as the block keeps it. */
-nd_operand nd_operand_of(nd_block_call call, nd_input input);
 /* Before the op that makes an input (q k v, gate up: (Tl, C); o: (T, H D); down: (T, F)): give
- * out->rows and fuse to that op. */
-nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *out, nd_fuse *fuse);
+ * x->stored and fuse to that op. */
+nd_status nd_operand_prepare(nd_block_call call, nd_input input, nd_operand *x, nd_fuse *fuse);
+/* An input as the block keeps it for its backward. */
+nd_operand nd_operand_kept(nd_block_call call, nd_input input);
 /* Before SwiGLU's backward: the gradient dy of the outputs of gate and up, in whose place it is
  * made. Give to[i] and fuse[i] (0: gate, 1: up) to that op. */
 nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_tensor to[2],
@@ -136,32 +143,21 @@ nd_status nd_operand_prepare_gradients(nd_block_call call, nd_operand *dy, nd_te
  * makes it: where that op leaves its amax; NULL: nowhere. Afterwards: what is known of it. */
 nd_status nd_gradient_prepare(nd_block_call call, nd_input input, float **amax);
 nd_known nd_gradient_known(nd_block_call call, nd_input input);
-/* Finds the scale of an input whose codes the block keeps, and writes the codes, unless the op that
- * made the input has. Nothing where the block keeps none. */
-nd_status nd_operand_keep(nd_block_call call, nd_operand *x);
 
-/* Makes x->cast: settles the scale as the rule says, then casts, or leaves that to the products.
- * Codes that are there are read. */
-typedef struct nd_cast {
-    const nd_cast_rule *rule;
-    bool split;               /* each tp rank sees a part of what one scale covers */
-    bool settled;             /* the scales are those of this tensor already */
-    bool record;              /* delayed: its amax counts in this step */
-    nd_scale_ref vectors;     /* for scales of rows or columns */
-    void *codes, *transposed; /* NULL: not wanted */
-    bool by_products;         /* the products cast: codes and transposed are not wanted */
-} nd_cast;
-nd_status nd_operand_cast(nd_model *model, nd_operand *x, const nd_cast *how);
-/* Wants a form in addition to others: codes, transposed codes, or neither where products cast. */
-void nd_cast_want(nd_cast *how, nd_form_rule form, void *codes, void *transposed);
-/* Raises the bytes of buffers to what the forms of a part need. Those of dy begin `dx` and `dw`
- * bytes behind the begin of their buffers. */
-void nd_cast_rooms(const nd_model *model, const nd_linear_part *part, int64_t dx, int64_t dw,
-                   nd_fp8_bytes *bytes);
-/* Linear number i of a part: the weight of an FP8 product. settled: its scales of rows or columns
- * where tp splits them; otherwise they are found here. */
-nd_status nd_operand_weight(nd_block_call call, const nd_linear_part *part, int i, nd_role role,
-                            const nd_scale_ref *settled, nd_matrix *out);
+/* Casts this rank's rows of x, which have one scale over all tp ranks, to x->codes, which are then
+ * what is stored; the op that made x may have done so. Nothing where x has no place for codes. */
+nd_status nd_operand_encode(nd_block_call call, nd_role role, nd_operand *x);
+/* The form in which a product of a part reads x or dy (T, rows of the part), of all tp ranks. It
+ * stays in x->form for the next product that reads it by an equal rule. */
+nd_status nd_operand_form(nd_block_call call, const nd_linear_group *group,
+                          const nd_linear_part *part, nd_role role, nd_operand *x, nd_matrix *a);
+/* The form in which it reads the weights of the part. */
+nd_status nd_weight_form(nd_block_call call, const nd_linear_group *group,
+                         const nd_linear_part *part, nd_role role, nd_matrix *b);
+/* Those weights, one below the other, in the compute dtype. */
+nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
+/* Raises the bytes of buffers to what the forms of a part need. */
+void nd_operand_rooms(const nd_model *model, const nd_linear_part *part, nd_fp8_bytes *bytes);
 
 /* linear.c */
 
@@ -174,32 +170,25 @@ typedef struct nd_linear_rest {
     nd_block_call call;
     const nd_linear_group *group;
     nd_operand x, dy;              /* gathered over tp */
-    nd_matrix casts[ND_FP8_PARTS]; /* of dy, by part of group->alone */
+    nd_matrix forms[ND_FP8_PARTS]; /* of dy, by part of group->dx_parts */
     nd_exchange exchange;          /* of dx; before that of x */
 } nd_linear_rest;
 
 /* dx = dy w. Column-parallel: dy (T, N), dx (Tl, C), complete at the end of rest->exchange.
  * Row-parallel: dy (Tl, C), dx (T, K). The buffers of FP8 products, full_a and full_b of the model,
  * and dy stay as they are until the weight gradients are made. */
-nd_status nd_linear_input_gradient(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx,
-                                   nd_linear_rest *rest);
+nd_status nd_linear_input_gradient(nd_block_call call, nd_input input, const nd_operand *dy,
+                                   nd_tensor dx, nd_linear_rest *rest);
 /* Weight gradients += dy^T x of the input that the block keeps. */
 nd_status nd_linear_weight_gradient(nd_linear_rest *rest);
 /* Both, unless weight gradients are delayed. The exchange of dx runs beside them, and ends here. */
-nd_status nd_linear_backward(nd_block_call call, nd_input input, nd_operand *dy, nd_tensor dx);
+nd_status nd_linear_backward(nd_block_call call, nd_input input, const nd_operand *dy,
+                             nd_tensor dx);
 /* The weight gradients that it has left out, from the rows dy that the set keeps. */
 nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tensor dy);
 
-/* For the methods. */
-
-/* The weights of a part, one below the other, in the compute dtype. */
-nd_tensor nd_linear_weight(nd_block_call call, const nd_linear_part *part);
-/* Where the backend keeps the weight for y (transposed) or for dx; NULL: nowhere. */
-nd_kept_form *nd_linear_kept(nd_block_call call, const nd_linear_part *part, bool transposed);
-/* Of several FP8 linears: turns the first one's matrix into that of all, whose rows are given. */
-void nd_linear_join(const nd_linear_part *part, nd_tensor rows, nd_matrix *first);
 /* One part of the gradient dy of the outputs of all linears with an input. */
-nd_operand nd_linear_part_of(nd_block_call call, const nd_linear_group *group,
-                             const nd_linear_part *part, const nd_operand *dy);
+nd_operand nd_linear_part_gradient(nd_block_call call, const nd_linear_group *group,
+                                   const nd_linear_part *part, const nd_operand *dy);
 
 #endif

@@ -7,12 +7,8 @@
 
 enum { TRAINS, VALIDATES, TABLES }; /* as nd_linear_groups has them */
 
-static const nd_linear_method *method_of(const nd_model *m, bool fp8)
-{
-    return !fp8                                         ? &nd_linear_bf16
-           : nd_recipe_is_per_tensor(&m->scales.recipe) ? &nd_linear_fp8_tensor
-                                                        : &nd_linear_fp8_rows;
-}
+/* In BF16, or F32, products read what is stored: there are no scales. */
+static const nd_linear_method bf16;
 
 /* As what a weight is gathered. */
 static nd_dtype stored_weight(const nd_model *m, bool fp8)
@@ -46,14 +42,11 @@ static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int
     if (!p || p->fp8 != fp8 || (fp8 && !joined)) {
         const int64_t offset = p ? p->offset + p->rows : 0;
         p = &parts[(*count)++];
-        *p = (nd_linear_part){.method = method_of(m, fp8),
-                              .fp8 = fp8,
+        *p = (nd_linear_part){.fp8 = fp8,
                               .linear = linear,
                               .first = param->id,
                               .offset = offset,
-                              .columns = param->local_cols,
-                              .joint_rows = -1,
-                              .joint_weight = -1};
+                              .columns = param->local_cols};
     }
     p->last = param->id;
     p->lines[p->count++] = param->local_rows;
@@ -64,8 +57,6 @@ static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int
 static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part *p)
 {
     const nd_recipe *recipe = &m->scales.recipe;
-    const nd_gemm_rule *const products[] = {&recipe->output, &recipe->input_gradient,
-                                            &recipe->weight_gradient};
     const int64_t T = m->dims.T, N = p->rows, K = p->columns;
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     const bool again = nd_recompute_multiplies(m->recompute, g->input);
@@ -86,13 +77,19 @@ static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part 
         [ND_X_OF_Y] = x,  [ND_W_OF_Y] = w,    [ND_DY_OF_DX] = dy,
         [ND_W_OF_DX] = w, [ND_DY_OF_DW] = dy, [ND_X_OF_DW] = x};
     for (nd_role role = 0; role < ND_ROLE_COUNT; role++) {
-        const nd_cast_rule *rule = &products[role / 2]->a; /* a and b are of one kind */
+        const nd_cast_rule *rule = nd_recipe_rule(recipe, role);
         nd_form_need need = needs[role];
+        p->rules[role] = p->fp8 && rule->scaling != ND_SCALING_NONE ? rule : NULL;
+        p->joint[role] = -1;
         need.role = role;
-        need.format = p->fp8 && rule->scaling != ND_SCALING_NONE ? rule->format : act;
+        need.format = p->rules[role] ? rule->format : act;
         need.measured = nd_recipe_is_delayed(recipe);
         need.uses = need.uses ? need.uses : (int)(micros * (role == ND_W_OF_Y && again ? 2 : 1));
-        p->rules[role] = m->rank->ops->form(m->rank->device, &need);
+        p->forms[role] = m->rank->ops->form(m->rank->device, &need);
+    }
+    if (nd_recipe_is_per_tensor(recipe)) { /* codes that dw reads stay while other parts make dx */
+        p->dy_transposed = T * p->offset;
+        p->dy_codes = p->forms[ND_DY_OF_DW].transposed ? 0 : T * p->offset;
     }
 }
 
@@ -110,17 +107,19 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
     for (int l = g->first; l < g->first + g->count; l++) {
         const bool fp8 = !in_bf16 && nd_filter_converts(&s->filter, layer, l);
         add_linear(m, g->parts, &g->part_count, layer, l, fp8, joined);
-        add_linear(m, g->alone, &g->alone_count, layer, l, fp8, false);
+        add_linear(m, g->dx_parts, &g->dx_part_count, layer, l, fp8, false);
         g->fp8 |= fp8;
     }
-    g->method = method_of(m, g->fp8);
+    g->method = !g->fp8                               ? &bf16
+                : nd_recipe_is_per_tensor(&s->recipe) ? &nd_linear_fp8_tensor
+                                                      : &nd_linear_fp8_rows;
     g->travels =
         g->fp8 && !g->column && m->dims.T != m->dims.Tl && nd_recipe_is_per_tensor(&s->recipe);
     for (int i = 0; i < g->part_count; i++) {
         resolve(m, g, &g->parts[i]);
     }
-    for (int i = 0; i < g->alone_count; i++) {
-        resolve(m, g, &g->alone[i]);
+    for (int i = 0; i < g->dx_part_count; i++) {
+        resolve(m, g, &g->dx_parts[i]);
     }
 }
 
@@ -137,12 +136,17 @@ static size_t scratch_of(const nd_model *m, const nd_linear_part *p)
 
 static void plan_group(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
 {
-    g->method->plan(m, g, bytes);
+    if (g->method->plan) {
+        g->method->plan(m, g, bytes);
+    }
     for (int i = 0; i < g->part_count; i++) {
         bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->parts[i]));
     }
-    for (int i = 0; i < g->alone_count; i++) {
-        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->alone[i]));
+    for (int i = 0; i < g->dx_part_count; i++) {
+        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->dx_parts[i]));
+        if (g->dx_parts[i].fp8) {
+            nd_operand_rooms(m, &g->dx_parts[i], bytes);
+        }
     }
 }
 
@@ -192,7 +196,7 @@ static void want_packed(nd_model *m, int64_t layer, const nd_linear_part *p, boo
 {
     const nd_packed_weight w = {
         .first = p->first, .last = p->last, .layer = layer, .transposed = transposed};
-    nd_packed_want(&m->packed, &w, p->rules[transposed ? ND_W_OF_Y : ND_W_OF_DX]);
+    nd_packed_want(&m->packed, &w, p->forms[transposed ? ND_W_OF_Y : ND_W_OF_DX]);
 }
 
 void nd_linears_want_packed(nd_model *m)
@@ -203,8 +207,8 @@ void nd_linears_want_packed(nd_model *m)
             for (int i = 0; i < g->part_count; i++) {
                 want_packed(m, l, &g->parts[i], true);
             }
-            for (int i = 0; i < g->alone_count; i++) {
-                want_packed(m, l, &g->alone[i], false);
+            for (int i = 0; i < g->dx_part_count; i++) {
+                want_packed(m, l, &g->dx_parts[i], false);
             }
         }
     }

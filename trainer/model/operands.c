@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Operands of linears: how they are cast, and what the ops that make them do of that while they
- * have the values in registers. Norms, attention and SwiGLU make inputs; SwiGLU's backward makes
- * the gradients of gate's and up's outputs. They do what goes with one scale per tensor; attention
- * does nothing.
+ * The operands of a linear's products: an input, a weight, the gradient of outputs. What their ops
+ * do while they have the values in registers, how they are cast, and the form that products read.
  *
- * A scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
+ * Norms, attention and SwiGLU make inputs; SwiGLU's backward makes the gradients of gate's and up's
+ * outputs. With one scale per tensor they measure or cast what they make; attention does neither. A
+ * scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
  * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
  * these ops leave plain rows.
  */
@@ -21,209 +21,260 @@ nd_vector_counts nd_operand_vectors(const nd_dims *d, bool forward_only)
 
 /* Casts. */
 
-static nd_matrix with_codes(nd_matrix out, const nd_tensor *x, const nd_cast *how)
+static bool is_input(nd_role role)
 {
-    nd_dtype format = how->rule->format;
-    if (how->by_products) {
-        out.rows = *x;
-        out.format = format;
-    }
-    if (how->codes) {
-        out.codes = nd_tensor_2d(how->codes, format, x->shape[0], x->shape[1]);
-    }
-    if (how->transposed) {
-        out.transposed = nd_tensor_2d(how->transposed, format, x->shape[1], x->shape[0]);
-    }
-    return out;
+    return role == ND_X_OF_Y || role == ND_X_OF_DW;
 }
 
-/* Finds the scales of a tensor that is not cast yet. */
-static nd_status settle(nd_scales *s, const nd_operand *x, nd_scale_ref scale, const nd_cast *how)
+static bool is_weight(nd_role role)
 {
-    const nd_granularity along = how->rule->granularity;
-    const int64_t count = along == ND_PER_TENSOR ? 1 : x->rows.shape[along == ND_PER_COLUMN];
-    if (along != ND_PER_TENSOR || x->known != ND_KNOWN_AMAX) {
-        ND_TRY(nd_scales_measure(s, scale, along, x->rows));
-    }
-    return nd_scales_settle(s, scale, count, how->rule->format, how->split);
+    return role == ND_W_OF_Y || role == ND_W_OF_DX;
 }
 
-/* The form that products read, of codes that are there. */
-static nd_status read_codes(nd_model *m, nd_tensor codes, nd_matrix *form)
-{
-    form->codes = codes;
-    if (form->transposed.data) {
-        form->transposed =
-            nd_tensor_2d(form->transposed.data, codes.dtype, codes.shape[1], codes.shape[0]);
-        ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = {.transposed = form->transposed},
-              .x = codes);
-    }
-    return ND_OK;
-}
+/* How an operand of a role becomes codes. */
+typedef struct cast {
+    const nd_cast_rule *rule;
+    nd_scale_ref scale;       /* of its rows or columns; with one scale the operand has it */
+    bool settled;             /* those are settled already */
+    bool split;               /* one scale covers the rows of all tp ranks */
+    bool record;              /* delayed scaling: the amax counts in this step */
+    void *codes, *transposed; /* where they are made; NULL: they are not wanted */
+    bool by_product;          /* products cast while they read */
+} cast;
 
-nd_status nd_operand_cast(nd_model *m, nd_operand *x, const nd_cast *how)
-{
-    nd_scales *s = &m->scales;
-    const nd_cast_rule *rule = how->rule;
-    bool delayed = rule->scaling == ND_SCALING_DELAYED;
-    nd_scale_ref scale = rule->granularity == ND_PER_TENSOR ? x->scale : how->vectors;
-    x->cast = with_codes(nd_matrix_with(scale, rule->granularity), &x->rows, how);
-    if (x->known == ND_KNOWN_CODES) {
-        return read_codes(m, x->codes, &x->cast);
-    }
-    if (!delayed && !how->settled) {
-        ND_TRY(settle(s, x, scale, how));
-    }
-    float *amax = delayed && how->record ? x->scale.amax : NULL;
-    return nd_scales_cast(s, x->scale.site, x->cast, amax, x->rows);
-}
-
-void nd_cast_want(nd_cast *how, nd_form_rule form, void *codes, void *transposed)
+/* Wants a form in addition to others. */
+static void want(cast *how, nd_form_rule form, void *codes, void *transposed)
 {
     const bool by_op = form.maker == ND_FORM_BY_OP;
-    how->by_products |= form.maker == ND_FORM_BY_PRODUCT;
+    how->by_product |= form.maker == ND_FORM_BY_PRODUCT;
     how->codes = by_op && !form.transposed ? codes : how->codes;
     how->transposed = by_op && form.transposed ? transposed : how->transposed;
 }
 
-static void raise(nd_form_rule form, int64_t before, size_t *codes, size_t *transposed)
+/* Scales of rows or columns lie in the vectors of the operand's kind, or where tp splits them among
+ * those that are settled together. */
+static cast cast_of(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                    nd_role role)
 {
-    size_t *room = form.transposed ? transposed : codes;
-    if (form.maker == ND_FORM_BY_OP) {
-        *room = nd_max_bytes(*room, (size_t)before + form.bytes);
+    const nd_scales *s = &c.model->scales;
+    const nd_fp8_scratch *f = &c.model->work.fp8;
+    const bool one_scale = p->rules[role]->granularity == ND_PER_TENSOR;
+    cast how = {.rule = p->rules[role],
+                .settled = p->joint[role] >= 0,
+                .split = role == ND_X_OF_Y && !g->column,
+                .record = is_input(role) ? c.pass == ND_PASS_TRAIN : !is_weight(role)};
+    if (!one_scale) {
+        how.scale = how.settled ? nd_scales_joint(s, p->joint[role], 1)
+                                : s->vectors[is_input(role)    ? 0
+                                             : is_weight(role) ? 1
+                                                               : 2];
     }
-}
-
-void nd_cast_rooms(const nd_model *m, const nd_linear_part *p, int64_t dx, int64_t dw,
-                   nd_fp8_bytes *bytes)
-{
-    raise(p->rules[ND_X_OF_Y], 0, &bytes->x, &bytes->x_transposed);
-    raise(p->rules[ND_W_OF_Y], 0, &bytes->w, &bytes->w_transposed);
-    if (!m->forward_only) {
-        raise(p->rules[ND_X_OF_DW], 0, &bytes->x, &bytes->x_transposed);
-        raise(p->rules[ND_W_OF_DX], 0, &bytes->w, &bytes->w_transposed);
-        raise(p->rules[ND_DY_OF_DX], dx, &bytes->dy, &bytes->dy_transposed);
-        raise(p->rules[ND_DY_OF_DW], dw, &bytes->dy, &bytes->dy_transposed);
-    }
-}
-
-nd_status nd_operand_weight(nd_block_call c, const nd_linear_part *p, int i, nd_role role,
-                            const nd_scale_ref *settled, nd_matrix *out)
-{
-    nd_model *m = c.model;
-    nd_scales *s = &m->scales;
-    const nd_recipe *recipe = &s->recipe;
-    const nd_cast_rule *rule = role == ND_W_OF_Y ? &recipe->output.b : &recipe->input_gradient.b;
-    const nd_param_id id = nd_linear_param(p->linear + i);
-    nd_operand w = {.scale = nd_scales_of_weight(s, c.layer, p->linear + i)};
-    nd_cast how = {
-        .rule = rule,
-        .settled = settled || rule->granularity == ND_PER_TENSOR,
-        .vectors = s->codes_gathered ? w.scale
-                   : settled         ? *settled
-                                     : s->vectors[1],
-    };
-    nd_cast_want(&how, p->rules[role], m->work.fp8.w, m->work.fp8.w_transposed);
-    if (s->codes_gathered) {
-        w.codes = nd_fsdp_codes(&m->fsdp, id, c.layer);
-        w.known = ND_KNOWN_CODES;
+    if (is_input(role)) {
+        want(&how, p->forms[role], f->x, f->x_transposed);
+    } else if (is_weight(role)) {
+        want(&how, p->forms[role], f->w, f->w_transposed);
     } else {
-        w.rows = nd_fsdp_weight(&m->fsdp, id, id, c.layer);
-        s->casts.weights++;
+        void *codes = (char *)f->dy + p->dy_codes;
+        void *transposed = (char *)f->dy_transposed + p->dy_transposed;
+        /* With one scale dx and dw read the same codes. */
+        want(&how, p->forms[one_scale ? ND_DY_OF_DX : role], codes, transposed);
+        want(&how, p->forms[one_scale ? ND_DY_OF_DW : role], codes, transposed);
     }
-    ND_TRY(nd_operand_cast(m, &w, &how));
-    *out = w.cast;
+    return how;
+}
+
+/* Makes x->form. Codes that are there are read; otherwise scales are found unless they are settled,
+ * and the rows are cast, here or by products. */
+static nd_status make(nd_model *m, const cast *how, nd_operand *x)
+{
+    const nd_tensor from = x->stored;
+    const nd_granularity along = how->rule->granularity;
+    const bool coded = nd_dtype_is_fp8(from.dtype), one_scale = along == ND_PER_TENSOR;
+    const bool delayed = how->rule->scaling == ND_SCALING_DELAYED;
+    const nd_dtype format = coded ? from.dtype : how->rule->format;
+    const nd_scale_ref scale = one_scale || coded ? x->scale : how->scale;
+    x->form = nd_matrix_with(scale, along);
+    if (how->codes) {
+        x->form.codes = nd_tensor_2d(how->codes, format, from.shape[0], from.shape[1]);
+    }
+    if (how->transposed) {
+        x->form.transposed = nd_tensor_2d(how->transposed, format, from.shape[1], from.shape[0]);
+    }
+    if (coded) {
+        x->form.codes = from;
+        if (how->transposed) {
+            ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = {.transposed = x->form.transposed},
+                  .x = from);
+        }
+        return ND_OK;
+    }
+    if (!delayed && !(one_scale ? x->known == ND_KNOWN_SCALE : how->settled)) {
+        if (!one_scale || x->known != ND_KNOWN_AMAX) {
+            ND_OP(m->rank, ND_TRACE_CAST, amax, .amax = scale.amax, .x = from,
+                  .granularity = along);
+        }
+        const int64_t count = one_scale ? 1 : from.shape[along == ND_PER_COLUMN];
+        ND_TRY(nd_scales_settle(&m->scales, scale, count, format, how->split));
+    }
+    if (how->by_product) {
+        x->form.rows = from;
+        x->form.format = format;
+    } else {
+        ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = x->form,
+              .amax = delayed && how->record ? scale.amax : NULL, .x = from);
+    }
+    return nd_scales_count(&m->scales, x->scale.site, &x->form, from);
+}
+
+nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
+{
+    nd_scales *s = &c.model->scales;
+    const cast how = {.rule = nd_recipe_rule(&s->recipe, role),
+                      .split = true,
+                      .record = !is_input(role) || c.pass == ND_PASS_TRAIN,
+                      .codes = x->codes.data};
+    if (!x->codes.data) {
+        return ND_OK;
+    }
+    s->casts.inputs += is_input(role);
+    if (x->known != ND_KNOWN_CODES) {
+        ND_TRY(make(c.model, &how, x));
+    }
+    x->stored = x->codes;
+    x->codes = (nd_tensor){0};
+    x->form = (nd_matrix){0}; /* products read the codes of all tp ranks */
     return ND_OK;
 }
 
-/* Inputs. */
-
-nd_operand nd_operand_of(nd_block_call c, nd_input input)
+/* Of several FP8 linears: turns the first one's matrix into that of all. */
+static void join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
 {
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand x = {.scale = nd_set_input(c.set, c.layer, input)};
-    switch (input) {
-    case ND_INPUT_QKV:
-        x.rows = a->h1;
-        x.codes = a->h1_codes;
-        break;
-    case ND_INPUT_O:
-        x.rows = a->o;
-        break;
-    case ND_INPUT_GATE_UP:
-        x.rows = a->h2;
-        x.codes = a->h2_codes;
-        break;
-    case ND_INPUT_DOWN:
-        x.rows = a->act;
-        x.codes = a->act_codes;
-        break;
-    case ND_INPUT_COUNT:
-        break;
-    }
-    x.codes = nd_linear_group_of(c, input)->keeps ? x.codes : (nd_tensor){0};
-    return x;
+    ND_ASSERT(first->rows.data && p->count <= ND_FP8_PARTS);
+    first->rows = rows;
+    first->parts = p->count;
+    memcpy(first->lines, p->lines, sizeof first->lines);
 }
+
+nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                          nd_role role, nd_operand *x, nd_matrix *a)
+{
+    nd_scales *s = &c.model->scales;
+    if (!p->rules[role]) {
+        *a = nd_rows(x->stored);
+        return ND_OK;
+    }
+    /* A form that was made by an equal rule is read again. */
+    if (!nd_matrix_is_fp8(&x->form) || x->form.granularity != p->rules[role]->granularity) {
+        const cast how = cast_of(c, g, p, role);
+        s->casts.gradients += !is_input(role);
+        s->casts.inputs += is_input(role) && !nd_dtype_is_fp8(x->stored.dtype);
+        ND_TRY(make(c.model, &how, x));
+    }
+    *a = x->form;
+    if (!is_input(role) && p->count > 1) {
+        join(p, x->stored, a);
+    }
+    return ND_OK;
+}
+
+nd_tensor nd_weight_rows(nd_block_call c, const nd_linear_part *p)
+{
+    return nd_fsdp_weight(&c.model->fsdp, p->first, p->last, c.layer);
+}
+
+nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_linear_part *p,
+                         nd_role role, nd_matrix *b)
+{
+    nd_model *m = c.model;
+    nd_scales *s = &m->scales;
+    const nd_packed_weight kept = {
+        .first = p->first, .last = p->last, .layer = c.layer, .transposed = role == ND_W_OF_Y};
+    for (int i = 0; i < p->count && p->rules[role]; i++) {
+        const nd_param_id id = nd_linear_param(p->linear + i);
+        const cast how = cast_of(c, g, p, role);
+        nd_operand w = {.stored = s->codes_gathered ? nd_fsdp_codes(&m->fsdp, id, c.layer)
+                                                    : nd_fsdp_weight(&m->fsdp, id, id, c.layer),
+                        .scale = nd_scales_of_weight(s, c.layer, p->linear + i),
+                        .known = ND_KNOWN_SCALE};
+        s->casts.weights += !s->codes_gathered;
+        ND_TRY(make(m, &how, &w));
+        *b = i == 0 ? w.form : *b;
+    }
+    if (!p->rules[role]) {
+        *b = nd_rows(nd_weight_rows(c, p));
+    } else if (p->count > 1) {
+        join(p, nd_weight_rows(c, p), b);
+    }
+    b->kept = nd_packed_form_of(&m->packed, &kept);
+    return ND_OK;
+}
+
+static void raise(nd_form_rule form, int64_t codes_at, int64_t transposed_at, size_t *codes,
+                  size_t *transposed)
+{
+    size_t *room = form.transposed ? transposed : codes;
+    if (form.maker == ND_FORM_BY_OP) {
+        *room =
+            nd_max_bytes(*room, (size_t)(form.transposed ? transposed_at : codes_at) + form.bytes);
+    }
+}
+
+void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, nd_fp8_bytes *bytes)
+{
+    const int64_t codes = p->dy_codes, transposed = p->dy_transposed;
+    raise(p->forms[ND_X_OF_Y], 0, 0, &bytes->x, &bytes->x_transposed);
+    raise(p->forms[ND_W_OF_Y], 0, 0, &bytes->w, &bytes->w_transposed);
+    if (!m->forward_only) {
+        raise(p->forms[ND_X_OF_DW], 0, 0, &bytes->x, &bytes->x_transposed);
+        raise(p->forms[ND_W_OF_DX], 0, 0, &bytes->w, &bytes->w_transposed);
+        raise(p->forms[ND_DY_OF_DX], codes, transposed, &bytes->dy, &bytes->dy_transposed);
+        raise(p->forms[ND_DY_OF_DW], codes, transposed, &bytes->dy, &bytes->dy_transposed);
+    }
+}
+
+/* Inputs. */
 
 static bool may_fuse(const nd_scales *s)
 {
     return nd_recipe_is_per_tensor(&s->recipe) && !s->counting;
 }
 
-/* What the op that makes an input can leave. */
-static nd_known known_after(nd_block_call c, nd_input input)
+nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)
 {
     const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     const nd_linear_group *g = nd_linear_group_of(c, input);
-    if (!may_fuse(s) || !g->fp8 || input == ND_INPUT_O) {
-        return ND_KNOWN_NOTHING;
-    }
-    if (c.pass == ND_PASS_BACKWARD || nd_recipe_is_delayed(&s->recipe)) {
-        return g->keeps ? ND_KNOWN_CODES : ND_KNOWN_NOTHING;
-    }
-    /* What is not kept as codes is measured after it was gathered. */
-    return g->keeps || m->dims.Tl == m->dims.T ? ND_KNOWN_AMAX : ND_KNOWN_NOTHING;
-}
-
-nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *out, nd_fuse *fuse)
-{
-    nd_model *m = c.model;
-    nd_operand x = nd_operand_of(c, input);
-    x.known = known_after(c, input);
+    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    const bool again = c.pass == ND_PASS_BACKWARD, delayed = nd_recipe_is_delayed(&s->recipe);
+    *x = (nd_operand){.stored = acts.rows,
+                      .codes = g->keeps ? acts.codes : (nd_tensor){0},
+                      .scale = acts.scale,
+                      .known = again ? ND_KNOWN_SCALE : ND_KNOWN_NOTHING};
     *fuse = (nd_fuse){0};
-    if (x.known == ND_KNOWN_AMAX) {
-        fuse->amax = x.scale.amax;
-        ND_TRY(nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax));
-    }
-    if (x.known == ND_KNOWN_CODES) {
-        bool record = c.pass == ND_PASS_TRAIN && nd_recipe_is_delayed(&m->scales.recipe);
-        *fuse = (nd_fuse){
-            .amax = record ? x.scale.amax : NULL, .codes = x.codes, .scale = x.scale.scale};
-        x.rows.data = NULL;
-    }
-    *out = x;
-    return ND_OK;
-}
-
-nd_status nd_operand_keep(nd_block_call c, nd_operand *x)
-{
-    nd_scales *s = &c.model->scales;
-    nd_cast how = {
-        .rule = &s->recipe.output.a,
-        .split = true,
-        .settled = c.pass == ND_PASS_BACKWARD,
-        .record = c.pass == ND_PASS_TRAIN,
-        .codes = x->codes.data,
-    };
-    if (!x->codes.data) {
+    if (!may_fuse(s) || !g->fp8 || input == ND_INPUT_O) {
         return ND_OK;
     }
-    s->casts.inputs++;
-    ND_TRY(nd_operand_cast(c.model, x, &how));
-    x->cast = (nd_matrix){0}; /* products read the codes of all tp ranks */
-    x->known = ND_KNOWN_CODES;
+    if ((again || delayed) && g->keeps) {
+        x->known = ND_KNOWN_CODES;
+        x->stored.data = NULL;
+        fuse->codes = x->codes;
+        fuse->scale = x->scale.scale;
+        fuse->amax = c.pass == ND_PASS_TRAIN ? x->scale.amax : NULL;
+    } else if (!again && !delayed && (g->keeps || m->dims.Tl == m->dims.T)) {
+        /* What is not kept as codes is measured after it was gathered. */
+        x->known = ND_KNOWN_AMAX;
+        fuse->amax = x->scale.amax;
+        return nd_zero(&m->rank->stream, fuse->amax, sizeof *fuse->amax);
+    }
     return ND_OK;
+}
+
+nd_operand nd_operand_kept(nd_block_call c, nd_input input)
+{
+    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    return (nd_operand){.stored = nd_linear_group_of(c, input)->keeps ? acts.codes : acts.rows,
+                        .scale = acts.scale,
+                        .known = ND_KNOWN_SCALE};
 }
 
 /* Gradients of the residual stream. */
@@ -250,18 +301,6 @@ nd_status nd_gradient_prepare(nd_block_call c, nd_input input, float **amax)
 
 /* Gradients of gate and up. */
 
-/* What SwiGLU's backward does with the gradient of linear i of gate and up. */
-static void fuse_gradient(const nd_model *m, nd_scale_ref scale, const nd_operand *dy, int i,
-                          nd_tensor *to, nd_fuse *fuse)
-{
-    fuse->amax = scale.amax + i;
-    if (dy->known == ND_KNOWN_CODES) {
-        to->data = NULL;
-        fuse->scale = scale.scale + i;
-        fuse->codes = nd_tensor_rows(dy->codes, i * m->dims.T, m->dims.T);
-    }
-}
-
 nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tensor to[2],
                                        nd_fuse fuse[2])
 {
@@ -269,26 +308,31 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
     const nd_scales *s = &m->scales;
     const nd_dims *d = &m->dims;
     const nd_linear_group *g = nd_linear_group_of(c, ND_INPUT_GATE_UP);
-    bool delayed = nd_recipe_is_delayed(&s->recipe);
-    *dy = (nd_operand){.rows = nd_set_block(c.set, c.layer)->gu};
+    const bool delayed = nd_recipe_is_delayed(&s->recipe);
+    *dy = (nd_operand){.stored = nd_set_block(c.set, c.layer)->gu};
     for (int i = 0; i < g->count; i++) {
-        to[i] = nd_tensor_columns(dy->rows, i * d->F, d->F);
+        to[i] = nd_tensor_columns(dy->stored, i * d->F, d->F);
         fuse[i] = (nd_fuse){0};
     }
     /* Gradients of biases and delayed ones of weights read rows. */
     if (!may_fuse(s) || !g->fp8 || m->delays || (delayed && g->bias)) {
         return ND_OK;
     }
-    nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
+    const nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
     if (delayed) {
         dy->codes =
             nd_tensor_2d(m->work.fp8.dy, s->recipe.input_gradient.a.format, g->count * d->T, d->F);
     }
-    for (int p = 0; p < g->alone_count; p++) {
-        const int i = g->alone[p].linear - g->first; /* FP8 linears are alone */
-        if (g->alone[p].fp8) {
-            fuse_gradient(m, scale, dy, i, &to[i], &fuse[i]);
+    for (int p = 0; p < g->dx_part_count; p++) {
+        const int i = g->dx_parts[p].linear - g->first; /* FP8 linears have parts of their own */
+        if (g->dx_parts[p].fp8) {
+            fuse[i].amax = scale.amax + i;
+        }
+        if (g->dx_parts[p].fp8 && delayed) {
+            to[i].data = NULL;
+            fuse[i].scale = scale.scale + i;
+            fuse[i].codes = nd_tensor_rows(dy->codes, i * d->T, d->T);
         }
     }
     return delayed ? ND_OK

@@ -60,6 +60,9 @@ typedef struct nd_recipe {
 /* The recipe of a configuration; name NULL unless train.precision is fp8. */
 nd_recipe nd_recipe_of(const nd_config *config);
 
+/* How the operand of a role is cast. */
+const nd_cast_rule *nd_recipe_rule(const nd_recipe *recipe, nd_role role);
+
 /*
  * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as
  * codes. Otherwise scales lie along rows or columns, inputs are kept in BF16 and cast again.
@@ -320,15 +323,8 @@ nd_status nd_scales_cast_weight(nd_scales *scales, const nd_param *param, int64_
 nd_status nd_scales_settle(nd_scales *scales, nd_scale_ref first, int64_t count, nd_dtype format,
                            bool split);
 
-/* The largest |x| of the tensor, or of each row or column, overwrites the amaxes. */
-nd_status nd_scales_measure(nd_scales *scales, nd_scale_ref at, nd_granularity granularity,
-                            nd_tensor x);
-
-/*
- * make_form, unless `out` leaves it to products (out.rows), and the health counts of the site when
- * they are on. amax: NULL, or where the largest |x| is merged into.
- */
-nd_status nd_scales_cast(nd_scales *scales, int64_t site, nd_matrix out, float *amax, nd_tensor x);
+/* The health counts of a site when they are on: x was cast, or products cast it, to this form. */
+nd_status nd_scales_count(nd_scales *scales, int64_t site, const nd_matrix *as, nd_tensor x);
 
 /*
  * End of a step, delayed only: this step's amaxes, reduced over all ranks by one all-reduce, enter

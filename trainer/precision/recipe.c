@@ -72,6 +72,17 @@ nd_recipe nd_recipe_of(const nd_config *config)
     return recipe;
 }
 
+const nd_cast_rule *nd_recipe_rule(const nd_recipe *r, nd_role role)
+{
+    const nd_cast_rule *const rules[ND_ROLE_COUNT] = {[ND_X_OF_Y] = &r->output.a,
+                                                      [ND_W_OF_Y] = &r->output.b,
+                                                      [ND_DY_OF_DX] = &r->input_gradient.a,
+                                                      [ND_W_OF_DX] = &r->input_gradient.b,
+                                                      [ND_DY_OF_DW] = &r->weight_gradient.a,
+                                                      [ND_X_OF_DW] = &r->weight_gradient.b};
+    return rules[role];
+}
+
 bool nd_recipe_is_per_tensor(const nd_recipe *recipe)
 {
     return recipe->name && recipe->output.a.granularity == ND_PER_TENSOR;

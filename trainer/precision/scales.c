@@ -437,21 +437,12 @@ nd_status nd_scales_settle(nd_scales *s, nd_scale_ref first, int64_t count, nd_d
     return ND_OK;
 }
 
-nd_status nd_scales_measure(nd_scales *s, nd_scale_ref at, nd_granularity granularity, nd_tensor x)
+nd_status nd_scales_count(nd_scales *s, int64_t site, const nd_matrix *as, nd_tensor x)
 {
-    ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x, .granularity = granularity);
-    return ND_OK;
-}
-
-nd_status nd_scales_cast(nd_scales *s, int64_t site, nd_matrix out, float *amax, nd_tensor x)
-{
-    if (!out.rows.data) {
-        ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .amax = amax, .x = x);
-    }
     if (s->counting) {
         s->report[site].elements += nd_tensor_count(x);
         ND_OP(s->rank, ND_TRACE_CAST, fp8_count, .counts = s->health.counts[site], .x = x,
-              .as = out);
+              .as = *as);
         ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = s->health.amax + site, .x = x,
               .granularity = ND_PER_TENSOR, .merge = true);
     }

@@ -275,7 +275,7 @@ static nd_status make_normed(nd_block_call c, nd_input input, nd_operand *x)
     nd_param_id norm = second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, input, x, &fuse));
-    ND_OP(m->rank, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = x->rows,
+    ND_OP(m->rank, ND_TRACE_ELEMENTWISE, rmsnorm_fwd, .y = x->stored,
           .rstd = second ? a->rstd2 : a->rstd1, .x = second ? a->x_mid : a->x_in,
           .weight = nd_fsdp_weight(&m->fsdp, norm, norm, c.layer), .eps = 0.0f, .fuse = fuse);
     return ND_OK;
@@ -289,10 +289,13 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
     int first;
     (void)nd_input_linears(input, &first);
     const nd_param *p = param_of(test, first);
-    *x = nd_operand_of(c, input);
+    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    *x = (nd_operand){.stored = acts.rows,
+                      .codes = nd_linear_group_of(c, input)->keeps ? acts.codes : (nd_tensor){0},
+                      .scale = acts.scale};
     for (int64_t i = 0; i < T; i++) {
         for (int64_t j = 0; j < p->local_cols; j++) {
-            put(x->rows, i, j, input_value(test->model->layout, input, i, p->col_begin + j));
+            put(x->stored, i, j, input_value(test->model->layout, input, i, p->col_begin + j));
         }
     }
     return ND_OK;
@@ -301,7 +304,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
 /* What forward did not keep is overwritten, as later blocks do. */
 static void forget_input(const linear_test *test, nd_block_call c, nd_input input)
 {
-    nd_operand x = nd_operand_of(c, input);
+    const nd_input_acts x = nd_set_input(c.set, c.layer, input);
     bool again = test->world->of->recompute != ND_RECOMPUTE_NONE && is_column(input);
     if (x.codes.data || again) {
         memset(x.rows.data, 0xff, nd_tensor_bytes(x.rows));
@@ -336,7 +339,7 @@ static nd_status check_input(linear_test *test, nd_input input)
     const nd_tensor to[] = {m->work.dh, m->work.dout, m->work.dh, m->work.dact};
     int first, count = nd_input_linears(input, &first);
     nd_block_call forward = {m, test->set, LAYER, ND_PASS_TRAIN}, backward = forward;
-    nd_operand x, dy = {.rows = gradients[input]};
+    nd_operand x, dy = {.stored = gradients[input]};
     backward.pass = ND_PASS_BACKWARD;
     ND_TRY(make_input(test, forward, input, &x));
     ND_TRY(nd_linear_forward(forward, input, &x, outputs[input]));
@@ -378,8 +381,8 @@ static nd_status check_kept(const linear_test *test)
             ND_CHECK(is_in_fp8(c, input, l) == test->world->linears[l].fp8, "%s is %sin FP8",
                      nd_linear_name(l), is_in_fp8(c, input, l) ? "" : "not ");
         }
-        ND_CHECK((nd_operand_of(c, input).codes.data != NULL) == keeps, "input %d %s codes",
-                 (int)input, keeps ? "keeps no" : "keeps");
+        ND_CHECK(nd_dtype_is_fp8(nd_operand_kept(c, input).stored.dtype) == keeps,
+                 "input %d %s codes", (int)input, keeps ? "keeps no" : "keeps");
     }
     return ND_OK;
 }
