@@ -117,6 +117,8 @@ def read_table(root):
     table = (root / "runtime/config/fields.def").read_text()
     axes = [Field("mesh", name, "INT", string(initial), least, "16777216", [], "", string(flags).split(), string(text))
             for _, name, _, initial, least, flags, text in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS")]
+    recipes = "|".join(string(c[1]) for c in calls((root / "runtime/config/fp8_recipes.def").read_text(), "ND_FP8_RECIPE"))
+    table = table.replace("ND_FP8_RECIPES", f'"{recipes}"')
     fields = []
     for section, key, kind, _, initial, least, most, choices, _, unit, flags, text in calls(table, "ND_FIELD"):
         if section != "mesh": # those of the mesh are made from the axes

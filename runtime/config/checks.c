@@ -217,13 +217,13 @@ static nd_status check_training(const nd_config *c)
                        "a factor above 1, such as 3, or 0 for none",
                        c->train.spike_factor);
     }
-    if (c->fp8.all_gather && c->fp8.recipe != ND_FP8_TENSORWISE &&
-        c->fp8.recipe != ND_FP8_DELAYED) { /* in every precision: the next run may use FP8 */
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "fp8.all_gather needs one scale for a whole weight, as the recipes tensorwise "
-            "and delayed have; set fp8.all_gather: false (--fp8-all-gather false) for fp8.recipe "
-            "rowwise and rowwise_with_gw_hp");
+    /* In every precision: the next run may use FP8. */
+    if (c->fp8.all_gather && !nd_fp8_recipe_is_per_tensor(c->fp8.recipe)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "fp8.all_gather is true, but fp8.recipe %s has no one scale for a whole "
+                       "weight; set fp8.all_gather: false (--fp8-all-gather false), or fp8.recipe: "
+                       "tensorwise or delayed",
+                       nd_fp8_recipe_name(c->fp8.recipe));
     }
     return ND_OK;
 }

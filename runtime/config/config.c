@@ -124,3 +124,24 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     note_sequence(&reader);
     return drop_unnamed_validation(&reader);
 }
+
+const char *nd_fp8_recipe_name(nd_fp8_recipe recipe)
+{
+    static const char *const names[ND_FP8_RECIPE_COUNT] = {
+#define ND_FP8_RECIPE(id, name, ...) name,
+#include "runtime/config/fp8_recipes.def"
+    };
+    return names[recipe];
+}
+
+bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe)
+{
+    enum { TENSOR, ROW, COLUMN };
+#define CURRENT(format, along) along
+#define DELAYED(format)        TENSOR
+    static const int x_of_y[ND_FP8_RECIPE_COUNT] = {
+#define ND_FP8_RECIPE(id, name, x, ...) x,
+#include "runtime/config/fp8_recipes.def"
+    };
+    return x_of_y[recipe] == TENSOR;
+}

@@ -64,11 +64,14 @@ typedef enum nd_recompute {
 } nd_recompute;
 typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING, ND_CP_ULYSSES } nd_cp_comm;
 typedef enum nd_fp8_recipe {
-    ND_FP8_TENSORWISE = 0,
-    ND_FP8_ROWWISE,
-    ND_FP8_ROWWISE_GW_HP,
-    ND_FP8_DELAYED
+#define ND_FP8_RECIPE(id, ...) ND_FP8_##id,
+#include "runtime/config/fp8_recipes.def"
+    ND_FP8_RECIPE_COUNT
 } nd_fp8_recipe;
+/* Its name among the choices of fp8.recipe. */
+const char *nd_fp8_recipe_name(nd_fp8_recipe recipe);
+/* Whether each operand has one scale; otherwise scales lie along rows or columns. */
+bool nd_fp8_recipe_is_per_tensor(nd_fp8_recipe recipe);
 typedef enum nd_fp8_format { ND_FP8_HYBRID = 0, ND_FP8_E4M3 } nd_fp8_format;
 typedef enum nd_fp8_amax { ND_FP8_AMAX_MOST_RECENT = 0, ND_FP8_AMAX_MAX } nd_fp8_amax;
 typedef enum nd_nonfinite {

@@ -11,6 +11,13 @@
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
+/* The choices of fp8.recipe; each name is behind a bar. */
+static const char fp8_recipes[] =
+#define ND_FP8_RECIPE(id, name, ...) "|" name
+#include "runtime/config/fp8_recipes.def"
+    ;
+#define ND_FP8_RECIPES (fp8_recipes + 1)
+
 #define ND_FIELD(section, key, type, member, initial, min, max, choices, scope, unit, flags, help) \
     {#section,                                                                                     \
      #key,                                                                                         \

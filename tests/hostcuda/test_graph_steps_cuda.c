@@ -315,7 +315,7 @@ Test(graph_steps, graphs_are_as_planned_in_every_precision, .timeout = 600)
     mesh_case mesh = one;
     job.steps = 2;
     job.history_length = 4;
-    for (int recipe = -1; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+    for (int recipe = -1; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         job.precision = recipe < 0 ? ND_PRECISION_BF16 : ND_PRECISION_FP8;
         job.recipe = recipe < 0 ? 0 : (nd_fp8_recipe)recipe;
         for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {

@@ -129,7 +129,7 @@ Test(fp8_health, health_is_of_all_ranks_and_micro_batches, .timeout = 120)
                                        {"one micro-batch", 1, 1, 1, 1, 4},
                                        {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
                                        {"fsdp 2 x tp 2", 1, 2, 1, 2, 1}};
-    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+    for (int recipe = ND_FP8_TENSORWISE; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         nd_health_entry seen[4] = {{0}};
         for (int i = 0; i < 4; i++) {
             mesh_job job = fp8_job(&dir, (nd_fp8_recipe)recipe, false);
@@ -215,7 +215,7 @@ Test(fp8_health, stops_at_the_first_tensor, .timeout = 120)
 Test(fp8_health, skips_alike_and_goes_on, .timeout = 120)
 {
     static const mesh_case mesh = {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1};
-    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+    for (int recipe = ND_FP8_TENSORWISE; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         poison p = {ND_PARAM_K, 1, NAN, 1, 0};
         mesh_job job = fp8_job(&dir, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
         mesh_result result;

@@ -130,7 +130,7 @@ Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
     static const mesh_case base[] = {{"one", 1, 1, 1, 1, 1},
                                      {"fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1}};
     tempdir_make(&dir);
-    for (int recipe = ND_FP8_TENSORWISE; recipe <= (int)ND_FP8_DELAYED; recipe++) {
+    for (int recipe = ND_FP8_TENSORWISE; recipe < (int)ND_FP8_RECIPE_COUNT; recipe++) {
         mesh_job job =
             fp8_mesh_job(&dir, STEPS, false, (nd_fp8_recipe)recipe, recipe == ND_FP8_TENSORWISE);
         job.steps = 3;

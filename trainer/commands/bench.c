@@ -14,15 +14,7 @@
 #include "trainer/step/step.h"
 #include "trainer/tune/timing.h"
 
-enum { SIZES_MAX = 256, RECIPES = 4, ROUNDS = 3 };
-
-static const struct {
-    nd_fp8_recipe recipe;
-    const char *name;
-} recipes[RECIPES] = {{ND_FP8_TENSORWISE, "tensorwise"},
-                      {ND_FP8_ROWWISE, "rowwise"},
-                      {ND_FP8_ROWWISE_GW_HP, "rowwise_with_gw_hp"},
-                      {ND_FP8_DELAYED, "delayed"}};
+enum { SIZES_MAX = 256, RECIPES = ND_FP8_RECIPE_COUNT, ROUNDS = 3 };
 
 typedef struct bench_call {
     bool products, layer, jsonl;
@@ -140,7 +132,7 @@ static nd_status print_product(const bench_call *o, nd_linear_extents e, const n
         nd_json_set(&row, "bf16_seconds", json_real(t->bf16));
         for (int i = 0; i < RECIPES; i++) {
             char key[64];
-            snprintf(key, sizeof key, "%s_seconds", recipes[i].name);
+            snprintf(key, sizeof key, "%s_seconds", nd_fp8_recipe_name((nd_fp8_recipe)i));
             nd_json_set(&row, key, json_real(t->fp8[i]));
         }
         return nd_eval_print(row);
@@ -176,7 +168,8 @@ static void print_products_head(const nd_rank *r, const nd_mesh *mesh)
            "K", "N", "bf16", "GFLOP/s");
     for (int i = 0; i < RECIPES; i++) {
         printf(" %11.11s %6s",
-               recipes[i].recipe == ND_FP8_ROWWISE_GW_HP ? "rowwise_gw" : recipes[i].name, "x");
+               i == ND_FP8_ROWWISE_GW_HP ? "rowwise_gw" : nd_fp8_recipe_name((nd_fp8_recipe)i),
+               "x");
     }
     printf("\n");
 }
@@ -210,7 +203,7 @@ static nd_status products(nd_worker *worker, const bench_call *o, const nd_mesh 
 {
     nd_fp8_recipe list[RECIPES];
     for (int i = 0; i < RECIPES; i++) {
-        list[i] = recipes[i].recipe;
+        list[i] = (nd_fp8_recipe)i;
     }
     const nd_linear_timing timing = {.rank = &worker->rank,
                                      .recipes = list,
@@ -275,7 +268,7 @@ static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
     nd_config config = *from;
     config.train.precision = ND_PRECISION_FP8;
     config.fp8.recipe = recipe;
-    config.fp8.all_gather &= recipe == ND_FP8_TENSORWISE || recipe == ND_FP8_DELAYED;
+    config.fp8.all_gather &= nd_fp8_recipe_is_per_tensor(recipe);
     config.fp8.health_interval = 0;
     if (strcmp(config.fp8.filter, "accelerate") == 0) {
         config.fp8.filter = everything;
@@ -287,7 +280,7 @@ static nd_config config_with(const nd_config *from, nd_fp8_recipe recipe)
 static nd_status check_recipes(const nd_config *config, const nd_shape *shape)
 {
     for (int i = 0; i < RECIPES && config->train.precision != ND_PRECISION_FP32; i++) {
-        const nd_config with = config_with(config, recipes[i].recipe);
+        const nd_config with = config_with(config, (nd_fp8_recipe)i);
         ND_TRY(nd_trainer_check_precision(&with, shape));
     }
     return ND_OK;
@@ -322,8 +315,8 @@ static nd_status layer(nd_worker *worker, const nd_config *from, const bench_cal
     ND_TRY(speaks ? print_layer(o, f32 ? "fp32" : "bf16", &times, bf16, tokens) : ND_OK);
     for (int i = 0; i < RECIPES && !f32; i++) {
         char name[64];
-        snprintf(name, sizeof name, "fp8 %s", recipes[i].name);
-        config = config_with(from, recipes[i].recipe);
+        snprintf(name, sizeof name, "fp8 %s", nd_fp8_recipe_name((nd_fp8_recipe)i));
+        config = config_with(from, (nd_fp8_recipe)i);
         ND_TRY(time_layer(worker, &config, o->repeats, &times));
         ND_TRY(speaks ? print_layer(o, name, &times, bf16, tokens) : ND_OK);
     }

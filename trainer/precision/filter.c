@@ -20,7 +20,7 @@ static bool is_small(const nd_shape *shape, int linear, nd_fp8_recipe recipe)
 {
     int64_t n, k;
     nd_linear_sizes(shape, linear, 1, &n, &k);
-    if (recipe == ND_FP8_TENSORWISE || recipe == ND_FP8_DELAYED) {
+    if (nd_fp8_recipe_is_per_tensor(recipe)) {
         return k <= 4096 && n <= 1024;
     }
     return n <= 2048 || k <= 1024 || (n <= 4096 && k <= 2048);

@@ -22,11 +22,8 @@
  * recipe
  *
  * For each of a linear's three products it says how each operand is cast. A granularity is that of
- * the operand as it is stored: x (tokens, in), w (out, in), dy (tokens, out).
- *
- *   tensorwise, rowwise, rowwise_with_gw_hp   torchao 0.18, float8/config.py
- *   delayed                                   Transformer Engine, common/recipe/__init__.py
- *                                             (DelayedScaling)
+ * the operand as it is stored: x (tokens, in), w (out, in), dy (tokens, out). The recipes are the
+ * rows of runtime/config/fp8_recipes.def, which names their sources.
  */
 typedef enum nd_scaling {
     ND_SCALING_NONE = 0, /* not cast: the product runs in BF16 */

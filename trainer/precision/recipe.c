@@ -15,40 +15,15 @@
     {                                                                                              \
         .scaling = ND_SCALING_NONE                                                                 \
     }
-
-/* A scale must be constant along the summed axis: rows of the operand that keeps its rows in the
- * result, else columns. */
-static const nd_recipe recipes[] = {
-    [ND_FP8_TENSORWISE] =
-        {
-            .name = "tensorwise",
-            .output = {CURRENT(E4M3, TENSOR), CURRENT(E4M3, TENSOR), true},
-            .input_gradient = {CURRENT(E5M2, TENSOR), CURRENT(E4M3, TENSOR), false},
-            .weight_gradient = {CURRENT(E5M2, TENSOR), CURRENT(E4M3, TENSOR), false},
-        },
-    [ND_FP8_ROWWISE] =
-        {
-            .name = "rowwise",
-            .output = {CURRENT(E4M3, ROW), CURRENT(E4M3, ROW), true},
-            .input_gradient = {CURRENT(E4M3, ROW), CURRENT(E4M3, COLUMN), false},
-            .weight_gradient = {CURRENT(E4M3, COLUMN), CURRENT(E4M3, COLUMN), false},
-            .power_of_two = true,
-        },
-    [ND_FP8_ROWWISE_GW_HP] =
-        {
-            .name = "rowwise_with_gw_hp",
-            .output = {CURRENT(E4M3, ROW), CURRENT(E4M3, ROW), true},
-            .input_gradient = {CURRENT(E4M3, ROW), CURRENT(E4M3, TENSOR), false},
-            .weight_gradient = {IN_BF16, IN_BF16, false},
-            .power_of_two = true,
-        },
-    [ND_FP8_DELAYED] =
-        {
-            .name = "delayed",
-            .output = {DELAYED(E4M3), DELAYED(E4M3), true},
-            .input_gradient = {DELAYED(E5M2), DELAYED(E4M3), false},
-            .weight_gradient = {DELAYED(E5M2), DELAYED(E4M3), false},
-        },
+/* Only y is summed with fewer bits. */
+#define ND_FP8_RECIPE(id, name_, x_y, w_y, dy_dx, w_dx, dy_dw, x_dw, by_two)                       \
+    [ND_FP8_##id] = {.name = name_,                                                                \
+                     .output = {x_y, w_y, true},                                                   \
+                     .input_gradient = {dy_dx, w_dx, false},                                       \
+                     .weight_gradient = {dy_dw, x_dw, false},                                      \
+                     .power_of_two = by_two},
+static const nd_recipe recipes[ND_FP8_RECIPE_COUNT] = {
+#include "runtime/config/fp8_recipes.def"
 };
 
 nd_recipe nd_recipe_of(const nd_config *config)
@@ -56,9 +31,8 @@ nd_recipe nd_recipe_of(const nd_config *config)
     if (config->train.precision != ND_PRECISION_FP8) {
         return (nd_recipe){0};
     }
-    ND_ASSERT((size_t)config->fp8.recipe < sizeof recipes / sizeof *recipes);
+    ND_ASSERT(config->fp8.recipe < ND_FP8_RECIPE_COUNT);
     nd_recipe recipe = recipes[config->fp8.recipe];
-    ND_ASSERT(recipe.name); /* every recipe of config.h has a row */
     if (config->fp8.recipe == ND_FP8_DELAYED) {
         if (config->fp8.format == ND_FP8_E4M3) {
             recipe.input_gradient.a.format = ND_DTYPE_F8_E4M3;

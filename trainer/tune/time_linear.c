@@ -25,14 +25,14 @@ static nd_shape shape_of(nd_linear_extents e)
 typedef struct timing {
     nd_config config;
     nd_rank rank; /* alone in the world, with this configuration */
-    nd_calls bf16, fp8[ND_TIMING_RECIPES_MAX], all;
+    nd_calls bf16, fp8[ND_FP8_RECIPE_COUNT], all;
 } timing;
 
 static void fini(timing *t)
 {
     nd_calls_free(&t->bf16);
     nd_calls_free(&t->all);
-    for (int i = 0; i < ND_TIMING_RECIPES_MAX; i++) {
+    for (int i = 0; i < ND_FP8_RECIPE_COUNT; i++) {
         nd_calls_free(&t->fp8[i]);
     }
 }
@@ -113,7 +113,7 @@ nd_status nd_time_linear(const nd_linear_timing *ask, nd_linear_extents e, nd_li
     const int count = ask->recipe_count;
     timing t;
     nd_status status = ND_OK;
-    ND_ASSERT(count > 0 && count <= ND_TIMING_RECIPES_MAX && ask->rounds > 0);
+    ND_ASSERT(count > 0 && count <= ND_FP8_RECIPE_COUNT && ask->rounds > 0);
     if (e.m % 16 != 0 || e.k % 16 != 0 || e.n % 16 != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "a linear of %lld x %lld x %lld cannot run in FP8, which needs multiples of "

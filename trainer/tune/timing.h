@@ -19,19 +19,17 @@ static inline double nd_linear_flops(nd_linear_extents extents)
     return 6.0 * (double)extents.m * (double)extents.k * (double)extents.n;
 }
 
-enum { ND_TIMING_RECIPES_MAX = 4 };
-
 typedef struct nd_linear_times {
-    double bf16;                       /* seconds: forward and backward */
-    double fp8[ND_TIMING_RECIPES_MAX]; /* by the recipes that were asked for */
-    bool stopped;                      /* it was asked to stop: no times */
+    double bf16;                     /* seconds: forward and backward */
+    double fp8[ND_FP8_RECIPE_COUNT]; /* by the recipes that were asked for */
+    bool stopped;                    /* it was asked to stop: no times */
 } nd_linear_times;
 
 /* How a linear is timed. */
 typedef struct nd_linear_timing {
     nd_rank *rank;
     const nd_fp8_recipe *recipes;
-    int recipe_count; /* 1 to ND_TIMING_RECIPES_MAX */
+    int recipe_count; /* 1 to ND_FP8_RECIPE_COUNT */
     int rounds;
     bool (*stop)(void); /* asked before each call is timed */
     /* Whether the rank may take so many bytes; asked once, before they are allocated. */
