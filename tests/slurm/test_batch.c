@@ -329,13 +329,19 @@ Test(batch, a_warned_job_saves_requeues_itself_and_goes_on)
     cr_assert_str_eq(resumed, whole);
 }
 
-/* A job whose launcher of node 0 was lost has nobody to restart it but Slurm. */
+/* A job whose launcher of node 0 was lost has nobody to restart it but Slurm, and one that a
+ * library has ended is worth another start. The number may stand in the configuration. */
 Test(batch, a_job_with_restarts_is_requeued_as_often_after_a_lost_node)
 {
     launched l;
-    const char *const further[] = {"--max-restarts", "1", "--resume-from-checkpoint", "auto", NULL};
+    static const char yaml[] = "launch:\n  max_restarts: 1  # after a lost node\n";
+    char file[1024];
+    tempdir_write(&dir, "restarts.yaml", yaml, sizeof yaml - 1);
+    snprintf(file, sizeof file, "%s/restarts.yaml", dir.path);
+    const char *const further[] = {"--config-file", file, "--resume-from-checkpoint", "auto", NULL};
     replace_ndlaunch("[ \"$1\" = --make-key ] && exec $real \"$@\"\n"
-                     "echo start ${SLURM_RESTART_COUNT:-0}\nexit 74");
+                     "echo start ${SLURM_RESTART_COUNT:-0}\n"
+                     "exit $((${SLURM_RESTART_COUNT:-0} ? 74 : 134))");
     int job = slurm_submit(&l, &dir, "lost", NULL, "tp_hsdp.sbatch", further);
     slurm_until_requeued(&l, job, SLURM_SECONDS);
     cr_assert_eq(launched_shell("sleep 3; scontrol update jobid=%d StartTime=now", job), 0);
