@@ -323,9 +323,8 @@ static nd_status check_parts(const char *state, const nd_manifest *manifest)
     }
     nd_fs_names_fini(&names);
     if (status == ND_OK && found != wanted) {
-        status =
-            nd_fail(ND_ERR_CANTCREATE, "\"%s\" has %llu bytes of tensors; the ranks wrote %llu",
-                    state, (unsigned long long)found, (unsigned long long)wanted);
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes of tensors; the ranks wrote %llu",
+                         state, (unsigned long long)found, (unsigned long long)wanted);
     }
     return status;
 }

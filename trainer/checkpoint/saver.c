@@ -578,6 +578,7 @@ static void fill_report(nd_saver *s, bool good, nd_save_report *report)
     }
     if (!good && s->error.status != ND_OK && !s->cancelled) {
         snprintf(report->why, sizeof report->why, "%.500s", s->error.message);
+        report->is_wrong = s->error.status == ND_ERR_DATA;
     }
 }
 

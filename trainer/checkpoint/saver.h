@@ -70,6 +70,7 @@ typedef struct nd_save_report {
     uint64_t bytes;         /* of the whole checkpoint; rank 0 */
     int deleted;            /* older checkpoints; rank 0 */
     char why[512];          /* not good: the reason, on the rank that has it; else "" */
+    bool is_wrong;          /* and it is the state, or what was written of it, that is not right */
 } nd_save_report;
 
 /*

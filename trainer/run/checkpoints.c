@@ -114,6 +114,10 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
     return ND_OK;
 }
 
+/* What is wrong with the state does not pass, as a full disk may: the run ends while its newest
+ * checkpoint is not much older. */
+enum { WRONG_MAX = 3 };
+
 static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *report)
 {
     bool stops = c->context->worker->rank.config->checkpoint.on_error == ND_ON_ERROR_STOP;
@@ -127,6 +131,13 @@ static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *rep
                                 .step = report->step,
                                 .reason = report->why[0] ? report->why : "another rank's failure"};
     ND_TRY(nd_sinks_event(&c->files->sinks, &event));
+    /* The rank that has the reason ends the job, also with checkpoint.on_error continue. */
+    c->wrong = report->is_wrong ? c->wrong + 1 : 0;
+    if (c->wrong == WRONG_MAX) {
+        return nd_fail(ND_ERR_IO,
+                       "the checkpoint of step %lld, the third in a row, is not saved: %s",
+                       (long long)report->step, report->why);
+    }
     if (!stops) {
         return ND_OK;
     }
@@ -138,7 +149,7 @@ static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *rep
                                    (long long)report->step);
 }
 
-static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report)
+nd_status nd_run_checkpoints_report(nd_run_checkpoints *c, const nd_save_report *report)
 {
     char path[ND_RESUME_PATH_MAX];
     if (!report->ended) {
@@ -148,6 +159,7 @@ static nd_status take_report(nd_run_checkpoints *c, const nd_save_report *report
     if (!report->good) {
         return report_failure(c, report);
     }
+    c->wrong = 0;
     c->good_step = report->step;
     nd_run_best_saved(&c->best, report->step);
     keep_best(c);
@@ -170,7 +182,7 @@ static nd_status wait_for_save(nd_run_checkpoints *c)
 {
     nd_save_report report;
     ND_TRY(nd_saver_finish(c->saver, &report));
-    return take_report(c, &report);
+    return nd_run_checkpoints_report(c, &report);
 }
 
 static nd_status begin(nd_run_checkpoints *c, const char *reason)
@@ -190,7 +202,7 @@ nd_status nd_run_checkpoints_advance(nd_run_checkpoints *c, int64_t flag)
         return ND_OK;
     }
     ND_TRY(nd_saver_advance(c->saver, flag, &report));
-    return take_report(c, &report);
+    return nd_run_checkpoints_report(c, &report);
 }
 
 nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *result)

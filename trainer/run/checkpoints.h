@@ -24,6 +24,7 @@ typedef struct nd_run_checkpoints {
     char good[ND_RESUME_PATH_MAX];      /* the newest good checkpoint, absolute; "": none */
     int rewinds;                        /* of this start */
     bool failed;                        /* the newest save failed */
+    int wrong;                          /* saves in a row that were wrong, on this rank */
     nd_run_best best;                   /* alike on all ranks */
     bool over;                          /* early stopping: the step done is the last one */
     int64_t model_step;                 /* behind nd_run_checkpoints_finish: of the weights held */

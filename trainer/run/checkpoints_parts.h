@@ -12,6 +12,10 @@
  * alike on all ranks. */
 nd_status nd_run_tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes);
 
+/* A save has ended, if it has: it is logged and recorded. ND_ERR_CANTCREATE: it failed, and
+ * checkpoint.on_error is stop; ND_ERR_IO: its state was wrong, for the third time in a row. */
+nd_status nd_run_checkpoints_report(nd_run_checkpoints *c, const nd_save_report *report);
+
 /*
  * With the run folder open on rank 0: its path and the name of this start, and, when the run saves
  * checkpoints, each rank's look at the folder. Rank 0 writes a mark of this start into RUN/.lock. A

@@ -379,7 +379,7 @@ Test(folder, what_some_rank_wrote_elsewhere_is_no_checkpoint)
     tempdir_write(&dir, ".tmp-checkpoint-4-test/state/shard-00001.safetensors", "1234", 4);
     m.writers[0].bytes = 4;
     m.writers[1].bytes = 1;
-    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_CANTCREATE);
+    cr_assert_eq(nd_checkpoint_commit(dir.path, temporary, &m, none), ND_ERR_DATA);
     cr_assert_not_null(strstr(nd_error_last()->message, "4 bytes of tensors; the ranks wrote 5"),
                        "%s", nd_error_last()->message);
     cr_assert_str_eq(listed(), "");

@@ -8,6 +8,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/run/checkpoints_parts.h"
 #include "trainer/run/resume.h"
 
 static tempdir dir;
@@ -221,6 +222,27 @@ Test(resume, allows_only_keys_that_are_compared)
                  "(did you mean samples_per_step?)");
     config.checkpoint.allow = (char *)"data.path,optimizer.name,samples_per_step";
     assert_ok(nd_resume_preflight(&config, &inputs));
+}
+
+/* A full disk may get room again; a state that differs between replicas stays so. */
+Test(resume, a_save_that_is_wrong_three_times_ends_the_run)
+{
+    nd_config config = {.train.steps = 100};
+    nd_worker worker = {.rank.config = &config};
+    nd_trainer trainer = {.position.step = 9};
+    nd_run_files files = {0};
+    const nd_run_context context = {.worker = &worker};
+    nd_run_checkpoints c = {.context = &context, .trainer = &trainer, .files = &files};
+    const nd_save_report wrong = {.ended = true, .step = 9, .is_wrong = true, .why = "they differ"};
+    const nd_save_report full = {.ended = true, .step = 9, .why = "the disk is full"};
+    const nd_save_report good = {.ended = true, .step = 9, .good = true};
+    const nd_save_report *order[] = {&wrong, &wrong, &full, &full,  &full,
+                                     &wrong, &wrong, &good, &wrong, &wrong};
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        assert_ok(nd_run_checkpoints_report(&c, order[i]));
+    }
+    assert_fails(nd_run_checkpoints_report(&c, &wrong), ND_ERR_IO,
+                 "the checkpoint of step 9, the third in a row, is not saved: they differ");
 }
 
 /* nd_resume_check of a run with this tokenizer.json, NULL: with the bytes of the text. */
