@@ -24,10 +24,10 @@ def check(holds, words):
         sys.exit(f"check_best: {words}")
 
 
-def run(ndlaunch, folder, name, *flags):
+def run(ndlaunch, folder, name, *flags, code=0):
     done = subprocess.run([ndlaunch, *FLAGS, "--save-dir", name, *flags], cwd=folder, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
-    check(done.returncode == 0, f"{name} ended with {done.returncode}:\n{done.stdout}")
+    check(done.returncode == code, f"{name} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout, [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -48,6 +48,8 @@ def check_patience(ndlaunch, folder):
     check("the run has ended early, after step 8" in said and max(row["step"] for row in rows) == 8, f"it went on:\n{said}")
     check("nothing is left to do after step 8" in said, f"this is not said:\n{said}")
     check((folder / "patient" / "model" / "model.safetensors").stat().st_mtime_ns == before, "the model was saved again")
+    said, rows = run(ndlaunch, folder, "patient", *flags, "--early-stopping-patience", "3", "--seed", "9", "--schedule", "cosine", code=2)
+    check("give --resume-allow data.shuffle_seed,model.seed,optimizer.schedule" in said, f"what differs is not said:\n{said}")
     said, rows = run(ndlaunch, folder, "patient", *flags, "--early-stopping-patience", "4")
     check(max(row["step"] for row in rows) == 10, f"it did not go on with more patience:\n{said}")
 
@@ -55,7 +57,7 @@ def check_patience(ndlaunch, folder):
 def check_best(ndlaunch, folder):
     said, rows = run(ndlaunch, folder, "run", "--lr", "3e-3", "--num-steps", "4", "--checkpoint-export-model")
     said, rows = run(ndlaunch, folder, "run", "--lr", "2", "--num-steps", "10", "--resume-from-checkpoint", "latest",
-                     "--checkpoint-export-model", "--save-total-limit", "2")
+                     "--checkpoint-export-model", "--save-total-limit", "2", "--resume-allow", "optimizer.lr")
     losses = {row["step"]: row["validation_loss"] for row in rows if "validation_loss" in row}
     check(min(losses, key=losses.get) == 4 and losses[10] > losses[4], f"the second start was to ruin the model: {losses}")
     check("the model is that of step 4" in said, f"the best model is not named:\n{said}")

@@ -319,7 +319,8 @@ Test(checkpoints, going_back_ends_where_it_does_not_help)
     shell(&dir, TWO "--num-steps 3 --save-dir out --checkpoint-frequency 3");
     code = shell_run(&dir, TWO "--num-steps 40 --lr-scheduler constant --lr 1e6 --weight-decay 1e6 "
                                "--save-dir out --checkpoint-frequency 30 --nonfinite rewind "
-                               "--resume-from-checkpoint latest");
+                               "--resume-from-checkpoint latest --resume-allow "
+                               "optimizer.lr,optimizer.schedule,optimizer.weight_decay");
     cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
     cr_assert_not_null(strstr(shell_output, "gone back ten times already"), "%s", shell_output);
 }
@@ -392,6 +393,15 @@ Test(checkpoints, must_fit_the_run)
             "--gradient-accumulation-steps 2");
     refused(2, TWO RESUMED "--sequence-length 32", "train.sequence_length 64, and this run has 32");
     refused(2, TWO RESUMED "--optimizer sgd", "optimizer.name adamw, and this run has sgd");
+    refused(2, TWO RESUMED "--learning-rate 7e-3",
+            "optimizer.lr 0.0003, and this run has 0.007; use the same value, or allow the change "
+            "with --resume-allow optimizer.lr");
+    refused(2, TWO RESUMED "--lr-scheduler linear --precision fp8 --seed 9",
+            "give --resume-allow data.shuffle_seed,model.seed,train.precision,optimizer.schedule");
+    shell_says(TWO "--num-steps 6 --save-dir colder --resume-from-checkpoint out "
+                   "--learning-rate 7e-3 --resume-allow optimizer.lr",
+               "resume: optimizer.lr was 0.0003 and is 0.007");
+    refused(2, TWO RESUMED "--resume-allow train.steps", "train.steps, which allows nothing");
     refused(2, TWO RESUMED "--set data.shuffle_seed=7", "data.shuffle_seed 42, and this run has 7");
     refused(2, TWO RESUMED "--num-steps 3", "already at step 4, and train.steps is 3");
     refused(65, TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 3",
@@ -563,8 +573,8 @@ Test(checkpoints, two_runs_do_not_share_a_folder)
         snprintf(command, sizeof command,
                  "rm -rf out; " TWO "--num-steps 100000 --lr-scheduler constant --save-dir out %s "
                  "> log 2>&1 & pid=$!; " AWAIT("%s") TWO
-                 "--num-steps 100000 --save-dir out --resume-from-checkpoint auto; "
-                 "code=$?; kill $pid; wait $pid; exit $code",
+                 "--num-steps 100000 --lr-scheduler constant --save-dir out "
+                 "--resume-from-checkpoint auto; code=$?; kill $pid; wait $pid; exit $code",
                  firsts[i][0], firsts[i][1]);
         int code = shell_run(&dir, command);
         cr_assert_eq(code, 73, "%s: %d:\n%s", firsts[i][0], code, shell_output);

@@ -26,6 +26,21 @@ static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train
 /* Other words of checkpoint.allow than `keys`. Three keys make the samples of a step. */
 static const char *const other_allowed[] = {"data.path", "samples_per_step"};
 
+/* Whether a setting changes what is learned by the steps that are left. One that follows from
+ * another, or has no effect, is none. model.seed has none either, but means another run. */
+static bool teaches(const nd_config *config, const char *key)
+{
+    if (strncmp(key, "fp8.", 4) == 0) {
+        return config->train.precision == ND_PRECISION_FP8 &&
+               strcmp(key, "fp8.health_interval") != 0;
+    }
+    if (strcmp(key, "optimizer.warmup_steps") == 0) {
+        return config->optimizer.warmup_ratio == 0;
+    }
+    return strncmp(key, "optimizer.", 10) == 0 || strcmp(key, "model.seed") == 0 ||
+           strcmp(key, "train.precision") == 0;
+}
+
 static bool offer_allowed(nd_suggest *search, const char *key, const char *const *list, size_t n)
 {
     bool known = false;
@@ -34,6 +49,21 @@ static bool offer_allowed(nd_suggest *search, const char *key, const char *const
         known = known || strcmp(key, list[i]) == 0;
     }
     return known;
+}
+
+typedef struct allowed_setting {
+    nd_suggest *search;
+    const nd_config *config;
+    const char *key;
+    bool known;
+} allowed_setting;
+
+static void offer_setting(void *context, const char *key, const char *value, bool job)
+{
+    allowed_setting *a = context;
+    if (teaches(a->config, key) || strncmp(key, "fp8.", 4) == 0) {
+        a->known |= offer_allowed(a->search, a->key, &key, 1);
+    }
 }
 
 /* A key in checkpoint.allow that is never compared would allow nothing. */
@@ -47,12 +77,15 @@ static nd_status check_allowed(const nd_config *config)
         nd_suggest_init(&search, key);
         bool other = offer_allowed(&search, key, other_allowed,
                                    sizeof other_allowed / sizeof *other_allowed);
-        if (!offer_allowed(&search, key, keys, sizeof keys / sizeof *keys) && !other) {
+        other = offer_allowed(&search, key, keys, sizeof keys / sizeof *keys) || other;
+        allowed_setting setting = {&search, config, key, other};
+        ND_TRY(nd_config_each(config, offer_setting, &setting));
+        if (!setting.known) {
             return nd_fail(
                 ND_ERR_CONFIG,
                 "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
                 "it can name data.path, data.tokenizer, data.shuffle_seed, samples_per_step, "
-                "train.sequence_length and optimizer.name",
+                "train.sequence_length, train.precision, model.seed, and keys of optimizer and fp8",
                 key, search.best ? " (did you mean " : "", search.best ? search.best : "",
                 search.best ? "?)" : "");
         }
@@ -234,6 +267,7 @@ static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const
 }
 
 typedef struct difference {
+    const nd_config *config;
     const nd_manifest *manifest;
     char key[64], stored[64], value[64]; /* of the first that differs; key "": none */
 } difference;
@@ -242,9 +276,7 @@ static void find_difference(void *context, const char *key, const char *value, b
 {
     difference *d = context;
     const char *stored = nd_manifest_pairs_find(&d->manifest->config, key);
-    const bool teaches = strncmp(key, "optimizer.", 10) == 0 || strncmp(key, "fp8.", 4) == 0 ||
-                         strcmp(key, "model.seed") == 0 || strcmp(key, "train.precision") == 0;
-    if (job && teaches && stored && !d->key[0] && strcmp(stored, value) != 0) {
+    if (teaches(d->config, key) && stored && !d->key[0] && strcmp(stored, value) != 0) {
         snprintf(d->key, sizeof d->key, "%s", key);
         snprintf(d->stored, sizeof d->stored, "%s", stored);
         snprintf(d->value, sizeof d->value, "%s", value);
@@ -256,7 +288,7 @@ static void find_difference(void *context, const char *key, const char *value, b
 static nd_status check_finished(const nd_config *config, const char *folder,
                                 const nd_manifest *manifest)
 {
-    difference d = {.manifest = manifest};
+    difference d = {.config = config, .manifest = manifest};
     if (manifest->position.step < config->train.steps) {
         return ND_OK;
     }
@@ -292,33 +324,54 @@ static const char *find_stored(const nd_manifest *manifest, const char *key)
 
 /* One start shows all that differs: behind the message about the first difference stands what
  * allows all of them. */
+typedef struct comparison {
+    const nd_config *config;
+    const char *folder;
+    const nd_manifest *manifest;
+    bool files; /* both have a tokenizer.json */
+    nd_status status;
+    char words[1024]; /* of checkpoint.allow, each once */
+} comparison;
+
+static void compare(comparison *c, const nd_manifest_pair *pair, const char *stored)
+{
+    const char *word = word_of(pair->key);
+    const size_t used = strlen(c->words);
+    if (!stored || strcmp(stored, pair->value) == 0 ||
+        !is_compared(c->config, pair->key, c->files)) {
+        return;
+    }
+    if (c->status == ND_OK) {
+        c->status = fail_pair(c->config, c->manifest, c->folder, pair, stored);
+    }
+    if (!holds(c->words, word)) {
+        snprintf(c->words + used, sizeof c->words - used, "%s%s", used > 0 ? "," : "", word);
+    }
+}
+
+static void compare_setting(void *context, const char *key, const char *value, bool job)
+{
+    comparison *c = context;
+    const nd_manifest_pair pair = {(char *)key, (char *)value};
+    if (teaches(c->config, key)) {
+        compare(c, &pair, nd_manifest_pairs_find(&c->manifest->config, key));
+    }
+}
+
 static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, const char *folder,
                              const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
-    char words[256] = ""; /* of checkpoint.allow, each once */
-    size_t used = 0;
-    nd_status status = ND_OK;
-    bool files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
+    comparison c = {.config = config, .folder = folder, .manifest = manifest};
+    c.files = inputs->tokenizer && nd_manifest_pairs_find(&manifest->identity, tokenizer_file);
     for (int i = 0; i < own->count; i++) {
-        const nd_manifest_pair *pair = &own->list[i];
-        const char *stored = find_stored(manifest, pair->key), *word = word_of(pair->key);
-        if (!stored || strcmp(stored, pair->value) == 0 || !is_compared(config, pair->key, files)) {
-            continue;
-        }
-        if (status == ND_OK) {
-            status = fail_pair(config, manifest, folder, pair, stored);
-        }
-        if (!holds(words, word)) {
-            const char *comma = used > 0 ? "," : "";
-            used += (size_t)snprintf(words + used, sizeof words - used, "%s%s", comma, word);
-            ND_ASSERT(used < sizeof words);
-        }
+        compare(&c, &own->list[i], find_stored(manifest, own->list[i].key));
     }
-    return strchr(words, ',') ? nd_fail(status,
-                                        "%s; to allow all that differs, give "
-                                        "--resume-allow %s",
-                                        nd_error_last()->message, words)
-                              : status;
+    ND_TRY(nd_config_each(config, compare_setting, &c));
+    return strchr(c.words, ',') ? nd_fail(c.status,
+                                          "%s; to allow all that differs, give "
+                                          "--resume-allow %s",
+                                          nd_error_last()->message, c.words)
+                                : c.status;
 }
 
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
@@ -326,11 +379,11 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
 {
     nd_manifest_pairs own = {0};
     ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
+    ND_TRY(check_finished(config, folder, manifest));
     nd_status status = nd_resume_identity(config, inputs, &own);
     if (status == ND_OK) {
         status = check_pairs(config, inputs, folder, manifest, &own);
     }
-    status = status == ND_OK ? check_finished(config, folder, manifest) : status;
     if (status == ND_OK) {
         status = check_end(config, inputs, folder, manifest,
                            nd_manifest_pairs_find(&manifest->identity, step_samples));
