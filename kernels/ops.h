@@ -432,6 +432,12 @@ typedef struct nd_cast_args {
     nd_tensor out, x;
 } nd_cast_args;
 
+/* out = scale x + plus, rounded once; an absent plus means 0. out may alias x or plus. */
+typedef struct nd_axpy_args {
+    nd_tensor out, x, plus; /* (n, C), act */
+    float scale;
+} nd_axpy_args;
+
 /* *out += sum x^2, in F64 blocks. */
 typedef struct nd_sum_squares_args {
     double *out;

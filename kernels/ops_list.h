@@ -35,6 +35,7 @@
     X(ce_bwd, prefix)                                                                              \
     X(accumulate, prefix)                                                                          \
     X(cast, prefix)                                                                                \
+    X(axpy, prefix)                                                                                \
     X(sum_squares, prefix)                                                                         \
     X(digest, prefix)                                                                              \
     X(random_normal, prefix)                                                                       \

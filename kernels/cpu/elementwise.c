@@ -76,6 +76,32 @@ nd_status nd_cpu_cast(nd_stream *stream, const nd_cast_args *args)
     return ND_OK;
 }
 
+typedef struct scaled {
+    const nd_row_ops *rows;
+    nd_axpy_args args;
+} scaled;
+
+static void scaled_rows(void *arg, int64_t begin, int64_t end)
+{
+    const scaled *w = arg;
+    const nd_axpy_args *x = &w->args;
+    for (int64_t i = begin; i < end; i++) {
+        w->rows->axpy(nd_row(x->out, i), nd_row(x->x, i), x->plus.data ? nd_row(x->plus, i) : NULL,
+                      x->scale, x->out.shape[1], x->out.dtype == ND_DTYPE_BF16);
+    }
+}
+
+nd_status nd_cpu_axpy(nd_stream *stream, const nd_axpy_args *args)
+{
+    const nd_tensor out = args->out, x = args->x, plus = args->plus;
+    const int64_t n = out.shape[0], C = out.shape[1];
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_2d_of(x, out.dtype, n, C));
+    ND_ASSERT(!plus.data || nd_is_2d_of(plus, out.dtype, n, C));
+    scaled w = {.rows = nd_cpu_context_of(stream)->rows, .args = *args};
+    nd_cpu_parallel(stream, n, C, scaled_rows, &w);
+    return ND_OK;
+}
+
 static void bias_rows(void *arg, int64_t begin, int64_t end)
 {
     const elementwise *w = arg;

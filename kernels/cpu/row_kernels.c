@@ -172,6 +172,7 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .ce_bwd = ce_bwd,
     .accumulate = accumulate,
     .cast = cast,
+    .axpy = axpy,
     .blend = blend,
     .sum_squares = sum_squares,
     .random_normal = random_normal,

@@ -58,6 +58,8 @@ typedef struct nd_row_ops {
     void (*accumulate)(float *acc, const void *x, int64_t n, bool bf16);
     /* Exact widening, or rounding to nearest even; between equal dtypes a copy of the bits. */
     void (*cast)(void *out, nd_dtype out_dtype, const void *x, nd_dtype x_dtype, int64_t n);
+    /* out = scale x + plus; plus may be NULL. */
+    void (*axpy)(void *out, const void *x, const void *plus, float scale, int64_t n, bool bf16);
     /* acc = acc keep + x take. */
     void (*blend)(float *acc, float keep, const void *x, float take, int64_t n, bool bf16);
     double (*sum_squares)(const float *x, int64_t n);

@@ -212,6 +212,13 @@ static nd_status cast(nd_stream *s, const nd_cast_args *x)
     return LAUNCH(s, cast, x);
 }
 
+static nd_status axpy(nd_stream *s, const nd_axpy_args *x)
+{
+    const nd_tensor out = x->out;
+    ND_ASSERT(nd_is_act(out) && nd_is_2d_of(x->x, out.dtype, out.shape[0], out.shape[1]));
+    return LAUNCH(s, axpy, x);
+}
+
 static nd_status bias_fwd(nd_stream *s, const nd_bias_fwd_args *x)
 {
     ND_ASSERT(nd_is_act(x->out) && nd_is_2d(x->out, x->out.shape[0], x->out.shape[1]));

@@ -6,13 +6,14 @@ using namespace nd;
 
 namespace {
 
-/* out = a + b, or a alone. */
-template <class O, class A, class B, bool SUM, int N> struct sum_of {
+/* out = scale a + b, or scale a alone; the scale is 1 unless SCALED. */
+template <class O, class A, class B, bool SUM, bool SCALED, int N> struct sum_of {
     static constexpr int together = N == 1 ? 1 : 4;
     O *out;
     const A *a;
     const B *b;
     layout<3> l;
+    float scale;
 
     struct state {
         O *to;
@@ -35,14 +36,15 @@ template <class O, class A, class B, bool SUM, int N> struct sum_of {
         float x[N];
         ND_UNROLL
         for (int i = 0; i < N; i++) {
-            x[i] = SUM ? get(s.a, i) + get(s.b, i) : get(s.a, i);
+            const float a = SCALED ? scale * get(s.a, i) : get(s.a, i);
+            x[i] = SUM ? a + get(s.b, i) : a;
         }
         store_floats<N>(s.to, x);
     }
 };
 
-template <class O, class A, class B, bool SUM>
-int sum_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
+template <class O, class A, class B, bool SUM, bool SCALED = false>
+int sum_typed(nd_cuda_queue queue, const nd_tensor (&t)[3], float scale = 1.0f)
 {
     constexpr int PACK = sizeof(O) + sizeof(A) + sizeof(B) == 6 ? 8 : 4;
     int N;
@@ -51,9 +53,9 @@ int sum_typed(nd_cuda_queue queue, const nd_tensor (&t)[3])
     const A *a = (const A *)t[1].data;
     const B *b = (const B *)t[2].data;
     if (N == 1) {
-        return map(queue, sum_of<O, A, B, SUM, 1>{out, a, b, l}, l.count());
+        return map(queue, sum_of<O, A, B, SUM, SCALED, 1>{out, a, b, l, scale}, l.count());
     }
-    return map(queue, sum_of<O, A, B, SUM, PACK>{out, a, b, l}, l.count());
+    return map(queue, sum_of<O, A, B, SUM, SCALED, PACK>{out, a, b, l, scale}, l.count());
 }
 
 template <class O> int cast_to(nd_cuda_queue queue, const nd_tensor (&t)[3])
@@ -176,6 +178,13 @@ struct normal_of {
     }
 };
 
+template <class T> int scaled_typed(nd_cuda_queue queue, const nd_axpy_args *x)
+{
+    const nd_tensor t[3] = {x->out, x->x, x->plus};
+    return x->plus.data ? sum_typed<T, T, T, true, true>(queue, t, x->scale)
+                        : sum_typed<T, T, T, false, true>(queue, t, x->scale);
+}
+
 } // namespace
 
 int nd_cuda_accumulate(nd_cuda_queue queue, const nd_accumulate_args *args, void *scratch)
@@ -189,6 +198,12 @@ int nd_cuda_cast(nd_cuda_queue queue, const nd_cast_args *args, void *scratch)
 {
     const nd_tensor t[3] = {args->out, args->x, {}};
     return args->out.dtype == ND_DTYPE_F32 ? cast_to<float>(queue, t) : cast_to<bf16>(queue, t);
+}
+
+int nd_cuda_axpy(nd_cuda_queue queue, const nd_axpy_args *args, void *scratch)
+{
+    return args->out.dtype == ND_DTYPE_F32 ? scaled_typed<float>(queue, args)
+                                           : scaled_typed<bf16>(queue, args);
 }
 
 int nd_cuda_bias_fwd(nd_cuda_queue queue, const nd_bias_fwd_args *args, void *scratch)

@@ -29,6 +29,22 @@ nd_status nd_ref_cast(nd_stream *stream, const nd_cast_args *args)
     return ND_OK;
 }
 
+nd_status nd_ref_axpy(nd_stream *stream, const nd_axpy_args *args)
+{
+    const nd_tensor out = args->out, x = args->x, plus = args->plus;
+    const int64_t n = out.shape[0], C = out.shape[1];
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_2d_of(x, out.dtype, n, C));
+    ND_ASSERT(!plus.data || nd_is_2d_of(plus, out.dtype, n, C));
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t c = 0; c < C; c++) {
+            double sum = (double)args->scale * nd_ref_get(x, i * x.stride[0] + c);
+            sum += plus.data ? nd_ref_get(plus, i * plus.stride[0] + c) : 0.0;
+            nd_ref_put(out, i * out.stride[0] + c, sum);
+        }
+    }
+    return ND_OK;
+}
+
 nd_status nd_ref_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
 {
     double sum = 0.0;

@@ -62,6 +62,43 @@ Test(elementwise, accumulate_and_cast)
     nd_each_backend(check_add);
 }
 
+/* Gaps between rows, without a second tensor, in place of either. */
+static void scale_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype, int what,
+                       int64_t C)
+{
+    const float scale = 0.22f;
+    nd_tensor x = nd_random_2d(dtype, 37, C, what == 1 ? 8 : 0, 1.0f);
+    nd_tensor plus = nd_random_2d(dtype, 37, C, what == 2 ? 8 : 0, 1.0f), out[2];
+    nd_tensor to = nd_random_2d(dtype, 37, C, what == 2 ? 4 : 0, 1.0f);
+    for (int s = 0; s < 2; s++) {
+        const nd_side *side = s ? &backend->side : ref;
+        nd_stream stream = side->stream;
+        const nd_tensor from = nd_clone(x), add = nd_clone(plus);
+        out[s] = what == 3 ? from : what == 4 ? add : nd_clone(to);
+        ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, axpy, .out = out[s], .x = from,
+                              .plus = what == 0 ? (nd_tensor){0} : add, .scale = scale));
+    }
+    /* The rounding of the product, which is below 4 and may be joined with the sum's. */
+    nd_expect_close(backend->name, "axpy", out[1], out[0],
+                    (nd_tolerance){.absolute = 4 * nd_eps_f32});
+    nd_case_free();
+}
+
+static void check_scaled(const nd_side *ref, const nd_backend *backend)
+{
+    for (int d = 0; d < 2; d++) {
+        for (int what = 0; what < 5; what++) {
+            scale_once(ref, backend, dtypes[d], what, 5);
+            scale_once(ref, backend, dtypes[d], what, 520);
+        }
+    }
+}
+
+Test(elementwise, axpy)
+{
+    nd_each_backend(check_scaled);
+}
+
 /* Every BF16 widened, and F32 numbers around every rounding boundary, of every exponent,
  * narrowed. */
 static void check_cast(const nd_side *ref, const nd_backend *backend)

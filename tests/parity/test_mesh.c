@@ -173,6 +173,8 @@ static nd_shape shape_with_switches(void)
 {
     nd_shape shape = shape_of(97, 76, false);
     shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
+    shape.embedding_scale = 3, shape.residual_scale = 0.3, shape.attention_scale = 0.2;
+    shape.logits_divisor = 3;
     shape.rotated = 4;
     return shape;
 }

@@ -52,6 +52,10 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     LATER_REAL("rope_beta_slow", rope.beta_slow),
     LATER_REAL("rope_attention_factor", rope.attention_factor),
     SWITCH("rope_exact_range", rope.exact_range),
+    LATER_REAL("embedding_multiplier", embedding_scale),
+    LATER_REAL("residual_multiplier", residual_scale),
+    LATER_REAL("attention_multiplier", attention_scale),
+    LATER_REAL("logits_scaling", logits_divisor),
 };
 const char *const nd_split_names[3] = {"none", "rows", "cols"};
 const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
@@ -174,6 +178,18 @@ static double shape_value(const nd_shape *shape, const nd_shape_number *number)
     const char *at = (const char *)shape + number->offset;
     return number->is_real ? *(const double *)(const void *)at
                            : (double)*(const int64_t *)(const void *)at;
+}
+
+void nd_shape_print(const nd_shape *shape, FILE *text)
+{
+    fprintf(text, "%s %d %d\n", nd_families[shape->family].model_type, shape->tied,
+            (int)shape->rope.type);
+    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
+        const nd_shape_number *n = &nd_shape_numbers[i];
+        const char *at = (const char *)shape + n->offset;
+        n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
+                   : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
+    }
 }
 
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,

@@ -13,6 +13,8 @@
  * Compatibility: a reader refuses a version above its own. Members that it does not know are
  * ignored, so an addition that older readers must not miss needs a new version.
  */
+#include <stdio.h>
+
 #include "trainer/checkpoint/hashes.h"
 #include "trainer/checkpoint/names.h"
 #include "trainer/checkpoint/shard.h"
@@ -80,6 +82,8 @@ nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_shape *s
  * are not compared: initial deviation, maximum of positions, token ids. */
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b);
+/* All that a shape is, a line each, for a comparison of texts. */
+void nd_shape_print(const nd_shape *shape, FILE *text);
 
 /* The text of manifest.json; owned by the caller. */
 nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *bytes);

@@ -286,18 +286,6 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
     return nd_session_broadcast(s, ND_GROUP_WORLD, *text, bytes, 0, r->rank == 0);
 }
 
-static void print_shape(const nd_shape *shape, FILE *text)
-{
-    fprintf(text, "%s %d %d\n", nd_families[shape->family].model_type, shape->tied,
-            (int)shape->rope.type);
-    for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
-        const nd_shape_number *n = &nd_shape_numbers[i];
-        const char *at = (const char *)shape + n->offset;
-        n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
-                   : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
-    }
-}
-
 /* Settings, command line and all numbers of the model, for the comparison of ranks. */
 static nd_status job_text(const nd_session *s, const nd_command_call *call, char **out)
 {
@@ -310,7 +298,7 @@ static nd_status job_text(const nd_session *s, const nd_command_call *call, char
         for (int i = 1; i < call->argc; i++) {
             fprintf(text, "%s\n", call->argv[i]);
         }
-        print_shape(&s->model.shape, text);
+        nd_shape_print(&s->model.shape, text);
     }
     free(settings);
     return text && fclose(text) == 0 ? ND_OK : nd_fail_memory("the command line");

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+
 #include "runtime/base/math.h"
 #include "trainer/layout/layout.h"
 
@@ -62,6 +64,11 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.chunks = cp > 1 ? 2 : 1;
     d.chunk = d.s / d.chunks;
     d.QKV = (d.H + 2 * d.K) * d.D;
+    d.attention_scale =
+        (float)(shape->attention_scale > 0 ? shape->attention_scale : 1.0 / sqrt((double)d.D));
+    d.lookup_scale = (float)nd_shape_lookup_scale(shape);
+    d.head_scale = shape->logits_divisor > 0 ? (float)(1 / shape->logits_divisor) : 1.0f;
+    d.stream_eps = (float)nd_shape_stream_eps(shape);
     d.normed = shape->qk_norm ? d.H + d.K : 0;
     d.V = nd_ceil_div(shape->vocab, tp);
     d.vocab_first = d.V * coord.at[ND_AXIS_TP];

@@ -61,6 +61,8 @@ typedef struct nd_family_row {
     int64_t kv_heads, head_dim, max_positions;
     double rms_eps, dropout;
     int64_t bos_id, eos_id;
+    /* Switches that most families lack. */
+    bool scaled; /* has the keys of the multipliers */
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];
@@ -90,6 +92,11 @@ typedef struct nd_shape {
      * before window_first have none, nor has each window_period-th layer (0: no such ones). */
     int64_t window, window_first, window_period;
     int64_t rotated; /* elements of a head that RoPE turns; 0: all */
+    /* Multipliers; 0: 1, and for attention_scale head_dim^-0.5. */
+    double embedding_scale; /* of what the lookup gives */
+    double residual_scale;  /* of what a branch adds to the residual stream */
+    double attention_scale; /* of the scores */
+    double logits_divisor;
 } nd_shape;
 
 /* Reads a config.json. ND_ERR_DATA names file, key, value and what is supported. Both RoPE
@@ -115,6 +122,23 @@ static inline int64_t nd_shape_rotated(const nd_shape *shape)
     return shape->rotated > 0 ? shape->rotated : shape->head_dim;
 }
 
+/*
+ * The residual stream is kept divided by residual_scale, so that a branch is added as it is. The
+ * norms that read the stream do not see that if their eps is divided by its square; the embedding's
+ * multiplier takes it in.
+ */
+static inline double nd_shape_stream_eps(const nd_shape *shape)
+{
+    const double scale = shape->residual_scale > 0 ? shape->residual_scale : 1;
+    return shape->rms_eps / (scale * scale);
+}
+/* What multiplies a row of the table on its way into the residual stream; 1: nothing. */
+static inline double nd_shape_lookup_scale(const nd_shape *shape)
+{
+    const double scale = shape->embedding_scale > 0 ? shape->embedding_scale : 1;
+    return shape->residual_scale > 0 ? scale / shape->residual_scale : scale;
+}
+
 /* The window of a layer in sequences of up to `keys`; 0: a query sees all before it. */
 int64_t nd_shape_window(const nd_shape *shape, int64_t layer, int64_t keys);
 
@@ -136,6 +160,9 @@ typedef struct nd_dims {
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
+    float attention_scale;            /* of scores */
+    float stream_eps;                 /* of the norms of the residual stream */
+    float lookup_scale, head_scale;   /* of embeddings, of what the head multiplies; 1: none */
     int64_t vocab;                    /* global vocabulary */
     int64_t V;                        /* local rows: vocabulary padded to tp, / tp */
     int64_t vocab_first, vocab_valid; /* first row held here, rows that are real */

@@ -238,6 +238,10 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {"pad_token_id", json_null()}, /* families have one, whose row gets no gradient */
         {family->dropout > 0 ? "residual_dropout" : NULL, json_real(0)},
         {"torch_dtype", json_string(dtype_name)},
+        {family->scaled ? "embedding_multiplier" : NULL, json_real(s->embedding_scale)},
+        {family->scaled ? "residual_multiplier" : NULL, json_real(s->residual_scale)},
+        {family->scaled ? "attention_multiplier" : NULL, json_real(s->attention_scale)},
+        {family->scaled ? "logits_scaling" : NULL, json_real(s->logits_divisor)},
         {family->qkv_bias.key, json_boolean(s->qkv_bias)},
         {family->o_bias.key, json_boolean(s->o_bias)},
         {family->mlp_bias.key, json_boolean(s->mlp_bias)},

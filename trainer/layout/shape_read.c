@@ -52,6 +52,28 @@ static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
     return ND_OK;
 }
 
+static nd_status read_multipliers(const json_t *map, const char *file, nd_shape *s)
+{
+    const nd_family_row *family = &nd_families[s->family];
+    const struct {
+        const char *key;
+        double *to;
+    } multipliers[] = {{"embedding_multiplier", &s->embedding_scale},
+                       {"residual_multiplier", &s->residual_scale},
+                       {"attention_multiplier", &s->attention_scale},
+                       {"logits_scaling", &s->logits_divisor}};
+    for (size_t i = 0; i < sizeof multipliers / sizeof *multipliers; i++) {
+        double value = 1;
+        ND_TRY(nd_key_real_or(map, file, multipliers[i].key, 1e-6, 1e6, 1, &value));
+        if (!family->scaled && value != 1) {
+            return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
+                           multipliers[i].key, value, family->model_type);
+        }
+        *multipliers[i].to = family->scaled ? value : 0;
+    }
+    return ND_OK;
+}
+
 /* An id, or the first of a list of ids; null is none. */
 static nd_status get_token(const json_t *map, const char *file, const char *key, int64_t fallback,
                            int64_t *out)
@@ -294,6 +316,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_family(map, name, &shape.family));
     ND_TRY_OUT(refuse_variants(map, name, &nd_families[shape.family]));
     ND_TRY_OUT(read_switches(map, name, &shape));
+    ND_TRY_OUT(read_multipliers(map, name, &shape));
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_window(map, name, &shape));
     ND_TRY_OUT(nd_shape_read_rope(map, name, &shape.rope));

@@ -74,8 +74,8 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     /* 1. residual sum and norm. Without delta the input is the sum already. */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h1.stored,
           .sum = in.delta.data ? a->x_in : (nd_tensor){0}, .rstd = a->rstd1, .x = in.x,
-          .delta = in.delta, .weight = norm_weight(c, ND_PARAM_NORM_1),
-          .eps = (float)r->shape.rms_eps, .fuse = fuse);
+          .delta = in.delta, .weight = norm_weight(c, ND_PARAM_NORM_1), .eps = m->dims.stream_eps,
+          .fuse = fuse);
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(heads_norm(c));
@@ -133,7 +133,7 @@ static nd_status mlp_half(nd_block_call c, nd_operand *act)
     /* 7. residual sum and norm */
     ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.stored, .sum = a->x_mid, .rstd = a->rstd2,
           .x = a->x_in, .delta = branch_of(m, c.set), .weight = norm_weight(c, ND_PARAM_NORM_2),
-          .eps = (float)r->shape.rms_eps, .fuse = fuse);
+          .eps = m->dims.stream_eps, .fuse = fuse);
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
     return swiglu(c, act);
@@ -141,14 +141,14 @@ static nd_status mlp_half(nd_block_call c, nd_operand *act)
 
 static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
 {
-    nd_rank *r = c.model->rank;
+    nd_model *m = c.model;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, h, &fuse));
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->stored, .rstd = second ? a->rstd2 : a->rstd1,
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = h->stored, .rstd = second ? a->rstd2 : a->rstd1,
           .x = second ? a->x_mid : a->x_in,
           .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
-          .eps = (float)r->shape.rms_eps, .fuse = fuse);
+          .eps = m->dims.stream_eps, .fuse = fuse);
     return ND_OK;
 }
 

@@ -24,6 +24,7 @@ nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out
         nd_fsdp_release(&m->fsdp, unit);
     }
     ND_TRY(nd_tp_reduce(r, partial, x, NULL));
+    ND_TRY(nd_model_scale(m, ND_TRACE_ELEMENTWISE, x, m->dims.lookup_scale));
     *out = (nd_residual){.x = x};
     return ND_OK;
 }
@@ -33,6 +34,7 @@ nd_status nd_embed_backward(nd_model *m, nd_activation_set *set)
     nd_rank *r = m->rank;
     const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_EMBED, -1)->unit;
     nd_tensor dx;
+    ND_TRY(nd_model_scale(m, ND_TRACE_ELEMENTWISE, m->work.dx, m->dims.lookup_scale));
     ND_TRY(nd_tp_gather(r, m->work.dx, m->work.full_a, NULL, &dx));
     /* A tied table's gradient was begun by the head and is released here, last. */
     if (unit->kind != ND_UNIT_HEAD) {

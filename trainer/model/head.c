@@ -93,7 +93,7 @@ void nd_head_want_packed(nd_model *m)
     }
 }
 
-/* 0. the norm of rows [begin, begin + rows) of this tp rank: h (rows, C). */
+/* 0. the norm of rows [begin, begin + rows) of this tp rank, divided as logits are: h (rows, C). */
 static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, int64_t begin,
                            nd_tensor h)
 {
@@ -105,8 +105,8 @@ static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, 
           .x = nd_tensor_rows(in.x, begin, rows),
           .delta = in.delta.data ? nd_tensor_rows(in.delta, begin, rows) : (nd_tensor){0},
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = (float)m->rank->shape.rms_eps);
-    return ND_OK;
+          .eps = m->dims.stream_eps);
+    return nd_model_scale(m, HEAD, h, m->dims.head_scale);
 }
 
 /* 2. logits, and their statistics over this rank's slice of the vocabulary. */
@@ -208,7 +208,8 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
     nd_tensor partial = nd_tp_partial(r, dh, m->work.head.dfull);
     ND_TRY(chunk_gradients(m, &c, beta, partial));
     /* 1'. reduce-scatter */
-    return nd_tp_reduce(r, partial, dh, NULL);
+    ND_TRY(nd_tp_reduce(r, partial, dh, NULL));
+    return nd_model_scale(m, HEAD, dh, m->dims.head_scale);
 }
 
 nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_residual in)
@@ -310,7 +311,8 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
           .sum = nd_tensor_rows(set->head.x, 0, set->Tl),
           .rstd = nd_tensor_rows(set->head.rstd, 0, set->Tl), .x = in.x, .delta = in.delta,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
-          .eps = (float)r->shape.rms_eps);
+          .eps = m->dims.stream_eps);
+    ND_TRY(nd_model_scale(m, HEAD, local, m->dims.head_scale));
     ND_TRY(nd_tp_gather(r, local, m->work.full_a, NULL, &h));
     for (int64_t begin = 0; begin < call->count; begin += most) {
         int64_t n = call->count - begin < most ? call->count - begin : most;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/model/kv_cache.h"
 
-#include <math.h>
-
 #include "runtime/base/math.h"
 
 /* Columns of a row: keys, then values. */
@@ -37,7 +35,7 @@ static nd_attention largest(const nd_kv_cache *cache)
                           .kv_heads = d->K,
                           .head_dim = d->D,
                           .diag = cache->capacity,
-                          .scale = (float)(1.0 / sqrt((double)d->D))};
+                          .scale = d->attention_scale};
 }
 
 void nd_kv_cache_plan(nd_kv_cache *cache, nd_rank *rank, const nd_dims *dims, nd_layer_range layers,

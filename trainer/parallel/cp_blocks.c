@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
-#include <math.h>
 #include <string.h>
 
 int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
@@ -71,7 +70,7 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
         .kv_heads = d->K,
         .head_dim = d->D,
         .diag = block->diag,
-        .scale = (float)(1.0 / sqrt((double)d->D)),
+        .scale = d->attention_scale,
         .window = cp->sight.window,
     };
 }

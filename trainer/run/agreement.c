@@ -7,6 +7,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/hash.h"
+#include "trainer/checkpoint/manifest.h"
 
 enum { HEX_BYTES = 65, TEXT_MAX = 64 << 10 };
 
@@ -16,25 +17,16 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
                                 void (*visit)(void *context, const char *key, const char *hex),
                                 void *context)
 {
-    const nd_shape *m = &inputs->shape;
-    char hex[HEX_BYTES], switches[320] = "", *text;
-    if (m->family != ND_FAMILY_LLAMA || m->qkv_bias || m->o_bias || m->mlp_bias ||
-        m->rope.type == ND_ROPE_YARN) {
-        snprintf(switches, sizeof switches,
-                 " %s %lld %lld %lld %lld %lld %lld %lld %a %a %a %lld %lld",
-                 nd_families[m->family].model_type, (long long)m->qkv_bias, (long long)m->o_bias,
-                 (long long)m->mlp_bias, (long long)m->qk_norm, (long long)m->window,
-                 (long long)m->window_first, (long long)m->window_period, m->rope.beta_fast,
-                 m->rope.beta_slow, m->rope.attention_factor, (long long)m->rope.exact_range,
-                 (long long)m->rotated);
+    char hex[HEX_BYTES], *text = NULL;
+    size_t size;
+    FILE *shape = open_memstream(&text, &size);
+    if (shape) {
+        nd_shape_print(&inputs->shape, shape);
     }
-    ND_TRY(nd_fs_format(
-        &text, "%lld %lld %lld %lld %lld %lld %lld %lld %a %a %d %d %a %a %a %a %lld%s",
-        (long long)m->vocab, (long long)m->hidden, (long long)m->ffn, (long long)m->layers,
-        (long long)m->heads, (long long)m->kv_heads, (long long)m->head_dim,
-        (long long)m->max_positions, m->rms_eps, m->init_std, m->tied, (int)m->rope.type,
-        m->rope.theta, m->rope.factor, m->rope.low_freq_factor, m->rope.high_freq_factor,
-        (long long)m->rope.original_max_positions, switches));
+    if (!shape || fclose(shape) != 0) {
+        free(text);
+        return nd_fail_memory("the model's shape");
+    }
     nd_status status = nd_sha256(text, strlen(text), hex);
     free(text);
     ND_TRY(status);

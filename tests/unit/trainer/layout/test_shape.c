@@ -249,13 +249,16 @@ static nd_shape family_of(const char *text)
     nd_shape s, back;
     cr_assert_eq(parse(text, &s), ND_OK, "%s: %s", text, nd_error_last()->message);
     write_and_read(&s, &back);
-    cr_expect(back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
-                  back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
-                  back.window == s.window && back.rotated == s.rotated &&
-                  back.window_first == s.window_first && back.window_period == s.window_period &&
-                  back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
-                  back.max_positions == s.max_positions && back.bos_id == s.bos_id,
-              "%s reads back as it was", text);
+    cr_expect(
+        back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
+            back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm && back.window == s.window &&
+            back.rotated == s.rotated && back.window_first == s.window_first &&
+            back.window_period == s.window_period && back.head_dim == s.head_dim &&
+            back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
+            back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
+            back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
+            back.logits_divisor == s.logits_divisor,
+        "%s reads back as it was", text);
     return s;
 }
 
@@ -325,6 +328,21 @@ Test(shape, families_have_their_switches_and_defaults)
                "residual_dropout is absent", "write 0");
     expect_bad("{\"model_type\": \"llama\", \"attention_dropout\": 0.1, " SIZES "}",
                "attention_dropout is 0.1", "0 to 0");
+}
+
+Test(shape, multipliers)
+{
+    nd_shape s = family_of("{\"model_type\": \"granite\", \"embedding_multiplier\": 12, "
+                           "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.015625, "
+                           "\"logits_scaling\": 8.0, " SIZES "}");
+    cr_expect(s.embedding_scale == 12 && s.residual_scale == 0.22 &&
+              s.attention_scale == 0.015625 && s.logits_divisor == 8);
+    s = family_of("{\"model_type\": \"granite\", " SIZES "}");
+    cr_expect(s.attention_scale == 1 && s.residual_scale == 1, "not head_dim^-0.5");
+    expect_bad("{\"model_type\": \"granite\", \"residual_multiplier\": 0, " SIZES "}",
+               "residual_multiplier is 0", "supported are 1e-06 to");
+    expect_bad("{\"model_type\": \"llama\", \"logits_scaling\": 8, " SIZES "}",
+               "logits_scaling is 8", "model_type llama only 1");
 }
 
 #define FOUR_HEADS                                                                                 \
