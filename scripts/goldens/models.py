@@ -93,11 +93,15 @@ MODELS = {
                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
                     rms_norm_eps=1e-5, tie_word_embeddings=True, embedding_multiplier=12.0, residual_multiplier=0.22,
                     attention_multiplier=0.3, logits_scaling=6.0, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    # Each second layer without RoPE.
+    "smollm3": dict(model_type="smollm3", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+                    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, no_rope_layer_interval=2,
+                    rms_norm_eps=1e-6, pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=2000000.0)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
-             ministral=8, qwen3_window=9, granite=10)
+             ministral=8, qwen3_window=9, granite=10, smollm3=11)
 
 
 def build(name):

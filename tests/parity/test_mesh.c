@@ -175,6 +175,7 @@ static nd_shape shape_with_switches(void)
     shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
     shape.embedding_scale = 3, shape.residual_scale = 0.3, shape.attention_scale = 0.2;
     shape.logits_divisor = 3;
+    shape.unturned_period = 2;
     shape.rotated = 4;
     return shape;
 }

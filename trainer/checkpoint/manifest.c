@@ -52,6 +52,7 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     LATER_REAL("rope_beta_slow", rope.beta_slow),
     LATER_REAL("rope_attention_factor", rope.attention_factor),
     SWITCH("rope_exact_range", rope.exact_range),
+    COUNT("no_rope_layer_interval", unturned_period),
     LATER_REAL("embedding_multiplier", embedding_scale),
     LATER_REAL("residual_multiplier", residual_scale),
     LATER_REAL("attention_multiplier", attention_scale),

@@ -62,7 +62,10 @@ typedef struct nd_family_row {
     double rms_eps, dropout;
     int64_t bos_id, eos_id;
     /* Switches that most families lack. */
-    bool scaled; /* has the keys of the multipliers */
+    bool scaled;             /* has the keys of the multipliers */
+    bool tied;               /* tie_word_embeddings where it is absent */
+    double theta;            /* rope_theta where it is absent; 0: 10000 */
+    int64_t unturned_period; /* no_rope_layer_interval where it is absent; 0: has no such key */
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];
@@ -91,7 +94,8 @@ typedef struct nd_shape {
     /* Sliding window: a query sees this many keys, itself among them; 0: all before it. Layers
      * before window_first have none, nor has each window_period-th layer (0: no such ones). */
     int64_t window, window_first, window_period;
-    int64_t rotated; /* elements of a head that RoPE turns; 0: all */
+    int64_t rotated;         /* elements of a head that RoPE turns; 0: all */
+    int64_t unturned_period; /* each so many-th layer has no RoPE; 0: all have */
     /* Multipliers; 0: 1, and for attention_scale head_dim^-0.5. */
     double embedding_scale; /* of what the lookup gives */
     double residual_scale;  /* of what a branch adds to the residual stream */
@@ -120,6 +124,12 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
 static inline int64_t nd_shape_rotated(const nd_shape *shape)
 {
     return shape->rotated > 0 ? shape->rotated : shape->head_dim;
+}
+
+/* Whether RoPE turns the queries and keys of a layer. */
+static inline bool nd_shape_turns(const nd_shape *shape, int64_t layer)
+{
+    return shape->unturned_period == 0 || (layer + 1) % shape->unturned_period != 0;
 }
 
 /*

@@ -155,6 +155,15 @@ static void set_windows(const nd_shape *s, json_t **map)
     }
 }
 
+static void set_unturned(const nd_shape *s, json_t **map)
+{
+    json_t *turns = json_array();
+    for (int64_t l = 0; turns && l < s->layers; l++) {
+        json_array_append_new(turns, json_integer(nd_shape_turns(s, l)));
+    }
+    nd_json_set(map, "no_rope_layers", turns);
+}
+
 const char *nd_rope_type_name(nd_rope_type type)
 {
     static const char *const names[ND_ROPE_TYPES] = {"default", "linear", "llama3", "dynamic",
@@ -254,6 +263,9 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         }
     }
     set_windows(s, &map);
+    if (family->unturned_period > 0) {
+        set_unturned(s, &map);
+    }
     if (s->rotated > 0) {
         /* Readers take the whole part of the product with head_dim. */
         double share = (double)s->rotated / (double)s->head_dim;

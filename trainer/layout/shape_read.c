@@ -214,7 +214,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
                          &s->max_positions));
     ND_TRY(nd_key_real_or(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
     ND_TRY(nd_key_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
-    ND_TRY(nd_key_bool_or(map, file, "tie_word_embeddings", false, &s->tied));
+    ND_TRY(nd_key_bool_or(map, file, "tie_word_embeddings", family->tied, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
     return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
@@ -263,6 +263,58 @@ static nd_status read_layer_types(const json_t *types, const char *file, nd_shap
     return ND_OK;
 }
 
+static nd_status demand_full_attention(const json_t *types, const char *file, const nd_shape *s)
+{
+    for (int64_t l = 0; l < s->layers; l++) {
+        bool slides = false;
+        ND_TRY(read_layer_type(types, file, l, &slides));
+        if (slides) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: layer_types is sliding_attention for layer %lld; for model_type "
+                           "%s only full_attention is supported",
+                           file, (long long)l, nd_families[s->family].model_type);
+        }
+    }
+    return ND_OK;
+}
+
+/* The layers without RoPE. After the sizes. */
+static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
+{
+    const nd_family_row *family = &nd_families[s->family];
+    const json_t *list = json_object_get(map, "no_rope_layers");
+    ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
+                         &s->unturned_period));
+    if (!nd_key_is_unset(list)) {
+        if (!json_is_array(list) || (int64_t)json_array_size(list) < s->layers) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: no_rope_layers must be a list of num_hidden_layers %lld numbers",
+                           file, (long long)s->layers);
+        }
+        s->unturned_period = 0;
+        for (int64_t l = s->layers - 1; l >= 0; l--) {
+            const json_t *turns = json_array_get(list, (size_t)l);
+            s->unturned_period = json_integer_value(turns) ? s->unturned_period : l + 1;
+        }
+        for (int64_t l = 0; l < s->layers; l++) {
+            const json_t *turns = json_array_get(list, (size_t)l);
+            if (!json_is_integer(turns) || json_integer_value(turns) != nd_shape_turns(s, l)) {
+                return nd_fail(ND_ERR_DATA,
+                               "%s: no_rope_layers is not as expected for layer %lld; supported "
+                               "are a 0 for each n-th layer and 1 for the others",
+                               file, (long long)l);
+            }
+        }
+    }
+    s->unturned_period = s->unturned_period > s->layers ? 0 : s->unturned_period;
+    return s->unturned_period == 0 || family->unturned_period > 0
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "%s: layer %lld has no RoPE, which model_type %s does not support; "
+                         "remove no_rope_layers and no_rope_layer_interval",
+                         file, (long long)s->unturned_period - 1, family->model_type);
+}
+
 /* After the sizes. */
 static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
 {
@@ -280,6 +332,9 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
         ND_TRY(nd_key_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
     }
     if (!nd_key_is_unset(types)) {
+        if (rule == ND_WINDOW_NEVER) {
+            return demand_full_attention(types, file, s);
+        }
         if (rule != ND_WINDOW_LISTED && rule != ND_WINDOW_SWITCHED) {
             return nd_fail(ND_ERR_DATA,
                            "%s: layer_types is set, which model_type %s does not have; remove the "
@@ -319,7 +374,9 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_multipliers(map, name, &shape));
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_window(map, name, &shape));
-    ND_TRY_OUT(nd_shape_read_rope(map, name, &shape.rope));
+    ND_TRY_OUT(read_unturned(map, name, &shape));
+    const double theta = nd_families[shape.family].theta;
+    ND_TRY_OUT(nd_shape_read_rope(map, name, theta > 0 ? theta : 10000, &shape.rope));
     ND_TRY_OUT(nd_shape_read_rotated(map, name, &shape));
     *out = shape;
 out:

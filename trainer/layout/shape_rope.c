@@ -121,7 +121,7 @@ nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s
 }
 
 /* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
-nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_rope_config *out)
+nd_status nd_shape_read_rope(const json_t *map, const char *file, double theta, nd_rope_config *out)
 {
     const json_t *scaling = json_object_get(map, "rope_scaling");
     const json_t *parameters = json_object_get(map, "rope_parameters");
@@ -134,7 +134,7 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_rope_config
     const json_t *rope = nd_key_is_unset(parameters) ? scaling : parameters;
     char name[600];
     snprintf(name, sizeof name, "%.500s: %s", file, key);
-    ND_TRY(nd_key_real_or(map, file, "rope_theta", 1, 1e15, 10000, &out->theta));
+    ND_TRY(nd_key_real_or(map, file, "rope_theta", 1, 1e15, theta, &out->theta));
     out->type = ND_ROPE_DEFAULT;
     out->factor = out->low_freq_factor = out->high_freq_factor = 1;
     out->original_max_positions = 0;
@@ -144,7 +144,6 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_rope_config
     if (!json_is_object(rope)) {
         return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, nd_key_type(rope));
     }
-    double theta = 0;
     ND_TRY(read_rope_type(rope, name, out));
     ND_TRY(refuse_rope_keys(rope, name, out->type));
     ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));

@@ -91,7 +91,6 @@ static nd_status heads_norm_backward(nd_block_call c)
 static nd_status attention_half_backward(nd_block_call c)
 {
     nd_model *m = c.model;
-    const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand dout = {.stored = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
     nd_operand dqkv = {.stored = a->dqkv};
@@ -104,11 +103,7 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
-    nd_tensor dqk = nd_block_heads(d, a->dqkv, 0, d->H + d->K);
-    dqk.shape[2] = d->rotated;
-    ND_OP(m->rank, ELEMENTWISE, rope, .out = dqk, .x = dqk,
-          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, d->T), .table = m->rope,
-          .inverse = true);
+    ND_TRY(nd_block_rope(c, a->dqkv, m->dims.T, true));
     ND_TRY(heads_norm_backward(c));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */

@@ -59,6 +59,20 @@ static nd_status heads_norm(nd_block_call c)
     return head_norm(c, ND_PARAM_NORM_K, d->H, d->K);
 }
 
+nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, int64_t T, bool inverse)
+{
+    nd_model *m = c.model;
+    const nd_dims *d = &m->dims;
+    nd_tensor qk = nd_block_heads(d, qkv, 0, d->H + d->K);
+    qk.shape[2] = d->rotated;
+    if (nd_shape_turns(&m->rank->shape, c.layer)) {
+        ND_OP(m->rank, ELEMENTWISE, rope, .out = qk, .x = qk,
+              .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, T), .table = m->rope,
+              .inverse = inverse);
+    }
+    return ND_OK;
+}
+
 /* Of the numbered steps 1 to 10 make everything that a backward needs, and 11 only the output. */
 
 /* Steps 1 to 4. */
@@ -66,7 +80,6 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
 {
     nd_model *m = c.model;
     nd_rank *r = m->rank;
-    const nd_dims *d = &m->dims;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand h1;
     nd_fuse fuse;
@@ -80,12 +93,7 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(heads_norm(c));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    nd_tensor qk = nd_block_heads(d, a->qkv, 0, d->H + d->K);
-    qk.shape[2] = d->rotated;
-    ND_OP(r, ELEMENTWISE, rope, .out = qk, .x = qk,
-          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, c.set->T),
-          .table = m->rope);
-    return ND_OK;
+    return nd_block_rope(c, a->qkv, c.set->T, false);
 }
 
 /* Steps 1 to 6. */

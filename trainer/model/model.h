@@ -234,6 +234,9 @@ nd_sight nd_block_sight(nd_block_call call);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
+/* Turns q and k, (T, heads) of the columns of qkv, in place, where the layer has RoPE. */
+nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, int64_t T, bool inverse);
+
 /* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
  * weight gradients are delayed, in the set until the unit has a buffer. */
 nd_tensor nd_block_vector_gradient(nd_block_call call, nd_param_id first, nd_param_id last);

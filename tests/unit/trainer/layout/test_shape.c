@@ -252,12 +252,13 @@ static nd_shape family_of(const char *text)
     cr_expect(
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
             back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm && back.window == s.window &&
-            back.rotated == s.rotated && back.window_first == s.window_first &&
-            back.window_period == s.window_period && back.head_dim == s.head_dim &&
-            back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
-            back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
-            back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
-            back.logits_divisor == s.logits_divisor,
+            back.rotated == s.rotated && back.unturned_period == s.unturned_period &&
+            back.tied == s.tied && back.rope.theta == s.rope.theta &&
+            back.window_first == s.window_first && back.window_period == s.window_period &&
+            back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
+            back.max_positions == s.max_positions && back.bos_id == s.bos_id &&
+            back.embedding_scale == s.embedding_scale && back.residual_scale == s.residual_scale &&
+            back.attention_scale == s.attention_scale && back.logits_divisor == s.logits_divisor,
         "%s reads back as it was", text);
     return s;
 }
@@ -328,6 +329,31 @@ Test(shape, families_have_their_switches_and_defaults)
                "residual_dropout is absent", "write 0");
     expect_bad("{\"model_type\": \"llama\", \"attention_dropout\": 0.1, " SIZES "}",
                "attention_dropout is 0.1", "0 to 0");
+}
+
+Test(shape, layers_without_rope)
+{
+    nd_shape s =
+        family_of("{\"model_type\": \"smollm3\", \"no_rope_layer_interval\": 2, \"layer_types\": "
+                  "[\"full_attention\", \"full_attention\"], " SIZES "}");
+    cr_expect(nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
+    cr_expect(s.tied && s.rope.theta == 2e6, "the defaults of the family");
+    s = family_of("{\"model_type\": \"smollm3\", " SIZES "}");
+    cr_expect(s.unturned_period == 0, "each fourth of two layers");
+    s = family_of("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 0], " SIZES "}");
+    cr_expect(!nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
+    s = family_of("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 1], " SIZES "}");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 1], " SIZES "}",
+               "no_rope_layers is not as expected for layer 1", "each n-th");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1], " SIZES "}",
+               "no_rope_layers", "num_hidden_layers 2");
+    expect_bad("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 0], " SIZES "}",
+               "layer 1 has no RoPE", "model_type llama");
+    expect_bad("{\"model_type\": \"smollm3\", \"use_sliding_window\": true, " SIZES "}",
+               "use_sliding_window is true", "only false");
+    expect_bad("{\"model_type\": \"llama\", \"layer_types\": [\"full_attention\", "
+               "\"sliding_attention\"], " SIZES "}",
+               "sliding_attention for layer 1", "only full_attention");
 }
 
 Test(shape, multipliers)
