@@ -48,6 +48,14 @@ typedef enum nd_chat_choice {
     ND_CHOOSE_CHAT_LLAMA3,
     ND_CHOOSE_CHAT_CHATML
 } nd_chat_choice;
+/* Documents of one block: separate ones see nothing of each other. */
+typedef enum nd_documents_rule {
+    ND_DOCUMENTS_AUTO = 0, /* until the data are open: separate where rows have prompts */
+    ND_DOCUMENTS_JOIN,
+    ND_DOCUMENTS_SEPARATE
+} nd_documents_rule;
+typedef enum nd_positions_rule { ND_POSITIONS_RESTART = 0, ND_POSITIONS_RUNNING } nd_positions_rule;
+typedef enum nd_long_rows { ND_LONG_ROWS_CUT = 0, ND_LONG_ROWS_DROP } nd_long_rows;
 typedef enum nd_optimizer_kind { ND_OPTIMIZER_ADAMW = 0, ND_OPTIMIZER_SGD } nd_optimizer_kind;
 typedef enum nd_schedule_kind {
     ND_SCHEDULE_CONSTANT = 0,
@@ -150,7 +158,11 @@ typedef struct nd_config {
         char *json_key;           /* "": those of rows of text, of prompts and of messages */
         char *document_separator; /* as nd_corpus_separator reads it; "": none */
         nd_invalid_choice invalid_utf8;
-        int64_t skip_bad;      /* rows of each path */
+        int64_t skip_bad;            /* rows of each path */
+        nd_documents_rule documents; /* auto becomes another one when the data are opened */
+        nd_positions_rule positions;
+        nd_long_rows long_rows;
+        int64_t end_of_text;   /* -1: the model's */
         char *cache_dir;       /* "": the user's */
         char *validation_path; /* "": no validation */
         int64_t shuffle_seed;  /* -1: train.seed */

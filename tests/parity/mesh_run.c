@@ -29,6 +29,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->launch.workers = dp * m->cp * m->tp;
     c->launch.comm_timeout_seconds = 60;
     c->resolved_mesh = (nd_mesh){{1, m->dp_replicate, m->dp_shard, m->cp, m->tp}, m->ulysses};
+    c->data.documents = job->separate ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN;
     c->train.steps = job->steps;
     c->train.sequence_length = job->sequence;
     c->train.micro_batch_size = m->micro_batch;
@@ -200,6 +201,8 @@ static nd_status open_loader(shared_run *run, const nd_rank *rank, int64_t accum
         .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
         .cp_size = rank->mesh.size[ND_AXIS_CP],
         .cp_index = rank->coord.at[ND_AXIS_CP],
+        .separate = run->job->separate,
+        .running = run->job->running,
         .first_step = first_step,
         .seed = 11,
     };
@@ -380,7 +383,7 @@ static nd_status check_complete(const shared_run *run)
     return ND_OK;
 }
 
-nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out)
+static nd_status open_one(const mesh_job *job, const char *path, nd_dataset **out)
 {
     const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
     nd_dataset_text text = {.path = path, .format = job->format, .rules = &rules, .threads = 1};
@@ -394,6 +397,17 @@ nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out
     nd_status status = nd_dataset_open_text(&text, job->shape.vocab, job->sequence, out);
     free(folder);
     return status;
+}
+
+nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out)
+{
+    const nd_document_rules rules = {
+        .rule = job->separate ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN,
+        .end_of_text = -1,
+        .model_end = -1,
+    };
+    ND_TRY(open_one(job, path, out));
+    return nd_dataset_set_documents(*out, &rules);
 }
 
 static nd_status open_data(shared_run *run)

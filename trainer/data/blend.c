@@ -115,6 +115,23 @@ static nd_status read_block(const nd_blend *blend, int64_t index, int32_t *input
     return nd_dataset_block(s->data, index - s->first, inputs, labels);
 }
 
+static nd_status read_first_keys(const nd_blend *blend, int64_t index, const int32_t *inputs,
+                                 int32_t *first_keys)
+{
+    const source *s = &blend->sources[find(blend, index)];
+    return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys);
+}
+
+static bool is_separate(const nd_blend *blend)
+{
+    for (int j = 0; j < blend->count; j++) {
+        if (nd_dataset_is_separate(blend->sources[j].data)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static nd_status count_ignored(const nd_blend *blend, int64_t *tokens)
 {
     int64_t sum = 0;
@@ -237,8 +254,8 @@ static nd_status content(const nd_blend *blend, const nd_content_share *all, cha
     return status;
 }
 
-static const nd_blend_calls calls = {read_block,  count_ignored, digest,
-                                     count_files, content,       destroy};
+static const nd_blend_calls calls = {read_block, read_first_keys, is_separate, count_ignored,
+                                     digest,     count_files,     content,     destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {

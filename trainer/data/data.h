@@ -10,6 +10,12 @@
  * missing labels are -100 and its missing inputs 0. One token left over has no label and is
  * dropped. Files are memory-mapped and a block is decoded when it is asked for.
  *
+ * Documents. Where they are separate (nd_dataset_set_documents), no label is the first token of
+ * another document, and each token knows the first one of its own. Rows with prompts then stay
+ * whole: a row that does not fit into what is left of a block begins the next one, and what is left
+ * is filled as the last block is. A row longer than a block is cut into blocks, or left out. Other
+ * documents are cut where a block ends.
+ *
  * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
  * JSON lines are always encoded text, also when their ids are bytes: one reader has one set of
  * rules.
@@ -83,6 +89,28 @@ typedef struct nd_dataset_text {
 nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
                                nd_dataset **out);
 void nd_dataset_close(nd_dataset *dataset);
+
+typedef struct nd_document_rules {
+    nd_documents_rule rule; /* auto: rows with prompts are separate, other data joined */
+    int64_t end_of_text; /* ends documents in files of ids without an index; -1: model_end does */
+    int64_t model_end;   /* of the model's config.json; -1: it names none */
+    bool drop_long;      /* rows longer than a block are left out, else cut */
+} nd_document_rules;
+
+/*
+ * Before the data are read, and before they become part of a blend. A cache and a Megatron index
+ * say where documents end; a file of text without either is one document. ND_ERR_CONFIG: nothing
+ * says it. ND_ERR_DATA: the id that should end documents does not occur, the index is not the one
+ * of the opening, or no row is short enough.
+ */
+nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules);
+/* Whether those of any part are. */
+bool nd_dataset_is_separate(const nd_dataset *dataset);
+/* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of
+ * the first token of its document, or 0 where that began before or documents are joined.
+ * Thread-safe. */
+nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const int32_t *inputs,
+                                int32_t *first_keys);
 /* Logs that files and folders of a folder or a pattern are not read, when there are some. */
 void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 
@@ -131,6 +159,11 @@ typedef struct nd_dataset_facts {
     const char *format; /* "jsonl", "encoded text" */
     const char *cache;  /* the file that holds the ids of an encoded text; else NULL */
     int64_t documents;  /* of an encoded text; -1: not known */
+    /* Of whole rows: how many are longer than a block and whether they are left out, and the share
+     * of inputs that fill blocks. */
+    int64_t long_rows;
+    bool drops;
+    double padding;
 } nd_dataset_facts;
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 
@@ -172,6 +205,8 @@ typedef struct nd_loader_options {
     int cp_size, cp_index;
     int64_t seed;
     bool validation;
+    bool separate;         /* data may have separate documents */
+    bool running;          /* positions run on over a block, else each document's begin at 0 */
     int64_t first_step;    /* 0 */
     int64_t samples_ahead; /* 0; nd_run_position */
 } nd_loader_options;

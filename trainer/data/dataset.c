@@ -257,6 +257,7 @@ void nd_dataset_close(nd_dataset *dataset)
         nd_fs_map_close(&dataset->map);
     }
     nd_masked_close(dataset->masked);
+    nd_documents_close(dataset->documents);
     free(dataset->path);
     free(dataset);
 }
@@ -264,11 +265,17 @@ void nd_dataset_close(nd_dataset *dataset)
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
 {
     const nd_token_cache *cache = dataset->cache;
+    const nd_documents *rows =
+        dataset->documents && dataset->documents->blocks ? dataset->documents : NULL;
+    const double inputs = (double)dataset->blocks * (double)dataset->sequence;
     return (nd_dataset_facts){
         .path = dataset->path,
         .format = dataset->format->name,
         .cache = cache ? cache->path : NULL,
         .documents = cache ? (int64_t)cache->view.documents : -1,
+        .long_rows = rows ? rows->long_rows : 0,
+        .drops = rows && rows->drops,
+        .padding = rows ? 1 - (double)rows->tokens / inputs : 0,
     };
 }
 
@@ -318,10 +325,12 @@ typedef struct block_read {
 static nd_status read_block(void *context)
 {
     const block_read *r = context;
-    const int64_t S = r->dataset->sequence, first = r->index * (S + 1);
-    const int64_t left = r->dataset->tokens - first;
-    const int64_t count = left < S + 1 ? left : S + 1; /* tokens of this block, >= 2 */
-    ND_TRY(r->dataset->format->block(r->dataset, first, count, r->inputs, r->labels));
+    const nd_block_place block = nd_block_place_of(r->dataset, r->index);
+    const int64_t S = r->dataset->sequence, count = block.count;
+    ND_TRY(r->dataset->format->block(r->dataset, block.first, count, r->inputs, r->labels));
+    if (r->dataset->documents) {
+        ND_TRY(nd_documents_ignore(r->dataset, block, r->inputs, r->labels));
+    }
     for (int64_t i = count; i < S; i++) {
         r->inputs[i] = 0;
     }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "runtime/base/math.h"
 #include "trainer/corpus/stream.h"
 
 size_t nd_token_size(nd_token_type type)
@@ -97,6 +98,18 @@ nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count,
     ND_TRY(read_ids(dataset, first, head, inputs));
     memcpy(labels, inputs + 1, (size_t)(head - 1) * sizeof *labels);
     return count == S + 1 ? read_ids(dataset, first + S, 1, labels + S - 1) : ND_OK;
+}
+
+nd_status nd_flat_holds(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)
+{
+    const size_t size = nd_token_size(dataset->type);
+    const uint8_t *p = dataset->map.data + dataset->first_byte;
+    const int64_t count = nd_min(dataset->tokens, (int64_t)(bytes / size));
+    *found = false;
+    for (int64_t i = 0; i < count && !*found; i++) {
+        *found = id_at(p + (size_t)i * size, dataset->type) == id;
+    }
+    return ND_OK;
 }
 
 nd_status nd_text_check(const nd_dataset *dataset)

@@ -38,6 +38,24 @@ typedef struct nd_masked {
     nd_loss_mask_view view;
 } nd_masked;
 
+/* Tokens of a block. */
+typedef struct nd_block_place {
+    int64_t first, count; /* 2 to S + 1 */
+} nd_block_place;
+
+/* Of data whose documents are separate. */
+typedef struct nd_documents {
+    int32_t
+        end_of_text;  /* the id that ends a document; -1: borders are listed, or there are none */
+    uint64_t borders; /* of documents, in the cache or the index */
+    nd_fs_map index;  /* Megatron's .idx; owned */
+    nd_block_place
+        *blocks;       /* of whole rows; NULL: a block begins where the one before ends; owned */
+    int64_t long_rows; /* of whole rows: how many are longer than a block */
+    bool drops;        /* they are left out */
+    int64_t tokens;    /* inputs of all blocks of whole rows, without what fills them */
+} nd_documents;
+
 typedef struct nd_blend nd_blend;
 
 /* The files that share what nd_dataset_content reads; encoded texts are not among them. */
@@ -45,9 +63,12 @@ typedef struct nd_content_share {
     uint64_t files, bytes;
 } nd_content_share;
 
-/* What nd_dataset_block, _ignored, _digest, _content and _close do for a blend. */
+/* What nd_dataset_block, _first_keys, _ignored, _digest, _content and _close do for a blend. */
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
+    nd_status (*first_keys)(const nd_blend *blend, int64_t index, const int32_t *inputs,
+                            int32_t *first_keys);
+    bool (*is_separate)(const nd_blend *blend);
     nd_status (*ignored)(const nd_blend *blend, int64_t *tokens);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);
     void (*count)(const nd_blend *blend, nd_content_share *all); /* adds the blend's files */
@@ -66,9 +87,10 @@ struct nd_dataset {
     int64_t vocab;
     int64_t sequence; /* S */
     int64_t blocks;
-    nd_token_cache *cache; /* of an encoded text, which owns the map; else NULL; owned */
-    nd_masked *masked;     /* of Megatron files with a loss mask; else NULL; owned */
-    nd_blend *blend;       /* several sources, and no map; else NULL; owned */
+    nd_token_cache *cache;   /* of an encoded text, which owns the map; else NULL; owned */
+    nd_masked *masked;       /* of Megatron files with a loss mask; else NULL; owned */
+    nd_documents *documents; /* NULL: joined, and of a blend; owned */
+    nd_blend *blend;         /* several sources, and no map; else NULL; owned */
     const nd_blend_calls *blend_calls; /* with a blend */
     bool content_known;
     char content[33]; /* nd_dataset_content, which is computed once */
@@ -78,6 +100,17 @@ struct nd_dataset {
 void nd_content_count(const nd_dataset *dataset, nd_content_share *all);
 /* nd_dataset_content of a dataset that is all of these files, or a part of them. */
 nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33]);
+
+nd_block_place nd_block_place_of(const nd_dataset *dataset, int64_t index);
+/* Labels of a block that are the first token of another document become ND_LABEL_IGNORED. */
+nd_status nd_documents_ignore(const nd_dataset *dataset, nd_block_place block,
+                              const int32_t *inputs, int32_t *labels);
+void nd_documents_close(nd_documents *documents); /* NULL is legal */
+/* Opens the index again, for its borders: the beginnings of documents and the end of the last. */
+nd_status nd_megatron_open_borders(nd_dataset *dataset);
+nd_status nd_megatron_border(const nd_dataset *dataset, uint64_t index, uint64_t *token);
+/* Whether an id is among those in the first `bytes` of a flat file. */
+nd_status nd_flat_holds(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found);
 
 nd_status nd_text_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);

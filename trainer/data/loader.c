@@ -16,6 +16,8 @@ enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 /* One step's arrays. The caller holds at most one slot while the thread fills the other. */
 typedef struct slot {
     int32_t *inputs, *labels; /* (accumulation, B, s); owned */
+    /* Of separate documents, else NULL: (accumulation, B, s), (accumulation, B, S); owned. */
+    int32_t *positions, *first_keys;
     int64_t valid;
     int *sources;          /* (accumulation, B); of a blend, else NULL; owned */
     int64_t *source_valid; /* (sources); likewise */
@@ -27,7 +29,7 @@ struct nd_loader {
     nd_loader_options options;
     int64_t chunk; /* positions of one contiguous piece: S / (2 cp), or S when cp is 1 */
     slot slots[SLOTS];
-    int32_t *positions;                   /* (accumulation, B, s); owned */
+    int32_t *positions;                   /* (accumulation, B, s) of joined documents; owned */
     int32_t *block_inputs, *block_labels; /* (S): the thread's scratch when cp > 1; owned */
     pthread_t thread;
     bool thread_started, primitives_made;
@@ -61,6 +63,8 @@ nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
         .cp_index = rank->coord.at[ND_AXIS_CP],
         .seed = config->data.shuffle_seed,
         .validation = validation,
+        .separate = config->data.documents != ND_DOCUMENTS_JOIN,
+        .running = config->data.positions == ND_POSITIONS_RUNNING,
     };
 }
 
@@ -91,12 +95,36 @@ static void copy_chunks(const nd_loader *loader, const int32_t *sequence, int32_
     memcpy(out + n, sequence + (2 * cp - 1 - r) * n, (size_t)n * sizeof *out);
 }
 
-static nd_status fill_sample(nd_loader *loader, int64_t block, int32_t *inputs, int32_t *labels)
+/* First keys and positions of a block whose inputs, all of them, were read. */
+static nd_status fill_documents(nd_loader *loader, int64_t block, const int32_t *inputs,
+                                int32_t *first_keys, int32_t *positions)
+{
+    const nd_loader_options *o = &loader->options;
+    const bool whole = o->cp_size == 1;
+    int32_t *all = whole ? positions : loader->block_labels; /* which were copied */
+    ND_TRY(nd_dataset_first_keys(loader->reading, block, inputs, first_keys));
+    for (int64_t i = 0; i < o->sequence; i++) {
+        all[i] = (int32_t)i - (o->running ? 0 : first_keys[i]);
+    }
+    if (!whole) {
+        copy_chunks(loader, all, positions);
+    }
+    return ND_OK;
+}
+
+static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot *out)
 {
     const nd_loader_options *o = &loader->options;
     bool whole = o->cp_size == 1;
     int64_t local = o->sequence / o->cp_size;
+    int32_t *inputs = out->inputs + row * local, *labels = out->labels + row * local;
     if (block == loader->reading->blocks) {
+        for (int64_t i = 0; out->first_keys && i < o->sequence; i++) {
+            out->first_keys[row * o->sequence + i] = (int32_t)i;
+        }
+        for (int64_t i = 0; out->first_keys && i < local; i++) {
+            out->positions[row * local + i] = 0;
+        }
         for (int64_t i = 0; i < local; i++) {
             inputs[i] = 0;
             labels[i] = ND_LABEL_IGNORED;
@@ -109,7 +137,10 @@ static nd_status fill_sample(nd_loader *loader, int64_t block, int32_t *inputs, 
         copy_chunks(loader, loader->block_inputs, inputs);
         copy_chunks(loader, loader->block_labels, labels);
     }
-    return ND_OK;
+    return out->first_keys
+               ? fill_documents(loader, block, whole ? inputs : loader->block_inputs,
+                                out->first_keys + row * o->sequence, out->positions + row * local)
+               : ND_OK;
 }
 
 /* A sample past the end has no labels, whatever its source. */
@@ -140,7 +171,7 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
                          (int64_t)o->dp_index * B + b;
         int32_t *labels = out->labels + row * local;
         int64_t block = block_of(loader, sample), before = valid;
-        ND_TRY(fill_sample(loader, block, out->inputs + row * local, labels));
+        ND_TRY(fill_sample(loader, block, row, out));
         for (int64_t i = 0; i < local; i++) {
             valid += labels[i] != ND_LABEL_IGNORED;
         }
@@ -214,6 +245,11 @@ static nd_status make_arrays(nd_loader *loader)
     for (int i = 0; i < SLOTS; i++) {
         ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].inputs));
         ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->slots[i].labels));
+        if (o->separate) {
+            const int64_t rows = o->accumulation * o->micro_batch;
+            ND_TRY(ND_ALLOC(rows * local, &loader->slots[i].positions));
+            ND_TRY(ND_ALLOC(rows * o->sequence, &loader->slots[i].first_keys));
+        }
         if (sources > 1) {
             ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch, &loader->slots[i].sources));
             ND_TRY(ND_ALLOC(sources, &loader->slots[i].source_valid));
@@ -292,6 +328,8 @@ bool nd_loader_close(nd_loader *loader)
     for (int i = 0; i < SLOTS; i++) {
         free(loader->slots[i].inputs);
         free(loader->slots[i].labels);
+        free(loader->slots[i].positions);
+        free(loader->slots[i].first_keys);
         free(loader->slots[i].sources);
         free(loader->slots[i].source_valid);
     }
@@ -305,8 +343,9 @@ bool nd_loader_close(nd_loader *loader)
 size_t nd_loader_bytes(const nd_loader_options *options)
 {
     const nd_loader_options *o = options;
-    int64_t rows = o->accumulation * o->micro_batch * (o->sequence / o->cp_size);
-    return (size_t)((SLOTS * 2 + 1) * rows + 2 * o->sequence) * sizeof(int32_t);
+    int64_t rows = o->accumulation * o->micro_batch, local = o->sequence / o->cp_size;
+    int64_t separate = o->separate ? SLOTS * rows * (local + o->sequence) : 0;
+    return (size_t)((SLOTS * 2 + 1) * rows * local + separate + 2 * o->sequence) * sizeof(int32_t);
 }
 
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */
@@ -339,11 +378,13 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
     nd_status status = wait_for_step(loader);
     if (status == ND_OK) {
         const slot *s = &loader->slots[loader->taken % SLOTS];
+        const bool separate = s->first_keys && nd_dataset_is_separate(loader->dataset);
         loader->taken++;
         loader->lent = true;
         *out = (nd_step_batch){.inputs = s->inputs,
                                .labels = s->labels,
-                               .positions = loader->positions,
+                               .positions = separate ? s->positions : loader->positions,
+                               .first_keys = separate ? s->first_keys : NULL,
                                .valid = s->valid,
                                .sources = s->sources,
                                .source_valid = s->source_valid,

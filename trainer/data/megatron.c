@@ -4,7 +4,7 @@
  * in .idx. Source: Megatron-LM core/datasets/indexed_dataset.py. Its writer places the sequences
  * one after another, so the .bin is the concatenation of all documents. An .idx that does not
  * describe such a .bin is refused; after this check only the .bin, and a loss mask beside it, is
- * read.
+ * read, and where documents are separate the places of documents in the .idx.
  */
 #include "trainer/data/formats.h"
 
@@ -209,6 +209,55 @@ static nd_status open_index(nd_dataset *dataset, const char *path)
     nd_status status = nd_fs_map_guard(&read.map, path, read_index, &read);
     nd_fs_map_close(&read.map);
     return status;
+}
+
+/* The places of documents and sequences in an index that was checked. */
+static nd_status view_index(const nd_dataset *dataset, idx_view *view)
+{
+    const nd_fs_map *index = &dataset->documents->index;
+    nd_token_type type;
+    *view = (idx_view){.idx = dataset->path, .bin = dataset->path};
+    return parse_header(index->data, index->size, view, &type);
+}
+
+static nd_status check_again(void *context)
+{
+    const nd_dataset *dataset = context;
+    const nd_fs_map *index = &dataset->documents->index;
+    const XXH128_hash_t digest = XXH3_128bits(index->data, index->size);
+    return digest.low64 == dataset->index_digest[0] && digest.high64 == dataset->index_digest[1]
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "the index of \"%s\" changed while it was opened; leave the files alone "
+                         "during a run",
+                         dataset->path);
+}
+
+nd_status nd_megatron_open_borders(nd_dataset *dataset)
+{
+    nd_fs_map *index = &dataset->documents->index;
+    char *path = NULL;
+    idx_view view;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_megatron_path(dataset->path, ".idx", &path));
+    ND_TRY_OUT(nd_fs_map_open(path, ND_ERR_DATA, index));
+    ND_TRY_OUT(nd_fs_map_guard(index, path, check_again, dataset));
+    ND_TRY_OUT(view_index(dataset, &view));
+    dataset->documents->borders = view.documents;
+out:
+    free(path);
+    return status;
+}
+
+nd_status nd_megatron_border(const nd_dataset *dataset, uint64_t index, uint64_t *token)
+{
+    idx_view view;
+    ND_TRY(view_index(dataset, &view));
+    const uint64_t sequence = (uint64_t)i64_at(view.documents_at, index);
+    *token = sequence < view.sequences
+                 ? (uint64_t)i64_at(view.pointers, sequence) / nd_token_size(dataset->type)
+                 : (uint64_t)dataset->tokens;
+    return ND_OK;
 }
 
 nd_status nd_megatron_open(nd_dataset *dataset)

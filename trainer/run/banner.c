@@ -97,6 +97,35 @@ static nd_status print_counted(const char *what, const nd_dataset *data)
     return ND_OK;
 }
 
+/* What a token sees, and what became of rows that are kept whole. */
+static void print_documents(const char *what, const nd_dataset *data, const nd_config *config)
+{
+    const nd_dataset_facts facts = nd_dataset_facts_of(data);
+    if (!nd_dataset_is_separate(data)) {
+        nd_log_info(
+            "%s: documents are joined: a token sees all tokens before it in its block, also "
+            "those of other documents (data.documents)",
+            what);
+        return;
+    }
+    nd_log_info(
+        "%s: documents are separate: a token sees the tokens before it in its own document, "
+        "and positions %s (data.documents, data.positions)",
+        what,
+        config->data.positions == ND_POSITIONS_RUNNING ? "run on over a block"
+                                                       : "begin at 0 in each");
+    if (facts.long_rows > 0) {
+        nd_log_info("%s: %lld rows are longer than a block of %lld tokens and are %s "
+                    "(data.long_rows)",
+                    what, (long long)facts.long_rows, (long long)config->train.sequence_length + 1,
+                    facts.drops ? "left out" : "cut");
+    }
+    if (facts.padding > 0) {
+        nd_log_info("%s: %.2f %% of the tokens are padding, since rows stay whole", what,
+                    100 * facts.padding);
+    }
+}
+
 /* The weights of a run are those of data.path, or others that are very close to most of them. */
 static void print_rounding(const nd_dataset *data)
 {
@@ -138,6 +167,7 @@ static nd_status print_sources(const nd_dataset *data, const nd_config *config)
             exact ? "" : "about ", 100.0 * (double)had[j] / (double)samples,
             (double)had[j] / (double)nd_dataset_blocks(source));
         snprintf(what, sizeof what, "source %.100s", name);
+        print_documents(what, source, config);
         ND_TRY_OUT(print_counted(what, source));
     }
 out:
@@ -160,8 +190,10 @@ static nd_status print_data(const nd_run_context *run, const nd_rank *r)
                     config->train.epochs, (long long)nd_dataset_epoch(run->inputs->data),
                     (long long)step_blocks, (long long)config->train.steps);
     }
+    print_documents("training data", run->inputs->data, config);
     ND_TRY(print_counted("training data", run->inputs->data));
     if (run->inputs->validation) {
+        print_documents("validation data", run->inputs->validation, config);
         ND_TRY(print_counted("validation data", run->inputs->validation));
     }
     ND_TRY(print_sources(run->inputs->data, config));
@@ -211,6 +243,11 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, NULL);
     if (trainer->tuning) {
         nd_tuning_each_line(trainer->tuning, print_line, NULL);
+    }
+    if (gpu && r->config->data.documents == ND_DOCUMENTS_SEPARATE) {
+        nd_log_warning("data.documents is separate, and a GPU has only the plain attention kernels "
+                       "for that, which are many times slower; data.documents: join is faster, and "
+                       "its documents see each other");
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "

@@ -147,10 +147,14 @@ nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs)
     ND_TRY(nd_inputs_open_sources(config, inputs, config->data.path, &inputs->data));
     epochs = nd_inputs_epochs(config, inputs);
     ND_TRY(nd_config_take_epochs(config, &epochs));
-    return config->data.validation_path[0]
-               ? nd_inputs_open_sources(config, inputs, config->data.validation_path,
-                                        &inputs->validation)
-               : ND_OK;
+    if (config->data.validation_path[0]) {
+        ND_TRY(nd_inputs_open_sources(config, inputs, config->data.validation_path,
+                                      &inputs->validation));
+    }
+    const bool separate = nd_dataset_is_separate(inputs->data) ||
+                          (inputs->validation && nd_dataset_is_separate(inputs->validation));
+    config->data.documents = separate ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN;
+    return ND_OK;
 }
 
 void nd_inputs_close(nd_inputs *inputs)

@@ -7,6 +7,24 @@
 #include "trainer/corpus/chat.h"
 #include "trainer/run/run.h"
 
+/* Takes the dataset over when it fails. */
+static nd_status set_documents(const nd_config *config, const nd_inputs *inputs, nd_dataset **data)
+{
+    const nd_shape *shape = &inputs->shape;
+    const nd_document_rules rules = {
+        .rule = config->data.documents,
+        .end_of_text = config->data.end_of_text,
+        .model_end = shape->eos_is_default ? -1 : shape->eos_id,
+        .drop_long = config->data.long_rows == ND_LONG_ROWS_DROP,
+    };
+    nd_status status = nd_dataset_set_documents(*data, &rules);
+    if (status != ND_OK) {
+        nd_dataset_close(*data);
+        *data = NULL;
+    }
+    return status;
+}
+
 /* A text that the tokenizer encodes, or JSON lines that are read as bytes: a file, a folder or a
  * pattern. */
 static nd_status open_text(const nd_config *config, const nd_inputs *inputs, const char *path,
@@ -50,7 +68,7 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
     nd_status status =
         nd_dataset_open_text(&text, inputs->shape.vocab, config->train.sequence_length, out);
     free(separator);
-    return status;
+    return status == ND_OK ? set_documents(config, inputs, out) : status;
 }
 
 static bool reads_bytes(const nd_config *config, const nd_inputs *inputs)
@@ -88,9 +106,10 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
         return open_text(config, inputs, path, out);
     }
     ND_TRY(!ids && reads_bytes(config, inputs) ? check_bytes(config, path) : ND_OK);
-    return nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
+    ND_TRY(nd_dataset_open(path, format, /* a tokenizer is the one that made the ids */
                            inputs->tokenizer ? "file" : config->data.tokenizer, inputs->shape.vocab,
-                           config->train.sequence_length, out);
+                           config->train.sequence_length, out));
+    return set_documents(config, inputs, out);
 }
 
 /* Whether all are JSON lines. */

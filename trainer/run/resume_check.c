@@ -20,8 +20,11 @@ static const char data_content[] = "data.path content", step_samples[] = "sample
  * no such pair: without it the sources took turns in another order. */
 static const char mix_period[] = "data.path period";
 enum { MIX_PERIOD_WITHOUT_PAIR = 65536 };
-static const char *const keys[] = {"data.tokenizer", "data.shuffle_seed", "train.sequence_length",
-                                   "optimizer.name"};
+/* Checkpoints without it were made with joined documents. */
+static const char documents[] = "data.documents";
+static const char *const keys[] = {"data.tokenizer",        "data.shuffle_seed", documents,
+                                   "data.positions",        "data.long_rows",    "data.end_of_text",
+                                   "train.sequence_length", "optimizer.name"};
 
 /* Other words of checkpoint.allow than `keys`. Three keys make the samples of a step. */
 static const char *const other_allowed[] = {"data.path", "samples_per_step"};
@@ -84,7 +87,8 @@ static nd_status check_allowed(const nd_config *config)
             return nd_fail(
                 ND_ERR_CONFIG,
                 "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
-                "it can name data.path, data.tokenizer, data.shuffle_seed, samples_per_step, "
+                "it can name data.path, data.tokenizer, data.shuffle_seed, data.documents, "
+                "data.positions, data.long_rows, data.end_of_text, samples_per_step, "
                 "train.sequence_length, train.precision, model.seed, and keys of optimizer and fp8",
                 key, search.best ? " (did you mean " : "", search.best ? search.best : "",
                 search.best ? "?)" : "");
@@ -318,8 +322,10 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
 static const char *find_stored(const nd_manifest *manifest, const char *key)
 {
     const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
-    const bool older = !stored && strcmp(key, mix_period) == 0;
-    return older && nd_manifest_pairs_find(&manifest->identity, "data.path") ? "65536" : stored;
+    const char *older = strcmp(key, mix_period) == 0  ? "65536"
+                        : strcmp(key, documents) == 0 ? "join"
+                                                      : NULL;
+    return !stored && nd_manifest_pairs_find(&manifest->identity, "data.path") ? older : stored;
 }
 
 /* One start shows all that differs: behind the message about the first difference stands what

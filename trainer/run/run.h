@@ -30,7 +30,8 @@ typedef struct nd_inputs {
 nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
 /* The same, and the training and validation data, whose size settles train.epochs
  * (nd_config_take_epochs). Where the model's config.json has no eos_token_id and data.append_eod
- * ends documents, the shape has the tokenizer's end of text. */
+ * ends documents, the shape has the tokenizer's end of text. data.documents becomes what they are,
+ * with separate where some data are. */
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs);
 /* Samples of the open data, and of a step of this configuration. */
 nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs);

@@ -99,6 +99,12 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
     return blocks + head > 0;
 }
 
+/* auto: the data are not open, as for a plan, which takes them for joined. */
+static bool is_separate(const nd_rank *rank)
+{
+    return rank->config->data.documents == ND_DOCUMENTS_SEPARATE;
+}
+
 nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd_schedule schedule,
                                       nd_trainer **out)
 {
@@ -106,7 +112,8 @@ nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd
     nd_schedule_needs needs;
     nd_status status = ND_OK;
     nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
-                                .sources = rank->config->data_sources};
+                                .sources = rank->config->data_sources,
+                                .separate = is_separate(rank)};
     ND_TRY_OUT(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY_OUT(nd_schedule_check(&schedule, &needs));
     options.sets = needs.sets;
@@ -132,7 +139,8 @@ nd_status nd_trainer_create(nd_rank *rank, const nd_tuning *tuning, nd_trainer *
 /* Bytes of the plan with these linears, without a copy of all weights. */
 static nd_status least_bytes(nd_rank *rank, const nd_linear_choice *linears, size_t *out)
 {
-    const nd_model_options options = {.linears = linears, .sources = rank->config->data_sources};
+    const nd_model_options options = {
+        .linears = linears, .sources = rank->config->data_sources, .separate = is_separate(rank)};
     nd_trainer *t = NULL;
     ND_TRY(create(rank, &options, true, &t));
     *out = t->plan.total;
@@ -170,7 +178,8 @@ nd_status nd_trainer_check_memory(nd_rank *rank)
 
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out)
 {
-    const nd_model_options options = {.forward_only = true};
+    const nd_model_options options = {
+        .forward_only = true, .separate = rank->config->data.documents != ND_DOCUMENTS_JOIN};
     ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     return create(rank, &options, false, out);
 }

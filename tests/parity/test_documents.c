@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Separate documents in whole steps: packed rows give the loss and the gradient of the same rows
+ * one by one, on any mesh; and nothing of a document reaches another one.
+ */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/rng.h"
+#include "tests/parity/mesh_data.h"
+#include "trainer/corpus/token_file.h"
+
+enum { S = 32, VOCAB = 97, ROWS = 10, BLOCKS = 4 };
+
+/* Four blocks of whole rows, with borders at places that no chunk of a cp rank begins at. */
+static const int lengths[ROWS] = {10, 12, 11, 33, 1, 2, 17, 13, 20, 9};
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(documents, .init = setup, .fini = teardown);
+
+static int32_t id_of(int row, int token)
+{
+    return (int32_t)(nd_rng_u64(9, (uint64_t)row, (uint64_t)token) % VOCAB);
+}
+
+typedef struct rows_file {
+    nd_megatron_output out;
+    nd_corpus_piece piece;
+    char prefix[PATH_MAX];
+} rows_file;
+
+static void add_token(rows_file *f, int32_t id, bool counts)
+{
+    const int32_t at = (int32_t)f->piece.ids.count, span[2] = {at, at + 1};
+    assert_ok(nd_ids_add(&f->piece.ids, &id, 1));
+    assert_ok(counts ? ND_OK : nd_ids_add(&f->piece.spans, span, 2));
+}
+
+static void end_row(rows_file *f)
+{
+    const int32_t end = (int32_t)f->piece.ids.count;
+    assert_ok(nd_ids_add(&f->piece.ends, &end, 1));
+}
+
+static void begin_file(const char *name, rows_file *f)
+{
+    memset(f, 0, sizeof *f);
+    snprintf(f->prefix, sizeof f->prefix, "%s/%s", dir.path, name);
+    assert_ok(nd_megatron_output_open(f->prefix, VOCAB, &f->out));
+}
+
+static void end_file(rows_file *f)
+{
+    assert_ok(nd_megatron_output_write(&f->out, &f->piece));
+    assert_ok(nd_megatron_output_commit(&f->out));
+    nd_megatron_output_fini(&f->out);
+    free(f->piece.ids.data);
+    free(f->piece.ends.data);
+    free(f->piece.spans.data);
+}
+
+/* alone: each row is filled up to a block, of which only its own tokens count. */
+static void write_rows(const char *name, bool alone, rows_file *f)
+{
+    begin_file(name, f);
+    for (int r = 0; r < ROWS; r++) {
+        for (int t = 0; t < (alone ? S + 1 : lengths[r]); t++) {
+            const bool own = t < lengths[r];
+            add_token(f, own ? id_of(r, t) : 0, own && t > r % 3);
+        }
+        end_row(f);
+    }
+    end_file(f);
+}
+
+static mesh_job job_of(const rows_file *f, nd_precision precision, bool separate)
+{
+    mesh_job job = mesh_job_on_tokens(f->prefix, mesh_small_llama(VOCAB), precision);
+    job.format = ND_DATA_MEGATRON;
+    job.sequence = S;
+    job.steps = 1;
+    job.global_batch = separate ? BLOCKS : ROWS;
+    job.separate = separate;
+    job.optimizer = ND_OPTIMIZER_SGD;
+    return job;
+}
+
+static const mesh_case meshes[] = {
+    {"one", 1, 1, 1, 1, 1},
+    {"one, batch 2", 1, 1, 1, 1, 2},
+    {"recompute", 1, 1, 1, 1, 1, .recompute = ND_RECOMPUTE_FULL},
+    {"tp 2", 1, 1, 1, 2, 1},
+    {"cp 2", 1, 1, 2, 1, 1},
+    {"cp 4, batch 2", 1, 1, 4, 1, 2},
+    {"cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
+    {"cp 4, ring, recompute", 1, 1, 4, 1, 1, .ring = true, .recompute = ND_RECOMPUTE_SELECTIVE},
+    {"cp 2, tp 2", 1, 1, 2, 2, 2},
+    {"fsdp 2, cp 2", 1, 2, 2, 1, 1},
+};
+enum { MESHES = sizeof meshes / sizeof *meshes };
+
+/* Bounds: those of test_mesh.c in F32. In BF16 both round alike but for the order of sums, whose
+ * operands have 8 bits: errors of single products are 2^-9, and their share in the norm of a
+ * gradient is no larger than some of them; what leaks or is lost is a tenth and more. */
+static void check_packed(nd_precision precision, double bound)
+{
+    rows_file packed, alone;
+    mesh_result want, got;
+    write_rows("packed", false, &packed);
+    write_rows("alone", true, &alone);
+    const mesh_job one = job_of(&alone, precision, false), many = job_of(&packed, precision, true);
+    assert_ok(mesh_run(&one, &meshes[0], &want));
+    for (int m = 0; m < MESHES; m++) {
+        assert_ok(mesh_run(&many, &meshes[m], &got));
+        const double loss = fabs(got.loss[0] / want.loss[0] - 1);
+        cr_assert_lt(loss, bound, "%s: the loss differs by %.2e", meshes[m].name, loss);
+        for (int i = 0; i < got.tensors; i++) {
+            const double error =
+                mesh_relative_l2(got.gradients[i], want.gradients[i], got.sizes[i]);
+            cr_assert_lt(error, bound, "%s: the gradient of %s differs by %.2e", meshes[m].name,
+                         got.names[i], error);
+        }
+        mesh_result_free(&got);
+    }
+    mesh_result_free(&want);
+}
+
+Test(documents, packed_rows_give_the_sums_of_rows_alone)
+{
+    check_packed(ND_PRECISION_FP32, 1e-5);
+}
+
+Test(documents, packed_rows_give_the_sums_of_rows_alone_in_bf16)
+{
+    check_packed(ND_PRECISION_BF16, 3e-2);
+}
+
+/* RoPE sees differences of positions alone, so these give the same but for rounding. */
+Test(documents, positions_that_run_on_round_otherwise)
+{
+    rows_file packed;
+    mesh_result restart, running;
+    write_rows("packed", false, &packed);
+    mesh_job job = job_of(&packed, ND_PRECISION_FP32, true);
+    assert_ok(mesh_run(&job, &meshes[0], &restart));
+    job.running = true;
+    assert_ok(mesh_run(&job, &meshes[0], &running));
+    cr_assert_neq(memcmp(restart.norm, running.norm, sizeof running.norm[0]), 0);
+    cr_assert_lt(fabs(running.loss[0] / restart.loss[0] - 1), 1e-5);
+    mesh_result_free(&restart);
+    mesh_result_free(&running);
+}
+
+/* Three documents, of which the middle one counts; a token of another one is changed. */
+static void write_three(const char *name, int changed, rows_file *f)
+{
+    begin_file(name, f);
+    for (int r = 0, at = 0; r < 3; r++) {
+        for (int t = 0; t < lengths[r]; t++, at++) {
+            add_token(f, (id_of(r, t) + (at == changed ? 1 : 0)) % VOCAB, r == 1 && t > 0);
+        }
+        end_row(f);
+    }
+    end_file(f);
+}
+
+static void check_same(const mesh_result *a, const mesh_result *b, const char *name, int changed)
+{
+    cr_assert_eq(memcmp(a->loss, b->loss, sizeof a->loss[0]), 0,
+                 "%s: token %d changes the loss of another document from %.17g to %.17g", name,
+                 changed, a->loss[0], b->loss[0]);
+    cr_assert_eq(memcmp(a->norm, b->norm, sizeof a->norm[0]), 0,
+                 "%s: token %d changes the gradient of another document", name, changed);
+}
+
+static mesh_result run_three(const mesh_case *mesh, nd_precision precision, bool separate,
+                             int changed)
+{
+    rows_file f;
+    mesh_result out;
+    char name[32];
+    snprintf(name, sizeof name, "three%d", changed);
+    write_three(name, changed, &f);
+    mesh_job job = job_of(&f, precision, separate);
+    const int micro = (int)mesh->micro_batch * mesh->dp_shard;
+    job.global_batch = micro; /* the only block, some times */
+    assert_ok(mesh_run(&job, mesh, &out));
+    return out;
+}
+
+Test(documents, no_bit_of_a_document_reaches_another_one)
+{
+    static const int changed[] = {0, 5, 9, 22, 27, 32}; /* of the first and the last document */
+    for (int m = 0; m < MESHES; m++) {
+        const nd_precision precision = m % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32;
+        mesh_result want = run_three(&meshes[m], precision, true, -1);
+        for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
+            mesh_result got = run_three(&meshes[m], precision, true, changed[i]);
+            check_same(&want, &got, meshes[m].name, changed[i]);
+            mesh_result_free(&got);
+        }
+        mesh_result_free(&want);
+    }
+    mesh_result before = run_three(&meshes[0], ND_PRECISION_FP32, false, -1),
+                after = run_three(&meshes[0], ND_PRECISION_FP32, false, 5);
+    cr_assert_neq(memcmp(before.loss, after.loss, sizeof before.loss[0]), 0,
+                  "joined documents do not see each other");
+    mesh_result_free(&before);
+    mesh_result_free(&after);
+}

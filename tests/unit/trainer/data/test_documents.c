@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Separate documents in blocks of every kind of data, and blocks of whole rows. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/tempdir.h"
+#include "trainer/corpus/token_file.h"
+#include "trainer/data/data.h"
+
+enum { S = 7, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(documents, .init = setup, .fini = teardown);
+
+static const nd_document_rules separate = {
+    .rule = ND_DOCUMENTS_SEPARATE, .end_of_text = -1, .model_end = -1};
+
+/* Documents whose last token is END and occurs nowhere else, some of one token. */
+typedef struct text_of {
+    int32_t ids[TOKENS], starts[TOKENS]; /* of each token: the first one of its document */
+} text_of;
+
+static void draw_text(unsigned seed, text_of *out)
+{
+    srand(seed);
+    for (int32_t t = 0; t < TOKENS; t++) {
+        const bool begins = t == 0 || out->ids[t - 1] == END;
+        out->starts[t] = begins ? t : out->starts[t - 1];
+        out->ids[t] = rand() % 5 == 0 || t == TOKENS - 1 ? END : 'a' + rand() % 26;
+    }
+}
+
+static nd_dataset *open_rows(const char *name, const char *text)
+{
+    static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
+    nd_dataset *out;
+    const nd_dataset_text of = {.path = tempdir_write(&dir, name, text, strlen(text)),
+                                .rules = &rules,
+                                .cache_dir = dir.path,
+                                .threads = 1};
+    assert_ok(nd_dataset_open_text(&of, 256, S, &out));
+    return out;
+}
+
+static nd_dataset *as_rows(const text_of *text)
+{
+    static char json[TEXT_MAX];
+    int used = 0;
+    for (int t = 0; t < TOKENS; t++) {
+        used += text->starts[t] == t ? sprintf(json + used, "{\"text\":\"") : 0;
+        used += text->ids[t] == END ? sprintf(json + used, "\\u0007\"}\n")
+                                    : sprintf(json + used, "%c", (char)text->ids[t]);
+    }
+    return open_rows("a.jsonl", json);
+}
+
+static nd_dataset *as_megatron(const text_of *text)
+{
+    nd_dataset *out;
+    nd_megatron_output files;
+    nd_corpus_piece piece = {0};
+    char prefix[PATH_MAX];
+    snprintf(prefix, sizeof prefix, "%s/m", dir.path);
+    assert_ok(nd_ids_add(&piece.ids, text->ids, TOKENS));
+    for (int32_t t = 0; t < TOKENS; t++) {
+        const int32_t end = t + 1;
+        assert_ok(text->ids[t] == END ? nd_ids_add(&piece.ends, &end, 1) : ND_OK);
+    }
+    assert_ok(nd_megatron_output_open(prefix, 256, &files));
+    assert_ok(nd_megatron_output_write(&files, &piece));
+    assert_ok(nd_megatron_output_commit(&files));
+    nd_megatron_output_fini(&files);
+    free(piece.ids.data);
+    free(piece.ends.data);
+    assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, S, &out));
+    return out;
+}
+
+static nd_dataset *as_llmc(const text_of *text)
+{
+    nd_dataset *out;
+    struct {
+        int32_t header[256];
+        uint16_t ids[TOKENS];
+    } file = {{20240520, 1, TOKENS}, {0}};
+    for (int t = 0; t < TOKENS; t++) {
+        file.ids[t] = (uint16_t)text->ids[t];
+    }
+    const char *path = tempdir_write(&dir, "l.bin", &file, sizeof file);
+    assert_ok(nd_dataset_open(path, ND_DATA_LLMC, "file", 256, S, &out));
+    return out;
+}
+
+static void check_borders(const nd_dataset *data, const text_of *text, unsigned seed)
+{
+    for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
+        int32_t inputs[S], labels[S], first_keys[S];
+        assert_ok(nd_dataset_block(data, b, inputs, labels));
+        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys));
+        for (int64_t i = 0; i < S; i++) {
+            const int64_t begin = b * (S + 1), t = begin + i;
+            const bool counts = t + 1 < TOKENS && text->starts[t + 1] != t + 1;
+            cr_assert_eq(labels[i], counts ? text->ids[t + 1] : ND_LABEL_IGNORED,
+                         "seed %u: label of token %ld is %d", seed, (long)t, labels[i]);
+            const int64_t first = t >= TOKENS               ? i
+                                  : text->starts[t] > begin ? text->starts[t] - begin
+                                                            : 0;
+            cr_assert_eq(first_keys[i], first, "seed %u: token %ld sees from %d", seed, (long)t,
+                         first_keys[i]);
+        }
+    }
+}
+
+Test(documents, every_format_knows_where_they_begin)
+{
+    nd_document_rules by_id = separate;
+    by_id.end_of_text = END;
+    for (unsigned seed = 0; seed < 8; seed++) {
+        text_of text;
+        draw_text(seed, &text);
+        nd_dataset *list[] = {as_rows(&text), as_megatron(&text), as_llmc(&text)};
+        for (int i = 0; i < 3; i++) {
+            assert_ok(nd_dataset_set_documents(list[i], i == 2 ? &by_id : &separate));
+            check_borders(list[i], &text, seed);
+            nd_dataset_close(list[i]);
+        }
+    }
+}
+
+Test(documents, joined_ones_have_the_labels_across_borders)
+{
+    text_of text;
+    draw_text(1, &text);
+    const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
+    nd_dataset *data = as_rows(&text);
+    assert_ok(nd_dataset_set_documents(data, &automatic));
+    cr_assert_not(nd_dataset_is_separate(data));
+    for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
+        int32_t inputs[S], labels[S];
+        assert_ok(nd_dataset_block(data, b, inputs, labels));
+        for (int64_t i = 0; i < S && b * (S + 1) + i + 1 < TOKENS; i++) {
+            cr_assert_eq(labels[i], text.ids[b * (S + 1) + i + 1]);
+        }
+    }
+    nd_dataset_close(data);
+}
+
+/* Row r is some tokens `A + r % 26`, the first of which is its prompt. */
+static nd_dataset *prompts(int lengths[ROWS], const nd_document_rules *rules)
+{
+    static char json[TEXT_MAX];
+    int used = 0;
+    for (int r = 0; r < ROWS; r++) {
+        lengths[r] = 1 + rand() % (r % 9 == 0 ? 3 * S : S);
+        used += sprintf(json + used, "{\"prompt\":\"%c\",\"completion\":\"", 'A' + r % 26);
+        for (int i = 1; i < lengths[r]; i++) {
+            json[used++] = (char)('A' + r % 26);
+        }
+        used += sprintf(json + used, "\"}\n");
+    }
+    nd_dataset *data = open_rows("p.jsonl", json);
+    assert_ok(nd_dataset_set_documents(data, rules));
+    return data;
+}
+
+typedef struct wanted_block {
+    int count, ids[S + 1], firsts[S + 1]; /* of each token: the first one of its piece of a row */
+} wanted_block;
+
+/* Puts a piece of a row, of at most S + 1 tokens, into the last block if it fits, else into a new
+ * one; returns how many blocks there are. A block of one token is none. */
+static int add_piece(wanted_block *list, int blocks, bool fresh, int id, int count)
+{
+    wanted_block *last = &list[blocks - 1];
+    if (last->count > 0 && (fresh || last->count + count > S + 1)) {
+        blocks += last->count > 1;
+        last = &list[blocks - 1];
+        last->count = 0;
+    }
+    const int first = last->count;
+    for (int i = 0; i < count; i++) {
+        last->ids[last->count] = id;
+        last->firsts[last->count++] = first;
+    }
+    return blocks;
+}
+
+static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool drop)
+{
+    static wanted_block list[4 * ROWS];
+    int blocks = 1, longer = 0;
+    bool fresh = false; /* a row that was left out ends a block */
+    memset(list, 0, sizeof list);
+    for (int r = 0; r < ROWS; r++) {
+        const bool too_long = lengths[r] > S + 1;
+        longer += too_long;
+        fresh = fresh || (too_long && drop);
+        for (int at = 0; at < lengths[r] && !(too_long && drop); at += S + 1) {
+            const int left = lengths[r] - at;
+            blocks = add_piece(list, blocks, fresh || (too_long && at == 0), 'A' + r % 26,
+                               left < S + 1 ? left : S + 1);
+            fresh = false;
+        }
+    }
+    blocks -= list[blocks - 1].count < 2;
+    cr_assert_eq(nd_dataset_blocks(data), blocks);
+    for (int b = 0; b < blocks; b++) {
+        const wanted_block *w = &list[b];
+        int32_t inputs[S], labels[S], first_keys[S];
+        assert_ok(nd_dataset_block(data, b, inputs, labels));
+        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys));
+        for (int i = 0; i < S; i++) {
+            const bool filled = i < w->count;
+            const bool counts = i + 1 < w->count && w->firsts[i + 1] != i + 1;
+            cr_assert_eq(inputs[i], filled ? w->ids[i] : 0, "block %d, token %d", b, i);
+            cr_assert_eq(labels[i], counts ? w->ids[i + 1] : ND_LABEL_IGNORED);
+            cr_assert_eq(first_keys[i], filled ? w->firsts[i] : i);
+        }
+    }
+    const nd_dataset_facts facts = nd_dataset_facts_of(data);
+    cr_assert_eq(facts.long_rows, longer);
+    cr_assert_eq(facts.drops, drop);
+}
+
+Test(documents, rows_with_prompts_stay_whole)
+{
+    for (unsigned seed = 0; seed < 8; seed++) {
+        int lengths[ROWS];
+        srand(seed);
+        nd_document_rules rules = {.end_of_text = -1, .model_end = -1, .drop_long = seed % 2};
+        nd_dataset *data = prompts(lengths, &rules);
+        cr_assert(nd_dataset_is_separate(data));
+        check_rows(data, lengths, rules.drop_long);
+        nd_dataset_close(data);
+    }
+}
+
+Test(documents, a_blend_has_those_of_its_parts)
+{
+    int lengths[ROWS];
+    text_of text;
+    const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
+    draw_text(3, &text);
+    nd_dataset *joined = as_rows(&text), *rows = prompts(lengths, &automatic), *blend;
+    nd_dataset_part parts[] = {{.data = joined, .name = "a"}, {.data = rows, .name = "b"}};
+    const int64_t before = nd_dataset_blocks(joined), all = before + nd_dataset_blocks(rows);
+    assert_ok(nd_dataset_blend(parts, 2, &blend));
+    cr_assert(nd_dataset_is_separate(blend));
+    cr_assert_eq(nd_dataset_blocks(blend), all);
+    for (int64_t b = 0; b < all; b++) {
+        int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};
+        assert_ok(nd_dataset_block(blend, b, inputs, labels));
+        assert_ok(nd_dataset_first_keys(blend, b, inputs, first_keys));
+        assert_ok(b < before ? ND_OK : nd_dataset_first_keys(rows, b - before, inputs, own));
+        cr_assert_eq(memcmp(first_keys, own, sizeof own), 0, "block %ld", (long)b);
+    }
+    nd_dataset_close(blend);
+}
+
+Test(documents, the_loader_gives_positions_and_first_keys)
+{
+    text_of text;
+    draw_text(5, &text);
+    for (int running = 0; running < 2; running++) {
+        nd_dataset *data = as_rows(&text);
+        nd_loader *loader;
+        nd_step_batch batch;
+        const nd_loader_options o = {.sequence = S,
+                                     .micro_batch = 2,
+                                     .accumulation = 2,
+                                     .dp_size = 1,
+                                     .cp_size = 1,
+                                     .validation = true,
+                                     .separate = true,
+                                     .running = running};
+        assert_ok(nd_dataset_set_documents(data, &separate));
+        assert_ok(nd_loader_open(data, &o, &loader));
+        const int64_t steps = nd_loader_validation_steps(data, &o),
+                      blocks = nd_dataset_blocks(data);
+        for (int64_t row = 0; row < 4 * steps; row++) {
+            int32_t inputs[S], labels[S], first_keys[S];
+            assert_ok(row % 4 == 0 ? nd_loader_next(loader, &batch) : ND_OK);
+            const int32_t *got = batch.first_keys + row % 4 * S;
+            const int32_t *positions = batch.positions + row % 4 * S;
+            if (row < blocks) {
+                assert_ok(nd_dataset_block(data, row, inputs, labels));
+                assert_ok(nd_dataset_first_keys(data, row, inputs, first_keys));
+                cr_assert_eq(memcmp(got, first_keys, sizeof first_keys), 0);
+            }
+            for (int i = 0; i < S && row < blocks; i++) {
+                cr_assert_eq(positions[i], running ? i : i - first_keys[i]);
+            }
+        }
+        nd_loader_close(loader);
+        nd_dataset_close(data);
+    }
+}
+
+Test(documents, what_nothing_separates_is_refused)
+{
+    text_of text;
+    draw_text(1, &text);
+    nd_document_rules rules = separate;
+    nd_dataset *data = as_llmc(&text);
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
+                 "give the id that ends them as data.end_of_text");
+    nd_dataset_close(data);
+    rules.model_end = 'A';
+    data = as_llmc(&text);
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "id 65, which should end");
+    nd_dataset_close(data);
+    rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
+    data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has at most 8 tokens");
+    nd_dataset_close(data);
+}
