@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 
-from checkpoint_runs import LAST, STEPS, Bench, check, each
+from checkpoint_runs import LAST, MODEL, STEPS, Bench, check, each
 
 SHARD = "state/shard-0000{}-model-00001-of-00001.safetensors"
 HASHES = "state/shard-0000{}.hashes"
@@ -205,6 +205,25 @@ def unconfirmed(bench):
     bench.remove("unconfirmed")
 
 
+def other_mesh(bench):
+    """Rank 0 reads none of the damaged chunk, and confirms what rank 1 has found in the only writer's file."""
+    (bench.folder / "large.json").write_text(json.dumps({**MODEL, "intermediate_size": 1 << 16}))
+    large = ("--set", "model.config=large.json", "--set", "optimizer.name=sgd")
+    bench.train(1, "large", *large, "--gradient-accumulation-steps", "2")
+    path = bench.folder / "large" / "checkpoint-6" / SHARD.format(1)
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        name, down = next((k, v) for k, v in json.loads(file.read(size)).items() if "down_proj" in k)
+        begin, end = down["data_offsets"]
+        check(end - begin == 8 << 20, f"{name} has {end - begin} bytes") # all of rank 1's half of the block, in chunks of 4 MiB
+        file.seek(8 + size + (begin + end) // 2)
+        file.write(b"wrong")
+    printed = bench.train(2, "large", "--resume-from-checkpoint", "latest", *large)
+    check("resumed after step 4" in printed, f"it did not go on from step 4:\n{printed}")
+    check(bench.names("large") == sorted([*LAST, "checkpoint-6.bad"]), f"left are {bench.names('large')}")
+    bench.remove("large")
+
+
 def killed(bench):
     """A rank that dies while a checkpoint is loaded failed first, whatever the other one loses by it."""
     copy(bench, "killed")
@@ -230,6 +249,7 @@ def main():
         in_use(bench)
         appears(bench)
         unconfirmed(bench)
+        other_mesh(bench)
         killed(bench)
     print(f"check_checkpoint_damage: {len(DAMAGES)} damages are refused or passed over")
 

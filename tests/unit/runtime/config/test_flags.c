@@ -434,7 +434,7 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     nd_config_fini(&c);
     cr_assert_eq(FLAGS(&c, "--warmup-ratio", "0.03", "--warmup-steps", "7"), ND_OK);
     does_not_resolve(&c, "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000");
-    cr_assert_eq(FLAGS(&c, "--warmup_ratio", "0.031", "--num-steps", "50"), ND_OK);
+    cr_assert_eq(FLAGS(&c, "--warmup_ratio", "0.021", "--num-steps", "50"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(c.optimizer.warmup_steps, 2);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);

@@ -171,11 +171,19 @@ Test(server, get_waits_for_set_and_ends_at_its_deadline)
     open_server(2);
     join(0);
     join(1);
-    request(0, ND_WIRE_GET, "k", NULL, 0);
-    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-    request(1, ND_WIRE_SET, "k", "value", 5);
-    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
-    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
+    static const struct {
+        nd_wire_type type, answer;
+        const char *key;
+    } makers[] = {{ND_WIRE_SET, ND_WIRE_DONE, "a"},
+                  {ND_WIRE_SET_ONCE, ND_WIRE_SUM, "b"},
+                  {ND_WIRE_ADD, ND_WIRE_SUM, "c"}};
+    for (int i = 0; i < 3; i++) {
+        request(0, ND_WIRE_GET, makers[i].key, NULL, 0);
+        cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+        request(1, makers[i].type, makers[i].key, "value", 5);
+        cr_assert_eq(answer(1).type, makers[i].answer);
+        cr_assert_eq(answer(0).type, ND_WIRE_VALUE, "%s", makers[i].key);
+    }
     request(0, ND_WIRE_GET, "other", NULL, 0);
     now += 29 * second;
     nd_server_tick(server, now);

@@ -112,6 +112,8 @@ Test(retention, the_only_good_state_stays)
     save(6);
     damage("checkpoint-6");
     cr_assert_eq(prune(1), 0);
+    save(7);
+    cr_assert_eq(prune(2), 0); /* one good state is not the two that stay */
     cr_assert(exists("checkpoint-4.old") && exists("checkpoint-5.old"));
 }
 

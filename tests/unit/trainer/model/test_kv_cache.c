@@ -291,10 +291,17 @@ static nd_status loss_body(nd_rank *rank, void *context)
 
 Test(kv_cache, logits_are_those_of_the_training_model)
 {
-    for (int tp = 1; tp <= 4; tp *= 2) {
-        mesh_ranks job = job_of(tp, false, ND_PRECISION_FP32);
+    /* Windows: of no layer, of all, from layer 1 on, of all but the second, of the second alone. */
+    static const int64_t windows[][3] = {{0}, {5}, {1, 1}, {T - 1, 0, 2}, {8, 1, 3}};
+    for (int i = 0; i < 3 * 5; i++) {
+        const int64_t *window = windows[i / 3];
+        mesh_ranks job = job_of(1 << i % 3, false, ND_PRECISION_FP32);
+        job.shape.window = window[0];
+        job.shape.window_first = window[1];
+        job.shape.window_period = window[2];
         job.body = loss_body;
-        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d: %s", tp, nd_error_last()->message);
+        cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, window %lld: %s", 1 << i % 3,
+                     (long long)window[0], nd_error_last()->message);
     }
 }
 

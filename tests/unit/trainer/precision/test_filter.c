@@ -137,6 +137,29 @@ Test(filter, conditions_of_the_mesh)
     nd_filter_fini(&f);
 }
 
+/* A product has micro-batch x sequence / cp tokens. */
+Test(filter, tokens_of_a_rank)
+{
+    nd_shape shape = eight_b();
+    nd_config c = config_of("accelerate", ND_FP8_TENSORWISE);
+    nd_filter f = filter_of("accelerate", ND_FP8_TENSORWISE, &shape);
+    for (int cp = 1; cp <= 5; cp++) {
+        nd_mesh mesh = {{1, 1, 1, 1, 1}};
+        mesh.size[ND_AXIS_CP] = cp;
+        for (int64_t s = 2 * cp; s <= 64 * cp; s += 2 * cp) {
+            for (int64_t micro = 1; micro <= 4; micro++) {
+                c.train.sequence_length = s;
+                c.train.micro_batch_size = micro;
+                cr_expect_eq(nd_filter_check(&f, &c, &shape, &mesh),
+                             micro * (s / cp) % 16 == 0 ? ND_OK : ND_ERR_CONFIG,
+                             "cp %d, sequence %lld, micro-batch %lld", cp, (long long)s,
+                             (long long)micro);
+            }
+        }
+    }
+    nd_filter_fini(&f);
+}
+
 static void add_line(void *context, const char *text)
 {
     size_t used = strlen(context);

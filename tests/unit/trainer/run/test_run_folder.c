@@ -273,6 +273,9 @@ Test(run_folder, the_newest_is_the_one_that_has_something_saved)
     assert_ok(nd_fs_make_folders("runs/x-4", "it", ""));
     cr_assert_eq(symlink("../x-2/checkpoint-5", "runs/x-4/checkpoint-6"), 0);
     expect_newest("runs/x-4");
+    assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-5.bad/state", "it", ""));
+    assert_ok(nd_fs_make_folders("runs/x-5/checkpoint-6.old/state", "it", ""));
+    expect_newest("runs/x-5");
 }
 
 /* With checkpoint.export_model each checkpoint holds the model too, in the type it is saved in. */

@@ -92,21 +92,29 @@ Test(hf_reader, reader_names_what_is_missing_extra_or_different)
     write_weights(folder, "model.safetensors", list, n);
     assert_fails(open_and_check(folder), ND_ERR_DATA, "is F64; only F32, BF16 and F16 are read");
 
-    /* Allowed: rotary buffers of old files, and a head beside tied embeddings that equals them. */
-    n = all_tensors(list);
-    list[n++] = (nd_safetensors_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
-                                        .dtype = ND_SAFETENSORS_F32,
-                                        .axes = 1,
-                                        .shape = {3}};
-    list[n++] = (nd_safetensors_tensor){
-        .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {256, 24}};
-    write_weights(folder, "model.safetensors", list, n);
-    assert_ok(open_and_check(folder));
-    hf_shell("cd %s && printf '\\077' | dd of=model.safetensors bs=1 conv=notrunc seek=%llu "
-             "2>/dev/null",
-             folder, (unsigned long long)named(list, n, "lm_head.weight")->end - 1);
-    assert_fails(open_and_check(folder), ND_ERR_DATA,
-                 "lm_head.weight and model.embed_tokens.weight differ; write false");
+    /* Allowed: rotary buffers of old files, and a head beside tied embeddings that equals them, in
+     * one piece of the comparison and in two. */
+    static const int64_t vocabs[] = {256, 10923};
+    for (int i = 1; i >= 0; i--) {
+        const int64_t vocab = vocabs[i];
+        hf_shell("sed -i 's/\"vocab_size\": [0-9]*/\"vocab_size\": %lld/' %s/config.json",
+                 (long long)vocab, folder);
+        n = all_tensors(list);
+        named(list, n, "model.embed_tokens.weight")->shape[0] = vocab;
+        list[n++] = (nd_safetensors_tensor){.name = "model.layers.0.self_attn.rotary_emb.inv_freq",
+                                            .dtype = ND_SAFETENSORS_F32,
+                                            .axes = 1,
+                                            .shape = {3}};
+        list[n++] = (nd_safetensors_tensor){
+            .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {vocab, 24}};
+        write_weights(folder, "model.safetensors", list, n);
+        assert_ok(open_and_check(folder));
+        hf_shell("cd %s && printf '\\077' | dd of=model.safetensors bs=1 conv=notrunc seek=%llu "
+                 "2>/dev/null",
+                 folder, (unsigned long long)named(list, n, "lm_head.weight")->end - 1);
+        assert_fails(open_and_check(folder), ND_ERR_DATA,
+                     "lm_head.weight and model.embed_tokens.weight differ; write false");
+    }
     n = all_tensors(list);
     list[n++] = (nd_safetensors_tensor){
         .name = "lm_head.weight", .dtype = ND_SAFETENSORS_F32, .axes = 2, .shape = {255, 24}};

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "runtime/base/rng.h"
+#include "trainer/precision/precision.h"
+
+enum { LAYERS = 5, CASES = 300 };
+
+static double worse(double a, double b)
+{
+    return isnan(a) || isnan(b) ? (double)NAN : fmax(a, b);
+}
+
+/* Few values, so that layers are often equal, and NaN among them. */
+Test(health, the_first_of_the_worst_layers_is_named)
+{
+    nd_filter_reason reasons[LAYERS * ND_LINEAR_COUNT];
+    nd_scales s = {.layers = LAYERS, .filter = {.layers = LAYERS, .reasons = reasons}};
+    nd_site_report report[3 * LAYERS * ND_LINEAR_COUNT] = {{0}};
+    s.report = report;
+    for (uint64_t seed = 0; seed < CASES; seed++) {
+        double worst = -1;
+        int at = -1;
+        nd_health_summary all;
+        for (int i = 0; i < LAYERS * ND_LINEAR_COUNT; i++) {
+            reasons[i] =
+                nd_rng_u64(seed, 0, (uint64_t)i) % 4 ? ND_FILTER_CONVERTED : ND_FILTER_FIRST;
+        }
+        for (int layer = 0; layer < LAYERS; layer++) {
+            const uint64_t drawn = nd_rng_u64(seed, 1, (uint64_t)layer) % 9;
+            const float amax = drawn == 8 ? NAN : (float)(drawn % 3);
+            report[nd_site_gradient(&s, layer, 2)].amax = amax;
+            const bool is_worse = isnan(amax) ? !isnan(worst) : (double)amax > worst;
+            if (nd_filter_converts(&s.filter, layer, 2) && is_worse) {
+                worst = worse(worst, (double)amax);
+                at = layer;
+            }
+        }
+        nd_health_summarise(&s, &all);
+        cr_expect_eq(all.worst[ND_OPERAND_GRADIENT][2].amax_layer, at, "seed %d: layer %d, not %d",
+                     (int)seed, all.worst[ND_OPERAND_GRADIENT][2].amax_layer, at);
+    }
+}
