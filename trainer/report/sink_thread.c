@@ -26,7 +26,8 @@ struct nd_sink_thread {
     pthread_mutex_t lock;   /* of all below */
     pthread_cond_t changed; /* a record was put or is done, the thread is to end or has ended */
     nd_record_queue queue;  /* the first record is in the sink's hands while it is called */
-    nd_record_queue kept;   /* at most one record "resumed", which found no room */
+    nd_record_queue kept;   /* records "resumed" that found no room */
+    bool makes_up;          /* the first of these is in the sink's hands */
     int64_t waiting;        /* sum of weight_of over the records in the queue */
     int64_t begun_ns;       /* nd_clock_ns when the call of the sink began; 0: it is not called */
     bool hangs;             /* that call is beyond its deadline */
@@ -34,10 +35,9 @@ struct nd_sink_thread {
     bool finished;          /* what it fails to take now is neither counted nor said */
     bool ending, ended;
     double patience_seconds; /* that the run still waits, in all */
-    nd_sink_loss gap;        /* records that found no room, and of which the queue has no event */
+    bool overflowed;         /* records found no room; none is put until the queue is empty */
     bool said_slow;
-    int64_t step;      /* of the newest record */
-    nd_sink_loss loss; /* what the sink itself failed to take */
+    nd_sink_loss loss; /* of a required sink: since it was last told that it lacks records */
     nd_error fatal;    /* of a required sink; status ND_OK: none */
     atomic_llong open; /* records in the queue of a sink that is not dropped */
 };
@@ -141,28 +141,27 @@ static nd_status call(nd_sink_thread *t, const nd_record *record)
     return status;
 }
 
-/* How many records are lost with this one: a line about lost records that is lost itself stands for
- * them. */
+/* Whether the record is among those that the sink lacks when it is lost. */
 static int64_t weight_of(const nd_sink_thread *t, const nd_record *record)
 {
-    const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
-    if (!t->sink.required) {
-        return nd_record_counts(record);
-    }
-    return event && event->kind == ND_RUN_EVENT_RECORDS_LOST &&
-                   strcmp(event->sink, t->sink.name) == 0
-               ? event->records
-               : 1;
+    return t->sink.required || nd_record_counts(record);
 }
 
-/* The sink takes records again: it is the first to know how many it has not. */
+/* The sink takes records again: it is the first to know how many it has not. Records "resumed" that
+ * found no room are made up for before that. */
 static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
 {
     const nd_sink_loss loss = t->loss;
     const nd_run_event event = event_of_loss(t, &loss, step);
     const nd_record record = {ND_RECORD_EVENT, step, &event};
     nd_status status = ND_OK;
-    if (loss.records > 0 && takes(&t->sink, &record)) {
+    t->overflowed = false;
+    for (t->makes_up = true; t->kept.count > 0 && status == ND_OK;) {
+        status = call(t, nd_record_queue_first(&t->kept));
+        nd_record_queue_pop(&t->kept);
+    }
+    t->makes_up = false;
+    if (status == ND_OK && loss.records > 0 && takes(&t->sink, &record)) {
         status = call(t, &record);
     }
     if (status == ND_OK && !t->dropped) {
@@ -181,12 +180,13 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
 static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
 {
     nd_status status = call(t, record);
+    t->waiting -= weight_of(t, record);
     if (t->dropped || t->finished || (status == ND_OK && !t->loss.failed)) {
         nd_error_clear();
         return ND_OK;
     }
-    if (status == ND_OK) {
-        return tell_recovered(t, record->step);
+    if (status == ND_OK) { /* the gap of an overflow lies behind the last record in the queue */
+        return t->overflowed && t->queue.count > 1 ? ND_OK : tell_recovered(t, record->step);
     }
     if (status != ND_ERR_IO) {
         return status;
@@ -207,6 +207,7 @@ static void offer(nd_sink_thread *t, const nd_record *record)
             note_failure(t);
             drop(t);
         }
+        t->waiting -= weight_of(t, record);
         return;
     }
     if (t->fatal.status != ND_OK) {
@@ -232,7 +233,6 @@ static void *serve(void *context)
         }
         const nd_record *record = nd_record_queue_first(&t->queue);
         offer(t, record);
-        t->waiting -= weight_of(t, record);
         nd_record_queue_pop(&t->queue);
         tell_change(t);
     }
@@ -377,75 +377,55 @@ static bool push(nd_sink_thread *t, const nd_record *record)
     return true;
 }
 
-/* What found no room is made up for when the queue is empty, so that a sink which is always too
- * slow has few gaps. False: it is not empty. */
-static bool make_up(nd_sink_thread *t, int64_t step)
-{
-    const nd_record *resumed = nd_record_queue_first(&t->kept);
-    if (t->gap.records == 0) {
-        return true;
-    }
-    if (t->queue.count > 0) {
-        return false;
-    }
-    if (resumed) {
-        (void)push(t, resumed);
-        nd_record_queue_pop(&t->kept);
-    }
-    const nd_run_event event = event_of_loss(t, &t->gap, step);
-    const nd_record lost = {ND_RECORD_EVENT, step, &event};
-    if (takes(&t->sink, &lost)) {
-        (void)push(t, &lost);
-    }
-    const int64_t records = t->gap.records;
-    t->gap = (nd_sink_loss){0};
-    say(t, "%s lacks %lld records of this run", t->sink.name, (long long)records);
-    return true;
-}
-
 /* Of two records "resumed" the one that takes back more is kept: nothing was written between. */
 static void keep_resumed(nd_sink_thread *t, const nd_record *record)
 {
     const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
     const nd_record *before = nd_record_queue_first(&t->kept);
-    if (!event || event->kind != ND_RUN_EVENT_RESUMED || (before && before->step <= record->step)) {
+    if (!event || event->kind != ND_RUN_EVENT_RESUMED) {
         return;
     }
-    if (before) {
+    if (before && !t->makes_up) {
+        if (before->step <= record->step) {
+            return;
+        }
         nd_record_queue_pop(&t->kept);
     }
     (void)nd_record_queue_push(&t->kept, record);
 }
 
+/* A record for which there is no room. */
 static void lose(nd_sink_thread *t, const nd_record *record)
 {
-    static const char slow[] = "it is slower than the run";
-    if (!t->dropped && !t->sink.required) {
+    const bool failed = t->loss.failed;
+    if (!failed) {
         t->loss.failed = true;
-        memcpy(t->loss.why, slow, sizeof slow);
+        snprintf(t->loss.why, sizeof t->loss.why, "it is slower than the run");
+    }
+    if (!t->dropped && !t->sink.required) {
         drop(t);
     }
+    t->loss.records += weight_of(t, record);
     if (t->dropped) {
-        t->loss.records += weight_of(t, record);
         return;
     }
-    if (t->gap.records++ == 0) {
-        snprintf(t->gap.why, sizeof t->gap.why, "%s", t->loss.failed ? t->loss.why : slow);
-    }
+    t->overflowed = true;
     keep_resumed(t, record);
-    if (!t->loss.failed && !t->said_slow) {
+    if (!failed && !t->said_slow) {
         t->said_slow = true;
-        say(t, "%s loses records of this run, which goes on: %s", t->sink.name, slow);
+        say(t, "%s loses records of this run, which goes on: %s", t->sink.name, t->loss.why);
     }
 }
 
+/* After an overflow the queue is emptied first, so that a sink which is always too slow has few
+ * gaps. */
 static void put(nd_sink_thread *t, const nd_record *record)
 {
-    bool hopes = make_up(t, record->step);
-    while (hopes && !push(t, record)) {
-        hopes = wait_change(t, &t->patience_seconds);
+    bool may_fit = !t->overflowed || t->queue.count == 0;
+    while (may_fit && !push(t, record)) {
+        may_fit = wait_change(t, &t->patience_seconds);
     }
-    if (!hopes) {
+    if (!may_fit) {
         lose(t, record);
     }
 }
@@ -453,7 +433,6 @@ static void put(nd_sink_thread *t, const nd_record *record)
 nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
 {
     pthread_mutex_lock(&t->lock);
-    t->step = record->step;
     look(t);
     if (t->dropped) {
         t->loss.records += weight_of(t, record);
@@ -498,14 +477,9 @@ nd_sink_loss nd_sink_thread_finish(nd_sink_thread *t)
     double patience = PATIENCE_DEADLINES * t->options.deadline_seconds;
     pthread_mutex_lock(&t->lock);
     drain(t, &patience);
-    if (!t->dropped && make_up(t, t->step)) {
-        drain(t, &patience);
-    }
     if (!t->dropped && t->fatal.status == ND_OK && t->queue.count > 0) {
         give_up(t);
     }
-    t->loss.records += t->gap.records;
-    t->gap = (nd_sink_loss){0};
     t->finished = true;
     const nd_sink_loss loss = t->loss;
     pthread_mutex_unlock(&t->lock);
@@ -521,7 +495,6 @@ nd_sink_loss nd_sink_thread_loss(nd_sink_thread *t)
 {
     pthread_mutex_lock(&t->lock);
     nd_sink_loss loss = t->loss;
-    loss.records += t->gap.records;
     pthread_mutex_unlock(&t->lock);
     return loss;
 }
