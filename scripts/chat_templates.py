@@ -30,7 +30,11 @@ CONVERSATIONS = [
     [USER("a"), SYSTEM(" in the middle "), USER("b"), ASSISTANT("c")],
     [USER("\u00a0no-break\u2003"), ASSISTANT("\u4f60\u597d \U0001f600")],
     [ASSISTANT("begins"), USER("then")],
+    [USER("a"), ASSISTANT("b"), USER("c"), ASSISTANT("\n\nends with an answer")],
+    [USER("a"), ASSISTANT("\nfirst"), ASSISTANT("\nsecond")],
+    [SYSTEM("x"), ASSISTANT("\nto nobody")],
 ]
+TOOL = [USER("a"), {"role": "tool", "content": "12"}]
 
 
 def normal_form(template):
@@ -44,7 +48,9 @@ def write(row, messages, begins):
     has_system = messages[0]["role"] == "system"
     if not has_system and (system is not None or prefix is not None):
         messages = [SYSTEM(system or ""), *messages]
-    text = BEGIN if form == "LLAMA3" else ""
+    text = BEGIN if form == "LLAMA3" or "ND_BEGINS" in row["does"] else ""
+    if "ND_THINKS" in row["does"] and messages[-1]["role"] == "assistant" and any(m["role"] == "user" for m in messages):
+        messages = [*messages[:-1], ASSISTANT("<think>\n\n</think>\n\n" + messages[-1]["content"].lstrip("\n"))]
     for number, message in enumerate(messages):
         content = message["content"].strip() if form == "LLAMA3" else message["content"]
         content = (prefix or "") + content if number == 0 and message["role"] == "system" else content
@@ -64,6 +70,14 @@ def render(template, messages, begins):
     return texts[0]
 
 
+def writes_tools(template, row):
+    """Whether the answer of a tool is not written as any other turn."""
+    try:
+        return render(template, TOOL, False) != write(row, TOOL, False)
+    except Exception:  # there is no such turn
+        return True
+
+
 def describe(template):
     """The row of a template, or None."""
     form = "CHATML" if "<|im_start|>" in template else "LLAMA3" if "<|start_header_id|>" in template else None
@@ -76,11 +90,14 @@ def describe(template):
                             ("<|im_start|>system\n", "<|im_end|>"))
         default = re.search(re.escape(opening) + "(.*?)" + re.escape(closing), first, re.S)
         given = re.search(re.escape(opening) + "(.*?)S" + re.escape(closing), empty, re.S)
-        row = {"form": form, "system": default and default[1], "prefix": given and given[1] or None}
+        answer = render(template, [USER("x"), ASSISTANT("y")], False)
+        does = [name for name, holds in (("ND_BEGINS", form == "CHATML" and first.startswith(BEGIN)), ("ND_THINKS", "<think>" in answer)) if holds]
+        row = {"form": form, "system": default and default[1], "prefix": given and given[1] or None, "does": does}
         if row["prefix"]:
             if row["system"] is None or not row["system"].startswith(row["prefix"]):
                 return None
             row["system"] = row["system"][len(row["prefix"]):]
+        row["does"] = (["ND_OWN_TOOLS"] if writes_tools(template, row) else []) + does
         same = all(render(template, messages, begins) == write(row, messages, begins) for messages in CONVERSATIONS for begins in (False, True))
     except Exception:  # a template may refuse a conversation, or be none
         return None
@@ -128,7 +145,7 @@ def main():
             row = digest not in seen and describe(template)
             seen.add(digest)
             if row:
-                line = f'ND_CHAT_TEMPLATE("{digest}", {row["form"]}, {quote(row["system"])}, {quote(row["prefix"])})'
+                line = f'ND_CHAT_TEMPLATE("{digest}", {row["form"]}, {quote(row["system"])}, {quote(row["prefix"])}, {" | ".join(row["does"]) or 0})'
                 wanted = arguments.check and line not in known.replace('" "', "").replace("( ", "(")
                 missing += bool(wanted)
                 print(f"{'missing: ' if wanted else ''}{line}")

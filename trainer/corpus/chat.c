@@ -181,6 +181,11 @@ static nd_status count_before(const chat_text *t, size_t from, size_t size, size
     return ND_OK;
 }
 
+static bool does(const nd_chat *chat, unsigned bit)
+{
+    return chat->template && (chat->template->does & bit);
+}
+
 /* What the forms by name do not write; a null or an empty list says that there is none. */
 static nd_status check_calls(const nd_row_field *fields, int count)
 {
@@ -214,12 +219,22 @@ static nd_status read_weight(const nd_row_field *field, bool *counts)
 static nd_status read_message(const chat_text *t, const uint8_t *json, size_t size,
                               const uint8_t *text[2], size_t text_size[2], bool *counts)
 {
-    nd_row_field fields[] = {{.key = "role"},          {.key = "content"}, {.key = "tool_calls"},
-                             {.key = "function_call"}, {.key = "weight"},  {.key = NULL}};
+    nd_row_field fields[] = {{.key = "role"},
+                             {.key = "content"},
+                             {.key = "tool_calls"},
+                             {.key = "function_call"},
+                             {.key = "weight"},
+                             {.key = NULL},
+                             {.key = "reasoning_content"}};
+    const bool thinks = does(t->chat, ND_THINKS); /* else it is a key like any other */
     size_t column;
     const char *fault = nd_row_scan(json, size, fields, 6, &column);
     ND_TRY(fault ? ND_OK : check_calls(fields + 2, 2));
     ND_TRY(fault ? ND_OK : read_weight(&fields[4], counts));
+    if (!fault && thinks) {
+        (void)nd_row_scan(json, size, &fields[6], 1, &column);
+        ND_TRY(check_calls(&fields[6], 1));
+    }
     if (fault || fields[0].kind != ND_ROW_STRING || fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
                                     "string");
@@ -261,12 +276,11 @@ static nd_status add_own_system(const chat_text *t, const uint8_t *role, size_t 
     return ignore(t, from, t->piece->ids.count);
 }
 
-/* The templates of Llama 3.1 and later write what a tool has said in a way of their own. */
 static nd_status check_role(const nd_chat *chat, const uint8_t *role, size_t size)
 {
     const bool tool = (size == 4 && memcmp(role, "tool", 4) == 0) ||
                       (size == 7 && memcmp(role, "ipython", 7) == 0);
-    return !tool || !chat->template || chat->format != ND_CHAT_LLAMA3
+    return !tool || !does(chat, ND_OWN_TOOLS)
                ? ND_OK
                : nd_fail(ND_ERR_DATA,
                          "a message has the role \"%.*s\", which the chat template beside the "
@@ -275,7 +289,33 @@ static nd_status check_role(const nd_chat *chat, const uint8_t *role, size_t siz
                          (int)size, (const char *)role);
 }
 
-static nd_status add_message(const chat_text *t, bool first, const uint8_t *json, size_t json_size)
+/* The token that a text begins with; -1: none. */
+static int32_t begin_of(const nd_chat *chat)
+{
+    const int32_t llama3 = nd_tokenizer_find(chat->tokenizer, "<|begin_of_text|>", 17);
+    return !does(chat, ND_BEGINS) ? chat->begin
+           : llama3 >= 0          ? llama3
+                                  : nd_tokenizer_find(chat->tokenizer, "<s>", 3);
+}
+
+/* What a template that thinks writes before the last answer. A block of the text's own would be
+ * taken out of it. */
+static nd_status add_thought(const chat_text *t, const uint8_t **text, size_t *size)
+{
+    static const char empty[] = "<think>\n\n</think>\n\n";
+    for (; *size > 0 && **text == '\n'; --*size) {
+        ++*text;
+    }
+    return nd_bytes_add(t->body, empty, sizeof empty - 1);
+}
+
+/* Where a message stands. */
+typedef struct message_place {
+    bool first, last, answers; /* answers: a user's stands before it */
+} message_place;
+
+static nd_status add_message(const chat_text *t, message_place *at, const uint8_t *json,
+                             size_t json_size)
 {
     static const char assistant[] = "assistant";
     const nd_chat *chat = t->chat;
@@ -285,15 +325,25 @@ static nd_status add_message(const chat_text *t, bool first, const uint8_t *json
     bool counts = false;
     ND_TRY(read_message(t, json, json_size, text, size, &counts));
     ND_TRY(check_role(chat, text[0], size[0]));
-    ND_TRY(first ? add_own_system(t, text[0], size[0]) : ND_OK);
+    ND_TRY(at->first ? add_own_system(t, text[0], size[0]) : ND_OK);
     size_t from = t->piece->ids.count;
     if (llama3) {
         strip(&text[1], &size[1]);
     }
     ND_TRY(begin_message(t, (const char *)text[0], size[0]));
-    const char *prefix = first ? prefix_of(chat, text[0], size[0]) : NULL;
+    const char *prefix = at->first ? prefix_of(chat, text[0], size[0]) : NULL;
     ND_TRY(nd_bytes_add(t->body, prefix, prefix ? strlen(prefix) : 0));
-    counts &= size[0] == sizeof assistant - 1 && memcmp(text[0], assistant, size[0]) == 0;
+    const bool answer = size[0] == sizeof assistant - 1 && !memcmp(text[0], assistant, size[0]);
+    counts &= answer;
+    if (answer && does(chat, ND_THINKS)) {
+        ND_TRY(memmem(text[1], size[1], "</think>", 8)
+                   ? nd_fail(ND_ERR_DATA,
+                             "a message of the assistant holds </think>, which the chat "
+                             "template beside the tokenizer moves; write it with that "
+                             "template, as scripts/encode_rows.py does")
+                   : ND_OK);
+        ND_TRY(at->last && at->answers ? add_thought(t, &text[1], &size[1]) : ND_OK);
+    }
     const size_t header = t->body->count, body = t->piece->ids.count;
     ND_TRY(nd_bytes_add(t->body, text[1], size[1]));
     ND_TRY(add_body(t));
@@ -302,6 +352,8 @@ static nd_status add_message(const chat_text *t, bool first, const uint8_t *json
         ND_TRY(count_before(t, body, header, &before));
         ND_TRY(ignore(t, from, body + before));
     }
+    at->first = false;
+    at->answers |= size[0] == 4 && memcmp(text[0], "user", 4) == 0;
     ND_TRY(add_token(t, chat->close));
     from = counts ? t->piece->ids.count : from; /* what does not count goes on here */
     ND_TRY(add_text(t, "\n", llama3 ? 0 : 1));
@@ -310,26 +362,24 @@ static nd_status add_message(const chat_text *t, bool first, const uint8_t *json
 
 static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t size, bool *empty)
 {
-    const uint8_t *message;
-    size_t message_size, at = 0;
-    *empty = true;
-    for (;;) {
-        const char *fault = nd_row_next(json, size, &at, &message, &message_size);
-        if (fault) {
-            return nd_fail(ND_ERR_DATA, "\"messages\": %s", fault);
-        }
-        if (!message) {
-            return ND_OK;
-        }
-        const bool first = *empty;
-        if (first) {
+    const uint8_t *message, *next;
+    size_t message_size, next_size, at = 0;
+    message_place place = {.first = true};
+    const char *fault = nd_row_next(json, size, &at, &message, &message_size);
+    *empty = !fault && !message;
+    while (!fault && message) {
+        fault = nd_row_next(json, size, &at, &next, &next_size);
+        place.last = !next;
+        if (place.first) {
             size_t from = t->piece->ids.count;
-            ND_TRY(add_token(t, t->chat->begin));
+            ND_TRY(add_token(t, begin_of(t->chat)));
             ND_TRY(ignore(t, from, t->piece->ids.count));
-            *empty = false;
         }
-        ND_TRY(add_message(t, first, message, message_size));
+        ND_TRY(fault ? ND_OK : add_message(t, &place, message, message_size));
+        message = next;
+        message_size = next_size;
     }
+    return fault ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault) : ND_OK;
 }
 
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,

@@ -18,6 +18,14 @@
  */
 #include "trainer/corpus/corpus.h"
 
+/* Bits of nd_chat_template.does. */
+enum {
+    ND_OWN_TOOLS = 1, /* writes what tools say in a way of its own: such roles are refused */
+    ND_BEGINS = 2,    /* begins a text with <|begin_of_text|>, or else <s>, also in ChatML */
+    ND_THINKS = 4     /* the last message, an assistant's that answers a user, has an empty block
+                         <think> before its text, whose first newlines go */
+};
+
 /* What a model's own chat template does beside its form. */
 struct nd_chat_template {
     const char *sha256; /* of its text */
@@ -25,6 +33,7 @@ struct nd_chat_template {
     const char *system; /* text of the first turn where a conversation begins with another; NULL:
                            there is none */
     const char *prefix; /* of the text of a first system turn; NULL: none */
+    unsigned does;
 };
 
 /* The form that a value of data.chat_format names; ND_CHAT_NONE where it is none, or NULL. */

@@ -13,7 +13,8 @@
 enum { TEMPLATE_BYTES_MAX = 64 << 20 };
 
 static const nd_chat_template templates[] = {
-#define ND_CHAT_TEMPLATE(sha256, form, system, prefix) {sha256, ND_CHAT_##form, system, prefix},
+#define ND_CHAT_TEMPLATE(sha256, form, system, prefix, does)                                       \
+    {sha256, ND_CHAT_##form, system, prefix, does},
 #include "trainer/corpus/chat_templates.def"
 #undef ND_CHAT_TEMPLATE
 };
@@ -118,7 +119,7 @@ nd_status nd_chat_template_find(const char *tokenizer, nd_chat_format format,
         ND_TRY_OUT(nd_sha256(text, strlen(text), hex));
         const nd_chat_template *known = find_known(hex);
         *foreign = !known || known->format != format;
-        *out = !*foreign && (known->system || known->prefix) ? known : NULL;
+        *out = !*foreign && (known->system || known->prefix || known->does) ? known : NULL;
     }
 out:
     free(folder);

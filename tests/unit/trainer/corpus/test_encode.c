@@ -881,6 +881,42 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
     nd_tokenizer_close(tokenizer);
 }
 
+/* As scripts/chat_templates.py renders Qwen3's and Hermes 3's templates with transformers. */
+Test(corpus, templates_that_think_and_templates_that_begin)
+{
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>", "<s>"};
+    static const nd_chat_template thinks = {.does = ND_THINKS | ND_OWN_TOOLS},
+                                  begins = {.does = ND_BEGINS};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 3);
+    own_template = &thinks;
+    assert_chat(
+        tokenizer, ND_CHAT_CHATML,
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+        "\"content\": \"b\"}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
+        "\"assistant\", \"content\": \"\\n\\nd\"}]}\n",
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        "\1d<|im_end|>\2\n");
+    assert_chat(tokenizer, ND_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n",
+                "<|im_start|>assistant\n\1b<|im_end|>\2\n");
+    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"a\"}]",
+                  "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+    assert_prompt_fails(tokenizer, ND_CHAT_CHATML,
+                        "[{\"role\": \"assistant\", \"content\": \"x</think>y\"}]", "</think>");
+    assert_prompt_fails(tokenizer, ND_CHAT_CHATML,
+                        "[{\"role\": \"assistant\", \"content\": \"y\", "
+                        "\"reasoning_content\": \"x\"}]",
+                        "\"reasoning_content\"");
+    assert_prompt_fails(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"x\"}]",
+                        "the role \"tool\"");
+    own_template = &begins;
+    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
+                  "<s><|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
+    own_template = NULL;
+    nd_tokenizer_close(tokenizer);
+}
+
 /* Of SmolLM2-135M-Instruct, as its tokenizer_config.json has it; %s: a newline. */
 #define SMOLLM2                                                                                    \
     "{%% for message in messages %%}{%% if loop.first and messages[0]['role'] != 'system' %%}"     \
@@ -948,7 +984,7 @@ Test(corpus, a_known_template_adds_its_system_turn)
     static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
                                          "<|end_header_id|>", "<|eot_id|>"};
-    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n"};
+    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n", ND_OWN_TOOLS};
     char text[1024];
     bool foreign;
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
