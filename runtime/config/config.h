@@ -70,7 +70,7 @@ typedef enum nd_recompute {
     ND_RECOMPUTE_ALL_BUT_ATTENTION,
     ND_RECOMPUTE_FULL
 } nd_recompute;
-typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING, ND_CP_ULYSSES } nd_cp_comm;
+typedef enum nd_cp_comm { ND_CP_ALLGATHER = 0, ND_CP_RING, ND_CP_ULYSSES, ND_CP_AUTO } nd_cp_comm;
 typedef enum nd_fp8_recipe {
 #define ND_FP8_RECIPE(id, ...) ND_FP8_##id,
 #include "runtime/config/fp8_recipes.def"

@@ -304,6 +304,11 @@ Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
     cr_expect_eq(other, ring);
     row("parallel.cp_comm: allgather", &other, &seconds);
     cr_expect_eq(other, own);
+    shell(&dir, PLAN "llama-3.1-8b/cp.yaml --cp-comm auto --explain");
+    says("attention over the 8 ranks of mesh.cp: ");
+    says(", the least as parallel.cp_comm auto asks; GB that");
+    says("\n  ulysses 2, then ring ");
+    row("parallel.cp_comm: ulysses", &own, &seconds);
     shell(&dir, PLAN "tp_hsdp.yaml --explain");
     cr_expect_null(strstr(shell_output, "cp_comm"));
 }

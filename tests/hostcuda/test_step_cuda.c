@@ -59,6 +59,7 @@ static const mesh_case steps_of[] = {
     {"one GPU, micro-batch 2", 1, 1, 1, 1, 2, .recompute = ND_RECOMPUTE_FULL},
     {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     {"fsdp 2 x cp 2, ring", 1, 2, 2, 1, 1, .ring = true},
+    {"fsdp 2 x cp 2, ulysses", 1, 2, 2, 1, 1, .ulysses = 2},
 };
 
 /* In BF16 and FP8, with a scale that is measured at once and with delayed ones. */

@@ -111,7 +111,7 @@ static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_
 {
     nd_rank *r = &worker->rank;
     r->rank = rank;
-    r->mesh = config->resolved_mesh;
+    r->mesh = nd_cp_mesh(&inputs->shape, config);
     r->world_size = nd_mesh_world_size(&r->mesh);
     r->host_ranks = (int)config->launch.nproc_per_node;
     r->coord = nd_mesh_coord_of(&r->mesh, rank);
@@ -224,13 +224,35 @@ static void print_reasons(FILE *out)
     }
 }
 
+/* What each way of exchanging keys or heads would make a rank wait for. */
+static void print_exchanges(FILE *out, const nd_shape *shape, const nd_config *config)
+{
+    nd_cp_exchange list[ND_CP_EXCHANGES_MAX], own = nd_cp_exchange_of(shape, config);
+    const nd_mesh *mesh = &config->resolved_mesh;
+    char name[64];
+    if (mesh->size[ND_AXIS_CP] == 1) {
+        return;
+    }
+    const int count = nd_cp_list_exchanges(shape, config, list);
+    fprintf(out,
+            "attention over the %d ranks of mesh.cp: %s%s; GB that a worker sends for it in a step "
+            "and waits for at once:\n",
+            mesh->size[ND_AXIS_CP], nd_cp_exchange_format(&own, mesh, name, sizeof name),
+            config->parallel.cp_comm == ND_CP_AUTO ? ", the least as parallel.cp_comm auto asks"
+                                                   : "");
+    for (int i = 0; i < count; i++) {
+        fprintf(out, "  %-26s %.4g\n", nd_cp_exchange_format(&list[i], mesh, name, sizeof name),
+                list[i].exposed_bytes * 1e-9);
+    }
+}
+
 /* The run with some other settings. */
 typedef struct variant {
     char name[96];
     nd_config config; /* borrows the texts of the run's own */
 } variant;
 
-enum { VARIANTS_MAX = 9 };
+enum { VARIANTS_MAX = 11 };
 
 static variant *add_variant(variant *list, int *count, const nd_config *config)
 {
@@ -258,11 +280,14 @@ static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
     v->config.parallel.reshard_after_forward = !config->parallel.reshard_after_forward;
     snprintf(v->name, sizeof v->name, "parallel.reshard_after_forward: %s",
              v->config.parallel.reshard_after_forward ? "true" : "false");
-    if (config->mesh.cp > 1) {
-        const bool ring = config->parallel.cp_comm == ND_CP_RING;
-        v = add_variant(list, &count, config);
-        v->config.parallel.cp_comm = ring ? ND_CP_ALLGATHER : ND_CP_RING;
-        snprintf(v->name, sizeof v->name, "parallel.cp_comm: %s", ring ? "allgather" : "ring");
+    for (nd_cp_comm c = 0; c <= ND_CP_ULYSSES && config->mesh.cp > 1; c++) {
+        static const char *const names[] = {"allgather", "ring", "ulysses"};
+        if (c != config->parallel.cp_comm || config->parallel.ulysses > 1) {
+            v = add_variant(list, &count, config);
+            v->config.parallel.cp_comm = c;
+            v->config.parallel.ulysses = 1;
+            snprintf(v->name, sizeof v->name, "parallel.cp_comm: %s", names[c]);
+        }
     }
     if (samples > 1) {
         v = add_variant(list, &count, config);
@@ -380,6 +405,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     if (call->cli->plan_explains) {
         print_reasons(stdout);
+        print_exchanges(stdout, &inputs.shape, config);
         ND_TRY_OUT(print_variants(stdout, config, &inputs, worker, rank));
     }
     if (!fits) {

@@ -9,6 +9,7 @@
  *   shape    the numbers of a model, as a Hugging Face config.json says them
  *   dims     the extents of one rank's step
  *   layout   the parameters of one rank, in units and segments
+ *   cp_exchange  what ranks of cp may exchange, and what they wait for
  *   linears  the linears of a block, and the inputs that they share
  *
  * Layer numbers are global everywhere. Only the layout knows which layers are on this rank.
@@ -119,6 +120,28 @@ nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const ch
  */
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence);
+
+/* What the ranks of cp exchange for attention: heads among `ulysses` of them, keys among the
+ * others. */
+typedef struct nd_cp_exchange {
+    int ulysses;
+    bool ring; /* else allgather; means nothing where ulysses is cp */
+    double
+        exposed_bytes; /* that a rank sends in a step and waits for at once, as a dry run counts */
+} nd_cp_exchange;
+
+enum { ND_CP_EXCHANGES_MAX = 32 };
+
+/* Those that the model allows, from ulysses 1, allgather before ring; returns their number. */
+int nd_cp_list_exchanges(const nd_shape *shape, const nd_config *config,
+                         nd_cp_exchange list[ND_CP_EXCHANGES_MAX]);
+/* That of the job. parallel.cp_comm auto takes the first one with the least exposed bytes. */
+nd_cp_exchange nd_cp_exchange_of(const nd_shape *shape, const nd_config *config);
+/* config->resolved_mesh with the ranks that it has. */
+nd_mesh nd_cp_mesh(const nd_shape *shape, const nd_config *config);
+/* "allgather", "ulysses", "ulysses 2, then ring"; returns buffer. */
+const char *nd_cp_exchange_format(const nd_cp_exchange *exchange, const nd_mesh *mesh, char *buffer,
+                                  size_t size);
 
 /* RoPE turns so many elements of a head, the first ones. */
 static inline int64_t nd_shape_rotated(const nd_shape *shape)

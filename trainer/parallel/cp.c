@@ -29,10 +29,11 @@ static size_t scratch_bytes(nd_cp *cp, int64_t window)
 /* NULL: one rank has all keys. */
 static const nd_cp_method *method_of(const nd_rank *rank)
 {
-    const bool ring = rank->config->parallel.cp_comm == ND_CP_RING;
-    return nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1 ? NULL
-           : ring                                            ? &nd_cp_method_ring
-                                                             : &nd_cp_method_gather;
+    if (nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1) {
+        return NULL;
+    }
+    return nd_cp_exchange_of(&rank->shape, rank->config).ring ? &nd_cp_method_ring
+                                                              : &nd_cp_method_gather;
 }
 
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)

@@ -230,6 +230,11 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
     nd_log_info("mesh: %s on %s%s%s; %s communication", nd_mesh_format(&r->mesh, mesh, sizeof mesh),
                 r->device->name, gpu ? ", " : "", gpu ? nd_device_machine(r->device) : "",
                 r->transport->backend->name);
+    if (r->mesh.size[ND_AXIS_CP] > 1) {
+        const nd_cp_exchange cp = nd_cp_exchange_of(&r->shape, r->config);
+        nd_log_info("context parallel: %s",
+                    nd_cp_exchange_format(&cp, &r->mesh, mesh, sizeof mesh));
+    }
     if (!gpu) {
         nd_log_info("instruction set: %s; %s", nd_ops_machine(r->device),
                     nd_ops_products(r->device));

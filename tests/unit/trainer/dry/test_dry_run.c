@@ -2,6 +2,7 @@
 /* The calls of a step that is not made. That they are those of a real step is shown where products
  * are made by cuBLASLt's double: tests/hostcuda/test_tune.c. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <string.h>
 
 #include "trainer/dry/dry.h"
@@ -224,4 +225,37 @@ Test(dry_run, work_of_tensor_parallelism_hides_four_exchanges_of_a_block)
     const double hidden = work.wire_bytes - work.exposed_bytes;
     cr_expect_eq(hidden, MICROS * LAYERS * 4.0 * (TOKENS / 2) * 64 * 2, "%g", hidden);
     cr_expect_gt(work.exposed_bytes, hidden);
+}
+
+/* What exchanges of attention expose beside each other, and that auto takes the least. */
+Test(dry_run, exposed_bytes_of_context_parallelism_are_those_of_the_formula)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        nd_cp_exchange list[ND_CP_EXCHANGES_MAX];
+        double first = 0, least = INFINITY;
+        config.train.precision = mode % 2 ? ND_PRECISION_FP32 : ND_PRECISION_BF16;
+        config.parallel.recompute = mode / 2 ? ND_RECOMPUTE_FULL : ND_RECOMPUTE_NONE;
+        config.resolved_mesh = rank_of_one.mesh = (nd_mesh){{1, 1, 1, 4, 1}, 1};
+        rank_of_one.world_size = 4;
+        const int count = nd_cp_list_exchanges(&rank_of_one.shape, &config, list);
+        cr_assert_eq(count, 5, "ulysses 1, 2 and 4, the first two with allgather and ring");
+        for (int i = 0; i < count; i++) {
+            nd_step_work work;
+            config.parallel.cp_comm = list[i].ring ? ND_CP_RING : ND_CP_ALLGATHER;
+            config.resolved_mesh.ulysses = rank_of_one.mesh.ulysses = list[i].ulysses;
+            cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work), ND_OK, "%s",
+                         nd_error_last()->message);
+            first = i == 0 ? work.exposed_bytes : first;
+            least = fmin(least, list[i].exposed_bytes);
+            cr_expect_float_eq(
+                work.exposed_bytes - first, list[i].exposed_bytes - list[0].exposed_bytes, 0.5,
+                "mode %d, ulysses %d, ring %d: %g and %g", mode, list[i].ulysses, list[i].ring,
+                work.exposed_bytes - first, list[i].exposed_bytes - list[0].exposed_bytes);
+        }
+        config.parallel.cp_comm = ND_CP_AUTO;
+        config.resolved_mesh.ulysses = 1;
+        cr_expect_eq(nd_cp_exchange_of(&rank_of_one.shape, &config).exposed_bytes, least);
+        config.resolved_mesh.ulysses = 2; /* is given */
+        cr_expect_eq(nd_cp_exchange_of(&rank_of_one.shape, &config).ulysses, 2);
+    }
 }
