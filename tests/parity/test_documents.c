@@ -108,6 +108,9 @@ static const mesh_case meshes[] = {
     {"cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
     {"cp 4, ring, recompute", 1, 1, 4, 1, 1, .ring = true, .recompute = ND_RECOMPUTE_SELECTIVE},
     {"cp 2, tp 2", 1, 1, 2, 2, 2},
+    {"cp 4, ulysses", 1, 1, 4, 1, 1, .ulysses = 4},
+    {"cp 4, ulysses 2 of ring, batch 2", 1, 1, 4, 1, 2, .ring = true, .ulysses = 2},
+    {"cp 2, ulysses, tp 2, recompute", 1, 1, 2, 2, 1, .ulysses = 2, .recompute = ND_RECOMPUTE_FULL},
     {"fsdp 2, cp 2", 1, 2, 2, 1, 1},
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
