@@ -94,6 +94,7 @@ static mesh_job job_of(const rows_file *f, nd_precision precision, bool separate
     job.steps = 1;
     job.global_batch = separate ? BLOCKS : ROWS;
     job.separate = separate;
+    job.validates = true;
     job.optimizer = ND_OPTIMIZER_SGD;
     return job;
 }
@@ -130,6 +131,9 @@ static void check_packed(nd_precision precision, double bound)
         assert_ok(mesh_run(&many, &meshes[m], &got));
         const double loss = fabs(got.loss[0] / want.loss[0] - 1);
         cr_assert_lt(loss, bound, "%s: the loss differs by %.2e", meshes[m].name, loss);
+        const double validation = fabs(got.validation / want.validation - 1);
+        cr_assert_lt(validation, bound, "%s: the loss of a validation differs by %.2e",
+                     meshes[m].name, validation);
         for (int i = 0; i < got.tensors; i++) {
             const double error =
                 mesh_relative_l2(got.gradients[i], want.gradients[i], got.sizes[i]);

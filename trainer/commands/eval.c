@@ -222,8 +222,8 @@ out:
 }
 
 /* bytes: of the text; 0: unknown. */
-static nd_status print_loss(const nd_eval_call *o, const char *path, int64_t bytes, double loss,
-                            int64_t tokens)
+static nd_status print_loss(const nd_eval_call *o, const nd_dataset *data, const char *path,
+                            int64_t bytes, double loss, int64_t tokens)
 {
     const double bits = bytes > 0 ? loss / M_LN2 * (double)tokens / (double)bytes : 0;
     if (!o->jsonl) {
@@ -241,6 +241,8 @@ static nd_status print_loss(const nd_eval_call *o, const char *path, int64_t byt
         nd_json_set(&row, "bits_per_byte", json_real(bits));
     }
     nd_json_set(&row, "tokens", json_integer(tokens));
+    nd_json_set(&row, "documents",
+                nd_json_string(nd_dataset_is_separate(data) ? "separate" : "join"));
     return nd_eval_print(row);
 }
 
@@ -261,8 +263,9 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     ND_TRY_OUT(nd_loader_open(data, &loading, &loader));
     p.calls = nd_loader_validation_steps(data, &loading);
     if (r->rank == 0) {
-        nd_log_info("%s: %lld blocks of %lld tokens", path, (long long)nd_dataset_blocks(data),
-                    (long long)s->config->train.sequence_length);
+        nd_log_info("%s: %lld blocks of %lld tokens; documents are %s (--documents)", path,
+                    (long long)nd_dataset_blocks(data), (long long)s->config->train.sequence_length,
+                    nd_dataset_is_separate(data) ? "separate" : "joined");
     }
     ND_TRY_OUT(nd_trainer_evaluate(trainer, loader, p.calls, &check, &loss, &tokens));
     if (tokens == 0 && isnan(loss)) {
@@ -274,7 +277,7 @@ static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer 
     } else {
         int64_t of_text = tokens;
         ND_TRY_OUT(bytes ? ND_OK : count_bytes(s, data, path, &of_text));
-        status = r->rank == 0 ? print_loss(o, path, of_text, loss, tokens) : ND_OK;
+        status = r->rank == 0 ? print_loss(o, data, path, of_text, loss, tokens) : ND_OK;
     }
 out:
     joined = !loader || nd_loader_close(loader);

@@ -197,12 +197,16 @@ static nd_status write_step(void *self, const nd_step_record *r)
 static nd_status write_validation(void *self, const nd_validation_record *r)
 {
     jsonl *s = self;
-    char t[2][32];
+    char t[2][32], separate[64] = "";
+    if (r->separate_length > 0) {
+        snprintf(separate, sizeof separate, "\"separate_length\":%lld,",
+                 (long long)r->separate_length);
+    }
     int length = snprintf(
         s->line, sizeof s->line,
-        "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,%s\"validation_ms\":%s}"
+        "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,%s%s\"validation_ms\":%s}"
         "\n",
-        (long long)r->step, number(t[0], r->loss), (long long)r->tokens,
+        (long long)r->step, number(t[0], r->loss), (long long)r->tokens, separate,
         source_objects(s, r->sets, r->set_count, "validation_set_loss", "validation_set_tokens"),
         number(t[1], r->seconds * 1e3));
     return append_line(s, s->line, length);

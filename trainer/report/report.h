@@ -71,6 +71,7 @@ typedef struct nd_validation_record {
     double seconds;
     const nd_source_loss *sets; /* (set_count); lent for the call */
     int set_count;              /* 0: the validation has one set */
+    int64_t separate_length;    /* of blocks with separate documents; 0: they are joined */
 } nd_validation_record;
 
 typedef struct nd_health_record {

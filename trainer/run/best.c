@@ -5,8 +5,14 @@
 #include <stdlib.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/log.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/view/metrics.h"
+
+int64_t nd_run_best_rule(const nd_config *config)
+{
+    return config->data.documents == ND_DOCUMENTS_SEPARATE ? config->train.sequence_length : 0;
+}
 
 /* True: the last checkpoint is the best one from now on. */
 static bool settle(nd_run_best *best)
@@ -78,7 +84,7 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
     nd_run_best found = {0};
     int64_t *saved = NULL;
     char *path = NULL;
-    int count = 0;
+    int count = 0, others = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", run));
     ND_TRY_OUT(nd_metrics_read(path, &metrics));
@@ -86,9 +92,12 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
     const nd_metric_table *validations = &metrics.validations;
     const double *steps = nd_metrics_column(&metrics, validations, "step");
     const double *losses = nd_metrics_column(&metrics, validations, "validation_loss");
+    const double *lengths = nd_metrics_column(&metrics, validations, "separate_length");
     for (size_t i = 0; i < validations->rows; i++) {
         const int64_t at = (int64_t)steps[i];
-        if (at <= step) {
+        const bool same = (isnan(lengths[i]) ? 0 : (int64_t)lengths[i]) == nd_run_best_rule(config);
+        others += at <= step && !same;
+        if (at <= step && same) {
             nd_run_best_validated(&found, config, at, losses[i]);
             if (is_among(saved, count, at)) {
                 nd_run_best_saving(&found, at);
@@ -97,6 +106,13 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
         }
     }
     *best = found;
+    if (others > 0) {
+        nd_log_info(
+            "%d validations of this run were made with other documents or of another length "
+            "(data.documents, train.sequence_length): their losses do not compare with "
+            "those to come, and none of them is the best one",
+            others);
+    }
 out:
     nd_metrics_fini(&metrics);
     free(saved);

@@ -23,6 +23,9 @@ typedef struct nd_run_best {
     bool pending_validated, pending_durable; /* in either order */
 } nd_run_best;                               /* all zero: nothing yet */
 
+/* Losses of two rules do not compare: the length of blocks with separate documents, 0 for joined
+ * ones. */
+int64_t nd_run_best_rule(const nd_config *config);
 /* A validation after `step`. The checkpoint of that state may be the best one from now on. */
 void nd_run_best_validated(nd_run_best *best, const nd_config *config, int64_t step, double loss);
 /* A checkpoint of the state after `step` is begun; the one before has ended. */
@@ -33,7 +36,8 @@ bool nd_run_best_saved(nd_run_best *best, int64_t step);
 bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config);
 /*
  * What an earlier start of the run, which has gone on after `step`, knew: from metrics.jsonl and
- * the checkpoints of its folder. ND_ERR_DATA, ND_ERR_IO: these cannot be read.
+ * the checkpoints of its folder, without losses of another rule, of which it logs how many there
+ * are. ND_ERR_DATA, ND_ERR_IO: these cannot be read.
  */
 nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const char *run,
                              int64_t step);

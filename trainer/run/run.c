@@ -200,7 +200,8 @@ static nd_status run_sets(run_state *s)
 /* The trace is of steps alone. */
 static nd_status validate(run_state *s)
 {
-    nd_validation_record record = {.step = s->trainer->position.step};
+    nd_validation_record record = {.step = s->trainer->position.step,
+                                   .separate_length = nd_run_best_rule(s->config)};
     const nd_trace steps = s->rank->trace;
     const nd_stop_check check = {stop_is_asked, s};
     double begin = nd_clock_seconds();

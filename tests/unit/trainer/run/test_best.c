@@ -102,6 +102,18 @@ Test(best, a_run_that_goes_on_knows_what_its_earlier_start_knew)
                  nd_error_last()->message);
     cr_expect(best.step == 8 && best.loss == 1.0 && best.stale == 2);
     cr_expect(best.saved_step == 12 && best.saved_loss == 2.0);
+    /* Losses of separate documents and of joined ones do not compare. */
+    nd_config separate = config;
+    separate.data.documents = ND_DOCUMENTS_SEPARATE;
+    separate.train.sequence_length = 32;
+    out = fopen(tempdir_file(&dir, "metrics.jsonl"), "a");
+    fprintf(out, "{\"step\":18,\"validation_loss\":7.5,\"separate_length\":32}\n");
+    fprintf(out, "{\"step\":19,\"validation_loss\":0.5,\"separate_length\":64}\n");
+    cr_assert_eq(fclose(out), 0);
+    cr_assert_eq(nd_run_best_replay(&best, &separate, dir.path, 20), ND_OK);
+    cr_expect(best.step == 18 && best.loss == 7.5 && best.saved_step == 0);
+    cr_assert_eq(nd_run_best_replay(&best, &config, dir.path, 20), ND_OK);
+    cr_expect(best.step == 16 && best.loss == 0.25);
     nd_fs_remove_tree(dir.path);
     cr_expect_eq(nd_run_best_replay(&best, &config, dir.path, 14), ND_ERR_DATA);
 }
