@@ -143,7 +143,7 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
     nd_gemm_multiply(context->gemm, &product);
 }
 
-/* Of BF16 or F32. */
+/* A product of operands in BF16, or in F32, as they are stored. */
 nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
@@ -170,8 +170,8 @@ nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    if (args->few_rows && p.m <= ND_CPU_FEW_ROWS && !a_transposed && b_transposed && beta == 0.0f) {
-        nd_cpu_multiply_few_rows(stream, c, a, b);
+    if (args->few_rows && p.m <= ND_CPU_FEW_ROWS && !a_transposed && b_transposed) {
+        nd_cpu_multiply_few_rows(stream, args);
         return ND_OK;
     }
     if (context->gemm && p.in == ND_DTYPE_BF16) {

@@ -13,6 +13,7 @@ enum { BLOCK = 64 }; /* rows of b whose results a thread holds */
 typedef struct product {
     const nd_row_ops *kernels;
     nd_tensor c, a, b;
+    bool accumulate;
 } product;
 
 static void some_rows(void *arg, int64_t begin, int64_t end)
@@ -33,14 +34,16 @@ static void some_rows(void *arg, int64_t begin, int64_t end)
                                   .out_stride = BLOCK};
         p->kernels->dots(&dots);
         for (int64_t i = 0; i < m; i++) {
-            p->kernels->cast(nd_element_address(p->c, i * p->c.stride[0] + first), p->c.dtype,
-                             sums + i * BLOCK, ND_DTYPE_F32, count);
+            p->kernels->scaled_sum(nd_element_address(p->c, i * p->c.stride[0] + first),
+                                   sums + i * BLOCK, 1.0f, NULL, p->accumulate, count,
+                                   p->c.dtype == ND_DTYPE_BF16);
         }
     }
 }
 
-void nd_cpu_multiply_few_rows(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b)
+void nd_cpu_multiply_few_rows(nd_stream *stream, const nd_product_args *args)
 {
-    product p = {nd_cpu_context_of(stream)->rows, c, a, b};
+    const nd_tensor b = args->b.rows;
+    product p = {nd_cpu_context_of(stream)->rows, args->c, args->a.rows, b, args->beta != 0.0f};
     nd_cpu_parallel(stream, b.shape[0], b.shape[1], some_rows, &p);
 }

@@ -180,6 +180,15 @@ static void check_rows_alone(const nd_side *ref, const nd_backend *backend)
         }
         cr_expect_eq(memcmp(all.data, one.data, nd_tensor_bytes(all)), 0, "%s, pair %zu",
                      backend->name, pair);
+        /* With beta 1, as behind biases, the same sum is added to what is there. */
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = one, .a = nd_rows(a),
+                              .b = nd_rows(b), .b_transposed = true, .beta = 1.0f,
+                              .few_rows = true));
+        for (int64_t i = 0; i < M * N && pairs[pair].out == ND_DTYPE_F32; i++) {
+            const float sum = ((float *)all.data)[i];
+            cr_expect_eq(((float *)one.data)[i], sum + sum, "%s, pair %zu: element %ld",
+                         backend->name, pair, (long)i);
+        }
         nd_case_free();
     }
 }
