@@ -31,7 +31,7 @@ nd_gemm_operand nd_cpu_operand_of(nd_tensor x);
 nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
                                   const nd_dnnl_product *p, const nd_gemm_factors *factors);
 
-/* c (m, n) = a b^T + beta c of BF16 or F32, with m <= ND_CPU_FEW_ROWS rows, which are computed one by
+/* c (m, n) = a b^T + beta c of BF16 or F32, m <= ND_CPU_FEW_ROWS, whose rows are computed one by
  * one: their bits do not depend on m. */
 enum { ND_CPU_FEW_ROWS = 8 };
 void nd_cpu_multiply_few_rows(nd_stream *stream, const nd_product_args *args);

@@ -20,7 +20,7 @@ static double bytes_of(nd_tensor t)
     return t.data ? (double)nd_tensor_count(t) * (double)nd_dtype_size(t.dtype) : 0.0;
 }
 
-/* Of a result as it is stored and as codes. */
+/* Bytes of a result that is stored, as codes, or both. */
 static double bytes_of_result(nd_tensor t, const nd_fuse *fuse)
 {
     return bytes_of(t) + bytes_of(fuse->codes);

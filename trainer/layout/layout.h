@@ -43,13 +43,13 @@ typedef struct nd_family_switch {
 /* "default": rope_type in config.json. */
 const char *nd_rope_type_name(nd_rope_type type);
 
-/* Whether layers have a sliding window. */
+/* Which layers of a family have a sliding window. */
 typedef enum nd_window_rule {
     ND_WINDOW_NEVER = 0,
-    ND_WINDOW_SET,     /* all, where sliding_window is there and not null */
-    ND_WINDOW_ALL,     /* all, where sliding_window is not null */
-    ND_WINDOW_LISTED,  /* the same, but not where layer_types says full_attention */
-    ND_WINDOW_SWITCHED /* the same, if use_sliding_window, from layer max_window_layers on */
+    ND_WINDOW_SET,     /* all layers, where sliding_window is there and not null */
+    ND_WINDOW_ALL,     /* all layers, where sliding_window is absent or not null */
+    ND_WINDOW_LISTED,  /* those of them for which layer_types does not say full_attention */
+    ND_WINDOW_SWITCHED /* with use_sliding_window, those from layer max_window_layers on */
 } nd_window_rule;
 
 typedef struct nd_family_row {

@@ -60,7 +60,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     return norm_backward(c, true);
 }
 
-/* Of q or of k, the heads [first, first + heads). */
+/* The gradients of those norms replace the gradients of the heads [first, first + heads). */
 static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
 {
     nd_model *m = c.model;

@@ -32,7 +32,7 @@ nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t
     return t;
 }
 
-/* Of q or of k, the heads [first, first + heads). */
+/* Norms the heads [first, first + heads) of qkv, which are all of q or all of k, in place. */
 static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
 {
     nd_model *m = c.model;
@@ -73,7 +73,7 @@ nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, int64_t T, bool inverse)
     return ND_OK;
 }
 
-/* Of the numbered steps 1 to 10 make everything that a backward needs, and 11 only the output. */
+/* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
 
 /* Steps 1 to 4. */
 static nd_status queries_keys_values(nd_block_call c, nd_residual in)

@@ -10,7 +10,7 @@ enum { TRAINS, VALIDATES, TABLES }; /* as nd_linear_groups has them */
 /* In BF16, or F32, products read what is stored: there are no scales. */
 static const nd_linear_method bf16;
 
-/* As what a weight is gathered. */
+/* The dtype in which a weight is gathered. */
 static nd_dtype stored_weight(const nd_model *m, bool fp8)
 {
     return fp8 && m->scales.codes_gathered ? m->scales.recipe.output.b.format : m->dims.act;

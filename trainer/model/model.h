@@ -2,7 +2,7 @@
 #ifndef ND_MODEL_MODEL_H
 #define ND_MODEL_MODEL_H
 /*
- * The Llama of one rank, as the functions of a stage: embedding, a range of blocks, head; forward
+ * The model of one rank, as the functions of a stage: embedding, a range of blocks, head; forward
  * and, in mirror order, backward. Each is a numbered list of ops. The model holds the weights and
  * its stage's workspace; what a micro-batch keeps is in its set (activations.h), and which pass it
  * is, training, evaluation or backward, is an argument.
@@ -28,7 +28,8 @@ typedef struct nd_step_numbers {
     int64_t most, least; /* work of the slowest and of the fastest rank (nd_work_most, _least) */
 } nd_step_numbers;
 
-/* Backward recomputes with the ops of forward. Generate reads keys from the cache. */
+/* What a call computes: a forward to train, a forward to measure, a backward, which computes again
+ * with the ops of the forward, or a forward that reads keys from the cache. */
 typedef enum nd_pass {
     ND_PASS_TRAIN = 0,
     ND_PASS_EVAL,
@@ -45,7 +46,7 @@ typedef struct nd_fp8_scratch {
     void *gemm;               /* nd_ops.product_scratch */
 } nd_fp8_scratch;
 
-/* How large they are. */
+/* The bytes of each of those buffers. */
 typedef struct nd_fp8_bytes {
     size_t x, x_transposed, dy, dy_transposed, dy_local, w, w_transposed, gemm;
 } nd_fp8_bytes;
@@ -136,18 +137,19 @@ void nd_model_destroy(nd_model *model);
 nd_status nd_model_unshard(nd_model *model);
 /* A free set for one micro-batch; a set must be free. */
 nd_activation_set *nd_model_take_set(nd_model *model);
-/* A micro-batch of the host, with sources of nd_model_options.sources: copied, and on its way to
- * the device. */
+/* Copies a micro-batch, whose sources are below nd_model_options.sources, and begins to move it to
+ * the device. The set must be taken and not loaded; `from` is not read after the return. */
 nd_status nd_model_load(nd_model *model, nd_activation_set *set, const nd_host_batch *from);
-/* The same without sources. */
+/* Loads a micro-batch whose sources are not told apart. */
 nd_status nd_model_load_batch(nd_model *model, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions);
+/* The set is free again. All that reads it is enqueued. */
 nd_status nd_model_give_back(nd_model *model, nd_activation_set *set);
 
 /*
  * Forward of the loaded micro-batch with its loss, which is added to numbers->loss_sum, and in
- * training by source to source_sums. To train,
- * the backward of the head's products runs inside (dlogits are divided by numbers->tokens).
+ * training by source to source_sums. In training the backward of the head's products runs inside
+ * (dlogits are divided by numbers->tokens).
  */
 nd_status nd_model_forward(nd_model *model, nd_activation_set *set, nd_pass pass);
 /* Backward of the rest; gradients are accumulated into the shards. */
@@ -196,6 +198,8 @@ typedef struct nd_block_call {
     nd_pass pass;
 } nd_block_call;
 
+/* The rows of the table that the micro-batch's ids name, as the residual stream (Tl, C); backward
+ * adds the stream's gradient behind them to the table's. */
 nd_status nd_embed_forward(nd_model *model, nd_activation_set *set, nd_residual *out);
 nd_status nd_embed_backward(nd_model *model, nd_activation_set *set);
 
@@ -209,7 +213,7 @@ nd_status nd_blocks_forward(nd_model *model, nd_activation_set *set, nd_layer_ra
                             nd_pass pass, const nd_unit *after, nd_residual *residual);
 nd_status nd_blocks_backward(nd_model *model, nd_activation_set *set, nd_layer_range range,
                              const nd_unit *after);
-/* What that leaves out where weight gradients are delayed. */
+/* The weight gradients that nd_blocks_backward leaves out where they are delayed. */
 nd_status nd_blocks_weight_gradient(nd_model *model, nd_activation_set *set, nd_layer_range range);
 /* Where the gradient of the residual stream behind a layer lies: in the workspace before the first
  * one, and wherever weight gradients are not delayed. */

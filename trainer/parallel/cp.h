@@ -44,13 +44,14 @@ int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t 
 int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t window,
                       nd_attention_block out[ND_CP_BLOCKS]);
 
-/* What a query sees of the keys up to its own. */
+/* Which of the keys up to its own a query sees. */
 typedef struct nd_sight {
     int64_t window; /* of the layer, nd_shape_window; 0: none */
     /* On the device, what nd_cp_first_keys made of the micro-batch; NULL: documents are joined. */
     const int32_t *first_keys;
 } nd_sight;
 
+/* The exchange of heads, and its buffers; NULLs where members is 1. */
 typedef struct nd_cp_ulysses {
     int members;      /* u; 1: no exchange of heads */
     void *out, *in;   /* act (u, T, QKV of a member's heads): messages */

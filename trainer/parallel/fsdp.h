@@ -142,7 +142,10 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp);
 
 /* No-op when the unit is there, when its buffer is in use, and for NULL. */
 nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit);
+/* The unit's weights are valid on the stream until the release: gathers them unless they are there,
+ * or waits for what was prefetched. A unit is acquired once at a time. */
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit);
+/* All that reads the weights is enqueued; the buffer may be used for another unit. */
 void nd_fsdp_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* The buffers of all units are free: each is gathered again before it is read. None is held. */
 nd_status nd_fsdp_reshard(nd_fsdp *fsdp);
@@ -156,6 +159,8 @@ nd_tensor nd_fsdp_codes(const nd_fsdp *fsdp, nd_param_id id, int64_t layer);
 /* The accumulators of all units hold no gradient yet. After `micros` micro-batches the gradient of
  * a unit begins to be summed over replicas; 0: nothing is. */
 void nd_fsdp_begin_step(nd_fsdp *fsdp, int micros);
+/* Gives the unit a buffer for its unsharded gradient; what was in it is on its way into the shards
+ * before. */
 nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit);
 /* F32 gradient of the same rows. The unit must be grad-acquired. */
 nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last, int64_t layer);
@@ -164,6 +169,7 @@ float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit);
 /* Zeroes a parameter's gradient when its unit is fresh: for gradients that are sums (norms,
  * lookups). */
 nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t layer);
+/* The unit's gradient is complete: it begins to be reduced into the shards. */
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);

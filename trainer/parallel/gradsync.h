@@ -6,20 +6,22 @@
  * gradient norm.
  *
  *  1. HSDP: the sums over dp_replicate that began unit by unit (fsdp.h) end
- *  2. norms (replicated over tp, each rank saw only its tokens): packed, summed over tp, then over
- *     dp_replicate; with tp 1 they are among those of 1
+ *  2. norms, and biases that tp does not split (each tp rank saw only its tokens): packed, summed
+ *     over tp, then over dp_replicate; with tp 1 they are among those of 1
  *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
  */
 #include "trainer/parallel/fsdp.h"
 
 typedef struct nd_gradsync {
-    nd_fsdp *fsdp;
-    nd_flat_range *all;
+    nd_fsdp *fsdp;      /* borrowed */
+    nd_flat_range *all; /* [all_count] whose squares this rank counts; owned */
     int all_count;
     int64_t packed_count;
-    float *packed; /* (packed_count): the gradients of all norms; none where tp is 1 */
+    float *packed; /* (packed_count): gradients of norms and biases that tp does not split; none
+                      where tp is 1 */
 } nd_gradsync;
 
+/* Finds what is summed, and wants the buffer `packed`. */
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);
 void nd_gradsync_fini(nd_gradsync *sync);
 

@@ -277,7 +277,8 @@ int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
 nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
-/* Of a weight whose codes are gathered or kept: one, or one for each of its local rows. */
+/* The scales of a weight whose codes are gathered or kept: one, or one for each of its local
+ * rows. */
 nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int linear);
 /* `count` entries of nd_scales.joint, from `at` on. */
 nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count);
@@ -378,7 +379,7 @@ typedef struct nd_health_worst {
     int underflow_layer, saturation_layer, amax_layer; /* -1: the linear stays in BF16 */
 } nd_health_worst;
 
-/* Of the last step that was counted, alike on all ranks. */
+/* What the last step that was counted has found, alike on all ranks. */
 typedef struct nd_health_summary {
     nd_health_worst worst[ND_OPERAND_KINDS][ND_LINEAR_COUNT];
 } nd_health_summary;

@@ -91,8 +91,8 @@ typedef struct nd_step_result {
     int64_t save;   /* largest state that any rank reported (nd_trainer_report_save) */
     bool skipped;
     nd_work work; /* not known on a GPU, where the host only enqueues it */
-    /* Of a blend, global: the sums of the losses of each source, then its counted labels, (2
-     * sources); lent until the next step. NULL: one source. */
+    /* The sums of the losses of each source of a blend, then its counted labels, global, (2
+     * sources); lent until the next step. NULL: the data has one source. */
     const double *source_sums;
 } nd_step_result;
 

@@ -12,14 +12,14 @@ static int64_t microseconds(double seconds)
     return value >= (double)longest ? longest : value >= 1 ? (int64_t)value : 0;
 }
 
-/* Of equal times the lowest rank has the largest number. */
+/* Among ranks with equal times the lowest rank gets the largest number, so it wins the maximum. */
 int64_t nd_work_most(double seconds, int rank)
 {
     ND_ASSERT(rank >= 0 && rank < last_rank);
     return (microseconds(seconds) << RANK_BITS) + last_rank - rank;
 }
 
-/* Below 0, which stands for a time that is not known. */
+/* The number is below 0, since 0 stands for a time that is not known. */
 int64_t nd_work_least(double seconds)
 {
     return -microseconds(seconds) - 1;
