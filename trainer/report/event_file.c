@@ -128,7 +128,7 @@ void nd_proto_end(nd_proto *p, size_t begin)
 
 uint32_t nd_crc32c(const void *bytes, size_t count)
 {
-    /* What four bits add: the polynomial 0x1edc6f41 with its bits reversed. */
+    /* The remainders of four bits by the polynomial 0x1edc6f41 with its bits reversed. */
     static const uint32_t table[16] = {0x00000000u, 0x105ec76fu, 0x20bd8edeu, 0x30e349b1u,
                                        0x417b1dbcu, 0x5125dad3u, 0x61c69362u, 0x7198540du,
                                        0x82f63b78u, 0x92a8fc17u, 0xa24bb5a6u, 0xb21572c9u,

@@ -16,7 +16,7 @@
 #include "runtime/base/printable.h"
 #include "runtime/config/sources.h"
 
-/* Of a line without losses of sources, and of one with them: each has at most 160 bytes. */
+/* The bytes of a line without losses of sources, and of one with them, each at most 160 bytes. */
 enum { LINE_MAX_BYTES = 1024, LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_SOURCES_MAX };
 
 typedef struct jsonl {

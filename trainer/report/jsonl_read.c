@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a metrics.jsonl that a run appends to says already. */
+/* Reads what stands already in a metrics.jsonl that a run appends to. */
 #include "trainer/report/report.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
  * first PART_BYTES. */
 enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 18 };
 
-/* What the beginning of a line changes about the answer. */
+/* Changes the answer as the line with this beginning asks. */
 static void take_line(const char *line, int64_t step, bool *has)
 {
     long long at = 0;

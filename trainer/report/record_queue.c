@@ -20,7 +20,7 @@ typedef struct packer {
     size_t used;
 } packer;
 
-static void *put(packer *p, const void *part, size_t bytes)
+static void *pack(packer *p, const void *part, size_t bytes)
 {
     uint8_t *place = p->at ? p->at + p->used : NULL;
     if (place && bytes > 0) {
@@ -30,16 +30,16 @@ static void *put(packer *p, const void *part, size_t bytes)
     return place;
 }
 
-static const char *put_text(packer *p, const char *text)
+static const char *pack_text(packer *p, const char *text)
 {
-    return text ? put(p, text, strlen(text) + 1) : NULL;
+    return text ? pack(p, text, strlen(text) + 1) : NULL;
 }
 
-static const nd_source_loss *put_sources(packer *p, const nd_source_loss *list, int count)
+static const nd_source_loss *pack_sources(packer *p, const nd_source_loss *list, int count)
 {
-    nd_source_loss *copy = put(p, list, (size_t)count * sizeof *list);
+    nd_source_loss *copy = pack(p, list, (size_t)count * sizeof *list);
     for (int i = 0; i < count; i++) {
-        const char *name = put_text(p, list[i].name);
+        const char *name = pack_text(p, list[i].name);
         if (copy) {
             copy[i].name = name;
         }
@@ -47,37 +47,37 @@ static const nd_source_loss *put_sources(packer *p, const nd_source_loss *list, 
     return copy;
 }
 
-static const nd_mesh *put_mesh(packer *p, const nd_mesh *mesh)
+static const nd_mesh *pack_mesh(packer *p, const nd_mesh *mesh)
 {
-    return mesh ? put(p, mesh, sizeof *mesh) : NULL;
+    return mesh ? pack(p, mesh, sizeof *mesh) : NULL;
 }
 
-static void *put_step(packer *p, const nd_step_record *r)
+static void *pack_step(packer *p, const nd_step_record *r)
 {
-    nd_step_record *copy = put(p, r, sizeof *r);
-    const nd_source_loss *sources = put_sources(p, r->sources, r->source_count);
+    nd_step_record *copy = pack(p, r, sizeof *r);
+    const nd_source_loss *sources = pack_sources(p, r->sources, r->source_count);
     if (copy) {
         copy->sources = sources;
     }
     return copy;
 }
 
-static void *put_validation(packer *p, const nd_validation_record *r)
+static void *pack_validation(packer *p, const nd_validation_record *r)
 {
-    nd_validation_record *copy = put(p, r, sizeof *r);
-    const nd_source_loss *sets = put_sources(p, r->sets, r->set_count);
+    nd_validation_record *copy = pack(p, r, sizeof *r);
+    const nd_source_loss *sets = pack_sources(p, r->sets, r->set_count);
     if (copy) {
         copy->sets = sets;
     }
     return copy;
 }
 
-static void *put_event(packer *p, const nd_run_event *e)
+static void *pack_event(packer *p, const nd_run_event *e)
 {
-    nd_run_event *copy = put(p, e, sizeof *e);
-    const char *path = put_text(p, e->path), *reason = put_text(p, e->reason);
-    const char *sink = put_text(p, e->sink);
-    const nd_mesh *mesh = put_mesh(p, e->mesh), *was = put_mesh(p, e->mesh_was);
+    nd_run_event *copy = pack(p, e, sizeof *e);
+    const char *path = pack_text(p, e->path), *reason = pack_text(p, e->reason);
+    const char *sink = pack_text(p, e->sink);
+    const nd_mesh *mesh = pack_mesh(p, e->mesh), *was = pack_mesh(p, e->mesh_was);
     if (copy) {
         copy->path = path;
         copy->reason = reason;
@@ -88,11 +88,11 @@ static void *put_event(packer *p, const nd_run_event *e)
     return copy;
 }
 
-static void *put_histogram(packer *p, const nd_histogram_record *r)
+static void *pack_histogram(packer *p, const nd_histogram_record *r)
 {
-    nd_histogram_record *copy = put(p, r, sizeof *r);
-    const char *tag = put_text(p, r->tag);
-    const nd_histogram *histogram = put(p, r->histogram, sizeof *r->histogram);
+    nd_histogram_record *copy = pack(p, r, sizeof *r);
+    const char *tag = pack_text(p, r->tag);
+    const nd_histogram *histogram = pack(p, r->histogram, sizeof *r->histogram);
     if (copy) {
         copy->tag = tag;
         copy->histogram = histogram;
@@ -100,26 +100,26 @@ static void *put_histogram(packer *p, const nd_histogram_record *r)
     return copy;
 }
 
-static void put_entry(packer *p, const nd_record *record)
+static void pack_entry(packer *p, const nd_record *record)
 {
     const entry head = {.record = *record};
     const void *of = NULL;
-    entry *copy = put(p, &head, sizeof head);
+    entry *copy = pack(p, &head, sizeof head);
     switch (record->kind) {
     case ND_RECORD_STEP:
-        of = put_step(p, record->of);
+        of = pack_step(p, record->of);
         break;
     case ND_RECORD_VALIDATION:
-        of = put_validation(p, record->of);
+        of = pack_validation(p, record->of);
         break;
     case ND_RECORD_HEALTH:
-        of = put(p, record->of, sizeof(nd_health_record));
+        of = pack(p, record->of, sizeof(nd_health_record));
         break;
     case ND_RECORD_EVENT:
-        of = put_event(p, record->of);
+        of = pack_event(p, record->of);
         break;
     case ND_RECORD_HISTOGRAM:
-        of = put_histogram(p, record->of);
+        of = pack_histogram(p, record->of);
         break;
     }
     if (copy) {
@@ -150,7 +150,7 @@ void nd_record_queue_fini(nd_record_queue *queue)
 size_t nd_record_bytes(const nd_record *record)
 {
     packer counting = {0};
-    put_entry(&counting, record);
+    pack_entry(&counting, record);
     return counting.used;
 }
 
@@ -180,7 +180,7 @@ bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record)
         return false;
     }
     packer copying = {.at = queue->bytes + place};
-    put_entry(&copying, record);
+    pack_entry(&copying, record);
     queue->end = place + copying.used;
     queue->count++;
     return true;

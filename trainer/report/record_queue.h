@@ -21,7 +21,7 @@ typedef struct nd_record {
     const void *of; /* nd_step_record, nd_validation_record, ...; lent */
 } nd_record;
 
-/* Whether it counts among the records that a dropped sink lacks: a step or a validation. */
+/* True for a step and a validation, which count among the records that a dropped sink lacks. */
 bool nd_record_counts(const nd_record *record);
 
 typedef struct nd_record_queue {

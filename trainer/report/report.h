@@ -39,7 +39,7 @@ void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
 
 /* FLOPs of one token of training, forward and backward: 6 N + 6 L H D S (causal attention). */
 double nd_flops_per_token_causal(const nd_shape *shape, int64_t sequence);
-/* The same as accelerate's examples count it. */
+/* FLOPs of one token as accelerate's examples count them. */
 double nd_flops_per_token_accelerate(const nd_shape *shape, int64_t sequence);
 
 /* One of several sources of the training data, or one of several sets of a validation. */
@@ -258,9 +258,9 @@ char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t step
 
 char *nd_duration_format(char *text, size_t size, double seconds); /* "42 s", "4 min 03 s" */
 char *nd_quantity_format(char *text, size_t size, double value);   /* "317", "16.3 k", "2.1 M" */
-/* Of memory: "17 KiB", "321 MiB", "12.4 GiB". */
+/* Bytes of memory: "17 KiB", "321 MiB", "12.4 GiB". */
 char *nd_bytes_format(char *text, size_t size, double bytes);
-/* Of files: "999 B", "1.25 kB", "12.3 GB". */
+/* Bytes of files: "999 B", "1.25 kB", "12.3 GB". */
 char *nd_file_bytes_format(char *text, size_t size, double bytes);
 
 #endif

@@ -141,7 +141,7 @@ static nd_status call(nd_sink_thread *t, const nd_record *record)
     return status;
 }
 
-/* Whether the record is among those that the sink lacks when it is lost. */
+/* 1 for a record that counts when it is lost. */
 static int64_t weight_of(const nd_sink_thread *t, const nd_record *record)
 {
     return t->sink.required || nd_record_counts(record);
@@ -377,7 +377,7 @@ static bool push(nd_sink_thread *t, const nd_record *record)
     return true;
 }
 
-/* Of two records "resumed" the one that takes back more is kept: nothing was written between. */
+/* Keeps of two records "resumed" the one that takes back more: nothing was written between. */
 static void keep_resumed(nd_sink_thread *t, const nd_record *record)
 {
     const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
@@ -419,7 +419,7 @@ static void lose(nd_sink_thread *t, const nd_record *record)
 
 /* After an overflow the queue is emptied first, so that a sink which is always too slow has few
  * gaps. */
-static void put(nd_sink_thread *t, const nd_record *record)
+static void queue_or_lose(nd_sink_thread *t, const nd_record *record)
 {
     bool may_fit = !t->overflowed || t->queue.count == 0;
     while (may_fit && !push(t, record)) {
@@ -437,7 +437,7 @@ nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
     if (t->dropped) {
         t->loss.records += weight_of(t, record);
     } else if (t->fatal.status == ND_OK && takes(&t->sink, record)) {
-        put(t, record);
+        queue_or_lose(t, record);
     }
     nd_status status = status_of(t);
     pthread_mutex_unlock(&t->lock);

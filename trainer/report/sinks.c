@@ -18,7 +18,7 @@ nd_status nd_sinks_add(nd_sinks *sinks, nd_sink sink)
 }
 
 /* All sinks get the record, also when one of them has failed. */
-static nd_status put(nd_sinks *sinks, nd_record record)
+static nd_status put_to_all(nd_sinks *sinks, nd_record record)
 {
     nd_status first = ND_OK;
     sinks->step = record.step;
@@ -76,28 +76,28 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record)
 {
-    return put(sinks, (nd_record){ND_RECORD_STEP, record->step, record});
+    return put_to_all(sinks, (nd_record){ND_RECORD_STEP, record->step, record});
 }
 
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record)
 {
-    return put(sinks, (nd_record){ND_RECORD_VALIDATION, record->step, record});
+    return put_to_all(sinks, (nd_record){ND_RECORD_VALIDATION, record->step, record});
 }
 
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record)
 {
-    return put(sinks, (nd_record){ND_RECORD_HEALTH, record->step, record});
+    return put_to_all(sinks, (nd_record){ND_RECORD_HEALTH, record->step, record});
 }
 
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)
 {
-    ND_TRY(put(sinks, (nd_record){ND_RECORD_EVENT, event->step, event}));
+    ND_TRY(put_to_all(sinks, (nd_record){ND_RECORD_EVENT, event->step, event}));
     return nd_sinks_flush(sinks);
 }
 
 nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record)
 {
-    return put(sinks, (nd_record){ND_RECORD_HISTOGRAM, record->step, record});
+    return put_to_all(sinks, (nd_record){ND_RECORD_HISTOGRAM, record->step, record});
 }
 
 nd_status nd_sinks_flush(nd_sinks *sinks)
@@ -134,7 +134,7 @@ static void tell_lost(nd_sinks *sinks, const char *name, const nd_sink_loss *los
                                 .sink = name,
                                 .records = loss->records};
     nd_log_warning("%lld records of this run did not go to %s", (long long)loss->records, name);
-    (void)put(sinks, (nd_record){ND_RECORD_EVENT, event.step, &event});
+    (void)put_to_all(sinks, (nd_record){ND_RECORD_EVENT, event.step, &event});
 }
 
 /* The thread's error stays: the run may end with it. */

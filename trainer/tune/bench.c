@@ -186,7 +186,8 @@ static nd_matrix fp8_operand(const bound_call *x, int which, nd_tensor t, bool a
     return out;
 }
 
-/* Whether products read transposed codes where the stored ones do not lie along the summed axis. */
+/* True when products read transposed codes where the stored ones do not lie along the summed
+ * axis. */
 static bool transposes(const nd_rank *rank)
 {
     const nd_dtype codes = ND_DTYPE_F8_E4M3;

@@ -100,7 +100,7 @@ typedef struct measurement {
     size_t bytes;          /* of memory: gathered weights, gradients, this rank's reduced part */
 } measurement;
 
-/* What the first block gathers and reduces. */
+/* Reads which weights the first block gathers and which gradients it reduces. */
 static nd_status find_sizes(measurement *m)
 {
     nd_rank *r = m->rank;

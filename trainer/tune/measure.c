@@ -61,7 +61,7 @@ static nd_status find_asked(measurement *m)
     return ND_OK;
 }
 
-/* Whether a mask is a subset of one that the filter asks for. */
+/* True for a mask that is a subset of one that the filter asks for. */
 static bool is_tried(const measurement *m, nd_input input, int mask)
 {
     for (int asked = 1; asked < ND_LINEAR_SETS; asked++) {

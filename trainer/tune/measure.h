@@ -26,8 +26,8 @@ size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls);
 nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
 /* Enqueues the call once. */
 nd_status nd_bench_run(nd_bench *bench, const nd_call *call);
-/* The same in two parts: the call may be enqueued any number of times on operands that are filled
- * once. */
+/* nd_bench_run in two parts: the call may be enqueued any number of times on operands that are
+ * filled once. */
 nd_status nd_bench_fill(nd_bench *bench, const nd_call *call);
 nd_status nd_bench_enqueue(nd_bench *bench, const nd_call *call);
 /* The median time of a few calls. */

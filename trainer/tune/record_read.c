@@ -292,7 +292,7 @@ static nd_status read_why(const reader *r, const json_t *division, nd_division_r
     return damaged(r, "why", "is not set, timed, alone or memory");
 }
 
-/* As the keys of the configuration: fields.def. */
+/* The ranges are those of the keys of the configuration in fields.def. */
 static nd_status read_pair(const reader *r, const json_t *object, nd_tuned_pair *out)
 {
     ND_TRY(read_int(r, object, "comm_blocks", 0, 64, &out->comm_blocks));
@@ -347,8 +347,8 @@ static nd_status read_division(reader *r, const json_t *record, const nd_config 
     return ND_OK;
 }
 
-/* What keys set that the programs of older records did not have. */
-static const char *of_before(const char *key)
+/* The value of a key in records of programs that did not have it yet; NULL: all had it. */
+static const char *value_before(const char *key)
 {
     static const char *const keys[] = {"kernels.comm_blocks", "kernels.product_processors"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -373,7 +373,7 @@ static nd_status compare_settings(const reader *r, const json_t *record, const n
     {
         reader at = *r;
         snprintf(at.place, sizeof at.place, "autotune.settings");
-        text = json_object_get(recorded, key) ? NULL : of_before(key);
+        text = json_object_get(recorded, key) ? NULL : value_before(key);
         ND_TRY_OUT(text ? ND_OK : read_text(&at, recorded, key, &text));
         if (strcmp(text, json_string_value(value)) != 0) {
             status = nd_fail(ND_ERR_CONFIG,

@@ -71,7 +71,7 @@ static nd_status list_calls(timing *t, const nd_fp8_recipe *recipes, int count)
     return ND_OK;
 }
 
-/* Whether a call is of down_proj in some precision: only these differ between the steps. */
+/* True for a call of down_proj in any precision: only these differ between the steps. */
 static bool counts(const timing *t, const nd_call *call, int recipes)
 {
     const nd_call_entry *bf16 = nd_calls_find(&t->bf16, call);

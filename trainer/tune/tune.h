@@ -22,7 +22,7 @@
 typedef struct nd_tuned_linears {
     nd_input input;
     int asked, fp8;
-    /* What they take in a step, all layers together; -1: not timed. */
+    /* Seconds of a step that they take, in all layers together; -1: not timed. */
     double asked_seconds, bf16_seconds, chosen_seconds;
 } nd_tuned_linears;
 

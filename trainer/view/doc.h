@@ -33,7 +33,7 @@ void nd_doc_heading(nd_doc *doc, const char *text);
 void nd_doc_say(nd_doc *doc, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A text in which line ends and blanks count. */
 void nd_doc_code(nd_doc *doc, const char *text);
-/* What follows up to the end of the fold is hidden until the reader opens it. */
+/* Begins a fold: blocks up to its end are hidden until the reader opens it. */
 void nd_doc_fold(nd_doc *doc, const char *title);
 void nd_doc_fold_end(nd_doc *doc);
 

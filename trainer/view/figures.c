@@ -144,7 +144,7 @@ void nd_section_compare(nd_doc *doc, const nd_run_view *runs, int count)
     }
 }
 
-/* What deserves attention. */
+/* Paragraphs about what deserves attention. */
 void nd_section_notes(nd_doc *doc, const nd_run_view *run)
 {
     const nd_run_figures *f = &run->figures;

@@ -105,7 +105,7 @@ static const char *read_exponent(const reading *r, const char *p, int *scale)
     return p > begin ? p : NULL;
 }
 
-/* In the last place the value may differ by four units from strtod's, which takes three times as
+/* The value may differ by four units in the last place from strtod's, which takes three times as
  * long. */
 static const char *read_number(const reading *r, const char *p, double *out)
 {

@@ -48,7 +48,7 @@ const double *nd_metrics_column(const nd_metrics *metrics, const nd_metric_table
 
 /* A number of an event, or another JSON object; 0 where it has none. */
 double nd_json_number(const json_t *object, const char *key);
-/* The same as a whole number of up to 15 digits; 0 for any other. */
+/* A whole number of up to 15 digits; 0 for any other value. */
 int64_t nd_json_whole(const json_t *object, const char *key);
 /* A text of it; "" where it has none. Borrowed. */
 const char *nd_json_words(const json_t *object, const char *key);

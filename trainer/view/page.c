@@ -131,7 +131,7 @@ static void write_markdown(const json_t *data, FILE *out)
     nd_doc_write_markdown(json_object_get(data, "blocks"), out);
 }
 
-/* In an element script no "<" may stand; in JSON it stands in texts only. */
+/* Writes "<" as \u003c, since it could end the element script; JSON has it in texts only. */
 static nd_status write_json(const json_t *data, FILE *out)
 {
     char *text = nd_json_text(data, JSON_COMPACT | JSON_REAL_PRECISION(10));

@@ -382,7 +382,7 @@ const addBlocks = () => {
   }
 };
 
-/* What holds for all charts. */
+/* Controls that hold for all charts. */
 
 const bar = document.getElementById("controls");
 const field = (text, name, attributes) => {

@@ -15,13 +15,11 @@ static const size_t json_max_bytes = 64 << 20;
 
 /* Files. */
 
-/* DIR/NAME.json, or the one with the largest number of NAME-2.json, NAME-3.json, ... *count: how
- * many there are. */
-static nd_status newest_file(const char *dir, const char *name, char **out, int *count)
+/* DIR/NAME.json, or the one with the largest number of NAME-2.json, NAME-3.json, ... NULL: none. */
+static nd_status newest_file(const char *dir, const char *name, char **out)
 {
     char *path = NULL;
     *out = NULL;
-    *count = 0;
     for (int n = 1; n < 1000000; n++) {
         ND_TRY(n == 1 ? nd_fs_format(&path, "%s/%s.json", dir, name)
                       : nd_fs_format(&path, "%s/%s-%d.json", dir, name, n));
@@ -34,18 +32,17 @@ static nd_status newest_file(const char *dir, const char *name, char **out, int 
         }
         free(*out);
         *out = path;
-        *count = n;
     }
     return ND_OK;
 }
 
 /* *out stays NULL where no such file is. */
-static nd_status read_newest(const char *dir, const char *name, json_t **out, int *count)
+static nd_status read_newest(const char *dir, const char *name, json_t **out)
 {
     char *path = NULL, *text = NULL;
     size_t size = 0;
     json_error_t error;
-    nd_status status = newest_file(dir, name, &path, count);
+    nd_status status = newest_file(dir, name, &path);
     if (status != ND_OK || !path) {
         free(path);
         return status;
@@ -240,12 +237,11 @@ static nd_status make_figures(nd_run_view *v)
 
 static nd_status open_view(const char *folder, int64_t now, nd_run_view *v)
 {
-    int traces = 0, profiles = 0;
     ND_TRY(take_folder(v, folder));
     ND_TRY(read_metrics(v));
-    ND_TRY(read_newest(v->folder, "run", &v->record, &v->starts));
-    ND_TRY(read_newest(v->folder, "trace", &v->trace, &traces));
-    ND_TRY(newest_file(v->folder, "profile", &v->profile, &profiles));
+    ND_TRY(read_newest(v->folder, "run", &v->record));
+    ND_TRY(read_newest(v->folder, "trace", &v->trace));
+    ND_TRY(newest_file(v->folder, "profile", &v->profile));
     ND_TRY(nd_saved_list(v->folder, &v->saved, &v->saved_count));
     double steps = number_in(v->record, "config", "train.steps");
     v->steps_wanted = steps > 0 && steps < 1e15 ? (int64_t)steps : 0;

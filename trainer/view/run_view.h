@@ -46,7 +46,6 @@ typedef struct nd_run_view {
     char *profile;  /* path of the newest profile.json, owned; NULL */
     nd_saved *saved;
     int saved_count;
-    int starts;           /* run.json, run-2.json, ... */
     int64_t steps_wanted; /* train.steps; 0: not known */
     int64_t changed;      /* UNIX time of the last line */
     int64_t reached;      /* steps done: more than the last row's when lines were lost behind it */

@@ -21,7 +21,7 @@ json_t *nd_section_value(const json_t *value)
     return cell;
 }
 
-/* Whether a setting of run.json is what the text of its default means. */
+/* Compares a setting of run.json with what the text of its default means. */
 static bool is_default(const json_t *value, const char *was)
 {
     json_error_t error;
@@ -75,7 +75,7 @@ out:
     return status;
 }
 
-/* As a shell takes it for one word. */
+/* Writes it so that a shell takes it for one word. */
 static void write_word(FILE *out, const char *word)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

@@ -100,7 +100,7 @@ static void write_sources(nd_doc *doc, const nd_run_view *run, const json_t *dat
     }
 }
 
-/* Of a run that recorded no list of its data: what its steps say. */
+/* Lists the sources that the steps name, for a run that recorded no list of its data. */
 static void write_names(nd_doc *doc, const nd_named *list, int count)
 {
     nd_doc_table(doc, false, "source|labels counted|loss at the end");
@@ -119,7 +119,7 @@ static void write_sets(nd_doc *doc, const nd_named *list, int count)
     }
 }
 
-/* Where the data lie. */
+/* Lists the files of all data. */
 static void write_files(nd_doc *doc, const json_t *data)
 {
     static const char *const lists[][2] = {{"sources", "training"}, {"validation", "validation"}};
@@ -138,7 +138,8 @@ static void write_files(nd_doc *doc, const json_t *data)
     }
 }
 
-/* Labels of a step, counted or not, are tokens a second times the time of a step. */
+/* A step has as many positions as tokens a second times its time; only counted labels add to the
+ * loss. */
 static void write_labels(nd_doc *doc, const nd_run_view *run)
 {
     const nd_metrics *m = &run->metrics;

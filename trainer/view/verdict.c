@@ -52,7 +52,7 @@ static int64_t steps_reached(const nd_run_view *v)
     return reached;
 }
 
-/* Whether the newest checkpoint was made because of a signal, behind the last step. The line of a
+/* True when the newest checkpoint was made because of a signal, behind the last step. The line of a
  * checkpoint may be lost too. */
 static bool was_stopped(const nd_run_view *v)
 {
@@ -143,7 +143,7 @@ static const char *reached(const nd_run_view *view, char text[64])
     return text;
 }
 
-/* Of a run that did not make all its steps, and has no line that says so. */
+/* The words for a run that did not make all its steps, and has no line that says why. */
 static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
     static const char unknown[] = "this folder does not say why, the run's log does";
@@ -160,8 +160,8 @@ static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
     }
 }
 
-/* The words of a signal name the step themselves. Rank 0 writes the line, and may do so because it
- * waited for a rank that failed before it. */
+/* The words for a run whose last line says why it ended. Those of a signal name the step. Rank 0
+ * writes the line, and may do so because it waited for a rank that failed before it. */
 static void say_failure(const nd_run_view *view, const json_t *end, char text[ND_VERDICT_MAX])
 {
     const int code = (int)nd_json_whole(end, "code");
