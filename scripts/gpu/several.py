@@ -16,7 +16,7 @@ from run_folder import Run
 
 # dp_replicate, dp_shard, cp, tp, and how cp exchanges keys and values.
 MESHES = ((2, 1, 1, 1, "allgather"), (1, 2, 1, 1, "allgather"), (1, 1, 2, 1, "allgather"), (1, 1, 2, 1, "ring"),
-          (1, 1, 1, 2, "allgather"), (2, 2, 1, 1, "allgather"), (1, 2, 1, 2, "allgather"), (1, 2, 2, 1, "ring"),
+          (1, 1, 2, 1, "ulysses"), (1, 1, 1, 2, "allgather"), (2, 2, 1, 1, "allgather"), (1, 2, 1, 2, "allgather"), (1, 2, 2, 1, "ring"),
           (1, 1, 2, 2, "allgather"), (1, 1, 1, 4, "allgather"), (1, 8, 1, 1, "allgather"), (2, 2, 1, 2, "allgather"),
           (1, 2, 2, 2, "allgather"), (1, 1, 8, 1, "ring"))
 BOUND = 1e-4  # of an F32 loss: other orders of its sums over some steps of SGD
@@ -34,7 +34,7 @@ def meshes_on(gpus):
 
 def name_of(mesh):
     replicas, shards, cp, tp, exchange = mesh
-    return f"mesh-{replicas}x{shards}x{cp}x{tp}{'-ring' if exchange == 'ring' else ''}"
+    return f"mesh-{replicas}x{shards}x{cp}x{tp}{'' if exchange == 'allgather' else '-' + exchange}"
 
 
 def transport_of(run):
