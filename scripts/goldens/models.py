@@ -3,7 +3,8 @@
 
 A golden folder holds
   config.json, model.safetensors   the model before training, as transformers saves it (F32)
-  golden.safetensors               input_ids, labels (steps, B, S) I32; grad.<name>: gradients of step 1, not clipped;
+  golden.safetensors               input_ids, labels (steps, B, S) I32, and position_ids where documents are separate;
+                                   grad.<name>: gradients of step 1, not clipped;
                                    final.<name>: weights after the last step
   golden.json                      losses, gradient norms, hyper-parameters, distances of the BF16 run
 
@@ -97,18 +98,25 @@ MODELS = {
     "smollm3": dict(model_type="smollm3", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, no_rope_layer_interval=2,
                     rms_norm_eps=1e-6, pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=2000000.0)),
+    # Separate documents, each of which ends with id 2.
+    "documents": dict(vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                      num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+                      rms_norm_eps=1e-5, tie_word_embeddings=False,
+                      rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
-             ministral=8, qwen3_window=9, granite=10, smollm3=11)
+             ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12)
 
 
 def build(name):
     """A model whose weights are large enough that no part of it is near linear: std 1 / sqrt(fan in), norms not 1, biases not 0."""
     sizes = dict(MODELS[name])
     config = AutoConfig.for_model(sizes.pop("model_type", "llama"), use_cache=False, bos_token_id=1, eos_token_id=2, **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    packed = name == "documents"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if packed else "eager")
+    model.packed = packed
     generator = torch.Generator().manual_seed(1000 + SEEDS[name])
     with torch.no_grad():
         for key, p in sorted(model.named_parameters()):
@@ -135,7 +143,11 @@ def make_data(name):
         for _ in range(SEQUENCE):
             tokens.append((5 * tokens[-1] + 3 + torch.randint(0, 3, shape, generator=generator)) % vocab)
         tokens = torch.stack(tokens, dim=2)  # (steps, B, S + 1)
+        if name == "documents":
+            tokens[torch.rand(tokens.shape, generator=generator) < 0.12] = 2
         labels = tokens[:, :, 1:].clone()
+        if name == "documents":
+            labels[tokens[:, :, :-1] == 2] = -100
         labels[torch.rand(labels.shape, generator=generator) < 0.1] = -100
         labels[:, 1, :17] = -100
         return tokens[:, :, :-1], labels
@@ -151,9 +163,28 @@ def to_bfloat16(model):
     return model
 
 
+def positions_of(ids):
+    """Positions that begin at 0 behind each id 2, from which transformers makes the mask of packed documents."""
+    positions = torch.zeros_like(ids)
+    for i in range(1, ids.shape[-1]):
+        positions[..., i] = torch.where(ids[..., i - 1] == 2, 0, positions[..., i - 1] + 1)
+    return positions
+
+
 def loss_of(model, ids, labels):
-    logits = model(input_ids=ids).logits.float()
+    logits = model(input_ids=ids, position_ids=positions_of(ids) if model.packed else None).logits.float()
     return torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1), ignore_index=-100)
+
+
+def check_separate(model, ids):
+    """The first token of a block changes nothing behind the first document, or the golden would be that of joined ones."""
+    other = ids.clone()
+    other[:, 0] = (other[:, 0] + 1) % 2 + 3
+    positions = positions_of(ids)
+    with torch.no_grad():
+        a, b = (model(input_ids=x, position_ids=positions).logits for x in (ids, other))
+    behind = (positions == 0).cumsum(-1) > 1
+    assert torch.equal(a[behind], b[behind]) and not torch.equal(a, b)
 
 
 def gradients(model, ids, labels):
@@ -213,6 +244,9 @@ def make(name, folder):
     losses, norms = train(model, ids, labels)
     assert losses[0] == loss
     tensors = dict(input_ids=ids.int(), labels=labels.int())
+    if model.packed:
+        tensors["position_ids"] = positions_of(ids).int()
+        check_separate(model, ids[0])
     tensors |= {f"grad.{key}": value for key, value in grads.items()}
     tensors |= {f"final.{key}": p.detach().clone() for key, p in model.named_parameters()}
     save_file(tensors, folder / "golden.safetensors")

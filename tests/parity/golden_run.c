@@ -12,6 +12,7 @@
 static void fill_config(golden_run *run, const golden_options *o)
 {
     nd_config *c = &run->config;
+    c->data.documents = o->separate ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN;
     c->train.steps = run->steps;
     c->train.sequence_length = run->sequence;
     c->train.micro_batch_size = run->batch;
@@ -30,6 +31,17 @@ static void fill_config(golden_run *run, const golden_options *o)
     c->optimizer.max_grad_norm = nd_golden_number(run->golden, "optimizer", "max_grad_norm", NULL);
     c->optimizer.schedule = ND_SCHEDULE_CONSTANT;
     c->resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+}
+
+/* A token sees as many tokens before it as its position says. */
+static void read_documents(golden_run *run)
+{
+    const int64_t tokens = GOLDEN_STEPS * run->batch * run->sequence;
+    const int32_t *positions = nd_golden_i32(run->golden, "position_ids", tokens);
+    run->first_keys = calloc((size_t)tokens, sizeof *run->first_keys);
+    for (int64_t i = 0; i < tokens; i++) {
+        run->first_keys[i] = (int32_t)(i % run->sequence) - positions[i];
+    }
 }
 
 void golden_run_open(golden_run *run, const char *name, golden_options options)
@@ -64,11 +76,15 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     for (int64_t i = 0; i < tokens; i++) {
         run->positions[i] = (int32_t)(i % run->sequence);
     }
+    if (options.separate) {
+        read_documents(run);
+    }
 }
 
 void golden_run_close(golden_run *run)
 {
     free(run->positions);
+    free(run->first_keys);
     nd_trainer_destroy(run->trainer);
     nd_groups_destroy(&run->rank.groups);
     run->rank.device->table->stream_fini(&run->rank.stream);
@@ -87,6 +103,10 @@ nd_step_batch golden_run_batch(const golden_run *run, int64_t step)
         .labels = nd_golden_i32(run->golden, "labels", run->steps * n) + step * n,
         .positions = run->positions,
     };
+    if (run->first_keys) {
+        batch.positions = nd_golden_i32(run->golden, "position_ids", GOLDEN_STEPS * n) + step * n;
+        batch.first_keys = run->first_keys + step * n;
+    }
     for (int64_t i = 0; i < n * run->config.train.gradient_accumulation_steps; i++) {
         batch.valid += batch.labels[i] != -100;
     }

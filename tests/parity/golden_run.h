@@ -19,8 +19,8 @@ typedef struct golden_run {
     nd_rank rank;
     nd_transport *self;
     nd_trainer *trainer;
-    int64_t steps, batch, sequence; /* of the data */
-    int32_t *positions;
+    int64_t steps, batch, sequence;  /* of the data */
+    int32_t *positions, *first_keys; /* of a step, of all steps; first_keys NULL: joined */
 } golden_run;
 
 /* How it trains; what is zero is the default. */
@@ -31,6 +31,7 @@ typedef struct golden_options {
     int64_t margin;
     bool history_max;     /* delayed scales follow the largest amax of the history, not the last */
     int64_t accumulation; /* micro-batches of a step, each of one golden step's data; 0: one */
+    bool separate;        /* the golden has positions, which begin at 0 in each document */
 } golden_options;
 
 /* `name`: a folder of tests/parity/goldens. Assertions of Criterion on failure. */
