@@ -48,6 +48,7 @@ double nd_rope_frequency(const nd_rope_config *c, int64_t head_dim, int64_t pair
     switch (c->type) {
     case ND_ROPE_DEFAULT:
     case ND_ROPE_DYNAMIC:
+    case ND_ROPE_LONGROPE:
         return frequency;
     case ND_ROPE_LINEAR:
         return frequency / c->factor;
@@ -62,15 +63,31 @@ double nd_rope_frequency(const nd_rope_config *c, int64_t head_dim, int64_t pair
     return frequency;
 }
 
-void nd_rope_table(const nd_rope_config *config, int64_t head_dim, int64_t positions,
+/* Of cos and sin. */
+static double size_of(const nd_rope_config *c, int64_t position, bool queries)
+{
+    const bool has = c->type == ND_ROPE_YARN || c->type == ND_ROPE_LONGROPE;
+    const double size = has ? c->attention_factor : 1.0;
+    return queries && c->query_beta > 0
+               ? size *
+                     (1 + c->query_beta * log(1 + (double)(position / c->original_max_positions)))
+               : size;
+}
+
+void nd_rope_table(const nd_rope_config *config, int64_t head_dim, int64_t positions, bool queries,
                    float *cos_out, float *sin_out)
 {
     ND_ASSERT(head_dim > 0 && head_dim % 2 == 0 && positions >= 0);
     int64_t half = head_dim / 2;
-    const double size = config->type == ND_ROPE_YARN ? config->attention_factor : 1.0;
+    const float *slowed = config->type != ND_ROPE_LONGROPE             ? NULL
+                          : positions > config->original_max_positions ? config->long_factor
+                                                                       : config->short_factor;
+    ND_ASSERT(!slowed || half <= ND_ROPE_LONG_PAIRS);
     for (int64_t pair = 0; pair < half; pair++) {
         double frequency = nd_rope_frequency(config, head_dim, pair);
+        frequency /= slowed ? (double)slowed[pair] : 1.0;
         for (int64_t p = 0; p < positions; p++) {
+            const double size = size_of(config, p, queries);
             cos_out[p * half + pair] = (float)(size * cos((double)p * frequency));
             sin_out[p * half + pair] = (float)(size * sin((double)p * frequency));
         }

@@ -103,11 +103,26 @@ MODELS = {
                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
                       rms_norm_eps=1e-5, tie_word_embeddings=False,
                       rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    # A frequency for each pair; the sequence is longer than the original positions.
+    "phi3_longrope": dict(model_type="phi3", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                          num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256,
+                          original_max_position_embeddings=32, rms_norm_eps=1e-5, tie_word_embeddings=True, pad_token_id=None,
+                          rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75,
+                                               short_factor=[1.0, 1.05, 1.1, 1.2, 1.3, 1.5],
+                                               long_factor=[1.0, 1.5, 2.0, 4.0, 6.5, 9.0])),
+    # Queries grow with their position: behind 16 and behind 32.
+    "ministral3": dict(model_type="ministral3", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                       num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+                       rms_norm_eps=1e-5, tie_word_embeddings=True, pad_token_id=None,
+                       rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                            mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4,
+                                            original_max_position_embeddings=16, max_position_embeddings=64)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
-             ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12)
+             ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
+             ministral3=13)
 
 
 def build(name):

@@ -168,8 +168,8 @@ Test(errors, fp8)
 
 Test(errors, model_config)
 {
-    refused_model(65, ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"factor\": 2}",
-                  "model.json", "longrope");
+    refused_model(65, ", \"rope_scaling\": {\"rope_type\": \"ntk\", \"factor\": 2}", "model.json",
+                  "ntk");
     refused_model(65, ", \"hidden_size\": 32", "model.json", "hidden_size");
     refused_model(65, ", \"attention_dropout\": 0.1", "model.json", "attention_dropout");
     refused_with(65, LAUNCH "--set model.config=nowhere.json", "nowhere.json", "");

@@ -101,7 +101,7 @@ static nd_rope_view rope_table(int64_t D)
     static float cosines[POSITIONS * 64], sines[POSITIONS * 64];
     nd_rope_config config = {.type = ND_ROPE_DEFAULT, .theta = 10000.0};
     cr_assert(D <= 128);
-    nd_rope_table(&config, D, POSITIONS, cosines, sines);
+    nd_rope_table(&config, D, POSITIONS, false, cosines, sines);
     return (nd_rope_view){.cos = cosines, .sin = sines, .positions = POSITIONS};
 }
 

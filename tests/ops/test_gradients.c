@@ -161,7 +161,7 @@ Test(gradients, rope)
     float cosines[POSITIONS * D / 2], sines[POSITIONS * D / 2];
     const nd_rope_config config = {.type = ND_ROPE_DEFAULT, .theta = 100.0};
     const int64_t shape[] = {N, HEADS, D};
-    nd_rope_table(&config, D, POSITIONS, cosines, sines);
+    nd_rope_table(&config, D, POSITIONS, false, cosines, sines);
     rope_job j = {.x = nd_random(ND_DTYPE_F32, 3, shape, 0, 1.0f),
                   .positions = nd_random_ids(N, 0, POSITIONS),
                   .out = nd_random(ND_DTYPE_F32, 3, shape, 0, 1.0f),

@@ -32,7 +32,7 @@ static inputs make_inputs(nd_dtype dtype)
 {
     static float cosines[POSITIONS * D / 2], sines[POSITIONS * D / 2];
     const nd_rope_config config = {.type = ND_ROPE_DEFAULT, .theta = 500.0};
-    nd_rope_table(&config, D, POSITIONS, cosines, sines);
+    nd_rope_table(&config, D, POSITIONS, false, cosines, sines);
     return (inputs){.a = nd_random_2d(dtype, N, C, 3, 1.0f),
                     .b = nd_random_2d(dtype, N, C, 0, 1.0f),
                     .weight = nd_random_1d(dtype, C, 1.0f),

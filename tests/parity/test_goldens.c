@@ -121,6 +121,8 @@ GOLDEN(ministral)
 GOLDEN(qwen3_window)
 GOLDEN(granite)
 GOLDEN(smollm3)
+GOLDEN(phi3_longrope)
+GOLDEN(ministral3)
 
 /* Separate documents, as transformers masks packed positions. */
 Test(goldens, documents_fp32)

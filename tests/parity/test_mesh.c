@@ -176,6 +176,7 @@ static nd_shape shape_with_switches(void)
     shape.embedding_scale = 3, shape.residual_scale = 0.3, shape.attention_scale = 0.2;
     shape.logits_divisor = 3;
     shape.unturned_period = 2;
+    shape.rope.query_beta = 0.3, shape.rope.original_max_positions = 5;
     shape.rotated = 4;
     return shape;
 }

@@ -132,7 +132,7 @@ static void check_rope(const char *kind, nd_rope_config config)
      * angle.
      */
     float *cos_table = fresh(P * D / 2, 1e30f), *sin_table = fresh(P * D / 2, 1e30f);
-    nd_rope_table(&config, D, P, cos_table, sin_table);
+    nd_rope_table(&config, D, P, false, cos_table, sin_table);
     const float *want_cos = f32((snprintf(name, sizeof(name), "rope.%s.cos", kind), name));
     const float *want_sin = f32((snprintf(name, sizeof(name), "rope.%s.sin", kind), name));
     const float *inv_freq = f32((snprintf(name, sizeof(name), "rope.%s.inv_freq", kind), name));

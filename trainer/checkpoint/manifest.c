@@ -52,6 +52,7 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     LATER_REAL("rope_beta_slow", rope.beta_slow),
     LATER_REAL("rope_attention_factor", rope.attention_factor),
     SWITCH("rope_exact_range", rope.exact_range),
+    LATER_REAL("llama_4_scaling_beta", rope.query_beta),
     COUNT("no_rope_layer_interval", unturned_period),
     LATER_REAL("embedding_multiplier", embedding_scale),
     LATER_REAL("residual_multiplier", residual_scale),
@@ -191,6 +192,10 @@ void nd_shape_print(const nd_shape *shape, FILE *text)
         n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
                    : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
     }
+    for (int64_t i = 0; shape->rope.type == ND_ROPE_LONGROPE && i < ND_ROPE_LONG_PAIRS; i++) {
+        fprintf(text, "%a %a\n", (double)shape->rope.short_factor[i],
+                (double)shape->rope.long_factor[i]);
+    }
 }
 
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
@@ -214,6 +219,14 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
         return nd_fail(ND_ERR_CONFIG,
                        "%s has rope_type %s, and %s has %s; these are different models", name_a,
                        nd_rope_type_name(a->rope.type), name_b, nd_rope_type_name(b->rope.type));
+    }
+    const size_t factors = sizeof a->rope.short_factor;
+    if (memcmp(a->rope.short_factor, b->rope.short_factor, factors) != 0 ||
+        memcmp(a->rope.long_factor, b->rope.long_factor, factors) != 0) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s has another short_factor or long_factor of RoPE than %s; these are "
+                       "different models",
+                       name_a, name_b);
     }
     if (a->tied != b->tied) {
         return nd_fail(ND_ERR_CONFIG,

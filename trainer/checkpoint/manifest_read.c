@@ -102,6 +102,19 @@ static nd_status check_shape(const nd_shape *shape, const char *path)
                : fail_member(path, "model", "has extents that no model has");
 }
 
+static nd_status parse_factors(const json_t *object, const char *path, const char *key,
+                               int64_t pairs, float out[ND_ROPE_LONG_PAIRS])
+{
+    const json_t *list = json_object_get(object, key);
+    bool good = json_is_array(list) && (int64_t)json_array_size(list) == pairs &&
+                pairs <= ND_ROPE_LONG_PAIRS;
+    for (int64_t i = 0; good && i < pairs; i++) {
+        out[i] = (float)json_number_value(json_array_get(list, (size_t)i));
+        good = out[i] > 0 && isfinite(out[i]);
+    }
+    return good ? ND_OK : fail_member(path, key, "is not a number above 0 for each pair");
+}
+
 static nd_status parse_shape(const json_t *root, const char *path, nd_shape *shape)
 {
     json_t *object = NULL;
@@ -146,7 +159,13 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
     }
     ND_TRY(get_word(object, path, "rope_type", ropes, ND_ROPE_TYPES, &rope));
     shape->rope.type = (nd_rope_type)rope;
-    return check_shape(shape, path);
+    ND_TRY(check_shape(shape, path));
+    if (shape->rope.type == ND_ROPE_LONGROPE) {
+        const int64_t pairs = nd_shape_rotated(shape) / 2;
+        ND_TRY(parse_factors(object, path, "rope_short_factor", pairs, shape->rope.short_factor));
+        ND_TRY(parse_factors(object, path, "rope_long_factor", pairs, shape->rope.long_factor));
+    }
+    return ND_OK;
 }
 
 static nd_status check_mesh(const nd_manifest *m, const char *path)

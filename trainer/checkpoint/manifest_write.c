@@ -19,6 +19,18 @@ static json_t *mesh_json(const nd_mesh *mesh)
     return object;
 }
 
+static json_t *factors_json(const float factors[ND_ROPE_LONG_PAIRS], int64_t pairs)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < pairs; i++) {
+        if (json_array_append_new(list, json_real((double)factors[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 static json_t *shape_json(const nd_shape *shape)
 {
     json_t *object = json_object();
@@ -37,6 +49,11 @@ static json_t *shape_json(const nd_shape *shape)
     }
     nd_json_set(&object, "tie_word_embeddings", json_boolean(shape->tied));
     nd_json_set(&object, "rope_type", json_string(nd_rope_type_name(shape->rope.type)));
+    if (shape->rope.type == ND_ROPE_LONGROPE) {
+        const int64_t pairs = nd_shape_rotated(shape) / 2;
+        nd_json_set(&object, "rope_short_factor", factors_json(shape->rope.short_factor, pairs));
+        nd_json_set(&object, "rope_long_factor", factors_json(shape->rope.long_factor, pairs));
+    }
     return object;
 }
 

@@ -111,9 +111,10 @@ static nd_status check_family(const nd_shape *s)
                        "qwen2 and qwen3 can",
                        type);
     }
-    if (s->window > 0 || s->rope.type == ND_ROPE_DYNAMIC || s->rope.type == ND_ROPE_YARN) {
-        return nd_fail(ND_ERR_DATA, "a model with a sliding window, or with the rope_type dynamic "
-                                    "or yarn, cannot be written as GGUF");
+    if (s->window > 0 || s->rope.type == ND_ROPE_DYNAMIC || s->rope.type == ND_ROPE_YARN ||
+        s->rope.type == ND_ROPE_LONGROPE) {
+        return nd_fail(ND_ERR_DATA, "a model with a sliding window, or with the rope_type "
+                                    "dynamic, yarn or longrope, cannot be written as GGUF");
     }
     if (s->o_bias && s->family != ND_FAMILY_LLAMA) {
         return nd_fail(

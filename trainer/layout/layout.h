@@ -66,6 +66,7 @@ typedef struct nd_family_row {
     bool scaled;             /* has the keys of the multipliers */
     bool tied;               /* tie_word_embeddings where it is absent */
     double theta;            /* rope_theta where it is absent; 0: 10000 */
+    bool query_scaled;       /* yarn where rope_parameters is absent, with llama_4_scaling_beta */
     int64_t unturned_period; /* no_rope_layer_interval where it is absent; 0: has no such key */
 } nd_family_row;
 

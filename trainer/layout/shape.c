@@ -166,23 +166,44 @@ static void set_unturned(const nd_shape *s, json_t **map)
 
 const char *nd_rope_type_name(nd_rope_type type)
 {
-    static const char *const names[ND_ROPE_TYPES] = {"default", "linear", "llama3", "dynamic",
-                                                     "yarn"};
+    static const char *const names[ND_ROPE_TYPES] = {"default", "linear", "llama3",
+                                                     "dynamic", "yarn",   "longrope"};
     return names[type];
 }
 
-static json_t *rope_scaling_of(const nd_rope_config *rope)
+static json_t *factors_of(const float *factors, int64_t pairs)
 {
+    json_t *list = json_array();
+    for (int64_t i = 0; list && i < pairs; i++) {
+        json_array_append_new(list, json_real((double)factors[i]));
+    }
+    return list;
+}
+
+static json_t *rope_scaling_of(const nd_shape *s)
+{
+    const nd_rope_config *rope = &s->rope;
+    if (rope->type == ND_ROPE_LONGROPE) {
+        return json_pack("{s:s, s:o, s:o, s:f, s:I}", "rope_type", "longrope", "short_factor",
+                         factors_of(rope->short_factor, nd_shape_rotated(s) / 2), "long_factor",
+                         factors_of(rope->long_factor, nd_shape_rotated(s) / 2), "attention_factor",
+                         rope->attention_factor, "original_max_position_embeddings",
+                         (json_int_t)rope->original_max_positions);
+    }
     if (rope->type == ND_ROPE_LINEAR || rope->type == ND_ROPE_DYNAMIC) {
         return json_pack("{s:s, s:f}", "rope_type", nd_rope_type_name(rope->type), "factor",
                          rope->factor);
     }
     if (rope->type == ND_ROPE_YARN) {
-        return json_pack("{s:s, s:f, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor",
-                         rope->factor, "beta_fast", rope->beta_fast, "beta_slow", rope->beta_slow,
-                         "attention_factor", rope->attention_factor, "truncate",
-                         rope->exact_range == 0, "original_max_position_embeddings",
-                         (json_int_t)rope->original_max_positions);
+        json_t *yarn = json_pack(
+            "{s:s, s:f, s:f, s:f, s:f, s:b, s:I}", "rope_type", "yarn", "factor", rope->factor,
+            "beta_fast", rope->beta_fast, "beta_slow", rope->beta_slow, "attention_factor",
+            rope->attention_factor, "truncate", rope->exact_range == 0,
+            "original_max_position_embeddings", (json_int_t)rope->original_max_positions);
+        if (nd_families[s->family].query_scaled) {
+            nd_json_set(&yarn, "llama_4_scaling_beta", json_real(rope->query_beta));
+        }
+        return yarn;
     }
     if (rope->type == ND_ROPE_LLAMA3) {
         return json_pack("{s:s, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "factor", rope->factor,
@@ -241,7 +262,11 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {"initializer_range", json_real(s->init_std)},
         {"tie_word_embeddings", json_boolean(s->tied)},
         {"rope_theta", json_real(s->rope.theta)},
-        {"rope_scaling", rope_scaling_of(&s->rope)},
+        {"rope_scaling", rope_scaling_of(s)},
+        {s->family == ND_FAMILY_PHI3 && s->rope.type == ND_ROPE_LONGROPE
+             ? "original_max_position_embeddings"
+             : NULL,
+         json_integer(s->rope.original_max_positions)},
         {"bos_token_id", token_of(s->bos_id)},
         {"eos_token_id", token_of(s->eos_id)},
         {"pad_token_id", json_null()}, /* families have one, whose row gets no gradient */

@@ -28,11 +28,10 @@ nd_status nd_key_bool_or(const json_t *map, const char *file, const char *key, b
 nd_status nd_key_demand_text(const json_t *map, const char *file, const char *key,
                              const char *wanted);
 
-/* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters); `theta` where the
- * key is absent. */
-nd_status nd_shape_read_rope(const json_t *map, const char *file, double theta,
-                             nd_rope_config *out);
-/* Then partial_rotary_factor, at the top or with the other keys of RoPE. */
+/* RoPE, in the old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
+nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *shape);
+/* Then, after the sizes, partial_rotary_factor, at the top or with the other keys of RoPE, and the
+ * factors of longrope. */
 nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *shape);
 
 #endif

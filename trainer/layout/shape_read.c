@@ -375,8 +375,7 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_sizes(map, name, &shape));
     ND_TRY_OUT(read_window(map, name, &shape));
     ND_TRY_OUT(read_unturned(map, name, &shape));
-    const double theta = nd_families[shape.family].theta;
-    ND_TRY_OUT(nd_shape_read_rope(map, name, theta > 0 ? theta : 10000, &shape.rope));
+    ND_TRY_OUT(nd_shape_read_rope(map, name, &shape));
     ND_TRY_OUT(nd_shape_read_rotated(map, name, &shape));
     *out = shape;
 out:

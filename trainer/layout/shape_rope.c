@@ -16,8 +16,9 @@ static bool is_listed(const char *key, const char *const *list, size_t count)
 }
 
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
-static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_type type)
+static nd_status refuse_rope_keys(const json_t *rope, const char *name, const nd_shape *s)
 {
+    const nd_rope_type type = s->rope.type;
     static const char *const known[] = {"rope_type",
                                         "type",
                                         "rope_theta",
@@ -27,22 +28,32 @@ static nd_status refuse_rope_keys(const json_t *rope, const char *name, nd_rope_
                                         "original_max_position_embeddings"};
     static const char *const yarn[] = {"beta_fast", "beta_slow",      "attention_factor",
                                        "mscale",    "mscale_all_dim", "truncate"};
+    static const char *const longrope[] = {"short_factor", "long_factor", "attention_factor"};
+    static const char *const by_position[] = {"llama_4_scaling_beta", "max_position_embeddings"};
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)rope, key, value)
     {
         const bool found =
             json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
-            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0]));
+            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0])) ||
+            (type == ND_ROPE_LONGROPE &&
+             is_listed(key, longrope, sizeof longrope / sizeof longrope[0])) ||
+            (nd_families[s->family].query_scaled && type == ND_ROPE_YARN &&
+             is_listed(key, by_position, sizeof by_position / sizeof by_position[0]));
         if (!found && strcmp(key, "partial_rotary_factor") != 0) { /* read_rotated has read it */
-            return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported", name, key);
+            return nd_fail(ND_ERR_DATA,
+                           "%s: the key %.80s is not supported for model_type %s with rope_type "
+                           "%s; remove it",
+                           name, key, nd_families[s->family].model_type, nd_rope_type_name(type));
         }
     }
     return ND_OK;
 }
 
-static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_config *out)
+static nd_status read_rope_type(const json_t *rope, const char *name, nd_shape *s)
 {
+    nd_rope_config *out = &s->rope;
     const json_t *type = json_object_get(rope, "rope_type");
     const json_t *legacy = json_object_get(rope, "type");
     if (nd_key_is_unset(type)) {
@@ -53,14 +64,18 @@ static nd_status read_rope_type(const json_t *rope, const char *name, nd_rope_co
         return ND_OK;
     }
     const char *text = json_is_string(type) ? json_string_value(type) : nd_key_type(type);
+    /* Its older names. */
+    if (s->family == ND_FAMILY_PHI3 && (strcmp(text, "su") == 0 || strcmp(text, "yarn") == 0)) {
+        text = "longrope";
+    }
     for (out->type = 0; out->type < ND_ROPE_TYPES; out->type++) {
         if (strcmp(text, nd_rope_type_name(out->type)) == 0) {
             return ND_OK;
         }
     }
     return nd_fail(ND_ERR_DATA,
-                   "%s: rope_type is \"%.80s\"; supported are default, linear, dynamic, llama3 and "
-                   "yarn",
+                   "%s: rope_type is \"%.80s\"; supported are default, linear, dynamic, "
+                   "llama3, yarn and longrope",
                    name, text);
 }
 
@@ -70,8 +85,9 @@ static double yarn_scale(double factor, double mscale)
     return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
 }
 
-static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config *out)
+static nd_status read_yarn(const json_t *rope, const char *name, nd_shape *s)
 {
+    nd_rope_config *out = &s->rope;
     double mscale = 0, mscale_all = 0;
     bool truncate = true;
     ND_TRY(nd_key_real_or(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
@@ -85,8 +101,60 @@ static nd_status read_yarn(const json_t *rope, const char *name, nd_rope_config 
         nd_key_real_or(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
     ND_TRY(nd_key_bool_or(rope, name, "truncate", true, &truncate));
     out->exact_range = !truncate;
+    if (nd_families[s->family].query_scaled) {
+        ND_TRY(nd_key_real_or(rope, name, "llama_4_scaling_beta", 0, 1e3, 0, &out->query_beta));
+    }
     return nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
                       &out->original_max_positions);
+}
+
+static nd_status read_factors(const json_t *rope, const char *name, const char *key, int64_t pairs,
+                              float *out)
+{
+    const json_t *list = json_object_get(rope, key);
+    bool good = json_is_array(list) && (int64_t)json_array_size(list) == pairs;
+    for (int64_t i = 0; good && i < pairs; i++) {
+        const json_t *factor = json_array_get(list, (size_t)i);
+        out[i] = (float)json_number_value(factor);
+        good = out[i] > 0 && out[i] <= 1e6f;
+    }
+    return good ? ND_OK
+                : nd_fail(ND_ERR_DATA,
+                          "%s: %s must be a list of %lld numbers above 0 and up to 1e6, one for "
+                          "each pair of elements that RoPE turns",
+                          name, key, (long long)pairs);
+}
+
+/* After the sizes: the number of factors follows from them. */
+static nd_status read_longrope(const json_t *map, const char *file, nd_shape *s)
+{
+    const json_t *rope = json_object_get(map, "rope_parameters");
+    const char *const key = "original_max_position_embeddings";
+    const int64_t pairs = nd_shape_rotated(s) / 2;
+    rope = nd_key_is_unset(rope) ? json_object_get(map, "rope_scaling") : rope;
+    if (s->rope.type != ND_ROPE_LONGROPE) {
+        return ND_OK;
+    }
+    /* At the top it counts first, and Phi 3 has a number where it is absent. */
+    const int64_t absent = s->family == ND_FAMILY_PHI3 ? 4096 : s->max_positions;
+    int64_t *const original = &s->rope.original_max_positions;
+    ND_TRY(nd_key_int_or(rope, file, key, 2, 1 << 30, absent, original));
+    ND_TRY(nd_key_int_or(map, file, key, 2, 1 << 30,
+                         s->family == ND_FAMILY_PHI3 ? absent : *original, original));
+    if (pairs > ND_ROPE_LONG_PAIRS) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: RoPE turns %lld elements of a head; of rope_type longrope up to %d are "
+                       "supported",
+                       file, (long long)(2 * pairs), 2 * ND_ROPE_LONG_PAIRS);
+    }
+    ND_TRY(read_factors(rope, file, "short_factor", pairs, s->rope.short_factor));
+    ND_TRY(read_factors(rope, file, "long_factor", pairs, s->rope.long_factor));
+    double factor = (double)s->max_positions / (double)*original;
+    ND_TRY(nd_key_real_or(rope, file, "factor", 1e-3, 1e6, factor, &factor));
+    const double size = factor <= 1 ? 1 : sqrt(1 + log(factor) / log((double)*original));
+    s->rope.factor = 1;
+    return nd_key_real_or(rope, file, "attention_factor", 1e-3, 1e3, size,
+                          &s->rope.attention_factor);
 }
 
 /* partial_rotary_factor, at the top or with the other keys of RoPE. */
@@ -110,19 +178,34 @@ nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s
                        "pairs, and at least 2",
                        file, key, share, (long long)s->head_dim, (long long)rotated);
     }
-    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT) {
+    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT &&
+        s->rope.type != ND_ROPE_LONGROPE) {
         return nd_fail(ND_ERR_DATA,
-                       "%s: rope_type is \"%s\", which for model_type phi3 means longrope; only "
-                       "default is supported",
+                       "%s: rope_type is \"%s\"; for model_type phi3 only default and longrope are "
+                       "supported",
                        file, nd_rope_type_name(s->rope.type));
     }
     s->rotated = rotated < s->head_dim ? rotated : 0;
-    return ND_OK;
+    return read_longrope(map, file, s);
 }
 
 /* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
-nd_status nd_shape_read_rope(const json_t *map, const char *file, double theta, nd_rope_config *out)
+nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
 {
+    const nd_family_row *family = &nd_families[s->family];
+    nd_rope_config *out = &s->rope;
+    double theta = family->theta > 0 ? family->theta : 10000;
+    /* What transformers takes where the file has none. */
+    static const nd_rope_config ministral3 = {.type = ND_ROPE_YARN,
+                                              .theta = 1e6,
+                                              .factor = 16,
+                                              .low_freq_factor = 1,
+                                              .high_freq_factor = 1,
+                                              .original_max_positions = 16384,
+                                              .beta_fast = 32,
+                                              .beta_slow = 1,
+                                              .attention_factor = 1,
+                                              .query_beta = 0.1};
     const json_t *scaling = json_object_get(map, "rope_scaling");
     const json_t *parameters = json_object_get(map, "rope_parameters");
     if (!nd_key_is_unset(scaling) && !nd_key_is_unset(parameters)) {
@@ -139,13 +222,14 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, double theta, 
     out->factor = out->low_freq_factor = out->high_freq_factor = 1;
     out->original_max_positions = 0;
     if (nd_key_is_unset(rope)) {
+        *out = family->query_scaled ? ministral3 : *out;
         return ND_OK;
     }
     if (!json_is_object(rope)) {
         return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, nd_key_type(rope));
     }
-    ND_TRY(read_rope_type(rope, name, out));
-    ND_TRY(refuse_rope_keys(rope, name, out->type));
+    ND_TRY(read_rope_type(rope, name, s));
+    ND_TRY(refuse_rope_keys(rope, name, s));
     ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
     if (theta != out->theta && !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
@@ -153,15 +237,15 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, double theta, 
                        theta, out->theta);
     }
     out->theta = theta;
-    if (out->type == ND_ROPE_DEFAULT) {
-        return ND_OK;
+    if (out->type == ND_ROPE_DEFAULT || out->type == ND_ROPE_LONGROPE) {
+        return ND_OK; /* nd_shape_read_rotated reads the rest */
     }
     ND_TRY(nd_key_real(rope, name, "factor", 1, 1e6, &out->factor));
     if (out->type == ND_ROPE_LINEAR || out->type == ND_ROPE_DYNAMIC) {
         return ND_OK;
     }
     if (out->type == ND_ROPE_YARN) {
-        return read_yarn(rope, name, out);
+        return read_yarn(rope, name, s);
     }
     ND_TRY(nd_key_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
     ND_TRY(nd_key_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));

@@ -103,7 +103,7 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
-    ND_TRY(nd_block_rope(c, a->dqkv, m->dims.T, true));
+    ND_TRY(nd_block_rope(c, a->dqkv, true));
     ND_TRY(heads_norm_backward(c));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */

@@ -59,18 +59,27 @@ static nd_status heads_norm(nd_block_call c)
     return head_norm(c, ND_PARAM_NORM_K, d->H, d->K);
 }
 
-nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, int64_t T, bool inverse)
+static nd_status turn(nd_block_call c, nd_tensor heads, nd_rope_view table, bool inverse)
 {
-    nd_model *m = c.model;
-    const nd_dims *d = &m->dims;
-    nd_tensor qk = nd_block_heads(d, qkv, 0, d->H + d->K);
-    qk.shape[2] = d->rotated;
-    if (nd_shape_turns(&m->rank->shape, c.layer)) {
-        ND_OP(m->rank, ELEMENTWISE, rope, .out = qk, .x = qk,
-              .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, T), .table = m->rope,
-              .inverse = inverse);
-    }
+    heads.shape[2] = c.model->dims.rotated;
+    ND_OP(c.model->rank, ELEMENTWISE, rope, .out = heads, .x = heads,
+          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, heads.shape[0]),
+          .table = table, .inverse = inverse);
     return ND_OK;
+}
+
+nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, bool inverse)
+{
+    const nd_model *m = c.model;
+    const nd_dims *d = &m->dims;
+    if (!nd_shape_turns(&m->rank->shape, c.layer)) {
+        return ND_OK;
+    }
+    if (m->query_rope.positions > 0) {
+        ND_TRY(turn(c, nd_block_heads(d, qkv, 0, d->H), m->query_rope, inverse));
+        return turn(c, nd_block_heads(d, qkv, d->H, d->K), m->rope, inverse);
+    }
+    return turn(c, nd_block_heads(d, qkv, 0, d->H + d->K), m->rope, inverse);
 }
 
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
@@ -93,7 +102,7 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(heads_norm(c));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    return nd_block_rope(c, a->qkv, c.set->T, false);
+    return nd_block_rope(c, a->qkv, false);
 }
 
 /* Steps 1 to 6. */

@@ -138,9 +138,12 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     size_t bytes = (size_t)(positions * d->rotated / 2) * sizeof(float);
-    m->rope.positions = positions;
-    nd_memplan_want(plan, ND_MEM_DATA, "rope cosines", bytes, &m->rope.cos);
-    nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &m->rope.sin);
+    nd_rope_view *const views[] = {&m->rope, &m->query_rope};
+    for (int v = 0; v < (m->rank->shape.rope.query_beta > 0 ? 2 : 1); v++) {
+        views[v]->positions = positions;
+        nd_memplan_want(plan, ND_MEM_DATA, "rope cosines", bytes, &views[v]->cos);
+        nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &views[v]->sin);
+    }
 }
 
 nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
@@ -242,17 +245,17 @@ out:
 }
 
 /* The host computes the table and copies it. */
-static nd_status load_rope_table(nd_model *m)
+static nd_status load_rope_table(nd_model *m, nd_rope_view to, bool queries)
 {
     const nd_dims *d = &m->dims;
-    int64_t count = m->rope.positions * d->rotated / 2;
+    int64_t count = to.positions * d->rotated / 2;
     float *host = NULL;
     ND_TRY(ND_ALLOC(2 * count, &host));
-    nd_rope_table(&m->rank->shape.rope, d->rotated, m->rope.positions, host, host + count);
+    nd_rope_table(&m->rank->shape.rope, d->rotated, to.positions, queries, host, host + count);
     nd_stream *stream = &m->rank->stream;
-    nd_status status = nd_copy(stream, (float *)m->rope.cos, host, (size_t)count * 4);
+    nd_status status = nd_copy(stream, (float *)to.cos, host, (size_t)count * 4);
     if (status == ND_OK) {
-        status = nd_copy(stream, (float *)m->rope.sin, host + count, (size_t)count * 4);
+        status = nd_copy(stream, (float *)to.sin, host + count, (size_t)count * 4);
     }
     if (status == ND_OK) {
         status = nd_stream_sync(stream);
@@ -268,7 +271,10 @@ nd_status nd_model_start(nd_model *m)
         nd_activations_start(&m->sets[s], &m->scales);
     }
     ND_TRY(nd_batches_open(&m->batches));
-    return load_rope_table(m);
+    if (m->query_rope.positions > 0) {
+        ND_TRY(load_rope_table(m, m->query_rope, true));
+    }
+    return load_rope_table(m, m->rope, false);
 }
 
 void nd_model_destroy(nd_model *m)

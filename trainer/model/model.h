@@ -97,7 +97,7 @@ typedef struct nd_model {
     nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
     bool forward_only;
-    nd_rope_view rope;
+    nd_rope_view rope, query_rope; /* of keys, of queries; one where they are the same */
     nd_batches batches;
     nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */
     int set_count;
@@ -239,7 +239,7 @@ nd_sight nd_block_sight(nd_block_call call);
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
 /* Turns q and k, (T, heads) of the columns of qkv, in place, where the layer has RoPE. */
-nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, int64_t T, bool inverse);
+nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, bool inverse);
 
 /* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
  * weight gradients are delayed, in the set until the unit has a buffer. */

@@ -62,7 +62,7 @@ Test(manifest, is_read_back_as_it_was_written)
 /* Each number that models of later kinds have, and as many tensors as a layer can have. */
 Test(manifest, every_number_of_a_shape_is_read_back)
 {
-    nd_shape plain = fake_shape(false), shapes[5] = {plain, plain, plain, plain, plain};
+    nd_shape plain = fake_shape(false), shapes[6] = {plain, plain, plain, plain, plain, plain};
     shapes[0].family = ND_FAMILY_MISTRAL;
     shapes[0].window = 4096;
     shapes[1].family = ND_FAMILY_QWEN2;
@@ -85,7 +85,20 @@ Test(manifest, every_number_of_a_shape_is_read_back)
                                       .beta_slow = 0.5,
                                       .attention_factor = 1.1,
                                       .exact_range = 1};
-    for (int i = 0; i < 5; i++) {
+    shapes[5].family = ND_FAMILY_GRANITE;
+    shapes[5].embedding_scale = 12, shapes[5].residual_scale = 0.22, shapes[5].attention_scale = 1;
+    shapes[5].logits_divisor = 8, shapes[5].unturned_period = 4;
+    shapes[5].rope = (nd_rope_config){.type = ND_ROPE_LONGROPE,
+                                      .theta = 1e4,
+                                      .factor = 1,
+                                      .original_max_positions = 4096,
+                                      .attention_factor = 1.19,
+                                      .query_beta = 0.1};
+    for (int64_t i = 0; i < nd_shape_rotated(&shapes[5]) / 2; i++) {
+        shapes[5].rope.short_factor[i] = 1.1f + (float)i;
+        shapes[5].rope.long_factor[i] = 3.7f + (float)i;
+    }
+    for (int i = 0; i < 6; i++) {
         nd_manifest m = example_of(&shapes[i]), got = {0};
         size_t bytes = 0;
         char *text = text_of(&m, &bytes);
@@ -97,6 +110,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
         }
         cr_assert_eq(got.shape.family, shapes[i].family);
         cr_assert_eq(got.shape.rope.type, shapes[i].rope.type);
+        cr_assert_eq(memcmp(&got.shape.rope, &shapes[i].rope, sizeof got.shape.rope), 0);
+        assert_ok(nd_shape_compare(&got.shape, "a", &shapes[i], "b"));
         free(text);
         nd_manifest_fini(&got);
         nd_manifest_fini(&m);
@@ -225,7 +240,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/qk_norm", "2", "qk_norm is 2; it must be 0 to 1"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},
-        {"model/rope_type", "\"longrope\"", "unknown \"longrope\""},
+        {"model/rope_type", "\"ntk\"", "unknown \"ntk\""},
         {"model/rms_norm_eps", "\"1e-5\"", "no number"},
         {"model/tie_word_embeddings", "true", "as many tensors"},
         {"tensors/model.norm.weight", NULL, "as many tensors"},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/runtime/config/support.h"
 
+#include <math.h>
 #include <unistd.h>
 
 #include "trainer/layout/layout.h"
@@ -103,8 +104,8 @@ Test(shape, both_rope_spellings)
 
 Test(shape, rope_that_is_not_understood)
 {
-    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"longrope\", \"factor\": 2}}",
-               "\"longrope\"", "dynamic, llama3 and yarn");
+    expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"ntk\", \"factor\": 2}}", "\"ntk\"",
+               "dynamic, llama3, yarn and longrope");
     expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}}",
                "original_max_position_embeddings is missing", "an integer");
     expect_bad("{" BASE ", \"rope_scaling\": {\"rope_type\": \"dynamic\"}}", "factor is missing",
@@ -253,12 +254,13 @@ static nd_shape family_of(const char *text)
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
             back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm && back.window == s.window &&
             back.rotated == s.rotated && back.unturned_period == s.unturned_period &&
-            back.tied == s.tied && back.rope.theta == s.rope.theta &&
-            back.window_first == s.window_first && back.window_period == s.window_period &&
-            back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
-            back.max_positions == s.max_positions && back.bos_id == s.bos_id &&
-            back.embedding_scale == s.embedding_scale && back.residual_scale == s.residual_scale &&
-            back.attention_scale == s.attention_scale && back.logits_divisor == s.logits_divisor,
+            back.tied == s.tied && memcmp(&back.rope, &s.rope, sizeof s.rope) == 0 &&
+            back.rope.theta == s.rope.theta && back.window_first == s.window_first &&
+            back.window_period == s.window_period && back.head_dim == s.head_dim &&
+            back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
+            back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
+            back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
+            back.logits_divisor == s.logits_divisor,
         "%s reads back as it was", text);
     return s;
 }
@@ -310,7 +312,7 @@ Test(shape, families_have_their_switches_and_defaults)
                "partial_rotary_factor is 0.5", "only 1");
     expect_bad("{\"model_type\": \"phi3\", \"rope_scaling\": {\"type\": \"linear\", \"factor\": "
                "2}, " SIZES "}",
-               "rope_type is \"linear\"", "longrope");
+               "rope_type is \"linear\"", "only default and longrope");
     expect_bad("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES "}",
                "layer_types", "num_hidden_layers 2");
     expect_bad(
@@ -354,6 +356,46 @@ Test(shape, layers_without_rope)
     expect_bad("{\"model_type\": \"llama\", \"layer_types\": [\"full_attention\", "
                "\"sliding_attention\"], " SIZES "}",
                "sliding_attention for layer 1", "only full_attention");
+}
+
+Test(shape, a_frequency_for_each_pair)
+{
+#define FACTORS "\"short_factor\": [1, 1.25], \"long_factor\": [2, 4]"
+    nd_shape s = family_of(
+        "{\"model_type\": \"phi3\", \"head_dim\": 4, \"max_position_embeddings\": 131072, "
+        "\"original_max_position_embeddings\": 8, \"rope_scaling\": {\"type\": \"su\", " FACTORS
+        "}, " SIZES "}");
+    float cosines[2 * 9 * 2], sines[2 * 9 * 2];
+    cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(16384) / log(8)), 1e-12);
+    for (int64_t positions = 8; positions <= 9; positions++) {
+        const double slowed = positions > 8 ? 4 : 1.25;
+        nd_rope_table(&s.rope, 4, positions, false, cosines, sines);
+        cr_expect_float_eq(sines[7 * 2 + 1], s.rope.attention_factor * sin(7 * 0.01 / slowed),
+                           1e-6);
+    }
+    s = family_of("{\"model_type\": \"llama\", \"head_dim\": 4, \"rope_scaling\": {\"rope_type\": "
+                  "\"longrope\", "
+                  "\"factor\": 4, \"original_max_position_embeddings\": 512, " FACTORS "}, " SIZES
+                  "}");
+    cr_expect_float_eq(s.rope.attention_factor, sqrt(1 + log(4) / log(512)), 1e-12);
+    expect_bad("{\"model_type\": \"phi3\", \"rope_scaling\": {\"type\": \"longrope\", " FACTORS
+               "}, " SIZES "}",
+               "short_factor", "8 numbers");
+    expect_bad(
+        "{\"model_type\": \"phi3\", \"head_dim\": 4, \"rope_scaling\": {\"type\": \"longrope\", "
+        "\"short_factor\": [1, 0], \"long_factor\": [1, 1]}, " SIZES "}",
+        "short_factor", "above 0");
+}
+
+Test(shape, queries_that_grow)
+{
+    nd_shape s = family_of("{\"model_type\": \"ministral3\", " SIZES "}");
+    cr_expect(s.rope.type == ND_ROPE_YARN && s.rope.factor == 16 && s.rope.query_beta == 0.1 &&
+              s.rope.original_max_positions == 16384 && s.rope.theta == 1e6);
+    expect_bad(
+        "{\"model_type\": \"mistral\", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, "
+        "\"llama_4_scaling_beta\": 0.1}, " SIZES "}",
+        "llama_4_scaling_beta is not supported", "model_type mistral");
 }
 
 Test(shape, multipliers)
