@@ -63,6 +63,19 @@ static inline nd_status nd_exchange_finish(nd_rank *rank, nd_exchange *exchange)
     return ND_OK;
 }
 
+/* The sum or the maximum over the ranks of a group replaces `count` numbers, on the rank's stream.
+ * Nothing is done where there are none. */
+static inline nd_status nd_all_reduce(nd_rank *rank, nd_group_kind group, void *numbers,
+                                      int64_t count, nd_dtype dtype, nd_redop op)
+{
+    if (count > 0) {
+        ND_RUN(rank, ND_TRACE_COMMUNICATION,
+               nd_comm_all_reduce(rank->groups.by_kind[group], &rank->stream, numbers, count, dtype,
+                                  op, NULL));
+    }
+    return ND_OK;
+}
+
 /*
  * Calls an op of the backend with the arguments that are named; absent operands are not. Does
  * nothing when a replayed CUDA graph already contains the call.

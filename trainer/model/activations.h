@@ -58,7 +58,7 @@ typedef struct nd_batches {
     const nd_dims *dims;
     nd_staging staging;
     nd_stream stream; /* of the copies */
-    int sets, slots, next;
+    int slots, next;
     nd_batch_slot *slot; /* [slots]; owned, as is found */
     int sources;         /* most of them in one micro-batch; 0: they are not told apart; set before
                         nd_batches_plan, as is first_keys */

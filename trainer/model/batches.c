@@ -38,7 +38,6 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets
     const bool gpu = nd_rank_is_gpu(rank);
     b->rank = rank;
     b->dims = dims;
-    b->sets = sets;
     b->slots = sets + gpu;
     nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
                     (size_t)(b->slots * slot_numbers(b)) * sizeof *b->memory, &b->memory);

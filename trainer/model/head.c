@@ -17,15 +17,6 @@
 
 static const nd_trace_kind HEAD = ND_TRACE_HEAD;
 
-static nd_status tp_all_reduce(nd_model *m, float *values, int64_t count, nd_redop op)
-{
-    nd_rank *r = m->rank;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, values, count,
-                              ND_DTYPE_F32, op, NULL));
-    return ND_OK;
-}
-
 /* The gathered rows of one chunk, n in all; the statistics are those of whole rows of logits. */
 typedef struct head_chunk {
     nd_tensor h;                /* (n, C) */
@@ -132,9 +123,11 @@ static nd_status chunk_loss(nd_model *m, nd_pass pass, const head_chunk *c)
     nd_tensor row_max = nd_tensor_1d(m->work.head.row_max, ND_DTYPE_F32, n);
     ND_TRY(slice_stats(m, pass, c, row_max));
     ND_TRY(nd_copy(&r->stream, m->work.head.global_max, m->work.head.row_max, (size_t)n * 4));
-    ND_TRY(tp_all_reduce(m, m->work.head.global_max, n, ND_REDOP_MAX));
+    ND_TRY(nd_all_reduce(m->rank, ND_GROUP_TP, m->work.head.global_max, n, ND_DTYPE_F32,
+                         ND_REDOP_MAX));
     ND_OP(r, HEAD, ce_rescale, .row_sum = c->sum, .row_max = row_max, .global_max = c->max);
-    ND_TRY(tp_all_reduce(m, m->work.head.row_sums, 2 * n, ND_REDOP_SUM));
+    ND_TRY(nd_all_reduce(m->rank, ND_GROUP_TP, m->work.head.row_sums, 2 * n, ND_DTYPE_F32,
+                         ND_REDOP_SUM));
     ND_OP(r, HEAD, ce_loss, .loss_sum = &m->numbers->loss_sum, .max = c->max, .sum = c->sum,
           .target = c->target, .labels = c->labels);
     return ND_OK;

@@ -41,9 +41,8 @@ static nd_status reduce_replicated(nd_gradsync *sync)
     nd_rank *r = sync->fsdp->rank;
     ND_TRY(copy_packed(sync, true));
     for (int i = 0; i < 2; i++) {
-        ND_RUN(r, ND_TRACE_COMMUNICATION,
-               nd_comm_all_reduce(r->groups.by_kind[over[i]], &r->stream, sync->packed,
-                                  sync->packed_count, ND_DTYPE_F32, ND_REDOP_SUM, NULL));
+        ND_TRY(nd_all_reduce(r, over[i], sync->packed, sync->packed_count, ND_DTYPE_F32,
+                             ND_REDOP_SUM));
     }
     return copy_packed(sync, false);
 }
@@ -76,8 +75,5 @@ nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares)
                   .count = sync->all[i].end - sync->all[i].begin);
         }
     }
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, squares, 1,
-                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
-    return ND_OK;
+    return nd_all_reduce(r, ND_GROUP_MODEL, squares, 1, ND_DTYPE_F64, ND_REDOP_SUM);
 }

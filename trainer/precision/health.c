@@ -19,15 +19,6 @@ nd_status nd_health_begin(nd_scales *s, int64_t step)
     return nd_zero(&s->rank->stream, s->health.counts, (size_t)s->sites * sizeof *s->health.counts);
 }
 
-static nd_status reduce(nd_scales *s, void *buffer, int64_t count, nd_dtype dtype, nd_redop op)
-{
-    nd_rank *r = s->rank;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, buffer, count, dtype,
-                              op, NULL));
-    return ND_OK;
-}
-
 /* Adds up the counts of all ranks, of the device and of the host. */
 static nd_status collect_counts(nd_scales *s)
 {
@@ -35,7 +26,8 @@ static nd_status collect_counts(nd_scales *s)
     for (int64_t i = 0; i < s->sites; i++) {
         ND_TRY(nd_copy(stream, &s->health.counts[i][2], &s->report[i].elements, sizeof(int64_t)));
     }
-    ND_TRY(reduce(s, s->health.counts, 3 * s->sites, ND_DTYPE_I64, ND_REDOP_SUM));
+    ND_TRY(nd_all_reduce(s->rank, ND_GROUP_WORLD, s->health.counts, 3 * s->sites, ND_DTYPE_I64,
+                         ND_REDOP_SUM));
     for (int64_t i = 0; i < s->sites; i++) {
         ND_TRY(
             nd_copy(stream, s->report[i].counts, s->health.counts[i], sizeof s->report[i].counts));
@@ -75,7 +67,7 @@ static nd_status collect_amaxes(nd_scales *s)
     nd_health_state *h = &s->health;
     size_t weights = (size_t)nd_site_input(s, 0, 0) * sizeof(float);
     ND_TRY(nd_copy(stream, h->amax, s->amax, weights));
-    ND_TRY(reduce(s, h->amax, s->sites, ND_DTYPE_F32, ND_REDOP_MAX));
+    ND_TRY(nd_all_reduce(s->rank, ND_GROUP_WORLD, h->amax, s->sites, ND_DTYPE_F32, ND_REDOP_MAX));
     ND_TRY(find_scales(s));
     for (int64_t i = 0; i < s->sites; i++) {
         ND_TRY(nd_copy(stream, &s->report[i].amax, h->amax + i, sizeof(float)));

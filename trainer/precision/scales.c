@@ -269,13 +269,7 @@ nd_matrix nd_matrix_with(nd_scale_ref scale, nd_granularity granularity)
 
 static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
 {
-    nd_rank *r = s->rank;
-    if (count > 0) {
-        ND_RUN(r, ND_TRACE_COMMUNICATION,
-               nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, amax, count, ND_DTYPE_F32,
-                                  ND_REDOP_MAX, NULL));
-    }
-    return ND_OK;
+    return nd_all_reduce(s->rank, group, amax, count, ND_DTYPE_F32, ND_REDOP_MAX);
 }
 
 /* Turns the amaxes of the weights into those of their BF16 copies. */

@@ -88,9 +88,8 @@ static nd_status make_pair(nd_run_histograms *h, const nd_param *param, nd_sinks
     if (param->split != ND_SPLIT_NONE || r->coord.at[ND_AXIS_TP] == 0) {
         ND_TRY(nd_layout_each_span(layout, param->unit, layout->shard_index, count_span, &c));
     }
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_MODEL], &r->stream, &sum,
-                              sizeof sum / sizeof(int64_t), ND_DTYPE_I64, ND_REDOP_SUM, NULL));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_MODEL, &sum, sizeof sum / sizeof(int64_t), ND_DTYPE_I64,
+                         ND_REDOP_SUM));
     ND_TRY(deliver(sinks, step, "weights", param->name, &sum.weights));
     return deliver(sinks, step, "gradients", param->name, &sum.gradients);
 }

@@ -123,9 +123,7 @@ static nd_status agree_to_stop(run_state *s)
 {
     nd_rank *r = s->rank;
     int64_t flags[] = {stop_signal, nd_trainer_reported_save(s->trainer)};
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 2, ND_DTYPE_I64,
-                              ND_REDOP_MAX, NULL));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, flags, 2, ND_DTYPE_I64, ND_REDOP_MAX));
     s->stopped = flags[0] != 0;
     return nd_run_checkpoints_advance(&s->checkpoints, flags[1]);
 }
@@ -397,9 +395,7 @@ static nd_status is_model_there(run_state *s, bool *out)
     bool marked = false;
     nd_status status = nd_run_model_is_marked(&s->files, of, s->config->output.dtype, &marked);
     int64_t there = marked;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &there, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &there, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     ND_TRY(status);
     *out = there != 0;
     if (*out && r->rank == 0) {

@@ -127,9 +127,7 @@ nd_status nd_nonfinite_find(nd_model *m, char name[ND_NONFINITE_NAME])
     ND_TRY(find_here(m, &first));
     first = -first; /* the smallest number of all ranks is the maximum of the negatives */
     ND_TRY(nd_copy(&r->stream, shared, &first, sizeof first));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, shared, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, shared, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     ND_TRY(nd_copy(&r->stream, &first, shared, sizeof first));
     ND_TRY(nd_stream_sync(&r->stream));
     describe(m, -first, name);

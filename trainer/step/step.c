@@ -14,10 +14,7 @@ static nd_status send_tokens(nd_trainer *t, int64_t count)
     int64_t *tokens = &t->model->numbers->tokens;
     t->sent->tokens = count;
     ND_TRY(nd_copy(&r->stream, tokens, &t->sent->tokens, sizeof *tokens));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, tokens, 1,
-                              ND_DTYPE_I64, ND_REDOP_SUM, NULL));
-    return ND_OK;
+    return nd_all_reduce(r, ND_GROUP_DP_CP, tokens, 1, ND_DTYPE_I64, ND_REDOP_SUM);
 }
 
 /* No loss yet; the labels of each source that count on this rank. */
@@ -41,11 +38,7 @@ static nd_status begin_losses(nd_trainer *t, const nd_step_batch *batch)
  * numbers is `sums`, the last the loss. */
 static nd_status sum_losses(nd_trainer *t, double *sums, int64_t count)
 {
-    nd_rank *r = t->rank;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_CP], &r->stream, sums, count,
-                              ND_DTYPE_F64, ND_REDOP_SUM, NULL));
-    return ND_OK;
+    return nd_all_reduce(t->rank, ND_GROUP_DP_CP, sums, count, ND_DTYPE_F64, ND_REDOP_SUM);
 }
 
 /* Clocks of this rank when its work of a step began. */
@@ -77,10 +70,7 @@ static nd_status agree_on_flags(nd_trainer *t)
     nd_rank *r = t->rank;
     int64_t *flags = &t->model->numbers->stop; /* and save, most, least */
     ND_TRY(nd_copy(&r->stream, flags, &t->sent->stop, 4 * sizeof *flags));
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, flags, 4, ND_DTYPE_I64,
-                              ND_REDOP_MAX, NULL));
-    return ND_OK;
+    return nd_all_reduce(r, ND_GROUP_WORLD, flags, 4, ND_DTYPE_I64, ND_REDOP_MAX);
 }
 
 /* The only place where a step waits for the device. */
