@@ -35,7 +35,7 @@ void nd_curve_end(nd_curve *curve);
  * number. NaN of none. */
 double nd_median(double *values, size_t count);
 
-/* A number for a person, with `digits` significant digits, at least 3, and 5 from 1000 to 9999:
+/* A number for a person, with `digits` significant digits, at least 4, and 5 from 1000 to 9999:
  * "0.00031", "12.3 k", "1.25 M", "3.1e-07"; "-" when it is not finite. Returns text. */
 char *nd_figure(char *text, size_t size, double value, int digits);
 

@@ -95,7 +95,7 @@ static void write_sources(nd_doc *doc, const nd_run_view *run, const json_t *dat
         }
         ND_DOC_ROW(doc, nd_cell("%s", name[0] ? name : nd_json_words(source, "path")),
                    count_cell(source, "tokens"), count_cell(source, "documents"),
-                   nd_cell_figure(samples / nd_json_number(source, "blocks"), 3),
+                   nd_cell_figure(samples / nd_json_number(source, "blocks"), 4),
                    nd_cell_figure(n.tokens, 5), nd_cell_figure(n.end, 5));
     }
 }
