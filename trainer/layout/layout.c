@@ -37,7 +37,7 @@ static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
     }
 }
 
-void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols)
+static void extents_of(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols)
 {
     const int64_t extent[DIM_COUNT] = {
         [DIM_1] = 1,
@@ -52,7 +52,7 @@ void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int6
     *cols = extent[table[id].cols];
 }
 
-nd_split nd_param_split(nd_param_id id)
+static nd_split split_of(nd_param_id id)
 {
     return table[id].split;
 }
@@ -71,7 +71,7 @@ int64_t nd_shape_parameters(const nd_shape *s)
 {
     int64_t sum = 0, rows, cols;
     for (nd_param_id id = 0; id < ND_PARAM_COUNT; id++) {
-        nd_param_extents(s, id, &rows, &cols);
+        extents_of(s, id, &rows, &cols);
         sum += !nd_shape_has(s, id)              ? 0
                : table[id].unit == ND_UNIT_BLOCK ? s->layers * rows * cols
                                                  : rows * cols;
@@ -81,8 +81,8 @@ int64_t nd_shape_parameters(const nd_shape *s)
 
 void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {
-    const nd_split split = nd_param_split(nd_linear_param(linear));
-    nd_param_extents(s, nd_linear_param(linear), out, in);
+    const nd_split split = split_of(nd_linear_param(linear));
+    extents_of(s, nd_linear_param(linear), out, in);
     *out /= split == ND_SPLIT_ROWS ? tp : 1;
     *in /= split == ND_SPLIT_COLS ? tp : 1;
 }
@@ -101,7 +101,7 @@ static void place_in_file(nd_param *p, const nd_shape *shape)
     p->file_rows = 0;
     for (int l = first; l < first + count; l++) {
         int64_t rows, cols;
-        nd_param_extents(shape, nd_linear_param(l), &rows, &cols);
+        extents_of(shape, nd_linear_param(l), &rows, &cols);
         p->file_row += l < linear ? rows : 0;
         p->file_rows += rows;
     }
@@ -123,7 +123,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
         .random_stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
     };
     write_name(id, layer, p->name);
-    nd_param_extents(shape, id, &p->rows, &p->cols);
+    extents_of(shape, id, &p->rows, &p->cols);
     place_in_file(p, shape);
     p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
     p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;

@@ -334,9 +334,6 @@ int64_t nd_layout_numbers(const nd_layout *layout);
 int64_t nd_layout_number(const nd_layout *layout, const nd_param *param);
 void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_NAME]);
 
-/* The global extents of a parameter, and what tp cuts of it. */
-void nd_param_extents(const nd_shape *shape, nd_param_id id, int64_t *rows, int64_t *cols);
-nd_split nd_param_split(nd_param_id id);
 /* Whether models of this shape have the parameter. */
 bool nd_shape_has(const nd_shape *shape, nd_param_id id);
 

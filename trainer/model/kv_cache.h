@@ -51,9 +51,6 @@ typedef struct nd_kv_cache {
  * and not above `most`, which is a multiple of `unit`. */
 int64_t nd_kv_round_rows(int64_t rows, int64_t unit, int64_t most);
 
-/* Bytes of one rank's keys and values. */
-size_t nd_kv_cache_bytes(const nd_dims *dims, nd_layer_range layers, int64_t slots,
-                         int64_t capacity);
 /* Wants the memory. dims->T is the largest number of rows of a call. */
 void nd_kv_cache_plan(nd_kv_cache *cache, nd_rank *rank, const nd_dims *dims, nd_layer_range layers,
                       const nd_kv_options *options, nd_memplan *plan);
