@@ -78,6 +78,7 @@ def fail_call(bench, rank, calls, index, *flags):
     check(bench.curve(out) == bench.curve("whole") and bench.model(out) == bench.model("whole"), "another result")
     told = [event["step"] for event in bench.events(out) if event.get("event") == "checkpoint_failed"]
     check(told == ([step] if failed else []), f"metrics.jsonl has failed saves {told}")
+    check(("the state of the last step has no checkpoint" in printed) == (failed and step == STEPS), f"not the last save:\n{printed}")
     names = bench.names(out)
     if failed:
         check_said(printed, rank, step, code)

@@ -43,7 +43,7 @@ TestSuite(generate, .init = setup, .fini = teardown, .timeout = 240);
 
 static void train(void)
 {
-    shell(&dir, TRAIN "--model-config model.json --num-steps 8 --checkpoint-interval 8 "
+    shell(&dir, TRAIN "--model-config model.json --num-steps 8 --checkpoint-interval 4 "
                       "--output-dir run");
 }
 

@@ -75,6 +75,10 @@ Test(run, validates_every_so_many_steps_and_at_the_end)
     cr_assert_eq(values_of("validation_loss", validation, 16), 3);
     cr_assert_eq(values_of("step", steps, 16), 7 + 3);
     cr_assert(steps[3] == 3 && steps[7] == 6 && steps[9] == 7);
+    /* Traffic is that of a step alone: of no step before it, and of no validation, which leaves the
+     * next step its gathered weights. */
+    shell(&dir, "grep -o '\"gradients\":[0-9]*,.*\"other\":[0-9]*' out/metrics.jsonl | uniq -c");
+    cr_expect(strstr(shell_output, "7 \"gradients\":"), "%s", shell_output);
 }
 
 /* A configuration with validation, data of one's own without: a run without validation, and bad

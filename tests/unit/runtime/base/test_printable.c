@@ -18,9 +18,12 @@ static const struct {
     {"\xe2\x80\xae", "\\u202e"}, /* text from here on runs backwards */
     {"\xe2\x80\xa8", "\\u2028"}, /* a line end */
     {"\xef\xbb\xbf", "\\ufeff"},
-    {"\xff\xc3", "\\xff\\xc3"},          /* no UTF-8, a character cut off */
-    {"\xc0\xaf", "\\xc0\\xaf"},          /* a slash in too long a form */
-    {"\xed\xa0\x80", "\\xed\\xa0\\x80"}, /* half of a pair of UTF-16 */
+    {"\xff\xc3", "\\xff\\xc3"}, /* no UTF-8, a character cut off */
+    {"\xc0\xaf", "\\xc0\\xaf"}, /* a slash in too long a form */
+    {"\xe0\x80\xaf\xe0\x9f\xbf", "\\xe0\\x80\\xaf\\xe0\\x9f\\xbf"}, /* in longer ones */
+    {"\xf0\x80\x80\xaf\xf0\x8f\xbf\xbf", "\\xf0\\x80\\x80\\xaf\\xf0\\x8f\\xbf\\xbf"},
+    {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last character */
+    {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a pair of UTF-16 */
     {"\x9b"
      "1m",
      "\\x9b"

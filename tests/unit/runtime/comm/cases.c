@@ -312,6 +312,10 @@ static nd_status misbehave(nd_comm *comm, const case_faulty *c, float *buffer)
                                   NULL);
     case CASE_OTHER_TYPE:
         return nd_comm_all_reduce(comm, NULL, buffer, c->count, ND_DTYPE_I32, ND_REDOP_SUM, NULL);
+    case CASE_OTHER_ROOT:
+        return nd_comm_broadcast(comm, NULL, buffer, c->count, ND_DTYPE_F32, comm->size - 1, NULL);
+    case CASE_OTHER_SUM:
+        return nd_comm_all_reduce(comm, NULL, buffer, c->count, ND_DTYPE_F32, ND_REDOP_MAX, NULL);
     case CASE_STOP:
         raise(SIGSTOP);
         return ND_OK;

@@ -44,6 +44,8 @@ typedef enum case_fault {
     CASE_OTHER_OP,    /* calls `other` */
     CASE_OTHER_COUNT, /* another count */
     CASE_OTHER_TYPE,  /* another type of the same size */
+    CASE_OTHER_ROOT,  /* another root, of a broadcast */
+    CASE_OTHER_SUM,   /* another reduction */
     CASE_STOP,        /* raises SIGSTOP (processes only) */
     CASE_KILL,        /* raises SIGKILL (processes only) */
 } case_fault;

@@ -91,6 +91,7 @@ static void expect_fault(case_fault fault, int64_t count, nd_status status,
 {
     case_faulty *c = case_shared(sizeof *c);
     *c = (case_faulty){.fault = fault, .rank = 2, .count = count};
+    c->op = fault == CASE_OTHER_ROOT ? ND_COMM_BROADCAST : ND_COMM_ALL_REDUCE;
     nd_ranks ranks = {.size = 4,
                       .timeout_seconds = status == ND_ERR_HANG ? 2 : 60,
                       .body = case_fault_body,
@@ -136,6 +137,8 @@ Test(local, different_operations_are_named)
     expect_fault(CASE_OTHER_COUNT, 10, ND_ERR_INTERNAL, words);
     expect_fault(CASE_OTHER_COUNT, 200000, ND_ERR_INTERNAL, words);
     expect_fault(CASE_OTHER_TYPE, 10, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_SUM, 10, ND_ERR_INTERNAL, words);
+    expect_fault(CASE_OTHER_ROOT, 10, ND_ERR_INTERNAL, words);
 }
 
 /* Seeds that are fixed and some of the day; a failure names the seed. */
