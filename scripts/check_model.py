@@ -56,18 +56,20 @@ def unsigned(data, code):
 
 
 def read_cache(path):
-    """Ids of a *.tokens file (docs/formats.md), and which of them do not count as labels."""
+    """Ids of a *.tokens file (docs/formats.md), which of them do not count as labels, and where documents end."""
     data = pathlib.Path(path).read_bytes()
     width, tokens, documents, spans = struct.unpack("<12xI3Q", data[:40])
     if data[:8] != b"NDTOKENS" or width not in (2, 4):
         raise CannotCheck(f"{path} is no cache of tokens")
     ids = unsigned(data[4096:4096 + width * tokens], "H" if width == 2 else "I").tolist()
-    at = 4096 + (width * tokens + 7) // 8 * 8 + 8 * documents
+    at = 4096 + (width * tokens + 7) // 8 * 8
+    ends = unsigned(data[at:at + 8 * documents], "Q").tolist()
+    at += 8 * documents
     pairs = unsigned(data[at:at + 16 * spans], "Q")
     ignored = set()
     for begin, end in zip(pairs[::2], pairs[1::2]):
         ignored.update(range(begin, end))
-    return ids, ignored
+    return ids, ignored, ends
 
 
 def read_tokens(path, kind):
@@ -99,8 +101,17 @@ def blocks(tokens, length, ignored=()):
 
 
 def pairs_of(config, cache):
-    tokens, ignored = read_cache(cache) if cache else (read_tokens(config["data.validation_path"], kind_of(config)), ())
-    return list(blocks(tokens, config["train.sequence_length"], ignored))
+    length = config["train.sequence_length"]
+    tokens, ignored, ends = read_cache(cache) if cache else (read_tokens(config["data.validation_path"], kind_of(config)), (), [])
+    if config.get("data.documents") != "separate" or not cache:
+        return list(blocks(tokens, length, ignored))
+    if not ignored:
+        raise CannotCheck("the documents of the run are separate and have no prompts; only rows with prompts are checked one by one")
+    pairs = []  # a row is scored as if it were alone: here each has blocks of its own (docs/documents.md)
+    for begin, end in zip([0] + ends, ends):
+        if end - begin <= length + 1 or config["data.long_rows"] == "cut":
+            pairs += blocks(tokens[begin:end], length, {t - begin for t in range(begin, end) if t in ignored})
+    return pairs
 
 
 def say(text):

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What a model learns from separate and from joined documents, and that a resumed run goes on with the same: check_documents.py NDTRAIN
+
+200 rows open with a letter, which says how they close. Eight rows with the same opening follow one another, so in a block of joined rows
+the closing stands in the row before, always as far back. A model that sees that copies it, and does not learn what the opening means:
+a new row alone, as it will be met, then has a high loss, although the loss in training is as low as that of separate rows.
+"""
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+NDTRAIN = pathlib.Path(sys.argv[1]).resolve()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MODEL = dict(model_type="llama", vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=4, max_position_embeddings=256, rms_norm_eps=1e-5, initializer_range=0.05, tie_word_embeddings=False,
+             rope_theta=10000.0)
+
+
+def check(condition, message):
+    if not condition:
+        sys.exit(f"documents: {message}")
+
+
+def run(folder, *arguments, code=0):
+    done = subprocess.run([NDTRAIN, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    check(done.returncode == code, f"{' '.join(map(str, arguments))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def write_rows(path, draw, closings, count):
+    with open(path, "w") as out:
+        for opening, closing in closings:
+            for _ in range(count):
+                prompt = opening + "".join(draw.choice("01234567") for _ in range(10)) + "="
+                out.write(json.dumps({"prompt": prompt, "completion": closing}) + "\n")
+
+
+def train(folder, out, documents, steps, *more, code=0):
+    return run(folder, "train", "--model-config", "model.json", "--data-path", "rows.jsonl", "--cache-dir", "cache", "--sequence-length", "127",
+               "--micro-batch-size", "4", "--precision", "fp32", "--learning-rate", "3e-3", "--documents", documents, "--num-steps", str(steps),
+               "--save-dir", out, "--set", "optimizer.schedule=constant", *more, code=code)
+
+
+def losses(folder, out):
+    lines = [json.loads(line) for line in (folder / out / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "step_ms" in line}
+
+
+def check_learning(folder):
+    loss = {}
+    for documents in ("separate", "join"):
+        log = train(folder, documents, documents, 300)
+        said = "documents are separate" if documents == "separate" else "documents are joined"
+        check(said in log, f"the run does not say that {said}:\n{log}")
+        alone = run(folder, "eval", "--model", f"{documents}/model", "--data", "new.jsonl", "--sequence-length", "127", "--jsonl", "--cache-dir",
+                    "cache")
+        loss[documents] = json.loads(alone.splitlines()[0] if alone.startswith("{") else alone[alone.index("{"):].splitlines()[0])
+        check(loss[documents]["documents"] == "separate", f"new rows are not scored alone: {loss[documents]}")
+        check(losses(folder, documents)[300] < 0.05, f"{documents}: the loss in training is {losses(folder, documents)[300]}")
+    # Four letters of 26 are 3.3 nats each; what is learned is known for certain.
+    check(loss["separate"]["loss"] < 0.05, f"separate rows did not teach the closing: {loss['separate']}")
+    check(loss["join"]["loss"] > 0.5, f"joined rows taught the closing, so they show nothing here: {loss['join']}")
+
+
+def check_resume(folder):
+    train(folder, "whole", "auto", 4, "--save-model", "false")
+    for step in range(1, 4):
+        out = f"resumed{step}"
+        train(folder, out, "auto", step, "--save-model", "false", "--checkpoint-interval", "1")
+        train(folder, out, "auto", 4, "--save-model", "false", "--resume-from-checkpoint", "latest")
+        check(losses(folder, out) == losses(folder, "whole"), f"resumed after step {step}: {losses(folder, out)}, not {losses(folder, 'whole')}")
+    log = train(folder, "other", "join", 4, "--resume-from-checkpoint", "resumed3/checkpoint-3", code=2)
+    check("was made with data.documents separate, and this run has join" in log, f"another rule is resumed:\n{log}")
+
+
+with tempfile.TemporaryDirectory() as name:
+    place = pathlib.Path(name)
+    source = random.Random(3)
+    pairs = [(letter, "".join(source.choice(LETTERS) for _ in range(4))) for letter in LETTERS[:25]]
+    write_rows(place / "rows.jsonl", source, pairs, 8)
+    write_rows(place / "new.jsonl", source, pairs, 1)
+    (place / "model.json").write_text(json.dumps(MODEL))
+    check_learning(place)
+    check_resume(place)
