@@ -104,16 +104,19 @@ typedef struct span {
     int first, step, count;
 } span;
 
-/* That of a rank with this coordinate. The groups cp and ulysses share the axis. */
+/* That of a rank with this coordinate. The groups cp and ulysses share the axis, and the group
+ * kv_copies is a part of tp. */
 static span span_of(const nd_mesh *mesh, nd_group_kind kind, int axis, int at)
 {
     const int heads = mesh->ulysses > 1 ? mesh->ulysses : 1, size = mesh->size[axis];
+    const int copies = mesh->kv_copies > 1 ? mesh->kv_copies : 1;
     if (!(groups[kind].axes & 1u << axis)) {
         return (span){at, 1, 1};
     }
-    return kind == ND_GROUP_CP        ? (span){at % heads, heads, size / heads}
-           : kind == ND_GROUP_ULYSSES ? (span){at - at % heads, 1, heads}
-                                      : (span){0, 1, size};
+    return kind == ND_GROUP_CP          ? (span){at % heads, heads, size / heads}
+           : kind == ND_GROUP_ULYSSES   ? (span){at - at % heads, 1, heads}
+           : kind == ND_GROUP_KV_COPIES ? (span){at - at % copies, 1, copies}
+                                        : (span){0, 1, size};
 }
 
 int nd_mesh_group_size(const nd_mesh *mesh, nd_group_kind kind)

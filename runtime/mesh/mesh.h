@@ -25,7 +25,9 @@ typedef enum nd_axis {
 
 typedef struct nd_mesh {
     int size[ND_AXIS_COUNT]; /* each >= 1 */
-    int ulysses; /* ranks of cp that exchange heads with each other, divides cp; 0 is 1 */
+    int ulysses;   /* ranks of cp that exchange heads with each other, divides cp; 0 is 1 */
+    int kv_copies; /* adjacent ranks of tp that hold the same KV heads, divides tp; 0 is 1. It
+                      depends on the model, and ranks have it, but no configuration. */
 } nd_mesh;
 
 typedef struct nd_coord {

@@ -143,7 +143,6 @@ Test(errors, mesh_and_shape)
 {
     refused_with(2, LAUNCH "--num-processes 6 --dp-shard-size 2 --tp-size 2", "4", "6");
     refused_with(2, LAUNCH "--num-processes 3 --dp-shard-size 1 --tp-size 3", "heads", "3");
-    refused_with(2, LAUNCH "--num-processes 4 --dp-shard-size 1 --tp-size 4", "4", "2");
     refused_with(2, LAUNCH "--num-processes 8 --dp-shard-size 1 --cp-size 8 --sequence-length 40",
                  "40", "16");
     refused_with(2, LAUNCH "--num-processes 2 --dp-shard-size 1 --tp-size 2 --sequence-length 31",

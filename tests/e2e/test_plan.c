@@ -331,12 +331,12 @@ Test(plan, other_settings_that_cannot_be_say_why)
 {
     double gib, seconds;
     shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --explain");
-    row_refuses("mesh.tp: 16, on 2048 workers",
-                "the model's num_key_value_heads is 8, which mesh.tp 16 does not divide");
+    row("mesh.tp: 16, on 2048 workers", &gib, &seconds); /* two ranks have copies of a KV head */
     row("mesh.cp: 2, on 2048 workers", &gib, &seconds);
-    shell(&dir, PLAN "tp_hsdp.yaml --tp-size 4 --dp-replicate-size 1 --explain");
-    row_refuses("mesh.tp: 8, on 16 workers",
-                "the model's num_key_value_heads is 4, which mesh.tp 8 does not divide");
+    shell(&dir, PLAN "tp_hsdp.yaml --tp-size 8 --dp-replicate-size 1 --dp-shard-size 1 --explain");
+    says("  kv_copies         2 ranks 0, 1 ");
+    row_refuses("mesh.tp: 16, on 16 workers",
+                "the model's num_attention_heads is 8, which mesh.tp 16 does not divide");
     shell(&dir, PLAN "tp_hsdp.yaml --sequence-length 18 --explain");
     row_refuses("mesh.cp: 2, on 16 workers",
                 "train.sequence_length 18 is not divisible by 2 x mesh.cp = 4");

@@ -327,6 +327,7 @@ static nd_status rank_body(nd_transport *transport, void *context)
         .progress = transport->progress,
     };
     nd_status status = ND_OK;
+    rank.mesh.kv_copies = (int)nd_shape_kv_copies(&rank.shape, rank.mesh.size[ND_AXIS_TP]);
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
     transport->staging_bytes = run->job->staging_bytes;
     ND_TRY(rank_device_open(&rank, run->job->threads > 0 ? run->job->threads : 1));

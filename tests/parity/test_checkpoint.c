@@ -61,7 +61,7 @@ typedef struct plan {
     const char *model;               /* where the run saves its own, after the last step */
     bool flipped;                    /* the save is made at once, with: */
     int flips;                       /* the rank whose state has another bit; 0: none */
-    bool flips_norm;                 /* it is one of a norm's weight; else of the last unit */
+    nd_alike flips_in;               /* of such a parameter; ND_ALIKE_SHARDS: of the last unit */
     nd_saver *savers[MAX_RANKS];
     nd_save_report reports[MAX_RANKS];
     nd_restored restored[MAX_RANKS];
@@ -185,22 +185,22 @@ static nd_status rewind_before(void *context, nd_trainer *t, int64_t step)
     return status;
 }
 
-/* An element in the last unit, or of a norm's weight that this rank holds. */
-static int64_t flipped_element(const nd_layout *layout, bool norm)
+/* An element in the last unit, or of a parameter that this rank holds and other ranks of tp too. */
+static int64_t flipped_element(const nd_layout *layout, nd_alike what)
 {
-    for (int i = 0; norm && i < layout->param_count; i++) {
+    for (int i = 0; what != ND_ALIKE_SHARDS && i < layout->param_count; i++) {
         nd_held held = nd_held_part(layout, &layout->params[i], layout->shard_index);
-        if (layout->params[i].split == ND_SPLIT_NONE && held.begin < held.end) {
+        if (nd_param_is_alike(&layout->params[i], what) && held.begin < held.end) {
             return held.state;
         }
     }
-    cr_assert(!norm, "this rank has no part of a norm's weight");
+    cr_assert(what == ND_ALIKE_SHARDS, "this rank has no such parameter");
     return layout->units[layout->unit_count - 1].shard_offset + 1;
 }
 
 static void flip_bit(const plan *p, nd_trainer *t)
 {
-    ((uint32_t *)(void *)t->model->fsdp.master)[flipped_element(t->model->layout, p->flips_norm)] ^=
+    ((uint32_t *)(void *)t->model->fsdp.master)[flipped_element(t->model->layout, p->flips_in)] ^=
         1;
 }
 
@@ -272,10 +272,18 @@ static nd_status end(void *context, nd_trainer *t)
                : ND_OK;
 }
 
+/* With tp 4 two ranks have copies of each KV head. */
+static nd_shape shape_of(void)
+{
+    nd_shape shape = mesh_small_llama(97);
+    shape.kv_heads = 2;
+    return shape;
+}
+
 static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t steps)
 {
     const char *path = mesh_token_file(&dir, "tokens.bin", 4000, 97, 0);
-    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(97), precision);
+    mesh_job job = mesh_job_on_tokens(path, shape_of(), precision);
     job.global_batch = 8;
     job.sequence = 32;
     job.first_step = first;
@@ -308,15 +316,11 @@ static void expect_equal_weights(const mesh_result *a, const mesh_result *b, con
 }
 
 static const mesh_case meshes[] = {
-    {"one", 1, 1, 1, 1, 1},
-    {"ddp 2", 2, 1, 1, 1, 1},
-    {"fsdp 4", 1, 4, 1, 1, 1},
-    {"fsdp 3 as zero-2", 1, 2, 1, 1, 2, .zero2 = true},
-    {"tp 2", 1, 1, 1, 2, 1},
-    {"fsdp 2, tp 2", 1, 2, 1, 2, 1},
-    {"hsdp 2 x 2", 2, 2, 1, 1, 1},
-    {"cp 2", 1, 1, 2, 1, 1},
-    {"hsdp 2 x 2, tp 2", 2, 2, 1, 2, 1},
+    {"one", 1, 1, 1, 1, 1},          {"ddp 2", 2, 1, 1, 1, 1},
+    {"fsdp 4", 1, 4, 1, 1, 1},       {"fsdp 3 as zero-2", 1, 2, 1, 1, 2, .zero2 = true},
+    {"tp 4", 1, 1, 1, 4, 1},         {"fsdp 2, tp 2", 1, 2, 1, 2, 1},
+    {"hsdp 2 x 2", 2, 2, 1, 1, 1},   {"cp 2", 1, 1, 2, 1, 1},
+    {"fsdp 2, tp 4", 1, 2, 1, 4, 1}, {"hsdp 2 x 2, tp 2", 2, 2, 1, 2, 1},
 };
 enum { MESHES = sizeof meshes / sizeof *meshes };
 
@@ -385,7 +389,7 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
         {{"fsdp 2, tp 2", 1, 2, 1, 2, 1}, ND_PRECISION_BF16, 0},
         {{"fsdp 2", 1, 2, 1, 1, 1}, ND_PRECISION_FP8, ND_FP8_TENSORWISE},
         {{"one, delayed", 1, 1, 1, 1, 1}, ND_PRECISION_FP8, ND_FP8_DELAYED},
-        {{"tp 2, rowwise", 1, 1, 1, 2, 1}, ND_PRECISION_FP8, ND_FP8_ROWWISE},
+        {{"tp 4, rowwise", 1, 1, 1, 4, 1}, ND_PRECISION_FP8, ND_FP8_ROWWISE},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         const mesh_case mesh = cases[c].mesh;
@@ -418,18 +422,19 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
     }
 }
 
-/* What all ranks want together, in bytes: those that hold the same share their reads. */
+/* What all ranks want together, in bytes: replicas share their reads, as do ranks of tp those of
+ * what it does not split; each copy of a KV head is read. */
 static int64_t bytes_of_state(const mesh_case *mesh)
 {
-    nd_shape shape = mesh_small_llama(97);
+    const nd_shape shape = shape_of();
     nd_layout *layout = NULL;
-    const nd_mesh one = {{1, 1, 1, 1, 1}}, two = {{1, 1, 1, 1, 2}};
+    const nd_mesh tp = {{1, 1, 1, 1, mesh->tp}};
     int64_t elements = 0;
-    assert_ok(nd_layout_create(
-        &(nd_layout_options){.shape = &shape, .mesh = mesh->tp == 2 ? &two : &one}, &layout));
+    assert_ok(nd_layout_create(&(nd_layout_options){.shape = &shape, .mesh = &tp}, &layout));
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        elements += p->rows * p->cols;
+        const bool kv = p->id == ND_PARAM_K || p->id == ND_PARAM_V;
+        elements += p->rows * p->cols * (kv && mesh->tp == 4 ? 2 : 1);
     }
     nd_layout_destroy(layout);
     return elements * ND_STATE_KINDS * (int64_t)sizeof(float);
@@ -541,7 +546,7 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     cr_assert_gt(slow.reports[0].blocked_seconds, 0);
     char *state = NULL, *path = saved_path();
     nd_source *source = NULL;
-    nd_shape shape = mesh_small_llama(97);
+    nd_shape shape = shape_of();
     nd_layout *layout = NULL;
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     assert_ok(nd_fs_format(&state, "%s/state", path));
@@ -702,29 +707,36 @@ Test(checkpoint, replicas_that_differ_are_no_checkpoint)
     }
 }
 
-/* Ranks of a tp group hold the same norms, of which only the first's are written. */
-Test(checkpoint, norms_that_differ_between_tp_ranks_are_no_checkpoint)
+/* Ranks of a tp group hold the same norms, and some the same KV heads, of which only the first's
+ * are written. */
+Test(checkpoint, copies_that_differ_between_tp_ranks_are_no_checkpoint)
 {
+    static const char norms[] = "norm.weight, in tensors that",
+                      heads[] = "k_proj.weight, in KV heads of";
     static const struct {
         mesh_case mesh;
         int flips, first;
-    } cases[] = {{{"tp 2", 1, 1, 1, 2, 1}, 1, 0},
-                 {{"fsdp 2, tp 2", 1, 2, 1, 2, 1}, 1, 0},
-                 {{"cp 2, tp 2", 1, 1, 2, 2, 1}, 1, 0}};
-    for (int i = 0; i < 3; i++) {
+        nd_alike what;
+        const char *words;
+    } cases[] = {{{"tp 2", 1, 1, 1, 2, 1}, 1, 0, ND_ALIKE_UNSPLIT, norms},
+                 {{"fsdp 2, tp 2", 1, 2, 1, 2, 1}, 1, 0, ND_ALIKE_UNSPLIT, norms},
+                 {{"cp 2, tp 2", 1, 1, 2, 2, 1}, 1, 0, ND_ALIKE_UNSPLIT, norms},
+                 {{"tp 4", 1, 1, 1, 4, 1}, 3, 2, ND_ALIKE_KV_COPIES, heads},
+                 {{"fsdp 2, tp 4", 1, 2, 1, 4, 1}, 1, 0, ND_ALIKE_KV_COPIES, heads}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         plan flipped = {.folder = runs.path,
                         .save_at = SAVED,
                         .flipped = true,
                         .flips = cases[i].flips,
-                        .flips_norm = true};
+                        .flips_in = cases[i].what};
         mesh_result result = train(job_of(ND_PRECISION_FP32, &flipped, 0, SAVED), cases[i].mesh);
         const nd_save_report *report = &flipped.reports[cases[i].flips];
         char *path = saved_path(), first[16];
         cr_assert_not(tempdir_has_path(path), "%s", cases[i].mesh.name);
         cr_assert(report->ended && !report->good, "%s", cases[i].mesh.name);
         snprintf(first, sizeof first, "rank %d in", cases[i].first);
-        cr_assert(strstr(report->why, first) && strstr(report->why, "norm.weight, in tensors that"),
-                  "%s: %s", cases[i].mesh.name, report->why);
+        cr_assert(strstr(report->why, first) && strstr(report->why, cases[i].words), "%s: %s",
+                  cases[i].mesh.name, report->why);
         cr_assert_eq(flipped.reports[cases[i].first].why[0], '\0');
         remove_saved();
         free(path);

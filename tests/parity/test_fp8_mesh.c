@@ -42,6 +42,7 @@ static const mesh_case meshes_of_all_kinds[] = {
     {"hsdp 2 x 2", 2, 2, 1, 1, 1},
     {"tp 2", 1, 1, 1, 2, 1},
     {"tp 4", 1, 1, 1, 4, 1},
+    {"tp 8, 4 KV heads", 1, 1, 1, 8, 1},
     {"cp 2", 1, 1, 2, 1, 1},
     {"cp 2, ring", 1, 1, 2, 1, 1, .ring = true},
     {"cp 2 x tp 2, ulysses", 1, 1, 2, 2, 1, .ulysses = 2},

@@ -195,6 +195,32 @@ Test(mesh, switches, .timeout = 600)
     both_optimizers(shape_with_switches(), meshes, COUNT(meshes));
 }
 
+/* Several ranks of tp have copies of a KV head, with its biases. */
+Test(mesh, copies_of_kv_heads, .timeout = 600)
+{
+    static const mesh_case two[] = {
+        {"2 KV heads, tp 4", 1, 1, 1, 4, 1},
+        {"2 KV heads, tp 8, micro-batch 2", 1, 1, 1, 8, 2},
+        {"2 KV heads, fsdp 2 x tp 4", 1, 2, 1, 4, 1, .recompute = ND_RECOMPUTE_FULL},
+        {"2 KV heads, hsdp 2 x 2 x tp 4, zero-2", 2, 2, 1, 4, 1, .zero2 = true},
+        {"2 KV heads, cp 2 x tp 4, ring", 1, 1, 2, 4, 1, .ring = true},
+        {"2 KV heads, ulysses 2 x tp 4", 1, 1, 2, 4, 1, .ulysses = 2},
+    };
+    static const mesh_case single[] = {
+        {"1 KV head, tp 2 x cp 2", 1, 1, 2, 2, 1},
+        {"1 KV head, tp 3", 1, 1, 1, 3, 3},
+        {"1 KV head, fsdp 2 x cp 2 x tp 2, ring", 1, 2, 2, 2, 1, .ring = true},
+    };
+    nd_shape shape = shape_with_switches();
+    shape.ffn = 80;
+    shape.kv_heads = 2;
+    both_optimizers(shape, two, COUNT(two));
+    shape = shape_of(97, 78, true);
+    shape.heads = 6;
+    shape.kv_heads = 1;
+    both_optimizers(shape, single, COUNT(single));
+}
+
 Test(mesh, windows, .timeout = 600)
 {
     static const mesh_case meshes[] = {

@@ -170,8 +170,8 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
 
 static nd_status check_mesh(const nd_manifest *m, const char *path)
 {
-    int64_t tp = m->mesh.size[ND_AXIS_TP];
-    return m->shape.heads % tp == 0 && m->shape.kv_heads % tp == 0 && m->shape.ffn % tp == 0
+    const int64_t tp = m->mesh.size[ND_AXIS_TP], K = m->shape.kv_heads;
+    return m->shape.heads % tp == 0 && (K % tp == 0 || tp % K == 0) && m->shape.ffn % tp == 0
                ? ND_OK
                : fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
 }

@@ -57,11 +57,6 @@ static nd_status visit_range(const nd_param *param, const nd_held *held, int64_t
     return ND_OK;
 }
 
-static bool writes(const nd_holder *holder, const nd_param *p)
-{
-    return p->split != ND_SPLIT_NONE || holder->tp == 0;
-}
-
 /* `cut` elements into the held range, moved down to the beginning of a row: both replicas at a cut
  * compute the same place. */
 static int64_t row_at(const nd_held *held, int64_t cut)
@@ -84,7 +79,7 @@ nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
     int64_t total = 0, before = 0;
     for (int i = 0; i < layout->param_count; i++) {
         nd_held held = nd_held_part(layout, &layout->params[i], holder->shard);
-        total += writes(holder, &layout->params[i]) ? held.end - held.begin : 0;
+        total += layout->params[i].owned ? held.end - held.begin : 0;
     }
     /* This replica's part of all that the holders of this shard write, in elements. */
     int64_t share = total / holder->replicas, rest = total % holder->replicas;
@@ -93,7 +88,7 @@ nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
     int64_t last = first + share + (r < rest ? 1 : 0);
     for (int i = 0; i < layout->param_count && before < last; i++) {
         const nd_param *p = &layout->params[i];
-        if (!writes(holder, p)) {
+        if (!p->owned) {
             continue;
         }
         nd_held held = nd_held_part(layout, p, holder->shard);

@@ -6,8 +6,8 @@
  * knows nothing of the others'; over all ranks of a mesh every element is written exactly once.
  *
  * The ranks that hold the same shard (dp_replicate of them) each write a part of it, cut by
- * elements and moved down to the beginning of a row. A tensor that tensor parallelism replicates is
- * written by the ranks with tp index 0. Padding is not written.
+ * elements and moved down to the beginning of a row. What several ranks of tp hold is written by
+ * those that own it. Padding is not written.
  *
  * ND_CUT_VERSION counts these rules together with those of the layout (order of parameters,
  * alignments): a reader that computes where something lies must know the version.
@@ -47,7 +47,7 @@ typedef struct nd_held {
 nd_held nd_held_part(const nd_layout *layout, const nd_param *param, int shard);
 
 /* Visits the rectangles that the holder writes, in the order of their unit, then of the parameter
- * table. */
+ * table; `layout` as above. */
 nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
                                nd_status (*visit)(void *context, const nd_piece *piece),
                                void *context);

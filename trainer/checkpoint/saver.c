@@ -490,9 +490,7 @@ static nd_status gather(nd_saver *s, nd_group_kind group, const void *send, void
 /* The rank with which this one is compared. */
 static int first_of(const nd_mesh *mesh, int rank, nd_alike what)
 {
-    nd_holder holder = nd_holder_of(mesh, rank);
-    *(what == ND_ALIKE_SHARDS ? &holder.replica : &holder.tp) = 0;
-    return nd_holder_rank(mesh, &holder);
+    return nd_mesh_group_member(mesh, nd_alike_group(what), rank, 0);
 }
 
 /* Whether ranks that should hold the same do not. All have the same records, and the same
@@ -510,12 +508,12 @@ static bool state_differs(const nd_saver *s)
     return false;
 }
 
-/* A parameter of the unit, to name it; for ND_ALIKE_UNSPLIT one that tp does not split. */
+/* A parameter of the unit that is alike, to name it. */
 static const char *unit_name(const nd_layout *layout, int unit, nd_alike what)
 {
     const nd_unit *u = &layout->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
-        if (what == ND_ALIKE_SHARDS || layout->params[i].split == ND_SPLIT_NONE) {
+        if (nd_param_is_alike(&layout->params[i], what)) {
             return layout->params[i].name;
         }
     }
@@ -527,6 +525,7 @@ static nd_status compare_digests(const nd_saver *s, nd_alike what, const uint64_
     static const char *const why[] = {
         [ND_ALIKE_SHARDS] = "although both are replicas",
         [ND_ALIKE_UNSPLIT] = "in tensors that tensor parallelism does not split",
+        [ND_ALIKE_KV_COPIES] = "in KV heads of which both have copies",
     };
     const nd_rank *r = s->trainer->rank;
     const uint64_t *own = nd_snapshot_digests(s->snapshot, what);
@@ -545,15 +544,14 @@ static nd_status compare_digests(const nd_saver *s, nd_alike what, const uint64_
 /* Fails on the ranks whose state is another than that of the first; all ranks call it. */
 static nd_status find_difference(nd_saver *s)
 {
-    static const nd_group_kind groups[] = {
-        [ND_ALIKE_SHARDS] = ND_GROUP_DP_REPLICATE, [ND_ALIKE_UNSPLIT] = ND_GROUP_TP};
     const nd_rank *r = s->trainer->rank;
     int64_t units = s->plan.layout->unit_count;
     uint64_t *all = NULL;
     nd_status status = ND_OK, found = ND_OK;
-    for (int k = 0; k < ND_ALIKE_COUNT; k++) { /* all ranks take part in both */
-        ND_TRY_OUT(ND_ALLOC(units * r->groups.by_kind[groups[k]]->size, &all));
-        ND_TRY_OUT(gather(s, groups[k], nd_snapshot_digests(s->snapshot, k), all, units));
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) { /* all ranks take part in each */
+        const nd_group_kind group = nd_alike_group(k);
+        ND_TRY_OUT(ND_ALLOC(units * r->groups.by_kind[group]->size, &all));
+        ND_TRY_OUT(gather(s, group, nd_snapshot_digests(s->snapshot, k), all, units));
         found = found == ND_OK ? compare_digests(s, k, all) : found;
         free(all);
         all = NULL;

@@ -56,8 +56,23 @@ void nd_shard_plan_fini(nd_shard_plan *plan);
 typedef enum nd_alike {
     ND_ALIKE_SHARDS = 0, /* all of a shard, over dp_replicate */
     ND_ALIKE_UNSPLIT,    /* what lies in it of tensors that tp does not split, over tp */
+    ND_ALIKE_KV_COPIES,  /* and of KV heads that several tp ranks have, over these */
     ND_ALIKE_COUNT
 } nd_alike;
+
+/* The ranks that do, and whether a parameter is among it. */
+static inline nd_group_kind nd_alike_group(nd_alike what)
+{
+    return what == ND_ALIKE_SHARDS    ? ND_GROUP_DP_REPLICATE
+           : what == ND_ALIKE_UNSPLIT ? ND_GROUP_TP
+                                      : ND_GROUP_KV_COPIES;
+}
+static inline bool nd_param_is_alike(const nd_param *param, nd_alike what)
+{
+    const bool unsplit = param->split == ND_SPLIT_NONE;
+    return what == ND_ALIKE_SHARDS ||
+           (what == ND_ALIKE_UNSPLIT ? unsplit : param->copies > 1 && !unsplit);
+}
 
 /* What a writer reports when its files are durable: fixed in size, whatever the world. */
 typedef struct nd_shard_record {

@@ -118,8 +118,9 @@ static nd_status init(nd_snapshot *s)
         ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
         s->extra_count++;
     }
-    s->alike[ND_ALIKE_SHARDS] = s->trainer->rank->mesh.size[ND_AXIS_DP_REPLICATE] > 1;
-    s->alike[ND_ALIKE_UNSPLIT] = s->trainer->rank->mesh.size[ND_AXIS_TP] > 1;
+    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+        s->alike[k] = nd_mesh_group_size(&s->trainer->rank->mesh, nd_alike_group(k)) > 1;
+    }
     return s->trainer->rank->device->kind == ND_DEVICE_CUDA
                ? detach(s)
                : nd_alloc(1, digest_bytes(s->plan), (void **)&s->digests);
@@ -208,14 +209,16 @@ static nd_status add_range(const nd_snapshot *s, nd_stream *stream, int64_t firs
     return ND_OK;
 }
 
-static nd_status add_unsplit(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *out)
+/* Of the parameters of a unit that are alike in one way. */
+static nd_status add_alike(const nd_snapshot *s, nd_stream *stream, int unit, nd_alike what,
+                           uint64_t *out)
 {
     const nd_layout *layout = s->plan->layout;
     const nd_unit *u = &layout->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
         const nd_param *p = &layout->params[i];
         const nd_held held = nd_held_part(layout, p, layout->shard_index);
-        if (p->split == ND_SPLIT_NONE && held.begin < held.end) {
+        if (nd_param_is_alike(p, what) && held.begin < held.end) {
             ND_TRY(add_range(s, stream, held.state, held.end - held.begin, out));
         }
     }
@@ -231,9 +234,10 @@ static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, 
         ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count,
                          &digests[ND_ALIKE_SHARDS * units + unit]));
     }
-    return s->alike[ND_ALIKE_UNSPLIT]
-               ? add_unsplit(s, stream, unit, &digests[ND_ALIKE_UNSPLIT * units + unit])
-               : ND_OK;
+    for (int k = ND_ALIKE_UNSPLIT; k < ND_ALIKE_COUNT; k++) {
+        ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k * units + unit]) : ND_OK);
+    }
+    return ND_OK;
 }
 
 nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
@@ -260,7 +264,7 @@ static nd_status enqueue_digests(nd_snapshot *s)
     size_t bytes = digest_bytes(s->plan);
     uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
     memset(s->digests, 0, bytes);
-    if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) {
+    if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) { /* nor copies */
         return ND_OK;
     }
     if (bytes > (size_t)s->plan->layout->shard_total * sizeof(float)) {

@@ -152,7 +152,7 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
     const nd_segment *segment = &p->unit->segments[p->segment];
     nd_local_block block = nd_held_part(layout, p, 0).block;
     nd_rect whole = {p->axes, block.row, block.col, block.rows, block.cols}, shared;
-    if ((p->split == ND_SPLIT_NONE && tp > 0) || !nd_rect_intersect(&whole, rect, &shared)) {
+    if (!p->owned || !nd_rect_intersect(&whole, rect, &shared)) {
         return ND_OK;
     }
     /* The bytes from its first to its last element. */

@@ -83,8 +83,9 @@ static void print_groups(FILE *out, const nd_mesh *mesh, int rank)
     fprintf(out, "groups of rank %d (members share all other coordinates):\n", rank);
     for (nd_group_kind kind = 0; kind < ND_GROUP_COUNT; kind++) {
         int size = nd_mesh_group_size(mesh, kind);
-        if (kind == ND_GROUP_WORLD || (kind == ND_GROUP_ULYSSES && size == 1)) {
-            continue; /* all ranks, whatever the mesh; a choice that most jobs do not make */
+        const bool rare = kind == ND_GROUP_ULYSSES || kind == ND_GROUP_KV_COPIES;
+        if (kind == ND_GROUP_WORLD || (rare && size == 1)) {
+            continue; /* all ranks, whatever the mesh; what most jobs do not have */
         }
         int first = nd_mesh_group_member(mesh, kind, rank, 0);
         int stride = size > 1 ? nd_mesh_group_member(mesh, kind, rank, 1) - first : 1;
@@ -111,7 +112,7 @@ static nd_status plan_rank(const nd_config *config, const nd_inputs *inputs, nd_
 {
     nd_rank *r = &worker->rank;
     r->rank = rank;
-    r->mesh = nd_cp_mesh(&inputs->shape, config);
+    r->mesh = nd_shape_mesh(&inputs->shape, config);
     r->world_size = nd_mesh_world_size(&r->mesh);
     r->host_ranks = (int)config->launch.nproc_per_node;
     r->coord = nd_mesh_coord_of(&r->mesh, rank);

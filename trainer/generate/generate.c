@@ -43,10 +43,11 @@ const char *nd_finish_name(nd_finish finish)
 static double planned_bytes(const nd_rank *rank, const nd_generate_options *o)
 {
     const nd_shape *s = &rank->shape;
-    const double tp = rank->mesh.size[ND_AXIS_TP], heads = (double)(s->heads + s->kv_heads);
+    const double tp = rank->mesh.size[ND_AXIS_TP];
+    const double kv_heads = tp * (double)nd_shape_local_kv_heads(s, (int64_t)tp);
     const double D = (double)s->head_dim, C = (double)s->hidden, F = (double)s->ffn;
-    const double cache =
-        (double)s->layers * (double)o->capacity * 2.0 * (double)s->kv_heads * D / tp;
+    const double heads = (double)s->heads + kv_heads;
+    const double cache = (double)s->layers * (double)o->capacity * 2.0 * kv_heads * D / tp;
     const double row = 6.0 * C + (2.0 * heads * D + 4.0 * F) / tp;
     return 4.0 * ((double)o->batch * (cache + (double)s->vocab) + (double)o->rows * row);
 }

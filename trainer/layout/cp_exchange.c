@@ -9,7 +9,7 @@
 static bool fits(const nd_shape *shape, const nd_mesh *mesh)
 {
     const int64_t tp = mesh->size[ND_AXIS_TP], u = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
-    const int64_t kv_heads = shape->kv_heads / tp;
+    const int64_t kv_heads = nd_shape_local_kv_heads(shape, tp);
     return shape->heads / tp % u == 0 && (kv_heads % u == 0 || u % kv_heads == 0);
 }
 
@@ -22,7 +22,8 @@ static double exposed_bytes(const nd_shape *shape, const nd_config *config, cons
 {
     const double tp = mesh->size[ND_AXIS_TP], u = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
     const double others = nd_mesh_group_size(mesh, ND_GROUP_CP) - 1;
-    const double H = (double)shape->heads / tp, K = (double)shape->kv_heads / tp;
+    const double H = (double)shape->heads / tp;
+    const double K = (double)nd_shape_local_kv_heads(shape, mesh->size[ND_AXIS_TP]);
     const double copies = K < u ? u : K; /* KV heads that are sent, with replicas */
     const double act = config->train.precision == ND_PRECISION_FP32 ? 4 : 2;
     const double passes = config->parallel.recompute == ND_RECOMPUTE_FULL ? 2 : 1;
@@ -71,9 +72,10 @@ nd_cp_exchange nd_cp_exchange_of(const nd_shape *shape, const nd_config *config)
     return best;
 }
 
-nd_mesh nd_cp_mesh(const nd_shape *shape, const nd_config *config)
+nd_mesh nd_shape_mesh(const nd_shape *shape, const nd_config *config)
 {
     nd_mesh mesh = config->resolved_mesh;
+    mesh.kv_copies = (int)nd_shape_kv_copies(shape, mesh.size[ND_AXIS_TP]);
     mesh.ulysses = nd_cp_exchange_of(shape, config).ulysses;
     return mesh;
 }

@@ -79,12 +79,20 @@ int64_t nd_shape_parameters(const nd_shape *s)
     return sum;
 }
 
+/* Adjacent ranks of tp that hold the same block. */
+static int64_t copies_of(const nd_shape *shape, nd_param_id id, int64_t tp)
+{
+    return split_of(id) == ND_SPLIT_NONE ? tp
+           : table[id].rows == DIM_KD    ? nd_shape_kv_copies(shape, tp)
+                                         : 1;
+}
+
 void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {
-    const nd_split split = split_of(nd_linear_param(linear));
-    extents_of(s, nd_linear_param(linear), out, in);
-    *out /= split == ND_SPLIT_ROWS ? tp : 1;
-    *in /= split == ND_SPLIT_COLS ? tp : 1;
+    const nd_param_id id = nd_linear_param(linear);
+    extents_of(s, id, out, in);
+    *out /= split_of(id) == ND_SPLIT_ROWS ? tp / copies_of(s, id, tp) : 1;
+    *in /= split_of(id) == ND_SPLIT_COLS ? tp : 1;
 }
 
 /* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
@@ -117,6 +125,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
         .layer = layer,
         .axes = table[id].cols == DIM_1 ? 1 : 2,
         .split = table[id].split,
+        .copies = (int)copies_of(shape, id, tp),
         .init = table[id].init,
         .decay = table[id].decay,
         .fp8 = nd_linear_of_param(id) >= 0,
@@ -125,10 +134,12 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
     write_name(id, layer, p->name);
     extents_of(shape, id, &p->rows, &p->cols);
     place_in_file(p, shape);
-    p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, tp) : p->rows;
-    p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / tp : p->cols;
-    p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * tp_index : 0;
-    p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * tp_index : 0;
+    const int blocks = tp / p->copies, block = tp_index / p->copies;
+    p->owned = tp_index % p->copies == 0;
+    p->local_rows = p->split == ND_SPLIT_ROWS ? nd_ceil_div(p->rows, blocks) : p->rows;
+    p->local_cols = p->split == ND_SPLIT_COLS ? p->cols / blocks : p->cols;
+    p->row_begin = p->split == ND_SPLIT_ROWS ? p->local_rows * block : 0;
+    p->col_begin = p->split == ND_SPLIT_COLS ? p->local_cols * block : 0;
 }
 
 /* The weights of linears with one input are one matrix to a product, and their biases one vector,
@@ -383,9 +394,29 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
     return (nd_flat_range){segment->shard_offset + begin, segment->shard_offset + end, p->decay};
 }
 
-/* The ranges of this rank's state that hold parameters: all, or those replicated over tp. */
-static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, nd_flat_range **out,
-                                int *count)
+static bool is_any(const nd_param *p)
+{
+    return true;
+}
+
+static bool is_replicated(const nd_param *p)
+{
+    return p->split == ND_SPLIT_NONE;
+}
+
+static bool is_copied(const nd_param *p)
+{
+    return p->split != ND_SPLIT_NONE && p->copies > 1;
+}
+
+static bool is_owned(const nd_param *p)
+{
+    return p->owned;
+}
+
+/* The ranges of this rank's state that hold such parameters. */
+static nd_status collect_ranges(const nd_layout *layout, bool (*is_such)(const nd_param *),
+                                nd_flat_range **out, int *count)
 {
     nd_flat_range *ranges = NULL;
     int n = 0;
@@ -393,7 +424,7 @@ static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, n
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
         nd_flat_range range = nd_layout_shard_range(layout, p);
-        if (range.begin < range.end && (!only_replicated || p->split == ND_SPLIT_NONE)) {
+        if (range.begin < range.end && is_such(p)) {
             ranges[n++] = range;
         }
     }
@@ -404,10 +435,20 @@ static nd_status collect_ranges(const nd_layout *layout, bool only_replicated, n
 
 nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
 {
-    return collect_ranges(layout, false, out, count);
+    return collect_ranges(layout, is_any, out, count);
 }
 
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
 {
-    return collect_ranges(layout, true, out, count);
+    return collect_ranges(layout, is_replicated, out, count);
+}
+
+nd_status nd_layout_copied_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
+{
+    return collect_ranges(layout, is_copied, out, count);
+}
+
+nd_status nd_layout_owned_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
+{
+    return collect_ranges(layout, is_owned, out, count);
 }

@@ -114,10 +114,10 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
 nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const char *path);
 
 /*
- * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads, KV heads and
- * ffn by tp; the heads of a tp rank by the ranks of the group ulysses, which also divide its KV
- * heads or are a multiple of them; the sequence by 2 cp (by cp when cp is 1); local tokens
- * micro_batch x sequence / cp by tp; head_dim even.
+ * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads and ffn by tp,
+ * and of KV heads and tp one by the other; the heads of a tp rank by the ranks of the group
+ * ulysses, which also divide its KV heads or are a multiple of them; the sequence by 2 cp (by cp
+ * when cp is 1); local tokens micro_batch x sequence / cp by tp; head_dim even.
  */
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
                               int64_t sequence);
@@ -138,8 +138,8 @@ int nd_cp_list_exchanges(const nd_shape *shape, const nd_config *config,
                          nd_cp_exchange list[ND_CP_EXCHANGES_MAX]);
 /* That of the job. parallel.cp_comm auto takes the first one with the least exposed bytes. */
 nd_cp_exchange nd_cp_exchange_of(const nd_shape *shape, const nd_config *config);
-/* config->resolved_mesh with the ranks that it has. */
-nd_mesh nd_cp_mesh(const nd_shape *shape, const nd_config *config);
+/* config->resolved_mesh with its ranks, and with the copies of KV heads. */
+nd_mesh nd_shape_mesh(const nd_shape *shape, const nd_config *config);
 /* "allgather", "ulysses", "ulysses 2, then ring"; returns buffer. */
 const char *nd_cp_exchange_format(const nd_cp_exchange *exchange, const nd_mesh *mesh, char *buffer,
                                   size_t size);
@@ -173,6 +173,19 @@ static inline double nd_shape_lookup_scale(const nd_shape *shape)
     return shape->residual_scale > 0 ? scale / shape->residual_scale : scale;
 }
 
+/* How many adjacent ranks of tp hold the same KV heads: 1 where each rank has its own. The meshes
+ * of ranks have it too (nd_mesh.kv_copies), for the group that adds up the gradients. */
+static inline int64_t nd_shape_kv_copies(const nd_shape *shape, int64_t tp)
+{
+    return tp > shape->kv_heads ? tp / shape->kv_heads : 1;
+}
+
+/* KV heads of each rank of tp. */
+static inline int64_t nd_shape_local_kv_heads(const nd_shape *shape, int64_t tp)
+{
+    return tp > shape->kv_heads ? 1 : shape->kv_heads / tp;
+}
+
 /* The window of a layer in sequences of up to `keys`; 0: a query sees all before it. */
 int64_t nd_shape_window(const nd_shape *shape, int64_t layer, int64_t keys);
 
@@ -191,7 +204,7 @@ typedef struct nd_dims {
     int64_t chunk;                    /* s / chunks: tokens of one chunk */
     int64_t C, D;                     /* hidden, head size */
     int64_t rotated;                  /* elements of a head that RoPE turns */
-    int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp */
+    int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp; K >= 1 */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
     float attention_scale;            /* of scores */
@@ -227,6 +240,12 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  *
  * With tied embeddings the table lies in the head's unit, is used by the lookup too, and there is
  * no embedding unit.
+ *
+ * Several ranks of tp may hold the same block of a tensor: all of them where tp does not split it,
+ * and tp / K adjacent ranks the same head of K and V, with their biases, where there are fewer KV
+ * heads than ranks. Such copies have the same bits: each reads them, their gradients are added up
+ * over the copies (gradsync.h), and each updates them. The first copy is the owner: it alone
+ * saves them and counts them in norms.
  */
 typedef enum nd_param_id {
 #define ND_PARAM(id, unit, name, rows, cols, split, init, decay, when) ND_PARAM_##id,
@@ -267,6 +286,8 @@ typedef struct nd_param {
     int64_t local_rows, local_cols; /* here; vocabulary rows padded to tp */
     int64_t row_begin, col_begin;   /* global place of the local block */
     nd_split split;
+    int copies; /* adjacent ranks of tp that hold this block */
+    bool owned; /* this rank is the first of them */
     nd_init init;
     bool decay, fp8;
     uint64_t random_stream; /* of Philox, for its initial values */
@@ -320,7 +341,7 @@ typedef struct nd_layout_options {
 
 /*
  * The options are not kept. The layout of every rank of a dp_shard_cp group is the same but for
- * shard_index; of a tp group but for row_begin and col_begin.
+ * shard_index; of a tp group but for row_begin, col_begin and owned.
  */
 nd_status nd_layout_create(const nd_layout_options *options, nd_layout **out);
 void nd_layout_destroy(nd_layout *layout);
@@ -396,9 +417,11 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *par
  * caller. */
 nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
-/* Ranges of the flat state arrays that hold parameters replicated over tp (norms); owned by the
- * caller. */
+/* The same of parameters that tp does not split (norms); that it splits, and of which several ranks
+ * have copies; and that this rank owns. */
 nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
+nd_status nd_layout_copied_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
+nd_status nd_layout_owned_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
 /* linears: those of a block, in module order */
 

@@ -35,15 +35,21 @@ const nd_family_row nd_families[ND_FAMILY_COUNT] = {
 #undef ND_FAMILY
 };
 
-/* "1, 2 or 4": the sizes of tp that divide all that it splits, the smallest ones. */
+/* Each rank has some KV heads, or some ranks have copies of one. */
+static bool fits_kv_heads(const nd_shape *shape, int64_t tp)
+{
+    return shape->kv_heads % tp == 0 || tp % shape->kv_heads == 0;
+}
+
+/* "1, 2 or 4": the smallest sizes of tp that fit all that it splits. */
 static void offer_sizes(const nd_shape *shape, char *text, size_t size)
 {
     int64_t fits[OFFERED_MAX];
     int count = 0;
     size_t used = 0;
     text[0] = '\0';
-    for (int64_t n = 1; n <= shape->kv_heads && count < OFFERED_MAX; n++) {
-        if (shape->heads % n == 0 && shape->kv_heads % n == 0 && shape->ffn % n == 0) {
+    for (int64_t n = 1; n <= shape->heads && count < OFFERED_MAX; n++) {
+        if (shape->heads % n == 0 && fits_kv_heads(shape, n) && shape->ffn % n == 0) {
             fits[count++] = n;
         }
     }
@@ -51,6 +57,20 @@ static void offer_sizes(const nd_shape *shape, char *text, size_t size)
         const char *between = i == 0 ? "" : i == count - 1 ? " or " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%lld", between, (long long)fits[i]);
     }
+}
+
+static nd_status check_kv_heads(const nd_shape *shape, int tp)
+{
+    char sizes[160];
+    if (fits_kv_heads(shape, tp)) {
+        return ND_OK;
+    }
+    offer_sizes(shape, sizes, sizeof sizes);
+    return nd_fail(ND_ERR_CONFIG,
+                   "the model's num_key_value_heads is %lld and mesh.tp is %d, of which neither "
+                   "divides the other, but tensor-parallel ranks have equally many of these heads, "
+                   "or equally many ranks share one; give --tp-size %s",
+                   (long long)shape->kv_heads, tp, sizes);
 }
 
 static nd_status check_divides(const nd_shape *shape, const char *what, int64_t extent, int size)
@@ -71,7 +91,8 @@ static nd_status check_divides(const nd_shape *shape, const char *what, int64_t 
 static nd_status check_ulysses(const nd_shape *shape, const nd_mesh *mesh)
 {
     const int64_t tp = mesh->size[ND_AXIS_TP], ranks = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
-    const int64_t heads = shape->heads / tp, kv_heads = shape->kv_heads / tp;
+    const int64_t heads = shape->heads / tp;
+    const int64_t kv_heads = nd_shape_local_kv_heads(shape, tp);
     if (heads % ranks != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "the model's num_attention_heads %lld / mesh.tp %lld = %lld heads cannot be "
@@ -99,7 +120,7 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
 {
     int tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     ND_TRY(check_divides(shape, "num_attention_heads", shape->heads, tp));
-    ND_TRY(check_divides(shape, "num_key_value_heads", shape->kv_heads, tp));
+    ND_TRY(check_kv_heads(shape, tp));
     ND_TRY(check_divides(shape, "intermediate_size", shape->ffn, tp));
     ND_TRY(check_ulysses(shape, mesh));
     if (shape->head_dim % 2 != 0) {

@@ -6,7 +6,8 @@
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
 {
     *sync = (nd_gradsync){.fsdp = fsdp};
-    ND_TRY(nd_layout_decay_ranges(fsdp->layout, &sync->all, &sync->all_count));
+    ND_TRY(nd_layout_owned_ranges(fsdp->layout, &sync->owned, &sync->owned_count));
+    ND_TRY(nd_layout_copied_ranges(fsdp->layout, &sync->copied, &sync->copied_count));
     for (int i = 0; i < fsdp->replicated_count; i++) {
         sync->packed_count += fsdp->replicated[i].end - fsdp->replicated[i].begin;
     }
@@ -17,8 +18,9 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
 
 void nd_gradsync_fini(nd_gradsync *sync)
 {
-    free(sync->all);
-    sync->all = NULL;
+    free(sync->owned);
+    free(sync->copied);
+    sync->owned = sync->copied = NULL;
 }
 
 static nd_status copy_packed(nd_gradsync *sync, bool pack)
@@ -47,33 +49,34 @@ static nd_status reduce_replicated(nd_gradsync *sync)
     return copy_packed(sync, false);
 }
 
+static nd_status reduce_copied(nd_gradsync *sync)
+{
+    nd_rank *r = sync->fsdp->rank;
+    ND_ASSERT(r->groups.by_kind[ND_GROUP_KV_COPIES]->size ==
+              nd_shape_kv_copies(&r->shape, r->mesh.size[ND_AXIS_TP]));
+    for (int i = 0; i < sync->copied_count; i++) {
+        const nd_flat_range *range = &sync->copied[i];
+        ND_TRY(nd_all_reduce(r, ND_GROUP_KV_COPIES, sync->fsdp->grad + range->begin,
+                             range->end - range->begin, ND_DTYPE_F32, ND_REDOP_SUM));
+    }
+    return ND_OK;
+}
+
 nd_status nd_gradsync_reduce(nd_gradsync *sync)
 {
     ND_TRY(nd_fsdp_sums_finish(sync->fsdp));
+    ND_TRY(reduce_copied(sync));
     return sync->packed_count > 0 ? reduce_replicated(sync) : ND_OK;
-}
-
-static bool is_replicated(const nd_gradsync *sync, const nd_flat_range *range)
-{
-    for (int i = 0; i < sync->fsdp->replicated_count; i++) {
-        if (sync->fsdp->replicated[i].begin == range->begin) {
-            return true;
-        }
-    }
-    return false;
 }
 
 nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares)
 {
     nd_rank *r = sync->fsdp->rank;
-    bool counts_replicated = r->coord.at[ND_AXIS_TP] == 0;
     ND_TRY(nd_zero(&r->stream, squares, sizeof *squares));
-    for (int i = 0; i < sync->all_count; i++) {
-        if (counts_replicated || !is_replicated(sync, &sync->all[i])) {
-            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, .out = squares,
-                  .x = sync->fsdp->grad + sync->all[i].begin,
-                  .count = sync->all[i].end - sync->all[i].begin);
-        }
+    for (int i = 0; i < sync->owned_count; i++) {
+        ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, .out = squares,
+              .x = sync->fsdp->grad + sync->owned[i].begin,
+              .count = sync->owned[i].end - sync->owned[i].begin);
     }
     return nd_all_reduce(r, ND_GROUP_MODEL, squares, 1, ND_DTYPE_F64, ND_REDOP_SUM);
 }

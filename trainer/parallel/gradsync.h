@@ -6,16 +6,19 @@
  * gradient norm.
  *
  *  1. HSDP: the sums over dp_replicate that began unit by unit (fsdp.h) end
- *  2. norms, and biases that tp does not split (each tp rank saw only its tokens): packed, summed
+ *  2. KV heads of which several tp ranks have copies (each rank saw only its queries): summed over
+ *     the copies in the order of their ranks, so that all get the same bits
+ *  3. norms, and biases that tp does not split (each tp rank saw only its tokens): packed, summed
  *     over tp, then over dp_replicate; with tp 1 they are among those of 1
- *  3. norm: every element counted once whatever the mesh; replicated parameters by tp index 0 only
+ *  4. norm: every element is counted once whatever the mesh, by the rank that owns it
  */
 #include "trainer/parallel/fsdp.h"
 
 typedef struct nd_gradsync {
-    nd_fsdp *fsdp;      /* borrowed */
-    nd_flat_range *all; /* [all_count] whose squares this rank counts; owned */
-    int all_count;
+    nd_fsdp *fsdp;                 /* borrowed */
+    nd_flat_range *owned, *copied; /* [..._count] of the shard: whose squares this rank counts, of
+                                      which other ranks have copies; owned */
+    int owned_count, copied_count;
     int64_t packed_count;
     float *packed; /* (packed_count): gradients of norms and biases that tp does not split; none
                       where tp is 1 */
@@ -25,9 +28,9 @@ typedef struct nd_gradsync {
 nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan);
 void nd_gradsync_fini(nd_gradsync *sync);
 
-/* Steps 1 and 2. */
+/* Steps 1 to 3. */
 nd_status nd_gradsync_reduce(nd_gradsync *sync);
-/* Step 3: *squares, on the device, becomes the square of the gradient's global L2 norm, the same
+/* Step 4: *squares, on the device, becomes the square of the gradient's global L2 norm, the same
  * number on every rank. */
 nd_status nd_gradsync_squares(nd_gradsync *sync, double *squares);
 

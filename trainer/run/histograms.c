@@ -85,7 +85,7 @@ static nd_status make_pair(nd_run_histograms *h, const nd_param *param, nd_sinks
     int64_t step = h->trainer->position.step;
     pair sum = {0};
     counting c = {h, param, &sum};
-    if (param->split != ND_SPLIT_NONE || r->coord.at[ND_AXIS_TP] == 0) {
+    if (param->owned) {
         ND_TRY(nd_layout_each_span(layout, param->unit, layout->shard_index, count_span, &c));
     }
     ND_TRY(nd_all_reduce(r, ND_GROUP_MODEL, &sum, sizeof sum / sizeof(int64_t), ND_DTYPE_I64,

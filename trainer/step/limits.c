@@ -19,7 +19,8 @@ static nd_status check_shape(const char *key, int64_t value, int64_t most, const
 static double activation_bytes(const nd_shape *s, const nd_mesh *mesh, double tokens)
 {
     double tp = mesh->size[ND_AXIS_TP], C = (double)s->hidden, F = (double)s->ffn;
-    double heads = (double)(s->heads + s->kv_heads) * (double)s->head_dim;
+    double kv_heads = tp * (double)nd_shape_local_kv_heads(s, mesh->size[ND_AXIS_TP]);
+    double heads = ((double)s->heads + kv_heads) * (double)s->head_dim;
     double token = 6.0 * C + (2.0 * heads + 4.0 * F) / tp;
     return (double)s->layers * tokens * token * 4.0;
 }

@@ -171,7 +171,7 @@ typedef struct save_context {
 static nd_status save_span(void *context, const nd_span *span)
 {
     save_context *c = context;
-    if (span->param->segment != c->segment) {
+    if (span->param->segment != c->segment || !span->param->owned) {
         return ND_OK;
     }
     int64_t at = span->begin - c->shard_offset; /* in the shard */

@@ -171,7 +171,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
     rank->rank = id->rank;
     rank->world_size = id->world_size;
     rank->host_ranks = id->local_world_size;
-    rank->mesh = nd_cp_mesh(shape, config);
+    rank->mesh = nd_shape_mesh(shape, config);
     rank->coord = nd_mesh_coord_of(&rank->mesh, id->rank);
     rank->config = config;
     rank->shape = *shape;

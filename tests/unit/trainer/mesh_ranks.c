@@ -62,6 +62,7 @@ static nd_status rank_body(nd_transport *transport, void *context)
         .transport = transport,
         .progress = transport->progress,
     };
+    rank.mesh.kv_copies = (int)nd_shape_kv_copies(&rank.shape, rank.mesh.size[ND_AXIS_TP]);
     rank.coord = nd_mesh_coord_of(&rank.mesh, rank.rank);
     ND_TRY(nd_device_open_cpu(1, &rank.device));
     nd_status status = run_on_device(&rank, job);

@@ -120,6 +120,23 @@ Test(mesh, resolve_fills_dp_shard_and_names_the_numbers)
     cr_assert(strstr(nd_error_last()->message, "more than 16777216 ranks"));
 }
 
+/* Adjacent ranks of tp, and without copies each alone. */
+Test(mesh, copies_of_kv_heads_are_groups_within_tp)
+{
+    const nd_mesh mesh = {{1, 1, 2, 1, 6}, .kv_copies = 3}, none = {{1, 1, 2, 1, 6}};
+    for (int rank = 0; rank < 12; rank++) {
+        cr_expect_eq(nd_mesh_group_size(&none, ND_GROUP_KV_COPIES), 1);
+        cr_expect_eq(nd_mesh_group_member(&none, ND_GROUP_KV_COPIES, rank, 0), rank);
+        cr_expect_eq(nd_mesh_group_size(&mesh, ND_GROUP_KV_COPIES), 3);
+        cr_expect_eq(nd_mesh_group_index(&mesh, ND_GROUP_KV_COPIES, rank), rank % 3);
+        for (int i = 0; i < 3; i++) {
+            cr_expect_eq(nd_mesh_group_member(&mesh, ND_GROUP_KV_COPIES, rank, i),
+                         rank - rank % 3 + i);
+        }
+    }
+    cr_expect_not(nd_mesh_groups_are_equal(&mesh, ND_GROUP_KV_COPIES, ND_GROUP_TP));
+}
+
 Test(mesh, a_rank_is_named_by_its_coordinates)
 {
     const nd_mesh mesh = {{1, 2, 3, 2, 2}}, hybrid = {{1, 2, 2, 1, 2}}, one = {{1, 1, 1, 1, 1}};

@@ -468,7 +468,8 @@ Test(shape, mesh_must_divide)
     nd_mesh fits = {{1, 3, 5, 2, 2}};
     cr_expect_eq(nd_shape_check_mesh(&s, &fits, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_misfit(&s, 1, 3, 1, 12, "num_attention_heads is 4", "mesh.tp 3");
-    expect_misfit(&s, 1, 4, 1, 16, "num_key_value_heads is 2", "mesh.tp 4");
+    nd_mesh copies = {{1, 1, 1, 1, 4}};
+    cr_expect_eq(nd_shape_check_mesh(&s, &copies, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
     expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2");
     const nd_mesh heads = {{1, 1, 1, 4, 1}, 4}, eight = {{1, 1, 1, 8, 1}, 8};
@@ -484,4 +485,7 @@ Test(shape, mesh_must_divide)
                     (char *)NULL);
     s.ffn = 95;
     expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
+    s.heads = 12, s.kv_heads = 4, s.ffn = 96;
+    expect_misfit(&s, 1, 6, 1, 24, "num_key_value_heads is 4 and mesh.tp is 6",
+                  "--tp-size 1, 2, 4 or 12");
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The shards of random models on random meshes, each rank by its own layout: every element of every
- * parameter lies in one place of one rank (of each tp rank, when tp does not split it), no two
- * elements lie in the same place, and padding belongs to none.
+ * parameter lies in one place of one rank (of each tp rank, when tp does not split it; of some,
+ * when it is of a KV head that they share), one of them owns it, no two elements lie in the same
+ * place, and padding belongs to none.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -52,6 +53,8 @@ static random_case case_of(uint64_t round)
                   .tied = throw_dice(&d, 2) == 2},
         .converted = throw_dice(&d, 2) == 1 ? 0 : (unsigned)throw_dice(&d, 1 << 14),
     };
+    const int64_t fewer = throw_dice(&d, tp);
+    c.shape.kv_heads = groups == 1 && tp % fewer == 0 ? fewer : c.shape.kv_heads;
     snprintf(c.text, sizeof c.text,
              "dp_shard %d cp %d tp %d, V %d C %d F %d, %d and %d heads of %d%s, FP8 %#x",
              c.mesh.size[ND_AXIS_DP_SHARD], c.mesh.size[ND_AXIS_CP], c.mesh.size[ND_AXIS_TP],
@@ -84,7 +87,8 @@ static nd_layout *layout_at(const random_case *c, const nd_mesh *mesh, nd_coord 
 typedef struct holdings {
     const random_case *of;
     nd_layout *whole;        /* of a mesh of one: names and sizes */
-    unsigned char **owners;  /* [params][elements]: ranks that hold it */
+    unsigned char **holders; /* [params][elements]: ranks that hold it */
+    unsigned char **owners;  /* [params][elements]: of those, ranks that own it */
     const nd_layout *layout; /* of the rank whose spans are visited */
     const nd_unit *unit;
     const nd_param **held; /* [shard_total]: whose element lies there; NULL: padding */
@@ -120,7 +124,8 @@ static nd_status hold(void *context, const nd_span *span)
         cr_assert_null(h->held[place], "%s: %s and %s share a place of the flat state", h->of->text,
                        p->name, h->held[place] ? h->held[place]->name : "");
         h->held[place] = p;
-        h->owners[param][element]++;
+        h->holders[param][element]++;
+        h->owners[param][element] += p->owned;
     }
     return ND_OK;
 }
@@ -169,15 +174,21 @@ static void hold_rank(holdings *h, nd_coord coord)
     nd_layout_destroy(layout);
 }
 
-static void check_owners(const holdings *h)
+static void check_holders(const holdings *h)
 {
-    int tp = h->of->mesh.size[ND_AXIS_TP];
+    const int tp = h->of->mesh.size[ND_AXIS_TP], kv = (int)h->of->shape.kv_heads;
     for (int i = 0; i < h->whole->param_count; i++) {
         const nd_param *p = &h->whole->params[i];
+        const bool shared = (p->id == ND_PARAM_K || p->id == ND_PARAM_V) && kv < tp;
         for (int64_t e = 0; e < p->rows * p->cols; e++) {
-            cr_assert_eq(h->owners[i][e], p->axes == 1 ? tp : 1,
-                         "%s: %d ranks hold element %ld of %s", h->of->text, h->owners[i][e],
+            cr_assert_eq(h->holders[i][e],
+                         p->axes == 1 ? tp
+                         : shared     ? tp / kv
+                                      : 1,
+                         "%s: %d ranks hold element %ld of %s", h->of->text, h->holders[i][e],
                          (long)e, p->name);
+            cr_assert_eq(h->owners[i][e], 1, "%s: %d ranks own element %ld of %s", h->of->text,
+                         h->owners[i][e], (long)e, p->name);
         }
     }
 }
@@ -186,9 +197,12 @@ static void check_replica(const random_case *c, int replica)
 {
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     holdings h = {.of = c, .whole = layout_at(c, &one, (nd_coord){{0}})};
+    h.holders = calloc((size_t)h.whole->param_count, sizeof *h.holders);
     h.owners = calloc((size_t)h.whole->param_count, sizeof *h.owners);
     for (int i = 0; i < h.whole->param_count; i++) {
-        h.owners[i] = calloc((size_t)(h.whole->params[i].rows * h.whole->params[i].cols), 1);
+        const size_t elements = (size_t)(h.whole->params[i].rows * h.whole->params[i].cols);
+        h.holders[i] = calloc(elements, 1);
+        h.owners[i] = calloc(elements, 1);
     }
     for (int rank = 0; rank < nd_mesh_world_size(&c->mesh); rank++) {
         nd_coord coord = nd_mesh_coord_of(&c->mesh, rank);
@@ -196,10 +210,12 @@ static void check_replica(const random_case *c, int replica)
             hold_rank(&h, coord);
         }
     }
-    check_owners(&h);
+    check_holders(&h);
     for (int i = 0; i < h.whole->param_count; i++) {
+        free(h.holders[i]);
         free(h.owners[i]);
     }
+    free(h.holders);
     free(h.owners);
     nd_layout_destroy(h.whole);
 }

@@ -8,19 +8,23 @@
 
 enum { LAYERS = 2 };
 
-/* The gradient that a rank has before: of replicated parameters each tp rank has its own part. */
+/* The gradient that a rank has before: of what several tp ranks hold, each has its own part. */
 static uint64_t seed_of(int replica, int tp)
 {
     return (uint64_t)(replica * 8 + tp + 1);
 }
 
-/* The sum over dp_replicate, and of replicated parameters over tp. */
+/* The sum over dp_replicate, of replicated parameters over tp, and of KV heads over their copies.
+ * p: of any rank. */
 static float summed(const nd_mesh *mesh, const nd_param *p, int64_t element)
 {
     float sum = 0.0f;
-    int peers = p->axes == 1 ? mesh->size[ND_AXIS_TP] : 1;
+    const bool kv = p->id == ND_PARAM_K || p->id == ND_PARAM_V;
+    const int tp = mesh->size[ND_AXIS_TP], copies = mesh->kv_copies;
+    const int blocks = p->axes == 1 ? 1 : kv ? tp / copies : 0; /* 0: each rank has one */
+    const int first = blocks ? (int)(element / (p->rows * p->cols / blocks)) * (tp / blocks) : 0;
     for (int r = 0; r < mesh->size[ND_AXIS_DP_REPLICATE]; r++) {
-        for (int t = 0; t < peers; t++) {
+        for (int t = first; t < first + (blocks ? tp / blocks : 1); t++) {
             sum += mesh_param_value(seed_of(r, t), p, element);
         }
     }
@@ -31,7 +35,8 @@ static nd_status write_span(void *context, const nd_span *span)
 {
     mesh_shards *s = context;
     const int *at = s->rank->coord.at;
-    int tp = span->param->axes == 1 ? at[ND_AXIS_TP] : 0;
+    const bool kv = span->param->id == ND_PARAM_K || span->param->id == ND_PARAM_V;
+    int tp = span->param->axes == 1 || kv ? at[ND_AXIS_TP] : 0;
     for (int64_t i = 0; i < span->rows * span->cols; i++) {
         s->fsdp.grad[span->begin + i] = mesh_param_value(seed_of(at[ND_AXIS_DP_REPLICATE], tp),
                                                          span->param, nd_span_global(span, i));
@@ -117,13 +122,14 @@ Test(gradsync, sums_and_norm_of_every_mesh)
                                      {{1, 2, 2, 1, 1}}, {{1, 2, 1, 1, 2}}, {{1, 1, 1, 2, 2}},
                                      {{1, 2, 2, 1, 2}}, {{1, 3, 1, 2, 1}}};
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 8; variant++) {
             mesh_ranks job = {.mesh = meshes[m],
                               .shape = mesh_shape_of(LAYERS, variant & 1),
                               .config = mesh_config_of(),
                               .body = body};
             const int *n = job.mesh.size;
-            if (variant & 2) { /* in both segments */
+            job.shape.kv_heads = variant & 4 ? 2 : 4; /* 2: with tp 4 there are copies */
+            if (variant & 2) {                        /* in both segments */
                 job.config.train.precision = ND_PRECISION_FP8;
                 job.config.fp8.all_gather = true;
             }
