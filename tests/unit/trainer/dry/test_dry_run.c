@@ -188,6 +188,26 @@ Test(dry_run, work_is_that_of_the_formula)
     cr_expect_eq(fp8.flops_fp8 + fp8.flops_bf16, work.flops_bf16);
 }
 
+/* Of two KV heads, two ranks of tp 4 each have a copy, which is work too. */
+Test(dry_run, work_of_copies_of_kv_heads)
+{
+    nd_step_work work[2];
+    const nd_shape *s = &rank_of_one.shape;
+    const double tokens = MICROS * TOKENS, C = (double)s->hidden, D = (double)s->head_dim;
+    cr_assert(s->heads == 4 && s->kv_heads == 2);
+    config.train.precision = ND_PRECISION_BF16;
+    for (int i = 0; i < 2; i++) {
+        rank_of_one.mesh = (nd_mesh){{1, 1, 1, 1, 2 << i}, .kv_copies = 1 << i};
+        rank_of_one.world_size = 2 << i;
+        cr_assert_eq(nd_dry_run_work(&rank_of_one, 1, &work[i]), ND_OK, "%s",
+                     nd_error_last()->message);
+    }
+    /* One head of k and one of v on each rank, whether it has them alone or not. */
+    const double kv = 6 * tokens * LAYERS * 2 * D * C;
+    cr_expect_eq(2 * (work[1].flops_bf16 - kv), work[0].flops_bf16 - kv, "%g and %g",
+                 work[0].flops_bf16, work[1].flops_bf16);
+}
+
 /* Four shards of one micro-batch: weights are gathered in BF16, and where they are freed after the
  * forward some of them again; gradients are reduced in F32. Shards are padded a little. */
 Test(dry_run, work_of_a_shard_sends_weights_and_gradients)
