@@ -117,12 +117,16 @@ MODELS = {
                        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
                                             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4,
                                             original_max_position_embeddings=16, max_position_embeddings=64)),
+    # Norms behind attention and MLP, and of q and k over all heads.
+    "olmo2": dict(model_type="olmo2", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5,
+                  tie_word_embeddings=True, pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
              ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
-             ministral3=13)
+             ministral3=13, olmo2=14)
 
 
 def build(name):

@@ -193,6 +193,7 @@ GOLDEN(granite)
 GOLDEN(smollm3)
 GOLDEN(phi3_longrope)
 GOLDEN(ministral3)
+GOLDEN(olmo2)
 
 /* Separate documents, as transformers masks packed positions. */
 Test(goldens, documents_fp32)

@@ -221,6 +221,30 @@ Test(mesh, copies_of_kv_heads, .timeout = 600)
     both_optimizers(shape, single, COUNT(single));
 }
 
+/* Norms behind the branches. */
+static nd_shape shape_with_norms_behind(void)
+{
+    nd_shape shape = shape_of(97, 76, false);
+    shape.o_bias = shape.mlp_bias = shape.qk_norm = shape.post_norm = 1;
+    return shape;
+}
+
+Test(mesh, norms_behind, .timeout = 600)
+{
+    static const mesh_case meshes[] = {
+        {"norms behind, tp 2", 1, 1, 1, 2, 1},
+        {"norms behind, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
+    };
+    static const mesh_case without_tp[] = {
+        {"norms of all heads, fsdp 2, micro-batch 2", 1, 2, 1, 1, 2},
+        {"norms of all heads, hsdp 2 x 2 x cp 2", 2, 2, 2, 1, 1},
+    };
+    nd_shape shape = shape_with_norms_behind();
+    both_optimizers(shape, meshes, COUNT(meshes));
+    shape.qk_norm = 2;
+    both_optimizers(shape, without_tp, COUNT(without_tp));
+}
+
 Test(mesh, windows, .timeout = 600)
 {
     static const mesh_case meshes[] = {
@@ -283,4 +307,9 @@ Test(mesh, recompute_gives_the_same_bits, .timeout = 600)
 Test(mesh, recompute_with_switches, .timeout = 600)
 {
     recompute_all_modes(shape_with_switches());
+}
+
+Test(mesh, recompute_with_norms_behind, .timeout = 600)
+{
+    recompute_all_modes(shape_with_norms_behind());
 }

@@ -48,6 +48,7 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
         job.precision = i < 0 ? ND_PRECISION_BF16 : job.precision;
         job.shape.layers = 3;
         job.shape.qkv_bias = job.shape.o_bias = job.shape.mlp_bias = job.shape.qk_norm = i % 2 != 0;
+        job.shape.post_norm = i % 3 == 2;
         job.global_batch = 8;
         job.steps = 2;
         mesh_result expected = run(&job, mesh);

@@ -19,7 +19,7 @@ typedef struct nd_shape_number {
     int64_t least, most;
 } nd_shape_number;
 
-enum { ND_SHAPE_NUMBERS = 35 };
+enum { ND_SHAPE_NUMBERS = 36 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
 extern const char *const nd_split_names[3];

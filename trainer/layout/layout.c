@@ -10,7 +10,16 @@
 enum { SHARD_ALIGNMENT = 256, TENSOR_ALIGNMENT = 64 };
 
 typedef enum dim { DIM_1 = 0, DIM_V, DIM_C, DIM_F, DIM_D, DIM_QD, DIM_KD, DIM_COUNT } dim;
-typedef enum when { WHEN_ALWAYS = 0, WHEN_QKV_BIAS, WHEN_O_BIAS, WHEN_MLP_BIAS, WHEN_QK_NORM } when;
+typedef enum when {
+    WHEN_ALWAYS = 0,
+    WHEN_QKV_BIAS,
+    WHEN_O_BIAS,
+    WHEN_MLP_BIAS,
+    WHEN_QK_NORM,
+    WHEN_QK_NORM_ALL,
+    WHEN_PRE_NORM,
+    WHEN_POST_NORM
+} when;
 
 static const struct {
     const char *name;
@@ -63,7 +72,10 @@ bool nd_shape_has(const nd_shape *shape, nd_param_id id)
                           [WHEN_QKV_BIAS] = shape->qkv_bias,
                           [WHEN_O_BIAS] = shape->o_bias,
                           [WHEN_MLP_BIAS] = shape->mlp_bias,
-                          [WHEN_QK_NORM] = shape->qk_norm};
+                          [WHEN_QK_NORM] = shape->qk_norm == 1,
+                          [WHEN_QK_NORM_ALL] = shape->qk_norm == 2,
+                          [WHEN_PRE_NORM] = !shape->post_norm,
+                          [WHEN_POST_NORM] = shape->post_norm};
     return on[table[id].when] && !(shape->tied && id == ND_PARAM_HEAD);
 }
 

@@ -55,7 +55,7 @@ typedef enum nd_window_rule {
 typedef struct nd_family_row {
     const char *model_type, *architecture; /* "llama", "LlamaForCausalLM" */
     nd_family_switch qkv_bias, o_bias, mlp_bias;
-    bool qk_norm;
+    int64_t qk_norm; /* as in nd_shape */
     nd_window_rule window;
     bool fused; /* a file has one tensor for q k v, and one for gate and up */
     /* Where the keys are absent: */
@@ -63,9 +63,10 @@ typedef struct nd_family_row {
     double rms_eps, dropout;
     int64_t bos_id, eos_id;
     /* Switches that most families lack. */
-    bool scaled;             /* has the keys of the multipliers */
-    bool tied;               /* tie_word_embeddings where it is absent */
-    double theta;            /* rope_theta where it is absent; 0: 10000 */
+    bool scaled;  /* has the keys of the multipliers */
+    bool tied;    /* tie_word_embeddings where it is absent */
+    double theta; /* rope_theta where it is absent; 0: 10000 */
+    bool post_norm;
     bool query_scaled;       /* yarn where rope_parameters is absent, with llama_4_scaling_beta */
     int64_t unturned_period; /* no_rope_layer_interval where it is absent; 0: has no such key */
 } nd_family_row;
@@ -92,7 +93,8 @@ typedef struct nd_shape {
     bool eos_is_default;    /* the config.json that was read has no eos_token_id */
     /* Switches, 0 or 1. */
     int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
-    int64_t qk_norm;                    /* RMSNorm of each head of q and k, before RoPE */
+    int64_t qk_norm;   /* RMSNorm of q and k before RoPE; 1: of each head; 2: of all heads as one */
+    int64_t post_norm; /* norms are behind attention and behind MLP, not before them */
     /* Sliding window: a query sees this many keys, itself among them; 0: all before it. Layers
      * before window_first have none, nor has each window_period-th layer (0: no such ones). */
     int64_t window, window_first, window_period;
@@ -207,6 +209,8 @@ typedef struct nd_dims {
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp; K >= 1 */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
+    bool qk_as_one;                   /* all of those of q, and all of k, as one */
+    bool post_norm;                   /* norms are behind the branches, not before them */
     float attention_scale;            /* of scores */
     float stream_eps;                 /* of the norms of the residual stream */
     float lookup_scale, head_scale;   /* of embeddings, of what the head multiplies; 1: none */

@@ -123,6 +123,12 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
     ND_TRY(check_kv_heads(shape, tp));
     ND_TRY(check_divides(shape, "intermediate_size", shape->ffn, tp));
     ND_TRY(check_ulysses(shape, mesh));
+    if (shape->qk_norm == 2 && tp > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "mesh.tp is %d, but model_type %s norms the queries of all heads as one, "
+                       "which tensor parallelism does not support; give --tp-size 1",
+                       tp, nd_families[shape->family].model_type);
+    }
     if (shape->head_dim % 2 != 0) {
         return nd_fail(ND_ERR_CONFIG, "the model's head_dim %lld is odd; RoPE needs an even one",
                        (long long)shape->head_dim);

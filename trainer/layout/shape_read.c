@@ -38,6 +38,7 @@ static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
     const nd_family_switch has[] = {family->qkv_bias, family->o_bias, family->mlp_bias};
     int64_t *const to[] = {&s->qkv_bias, &s->o_bias, &s->mlp_bias};
     s->qk_norm = family->qk_norm;
+    s->post_norm = family->post_norm;
     for (size_t k = 0; k < sizeof keys / sizeof keys[0]; k++) {
         bool read = false;
         for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {

@@ -40,7 +40,9 @@ static nd_tensor shape_of(const act *a, const nd_dims *d)
 #define SHAPE_FFN_CODES         nd_tensor_2d(NULL, fp8, d->T, d->F)
 #define SHAPE_NORMED            nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D)
 #define SHAPE_NORMED_STATISTICS nd_tensor_1d(NULL, f32, d->T * d->normed)
-#define SHAPE_VECTORS           nd_tensor_1d(NULL, f32, 4 * d->C + 2 * d->D + d->QKV + 2 * d->F)
+#define SHAPE_BEHIND            nd_tensor_2d(NULL, d->act, d->post_norm ? d->Tl : 0, d->C)
+#define SHAPE_BEHIND_STATISTICS nd_tensor_1d(NULL, f32, d->post_norm ? d->Tl : 0)
+#define SHAPE_VECTORS           nd_tensor_1d(NULL, f32, 6 * d->C + 2 * d->D + 2 * d->QKV + 2 * d->F)
     const nd_tensor shapes[] = {
 #define ND_ACT(field, shape, kept, reader, input, name) SHAPE_##shape,
 #include "trainer/model/block_acts.def"
@@ -231,7 +233,11 @@ void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options 
     for (int i = 0; i < ACT_COUNT; i++) {
         const act *a = &acts[i];
         const int of_input = is(a, offsetof(nd_block_acts, act)) ? from->dact : from->dh;
-        const int of_gradient = is(a, offsetof(nd_block_acts, dqkv)) ? from->dqkv : from->dx;
+        const bool behind =
+            is(a, offsetof(nd_block_acts, dout1)) || is(a, offsetof(nd_block_acts, dout2));
+        const int of_gradient = is(a, offsetof(nd_block_acts, dqkv)) ? from->dqkv
+                                : behind                             ? from->dbranch
+                                                                     : from->dx;
         point(sets, o, plan, a, (buffer){a->kept < 0 ? of_gradient : of_input, PLACE_BORROWED, 0});
     }
 }

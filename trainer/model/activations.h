@@ -158,6 +158,7 @@ bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
 typedef struct nd_backward_wants {
     int dx, dh;     /* (Tl, C) */
     int dact, dqkv; /* (T, F), (T, QKV) */
+    int dbranch;    /* (Tl, C), of a branch before the norm behind it */
 } nd_backward_wants;
 /* Where weight gradients are not delayed, gradients lie in dx and dqkv. An input of linears that is
  * kept as codes lies in dh or dact until they are made. */

@@ -16,6 +16,14 @@ nd_tensor nd_stream_gradient(const nd_model *m, const nd_activation_set *set, in
     return layer < m->stage->layers.begin ? m->work.dx : nd_set_block(set, layer)->dout;
 }
 
+/* dy of o or of down. */
+static nd_tensor output_gradient(nd_block_call c, nd_input input)
+{
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const bool post = c.model->dims.post_norm;
+    return input == ND_INPUT_O ? (post ? a->dout1 : a->dmid) : (post ? a->dout2 : a->dout);
+}
+
 /* The norm's input gradient joins the gradient of the residual stream, which the next linear reads:
  * o, or down of the block before. */
 static nd_status norm_backward(nd_block_call c, bool second)
@@ -26,15 +34,39 @@ static nd_status norm_backward(nd_block_call c, bool second)
     nd_block_call reader = c;
     float *amax = NULL;
     reader.layer -= !second;
+    const nd_tensor dx = second ? a->dmid : nd_stream_gradient(m, c.set, reader.layer);
+    const nd_tensor dres = second ? a->dout : a->dmid;
+    if (m->dims.post_norm) {
+        ND_OP(m->rank, ELEMENTWISE, axpy, .out = dx, .x = m->work.dh, .plus = dres, .scale = 1.0f);
+        return ND_OK;
+    }
     if (reader.layer >= m->stage->layers.begin) {
         ND_TRY(nd_gradient_prepare(reader, second ? ND_INPUT_O : ND_INPUT_DOWN, &amax));
     }
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd,
-          .dx = second ? a->dmid : nd_stream_gradient(m, c.set, reader.layer),
-          .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh,
-          .dres = second ? a->dout : a->dmid, .x = second ? a->x_mid : a->x_in,
-          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer), .rstd = second ? a->rstd2 : a->rstd1,
-          .amax = amax);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dx,
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh, .dres = dres,
+          .x = second ? a->x_mid : a->x_in, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
+          .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
+    return ND_OK;
+}
+
+/* The gradient of the output of o or of down: that of the stream, through a norm behind it. */
+static nd_status branch_gradient(nd_block_call c, nd_input input, nd_operand *out)
+{
+    nd_model *m = c.model;
+    const bool second = input == ND_INPUT_DOWN;
+    const nd_param_id id = second ? ND_PARAM_POST_2 : ND_PARAM_POST_1;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    float *amax = NULL;
+    *out = (nd_operand){.stored = output_gradient(c, input), .known = nd_gradient_known(c, input)};
+    if (!m->dims.post_norm) {
+        return ND_OK;
+    }
+    ND_TRY(nd_gradient_prepare(c, input, &amax));
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = out->stored,
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = second ? a->dout : a->dmid,
+          .x = second ? a->out2 : a->out1, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
+          .rstd = second ? a->out2_rstd : a->out1_rstd, .amax = amax);
     return ND_OK;
 }
 
@@ -43,9 +75,10 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_model *m = c.model;
     const int64_t F = m->dims.F;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.stored = a->dout, .known = nd_gradient_known(c, ND_INPUT_DOWN)}, dgu;
+    nd_operand dout, dgu;
     nd_tensor to[2];
     nd_fuse fuse[2];
+    ND_TRY(branch_gradient(c, ND_INPUT_DOWN, &dout));
     /* 11. down: the reduce-scatter becomes a gather */
     ND_TRY(nd_linear_backward(c, ND_INPUT_DOWN, &dout, m->work.dact));
     /* 10. SwiGLU, in place of gate and up */
@@ -69,11 +102,12 @@ static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t fir
     const nd_tensor dqkv = nd_block_heads(d, a->dqkv, first, heads);
     const nd_tensor dy = nd_tensor_rows(m->work.qk, d->T * first, d->T * heads);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = dy, .x = dqkv);
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dy,
-          .dweight = nd_block_vector_gradient(c, id, id), .dy = dy,
-          .x = nd_tensor_rows(a->qk, d->T * first, d->T * heads),
+    const nd_tensor to = nd_block_normed(d, dy, d->T);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = to,
+          .dweight = nd_block_vector_gradient(c, id, id), .dy = to,
+          .x = nd_block_normed(d, nd_tensor_rows(a->qk, d->T * first, d->T * heads), d->T),
           .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .rstd = nd_tensor_rows(a->qk_rstd, d->T * first, d->T * heads));
+          .rstd = nd_tensor_rows(a->qk_rstd, d->T * first, d->qk_as_one ? d->T : d->T * heads));
     ND_OP(m->rank, ELEMENTWISE, cast, .out = dqkv, .x = dy);
     return ND_OK;
 }
@@ -84,17 +118,18 @@ static nd_status heads_norm_backward(nd_block_call c)
     if (!d->normed) {
         return ND_OK;
     }
-    ND_TRY(head_norm_backward(c, ND_PARAM_NORM_Q, 0, d->H));
-    return head_norm_backward(c, ND_PARAM_NORM_K, d->H, d->K);
+    ND_TRY(head_norm_backward(c, d->qk_as_one ? ND_PARAM_NORM_Q_ALL : ND_PARAM_NORM_Q, 0, d->H));
+    return head_norm_backward(c, d->qk_as_one ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_K, d->H, d->K);
 }
 
 static nd_status attention_half_backward(nd_block_call c)
 {
     nd_model *m = c.model;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand dout = {.stored = a->dmid, .known = nd_gradient_known(c, ND_INPUT_O)};
+    nd_operand dout;
     nd_operand dqkv = {.stored = a->dqkv};
     nd_linear_rest rest;
+    ND_TRY(branch_gradient(c, ND_INPUT_O, &dout));
     /* 6. output projection, whose weight gradient is made while dk and dv arrive */
     ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));
     /* 5. attention */
@@ -110,6 +145,12 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->work.dh));
     /* 1. norm */
     return norm_backward(c, false);
+}
+
+/* A norm that every block has. */
+static nd_param_id first_vector(nd_block_call c)
+{
+    return c.model->dims.post_norm ? ND_PARAM_POST_1 : ND_PARAM_NORM_1;
 }
 
 static nd_status backward_ops(nd_block_call c)
@@ -141,7 +182,7 @@ static nd_status block_backward(nd_block_call c, const nd_unit *next)
     ND_TRY(m->delays ? ND_OK : nd_fsdp_grad_acquire(&m->fsdp, unit));
     nd_graph_key key = nd_block_graph_key(c, "backward");
     key.variant = nd_fsdp_grad_beta(&m->fsdp, unit) != 0.0f;
-    key.buffers[3] = nd_block_vector_gradient(c, ND_PARAM_NORM_1, ND_PARAM_NORM_1).data;
+    key.buffers[3] = nd_block_vector_gradient(c, first_vector(c), first_vector(c)).data;
     ND_TRY(nd_graphs_begin(m->graphs, &key));
     ND_TRY(nd_graphs_end(m->graphs, backward_ops(c)));
     nd_fsdp_release(&m->fsdp, unit);
@@ -174,9 +215,9 @@ static nd_status weight_gradient_ops(nd_block_call c)
                            from.data, nd_tensor_bytes(from)));
         }
     }
-    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_DOWN, a->dout));
+    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_DOWN, output_gradient(c, ND_INPUT_DOWN)));
     ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_GATE_UP, a->gu));
-    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_O, a->dmid));
+    ND_TRY(nd_linear_delayed_gradient(c, ND_INPUT_O, output_gradient(c, ND_INPUT_O)));
     return nd_linear_delayed_gradient(c, ND_INPUT_QKV, a->dqkv);
 }
 
@@ -191,7 +232,7 @@ nd_status nd_blocks_weight_gradient(nd_model *m, nd_activation_set *set, nd_laye
             .number = l,
             .variant = nd_fsdp_grad_beta(&m->fsdp, unit) != 0.0f,
             .buffers = {nd_set_block(set, l)->x_in.data,
-                        nd_fsdp_grad(&m->fsdp, ND_PARAM_NORM_1, ND_PARAM_NORM_1, l).data}};
+                        nd_fsdp_grad(&m->fsdp, first_vector(c), first_vector(c), l).data}};
         ND_TRY(nd_graphs_begin(m->graphs, &key));
         ND_TRY(nd_graphs_end(m->graphs, weight_gradient_ops(c)));
         ND_TRY(nd_fsdp_grad_release(&m->fsdp, unit));

@@ -32,6 +32,13 @@ nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t
     return t;
 }
 
+nd_tensor nd_block_normed(const nd_dims *d, nd_tensor heads, int64_t T)
+{
+    return d->qk_as_one
+               ? nd_tensor_2d(heads.data, heads.dtype, T, heads.shape[0] / T * heads.shape[1])
+               : heads;
+}
+
 /* Norms the heads [first, first + heads) of qkv, which are all of q or all of k, in place. */
 static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
 {
@@ -42,9 +49,10 @@ static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64
     const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads);
     const nd_tensor y = nd_tensor_rows(m->work.qk, T * first, T * heads);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = x, .x = qkv);
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = y,
-          .rstd = nd_tensor_rows(a->qk_rstd, T * first, T * heads), .x = x,
-          .weight = norm_weight(c, id), .eps = (float)m->rank->shape.rms_eps);
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = nd_block_normed(&m->dims, y, T),
+          .rstd = nd_tensor_rows(a->qk_rstd, T * first, m->dims.qk_as_one ? T : T * heads),
+          .x = nd_block_normed(&m->dims, x, T), .weight = norm_weight(c, id),
+          .eps = (float)m->rank->shape.rms_eps);
     ND_OP(m->rank, ELEMENTWISE, cast, .out = qkv, .x = y);
     return ND_OK;
 }
@@ -55,8 +63,8 @@ static nd_status heads_norm(nd_block_call c)
     if (!d->normed) {
         return ND_OK;
     }
-    ND_TRY(head_norm(c, ND_PARAM_NORM_Q, 0, d->H));
-    return head_norm(c, ND_PARAM_NORM_K, d->H, d->K);
+    ND_TRY(head_norm(c, d->qk_as_one ? ND_PARAM_NORM_Q_ALL : ND_PARAM_NORM_Q, 0, d->H));
+    return head_norm(c, d->qk_as_one ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_K, d->H, d->K);
 }
 
 static nd_status turn(nd_block_call c, nd_tensor heads, nd_rope_view table, bool inverse)
@@ -84,20 +92,56 @@ nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, bool inverse)
 
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
 
-/* Steps 1 to 4. */
-static nd_status queries_keys_values(nd_block_call c, nd_residual in)
+/* The residual sum, and what reads it: its norm, or a copy where norms are behind the branches. */
+static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_operand *h,
+                      nd_fuse fuse)
 {
     nd_model *m = c.model;
     nd_rank *r = m->rank;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_tensor sum = second ? a->x_mid : a->x_in;
+    if (!m->dims.post_norm) {
+        ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->stored,
+              .sum = in.delta.data ? sum : (nd_tensor){0}, .rstd = second ? a->rstd2 : a->rstd1,
+              .x = in.x, .delta = in.delta,
+              .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
+              .eps = m->dims.stream_eps, .fuse = fuse);
+        return ND_OK;
+    }
+    if (in.delta.data) {
+        ND_OP(r, ELEMENTWISE, axpy, .out = sum, .x = in.x, .plus = in.delta, .scale = 1.0f);
+    }
+    ND_OP(r, ELEMENTWISE, cast, .out = h->stored, .x = in.delta.data ? sum : in.x);
+    return ND_OK;
+}
+
+/* The output of o or of down as the branch that joins the stream, through the norm behind it. */
+static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
+{
+    nd_model *m = c.model;
+    const bool second = input == ND_INPUT_DOWN;
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_tensor branch = branch_of(m, c.set), out = second ? a->out2 : a->out1;
+    if (!m->dims.post_norm) {
+        return nd_linear_forward(c, input, x, branch);
+    }
+    ND_TRY(nd_linear_forward(c, input, x, out));
+    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = branch,
+          .rstd = second ? a->out2_rstd : a->out1_rstd, .x = out,
+          .weight = norm_weight(c, second ? ND_PARAM_POST_2 : ND_PARAM_POST_1),
+          .eps = (float)m->rank->shape.rms_eps);
+    return ND_OK;
+}
+
+/* Steps 1 to 4. */
+static nd_status queries_keys_values(nd_block_call c, nd_residual in)
+{
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand h1;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_QKV, &h1, &fuse));
     /* 1. residual sum and norm. Without delta the input is the sum already. */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h1.stored,
-          .sum = in.delta.data ? a->x_in : (nd_tensor){0}, .rstd = a->rstd1, .x = in.x,
-          .delta = in.delta, .weight = norm_weight(c, ND_PARAM_NORM_1), .eps = m->dims.stream_eps,
-          .fuse = fuse);
+    ND_TRY(norm(c, false, in, &h1, fuse));
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(heads_norm(c));
@@ -121,7 +165,7 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
         ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_sight(c), a->qkv, o.stored, a->lse.data));
     }
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
-    return nd_linear_forward(c, ND_INPUT_O, &o, branch_of(m, c.set));
+    return branch_output(c, ND_INPUT_O, &o);
 }
 
 /* Step 10. */
@@ -141,16 +185,12 @@ static nd_status swiglu(nd_block_call c, nd_operand *act)
 /* Steps 7 to 10. */
 static nd_status mlp_half(nd_block_call c, nd_operand *act)
 {
-    nd_model *m = c.model;
-    nd_rank *r = m->rank;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_operand h2;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_GATE_UP, &h2, &fuse));
     /* 7. residual sum and norm */
-    ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h2.stored, .sum = a->x_mid, .rstd = a->rstd2,
-          .x = a->x_in, .delta = branch_of(m, c.set), .weight = norm_weight(c, ND_PARAM_NORM_2),
-          .eps = m->dims.stream_eps, .fuse = fuse);
+    ND_TRY(norm(c, true, (nd_residual){a->x_in, branch_of(c.model, c.set)}, &h2, fuse));
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
     ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
     return swiglu(c, act);
@@ -158,15 +198,10 @@ static nd_status mlp_half(nd_block_call c, nd_operand *act)
 
 static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
 {
-    nd_model *m = c.model;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, second ? ND_INPUT_GATE_UP : ND_INPUT_QKV, h, &fuse));
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = h->stored, .rstd = second ? a->rstd2 : a->rstd1,
-          .x = second ? a->x_mid : a->x_in,
-          .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
-          .eps = m->dims.stream_eps, .fuse = fuse);
-    return ND_OK;
+    return norm(c, second, (nd_residual){.x = second ? a->x_mid : a->x_in}, h, fuse);
 }
 
 /* selective: the outputs of norms and of SwiGLU. Codes of the former wait until
@@ -243,7 +278,7 @@ static nd_status forward_ops(nd_block_call c, nd_residual in)
     ND_TRY(attention_half(c, in));
     ND_TRY(mlp_half(c, &act));
     /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
-    return nd_linear_forward(c, ND_INPUT_DOWN, &act, branch_of(c.model, c.set));
+    return branch_output(c, ND_INPUT_DOWN, &act);
 }
 
 nd_status nd_blocks_forward(nd_model *m, nd_activation_set *set, nd_layer_range range, nd_pass pass,

@@ -47,6 +47,8 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
                   nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->work.dact);
     want(plan, scratch, "q k around their norms",
          nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
+    const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
+    w.dbranch = nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
     const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
     w.dqkv = nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),

@@ -238,6 +238,8 @@ nd_sight nd_block_sight(nd_block_call call);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
+/* (T, heads D) of heads that are normed as one; else as they are, (T heads, D). */
+nd_tensor nd_block_normed(const nd_dims *dims, nd_tensor heads, int64_t T);
 /* Turns q and k, (T, heads) of the columns of qkv, in place, where the layer has RoPE. */
 nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, bool inverse);
 

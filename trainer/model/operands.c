@@ -239,6 +239,12 @@ static bool may_fuse(const nd_scales *s)
     return nd_recipe_is_per_tensor(&s->recipe) && !s->counting;
 }
 
+/* Whether attention makes the input, or a copy of the residual stream: these do nothing more. */
+static bool leaves_rows(const nd_model *m, nd_input input)
+{
+    return input == ND_INPUT_O || (m->dims.post_norm && input != ND_INPUT_DOWN);
+}
+
 nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)
 {
     const nd_model *m = c.model;
@@ -251,7 +257,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
                       .scale = acts.scale,
                       .known = again ? ND_KNOWN_SCALE : ND_KNOWN_NOTHING};
     *fuse = (nd_fuse){0};
-    if (!may_fuse(s) || !g->fp8 || input == ND_INPUT_O) {
+    if (!may_fuse(s) || !g->fp8 || leaves_rows(m, input)) {
         return ND_OK;
     }
     if ((again || delayed) && g->keeps) {

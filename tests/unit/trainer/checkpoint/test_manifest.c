@@ -237,7 +237,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/hidden_size", "1099511627776", "extents that no model has"},
         {"model/num_hidden_layers", "4", "as many tensors"},
         {"model/num_hidden_layers", "1000000", "as many tensors"},
-        {"model/qk_norm", "2", "qk_norm is 2; it must be 0 to 1"},
+        {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},
         {"model/rope_type", "\"ntk\"", "unknown \"ntk\""},

@@ -252,15 +252,15 @@ static nd_shape family_of(const char *text)
     write_and_read(&s, &back);
     cr_expect(
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
-            back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm && back.window == s.window &&
-            back.rotated == s.rotated && back.unturned_period == s.unturned_period &&
-            back.tied == s.tied && memcmp(&back.rope, &s.rope, sizeof s.rope) == 0 &&
-            back.rope.theta == s.rope.theta && back.window_first == s.window_first &&
-            back.window_period == s.window_period && back.head_dim == s.head_dim &&
-            back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
-            back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
-            back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
-            back.logits_divisor == s.logits_divisor,
+            back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
+            back.post_norm == s.post_norm && back.window == s.window && back.rotated == s.rotated &&
+            back.unturned_period == s.unturned_period && back.tied == s.tied &&
+            memcmp(&back.rope, &s.rope, sizeof s.rope) == 0 && back.rope.theta == s.rope.theta &&
+            back.window_first == s.window_first && back.window_period == s.window_period &&
+            back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
+            back.max_positions == s.max_positions && back.bos_id == s.bos_id &&
+            back.embedding_scale == s.embedding_scale && back.residual_scale == s.residual_scale &&
+            back.attention_scale == s.attention_scale && back.logits_divisor == s.logits_divisor,
         "%s reads back as it was", text);
     return s;
 }
@@ -396,6 +396,19 @@ Test(shape, queries_that_grow)
         "{\"model_type\": \"mistral\", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, "
         "\"llama_4_scaling_beta\": 0.1}, " SIZES "}",
         "llama_4_scaling_beta is not supported", "model_type mistral");
+}
+
+Test(shape, norms_behind)
+{
+    nd_shape s = family_of("{\"model_type\": \"olmo2\", \"attention_bias\": true, " SIZES "}");
+    cr_expect(s.post_norm == 1 && s.qk_norm == 2 && s.qkv_bias && s.o_bias && s.eos_id == 50279);
+    cr_expect(!nd_shape_has(&s, ND_PARAM_NORM_1) && nd_shape_has(&s, ND_PARAM_POST_1) &&
+              !nd_shape_has(&s, ND_PARAM_NORM_Q) && nd_shape_has(&s, ND_PARAM_NORM_Q_ALL));
+    const nd_mesh mesh = {{1, 1, 1, 1, 2}};
+    expect_sentence(nd_shape_check_mesh(&s, &mesh, 1, 16), ND_ERR_CONFIG, "tp", "mesh.tp is 2",
+                    "--tp-size 1", (char *)NULL);
+    expect_bad("{\"model_type\": \"olmo2\", \"mlp_bias\": true, " SIZES "}", "mlp_bias is true",
+               "model_type olmo2");
 }
 
 Test(shape, multipliers)
