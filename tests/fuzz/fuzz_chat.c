@@ -71,11 +71,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n"};
     static const nd_chat_template named = {"", ND_CHAT_CHATML, "You are a fuzzer.", NULL};
+    static const nd_chat_template thinks = {"", ND_CHAT_CHATML, NULL, NULL,
+                                            ND_OWN_TOOLS | ND_BEGINS | ND_THINKS};
     const nd_chat forms[] = {
         {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, NULL},
         {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, NULL},
         {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, &dated},
         {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, &named},
+        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, &thinks},
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         read_messages(&forms[i], encoder, data, size);
