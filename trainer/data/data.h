@@ -181,6 +181,10 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
                            int32_t *labels);
 
+/* Adds to pairs (ranks) how many keys the queries of each cp rank see, in zig-zag order; S is a
+ * multiple of 2 ranks unless there is one. first_keys: of one block. */
+void nd_documents_add_pairs(const int32_t *first_keys, int64_t sequence, int ranks, int64_t *pairs);
+
 /* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
  * content, in hexadecimal. Its time does not grow with the file. That of a blend covers each
  * source's digest, weight and epochs. */

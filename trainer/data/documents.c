@@ -155,6 +155,15 @@ nd_block_place nd_block_place_of(const nd_dataset *dataset, int64_t index)
     return (nd_block_place){index * length, nd_min(dataset->tokens - index * length, length)};
 }
 
+void nd_documents_add_pairs(const int32_t *first_keys, int64_t sequence, int ranks, int64_t *pairs)
+{
+    const int64_t chunk = sequence / (2 * ranks);
+    for (int64_t i = 0; i < sequence; i++) {
+        const int64_t place = chunk > 0 && ranks > 1 ? i / chunk : 0;
+        pairs[place < ranks ? place : 2 * ranks - 1 - place] += i - first_keys[i] + 1;
+    }
+}
+
 /* Blocks of whole rows. */
 
 typedef struct row_layout {

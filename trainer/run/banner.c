@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "trainer/precision/precision.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -175,6 +176,51 @@ out:
     return status;
 }
 
+/* How much of attention is left in the first blocks of the run, and how evenly the ranks of cp
+ * share it. With Ulysses adjacent ranks have the same queries, each for some heads. */
+static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
+{
+    enum { BLOCKS = 256 };
+    const int64_t S = r->config->train.sequence_length;
+    const int cp = r->mesh.size[ND_AXIS_CP], members = r->mesh.ulysses > 0 ? r->mesh.ulysses : 1;
+    const int64_t wanted = nd_min(BLOCKS, nd_dataset_samples(data));
+    int64_t *pairs = NULL, most = 0, sum = 0;
+    int32_t *memory = NULL;
+    nd_status status = ND_OK;
+    if (cp == 1 || !nd_dataset_is_separate(data)) {
+        return ND_OK;
+    }
+    ND_TRY_OUT(ND_ALLOC(cp, &pairs));
+    ND_TRY_OUT(ND_ALLOC(3 * S, &memory));
+    for (int64_t i = 0; i < wanted; i++) {
+        const int64_t block = nd_dataset_sample(data, r->config->data.shuffle_seed, i);
+        int64_t largest = 0;
+        memset(pairs, 0, (size_t)cp * sizeof *pairs);
+        ND_TRY_OUT(nd_dataset_block(data, block, memory, memory + S));
+        ND_TRY_OUT(nd_dataset_first_keys(data, block, memory, memory + 2 * S));
+        nd_documents_add_pairs(memory + 2 * S, S, cp, pairs);
+        for (int k = 0; k < cp; k += members) {
+            int64_t own = 0;
+            for (int m = 0; m < members; m++) {
+                own += pairs[k + m];
+            }
+            largest = nd_max(largest, own);
+            sum += own;
+        }
+        most += largest * (cp / members);
+    }
+    nd_log_info(
+        "training data: queries see %.1f %% of the keys that they would see in joined "
+        "documents; the rank of cp with the most pairs has %.3f times the mean of the ranks "
+        "(%lld blocks)",
+        200.0 * (double)sum / ((double)wanted * (double)S * (double)(S + 1)),
+        (double)most / (double)sum, (long long)wanted);
+out:
+    free(memory);
+    free(pairs);
+    return status;
+}
+
 /* Prints how often the run reads its data, and warns when one step reads all of them. */
 static nd_status print_data(const nd_run_context *run, const nd_rank *r)
 {
@@ -196,6 +242,7 @@ static nd_status print_data(const nd_run_context *run, const nd_rank *r)
         print_documents("validation data", run->inputs->validation, config);
         ND_TRY(print_counted("validation data", run->inputs->validation));
     }
+    ND_TRY(print_balance(run->inputs->data, r));
     ND_TRY(print_sources(run->inputs->data, config));
     if (step_blocks > blocks) {
         nd_log_warning("a step takes %lld blocks, but the training data have %lld: some are read "

@@ -327,3 +327,29 @@ Test(documents, what_nothing_separates_is_refused)
     assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has at most 8 tokens");
     nd_dataset_close(data);
 }
+
+/* Each visible pair is that of the rank that holds the query, with chunks r and 2 cp - 1 - r. */
+Test(documents, visible_pairs_are_counted_for_each_rank)
+{
+    enum { LENGTH = 24 };
+    int32_t first_keys[LENGTH];
+    for (int cp = 1; cp <= 4; cp++) {
+        int64_t pairs[4] = {0}, want[4] = {0}, all = 0;
+        const int chunk = cp == 1 ? LENGTH : LENGTH / (2 * cp);
+        srand((unsigned)cp);
+        for (int i = 0; i < LENGTH; i++) {
+            first_keys[i] = i == 0 || rand() % 4 == 0 ? i : first_keys[i - 1];
+        }
+        for (int r = 0; r < cp; r++) {
+            for (int i = 0; i < LENGTH; i++) {
+                const int place = i / chunk;
+                for (int j = first_keys[i]; j <= i; j++) {
+                    want[r] += place == r || place == 2 * cp - 1 - r;
+                    all++;
+                }
+            }
+        }
+        nd_documents_add_pairs(first_keys, LENGTH, cp, pairs);
+        cr_assert_eq(memcmp(pairs, want, sizeof want), 0, "cp %d: %ld pairs in all", cp, (long)all);
+    }
+}
