@@ -280,6 +280,14 @@ static nd_shape shape_of(void)
     return shape;
 }
 
+/* The same with biases, and norms of heads and behind the branches. */
+static nd_shape shape_with_switches(void)
+{
+    nd_shape shape = shape_of();
+    shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = shape.post_norm = 1;
+    return shape;
+}
+
 static mesh_job job_of(nd_precision precision, plan *p, int64_t first, int64_t steps)
 {
     const char *path = mesh_token_file(&dir, "tokens.bin", 4000, 97, 0);
@@ -426,14 +434,15 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
  * what it does not split; each copy of a KV head is read. */
 static int64_t bytes_of_state(const mesh_case *mesh)
 {
-    const nd_shape shape = shape_of();
+    const nd_shape shape = shape_with_switches();
     nd_layout *layout = NULL;
     const nd_mesh tp = {{1, 1, 1, 1, mesh->tp}};
     int64_t elements = 0;
     assert_ok(nd_layout_create(&(nd_layout_options){.shape = &shape, .mesh = &tp}, &layout));
     for (int i = 0; i < layout->param_count; i++) {
         const nd_param *p = &layout->params[i];
-        const bool kv = p->id == ND_PARAM_K || p->id == ND_PARAM_V;
+        const bool kv = p->id == ND_PARAM_K || p->id == ND_PARAM_V || p->id == ND_PARAM_K_BIAS ||
+                        p->id == ND_PARAM_V_BIAS;
         elements += p->rows * p->cols * (kv && mesh->tp == 4 ? 2 : 1);
     }
     nd_layout_destroy(layout);
@@ -456,18 +465,24 @@ static void check_reads(const plan *resumed, const mesh_case *mesh, uint64_t sto
                  mesh->name, (long long)wanted);
 }
 
+static mesh_job switched(plan *p, int64_t first, int64_t steps)
+{
+    mesh_job job = job_of(ND_PRECISION_FP32, p, first, steps);
+    job.shape = shape_with_switches();
+    return job;
+}
+
 /* On another mesh sums are formed in another order, so losses agree within what F32 leaves. */
 Test(checkpoint, any_mesh_resumes_what_any_other_saved)
 {
-    mesh_result one = train(job_of(ND_PRECISION_FP32, NULL, 0, STEPS), meshes[0]);
+    mesh_result one = train(switched(NULL, 0, STEPS), meshes[0]);
     for (int from = 0; from < MESHES; from++) {
         plan saving = {.folder = runs.path, .save_at = SAVED};
-        mesh_result first = train(job_of(ND_PRECISION_FP32, &saving, 0, SAVED), meshes[from]);
+        mesh_result first = train(switched(&saving, 0, SAVED), meshes[from]);
         mesh_result_free(&first);
         for (int to = 0; to < MESHES; to++) {
             plan resuming = {.folder = runs.path, .resume = saved_path()};
-            mesh_result second =
-                train(job_of(ND_PRECISION_FP32, &resuming, SAVED, STEPS - SAVED), meshes[to]);
+            mesh_result second = train(switched(&resuming, SAVED, STEPS - SAVED), meshes[to]);
             for (int s = SAVED; s < STEPS; s++) {
                 cr_assert_lt(fabs(second.loss[s - SAVED] - one.loss[s]), 2e-4, "%s to %s, step %d",
                              meshes[from].name, meshes[to].name, s + 1);
