@@ -114,6 +114,7 @@ drawn_case drawn_case_of_seed(uint64_t seed)
     c.isa = DRAW(d, 0, 0, 0, 0, 1, 1, 2, 2, 3);
     c.packed = draw_range(d, 0, 2);
     c.ulysses = draw_once_in(d, 3) ? c.cp : draw_range(d, 1, c.cp);
+    c.copies = draw_once_in(d, 3) ? c.tp : DRAW(d, 1, 1, 2);
     drawn_case_settle(&c);
     return c;
 }
@@ -178,11 +179,19 @@ static void settle_work(drawn_case *c)
     }
 }
 
+/* Each rank has KV heads of its own, or a copy of one. */
+static void settle_copies(drawn_case *c)
+{
+    c->copies = c->tp % c->copies == 0 ? c->copies : 1;
+    c->kv_heads = c->copies > 1 ? 1 : c->kv_heads;
+}
+
 void drawn_case_settle(drawn_case *c)
 {
     for (int i = 0; i < NUMBERS; i++) {
         *number(c, i) = *number(c, i) < numbers[i].least ? numbers[i].least : *number(c, i);
     }
+    settle_copies(c);
     settle_work(c);
     c->head_dim += c->head_dim % 2;
     c->vocab = c->rows ? 256 : c->vocab;

@@ -30,7 +30,8 @@
     X(filter, 0)    /* of drawn_filters */                                                         \
     X(layers, 1)                                                                                   \
     X(kv_heads, 1)                                                                                 \
-    X(group, 1) /* query heads of a KV head */                                                     \
+    X(copies, 1) /* tp ranks that have the same KV head */                                         \
+    X(group, 1)  /* query heads of a KV head, on a rank */                                         \
     X(head_dim, 2)                                                                                 \
     X(hidden, 12)                                                                                  \
     X(ffn, 1)                                                                                      \

@@ -82,7 +82,7 @@ static nd_shape shape_of(const drawn_case *c)
         .ffn = c->ffn * c->tp,
         .layers = c->layers,
         .heads = c->kv_heads * c->group * c->tp,
-        .kv_heads = c->kv_heads * c->tp,
+        .kv_heads = c->kv_heads * c->tp / c->copies,
         .head_dim = c->head_dim,
         .max_positions = c->sequence + 3,
         .rms_eps = 1e-5,
