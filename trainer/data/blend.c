@@ -122,14 +122,15 @@ static nd_status read_first_keys(const nd_blend *blend, int64_t index, const int
     return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys);
 }
 
-static bool is_separate(const nd_blend *blend)
+static nd_documents_rule documents(const nd_blend *blend)
 {
-    for (int j = 0; j < blend->count; j++) {
-        if (nd_dataset_is_separate(blend->sources[j].data)) {
-            return true;
+    const nd_documents_rule first = nd_dataset_documents(blend->sources[0].data);
+    for (int j = 1; j < blend->count; j++) {
+        if (nd_dataset_documents(blend->sources[j].data) != first) {
+            return ND_DOCUMENTS_AUTO;
         }
     }
-    return false;
+    return first;
 }
 
 static nd_status count_ignored(const nd_blend *blend, int64_t *tokens)
@@ -254,8 +255,8 @@ static nd_status content(const nd_blend *blend, const nd_content_share *all, cha
     return status;
 }
 
-static const nd_blend_calls calls = {read_block, read_first_keys, is_separate, count_ignored,
-                                     digest,     count_files,     content,     destroy};
+static const nd_blend_calls calls = {read_block, read_first_keys, documents, count_ignored,
+                                     digest,     count_files,     content,   destroy};
 
 nd_status nd_dataset_blend(nd_dataset_part *parts, int count, nd_dataset **out)
 {

@@ -104,6 +104,8 @@ typedef struct nd_document_rules {
  * of the opening, or no row is short enough.
  */
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules);
+/* Join or separate; auto: those of some parts of a blend are separate, those of others joined. */
+nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 /* Whether those of any part are. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
 /* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of

@@ -302,8 +302,14 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
     return prompts ? make_blocks(dataset, rules->drop_long) : ND_OK;
 }
 
+nd_documents_rule nd_dataset_documents(const nd_dataset *dataset)
+{
+    return dataset->blend       ? dataset->blend_calls->documents(dataset->blend)
+           : dataset->documents ? ND_DOCUMENTS_SEPARATE
+                                : ND_DOCUMENTS_JOIN;
+}
+
 bool nd_dataset_is_separate(const nd_dataset *dataset)
 {
-    return dataset->blend ? dataset->blend_calls->is_separate(dataset->blend)
-                          : dataset->documents != NULL;
+    return nd_dataset_documents(dataset) != ND_DOCUMENTS_JOIN;
 }

@@ -63,12 +63,13 @@ typedef struct nd_content_share {
     uint64_t files, bytes;
 } nd_content_share;
 
-/* What nd_dataset_block, _first_keys, _ignored, _digest, _content and _close do for a blend. */
+/* What nd_dataset_block, _first_keys, _documents, _ignored, _digest, _content and _close do for a
+ * blend. */
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
     nd_status (*first_keys)(const nd_blend *blend, int64_t index, const int32_t *inputs,
                             int32_t *first_keys);
-    bool (*is_separate)(const nd_blend *blend);
+    nd_documents_rule (*documents)(const nd_blend *blend);
     nd_status (*ignored)(const nd_blend *blend, int64_t *tokens);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);
     void (*count)(const nd_blend *blend, nd_content_share *all); /* adds the blend's files */

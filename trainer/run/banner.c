@@ -102,7 +102,14 @@ static nd_status print_counted(const char *what, const nd_dataset *data)
 static void print_documents(const char *what, const nd_dataset *data, const nd_config *config)
 {
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
-    if (!nd_dataset_is_separate(data)) {
+    const nd_documents_rule rule = nd_dataset_documents(data);
+    if (rule == ND_DOCUMENTS_AUTO) {
+        nd_log_info("%s: documents of some sources are separate, and those of others are joined "
+                    "(data.documents)",
+                    what);
+        return;
+    }
+    if (rule == ND_DOCUMENTS_JOIN) {
         nd_log_info(
             "%s: documents are joined: a token sees all tokens before it in its block, also "
             "those of other documents (data.documents)",

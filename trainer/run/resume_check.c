@@ -102,6 +102,8 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                              nd_manifest_pairs *out)
 {
     char text[80];
+    nd_config of_data = *config; /* whose data.documents may be that of the validation */
+    of_data.data.documents = nd_dataset_documents(inputs->data);
     if (inputs->tokenizer) { /* first: with another one the data have another digest as well */
         ND_TRY(nd_sha256_file(inputs->tokenizer, text));
         ND_TRY(nd_manifest_pairs_add(out, tokenizer_file, text));
@@ -117,7 +119,7 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char *value = NULL;
-        ND_TRY(nd_config_get(config, keys[i], &value));
+        ND_TRY(nd_config_get(&of_data, keys[i], &value));
         nd_status status = nd_manifest_pairs_add(out, keys[i], value);
         free(value);
         ND_TRY(status);

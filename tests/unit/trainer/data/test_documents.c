@@ -259,6 +259,7 @@ Test(documents, a_blend_has_those_of_its_parts)
     const int64_t before = nd_dataset_blocks(joined), all = before + nd_dataset_blocks(rows);
     assert_ok(nd_dataset_blend(parts, 2, &blend));
     cr_assert(nd_dataset_is_separate(blend));
+    cr_assert_eq(nd_dataset_documents(blend), ND_DOCUMENTS_AUTO);
     cr_assert_eq(nd_dataset_blocks(blend), all);
     for (int64_t b = 0; b < all; b++) {
         int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};

@@ -317,6 +317,46 @@ Test(resume, another_batch_and_other_data_need_a_word)
     nd_config_fini(&config);
 }
 
+/* What the training data are counts, whatever those of a validation are. In a mix that is neither
+ * of the two. */
+Test(resume, documents_are_those_of_the_training_data)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    static const nd_document_rules separate = {
+        .rule = ND_DOCUMENTS_SEPARATE, .end_of_text = 'y', .model_end = -1};
+    const char *path = tempdir_write(&dir, "text", "xxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxy", 36);
+    nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
+    nd_inputs joined = {.shape = fake_shape(true)}, some = joined, all = joined;
+    nd_dataset **const list[] = {&joined.data, &all.data, &parts[0].data, &parts[1].data};
+    nd_config config;
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.data.tokenizer = (char *)"bytes";
+    config.data.documents = ND_DOCUMENTS_SEPARATE; /* of a validation */
+    config.train.steps = 100;
+    config.resolved_mesh = one;
+    for (int i = 0; i < 4; i++) {
+        assert_ok(nd_dataset_open(path, ND_DATA_TEXT, "bytes", 256, 8, list[i]));
+        assert_ok(i % 2 ? nd_dataset_set_documents(*list[i], &separate) : ND_OK);
+    }
+    assert_ok(nd_dataset_blend(parts, 2, &some.data));
+    nd_manifest manifest = fake_manifest(&joined.shape, &one, 1, 6, false);
+    nd_manifest_pairs_fini(&manifest.identity);
+    assert_ok(nd_resume_identity(&config, &joined, &manifest.identity));
+    assert_ok(check(&config, &joined, &manifest, NULL, ""));
+    assert_fails(check(&config, &all, &manifest, NULL, ""), ND_ERR_CONFIG,
+                 "made with data.documents join, and this run has separate");
+    assert_fails(check(&config, &some, &manifest, NULL, "data.path"), ND_ERR_CONFIG,
+                 "made with data.documents join, and this run has auto");
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_manifest_fini(&manifest);
+    nd_dataset_close(joined.data);
+    nd_dataset_close(some.data);
+    nd_dataset_close(all.data);
+    nd_config_fini(&config);
+}
+
 /* A mix of two texts, and its order. */
 static nd_dataset *mixed(double first, double second)
 {
