@@ -160,8 +160,17 @@ static nd_status derive_ulysses(nd_reader *r, const char *where)
 {
     char size[32];
     const nd_config *c = r->config;
-    if (r->sp_size == 0 || (r->sp_size == 1 && c->parallel.cp_comm != ND_CP_ULYSSES)) {
+    const bool chosen = r->set_by[ND_FIELD_parallel_cp_comm] == r->layer; /* beside it */
+    const bool heads = c->parallel.cp_comm == ND_CP_ULYSSES;
+    if (r->sp_size == 0 || (r->sp_size == 1 && (!heads || chosen))) {
         return ND_OK;
+    }
+    if (r->layer == ND_LAYER_FLAGS && chosen && !heads) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--sp-size %lld asks for parallel.cp_comm ulysses, and --cp-comm for "
+                       "another one; leave one of them out, or give --cp-size and --ulysses for "
+                       "both exchanges",
+                       nd_ll(r->sp_size));
     }
     if (r->set_by[ND_FIELD_mesh_cp] == r->layer && c->mesh.cp > 1) {
         return nd_fail(ND_ERR_CONFIG,

@@ -58,6 +58,10 @@ Test(resolve, ranks_that_exchange_heads)
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_expect(c.mesh.cp == 2 && c.launch.workers == 4 && c.resolved_mesh.ulysses == 2);
     nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--sp-size", "1", "--cp-size", "2", "--cp-comm", "ulysses"), ND_OK);
+    cr_expect(c.mesh.cp == 2 && c.parallel.cp_comm == ND_CP_ULYSSES);
+    nd_config_fini(&c);
+    EXPECT_BAD_FLAGS(("--sp-size", "2", "--cp-comm", "ring"), "--sp-size 2 asks for");
     EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "3"), "parallel.ulysses 3 does not divide "
                                                            "mesh.cp 4");
     EXPECT_BAD_FLAGS(("--cp-size", "4", "--ulysses", "2", "--cp-comm", "ulysses"),
