@@ -229,6 +229,11 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
         return nd_fail(ND_ERR_DATA, "%s is %s; it must be a map or null", name, nd_key_type(rope));
     }
     ND_TRY(read_rope_type(rope, name, s));
+    if (family->query_scaled && out->type != ND_ROPE_YARN) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_type is \"%s\"; for model_type %s only yarn is supported", name,
+                       nd_rope_type_name(out->type), family->model_type);
+    }
     ND_TRY(refuse_rope_keys(rope, name, s));
     ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
     if (theta != out->theta && !nd_key_is_unset(json_object_get(map, "rope_theta"))) {

@@ -396,6 +396,9 @@ Test(shape, queries_that_grow)
         "{\"model_type\": \"mistral\", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2, "
         "\"llama_4_scaling_beta\": 0.1}, " SIZES "}",
         "llama_4_scaling_beta is not supported", "model_type mistral");
+    expect_bad(
+        "{\"model_type\": \"ministral3\", \"rope_parameters\": {\"rope_theta\": 10000}, " SIZES "}",
+        "rope_type is \"default\"", "model_type ministral3 only yarn");
 }
 
 Test(shape, norms_behind)
