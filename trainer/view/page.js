@@ -247,7 +247,7 @@ const zoom = (low, high) => {
   const whole = wholeRange();
   low = Math.max(low, whole[0]);
   high = Math.min(high, whole[1]);
-  if (!(high > low)) return;
+  if (!(high - low > 1e-9 * Math.max(high, whole[1] - whole[0]))) return; // ticks of a narrower part would be equal numbers
   view.range = low === whole[0] && high === whole[1] ? null : [low, high];
   drawAll();
 };
