@@ -50,7 +50,7 @@ static nd_status prepare(attention_bench *b, nd_device *device, const nd_bench_o
     const size_t one = nd_round_up_bytes((size_t)(s * h * d) * sizeof(nd_bf16), 64);
     const size_t rows = (size_t)(s * h) * sizeof(float);
     *b = (attention_bench){.bytes = OPERANDS * one + 2 * rows};
-    b->a = (nd_attention){1, s, s, h, h, d, 0, 1.0f / sqrtf((float)d)};
+    b->a = (nd_attention){1, s, s, h, h, d, 0, 1.0f / sqrtf((float)d), o->window};
     ND_TRY(device->table->stream_init(device, &b->stream));
     ND_TRY(nd_ops_cpu(device, &b->ops));
     if (o->stand_in) {
@@ -123,11 +123,17 @@ static double value_at(nd_tensor t, int64_t row, int64_t head, int64_t i)
     return nd_bf16_to_f32(((const nd_bf16 *)t.data)[(row * t.shape[2] + head) * t.shape[3] + i]);
 }
 
-/* The softmax of the scores of a row, which sees the keys [0, row]. */
+/* A row sees the keys [this, row]. */
+static int64_t first_seen(const attention_bench *b, int64_t row)
+{
+    return b->a.window > 0 && row >= b->a.window ? row - b->a.window + 1 : 0;
+}
+
+/* The softmax of the scores of a row. */
 static void plain_weights(const attention_bench *b, int64_t row, int64_t head, double *p)
 {
     double most = -INFINITY, sum = 0.0;
-    for (int64_t k = 0; k <= row; k++) {
+    for (int64_t k = first_seen(b, row); k <= row; k++) {
         p[k] = 0.0;
         for (int64_t i = 0; i < b->a.head_dim; i++) {
             p[k] += value_at(b->q, row, head, i) * value_at(b->k, k, head, i);
@@ -135,11 +141,11 @@ static void plain_weights(const attention_bench *b, int64_t row, int64_t head, d
         p[k] *= (double)b->a.scale;
         most = p[k] > most ? p[k] : most;
     }
-    for (int64_t k = 0; k <= row; k++) {
+    for (int64_t k = first_seen(b, row); k <= row; k++) {
         p[k] = exp(p[k] - most);
         sum += p[k];
     }
-    for (int64_t k = 0; k <= row; k++) {
+    for (int64_t k = first_seen(b, row); k <= row; k++) {
         p[k] /= sum;
     }
 }
@@ -150,7 +156,7 @@ static bool row_is_right(const attention_bench *b, int64_t row, int64_t head, co
     const double most = 0x1p-8 + (double)(row + b->a.head_dim) * 0x1p-23;
     for (int64_t i = 0; i < b->a.head_dim; i++) {
         double sum = 0.0, size = 0.0;
-        for (int64_t k = 0; k <= row; k++) {
+        for (int64_t k = first_seen(b, row); k <= row; k++) {
             const double term = p[k] * value_at(b->v, k, head, i);
             sum += term;
             size += fabs(term);
@@ -191,8 +197,11 @@ static void print_direction(const char *name, int64_t head_dim, const direction 
 static nd_status run_size(attention_bench *b, nd_device *device, const nd_bench_options *o,
                           int64_t head_dim, direction directions[2])
 {
-    const double seen = 0.5 * (double)o->sequence * (double)(o->sequence + 1) * (double)o->heads;
+    double seen = 0;
     ND_TRY(prepare(b, device, o, head_dim));
+    for (int64_t row = 0; row < o->sequence; row++) {
+        seen += (double)((row - first_seen(b, row) + 1) * o->heads);
+    }
     directions[0].flops = 2 * 2.0 * seen * (double)head_dim;
     directions[1].flops = 5 * 2.0 * seen * (double)head_dim;
     ND_TRY(measure(b, forward, o->repeats, &directions[0]));
@@ -208,9 +217,10 @@ static nd_status run_size(attention_bench *b, nd_device *device, const nd_bench_
 static void print_json(const nd_bench_options *o, nd_device *device, direction sizes[][2])
 {
     static const char *const names[] = {"forward", "backward"};
-    printf(
-        "{\"sequence\": %lld, \"heads\": %lld, \"threads\": %d, \"isa\": \"%s\", \"attention\": [",
-        (long long)o->sequence, (long long)o->heads, device->threads, nd_bench_machine(device));
+    printf("{\"sequence\": %lld, \"window\": %lld, \"heads\": %lld, \"threads\": %d, \"isa\": "
+           "\"%s\", \"attention\": [",
+           (long long)o->sequence, (long long)o->window, (long long)o->heads, device->threads,
+           nd_bench_machine(device));
     for (int i = 0; i < o->head_dim_count; i++) {
         printf("%s{\"head_dim\": %lld", i ? ", " : "", (long long)o->head_dims[i]);
         for (int d = 0; d < 2; d++) {

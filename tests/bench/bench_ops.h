@@ -18,6 +18,7 @@ typedef struct nd_bench_options {
     int64_t mebibytes; /* of an array of --peak in all threads; 0: none, -1: by the last cache. Of
                           an array of --optimizer; -1: 128 */
     int64_t sequence;  /* of --attention */
+    int64_t window;    /* the same, the keys that a query sees; 0: all before it */
     int64_t heads;     /* the same, of queries and of keys */
     int64_t head_dims[ND_BENCH_HEAD_DIMS_MAX];
     int head_dim_count;

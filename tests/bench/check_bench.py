@@ -142,6 +142,8 @@ def check_peaks():
 def check_attention():
     record = last(call(["--attention", "--sequence", "40", "--heads", "3", "--head-dim", "16", "--head-dim", "24", "--repeats", "2"]))
     check([a["head_dim"] for a in record["attention"]] == [16, 24], f"heads: {record}")
+    windowed = last(call(["--attention", "--sequence", "40", "--heads", "3", "--head-dim", "16", "--window", "5", "--repeats", "1"]))
+    check(windowed["attention"][0]["forward"]["flops"] == 4 * 16 * 3 * (40 * 5 - 10), f"scores in a window: {windowed}")
     for a in record["attention"]:
         pairs = 3 * 40 * 41 // 2 # heads, scores that are not masked
         check(a["forward"]["flops"] == 2 * 2 * pairs * a["head_dim"], f"forward's work: {a}")
