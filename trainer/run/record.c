@@ -84,6 +84,7 @@ static nd_status write_record(const nd_run_files *files, const nd_run_context *r
     ND_TRY_OUT(inputs->validation ? list_sources(inputs->validation, -1, &validation) : ND_OK);
     nd_run_record record = {
         .config = r->config,
+        .mesh = &r->mesh,
         .program_version = ND_VERSION,
         .argc = line->argc,
         .argv = line->argv,

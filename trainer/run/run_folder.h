@@ -45,6 +45,7 @@ typedef struct nd_run_source {
 /* All pointers are borrowed for the call; a list may be NULL when its count is 0. */
 typedef struct nd_run_record {
     const nd_config *config;     /* resolved */
+    const nd_mesh *mesh;         /* that of rank 0 */
     const char *program_version; /* of ndtrain */
     int argc;                    /* the command line as it was given */
     char *const *argv;

@@ -84,6 +84,11 @@ static json_t *mesh_object(const nd_mesh *mesh)
     for (int axis = 0; axis < ND_AXIS_COUNT; axis++) {
         nd_json_set(&object, nd_axis_name(axis), json_integer(mesh->size[axis]));
     }
+    const nd_group_kind parts[] = {ND_GROUP_ULYSSES, ND_GROUP_KV_COPIES};
+    for (int i = 0; i < 2; i++) {
+        const int size = nd_mesh_group_size(mesh, parts[i]);
+        nd_json_set(&object, nd_group_name(parts[i]), json_integer(size));
+    }
     return object;
 }
 
@@ -161,7 +166,7 @@ static nd_status build(const nd_run_record *record, json_t **out)
     nd_json_set(&root, "command", strings((const char *const *)record->argv, record->argc));
     nd_json_set(&root, "config_file", string_or_null(record->config->source));
     nd_json_set(&root, "config", config);
-    nd_json_set(&root, "mesh", mesh_object(&record->config->resolved_mesh));
+    nd_json_set(&root, "mesh", mesh_object(record->mesh));
     nd_json_set(&root, "job", identity_object(record));
     nd_json_set(&root, "libraries", texts(record->libraries, record->library_count));
     nd_json_set(&root, "machine", texts(record->machine, record->machine_count));

@@ -273,6 +273,13 @@ void nd_run_view_close(nd_run_view *view)
     *view = (nd_run_view){0};
 }
 
+/* Ranks of a group that is a part of an axis; 1: run.json does not say it. */
+static int part_of_axis(const nd_run_view *view, const char *key, int axis_size)
+{
+    const double size = number_in(view->record, "mesh", key);
+    return size >= 1 && size <= axis_size && axis_size % (int)size == 0 ? (int)size : 1;
+}
+
 bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out)
 {
     const int64_t most = 1 << 24; /* ranks */
@@ -288,5 +295,7 @@ bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out)
             return false;
         }
     }
+    out->ulysses = part_of_axis(view, "ulysses", out->size[ND_AXIS_CP]);
+    out->kv_copies = part_of_axis(view, "kv_copies", out->size[ND_AXIS_TP]);
     return true;
 }

@@ -9,6 +9,7 @@
 
 static tempdir dir;
 static nd_config config;
+static nd_mesh mesh_of_run;
 static nd_identity identity = {
     .source = ND_IDENTITY_NDLAUNCH, .world_size = 8, .nnodes = 2, .run_id = "abc"};
 static char *const argv[] = {(char *)"ndtrain", (char *)"train", (char *)"--x\xe4"};
@@ -30,7 +31,9 @@ static void make(void)
     assert_ok(nd_config_init(&config));
     config.resolved_mesh = (nd_mesh){{1, 2, 2, 1, 2}};
     config.optimizer.lr = 0.1;
+    mesh_of_run = config.resolved_mesh;
     record = (nd_run_record){.config = &config,
+                             .mesh = &mesh_of_run,
                              .program_version = "0.1.0",
                              .argc = 3,
                              .argv = argv,
@@ -80,6 +83,7 @@ static void count_field(void *context, const char *key, const char *value, bool 
 
 Test(run_record, holds_what_a_run_was)
 {
+    mesh_of_run.kv_copies = 2;
     setenv("SLURM_JOB_ID", "4711", 1);
     assert_ok(nd_run_record_write(dir.path, false, &record));
     json_t *root = written();
@@ -104,6 +108,8 @@ Test(run_record, holds_what_a_run_was)
     cr_assert_eq(json_integer_value(json_object_get(mesh, "dp_replicate")), 2);
     cr_assert_eq(json_integer_value(json_object_get(mesh, "cp")), 1);
     cr_assert_eq(json_integer_value(json_object_get(mesh, "tp")), 2);
+    cr_assert_eq(json_integer_value(json_object_get(mesh, "kv_copies")), 2);
+    cr_assert_eq(json_integer_value(json_object_get(mesh, "ulysses")), 1);
     cr_assert_eq(json_integer_value(json_object_get(json_object_get(root, "model"), "parameters")),
                  405000000000);
     cr_assert_eq(

@@ -417,6 +417,29 @@ Test(run_view, the_slowest_rank_is_named)
     nd_run_view_close(&view);
 }
 
+/* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
+Test(run_view, a_profile_says_who_waited_for_whom)
+{
+    static const char call[] =
+        "{\"name\":\"x\",\"cat\":\"communication\",\"ph\":\"X\",\"ts\":%d,\"dur\":4000,"
+        "\"pid\":%d,\"tid\":1,\"args\":{\"group\":\"%s\",\"op\":\"all_reduce\","
+        "\"sequence\":1,\"bytes\":8}},\n";
+    FILE *out = fopen(tempdir_file(&dir, "profile.json"), "w");
+    cr_assert_not_null(out);
+    fputs("{\"traceEvents\":[\n", out);
+    for (int rank = 0; rank < 4; rank++) {
+        fprintf(out, call, rank == 3 ? 2000 : 1000, rank, "kv_copies");
+        fprintf(out, call, 9000, rank, "tp");
+    }
+    fclose(out);
+    write_metrics(3, "");
+    write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":1,"
+                           "\"cp\":1,\"tp\":4,\"kv_copies\":2}}");
+    nd_run_view view = open_view(0);
+    EXPECT_WORDS(&view, "Who waited for whom", "3 collectives", "longest for rank 3: 1.000 ms");
+    nd_run_view_close(&view);
+}
+
 Test(run_view, fp8_health_names_the_worst_layer_and_step)
 {
     static const char fp8[] =
