@@ -163,7 +163,7 @@ static void say_done(const writer *w, const nd_corpus_rules *rules, const nd_cor
     if (rules->chat_foreign) {
         nd_chat_warn_of_foreign(rules->chat);
     } else if (rules->chat_template) {
-        nd_log_info("messages begin with a system turn as the model's chat template has it");
+        nd_log_info("messages are written as the model's chat template writes them");
     }
     if (counts->stray[0]) {
         nd_log_warning(
