@@ -84,6 +84,12 @@ static void note_failure(nd_sink_thread *t)
     nd_error_clear();
 }
 
+static void note_slow(nd_sink_thread *t)
+{
+    t->loss.failed = true;
+    snprintf(t->loss.why, sizeof t->loss.why, "it is slower than the run");
+}
+
 static nd_run_event event_of_loss(const nd_sink_thread *t, const nd_sink_loss *loss, int64_t step)
 {
     return (nd_run_event){.kind = ND_RUN_EVENT_RECORDS_LOST,
@@ -165,7 +171,10 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
         status = call(t, &record);
     }
     if (status == ND_OK && !t->dropped) {
-        t->loss = (nd_sink_loss){0};
+        t->loss = (nd_sink_loss){.records = t->loss.records - loss.records};
+        if (t->loss.records > 0) { /* found no room while it was told */
+            note_slow(t);
+        }
         if (loss.records > 0) {
             say(t, "%s is written again, without %lld records of this run", t->sink.name,
                 (long long)loss.records);
@@ -399,8 +408,7 @@ static void lose(nd_sink_thread *t, const nd_record *record)
 {
     const bool failed = t->loss.failed;
     if (!failed) {
-        t->loss.failed = true;
-        snprintf(t->loss.why, sizeof t->loss.why, "it is slower than the run");
+        note_slow(t);
     }
     if (!t->dropped && !t->sink.required) {
         drop(t);

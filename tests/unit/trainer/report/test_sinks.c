@@ -1036,6 +1036,47 @@ Test(sinks, a_lost_line_about_lost_records_counts_them, .timeout = 60)
     free(text);
 }
 
+static int64_t told;
+
+static nd_status hang_at_gap(void *self, const nd_run_event *event)
+{
+    told += event->records;
+    return hang_at_event(self, event);
+}
+
+/* The sink gets a second gap while it is told of the first. */
+Test(sinks, records_that_find_no_room_behind_a_gap_are_told_too, .timeout = 60)
+{
+    static stuck bad = {.at = 3};
+    catch_stderr();
+    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
+    nd_sink sink = hanging("metrics", &bad, true);
+    sink.event = hang_at_gap;
+    assert_ok(nd_sinks_add(&sinks, sink));
+    assert_ok(send_steps(&sinks, 1, 3));
+    assert_ok(nd_sinks_flush(&sinks));
+    assert_ok(send_steps(&sinks, 4, 100));
+    const int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    let_go(&bad);
+    while (bad.all.steps < 100 - lost) {
+        usleep(1000);
+    }
+    assert_ok(nd_sinks_flush(&sinks));
+    assert_ok(send_steps(&sinks, 101, 200)); /* while the event hangs */
+    cr_expect_gt(nd_sinks_loss(&sinks, 0).records, lost);
+    let_go(&bad);
+    let_go(&bad); /* also the second event */
+    int64_t step = 200;
+    while (bad.all.validations < 2) {
+        step++;
+        assert_ok(send_steps(&sinks, step, step));
+        usleep(1000);
+    }
+    nd_sinks_close(&sinks);
+    cr_expect_eq(bad.all.steps + told, step, "%lld + %lld of %lld", (long long)bad.all.steps,
+                 (long long)told, (long long)step);
+}
+
 static nd_run_event_kind kinds_seen[4];
 
 static nd_status note_event(void *self, const nd_run_event *event)
