@@ -8,6 +8,14 @@ static nd_tensor ids_of(const nd_activation_set *set)
     return nd_tensor_1d(set->batch.ids, ND_DTYPE_I32, set->T);
 }
 
+nd_status nd_model_scale(nd_model *m, nd_trace_kind kind, nd_tensor x, float scale)
+{
+    if (scale != 1.0f) {
+        ND_OP(m->rank, kind, axpy, .out = x, .x = x, .scale = scale);
+    }
+    return ND_OK;
+}
+
 nd_status nd_embed_forward(nd_model *m, nd_activation_set *set, nd_residual *out)
 {
     nd_rank *r = m->rank;

@@ -296,14 +296,6 @@ void nd_model_destroy(nd_model *m)
     }
 }
 
-nd_status nd_model_scale(nd_model *m, nd_trace_kind kind, nd_tensor x, float scale)
-{
-    if (scale != 1.0f) {
-        ND_OP(m->rank, kind, axpy, .out = x, .x = x, .scale = scale);
-    }
-    return ND_OK;
-}
-
 nd_status nd_model_unshard(nd_model *m)
 {
     ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));

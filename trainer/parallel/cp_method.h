@@ -30,6 +30,8 @@ typedef struct nd_cp_method {
 
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
 
+/* cp_heads.c */
+
 /* Attention of the rank's heads, of dims, by the method; of what cp->sight says. */
 nd_status nd_cp_heads_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
 nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
