@@ -77,7 +77,7 @@ static const mesh_case meshes[] = {
     {"hsdp 2 x 2 x tp 2", 2, 2, 1, 2, 1},
     {"fsdp 2 x cp 2", 1, 2, 2, 1, 1},
     {"fsdp 2 x cp 2, ring", 1, 2, 2, 1, 1, .ring = true},
-    {"cp 4, ulysses 2 of allgather", 1, 1, 4, 1, 1, .ulysses = 2},
+    {"cp 4, ulysses 2 of allgather, micro-batch 2", 1, 1, 4, 1, 2, .ulysses = 2},
     {"fsdp 2 x cp 2, all but attention", 1, 2, 2, 1, 1,
      .recompute = ND_RECOMPUTE_ALL_BUT_ATTENTION},
 };

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Goldens of models with fewer KV heads than ranks of tp. */
+#include <criterion/criterion.h>
+
+#include "tests/parity/golden_run.h"
+#include "tests/parity/mesh_data.h"
+
+enum { STEPS = GOLDEN_STEPS };
+
+static nd_status load_golden(void *context, nd_trainer *t)
+{
+    const golden_run *f = context;
+    return nd_weights_load(&t->model->fsdp, f->weights);
+}
+
+static void take_golden(void *context, int64_t step, nd_step_batch *batch)
+{
+    *batch = golden_run_batch(context, step);
+}
+
+/* The same bounds as on one worker. */
+static void compare_golden_tensor(golden_run *f, const mesh_result *got, int i)
+{
+    char name[2][128];
+    const float *const mine[] = {got->gradients[i], got->weights[i]};
+    snprintf(name[0], sizeof name[0], "grad.%s", got->names[i]);
+    snprintf(name[1], sizeof name[1], "final.%s", got->names[i]);
+    for (int k = 0; k < 2; k++) {
+        const float *want = nd_golden_f32(f->golden, name[k], got->sizes[i]);
+        const double error = nd_relative_l2(mine[k], want, got->sizes[i]);
+        cr_assert_lt(error, k == 0 ? 1e-4 : 2e-3, "%s differs by %.2e", name[k], error);
+    }
+}
+
+/* Of 2 KV heads, two ranks each have a copy, with its biases or norms. */
+static void check_copies_of_kv_heads(const char *name)
+{
+    static const mesh_case tp4 = {"tp 4", 1, 1, 1, 4, 2};
+    golden_run f;
+    double losses[STEPS], norms[STEPS];
+    tempdir dir;
+    mesh_result got;
+    tempdir_make(&dir);
+    golden_run_open(&f, name, (golden_options){ND_PRECISION_FP32});
+    nd_golden_numbers(f.golden, losses, STEPS, "losses", NULL);
+    nd_golden_numbers(f.golden, norms, STEPS, "grad_norms", NULL);
+    cr_assert_eq(f.rank.shape.kv_heads, 2);
+    mesh_job job = mesh_job_on_tokens(mesh_token_file(&dir, "tokens.bin", 2000, 80, 0),
+                                      f.rank.shape, ND_PRECISION_FP32);
+    job.global_batch = f.batch;
+    job.sequence = f.sequence;
+    job.steps = STEPS;
+    job.start = load_golden;
+    job.batch = take_golden;
+    job.context = &f;
+    assert_ok(mesh_run(&job, &tp4, &got));
+    for (int s = 0; s < STEPS; s++) {
+        cr_assert_float_eq(got.loss[s] / losses[s], 1.0, s == 0 ? 1e-5 : 1e-4, "%s: step %d", name,
+                           s + 1);
+        cr_assert_float_eq(got.norm[s] / norms[s], 1.0, 1e-3, "%s: norm of step %d", name, s + 1);
+    }
+    for (int i = 0; i < got.tensors; i++) {
+        compare_golden_tensor(&f, &got, i);
+    }
+    mesh_result_free(&got);
+    golden_run_close(&f);
+    tempdir_remove(&dir);
+}
+
+Test(golden_copies, llama_bias_with_copies_of_kv_heads)
+{
+    check_copies_of_kv_heads("llama_bias");
+}
+
+Test(golden_copies, qwen3_with_copies_of_kv_heads)
+{
+    check_copies_of_kv_heads("qwen3");
+}
