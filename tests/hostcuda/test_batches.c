@@ -19,7 +19,8 @@ typedef struct fixture {
     nd_rank rank;
     nd_memplan plan;
     nd_batches batches;
-    nd_micro_batch batch[3]; /* those in flight */
+    int sets;                /* micro-batches in flight */
+    nd_micro_batch batch[3]; /* those */
     int32_t *seen;           /* (MICROS, arrays, T) pinned: what compute read */
 } fixture;
 
@@ -30,6 +31,7 @@ static void begin(fixture *f, int order, int sets)
     memset(f, 0, sizeof *f);
     nd_double_machine_get()->order = order;
     f->ops.name = "cuda";
+    f->sets = sets;
     f->config.train.gradient_accumulation_steps = MICROS;
     f->dims = (nd_dims){.T = T, .Tl = T / 2, .head_rows = 20}; /* tp 2, chunks of 20 and 15 rows */
     f->rank.ops = &f->ops;
@@ -61,7 +63,7 @@ static int32_t value(int micro, int array, int64_t i)
 
 static nd_micro_batch *batch_of(fixture *f, int micro)
 {
-    return &f->batch[micro % f->batches.sets];
+    return &f->batch[micro % f->sets];
 }
 
 static void load(fixture *f, int micro)
@@ -73,8 +75,8 @@ static void load(fixture *f, int micro)
         }
     }
     const nd_host_batch from = {arrays[IDS], arrays[LABELS], arrays[POSITIONS], NULL, NULL};
-    cr_assert_eq(nd_batches_load(&f->batches, &from, micro % f->batches.sets, batch_of(f, micro)),
-                 ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_batches_load(&f->batches, &from, micro % f->sets, batch_of(f, micro)), ND_OK,
+                 "%s", nd_error_last()->message);
     memset(arrays, 0xff, sizeof arrays); /* not read any more */
 }
 
