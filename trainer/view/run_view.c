@@ -186,11 +186,17 @@ static void sum_steps(const nd_metrics *m, nd_run_figures *f)
     f->tokens_seen = facts_of_steps(m, "tokens_seen").last;
 }
 
+/* The best is one of those with documents as the last one has them: others do not compare. */
 static void sum_validations(const nd_metrics *m, nd_run_figures *f)
 {
     const nd_metric_table *t = &m->validations;
     const double *loss = nd_metrics_column(m, t, "validation_loss");
-    const column_facts facts = facts_of(loss, 0, t->rows);
+    const double *length = nd_metrics_column(m, t, "separate_length"); /* NaN: joined */
+    size_t from = t->rows;
+    while (from > 0 && fmax(length[from - 1], 0) == fmax(length[t->rows - 1], 0)) {
+        from--;
+    }
+    const column_facts facts = facts_of(loss, from, t->rows);
     f->last_validation = t->rows > 0 ? loss[t->rows - 1] : NAN;
     f->best_validation = facts.least;
     if (facts.count > 0) {

@@ -114,6 +114,19 @@ Test(run_view, figures_of_a_finished_run)
     nd_run_view_close(&view);
 }
 
+/* Losses of joined and of separate documents do not compare. */
+Test(run_view, the_best_validation_has_documents_as_the_last_one)
+{
+    write_metrics(6, "{\"step\":2,\"validation_loss\":0.5}\n"
+                     "{\"step\":4,\"validation_loss\":2,\"separate_length\":64}\n"
+                     "{\"step\":6,\"validation_loss\":2.5,\"separate_length\":64}\n");
+    write_file("run.json", record);
+    nd_run_view view = open_view((int64_t)time(NULL));
+    const nd_run_figures *f = &view.figures;
+    cr_assert(f->best_validation == 2 && f->best_validation_step == 4 && f->last_validation == 2.5);
+    nd_run_view_close(&view);
+}
+
 /* A shell takes it as it was typed. */
 Test(run_view, the_command_is_quoted)
 {
