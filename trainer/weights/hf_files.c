@@ -149,6 +149,16 @@ static nd_status read_side_file(const char *path, char **bytes, size_t *size, mo
 }
 
 /* A file that is wrong is named: it is no reason to lose a trained model. */
+static nd_status leave_out(nd_status status)
+{
+    if (status == ND_ERR_DATA) {
+        nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
+        nd_error_clear();
+        status = ND_OK;
+    }
+    return status;
+}
+
 static nd_status copy_named(const char *from, const char *to, const char *name)
 {
     char *source = NULL, *target = NULL, *bytes = NULL;
@@ -164,14 +174,7 @@ static nd_status copy_named(const char *from, const char *to, const char *name)
     }
     status = status == ND_OK ? check_link(from, source) : status;
     status = status == ND_OK ? read_side_file(source, &bytes, &size, &mode) : status;
-    if (status == ND_ERR_DATA) {
-        nd_log_warning("a file is not copied into the saved model: %s", nd_error_last()->message);
-        nd_error_clear();
-        status = ND_OK;
-        goto out;
-    }
-    ND_TRY_OUT(status);
-    status = nd_fs_write_atomic_as(target, mode, bytes, size);
+    status = status == ND_OK ? nd_fs_write_atomic_as(target, mode, bytes, size) : leave_out(status);
 out:
     free(bytes);
     free(target);
@@ -196,10 +199,11 @@ nd_status nd_hf_tokenizer_copy(const char *path, const char *to)
     size_t size = 0;
     mode_t mode = 0;
     nd_status status = ND_OK;
-    ND_TRY_OUT(read_side_file(path, &bytes, &size, &mode));
     ND_TRY_OUT(nd_fs_format(&target, "%s/tokenizer.json", to));
-    ND_TRY_OUT(nd_fs_write_atomic_as(target, mode, bytes, size));
     ND_TRY_OUT(nd_fs_parent(path, &folder));
+    status = read_side_file(path, &bytes, &size, &mode);
+    ND_TRY_OUT(status == ND_OK ? nd_fs_write_atomic_as(target, mode, bytes, size)
+                               : leave_out(status));
     for (int i = 1; i < FILE_COUNT && strcmp(name, files[0].name) == 0; i++) {
         if (files[i].tokenizer) {
             ND_TRY_OUT(copy_named(folder, to, files[i].name));

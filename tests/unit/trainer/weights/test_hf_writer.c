@@ -208,6 +208,16 @@ Test(hf_writer, a_model_without_an_end_of_text_gets_that_of_its_tokenizer)
     cr_expect_eq(end_beside("broken", -1, "{}"), -1, "the model is written all the same");
 }
 
+Test(hf_writer, a_model_is_written_without_a_tokenizer_that_is_gone)
+{
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+    o.byte_tokenizer = false;
+    o.tokenizer = "nowhere/tokenizer.json";
+    const char *folder = hf_write_model("gone", &o);
+    assert_reads_back(folder, &o);
+    cr_expect_eq(entries_in(folder), 3); /* config, weights, checksums */
+}
+
 static const char chat_tokenizer[] =
     "{\"version\": \"1.0\", \"added_tokens\": ["
     "{\"id\": 1, \"content\": \"<|im_start|>\", \"single_word\": false, \"lstrip\": false, "
