@@ -92,7 +92,8 @@ void nd_dataset_close(nd_dataset *dataset);
 
 typedef struct nd_document_rules {
     nd_documents_rule rule; /* auto: rows with prompts are separate, other data joined */
-    int64_t end_of_text; /* ends documents in files of ids without an index; -1: model_end does */
+    int64_t end_of_text; /* ends documents, also within those of a cache or an index; -1: in a file
+                            of ids without either model_end does */
     int64_t model_end;   /* of the model's config.json; -1: it names none */
     bool drop_long;      /* rows longer than a block are left out, else cut */
 } nd_document_rules;

@@ -291,7 +291,8 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
         return ND_OK;
     }
     ND_TRY(ND_ALLOC(1, &dataset->documents));
-    dataset->documents->end_of_text = -1;
+    /* Beside borders that are listed. */
+    dataset->documents->end_of_text = (int32_t)rules->end_of_text;
     if (dataset->cache) {
         dataset->documents->borders = dataset->cache->view.documents;
     } else if (dataset->format->block == nd_masked_block) {

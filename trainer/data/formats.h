@@ -45,10 +45,9 @@ typedef struct nd_block_place {
 
 /* Of data whose documents are separate. */
 typedef struct nd_documents {
-    int32_t
-        end_of_text;  /* the id that ends a document; -1: borders are listed, or there are none */
-    uint64_t borders; /* of documents, in the cache or the index */
-    nd_fs_map index;  /* Megatron's .idx; owned */
+    int32_t end_of_text; /* the id that ends a document, beside borders; -1: none does */
+    uint64_t borders;    /* of documents, in the cache or the index */
+    nd_fs_map index;     /* Megatron's .idx; owned */
     nd_block_place
         *blocks;       /* of whole rows; NULL: a block begins where the one before ends; owned */
     int64_t long_rows; /* of whole rows: how many are longer than a block */

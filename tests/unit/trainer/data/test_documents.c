@@ -55,16 +55,20 @@ static nd_dataset *open_rows(const char *name, const char *text)
     return out;
 }
 
-static nd_dataset *as_rows(const text_of *text)
+/* one: all documents in one row. */
+static nd_dataset *as_rows(const text_of *text, bool one)
 {
     static char json[TEXT_MAX];
     int used = 0;
     for (int t = 0; t < TOKENS; t++) {
-        used += text->starts[t] == t ? sprintf(json + used, "{\"text\":\"") : 0;
-        used += text->ids[t] == END ? sprintf(json + used, "\\u0007\"}\n")
+        const bool begins = one ? t == 0 : text->starts[t] == t;
+        const bool ends = one ? t + 1 == TOKENS : text->ids[t] == END;
+        used += begins ? sprintf(json + used, "{\"text\":\"") : 0;
+        used += text->ids[t] == END ? sprintf(json + used, "\\u0007")
                                     : sprintf(json + used, "%c", (char)text->ids[t]);
+        used += ends ? sprintf(json + used, "\"}\n") : 0;
     }
-    return open_rows("a.jsonl", json);
+    return open_rows(one ? "one.jsonl" : "a.jsonl", json);
 }
 
 static nd_dataset *as_megatron(const text_of *text)
@@ -131,9 +135,10 @@ Test(documents, every_format_knows_where_they_begin)
     for (unsigned seed = 0; seed < 8; seed++) {
         text_of text;
         draw_text(seed, &text);
-        nd_dataset *list[] = {as_rows(&text), as_megatron(&text), as_llmc(&text)};
-        for (int i = 0; i < 3; i++) {
-            assert_ok(nd_dataset_set_documents(list[i], i == 2 ? &by_id : &separate));
+        nd_dataset *list[] = {as_rows(&text, false), as_megatron(&text), as_llmc(&text),
+                              as_rows(&text, true)};
+        for (int i = 0; i < 4; i++) {
+            assert_ok(nd_dataset_set_documents(list[i], i >= 2 ? &by_id : &separate));
             check_borders(list[i], &text, seed);
             nd_dataset_close(list[i]);
         }
@@ -145,7 +150,7 @@ Test(documents, joined_ones_have_the_labels_across_borders)
     text_of text;
     draw_text(1, &text);
     const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
-    nd_dataset *data = as_rows(&text);
+    nd_dataset *data = as_rows(&text, false);
     assert_ok(nd_dataset_set_documents(data, &automatic));
     cr_assert_not(nd_dataset_is_separate(data));
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
@@ -254,7 +259,7 @@ Test(documents, a_blend_has_those_of_its_parts)
     text_of text;
     const nd_document_rules automatic = {.end_of_text = -1, .model_end = -1};
     draw_text(3, &text);
-    nd_dataset *joined = as_rows(&text), *rows = prompts(lengths, &automatic), *blend;
+    nd_dataset *joined = as_rows(&text, false), *rows = prompts(lengths, &automatic), *blend;
     nd_dataset_part parts[] = {{.data = joined, .name = "a"}, {.data = rows, .name = "b"}};
     const int64_t before = nd_dataset_blocks(joined), all = before + nd_dataset_blocks(rows);
     assert_ok(nd_dataset_blend(parts, 2, &blend));
@@ -276,7 +281,7 @@ Test(documents, the_loader_gives_positions_and_first_keys)
     text_of text;
     draw_text(5, &text);
     for (int running = 0; running < 2; running++) {
-        nd_dataset *data = as_rows(&text);
+        nd_dataset *data = as_rows(&text, false);
         nd_loader *loader;
         nd_step_batch batch;
         const nd_loader_options o = {.sequence = S,
