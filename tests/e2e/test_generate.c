@@ -115,7 +115,7 @@ Test(generate, samples_of_a_run_are_texts_of_its_model)
     cr_assert_eq(shell_run(&dir, TRAIN "--model-config model.json --sample-prompt "
                                        "$(printf '%070d' 0)"),
                  65, "%s", shell_output);
-    says("train.sequence_length");
+    says("train.sequence_length is 64, which leaves no room for a new one; shorten the prompt (");
 }
 
 /* Two ranks as torchrun starts them. */

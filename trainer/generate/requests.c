@@ -116,6 +116,12 @@ static nd_status check_length(const nd_request_rules *rules, nd_request *request
     if (prompt < rules->max_tokens && request->max_new <= rules->max_tokens - prompt) {
         return ND_OK;
     }
+    if (prompt >= rules->max_tokens) { /* whatever the number of new ones */
+        return nd_fail(ND_ERR_DATA,
+                       "the prompt has %lld tokens, but %s is %lld, which leaves no room for a new "
+                       "one; shorten the prompt",
+                       (long long)prompt, rules->limit, (long long)rules->max_tokens);
+    }
     return nd_fail(ND_ERR_DATA,
                    "prompt and new tokens need %lld + %lld positions, but %s is %lld; "
                    "shorten the prompt, or lower --max-new-tokens",
