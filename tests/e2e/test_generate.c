@@ -118,6 +118,26 @@ Test(generate, samples_of_a_run_are_texts_of_its_model)
     says("train.sequence_length is 64, which leaves no room for a new one; shorten the prompt (");
 }
 
+/* The model names no end of text, but the one that is saved has that of the tokenizer. */
+Test(generate, samples_end_where_the_saved_model_does)
+{
+    static const char tokenizer[] =
+        "{\"version\":\"1.0\",\"added_tokens\":[{\"id\":2,\"content\":\"<|endoftext|>\","
+        "\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":false,"
+        "\"special\":true}],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false,"
+        "\"trim_offsets\":true,\"use_regex\":true},\"decoder\":{\"type\":\"ByteLevel\","
+        "\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true},\"model\":{\"type\":"
+        "\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}";
+    tempdir_write(&dir, "tokenizer.json", tokenizer, sizeof tokenizer - 1);
+    shell(&dir,
+          "for i in $(seq 300); do echo '{\"text\":\"ab\"}'; done >ab.jsonl && "
+          "sed '0,/{/s//{\"eos_token_id\": null,/' model.json >endless.json && " ND_LAUNCH
+          " --device cpu --data-path ab.jsonl --validation-path ab.jsonl --precision fp32 "
+          "--sequence-length 64 --lr 1e-2 --model-config endless.json --num-steps 20 "
+          "--tokenizer tokenizer.json --sample-prompt a --sample-tokens 8 --save-model false");
+    says("sample after step 20: \"a\" goes on \"b\"\n");
+}
+
 /* Two ranks as torchrun starts them. */
 #define RANKS                                                                                      \
     "for r in 1 0; do RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 "                      \

@@ -64,7 +64,7 @@ static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const 
 {
     const nd_encode_options plain = {.special_in_text = ND_SPECIAL_PARSE, .post_process = true};
     const nd_encode_options message = {.special_in_text = ND_SPECIAL_TEXT};
-    const int32_t end = (int32_t)inputs->shape.eos_id;
+    int32_t end = (int32_t)inputs->shape.eos_id;
     nd_encoder *encoders[2] = {NULL, NULL};
     nd_chat chat = {0};
     bool has_chat = false;
@@ -85,6 +85,9 @@ static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const 
                               .max_tokens = config->train.sequence_length,
                               .limit = "train.sequence_length"};
     ND_TRY_OUT(encode(s, config, &rules));
+    if (end < 0 && inputs->tokenizer) { /* as of a model that is saved */
+        end = nd_corpus_model_end(s->tokenizer, inputs->tokenizer, inputs->shape.vocab);
+    }
     ND_TRY_OUT(nd_ends_read(inputs->model_folder, &s->ends));
     ND_TRY_OUT(s->ends.count == 0 && end >= 0 ? nd_ids_add(&s->ends, &end, 1) : ND_OK);
     ND_TRY_OUT(has_chat ? nd_ids_add(&s->ends, &chat.close, 1) : ND_OK);
