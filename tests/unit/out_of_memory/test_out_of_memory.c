@@ -500,7 +500,9 @@ static nd_status write_run_record(void)
     static const nd_identity identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"};
     static const nd_run_text texts[] = {{"oneDNN", "2.6.3"}};
     static const nd_run_amount amounts[] = {{"parameters", 405000000000}};
+    static const nd_mesh mesh = {.size = {1, 1, 1, 1}, .ulysses = 1, .kv_copies = 1};
     const nd_run_record record = {.config = &run_config,
+                                  .mesh = &mesh,
                                   .program_version = "0.1.0",
                                   .argc = 2,
                                   .argv = argv,
