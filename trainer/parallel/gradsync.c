@@ -11,7 +11,7 @@ nd_status nd_gradsync_init(nd_gradsync *sync, nd_fsdp *fsdp, nd_memplan *plan)
     for (int i = 0; i < fsdp->replicated_count; i++) {
         sync->packed_count += fsdp->replicated[i].end - fsdp->replicated[i].begin;
     }
-    nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: replicated gradients, packed",
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: replicated gradients",
                     (size_t)sync->packed_count * sizeof *sync->packed, &sync->packed);
     return ND_OK;
 }
