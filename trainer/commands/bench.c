@@ -330,7 +330,8 @@ static nd_status open_shape(const nd_config *config, bench_call *o, nd_shape *ou
 {
     nd_inputs inputs = {0};
     if (o->size_count > 0) {
-        *out = (nd_shape){.layers = 1, .init_std = 0.02};
+        const int64_t tp = config->resolved_mesh.size[ND_AXIS_TP];
+        *out = (nd_shape){.layers = 1, .heads = tp, .kv_heads = tp, .init_std = 0.02};
         return ND_OK;
     }
     nd_status status = nd_inputs_open_model(config, &inputs);
