@@ -376,7 +376,8 @@ static void make_model_to_use(void)
     tempdir_write(&dir, "scores.jsonl", scores, sizeof scores - 1);
 }
 
-#define TEXTS "generate --prompt-file prompts.jsonl --max-new-tokens 12 --prefill-chunk 16 "
+#define TEXTS_IN "generate --prompt-file prompts.jsonl --max-new-tokens 12 --prefill-chunk "
+#define TEXTS    TEXTS_IN "16 "
 
 /* Standard output of a program with device cuda is that of ndtrain on the CPU. */
 static void expect_same_output(const char *gpu, const char *cpu)
@@ -454,8 +455,8 @@ Test(processes_cuda, fp8_texts_and_scores_are_those_of_the_cpu)
     }
     shell(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 --fp8-recipe "
                             "rowwise --device cuda --max-batch 3 >together.txt");
-    shell(&dir, ND_HOSTCUDA "/ndtrain " TEXTS "--model made/model --precision fp8 --fp8-recipe "
-                            "rowwise --device cuda --max-batch 1 --prefill-chunk 5 >alone.txt");
+    shell(&dir, ND_HOSTCUDA "/ndtrain " TEXTS_IN "5 --model made/model --precision fp8 "
+                            "--fp8-recipe rowwise --device cuda --max-batch 1 >alone.txt");
     shell(&dir, "test -s alone.txt && diff alone.txt together.txt");
     shell(&dir, ND_HOSTCUDA "/ndlaunch " TEXTS "--model made/checkpoint-3 --precision fp8 "
                             "--device cuda --num-processes 2 --tp-size 2 >split.txt && "
