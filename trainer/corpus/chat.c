@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/suggest.h"
 #include "trainer/corpus/row.h"
 #include "trainer/text/unicode.h"
 
@@ -15,15 +16,21 @@ nd_chat_format nd_chat_format_of(const char *name)
                                                  : ND_CHAT_NONE;
 }
 
-static nd_status find(const nd_tokenizer *tokenizer, const char *name, int32_t *id)
+static nd_status find(const nd_tokenizer *tokenizer, nd_chat_format format, const char *name,
+                      int32_t *id)
 {
+    const bool llama3 = format == ND_CHAT_LLAMA3;
+    const char *sign = llama3 ? "<|im_start|>" : "<|start_header_id|>"; /* of the other form */
     *id = nd_tokenizer_find(tokenizer, name, strlen(name));
-    return *id >= 0
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "the tokenizer has no token %s, which this data.chat_format needs; name "
-                         "one that has it with data.tokenizer (--tokenizer)",
-                         name);
+    if (*id >= 0) {
+        return ND_OK;
+    }
+    const bool other = nd_tokenizer_find(tokenizer, sign, strlen(sign)) >= 0;
+    return nd_fail(ND_ERR_DATA,
+                   "the tokenizer has no token %s, which this data.chat_format needs%s", name,
+                   !other   ? "; name one that has it with data.tokenizer (--tokenizer)"
+                   : llama3 ? ", but those of ChatML; give --chat-format chatml"
+                            : ", but those of Llama 3; give --chat-format llama3");
 }
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out)
@@ -35,14 +42,14 @@ nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_
                      .middle = -1,
                      .close = -1};
     if (format == ND_CHAT_LLAMA3) {
-        ND_TRY(find(tokenizer, "<|begin_of_text|>", &out->begin));
-        ND_TRY(find(tokenizer, "<|start_header_id|>", &out->open));
-        ND_TRY(find(tokenizer, "<|end_header_id|>", &out->middle));
-        return find(tokenizer, "<|eot_id|>", &out->close);
+        ND_TRY(find(tokenizer, format, "<|begin_of_text|>", &out->begin));
+        ND_TRY(find(tokenizer, format, "<|start_header_id|>", &out->open));
+        ND_TRY(find(tokenizer, format, "<|end_header_id|>", &out->middle));
+        return find(tokenizer, format, "<|eot_id|>", &out->close);
     }
     if (format == ND_CHAT_CHATML) {
-        ND_TRY(find(tokenizer, "<|im_start|>", &out->open));
-        return find(tokenizer, "<|im_end|>", &out->close);
+        ND_TRY(find(tokenizer, format, "<|im_start|>", &out->open));
+        return find(tokenizer, format, "<|im_end|>", &out->close);
     }
     return ND_OK;
 }
@@ -278,8 +285,25 @@ static nd_status add_own_system(const chat_text *t, const uint8_t *role, size_t 
 
 static nd_status check_role(const nd_chat *chat, const uint8_t *role, size_t size)
 {
-    const bool tool = (size == 4 && memcmp(role, "tool", 4) == 0) ||
-                      (size == 7 && memcmp(role, "ipython", 7) == 0);
+    static const char *const known[] = {"system", "user", "assistant", "tool", "ipython"};
+    enum { KNOWN = sizeof known / sizeof *known, TOOL = 3 };
+    char name[64];
+    int i = 0;
+    nd_suggest search;
+    snprintf(name, sizeof name, "%.*s", (int)(size < sizeof name ? size : sizeof name - 1),
+             (const char *)role);
+    nd_suggest_init(&search, name);
+    while (i < KNOWN && (size != strlen(known[i]) || memcmp(role, known[i], size) != 0)) {
+        nd_suggest_offer(&search, known[i++]);
+    }
+    if (i == KNOWN) {
+        return nd_fail(ND_ERR_DATA,
+                       "a message has the role \"%s\", which is none of system, user, assistant, "
+                       "tool and ipython; %s%s%s",
+                       name, search.best ? "did you mean " : "give it one of these",
+                       search.best ? search.best : "", search.best ? "?" : "");
+    }
+    const bool tool = i >= TOOL;
     return !tool || !does(chat, ND_OWN_TOOLS)
                ? ND_OK
                : nd_fail(ND_ERR_DATA,

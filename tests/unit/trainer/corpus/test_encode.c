@@ -1096,6 +1096,13 @@ Test(corpus, messages_that_are_refused)
         {"{\"messages\": {}}\n", "is not a list"},
         {"{\"messages\": [1]}\n", "a message lacks"},
         {"{\"messages\": [{\"role\": \"user\"}]}\n", "a message lacks"},
+        {"{\"messages\": [{\"role\": \"asistant\", \"content\": \"x\"}]}\n",
+         "line 1: a message has the role \"asistant\", which is none of system, user, assistant, "
+         "tool and ipython; did you mean assistant?"},
+        {"{\"messages\": [{\"role\": \"human\", \"content\": \"x\"}]}\n", "give it one of these"},
+        {"{\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}], \"id\": 1}\n",
+         "\"text\" is missing, where the row has \"conversations\", \"id\"; name the key of the "
+         "text"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
@@ -1107,7 +1114,8 @@ Test(corpus, messages_that_are_refused)
     }
     rules.chat = ND_CHAT_LLAMA3;
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
-                 "<|begin_of_text|>");
+                 "no token <|begin_of_text|>, which this data.chat_format needs, but those of "
+                 "ChatML; give --chat-format chatml");
     rules.chat = ND_CHAT_NONE;
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
                  "data.chat_format");
