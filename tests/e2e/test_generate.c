@@ -507,6 +507,11 @@ Test(generate, a_chat_is_written_in_its_form)
     snprintf(command, sizeof command, call, "--chat --prompt 'hi you' >chat");
     shell(&dir, command);
     shell(&dir, "grep -q 'chat form: chatml' log && cmp chat plain");
+    shell(&dir,
+          "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"hi you\"}]}' >rows.jsonl");
+    snprintf(command, sizeof command, call, "--prompt-file rows.jsonl >messages");
+    shell(&dir, command);
+    shell(&dir, "grep -q 'chat form: chatml' log && cmp messages plain");
     shell(&dir, "grep -q '\"eos_token_id\": [0-9]' run/model/config.json");
     shell(&dir,
           "mv run/model elsewhere"); /* a run that has not ended: its tokenizer is where it was */

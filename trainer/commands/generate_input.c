@@ -8,6 +8,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "trainer/commands/generate.h"
+#include "trainer/corpus/row.h"
 
 /* Up to its end: a pipe has no size. */
 static nd_status read_standard_input(nd_session *s, char **text, size_t *size)
@@ -66,14 +67,28 @@ static nd_status find_template(nd_session *s, nd_chat *chat)
     return ND_OK;
 }
 
-/* The form that data.chat_format names, or that the tokenizer has the tokens for. */
-static nd_status find_chat(nd_session *s, const nd_generate_call *o, nd_chat *chat, bool *found)
+/* Whether one of the rows has messages. */
+static bool have_messages(const char *rows, size_t size)
+{
+    nd_row_field field = {.key = "messages"};
+    for (size_t at = 0, n, column; at < size && field.kind == ND_ROW_ABSENT; at += n + 1) {
+        const char *end = memchr(rows + at, '\n', size - at);
+        n = end ? (size_t)(end - rows) - at : size - at;
+        (void)nd_row_scan((const uint8_t *)rows + at, n, &field, 1, &column);
+    }
+    return field.kind != ND_ROW_ABSENT;
+}
+
+/* The form that data.chat_format names, or else, with --chat or rows of `messages`, that the
+ * tokenizer has the tokens for. */
+static nd_status find_chat(nd_session *s, const nd_generate_call *o, bool messages, nd_chat *chat,
+                           bool *found)
 {
     static const nd_chat_format formats[] = {[ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
                                              [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
                                              [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML};
     const nd_chat_format named = formats[s->config->data.chat_format];
-    *found = s->tokenizer && (named != ND_CHAT_NONE || o->chat);
+    *found = s->tokenizer && (named != ND_CHAT_NONE || o->chat || messages);
     if (!*found) {
         return o->chat ? nd_fail(ND_ERR_DATA, "--chat needs a tokenizer, and the model has none; "
                                               "name one with --tokenizer")
@@ -91,8 +106,9 @@ static nd_status find_chat(nd_session *s, const nd_generate_call *o, nd_chat *ch
         }
         return find_template(s, chat);
     }
-    return nd_fail(ND_ERR_DATA, "the tokenizer has the tokens of no known chat form (llama3, "
-                                "chatml); leave out --chat");
+    return nd_fail(ND_ERR_DATA,
+                   "the tokenizer has the tokens of no known chat form (llama3, chatml); %s",
+                   o->chat ? "leave out --chat" : "give rows with \"prompt\", not \"messages\"");
 }
 
 /* The token that the post-processor puts before a text, if any: -1. */
@@ -119,7 +135,8 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     nd_chat chat = {0};
     bool has_chat = false;
     nd_status status = ND_OK;
-    ND_TRY_OUT(find_chat(s, o, &chat, &has_chat));
+    const bool rows = o->jsonl && !o->prompt;
+    ND_TRY_OUT(find_chat(s, o, rows && have_messages(text, size), &chat, &has_chat));
     if (s->tokenizer) {
         ND_TRY_OUT(nd_encoder_create(s->tokenizer, &prompts, &encoders[0]));
         ND_TRY_OUT(nd_encoder_create(s->tokenizer, &messages, &encoders[1]));
@@ -129,7 +146,6 @@ nd_status nd_generate_encode(nd_session *s, const nd_generate_call *o, const cha
     rules.messages = encoders[1];
     rules.chat = has_chat ? &chat : NULL;
     rules.plain_as_user = o->chat;
-    const bool rows = o->jsonl && !o->prompt;
     if (!rows && !o->prompt && size > 0 && text[size - 1] == '\n') {
         size--; /* the end of a file's last line is not part of the prompt */
         size -= size > 0 && text[size - 1] == '\r';
@@ -159,7 +175,7 @@ nd_status nd_generate_check_input(nd_session *s, const nd_generate_call *o)
     size_t size = 0;
     bool has_chat = false;
     if (reads_standard_input(o) || s->config->launch.node_rank > 0) {
-        return find_chat(s, o, &chat, &has_chat);
+        return find_chat(s, o, false, &chat, &has_chat);
     }
     nd_status status = read_file(o, &text, &size);
     status = status == ND_OK ? nd_generate_encode(s, o, text, size, &in) : status;
