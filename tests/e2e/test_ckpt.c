@@ -133,6 +133,8 @@ Test(ckpt, verify)
     shell(&dir, "mv run/checkpoint-20 b && ln -s ../b run/checkpoint-40 && " CKPT
                 "verify run/checkpoint-30");
     refused(65, CKPT "verify run", "run/checkpoint-40 is a link, which is not followed");
+    refused(65, CKPT "gguf run x.gguf",
+            "run is a run with checkpoints and no model; ndtrain ckpt export");
     shell(&dir, CKPT "export run from-30");
     says("run/checkpoint-40 is a link, which is not followed");
     shell(&dir, CKPT "ls run");

@@ -5,6 +5,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 #include "trainer/gguf/gguf.h"
 
@@ -13,16 +14,21 @@ static nd_status choose_model(const char *argument, char **out)
 {
     bool own = false, run = false, checkpoint = false;
     char *folder = NULL;
+    int64_t *steps = NULL;
+    int count = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_fs_has(folder, "config.json", &own));
     ND_TRY_OUT(own ? ND_OK : nd_fs_has(folder, "model/config.json", &run));
     ND_TRY_OUT(own || run ? ND_OK : nd_ckpt_is_checkpoint(folder, &checkpoint));
-    status = checkpoint
-                 ? nd_fail(ND_ERR_DATA,
-                           "%s is a checkpoint; ndtrain ckpt export makes a model of it", folder)
-                 : nd_fs_format(out, "%s%s", folder, run ? "/model" : "");
+    ND_TRY_OUT(own || run || checkpoint ? ND_OK : nd_checkpoint_list(folder, &steps, &count));
+    status =
+        checkpoint || count > 0
+            ? nd_fail(ND_ERR_DATA, "%s %s; ndtrain ckpt export makes a model of it", folder,
+                      checkpoint ? "is a checkpoint" : "is a run with checkpoints and no model")
+            : nd_fs_format(out, "%s%s", folder, run ? "/model" : "");
 out:
+    free(steps);
     free(folder);
     return status;
 }
