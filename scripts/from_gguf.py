@@ -6,14 +6,15 @@
     ndlaunch --model-path models/smollm2 --data-path rows.jsonl --tokenizer model
 
 Quantised weights (Q4_0, Q4_1, Q4_K, Q6_K, Q8_0 and the others that the package gguf knows) become the F32 values that they stand for.
-The folder has config.json, model.safetensors, tokenizer.json, tokenizer_config.json and generation_config.json; it must not exist, and
-appears when it is complete. Models of the types llama, qwen2 and qwen3 are read, with tokenizers of the forms that `ndtrain ckpt gguf`
+The folder has config.json, model.safetensors, tokenizer.json, tokenizer_config.json, generation_config.json and SHA256SUMS; it must not
+exist, and appears when it is complete. Models of the types llama, qwen2 and qwen3 are read, with tokenizers of the forms that `ndtrain ckpt gguf`
 writes. Anything else is refused by its name.
 
 Needs the Python package gguf: pip install gguf. Exit codes: 0 done, 2 wrong usage, 65 a file that is not understood, 73 a folder that
 cannot be written.
 """
 import argparse
+import hashlib
 import json
 import os
 import pathlib
@@ -261,7 +262,20 @@ def convert(source, folder):
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     write_weights(folder / "model.safetensors", tensors, config, dequantize)
+    write_sums(folder)
     return config
+
+
+def write_sums(folder):
+    """SHA256SUMS, as sha256sum writes it: ndtrain compares the files with it before each start."""
+    lines = []
+    for path in sorted(folder.iterdir()):
+        digest = hashlib.sha256()
+        with open(path, "rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        lines.append(f"{digest.hexdigest()}  {path.name}\n")
+    (folder / "SHA256SUMS").write_text("".join(lines))
 
 
 def fail(code, words):

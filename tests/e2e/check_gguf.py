@@ -6,6 +6,7 @@ Small models are trained and written with `ndtrain ckpt gguf`. The package gguf 
 ids that the package tokenizers gives, and continues a text as `ndtrain generate` does. scripts/from_gguf.py makes the model's folder
 again, with the same values and ids. Run through check_gguf.sh.
 """
+import hashlib
 import json
 import os
 import pathlib
@@ -107,6 +108,9 @@ def check_back(folder, model, kind):
     """The folder that a file of this type becomes: the values that it stands for, and the model's own configuration."""
     name = f"{model.parent.name}-{kind}"
     from_gguf(folder, f"{name}.gguf", f"back-{name}")
+    listed = dict(reversed(line.split("  ")) for line in (folder / f"back-{name}" / "SHA256SUMS").read_text().splitlines())
+    files = {path.name: path for path in (folder / f"back-{name}").iterdir() if path.name != "SHA256SUMS"}
+    check(listed == {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in files.items()}, f"SHA256SUMS of back-{name}: {listed}")
     mine, theirs = (read_safetensors(place / "model.safetensors") for place in (model, folder / f"back-{name}"))
     check(mine.keys() == theirs.keys(), f"{mine.keys() ^ theirs.keys()} of {name}")
     for tensor, values in mine.items():
