@@ -670,6 +670,7 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--label_smoothing_factor", "0.1"), "--label-smoothing-factor is 0.1");
     EXPECT_BAD_FLAGS(("--gradient_checkpointing_kwargs", "{}"), "--recompute");
     EXPECT_BAD_FLAGS(("--config", "a.yaml"), "--config-file");
+    EXPECT_BAD_FLAGS(("--model", "a"), "--model: ", "--model-path");
     EXPECT_BAD_FLAGS(("--training.seq_len", "8192"), "--training.seq-len: ", "--sequence-length");
     EXPECT_BAD_FLAGS(("--parallelism.tensor_parallel_degree", "8"), "--tp-size");
     EXPECT_BAD_FLAGS(("--float8.recipe_name", "rowwise"), "--float8.recipe-name: ", "--fp8-recipe");
