@@ -373,6 +373,7 @@ def check_bad_input(ndtrain, folder):
     for arguments, code, words in (((), 2, "a run folder is missing"), (("one", "two"), 2, "-o FILE"), (("one", "--markdwon"), 2,
                                    "--markdown"), (("none",), 65, "no metrics.jsonl"), (("nowhere",), 65, "no folder"),
                                    (("bad",), 65, "line 2"), (("one", "-o", "mine.html"), 73, "no report of ndtrain"),
+                                   (("one", "-o", "mine.md"), 2, "add --markdown"),
                                    (("one", "-o", "nowhere/x.html"), 73, "nowhere")):
         said = report(ndtrain, folder, *arguments, code=code)
         check(words in said, f"report {' '.join(arguments)} says {said!r}, without {words!r}")

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/text.h"
 #include "trainer/commands/command.h"
 #include "trainer/view/page.h"
 
@@ -127,6 +128,12 @@ nd_status nd_report(const nd_command_flags *line, int *code)
     }
     if (call.output && !call.output[0]) {
         return nd_fail(ND_ERR_CONFIG, "--output is empty; give the file to write");
+    }
+    if (call.output && !call.markdown && nd_ends_with(call.output, ".md")) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "--output is %s, and the report would be HTML; add --markdown, or give a "
+                       "name that ends in .html",
+                       call.output);
     }
     if (call.count > 1 && !call.output && !call.markdown) {
         return nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
