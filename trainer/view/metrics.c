@@ -418,7 +418,7 @@ nd_status nd_metrics_read(const char *path, nd_metrics *out)
     line_reader *lines = NULL;
     nd_status status = ND_OK;
     ND_TRY(nd_fs_map_open(path, ND_ERR_DATA, &map));
-    const char *text = (const char *)map.data;
+    const char *text = map.data ? (const char *)map.data : ""; /* an empty file is not mapped */
     file_reader f = {text, text + map.size, 1, NULL};
     ND_TRY_OUT(ND_ALLOC(1, &lines));
     ND_TRY_OUT(begin(lines));
