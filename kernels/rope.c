@@ -63,7 +63,7 @@ double nd_rope_frequency(const nd_rope_config *c, int64_t head_dim, int64_t pair
     return frequency;
 }
 
-/* Of cos and sin. */
+/* The factor that the cosines and sines of a position get. */
 static double size_of(const nd_rope_config *c, int64_t position, bool queries)
 {
     const bool has = c->type == ND_ROPE_YARN || c->type == ND_ROPE_LONGROPE;

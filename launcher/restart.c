@@ -15,7 +15,7 @@ enum {
     MESSAGES_MS = 200,
 };
 
-/* Whether a failure with this code may be gone at the next start. */
+/* A failure with this code may be gone at the next start. */
 static bool is_worth(int code)
 {
     switch (code) {

@@ -12,7 +12,6 @@
     "written, 74 a failing disk, 71 out of memory. diff ends with 1 when the states differ.\n"
 
 const nd_own_flag nd_own_flags[ND_OWN_FLAG_COUNT] = {
-#define ND_COMMAND(...)
 #define ND_OWN_SWITCH(command, id, names, help)                                                    \
     {ND_COMMAND_##command, KIND_SWITCH, names, NULL, help, 0, 0, 0},
 #define ND_OWN_TEXT(command, id, kind, names, value, help)                                         \
@@ -20,22 +19,11 @@ const nd_own_flag nd_own_flags[ND_OWN_FLAG_COUNT] = {
 #define ND_OWN_NUMBER(command, id, kind, names, value, least, most, initial, help)                 \
     {ND_COMMAND_##command, KIND_##kind, names, value, help, least, most, initial},
 #include "runtime/config/commands.def"
-#undef ND_COMMAND
-#undef ND_OWN_SWITCH
-#undef ND_OWN_TEXT
-#undef ND_OWN_NUMBER
 };
 
 const nd_command_row nd_command_rows[ND_COMMAND_COUNT] = {
 #define ND_COMMAND(id, ...) [ND_COMMAND_##id] = {__VA_ARGS__},
-#define ND_OWN_SWITCH(...)
-#define ND_OWN_TEXT(...)
-#define ND_OWN_NUMBER(...)
 #include "runtime/config/commands.def"
-#undef ND_COMMAND
-#undef ND_OWN_SWITCH
-#undef ND_OWN_TEXT
-#undef ND_OWN_NUMBER
 };
 
 static const nd_refusal generate_refused[] = {

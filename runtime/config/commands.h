@@ -16,28 +16,16 @@
 typedef enum nd_command_id {
     ND_COMMAND_NONE, /* no flags of its own */
 #define ND_COMMAND(id, ...) ND_COMMAND_##id,
-#define ND_OWN_SWITCH(...)
-#define ND_OWN_TEXT(...)
-#define ND_OWN_NUMBER(...)
 #include "runtime/config/commands.def"
-#undef ND_COMMAND
-#undef ND_OWN_SWITCH
-#undef ND_OWN_TEXT
-#undef ND_OWN_NUMBER
     ND_COMMAND_COUNT
 } nd_command_id;
 
 /* The flags of all commands: ND_GENERATE_MODEL, ND_CKPT_LS_JSON, ... */
 typedef enum nd_own_flag_id {
-#define ND_COMMAND(...)
 #define ND_OWN_SWITCH(command, id, ...) ND_##command##_##id,
 #define ND_OWN_TEXT(command, id, ...)   ND_##command##_##id,
 #define ND_OWN_NUMBER(command, id, ...) ND_##command##_##id,
 #include "runtime/config/commands.def"
-#undef ND_COMMAND
-#undef ND_OWN_SWITCH
-#undef ND_OWN_TEXT
-#undef ND_OWN_NUMBER
     ND_OWN_FLAG_COUNT
 } nd_own_flag_id;
 

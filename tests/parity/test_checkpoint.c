@@ -280,7 +280,7 @@ static nd_shape shape_of(void)
     return shape;
 }
 
-/* The same with biases, and norms of heads and behind the branches. */
+/* The model of these tests, which also has biases, and norms of heads and behind the branches. */
 static nd_shape shape_with_switches(void)
 {
     nd_shape shape = shape_of();
@@ -430,7 +430,7 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
     }
 }
 
-/* What all ranks want together, in bytes: replicas share their reads, as do ranks of tp those of
+/* The bytes that all ranks want together: replicas share their reads, as do ranks of tp those of
  * what it does not split; each copy of a KV head is read. */
 static int64_t bytes_of_state(const mesh_case *mesh)
 {

@@ -18,7 +18,7 @@ static void take_golden(void *context, int64_t step, nd_step_batch *batch)
     *batch = golden_run_batch(context, step);
 }
 
-/* The same bounds as on one worker. */
+/* Tensors have the bounds that they have on one worker. */
 static void compare_golden_tensor(golden_run *f, const mesh_result *got, int i)
 {
     char name[2][128];
@@ -32,7 +32,7 @@ static void compare_golden_tensor(golden_run *f, const mesh_result *got, int i)
     }
 }
 
-/* Of 2 KV heads, two ranks each have a copy, with its biases or norms. */
+/* Two ranks have a copy of each of the 2 KV heads, with its biases or norms. */
 static void check_copies_of_kv_heads(const char *name)
 {
     static const mesh_case tp4 = {"tp 4", 1, 1, 1, 4, 2};

@@ -334,19 +334,25 @@ nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)
     return loaded ? nd_batches_give_back(&m->batches, &set->batch) : ND_OK;
 }
 
-nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
+/* Embedding and blocks; the head's weights are on their way behind them. */
+static nd_status forward_to_head(nd_model *m, nd_activation_set *set, nd_pass pass,
+                                 nd_residual *residual)
 {
     const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
-    nd_residual residual;
     ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
-    ND_TRY(nd_embed_forward(m, set, &residual));
-    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, pass, head, &residual));
+    ND_TRY(nd_embed_forward(m, set, residual));
+    return nd_blocks_forward(m, set, m->stage->layers, pass, head, residual);
+}
+
+nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
+{
+    nd_residual residual;
+    ND_TRY(forward_to_head(m, set, pass, &residual));
     return nd_head_forward(m, set, pass, residual);
 }
 
 nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
 {
-    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     const int64_t tp = m->dims.T / m->dims.Tl;
     nd_residual residual;
     int64_t rows = 0;
@@ -356,19 +362,14 @@ nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_c
     rows = nd_kv_round_rows(rows, tp, m->dims.T);
     nd_activations_narrow(set, rows, rows / tp);
     nd_kv_cache_begin(&m->kv, &call->kv, rows);
-    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
-    ND_TRY(nd_embed_forward(m, set, &residual));
-    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, ND_PASS_GENERATE, head, &residual));
+    ND_TRY(forward_to_head(m, set, ND_PASS_GENERATE, &residual));
     return nd_head_logits(m, set, residual, call);
 }
 
 nd_status nd_model_sample(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
 {
-    const nd_unit *head = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     nd_residual residual;
-    ND_TRY(nd_scales_refresh(&m->scales, m->fsdp.master, m->fsdp.version));
-    ND_TRY(nd_embed_forward(m, set, &residual));
-    ND_TRY(nd_blocks_forward(m, set, m->stage->layers, ND_PASS_EVAL, head, &residual));
+    ND_TRY(forward_to_head(m, set, ND_PASS_EVAL, &residual));
     return nd_head_sample(m, set, residual, call);
 }
 

@@ -15,7 +15,7 @@ static void make_path(char path[64], char folder[32])
     snprintf(path, 64, "%s/run.yaml", folder);
 }
 
-/* What was said, owned by the caller. */
+/* Returns what was said, which the caller frees. */
 static char *write_starter(const char *path, nd_status wanted)
 {
     char *said = NULL;
