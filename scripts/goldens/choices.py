@@ -23,6 +23,8 @@ import tempfile
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from goldens import write_json
+
 U = 2.0**-24
 ROWS = 40
 TOKENIZER = pathlib.Path(__file__).resolve().parents[2] / "tests/unit/trainer/text/goldens/llama3.json"
@@ -245,7 +247,7 @@ def make_set(folder, model, name, delimiter, special):
           f"deviations; greedy {sum(sum(o['is_greedy']) for o in theirs)} of {len(bounds)}, acc {sum(o['acc'] for o in theirs)}, "
           f"acc_norm {sum(o['acc_norm'] for o in theirs)} of {len(rows)}")
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / f"{name}.json").write_text(json.dumps(theirs, indent=1) + "\n")
+    write_json(folder / f"{name}.json", theirs)
 
 
 def make(folder):

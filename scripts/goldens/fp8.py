@@ -11,8 +11,6 @@
   model/, qwen3/       a 4-layer Llama, and a Qwen3 with tensorwise alone; the data, and for bf16 and each recipe the losses of
                        ten AdamW steps and the distance of each first gradient from the F32 one
 """
-import json
-
 import torch
 import torchao
 import torchao.float8.float8_linear as float8_linear
@@ -22,7 +20,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from goldens import delayed
+from goldens import delayed, write_json
 from goldens.models import gradients, loss_of, relative_l2, to_bfloat16
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
@@ -208,7 +206,7 @@ def make_model(name, folder):
     for recipe in ("bf16", *(RECIPES if name == "model" else RECIPES[:1])):
         record["losses"][recipe], record["grad_norms"][recipe] = train(name, recipe, ids, labels)
         record["gradient_relative_l2"][recipe] = gradient_distances(name, recipe, ids, labels)
-    (folder / "golden.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(folder / "golden.json", record)
 
 
 def make(folder):

@@ -11,12 +11,12 @@ A golden folder holds
 Labels are those of the next token already (labels[i] belongs to input i); -100 is not counted. The loss is the mean
 over counted labels.
 """
-import json
-
 import torch
 import transformers
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from goldens import write_json
 
 transformers.utils.logging.disable_progress_bar()
 STEPS, BATCH, SEQUENCE = 12, 2, 48
@@ -274,4 +274,4 @@ def make(name, folder):
         steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER,
         valid_labels=[int((l != -100).sum()) for l in labels],
         loss=loss, losses=losses, grad_norms=norms, bf16=bfloat16_distances(name, ids, labels))
-    (folder / "golden.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(folder / "golden.json", record)
