@@ -233,9 +233,9 @@ static void run_range(void *arg, int64_t piece)
     r->body(r->arg, r->items * piece / r->pieces, r->items * (piece + 1) / r->pieces);
 }
 
-void nd_cpu_spread(nd_cpu_context *context, int64_t items, int64_t work, nd_cpu_body body,
-                   void *arg)
+void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)
 {
+    const nd_cpu_context *context = stream->device->native;
     const int threads = nd_team_threads(context->team);
     int64_t pieces = nd_min(items * work / ELEMENTS_PER_PIECE, items);
     pieces = nd_min(pieces, (int64_t)threads * ND_TEAM_PIECES);
@@ -247,9 +247,23 @@ void nd_cpu_spread(nd_cpu_context *context, int64_t items, int64_t work, nd_cpu_
                 &(ranges){.body = body, .arg = arg, .items = items, .pieces = pieces});
 }
 
-void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg)
+typedef struct each {
+    const nd_row_ops *rows;
+    nd_cpu_rows_body body;
+    const void *args;
+} each;
+
+static void run_each(void *arg, int64_t begin, int64_t end)
 {
-    nd_cpu_spread(stream->device->native, items, work, body, arg);
+    const each *e = arg;
+    e->body(e->rows, e->args, begin, end);
+}
+
+void nd_cpu_each(nd_stream *stream, int64_t items, int64_t work, nd_cpu_rows_body body,
+                 const void *args)
+{
+    const nd_cpu_context *context = stream->device->native;
+    nd_cpu_parallel(stream, items, work, run_each, &(each){context->rows, body, args});
 }
 
 const char *nd_ops_openmp_version(void)

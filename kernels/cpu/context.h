@@ -64,9 +64,11 @@ typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
  */
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
 
-/* The same for a caller that has the device's context. */
-void nd_cpu_spread(nd_cpu_context *context, int64_t items, int64_t work, nd_cpu_body body,
-                   void *arg);
+/* The same for items [begin, end) of an op whose arguments are all that they need. */
+typedef void (*nd_cpu_rows_body)(const nd_row_ops *rows, const void *args, int64_t begin,
+                                 int64_t end);
+void nd_cpu_each(nd_stream *stream, int64_t items, int64_t work, nd_cpu_rows_body body,
+                 const void *args);
 
 /* The ops and queries of this backend; cpu.c makes the table of them. */
 ND_EACH_OP(ND_OP_PROTOTYPE, nd_cpu_)

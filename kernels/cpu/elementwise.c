@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/context.h"
+#include "kernels/cpu/fuse.h"
 
 #include <string.h>
 
-#include "kernels/cpu/fuse.h"
 #include "runtime/base/math.h"
 
 enum {
@@ -14,7 +13,6 @@ enum {
 
 /* Elements in row-major order, cut into runs that are contiguous in every view. */
 typedef struct elementwise {
-    const nd_row_ops *rows;
     nd_tensor out, x;
     int64_t count, run;
     bool adds; /* else x is cast */
@@ -30,37 +28,29 @@ static int64_t common_run(int64_t count, int64_t run, nd_tensor t)
     return own < run ? own : run;
 }
 
-/* The longest run of both views, or pieces of fixed size when both are contiguous. */
-static elementwise elementwise_of(nd_stream *stream, nd_tensor out, nd_tensor x)
+static void do_runs(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    elementwise w = {.rows = nd_cpu_context_of(stream)->rows, .out = out, .x = x};
-    w.count = nd_tensor_count(out);
-    ND_ASSERT(nd_is_act(out) && nd_is_act(x) && nd_tensor_count(x) == w.count);
-    int64_t run = common_run(w.count, common_run(w.count, w.count, out), x);
-    w.run = run == w.count ? FLAT_RUN : run;
-    return w;
-}
-
-static void do_runs(void *arg, int64_t begin, int64_t end)
-{
-    const elementwise *w = arg;
+    const elementwise *w = args;
     for (int64_t item = begin; item < end; item++) {
         const int64_t at = item * w->run, n = nd_min(w->count - at, w->run);
         void *out = nd_element_address(w->out, nd_offset_of(w->out, at));
         const void *x = nd_element_address(w->x, nd_offset_of(w->x, at));
         if (w->adds) {
-            w->rows->accumulate(out, x, n, w->x.dtype == ND_DTYPE_BF16);
+            rows->accumulate(out, x, n, w->x.dtype == ND_DTYPE_BF16);
         } else {
-            w->rows->cast(out, w->out.dtype, x, w->x.dtype, n);
+            rows->cast(out, w->out.dtype, x, w->x.dtype, n);
         }
     }
 }
 
+/* The longest runs of both views, or pieces of fixed size when both are contiguous. */
 static void do_all(nd_stream *stream, nd_tensor out, nd_tensor x, bool adds)
 {
-    elementwise w = elementwise_of(stream, out, x);
-    w.adds = adds;
-    nd_cpu_parallel(stream, nd_ceil_div(w.count, w.run), w.run, do_runs, &w);
+    const int64_t count = nd_tensor_count(out);
+    const int64_t run = common_run(count, common_run(count, count, out), x);
+    const elementwise w = {out, x, count, run == count ? FLAT_RUN : run, adds};
+    ND_ASSERT(nd_is_act(out) && nd_is_act(x) && nd_tensor_count(x) == count);
+    nd_cpu_each(stream, nd_ceil_div(count, w.run), w.run, do_runs, &w);
 }
 
 nd_status nd_cpu_accumulate(nd_stream *stream, const nd_accumulate_args *args)
@@ -76,113 +66,91 @@ nd_status nd_cpu_cast(nd_stream *stream, const nd_cast_args *args)
     return ND_OK;
 }
 
-typedef struct scaled {
-    const nd_row_ops *rows;
-    nd_axpy_args args;
-} scaled;
-
-static void scaled_rows(void *arg, int64_t begin, int64_t end)
+static void scaled_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const scaled *w = arg;
-    const nd_axpy_args *x = &w->args;
+    const nd_axpy_args *w = args;
     for (int64_t i = begin; i < end; i++) {
-        w->rows->axpy(nd_row(x->out, i), nd_row(x->x, i), x->plus.data ? nd_row(x->plus, i) : NULL,
-                      x->scale, x->out.shape[1], x->out.dtype == ND_DTYPE_BF16);
+        rows->axpy(nd_row(w->out, i), nd_row(w->x, i), w->plus.data ? nd_row(w->plus, i) : NULL,
+                   w->scale, w->out.shape[1], w->out.dtype == ND_DTYPE_BF16);
     }
 }
 
 nd_status nd_cpu_axpy(nd_stream *stream, const nd_axpy_args *args)
 {
-    const nd_tensor out = args->out, x = args->x, plus = args->plus;
+    const nd_tensor out = args->out, plus = args->plus;
     const int64_t n = out.shape[0], C = out.shape[1];
-    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_2d_of(x, out.dtype, n, C));
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_2d_of(args->x, out.dtype, n, C));
     ND_ASSERT(!plus.data || nd_is_2d_of(plus, out.dtype, n, C));
-    scaled w = {.rows = nd_cpu_context_of(stream)->rows, .args = *args};
-    nd_cpu_parallel(stream, n, C, scaled_rows, &w);
+    nd_cpu_each(stream, n, C, scaled_rows, args);
     return ND_OK;
 }
 
-static void bias_rows(void *arg, int64_t begin, int64_t end)
+static void bias_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const elementwise *w = arg;
+    const nd_bias_fwd_args *w = args;
     for (int64_t i = begin; i < end; i++) {
-        w->rows->cast(nd_row(w->out, i), w->out.dtype, w->x.data, w->x.dtype, w->count);
+        rows->cast(nd_row(w->out, i), w->out.dtype, w->bias.data, w->bias.dtype, w->out.shape[1]);
     }
 }
 
 nd_status nd_cpu_bias_fwd(nd_stream *stream, const nd_bias_fwd_args *args)
 {
-    const nd_tensor out = args->out, bias = args->bias;
+    const nd_tensor out = args->out;
     int64_t n = out.shape[0], C = out.shape[1];
-    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_vector(bias, out.dtype, C));
-    elementwise w = {
-        .rows = nd_cpu_context_of(stream)->rows, .out = out, .x = bias, .count = C, .run = C};
-    nd_cpu_parallel(stream, n, C, bias_rows, &w);
+    ND_ASSERT(nd_is_act(out) && nd_is_2d(out, n, C) && nd_is_vector(args->bias, out.dtype, C));
+    nd_cpu_each(stream, n, C, bias_rows, args);
     return ND_OK;
 }
 
 /* Pieces of columns; each adds its rows in their order. */
-static void bias_columns(void *arg, int64_t begin, int64_t end)
+static void bias_columns(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const elementwise *w = arg;
-    for (int64_t piece = begin; piece < end; piece++) {
-        int64_t at = piece * w->run;
-        int64_t count = w->count - at < w->run ? w->count - at : w->run;
-        for (int64_t i = 0; i < w->x.shape[0]; i++) {
-            w->rows->accumulate(nd_element_address(w->out, at),
-                                nd_element_address(w->x, i * w->x.stride[0] + at), count,
-                                w->x.dtype == ND_DTYPE_BF16);
+    const nd_bias_bwd_args *w = args;
+    const int64_t C = w->dout.shape[1];
+    for (int64_t at = begin * BIAS_RUN; at < nd_min(end * BIAS_RUN, C); at += BIAS_RUN) {
+        for (int64_t i = 0; i < w->dout.shape[0]; i++) {
+            rows->accumulate((float *)w->dbias.data + at, nd_at(w->dout, i, at),
+                             nd_min(C - at, BIAS_RUN), w->dout.dtype == ND_DTYPE_BF16);
         }
     }
 }
 
 nd_status nd_cpu_bias_bwd(nd_stream *stream, const nd_bias_bwd_args *args)
 {
-    const nd_tensor dbias = args->dbias, dout = args->dout;
+    const nd_tensor dout = args->dout;
     int64_t n = dout.shape[0], C = dout.shape[1];
-    ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C) && nd_is_vector(dbias, ND_DTYPE_F32, C));
-    elementwise w = {.rows = nd_cpu_context_of(stream)->rows,
-                     .out = dbias,
-                     .x = dout,
-                     .count = C,
-                     .run = BIAS_RUN};
-    nd_cpu_parallel(stream, nd_ceil_div(C, BIAS_RUN), n * w.run, bias_columns, &w);
+    ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, C));
+    ND_ASSERT(nd_is_vector(args->dbias, ND_DTYPE_F32, C));
+    nd_cpu_each(stream, nd_ceil_div(C, BIAS_RUN), n * BIAS_RUN, bias_columns, args);
     return ND_OK;
 }
 
 typedef struct squares {
-    const nd_row_ops *rows;
     const float *x;
     int64_t count;
     double *partials;
 } squares;
 
-static void square_blocks(void *arg, int64_t begin, int64_t end)
+static void square_blocks(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const squares *w = arg;
+    const squares *w = args;
     for (int64_t block = begin; block < end; block++) {
-        int64_t at = block * SQUARES_BLOCK, rest = w->count - at;
-        w->partials[block] =
-            w->rows->sum_squares(w->x + at, rest < SQUARES_BLOCK ? rest : SQUARES_BLOCK);
+        const int64_t at = block * SQUARES_BLOCK;
+        w->partials[block] = rows->sum_squares(w->x + at, nd_min(w->count - at, SQUARES_BLOCK));
     }
 }
 
 /* Blocks are summed in order; a range with more blocks than there is room for is done in parts. */
 nd_status nd_cpu_sum_squares(nd_stream *stream, const nd_sum_squares_args *args)
 {
-    int64_t count = args->count;
-    nd_cpu_context *context = nd_cpu_context_of(stream);
+    double *partials = nd_cpu_context_of(stream)->partials, sum = 0.0;
     const int64_t part = (int64_t)ND_CPU_PARTIALS * SQUARES_BLOCK;
-    double sum = 0.0;
-    for (int64_t begin = 0; begin < count; begin += part) {
-        squares w = {.rows = context->rows,
-                     .x = args->x + begin,
-                     .count = count - begin < part ? count - begin : part,
-                     .partials = context->partials};
-        int64_t blocks = nd_ceil_div(w.count, SQUARES_BLOCK);
-        nd_cpu_parallel(stream, blocks, SQUARES_BLOCK, square_blocks, &w);
+    for (int64_t begin = 0; begin < args->count; begin += part) {
+        const squares w = {args->x + begin, nd_min(args->count - begin, part), partials};
+        const int64_t blocks = nd_ceil_div(w.count, SQUARES_BLOCK);
+        nd_cpu_each(stream, blocks, SQUARES_BLOCK, square_blocks, &w);
         for (int64_t block = 0; block < blocks; block++) {
-            sum += context->partials[block];
+            sum += partials[block];
         }
     }
     *args->out += sum;
@@ -201,86 +169,67 @@ nd_status nd_cpu_digest(nd_stream *stream, const nd_digest_args *args)
     return ND_OK;
 }
 
-typedef struct draws {
-    const nd_row_ops *rows;
-    float *out, deviation;
-    int64_t count;
-    uint64_t seed, stream, first;
-} draws;
-
-static void draw_runs(void *arg, int64_t begin, int64_t end)
+static void draw_runs(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const draws *w = arg;
-    int64_t at = begin * FLAT_RUN, stop = end * FLAT_RUN < w->count ? end * FLAT_RUN : w->count;
-    w->rows->random_normal(w->out + at, w->deviation, w->seed, w->stream, w->first + (uint64_t)at,
-                           stop - at);
+    const nd_random_normal_args *w = args;
+    const int64_t at = begin * FLAT_RUN, stop = nd_min(end * FLAT_RUN, w->count);
+    rows->random_normal(w->out + at, w->deviation, w->seed, w->random_stream,
+                        w->first + (uint64_t)at, stop - at);
 }
 
 nd_status nd_cpu_random_normal(nd_stream *stream, const nd_random_normal_args *args)
 {
-    draws w = {.rows = nd_cpu_context_of(stream)->rows,
-               .out = args->out,
-               .deviation = args->deviation,
-               .count = args->count,
-               .seed = args->seed,
-               .stream = args->random_stream,
-               .first = args->first};
-    nd_cpu_parallel(stream, nd_ceil_div(args->count, FLAT_RUN), FLAT_RUN, draw_runs, &w);
+    nd_cpu_each(stream, nd_ceil_div(args->count, FLAT_RUN), FLAT_RUN, draw_runs, args);
     return ND_OK;
 }
 
 enum { CHUNK = 4096 }; /* elements of one item */
 
 typedef struct optimizer {
-    const nd_row_ops *rows;
     const nd_adamw *o;
     float *p, *m, *v; /* m NULL: plain gradient descent */
     const float *grad;
-    nd_flat_range range;
-    _Atomic uint32_t most; /* bits of the largest |p| */
+    const nd_flat_range *range;
+    _Atomic uint32_t *most; /* bits of the largest |p| */
 } optimizer;
 
-static void update_chunks(void *arg, int64_t begin, int64_t end)
+static void update_chunks(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    optimizer *w = arg;
-    const nd_row_ops *rows = w->rows;
-    int64_t from = w->range.begin + begin * CHUNK, to = w->range.begin + end * CHUNK;
-    int64_t n = (to < w->range.end ? to : w->range.end) - from;
-    nd_bf16 *copy = w->range.copy ? w->range.copy + begin * CHUNK : NULL;
-    const uint32_t most =
-        w->m ? rows->adamw(w->o, w->range.decay, w->p + from, w->m + from, w->v + from,
-                           w->grad + from, copy, n)
-             : rows->sgd(w->o, w->range.decay, w->p + from, w->grad + from, copy, n);
-    nd_raise_largest(&w->most, most);
+    const optimizer *w = args;
+    const nd_flat_range *range = w->range;
+    const int64_t from = range->begin + begin * CHUNK;
+    const int64_t n = nd_min(range->begin + end * CHUNK, range->end) - from;
+    nd_bf16 *copy = range->copy ? range->copy + begin * CHUNK : NULL;
+    nd_raise_largest(w->most,
+                     w->m ? rows->adamw(w->o, range->decay, w->p + from, w->m + from, w->v + from,
+                                        w->grad + from, copy, n)
+                          : rows->sgd(w->o, range->decay, w->p + from, w->grad + from, copy, n));
 }
 
-static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges, int range_count)
+static void update(nd_stream *stream, optimizer *w, const nd_flat_range *ranges, int count)
 {
-    w->rows = nd_cpu_context_of(stream)->rows;
-    for (int r = 0; r < range_count; r++) {
-        ND_ASSERT(ranges[r].begin >= 0 && ranges[r].begin <= ranges[r].end);
-        w->range = ranges[r];
-        int64_t count = w->range.end - w->range.begin;
-        w->most = w->range.amax ? nd_size_bits(*w->range.amax) : 0;
-        nd_cpu_parallel(stream, nd_ceil_div(count, CHUNK), CHUNK, update_chunks, w);
-        if (w->range.amax) {
-            *w->range.amax = nd_size_of_bits(w->most);
+    for (const nd_flat_range *r = ranges; r < ranges + count; r++) {
+        _Atomic uint32_t most = r->amax ? nd_size_bits(*r->amax) : 0;
+        ND_ASSERT(r->begin >= 0 && r->begin <= r->end);
+        w->range = r;
+        w->most = &most;
+        nd_cpu_each(stream, nd_ceil_div(r->end - r->begin, CHUNK), CHUNK, update_chunks, w);
+        if (r->amax) {
+            *r->amax = nd_size_of_bits(most);
         }
     }
 }
 
 nd_status nd_cpu_adamw(nd_stream *stream, const nd_adamw_args *args)
 {
-    const nd_adamw *o = &args->hyper;
-    optimizer w = {.o = o, .p = args->p, .m = args->m, .v = args->v, .grad = args->grad};
+    optimizer w = {.o = &args->hyper, .p = args->p, .m = args->m, .v = args->v, .grad = args->grad};
     update(stream, &w, args->ranges, args->range_count);
     return ND_OK;
 }
 
 nd_status nd_cpu_sgd(nd_stream *stream, const nd_sgd_args *args)
 {
-    const nd_adamw *o = &args->hyper;
-    optimizer w = {.o = o, .p = args->p, .grad = args->grad};
+    optimizer w = {.o = &args->hyper, .p = args->p, .grad = args->grad};
     update(stream, &w, args->ranges, args->range_count);
     return ND_OK;
 }

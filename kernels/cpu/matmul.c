@@ -12,44 +12,36 @@ typedef struct block {
 } block;
 
 typedef struct widening {
-    const nd_row_ops *kernels;
     float *tile;
     nd_tensor x;
-    int64_t row, column, columns; /* of the block as it is stored */
+    block at; /* as it is stored */
 } widening;
 
-static void widen_rows(void *arg, int64_t begin, int64_t end)
+static void widen_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const widening *w = arg;
+    const widening *w = args;
     const nd_tensor x = w->x;
     for (int64_t i = begin; i < end; i++) {
-        int64_t from = (w->row + i) * x.stride[0] + w->column;
+        const int64_t from = (w->at.row + i) * x.stride[0] + w->at.column;
         float *to = w->tile + i * ND_CPU_WIDEN_TILE;
         if (x.dtype == ND_DTYPE_BF16) {
-            w->kernels->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + from, ND_DTYPE_BF16,
-                             w->columns);
+            rows->cast(to, ND_DTYPE_F32, (const nd_bf16 *)x.data + from, ND_DTYPE_BF16,
+                       w->at.columns);
         } else {
-            w->kernels->widen_fp8(to, (const uint8_t *)x.data + from, w->columns,
-                                  x.dtype == ND_DTYPE_F8_E4M3);
+            rows->widen_fp8(to, (const uint8_t *)x.data + from, w->at.columns,
+                            x.dtype == ND_DTYPE_F8_E4M3);
         }
     }
 }
 
 /* A block of op(x) as it is stored, widened; row stride ND_CPU_WIDEN_TILE. */
-static void widen(nd_cpu_context *context, float *tile, nd_tensor x, bool transposed, block at)
+static void widen(nd_stream *stream, float *tile, nd_tensor x, bool transposed, block at)
 {
-    block stored = transposed ? (block){at.column, at.columns, at.row, at.rows} : at;
-    widening w = {.kernels = context->rows,
-                  .tile = tile,
-                  .x = x,
-                  .row = stored.row,
-                  .column = stored.column,
-                  .columns = stored.columns};
-    nd_cpu_spread(context, stored.rows, stored.columns, widen_rows, &w);
+    const block stored = transposed ? (block){at.column, at.columns, at.row, at.rows} : at;
+    nd_cpu_each(stream, stored.rows, stored.columns, widen_rows, &(widening){tile, x, stored});
 }
 
 typedef struct storing {
-    const nd_row_ops *kernels;
     nd_tensor c;
     block at;
     const float *tile;
@@ -57,38 +49,26 @@ typedef struct storing {
     bool accumulate;
 } storing;
 
-static void store_rows(void *arg, int64_t begin, int64_t end)
+/* A block of c = tile factor (+ c), rounded once when c is BF16. */
+static void store_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const storing *w = arg;
+    const storing *w = args;
     const nd_gemm_factors *f = w->factors;
     for (int64_t i = begin; i < end; i++) {
-        int64_t row = w->at.row + i;
-        w->kernels->scaled_sum(nd_element_address(w->c, row * w->c.stride[0] + w->at.column),
-                               w->tile + i * ND_CPU_WIDEN_TILE,
-                               f->all * (f->rows ? f->rows[row] : 1.0f),
-                               f->columns ? f->columns + w->at.column : NULL, w->accumulate,
-                               w->at.columns, w->c.dtype == ND_DTYPE_BF16);
+        const int64_t row = w->at.row + i;
+        rows->scaled_sum(nd_at(w->c, row, w->at.column), w->tile + i * ND_CPU_WIDEN_TILE,
+                         f->all * (f->rows ? f->rows[row] : 1.0f),
+                         f->columns ? f->columns + w->at.column : NULL, w->accumulate,
+                         w->at.columns, w->c.dtype == ND_DTYPE_BF16);
     }
 }
 
-/* A block of c = tile factor (+ c), rounded once when c is BF16. */
-static void store(nd_cpu_context *context, nd_tensor c, block at, const float *tile,
-                  const nd_gemm_factors *f, bool accumulate)
-{
-    storing w = {.kernels = context->rows,
-                 .c = c,
-                 .at = at,
-                 .tile = tile,
-                 .factors = f,
-                 .accumulate = accumulate};
-    nd_cpu_spread(context, at.rows, at.columns, store_rows, &w);
-}
-
 /* Tiles of op(a) and op(b) are widened, their product is summed over k in F32. */
-nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+nd_status nd_cpu_multiply_widened(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
                                   const nd_dnnl_product *p, const nd_gemm_factors *factors)
 {
     enum { T = ND_CPU_WIDEN_TILE };
+    const nd_cpu_context *context = nd_cpu_context_of(stream);
     float *ta = context->widened, *tb = ta + T * T, *tc = tb + T * T;
     for (int64_t i = 0; i < p->m; i += T) {
         for (int64_t j = 0; j < p->n; j += T) {
@@ -104,11 +84,12 @@ nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tenso
             for (int64_t l = 0; l < p->k; l += T) {
                 tile.k = nd_min(T, p->k - l);
                 tile.accumulate = l > 0;
-                widen(context, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
-                widen(context, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
+                widen(stream, ta, a, p->a_transposed, (block){i, tile.m, l, tile.k});
+                widen(stream, tb, b, p->b_transposed, (block){l, tile.k, j, tile.n});
                 ND_TRY(nd_dnnl_matmul(context->dnnl, &tile, tc, ta, tb));
             }
-            store(context, c, (block){i, tile.m, j, tile.n}, tc, factors, p->accumulate);
+            const storing w = {c, {i, tile.m, j, tile.n}, tc, factors, p->accumulate};
+            nd_cpu_each(stream, tile.m, tile.n, store_rows, &w);
         }
     }
     return ND_OK;
@@ -180,7 +161,7 @@ nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
         return ND_OK;
     }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
-        return nd_cpu_multiply_widened(context, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
+        return nd_cpu_multiply_widened(stream, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
     }
     return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data);
 }

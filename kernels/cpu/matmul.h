@@ -28,7 +28,7 @@ nd_gemm_operand nd_cpu_operand_of(nd_tensor x);
  * the extents, and whether operands are transposed and c is added to. Only where the context has
  * tiles for it.
  */
-nd_status nd_cpu_multiply_widened(nd_cpu_context *context, nd_tensor c, nd_tensor a, nd_tensor b,
+nd_status nd_cpu_multiply_widened(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
                                   const nd_dnnl_product *p, const nd_gemm_factors *factors);
 
 /* c (m, n) = a b^T + beta c of BF16 or F32, m <= ND_CPU_FEW_ROWS, whose rows are computed one by

@@ -115,7 +115,7 @@ static nd_status product_fp8(nd_stream *stream, const nd_product_args *args)
     ND_ASSERT(p.k > 0);
     if (!context->gemm) {
         ND_ASSERT(!x.scale && !y.scale);
-        return nd_cpu_multiply_widened(context, c, x.stored, y.stored, &p, &f);
+        return nd_cpu_multiply_widened(stream, c, x.stored, y.stored, &p, &f);
     }
     nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b.kept);
     return ND_OK;

@@ -10,33 +10,26 @@
 
 enum { BLOCK = 64 }; /* rows of b whose results a thread holds */
 
-typedef struct product {
-    const nd_row_ops *kernels;
-    nd_tensor c, a, b;
-    bool accumulate;
-} product;
-
-static void some_rows(void *arg, int64_t begin, int64_t end)
+static void some_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const product *p = arg;
+    const nd_product_args *p = args;
+    const nd_tensor a = p->a.rows, b = p->b.rows;
     float sums[ND_CPU_FEW_ROWS * BLOCK];
     for (int64_t first = begin; first < end; first += BLOCK) {
-        const int64_t count = nd_min(BLOCK, end - first), m = p->a.shape[0];
-        const nd_row_dots dots = {.x = p->a.data,
-                                  .x_stride = p->a.stride[0],
+        const int64_t count = nd_min(BLOCK, end - first), m = a.shape[0];
+        rows->dots(&(nd_row_dots){.x = a.data,
+                                  .x_stride = a.stride[0],
                                   .vectors = m,
-                                  .rows = nd_row(p->b, first),
-                                  .stride = p->b.stride[0],
+                                  .rows = nd_row(b, first),
+                                  .stride = b.stride[0],
                                   .count = count,
-                                  .k = p->a.shape[1],
-                                  .bf16 = p->a.dtype == ND_DTYPE_BF16,
+                                  .k = a.shape[1],
+                                  .bf16 = a.dtype == ND_DTYPE_BF16,
                                   .out = sums,
-                                  .out_stride = BLOCK};
-        p->kernels->dots(&dots);
+                                  .out_stride = BLOCK});
         for (int64_t i = 0; i < m; i++) {
-            p->kernels->scaled_sum(nd_element_address(p->c, i * p->c.stride[0] + first),
-                                   sums + i * BLOCK, 1.0f, NULL, p->accumulate, count,
-                                   p->c.dtype == ND_DTYPE_BF16);
+            rows->scaled_sum(nd_at(p->c, i, first), sums + i * BLOCK, 1.0f, NULL, p->beta != 0.0f,
+                             count, p->c.dtype == ND_DTYPE_BF16);
         }
     }
 }
@@ -44,6 +37,5 @@ static void some_rows(void *arg, int64_t begin, int64_t end)
 void nd_cpu_multiply_few_rows(nd_stream *stream, const nd_product_args *args)
 {
     const nd_tensor b = args->b.rows;
-    product p = {nd_cpu_context_of(stream)->rows, args->c, args->a.rows, b, args->beta != 0.0f};
-    nd_cpu_parallel(stream, b.shape[0], b.shape[1], some_rows, &p);
+    nd_cpu_each(stream, b.shape[0], b.shape[1], some_rows, args);
 }

@@ -16,6 +16,12 @@ static inline void *nd_row(nd_tensor t, int64_t i)
     return nd_element_address(t, i * t.stride[0]);
 }
 
+/* Element (row, column) of a 2-d view. */
+static inline void *nd_at(nd_tensor t, int64_t row, int64_t column)
+{
+    return nd_element_address(t, row * t.stride[0] + column);
+}
+
 /* Elements of the inner axes that lie without gaps: the whole count when the view is contiguous. */
 static inline int64_t nd_contiguous_count(nd_tensor t)
 {
