@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sink that writes metrics.jsonl. */
+/* The sink that writes metrics.jsonl, and what a resumed run reads in it. */
 #include "trainer/report/report.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +17,13 @@
 #include "runtime/base/printable.h"
 #include "runtime/config/sources.h"
 
-/* The bytes of a line without losses of sources, and of one with them, each at most 160 bytes. */
-enum { LINE_MAX_BYTES = 1024, LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_SOURCES_MAX };
+/* The bytes of a line without losses of sources, of one with them, each at most 160 bytes, and of a
+ * text in a line. */
+enum {
+    LINE_MAX_BYTES = 1024,
+    LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_SOURCES_MAX,
+    TEXT_BYTES = 480
+};
 
 typedef struct jsonl {
     nd_report_options options;
@@ -28,7 +34,8 @@ typedef struct jsonl {
     off_t torn;         /* where a part of a line begins that could not be removed; -1: nowhere */
     int64_t owed_step;  /* of the line in owed */
     char owed[2 * LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
-    char line[LONG_LINE_BYTES], sources[LONG_LINE_BYTES];
+    size_t used;                   /* bytes of the line that is made */
+    char line[LONG_LINE_BYTES];
 } jsonl;
 
 static bool has_name(int fd)
@@ -58,28 +65,27 @@ static nd_status remove_torn(jsonl *s)
  * call is needed only when the disk takes a part of the line. When the rest does not fit, the part
  * that was written is removed.
  */
-static nd_status write_line(jsonl *s, const char *line, int length)
+static nd_status write_line(jsonl *s, const char *line, size_t length)
 {
-    for (int done = 0; done < length;) {
-        ssize_t n = write(s->fd, line + done, (size_t)(length - done));
+    for (size_t done = 0; done < length;) {
+        ssize_t n = write(s->fd, line + done, length - done);
         if (n > 0) {
-            done += (int)n;
+            done += (size_t)n;
         } else if (n == 0 || errno != EINTR) {
             nd_status status = fail_write(s, n == 0 ? "nothing was taken" : strerror(errno));
             const nd_error error = *nd_error_last();
-            s->torn = done > 0 ? lseek(s->fd, 0, SEEK_END) - done : -1;
+            s->torn = done > 0 ? lseek(s->fd, 0, SEEK_END) - (off_t)done : -1;
             (void)remove_torn(s);
             nd_error_restore(&error);
             return status;
         }
     }
-    atomic_fetch_add(&s->bytes, length);
+    atomic_fetch_add(&s->bytes, (long long)length);
     return ND_OK;
 }
 
-static nd_status append_line(jsonl *s, const char *line, int length)
+static nd_status append_line(jsonl *s, const char *line, size_t length)
 {
-    ND_ASSERT(length > 0 && length < LONG_LINE_BYTES);
     if (s->counts_links && !has_name(s->fd)) {
         return nd_fail(ND_ERR_CANTCREATE,
                        "%s was deleted during the run; leave the run folder alone until its run "
@@ -88,150 +94,173 @@ static nd_status append_line(jsonl *s, const char *line, int length)
     }
     ND_TRY(remove_torn(s));
     if (s->owed[0]) {
-        ND_TRY(write_line(s, s->owed, (int)strlen(s->owed)));
+        ND_TRY(write_line(s, s->owed, strlen(s->owed)));
         s->owed[0] = '\0';
     }
     return write_line(s, line, length);
 }
 
-/* Readers forget the lines above a line "resumed" that have later steps, so it must not be lost. Of
- * two, the one that takes back more is kept: no line was written in between. */
-static nd_status append_resumed(jsonl *s, const char *line, int length, int64_t step)
+/* Readers forget the lines above a line "resumed" that have later steps, so one that the disk did
+ * not take must not be lost. Of two, the one that takes back more is kept: no line was written in
+ * between. */
+static nd_status keep_resumed(jsonl *s, nd_status status, int64_t step)
 {
-    nd_status status = append_line(s, line, length);
     if (status == ND_ERR_IO && (!s->owed[0] || step < s->owed_step)) {
-        ND_ASSERT(length < (int)sizeof s->owed);
-        memcpy(s->owed, line, (size_t)length + 1);
+        ND_ASSERT(s->used < sizeof s->owed);
+        memcpy(s->owed, s->line, s->used + 1);
         s->owed_step = step;
     }
     return status;
 }
 
+/* Members of a line. */
+
+static void put(jsonl *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void put(jsonl *s, const char *format, ...)
+{
+    const size_t room = sizeof s->line - s->used;
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(s->line + s->used, room, format, args);
+    va_end(args);
+    ND_ASSERT(length >= 0 && (size_t)length < room);
+    s->used += (size_t)length;
+}
+
+static void put_key(jsonl *s, const char *key)
+{
+    put(s, "%s\"%s\":", s->line[s->used - 1] == '{' ? "" : ",", key);
+}
+
+static void put_int(jsonl *s, const char *key, int64_t value)
+{
+    put_key(s, key);
+    put(s, "%lld", (long long)value);
+}
+
 /* 17 digits give the same double back. JSON has no NaN and no infinity. */
-static const char *number(char text[32], double value)
+static void put_number(jsonl *s, const char *key, double value)
 {
-    if (isfinite(value)) {
-        snprintf(text, 32, "%.17g", value);
-    } else {
-        snprintf(text, 32, "null");
-    }
-    return text;
+    put_key(s, key);
+    put(s, isfinite(value) ? "%.17g" : "null", value);
 }
 
-/* {"weights":1,"gradients":2,...}; returns their sum. */
-static int64_t wire_object(char text[256], const int64_t bytes[ND_TRAFFIC_COUNT])
+/* NULL is "". What is no UTF-8 becomes '?', and what has no room in `capacity` bytes is left out. */
+static void put_text(jsonl *s, const char *key, const char *text, size_t capacity)
 {
-    int64_t sum = 0;
-    int used = 0;
-    for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
-        sum += bytes[k];
-        used += snprintf(text + used, 256 - (size_t)used, "%s\"%s\":%lld", k == 0 ? "{" : ",",
-                         nd_traffic_name(k), (long long)bytes[k]);
-    }
-    snprintf(text + used, 256 - (size_t)used, "}");
-    return sum;
-}
-
-/* "loss":{"web":2.5,"code":1.25},"tokens":{"web":100,"code":20},  with the two names given; ""
- * without sources. */
-static const char *source_objects(jsonl *s, const nd_source_loss *list, int count,
-                                  const char *loss_name, const char *tokens_name)
-{
-    char *out = s->sources, text[32];
-    size_t used = 0;
-    out[0] = '\0';
-    for (int what = 0; what < 2 && count > 0; what++) {
-        used += (size_t)snprintf(out + used, LONG_LINE_BYTES - used, "\"%s\":{",
-                                 what == 0 ? loss_name : tokens_name);
-        for (int i = 0; i < count; i++) {
-            if (what == 0) {
-                number(text, list[i].loss);
-            } else {
-                snprintf(text, sizeof text, "%lld", (long long)list[i].tokens);
-            }
-            used += (size_t)snprintf(out + used, LONG_LINE_BYTES - used, "\"%s\":%s%s",
-                                     list[i].name, text, i + 1 < count ? "," : "},");
+    const size_t size = text ? strlen(text) : 0;
+    size_t at = 0;
+    put_key(s, key);
+    put(s, "\"");
+    for (const size_t end = s->used + capacity - 13; at < size && s->used < end;) {
+        unsigned code = '?';
+        const int n = nd_utf8_decode(text + at, size - at, &code);
+        if (n <= 0 || code < 0x20 || code == '"' || code == '\\') {
+            put(s, "\\u%04x", n > 0 ? code : '?');
+        } else {
+            put(s, "%.*s", n, text + at);
         }
+        at += n > 0 ? (size_t)n : 1;
     }
-    return out;
+    put(s, "%s\"", at < size ? "..." : "");
 }
 
-/* "slowest_ms":9.5,"fastest_ms":8,"slowest_rank":3,  or nothing where it is not known. */
-static const char *work_members(char text[160], const nd_step_record *r)
+/* The members that follow are those of an object, up to a "}". */
+static void put_object(jsonl *s, const char *key)
 {
-    char slowest[32], fastest[32];
-    text[0] = '\0';
-    if (r->slowest_seconds > 0) {
-        snprintf(text, 160, "\"slowest_ms\":%s,\"fastest_ms\":%s,\"slowest_rank\":%d,",
-                 number(slowest, r->slowest_seconds * 1e3),
-                 number(fastest, r->fastest_seconds * 1e3), r->slowest_rank);
-    }
-    return text;
+    put_key(s, key);
+    put(s, "{");
 }
+
+/* An object of losses and one of tokens, by the names of the sources; neither without sources. */
+static void put_sources(jsonl *s, const nd_source_loss *list, int count, const char *losses,
+                        const char *tokens)
+{
+    if (count == 0) {
+        return;
+    }
+    put_object(s, losses);
+    for (int i = 0; i < count; i++) {
+        put_number(s, list[i].name, list[i].loss);
+    }
+    put(s, "}");
+    put_object(s, tokens);
+    for (int i = 0; i < count; i++) {
+        put_int(s, list[i].name, list[i].tokens);
+    }
+    put(s, "}");
+}
+
+static void begin_line(jsonl *s)
+{
+    s->used = 0;
+    put(s, "{");
+}
+
+static nd_status end_line(jsonl *s)
+{
+    put(s, "}\n");
+    return append_line(s, s->line, s->used);
+}
+
+/* Records. */
 
 static nd_status write_step(void *self, const nd_step_record *r)
 {
     jsonl *s = self;
-    char t[10][32], wire[256], work[160];
-    nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
-    int64_t wire_bytes = wire_object(wire, r->wire_bytes);
-    int length = snprintf(
-        s->line, sizeof s->line,
-        "{\"step\":%lld,%s\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"tokens\":%lld,"
-        "\"tokens_seen\":%lld,%s\"wire_bytes\":%lld,\"wire\":%s,\"step_ms\":%s,\"data_wait_ms\":%s,"
-        "%s\"tokens_per_second\":%s,\"tokens_per_second_per_worker\":%s,"
-        "\"tflops_per_worker_causal\":%s,\"tflops_per_worker_accelerate\":%s,"
-        "\"peak_memory_bytes\":%.0f}\n",
-        (long long)r->step, r->skipped ? "\"skipped\":true," : "", number(t[0], r->loss),
-        number(t[1], r->grad_norm), number(t[2], r->lr), (long long)r->tokens,
-        (long long)r->tokens_seen,
-        source_objects(s, r->sources, r->source_count, "source_loss", "source_tokens"),
-        (long long)wire_bytes, wire, number(t[3], r->step_seconds * 1e3),
-        number(t[4], r->data_wait_seconds * 1e3), work_members(work, r),
-        number(t[5], speed.tokens_per_second), number(t[6], speed.tokens_per_second_per_worker),
-        number(t[7], speed.tflops_causal), number(t[8], speed.tflops_accelerate),
-        r->peak_memory_bytes);
-    return append_line(s, s->line, length);
+    const nd_speed speed = nd_speed_of(&s->options, r->step_seconds);
+    int64_t sent = 0;
+    for (int k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        sent += r->wire_bytes[k];
+    }
+    begin_line(s);
+    put_int(s, "step", r->step);
+    if (r->skipped) {
+        put_key(s, "skipped");
+        put(s, "true");
+    }
+    put_number(s, "loss", r->loss);
+    put_number(s, "grad_norm", r->grad_norm);
+    put_number(s, "lr", r->lr);
+    put_int(s, "tokens", r->tokens);
+    put_int(s, "tokens_seen", r->tokens_seen);
+    put_sources(s, r->sources, r->source_count, "source_loss", "source_tokens");
+    put_int(s, "wire_bytes", sent);
+    put_object(s, "wire");
+    for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
+        put_int(s, nd_traffic_name(k), r->wire_bytes[k]);
+    }
+    put(s, "}");
+    put_number(s, "step_ms", r->step_seconds * 1e3);
+    put_number(s, "data_wait_ms", r->data_wait_seconds * 1e3);
+    if (r->slowest_seconds > 0) {
+        put_number(s, "slowest_ms", r->slowest_seconds * 1e3);
+        put_number(s, "fastest_ms", r->fastest_seconds * 1e3);
+        put_int(s, "slowest_rank", r->slowest_rank);
+    }
+    put_number(s, "tokens_per_second", speed.tokens_per_second);
+    put_number(s, "tokens_per_second_per_worker", speed.tokens_per_second_per_worker);
+    put_number(s, "tflops_per_worker_causal", speed.tflops_causal);
+    put_number(s, "tflops_per_worker_accelerate", speed.tflops_accelerate);
+    put_key(s, "peak_memory_bytes");
+    put(s, "%.0f", r->peak_memory_bytes);
+    return end_line(s);
 }
 
 static nd_status write_validation(void *self, const nd_validation_record *r)
 {
     jsonl *s = self;
-    char t[2][32], separate[64] = "";
+    begin_line(s);
+    put_int(s, "step", r->step);
+    put_number(s, "validation_loss", r->loss);
+    put_int(s, "validation_tokens", r->tokens);
     if (r->separate_length > 0) {
-        snprintf(separate, sizeof separate, "\"separate_length\":%lld,",
-                 (long long)r->separate_length);
+        put_int(s, "separate_length", r->separate_length);
     }
-    int length = snprintf(
-        s->line, sizeof s->line,
-        "{\"step\":%lld,\"validation_loss\":%s,\"validation_tokens\":%lld,%s%s\"validation_ms\":%s}"
-        "\n",
-        (long long)r->step, number(t[0], r->loss), (long long)r->tokens, separate,
-        source_objects(s, r->sets, r->set_count, "validation_set_loss", "validation_set_tokens"),
-        number(t[1], r->seconds * 1e3));
-    return append_line(s, s->line, length);
-}
-
-/* "underflow":0.25,"underflow_layer":3; returns its bytes. */
-static size_t worst_members(char *out, size_t size, const char *name, double value, int layer)
-{
-    char text[32];
-    return (size_t)snprintf(out, size, "\"%s\":%s,\"%s_layer\":%d", name, number(text, value), name,
-                            layer);
-}
-
-/* {"underflow":...,"saturation":...,"amax":...}, behind its name. */
-static size_t worst_object(char *out, size_t size, const char *name, const nd_health_worst *w)
-{
-    size_t used = (size_t)snprintf(out, size, "\"%s\":{", name);
-    used += worst_members(out + used, size - used, "underflow", w->underflow, w->underflow_layer);
-    out[used++] = ',';
-    used +=
-        worst_members(out + used, size - used, "saturation", w->saturation, w->saturation_layer);
-    out[used++] = ',';
-    used += worst_members(out + used, size - used, "amax", w->amax, w->amax_layer);
-    out[used++] = '}';
-    return used;
+    put_sources(s, r->sets, r->set_count, "validation_set_loss", "validation_set_tokens");
+    put_number(s, "validation_ms", r->seconds * 1e3);
+    return end_line(s);
 }
 
 /* {"step":10,"fp8_health":{"input":{"self_attn.q_proj":{...},...},"weight":{...},...}}. Linears in
@@ -239,122 +268,95 @@ static size_t worst_object(char *out, size_t size, const char *name, const nd_he
 static nd_status write_health(void *self, const nd_health_record *r)
 {
     jsonl *s = self;
-    const size_t size = sizeof s->line;
-    size_t used =
-        (size_t)snprintf(s->line, size, "{\"step\":%lld,\"fp8_health\":{", (long long)r->step);
+    begin_line(s);
+    put_int(s, "step", r->step);
+    put_object(s, "fp8_health");
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
-        int count = 0;
-        used += (size_t)snprintf(s->line + used, size - used, "%s\"%s\":{", kind > 0 ? "," : "",
-                                 nd_operand_name((nd_operand_kind)kind));
+        put_object(s, nd_operand_name((nd_operand_kind)kind));
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             const nd_health_worst *w = &r->summary.worst[kind][linear];
             if (w->amax_layer >= 0) {
-                s->line[used] = ',';
-                used += count++ > 0;
-                used += worst_object(s->line + used, size - used, nd_linear_name(linear), w);
+                put_object(s, nd_linear_name(linear));
+                put_number(s, "underflow", w->underflow);
+                put_int(s, "underflow_layer", w->underflow_layer);
+                put_number(s, "saturation", w->saturation);
+                put_int(s, "saturation_layer", w->saturation_layer);
+                put_number(s, "amax", w->amax);
+                put_int(s, "amax_layer", w->amax_layer);
+                put(s, "}");
             }
         }
-        s->line[used++] = '}';
+        put(s, "}");
     }
-    used += (size_t)snprintf(s->line + used, size - used, "}}\n");
-    return append_line(s, s->line, (int)used);
+    put(s, "}");
+    return end_line(s);
 }
 
-/* A JSON string; NULL is "". What is no UTF-8 becomes '?', and what has no room is left out. */
-static const char *quoted(char *out, size_t capacity, const char *text)
+static void put_resume(jsonl *s, const nd_run_event *e)
 {
-    const size_t size = text ? strlen(text) : 0;
-    size_t used = 1, at = 0;
-    out[0] = '"';
-    while (at < size && used + 12 < capacity) {
-        unsigned code = '?';
-        const int n = nd_utf8_decode(text + at, size - at, &code);
-        if (n <= 0 || code < 0x20 || code == '"' || code == '\\') {
-            used += (size_t)sprintf(out + used, "\\u%04x", n > 0 ? code : '?');
-        } else {
-            memcpy(out + used, text + at, (size_t)n);
-            used += (size_t)n;
-        }
-        at += n > 0 ? (size_t)n : 1;
-    }
-    snprintf(out + used, capacity - used, "%s\"", at < size ? "..." : "");
-    return out;
-}
-
-/* ,"rewound_from":...  or  ,"mesh":...,"mesh_was":...  or nothing. */
-static void further_of_resume(char out[512], const nd_run_event *e)
-{
-    char text[400], mesh[128], was[128];
-    out[0] = '\0';
+    char mesh[128];
+    put_text(s, "from", e->path, TEXT_BYTES);
+    put_int(s, "restart", e->restart);
+    put_number(s, "load_ms", e->seconds * 1e3);
     if (e->rewound_from > 0) {
-        snprintf(out, 512, ",\"rewound_from\":%lld,\"passed_over_samples\":%lld,\"why\":%s",
-                 (long long)e->rewound_from, (long long)e->samples,
-                 quoted(text, sizeof text, e->reason));
+        put_int(s, "rewound_from", e->rewound_from);
+        put_int(s, "passed_over_samples", e->samples);
+        put_text(s, "why", e->reason, TEXT_BYTES);
     } else if (e->mesh_was) {
-        snprintf(out, 512, ",\"mesh\":\"%s\",\"mesh_was\":\"%s\"",
-                 nd_mesh_format(e->mesh, mesh, sizeof mesh),
-                 nd_mesh_format(e->mesh_was, was, sizeof was));
+        put_text(s, "mesh", nd_mesh_format(e->mesh, mesh, sizeof mesh), sizeof mesh);
+        put_text(s, "mesh_was", nd_mesh_format(e->mesh_was, mesh, sizeof mesh), sizeof mesh);
     }
 }
 
 static nd_status write_event(void *self, const nd_run_event *e)
 {
+    static const char *const names[] = {[ND_RUN_EVENT_CHECKPOINT_SAVED] = "checkpoint",
+                                        [ND_RUN_EVENT_CHECKPOINT_FAILED] = "checkpoint_failed",
+                                        [ND_RUN_EVENT_RESUMED] = "resumed",
+                                        [ND_RUN_EVENT_EARLY_STOPPED] = "early_stopped",
+                                        [ND_RUN_EVENT_SAMPLE] = "sample",
+                                        [ND_RUN_EVENT_ENDED] = "ended",
+                                        [ND_RUN_EVENT_RECORDS_LOST] = "records_lost"};
     jsonl *s = self;
-    char t[2][32], text[640], further[512], why[480];
-    int length = 0;
+    char why[480];
+    begin_line(s);
+    put_text(s, "event", names[e->kind], TEXT_BYTES);
+    put_int(s, "step", e->step);
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
     case ND_RUN_EVENT_FINISHED:
         return ND_OK; /* events_without_line */
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"checkpoint\",\"step\":%lld,\"reason\":%s,"
-                          "\"bytes\":%llu,\"save_ms\":%s,\"blocked_ms\":%s}\n",
-                          (long long)e->step, quoted(text, sizeof text, e->reason),
-                          (unsigned long long)e->bytes, number(t[0], e->seconds * 1e3),
-                          number(t[1], e->blocked_seconds * 1e3));
-        break;
-    case ND_RUN_EVENT_CHECKPOINT_FAILED:
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"checkpoint_failed\",\"step\":%lld,\"why\":%s}\n",
-                          (long long)e->step, quoted(text, sizeof text, e->reason));
+        put_text(s, "reason", e->reason, TEXT_BYTES);
+        put_int(s, "bytes", (int64_t)e->bytes);
+        put_number(s, "save_ms", e->seconds * 1e3);
+        put_number(s, "blocked_ms", e->blocked_seconds * 1e3);
         break;
     case ND_RUN_EVENT_SAMPLE:
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"sample\",\"step\":%lld,\"prompt\":%s,\"text\":%s}\n",
-                          (long long)e->step, quoted(s->sources, LONG_LINE_BYTES / 4, e->path),
-                          quoted(s->sources + LONG_LINE_BYTES / 4, LONG_LINE_BYTES / 2, e->reason));
-        break;
-    case ND_RUN_EVENT_EARLY_STOPPED:
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"early_stopped\",\"step\":%lld,\"why\":%s}\n",
-                          (long long)e->step, quoted(text, sizeof text, e->reason));
+        put_text(s, "prompt", e->path, LONG_LINE_BYTES / 4);
+        put_text(s, "text", e->reason, LONG_LINE_BYTES / 2);
         break;
     case ND_RUN_EVENT_ENDED:
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"ended\",\"step\":%lld,\"code\":%d,\"why\":%s}\n",
-                          (long long)e->step, (int)e->code, quoted(text, sizeof text, e->reason));
+        put_int(s, "code", e->code);
+        put_text(s, "why", e->reason, TEXT_BYTES);
+        break;
+    case ND_RUN_EVENT_CHECKPOINT_FAILED:
+    case ND_RUN_EVENT_EARLY_STOPPED:
+        put_text(s, "why", e->reason, TEXT_BYTES);
         break;
     case ND_RUN_EVENT_RECORDS_LOST:
         snprintf(why, sizeof why, "%lld records did not go to %s: %s", (long long)e->records,
                  e->sink, e->reason);
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"records_lost\",\"step\":%lld,\"sink\":\"%s\","
-                          "\"records\":%lld,\"why\":%s}\n",
-                          (long long)e->step, e->sink, (long long)e->records,
-                          quoted(text, sizeof text, why));
+        put_text(s, "sink", e->sink, TEXT_BYTES);
+        put_int(s, "records", e->records);
+        put_text(s, "why", why, TEXT_BYTES);
         break;
     case ND_RUN_EVENT_RESUMED:
-        further_of_resume(further, e);
-        length = snprintf(s->line, sizeof s->line,
-                          "{\"event\":\"resumed\",\"step\":%lld,\"from\":%s,\"restart\":%lld,"
-                          "\"load_ms\":%s%s}\n",
-                          (long long)e->step, quoted(text, sizeof text, e->path),
-                          (long long)e->restart, number(t[0], e->seconds * 1e3), further);
+        put_resume(s, e);
         break;
     }
-    return e->kind == ND_RUN_EVENT_RESUMED ? append_resumed(s, s->line, length, e->step)
-                                           : append_line(s, s->line, length);
+    nd_status status = end_line(s);
+    return e->kind == ND_RUN_EVENT_RESUMED ? keep_resumed(s, status, e->step) : status;
 }
 
 static int64_t bytes_of(void *self)
@@ -428,5 +430,53 @@ out:
     if (s) {
         close_file(s);
     }
+    return status;
+}
+
+/* Reading what stands already in a file that a run appends to. */
+
+/* The line looked for lies at most BEFORE_BYTES before `from`, which is room for a step and for a
+ * validation of ND_DATA_SOURCES_MAX sources with long names. What counts in a line is in its
+ * first PART_BYTES. */
+enum { PART_BYTES = 1024, BEFORE_BYTES = 1 << 18 };
+
+/* Changes the answer as the line with this beginning asks. */
+static void take_line(const char *line, int64_t step, bool *has)
+{
+    long long at = 0;
+    int end = 0;
+    if (sscanf(line, "{\"step\":%lld,\"validation_loss\":%n", &at, &end) == 1 && end > 0) {
+        *has = *has || at == step;
+    } else if (sscanf(line, "{\"event\":\"resumed\",\"step\":%lld,%n", &at, &end) == 1 && end > 0) {
+        *has = *has && at >= step;
+    }
+}
+
+nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, bool *out)
+{
+    char part[PART_BYTES];
+    bool there = false;
+    FILE *f = NULL;
+    *out = false;
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_stream_own(path, ND_ERR_DATA, &f));
+    nd_status status = ND_OK;
+    if (from > BEFORE_BYTES && fseeko(f, from - BEFORE_BYTES, SEEK_SET) != 0) {
+        status = nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
+    }
+    bool begins = from <= BEFORE_BYTES; /* the part begins a line */
+    while (status == ND_OK && fgets(part, sizeof part, f)) {
+        if (begins) {
+            take_line(part, step, out);
+        }
+        begins = strchr(part, '\n') != NULL;
+    }
+    if (status == ND_OK && ferror(f)) {
+        status = nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
+    }
+    fclose(f);
     return status;
 }
