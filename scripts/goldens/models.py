@@ -5,7 +5,7 @@ A golden folder holds
   config.json, model.safetensors   the model before training, as transformers saves it (F32)
   golden.safetensors               input_ids, labels (steps, B, S) I32, and position_ids where documents are separate;
                                    grad.<name>: gradients of step 1, not clipped;
-                                   final.<name>: weights after the last step
+                                   final.<name>: weights after the last step, in F16, as their bound is wide
   golden.json                      losses, gradient norms, hyper-parameters, distances of the BF16 run
 
 Labels are those of the next token already (labels[i] belongs to input i); -100 is not counted. The loss is the mean
@@ -267,7 +267,7 @@ def make(name, folder):
         tensors["position_ids"] = positions_of(ids).int()
         check_separate(model, ids[0])
     tensors |= {f"grad.{key}": value for key, value in grads.items()}
-    tensors |= {f"final.{key}": p.detach().clone() for key, p in model.named_parameters()}
+    tensors |= {f"final.{key}": p.detach().half() for key, p in model.named_parameters()}
     save_file(tensors, folder / "golden.safetensors")
     record = dict(
         versions=dict(torch=torch.__version__, transformers=transformers.__version__),

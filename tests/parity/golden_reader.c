@@ -12,12 +12,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/tensor/dtype.h"
+#include "tests/support/tempdir.h"
+
 enum { PATH_SIZE = 4096 };
 
 struct nd_golden {
     char path[PATH_SIZE];
     nd_safetensors_list list;
     unsigned char *bytes; /* the whole file: malloc keeps it aligned for every dtype */
+    float *widened;       /* the last tensor of F16 that was asked for; NULL: none was */
     json_t *record;       /* golden.json, or NULL */
 };
 
@@ -101,6 +105,7 @@ void nd_golden_close(nd_golden *golden)
     }
     nd_safetensors_list_fini(&golden->list);
     free(golden->bytes);
+    free(golden->widened);
     json_decref(golden->record);
     free(golden);
 }
@@ -126,6 +131,18 @@ static const void *values(const nd_golden *golden, const char *name, nd_safetens
 const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count)
 {
     return values(golden, name, ND_SAFETENSORS_F32, count);
+}
+
+const float *nd_golden_f16(nd_golden *golden, const char *name, int64_t count)
+{
+    const uint16_t *halves = values(golden, name, ND_SAFETENSORS_F16, count);
+    free(golden->widened);
+    golden->widened = NULL;
+    assert_ok(ND_ALLOC(count, &golden->widened));
+    for (int64_t i = 0; i < count; i++) {
+        golden->widened[i] = nd_f16_to_f32(halves[i]);
+    }
+    return golden->widened;
 }
 
 const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count)

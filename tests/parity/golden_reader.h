@@ -30,6 +30,8 @@ const nd_safetensors_tensor *nd_golden_find(const nd_golden *golden, const char 
 
 /* Values of a tensor of `count` elements; count -1: whatever it has. */
 const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count);
+/* Values that are stored in F16, until the next call of this function. */
+const float *nd_golden_f16(nd_golden *golden, const char *name, int64_t count);
 const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count);
 const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count);
 const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count);
