@@ -146,7 +146,8 @@ static void put_number(jsonl *s, const char *key, double value)
     put(s, isfinite(value) ? "%.17g" : "null", value);
 }
 
-/* NULL is "". What is no UTF-8 becomes '?', and what has no room in `capacity` bytes is left out. */
+/* NULL is "". Bytes that are no UTF-8 become '?'; those that have no room in `capacity` bytes are
+ * left out. */
 static void put_text(jsonl *s, const char *key, const char *text, size_t capacity)
 {
     const size_t size = text ? strlen(text) : 0;
