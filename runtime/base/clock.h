@@ -18,6 +18,13 @@ static inline double nd_clock_seconds(void)
     return (double)nd_clock_ns() * 1e-9;
 }
 
+/* The deadline of what begins now and may take so long; INFINITY gives ND_CLOCK_NEVER. */
+#define ND_CLOCK_NEVER INT64_MAX
+static inline int64_t nd_clock_after(double seconds)
+{
+    return seconds < 1e9 ? nd_clock_ns() + (int64_t)(seconds * 1e9) : ND_CLOCK_NEVER;
+}
+
 /* "2026-01-31T23:59:59Z" for seconds since 1970; returns text. A time that the calendar cannot hold
  * is "". */
 enum { ND_CLOCK_UTC_MAX = 32 };

@@ -1,21 +1,102 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/base/thread.h"
 
+#include <errno.h>
 #include <signal.h>
 
-int nd_thread_start(void *(*run)(void *), void *context, pthread_t *thread)
+#include "runtime/base/clock.h"
+
+void nd_monitor_fini(nd_monitor *monitor)
+{
+    pthread_cond_destroy(&monitor->changed);
+    pthread_mutex_destroy(&monitor->mutex);
+}
+
+void nd_monitor_lock(nd_monitor *monitor)
+{
+    pthread_mutex_lock(&monitor->mutex);
+}
+
+void nd_monitor_unlock(nd_monitor *monitor)
+{
+    pthread_mutex_unlock(&monitor->mutex);
+}
+
+void nd_monitor_tell(nd_monitor *monitor)
+{
+    pthread_cond_broadcast(&monitor->changed);
+}
+
+bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns)
+{
+    const struct timespec until = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    return pthread_cond_clockwait(&monitor->changed, &monitor->mutex, CLOCK_MONOTONIC, &until) !=
+           ETIMEDOUT;
+}
+
+static void *run_thread(void *argument)
+{
+    nd_thread *thread = argument;
+    thread->run(thread->context);
+    nd_monitor_lock(thread->monitor);
+    thread->ended = true;
+    nd_monitor_tell(thread->monitor);
+    nd_monitor_unlock(thread->monitor);
+    return NULL;
+}
+
+nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *what,
+                          void (*run)(void *context), void *context)
 {
     sigset_t all, before;
     pthread_attr_t attributes;
+    thread->monitor = monitor;
+    thread->run = run;
+    thread->context = context;
+    thread->ended = false;
+    atomic_store(&thread->stop, false);
+    nd_thread_beat(thread);
     int code = pthread_attr_init(&attributes);
-    if (code != 0) {
-        return code;
+    if (code == 0) {
+        pthread_attr_setstacksize(&attributes, ND_THREAD_STACK_BYTES);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        code = pthread_create(&thread->native, &attributes, run_thread, thread);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
     }
-    pthread_attr_setstacksize(&attributes, ND_THREAD_STACK_BYTES);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    code = pthread_create(thread, &attributes, run, context);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return code;
+    thread->started = code == 0;
+    return code == 0 ? ND_OK : nd_fail_system(code, "%s", what);
+}
+
+void nd_thread_beat(nd_thread *thread)
+{
+    atomic_store(&thread->beat, nd_clock_ns());
+}
+
+double nd_thread_silence(const nd_thread *thread)
+{
+    return (double)(nd_clock_ns() - atomic_load(&thread->beat)) * 1e-9;
+}
+
+bool nd_thread_join(nd_thread *thread, double seconds)
+{
+    if (!thread->started) {
+        return true;
+    }
+    const int64_t deadline = nd_clock_after(seconds);
+    nd_monitor_lock(thread->monitor);
+    atomic_store(&thread->stop, true);
+    nd_monitor_tell(thread->monitor);
+    while (!thread->ended && nd_monitor_wait(thread->monitor, deadline)) {
+    }
+    const bool ended = thread->ended;
+    nd_monitor_unlock(thread->monitor);
+    if (ended) {
+        pthread_join(thread->native, NULL);
+    } else {
+        pthread_detach(thread->native);
+    }
+    thread->started = false;
+    return ended;
 }

@@ -1,17 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_BASE_THREAD_H
 #define ND_BASE_THREAD_H
-/* Threads that serve beside the one that computes: they read ahead, write files, watch clocks. */
+/*
+ * Threads that serve beside the one that computes: they read ahead, write files, watch clocks; and
+ * the lock that such a thread shares with the threads it serves.
+ *
+ * What is handed over stands in the user's own struct, under an nd_monitor: one side changes it and
+ * calls nd_monitor_tell, the other waits for it with nd_monitor_wait and a deadline of nd_clock_ns.
+ * A queue is bounded where the side that fills it waits for room in the same way.
+ */
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 
-/* Bytes of their stacks, whatever ulimit -s says: the room counts against ulimit -v as soon as the
- * thread starts. What they run keeps larger things elsewhere. */
+#include "runtime/base/status.h"
+
+/* A lock and one condition, "something under the lock has changed". Waits can end without a change,
+ * so each stands in a loop that looks again. */
+typedef struct nd_monitor {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+} nd_monitor;
+#define ND_MONITOR_INIT ((nd_monitor){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER})
+
+void nd_monitor_fini(nd_monitor *monitor); /* nobody holds it or waits for it */
+void nd_monitor_lock(nd_monitor *monitor);
+void nd_monitor_unlock(nd_monitor *monitor);
+/* With the lock: wakes all that wait. */
+void nd_monitor_tell(nd_monitor *monitor);
+/* With the lock, which is free meanwhile: waits for nd_monitor_tell. False: the deadline has
+ * passed. ND_CLOCK_NEVER is no deadline. */
+bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns);
+
+/* Bytes of a thread's stack, whatever ulimit -s says: the room counts against ulimit -v as soon as
+ * the thread starts. What it runs keeps larger things elsewhere. */
 enum { ND_THREAD_STACK_BYTES = 1 << 20 };
+
+/* A thread, in its owner's storage. Zero it first: a thread that was never started may be joined. */
+typedef struct nd_thread {
+    nd_monitor *monitor; /* borrowed */
+    void (*run)(void *context);
+    void *context;
+    pthread_t native;
+    bool started, ended; /* ended: under the monitor */
+    atomic_bool stop;    /* the thread is to end: set under the monitor, read anywhere */
+    atomic_llong beat;   /* nd_clock_ns when it last got on; see nd_fs_set_beat */
+} nd_thread;
 
 /*
  * Starts a thread that runs `run(context)` with every signal blocked, since signals are for the
- * process's first thread. Returns 0, or the errno of pthread_create; the caller joins the thread.
+ * process's first thread. `run` returns when it sees `stop`, or when its work is done. `what` names
+ * the thread in the error, for instance "the thread that bounds calls".
  */
-int nd_thread_start(void *(*run)(void *), void *context, pthread_t *thread);
+nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *what,
+                          void (*run)(void *context), void *context);
+void nd_thread_beat(nd_thread *thread);
+double nd_thread_silence(const nd_thread *thread); /* seconds since the last beat */
+/*
+ * Without the lock: sets `stop`, wakes the thread and waits until it has ended; INFINITY waits
+ * without a deadline. False: it has not ended within these seconds, and is abandoned: the caller
+ * leaves the memory that it uses as it is.
+ */
+bool nd_thread_join(nd_thread *thread, double seconds);
 
 #endif

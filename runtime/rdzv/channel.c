@@ -2,10 +2,10 @@
 #include "runtime/rdzv/channel.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -339,13 +339,14 @@ nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t d
 }
 
 struct nd_watch {
-    pthread_t thread;
+    nd_thread thread;
+    nd_monitor monitor;
     int fd, stop; /* the socket; an eventfd */
     void (*gone)(void *context);
     void *context;
 };
 
-static void *run(void *argument)
+static void watch_peer(void *argument)
 {
     nd_watch *watch = argument;
     struct pollfd polled[2] = {{.fd = watch->fd, .events = POLLRDHUP},
@@ -355,22 +356,24 @@ static void *run(void *argument)
     if (!polled[1].revents && polled[0].revents) {
         watch->gone(watch->context);
     }
-    return NULL;
 }
 
 nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_watch **out)
 {
     nd_watch *watch;
     ND_TRY(ND_ALLOC(1, &watch));
-    *watch =
-        (nd_watch){.fd = fd, .stop = eventfd(0, EFD_CLOEXEC), .gone = gone, .context = context};
-    int code = watch->stop < 0 ? errno : nd_thread_start(run, watch, &watch->thread);
-    if (code != 0) {
-        if (watch->stop >= 0) {
-            close(watch->stop);
-        }
-        free(watch);
-        return nd_fail_system(code, "the thread that watches rank 0");
+    const char *name = "the thread that watches rank 0";
+    *watch = (nd_watch){.monitor = ND_MONITOR_INIT,
+                        .fd = fd,
+                        .stop = eventfd(0, EFD_CLOEXEC),
+                        .gone = gone,
+                        .context = context};
+    nd_status status =
+        watch->stop < 0 ? nd_fail_system(errno, "%s", name)
+                        : nd_thread_start(&watch->thread, &watch->monitor, name, watch_peer, watch);
+    if (status != ND_OK) {
+        nd_watch_stop(watch);
+        return status;
     }
     *out = watch;
     return ND_OK;
@@ -379,9 +382,14 @@ nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_
 void nd_watch_stop(nd_watch *watch)
 {
     if (watch) {
-        eventfd_write(watch->stop, 1);
-        pthread_join(watch->thread, NULL);
-        close(watch->stop);
+        if (watch->stop >= 0) {
+            eventfd_write(watch->stop, 1);
+        }
+        nd_thread_join(&watch->thread, INFINITY);
+        nd_monitor_fini(&watch->monitor);
+        if (watch->stop >= 0) {
+            close(watch->stop);
+        }
         free(watch);
     }
 }

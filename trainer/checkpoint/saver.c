@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/saver.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -22,7 +20,7 @@
 enum { FLAG_IDLE = 0, FLAG_DONE, FLAG_BUSY, FLAG_FAILED };
 
 typedef enum phase { PHASE_IDLE = 0, PHASE_WRITING, PHASE_COMMITTING } phase;
-typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT, JOB_EXIT } job;
+typedef enum job { JOB_NONE = 0, JOB_WRITE, JOB_COMMIT } job;
 
 struct nd_saver {
     nd_saver_options options; /* with owned strings */
@@ -38,13 +36,10 @@ struct nd_saver {
     int64_t step, updates;
     char reason[16];
 
-    pthread_t thread;
-    bool has_thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    atomic_llong beat; /* nd_clock_ns() when the thread last got on with its job */
-    job job;           /* being done; JOB_NONE: the thread is idle */
-    int units_copied;  /* the update may pass these */
+    nd_thread thread;   /* its beat: when it last got on with its job */
+    nd_monitor monitor; /* of all below */
+    job job;            /* being done; JOB_NONE: the thread is idle */
+    int units_copied;   /* the update may pass these */
     bool cancelled;
     nd_error error; /* of the thread; ND_OK: none */
     int64_t best;   /* nd_saver_keep_best */
@@ -60,17 +55,17 @@ static void report_flag(nd_saver *s, int64_t flag)
 
 static void pass_units(nd_saver *s, int units)
 {
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     s->units_copied = units;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_tell(&s->monitor);
+    nd_monitor_unlock(&s->monitor);
 }
 
 static bool is_cancelled(nd_saver *s)
 {
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     bool cancelled = s->cancelled;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     return cancelled;
 }
 
@@ -138,9 +133,9 @@ static nd_status commit(nd_saver *s)
     if (o->committed) {
         o->committed(o->extra_context, s->step);
     }
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     const nd_prune_options prune = {o->keep_last, o->keep_every, s->step, s->best};
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     if (nd_checkpoint_prune(o->run, &prune, &s->deleted) != ND_OK) {
         nd_log_warning("checkpoint %lld is saved, but an older one is not deleted: %s",
                        (long long)s->step, nd_error_last()->message);
@@ -153,34 +148,34 @@ static void end_job(nd_saver *s, nd_status status)
     if (status != ND_OK && s->job == JOB_WRITE) {
         pass_units(s, s->plan.layout->unit_count);
     }
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     s->job = JOB_NONE;
     if (status != ND_OK) {
         s->error = *nd_error_last();
     }
     report_flag(s, status == ND_OK ? FLAG_DONE : FLAG_FAILED);
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_tell(&s->monitor);
+    nd_monitor_unlock(&s->monitor);
 }
 
 /* The writer gives way to the threads that compute. */
-static void *writer_thread(void *context)
+static void write_jobs(void *context)
 {
     nd_saver *s = context;
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 10);
-    nd_fs_set_beat(&s->beat);
-    for (;;) {
-        pthread_mutex_lock(&s->lock);
-        while (s->job == JOB_NONE) {
-            pthread_cond_wait(&s->changed, &s->lock);
+    nd_fs_set_beat(&s->thread.beat);
+    nd_monitor_lock(&s->monitor);
+    while (!s->thread.stop) {
+        const job next = s->job;
+        if (next == JOB_NONE) {
+            nd_monitor_wait(&s->monitor, ND_CLOCK_NEVER);
+            continue;
         }
-        job next = s->job;
-        pthread_mutex_unlock(&s->lock);
-        if (next == JOB_EXIT) {
-            return NULL;
-        }
+        nd_monitor_unlock(&s->monitor);
         end_job(s, next == JOB_WRITE ? write_all(s) : commit(s));
+        nd_monitor_lock(&s->monitor);
     }
+    nd_monitor_unlock(&s->monitor);
 }
 
 /* The rank's thread. */
@@ -188,21 +183,11 @@ static void *writer_thread(void *context)
 static void start_job(nd_saver *s, job next)
 {
     report_flag(s, FLAG_BUSY);
-    atomic_store(&s->beat, nd_clock_ns());
-    pthread_mutex_lock(&s->lock);
+    nd_thread_beat(&s->thread);
+    nd_monitor_lock(&s->monitor);
     s->job = next;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static struct timespec deadline_after(double seconds)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = until.tv_nsec + (int64_t)(seconds * 1e9);
-    until.tv_sec += ns / 1000000000;
-    until.tv_nsec = ns % 1000000000;
-    return until;
+    nd_monitor_tell(&s->monitor);
+    nd_monitor_unlock(&s->monitor);
 }
 
 /* The deadline of a collective, since the other ranks wait in one meanwhile. */
@@ -220,9 +205,9 @@ static nd_status fail_silent_disk(const nd_saver *s)
 }
 
 /* Until the thread at work counts as one that hangs; 0: it does. */
-static double seconds_left(nd_saver *s)
+static double seconds_left(const nd_saver *s)
 {
-    double left = patience_of(s) - (double)(nd_clock_ns() - atomic_load(&s->beat)) * 1e-9;
+    double left = patience_of(s) - nd_thread_silence(&s->thread);
     return left > 0 ? left : 0;
 }
 
@@ -231,8 +216,7 @@ static bool wait_change(nd_saver *s, double seconds)
 {
     double left = seconds_left(s);
     if (left > 0) {
-        const struct timespec until = deadline_after(left < seconds ? left : seconds);
-        pthread_cond_timedwait(&s->changed, &s->lock, &until);
+        nd_monitor_wait(&s->monitor, nd_clock_after(left < seconds ? left : seconds));
     }
     return left > 0;
 }
@@ -241,12 +225,12 @@ static bool wait_change(nd_saver *s, double seconds)
 static bool wait_idle(nd_saver *s, double seconds)
 {
     double end = nd_clock_seconds() + seconds, left = seconds;
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     while (s->job != JOB_NONE && left > 0 && wait_change(s, left)) {
         left = end - nd_clock_seconds();
     }
     bool idle = s->job == JOB_NONE;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     return idle;
 }
 
@@ -256,7 +240,7 @@ static nd_status wait_unit(void *context, int unit)
     if (nd_snapshot_is_detached(s->snapshot)) {
         return nd_snapshot_hold_update(s->snapshot, unit);
     }
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     if (s->units_copied <= unit) {
         double begin = nd_clock_seconds();
         while (s->units_copied <= unit && wait_change(s, patience_of(s))) {
@@ -264,15 +248,8 @@ static nd_status wait_unit(void *context, int unit)
         s->blocked_seconds += nd_clock_seconds() - begin;
     }
     bool copied = s->units_copied > unit;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     return copied ? ND_OK : fail_silent_disk(s);
-}
-
-static nd_status start_thread(nd_saver *s)
-{
-    int code = nd_thread_start(writer_thread, s, &s->thread);
-    s->has_thread = code == 0;
-    return code == 0 ? ND_OK : nd_fail_system(code, "the thread of the checkpoint writer");
 }
 
 nd_status nd_saver_pinned_bytes(const nd_trainer *trainer, size_t *bytes)
@@ -306,7 +283,8 @@ static nd_status init(nd_saver *s, const nd_saver_options *options)
     ND_TRY(nd_snapshot_describe(s->trainer, &plan.arrays, extras, &plan.extra_count));
     ND_TRY(nd_shard_plan_init(&s->plan, &plan));
     ND_TRY(nd_snapshot_create(s->trainer, &s->plan, &s->snapshot));
-    ND_TRY(start_thread(s));
+    ND_TRY(nd_thread_start(&s->thread, &s->monitor, "the thread of the checkpoint writer",
+                           write_jobs, s));
     s->trainer->gate = (nd_update_gate){0};
     return ND_OK;
 }
@@ -315,12 +293,7 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
 {
     nd_saver *s = NULL;
     ND_TRY(ND_ALLOC(1, &s));
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &clock);
-    pthread_condattr_destroy(&clock);
+    s->monitor = ND_MONITOR_INIT;
     nd_status status = init(s, options);
     if (status != ND_OK) {
         (void)nd_saver_destroy(s);
@@ -344,9 +317,9 @@ static void forget_save(nd_saver *s)
 /* False: the writer is still at work. */
 static bool cancel_and_wait(nd_saver *s)
 {
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     s->cancelled = true;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     nd_snapshot_cancel(s->snapshot);
     return wait_idle(s, patience_of(s));
 }
@@ -356,16 +329,10 @@ bool nd_saver_destroy(nd_saver *s)
     if (!s) {
         return true;
     }
-    if (s->has_thread) {
-        if (!cancel_and_wait(s)) {
-            return false;
-        }
-        pthread_mutex_lock(&s->lock);
-        s->job = JOB_EXIT;
-        pthread_cond_broadcast(&s->changed);
-        pthread_mutex_unlock(&s->lock);
-        pthread_join(s->thread, NULL);
+    if (s->thread.started && !cancel_and_wait(s)) {
+        return false;
     }
+    nd_thread_join(&s->thread, INFINITY);
     if (s->temporary && s->trainer->rank->rank == 0) {
         nd_fs_remove_tree(s->temporary);
     }
@@ -378,17 +345,16 @@ bool nd_saver_destroy(nd_saver *s)
     free((char *)s->options.run);
     free((char *)s->options.run_id);
     free((char *)s->options.host);
-    pthread_cond_destroy(&s->changed);
-    pthread_mutex_destroy(&s->lock);
+    nd_monitor_fini(&s->monitor);
     free(s);
     return true;
 }
 
 void nd_saver_keep_best(nd_saver *s, int64_t step)
 {
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     s->best = step;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
 }
 
 bool nd_saver_is_busy(const nd_saver *s)
@@ -584,9 +550,9 @@ static void fill_report(nd_saver *s, bool good, nd_save_report *report)
 static nd_status give_up(nd_saver *s, nd_save_report *report)
 {
     const nd_rank *r = s->trainer->rank;
-    pthread_mutex_lock(&s->lock);
+    nd_monitor_lock(&s->monitor);
     bool own = s->job == JOB_NONE && s->error.status != ND_OK;
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_unlock(&s->monitor);
     if (!own && !cancel_and_wait(s)) {
         return fail_silent_disk(s);
     }
@@ -626,8 +592,8 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
  * the rank's: a thread that has seen the flag and then had the lock sees that too. */
 static void see_results(nd_saver *s)
 {
-    pthread_mutex_lock(&s->lock);
-    pthread_mutex_unlock(&s->lock);
+    nd_monitor_lock(&s->monitor);
+    nd_monitor_unlock(&s->monitor);
 }
 
 static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
@@ -667,11 +633,11 @@ nd_status nd_saver_finish(nd_saver *s, nd_save_report *report)
         if (!wait_idle(s, patience < 60 ? patience : 60) && seconds_left(s) == 0) {
             return fail_silent_disk(s);
         }
-        pthread_mutex_lock(&s->lock);
+        nd_monitor_lock(&s->monitor);
         int64_t flag = s->job != JOB_NONE         ? FLAG_BUSY
                        : s->error.status != ND_OK ? FLAG_FAILED
                                                   : FLAG_DONE;
-        pthread_mutex_unlock(&s->lock);
+        nd_monitor_unlock(&s->monitor);
         ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &s->trainer->rank->stream,
                                   &flag, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
         s->blocked_seconds += nd_clock_seconds() - begin;

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,17 +28,14 @@ struct nd_loader {
     slot slots[SLOTS];
     int32_t *positions;                   /* (accumulation, B, s) of joined documents; owned */
     int32_t *block_inputs, *block_labels; /* (S): the thread's scratch when cp > 1; owned */
-    pthread_t thread;
-    bool thread_started, primitives_made;
-    atomic_bool stop; /* also read between the blocks of a step */
+    nd_thread thread;                     /* its stop is also read between the blocks of a step */
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t filled, freed;
-    int64_t produced; /* steps that the thread has filled since open or rewind */
-    int64_t taken;    /* steps given to the caller */
-    bool lent;        /* the caller holds slot (taken - 1) % SLOTS */
-    int64_t rewinds;  /* a step that was begun before a rewind is dropped */
-    nd_error error;   /* of the thread, which produces nothing after its first error */
+    nd_monitor monitor; /* guards what follows */
+    int64_t produced;   /* steps that the thread has filled since open or rewind */
+    int64_t taken;      /* steps given to the caller */
+    bool lent;          /* the caller holds slot (taken - 1) % SLOTS */
+    int64_t rewinds;    /* a step that was begun before a rewind is dropped */
+    nd_error error;     /* of the thread, which produces nothing after its first error */
 };
 
 int64_t nd_step_blocks(const nd_config *config)
@@ -66,14 +60,6 @@ nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
         .separate = config->data.documents != ND_DOCUMENTS_JOIN,
         .running = config->data.positions == ND_POSITIONS_RUNNING,
     };
-}
-
-static struct timespec deadline_after(clockid_t clock, int seconds)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    t.tv_sec += seconds;
-    return t;
 }
 
 /* The block of sample i; N past the end. */
@@ -165,7 +151,7 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     for (int j = 0; out->source_valid && j < nd_dataset_sources(loader->reading); j++) {
         out->source_valid[j] = 0;
     }
-    for (int64_t row = 0; row < o->accumulation * B && !atomic_load(&loader->stop); row++) {
+    for (int64_t row = 0; row < o->accumulation * B && !loader->thread.stop; row++) {
         int64_t micro = row / B, b = row % B;
         int64_t sample = step * o->accumulation * round + o->samples_ahead + micro * round +
                          (int64_t)o->dp_index * B + b;
@@ -184,25 +170,25 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
 /* Waits, with the lock held, until a slot is free. False: the loader closes. */
 static bool wait_for_slot(nd_loader *loader)
 {
-    while (!atomic_load(&loader->stop) &&
+    while (!loader->thread.stop &&
            (loader->error.status != ND_OK ||
             loader->produced - loader->taken + (loader->lent ? 1 : 0) >= SLOTS)) {
-        pthread_cond_wait(&loader->freed, &loader->lock); /* nd_loader_close ends the wait */
+        nd_monitor_wait(&loader->monitor, ND_CLOCK_NEVER); /* nd_loader_close ends the wait */
     }
-    return !atomic_load(&loader->stop);
+    return !loader->thread.stop;
 }
 
-static void *prefetch_main(void *context)
+static void prefetch(void *context)
 {
     nd_loader *loader = context;
-    pthread_mutex_lock(&loader->lock);
+    nd_monitor_lock(&loader->monitor);
     while (wait_for_slot(loader)) {
         int64_t number = loader->produced, rewinds = loader->rewinds;
         loader->reading = loader->dataset;
-        pthread_mutex_unlock(&loader->lock);
+        nd_monitor_unlock(&loader->monitor);
         nd_status status =
             fill_step(loader, loader->options.first_step + number, &loader->slots[number % SLOTS]);
-        pthread_mutex_lock(&loader->lock);
+        nd_monitor_lock(&loader->monitor);
         if (loader->rewinds != rewinds) {
             continue;
         }
@@ -211,29 +197,9 @@ static void *prefetch_main(void *context)
         } else {
             loader->error = *nd_error_last();
         }
-        pthread_cond_signal(&loader->filled);
+        nd_monitor_tell(&loader->monitor);
     }
-    pthread_mutex_unlock(&loader->lock);
-    return NULL;
-}
-
-static nd_status make_primitives(nd_loader *loader)
-{
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&loader->lock, NULL);
-    pthread_cond_init(&loader->filled, &monotonic);
-    pthread_cond_init(&loader->freed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    loader->primitives_made = true;
-
-    int code = nd_thread_start(prefetch_main, loader, &loader->thread);
-    if (code != 0) {
-        return nd_fail_system(code, "the data prefetch thread");
-    }
-    loader->thread_started = true;
-    return ND_OK;
+    nd_monitor_unlock(&loader->monitor);
 }
 
 static nd_status make_arrays(nd_loader *loader)
@@ -284,11 +250,13 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
     nd_status status = ND_OK;
     nd_loader *loader = NULL;
     ND_TRY_OUT(ND_ALLOC(1, &loader));
+    loader->monitor = ND_MONITOR_INIT;
     loader->dataset = dataset;
     loader->options = *o;
     loader->chunk = o->cp_size == 1 ? o->sequence : o->sequence / (2 * o->cp_size);
     ND_TRY_OUT(make_arrays(loader));
-    ND_TRY_OUT(make_primitives(loader));
+    ND_TRY_OUT(nd_thread_start(&loader->thread, &loader->monitor, "the data prefetch thread",
+                               prefetch, loader));
     *out = loader;
     loader = NULL;
 out:
@@ -296,35 +264,18 @@ out:
     return status;
 }
 
-/* False: the thread hangs in the file system, and still uses its memory. */
-static bool join_thread(nd_loader *loader)
-{
-    pthread_mutex_lock(&loader->lock);
-    atomic_store(&loader->stop, true);
-    pthread_cond_signal(&loader->freed);
-    pthread_mutex_unlock(&loader->lock);
-    struct timespec deadline = deadline_after(CLOCK_REALTIME, JOIN_SECONDS);
-    if (pthread_timedjoin_np(loader->thread, NULL, &deadline) == 0) {
-        return true;
-    }
-    nd_log_warning("the data prefetch thread hangs while it reads \"%s\"; the run ends without it",
-                   loader->dataset->path);
-    return false;
-}
-
 bool nd_loader_close(nd_loader *loader)
 {
     if (!loader) {
         return true;
     }
-    if (loader->thread_started && !join_thread(loader)) {
-        return false;
+    if (!nd_thread_join(&loader->thread, JOIN_SECONDS)) {
+        nd_log_warning("the data prefetch thread hangs while it reads \"%s\"; the run ends without "
+                       "it",
+                       loader->dataset->path);
+        return false; /* it still uses its memory */
     }
-    if (loader->primitives_made) {
-        pthread_cond_destroy(&loader->freed);
-        pthread_cond_destroy(&loader->filled);
-        pthread_mutex_destroy(&loader->lock);
-    }
+    nd_monitor_fini(&loader->monitor);
     for (int i = 0; i < SLOTS; i++) {
         free(loader->slots[i].inputs);
         free(loader->slots[i].labels);
@@ -351,13 +302,13 @@ size_t nd_loader_bytes(const nd_loader_options *options)
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */
 static nd_status wait_for_step(nd_loader *loader)
 {
-    struct timespec deadline = deadline_after(CLOCK_MONOTONIC, WAIT_SECONDS);
+    const int64_t deadline = nd_clock_after(WAIT_SECONDS);
     while (loader->produced == loader->taken) {
         if (loader->error.status != ND_OK) {
             return nd_fail(loader->error.status, "%s", loader->error.message);
         }
-        if (pthread_cond_timedwait(&loader->filled, &loader->lock, &deadline) == ETIMEDOUT &&
-            loader->produced == loader->taken && loader->error.status == ND_OK) {
+        if (!nd_monitor_wait(&loader->monitor, deadline) && loader->produced == loader->taken &&
+            loader->error.status == ND_OK) {
             return nd_fail(
                 ND_ERR_HANG,
                 "the data of step %lld did not arrive within %d s: reading \"%s\" hangs; "
@@ -372,9 +323,9 @@ static nd_status wait_for_step(nd_loader *loader)
 nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
 {
     double begin = nd_clock_seconds();
-    pthread_mutex_lock(&loader->lock);
+    nd_monitor_lock(&loader->monitor);
     loader->lent = false;
-    pthread_cond_signal(&loader->freed);
+    nd_monitor_tell(&loader->monitor);
     nd_status status = wait_for_step(loader);
     if (status == ND_OK) {
         const slot *s = &loader->slots[loader->taken % SLOTS];
@@ -390,30 +341,30 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
                                .source_valid = s->source_valid,
                                .wait_seconds = nd_clock_seconds() - begin};
         /* The other slot is free now: the thread reads one step ahead. */
-        pthread_cond_signal(&loader->freed);
+        nd_monitor_tell(&loader->monitor);
     }
-    pthread_mutex_unlock(&loader->lock);
+    nd_monitor_unlock(&loader->monitor);
     return status;
 }
 
 nd_status nd_loader_rewind_to(nd_loader *loader, const nd_dataset *dataset)
 {
     ND_ASSERT(dataset->sequence == loader->options.sequence);
-    pthread_mutex_lock(&loader->lock);
+    nd_monitor_lock(&loader->monitor);
     loader->dataset = dataset;
-    pthread_mutex_unlock(&loader->lock);
+    nd_monitor_unlock(&loader->monitor);
     return nd_loader_rewind(loader);
 }
 
 nd_status nd_loader_rewind(nd_loader *loader)
 {
-    pthread_mutex_lock(&loader->lock);
+    nd_monitor_lock(&loader->monitor);
     loader->produced = 0;
     loader->taken = 0;
     loader->lent = false;
     loader->rewinds++;
-    pthread_cond_signal(&loader->freed);
-    pthread_mutex_unlock(&loader->lock);
+    nd_monitor_tell(&loader->monitor);
+    nd_monitor_unlock(&loader->monitor);
     return ND_OK;
 }
 

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/report/sink_thread.h"
 
-#include <pthread.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
@@ -21,19 +18,16 @@ enum { PATIENCE_DEADLINES = 2 };
 struct nd_sink_thread {
     nd_sink sink; /* `self` is used by its thread alone */
     nd_sink_thread_options options;
-    pthread_t thread;
-    bool has_thread;
-    pthread_mutex_t lock;   /* of all below */
-    pthread_cond_t changed; /* a record was put or is done, the thread is to end or has ended */
-    nd_record_queue queue;  /* the first record is in the sink's hands while it is called */
-    nd_record_queue kept;   /* records "resumed" that found no room */
-    bool makes_up;          /* the first of these is in the sink's hands */
-    int64_t waiting;        /* sum of weight_of over the records in the queue */
-    int64_t begun_ns;       /* nd_clock_ns when the call of the sink began; 0: it is not called */
-    bool hangs;             /* that call is beyond its deadline */
-    bool dropped;           /* the sink gets no further record */
-    bool finished;          /* what it fails to take now is neither counted nor said */
-    bool ending, ended;
+    nd_thread thread;
+    nd_monitor monitor;      /* of all below */
+    nd_record_queue queue;   /* the first record is in the sink's hands while it is called */
+    nd_record_queue kept;    /* records "resumed" that found no room */
+    bool makes_up;           /* the first of these is in the sink's hands */
+    int64_t waiting;         /* sum of weight_of over the records in the queue */
+    int64_t begun_ns;        /* nd_clock_ns when the call of the sink began; 0: it is not called */
+    bool hangs;              /* that call is beyond its deadline */
+    bool dropped;            /* the sink gets no further record */
+    bool finished;           /* what it fails to take now is neither counted nor said */
     double patience_seconds; /* that the run still waits, in all */
     bool overflowed;         /* records found no room; none is put until the queue is empty */
     bool said_slow;
@@ -54,15 +48,15 @@ static void say(nd_sink_thread *t, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     nd_log_warning("%s", text);
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
 }
 
 static void tell_change(nd_sink_thread *t)
 {
     atomic_store(&t->open, t->dropped ? 0 : (long long)t->queue.count);
-    pthread_cond_broadcast(&t->changed);
+    nd_monitor_tell(&t->monitor);
 }
 
 /* The sink gets no more; the records that wait for it are lost. */
@@ -139,9 +133,9 @@ static nd_status deliver(const nd_sink *sink, const nd_record *record)
 static nd_status call(nd_sink_thread *t, const nd_record *record)
 {
     t->begun_ns = nd_clock_ns();
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     nd_status status = deliver(&t->sink, record);
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     t->begun_ns = 0;
     t->hangs = false;
     return status;
@@ -229,13 +223,13 @@ static void offer(nd_sink_thread *t, const nd_record *record)
     }
 }
 
-static void *serve(void *context)
+static void serve(void *context)
 {
     nd_sink_thread *t = context;
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     for (;;) {
-        while (t->queue.count == 0 && !t->ending && !t->dropped) {
-            pthread_cond_wait(&t->changed, &t->lock);
+        while (t->queue.count == 0 && !t->thread.stop && !t->dropped) {
+            nd_monitor_wait(&t->monitor, ND_CLOCK_NEVER);
         }
         if (t->queue.count == 0 || t->dropped) {
             break;
@@ -246,51 +240,37 @@ static void *serve(void *context)
         tell_change(t);
     }
     t->begun_ns = nd_clock_ns(); /* a file may hang when it is closed, too */
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     t->sink.close(t->sink.self);
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     t->begun_ns = 0;
-    t->ended = true;
     tell_change(t);
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
+    nd_monitor_unlock(&t->monitor);
 }
 
 /* The run's thread. */
-
-static void make_lock(nd_sink_thread *t)
-{
-    pthread_condattr_t clock;
-    pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &clock);
-    pthread_condattr_destroy(&clock);
-}
 
 static void release(nd_sink_thread *t)
 {
     nd_record_queue_fini(&t->queue);
     nd_record_queue_fini(&t->kept);
-    pthread_cond_destroy(&t->changed);
-    pthread_mutex_destroy(&t->lock);
+    nd_monitor_fini(&t->monitor);
     free(t);
 }
 
 static nd_status start(nd_sink_thread *t)
 {
-    int code = nd_thread_start(serve, t, &t->thread);
-    t->has_thread = code == 0;
-    return code == 0 ? ND_OK : nd_fail_system(code, "the thread of %s", t->sink.name);
+    char what[256];
+    snprintf(what, sizeof what, "the thread of %s", t->sink.name);
+    return nd_thread_start(&t->thread, &t->monitor, what, serve, t);
 }
 
 static void drop_unopened(nd_sink_thread *t)
 {
-    pthread_mutex_lock(&t->lock);
-    t->ended = true;
+    nd_monitor_lock(&t->monitor);
     note_failure(t);
     drop(t);
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
 }
 
 nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_options *options,
@@ -301,7 +281,7 @@ nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_option
     if (status != ND_OK) {
         goto fail;
     }
-    make_lock(t);
+    t->monitor = ND_MONITOR_INIT;
     t->sink = *sink;
     t->options = *options;
     t->patience_seconds = PATIENCE_DEADLINES * options->deadline_seconds;
@@ -361,9 +341,7 @@ static bool wait_change(nd_sink_thread *t, double *patience)
         return false;
     }
     const double begin = nd_clock_seconds(), left = seconds_left(t);
-    const int64_t end = nd_clock_ns() + (int64_t)((left < *patience ? left : *patience) * 1e9);
-    const struct timespec until = {end / 1000000000, end % 1000000000};
-    pthread_cond_timedwait(&t->changed, &t->lock, &until);
+    nd_monitor_wait(&t->monitor, nd_clock_after(left < *patience ? left : *patience));
     *patience -= nd_clock_seconds() - begin;
     return true;
 }
@@ -440,7 +418,7 @@ static void queue_or_lose(nd_sink_thread *t, const nd_record *record)
 
 nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
 {
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     look(t);
     if (t->dropped) {
         t->loss.records += weight_of(t, record);
@@ -448,7 +426,7 @@ nd_status nd_sink_thread_put(nd_sink_thread *t, const nd_record *record)
         queue_or_lose(t, record);
     }
     nd_status status = status_of(t);
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     return status;
 }
 
@@ -460,10 +438,10 @@ static void drain(nd_sink_thread *t, double *patience)
 
 nd_status nd_sink_thread_flush(nd_sink_thread *t)
 {
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     drain(t, &t->patience_seconds);
     nd_status status = status_of(t);
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     return status;
 }
 
@@ -483,14 +461,14 @@ static void give_up(nd_sink_thread *t)
 nd_sink_loss nd_sink_thread_finish(nd_sink_thread *t)
 {
     double patience = PATIENCE_DEADLINES * t->options.deadline_seconds;
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     drain(t, &patience);
     if (!t->dropped && t->fatal.status == ND_OK && t->queue.count > 0) {
         give_up(t);
     }
     t->finished = true;
     const nd_sink_loss loss = t->loss;
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     return loss;
 }
 
@@ -501,9 +479,9 @@ const char *nd_sink_thread_name(const nd_sink_thread *t)
 
 nd_sink_loss nd_sink_thread_loss(nd_sink_thread *t)
 {
-    pthread_mutex_lock(&t->lock);
+    nd_monitor_lock(&t->monitor);
     nd_sink_loss loss = t->loss;
-    pthread_mutex_unlock(&t->lock);
+    nd_monitor_unlock(&t->monitor);
     return loss;
 }
 
@@ -517,34 +495,15 @@ bool nd_sink_thread_is_idle(const nd_sink_thread *t)
     return atomic_load(&t->open) == 0;
 }
 
-/* False: the sink hangs. */
-static bool wait_end(nd_sink_thread *t)
-{
-    const int64_t end = nd_clock_ns() + (int64_t)(t->options.deadline_seconds * 1e9);
-    const struct timespec until = {end / 1000000000, end % 1000000000};
-    int code = 0;
-    while (!t->ended && !t->hangs && code == 0) {
-        code = pthread_cond_timedwait(&t->changed, &t->lock, &until);
-    }
-    return t->ended;
-}
-
 void nd_sink_thread_destroy(nd_sink_thread *t)
 {
     if (!t) {
         return;
     }
-    pthread_mutex_lock(&t->lock);
-    t->ending = true;
-    pthread_cond_broadcast(&t->changed);
-    bool ended = wait_end(t);
-    pthread_mutex_unlock(&t->lock);
-    if (!ended) {
-        pthread_detach(t->thread);
-        return;
+    nd_monitor_lock(&t->monitor);
+    const double patience = t->hangs ? 0 : t->options.deadline_seconds;
+    nd_monitor_unlock(&t->monitor);
+    if (nd_thread_join(&t->thread, patience)) {
+        release(t);
     }
-    if (t->has_thread) {
-        pthread_join(t->thread, NULL);
-    }
-    release(t);
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads that serve: whatever ulimit -s says, their stacks are small, and signals pass them by. */
+/* Threads that serve: their stacks and signals, what is handed to them under a monitor, and how
+ * they end. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <signal.h>
-#include <stdbool.h>
 
+#include "runtime/base/clock.h"
 #include "runtime/base/thread.h"
 
 typedef struct seen {
@@ -11,7 +13,7 @@ typedef struct seen {
     size_t stack;
 } seen;
 
-static void *look(void *context)
+static void look(void *context)
 {
     seen *s = context;
     sigset_t now;
@@ -21,18 +23,112 @@ static void *look(void *context)
     pthread_getattr_np(pthread_self(), &attributes);
     pthread_attr_getstacksize(&attributes, &s->stack);
     pthread_attr_destroy(&attributes);
-    return NULL;
 }
 
 Test(thread, stack_and_signals)
 {
     seen s = {0};
-    pthread_t thread;
+    nd_monitor monitor = ND_MONITOR_INIT;
+    nd_thread thread = {0};
     sigset_t after;
-    cr_assert_eq(nd_thread_start(look, &s, &thread), 0);
-    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert_eq(nd_thread_start(&thread, &monitor, "the thread", look, &s), ND_OK);
+    cr_assert(nd_thread_join(&thread, INFINITY));
     cr_expect(s.blocked);
     cr_expect_eq(s.stack, ND_THREAD_STACK_BYTES, "a stack of %zu bytes", s.stack);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     cr_expect_eq(sigismember(&after, SIGTERM), 0, "the caller still gets its signals");
+    cr_expect(nd_thread_join(&thread, 0), "a thread that has been joined may be joined again");
+    nd_monitor_fini(&monitor);
+}
+
+/* A queue of at most two numbers. */
+typedef struct queue {
+    nd_monitor monitor;
+    nd_thread thread;
+    int waiting, most, sum;
+} queue;
+
+static void add_up(void *context)
+{
+    queue *q = context;
+    nd_monitor_lock(&q->monitor);
+    while (!q->thread.stop || q->waiting > 0) {
+        if (q->waiting == 0) {
+            nd_monitor_wait(&q->monitor, ND_CLOCK_NEVER);
+            continue;
+        }
+        q->most = q->waiting > q->most ? q->waiting : q->most;
+        q->waiting--;
+        q->sum++;
+        nd_monitor_tell(&q->monitor);
+    }
+    nd_monitor_unlock(&q->monitor);
+}
+
+/* The thread takes all that was handed over before the join, and never has more than two. */
+Test(thread, bounded_queue)
+{
+    queue q = {.monitor = ND_MONITOR_INIT};
+    cr_assert_eq(nd_thread_start(&q.thread, &q.monitor, "the thread", add_up, &q), ND_OK);
+    nd_monitor_lock(&q.monitor);
+    for (int i = 0; i < 1000; i++) {
+        while (q.waiting == 2) {
+            nd_monitor_wait(&q.monitor, ND_CLOCK_NEVER);
+        }
+        q.waiting++;
+        nd_monitor_tell(&q.monitor);
+    }
+    nd_monitor_unlock(&q.monitor);
+    cr_assert(nd_thread_join(&q.thread, INFINITY));
+    cr_expect_eq(q.sum, 1000);
+    cr_expect_leq(q.most, 2);
+    nd_monitor_fini(&q.monitor);
+}
+
+static void wait_until_allowed(void *context)
+{
+    queue *q = context;
+    nd_monitor_lock(&q->monitor);
+    while (q->waiting == 0) { /* and not for `stop` */
+        nd_monitor_wait(&q->monitor, ND_CLOCK_NEVER);
+    }
+    q->sum = 1;
+    nd_monitor_tell(&q->monitor);
+    nd_monitor_unlock(&q->monitor);
+}
+
+/* A thread that does not end in time is abandoned, and can still use what it was given. */
+Test(thread, abandoned)
+{
+    static queue q = {.monitor = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER}};
+    cr_assert_eq(nd_thread_start(&q.thread, &q.monitor, "the thread", wait_until_allowed, &q),
+                 ND_OK);
+    cr_expect_not(nd_thread_join(&q.thread, 0.01));
+    nd_monitor_lock(&q.monitor);
+    q.waiting = 1;
+    nd_monitor_tell(&q.monitor);
+    while (!q.thread.ended) {
+        nd_monitor_wait(&q.monitor, ND_CLOCK_NEVER);
+    }
+    cr_expect_eq(q.sum, 1);
+    nd_monitor_unlock(&q.monitor);
+}
+
+Test(thread, deadline_and_beat)
+{
+    nd_monitor monitor = ND_MONITOR_INIT;
+    nd_thread thread = {0};
+    const int64_t deadline = nd_clock_after(0.02);
+    nd_monitor_lock(&monitor);
+    while (nd_monitor_wait(&monitor, deadline)) {
+    }
+    nd_monitor_unlock(&monitor);
+    cr_expect_geq(nd_clock_ns(), deadline, "the wait ends at its deadline, not before");
+    atomic_store(&thread.beat, nd_clock_ns() - 5000000000);
+    cr_expect_geq(nd_thread_silence(&thread), 5);
+    nd_thread_beat(&thread);
+    cr_expect_lt(nd_thread_silence(&thread), 5);
+    cr_expect_eq(nd_clock_after(INFINITY), ND_CLOCK_NEVER);
+    cr_expect(nd_thread_join(&thread, 0), "a thread that was never started may be joined");
+    nd_monitor_fini(&monitor);
 }
