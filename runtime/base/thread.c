@@ -34,6 +34,30 @@ bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns)
            ETIMEDOUT;
 }
 
+void nd_gate_fini(nd_gate *gate)
+{
+    nd_monitor_fini(&gate->monitor);
+}
+
+bool nd_gate_enter(nd_gate *gate, int64_t deadline_ns)
+{
+    nd_monitor_lock(&gate->monitor);
+    while (gate->closed && nd_monitor_wait(&gate->monitor, deadline_ns)) {
+    }
+    const bool entered = !gate->closed;
+    gate->closed = true;
+    nd_monitor_unlock(&gate->monitor);
+    return entered;
+}
+
+void nd_gate_leave(nd_gate *gate)
+{
+    nd_monitor_lock(&gate->monitor);
+    gate->closed = false;
+    nd_monitor_tell(&gate->monitor);
+    nd_monitor_unlock(&gate->monitor);
+}
+
 static void *run_thread(void *argument)
 {
     nd_thread *thread = argument;

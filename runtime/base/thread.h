@@ -22,7 +22,10 @@ typedef struct nd_monitor {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
 } nd_monitor;
-#define ND_MONITOR_INIT ((nd_monitor){PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER})
+#define ND_MONITOR_INIT                                                                            \
+    {                                                                                              \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER                                        \
+    }
 
 void nd_monitor_fini(nd_monitor *monitor); /* nobody holds it or waits for it */
 void nd_monitor_lock(nd_monitor *monitor);
@@ -33,11 +36,26 @@ void nd_monitor_tell(nd_monitor *monitor);
  * passed. ND_CLOCK_NEVER is no deadline. */
 bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns);
 
+/* A lock that may be held for long, and that is waited for with a deadline. */
+typedef struct nd_gate {
+    nd_monitor monitor;
+    bool closed; /* a thread has entered and not left */
+} nd_gate;
+#define ND_GATE_INIT                                                                               \
+    {                                                                                              \
+        .monitor = ND_MONITOR_INIT                                                                 \
+    }
+
+void nd_gate_fini(nd_gate *gate);
+/* False: the thread that has entered had not left by the deadline, which may lie in the past. */
+bool nd_gate_enter(nd_gate *gate, int64_t deadline_ns);
+void nd_gate_leave(nd_gate *gate);
+
 /* Bytes of a thread's stack, whatever ulimit -s says: the room counts against ulimit -v as soon as
  * the thread starts. What it runs keeps larger things elsewhere. */
 enum { ND_THREAD_STACK_BYTES = 1 << 20 };
 
-/* A thread, in its owner's storage. Zero it first: a thread that was never started may be joined. */
+/* A thread, in its owner's storage. Zero it first: one that was never started may be joined. */
 typedef struct nd_thread {
     nd_monitor *monitor; /* borrowed */
     void (*run)(void *context);

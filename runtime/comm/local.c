@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/comm/p2p.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "runtime/base/clock.h"
+#include "runtime/base/thread.h"
 /*
  * Messages between ranks that are threads. Each rank has a box with the sends to it that are not
  * received yet and the receives it has posted. Whoever completes a pair copies from buffer to
@@ -14,8 +14,7 @@
  * with a deadline.
  */
 typedef struct local_box {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    nd_monitor monitor;
     uint64_t events;       /* arrivals and completions so far */
     nd_p2p_request *sends; /* to this rank, oldest first */
     nd_p2p_request *recvs; /* of this rank, oldest first */
@@ -73,10 +72,10 @@ static bool list_remove(nd_p2p_request **list, const nd_p2p_request *request)
 
 static void notify(local_box *box)
 {
-    pthread_mutex_lock(&box->lock);
+    nd_monitor_lock(&box->monitor);
     box->events++;
-    pthread_cond_broadcast(&box->changed);
-    pthread_mutex_unlock(&box->lock);
+    nd_monitor_tell(&box->monitor);
+    nd_monitor_unlock(&box->monitor);
 }
 
 /* Copies one message; the last access to the other's request is the store of its state, under its
@@ -90,11 +89,11 @@ static void deliver(nd_p2p_request *send, nd_p2p_request *recv, nd_p2p_request *
         memcpy(recv->buffer, send->buffer, send->bytes);
     }
     atomic_store_explicit(&mine->state, result, memory_order_release);
-    pthread_mutex_lock(&others_box->lock);
+    nd_monitor_lock(&others_box->monitor);
     atomic_store_explicit(&other->state, result, memory_order_release);
     others_box->events++;
-    pthread_cond_broadcast(&others_box->changed);
-    pthread_mutex_unlock(&others_box->lock);
+    nd_monitor_tell(&others_box->monitor);
+    nd_monitor_unlock(&others_box->monitor);
 }
 
 static nd_status local_connect(nd_transport *transport, int rank)
@@ -105,14 +104,14 @@ static nd_status local_connect(nd_transport *transport, int rank)
 static nd_status local_send(nd_transport *transport, nd_p2p_request *request)
 {
     local_box *box = &state_of(transport)->hub->boxes[request->peer];
-    pthread_mutex_lock(&box->lock);
+    nd_monitor_lock(&box->monitor);
     nd_p2p_request *recv = list_take(&box->recvs, request->tag);
     if (!recv) {
         list_append(&box->sends, request);
         box->events++;
-        pthread_cond_broadcast(&box->changed);
+        nd_monitor_tell(&box->monitor);
     }
-    pthread_mutex_unlock(&box->lock);
+    nd_monitor_unlock(&box->monitor);
     if (recv) {
         deliver(request, recv, request, box);
     }
@@ -122,12 +121,12 @@ static nd_status local_send(nd_transport *transport, nd_p2p_request *request)
 static nd_status local_recv(nd_transport *transport, nd_p2p_request *request)
 {
     local_state *state = state_of(transport);
-    pthread_mutex_lock(&state->box->lock);
+    nd_monitor_lock(&state->box->monitor);
     nd_p2p_request *send = list_take(&state->box->sends, request->tag);
     if (!send) {
         list_append(&state->box->recvs, request);
     }
-    pthread_mutex_unlock(&state->box->lock);
+    nd_monitor_unlock(&state->box->monitor);
     if (send) {
         deliver(send, request, request, &state->hub->boxes[request->peer]);
     }
@@ -140,15 +139,15 @@ static void local_cancel(nd_transport *transport, nd_p2p_request *request)
     local_state *state = state_of(transport);
     local_box *boxes[2] = {state->box, &state->hub->boxes[request->peer]};
     for (int i = 0; i < 2; i++) {
-        pthread_mutex_lock(&boxes[i]->lock);
+        nd_monitor_lock(&boxes[i]->monitor);
         list_remove(i == 0 ? &boxes[i]->recvs : &boxes[i]->sends, request);
-        pthread_mutex_unlock(&boxes[i]->lock);
+        nd_monitor_unlock(&boxes[i]->monitor);
     }
-    pthread_mutex_lock(&state->box->lock);
+    nd_monitor_lock(&state->box->monitor);
     while (atomic_load_explicit(&request->state, memory_order_acquire) == ND_REQUEST_BUSY) {
-        pthread_cond_wait(&state->box->changed, &state->box->lock);
+        nd_monitor_wait(&state->box->monitor, ND_CLOCK_NEVER);
     }
-    pthread_mutex_unlock(&state->box->lock);
+    nd_monitor_unlock(&state->box->monitor);
 }
 
 /* Messages move inside send and recv. */
@@ -160,17 +159,12 @@ static nd_status local_progress(nd_transport *transport)
 static nd_status local_wait(nd_transport *transport, int idle, double seconds)
 {
     local_state *state = state_of(transport);
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = until.tv_nsec + (int64_t)(seconds * 1e9);
-    until.tv_sec += (time_t)(ns / 1000000000);
-    until.tv_nsec = (long)(ns % 1000000000);
-    pthread_mutex_lock(&state->box->lock);
-    while (state->box->events == state->seen &&
-           pthread_cond_timedwait(&state->box->changed, &state->box->lock, &until) == 0) {
+    const int64_t until = nd_clock_after(seconds);
+    nd_monitor_lock(&state->box->monitor);
+    while (state->box->events == state->seen && nd_monitor_wait(&state->box->monitor, until)) {
     }
     state->seen = state->box->events;
-    pthread_mutex_unlock(&state->box->lock);
+    nd_monitor_unlock(&state->box->monitor);
     return ND_OK;
 }
 
@@ -178,7 +172,7 @@ static bool local_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_t
                        size_t *bytes)
 {
     local_box *box = state_of(transport)->box;
-    pthread_mutex_lock(&box->lock);
+    nd_monitor_lock(&box->monitor);
     const nd_p2p_request *request = box->sends;
     while (request && ((request->tag ^ wanted) & mask) != 0) {
         request = request->next;
@@ -187,16 +181,16 @@ static bool local_peek(nd_transport *transport, nd_tag wanted, nd_tag mask, nd_t
         *found = request->tag;
         *bytes = request->bytes;
     }
-    pthread_mutex_unlock(&box->lock);
+    nd_monitor_unlock(&box->monitor);
     return request != NULL;
 }
 
 static bool local_gone(nd_transport *transport, int rank)
 {
     local_box *box = &state_of(transport)->hub->boxes[rank];
-    pthread_mutex_lock(&box->lock);
+    nd_monitor_lock(&box->monitor);
     bool gone = box->gone;
-    pthread_mutex_unlock(&box->lock);
+    nd_monitor_unlock(&box->monitor);
     return gone;
 }
 
@@ -208,9 +202,9 @@ static void local_describe(nd_transport *transport, int rank, char *text, size_t
 static void local_close(nd_transport *transport, bool failed)
 {
     local_state *state = state_of(transport);
-    pthread_mutex_lock(&state->box->lock);
+    nd_monitor_lock(&state->box->monitor);
     state->box->gone = true;
-    pthread_mutex_unlock(&state->box->lock);
+    nd_monitor_unlock(&state->box->monitor);
     for (int i = 0; i < state->hub->size; i++) {
         notify(&state->hub->boxes[i]);
     }
@@ -241,14 +235,9 @@ nd_status nd_local_hub_create(int size, nd_local_hub **out)
         return status;
     }
     hub->size = size;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     for (int i = 0; i < size; i++) {
-        pthread_mutex_init(&hub->boxes[i].lock, NULL);
-        pthread_cond_init(&hub->boxes[i].changed, &attr);
+        hub->boxes[i].monitor = (nd_monitor)ND_MONITOR_INIT;
     }
-    pthread_condattr_destroy(&attr);
     *out = hub;
     return ND_OK;
 }
@@ -259,8 +248,7 @@ void nd_local_hub_destroy(nd_local_hub *hub)
         return;
     }
     for (int i = 0; i < hub->size; i++) {
-        pthread_cond_destroy(&hub->boxes[i].changed);
-        pthread_mutex_destroy(&hub->boxes[i].lock);
+        nd_monitor_fini(&hub->boxes[i].monitor);
     }
     free(hub->boxes);
     free(hub);

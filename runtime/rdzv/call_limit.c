@@ -64,7 +64,7 @@ nd_status nd_call_limit_create(nd_call_limit **out)
 {
     nd_call_limit *limit;
     ND_TRY(ND_ALLOC(1, &limit));
-    limit->monitor = ND_MONITOR_INIT;
+    limit->monitor = (nd_monitor)ND_MONITOR_INIT;
     nd_status status = nd_thread_start(&limit->thread, &limit->monitor,
                                        "the thread that bounds calls", watch, limit);
     if (status != ND_OK) {

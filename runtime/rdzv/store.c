@@ -2,34 +2,28 @@
 #include "runtime/rdzv/store.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/pmix.h"
-#include "runtime/rdzv/server.h"
 #include "runtime/rdzv/store_thread.h"
 
 struct nd_store {
-    pthread_mutex_t lock; /* of busy */
-    pthread_cond_t idle;
-    bool busy; /* a request is open: its thread uses what follows until it has the answer */
-    int rank, world_size;
+    nd_gate gate; /* closed: a request is open, and its thread uses what follows until its answer */
+    int world_size;
     _Atomic double timeout_seconds;
     uint32_t request;
     nd_wire_buffer out;
-    nd_channel *channel; /* or, in a world of one, the engine itself: */
-    nd_server *server;
-    nd_peer *self;
-    nd_wire_parser answers;
+    nd_channel *channel;                   /* NULL in a world of one */
     nd_store_thread *thread;               /* rank 0 of a start without ndlaunch */
     char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
     nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
@@ -47,32 +41,12 @@ static const int64_t margin_ns = 3000000000;
 static nd_status send_request(nd_store *store, int64_t deadline)
 {
     nd_status status = nd_wire_end(&store->out);
-    if (status == ND_OK && store->channel) {
+    if (status == ND_OK) {
         status = nd_channel_send(store->channel, &store->out, deadline);
-    } else if (status == ND_OK) {
-        nd_server_receive(store->server, store->self, store->out.data, store->out.size, 0);
     }
     store->out.size = 0;
     store->out.failed = false;
     return status;
-}
-
-static nd_status next_frame(nd_store *store, int64_t deadline, nd_wire_frame *frame)
-{
-    if (store->channel) {
-        return nd_channel_receive(store->channel, deadline, frame);
-    }
-    ND_TRY(nd_wire_next(&store->answers, frame));
-    if (frame->type ==
-        ND_WIRE_NONE) { /* the rest of a long exchange, or a wait that no other rank will end */
-        nd_server_drained(store->server, store->self);
-        nd_server_tick(store->server, INT64_MAX);
-        ND_TRY(nd_wire_next(&store->answers, frame));
-        if (frame->type == ND_WIRE_NONE) { /* the engine answers, or gives the request up */
-            return nd_fail_memory("an answer of the store");
-        }
-    }
-    return ND_OK;
 }
 
 static void keep_first_failure(nd_store *store, const nd_wire_frame *frame)
@@ -104,7 +78,7 @@ static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, n
                          nd_wire_cursor *cursor)
 {
     do {
-        ND_TRY(next_frame(store, deadline, frame));
+        ND_TRY(nd_channel_receive(store->channel, deadline, frame));
     } while (is_other(store, frame));
     if (frame->type == ND_WIRE_NONE) {
         return nd_fail(ND_ERR_HANG, "the store has not answered request %u in time",
@@ -125,7 +99,7 @@ static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, n
 /* The deadline of a call that begins now. */
 static int64_t deadline_of(const nd_store *store)
 {
-    return nd_clock_ns() + (int64_t)(store->timeout_seconds * 1e9) + margin_ns;
+    return nd_clock_after(store->timeout_seconds) + margin_ns;
 }
 
 static void begin_request(nd_store *store, nd_wire_type type, bool waits)
@@ -147,87 +121,34 @@ static nd_status check_key(const char *key)
     return ND_OK;
 }
 
-static nd_status damaged(const char *what)
+static nd_status damaged(const char *key)
 {
-    return nd_fail(ND_ERR_IO, "the store sent a damaged answer to %s", what);
+    return nd_fail(ND_ERR_IO, "the store sent a damaged answer about \"%s\"", key);
 }
 
-static nd_status set(nd_store *store, const char *key, const void *value, size_t bytes)
-{
-    nd_wire_frame frame;
-    nd_wire_cursor cursor;
-    int64_t deadline = deadline_of(store);
-    ND_TRY(check_key(key));
-    begin_request(store, ND_WIRE_SET, false);
-    nd_wire_put_text(&store->out, key);
-    nd_wire_put_blob(&store->out, value, bytes);
-    ND_TRY(send_request(store, deadline));
-    return receive(store, ND_WIRE_DONE, deadline, &frame, &cursor);
-}
+/* What a request about one key says, and how it is answered. */
+typedef struct question {
+    nd_wire_type type, answer;
+    const char *key;
+    const void *value; /* [bytes], unless it is ADD */
+    size_t bytes;
+    int64_t delta; /* of ADD */
+} question;
 
-static nd_status set_once(nd_store *store, const char *key, const void *value, size_t bytes,
-                          bool *set)
+/* Asks, and puts the cursor behind the answer's request number. The gate is closed. */
+static nd_status ask(nd_store *store, const question *q, int64_t deadline, nd_wire_cursor *answer)
 {
     nd_wire_frame frame;
-    nd_wire_cursor cursor;
-    int64_t deadline = deadline_of(store);
-    ND_TRY(check_key(key));
-    begin_request(store, ND_WIRE_SET_ONCE, false);
-    nd_wire_put_text(&store->out, key);
-    nd_wire_put_blob(&store->out, value, bytes);
+    ND_TRY(check_key(q->key));
+    begin_request(store, q->type, q->type == ND_WIRE_GET);
+    nd_wire_put_text(&store->out, q->key);
+    if (q->type == ND_WIRE_ADD) {
+        nd_wire_put_u64(&store->out, (uint64_t)q->delta);
+    } else if (q->type != ND_WIRE_GET) {
+        nd_wire_put_blob(&store->out, q->value, q->bytes);
+    }
     ND_TRY(send_request(store, deadline));
-    ND_TRY(receive(store, ND_WIRE_SUM, deadline, &frame, &cursor));
-    uint64_t sum = nd_wire_get_u64(&cursor);
-    if (!nd_wire_finished(&cursor)) {
-        return damaged("set once");
-    }
-    *set = sum == 1;
-    return ND_OK;
-}
-
-static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
-{
-    nd_wire_frame frame;
-    nd_wire_cursor cursor;
-    int64_t deadline = deadline_of(store);
-    ND_TRY(check_key(key));
-    begin_request(store, ND_WIRE_GET, true);
-    nd_wire_put_text(&store->out, key);
-    ND_TRY(send_request(store, deadline));
-    ND_TRY(receive(store, ND_WIRE_VALUE, deadline, &frame, &cursor));
-    size_t count;
-    const uint8_t *data = nd_wire_get_blob(&cursor, &count);
-    if (!nd_wire_finished(&cursor)) {
-        return damaged("get");
-    }
-    if (count > *bytes) {
-        return nd_fail(ND_ERR_INTERNAL, "the value of the key %s has %zu bytes, %zu fit", key,
-                       count, *bytes);
-    }
-    if (count > 0) {
-        memcpy(value, data, count);
-    }
-    *bytes = count;
-    return ND_OK;
-}
-
-static nd_status add(nd_store *store, const char *key, int64_t delta, int64_t deadline,
-                     int64_t *out)
-{
-    nd_wire_frame frame;
-    nd_wire_cursor cursor;
-    ND_TRY(check_key(key));
-    begin_request(store, ND_WIRE_ADD, false);
-    nd_wire_put_text(&store->out, key);
-    nd_wire_put_u64(&store->out, (uint64_t)delta);
-    ND_TRY(send_request(store, deadline));
-    ND_TRY(receive(store, ND_WIRE_SUM, deadline, &frame, &cursor));
-    int64_t sum = (int64_t)nd_wire_get_u64(&cursor);
-    if (!nd_wire_finished(&cursor)) {
-        return damaged("add");
-    }
-    *out = sum;
-    return ND_OK;
+    return receive(store, q->answer, deadline, &frame, answer);
 }
 
 /* What a rank has of an exchange's result. */
@@ -238,7 +159,7 @@ typedef struct result {
 } result;
 
 /* At least one slice, also of nothing; the first one says whether the result is packed. */
-static nd_status take_slice(result *r, nd_wire_cursor *cursor)
+static nd_status take_slice(result *r, const char *name, nd_wire_cursor *cursor)
 {
     size_t count;
     uint64_t offset = nd_wire_get_u64(cursor), packed = nd_wire_get_u64(cursor);
@@ -247,7 +168,7 @@ static nd_status take_slice(result *r, nd_wire_cursor *cursor)
     if (!nd_wire_finished(cursor) || offset != r->got ||
         (packed > 0 && (first ? packed >= r->size : packed != r->size)) ||
         (packed == 0 && r->packed)) {
-        return damaged("an exchange");
+        return damaged(name);
     }
     if (packed > 0 && first) {
         r->size = packed;
@@ -255,7 +176,7 @@ static nd_status take_slice(result *r, nd_wire_cursor *cursor)
         r->bytes = r->packed;
     }
     if (count > r->size - r->got || (count == 0 && r->size > 0)) {
-        return damaged("an exchange");
+        return damaged(name);
     }
     if (count > 0) {
         memcpy(r->bytes + r->got, data, count);
@@ -280,7 +201,7 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
         nd_wire_frame frame;
         nd_wire_cursor cursor;
         status = receive(store, ND_WIRE_SLICE, deadline, &frame, &cursor);
-        status = status == ND_OK ? take_slice(&r, &cursor) : status;
+        status = status == ND_OK ? take_slice(&r, name, &cursor) : status;
     } while (status == ND_OK && r.got < r.size);
     if (status == ND_OK && r.packed) {
         status = nd_unpack(r.packed, r.size, recv, total);
@@ -289,82 +210,105 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
     return status;
 }
 
-/* Waits until no other thread has a request open, and keeps them out until leave(). */
+/* Waits until no other thread has a request open, and keeps them out until nd_gate_leave. */
 static nd_status enter(nd_store *store, int64_t deadline)
 {
-    const struct timespec until = {deadline / 1000000000, deadline % 1000000000};
-    int code = 0;
-    pthread_mutex_lock(&store->lock);
-    while (store->busy && code == 0) {
-        code = pthread_cond_timedwait(&store->idle, &store->lock, &until);
-    }
-    bool entered = !store->busy;
-    store->busy = true;
-    pthread_mutex_unlock(&store->lock);
-    return entered ? ND_OK : nd_fail(ND_ERR_HANG, "another thread still waits for the store");
-}
-
-static void leave(nd_store *store)
-{
-    pthread_mutex_lock(&store->lock);
-    store->busy = false;
-    pthread_cond_signal(&store->idle);
-    pthread_mutex_unlock(&store->lock);
-}
-
-/* The condition's deadlines are those of nd_clock_ns. */
-static void init_lock(nd_store *store)
-{
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&store->idle, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    pthread_mutex_init(&store->lock, NULL);
+    return nd_gate_enter(&store->gate, deadline)
+               ? ND_OK
+               : nd_fail(ND_ERR_HANG, "another thread still waits for the store");
 }
 
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
 {
+    const question q = {ND_WIRE_SET, ND_WIRE_DONE, .key = key, .value = value, .bytes = bytes};
+    nd_wire_cursor answer;
+    if (!store->channel) {
+        return ND_OK; /* nobody else reads it */
+    }
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = set(store, key, value, bytes);
-    leave(store);
+    nd_status status = ask(store, &q, deadline_of(store), &answer);
+    nd_gate_leave(&store->gate);
     return status;
+}
+
+/* A question whose answer is one number. The gate is closed. */
+static nd_status ask_number(nd_store *store, const question *q, int64_t deadline, int64_t *out)
+{
+    nd_wire_cursor answer;
+    ND_TRY(ask(store, q, deadline, &answer));
+    const int64_t number = (int64_t)nd_wire_get_u64(&answer);
+    if (!nd_wire_finished(&answer)) {
+        return damaged(q->key);
+    }
+    *out = number;
+    return ND_OK;
 }
 
 nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
                             bool *set)
 {
+    const question q = {ND_WIRE_SET_ONCE, ND_WIRE_SUM, .key = key, .value = value, .bytes = bytes};
+    int64_t sum = 0;
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = set_once(store, key, value, bytes, set);
-    leave(store);
+    nd_status status = ask_number(store, &q, deadline_of(store), &sum);
+    nd_gate_leave(&store->gate);
+    *set = status == ND_OK ? sum == 1 : *set;
     return status;
+}
+
+static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
+{
+    const question q = {ND_WIRE_GET, ND_WIRE_VALUE, .key = key};
+    nd_wire_cursor answer;
+    size_t count;
+    ND_TRY(ask(store, &q, deadline_of(store), &answer));
+    const uint8_t *data = nd_wire_get_blob(&answer, &count);
+    if (!nd_wire_finished(&answer)) {
+        return damaged(key);
+    }
+    if (count > *bytes) {
+        return nd_fail(ND_ERR_INTERNAL, "the value of the key %s has %zu bytes, %zu fit", key,
+                       count, *bytes);
+    }
+    if (count > 0) {
+        memcpy(value, data, count);
+    }
+    *bytes = count;
+    return ND_OK;
 }
 
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
     ND_TRY(enter(store, deadline_of(store)));
     nd_status status = get(store, key, value, bytes);
-    leave(store);
+    nd_gate_leave(&store->gate);
     return status;
 }
 
 nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
 {
+    const question q = {ND_WIRE_ADD, ND_WIRE_SUM, .key = key, .delta = delta};
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = add(store, key, delta, deadline_of(store), out);
-    leave(store);
+    nd_status status = ask_number(store, &q, deadline_of(store), out);
+    nd_gate_leave(&store->gate);
     return status;
 }
 
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes)
 {
+    if (!store->channel) {
+        if (bytes > 0) {
+            memmove(recv, send, bytes);
+        }
+        return ND_OK;
+    }
     if (store->pmix) {
         return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
     }
     ND_TRY(enter(store, deadline_of(store)));
     nd_status status = exchange(store, name, send, recv, bytes);
-    leave(store);
+    nd_gate_leave(&store->gate);
     return status;
 }
 
@@ -375,10 +319,15 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 
 nd_status nd_store_check(nd_store *store, double seconds)
 {
-    int64_t deadline = nd_clock_ns() + (int64_t)(seconds * 1e9), sum;
+    const question q = {ND_WIRE_ADD, ND_WIRE_SUM, .key = "check"};
+    const int64_t deadline = nd_clock_after(seconds);
+    int64_t sum;
+    if (!store->channel) {
+        return ND_OK;
+    }
     ND_TRY(enter(store, deadline));
-    nd_status status = add(store, "check", 0, deadline, &sum);
-    leave(store);
+    nd_status status = ask_number(store, &q, deadline, &sum);
+    nd_gate_leave(&store->gate);
     return status;
 }
 
@@ -390,33 +339,15 @@ bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
         nd_error_clear();
         return false;
     }
-    if (store->channel) {
-        /* Only what has come already: until nothing is left, or the connection's end. */
-        while (nd_channel_receive(store->channel, 0, &frame) == ND_OK &&
-               frame.type != ND_WIRE_NONE) {
-            (void)is_other(store, &frame);
-        }
-        nd_error_clear();
+    /* Only what has come already: until nothing is left, or the connection's end. */
+    while (store->channel && nd_channel_receive(store->channel, 0, &frame) == ND_OK &&
+           frame.type != ND_WIRE_NONE) {
+        (void)is_other(store, &frame);
     }
+    nd_error_clear();
     snprintf(text, capacity, "%s", store->first_failure);
-    leave(store);
+    nd_gate_leave(&store->gate);
     return text[0] != '\0';
-}
-
-static void keep_answer(void *context, nd_peer *peer, const void *bytes, size_t count)
-{
-    nd_store *store = context;
-    if (nd_wire_feed(&store->answers, bytes, count) != ND_OK) {
-        nd_error_clear(); /* next_frame misses the answer, and reports it */
-    }
-}
-
-static void drop_self(void *context, nd_peer *peer)
-{
-}
-
-static void ignore_notice(void *context, const char *line)
-{
 }
 
 static nd_status connect_store(nd_store *store, const nd_identity *identity,
@@ -461,7 +392,7 @@ static nd_status open_environment(nd_store *store, const nd_identity *identity)
         explicit_bzero(key, sizeof key);
         return status;
     }
-    int64_t deadline = nd_clock_ns() + (int64_t)(store->timeout_seconds * 1e9);
+    int64_t deadline = nd_clock_after(store->timeout_seconds);
     for (;;) {
         /* A private file may be missing, or a former job's, until rank 0 has replaced it. */
         nd_status status = nd_key_read_file(path, key);
@@ -507,8 +438,7 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     }
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
-    init_lock(store);
-    store->rank = identity->rank;
+    store->gate = (nd_gate)ND_GATE_INIT;
     store->world_size = identity->world_size;
     store->timeout_seconds = timeout_seconds;
     nd_status status = ND_OK;
@@ -543,37 +473,8 @@ nd_status nd_store_open_single(nd_store **out)
 {
     nd_store *store;
     ND_TRY(ND_ALLOC(1, &store));
-    init_lock(store);
+    store->gate = (nd_gate)ND_GATE_INIT;
     store->world_size = 1;
-    nd_wire_parser_init(&store->answers, ND_WIRE_LIMIT_MEMBER);
-    nd_server_options options = {
-        .version = ND_VERSION, .run_id = "single", .world_size = 1, .nnodes = 1};
-    nd_server_hooks hooks = {
-        .context = store, .send = keep_answer, .drop = drop_self, .notice = ignore_notice};
-    nd_status status = nd_server_create(&options, &hooks, &store->server);
-    if (status == ND_OK) {
-        status = nd_server_connect(store->server, &(nd_server_caller){.name = "rank 0"}, 0,
-                                   &store->self);
-    }
-    if (status == ND_OK) {
-        nd_wire_begin(&store->out, ND_WIRE_HELLO);
-        nd_wire_put_u32(&store->out, ND_WIRE_PROTOCOL);
-        nd_wire_put_text(&store->out, ND_VERSION);
-        nd_wire_put_text(&store->out, "single");
-        nd_wire_put_u32(&store->out, 0);
-        nd_wire_put_u8(&store->out, ND_WIRE_WORKER);
-        nd_wire_put_u32(&store->out, 0);
-        nd_wire_put_text(&store->out, "localhost");
-        status = send_request(store, 0);
-    }
-    nd_wire_frame welcome;
-    if (status == ND_OK) {
-        status = next_frame(store, 0, &welcome);
-    }
-    if (status != ND_OK) {
-        nd_store_close(store);
-        return status;
-    }
     *out = store;
     return ND_OK;
 }
@@ -593,11 +494,8 @@ static void close_store(nd_store *store, bool goodbye)
     if (store->key_path[0]) {
         unlink(store->key_path);
     }
-    nd_server_destroy(store->server);
-    nd_wire_parser_fini(&store->answers);
     nd_wire_buffer_fini(&store->out);
-    pthread_cond_destroy(&store->idle);
-    pthread_mutex_destroy(&store->lock);
+    nd_gate_fini(&store->gate);
     free(store);
 }
 

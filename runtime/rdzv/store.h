@@ -6,9 +6,9 @@
  *
  * Blocking calls with deadlines, from any thread: a call waits for another one that is open as long
  * as for its answer, then it is ND_ERR_HANG. The channel is TLS 1.3 with the job's 32-byte key as
- * external PSK. A world of one needs no store: nd_store_open_single gives one that answers locally,
- * so callers have one path. While a call waits, the process that runs the store prints every 10
- * seconds which ranks are missing.
+ * external PSK. A world of one needs no store: nd_store_open_single gives one that asks nobody, so
+ * callers have one path; it takes set, exchange, barrier and check. While a call waits, the process
+ * that runs the store prints every 10 seconds which ranks are missing.
  */
 #include <stdbool.h>
 #include <stddef.h>

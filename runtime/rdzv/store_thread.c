@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/rdzv/store_thread.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
+#include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/uv.h"
 
 struct nd_store_thread {
-    pthread_t native;
+    nd_thread native;
+    nd_monitor monitor; /* of the thread's end alone */
     uv_loop_t loop;
     uv_timer_t watch;
     nd_store_server *server;
@@ -74,11 +75,10 @@ static void on_watch(uv_timer_t *timer)
     }
 }
 
-static void *run(void *argument)
+static void run_loop(void *argument)
 {
     nd_store_thread *thread = argument;
     uv_run(&thread->loop, UV_RUN_DEFAULT);
-    return NULL;
 }
 
 /* The first of the name's addresses that can be bound. */
@@ -119,8 +119,8 @@ static nd_status start_thread(nd_store_thread *thread)
         status = ND_UV(uv_timer_start(&thread->watch, on_watch, 20, 20));
     }
     if (status == ND_OK) {
-        int code = pthread_create(&thread->native, NULL, run, thread);
-        status = code == 0 ? ND_OK : nd_fail_system(code, "the store's thread");
+        status = nd_thread_start(&thread->native, &thread->monitor, "the store's thread", run_loop,
+                                 thread);
     }
     if (status != ND_OK) {
         nd_store_server_close(thread->server);
@@ -136,6 +136,7 @@ nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[N
 {
     nd_store_thread *thread;
     ND_TRY(ND_ALLOC(1, &thread));
+    thread->monitor = (nd_monitor)ND_MONITOR_INIT;
     nd_status status = ND_UV(uv_loop_init(&thread->loop));
     if (status != ND_OK) {
         free(thread);
@@ -175,7 +176,8 @@ void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds)
 {
     if (thread) {
         atomic_store(&thread->leave_by, nd_clock_ns() + (int64_t)(timeout_seconds * 1e9) + 1);
-        pthread_join(thread->native, NULL);
+        nd_thread_join(&thread->native, INFINITY);
+        nd_monitor_fini(&thread->monitor);
         uv_loop_close(&thread->loop);
         free(thread);
     }

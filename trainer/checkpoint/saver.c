@@ -293,7 +293,7 @@ nd_status nd_saver_create(const nd_saver_options *options, nd_saver **out)
 {
     nd_saver *s = NULL;
     ND_TRY(ND_ALLOC(1, &s));
-    s->monitor = ND_MONITOR_INIT;
+    s->monitor = (nd_monitor)ND_MONITOR_INIT;
     nd_status status = init(s, options);
     if (status != ND_OK) {
         (void)nd_saver_destroy(s);

@@ -4,11 +4,11 @@
  * it, waits until all earlier blocks are written, and writes its own. So a failure is that of the
  * earliest block that fails, whatever the threads do.
  */
-#include <errno.h>
-#include <pthread.h>
+#include <math.h>
 #include <sched.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/thread.h"
 #include "trainer/corpus/blocks.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/row.h"
@@ -22,11 +22,10 @@ typedef struct crew {
     nd_block_reader reader;
     bool exhausted; /* by read_lock: the reader has no more blocks, or failed */
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t turned;
-    int64_t turn;   /* the block that is written next */
-    uint64_t bytes; /* of the files that were read */
-    int running;    /* threads */
+    nd_monitor monitor; /* guards what follows */
+    int64_t turn;       /* the block that is written next */
+    uint64_t bytes;     /* of the files that were read */
+    int running;        /* threads */
     bool failed;
     nd_error error;
     nd_corpus_counts counts;
@@ -34,7 +33,7 @@ typedef struct crew {
 
 typedef struct worker {
     crew *crew;
-    pthread_t thread;
+    nd_thread thread;
     nd_encoder *encoder;
     nd_corpus_block block;
     nd_corpus_piece piece;
@@ -401,9 +400,9 @@ static bool take_block(worker *w, nd_status *status)
     }
     uint64_t bytes = nd_block_reader_bytes(&c->reader);
     pthread_mutex_unlock(&c->read_lock);
-    pthread_mutex_lock(&c->lock);
+    nd_monitor_lock(&c->monitor);
     c->bytes = bytes > c->bytes ? bytes : c->bytes;
-    pthread_mutex_unlock(&c->lock);
+    nd_monitor_unlock(&c->monitor);
     return !end;
 }
 
@@ -411,9 +410,9 @@ static bool take_block(worker *w, nd_status *status)
 static bool finish_block(worker *w, nd_status status)
 {
     crew *c = w->crew;
-    pthread_mutex_lock(&c->lock);
+    nd_monitor_lock(&c->monitor);
     while (!c->failed && c->turn != w->block.number) {
-        pthread_cond_wait(&c->turned, &c->lock);
+        nd_monitor_wait(&c->monitor, ND_CLOCK_NEVER);
     }
     bool goes_on = !c->failed;
     if (goes_on && c->job->stop && atomic_load(c->job->stop)) {
@@ -424,8 +423,8 @@ static bool finish_block(worker *w, nd_status status)
         goes_on = false;
     }
     c->turn += goes_on;
-    pthread_cond_broadcast(&c->turned);
-    pthread_mutex_unlock(&c->lock);
+    nd_monitor_tell(&c->monitor);
+    nd_monitor_unlock(&c->monitor);
     return goes_on;
 }
 
@@ -447,7 +446,7 @@ static void add_counts(nd_corpus_counts *to, const worker *w)
     to->text.special += text->special;
 }
 
-static void *work(void *context)
+static void work(void *context)
 {
     worker *w = context;
     crew *c = w->crew;
@@ -460,12 +459,11 @@ static void *work(void *context)
             break;
         }
     }
-    pthread_mutex_lock(&c->lock);
+    nd_monitor_lock(&c->monitor);
     add_counts(&c->counts, w);
     c->running--;
-    pthread_cond_broadcast(&c->turned);
-    pthread_mutex_unlock(&c->lock);
-    return NULL;
+    nd_monitor_tell(&c->monitor);
+    nd_monitor_unlock(&c->monitor);
 }
 
 /* The calling thread. */
@@ -480,11 +478,7 @@ static nd_status start(crew *c, worker *w)
                                        .cache_bytes = ND_ENCODE_CACHE_BYTES};
     w->crew = c;
     ND_TRY(nd_encoder_create(c->job->tokenizer, &options, &w->encoder));
-    int code = pthread_create(&w->thread, NULL, work, w);
-    if (code != 0) {
-        return nd_fail_system(code, "a thread that encodes text");
-    }
-    return ND_OK;
+    return nd_thread_start(&w->thread, &c->monitor, "a thread that encodes text", work, w);
 }
 
 static void fini(worker *w)
@@ -503,44 +497,32 @@ static void fini(worker *w)
 static void watch(crew *c)
 {
     const nd_corpus_job *job = c->job;
-    pthread_mutex_lock(&c->lock);
+    nd_monitor_lock(&c->monitor);
     while (c->running > 0) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += PROGRESS_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
-        int code = 0;
-        while (c->running > 0 && code != ETIMEDOUT) {
-            code = pthread_cond_timedwait(&c->turned, &c->lock, &until);
+        const int64_t until = nd_clock_after(PROGRESS_MS * 1e-3);
+        while (c->running > 0 && nd_monitor_wait(&c->monitor, until)) {
         }
         uint64_t bytes = c->bytes;
-        pthread_mutex_unlock(&c->lock);
+        nd_monitor_unlock(&c->monitor);
         if (job->progress) {
             job->progress(job->context, bytes);
         }
-        pthread_mutex_lock(&c->lock);
+        nd_monitor_lock(&c->monitor);
     }
-    pthread_mutex_unlock(&c->lock);
+    nd_monitor_unlock(&c->monitor);
 }
 
 static void crew_init(crew *c)
 {
-    pthread_condattr_t monotonic;
     nd_block_reader_init(&c->reader, c->job);
     pthread_mutex_init(&c->read_lock, NULL);
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->turned, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    c->monitor = (nd_monitor)ND_MONITOR_INIT;
 }
 
 static void crew_fini(crew *c)
 {
     nd_block_reader_fini(&c->reader);
-    pthread_cond_destroy(&c->turned);
-    pthread_mutex_destroy(&c->lock);
+    nd_monitor_fini(&c->monitor);
     pthread_mutex_destroy(&c->read_lock);
 }
 
@@ -550,19 +532,19 @@ static int start_all(crew *c, worker *workers, int threads)
     int started = 0;
     nd_status status = ND_OK;
     while (started < threads && status == ND_OK) {
-        pthread_mutex_lock(&c->lock);
+        nd_monitor_lock(&c->monitor);
         c->running++;
-        pthread_mutex_unlock(&c->lock);
+        nd_monitor_unlock(&c->monitor);
         status = start(c, &workers[started]);
-        pthread_mutex_lock(&c->lock);
+        nd_monitor_lock(&c->monitor);
         if (status == ND_OK) {
             started++;
         } else {
             c->running--;
             note_failure(c);
-            pthread_cond_broadcast(&c->turned);
+            nd_monitor_tell(&c->monitor);
         }
-        pthread_mutex_unlock(&c->lock);
+        nd_monitor_unlock(&c->monitor);
     }
     return started;
 }
@@ -579,7 +561,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     int started = start_all(&c, workers, threads);
     watch(&c);
     for (int i = 0; i < started; i++) {
-        pthread_join(workers[i].thread, NULL);
+        nd_thread_join(&workers[i].thread, INFINITY);
     }
     c.counts.bytes = nd_block_reader_bytes(&c.reader);
     for (int i = 0; i < threads; i++) {

@@ -250,7 +250,7 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
     nd_status status = ND_OK;
     nd_loader *loader = NULL;
     ND_TRY_OUT(ND_ALLOC(1, &loader));
-    loader->monitor = ND_MONITOR_INIT;
+    loader->monitor = (nd_monitor)ND_MONITOR_INIT;
     loader->dataset = dataset;
     loader->options = *o;
     loader->chunk = o->cp_size == 1 ? o->sequence : o->sequence / (2 * o->cp_size);

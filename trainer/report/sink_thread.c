@@ -281,7 +281,7 @@ nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_option
     if (status != ND_OK) {
         goto fail;
     }
-    t->monitor = ND_MONITOR_INIT;
+    t->monitor = (nd_monitor)ND_MONITOR_INIT;
     t->sink = *sink;
     t->options = *options;
     t->patience_seconds = PATIENCE_DEADLINES * options->deadline_seconds;

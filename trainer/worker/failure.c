@@ -138,7 +138,7 @@ static nd_status record_deadline(const nd_failure *f, bool *first)
 /* Waits until all other ranks have recorded their deadlines, or for gather_seconds. */
 static nd_status wait_for_deadlines(const nd_failure *f)
 {
-    int64_t until = nd_clock_ns() + (int64_t)(gather_seconds * 1e9);
+    int64_t until = nd_clock_after(gather_seconds);
     for (int rank = 0; rank < f->identity->world_size; rank++) {
         char key[48], value[16];
         bool found = false;
@@ -257,48 +257,22 @@ static void report(nd_failure *f, const nd_error *error)
     }
 }
 
-/* Waits until no other thread ends this process, and keeps them out until leave(). */
-static bool enter(nd_failure *f, double seconds)
-{
-    int64_t end = nd_clock_ns() + (int64_t)(seconds * 1e9);
-    const struct timespec until = {end / 1000000000, end % 1000000000};
-    int code = 0;
-    pthread_mutex_lock(&f->lock);
-    while (f->busy && code == 0) {
-        code = pthread_cond_clockwait(&f->idle, &f->lock, CLOCK_MONOTONIC, &until);
-    }
-    bool entered = !f->busy;
-    f->busy = true;
-    pthread_mutex_unlock(&f->lock);
-    return entered;
-}
-
-static void leave(nd_failure *f)
-{
-    pthread_mutex_lock(&f->lock);
-    f->busy = false;
-    pthread_cond_signal(&f->idle);
-    pthread_mutex_unlock(&f->lock);
-}
-
 /* Another rank reports and ends the job. If that does not happen, this thread goes on. Others may
  * enter meanwhile: rank 0 may learn that the other rank was lost before it could. False: one of
  * them still ends this process. */
 static bool outlives_silence(nd_failure *f)
 {
-    pthread_mutex_lock(&f->lock);
-    f->silent = true;
-    pthread_mutex_unlock(&f->lock);
-    leave(f);
+    atomic_store(&f->silent, true);
+    nd_gate_leave(&f->gate);
     wait_end(f->kill_seconds);
-    return enter(f, f->kill_seconds);
+    return nd_gate_enter(&f->gate, nd_clock_after(f->kill_seconds));
 }
 
 void nd_failure_end(nd_failure *f, const nd_error *error)
 {
     char suffix[ND_ERROR_MESSAGE_MAX] = "";
     nd_error full = *error;
-    if (!enter(f, f->kill_seconds)) {
+    if (!nd_gate_enter(&f->gate, nd_clock_after(f->kill_seconds))) {
         return;
     }
     bool reports = !f->ended && nd_failure_claim(f, error, patience_seconds, suffix, sizeof suffix);
@@ -314,7 +288,7 @@ void nd_failure_end(nd_failure *f, const nd_error *error)
         report(f, &full);
     }
     f->ended = true;
-    leave(f);
+    nd_gate_leave(&f->gate);
 }
 
 /* Rank 0 does not ask: the thread of its store calls this, and knows whether the loss comes
@@ -327,7 +301,7 @@ bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
     if (id->pmix && !first) {
         return true;
     }
-    if (!enter(f, 0)) {
+    if (!nd_gate_enter(&f->gate, 0)) {
         return false;
     }
     bool known = !f->ended && id->rank > 0 && nd_store_first_failure(f->store, other, sizeof other);
@@ -342,6 +316,6 @@ bool nd_failure_end_lost(nd_failure *f, const char *message, bool first)
     if (!f->ended) {
         _exit(ND_ERR_IO);
     }
-    leave(f);
+    nd_gate_leave(&f->gate);
     return true;
 }

@@ -11,29 +11,28 @@
  * better one. Under PMIx one rank reports and ends the job. Ranks of a torchrun-like start have
  * separate outputs: all of them report, and name the first failure. docs/comm.md has the cases.
  */
-#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
+#include "runtime/base/thread.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 
 typedef struct nd_failure {
     const nd_identity *identity;
-    nd_store *store;      /* NULL: it cannot be asked */
-    int held;             /* descriptor of nd_failure_claim_host, or -1 */
-    bool first;           /* the store has it as the job's first failure */
-    bool ended;           /* reported, or found that another rank reports */
-    double kill_seconds;  /* for the end of the job to reach this process */
-    pthread_mutex_t lock; /* of busy */
-    pthread_cond_t idle;
-    bool busy;   /* a thread ends this process; first, held and ended are its own meanwhile */
-    bool silent; /* a thread has left the report to another rank, and waits for the job's end */
+    nd_store *store;     /* NULL: it cannot be asked */
+    int held;            /* descriptor of nd_failure_claim_host, or -1 */
+    bool first;          /* the store has it as the job's first failure */
+    bool ended;          /* reported, or found that another rank reports */
+    double kill_seconds; /* for the end of the job to reach this process */
+    nd_gate gate;        /* closed: a thread ends this process; first, held and ended are its own */
+    atomic_bool
+        silent; /* a thread has left the report to another rank, and waits for the job's end */
 } nd_failure;
 
 #define ND_FAILURE_INIT                                                                            \
     {                                                                                              \
-        .held = -1, .kill_seconds = 30, .lock = PTHREAD_MUTEX_INITIALIZER,                         \
-        .idle = PTHREAD_COND_INITIALIZER                                                           \
+        .held = -1, .kill_seconds = 30, .gate = ND_GATE_INIT                                       \
     }
 
 /*

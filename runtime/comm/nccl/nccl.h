@@ -30,6 +30,7 @@
 #include <nccl.h>
 #include <pthread.h>
 
+#include "runtime/base/thread.h"
 #include "runtime/comm/backend.h"
 #include "runtime/rdzv/call_limit.h"
 
@@ -127,9 +128,8 @@ typedef struct nccl_state {
     nccl_entry ended;     /* the operation that did; its sequence is 0: none yet. Under `ring` */
     int64_t watched_ns;   /* of the driving thread's looks */
     nd_call_limit *limit; /* on calls of NCCL and CUDA that may not return */
-    pthread_t thread;
-    bool has_thread, stop; /* stop: under `ring` */
-    pthread_cond_t stopped;
+    nd_thread watch;
+    nd_monitor watching;         /* of the watch's end alone */
     _Atomic int64_t attended_ns; /* when the driving thread looked last */
     atomic_bool taken;           /* a fault is: the other thread leaves it */
     nd_status failed;            /* first fault; everything later repeats it */

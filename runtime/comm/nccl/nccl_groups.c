@@ -219,7 +219,7 @@ void nccl_close(nd_transport *transport)
         }
     }
     free(state->peers);
-    pthread_cond_destroy(&state->stopped);
+    nd_monitor_fini(&state->watching);
     pthread_mutex_destroy(&state->ring);
     pthread_mutex_destroy(&state->calls);
     free(state);

@@ -122,13 +122,9 @@ static nd_status open_world(nd_transport *transport, const nd_nccl_options *opti
 
 static void make_locks(nccl_state *state)
 {
-    pthread_condattr_t monotonic;
     pthread_mutex_init(&state->calls, NULL);
     pthread_mutex_init(&state->ring, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&state->stopped, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    state->watching = (nd_monitor)ND_MONITOR_INIT;
 }
 
 static nd_status fill(nd_transport *transport, const nd_nccl_options *options)

@@ -6,7 +6,7 @@
  * It calls cudaSetDevice and cudaEventQuery, which any thread may call. If the driver makes the
  * query wait for the driving thread, a limit on the call ends the process.
  */
-#include <time.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
@@ -35,22 +35,15 @@ static _Noreturn void end_process(nccl_state *state, nd_status status, double se
 /* Sleeps; false when the thread is to end. */
 static bool go_on(nccl_state *state, double seconds)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t at = until.tv_nsec + (int64_t)(seconds * 1e9);
-    until.tv_sec += at / 1000000000;
-    until.tv_nsec = at % 1000000000;
-    pthread_mutex_lock(&state->ring);
-    int code = 0;
-    while (!state->stop && code == 0) {
-        code = pthread_cond_timedwait(&state->stopped, &state->ring, &until);
+    const int64_t until = nd_clock_after(seconds);
+    nd_monitor_lock(&state->watching);
+    while (!state->watch.stop && nd_monitor_wait(&state->watching, until)) {
     }
-    bool stop = state->stop;
-    pthread_mutex_unlock(&state->ring);
-    return !stop;
+    nd_monitor_unlock(&state->watching);
+    return !state->watch.stop;
 }
 
-static void *watch(void *argument)
+static void watch(void *argument)
 {
     nd_transport *transport = argument;
     nccl_state *state = nccl_state_of(transport);
@@ -81,29 +74,16 @@ static void *watch(void *argument)
             end_process(state, fault, (double)(now - attended) * 1e-9);
         }
     }
-    return NULL;
 }
 
 nd_status nccl_thread_start(nd_transport *transport)
 {
     nccl_state *state = nccl_state_of(transport);
-    int code = pthread_create(&state->thread, NULL, watch, transport);
-    if (code != 0) {
-        return nd_fail_system(code, "the thread that watches NCCL");
-    }
-    state->has_thread = true;
-    return ND_OK;
+    return nd_thread_start(&state->watch, &state->watching, "the thread that watches NCCL", watch,
+                           transport);
 }
 
 void nccl_thread_stop(nd_transport *transport)
 {
-    nccl_state *state = nccl_state_of(transport);
-    if (state->has_thread) {
-        pthread_mutex_lock(&state->ring);
-        state->stop = true;
-        pthread_cond_signal(&state->stopped);
-        pthread_mutex_unlock(&state->ring);
-        pthread_join(state->thread, NULL);
-        state->has_thread = false;
-    }
+    nd_thread_join(&nccl_state_of(transport)->watch, INFINITY);
 }

@@ -209,13 +209,8 @@ static nd_status use_store(void)
 {
     nd_store *store = NULL;
     char value[8];
-    size_t bytes = sizeof value;
-    int64_t sum;
     ND_TRY(nd_store_open_single(&store));
-    nd_status status = nd_store_set(store, "key", "value", 6);
-    status = status == ND_OK ? nd_store_get(store, "key", value, &bytes) : status;
-    status = status == ND_OK ? nd_store_add(store, "sum", 1, &sum) : status;
-    status = status == ND_OK ? nd_store_exchange(store, "place", "value", value, 6) : status;
+    nd_status status = nd_store_exchange(store, "place", "value", value, 6);
     nd_store_abandon(store);
     return status;
 }

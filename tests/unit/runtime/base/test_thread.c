@@ -100,7 +100,7 @@ static void wait_until_allowed(void *context)
 /* A thread that does not end in time is abandoned, and can still use what it was given. */
 Test(thread, abandoned)
 {
-    static queue q = {.monitor = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER}};
+    static queue q = {.monitor = ND_MONITOR_INIT};
     cr_assert_eq(nd_thread_start(&q.thread, &q.monitor, "the thread", wait_until_allowed, &q),
                  ND_OK);
     cr_expect_not(nd_thread_join(&q.thread, 0.01));
@@ -112,6 +112,29 @@ Test(thread, abandoned)
     }
     cr_expect_eq(q.sum, 1);
     nd_monitor_unlock(&q.monitor);
+}
+
+static void pass_through(void *context)
+{
+    nd_gate *gate = context;
+    if (nd_gate_enter(gate, ND_CLOCK_NEVER)) {
+        nd_gate_leave(gate);
+    }
+}
+
+Test(thread, gate)
+{
+    nd_gate gate = ND_GATE_INIT;
+    nd_monitor monitor = ND_MONITOR_INIT;
+    nd_thread other = {0};
+    cr_assert(nd_gate_enter(&gate, 0), "a free gate is entered, whatever the deadline");
+    cr_expect_not(nd_gate_enter(&gate, nd_clock_after(0.01)));
+    cr_assert_eq(nd_thread_start(&other, &monitor, "the thread", pass_through, &gate), ND_OK);
+    nd_gate_leave(&gate);
+    cr_expect(nd_thread_join(&other, INFINITY), "a thread that waits enters when the other leaves");
+    cr_expect(nd_gate_enter(&gate, 0));
+    nd_gate_fini(&gate);
+    nd_monitor_fini(&monitor);
 }
 
 Test(thread, deadline_and_beat)

@@ -308,10 +308,16 @@ Test(store_check, a_process_of_an_earlier_start_gets_no_answer, .timeout = 120)
     close_host();
 }
 
-Test(store_check, a_job_of_one_is_always_current)
+Test(store_check, a_job_of_one_asks_nobody)
 {
     nd_store *store = NULL;
+    char text[8], value[6] = "";
     assert_ok(nd_store_open_single(&store));
     assert_ok(nd_store_check(store, ASKING_SECONDS));
+    assert_ok(nd_store_set(store, "key", "value", 6));
+    assert_ok(nd_store_barrier(store, "start"));
+    assert_ok(nd_store_exchange(store, "places", "value", value, 6));
+    cr_expect_str_eq(value, "value");
+    cr_expect_not(nd_store_first_failure(store, text, sizeof text));
     nd_store_close(store);
 }

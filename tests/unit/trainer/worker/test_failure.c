@@ -374,9 +374,9 @@ Test(failure, a_lost_rank_ends_this_process_unless_another_thread_or_rank_does)
     f.identity = &id;
     cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), ND_ERR_IO);
     cr_expect_not_null(strstr(text, "rank 2 was lost"), "%s", text);
-    f.busy = true;
+    f.gate.closed = true;
     cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), 2, "ask again");
-    f.busy = false;
+    f.gate.closed = false;
     cr_expect_str_empty(text);
     f.ended = true;
     cr_expect_eq(end_lost(&f, "rank 2 was lost", true, text, sizeof text), 1, "it is reported");

@@ -218,9 +218,7 @@ static bool end_beside_silence(rank_here *r)
     }
     while (!silent) { /* it has entered, and then left for the silence */
         nanosleep(&pause, NULL);
-        pthread_mutex_lock(&r->failure.lock);
         silent = r->failure.silent;
-        pthread_mutex_unlock(&r->failure.lock);
     }
     while (!ended) {
         ended = end_lost(r);
