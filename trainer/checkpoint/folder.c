@@ -13,9 +13,6 @@
 #include "runtime/base/text.h"
 #include "trainer/checkpoint/state_file.h"
 
-static const char prefix[] = "checkpoint-", temporary_prefix[] = ".tmp-checkpoint-",
-                  deleted_prefix[] = ".del-checkpoint-";
-
 /* Lock. */
 
 nd_status nd_run_lock_acquire(const char *run, nd_run_lock *out)
@@ -96,116 +93,6 @@ bool nd_run_lock_has_mark(const char *run, const char *mark)
     return has && memcmp(line, wanted, sizeof line) == 0;
 }
 
-/* Names. */
-
-nd_status nd_checkpoint_path(const char *run, int64_t step, char **out)
-{
-    return nd_fs_format(out, "%s/%s%lld", run, prefix, (long long)step);
-}
-
-/* The number behind "checkpoint-", without sign, blanks or leading zeros; -1: another name. */
-static int64_t step_of_name(const char *name)
-{
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
-        return -1;
-    }
-    const char *digits = name + sizeof prefix - 1;
-    size_t length = strlen(digits);
-    if (length == 0 || length > 18 || strspn(digits, "0123456789") != length ||
-        (digits[0] == '0' && length > 1)) {
-        return -1;
-    }
-    return strtoll(digits, NULL, 10);
-}
-
-static int by_step(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* What lies under a name of the run folder. */
-static nd_status look_in(const char *run, const char *name, nd_fs_kind *kind)
-{
-    char *path = NULL;
-    ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    nd_status status = nd_fs_look_at_link(path, kind, NULL);
-    free(path);
-    return status;
-}
-
-nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
-{
-    nd_fs_names names;
-    int64_t *list = NULL;
-    int n = 0;
-    nd_status status = ND_OK;
-    *steps = NULL;
-    *count = 0;
-    ND_TRY(nd_fs_list(run, &names));
-    ND_TRY_OUT(ND_ALLOC(names.count + 1, &list));
-    for (int i = 0; i < names.count; i++) {
-        const int64_t step = step_of_name(names.list[i]);
-        nd_fs_kind kind = ND_FS_ABSENT;
-        ND_TRY_OUT(step >= 0 ? look_in(run, names.list[i], &kind) : ND_OK);
-        if (kind == ND_FS_FOLDER) {
-            list[n++] = step;
-        }
-    }
-    qsort(list, (size_t)n, sizeof *list, by_step);
-    *steps = list;
-    *count = n;
-    list = NULL;
-out:
-    free(list);
-    nd_fs_names_fini(&names);
-    return status;
-}
-
-nd_status nd_checkpoint_is_ours(const char *path, bool *out)
-{
-    nd_fs_kind kind = ND_FS_ABSENT;
-    ND_TRY(nd_fs_has(path, ND_MANIFEST_NAME, out));
-    ND_TRY(*out ? ND_OK : look_in(path, ND_STATE_FOLDER, &kind));
-    *out = *out || kind == ND_FS_FOLDER;
-    return ND_OK;
-}
-
-/* A link to another program's folder is no concern of ours. */
-static nd_status is_link(const char *run, const char *name, bool *out)
-{
-    char *path = NULL;
-    nd_fs_kind kind, target;
-    nd_status status = ND_OK;
-    *out = false;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, name));
-    ND_TRY_OUT(nd_fs_look_at_link(path, &kind, NULL));
-    if (kind == ND_FS_LINK) {
-        ND_TRY_OUT(nd_fs_look(path, &target, NULL));
-        *out = target == ND_FS_ABSENT;
-        ND_TRY_OUT(*out ? ND_OK : nd_checkpoint_is_ours(path, out));
-    }
-out:
-    free(path);
-    return status;
-}
-
-nd_status nd_checkpoint_newest_link(const char *run, int64_t *step)
-{
-    nd_fs_names names;
-    *step = -1;
-    ND_TRY(nd_fs_list(run, &names));
-    nd_status status = ND_OK;
-    for (int i = 0; i < names.count && status == ND_OK; i++) {
-        const int64_t found = step_of_name(names.list[i]);
-        bool link = false;
-        status = found > *step ? is_link(run, names.list[i], &link) : ND_OK;
-        *step = link ? found : *step;
-    }
-    nd_fs_names_fini(&names);
-    return status;
-}
-
 /* Deletion. */
 
 /* WHAT.json or WHAT-NUMBER.json. */
@@ -236,9 +123,8 @@ static bool is_temporary_of_run(const char *name)
 
 static bool is_left(const char *name)
 {
-    return strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0 ||
-           strncmp(name, deleted_prefix, sizeof deleted_prefix - 1) == 0 ||
-           is_temporary_of_run(name);
+    const nd_folder_kind kind = nd_folder_parse(name).kind;
+    return kind == ND_FOLDER_BEGUN || kind == ND_FOLDER_DOOMED || is_temporary_of_run(name);
 }
 
 nd_status nd_checkpoint_sweep(const char *run)
@@ -247,11 +133,6 @@ nd_status nd_checkpoint_sweep(const char *run)
 }
 
 /* Save. */
-
-nd_status nd_checkpoint_temporary(const char *run, int64_t step, const char *run_id, char **out)
-{
-    return nd_fs_format(out, "%s/%s%lld-%s", run, temporary_prefix, (long long)step, run_id);
-}
 
 nd_status nd_checkpoint_make(const char *temporary, const char *state)
 {
@@ -297,11 +178,11 @@ static nd_status check_parts(const char *state, const nd_manifest *manifest)
     nd_status status = ND_OK;
     for (int rank = 0; rank < manifest->writer_count && status == ND_OK; rank++) {
         char name[ND_HASH_FILE_NAME_MAX];
-        nd_fs_kind kind;
+        bool there = true;
         nd_hash_file_name(name, rank);
         wanted += manifest->writers[rank].bytes;
-        status = look_in(state, name, &kind);
-        if (status == ND_OK && kind == ND_FS_ABSENT) {
+        status = nd_fs_has(state, name, &there);
+        if (status == ND_OK && !there) {
             status = nd_fail(ND_ERR_CANTCREATE,
                              "rank %d has written its part, but \"%s/%s\" is not there; all hosts "
                              "must see the run folder",

@@ -4,11 +4,19 @@
 /*
  * The checkpoints of a run folder: names, order of events, and what is never touched.
  *
- * A save fills RUN/.tmp-checkpoint-STEP-RUNID/ and becomes RUN/checkpoint-STEP/ by one rename,
- * after everything in it is durable. Deleting renames to .del-checkpoint-STEP first. So a folder
- * with a good name is complete whenever a process or the machine dies. Damaged or outdated
- * checkpoints are renamed (checkpoint-STEP.bad, .old) and kept for a while. Only folders that hold
- * a manifest of ours are deleted, unless a user asks for more; links are not followed, but named.
+ * The name of a folder says what is in it, and one durable rename leads to the next name, so that a
+ * folder with a good name is complete whenever a process or the machine dies:
+ *
+ *   name                        it holds                        what follows
+ *   .tmp-checkpoint-STEP-RUNID  a save that has not ended       checkpoint-STEP, or the next start
+ *                                                               removes it
+ *   checkpoint-STEP             a whole checkpoint              .bad, .old or .del-
+ *   checkpoint-STEP.old[-K]     a state to be computed again    .del- when newer ones pass it
+ *   checkpoint-STEP.bad[-K]     a damaged checkpoint            stays until a user deletes it
+ *   .del-checkpoint-STEP...     a deletion that has not ended   the next start removes it
+ *
+ * Only folders that hold a manifest of ours are deleted, unless a user asks for more; links are not
+ * followed, but named.
  *
  * One process per run calls these (rank 0), while it holds the run's lock.
  */
@@ -31,6 +39,33 @@ enum { ND_RUN_MARK_MAX = 64 };
 nd_status nd_run_lock_mark(const nd_run_lock *lock, const char *run, const char *mark);
 bool nd_run_lock_has_mark(const char *run, const char *mark);
 
+typedef enum nd_folder_kind {
+    ND_FOLDER_NONE = 0, /* no name of ours */
+    ND_FOLDER_WHOLE,
+    ND_FOLDER_BAD,
+    ND_FOLDER_OLD,
+    ND_FOLDER_BEGUN, /* .tmp-checkpoint-... */
+    ND_FOLDER_DOOMED /* .del-checkpoint-... */
+} nd_folder_kind;
+
+/* What a name in a run folder says, and whether it is that of a link. */
+typedef struct nd_folder {
+    char name[256];
+    nd_folder_kind kind;
+    bool is_link;
+    int64_t step;   /* -1: none, which only BEGUN and DOOMED may lack */
+    int64_t number; /* K of one that was set aside; 1: it has none */
+} nd_folder;
+nd_folder nd_folder_parse(const char *name); /* is_link false */
+/* All folders and links with such names, by step, kind and number; owned by the caller. A run that
+ * does not exist has none. */
+nd_status nd_folder_list(const char *run, nd_folder **out, int *count);
+/* nd_checkpoint_is_ours of what it holds or leads to; also for a link that leads nowhere. */
+nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
+
+/* "checkpoint-STEP"; returns `out`. */
+enum { ND_CHECKPOINT_NAME_MAX = 32 };
+const char *nd_checkpoint_name(int64_t step, char out[ND_CHECKPOINT_NAME_MAX]);
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 
@@ -95,15 +130,9 @@ nd_status nd_checkpoint_delete(const char *run, int64_t step);
 /* The step that the `count` newest good checkpoints have all reached; -1: there are fewer. */
 nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_files, int64_t *step);
 
-/* A checkpoint that was set aside: checkpoint-STEP.old or .bad, or one of these with -NUMBER. */
-typedef struct nd_aside {
-    char name[64]; /* in the run folder */
-    int64_t step, number;
-    bool bad;
-} nd_aside;
-/* Those that nd_checkpoint_is_ours, .bad before .old and the newest last; owned by the caller. */
-nd_status nd_asides_list(const char *run, nd_aside **out, int *count);
-nd_status nd_aside_delete(const char *run, const nd_aside *aside);
+/* The folders of ours, no links, that were set aside (.old, .bad); owned by the caller. */
+nd_status nd_asides_list(const char *run, nd_folder **out, int *count);
+nd_status nd_aside_delete(const char *run, const nd_folder *aside);
 
 /*
  * Deletes what the plan without `checks_files` names, and, unless keep_last is 0, each .old whose

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "runtime/base/fs.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
 static const char *const state_names[] = {
@@ -28,43 +29,11 @@ const char *nd_saved_state_name(nd_saved_state state)
     return state_names[state];
 }
 
-/* Names. */
-
-/* The digits at `text`; -1: none, or too many. *rest stands behind them. */
-static int64_t number_at(const char *text, const char **rest)
-{
-    size_t length = strspn(text, "0123456789");
-    *rest = text + length;
-    return length == 0 || length > 18 ? -1 : strtoll(text, NULL, 10);
-}
-
-/* False: the name is none of ours. */
-static bool parse_name(const char *name, int64_t *step, nd_saved_state *state)
-{
-    static const struct {
-        const char *prefix;
-        nd_saved_state state;
-    } kinds[] = {
-        {"checkpoint-", ND_SAVED_GOOD},
-        {".tmp-checkpoint-", ND_SAVED_TEMPORARY},
-        {".del-checkpoint-", ND_SAVED_DELETED},
-    };
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        const char *rest = "";
-        size_t length = strlen(kinds[i].prefix);
-        if (strncmp(name, kinds[i].prefix, length) != 0 ||
-            (*step = number_at(name + length, &rest)) < 0) {
-            continue;
-        }
-        *state = kinds[i].state;
-        if (*state == ND_SAVED_GOOD && rest[0] != '\0') {
-            *state = strncmp(rest, ".bad", 4) == 0 ? ND_SAVED_BAD : ND_SAVED_OLD;
-            return *state == ND_SAVED_BAD || strncmp(rest, ".old", 4) == 0;
-        }
-        return true;
-    }
-    return false;
-}
+static const nd_saved_state state_of_kind[] = {
+    [ND_FOLDER_NONE] = ND_SAVED_GOOD,       [ND_FOLDER_WHOLE] = ND_SAVED_GOOD,
+    [ND_FOLDER_BAD] = ND_SAVED_BAD,         [ND_FOLDER_OLD] = ND_SAVED_OLD,
+    [ND_FOLDER_BEGUN] = ND_SAVED_TEMPORARY, [ND_FOLDER_DOOMED] = ND_SAVED_DELETED,
+};
 
 /* One folder. */
 
@@ -128,12 +97,10 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
     if (kind != ND_FS_LINK && kind != ND_FS_FOLDER) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", folder);
     }
-    *out = (nd_saved){.step = -1, .time = st.st_mtime};
-    snprintf(out->name, sizeof out->name, "%s", slash && slash[1] ? slash + 1 : folder);
-    if (!parse_name(out->name, &out->step, &out->state)) {
-        out->step = -1;
-        out->state = ND_SAVED_GOOD;
-    }
+    const nd_folder name = nd_folder_parse(slash && slash[1] ? slash + 1 : folder);
+    *out = (nd_saved){
+        .step = name.kind ? name.step : -1, .time = st.st_mtime, .state = state_of_kind[name.kind]};
+    memcpy(out->name, name.name, sizeof out->name);
     if (kind == ND_FS_LINK) {
         out->state = ND_SAVED_LINK;
         snprintf(out->why, sizeof out->why, "links are not followed; move the folder here");
@@ -145,12 +112,6 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
 }
 
 /* A run folder. */
-
-static int by_step(const void *a, const void *b)
-{
-    const nd_saved *x = a, *y = b;
-    return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->name, y->name);
-}
 
 /* *count grows by one where the name is that of a folder or a link; it may be gone by now. */
 static nd_status add_entry(const char *run, const char *name, nd_saved *list, int *count)
@@ -165,31 +126,25 @@ static nd_status add_entry(const char *run, const char *name, nd_saved *list, in
 
 nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
 {
-    nd_fs_names names;
+    nd_folder *folders = NULL;
     nd_saved *list = NULL;
-    int n = 0, ours = 0;
-    int64_t step;
-    nd_saved_state state;
+    int n = 0, all = 0;
+    bool there = false;
     nd_status status = ND_OK;
-    ND_TRY(nd_fs_list(run, &names));
-    if (!names.there) {
+    ND_TRY(nd_fs_is_folder(run, &there));
+    if (!there) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", run);
     }
-    for (int i = 0; i < names.count; i++) {
-        ours += parse_name(names.list[i], &step, &state);
+    ND_TRY(nd_folder_list(run, &folders, &all));
+    ND_TRY_OUT(ND_ALLOC(all + 1, &list));
+    for (int i = 0; i < all; i++) {
+        ND_TRY_OUT(folders[i].step >= 0 ? add_entry(run, folders[i].name, list, &n) : ND_OK);
     }
-    ND_TRY_OUT(ND_ALLOC(ours + 1, &list));
-    for (int i = 0; i < names.count; i++) {
-        if (parse_name(names.list[i], &step, &state)) {
-            ND_TRY_OUT(add_entry(run, names.list[i], list, &n));
-        }
-    }
-    qsort(list, (size_t)n, sizeof *list, by_step);
     *out = list;
     *count = n;
     list = NULL;
 out:
     free(list);
-    nd_fs_names_fini(&names);
+    free(folders);
     return status;
 }

@@ -111,87 +111,36 @@ nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_file
 
 /* Checkpoints that were set aside. */
 
-/* checkpoint-STEP.old, checkpoint-STEP.bad-2, ... */
-static bool parse_aside(const char *name, nd_aside *out)
+nd_status nd_asides_list(const char *run, nd_folder **out, int *count)
 {
-    static const char prefix[] = "checkpoint-", numbers[] = "0123456789";
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0 || strlen(name) >= sizeof out->name) {
-        return false;
-    }
-    const char *digits = name + sizeof prefix - 1;
-    size_t length = strspn(digits, numbers);
-    const char *suffix = digits + length;
-    bool bad = strncmp(suffix, ".bad", 4) == 0;
-    if (length == 0 || length > 18 || (!bad && strncmp(suffix, ".old", 4) != 0)) {
-        return false;
-    }
-    const char *more = suffix + 4; /* "", "-2", "-3", ... */
-    if (more[0] && (more[0] != '-' || !more[1] || more[1 + strspn(more + 1, numbers)])) {
-        return false;
-    }
-    *out = (nd_aside){.step = strtoll(digits, NULL, 10),
-                      .number = more[0] ? strtoll(more + 1, NULL, 10) : 1,
-                      .bad = bad};
-    memcpy(out->name, name, strlen(name) + 1);
-    return true;
-}
-
-/* .bad before .old, and the newest last. */
-static int by_age(const void *a, const void *b)
-{
-    const nd_aside *x = a, *y = b;
-    if (x->bad != y->bad) {
-        return x->bad ? -1 : 1;
-    }
-    return x->step != y->step ? (x->step < y->step ? -1 : 1)
-                              : (x->number > y->number) - (x->number < y->number);
-}
-
-static nd_status is_ours(const char *run, const char *name, bool *out)
-{
-    char *path = NULL;
-    nd_fs_kind kind;
-    *out = false;
-    ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
-    status = status == ND_OK && kind == ND_FS_FOLDER ? nd_checkpoint_is_ours(path, out) : status;
-    free(path);
-    return status;
-}
-
-nd_status nd_asides_list(const char *run, nd_aside **out, int *count)
-{
-    nd_fs_names names;
-    nd_aside *list = NULL;
-    int n = 0;
+    nd_folder *list = NULL;
+    int all = 0, n = 0;
+    ND_TRY(nd_folder_list(run, &list, &all));
     nd_status status = ND_OK;
-    *out = NULL;
-    *count = 0;
-    ND_TRY(nd_fs_list(run, &names));
-    ND_TRY_OUT(ND_ALLOC(names.count + 1, &list));
-    for (int i = 0; i < names.count; i++) {
+    for (int i = 0; i < all && status == ND_OK; i++) {
+        const bool aside = list[i].kind == ND_FOLDER_OLD || list[i].kind == ND_FOLDER_BAD;
         bool ours = false;
-        ND_TRY_OUT(parse_aside(names.list[i], &list[n]) ? is_ours(run, names.list[i], &ours)
-                                                        : ND_OK);
-        n += ours;
+        status = aside && !list[i].is_link ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
+        if (ours) {
+            list[n++] = list[i];
+        }
     }
-    qsort(list, (size_t)n, sizeof *list, by_age);
+    if (status != ND_OK) {
+        free(list);
+        return status;
+    }
     *out = list;
     *count = n;
-    list = NULL;
-out:
-    free(list);
-    nd_fs_names_fini(&names);
-    return status;
+    return ND_OK;
 }
 
-nd_status nd_aside_delete(const char *run, const nd_aside *aside)
+nd_status nd_aside_delete(const char *run, const nd_folder *aside)
 {
     return delete_folder(run, aside->name);
 }
 
 /* Whether its manifest can be read and is that of its step: certainly a checkpoint of ours. */
-static nd_status has_manifest(const char *run, const nd_aside *aside, bool *out)
+static nd_status has_manifest(const char *run, const nd_folder *aside, bool *out)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
@@ -203,20 +152,23 @@ static nd_status has_manifest(const char *run, const nd_aside *aside, bool *out)
     return status == ND_ERR_DATA ? ND_OK : status;
 }
 
-/* The last in the list is the newest. */
+/* The last .old in the list is the newest, and stays. */
 static nd_status prune_old(const char *run, int64_t keep_last, int *deleted)
 {
-    nd_aside *list = NULL;
-    int count = 0;
+    nd_folder *list = NULL;
+    int count = 0, newest = 0;
     int64_t reached = -1;
     nd_status status = ND_OK;
     ND_TRY(nd_asides_list(run, &list, &count));
     if (count > 0) {
         ND_TRY_OUT(nd_checkpoint_reached(run, keep_last, false, &reached));
     }
-    for (int i = 0; i + 1 < count; i++) {
+    for (int i = 0; i < count; i++) {
+        newest = list[i].kind == ND_FOLDER_OLD ? i : newest;
+    }
+    for (int i = 0; i < newest; i++) {
         bool ours = false;
-        if (list[i].bad || list[i].step > reached) {
+        if (list[i].kind != ND_FOLDER_OLD || list[i].step > reached) {
             continue;
         }
         ND_TRY_OUT(has_manifest(run, &list[i], &ours));

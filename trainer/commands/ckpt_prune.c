@@ -27,7 +27,7 @@ typedef struct pruning {
 } pruning;
 
 /* `aside` is one that was set aside, or NULL for checkpoint-STEP. */
-static nd_status delete_one(pruning *p, int64_t step, const nd_aside *aside)
+static nd_status delete_one(pruning *p, int64_t step, const nd_folder *aside)
 {
     char *path = NULL, text[ND_CKPT_TEXT_MAX];
     ND_TRY(aside ? nd_fs_format(&path, "%s/%s", p->run, aside->name)
@@ -63,7 +63,7 @@ static nd_status delete_older(pruning *p, const nd_prune_options *options)
 /* All of them, or, without `deletes`, says that they are there. */
 static nd_status delete_aside(pruning *p, bool deletes)
 {
-    nd_aside *list = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     int64_t reached = -1;
     nd_status status = ND_OK;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/log.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/run/checkpoints_parts.h"
 
 static bool asks_best(const nd_config *config)
@@ -31,12 +32,12 @@ nd_status nd_run_best_find(nd_run_checkpoints *c)
 {
     const nd_config *config = c->context->worker->rank.config;
     const int64_t step = c->trainer->position.step;
-    char path[ND_RESUME_PATH_MAX + 32];
+    char path[ND_RESUME_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
     if (!c->resume.continues || !asks_best(config)) {
         return ND_OK;
     }
     ND_TRY(replay(c, step, "best validation"));
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->resume.run, (long long)step);
+    snprintf(path, sizeof path, "%s/%s", c->resume.run, nd_checkpoint_name(step, name));
     if (strcmp(path, c->resume.source) == 0) { /* its validation may have been cut off */
         nd_run_best_saving(&c->best, step);
         (void)nd_run_best_saved(&c->best, step);
@@ -120,10 +121,10 @@ nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
         return ND_OK;
     }
     while (!whole || best->saved_step != position.step) {
-        char path[ND_RESUME_PATH_MAX + 32];
+        char path[ND_RESUME_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
         nd_manifest manifest = {0};
         nd_restored restored;
-        snprintf(path, sizeof path, "%s/checkpoint-%lld", c->run, (long long)best->saved_step);
+        snprintf(path, sizeof path, "%s/%s", c->run, nd_checkpoint_name(best->saved_step, name));
         nd_status status = nd_run_restore(c, path, &manifest, &restored);
         nd_manifest_fini(&manifest);
         c->trainer->position = position;

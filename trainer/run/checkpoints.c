@@ -7,6 +7,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/export.h"
+#include "trainer/checkpoint/folder.h"
 
 /* For the start after this one, if ndlaunch makes one: rank 0 leaves what it needs. */
 static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
@@ -151,7 +152,7 @@ static nd_status report_failure(nd_run_checkpoints *c, const nd_save_report *rep
 
 nd_status nd_run_checkpoints_report(nd_run_checkpoints *c, const nd_save_report *report)
 {
-    char path[ND_RESUME_PATH_MAX];
+    char path[ND_RESUME_PATH_MAX], name[ND_CHECKPOINT_NAME_MAX];
     if (!report->ended) {
         return ND_OK;
     }
@@ -163,11 +164,10 @@ nd_status nd_run_checkpoints_report(nd_run_checkpoints *c, const nd_save_report 
     c->good_step = report->step;
     nd_run_best_saved(&c->best, report->step);
     keep_best(c);
-    int length =
-        snprintf(c->good, sizeof c->good, "%s/checkpoint-%lld", c->run, (long long)report->step);
+    nd_checkpoint_name(report->step, name);
+    int length = snprintf(c->good, sizeof c->good, "%s/%s", c->run, name);
     ND_ASSERT(length < (int)sizeof c->good);
-    snprintf(path, sizeof path, "%s/checkpoint-%lld", c->files->dir ? c->files->dir : "",
-             (long long)report->step);
+    snprintf(path, sizeof path, "%s/%s", c->files->dir ? c->files->dir : "", name);
     const nd_run_event event = {.kind = ND_RUN_EVENT_CHECKPOINT_SAVED,
                                 .step = report->step,
                                 .path = path,

@@ -147,25 +147,20 @@ static nd_status list_names(const char *run, char *out, size_t capacity, bool *a
 static nd_status list_damaged(const char *run, char *out, size_t capacity,
                               char newest[NAME_MAX + 1])
 {
-    nd_fs_names names;
+    nd_folder *list = NULL;
+    int count = 0;
     size_t used = 0;
-    int64_t last = -1;
     out[0] = newest[0] = '\0';
-    ND_TRY(nd_fs_list(run, &names));
-    for (int i = 0; i < names.count; i++) {
-        const char *name = names.list[i];
-        if (strncmp(name, "checkpoint-", 11) == 0 && strstr(name, ".bad")) {
-            int64_t step = strtoll(name + 11, NULL, 10);
-            if (step > last) {
-                last = step;
-                snprintf(newest, NAME_MAX + 1, "%s", name);
-            }
+    ND_TRY(nd_folder_list(run, &list, &count));
+    for (int i = 0; i < count; i++) {
+        if (list[i].kind == ND_FOLDER_BAD) {
+            snprintf(newest, NAME_MAX + 1, "%s", list[i].name);
             used += used < capacity ? (size_t)snprintf(out + used, capacity - used, "%s%s",
-                                                       used ? ", " : "", name)
+                                                       used ? ", " : "", list[i].name)
                                     : 0;
         }
     }
-    nd_fs_names_fini(&names);
+    free(list);
     return ND_OK;
 }
 

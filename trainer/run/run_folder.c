@@ -52,12 +52,11 @@ static nd_status check_no_checkpoint(const char *dir)
 {
     int64_t *steps = NULL;
     int count = 0;
-    char mark[64];
+    char mark[ND_CHECKPOINT_NAME_MAX];
     int64_t link = -1;
     ND_TRY(nd_checkpoint_newest_link(dir, &link));
     if (link >= 0) {
-        snprintf(mark, sizeof mark, "checkpoint-%lld", (long long)link);
-        return fail_holds_run(dir, mark);
+        return fail_holds_run(dir, nd_checkpoint_name(link, mark));
     }
     ND_TRY(nd_checkpoint_list(dir, &steps, &count));
     nd_status status = ND_OK;
@@ -228,16 +227,21 @@ static int64_t run_number(const char *folder, const char *name)
 /* Also where all of them are damaged or links: the search then says so, and takes no other run. */
 static nd_status has_checkpoints(const char *run, bool *out)
 {
-    nd_aside *asides = NULL;
-    int64_t *steps = NULL, link = -1;
-    int count = 0, aside_count = 0;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    free(steps);
-    ND_TRY(nd_checkpoint_newest_link(run, &link));
-    ND_TRY(nd_asides_list(run, &asides, &aside_count));
-    *out = count > 0 || link >= 0 || (aside_count > 0 && asides[0].bad);
-    free(asides);
-    return ND_OK;
+    nd_folder *list = NULL;
+    int count = 0;
+    *out = false;
+    ND_TRY(nd_folder_list(run, &list, &count));
+    nd_status status = ND_OK;
+    for (int i = 0; i < count && !*out && status == ND_OK; i++) {
+        const bool whole = list[i].kind == ND_FOLDER_WHOLE && !list[i].is_link;
+        const bool link = list[i].kind == ND_FOLDER_WHOLE && list[i].is_link;
+        *out = whole;
+        if (link || (list[i].kind == ND_FOLDER_BAD && !list[i].is_link)) {
+            status = nd_folder_is_ours(run, &list[i], out);
+        }
+    }
+    free(list);
+    return status;
 }
 
 nd_status nd_run_folder_newest(const nd_config *config, char **out)

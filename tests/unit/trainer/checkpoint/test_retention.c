@@ -119,7 +119,7 @@ Test(retention, the_only_good_state_stays)
 
 Test(retention, the_later_of_two_with_one_step_is_the_newest)
 {
-    nd_aside *list = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     for (int i = 0; i < 11; i++) {
         set_aside(3, "old");
