@@ -4,7 +4,7 @@
 /*
  * Communicators: collective operations among the ranks of one group.
  *
- * A transport is this rank's end of the world (self, local threads, ucx, nccl). A communicator is
+ * A transport is this rank's end of the world (self, ucx, nccl). A communicator is
  * one group on it. A group of size 1 uses `self`, which copies nothing where send and receive
  * buffer are the same, so callers never ask for the size of an axis. Where the transport's `alone`
  * is set, a group of size 1 uses the transport's own backend too: so NCCL runs on one GPU.
@@ -75,7 +75,7 @@ typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_
 /* One backend. `comm` functions mirror the public ones below, which check arguments, count, and
  * publish progress. */
 typedef struct nd_comm_backend {
-    const char *name; /* "self", "local", "ucx", "nccl" */
+    const char *name; /* "self", "ucx", "nccl" */
     nd_status (*create)(nd_transport *transport, nd_comm *comm);
     void (*destroy)(nd_comm *comm);
     nd_comm_call *all_reduce, *all_gather, *reduce_scatter, *broadcast, *exchange, *all_to_all;
@@ -174,14 +174,6 @@ size_t nd_comm_staging_bytes(int size);
 
 /* The only rank of a world of one. */
 nd_status nd_transport_open_self(nd_progress_slot *progress, nd_transport **out);
-
-/* `size` ranks as threads of this process, for tests: a hub made once, then one transport per
- * thread. */
-typedef struct nd_local_hub nd_local_hub;
-nd_status nd_local_hub_create(int size, nd_local_hub **out);
-void nd_local_hub_destroy(nd_local_hub *hub);
-nd_status nd_transport_open_local(nd_local_hub *hub, int rank, double timeout_seconds,
-                                  nd_progress_slot *progress, nd_transport **out);
 
 /*
  * UCX. `exchange` is the allgather of the rendezvous store: every rank gives `bytes` bytes and gets

@@ -328,8 +328,9 @@ nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, vo
     return ND_OK;
 }
 
-nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
-                        double timeout_seconds)
+/* From rank 0 to all: value (bytes) is read on rank 0 and written on the others. */
+static nd_status share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
+                       double timeout_seconds)
 {
     char key[32];
     snprintf(key, sizeof key, "nd.%d", pmix->values++);
@@ -392,8 +393,7 @@ nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t ke
     }
     free(cards);
     if (status == ND_OK) {
-        status = nd_pmix_share(identity->pmix, "place of the store", &where, sizeof where,
-                               timeout_seconds);
+        status = share(identity->pmix, "place of the store", &where, sizeof where, timeout_seconds);
     }
     if (status == ND_OK) {
         memcpy(key, where.key, ND_KEY_BYTES);

@@ -35,9 +35,6 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code);
  */
 nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
                            size_t bytes, double timeout_seconds);
-/* The same, from rank 0 to all: value (bytes) is read on rank 0 and written on the others. */
-nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
-                        double timeout_seconds);
 
 /* Waits for the other ranks at the end of a run. The run is complete whether they come or not. */
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);

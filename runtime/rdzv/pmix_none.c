@@ -26,12 +26,6 @@ nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, vo
     return none();
 }
 
-nd_status nd_pmix_share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
-                        double timeout_seconds)
-{
-    return none();
-}
-
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
                        nd_store_thread **thread)
 {

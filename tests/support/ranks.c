@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "tests/support/local_transport.h"
 #include "tests/support/ranks_internal.h"
 
 int nd_ranks_slot(void *context, int rank)

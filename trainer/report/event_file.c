@@ -23,17 +23,24 @@ enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_CONTENT = 4, TENSOR_STRING = 8
 enum { DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
 enum { SESSION_STATUS = 1, SESSION_PATH = 2 };
 
+/* The bytes of one message of protobuf, in memory of the caller; what does not fit sets `full`. */
+typedef struct proto {
+    uint8_t *data;
+    size_t size, capacity;
+    bool full;
+} proto;
+
 struct nd_event_file {
     int fd;
     char *path; /* owned */
-    nd_proto record;
+    proto record;
     size_t summary; /* where the message of values begins */
     bool in_summary;
     size_t value, metadata, plugin, content, start; /* of a value for hyperparameters */
     uint8_t frame[HEAD + ND_EVENT_BYTES_MAX + TAIL];
 };
 
-static void put_byte(nd_proto *p, uint8_t byte)
+static void put_byte(proto *p, uint8_t byte)
 {
     if (p->size == p->capacity) {
         p->full = true;
@@ -42,7 +49,7 @@ static void put_byte(nd_proto *p, uint8_t byte)
     p->data[p->size++] = byte;
 }
 
-static void put_raw(nd_proto *p, uint64_t value)
+static void put_raw(proto *p, uint64_t value)
 {
     for (; value >= 128; value >>= 7) {
         put_byte(p, (uint8_t)(value | 128));
@@ -50,25 +57,25 @@ static void put_raw(nd_proto *p, uint64_t value)
     put_byte(p, (uint8_t)value);
 }
 
-static void put_fixed(nd_proto *p, uint64_t bits, int bytes)
+static void put_fixed(proto *p, uint64_t bits, int bytes)
 {
     for (int i = 0; i < bytes; i++) {
         put_byte(p, (uint8_t)(bits >> (8 * i)));
     }
 }
 
-static void put_key(nd_proto *p, int field, int type)
+static void put_key(proto *p, int field, int type)
 {
     put_raw(p, (uint64_t)field << 3 | (uint64_t)type);
 }
 
-void nd_proto_varint(nd_proto *p, int field, uint64_t value)
+static void put_field_varint(proto *p, int field, uint64_t value)
 {
     put_key(p, field, VARINT);
     put_raw(p, value);
 }
 
-void nd_proto_double(nd_proto *p, int field, double value)
+static void put_field_double(proto *p, int field, double value)
 {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -76,7 +83,7 @@ void nd_proto_double(nd_proto *p, int field, double value)
     put_fixed(p, bits, sizeof bits);
 }
 
-void nd_proto_float(nd_proto *p, int field, float value)
+static void put_field_float(proto *p, int field, float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -84,7 +91,7 @@ void nd_proto_float(nd_proto *p, int field, float value)
     put_fixed(p, bits, sizeof bits);
 }
 
-void nd_proto_bytes(nd_proto *p, int field, const void *bytes, size_t count)
+static void put_field_bytes(proto *p, int field, const void *bytes, size_t count)
 {
     put_key(p, field, LENGTH);
     put_raw(p, count);
@@ -98,13 +105,13 @@ void nd_proto_bytes(nd_proto *p, int field, const void *bytes, size_t count)
     }
 }
 
-void nd_proto_text(nd_proto *p, int field, const char *text)
+static void put_field_text(proto *p, int field, const char *text)
 {
-    nd_proto_bytes(p, field, text, strlen(text));
+    put_field_bytes(p, field, text, strlen(text));
 }
 
 /* The length is not known yet: it gets four bytes, which a varint may have whatever its value. */
-size_t nd_proto_begin(nd_proto *p, int field)
+static size_t begin_message(proto *p, int field)
 {
     put_key(p, field, LENGTH);
     for (int i = 0; i < LENGTH_BYTES; i++) {
@@ -113,7 +120,7 @@ size_t nd_proto_begin(nd_proto *p, int field)
     return p->size;
 }
 
-void nd_proto_end(nd_proto *p, size_t begin)
+static void end_message(proto *p, size_t begin)
 {
     if (p->full) {
         return;
@@ -192,100 +199,100 @@ static double seconds_now(void)
 
 void nd_event_begin(nd_event_file *file, int64_t step)
 {
-    file->record = (nd_proto){.data = file->frame + HEAD, .capacity = ND_EVENT_BYTES_MAX};
+    file->record = (proto){.data = file->frame + HEAD, .capacity = ND_EVENT_BYTES_MAX};
     file->in_summary = false;
-    nd_proto_double(&file->record, EVENT_TIME, seconds_now());
-    nd_proto_varint(&file->record, EVENT_STEP, (uint64_t)step);
+    put_field_double(&file->record, EVENT_TIME, seconds_now());
+    put_field_varint(&file->record, EVENT_STEP, (uint64_t)step);
 }
 
 /* All values of a record are in one message. */
 static size_t begin_value(nd_event_file *file, const char *tag)
 {
     if (!file->in_summary) {
-        file->summary = nd_proto_begin(&file->record, EVENT_SUMMARY);
+        file->summary = begin_message(&file->record, EVENT_SUMMARY);
         file->in_summary = true;
     }
-    size_t value = nd_proto_begin(&file->record, SUMMARY_VALUE);
-    nd_proto_text(&file->record, VALUE_TAG, tag);
+    size_t value = begin_message(&file->record, SUMMARY_VALUE);
+    put_field_text(&file->record, VALUE_TAG, tag);
     return value;
 }
 
 void nd_event_scalar(nd_event_file *file, const char *tag, double value)
 {
     size_t begin = begin_value(file, tag);
-    nd_proto_float(&file->record, VALUE_SCALAR, (float)value);
-    nd_proto_end(&file->record, begin);
+    put_field_float(&file->record, VALUE_SCALAR, (float)value);
+    end_message(&file->record, begin);
 }
 
 /* Says which plugin shows a tag: SummaryMetadata{1 plugin_data{1 plugin_name}, 4 data_class}. */
-static void put_plugin(nd_proto *p, const char *name)
+static void put_plugin(proto *p, const char *name)
 {
     enum { DATA_CLASS_TENSOR = 2 };
-    size_t metadata = nd_proto_begin(p, VALUE_METADATA), plugin = nd_proto_begin(p, 1);
-    nd_proto_text(p, 1, name);
-    nd_proto_end(p, plugin);
-    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
-    nd_proto_end(p, metadata);
+    size_t metadata = begin_message(p, VALUE_METADATA), plugin = begin_message(p, 1);
+    put_field_text(p, 1, name);
+    end_message(p, plugin);
+    put_field_varint(p, 4, DATA_CLASS_TENSOR);
+    end_message(p, metadata);
 }
 
 /* TensorShapeProto{2 dim{1 size}}. */
-static void put_shape(nd_proto *p, const uint64_t *sizes, int count)
+static void put_shape(proto *p, const uint64_t *sizes, int count)
 {
-    size_t shape = nd_proto_begin(p, TENSOR_SHAPE);
+    size_t shape = begin_message(p, TENSOR_SHAPE);
     for (int i = 0; i < count; i++) {
-        size_t dim = nd_proto_begin(p, 2);
-        nd_proto_varint(p, 1, sizes[i]);
-        nd_proto_end(p, dim);
+        size_t dim = begin_message(p, 2);
+        put_field_varint(p, 1, sizes[i]);
+        end_message(p, dim);
     }
-    nd_proto_end(p, shape);
+    end_message(p, shape);
 }
 
 void nd_event_text(nd_event_file *file, const char *tag, const char *text)
 {
     static const uint64_t one = 1;
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     size_t value = begin_value(file, tag);
     put_plugin(p, "text");
-    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
-    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_STRING);
+    size_t tensor = begin_message(p, VALUE_TENSOR);
+    put_field_varint(p, TENSOR_DTYPE, DTYPE_STRING);
     put_shape(p, &one, 1);
-    nd_proto_text(p, TENSOR_STRING, text);
-    nd_proto_end(p, tensor);
-    nd_proto_end(p, value);
+    put_field_text(p, TENSOR_STRING, text);
+    end_message(p, tensor);
+    end_message(p, value);
 }
 
 void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows, int count)
 {
     const uint64_t sizes[] = {(uint64_t)count, 3};
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     size_t value = begin_value(file, tag);
     put_plugin(p, "histograms");
-    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
-    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_DOUBLE);
+    size_t tensor = begin_message(p, VALUE_TENSOR);
+    put_field_varint(p, TENSOR_DTYPE, DTYPE_DOUBLE);
     put_shape(p, sizes, 2);
-    size_t content = nd_proto_begin(p, TENSOR_CONTENT);
+    size_t content = begin_message(p, TENSOR_CONTENT);
     for (int i = 0; i < 3 * count; i++) {
         uint64_t bits;
         memcpy(&bits, &rows[i], sizeof bits);
         put_fixed(p, bits, sizeof bits);
     }
-    nd_proto_end(p, content);
-    nd_proto_end(p, tensor);
-    nd_proto_end(p, value);
+    end_message(p, content);
+    end_message(p, tensor);
+    end_message(p, value);
 }
 
 /* Value{2 number, 3 string, 4 bool}: by what the text is. */
-static void put_setting(nd_proto *p, const char *text)
+static void put_setting(proto *p, const char *text)
 {
     enum { NUMBER = 2, STRING = 3, BOOLEAN = 4 };
     char *end;
     double number = strtod(text, &end);
     if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
-        nd_proto_varint(p, BOOLEAN, text[0] == 't');
+        put_field_varint(p, BOOLEAN, text[0] == 't');
     } else if (text[0] && !*end) {
-        nd_proto_double(p, NUMBER, number);
+        put_field_double(p, NUMBER, number);
     } else {
-        nd_proto_text(p, STRING, text);
+        put_field_text(p, STRING, text);
     }
 }
 
@@ -300,72 +307,72 @@ static void put_setting(nd_proto *p, const char *text)
  */
 static void begin_hparams(nd_event_file *file, const char *tag)
 {
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     file->value = begin_value(file, tag);
-    file->metadata = nd_proto_begin(p, VALUE_METADATA);
-    file->plugin = nd_proto_begin(p, 1);
-    nd_proto_text(p, 1, "hparams");
-    file->content = nd_proto_begin(p, 2);
+    file->metadata = begin_message(p, VALUE_METADATA);
+    file->plugin = begin_message(p, 1);
+    put_field_text(p, 1, "hparams");
+    file->content = begin_message(p, 2);
 }
 
 static void end_hparams(nd_event_file *file)
 {
     enum { DATA_CLASS_TENSOR = 2, DTYPE_FLOAT = 1 };
     static const uint64_t none = 0;
-    nd_proto *p = &file->record;
-    nd_proto_end(p, file->content);
-    nd_proto_end(p, file->plugin);
-    nd_proto_varint(p, 4, DATA_CLASS_TENSOR);
-    nd_proto_end(p, file->metadata);
-    size_t tensor = nd_proto_begin(p, VALUE_TENSOR);
-    nd_proto_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
+    proto *p = &file->record;
+    end_message(p, file->content);
+    end_message(p, file->plugin);
+    put_field_varint(p, 4, DATA_CLASS_TENSOR);
+    end_message(p, file->metadata);
+    size_t tensor = begin_message(p, VALUE_TENSOR);
+    put_field_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
     put_shape(p, &none, 1);
-    nd_proto_end(p, tensor);
-    nd_proto_end(p, file->value);
+    end_message(p, tensor);
+    end_message(p, file->value);
 }
 
 void nd_event_settings_begin(nd_event_file *file)
 {
     begin_hparams(file, "_hparams_/session_start_info");
-    file->start = nd_proto_begin(&file->record, 3);
+    file->start = begin_message(&file->record, 3);
 }
 
 void nd_event_setting(nd_event_file *file, const char *key, const char *text)
 {
-    nd_proto *p = &file->record;
-    size_t entry = nd_proto_begin(p, 1);
-    nd_proto_text(p, 1, key);
-    size_t value = nd_proto_begin(p, 2);
+    proto *p = &file->record;
+    size_t entry = begin_message(p, 1);
+    put_field_text(p, 1, key);
+    size_t value = begin_message(p, 2);
     put_setting(p, text);
-    nd_proto_end(p, value);
-    nd_proto_end(p, entry);
+    end_message(p, value);
+    end_message(p, entry);
 }
 
 void nd_event_settings_end(nd_event_file *file)
 {
     enum { START_TIME = 5 };
-    nd_proto_double(&file->record, START_TIME, seconds_now());
-    nd_proto_end(&file->record, file->start);
+    put_field_double(&file->record, START_TIME, seconds_now());
+    end_message(&file->record, file->start);
     end_hparams(file);
 }
 
 void nd_event_finished(nd_event_file *file)
 {
     enum { STATUS = 1, END_TIME = 2, STATUS_SUCCESS = 1 };
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     begin_hparams(file, "_hparams_/session_end_info");
-    size_t end = nd_proto_begin(p, 4);
-    nd_proto_varint(p, STATUS, STATUS_SUCCESS);
-    nd_proto_double(p, END_TIME, seconds_now());
-    nd_proto_end(p, end);
+    size_t end = begin_message(p, 4);
+    put_field_varint(p, STATUS, STATUS_SUCCESS);
+    put_field_double(p, END_TIME, seconds_now());
+    end_message(p, end);
     end_hparams(file);
 }
 
 nd_status nd_event_end(nd_event_file *file)
 {
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     if (file->in_summary) {
-        nd_proto_end(p, file->summary);
+        end_message(p, file->summary);
     }
     if (p->full) {
         return fail_write(file, "a record is longer than 1 MiB");
@@ -379,14 +386,14 @@ nd_status nd_event_end(nd_event_file *file)
 nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark mark,
                            const char *path)
 {
-    nd_proto *p = &file->record;
+    proto *p = &file->record;
     nd_event_begin(file, step);
-    size_t session = nd_proto_begin(p, EVENT_SESSION);
-    nd_proto_varint(p, SESSION_STATUS, (uint64_t)mark);
+    size_t session = begin_message(p, EVENT_SESSION);
+    put_field_varint(p, SESSION_STATUS, (uint64_t)mark);
     if (path) {
-        nd_proto_text(p, SESSION_PATH, path);
+        put_field_text(p, SESSION_PATH, path);
     }
-    nd_proto_end(p, session);
+    end_message(p, session);
     return nd_event_end(file);
 }
 
@@ -423,7 +430,7 @@ static nd_status create(const char *folder, nd_event_file *file)
                        nd_fs_reason(errno));
     }
     nd_event_begin(file, 0);
-    nd_proto_text(&file->record, EVENT_VERSION, "brain.Event:2");
+    put_field_text(&file->record, EVENT_VERSION, "brain.Event:2");
     return nd_event_end(file);
 }
 

@@ -15,22 +15,6 @@
 
 #include "runtime/base/status.h"
 
-/* The bytes of one message of protobuf. Memory is the caller's; what does not fit sets `full`. */
-typedef struct nd_proto {
-    uint8_t *data;
-    size_t size, capacity;
-    bool full;
-} nd_proto;
-
-void nd_proto_varint(nd_proto *p, int field, uint64_t value);
-void nd_proto_double(nd_proto *p, int field, double value);
-void nd_proto_float(nd_proto *p, int field, float value);
-void nd_proto_bytes(nd_proto *p, int field, const void *bytes, size_t count);
-void nd_proto_text(nd_proto *p, int field, const char *text);
-/* A message inside the message: all fields between begin and end, which gets begin's result. */
-size_t nd_proto_begin(nd_proto *p, int field);
-void nd_proto_end(nd_proto *p, size_t begin);
-
 /* CRC-32C (Castagnoli, RFC 3720 B.4) of bytes, and the form that TFRecord stores:
  * ((crc >> 15) | (crc << 17)) + 0xa282ead8. */
 uint32_t nd_crc32c(const void *bytes, size_t count);

@@ -147,7 +147,8 @@ void nd_record_queue_fini(nd_record_queue *queue)
     *queue = (nd_record_queue){0};
 }
 
-size_t nd_record_bytes(const nd_record *record)
+/* Bytes that a record takes of a queue. */
+static size_t bytes_of(const nd_record *record)
 {
     packer counting = {0};
     pack_entry(&counting, record);
@@ -175,7 +176,7 @@ static size_t place_for(nd_record_queue *q, size_t bytes)
 
 bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record)
 {
-    const size_t place = place_for(queue, nd_record_bytes(record));
+    const size_t place = place_for(queue, bytes_of(record));
     if (place == SIZE_MAX) {
         return false;
     }

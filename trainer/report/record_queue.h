@@ -35,8 +35,6 @@ typedef struct nd_record_queue {
 nd_status nd_record_queue_init(nd_record_queue *queue, size_t capacity);
 void nd_record_queue_fini(nd_record_queue *queue);
 
-/* Bytes that a record takes of a queue. */
-size_t nd_record_bytes(const nd_record *record);
 /* Copies it behind the others. False: there is no room. */
 bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record);
 /* The oldest record; NULL: there is none. Lent until it is popped; pushes do not move it. */

@@ -33,7 +33,6 @@ struct nd_sink_thread {
     bool said_slow;
     nd_sink_loss loss; /* of a required sink: since it was last told that it lacks records */
     nd_error fatal;    /* of a required sink; status ND_OK: none */
-    atomic_llong open; /* records in the queue of a sink that is not dropped */
 };
 
 /* Both threads, with the lock. */
@@ -53,18 +52,12 @@ static void say(nd_sink_thread *t, const char *format, ...)
     nd_monitor_lock(&t->monitor);
 }
 
-static void tell_change(nd_sink_thread *t)
-{
-    atomic_store(&t->open, t->dropped ? 0 : (long long)t->queue.count);
-    nd_monitor_tell(&t->monitor);
-}
-
 /* The sink gets no more; the records that wait for it are lost. */
 static void drop(nd_sink_thread *t)
 {
     t->loss.records += t->waiting;
     t->dropped = true;
-    tell_change(t);
+    nd_monitor_tell(&t->monitor);
     say(t, "%s takes no more reports of this run, which goes on without it: %s", t->sink.name,
         t->loss.why);
 }
@@ -237,14 +230,14 @@ static void serve(void *context)
         const nd_record *record = nd_record_queue_first(&t->queue);
         offer(t, record);
         nd_record_queue_pop(&t->queue);
-        tell_change(t);
+        nd_monitor_tell(&t->monitor);
     }
     t->begun_ns = nd_clock_ns(); /* a file may hang when it is closed, too */
     nd_monitor_unlock(&t->monitor);
     t->sink.close(t->sink.self);
     nd_monitor_lock(&t->monitor);
     t->begun_ns = 0;
-    tell_change(t);
+    nd_monitor_tell(&t->monitor);
     nd_monitor_unlock(&t->monitor);
 }
 
@@ -360,7 +353,7 @@ static bool push(nd_sink_thread *t, const nd_record *record)
         return false;
     }
     t->waiting += weight_of(t, record);
-    tell_change(t);
+    nd_monitor_tell(&t->monitor);
     return true;
 }
 
@@ -455,7 +448,7 @@ static void give_up(nd_sink_thread *t)
                  PATIENCE_DEADLINES * t->options.deadline_seconds);
     }
     t->dropped = true;
-    tell_change(t);
+    nd_monitor_tell(&t->monitor);
 }
 
 nd_sink_loss nd_sink_thread_finish(nd_sink_thread *t)
@@ -488,11 +481,6 @@ nd_sink_loss nd_sink_thread_loss(nd_sink_thread *t)
 int64_t nd_sink_thread_bytes(const nd_sink_thread *t)
 {
     return t->sink.bytes ? t->sink.bytes(t->sink.self) : -1;
-}
-
-bool nd_sink_thread_is_idle(const nd_sink_thread *t)
-{
-    return atomic_load(&t->open) == 0;
 }
 
 void nd_sink_thread_destroy(nd_sink_thread *t)

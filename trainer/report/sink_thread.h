@@ -47,8 +47,6 @@ const char *nd_sink_thread_name(const nd_sink_thread *thread);
 nd_sink_loss nd_sink_thread_loss(nd_sink_thread *thread);
 /* nd_sink.bytes of a required sink before its end; -1: it has none. */
 int64_t nd_sink_thread_bytes(const nd_sink_thread *thread);
-/* True when no record waits for a sink that takes it. Async-signal-safe. */
-bool nd_sink_thread_is_idle(const nd_sink_thread *thread);
 
 /* Closes the sink and ends its thread. Where the sink does not return before the deadline, or hangs
  * already, both are left to the end of the process. NULL is legal. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/comm/p2p.h"
+#include "tests/support/local_transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/thread.h"
+#include "runtime/comm/p2p.h"
 /*
  * Messages between ranks that are threads. Each rank has a box with the sends to it that are not
  * received yet and the receives it has posted. Whoever completes a pair copies from buffer to
