@@ -206,11 +206,13 @@ typedef struct nd_fp8_history {
  * c = op(a) op(b) + beta c, op(x) = x or x^T. a, b: both act, both F32, or both FP8, of which one
  * may be E5M2. c: act or F32 (weight gradients accumulate into F32 with beta = 1). beta is 0 or 1.
  *
- * Sums are in F32. That of FP8 is the sum of the codes; it is multiplied by the inverse scales (in
- * F32, in any order) and c is added before the one rounding. An operand's scale is per tensor or
- * constant along the summed axis: op(a) per row, op(b) per column (of the stored matrix: per column
- * of a transposed a). One of them may have parts, where the other has one scale: the bits are those
- * of a product for each part. In FP8 m, n and k are multiples of 16 on cuda: the model checks
+ * Sums are in F32. A library may round the product to BF16 before a BF16 c is added (cuBLASLt 13.1
+ * does, on an H200). That of FP8 is the sum of the codes; it is multiplied by the inverse scales
+ * (in F32, in any order) and c is added before the one rounding. An operand's scale is per tensor
+ * or constant along the summed axis: op(a) per row, op(b) per column (of the stored matrix: per
+ * column of a transposed a). One of them may have parts, where the other has one scale: the bits
+ * are those of a product for each part. In FP8 m, n and k are multiples of 16 on cuda: the model
+ * checks
  * users' numbers, and pads m where it is free (nd_ops.fp8_rows).
  */
 typedef struct nd_product_args {

@@ -127,6 +127,27 @@ int amax_typed(nd_cuda_queue queue, float *amax, nd_tensor x, nd_granularity gra
 
 /* scales */
 
+struct copy_of_scales {
+    static constexpr int together = 1;
+    float *to;
+    int stride;
+    const float *a, *b;
+
+    struct state {
+        int64_t at;
+    };
+
+    __device__ void load(int64_t v, state &s) const
+    {
+        s.at = v;
+    }
+
+    __device__ void finish(state &s) const
+    {
+        to[s.at * stride] = s.at ? *b : *a;
+    }
+};
+
 struct scale_of {
     static constexpr int together = 1;
     float *scale, *inverse;
@@ -355,4 +376,9 @@ int nd_cuda_fp8_count(nd_cuda_queue queue, const nd_fp8_count_args *args, void *
 int nd_cuda_fp8_rescale(nd_cuda_queue queue, const nd_fp8_rescale_args *args)
 {
     return args->c.dtype == ND_DTYPE_F32 ? rescale<float>(queue, args) : rescale<bf16>(queue, args);
+}
+
+int nd_cuda_copy_scales(nd_cuda_queue queue, float *to, int stride, const float *a, const float *b)
+{
+    return map(queue, copy_of_scales{to, stride, a, b}, 2);
 }

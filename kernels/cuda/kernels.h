@@ -68,6 +68,8 @@ typedef struct nd_fp8_rescale_args {
     float beta;
 } nd_fp8_rescale_args;
 int nd_cuda_fp8_rescale(nd_cuda_queue, const nd_fp8_rescale_args *);
+/* to[0] = *a, to[stride] = *b; both on the device. */
+int nd_cuda_copy_scales(nd_cuda_queue, float *to, int stride, const float *a, const float *b);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,7 @@
 
 enum {
     ND_LT_WORKSPACE = 32 << 20, /* what the library advises for Hopper */
+    ND_LT_SCALES = 256,         /* bytes behind it, for the scales of one product */
     ND_LT_PRODUCT_BYTES =
         64 << 20, /* most scratch of a product whose scales are applied afterwards */
 };

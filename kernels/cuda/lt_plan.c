@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/cuda/kernels.h"
 #include "runtime/device/cuda_check.h"
 
 int32_t nd_lt_alignment(const void *p)
@@ -256,6 +257,27 @@ nd_lt_plan *nd_lt_slot(nd_lt *lt, const nd_lt_key *key)
     return &lt->plans[at];
 }
 
+/* The library refuses products whose scales do not lie at multiples of 16 bytes (cuBLASLt 13.1 on
+ * an H200: status 15 from cublasLtMatmul). Such a pair of scales is copied behind the workspace,
+ * where the product of the same stream reads it. */
+static nd_status set_scales(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
+{
+    enum { ALIGNED = 16, STRIDE = ALIGNED / sizeof(float) };
+    const nd_lt_library *l = &lt->library;
+    const float *a = x->scale_a, *b = x->scale_b;
+    if (plan->key.scaling == ND_LT_SCALARS && a && b &&
+        (nd_lt_alignment(a) < ALIGNED || nd_lt_alignment(b) < ALIGNED)) {
+        float *to = (float *)(void *)((char *)lt->workspace + ND_LT_WORKSPACE);
+        int copied = nd_cuda_copy_scales(nd_cuda_stream(stream), to, STRIDE, a, b);
+        ND_TRY(nd_cuda_op_done(stream, "copy_scales", (cudaError_t)copied));
+        a = to;
+        b = to + STRIDE;
+    }
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &a, sizeof a));
+    ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &b, sizeof b));
+    return ND_OK;
+}
+
 nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_operands *x)
 {
     const float one = 1.0f, beta = (float)plan->key.beta;
@@ -264,10 +286,7 @@ nd_status nd_lt_run(nd_lt *lt, nd_stream *stream, nd_lt_plan *plan, const nd_lt_
         return ND_OK;
     }
     if (plan->key.scaling != ND_LT_UNSCALED) {
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a,
-                              sizeof x->scale_a));
-        ND_CUBLAS(l->desc_set(&plan->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b,
-                              sizeof x->scale_b));
+        ND_TRY(set_scales(lt, stream, plan, x));
     }
     cublasStatus_t made = l->matmul(lt->handle, &plan->desc, &one, x->a, &plan->a, x->b, &plan->b,
                                     &beta, x->d, &plan->d, x->d, &plan->d, &plan->algorithm,

@@ -21,7 +21,7 @@ nd_status nd_lt_create(nd_device *device, int capability, nd_lt **out)
     lt->capability = capability;
     lt->candidates = 1;
     ND_TRY_OUT(nd_lt_library_open(&lt->library));
-    ND_TRY_OUT(nd_device_alloc(device, ND_LT_WORKSPACE, &lt->workspace));
+    ND_TRY_OUT(nd_device_alloc(device, ND_LT_WORKSPACE + ND_LT_SCALES, &lt->workspace));
     cublasStatus_t created = lt->library.create(&lt->handle);
     if (created != CUBLAS_STATUS_SUCCESS) {
         lt->handle = NULL;
@@ -43,7 +43,7 @@ void nd_lt_destroy(nd_lt *lt)
             lt->library.destroy(lt->handle);
         }
         if (lt->workspace) {
-            nd_device_free(lt->device, lt->workspace, ND_LT_WORKSPACE);
+            nd_device_free(lt->device, lt->workspace, ND_LT_WORKSPACE + ND_LT_SCALES);
         }
         free(lt);
     }

@@ -18,7 +18,7 @@ bool nd_cuda_sdpa_is_cudnn(const nd_attention *a, nd_dtype act)
 
 bool nd_cuda_sdpa_reads_delta(const nd_attention *a, nd_dtype act)
 {
-    return !nd_cuda_sdpa_is_cudnn(a, act) || a->window > 0;
+    return !nd_cuda_sdpa_is_cudnn(a, act) || !nd_sdpa_always_fits(a);
 }
 
 size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool backward,
@@ -58,7 +58,7 @@ size_t nd_lt_product_scratch(int64_t m, int64_t n, int64_t k, nd_dtype act)
 
 size_t nd_ops_cuda_workspace(void)
 {
-    return ND_LT_WORKSPACE + ND_CUDA_SCRATCH;
+    return ND_LT_WORKSPACE + ND_LT_SCALES + ND_CUDA_SCRATCH;
 }
 
 static size_t attention_scratch(const nd_device *device, const nd_attention *a, nd_dtype act,

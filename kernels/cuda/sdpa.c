@@ -9,7 +9,7 @@ static bool has_form(const nd_cuda_context *context, const nd_attention *a, nd_d
                      bool backward)
 {
     const int64_t ordered = backward && context->deterministic ? context->ordered_bytes : 0;
-    return nd_cuda_sdpa_is_cudnn(a, act) && nd_sdpa_window_fits(a, ordered);
+    return nd_cuda_sdpa_is_cudnn(a, act) && nd_sdpa_fits(a, ordered);
 }
 
 static bool cudnn_takes(const nd_cuda_context *context, const nd_sdpa_call *c, nd_tensor first_key)

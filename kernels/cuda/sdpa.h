@@ -3,10 +3,11 @@
 #define ND_CUDA_SDPA_H
 /*
  * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is
- * there. Calls with a first_key, and those with a window that no call of cuDNN has, go to the plain
- * kernels. A block of any `diag` is cut into at most three parts by rows: rows that see nothing,
- * rows under a diagonal that ends at the last key, rows that see all keys. F32 or added gradients
- * go through BF16 results in the scratch, statistics that are not packed as a whole through a copy.
+ * there. Calls with a first_key, and blocks that it cannot make or makes wrong (nd_sdpa_fits), go
+ * to the plain kernels. A block of any `diag` is cut into at most three parts by rows: rows that
+ * see nothing, rows under a diagonal that ends at the last key, rows that see all keys. F32 or
+ * added gradients go through BF16 results in the scratch, statistics that are not packed as a whole
+ * through a copy.
  *
  * On Hopper the backward cuts some unmasked keys into halves, so that cuDNN makes no NaN
  * (sdpa_parts.h). Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the
@@ -20,7 +21,7 @@
 /* True where cuDNN computes such heads when tensors are aligned to 16 bytes and 8 elements; its
  * backward then reads out, not delta. The plain kernels compute everything else. */
 bool nd_cuda_sdpa_is_cudnn(const nd_attention *, nd_dtype act);
-/* True where the plain kernels may compute a backward, which with a window depends on the block. */
+/* True where the plain kernels may compute a backward, which depends on the window and the rows. */
 bool nd_cuda_sdpa_reads_delta(const nd_attention *, nd_dtype act);
 nd_status nd_cuda_sdpa_fwd(nd_stream *, const nd_attention_fwd_args *);
 nd_status nd_cuda_sdpa_bwd(nd_stream *, const nd_attention_bwd_args *);

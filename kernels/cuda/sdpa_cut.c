@@ -125,11 +125,33 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered, bool no_ha
     return c;
 }
 
-bool nd_sdpa_window_fits(const nd_attention *a, int64_t ordered)
+/* Whether pieces of so many rows leave one row for the last of them. */
+static bool leaves_one_row(const nd_sdpa_band *b, int64_t rows)
+{
+    const int64_t all = b->end - b->begin;
+    return all == 1 || (all > rows && all % rows == 1);
+}
+
+bool nd_sdpa_fits(const nd_attention *a, int64_t ordered)
 {
     const nd_sdpa_cut c = nd_sdpa_cut_block(a, ordered, false);
+    for (int i = 0; i < c.band_count; i++) {
+        if (leaves_one_row(&c.bands[i], c.bands[i].rows)) {
+            return false;
+        }
+    }
     return a->window == 0 ||
            (c.blind == 0 && c.band_count == 1 && c.bands[0].causal && c.bands[0].whole);
+}
+
+bool nd_sdpa_always_fits(const nd_attention *a)
+{
+    const nd_sdpa_cut c = nd_sdpa_cut_block(a, 0, false);
+    bool one_row = false;
+    for (int i = 0; i < c.band_count; i++) {
+        one_row |= leaves_one_row(&c.bands[i], TILE);
+    }
+    return a->window == 0 && !one_row;
 }
 
 static void find_keys(const nd_sdpa_band *b, int64_t row_tile, int64_t key_tile, nd_sdpa_piece *p)

@@ -14,6 +14,10 @@
  * mask hides the rest of the tile, it takes exp(0 - LSE) of what is not there: NaN in dq of rows
  * with LSE below -ln FLT_MAX = -88.7 (pytorch/pytorch#196678, NVIDIA/cudnn-frontend#628; versions
  * up to 9.30). Such unmasked keys go as two equal halves, which end with 32 or 96.
+ *
+ * One row: of a single query row with such an LSE its backward makes NaN in dk and dv (seen with
+ * 9.19 on an H200; 64, 65, 100 and 129 rows are right). Blocks with such a piece go to the plain
+ * kernels.
  */
 #include "kernels/cuda/context.h"
 #include "kernels/ops.h"
@@ -51,9 +55,11 @@ typedef struct nd_sdpa_cut {
  * 128. */
 nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *, int64_t ordered, bool no_half_tiles);
 
-/* True where calls of cuDNN can have the block's window, or it has none: all rows are one band
- * under the diagonal, whose pieces are whole. */
-bool nd_sdpa_window_fits(const nd_attention *, int64_t ordered);
+/* True where calls of cuDNN can make the block: no piece is a single row, and it has no window, or
+ * all rows are one band under the diagonal, whose pieces are whole. */
+bool nd_sdpa_fits(const nd_attention *, int64_t ordered);
+/* True where nd_sdpa_fits is, however a deterministic backward cuts the block. */
+bool nd_sdpa_always_fits(const nd_attention *);
 
 /* Where a walk over the pieces is; starts at zero. */
 typedef struct nd_sdpa_walk {

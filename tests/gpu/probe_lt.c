@@ -21,8 +21,8 @@ static const linear linears[] = {
 static const linear toys[] = {{"toy", "qkv", 96, 64, false}, {"toy", "head", 256, 64, true}};
 enum { HEAD_ROWS = 2048 };
 
-typedef enum scaling { BF16, FP8_SCALARS, FP8_VECTORS } scaling;
-static const char *const kinds[] = {"bf16", "fp8 scalars", "fp8 vectors"};
+typedef enum scaling { BF16, FP8_SCALARS, FP8_VECTORS, FP8_UNALIGNED } scaling;
+static const char *const kinds[] = {"bf16", "fp8 scalars", "fp8 vectors", "fp8 unaligned scalars"};
 
 typedef struct probe {
     plain_lt *plain;
@@ -47,7 +47,8 @@ static nd_status ask(const probe *p, const linear *l, const char *product, scali
     return ND_OK;
 }
 
-/* y and dx have BF16 results, dW F32 ones; vectors of scales are asked for both. */
+/* y and dx have BF16 results, dW F32 ones; vectors of scales are asked for both. Scalars are also
+ * asked for where 16 does not divide their address, which the library may refuse. */
 static nd_status ask_linear(const probe *p, const linear *l, scaling kind, int64_t tokens)
 {
     int64_t n = l->head && tokens > HEAD_ROWS ? HEAD_ROWS : tokens;
@@ -76,7 +77,7 @@ static int64_t larger(int64_t a, int64_t b)
 static nd_status allocate(probe *p, const linear *all, int count, int64_t tokens, char **memory,
                           size_t *bytes)
 {
-    int64_t operand = 0, result = 0, vector = tokens;
+    int64_t operand = 0, result = 0, vector = tokens + 1;
     for (int i = 0; i < count; i++) {
         int64_t rows = all[i].head && tokens > HEAD_ROWS ? HEAD_ROWS : tokens;
         int64_t wide = larger(all[i].out, all[i].in), weights = all[i].out * all[i].in;
@@ -105,10 +106,12 @@ nd_status probe_lt(plain_lt *plain, nd_stream *stream, int capability, int64_t t
     char *memory = NULL;
     size_t bytes = 0;
     ND_TRY(allocate(&p, all, count, tokens, &memory, &bytes));
+    const float *scales = p.on.scale;
     nd_status status = ND_OK;
     for (int i = 0; i < count && status == ND_OK; i++) {
-        int kinds_of = all[i].head || capability < 89 ? 1 : 3;
+        int kinds_of = all[i].head || capability < 89 ? 1 : 4;
         for (int kind = 0; kind < kinds_of && status == ND_OK; kind++) {
+            p.on.scale = scales + (kind == FP8_UNALIGNED);
             status = ask_linear(&p, &all[i], (scaling)kind, tokens);
         }
     }

@@ -232,18 +232,37 @@ Test(attention_cuts, unmasked_half_tiles_go_as_two_halves)
 Test(attention_cuts, a_window_fits_one_whole_band)
 {
     nd_attention a = {1, 300, 300, 4, 2, 16, 0, 0.25f, 70};
-    cr_expect(nd_sdpa_window_fits(&a, 0));
-    cr_expect(nd_sdpa_window_fits(&a, ND_SDPA_ORDERED_BYTES));
-    cr_expect_not(nd_sdpa_window_fits(&a, 1 << 16), "the band is cut into tiles");
+    cr_expect(nd_sdpa_fits(&a, 0));
+    cr_expect(nd_sdpa_fits(&a, ND_SDPA_ORDERED_BYTES));
+    cr_expect_not(nd_sdpa_fits(&a, 1 << 16), "the band is cut into tiles");
     a.sk = 700;
     a.diag = 400;
-    cr_expect(nd_sdpa_window_fits(&a, 0));
+    cr_expect(nd_sdpa_fits(&a, 0));
     a.diag = 350;
-    cr_expect(nd_sdpa_window_fits(&a, 0), "keys behind the last row's are seen by none");
+    cr_expect(nd_sdpa_fits(&a, 0), "keys behind the last row's are seen by none");
     a.diag = 401;
-    cr_expect_not(nd_sdpa_window_fits(&a, 0), "the last row sees the last key by no diagonal");
+    cr_expect_not(nd_sdpa_fits(&a, 0), "the last row sees the last key by no diagonal");
     a.diag = -1;
-    cr_expect_not(nd_sdpa_window_fits(&a, 0), "a row sees nothing");
+    cr_expect_not(nd_sdpa_fits(&a, 0), "a row sees nothing");
     a.window = 0;
-    cr_expect(nd_sdpa_window_fits(&a, 0), "there is no window");
+    cr_expect(nd_sdpa_fits(&a, 0), "there is no window");
+}
+
+Test(attention_cuts, a_piece_of_one_row_does_not_fit)
+{
+    nd_attention a = {1, 1, 128, 4, 2, 16, 128, 0.25f};
+    cr_expect_not(nd_sdpa_fits(&a, 0), "a block of one row");
+    cr_expect_not(nd_sdpa_always_fits(&a));
+    a.sq = 257;
+    cr_expect(nd_sdpa_fits(&a, 0));
+    cr_expect_not(nd_sdpa_fits(&a, 1 << 16), "128, 128 and one row");
+    cr_expect_not(nd_sdpa_always_fits(&a));
+    a.sq = 258;
+    cr_expect(nd_sdpa_fits(&a, 1 << 16));
+    cr_expect(nd_sdpa_always_fits(&a));
+    a.diag = -1;
+    cr_expect(nd_sdpa_fits(&a, 0), "a row sees nothing, 128 have a diagonal, 129 see all");
+    cr_expect_not(nd_sdpa_always_fits(&a));
+    a.sq = 130;
+    cr_expect_not(nd_sdpa_fits(&a, 0), "one row sees all");
 }

@@ -86,6 +86,9 @@ void nd_expect_close(const char *backend, const char *what, nd_tensor got, nd_te
 /* Equal bits, elements and gaps; a NaN equals any NaN. */
 void nd_expect_same(const char *backend, const char *what, nd_tensor got, nd_tensor want);
 
+/* True on a GPU, not on its doubles: sums then lose more than one rounding an addition. */
+bool nd_has_tensor_cores(const nd_backend *backend);
+
 /* Fails the test with the thread's error when `status` is not ND_OK. */
 void nd_expect_ok(nd_status status, const char *what);
 #define ND_OK_OR_FAIL(call) nd_expect_ok((call), #call)

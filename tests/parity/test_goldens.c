@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/parity/golden_run.h"
 #include "tests/support/tempdir.h"
@@ -66,6 +67,15 @@ static void check_fp32(const char *name, bool separate, double later)
     golden_run_close(&f);
 }
 
+/* cuDNN also rounds the probabilities and their gradients to BF16, which torch's model does not on
+ * a CPU: as many roundings again, so errors of sqrt 2 times the size. Its double does not. */
+static double more_roundings(const golden_run *f)
+{
+    const nd_device *device = f->trainer->rank->device;
+    return strcmp(device->table->name, "cuda") == 0 && !strstr(device->name, "double") ? sqrt(2.0)
+                                                                                       : 1.0;
+}
+
 /* BF16: each gradient is no further from the F32 golden than 1.5 times the same model run as
  * .to(bfloat16). */
 static void check_bf16(const char *name, bool separate)
@@ -92,7 +102,7 @@ static void check_bf16(const char *name, bool separate)
         double error = nd_relative_l2(slice(gradients, p), want, p->rows * p->cols);
         double torch_error =
             nd_golden_number(f.golden, "bf16", "gradient_relative_l2", p->file_name, NULL);
-        cr_assert_leq(error, 1.5 * torch_error,
+        cr_assert_leq(error, 1.5 * more_roundings(&f) * torch_error,
                       "%s: gradient of %s is %.3e from f32, torch's bf16 %.3e", name, p->name,
                       error, torch_error);
     }

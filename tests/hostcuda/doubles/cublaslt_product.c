@@ -177,6 +177,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         return status;
     }
     REFUSE_IF(nd_lt_double_refuses_vectors(x, ld, true), CUBLAS_STATUS_NOT_SUPPORTED);
+    REFUSE_IF(((uintptr_t)x->scale_a | (uintptr_t)x->scale_b) % 16, CUBLAS_STATUS_NOT_SUPPORTED);
     memcpy(&chosen, algo, sizeof chosen);
     lt_use use = nd_lt_double_use(x, la, lb, ld);
     if (chosen.mark != LT_ALGORITHM || memcmp(&use, &chosen.use, sizeof use) != 0) {

@@ -255,6 +255,9 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     if (f->backward && !f->deterministic && getenv("ND_DOUBLE_ORDERED")) {
         return nd_fail(ND_ERR_INTERNAL, "a backward of attention that is not deterministic");
     }
+    if (f->backward && f->sq == 1 && cudnn->capability / 10 == 9) {
+        nd_double_violation("cuDNN attention: NaN in dk and dv of a single row");
+    }
     if (f->backward && f->mask == ND_SDPA_ALL && f->sk % 128 == 64 && cudnn->capability / 10 == 9) {
         nd_double_violation("cuDNN attention: NaN in dq, %lld unmasked keys end inside of a tile",
                             (long long)f->sk);
