@@ -75,15 +75,23 @@ def parse_arguments():
     return a
 
 
+ASK_DRIVER = """import ctypes, sys
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+print(cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)), count.value)"""
+
+
 def why_no_gpu():
-    """A few words where no GPU can be used, else None."""
+    """A few words where no GPU can be used, else None. Another process asks, since items are forked, and the driver answers
+    nothing in a fork of a process that has started it (CUDA error 3)."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "the NVIDIA driver (libcuda.so.1) is not installed"
-    count = ctypes.c_int(0)
-    error = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-    if error or count.value == 0:
+    answer = output_of([sys.executable, "-c", ASK_DRIVER]).split()
+    if len(answer) != 2:
+        return "the driver did not answer"
+    error, count = map(int, answer)
+    if error or count == 0:
         return f"the driver sees none (CUDA error {error})" if error else "the driver sees none"
     return None
 

@@ -4,7 +4,8 @@ beside PyTorch, and where the time goes.
 
   scripts/gpu/visit pack                      makes build-visit/: programs, libraries, scripts, data; copy it to the GPU's machine
   build-visit/visit smoke [SECONDS]           there: facts of the machine, each form of product, short runs (at most 120 s)
-  build-visit/visit full [SECONDS]            there: speeds beside PyTorch, profiles, attention, kernels (at most 570 s)
+  build-visit/visit full [SECONDS [ITEM...]]  there: speeds beside PyTorch, profiles, attention, kernels (at most 570 s); or, in this
+                                              order, items of any phase of gpu_check.sh (shell patterns: '8b-half-*')
   scripts/gpu/visit results visit.json ...    writes docs/gpu_results.md, and the rates that `ndtrain plan --explain` reads
   scripts/gpu/visit expect                    the first step of two 8B layers on this machine's CPUs, into scripts/gpu/two_layers.json,
                                               with the programs of build/ (five minutes for each precision, 16 GB of memory)
@@ -19,6 +20,7 @@ taken away in the middle. smoke runs what failed once more, with ND_CUDA_SYNC=1 
 Exit codes: 0 all is done; 1 something failed; 2 wrong arguments, or no GPU; 3 nothing failed, but something was skipped; 75 the
 time is up.
 """
+import fnmatch
 import json
 import os
 import pathlib
@@ -73,6 +75,16 @@ def full_items(place):
     yield from check.first_items(place)
 
 
+def named_items(place, patterns):
+    """Of all phases, in the order of the patterns."""
+    known = {item.name: item for items in (smoke_items, full_items, check.conformance_items, check.bench_items) for item in items(place)}
+    for pattern in patterns:
+        found = fnmatch.filter(known, pattern)
+        if not found:
+            raise check.WrongUse(f"no item is named {pattern}; there are {' '.join(known)}")
+        yield from map(known.get, found)
+
+
 def make_place(kind, dry):
     expected = json.loads((TOP / "expected.json").read_text())["toy" if dry else "real"]
     return Place(dry=dry, out=TOP / "work" / kind, build=TOP, programs=TOP / "bin", tests=TOP / "bin" / "test_gpu",
@@ -82,7 +94,7 @@ def make_place(kind, dry):
                  expected=expected)
 
 
-def run(kind, seconds, dry):
+def run(kind, seconds, dry, named):
     """smoke or full, in the packed folder."""
     os.chdir(TOP)
     report.NAME = "visit"
@@ -101,7 +113,7 @@ def run(kind, seconds, dry):
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         signal.signal(number, lambda *_, code=code: sys.exit(code))
     try:
-        items = list(smoke_items(place) if kind == "smoke" else full_items(place))
+        items = list(named_items(place, named) if named else smoke_items(place) if kind == "smoke" else full_items(place))
         for item in items:
             item.most *= 10 if dry else 1
             runner.run(item)
@@ -121,13 +133,13 @@ def main():
     if command in ("--help", "-h"):
         print(__doc__)
         return 0
-    if command in MOST and len(arguments) <= 2:
+    if command in MOST and (len(arguments) <= 2 or command == "full"):
         if not (TOP / "COMMIT").exists():
             raise check.WrongUse(f"{command} runs in the packed folder; scripts/gpu/visit pack makes build-visit/")
-        seconds = arguments[1] if len(arguments) == 2 else str(MOST[command])
+        seconds = arguments[1] if len(arguments) > 1 else str(MOST[command])
         if not seconds.isdigit() or int(seconds) < 30 or (int(seconds) > MOST[command] and not dry):
             raise check.WrongUse(f"SECONDS of {command} is {seconds}; it takes 30 to {MOST[command]}")
-        return run(command, int(seconds), dry)
+        return run(command, int(seconds), dry, arguments[2:])
     if command == "pack" and len(arguments) == 1:
         import pack
 
@@ -142,7 +154,7 @@ def main():
         return results.write(arguments[1:])
     if command == "rehearse" and len(arguments) == 1:
         os.execv(TOP / "scripts/gpu/rehearse", ["rehearse"])
-    raise check.WrongUse("visit takes pack, smoke [SECONDS], full [SECONDS], results FILE..., expect or rehearse; --help says more")
+    raise check.WrongUse("visit takes pack, smoke [SECONDS], full [SECONDS [ITEM...]], results FILE..., expect or rehearse; --help says more")
 
 
 if __name__ == "__main__":
