@@ -15,7 +15,8 @@ ROW = re.compile(r'^    \{"(\w+)", ([^}]*)\},$', re.MULTILINE)
 
 
 def read(paths):
-    """The items of all files, those of later files in the place of earlier ones of the same name."""
+    """The items of all files, those of later files in the place of earlier ones of the same name; no repetition of a failure
+    that a later visit mended."""
     items = {}
     for path in paths:
         try:
@@ -25,7 +26,8 @@ def read(paths):
             items.update({item["item"]: item for item in found["items"]})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WrongUse(f"{path} is no visit.json ({error!r})") from None
-    return list(items.values())
+    done = {name for name, item in items.items() if item["state"] == "done"}
+    return [item for name, item in items.items() if name.removesuffix("-again") not in done or name in done]
 
 
 def of(items, key):
@@ -76,9 +78,9 @@ def write(paths):
     lines = report.lines_of_report(items, "on a GPU")
     lines[0] = "# Results on a GPU"
     lines[1:1] = ["", f"Made by `scripts/gpu/visit results` from visits to one {machine['gpu'].split(',')[0]}; docs/cuda.md says how to make one."]
-    report.write(PAGE, "\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    report.write(PAGE, re.sub(r"(?<=[ `])/\S*/(?=\S)", "", text))  # folders of that machine say nothing elsewhere
     found = measured(items)
-    text = RATES.read_text()
-    report.write(RATES, with_rates(text, machine["gpu"], machine["commit"], found))
+    report.write(RATES, with_rates(RATES.read_text(), machine["gpu"], machine["commit"], found))
     print(f"visit: wrote {PAGE} of {len(items)} items; rates measured: {', '.join(found) or 'none'}")
     return 0
