@@ -8,6 +8,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 #include "runtime/base/shm_folder.h"
+#include "runtime/base/version.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/uv.h"
 
@@ -280,19 +281,66 @@ static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, 
     }
 }
 
+/* The job's key comes from a file, from standard input for "-", or is made here for "". */
+static nd_status read_key(const char *file, uint8_t key[ND_KEY_BYTES])
+{
+    if (strcmp(file, "-") == 0) {
+        return nd_key_read_stdin(key);
+    }
+    return file[0] ? nd_key_read_file(file, key) : nd_key_random(key);
+}
+
+/* A key file may serve many jobs, so the job's name comes from a random number of its own. */
+static nd_status make_name(char *name, size_t capacity)
+{
+    uint8_t bytes[ND_KEY_BYTES];
+    ND_TRY(nd_key_random(bytes));
+    snprintf(name, capacity, "nd-%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
+    return ND_OK;
+}
+
+/* Where the store listens: at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
+ * reach the store only where the job has a key file. */
+static nd_status find_endpoint(const nd_config *config, nd_address *out)
+{
+    nd_address addresses[ND_ADDRESS_MAX];
+    char host[ND_HOST_MAX] = "127.0.0.1";
+    int port = 0, count = 0;
+    if (config->launch.rdzv_endpoint[0]) {
+        ND_TRY(nd_endpoint_parse(config->launch.rdzv_endpoint, host, &port));
+    }
+    ND_TRY(nd_address_resolve(host, port, addresses, &count));
+    *out = addresses[0];
+    if (nd_address_is_loopback(out)) {
+        return nd_address_check_loopback();
+    }
+    return config->launch.rdzv_key_file[0]
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "launch.rdzv_endpoint %s is open to other hosts and needs a key; make one "
+                         "with `ndlaunch --make-key FILE`, copy it to all nodes, and name it with "
+                         "--rdzv-key-file",
+                         config->launch.rdzv_endpoint);
+}
+
 static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
-    const nd_rendezvous meeting = {
+    nd_store_server_options options = {
         .loop = &job->loop,
-        .config = job->options.config,
-        .name = job->place.job,
-        .world_size = job->options.world_size,
+        .server = {.version = ND_VERSION,
+                   .run_id = job->place.job,
+                   .world_size = job->options.world_size,
+                   .nnodes = nd_nodes_count(job->options.config)},
         .hooks = {.context = job->coordinator,
                   .notice = on_notice,
                   .left = on_left,
                   .node_frame = nd_coordinator_on_frame},
     };
-    ND_TRY(nd_rendezvous_open(&meeting, key, &job->store));
+    ND_TRY(find_endpoint(job->options.config, &options.address));
+    memcpy(options.key, key, ND_KEY_BYTES);
+    nd_status status = nd_store_server_open(&options, &job->store);
+    explicit_bzero(options.key, sizeof options.key);
+    ND_TRY(status);
     snprintf(job->place.master_addr, sizeof job->place.master_addr, "%s",
              nd_store_server_address(job->store));
     job->place.master_port = nd_store_server_port(job->store);
@@ -341,9 +389,9 @@ static nd_status watch_nodes(nd_job *job)
 /* Everything but the workers. The caller wipes the key. */
 static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
-    ND_TRY(nd_rendezvous_key(job->options.config->launch.rdzv_key_file, key));
+    ND_TRY(read_key(job->options.config->launch.rdzv_key_file, key));
     ND_TRY(nd_key_to_fd(key, &job->key_fd));
-    ND_TRY(nd_rendezvous_name(job->place.job, sizeof job->place.job));
+    ND_TRY(make_name(job->place.job, sizeof job->place.job));
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
     ND_TRY(meet_nodes(job, key));

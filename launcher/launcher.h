@@ -101,26 +101,6 @@ typedef struct nd_preflight {
  */
 nd_status nd_preflight_run(const nd_preflight *check, int *exit_code);
 
-/* rendezvous.c: where the members of a job meet. */
-
-typedef struct nd_rendezvous {
-    uv_loop_t *loop;
-    const nd_config *config;
-    const char *name; /* of the job */
-    int world_size;
-    nd_server_hooks hooks; /* context, notice, left, node_frame */
-} nd_rendezvous;
-
-/* Reads the job's key from the file, from standard input for "-", or makes one for "". */
-nd_status nd_rendezvous_key(const char *file, uint8_t key[ND_KEY_BYTES]);
-/* A name for the job. A key file may serve many jobs, so it comes from a random number of its own.
- */
-nd_status nd_rendezvous_name(char *name, size_t capacity);
-/* Opens the store at launch.rdzv_endpoint, or at a free port of loopback. ND_ERR_CONFIG when other
- * hosts can reach the address and no key file is given. */
-nd_status nd_rendezvous_open(const nd_rendezvous *meeting, const uint8_t key[ND_KEY_BYTES],
-                             nd_store_server **out);
-
 /* attempt.c: the workers of one start on this node, from spawn to the last exit. */
 
 enum { ND_TAIL_LINES = 20, ND_TAIL_BYTES = 512, ND_LINE_MAX = 8192 };

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/ranks.h"
 #include "runtime/rdzv/server_state.h"
 

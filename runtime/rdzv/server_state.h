@@ -37,7 +37,7 @@ typedef struct nd_exchange {
     bool *here;    /* [world] */
     uint8_t *data; /* [world x bytes]; once it is complete, [size] */
     size_t size;   /* of the result as it is sent */
-    bool packed;   /* the result is (pack.h) */
+    bool packed;   /* the result is (nd_pack) */
     int users;     /* peers that wait for it or are being sent its result */
     int64_t since, noticed;
 } nd_exchange;

@@ -13,7 +13,6 @@
 #include "runtime/rdzv/channel.h"
 #include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/key.h"
-#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/store_thread.h"
 

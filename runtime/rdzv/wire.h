@@ -113,4 +113,14 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count);
  * limit. */
 nd_status nd_wire_next(nd_wire_parser *parser, nd_wire_frame *frame);
 
+/* Packing, by zstd, of what an exchange gives to every rank: thousands of ranks send names of the
+ * same hosts and digests of the same settings. The store packs the result once for all. */
+
+/* *out is new memory with *packed bytes. False: these would be more than 7/8 of `count`, or memory
+ * ran out; the bytes are to be sent as they are. */
+bool nd_pack(const uint8_t *bytes, size_t count, uint8_t **out, size_t *packed);
+
+/* ND_ERR_IO unless the packed bytes are `count` bytes. Nothing is written beyond these. */
+nd_status nd_unpack(const uint8_t *packed, size_t packed_bytes, void *out, size_t count);
+
 #endif

@@ -41,7 +41,6 @@
 #include "runtime/base/process.h"
 #include "runtime/base/rng.h"
 #include "runtime/rdzv/key.h"
-#include "runtime/rdzv/pack.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/tls.h"
 #include "runtime/rdzv/wire.h"

@@ -3,7 +3,7 @@
 #define ND_CHECKPOINT_SHARD_H
 /*
  * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
- * tails of ranges, see rects.h) and a hash file.
+ * tails of ranges, see plan.h) and a hash file.
  *
  * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
  * written. Units are then written in ascending order, each as soon as its state may be read; the

@@ -2,11 +2,14 @@
 #include "trainer/run/best.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/run/checkpoints_parts.h"
 #include "trainer/view/metrics.h"
 
 int64_t nd_run_best_rule(const nd_config *config)
@@ -132,4 +135,140 @@ void nd_run_best_keep(nd_run_best *best, const nd_run_best *known, int64_t step)
         best->step = known->saved_step;
         best->loss = known->saved_loss;
     }
+}
+
+/* The best state of a run in its folder: found again by a later start, and loaded at the end. */
+
+static bool asks_best(const nd_config *config)
+{
+    return config->checkpoint.load_best || config->train.early_stopping_patience > 0;
+}
+
+/* Rank 0 reads what the folder tells of the validations up to this step; all ranks learn it. */
+static nd_status replay(nd_run_checkpoints *c, int64_t step, const char *key)
+{
+    const nd_worker *worker = c->context->worker;
+    if (worker->identity.rank == 0 &&
+        nd_run_best_replay(&c->best, worker->rank.config, c->files->dir, step) != ND_OK) {
+        nd_log_warning("the validations before step %lld do not count for the best one: %s",
+                       (long long)step, nd_error_last()->message);
+        nd_error_clear();
+        c->best = (nd_run_best){0};
+    }
+    return nd_run_tell_all(worker, key, &c->best, sizeof c->best);
+}
+
+nd_status nd_run_best_find(nd_run_checkpoints *c)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    const int64_t step = c->trainer->position.step;
+    char path[ND_RESUME_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
+    if (!c->resume.continues || !asks_best(config)) {
+        return ND_OK;
+    }
+    ND_TRY(replay(c, step, "best validation"));
+    snprintf(path, sizeof path, "%s/%s", c->resume.run, nd_checkpoint_name(step, name));
+    if (strcmp(path, c->resume.source) == 0) { /* its validation may have been cut off */
+        nd_run_best_saving(&c->best, step);
+        (void)nd_run_best_saved(&c->best, step);
+    }
+    c->over = step < config->train.steps && nd_run_best_is_over(&c->best, config);
+    if (c->over && c->trainer->rank->rank == 0) {
+        nd_log_info("the run has ended early, after step %lld: %lld validations in a row were not "
+                    "below the lowest loss; it goes on with a larger "
+                    "train.early_stopping_patience (--early-stopping-patience), or 0",
+                    (long long)step, (long long)c->best.stale);
+    }
+    return ND_OK;
+}
+
+nd_status nd_run_best_rewound(nd_run_checkpoints *c)
+{
+    const int64_t step = c->trainer->position.step;
+    char key[64];
+    if (!asks_best(c->context->worker->rank.config)) {
+        return ND_OK;
+    }
+    const nd_run_best known = c->best;
+    snprintf(key, sizeof key, "best validation before rewind %d", c->rewinds);
+    ND_TRY(replay(c, step, key));
+    nd_run_best_keep(&c->best, &known, step);
+    nd_run_best_saving(&c->best, step); /* whose validation may come only now */
+    (void)nd_run_best_saved(&c->best, step);
+    return ND_OK;
+}
+
+nd_status nd_run_set_damaged_aside(const char *run, int64_t step)
+{
+    char *aside = NULL;
+    ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
+    nd_log_warning("the damaged checkpoint is now %s, and the one before it is looked for", aside);
+    free(aside);
+    return ND_OK;
+}
+
+/* The best checkpoint is damaged: looks for the best of the others, which the folder still has. The
+ * thread's error says what is damaged; it stays where no other checkpoint was validated. */
+static nd_status find_next_best(nd_run_checkpoints *c)
+{
+    const nd_error error = *nd_error_last();
+    const bool leads = c->trainer->rank->rank == 0;
+    const int64_t damaged = c->best.saved_step;
+    int64_t status = ND_OK;
+    char key[64];
+    if (error.cause == ND_CAUSE_OWN) {
+        nd_log_warning("%s", error.message);
+    }
+    if (leads) {
+        status = nd_run_set_damaged_aside(c->run, damaged);
+    }
+    const nd_error own = *nd_error_last();
+    snprintf(key, sizeof key, "best checkpoint %lld set aside", (long long)damaged);
+    ND_TRY(nd_run_tell_all(c->context->worker, key, &status, sizeof status));
+    if (status != ND_OK) {
+        return leads ? nd_fail((nd_status)status, "%s", own.message)
+                     : nd_fail_elsewhere((nd_status)status,
+                                         "rank 0 could not set a damaged checkpoint aside");
+    }
+    snprintf(key, sizeof key, "best validation without checkpoint %lld", (long long)damaged);
+    ND_TRY(replay(c, c->trainer->position.step, key));
+    if (c->best.saved_step > 0) {
+        return ND_OK;
+    }
+    return error.cause == ND_CAUSE_OWN ? nd_fail(ND_ERR_DATA, "%s", error.message)
+                                       : nd_fail_elsewhere(ND_ERR_DATA, "%s", error.message);
+}
+
+/* A load that has failed may have written to the weights, so that those of the last step are to be
+ * loaded too. */
+nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
+{
+    const nd_config *config = c->context->worker->rank.config;
+    const nd_run_position position = c->trainer->position;
+    const nd_run_best *best = &c->best;
+    bool whole = true;
+    if (!config->checkpoint.load_best || best->saved_step == 0) {
+        return ND_OK;
+    }
+    while (!whole || best->saved_step != position.step) {
+        char path[ND_RESUME_PATH_MAX + 32], name[ND_CHECKPOINT_NAME_MAX];
+        nd_manifest manifest = {0};
+        nd_restored restored;
+        snprintf(path, sizeof path, "%s/%s", c->run, nd_checkpoint_name(best->saved_step, name));
+        nd_status status = nd_run_restore(c, path, &manifest, &restored);
+        nd_manifest_fini(&manifest);
+        c->trainer->position = position;
+        if (status == ND_OK) {
+            break;
+        }
+        whole = false;
+        ND_TRY(status == ND_ERR_DATA ? find_next_best(c) : status);
+    }
+    c->model_step = best->saved_step;
+    if (c->trainer->rank->rank == 0 && c->model_step != position.step) {
+        nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
+                    "all checkpoints",
+                    (long long)best->saved_step, best->saved_loss);
+    }
+    return ND_OK;
 }

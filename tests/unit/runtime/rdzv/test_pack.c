@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
-#include "runtime/rdzv/pack.h"
+#include "runtime/rdzv/wire.h"
 #include "runtime/rdzv/store.h"
 #include "tests/support/tempdir.h"
 

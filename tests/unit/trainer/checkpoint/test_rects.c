@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "trainer/checkpoint/rects.h"
+#include "trainer/checkpoint/plan.h"
 
 /* Every element of the range lies in exactly one part, at the offset that the part says. */
 static void check_range(const nd_local_block *block, int64_t begin, int64_t end)
