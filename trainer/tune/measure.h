@@ -6,8 +6,6 @@
  * and the record of a tuning as JSON (the value of "autotune" in run.json, which other runs replay;
  * docs/formats.md lists its keys).
  */
-#include <jansson.h>
-
 #include "trainer/dry/dry.h"
 #include "trainer/tune/tune.h"
 
@@ -86,15 +84,5 @@ nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_s
  */
 nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
                          const nd_shape *shape, nd_tuning **out);
-
-/* Keys of a product: its extents, in the order of nd_lt_key. */
-#define ND_RECORD_EXTENTS(X) X(m) X(n) X(k) X(lda) X(ldb) X(ldd)
-
-extern const char *const nd_record_scaling[3]; /* by nd_lt_scaling */
-extern const char *const nd_record_division[ND_DIVISION_COUNT];
-
-/* The settings that must be equal where a record is replayed, as keys and texts. The caller owns
- * the new reference. */
-nd_status nd_record_settings(const nd_config *config, const nd_shape *shape, json_t **out);
 
 #endif

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <jansson.h>
+/*
+ * The record of autotune as JSON. Each member is described once: a function of this file takes it
+ * out of the JSON and checks it when a record is read, and puts it into the JSON when one is
+ * written.
+ */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,15 +13,387 @@
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
-void nd_tuning_destroy(nd_tuning *t)
+/* An object of the record. */
+typedef struct record {
+    json_t *object; /* read: borrowed. Written: owned; NULL when memory ran out */
+    bool reads;
+    const char *name; /* of the text that is read, for messages */
+    char place[64];   /* of the object in it: "autotune", "autotune.products[3]" */
+} record;
+
+static const int64_t extent_max = (int64_t)1 << 40;
+
+static nd_status damaged(const record *r, const char *key, const char *what)
 {
-    if (t) {
-        free(t->from);
-        free(t->choices);
-        free(t->json);
-        free(t);
-    }
+    return nd_fail(ND_ERR_DATA,
+                   "%s: %s.%s %s; the record is damaged; choose again with kernels.autotune, "
+                   "without kernels.autotune_from",
+                   r->name, r->place, key, what);
 }
+
+/* Members. */
+
+static nd_status member_int(record *r, const char *key, int64_t low, int64_t high, int64_t *number)
+{
+    const json_t *value = json_object_get(r->object, key);
+    if (!r->reads) {
+        nd_json_set(&r->object, key, json_integer(*number));
+        return ND_OK;
+    }
+    if (!json_is_integer(value) || json_integer_value(value) < low ||
+        json_integer_value(value) > high) {
+        char what[96];
+        snprintf(what, sizeof what, "is no whole number of %lld to %lld", (long long)low,
+                 (long long)high);
+        return damaged(r, key, what);
+    }
+    *number = json_integer_value(value);
+    return ND_OK;
+}
+
+static nd_status member_bool(record *r, const char *key, int32_t *truth)
+{
+    const json_t *value = json_object_get(r->object, key);
+    if (!r->reads) {
+        nd_json_set(&r->object, key, json_boolean(*truth));
+        return ND_OK;
+    }
+    if (!json_is_boolean(value)) {
+        return damaged(r, key, "is not true or false");
+    }
+    *truth = json_is_true(value);
+    return ND_OK;
+}
+
+/* Reads a text, which is borrowed from the record. */
+static nd_status text_of(const record *r, const char *key, const char **text)
+{
+    *text = json_string_value(json_object_get(r->object, key));
+    return *text ? ND_OK : damaged(r, key, "is no text");
+}
+
+/* A number of seconds; negative: not known, which is null in JSON. */
+static nd_status member_seconds(record *r, const char *key, double *seconds)
+{
+    const json_t *value = json_object_get(r->object, key);
+    const double number = json_is_null(value) ? -1.0 : json_number_value(value);
+    if (!r->reads) {
+        nd_json_set(&r->object, key, *seconds >= 0.0 ? json_real(*seconds) : json_null());
+        return ND_OK;
+    }
+    if (!json_is_null(value) && (!json_is_number(value) || !isfinite(number) || number < 0.0)) {
+        return damaged(r, key, "is no number of seconds, and not null");
+    }
+    *seconds = number;
+    return ND_OK;
+}
+
+/* One of the numbers 0 to count - 1 by its name; name(i) is NULL where i may not stand there. */
+static nd_status member_choice(record *r, const char *key, const char *(*name)(int), int count,
+                               const char *what, int32_t *choice)
+{
+    const char *text = NULL;
+    if (!r->reads) {
+        nd_json_set(&r->object, key, json_string(name(*choice)));
+        return ND_OK;
+    }
+    ND_TRY(text_of(r, key, &text));
+    for (int32_t i = 0; i < count; i++) {
+        if (name(i) && strcmp(name(i), text) == 0) {
+            *choice = i;
+            return ND_OK;
+        }
+    }
+    return damaged(r, key, what);
+}
+
+/* An object in the object, with the members that `describe` lists. */
+static nd_status member_object(record *r, const char *key, const char *place,
+                               nd_status (*describe)(record *, void *), void *of)
+{
+    record part = *r;
+    part.object = r->reads ? json_object_get(r->object, key) : json_object();
+    if (r->reads && !json_is_object(part.object)) {
+        return damaged(r, key, "is no object");
+    }
+    snprintf(part.place, sizeof part.place, "%s", place);
+    const nd_status status = describe(&part, of);
+    if (!r->reads) {
+        nd_json_set(&r->object, key, part.object);
+    }
+    return status;
+}
+
+static nd_status read_list(const record *r, const char *key, size_t most, json_t **list)
+{
+    *list = json_object_get(r->object, key);
+    if (!json_is_array(*list) || json_array_size(*list) > most) {
+        char what[64];
+        snprintf(what, sizeof what, "is no list of at most %zu", most);
+        return damaged(r, key, what);
+    }
+    return ND_OK;
+}
+
+/* A list of objects, each with the members that `describe` lists. */
+static nd_status member_list(record *r, const char *key, size_t most, int *count,
+                             nd_status (*describe)(record *, nd_tuning *, int), nd_tuning *t)
+{
+    json_t *list = r->reads ? NULL : json_array();
+    if (r->reads) {
+        ND_TRY(read_list(r, key, most, &list));
+        *count = (int)json_array_size(list);
+    }
+    for (int i = 0; i < *count; i++) {
+        record item = *r;
+        item.object = r->reads ? json_array_get(list, (size_t)i) : json_object();
+        snprintf(item.place, sizeof item.place, "%.40s.%s[%d]", r->place, key, i);
+        ND_TRY(describe(&item, t, i)); /* fails only when it reads, and so owns nothing */
+        if (!r->reads) {
+            nd_json_append(&list, item.object);
+        }
+    }
+    if (!r->reads) {
+        nd_json_set(&r->object, key, list);
+    }
+    return ND_OK;
+}
+
+/* Products. */
+
+static const char *type_name(int dtype)
+{
+    return dtype == ND_DTYPE_F32 || dtype == ND_DTYPE_BF16 || dtype == ND_DTYPE_F8_E4M3 ||
+                   dtype == ND_DTYPE_F8_E5M2
+               ? nd_dtype_name((nd_dtype)dtype)
+               : NULL;
+}
+
+static nd_status member_type(record *r, const char *key, int32_t *dtype)
+{
+    return member_choice(r, key, type_name, ND_DTYPE_COUNT, "is no type of a product", dtype);
+}
+
+static const char *scaling_name(int scaling)
+{
+    static const char *const names[] = {"none", "tensor", "vector"};
+    return names[scaling];
+}
+
+static nd_status member_align(record *r, nd_lt_key *key)
+{
+    json_t *list = r->reads ? NULL : json_array();
+    int32_t *const values[] = {&key->align_a, &key->align_b, &key->align_d};
+    if (!r->reads) {
+        for (size_t i = 0; i < 3; i++) {
+            nd_json_append(&list, json_integer(*values[i]));
+        }
+        nd_json_set(&r->object, "align", list);
+        return ND_OK;
+    }
+    ND_TRY(read_list(r, "align", 3, &list));
+    for (size_t i = 0; i < 3; i++) {
+        const int64_t bytes = json_integer_value(json_array_get(list, i));
+        if (bytes < 1 || bytes > 256 || (bytes & (bytes - 1))) {
+            return damaged(r, "align", "is not three powers of two up to 256");
+        }
+        *values[i] = (int32_t)bytes;
+    }
+    return ND_OK;
+}
+
+static nd_status member_algorithm(record *r, uint64_t words[8])
+{
+    char digits[8 * 16 + 1];
+    const char *text = NULL;
+    if (!r->reads) {
+        for (size_t i = 0; i < 8; i++) {
+            snprintf(digits + i * 16, 17, "%016llx", (unsigned long long)words[i]);
+        }
+        nd_json_set(&r->object, "algorithm", json_string(digits));
+        return ND_OK;
+    }
+    ND_TRY(text_of(r, "algorithm", &text));
+    if (strlen(text) != 128 || strspn(text, "0123456789abcdef") != 128) {
+        return damaged(r, "algorithm", "is not of 128 hexadecimal digits");
+    }
+    for (size_t i = 0; i < 8; i++) {
+        char word[17] = "";
+        memcpy(word, text + i * 16, 16);
+        words[i] = strtoull(word, NULL, 16);
+    }
+    return ND_OK;
+}
+
+static nd_status describe_key(record *r, nd_lt_key *key)
+{
+    int64_t *const extents[] = {&key->m, &key->n, &key->k, &key->lda, &key->ldb, &key->ldd};
+    static const char *const names[] = {"m", "n", "k", "lda", "ldb", "ldd"};
+    int64_t processors = key->processors;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        ND_TRY(member_int(r, names[i], 1, extent_max, extents[i]));
+    }
+    ND_TRY(member_type(r, "a", &key->a));
+    ND_TRY(member_type(r, "b", &key->b));
+    ND_TRY(member_type(r, "d", &key->d));
+    ND_TRY(member_bool(r, "a_transposed", &key->a_transposed));
+    ND_TRY(member_bool(r, "b_transposed", &key->b_transposed));
+    ND_TRY(member_bool(r, "adds", &key->beta));
+    ND_TRY(member_bool(r, "fast_accumulation", &key->fast));
+    ND_TRY(member_choice(r, "scales", scaling_name, 3, "is not none, tensor or vector",
+                         &key->scaling));
+    ND_TRY(member_align(r, key));
+    /* Records of older programs have no "processors": they used all. */
+    if (!r->reads || json_object_get(r->object, "processors")) {
+        ND_TRY(member_int(r, "processors", 0, 1024, &processors));
+    }
+    key->processors = (int32_t)processors;
+    if (key->lda < (key->a_transposed ? key->k : key->m) ||
+        key->ldb < (key->b_transposed ? key->n : key->k) || key->ldd < key->m) {
+        return r->reads ? damaged(r, "lda", "or ldb or ldd is less than the rows of its matrix")
+                        : ND_OK;
+    }
+    return ND_OK;
+}
+
+static nd_status describe_traits(record *r, void *of)
+{
+    nd_lt_traits *traits = of;
+#define ND_MEMBER(field, attribute, bytes)                                                         \
+    ND_TRY(member_int(r, #field, -1, UINT32_MAX, &traits->field));
+    ND_LT_TRAITS(ND_MEMBER)
+#undef ND_MEMBER
+    return ND_OK;
+}
+
+static nd_status describe_product(record *r, nd_tuning *t, int i)
+{
+    nd_lt_choice *choice = &t->choices[i];
+    ND_TRY(describe_key(r, &choice->key));
+    ND_TRY(member_algorithm(r, choice->algorithm));
+    ND_TRY(member_object(r, "traits", r->place, describe_traits, &choice->traits));
+    ND_TRY(member_int(r, "workspace", 0, extent_max, &choice->workspace));
+    ND_TRY(member_int(r, "candidates", 0, ND_LT_CANDIDATES, &choice->candidates));
+    ND_TRY(member_int(r, "picked", 0, ND_LT_CANDIDATES - 1, &choice->picked));
+    ND_TRY(member_seconds(r, "seconds", &choice->seconds));
+    return member_seconds(r, "first_seconds", &choice->first_seconds);
+}
+
+/* Linears. */
+
+/* A list of module names of linears with one input; *input is -1 until a name shows which. */
+static nd_status member_linears(record *r, const char *key, int *input, int *mask)
+{
+    int first = 0, count = *input < 0 ? 0 : nd_input_linears((nd_input)*input, &first);
+    json_t *list = r->reads ? NULL : json_array();
+    if (!r->reads) {
+        for (int i = 0; i < count; i++) {
+            if (*mask >> i & 1) {
+                nd_json_append(&list, json_string(nd_linear_name(first + i)));
+            }
+        }
+        nd_json_set(&r->object, key, list);
+        return ND_OK;
+    }
+    ND_TRY(read_list(r, key, 3, &list));
+    *mask = 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        int bit = -1;
+        for (int g = 0; name && g < ND_INPUT_COUNT; g++) {
+            count = nd_input_linears((nd_input)g, &first);
+            for (int l = 0; l < count && (*input < 0 || *input == g); l++) {
+                bit = strcmp(nd_linear_name(first + l), name) == 0 ? l : bit;
+                *input = bit == l && *input < 0 ? g : *input;
+            }
+        }
+        if (bit < 0) {
+            return damaged(r, key, "does not name linears of one input");
+        }
+        *mask |= 1 << bit;
+    }
+    return ND_OK;
+}
+
+/* Takes over what an entry that was read decides. */
+static nd_status use_linears(const record *r, const nd_tuned_linears *l, nd_linear_choice *choice)
+{
+    int8_t *fp8 = &choice->fp8[l->input][l->asked];
+    if (l->asked == 0) {
+        return damaged(r, "asked", "is empty");
+    }
+    if (l->fp8 & ~l->asked) {
+        return damaged(r, "fp8", "names a linear that was not asked for");
+    }
+    if (*fp8 >= 0) {
+        return damaged(r, "asked", "is that of an earlier entry");
+    }
+    *fp8 = (int8_t)l->fp8;
+    return ND_OK;
+}
+
+static nd_status describe_linears(record *r, nd_tuning *t, int i)
+{
+    nd_tuned_linears *l = &t->linears[i];
+    int input = r->reads ? -1 : (int)l->input;
+    ND_TRY(member_linears(r, "asked", &input, &l->asked));
+    ND_TRY(member_linears(r, "fp8", &input, &l->fp8));
+    l->input = (nd_input)(input < 0 ? 0 : input);
+    ND_TRY(r->reads ? use_linears(r, l, &t->linear_choice) : ND_OK);
+    ND_TRY(member_seconds(r, "asked_seconds", &l->asked_seconds));
+    ND_TRY(member_seconds(r, "bf16_seconds", &l->bf16_seconds));
+    return member_seconds(r, "chosen_seconds", &l->chosen_seconds);
+}
+
+/* The division of the GPU. */
+
+static const char *reason_name(int reason)
+{
+#define ND_DIVISION_NAME(id, name) name,
+    static const char *const names[ND_DIVISION_COUNT] = {ND_DIVISIONS(ND_DIVISION_NAME)};
+#undef ND_DIVISION_NAME
+    return names[reason];
+}
+
+/* The ranges are those of the keys of the configuration in fields.def. */
+static nd_status describe_keys(record *r, int64_t *comm_blocks, int64_t *product_processors)
+{
+    ND_TRY(member_int(r, "comm_blocks", 0, 64, comm_blocks));
+    return member_int(r, "product_processors", 0, 1024, product_processors);
+}
+
+static nd_status describe_pair(record *r, nd_tuning *t, int i)
+{
+    nd_tuned_pair *pair = &t->division.pairs[i];
+    ND_TRY(describe_keys(r, &pair->comm_blocks, &pair->product_processors));
+    return member_seconds(r, "seconds", &pair->seconds);
+}
+
+static nd_status describe_division(record *r, void *of)
+{
+    nd_tuning *t = of;
+    nd_tuned_division *d = &t->division;
+    const int64_t blocks_set = d->comm_blocks, processors_set = d->product_processors;
+    int32_t reason = (int32_t)d->reason;
+    ND_TRY(member_choice(r, "why", reason_name, ND_DIVISION_COUNT,
+                         "is not set, timed, alone or memory", &reason));
+    d->reason = (nd_division_reason)reason;
+    ND_TRY(describe_keys(r, &d->comm_blocks, &d->product_processors));
+    ND_TRY(member_list(r, "pairs", ND_TUNED_PAIRS_MAX, &d->pair_count, describe_pair, t));
+    const bool as_set = d->comm_blocks == blocks_set && d->product_processors == processors_set;
+    bool among = false;
+    for (int i = 0; i < d->pair_count; i++) {
+        among |= d->pairs[i].comm_blocks == d->comm_blocks &&
+                 d->pairs[i].product_processors == d->product_processors;
+    }
+    if (r->reads &&
+        (among != (d->reason == ND_DIVISION_TIMED) || (!among && (d->pair_count > 0 || !as_set)))) {
+        return damaged(r, "pairs", "do not match why, comm_blocks and product_processors");
+    }
+    return ND_OK;
+}
+
+/* The settings, which must be equal where a record is replayed. */
 
 static void set_number(json_t **settings, const char *key, int64_t value)
 {
@@ -35,22 +412,25 @@ static nd_status set_config(json_t **settings, const nd_config *config)
                                        "mesh.cp",
                                        "mesh.tp",
                                        "kernels.comm_blocks",
-                                       "kernels.product_processors"};
-    static const char *const fp8_keys[] = {"fp8.recipe", "fp8.all_gather", "fp8.filter",
-                                           "fp8.format"};
-    enum { KEYS = sizeof keys / sizeof *keys, FP8_KEYS = sizeof fp8_keys / sizeof *fp8_keys };
-    bool fp8 = config->train.precision == ND_PRECISION_FP8;
-    for (int i = 0; i < KEYS + (fp8 ? FP8_KEYS : 0); i++) {
-        const char *key = i < KEYS ? keys[i] : fp8_keys[i - KEYS];
+                                       "kernels.product_processors",
+                                       "fp8.recipe",
+                                       "fp8.all_gather",
+                                       "fp8.filter",
+                                       "fp8.format"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char *value = NULL;
-        ND_TRY(nd_config_get(config, key, &value));
-        nd_json_set(settings, key, nd_json_string(value));
+        if (strncmp(keys[i], "fp8.", 4) == 0 && config->train.precision != ND_PRECISION_FP8) {
+            continue;
+        }
+        ND_TRY(nd_config_get(config, keys[i], &value));
+        nd_json_set(settings, keys[i], nd_json_string(value));
         free(value);
     }
     return ND_OK;
 }
 
-nd_status nd_record_settings(const nd_config *config, const nd_shape *shape, json_t **out)
+/* Makes the settings as texts by their keys, for the caller. */
+static nd_status make_settings(const nd_config *config, const nd_shape *shape, json_t **out)
 {
     json_t *settings = json_object();
     nd_status status = set_config(&settings, config);
@@ -73,269 +453,128 @@ nd_status nd_record_settings(const nd_config *config, const nd_shape *shape, jso
     return ND_OK;
 }
 
-static json_t *seconds_or_null(double seconds)
+static nd_status compare_settings(record *r, void *of)
 {
-    return seconds >= 0.0 ? json_real(seconds) : json_null();
-}
-
-static json_t *names_of(nd_input input, int mask)
-{
-    int first, count = nd_input_linears(input, &first);
-    json_t *names = json_array();
-    for (int i = 0; i < count; i++) {
-        if (mask >> i & 1) {
-            nd_json_append(&names, json_string(nd_linear_name(first + i)));
+    const char *key;
+    json_t *value;
+    json_object_foreach(of, key, value)
+    {
+        /* Records of programs that did not have these two keys were made with 0. */
+        const bool later = strcmp(key, "kernels.comm_blocks") == 0 ||
+                           strcmp(key, "kernels.product_processors") == 0;
+        const char *here = json_string_value(value), *text = "0";
+        if (!later || json_object_get(r->object, key)) {
+            ND_TRY(text_of(r, key, &text));
+        }
+        if (strcmp(text, here) != 0) {
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s: its choices were made for %s %.200s, and this run has %.200s; "
+                           "choose again with kernels.autotune, without kernels.autotune_from",
+                           r->name, key, text, here);
         }
     }
-    return names;
+    return ND_OK;
 }
 
-static json_t *linears_of(const nd_tuning *t)
+/* The whole. */
+
+static nd_status describe_machine(record *r, nd_tuning *t)
 {
-    json_t *list = json_array();
-    for (int i = 0; i < t->linear_count; i++) {
-        const nd_tuned_linears *l = &t->linears[i];
-        json_t *entry = json_object();
-        nd_json_set(&entry, "asked", names_of(l->input, l->asked));
-        nd_json_set(&entry, "fp8", names_of(l->input, l->fp8));
-        nd_json_set(&entry, "asked_seconds", seconds_or_null(l->asked_seconds));
-        nd_json_set(&entry, "bf16_seconds", seconds_or_null(l->bf16_seconds));
-        nd_json_set(&entry, "chosen_seconds", seconds_or_null(l->chosen_seconds));
-        nd_json_append(&list, entry);
+    int32_t cut_short = t->cut_short;
+    const char *gpu = t->gpu;
+    if (!r->reads) {
+        nd_json_set(&r->object, "gpu", nd_json_string(gpu));
+    } else {
+        ND_TRY(text_of(r, "gpu", &gpu));
+        snprintf(t->gpu, sizeof t->gpu, "%s", gpu);
     }
-    return list;
+    ND_TRY(member_int(r, "compute_capability", 0, 10000, &t->capability));
+    ND_TRY(member_int(r, "cublaslt", 0, 100000000, &t->cublaslt));
+    if (!r->reads) {
+        nd_json_set(&r->object, "replayed_from", t->from ? nd_json_string(t->from) : json_null());
+    }
+    ND_TRY(member_seconds(r, "timing_seconds", &t->seconds));
+    ND_TRY(member_bool(r, "cut_short", &cut_short));
+    t->cut_short = cut_short;
+    return ND_OK;
 }
 
-static json_t *hex(const uint64_t words[8])
+static nd_status describe_choices(record *r, nd_tuning *t)
 {
-    char text[8 * 16 + 1];
-    for (int i = 0; i < 8; i++) {
-        snprintf(text + (size_t)i * 16, 17, "%016llx", (unsigned long long)words[i]);
+    /* Records of older programs have no "division": nothing was timed for it. */
+    if (!r->reads || json_object_get(r->object, "division")) {
+        ND_TRY(member_object(r, "division", "autotune.division", describe_division, t));
     }
-    return json_string(text);
-}
-
-const char *const nd_record_scaling[3] = {"none", "tensor", "vector"};
-
-static json_t *product_of(const nd_lt_choice *c)
-{
-    const nd_lt_key *k = &c->key;
-    json_t *p = json_object(), *align = json_array(), *traits = json_object();
-    const int32_t aligned[] = {k->align_a, k->align_b, k->align_d};
-#define ND_SET(key) nd_json_set(&p, #key, json_integer(k->key));
-    ND_RECORD_EXTENTS(ND_SET)
-#undef ND_SET
-    nd_json_set(&p, "a", json_string(nd_dtype_name((nd_dtype)k->a)));
-    nd_json_set(&p, "b", json_string(nd_dtype_name((nd_dtype)k->b)));
-    nd_json_set(&p, "d", json_string(nd_dtype_name((nd_dtype)k->d)));
-    nd_json_set(&p, "a_transposed", json_boolean(k->a_transposed));
-    nd_json_set(&p, "b_transposed", json_boolean(k->b_transposed));
-    nd_json_set(&p, "adds", json_boolean(k->beta));
-    nd_json_set(&p, "fast_accumulation", json_boolean(k->fast));
-    nd_json_set(&p, "scales", json_string(nd_record_scaling[k->scaling]));
-    for (int i = 0; i < 3; i++) {
-        nd_json_append(&align, json_integer(aligned[i]));
-    }
-    nd_json_set(&p, "align", align);
-    nd_json_set(&p, "processors", json_integer(k->processors));
-    nd_json_set(&p, "algorithm", hex(c->algorithm));
-#define ND_SET(key, attribute, bytes) nd_json_set(&traits, #key, json_integer(c->traits.key));
-    ND_LT_TRAITS(ND_SET)
-#undef ND_SET
-    nd_json_set(&p, "traits", traits);
-    nd_json_set(&p, "workspace", json_integer(c->workspace));
-    nd_json_set(&p, "candidates", json_integer(c->candidates));
-    nd_json_set(&p, "picked", json_integer(c->picked));
-    nd_json_set(&p, "seconds", json_real(c->seconds));
-    nd_json_set(&p, "first_seconds", json_real(c->first_seconds));
-    return p;
-}
-
-#define ND_DIVISION_NAME(id, name) name,
-const char *const nd_record_division[ND_DIVISION_COUNT] = {ND_DIVISIONS(ND_DIVISION_NAME)};
-#undef ND_DIVISION_NAME
-
-static json_t *division_of(const nd_tuned_division *d)
-{
-    json_t *division = json_object(), *pairs = json_array();
-    for (int i = 0; i < d->pair_count; i++) {
-        json_t *pair = json_object();
-        nd_json_set(&pair, "comm_blocks", json_integer(d->pairs[i].comm_blocks));
-        nd_json_set(&pair, "product_processors", json_integer(d->pairs[i].product_processors));
-        nd_json_set(&pair, "seconds", seconds_or_null(d->pairs[i].seconds));
-        nd_json_append(&pairs, pair);
-    }
-    nd_json_set(&division, "why", json_string(nd_record_division[d->reason]));
-    nd_json_set(&division, "comm_blocks", json_integer(d->comm_blocks));
-    nd_json_set(&division, "product_processors", json_integer(d->product_processors));
-    nd_json_set(&division, "pairs", pairs);
-    return division;
+    ND_TRY(member_list(r, "linears", ND_TUNED_LINEARS_MAX, &t->linear_count, describe_linears, t));
+    return member_list(r, "products", ND_LT_PLANS - 1, &t->choice_count, describe_product, t);
 }
 
 nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_shape *shape)
 {
-    json_t *root = json_object(), *products = json_array(), *settings = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_record_settings(config, shape, &settings));
-    for (int i = 0; i < t->choice_count; i++) {
-        nd_json_append(&products, product_of(&t->choices[i]));
-    }
-    nd_json_set(&root, "gpu", nd_json_string(t->gpu));
-    nd_json_set(&root, "compute_capability", json_integer(t->capability));
-    nd_json_set(&root, "cublaslt", json_integer(t->cublaslt));
-    nd_json_set(&root, "replayed_from", t->from ? nd_json_string(t->from) : json_null());
-    nd_json_set(&root, "timing_seconds", json_real(t->seconds));
-    nd_json_set(&root, "cut_short", json_boolean(t->cut_short));
-    nd_json_set(&root, "settings", json_incref(settings));
-    nd_json_set(&root, "division", division_of(&t->division));
-    nd_json_set(&root, "linears", linears_of(t));
-    nd_json_set(&root, "products", json_incref(products));
+    record r = {.place = "autotune"};
+    json_t *settings = NULL;
+    ND_TRY(make_settings(config, shape, &settings));
+    r.object = json_object();
+    nd_status status = describe_machine(&r, t);
+    nd_json_set(&r.object, "settings", settings);
+    status = status == ND_OK ? describe_choices(&r, t) : status;
     free(t->json);
-    t->json = nd_json_text(root, JSON_REAL_PRECISION(17));
-    status = t->json ? ND_OK : nd_fail_memory("autotune's record");
-out:
+    t->json = nd_json_text(r.object, JSON_REAL_PRECISION(17));
+    json_decref(r.object);
+    return status == ND_OK && !t->json ? nd_fail_memory("autotune's record") : status;
+}
+
+/* The settings come first: a record for another run may be whole, but does not fit. */
+static nd_status read_record(record *r, const nd_config *config, const nd_shape *shape,
+                             nd_tuning *t)
+{
+    json_t *settings = NULL;
+    ND_TRY(make_settings(config, shape, &settings));
+    nd_status status =
+        member_object(r, "settings", "autotune.settings", compare_settings, settings);
     json_decref(settings);
-    json_decref(products);
+    ND_TRY(status);
+    ND_TRY(ND_ALLOC(ND_LT_PLANS, &t->choices));
+    memset(t->linear_choice.fp8, -1, sizeof t->linear_choice.fp8);
+    for (int g = 0; g < ND_INPUT_COUNT; g++) {
+        t->linear_choice.fp8[g][0] = 0;
+    }
+    t->division.comm_blocks = config->kernels.comm_blocks;
+    t->division.product_processors = config->kernels.product_processors;
+    ND_TRY(describe_machine(r, t));
+    return describe_choices(r, t);
+}
+
+nd_status nd_record_read(const char *text, size_t bytes, const char *name, const nd_config *config,
+                         const nd_shape *shape, nd_tuning **out)
+{
+    record r = {.reads = true, .name = name, .place = "autotune"};
+    json_error_t error;
+    nd_tuning *t = NULL;
+    nd_status status = ND_OK;
+    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    r.object = json_object_get(root, "autotune"); /* NULL when root is not an object */
+    if (!root && nd_json_no_memory(&error)) {
+        return nd_fail_memory("reading %s", name);
+    }
+    if (!root) {
+        return nd_fail(ND_ERR_DATA, "%s: line %d: %s; kernels.autotune_from takes a run.json", name,
+                       error.line, error.text);
+    }
+    if (!json_is_object(r.object)) {
+        status = nd_fail(ND_ERR_DATA,
+                         "%s has no record of autotune; kernels.autotune_from takes the run.json "
+                         "of a run with kernels.autotune true",
+                         name);
+        goto out;
+    }
+    ND_TRY_OUT(ND_ALLOC(1, &t));
+    ND_TRY_OUT(read_record(&r, config, shape, t));
+    *out = t;
+out:
+    if (status != ND_OK) {
+        nd_tuning_destroy(t);
+    }
     json_decref(root);
     return status;
-}
-
-typedef struct printer {
-    void (*line)(void *context, const char *text);
-    void *context;
-} printer;
-
-/* "q_proj k_proj", or "none" */
-static const char *names(nd_input input, int mask, char *buffer, size_t size)
-{
-    int first, count = nd_input_linears(input, &first);
-    size_t used = 0;
-    snprintf(buffer, size, "none");
-    for (int i = 0; i < count; i++) {
-        const char *name = strrchr(nd_linear_name(first + i), '.') + 1;
-        if (mask >> i & 1) {
-            used += (size_t)snprintf(buffer + used, size - used, "%s%.20s", used ? " " : "", name);
-        }
-    }
-    return buffer;
-}
-
-static void print_linears(const printer *p, const nd_tuned_linears *l)
-{
-    char text[300], asked[96], fp8[96];
-    names(l->input, l->asked, asked, sizeof asked);
-    names(l->input, l->fp8, fp8, sizeof fp8);
-    if (l->asked_seconds < 0.0) {
-        snprintf(text, sizeof text, "  %s: fp8 as asked, there was no time to time it", asked);
-    } else if (l->fp8 == l->asked) {
-        snprintf(text, sizeof text, "  %s: fp8; a step takes %.3f ms of them, in bf16 %.3f ms",
-                 asked, l->asked_seconds * 1e3, l->bf16_seconds * 1e3);
-    } else {
-        snprintf(text, sizeof text,
-                 "  %s: in fp8 %s; a step takes %.3f ms of them, all in fp8 %.3f ms, in bf16 %.3f "
-                 "ms",
-                 asked, fp8, l->chosen_seconds * 1e3, l->asked_seconds * 1e3,
-                 l->bf16_seconds * 1e3);
-    }
-    p->line(p->context, text);
-}
-
-static const nd_tuned_pair *chosen_pair(const nd_tuned_division *d)
-{
-    for (int i = 0; i < d->pair_count; i++) {
-        if (d->pairs[i].comm_blocks == d->comm_blocks &&
-            d->pairs[i].product_processors == d->product_processors) {
-            return &d->pairs[i];
-        }
-    }
-    return NULL; /* none was timed */
-}
-
-static void print_division(const printer *p, const nd_tuned_division *d)
-{
-    static const char *const kept[ND_DIVISION_COUNT] = {
-        [ND_DIVISION_SET] = "nothing was timed for them",
-        [ND_DIVISION_ALONE] = "this mesh gathers no weights from other ranks",
-        [ND_DIVISION_MEMORY] = "a rank has too little free memory to time them",
-    };
-    const nd_tuned_pair *chosen = chosen_pair(d);
-    char text[300], other[80] = "";
-    int timed = 0;
-    for (int i = 0; i < d->pair_count; i++) {
-        timed += d->pairs[i].seconds >= 0.0;
-    }
-    if (!chosen) {
-        snprintf(text, sizeof text,
-                 "  kernels.comm_blocks %lld, kernels.product_processors %lld: as they are set; %s",
-                 (long long)d->comm_blocks, (long long)d->product_processors, kept[d->reason]);
-    } else {
-        if (chosen != d->pairs) {
-            snprintf(other, sizeof other, ", with 0 and 0 %.3f ms", d->pairs[0].seconds * 1e3);
-        }
-        snprintf(
-            text, sizeof text,
-            "  kernels.comm_blocks %lld, kernels.product_processors %lld: chosen from %d pairs; "
-            "a layer's products beside its collectives take %.3f ms%s",
-            (long long)d->comm_blocks, (long long)d->product_processors, timed,
-            chosen->seconds * 1e3, other);
-    }
-    p->line(p->context, text);
-}
-
-/* Matrices are row-major here and column-major in the library, so its B is our a. */
-static void print_choice(const printer *p, const nd_lt_choice *c)
-{
-    char text[340], why[160], limit[40] = "";
-    const nd_lt_key *k = &c->key;
-    if (c->candidates == 0) {
-        snprintf(why, sizeof why, "the library's first algorithm, there was no time to time it");
-    } else if (c->picked == 0) {
-        snprintf(why, sizeof why, "the library's first algorithm is the fastest of %lld, %.4f ms",
-                 (long long)c->candidates, c->seconds * 1e3);
-    } else if (c->first_seconds == 0.0) {
-        snprintf(why, sizeof why, "algorithm %lld of %lld, %.4f ms", (long long)c->picked + 1,
-                 (long long)c->candidates, c->seconds * 1e3);
-    } else {
-        snprintf(why, sizeof why, "algorithm %lld of %lld, %.4f ms; the library's first %.4f ms",
-                 (long long)c->picked + 1, (long long)c->candidates, c->seconds * 1e3,
-                 c->first_seconds * 1e3);
-    }
-    if (k->processors > 0) {
-        snprintf(limit, sizeof limit, ", for %d multiprocessors", (int)k->processors);
-    }
-    snprintf(text, sizeof text, "  %s (%lld, %lld) %s %s%s x %s%s, k %lld%s: %s",
-             nd_dtype_name((nd_dtype)k->d), (long long)k->n, (long long)k->m, k->beta ? "+=" : "=",
-             nd_dtype_name((nd_dtype)k->b), k->b_transposed ? "^T" : "",
-             nd_dtype_name((nd_dtype)k->a), k->a_transposed ? "^T" : "", (long long)k->k, limit,
-             why);
-    p->line(p->context, text);
-}
-
-void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const char *text),
-                         void *context)
-{
-    printer p = {line, context};
-    char text[400];
-    int other = 0;
-    for (int i = 0; i < t->choice_count; i++) {
-        other += t->choices[i].picked > 0;
-    }
-    int used =
-        t->from
-            ? snprintf(text, sizeof text,
-                       "autotune: %d forms of products as %.200s has them, nothing timed",
-                       t->choice_count, t->from)
-            : snprintf(text, sizeof text, "autotune: %d forms of products, timed in %.1f s on %s",
-                       t->choice_count, t->seconds, t->gpu);
-    snprintf(text + used, sizeof text - (size_t)used,
-             "; %d of them not by the first algorithm of cuBLASLt %lld%s", other,
-             (long long)t->cublaslt, t->cut_short ? "; cut short" : "");
-    line(context, text);
-    print_division(&p, &t->division);
-    for (int i = 0; i < t->linear_count; i++) {
-        print_linears(&p, &t->linears[i]);
-    }
-    for (int i = 0; i < t->choice_count; i++) {
-        print_choice(&p, &t->choices[i]);
-    }
 }

@@ -12,6 +12,16 @@
 
 enum { RECORD_MAX_BYTES = 64 << 20 };
 
+void nd_tuning_destroy(nd_tuning *t)
+{
+    if (t) {
+        free(t->from);
+        free(t->choices);
+        free(t->json);
+        free(t);
+    }
+}
+
 static const char *replayed(const nd_config *config)
 {
     const char *from = config->kernels.autotune_from;
