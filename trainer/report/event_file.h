@@ -9,7 +9,6 @@
  * Records are appended whole; a reader that follows the file waits for the rest of a cut record.
  * One writer at a time for one folder: readers take its files by name and do not go back.
  */
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -20,8 +20,8 @@
  *
  * In all, a run waits for a sink at most twice ND_SINK_DEADLINE_SECONDS, and as long at its end.
  *
- * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
- * nd_sinks_close.
+ * All calls come from the thread of the run. A record for whose copy there is no memory is lost, as
+ * one is for which a queue has no room.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,7 +32,6 @@
 #include "runtime/config/config.h"
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
-#include "trainer/report/histogram.h"
 
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
@@ -111,6 +110,27 @@ typedef struct nd_run_event {
     int64_t records;                /* records lost: how many */
     nd_status code;                 /* ended: that of the process, which is its exit code */
 } nd_run_event;
+
+/*
+ * A histogram says how the values of a tensor are spread: counts in fixed buckets, two of each power
+ * of two from 2^-47 to 2^16 on both sides of zero. As the buckets depend on nothing, counts of the
+ * parts of a tensor are added up, and the sum is the same on every mesh.
+ */
+enum { ND_HISTOGRAM_HALVES = 126, ND_HISTOGRAM_BUCKETS = 2 * ND_HISTOGRAM_HALVES + 1 };
+
+/* Only whole numbers, so that ranks add it up as an array of them. */
+typedef struct nd_histogram {
+    int64_t
+        count[ND_HISTOGRAM_BUCKETS]; /* ascending; the middle one has what is nearer to zero than
+                                            2^-47, the outer ones also what is beyond 2^16 */
+    int64_t not_finite;
+} nd_histogram;
+
+void nd_histogram_add(nd_histogram *histogram, const float *values, int64_t count);
+
+/* Rows of left edge, right edge, number: from the first bucket that has a value to the last one.
+ * Returns how many, 0 when all are empty. */
+int nd_histogram_rows(const nd_histogram *histogram, double rows[ND_HISTOGRAM_BUCKETS][3]);
 
 typedef struct nd_histogram_record {
     int64_t step;

@@ -13,12 +13,42 @@
  * for.
  *
  * The run waits for room in a queue and for flushes, but in all of them together no longer than
- * two deadlines. It calls all functions from one thread; nothing is allocated between create and
- * destroy.
+ * two deadlines. It calls all functions from one thread.
  */
-#include "trainer/report/record_queue.h"
+#include "trainer/report/report.h"
 
-typedef struct nd_sink_thread nd_sink_thread;
+/* One of the records of report.h. */
+typedef struct nd_record {
+    enum {
+        ND_RECORD_STEP = 0,
+        ND_RECORD_VALIDATION,
+        ND_RECORD_HEALTH,
+        ND_RECORD_EVENT,
+        ND_RECORD_HISTOGRAM
+    } kind;
+    int64_t step;
+    const void *of; /* nd_step_record, nd_validation_record, ...; lent */
+} nd_record;
+
+/* True for a step and a validation, which count among the records that a dropped sink lacks. */
+bool nd_record_counts(const nd_record *record);
+
+typedef struct nd_queued_record nd_queued_record;
+
+/* Records on their way from the run's thread to that of a sink, with copies of everything that they
+ * point to. It has no lock; its owner has one. */
+typedef struct nd_record_queue {
+    nd_queued_record *first, *last; /* owned */
+    size_t used, capacity;          /* bytes */
+    int64_t count;
+} nd_record_queue; /* all zero but the capacity: none */
+
+void nd_record_queue_fini(nd_record_queue *queue);
+/* Copies it behind the others. False: there is no room, or no memory. */
+bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record);
+/* The oldest record; NULL: there is none. Lent until it is popped. */
+const nd_record *nd_record_queue_first(const nd_record_queue *queue);
+void nd_record_queue_pop(nd_record_queue *queue); /* there is one */
 
 typedef struct nd_sink_thread_options {
     double deadline_seconds; /* of one call of the sink */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/report/histogram.h"
+#include "trainer/report/report.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

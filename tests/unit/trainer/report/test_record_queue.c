@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/support/tempdir.h"
-#include "trainer/report/record_queue.h"
+#include "trainer/report/sink_thread.h"
 
 static bool push_step(nd_record_queue *queue, int64_t step, int sources)
 {
@@ -28,12 +28,11 @@ static void expect_step(nd_record_queue *queue, int64_t step, int sources)
     nd_record_queue_pop(queue);
 }
 
-/* Records of two sizes, in a queue with room for about seven, so that its end is passed often. */
+/* Records of two sizes, in a queue that has room for a few, so that it is full often. */
 Test(record_queue, records_come_back_in_their_order_with_all_they_point_to)
 {
-    nd_record_queue queue;
+    nd_record_queue queue = {.capacity = 2048};
     int64_t in = 0, out = 0;
-    assert_ok(nd_record_queue_init(&queue, 2048));
     for (int round = 0; round < 1000; round++) {
         int pushed = 0;
         while (pushed <= round % 5 && push_step(&queue, in, (int)(in % 3))) {
@@ -54,9 +53,8 @@ Test(record_queue, records_come_back_in_their_order_with_all_they_point_to)
 
 Test(record_queue, one_that_finds_no_room_changes_nothing)
 {
-    nd_record_queue queue;
+    nd_record_queue queue = {.capacity = 2048};
     int64_t in = 0;
-    assert_ok(nd_record_queue_init(&queue, 2048));
     while (push_step(&queue, in, 2)) {
         in++;
     }
@@ -70,12 +68,11 @@ Test(record_queue, one_that_finds_no_room_changes_nothing)
 
 Test(record_queue, an_event_has_its_texts_and_meshes)
 {
-    nd_record_queue queue;
+    nd_record_queue queue = {.capacity = 2048};
     nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
     char path[] = "/run/checkpoint-3";
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_RESUMED, .step = 3, .path = path, .mesh = &now, .mesh_was = &was};
-    assert_ok(nd_record_queue_init(&queue, 4096));
     cr_assert(nd_record_queue_push(&queue, &(nd_record){ND_RECORD_EVENT, 3, &event}));
     memset(path, 'x', strlen(path));
     memset(&now, 0, sizeof now);
