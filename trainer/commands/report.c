@@ -8,7 +8,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/text.h"
 #include "trainer/commands/command.h"
-#include "trainer/view/page.h"
+#include "trainer/view/view.h"
 
 typedef struct report_call {
     bool markdown;

@@ -6,9 +6,63 @@
 #include <string.h>
 
 #include "trainer/precision/precision.h"
-#include "trainer/view/curve.h"
-#include "trainer/view/page.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
+
+/* Reducing. */
+
+void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
+{
+    int64_t steps = last >= first ? last - first + 1 : 1;
+    parts = parts < 1 ? 1 : parts > ND_CURVE_MAX ? ND_CURVE_MAX : parts;
+    curve->first = first;
+    curve->last = last;
+    curve->parts = steps < parts ? (int)steps : parts;
+    curve->parts_per_step = (double)curve->parts / (double)steps;
+    curve->not_finite = 0;
+    curve->low = INFINITY;
+    curve->high = -INFINITY;
+    for (int i = 0; i < curve->parts; i++) {
+        curve->part[i] = (nd_curve_part){0, INFINITY, -INFINITY, 0, 0};
+    }
+}
+
+/* While values are added, step and mean hold sums. */
+void nd_curve_add(nd_curve *curve, int64_t step, double value)
+{
+    if (step < curve->first || step > curve->last) {
+        return;
+    }
+    if (!isfinite(value)) {
+        curve->not_finite++;
+        return;
+    }
+    int i = (int)((double)(step - curve->first) * curve->parts_per_step);
+    nd_curve_part *part = &curve->part[i < curve->parts ? i : curve->parts - 1];
+    part->step += (double)step;
+    part->mean += value;
+    part->low = value < part->low ? value : part->low;
+    part->high = value > part->high ? value : part->high;
+    part->count++;
+}
+
+void nd_curve_end(nd_curve *curve)
+{
+    int kept = 0;
+    for (int i = 0; i < curve->parts; i++) {
+        nd_curve_part part = curve->part[i];
+        if (part.count == 0) {
+            continue;
+        }
+        part.step /= (double)part.count;
+        part.mean /= (double)part.count;
+        curve->low = part.low < curve->low ? part.low : curve->low;
+        curve->high = part.high > curve->high ? part.high : curve->high;
+        curve->part[kept++] = part;
+    }
+    curve->parts = kept;
+}
+
+/* Drawing. */
 
 /* An interval takes about 30 bytes of each of nine charts, so that a page of several runs stays
  * below 1 MB. The sections of a run take as much as PARTS_OF_RUN intervals in each chart. */

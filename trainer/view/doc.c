@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/doc.h"
+#include "trainer/view/parts.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -7,9 +7,28 @@
 #include <string.h>
 
 #include "runtime/base/printable.h"
-#include "trainer/view/curve.h"
 
-/* Building. */
+/* Cells and blocks. */
+
+char *nd_figure(char *text, size_t size, double value, int digits)
+{
+    static const struct {
+        double from, factor;
+        const char *unit;
+    } units[] = {{1e12, 1e12, " T"}, {1e9, 1e9, " G"}, {1e6, 1e6, " M"}, {1e4, 1e3, " k"}};
+    size_t i = 0;
+    while (i < 4 && fabs(value) < units[i].from) {
+        i++;
+    }
+    if (!isfinite(value)) {
+        snprintf(text, size, "-");
+    } else if (i < 4) {
+        snprintf(text, size, "%.*g%s", digits, value / units[i].factor, units[i].unit);
+    } else {
+        snprintf(text, size, "%.*g", fabs(value) >= 1000 ? 5 : digits, value);
+    }
+    return text;
+}
 
 json_t *nd_doc_text(const char *text, const char *keep)
 {

@@ -5,7 +5,7 @@
 
 #include "runtime/base/clock.h"
 #include "trainer/report/report.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 enum { EVENTS_MAX = 200, EVENTS_OF_ALL = 400, EVENTS_OPEN = 20, MARKS_MAX = 100 };
 
@@ -13,11 +13,6 @@ enum { EVENTS_MAX = 200, EVENTS_OF_ALL = 400, EVENTS_OPEN = 20, MARKS_MAX = 100 
 static const char *reason_of(const json_t *event)
 {
     return nd_json_words(event, json_object_get(event, "why") ? "why" : "reason");
-}
-
-static bool is_event(const json_t *event, const char *kind)
-{
-    return strcmp(nd_json_words(event, "event"), kind) == 0;
 }
 
 /* ndlaunch counts its own restarts; without one the job was started anew. */
@@ -44,10 +39,10 @@ static json_t *resumed_cell(const json_t *event)
 static json_t *event_cell(const json_t *event)
 {
     char bytes[ND_SHORT];
-    if (is_event(event, "resumed")) {
+    if (nd_event_is(event, "resumed")) {
         return resumed_cell(event);
     }
-    if (!is_event(event, "checkpoint")) {
+    if (!nd_event_is(event, "checkpoint")) {
         return nd_cell("%s", reason_of(event));
     }
     return nd_cell("%s; %s, durable after %.2f s, steps waited %.0f ms", reason_of(event),
@@ -60,7 +55,7 @@ static void write_last(nd_doc *doc, const json_t *events, bool samples, size_t m
 {
     size_t count = 0, from = json_array_size(events), found = 0;
     for (size_t i = from; i > 0; i--) {
-        if (is_event(json_array_get(events, i - 1), "sample") == samples && ++count <= most) {
+        if (nd_event_is(json_array_get(events, i - 1), "sample") == samples && ++count <= most) {
             from = i - 1;
             found = count;
         }
@@ -78,7 +73,7 @@ static void write_last(nd_doc *doc, const json_t *events, bool samples, size_t m
     nd_doc_table(doc, true, samples ? "after step|prompt|goes on" : "after step|event|");
     for (size_t i = from; i < json_array_size(events); i++) {
         const json_t *event = json_array_get(events, i);
-        if (is_event(event, "sample") == samples) {
+        if (nd_event_is(event, "sample") == samples) {
             const char *words = nd_json_words(event, samples ? "prompt" : "event");
             ND_DOC_ROW(doc, nd_cell("%.0f", nd_json_number(event, "step")), nd_cell("%s", words),
                        samples ? nd_cell("%s", nd_json_words(event, "text")) : event_cell(event));
@@ -119,14 +114,14 @@ void nd_section_checkpoints(nd_doc *doc, const nd_run_view *run)
 /* The words of an event that a mark shows; NULL: it has none. Checkpoints are many and harmless. */
 static const char *mark_words(const json_t *event)
 {
-    if (is_event(event, "resumed")) {
+    if (nd_event_is(event, "resumed")) {
         return nd_json_number(event, "rewound_from") > 0 ? "went back to here" : "resumed";
     }
-    if (is_event(event, "checkpoint_failed")) {
+    if (nd_event_is(event, "checkpoint_failed")) {
         return "checkpoint failed";
     }
     const bool lines = strcmp(nd_json_words(event, "sink"), "metrics.jsonl") == 0;
-    return is_event(event, "records_lost") && lines ? "lines were lost before" : NULL;
+    return nd_event_is(event, "records_lost") && lines ? "lines were lost before" : NULL;
 }
 
 static void add_mark(json_t **marks, double step, const char *words, const char *why)

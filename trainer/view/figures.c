@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "trainer/report/report.h"
-#include "trainer/view/curve.h"
-#include "trainer/view/page.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 typedef enum figure_kind { FIGURE_NUMBER, FIGURE_BYTES, FIGURE_SECONDS, FIGURE_SHARE } figure_kind;
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "trainer/precision/precision.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 /* A number of the health of an operand of a linear, over all counted steps. */
 typedef struct extreme {

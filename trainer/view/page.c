@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/page.h"
+#include "trainer/view/parts.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
 #include "trainer/view/page_text.h"
-#include "trainer/view/sections.h"
 
 const char nd_page_mark[] = "<!-- ndtrain report -->\n";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/run_view.h"
+#include "trainer/view/parts.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,7 +8,6 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
-#include "trainer/view/curve.h"
 
 enum { WARM_UP_STEPS = 2, END_STEPS_MAX = 50 };
 static const size_t json_max_bytes = 64 << 20;
@@ -123,6 +122,59 @@ static double number_in(const json_t *object, const char *part, const char *key)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
+static void swap(double *a, double *b)
+{
+    double t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* Hoare's selection: afterwards values[k] is what a sort would put there, none before it is larger
+ * and none behind it smaller. */
+static double select_at(double *values, size_t count, size_t k)
+{
+    size_t low = 0, high = count - 1;
+    while (low < high) {
+        double pivot = values[low + (high - low) / 2];
+        size_t i = low, j = high;
+        for (;;) {
+            while (values[i] < pivot) {
+                i++;
+            }
+            while (values[j] > pivot) {
+                j--;
+            }
+            if (i >= j) {
+                break;
+            }
+            swap(&values[i++], &values[j--]);
+        }
+        /* Now [low, j] <= pivot <= [j + 1, high]. */
+        if (k <= j) {
+            high = j;
+        } else {
+            low = j + 1;
+        }
+    }
+    return values[k];
+}
+
+double nd_median(double *values, size_t count)
+{
+    if (count == 0) {
+        return NAN;
+    }
+    double upper = select_at(values, count, count / 2);
+    if (count % 2 == 1) {
+        return upper;
+    }
+    double lower = values[0]; /* the largest of the lower half */
+    for (size_t i = 1; i < count / 2; i++) {
+        lower = values[i] > lower ? values[i] : lower;
+    }
+    return (lower + upper) / 2;
+}
+
 /* The finite values of a column from one of its rows on. */
 typedef struct column_facts {
     double sum, first, last, least, largest; /* NaN, and 0 as the sum, where there is none */
@@ -210,13 +262,12 @@ static void sum_events(const nd_metrics *m, nd_run_figures *f)
     size_t i;
     json_array_foreach(m->events, i, event)
     {
-        const char *kind = nd_json_words(event, "event");
-        const bool resumed = strcmp(kind, "resumed") == 0;
+        const bool resumed = nd_event_is(event, "resumed");
         const bool rewound = nd_json_number(event, "rewound_from") > 0;
         f->rewinds += resumed && rewound;
         f->restarts += resumed && !rewound;
-        f->failed_saves += strcmp(kind, "checkpoint_failed") == 0;
-        if (strcmp(kind, "records_lost") == 0) {
+        f->failed_saves += nd_event_is(event, "checkpoint_failed");
+        if (nd_event_is(event, "records_lost")) {
             const bool lines = strcmp(nd_json_words(event, "sink"), "metrics.jsonl") == 0;
             *(lines ? &f->lost_lines : &f->lost_tracked) += nd_json_whole(event, "records");
         }

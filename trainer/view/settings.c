@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/config/config.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 json_t *nd_section_value(const json_t *value)
 {

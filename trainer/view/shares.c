@@ -7,7 +7,7 @@
 
 #include "runtime/device/trace.h"
 #include "trainer/report/report.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 enum { BUFFERS_MAX = 16 };
 

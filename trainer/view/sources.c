@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/view/curve.h"
-#include "trainer/view/sections.h"
+#include "trainer/view/parts.h"
 
 static void sum_up(nd_named *n, const double *step, const double *tokens, size_t rows,
                    int64_t end_from)

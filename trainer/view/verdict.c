@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "trainer/view/run_view.h"
+#include "trainer/view/parts.h"
 
 enum { RECENT_SECONDS = 60, RECENT_STEPS = 10 };
 
@@ -13,18 +13,13 @@ int64_t nd_run_view_last_step(const nd_run_view *v)
     return (int64_t)nd_metrics_column(&v->metrics, steps, "step")[steps->rows - 1];
 }
 
-static bool is_event(const json_t *event, const char *kind)
-{
-    return strcmp(nd_json_words(event, "event"), kind) == 0;
-}
-
 /* The last event of this kind; NULL: there is none. */
 static const json_t *last_event(const nd_run_view *v, const char *kind)
 {
     const json_t *event = NULL;
     for (size_t i = json_array_size(v->metrics.events); i > 0 && !event; i--) {
         const json_t *one = json_array_get(v->metrics.events, i - 1);
-        event = is_event(one, kind) ? one : NULL;
+        event = nd_event_is(one, kind) ? one : NULL;
     }
     return event;
 }
@@ -80,11 +75,11 @@ static const json_t *early_stop(const nd_run_view *v)
 static const json_t *said_end(const nd_run_view *v)
 {
     size_t count = json_array_size(v->metrics.events);
-    while (count > 0 && is_event(json_array_get(v->metrics.events, count - 1), "records_lost")) {
+    while (count > 0 && nd_event_is(json_array_get(v->metrics.events, count - 1), "records_lost")) {
         count--;
     }
     const json_t *last = count > 0 ? json_array_get(v->metrics.events, count - 1) : NULL;
-    return is_event(last, "ended") && nd_json_whole(last, "step") >= nd_run_view_last_step(v)
+    return nd_event_is(last, "ended") && nd_json_whole(last, "step") >= nd_run_view_last_step(v)
                ? last
                : NULL;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/curve.h"
+#include "trainer/view/parts.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

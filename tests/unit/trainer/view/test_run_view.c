@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/run_view.h"
+#include "trainer/view/view.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -12,7 +12,6 @@
 
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
-#include "trainer/view/page.h"
 
 static tempdir dir;
 

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef ND_VIEW_RUN_VIEW_H
-#define ND_VIEW_RUN_VIEW_H
+#ifndef ND_VIEW_VIEW_H
+#define ND_VIEW_VIEW_H
 /*
- * A run folder as a report shows it: its files, the figures that sum it up, and the verdict. Only
- * reads, needs no lock, and may look at a run that still writes.
+ * A run folder as a report shows it: its files, the figures that sum it up, and the verdict. Reading
+ * needs no lock, and may look at a run that still writes.
+ *
+ * The report of one run or of several (docs/report.md) is one file of HTML, or Markdown. All that it
+ * says is one block of JSON. A page is a text that is the same for all reports, page.html with
+ * page.css and page.js, around that block, and its script draws it.
  */
 #include <jansson.h>
+#include <stdio.h>
 
+#include "runtime/mesh/mesh.h"
 #include "trainer/checkpoint/listing.h"
 #include "trainer/view/metrics.h"
 
@@ -66,9 +72,19 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 /* The mesh of run.json; false: it has none, or no possible one. */
 bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out);
 
-/* Private to trainer/view: the end of a run, from its files and figures (verdict.c). */
-void nd_run_view_find_end(nd_run_view *view, int64_t now);
-/* The last step in metrics.jsonl. */
-int64_t nd_run_view_last_step(const nd_run_view *view);
+enum { ND_PAGE_RUNS_MAX = 32 };
+
+/* The first line of a report in both forms: a file that begins with it may be replaced. */
+extern const char nd_page_mark[];
+
+typedef struct nd_page {
+    const nd_run_view *runs; /* borrowed */
+    int count;               /* 1 to ND_PAGE_RUNS_MAX */
+    bool markdown;
+    int64_t now; /* UNIX time */
+} nd_page;
+
+/* Errors of `out` are its owner's to find. */
+nd_status nd_page_write(const nd_page *page, FILE *out);
 
 #endif
