@@ -2,11 +2,11 @@
 #ifndef ND_VIEW_VIEW_H
 #define ND_VIEW_VIEW_H
 /*
- * A run folder as a report shows it: its files, the figures that sum it up, and the verdict. Reading
- * needs no lock, and may look at a run that still writes.
+ * A run folder as a report shows it: its files, the figures that sum it up, and the verdict.
+ * Reading needs no lock, and may look at a run that still writes.
  *
- * The report of one run or of several (docs/report.md) is one file of HTML, or Markdown. All that it
- * says is one block of JSON. A page is a text that is the same for all reports, page.html with
+ * The report of one run or of several (docs/report.md) is one file of HTML, or Markdown. All that
+ * it says is one block of JSON. A page is a text that is the same for all reports, page.html with
  * page.css and page.js, around that block, and its script draws it.
  */
 #include <jansson.h>
