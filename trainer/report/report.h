@@ -112,9 +112,9 @@ typedef struct nd_run_event {
 } nd_run_event;
 
 /*
- * A histogram says how the values of a tensor are spread: counts in fixed buckets, two of each power
- * of two from 2^-47 to 2^16 on both sides of zero. As the buckets depend on nothing, counts of the
- * parts of a tensor are added up, and the sum is the same on every mesh.
+ * A histogram says how the values of a tensor are spread: counts in fixed buckets, two of each
+ * power of two from 2^-47 to 2^16 on both sides of zero. As the buckets depend on nothing, counts
+ * of the parts of a tensor are added up, and the sum is the same on every mesh.
  */
 enum { ND_HISTOGRAM_HALVES = 126, ND_HISTOGRAM_BUCKETS = 2 * ND_HISTOGRAM_HALVES + 1 };
 
