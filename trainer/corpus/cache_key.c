@@ -15,7 +15,7 @@
 #include "trainer/corpus/chat.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/text/unicode.h"
-#include "trainer/text/version.h"
+#include "trainer/text/tokenizer.h"
 
 enum {
     GROUP_DIGITS = 16,

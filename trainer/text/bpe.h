@@ -7,7 +7,7 @@
  * All state belongs to one thread.
  */
 #include "trainer/text/parts.h"
-#include "trainer/text/short_words.h"
+#include "trainer/text/merges.h"
 #include "trainer/text/word_cache.h"
 
 /* A place of a long word. */

@@ -6,6 +6,7 @@
 
 #include "runtime/base/json.h"
 #include "trainer/text/tokenizer.h"
+#include "trainer/text/unicode.h"
 
 /* GPT-2's printable bytes stand for themselves (Latin-1); the other 68, in order, are U+0100,
  * U+0101, ... */
@@ -14,25 +15,13 @@ static bool is_printable(int byte)
     return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
 }
 
-static void put_utf8(int code_point, char text[3])
-{
-    if (code_point < 0x80) {
-        text[0] = (char)code_point;
-        text[1] = '\0';
-    } else { /* below U+0800 */
-        text[0] = (char)(0xc0 | code_point >> 6);
-        text[1] = (char)(0x80 | (code_point & 0x3f));
-        text[2] = '\0';
-    }
-}
-
 static json_t *vocabulary(void)
 {
     json_t *vocab = json_object();
     int other = 0x100;
     for (int byte = 0; byte < 256; byte++) {
-        char key[3];
-        put_utf8(is_printable(byte) ? byte : other++, key);
+        char key[5] = "";
+        nd_utf8_put((uint8_t *)key, (uint32_t)(is_printable(byte) ? byte : other++));
         if (json_object_set_new(vocab, key, json_integer(byte)) != 0) {
             json_decref(vocab);
             return NULL;

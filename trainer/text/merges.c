@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/text/merges.h"
 
-#include "trainer/text/pages.h"
+#include "trainer/text/buffer.h"
 
 enum {
     SLOTS_MIN = 16,

@@ -1,6 +1,193 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
+#include <utf8proc.h>
+
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
+
+/*
+ * Unicode normal form C (Unicode standard, annex 15), by utf8proc.
+ *
+ * A character that nothing changes is copied. Others are gathered with the one before them into a
+ * run, which utf8proc takes apart and puts together again. Between the two, marks are sorted by
+ * class here: utf8proc sorts by exchanges, which takes hours for a megabyte of marks.
+ */
+enum { CODES = 0x110000, PARTS_MAX = 8, CLASSES = 256 };
+enum { VOWEL = 0x1161, VOWELS_END = 0x1176, TRAILING = 0x11a8, TRAILINGS_END = 0x11c3 };
+
+typedef struct run {
+    int32_t *list, *sorted;
+    size_t count, room, sorted_room;
+} run;
+
+/* A bit for each character that is a mark, changes alone, or may join the one before it. Made at
+ * the first use, then constant. */
+static uint8_t active[CODES / 8];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void set_active(int32_t code)
+{
+    active[code / 8] |= (uint8_t)(1 << code % 8);
+}
+
+static bool is_active(uint32_t code)
+{
+    return active[code / 8] >> code % 8 & 1;
+}
+
+static size_t take_apart(int32_t code, int32_t parts[PARTS_MAX])
+{
+    int bound = 0;
+    const utf8proc_ssize_t n =
+        utf8proc_decompose_char(code, parts, PARTS_MAX, UTF8PROC_DECOMPOSE, &bound);
+    ND_ASSERT(n >= 0 && n <= PARTS_MAX);
+    return (size_t)n;
+}
+
+static size_t compose(int32_t *list, size_t count)
+{
+    const utf8proc_ssize_t n =
+        utf8proc_normalize_utf32(list, (utf8proc_ssize_t)count, UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+    ND_ASSERT(n >= 0);
+    return (size_t)n;
+}
+
+static void make_active(void)
+{
+    for (int32_t code = 0; code < CODES; code++) {
+        const utf8proc_property_t *property = utf8proc_get_property(code);
+        if (property->combining_class) {
+            set_active(code);
+        }
+        if (property->decomp_type || property->decomp_seqindex == UINT16_MAX) {
+            continue;
+        }
+        int32_t parts[PARTS_MAX];
+        const size_t count = take_apart(code, parts);
+        for (size_t i = 1; i < count; i++) {
+            set_active(parts[i]);
+        }
+        if (compose(parts, count) != 1 || parts[0] != code) {
+            set_active(code);
+        }
+    }
+    for (int32_t code = VOWEL; code < TRAILINGS_END; code++) {
+        if (code < VOWELS_END || code >= TRAILING) {
+            set_active(code); /* joins the part of a Hangul syllable before it */
+        }
+    }
+}
+
+static nd_status reserve(int32_t **list, size_t *room, size_t count)
+{
+    void *place = *list;
+    nd_status status = nd_array_reserve(&place, room, count, sizeof **list);
+    *list = place;
+    return status;
+}
+
+/* Marks in the order of their classes; those of one class stay in their order. */
+static nd_status sort_marks(run *r, size_t begin, size_t end)
+{
+    size_t at[CLASSES + 1] = {0};
+    ND_TRY(reserve(&r->sorted, &r->sorted_room, end - begin));
+    for (size_t i = begin; i < end; i++) {
+        at[utf8proc_get_property(r->list[i])->combining_class + 1]++;
+    }
+    for (int k = 0; k < CLASSES; k++) {
+        at[k + 1] += at[k];
+    }
+    for (size_t i = begin; i < end; i++) {
+        r->sorted[at[utf8proc_get_property(r->list[i])->combining_class]++] = r->list[i];
+    }
+    memcpy(r->list + begin, r->sorted, (end - begin) * sizeof *r->list);
+    return ND_OK;
+}
+
+static nd_status sort_all_marks(run *r)
+{
+    size_t begin = 0; /* of the marks at hand */
+    int before = 0;
+    bool sorted = true;
+    for (size_t i = 0; i <= r->count; i++) {
+        const int class = i < r->count ? utf8proc_get_property(r->list[i])->combining_class : 0;
+        if (class > 0) {
+            sorted = sorted && before <= class;
+            before = class;
+            continue;
+        }
+        if (!sorted) {
+            ND_TRY(sort_marks(r, begin, i));
+        }
+        begin = i + 1;
+        before = 0;
+        sorted = true;
+    }
+    return ND_OK;
+}
+
+static nd_status add_run(run *r, const uint8_t *text, size_t size, nd_bytes *out)
+{
+    r->count = 0;
+    for (size_t at = 0; at < size;) {
+        const nd_char c = nd_char_at(text + at);
+        ND_TRY(reserve(&r->list, &r->room, r->count + PARTS_MAX));
+        r->count += take_apart((int32_t)c.code, r->list + r->count);
+        at += (size_t)c.bytes;
+    }
+    ND_TRY(sort_all_marks(r));
+    r->count = compose(r->list, r->count);
+    for (size_t i = 0; i < r->count; i++) {
+        uint8_t bytes[4];
+        ND_TRY(nd_bytes_add(out, bytes, (size_t)nd_utf8_put(bytes, (uint32_t)r->list[i])));
+    }
+    return ND_OK;
+}
+
+/* The first active character from `at` on, or the end; *begin is where its run begins: with the
+ * character before it. */
+static size_t find_run(const uint8_t *text, size_t size, size_t at, size_t *begin)
+{
+    *begin = at;
+    while (at < size) {
+        const nd_char c = nd_char_at(text + at);
+        if (is_active(c.code)) {
+            return at;
+        }
+        *begin = at;
+        at += (size_t)c.bytes;
+    }
+    *begin = size;
+    return size;
+}
+
+static size_t run_end(const uint8_t *text, size_t size, size_t at)
+{
+    while (at < size && is_active(nd_char_at(text + at).code)) {
+        at += (size_t)nd_char_at(text + at).bytes;
+    }
+    return at;
+}
+
+nd_status nd_text_normal_form(const uint8_t *text, size_t size, nd_bytes *out)
+{
+    run r = {0};
+    nd_status status = ND_OK;
+    pthread_once(&once, make_active);
+    for (size_t done = 0, begin; status == ND_OK && done < size;) {
+        size_t end = run_end(text, size, find_run(text, size, done, &begin));
+        status = nd_bytes_add(out, text + done, begin - done);
+        if (status == ND_OK && end > begin) {
+            status = add_run(&r, text + begin, end - begin, out);
+        }
+        done = end;
+    }
+    free(r.list);
+    free(r.sorted);
+    return status;
+}
+
+/* The steps of a normalizer. */
 
 enum { INERT_BELOW = 0x300 /* lower characters stay as they are, and none joins another */ };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/text/pages.h"
+#include "trainer/text/buffer.h"
 
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/text/short_words.h"
+#include "trainer/text/merges.h"
 
 #include <stdbool.h>
 

@@ -9,7 +9,6 @@
 #endif
 
 #include "trainer/text/parts.h"
-#include "trainer/text/split_block.h"
 #include "trainer/text/unicode.h"
 
 /* The text from `at` on. */

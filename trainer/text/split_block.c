@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/text/split_block.h"
+#include "trainer/text/parts.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

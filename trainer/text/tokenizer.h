@@ -133,4 +133,8 @@ nd_status nd_decoder_end_run(nd_decoder *decoder, const char **text, size_t *siz
 /* Gives what was held back; the decoder is then as new. */
 nd_status nd_decoder_end(nd_decoder *decoder, const char **text, size_t *size);
 
+/* A part of the names of token caches. Raise it with each change that gives a text other ids than
+ * before: of the tokenizer, of the rows and blocks of a corpus, of the forms of chats. */
+enum { ND_TEXT_VERSION = 5 };
+
 #endif

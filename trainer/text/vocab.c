@@ -3,7 +3,7 @@
 
 #include <xxhash.h>
 
-#include "trainer/text/pages.h"
+#include "trainer/text/buffer.h"
 #include "trainer/text/unicode.h"
 
 enum { SLOTS_MIN = 16 };

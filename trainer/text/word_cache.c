@@ -3,7 +3,7 @@
 
 #include <xxhash.h>
 
-#include "trainer/text/pages.h"
+#include "trainer/text/buffer.h"
 
 enum { SET_BYTES = ND_WORD_WAYS * sizeof(nd_word_short), HASH_BITS = 64 };
 

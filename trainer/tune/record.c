@@ -13,6 +13,16 @@
 #include "runtime/tensor/dtype.h"
 #include "trainer/tune/measure.h"
 
+void nd_tuning_destroy(nd_tuning *t)
+{
+    if (t) {
+        free(t->from);
+        free(t->choices);
+        free(t->json);
+        free(t);
+    }
+}
+
 /* An object of the record. */
 typedef struct record {
     json_t *object; /* read: borrowed. Written: owned; NULL when memory ran out */

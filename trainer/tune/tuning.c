@@ -12,16 +12,6 @@
 
 enum { RECORD_MAX_BYTES = 64 << 20 };
 
-void nd_tuning_destroy(nd_tuning *t)
-{
-    if (t) {
-        free(t->from);
-        free(t->choices);
-        free(t->json);
-        free(t);
-    }
-}
-
 static const char *replayed(const nd_config *config)
 {
     const char *from = config->kernels.autotune_from;
@@ -139,29 +129,22 @@ static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
                               ND_DTYPE_I64, ND_REDOP_MAX, NULL);
 }
 
-/* Gives all ranks the choices of rank 0 as text, owned by the caller. */
-static nd_status share(nd_rank *rank, const nd_tuned_division *division, char **out)
+/* Gives all ranks the choices of rank 0 as text, owned by the caller; NULL where rank 0 has none,
+ * for the reason `made` on rank 0. */
+static nd_status share(nd_rank *rank, const nd_tuned_division *division, nd_status *made,
+                       char **out)
 {
-    char *text = NULL, message[ND_ERROR_MESSAGE_MAX] = "";
-    nd_status made = rank->rank == 0 ? make_text(rank, division, &text) : ND_OK, status = ND_OK;
-    if (made != ND_OK) {
-        snprintf(message, sizeof message, "%s", nd_error_last()->message);
+    char *text = NULL;
+    nd_status status = ND_OK;
+    *made = rank->rank == 0 ? make_text(rank, division, &text) : ND_OK;
+    const nd_error why = *nd_error_last();
+    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
+    ND_TRY_OUT(reduce(rank, &bytes, 1));
+    if (bytes > 0 && rank->rank > 0) {
+        ND_TRY_OUT(ND_ALLOC(bytes, &text));
     }
-    int64_t values[2] = {text ? (int64_t)strlen(text) + 1 : 0, (int64_t)made};
-    ND_TRY_OUT(reduce(rank, values, 2));
-    if (made != ND_OK) {
-        status = nd_fail(made, "%s", message);
-        goto out;
-    }
-    if (values[1] != ND_OK) {
-        status = nd_fail_elsewhere((nd_status)values[1],
-                                   "autotune failed on rank 0; see the message of rank 0");
-        goto out;
-    }
-    if (rank->rank > 0) {
-        ND_TRY_OUT(ND_ALLOC(values[0], &text));
-    }
-    ND_TRY_OUT(broadcast(rank, text, values[0]));
+    ND_TRY_OUT(bytes > 0 ? broadcast(rank, text, bytes) : ND_OK);
+    nd_error_restore(&why);
     *out = text;
     text = NULL;
 out:
@@ -219,50 +202,23 @@ out:
     return status;
 }
 
-static uint64_t digest(uint64_t hash, const void *data, size_t bytes)
+/* Either all ranks have the choices, or all fail; the first that failed gives the reason. */
+static nd_status agree(nd_rank *rank, nd_status status)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    enum { STATUSES = 256 };
+    const nd_error why = *nd_error_last();
+    const int64_t own =
+        status == ND_OK ? 0 : (int64_t)(rank->world_size - rank->rank) * STATUSES + status;
+    int64_t first = own;
+    ND_TRY(reduce(rank, &first, 1));
+    if (first == own) {
+        nd_error_restore(&why);
+        return status;
     }
-    return hash;
-}
-
-/* 62 bits of a hash of what this rank has installed. */
-static int64_t digest_of(const nd_tuning *t)
-{
-    uint64_t hash = 14695981039346656037u;
-    hash = digest(hash, &t->linear_choice, sizeof t->linear_choice);
-    hash = digest(hash, &t->division.comm_blocks, sizeof t->division.comm_blocks);
-    hash = digest(hash, &t->division.product_processors, sizeof t->division.product_processors);
-    hash = digest(hash, t->choices, (size_t)t->choice_count * sizeof *t->choices);
-    return (int64_t)(hash >> 2);
-}
-
-/* Either all ranks have the same choices, or all fail; the first that failed gives the reason. */
-static nd_status agree(nd_rank *rank, nd_status status, const nd_tuning *t)
-{
-    char message[ND_ERROR_MESSAGE_MAX] = "";
-    int64_t own = status == ND_OK ? digest_of(t) : 0;
-    int64_t first = status == ND_OK ? 0 : rank->world_size - rank->rank;
-    int64_t values[3] = {first, own, -own};
-    if (status != ND_OK) {
-        snprintf(message, sizeof message, "%s", nd_error_last()->message);
-    }
-    ND_TRY(reduce(rank, values, 3));
-    if (values[0] > 0 && values[0] == first) {
-        return nd_fail(status, "%s", message);
-    }
-    if (values[0] > 0) {
-        long long first_rank = (long long)rank->world_size - (long long)values[0];
-        return nd_fail_elsewhere(ND_ERR_CONFIG,
-                                 "rank %lld cannot use the choices of autotune; see the message of "
-                                 "rank %lld",
-                                 first_rank, first_rank);
-    }
-    if (values[1] != own || values[2] != -own) {
-        return nd_fail(ND_ERR_INTERNAL, "ranks have different choices of autotune");
-    }
-    return ND_OK;
+    const int first_rank = rank->world_size - (int)(first / STATUSES);
+    return nd_fail_elsewhere((nd_status)(first % STATUSES),
+                             "autotune failed on rank %d; see the message of rank %d", first_rank,
+                             first_rank);
 }
 
 nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
@@ -277,10 +233,11 @@ nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
     if (!replayed(rank->config) && nd_rank_is_gpu(rank)) { /* else share() says what is wrong */
         ND_TRY(nd_divide(rank, budget_of(rank), &division));
     }
-    ND_TRY(share(rank, &division, &text));
-    nd_status status = install(rank, text, &t);
+    nd_status status = ND_OK;
+    ND_TRY(share(rank, &division, &status, &text));
+    status = text ? install(rank, text, &t) : status;
     free(text);
-    status = agree(rank, status, t);
+    status = agree(rank, status);
     status = status == ND_OK ? nd_divide_collectives(rank, &t->division) : status;
     if (status != ND_OK) {
         nd_tuning_destroy(t);

@@ -10,7 +10,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/text/text_cases.h"
 #include "trainer/text/buffer.h"
-#include "trainer/text/version.h"
+#include "trainer/text/tokenizer.h"
 
 #ifdef __SANITIZE_ADDRESS__ /* which slows a search down tenfold, and finds other faults */
 enum { LONG_RUN = 1 << 17, SHORTER_RUN = 1 << 15 };

@@ -4,7 +4,7 @@
 
 #include "runtime/base/rng.h"
 #include "tests/support/tempdir.h"
-#include "trainer/text/short_words.h"
+#include "trainer/text/merges.h"
 
 enum { PIECES = 600, MERGES = 5000 };
 
