@@ -174,6 +174,9 @@ typedef struct nd_form_rule {
     nd_form_maker maker;
     size_t bytes;    /* of the form; 0: nothing is kept */
     bool transposed; /* BY_OP: `transposed` of nd_matrix, else `codes` */
+    /* DY_OF_DW, X_OF_DW, of what is not cast: a product that is added to c (beta 1) for so many
+     * tokens after the other gives the bits of one product of all tokens; 0: it does not. */
+    int64_t block;
 } nd_form_rule;
 
 /*

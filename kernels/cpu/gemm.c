@@ -292,6 +292,11 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
     }
 }
 
+int64_t nd_gemm_sum_block(const nd_gemm *gemm, int64_t k)
+{
+    return nd_gemm_k_block(gemm->kernels, k);
+}
+
 static size_t after(size_t offset, int64_t count, size_t size)
 {
     return offset + nd_round_up_bytes((size_t)count * size, CACHE_LINE);

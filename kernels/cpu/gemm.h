@@ -153,6 +153,9 @@ typedef struct nd_gemm_product {
     const nd_gemm_word *b_packed; /* NULL, or op(b) as nd_gemm_pack_whole left it: b is not read */
 } nd_gemm_product;
 
+/* Elements of k whose sums are complete in an F32 c without factors before the next ones are added.
+ */
+int64_t nd_gemm_sum_block(const nd_gemm *gemm, int64_t k);
 /* A product of more rows gains less than 2 percent when its b is packed already. */
 int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm);
 

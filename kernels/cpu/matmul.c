@@ -124,6 +124,25 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
     nd_gemm_multiply(context->gemm, &product);
 }
 
+/* Tokens whose sum is complete in c before the next ones are added, in weight gradients that are
+ * not our own products, which have blocks of their own (nd_gemm_sum_block). */
+enum { SUM_BLOCK = 1024 };
+
+/* A weight gradient, block by block of its tokens. */
+static nd_status multiply_blocks(nd_stream *stream, const nd_product_args *args)
+{
+    const int64_t k = args->a.rows.shape[0];
+    for (int64_t begin = 0; begin < k; begin += SUM_BLOCK) {
+        const int64_t rows = nd_min(SUM_BLOCK, k - begin);
+        nd_product_args x = *args;
+        x.a.rows = nd_tensor_rows(args->a.rows, begin, rows);
+        x.b.rows = nd_tensor_rows(args->b.rows, begin, rows);
+        x.beta = begin > 0 ? 1.0f : args->beta;
+        ND_TRY(nd_cpu_product_plain(stream, &x));
+    }
+    return ND_OK;
+}
+
 /* A product of operands in BF16, or in F32, as they are stored. */
 nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
 {
@@ -160,6 +179,9 @@ nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
                             args->b.kept);
         return ND_OK;
     }
+    if (a_transposed && !b_transposed && c.dtype == ND_DTYPE_F32 && p.k > SUM_BLOCK) {
+        return multiply_blocks(stream, args);
+    }
     if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
         return nd_cpu_multiply_widened(stream, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
     }
@@ -174,9 +196,8 @@ static bool keeps_packed(const nd_cpu_context *context, int64_t m)
             m <= nd_gemm_most_packed_rows(context->gemm));
 }
 
-nd_form_rule nd_cpu_form(const nd_device *device, const nd_form_need *need)
+static nd_form_rule form_of(const nd_cpu_context *context, const nd_form_need *need)
 {
-    const nd_cpu_context *context = device->native;
     const bool codes = nd_dtype_is_fp8(need->stored), fp8 = nd_dtype_is_fp8(need->format);
     const bool is_b =
         need->role == ND_W_OF_Y || need->role == ND_W_OF_DX || need->role == ND_X_OF_DW;
@@ -192,4 +213,17 @@ nd_form_rule nd_cpu_form(const nd_device *device, const nd_form_need *need)
                                                    transposed ? need->rows : need->columns)};
     }
     return (nd_form_rule){fp8 && !codes ? ND_FORM_BY_PRODUCT : ND_FORM_IS_STORED};
+}
+
+nd_form_rule nd_cpu_form(const nd_device *device, const nd_form_need *need)
+{
+    const nd_cpu_context *context = device->native;
+    const bool cast = nd_dtype_is_fp8(need->stored) || nd_dtype_is_fp8(need->format);
+    nd_form_rule rule = form_of(context, need);
+    if (!cast && (need->role == ND_DY_OF_DW || need->role == ND_X_OF_DW)) {
+        rule.block = context->gemm && need->stored == ND_DTYPE_BF16
+                         ? nd_gemm_sum_block(context->gemm, need->rows)
+                         : SUM_BLOCK;
+    }
+    return rule;
 }

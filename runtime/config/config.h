@@ -200,6 +200,7 @@ typedef struct nd_config {
         nd_cp_comm cp_comm;
         int64_t ulysses;
         nd_recompute recompute;
+        int64_t tiled_mlp; /* pieces; 0 or 1: one; -1: of a length that the device likes */
     } parallel;
     struct {
         bool autotune;       /* choose algorithms of products by their times */

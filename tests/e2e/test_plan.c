@@ -299,6 +299,8 @@ Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
     row("as it is", &own, &seconds);
     row("parallel.cp_comm: ring", &ring, &seconds);
     cr_expect_lt(ring, own);
+    row("parallel.tiled_mlp: -1", &other, &seconds);
+    cr_expect_lt(other, own);
     shell(&dir, PLAN "cp.yaml --sequence-length 128000 --cp-comm ring --explain");
     row("as it is", &other, &seconds);
     cr_expect_eq(other, ring);

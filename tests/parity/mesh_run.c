@@ -59,6 +59,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->parallel.reshard_after_forward = !m->zero2;
     c->parallel.cp_comm = m->ring ? ND_CP_RING : ND_CP_ALLGATHER;
     c->parallel.recompute = m->recompute;
+    c->parallel.tiled_mlp = m->mlp_pieces;
     c->limits = job->limits;
 }
 

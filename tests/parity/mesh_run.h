@@ -25,6 +25,7 @@ typedef struct mesh_case {
     bool ring;
     nd_recompute recompute;
     int ulysses; /* nd_mesh.ulysses */
+    int mlp_pieces;
 } mesh_case;
 
 struct nd_trainer;

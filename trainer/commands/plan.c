@@ -216,7 +216,9 @@ static void print_reasons(FILE *out)
         {"activations",
          "what backward needs: they grow with train.micro_batch_size and train.sequence_length; "
          "parallel.recompute, mesh.cp and mesh.tp make them smaller"},
-        {"scratch", "one layer at a time; it grows with the tokens of a micro-batch, too"},
+        {"scratch",
+         "one layer at a time; it grows with the tokens of a micro-batch, too, unless for the MLP "
+         "with parallel.tiled_mlp"},
         {"head", "logits of one chunk of tokens, never of all; mesh.tp divides the vocabulary"},
     };
     fprintf(out, "why:\n");
@@ -253,7 +255,7 @@ typedef struct variant {
     nd_config config; /* borrows the texts of the run's own */
 } variant;
 
-enum { VARIANTS_MAX = 11 };
+enum { VARIANTS_MAX = 12 };
 
 static variant *add_variant(variant *list, int *count, const nd_config *config)
 {
@@ -278,6 +280,10 @@ static int list_variants(const nd_config *config, variant list[VARIANTS_MAX])
         }
     }
     variant *v = add_variant(list, &count, config);
+    v->config.parallel.tiled_mlp = config->parallel.tiled_mlp == -1 ? 1 : -1;
+    snprintf(v->name, sizeof v->name, "parallel.tiled_mlp: %lld",
+             (long long)v->config.parallel.tiled_mlp);
+    v = add_variant(list, &count, config);
     v->config.parallel.reshard_after_forward = !config->parallel.reshard_after_forward;
     snprintf(v->name, sizeof v->name, "parallel.reshard_after_forward: %s",
              v->config.parallel.reshard_after_forward ? "true" : "false");

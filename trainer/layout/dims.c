@@ -61,6 +61,7 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.s = d.S / cp;
     d.T = d.B * d.s;
     d.Tl = d.T / tp;
+    d.piece = d.T;
     d.chunks = cp > 1 ? 2 : 1;
     d.chunk = d.s / d.chunks;
     d.QKV = (d.H + 2 * d.K) * d.D;
@@ -90,7 +91,7 @@ nd_dims nd_dims_of_rows(nd_dims d, const nd_mesh *mesh, int64_t tokens)
     int64_t tp = mesh->size[ND_AXIS_TP];
     ND_ASSERT(tokens > 0 && tokens % tp == 0 && mesh->size[ND_AXIS_CP] == 1);
     d.B = d.chunks = 1;
-    d.S = d.s = d.T = d.chunk = tokens;
+    d.S = d.s = d.T = d.chunk = d.piece = tokens;
     d.Tl = tokens / tp;
     d.head_rows = nd_min(d.head_rows, d.Tl);
     return d;

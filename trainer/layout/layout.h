@@ -219,6 +219,7 @@ typedef struct nd_dims {
     int64_t vocab_first, vocab_valid; /* first row held here, rows that are real */
     int64_t head_rows;                /* tokens per tp peer of one head chunk */
     int64_t head_columns;             /* columns of one tile of its logits; V: one tile */
+    int64_t piece;                    /* tokens of a piece of the MLP; T: it is one piece */
     nd_dtype act;                     /* BF16, or F32 in precision fp32 */
 } nd_dims;
 

@@ -35,8 +35,8 @@ static nd_tensor shape_of(const act *a, const nd_dims *d)
 #define SHAPE_QKV               nd_tensor_2d(NULL, d->act, d->T, d->QKV)
 #define SHAPE_HEADS             nd_tensor_2d(NULL, d->act, d->T, d->H * d->D)
 #define SHAPE_LSE               nd_tensor_4d(NULL, f32, d->chunks, d->B, d->H, d->chunk)
-#define SHAPE_GATE_UP           nd_tensor_2d(NULL, d->act, d->T, 2 * d->F)
-#define SHAPE_FFN               nd_tensor_2d(NULL, d->act, d->T, d->F)
+#define SHAPE_GATE_UP           nd_tensor_2d(NULL, d->act, d->piece, 2 * d->F)
+#define SHAPE_FFN               nd_tensor_2d(NULL, d->act, d->piece, d->F)
 #define SHAPE_FFN_CODES         nd_tensor_2d(NULL, fp8, d->T, d->F)
 #define SHAPE_NORMED            nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D)
 #define SHAPE_NORMED_STATISTICS nd_tensor_1d(NULL, f32, d->T * d->normed)
@@ -70,11 +70,19 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
  * of linears whose codes are kept, until they are made. */
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
+/* Of the MLP in pieces: its next piece overwrites it. */
+static bool of_piece(const nd_activation_options *o, const act *a)
+{
+    return o->dims->piece < o->dims->T &&
+           (is(a, offsetof(nd_block_acts, gu)) || is(a, offsetof(nd_block_acts, act)));
+}
+
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
  * both. */
 static place place_of(const nd_activation_options *o, const act *a, int64_t layer)
 {
-    bool kept = !o->forward_only && ((int)o->recompute <= a->kept || (o->delays && a->delayed));
+    bool kept = !o->forward_only && !of_piece(o, a) &&
+                ((int)o->recompute <= a->kept || (o->delays && a->delayed));
     bool as_codes = kept_as_codes(o, a, layer), vectors = is(a, offsetof(nd_block_acts, dvectors));
     if ((is_codes(a) && !as_codes) || (vectors && !(kept && o->collects_vectors))) {
         return PLACE_NONE;

@@ -79,6 +79,10 @@ static nd_status mlp_half_backward(nd_block_call c)
     nd_tensor to[2];
     nd_fuse fuse[2];
     ND_TRY(branch_gradient(c, ND_INPUT_DOWN, &dout));
+    if (nd_mlp_has_pieces(m)) { /* 11. to 8. */
+        ND_TRY(nd_mlp_pieces_backward(c, &dout, m->work.dh));
+        return norm_backward(c, true);
+    }
     /* 11. down: the reduce-scatter becomes a gather */
     ND_TRY(nd_linear_backward(c, ND_INPUT_DOWN, &dout, m->work.dact));
     /* 10. SwiGLU, in place of gate and up */

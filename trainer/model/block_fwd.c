@@ -115,17 +115,23 @@ static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_ope
     return ND_OK;
 }
 
-/* The output of o or of down as the branch that joins the stream, through the norm behind it. */
+/* The output of o or of down as the branch that joins the stream, through the norm behind it. x:
+ * their input, or with an MLP in pieces that of gate and up. */
 static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
 {
     nd_model *m = c.model;
     const bool second = input == ND_INPUT_DOWN;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     const nd_tensor branch = branch_of(m, c.set), out = second ? a->out2 : a->out1;
-    if (!m->dims.post_norm) {
-        return nd_linear_forward(c, input, x, branch);
+    const nd_tensor y = m->dims.post_norm ? out : branch;
+    if (second && nd_mlp_has_pieces(m)) {
+        ND_TRY(nd_mlp_pieces_forward(c, x, y));
+    } else {
+        ND_TRY(nd_linear_forward(c, input, x, y));
     }
-    ND_TRY(nd_linear_forward(c, input, x, out));
+    if (!m->dims.post_norm) {
+        return ND_OK;
+    }
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = branch,
           .rstd = second ? a->out2_rstd : a->out1_rstd, .x = out,
           .weight = norm_weight(c, second ? ND_PARAM_POST_2 : ND_PARAM_POST_1),
@@ -182,6 +188,18 @@ static nd_status swiglu(nd_block_call c, nd_operand *act)
     return ND_OK;
 }
 
+/* Steps 8 to 10, where the MLP is one piece; else mlp_pieces.c has them, and *act is h2. */
+static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h2, nd_operand *act)
+{
+    if (nd_mlp_has_pieces(c.model)) {
+        *act = *h2;
+        return ND_OK;
+    }
+    /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
+    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, h2, nd_set_block(c.set, c.layer)->gu));
+    return swiglu(c, act);
+}
+
 /* Steps 7 to 10. */
 static nd_status mlp_half(nd_block_call c, nd_operand *act)
 {
@@ -191,9 +209,7 @@ static nd_status mlp_half(nd_block_call c, nd_operand *act)
     ND_TRY(nd_operand_prepare(c, ND_INPUT_GATE_UP, &h2, &fuse));
     /* 7. residual sum and norm */
     ND_TRY(norm(c, true, (nd_residual){a->x_in, branch_of(c.model, c.set)}, &h2, fuse));
-    /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
-    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
-    return swiglu(c, act);
+    return gate_up_swiglu(c, &h2, act);
 }
 
 static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
@@ -216,6 +232,10 @@ static nd_status norms_and_swiglu_again(nd_block_call c, nd_operand *act)
     if (!a->h2_codes.data) {
         ND_TRY(norm_again(c, true, &h));
     }
+    if (nd_mlp_has_pieces(c.model)) {
+        *act = (nd_operand){0};
+        return ND_OK;
+    }
     return swiglu(c, act);
 }
 
@@ -226,8 +246,7 @@ static nd_status all_but_attention_again(nd_block_call c, nd_operand *act)
     nd_operand h2;
     ND_TRY(queries_keys_values(c, (nd_residual){.x = a->x_in}));
     ND_TRY(norm_again(c, true, &h2));
-    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, &h2, a->gu));
-    return swiglu(c, act);
+    return gate_up_swiglu(c, &h2, act);
 }
 
 nd_status nd_block_recompute(nd_block_call c)
@@ -277,7 +296,7 @@ static nd_status forward_ops(nd_block_call c, nd_residual in)
     nd_operand act;
     ND_TRY(attention_half(c, in));
     ND_TRY(mlp_half(c, &act));
-    /* 11. down projection; tp: partial sums (T, C) -> (Tl, C) */
+    /* 11. down projection (of pieces: 8 to 11); tp: partial sums (T, C) -> (Tl, C) */
     return branch_output(c, ND_INPUT_DOWN, &act);
 }
 

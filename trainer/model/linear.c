@@ -64,6 +64,26 @@ static void *arrival(const nd_model *m, nd_dtype sent, void *codes)
     return nd_dtype_is_fp8(sent) ? codes : m->work.full_a;
 }
 
+nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
+{
+    nd_model *m = c.model;
+    if (!g->column && g->method->settle_input) {
+        ND_TRY(g->method->settle_input(c, g, x->stored));
+    }
+    ND_TRY(begin_with_bias(c, g, y));
+    for (int i = 0; i < g->part_count; i++) {
+        const nd_linear_part *p = &g->parts[i];
+        nd_product_args args = {.c = nd_tensor_columns(y, p->offset, p->rows),
+                                .b_transposed = true,
+                                .beta = g->beta,
+                                .few_rows = c.pass == ND_PASS_GENERATE};
+        ND_TRY(nd_operand_form(c, g, p, ND_X_OF_Y, x, &args.a));
+        ND_TRY(nd_weight_form(c, g, p, ND_W_OF_Y, &args.b));
+        ND_TRY(multiply(m, &args, &m->scales.recipe.output));
+    }
+    return ND_OK;
+}
+
 nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
@@ -74,20 +94,8 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     if (g->column) {
         void *buffer = arrival(m, x->stored.dtype, m->work.fp8.x);
         ND_TRY(nd_tp_gather(m->rank, x->stored, buffer, NULL, &full.stored));
-    } else if (g->method->settle_input) {
-        ND_TRY(g->method->settle_input(c, g, full.stored));
     }
-    ND_TRY(begin_with_bias(c, g, sums));
-    for (int i = 0; i < g->part_count; i++) {
-        const nd_linear_part *p = &g->parts[i];
-        nd_product_args args = {.c = nd_tensor_columns(sums, p->offset, p->rows),
-                                .b_transposed = true,
-                                .beta = g->beta,
-                                .few_rows = c.pass == ND_PASS_GENERATE};
-        ND_TRY(nd_operand_form(c, g, p, ND_X_OF_Y, &full, &args.a));
-        ND_TRY(nd_weight_form(c, g, p, ND_W_OF_Y, &args.b));
-        ND_TRY(multiply(m, &args, &m->scales.recipe.output));
-    }
+    ND_TRY(nd_linear_products(c, g, &full, sums));
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);
 }
 
@@ -107,17 +115,26 @@ nd_operand nd_linear_part_gradient(nd_block_call c, const nd_linear_group *g,
     return part;
 }
 
-/* Settles the scales of dy and, in a row-parallel group, gathers it. */
-static nd_status begin_gradient(nd_linear_rest *rest)
+static nd_status settle_gradient(nd_linear_rest *rest)
+{
+    const nd_linear_group *g = rest->group;
+    return g->method->settle_gradients ? g->method->settle_gradients(rest->call, g, &rest->dy)
+                                       : ND_OK;
+}
+
+nd_status nd_linear_begin_gradient(nd_linear_rest *rest)
+{
+    ND_TRY(bias_gradient(rest->call, rest->group, rest->dy.stored));
+    return settle_gradient(rest);
+}
+
+/* Of a row-parallel group. */
+static nd_status gather_gradient(nd_linear_rest *rest)
 {
     nd_model *m = rest->call.model;
-    const nd_linear_group *g = rest->group;
     nd_tensor *dy = &rest->dy.stored;
-    if (g->method->settle_gradients) {
-        ND_TRY(g->method->settle_gradients(rest->call, g, &rest->dy));
-    }
     void *buffer = arrival(m, dy->dtype, m->work.fp8.dy);
-    return g->column ? ND_OK : nd_tp_gather(m->rank, *dy, buffer, NULL, dy);
+    return rest->group->column ? ND_OK : nd_tp_gather(m->rank, *dy, buffer, NULL, dy);
 }
 
 /* In a column-parallel group gathers the input again. */
@@ -129,6 +146,23 @@ static nd_status begin_input(nd_linear_rest *rest, nd_exchange *later)
     return rest->group->column ? nd_tp_gather(m->rank, *x, buffer, later, x) : ND_OK;
 }
 
+nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx)
+{
+    const nd_block_call c = rest->call;
+    nd_model *m = c.model;
+    const nd_linear_group *g = rest->group;
+    for (int i = 0; i < g->dx_part_count; i++) {
+        const nd_linear_part *p = &g->dx_parts[i];
+        nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);
+        nd_product_args args = {.c = dx, .beta = p->offset > 0 ? 1.0f : 0.0f};
+        ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DX, &part, &args.a));
+        ND_TRY(nd_weight_form(c, g, p, ND_W_OF_DX, &args.b));
+        ND_TRY(multiply(m, &args, &m->scales.recipe.input_gradient));
+        rest->forms[i] = part.form;
+    }
+    return ND_OK;
+}
+
 nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, const nd_operand *dy,
                                    nd_tensor dx, nd_linear_rest *rest)
 {
@@ -136,18 +170,10 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, const nd_ope
     const nd_linear_group *g = nd_linear_group_of(c, input);
     const nd_tensor sums = g->column ? nd_tp_partial(m->rank, dx, m->work.full_b) : dx;
     *rest = (nd_linear_rest){.call = c, .group = g, .x = nd_operand_kept(c, input), .dy = *dy};
-    ND_TRY(bias_gradient(c, g, dy->stored));
-    ND_TRY(begin_gradient(rest));
+    ND_TRY(nd_linear_begin_gradient(rest));
+    ND_TRY(gather_gradient(rest));
     ND_TRY(m->delays ? ND_OK : begin_input(rest, &rest->exchange));
-    for (int i = 0; i < g->dx_part_count; i++) {
-        const nd_linear_part *p = &g->dx_parts[i];
-        nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);
-        nd_product_args args = {.c = sums, .beta = p->offset > 0 ? 1.0f : 0.0f};
-        ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DX, &part, &args.a));
-        ND_TRY(nd_weight_form(c, g, p, ND_W_OF_DX, &args.b));
-        ND_TRY(multiply(m, &args, &m->scales.recipe.input_gradient));
-        rest->forms[i] = part.form;
-    }
+    ND_TRY(nd_linear_gradient_products(rest, sums));
     ND_TRY(nd_exchange_finish(m->rank, &rest->exchange));
     return g->column ? nd_tp_reduce(m->rank, sums, dx, &rest->exchange) : ND_OK;
 }
@@ -164,7 +190,7 @@ nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
         nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);
         nd_product_args args = {.c = nd_fsdp_grad(&m->fsdp, p->first, p->last, c.layer),
                                 .a_transposed = true,
-                                .beta = nd_fsdp_grad_beta(&m->fsdp, unit)};
+                                .beta = rest->adds ? 1.0f : nd_fsdp_grad_beta(&m->fsdp, unit)};
         part.form = *form;
         form += p->fp8 ? p->count : 1; /* linears in BF16 are one part also where dx is made */
         ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DW, &part, &args.a));
@@ -192,7 +218,8 @@ nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor 
     if (g->column) { /* the scales of dy are settled */
         ND_TRY(begin_input(&rest, NULL));
     } else {
-        ND_TRY(begin_gradient(&rest));
+        ND_TRY(settle_gradient(&rest));
+        ND_TRY(gather_gradient(&rest));
     }
     return nd_linear_weight_gradient(&rest);
 }

@@ -161,6 +161,11 @@ void nd_operand_rooms(const nd_model *model, const nd_linear_part *part, nd_fp8_
 
 /* linear.c */
 
+/* The products of y = x w^T (rows, N) of all linears with an input, without what tp exchanges: x
+ * has rows of all tp ranks, and y of a row-parallel group is this rank's part of the sum. */
+nd_status nd_linear_products(nd_block_call call, const nd_linear_group *group, nd_operand *x,
+                             nd_tensor y);
+
 /* y = x w^T of all linears with this input. Column-parallel: x (Tl, C), y (T, N). Row-parallel: x
  * (T, K), y (Tl, C), the sum over tp. Codes that the block keeps are written. */
 nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, nd_tensor y);
@@ -172,7 +177,14 @@ typedef struct nd_linear_rest {
     nd_operand x, dy;              /* gathered over tp */
     nd_matrix forms[ND_FP8_PARTS]; /* of dy, by part of group->dx_parts */
     nd_exchange exchange;          /* of dx; before that of x */
+    bool adds;                     /* the weights have gradients of tokens before these */
 } nd_linear_rest;
+
+/* The products of dx = dy w, without what tp exchanges: dx of a column-parallel group is this
+ * rank's part of the sum. */
+nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx);
+/* What comes before them: bias gradients, and the scales of dy. */
+nd_status nd_linear_begin_gradient(nd_linear_rest *rest);
 
 /* dx = dy w. Column-parallel: dy (T, N), dx (Tl, C), complete at the end of rest->exchange.
  * Row-parallel: dy (Tl, C), dx (T, K). The buffers of FP8 products, full_a and full_b of the model,
@@ -186,6 +198,20 @@ nd_status nd_linear_backward(nd_block_call call, nd_input input, const nd_operan
                              nd_tensor dx);
 /* The weight gradients that it has left out, from the rows dy that the set keeps. */
 nd_status nd_linear_delayed_gradient(nd_block_call call, nd_input input, nd_tensor dy);
+
+/* mlp_pieces.c */
+
+/* Finds the pieces of tokens in which the MLP is computed (nd_dims.piece), and refuses what they
+ * cannot have: scales that follow from all tokens of a micro-batch. */
+nd_status nd_mlp_pieces_init(nd_model *model);
+static inline bool nd_mlp_has_pieces(const nd_model *model)
+{
+    return model->dims.piece < model->dims.T;
+}
+/* From the norm's output h (Tl, C) to y (Tl, C): gate and up, SwiGLU and down, piece by piece. */
+nd_status nd_mlp_pieces_forward(nd_block_call call, const nd_operand *h, nd_tensor y);
+/* dh (Tl, C), and the weights' gradients, of dy (Tl, C): each piece is computed again. */
+nd_status nd_mlp_pieces_backward(nd_block_call call, const nd_operand *dy, nd_tensor dh);
 
 /* One part of the gradient dy of the outputs of all linears with an input. */
 nd_operand nd_linear_part_gradient(nd_block_call call, const nd_linear_group *group,

@@ -53,13 +53,21 @@ static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int
     p->rows += param->local_rows;
 }
 
+/* Tokens of one product. */
+static int64_t rows_of(const nd_model *m, const nd_linear_group *g)
+{
+    const bool mlp = g->input == ND_INPUT_GATE_UP || g->input == ND_INPUT_DOWN;
+    return mlp ? m->dims.piece : m->dims.T;
+}
+
 /* Asks in which forms the products of a part read their operands. */
 static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part *p)
 {
     const nd_recipe *recipe = &m->scales.recipe;
-    const int64_t T = m->dims.T, N = p->rows, K = p->columns;
-    const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
-    const bool again = nd_recompute_multiplies(m->recompute, g->input);
+    const int64_t T = rows_of(m, g), N = p->rows, K = p->columns;
+    const int64_t calls = m->rank->config->train.gradient_accumulation_steps *
+                          nd_ceil_div(m->dims.T, T); /* of a product in a step */
+    const bool again = nd_recompute_multiplies(m->recompute, g->input) || T < m->dims.T;
     const nd_dtype act = m->dims.act;
     const nd_form_need x = {.rows = T,
                             .columns = K,
@@ -84,7 +92,7 @@ static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part 
         need.role = role;
         need.format = p->rules[role] ? rule->format : act;
         need.measured = nd_recipe_is_delayed(recipe);
-        need.uses = need.uses ? need.uses : (int)(micros * (role == ND_W_OF_Y && again ? 2 : 1));
+        need.uses = need.uses ? need.uses : (int)(calls * (role == ND_W_OF_Y && again ? 2 : 1));
         p->forms[role] = m->rank->ops->form(m->rank->device, &need);
     }
     if (nd_recipe_is_per_tensor(recipe)) { /* codes that dw reads stay while other parts make dx */
@@ -123,11 +131,11 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
     }
 }
 
-static size_t scratch_of(const nd_model *m, const nd_linear_part *p)
+static size_t scratch_of(const nd_model *m, const nd_linear_group *g, const nd_linear_part *p)
 {
     const nd_device *device = m->rank->device;
     const nd_ops *ops = m->rank->ops;
-    const int64_t T = m->dims.T, N = p->rows, K = p->columns;
+    const int64_t T = rows_of(m, g), N = p->rows, K = p->columns;
     const size_t y = ops->product_scratch(device, T, N, K, m->dims.act);
     const size_t dx = ops->product_scratch(device, T, K, N, m->dims.act);
     const size_t dw = ops->product_scratch(device, N, K, T, m->dims.act);
@@ -140,10 +148,10 @@ static void plan_group(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *byte
         g->method->plan(m, g, bytes);
     }
     for (int i = 0; i < g->part_count; i++) {
-        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->parts[i]));
+        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, g, &g->parts[i]));
     }
     for (int i = 0; i < g->dx_part_count; i++) {
-        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, &g->dx_parts[i]));
+        bytes->gemm = nd_max_bytes(bytes->gemm, scratch_of(m, g, &g->dx_parts[i]));
         if (g->dx_parts[i].fp8) {
             nd_operand_rooms(m, &g->dx_parts[i], bytes);
         }

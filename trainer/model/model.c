@@ -44,7 +44,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     nd_backward_wants w = {.dx = want(plan, scratch, "residual gradient", dlocal, &m->work.dx)};
     w.dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
     w.dact = want(plan, scratch, "swiglu gradient",
-                  nd_tensor_2d(NULL, d->act, lends ? d->T : 0, d->F), &m->work.dact);
+                  nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
     want(plan, scratch, "q k around their norms",
          nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
     const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
@@ -55,6 +55,9 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
          &m->work.dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->work.full_a);
     nd_memplan_want(plan, scratch, "tp: partial sums", nd_tensor_bytes(full), &m->work.full_b);
+    nd_memplan_want(plan, scratch, "tp: gathered for an mlp in pieces",
+                    nd_mlp_has_pieces(m) && !m->forward_only ? nd_tensor_bytes(full) : 0,
+                    &m->work.full_h);
     nd_activations_borrow(m->sets, options, plan, &w);
 }
 
@@ -181,6 +184,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
     ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
+    ND_TRY_OUT(o->cache ? ND_OK : nd_mlp_pieces_init(m));
     ND_TRY_OUT(m->set_count == 1 || !m->scales.recipe.name
                    ? ND_OK
                    : nd_fail(ND_ERR_INTERNAL, "%d micro-batches in flight, but FP8 scales of one",

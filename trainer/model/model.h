@@ -75,10 +75,11 @@ typedef struct nd_logits_scratch {
 typedef struct nd_workspace {
     nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
     nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
-    nd_tensor dact;   /* (T, F) */
+    nd_tensor dact;   /* (piece, F) */
     nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
     nd_tensor dout;   /* (T, H D) */
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
+    void *full_h; /* (T, C): the gathered input of an MLP in pieces, in its backward; else NULL */
     nd_fp8_scratch fp8;
     nd_head_scratch head;
     nd_logits_scratch logits; /* with a cache, or with train.sample_prompt */
@@ -97,6 +98,7 @@ typedef struct nd_model {
     nd_kv_cache kv; /* of no slots: none */
     nd_recompute recompute;
     bool forward_only;
+    int64_t piece_block;           /* of dw of the MLP in pieces (nd_form_rule.block); 0: none */
     nd_rope_view rope, query_rope; /* of keys, of queries; one where they are the same */
     nd_batches batches;
     nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */

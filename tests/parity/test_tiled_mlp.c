@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * An MLP in pieces of tokens changes no bit: losses, gradients and weights are those of an MLP in
+ * one piece, on every mesh, whatever recompute keeps. The tokens of a rank are more than one block
+ * of a product's sum (at most 1,024), and no multiple of it.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/parity/mesh_data.h"
+
+enum { SEQUENCE = 2592, VOCAB = 97, STEPS = 2, BATCH = 2 };
+
+static tempdir dir;
+
+static mesh_job job_of(nd_precision precision)
+{
+    tempdir_make(&dir);
+    const char *path =
+        mesh_token_file(&dir, "tokens.bin", STEPS * BATCH * (SEQUENCE + 1), VOCAB, 0);
+    mesh_job job = mesh_job_on_tokens(path, mesh_small_llama(VOCAB), precision);
+    job.shape.ffn = 192;
+    job.shape.max_positions = SEQUENCE;
+    job.global_batch = BATCH;
+    job.sequence = SEQUENCE;
+    job.steps = STEPS;
+    job.recipe = ND_FP8_ROWWISE_GW_HP;
+    return job;
+}
+
+static void expect_equal(const mesh_case *mesh, const mesh_result *got, const mesh_result *whole)
+{
+    cr_assert_eq(memcmp(got->loss, whole->loss, sizeof got->loss), 0, "%s, recompute %d: loss",
+                 mesh->name, (int)mesh->recompute);
+    for (int t = 0; t < got->tensors; t++) {
+        const size_t bytes = (size_t)got->sizes[t] * sizeof(float);
+        cr_assert(memcmp(got->gradients[t], whole->gradients[t], bytes) == 0 &&
+                      memcmp(got->weights[t], whole->weights[t], bytes) == 0,
+                  "%s, recompute %d: %s", mesh->name, (int)mesh->recompute, got->names[t]);
+    }
+}
+
+static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
+{
+    mesh_result whole, got;
+    mesh.mlp_pieces = 1;
+    assert_ok(mesh_run(job, &mesh, &whole));
+    for (nd_recompute mode = least; mode <= ND_RECOMPUTE_FULL; mode++) {
+        mesh.recompute = mode;
+        mesh.mlp_pieces = mode == ND_RECOMPUTE_SELECTIVE ? 2 : -1;
+        assert_ok(mesh_run(job, &mesh, &got));
+        expect_equal(&mesh, &got, &whole);
+        cr_assert_lt(got.activation_bytes, whole.activation_bytes, "%s: memory", mesh.name);
+        mesh_result_free(&got);
+    }
+    mesh_result_free(&whole);
+}
+
+static const mesh_case meshes[] = {
+    {"one worker", 1, 1, 1, 1, 1},
+    {"fsdp 2", 1, 2, 1, 1, 1},
+    {"tp 2", 1, 1, 1, 2, 1},
+    {"cp 2", 1, 1, 2, 1, 1},
+    {"cp 2 x tp 2", 1, 1, 2, 2, 1, .ring = true},
+};
+
+static void on_every_mesh(nd_precision precision)
+{
+    const mesh_job job = job_of(precision);
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        compare(&job, meshes[i], i == 0 ? ND_RECOMPUTE_NONE : ND_RECOMPUTE_FULL);
+    }
+    tempdir_remove(&dir);
+}
+
+Test(tiled_mlp, fp32, .timeout = 600)
+{
+    on_every_mesh(ND_PRECISION_FP32);
+}
+
+Test(tiled_mlp, bf16, .timeout = 600)
+{
+    on_every_mesh(ND_PRECISION_BF16);
+}
+
+Test(tiled_mlp, fp8_with_weight_gradients_in_bf16, .timeout = 600)
+{
+    on_every_mesh(ND_PRECISION_FP8);
+}
+
+Test(tiled_mlp, biases_and_norms_behind, .timeout = 600)
+{
+    mesh_job job = job_of(ND_PRECISION_BF16);
+    job.shape.mlp_bias = job.shape.post_norm = 1;
+    compare(&job, meshes[2], ND_RECOMPUTE_NONE);
+    tempdir_remove(&dir);
+}
+
+Test(tiled_mlp, scales_of_all_tokens_are_refused, .timeout = 600)
+{
+    mesh_job job = job_of(ND_PRECISION_FP8);
+    mesh_case mesh = meshes[0];
+    mesh_result got;
+    mesh.mlp_pieces = 2;
+    job.recipe = ND_FP8_TENSORWISE;
+    cr_assert_eq(mesh_run(&job, &mesh, &got), ND_ERR_CONFIG);
+    cr_assert_not_null(strstr(nd_error_last()->message, "parallel.tiled_mlp is 2, but fp8.recipe "
+                                                        "tensorwise"),
+                       "%s", nd_error_last()->message);
+    mesh_result_free(&got);
+    tempdir_remove(&dir);
+}
