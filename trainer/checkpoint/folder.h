@@ -60,7 +60,8 @@ nd_folder nd_folder_parse(const char *name); /* is_link false */
 /* All folders and links with such names, by step, kind and number; owned by the caller. A run that
  * does not exist has none. */
 nd_status nd_folder_list(const char *run, nd_folder **out, int *count);
-/* nd_checkpoint_is_ours of what it holds or leads to; also for a link that leads nowhere. */
+/* nd_checkpoint_is_ours of what it holds or leads to; also for a link that leads nowhere. Whoever
+ * looks for a checkpoint names such a link in place of passing it over. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
 
 /* "checkpoint-STEP"; returns `out`. */
@@ -72,10 +73,6 @@ nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 /* Steps of the folders RUN/checkpoint-STEP that are no links, ascending. *steps is owned by the
  * caller. A run folder that does not exist has none. */
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
-
-/* The newest RUN/checkpoint-STEP that is a link to a checkpoint of ours, or to nothing; *step is -1
- * without one. Whoever looks for a checkpoint names it in place of passing it over. */
-nd_status nd_checkpoint_newest_link(const char *run, int64_t *step);
 
 /* Whether a checkpoint folder, or what a link leads to, looks like one of ours: it has a
  * manifest.json or a folder state. */

@@ -131,6 +131,7 @@ nd_status nd_checkpoint_is_ours(const char *path, bool *out)
     return ND_OK;
 }
 
+/* A link to another program's folder is no concern of ours. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out)
 {
     char *path = NULL;
@@ -160,24 +161,5 @@ nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
         }
     }
     free(folders);
-    return status;
-}
-
-/* A link to another program's folder is no concern of ours. */
-nd_status nd_checkpoint_newest_link(const char *run, int64_t *step)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    bool ours = false;
-    *step = -1;
-    ND_TRY(nd_folder_list(run, &list, &count));
-    nd_status status = ND_OK;
-    for (int i = count - 1; i >= 0 && !ours && status == ND_OK; i--) {
-        if (list[i].kind == ND_FOLDER_WHOLE && list[i].is_link) {
-            status = nd_folder_is_ours(run, &list[i], &ours);
-            *step = status == ND_OK && ours ? list[i].step : -1;
-        }
-    }
-    free(list);
     return status;
 }

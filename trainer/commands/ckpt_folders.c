@@ -70,19 +70,25 @@ nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
 
 nd_status nd_ckpt_check_links(const char *run, int64_t newest)
 {
-    int64_t link = -1;
-    ND_TRY(nd_checkpoint_newest_link(run, &link));
-    if (link > newest && newest < 0) {
-        return nd_fail(ND_ERR_DATA,
-                       "\"%s/checkpoint-%lld\" is a link; give the folder that it points to", run,
-                       (long long)link);
+    nd_folder *list = NULL;
+    int count = 0;
+    ND_TRY(nd_folder_list(run, &list, &count));
+    nd_status status = ND_OK;
+    bool ours = false;
+    for (int i = count - 1; i >= 0 && list[i].step > newest && !ours && status == ND_OK; i--) {
+        const bool link = list[i].kind == ND_FOLDER_WHOLE && list[i].is_link;
+        status = link ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
+        if (ours && newest < 0) {
+            status = nd_fail(ND_ERR_DATA, "\"%s/%s\" is a link; give the folder that it points to",
+                             run, list[i].name);
+        } else if (ours) {
+            nd_log_warning("%s/%s is a link, which is not followed; give the folder that it points "
+                           "to",
+                           run, list[i].name);
+        }
     }
-    if (link > newest) {
-        nd_log_warning("%s/checkpoint-%lld is a link, which is not followed; give the folder that "
-                       "it points to",
-                       run, (long long)link);
-    }
-    return ND_OK;
+    free(list);
+    return status;
 }
 
 static nd_status newest_of_run(const char *run, char **folder)
@@ -90,16 +96,14 @@ static nd_status newest_of_run(const char *run, char **folder)
     int64_t *steps = NULL;
     int count = 0;
     ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    nd_status linked = nd_ckpt_check_links(run, count > 0 ? steps[count - 1] : -1);
-    if (linked != ND_OK) {
-        free(steps);
-        return linked;
+    nd_status status = nd_ckpt_check_links(run, count > 0 ? steps[count - 1] : -1);
+    if (status == ND_OK) {
+        status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
+                           : nd_fail(ND_ERR_DATA,
+                                     "\"%s\" is neither a checkpoint nor a run folder with folders "
+                                     "checkpoint-STEP",
+                                     run);
     }
-    nd_status status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
-                                 : nd_fail(ND_ERR_DATA,
-                                           "\"%s\" is neither a checkpoint nor a run folder with "
-                                           "folders checkpoint-STEP",
-                                           run);
     free(steps);
     return status;
 }

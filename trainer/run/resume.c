@@ -74,37 +74,6 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     return ND_OK;
 }
 
-/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
-static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
-{
-    int64_t *steps = NULL;
-    int count = 0;
-    nd_status status = ND_OK;
-    *step = -1;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
-        char *path = NULL;
-        nd_manifest manifest = {0};
-        if (search->below >= 0 && steps[i] >= search->below) {
-            continue;
-        }
-        status = nd_checkpoint_path(run, steps[i], &path);
-        bool ours = false;
-        status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
-        if (status == ND_OK && ours) {
-            if (nd_manifest_read(path, &manifest) == ND_OK) {
-                *step = steps[i];
-            } else {
-                status = pass_over(search, run, steps[i], path);
-            }
-        }
-        nd_manifest_fini(&manifest);
-        free(path);
-    }
-    free(steps);
-    return status;
-}
-
 static nd_status fail_link(const char *run, int64_t step)
 {
     return nd_fail(
@@ -115,14 +84,47 @@ static nd_status fail_link(const char *run, int64_t step)
         run, (long long)step);
 }
 
-/* A link that is newer than `step`, the checkpoint that was found (-1: none): an older one in its
- * place would compute again what is saved. */
-static nd_status refuse_link(const nd_resume_search *search, const char *run, int64_t step)
+/* *step: that of the folder, where its manifest can be read. */
+static nd_status try_folder(const nd_resume_search *search, const char *run,
+                            const nd_folder *folder, int64_t *step)
 {
-    int64_t link = -1;
-    ND_TRY(nd_checkpoint_newest_link(run, &link));
-    return link > step && (search->below < 0 || link < search->below) ? fail_link(run, link)
-                                                                      : ND_OK;
+    char *path = NULL;
+    nd_manifest manifest = {0};
+    ND_TRY(nd_checkpoint_path(run, folder->step, &path));
+    nd_status status = nd_manifest_read(path, &manifest);
+    if (status == ND_OK) {
+        *step = folder->step;
+    } else {
+        status = pass_over(search, run, folder->step, path);
+    }
+    nd_manifest_fini(&manifest);
+    free(path);
+    return status;
+}
+
+/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. A link
+ * that is newer is refused: an older checkpoint in its place would compute again what is saved. */
+static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
+{
+    nd_folder *list = NULL;
+    int count = 0;
+    *step = -1;
+    ND_TRY(nd_folder_list(run, &list, &count));
+    nd_status status = ND_OK;
+    for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
+        bool ours = false;
+        if (list[i].kind != ND_FOLDER_WHOLE ||
+            (search->below >= 0 && list[i].step >= search->below)) {
+            continue;
+        }
+        status = nd_folder_is_ours(run, &list[i], &ours);
+        if (status == ND_OK && ours) {
+            status = list[i].is_link ? fail_link(run, list[i].step)
+                                     : try_folder(search, run, &list[i], step);
+        }
+    }
+    free(list);
+    return status;
 }
 
 /* "checkpoint-100, checkpoint-200", or "none", for messages; *any: there is one. */
@@ -232,7 +234,6 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     bool more = false, holds = false;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
-    ND_TRY(run[0] ? refuse_link(search, run, step) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
@@ -399,7 +400,6 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
-        ND_TRY(refuse_link(search, run, step));
         out->searched = true;
         ND_TRY(take(out, run, step));
         return take_folder(search->config, out->source, out);
@@ -418,7 +418,6 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
                        "it there, save it with HuggingFaceStorageWriter, and give that folder",
                        folder);
     }
-    ND_TRY(refuse_link(search, out->source, step));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
                    "checkpoint: neither "
@@ -470,54 +469,42 @@ bool nd_resume_is_own(const nd_resume *resume)
            strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
 }
 
-static nd_status set_later_aside(const char *run, int64_t step)
+static nd_status suffix_of(const char *run, int64_t step, const char **out)
 {
-    char *path = NULL, *aside = NULL;
+    char *path = NULL;
     nd_manifest manifest = {0};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    bool ours = false, newer = false;
-    ND_TRY_OUT(nd_checkpoint_is_ours(path, &ours));
-    if (!ours) {
-        goto out;
-    }
-    status = nd_manifest_read(path, &manifest);
+    bool newer = false;
+    ND_TRY(nd_checkpoint_path(run, step, &path));
+    nd_status status = nd_manifest_read(path, &manifest);
     const bool damaged = status == ND_ERR_DATA;
-    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : status);
-    ND_TRY_OUT(nd_checkpoint_set_aside(run, step, damaged && !newer ? "bad" : "old", &aside));
-    nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
-                   (long long)step, aside);
-out:
+    status = damaged ? nd_manifest_is_newer(path, &newer) : status;
+    *out = damaged && !newer ? "bad" : "old";
     nd_manifest_fini(&manifest);
-    free(aside);
     free(path);
     return status;
 }
 
-static nd_status set_links_aside(const char *run, int64_t last)
+static nd_status set_later_aside(const char *run, const nd_folder *folder)
 {
-    nd_status status = ND_OK;
-    while (status == ND_OK) {
-        int64_t link = -1;
-        char *aside = NULL;
-        ND_TRY(nd_checkpoint_newest_link(run, &link));
-        if (link <= last) {
-            break;
-        }
-        status = nd_checkpoint_set_aside(run, link, "old", &aside);
-        if (status == ND_OK) {
-            nd_log_warning("checkpoint %lld, a link, is not before the one that the run goes on "
-                           "from, and is now %s",
-                           (long long)link, aside);
-        }
-        free(aside);
+    const char *suffix = "old";
+    char *aside = NULL;
+    bool ours = false;
+    ND_TRY(nd_folder_is_ours(run, folder, &ours));
+    if (!ours) {
+        return ND_OK;
     }
-    return status;
+    ND_TRY(folder->is_link ? ND_OK : suffix_of(run, folder->step, &suffix));
+    ND_TRY(nd_checkpoint_set_aside(run, folder->step, suffix, &aside));
+    nd_log_warning("checkpoint %lld%s is not before the one that the run goes on from, and is now "
+                   "%s",
+                   (long long)folder->step, folder->is_link ? ", a link," : "", aside);
+    free(aside);
+    return ND_OK;
 }
 
 nd_status nd_resume_set_later_aside(const nd_resume *resume)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     char *path = NULL;
     int count = 0;
     nd_status status = ND_OK;
@@ -528,10 +515,10 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume)
     /* From checkpoint-6.old, checkpoint-6 is one of the others. */
     int64_t last = resume->step - (strcmp(path, resume->source) != 0);
     free(path);
-    ND_TRY(nd_checkpoint_list(resume->run, &steps, &count));
-    for (int i = count - 1; i >= 0 && steps[i] > last && status == ND_OK; i--) {
-        status = set_later_aside(resume->run, steps[i]);
+    ND_TRY(nd_folder_list(resume->run, &list, &count));
+    for (int i = count - 1; i >= 0 && list[i].step > last && status == ND_OK; i--) {
+        status = list[i].kind == ND_FOLDER_WHOLE ? set_later_aside(resume->run, &list[i]) : ND_OK;
     }
-    free(steps);
-    return status == ND_OK ? set_links_aside(resume->run, last) : status;
+    free(list);
+    return status;
 }

@@ -50,27 +50,16 @@ static nd_status fail_holds_run(const char *dir, const char *mark)
 /* A restart of a fresh run would take a checkpoint of ours that is there already. */
 static nd_status check_no_checkpoint(const char *dir)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
-    char mark[ND_CHECKPOINT_NAME_MAX];
-    int64_t link = -1;
-    ND_TRY(nd_checkpoint_newest_link(dir, &link));
-    if (link >= 0) {
-        return fail_holds_run(dir, nd_checkpoint_name(link, mark));
-    }
-    ND_TRY(nd_checkpoint_list(dir, &steps, &count));
+    ND_TRY(nd_folder_list(dir, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
-        char *path = NULL;
         bool ours = false;
-        status = nd_checkpoint_path(dir, steps[i], &path);
-        status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
-        if (ours) {
-            status = fail_holds_run(dir, strrchr(path, '/') + 1);
-        }
-        free(path);
+        status = list[i].kind == ND_FOLDER_WHOLE ? nd_folder_is_ours(dir, &list[i], &ours) : ND_OK;
+        status = ours ? fail_holds_run(dir, list[i].name) : status;
     }
-    free(steps);
+    free(list);
     return status;
 }
 
