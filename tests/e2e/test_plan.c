@@ -215,6 +215,26 @@ Test(plan, eight_gpus_of_80_gb_keep_gathered_weights)
     cr_expect_gt(kept, part("  total"), "%s", shell_output);
 }
 
+/* A sequence of that length fits, and the next one that the mesh takes does not. */
+Test(plan, the_longest_sequence_that_fits)
+{
+    static const char command[] = PLAN "llama-3.1-8b/cp.yaml --recompute none --sequence-length ";
+    const int unit = 8 * 2; /* two chunks a rank */
+    char line[512];
+    snprintf(line, sizeof line, "%s128000", command);
+    shell(&dir, line);
+    const int longest = (int)after("\nlongest sequence that fits one H100: ");
+    says("\nlongest sequence that fits one H200: 131072 tokens, as many as the model has "
+         "positions\n");
+    cr_assert(longest > 0 && longest % unit == 0, "%s", shell_output);
+    for (int more = 0; more < 2; more++) {
+        snprintf(line, sizeof line, "%s%d", command, longest + more * unit);
+        shell(&dir, line);
+        says(more ? "\ndoes not fit one H100: " : "\nfits one H100: ");
+        cr_expect_eq((int)after("\nlongest sequence that fits one H100: "), longest);
+    }
+}
+
 Test(plan, a_rank_outside_of_the_mesh)
 {
     int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");

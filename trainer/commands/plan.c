@@ -387,6 +387,89 @@ static nd_status print_variants(FILE *out, const nd_config *config, const nd_inp
     return ND_OK;
 }
 
+/* The longest sequence. */
+
+typedef struct length_search {
+    const nd_inputs *inputs;
+    nd_worker *worker;
+    int rank;
+    variant *v;
+    double room; /* bytes of a worker */
+} length_search;
+
+/* Whether the plan of a run with sequences of this length fits. */
+static nd_status length_fits(const length_search *s, int64_t length, bool *fits)
+{
+    nd_trainer *trainer = NULL;
+    s->v->config.train.sequence_length = length;
+    ND_TRY(check_variant(s->v, s->inputs));
+    ND_TRY(plan_rank(&s->v->config, s->inputs, s->worker, NULL, s->rank, &trainer));
+    *fits = planned_bytes(trainer) <= s->room;
+    nd_trainer_destroy(trainer);
+    return ND_OK;
+}
+
+/* What the length of a sequence must be a multiple of: two chunks a rank of cp, tokens of a tp
+ * rank, rows of FP8 products. */
+static int64_t length_unit(const nd_config *config)
+{
+    const nd_mesh *mesh = &config->resolved_mesh;
+    const int64_t cp = mesh->size[ND_AXIS_CP], tp = mesh->size[ND_AXIS_TP];
+    const int64_t rows = config->train.precision == ND_PRECISION_FP8 ? 16 : 1;
+    int64_t local = cp > 1 ? 2 : 1; /* tokens of a rank */
+    while (local % tp != 0 || local % rows != 0) {
+        local += cp > 1 ? 2 : 1;
+    }
+    return cp * local;
+}
+
+/* *length: the longest one, at most `most`; 0: none fits. */
+static nd_status find_longest(const length_search *s, int64_t unit, int64_t most, int64_t *length)
+{
+    int64_t low = 0, high = most / unit; /* in units: what fits, and the most there is */
+    while (low < high) {
+        const int64_t middle = low + (high - low + 1) / 2;
+        bool fits = false;
+        ND_TRY(length_fits(s, middle * unit, &fits));
+        low = fits ? middle : low;
+        high = fits ? high : middle - 1;
+    }
+    *length = low * unit;
+    return ND_OK;
+}
+
+static nd_status print_longest(FILE *out, const length_search *s, const char *where)
+{
+    const int64_t unit = length_unit(&s->v->config), most = s->inputs->shape.max_positions;
+    int64_t length = 0;
+    ND_TRY(find_longest(s, unit, most, &length));
+    fprintf(out, "longest sequence that fits %s: %lld tokens%s\n", where, (long long)length,
+            length + unit > most ? ", as many as the model has positions" : "");
+    return ND_OK;
+}
+
+/* On each kind of GPU, or on this host. */
+static nd_status print_longest_sequences(FILE *out, const nd_config *config,
+                                         const nd_inputs *inputs, nd_worker *worker, int rank)
+{
+    const bool cuda = config->launch.device == ND_CHOOSE_CUDA;
+    length_search s = {.inputs = inputs, .worker = worker, .rank = rank};
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &s.v));
+    s.v->config = *config;
+    for (int i = 0; i < (cuda ? ND_RATED_GPUS : 1) && status == ND_OK; i++) {
+        char where[64];
+        snprintf(where, sizeof where, cuda ? "one %s" : "this host", nd_gpu_rates[i].name);
+        s.room =
+            cuda ? nd_gpu_rates[i].gib * nd_gib
+                 : (double)nd_host_memory_read("").physical / (double)config->launch.nproc_per_node;
+        status = print_longest(out, &s, where);
+    }
+    worker->rank.config = config; /* the variant ends here */
+    free(s.v);
+    return status;
+}
+
 static nd_status begin(nd_worker *worker)
 {
     return nd_identity_read(&worker->identity);
@@ -410,6 +493,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
+    ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
     if (call->cli->plan_explains) {
         print_reasons(stdout);
         print_exchanges(stdout, &inputs.shape, config);
