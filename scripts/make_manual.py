@@ -15,7 +15,7 @@ import sys
 COMMANDS = {
     "train": "one worker of a job, which ndlaunch, srun or torchrun starts",
     "check": "reads configuration, model and data; starts nothing",
-    "plan": "prints mesh, groups, memory and estimated time; starts nothing",
+    "plan": "prints mesh, groups, memory and estimated time; starts nothing; ends with 1 when the job does not fit",
     "generate": "continues prompts with a model",
     "eval": "the loss of a model on data, or multiple choice",
     "bench": "times FP8 beside BF16 on this machine",
@@ -38,8 +38,9 @@ STRATEGIES = ["no", "steps", "epoch"]
 CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
            "evaluation-strategy": STRATEGIES, "optim": ["adamw", "adamw_torch", "adamw_torch_fused", "sgd"]}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
-CODES = [(0, "the run ended well"), (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not "
-         "finite"), (71, "memory is used up"), (73, "output cannot be written"), (74, "I/O, or a lost worker"),
+CODES = [(0, "the run ended well"), (1, "an internal error; from ndtrain plan and ndtrain ckpt diff: the answer is no"),
+         (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not finite"),
+         (71, "memory is used up"), (73, "output cannot be written"), (74, "I/O, or a lost worker"),
          (75, "stopped by a signal, at a step boundary"), (124, "a deadline passed")]
 
 

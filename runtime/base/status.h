@@ -16,6 +16,7 @@
 typedef enum nd_status {
     ND_OK = 0,
     ND_ERR_INTERNAL = 1, /* a bug of ours, or a library that failed without a better class */
+    ND_ANSWER_NO = 1,    /* no failure: a command that answers a question with yes or no says no */
     ND_ERR_CONFIG =
         2, /* usage or configuration: flags, YAML, mesh, keys, versions, missing device */
     ND_ERR_DATA = 65,       /* bad data, model or checkpoint file */

@@ -309,11 +309,12 @@ static void print_long_help(FILE *out, const nd_help *program)
         "(--mixed-precision, --use-fsdp, --fsdp-*, --parallelism-config-*, "
         "--main-process-ip, --standalone, ...); one that cannot be honoured is refused with "
         "a sentence.");
-    fputs(
-        "\nExit codes: 0 done, 1 internal error, 2 usage or configuration, 65 data or model file,\n"
-        "70 numbers, 71 memory, 73 output, 74 I/O or a lost worker, 75 stopped by a signal, 124 a\n"
-        "deadline, 128 + N ended by signal N.\n",
-        out);
+    fputs("\nExit codes: 0 done, 1 internal error, or the answer no of ndtrain plan or ckpt diff, "
+          "2 usage\n"
+          "or configuration, 65 data or model file, 70 numbers, 71 memory, 73 output, 74 I/O or a "
+          "lost\n"
+          "worker, 75 stopped by a signal, 124 a deadline, 128 + N ended by signal N.\n",
+          out);
 }
 
 /* A command whose own help the program names beside it, in brackets. */

@@ -96,7 +96,7 @@ class Shape:
     def planned_bytes(self, layers):
         """By `ndtrain plan`; None where it does not say. A dry run has no driver that holds memory."""
         text = output_of([str(c) for c in (self.place.programs / "ndtrain", "plan", "--device", "cuda", "--workers", self.workers, "--set",
-                                           f"model.config={self.config(layers)}", *self.flags)], codes=(0, NO_MEMORY))
+                                           f"model.config={self.config(layers)}", *self.flags)], codes=(0, 1))  # 1: does not fit
         parts = {name: float(number) * (GIB if unit == "GiB" else GIB >> 10)
                  for name, number, unit in re.findall(r"^ +(total|driver and libraries) +([\d.]+) (MiB|GiB)", text, re.MULTILINE)}
         if "total" not in parts:

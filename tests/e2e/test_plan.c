@@ -94,7 +94,7 @@ Test(plan, llama_8b_on_eight_workers)
         shell_run(&dir, PLAN
                   "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
                   "--dp-replicate-size 1 --tp-size 1"),
-        71, "%s", shell_output);
+        1, "%s", shell_output);
     says("\ndoes not fit one H100: ");
     says("error: the job does not fit; ");
     cr_expect_eq(part("    NCCL, estimated"), -1.0, "one GPU has no peer");
@@ -150,8 +150,8 @@ Test(plan, llama_405b_on_16384_workers)
     parts_are_the_total();
     says("estimated step, all workers: H100 ");
     cr_assert_eq(shell_run(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 1024 "
-                                      "--dp-replicate-size 2 --device cpu"),
-                 71, "%s", shell_output);
+                                      "--dp-replicate-size 2 --device cpu --explain"),
+                 1, "%s", shell_output);
     says("\ndoes not fit this host: 1024 workers of ");
 }
 

@@ -8,8 +8,6 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 
-static const int different = 1; /* the exit code */
-
 typedef struct side {
     char *folder;
     nd_manifest manifest;
@@ -122,7 +120,7 @@ static nd_status diff(const side sides[2], const nd_diff_options *options, int *
                (long long)totals.differing_arrays, (long long)totals.arrays,
                (long long)totals.differing, (long long)totals.elements);
     }
-    *code = totals.differing_arrays > 0 || positions > 0 ? different : 0;
+    *code = totals.differing_arrays > 0 || positions > 0 ? ND_ANSWER_NO : 0;
     return ND_OK;
 }
 

@@ -46,7 +46,7 @@ extern const nd_command nd_command_check;
 /*
  * Prints mesh, the rule of each group, one rank's groups, parameters, the memory plan of a rank and
  * an estimated step time, without starting anything. The same code plans a run, so the plan is what
- * a run allocates.
+ * a run allocates. ND_ANSWER_NO: the job does not fit.
  */
 extern const nd_command nd_command_plan;
 

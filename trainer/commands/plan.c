@@ -475,6 +475,16 @@ static nd_status begin(nd_worker *worker)
     return nd_identity_read(&worker->identity);
 }
 
+/* A job that no host could address has no plan to print. */
+static nd_status check_limits(const nd_config *config, const nd_inputs *inputs,
+                              const nd_worker *worker)
+{
+    const nd_mesh mesh = nd_shape_mesh(&inputs->shape, config);
+    const nd_status status =
+        nd_trainer_check_limits(worker->rank.ops, config, &mesh, &inputs->shape);
+    return status == ND_ERR_RESOURCE ? ND_ANSWER_NO : status;
+}
+
 static nd_status plan(const nd_command_call *call)
 {
     const nd_config *config = call->config;
@@ -492,6 +502,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
+    ND_TRY_OUT(check_limits(config, &inputs, worker));
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
     if (call->cli->plan_explains) {
@@ -500,7 +511,7 @@ static nd_status plan(const nd_command_call *call)
         ND_TRY_OUT(print_variants(stdout, config, &inputs, worker, rank));
     }
     if (!fits) {
-        status = nd_fail(ND_ERR_RESOURCE,
+        status = nd_fail(ND_ANSWER_NO,
                          "the job does not fit; plan --explain prints what other settings need");
     }
 out:
