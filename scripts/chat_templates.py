@@ -6,9 +6,11 @@
   python scripts/chat_templates.py --check FILE_OR_FOLDER ...   the same, but compare with the rows that are there
 
 The Python needs transformers. A file is a tokenizer_config.json, a chat_template.jinja, or a JSON list or JSON lines of objects
-whose values may be templates; a folder is a model's. Each template is rendered as transformers does it, on conversations with and
-without a system turn, with white space around texts, several turns and a beginning of an answer. It gets a row only where one of
-ndtrain's forms gives the same text for all of them. Exit status: 0, or with --check 1 where a row is missing or differs.
+whose values may be templates; a folder is a model's. What stands around messages is read off a few rendered ones. The row is printed
+where `write` below, which does what trainer/corpus/chat.c does, then gives the text of transformers for conversations with and without
+a system turn, with white space around texts, several turns and a beginning of an answer, and refuses at least those that the template
+refuses. A template that writes the date of the day is rendered with the date of its own that it has for programs without a clock.
+Where no form of the table fits, a row for a new form is printed too. Exit status: 0, or with --check 1 where a row is missing or differs.
 """
 import argparse
 import hashlib
@@ -18,7 +20,8 @@ import re
 import sys
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "trainer/corpus/chat_templates.def"
-BEGIN = "<|begin_of_text|>"
+BOS, EOS, DATE = "<|begin_of_text|>", "<EOS>", "26 Jul 2024"  # the first as the form LLAMA3 has it
+FIELDS = ("begin", "system_open", "system_close", "user_open", "user_close", "assistant_open", "assistant_close", "prompt", "end", "trims", "system")
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text} for role in ("user", "assistant", "system"))
 CONVERSATIONS = [
     [USER("Name three rivers.")],
@@ -26,15 +29,18 @@ CONVERSATIONS = [
     [SYSTEM(" \n spaces \t"), USER("  two before"), ASSISTANT("after \n\n")],
     [USER("a"), ASSISTANT("b"), USER("c"), ASSISTANT("d")],
     [USER("a\n\nb"), ASSISTANT("\nbegins with a newline"), USER("")],
-    [SYSTEM(""), USER("an empty system turn")],
+    [SYSTEM("s"), USER("a"), ASSISTANT("b"), USER(" c ")],
     [USER("a"), SYSTEM(" in the middle "), USER("b"), ASSISTANT("c")],
     [USER("\u00a0no-break\u2003"), ASSISTANT("\u4f60\u597d \U0001f600")],
     [ASSISTANT("begins"), USER("then")],
     [USER("a"), ASSISTANT("b"), USER("c"), ASSISTANT("\n\nends with an answer")],
     [USER("a"), ASSISTANT("\nfirst"), ASSISTANT("\nsecond")],
+    [USER("a"), USER("b")],
     [SYSTEM("x"), ASSISTANT("\nto nobody")],
 ]
 TOOL = [USER("a"), {"role": "tool", "content": "12"}]
+EMPTY = [SYSTEM(""), USER("an empty system turn")]
+THOUGHTS = [("x</think>y", {}), ("<think>x</think>\n\ny", {}), ("y", {"reasoning_content": "x"})]
 
 
 def normal_form(template):
@@ -42,66 +48,186 @@ def normal_form(template):
     return re.sub(r"\r?\n\Z", "", template.replace("\\n", "\n"))
 
 
-def write(row, messages, begins):
-    """What ndtrain writes: trainer/corpus/chat.c."""
-    form, system, prefix = row["form"], row["system"], row["prefix"]
-    has_system = messages[0]["role"] == "system"
-    if not has_system and (system is not None or prefix is not None):
-        messages = [SYSTEM(system or ""), *messages]
-    text = BEGIN if form == "LLAMA3" or "ND_BEGINS" in row["does"] else ""
-    if "ND_THINKS" in row["does"] and messages[-1]["role"] == "assistant" and any(m["role"] == "user" for m in messages):
-        messages = [*messages[:-1], ASSISTANT("<think>\n\n</think>\n\n" + messages[-1]["content"].lstrip("\n"))]
+class Refused(Exception):
+    """A conversation that is not written."""
+
+
+def check(form, messages):
+    """A form that does not write the names of roles has turns of a user and an assistant only, behind at most one of the system."""
+    turns = [m["role"] for m in messages]
+    if turns[0] == "system" and form["system"] == "REFUSED":
+        raise Refused
+    turns = turns[turns[0] == "system":]
+    if "{role}" not in form["user_open"] and (not turns or any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns))):
+        raise Refused
+
+
+def parts(form, row, messages, begins):
+    """What is written, as pairs of a text and whether it counts in the loss."""
+    check(form, messages)
+    trims, merges = form["trims"], form["system"] in ("FIRST", "LAST")
+    if "ND_SKIPS_EMPTY" in row["does"] and messages[0] == SYSTEM(""):
+        messages = messages[1:]
+    elif messages[0]["role"] != "system" and (row["system"] is not None or row["prefix"] is not None):
+        messages = [SYSTEM(row["system"] or ""), *messages]
+    out, merged = [("{bos}" if "ND_BEGINS" in row["does"] else form["begin"], False)], ""
     for number, message in enumerate(messages):
-        content = message["content"].strip() if form == "LLAMA3" else message["content"]
-        content = (prefix or "") + content if number == 0 and message["role"] == "system" else content
-        if form == "LLAMA3":
-            text += f"<|start_header_id|>{message['role']}<|end_header_id|>\n\n{content}<|eot_id|>"
-        else:
-            text += f"<|im_start|>{message['role']}\n{content}<|im_end|>\n"
-    beginnings = {"LLAMA3": "<|start_header_id|>assistant<|end_header_id|>\n\n", "CHATML": "<|im_start|>assistant\n"}
-    return text + beginnings[form] if begins else text
+        role, text, last = message["role"], message["content"], number + 1 == len(messages)
+        kind = role if role in ("system", "assistant") else "user"
+        opening, closing = form[kind + "_open"].replace("{role}", role), form[kind + "_close"]
+        merge = merged if role == "user" and (form["system"] == "FIRST" or last) else ""
+        if kind[0] in trims and not (merge and "m" in trims):
+            text = text.strip()
+        if number == 0 and role == "system":
+            text = (row["prefix"] or "") + text
+            if merges:
+                merged = opening + text + closing
+                continue
+        if merge:
+            text, merged = (merge + text).strip() if "m" in trims else merge + text, ""
+        if role == "assistant" and last and "ND_THINKS" in row["does"] and any(m["role"] == "user" for m in messages):
+            opening, text = opening + "<think>\n\n</think>\n\n", text.lstrip("\n")
+        end = closing.rstrip() if role == "assistant" else ""
+        out += [(opening, False), (text + end, role == "assistant"), (closing[len(end):], False)]
+    prompt = form["assistant_open"].replace("{role}", "assistant") if form["prompt"] is None else form["prompt"]
+    return [*out, (prompt if begins else form["end"], False)]
+
+
+def write(form, row, messages, begins):
+    return "".join(text for text, _ in parts(form, row, messages, begins)).replace("{bos}", BOS).replace("{eos}", EOS)
 
 
 def render(template, messages, begins):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    texts, _ = render_jinja_template(conversations=[messages], chat_template=template, add_generation_prompt=begins, bos_token=BEGIN,
-                                     eos_token="<|eot_id|>" if "eot_id" in template else "<|im_end|>")
+    texts, _ = render_jinja_template(conversations=[messages], chat_template=template, add_generation_prompt=begins, bos_token=BOS,
+                                     eos_token=EOS, **({"date_string": DATE} if "date_string" in template else {}))
     return texts[0]
 
 
-def writes_tools(template, row):
-    """Whether the answer of a tool is not written as any other turn."""
+def same(template, form, row, messages, begins):
     try:
-        return render(template, TOOL, False) != write(row, TOOL, False)
-    except Exception:  # there is no such turn
+        ours = write(form, row, messages, begins)
+    except Refused:
         return True
-
-
-def describe(template):
-    """The row of a template, or None."""
-    form = "CHATML" if "<|im_start|>" in template else "LLAMA3" if "<|start_header_id|>" in template else None
-    if not form or "strftime_now" in template:  # the date of the day is no rule
-        return None
     try:
-        first = render(template, [USER("x")], False)
-        empty = render(template, [SYSTEM("S"), USER("x")], False)
-        opening, closing = (("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>") if form == "LLAMA3" else
-                            ("<|im_start|>system\n", "<|im_end|>"))
-        default = re.search(re.escape(opening) + "(.*?)" + re.escape(closing), first, re.S)
-        given = re.search(re.escape(opening) + "(.*?)S" + re.escape(closing), empty, re.S)
-        answer = render(template, [USER("x"), ASSISTANT("y")], False)
-        does = [name for name, holds in (("ND_BEGINS", form == "CHATML" and first.startswith(BEGIN)), ("ND_THINKS", "<think>" in answer)) if holds]
-        row = {"form": form, "system": default and default[1], "prefix": given and given[1] or None, "does": does}
-        if row["prefix"]:
-            if row["system"] is None or not row["system"].startswith(row["prefix"]):
-                return None
-            row["system"] = row["system"][len(row["prefix"]):]
-        row["does"] = (["ND_OWN_TOOLS"] if writes_tools(template, row) else []) + does
-        same = all(render(template, messages, begins) == write(row, messages, begins) for messages in CONVERSATIONS for begins in (False, True))
-    except Exception:  # a template may refuse a conversation, or be none
+        return render(template, messages, begins) == ours
+    except Exception:  # the template refuses, or cannot write it
+        return False
+
+
+def cut(text, head, tail):
+    """What stands between both."""
+    if not text.startswith(head) or not text.endswith(tail) or len(text) < len(head) + len(tail):
+        raise ValueError
+    return text[len(head):len(text) - len(tail)]
+
+
+def loses_space(template, messages, sides=("\tq", "q\t")):
+    """Whether the text "\tq\t" of a message has lost its white space."""
+    try:
+        return all(side not in render(template, messages, False) for side in sides)
+    except Exception:
+        return False
+
+
+def read_form(template, end):
+    """The form of a template that ends a conversation with `end`, and what stands before the first turn when no system turn is given."""
+    texts = [USER("Uq1"), ASSISTANT("Aq1"), USER("Uq2"), ASSISTANT("Aq2")]
+    first, middle, between, _, last = re.split("[UA]q[12]", render(template, texts, False))
+    form = {"user_close": cut(render(template, texts[:1], False), first + "Uq1", end), "assistant_close": cut(last, "", end), "end": end}
+    form["assistant_open"] = cut(middle, form["user_close"], "")
+    form["user_open"] = cut(between, form["assistant_close"], "")
+    form["prompt"] = cut(render(template, texts[:1], True), first + "Uq1" + form["user_close"], "")
+    before = cut(first, "", form["user_open"])
+    form["begin"] = BOS if before.startswith(BOS) else ""
+    space, other = "\tq\t", [USER("x")]
+    trims = [("u", [USER(space)]), ("a", [*other, ASSISTANT(space)]), ("s", [SYSTEM(space), *other])]
+    form["trims"] = "".join(letter for letter, messages in trims if loses_space(template, messages))
+    form.update(system="REFUSED", system_open="", system_close="")
+    try:
+        given, inner = re.split("Sq1|Uq1", render(template, [SYSTEM("Sq1"), USER("Uq1")], False))[:2]
+        given = cut(given, form["begin"], "")
+    except Exception:
+        return form, before
+    if form["user_open"] and given.startswith(form["user_open"]):
+        place = "FIRST" if "Sq1" in render(template, [SYSTEM("Sq1"), *texts[:2]], False) else "LAST"
+        form.update(system=place, system_open=cut(given, form["user_open"], ""), system_close=inner)
+        whole = [SYSTEM("s"), USER(space)]
+        if "u" in form["trims"] and loses_space(template, whole, ["q\t"]) and not loses_space(template, whole):
+            form["trims"] += "m"
+    else:
+        form.update(system="OWN", system_open=given, system_close=cut(inner, "", form["user_open"]))
+    return form, before
+
+
+def tidy(form):
+    """With the marks of the table for names of roles and tokens; a prompt that is the opening of an answer is none of its own."""
+    named = {role: form[role + "_open"].replace(role, "{role}") for role in ("system", "user", "assistant")}
+    prompt = form["prompt"]
+    form = {**form, "prompt": None if prompt == form["assistant_open"] else prompt}
+    if form["system"] == "OWN" and named["system"].startswith(named["user"]) and named["user"] == named["assistant"] != form["user_open"]:
+        form.update({role + "_open": text for role, text in named.items()})
+    return {key: value and value.replace(BOS, "{bos}").replace(EOS, "{eos}") for key, value in form.items()}
+
+
+def known_forms():
+    """name -> form, as the table has them."""
+    words = re.compile(r'"(?:[^"\\]|\\.)*"|\w+')
+    return {name: dict(zip(FIELDS, (json.loads(w) if w[0] == '"' else None if w == "NULL" else w for w in words.findall(rest))))
+            for name, rest in re.findall(r"^ND_CHAT_FORM\((\w+),(.*)\)$", TABLE.read_text(), re.M)}
+
+
+def fit(template, form, before, known):
+    """The row of a template whose form is `known`; a ValueError or KeyError where it is not."""
+    rest = [f for f in FIELDS if f not in ("begin", "system_open")]
+    if any(form[f] != known[f] for f in rest):
+        raise ValueError
+    does = [] if known["begin"] or not form["begin"] else ["ND_BEGINS"]
+    if known["begin"] and not form["begin"]:
+        raise ValueError
+    prefix = cut(form["system_open"], known["system_open"], "") or None
+    before = cut(tidy({**form, "prompt": before})["prompt"] or "", form["begin"], "")
+    opening = form["system_open"].replace("{role}", "system")
+    row = {"system": cut(before, opening, form["system_close"]) if before else None, "prefix": prefix, "does": does}
+    if "<think>" in render(template, [USER("x"), ASSISTANT("y")], False):
+        row["does"] = [*does, "ND_THINKS"]
+    if "strftime_now" in template:
+        row["does"] = [*row["does"], "ND_DATED"]
+    if not same(template, known, row, EMPTY, False):
+        row["does"] = [*row["does"], "ND_SKIPS_EMPTY"]
+    if not all(same(template, known, row, [USER("x"), {**ASSISTANT(text), **more}], False) for text, more in THOUGHTS):
+        row["does"] = [*row["does"], "ND_MOVES_THOUGHTS"]
+    if "{role}" in known["user_open"] and not tools_alike(template, known, row):
+        row["does"] = ["ND_OWN_TOOLS", *row["does"]]
+    if not all(same(template, known, row, messages, begins) for messages in [*CONVERSATIONS, EMPTY] for begins in (False, True)):
+        raise ValueError
+    return row
+
+
+def tools_alike(template, form, row):
+    try:
+        return render(template, TOOL, False) == write(form, row, TOOL, False)
+    except Exception:  # there is no such turn
+        return False
+
+
+def describe(template, forms):
+    """(name of the form, form, row) of a template, or None. A form that the table lacks has no name."""
+    if "strftime_now" in template and "date_string" not in template:  # the date of the day is no rule
         return None
-    return row if same else None
+    for end in ("", EOS):
+        try:
+            form, before = read_form(template, end)
+        except Exception:
+            continue
+        form = tidy(form)
+        for name, known in [*forms.items(), (None, form)]:
+            try:
+                return name, known, fit(template, form, before, known)
+            except Exception:
+                continue
+    return None
 
 
 def find_templates(path):
@@ -129,7 +255,7 @@ def find_templates(path):
 
 
 def quote(text):
-    return "NULL" if text is None else json.dumps(text)
+    return "NULL" if text is None else json.dumps(text, ensure_ascii=False)
 
 
 def main():
@@ -137,18 +263,22 @@ def main():
     p.add_argument("paths", type=pathlib.Path, nargs="+", metavar="FILE_OR_FOLDER")
     p.add_argument("--check", action="store_true", help="compare with the rows that are there")
     arguments = p.parse_args()
-    known = re.sub(r"\s+", " ", TABLE.read_text()) if TABLE.exists() else ""
+    forms, known = known_forms(), TABLE.read_text()
     seen, missing = set(), 0
     for path in arguments.paths:
         for template in find_templates(path):
             digest = hashlib.sha256(normal_form(template).encode()).hexdigest()
-            row = digest not in seen and describe(template)
+            found = digest not in seen and describe(template, forms)
             seen.add(digest)
-            if row:
-                line = f'ND_CHAT_TEMPLATE("{digest}", {row["form"]}, {quote(row["system"])}, {quote(row["prefix"])}, {" | ".join(row["does"]) or 0})'
-                wanted = arguments.check and line not in known.replace('" "', "").replace("( ", "(")
-                missing += bool(wanted)
-                print(f"{'missing: ' if wanted else ''}{line}")
+            if not found:
+                continue
+            name, form, row = found
+            if not name:
+                print(f'ND_CHAT_FORM(NEW, {", ".join(form[f] if f == "system" else quote(form[f]) for f in FIELDS)})')
+            line = f'ND_CHAT_TEMPLATE("{digest}", {name or "NEW"}, {quote(row["system"])}, {quote(row["prefix"])}, {" | ".join(row["does"]) or 0})'
+            wanted = arguments.check and line not in known
+            missing += bool(wanted)
+            print(f"{'missing: ' if wanted else ''}{line}")
     return 1 if missing else 0
 
 

@@ -46,7 +46,8 @@ typedef enum nd_invalid_choice {
 typedef enum nd_chat_choice {
     ND_CHOOSE_CHAT_NONE = 0,
     ND_CHOOSE_CHAT_LLAMA3,
-    ND_CHOOSE_CHAT_CHATML
+    ND_CHOOSE_CHAT_CHATML,
+    ND_CHOOSE_CHAT_MODEL
 } nd_chat_choice;
 /* Documents of one block: separate ones see nothing of each other. */
 typedef enum nd_documents_rule {

@@ -207,6 +207,10 @@ Test(tokenize, a_run_from_messages_is_the_run_from_its_token_files)
     write_chat();
     shell(&dir, ND_TRAIN " tokenize --tokenizer chat --input m.jsonl --output-prefix m "
                          "--chat-format chatml && test -s m.mask");
+    cr_expect_eq(shell_run(&dir, ND_TRAIN " tokenize --tokenizer chat --input m.jsonl "
+                                          "--output-prefix n --chat-format model"),
+                 65);
+    cr_expect_not_null(strstr(shell_output, "is model, but there is no chat template beside"));
     train("text", "m.jsonl", "chat", "--num-processes 1 --chat-format chatml");
     cr_expect_not_null(strstr(shell_output, "tokens count in the loss ("), "%s", shell_output);
     train("pair_run", "m", "file", "--num-processes 1");

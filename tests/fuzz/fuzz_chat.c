@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A list of messages in both forms: what is taken has ids of the vocabulary, and spans that follow
+ * A list of messages in all forms: what is taken has ids of the vocabulary, and spans that follow
  * one another within them. A prompt begins with the same ids.
  */
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "trainer/corpus/chat.h"
 
-enum { VOCAB = 256, OPEN = 1, MIDDLE = 2, CLOSE = 3 };
+enum { VOCAB = 256, CLOSE = 3 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -35,7 +35,7 @@ static void check_piece(const nd_corpus_piece *piece)
 }
 
 static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_t *data,
-                          size_t size)
+                          size_t size, bool prompt_goes_on)
 {
     nd_corpus_piece piece = {0};
     nd_ids prompt = {0};
@@ -49,7 +49,7 @@ static void read_messages(const nd_chat *chat, nd_encoder *encoder, const uint8_
         check_piece(&piece);
         ND_ASSERT(empty == (piece.ids.count == 0));
     }
-    if (other == ND_OK) {
+    if (other == ND_OK && prompt_goes_on) {
         const size_t count = piece.ids.count;
         ND_ASSERT(prompt.count > count);
         ND_ASSERT(memcmp(prompt.data, piece.ids.data, count * sizeof *prompt.data) == 0);
@@ -69,19 +69,29 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         tokenizer = make_tokenizer();
         ND_ASSERT(nd_encoder_create(tokenizer, &options, &encoder) == ND_OK);
     }
-    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n"};
-    static const nd_chat_template named = {"", ND_CHAT_CHATML, "You are a fuzzer.", NULL};
-    static const nd_chat_template thinks = {"", ND_CHAT_CHATML, NULL, NULL,
-                                            ND_OWN_TOOLS | ND_BEGINS | ND_THINKS};
-    const nd_chat forms[] = {
-        {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, NULL},
-        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, NULL},
-        {ND_CHAT_LLAMA3, tokenizer, 0, OPEN, MIDDLE, CLOSE, &dated},
-        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, &named},
-        {ND_CHAT_CHATML, tokenizer, -1, OPEN, -1, CLOSE, &thinks},
-    };
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-        read_messages(&forms[i], encoder, data, size);
+    static const struct {
+        int form;
+        const char *system, *prefix;
+        unsigned does;
+    } cases[] = {{0, NULL, NULL, 0},
+                 {1, NULL, NULL, 0},
+                 {0, "", "Date: today\n\n", ND_SKIPS_EMPTY},
+                 {1, "You are a fuzzer.", NULL, ND_BEGINS},
+                 {1, NULL, NULL, ND_OWN_TOOLS | ND_THINKS | ND_MOVES_THOUGHTS}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const nd_chat_template own = {"", &nd_chat_forms[cases[i].form], cases[i].system,
+                                      cases[i].prefix, cases[i].does};
+        const nd_chat chat = {.rules = {.template = &own, .bos = "b", .eos = "e"},
+                              .tokenizer = tokenizer,
+                              .close = CLOSE};
+        read_messages(&chat, encoder, data, size, true);
+    }
+    for (int form = 2; form < nd_chat_form_count; form++) {
+        const nd_chat_template own = {.sha256 = "", .form = &nd_chat_forms[form]};
+        const nd_chat chat = {.rules = {.template = &own, .bos = "b", .eos = "e"},
+                              .tokenizer = tokenizer,
+                              .close = CLOSE};
+        read_messages(&chat, encoder, data, size, false);
     }
     return 0;
 }

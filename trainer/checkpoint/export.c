@@ -24,7 +24,7 @@ static nd_status open_writer(const char *folder, const nd_manifest *manifest,
                                          .byte_tokenizer = options->byte_tokenizer,
                                          .source = options->source,
                                          .tokenizer = options->tokenizer,
-                                         .chat = nd_chat_format_of(chat),
+                                         .chat = nd_chat_choice_of(chat),
                                          .takes_empty = true,
                                          .inside = !options->out};
     nd_hf_tensor *tensors = NULL;

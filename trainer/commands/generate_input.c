@@ -56,17 +56,6 @@ static const char *input_name(const nd_generate_call *o)
     return o->prompt ? "--prompt" : o->prompt_file ? o->prompt_file : "standard input";
 }
 
-static nd_status find_template(nd_session *s, nd_chat *chat)
-{
-    bool foreign = false;
-    ND_TRY(nd_chat_template_find(s->tokenizer_path, chat->format, &chat->template, &foreign));
-    if (foreign && !s->checks && !s->form_said && s->worker->identity.rank == 0) {
-        nd_chat_warn_of_foreign(chat->format);
-    }
-    s->form_said = !s->checks;
-    return ND_OK;
-}
-
 /* Whether one of the rows has messages. */
 static bool have_messages(const char *rows, size_t size)
 {
@@ -84,31 +73,29 @@ static bool have_messages(const char *rows, size_t size)
 static nd_status find_chat(nd_session *s, const nd_generate_call *o, bool messages, nd_chat *chat,
                            bool *found)
 {
-    static const nd_chat_format formats[] = {[ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
-                                             [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
-                                             [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML};
-    const nd_chat_format named = formats[s->config->data.chat_format];
-    *found = s->tokenizer && (named != ND_CHAT_NONE || o->chat || messages);
+    const nd_chat_choice named = s->config->data.chat_format;
+    nd_chat_rules rules;
+    *found = s->tokenizer && (named != ND_CHOOSE_CHAT_NONE || o->chat || messages);
     if (!*found) {
         return o->chat ? nd_fail(ND_ERR_DATA, "--chat needs a tokenizer, and the model has none; "
                                               "name one with --tokenizer")
                        : ND_OK;
     }
-    if (named != ND_CHAT_NONE) {
-        ND_TRY(nd_chat_find(s->tokenizer, named, chat));
-        return find_template(s, chat);
+    if (named != ND_CHOOSE_CHAT_NONE) {
+        ND_TRY(nd_chat_rules_find(s->tokenizer_path, named, &rules));
+        ND_TRY(nd_chat_find(s->tokenizer, &rules, chat));
+    } else if (!nd_chat_guess(s->tokenizer, s->tokenizer_path, chat)) {
+        return nd_fail(
+            ND_ERR_DATA,
+            "the tokenizer has the tokens of no known chat form (llama3, chatml), and no "
+            "chat template that is known is beside it; %s",
+            o->chat ? "leave out --chat" : "give rows with \"prompt\", not \"messages\"");
     }
-    if (nd_chat_find(s->tokenizer, ND_CHAT_LLAMA3, chat) == ND_OK ||
-        nd_chat_find(s->tokenizer, ND_CHAT_CHATML, chat) == ND_OK) {
-        nd_error_clear();
-        if (!s->checks && !s->form_said) {
-            nd_log_info("chat form: %s", chat->format == ND_CHAT_LLAMA3 ? "llama3" : "chatml");
-        }
-        return find_template(s, chat);
+    if (!s->checks && !s->form_said && s->worker->identity.rank == 0) {
+        nd_chat_rules_tell(&chat->rules);
     }
-    return nd_fail(ND_ERR_DATA,
-                   "the tokenizer has the tokens of no known chat form (llama3, chatml); %s",
-                   o->chat ? "leave out --chat" : "give rows with \"prompt\", not \"messages\"");
+    s->form_said = !s->checks;
+    return ND_OK;
 }
 
 /* The token that the post-processor puts before a text, if any: -1. */

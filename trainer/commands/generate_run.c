@@ -279,9 +279,7 @@ static void warn_of_empty(const job *j)
         return;
     }
     const bool knows_turns = tokenizer && !j->options->chat &&
-                             (nd_chat_find(tokenizer, ND_CHAT_LLAMA3, &chat) == ND_OK ||
-                              nd_chat_find(tokenizer, ND_CHAT_CHATML, &chat) == ND_OK);
-    nd_error_clear();
+                             nd_chat_guess(tokenizer, j->session->tokenizer_path, &chat);
     nd_log_warning("%zu of %zu texts are empty, as the model's end token came first%s", empty,
                    j->printed,
                    knows_turns ? "; --chat writes a prompt as a user's turn, which instruct models "

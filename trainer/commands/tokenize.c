@@ -178,10 +178,8 @@ static nd_status encode(work *w, const nd_tokenizer *tokenizer, const char *path
                          .context = w,
                          .write = write_piece,
                          .progress = show_progress};
-    ND_TRY(nd_chat_template_find(path, rules.chat, &rules.chat_template, &rules.chat_foreign));
-    if (rules.chat_foreign) {
-        nd_chat_warn_of_foreign(rules.chat);
-    }
+    ND_TRY(nd_chat_rules_find(path, w->call->chat, &rules.chat));
+    nd_chat_rules_tell(&rules.chat);
     if (w->call->rules.append_eod && !path) {
         return nd_fail(ND_ERR_CONFIG, "--tokenizer is bytes, which have no end of text; leave "
                                       "--append-eod out");

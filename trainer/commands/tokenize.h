@@ -9,7 +9,8 @@ typedef struct nd_tokenize_call {
     const char *tokenizer; /* a tokenizer.json or its folder */
     const char *prefix;    /* of the output */
     nd_corpus_files files;
-    nd_corpus_rules rules;
+    nd_corpus_rules rules; /* without those of `chat` */
+    nd_chat_choice chat;
     char *separator; /* owned, as `files` is */
     int threads;
     int64_t skip_bad;

@@ -27,14 +27,12 @@ static nd_status check_prefix(const char *prefix)
 /* With a key of its own a row is a text, whatever other keys it has. */
 static nd_corpus_rules rules_of(const nd_flag_value *v)
 {
-    static const nd_chat_format chats[] = {ND_CHAT_NONE, ND_CHAT_LLAMA3, ND_CHAT_CHATML};
     static const nd_special_in_text specials[] = {ND_SPECIAL_TEXT, ND_SPECIAL_PARSE,
                                                   ND_SPECIAL_REFUSE};
     const nd_flag_value *key = &v[ND_TOKENIZE_KEY];
-    const nd_chat_format chat = chats[v[ND_TOKENIZE_CHAT].whole];
+    const bool chat = v[ND_TOKENIZE_CHAT].whole != ND_CHOOSE_CHAT_NONE;
     return (nd_corpus_rules){.json_key = key->given ? key->text : "text",
-                             .pairs = !key->given || chat != ND_CHAT_NONE,
-                             .chat = chat,
+                             .pairs = !key->given || chat,
                              .append_eod = v[ND_TOKENIZE_EOD].given,
                              .add_special = !v[ND_TOKENIZE_NO_SPECIAL].given,
                              .special_in_text = specials[v[ND_TOKENIZE_SPECIAL_IN_TEXT].whole],
@@ -50,6 +48,7 @@ nd_status nd_tokenize_parse(const nd_command_flags *line, nd_tokenize_call *out)
     *out = (nd_tokenize_call){.tokenizer = v[ND_TOKENIZE_TOKENIZER].text,
                               .prefix = v[ND_TOKENIZE_PREFIX].text,
                               .rules = rules_of(v),
+                              .chat = (nd_chat_choice)v[ND_TOKENIZE_CHAT].whole,
                               .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
                               .skip_bad = v[ND_TOKENIZE_SKIP].whole,
                               .overwrite = v[ND_TOKENIZE_OVERWRITE].given};

@@ -160,11 +160,7 @@ static void say_done(const writer *w, const nd_corpus_rules *rules, const nd_cor
             "data.special_in_text to text",
             (long long)counts->doubled);
     }
-    if (rules->chat_foreign) {
-        nd_chat_warn_of_foreign(rules->chat);
-    } else if (rules->chat_template) {
-        nd_log_info("messages are written as the model's chat template writes them");
-    }
+    nd_chat_rules_tell(&rules->chat);
     if (counts->stray[0]) {
         nd_log_warning(
             "messages have the key \"%s\", which nothing reads; of a message role, content "

@@ -87,6 +87,7 @@ static nd_status describe_string(nd_bytes *out, const char *name, const char *te
 static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes *out)
 {
     const nd_corpus_rules *r = request->rules;
+    const nd_chat_template *chat = r->chat.template;
     char hex[65] = "bytes", line[256];
     char *folder = NULL, *config = NULL;
     nd_status status = ND_OK;
@@ -94,15 +95,17 @@ static nd_status describe_rules(const nd_token_cache_request *request, nd_bytes 
     int n = snprintf(line, sizeof line,
                      "tokens %d\ntext %d\ntokenizer %s\nrules %d %d %d %d %d %d %d\n",
                      ND_CACHE_VERSION, ND_TEXT_VERSION, hex, r->special_in_text, r->add_special,
-                     r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs, r->chat);
+                     r->append_eod, r->refuse_invalid, r->drop_unknown, r->pairs,
+                     chat ? (int)(chat->form - nd_chat_forms) + 1 : 0);
     ND_TRY_OUT(nd_bytes_add(out, line, (size_t)n));
     ND_TRY_OUT(describe_string(out, "unicode", nd_chars_version(), strlen(nd_chars_version())));
     ND_TRY_OUT(describe_string(out, "key", r->json_key, strlen(r->json_key)));
     ND_TRY_OUT(describe_string(out, "separator", r->separator ? r->separator : "",
                                r->separator ? r->separator_size : 0));
-    if (r->chat_template) { /* without it the key is that of earlier programs, as below */
-        const char *template = r->chat_template->sha256;
-        ND_TRY_OUT(describe_string(out, "template", template, strlen(template)));
+    if (chat && chat->sha256[0]) { /* without it the key is that of earlier programs, as below */
+        ND_TRY_OUT(describe_string(out, "template", chat->sha256, strlen(chat->sha256)));
+        ND_TRY_OUT(describe_string(out, "begin", r->chat.bos, strlen(r->chat.bos)));
+        ND_TRY_OUT(describe_string(out, "end", r->chat.eos, strlen(r->chat.eos)));
     }
     if (request->skip_bad > 0) {
         n = snprintf(line, sizeof line, "skip %lld\n", (long long)request->skip_bad);

@@ -6,74 +6,117 @@
 
 #include "runtime/base/suggest.h"
 #include "trainer/corpus/row.h"
+#include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
-nd_chat_format nd_chat_format_of(const char *name)
+enum { FORM_TEXT_MAX = 512 };
+
+/* The first token that the form by name needs and the tokenizer lacks; NULL: it has all. */
+static const char *missing_token(const nd_tokenizer *tokenizer, ptrdiff_t form)
 {
-    const bool llama3 = name && strcmp(name, "llama3") == 0;
-    return llama3                                ? ND_CHAT_LLAMA3
-           : name && strcmp(name, "chatml") == 0 ? ND_CHAT_CHATML
-                                                 : ND_CHAT_NONE;
+    static const char *const needed[][5] = {
+        {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+        {"<|im_start|>", "<|im_end|>"}};
+    const char *const *name = needed[form];
+    while (*name && nd_tokenizer_find(tokenizer, *name, strlen(*name)) >= 0) {
+        name++;
+    }
+    return *name;
 }
 
-static nd_status find(const nd_tokenizer *tokenizer, nd_chat_format format, const char *name,
-                      int32_t *id)
+/* Text of a form into `out`, with what its marks stand for. */
+static void expand(const nd_chat_rules *rules, const char *text, const char *role, char *out)
 {
-    const bool llama3 = format == ND_CHAT_LLAMA3;
-    const char *sign = llama3 ? "<|im_start|>" : "<|start_header_id|>"; /* of the other form */
-    *id = nd_tokenizer_find(tokenizer, name, strlen(name));
-    if (*id >= 0) {
+    const char *const marks[][2] = {{"{role}", role}, {"{bos}", rules->bos}, {"{eos}", rules->eos}};
+    size_t at = 0;
+    while (*text && at + sizeof rules->bos < FORM_TEXT_MAX) {
+        size_t i = 0;
+        while (i < 3 && strncmp(text, marks[i][0], strlen(marks[i][0])) != 0) {
+            i++;
+        }
+        if (i == 3) {
+            out[at++] = *text++;
+            continue;
+        }
+        at += (size_t)sprintf(out + at, "%s", marks[i][1]);
+        text += strlen(marks[i][0]);
+    }
+    out[at] = '\0';
+}
+
+/* Bytes of the closing of an answer that count: up to the white space behind its token. */
+static size_t counted_bytes(const char *close)
+{
+    size_t size = strlen(close);
+    while (size > 0 && (close[size - 1] == '\n' || close[size - 1] == ' ')) {
+        size--;
+    }
+    return size;
+}
+
+nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules, nd_chat *out)
+{
+    static const char *const others[] = {
+        ", but those of ChatML; give --chat-format chatml",
+        ", but those of Llama 3; give --chat-format llama3",
+    };
+    char text[FORM_TEXT_MAX] = "";
+    *out = (nd_chat){.rules = *rules, .tokenizer = tokenizer, .close = -1};
+    if (!rules->template) {
         return ND_OK;
     }
-    const bool other = nd_tokenizer_find(tokenizer, sign, strlen(sign)) >= 0;
-    return nd_fail(ND_ERR_DATA,
-                   "the tokenizer has no token %s, which this data.chat_format needs%s", name,
-                   !other   ? "; name one that has it with data.tokenizer (--tokenizer)"
-                   : llama3 ? ", but those of ChatML; give --chat-format chatml"
-                            : ", but those of Llama 3; give --chat-format llama3");
+    const nd_chat_form *f = rules->template->form;
+    const ptrdiff_t form = f - nd_chat_forms;
+    const bool named = form < 2;
+    const char *missing = named ? missing_token(tokenizer, form) : NULL, *token = text;
+    expand(rules, f->turns[ND_CHAT_ASSISTANT].close, "", text);
+    text[counted_bytes(text)] = '\0';
+    token += strspn(text, " ");
+    out->close = nd_tokenizer_find(tokenizer, token, strlen(token));
+    missing = !missing && out->close < 0 ? token : missing;
+    const bool other = missing && named && !missing_token(tokenizer, 1 - form);
+    return !missing ? ND_OK
+                    : nd_fail(ND_ERR_DATA,
+                              "the tokenizer has no token %s, which this data.chat_format needs%s",
+                              missing,
+                              other ? others[form]
+                                    : "; name one that has it with data.tokenizer (--tokenizer)");
 }
 
-nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out)
+bool nd_chat_guess(const nd_tokenizer *tokenizer, const char *path, nd_chat *out)
 {
-    *out = (nd_chat){.format = format,
-                     .tokenizer = tokenizer,
-                     .begin = -1,
-                     .open = -1,
-                     .middle = -1,
-                     .close = -1};
-    if (format == ND_CHAT_LLAMA3) {
-        ND_TRY(find(tokenizer, format, "<|begin_of_text|>", &out->begin));
-        ND_TRY(find(tokenizer, format, "<|start_header_id|>", &out->open));
-        ND_TRY(find(tokenizer, format, "<|end_header_id|>", &out->middle));
-        return find(tokenizer, format, "<|eot_id|>", &out->close);
+    static const nd_chat_choice choices[] = {ND_CHOOSE_CHAT_MODEL, ND_CHOOSE_CHAT_LLAMA3,
+                                             ND_CHOOSE_CHAT_CHATML};
+    bool found = false;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices && !found; i++) {
+        nd_chat_rules rules;
+        found = nd_chat_rules_find(path, choices[i], &rules) == ND_OK &&
+                nd_chat_find(tokenizer, &rules, out) == ND_OK;
     }
-    if (format == ND_CHAT_CHATML) {
-        ND_TRY(find(tokenizer, format, "<|im_start|>", &out->open));
-        return find(tokenizer, format, "<|im_end|>", &out->close);
-    }
-    return ND_OK;
+    nd_error_clear();
+    return found;
 }
 
 typedef struct chat_text {
     const nd_chat *chat;
     nd_encoder *encoder;
     nd_corpus_piece *piece;
-    nd_bytes *strings; /* [2]: role and content of a message, where they are unescaped */
-    nd_bytes *body;    /* what stands between the control tokens around a content */
     nd_corpus_counts *counts;
+    nd_bytes strings[2]; /* role and content of a message, where they are unescaped */
+    nd_bytes merged;     /* a system turn whose text stands in that of a user */
+    nd_bytes body;       /* what has no ids yet: all behind the last token of the form */
+    size_t quiet;        /* bytes of the body that do not count; then all count */
+    bool counting;       /* what is added now counts */
+    bool swallows;       /* the last token takes the white space behind it */
+    int64_t messages, turns;
+    bool answers; /* a user has spoken */
 } chat_text;
 
-static nd_status add_token(const chat_text *t, int32_t id)
+static nd_status add_bytes(chat_text *t, const void *bytes, size_t size)
 {
-    return nd_ids_add(&t->piece->ids, &id, id >= 0);
-}
-
-static nd_status add_text(const chat_text *t, const char *text, size_t size)
-{
-    const int32_t *ids;
-    size_t count;
-    ND_TRY(nd_encode_part(t->encoder, text, size, false, false, &ids, &count));
-    return nd_ids_add(&t->piece->ids, ids, count);
+    ND_TRY(nd_bytes_add(&t->body, bytes, size));
+    t->quiet = t->counting ? t->quiet : t->body.count;
+    return ND_OK;
 }
 
 /* Tokens from `begin` to `end` do not count; continues the last span where they touch. */
@@ -88,23 +131,20 @@ static nd_status ignore(const chat_text *t, size_t begin, size_t end)
     return nd_ids_add(spans, span, span[1] > span[0] ? 2 : 0);
 }
 
-/* What str.strip of Python takes away: white space, and four separators of files and records. */
-static bool is_space(const uint8_t *p, size_t size)
+/* Bytes of the white space character that a text begins with; 0: none. To str.strip of Python four
+ * separators of files and records are white space too. */
+static size_t space_at(const uint8_t *text, size_t size, bool python)
 {
-    if (nd_utf8_next(p, size) != (int)size) {
-        return false;
-    }
-    const uint32_t code = nd_char_at(p).code;
-    return nd_char_class_of(code) == ND_CHAR_SPACE || (code >= 0x1c && code <= 0x1f);
+    const int n = size > 0 ? nd_utf8_next(text, size) : 0;
+    const uint32_t code = n > 0 ? nd_char_at(text).code : 'x';
+    const bool space = nd_char_class_of(code) == ND_CHAR_SPACE;
+    return space || (python && code >= 0x1c && code <= 0x1f) ? (size_t)n : 0;
 }
 
 static void strip(const uint8_t **text, size_t *size)
 {
-    for (int n = 1; *size > 0 && n > 0;) {
-        n = nd_utf8_next(*text, *size);
-        n = n > 0 && is_space(*text, (size_t)n) ? n : 0;
+    for (size_t n; (n = space_at(*text, *size, true)) > 0; *size -= n) {
         *text += n;
-        *size -= (size_t)n;
     }
     for (size_t n = 1; *size > 0 && n > 0; *size -= n) {
         const uint8_t *end = *text + *size;
@@ -112,28 +152,8 @@ static void strip(const uint8_t **text, size_t *size)
         while (n < 4 && n < *size && (end[-(ptrdiff_t)n] & 0xc0) == 0x80) {
             n++;
         }
-        n = is_space(end - n, n) ? n : 0;
+        n = space_at(end - n, n, true) == n ? n : 0;
     }
-}
-
-/* The ids of a message up to the last control token before its content. The body begins with what
- * stands between the two. */
-static nd_status begin_message(const chat_text *t, const char *role, size_t size)
-{
-    t->body->count = 0;
-    ND_TRY(add_token(t, t->chat->open));
-    if (t->chat->format == ND_CHAT_LLAMA3) {
-        ND_TRY(add_text(t, role, size));
-        ND_TRY(add_token(t, t->chat->middle));
-        return nd_bytes_add(t->body, "\n\n", 2);
-    }
-    ND_TRY(nd_bytes_add(t->body, role, size));
-    return nd_bytes_add(t->body, "\n", 1);
-}
-
-static nd_status add_body(const chat_text *t)
-{
-    return add_text(t, (const char *)t->body->data, t->body->count);
 }
 
 /* Bytes of tokens, one after the other. */
@@ -163,18 +183,18 @@ static bool pass_over(token_bytes *b, const char *bytes, size_t size)
     return true;
 }
 
-/* How many of the ids from `from` on have nothing of the content, which stands behind the first
- * `size` bytes of the body: those whose bytes are the first ones of the tokens that the text before
+/* How many of the ids from `from` on have nothing that counts, which stands behind the first
+ * `size` bytes of the text: those whose bytes are the first ones of the tokens that the text before
  * it has alone. The newlines there may be other tokens beside the content, or one with the newlines
  * that it begins with. */
-static nd_status count_before(const chat_text *t, size_t from, size_t size, size_t *out)
+static nd_status count_before(const chat_text *t, size_t from, const char *text, size_t size,
+                              size_t *out)
 {
     const nd_encode_counts counts = *nd_encoder_counts(t->encoder);
     const nd_ids *all = &t->piece->ids;
     const int32_t *ids;
     size_t count;
-    ND_TRY(
-        nd_encode_part(t->encoder, (const char *)t->body->data, size, false, false, &ids, &count));
+    ND_TRY(nd_encode_part(t->encoder, text, size, false, false, &ids, &count));
     nd_encoder_set_counts(t->encoder, &counts);
     token_bytes alone = {.tokenizer = t->chat->tokenizer, .ids = ids, .count = count};
     for (*out = 0; from + *out < all->count; (*out)++) {
@@ -188,9 +208,75 @@ static nd_status count_before(const chat_text *t, size_t from, size_t size, size
     return ND_OK;
 }
 
+/* The ids of the body. */
+static nd_status flush(chat_text *t)
+{
+    const size_t from = t->piece->ids.count;
+    const uint8_t *text = t->body.data;
+    const int32_t *ids;
+    size_t size = t->body.count, count, before;
+    for (size_t n; t->swallows && (n = space_at(text, size, false)) > 0; size -= n) {
+        text += n;
+    }
+    const size_t taken = t->body.count - size, quiet = t->quiet > taken ? t->quiet - taken : 0;
+    t->body.count = t->quiet = 0;
+    t->swallows = false;
+    if (size == 0) {
+        return ND_OK;
+    }
+    ND_TRY(nd_encode_part(t->encoder, (const char *)text, size, false, false, &ids, &count));
+    ND_TRY(nd_ids_add(&t->piece->ids, ids, count));
+    before = count;
+    if (quiet < size) {
+        ND_TRY(count_before(t, from, (const char *)text, quiet, &before));
+    }
+    return ignore(t, from, from + before);
+}
+
+static nd_status add_token(chat_text *t, int32_t id)
+{
+    const nd_tokenizer *tokenizer = t->chat->tokenizer;
+    ND_TRY(flush(t));
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        t->swallows |= tokenizer->added[i].id == id && tokenizer->added[i].rstrip;
+    }
+    ND_TRY(nd_ids_add(&t->piece->ids, &id, 1));
+    return t->counting ? ND_OK : ignore(t, t->piece->ids.count - 1, t->piece->ids.count);
+}
+
+/* Bytes of the special token that a text of a form begins with, and its id; 0: none. It stands in
+ * brackets, or is one that the tokenizer's configuration names. */
+static size_t token_at(const nd_chat *chat, const char *text, int32_t *id)
+{
+    const char *const named[] = {chat->rules.bos, chat->rules.eos};
+    const char *end = *text == '<' || *text == '[' ? strpbrk(text, ">]") : NULL;
+    size_t size = end ? (size_t)(end - text) + 1 : 0;
+    for (int i = 0; i < 2; i++) {
+        const size_t n = strlen(named[i]);
+        size = n > size && strncmp(text, named[i], n) == 0 ? n : size;
+    }
+    *id = size > 0 ? nd_tokenizer_find(chat->tokenizer, text, size) : -1;
+    return *id >= 0 && nd_tokenizer_is_special(chat->tokenizer, *id) ? size : 0;
+}
+
+/* Text of a form, at most its first `size` bytes. */
+static nd_status add_form(chat_text *t, const char *form, size_t size, const char *role)
+{
+    char some[FORM_TEXT_MAX], text[FORM_TEXT_MAX];
+    snprintf(some, sizeof some, "%.*s", size < sizeof some ? (int)size : (int)sizeof some, form);
+    expand(&t->chat->rules, some, role, text);
+    for (const char *p = text; *p;) {
+        int32_t id;
+        const size_t token = token_at(t->chat, p, &id);
+        ND_TRY(token > 0 ? add_token(t, id) : add_bytes(t, p, 1));
+        p += token > 0 ? token : 1;
+    }
+    return ND_OK;
+}
+
 static bool does(const nd_chat *chat, unsigned bit)
 {
-    return chat->template && (chat->template->does & bit);
+    return chat->rules.template->does & bit;
 }
 
 /* What the forms by name do not write; a null or an empty list says that there is none. */
@@ -223,7 +309,7 @@ static nd_status read_weight(const nd_row_field *field, bool *counts)
 }
 
 /* The strings of a message, lent from the JSON or from the buffers. */
-static nd_status read_message(const chat_text *t, const uint8_t *json, size_t size,
+static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
                               const uint8_t *text[2], size_t text_size[2], bool *counts)
 {
     nd_row_field fields[] = {{.key = "role"},
@@ -233,7 +319,7 @@ static nd_status read_message(const chat_text *t, const uint8_t *json, size_t si
                              {.key = "weight"},
                              {.key = NULL},
                              {.key = "reasoning_content"}};
-    const bool thinks = does(t->chat, ND_THINKS); /* else it is a key like any other */
+    const bool thinks = does(t->chat, ND_MOVES_THOUGHTS); /* else it is a key like any other */
     size_t column;
     const char *fault = nd_row_scan(json, size, fields, 6, &column);
     ND_TRY(fault ? ND_OK : check_calls(fields + 2, 2));
@@ -256,187 +342,217 @@ static nd_status read_message(const chat_text *t, const uint8_t *json, size_t si
     return ND_OK;
 }
 
-static bool is_system(const uint8_t *role, size_t size)
+static const char *const role_names[] = {"system", "user", "assistant", "tool", "ipython"};
+
+/* Its number, or -1. */
+static int role_of(const uint8_t *role, size_t size)
 {
-    return size == 6 && memcmp(role, "system", 6) == 0;
+    int i = sizeof role_names / sizeof *role_names;
+    do {
+        i--;
+    } while (i >= 0 && (size != strlen(role_names[i]) || memcmp(role, role_names[i], size) != 0));
+    return i;
 }
 
-static const char *prefix_of(const nd_chat *chat, const uint8_t *role, size_t size)
+static nd_status fail_role(const uint8_t *role, size_t size)
 {
-    return chat->template && is_system(role, size) ? chat->template->prefix : NULL;
-}
-
-/* The system turn of a template, where the first message is of another role. */
-static nd_status add_own_system(const chat_text *t, const uint8_t *role, size_t size)
-{
-    const nd_chat_template *own = t->chat->template;
-    const size_t from = t->piece->ids.count;
-    if (!own || !own->system || is_system(role, size)) {
-        return ND_OK;
-    }
-    ND_TRY(begin_message(t, "system", 6));
-    ND_TRY(nd_bytes_add(t->body, own->prefix, own->prefix ? strlen(own->prefix) : 0));
-    ND_TRY(nd_bytes_add(t->body, own->system, strlen(own->system)));
-    ND_TRY(add_body(t));
-    ND_TRY(add_token(t, t->chat->close));
-    ND_TRY(add_text(t, "\n", t->chat->format == ND_CHAT_LLAMA3 ? 0 : 1));
-    return ignore(t, from, t->piece->ids.count);
-}
-
-static nd_status check_role(const nd_chat *chat, const uint8_t *role, size_t size)
-{
-    static const char *const known[] = {"system", "user", "assistant", "tool", "ipython"};
-    enum { KNOWN = sizeof known / sizeof *known, TOOL = 3 };
     char name[64];
-    int i = 0;
     nd_suggest search;
     snprintf(name, sizeof name, "%.*s", (int)(size < sizeof name ? size : sizeof name - 1),
              (const char *)role);
     nd_suggest_init(&search, name);
-    while (i < KNOWN && (size != strlen(known[i]) || memcmp(role, known[i], size) != 0)) {
-        nd_suggest_offer(&search, known[i++]);
+    for (size_t i = 0; i < sizeof role_names / sizeof *role_names; i++) {
+        nd_suggest_offer(&search, role_names[i]);
     }
-    if (i == KNOWN) {
-        return nd_fail(ND_ERR_DATA,
-                       "a message has the role \"%s\", which is none of system, user, assistant, "
-                       "tool and ipython; %s%s%s",
-                       name, search.best ? "did you mean " : "give it one of these",
-                       search.best ? search.best : "", search.best ? "?" : "");
-    }
-    const bool tool = i >= TOOL;
-    return !tool || !does(chat, ND_OWN_TOOLS)
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "a message has the role \"%.*s\", which the chat template beside the "
-                         "tokenizer writes in a way of its own; write it with that template, as "
-                         "scripts/encode_rows.py does",
-                         (int)size, (const char *)role);
+    return nd_fail(ND_ERR_DATA,
+                   "a message has the role \"%s\", which is none of system, user, assistant, "
+                   "tool and ipython; %s%s%s",
+                   name, search.best ? "did you mean " : "give it one of these",
+                   search.best ? search.best : "", search.best ? "?" : "");
 }
 
-/* The token that a text begins with; -1: none. */
-static int32_t begin_of(const nd_chat *chat)
+/* Whether the form takes a message of this role in this place. */
+static nd_status check_place(const chat_text *t, int role)
 {
-    const int32_t llama3 = nd_tokenizer_find(chat->tokenizer, "<|begin_of_text|>", 17);
-    return !does(chat, ND_BEGINS) ? chat->begin
-           : llama3 >= 0          ? llama3
-                                  : nd_tokenizer_find(chat->tokenizer, "<s>", 3);
-}
-
-/* What a template that thinks writes before the last answer. A block of the text's own would be
- * taken out of it. */
-static nd_status add_thought(const chat_text *t, const uint8_t **text, size_t *size)
-{
-    static const char empty[] = "<think>\n\n</think>\n\n";
-    for (; *size > 0 && **text == '\n'; --*size) {
-        ++*text;
+    const nd_chat_form *form = t->chat->rules.template->form;
+    const bool any = strstr(form->turns[ND_CHAT_USER].open, "{role}"), tool = role >= ND_CHAT_TOOL;
+    const bool first_system = role == ND_CHAT_SYSTEM && t->messages == 0;
+    if (tool           ? any && !does(t->chat, ND_OWN_TOOLS)
+        : first_system ? form->system != ND_CHAT_SYSTEM_REFUSED
+                       : any || role == ND_CHAT_USER + t->turns % 2) {
+        return ND_OK;
     }
-    return nd_bytes_add(t->body, empty, sizeof empty - 1);
+    return nd_fail(ND_ERR_DATA,
+                   tool ? "a message has the role \"%s\", which the chat template beside the "
+                          "tokenizer writes in a way of its own; write it with that template, as "
+                          "scripts/encode_rows.py does"
+                   : first_system
+                       ? "a message has the role \"%s\", which the chat template beside the "
+                         "tokenizer refuses; put its text into that of the first user"
+                       : "a message has the role \"%s\" where the chat template beside the "
+                         "tokenizer expects another: a user and an assistant take turns, behind "
+                         "at most one system turn; put such a text into another turn",
+                   role_names[role]);
 }
 
-/* Where a message stands. */
-typedef struct message_place {
-    bool first, last, answers; /* answers: a user's stands before it */
-} message_place;
-
-static nd_status add_message(const chat_text *t, message_place *at, const uint8_t *json,
-                             size_t json_size)
+/* The content of a message, with what the form puts into the same turn. */
+static nd_status add_content(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
+                             size_t size)
 {
-    static const char assistant[] = "assistant";
-    const nd_chat *chat = t->chat;
-    const bool llama3 = chat->format == ND_CHAT_LLAMA3;
+    static const char thought[] = "<think>\n\n</think>\n\n";
+    const nd_chat_template *own = t->chat->rules.template;
+    const char *trims = own->form->trims;
+    const bool merges = t->merged.count > 0 && role == ND_CHAT_USER &&
+                        (own->form->system == ND_CHAT_SYSTEM_FIRST || last);
+    const bool whole = merges && strchr(trims, 'm');
+    if (strchr(trims, "sua"[role < ND_CHAT_TOOL ? role : ND_CHAT_USER]) && !whole) {
+        strip(&text, &size);
+    }
+    if (merges) {
+        ND_TRY(nd_bytes_add(&t->merged, text, size));
+        text = t->merged.data;
+        size = t->merged.count;
+        t->merged.count = 0;
+    }
+    if (whole) {
+        strip(&text, &size);
+    }
+    if (role == ND_CHAT_ASSISTANT && last && t->answers && does(t->chat, ND_THINKS)) {
+        for (; size > 0 && *text == '\n'; size--) {
+            text++;
+        }
+        ND_TRY(add_bytes(t, thought, sizeof thought - 1));
+    }
+    t->counting = counts;
+    return add_bytes(t, text, size);
+}
+
+static nd_status add_turn(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
+                          size_t size)
+{
+    const nd_chat_template *own = t->chat->rules.template;
+    const int kind = role < ND_CHAT_TOOL ? role : ND_CHAT_USER;
+    const char *name = role_names[role], *close = own->form->turns[kind].close;
+    const size_t counted = counts ? counted_bytes(close) : 0;
+    ND_TRY(add_form(t, own->form->turns[kind].open, SIZE_MAX, name));
+    if (role == ND_CHAT_SYSTEM && t->messages == 0 && own->prefix) {
+        ND_TRY(add_bytes(t, own->prefix, strlen(own->prefix)));
+    }
+    ND_TRY(add_content(t, role, last, counts, text, size));
+    ND_TRY(add_form(t, close, counted, name));
+    t->counting = false;
+    return add_form(t, close + counted, SIZE_MAX, name);
+}
+
+/* A first system turn that stands in the turn of a user. */
+static nd_status keep_system(chat_text *t, const uint8_t *text, size_t size)
+{
+    const nd_chat_form *form = t->chat->rules.template->form;
+    const char *open = form->turns[ND_CHAT_SYSTEM].open, *close = form->turns[ND_CHAT_SYSTEM].close;
+    ND_TRY(nd_bytes_add(&t->merged, open, strlen(open)));
+    ND_TRY(nd_bytes_add(&t->merged, text, size));
+    return nd_bytes_add(&t->merged, close, strlen(close));
+}
+
+static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_t json_size)
+{
+    const nd_chat_template *own = t->chat->rules.template;
     const uint8_t *text[2];
     size_t size[2];
     bool counts = false;
     ND_TRY(read_message(t, json, json_size, text, size, &counts));
-    ND_TRY(check_role(chat, text[0], size[0]));
-    ND_TRY(at->first ? add_own_system(t, text[0], size[0]) : ND_OK);
-    size_t from = t->piece->ids.count;
-    if (llama3) {
-        strip(&text[1], &size[1]);
+    const int role = role_of(text[0], size[0]);
+    ND_TRY(role < 0 ? fail_role(text[0], size[0]) : check_place(t, role));
+    const bool first = t->messages == 0, first_system = first && role == ND_CHAT_SYSTEM;
+    if (role == ND_CHAT_ASSISTANT && does(t->chat, ND_MOVES_THOUGHTS) &&
+        memmem(text[1], size[1], "</think>", 8)) {
+        return nd_fail(ND_ERR_DATA, "a message of the assistant holds </think>, which the chat "
+                                    "template beside the tokenizer moves; write it with that "
+                                    "template, as scripts/encode_rows.py does");
     }
-    ND_TRY(begin_message(t, (const char *)text[0], size[0]));
-    const char *prefix = at->first ? prefix_of(chat, text[0], size[0]) : NULL;
-    ND_TRY(nd_bytes_add(t->body, prefix, prefix ? strlen(prefix) : 0));
-    const bool answer = size[0] == sizeof assistant - 1 && !memcmp(text[0], assistant, size[0]);
-    counts &= answer;
-    if (answer && does(chat, ND_THINKS)) {
-        ND_TRY(memmem(text[1], size[1], "</think>", 8)
-                   ? nd_fail(ND_ERR_DATA,
-                             "a message of the assistant holds </think>, which the chat "
-                             "template beside the tokenizer moves; write it with that "
-                             "template, as scripts/encode_rows.py does")
-                   : ND_OK);
-        ND_TRY(at->last && at->answers ? add_thought(t, &text[1], &size[1]) : ND_OK);
+    if (first && !first_system && (own->system || own->prefix)) {
+        const char *system = own->system ? own->system : "";
+        ND_TRY(add_turn(t, ND_CHAT_SYSTEM, false, false, (const uint8_t *)system, strlen(system)));
     }
-    const size_t header = t->body->count, body = t->piece->ids.count;
-    ND_TRY(nd_bytes_add(t->body, text[1], size[1]));
-    ND_TRY(add_body(t));
-    if (counts) {
-        size_t before;
-        ND_TRY(count_before(t, body, header, &before));
-        ND_TRY(ignore(t, from, body + before));
+    if (!first_system) {
+        ND_TRY(add_turn(t, role, last, counts && role == ND_CHAT_ASSISTANT, text[1], size[1]));
+    } else if (own->form->system != ND_CHAT_SYSTEM_OWN) {
+        ND_TRY(keep_system(t, text[1], size[1]));
+    } else if (size[1] > 0 || !does(t->chat, ND_SKIPS_EMPTY)) {
+        ND_TRY(add_turn(t, role, last, false, text[1], size[1]));
     }
-    at->first = false;
-    at->answers |= size[0] == 4 && memcmp(text[0], "user", 4) == 0;
-    ND_TRY(add_token(t, chat->close));
-    from = counts ? t->piece->ids.count : from; /* what does not count goes on here */
-    ND_TRY(add_text(t, "\n", llama3 ? 0 : 1));
-    return ignore(t, from, t->piece->ids.count);
+    t->messages++;
+    t->turns += !first_system;
+    t->answers |= role == ND_CHAT_USER;
+    return ND_OK;
 }
 
-static nd_status add_messages(const chat_text *t, const uint8_t *json, size_t size, bool *empty)
+/* The opening of an answer, or what ends a conversation. */
+static nd_status add_end(chat_text *t, bool prompts)
 {
+    const nd_chat_form *form = t->chat->rules.template->form;
+    const char *prompt = form->prompt ? form->prompt : form->turns[ND_CHAT_ASSISTANT].open;
+    if (t->turns == 0 && form->system != ND_CHAT_SYSTEM_OWN) {
+        return nd_fail(ND_ERR_DATA, "\"messages\" has a system turn alone, which the chat template "
+                                    "beside the tokenizer writes into a user's; add that turn");
+    }
+    ND_TRY(add_form(t, prompts ? prompt : form->end, SIZE_MAX, role_names[ND_CHAT_ASSISTANT]));
+    return flush(t);
+}
+
+static nd_status add_messages(chat_text *t, const uint8_t *json, size_t size, bool prompts,
+                              bool *empty)
+{
+    const nd_chat_template *own = t->chat->rules.template;
     const uint8_t *message, *next;
     size_t message_size, next_size, at = 0;
-    message_place place = {.first = true};
     const char *fault = nd_row_next(json, size, &at, &message, &message_size);
+    const char *begin = does(t->chat, ND_BEGINS) ? "{bos}" : own->form->begin;
     *empty = !fault && !message;
+    if (!fault && message) {
+        ND_TRY(add_form(t, begin, SIZE_MAX, ""));
+    }
     while (!fault && message) {
         fault = nd_row_next(json, size, &at, &next, &next_size);
-        place.last = !next;
-        if (place.first) {
-            size_t from = t->piece->ids.count;
-            ND_TRY(add_token(t, begin_of(t->chat)));
-            ND_TRY(ignore(t, from, t->piece->ids.count));
-        }
-        ND_TRY(fault ? ND_OK : add_message(t, &place, message, message_size));
+        ND_TRY(fault ? ND_OK : add_message(t, !next, message, message_size));
         message = next;
         message_size = next_size;
     }
-    return fault ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault) : ND_OK;
+    return fault    ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault)
+           : *empty ? ND_OK
+                    : add_end(t, prompts);
+}
+
+static nd_status add_chat(chat_text *t, const uint8_t *json, size_t size, bool prompts, bool *empty)
+{
+    const nd_status status = add_messages(t, json, size, prompts, empty);
+    free(t->strings[0].data);
+    free(t->strings[1].data);
+    free(t->merged.data);
+    free(t->body.data);
+    return status;
 }
 
 nd_status nd_chat_add(const nd_chat *chat, nd_encoder *encoder, const uint8_t *json, size_t size,
                       nd_corpus_piece *piece, nd_corpus_counts *counts, bool *empty)
 {
-    nd_bytes strings[2] = {{0}}, body = {0};
-    const chat_text t = {chat, encoder, piece, strings, &body, counts};
-    nd_status status = add_messages(&t, json, size, empty);
-    free(strings[0].data);
-    free(strings[1].data);
-    free(body.data);
-    return status;
+    chat_text t = {.chat = chat, .encoder = encoder, .piece = piece, .counts = counts};
+    return add_chat(&t, json, size, false, empty);
 }
 
 nd_status nd_chat_prompt(const nd_chat *chat, nd_encoder *encoder, const char *json, size_t size,
                          nd_ids *ids)
 {
-    static const char role[] = "assistant";
     nd_corpus_piece piece = {.ids = *ids};
-    nd_bytes body = {0};
-    const chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece, .body = &body};
     nd_corpus_counts counts = {0};
+    chat_text t = {.chat = chat, .encoder = encoder, .piece = &piece, .counts = &counts};
     bool empty = false;
-    nd_status status =
-        nd_chat_add(chat, encoder, (const uint8_t *)json, size, &piece, &counts, &empty);
+    nd_status status = add_chat(&t, (const uint8_t *)json, size, true, &empty);
     if (status == ND_OK && empty) {
         status = nd_fail(ND_ERR_DATA, "\"messages\" is empty, or no list; give a list of messages "
                                       "with \"role\" and \"content\"");
     }
-    status = status == ND_OK ? begin_message(&t, role, sizeof role - 1) : status;
-    status = status == ND_OK ? add_body(&t) : status;
     *ids = piece.ids; /* where the array has grown, also after a failure */
-    free(body.data);
     free(piece.spans.data);
     return status;
 }

@@ -5,61 +5,103 @@
  * Messages with roles as one sequence of ids. The text of an assistant's message and the token that
  * ends it count in the loss, unless the message has "weight": 0; nothing else does.
  *
+ * A form says what stands around a message. Two have names:
+ *
  *   llama3   begin of text, then for each message: <|start_header_id|> role <|end_header_id|>, two
  *            newlines, the text without white space around it (Python's strip), <|eot_id|>
  *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
  *
- * What stands between two control tokens is encoded as one text, as it is when the rendered whole
- * is encoded: in chatml a text that begins with a newline has it in one token with the one before
- * it, where the tokenizer has such a token. A token that has both counts.
+ * The chat template of a model, known by its text, has one of these or another form, and may add to
+ * it: a first system turn, or a text before that of a given one, which do not count.
  *
- * The template of a model may add to its form a first system turn, or a text before that of a given
- * one, which do not count.
+ * What stands between two special tokens of the form is encoded as one text, as it is when the
+ * rendered whole is encoded: in chatml a text that begins with a newline has it in one token with
+ * the one before it, where the tokenizer has such a token. A token that has both counts.
  */
 #include "trainer/corpus/corpus.h"
 
+/* Where the text of a first system turn stands. Where it is no turn of its own, and where a turn
+ * does not write the name of its role, a user and an assistant take turns behind it. */
+typedef enum nd_chat_system {
+    ND_CHAT_SYSTEM_OWN = 0,
+    ND_CHAT_SYSTEM_FIRST, /* before that of the first user's turn */
+    ND_CHAT_SYSTEM_LAST,  /* before that of the last turn if it is a user's, else nowhere */
+    ND_CHAT_SYSTEM_REFUSED,
+} nd_chat_system;
+
+typedef enum nd_chat_role {
+    ND_CHAT_SYSTEM = 0,
+    ND_CHAT_USER, /* tools are written as a user is */
+    ND_CHAT_ASSISTANT,
+    ND_CHAT_ROLES,
+    ND_CHAT_TOOL = ND_CHAT_ROLES,
+} nd_chat_role;
+
+/* In all texts {role} is the name of the role, {bos} and {eos} are tokens of the tokenizer's
+ * configuration, and special tokens of the tokenizer are those. */
+typedef struct nd_chat_form {
+    const char *begin;
+    struct {
+        const char *open, *close;
+    } turns[ND_CHAT_ROLES];
+    const char *prompt; /* what an assistant goes on behind; NULL: the opening of its turn */
+    const char *end;    /* behind the last turn where no assistant goes on */
+    const char
+        *trims; /* roles whose texts lose white space around them: s, u, a; with m the text of
+                           a user with that of the system before it loses it as a whole */
+    nd_chat_system system;
+} nd_chat_form;
+
+extern const nd_chat_form nd_chat_forms[]; /* llama3, chatml, then those without a name */
+extern const int nd_chat_form_count;
+
 /* Bits of nd_chat_template.does. */
 enum {
-    ND_OWN_TOOLS = 1, /* writes what tools say in a way of its own: such roles are refused */
-    ND_BEGINS = 2,    /* begins a text with <|begin_of_text|>, or else <s>, also in ChatML */
-    ND_THINKS = 4     /* the last message, an assistant's that answers a user, has an empty block
-                         <think> before its text, whose first newlines go */
+    ND_OWN_TOOLS = 1,      /* writes what tools say in a way of its own: such roles are refused */
+    ND_BEGINS = 2,         /* begins a text with {bos}, where its form does not */
+    ND_THINKS = 4,         /* the last message, an assistant's that answers a user, has an empty
+                              block <think> before its text, whose first newlines go */
+    ND_MOVES_THOUGHTS = 8, /* reads </think> in an answer, or reasoning_content: both are refused */
+    ND_SKIPS_EMPTY = 16,   /* leaves a first system turn without text out */
+    ND_DATED = 32,         /* writes the date of the day, and without a clock the one in PREFIX */
 };
 
 /* What a model's own chat template does beside its form. */
 struct nd_chat_template {
-    const char *sha256; /* of its text */
-    nd_chat_format format;
+    const char *sha256; /* of its text; "": a form by name */
+    const nd_chat_form *form;
     const char *system; /* text of the first turn where a conversation begins with another; NULL:
                            there is none */
     const char *prefix; /* of the text of a first system turn; NULL: none */
     unsigned does;
 };
 
-/* The form that a value of data.chat_format names; ND_CHAT_NONE where it is none, or NULL. */
-nd_chat_format nd_chat_format_of(const char *name);
-
 /* The text of the chat template in a model folder: chat_template.jinja, else chat_template of
  * tokenizer_config.json, of several the one named "default". *out: NULL where there is none; owned
  * by the caller. */
 nd_status nd_chat_template_read(const char *folder, char **out);
-/* What the template beside a tokenizer does. *out: NULL where it does nothing beside the form,
- * where there is none, or where it is *foreign: not known, or of another form. `tokenizer` NULL:
- * none. */
-nd_status nd_chat_template_find(const char *tokenizer, nd_chat_format format,
-                                const nd_chat_template **out, bool *foreign);
-void nd_chat_warn_of_foreign(nd_chat_format format);
+
+/* What a value of data.chat_format means beside a tokenizer (NULL: bytes): a form by name, with
+ * what the tokenizer's template adds if it has that form, or that template. ND_ERR_DATA: the
+ * template of the model is asked for, and there is none that is known. */
+nd_status nd_chat_rules_find(const char *tokenizer, nd_chat_choice choice, nd_chat_rules *out);
+/* The value of data.chat_format with this name; ND_CHOOSE_CHAT_NONE where it is none, or NULL. */
+nd_chat_choice nd_chat_choice_of(const char *name);
+/* Logs how messages are written. */
+void nd_chat_rules_tell(const nd_chat_rules *rules);
 
 typedef struct nd_chat {
-    nd_chat_format format;
-    const nd_tokenizer *tokenizer;    /* borrowed */
-    int32_t begin;                    /* of a text; -1: none */
-    int32_t open, middle, close;      /* around role and text; middle -1: none */
-    const nd_chat_template *template; /* NULL: the form as it stands */
+    nd_chat_rules rules;
+    const nd_tokenizer *tokenizer; /* borrowed */
+    int32_t close;                 /* ends an answer */
 } nd_chat;
 
-/* ND_ERR_DATA names a control token that the tokenizer lacks. */
-nd_status nd_chat_find(const nd_tokenizer *tokenizer, nd_chat_format format, nd_chat *out);
+/* ND_ERR_DATA names a control token that the tokenizer lacks. Rules without a template: no error,
+ * and the chat writes nothing. */
+nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules, nd_chat *out);
+/* The chat of a model by its files: the template beside the tokenizer if it is known, else a form
+ * by name whose tokens the tokenizer has. False: there is none. */
+bool nd_chat_guess(const nd_tokenizer *tokenizer, const char *path, nd_chat *out);
 /* Appends the messages of a JSON array to the piece, with spans; `empty` when there are none. The
  * JSON is that of rows (row.h); counts->lone grows as there, and counts->stray is set if it is "".
  * ND_ERR_DATA says what is wrong. */

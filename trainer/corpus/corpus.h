@@ -12,6 +12,7 @@
  *
  * A document is a line of JSON, a file of text, or what stands between two separators in one.
  */
+#include <jansson.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -64,9 +65,14 @@ nd_status nd_corpus_is_several(const char *path, bool *out);
 
 /* Documents and rules. */
 
-/* How "messages" become one text with control tokens. */
-typedef enum nd_chat_format { ND_CHAT_NONE = 0, ND_CHAT_LLAMA3, ND_CHAT_CHATML } nd_chat_format;
 typedef struct nd_chat_template nd_chat_template; /* chat.h */
+
+/* How "messages" become one text with control tokens. */
+typedef struct nd_chat_rules {
+    const nd_chat_template *template; /* NULL: not at all */
+    char bos[64], eos[64];            /* of the tokenizer_config.json; "": there is none */
+    bool foreign;                     /* the template beside the tokenizer is another one */
+} nd_chat_rules;
 
 typedef struct nd_corpus_rules {
     nd_special_in_text special_in_text;
@@ -77,10 +83,8 @@ typedef struct nd_corpus_rules {
     const char *json_key; /* "text"; borrowed, as all strings here */
     bool pairs; /* rows may have "prompt" and "completion" instead; prompts do not count in the loss
                    (spans), and the two are encoded one by one */
-    nd_chat_format chat; /* with pairs: rows may have "messages" instead, of which only the turns of
-                            the assistant count */
-    const nd_chat_template *chat_template; /* of the model; NULL: the form as it stands */
-    bool chat_foreign;     /* the tokenizer has a template that is none of the known ones */
+    nd_chat_rules chat; /* with pairs: rows may have "messages" instead, of which only the turns of
+                           the assistant count */
     const char *separator; /* of documents in files of text; NULL: a file is one document */
     size_t separator_size;
 } nd_corpus_rules;
@@ -88,6 +92,11 @@ typedef struct nd_corpus_rules {
 /* Sets rules->separator to a text in which \n, \r, \t and \\ stand for one character each.
  * *out: what the rules borrow; the caller frees it. */
 nd_status nd_corpus_separator(const char *text, nd_corpus_rules *rules, char **out);
+
+/* The tokenizer_config.json in a folder; *out: owned by the caller, NULL where there is none. */
+nd_status nd_tokenizer_config_read(const char *folder, json_t **out);
+/* A token that it names under this key; NULL: none. */
+const char *nd_tokenizer_config_token(const json_t *config, const char *key);
 
 /* The id that ends a document: eos_token of the tokenizer_config.json in the folder of `path`, or
  * else <|end_of_text|>, <|endoftext|> or </s>. ND_ERR_DATA when there is none. */

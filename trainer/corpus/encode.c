@@ -180,7 +180,7 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
     bool messages = fields[FIELD_MESSAGES].kind != ND_ROW_ABSENT;
     bool whole_pair = fields[FIELD_PROMPT].kind != ND_ROW_ABSENT &&
                       fields[FIELD_COMPLETION].kind != ND_ROW_ABSENT;
-    if (messages && w->crew->chat.format != ND_CHAT_NONE) {
+    if (messages && w->crew->chat.rules.template) {
         return add_messages(w, &fields[FIELD_MESSAGES], &fields[FIELD_TOOLS]);
     }
     if (text && pair) {
@@ -191,10 +191,10 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
                            : "");
     }
     if (messages && !text && !whole_pair) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "it has \"messages\"%s; set data.chat_format to llama3 or chatml (--chat-format)",
-            pair ? ", and only one of \"prompt\" and \"completion\"" : "");
+        return nd_fail(ND_ERR_DATA,
+                       "it has \"messages\"%s; set data.chat_format to llama3, chatml or model "
+                       "(--chat-format)",
+                       pair ? ", and only one of \"prompt\" and \"completion\"" : "");
     }
     if (!pair) {
         ND_TRY(check_field(&fields[FIELD_TEXT], row, size));
@@ -554,8 +554,7 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
     const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
     crew c = {.job = job};
     worker *workers;
-    ND_TRY(nd_chat_find(job->tokenizer, job->rules->chat, &c.chat));
-    c.chat.template = job->rules->chat_template;
+    ND_TRY(nd_chat_find(job->tokenizer, &job->rules->chat, &c.chat));
     ND_TRY(ND_ALLOC(threads, &workers));
     crew_init(&c);
     int started = start_all(&c, workers, threads);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
@@ -8,51 +8,56 @@
 
 enum { CONFIG_BYTES_MAX = 64 << 20 };
 
-/* eos_token of a tokenizer_config.json: a string, or an object with "content". */
-static nd_status read_name(const char *path, char **out)
+nd_status nd_tokenizer_config_read(const char *folder, json_t **out)
 {
-    char *text = NULL;
+    char *path = NULL, *text = NULL;
     size_t size = 0;
     bool there = false;
-    *out = NULL;
-    ND_TRY(nd_fs_exists(path, &there));
-    if (!there) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
     json_error_t error;
-    /* transformers writes a model_max_length of 10^30 where there is no limit. */
-    json_t *root = json_loadb(text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-    const json_t *token = json_object_get(root, "eos_token");
-    const char *name =
-        json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
     nd_status status = ND_OK;
-    if (!root) {
+    *out = NULL;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer_config.json", folder));
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (!there) {
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    /* transformers writes a model_max_length of 10^30 where there is no limit. */
+    *out = json_loadb(text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
+    if (!*out) {
         status = nd_json_no_memory(&error)
                      ? nd_fail_memory("\"%s\"", path)
                      : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    } else if (name) {
-        status = nd_fs_format(out, "%s", name);
     }
-    json_decref(root);
+out:
     free(text);
+    free(path);
     return status;
+}
+
+const char *nd_tokenizer_config_token(const json_t *config, const char *key)
+{
+    const json_t *token = json_object_get(config, key);
+    return json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
 }
 
 nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t *id)
 {
     static const char *const known[] = {"<|end_of_text|>", "<|endoftext|>", "</s>"};
-    char *folder = NULL, *config = NULL, *name = NULL;
+    char *folder = NULL;
+    json_t *config = NULL;
     nd_status status = ND_OK;
     *id = -1;
     ND_TRY_OUT(nd_fs_parent(path, &folder));
-    ND_TRY_OUT(nd_fs_format(&config, "%s/tokenizer_config.json", folder));
-    ND_TRY_OUT(read_name(config, &name));
+    ND_TRY_OUT(nd_tokenizer_config_read(folder, &config));
+    const char *name = nd_tokenizer_config_token(config, "eos_token");
     if (name) {
         *id = nd_tokenizer_find(tokenizer, name, strlen(name));
         if (*id < 0) {
-            status = nd_fail(ND_ERR_DATA, "\"%s\" names the eos_token \"%s\", which \"%s\" lacks",
-                             config, name, path);
+            status = nd_fail(ND_ERR_DATA,
+                             "\"%s/tokenizer_config.json\" names the eos_token \"%s\", which "
+                             "\"%s\" lacks",
+                             folder, name, path);
         }
         goto out;
     }
@@ -69,8 +74,7 @@ nd_status nd_corpus_eod(const nd_tokenizer *tokenizer, const char *path, int32_t
                     path);
     }
 out:
-    free(name);
-    free(config);
+    json_decref(config);
     free(folder);
     return status;
 }

@@ -35,25 +35,18 @@ static nd_status open_text(const nd_config *config, const nd_inputs *inputs, con
         [ND_CHOOSE_SPECIAL_PARSE] = ND_SPECIAL_PARSE,
         [ND_CHOOSE_SPECIAL_REFUSE] = ND_SPECIAL_REFUSE,
     };
-    static const nd_chat_format chats[] = {
-        [ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
-        [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
-        [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML,
-    };
     /* With a key of its own a row is a text, whatever other keys it has but "messages". */
     const char *key = config->data.json_key;
-    const nd_chat_format chat = chats[config->data.chat_format];
+    const nd_chat_choice chat = config->data.chat_format;
     nd_corpus_rules rules = {.special_in_text = special[config->data.special_in_text],
                              .add_special = true,
                              .append_eod = config->data.append_eod,
                              .refuse_invalid =
                                  config->data.invalid_utf8 == ND_CHOOSE_INVALID_REFUSE,
                              .json_key = key[0] ? key : "text",
-                             .pairs = !key[0] || chat != ND_CHAT_NONE,
-                             .chat = chat};
+                             .pairs = !key[0] || chat != ND_CHOOSE_CHAT_NONE};
     char *separator = NULL;
-    ND_TRY(
-        nd_chat_template_find(inputs->tokenizer, chat, &rules.chat_template, &rules.chat_foreign));
+    ND_TRY(nd_chat_rules_find(inputs->tokenizer, chat, &rules.chat));
     if (config->data.document_separator[0]) {
         ND_TRY(nd_corpus_separator(config->data.document_separator, &rules, &separator));
     }

@@ -24,23 +24,6 @@ static nd_status open_tokenizer(nd_run_samples *s, const nd_config *config, cons
                          config->data.tokenizer);
 }
 
-/* The form in which a prompt is a user's turn; false: it is continued as it is. */
-static nd_status find_chat(const nd_run_samples *s, const nd_config *config,
-                           const nd_inputs *inputs, nd_chat *chat, bool *found)
-{
-    bool foreign = false; /* the data's reader has said it */
-    const nd_chat_format format = config->data.chat_format == ND_CHOOSE_CHAT_LLAMA3 ? ND_CHAT_LLAMA3
-                                  : config->data.chat_format == ND_CHOOSE_CHAT_CHATML
-                                      ? ND_CHAT_CHATML
-                                      : ND_CHAT_NONE;
-    *found = format != ND_CHAT_NONE;
-    if (!*found) {
-        return ND_OK;
-    }
-    ND_TRY(nd_chat_find(s->tokenizer, format, chat));
-    return nd_chat_template_find(inputs->tokenizer, format, &chat->template, &foreign);
-}
-
 static nd_status encode(nd_run_samples *s, const nd_config *config, nd_request_rules *rules)
 {
     nd_corpus_rules escapes = {0};
@@ -67,13 +50,15 @@ static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const 
     int32_t end = (int32_t)inputs->shape.eos_id;
     nd_encoder *encoders[2] = {NULL, NULL};
     nd_chat chat = {0};
-    bool has_chat = false;
+    nd_chat_rules chat_rules;
     nd_status status = ND_OK;
     ND_TRY_OUT(open_tokenizer(s, config, inputs));
     ND_TRY_OUT(nd_decoder_create(s->tokenizer, true, &s->decoder));
     ND_TRY_OUT(nd_encoder_create(s->tokenizer, &plain, &encoders[0]));
     ND_TRY_OUT(nd_encoder_create(s->tokenizer, &message, &encoders[1]));
-    ND_TRY_OUT(find_chat(s, config, inputs, &chat, &has_chat));
+    ND_TRY_OUT(nd_chat_rules_find(inputs->tokenizer, config->data.chat_format, &chat_rules));
+    ND_TRY_OUT(nd_chat_find(s->tokenizer, &chat_rules, &chat));
+    const bool has_chat = chat_rules.template;
     nd_request_rules rules = {.prompts = encoders[0],
                               .messages = encoders[1],
                               .chat = has_chat ? &chat : NULL,

@@ -433,10 +433,12 @@ static int32_t find_end_of_turn(const nd_hf_writer *writer)
 {
     nd_tokenizer *tokenizer = NULL;
     nd_chat chat = {.close = -1};
+    nd_chat_rules rules;
     char *path = NULL;
     nd_status status = nd_fs_format(&path, "%s/tokenizer.json", writer->temporary);
     status = status == ND_OK ? nd_tokenizer_open(path, &tokenizer) : status;
-    status = status == ND_OK ? nd_chat_find(tokenizer, writer->options.chat, &chat) : status;
+    status = status == ND_OK ? nd_chat_rules_find(path, writer->options.chat, &rules) : status;
+    status = status == ND_OK ? nd_chat_find(tokenizer, &rules, &chat) : status;
     if (status != ND_OK) {
         nd_error_clear();
     }
@@ -486,7 +488,7 @@ static nd_status add_end(const char *path, int64_t own, int32_t end)
 static nd_status name_end_of_turn(const nd_hf_writer *writer)
 {
     char *path = NULL;
-    const int32_t end = writer->options.chat == ND_CHAT_NONE ? -1 : find_end_of_turn(writer);
+    const int32_t end = writer->options.chat == ND_CHOOSE_CHAT_NONE ? -1 : find_end_of_turn(writer);
     if (end < 0) {
         return ND_OK;
     }

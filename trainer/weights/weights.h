@@ -61,9 +61,9 @@ typedef struct nd_hf_writer_options {
      * those of `source`. Where the shape has no eos_id, config.json names its end of text.
      * Borrowed. */
     const char *tokenizer;
-    /* The form of the messages that it was trained on, or ND_CHAT_NONE: generation_config.json then
+    /* The form of the messages that it was trained on, or none: generation_config.json then
      * names the end of a turn beside the ends that it has, where the tokenizer has the tokens. */
-    nd_chat_format chat;
+    nd_chat_choice chat;
     bool takes_empty; /* an empty folder of that name is replaced; otherwise none may exist */
     /* The folder exists and holds none of the files: they are written into it, and nothing is
      * renamed. After a failure they stay for the caller that made the folder. */

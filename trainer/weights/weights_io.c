@@ -251,15 +251,12 @@ static nd_status open_writer(save_job *job, const char *folder, nd_dtype dtype, 
 {
     const nd_rank *r = job->fsdp->rank;
     const nd_layout *layout = job->fsdp->layout;
-    static const nd_chat_format chats[] = {[ND_CHOOSE_CHAT_NONE] = ND_CHAT_NONE,
-                                           [ND_CHOOSE_CHAT_LLAMA3] = ND_CHAT_LLAMA3,
-                                           [ND_CHOOSE_CHAT_CHATML] = ND_CHAT_CHATML};
     nd_hf_writer_options options = {.shape = r->shape,
                                     .dtype = dtype,
                                     .byte_tokenizer = byte_tokenizer,
                                     .source = source,
                                     .tokenizer = tokenizer,
-                                    .chat = chats[r->config->data.chat_format]};
+                                    .chat = r->config->data.chat_format};
     nd_hf_tensor *tensors = NULL;
     int count = 0;
     ND_TRY(nd_hf_tensors_of(layout, &tensors, &count));

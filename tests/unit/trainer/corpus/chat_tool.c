@@ -2,8 +2,9 @@
 /*
  * For check_chat.py: encodes lists of messages that come on the standard input.
  *
- *   chat_tool TOKENIZER llama3|chatml rows|prompt
+ *   chat_tool TOKENIZER NUMBER_OF_FORM BITS SYSTEM|- BOS EOS rows|prompt
  *
+ * The form is one of chat_templates.def, and the next two are those of a row of it.
  * A record is a list of messages as JSON. For each comes a record of ids, and one of the pairs of
  * places between which ids do not count; with `prompt` the ids end where an assistant goes on. A
  * record is a number of bytes or of numbers, and these; numbers have 32 bits, little-endian.
@@ -39,7 +40,7 @@ static void write_record(const nd_ids *list)
 {
     const uint32_t n = (uint32_t)list->count;
     if (fwrite(&n, sizeof n, 1, stdout) != 1 ||
-        fwrite(list->data, sizeof *list->data, n, stdout) != n) {
+        (n > 0 && fwrite(list->data, sizeof *list->data, n, stdout) != n)) {
         fail("the output cannot be written");
     }
 }
@@ -53,13 +54,19 @@ int main(int argc, char **argv)
     nd_chat chat;
     size_t size;
     nd_corpus_counts counts = {0};
-    if (argc != 4) {
-        fprintf(stderr, "usage: chat_tool TOKENIZER llama3|chatml rows|prompt\n");
+    if (argc != 8 || atoi(argv[2]) >= nd_chat_form_count) {
+        fprintf(stderr, "usage: chat_tool TOKENIZER NUMBER BITS SYSTEM|- BOS EOS rows|prompt\n");
         return 2;
     }
+    const nd_chat_template own = {.sha256 = "",
+                                  .form = &nd_chat_forms[atoi(argv[2])],
+                                  .system = strcmp(argv[4], "-") == 0 ? NULL : argv[4],
+                                  .does = (unsigned)atoi(argv[3])};
+    nd_chat_rules rules = {.template = &own};
+    snprintf(rules.bos, sizeof rules.bos, "%s", argv[5]);
+    snprintf(rules.eos, sizeof rules.eos, "%s", argv[6]);
     if (nd_tokenizer_open(argv[1], &tokenizer) != ND_OK ||
-        nd_chat_find(tokenizer, strcmp(argv[2], "llama3") == 0 ? ND_CHAT_LLAMA3 : ND_CHAT_CHATML,
-                     &chat) != ND_OK ||
+        nd_chat_find(tokenizer, &rules, &chat) != ND_OK ||
         nd_encoder_create(tokenizer, &options, &encoder) != ND_OK) {
         fail("open");
     }
@@ -67,7 +74,7 @@ int main(int argc, char **argv)
         bool empty;
         piece.ids.count = piece.spans.count = 0;
         nd_status status =
-            strcmp(argv[3], "prompt") == 0
+            strcmp(argv[7], "prompt") == 0
                 ? nd_chat_prompt(&chat, encoder, json, size, &piece.ids)
                 : nd_chat_add(&chat, encoder, (const uint8_t *)json, size, &piece, &counts, &empty);
         if (status != ND_OK) {

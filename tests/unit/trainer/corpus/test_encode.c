@@ -593,12 +593,21 @@ static nd_tokenizer *tokenizer_with(const char *const *names, int count)
  * the marked parts of `rendered`, between \1 and \2. */
 static const nd_chat_template *own_template; /* of assert_chat and assert_prompt */
 
-static void assert_chat(nd_tokenizer *tokenizer, nd_chat_format format, const char *row,
+static nd_chat_rules chat_rules(nd_chat_choice form)
+{
+    nd_chat_rules rules;
+    assert_ok(nd_chat_rules_find(NULL, form, &rules));
+    rules.template = own_template ? own_template : rules.template;
+    snprintf(rules.bos, sizeof rules.bos, "<s>");
+    snprintf(rules.eos, sizeof rules.eos, "</s>");
+    return rules;
+}
+
+static void assert_chat(nd_tokenizer *tokenizer, nd_chat_choice format, const char *row,
                         const char *rendered)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = {
-        .json_key = "text", .pairs = true, .chat = format, .chat_template = own_template};
+    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = chat_rules(format)};
     nd_encoder *encoder;
     corpus_result out;
     size_t at = 0;
@@ -632,7 +641,7 @@ Test(corpus, messages_of_llama3)
     static const char *const names[] = {"<|begin_of_text|>", "<|start_header_id|>",
                                         "<|end_header_id|>", "<|eot_id|>"};
     nd_tokenizer *tokenizer = tokenizer_with(names, 4);
-    assert_chat(tokenizer, ND_CHAT_LLAMA3,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
                 "{\"messages\": [{\"role\": \"system\", \"content\": \" be good \"}, {\"role\": "
                 "\"user\", \"content\": \"2+2?\"}, {\"content\": \"it's 4\\n\", \"role\": "
                 "\"assistant\"}, {\"role\": \"user\", \"content\": \"thanks\"}, {\"role\": "
@@ -659,12 +668,12 @@ Test(corpus, messages_of_llama3_are_stripped_as_by_python)
         snprintf(row, sizeof row,
                  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"%s%sa%sb%s\"}]}\n",
                  spaces[i], spaces[i], "\xc3\xa9", spaces[i]);
-        assert_chat(tokenizer, ND_CHAT_LLAMA3, row,
+        assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3, row,
                     "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                     "\1a\xc3\xa9"
                     "b<|eot_id|>");
     }
-    assert_chat(tokenizer, ND_CHAT_LLAMA3,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"\\u200b \"}]}\n",
                 "<|begin_of_text|><|start_header_id|>assistant<|end_header_id|>\n\n"
                 "\1\xe2\x80\x8b<|eot_id|>");
@@ -682,10 +691,11 @@ Test(corpus, messages_are_read_as_other_rows_are)
         "\"assistant\", \"content\": \"a\\u0020b\"} ] }\n"};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     for (size_t i = 0; i < 2; i++) {
-        assert_chat(tokenizer, ND_CHAT_CHATML, rows[i],
+        assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML, rows[i],
                     "<|im_start|>assistant\n\1a b<|im_end|>\2\n");
     }
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     corpus_result out;
     assert_ok(encode_text("a.jsonl",
                           "{\"messages\": [{\"role\": \"user\", \"content\": \"\\udc00\xff\"}]}\n",
@@ -700,7 +710,7 @@ Test(corpus, messages_of_chatml)
 {
     static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    assert_chat(tokenizer, ND_CHAT_CHATML,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
                 "\"assistant\", \"content\": \"yes \"}]}\n",
                 "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes "
@@ -717,14 +727,15 @@ Test(corpus, weights_of_messages)
     } bad[] = {
         {"\"weight\": 0.5", "0.5"}, {"\"weight\": \"0\"", "0 or 1"}, {"\"weight\": true", "true"}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    assert_chat(tokenizer, ND_CHAT_CHATML,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 0}, "
                 "{\"weight\": 1, \"role\": \"assistant\", \"content\": \"b\"}, "
                 "{\"role\": \"user\", \"content\": \"c\", \"weight\": 1}, "
                 "{\"role\": \"assistant\", \"content\": \"d\", \"weight\": null}]}\n",
                 "<|im_start|>assistant\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
                 "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n\1d<|im_end|>\2\n");
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
     corpus_result out;
     char row[200];
@@ -781,7 +792,8 @@ static void assert_newlines(nd_tokenizer *tokenizer, const char *row, const char
                             const char *first)
 {
     const nd_encode_options options = {.special_in_text = ND_SPECIAL_PARSE};
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     nd_encoder *encoder;
     corpus_result out;
     const int32_t *ids;
@@ -823,7 +835,7 @@ Test(corpus, a_newline_that_begins_a_content_joins_the_one_before_it)
 }
 
 /* What the rendered text gives when its control tokens are parsed. */
-static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const char *messages,
+static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_choice format, const char *messages,
                           const char *rendered)
 {
     const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
@@ -833,8 +845,8 @@ static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const 
     nd_ids ids = {0};
     const int32_t *expected;
     size_t count;
-    assert_ok(nd_chat_find(tokenizer, format, &chat));
-    chat.template = own_template;
+    const nd_chat_rules chat_form = chat_rules(format);
+    assert_ok(nd_chat_find(tokenizer, &chat_form, &chat));
     assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
     assert_ok(nd_encoder_create(tokenizer, &parse, &whole));
     assert_ok(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids));
@@ -849,15 +861,15 @@ static void assert_prompt(nd_tokenizer *tokenizer, nd_chat_format format, const 
     nd_encoder_destroy(whole);
 }
 
-static void assert_prompt_fails(nd_tokenizer *tokenizer, nd_chat_format format,
+static void assert_prompt_fails(nd_tokenizer *tokenizer, nd_chat_choice format,
                                 const char *messages, const char *words)
 {
     const nd_encode_options text = {.special_in_text = ND_SPECIAL_TEXT};
     nd_encoder *encoder;
     nd_chat chat;
     nd_ids ids = {0};
-    assert_ok(nd_chat_find(tokenizer, format, &chat));
-    chat.template = own_template;
+    const nd_chat_rules chat_form = chat_rules(format);
+    assert_ok(nd_chat_find(tokenizer, &chat_form, &chat));
     assert_ok(nd_encoder_create(tokenizer, &text, &encoder));
     assert_fails(nd_chat_prompt(&chat, encoder, messages, strlen(messages), &ids), ND_ERR_DATA,
                  words);
@@ -871,12 +883,14 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
                                          "<|end_header_id|>", "<|eot_id|>"};
     static const char *const chatml[] = {"<|im_start|>", "<|im_end|>"};
     nd_tokenizer *tokenizer = tokenizer_with(llama3, 4);
-    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2? \"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
+                  "[{\"role\": \"user\", \"content\": \"2+2? \"}]",
                   "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
     nd_tokenizer_close(tokenizer);
     tokenizer = tokenizer_with(chatml, 2);
-    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"the end\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                  "[{\"role\": \"user\", \"content\": \"the end\"}]",
                   "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
     nd_tokenizer_close(tokenizer);
 }
@@ -885,34 +899,81 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
 Test(corpus, templates_that_think_and_templates_that_begin)
 {
     static const char *const names[] = {"<|im_start|>", "<|im_end|>", "<s>"};
-    static const nd_chat_template thinks = {.does = ND_THINKS | ND_OWN_TOOLS},
-                                  begins = {.does = ND_BEGINS};
+    const nd_chat_template thinks = {.sha256 = "",
+                                     .form = &nd_chat_forms[1],
+                                     .does = ND_THINKS | ND_MOVES_THOUGHTS | ND_OWN_TOOLS},
+                           begins = {.sha256 = "", .form = &nd_chat_forms[1], .does = ND_BEGINS};
     nd_tokenizer *tokenizer = tokenizer_with(names, 3);
     own_template = &thinks;
     assert_chat(
-        tokenizer, ND_CHAT_CHATML,
+        tokenizer, ND_CHOOSE_CHAT_CHATML,
         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
         "\"content\": \"b\"}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": "
         "\"assistant\", \"content\": \"\\n\\nd\"}]}\n",
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n\1b<|im_end|>\2\n"
         "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
         "\1d<|im_end|>\2\n");
-    assert_chat(tokenizer, ND_CHAT_CHATML,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n",
                 "<|im_start|>assistant\n\1b<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"a\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"a\"}]",
                   "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
-    assert_prompt_fails(tokenizer, ND_CHAT_CHATML,
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
                         "[{\"role\": \"assistant\", \"content\": \"x</think>y\"}]", "</think>");
-    assert_prompt_fails(tokenizer, ND_CHAT_CHATML,
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
                         "[{\"role\": \"assistant\", \"content\": \"y\", "
                         "\"reasoning_content\": \"x\"}]",
                         "\"reasoning_content\"");
-    assert_prompt_fails(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"x\"}]",
-                        "the role \"tool\"");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                        "[{\"role\": \"tool\", \"content\": \"x\"}]", "the role \"tool\"");
     own_template = &begins;
-    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
                   "<s><|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
+    own_template = NULL;
+    nd_tokenizer_close(tokenizer);
+}
+
+/* Forms whose system turn is no turn of its own, one that ends a conversation, and tokens that take
+ * white space with them. */
+Test(corpus, forms_that_merge_refuse_and_end)
+{
+    static const char *const names[] = {"<s>", "</s>", "[INST]", "[/INST]"};
+    static const char talk[] =
+        "[{\"role\": \"system\", \"content\": \"it \"}, {\"role\": \"user\", "
+        "\"content\": \" a\"}, {\"role\": \"assistant\", \"content\": \"b\"}, "
+        "{\"role\": \"user\", \"content\": \"c \"}]";
+    const nd_chat_form first = {
+        .begin = "",
+        .turns = {{"<<S>>", "<</S>> "}, {"{bos}[INST]", "[/INST]"}, {" ", " {eos}"}},
+        .prompt = "",
+        .end = "{eos}",
+        .trims = "uam",
+        .system = ND_CHAT_SYSTEM_FIRST};
+    nd_chat_form last = first, refused = first;
+    nd_chat_template own = {.sha256 = "", .form = &first};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 4);
+    last.system = ND_CHAT_SYSTEM_LAST;
+    last.trims = "";
+    refused.system = ND_CHAT_SYSTEM_REFUSED;
+    own_template = &own;
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
+                  "<s>[INST]<<S>>it <</S>>  a[/INST] b </s><s>[INST]c[/INST]");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                        "[{\"role\": \"system\", \"content\": \"a\"}]", "a system turn alone");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                        "[{\"role\": \"assistant\", \"content\": \"a\"}]", "take turns");
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                        "[{\"role\": \"tool\", \"content\": \"a\"}]", "the role \"tool\"");
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
+                "\"assistant\", \"content\": \" b\"}]}\n",
+                "<s>[INST]a[/INST]\1 b </s>\2</s>");
+    own.form = &last;
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
+                  "<s>[INST] a[/INST] b </s><s>[INST]<<S>>it <</S>> c [/INST]");
+    own.form = &refused;
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
+                        "put its text into that of the first user");
     own_template = NULL;
     nd_tokenizer_close(tokenizer);
 }
@@ -928,35 +989,42 @@ Test(corpus, templates_that_think_and_templates_that_begin)
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "         \
     "Face<|im_end|>\n"
 
-static const nd_chat_template *find_template(nd_chat_format format, bool *foreign)
+static const nd_chat_template *find_template(nd_chat_choice format, bool *foreign)
 {
-    const nd_chat_template *own;
-    assert_ok(nd_chat_template_find(tempdir_file(&dir, "tokenizer.json"), format, &own, foreign));
-    return own;
+    nd_chat_rules rules;
+    assert_ok(nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), format, &rules));
+    *foreign = rules.foreign;
+    return rules.template && rules.template->sha256[0] ? rules.template : NULL;
 }
 
 Test(corpus, a_chat_template_is_known_by_its_text)
 {
     char text[1024], file[2048];
     bool foreign = true;
-    cr_expect_null(find_template(ND_CHAT_CHATML, &foreign));
+    cr_expect_null(find_template(ND_CHOOSE_CHAT_CHATML, &foreign));
     cr_expect_not(foreign, "a tokenizer without a template");
     snprintf(text, sizeof text, SMOLLM2 "\n", "\n", "\n", "\n", "\n", "\n");
     tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
-    const nd_chat_template *own = find_template(ND_CHAT_CHATML, &foreign);
+    const nd_chat_template *own = find_template(ND_CHOOSE_CHAT_CHATML, &foreign);
     cr_assert(own && !foreign && own->system && !own->prefix);
-    cr_expect_null(find_template(ND_CHAT_LLAMA3, &foreign));
+    cr_expect_null(find_template(ND_CHOOSE_CHAT_LLAMA3, &foreign));
     cr_expect(foreign, "data.chat_format names another form");
-    cr_expect_null(find_template(ND_CHAT_NONE, &foreign));
+    cr_expect_eq(find_template(ND_CHOOSE_CHAT_MODEL, &foreign), own);
+    cr_expect_not(foreign);
+    cr_expect_null(find_template(ND_CHOOSE_CHAT_NONE, &foreign));
     cr_expect_not(foreign);
     tempdir_write(&dir, "chat_template.jinja", text + 1, strlen(text) - 1);
-    cr_expect_null(find_template(ND_CHAT_CHATML, &foreign));
+    cr_expect_null(find_template(ND_CHOOSE_CHAT_CHATML, &foreign));
     cr_expect(foreign, "another text");
+    nd_chat_rules rules;
+    assert_fails(
+        nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_MODEL, &rules),
+        ND_ERR_DATA, "none that is known; scripts/encode_rows.py");
     static const char *const ends[] = {"", "\r\n", " ", "\n\n"}; /* Jinja drops one newline */
     for (int i = 0; i < 4; i++) {
         snprintf(text, sizeof text, SMOLLM2 "%s", "\n", "\n", "\n", "\n", "\n", ends[i]);
         tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
-        (void)find_template(ND_CHAT_CHATML, &foreign);
+        (void)find_template(ND_CHOOSE_CHAT_CHATML, &foreign);
         cr_expect_eq(foreign, i >= 2, "end %d", i);
     }
     unlink(tempdir_file(&dir, "chat_template.jinja"));
@@ -970,11 +1038,11 @@ Test(corpus, a_chat_template_is_known_by_its_text)
         snprintf(text, sizeof text, SMOLLM2, n, n, n, n, n);
         snprintf(file, sizeof file, i % 2 ? forms[1] : forms[0], text);
         tempdir_write(&dir, "tokenizer_config.json", file, strlen(file));
-        cr_expect_eq(find_template(ND_CHAT_CHATML, &foreign), own, "%s", file);
+        cr_expect_eq(find_template(ND_CHOOSE_CHAT_CHATML, &foreign), own, "%s", file);
     }
     tempdir_write(&dir, "tokenizer_config.json", "{", 1);
     assert_fails(
-        nd_chat_template_find(tempdir_file(&dir, "tokenizer.json"), ND_CHAT_CHATML, &own, &foreign),
+        nd_chat_rules_find(tempdir_file(&dir, "tokenizer.json"), ND_CHOOSE_CHAT_CHATML, &rules),
         ND_ERR_DATA, "tokenizer_config.json");
 }
 
@@ -984,42 +1052,44 @@ Test(corpus, a_known_template_adds_its_system_turn)
     static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
     static const char *const llama3[] = {"<|begin_of_text|>", "<|start_header_id|>",
                                          "<|end_header_id|>", "<|eot_id|>"};
-    static const nd_chat_template dated = {"", ND_CHAT_LLAMA3, "", "Date: today\n\n", ND_OWN_TOOLS};
+    const nd_chat_template dated = {"", &nd_chat_forms[0], "", "Date: today\n\n", ND_OWN_TOOLS};
     char text[1024];
     bool foreign;
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     snprintf(text, sizeof text, SMOLLM2, "\n", "\n", "\n", "\n", "\n");
     tempdir_write(&dir, "chat_template.jinja", text, strlen(text));
-    own_template = find_template(ND_CHAT_CHATML, &foreign);
+    own_template = find_template(ND_CHOOSE_CHAT_CHATML, &foreign);
     cr_assert_not_null(own_template);
-    assert_chat(tokenizer, ND_CHAT_CHATML,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"the end\"}, {\"role\": "
                 "\"assistant\", \"content\": \"yes\"}]}\n",
                 SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n\1yes"
                                "<|im_end|>\2\n");
-    assert_chat(tokenizer, ND_CHAT_CHATML,
+    assert_chat(tokenizer, ND_CHOOSE_CHAT_CHATML,
                 "{\"messages\": [{\"role\": \"system\", \"content\": \"\"}, {\"role\": "
                 "\"assistant\", \"content\": \"yes\"}]}\n",
                 "<|im_start|>system\n<|im_end|>\n<|im_start|>assistant\n\1yes<|im_end|>\2\n");
-    assert_prompt(tokenizer, ND_CHAT_CHATML, "[{\"role\": \"user\", \"content\": \"the end\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                  "[{\"role\": \"user\", \"content\": \"the end\"}]",
                   SMOLLM2_SYSTEM "<|im_start|>user\nthe end<|im_end|>\n<|im_start|>assistant\n");
     nd_tokenizer_close(tokenizer);
     tokenizer = tokenizer_with(llama3, 4);
     own_template = &dated;
-    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2?\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, "[{\"role\": \"user\", \"content\": \"2+2?\"}]",
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
-    assert_prompt(tokenizer, ND_CHAT_LLAMA3,
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
                   "[{\"role\": \"system\", \"content\": \" be good\"}, {\"role\": \"system\", "
                   "\"content\": \"a\"}]",
                   "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nDate: "
                   "today\n\nbe good<|eot_id|><|start_header_id|>system<|end_header_id|>\n\na"
                   "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
-    assert_prompt_fails(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
+    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_LLAMA3,
+                        "[{\"role\": \"tool\", \"content\": \"4\"}]",
                         "a message has the role \"tool\"");
     own_template = NULL;
-    assert_prompt(tokenizer, ND_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_LLAMA3, "[{\"role\": \"tool\", \"content\": \"4\"}]",
                   "<|begin_of_text|><|start_header_id|>tool<|end_header_id|>\n\n4<|eot_id|>"
                   "<|start_header_id|>assistant<|end_header_id|>\n\n");
     nd_tokenizer_close(tokenizer);
@@ -1036,7 +1106,8 @@ Test(corpus, messages_that_are_left_out_change_no_other_row)
 #define BAD                                                                                        \
     "{\"messages\": [{\"role\": \"user\", \"content\": \"it was\"}, {\"role\": \"user\"}]}\n"
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules, .skip_bad = 1};
     corpus_result expected, out;
     assert_ok(encode_text("a.jsonl", GOOD "{\"text\": \"a b c d e f\"}\n", job, &expected));
@@ -1072,7 +1143,8 @@ Test(corpus, messages_with_tools_are_refused)
          "\"tools\": \"\"}\n",
          NULL}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    const nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    const nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     const nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         corpus_result out;
@@ -1105,18 +1177,19 @@ Test(corpus, messages_that_are_refused)
          "text"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
-    nd_corpus_rules rules = {.json_key = "text", .pairs = true, .chat = ND_CHAT_CHATML};
+    nd_corpus_rules rules = {
+        .json_key = "text", .pairs = true, .chat = chat_rules(ND_CHOOSE_CHAT_CHATML)};
     nd_corpus_job job = {.tokenizer = tokenizer, .rules = &rules};
     corpus_result out;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_fails(encode_text("a.jsonl", cases[i].row, job, &out), ND_ERR_DATA, cases[i].words);
         corpus_free(&out);
     }
-    rules.chat = ND_CHAT_LLAMA3;
+    rules.chat = chat_rules(ND_CHOOSE_CHAT_LLAMA3);
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
                  "no token <|begin_of_text|>, which this data.chat_format needs, but those of "
                  "ChatML; give --chat-format chatml");
-    rules.chat = ND_CHAT_NONE;
+    rules.chat = chat_rules(ND_CHOOSE_CHAT_NONE);
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
                  "data.chat_format");
     assert_fails(encode_text("a.jsonl", "{\"messages\": [], \"prompt\": \"a\"}\n", job, &out),

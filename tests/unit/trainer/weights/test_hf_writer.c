@@ -231,14 +231,14 @@ Test(hf_writer, a_model_that_learned_turns_names_their_end)
 {
     static const struct {
         const char *name, *given, *expected;
-        nd_chat_format chat;
+        nd_chat_choice chat;
     } cases[] = {
-        {"base", NULL, "[5, 2]", ND_CHAT_CHATML},
-        {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHAT_CHATML},
-        {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHAT_CHATML},
-        {"null", "{\"eos_token_id\": null}", "[5, 2]", ND_CHAT_CHATML},
-        {"text", "{\"eos_token_id\": 3}", "3", ND_CHAT_NONE},
-        {"other", "{\"eos_token_id\": 3}", "3", ND_CHAT_LLAMA3},
+        {"base", NULL, "[5, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"one", "{\"eos_token_id\": 3, \"top_k\": 4}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"several", "{\"eos_token_id\": [3, 2]}", "[3, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"null", "{\"eos_token_id\": null}", "[5, 2]", ND_CHOOSE_CHAT_CHATML},
+        {"text", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_NONE},
+        {"other", "{\"eos_token_id\": 3}", "3", ND_CHOOSE_CHAT_LLAMA3},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
