@@ -8,6 +8,7 @@
 #include "kernels/cpu/dnnl_api.h"
 #include "kernels/ops.h"
 #include "runtime/base/math.h"
+#include "runtime/base/process.h"
 
 enum { PAGE = 4096, FIRST_CAPACITY = 64 };
 
@@ -31,6 +32,7 @@ struct nd_dnnl {
     int64_t capacity, count;
     void *scratch;
     size_t scratch_bytes;
+    bool broken; /* oneDNN has aborted: it must not be called again */
 };
 
 static nd_status fail(dnnl_status_t code, const char *call)
@@ -195,8 +197,8 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
     if (status != ND_OK) {
         return status;
     }
-    fail(code, "a matrix product");
-    return nd_fail_context(ND_ERR_INTERNAL, "while preparing a %s product of %lld x %lld x %lld",
+    return nd_fail_context(fail(code, "a matrix product"),
+                           "while preparing a %s product of %lld x %lld x %lld",
                            nd_dtype_name(p->in), (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
@@ -326,24 +328,22 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
     if (!dnnl) {
         return;
     }
-    for (int64_t i = 0; dnnl->entries && i < dnnl->capacity; i++) {
-        entry_fini(&dnnl->entries[i]);
+    if (!dnnl->broken) {
+        for (int64_t i = 0; dnnl->entries && i < dnnl->capacity; i++) {
+            entry_fini(&dnnl->entries[i]);
+        }
+        dnnl_stream_destroy(dnnl->stream);
+        dnnl_engine_destroy(dnnl->engine);
     }
-    dnnl_stream_destroy(dnnl->stream);
-    dnnl_engine_destroy(dnnl->engine);
     free(dnnl->entries);
     free(dnnl->scratch);
     free(dnnl);
 }
 
-nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
-                         const void *b)
+static nd_status multiply(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
+                          const void *b)
 {
     entry *e = NULL;
-    if (has_column_with_gaps(product)) {
-        multiply_plainly(product, c, a, b);
-        return ND_OK;
-    }
     ND_TRY(find(dnnl, product, &e));
     ND_DNNL(dnnl_memory_set_data_handle(e->a, (void *)a));
     ND_DNNL(dnnl_memory_set_data_handle(e->b, (void *)b));
@@ -356,6 +356,41 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
     ND_DNNL(dnnl_primitive_execute(e->primitive, dnnl->stream, 4, arguments));
     ND_DNNL(dnnl_stream_wait(dnnl->stream));
     return ND_OK;
+}
+
+typedef struct call {
+    nd_dnnl *dnnl;
+    const nd_dnnl_product *product;
+    void *c;
+    const void *a, *b;
+    nd_status status;
+} call;
+
+static void run_call(void *context)
+{
+    call *it = context;
+    it->status = multiply(it->dnnl, it->product, it->c, it->a, it->b);
+}
+
+/* oneDNN answers with a status and calls no abort of its own. But where memory runs out in one of
+ * its containers, the exception of C++ finds nobody who catches it, and that aborts. */
+nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
+                         const void *b)
+{
+    call it = {dnnl, product, c, a, b, ND_OK};
+    if (has_column_with_gaps(product)) {
+        multiply_plainly(product, c, a, b);
+        return ND_OK;
+    }
+    if (dnnl->broken) {
+        return nd_fail(ND_ERR_INTERNAL, "oneDNN cannot be used any more, since it has aborted");
+    }
+    dnnl->broken = !nd_abort_guard(run_call, &it);
+    return dnnl->broken
+               ? nd_fail_memory("oneDNN, which aborted at a %s product of %lld x %lld x %lld",
+                                nd_dtype_name(product->in), (long long)product->m,
+                                (long long)product->n, (long long)product->k)
+               : it.status;
 }
 
 nd_status nd_dnnl_implementation(nd_dnnl *dnnl, const nd_dnnl_product *product, char out[64])

@@ -28,7 +28,8 @@ typedef struct nd_dnnl_product {
 nd_status nd_dnnl_create(nd_dnnl **out);
 void nd_dnnl_destroy(nd_dnnl *dnnl); /* NULL is legal */
 
-/* Computes a product. */
+/* Computes a product. ND_ERR_RESOURCE: memory ran out, also where oneDNN aborts for that; such an
+ * nd_dnnl computes nothing any more. */
 nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c, const void *a,
                          const void *b);
 

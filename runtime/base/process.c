@@ -4,8 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -120,4 +120,36 @@ nd_status nd_process_flush_output(void)
                        errno != 0 ? strerror(errno) : "a part of it was lost");
     }
     return ND_OK;
+}
+
+static _Thread_local sigjmp_buf
+    *guarded; /* where this thread's guarded call began; NULL: nowhere */
+
+static void on_abort(int number)
+{
+    sigjmp_buf *back = guarded;
+    if (back) { /* else abort goes on when this returns */
+        guarded = NULL;
+        siglongjmp(*back, 1);
+    }
+}
+
+static void watch_abort(void)
+{
+    const struct sigaction action = {.sa_handler = on_abort, .sa_flags = SA_NODEFER};
+    sigaction(SIGABRT, &action, NULL);
+}
+
+bool nd_abort_guard(void (*call)(void *context), void *context)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    sigjmp_buf here;
+    pthread_once(&once, watch_abort);
+    if (sigsetjmp(here, 0) != 0) {
+        return false;
+    }
+    guarded = &here;
+    call(context);
+    guarded = NULL;
+    return true;
 }

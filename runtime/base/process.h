@@ -3,6 +3,7 @@
 #define ND_BASE_PROCESS_H
 /* What a process gets from its parent and hands on to its children: limits, blocked signals,
  * standard streams. */
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
@@ -45,5 +46,9 @@ void nd_streams_open(void);
 /* Writes out what was printed on standard output. ND_ERR_CANTCREATE when any of it was lost, for
  * example because the disk is full. */
 nd_status nd_process_flush_output(void);
+
+/* Calls a function of a library that may abort the process; it holds nothing of ours. False: it has
+ * aborted, and what it held is lost, so the library must not be called again. */
+bool nd_abort_guard(void (*call)(void *context), void *context);
 
 #endif

@@ -56,7 +56,6 @@ static nd_status create_worker(ucx_state *state)
 {
     ucp_config_t *config;
     ND_TRY(nd_ucx_load(state->rank == 0));
-    nd_ucx_watch_abort();
     set_own_folder();
     ND_TRY(read_config(&config));
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |

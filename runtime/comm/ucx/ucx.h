@@ -45,7 +45,6 @@ typedef struct ucx_state {
 } ucx_state;
 
 /* ucx_guard.c */
-void nd_ucx_watch_abort(void); /* once in a process, before the first guarded call */
 /* Runs `call`, which calls UCX and holds nothing. ND_ERR_IO: UCX has aborted since a rank has
  * ended. An abort for another reason ends the process. */
 nd_status nd_ucx_guard(ucx_state *state, void (*call)(void *context), void *context);

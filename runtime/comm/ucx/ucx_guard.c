@@ -5,30 +5,13 @@
  * error that names the rank that has ended.
  */
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
 
+#include "runtime/base/process.h"
 #include "runtime/comm/ucx/ucx.h"
 
 enum { END_MS = 1000 }; /* a process whose memory is gone takes a moment to end */
-
-static _Thread_local sigjmp_buf *guarded; /* where this thread's call of UCX began; NULL: nowhere */
-
-static void on_abort(int number)
-{
-    sigjmp_buf *back = guarded;
-    if (back) { /* else abort goes on when this returns */
-        guarded = NULL;
-        siglongjmp(*back, 1);
-    }
-}
-
-void nd_ucx_watch_abort(void)
-{
-    const struct sigaction action = {.sa_handler = on_abort, .sa_flags = SA_NODEFER};
-    sigaction(SIGABRT, &action, NULL);
-}
 
 /* The rank whose process has ended; -1: none that this rank talks to. */
 static int find_ended(ucx_state *state)
@@ -60,15 +43,8 @@ static nd_status after_abort(ucx_state *state)
 
 nd_status nd_ucx_guard(ucx_state *state, void (*call)(void *context), void *context)
 {
-    sigjmp_buf here;
     if (state->broken) {
         return nd_fail(ND_ERR_IO, "UCX cannot be used any more, since a rank has ended");
     }
-    if (sigsetjmp(here, 0) != 0) {
-        return after_abort(state);
-    }
-    guarded = &here;
-    call(context);
-    guarded = NULL;
-    return ND_OK;
+    return nd_abort_guard(call, context) ? ND_OK : after_abort(state);
 }
