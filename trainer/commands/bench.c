@@ -205,19 +205,17 @@ static nd_status products(nd_worker *worker, const bench_call *o, const nd_mesh 
     for (int i = 0; i < RECIPES; i++) {
         list[i] = (nd_fp8_recipe)i;
     }
-    const nd_linear_timing timing = {.rank = &worker->rank,
-                                     .recipes = list,
-                                     .recipe_count = RECIPES,
-                                     .rounds = ROUNDS,
-                                     .stop = is_stopped,
-                                     .room = has_room,
-                                     .context = worker};
+    const nd_timing timing = {.rank = &worker->rank,
+                              .repeats = ROUNDS,
+                              .stop = is_stopped,
+                              .room = has_room,
+                              .context = worker};
     if (!o->jsonl) {
         print_products_head(&worker->rank, mesh);
     }
     for (int i = 0; i < o->size_count; i++) {
         nd_linear_times times;
-        ND_TRY(nd_time_linear(&timing, o->sizes[i], &times));
+        ND_TRY(nd_time_linear(&timing, list, RECIPES, o->sizes[i], &times));
         if (times.stopped) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal");
         }
@@ -249,11 +247,11 @@ static nd_status time_layer(nd_worker *worker, const nd_config *config, int64_t 
                             nd_layer_times *out)
 {
     nd_rank rank = worker->rank;
-    const nd_layer_timing timing = {.rank = &rank,
-                                    .repeats = (int)repeats,
-                                    .stop = is_stopped,
-                                    .room = has_room,
-                                    .context = worker};
+    const nd_timing timing = {.rank = &rank,
+                              .repeats = (int)repeats,
+                              .stop = is_stopped,
+                              .room = has_room,
+                              .context = worker};
     rank.config = config;
     ND_TRY(nd_trainer_check_limits(rank.ops, config, &rank.mesh, &rank.shape));
     ND_TRY(nd_time_layer(&timing, out));

@@ -218,8 +218,8 @@ void nd_sinks_close(nd_sinks *sinks);
  */
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 /*
- * Whether a metrics.jsonl has the validation of a step, as a reader sees it who forgets what a line
- * "resumed" takes back. `from`: the line is not before this byte, or only a little. A file that
+ * *out is true when a metrics.jsonl has the validation of a step and no later line "resumed" takes
+ * it back. `from`: the line is not before this byte, or only a little. A file that
  * does not exist has none; ND_ERR_IO: it cannot be read.
  */
 nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, bool *out);

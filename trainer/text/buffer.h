@@ -97,7 +97,7 @@ static inline nd_status nd_u64s_add(nd_u64s *list, uint64_t value)
 nd_status nd_pages_map(size_t bytes, void **out);
 void nd_pages_unmap(void *pages, size_t bytes); /* NULL is legal */
 
-/* Of `count` elements like **out. */
+/* The two take `count` elements like **out. */
 #define ND_PAGES_MAP(count, out)     nd_pages_map((count) * sizeof(**(out)), (void **)(out))
 #define ND_PAGES_UNMAP(pages, count) nd_pages_unmap((pages), (count) * sizeof(*(pages)))
 

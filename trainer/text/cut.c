@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Where long texts may be cut, for work in pieces. */
+/* Finds places where a long text may be cut, for work in pieces. */
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
 
@@ -56,14 +56,14 @@ nd_text_cut nd_tokenizer_cut(const nd_tokenizer *t)
     return gpt2 > 0 ? ND_CUT_BEFORE_BLANKS : ND_CUT_AFTER_NEWLINE;
 }
 
-/* Whether a whole character that is no white space begins at `at`. */
+/* True when a whole character that is no white space begins at `at`. */
 static bool ink_begins(const uint8_t *text, size_t size, size_t at)
 {
     return at < size && nd_utf8_next(text + at, size - at) > 0 &&
            nd_char_class_of(nd_char_at(text + at).code) != ND_CHAR_SPACE;
 }
 
-/* Whether a whole character that is no white space ends at `at`. */
+/* True when a whole character that is no white space ends at `at`. */
 static bool ink_ends(const uint8_t *text, size_t at)
 {
     size_t begin = at;

@@ -71,7 +71,7 @@ void nd_encoder_set_counts(nd_encoder *encoder, const nd_encode_counts *counts)
     encoder->bpe.unknown = counts->unknown;
 }
 
-/* Of a text, and of what replacing and normalising make of it: places in it have 32 bits. */
+/* Checks the size of a text, or of one that was replaced or normalised: its places have 32 bits. */
 static nd_status check_size(size_t size)
 {
     return size <= ND_ENCODE_TEXT_BYTES_MAX

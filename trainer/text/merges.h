@@ -7,8 +7,8 @@
  *
  * Most pairs are not merged, and the table is larger than a CPU's cache. Two others are smaller: a
  * bit for the hash of each pair, and what pairs of 256 ids make, mostly those of single characters.
- * Who has several pairs to look up asks for all, then fetches for all, then reads the answers: each
- * step fetches into the CPU's cache what the next one reads.
+ * A caller with several pairs to look up asks for all, then fetches for all, then reads the
+ * answers: each step fetches into the CPU's cache what the next one reads.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ typedef struct nd_merge {
     int32_t id;   /* the piece they make */
 } nd_merge;
 
-/* What a pair of pieces makes. */
+/* The piece that a pair of pieces makes, and the rank of the merge. */
 typedef struct nd_merged {
     int32_t rank; /* ND_MERGE_NONE: the pair is not merged */
     int32_t id;

@@ -2,7 +2,7 @@
 #ifndef ND_TEXT_PARTS_H
 #define ND_TEXT_PARTS_H
 /*
- * What a tokenizer consists of. tokenizer.c and read_*.c fill it from the file; normalize.c,
+ * A tokenizer and its parts. tokenizer.c and read_*.c fill it from the file; normalize.c,
  * split.c, bpe.c, encode.c and decode.c each read the part that is theirs.
  */
 #include "trainer/text/added.h"
@@ -108,7 +108,7 @@ nd_status nd_text_rewrite(const nd_rewrite *steps, int count, const uint8_t *tex
  * the next border. ND_SPLIT_REGEX is not one of these splitters: see regex.h. */
 int nd_text_words(nd_splitter splitter, const uint8_t *text, size_t size, size_t at, size_t *ends,
                   int room);
-/* The same without vector instructions, for tests. */
+/* Does the same without vector instructions, for tests. */
 int nd_text_words_plain(nd_splitter splitter, const uint8_t *text, size_t size, size_t at,
                         size_t *ends, int room);
 

@@ -21,7 +21,7 @@ nd_status nd_text_read_model(nd_tokenizer *tokenizer, const json_t *model, size_
 nd_status nd_text_read_added(nd_tokenizer *tokenizer, const json_t *list, size_t pieces);
 nd_status nd_text_read_post_processor(nd_tokenizer *tokenizer, const json_t *node);
 
-/* What the readers share. */
+/* Helpers of all readers (read_parts.c). */
 
 typedef nd_status nd_text_read(nd_tokenizer *tokenizer, const json_t *node);
 
@@ -38,7 +38,7 @@ nd_status nd_text_read_bool(const nd_tokenizer *tokenizer, const json_t *node, c
 /* Replace{pattern: {String}, content}, or Prepend{prepend}: appends a step. */
 nd_status nd_text_read_rewrite(nd_tokenizer *tokenizer, const json_t *node, nd_rewrite *steps,
                                int *count);
-/* What "Metaspace" says in a pre-tokenizer or a decoder. */
+/* Reads a "Metaspace" of a pre-tokenizer or a decoder. */
 nd_status nd_text_read_metaspace(const nd_tokenizer *tokenizer, const json_t *node,
                                  nd_metaspace *scheme);
 /* An id, or -1 when it is none or too great. */

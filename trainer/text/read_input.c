@@ -20,7 +20,7 @@ static nd_status copy_string(const nd_tokenizer *t, const json_t *node, const ch
     return ND_OK;
 }
 
-/* How many times longer these steps make a text at most, but for what is put before it. */
+/* Returns how many times longer these steps make a text at most, but for what is put before it. */
 static size_t growth_of(const nd_rewrite *steps, int count)
 {
     size_t growth = 1;
@@ -198,7 +198,6 @@ static nd_status read_byte_level(nd_tokenizer *t, const json_t *node)
     return use_regex ? add_splitter(t, ND_SPLIT_GPT2) : ND_OK;
 }
 
-/* What "Metaspace" says in a pre-tokenizer or a decoder. */
 nd_status nd_text_read_metaspace(const nd_tokenizer *t, const json_t *node, nd_metaspace *scheme)
 {
     static const char *const names[] = {

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-/* What changes ids and is not built is refused. */
+/* Refuses keys that change ids and are not supported. */
 static nd_status check_model(const nd_tokenizer *t, const json_t *model)
 {
     static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What reading all components shares. */
+/* Helpers for reading the components of a tokenizer.json. */
 #include "trainer/text/read.h"
 
 const char *nd_text_type(const json_t *node)

@@ -72,7 +72,7 @@ static size_t skip_letters(const reader *r, size_t at)
 }
 #endif
 
-/* Where the run of characters of this class that begins at `at` ends. */
+/* Returns the end of the run of characters of this class that begins at `at`. */
 static size_t run_end(const reader *r, size_t at, nd_char_class kind)
 {
     at = kind == ND_CHAR_LETTER ? skip_letters(r, at) : at;

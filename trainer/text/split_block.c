@@ -6,7 +6,7 @@
 
 enum { LANE = 16 };
 
-/* Which bytes of a block are what. Those that are nothing of this are punctuation. */
+/* The kinds of the bytes of a block, a bit for each byte. Bytes of no kind are punctuation. */
 typedef struct masks {
     uint64_t letters, numbers, blanks, newlines; /* newlines are blanks, too */
     uint64_t space, apostrophe, other;           /* ' ', '\'', and no ASCII */

@@ -27,7 +27,7 @@
 typedef struct nd_tokenizer nd_tokenizer;
 
 nd_status nd_tokenizer_open(const char *path, nd_tokenizer **out);
-/* The same from memory; `name` is for messages. */
+/* Reads it from memory; `name` is for messages. */
 nd_status nd_tokenizer_parse(const char *json, size_t size, const char *name, nd_tokenizer **out);
 /*
  * The tokenizer whose ids are bytes: byte-level BPE without merges, whose vocabulary maps the
@@ -44,11 +44,11 @@ int32_t nd_tokenizer_vocab_size(const nd_tokenizer *tokenizer);
 int32_t nd_tokenizer_find(const nd_tokenizer *tokenizer, const char *token, size_t size);
 /* The token of an id as the file writes it, with a closing NUL; NULL when no token has this id. */
 const char *nd_tokenizer_token(const nd_tokenizer *tokenizer, int32_t id, size_t *size);
-/* Whether it is an added token with `special`. Decoding may leave it out, unless normalisation
+/* True for an added token with `special`. Decoding may leave it out, unless normalisation
  * changes its text: there we do what `tokenizers` does. */
 bool nd_tokenizer_is_special(const nd_tokenizer *tokenizer, int32_t id);
 
-/* Whether the ids of a whole text begin with the special token that the post-processor adds, and
+/* True when the ids of a whole text begin with the special token that the post-processor adds, and
  * then with the same one again, which came from the text. */
 bool nd_tokenizer_begins_twice(const nd_tokenizer *tokenizer, const int32_t *ids, size_t count);
 
@@ -68,7 +68,7 @@ typedef struct nd_encode_options {
     size_t cache_bytes;  /* of words already merged; 0: no cache */
 } nd_encode_options;
 
-/* What an encoder has seen since it was created. */
+/* Counts of what an encoder has seen since it was created. */
 typedef struct nd_encode_counts {
     int64_t texts, bytes, ids;
     int64_t invalid; /* invalid sequences of bytes, each replaced by one U+FFFD */
@@ -100,7 +100,7 @@ const nd_encode_counts *nd_encoder_counts(const nd_encoder *encoder);
 /* Back to counts of an earlier moment: what was encoded since then was given up. */
 void nd_encoder_set_counts(nd_encoder *encoder, const nd_encode_counts *counts);
 
-/* Where a long text may be cut, so that the ids of its parts are those of the whole. */
+/* Places where a long text may be cut so that the ids of its parts are those of the whole. */
 typedef enum nd_text_cut {
     ND_CUT_NOWHERE = 0,
     ND_CUT_BEFORE_BLANKS, /* before white space that does not follow white space */

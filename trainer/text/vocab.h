@@ -53,7 +53,7 @@ nd_status nd_vocab_rewrite(nd_vocab *vocab, int32_t id, const uint8_t *text, siz
 /* -1: there is none. */
 int32_t nd_vocab_find(const nd_vocab *vocab, const void *text, size_t size);
 int32_t nd_vocab_find_bytes(const nd_vocab *vocab, const void *bytes, size_t size);
-/* The same in two steps: the first fetches into the CPU's cache what the second reads. */
+/* Finds in two steps: the first fetches into the CPU's cache what the second reads. */
 uint64_t nd_vocab_ask_bytes(const nd_vocab *vocab, const void *bytes, size_t size);
 int32_t nd_vocab_answer_bytes(const nd_vocab *vocab, const void *bytes, size_t size,
                               uint64_t asked);

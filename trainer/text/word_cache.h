@@ -47,7 +47,7 @@ typedef struct nd_word_cache {
     int short_shift;               /* from a hash to its set */
 } nd_word_cache;
 
-/* Where a word belongs. */
+/* The place of a word. */
 typedef struct nd_word_place {
     uint64_t low, high; /* its key; the number of ids is 0 */
     nd_word_short *set; /* without a place for short words: one that is always empty */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a GPU is divided between collectives and the products beside them, by time. */
+/* Divides a GPU between collectives and the products beside them, by measured times. */
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/clock.h"
 #include "runtime/base/math.h"
@@ -23,7 +23,7 @@ int nd_decide_pair(const nd_tuned_pair *pairs, int count)
     return pairs[best].seconds < clearly * pairs[0].seconds ? best : 0;
 }
 
-/* the product */
+/* The product. */
 
 static bool is_product(const nd_call *call)
 {
@@ -49,7 +49,7 @@ static nd_status list_calls(const nd_rank *rank, int64_t layers, nd_calls *calls
     return nd_dry_run(&r, NULL, calls);
 }
 
-/* How often the last layer makes the call. */
+/* Returns how often the last layer makes the call. */
 static int64_t times_of(const nd_calls *without, const nd_call_entry *with)
 {
     const nd_call_entry *entry = nd_calls_find(without, &with->call);
@@ -84,7 +84,7 @@ out:
     return status;
 }
 
-/* what is timed */
+/* The work that is timed. */
 
 typedef struct measurement {
     nd_rank *rank;
@@ -202,8 +202,8 @@ static nd_status begin_reduction(const measurement *m, nd_stream *stream, nd_eve
                                   done);
 }
 
-/* What a layer does in one micro-batch: the products in as many parts as there are gathers, each
- * beside one, and the reduce-scatter beside all. */
+/* Does the work of a layer in one micro-batch: the products in as many parts as there are gathers,
+ * each beside one, and the reduce-scatter beside all. */
 static nd_status run_layer(void *context, nd_stream *stream)
 {
     measurement *m = context;

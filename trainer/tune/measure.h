@@ -2,9 +2,9 @@
 #ifndef ND_TUNE_MEASURE_H
 #define ND_TUNE_MEASURE_H
 /*
- * What trainer/tune shares: the bench that runs calls, the decision from times, the measurement,
- * and the record of a tuning as JSON (the value of "autotune" in run.json, which other runs replay;
- * docs/formats.md lists its keys).
+ * The parts that the files of trainer/tune share: the bench that runs calls, the decision from
+ * times, the measurement, and the record of a tuning as JSON (the value of "autotune" in run.json,
+ * which other runs replay; docs/formats.md lists its keys).
  */
 #include "trainer/dry/dry.h"
 #include "trainer/tune/tune.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What casts to FP8 lost, from the steps that fp8.health_interval counted. */
+/* The section on what casts to FP8 lost, in the steps that fp8.health_interval counted. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

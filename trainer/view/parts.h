@@ -105,9 +105,9 @@ double nd_median(double *values, size_t count);
 char *nd_figure(char *text, size_t size, double value, int digits);
 
 /*
- * Who waited for whom, from profile.json (docs/formats.md): of each collective the rank that
- * entered it last, and how long the others had been in their calls by then. A collective that a
- * rank only began, to wait for it later, counts with the time of the call that began it.
+ * The waits of ranks for each other, from profile.json (docs/formats.md). In each collective, the
+ * others wait for the rank that enters it last, from the time of their own calls on. A collective
+ * that a rank only began, to wait for it later, counts with the time of the call that began it.
  */
 typedef struct nd_rank_waits {
     double communication_ms; /* in calls of communication */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which ranks made the others wait: of every step by its record, and of single collectives by
- * profile.json. */
+/* The sections on ranks that made others wait: one of whole steps, by their records, and one of
+ * single collectives, by profile.json. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

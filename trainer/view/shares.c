@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the time of rank 0, the bytes that it sent and its planned memory consist of. */
+/* The sections that divide the time of rank 0, the bytes that it sent, and its planned memory. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a run ended, from its last line, and where that is lost from what else its folder holds. */
+/* Finds how a run ended: from its last line, or where that is lost, from the rest of its folder. */
 #include <stdio.h>
 #include <string.h>
 

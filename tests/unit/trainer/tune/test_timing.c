@@ -71,33 +71,30 @@ Test(timing, a_linear_on_the_cpu)
     nd_rank rank = {.world_size = 1, .mesh = {{1, 1, 1, 1, 1}}, .config = &config};
     nd_linear_times times;
     double bytes = 0;
-    nd_linear_timing ask = {.rank = &rank,
-                            .recipes = recipes,
-                            .recipe_count = RECIPES,
-                            .rounds = 2,
-                            .stop = goes_on,
-                            .room = has_room,
-                            .context = &bytes};
+    nd_timing ask = {
+        .rank = &rank, .repeats = 2, .stop = goes_on, .room = has_room, .context = &bytes};
     cr_assert_eq(nd_config_init(&config), ND_OK);
     cr_assert_eq(nd_device_open_cpu(1, &rank.device), ND_OK);
     cr_assert_eq(nd_ops_cpu(rank.device, &rank.ops), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(rank.device->table->stream_init(rank.device, &rank.stream), ND_OK);
     const nd_linear_extents size = {64, 48, 32};
-    cr_assert_eq(nd_time_linear(&ask, size, &times), ND_OK, "%s", nd_error_last()->message);
+    cr_assert_eq(nd_time_linear(&ask, recipes, RECIPES, size, &times), ND_OK, "%s",
+                 nd_error_last()->message);
     cr_expect(times.bf16 > 0 && times.bf16 < 60, "%g", times.bf16);
     for (int i = 0; i < RECIPES; i++) {
         cr_expect(times.fp8[i] > 0 && times.fp8[i] < 60, "recipe %d: %g", i, times.fp8[i]);
     }
     cr_expect_eq(nd_linear_flops(size), 6.0 * 64 * 48 * 32);
     cr_expect_geq(bytes, 64 * 48 * 2 + 32 * 48 * 2 + 64 * 32 * 2);
-    cr_expect_eq(nd_time_linear(&ask, (nd_linear_extents){64, 40, 32}, &times), ND_ERR_CONFIG,
-                 "16 does not divide 40");
+    cr_expect_eq(nd_time_linear(&ask, recipes, RECIPES, (nd_linear_extents){64, 40, 32}, &times),
+                 ND_ERR_CONFIG, "16 does not divide 40");
     cr_expect_not(times.stopped);
     ask.stop = stops;
-    cr_expect_eq(nd_time_linear(&ask, size, &times), ND_OK);
+    cr_expect_eq(nd_time_linear(&ask, recipes, RECIPES, size, &times), ND_OK);
     cr_expect(times.stopped);
     ask.room = has_no_room;
-    cr_expect_eq(nd_time_linear(&ask, size, &times), ND_ERR_RESOURCE, "there was no room");
+    cr_expect_eq(nd_time_linear(&ask, recipes, RECIPES, size, &times), ND_ERR_RESOURCE,
+                 "there was no room");
     rank.device->table->stream_fini(&rank.stream);
     nd_device_close(rank.device);
     nd_config_fini(&config);
@@ -106,7 +103,7 @@ Test(timing, a_linear_on_the_cpu)
 static nd_status time_layers(nd_rank *rank, void *context)
 {
     double bytes = 0;
-    nd_layer_timing timing = {
+    nd_timing timing = {
         .rank = rank, .repeats = 2, .stop = goes_on, .room = has_room, .context = &bytes};
     nd_layer_times times;
     ND_TRY(nd_time_layer(&timing, &times));
