@@ -55,26 +55,29 @@ bool nd_gguf_store(nd_gguf_type type, const float *values, int64_t count, void *
 /* Keys and list, each written into memory by the functions below. A failure for want of memory
  * shows in nd_gguf_head_write. */
 typedef struct nd_gguf_head {
-    FILE *keys, *list; /* memory streams */
+    const char *family; /* stands before keys that begin with a point; borrowed */
+    FILE *keys, *list;  /* memory streams */
     char *keys_text, *list_text;
     size_t keys_bytes, list_bytes;
     uint64_t key_count, tensor_count;
     uint64_t data_bytes; /* of all tensors, with padding */
 } nd_gguf_head;
 
-nd_status nd_gguf_head_init(nd_gguf_head *head);
+nd_status nd_gguf_head_init(nd_gguf_head *head, const char *family);
 void nd_gguf_head_fini(nd_gguf_head *head); /* an all-zero one is legal */
 void nd_gguf_u32(nd_gguf_head *head, const char *key, uint32_t value);
 void nd_gguf_f32(nd_gguf_head *head, const char *key, double value);
 void nd_gguf_flag(nd_gguf_head *head, const char *key, bool value);
 void nd_gguf_text(nd_gguf_head *head, const char *key, const char *text, size_t size);
-/* An array; the caller then adds `count` elements with the three functions behind it. */
-void nd_gguf_texts(nd_gguf_head *head, const char *key, uint64_t count);
-void nd_gguf_i32s(nd_gguf_head *head, const char *key, uint64_t count);
-void nd_gguf_f32s(nd_gguf_head *head, const char *key, uint64_t count);
+/* An array; the caller then adds `count` texts, or numbers of 32 bits. */
+typedef enum nd_gguf_elements {
+    ND_GGUF_I32S = 5,
+    ND_GGUF_F32S = 6,
+    ND_GGUF_TEXTS = 8,
+} nd_gguf_elements;
+void nd_gguf_array(nd_gguf_head *head, const char *key, nd_gguf_elements type, uint64_t count);
 void nd_gguf_add_text(nd_gguf_head *head, const char *text, size_t size);
-void nd_gguf_add_i32(nd_gguf_head *head, int32_t value);
-void nd_gguf_add_f32(nd_gguf_head *head, float value);
+void nd_gguf_add_number(nd_gguf_head *head, const void *number);
 /* Lists a tensor of rows x cols (1 row: a vector); *offset: where its values lie, from the first
  * tensor on. */
 void nd_gguf_tensor(nd_gguf_head *head, const char *name, nd_gguf_type type, int64_t rows,

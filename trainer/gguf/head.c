@@ -6,12 +6,12 @@
 #include "trainer/gguf/gguf.h"
 
 /* Numbers of the format (gguf_type). */
-enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STRING = 8, KEY_ARRAY = 9 };
+enum { KEY_U32 = 4, KEY_BOOL = 7, KEY_ARRAY = 9 }; /* with nd_gguf_elements */
 enum { VERSION = 3, ALIGNMENT = 32 };
 
-nd_status nd_gguf_head_init(nd_gguf_head *head)
+nd_status nd_gguf_head_init(nd_gguf_head *head, const char *family)
 {
-    *head = (nd_gguf_head){0};
+    *head = (nd_gguf_head){.family = family};
     head->keys = open_memstream(&head->keys_text, &head->keys_bytes);
     head->list = open_memstream(&head->list_text, &head->list_bytes);
     return head->keys && head->list ? ND_OK : nd_fail_memory("the head of a GGUF file");
@@ -35,39 +35,38 @@ void nd_gguf_head_fini(nd_gguf_head *head)
     *head = (nd_gguf_head){0};
 }
 
-static void put_u32(FILE *to, uint32_t value)
+/* A number of this many bytes. */
+static void put(FILE *to, uint64_t value, size_t bytes)
 {
-    fwrite(&value, sizeof value, 1, to);
-}
-
-static void put_u64(FILE *to, uint64_t value)
-{
-    fwrite(&value, sizeof value, 1, to);
+    fwrite(&value, bytes, 1, to);
 }
 
 static void put_text(FILE *to, const char *text, size_t size)
 {
-    put_u64(to, size);
+    put(to, size, 8);
     fwrite(text, 1, size, to);
 }
 
 static FILE *begin_key(nd_gguf_head *head, const char *key, uint32_t type)
 {
+    const size_t family = *key == '.' ? strlen(head->family) : 0, size = strlen(key);
     head->key_count++;
-    put_text(head->keys, key, strlen(key));
-    put_u32(head->keys, type);
+    put(head->keys, family + size, 8);
+    fwrite(head->family, 1, family, head->keys);
+    fwrite(key, 1, size, head->keys);
+    put(head->keys, type, 4);
     return head->keys;
 }
 
 void nd_gguf_u32(nd_gguf_head *head, const char *key, uint32_t value)
 {
-    put_u32(begin_key(head, key, KEY_U32), value);
+    put(begin_key(head, key, KEY_U32), value, 4);
 }
 
 void nd_gguf_f32(nd_gguf_head *head, const char *key, double value)
 {
-    begin_key(head, key, KEY_F32);
-    nd_gguf_add_f32(head, (float)value);
+    const float f32 = (float)value;
+    fwrite(&f32, sizeof f32, 1, begin_key(head, key, ND_GGUF_F32S));
 }
 
 void nd_gguf_flag(nd_gguf_head *head, const char *key, bool value)
@@ -77,29 +76,13 @@ void nd_gguf_flag(nd_gguf_head *head, const char *key, bool value)
 
 void nd_gguf_text(nd_gguf_head *head, const char *key, const char *text, size_t size)
 {
-    put_text(begin_key(head, key, KEY_STRING), text, size);
+    put_text(begin_key(head, key, ND_GGUF_TEXTS), text, size);
 }
 
-static void begin_array(nd_gguf_head *head, const char *key, uint32_t type, uint64_t count)
+void nd_gguf_array(nd_gguf_head *head, const char *key, nd_gguf_elements type, uint64_t count)
 {
-    begin_key(head, key, KEY_ARRAY);
-    put_u32(head->keys, type);
-    put_u64(head->keys, count);
-}
-
-void nd_gguf_texts(nd_gguf_head *head, const char *key, uint64_t count)
-{
-    begin_array(head, key, KEY_STRING, count);
-}
-
-void nd_gguf_i32s(nd_gguf_head *head, const char *key, uint64_t count)
-{
-    begin_array(head, key, KEY_I32, count);
-}
-
-void nd_gguf_f32s(nd_gguf_head *head, const char *key, uint64_t count)
-{
-    begin_array(head, key, KEY_F32, count);
+    put(begin_key(head, key, KEY_ARRAY), type, 4);
+    put(head->keys, count, 8);
 }
 
 void nd_gguf_add_text(nd_gguf_head *head, const char *text, size_t size)
@@ -107,28 +90,20 @@ void nd_gguf_add_text(nd_gguf_head *head, const char *text, size_t size)
     put_text(head->keys, text, size);
 }
 
-void nd_gguf_add_i32(nd_gguf_head *head, int32_t value)
+void nd_gguf_add_number(nd_gguf_head *head, const void *number)
 {
-    fwrite(&value, sizeof value, 1, head->keys);
-}
-
-void nd_gguf_add_f32(nd_gguf_head *head, float value)
-{
-    fwrite(&value, sizeof value, 1, head->keys);
+    fwrite(number, 4, 1, head->keys);
 }
 
 void nd_gguf_tensor(nd_gguf_head *head, const char *name, nd_gguf_type type, int64_t rows,
                     int64_t cols, uint64_t *offset)
 {
     put_text(head->list, name, strlen(name));
-    put_u32(head->list,
-            rows > 1 ? 2 : 1); /* the format names the axis of adjacent elements first */
-    put_u64(head->list, (uint64_t)cols);
-    if (rows > 1) {
-        put_u64(head->list, (uint64_t)rows);
-    }
-    put_u32(head->list, type);
-    put_u64(head->list, head->data_bytes);
+    put(head->list, rows > 1 ? 2 : 1, 4); /* then the axis of adjacent elements first */
+    put(head->list, (uint64_t)cols, 8);
+    put(head->list, (uint64_t)rows, rows > 1 ? 8 : 0);
+    put(head->list, type, 4);
+    put(head->list, head->data_bytes, 8);
     head->tensor_count++;
     *offset = head->data_bytes;
     head->data_bytes +=
@@ -145,9 +120,9 @@ nd_status nd_gguf_head_write(nd_gguf_head *head, char **out, size_t *size)
         return nd_fail_memory("the head of a GGUF file");
     }
     fwrite("GGUF", 1, 4, all);
-    put_u32(all, VERSION);
-    put_u64(all, head->tensor_count);
-    put_u64(all, head->key_count);
+    put(all, VERSION, 4);
+    put(all, head->tensor_count, 8);
+    put(all, head->key_count, 8);
     fwrite(head->keys_text, 1, head->keys_bytes, all);
     fwrite(head->list_text, 1, head->list_bytes, all);
     for (size_t i = 24 + head->keys_bytes + head->list_bytes; i % ALIGNMENT != 0; i++) {

@@ -74,60 +74,43 @@ static void add_shape(nd_gguf_head *head, const nd_shape *s)
     const struct {
         const char *key;
         int64_t value;
-    } numbers[] = {{"vocab_size", s->vocab},
-                   {"context_length", s->max_positions},
-                   {"embedding_length", s->hidden},
-                   {"block_count", s->layers},
-                   {"feed_forward_length", s->ffn},
-                   {"attention.head_count", s->heads},
-                   {"attention.head_count_kv", s->kv_heads},
-                   {"attention.key_length", s->head_dim},
-                   {"attention.value_length", s->head_dim},
-                   {"rope.dimension_count", s->head_dim}};
-    const char *family = families[s->family].name;
-    char key[96];
+    } numbers[] = {{".vocab_size", s->vocab},
+                   {".context_length", s->max_positions},
+                   {".embedding_length", s->hidden},
+                   {".block_count", s->layers},
+                   {".feed_forward_length", s->ffn},
+                   {".attention.head_count", s->heads},
+                   {".attention.head_count_kv", s->kv_heads},
+                   {".attention.key_length", s->head_dim},
+                   {".attention.value_length", s->head_dim},
+                   {".rope.dimension_count", s->head_dim}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(key, sizeof key, "%s.%s", family, numbers[i].key);
-        nd_gguf_u32(head, key, (uint32_t)numbers[i].value);
+        nd_gguf_u32(head, numbers[i].key, (uint32_t)numbers[i].value);
     }
-    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", family);
-    nd_gguf_f32(head, key, s->rms_eps);
-    snprintf(key, sizeof key, "%s.rope.freq_base", family);
-    nd_gguf_f32(head, key, s->rope.theta);
+    nd_gguf_f32(head, ".attention.layer_norm_rms_epsilon", s->rms_eps);
+    nd_gguf_f32(head, ".rope.freq_base", s->rope.theta);
     if (s->rope.type == ND_ROPE_LINEAR) {
-        snprintf(key, sizeof key, "%s.rope.scaling.type", family);
-        nd_gguf_text(head, key, "linear", 6);
-        snprintf(key, sizeof key, "%s.rope.scaling.factor", family);
-        nd_gguf_f32(head, key, s->rope.factor);
+        nd_gguf_text(head, ".rope.scaling.type", "linear", 6);
+        nd_gguf_f32(head, ".rope.scaling.factor", s->rope.factor);
     }
 }
 
 static nd_status check_family(const nd_shape *s)
 {
-    const char *name = families[s->family].name, *type = nd_families[s->family].model_type;
-    if (!name) {
-        return nd_fail(ND_ERR_DATA,
-                       "a model of the type \"%s\" cannot be written as GGUF; llama, "
-                       "qwen2 and qwen3 can",
-                       type);
-    }
-    if (s->window > 0 || s->rope.type == ND_ROPE_DYNAMIC || s->rope.type == ND_ROPE_YARN ||
-        s->rope.type == ND_ROPE_LONGROPE) {
-        return nd_fail(ND_ERR_DATA, "a model with a sliding window, or with the rope_type "
-                                    "dynamic, yarn or longrope, cannot be written as GGUF");
-    }
-    if (s->o_bias && s->family != ND_FAMILY_LLAMA) {
-        return nd_fail(
-            ND_ERR_DATA,
-            "a model of the type \"%s\" with biases of all attention's linears cannot be "
-            "written as GGUF, since llama.cpp does not load it",
-            type);
-    }
-    if (s->rope.type == ND_ROPE_LLAMA3 && s->family != ND_FAMILY_LLAMA) {
-        return nd_fail(ND_ERR_DATA, "llama.cpp has no rope_type \"llama3\" for the type \"%s\"",
-                       type);
-    }
-    return ND_OK;
+    const nd_rope_type rope = s->rope.type;
+    const bool llama = s->family == ND_FAMILY_LLAMA;
+    const char *why =
+        !families[s->family].name ? "only llama, qwen2 and qwen3 can"
+        : s->window > 0 || rope == ND_ROPE_DYNAMIC || rope == ND_ROPE_YARN ||
+                rope == ND_ROPE_LONGROPE
+            ? "it has a sliding window, or the rope_type dynamic, yarn or longrope"
+        : s->o_bias && !llama
+            ? "all linears of its attention have biases, and llama.cpp does not load it"
+        : rope == ND_ROPE_LLAMA3 && !llama ? "llama.cpp has no rope_type llama3 for it"
+                                           : NULL;
+    return why ? nd_fail(ND_ERR_DATA, "a model of the type \"%s\" cannot be written as GGUF: %s",
+                         nd_families[s->family].model_type, why)
+               : ND_OK;
 }
 
 static nd_status add_keys(file *f, const char *folder, nd_gguf_type type)
@@ -135,8 +118,7 @@ static nd_status add_keys(file *f, const char *folder, nd_gguf_type type)
     const char *name =
         strrchr(folder, '/') && strrchr(folder, '/')[1] ? strrchr(folder, '/') + 1 : folder;
     const bool quantized = type == ND_GGUF_Q8_0;
-    const char *family = families[f->shape->family].name;
-    nd_gguf_text(&f->head, "general.architecture", family, strlen(family));
+    nd_gguf_text(&f->head, "general.architecture", f->head.family, strlen(f->head.family));
     nd_gguf_text(&f->head, "general.type", "model", 5);
     nd_gguf_text(&f->head, "general.name", name, strlen(name));
     /* Numbers of llama.cpp's llama_ftype. */
@@ -272,6 +254,11 @@ static nd_status check_place(const file *f, uint64_t bytes)
     return status;
 }
 
+static nd_status fail_write(const file *f)
+{
+    return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", f->path, strerror(errno));
+}
+
 static nd_status write_file(file *f, uint64_t *bytes)
 {
     char *head = NULL;
@@ -283,16 +270,11 @@ static nd_status write_file(file *f, uint64_t *bytes)
     ND_TRY_OUT(check_place(f, *bytes));
     ND_TRY_OUT(nd_fs_temporary(f->path, &f->temporary));
     f->fd = nd_fs_create(f->temporary, 0666);
-    if (f->fd < 0) {
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", f->path, strerror(errno));
-        goto out;
-    }
+    ND_TRY_OUT(f->fd < 0 ? fail_write(f) : ND_OK);
     ND_TRY_OUT(nd_fs_pwrite(f->fd, f->temporary, head, size, 0));
     ND_TRY_OUT(write_tensors(f));
-    if (ftruncate(f->fd, (off_t)*bytes) != 0) { /* the padding of the last tensor */
-        status = nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", f->path, strerror(errno));
-        goto out;
-    }
+    /* With the padding of the last tensor. */
+    ND_TRY_OUT(ftruncate(f->fd, (off_t)*bytes) != 0 ? fail_write(f) : ND_OK);
     status = nd_fs_sync_close(f->fd, f->temporary);
     f->fd = -1;
     ND_TRY_OUT(status);
@@ -318,7 +300,7 @@ nd_status nd_gguf_export(const char *folder, nd_gguf_type type, const char *path
     f.shape = nd_hf_reader_shape(f.reader);
     ND_TRY_OUT(check_family(f.shape));
     ND_TRY_OUT(nd_layout_create(&(nd_layout_options){.shape = f.shape, .mesh = &one}, &f.layout));
-    ND_TRY_OUT(nd_gguf_head_init(&f.head));
+    ND_TRY_OUT(nd_gguf_head_init(&f.head, families[f.shape->family].name));
     ND_TRY_OUT(add_keys(&f, folder, type));
     ND_TRY_OUT(list_tensors(&f, type));
     status = write_file(&f, bytes);

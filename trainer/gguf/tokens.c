@@ -18,60 +18,37 @@ typedef struct source {
     const char *folder;
     const nd_shape *shape;
     nd_tokenizer *tokenizer;
-    json_t *model;  /* "model" of tokenizer.json; borrowed from `root` */
     json_t *root;   /* tokenizer.json */
     json_t *config; /* tokenizer_config.json; NULL: there is none */
 } source;
 
-/* A JSON file of the folder. *out is NULL where there is none. */
-static nd_status read_json(const char *folder, const char *name, json_t **out)
+static nd_status open_source(source *s)
 {
     char *path = NULL, *text = NULL;
     size_t size = 0;
     bool there = false;
-    json_error_t error;
     nd_status status = ND_OK;
-    *out = NULL;
-    ND_TRY_OUT(nd_fs_has(folder, name, &there));
+    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
+    ND_TRY_OUT(nd_fs_exists(path, &there));
     if (!there) {
-        goto out;
-    }
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, name));
-    ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    *out = json_loadb(text, size, JSON_ALLOW_NUL, &error);
-    if (!*out) {
-        status = nd_json_no_memory(&error)
-                     ? nd_fail_memory("reading \"%s\"", path)
-                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    }
-out:
-    free(text);
-    free(path);
-    return status;
-}
-
-static nd_status open_source(source *s)
-{
-    char *path = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(read_json(s->folder, "tokenizer.json", &s->root));
-    if (!s->root) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" has no tokenizer.json, and a GGUF file holds the tokenizer too; "
                          "copy the model's tokenizer.json there",
                          s->folder);
         goto out;
     }
-    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
     ND_TRY_OUT(nd_tokenizer_open(path, &s->tokenizer));
-    s->model = json_object_get(s->root, "model");
-    ND_TRY_OUT(read_json(s->folder, "tokenizer_config.json", &s->config));
+    ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    s->root = json_loadb(text, size, JSON_ALLOW_NUL, NULL);
+    ND_TRY_OUT(s->root ? ND_OK : nd_fail_memory("reading \"%s\"", path)); /* it was read before */
+    ND_TRY_OUT(nd_tokenizer_config_read(s->folder, &s->config));
     if (nd_tokenizer_vocab_size(s->tokenizer) > s->shape->vocab) {
         status = nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
                          s->folder, (int)nd_tokenizer_vocab_size(s->tokenizer),
                          (long long)s->shape->vocab);
     }
 out:
+    free(text);
     free(path);
     return status;
 }
@@ -152,7 +129,7 @@ static void add_vocabulary(nd_gguf_head *head, const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
     const int32_t count = (int32_t)s->shape->vocab;
-    nd_gguf_texts(head, "tokenizer.ggml.tokens", (uint64_t)count);
+    nd_gguf_array(head, "tokenizer.ggml.tokens", ND_GGUF_TEXTS, (uint64_t)count);
     for (int32_t id = 0; id < count; id++) {
         size_t size = 0;
         char unused[32];
@@ -163,11 +140,12 @@ static void add_vocabulary(nd_gguf_head *head, const source *s)
         }
         nd_gguf_add_text(head, text, size);
     }
-    nd_gguf_i32s(head, "tokenizer.ggml.token_type", (uint64_t)count);
+    nd_gguf_array(head, "tokenizer.ggml.token_type", ND_GGUF_I32S, (uint64_t)count);
     for (int32_t id = 0; id < count; id++) {
         size_t size = 0;
         const char *text = nd_tokenizer_token(t, id, &size);
-        nd_gguf_add_i32(head, text ? kind_of(t, id, text) : UNUSED);
+        const int32_t kind = text ? kind_of(t, id, text) : UNUSED;
+        nd_gguf_add_number(head, &kind);
     }
 }
 
@@ -189,8 +167,8 @@ static nd_status add_merge(nd_gguf_head *head, const json_t *merge)
 
 static nd_status add_merges(nd_gguf_head *head, const source *s)
 {
-    const json_t *merges = json_object_get(s->model, "merges");
-    nd_gguf_texts(head, "tokenizer.ggml.merges", json_array_size(merges));
+    const json_t *merges = json_object_get(json_object_get(s->root, "model"), "merges");
+    nd_gguf_array(head, "tokenizer.ggml.merges", ND_GGUF_TEXTS, json_array_size(merges));
     for (size_t i = 0; i < json_array_size(merges); i++) {
         ND_TRY(add_merge(head, json_array_get(merges, i)));
     }
@@ -247,11 +225,11 @@ static nd_status score_piece(const source *s, int32_t id, float *score)
 
 static nd_status add_scores(nd_gguf_head *head, const source *s)
 {
-    nd_gguf_f32s(head, "tokenizer.ggml.scores", (uint64_t)s->shape->vocab);
+    nd_gguf_array(head, "tokenizer.ggml.scores", ND_GGUF_F32S, (uint64_t)s->shape->vocab);
     for (int32_t id = 0; id < s->shape->vocab; id++) {
         float score = 0;
         ND_TRY(score_piece(s, id, &score));
-        nd_gguf_add_f32(head, score);
+        nd_gguf_add_number(head, &score);
     }
     return ND_OK;
 }
@@ -263,15 +241,11 @@ static void add_id(nd_gguf_head *head, const char *key, int64_t id)
     }
 }
 
-/* The id of a token that tokenizer_config.json names: a text, or an object with "content"; -1:
- * none. */
+/* The id of a token that tokenizer_config.json names; -1: none. */
 static int32_t named_token(const source *s, const char *key)
 {
-    const json_t *value = json_object_get(s->config, key);
-    value = json_is_object(value) ? json_object_get(value, "content") : value;
-    return json_is_string(value) ? nd_tokenizer_find(s->tokenizer, json_string_value(value),
-                                                     json_string_length(value))
-                                 : -1;
+    const char *name = nd_tokenizer_config_token(s->config, key);
+    return name ? nd_tokenizer_find(s->tokenizer, name, strlen(name)) : -1;
 }
 
 /* What the tokenizer adds to texts counts, whatever config.json says. */
