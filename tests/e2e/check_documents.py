@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a model learns from separate and from joined documents, and that a resumed run goes on with the same: check_documents.py NDTRAIN
+"""What a model learns from separate and from joined documents, and that a resumed run, a second epoch and two nodes have the same
+documents: check_documents.py NDTRAIN
 
 200 rows open with a letter, which says how they close. Eight rows with the same opening follow one another, so in a block of joined rows
 the closing stands in the row before, always as far back. A model that sees that copies it, and does not learn what the opening means:
@@ -9,6 +10,7 @@ a new row alone, as it will be met, then has a high loss, although the loss in t
 import json
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -77,6 +79,41 @@ def check_resume(folder):
     check("was made with data.documents separate, and this run has join" in log, f"another rule is resumed:\n{log}")
 
 
+def check_epochs(folder):
+    """Without learning each block has the same loss in the second epoch, where it comes at another place."""
+    passes = {}
+    for documents in ("separate", "join"):
+        train(folder, f"epochs-{documents}", documents, 2, "--save-model", "false", "--micro-batch-size", "1", "--learning-rate", "0",
+              "--num-steps", "0", "--num-epochs", "2")
+        seen = [loss for _, loss in sorted(losses(folder, f"epochs-{documents}").items())]
+        half = len(seen) // 2
+        passes[documents] = seen[:half], seen[half:]
+        check(half > 5 and sorted(passes[documents][0]) == sorted(passes[documents][1]), f"{documents}: the second epoch has other losses: {seen}")
+        check(passes[documents][0] != passes[documents][1], f"{documents}: the second epoch has the order of the first one, so it shows little")
+    check(not set(passes["separate"][1]) & set(passes["join"][1]), f"separate blocks have losses of joined ones: {passes}")
+
+
+def check_nodes(folder):
+    """Two nodes, each with a worker, have the losses of two workers of one node."""
+    ndlaunch = NDTRAIN.with_name("ndlaunch")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    subprocess.run([ndlaunch, "--make-key", "key"], cwd=folder, check=True, capture_output=True)
+    common = [ndlaunch, "--model-config", "model.json", "--data-path", "rows.jsonl", "--cache-dir", "cache", "--sequence-length", "127",
+              "--micro-batch-size", "2", "--precision", "fp32", "--learning-rate", "3e-3", "--dp-shard-size", "2", "--num-steps", "4",
+              "--save-model", "false", "--device", "cpu"]
+    one = subprocess.run([*common, "--num-processes", "2", "--save-dir", "one-node"], cwd=folder, capture_output=True, text=True, check=False)
+    check(one.returncode == 0, one.stderr)
+    nodes = [subprocess.Popen([*common, "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(n), "--rdzv-endpoint", endpoint,
+                               "--rdzv-key-file", "key", "--save-dir", "two-nodes"], cwd=folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) for n in range(2)]
+    said = [node.communicate(timeout=120)[0] for node in nodes]
+    check(all(node.returncode == 0 for node in nodes), f"two nodes ended with {[node.returncode for node in nodes]}:\n{said}")
+    check("documents are separate" in said[0], f"two nodes do not say that documents are separate:\n{said[0]}")
+    check(losses(folder, "two-nodes") == losses(folder, "one-node"), f"two nodes: {losses(folder, 'two-nodes')}, not {losses(folder, 'one-node')}")
+
+
 with tempfile.TemporaryDirectory() as name:
     place = pathlib.Path(name)
     source = random.Random(3)
@@ -86,3 +123,5 @@ with tempfile.TemporaryDirectory() as name:
     (place / "model.json").write_text(json.dumps(MODEL))
     check_learning(place)
     check_resume(place)
+    check_epochs(place)
+    check_nodes(place)

@@ -165,6 +165,9 @@ static void assert_same_texts(const nd_sampling *sampling)
                              "tp %d, options %zu: rank %d has other tokens", tp, o, r);
             }
             cr_expect_eq(t.counts.new_tokens, SEQUENCES * NEW);
+            if (o == 3) { /* all prompts, 55 tokens, are one call */
+                cr_expect_eq(t.counts.calls, NEW, "%lld calls", (long long)t.counts.calls);
+            }
         }
     }
 }
