@@ -102,24 +102,22 @@ typedef struct nd_kept_form {
 } nd_kept_form;
 
 /*
- * What a product reads of an operand, a view that owns nothing. Either `rows` alone: BF16 or F32 as
- * they are; or FP8: value(i, j) = code(i, j) inverse[g], g = 0, i or j. `codes` and `transposed`
- * hold the same codes; either may be absent (data NULL), its dtype is then ignored. Where both are
- * absent, the codes are not made yet: the product casts `rows` to them while it reads
- * (nd_ops.form). Its scales are then those of current scaling for its own amax: none is infinite,
- * and |x| scale exceeds FMAX by a rounding at most, or is NaN. The bits of the product are those
- * with the codes that make_form makes.
+ * What a product reads of an operand, a view that owns nothing. BF16 or F32 as they are; or FP8:
+ * value(i, j) = code(i, j) inverse[g], g = 0, i or j. Where FP8 is stored as act or F32, the codes
+ * are not made yet: the product casts to them while it reads (nd_ops.form). Its scales are then
+ * those of current scaling for its own amax: none is infinite, and |x| scale exceeds FMAX by a
+ * rounding at most, or is NaN. The bits of the product are those with the codes that make_form
+ * makes.
  */
 typedef struct nd_matrix {
-    nd_tensor rows;         /* act or F32 (rows, columns); row stride free */
-    nd_tensor codes;        /* (rows, columns), E4M3 or E5M2; row stride free */
-    nd_tensor transposed;   /* (columns, rows), the same dtype; row stride free */
-    nd_dtype format;        /* E4M3 or E5M2, of the codes that a product makes of `rows` */
+    nd_tensor stored;       /* (rows, columns): act, F32, or codes E4M3 or E5M2; row stride free */
+    bool transposed;        /* it is codes (columns, rows), as nd_ops.form asks for them */
+    nd_dtype format;        /* E4M3 or E5M2, of the codes that a product makes */
     float *scale, *inverse; /* 1, (rows) or (columns), or (parts); NULL: not FP8 */
     nd_granularity granularity;
-    /* The number of matrices that lie beside one another in `rows`, along the axis that the product
-     * does not sum; 0: it is one. Part p has lines[p] rows of op(a) or columns of op(b), and
-     * scale[p] and inverse[p]. For products alone; granularity is per tensor. */
+    /* The number of matrices that lie beside one another in `stored`, along the axis that the
+     * product does not sum; 0: it is one. Part p has lines[p] rows of op(a) or columns of op(b),
+     * and scale[p] and inverse[p]. For products alone; granularity is per tensor. */
     int parts;
     int64_t lines[ND_FP8_PARTS];
     nd_kept_form
@@ -132,7 +130,7 @@ static inline nd_matrix nd_rows(nd_tensor x)
 {
     nd_matrix matrix;
     memset(&matrix, 0, sizeof matrix);
-    matrix.rows = x;
+    matrix.stored = x;
     return matrix;
 }
 
@@ -173,7 +171,7 @@ typedef enum nd_form_maker {
 typedef struct nd_form_rule {
     nd_form_maker maker;
     size_t bytes;    /* of the form; 0: nothing is kept */
-    bool transposed; /* BY_OP: `transposed` of nd_matrix, else `codes` */
+    bool transposed; /* BY_OP: the codes transposed, else as they are */
     /* DY_OF_DW, X_OF_DW, of what is not cast: a product that is added to c (beta 1) for so many
      * tokens after the other gives the bits of one product of all tokens; 0: it does not. */
     int64_t block;
@@ -302,7 +300,7 @@ typedef struct nd_swiglu_fwd_args {
 /* dgate and dup may alias gate and up. */
 typedef struct nd_swiglu_bwd_args {
     nd_tensor dgate, dup, dout, gate, up; /* (n, F) */
-    nd_fuse fuse_gate, fuse_up;           /* of dgate, of dup */
+    nd_fuse fuse[2];                      /* of dgate, of dup */
 } nd_swiglu_bwd_args;
 
 /* Every row of out is the bias: what a product with beta 1 is then added to, with one rounding. */
@@ -542,14 +540,15 @@ typedef struct nd_fp8_delayed_args {
 /*
  * Makes the form of an operand. x act or F32: codes = x scale (in F32), limited to +-FMAX
  * (infinities too), rounded to nearest even; NaN gives a NaN code (which of them is free), -0 and
- * what rounds to it keeps its sign. Writes out.codes and out.transposed, whichever are there, in
- * one pass, with the scale that is there; reads no inverse. x FP8: out.transposed alone, of its
- * codes.
+ * what rounds to it keeps its sign. Writes out.stored, and the same codes transposed, whichever
+ * are there, in one pass, with the scale that is there; reads no inverse. x FP8: `transposed`
+ * alone, of its codes. A backend whose nd_ops.form asks for no transposed codes makes none.
  */
 typedef struct nd_make_form_args {
-    nd_matrix out;
+    nd_matrix out;        /* its `transposed` is not read */
+    nd_tensor transposed; /* (columns, rows) */
     float *amax; /* NULL, or F32 (1): merged with the largest |x| of the tensor as by `amax` */
-    nd_tensor x; /* (rows, columns) as codes; 1-d per tensor without out.transposed */
+    nd_tensor x; /* (rows, columns) as codes; 1-d per tensor without `transposed` */
 } nd_make_form_args;
 
 /*
@@ -559,8 +558,7 @@ typedef struct nd_make_form_args {
 typedef struct nd_fp8_count_args {
     int64_t *counts; /* (2) */
     nd_tensor x;
-    nd_matrix as; /* what x is cast to, by an op or by products; only its form, format and scale are
-                  read */
+    nd_matrix as; /* what x is cast to; only its format and scale are read */
 } nd_fp8_count_args;
 
 /* The ops that make what calls of the same name keep for their form. */

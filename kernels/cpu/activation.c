@@ -60,11 +60,10 @@ static void swiglu_backward(const nd_row_ops *rows, const void *args, void *cons
 nd_status nd_cpu_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
 {
     const nd_tensor d[2] = {args->dgate, args->dup}, dout = args->dout;
-    const nd_fuse fuse[2] = {args->fuse_gate, args->fuse_up};
     int64_t n = dout.shape[0], F = dout.shape[1];
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
     ND_ASSERT(nd_is_2d_of(args->gate, dout.dtype, n, F) && nd_is_2d_of(args->up, dout.dtype, n, F));
     ND_ASSERT(nd_is_2d_of(d[0], dout.dtype, n, F) && nd_is_2d_of(d[1], dout.dtype, n, F));
-    nd_cpu_fused(stream, 2, d, fuse, WORK * F, swiglu_backward, args);
+    nd_cpu_fused(stream, 2, d, args->fuse, WORK * F, swiglu_backward, args);
     return ND_OK;
 }

@@ -131,12 +131,12 @@ enum { SUM_BLOCK = 1024 };
 /* A weight gradient, block by block of its tokens. */
 static nd_status multiply_blocks(nd_stream *stream, const nd_product_args *args)
 {
-    const int64_t k = args->a.rows.shape[0];
+    const int64_t k = args->a.stored.shape[0];
     for (int64_t begin = 0; begin < k; begin += SUM_BLOCK) {
         const int64_t rows = nd_min(SUM_BLOCK, k - begin);
         nd_product_args x = *args;
-        x.a.rows = nd_tensor_rows(args->a.rows, begin, rows);
-        x.b.rows = nd_tensor_rows(args->b.rows, begin, rows);
+        x.a.stored = nd_tensor_rows(args->a.stored, begin, rows);
+        x.b.stored = nd_tensor_rows(args->b.stored, begin, rows);
         x.beta = begin > 0 ? 1.0f : args->beta;
         ND_TRY(nd_cpu_product_plain(stream, &x));
     }
@@ -146,7 +146,7 @@ static nd_status multiply_blocks(nd_stream *stream, const nd_product_args *args)
 /* A product of operands in BF16, or in F32, as they are stored. */
 nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
+    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
     bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
     float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);

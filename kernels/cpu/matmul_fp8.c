@@ -53,18 +53,15 @@ static void spread(operand *x, const nd_matrix *parts, int64_t lines, const oper
 /* `line`: the granularity that is constant along the summed axis. */
 static operand operand_of(nd_matrix x, bool transposed, nd_granularity line)
 {
-    const bool cast = !x.rows.data, swapped = cast && !x.codes.data;
-    operand o = {.stored = !cast     ? x.rows
-                           : swapped ? x.transposed
-                                     : x.codes,
-                 .transposed = swapped ? !transposed : transposed,
+    const bool cast = nd_dtype_is_fp8(x.stored.dtype);
+    operand o = {.stored = x.stored,
+                 .transposed = transposed,
                  .format = x.format,
                  .scale = cast ? NULL : x.scale,
                  .inverse = x.inverse,
                  .per_line = x.granularity != ND_PER_TENSOR};
-    ND_ASSERT(o.stored.data);
-    ND_ASSERT(cast ? nd_dtype_is_fp8(o.stored.dtype)
-                   : o.stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(o.format));
+    ND_ASSERT(!x.transposed); /* nd_cpu_form asks for none */
+    ND_ASSERT(cast || (x.stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(o.format)));
     ND_ASSERT(nd_is_2d(o.stored, o.stored.shape[0], o.stored.shape[1]));
     ND_ASSERT(!o.per_line || x.granularity == line);
     return o;

@@ -13,7 +13,7 @@ enum { BLOCK = 64 }; /* rows of b whose results a thread holds */
 static void some_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
     const nd_product_args *p = args;
-    const nd_tensor a = p->a.rows, b = p->b.rows;
+    const nd_tensor a = p->a.stored, b = p->b.stored;
     float sums[ND_CPU_FEW_ROWS * BLOCK];
     for (int64_t first = begin; first < end; first += BLOCK) {
         const int64_t count = nd_min(BLOCK, end - first), m = a.shape[0];
@@ -36,6 +36,6 @@ static void some_rows(const nd_row_ops *rows, const void *args, int64_t begin, i
 
 void nd_cpu_multiply_few_rows(nd_stream *stream, const nd_product_args *args)
 {
-    const nd_tensor b = args->b.rows;
+    const nd_tensor b = args->b.stored;
     nd_cpu_each(stream, b.shape[0], b.shape[1], some_rows, args);
 }

@@ -186,5 +186,4 @@ const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .scaled_sum = scaled_sum,
     .dots = dots,
     .row_sums = row_sums,
-    .transpose_bytes = transpose_bytes,
 };

@@ -90,9 +90,6 @@ typedef struct nd_row_ops {
                        int64_t n, bool bf16);
     void (*dots)(const nd_row_dots *dots);
     void (*row_sums)(const nd_row_sums *sums);
-    /* out (columns, rows) = in (rows, columns) transposed. */
-    void (*transpose_bytes)(uint8_t *out, int64_t out_stride, const uint8_t *in, int64_t stride,
-                            int64_t rows, int64_t columns);
 } nd_row_ops;
 
 extern const nd_row_ops nd_rows_baseline, nd_rows_avx2, nd_rows_avx512, nd_rows_avx512_bf16;

@@ -38,7 +38,7 @@ static bool is_empty(nd_tensor c)
 
 static void check_rows(const nd_product_args *x)
 {
-    const nd_tensor a = x->a.rows, b = x->b.rows, c = x->c;
+    const nd_tensor a = x->a.stored, b = x->b.stored, c = x->c;
     int64_t m = c.shape[0], n = c.shape[1], k = a.shape[x->a_transposed ? 0 : 1];
     ND_ASSERT(nd_is_act(a) && nd_is_act(c) && a.dtype == b.dtype);
     ND_ASSERT(nd_is_2d(a, x->a_transposed ? k : m, x->a_transposed ? m : k));
@@ -133,8 +133,8 @@ static nd_status swiglu_bwd(nd_stream *s, const nd_swiglu_bwd_args *x)
 {
     int64_t n = x->gate.shape[0], F = x->gate.shape[1];
     ND_ASSERT(x->dout.dtype == x->gate.dtype && x->gate.dtype == x->up.dtype);
-    ND_ASSERT(nd_is_act(x->dout) && nd_is_fuse_of(&x->fuse_gate, x->dgate, n, F));
-    ND_ASSERT(nd_is_fuse_of(&x->fuse_up, x->dup, n, F));
+    ND_ASSERT(nd_is_act(x->dout) && nd_is_fuse_of(&x->fuse[0], x->dgate, n, F));
+    ND_ASSERT(nd_is_fuse_of(&x->fuse[1], x->dup, n, F));
     return LAUNCH(s, swiglu_bwd, x);
 }
 

@@ -361,11 +361,10 @@ int nd_cuda_fp8_count(nd_cuda_queue queue, const nd_fp8_count_args *args, void *
 {
     const nd_tensor x = args->x;
     const nd_matrix as = args->as;
-    nd_dtype format = as.codes.data ? as.codes.dtype : as.transposed.dtype;
     const nd_tensor t[1] = {x};
     int N;
     layout<1> l = layout_of(t, 1, as.granularity != ND_PER_TENSOR, &N);
-    bool e4m3 = format == ND_DTYPE_F8_E4M3;
+    bool e4m3 = as.format == ND_DTYPE_F8_E4M3;
     if (l.count() == 0) {
         return 0;
     }

@@ -301,12 +301,12 @@ template <class T, int N> struct cast_of {
 template <class T> int cast_rows(nd_cuda_queue queue, nd_matrix out, float *amax, nd_tensor x)
 {
     constexpr int PACK = type_of<T>::pack;
-    const nd_tensor t[2] = {x, out.codes};
+    const nd_tensor t[2] = {x, out.stored};
     int N;
     layout<2> l = layout_of(t, PACK, out.granularity != ND_PER_TENSOR, &N);
     const T *from = (const T *)x.data;
-    uint8_t *codes = (uint8_t *)out.codes.data;
-    bool e4m3 = out.codes.dtype == ND_DTYPE_F8_E4M3;
+    uint8_t *codes = (uint8_t *)out.stored.data;
+    bool e4m3 = out.stored.dtype == ND_DTYPE_F8_E4M3;
     if (N == 1) {
         cast_of<T, 1> f = {from, codes, out.scale, l, out.granularity, e4m3, {amax}};
         return amax ? map_amax(queue, f, l.count()) : map(queue, f, l.count());
@@ -339,6 +339,7 @@ static int transpose(nd_cuda_queue queue, nd_tensor out, nd_tensor codes)
 int nd_cuda_make_form(nd_cuda_queue queue, const nd_make_form_args *args, void *scratch)
 {
     const nd_matrix out = args->out;
+    const nd_tensor transposed = args->transposed;
     float *amax = args->amax;
     const nd_tensor x = args->x;
     bool f32 = x.dtype == ND_DTYPE_F32;
@@ -346,9 +347,9 @@ int nd_cuda_make_form(nd_cuda_queue queue, const nd_make_form_args *args, void *
         return 0;
     }
     if (x.dtype == ND_DTYPE_F8_E4M3 || x.dtype == ND_DTYPE_F8_E5M2) {
-        return transpose(queue, out.transposed, x);
+        return transpose(queue, transposed, x);
     }
-    if (!out.transposed.data) {
+    if (!transposed.data) {
         return f32 ? cast_rows<float>(queue, out, amax, x) : cast_rows<bf16>(queue, out, amax, x);
     }
     tile_args a = {};
@@ -356,13 +357,13 @@ int nd_cuda_make_form(nd_cuda_queue queue, const nd_make_form_args *args, void *
     a.columns = x.shape[1];
     a.x = x.data;
     a.x_stride = x.stride[0];
-    a.codes = (uint8_t *)out.codes.data;
-    a.codes_stride = out.codes.stride[0];
-    a.transposed = (uint8_t *)out.transposed.data;
-    a.transposed_stride = out.transposed.stride[0];
+    a.codes = (uint8_t *)out.stored.data;
+    a.codes_stride = out.stored.stride[0];
+    a.transposed = (uint8_t *)transposed.data;
+    a.transposed_stride = transposed.stride[0];
     a.scale = out.scale;
     a.granularity = out.granularity;
-    a.e4m3 = out.transposed.dtype == ND_DTYPE_F8_E4M3;
+    a.e4m3 = transposed.dtype == ND_DTYPE_F8_E4M3;
     a.amax = amax;
     return f32 ? cast_tiles<float>(queue, a) : cast_tiles<bf16>(queue, a);
 }

@@ -136,7 +136,7 @@ static nd_status plan_of(nd_lt *lt, nd_stream *stream, const nd_lt_key *form,
 
 nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
+    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
     nd_lt_plan *plan = NULL;
     nd_lt_key key = {
         .m = c.shape[1],
@@ -164,9 +164,8 @@ nd_status nd_lt_matmul(nd_lt *lt, nd_stream *stream, const nd_product_args *args
  * k). */
 static nd_tensor along_k(const nd_matrix *x, bool as_stored)
 {
-    nd_tensor t = as_stored ? x->codes : x->transposed;
-    ND_ASSERT(t.data && t.axes == 2);
-    return t;
+    ND_ASSERT(x->stored.axes == 2 && x->transposed == !as_stored);
+    return x->stored;
 }
 
 static nd_lt_key fp8_key(nd_tensor c, nd_tensor a, nd_tensor b, bool beta, bool fast,

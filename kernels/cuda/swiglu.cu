@@ -150,8 +150,7 @@ template <class T, int N> struct backward_of {
 
 template <class T, int N>
 int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
-                   const layout<BACKWARD_OPERANDS> &l, const nd_fuse &fuse_gate,
-                   const nd_fuse &fuse_up)
+                   const layout<BACKWARD_OPERANDS> &l, const nd_fuse *fuse)
 {
     backward_of<T, N> f = {(T *)t[DGATE].data,
                            (T *)t[DUP].data,
@@ -159,22 +158,21 @@ int backward_packs(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS],
                            (const T *)t[B_GATE].data,
                            (const T *)t[B_UP].data,
                            l,
-                           {fuse_view_of(fuse_gate), fuse_view_of(fuse_up)},
-                           {fuse_gate.amax, fuse_up.amax}};
-    bool fused = fuse_is_on(fuse_gate) || fuse_is_on(fuse_up);
+                           {fuse_view_of(fuse[0]), fuse_view_of(fuse[1])},
+                           {fuse[0].amax, fuse[1].amax}};
+    bool fused = fuse_is_on(fuse[0]) || fuse_is_on(fuse[1]);
     return fused ? map_amax(queue, f, l.count()) : map(queue, f, l.count());
 }
 
 template <class T>
-int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse &fuse_gate,
-             const nd_fuse &fuse_up)
+int backward(nd_cuda_queue queue, const nd_tensor (&t)[BACKWARD_OPERANDS], const nd_fuse *fuse)
 {
     constexpr int PACK = type_of<T>::pack;
     int N;
-    bool fused = fuse_is_on(fuse_gate) || fuse_is_on(fuse_up);
+    bool fused = fuse_is_on(fuse[0]) || fuse_is_on(fuse[1]);
     layout<BACKWARD_OPERANDS> l = layout_of(t, PACK, fused, &N);
-    return N == PACK ? backward_packs<T, PACK>(queue, t, l, fuse_gate, fuse_up)
-                     : backward_packs<T, 1>(queue, t, l, fuse_gate, fuse_up);
+    return N == PACK ? backward_packs<T, PACK>(queue, t, l, fuse)
+                     : backward_packs<T, 1>(queue, t, l, fuse);
 }
 
 } // namespace
@@ -191,8 +189,8 @@ int nd_cuda_swiglu_bwd(nd_cuda_queue queue, const nd_swiglu_bwd_args *args, void
 {
     const nd_tensor gate = args->gate;
     const nd_tensor t[BACKWARD_OPERANDS] = {
-        args->dgate,           args->dup,          args->dout, gate, args->up,
-        args->fuse_gate.codes, args->fuse_up.codes};
-    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, args->fuse_gate, args->fuse_up)
-                                      : backward<bf16>(queue, t, args->fuse_gate, args->fuse_up);
+        args->dgate, args->dup,           args->dout,         gate,
+        args->up,    args->fuse[0].codes, args->fuse[1].codes};
+    return gate.dtype == ND_DTYPE_F32 ? backward<float>(queue, t, args->fuse)
+                                      : backward<bf16>(queue, t, args->fuse);
 }

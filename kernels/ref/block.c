@@ -134,16 +134,16 @@ nd_status nd_ref_swiglu_bwd(nd_stream *stream, const nd_swiglu_bwd_args *args)
     ND_ASSERT(nd_is_act(dout) && nd_is_2d(dout, n, F));
     ND_ASSERT(nd_is_2d_of(gate, dout.dtype, n, F) && nd_is_2d_of(up, dout.dtype, n, F));
     ND_ASSERT(nd_is_2d_of(dgate, dout.dtype, n, F) && nd_is_2d_of(dup, dout.dtype, n, F));
-    ND_ASSERT(nd_is_fuse_of(&args->fuse_gate, dgate, n, F) &&
-              nd_is_fuse_of(&args->fuse_up, dup, n, F));
+    ND_ASSERT(nd_is_fuse_of(&args->fuse[0], dgate, n, F) &&
+              nd_is_fuse_of(&args->fuse[1], dup, n, F));
     for (int64_t i = 0; i < n; i++) {
         for (int64_t f = 0; f < F; f++) {
             double g = nd_ref_get(gate, i * gate.stride[0] + f);
             double u = nd_ref_get(up, i * up.stride[0] + f);
             double d = nd_ref_get(dout, i * dout.stride[0] + f);
             double s = sigmoid(g);
-            nd_ref_emit(dgate, &args->fuse_gate, i, f, d * u * s * (1.0 + g * (1.0 - s)));
-            nd_ref_emit(dup, &args->fuse_up, i, f, d * g * s);
+            nd_ref_emit(dgate, &args->fuse[0], i, f, d * u * s * (1.0 + g * (1.0 - s)));
+            nd_ref_emit(dup, &args->fuse[1], i, f, d * g * s);
         }
     }
     return ND_OK;

@@ -109,20 +109,6 @@ nd_status nd_ref_fp8_delayed(nd_stream *stream, const nd_fp8_delayed_args *args)
     return ND_OK;
 }
 
-/* The format of a matrix, and the check that both its forms are (rows, columns). */
-static nd_dtype format_of(nd_matrix t, int64_t rows, int64_t columns)
-{
-    ND_ASSERT(t.codes.data || t.transposed.data);
-    ND_ASSERT(!t.transposed.data || nd_is_2d(t.transposed, columns, rows));
-    ND_ASSERT(
-        !t.codes.data || nd_is_2d(t.codes, rows, columns) ||
-        (t.codes.axes == 1 && !t.transposed.data && rows == 1 && columns == t.codes.shape[0]));
-    nd_dtype format = t.codes.data ? t.codes.dtype : t.transposed.dtype;
-    ND_ASSERT(nd_dtype_is_fp8(format));
-    ND_ASSERT(!t.codes.data || !t.transposed.data || t.transposed.dtype == format);
-    return format;
-}
-
 static nd_status transpose(nd_tensor out, nd_tensor codes)
 {
     int64_t rows = codes.shape[0], columns = codes.shape[1];
@@ -139,24 +125,26 @@ static nd_status transpose(nd_tensor out, nd_tensor codes)
 
 nd_status nd_ref_make_form(nd_stream *stream, const nd_make_form_args *args)
 {
-    const nd_matrix out = args->out;
-    const nd_tensor x = args->x;
+    const nd_tensor x = args->x, plain = args->out.stored, transposed = args->transposed;
     if (nd_dtype_is_fp8(x.dtype)) {
-        return transpose(out.transposed, x);
+        return transpose(transposed, x);
     }
-    nd_tensor m = matrix_of(x);
-    nd_dtype format = format_of(out, m.shape[0], m.shape[1]);
-    uint8_t *codes = out.codes.data, *transposed = out.transposed.data;
+    const nd_tensor m = matrix_of(x);
+    const nd_dtype format = plain.data ? plain.dtype : transposed.dtype;
+    ND_ASSERT((plain.data || transposed.data) && nd_dtype_is_fp8(format));
+    ND_ASSERT(!plain.data || plain.axes == 1 || nd_is_2d(plain, m.shape[0], m.shape[1]));
+    ND_ASSERT(nd_tensor_count(plain.data ? plain : transposed) == nd_tensor_count(x));
+    ND_ASSERT(!transposed.data || nd_is_2d_of(transposed, format, m.shape[1], m.shape[0]));
     for (int64_t i = 0; i < m.shape[0]; i++) {
         for (int64_t j = 0; j < m.shape[1]; j++) {
-            float value = nd_ref_get(m, i * m.stride[0] + j);
-            float scaled = value * out.scale[group(out.granularity, i, j)];
-            uint8_t code = nd_fp8_from_f32(format, scaled);
-            if (codes) {
-                codes[i * (out.codes.axes == 2 ? out.codes.stride[0] : 0) + j] = code;
+            const float value = nd_ref_get(m, i * m.stride[0] + j);
+            const float scaled = value * args->out.scale[group(args->out.granularity, i, j)];
+            const uint8_t code = nd_fp8_from_f32(format, scaled);
+            if (plain.data) {
+                ((uint8_t *)plain.data)[i * (plain.axes == 2 ? plain.stride[0] : 0) + j] = code;
             }
-            if (transposed) {
-                transposed[j * out.transposed.stride[0] + i] = code;
+            if (transposed.data) {
+                ((uint8_t *)transposed.data)[j * transposed.stride[0] + i] = code;
             }
         }
     }
@@ -169,13 +157,12 @@ nd_status nd_ref_fp8_count(nd_stream *stream, const nd_fp8_count_args *args)
 {
     const nd_matrix as = args->as;
     nd_tensor m = matrix_of(args->x);
-    nd_dtype format = as.rows.data ? as.format : format_of(as, m.shape[0], m.shape[1]);
     for (int64_t i = 0; i < m.shape[0]; i++) {
         for (int64_t j = 0; j < m.shape[1]; j++) {
             float value = nd_ref_get(m, i * m.stride[0] + j);
             float scaled = value * as.scale[group(as.granularity, i, j)];
-            args->counts[0] += value != 0.0f && (nd_fp8_from_f32(format, scaled) & 0x7f) == 0;
-            args->counts[1] += fabsf(scaled) > nd_fp8_max(format);
+            args->counts[0] += value != 0.0f && (nd_fp8_from_f32(as.format, scaled) & 0x7f) == 0;
+            args->counts[1] += fabsf(scaled) > nd_fp8_max(as.format);
         }
     }
     return ND_OK;

@@ -11,7 +11,7 @@ static double element(nd_tensor t, bool transposed, int64_t i, int64_t j)
 
 static nd_status plain_product(const nd_product_args *args)
 {
-    const nd_tensor c = args->c, a = args->a.rows, b = args->b.rows;
+    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
     bool a_transposed = args->a_transposed;
     float beta = args->beta;
     int64_t m = c.shape[0], n = c.shape[1], k = a_transposed ? a.shape[0] : a.shape[1];
@@ -44,9 +44,8 @@ typedef struct operand {
 static operand operand_of(nd_matrix t, bool transposed, int64_t rows, int64_t columns,
                           nd_granularity line)
 {
-    bool plain = t.codes.data;
-    nd_tensor stored = plain ? t.codes : t.transposed;
-    bool swap = plain ? transposed : !transposed; /* op(t) is the transpose of what is stored */
+    const nd_tensor stored = t.stored;
+    const bool swap = transposed != t.transposed; /* op(t) is the transpose of what is stored */
     ND_ASSERT(nd_dtype_is_fp8(stored.dtype));
     ND_ASSERT(swap ? nd_is_2d(stored, columns, rows) : nd_is_2d(stored, rows, columns));
     ND_ASSERT(t.granularity == ND_PER_TENSOR || t.granularity == line);
@@ -72,9 +71,8 @@ static nd_status fp8_product(const nd_product_args *args)
     const nd_matrix a = args->a;
     bool a_transposed = args->a_transposed;
     float beta = args->beta;
-    nd_tensor stored = a.codes.data ? a.codes : a.transposed;
     int64_t m = c.shape[0], n = c.shape[1];
-    int64_t k = stored.shape[a_transposed == (a.codes.data != NULL) ? 0 : 1];
+    int64_t k = a.stored.shape[a_transposed != a.transposed ? 0 : 1];
     ND_ASSERT(nd_is_act(c) && nd_is_2d(c, m, n) && (beta == 0.0f || beta == 1.0f));
     operand x = operand_of(a, a_transposed, m, k, a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
     operand y = operand_of(args->b, args->b_transposed, k, n,

@@ -17,6 +17,7 @@
 
 #include "kernels/ops.h"
 #include "runtime/base/rng.h"
+#include "runtime/tensor/fp8.h"
 #include "tests/support/forms.h"
 
 enum { TOKENS = 1024, HIDDEN = 512, FFN = 1408, WIDEST = 2 * FFN, PARTS_MAX = 3, ALIGNMENT = 64 };
@@ -77,7 +78,8 @@ typedef struct part {
 static nd_matrix fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, int64_t rows,
                         int64_t columns)
 {
-    return (nd_matrix){.codes = nd_tensor_2d(codes, format, rows, columns),
+    return (nd_matrix){.stored = nd_tensor_2d(codes, format, rows, columns),
+                       .format = format,
                        .scale = &b->scales[scale],
                        .inverse = &b->inverses[scale]};
 }
@@ -86,9 +88,7 @@ static nd_matrix fp8_of(bench *b, int scale, uint8_t *codes, nd_dtype format, in
 static void leave_to_products(const bench *b, nd_matrix *fp8, nd_tensor x)
 {
     if (products_cast(b->ops, b->device)) {
-        fp8->format = fp8->codes.dtype;
-        fp8->codes = (nd_tensor){0};
-        fp8->rows = x;
+        fp8->stored = x;
     }
 }
 
@@ -125,13 +125,12 @@ static nd_status cast(bench *b, nd_matrix out, nd_tensor x)
     float amax;
     ND_TRY(ND_CALL(b->ops, &b->stream, amax, .amax = &amax, .x = x, .granularity = ND_PER_TENSOR));
     ND_TRY(ND_CALL(b->ops, &b->stream, fp8_scale, .scale = out.scale, .inverse = out.inverse,
-                   .amax = &amax, .count = 1,
-                   .format = out.rows.data ? out.format : out.codes.dtype));
-    if (out.rows.data) {
+                   .amax = &amax, .count = 1, .format = out.format));
+    if (!nd_dtype_is_fp8(out.stored.dtype)) {
         return ND_OK;
     }
     if (x.axes == 1) {
-        out.codes = nd_tensor_1d(out.codes.data, out.codes.dtype, x.shape[0]);
+        out.stored = nd_tensor_1d(out.stored.data, out.format, x.shape[0]);
     }
     return ND_CALL(b->ops, &b->stream, make_form, .out = out, .x = x);
 }

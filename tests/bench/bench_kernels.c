@@ -273,23 +273,22 @@ static int amax_columns(bench *b)
 
 static int fp8_cast(bench *b)
 {
-    nd_matrix to = {.codes = b->codes, .scale = b->scale, .inverse = b->scale + 1};
+    nd_matrix to = {.stored = b->codes, .scale = b->scale, .inverse = b->scale + 1};
     return LAUNCH(make_form, .out = to, .x = b->x);
 }
 
 static int fp8_cast_both(bench *b)
 {
-    nd_matrix to = {.codes = b->codes,
-                    .transposed = b->transposed,
+    nd_matrix to = {.stored = b->codes,
                     .scale = b->scale,
                     .inverse = b->scale + 1,
                     .granularity = ND_PER_TENSOR};
-    return LAUNCH(make_form, .out = to, .amax = b->amax, .x = b->x);
+    return LAUNCH(make_form, .out = to, .transposed = b->transposed, .amax = b->amax, .x = b->x);
 }
 
 static int fp8_transpose(bench *b)
 {
-    return LAUNCH(make_form, .out = {.transposed = b->transposed}, .x = b->codes);
+    return LAUNCH(make_form, .transposed = b->transposed, .x = b->codes);
 }
 
 static int embedding_forward(bench *b)

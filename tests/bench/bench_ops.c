@@ -113,10 +113,11 @@ static nd_status run_with(const bench *b, const product *p, int kind, nd_kept_fo
               dw = nd_tensor_2d(b->dw, ND_DTYPE_F32, p->out, p->in);
     switch (kind) {
     case 0:
-        return ND_CALL(b->ops, s, product, .c = y, .a = nd_rows(x), .b = {.rows = w, .kept = form},
-                       .b_transposed = true);
+        return ND_CALL(b->ops, s, product, .c = y, .a = nd_rows(x),
+                       .b = {.stored = w, .kept = form}, .b_transposed = true);
     case 1:
-        return ND_CALL(b->ops, s, product, .c = x, .a = nd_rows(y), .b = {.rows = w, .kept = form});
+        return ND_CALL(b->ops, s, product, .c = x, .a = nd_rows(y),
+                       .b = {.stored = w, .kept = form});
     default:
         return ND_CALL(b->ops, s, product, .c = dw, .a = nd_rows(y), .a_transposed = true,
                        .b = nd_rows(x), .beta = 1.0f);

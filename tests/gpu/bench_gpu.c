@@ -93,8 +93,8 @@ static nd_status product(bench *b)
                        .b = nd_rows(w), .b_transposed = bt, .beta = now.beta);
     }
     float *scales = room(b, SCALES_ROOM);
-    nd_matrix x = {.codes = at(b, 0, now.a, now.m, now.k), .scale = scales, .inverse = scales};
-    nd_matrix y = {.codes = at(b, 1, now.b, now.n, now.k), .scale = scales, .inverse = scales};
+    nd_matrix x = {.stored = at(b, 0, now.a, now.m, now.k), .scale = scales, .inverse = scales};
+    nd_matrix y = {.stored = at(b, 1, now.b, now.n, now.k), .scale = scales, .inverse = scales};
     return ND_CALL(b->ops, &b->stream, product, .c = c, .a = x, .b = y, .b_transposed = true,
                    .beta = now.beta, .fast_accumulation = now.fast_accumulation);
 }

@@ -23,10 +23,9 @@ static size_t scale_bytes(const nd_matrix *x, nd_tensor matrix)
 /* Bytes of the scales of an operand of a product, which has its extents itself. */
 static size_t operand_scale_bytes(const nd_matrix *x)
 {
-    const nd_tensor t = x->codes.data ? x->codes : x->transposed;
-    bool stored = x->codes.data != NULL;
+    const int64_t *shape = x->stored.shape;
     return sizeof(float) *
-           (size_t)scales_of(x->granularity, t.shape[stored ? 0 : 1], t.shape[stored ? 1 : 0]);
+           (size_t)scales_of(x->granularity, shape[x->transposed], shape[!x->transposed]);
 }
 
 static size_t floats(int64_t count)
@@ -47,8 +46,7 @@ static size_t floats(int64_t count)
 #define FUSE(member)                                                                               \
     TENSOR(member.codes), POINTER(member.amax, sizeof(float)), POINTER(member.scale, sizeof(float))
 #define FP8(member, bytes)                                                                         \
-    TENSOR(member.rows), TENSOR(member.codes), TENSOR(member.transposed),                          \
-        POINTER(member.scale, bytes), POINTER(member.inverse, bytes)
+    TENSOR(member.stored), POINTER(member.scale, bytes), POINTER(member.inverse, bytes)
 
 /* Mirrors an op: copies its operands, calls it, and copies them back. */
 #define MIRROR(op, ...)                                                                            \
@@ -86,7 +84,7 @@ MIRROR(rope, TENSOR(out), TENSOR(x), TENSOR(positions),
        POINTER(table.sin, floats(args->table.positions *(args->x.shape[2] / 2))))
 MIRROR(swiglu_fwd, TENSOR(out), TENSOR(gate), TENSOR(up), FUSE(fuse))
 MIRROR(swiglu_bwd, TENSOR(dgate), TENSOR(dup), TENSOR(dout), TENSOR(gate), TENSOR(up),
-       FUSE(fuse_gate), FUSE(fuse_up))
+       FUSE(fuse[0]), FUSE(fuse[1]))
 MIRROR_WITH_SCRATCH(attention_fwd, TENSOR(out), TENSOR(lse), TENSOR(q), TENSOR(k), TENSOR(v),
                     TENSOR(first_key))
 MIRROR(attention_cached, TENSOR(out), TENSOR(qkv), TENSOR(cache))
@@ -119,8 +117,8 @@ MIRROR(fp8_delayed, POINTER(history.amax, floats(args->history.length * args->hi
        POINTER(history.limit, floats(args->history.count)),
        POINTER(history.scale, floats(args->history.count)),
        POINTER(history.inverse, floats(args->history.count)))
-MIRROR(make_form, FP8(out, scale_bytes(&args->out, args->x)), POINTER(amax, sizeof(float)),
-       TENSOR(x))
+MIRROR(make_form, FP8(out, scale_bytes(&args->out, args->x)), TENSOR(transposed),
+       POINTER(amax, sizeof(float)), TENSOR(x))
 MIRROR(fp8_count, POINTER(counts, 2 * sizeof(int64_t)), TENSOR(x),
        FP8(as, scale_bytes(&args->as, args->x)))
 

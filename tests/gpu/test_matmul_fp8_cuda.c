@@ -28,11 +28,9 @@ static nd_matrix operand(const nd_side *ref, int64_t lines, int64_t k, bool stor
     int64_t groups = vector ? lines : 1;
     nd_tensor values = nd_random_2d(ND_DTYPE_BF16, rows, columns, 0, 1.0f);
     nd_tensor amax = nd_random_1d(ND_DTYPE_F32, groups, 1.0f);
-    if (stored_along_k) {
-        x.codes = nd_blank_2d(format, rows, columns, gap);
-    } else {
-        x.transposed = nd_blank_2d(format, columns, rows, gap);
-    }
+    const nd_tensor codes = stored_along_k ? nd_blank_2d(format, rows, columns, gap)
+                                           : nd_blank_2d(format, columns, rows, gap);
+    x.stored = stored_along_k ? codes : (nd_tensor){0};
     x.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     /* Scales of tensors lie beside each other, so at no multiple of 16 bytes. */
     x.inverse = (float *)nd_random_1d(ND_DTYPE_F32, groups + 1, 1.0f).data + !vector;
@@ -40,7 +38,10 @@ static nd_matrix operand(const nd_side *ref, int64_t lines, int64_t k, bool stor
                           .granularity = x.granularity));
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, fp8_scale, .scale = x.scale, .inverse = x.inverse,
                           .amax = amax.data, .count = groups, .format = format));
-    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = x, .x = values));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = x,
+                          .transposed = stored_along_k ? (nd_tensor){0} : codes, .x = values));
+    x.stored = codes;
+    x.transposed = !stored_along_k;
     return x;
 }
 

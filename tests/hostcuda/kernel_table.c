@@ -14,12 +14,20 @@ static _Alignas(256) char scratch[ND_CUDA_SCRATCH];
     }
 ND_EACH_KERNEL_OP(LAUNCHED, launched_)
 
-static const nd_ops kernels = {.name = "kernels",
-                               ND_EACH_PREPARED_OP(ND_OP_ENTRY, nd_ref_)
-                                   ND_EACH_KERNEL_OP(ND_OP_ENTRY, launched_)
-                                       ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};
+/* As on a GPU, whose products read transposed codes; the reference reads both. */
+static nd_form_rule form(const nd_device *device, const nd_form_need *need)
+{
+    nd_form_rule rule = nd_ref_form(device, need);
+    rule.transposed = need->role == ND_W_OF_DX;
+    return rule;
+}
 
 const nd_ops *nd_ops_kernels(void)
 {
+    static nd_ops kernels = {.name = "kernels",
+                             ND_EACH_PREPARED_OP(ND_OP_ENTRY, nd_ref_)
+                                 ND_EACH_KERNEL_OP(ND_OP_ENTRY, launched_)
+                                     ND_EACH_QUERY(ND_QUERY_ENTRY, nd_ref_)};
+    kernels.form = form;
     return &kernels;
 }

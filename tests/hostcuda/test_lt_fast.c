@@ -15,7 +15,8 @@ static nd_matrix operand(char *at, int64_t lines, bool as_stored, nd_dtype forma
     nd_matrix x = {.scale = (float *)at, .inverse = (float *)at};
     nd_tensor codes = nd_tensor_2d(at + CODES, format, lines, K);
     x.granularity = !vector ? ND_PER_TENSOR : as_stored ? ND_PER_ROW : ND_PER_COLUMN;
-    *(as_stored ? &x.codes : &x.transposed) = codes;
+    x.stored = codes;
+    x.transposed = !as_stored;
     return x;
 }
 

@@ -66,7 +66,7 @@ static void expect_fused(const job *j, const char *what, const fused *got, nd_te
     nd_stream stream = j->ref->stream;
     nd_tensor codes = got->codes_before;
     float scale = got->scale, inverse = 1.0f / scale, amax = got->before;
-    nd_matrix cast = {.codes = codes, .scale = &scale, .inverse = &inverse};
+    nd_matrix cast = {.stored = codes, .scale = &scale, .inverse = &inverse};
     if (j->asked & CODES) {
         ND_OK_OR_FAIL(ND_CALL(j->ref->ops, &stream, make_form, .out = cast, .x = want));
     }
@@ -163,8 +163,8 @@ static void swiglu_once(const job *j)
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = plain[1], .dup = plain[2],
                           .dout = dout, .gate = gate, .up = up));
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = to(j, &got[1]), .dup = to(j, &got[2]),
-                          .dout = dout, .gate = gate, .up = up, .fuse_gate = got[1].fuse,
-                          .fuse_up = got[2].fuse));
+                          .dout = dout, .gate = gate, .up = up,
+                          .fuse = {got[1].fuse, got[2].fuse}));
     expect_fused(j, "swiglu_fwd", &got[0], plain[0], gate);
     expect_fused(j, "swiglu_bwd dgate", &got[1], plain[1], gate);
     expect_fused(j, "swiglu_bwd dup", &got[2], plain[2], gate);
@@ -225,7 +225,7 @@ static void check_alone(const nd_side *ref, const nd_backend *backend)
     float amax[2] = {0.0f, 0.0f}, want;
     nd_fuse fuse = {.amax = &amax[0]};
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = gate, .dup = up, .dout = dout,
-                          .gate = gate, .up = up, .fuse_up = fuse));
+                          .gate = gate, .up = up, .fuse = {[1] = fuse}));
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, swiglu_bwd, .dgate = dgate, .dup = dup, .dout = dout,
                           .gate = dgate, .up = dup));
     nd_expect_same(backend->name, "swiglu_bwd in place", gu, gu_again);
@@ -267,7 +267,7 @@ static void check_codes_of_up(const nd_side *ref, const nd_backend *backend)
                               .dup = plain[1], .dout = dout, .gate = gate, .up = up));
         ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, swiglu_bwd, .dgate = dgate,
                               .dup = to(&j, &dup), .dout = dout, .gate = gate, .up = up,
-                              .fuse_up = dup.fuse));
+                              .fuse = {[1] = dup.fuse}));
         nd_expect_same(backend->name, "swiglu_bwd dgate", dgate, plain[0]);
         expect_fused(&j, "swiglu_bwd dup", &dup, plain[1], gate);
         nd_case_free();

@@ -40,8 +40,7 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
     int64_t groups = how == TENSOR ? 1 : line == ND_PER_ROW ? r : c;
     nd_tensor x = nd_random_2d(ND_DTYPE_BF16, r, c, 0, 1.0f);
     nd_tensor amax = nd_random_1d(ND_DTYPE_F32, groups, 1.0f);
-    o.fp8.codes = nd_blank_2d(format, r, c, gap);
-    o.fp8.transposed = nd_blank_2d(format, c, r, gap);
+    o.fp8.stored = nd_blank_2d(format, r, c, gap);
     o.fp8.scale = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     o.fp8.inverse = nd_random_1d(ND_DTYPE_F32, groups, 1.0f).data;
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, amax, .amax = amax.data, .x = x,
@@ -50,11 +49,6 @@ static operand cast_operand(const nd_side *ref, int64_t rows, int64_t columns, b
                           .inverse = o.fp8.inverse, .amax = amax.data, .count = groups,
                           .format = format, .power_of_two = how == POWERS_PER_LINE));
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, make_form, .out = o.fp8, .x = x));
-    if (variant & 4) {
-        o.fp8.codes = (nd_tensor){0};
-    } else {
-        o.fp8.transposed = (nd_tensor){0};
-    }
     return o;
 }
 
@@ -83,11 +77,11 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
                           int variant, scaling ha, scaling hb)
 {
     int64_t m = of->m, n = of->n, k = of->k, gap = of->gap;
-    float beta = variant & 64 ? 1.0f : 0.0f;
-    nd_dtype out = variant & 128 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
+    float beta = variant & 16 ? 1.0f : 0.0f;
+    nd_dtype out = variant & 32 ? ND_DTYPE_BF16 : ND_DTYPE_F32;
     /* One of the two may be E5M2. */
-    int va = variant & 7, vb = variant >> 3 & 7;
-    vb = va & 2 ? vb & 5 : vb;
+    int va = variant & 3, vb = variant >> 2 & 3;
+    vb = va & 2 ? vb & 1 : vb;
     operand a = cast_operand(ref, m, k, true, va, ha, gap);
     operand b = cast_operand(ref, k, n, false, vb, hb, gap);
     nd_tensor c = nd_random_2d(out, m, n, gap, 1.0f), result[2];
@@ -118,7 +112,7 @@ static void multiply_once(const nd_side *ref, const nd_backend *backend, const s
 
 static void check_variants(const nd_side *ref, const nd_backend *backend)
 {
-    for (int variant = 0; variant < 256; variant++) {
+    for (int variant = 0; variant < 64; variant++) {
         int scalings = variant * 7 % (SCALINGS * SCALINGS);
         multiply_once(ref, backend, &shapes[variant % SHAPES], variant,
                       (scaling)(scalings / SCALINGS), (scaling)(scalings % SCALINGS));
@@ -135,7 +129,7 @@ static void check_scalings(const nd_side *ref, const nd_backend *backend)
 {
     for (int c = 0; c < SCALINGS * SCALINGS * 4; c++) {
         int flags = c * 7 % 16, scalings = c / 4;
-        int variant = (flags & 1) | (flags & 2) << 2 | (flags & 4) << 4 | (flags & 8) << 4;
+        int variant = (flags & 1) | (flags & 2) << 1 | (flags & 4) << 2 | (flags & 8) << 2;
         multiply_once(ref, backend, &shapes[c % 2 ? 3 : 7], variant, (scaling)(scalings / SCALINGS),
                       (scaling)(scalings % SCALINGS));
     }
@@ -160,8 +154,8 @@ static void check_codes(const nd_side *ref, const nd_backend *backend)
             ((uint8_t *)codes.data)[i] = (uint8_t)i;
         }
         *(uint8_t *)unit.data = 0x38; /* 1.0 */
-        nd_matrix x = {.codes = codes, .scale = &one, .inverse = &one};
-        nd_matrix y = {.codes = unit, .scale = &one, .inverse = &one};
+        nd_matrix x = {.stored = codes, .scale = &one, .inverse = &one};
+        nd_matrix y = {.stored = unit, .scale = &one, .inverse = &one};
         nd_stream stream = backend->side.stream;
         void *scratch = scratch_of(&backend->side, c.shape[0], c.shape[1], 1, &memory);
         ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = c, .a = left ? x : y,
@@ -187,9 +181,8 @@ static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor valu
     nd_stream stream = backend->side.stream;
     const nd_ops *ops = backend->side.ops;
     nd_matrix cast = x.fp8, uncast = x.fp8;
-    uncast.codes = uncast.transposed = (nd_tensor){0};
-    uncast.rows = values;
-    uncast.format = x.fp8.codes.dtype;
+    uncast.stored = values;
+    uncast.format = x.fp8.stored.dtype;
     ND_OK_OR_FAIL(ND_CALL(ops, &stream, make_form, .out = cast, .x = values));
     for (int s = 0; s < 2; s++) {
         nd_matrix of_x = s ? uncast : cast;
@@ -204,9 +197,9 @@ static void multiply_uncast(const nd_backend *backend, operand x, nd_tensor valu
  * have. */
 static nd_tensor values_in_range(const nd_matrix *x, int64_t gap)
 {
-    const int64_t rows = x->codes.shape[0], columns = x->codes.shape[1];
+    const int64_t rows = x->stored.shape[0], columns = x->stored.shape[1];
     nd_tensor values = nd_random_2d(ND_DTYPE_BF16, rows, columns, gap, 1.5f);
-    const float most = nd_fp8_max(x->codes.dtype);
+    const float most = nd_fp8_max(x->stored.dtype);
     for (int64_t i = 0; i < rows * columns; i++) {
         const int64_t group = x->granularity == ND_PER_ROW      ? i / columns
                               : x->granularity == ND_PER_COLUMN ? i % columns
@@ -245,9 +238,8 @@ static void check_uncast(const nd_side *ref, const nd_backend *backend)
         nd_tensor result[2] = {nd_random_2d(c % 2 ? ND_DTYPE_BF16 : ND_DTYPE_F32, m, n, gap, 1.0f)};
         result[1] = nd_clone(result[0]);
         if (c % 4 >= 2) { /* both are cast by the product */
-            other.fp8.rows = values_in_range(&other.fp8, gap);
+            other.fp8.stored = values_in_range(&other.fp8, gap);
             other.fp8.format = ND_DTYPE_F8_E4M3;
-            other.fp8.codes.data = NULL;
         }
         multiply_uncast(backend, x, values, other, first, c % 3 ? 1.0f : 0.0f, result);
         nd_expect_same(backend->name, "c", result[1], result[0]);
@@ -271,9 +263,9 @@ static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
         const int64_t rows = first ? NUMBERS : 1, columns = first ? 1 : NUMBERS;
         nd_tensor values = nd_blank_2d(ND_DTYPE_BF16, rows, columns, 0), c[2];
         operand x = {.fp8 = {.scale = &scale, .inverse = &one}}, unit = x;
-        x.fp8.codes = nd_blank_2d(i & 2 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, rows, columns, 0);
-        unit.fp8.codes = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0);
-        *(uint8_t *)unit.fp8.codes.data = 0x38; /* 1.0 */
+        x.fp8.stored = nd_blank_2d(i & 2 ? ND_DTYPE_F8_E5M2 : ND_DTYPE_F8_E4M3, rows, columns, 0);
+        unit.fp8.stored = nd_blank_2d(ND_DTYPE_F8_E4M3, 1, 1, 0);
+        *(uint8_t *)unit.fp8.stored.data = 0x38; /* 1.0 */
         for (int number = 0; number < NUMBERS; number++) {
             ((nd_bf16 *)values.data)[number] = (nd_bf16)number;
         }
@@ -282,12 +274,12 @@ static void check_uncast_numbers(const nd_side *ref, const nd_backend *backend)
         multiply_uncast(backend, x, values, unit, first, 0.0f, c);
         for (int number = 0; number < NUMBERS; number++) {
             const float got = nd_get(c[1], number), want = nd_get(c[0], number);
-            if (fabsf(nd_get(values, number) * scale) > nd_fp8_max(x.fp8.codes.dtype)) {
+            if (fabsf(nd_get(values, number) * scale) > nd_fp8_max(x.fp8.stored.dtype)) {
                 continue;
             }
             cr_assert(isnan(want) ? isnan(got) : memcmp(&got, &want, sizeof got) == 0,
                       "%s: %s of BF16 %04x times %g is %g, not %g", backend->name,
-                      nd_dtype_name(x.fp8.codes.dtype), number, (double)scale, (double)got,
+                      nd_dtype_name(x.fp8.stored.dtype), number, (double)scale, (double)got,
                       (double)want);
         }
         nd_case_free();
@@ -337,8 +329,8 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
 {
     nd_tensor c = nd_clone(t->before), scale = nd_random_1d(ND_DTYPE_F32, ND_FP8_PARTS, 1.0f);
     int64_t at = 0;
-    t->parts = (nd_matrix){.rows = t->weights ? nd_blank_2d(ND_DTYPE_BF16, t->all, t->k, t->gap)
-                                              : nd_blank_2d(ND_DTYPE_BF16, t->k, t->all, t->gap),
+    t->parts = (nd_matrix){.stored = t->weights ? nd_blank_2d(ND_DTYPE_BF16, t->all, t->k, t->gap)
+                                                : nd_blank_2d(ND_DTYPE_BF16, t->k, t->all, t->gap),
                            .format = t->format,
                            .scale = scale.data,
                            .inverse = nd_clone(scale).data};
@@ -348,12 +340,12 @@ static nd_tensor multiply_one_by_one(parts_case *t, const int64_t *lines)
                            ? cast_operand(t->ref, t->k, lines[p], false, variant, TENSOR, t->gap)
                            : cast_operand(t->ref, lines[p], t->k, true, variant, TENSOR, t->gap);
         const nd_tensor values = values_in_range(&part.fp8, t->gap);
-        nd_matrix one = {.rows = lines_of(t->parts.rows, t->weights, at, lines[p]),
+        nd_matrix one = {.stored = lines_of(t->parts.stored, t->weights, at, lines[p]),
                          .format = t->format,
                          .scale = part.fp8.scale,
                          .inverse = part.fp8.inverse};
         for (int64_t i = 0; i < nd_tensor_count(values); i++) {
-            nd_put(one.rows, i, nd_get(values, i));
+            nd_put(one.stored, i, nd_get(values, i));
         }
         t->parts.scale[p] = *one.scale;
         t->parts.inverse[p] = *one.inverse;
@@ -405,9 +397,8 @@ static void check_parts_of(const nd_side *ref, const nd_backend *backend, bool w
                     .format = weights || variant % 7 == 0 ? ND_DTYPE_F8_E4M3 : ND_DTYPE_F8_E5M2,
                     .beta = variant % 4 < 2 ? 1.0f : 0.0f,
                     .x = x.fp8};
-    t.x.rows = values_in_range(&x.fp8, gap);
+    t.x.stored = values_in_range(&x.fp8, gap);
     t.x.format = ND_DTYPE_F8_E4M3;
-    t.x.codes.data = NULL;
     t.before = weights ? nd_random_2d(type, others, all, gap, 1.0f)
                        : nd_random_2d(type, all, others, gap, 1.0f);
     const nd_tensor want = multiply_one_by_one(&t, of), c = nd_clone(t.before);
@@ -466,7 +457,7 @@ static void check_nothing(const nd_side *ref, const nd_backend *backend)
             b = cast_operand(ref, 8, 3, false, 0, TENSOR, 0);
     nd_stream stream = backend->side.stream;
     nd_tensor c = nd_random_2d(ND_DTYPE_F32, 4, 3, 0, 1.0f), before = nd_clone(c);
-    a.fp8.codes = nd_tensor_rows(a.fp8.codes, 0, 0);
+    a.fp8.stored = nd_tensor_rows(a.fp8.stored, 0, 0);
     ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, product, .c = nd_tensor_rows(c, 0, 0),
                           .a = a.fp8, .b = b.fp8));
     nd_expect_same(backend->name, "c", c, before);
@@ -515,7 +506,7 @@ static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backen
 {
     const shape drawn = {draw_extent(d, 100), draw_extent(d, 100), draw_extent(d, 300),
                          draw_range(d, 0, 20)};
-    multiply_once(ref, backend, &drawn, (int)draw_range(d, 0, 255),
+    multiply_once(ref, backend, &drawn, (int)draw_range(d, 0, 63),
                   (scaling)draw_range(d, 0, SCALINGS - 1), (scaling)draw_range(d, 0, SCALINGS - 1));
 }
 

@@ -84,9 +84,9 @@ static nd_matrix random_codes(nd_dtype format, int64_t rows, int64_t columns, fl
 {
     const nd_tensor ids = nd_random_ids(rows * columns, 0, 0x78);
     nd_matrix x = {
-        .codes = nd_blank_2d(format, rows, columns, 0), .scale = scales, .inverse = scales + 1};
+        .stored = nd_blank_2d(format, rows, columns, 0), .scale = scales, .inverse = scales + 1};
     for (int64_t i = 0; i < rows * columns; i++) {
-        ((uint8_t *)x.codes.data)[i] = (uint8_t)(((int32_t *)ids.data)[i] ^ (i % 3 ? 0 : 0x80));
+        ((uint8_t *)x.stored.data)[i] = (uint8_t)(((int32_t *)ids.data)[i] ^ (i % 3 ? 0 : 0x80));
     }
     return x;
 }
@@ -175,7 +175,7 @@ static void check_packed_bytes(const nd_side *ref, const nd_backend *backend)
         ND_OK_OR_FAIL(
             ND_CALL(ops, &stream, product, .c = nd_random_2d(ND_DTYPE_F32, M, N, 0, 0.0f),
                     .a = nd_rows(nd_random_2d(ND_DTYPE_BF16, M, K, 0, 1.0f)),
-                    .b = {.rows = nd_random_2d(ND_DTYPE_BF16, N, K, 0, 1.0f), .kept = &form},
+                    .b = {.stored = nd_random_2d(ND_DTYPE_BF16, N, K, 0, 1.0f), .kept = &form},
                     .b_transposed = true));
         for (size_t i = bytes; i < (bytes + 63) / 64 * 64 + 1; i++) {
             cr_assert_eq(memory[i], 0x5a, "%s: byte %zu behind a form", backend->name, i - bytes);

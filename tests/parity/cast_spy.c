@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/tensor/fp8.h"
+
 static _Thread_local cast_spy *active;
 
 int64_t cast_spy_scales(nd_granularity granularity, int64_t rows, int64_t columns)
@@ -32,7 +34,7 @@ static void keep(cast_spy *spy, nd_matrix out, nd_tensor x)
                           .rows = rows,
                           .columns = columns,
                           .x = copy_rows(x, 2),
-                          .codes = copy_rows(out.codes, 1),
+                          .codes = copy_rows(out.stored, 1),
                           .scale = malloc(scales)};
         memcpy(c->scale, out.scale, scales);
     }
@@ -66,7 +68,7 @@ static bool is_latest(const cast_spy *spy, const nd_matrix *x)
     for (int i = spy->count - 1; i >= 0 && i < CAST_SPY_MAX; i--) {
         const spied_cast *c = &spy->casts[i];
         if (c->at == x->scale) {
-            return c->granularity == x->granularity && same_rows(c, x->rows);
+            return c->granularity == x->granularity && same_rows(c, x->stored);
         }
     }
     return false;
@@ -77,13 +79,12 @@ static bool is_latest(const cast_spy *spy, const nd_matrix *x)
 static nd_status keep_uncast(nd_stream *stream, const nd_matrix *operand)
 {
     nd_matrix x = *operand;
-    const nd_tensor from = x.rows;
-    if (!nd_matrix_is_fp8(&x) || !from.data || is_latest(active, &x)) {
+    const nd_tensor from = x.stored;
+    if (!nd_matrix_is_fp8(&x) || nd_dtype_is_fp8(from.dtype) || is_latest(active, &x)) {
         return ND_OK;
     }
     void *codes = malloc((size_t)(from.shape[0] * from.shape[1]));
-    x.rows.data = NULL;
-    x.codes = nd_tensor_2d(codes, x.format, from.shape[0], from.shape[1]);
+    x.stored = nd_tensor_2d(codes, x.format, from.shape[0], from.shape[1]);
     nd_status status = ND_CALL(active->real, stream, make_form, .out = x, .x = from);
     keep(active, x, from);
     free(codes);

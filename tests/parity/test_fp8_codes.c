@@ -49,8 +49,9 @@ static nd_status codes_of(nd_trainer *t, const nd_param *p, int64_t site, uint8_
                (size_t)(p->local_rows * p->local_cols));
         return ND_OK;
     }
-    nd_matrix out = nd_matrix_with(nd_scales_at(&m->scales, site), ND_PER_TENSOR);
-    out.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols);
+    const nd_matrix out =
+        nd_matrix_with(nd_scales_at(&m->scales, site), &m->scales.recipe.output.b,
+                       nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols));
     return ND_CALL(t->rank->ops, &t->rank->stream, make_form, .out = out,
                    .x = nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));
 }
@@ -162,7 +163,7 @@ static void cast_split(const observed *whole, int cp, int index, float *scale, u
     cr_assert_eq(ND_CALL(ops, &stream, fp8_scale, .scale = scale, .inverse = &inverse,
                          .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3),
                  ND_OK);
-    nd_matrix out = {.codes = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, rows, HIDDEN),
+    nd_matrix out = {.stored = nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, rows, HIDDEN),
                      .scale = scale,
                      .inverse = &inverse};
     cr_assert_eq(ND_CALL(ops, &stream, make_form, .out = out, .x = x), ND_OK);

@@ -77,7 +77,7 @@ static void check_cast(const nd_ops *ops, nd_tensor x, nd_dtype format, const ch
     float one = 1.0f;
     int64_t count = x.shape[0];
     uint8_t *codes = new_memory((size_t)count);
-    nd_matrix out = {.codes = nd_tensor_1d(codes, format, count), .scale = &one};
+    nd_matrix out = {.stored = nd_tensor_1d(codes, format, count), .scale = &one};
     CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     expect_codes(name, codes, format, count);
     free(codes);
@@ -216,7 +216,7 @@ static nd_matrix make_cast(const nd_ops *ops, const char *recipe, const cast *c,
     const char *name = join(recipe, c->name);
     float *amax = new_memory((size_t)groups * sizeof *amax);
     nd_matrix out = {
-        .codes = nd_tensor_2d(new_memory((size_t)(rows * columns)), c->format, rows, columns),
+        .stored = nd_tensor_2d(new_memory((size_t)(rows * columns)), c->format, rows, columns),
         .scale = new_memory((size_t)groups * sizeof(float)),
         .inverse = new_memory((size_t)groups * sizeof(float)),
         .granularity = c->granularity};
@@ -225,14 +225,14 @@ static nd_matrix make_cast(const nd_ops *ops, const char *recipe, const cast *c,
                   .count = groups, .format = c->format, .power_of_two = power_of_two));
     CHECK(ND_CALL(ops, &stream, make_form, .out = out, .x = x));
     expect_scales(join(name, "scale"), out.scale, groups);
-    expect_codes(join(name, "codes"), out.codes.data, c->format, rows * columns);
+    expect_codes(join(name, "codes"), out.stored.data, c->format, rows * columns);
     free(amax);
     return out;
 }
 
 static void free_cast(nd_matrix x)
 {
-    free(x.codes.data);
+    free(x.stored.data);
     free(x.scale);
     free(x.inverse);
 }
@@ -261,8 +261,8 @@ static void check_product(const nd_ops *ops, const char *recipe, const product *
 {
     nd_matrix a = make_cast(ops, recipe, &p->a, power_of_two);
     nd_matrix b = make_cast(ops, recipe, &p->b, power_of_two);
-    int64_t m = a.codes.shape[p->a_transposed], k = a.codes.shape[!p->a_transposed];
-    int64_t n = b.codes.shape[!p->b_transposed];
+    int64_t m = a.stored.shape[p->a_transposed], k = a.stored.shape[!p->a_transposed];
+    int64_t n = b.stored.shape[!p->b_transposed];
     nd_bf16 *c = new_memory((size_t)(m * n) * sizeof *c);
     void *scratch = new_memory(ops->product_scratch(device, m, n, k, ND_DTYPE_BF16));
     CHECK(ND_CALL(ops, &stream, product, .c = nd_tensor_2d(c, ND_DTYPE_BF16, m, n), .a = a,
@@ -349,7 +349,7 @@ Test(fp8_op_goldens, codes_of_a_master_weight)
         CHECK(ND_CALL(backends[b], &stream, fp8_scale, .scale = &scale, .inverse = &inverse,
                       .amax = &amax, .count = 1, .format = ND_DTYPE_F8_E4M3));
         expect_scales("master.scale", &scale, 1);
-        nd_matrix out = {.codes = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
+        nd_matrix out = {.stored = nd_tensor_1d(codes, ND_DTYPE_F8_E4M3, N * K), .scale = &scale};
         CHECK(ND_CALL(backends[b], &stream, make_form, .out = out, .x = w));
         expect_codes("master.codes", codes, ND_DTYPE_F8_E4M3, N * K);
     }

@@ -90,7 +90,7 @@ static spied_cast cast_of(nd_bf16 *x, nd_granularity granularity, int64_t rows, 
                       .codes = malloc((size_t)(rows * columns)),
                       .scale = malloc((size_t)scales * 4)};
     nd_tensor t = nd_tensor_2d(x, ND_DTYPE_BF16, rows, columns);
-    nd_matrix fp8 = {.codes = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
+    nd_matrix fp8 = {.stored = nd_tensor_2d(out.codes, ND_DTYPE_F8_E4M3, rows, columns),
                      .scale = out.scale,
                      .inverse = inverse,
                      .granularity = granularity};

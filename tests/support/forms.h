@@ -33,4 +33,18 @@ static inline bool products_cast(const nd_ops *ops, const nd_device *device)
     return ops->form(device, &need).maker == ND_FORM_BY_PRODUCT;
 }
 
+/* Whether products read codes transposed where those that are stored do not lie along the summed
+ * axis. Where they do not, no op makes such codes. */
+static inline bool reads_transposed(const nd_ops *ops, const nd_device *device)
+{
+    const nd_form_need need = {.role = ND_W_OF_DX,
+                               .rows = 16,
+                               .columns = 16,
+                               .others = 16,
+                               .stored = ND_DTYPE_F8_E4M3,
+                               .format = ND_DTYPE_F8_E4M3,
+                               .uses = 1};
+    return ops->form(device, &need).transposed;
+}
+
 #endif

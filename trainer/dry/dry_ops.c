@@ -19,11 +19,9 @@ static nd_call_matrix matrix(nd_tensor t)
     };
 }
 
-static nd_call_matrix operand(const nd_matrix *x, bool as_stored)
+static nd_call_matrix operand(const nd_matrix *x)
 {
-    nd_call_matrix m = matrix(x->rows.data                 ? x->rows
-                              : as_stored && x->codes.data ? x->codes
-                                                           : x->transposed);
+    nd_call_matrix m = matrix(x->stored);
     m.along = (int32_t)x->granularity;
     return m;
 }
@@ -47,8 +45,8 @@ static nd_status note_product(nd_stream *s, const nd_product_args *x)
                     .beta = x->beta != 0.0f,
                     .fast = x->fast_accumulation,
                     .c = matrix(x->c),
-                    .a = operand(&x->a, !x->a_transposed || !x->a.transposed.data),
-                    .b = operand(&x->b, x->b_transposed || !x->b.transposed.data)};
+                    .a = operand(&x->a),
+                    .b = operand(&x->b)};
     return is_empty(x->c) ? ND_OK : note(s, &call);
 }
 
@@ -71,9 +69,9 @@ static nd_status note_make_form(nd_stream *s, const nd_make_form_args *x)
     const bool codes = nd_dtype_is_fp8(x->x.dtype);
     nd_call call = {.kind = codes ? ND_CALL_FP8_TRANSPOSE : ND_CALL_FP8_CAST,
                     .merges = x->amax != NULL,
-                    .c = matrix(codes ? x->out.transposed : x->out.codes),
+                    .c = matrix(codes ? x->transposed : x->out.stored),
                     .a = matrix(x->x),
-                    .b = matrix(codes ? (nd_tensor){0} : x->out.transposed)};
+                    .b = matrix(codes ? (nd_tensor){0} : x->transposed)};
     call.a.along = (int32_t)x->out.granularity;
     return note(s, &call);
 }

@@ -35,13 +35,11 @@ static nd_status work_product(nd_stream *s, const nd_product_args *x)
 {
     nd_step_work *w = work_of(s);
     const nd_matrix *a = &x->a;
-    const nd_tensor stored = a->rows.data ? a->rows : a->codes.data ? a->codes : a->transposed;
-    const bool swapped = !a->rows.data && !a->codes.data, along = swapped == x->a_transposed;
     add(s,
-        nd_matrix_is_fp8(a)            ? &w->flops_fp8
-        : stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
-                                       : &w->flops_bf16,
-        product_flops(x->c, stored.shape[along ? 1 : 0]));
+        nd_matrix_is_fp8(a)               ? &w->flops_fp8
+        : a->stored.dtype == ND_DTYPE_F32 ? &w->flops_f32
+                                          : &w->flops_bf16,
+        product_flops(x->c, a->stored.shape[a->transposed == x->a_transposed ? 1 : 0]));
     return ND_OK;
 }
 
@@ -86,7 +84,7 @@ MOVES(rmsnorm_fwd,
 MOVES(rmsnorm_bwd, bytes_of(x->dx) + bytes_of(x->dy) + bytes_of(x->dres) + bytes_of(x->x))
 MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
 MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
-MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse_gate) + bytes_of_result(x->dup, &x->fuse_up) +
+MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse[0]) + bytes_of_result(x->dup, &x->fuse[1]) +
                       bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))
 MOVES(bias_fwd, bytes_of(x->out))
 MOVES(bias_bwd, bytes_of(x->dout))
@@ -97,7 +95,7 @@ MOVES(ce_bwd, 2.0 * bytes_of(x->logits))
 MOVES(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))
 MOVES(cast, bytes_of(x->out) + bytes_of(x->x))
 MOVES(amax, bytes_of(x->x))
-MOVES(make_form, bytes_of(x->out.codes) + bytes_of(x->out.transposed) + bytes_of(x->x))
+MOVES(make_form, bytes_of(x->out.stored) + bytes_of(x->transposed) + bytes_of(x->x))
 
 nd_ops nd_dry_work_ops(const nd_ops *real)
 {

@@ -89,7 +89,7 @@ static nd_status mlp_half_backward(nd_block_call c)
     ND_TRY(nd_operand_prepare_gradients(c, &dgu, to, fuse));
     ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = to[0], .dup = to[1], .dout = m->work.dact,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
-          .fuse_gate = fuse[0], .fuse_up = fuse[1]);
+          .fuse = {fuse[0], fuse[1]});
     ND_TRY(nd_block_recompute_codes(c, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->work.dh));

@@ -107,7 +107,7 @@ static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
         ND_OP(r, HEAD, product, .c = t.logits, .a = nd_rows(c->h),
-              .b = {.rows = t.w, .kept = packed_tile(m, &t, true)}, .b_transposed = true);
+              .b = {.stored = t.w, .kept = packed_tile(m, &t, true)}, .b_transposed = true);
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -165,9 +165,9 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
               .labels = c->labels, .first = t.first, .valid = t.valid,
               .count = &m->numbers->tokens);
         ND_OP(r, HEAD, product, .c = nd_tensor_rows(dw, begin, t.columns), .a = nd_rows(t.logits),
-              .a_transposed = true, .b = {.rows = c->h, .kept = rows}, .beta = beta);
+              .a_transposed = true, .b = {.stored = c->h, .kept = rows}, .beta = beta);
         ND_OP(r, HEAD, product, .c = sum, .a = nd_rows(t.logits),
-              .b = {.rows = t.w, .kept = packed_tile(m, &t, false)},
+              .b = {.stored = t.w, .kept = packed_tile(m, &t, false)},
               .beta = begin > 0 ? 1.0f : 0.0f);
     }
     if (m->work.head.dsum) {

@@ -13,8 +13,7 @@ static void pad_rows(const nd_model *m, nd_product_args *x)
     const int64_t rows = nd_round_up(x->c.shape[0], nd_max(m->rank->ops->fp8_rows, 1));
     ND_ASSERT(rows <= m->dims.T);
     x->c.shape[0] = rows;
-    x->a.rows.shape[0] = x->a.rows.data ? rows : 0;
-    x->a.codes.shape[0] = x->a.codes.data ? rows : 0;
+    x->a.stored.shape[0] = rows;
 }
 
 static nd_status multiply(nd_model *m, nd_product_args *x, const nd_gemm_rule *rule)
@@ -184,7 +183,7 @@ nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
     nd_model *m = c.model;
     const nd_linear_group *g = rest->group;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, c.layer);
-    const nd_matrix *form = rest->forms;
+    const nd_made_form *form = rest->forms;
     for (int i = 0; i < g->part_count; i++) {
         const nd_linear_part *p = &g->parts[i];
         nd_operand part = nd_linear_part_gradient(c, g, p, &rest->dy);

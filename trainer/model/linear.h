@@ -43,6 +43,12 @@ typedef enum nd_known {
     ND_KNOWN_CODES  /* the op that made it has left codes in its place for them */
 } nd_known;
 
+/* What products in FP8 read of an operand. */
+typedef struct nd_made_form {
+    nd_matrix matrix;
+    nd_tensor transposed; /* its codes, where a product reads them so */
+} nd_made_form;
+
 /* An input of linears, a weight, or the gradient of outputs: a variable of the caller. */
 typedef struct nd_operand {
     nd_tensor stored; /* its rows in BF16 or F32, or their FP8 codes */
@@ -51,7 +57,7 @@ typedef struct nd_operand {
     nd_tensor codes;
     nd_scale_ref scale; /* of the whole tensor */
     nd_known known;
-    nd_matrix form; /* what products in FP8 read, once it was made */
+    nd_made_form form; /* all zero: not made */
 } nd_operand;
 
 /* Adjacent linears of one product. */
@@ -174,10 +180,10 @@ nd_status nd_linear_forward(nd_block_call call, nd_input input, nd_operand *x, n
 typedef struct nd_linear_rest {
     nd_block_call call;
     const nd_linear_group *group;
-    nd_operand x, dy;              /* gathered over tp */
-    nd_matrix forms[ND_FP8_PARTS]; /* of dy, by part of group->dx_parts */
-    nd_exchange exchange;          /* of dx; before that of x */
-    bool adds;                     /* the weights have gradients of tokens before these */
+    nd_operand x, dy;                 /* gathered over tp */
+    nd_made_form forms[ND_FP8_PARTS]; /* of dy, by part of group->dx_parts */
+    nd_exchange exchange;             /* of dx; before that of x */
+    bool adds;                        /* the weights have gradients of tokens before these */
 } nd_linear_rest;
 
 /* The products of dx = dy w, without what tp exchanges: dx of a column-parallel group is this

@@ -112,7 +112,7 @@ static nd_status weight_gradient(const nd_linear_rest *piece, bool first)
         rest.dy = rows_of(&piece->dy, begin, count);
         rest.adds = !first || begin > 0;
         for (int i = 0; i < ND_FP8_PARTS; i++) {
-            rest.forms[i] = (nd_matrix){0}; /* those of all rows, which dw does not read */
+            rest.forms[i] = (nd_made_form){0}; /* those of all rows, which dw does not read */
         }
         ND_TRY(nd_linear_weight_gradient(&rest));
     }

@@ -93,18 +93,14 @@ static nd_status make(nd_model *m, const cast *how, nd_operand *x)
     const bool delayed = how->rule->scaling == ND_SCALING_DELAYED;
     const nd_dtype format = coded ? from.dtype : how->rule->format;
     const nd_scale_ref scale = one_scale || coded ? x->scale : how->scale;
-    x->form = nd_matrix_with(scale, along);
-    if (how->codes) {
-        x->form.codes = nd_tensor_2d(how->codes, format, from.shape[0], from.shape[1]);
-    }
-    if (how->transposed) {
-        x->form.transposed = nd_tensor_2d(how->transposed, format, from.shape[1], from.shape[0]);
-    }
+    const int64_t rows = from.shape[0], columns = from.shape[1];
+    const nd_tensor codes = nd_tensor_2d(how->codes, format, rows, columns);
+    x->form =
+        (nd_made_form){nd_matrix_with(scale, how->rule, coded || how->by_product ? from : codes),
+                       nd_tensor_2d(how->transposed, format, columns, rows)};
     if (coded) {
-        x->form.codes = from;
         if (how->transposed) {
-            ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = {.transposed = x->form.transposed},
-                  .x = from);
+            ND_OP(m->rank, ND_TRACE_CAST, make_form, .transposed = x->form.transposed, .x = from);
         }
         return ND_OK;
     }
@@ -116,14 +112,12 @@ static nd_status make(nd_model *m, const cast *how, nd_operand *x)
         const int64_t count = one_scale ? 1 : from.shape[along == ND_PER_COLUMN];
         ND_TRY(nd_scales_settle(&m->scales, scale, count, format, how->split));
     }
-    if (how->by_product) {
-        x->form.rows = from;
-        x->form.format = format;
-    } else {
-        ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = x->form,
-              .amax = delayed && how->record ? scale.amax : NULL, .x = from);
+    if (!how->by_product) {
+        ND_OP(m->rank, ND_TRACE_CAST, make_form, .out = x->form.matrix,
+              .transposed = x->form.transposed, .amax = delayed && how->record ? scale.amax : NULL,
+              .x = from);
     }
-    return nd_scales_count(&m->scales, x->scale.site, &x->form, from);
+    return nd_scales_count(&m->scales, x->scale.site, &x->form.matrix, from);
 }
 
 nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
@@ -142,15 +136,26 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     }
     x->stored = x->codes;
     x->codes = (nd_tensor){0};
-    x->form = (nd_matrix){0}; /* products read the codes of all tp ranks */
+    x->form = (nd_made_form){0}; /* products read the codes of all tp ranks */
     return ND_OK;
+}
+
+/* What a product reads of an operand by the backend's rule. */
+static nd_matrix matrix_of(const nd_operand *x, nd_form_rule form)
+{
+    nd_matrix matrix = x->form.matrix;
+    if (form.transposed) {
+        matrix.stored = x->form.transposed;
+        matrix.transposed = true;
+    }
+    return matrix;
 }
 
 /* Of several FP8 linears: turns the first one's matrix into that of all. */
 static void join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
 {
-    ND_ASSERT(first->rows.data && p->count <= ND_FP8_PARTS);
-    first->rows = rows;
+    ND_ASSERT(!nd_dtype_is_fp8(first->stored.dtype) && p->count <= ND_FP8_PARTS);
+    first->stored = rows;
     first->parts = p->count;
     memcpy(first->lines, p->lines, sizeof first->lines);
 }
@@ -164,13 +169,14 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
         return ND_OK;
     }
     /* A form that was made by an equal rule is read again. */
-    if (!nd_matrix_is_fp8(&x->form) || x->form.granularity != p->rules[role]->granularity) {
+    if (!nd_matrix_is_fp8(&x->form.matrix) ||
+        x->form.matrix.granularity != p->rules[role]->granularity) {
         const cast how = cast_of(c, g, p, role);
         s->casts.gradients += !is_input(role);
         s->casts.inputs += is_input(role) && !nd_dtype_is_fp8(x->stored.dtype);
         ND_TRY(make(c.model, &how, x));
     }
-    *a = x->form;
+    *a = matrix_of(x, p->forms[role]);
     if (!is_input(role) && p->count > 1) {
         join(p, x->stored, a);
     }
@@ -198,7 +204,7 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
                         .known = ND_KNOWN_SCALE};
         s->casts.weights += !s->codes_gathered;
         ND_TRY(make(m, &how, &w));
-        *b = i == 0 ? w.form : *b;
+        *b = i == 0 ? matrix_of(&w, p->forms[role]) : *b;
     }
     if (!p->rules[role]) {
         *b = nd_rows(nd_weight_rows(c, p));
@@ -209,26 +215,19 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
     return ND_OK;
 }
 
-static void raise(nd_form_rule form, int64_t codes_at, int64_t transposed_at, size_t *codes,
-                  size_t *transposed)
-{
-    size_t *room = form.transposed ? transposed : codes;
-    if (form.maker == ND_FORM_BY_OP) {
-        *room =
-            nd_max_bytes(*room, (size_t)(form.transposed ? transposed_at : codes_at) + form.bytes);
-    }
-}
-
 void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, nd_fp8_bytes *bytes)
 {
-    const int64_t codes = p->dy_codes, transposed = p->dy_transposed;
-    raise(p->forms[ND_X_OF_Y], 0, 0, &bytes->x, &bytes->x_transposed);
-    raise(p->forms[ND_W_OF_Y], 0, 0, &bytes->w, &bytes->w_transposed);
-    if (!m->forward_only) {
-        raise(p->forms[ND_X_OF_DW], 0, 0, &bytes->x, &bytes->x_transposed);
-        raise(p->forms[ND_W_OF_DX], 0, 0, &bytes->w, &bytes->w_transposed);
-        raise(p->forms[ND_DY_OF_DX], codes, transposed, &bytes->dy, &bytes->dy_transposed);
-        raise(p->forms[ND_DY_OF_DW], codes, transposed, &bytes->dy, &bytes->dy_transposed);
+    const nd_role end = m->forward_only ? ND_DY_OF_DX : ND_ROLE_COUNT;
+    for (nd_role role = 0; role < end; role++) {
+        const nd_form_rule form = p->forms[role];
+        const bool other = is_input(role) || is_weight(role);
+        const int64_t at = other ? 0 : form.transposed ? p->dy_transposed : p->dy_codes;
+        size_t *rooms[2][3] = {{&bytes->x, &bytes->w, &bytes->dy},
+                               {&bytes->x_transposed, &bytes->w_transposed, &bytes->dy_transposed}};
+        size_t *room = rooms[form.transposed][is_input(role) ? 0 : is_weight(role) ? 1 : 2];
+        if (form.maker == ND_FORM_BY_OP) {
+            *room = nd_max_bytes(*room, (size_t)at + form.bytes);
+        }
     }
 }
 

@@ -66,8 +66,9 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
         if (count == 0) {
             continue;
         }
-        nd_matrix out = nd_matrix_with(nd_scales_at(scales, site), ND_PER_TENSOR);
-        out.codes = nd_tensor_1d(own + (range.begin - begin), ND_DTYPE_F8_E4M3, count);
+        const nd_cast_rule *rule = &scales->recipe.output.b;
+        const nd_tensor codes = nd_tensor_1d(own + (range.begin - begin), rule->format, count);
+        const nd_matrix out = nd_matrix_with(nd_scales_at(scales, site), rule, codes);
         const nd_tensor x = nd_tensor_1d(fsdp->master + range.begin, ND_DTYPE_F32, count);
         ND_OP(fsdp->rank, ND_TRACE_CAST, make_form, .out = out, .x = x);
         ND_TRY(nd_scales_count(scales, site, &out, x));

@@ -282,8 +282,8 @@ nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
 nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int linear);
 /* `count` entries of nd_scales.joint, from `at` on. */
 nd_scale_ref nd_scales_joint(const nd_scales *scales, int64_t at, int64_t count);
-/* A matrix with these scales; the caller fills in the codes. */
-nd_matrix nd_matrix_with(nd_scale_ref scale, nd_granularity granularity);
+/* A matrix that is cast by a rule with these scales, or codes that were. */
+nd_matrix nd_matrix_with(nd_scale_ref scale, const nd_cast_rule *rule, nd_tensor stored);
 
 /*
  * The optimizer measures the weights that it updates, where it can and an amax is read: between

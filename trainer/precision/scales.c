@@ -262,9 +262,13 @@ nd_scale_ref nd_scales_joint(const nd_scales *s, int64_t at, int64_t count)
     return entries(s->joint, at);
 }
 
-nd_matrix nd_matrix_with(nd_scale_ref scale, nd_granularity granularity)
+nd_matrix nd_matrix_with(nd_scale_ref scale, const nd_cast_rule *rule, nd_tensor stored)
 {
-    return (nd_matrix){.scale = scale.scale, .inverse = scale.inverse, .granularity = granularity};
+    return (nd_matrix){.stored = stored,
+                       .format = rule->format,
+                       .scale = scale.scale,
+                       .inverse = scale.inverse,
+                       .granularity = rule->granularity};
 }
 
 static nd_status max_over(nd_scales *s, nd_group_kind group, float *amax, int64_t count)
@@ -394,11 +398,10 @@ nd_status nd_scales_merge_weight(nd_scales *s, const nd_param *p, int64_t elemen
 nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element, nd_tensor x,
                                 void *codes)
 {
-    nd_matrix out =
-        nd_matrix_with(scales_of_part(s, p, element, &x), s->recipe.output.b.granularity);
-    out.codes = x;
-    out.codes.data = codes;
-    out.codes.dtype = s->recipe.output.b.format;
+    const nd_scale_ref at = scales_of_part(s, p, element, &x);
+    nd_matrix out = nd_matrix_with(at, &s->recipe.output.b, x);
+    out.stored.data = codes;
+    out.stored.dtype = out.format;
     ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .x = x);
     s->casts.weights++;
     return ND_OK;

@@ -182,7 +182,8 @@ static nd_matrix fp8_operand(const bound_call *x, int which, nd_tensor t, bool a
                      .inverse = (float *)(void *)(x->bench->memory + x->at.inverses[which]),
                      .granularity = (nd_granularity)along};
     out.format = ND_DTYPE_F8_E4M3; /* of an operand that the product casts; E5M2 takes as long */
-    *(t.dtype == ND_DTYPE_BF16 ? &out.rows : as_stored ? &out.codes : &out.transposed) = t;
+    out.stored = t;
+    out.transposed = !as_stored && t.dtype != ND_DTYPE_BF16;
     return out;
 }
 
@@ -226,10 +227,10 @@ static nd_status run(void *context, nd_stream *s)
                        .count = call->a.rows, .format = ND_DTYPE_F8_E4M3);
     case ND_CALL_FP8_CAST:
         fa = fp8_operand(x, 0, c, true, call->a.along);
-        fa.transposed = second;
-        return ND_CALL(ops, s, make_form, .out = fa, .amax = call->merges ? amax : NULL, .x = a);
+        return ND_CALL(ops, s, make_form, .out = fa, .transposed = second,
+                       .amax = call->merges ? amax : NULL, .x = a);
     case ND_CALL_FP8_TRANSPOSE:
-        return ND_CALL(ops, s, make_form, .out = {.transposed = c}, .x = a);
+        return ND_CALL(ops, s, make_form, .transposed = c, .x = a);
     case ND_CALL_CAST:
         return ND_CALL(ops, s, cast, .out = c, .x = a);
     }

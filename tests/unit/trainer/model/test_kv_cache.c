@@ -147,7 +147,7 @@ static const nd_ops *any_rows;
 static nd_status only_sixteens(nd_stream *stream, const nd_product_args *x)
 {
     ND_CHECK(!nd_matrix_is_fp8(&x->a) ||
-                 (x->c.shape[0] % SIXTEEN == 0 && x->a.codes.shape[0] == x->c.shape[0]),
+                 (x->c.shape[0] % SIXTEEN == 0 && x->a.stored.shape[0] == x->c.shape[0]),
              "a product of %lld rows", (long long)x->c.shape[0]);
     return any_rows->product(stream, x);
 }

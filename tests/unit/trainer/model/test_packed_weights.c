@@ -37,7 +37,7 @@ static nd_status use_form(nd_kept_form *form, const void *b, size_t bytes)
 
 static nd_status spy_product(nd_stream *stream, const nd_product_args *x)
 {
-    const nd_tensor b = x->b.rows.data ? x->b.rows : x->b.codes;
+    const nd_tensor b = x->b.stored;
     ND_TRY(use_form(x->b.kept, b.data, nd_tensor_bytes(b)));
     return spy.ref->product(stream, x);
 }
