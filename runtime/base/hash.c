@@ -4,91 +4,149 @@
 #include <errno.h>
 #include <openssl/evp.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+#ifdef ND_HAS_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h> /* the same functions, on the widest vectors of this processor */
+#else
+#include <xxhash.h>
+#endif
 
 #include "runtime/base/fs.h"
 
-enum { SHA_BLOCK_BYTES = 1 << 20 };
+enum { BLOCK_BYTES = 1 << 20 };
 
-static void put_hex(const unsigned char digest[32], char hex[65])
+struct nd_hash {
+    nd_hash_kind kind;
+    XXH3_state_t *xxh3; /* one of the two */
+    EVP_MD_CTX *sha256;
+};
+
+int nd_hash_bytes(nd_hash_kind kind)
 {
-    for (int i = 0; i < 32; i++) {
+    return kind == ND_HASH_XXH3_64 ? 8 : kind == ND_HASH_XXH3_128 ? 16 : 32;
+}
+
+nd_status nd_hash_create(nd_hash_kind kind, nd_hash **out)
+{
+    nd_hash *h = NULL;
+    ND_TRY(ND_ALLOC(1, &h));
+    h->kind = kind;
+    h->xxh3 = kind != ND_HASH_SHA256 ? XXH3_createState() : NULL;
+    h->sha256 = kind == ND_HASH_SHA256 ? EVP_MD_CTX_new() : NULL;
+    if (!h->xxh3 && !h->sha256) {
+        nd_hash_destroy(h);
+        return nd_fail_memory("the state of a checksum");
+    }
+    *out = h;
+    return ND_OK;
+}
+
+void nd_hash_destroy(nd_hash *h)
+{
+    if (h) {
+        XXH3_freeState(h->xxh3);
+        EVP_MD_CTX_free(h->sha256);
+        free(h);
+    }
+}
+
+static nd_status check(bool good)
+{
+    return good ? ND_OK : nd_fail(ND_ERR_INTERNAL, "the checksum of some bytes cannot be computed");
+}
+
+nd_status nd_hash_begin(nd_hash *h)
+{
+    return check(h->kind == ND_HASH_XXH3_64 ? XXH3_64bits_reset(h->xxh3) == XXH_OK
+                 : h->kind == ND_HASH_XXH3_128
+                     ? XXH3_128bits_reset(h->xxh3) == XXH_OK
+                     : EVP_DigestInit_ex(h->sha256, EVP_sha256(), NULL) == 1);
+}
+
+nd_status nd_hash_add(nd_hash *h, const void *data, size_t size)
+{
+    return check(h->kind == ND_HASH_XXH3_64    ? XXH3_64bits_update(h->xxh3, data, size) == XXH_OK
+                 : h->kind == ND_HASH_XXH3_128 ? XXH3_128bits_update(h->xxh3, data, size) == XXH_OK
+                                               : EVP_DigestUpdate(h->sha256, data, size) == 1);
+}
+
+nd_status nd_hash_end(nd_hash *h, uint8_t out[ND_HASH_MAX])
+{
+    if (h->kind == ND_HASH_SHA256) {
+        return check(EVP_DigestFinal_ex(h->sha256, out, NULL) == 1);
+    }
+    if (h->kind == ND_HASH_XXH3_64) {
+        const uint64_t digest = XXH3_64bits_digest(h->xxh3);
+        for (int i = 0; i < 8; i++) {
+            out[i] = (uint8_t)(digest >> (8 * i));
+        }
+        return ND_OK;
+    }
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(h->xxh3));
+    memcpy(out, canonical.digest, sizeof canonical.digest);
+    return ND_OK;
+}
+
+static nd_status end_as_text(nd_hash *h, char hex[ND_HASH_HEX_MAX])
+{
+    uint8_t digest[ND_HASH_MAX];
+    ND_TRY(nd_hash_end(h, digest));
+    for (int i = 0; i < nd_hash_bytes(h->kind); i++) {
         snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     }
+    return ND_OK;
 }
 
-/* *state is the caller's, also where this fails. */
-static nd_status begin_sha256(EVP_MD_CTX **state)
+nd_status nd_hash_text(nd_hash_kind kind, const void *data, size_t size, char hex[ND_HASH_HEX_MAX])
 {
-    *state = EVP_MD_CTX_new();
-    return !*state ? nd_fail_memory("a SHA-256")
-           : EVP_DigestInit_ex(*state, EVP_sha256(), NULL) == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL, "OpenSSL has no SHA-256");
-}
-
-static bool end_sha256(EVP_MD_CTX *state, char hex[65])
-{
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned length = 0;
-    if (EVP_DigestFinal_ex(state, digest, &length) != 1 || length != 32) {
-        return false;
-    }
-    put_hex(digest, hex);
-    return true;
-}
-
-nd_status nd_sha256(const void *data, size_t size, char hex[65])
-{
-    EVP_MD_CTX *state;
-    nd_status status = begin_sha256(&state);
-    if (status == ND_OK && (EVP_DigestUpdate(state, data, size) != 1 || !end_sha256(state, hex))) {
-        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes", size);
-    }
-    EVP_MD_CTX_free(state);
+    nd_hash *h = NULL;
+    nd_status status = nd_hash_create(kind, &h);
+    status = status == ND_OK ? nd_hash_begin(h) : status;
+    status = status == ND_OK ? nd_hash_add(h, data, size) : status;
+    status = status == ND_OK ? end_as_text(h, hex) : status;
+    nd_hash_destroy(h);
     return status;
 }
 
-static nd_status digest_file(int fd, const char *path, EVP_MD_CTX *state, uint8_t *block)
+nd_status nd_sha256(const void *data, size_t size, char hex[ND_HASH_HEX_MAX])
+{
+    return nd_hash_text(ND_HASH_SHA256, data, size, hex);
+}
+
+static nd_status add_file(int fd, const char *path, nd_hash *h, uint8_t *block)
 {
     ssize_t n;
-    while ((n = read(fd, block, SHA_BLOCK_BYTES)) != 0) {
+    while ((n = read(fd, block, BLOCK_BYTES)) != 0) {
         if (n < 0 && errno == EINTR) {
             continue;
         }
         if (n < 0) {
             return nd_fail(ND_ERR_IO, "cannot read \"%s\": %s", path, strerror(errno));
         }
-        if (EVP_DigestUpdate(state, block, (size_t)n) != 1) {
-            return nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"",
-                           path);
-        }
+        ND_TRY(nd_hash_add(h, block, (size_t)n));
         nd_fs_beat();
     }
     return ND_OK;
 }
 
-nd_status nd_sha256_file(const char *path, char hex[65])
+nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX])
 {
-    struct stat st;
     int fd = -1;
     uint8_t *block = NULL;
-    EVP_MD_CTX *state = NULL;
+    nd_hash *h = NULL;
     nd_status status = ND_OK;
-    ND_TRY(nd_fs_open(path, ND_ERR_DATA, &fd, &st));
-    ND_TRY_OUT(begin_sha256(&state));
-    ND_TRY_OUT(nd_alloc(SHA_BLOCK_BYTES, 1, (void **)&block));
-    ND_TRY_OUT(digest_file(fd, path, state, block));
-    if (!end_sha256(state, hex)) {
-        status = nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute the SHA-256 of \"%s\"", path);
-    }
+    ND_TRY(nd_fs_open(path, ND_ERR_DATA, &fd, NULL));
+    ND_TRY_OUT(nd_hash_create(ND_HASH_SHA256, &h));
+    ND_TRY_OUT(nd_hash_begin(h));
+    ND_TRY_OUT(nd_alloc(BLOCK_BYTES, 1, (void **)&block));
+    ND_TRY_OUT(add_file(fd, path, h, block));
+    status = end_as_text(h, hex);
 out:
-    EVP_MD_CTX_free(state);
+    nd_hash_destroy(h);
     free(block);
     close(fd);
     return status;

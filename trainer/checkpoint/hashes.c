@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/checkpoint/hashes.h"
 
-#include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef ND_HAS_XXHASH_DISPATCH
-#include <xxh_x86dispatch.h> /* the same functions, on the widest vectors of this processor */
-#else
-#include <xxhash.h>
-#endif
 
 #include "runtime/base/math.h"
 
 static const struct {
     const char *name;
-    int chunk, whole;
+    nd_hash_kind chunk, whole;
 } kinds[ND_CHECKSUM_COUNT] = {
-    [ND_CHECKSUM_XXH3] = {"xxh3", 8, 16},
-    [ND_CHECKSUM_SHA256] = {"sha256", 32, 32},
+    [ND_CHECKSUM_XXH3] = {"xxh3", ND_HASH_XXH3_64, ND_HASH_XXH3_128},
+    [ND_CHECKSUM_SHA256] = {"sha256", ND_HASH_SHA256, ND_HASH_SHA256},
 };
 
 const char *nd_checksum_name(nd_checksum kind)
@@ -28,21 +22,12 @@ const char *nd_checksum_name(nd_checksum kind)
 
 int nd_checksum_chunk_bytes(nd_checksum kind)
 {
-    return kinds[kind].chunk;
+    return nd_hash_bytes(kinds[kind].chunk);
 }
 
 int nd_checksum_whole_bytes(nd_checksum kind)
 {
-    return kinds[kind].whole;
-}
-
-static nd_status sha256(const void *data, size_t bytes, uint8_t out[ND_DIGEST_MAX])
-{
-    unsigned length = 0;
-    return EVP_Digest(data, bytes, out, &length, EVP_sha256(), NULL) == 1
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL, "OpenSSL could not compute a SHA-256 of %zu bytes",
-                         bytes);
+    return nd_hash_bytes(kinds[kind].whole);
 }
 
 static void store_le(uint8_t *out, uint64_t value, int bytes)
@@ -61,31 +46,12 @@ static uint64_t load_le(const uint8_t *data, int bytes)
     return value;
 }
 
-nd_status nd_digest_chunk(nd_checksum kind, const void *data, size_t bytes,
-                          uint8_t out[ND_DIGEST_MAX])
-{
-    if (kind == ND_CHECKSUM_SHA256) {
-        return sha256(data, bytes, out);
-    }
-    store_le(out, XXH3_64bits(data, bytes), 8);
-    return ND_OK;
-}
-
 nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
                          char out[ND_DIGEST_TEXT_MAX])
 {
-    uint8_t digest[ND_DIGEST_MAX];
-    if (kind == ND_CHECKSUM_SHA256) {
-        ND_TRY(sha256(data, bytes, digest));
-    } else {
-        XXH128_canonical_t canonical;
-        XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
-        memcpy(digest, canonical.digest, sizeof canonical.digest);
-    }
-    int at = snprintf(out, ND_DIGEST_TEXT_MAX, "%s:", kinds[kind].name);
-    for (int i = 0; i < kinds[kind].whole; i++) {
-        at += snprintf(out + at, (size_t)(ND_DIGEST_TEXT_MAX - at), "%02x", digest[i]);
-    }
+    char hex[ND_HASH_HEX_MAX];
+    ND_TRY(nd_hash_text(kinds[kind].whole, data, bytes, hex));
+    snprintf(out, ND_DIGEST_TEXT_MAX, "%s:%s", kinds[kind].name, hex);
     return ND_OK;
 }
 
@@ -95,7 +61,7 @@ bool nd_digest_text_is_valid(const char *text)
         size_t prefix = strlen(kinds[k].name);
         if (strncmp(text, kinds[k].name, prefix) == 0 && text[prefix] == ':') {
             const char *hex = text + prefix + 1;
-            return strlen(hex) == 2 * (size_t)kinds[k].whole &&
+            return strlen(hex) == 2 * (size_t)nd_checksum_whole_bytes(k) &&
                    strspn(hex, "0123456789abcdef") == strlen(hex);
         }
     }
@@ -141,7 +107,7 @@ const nd_hashed_file *nd_hashes_find(const nd_hashes *hashes, const char *name)
 
 nd_status nd_hashes_format(const nd_hashes *hashes, uint8_t **out, size_t *bytes)
 {
-    int width = kinds[hashes->kind].chunk;
+    int width = nd_checksum_chunk_bytes(hashes->kind);
     size_t size = HEAD_BYTES + (size_t)hashes->count * FILE_BYTES;
     for (int i = 0; i < hashes->count; i++) {
         size += (size_t)hashes->files[i].chunks * (size_t)width;
@@ -187,7 +153,7 @@ static nd_status parse_head(const uint8_t *data, size_t bytes, const char *path,
         return nd_fail(ND_ERR_DATA, "\"%s\" has version %llu; this program reads version %d", path,
                        (unsigned long long)version, VERSION);
     }
-    if (kind >= ND_CHECKSUM_COUNT || width != (uint64_t)kinds[kind].chunk) {
+    if (kind >= ND_CHECKSUM_COUNT || width != (uint64_t)nd_checksum_chunk_bytes(kind)) {
         return fail_hashes(path, "its kind of checksum is unknown");
     }
     if (count > ND_HASHED_FILES_MAX || bytes < HEAD_BYTES + count * FILE_BYTES) {
@@ -224,7 +190,7 @@ static nd_status parse_all(const uint8_t *data, size_t bytes, const char *path, 
 {
     ND_TRY(parse_head(data, bytes, path, hashes));
     const uint8_t *at = data + HEAD_BYTES;
-    size_t width = (size_t)kinds[hashes->kind].chunk;
+    size_t width = (size_t)nd_checksum_chunk_bytes(hashes->kind);
     size_t left = bytes - HEAD_BYTES - (size_t)hashes->count * FILE_BYTES;
     for (int i = 0; i < hashes->count; i++, at += FILE_BYTES) {
         ND_TRY(parse_file(at, path, hashes, i));
@@ -257,58 +223,9 @@ nd_status nd_hashes_parse(const uint8_t *data, size_t bytes, const char *path, n
 
 /* Streaming. */
 
-struct nd_digester {
-    XXH3_state_t *xxh3; /* one of the two */
-    EVP_MD_CTX *sha256;
-};
-
-nd_status nd_digester_create(nd_checksum kind, nd_digester **out)
+nd_status nd_chunk_hash_create(nd_checksum kind, nd_hash **out)
 {
-    nd_digester *d = NULL;
-    ND_TRY(ND_ALLOC(1, &d));
-    d->xxh3 = kind == ND_CHECKSUM_XXH3 ? XXH3_createState() : NULL;
-    d->sha256 = kind == ND_CHECKSUM_SHA256 ? EVP_MD_CTX_new() : NULL;
-    if (!d->xxh3 && !d->sha256) {
-        nd_digester_destroy(d);
-        return nd_fail_memory("the state of a checksum");
-    }
-    *out = d;
-    return ND_OK;
-}
-
-void nd_digester_destroy(nd_digester *d)
-{
-    if (d) {
-        XXH3_freeState(d->xxh3);
-        EVP_MD_CTX_free(d->sha256);
-        free(d);
-    }
-}
-
-static nd_status check_digester(bool good)
-{
-    return good ? ND_OK : nd_fail(ND_ERR_INTERNAL, "the checksum of a chunk cannot be computed");
-}
-
-nd_status nd_digester_begin(nd_digester *d)
-{
-    return check_digester(d->xxh3 ? XXH3_64bits_reset(d->xxh3) == XXH_OK
-                                  : EVP_DigestInit_ex(d->sha256, EVP_sha256(), NULL) == 1);
-}
-
-nd_status nd_digester_add(nd_digester *d, const void *data, size_t bytes)
-{
-    return check_digester(d->xxh3 ? XXH3_64bits_update(d->xxh3, data, bytes) == XXH_OK
-                                  : EVP_DigestUpdate(d->sha256, data, bytes) == 1);
-}
-
-nd_status nd_digester_end(nd_digester *d, uint8_t out[ND_DIGEST_MAX])
-{
-    if (d->xxh3) {
-        store_le(out, XXH3_64bits_digest(d->xxh3), 8);
-        return ND_OK;
-    }
-    return check_digester(EVP_DigestFinal_ex(d->sha256, out, NULL) == 1);
+    return nd_hash_create(kinds[kind].chunk, out);
 }
 
 struct nd_chunk_hasher {
@@ -317,7 +234,7 @@ struct nd_chunk_hasher {
     uint8_t *digests;
     int64_t chunks, done;
     size_t in_chunk; /* bytes of the current one */
-    nd_digester *digester;
+    nd_hash *hash;
 };
 
 nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk_hasher **out)
@@ -327,8 +244,8 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
     h->kind = kind;
     h->file_bytes = file_bytes;
     h->chunks = nd_ceil_div((int64_t)file_bytes, ND_CHUNK_BYTES);
-    size_t bytes = (size_t)h->chunks * (size_t)kinds[kind].chunk + 1;
-    nd_status status = nd_digester_create(kind, &h->digester);
+    size_t bytes = (size_t)h->chunks * (size_t)nd_checksum_chunk_bytes(kind) + 1;
+    nd_status status = nd_chunk_hash_create(kind, &h->hash);
     status = status == ND_OK ? nd_alloc(bytes, 1, (void **)&h->digests) : status;
     if (status != ND_OK) {
         nd_chunk_hasher_destroy(h);
@@ -341,7 +258,7 @@ nd_status nd_chunk_hasher_create(nd_checksum kind, uint64_t file_bytes, nd_chunk
 void nd_chunk_hasher_destroy(nd_chunk_hasher *h)
 {
     if (h) {
-        nd_digester_destroy(h->digester);
+        nd_hash_destroy(h->hash);
         free(h->digests);
         free(h);
     }
@@ -349,9 +266,9 @@ void nd_chunk_hasher_destroy(nd_chunk_hasher *h)
 
 static nd_status end_chunk(nd_chunk_hasher *h)
 {
-    uint8_t digest[ND_DIGEST_MAX];
-    size_t width = (size_t)kinds[h->kind].chunk;
-    ND_TRY(nd_digester_end(h->digester, digest));
+    uint8_t digest[ND_HASH_MAX];
+    size_t width = (size_t)nd_checksum_chunk_bytes(h->kind);
+    ND_TRY(nd_hash_end(h->hash, digest));
     memcpy(h->digests + (size_t)h->done++ * width, digest, width);
     h->in_chunk = 0;
     return ND_OK;
@@ -364,8 +281,8 @@ nd_status nd_chunk_hasher_add(nd_chunk_hasher *h, const void *data, size_t bytes
     h->added += bytes;
     while (bytes > 0) {
         size_t room = ND_CHUNK_BYTES - h->in_chunk, n = bytes < room ? bytes : room;
-        ND_TRY(h->in_chunk == 0 ? nd_digester_begin(h->digester) : ND_OK);
-        ND_TRY(nd_digester_add(h->digester, at, n));
+        ND_TRY(h->in_chunk == 0 ? nd_hash_begin(h->hash) : ND_OK);
+        ND_TRY(nd_hash_add(h->hash, at, n));
         h->in_chunk += n;
         at += n;
         bytes -= n;

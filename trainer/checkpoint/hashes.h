@@ -6,8 +6,7 @@
  * chunks that it reads, before it uses them.
  *
  * Each writer leaves a small binary file with the digests of its data files; the manifest holds the
- * digest of that file. XXH3 finds accidents, not attacks; SHA-256 (OpenSSL) is for those who hand
- * checkpoints to others.
+ * digest of that file.
  *
  * The file, little-endian: "NDHASHES", u32 version (1), u32 checksum kind, u32 digest bytes, u32
  * number of files; for each file 80 bytes of name, padded with zeros, u64 bytes, u64 chunks; then
@@ -17,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "runtime/base/status.h"
+#include "runtime/base/hash.h"
 
 typedef enum nd_checksum {
     ND_CHECKSUM_XXH3 = 0,
@@ -27,7 +26,6 @@ typedef enum nd_checksum {
 
 enum {
     ND_CHUNK_BYTES = 4 << 20,
-    ND_DIGEST_MAX = 32,      /* bytes */
     ND_HASHED_NAME_MAX = 80, /* with the closing zero */
     ND_HASHED_FILES_MAX = 16 /* of one writer */
 };
@@ -36,8 +34,6 @@ const char *nd_checksum_name(nd_checksum kind); /* "xxh3", "sha256" */
 int nd_checksum_chunk_bytes(nd_checksum kind);  /* of a chunk's digest: 8 or 32 */
 int nd_checksum_whole_bytes(nd_checksum kind);  /* of a whole small file's digest: 16 or 32 */
 
-nd_status nd_digest_chunk(nd_checksum kind, const void *data, size_t bytes,
-                          uint8_t out[ND_DIGEST_MAX]);
 /* The digest of a hash file or a manifest as text: the kind, then lower-case hex:
  * "xxh3:0123...". */
 enum { ND_DIGEST_TEXT_MAX = 80 };
@@ -71,14 +67,8 @@ const nd_hashed_file *nd_hashes_find(const nd_hashes *hashes, const char *name);
 /* Whether a name stays in its folder: not empty, no slash, no leading dot, printable ASCII. */
 bool nd_name_is_plain(const char *name);
 
-/* The digest of a chunk that arrives in parts. A digester is used for one chunk after the other:
- * begin, any number of adds, end. */
-typedef struct nd_digester nd_digester;
-nd_status nd_digester_create(nd_checksum kind, nd_digester **out);
-nd_status nd_digester_begin(nd_digester *digester);
-nd_status nd_digester_add(nd_digester *digester, const void *data, size_t bytes);
-nd_status nd_digester_end(nd_digester *digester, uint8_t out[ND_DIGEST_MAX]);
-void nd_digester_destroy(nd_digester *digester); /* NULL is legal */
+/* Digests of chunks that arrive in parts. */
+nd_status nd_chunk_hash_create(nd_checksum kind, nd_hash **out);
 
 /* Chunk after chunk of a file that is written from front to back. */
 typedef struct nd_chunk_hasher nd_chunk_hasher;

@@ -94,7 +94,7 @@ static nd_status read_slices(const nd_read_file *file, uint64_t from, uint64_t s
     for (uint64_t done = 0; done < size;) {
         size_t n = size - done < SLICE_BYTES ? (size_t)(size - done) : SLICE_BYTES;
         ND_TRY(nd_fs_pread(file->fd, file->path, to + done, n, (int64_t)(from + done)));
-        ND_TRY(file->hashed ? nd_digester_add(file->digester, to + done, n) : ND_OK);
+        ND_TRY(file->hashed ? nd_hash_add(file->digester, to + done, n) : ND_OK);
         done += n;
     }
     return ND_OK;
@@ -102,10 +102,10 @@ static nd_status read_slices(const nd_read_file *file, uint64_t from, uint64_t s
 
 static nd_status compare_digest(const nd_read_file *file, int64_t index, size_t size)
 {
-    uint8_t digest[ND_DIGEST_MAX];
+    uint8_t digest[ND_HASH_MAX];
     size_t width = (size_t)nd_checksum_chunk_bytes(file->kind);
     uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
-    ND_TRY(nd_digester_end(file->digester, digest));
+    ND_TRY(nd_hash_end(file->digester, digest));
     if (memcmp(digest, file->hashed->digests + (size_t)index * width, width) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
@@ -123,7 +123,7 @@ static size_t chunk_size(const nd_read_file *file, int64_t index)
 nd_status nd_read_chunk(const nd_read_file *file, int64_t index, size_t *size)
 {
     *size = chunk_size(file, index);
-    ND_TRY(nd_digester_begin(file->digester));
+    ND_TRY(nd_hash_begin(file->digester));
     ND_TRY(read_slices(file, (uint64_t)index * ND_CHUNK_BYTES, *size, file->staging));
     return compare_digest(file, index, *size);
 }
@@ -181,7 +181,7 @@ static nd_status run_chunks(nd_reads *reads, const nd_read_file *file, int64_t *
         if (end_of(&reads->list[reads->count - 1]) > begin + size) {
             posix_fadvise(file->fd, (off_t)(begin + size), ND_CHUNK_BYTES, POSIX_FADV_WILLNEED);
         }
-        ND_TRY(nd_digester_begin(file->digester));
+        ND_TRY(nd_hash_begin(file->digester));
         for (uint64_t at = begin, end; at < begin + size; at = end) {
             end = begin + size;
             ND_TRY(read_part(reads, next, file, at, &end));

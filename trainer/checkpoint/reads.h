@@ -35,8 +35,8 @@ typedef struct nd_read_file {
     const char *path;
     const nd_hashed_file *hashed; /* digests to compare; NULL: none */
     nd_checksum kind;
-    nd_digester *digester; /* of this kind; NULL without digests */
-    uint8_t *staging;      /* ND_CHUNK_BYTES */
+    nd_hash *digester; /* of this kind; NULL without digests */
+    uint8_t *staging;  /* ND_CHUNK_BYTES */
 } nd_read_file;
 
 /* Does all reads of the list, and empties it. *bytes grows by what was read. */

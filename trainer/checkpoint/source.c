@@ -25,7 +25,7 @@ nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manif
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
         goto out;
     }
-    ND_TRY_OUT(nd_digester_create(manifest->checksum, &source->digester));
+    ND_TRY_OUT(nd_chunk_hash_create(manifest->checksum, &source->digester));
     ND_TRY_OUT(ND_ALLOC(manifest->writer_count, &source->writers));
     ND_TRY_OUT(ND_ALLOC(tp, &source->layouts));
     for (int t = 0; t < tp; t++) {
@@ -51,7 +51,7 @@ static nd_status read_hashes(const nd_source *source, int rank, nd_hashes *out)
     nd_hash_file_name(name, rank);
     ND_TRY(nd_source_open_plain(source->folder, name, 0, &fd, &size));
     ND_TRY_OUT(nd_fs_format(&path, "%s/%s", source->folder, name));
-    const uint64_t most = ((uint64_t)1 << 40) / ND_CHUNK_BYTES * ND_DIGEST_MAX * 64;
+    const uint64_t most = ((uint64_t)1 << 40) / ND_CHUNK_BYTES * ND_HASH_MAX * 64;
     if (size > most) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; no hash file is that large", path,
                          (unsigned long long)size);

@@ -128,7 +128,7 @@ void nd_source_close(nd_source *source)
     free(source->entries);
     free(source->lists);
     free(source->files);
-    nd_digester_destroy(source->digester);
+    nd_hash_destroy(source->digester);
     free(source->staging);
     free(source->folder);
     free(source);

@@ -33,8 +33,8 @@ typedef struct nd_source_entry {
 nd_status nd_source_create(const char *folder, const char *inside, nd_source **out);
 
 struct nd_source {
-    char *folder;          /* with the files */
-    nd_digester *digester; /* NULL: a DCP folder */
+    char *folder;      /* with the files */
+    nd_hash *digester; /* NULL: a DCP folder */
     uint8_t *staging;
     nd_source_stats stats;
     bool verify;

@@ -23,8 +23,10 @@ static uint8_t *make_bytes(void)
 /* Added in pieces of any size, chunks have the digests that they have alone. */
 static void check_chunks(nd_checksum kind)
 {
-    uint8_t *data = make_bytes(), alone[ND_DIGEST_MAX];
+    uint8_t *data = make_bytes(), alone[ND_HASH_MAX];
+    nd_hash *whole = NULL;
     static const size_t pieces[] = {1, 4096, ND_CHUNK_BYTES - 1, ND_CHUNK_BYTES + 7, FILE_BYTES};
+    assert_ok(nd_chunk_hash_create(kind, &whole));
     for (size_t p = 0; p < sizeof pieces / sizeof *pieces; p++) {
         nd_chunk_hasher *hasher = NULL;
         nd_hashed_file file = {0};
@@ -41,12 +43,15 @@ static void check_chunks(nd_checksum kind)
         for (int64_t c = 0; c < 3; c++) {
             size_t begin = (size_t)c * ND_CHUNK_BYTES;
             size_t n = FILE_BYTES - begin < ND_CHUNK_BYTES ? FILE_BYTES - begin : ND_CHUNK_BYTES;
-            assert_ok(nd_digest_chunk(kind, data + begin, n, alone));
+            assert_ok(nd_hash_begin(whole));
+            assert_ok(nd_hash_add(whole, data + begin, n));
+            assert_ok(nd_hash_end(whole, alone));
             cr_assert_arr_eq(file.digests + c * nd_checksum_chunk_bytes(kind), alone,
                              (size_t)nd_checksum_chunk_bytes(kind));
         }
         free(file.digests);
     }
+    nd_hash_destroy(whole);
     free(data);
 }
 
