@@ -218,6 +218,38 @@ Test(plan, eight_gpus_of_80_gb_keep_gathered_weights)
     cr_expect_gt(kept, part("  total"), "%s", shell_output);
 }
 
+/* Data of which each row is a document of its own, which first keys are planned for. */
+Test(plan, documents_are_those_of_the_data)
+{
+    static const struct {
+        const char *name, *text;
+        bool separate;
+    } files[] = {{"prompts.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n", true},
+                 {"chats.jsonl", "{\"messages\": []}\n", true},
+                 {"texts.jsonl", "{\"text\": \"a\"}\n", false},
+                 {"absent.jsonl", NULL, false}};
+    double batches[2];
+    for (int separate = 0; separate < 2; separate++) {
+        char command[512];
+        snprintf(command, sizeof command, PLAN "cp.yaml --documents %s",
+                 separate ? "separate" : "join");
+        shell(&dir, command);
+        batches[separate] = after("\n    micro-batches: ids, labels, positions");
+    }
+    cr_assert_gt(batches[1], batches[0]);
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char command[512];
+        snprintf(command, sizeof command, PLAN "cp.yaml --data-path %s/%s", dir.path,
+                 files[i].name);
+        if (files[i].text) {
+            tempdir_write(&dir, files[i].name, files[i].text, strlen(files[i].text));
+        }
+        shell(&dir, command);
+        cr_expect_eq(after("\n    micro-batches: ids, labels, positions"),
+                     batches[files[i].separate], "%s:\n%s", files[i].name, shell_output);
+    }
+}
+
 /* A sequence of that length fits, and the next one that the mesh takes does not. */
 Test(plan, the_longest_sequence_that_fits)
 {

@@ -499,6 +499,7 @@ static nd_status plan(const nd_command_call *call)
         return nd_fail(ND_ERR_CONFIG, "--rank %d is not in the mesh; use a rank from 0 to %d", rank,
                        world - 1);
     }
+    nd_inputs_expect_documents(call->config);
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));

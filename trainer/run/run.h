@@ -47,6 +47,9 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 /* The same by a text as data.path has it, which may name several sources. */
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out);
+/* Where data.documents is auto and data are there that would be separate: makes it separate, as
+ * opening them does. It looks at names, masks and first rows. */
+void nd_inputs_expect_documents(nd_config *config);
 /* Whether such a path is a file of token ids, or has token files (.bin). */
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids);
 /*
