@@ -10,9 +10,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
 
-enum { PAGE = 4096, FIRST_CAPACITY = 64 };
-
-enum { KEY_WORDS = 8 };
+enum { PAGE = 4096, KEY_WORDS = 8 };
 
 /* Products with equal words share one plan of oneDNN. */
 typedef struct key {
@@ -21,15 +19,15 @@ typedef struct key {
 
 typedef struct entry {
     key key;
-    dnnl_primitive_t primitive; /* NULL: free slot */
+    struct entry *next;
+    dnnl_primitive_t primitive;
     dnnl_memory_t a, b, c, scratch;
 } entry;
 
 struct nd_dnnl {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    entry *entries; /* open addressing; capacity is a power of two, at most half full */
-    int64_t capacity, count;
+    entry *entries; /* the one that was used last comes first */
     void *scratch;
     size_t scratch_bytes;
     bool broken; /* oneDNN has aborted: it must not be called again */
@@ -149,7 +147,6 @@ static void entry_fini(entry *e)
     dnnl_memory_destroy(e->c);
     dnnl_memory_destroy(e->scratch);
     dnnl_primitive_destroy(e->primitive);
-    *e = (entry){0};
 }
 
 /* The shared scratchpad covers the largest primitive; only making a primitive can enlarge it. */
@@ -194,6 +191,7 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
         return ND_OK;
     }
     entry_fini(e);
+    free(e);
     if (status != ND_OK) {
         return status;
     }
@@ -202,57 +200,23 @@ static nd_status entry_init(nd_dnnl *dnnl, entry *e, const nd_dnnl_product *p)
                            nd_dtype_name(p->in), (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
-/* the table of primitives */
-
-static uint64_t hash(const key *k)
-{
-    uint64_t h = 0;
-    for (int i = 0; i < KEY_WORDS; i++) {
-        h = (h ^ (uint64_t)k->words[i]) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
-/* The slot that holds `k` or the free one where it belongs. */
-static entry *slot_of(entry *entries, int64_t capacity, const key *k)
-{
-    int64_t i = (int64_t)(hash(k) & (uint64_t)(capacity - 1));
-    while (entries[i].primitive && memcmp(&entries[i].key, k, sizeof *k) != 0) {
-        i = (i + 1) & (capacity - 1);
-    }
-    return &entries[i];
-}
-
-static nd_status grow(nd_dnnl *dnnl)
-{
-    int64_t capacity = dnnl->capacity * 2;
-    entry *larger = NULL;
-    ND_TRY(ND_ALLOC(capacity, &larger));
-    for (int64_t i = 0; i < dnnl->capacity; i++) {
-        if (dnnl->entries[i].primitive) {
-            *slot_of(larger, capacity, &dnnl->entries[i].key) = dnnl->entries[i];
-        }
-    }
-    free(dnnl->entries);
-    dnnl->entries = larger;
-    dnnl->capacity = capacity;
-    return ND_OK;
-}
-
+/* The entry of a product, which it moves to the front of the list. */
 static nd_status find(nd_dnnl *dnnl, const nd_dnnl_product *p, entry **out)
 {
     const key k = key_of(p);
-    entry *e = slot_of(dnnl->entries, dnnl->capacity, &k);
-    if (!e->primitive) {
-        if (2 * (dnnl->count + 1) > dnnl->capacity) {
-            ND_TRY(grow(dnnl));
-            e = slot_of(dnnl->entries, dnnl->capacity, &k);
-        }
-        ND_TRY(entry_init(dnnl, e, p));
-        dnnl->count++;
+    entry **at = &dnnl->entries, *e;
+    while (*at && memcmp(&(*at)->key, &k, sizeof k) != 0) {
+        at = &(*at)->next;
     }
-    *out = e;
+    e = *at;
+    if (e) {
+        *at = e->next;
+    } else {
+        ND_TRY(ND_ALLOC(1, &e));
+        ND_TRY(entry_init(dnnl, e, p));
+    }
+    e->next = dnnl->entries;
+    *out = dnnl->entries = e;
     return ND_OK;
 }
 
@@ -312,9 +276,7 @@ nd_status nd_dnnl_create(nd_dnnl **out)
 {
     nd_dnnl *dnnl = NULL;
     ND_TRY(ND_ALLOC(1, &dnnl));
-    dnnl->capacity = FIRST_CAPACITY;
-    nd_status status = ND_ALLOC(dnnl->capacity, &dnnl->entries);
-    status = status == ND_OK ? open_engine(dnnl) : status;
+    const nd_status status = open_engine(dnnl);
     if (status != ND_OK) {
         nd_dnnl_destroy(dnnl);
         return status;
@@ -328,14 +290,17 @@ void nd_dnnl_destroy(nd_dnnl *dnnl)
     if (!dnnl) {
         return;
     }
-    if (!dnnl->broken) {
-        for (int64_t i = 0; dnnl->entries && i < dnnl->capacity; i++) {
-            entry_fini(&dnnl->entries[i]);
+    for (entry *e = dnnl->entries, *next; e; e = next) {
+        next = e->next;
+        if (!dnnl->broken) {
+            entry_fini(e);
         }
+        free(e);
+    }
+    if (!dnnl->broken) {
         dnnl_stream_destroy(dnnl->stream);
         dnnl_engine_destroy(dnnl->engine);
     }
-    free(dnnl->entries);
     free(dnnl->scratch);
     free(dnnl);
 }

@@ -138,54 +138,61 @@ static nd_status multiply_blocks(nd_stream *stream, const nd_product_args *args)
         x.a.stored = nd_tensor_rows(args->a.stored, begin, rows);
         x.b.stored = nd_tensor_rows(args->b.stored, begin, rows);
         x.beta = begin > 0 ? 1.0f : args->beta;
-        ND_TRY(nd_cpu_product_plain(stream, &x));
+        ND_TRY(nd_cpu_product(stream, &x));
     }
     return ND_OK;
 }
 
 /* A product of operands in BF16, or in F32, as they are stored. */
-nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args)
+static nd_status product_plain(nd_stream *stream, const nd_product_args *args,
+                               const nd_dnnl_product *p)
 {
     const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
-    bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
-    float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);
-    nd_dnnl_product p = {.m = a.shape[a_transposed ? 1 : 0],
-                         .n = b.shape[b_transposed ? 0 : 1],
-                         .k = a.shape[a_transposed ? 0 : 1],
-                         .lda = a.stride[0],
-                         .ldb = b.stride[0],
-                         .ldc = c.stride[0],
-                         .a_transposed = a_transposed,
-                         .b_transposed = b_transposed,
-                         .accumulate = beta != 0.0f,
-                         .in = a.dtype,
-                         .out = c.dtype};
-    ND_ASSERT(a.axes == 2 && b.axes == 2 && c.axes == 2 && a.dtype == b.dtype);
-    ND_ASSERT(a.dtype == ND_DTYPE_F32 || a.dtype == ND_DTYPE_BF16);
+    ND_ASSERT(nd_is_act(a) && a.dtype == b.dtype);
     ND_ASSERT(c.dtype == ND_DTYPE_F32 || c.dtype == a.dtype);
-    ND_ASSERT(b.shape[b_transposed ? 1 : 0] == p.k && c.shape[0] == p.m && c.shape[1] == p.n);
-    ND_ASSERT(beta == 0.0f || beta == 1.0f);
+    if (args->few_rows && p->m <= ND_CPU_FEW_ROWS && !p->a_transposed && p->b_transposed) {
+        nd_cpu_multiply_few_rows(stream, args);
+        return ND_OK;
+    }
+    if (context->gemm && p->in == ND_DTYPE_BF16) {
+        nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), p, NULL,
+                            args->b.kept);
+        return ND_OK;
+    }
+    if (p->a_transposed && !p->b_transposed && c.dtype == ND_DTYPE_F32 && p->k > SUM_BLOCK) {
+        return multiply_blocks(stream, args);
+    }
+    if (p->in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
+        return nd_cpu_multiply_widened(stream, c, a, b, p, &(nd_gemm_factors){.all = 1.0f});
+    }
+    return nd_dnnl_matmul(context->dnnl, p, c.data, a.data, b.data);
+}
+
+nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
+{
+    const nd_tensor c = args->c, a = args->a.stored, b = args->b.stored;
+    const bool a_transposed = args->a_transposed, b_transposed = args->b_transposed;
+    const nd_dnnl_product p = {.m = a.shape[a_transposed],
+                               .n = b.shape[!b_transposed],
+                               .k = a.shape[!a_transposed],
+                               .lda = a.stride[0],
+                               .ldb = b.stride[0],
+                               .ldc = c.stride[0],
+                               .a_transposed = a_transposed,
+                               .b_transposed = b_transposed,
+                               .accumulate = args->beta != 0.0f,
+                               .in = a.dtype,
+                               .out = c.dtype};
+    ND_ASSERT(a.axes == 2 && b.axes == 2 && b.shape[b_transposed] == p.k);
+    ND_ASSERT(nd_is_act(c) && nd_is_2d(c, p.m, p.n));
+    ND_ASSERT(args->beta == 0.0f || args->beta == 1.0f);
     if (p.m == 0 || p.n == 0) {
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    if (args->few_rows && p.m <= ND_CPU_FEW_ROWS && !a_transposed && b_transposed) {
-        nd_cpu_multiply_few_rows(stream, args);
-        return ND_OK;
-    }
-    if (context->gemm && p.in == ND_DTYPE_BF16) {
-        nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), &p, NULL,
-                            args->b.kept);
-        return ND_OK;
-    }
-    if (a_transposed && !b_transposed && c.dtype == ND_DTYPE_F32 && p.k > SUM_BLOCK) {
-        return multiply_blocks(stream, args);
-    }
-    if (p.in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
-        return nd_cpu_multiply_widened(stream, c, a, b, &p, &(nd_gemm_factors){.all = 1.0f});
-    }
-    return nd_dnnl_matmul(context->dnnl, &p, c.data, a.data, b.data);
+    return nd_matrix_is_fp8(&args->a) ? nd_cpu_product_fp8(stream, args, &p)
+                                      : product_plain(stream, args, &p);
 }
 
 /* A form costs as much memory as the weight in BF16. */

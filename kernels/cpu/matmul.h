@@ -19,7 +19,8 @@ void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
                          nd_kept_form *kept);
 /* The product of FP8 matrices (matmul_fp8.c). */
-nd_status nd_cpu_product_plain(nd_stream *stream, const nd_product_args *args);
+nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args,
+                             const nd_dnnl_product *p);
 /* A matrix of BF16 or of codes, as it is. */
 nd_gemm_operand nd_cpu_operand_of(nd_tensor x);
 

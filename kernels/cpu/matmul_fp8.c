@@ -11,12 +11,9 @@
 #include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
-/* One operand in the form in which it exists, and how that form relates to op(x). */
+/* One operand: what its sums are multiplied by beside what is packed. */
 typedef struct operand {
-    nd_tensor stored;
-    bool transposed; /* op(x) is the transpose of `stored` */
-    nd_dtype format;
-    const float *scale; /* NULL: it is cast already */
+    nd_gemm_operand packed; /* scale NULL: it is cast already */
     const float *inverse;
     bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
 } operand;
@@ -37,7 +34,7 @@ static void spread(operand *x, const nd_matrix *parts, int64_t lines, const oper
 {
     float *scale = scratch, *inverse = scratch + lines;
     int64_t line = 0;
-    ND_ASSERT(scratch && x->scale && !x->per_line && !other->per_line);
+    ND_ASSERT(scratch && x->packed.scale && !x->per_line && !other->per_line);
     for (int p = 0; p < parts->parts; p++) {
         for (int64_t end = line + parts->lines[p]; line < end; line++) {
             scale[line] = parts->scale[p];
@@ -45,81 +42,49 @@ static void spread(operand *x, const nd_matrix *parts, int64_t lines, const oper
         }
     }
     ND_ASSERT(line == lines);
-    x->scale = scale;
+    x->packed.scale = scale;
     x->inverse = inverse;
-    x->per_line = true;
+    x->packed.scale_per_line = x->per_line = true;
 }
 
 /* `line`: the granularity that is constant along the summed axis. */
-static operand operand_of(nd_matrix x, bool transposed, nd_granularity line)
+static operand operand_of(const nd_matrix *x, nd_granularity line)
 {
-    const bool cast = nd_dtype_is_fp8(x.stored.dtype);
-    operand o = {.stored = x.stored,
-                 .transposed = transposed,
-                 .format = x.format,
-                 .scale = cast ? NULL : x.scale,
-                 .inverse = x.inverse,
-                 .per_line = x.granularity != ND_PER_TENSOR};
-    ND_ASSERT(!x.transposed); /* nd_cpu_form asks for none */
-    ND_ASSERT(cast || (x.stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(o.format)));
-    ND_ASSERT(nd_is_2d(o.stored, o.stored.shape[0], o.stored.shape[1]));
-    ND_ASSERT(!o.per_line || x.granularity == line);
+    const bool cast = nd_dtype_is_fp8(x->stored.dtype);
+    operand o = {.packed = nd_cpu_operand_of(x->stored),
+                 .inverse = x->inverse,
+                 .per_line = x->granularity != ND_PER_TENSOR};
+    o.packed.format = x->format;
+    o.packed.scale = cast ? NULL : x->scale;
+    o.packed.scale_per_line = o.per_line;
+    ND_ASSERT(!x->transposed); /* nd_cpu_form asks for none */
+    ND_ASSERT(cast || (x->stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(x->format)));
+    ND_ASSERT(nd_is_2d(x->stored, x->stored.shape[0], x->stored.shape[1]));
+    ND_ASSERT(!o.per_line || x->granularity == line);
     return o;
 }
 
-static nd_gemm_operand packed_from(const operand *x)
+nd_status nd_cpu_product_fp8(nd_stream *stream, const nd_product_args *args,
+                             const nd_dnnl_product *p)
 {
-    nd_gemm_operand o = nd_cpu_operand_of(x->stored);
-    o.format = x->format;
-    o.scale = x->scale;
-    o.scale_per_line = x->per_line;
-    return o;
-}
-
-static nd_status product_fp8(nd_stream *stream, const nd_product_args *args)
-{
-    const nd_tensor c = args->c;
-    float beta = args->beta;
     nd_cpu_context *context = nd_cpu_context_of(stream);
-    operand x =
-        operand_of(args->a, args->a_transposed, args->a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
-    operand y =
-        operand_of(args->b, args->b_transposed, args->b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
-    nd_dnnl_product p = {.m = x.stored.shape[x.transposed ? 1 : 0],
-                         .n = y.stored.shape[y.transposed ? 0 : 1],
-                         .k = x.stored.shape[x.transposed ? 0 : 1],
-                         .ldc = c.stride[0],
-                         .a_transposed = x.transposed,
-                         .b_transposed = y.transposed,
-                         .accumulate = beta != 0.0f,
-                         .out = c.dtype};
+    operand x = operand_of(&args->a, p->a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
+    operand y = operand_of(&args->b, p->b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
     ND_ASSERT(args->a.parts == 0 || args->b.parts == 0);
     if (args->a.parts > 0) {
-        spread(&x, &args->a, p.m, &y, args->scratch);
+        spread(&x, &args->a, p->m, &y, args->scratch);
     } else if (args->b.parts > 0) {
-        spread(&y, &args->b, p.n, &x, args->scratch);
+        spread(&y, &args->b, p->n, &x, args->scratch);
     }
     const bool spreads = args->a.parts > 0 || args->b.parts > 0;
     nd_gemm_factors f = {.all = (x.per_line || spreads ? 1.0f : *x.inverse) *
                                 (y.per_line || spreads ? 1.0f : *y.inverse),
                          .rows = x.per_line ? x.inverse : NULL,
                          .columns = y.per_line ? y.inverse : NULL};
-    ND_ASSERT(nd_is_act(c) && nd_is_2d(c, p.m, p.n) && (beta == 0.0f || beta == 1.0f));
-    ND_ASSERT(y.stored.shape[y.transposed ? 1 : 0] == p.k);
-    if (p.m == 0 || p.n == 0) {
-        return ND_OK;
-    }
-    ND_ASSERT(p.k > 0);
     if (!context->gemm) {
-        ND_ASSERT(!x.scale && !y.scale);
-        return nd_cpu_multiply_widened(stream, c, x.stored, y.stored, &p, &f);
+        ND_ASSERT(!x.packed.scale && !y.packed.scale);
+        return nd_cpu_multiply_widened(stream, args->c, args->a.stored, args->b.stored, p, &f);
     }
-    nd_cpu_multiply_own(context, c, packed_from(&x), packed_from(&y), &p, &f, args->b.kept);
+    nd_cpu_multiply_own(context, args->c, x.packed, y.packed, p, &f, args->b.kept);
     return ND_OK;
-}
-
-nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
-{
-    return nd_matrix_is_fp8(&args->a) ? product_fp8(stream, args)
-                                      : nd_cpu_product_plain(stream, args);
 }
