@@ -99,6 +99,17 @@ Test(mesh_cuda, fp8, .timeout = 600)
     compare(ND_PRECISION_FP8, meshes, MESHES, ND_DOUBLE_LAZY, false);
 }
 
+/* Sums over pieces of tokens are rounded in another order on a GPU. */
+Test(mesh_cuda, mlp_in_pieces, .timeout = 600)
+{
+    static const mesh_case pieces[] = {
+        {"one GPU, MLP in pieces, micro-batch 2", 1, 1, 1, 1, 2, .mlp_pieces = 3},
+        {"fsdp 2 x tp 2, MLP in pieces", 1, 2, 1, 2, 2, .mlp_pieces = 2},
+    };
+    compare(ND_PRECISION_FP32, pieces, 2, ND_DOUBLE_RANDOM, false);
+    compare(ND_PRECISION_BF16, pieces, 2, ND_DOUBLE_LAZY, false);
+}
+
 /* The other streams run as early as they can: what they read must be there, what they write must be
  * free. */
 Test(mesh_cuda, f32_with_eager_streams, .timeout = 600)
