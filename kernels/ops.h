@@ -42,12 +42,14 @@ typedef struct nd_rope_view {
  *   q, out, dout, dq   (B, Sq, H, D)
  *   k, v, dk, dv       (B, Sk, K, D)        query head h uses KV head h / (H / K)
  *   lse, delta         F32 (B, H, Sq), contiguous
- * score(i, j) = scale <q_i, k_j>, visible when first(i) <= j <= i + diag. diag = 0: causal; diag >=
- * Sk: unmasked; diag = p: causal with p keys before the first query; diag < 0: the first -diag rows
- * see nothing. first(i) is the largest of: 0; i + diag - window + 1 where window > 0, so that a row
- * sees at most `window` keys; first_key(b, i) where a call has it, such as the first key of the
- * row's document. Rows that see nothing: out = 0, lse = -inf, dq = 0. Source of the blocked form:
- * Dao et al., FlashAttention (2022), and FlashAttention-2 (2023).
+ * score(i, j) = scale <q_i, k_j>, visible when first(i) <= j < end(i). end(i) = i + diag + 1.
+ * diag = 0: causal; diag >= Sk: unmasked; diag = p: causal with p keys before the first query; diag
+ * < 0: the first -diag rows see nothing. first(i) is the largest of: 0; end(i) - window where
+ * window > 0, so that a row sees at most `window` keys; first_key(b, i) where a call has it, such
+ * as the first key of the row's document. Where a call has an end_key, end(i) is end_key(b, i), and
+ * diag is not read: the rows are any queries in any order. Rows that see nothing: out = 0, lse =
+ * -inf, dq = 0. Source of the blocked form: Dao et al., FlashAttention (2022), and FlashAttention-2
+ * (2023).
  */
 typedef struct nd_attention {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
@@ -322,8 +324,9 @@ typedef struct nd_attention_fwd_args {
     nd_attention attention;
     nd_tensor out, lse;
     nd_tensor q, k, v;
-    nd_tensor first_key; /* absent, or I32 (B, Sq), contiguous: any numbers in any order */
-    void *scratch;       /* attention_scratch bytes */
+    /* Absent, or I32 (B, Sq), contiguous: any numbers in any order. An end_key has a first_key. */
+    nd_tensor first_key, end_key;
+    void *scratch; /* attention_scratch bytes */
     bool few_rows; /* a hint where Sq may be 1: a backend may compute that in another order, as fast
                       as k and v are read */
 } nd_attention_fwd_args;
@@ -361,10 +364,10 @@ typedef struct nd_attention_bwd_args {
     nd_attention attention;
     nd_tensor dq, dk, dv;
     nd_tensor q, k, v, out, dout, lse, delta;
-    nd_tensor first_key; /* as in the forward */
-    bool add_q;          /* dq is F32 and is added to; otherwise it is overwritten */
-    bool add_kv;         /* the same for dk and dv: blocks of a ring, prefixes of gathered keys */
-    void *scratch;       /* attention_scratch bytes */
+    nd_tensor first_key, end_key; /* as in the forward */
+    bool add_q;                   /* dq is F32 and is added to; otherwise it is overwritten */
+    bool add_kv;   /* the same for dk and dv: blocks of a ring, prefixes of gathered keys */
+    void *scratch; /* attention_scratch bytes */
 } nd_attention_bwd_args;
 
 /*

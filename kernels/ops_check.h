@@ -42,10 +42,12 @@ static inline bool nd_is_4d(nd_tensor t, int64_t n0, int64_t n1, int64_t n2, int
            t.shape[3] == n3 && (n3 <= 1 || t.stride[3] == 1);
 }
 
-/* A first_key of attention: absent, or a number for each row. */
-static inline bool nd_is_first_key(nd_tensor t, const nd_attention *a)
+/* Bounds of attention's keys: absent, or a number for each row. */
+static inline bool nd_are_bounds(nd_tensor first_key, nd_tensor end_key, const nd_attention *a)
 {
-    return !t.data || nd_is_vector(t, ND_DTYPE_I32, a->batch * a->sq);
+    const int64_t rows = a->batch * a->sq;
+    return (!first_key.data || nd_is_vector(first_key, ND_DTYPE_I32, rows)) &&
+           (!end_key.data || (first_key.data && nd_is_vector(end_key, ND_DTYPE_I32, rows)));
 }
 
 /* Keys [begin, end), within those that there are; none where begin >= end. */
@@ -54,11 +56,13 @@ typedef struct nd_key_range {
 } nd_key_range;
 
 /* The keys that query i of sample b sees. */
-static inline nd_key_range nd_visible_keys(const nd_attention *a, nd_tensor first_key, int64_t b,
-                                           int64_t i)
+static inline nd_key_range nd_visible_keys(const nd_attention *a, nd_tensor first_key,
+                                           nd_tensor end_key, int64_t b, int64_t i)
 {
-    const int64_t end = i + a->diag + 1, window = a->window > 0 ? end - a->window : 0;
-    const int64_t first = first_key.data ? ((const int32_t *)first_key.data)[b * a->sq + i] : 0;
+    const int64_t row = b * a->sq + i;
+    const int64_t end = end_key.data ? ((const int32_t *)end_key.data)[row] : i + a->diag + 1;
+    const int64_t window = a->window > 0 ? end - a->window : 0;
+    const int64_t first = first_key.data ? ((const int32_t *)first_key.data)[row] : 0;
     return (nd_key_range){nd_min(nd_max(nd_max(window, first), 0), a->sk), nd_min(end, a->sk)};
 }
 

@@ -14,16 +14,18 @@ int64_t nd_attention_sight_words(const nd_attention *a)
 static nd_seen_keys look_at_block(const nd_sight *s, int64_t b, int64_t q0)
 {
     const int64_t q_end = nd_min(q0 + ND_TILE, s->a->sq);
-    int64_t begin = s->a->sk, all = 0, end = 0;
+    int64_t begin = s->a->sk, all = 0, all_end = s->a->sk, end = 0;
     for (int64_t i = q0; i < q_end; i++) {
-        const nd_key_range keys = nd_visible_keys(s->a, s->first_key, b, i);
+        const nd_key_range keys = nd_visible_keys(s->a, s->first_key, s->end_key, b, i);
         if (keys.begin < keys.end) {
             begin = nd_min(begin, keys.begin);
             end = nd_max(end, keys.end);
         }
         all = nd_max(all, keys.begin);
+        all_end = nd_min(all_end, keys.end);
     }
-    return (nd_seen_keys){(int32_t)nd_min(begin, end), (int32_t)all, (int32_t)end};
+    return (nd_seen_keys){(int32_t)nd_min(begin, end), (int32_t)all, (int32_t)all_end,
+                          (int32_t)end};
 }
 
 void nd_attention_look(const nd_sight *s)
@@ -43,14 +45,15 @@ const nd_key_limits *nd_attention_limits(const nd_sight *s, int64_t b, int64_t q
                                          int keys, nd_key_limits *limits)
 {
     const nd_attention *a = s->a;
-    if (nd_attention_seen(s, b, q0)->all <= key0 && key0 + keys - 1 <= q0 + a->diag) {
+    const nd_seen_keys *sees = nd_attention_seen(s, b, q0);
+    if (sees->all <= key0 && key0 + keys <= sees->all_end) {
         return NULL;
     }
-    for (int r = 0; r < ND_TILE; r++) {
-        const int64_t i = q0 + r;
-        limits->first[r] =
-            i < a->sq ? limit_of(nd_visible_keys(a, s->first_key, b, i).begin, key0, keys) : 0;
-        limits->last[r] = limit_of(i + a->diag, key0, keys);
+    for (int r = 0; r < ND_TILE; r++) { /* rows behind the last query are as that one */
+        const nd_key_range seen =
+            nd_visible_keys(a, s->first_key, s->end_key, b, nd_min(q0 + r, a->sq - 1));
+        limits->first[r] = limit_of(seen.begin, key0, keys);
+        limits->last[r] = limit_of(seen.end - 1, key0, keys);
     }
     return limits;
 }

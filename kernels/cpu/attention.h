@@ -38,16 +38,16 @@ static inline int64_t nd_attention_row_blocks(const nd_attention *a)
     return nd_ceil_div(a->sq, ND_TILE);
 }
 
-/* The queries of a row block see keys [begin, end): each query sees some of them, and all that do
- * not lie before `all` or behind its diagonal. They see nothing where begin = end. */
+/* The queries of a row block see keys [begin, end): each query sees some of them, and all of
+ * [all, all_end), which may be none. They see nothing where begin = end. */
 typedef struct nd_seen_keys {
-    int32_t begin, all, end;
+    int32_t begin, all, all_end, end;
 } nd_seen_keys;
 
 /* Which keys a call's queries see. */
 typedef struct nd_sight {
     const nd_attention *a;
-    nd_tensor first_key;
+    nd_tensor first_key, end_key;
     nd_seen_keys *blocks; /* (B, row blocks) */
 } nd_sight;
 

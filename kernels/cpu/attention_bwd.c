@@ -410,7 +410,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
     ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype && v.dtype == dout.dtype);
     ND_ASSERT(!args->add_q || dq.dtype == ND_DTYPE_F32);
-    ND_ASSERT(nd_is_first_key(args->first_key, a));
+    ND_ASSERT(nd_are_bounds(args->first_key, args->end_key, a));
     ND_ASSERT(!args->add_kv || (dk.dtype == ND_DTYPE_F32 && dv.dtype == ND_DTYPE_F32));
     const int threads = stream->device->threads;
     const bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
@@ -427,7 +427,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
               .delta = args->delta.data,
               .add_q = args->add_q,
               .add_kv = args->add_kv,
-              .sight = {a, args->first_key, NULL},
+              .sight = {a, args->first_key, args->end_key, NULL},
               .team = context->team,
               .division = divide(threads, a)};
     workspace sized;

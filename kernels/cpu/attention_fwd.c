@@ -244,7 +244,8 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     const nd_tensor q = args->q, k = args->k, v = args->v;
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(a->heads % a->kv_heads == 0 && a->scale > 0.0f);
-    ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype && nd_is_first_key(args->first_key, a));
+    ND_ASSERT(q.dtype == k.dtype && k.dtype == v.dtype &&
+              nd_are_bounds(args->first_key, args->end_key, a));
     bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     const int threads = stream->device->threads;
     if (args->few_rows && a->sq == 1) {
@@ -262,7 +263,7 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
                     .q = q,
                     .k = k,
                     .v = v,
-                    .sight = {a, args->first_key, (nd_seen_keys *)behind},
+                    .sight = {a, args->first_key, args->end_key, (nd_seen_keys *)behind},
                     .row_blocks = row_blocks};
     const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);
     nd_attention_look(&c.sight);

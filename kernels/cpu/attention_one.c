@@ -19,7 +19,7 @@ enum {
 typedef struct call {
     const nd_attention *a;
     const nd_row_ops *kernels;
-    nd_tensor out, lse, q, k, v, first_key;
+    nd_tensor out, lse, q, k, v, first_key, end_key;
     int64_t span, spans; /* keys of a span; spans of a head */
     float *outputs;      /* (B, K, spans, G, D), not yet divided by the sums */
     float *max, *sum;    /* (B, K, spans, G) */
@@ -57,7 +57,7 @@ static void one_span(const call *c, int64_t item, float *scores)
     const int64_t D = a->head_dim, group = nd_attention_group(a), first = item * group;
     const int64_t b = item / c->spans / a->kv_heads, kv = item / c->spans % a->kv_heads;
     const int64_t key0 = item % c->spans * c->span;
-    const nd_key_range seen = nd_visible_keys(a, c->first_key, b, 0);
+    const nd_key_range seen = nd_visible_keys(a, c->first_key, c->end_key, b, 0);
     const int64_t from = nd_min(nd_max(seen.begin, key0), key0 + c->span);
     const int64_t keys = nd_max(nd_min(seen.end, key0 + c->span) - from, 0);
     const nd_row_dots dots = {.x = nd_attention_row(c->q, b, 0, kv * group),
@@ -151,6 +151,7 @@ void nd_attention_one(nd_stream *stream, const nd_attention_fwd_args *args)
     c.k = args->k;
     c.v = args->v;
     c.first_key = args->first_key;
+    c.end_key = args->end_key;
     nd_cpu_parallel(stream, a->batch * a->kv_heads * c.spans,
                     2 * nd_min(a->sk, c.span) * nd_attention_group(a) * D, some_spans, &c);
     nd_cpu_parallel(stream, a->batch * a->heads, c.spans * D, merge_heads, &c);

@@ -22,9 +22,9 @@ template <class T> struct view {
 
 struct shape {
     int64_t batch, sq, sk, diag, window;
-    const int *first_key;          /* (B, Sq), or NULL */
-    int64_t stat_batch, stat_head; /* strides of lse and delta */
-    int heads, group, columns;     /* group: query heads per KV head */
+    const int *first_key, *end_key; /* (B, Sq), or NULL */
+    int64_t stat_batch, stat_head;  /* strides of lse and delta */
+    int heads, group, columns;      /* group: query heads per KV head */
     float scale;
 
     __device__ int64_t stat(int64_t b, int64_t h, int64_t i) const
@@ -34,15 +34,16 @@ struct shape {
 };
 
 /* Row i of sample b sees keys [first, end). */
-__device__ inline int64_t end_key(const shape &s, int64_t i)
+__device__ inline int64_t end_key(const shape &s, int64_t b, int64_t i)
 {
-    int64_t n = i + s.diag + 1;
+    int64_t n = s.end_key ? s.end_key[b * s.sq + i] : i + s.diag + 1;
     return n < 0 ? 0 : n < s.sk ? n : s.sk;
 }
 
 __device__ inline int64_t first_key(const shape &s, int64_t b, int64_t i)
 {
-    int64_t first = s.window > 0 ? i + s.diag + 1 - s.window : 0;
+    int64_t end = s.end_key ? s.end_key[b * s.sq + i] : i + s.diag + 1;
+    int64_t first = s.window > 0 ? end - s.window : 0;
     int64_t document = s.first_key ? s.first_key[b * s.sq + i] : 0;
     first = first > document ? first : document;
     return first > 0 ? first : 0;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
-    int64_t first = first_key(s, b, i), end = end_key(s, i);
+    int64_t first = first_key(s, b, i), end = end_key(s, b, i);
     float sums[ND_PLAIN_HEAD_DIM], most = -INFINITY, total = 0.0f;
     for (int d = 0; d < s.columns; d++) {
         sums[d] = 0.0f;
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(THREADS) queries(shape s, view<O> dq, operands
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
-    int64_t row = s.stat(b, h, i), end = in.lse[row] == -INFINITY ? 0 : end_key(s, i);
+    int64_t row = s.stat(b, h, i), end = in.lse[row] == -INFINITY ? 0 : end_key(s, b, i);
     float sums[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums[d] = 0.0f;
@@ -147,16 +148,19 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t j = at % s.sk, kv = at / s.sk % kv_heads, b = at / s.sk / kv_heads;
-    /* Rows from here on are too far behind the key for the window. */
-    int64_t beyond = j - s.diag + s.window, end = s.window > 0 && beyond < s.sq ? beyond : s.sq;
+    /* Of rows in their order the first that sees the key, and the first that is too far behind it
+     * for the window. */
+    bool ordered = !s.end_key;
+    int64_t begin = ordered && j > s.diag ? j - s.diag : 0, beyond = j - s.diag + s.window;
+    int64_t end = ordered && s.window > 0 && beyond < s.sq ? beyond : s.sq;
     float sums_k[ND_PLAIN_HEAD_DIM], sums_v[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums_k[d] = sums_v[d] = 0.0f;
     }
     for (int64_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
-        for (int64_t i = j - s.diag > 0 ? j - s.diag : 0; i < end; i++) {
+        for (int64_t i = begin; i < end; i++) {
             int64_t row = s.stat(b, h, i);
-            if (in.lse[row] == -INFINITY || j < first_key(s, b, i)) {
+            if (in.lse[row] == -INFINITY || j < first_key(s, b, i) || j >= end_key(s, b, i)) {
                 continue;
             }
             const T *query = in.q.row(b, i, h), *gradient = in.dout.row(b, i, h);
@@ -172,7 +176,7 @@ __global__ void __launch_bounds__(THREADS)
     put(dv.row(b, j, kv), sums_v, 1.0f, s.columns, add);
 }
 
-shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor stat)
+shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor end_key, nd_tensor stat)
 {
     return {a->batch,
             a->sq,
@@ -180,6 +184,7 @@ shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor stat)
             a->diag,
             a->window,
             (const int *)first_key.data,
+            (const int *)end_key.data,
             stat.stride[0],
             stat.stride[1],
             (int)a->heads,
@@ -202,7 +207,7 @@ template <class T> int launch_forward(nd_cuda_queue queue, const nd_attention_fw
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((forward<T>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->first_key, args->lse), view_of<T>(args->out),
+                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<T>(args->out),
                      (float *)args->lse.data, view_of<const T>(args->q), view_of<const T>(args->k),
                      view_of<const T>(args->v));
 }
@@ -219,7 +224,7 @@ int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->first_key, args->lse), view_of<O>(args->dq),
+                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<O>(args->dq),
                      operands_of<T>(args), args->add_q);
 }
 
@@ -227,7 +232,7 @@ template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attent
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
-                     shape_of(a, args->first_key, args->lse), view_of<O>(args->dk),
+                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<O>(args->dk),
                      view_of<O>(args->dv), operands_of<T>(args), args->add_kv);
 }
 

@@ -150,14 +150,14 @@ static void check_attention(const nd_attention *a, nd_tensor q, nd_tensor k, nd_
 static nd_status attention_fwd(nd_stream *s, const nd_attention_fwd_args *x)
 {
     check_attention(&x->attention, x->q, x->k, x->v);
-    ND_ASSERT(nd_is_first_key(x->first_key, &x->attention));
+    ND_ASSERT(nd_are_bounds(x->first_key, x->end_key, &x->attention));
     return nd_cuda_sdpa_fwd(s, x);
 }
 
 static nd_status attention_bwd(nd_stream *s, const nd_attention_bwd_args *x)
 {
     check_attention(&x->attention, x->q, x->k, x->v);
-    ND_ASSERT(nd_is_first_key(x->first_key, &x->attention));
+    ND_ASSERT(nd_are_bounds(x->first_key, x->end_key, &x->attention));
     ND_ASSERT(!x->add_q || x->dq.dtype == ND_DTYPE_F32);
     ND_ASSERT(!x->add_kv || (x->dk.dtype == ND_DTYPE_F32 && x->dv.dtype == ND_DTYPE_F32));
     return nd_cuda_sdpa_bwd(s, x);

@@ -58,7 +58,7 @@ static void forward_row(const nd_attention_fwd_args *x, int64_t b, int64_t h, in
     const nd_attention *a = &x->attention;
     const nd_tensor q = x->q, k = x->k, v = x->v;
     int64_t D = a->head_dim, kv = h / (a->heads / a->kv_heads);
-    const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+    const nd_key_range keys = nd_visible_keys(a, x->first_key, x->end_key, b, i);
     const bool blind = keys.begin >= keys.end;
     int64_t at_q = at4(q, b, i, h), at_out = at4(x->out, b, i, h);
     double max = -INFINITY, total = 0.0, *sums = x->scratch;
@@ -90,7 +90,7 @@ nd_status nd_ref_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     check_keys(a, args->k);
     check_keys(a, args->v);
     check_rows(a, args->lse);
-    ND_ASSERT(nd_is_first_key(args->first_key, a));
+    ND_ASSERT(nd_are_bounds(args->first_key, args->end_key, a));
     for (int64_t b = 0; b < a->batch; b++) {
         for (int64_t h = 0; h < a->heads; h++) {
             for (int64_t i = 0; i < a->sq; i++) {
@@ -151,7 +151,7 @@ static void backward_query(const nd_attention_bwd_args *x, int64_t b, int64_t h,
     for (int64_t d = 0; d < D; d++) {
         sums[d] = 0.0;
     }
-    const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+    const nd_key_range keys = nd_visible_keys(a, x->first_key, x->end_key, b, i);
     for (int64_t j = keys.begin; j < keys.end; j++) {
         pair y = pair_of(x, b, h, i, j);
         for (int64_t d = 0; d < D; d++) {
@@ -172,7 +172,7 @@ static void backward_key(const nd_attention_bwd_args *x, int64_t b, int64_t kv, 
     }
     for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
         for (int64_t i = 0; i < a->sq; i++) {
-            const nd_key_range keys = nd_visible_keys(a, x->first_key, b, i);
+            const nd_key_range keys = nd_visible_keys(a, x->first_key, x->end_key, b, i);
             if (j < keys.begin || j >= keys.end) {
                 continue;
             }
@@ -199,7 +199,7 @@ nd_status nd_ref_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     check_keys(a, args->dv);
     check_rows(a, args->lse);
     check_rows(a, args->delta);
-    ND_ASSERT(nd_is_first_key(args->first_key, a));
+    ND_ASSERT(nd_are_bounds(args->first_key, args->end_key, a));
     ND_ASSERT(!args->add_q || args->dq.dtype == ND_DTYPE_F32);
     ND_ASSERT(!args->add_kv || (args->dk.dtype == ND_DTYPE_F32 && args->dv.dtype == ND_DTYPE_F32));
     for (int64_t b = 0; b < a->batch; b++) {

@@ -86,12 +86,12 @@ MIRROR(swiglu_fwd, TENSOR(out), TENSOR(gate), TENSOR(up), FUSE(fuse))
 MIRROR(swiglu_bwd, TENSOR(dgate), TENSOR(dup), TENSOR(dout), TENSOR(gate), TENSOR(up),
        FUSE(fuse[0]), FUSE(fuse[1]))
 MIRROR_WITH_SCRATCH(attention_fwd, TENSOR(out), TENSOR(lse), TENSOR(q), TENSOR(k), TENSOR(v),
-                    TENSOR(first_key))
+                    TENSOR(first_key), TENSOR(end_key))
 MIRROR(attention_cached, TENSOR(out), TENSOR(qkv), TENSOR(cache))
 MIRROR(attention_delta, TENSOR(delta), TENSOR(out), TENSOR(dout))
 MIRROR_WITH_SCRATCH(attention_bwd, TENSOR(dq), TENSOR(dk), TENSOR(dv), TENSOR(q), TENSOR(k),
                     TENSOR(v), TENSOR(out), TENSOR(dout), TENSOR(lse), TENSOR(delta),
-                    TENSOR(first_key))
+                    TENSOR(first_key), TENSOR(end_key))
 MIRROR(lse_merge, TENSOR(acc), TENSOR(acc_lse), TENSOR(out), TENSOR(lse))
 MIRROR(ce_stats, TENSOR(row_max), TENSOR(row_sum), TENSOR(target), TENSOR(logits), TENSOR(labels))
 MIRROR(ce_rescale, TENSOR(row_sum), TENSOR(row_max), TENSOR(global_max))

@@ -74,8 +74,13 @@ static nd_tolerance forward_tolerance(const nd_attention *a, nd_dtype dtype)
     return (nd_tolerance){.absolute = dtype == ND_DTYPE_BF16 ? f32 + 2.0 * nd_eps_bf16 : f32};
 }
 
+/* Which keys the rows of a call see; absent: what the attention says. */
+typedef struct bounds {
+    nd_tensor first_key, end_key;
+} bounds;
+
 static void forward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                           nd_tensor first_key, nd_dtype dtype, int64_t gap, bool few)
+                           bounds seen, nd_dtype dtype, int64_t gap, bool few)
 {
     nd_tensor q = queries(a, dtype, gap), k = keys(a, dtype, gap), v = keys(a, dtype, gap);
     nd_tensor out = queries(a, dtype, gap), lse = rows(a), o[2], l[2];
@@ -87,8 +92,8 @@ static void forward_masked(const nd_side *ref, const nd_backend *backend, const 
         o[s] = nd_clone(out);
         l[s] = nd_clone(lse);
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_fwd, .attention = *a, .out = o[s],
-                              .lse = l[s], .q = q, .k = k, .v = v, .first_key = first_key,
-                              .scratch = scratch, .few_rows = few));
+                              .lse = l[s], .q = q, .k = k, .v = v, .first_key = seen.first_key,
+                              .end_key = seen.end_key, .scratch = scratch, .few_rows = few));
         free(scratch);
     }
     nd_tolerance exact = forward_tolerance(a, ND_DTYPE_F32);
@@ -100,7 +105,7 @@ static void forward_masked(const nd_side *ref, const nd_backend *backend, const 
 static void forward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
                          nd_dtype dtype, int64_t gap, bool few)
 {
-    forward_masked(ref, backend, a, (nd_tensor){0}, dtype, gap, few);
+    forward_masked(ref, backend, a, (bounds){0}, dtype, gap, few);
 }
 
 static void check_forward(const nd_side *ref, const nd_backend *backend)
@@ -235,7 +240,7 @@ static nd_tensor gradient_output(nd_tensor like, int64_t gap, bool add, bool wid
 /* flags: 1 add_q, 2 add_kv, 4 F32 outputs that are overwritten. Where `even`, strides are multiples
  * of 8 elements, which cuDNN needs; it leaves other calls to the plain kernel. */
 static void backward_masked(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
-                            nd_tensor first_key, nd_dtype dtype, int flags, bool even)
+                            bounds seen, nd_dtype dtype, int flags, bool even)
 {
     bool add_q = flags & 1, add_kv = flags & 2, wide = flags & 4;
     const int64_t gap = even ? 8 : 2, gap_out = even ? 8 : 3;
@@ -248,7 +253,8 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
     nd_stream stream = ref->stream;
     void *scratch = scratch_of(ref, a, dtype, false);
     ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, attention_fwd, .attention = *a, .out = out, .lse = lse,
-                          .q = q, .k = k, .v = v, .first_key = first_key, .scratch = scratch));
+                          .q = q, .k = k, .v = v, .first_key = seen.first_key,
+                          .end_key = seen.end_key, .scratch = scratch));
     free(scratch);
     delta[0] = rows(a);
     delta[1] = nd_clone(delta[0]);
@@ -263,8 +269,9 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
                               .delta = delta[s], .out = out, .dout = dout));
         ND_OK_OR_FAIL(ND_CALL(side->ops, &stream, attention_bwd, .attention = *a, .dq = got[s][0],
                               .dk = got[s][1], .dv = got[s][2], .q = q, .k = k, .v = v, .out = out,
-                              .dout = dout, .lse = lse, .delta = delta[0], .first_key = first_key,
-                              .add_q = add_q, .add_kv = add_kv, .scratch = scratch));
+                              .dout = dout, .lse = lse, .delta = delta[0],
+                              .first_key = seen.first_key, .end_key = seen.end_key, .add_q = add_q,
+                              .add_kv = add_kv, .scratch = scratch));
         free(scratch);
     }
     nd_expect_close(backend->name, "attention_delta", delta[1], delta[0],
@@ -287,7 +294,7 @@ static void backward_masked(const nd_side *ref, const nd_backend *backend, const
 static void backward_once(const nd_side *ref, const nd_backend *backend, const nd_attention *a,
                           nd_dtype dtype, int flags, bool even)
 {
-    backward_masked(ref, backend, a, (nd_tensor){0}, dtype, flags, even);
+    backward_masked(ref, backend, a, (bounds){0}, dtype, flags, even);
 }
 
 static void check_backward(const nd_side *ref, const nd_backend *backend)
@@ -430,19 +437,35 @@ static nd_attention draw_attention(nd_draw *d)
     return a;
 }
 
-/* Absent, numbers in any order, some of them beyond all keys, or documents of drawn lengths. */
-static nd_tensor draw_first_key(nd_draw *d, const nd_attention *a)
+/* Numbers in any order, some of them beyond all keys. */
+static nd_tensor draw_numbers(const nd_attention *a)
 {
-    const int64_t kind = draw_range(d, 0, 2), longest = DRAW(d, 1, 5, 40, 130);
+    return nd_random_ids(a->batch * a->sq, -3, a->sk + 3);
+}
+
+/* Absent; numbers in any order; or documents of drawn lengths, either of all rows or of tiles of
+ * rows that lie anywhere in the order of the keys. */
+static bounds draw_bounds(nd_draw *d, const nd_attention *a)
+{
+    const int64_t kind = draw_range(d, 0, 4), longest = DRAW(d, 1, 5, 40, 130);
+    const int64_t tile = DRAW(d, 1, 8, 64, 100);
+    bounds s = {{0}, {0}};
     if (kind == 0) {
-        return (nd_tensor){0};
+        return s;
     }
-    nd_tensor t = nd_random_ids(a->batch * a->sq, -3, a->sk + 3);
-    for (int64_t i = 0, first = 0; i < a->batch * a->sq && kind == 2; i++) {
-        first = i % a->sq == 0 || draw_once_in(d, longest) ? i % a->sq + a->diag : first;
-        ((int32_t *)t.data)[i] = (int32_t)first;
+    s.first_key = draw_numbers(a);
+    s.end_key = kind > 2 ? draw_numbers(a) : (nd_tensor){0};
+    int32_t *firsts = s.first_key.data, *ends = s.end_key.data;
+    for (int64_t i = 0, first = 0, end = 0; i < a->batch * a->sq && kind % 2 == 0; i++) {
+        const bool begins = i % a->sq % tile == 0;
+        end = !ends ? i % a->sq + a->diag + 1 : begins ? draw_range(d, 0, a->sk) : end + 1;
+        first = begins || draw_once_in(d, longest) ? end - 1 : first;
+        firsts[i] = (int32_t)(ends && begins ? draw_range(d, -1, first) : first);
+        if (ends) {
+            ends[i] = (int32_t)end;
+        }
     }
-    return t;
+    return s;
 }
 
 /* A window of one key, one that crosses tiles, one larger than a block of keys; with keys before
@@ -457,8 +480,8 @@ static void check_windows(const nd_side *ref, const nd_backend *backend)
         {2, 1, 600, 4, 2, 20, 599, 0.22f, 70}};
     for (int d = 0; d < 2; d++) {
         for (size_t c = 0; c < sizeof windows / sizeof *windows; c++) {
-            forward_masked(ref, backend, &windows[c], (nd_tensor){0}, dtypes[d], 8, c % 2 == 0);
-            backward_masked(ref, backend, &windows[c], (nd_tensor){0}, dtypes[d], (int)c % 5, true);
+            forward_masked(ref, backend, &windows[c], (bounds){0}, dtypes[d], 8, c % 2 == 0);
+            backward_masked(ref, backend, &windows[c], (bounds){0}, dtypes[d], (int)c % 5, true);
         }
     }
 }
@@ -475,10 +498,10 @@ static void check_drawn_masks(nd_draw *d, const nd_side *ref, const nd_backend *
     a.window = draw_once_in(d, 2) ? draw_range(d, 1, a.sk + 2) : 0;
     const nd_dtype dtype = dtypes[draw_range(d, 0, 1)];
     const nd_draw same = *d;
-    forward_masked(ref, backend, &a, draw_first_key(d, &a), dtype, draw_range(d, 0, 12),
+    forward_masked(ref, backend, &a, draw_bounds(d, &a), dtype, draw_range(d, 0, 12),
                    draw_once_in(d, 2));
     *d = same;
-    backward_masked(ref, backend, &a, draw_first_key(d, &a), dtype, (int)draw_range(d, 0, 4),
+    backward_masked(ref, backend, &a, draw_bounds(d, &a), dtype, (int)draw_range(d, 0, 4),
                     draw_once_in(d, 2));
 }
 

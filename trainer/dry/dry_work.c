@@ -48,7 +48,7 @@ static double visible_pairs(const nd_attention *a)
 {
     double pairs = 0.0;
     for (int64_t i = 0; i < a->sq; i++) {
-        const nd_key_range keys = nd_visible_keys(a, (nd_tensor){0}, 0, i);
+        const nd_key_range keys = nd_visible_keys(a, (nd_tensor){0}, (nd_tensor){0}, 0, i);
         pairs += (double)nd_max(0, keys.end - keys.begin);
     }
     return pairs * (double)(a->batch * a->heads);
