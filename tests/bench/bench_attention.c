@@ -17,6 +17,7 @@ typedef struct attention_bench {
     nd_attention a;
     nd_tensor q, k, v, out, dout, dq, dk, dv; /* (1, S, H, D) BF16 */
     nd_tensor lse, delta;                     /* (1, H, S) F32 */
+    nd_tensor first_key;                      /* (1, S) I32, or absent */
     void *memory, *scratch_fwd, *scratch_bwd;
     size_t bytes, bytes_fwd, bytes_bwd;
 } attention_bench;
@@ -41,6 +42,27 @@ static nd_status allocate_scratch(attention_bench *b, bool backward, void **out,
     return *bytes ? nd_device_alloc(device, *bytes, out) : ND_OK;
 }
 
+/* Borders of documents whose lengths are log-normal with this mean and a spread of e. */
+static nd_status draw_documents(attention_bench *b, int64_t s, int64_t mean)
+{
+    int32_t *first;
+    int64_t begin = 0, end = 0;
+    uint64_t drawn = 0;
+    ND_TRY(ND_ALLOC(s, &first));
+    b->first_key = nd_tensor_2d(first, ND_DTYPE_I32, 1, s);
+    for (int64_t i = 0; i < s; i++) {
+        if (i == end) {
+            const double u = (double)(nd_rng_u64(1, 3, drawn++) >> 11) * 0x1p-53;
+            const double v = (double)(nd_rng_u64(1, 3, drawn++) >> 11) * 0x1p-53;
+            const double normal = sqrt(-2 * log(1 - u)) * cos(2 * M_PI * v);
+            begin = i;
+            end = i + nd_max(1, (int64_t)fmin((double)mean * exp(normal - 0.5), (double)s));
+        }
+        first[i] = (int32_t)begin;
+    }
+    return ND_OK;
+}
+
 static nd_status prepare(attention_bench *b, nd_device *device, const nd_bench_options *o,
                          int64_t d)
 {
@@ -51,6 +73,7 @@ static nd_status prepare(attention_bench *b, nd_device *device, const nd_bench_o
     const size_t rows = (size_t)(s * h) * sizeof(float);
     *b = (attention_bench){.bytes = OPERANDS * one + 2 * rows};
     b->a = (nd_attention){1, s, s, h, h, d, 0, 1.0f / sqrtf((float)d), o->window};
+    ND_TRY(o->documents > 0 ? draw_documents(b, s, o->documents) : ND_OK);
     ND_TRY(device->table->stream_init(device, &b->stream));
     ND_TRY(nd_ops_cpu(device, &b->ops));
     if (o->stand_in) {
@@ -74,6 +97,7 @@ static nd_status prepare(attention_bench *b, nd_device *device, const nd_bench_o
 
 static void release(attention_bench *b, nd_device *device)
 {
+    free(b->first_key.data);
     if (b->memory) {
         nd_device_free(device, b->memory, b->bytes);
     }
@@ -88,18 +112,20 @@ static void release(attention_bench *b, nd_device *device)
 static nd_status forward(attention_bench *b)
 {
     return ND_CALL(b->ops, &b->stream, attention_fwd, .attention = b->a, .out = b->out,
-                   .lse = b->lse, .q = b->q, .k = b->k, .v = b->v, .scratch = b->scratch_fwd);
+                   .lse = b->lse, .q = b->q, .k = b->k, .v = b->v, .first_key = b->first_key,
+                   .scratch = b->scratch_fwd);
 }
 
 static nd_status backward(attention_bench *b)
 {
-    if (b->ops->attention_uses_delta(b->stream.device, &b->a, ND_DTYPE_BF16)) {
+    if (b->first_key.data || b->ops->attention_uses_delta(b->stream.device, &b->a, ND_DTYPE_BF16)) {
         ND_TRY(ND_CALL(b->ops, &b->stream, attention_delta, .attention = b->a, .delta = b->delta,
                        .out = b->out, .dout = b->dout));
     }
     return ND_CALL(b->ops, &b->stream, attention_bwd, .attention = b->a, .dq = b->dq, .dk = b->dk,
                    .dv = b->dv, .q = b->q, .k = b->k, .v = b->v, .out = b->out, .dout = b->dout,
-                   .lse = b->lse, .delta = b->delta, .scratch = b->scratch_bwd);
+                   .lse = b->lse, .delta = b->delta, .first_key = b->first_key,
+                   .scratch = b->scratch_bwd);
 }
 
 static nd_status measure(attention_bench *b, nd_status (*call)(attention_bench *), int repeats,
@@ -126,7 +152,8 @@ static double value_at(nd_tensor t, int64_t row, int64_t head, int64_t i)
 /* A row sees the keys [this, row]. */
 static int64_t first_seen(const attention_bench *b, int64_t row)
 {
-    return b->a.window > 0 && row >= b->a.window ? row - b->a.window + 1 : 0;
+    const int64_t document = b->first_key.data ? ((const int32_t *)b->first_key.data)[row] : 0;
+    return b->a.window > 0 ? nd_max(document, row - b->a.window + 1) : document;
 }
 
 /* The softmax of the scores of a row. */
@@ -217,10 +244,10 @@ static nd_status run_size(attention_bench *b, nd_device *device, const nd_bench_
 static void print_json(const nd_bench_options *o, nd_device *device, direction sizes[][2])
 {
     static const char *const names[] = {"forward", "backward"};
-    printf("{\"sequence\": %lld, \"window\": %lld, \"heads\": %lld, \"threads\": %d, \"isa\": "
-           "\"%s\", \"attention\": [",
-           (long long)o->sequence, (long long)o->window, (long long)o->heads, device->threads,
-           nd_bench_machine(device));
+    printf("{\"sequence\": %lld, \"window\": %lld, \"documents\": %lld, \"heads\": %lld, "
+           "\"threads\": %d, \"isa\": \"%s\", \"attention\": [",
+           (long long)o->sequence, (long long)o->window, (long long)o->documents,
+           (long long)o->heads, device->threads, nd_bench_machine(device));
     for (int i = 0; i < o->head_dim_count; i++) {
         printf("%s{\"head_dim\": %lld", i ? ", " : "", (long long)o->head_dims[i]);
         for (int d = 0; d < 2; d++) {

@@ -37,8 +37,9 @@ static const char usage[] =
     "and all other measurements count the clock. On a busy machine shares of the peak are\n"
     "therefore too small.\n"
     "--attention: --sequence N (8192), --heads N (2), --head-dim N, which may be given several\n"
-    "times (64 and 128), --window N, the keys that a query sees (all before it). Its FLOPs are\n"
-    "those of the scores that are seen, two products forward and five backward.\n"
+    "times (64 and 128), --window N, the keys that a query sees (all before it), --documents N,\n"
+    "separate documents of log-normal lengths with this mean (one document). Its FLOPs are those\n"
+    "of the scores that are seen, two products forward and five backward.\n"
     "--optimizer: --mebibytes N of an array (128).\n"
     "--stand-in: the first three and --attention as for AMX, with AVX-512 instructions in place\n"
     "of the tile instructions: nothing is computed, and the figures are no speeds of this CPU.\n"
@@ -301,6 +302,7 @@ static const struct limited {
     {"--heads", "--attention", 1u << PART_ATTENTION},
     {"--head-dim", "--attention", 1u << PART_ATTENTION},
     {"--window", "--attention", 1u << PART_ATTENTION},
+    {"--documents", "--attention", 1u << PART_ATTENTION},
 };
 
 /* An argument that is none of these options is let through. */
@@ -365,6 +367,8 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
         return read_count(option, text, 1, 1024, &o->heads);
     } else if (strcmp(option, "--window") == 0) {
         return read_count(option, text, 1, 1 << 20, &o->window);
+    } else if (strcmp(option, "--documents") == 0) {
+        return read_count(option, text, 1, 1 << 20, &o->documents);
     } else if (strcmp(option, "--head-dim") == 0) {
         if (o->head_dim_count == ND_BENCH_HEAD_DIMS_MAX) {
             return nd_fail(ND_ERR_CONFIG, "--head-dim is given more than %d times; give fewer",
@@ -376,7 +380,7 @@ static nd_status read_option(const char *option, const char *text, nd_bench_opti
             ND_ERR_CONFIG,
             "there is no option %s; there are --ceiling, --packed, --peak, --attention, "
             "--optimizer, --stand-in, --threads, --repeats, --seconds, --mebibytes, --sequence, "
-            "--heads, --head-dim, --window and --help",
+            "--heads, --head-dim, --window, --documents and --help",
             option);
     }
     return ND_OK;

@@ -19,6 +19,7 @@ typedef struct nd_bench_options {
                           an array of --optimizer; -1: 128 */
     int64_t sequence;  /* of --attention */
     int64_t window;    /* the same, the keys that a query sees; 0: all before it */
+    int64_t documents; /* the same, the mean length of separate documents; 0: there is one */
     int64_t heads;     /* the same, of queries and of keys */
     int64_t head_dims[ND_BENCH_HEAD_DIMS_MAX];
     int head_dim_count;
@@ -37,7 +38,7 @@ nd_status nd_bench_peak(const nd_bench_options *options);
 
 /*
  * Causal attention of one sequence in BF16, forward and backward, for each head size. Its work is
- * counted as is usual: two products of (S, S + 1) / 2 scores forward, five backward.
+ * counted as is usual: two products of all scores that are seen forward, five backward.
  */
 nd_status nd_bench_attention(const nd_bench_options *options);
 

@@ -144,6 +144,9 @@ def check_attention():
     check([a["head_dim"] for a in record["attention"]] == [16, 24], f"heads: {record}")
     windowed = last(call(["--attention", "--sequence", "40", "--heads", "3", "--head-dim", "16", "--window", "5", "--repeats", "1"]))
     check(windowed["attention"][0]["forward"]["flops"] == 4 * 16 * 3 * (40 * 5 - 10), f"scores in a window: {windowed}")
+    alone = last(call(["--attention", "--sequence", "40", "--heads", "3", "--head-dim", "16", "--documents", "1", "--repeats", "1"]))
+    scores = alone["attention"][0]["forward"]["flops"] / (4 * 16 * 3)
+    check(40 <= scores < 200, f"scores of short documents: {alone}")
     for a in record["attention"]:
         pairs = 3 * 40 * 41 // 2 # heads, scores that are not masked
         check(a["forward"]["flops"] == 2 * 2 * pairs * a["head_dim"], f"forward's work: {a}")
