@@ -116,10 +116,10 @@ static nd_status read_block(const nd_blend *blend, int64_t index, int32_t *input
 }
 
 static nd_status read_first_keys(const nd_blend *blend, int64_t index, const int32_t *inputs,
-                                 int32_t *first_keys)
+                                 int32_t *first_keys, int64_t *filled)
 {
     const source *s = &blend->sources[find(blend, index)];
-    return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys);
+    return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys, filled);
 }
 
 static nd_documents_rule documents(const nd_blend *blend)

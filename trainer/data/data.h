@@ -110,10 +110,11 @@ nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 /* Whether those of any part are. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
 /* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of
- * the first token of its document, or 0 where that began before or documents are joined.
- * Thread-safe. */
+ * the first token of its document, or 0 where that began before or documents are joined. filled:
+ * how many inputs are tokens; the others, which see themselves alone, fill the block. Thread-safe.
+ */
 nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const int32_t *inputs,
-                                int32_t *first_keys);
+                                int32_t *first_keys, int64_t *filled);
 /* Logs that files and folders of a folder or a pattern are not read, when there are some. */
 void nd_data_say_left_out(const char *path, int64_t files, int64_t folders);
 
@@ -184,10 +185,6 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *inputs,
                            int32_t *labels);
 
-/* Adds to pairs (ranks) how many keys the queries of each cp rank see, in zig-zag order; S is a
- * multiple of 2 ranks unless there is one. first_keys: of one block. */
-void nd_documents_add_pairs(const int32_t *first_keys, int64_t sequence, int ranks, int64_t *pairs);
-
 /* Content digest for the comparison between nodes: SHA-256 of the size and of samples of the
  * content, in hexadecimal. Its time does not grow with the file. That of a blend covers each
  * source's digest, weight and epochs. */
@@ -209,7 +206,7 @@ typedef struct nd_loader nd_loader;
 typedef struct nd_loader_options {
     int64_t sequence, micro_batch, accumulation;
     int dp_size, dp_index;
-    int cp_size, cp_index;
+    int cp_size, cp_index, ulysses; /* ulysses 0: 1 */
     int64_t seed;
     bool validation;
     bool separate;         /* data may have separate documents */
@@ -217,6 +214,14 @@ typedef struct nd_loader_options {
     int64_t first_step;    /* 0 */
     int64_t samples_ahead; /* 0; nd_run_position */
 } nd_loader_options;
+
+/* What the queries of separate documents see in a step, of the samples of this rank and its cp
+ * peers. */
+typedef struct nd_step_sight {
+    int64_t pairs;   /* of a query and a key that it sees */
+    int64_t most;    /* of each sample those of the rank with the most (deal.h), times the ranks */
+    int64_t padding; /* inputs that fill blocks */
+} nd_step_sight;
 
 /* One step on this rank. Arrays are lent until the next nd_loader_next. s = S / cp. */
 typedef struct nd_step_batch {
@@ -227,7 +232,8 @@ typedef struct nd_step_batch {
      * place of the first one of its document, or 0 where that began before; NULL: documents are
      * joined. */
     const int32_t *first_keys;
-    int64_t valid; /* labels != -100 held by this rank in the whole step */
+    nd_step_sight sight; /* zeros: documents are joined */
+    int64_t valid;       /* labels != -100 held by this rank in the whole step */
     /* Of several sources; else NULL. */
     const int *sources;          /* (accumulation, B): where each sample comes from */
     const int64_t *source_valid; /* (sources): the part of `valid` of each source */

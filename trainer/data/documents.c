@@ -124,12 +124,13 @@ static nd_status read_keys(void *context)
 }
 
 nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const int32_t *inputs,
-                                int32_t *first_keys)
+                                int32_t *first_keys, int64_t *filled)
 {
     const int64_t S = dataset->sequence;
     if (dataset->blend) {
-        return dataset->blend_calls->first_keys(dataset->blend, index, inputs, first_keys);
+        return dataset->blend_calls->first_keys(dataset->blend, index, inputs, first_keys, filled);
     }
+    *filled = S;
     for (int64_t i = 0; i < S; i++) {
         first_keys[i] = 0;
     }
@@ -138,6 +139,7 @@ nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const 
     }
     keys_read read = {dataset, nd_block_place_of(dataset, index), inputs, first_keys};
     ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, read_keys, &read));
+    *filled = nd_min(read.block.count, S);
     for (int64_t i = 1; i < S; i++) { /* what fills a short block sees itself alone */
         first_keys[i] = i >= read.block.count ? (int32_t)i
                         : first_keys[i] == 0  ? first_keys[i - 1]
@@ -153,15 +155,6 @@ nd_block_place nd_block_place_of(const nd_dataset *dataset, int64_t index)
         return dataset->documents->blocks[index];
     }
     return (nd_block_place){index * length, nd_min(dataset->tokens - index * length, length)};
-}
-
-void nd_documents_add_pairs(const int32_t *first_keys, int64_t sequence, int ranks, int64_t *pairs)
-{
-    const int64_t chunk = sequence / (2 * ranks);
-    for (int64_t i = 0; i < sequence; i++) {
-        const int64_t place = chunk > 0 && ranks > 1 ? i / chunk : 0;
-        pairs[place < ranks ? place : 2 * ranks - 1 - place] += i - first_keys[i] + 1;
-    }
 }
 
 /* Blocks of whole rows. */

@@ -67,7 +67,7 @@ typedef struct nd_content_share {
 typedef struct nd_blend_calls {
     nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
     nd_status (*first_keys)(const nd_blend *blend, int64_t index, const int32_t *inputs,
-                            int32_t *first_keys);
+                            int32_t *first_keys, int64_t *filled);
     nd_documents_rule (*documents)(const nd_blend *blend);
     nd_status (*ignored)(const nd_blend *blend, int64_t *tokens);
     nd_status (*digest)(const nd_blend *blend, char hex[65]);

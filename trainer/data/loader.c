@@ -7,6 +7,7 @@
 #include "runtime/base/math.h"
 #include "runtime/base/thread.h"
 #include "trainer/data/formats.h"
+#include "trainer/layout/deal.h"
 
 enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 
@@ -15,6 +16,7 @@ typedef struct slot {
     int32_t *inputs, *labels; /* (accumulation, B, s); owned */
     /* Of separate documents, else NULL: (accumulation, B, s), (accumulation, B, S); owned. */
     int32_t *positions, *first_keys;
+    nd_step_sight sight;
     int64_t valid;
     int *sources;          /* (accumulation, B); of a blend, else NULL; owned */
     int64_t *source_valid; /* (sources); likewise */
@@ -24,11 +26,12 @@ struct nd_loader {
     const nd_dataset *dataset; /* changed by nd_loader_rewind_to, with the lock held */
     const nd_dataset *reading; /* the thread's copy of it, for the step that it fills */
     nd_loader_options options;
-    int64_t chunk; /* positions of one contiguous piece: S / (2 cp), or S when cp is 1 */
+    nd_deal_of deal;
     slot slots[SLOTS];
-    int32_t *positions;                   /* (accumulation, B, s) of joined documents; owned */
-    int32_t *block_inputs, *block_labels; /* (S): the thread's scratch when cp > 1; owned */
-    nd_thread thread;                     /* its stop is also read between the blocks of a step */
+    int32_t *positions; /* (accumulation, B, s) of joined documents, in their places; owned */
+    /* The thread's scratch: (S) of a block, (s) the places of the rank's tokens; owned. */
+    int32_t *block_inputs, *block_labels, *places, *local;
+    nd_thread thread; /* its stop is also read between the blocks of a step */
 
     nd_monitor monitor; /* guards what follows */
     int64_t produced;   /* steps that the thread has filled since open or rewind */
@@ -55,6 +58,7 @@ nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
         .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
         .cp_size = rank->mesh.size[ND_AXIS_CP],
         .cp_index = rank->coord.at[ND_AXIS_CP],
+        .ulysses = nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES),
         .seed = config->data.shuffle_seed,
         .validation = validation,
         .separate = config->data.documents != ND_DOCUMENTS_JOIN,
@@ -72,37 +76,33 @@ static int64_t block_of(const nd_loader *loader, int64_t i)
     return nd_dataset_sample(loader->reading, loader->options.seed, i);
 }
 
-/* Copies this rank's two chunks, r and 2 cp - 1 - r, from a whole sequence. */
-static void copy_chunks(const nd_loader *loader, const int32_t *sequence, int32_t *out)
-{
-    int64_t n = loader->chunk;
-    int cp = loader->options.cp_size, r = loader->options.cp_index;
-    memcpy(out, sequence + r * n, (size_t)n * sizeof *out);
-    memcpy(out + n, sequence + (2 * cp - 1 - r) * n, (size_t)n * sizeof *out);
-}
-
-/* First keys and positions of a block whose inputs, all of them, were read. */
-static nd_status fill_documents(nd_loader *loader, int64_t block, const int32_t *inputs,
-                                int32_t *first_keys, int32_t *positions)
+/* First keys of a block that was read, the places of this rank's tokens, and their positions. */
+static nd_status deal_documents(nd_loader *loader, int64_t block, int64_t row, slot *out)
 {
     const nd_loader_options *o = &loader->options;
-    const bool whole = o->cp_size == 1;
-    int32_t *all = whole ? positions : loader->block_labels; /* which were copied */
-    ND_TRY(nd_dataset_first_keys(loader->reading, block, inputs, first_keys));
-    for (int64_t i = 0; i < o->sequence; i++) {
-        all[i] = (int32_t)i - (o->running ? 0 : first_keys[i]);
+    const int64_t local = o->sequence / o->cp_size;
+    int32_t *first_keys = out->first_keys + row * o->sequence;
+    int64_t filled;
+    nd_deal_pairs pairs;
+    ND_TRY(
+        nd_dataset_first_keys(loader->reading, block, loader->block_inputs, first_keys, &filled));
+    ND_TRY(nd_deal(&loader->deal, first_keys, loader->places, &pairs));
+    nd_deal_local(&loader->deal, loader->places, o->cp_index, loader->local);
+    for (int64_t i = 0; i < local; i++) {
+        const int32_t place = loader->local[i];
+        out->positions[row * local + i] = place - (o->running ? 0 : first_keys[place]);
     }
-    if (!whole) {
-        copy_chunks(loader, all, positions);
-    }
+    out->sight.most += pairs.most * (o->cp_size / loader->deal.ulysses);
+    out->sight.pairs += pairs.all;
+    out->sight.padding += o->sequence - filled;
     return ND_OK;
 }
 
 static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot *out)
 {
     const nd_loader_options *o = &loader->options;
-    bool whole = o->cp_size == 1;
-    int64_t local = o->sequence / o->cp_size;
+    const int64_t local = o->sequence / o->cp_size;
+    const int32_t *places = loader->positions;
     int32_t *inputs = out->inputs + row * local, *labels = out->labels + row * local;
     if (block == loader->reading->blocks) {
         for (int64_t i = 0; out->first_keys && i < o->sequence; i++) {
@@ -117,16 +117,16 @@ static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot
         }
         return ND_OK;
     }
-    ND_TRY(nd_dataset_block(loader->reading, block, whole ? inputs : loader->block_inputs,
-                            whole ? labels : loader->block_labels));
-    if (!whole) {
-        copy_chunks(loader, loader->block_inputs, inputs);
-        copy_chunks(loader, loader->block_labels, labels);
+    ND_TRY(nd_dataset_block(loader->reading, block, loader->block_inputs, loader->block_labels));
+    if (out->first_keys) {
+        ND_TRY(deal_documents(loader, block, row, out));
+        places = loader->local;
     }
-    return out->first_keys
-               ? fill_documents(loader, block, whole ? inputs : loader->block_inputs,
-                                out->first_keys + row * o->sequence, out->positions + row * local)
-               : ND_OK;
+    for (int64_t i = 0; i < local; i++) {
+        inputs[i] = loader->block_inputs[places[i]];
+        labels[i] = loader->block_labels[places[i]];
+    }
+    return ND_OK;
 }
 
 /* A sample past the end has no labels, whatever its source. */
@@ -148,6 +148,7 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     int64_t local = o->sequence / o->cp_size, B = o->micro_batch;
     int64_t round = o->dp_size * B; /* samples of one micro-batch over all data ranks */
     int64_t valid = 0;
+    out->sight = (nd_step_sight){0};
     for (int j = 0; out->source_valid && j < nd_dataset_sources(loader->reading); j++) {
         out->source_valid[j] = 0;
     }
@@ -224,15 +225,11 @@ static nd_status make_arrays(nd_loader *loader)
     ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->positions));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_inputs));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_labels));
-    for (int64_t i = 0; i < o->sequence; i++) {
-        loader->block_inputs[i] = (int32_t)i;
-    }
+    ND_TRY(ND_ALLOC(o->sequence, &loader->places));
+    ND_TRY(ND_ALLOC(local, &loader->local));
+    ND_TRY(nd_deal(&loader->deal, NULL, loader->places, NULL));
     for (int64_t b = 0; b < o->accumulation * o->micro_batch; b++) {
-        if (o->cp_size == 1) {
-            memcpy(loader->positions + b * local, loader->block_inputs, (size_t)local * 4);
-        } else {
-            copy_chunks(loader, loader->block_inputs, loader->positions + b * local);
-        }
+        nd_deal_local(&loader->deal, loader->places, o->cp_index, loader->positions + b * local);
     }
     return ND_OK;
 }
@@ -253,7 +250,7 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
     loader->monitor = (nd_monitor)ND_MONITOR_INIT;
     loader->dataset = dataset;
     loader->options = *o;
-    loader->chunk = o->cp_size == 1 ? o->sequence : o->sequence / (2 * o->cp_size);
+    loader->deal = (nd_deal_of){o->sequence, o->cp_size, (int)nd_max(o->ulysses, 1)};
     ND_TRY_OUT(make_arrays(loader));
     ND_TRY_OUT(nd_thread_start(&loader->thread, &loader->monitor, "the data prefetch thread",
                                prefetch, loader));
@@ -284,6 +281,8 @@ bool nd_loader_close(nd_loader *loader)
         free(loader->slots[i].sources);
         free(loader->slots[i].source_valid);
     }
+    free(loader->local);
+    free(loader->places);
     free(loader->block_labels);
     free(loader->block_inputs);
     free(loader->positions);
@@ -296,7 +295,8 @@ size_t nd_loader_bytes(const nd_loader_options *options)
     const nd_loader_options *o = options;
     int64_t rows = o->accumulation * o->micro_batch, local = o->sequence / o->cp_size;
     int64_t separate = o->separate ? SLOTS * rows * (local + o->sequence) : 0;
-    return (size_t)((SLOTS * 2 + 1) * rows * local + separate + 2 * o->sequence) * sizeof(int32_t);
+    const int64_t scratch = 3 * o->sequence + local;
+    return (size_t)((SLOTS * 2 + 1) * rows * local + separate + scratch) * sizeof(int32_t);
 }
 
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */
@@ -336,6 +336,7 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
                                .labels = s->labels,
                                .positions = separate ? s->positions : loader->positions,
                                .first_keys = separate ? s->first_keys : NULL,
+                               .sight = separate ? s->sight : (nd_step_sight){0},
                                .valid = s->valid,
                                .sources = s->sources,
                                .source_valid = s->source_valid,

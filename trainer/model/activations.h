@@ -29,6 +29,7 @@ typedef struct nd_micro_batch {
     int32_t *labels;           /* in head order: (head chunk, tp peer, row) */
     int32_t *positions;        /* on a GPU the same address for every micro-batch of a set */
     const int32_t *first_keys; /* nd_cp_first_keys, likewise; NULL: documents are joined */
+    int64_t sent_rows;         /* what that returned */
     int slot;
     /* The sources of the batch's samples: number i, sources[i], has the labels
      * source_labels + i * source_stride, where those of the others are -100. 0: they are not told

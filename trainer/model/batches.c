@@ -151,7 +151,8 @@ static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batc
     order_labels(b->dims, from->labels, staged + LABELS * stride);
     memcpy(staged + POSITIONS * stride, from->positions, bytes);
     if (from->first_keys) {
-        nd_cp_first_keys(b->rank, b->dims, from->first_keys, staged + ARRAYS * stride);
+        ND_TRY(nd_cp_first_keys(b->rank, b->dims, from->first_keys, staged + ARRAYS * stride,
+                                &out->sent_rows));
     }
     ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
                    (size_t)(common_numbers(b) + labels) * sizeof *staged));

@@ -15,7 +15,8 @@ static nd_tensor norm_weight(nd_block_call c, nd_param_id id)
 nd_sight nd_block_sight(nd_block_call c)
 {
     return (nd_sight){.window = nd_shape_window(&c.model->rank->shape, c.layer, c.model->dims.S),
-                      .first_keys = c.set->batch.first_keys};
+                      .first_keys = c.set->batch.first_keys,
+                      .sent_rows = c.set->batch.sent_rows};
 }
 
 /* (Tl, C) of the micro-batch. */

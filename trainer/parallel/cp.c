@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
-#include "runtime/base/math.h"
+#include <stdlib.h>
 
-/* The largest need of all blocks of this rank, forward and backward, of layers with this window. */
-static size_t scratch_bytes(nd_cp *cp, int64_t window)
+#include "runtime/base/math.h"
+#include "trainer/layout/deal.h"
+
+/* The largest need of all blocks of this rank, forward and backward, for what cp->sight says. */
+static size_t scratch_bytes(const nd_cp *cp)
 {
     const nd_rank *r = cp->rank;
-    const int size = nd_mesh_group_size(&r->mesh, ND_GROUP_CP),
-              index = nd_mesh_group_index(&r->mesh, ND_GROUP_CP, r->rank);
-    int steps = cp->method && cp->method->steps ? size : 1;
+    const int size = nd_mesh_group_size(&r->mesh, ND_GROUP_CP);
+    const bool travel = cp->method && cp->method->steps;
     size_t bytes = 0;
-    cp->sight.window = window;
-    for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < (travel ? size : 1); step++) {
         nd_attention_block blocks[ND_CP_BLOCKS];
-        int count = cp->method
-                        ? cp->method->blocks(size, index, step, cp->dims.chunk, window, blocks)
-                        : nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, window, blocks);
+        const int count = nd_cp_blocks_of(cp, step, travel ? cp->dims.s : cp->dims.S, blocks);
         for (int i = 0; i < 2 * count; i++) {
             nd_attention a = nd_cp_attention_of(cp, &blocks[i / 2]);
             size_t asked = r->ops->attention_scratch(r->device, &a, cp->dims.act, i % 2 != 0);
@@ -40,16 +39,69 @@ int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
 {
     const nd_cp_method *method = method_of(rank);
     const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
-    return method ? method->first_key_count(rank, &heads)
-                  : nd_cp_gathered_first_key_count(rank, &heads);
+    return method ? method->first_key_count(&heads, nd_mesh_group_size(&rank->mesh, ND_GROUP_CP))
+                  : ND_CP_BOUNDS * heads.T;
 }
 
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const int32_t *sequence,
-                      int32_t *out)
+/* Where all keys are the rank's. */
+static void local_first_keys(const nd_cp_deal *deal, int32_t *out)
+{
+    for (int64_t b = 0; b < deal->d->B; b++) {
+        nd_cp_count_keys(deal, deal->places + b * deal->d->S, deal->d->S);
+        nd_cp_bounds(deal, b, out);
+    }
+}
+
+nd_status nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const int32_t *sequence,
+                           int32_t *out, int64_t *sent_rows)
 {
     const nd_cp_method *method = method_of(rank);
-    const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
-    (method ? method->first_keys : nd_cp_gathered_first_keys)(rank, &heads, sequence, out);
+    const nd_dims d = nd_cp_dims_of_heads(rank, tokens);
+    const nd_deal_of of = {d.S, rank->mesh.size[ND_AXIS_CP],
+                           nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES)};
+    nd_status status = ND_OK;
+    nd_cp_deal deal = {.d = &d,
+                       .size = of.cp / of.ulysses,
+                       .index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank),
+                       .window = rank->shape.window,
+                       .may_select = !rank->config->kernels.cuda_graphs,
+                       .first_keys = sequence};
+    ND_TRY_OUT(ND_ALLOC(d.B * d.S, &deal.places));
+    ND_TRY_OUT(ND_ALLOC(d.B * d.S, &deal.at));
+    ND_TRY_OUT(ND_ALLOC(d.S + 1, &deal.before));
+    ND_TRY_OUT(ND_ALLOC(deal.size, &deal.counts));
+    for (int64_t b = 0; b < d.B; b++) {
+        ND_TRY_OUT(nd_deal(&of, sequence + b * d.S, deal.places + b * d.S, NULL));
+        for (int64_t i = 0; i < d.S; i++) {
+            deal.at[b * d.S + deal.places[b * d.S + i]] = (int32_t)i;
+        }
+    }
+    *sent_rows = 0;
+    if (method) {
+        *sent_rows = method->first_keys(&deal, out);
+    } else {
+        local_first_keys(&deal, out);
+    }
+out:
+    free(deal.counts);
+    free(deal.before);
+    free(deal.at);
+    free(deal.places);
+    return status;
+}
+
+/* For layers with and without a window, and for micro-batches of separate documents. */
+static size_t most_scratch(nd_cp *cp)
+{
+    static const int32_t some_key;
+    size_t bytes = 0;
+    for (int i = 0; i < 2 + cp->separate; i++) {
+        cp->sight = (nd_sight){.window = i == 1 ? cp->rank->shape.window : 0,
+                               .first_keys = i == 2 ? &some_key : NULL};
+        bytes = nd_max_bytes(bytes, scratch_bytes(cp));
+    }
+    cp->sight = (nd_sight){0};
+    return bytes;
 }
 
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *tokens, bool separate, nd_memplan *plan)
@@ -63,9 +115,7 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *tokens, bool separate, 
     } else {
         nd_cp_want_delta(cp, plan);
     }
-    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks",
-                    nd_max_bytes(scratch_bytes(cp, rank->shape.window), scratch_bytes(cp, 0)),
-                    &cp->scratch);
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks", most_scratch(cp), &cp->scratch);
 }
 
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse)

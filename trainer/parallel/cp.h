@@ -2,9 +2,9 @@
 #ifndef ND_PARALLEL_CP_H
 #define ND_PARALLEL_CP_H
 /*
- * Attention over a sequence that is split in zig-zag order over cp: rank r of n holds chunks r and
- * 2 n - 1 - r of the 2 n chunks, so that causal work is equal (Llama 3 paper 3.3.2; Brandon et al.,
- * Striped Attention, 2023).
+ * Attention over a sequence whose tokens are dealt to the ranks of cp (deal.h). Joined documents
+ * are in zig-zag order: rank r of n holds chunks r and 2 n - 1 - r of the 2 n chunks, so that
+ * causal work is equal (Llama 3 paper 3.3.2; Brandon et al., Striped Attention, 2023).
  *
  * There are two methods of exchanging keys (cp_method.h). allgather: K and V are gathered once
  * (again in backward rather than kept); each local query chunk sees a prefix of the global keys.
@@ -19,18 +19,20 @@
  * ranks, and its gradient is the sum of theirs.
  *
  * Where documents are separate, each query has a first key: the first token of its document, which
- * is data of the micro-batch. A method turns those of the whole sequence into those of its blocks.
+ * is data of the micro-batch. All queries of the rank are then one block, whatever the keys, since
+ * those of any rank are in the order of the text: a query sees an adjacent part of them. allgather
+ * puts the keys of all ranks into that order; where few of them are seen by each rank, the ranks
+ * exchange these alone.
  */
 #include "runtime/device/memplan.h"
 #include "trainer/layout/layout.h"
 #include "trainer/rank.h"
 
-/* Query chunk `q_chunk` of this rank against keys [kv_begin, kv_begin + kv_count): key j visible to
- * row i iff i + diag - window < j <= i + diag (both counted from the block's start); without a
- * window iff j <= i + diag. */
+/* Queries [q_begin, q_begin + q_count) of this rank against keys [kv_begin, kv_begin + kv_count).
+ * Of joined documents key j is visible to row i iff i + diag - window < j <= i + diag (both counted
+ * from the block's start); without a window iff j <= i + diag. */
 typedef struct nd_attention_block {
-    int q_chunk;
-    int64_t kv_begin, kv_count, diag;
+    int64_t q_begin, q_count, kv_begin, kv_count, diag;
 } nd_attention_block;
 
 enum { ND_CP_BLOCKS = 3 }; /* the most of one step */
@@ -49,6 +51,7 @@ typedef struct nd_sight {
     int64_t window; /* of the layer, nd_shape_window; 0: none */
     /* On the device, what nd_cp_first_keys made of the micro-batch; NULL: documents are joined. */
     const int32_t *first_keys;
+    int64_t sent_rows; /* what it returned */
 } nd_sight;
 
 /* The exchange of heads, and its buffers; NULLs where members is 1. */
@@ -83,10 +86,12 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd
 
 /* How many numbers nd_cp_first_keys makes of a micro-batch. */
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
-/* On the host: the first keys of this rank's blocks, from those of the whole sequence (B, S): for
- * each token the place of the first one that it sees, at most its own, in the order of the text. */
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
-                      int32_t *out);
+/* On the host: which keys this rank's queries see, and where they come from, made of the first keys
+ * of the whole sequence (B, S): for each token the place of the first one that it sees, at most its
+ * own, in the order of the text. sent_rows: how many keys a rank sends to each other one, or 0
+ * where all of them are gathered, or travel. */
+nd_status nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
+                           int32_t *out, int64_t *sent_rows);
 
 /* qkv (T, QKV), roped; o (T, H D) of the rank's tokens and lse F32 (chunks, B, H, chunk) of its
  * heads, which has T H elements of either, are written. */

@@ -3,16 +3,19 @@
 
 #include <string.h>
 
+#include "runtime/base/math.h"
+
 int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
                           nd_attention_block out[ND_CP_BLOCKS])
 {
     if (size == 1) {
-        out[0] = (nd_attention_block){0, 0, chunk, 0};
+        out[0] = (nd_attention_block){0, chunk, 0, chunk, 0};
         return 1;
     }
     int64_t place[2] = {index, 2 * size - 1 - index};
     for (int c = 0; c < 2; c++) {
-        out[c] = (nd_attention_block){c, 0, (place[c] + 1) * chunk, place[c] * chunk};
+        out[c] =
+            (nd_attention_block){c * chunk, chunk, 0, (place[c] + 1) * chunk, place[c] * chunk};
     }
     return 2;
 }
@@ -29,7 +32,7 @@ static int blocks_with_window(int size, int index, int step, int64_t chunk, int6
         const int64_t q = pair % 2, k = pair < 2 ? q : 1 - q;
         const int64_t between = (queries[q] - keys[k]) * chunk;
         if (between >= 0 && between - chunk + 1 < window) {
-            out[count++] = (nd_attention_block){(int)q, k * chunk, chunk, between};
+            out[count++] = (nd_attention_block){q * chunk, chunk, k * chunk, chunk, between};
         }
     }
     return count;
@@ -45,18 +48,34 @@ int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t wind
         return blocks_with_window(size, index, step, chunk, window, out);
     }
     if (step == 0) {
-        out[0] = (nd_attention_block){0, 0, chunk, 0};
-        out[1] = (nd_attention_block){1, 0, 2 * chunk, chunk};
+        out[0] = (nd_attention_block){0, chunk, 0, chunk, 0};
+        out[1] = (nd_attention_block){chunk, chunk, 0, 2 * chunk, chunk};
         return 2;
     }
     if (step <= index) { /* an earlier rank: one chunk before both of ours, one after */
-        out[0] = (nd_attention_block){0, 0, chunk, chunk};
-        out[1] = (nd_attention_block){1, 0, chunk, chunk};
+        out[0] = (nd_attention_block){0, chunk, 0, chunk, chunk};
+        out[1] = (nd_attention_block){chunk, chunk, 0, chunk, chunk};
         return 2;
     }
     /* A later rank: both its chunks are before our second one. */
-    out[0] = (nd_attention_block){1, 0, 2 * chunk, 2 * chunk};
+    out[0] = (nd_attention_block){chunk, chunk, 0, 2 * chunk, 2 * chunk};
     return 1;
+}
+
+/* Where documents are separate, bounds say what is visible, and diag, which no op reads then, what
+ * work is estimated: that of one document. */
+int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS])
+{
+    const nd_mesh *mesh = &cp->rank->mesh;
+    const int size = nd_mesh_group_size(mesh, ND_GROUP_CP);
+    const int index = nd_mesh_group_index(mesh, ND_GROUP_CP, cp->rank->rank);
+    const int64_t s = cp->dims.s;
+    if (cp->sight.first_keys) {
+        out[0] = (nd_attention_block){0, s, 0, keys, (keys - s) / 2};
+        return 1;
+    }
+    return cp->method ? cp->method->blocks(size, index, step, cp->dims.chunk, cp->sight.window, out)
+                      : nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, cp->sight.window, out);
 }
 
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block)
@@ -64,14 +83,14 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
     const nd_dims *d = &cp->dims;
     return (nd_attention){
         .batch = d->B,
-        .sq = d->chunk,
+        .sq = block->q_count,
         .sk = block->kv_count,
         .heads = d->H,
         .kv_heads = d->K,
         .head_dim = d->D,
         .diag = block->diag,
         .scale = d->attention_scale,
-        .window = cp->sight.window,
+        .window = cp->sight.first_keys ? 0 : cp->sight.window, /* the bounds have it */
     };
 }
 
@@ -80,7 +99,7 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
 {
     const nd_dims *d = &cp->dims;
-    nd_attention_block block = {0, 0, d->chunk, 0};
+    nd_attention_block block = {0, d->chunk, 0, d->chunk, 0};
     nd_attention a = nd_cp_attention_of(cp, &block);
     bool used = cp->separate || cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
     a.window = cp->rank->shape.window < d->S ? cp->rank->shape.window : 0;
@@ -89,10 +108,10 @@ void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
                     used ? (size_t)(d->T * d->H) * sizeof *cp->delta : 0, &cp->delta);
 }
 
-nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads)
+nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, const nd_attention_block *block)
 {
-    nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, d->chunk, heads, d->D);
-    const int64_t first = c * d->chunk * t.stride[0] + column;
+    nd_tensor v = nd_tensor_4d(t.data, t.dtype, d->B, block->q_count, d->H, d->D);
+    const int64_t first = block->q_begin * t.stride[0];
     v.data = t.data ? (char *)t.data + (size_t)first * nd_dtype_size(t.dtype) : NULL;
     v.stride[0] = d->s * t.stride[0];
     v.stride[1] = t.stride[0];
@@ -111,38 +130,42 @@ static nd_tensor kv_view(const nd_dims *d, const nd_kv_source *from, int64_t col
     return v;
 }
 
-nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk)
+nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention_block *block)
 {
-    return nd_tensor_3d((float *)base + chunk * d->B * d->H * d->chunk, ND_DTYPE_F32, d->B, d->H,
-                        d->chunk);
+    return nd_tensor_3d((float *)base + block->q_begin * d->B * d->H, ND_DTYPE_F32, d->B, d->H,
+                        block->q_count);
 }
 
-int64_t nd_cp_gathered_first_key_count(const nd_rank *rank, const nd_dims *dims)
+void nd_cp_count_keys(const nd_cp_deal *deal, const int32_t *places, int64_t count)
 {
-    return dims->T;
-}
-
-void nd_cp_gathered_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
-                               int32_t *out)
-{
-    const int64_t size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-    const int64_t index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank);
-    for (int64_t c = 0; c < d->chunks; c++) {
-        const int64_t place = c == 0 ? index : 2 * size - 1 - index;
-        for (int64_t b = 0; b < d->B; b++, out += d->chunk) {
-            memcpy(out, sequence + b * d->S + place * d->chunk, (size_t)d->chunk * sizeof *out);
-        }
+    const int64_t S = deal->d->S;
+    memset(deal->before, 0, (size_t)(S + 1) * sizeof *deal->before);
+    for (int64_t i = 0; i < count; i++) {
+        deal->before[places[i] + 1] = 1;
+    }
+    for (int64_t i = 0; i < S; i++) {
+        deal->before[i + 1] += deal->before[i];
     }
 }
 
-/* Those of a block's queries among its keys. */
-static nd_tensor first_keys_of(const nd_dims *d, const nd_attention_block *block,
-                               const nd_kv_source *kv)
+void nd_cp_bounds(const nd_cp_deal *deal, int64_t b, int32_t *out)
 {
-    const int64_t at = block->kv_begin / d->chunk * d->chunks + block->q_chunk;
-    return kv->first_keys ? nd_tensor_2d((int32_t *)kv->first_keys + at * d->B * d->chunk,
-                                         ND_DTYPE_I32, d->B, d->chunk)
-                          : (nd_tensor){0};
+    const nd_dims *d = deal->d;
+    const int32_t *places = deal->places + b * d->S + deal->index * d->s;
+    for (int64_t i = 0; i < d->s; i++) {
+        const int64_t end = places[i] + 1, first = deal->first_keys[b * d->S + places[i]];
+        const int64_t near = deal->window > 0 ? nd_max(first, end - deal->window) : first;
+        out[b * d->s + i] = deal->before[first];
+        out[d->T + b * d->s + i] = deal->before[near];
+        out[2 * d->T + b * d->s + i] = deal->before[end];
+    }
+}
+
+/* Row `of` of a block's bounds. */
+static nd_tensor bounds_of(const nd_dims *d, const nd_kv_source *kv, int64_t of)
+{
+    return kv->bounds ? nd_tensor_2d((int32_t *)kv->bounds + of * d->T, ND_DTYPE_I32, d->B, d->s)
+                      : (nd_tensor){0};
 }
 
 nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv)
@@ -162,11 +185,10 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
     const nd_dims *d = &cp->dims;
     nd_attention a = nd_cp_attention_of(cp, block);
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, .attention = a,
-          .out = nd_cp_q_view(d, o, block->q_chunk, 0, d->H),
-          .lse = nd_cp_row_view(d, lse, block->q_chunk),
-          .q = nd_cp_q_view(d, qkv, block->q_chunk, 0, d->H), .k = kv_view(d, kv, kv->k, block),
-          .v = kv_view(d, kv, kv->v, block), .first_key = first_keys_of(d, block, kv),
-          .scratch = cp->scratch);
+          .out = nd_cp_q_view(d, o, block), .lse = nd_cp_row_view(d, lse, block),
+          .q = nd_cp_q_view(d, qkv, block), .k = kv_view(d, kv, kv->k, block),
+          .v = kv_view(d, kv, kv->v, block), .first_key = bounds_of(d, kv, cp->sight.window > 0),
+          .end_key = bounds_of(d, kv, 2), .scratch = cp->scratch);
     return ND_OK;
 }
 
@@ -184,15 +206,14 @@ nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const
 {
     const nd_dims *d = &cp->dims;
     const nd_kv_source *dkv = &to->dkv;
-    int c = block->q_chunk;
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_bwd, .attention = nd_cp_attention_of(cp, block),
-          .dq = nd_cp_q_view(d, to->dq, c, 0, d->H), .dk = kv_view(d, dkv, dkv->k, block),
-          .dv = kv_view(d, dkv, dkv->v, block), .q = nd_cp_q_view(d, b->qkv, c, 0, d->H),
+          .dq = nd_cp_q_view(d, to->dq, block), .dk = kv_view(d, dkv, dkv->k, block),
+          .dv = kv_view(d, dkv, dkv->v, block), .q = nd_cp_q_view(d, b->qkv, block),
           .k = kv_view(d, kv, kv->k, block), .v = kv_view(d, kv, kv->v, block),
-          .out = nd_cp_q_view(d, b->o, c, 0, d->H), .dout = nd_cp_q_view(d, b->dout, c, 0, d->H),
-          .lse = nd_cp_row_view(d, b->lse, c),
-          .delta = cp->delta ? nd_cp_row_view(d, cp->delta, c) : (nd_tensor){0},
-          .first_key = first_keys_of(d, block, kv), .add_q = to->add_q, .add_kv = to->add_kv,
-          .scratch = cp->scratch);
+          .out = nd_cp_q_view(d, b->o, block), .dout = nd_cp_q_view(d, b->dout, block),
+          .lse = nd_cp_row_view(d, b->lse, block),
+          .delta = cp->delta ? nd_cp_row_view(d, cp->delta, block) : (nd_tensor){0},
+          .first_key = bounds_of(d, kv, cp->sight.window > 0), .end_key = bounds_of(d, kv, 2),
+          .add_q = to->add_q, .add_kv = to->add_kv, .scratch = cp->scratch);
     return ND_OK;
 }

@@ -11,6 +11,20 @@ typedef struct nd_cp_backward {
     const float *lse;
 } nd_cp_backward;
 
+/* Where the tokens of a micro-batch of separate documents are. Of sample b rank r of `size` has
+ * places[b S + r s] and the s - 1 that follow; `at` says for each place where in `places` it
+ * stands. */
+typedef struct nd_cp_deal {
+    const nd_dims *d; /* of the rank's heads */
+    int size, index;
+    int64_t window;            /* of some layers; 0: of none */
+    bool may_select;           /* not all keys need be sent */
+    const int32_t *first_keys; /* (B, S) */
+    int32_t *places, *at;      /* (B, S) */
+    int32_t *before;           /* (S + 1): how many of some keys have a place below each */
+    int64_t *counts;           /* (size): scratch */
+} nd_cp_deal;
+
 /* How the keys and values of other ranks reach the queries of this one. */
 typedef struct nd_cp_method {
     /* Wants the method's buffers, and that of nd_cp_want_delta. */
@@ -19,13 +33,13 @@ typedef struct nd_cp_method {
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
-    /* As nd_cp_first_key_count and nd_cp_first_keys, of the rank's heads. */
-    int64_t (*first_key_count)(const nd_rank *rank, const nd_dims *dims);
-    void (*first_keys)(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
-                       int32_t *out);
+    /* How many numbers first_keys makes, which returns what nd_cp_first_keys does as sent_rows. */
+    int64_t (*first_key_count)(const nd_dims *d, int size);
+    int64_t (*first_keys)(const nd_cp_deal *deal, int32_t *out);
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
     /* Begins cp->arriving, which brings cp->arrived. */
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
+    nd_status (*finish)(nd_cp *cp); /* of what has arrived; NULL: nothing is left to do */
 } nd_cp_method;
 
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
@@ -52,6 +66,9 @@ nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
 /* cp_blocks.c */
 
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block);
+/* The blocks of a step, of which there is one without a method, for what cp->sight says; keys: how
+ * many rows of them there are. Returns their number. */
+int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS]);
 /* The attention's delta, where the backend uses one. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
 
@@ -59,32 +76,31 @@ void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
 typedef struct nd_kv_source {
     void *data;
     nd_dtype dtype;
-    int64_t rows, stride; /* rows per sample, elements per row */
-    int64_t k, v;         /* first column of each */
-    /* (key chunks, chunks, B, chunk): first keys of the queries of each chunk, counted from a
-     * block's first key, of blocks that begin with each chunk of keys; NULL: none */
-    const int32_t *first_keys;
+    int64_t rows, stride;  /* rows per sample, elements per row */
+    int64_t k, v;          /* first column of each */
+    const int32_t *bounds; /* nd_cp_bounds, on the device; NULL: documents are joined */
 } nd_kv_source;
 
-/* First keys of all keys in global order, which blocks see from their beginning: (chunks, B,
- * chunk). */
-int64_t nd_cp_gathered_first_key_count(const nd_rank *rank, const nd_dims *dims);
-void nd_cp_gathered_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
-                               int32_t *out);
+/* deal->before for `count` keys of a sample, at these places. */
+void nd_cp_count_keys(const nd_cp_deal *deal, const int32_t *places, int64_t count);
+/* (ND_CP_BOUNDS, B, s): of each query of the rank the first key, the first one within the window,
+ * and the end, among the keys of deal->before. This fills those of sample b. */
+enum { ND_CP_BOUNDS = 3 };
+void nd_cp_bounds(const nd_cp_deal *deal, int64_t b, int32_t *out);
 
 nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv);
 nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows);
 
-/* Rows of query chunk `c` of a (T, columns) tensor, `heads` heads from column `column`: (B, chunk,
- * heads, D). */
-nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, int c, int64_t column, int64_t heads);
-/* (B, H, chunk) of query chunk `chunk`. */
-nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, int chunk);
+/* The block's queries in a (T, H D) tensor, or in the first columns of a wider one: (B, q_count, H,
+ * D). */
+nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, const nd_attention_block *block);
+/* Their numbers in rows of T H: (B, H, q_count). */
+nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention_block *block);
 
 /* k and v columns of qkv, packed to rows of 2 K D. */
 nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out);
 
-/* One block forward. fuse: of o, where the block is all of it; or NULL. */
+/* One block forward. */
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
                               const nd_kv_source *kv, nd_tensor o, const float *lse);
 

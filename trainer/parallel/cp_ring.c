@@ -44,40 +44,30 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
     return ND_OK;
 }
 
-/* For each step those among the visiting keys: of blocks that begin with their first chunk, then of
- * blocks that begin with the second one. */
-static int64_t ring_first_key_count(const nd_rank *rank, const nd_dims *dims)
+/* For each step the bounds among the visiting keys. */
+static int64_t ring_first_key_count(const nd_dims *d, int size)
 {
-    return nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) * 2 * dims->T;
+    return size * ND_CP_BOUNDS * d->T;
 }
 
-/* How many keys of a chunk come before key `first`, both in the order of the text. */
-static int64_t keys_before(int64_t first, int64_t place, int64_t chunk)
+static int64_t ring_first_keys(const nd_cp_deal *deal, int32_t *out)
 {
-    return nd_min(nd_max(first - place * chunk, 0), chunk);
-}
-
-static void ring_first_keys(const nd_rank *rank, const nd_dims *d, const int32_t *sequence,
-                            int32_t *out)
-{
-    const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-    const int index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank);
-    for (int step = 0; step < size; step++, out += 2 * d->T) {
-        const int64_t from = (index - step + size) % size, second = 2 * size - 1 - from;
-        nd_cp_gathered_first_keys(rank, d, sequence, out);
-        for (int64_t i = 0; i < d->T; i++) {
-            const int64_t behind = keys_before(out[i], second, d->chunk);
-            out[i] = (int32_t)(keys_before(out[i], from, d->chunk) + behind);
-            out[d->T + i] = (int32_t)behind;
+    const nd_dims *d = deal->d;
+    for (int step = 0; step < deal->size; step++, out += ND_CP_BOUNDS * d->T) {
+        const int64_t from = (deal->index - step + deal->size) % deal->size;
+        for (int64_t b = 0; b < d->B; b++) {
+            nd_cp_count_keys(deal, deal->places + b * d->S + from * d->s, d->s);
+            nd_cp_bounds(deal, b, out);
         }
     }
+    return 0;
 }
 
 static nd_kv_source visiting_kv(const nd_cp *cp, int step)
 {
     const nd_dims *d = &cp->dims;
     nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-    kv.first_keys = cp->sight.first_keys ? cp->sight.first_keys + step * 2 * d->T : NULL;
+    kv.bounds = cp->sight.first_keys ? cp->sight.first_keys + step * ND_CP_BOUNDS * d->T : NULL;
     return kv;
 }
 
@@ -96,22 +86,20 @@ static nd_status ring_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
         nd_kv_source kv = visiting_kv(cp, step);
-        int count =
-            nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->sight.window, blocks);
+        const int count = nd_cp_blocks_of(cp, step, d->s, blocks);
         for (int b = 0; b < count; b++) {
-            const int c = blocks[b].q_chunk;
-            /* The first block of a chunk is the sum so far; both chunks have one in step 0. */
-            const bool first = step == 0 && c == b;
-            ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, part,
-                                       first ? cp->acc_lse : cp->part_lse));
+            const nd_attention_block *block = &blocks[b];
+            /* The first block of some queries is the sum so far; all queries have one in step 0. */
+            const bool first = step == 0 && block->q_begin == b * block->q_count;
+            ND_TRY(
+                nd_cp_block_forward(cp, block, qkv, &kv, part, first ? cp->acc_lse : cp->part_lse));
             if (!first) {
-                ND_OP(r, ND_TRACE_ATTENTION, lse_merge,
-                      .attention = nd_cp_attention_of(cp, &blocks[b]),
-                      .acc = nd_cp_q_view(d, acc, c, 0, d->H),
-                      .acc_lse = nd_cp_row_view(d, cp->acc_lse, c),
-                      .out = nd_cp_q_view(d, part, c, 0, d->H),
-                      .lse = nd_cp_row_view(d, cp->part_lse, c));
-            } else if (c == 1) {
+                ND_OP(r, ND_TRACE_ATTENTION, lse_merge, .attention = nd_cp_attention_of(cp, block),
+                      .acc = nd_cp_q_view(d, acc, block),
+                      .acc_lse = nd_cp_row_view(d, cp->acc_lse, block),
+                      .out = nd_cp_q_view(d, part, block),
+                      .lse = nd_cp_row_view(d, cp->part_lse, block));
+            } else if (block->q_begin + block->q_count == d->s) {
                 ND_OP(r, ND_TRACE_ATTENTION, cast, .out = acc, .x = part);
             }
         }
@@ -144,8 +132,7 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
             .add_q = true,
             .add_kv = true,
         };
-        int count =
-            nd_cp_blocks_ring(comm->size, comm->index, step, d->chunk, cp->sight.window, blocks);
+        const int count = nd_cp_blocks_of(cp, step, d->s, blocks);
         for (int i = 0; i < count; i++) {
             ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
         }

@@ -7,6 +7,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
+#include "trainer/layout/deal.h"
 #include "trainer/precision/precision.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -184,37 +185,30 @@ out:
 }
 
 /* How much of attention is left in the first blocks of the run, and how evenly the ranks of cp
- * share it. With Ulysses adjacent ranks have the same queries, each for some heads. */
+ * share it. */
 static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
 {
     enum { BLOCKS = 256 };
     const int64_t S = r->config->train.sequence_length;
-    const int cp = r->mesh.size[ND_AXIS_CP], members = r->mesh.ulysses > 0 ? r->mesh.ulysses : 1;
+    const nd_deal_of deal = {S, r->mesh.size[ND_AXIS_CP],
+                             nd_mesh_group_size(&r->mesh, ND_GROUP_ULYSSES)};
     const int64_t wanted = nd_min(BLOCKS, nd_dataset_samples(data));
-    int64_t *pairs = NULL, most = 0, sum = 0;
+    int64_t most = 0, sum = 0;
     int32_t *memory = NULL;
     nd_status status = ND_OK;
-    if (cp == 1 || !nd_dataset_is_separate(data)) {
+    if (deal.cp == 1 || !nd_dataset_is_separate(data)) {
         return ND_OK;
     }
-    ND_TRY_OUT(ND_ALLOC(cp, &pairs));
-    ND_TRY_OUT(ND_ALLOC(3 * S, &memory));
+    ND_TRY_OUT(ND_ALLOC(4 * S, &memory));
     for (int64_t i = 0; i < wanted; i++) {
         const int64_t block = nd_dataset_sample(data, r->config->data.shuffle_seed, i);
-        int64_t largest = 0;
-        memset(pairs, 0, (size_t)cp * sizeof *pairs);
+        int64_t filled;
+        nd_deal_pairs pairs;
         ND_TRY_OUT(nd_dataset_block(data, block, memory, memory + S));
-        ND_TRY_OUT(nd_dataset_first_keys(data, block, memory, memory + 2 * S));
-        nd_documents_add_pairs(memory + 2 * S, S, cp, pairs);
-        for (int k = 0; k < cp; k += members) {
-            int64_t own = 0;
-            for (int m = 0; m < members; m++) {
-                own += pairs[k + m];
-            }
-            largest = nd_max(largest, own);
-            sum += own;
-        }
-        most += largest * (cp / members);
+        ND_TRY_OUT(nd_dataset_first_keys(data, block, memory, memory + 2 * S, &filled));
+        ND_TRY_OUT(nd_deal(&deal, memory + 2 * S, memory + 3 * S, &pairs));
+        most += pairs.most * (deal.cp / deal.ulysses);
+        sum += pairs.all;
     }
     nd_log_info(
         "training data: queries see %.1f %% of the keys that they would see in joined "
@@ -224,7 +218,6 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
         (double)most / (double)sum, (long long)wanted);
 out:
     free(memory);
-    free(pairs);
     return status;
 }
 

@@ -8,8 +8,9 @@
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/token_file.h"
 #include "trainer/data/data.h"
+#include "trainer/layout/deal.h"
 
-enum { S = 7, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
+enum { S = 8, TOKENS = 200, END = 7, ROWS = 60, TEXT_MAX = 1 << 14 };
 
 static tempdir dir;
 
@@ -112,8 +113,9 @@ static void check_borders(const nd_dataset *data, const text_of *text, unsigned 
 {
     for (int64_t b = 0; b < nd_dataset_blocks(data); b++) {
         int32_t inputs[S], labels[S], first_keys[S];
+        int64_t filled;
         assert_ok(nd_dataset_block(data, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys));
+        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
         for (int64_t i = 0; i < S; i++) {
             const int64_t begin = b * (S + 1), t = begin + i;
             const bool counts = t + 1 < TOKENS && text->starts[t + 1] != t + 1;
@@ -225,14 +227,16 @@ static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool dro
     for (int b = 0; b < blocks; b++) {
         const wanted_block *w = &list[b];
         int32_t inputs[S], labels[S], first_keys[S];
+        int64_t filled;
         assert_ok(nd_dataset_block(data, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys));
+        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
+        cr_assert_eq(filled, w->count < S ? w->count : S);
         for (int i = 0; i < S; i++) {
-            const bool filled = i < w->count;
+            const bool is_token = i < w->count;
             const bool counts = i + 1 < w->count && w->firsts[i + 1] != i + 1;
-            cr_assert_eq(inputs[i], filled ? w->ids[i] : 0, "block %d, token %d", b, i);
+            cr_assert_eq(inputs[i], is_token ? w->ids[i] : 0, "block %d, token %d", b, i);
             cr_assert_eq(labels[i], counts ? w->ids[i + 1] : ND_LABEL_IGNORED);
-            cr_assert_eq(first_keys[i], filled ? w->firsts[i] : i);
+            cr_assert_eq(first_keys[i], is_token ? w->firsts[i] : i);
         }
     }
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
@@ -268,50 +272,79 @@ Test(documents, a_blend_has_those_of_its_parts)
     cr_assert_eq(nd_dataset_blocks(blend), all);
     for (int64_t b = 0; b < all; b++) {
         int32_t inputs[S], labels[S], first_keys[S], own[S] = {0};
+        int64_t filled;
         assert_ok(nd_dataset_block(blend, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(blend, b, inputs, first_keys));
-        assert_ok(b < before ? ND_OK : nd_dataset_first_keys(rows, b - before, inputs, own));
+        assert_ok(nd_dataset_first_keys(blend, b, inputs, first_keys, &filled));
+        assert_ok(b < before ? ND_OK
+                             : nd_dataset_first_keys(rows, b - before, inputs, own, &filled));
         cr_assert_eq(memcmp(first_keys, own, sizeof own), 0, "block %ld", (long)b);
     }
     nd_dataset_close(blend);
 }
 
-Test(documents, the_loader_gives_positions_and_first_keys)
+/* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
+ * fill blocks. */
+static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
+                         const nd_step_batch *batch, int64_t row, nd_step_sight *sight)
+{
+    const nd_deal_of of = {S, o->cp_size, 1};
+    const int64_t local = S / o->cp_size, at = row % 4 * local;
+    int32_t inputs[S], labels[S], first_keys[S], places[S], own[S];
+    nd_deal_pairs pairs;
+    int64_t filled;
+    assert_ok(nd_dataset_block(data, row, inputs, labels));
+    assert_ok(nd_dataset_first_keys(data, row, inputs, first_keys, &filled));
+    assert_ok(nd_deal(&of, first_keys, places, &pairs));
+    nd_deal_local(&of, places, o->cp_index, own);
+    cr_assert_eq(memcmp(batch->first_keys + row % 4 * S, first_keys, sizeof first_keys), 0);
+    for (int64_t i = 0; i < local; i++) {
+        cr_assert_eq(batch->inputs[at + i], inputs[own[i]]);
+        cr_assert_eq(batch->labels[at + i], labels[own[i]]);
+        cr_assert_eq(batch->positions[at + i], o->running ? own[i] : own[i] - first_keys[own[i]]);
+    }
+    sight->pairs += pairs.all;
+    sight->most += pairs.most * o->cp_size;
+    sight->padding += S - filled;
+    return S - filled;
+}
+
+static void check_loader(const text_of *text, const nd_loader_options *o)
+{
+    nd_dataset *data = as_rows(text, false);
+    nd_loader *loader;
+    nd_step_batch batch;
+    nd_step_sight sight;
+    int64_t padding = 0;
+    assert_ok(nd_dataset_set_documents(data, &separate));
+    assert_ok(nd_loader_open(data, o, &loader));
+    const int64_t steps = nd_loader_validation_steps(data, o), blocks = nd_dataset_blocks(data);
+    for (int64_t row = 0; row < 4 * steps; row++) {
+        if (row % 4 == 0) {
+            assert_ok(nd_loader_next(loader, &batch));
+            sight = (nd_step_sight){0};
+        }
+        padding += row < blocks ? check_row(data, o, &batch, row, &sight) : 0;
+        cr_assert(row % 4 < 3 || memcmp(&sight, &batch.sight, sizeof sight) == 0);
+    }
+    cr_assert_gt(padding, 0, "no block is short");
+    nd_loader_close(loader);
+    nd_dataset_close(data);
+}
+
+Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
 {
     text_of text;
     draw_text(5, &text);
-    for (int running = 0; running < 2; running++) {
-        nd_dataset *data = as_rows(&text, false);
-        nd_loader *loader;
-        nd_step_batch batch;
-        const nd_loader_options o = {.sequence = S,
-                                     .micro_batch = 2,
-                                     .accumulation = 2,
-                                     .dp_size = 1,
-                                     .cp_size = 1,
-                                     .validation = true,
-                                     .separate = true,
-                                     .running = running};
-        assert_ok(nd_dataset_set_documents(data, &separate));
-        assert_ok(nd_loader_open(data, &o, &loader));
-        const int64_t steps = nd_loader_validation_steps(data, &o),
-                      blocks = nd_dataset_blocks(data);
-        for (int64_t row = 0; row < 4 * steps; row++) {
-            int32_t inputs[S], labels[S], first_keys[S];
-            assert_ok(row % 4 == 0 ? nd_loader_next(loader, &batch) : ND_OK);
-            const int32_t *got = batch.first_keys + row % 4 * S;
-            const int32_t *positions = batch.positions + row % 4 * S;
-            if (row < blocks) {
-                assert_ok(nd_dataset_block(data, row, inputs, labels));
-                assert_ok(nd_dataset_first_keys(data, row, inputs, first_keys));
-                cr_assert_eq(memcmp(got, first_keys, sizeof first_keys), 0);
-            }
-            for (int i = 0; i < S && row < blocks; i++) {
-                cr_assert_eq(positions[i], running ? i : i - first_keys[i]);
-            }
-        }
-        nd_loader_close(loader);
-        nd_dataset_close(data);
+    for (int i = 0; i < 2 * 3; i++) {
+        check_loader(&text, &(nd_loader_options){.sequence = S,
+                                                 .micro_batch = 2,
+                                                 .accumulation = 2,
+                                                 .dp_size = 1,
+                                                 .cp_size = i % 3 > 0 ? 2 : 1,
+                                                 .cp_index = i % 3 == 2,
+                                                 .validation = true,
+                                                 .separate = true,
+                                                 .running = i / 3});
     }
 }
 
@@ -330,32 +363,6 @@ Test(documents, what_nothing_separates_is_refused)
     nd_dataset_close(data);
     rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
     data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has at most 8 tokens");
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has at most 9 tokens");
     nd_dataset_close(data);
-}
-
-/* Each visible pair is that of the rank that holds the query, with chunks r and 2 cp - 1 - r. */
-Test(documents, visible_pairs_are_counted_for_each_rank)
-{
-    enum { LENGTH = 24 };
-    int32_t first_keys[LENGTH];
-    for (int cp = 1; cp <= 4; cp++) {
-        int64_t pairs[4] = {0}, want[4] = {0}, all = 0;
-        const int chunk = cp == 1 ? LENGTH : LENGTH / (2 * cp);
-        srand((unsigned)cp);
-        for (int i = 0; i < LENGTH; i++) {
-            first_keys[i] = i == 0 || rand() % 4 == 0 ? i : first_keys[i - 1];
-        }
-        for (int r = 0; r < cp; r++) {
-            for (int i = 0; i < LENGTH; i++) {
-                const int place = i / chunk;
-                for (int j = first_keys[i]; j <= i; j++) {
-                    want[r] += place == r || place == 2 * cp - 1 - r;
-                    all++;
-                }
-            }
-        }
-        nd_documents_add_pairs(first_keys, LENGTH, cp, pairs);
-        cr_assert_eq(memcmp(pairs, want, sizeof want), 0, "cp %d: %ld pairs in all", cp, (long)all);
-    }
 }

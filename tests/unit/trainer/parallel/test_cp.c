@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/unit/trainer/mesh_ranks.h"
+#include "trainer/layout/deal.h"
 #include "trainer/parallel/cp.h"
 
 enum { CHUNK = 3, SIZE_MAX_ = 8, TOKENS = 2 * SIZE_MAX_ * CHUNK };
@@ -28,7 +29,7 @@ typedef int pair_table[TOKENS][TOKENS];
 static void count_block(pair_table seen, int size, int rank, const nd_attention_block *b, int owner)
 {
     for (int64_t i = 0; i < CHUNK; i++) {
-        int64_t query = local_place(size, rank, b->q_chunk * CHUNK + i);
+        int64_t query = local_place(size, rank, b->q_begin + i);
         for (int64_t j = 0; j < b->kv_count && j <= i + b->diag; j++) {
             int64_t row = b->kv_begin + j;
             seen[query][owner < 0 ? row : local_place(size, owner, row)]++;
@@ -105,7 +106,7 @@ Test(cp, ring_blocks_with_a_window)
                 for (int step = 0; step < sizes[s]; step++) {
                     nd_attention_block blocks[ND_CP_BLOCKS];
                     int count = nd_cp_blocks_ring(sizes[s], rank, step, CHUNK, window, blocks);
-                    cr_expect(step > 0 || (blocks[0].q_chunk == 0 && blocks[1].q_chunk == 1));
+                    cr_expect(step > 0 || (blocks[0].q_begin == 0 && blocks[1].q_begin == CHUNK));
                     for (int b = 0; b < count; b++) {
                         cr_expect_lt(blocks[b].diag - CHUNK + 1, window);
                         count_block(seen, sizes[s], rank, &blocks[b],
@@ -133,6 +134,7 @@ enum { SAMPLES = 2, SEQUENCE = 48, COLUMNS_MAX = 12 * 16 };
 typedef struct whole {
     float o[SAMPLES * SEQUENCE][COLUMNS_MAX];    /* (B S, H D) */
     float dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX]; /* (B S, QKV) */
+    _Atomic int64_t sent_rows;                   /* nd_cp_first_keys */
 } whole;
 
 typedef struct attention_case {
@@ -149,22 +151,30 @@ typedef struct attention_job {
     whole *out;
 } attention_job;
 
-/* Row of the global tensors that is local row `row` of this rank. */
-static int64_t global_row(const nd_rank *rank, const nd_dims *d, int64_t row)
+/* (T): rows of the global tensors that are those of this rank. */
+static void deal_rows(const nd_rank *rank, const nd_dims *d, const int32_t *first_keys,
+                      int32_t *rows)
 {
-    int64_t at = row % d->s, chunk = at / d->chunk;
-    int64_t size = rank->mesh.size[ND_AXIS_CP], index = rank->coord.at[ND_AXIS_CP];
-    int64_t first = d->chunks == 1 ? 0 : chunk == 0 ? index : 2 * size - 1 - index;
-    return row / d->s * d->S + first * d->chunk + at % d->chunk;
+    const nd_deal_of of = {d->S, rank->mesh.size[ND_AXIS_CP],
+                           nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES)};
+    int32_t places[SEQUENCE];
+    for (int64_t b = 0; b < d->B; b++) {
+        const int32_t *keys = first_keys ? first_keys + b * d->S : NULL;
+        cr_assert_eq(nd_deal(&of, keys, places, NULL), ND_OK);
+        nd_deal_local(&of, places, rank->coord.at[ND_AXIS_CP], rows + b * d->s);
+        for (int64_t i = 0; i < d->s; i++) {
+            rows[b * d->s + i] += (int32_t)(b * d->S);
+        }
+    }
 }
 
 /* mesh_value is exact in BF16. */
-static nd_tensor rows_of(nd_rank *rank, const nd_dims *d, uint64_t seed, int64_t columns)
+static nd_tensor rows_of(const int32_t *rows, const nd_dims *d, uint64_t seed, int64_t columns)
 {
     nd_tensor t = nd_tensor_2d(NULL, d->act, d->T, columns);
     t.data = malloc(nd_tensor_bytes(t));
     for (int64_t i = 0; i < d->T * columns; i++) {
-        const int64_t row = global_row(rank, d, i / columns);
+        const int64_t row = rows[i / columns];
         const float x = mesh_value(seed, row * columns + i % columns);
         if (d->act == ND_DTYPE_F32) {
             ((float *)t.data)[i] = x;
@@ -175,10 +185,10 @@ static nd_tensor rows_of(nd_rank *rank, const nd_dims *d, uint64_t seed, int64_t
     return t;
 }
 
-static void keep(nd_rank *rank, const nd_dims *d, nd_tensor t, float (*out)[COLUMNS_MAX])
+static void keep(const int32_t *rows, const nd_dims *d, nd_tensor t, float (*out)[COLUMNS_MAX])
 {
     for (int64_t i = 0; i < nd_tensor_count(t); i++) {
-        out[global_row(rank, d, i / t.shape[1])][i % t.shape[1]] =
+        out[rows[i / t.shape[1]]][i % t.shape[1]] =
             d->act == ND_DTYPE_F32 ? ((float *)t.data)[i] : nd_bf16_to_f32(((nd_bf16 *)t.data)[i]);
     }
 }
@@ -188,22 +198,26 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     const nd_dims *d = &cp->tokens;
     const int32_t *of_sequence = job->c->first_keys;
     int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
-    const nd_sight sight = {job->c->window, of_sequence ? keys : NULL};
-    if (of_sequence) {
-        nd_cp_first_keys(rank, d, of_sequence, keys);
-    }
-    nd_tensor qkv = rows_of(rank, d, 1, d->QKV), dqkv = rows_of(rank, d, 3, d->QKV);
-    nd_tensor o = rows_of(rank, d, 4, d->H * d->D), dout = rows_of(rank, d, 2, d->H * d->D);
+    nd_sight sight = {job->c->window, of_sequence ? keys : NULL, 0};
+    int32_t rows[SAMPLES * SEQUENCE];
+    deal_rows(rank, d, of_sequence, rows);
+    nd_status status =
+        of_sequence ? nd_cp_first_keys(rank, d, of_sequence, keys, &sight.sent_rows) : ND_OK;
+    job->out->sent_rows = sight.sent_rows; /* of any rank, the same */
+    nd_tensor qkv = rows_of(rows, d, 1, d->QKV), dqkv = rows_of(rows, d, 3, d->QKV);
+    nd_tensor o = rows_of(rows, d, 4, d->H * d->D), dout = rows_of(rows, d, 2, d->H * d->D);
     float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
-    nd_status status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
+    if (status == ND_OK) {
+        status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
+    }
     if (status == ND_OK) {
         status = nd_cp_attention_bwd(cp, sight, dqkv, qkv, o, lse, dout);
     }
     if (status == ND_OK) {
         status = nd_cp_attention_bwd_finish(cp, dqkv);
     }
-    keep(rank, d, o, job->out->o);
-    keep(rank, d, dqkv, job->out->dqkv);
+    keep(rows, d, o, job->out->o);
+    keep(rows, d, dqkv, job->out->dqkv);
     nd_tensor *const all[] = {&qkv, &dqkv, &o, &dout};
     for (int i = 0; i < 4; i++) {
         free(all[i]->data);
@@ -414,7 +428,8 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
     static int32_t first_keys[SAMPLES * SEQUENCE];
     const nd_shape shape = mesh_shape_of(1, false);
     cr_assert(shape.heads == HEADS && shape.head_dim <= 16);
-    for (unsigned seed = 0; seed < 33; seed++) {
+    int selected = 0;
+    for (unsigned seed = 0; seed < 44; seed++) {
         const size_t e = seed % (sizeof exchanges / sizeof *exchanges);
         attention_case c = {.cp = exchanges[e].cp,
                             .ulysses = exchanges[e].ulysses,
@@ -430,6 +445,7 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
             attend_densely(&c, (int)shape.head_dim, head, &all);
         }
         attend_on(c, &many);
+        selected += many.sent_rows > 0;
         for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
             for (int i = 0; i < COLUMNS_MAX; i++) {
                 const double o = fabs((double)many.o[row][i] - all.o[row][i]);
@@ -441,6 +457,7 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
             }
         }
     }
+    cr_expect(selected >= 3 && selected < 16, "%d exchanges of seen keys alone", selected);
 }
 
 /* Documents are those of one rank for each head. */

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trainer/layout/deal.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/math.h"
+#include "tests/drawn/draw.h"
+
+enum { SEQUENCE_MAX = 32 * 16 * 128 };
+
+static int32_t first_keys[SEQUENCE_MAX], places[SEQUENCE_MAX], local[SEQUENCE_MAX];
+
+/* Pairs of the rank with the most over the mean, counted anew; each place is dealt once. */
+static double check_deal(const nd_deal_of *of, const int32_t *keys)
+{
+    static bool seen[SEQUENCE_MAX];
+    const int ranks = of->cp / of->ulysses;
+    const int64_t own = of->sequence / ranks;
+    int64_t most = 0, all = 0;
+    nd_deal_pairs pairs;
+    cr_assert_eq(nd_deal(of, keys, places, &pairs), ND_OK);
+    memset(seen, 0, sizeof seen);
+    for (int r = 0; r < ranks; r++) {
+        int64_t load = 0;
+        for (int64_t i = r * own; i < (r + 1) * own; i++) {
+            const int32_t place = places[i];
+            cr_assert(place >= 0 && place < of->sequence && !seen[place]);
+            cr_assert(i == r * own || places[i - 1] < place, "rank %d: places do not ascend", r);
+            seen[place] = true;
+            load += place - (keys ? keys[place] : 0) + 1;
+        }
+        most = nd_max(most, load);
+        all += load;
+    }
+    cr_assert(pairs.most == most && pairs.all == all);
+    return (double)most * ranks / (double)all;
+}
+
+/* Documents whose lengths have this median and spread. */
+static void draw_documents(nd_draw *d, int64_t sequence, double median, double spread)
+{
+    for (int64_t i = 0, begin = 0, end = 0; i < sequence; i++) {
+        if (i == end) {
+            const double u = (double)draw_range(d, 1, 1 << 20) / (1 << 20);
+            const double v = (double)draw_range(d, 0, 1 << 20) / (1 << 20);
+            const double normal = sqrt(-2 * log(u)) * cos(2 * M_PI * v);
+            begin = i;
+            end = i + (int64_t)fmax(1, fmin(median * exp(spread * normal), (double)sequence));
+        }
+        first_keys[i] = (int32_t)begin;
+    }
+}
+
+/* Of at least four tiles of 128 tokens for each rank. */
+Test(deal, a_thousand_packings_are_within_the_balance)
+{
+    nd_draw d = {.seed = 38};
+    double worst = 0;
+    for (int n = 0; n < 1000; n++) {
+        static const int sizes[] = {2, 3, 4, 6, 8, 16, 32};
+        const nd_deal_of of = {128 * sizes[n % 7] * draw_range(&d, 4, 16), sizes[n % 7], 1};
+        const double median = exp((double)draw_range(&d, 200, 900) / 100);
+        const double spread = (double)draw_range(&d, 20, 200) / 100;
+        draw_documents(&d, of.sequence, median, spread);
+        const double balance = check_deal(&of, first_keys);
+        cr_expect(balance <= ND_DEAL_BALANCE,
+                  "packing %d of %lld tokens, cp %d, median %.0f, spread %.2f: %.4f", n,
+                  (long long)of.sequence, of.cp, median, spread, balance);
+        worst = fmax(worst, balance);
+    }
+    cr_log_info("the worst is %.4f", worst);
+}
+
+/* Rows of any length that a run may have, down to two tokens a rank. */
+Test(deal, every_place_of_short_rows_is_dealt_once)
+{
+    nd_draw d = {.seed = 7};
+    for (int n = 0; n < 500; n++) {
+        const int ulysses = (int)draw_range(&d, 1, 3), cp = ulysses * (int)draw_range(&d, 1, 5);
+        const nd_deal_of of = {2 * cp * draw_range(&d, 1, 40), cp, ulysses};
+        draw_documents(&d, of.sequence, (double)draw_range(&d, 1, 40), 1);
+        check_deal(&of, first_keys);
+        for (int r = 0; r < cp; r++) { /* members have their group's places, each once */
+            nd_deal_local(&of, places, r, local);
+            for (int64_t i = 0; i < of.sequence / cp; i++) {
+                int found = 0;
+                for (int64_t k = 0; k < of.sequence / cp * ulysses; k++) {
+                    int32_t *at = &places[r / ulysses * ulysses * (of.sequence / cp) + k];
+                    found += *at == local[i];
+                    *at = *at == local[i] ? -1 : *at;
+                }
+                cr_assert_eq(found, 1);
+            }
+        }
+    }
+}
+
+/* One document, and joined ones, whatever the ranks of cp exchange. */
+Test(deal, one_document_is_dealt_as_zig_zag)
+{
+    static const int meshes[][2] = {{1, 1}, {2, 1}, {3, 1}, {8, 1}, {4, 2}, {6, 3}, {8, 4}, {4, 4}};
+    memset(first_keys, 0, sizeof first_keys);
+    for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
+        for (int64_t chunk = 1; chunk < 300; chunk += 37) {
+            const int cp = meshes[m][0];
+            const nd_deal_of of = {2 * cp * chunk, cp, meshes[m][1]};
+            for (int joined = 0; joined < 2; joined++) {
+                cr_expect_leq(check_deal(&of, joined ? NULL : first_keys), 1.0);
+                for (int r = 0; r < cp; r++) {
+                    nd_deal_local(&of, places, r, local);
+                    for (int64_t i = 0; i < 2 * chunk; i++) {
+                        const int64_t at = i < chunk ? r : 2 * cp - 1 - r;
+                        const int64_t want = cp == 1 ? i : at * chunk + i % chunk;
+                        cr_assert_eq(local[i], want, "cp %d, ulysses %d, rank %d, token %lld", cp,
+                                     of.ulysses, r, (long long)i);
+                    }
+                }
+            }
+        }
+    }
+}

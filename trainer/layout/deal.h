@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef ND_LAYOUT_DEAL_H
+#define ND_LAYOUT_DEAL_H
+/*
+ * Which tokens of a row of S each rank of cp holds, so that all have as many tokens and about as
+ * many visible pairs of a query and a key.
+ *
+ * The row is cut into two tiles for each rank, which are dealt by their visible pairs, the largest
+ * first, each to the rank with the fewest so far that has room (longest processing time first). Of
+ * one causal document that is zig-zag: rank r has tiles r and 2 ranks - 1 - r. Where a rank then
+ * has more than ND_DEAL_BALANCE of the mean, the tiles are cut into shorter ones, of which the
+ * ranks with the most and the fewest pairs exchange one after the other; and where that does not
+ * suffice, into shorter ones still. So most of what a query sees is on its own rank where documents
+ * are short.
+ *
+ * With Ulysses the members of a group of u adjacent ranks share what one of cp / u ranks is dealt:
+ * member m has parts m and 2 u - 1 - m of 2 u. So they hold, whatever the order, what one rank of
+ * cp / u would.
+ *
+ * All is a function of the borders of documents, which every rank of cp knows.
+ */
+#include <stdint.h>
+
+#include "runtime/base/status.h"
+
+#define ND_DEAL_BALANCE 1.02
+
+typedef struct nd_deal_of {
+    int64_t sequence; /* S: a multiple of 2 cp, where there are several */
+    int cp, ulysses;  /* ulysses divides cp */
+} nd_deal_of;
+
+/* Pairs of the rank of cp / u with the most, and their mean times the number of these ranks. */
+typedef struct nd_deal_pairs {
+    int64_t most, all;
+} nd_deal_pairs;
+
+/*
+ * places (S): the places in the text of the tokens that cp / u ranks are dealt, rank by rank and
+ * ascending for each. first_keys (S): for each token the place of the first one that it sees, at
+ * most its own; NULL: all see from 0 on, and the order is zig-zag. pairs may be NULL.
+ */
+nd_status nd_deal(const nd_deal_of *of, const int32_t *first_keys, int32_t *places,
+                  nd_deal_pairs *pairs);
+/* local (S / cp): those of them that rank `index` of cp has, in its order. */
+void nd_deal_local(const nd_deal_of *of, const int32_t *places, int index, int32_t *local);
+
+#endif
