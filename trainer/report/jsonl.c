@@ -233,6 +233,11 @@ static nd_status write_step(void *self, const nd_step_record *r)
         put_int(s, nd_traffic_name(k), r->wire_bytes[k]);
     }
     put(s, "}");
+    if (r->visible_pairs > 0) {
+        put_int(s, "visible_pairs", r->visible_pairs);
+        put_number(s, "balance", r->balance);
+        put_number(s, "padding", r->padding);
+    }
     put_number(s, "step_ms", r->step_seconds * 1e3);
     put_number(s, "data_wait_ms", r->data_wait_seconds * 1e3);
     if (r->slowest_seconds > 0) {

@@ -56,6 +56,11 @@ typedef struct nd_step_record {
     double step_seconds, data_wait_seconds;
     double slowest_seconds, fastest_seconds; /* work of two ranks (nd_work); 0: not known */
     int slowest_rank;
+    /* Of separate documents, of the samples of this rank and its cp peers: pairs of a query and a
+     * key that it sees, those of the cp rank with the most over the mean, and the share of tokens
+     * that fill blocks. 0: documents are joined. */
+    int64_t visible_pairs;
+    double balance, padding;
     double peak_memory_bytes;             /* of this worker */
     int64_t wire_bytes[ND_TRAFFIC_COUNT]; /* sent by this rank in the step */
     bool skipped;                         /* not finite or a spike, and train.nonfinite is skip */

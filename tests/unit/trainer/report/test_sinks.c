@@ -210,6 +210,26 @@ Test(sinks, the_slowest_rank_is_named)
     free(text);
 }
 
+/* Before the first time, since equal runs have the same. */
+Test(sinks, separate_documents_have_their_balance)
+{
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    nd_step_record record = record_of(1);
+    assert_ok(nd_sinks_step(&sinks, &record));
+    record.visible_pairs = 4096;
+    record.balance = 1.015625;
+    record.padding = 0.25;
+    assert_ok(nd_sinks_step(&sinks, &record));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    cr_assert_eq(count_of(text, "balance"), 1, "%s", text);
+    cr_assert_not_null(
+        strstr(text, "},\"visible_pairs\":4096,\"balance\":1.015625,\"padding\":0.25,\"step_ms\""),
+        "%s", text);
+    free(text);
+}
+
 /* The fields of several sources stand before those that differ between equal runs. */
 Test(sinks, sources_and_sets_have_their_losses)
 {
