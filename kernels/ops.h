@@ -264,7 +264,9 @@ typedef struct nd_rmsnorm_fwd_args {
     nd_tensor x, delta; /* (n, C); delta may be absent */
     nd_tensor weight;   /* act (C) */
     float eps;
-    nd_fuse fuse; /* of y */
+    nd_fuse fuse;      /* of y */
+    nd_tensor squares; /* absent, or F32 (n): row_dots of x and x over rows of which x has a part */
+    int64_t width;     /* with squares: columns of the whole rows */
 } nd_rmsnorm_fwd_args;
 
 /*
@@ -279,7 +281,17 @@ typedef struct nd_rmsnorm_bwd_args {
     nd_tensor weight;   /* act (C) */
     nd_tensor rstd;     /* F32 (n) */
     float *amax;        /* NULL, or as nd_fuse.amax, of dx */
+    nd_tensor dots;     /* absent, or F32 (n): row_dots of dy and x with weight over whole rows */
+    int64_t width;      /* with dots: columns of the whole rows */
 } nd_rmsnorm_bwd_args;
+
+/* out = the sum over a row of weight x y, where an absent weight is 1. Ranks that have parts of
+ * rows add these up for the norm of the whole rows. */
+typedef struct nd_row_dots_args {
+    nd_tensor out;    /* F32 (n) */
+    nd_tensor x, y;   /* (n, C) */
+    nd_tensor weight; /* act (C) or absent */
+} nd_row_dots_args;
 
 /*
  * RoPE in the rotate-half form of Hugging Face Llama, pairs (d, d + D/2): out = rotation of x by

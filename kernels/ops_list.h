@@ -21,6 +21,7 @@
     X(embedding_bwd, prefix)                                                                       \
     X(rmsnorm_fwd, prefix)                                                                         \
     X(rmsnorm_bwd, prefix)                                                                         \
+    X(row_dots, prefix)                                                                            \
     X(rope, prefix)                                                                                \
     X(swiglu_fwd, prefix)                                                                          \
     X(swiglu_bwd, prefix)                                                                          \

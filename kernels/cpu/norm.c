@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <math.h>
+
 #include "kernels/cpu/fuse.h"
 #include "runtime/base/math.h"
 
@@ -9,7 +11,9 @@ static void forward(const nd_row_ops *rows, const void *args, void *const y[], i
     const nd_rmsnorm_fwd_args *w = args;
     const bool add = w->delta.data, bf16 = w->x.dtype == ND_DTYPE_BF16;
     float *rstd = (float *)w->rstd.data + i;
-    if (c == 0) {
+    if (c == 0 && w->squares.data) {
+        *rstd = 1.0f / sqrtf(((const float *)w->squares.data)[i] / (float)w->width + w->eps);
+    } else if (c == 0) {
         *rstd = rows->norm_rstd(add ? nd_row(w->sum, i) : NULL, nd_row(w->x, i),
                                 add ? nd_row(w->delta, i) : NULL, w->x.shape[1], w->eps, bf16);
     }
@@ -25,6 +29,7 @@ nd_status nd_cpu_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
     ND_ASSERT(!delta.data || nd_is_2d_of(args->sum, y.dtype, n, C));
     ND_ASSERT(!delta.data || nd_is_2d_of(delta, y.dtype, n, C));
     ND_ASSERT(nd_is_vector(args->rstd, ND_DTYPE_F32, n) && nd_is_vector(args->weight, y.dtype, C));
+    ND_ASSERT(!args->squares.data || nd_is_vector(args->squares, ND_DTYPE_F32, n));
     nd_cpu_fused(stream, 1, &y, &args->fuse, C, forward, args);
     return ND_OK;
 }
@@ -35,6 +40,16 @@ typedef struct backward {
     float *partials;        /* (blocks, C): dweight of each block */
     _Atomic uint32_t *most; /* bits of the largest |dx| */
 } backward;
+
+/* The mean of weight dy x over row i, or over the whole row that it is a part of. */
+static float mean_of(const nd_row_ops *rows, const nd_rmsnorm_bwd_args *w, int64_t i)
+{
+    const int64_t C = w->dy.shape[1];
+    return w->dots.data ? ((const float *)w->dots.data)[i] / (float)w->width
+                        : rows->norm_dot(nd_row(w->dy, i), nd_row(w->x, i), w->weight.data, C,
+                                         w->dy.dtype == ND_DTYPE_BF16) /
+                              (float)C;
+}
 
 static void backward_blocks(const nd_row_ops *rows, const void *arg, int64_t begin, int64_t end)
 {
@@ -48,8 +63,8 @@ static void backward_blocks(const nd_row_ops *rows, const void *arg, int64_t beg
         for (int64_t i = n * block / b->blocks; i < n * (block + 1) / b->blocks; i++) {
             void *dx = nd_row(w->dx, i);
             rows->norm_bwd(dx, partial, nd_row(w->dy, i), w->dres.data ? nd_row(w->dres, i) : NULL,
-                           nd_row(w->x, i), w->weight.data, ((const float *)w->rstd.data)[i], C,
-                           bf16);
+                           nd_row(w->x, i), w->weight.data, ((const float *)w->rstd.data)[i],
+                           mean_of(rows, w, i), C, bf16);
             if (w->amax) {
                 nd_raise_largest(b->most, rows->amax(dx, C, bf16));
             }
@@ -76,6 +91,7 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     ND_ASSERT(!dres.data || nd_is_2d_of(dres, dy.dtype, n, C));
     ND_ASSERT(nd_is_vector(args->dweight, ND_DTYPE_F32, C));
     ND_ASSERT(nd_is_vector(args->weight, dy.dtype, C) && nd_is_vector(args->rstd, ND_DTYPE_F32, n));
+    ND_ASSERT(!args->dots.data || nd_is_vector(args->dots, ND_DTYPE_F32, n));
     _Atomic uint32_t most = args->amax ? nd_size_bits(*args->amax) : 0;
     const backward w = {args, block_count(n, C), (float *)context->partials, &most};
     if (n > 0) {
@@ -87,5 +103,25 @@ nd_status nd_cpu_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
     if (args->amax) {
         *args->amax = nd_size_of_bits(most);
     }
+    return ND_OK;
+}
+
+static void dot_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
+{
+    const nd_row_dots_args *w = args;
+    for (int64_t i = begin; i < end; i++) {
+        ((float *)w->out.data)[i] = rows->norm_dot(nd_row(w->x, i), nd_row(w->y, i), w->weight.data,
+                                                   w->x.shape[1], w->x.dtype == ND_DTYPE_BF16);
+    }
+}
+
+nd_status nd_cpu_row_dots(nd_stream *stream, const nd_row_dots_args *args)
+{
+    const nd_tensor x = args->x;
+    const int64_t n = x.shape[0], C = x.shape[1];
+    ND_ASSERT(nd_is_act(x) && nd_is_2d(x, n, C) && nd_is_2d_of(args->y, x.dtype, n, C));
+    ND_ASSERT(nd_is_vector(args->out, ND_DTYPE_F32, n));
+    ND_ASSERT(!args->weight.data || nd_is_vector(args->weight, x.dtype, C));
+    nd_cpu_each(stream, n, C, dot_rows, args);
     return ND_OK;
 }

@@ -164,6 +164,7 @@ INLINE uint32_t largest_lane(nd_vu x)
 const nd_row_ops PASTE(nd_rows, ND_ISA) = {
     .norm_rstd = norm_rstd,
     .norm_scale = norm_scale,
+    .norm_dot = norm_dot,
     .norm_bwd = norm_bwd,
     .rope = rope,
     .swiglu_fwd = swiglu_fwd,

@@ -40,9 +40,11 @@ typedef struct nd_row_ops {
     /* y (n) = weight x rstd. */
     void (*norm_scale)(void *y, const void *x, const void *weight, float rstd, int64_t n,
                        bool bf16);
-    /* dweight (C) += dy x rstd; dres may be NULL. */
+    /* The sum of weight x y; weight NULL: of x y. */
+    float (*norm_dot)(const void *x, const void *y, const void *weight, int64_t C, bool bf16);
+    /* dweight (C) += dy x rstd; dres may be NULL. mean: of weight dy x. */
     void (*norm_bwd)(void *dx, float *dweight, const void *dy, const void *dres, const void *x,
-                     const void *weight, float rstd, int64_t C, bool bf16);
+                     const void *weight, float rstd, float mean, int64_t C, bool bf16);
     /* One head: (2 half) elements; sign -1 is the inverse rotation. */
     void (*rope)(void *out, const void *x, const float *cosine, const float *sine, int64_t half,
                  float sign, bool bf16);

@@ -114,6 +114,15 @@ static nd_status rmsnorm_bwd(nd_stream *s, const nd_rmsnorm_bwd_args *x)
     return LAUNCH(s, rmsnorm_bwd, x);
 }
 
+static nd_status row_dots(nd_stream *s, const nd_row_dots_args *x)
+{
+    const int64_t n = x->x.shape[0], C = x->x.shape[1];
+    ND_ASSERT(nd_is_act(x->x) && nd_is_2d_of(x->y, x->x.dtype, n, C));
+    ND_ASSERT(nd_is_vector(x->out, ND_DTYPE_F32, n));
+    ND_ASSERT(!x->weight.data || nd_is_vector(x->weight, x->x.dtype, C));
+    return LAUNCH(s, row_dots, x);
+}
+
 static nd_status rope(nd_stream *s, const nd_rope_args *x)
 {
     ND_ASSERT(x->out.axes == 3 && x->x.axes == 3 && x->out.dtype == x->x.dtype);

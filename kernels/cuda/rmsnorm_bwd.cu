@@ -11,10 +11,11 @@ struct backward_args {
     float *partials; /* (blocks, columns): each block's sum of dy x rstd */
     const void *dy, *dres, *x, *weight;
     const float *rstd;
-    float *amax; /* or NULL */
+    const float *dots; /* of whole rows of `width` columns, or NULL: rows are whole */
+    float *amax;       /* or NULL */
     int64_t dx_stride, dy_stride, dres_stride, x_stride;
     int64_t rows;
-    int columns;
+    int columns, width;
 };
 
 template <class T, int N> struct row_packs {
@@ -119,8 +120,8 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_kernel(const backward_a
             dot += row_dot<T, N>(now[k], AHEAD ? weight[k] : weight_of<T, N>(a, mine + k * step),
                                  rstd, dweight[k]);
         }
-        dot = block_sum(dot, slots + parity);
-        float factor = dot / (float)a.columns * rstd * rstd;
+        dot = a.dots ? a.dots[row] : block_sum(dot, slots + parity);
+        float factor = dot / (float)a.width * rstd * rstd;
         ND_UNROLL
         for (int k = 0; k < K; k++) {
             if (mine + k * step < a.columns) {
@@ -166,8 +167,8 @@ __global__ void __launch_bounds__(NORM_THREADS) backward_long_kernel(const backw
             read_row(a, row, column, r);
             dot += row_dot<T, 1>(r, load<1>((const T *)a.weight + column), rstd, sums + column);
         }
-        dot = block_sum(dot, slots + parity);
-        float factor = dot / (float)a.columns * rstd * rstd;
+        dot = a.dots ? a.dots[row] : block_sum(dot, slots + parity);
+        float factor = dot / (float)a.width * rstd * rstd;
         for (int column = (int)threadIdx.x; column < a.columns; column += step) {
             read_row(a, row, column, r);
             uint32_t size =
@@ -254,13 +255,15 @@ int nd_cuda_rmsnorm_bwd(nd_cuda_queue queue, const nd_rmsnorm_bwd_args *args, vo
                        x.data,
                        weight.data,
                        (float *)args->rstd.data,
+                       (const float *)args->dots.data,
                        args->amax,
                        dx.stride[0],
                        dy.stride[0],
                        dres.stride[0],
                        x.stride[0],
                        dy.shape[0],
-                       (int)dy.shape[1]};
+                       (int)dy.shape[1],
+                       (int)(args->dots.data ? args->width : dy.shape[1])};
     bool f32 = x.dtype == ND_DTYPE_F32;
     const nd_tensor t[4] = {dx, dy, dres, x};
     int N, blocks = 0;

@@ -11,9 +11,10 @@ struct forward_args {
     void *y, *sum;
     float *rstd;
     const void *x, *delta, *weight;
+    const float *squares; /* of whole rows of `width` columns, or NULL: rows are whole */
     int64_t y_stride, sum_stride, x_stride, delta_stride;
     int64_t rows;
-    int columns;
+    int columns, width;
     float eps;
     fuse_view fuse;
 };
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(NORM_THREADS) forward_kernel(const forward_arg
                 squares += squares_of<T, N>(in[0].x);
             }
         }
-        squares = block_sum(squares, slots + parity);
-        float rstd = 1.0f / sqrtf(squares / (float)a.columns + a.eps);
+        squares = a.squares ? a.squares[row] : block_sum(squares, slots + parity);
+        float rstd = 1.0f / sqrtf(squares / (float)a.width + a.eps);
         if (threadIdx.x == 0) {
             a.rstd[row] = rstd;
         }
@@ -167,7 +168,72 @@ template <class T> int forward(nd_cuda_queue queue, const forward_args &a, bool 
     return packs ? launch_forward<T, PACK, false>(queue, a) : launch_forward<T, 1, false>(queue, a);
 }
 
+struct dots_args {
+    float *out;
+    const void *x, *y, *weight; /* weight may be NULL */
+    int64_t x_stride, y_stride;
+    int64_t rows;
+    int columns;
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(NORM_THREADS) row_dots_kernel(const dots_args a)
+{
+    ND_SHARED(float, slots, 64);
+    const int step = (int)blockDim.x * N;
+    int parity = 0;
+    for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x, parity ^= 32) {
+        float dot = 0.0f;
+        for (int column = (int)threadIdx.x * N; column < a.columns; column += step) {
+            const pack<T, N> x = load<N>((const T *)a.x + row * a.x_stride + column);
+            const pack<T, N> y = load<N>((const T *)a.y + row * a.y_stride + column);
+            pack<T, N> weight;
+            if (a.weight) {
+                weight = load<N>((const T *)a.weight + column);
+            }
+            ND_UNROLL
+            for (int i = 0; i < N; i++) {
+                const float product = get(x, i) * get(y, i);
+                dot += a.weight ? get(weight, i) * product : product;
+            }
+        }
+        dot = block_sum(dot, slots + parity);
+        if (threadIdx.x == 0) {
+            a.out[row] = dot;
+        }
+    }
+}
+
+template <class T, int N> int launch_dots(nd_cuda_queue queue, const dots_args &a)
+{
+    int K, threads = threads_for(nd_ceil_div(a.columns, N), &K);
+    int64_t blocks = a.rows < 0x7fffffff ? a.rows : 0x7fffffff;
+    return ND_LAUNCH_MEETING((row_dots_kernel<T, N>), blocks, threads, queue, a);
+}
+
+template <class T> int dots(nd_cuda_queue queue, const dots_args &a, bool packs)
+{
+    return packs ? launch_dots<T, type_of<T>::pack>(queue, a) : launch_dots<T, 1>(queue, a);
+}
+
 } // namespace
+
+int nd_cuda_row_dots(nd_cuda_queue queue, const nd_row_dots_args *args, void *scratch)
+{
+    const nd_tensor x = args->x, y = args->y, weight = args->weight;
+    const dots_args a = {
+        (float *)args->out.data, x.data, y.data, weight.data, x.stride[0], y.stride[0], x.shape[0],
+        (int)x.shape[1]};
+    const bool f32 = x.dtype == ND_DTYPE_F32;
+    const nd_tensor t[2] = {x, y};
+    int N;
+    layout_of(t, f32 ? type_of<float>::pack : type_of<bf16>::pack, true, &N);
+    if (a.rows == 0) {
+        return 0;
+    }
+    const bool packs = N > 1 && aligned(weight.data);
+    return f32 ? dots<float>(queue, a, packs) : dots<bf16>(queue, a, packs);
+}
 
 int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, const nd_rmsnorm_fwd_args *args, void *scratch)
 {
@@ -180,12 +246,14 @@ int nd_cuda_rmsnorm_fwd(nd_cuda_queue queue, const nd_rmsnorm_fwd_args *args, vo
                       x.data,
                       delta.data,
                       weight.data,
+                      (const float *)args->squares.data,
                       y.stride[0],
                       sum.stride[0],
                       x.stride[0],
                       delta.stride[0],
                       x.shape[0],
                       (int)x.shape[1],
+                      (int)(args->squares.data ? args->width : x.shape[1]),
                       args->eps,
                       f};
     bool f32 = x.dtype == ND_DTYPE_F32;

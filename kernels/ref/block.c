@@ -8,12 +8,13 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
     const nd_tensor y = args->y, sum = args->sum, rstd = args->rstd, x = args->x,
                     delta = args->delta, weight = args->weight;
     int64_t n = y.shape[0], C = y.shape[1];
-    bool add = delta.data;
+    bool add = delta.data, whole = args->squares.data;
     nd_tensor in = add ? sum : x; /* what is normalised, rounded to act */
     ND_ASSERT(nd_is_act(y) && nd_is_2d(y, n, C) && nd_is_2d_of(x, y.dtype, n, C));
     ND_ASSERT(!add || (nd_is_2d_of(sum, y.dtype, n, C) && nd_is_2d_of(delta, y.dtype, n, C)));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n) && nd_is_vector(weight, y.dtype, C));
     ND_ASSERT(nd_is_fuse_of(&args->fuse, y, n, C));
+    ND_ASSERT(!whole || nd_is_vector(args->squares, ND_DTYPE_F32, n));
     for (int64_t i = 0; i < n; i++) {
         double squares = 0.0;
         for (int64_t c = 0; c < C; c++) {
@@ -25,7 +26,9 @@ nd_status nd_ref_rmsnorm_fwd(nd_stream *stream, const nd_rmsnorm_fwd_args *args)
             double value = nd_ref_get(in, i * in.stride[0] + c);
             squares += value * value;
         }
-        double r = 1.0 / sqrt(squares / (double)C + (double)args->eps);
+        const double all = whole ? ((float *)args->squares.data)[i] : squares;
+        const double width = (double)(whole ? args->width : C);
+        double r = 1.0 / sqrt(all / width + (double)args->eps);
         ((float *)rstd.data)[i] = (float)r;
         for (int64_t c = 0; c < C; c++) {
             nd_ref_emit(y, &args->fuse, i, c,
@@ -45,12 +48,13 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
                     x = args->x, weight = args->weight, rstd = args->rstd;
     int64_t n = dy.shape[0], C = dy.shape[1];
     const nd_fuse fuse = {.amax = args->amax};
-    bool add = dres.data;
+    bool add = dres.data, whole = args->dots.data;
     const float *r = rstd.data;
     ND_ASSERT(nd_is_act(dy) && nd_is_2d(dy, n, C) && nd_is_2d_of(dx, dy.dtype, n, C));
     ND_ASSERT(nd_is_2d_of(x, dy.dtype, n, C) && (!add || nd_is_2d_of(dres, dy.dtype, n, C)));
     ND_ASSERT(nd_is_vector(dweight, ND_DTYPE_F32, C) && nd_is_vector(weight, dy.dtype, C));
     ND_ASSERT(nd_is_vector(rstd, ND_DTYPE_F32, n));
+    ND_ASSERT(!whole || nd_is_vector(args->dots, ND_DTYPE_F32, n));
     for (int64_t c = 0; c < C; c++) { /* first, because dx may be dy */
         double sum = ((float *)dweight.data)[c];
         for (int64_t i = 0; i < n; i++) {
@@ -65,13 +69,32 @@ nd_status nd_ref_rmsnorm_bwd(nd_stream *stream, const nd_rmsnorm_bwd_args *args)
             dot += (double)nd_ref_get(weight, c) * nd_ref_get(dy, i * dy.stride[0] + c) *
                    nd_ref_get(x, i * x.stride[0] + c);
         }
-        double mean = dot / (double)C;
+        double mean = whole ? ((float *)args->dots.data)[i] / (double)args->width : dot / (double)C;
         for (int64_t c = 0; c < C; c++) {
             double g = (double)nd_ref_get(weight, c) * nd_ref_get(dy, i * dy.stride[0] + c);
             double dn = r[i] * (g - nd_ref_get(x, i * x.stride[0] + c) * mean * r[i] * r[i]);
             double residual = add ? nd_ref_get(dres, i * dres.stride[0] + c) : 0.0;
             nd_ref_emit(dx, &fuse, i, c, residual + dn);
         }
+    }
+    return ND_OK;
+}
+
+nd_status nd_ref_row_dots(nd_stream *stream, const nd_row_dots_args *args)
+{
+    const nd_tensor out = args->out, x = args->x, y = args->y, weight = args->weight;
+    int64_t n = x.shape[0], C = x.shape[1];
+    ND_ASSERT(nd_is_act(x) && nd_is_2d(x, n, C) && nd_is_2d_of(y, x.dtype, n, C));
+    ND_ASSERT(nd_is_vector(out, ND_DTYPE_F32, n));
+    ND_ASSERT(!weight.data || nd_is_vector(weight, x.dtype, C));
+    for (int64_t i = 0; i < n; i++) {
+        double dot = 0.0;
+        for (int64_t c = 0; c < C; c++) {
+            double product =
+                (double)nd_ref_get(x, i * x.stride[0] + c) * nd_ref_get(y, i * y.stride[0] + c);
+            dot += weight.data ? nd_ref_get(weight, c) * product : product;
+        }
+        ((float *)out.data)[i] = (float)dot;
     }
     return ND_OK;
 }

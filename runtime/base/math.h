@@ -34,6 +34,17 @@ static inline int64_t nd_round_up(int64_t n, int64_t to)
     return nd_ceil_div(n, to) * to;
 }
 
+/* The greatest common divisor; of 0 and n it is n. */
+static inline int64_t nd_gcd(int64_t a, int64_t b)
+{
+    while (b != 0) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 static inline size_t nd_round_up_bytes(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;

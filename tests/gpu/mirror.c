@@ -76,9 +76,10 @@ MIRROR_WITH_SCRATCH(product, TENSOR(c), FP8(a, operand_scale_bytes(&args->a)),
 MIRROR(embedding_fwd, TENSOR(out), TENSOR(ids), TENSOR(table))
 MIRROR(embedding_bwd, TENSOR(dtable), TENSOR(ids), TENSOR(dout))
 MIRROR(rmsnorm_fwd, TENSOR(y), TENSOR(sum), TENSOR(rstd), TENSOR(x), TENSOR(delta), TENSOR(weight),
-       FUSE(fuse))
+       FUSE(fuse), TENSOR(squares))
 MIRROR(rmsnorm_bwd, TENSOR(dx), TENSOR(dweight), TENSOR(dy), TENSOR(dres), TENSOR(x),
-       TENSOR(weight), TENSOR(rstd), POINTER(amax, sizeof(float)))
+       TENSOR(weight), TENSOR(rstd), POINTER(amax, sizeof(float)), TENSOR(dots))
+MIRROR(row_dots, TENSOR(out), TENSOR(x), TENSOR(y), TENSOR(weight))
 MIRROR(rope, TENSOR(out), TENSOR(x), TENSOR(positions),
        POINTER(table.cos, floats(args->table.positions *(args->x.shape[2] / 2))),
        POINTER(table.sin, floats(args->table.positions *(args->x.shape[2] / 2))))

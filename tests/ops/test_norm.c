@@ -134,6 +134,82 @@ Test(rmsnorm, backward_of_the_largest_width)
     nd_best_backend(check_largest);
 }
 
+/* Two parts of the same rows, of unlike widths, give what the whole rows give. */
+static void parts_once(const nd_side *ref, const nd_backend *backend, nd_dtype dtype,
+                       const shape *of)
+{
+    enum { SQUARES, DOTS };
+    const int64_t n = of->n, C = of->C, cut = C / 3;
+    const nd_tensor x = nd_random_2d(dtype, n, C, of->gap, 2.0f),
+                    dy = nd_random_2d(dtype, n, C, of->gap, 1.0f),
+                    weight = nd_random_1d(dtype, C, 1.0f),
+                    dweight = nd_random_1d(ND_DTYPE_F32, C, 1.0f);
+    nd_tensor y[2], dx[2], dw[2], rstd = nd_random_1d(ND_DTYPE_F32, n, 1.0f);
+    nd_tensor part[2], sums[2];
+    nd_stream stream = ref->stream;
+    for (int s = 0; s < 2; s++) {
+        y[s] = nd_clone(x), dx[s] = nd_clone(x), dw[s] = nd_clone(dweight);
+        part[s] = nd_clone(rstd), sums[s] = nd_clone(rstd);
+    }
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_fwd, .y = y[0], .rstd = rstd, .x = x,
+                          .weight = weight, .eps = 1e-5f));
+    ND_OK_OR_FAIL(ND_CALL(ref->ops, &stream, rmsnorm_bwd, .dx = dx[0], .dweight = dw[0], .dy = dy,
+                          .x = x, .weight = weight, .rstd = rstd));
+    stream = backend->side.stream;
+    for (int k = 0; k < 2; k++) { /* the parts' sums, added up */
+        const int64_t at = k ? cut : 0, columns = k ? C - cut : cut;
+        const nd_tensor of_x = nd_tensor_columns(x, at, columns),
+                        w = nd_tensor_rows(weight, at, columns);
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, row_dots, .out = part[SQUARES], .x = of_x,
+                              .y = of_x));
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, row_dots, .out = part[DOTS],
+                              .x = nd_tensor_columns(dy, at, columns), .y = of_x, .weight = w));
+        for (int64_t i = 0; i < 2 * n; i++) {
+            float *to = (float *)sums[i % 2].data + i / 2;
+            *to = (k ? *to : 0.0f) + ((float *)part[i % 2].data)[i / 2];
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        const int64_t at = k ? cut : 0, columns = k ? C - cut : cut;
+        const nd_tensor w = nd_tensor_rows(weight, at, columns);
+        ND_OK_OR_FAIL(ND_CALL(backend->side.ops, &stream, rmsnorm_fwd,
+                              .y = nd_tensor_columns(y[1], at, columns), .rstd = part[0],
+                              .x = nd_tensor_columns(x, at, columns), .weight = w, .eps = 1e-5f,
+                              .squares = sums[SQUARES], .width = C));
+        ND_OK_OR_FAIL(ND_CALL(
+            backend->side.ops, &stream, rmsnorm_bwd, .dx = nd_tensor_columns(dx[1], at, columns),
+            .dweight = nd_tensor_rows(dw[1], at, columns), .dy = nd_tensor_columns(dy, at, columns),
+            .x = nd_tensor_columns(x, at, columns), .weight = w, .rstd = part[0],
+            .dots = sums[DOTS], .width = C));
+    }
+    const nd_tolerance relative = {.relative = (double)C * nd_eps_f32};
+    nd_expect_close(backend->name, "rstd of parts", part[0], rstd, relative);
+    nd_expect_close(backend->name, "y of parts", y[1], y[0], relative);
+    /* As in backward_once with an rstd below 2, and what the parts' rstd differs by. */
+    nd_expect_close(
+        backend->name, "dx of parts", dx[1], dx[0],
+        (nd_tolerance){.relative = (double)C * nd_eps_f32, .absolute = 64 * nd_eps_f32});
+    nd_expect_close(backend->name, "dweight of parts", dw[1], dw[0],
+                    (nd_tolerance){.relative = (double)C * nd_eps_f32,
+                                   .absolute = (double)(n + 4) * 4.0 * nd_eps_f32});
+    nd_case_free();
+}
+
+static void check_parts(const nd_side *ref, const nd_backend *backend)
+{
+    static const shape parts[] = {{33, 48, 16}, {7, 515, 3}, {5, 3072, 0}, {2, 20480, 8}};
+    for (int d = 0; d < 2; d++) {
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            parts_once(ref, backend, dtypes[d], &parts[i]);
+        }
+    }
+}
+
+Test(rmsnorm, rows_in_parts)
+{
+    nd_each_backend(check_parts);
+}
+
 static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
 {
     const shape drawn = {draw_range(d, 0, 40), draw_extent(d, 600), draw_range(d, 0, 20)};

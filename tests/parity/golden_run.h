@@ -9,6 +9,27 @@
 #include "trainer/weights/weights.h"
 #include "trainer/step/step.h"
 
+/* The goldens of joined documents, in the order in which they were added. */
+#define EACH_FAMILY_GOLDEN(X)                                                                      \
+    X(llama2)                                                                                      \
+    X(llama3)                                                                                      \
+    X(tied)                                                                                        \
+    X(llama_bias)                                                                                  \
+    X(qwen2)                                                                                       \
+    X(qwen3)                                                                                       \
+    X(seed_oss)                                                                                    \
+    X(mistral)                                                                                     \
+    X(phi3)                                                                                        \
+    X(qwen2_yarn)                                                                                  \
+    X(mistral_yarn)                                                                                \
+    X(ministral)                                                                                   \
+    X(qwen3_window)                                                                                \
+    X(granite)                                                                                     \
+    X(smollm3)                                                                                     \
+    X(phi3_longrope)                                                                               \
+    X(ministral3)                                                                                  \
+    X(olmo2)
+
 enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 
 typedef struct golden_run {

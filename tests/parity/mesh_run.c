@@ -166,7 +166,7 @@ static nd_status train_step(shared_run *run, nd_trainer *t, nd_loader *loader, i
     nd_step_result result;
     ND_TRY(nd_loader_next(loader, &batch));
     if (job->batch) {
-        job->batch(job->context, step, &batch);
+        job->batch(job->context, t->rank, step, &batch);
     }
     batch.wait_seconds += t->rank->rank == job->late_rank ? job->late_seconds : 0;
     if (step == 0 && job->observe) {

@@ -66,9 +66,8 @@ typedef struct mesh_job {
     size_t staging_bytes; /* nd_transport.staging_bytes */
     bool validates;       /* mesh_result.validation: the samples of the first step */
     nd_status (*schedule)(int micros, nd_schedule *out); /* of each step; NULL: sequential */
-    /* NULL, or puts another batch of the same size in the place of that of the data; on a mesh of
-     * tp alone. */
-    void (*batch)(void *context, int64_t step, nd_step_batch *batch);
+    /* NULL, or puts other tokens in the place of those of a rank's batch, which has its positions. */
+    void (*batch)(void *context, const nd_rank *rank, int64_t step, nd_step_batch *batch);
     /* Called on every rank, at the same time: after the weights were initialized and after the last
      * step; before and after every step (from 0), and after the
      * gradients of the first one. */

@@ -119,24 +119,7 @@ static void check_bf16(const char *name, bool separate)
     {                                                                                              \
         check_bf16(#name, false);                                                                  \
     }
-GOLDEN(llama2)
-GOLDEN(llama3)
-GOLDEN(tied)
-GOLDEN(llama_bias)
-GOLDEN(qwen2)
-GOLDEN(qwen3)
-GOLDEN(seed_oss)
-GOLDEN(mistral)
-GOLDEN(phi3)
-GOLDEN(qwen2_yarn)
-GOLDEN(mistral_yarn)
-GOLDEN(ministral)
-GOLDEN(qwen3_window)
-GOLDEN(granite)
-GOLDEN(smollm3)
-GOLDEN(phi3_longrope)
-GOLDEN(ministral3)
-GOLDEN(olmo2)
+EACH_FAMILY_GOLDEN(GOLDEN)
 
 /* Separate documents, as transformers masks packed positions. */
 Test(goldens, documents_fp32)

@@ -211,10 +211,26 @@ Test(mesh, copies_of_kv_heads, .timeout = 600)
         {"1 KV head, tp 3", 1, 1, 1, 3, 3},
         {"1 KV head, fsdp 2 x cp 2 x tp 2, ring", 1, 2, 2, 2, 1, .ring = true},
     };
+    /* Three ranks of six have the same 2 heads of 4; two of four the same 3 of 6. */
+    static const mesh_case neither[] = {
+        {"4 KV heads, tp 6", 1, 1, 1, 6, 3},
+        {"4 KV heads, fsdp 2 x tp 6", 1, 2, 1, 6, 3, .recompute = ND_RECOMPUTE_FULL},
+        {"4 KV heads, ulysses 2 x tp 6", 1, 1, 2, 6, 3, .ulysses = 2},
+    };
+    static const mesh_case more_heads[] = {
+        {"6 KV heads, tp 4", 1, 1, 1, 4, 1},
+        {"6 KV heads, cp 2 x tp 4, ring", 1, 1, 2, 4, 1, .ring = true},
+    };
     nd_shape shape = shape_with_switches();
     shape.ffn = 80;
     shape.kv_heads = 2;
     both_optimizers(shape, two, COUNT(two));
+    shape.heads = 12;
+    shape.ffn = 72;
+    shape.kv_heads = 4;
+    both_optimizers(shape, neither, COUNT(neither));
+    shape.kv_heads = 6;
+    both_optimizers(shape, more_heads, COUNT(more_heads));
     shape = shape_of(97, 78, true);
     shape.heads = 6;
     shape.kv_heads = 1;
@@ -235,14 +251,22 @@ Test(mesh, norms_behind, .timeout = 600)
         {"norms behind, tp 2", 1, 1, 1, 2, 1},
         {"norms behind, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1, .recompute = ND_RECOMPUTE_FULL},
     };
-    static const mesh_case without_tp[] = {
+    static const mesh_case as_one[] = {
         {"norms of all heads, fsdp 2, micro-batch 2", 1, 2, 1, 1, 2},
         {"norms of all heads, hsdp 2 x 2 x cp 2", 2, 2, 2, 1, 1},
+        {"norms of all heads, tp 2", 1, 1, 1, 2, 1},
+        {"norms of all heads, fsdp 2 x cp 2 x tp 4", 1, 2, 2, 4, 1, .recompute = ND_RECOMPUTE_FULL},
     };
+    static const mesh_case neither = {"norms of all heads, 4 KV heads, tp 6", 1, 1, 1, 6, 3};
     nd_shape shape = shape_with_norms_behind();
     both_optimizers(shape, meshes, COUNT(meshes));
     shape.qk_norm = 2;
-    both_optimizers(shape, without_tp, COUNT(without_tp));
+    shape.kv_heads = 2;
+    both_optimizers(shape, as_one, COUNT(as_one));
+    shape.heads = 12;
+    shape.ffn = 72;
+    shape.kv_heads = 4;
+    both_optimizers(shape, &neither, 1);
 }
 
 Test(mesh, windows, .timeout = 600)

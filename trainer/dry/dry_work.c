@@ -82,6 +82,7 @@ MOVES(embedding_bwd, bytes_of(x->dout) + 8.0 * (double)nd_tensor_count(x->dout))
 MOVES(rmsnorm_fwd,
       bytes_of_result(x->y, &x->fuse) + bytes_of(x->sum) + bytes_of(x->x) + bytes_of(x->delta))
 MOVES(rmsnorm_bwd, bytes_of(x->dx) + bytes_of(x->dy) + bytes_of(x->dres) + bytes_of(x->x))
+MOVES(row_dots, bytes_of(x->x) + bytes_of(x->y))
 MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
 MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
 MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse[0]) + bytes_of_result(x->dup, &x->fuse[1]) +
@@ -108,6 +109,7 @@ nd_ops nd_dry_work_ops(const nd_ops *real)
     COUNTED(embedding_bwd);
     COUNTED(rmsnorm_fwd);
     COUNTED(rmsnorm_bwd);
+    COUNTED(row_dots);
     COUNTED(rope);
     COUNTED(swiglu_fwd);
     COUNTED(swiglu_bwd);

@@ -20,6 +20,7 @@
 
 #include "kernels/ops.h"
 #include "kernels/rope.h"
+#include "runtime/base/math.h"
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "runtime/mesh/mesh.h"
@@ -116,9 +117,9 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
 nd_status nd_shape_write(const nd_shape *shape, const char *dtype_name, const char *path);
 
 /*
- * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads and ffn by tp,
- * and of KV heads and tp one by the other; the heads of a tp rank by the ranks of the group
- * ulysses, which also divide its KV heads or are a multiple of them; the sequence by 2 cp (by cp
+ * ND_ERR_CONFIG with all numbers when an axis does not divide what it splits: heads and ffn by tp;
+ * the heads of a tp rank by the ranks of the group ulysses, which also divide its KV heads or are a
+ * multiple of them; the sequence by 2 cp (by cp
  * when cp is 1); local tokens micro_batch x sequence / cp by tp; head_dim even.
  */
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
@@ -175,17 +176,22 @@ static inline double nd_shape_lookup_scale(const nd_shape *shape)
     return shape->residual_scale > 0 ? scale / shape->residual_scale : scale;
 }
 
-/* How many adjacent ranks of tp hold the same KV heads: 1 where each rank has its own. The meshes
- * of ranks have it too (nd_mesh.kv_copies), for the group that adds up the gradients. */
+/*
+ * How many adjacent ranks of tp hold the same KV heads: 1 where each rank has its own. Meshes of
+ * ranks have it too (nd_mesh.kv_copies), for the group that adds up the gradients. Copies times KV
+ * heads is the least common multiple of these heads and tp. A rank's query heads see its KV heads
+ * in equal shares where each KV head, taken `copies` times, is dealt to the ranks in order: rank i
+ * of those with the same k heads has in place s head (i k + s) / copies of them.
+ */
 static inline int64_t nd_shape_kv_copies(const nd_shape *shape, int64_t tp)
 {
-    return tp > shape->kv_heads ? tp / shape->kv_heads : 1;
+    return tp / nd_gcd(shape->kv_heads, tp);
 }
 
 /* KV heads of each rank of tp. */
 static inline int64_t nd_shape_local_kv_heads(const nd_shape *shape, int64_t tp)
 {
-    return tp > shape->kv_heads ? 1 : shape->kv_heads / tp;
+    return shape->kv_heads / nd_gcd(shape->kv_heads, tp);
 }
 
 /* The window of a layer in sequences of up to `keys`; 0: a query sees all before it. */
@@ -207,6 +213,7 @@ typedef struct nd_dims {
     int64_t C, D;                     /* hidden, head size */
     int64_t rotated;                  /* elements of a head that RoPE turns */
     int64_t H, K, F;                  /* local query heads, KV heads, ffn: global / tp; K >= 1 */
+    int64_t kv_copies, kv_copy;       /* ranks that have these KV heads, and which this one is */
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
     bool qk_as_one;                   /* all of those of q, and all of k, as one */
@@ -247,8 +254,8 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  * no embedding unit.
  *
  * Several ranks of tp may hold the same block of a tensor: all of them where tp does not split it,
- * and tp / K adjacent ranks the same head of K and V, with their biases, where there are fewer KV
- * heads than ranks. Such copies have the same bits: each reads them, their gradients are added up
+ * and adjacent ranks the same heads of K and V, with their biases, where the KV heads cannot be cut
+ * into as many parts (nd_shape_kv_copies). Such copies have the same bits: each reads them, their gradients are added up
  * over the copies (gradsync.h), and each updates them. The first copy is the owner: it alone
  * saves them and counts them in norms.
  */

@@ -35,12 +35,6 @@ const nd_family_row nd_families[ND_FAMILY_COUNT] = {
 #undef ND_FAMILY
 };
 
-/* Each rank has some KV heads, or some ranks have copies of one. */
-static bool fits_kv_heads(const nd_shape *shape, int64_t tp)
-{
-    return shape->kv_heads % tp == 0 || tp % shape->kv_heads == 0;
-}
-
 /* "1, 2 or 4": the smallest sizes of tp that fit all that it splits. */
 static void offer_sizes(const nd_shape *shape, char *text, size_t size)
 {
@@ -49,7 +43,7 @@ static void offer_sizes(const nd_shape *shape, char *text, size_t size)
     size_t used = 0;
     text[0] = '\0';
     for (int64_t n = 1; n <= shape->heads && count < OFFERED_MAX; n++) {
-        if (shape->heads % n == 0 && fits_kv_heads(shape, n) && shape->ffn % n == 0) {
+        if (shape->heads % n == 0 && shape->ffn % n == 0) {
             fits[count++] = n;
         }
     }
@@ -57,20 +51,6 @@ static void offer_sizes(const nd_shape *shape, char *text, size_t size)
         const char *between = i == 0 ? "" : i == count - 1 ? " or " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%lld", between, (long long)fits[i]);
     }
-}
-
-static nd_status check_kv_heads(const nd_shape *shape, int tp)
-{
-    char sizes[160];
-    if (fits_kv_heads(shape, tp)) {
-        return ND_OK;
-    }
-    offer_sizes(shape, sizes, sizeof sizes);
-    return nd_fail(ND_ERR_CONFIG,
-                   "the model's num_key_value_heads is %lld and mesh.tp is %d, of which neither "
-                   "divides the other, but tensor-parallel ranks have equally many of these heads, "
-                   "or equally many ranks share one; give --tp-size %s",
-                   (long long)shape->kv_heads, tp, sizes);
 }
 
 static nd_status check_divides(const nd_shape *shape, const char *what, int64_t extent, int size)
@@ -105,11 +85,12 @@ static nd_status check_ulysses(const nd_shape *shape, const nd_mesh *mesh)
     if (kv_heads % ranks != 0 && ranks % kv_heads != 0) {
         return nd_fail(
             ND_ERR_CONFIG,
-            "the model's num_key_value_heads %lld / mesh.tp %lld = %lld heads neither "
-            "divide %lld ranks (parallel.ulysses, or mesh.cp with parallel.cp_comm "
-            "ulysses) nor are a multiple of them; give --ulysses a divisor or a multiple "
-            "of %lld and --cp-comm allgather or ring",
-            (long long)shape->kv_heads, (long long)tp, (long long)kv_heads, (long long)ranks,
+            "a rank of mesh.tp %lld has %lld of num_key_value_heads %lld, which neither divide "
+            "%lld "
+            "ranks (parallel.ulysses, or mesh.cp with parallel.cp_comm ulysses) nor are a multiple "
+            "of them; give --ulysses a divisor or a multiple of %lld and --cp-comm allgather or "
+            "ring",
+            (long long)tp, (long long)kv_heads, (long long)shape->kv_heads, (long long)ranks,
             (long long)kv_heads);
     }
     return ND_OK;
@@ -120,15 +101,8 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
 {
     int tp = mesh->size[ND_AXIS_TP], cp = mesh->size[ND_AXIS_CP];
     ND_TRY(check_divides(shape, "num_attention_heads", shape->heads, tp));
-    ND_TRY(check_kv_heads(shape, tp));
     ND_TRY(check_divides(shape, "intermediate_size", shape->ffn, tp));
     ND_TRY(check_ulysses(shape, mesh));
-    if (shape->qk_norm == 2 && tp > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "mesh.tp is %d, but model_type %s norms the queries of all heads as one, "
-                       "which tensor parallelism does not support; give --tp-size 1",
-                       tp, nd_families[shape->family].model_type);
-    }
     if (shape->head_dim % 2 != 0) {
         return nd_fail(ND_ERR_CONFIG, "the model's head_dim %lld is odd; RoPE needs an even one",
                        (long long)shape->head_dim);

@@ -97,33 +97,28 @@ static nd_status mlp_half_backward(nd_block_call c)
     return norm_backward(c, true);
 }
 
-/* The gradients of those norms replace the gradients of the heads [first, first + heads). */
-static nd_status head_norm_backward(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
+/* The gradients of those norms replace the gradients of the heads. */
+static nd_status heads_norm_backward(nd_block_call c, nd_tensor dqkv)
 {
     nd_model *m = c.model;
-    const nd_dims *d = &m->dims;
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    const nd_tensor dqkv = nd_block_heads(d, a->dqkv, first, heads);
-    const nd_tensor dy = nd_tensor_rows(m->work.qk, d->T * first, d->T * heads);
-    ND_OP(m->rank, ELEMENTWISE, cast, .out = dy, .x = dqkv);
-    const nd_tensor to = nd_block_normed(d, dy, d->T);
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = to,
-          .dweight = nd_block_vector_gradient(c, id, id), .dy = to,
-          .x = nd_block_normed(d, nd_tensor_rows(a->qk, d->T * first, d->T * heads), d->T),
-          .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
-          .rstd = nd_tensor_rows(a->qk_rstd, d->T * first, d->qk_as_one ? d->T : d->T * heads));
-    ND_OP(m->rank, ELEMENTWISE, cast, .out = dqkv, .x = dy);
-    return ND_OK;
-}
-
-static nd_status heads_norm_backward(nd_block_call c)
-{
-    const nd_dims *d = &c.model->dims;
-    if (!d->normed) {
-        return ND_OK;
+    for (int k = 0; m->dims.normed && k < 2; k++) {
+        const nd_qk_norm n = nd_block_qk_norm(c, dqkv, k);
+        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.work, .x = n.heads);
+        if (m->dims.qk_as_one) {
+            ND_OP(m->rank, ELEMENTWISE, row_dots, .out = n.sums, .x = n.work, .y = n.x,
+                  .weight = nd_fsdp_weight(&m->fsdp, n.id, n.id, c.layer));
+        }
     }
-    ND_TRY(head_norm_backward(c, d->qk_as_one ? ND_PARAM_NORM_Q_ALL : ND_PARAM_NORM_Q, 0, d->H));
-    return head_norm_backward(c, d->qk_as_one ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_K, d->H, d->K);
+    ND_TRY(nd_block_add_sums(c));
+    for (int k = 0; m->dims.normed && k < 2; k++) {
+        const nd_qk_norm n = nd_block_qk_norm(c, dqkv, k);
+        ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = n.work,
+              .dweight = nd_block_vector_gradient(c, n.id, n.id), .dy = n.work, .x = n.x,
+              .weight = nd_fsdp_weight(&m->fsdp, n.id, n.id, c.layer), .rstd = n.rstd,
+              .dots = n.sums, .width = n.width);
+        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.heads, .x = n.work);
+    }
+    return ND_OK;
 }
 
 static nd_status attention_half_backward(nd_block_call c)
@@ -142,8 +137,9 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE */
+    ND_TRY(nd_block_deal_kv(c, a->dqkv, true));
     ND_TRY(nd_block_rope(c, a->dqkv, true));
-    ND_TRY(heads_norm_backward(c));
+    ND_TRY(heads_norm_backward(c, a->dqkv));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->work.dh));

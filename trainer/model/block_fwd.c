@@ -33,39 +33,55 @@ nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t
     return t;
 }
 
-nd_tensor nd_block_normed(const nd_dims *d, nd_tensor heads, int64_t T)
-{
-    return d->qk_as_one
-               ? nd_tensor_2d(heads.data, heads.dtype, T, heads.shape[0] / T * heads.shape[1])
-               : heads;
-}
-
-/* Norms the heads [first, first + heads) of qkv, which are all of q or all of k, in place. */
-static nd_status head_norm(nd_block_call c, nd_param_id id, int64_t first, int64_t heads)
-{
-    nd_model *m = c.model;
-    const int64_t T = c.set->T;
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    const nd_tensor qkv = nd_block_heads(&m->dims, a->qkv, first, heads);
-    const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads);
-    const nd_tensor y = nd_tensor_rows(m->work.qk, T * first, T * heads);
-    ND_OP(m->rank, ELEMENTWISE, cast, .out = x, .x = qkv);
-    ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = nd_block_normed(&m->dims, y, T),
-          .rstd = nd_tensor_rows(a->qk_rstd, T * first, m->dims.qk_as_one ? T : T * heads),
-          .x = nd_block_normed(&m->dims, x, T), .weight = norm_weight(c, id),
-          .eps = (float)m->rank->shape.rms_eps);
-    ND_OP(m->rank, ELEMENTWISE, cast, .out = qkv, .x = y);
-    return ND_OK;
-}
-
-static nd_status heads_norm(nd_block_call c)
+nd_qk_norm nd_block_qk_norm(nd_block_call c, nd_tensor qkv, bool k)
 {
     const nd_dims *d = &c.model->dims;
-    if (!d->normed) {
-        return ND_OK;
+    const int64_t first = k ? d->H : 0, heads = k ? d->K : d->H, T = c.set->T;
+    const int64_t rows = d->qk_as_one ? T : T * heads;
+    const nd_param_id id = d->qk_as_one ? (k ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_Q_ALL)
+                                        : (k ? ND_PARAM_NORM_K : ND_PARAM_NORM_Q);
+    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads),
+                    work = nd_tensor_rows(c.model->work.qk, T * first, T * heads);
+    return (nd_qk_norm){
+        .id = id,
+        .heads = nd_block_heads(d, qkv, first, heads),
+        .x = nd_tensor_2d(x.data, d->act, rows, T * heads * d->D / rows),
+        .work = nd_tensor_2d(work.data, d->act, rows, T * heads * d->D / rows),
+        .rstd = nd_tensor_rows(a->qk_rstd, d->qk_as_one ? k * T : T * first, rows),
+        .sums =
+            nd_tensor_rows(c.model->work.qk_sums, d->qk_as_one ? k * T : 0, d->qk_as_one ? T : 0),
+        .width = heads * d->D * c.model->rank->mesh.size[ND_AXIS_TP],
+    };
+}
+
+nd_status nd_block_add_sums(nd_block_call c)
+{
+    const nd_model *m = c.model;
+    return nd_all_reduce(m->rank, ND_GROUP_TP, m->work.qk_sums.data,
+                         m->dims.qk_as_one ? 2 * c.set->T : 0, ND_DTYPE_F32, ND_REDOP_SUM);
+}
+
+/* The heads of q and of k, in place. */
+static nd_status heads_norm(nd_block_call c, nd_tensor qkv)
+{
+    nd_model *m = c.model;
+    for (int k = 0; m->dims.normed && k < 2; k++) {
+        const nd_qk_norm n = nd_block_qk_norm(c, qkv, k);
+        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.x, .x = n.heads);
+        if (m->dims.qk_as_one) {
+            ND_OP(m->rank, ELEMENTWISE, row_dots, .out = n.sums, .x = n.x, .y = n.x);
+        }
     }
-    ND_TRY(head_norm(c, d->qk_as_one ? ND_PARAM_NORM_Q_ALL : ND_PARAM_NORM_Q, 0, d->H));
-    return head_norm(c, d->qk_as_one ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_K, d->H, d->K);
+    ND_TRY(nd_block_add_sums(c));
+    for (int k = 0; m->dims.normed && k < 2; k++) {
+        const nd_qk_norm n = nd_block_qk_norm(c, qkv, k);
+        ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = n.work, .rstd = n.rstd, .x = n.x,
+              .weight = norm_weight(c, n.id), .eps = (float)m->rank->shape.rms_eps,
+              .squares = n.sums, .width = n.width);
+        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.heads, .x = n.work);
+    }
+    return ND_OK;
 }
 
 static nd_status turn(nd_block_call c, nd_tensor heads, nd_rope_view table, bool inverse)
@@ -89,6 +105,42 @@ nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, bool inverse)
         return turn(c, nd_block_heads(d, qkv, d->H, d->K), m->rope, inverse);
     }
     return turn(c, nd_block_heads(d, qkv, 0, d->H + d->K), m->rope, inverse);
+}
+
+/* Head `from` of k and of v comes in the place of head `to`; inverse: the gradient of the place
+ * goes back to that head. */
+static nd_status move_kv_head(nd_block_call c, nd_tensor qkv, int64_t to, int64_t from,
+                              bool inverse)
+{
+    const nd_dims *d = &c.model->dims;
+    for (int64_t first = d->H; first <= d->H + d->K; first += d->K) {
+        const nd_tensor a = nd_tensor_columns(qkv, (first + to) * d->D, d->D),
+                        b = nd_tensor_columns(qkv, (first + from) * d->D, d->D);
+        if (!inverse) {
+            ND_OP(c.model->rank, ELEMENTWISE, cast, .out = a, .x = b);
+            continue;
+        }
+        ND_OP(c.model->rank, ELEMENTWISE, axpy, .out = b, .x = a, .plus = b, .scale = 1.0f);
+        ND_OP(c.model->rank, ELEMENTWISE, axpy, .out = a, .x = a, .scale = 0.0f);
+    }
+    return ND_OK;
+}
+
+/* First the places whose head lies behind them, upwards, then the others, downwards: so no head is
+ * overwritten before it was read. */
+nd_status nd_block_deal_kv(nd_block_call c, nd_tensor qkv, bool inverse)
+{
+    const nd_dims *d = &c.model->dims;
+    for (int64_t i = 0; i < 2 * d->K; i++) {
+        const int64_t step = inverse ? 2 * d->K - 1 - i : i;
+        const bool upwards = step < d->K;
+        const int64_t place = upwards ? step : 2 * d->K - 1 - step;
+        const int64_t head = (d->kv_copy * d->K + place) / d->kv_copies;
+        if (upwards ? head > place : head < place) {
+            ND_TRY(move_kv_head(c, qkv, place, head, inverse));
+        }
+    }
+    return ND_OK;
 }
 
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
@@ -151,9 +203,10 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     ND_TRY(norm(c, false, in, &h1, fuse));
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
-    ND_TRY(heads_norm(c));
+    ND_TRY(heads_norm(c, a->qkv));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    return nd_block_rope(c, a->qkv, false);
+    ND_TRY(nd_block_rope(c, a->qkv, false));
+    return nd_block_deal_kv(c, a->qkv, false);
 }
 
 /* Steps 1 to 6. */

@@ -47,6 +47,8 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
                   nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
     want(plan, scratch, "q k around their norms",
          nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
+    want(plan, scratch, "q k sums of squares",
+         nd_tensor_1d(NULL, ND_DTYPE_F32, d->qk_as_one ? 2 * d->T : 0), &m->work.qk_sums);
     const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
     w.dbranch = nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
     const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));

@@ -73,11 +73,12 @@ typedef struct nd_logits_scratch {
 
 /* Buffers of a stage, shared by all its blocks and sets. */
 typedef struct nd_workspace {
-    nd_tensor branch; /* (Tl, C) output of attention or MLP before it joins the residual stream */
-    nd_tensor dx, dh; /* (Tl, C) gradient of the residual stream, of a norm output */
-    nd_tensor dact;   /* (piece, F) */
-    nd_tensor qk;     /* (T normed, D) queries and keys around their norms */
-    nd_tensor dout;   /* (T, H D) */
+    nd_tensor branch;  /* (Tl, C) output of attention or MLP before it joins the residual stream */
+    nd_tensor dx, dh;  /* (Tl, C) gradient of the residual stream, of a norm output */
+    nd_tensor dact;    /* (piece, F) */
+    nd_tensor qk;      /* (T normed, D) queries and keys around their norms */
+    nd_tensor qk_sums; /* (2 T) of whole rows of q and of k that are normed as one */
+    nd_tensor dout;    /* (T, H D) */
     void *full_a, *full_b; /* (T, C): gathered activations, partial sums; NULL when tp is 1 */
     void *full_h; /* (T, C): the gathered input of an MLP in pieces, in its backward; else NULL */
     nd_fp8_scratch fp8;
@@ -240,10 +241,25 @@ nd_sight nd_block_sight(nd_block_call call);
 /* (T, heads, D): adjacent heads of the columns of qkv. */
 nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
 
-/* (T, heads D) of heads that are normed as one; else as they are, (T heads, D). */
-nd_tensor nd_block_normed(const nd_dims *dims, nd_tensor heads, int64_t T);
+/* The norm of q, or of k: rows are heads (T heads, D), or tokens (T, heads D) that are normed as
+ * one, of which a rank of tp has a part. */
+typedef struct nd_qk_norm {
+    nd_param_id id;
+    nd_tensor heads;   /* (T, heads, D) of qkv, or of its gradient */
+    nd_tensor x, work; /* before the norm; of the workspace */
+    nd_tensor rstd;
+    nd_tensor sums; /* (T), or absent: rows are whole */
+    int64_t width;  /* of whole rows; heads of which ranks have copies count for each */
+} nd_qk_norm;
+
+nd_qk_norm nd_block_qk_norm(nd_block_call call, nd_tensor qkv, bool k);
+/* Adds up the sums of both over tp. */
+nd_status nd_block_add_sums(nd_block_call call);
 /* Turns q and k, (T, heads) of the columns of qkv, in place, where the layer has RoPE. */
 nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, bool inverse);
+/* Where ranks of tp have copies of the same several KV heads: puts in each place the head that the
+ * place's query heads see (nd_shape_kv_copies). Does nothing else. */
+nd_status nd_block_deal_kv(nd_block_call call, nd_tensor qkv, bool inverse);
 
 /* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
  * weight gradients are delayed, in the set until the unit has a buffer. */

@@ -407,9 +407,6 @@ Test(shape, norms_behind)
     cr_expect(s.post_norm == 1 && s.qk_norm == 2 && s.qkv_bias && s.o_bias && s.eos_id == 50279);
     cr_expect(!nd_shape_has(&s, ND_PARAM_NORM_1) && nd_shape_has(&s, ND_PARAM_POST_1) &&
               !nd_shape_has(&s, ND_PARAM_NORM_Q) && nd_shape_has(&s, ND_PARAM_NORM_Q_ALL));
-    const nd_mesh mesh = {{1, 1, 1, 1, 2}};
-    expect_sentence(nd_shape_check_mesh(&s, &mesh, 1, 16), ND_ERR_CONFIG, "tp", "mesh.tp is 2",
-                    "--tp-size 1", (char *)NULL);
     expect_bad("{\"model_type\": \"olmo2\", \"mlp_bias\": true, " SIZES "}", "mlp_bias is true",
                "model_type olmo2");
 }
@@ -497,11 +494,11 @@ Test(shape, mesh_must_divide)
     six.heads = 24;
     six.kv_heads = 6;
     expect_sentence(nd_shape_check_mesh(&six, &heads, 1, 16), ND_ERR_CONFIG,
-                    "num_key_value_heads 6 / mesh.tp 1 = 6 heads neither divide 4 ranks",
-                    (char *)NULL);
+                    "6 of num_key_value_heads 6, which neither divide 4 ranks", (char *)NULL);
     s.ffn = 95;
     expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
     s.heads = 12, s.kv_heads = 4, s.ffn = 96;
-    expect_misfit(&s, 1, 6, 1, 24, "num_key_value_heads is 4 and mesh.tp is 6",
-                  "--tp-size 1, 2, 4 or 12");
+    const nd_mesh neither = {{1, 1, 1, 1, 6}};
+    cr_expect_eq(nd_shape_check_mesh(&s, &neither, 1, 24), ND_OK, "%s", nd_error_last()->message);
+    expect_misfit(&s, 1, 5, 1, 24, "num_attention_heads is 12", "--tp-size 1, 2, 3, 4, 6 or 12");
 }

@@ -53,8 +53,8 @@ static random_case case_of(uint64_t round)
                   .tied = throw_dice(&d, 2) == 2},
         .converted = throw_dice(&d, 2) == 1 ? 0 : (unsigned)throw_dice(&d, 1 << 14),
     };
-    const int64_t fewer = throw_dice(&d, tp);
-    c.shape.kv_heads = groups == 1 && tp % fewer == 0 ? fewer : c.shape.kv_heads;
+    const int64_t any = throw_dice(&d, c.shape.heads);
+    c.shape.kv_heads = c.shape.heads % any == 0 ? any : c.shape.kv_heads;
     snprintf(c.text, sizeof c.text,
              "dp_shard %d cp %d tp %d, V %d C %d F %d, %d and %d heads of %d%s, FP8 %#x",
              c.mesh.size[ND_AXIS_DP_SHARD], c.mesh.size[ND_AXIS_CP], c.mesh.size[ND_AXIS_TP],
@@ -176,14 +176,18 @@ static void hold_rank(holdings *h, nd_coord coord)
 
 static void check_holders(const holdings *h)
 {
-    const int tp = h->of->mesh.size[ND_AXIS_TP], kv = (int)h->of->shape.kv_heads;
+    const int tp = h->of->mesh.size[ND_AXIS_TP];
+    int copies = 1; /* the least that deals equally many KV heads to each rank */
+    while (copies * h->of->shape.kv_heads % tp != 0) {
+        copies++;
+    }
     for (int i = 0; i < h->whole->param_count; i++) {
         const nd_param *p = &h->whole->params[i];
-        const bool shared = (p->id == ND_PARAM_K || p->id == ND_PARAM_V) && kv < tp;
+        const bool shared = (p->id == ND_PARAM_K || p->id == ND_PARAM_V);
         for (int64_t e = 0; e < p->rows * p->cols; e++) {
             cr_assert_eq(h->holders[i][e],
                          p->axes == 1 ? tp
-                         : shared     ? tp / kv
+                         : shared     ? copies
                                       : 1,
                          "%s: %d ranks hold element %ld of %s", h->of->text, h->holders[i][e],
                          (long)e, p->name);
