@@ -175,7 +175,7 @@ static nd_shape shape_with_switches(void)
     shape.qkv_bias = shape.o_bias = shape.mlp_bias = shape.qk_norm = 1;
     shape.embedding_scale = 3, shape.residual_scale = 0.3, shape.attention_scale = 0.2;
     shape.logits_divisor = 3;
-    shape.unturned_period = 2;
+    nd_layer_set_add(&shape.unturned, 1);
     shape.rope.query_beta = 0.3, shape.rope.original_max_positions = 5;
     shape.rotated = 4;
     return shape;
@@ -283,7 +283,7 @@ Test(mesh, windows, .timeout = 600)
     };
     nd_shape shape = shape_of(97, 76, false);
     shape.window = 11;
-    shape.window_first = 1;
+    nd_layer_set_add(&shape.full, 0);
     both_optimizers(shape, meshes, COUNT(meshes));
 }
 

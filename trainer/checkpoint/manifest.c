@@ -46,19 +46,20 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     NUMBER("qk_norm", qk_norm, .may_lack = true, .most = 2),
     SWITCH("post_norm", post_norm),
     COUNT("sliding_window", window),
-    COUNT("window_first_layer", window_first),
-    COUNT("window_period", window_period),
     COUNT("rotated", rotated),
     LATER_REAL("rope_beta_fast", rope.beta_fast),
     LATER_REAL("rope_beta_slow", rope.beta_slow),
     LATER_REAL("rope_attention_factor", rope.attention_factor),
     SWITCH("rope_exact_range", rope.exact_range),
     LATER_REAL("llama_4_scaling_beta", rope.query_beta),
-    COUNT("no_rope_layer_interval", unturned_period),
     LATER_REAL("embedding_multiplier", embedding_scale),
     LATER_REAL("residual_multiplier", residual_scale),
     LATER_REAL("attention_multiplier", attention_scale),
     LATER_REAL("logits_scaling", logits_divisor),
+};
+const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS] = {
+    {"full_attention_layers", offsetof(nd_shape, full)},
+    {"layers_without_rope", offsetof(nd_shape, unturned)},
 };
 const char *const nd_split_names[3] = {"none", "rows", "cols"};
 const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
@@ -193,6 +194,14 @@ void nd_shape_print(const nd_shape *shape, FILE *text)
         n->is_real ? fprintf(text, "%s %a\n", n->name, *(const double *)at)
                    : fprintf(text, "%s %lld\n", n->name, (long long)*(const int64_t *)at);
     }
+    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
+        const nd_layer_set *set = nd_shape_layers_of(shape, i);
+        for (int64_t l = 0; l < shape->layers; l++) {
+            nd_layer_set_has(set, l)
+                ? fprintf(text, "%s %lld\n", nd_shape_layer_sets[i].name, (long long)l)
+                : 0;
+        }
+    }
     for (int64_t i = 0; shape->rope.type == ND_ROPE_LONGROPE && i < ND_ROPE_LONG_PAIRS; i++) {
         fprintf(text, "%a %a\n", (double)shape->rope.short_factor[i],
                 (double)shape->rope.long_factor[i]);
@@ -214,6 +223,12 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
             return nd_fail(ND_ERR_CONFIG,
                            "%s has %s %.10g, and %s has %.10g; these are different models", name_a,
                            number->name, x, name_b, y);
+        }
+    }
+    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
+        if (memcmp(nd_shape_layers_of(a, i), nd_shape_layers_of(b, i), sizeof a->full) != 0) {
+            return nd_fail(ND_ERR_CONFIG, "%s has other %s than %s; these are different models",
+                           name_a, nd_shape_layer_sets[i].name, name_b);
         }
     }
     if (a->rope.type != b->rope.type) {

@@ -19,10 +19,22 @@ typedef struct nd_shape_number {
     int64_t least, most;
 } nd_shape_number;
 
-enum { ND_SHAPE_NUMBERS = 36 };
+/* A set of layers; the list is absent where it is empty. */
+typedef struct nd_shape_layers {
+    const char *name;
+    size_t offset; /* in nd_shape */
+} nd_shape_layers;
+
+enum { ND_SHAPE_NUMBERS = 33, ND_SHAPE_LAYER_SETS = 2 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
+extern const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS];
 extern const char *const nd_split_names[3];
 extern const char *const nd_segment_names[ND_SEGMENT_COUNT];
+
+static inline nd_layer_set *nd_shape_layers_of(const nd_shape *shape, int set)
+{
+    return (nd_layer_set *)(void *)((char *)shape + nd_shape_layer_sets[set].offset);
+}
 
 #endif

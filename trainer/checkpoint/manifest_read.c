@@ -115,6 +115,22 @@ static nd_status parse_factors(const json_t *object, const char *path, const cha
     return good ? ND_OK : fail_member(path, key, "is not a number above 0 for each pair");
 }
 
+static nd_status parse_layers(const json_t *object, const char *path, const char *key,
+                              int64_t layers, nd_layer_set *out)
+{
+    const json_t *list = json_object_get(object, key);
+    bool good = !list || json_is_array(list);
+    for (size_t i = 0; good && i < json_array_size(list); i++) {
+        const json_t *layer = json_array_get(list, i);
+        good = json_is_integer(layer) && json_integer_value(layer) >= 0 &&
+               json_integer_value(layer) < layers;
+        if (good) {
+            nd_layer_set_add(out, json_integer_value(layer));
+        }
+    }
+    return good ? ND_OK : fail_member(path, key, "is not a list of the model's layers");
+}
+
 static nd_status parse_shape(const json_t *root, const char *path, nd_shape *shape)
 {
     json_t *object = NULL;
@@ -160,6 +176,10 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
     ND_TRY(get_word(object, path, "rope_type", ropes, ND_ROPE_TYPES, &rope));
     shape->rope.type = (nd_rope_type)rope;
     ND_TRY(check_shape(shape, path));
+    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
+        ND_TRY(parse_layers(object, path, nd_shape_layer_sets[i].name,
+                            nd_min(shape->layers, ND_LAYERS_MAX), nd_shape_layers_of(shape, i)));
+    }
     if (shape->rope.type == ND_ROPE_LONGROPE) {
         const int64_t pairs = nd_shape_rotated(shape) / 2;
         ND_TRY(parse_factors(object, path, "rope_short_factor", pairs, shape->rope.short_factor));
@@ -170,8 +190,8 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
 
 static nd_status check_mesh(const nd_manifest *m, const char *path)
 {
-    const int64_t tp = m->mesh.size[ND_AXIS_TP], K = m->shape.kv_heads;
-    return m->shape.heads % tp == 0 && (K % tp == 0 || tp % K == 0) && m->shape.ffn % tp == 0
+    const int64_t tp = m->mesh.size[ND_AXIS_TP];
+    return m->shape.heads % tp == 0 && m->shape.ffn % tp == 0
                ? ND_OK
                : fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
 }

@@ -31,6 +31,18 @@ static json_t *factors_json(const float factors[ND_ROPE_LONG_PAIRS], int64_t pai
     return list;
 }
 
+static json_t *layers_json(const nd_layer_set *set, int64_t layers)
+{
+    json_t *list = json_array();
+    for (int64_t l = 0; l < layers; l++) {
+        if (nd_layer_set_has(set, l) && json_array_append_new(list, json_integer(l)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
 static json_t *shape_json(const nd_shape *shape)
 {
     json_t *object = json_object();
@@ -43,6 +55,14 @@ static json_t *shape_json(const nd_shape *shape)
         nd_json_set(&object, n->name,
                     n->is_real ? json_real(*(const double *)at)
                                : json_integer(*(const int64_t *)at));
+    }
+    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
+        json_t *list = layers_json(nd_shape_layers_of(shape, i), shape->layers);
+        if (list && json_array_size(list) == 0) {
+            json_decref(list);
+            continue;
+        }
+        nd_json_set(&object, nd_shape_layer_sets[i].name, list);
     }
     if (shape->family != ND_FAMILY_LLAMA) {
         nd_json_set(&object, "model_type", json_string(nd_families[shape->family].model_type));

@@ -76,6 +76,22 @@ extern const nd_family_row nd_families[ND_FAMILY_COUNT];
 
 /* shape */
 
+enum { ND_LAYERS_MAX = 4096 };
+
+typedef struct nd_layer_set {
+    uint64_t bits[ND_LAYERS_MAX / 64];
+} nd_layer_set;
+
+static inline bool nd_layer_set_has(const nd_layer_set *set, int64_t layer)
+{
+    return set->bits[layer / 64] >> (layer % 64) & 1;
+}
+
+static inline void nd_layer_set_add(nd_layer_set *set, int64_t layer)
+{
+    set->bits[layer / 64] |= UINT64_C(1) << (layer % 64);
+}
+
 typedef struct nd_shape {
     nd_family family;
     int64_t vocab;    /* V */
@@ -96,11 +112,11 @@ typedef struct nd_shape {
     int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
     int64_t qk_norm;   /* RMSNorm of q and k before RoPE; 1: of each head; 2: of all heads as one */
     int64_t post_norm; /* norms are behind attention and behind MLP, not before them */
-    /* Sliding window: a query sees this many keys, itself among them; 0: all before it. Layers
-     * before window_first have none, nor has each window_period-th layer (0: no such ones). */
-    int64_t window, window_first, window_period;
-    int64_t rotated;         /* elements of a head that RoPE turns; 0: all */
-    int64_t unturned_period; /* each so many-th layer has no RoPE; 0: all have */
+    /* Sliding window: a query sees this many keys, itself among them; 0: all before it. */
+    int64_t window;
+    nd_layer_set full;     /* layers without the window, where there is one */
+    nd_layer_set unturned; /* layers without RoPE */
+    int64_t rotated;       /* elements of a head that RoPE turns; 0: all */
     /* Multipliers; 0: 1, and for attention_scale head_dim^-0.5. */
     double embedding_scale; /* of what the lookup gives */
     double residual_scale;  /* of what a branch adds to the residual stream */
@@ -156,7 +172,7 @@ static inline int64_t nd_shape_rotated(const nd_shape *shape)
 /* Whether RoPE turns the queries and keys of a layer. */
 static inline bool nd_shape_turns(const nd_shape *shape, int64_t layer)
 {
-    return shape->unturned_period == 0 || (layer + 1) % shape->unturned_period != 0;
+    return !nd_layer_set_has(&shape->unturned, layer);
 }
 
 /*

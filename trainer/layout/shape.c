@@ -127,9 +127,7 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
 
 int64_t nd_shape_window(const nd_shape *s, int64_t layer, int64_t keys)
 {
-    const bool full =
-        layer < s->window_first || (s->window_period > 0 && (layer + 1) % s->window_period == 0);
-    return full || s->window >= keys ? 0 : s->window;
+    return nd_layer_set_has(&s->full, layer) || s->window >= keys ? 0 : s->window;
 }
 
 /* What the family's config.json says of windows; NULL: no memory. */
@@ -140,10 +138,9 @@ static void set_windows(const nd_shape *s, json_t **map)
         return;
     }
     nd_json_set(map, "sliding_window", s->window ? json_integer(s->window) : json_null());
-    if (rule == ND_WINDOW_SWITCHED) {
+    if (rule == ND_WINDOW_SWITCHED) { /* max_window_layers counts where there is no list */
         nd_json_set(map, "use_sliding_window", json_boolean(s->window));
-        nd_json_set(map, "max_window_layers",
-                    json_integer(s->window ? s->window_first : s->layers));
+        nd_json_set(map, "max_window_layers", json_integer(s->window ? 0 : s->layers));
     }
     if (rule == ND_WINDOW_LISTED || rule == ND_WINDOW_SWITCHED) {
         json_t *types = json_array();

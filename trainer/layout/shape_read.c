@@ -185,7 +185,7 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     ND_TRY(nd_key_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
     ND_TRY(nd_key_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
     ND_TRY(nd_key_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
-    ND_TRY(nd_key_int(map, file, "num_hidden_layers", 1, 4096, &s->layers));
+    ND_TRY(nd_key_int(map, file, "num_hidden_layers", 1, ND_LAYERS_MAX, &s->layers));
     ND_TRY(nd_key_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
     ND_TRY(nd_key_int_or(map, file, "num_key_value_heads", 1, 4096,
                          no_kv ? family->kv_heads : s->heads, &s->kv_heads));
@@ -234,33 +234,21 @@ static nd_status read_layer_type(const json_t *types, const char *file, int64_t 
                          file, text ? text : "no text", (long long)layer);
 }
 
-/* Finds window_first and window_period of a list, which needs nothing but them. */
 static nd_status read_layer_types(const json_t *types, const char *file, nd_shape *s)
 {
-    int64_t first = -1, period = 0;
-    bool slides = false;
     if (!json_is_array(types) || (int64_t)json_array_size(types) != s->layers) {
         return nd_fail(ND_ERR_DATA,
                        "%s: layer_types must be a list of num_hidden_layers %lld texts", file,
                        (long long)s->layers);
     }
+    s->full = (nd_layer_set){0};
     for (int64_t l = 0; l < s->layers; l++) {
+        bool slides = false;
         ND_TRY(read_layer_type(types, file, l, &slides));
-        first = first < 0 && slides ? l : first;
-        period = first == 0 && period == 0 && !slides ? l + 1 : period;
-    }
-    s->window_first = first < 0 ? s->layers : first;
-    s->window_period = period;
-    for (int64_t l = 0; l < s->layers; l++) {
-        ND_TRY(read_layer_type(types, file, l, &slides));
-        if (slides != (nd_shape_window(s, l, INT64_MAX) != 0) && s->window > 0) {
-            return nd_fail(ND_ERR_DATA,
-                           "%s: layer_types is %s for layer %lld; supported are windows from one "
-                           "layer on, and full attention in every n-th layer",
-                           file, slides ? "sliding_attention" : "full_attention", (long long)l);
+        if (!slides) {
+            nd_layer_set_add(&s->full, l);
         }
     }
-    s->window = first < 0 ? 0 : s->window;
     return ND_OK;
 }
 
@@ -279,41 +267,43 @@ static nd_status demand_full_attention(const json_t *types, const char *file, co
     return ND_OK;
 }
 
-/* The layers without RoPE. After the sizes. */
+/* The layers without RoPE: those of no_rope_layers, else each n-th one. After the sizes. */
 static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
 {
     const nd_family_row *family = &nd_families[s->family];
     const json_t *list = json_object_get(map, "no_rope_layers");
+    int64_t interval = 0;
     ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
-                         &s->unturned_period));
-    if (!nd_key_is_unset(list)) {
-        if (!json_is_array(list) || (int64_t)json_array_size(list) < s->layers) {
-            return nd_fail(ND_ERR_DATA,
-                           "%s: no_rope_layers must be a list of num_hidden_layers %lld numbers",
-                           file, (long long)s->layers);
-        }
-        s->unturned_period = 0;
-        for (int64_t l = s->layers - 1; l >= 0; l--) {
-            const json_t *turns = json_array_get(list, (size_t)l);
-            s->unturned_period = json_integer_value(turns) ? s->unturned_period : l + 1;
-        }
-        for (int64_t l = 0; l < s->layers; l++) {
-            const json_t *turns = json_array_get(list, (size_t)l);
-            if (!json_is_integer(turns) || json_integer_value(turns) != nd_shape_turns(s, l)) {
-                return nd_fail(ND_ERR_DATA,
-                               "%s: no_rope_layers is not as expected for layer %lld; supported "
-                               "are a 0 for each n-th layer and 1 for the others",
-                               file, (long long)l);
-            }
-        }
+                         &interval));
+    if (!nd_key_is_unset(list) &&
+        (!json_is_array(list) || (int64_t)json_array_size(list) < s->layers)) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: no_rope_layers must be a list of num_hidden_layers %lld numbers", file,
+                       (long long)s->layers);
     }
-    s->unturned_period = s->unturned_period > s->layers ? 0 : s->unturned_period;
-    return s->unturned_period == 0 || family->unturned_period > 0
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "%s: layer %lld has no RoPE, which model_type %s does not support; "
-                         "remove no_rope_layers and no_rope_layer_interval",
-                         file, (long long)s->unturned_period - 1, family->model_type);
+    for (int64_t l = 0; l < s->layers; l++) {
+        const json_t *turns = json_array_get(list, (size_t)l);
+        const json_int_t number = turns ? json_integer_value(turns) : (l + 1) % nd_max(interval, 1);
+        if (turns && (!json_is_integer(turns) || (number != 0 && number != 1))) {
+            char text[32];
+            snprintf(text, sizeof text, "%lld", (long long)number);
+            return nd_fail(ND_ERR_DATA,
+                           "%s: no_rope_layers has %s for layer %lld; supported are 0, which is a "
+                           "layer without RoPE, and 1",
+                           file, json_is_integer(turns) ? text : nd_key_type(turns), (long long)l);
+        }
+        if (number != 0 || (!turns && interval == 0)) {
+            continue;
+        }
+        if (family->unturned_period == 0) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: layer %lld has no RoPE, which model_type %s does not support; "
+                           "remove no_rope_layers and no_rope_layer_interval",
+                           file, (long long)l, family->model_type);
+        }
+        nd_layer_set_add(&s->unturned, l);
+    }
+    return ND_OK;
 }
 
 /* After the sizes. */
@@ -323,11 +313,14 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     const nd_window_rule rule = nd_families[s->family].window;
     const json_t *value = json_object_get(map, "sliding_window");
     const json_t *types = json_object_get(map, "layer_types");
+    int64_t first = 0, sliding = 0;
     bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED || (rule == ND_WINDOW_SET && value);
     if (rule == ND_WINDOW_SWITCHED) {
         ND_TRY(nd_key_bool_or(map, file, "use_sliding_window", false, &on));
-        ND_TRY(nd_key_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST,
-                             &s->window_first));
+        ND_TRY(nd_key_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST, &first));
+        for (int64_t l = 0; l < nd_min(first, s->layers); l++) {
+            nd_layer_set_add(&s->full, l);
+        }
     }
     if (on && !(value && json_is_null(value))) {
         ND_TRY(nd_key_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
@@ -344,8 +337,12 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
         }
         ND_TRY(read_layer_types(types, file, s));
     }
-    if (s->window == 0 || s->window_first >= s->layers) {
-        s->window = s->window_first = s->window_period = 0;
+    for (int64_t l = 0; l < s->layers; l++) {
+        sliding += !nd_layer_set_has(&s->full, l);
+    }
+    if (s->window == 0 || sliding == 0) {
+        s->window = 0;
+        s->full = (nd_layer_set){0};
     }
     return ND_OK;
 }

@@ -68,8 +68,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
     shapes[1].family = ND_FAMILY_QWEN2;
     shapes[1].qkv_bias = 1;
     shapes[1].window = 11;
-    shapes[1].window_first = 2;
-    shapes[1].window_period = 3;
+    nd_layer_set_add(&shapes[1].full, 0);
+    nd_layer_set_add(&shapes[1].full, shapes[1].layers - 1);
     shapes[2].family = ND_FAMILY_PHI3;
     shapes[2].rotated = 2;
     shapes[3].qkv_bias = shapes[3].o_bias = shapes[3].mlp_bias = 1;
@@ -87,7 +87,8 @@ Test(manifest, every_number_of_a_shape_is_read_back)
                                       .exact_range = 1};
     shapes[5].family = ND_FAMILY_GRANITE;
     shapes[5].embedding_scale = 12, shapes[5].residual_scale = 0.22, shapes[5].attention_scale = 1;
-    shapes[5].logits_divisor = 8, shapes[5].unturned_period = 4;
+    shapes[5].logits_divisor = 8;
+    nd_layer_set_add(&shapes[5].unturned, 1);
     shapes[5].rope = (nd_rope_config){.type = ND_ROPE_LONGROPE,
                                       .theta = 1e4,
                                       .factor = 1,
@@ -237,6 +238,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/hidden_size", "1099511627776", "extents that no model has"},
         {"model/num_hidden_layers", "4", "as many tensors"},
         {"model/num_hidden_layers", "1000000", "as many tensors"},
+        {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},

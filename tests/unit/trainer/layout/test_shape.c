@@ -254,13 +254,13 @@ static nd_shape family_of(const char *text)
         back.family == s.family && back.qkv_bias == s.qkv_bias && back.o_bias == s.o_bias &&
             back.mlp_bias == s.mlp_bias && back.qk_norm == s.qk_norm &&
             back.post_norm == s.post_norm && back.window == s.window && back.rotated == s.rotated &&
-            back.unturned_period == s.unturned_period && back.tied == s.tied &&
+            memcmp(&back.unturned, &s.unturned, sizeof s.unturned) == 0 && back.tied == s.tied &&
             memcmp(&back.rope, &s.rope, sizeof s.rope) == 0 && back.rope.theta == s.rope.theta &&
-            back.window_first == s.window_first && back.window_period == s.window_period &&
-            back.head_dim == s.head_dim && back.kv_heads == s.kv_heads &&
-            back.max_positions == s.max_positions && back.bos_id == s.bos_id &&
-            back.embedding_scale == s.embedding_scale && back.residual_scale == s.residual_scale &&
-            back.attention_scale == s.attention_scale && back.logits_divisor == s.logits_divisor,
+            memcmp(&back.full, &s.full, sizeof s.full) == 0 && back.head_dim == s.head_dim &&
+            back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
+            back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
+            back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
+            back.logits_divisor == s.logits_divisor,
         "%s reads back as it was", text);
     return s;
 }
@@ -318,11 +318,15 @@ Test(shape, families_have_their_switches_and_defaults)
     expect_bad(
         "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"x\"], " SIZES "}",
         "layer_types has \"x\" for layer 1", "sliding_attention");
-    expect_bad("{\"model_type\": \"ministral\", \"vocab_size\": 100, \"hidden_size\": 64, "
-               "\"intermediate_size\": 96, \"num_hidden_layers\": 4, \"num_attention_heads\": 4, "
-               "\"num_key_value_heads\": 2, \"layer_types\": [\"full_attention\", "
-               "\"sliding_attention\", \"full_attention\", \"sliding_attention\"]}",
-               "full_attention for layer 2", "every n-th");
+    s = family_of(
+        "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 7, "
+        "\"vocab_size\": 100, \"hidden_size\": 64, \"intermediate_size\": 96, "
+        "\"num_hidden_layers\": 4, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+        "\"max_window_layers\": 4, \"layer_types\": [\"full_attention\", "
+        "\"sliding_attention\", \"full_attention\", \"sliding_attention\"]}");
+    for (int64_t l = 0; l < 4; l++) {
+        cr_expect_eq(nd_shape_window(&s, l, 99), l % 2 ? 7 : 0, "layer %ld", (long)l);
+    }
     expect_bad("{\"model_type\": \"mistral\", \"layer_types\": [], " SIZES "}",
                "layer_types is set", "mistral");
     expect_bad("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
@@ -341,12 +345,18 @@ Test(shape, layers_without_rope)
     cr_expect(nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
     cr_expect(s.tied && s.rope.theta == 2e6, "the defaults of the family");
     s = family_of("{\"model_type\": \"smollm3\", " SIZES "}");
-    cr_expect(s.unturned_period == 0, "each fourth of two layers");
+    cr_expect(nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "each fourth of two layers");
+    s = family_of("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 1], " SIZES "}");
+    cr_expect(!nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1), "the list goes before the interval");
     s = family_of("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 0], " SIZES "}");
     cr_expect(!nd_shape_turns(&s, 0) && !nd_shape_turns(&s, 1));
     s = family_of("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 1], " SIZES "}");
-    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 1], " SIZES "}",
-               "no_rope_layers is not as expected for layer 1", "each n-th");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, 2], " SIZES "}",
+               "no_rope_layers has 2 for layer 1", "supported are 0");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, \"1\"], " SIZES "}",
+               "no_rope_layers has text for layer 1", "and 1");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": 4, " SIZES "}",
+               "no_rope_layers must be a list", "num_hidden_layers 2");
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1], " SIZES "}",
                "no_rope_layers", "num_hidden_layers 2");
     expect_bad("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 0], " SIZES "}",

@@ -292,13 +292,13 @@ static nd_status loss_body(nd_rank *rank, void *context)
 Test(kv_cache, logits_are_those_of_the_training_model)
 {
     /* Windows: of no layer, of all, from layer 1 on, of all but the second, of the second alone. */
-    static const int64_t windows[][3] = {{0}, {5}, {1, 1}, {T - 1, 0, 2}, {8, 1, 3}};
+    static const int64_t windows[][2] = {
+        {0}, {5}, {1, 1 << 0}, {T - 1, 1 << 1}, {8, 1 << 0 | 1 << 2}};
     for (int i = 0; i < 3 * 5; i++) {
         const int64_t *window = windows[i / 3];
         mesh_ranks job = job_of(1 << i % 3, false, ND_PRECISION_FP32);
         job.shape.window = window[0];
-        job.shape.window_first = window[1];
-        job.shape.window_period = window[2];
+        job.shape.full.bits[0] = (uint64_t)window[1];
         job.body = loss_body;
         cr_assert_eq(mesh_ranks_run(&job), ND_OK, "tp %d, window %lld: %s", 1 << i % 3,
                      (long long)window[0], nd_error_last()->message);
