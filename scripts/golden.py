@@ -21,7 +21,7 @@ import tempfile
 import torch
 from safetensors.torch import load_file
 
-from goldens import models, ops
+from goldens import greedy, models, ops
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT_OUT = REPOSITORY / "tests" / "parity" / "goldens"
@@ -33,6 +33,7 @@ def makers():
     table = {"ops": ops.make}
     for name in models.MODELS:
         table[name] = lambda folder, name=name: models.make(name, folder)
+    table["greedy"] = greedy.make
     table["fp8"] = make_fp8
     table["choices"] = make_choices
     return table

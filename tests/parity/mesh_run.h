@@ -66,7 +66,7 @@ typedef struct mesh_job {
     size_t staging_bytes; /* nd_transport.staging_bytes */
     bool validates;       /* mesh_result.validation: the samples of the first step */
     nd_status (*schedule)(int micros, nd_schedule *out); /* of each step; NULL: sequential */
-    /* NULL, or puts other tokens in the place of those of a rank's batch, which has its positions. */
+    /* NULL, or puts other tokens in place of those of a rank's batch, which has its positions. */
     void (*batch)(void *context, const nd_rank *rank, int64_t step, nd_step_batch *batch);
     /* Called on every rank, at the same time: after the weights were initialized and after the last
      * step; before and after every step (from 0), and after the

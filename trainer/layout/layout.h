@@ -271,9 +271,9 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  *
  * Several ranks of tp may hold the same block of a tensor: all of them where tp does not split it,
  * and adjacent ranks the same heads of K and V, with their biases, where the KV heads cannot be cut
- * into as many parts (nd_shape_kv_copies). Such copies have the same bits: each reads them, their gradients are added up
- * over the copies (gradsync.h), and each updates them. The first copy is the owner: it alone
- * saves them and counts them in norms.
+ * into as many parts (nd_shape_kv_copies). Such copies have the same bits: each reads them, their
+ * gradients are added up over the copies (gradsync.h), and each updates them. The first copy is the
+ * owner: it alone saves them and counts them in norms.
  */
 typedef enum nd_param_id {
 #define ND_PARAM(id, unit, name, rows, cols, split, init, decay, when) ND_PARAM_##id,
