@@ -21,6 +21,7 @@ typedef struct nd_cuda_context {
     void *scratch;            /* ND_CUDA_SCRATCH bytes for the kernels */
     size_t attention_scratch; /* the most that was planned for a call of attention */
     int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_parts.h) */
+    bool plain_windows;       /* nd_ops_cuda_windows_are_plain */
     bool attention_prepared;  /* plans were prepared, so attention_scratch is exact */
     char machine[96];
     int capability;     /* 90: Hopper */

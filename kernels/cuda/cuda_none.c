@@ -14,6 +14,11 @@ const char *nd_ops_cuda_machine(const nd_device *device)
     return "none";
 }
 
+bool nd_ops_cuda_windows_are_plain(const nd_device *device)
+{
+    return false;
+}
+
 bool nd_ops_cuda_lacks_cudnn(void)
 {
     return false;

@@ -208,8 +208,14 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
     return backward_pieces(stream, &c);
 }
 
-static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
+/* A call that cuDNN takes, or one of the plain kernels, which need nothing. */
+static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor first_key, bool cudnn)
 {
+    if (!cudnn) {
+        context->plain_windows |=
+            c->a->window > 0 && !first_key.data && nd_cuda_sdpa_is_cudnn(c->a, c->q.dtype);
+        return ND_OK;
+    }
     ND_TRY(nd_sdpa_plan(c, context));
     note_scratch(context, c->layout.end);
     context->attention_prepared = true;
@@ -219,7 +225,7 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c)
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
     nd_sdpa_call c = forward_call(args);
-    return cudnn_takes(context, &c, args->first_key) ? prepare(context, &c) : ND_OK;
+    return prepare(context, &c, args->first_key, cudnn_takes(context, &c, args->first_key));
 }
 
 nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_bwd_args *args)
@@ -227,7 +233,7 @@ nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
     ND_TRY(choose_backward(context, &c, args, &cudnn));
-    return cudnn ? prepare(context, &c) : ND_OK;
+    return prepare(context, &c, args->first_key, cudnn);
 }
 
 /* Scratch of a block of contiguous tensors, by its plans; 0 when they cannot be made: the call

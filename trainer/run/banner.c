@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "trainer/layout/deal.h"
@@ -300,6 +301,13 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
         nd_log_warning("data.documents is separate, and a GPU has only the plain attention kernels "
                        "for that, which are many times slower; data.documents: join is faster, and "
                        "its documents see each other");
+    }
+    if (gpu && nd_ops_cuda_windows_are_plain(r->device)) {
+        nd_log_warning("cuDNN does not take the model's sliding_window in some blocks of %s, which "
+                       "the plain attention kernels compute, many times slower; %s",
+                       r->config->train.deterministic ? "train.deterministic" : "a ring",
+                       r->config->train.deterministic ? "train.deterministic: false is faster"
+                                                      : "--cp-comm allgather or ulysses is faster");
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
