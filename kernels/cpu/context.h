@@ -40,7 +40,7 @@ typedef struct nd_cpu_context {
     const nd_tile_ops *tiles_bf16; /* operands BF16; NULL where `isa` cannot multiply them */
     const nd_row_ops *rows;
     double *partials;   /* ND_CPU_PARTIALS; live within one op */
-    float *widened;     /* tiles of nd_cpu_multiply_widened (a, b, c) where gemm is NULL */
+    float *widened;     /* tiles of products that are widened (a, b, c) where gemm is NULL */
     char products[128]; /* nd_ops_products */
 } nd_cpu_context;
 

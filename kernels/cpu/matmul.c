@@ -64,7 +64,7 @@ static void store_rows(const nd_row_ops *rows, const void *args, int64_t begin, 
 }
 
 /* Tiles of op(a) and op(b) are widened, their product is summed over k in F32. */
-nd_status nd_cpu_multiply_widened(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
+static nd_status multiply_widened(nd_stream *stream, nd_tensor c, nd_tensor a, nd_tensor b,
                                   const nd_dnnl_product *p, const nd_gemm_factors *factors)
 {
     enum { T = ND_CPU_WIDEN_TILE };
@@ -95,12 +95,16 @@ nd_status nd_cpu_multiply_widened(nd_stream *stream, nd_tensor c, nd_tensor a, n
     return ND_OK;
 }
 
-nd_gemm_operand nd_cpu_operand_of(nd_tensor x)
+/* A matrix of BF16 or of codes, as it is. */
+static nd_gemm_operand operand_as_stored(nd_tensor x)
 {
     return (nd_gemm_operand){.data = x.data, .dtype = x.dtype, .stride = x.stride[0]};
 }
 
-void nd_cpu_multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
+/* c = op(a) op(b) factors (+ c) by our own kernels, where the context has them. c is BF16 or F32; p
+ * has the extents, and whether operands are transposed and c is added to; factors and kept may
+ * be NULL. */
+static void multiply_own(nd_cpu_context *context, nd_tensor c, nd_gemm_operand a, nd_gemm_operand b,
                          const nd_dnnl_product *p, const nd_gemm_factors *factors,
                          nd_kept_form *kept)
 {
@@ -156,17 +160,101 @@ static nd_status product_plain(nd_stream *stream, const nd_product_args *args,
         return ND_OK;
     }
     if (context->gemm && p->in == ND_DTYPE_BF16) {
-        nd_cpu_multiply_own(context, c, nd_cpu_operand_of(a), nd_cpu_operand_of(b), p, NULL,
-                            args->b.kept);
+        multiply_own(context, c, operand_as_stored(a), operand_as_stored(b), p, NULL, args->b.kept);
         return ND_OK;
     }
     if (p->a_transposed && !p->b_transposed && c.dtype == ND_DTYPE_F32 && p->k > SUM_BLOCK) {
         return multiply_blocks(stream, args);
     }
     if (p->in == ND_DTYPE_BF16 && context->vectors < ND_CPU_ISA_AVX512_BF16) {
-        return nd_cpu_multiply_widened(stream, c, a, b, p, &(nd_gemm_factors){.all = 1.0f});
+        return multiply_widened(stream, c, a, b, p, &(nd_gemm_factors){.all = 1.0f});
     }
     return nd_dnnl_matmul(context->dnnl, p, c.data, a.data, b.data);
+}
+
+/*
+ * Products of FP8 matrices. Every FP8 value is a BF16 value, so codes are widened exactly,
+ * multiplied with F32 sums, and the inverse scales are applied to the sums before the one rounding.
+ * Our own products widen codes, or cast what is not cast yet, while they pack operands (gemm.h);
+ * elsewhere tiles of codes are widened to F32.
+ */
+
+/* One operand: what its sums are multiplied by beside what is packed. */
+typedef struct operand {
+    nd_gemm_operand packed; /* scale NULL: it is cast already */
+    const float *inverse;
+    bool per_line; /* one scale for each row of op(a) or column of op(b); else one */
+} operand;
+
+/* For the scales of an operand in parts, line by line: what its numbers are multiplied by, and what
+ * the sums are. */
+size_t nd_cpu_product_scratch(const nd_device *device, int64_t m, int64_t n, int64_t k,
+                              nd_dtype act)
+{
+    const nd_cpu_context *context = device->native;
+    return context->gemm ? 2 * (size_t)nd_max(m, n) * sizeof(float) : 0;
+}
+
+/* Gives each of the lines of x the scale of its part, and its sums their whole factor, which a
+ * product of that part alone would find too. */
+static void spread(operand *x, const nd_matrix *parts, int64_t lines, const operand *other,
+                   float *scratch)
+{
+    float *scale = scratch, *inverse = scratch + lines;
+    int64_t line = 0;
+    ND_ASSERT(scratch && x->packed.scale && !x->per_line && !other->per_line);
+    for (int p = 0; p < parts->parts; p++) {
+        for (int64_t end = line + parts->lines[p]; line < end; line++) {
+            scale[line] = parts->scale[p];
+            inverse[line] = parts->inverse[p] * *other->inverse;
+        }
+    }
+    ND_ASSERT(line == lines);
+    x->packed.scale = scale;
+    x->inverse = inverse;
+    x->packed.scale_per_line = x->per_line = true;
+}
+
+/* `line`: the granularity that is constant along the summed axis. */
+static operand operand_of(const nd_matrix *x, nd_granularity line)
+{
+    const bool cast = nd_dtype_is_fp8(x->stored.dtype);
+    operand o = {.packed = operand_as_stored(x->stored),
+                 .inverse = x->inverse,
+                 .per_line = x->granularity != ND_PER_TENSOR};
+    o.packed.format = x->format;
+    o.packed.scale = cast ? NULL : x->scale;
+    o.packed.scale_per_line = o.per_line;
+    ND_ASSERT(!x->transposed); /* nd_cpu_form asks for none */
+    ND_ASSERT(cast || (x->stored.dtype == ND_DTYPE_BF16 && nd_dtype_is_fp8(x->format)));
+    ND_ASSERT(nd_is_2d(x->stored, x->stored.shape[0], x->stored.shape[1]));
+    ND_ASSERT(!o.per_line || x->granularity == line);
+    return o;
+}
+
+static nd_status product_fp8(nd_stream *stream, const nd_product_args *args,
+                             const nd_dnnl_product *p)
+{
+    nd_cpu_context *context = nd_cpu_context_of(stream);
+    operand x = operand_of(&args->a, p->a_transposed ? ND_PER_COLUMN : ND_PER_ROW);
+    operand y = operand_of(&args->b, p->b_transposed ? ND_PER_ROW : ND_PER_COLUMN);
+    ND_ASSERT(args->a.parts == 0 || args->b.parts == 0);
+    if (args->a.parts > 0) {
+        spread(&x, &args->a, p->m, &y, args->scratch);
+    } else if (args->b.parts > 0) {
+        spread(&y, &args->b, p->n, &x, args->scratch);
+    }
+    const bool spreads = args->a.parts > 0 || args->b.parts > 0;
+    nd_gemm_factors f = {.all = (x.per_line || spreads ? 1.0f : *x.inverse) *
+                                (y.per_line || spreads ? 1.0f : *y.inverse),
+                         .rows = x.per_line ? x.inverse : NULL,
+                         .columns = y.per_line ? y.inverse : NULL};
+    if (!context->gemm) {
+        ND_ASSERT(!x.packed.scale && !y.packed.scale);
+        return multiply_widened(stream, args->c, args->a.stored, args->b.stored, p, &f);
+    }
+    multiply_own(context, args->c, x.packed, y.packed, p, &f, args->b.kept);
+    return ND_OK;
 }
 
 nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
@@ -191,7 +279,7 @@ nd_status nd_cpu_product(nd_stream *stream, const nd_product_args *args)
         return ND_OK;
     }
     ND_ASSERT(p.k > 0);
-    return nd_matrix_is_fp8(&args->a) ? nd_cpu_product_fp8(stream, args, &p)
+    return nd_matrix_is_fp8(&args->a) ? product_fp8(stream, args, &p)
                                       : product_plain(stream, args, &p);
 }
 
