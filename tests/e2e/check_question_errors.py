@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 from checkpoint_runs import FAULTS_EVERY, Bench, Failed, check, each
 
@@ -170,8 +171,11 @@ def side_files(bench):
         shutil.rmtree(work.folder / "run")
         run = Command("hub", ["train", "--device", "cpu", "--model-path", "hub/snapshots/1", "--data-path", "data/a.txt", "--validation-path", "",
                               "--tokenizer", "hub/snapshots/1", "--append-eod", "false", "--sequence-length", "64", "--num-steps", "1", "--save-dir", "run"])
-        clean = work.call(run)
-        check(clean.code == 0 and (work.folder / "run/model/tokenizer_config.json").exists(), clean.printed)
+        time.sleep(2.1)  # SETTLE_SECONDS of cache_key.c: a file that has just changed is asked more
+        for _ in range(2):  # and the first run keeps the tokens
+            shutil.rmtree(work.folder / "run", ignore_errors=True)
+            clean = work.call(run)
+            check(clean.code == 0 and (work.folder / "run/model/tokenizer_config.json").exists(), clean.printed)
         asked = [number for number, (name, path) in enumerate(clean.questions, 1) if name == "realpath" and "tokenizer_config" in path]
         check(asked, "no link is followed")
         for number, code in itertools.product(asked, ERRORS):
