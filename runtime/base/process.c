@@ -122,13 +122,24 @@ nd_status nd_process_flush_output(void)
     return ND_OK;
 }
 
-static _Thread_local sigjmp_buf
-    *guarded; /* where this thread's guarded call began; NULL: nowhere */
+/* Where this thread's guarded call began, NULL: nowhere, and what it catches. */
+static _Thread_local sigjmp_buf *guarded;
+static _Thread_local nd_abort_kind guarded_kind;
+
+/* Of libstdc++, where a library brought it: not NULL while an exception is handled, which one that
+ * nobody catches is when it ends the process. A failed assertion, or a heap that the C library
+ * finds damaged while it holds a lock, is none. */
+extern void *__cxa_current_exception_type(void) __attribute__((weak));
+
+static bool catches(nd_abort_kind kind)
+{
+    return kind == ND_ABORT_ANY || (__cxa_current_exception_type && __cxa_current_exception_type());
+}
 
 static void on_abort(int number)
 {
     sigjmp_buf *back = guarded;
-    if (back) { /* else abort goes on when this returns */
+    if (back && catches(guarded_kind)) { /* else abort goes on when this returns */
         guarded = NULL;
         siglongjmp(*back, 1);
     }
@@ -140,7 +151,7 @@ static void watch_abort(void)
     sigaction(SIGABRT, &action, NULL);
 }
 
-bool nd_abort_guard(void (*call)(void *context), void *context)
+bool nd_abort_guard(nd_abort_kind kind, void (*call)(void *context), void *context)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     sigjmp_buf here;
@@ -149,6 +160,7 @@ bool nd_abort_guard(void (*call)(void *context), void *context)
         return false;
     }
     guarded = &here;
+    guarded_kind = kind;
     call(context);
     guarded = NULL;
     return true;

@@ -47,8 +47,12 @@ void nd_streams_open(void);
  * example because the disk is full. */
 nd_status nd_process_flush_output(void);
 
+/* Which aborts of a guarded call are caught: any; or that of an exception of C++ which nobody
+ * catches. All others end the process, as they would without a guard. */
+typedef enum nd_abort_kind { ND_ABORT_ANY, ND_ABORT_EXCEPTION } nd_abort_kind;
+
 /* Calls a function of a library that may abort the process; it holds nothing of ours. False: it has
  * aborted, and what it held is lost, so the library must not be called again. */
-bool nd_abort_guard(void (*call)(void *context), void *context);
+bool nd_abort_guard(nd_abort_kind kind, void (*call)(void *context), void *context);
 
 #endif

@@ -46,5 +46,5 @@ nd_status nd_ucx_guard(ucx_state *state, void (*call)(void *context), void *cont
     if (state->broken) {
         return nd_fail(ND_ERR_IO, "UCX cannot be used any more, since a rank has ended");
     }
-    return nd_abort_guard(call, context) ? ND_OK : after_abort(state);
+    return nd_abort_guard(ND_ABORT_ANY, call, context) ? ND_OK : after_abort(state);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/process.h"
 #include "runtime/base/status.h"
 
 /* The address sanitizer asks for this by name: an impossible size shall give NULL there too, as it
@@ -168,4 +169,20 @@ Test(status, a_broken_invariant_aborts, .signal = SIGABRT)
 {
     volatile int zero = 0;
     ND_ASSERT(zero == 1);
+}
+
+static void end_with_abort(void *context)
+{
+    abort();
+}
+
+/* Memory of the C library may then be locked, so nothing may go on. */
+Test(status, an_abort_without_an_exception_ends_the_process, .signal = SIGABRT)
+{
+    nd_abort_guard(ND_ABORT_EXCEPTION, end_with_abort, NULL);
+}
+
+Test(status, any_abort_of_a_guarded_call_is_caught)
+{
+    cr_expect_not(nd_abort_guard(ND_ABORT_ANY, end_with_abort, NULL));
 }
