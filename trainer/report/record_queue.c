@@ -9,11 +9,10 @@
 enum { ALIGNMENT = 16 };
 
 /* Lies before what it copies. */
-struct nd_queued_record {
-    nd_queued_record *next; /* NULL: the newest */
-    size_t bytes;           /* of all of it */
+typedef struct queued_record {
+    size_t bytes; /* of all of it */
     nd_record record;
-};
+} queued_record;
 
 /* A member of a record that points to something, which is copied behind the record. */
 typedef struct pointer {
@@ -93,8 +92,8 @@ static void *pack_target(packer *p, const pointer *from, const void *record, con
 
 static void pack_record(packer *p, const nd_record *record)
 {
-    const nd_queued_record head = {.record = *record};
-    nd_queued_record *queued = pack(p, &head, sizeof head);
+    const queued_record head = {.record = *record};
+    queued_record *queued = pack(p, &head, sizeof head);
     uint8_t *copy = pack(p, record->of, kinds[record->kind].bytes);
     for (const pointer *one = kinds[record->kind].pointers; one->to != NOTHING; one++) {
         const void *target, *moved;
@@ -115,44 +114,70 @@ bool nd_record_counts(const nd_record *record)
     return record->kind == ND_RECORD_STEP || record->kind == ND_RECORD_VALIDATION;
 }
 
-bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record)
+nd_status nd_record_queue_init(nd_record_queue *queue, size_t capacity)
 {
-    packer counting = {0}, copying = {0};
-    pack_record(&counting, record);
-    if (counting.used > queue->capacity - queue->used) {
-        return false;
-    }
-    nd_queued_record *queued = malloc(counting.used);
-    if (!queued) {
-        return false;
-    }
-    copying.at = (uint8_t *)queued;
-    pack_record(&copying, record);
-    *(queue->count > 0 ? &queue->last->next : &queue->first) = queued;
-    queue->last = queued;
-    queue->used += queued->bytes;
-    queue->count++;
-    return true;
-}
-
-const nd_record *nd_record_queue_first(const nd_record_queue *queue)
-{
-    return queue->count > 0 ? &queue->first->record : NULL;
-}
-
-void nd_record_queue_pop(nd_record_queue *queue)
-{
-    nd_queued_record *first = queue->first;
-    ND_ASSERT(queue->count > 0);
-    queue->first = first->next;
-    queue->used -= first->bytes;
-    queue->count--;
-    free(first);
+    *queue = (nd_record_queue){0};
+    ND_TRY(nd_alloc(capacity, 1, (void **)&queue->bytes));
+    queue->capacity = capacity;
+    return ND_OK;
 }
 
 void nd_record_queue_fini(nd_record_queue *queue)
 {
-    while (queue->count > 0) {
-        nd_record_queue_pop(queue);
+    free(queue->bytes);
+    *queue = (nd_record_queue){0};
+}
+
+/* Where so many bytes fit in one piece; SIZE_MAX: nowhere. */
+static size_t place_for(nd_record_queue *q, size_t bytes)
+{
+    if (q->count == 0) { /* the same few pages are used as long as the sink keeps up */
+        q->begin = q->end = q->wrap = 0;
+    }
+    if (q->wrap > 0) {
+        return q->begin - q->end >= bytes ? q->end : SIZE_MAX;
+    }
+    if (q->capacity - q->end >= bytes) {
+        return q->end;
+    }
+    if (q->begin >= bytes) {
+        q->wrap = q->end;
+        return 0;
+    }
+    return SIZE_MAX;
+}
+
+bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record)
+{
+    packer counting = {0}, copying = {0};
+    pack_record(&counting, record);
+    const size_t place = place_for(queue, counting.used);
+    if (place == SIZE_MAX) {
+        return false;
+    }
+    copying.at = queue->bytes + place;
+    pack_record(&copying, record);
+    queue->end = place + copying.used;
+    queue->count++;
+    return true;
+}
+
+static const queued_record *first_of(const nd_record_queue *queue)
+{
+    return (const queued_record *)(const void *)(queue->bytes + queue->begin);
+}
+
+const nd_record *nd_record_queue_first(const nd_record_queue *queue)
+{
+    return queue->count > 0 ? &first_of(queue)->record : NULL;
+}
+
+void nd_record_queue_pop(nd_record_queue *queue)
+{
+    ND_ASSERT(queue->count > 0);
+    queue->begin += first_of(queue)->bytes;
+    queue->count--;
+    if (queue->wrap > 0 && queue->begin == queue->wrap) {
+        queue->begin = queue->wrap = 0;
     }
 }

@@ -20,8 +20,8 @@
  *
  * In all, a run waits for a sink at most twice ND_SINK_DEADLINE_SECONDS, and as long at its end.
  *
- * All calls come from the thread of the run. A record for whose copy there is no memory is lost, as
- * one is for which a queue has no room.
+ * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
+ * nd_sinks_close.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -283,9 +283,9 @@ nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_option
         *out = t;
         return ND_OK;
     }
-    t->queue.capacity = options->queue_bytes;
-    t->kept.capacity = KEPT_BYTES;
-    status = start(t);
+    status = nd_record_queue_init(&t->queue, options->queue_bytes);
+    status = status == ND_OK ? nd_record_queue_init(&t->kept, KEPT_BYTES) : status;
+    status = status == ND_OK ? start(t) : status;
     if (status == ND_OK) {
         *out = t;
         return ND_OK;

@@ -13,7 +13,8 @@
  * for.
  *
  * The run waits for room in a queue and for flushes, but in all of them together no longer than
- * two deadlines. It calls all functions from one thread.
+ * two deadlines. It calls all functions from one thread; nothing is allocated between create and
+ * destroy.
  */
 #include "trainer/report/report.h"
 
@@ -33,20 +34,21 @@ typedef struct nd_record {
 /* True for a step and a validation, which count among the records that a dropped sink lacks. */
 bool nd_record_counts(const nd_record *record);
 
-typedef struct nd_queued_record nd_queued_record;
-
 /* Records on their way from the run's thread to that of a sink, with copies of everything that they
- * point to. It has no lock; its owner has one. */
+ * point to: a ring of bytes that is allocated once. It has no lock; its owner has one. */
 typedef struct nd_record_queue {
-    nd_queued_record *first, *last; /* owned */
-    size_t used, capacity;          /* bytes */
+    uint8_t *bytes; /* (capacity) owned */
+    size_t capacity;
+    size_t begin, end; /* of the first record, behind the last one */
+    size_t wrap;       /* where the upper part ends, while records lie on both sides; else 0 */
     int64_t count;
-} nd_record_queue; /* all zero but the capacity: none */
+} nd_record_queue; /* all zero: none */
 
+nd_status nd_record_queue_init(nd_record_queue *queue, size_t capacity);
 void nd_record_queue_fini(nd_record_queue *queue);
-/* Copies it behind the others. False: there is no room, or no memory. */
+/* Copies it behind the others. False: there is no room. */
 bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record);
-/* The oldest record; NULL: there is none. Lent until it is popped. */
+/* The oldest record; NULL: there is none. Lent until it is popped; pushes do not move it. */
 const nd_record *nd_record_queue_first(const nd_record_queue *queue);
 void nd_record_queue_pop(nd_record_queue *queue); /* there is one */
 
