@@ -325,8 +325,15 @@ Test(tokenize, separators_in_a_run)
     cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 20 documents"), "%s", shell_output);
     shell(&dir, CHECK_TEXT "--tokenizer tok --document-separator '\\t'");
     cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 21 documents"), "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "data.document_separator"), "%s", shell_output);
     shell(&dir, CHECK_TEXT "--tokenizer tok");
     cr_expect_not_null(strstr(shell_output, "encoded \"d.txt\": 1 document"), "%s", shell_output);
+    shell(&dir, CHECK_TEXT "--tokenizer tok --document-separator '%%%%'");
+    cr_expect_not_null(strstr(shell_output, "data.document_separator separates nothing"), "%s",
+                       shell_output);
+    shell(&dir, CHECK_TEXT "--tokenizer tok --data-path a.jsonl --document-separator '\\t'");
+    cr_expect_not_null(strstr(shell_output, "data.document_separator has no effect"), "%s",
+                       shell_output);
     shell(&dir, "printf %s 'data: {document_separator: \\n\\n}' >text.yaml && " CHECK_TEXT
                 "--tokenizer tok --config-file text.yaml");
     cr_expect_null(strstr(shell_output, "encoded"), "the cache of the first: %s", shell_output);

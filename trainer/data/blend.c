@@ -56,7 +56,7 @@ static nd_status take_parts(nd_dataset *dataset, nd_dataset_part *parts, int cou
         s->data = part->data;
         part->data = NULL;
         dataset->blocks += s->data->blocks;
-        dataset->tokens += s->data->tokens;
+        dataset->tokens += nd_dataset_tokens(s->data);
     }
     ND_TRY(nd_fs_format(&dataset->path, "%s and %d more", blend->sources[0].data->path,
                         blend->count - 1)); /* for messages */

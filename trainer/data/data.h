@@ -101,8 +101,9 @@ typedef struct nd_document_rules {
 /*
  * Before the data are read, and before they become part of a blend. A cache and a Megatron index
  * say where documents end; a file of text without either is one document. ND_ERR_CONFIG: nothing
- * says it. ND_ERR_DATA: the id that should end documents does not occur, the index is not the one
- * of the opening, or no row is short enough.
+ * says it, or end_of_text is not below the vocabulary. ND_ERR_DATA: the id that should end
+ * documents does not occur (a warning where several are listed), the index is not the one of the
+ * opening, or no row is short enough.
  */
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules);
 /* Join or separate; auto: those of some parts of a blend are separate, those of others joined. */
@@ -162,7 +163,7 @@ typedef struct nd_dataset_facts {
     const char *path;   /* of several files the first, and how many more */
     const char *format; /* "jsonl", "encoded text" */
     const char *cache;  /* the file that holds the ids of an encoded text; else NULL */
-    int64_t documents;  /* of an encoded text; -1: not known */
+    int64_t documents;  /* that are read, without what data.end_of_text ends; -1: not known */
     /* Of whole rows: how many are longer than a block and whether they are left out, and the share
      * of inputs that fill blocks. */
     int64_t long_rows;
@@ -172,12 +173,12 @@ typedef struct nd_dataset_facts {
 nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset);
 
 int64_t nd_dataset_blocks(const nd_dataset *dataset); /* >= 1 */
-int64_t nd_dataset_tokens(const nd_dataset *dataset);
+int64_t nd_dataset_tokens(const nd_dataset *dataset); /* without those of rows that are left out */
 /*
- * Tokens that never count as labels: those of prompts, and what a loss mask leaves out. Always
- * fewer than all tokens: data of which none counts are refused when they are opened. Ids are not
- * read. Of an encoded text it reads all spans, 16 bytes for each, and compares their checksums
- * (ND_ERR_DATA when they differ); of JSON lines it reads the index in memory; a mask knows the sum.
+ * Of the tokens that are read those that never count as labels: of prompts, and what a loss mask
+ * leaves out. Fewer than all tokens, unless rows are left out: data of which none counts are
+ * refused when they are opened. Ids are not read, but all spans are, 16 bytes for each; of an
+ * encoded text their checksums are compared (ND_ERR_DATA when they differ).
  */
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens);
 

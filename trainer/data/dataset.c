@@ -216,6 +216,26 @@ out:
     return status;
 }
 
+/* A separator that separates nothing is another one than that of the text. */
+static void say_separator(const nd_dataset_text *text, const nd_corpus_files *files,
+                          uint64_t documents)
+{
+    uint64_t texts = 0, rows = 0;
+    for (size_t i = 0; i < files->count; i++) {
+        rows += files->list[i].rows;
+        texts += !files->list[i].rows && files->list[i].bytes > 0;
+    }
+    if (texts == 0) {
+        nd_log_info("\"%s\": data.document_separator has no effect, since rows of JSON lines are "
+                    "documents",
+                    text->path);
+    } else if (rows == 0 && documents <= texts) {
+        nd_log_warning("\"%s\": data.document_separator separates nothing: each file is one "
+                       "document; give what stands between documents",
+                       text->path);
+    }
+}
+
 nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64_t sequence,
                                nd_dataset **out)
 {
@@ -238,6 +258,9 @@ nd_status nd_dataset_open_text(const nd_dataset_text *text, int64_t vocab, int64
         nd_data_say_left_out(text->path, files.skipped, files.folders);
     }
     status = status == ND_OK ? nd_token_cache_open(&request, &cache) : status;
+    if (status == ND_OK && text->rules->separator) {
+        say_separator(text, &files, cache->view.documents);
+    }
     status = status == ND_OK ? open_cache(text, cache, vocab, sequence, out) : status;
     nd_corpus_files_fini(&files);
     return status;
@@ -272,7 +295,7 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
         .path = dataset->path,
         .format = dataset->format->name,
         .cache = cache ? cache->path : NULL,
-        .documents = cache ? (int64_t)cache->view.documents : -1,
+        .documents = dataset->blend ? -1 : nd_documents_listed(dataset),
         .long_rows = rows ? rows->long_rows : 0,
         .drops = rows && rows->drops,
         .padding = rows ? 1 - (double)rows->tokens / inputs : 0,
@@ -286,7 +309,8 @@ int64_t nd_dataset_blocks(const nd_dataset *dataset)
 
 int64_t nd_dataset_tokens(const nd_dataset *dataset)
 {
-    return dataset->tokens;
+    const nd_documents *d = dataset->documents;
+    return d && d->drops ? d->kept : dataset->tokens;
 }
 
 typedef struct span_count {
@@ -297,8 +321,9 @@ typedef struct span_count {
 static nd_status count_spans(void *context)
 {
     span_count *c = context;
-    const nd_span_list spans = nd_encoded_spans(c->dataset);
-    return nd_spans_count(&spans, &c->tokens);
+    const nd_span_list spans =
+        c->dataset->masked ? nd_masked_spans(c->dataset) : nd_encoded_spans(c->dataset);
+    return nd_spans_count(c->dataset, &spans, &c->tokens);
 }
 
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
@@ -307,9 +332,7 @@ nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
     if (dataset->blend) {
         return dataset->blend_calls->ignored(dataset->blend, tokens);
     }
-    if (dataset->masked) {
-        count.tokens = (int64_t)dataset->masked->view.ignored;
-    } else if (dataset->cache) {
+    if (dataset->masked || dataset->cache) {
         ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, count_spans, &count));
     }
     *tokens = count.tokens;

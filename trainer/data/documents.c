@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "trainer/data/formats.h"
 
@@ -163,7 +164,7 @@ typedef struct row_layout {
     const nd_dataset *dataset;
     bool drop;
     nd_block_place *list; /* NULL: they are counted */
-    int64_t blocks, long_rows, tokens;
+    int64_t blocks, long_rows, tokens, kept;
     nd_block_place open; /* the block that rows are added to */
 } row_layout;
 
@@ -175,6 +176,7 @@ static void end_block(row_layout *l)
         }
         l->blocks++;
         l->tokens += nd_min(l->open.count, l->dataset->sequence);
+        l->kept += l->open.count;
     }
     l->open = (nd_block_place){0};
 }
@@ -203,7 +205,7 @@ static nd_status lay_rows(void *context)
 {
     row_layout *l = context;
     uint64_t before = 0, at;
-    l->blocks = l->long_rows = l->tokens = 0;
+    l->blocks = l->long_rows = l->tokens = l->kept = 0;
     for (uint64_t i = 0; i < l->dataset->documents->borders; i++) {
         ND_TRY(border_at(l->dataset, i, &at));
         if (at > before) {
@@ -233,6 +235,7 @@ static nd_status make_blocks(nd_dataset *dataset, bool drop)
     d->long_rows = l.long_rows;
     d->drops = drop;
     d->tokens = l.tokens;
+    d->kept = l.kept;
     return ND_OK;
 }
 
@@ -250,11 +253,30 @@ static nd_status search_id(void *context)
     return nd_flat_holds(s->dataset, s->id, SEARCH_BYTES, &s->found);
 }
 
+/* Where the data list documents, an id may end none within them. */
+static nd_status find_end_of_text(const nd_dataset *dataset, int64_t id)
+{
+    const int64_t listed = nd_documents_listed(dataset);
+    id_search search = {.dataset = dataset, .id = (int32_t)id};
+    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, search_id, &search));
+    if (!search.found && listed > 1) {
+        nd_log_warning("id %lld (data.end_of_text) does not occur in the first %d MiB of \"%s\"; "
+                       "only its %lld documents are separate",
+                       (long long)id, SEARCH_BYTES >> 20, dataset->path, (long long)listed);
+    }
+    return search.found || listed > 1
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "data.documents is separate, but id %lld, which should end a "
+                         "document, does not occur in the first %d MiB of \"%s\"; give "
+                         "another one as data.end_of_text, or set data.documents: join",
+                         (long long)id, SEARCH_BYTES >> 20, dataset->path);
+}
+
 static nd_status take_end_of_text(nd_dataset *dataset, const nd_document_rules *rules)
 {
     const bool named = rules->end_of_text >= 0;
     const int64_t id = named ? rules->end_of_text : rules->model_end;
-    id_search search = {.dataset = dataset, .id = (int32_t)id};
     dataset->documents->end_of_text = -1;
     if (!named && !dataset->format->holds_ids) {
         return ND_OK; /* a file of text is one document */
@@ -266,20 +288,41 @@ static nd_status take_end_of_text(nd_dataset *dataset, const nd_document_rules *
                        "or set data.documents: join",
                        dataset->path);
     }
-    ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, search_id, &search));
     dataset->documents->end_of_text = (int32_t)id;
-    return search.found ? ND_OK
-                        : nd_fail(ND_ERR_DATA,
-                                  "data.documents is separate, but id %lld, which should end a "
-                                  "document, does not occur in the first %d MiB of \"%s\"; give "
-                                  "another one as data.end_of_text, or set data.documents: join",
-                                  (long long)id, SEARCH_BYTES >> 20, dataset->path);
+    return find_end_of_text(dataset, id);
+}
+
+/* As large as the vocabulary: it can never occur. */
+static nd_status fail_end_of_text(const nd_dataset *dataset, int64_t id)
+{
+    const bool bytes = !dataset->cache && !dataset->format->holds_ids;
+    return nd_fail(ND_ERR_CONFIG,
+                   "data.end_of_text is %lld, but %s at %lld; give the id of a token, or leave it "
+                   "out",
+                   (long long)id, bytes ? "bytes end" : "the model's vocabulary ends",
+                   (long long)dataset->vocab - 1);
+}
+
+int64_t nd_documents_listed(const nd_dataset *dataset)
+{
+    const nd_documents *d = dataset->documents;
+    const int64_t left_out = d && d->drops ? d->long_rows : 0;
+    if (dataset->cache) {
+        return (int64_t)dataset->cache->view.documents - left_out;
+    }
+    if (d && d->borders > 0) { /* of an index: all beginnings, and the end of the last one */
+        return (int64_t)d->borders - 1 - left_out;
+    }
+    return d && d->end_of_text < 0 ? 1 : -1; /* a file of bytes */
 }
 
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules)
 {
     const bool prompts = dataset->masked || (dataset->cache && dataset->cache->view.spans > 0);
     ND_ASSERT(!dataset->blend && !dataset->documents);
+    if (rules->end_of_text >= dataset->vocab) {
+        return fail_end_of_text(dataset, rules->end_of_text);
+    }
     if (rules->rule == ND_DOCUMENTS_JOIN || (rules->rule == ND_DOCUMENTS_AUTO && !prompts)) {
         return ND_OK;
     }
@@ -293,6 +336,7 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
     } else {
         return take_end_of_text(dataset, rules);
     }
+    ND_TRY(rules->end_of_text >= 0 ? find_end_of_text(dataset, rules->end_of_text) : ND_OK);
     return prompts ? make_blocks(dataset, rules->drop_long) : ND_OK;
 }
 

@@ -53,6 +53,7 @@ typedef struct nd_documents {
     int64_t long_rows; /* of whole rows: how many are longer than a block */
     bool drops;        /* they are left out */
     int64_t tokens;    /* inputs of all blocks of whole rows, without what fills them */
+    int64_t kept;      /* tokens of these blocks */
 } nd_documents;
 
 typedef struct nd_blend nd_blend;
@@ -105,6 +106,9 @@ nd_block_place nd_block_place_of(const nd_dataset *dataset, int64_t index);
 /* Labels of a block that are the first token of another document become ND_LABEL_IGNORED. */
 nd_status nd_documents_ignore(const nd_dataset *dataset, nd_block_place block,
                               const int32_t *inputs, int32_t *labels);
+/* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
+ * not known. */
+int64_t nd_documents_listed(const nd_dataset *dataset);
 void nd_documents_close(nd_documents *documents); /* NULL is legal */
 /* Opens the index again, for its borders: the beginnings of documents and the end of the last. */
 nd_status nd_megatron_open_borders(nd_dataset *dataset);
@@ -137,7 +141,8 @@ nd_span_list nd_masked_spans(const nd_dataset *dataset);
 /* Labels of the tokens behind `first`, of `count`, that lie in spans become ND_LABEL_IGNORED. */
 nd_status nd_spans_ignore(const nd_span_list *spans, uint64_t first, uint64_t count,
                           int32_t *labels);
-nd_status nd_spans_count(const nd_span_list *spans, int64_t *tokens);
+/* Their tokens, without those of rows that the dataset leaves out. */
+nd_status nd_spans_count(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens);
 
 /* Opens the loss mask at `path`, if there is one, once dataset->tokens is known; `idx` is the index
  * that it must belong to. ND_ERR_DATA as for nd_loss_mask_parse. */

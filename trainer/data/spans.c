@@ -2,6 +2,7 @@
 /* Labels of tokens that do not count in the loss: spans of a token cache, or of a loss mask. */
 #include <string.h>
 
+#include "runtime/base/math.h"
 #include "trainer/data/formats.h"
 
 typedef struct span {
@@ -45,13 +46,29 @@ nd_status nd_spans_ignore(const nd_span_list *spans, uint64_t first, uint64_t co
     return ND_OK;
 }
 
-nd_status nd_spans_count(const nd_span_list *spans, int64_t *tokens)
+/* Tokens of the span that blocks of whole rows hold. *block: the first that may hold some. */
+static int64_t count_kept(const nd_dataset *dataset, const span *s, int64_t *block)
 {
     int64_t sum = 0;
+    for (; *block < dataset->blocks; ++*block) {
+        const nd_block_place b = dataset->documents->blocks[*block];
+        const int64_t end = b.first + b.count;
+        sum += nd_max(nd_min((int64_t)s->end, end) - nd_max((int64_t)s->begin, b.first), 0);
+        if (end >= (int64_t)s->end) {
+            break;
+        }
+    }
+    return sum;
+}
+
+nd_status nd_spans_count(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens)
+{
+    const bool drops = dataset->documents && dataset->documents->drops;
+    int64_t sum = 0, block = 0;
     for (uint64_t i = 0; i < spans->count; i++) {
         span s;
         ND_TRY(span_at(spans, i, &s));
-        sum += (int64_t)(s.end - s.begin);
+        sum += drops ? count_kept(dataset, &s, &block) : (int64_t)(s.end - s.begin);
     }
     *tokens = sum;
     return ND_OK;

@@ -142,6 +142,12 @@ Test(documents, every_format_knows_where_they_begin)
         for (int i = 0; i < 4; i++) {
             assert_ok(nd_dataset_set_documents(list[i], i >= 2 ? &by_id : &separate));
             check_borders(list[i], &text, seed);
+            int ends = 0;
+            for (int t = 0; t < TOKENS; t++) {
+                ends += text.ids[t] == END;
+            }
+            const int64_t listed[] = {ends, ends, -1, 1};
+            cr_expect_eq(nd_dataset_facts_of(list[i]).documents, listed[i]);
             nd_dataset_close(list[i]);
         }
     }
@@ -209,11 +215,13 @@ static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool dro
 {
     static wanted_block list[4 * ROWS];
     int blocks = 1, longer = 0;
+    int64_t kept = 0, prompts_kept = 0, all = 0, ignored;
     bool fresh = false; /* a row that was left out ends a block */
     memset(list, 0, sizeof list);
     for (int r = 0; r < ROWS; r++) {
         const bool too_long = lengths[r] > S + 1;
         longer += too_long;
+        all += lengths[r];
         fresh = fresh || (too_long && drop);
         for (int at = 0; at < lengths[r] && !(too_long && drop); at += S + 1) {
             const int left = lengths[r] - at;
@@ -231,6 +239,10 @@ static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool dro
         assert_ok(nd_dataset_block(data, b, inputs, labels));
         assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
         cr_assert_eq(filled, w->count < S ? w->count : S);
+        kept += w->count;
+        for (int i = 0; i < w->count; i++) {
+            prompts_kept += w->firsts[i] == i;
+        }
         for (int i = 0; i < S; i++) {
             const bool is_token = i < w->count;
             const bool counts = i + 1 < w->count && w->firsts[i + 1] != i + 1;
@@ -242,6 +254,11 @@ static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool dro
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
     cr_assert_eq(facts.long_rows, longer);
     cr_assert_eq(facts.drops, drop);
+    cr_assert_eq(facts.documents, drop ? ROWS - longer : ROWS);
+    /* Rows that are left out are in no number. */
+    assert_ok(nd_dataset_ignored(data, &ignored));
+    cr_assert_eq(nd_dataset_tokens(data), drop ? kept : all);
+    cr_assert_eq(ignored, drop ? prompts_kept : ROWS);
 }
 
 Test(documents, rows_with_prompts_stay_whole)
@@ -360,6 +377,25 @@ Test(documents, what_nothing_separates_is_refused)
     rules.model_end = 'A';
     data = as_llmc(&text);
     assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "id 65, which should end");
+    nd_dataset_close(data);
+    /* Of rows it may end none, where there are several. */
+    rules = separate;
+    rules.end_of_text = 'A';
+    data = as_rows(&text, true);
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "id 65, which should end");
+    nd_dataset_close(data);
+    data = as_rows(&text, false);
+    assert_ok(nd_dataset_set_documents(data, &rules));
+    nd_dataset_close(data);
+    rules = (nd_document_rules){.rule = ND_DOCUMENTS_JOIN, .end_of_text = 256, .model_end = -1};
+    data = as_megatron(&text);
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
+                 "data.end_of_text is 256, but the model's vocabulary ends at 255");
+    nd_dataset_close(data);
+    assert_ok(nd_dataset_open(tempdir_write(&dir, "b.txt", "bytes", 5), ND_DATA_TEXT, "bytes", 256,
+                              S, &data));
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_CONFIG,
+                 "data.end_of_text is 256, but bytes end at 255");
     nd_dataset_close(data);
     rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
     data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
