@@ -56,8 +56,9 @@ def check_learning(folder):
     loss = {}
     for documents in ("separate", "join"):
         log = train(folder, documents, documents, 300)
-        said = "documents are separate" if documents == "separate" else "documents are joined"
+        said = "200 documents are separate" if documents == "separate" else "documents are joined"
         check(said in log, f"the run does not say that {said}:\n{log}")
+        check(("queries see" in log) == (documents == "separate"), f"{documents}: what queries see of keys:\n{log}")
         alone = run(folder, "eval", "--model", f"{documents}/model", "--data", "new.jsonl", "--sequence-length", "127", "--jsonl", "--cache-dir",
                     "cache")
         loss[documents] = json.loads(alone.splitlines()[0] if alone.startswith("{") else alone[alone.index("{"):].splitlines()[0])
@@ -66,6 +67,35 @@ def check_learning(folder):
     # Four letters of 26 are 3.3 nats each; what is learned is known for certain.
     check(loss["separate"]["loss"] < 0.05, f"separate rows did not teach the closing: {loss['separate']}")
     check(loss["join"]["loss"] > 0.5, f"joined rows taught the closing, so they show nothing here: {loss['join']}")
+
+
+def check_said(folder):
+    """What the first lines of a run say of its documents is so."""
+    rows = [{"prompt": "ab", "completion": "cd"}] * 3
+    (folder / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "ab", "completion": "x" * 200}]))
+    (folder / "texts.jsonl").write_text(json.dumps({"text": "abcdefgh"}) + "\n" + json.dumps({"text": "ijkl"}) + "\n")
+    (folder / "one.txt").write_text("a file is one document")
+
+    def said(out, data, *arguments, code=0):
+        return run(folder, "train", "--model-config", "model.json", "--data-path", data, "--cache-dir", "cache", "--sequence-length", "15",
+                   "--micro-batch-size", "1", "--num-steps", "1", "--save-model", "false", "--save-dir", out,
+                   *arguments, code=code)
+
+    def has(log, *lines):
+        for line in lines:
+            check(line in log, f'the run does not say "{line}":\n{log}')
+
+    has(said("dropped", "some.jsonl", "--long-rows", "drop"), "training data: 12 tokens,", "training data: 3 documents are separate",
+        "training data: 1 rows are longer", "training data: 6 of 12 tokens count")
+    source = json.loads((folder / "dropped" / "run.json").read_text())["data"]["sources"][0]
+    check((source["tokens"], source["documents"]) == (12, 3), f"run.json has what is left out: {source}")
+    has(said("texts", "texts.jsonl", "--documents", "separate", "--long-rows", "drop", "--end-of-text", "0"),
+        "id 0 (data.end_of_text) does not occur in the first 64 MiB", "data.long_rows drop has no effect, since no row has a prompt",
+        "all tokens but the first of each document count in the loss")
+    has(said("joined", "texts.jsonl", "--long-rows", "drop", "--end-of-text", "0"), "data.end_of_text has no effect, since documents are joined",
+        "data.long_rows drop has no effect, since documents are joined", "training data: all tokens count in the loss")
+    has(said("one", "one.txt", "--documents", "separate"), "training data: 1 document: data.documents separate changes nothing")
+    has(said("no-id", "one.txt", "--documents", "separate", "--end-of-text", "300", code=2), "data.end_of_text is 300, but bytes end at 255")
 
 
 def check_resume(folder):
@@ -122,6 +152,7 @@ with tempfile.TemporaryDirectory() as name:
     write_rows(place / "new.jsonl", source, pairs, 1)
     (place / "model.json").write_text(json.dumps(MODEL))
     check_learning(place)
+    check_said(place)
     check_resume(place)
     check_epochs(place)
     check_nodes(place)

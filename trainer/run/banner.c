@@ -91,7 +91,8 @@ static nd_status print_counted(const char *what, const nd_dataset *data)
     int64_t ignored;
     ND_TRY(nd_dataset_ignored(data, &ignored));
     if (ignored == 0) {
-        nd_log_info("%s: all tokens count in the loss", what);
+        nd_log_info("%s: all tokens%s count in the loss", what,
+                    nd_dataset_is_separate(data) ? " but the first of each document" : "");
         return ND_OK;
     }
     nd_log_info("%s: %lld of %lld tokens count in the loss (%.1f %%)", what,
@@ -100,11 +101,46 @@ static nd_status print_counted(const char *what, const nd_dataset *data)
     return ND_OK;
 }
 
+/* Settings of documents that these data have no use for. */
+static void print_unused(const char *what, const nd_dataset *data, const nd_config *config)
+{
+    const nd_dataset_facts facts = nd_dataset_facts_of(data);
+    const bool joined = !nd_dataset_is_separate(data);
+    if (joined && config->data.end_of_text >= 0) {
+        nd_log_info("%s: data.end_of_text has no effect, since documents are joined", what);
+    }
+    if (config->data.long_rows == ND_LONG_ROWS_DROP && !facts.drops &&
+        (joined || facts.documents >= 0)) { /* those of a blend are not known */
+        nd_log_info("%s: data.long_rows drop has no effect, since %s", what,
+                    joined ? "documents are joined" : "no row has a prompt");
+    }
+}
+
+/* The documents that are separate, as far as their number is known. */
+static void print_separate(const char *what, int64_t documents, const nd_config *config)
+{
+    char count[32] = "";
+    if (documents == 1) {
+        nd_log_info("%s: 1 document: data.documents separate changes nothing", what);
+        return;
+    }
+    if (documents > 1) {
+        snprintf(count, sizeof count, "%lld ", (long long)documents);
+    }
+    nd_log_info(
+        "%s: %sdocuments are separate: a token sees the tokens before it in its own document, "
+        "and positions %s (data.documents, data.positions)",
+        what, count,
+        config->data.positions == ND_POSITIONS_RUNNING ? "run on over a block"
+                                                       : "begin at 0 in each");
+}
+
 /* What a token sees, and what became of rows that are kept whole. */
 static void print_documents(const char *what, const nd_dataset *data, const nd_config *config)
 {
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
     const nd_documents_rule rule = nd_dataset_documents(data);
+    print_unused(what, data, config);
     if (rule == ND_DOCUMENTS_AUTO) {
         nd_log_info("%s: documents of some sources are separate, and those of others are joined "
                     "(data.documents)",
@@ -118,12 +154,7 @@ static void print_documents(const char *what, const nd_dataset *data, const nd_c
             what);
         return;
     }
-    nd_log_info(
-        "%s: documents are separate: a token sees the tokens before it in its own document, "
-        "and positions %s (data.documents, data.positions)",
-        what,
-        config->data.positions == ND_POSITIONS_RUNNING ? "run on over a block"
-                                                       : "begin at 0 in each");
+    print_separate(what, config->data.end_of_text < 0 ? facts.documents : -1, config);
     if (facts.long_rows > 0) {
         nd_log_info("%s: %lld rows are longer than a block of %lld tokens and are %s "
                     "(data.long_rows)",
@@ -197,7 +228,8 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
     int64_t most = 0, sum = 0;
     int32_t *memory = NULL;
     nd_status status = ND_OK;
-    if (deal.cp == 1 || !nd_dataset_is_separate(data)) {
+    char balance[96] = "";
+    if (!nd_dataset_is_separate(data)) {
         return ND_OK;
     }
     ND_TRY_OUT(ND_ALLOC(4 * S, &memory));
@@ -211,12 +243,15 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
         most += pairs.most * (deal.cp / deal.ulysses);
         sum += pairs.all;
     }
-    nd_log_info(
-        "training data: queries see %.1f %% of the keys that they would see in joined "
-        "documents; the rank of cp with the most pairs has %.3f times the mean of the ranks "
-        "(%lld blocks)",
-        200.0 * (double)sum / ((double)wanted * (double)S * (double)(S + 1)),
-        (double)most / (double)sum, (long long)wanted);
+    if (deal.cp > 1) {
+        snprintf(balance, sizeof balance,
+                 "; the rank of cp with the most pairs has %.3f times the mean of the ranks",
+                 (double)most / (double)sum);
+    }
+    nd_log_info("training data: queries see %.1f %% of the keys that they would see in joined "
+                "documents%s (%lld blocks)",
+                200.0 * (double)sum / ((double)wanted * (double)S * (double)(S + 1)), balance,
+                (long long)wanted);
 out:
     free(memory);
     return status;
