@@ -59,6 +59,12 @@ static nd_status resolve_ulysses(const nd_config *c, nd_mesh *mesh)
 {
     const int64_t cp = mesh->size[ND_AXIS_CP], given = c->parallel.ulysses;
     const bool all = c->parallel.cp_comm == ND_CP_ULYSSES;
+    if (cp == 1 && given > 1) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "parallel.ulysses is %lld, but mesh.cp is 1, so no ranks share a sequence; "
+                       "set --cp-size %lld, or leave --ulysses out",
+                       nd_ll(given), nd_ll(given));
+    }
     if (cp % given != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "parallel.ulysses %lld does not divide mesh.cp %lld; give --ulysses a "

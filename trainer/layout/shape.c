@@ -9,6 +9,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/math.h"
 
 enum { OFFERED_MAX = 8 };
 
@@ -35,18 +36,11 @@ const nd_family_row nd_families[ND_FAMILY_COUNT] = {
 #undef ND_FAMILY
 };
 
-/* "1, 2 or 4": the smallest sizes of tp that fit all that it splits. */
-static void offer_sizes(const nd_shape *shape, char *text, size_t size)
+/* "1, 2 or 4" */
+static void print_sizes(const int64_t *fits, int count, char *text, size_t size)
 {
-    int64_t fits[OFFERED_MAX];
-    int count = 0;
     size_t used = 0;
     text[0] = '\0';
-    for (int64_t n = 1; n <= shape->heads && count < OFFERED_MAX; n++) {
-        if (shape->heads % n == 0 && shape->ffn % n == 0) {
-            fits[count++] = n;
-        }
-    }
     for (int i = 0; i < count && used < size; i++) {
         const char *between = i == 0 ? "" : i == count - 1 ? " or " : ", ";
         used += (size_t)snprintf(text + used, size - used, "%s%lld", between, (long long)fits[i]);
@@ -55,32 +49,63 @@ static void offer_sizes(const nd_shape *shape, char *text, size_t size)
 
 static nd_status check_divides(const nd_shape *shape, const char *what, int64_t extent, int size)
 {
+    int64_t fits[OFFERED_MAX];
+    int count = 0;
     char sizes[160];
     if (extent % size == 0) {
         return ND_OK;
     }
-    offer_sizes(shape, sizes, sizeof sizes);
+    for (int64_t n = 1; n <= shape->heads && count < OFFERED_MAX; n++) {
+        if (shape->heads % n == 0 && shape->ffn % n == 0) {
+            fits[count++] = n;
+        }
+    }
+    print_sizes(fits, count, sizes, sizeof sizes);
     return nd_fail(ND_ERR_CONFIG,
                    "the model's %s is %lld, which mesh.tp %d does not divide, but each "
                    "tensor-parallel rank holds an equal part; give --tp-size %s",
                    what, (long long)extent, size, sizes);
 }
 
+/* "give --ulysses 2 or 4 and ...": the sizes that divide cp and deal the heads of a rank evenly. */
+static void advise_ulysses(int64_t heads, int64_t kv_heads, int cp, char *text, size_t size)
+{
+    int64_t fits[OFFERED_MAX];
+    int count = 0;
+    char sizes[160];
+    for (int64_t n = 2; n <= nd_min(cp, heads) && count < OFFERED_MAX; n++) {
+        if (cp % n == 0 && heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0)) {
+            fits[count++] = n;
+        }
+    }
+    print_sizes(fits, count, sizes, sizeof sizes);
+    if (count == 0) {
+        snprintf(
+            text, size,
+            "with mesh.cp %d no --ulysses above 1 is possible, so leave it out, with --cp-comm "
+            "allgather or ring",
+            cp);
+    } else {
+        snprintf(text, size, "give --ulysses %s and --cp-comm allgather or ring", sizes);
+    }
+}
+
 /* Heads of a tensor-parallel rank are dealt to the ranks of the group ulysses; KV heads too, or
  * several ranks have the same one. */
 static nd_status check_ulysses(const nd_shape *shape, const nd_mesh *mesh)
 {
+    char advice[256];
     const int64_t tp = mesh->size[ND_AXIS_TP], ranks = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES);
     const int64_t heads = shape->heads / tp;
     const int64_t kv_heads = nd_shape_local_kv_heads(shape, tp);
+    advise_ulysses(heads, kv_heads, mesh->size[ND_AXIS_CP], advice, sizeof advice);
     if (heads % ranks != 0) {
         return nd_fail(ND_ERR_CONFIG,
                        "the model's num_attention_heads %lld / mesh.tp %lld = %lld heads cannot be "
                        "dealt evenly to %lld ranks (parallel.ulysses, or mesh.cp with "
-                       "parallel.cp_comm ulysses); give --ulysses a divisor of %lld and --cp-comm "
-                       "allgather or ring",
+                       "parallel.cp_comm ulysses); %s",
                        (long long)shape->heads, (long long)tp, (long long)heads, (long long)ranks,
-                       (long long)heads);
+                       advice);
     }
     if (kv_heads % ranks != 0 && ranks % kv_heads != 0) {
         return nd_fail(
@@ -88,12 +113,22 @@ static nd_status check_ulysses(const nd_shape *shape, const nd_mesh *mesh)
             "a rank of mesh.tp %lld has %lld of num_key_value_heads %lld, which neither divide "
             "%lld "
             "ranks (parallel.ulysses, or mesh.cp with parallel.cp_comm ulysses) nor are a multiple "
-            "of them; give --ulysses a divisor or a multiple of %lld and --cp-comm allgather or "
-            "ring",
+            "of them; %s",
             (long long)tp, (long long)kv_heads, (long long)shape->kv_heads, (long long)ranks,
-            (long long)kv_heads);
+            advice);
     }
     return ND_OK;
+}
+
+/* The next longer sequence that cp and tp divide. */
+static long long next_length(int64_t micro_batch, int64_t sequence, int cp, int tp)
+{
+    const int64_t unit = cp > 1 ? 2 * (int64_t)cp : 1;
+    int64_t length = (sequence / unit + 1) * unit;
+    while (micro_batch * (length / cp) % tp != 0) {
+        length += unit;
+    }
+    return (long long)length;
 }
 
 nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t micro_batch,
@@ -112,15 +147,16 @@ nd_status nd_shape_check_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_
                        "train.sequence_length %lld is not divisible by 2 x mesh.cp = %lld; context "
                        "parallelism gives each rank two chunks, so take a length such as %lld",
                        (long long)sequence, 2 * (long long)cp,
-                       (long long)(sequence / (2 * cp) + 1) * 2 * cp);
+                       next_length(micro_batch, sequence, cp, tp));
     }
     int64_t tokens = micro_batch * (sequence / cp);
     if (tokens % tp != 0) {
         return nd_fail(
             ND_ERR_CONFIG,
             "train.micro_batch_size %lld x train.sequence_length %lld / mesh.cp %d = %lld "
-            "local tokens are not divisible by mesh.tp %d",
-            (long long)micro_batch, (long long)sequence, cp, (long long)tokens, tp);
+            "local tokens are not divisible by mesh.tp %d; take a length such as %lld",
+            (long long)micro_batch, (long long)sequence, cp, (long long)tokens, tp,
+            next_length(micro_batch, sequence, cp, tp));
     }
     return ND_OK;
 }

@@ -234,13 +234,25 @@ static nd_status read_layer_type(const json_t *types, const char *file, int64_t 
                          file, text ? text : "no text", (long long)layer);
 }
 
+/* Refuses what is no list of the layers. `longer`: the rest of a longer one is not read. */
+static nd_status check_list(const json_t *list, const char *file, const char *key, int64_t layers,
+                            const char *items, bool longer)
+{
+    const int64_t count = (int64_t)json_array_size(list);
+    char number[48] = "";
+    if (json_is_array(list) && (count == layers || (longer && count > layers))) {
+        return ND_OK;
+    }
+    if (json_is_array(list)) {
+        snprintf(number, sizeof number, " of %lld", (long long)count);
+    }
+    return nd_fail(ND_ERR_DATA, "%s: %s is %s%s; it must be a list of num_hidden_layers %lld %s",
+                   file, key, nd_key_type(list), number, (long long)layers, items);
+}
+
 static nd_status read_layer_types(const json_t *types, const char *file, nd_shape *s)
 {
-    if (!json_is_array(types) || (int64_t)json_array_size(types) != s->layers) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: layer_types must be a list of num_hidden_layers %lld texts", file,
-                       (long long)s->layers);
-    }
+    ND_TRY(check_list(types, file, "layer_types", s->layers, "texts", false));
     s->full = (nd_layer_set){0};
     for (int64_t l = 0; l < s->layers; l++) {
         bool slides = false;
@@ -275,11 +287,8 @@ static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
     int64_t interval = 0;
     ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
                          &interval));
-    if (!nd_key_is_unset(list) &&
-        (!json_is_array(list) || (int64_t)json_array_size(list) < s->layers)) {
-        return nd_fail(ND_ERR_DATA,
-                       "%s: no_rope_layers must be a list of num_hidden_layers %lld numbers", file,
-                       (long long)s->layers);
+    if (!nd_key_is_unset(list)) {
+        ND_TRY(check_list(list, file, "no_rope_layers", s->layers, "numbers", true));
     }
     for (int64_t l = 0; l < s->layers; l++) {
         const json_t *turns = json_array_get(list, (size_t)l);

@@ -98,8 +98,10 @@ nd_status nd_key_demand_text(const json_t *map, const char *file, const char *ke
                        nd_key_type(value), wanted);
     }
     if (strcmp(json_string_value(value), wanted) != 0) {
-        return nd_fail(ND_ERR_DATA, "%s: %s is \"%.80s\"; only \"%s\" is supported", file, key,
-                       json_string_value(value), wanted);
+        return nd_fail(ND_ERR_DATA,
+                       "%s: %s is \"%.80s\"; only \"%s\" is supported, so use a "
+                       "model that has it",
+                       file, key, json_string_value(value), wanted);
     }
     return ND_OK;
 }

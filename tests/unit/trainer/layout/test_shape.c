@@ -138,7 +138,8 @@ Test(shape, other_models_are_refused)
     expect_bad("{" BASE ", \"use_qk_norm\": true}", "use_qk_norm is true", "only false");
     expect_bad("{" BASE ", \"attention_bias\": 1}", "attention_bias is an integer",
                "true or false");
-    expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"", "silu");
+    expect_bad("{" BASE ", \"hidden_act\": \"gelu\"}", "hidden_act is \"gelu\"",
+               "only \"silu\" is supported, so use a model");
     expect_bad("{" BASE ", \"sliding_window\": 4096}", "sliding_window is set", "mistral");
     expect_bad("{" BASE ", \"attention_dropout\": 0.1}", "attention_dropout is 0.1", "");
     expect_bad("{" BASE ", \"quantization_config\": {}}", "quantization_config", "");
@@ -314,7 +315,7 @@ Test(shape, families_have_their_switches_and_defaults)
                "2}, " SIZES "}",
                "rope_type is \"linear\"", "only default and longrope");
     expect_bad("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES "}",
-               "layer_types", "num_hidden_layers 2");
+               "layer_types is a list of 1; it must be", "num_hidden_layers 2 texts");
     expect_bad(
         "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"x\"], " SIZES "}",
         "layer_types has \"x\" for layer 1", "sliding_attention");
@@ -356,9 +357,9 @@ Test(shape, layers_without_rope)
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, \"1\"], " SIZES "}",
                "no_rope_layers has text for layer 1", "and 1");
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": 4, " SIZES "}",
-               "no_rope_layers must be a list", "num_hidden_layers 2");
+               "no_rope_layers is an integer; it must be a list", "num_hidden_layers 2");
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1], " SIZES "}",
-               "no_rope_layers", "num_hidden_layers 2");
+               "no_rope_layers is a list of 1; it must be", "num_hidden_layers 2 numbers");
     expect_bad("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 0], " SIZES "}",
                "layer 1 has no RoPE", "model_type llama");
     expect_bad("{\"model_type\": \"smollm3\", \"use_sliding_window\": true, " SIZES "}",
@@ -494,17 +495,23 @@ Test(shape, mesh_must_divide)
     nd_mesh copies = {{1, 1, 1, 1, 4}};
     cr_expect_eq(nd_shape_check_mesh(&s, &copies, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_misfit(&s, 4, 1, 1, 12, "train.sequence_length 12", "2 x mesh.cp = 8");
-    expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2");
+    expect_misfit(&s, 1, 2, 1, 15, "= 15 local tokens", "mesh.tp 2; take a length such as 16");
+    expect_misfit(&s, 3, 4, 1, 7, "train.sequence_length 7", "take a length such as 12");
     const nd_mesh heads = {{1, 1, 1, 4, 1}, 4}, eight = {{1, 1, 1, 8, 1}, 8};
     cr_expect_eq(nd_shape_check_mesh(&s, &heads, 1, 16), ND_OK, "%s", nd_error_last()->message);
     expect_sentence(nd_shape_check_mesh(&s, &eight, 1, 16), ND_ERR_CONFIG,
                     "num_attention_heads 4 / mesh.tp 1 = 4 heads", "8 ranks",
-                    "--ulysses a divisor of 4", (char *)NULL);
+                    "give --ulysses 2 or 4 and --cp-comm", (char *)NULL);
+    const nd_mesh three = {{1, 1, 1, 3, 1}, 3};
+    expect_sentence(nd_shape_check_mesh(&s, &three, 1, 12), ND_ERR_CONFIG, "4 heads", "3 ranks",
+                    "with mesh.cp 3 no --ulysses above 1 is possible, so leave it out",
+                    (char *)NULL);
     nd_shape six = s;
     six.heads = 24;
     six.kv_heads = 6;
     expect_sentence(nd_shape_check_mesh(&six, &heads, 1, 16), ND_ERR_CONFIG,
-                    "6 of num_key_value_heads 6, which neither divide 4 ranks", (char *)NULL);
+                    "6 of num_key_value_heads 6, which neither divide 4 ranks",
+                    "give --ulysses 2 and", (char *)NULL);
     s.ffn = 95;
     expect_misfit(&s, 1, 2, 1, 16, "intermediate_size is 95", "mesh.tp 2");
     s.heads = 12, s.kv_heads = 4, s.ffn = 96;
