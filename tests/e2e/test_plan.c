@@ -97,6 +97,8 @@ Test(plan, llama_8b_on_eight_workers)
                   "--dp-replicate-size 1 --tp-size 1"),
         1, "%s", shell_output);
     says("\ndoes not fit one H100: ");
+    says("\nlongest sequence that fits one H100: none\n");
+    says(" (dp_replicate x dp_shard x cp x tp), 1 worker; ");
     says("error: the job does not fit; ");
     cr_expect_eq(part("    NCCL, estimated"), -1.0, "one GPU has no peer");
     cr_expect_eq(part("    CUDA graphs, estimated"), -1.0, "they are off");
@@ -250,6 +252,36 @@ Test(plan, documents_are_those_of_the_data)
     }
 }
 
+/* A run warns of them at its start. */
+Test(plan, separate_documents_on_a_gpu_are_warned_of)
+{
+    static const char words[] = "warning: data.documents is separate, and a GPU has only the plain";
+    shell(&dir, PLAN "cp.yaml --documents separate --device cuda");
+    says(words);
+    shell(&dir, PLAN "cp.yaml --documents separate --device cpu");
+    cr_expect_null(strstr(shell_output, words));
+    shell(&dir, PLAN "cp.yaml --documents join --device cuda");
+    cr_expect_null(strstr(shell_output, words));
+}
+
+/* A step of microseconds has digits. */
+Test(plan, steps_of_a_small_model_have_digits)
+{
+    static const char one[] = "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": "
+                              "32, \"intermediate_size\": 64, \"num_hidden_layers\": 1, "
+                              "\"num_attention_heads\": 4}";
+    char command[512];
+    tempdir_write(&dir, "one.json", one, sizeof one - 1);
+    snprintf(command, sizeof command,
+             ND_TRAIN " plan --device cuda --explain --sequence-length 32 --set "
+                      "model.config=%s/one.json",
+             dir.path);
+    shell(&dir, command);
+    cr_expect_gt(after("\nestimated step, all workers: H100 "), 0.1);
+    cr_expect_gt(after("\n  H100: "), 0);
+    cr_expect_null(strstr(shell_output, " 0.000 to "), "%s", shell_output);
+}
+
 /* A sequence of that length fits, and the next one that the mesh takes does not. */
 Test(plan, the_longest_sequence_that_fits)
 {
@@ -265,7 +297,8 @@ Test(plan, the_longest_sequence_that_fits)
     for (int more = 0; more < 2; more++) {
         snprintf(line, sizeof line, "%s%d", command, longest + more * unit);
         shell(&dir, line);
-        says(more ? "\ndoes not fit one H100: " : "\nfits one H100: ");
+        const double gib = after(more ? "\ndoes not fit one H100: " : "\nfits one H100: ");
+        cr_expect(more ? gib > 79.6 : gib < 79.6, "%s", shell_output); /* by the digits shown */
         cr_expect_eq((int)after("\nlongest sequence that fits one H100: "), longest);
     }
 }

@@ -165,9 +165,12 @@ Test(run, says_how_often_it_reads_the_data)
                                             "times"),
                        "%s", shell_output);
     cr_assert_null(strstr(shell_output, "more data"), "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "MLP in"), "%s", shell_output);
     shell(&dir,
           "rm -r out; " RUN "--data-path text.txt --num-steps 1 --set output.save_model=false "
-          "--set train.micro_batch_size=32");
+          "--set train.micro_batch_size=32 --tiled-mlp 2");
+    cr_expect_not_null(strstr(shell_output, "MLP in 2 pieces of 1024 tokens\n"), "%s",
+                       shell_output);
     cr_assert_not_null(
         strstr(shell_output, "a step takes 64 blocks, but the training data have 40"), "%s",
         shell_output);

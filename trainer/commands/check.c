@@ -127,6 +127,7 @@ static nd_status check(const nd_command_call *call)
         ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
     }
     if (!called_by_ndlaunch()) { /* else rank 0 says it */
+        nd_banner_warn_of_documents(config, gpu);
         ND_TRY_OUT(nd_inputs_warn_of_labels(config, &inputs, 0, 0));
     }
     print_good(config, &inputs);

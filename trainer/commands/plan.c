@@ -26,14 +26,21 @@ static double planned_bytes(const nd_trainer *trainer)
     return (double)(trainer->plan.total + trainer->plan.external);
 }
 
+/* Decimals of GiB, of two sizes that may be almost equal. */
+static int decimals(double a, double b, int usual)
+{
+    return fabs(a - b) < 0.1 ? 6 : usual;
+}
+
 /* The plan for each kind of GPU, since any machine can plan any job. *fits: for one of them. */
 static void print_fit_of_gpus(FILE *out, double each, bool *fits)
 {
     *fits = false;
     for (int i = 0; i < ND_RATED_GPUS; i++) {
-        const bool room = each <= nd_gpu_rates[i].gib;
-        fprintf(out, "%s one %s: %.2f of its %.1f GiB\n", room ? "fits" : "does not fit",
-                nd_gpu_rates[i].name, each, nd_gpu_rates[i].gib);
+        const double gib = nd_gpu_rates[i].gib;
+        const bool room = each <= gib;
+        fprintf(out, "%s one %s: %.*f of its %.1f GiB\n", room ? "fits" : "does not fit",
+                nd_gpu_rates[i].name, decimals(each, gib, 2), each, gib);
         *fits |= room;
     }
 }
@@ -49,14 +56,16 @@ static void print_fit(FILE *out, const nd_trainer *trainer, bool *fits)
     }
     nd_host_memory host = nd_host_memory_read("");
     double all = each * (double)config->launch.nproc_per_node;
-    *fits = all <= (double)host.physical / nd_gib;
+    const double physical = (double)host.physical / nd_gib;
+    const int digits = decimals(all, physical, 1);
+    *fits = all <= physical;
     fprintf(out,
-            "%s: %lld worker%s of %.2f GiB take %.1f of its %.1f GiB, of which %.1f are free\n",
+            "%s: %lld worker%s of %.2f GiB take %.*f of its %.*f GiB, of which %.1f are free\n",
             !*fits                                  ? "does not fit this host"
             : all > (double)host.available / nd_gib ? "fits this host once other programs give way"
                                                     : "fits this host",
             (long long)config->launch.nproc_per_node, config->launch.nproc_per_node == 1 ? "" : "s",
-            each, all, (double)host.physical / nd_gib, (double)host.available / nd_gib);
+            each, digits, all, digits, physical, (double)host.available / nd_gib);
 }
 
 /* A CPU's saves and loads copy nothing. */
@@ -170,8 +179,9 @@ static nd_status print_plan(FILE *out, const nd_config *config, const nd_inputs 
     char mesh[128];
     nd_status status = ND_OK;
     ND_TRY(plan_rank(config, inputs, worker, tuning, rank, &trainer));
-    fprintf(out, "mesh: %s, %d workers; tp peers are adjacent ranks\n",
-            nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size);
+    fprintf(out, "mesh: %s, %d worker%s; tp peers are adjacent ranks\n",
+            nd_mesh_format(&r->mesh, mesh, sizeof mesh), r->world_size,
+            r->world_size == 1 ? "" : "s");
     print_groups(out, &r->mesh, rank);
     fprintf(out,
             "model: %lld parameters, %lld layers, hidden %lld, ffn %lld, %lld heads, %lld KV "
@@ -443,6 +453,10 @@ static nd_status print_longest(FILE *out, const length_search *s, const char *wh
     const int64_t unit = length_unit(&s->v->config), most = s->inputs->shape.max_positions;
     int64_t length = 0;
     ND_TRY(find_longest(s, unit, most, &length));
+    if (length == 0) {
+        fprintf(out, "longest sequence that fits %s: none\n", where);
+        return ND_OK;
+    }
     fprintf(out, "longest sequence that fits %s: %lld tokens%s\n", where, (long long)length,
             length + unit > most ? ", as many as the model has positions" : "");
     return ND_OK;
@@ -504,6 +518,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(check_limits(config, &inputs, worker));
+    nd_banner_warn_of_documents(config, cuda);
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
     if (call->cli->plan_explains) {

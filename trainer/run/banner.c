@@ -301,6 +301,15 @@ static void print_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
+void nd_banner_warn_of_documents(const nd_config *config, bool gpu)
+{
+    if (gpu && config->data.documents == ND_DOCUMENTS_SEPARATE) {
+        nd_log_warning("data.documents is separate, and a GPU has only the plain attention kernels "
+                       "for that, which are many times slower; data.documents: join is faster, and "
+                       "its documents see each other");
+    }
+}
+
 nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, const char *dir)
 {
     const nd_worker *worker = run->worker;
@@ -328,15 +337,16 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
                 "its parts)",
                 (double)nd_shape_parameters(&r->shape) * 1e-6,
                 (double)(trainer->plan.total + trainer->plan.external) / 1048576.0);
+    const nd_dims *dims = &trainer->model->dims;
+    if (dims->piece < dims->T) {
+        nd_log_info("MLP in %lld pieces of %lld tokens",
+                    (long long)nd_ceil_div(dims->T, dims->piece), (long long)dims->piece);
+    }
     nd_precision_each_line(&trainer->model->scales, &r->shape, print_line, NULL);
     if (trainer->tuning) {
         nd_tuning_each_line(trainer->tuning, print_line, NULL);
     }
-    if (gpu && r->config->data.documents == ND_DOCUMENTS_SEPARATE) {
-        nd_log_warning("data.documents is separate, and a GPU has only the plain attention kernels "
-                       "for that, which are many times slower; data.documents: join is faster, and "
-                       "its documents see each other");
-    }
+    nd_banner_warn_of_documents(r->config, gpu);
     if (gpu && nd_ops_cuda_windows_are_plain(r->device)) {
         nd_log_warning("cuDNN does not take the model's sliding_window in some blocks of %s, which "
                        "the plain attention kernels compute, many times slower; %s",
