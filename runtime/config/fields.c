@@ -8,6 +8,7 @@
 #include <strings.h>
 
 #include "runtime/base/printable.h"
+#include "runtime/base/suggest.h"
 #include "runtime/config/reader.h"
 #include "runtime/config/sources.h"
 
@@ -330,12 +331,37 @@ static bool in_range(const nd_field *f, double value)
     return value >= f->min && value <= f->max && !(is_axis(f) && value == 0);
 }
 
+enum { NEAREST_MAX = 96 };
+
+/* "; did you mean separate?"; empty where no choice is near. */
+static const char *nearest_choice(const char *choices, const char *text, char near[NEAREST_MAX])
+{
+    char word[64];
+    size_t length = 0;
+    nd_suggest search;
+    nd_suggest_init(&search, text);
+    near[0] = '\0';
+    for (unsigned i = 0; choices; i++) {
+        const char *choice = choice_at(choices, i, &length);
+        const int before = search.distance;
+        if (!choice) {
+            break;
+        }
+        snprintf(word, sizeof word, "%.*s", (int)length, choice);
+        nd_suggest_offer(&search, word);
+        if (search.distance < before) {
+            snprintf(near, NEAREST_MAX, "; did you mean %s?", word);
+        }
+    }
+    return near;
+}
+
 static nd_status out_of_range(nd_field_id id, const nd_setting *setting)
 {
-    char range[256];
-    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)", setting->where,
+    char range[256], near[NEAREST_MAX];
+    return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s; it must be %s (%s)%s", setting->where,
                    setting->name, setting->text, nd_field_range(id, range, sizeof range),
-                   nd_fields[id].help);
+                   nd_fields[id].help, nearest_choice(nd_fields[id].choices, setting->text, near));
 }
 
 /* "[a, b]" -> "a,b": removes the brackets and the spaces around items. In quotes, brackets belong
@@ -439,14 +465,15 @@ static nd_status set_item(nd_field_id id, const nd_setting *setting, const char 
 {
     const nd_field *f = &nd_fields[id];
     const int index = choice_index(f->choices, item);
-    char range[256];
+    char range[256], near[NEAREST_MAX];
     if (index < 0 && strcmp(item, setting->text) == 0) {
         return out_of_range(id, setting);
     }
     if (index < 0) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, with \"%.40s\"; it must be %s (%s)",
+        return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, with \"%.40s\"; it must be %s (%s)%s",
                        setting->where, setting->name, setting->text, item,
-                       nd_field_range(id, range, sizeof range), f->help);
+                       nd_field_range(id, range, sizeof range), f->help,
+                       nearest_choice(f->choices, item, near));
     }
     if (index == 0 && count > 1) {
         return nd_fail(ND_ERR_CONFIG, "%s%s is %.80s, but %s goes with no other; leave it out",

@@ -251,8 +251,8 @@ static void print_short_help(FILE *out, const nd_help *program)
     fprintf(
         out,
         "usage: %s\n\n"
-        "Trains a Llama model on a mesh of workers. Later settings win: defaults, file, flags in "
-        "order.\n\n",
+        "Trains a model of the Llama, Mistral, Qwen, Phi, Granite, OLMo 2, SmolLM3 or Seed-OSS\n"
+        "family on a mesh of workers. Later settings win: defaults, file, flags in order.\n\n",
         program->usage);
     print_short(out, "--config-file FILE", "YAML configuration, native or accelerate's");
     print_short(out, "--set SECTION.KEY=VALUE", "any key of the configuration");
@@ -309,11 +309,11 @@ static void print_long_help(FILE *out, const nd_help *program)
         "(--mixed-precision, --use-fsdp, --fsdp-*, --parallelism-config-*, "
         "--main-process-ip, --standalone, ...); one that cannot be honoured is refused with "
         "a sentence.");
-    fputs("\nExit codes: 0 done, 1 internal error, or the answer no of ndtrain plan or ckpt diff, "
-          "2 usage\n"
-          "or configuration, 65 data or model file, 70 numbers, 71 memory, 73 output, 74 I/O or a "
-          "lost\n"
-          "worker, 75 stopped by a signal, 124 a deadline, 128 + N ended by signal N.\n",
+    fputs("\nExit codes: 0 done, 1 internal error, or the answer no of ckpt diff or ndtrain plan "
+          "(the job "
+          "does\nnot fit this host; with --device cuda: neither an H100 nor an H200), 2 usage or "
+          "configuration,\n65 data or model file, 70 numbers, 71 memory, 73 output, 74 I/O or a "
+          "lost worker, 75 stopped by\na signal, 124 a deadline, 128 + N ended by signal N.\n",
           out);
 }
 

@@ -638,6 +638,9 @@ Test(flags, refused_with_a_sentence)
 {
     EXPECT_BAD_FLAGS(("--report-to", "tensorboard", "mlflow"), "--report-to is tensorboard,mlflow",
                      "with \"mlflow\"", "trackio, or a list of them");
+    EXPECT_BAD_FLAGS(("--report-to", "trackio", "wandbb"), "; did you mean wandb?");
+    EXPECT_BAD_FLAGS(("--documents", "seperate"), "--documents is seperate; it must be auto, join",
+                     "; did you mean separate?");
     EXPECT_BAD_FLAGS(("--report-to", "none", "wandb"), "none goes with no other");
     EXPECT_BAD_FLAGS(("--report-to=tensorboard,"), "with \"\"");
     EXPECT_BAD_FLAGS(("--report-to="), "--report-to is ; it must be none, tensorboard");
