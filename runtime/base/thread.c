@@ -29,7 +29,8 @@ void nd_monitor_tell(nd_monitor *monitor)
 
 bool nd_monitor_wait(nd_monitor *monitor, int64_t deadline_ns)
 {
-    const struct timespec until = {deadline_ns / 1000000000, deadline_ns % 1000000000};
+    const int64_t ns = deadline_ns > 0 ? deadline_ns : 0; /* or the system call is refused */
+    const struct timespec until = {ns / 1000000000, ns % 1000000000};
     return pthread_cond_clockwait(&monitor->changed, &monitor->mutex, CLOCK_MONOTONIC, &until) !=
            ETIMEDOUT;
 }
@@ -77,7 +78,7 @@ nd_status nd_thread_start(nd_thread *thread, nd_monitor *monitor, const char *wh
     thread->monitor = monitor;
     thread->run = run;
     thread->context = context;
-    thread->ended = false;
+    thread->abandoned = thread->ended = false;
     atomic_store(&thread->stop, false);
     nd_thread_beat(thread);
     int code = pthread_attr_init(&attributes);
@@ -106,7 +107,7 @@ double nd_thread_silence(const nd_thread *thread)
 bool nd_thread_join(nd_thread *thread, double seconds)
 {
     if (!thread->started) {
-        return true;
+        return !thread->abandoned;
     }
     const int64_t deadline = nd_clock_after(seconds);
     nd_monitor_lock(thread->monitor);
@@ -122,5 +123,6 @@ bool nd_thread_join(nd_thread *thread, double seconds)
         pthread_detach(thread->native);
     }
     thread->started = false;
+    thread->abandoned = !ended;
     return ended;
 }

@@ -61,9 +61,9 @@ typedef struct nd_thread {
     void (*run)(void *context);
     void *context;
     pthread_t native;
-    bool started, ended; /* ended: under the monitor */
-    atomic_bool stop;    /* the thread is to end: set under the monitor, read anywhere */
-    atomic_llong beat;   /* nd_clock_ns when it last got on; see nd_fs_set_beat */
+    bool started, abandoned, ended; /* ended: under the monitor */
+    atomic_bool stop;               /* the thread is to end: set under the monitor, read anywhere */
+    atomic_llong beat;              /* nd_clock_ns when it last got on; see nd_fs_set_beat */
 } nd_thread;
 
 /*
@@ -78,7 +78,7 @@ double nd_thread_silence(const nd_thread *thread); /* seconds since the last bea
 /*
  * Without the lock: sets `stop`, wakes the thread and waits until it has ended; INFINITY waits
  * without a deadline. False: it has not ended within these seconds, and is abandoned: the caller
- * leaves the memory that it uses as it is.
+ * leaves the memory that it uses as it is. It stays so for each further call.
  */
 bool nd_thread_join(nd_thread *thread, double seconds);
 

@@ -579,7 +579,7 @@ nd_status nd_train(const nd_run_context *context)
     }
     bool joined = nd_loader_close(state.validation_loader);
     joined = nd_loader_close(state.loader) && joined;
-    context->inputs->still_read = !joined;
+    context->inputs->still_read |= !joined; /* one of before a rewind may hang, too */
     if (!nd_run_checkpoints_close(&state.checkpoints)) {
         nd_worker_end(context->worker, status); /* its thread uses what would be closed here */
     }
