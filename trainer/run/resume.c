@@ -103,12 +103,14 @@ static nd_status try_folder(const nd_resume_search *search, const char *run,
 }
 
 /* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. A link
- * that is newer is refused: an older checkpoint in its place would compute again what is saved. */
-static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step)
+ * that is newer is refused: an older checkpoint in its place would compute again what is saved.
+ * *link: that of a link where there are only links, or -1. */
+static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step,
+                             int64_t *link)
 {
     nd_folder *list = NULL;
     int count = 0;
-    *step = -1;
+    *step = *link = -1;
     ND_TRY(nd_folder_list(run, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
@@ -118,9 +120,10 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
             continue;
         }
         status = nd_folder_is_ours(run, &list[i], &ours);
-        if (status == ND_OK && ours) {
-            status = list[i].is_link ? fail_link(run, list[i].step)
-                                     : try_folder(search, run, &list[i], step);
+        if (status == ND_OK && ours && list[i].is_link) {
+            *link = *link < 0 ? list[i].step : *link;
+        } else if (status == ND_OK && ours) {
+            status = *link >= 0 ? fail_link(run, *link) : try_folder(search, run, &list[i], step);
         }
     }
     free(list);
@@ -230,10 +233,11 @@ static nd_status check_run(const nd_config *config, const char *run)
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
     char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
-    int64_t step = -1;
+    int64_t step = -1, link = -1;
     bool more = false, holds = false;
     ND_TRY(find_run(search, run));
-    ND_TRY(run[0] ? find_newest(search, run, &step) : ND_OK);
+    ND_TRY(run[0] ? find_newest(search, run, &step, &link) : ND_OK);
+    ND_TRY(link >= 0 ? fail_link(run, link) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
@@ -260,7 +264,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     ND_TRY(check_run(search->config, run));
     nd_resume_search said = *search; /* nothing follows that would say why */
     said.previews = false;
-    ND_TRY(search->previews ? find_newest(&said, run, &step) : ND_OK);
+    ND_TRY(search->previews ? find_newest(&said, run, &step, &link) : ND_OK);
     ND_TRY(list_names(run, names, sizeof names, &more));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
@@ -382,7 +386,7 @@ static nd_status fail_no_folder(const char *folder)
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
     bool any, shards, distcp, continues, there, ours, config;
-    int64_t step = -1;
+    int64_t step = -1, link = -1;
     nd_resume_search inside = *search;
     ND_TRY(nd_fs_is_folder(folder, &there));
     if (!there) {
@@ -396,7 +400,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
     ND_TRY(is_continued(search->config, out->source, &continues));
     inside.sets_aside = search->sets_aside && continues;
     inside.previews = search->previews && continues;
-    ND_TRY(find_newest(&inside, out->source, &step));
+    ND_TRY(find_newest(&inside, out->source, &step, &link));
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
@@ -418,6 +422,7 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
                        "it there, save it with HuggingFaceStorageWriter, and give that folder",
                        folder);
     }
+    ND_TRY(link >= 0 ? fail_link(out->source, link) : ND_OK);
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
                    "checkpoint: neither "

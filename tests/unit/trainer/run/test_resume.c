@@ -193,6 +193,18 @@ Test(resume, names_a_link_and_follows_it_into_another_run_only)
     cr_assert_eq(found.step, 7);
 }
 
+/* A model folder may hold links; with a checkpoint below the link it is a run's. */
+Test(resume, a_model_beside_a_link_is_a_model)
+{
+    tempdir_write(&dir, "config.json", "{}", 2);
+    tempdir_write(&dir, "model.safetensors", "x", 1);
+    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-6")), 0);
+    assert_ok(find("/nonexistent/new", dir.path));
+    cr_expect_eq(found.kind, ND_RESUME_MODEL);
+    save(4);
+    assert_fails(find("/nonexistent/new", dir.path), ND_ERR_DATA, "checkpoint-6 is a link, and");
+}
+
 /* A user names an older checkpoint, so that the later links do not count. */
 Test(resume, from_an_older_checkpoint_sets_later_links_aside)
 {
