@@ -310,6 +310,24 @@ Test(plan, a_rank_outside_of_the_mesh)
     says("--rank 8 is not in the mesh; use a rank from 0 to 7");
 }
 
+/* Longer ones would be computed in pieces, which this recipe refuses. */
+Test(plan, a_longer_sequence_is_refused)
+{
+    static const char command[] = PLAN "cp.yaml --device cpu --precision fp8 --set "
+                                       "fp8.recipe=tensorwise --tiled-mlp -1 --sequence-length ";
+    const int unit = 8 * 16; /* rows of FP8 products a rank */
+    char line[512];
+    snprintf(line, sizeof line, "%s2048", command);
+    shell(&dir, line);
+    const int longest = (int)after("\nlongest sequence that fits this host: ");
+    says(" tokens; a longer one is refused\n");
+    snprintf(line, sizeof line, "%s%d", command, longest);
+    shell(&dir, line);
+    snprintf(line, sizeof line, "%s%d", command, longest + unit);
+    cr_expect_eq(shell_run(&dir, line), 2, "%s", shell_output);
+    says("parallel.tiled_mlp is -1, but fp8.recipe tensorwise has scales or sums that follow");
+}
+
 /* Behind " <name> " in a row of the table of other settings: GiB, and seconds of a step. */
 static void row(const char *name, double *gib, double *seconds)
 {

@@ -404,19 +404,28 @@ typedef struct length_search {
     nd_worker *worker;
     int rank;
     variant *v;
-    double room; /* bytes of a worker */
+    double room;  /* bytes of a worker */
+    bool refused; /* the last length that did not fit is one that no run takes */
 } length_search;
 
-/* Whether the plan of a run with sequences of this length fits. */
-static nd_status length_fits(const length_search *s, int64_t length, bool *fits)
+/* Whether the plan of a run with sequences of this length fits. A length that the configuration
+ * refuses does not. */
+static nd_status length_fits(length_search *s, int64_t length, bool *fits)
 {
     nd_trainer *trainer = NULL;
     s->v->config.train.sequence_length = length;
-    ND_TRY(check_variant(s->v, s->inputs));
-    ND_TRY(plan_rank(&s->v->config, s->inputs, s->worker, NULL, s->rank, &trainer));
-    *fits = planned_bytes(trainer) <= s->room;
+    nd_status status = check_variant(s->v, s->inputs);
+    if (status == ND_OK) {
+        status = plan_rank(&s->v->config, s->inputs, s->worker, NULL, s->rank, &trainer);
+    }
+    const bool refused = status == ND_ERR_CONFIG;
+    *fits = status == ND_OK && planned_bytes(trainer) <= s->room;
+    s->refused = *fits ? s->refused : refused;
     nd_trainer_destroy(trainer);
-    return ND_OK;
+    if (refused) {
+        nd_error_clear();
+    }
+    return refused ? ND_OK : status;
 }
 
 /* What the length of a sequence must be a multiple of: two chunks a rank of cp, tokens of a tp
@@ -434,7 +443,7 @@ static int64_t length_unit(const nd_config *config)
 }
 
 /* *length: the longest one, at most `most`; 0: none fits. */
-static nd_status find_longest(const length_search *s, int64_t unit, int64_t most, int64_t *length)
+static nd_status find_longest(length_search *s, int64_t unit, int64_t most, int64_t *length)
 {
     int64_t low = 0, high = most / unit; /* in units: what fits, and the most there is */
     while (low < high) {
@@ -448,7 +457,7 @@ static nd_status find_longest(const length_search *s, int64_t unit, int64_t most
     return ND_OK;
 }
 
-static nd_status print_longest(FILE *out, const length_search *s, const char *where)
+static nd_status print_longest(FILE *out, length_search *s, const char *where)
 {
     const int64_t unit = length_unit(&s->v->config), most = s->inputs->shape.max_positions;
     int64_t length = 0;
@@ -458,7 +467,9 @@ static nd_status print_longest(FILE *out, const length_search *s, const char *wh
         return ND_OK;
     }
     fprintf(out, "longest sequence that fits %s: %lld tokens%s\n", where, (long long)length,
-            length + unit > most ? ", as many as the model has positions" : "");
+            length + unit > most ? ", as many as the model has positions"
+            : s->refused         ? "; a longer one is refused"
+                                 : "");
     return ND_OK;
 }
 
