@@ -68,6 +68,11 @@ nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules
     const nd_chat_form *f = rules->template->form;
     const ptrdiff_t form = f - nd_chat_forms;
     const bool named = form < 2;
+    if (!rules->eos[0] && strstr(f->turns[ND_CHAT_ASSISTANT].close, "{eos}")) {
+        return nd_fail(ND_ERR_DATA,
+                       "tokenizer_config.json beside the tokenizer names no eos_token, which its "
+                       "chat template writes; add \"eos_token\" there");
+    }
     const char *missing = named ? missing_token(tokenizer, form) : NULL, *token = text;
     expand(rules, f->turns[ND_CHAT_ASSISTANT].close, "", text);
     text[counted_bytes(text)] = '\0';

@@ -950,6 +950,7 @@ Test(corpus, forms_that_merge_refuse_and_end)
         .trims = "uam",
         .system = ND_CHAT_SYSTEM_FIRST};
     nd_chat_form last = first, refused = first;
+    nd_chat chat;
     nd_chat_template own = {.sha256 = "", .form = &first};
     nd_tokenizer *tokenizer = tokenizer_with(names, 4);
     last.system = ND_CHAT_SYSTEM_LAST;
@@ -974,6 +975,11 @@ Test(corpus, forms_that_merge_refuse_and_end)
     own.form = &refused;
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
                         "put its text into that of the first user");
+    nd_chat_rules rules = chat_rules(ND_CHOOSE_CHAT_CHATML);
+    rules.eos[0] = '\0';
+    assert_fails(nd_chat_find(tokenizer, &rules, &chat), ND_ERR_DATA,
+                 "tokenizer_config.json beside the tokenizer names no eos_token, which its chat "
+                 "template writes; add \"eos_token\" there");
     own_template = NULL;
     nd_tokenizer_close(tokenizer);
 }
