@@ -22,7 +22,7 @@
 enum {
     LINE_MAX_BYTES = 1024,
     LONG_LINE_BYTES = LINE_MAX_BYTES + 160 * ND_DATA_SOURCES_MAX,
-    TEXT_BYTES = 480
+    TEXT_BYTES = 640
 };
 
 typedef struct jsonl {
@@ -324,7 +324,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
                                         [ND_RUN_EVENT_ENDED] = "ended",
                                         [ND_RUN_EVENT_RECORDS_LOST] = "records_lost"};
     jsonl *s = self;
-    char why[480];
+    char why[TEXT_BYTES];
     begin_line(s);
     put_text(s, "event", names[e->kind], TEXT_BYTES);
     put_int(s, "step", e->step);

@@ -71,10 +71,12 @@ static void note_failure(nd_sink_thread *t)
     nd_error_clear();
 }
 
-static void note_slow(nd_sink_thread *t)
+static const char SLOW[] = "it is slower than the run";
+
+static void note(nd_sink_thread *t, const char *why)
 {
     t->loss.failed = true;
-    snprintf(t->loss.why, sizeof t->loss.why, "it is slower than the run");
+    snprintf(t->loss.why, sizeof t->loss.why, "%s", why);
 }
 
 static nd_run_event event_of_loss(const nd_sink_thread *t, const nd_sink_loss *loss, int64_t step)
@@ -160,7 +162,7 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
     if (status == ND_OK && !t->dropped) {
         t->loss = (nd_sink_loss){.records = t->loss.records - loss.records};
         if (t->loss.records > 0) { /* found no room while it was told */
-            note_slow(t);
+            note(t, SLOW);
         }
         if (loss.records > 0) {
             say(t, "%s is written again, without %lld records of this run", t->sink.name,
@@ -374,12 +376,12 @@ static void keep_resumed(nd_sink_thread *t, const nd_record *record)
     (void)nd_record_queue_push(&t->kept, record);
 }
 
-/* A record for which there is no room. */
-static void lose(nd_sink_thread *t, const nd_record *record)
+/* A record for which there is no room, and why where nothing has failed yet. */
+static void lose(nd_sink_thread *t, const nd_record *record, const char *why)
 {
     const bool failed = t->loss.failed;
     if (!failed) {
-        note_slow(t);
+        note(t, why);
     }
     if (!t->dropped && !t->sink.required) {
         drop(t);
@@ -397,15 +399,17 @@ static void lose(nd_sink_thread *t, const nd_record *record)
 }
 
 /* After an overflow the queue is emptied first, so that a sink which is always too slow has few
- * gaps. */
+ * gaps. Where an empty queue does not take a record, it is useless to wait for the sink. */
 static void queue_or_lose(nd_sink_thread *t, const nd_record *record)
 {
     bool may_fit = !t->overflowed || t->queue.count == 0;
+    const char *why = SLOW;
     while (may_fit && !push(t, record)) {
-        may_fit = wait_change(t, &t->patience_seconds);
+        why = t->queue.count > 0 ? SLOW : "there is no memory for its records";
+        may_fit = t->queue.count > 0 && wait_change(t, &t->patience_seconds);
     }
     if (!may_fit) {
-        lose(t, record);
+        lose(t, record, why);
     }
 }
 

@@ -527,11 +527,13 @@ static void fill_disk(nd_sinks *sinks)
 /* metrics.jsonl has a gap, and says so when there is space again. */
 Test(sinks, a_full_disk_costs_lines_and_not_the_run)
 {
+    char path[2000] = "one/"; /* is cut in a line, twice in this one */
+    memset(path + 4, 'x', sizeof path - 5);
     const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_run_event rewinds[] = {
         {.kind = ND_RUN_EVENT_RESUMED, .step = 7, .path = "seven"},
-        {.kind = ND_RUN_EVENT_RESUMED, .step = 1, .path = "one"},
+        {.kind = ND_RUN_EVENT_RESUMED, .step = 1, .path = path, .rewound_from = 16, .reason = path},
         {.kind = ND_RUN_EVENT_RESUMED, .step = 5, .path = "five"},
     };
     assert_ok(send_steps(&sinks, 1, 8));
@@ -549,7 +551,7 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
     assert_ok(send_steps(&sinks, 17, 18));
     nd_sinks_close(&sinks);
     text = read_metrics();
-    const char *one = strstr(text, "{\"event\":\"resumed\",\"step\":1,\"from\":\"one\"");
+    const char *one = strstr(text, "{\"event\":\"resumed\",\"step\":1,\"from\":\"one/x");
     const char *next = strstr(text, "{\"step\":17,");
     const char *lost =
         strstr(text, "{\"event\":\"records_lost\",\"step\":17,"
@@ -558,13 +560,14 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
     cr_expect_eq(count_of(text, "\n"), 12, "%s", text);
     cr_expect(one && next && lost && one < next && next < lost, "%s", text);
     cr_expect_eq(count_of(text, "resumed"), 1, "%s", text);
+    cr_expect_eq(count_of(text, "xxx...\""), 2, "%s", text);
     cr_expect_not_null(strstr(text, "File too large"), "%s", text);
     free(text);
     text = read_file(heard);
     cr_expect_eq(count_of(text, "warning: metrics.jsonl loses records of this run"), 1, "%s", text);
     cr_expect_eq(count_of(text, "metrics.jsonl is written again, without 11 records"), 1, "%s",
                  text);
-    cr_expect_eq(count_of(text, "warning:"), 2, "%s", text);
+    cr_expect_eq(count_of(text, "warning:"), 3, "%s", text); /* and of the rewind */
     free(text);
 }
 
@@ -630,6 +633,22 @@ Test(sinks, events_reach_the_terminal_and_not_the_metrics)
     free(text);
     text = read_metrics();
     cr_assert_str_eq(text, "");
+    free(text);
+}
+
+/* The words of most errors, and a checkpoint's whole path. */
+Test(sinks, texts_of_600_bytes_are_whole)
+{
+    char why[601] = "", quoted[604];
+    memset(why, 'y', sizeof why - 1);
+    snprintf(quoted, sizeof quoted, "\"%s\"", why);
+    catch_stderr();
+    nd_sinks sinks = open_sinks(false);
+    assert_ok(nd_sinks_event(
+        &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why}));
+    nd_sinks_close(&sinks);
+    char *text = read_metrics();
+    cr_expect_not_null(strstr(text, quoted), "%s", text);
     free(text);
 }
 
@@ -908,6 +927,24 @@ Test(sinks, one_that_hangs_is_dropped_and_holds_up_nothing, .timeout = 60)
                  1, "%s", text);
     cr_expect_eq(count_of(text, "warning: 18 records of this run did not go to tensorboard"), 1,
                  "%s", text);
+    free(text);
+}
+
+/* An empty queue that does not take a record is not the sink's fault: nothing is waited for. */
+Test(sinks, a_record_without_memory_is_lost_at_once, .timeout = 60)
+{
+    const char *heard = catch_stderr();
+    counter all = {100};
+    nd_sinks sinks = {.deadline_seconds = 1e6, .queue_bytes = 16};
+    assert_ok(nd_sinks_add(&sinks, counting("metrics", &all, true)));
+    assert_ok(send_steps(&sinks, 1, 3));
+    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 3);
+    nd_sinks_close(&sinks);
+    cr_expect_eq(all.steps, 0);
+    char *text = read_file(heard);
+    cr_expect_eq(count_of(text, "warning: metrics loses records of this run, which goes on: there "
+                                "is no memory for its records"),
+                 1, "%s", text);
     free(text);
 }
 
