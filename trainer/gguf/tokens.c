@@ -27,6 +27,7 @@ static nd_status open_source(source *s)
     char *path = NULL, *text = NULL;
     size_t size = 0;
     bool there = false;
+    json_error_t error;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
     ND_TRY_OUT(nd_fs_exists(path, &there));
@@ -39,8 +40,15 @@ static nd_status open_source(source *s)
     }
     ND_TRY_OUT(nd_tokenizer_open(path, &s->tokenizer));
     ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    s->root = json_loadb(text, size, JSON_ALLOW_NUL, NULL);
-    ND_TRY_OUT(s->root ? ND_OK : nd_fail_memory("reading \"%s\"", path)); /* it was read before */
+    s->root = json_loadb(text, size, JSON_ALLOW_NUL, &error);
+    if (!s->root) { /* it was read before */
+        status =
+            nd_json_no_memory(&error)
+                ? nd_fail_memory("reading \"%s\"", path)
+                : nd_fail(ND_ERR_DATA, "\"%s\" line %d, column %d: %s; it has changed meanwhile",
+                          path, error.line, error.column, error.text);
+        goto out;
+    }
     ND_TRY_OUT(nd_tokenizer_config_read(s->folder, &s->config));
     if (nd_tokenizer_vocab_size(s->tokenizer) > s->shape->vocab) {
         status = nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
