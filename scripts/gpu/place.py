@@ -12,7 +12,7 @@ import sys
 
 import report
 
-NO_MEMORY, SKIPPED = 71, 77  # exit codes: a plan that does not fit; what an item could not do here
+NO_MEMORY, SKIPPED = 71, 77  # exit codes: a run that lacks memory; what an item could not do here
 
 
 class Skip(Exception):

@@ -388,7 +388,7 @@ Test(tokenize, prepare_data_from_a_file)
     cr_expect_null(strstr(shell_output, "--chat-format"), "%s", shell_output);
     shell(&dir, "for i in $(seq 20); do echo '{\"messages\": []}'; done >m.jsonl && "
                 "own/scripts/prepare_data --force --from m.jsonl");
-    cr_expect_not_null(strstr(shell_output, "data/valid.jsonl --chat-format chatml"), "%s",
+    cr_expect_not_null(strstr(shell_output, "data/valid.jsonl --chat-format model"), "%s",
                        shell_output);
     shell_fails(&dir, "mkdir texts && own/scripts/prepare_data --from texts", 2);
     cr_expect_not_null(strstr(shell_output, "'texts' is a folder"), "%s", shell_output);
