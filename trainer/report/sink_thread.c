@@ -405,7 +405,7 @@ static void queue_or_lose(nd_sink_thread *t, const nd_record *record)
     bool may_fit = !t->overflowed || t->queue.count == 0;
     const char *why = SLOW;
     while (may_fit && !push(t, record)) {
-        why = t->queue.count > 0 ? SLOW : "there is no memory for its records";
+        why = t->queue.count > 0 ? SLOW : "a record is larger than their queue";
         may_fit = t->queue.count > 0 && wait_change(t, &t->patience_seconds);
     }
     if (!may_fit) {
