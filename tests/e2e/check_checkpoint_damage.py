@@ -145,8 +145,8 @@ def damaged(bench, job):
 def newer(bench):
     """Another program can use it, so it is neither set aside nor passed over."""
     for source in ("6", "latest", "auto"):
-        sign(copy(bench, "newer"), lambda m: m.update(version=2, added={"x": 1}))
-        named(bench, "newer", "has format version 2; this program reads up to version 1", source)
+        sign(copy(bench, "newer"), lambda m: m.update(version=3, added={"x": 1}))
+        named(bench, "newer", "has format version 3; this program reads up to version 2", source)
         check(bench.names("newer") == LAST, f"{source}: {bench.names('newer')}")
         bench.remove("newer")
 

@@ -300,9 +300,9 @@ Test(ckpt, folders_that_are_no_checkpoints)
         {"cp -r run/checkpoint-10 l3; mv l3/state s; ln -s ../s l3/state", "l3", "l3/state\" is "},
         {"cp -r run/checkpoint-10 cut; truncate -s 900 cut/manifest.json", "cut",
          "cut/manifest.json\""},
-        {"cp -r run/checkpoint-10 new; sed -i 's/\"version\": 1,/\"version\": 2,/' "
+        {"cp -r run/checkpoint-10 new; sed -i 's/\"version\": 1,/\"version\": 3,/' "
          "new/manifest.json",
-         "new", "has format version 2; this program reads up to version 1"},
+         "new", "has format version 3; this program reads up to version 2"},
         {"cp -r run/checkpoint-10 flip; sed -i 's/\"step\": 10,/\"step\": 11,/' "
          "flip/manifest.json",
          "flip", "is damaged: its digest"},

@@ -11,7 +11,8 @@
  * anywhere. The order of members and the format of numbers are fixed: equal contents, equal bytes.
  *
  * Compatibility: a reader refuses a version above its own. Members that it does not know are
- * ignored, so an addition that older readers must not miss needs a new version.
+ * ignored, so an addition that older readers must not miss needs a new version. Version 2 has sets
+ * of layers (nd_shape_layer_sets), and is written only where one of them is not empty.
  */
 #include <stdio.h>
 
@@ -21,7 +22,7 @@
 #include "trainer/layout/layout.h"
 #include "trainer/step/step.h"
 
-enum { ND_MANIFEST_VERSION = 1, ND_MANIFEST_MAX_BYTES = 256 << 20 };
+enum { ND_MANIFEST_VERSION = 2, ND_MANIFEST_MAX_BYTES = 256 << 20 };
 
 #define ND_MANIFEST_NAME "manifest.json"
 #define ND_STATE_FOLDER  "state"

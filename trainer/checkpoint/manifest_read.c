@@ -131,6 +131,29 @@ static nd_status parse_layers(const json_t *object, const char *path, const char
     return good ? ND_OK : fail_member(path, key, "is not a list of the model's layers");
 }
 
+/* The members of programs that knew no lists: a window from a first layer on, none in each
+ * window_period-th layer, and no RoPE in each no_rope_layer_interval-th one. */
+static nd_status parse_periods(const json_t *object, const char *path, nd_shape *shape)
+{
+    static const char *const keys[] = {"window_first_layer", "window_period",
+                                       "no_rope_layer_interval"};
+    int64_t n[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        ND_TRY(json_object_get(object, keys[i])
+                   ? get_integer(object, path, keys[i], 0, INT64_MAX, &n[i])
+                   : ND_OK);
+    }
+    for (int64_t l = 0; l < nd_min(shape->layers, ND_LAYERS_MAX); l++) {
+        if (l < n[0] || (n[1] > 0 && (l + 1) % n[1] == 0)) {
+            nd_layer_set_add(&shape->full, l);
+        }
+        if (n[2] > 0 && (l + 1) % n[2] == 0) {
+            nd_layer_set_add(&shape->unturned, l);
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status parse_shape(const json_t *root, const char *path, nd_shape *shape)
 {
     json_t *object = NULL;
@@ -180,6 +203,7 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
         ND_TRY(parse_layers(object, path, nd_shape_layer_sets[i].name,
                             nd_min(shape->layers, ND_LAYERS_MAX), nd_shape_layers_of(shape, i)));
     }
+    ND_TRY(parse_periods(object, path, shape));
     if (shape->rope.type == ND_ROPE_LONGROPE) {
         const int64_t pairs = nd_shape_rotated(shape) / 2;
         ND_TRY(parse_factors(object, path, "rope_short_factor", pairs, shape->rope.short_factor));

@@ -120,6 +120,18 @@ static json_t *writers_json(const nd_manifest *m)
     return array;
 }
 
+/* The oldest version whose readers miss nothing. */
+static int version_of(const nd_shape *shape)
+{
+    static const nd_layer_set none;
+    int version = 1;
+    for (int i = 0; i < ND_SHAPE_LAYER_SETS; i++) {
+        const bool some = memcmp(nd_shape_layers_of(shape, i), &none, sizeof none) != 0;
+        version = some ? ND_MANIFEST_VERSION : version;
+    }
+    return version;
+}
+
 /* The oldest first. Runs without train.spike_factor have none. */
 static bool add_losses(json_t *root, const nd_recent_losses *recent)
 {
@@ -143,7 +155,7 @@ static json_t *build(const nd_manifest *m)
         "{s:s, s:i, s:{s:s, s:o, s:o, s:I, s:s, s:s},"
         " s:{s:I, s:I, s:I, s:I, s:I}, s:o,"
         " s:{s:i, s:s, s:i}, s:o, s:{s:s, s:o, s:s}, s:o, s:o, s:o, s:o, s:o}",
-        "format", ND_MANIFEST_FORMAT, "version", ND_MANIFEST_VERSION, "written_by", "program",
+        "format", ND_MANIFEST_FORMAT, "version", version_of(&m->shape), "written_by", "program",
         m->program, "host", nd_json_string(m->host), "run_id", nd_json_string(m->run_id),
         "restart_epoch", (json_int_t)m->restart_epoch, "time", m->time, "reason", m->reason,
         "position", "step", (json_int_t)m->position.step, "skipped",

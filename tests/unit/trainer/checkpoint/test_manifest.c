@@ -109,6 +109,9 @@ Test(manifest, every_number_of_a_shape_is_read_back)
             cr_assert_arr_eq((char *)&got.shape + at, (char *)&shapes[i] + at, sizeof(int64_t),
                              "shape %d: %s", i, nd_shape_numbers[n].name);
         }
+        const bool lists = i == 1 || i == 5; /* older programs must not pass over them */
+        cr_assert_not_null(strstr(text, lists ? "checkpoint\",\n \"version\": 2,"
+                                              : "checkpoint\",\n \"version\": 1,"));
         cr_assert_eq(got.shape.family, shapes[i].family);
         cr_assert_eq(got.shape.rope.type, shapes[i].rope.type);
         cr_assert_eq(memcmp(&got.shape.rope, &shapes[i].rope, sizeof got.shape.rope), 0);
@@ -169,7 +172,7 @@ Test(manifest, every_flipped_bit_and_every_cut_is_noticed)
 }
 
 /* The manifest with one member changed, and a digest that is right. */
-static nd_status parse_changed(const char *path_in_json, const char *value)
+static nd_status parse_changed_to(const char *path_in_json, const char *value, nd_shape *shape)
 {
     nd_manifest m = example(), got = {0};
     size_t bytes = 0;
@@ -195,6 +198,7 @@ static nd_status parse_changed(const char *path_in_json, const char *value)
     assert_ok(nd_fs_format(&whole, "%.*s,\n \"digest\": \"%s\"\n}\n", (int)body, text, digest));
     nd_status status = nd_manifest_parse(whole, strlen(whole), "f", &got);
     if (status == ND_OK) {
+        *shape = got.shape;
         nd_manifest_fini(&got);
     }
     free(whole);
@@ -204,13 +208,43 @@ static nd_status parse_changed(const char *path_in_json, const char *value)
     return status;
 }
 
+static nd_status parse_changed(const char *path_in_json, const char *value)
+{
+    nd_shape shape;
+    return parse_changed_to(path_in_json, value, &shape);
+}
+
+/* The members that were there before lists, for the three layers of the example. */
+Test(manifest, older_members_are_read_as_sets_of_layers)
+{
+    static const struct {
+        const char *path, *value;
+        uint64_t full, unturned;
+    } old[] = {
+        {"model/window_first_layer", "2", 3, 0},
+        {"model/window_first_layer", "0", 0, 0},
+        {"model/window_period", "2", 2, 0},
+        {"model/window_period", "1", 7, 0},
+        {"model/no_rope_layer_interval", "3", 0, 4},
+        {"model/no_rope_layer_interval", "4", 0, 0},
+        {"version", "2", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
+        nd_shape shape;
+        assert_ok(parse_changed_to(old[i].path, old[i].value, &shape));
+        cr_assert_eq(shape.layers, 3);
+        cr_assert_eq(shape.full.bits[0], old[i].full, "%s %s", old[i].path, old[i].value);
+        cr_assert_eq(shape.unturned.bits[0], old[i].unturned, "%s %s", old[i].path, old[i].value);
+    }
+}
+
 Test(manifest, refuses_members_that_cannot_be)
 {
     static const struct {
         const char *path, *value, *words;
     } bad[] = {
         {"format", "\"x\"", "is not the manifest"},
-        {"version", "2", "reads up to version 1"},
+        {"version", "3", "reads up to version 2"},
         {"version", "0", "it must be 1"},
         {"cut/version", "2", "version is 2"},
         {"cut/chunk_bytes", "4096", "chunk_bytes is 4096"},
@@ -239,6 +273,7 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/num_hidden_layers", "4", "as many tensors"},
         {"model/num_hidden_layers", "1000000", "as many tensors"},
         {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
+        {"model/window_period", "-1", "window_period is -1; it must be 0 to"},
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
         {"model/sliding_window", "-1", "sliding_window is -1; it must be 0 to"},
         {"model/rotated", "3", "extents that no model has"},
