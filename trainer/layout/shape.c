@@ -174,9 +174,13 @@ static void set_windows(const nd_shape *s, json_t **map)
         return;
     }
     nd_json_set(map, "sliding_window", s->window ? json_integer(s->window) : json_null());
-    if (rule == ND_WINDOW_SWITCHED) { /* max_window_layers counts where there is no list */
+    if (rule == ND_WINDOW_SWITCHED) { /* for readers that do not know the list */
+        int64_t first = 0;
+        while (first < s->layers && nd_layer_set_has(&s->full, first)) {
+            first++;
+        }
         nd_json_set(map, "use_sliding_window", json_boolean(s->window));
-        nd_json_set(map, "max_window_layers", json_integer(s->window ? 0 : s->layers));
+        nd_json_set(map, "max_window_layers", json_integer(s->window ? first : s->layers));
     }
     if (rule == ND_WINDOW_LISTED || rule == ND_WINDOW_SWITCHED) {
         json_t *types = json_array();

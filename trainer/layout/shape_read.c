@@ -224,35 +224,38 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
 /* Whether a layer of layer_types has a window. */
 static nd_status read_layer_type(const json_t *types, const char *file, int64_t layer, bool *out)
 {
-    const char *text = json_string_value(json_array_get(types, (size_t)layer));
+    const json_t *type = json_array_get(types, (size_t)layer);
+    const char *text = json_string_value(type);
     *out = text && strcmp(text, "sliding_attention") == 0;
-    return *out || (text && strcmp(text, "full_attention") == 0)
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "%s: layer_types has \"%.40s\" for layer %lld; supported are "
-                         "full_attention and sliding_attention",
-                         file, text ? text : "no text", (long long)layer);
+    if (*out || (text && strcmp(text, "full_attention") == 0)) {
+        return ND_OK;
+    }
+    const char *quote = text ? "\"" : "";
+    return nd_fail(ND_ERR_DATA,
+                   "%s: layer_types has %s%.40s%s for layer %lld; supported are full_attention and "
+                   "sliding_attention",
+                   file, quote, text ? text : nd_key_type(type), quote, (long long)layer);
 }
 
-/* Refuses what is no list of the layers. `longer`: the rest of a longer one is not read. */
-static nd_status check_list(const json_t *list, const char *file, const char *key, int64_t layers,
-                            const char *items, bool longer)
+/* A list with an entry for each layer. */
+static nd_status check_list(const json_t *list, const char *file, const char *key,
+                            const nd_shape *s)
 {
-    const int64_t count = (int64_t)json_array_size(list);
-    char number[48] = "";
-    if (json_is_array(list) && (count == layers || (longer && count > layers))) {
+    const int64_t length = (int64_t)json_array_size(list);
+    char of[32] = "";
+    if (json_is_array(list) && length == s->layers) {
         return ND_OK;
     }
     if (json_is_array(list)) {
-        snprintf(number, sizeof number, " of %lld", (long long)count);
+        snprintf(of, sizeof of, " of %lld", (long long)length);
     }
-    return nd_fail(ND_ERR_DATA, "%s: %s is %s%s; it must be a list of num_hidden_layers %lld %s",
-                   file, key, nd_key_type(list), number, (long long)layers, items);
+    return nd_fail(ND_ERR_DATA, "%s: %s is %s%s; it must be a list of num_hidden_layers %lld", file,
+                   key, nd_key_type(list), of, (long long)s->layers);
 }
 
 static nd_status read_layer_types(const json_t *types, const char *file, nd_shape *s)
 {
-    ND_TRY(check_list(types, file, "layer_types", s->layers, "texts", false));
+    ND_TRY(check_list(types, file, "layer_types", s));
     s->full = (nd_layer_set){0};
     for (int64_t l = 0; l < s->layers; l++) {
         bool slides = false;
@@ -266,6 +269,7 @@ static nd_status read_layer_types(const json_t *types, const char *file, nd_shap
 
 static nd_status demand_full_attention(const json_t *types, const char *file, const nd_shape *s)
 {
+    ND_TRY(check_list(types, file, "layer_types", s));
     for (int64_t l = 0; l < s->layers; l++) {
         bool slides = false;
         ND_TRY(read_layer_type(types, file, l, &slides));
@@ -287,9 +291,7 @@ static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
     int64_t interval = 0;
     ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
                          &interval));
-    if (!nd_key_is_unset(list)) {
-        ND_TRY(check_list(list, file, "no_rope_layers", s->layers, "numbers", true));
-    }
+    ND_TRY(nd_key_is_unset(list) ? ND_OK : check_list(list, file, "no_rope_layers", s));
     for (int64_t l = 0; l < s->layers; l++) {
         const json_t *turns = json_array_get(list, (size_t)l);
         const json_int_t number = turns ? json_integer_value(turns) : (l + 1) % nd_max(interval, 1);

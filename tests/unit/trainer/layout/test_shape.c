@@ -4,6 +4,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "tests/support/shell.h"
 #include "trainer/layout/layout.h"
 
 /* The keys that must be there, with a hole for more. */
@@ -197,6 +198,20 @@ static void write_and_read(const nd_shape *shape, nd_shape *back)
     rmdir(folder);
 }
 
+/* What a reader that does not know layer_types finds. */
+static void expect_first_window(const nd_shape *shape, int64_t layer)
+{
+    tempdir dir;
+    char command[96];
+    tempdir_make(&dir);
+    cr_assert_eq(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")), ND_OK, "%s",
+                 nd_error_last()->message);
+    snprintf(command, sizeof command, "grep '\"max_window_layers\": %ld,' config.json",
+             (long)layer);
+    shell(&dir, command);
+    tempdir_remove(&dir);
+}
+
 Test(shape, writing_and_reading_back)
 {
     nd_shape s, back;
@@ -300,6 +315,7 @@ Test(shape, families_have_their_switches_and_defaults)
     s = family_of("{\"model_type\": \"qwen3\", \"use_sliding_window\": true, "
                   "\"sliding_window\": 7, \"max_window_layers\": 1, " SIZES "}");
     cr_expect(nd_shape_window(&s, 0, 99) == 0 && nd_shape_window(&s, 1, 99) == 7);
+    expect_first_window(&s, 1);
     s = family_of("{\"model_type\": \"ministral\", \"sliding_window\": 7, \"layer_types\": "
                   "[\"sliding_attention\", \"full_attention\"], " SIZES "}");
     cr_expect(nd_shape_window(&s, 0, 99) == 7 && nd_shape_window(&s, 1, 99) == 0);
@@ -315,7 +331,13 @@ Test(shape, families_have_their_switches_and_defaults)
                "2}, " SIZES "}",
                "rope_type is \"linear\"", "only default and longrope");
     expect_bad("{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\"], " SIZES "}",
-               "layer_types is a list of 1; it must be", "num_hidden_layers 2 texts");
+               "layer_types is a list of 1", "num_hidden_layers 2");
+    expect_bad("{\"model_type\": \"llama\", \"layer_types\": [\"full_attention\"], " SIZES "}",
+               "layer_types is a list of 1", "num_hidden_layers 2");
+    expect_bad("{\"model_type\": \"llama\", \"layer_types\": 3, " SIZES "}",
+               "layer_types is an integer", "a list of num_hidden_layers 2");
+    expect_bad("{\"model_type\": \"qwen2\", \"layer_types\": [\"full_attention\", 3], " SIZES "}",
+               "layer_types has an integer for layer 1", "sliding_attention");
     expect_bad(
         "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"x\"], " SIZES "}",
         "layer_types has \"x\" for layer 1", "sliding_attention");
@@ -328,6 +350,9 @@ Test(shape, families_have_their_switches_and_defaults)
     for (int64_t l = 0; l < 4; l++) {
         cr_expect_eq(nd_shape_window(&s, l, 99), l % 2 ? 7 : 0, "layer %ld", (long)l);
     }
+    expect_first_window(&s, 1);
+    s = family_of("{\"model_type\": \"qwen2\", " SIZES "}");
+    expect_first_window(&s, 2);
     expect_bad("{\"model_type\": \"mistral\", \"layer_types\": [], " SIZES "}",
                "layer_types is set", "mistral");
     expect_bad("{\"model_type\": \"seed_oss\", \"residual_dropout\": 0.1, " SIZES "}",
@@ -357,9 +382,11 @@ Test(shape, layers_without_rope)
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [0, \"1\"], " SIZES "}",
                "no_rope_layers has text for layer 1", "and 1");
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": 4, " SIZES "}",
-               "no_rope_layers is an integer; it must be a list", "num_hidden_layers 2");
+               "no_rope_layers is an integer", "a list of num_hidden_layers 2");
     expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1], " SIZES "}",
-               "no_rope_layers is a list of 1; it must be", "num_hidden_layers 2 numbers");
+               "no_rope_layers is a list of 1", "num_hidden_layers 2");
+    expect_bad("{\"model_type\": \"smollm3\", \"no_rope_layers\": [1, 0, 1], " SIZES "}",
+               "no_rope_layers is a list of 3", "num_hidden_layers 2");
     expect_bad("{\"model_type\": \"llama\", \"no_rope_layers\": [1, 0], " SIZES "}",
                "layer 1 has no RoPE", "model_type llama");
     expect_bad("{\"model_type\": \"smollm3\", \"use_sliding_window\": true, " SIZES "}",
