@@ -212,8 +212,10 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor first_key, bool cudnn)
 {
     if (!cudnn) {
-        context->plain_windows |=
-            c->a->window > 0 && !first_key.data && nd_cuda_sdpa_is_cudnn(c->a, c->q.dtype);
+        nd_sdpa_call open = *c;
+        nd_attention a = *c->a;
+        a.window = 0, open.a = &a;
+        context->plain_windows |= c->a->window > 0 && cudnn_takes(context, &open, first_key);
         return ND_OK;
     }
     ND_TRY(nd_sdpa_plan(c, context));

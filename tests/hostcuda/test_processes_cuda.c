@@ -186,25 +186,32 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
     }
 }
 
-/* A ring has blocks that are no whole band under their diagonal; gathered keys have not. */
+/* A ring has blocks that are no whole band under their diagonal; gathered keys have not, and the
+ * plain kernels compute single rows whether there is a window or not. */
 Test(processes_cuda, windows_in_plain_kernels_are_said_once)
 {
     static const char model[] =
         "{\"model_type\": \"mistral\", \"vocab_size\": 256, \"hidden_size\": 64, "
         "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"sliding_window\": 24}";
+        "\"num_key_value_heads\": 2, \"sliding_window\": 3}";
     tempdir_write(&dir, "windows.json", model, sizeof model - 1);
-    for (int ring = 0; ring < 2; ring++) {
-        char options[256];
+    for (int form = 0; form < 4; form++) {
+        static const char *const forms[] = {"allgather", "allgather --set train.sequence_length=4",
+                                            "ring", "ring --deterministic"};
+        const bool ring = form > 1, both = form > 2;
+        char options[256], out[16];
         snprintf(options, sizeof options,
                  "--device cuda --workers 2 --cp-size 2 --precision bf16 --set "
                  "model.config=windows.json --cp-comm %s",
-                 ring ? "ring" : "allgather");
-        cr_assert_eq(run(options, ring ? "ring" : "gathered"), 0, "%s", shell_output);
+                 forms[form]);
+        snprintf(out, sizeof out, "out%d", form);
+        cr_assert_eq(run(options, out), 0, "%s", shell_output);
         const char *said = strstr(shell_output, "cuDNN does not take the model's sliding_window");
         cr_expect_eq(said != NULL, ring, "%s", shell_output);
         cr_expect(!said || !strstr(said + 1, "cuDNN does not take"), "%s", shell_output);
+        cr_expect(!said || strstr(said, "blocks of a ring"), "%s", shell_output);
         cr_expect(!said || strstr(said, "allgather or ulysses is faster"), "%s", shell_output);
+        cr_expect_eq(said && strstr(said, "train.deterministic"), both, "%s", shell_output);
     }
 }
 

@@ -348,11 +348,16 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
     }
     nd_banner_warn_of_documents(r->config, gpu);
     if (gpu && nd_ops_cuda_windows_are_plain(r->device)) {
-        nd_log_warning("cuDNN does not take the model's sliding_window in some blocks of %s, which "
-                       "the plain attention kernels compute, many times slower; %s",
-                       r->config->train.deterministic ? "train.deterministic" : "a ring",
-                       r->config->train.deterministic ? "train.deterministic: false is faster"
-                                                      : "--cp-comm allgather or ulysses is faster");
+        const bool tiles = r->config->train.deterministic;
+        const bool ring = !tiles || (nd_mesh_group_size(&r->mesh, ND_GROUP_CP) > 1 &&
+                                     nd_cp_exchange_of(&r->shape, r->config).ring);
+        nd_log_warning("cuDNN does not take the model's sliding_window in some blocks of %s%s%s, "
+                       "which the plain attention kernels compute, many times slower; %s%s%s",
+                       ring ? "a ring" : "", ring && tiles ? " and of " : "",
+                       tiles ? "train.deterministic" : "",
+                       ring ? "--cp-comm allgather or ulysses is faster" : "",
+                       ring && tiles ? ", and " : "",
+                       tiles ? "train.deterministic: false is faster" : "");
     }
     if (r->config->kernels.cuda_graphs) {
         nd_log_info("CUDA graphs: each block's forward and backward, recorded in step 2; "
