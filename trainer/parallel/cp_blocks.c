@@ -94,8 +94,9 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
     };
 }
 
-/* The answer is the same for every block: it depends only on dtypes, head counts and whether there
- * is a window, which some layers may have; with first keys it is always read. */
+/* The answer depends on dtypes, head counts, rows and whether there is a window, which some layers
+ * may have. Parts of blocks have the rows of one chunk or of two; two leave no single row behind
+ * tiles, so one chunk answers for all. With first keys it is always read. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
 {
     const nd_dims *d = &cp->dims;
