@@ -3,7 +3,7 @@
 
 greedy.safetensors holds for each model NAME.<i>: the ids of a prompt and NEW more that transformers continues it with (I32). Prompts are
 shorter and longer than the sliding windows. In each place the likeliest id leads by at least LEAD, so that another order of sums gives
-the same text. The models of LISTS are other ones with layers that no interval names.
+the same text, and the new ids are at least DIFFERENT ones, since a model that repeats one id does so whatever attention sees. The models of LISTS are other ones with layers that no interval names.
 """
 import torch
 from safetensors.torch import save_file
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from goldens import models
 
-NEW, LEAD, TEXTS = 20, 2e-3, 3
+NEW, LEAD, DIFFERENT, TEXTS = 20, 2e-3, 3, 3
 LISTS = {
     "ministral_lists": ("ministral", dict(layer_types=["full_attention", "sliding_attention", "sliding_attention"])),
     "smollm3_lists": ("smollm3", dict(no_rope_layers=[0, 1, 1])),
@@ -31,11 +31,12 @@ def build(name):
 
 
 def text(model, prompt):
-    """The prompt and what follows it; None where a lead is too small."""
+    """The prompt and what follows it; None where a lead is too small, or too few ids are different."""
     out = model.generate(prompt[None], do_sample=False, min_new_tokens=NEW, max_new_tokens=NEW, use_cache=True, pad_token_id=0,
                          attention_mask=torch.ones_like(prompt[None]), output_logits=True, return_dict_in_generate=True)
     best = torch.stack(out.logits)[:, 0].topk(2).values
-    return out.sequences[0].int() if (best[:, 0] - best[:, 1]).min() > LEAD else None
+    leads = (best[:, 0] - best[:, 1]).min() > LEAD
+    return out.sequences[0].int() if leads and len(out.sequences[0][-NEW:].unique()) >= DIFFERENT else None
 
 
 def make(folder):
