@@ -446,8 +446,9 @@ static int64_t length_unit(const nd_config *config)
 static nd_status find_longest(length_search *s, int64_t unit, int64_t most, int64_t *length)
 {
     int64_t low = 0, high = most / unit; /* in units: what fits, and the most there is */
-    while (low < high) {
-        const int64_t middle = low + (high - low + 1) / 2;
+    for (int tries = 0; low < high; tries++) {
+        /* The shortest and the longest first, since often none or all fit. */
+        const int64_t middle = tries == 0 ? 1 : tries == 1 ? high : low + (high - low + 1) / 2;
         bool fits = false;
         ND_TRY(length_fits(s, middle * unit, &fits));
         low = fits ? middle : low;
