@@ -22,7 +22,7 @@ from checkpoint_runs import FAULTS_EVERY, Bench, Failed, check, each
 ERRORS = ["EIO", "EMFILE", "EACCES"]
 REASONS = {name: os.strerror(getattr(errno, name)) for name in ERRORS}
 VARIES = re.compile(r"\d+(\.\d+)? (s|ms|MB/s|GB/s|tokens/s|min)\b|[0-9.]+ GB/s|\d{4}-\d\d-\d\d[T ][0-9:]+Z?|nd-\w+|\bwork-\S*?/|0x\w+|"
-                    r"\d+ (us|kB)\b")
+                    r"\d+ (us|kB)\b|[0-9.]+ are free")
 
 
 class Command:
