@@ -299,7 +299,7 @@ static nd_status make_name(char *name, size_t capacity)
     return ND_OK;
 }
 
-/* Where the store listens: at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
+/* The store listens at launch.rdzv_endpoint, or at a free port of loopback. Other hosts can
  * reach the store only where the job has a key file. */
 static nd_status find_endpoint(const nd_config *config, nd_address *out)
 {

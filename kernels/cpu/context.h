@@ -64,7 +64,7 @@ typedef void (*nd_cpu_body)(void *arg, int64_t begin, int64_t end);
  */
 void nd_cpu_parallel(nd_stream *stream, int64_t items, int64_t work, nd_cpu_body body, void *arg);
 
-/* The same for items [begin, end) of an op whose arguments are all that they need. */
+/* As above, with items [begin, end) of an op whose body reads the arguments alone. */
 typedef void (*nd_cpu_rows_body)(const nd_row_ops *rows, const void *args, int64_t begin,
                                  int64_t end);
 void nd_cpu_each(nd_stream *stream, int64_t items, int64_t work, nd_cpu_rows_body body,

@@ -75,7 +75,7 @@ enum {
     STRIP = 128  /* columns of one item where columns are independent */
 };
 
-/* What is done with each piece of the rows of x. */
+/* One call casts, measures or counts each piece of the rows of x, by what is set here. */
 typedef struct work {
     nd_tensor x;     /* (rows, columns) */
     int64_t across;  /* pieces of a row */

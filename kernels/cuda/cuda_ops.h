@@ -18,7 +18,7 @@ bool nd_ops_cuda_lacks_cudnn(void);
 nd_ops nd_ops_cuda_planner(bool deterministic);
 /* "sm_90, CUDA 13.0, driver 13.0, cuBLASLt 130100, cuDNN 91900"; lives as long as the device. */
 const char *nd_ops_cuda_machine(const nd_device *device);
-/* Whether plain kernels compute calls of attention that were prepared only since they have a window
+/* True where plain kernels compute prepared calls of attention for no other reason than a window
  * (sdpa.h). */
 bool nd_ops_cuda_windows_are_plain(const nd_device *device);
 /* Device memory that nd_ops_cuda allocates. */

@@ -125,7 +125,7 @@ nd_sdpa_cut nd_sdpa_cut_block(const nd_attention *a, int64_t ordered, bool no_ha
     return c;
 }
 
-/* Whether pieces of so many rows leave one row for the last of them. */
+/* True where pieces of so many rows leave one row for the last of them. */
 static bool leaves_one_row(const nd_sdpa_band *b, int64_t rows)
 {
     const int64_t all = b->end - b->begin;

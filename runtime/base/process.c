@@ -122,12 +122,12 @@ nd_status nd_process_flush_output(void)
     return ND_OK;
 }
 
-/* Where this thread's guarded call began, NULL: nowhere, and what it catches. */
+/* A jump to `guarded` ends this thread's guarded call; NULL: there is none. */
 static _Thread_local sigjmp_buf *guarded;
 static _Thread_local nd_abort_kind guarded_kind;
 
-/* Of libstdc++, where a library brought it: not NULL while an exception is handled, which one that
- * nobody catches is when it ends the process. A failed assertion, or a heap that the C library
+/* libstdc++ has this where a library brought it: not NULL while an exception is handled, which one
+ * that nobody catches is when it ends the process. A failed assertion, or a heap that the C library
  * finds damaged while it holds a lock, is none. */
 extern void *__cxa_current_exception_type(void) __attribute__((weak));
 
