@@ -248,6 +248,7 @@ void nd_attempt_stop(nd_attempt *attempt, int patience_ms)
 {
     bool again = attempt->stopping;
     attempt->stopping = true;
+    attempt->stop_ns = again ? attempt->stop_ns : nd_clock_ns();
     if (attempt->running == 0 || (again && patience_ms >= ND_STOP_MS)) {
         return;
     }

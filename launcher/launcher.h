@@ -170,6 +170,7 @@ struct nd_attempt {
     uv_timer_t kill_timer, ready_timer;
     int handles; /* of the loop: open, or not yet closed to the end */
     int64_t started_ns;
+    int64_t stop_ns;  /* when the workers were first asked to end; 0: not yet */
     bool stopping;    /* a failure was seen, here or on another node */
     bool patient;     /* workers that do not end in time are worth a warning */
     bool left_behind; /* a killed worker did not end; it may still hold memory, files and GPUs */

@@ -18,13 +18,17 @@ static bool is_local(const nd_failure_slot *record)
     return atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_LOCAL;
 }
 
-/* A lost peer, a deadline and a stop are consequences; another rank's reason is not this one's. */
-static bool has_own_reason(const nd_failure_slot *record)
+/*
+ * What a worker recorded before it was asked to end is its own failure. Later, a lost peer, a
+ * deadline and a stop are consequences of that, and another rank's reason is not this one's.
+ */
+static bool has_own_reason(const nd_attempt *attempt, const nd_failure_slot *record)
 {
-    return is_local(record) ||
-           (atomic_load(&record->time_ns) != 0 && record->cause == ND_CAUSE_OWN &&
-            record->status != ND_ERR_IO && record->status != ND_ERR_HANG &&
-            record->status != ND_ERR_PREEMPTED);
+    int64_t recorded_ns = atomic_load(&record->time_ns);
+    return recorded_ns != 0 &&
+           (is_local(record) || recorded_ns < attempt->stop_ns ||
+            (record->cause == ND_CAUSE_OWN && record->status != ND_ERR_IO &&
+             record->status != ND_ERR_HANG && record->status != ND_ERR_PREEMPTED));
 }
 
 /*
@@ -41,7 +45,7 @@ static bool failed(const nd_attempt *attempt, const nd_child *child)
     if (child->signal != 0) {
         return child->signal != SIGTERM && !(child->signal == SIGKILL && child->kill_sent);
     }
-    return child->exit_code != 0 && has_own_reason(record);
+    return child->exit_code != 0 && has_own_reason(attempt, record);
 }
 
 /* When the worker recorded its failure, or else when this process saw its end. */

@@ -53,6 +53,16 @@ Test(failures, the_screen_holds_the_workers_own_sentence)
     assert_says(&l, "it said: the test file is damaged");
 }
 
+/* Its record is older than the request to end, which the exit of the rank that lost it caused. */
+Test(failures, a_deadline_goes_before_the_losses_that_it_caused)
+{
+    launched l;
+    start_test_worker(&l, "end late", "1", 2);
+    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 124, "%s", launched_read(&l));
+    assert_says(&l, "rank 1 failed first");
+    assert_says(&l, "it said: the file system does not answer");
+}
+
 /* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the
  * others are where they were. */
 Test(failures, a_sentence_is_said_once)

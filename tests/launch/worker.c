@@ -155,8 +155,31 @@ static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
     return until_signal(id);
 }
 
-static int act(const nd_identity *id, const char *what, int chosen)
+/* The chosen rank records a deadline and ends last; the others lose it and end at once. */
+static int end_late(const nd_identity *id, nd_store *store, int chosen)
 {
+    nd_status code = id->rank == chosen ? ND_ERR_HANG : ND_ERR_IO;
+    if (id->rank == chosen) {
+        nd_fail(code, "the file system does not answer");
+        nd_failure_report(id, nd_error_last());
+    }
+    if (nd_store_barrier(store, "recorded") != ND_OK) {
+        return 96;
+    }
+    if (id->rank == chosen) {
+        until_signal(id);
+    } else {
+        nd_fail(code, "rank %d has ended", chosen);
+        nd_failure_report(id, nd_error_last());
+    }
+    return (int)code;
+}
+
+static int act(const nd_identity *id, nd_store *store, const char *what, int chosen)
+{
+    if (strcmp(what, "end late") == 0) {
+        return end_late(id, store, chosen);
+    }
     if (strcmp(what, "self") == 0) {
         return print_self(id);
     }
@@ -237,7 +260,7 @@ int main(int argc, char **argv)
     printf("ready %d pid %ld\n", id.rank, (long)getpid());
     int number = chosen ? atoi(chosen) : 1;
     int code = what && strcmp(what, "plan") == 0 ? follow_plan(&id, store, number)
-                                                 : act(&id, what ? what : "done", number);
+                                                 : act(&id, store, what ? what : "done", number);
     nd_store_close(store);
     return code;
 }
