@@ -223,13 +223,6 @@ void nd_sinks_close(nd_sinks *sinks);
  */
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 /*
- * *out is true when a metrics.jsonl has the validation of a step and no later line "resumed" takes
- * it back. `from`: the line is not before this byte, or only a little. A file that
- * does not exist has none; ND_ERR_IO: it cannot be read.
- */
-nd_status nd_jsonl_has_validation(const char *path, int64_t from, int64_t step, bool *out);
-
-/*
  * The human log: a step line for the first step, every log.interval steps and the last one, whose
  * speed is the mean since the line before; lines of validations and events. On a terminal, runs of
  * more than 20 seconds have a progress bar below; it ends with a carriage return, so that whatever

@@ -28,7 +28,6 @@ typedef struct nd_run_checkpoints {
     nd_run_best best;                   /* alike on all ranks */
     bool over;                          /* early stopping: the step done is the last one */
     int64_t model_step;                 /* behind nd_run_checkpoints_finish: of the weights held */
-    int64_t metrics_bytes; /* of metrics.jsonl when the checkpoint that was loaded was saved */
 } nd_run_checkpoints;
 
 /* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */

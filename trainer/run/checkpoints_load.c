@@ -7,6 +7,7 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/run/checkpoints_parts.h"
+#include "trainer/view/metrics.h"
 #include "trainer/weights/weights.h"
 
 /* The source. */
@@ -156,7 +157,6 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, n
             place_in_data(c, &manifest);
             *saved = manifest.mesh;
         }
-        c->metrics_bytes = manifest.metrics_bytes;
         nd_manifest_fini(&manifest);
         if (status != ND_ERR_DATA || !c->resume.searched) {
             return status;
@@ -292,6 +292,26 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     return nd_run_best_find(c);
 }
 
+/* *out is true when the metrics.jsonl of the run has no validation of this step. A file that is
+ * missing or damaged has none, so that it is made again. */
+static nd_status lacks_validation(const char *run, int64_t step, bool *out)
+{
+    char path[ND_RESUME_PATH_MAX + 32];
+    nd_metrics metrics = {0};
+    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
+    nd_status status = nd_metrics_read(path, &metrics);
+    *out = true;
+    for (size_t i = 0; i < metrics.validations.rows; i++) {
+        *out &= nd_metrics_column(&metrics, &metrics.validations, "step")[i] != (double)step;
+    }
+    nd_metrics_fini(&metrics);
+    if (status == ND_ERR_DATA) {
+        nd_error_clear();
+        return ND_OK;
+    }
+    return status;
+}
+
 nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
 {
     const nd_worker *worker = c->context->worker;
@@ -304,12 +324,9 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
         return ND_OK;
     }
     if (worker->identity.rank == 0) {
-        char path[ND_RESUME_PATH_MAX + 32];
-        bool has = false;
-        snprintf(path, sizeof path, "%s/metrics.jsonl", c->resume.run);
-        found.status =
-            nd_jsonl_has_validation(path, c->metrics_bytes, c->trainer->position.step, &has);
-        found.owes = !has;
+        bool lacks = false;
+        found.status = lacks_validation(c->resume.run, c->trainer->position.step, &lacks);
+        found.owes = lacks;
         error = *nd_error_last();
     }
     ND_TRY(nd_run_tell_all(worker, "validation owed", &found, sizeof found));

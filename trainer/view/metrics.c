@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,6 @@ enum { DEPTH_MAX = 8, LIST_FIRST = 256 };
 /* A key at its place in the lines: of the line itself, or in an object of it. */
 typedef struct line_key {
     int parent;            /* the key of the object that it is in; -1: the line */
-    int next;              /* the key that came behind it last */
     size_t offset, length; /* of the key in its column's name */
 } line_key;
 
@@ -28,192 +28,138 @@ typedef struct line_reader {
     line_key keys[ND_COLUMNS_MAX]; /* [found.name_count] */
     double values[ND_COLUMNS_MAX]; /* of the line that is read */
     bool given[ND_COLUMNS_MAX];
+    int last; /* the key that was read last */
 } line_reader;
 
-/* A line while it is read. Each read_ function takes where something begins and returns where it
- * ends, NULL when it is no JSON. */
-typedef struct reading {
-    line_reader *lines;
-    const char *end;
-    int last; /* the key that was read last; -1: none yet */
-} reading;
+/* Each function takes where something begins in a line and returns where it ends, NULL when it is
+ * no JSON. Every line ends with a line feed, which none of them passes. */
 
-static char char_at(const reading *r, const char *p)
+static const char *skip_blanks(const char *p)
 {
-    return p < r->end ? *p : '\n';
-}
-
-static const char *skip_blanks(const reading *r, const char *p)
-{
-    while (char_at(r, p) == ' ' || char_at(r, p) == '\t' || char_at(r, p) == '\r') {
+    while (*p == ' ' || *p == '\t' || *p == '\r') {
         p++;
     }
     return p;
 }
 
 /* From behind the opening quote to behind the closing one. */
-static const char *skip_string(const reading *r, const char *p)
+static const char *skip_string(const char *p)
 {
-    for (; p < r->end && *p != '"'; p++) {
-        p += *p == '\\';
+    while (*p != '"' && *p != '\n') {
+        p += *p == '\\' && p[1] != '\n' ? 2 : 1;
     }
-    return p < r->end ? p + 1 : NULL;
+    return *p == '"' ? p + 1 : NULL;
 }
 
 /* A value that no column keeps; only its brackets and strings are checked. */
-static const char *skip_value(const reading *r, const char *p)
+static const char *skip_value(const char *p)
 {
-    int depth = 0;
-    while (p && p < r->end) {
+    for (int depth = 0; p && *p != '\n';) {
         const char c = *p++;
-        if (c == '"') {
-            p = skip_string(r, p);
-        }
+        p = c == '"' ? skip_string(p) : p;
         depth += (c == '{' || c == '[') - (c == '}' || c == ']');
-        const char next = p ? char_at(r, p) : '\n';
-        if (depth <= 0 && (next == ',' || next == '}' || next == ']' || next == '\n')) {
+        if (p && depth <= 0 && strchr(",}]\n", *p)) {
             return depth == 0 ? p : NULL;
         }
     }
     return NULL;
 }
 
-/* JSON's numbers begin and end with a digit, and strtod reads more than those. The end of the line
- * ends a number, too. */
-static const char *read_number(const reading *r, const char *p, double *out)
+/* A number or null, true or false. JSON's numbers begin and end with a digit, and strtod reads more
+ * than those. */
+static const char *read_scalar(const char *p, double *out)
 {
-    const char *digits = p + (char_at(r, p) == '-');
+    static const struct {
+        const char *word;
+        double value;
+    } words[] = {{"null", (double)NAN}, {"true", 1}, {"false", 0}};
+    for (size_t i = 0; i<sizeof words / sizeof *words && * p> '9'; i++) {
+        const size_t length = strlen(words[i].word);
+        if (strncmp(p, words[i].word, length) == 0) {
+            *out = words[i].value;
+            return p + length;
+        }
+    }
+    const char *digits = p + (*p == '-');
     char *end;
-    if (!isdigit((unsigned char)char_at(r, digits)) || digits[1] == 'x' || digits[1] == 'X') {
+    if (!isdigit((unsigned char)*digits) || digits[1] == 'x' || digits[1] == 'X') {
         return NULL;
     }
     *out = strtod(p, &end);
     return isdigit((unsigned char)end[-1]) ? end : NULL;
 }
 
-/* A number or null, true or false. */
-static const char *read_scalar(const reading *r, const char *p, double *out)
-{
-    static const struct {
-        const char *word;
-        size_t length;
-        double value;
-    } words[] = {{"null", 4, (double)NAN}, {"true", 4, 1}, {"false", 5, 0}};
-    for (size_t i = 0; i < sizeof words / sizeof *words && char_at(r, p) > '9'; i++) {
-        if ((size_t)(r->end - p) >= words[i].length &&
-            memcmp(p, words[i].word, words[i].length) == 0) {
-            *out = words[i].value;
-            return p + words[i].length;
-        }
-    }
-    return read_number(r, p, out);
-}
-
-/* Keys. */
-
-static bool is_key(const line_reader *lines, int k, int parent, const char *text, size_t length)
-{
-    const line_key *key = &lines->keys[k];
-    return key->parent == parent && key->length == length &&
-           memcmp(lines->found.names[k] + key->offset, text, length) == 0;
-}
-
-/* The number of a key, which is new when it is not known; -1: there is no room for it. */
+/* The number of a key, which is new when it is not known; -1: there is no room for it. Lines have
+ * their keys in the same order, so the search begins behind the last one. */
 static int key_number(line_reader *lines, int parent, const char *text, size_t length)
 {
     nd_metrics *m = &lines->found;
-    size_t offset = 0;
-    if (parent >= 0) {
-        offset = strlen(m->names[parent]) + 1;
-    }
+    const size_t offset = parent >= 0 ? strlen(m->names[parent]) + 1 : 0;
     const size_t room = offset < ND_COLUMN_NAME ? ND_COLUMN_NAME - 1 - offset : 0;
     length = length < room ? length : room;
-    for (int k = 0; k < m->name_count; k++) {
-        if (is_key(lines, k, parent, text, length)) {
-            return k;
+    for (int i = 0, k = lines->last; i < m->name_count; i++) {
+        k = k + 1 < m->name_count ? k + 1 : 0;
+        const line_key *key = &lines->keys[k];
+        if (key->parent == parent && key->length == length &&
+            memcmp(m->names[k] + key->offset, text, length) == 0) {
+            return lines->last = k;
         }
     }
     if (m->name_count == ND_COLUMNS_MAX || room == 0) {
         return -1;
     }
-    char *name = m->names[m->name_count];
-    if (parent >= 0) {
-        memcpy(name, m->names[parent], offset - 1);
-        name[offset - 1] = '.';
-    }
-    memcpy(name + offset, text, length);
-    name[offset + length] = '\0';
+    snprintf(m->names[m->name_count], ND_COLUMN_NAME, "%s%s%.*s",
+             parent >= 0 ? m->names[parent] : "", parent >= 0 ? "." : "", (int)length, text);
     lines->values[m->name_count] = NAN;
-    lines->keys[m->name_count] = (line_key){parent, 0, offset, length};
-    return m->name_count++;
+    lines->keys[m->name_count] = (line_key){parent, offset, length};
+    return lines->last = m->name_count++;
 }
 
-/* From behind the opening quote of a key to behind the closing one. */
-static const char *read_key(reading *r, int parent, const char *p, int *key)
-{
-    line_reader *lines = r->lines;
-    const int next = r->last >= 0 ? lines->keys[r->last].next : STEP;
-    const size_t length = lines->keys[next].length;
-    const char *end = p + length + 1;
-    if (end <= r->end && p[length] == '"' && is_key(lines, next, parent, p, length)) {
-        *key = next;
-    } else {
-        end = skip_string(r, p);
-        *key = end ? key_number(lines, parent, p, (size_t)(end - 1 - p)) : -1;
-    }
-    if (*key >= 0 && r->last >= 0) {
-        lines->keys[r->last].next = *key;
-    }
-    r->last = *key;
-    return end;
-}
+static const char *read_object(line_reader *lines, int parent, const char *p, int depth);
 
-static const char *read_object(reading *r, int parent, const char *p, int depth);
-
-static const char *read_value(reading *r, int key, const char *p, int depth)
+static const char *read_value(line_reader *lines, int key, const char *p, int depth)
 {
     double value = NAN;
-    switch (char_at(r, p)) {
+    switch (*p) {
     case '{':
-        return key >= 0 && depth < DEPTH_MAX ? read_object(r, key, p, depth + 1) : skip_value(r, p);
+        return key >= 0 && depth < DEPTH_MAX ? read_object(lines, key, p, depth + 1)
+                                             : skip_value(p);
     case '[':
-        return skip_value(r, p);
+        return skip_value(p);
     case '"':
-        return skip_string(r, p + 1);
+        return skip_string(p + 1);
     default:
-        p = read_scalar(r, p, &value);
+        p = read_scalar(p, &value);
         if (key >= 0) {
-            r->lines->values[key] = value;
+            lines->values[key] = value;
         }
         return p;
     }
 }
 
-static const char *read_object(reading *r, int parent, const char *p, int depth)
+static const char *read_object(line_reader *lines, int parent, const char *p, int depth)
 {
-    p = skip_blanks(r, p + 1);
-    if (char_at(r, p) == '}') {
+    p = skip_blanks(p + 1);
+    if (*p == '}') {
         return p + 1;
     }
-    while (char_at(r, p) == '"') {
-        int key = -1;
-        p = read_key(r, parent, p + 1, &key);
-        p = p ? skip_blanks(r, p) : NULL;
-        if (!p || char_at(r, p) != ':') {
+    while (*p == '"') {
+        const char *name = p + 1;
+        p = skip_string(name);
+        const int key = p ? key_number(lines, parent, name, (size_t)(p - 1 - name)) : -1;
+        p = p ? skip_blanks(p) : NULL;
+        if (!p || *p != ':') {
             return NULL;
         }
         if (key >= 0) {
-            r->lines->given[key] = true;
+            lines->given[key] = true;
         }
-        p = read_value(r, key, skip_blanks(r, p + 1), depth);
-        p = p ? skip_blanks(r, p) : NULL;
-        if (!p || char_at(r, p) == '}') {
-            return p ? p + 1 : NULL;
+        p = read_value(lines, key, skip_blanks(p + 1), depth);
+        p = p ? skip_blanks(p) : NULL;
+        if (!p || *p != ',') {
+            return p && *p == '}' ? p + 1 : NULL;
         }
-        if (char_at(r, p) != ',') {
-            return NULL;
-        }
-        p = skip_blanks(r, p + 1);
+        p = skip_blanks(p + 1);
     }
     return NULL;
 }
@@ -305,14 +251,13 @@ static nd_status add_to_tables(line_reader *lines)
     return lines->given[HEALTH] ? add_row(lines, &m->health) : ND_OK;
 }
 
-/* A line without its end. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
+/* A line, up to its line feed. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
 static nd_status add_line(line_reader *lines, const char *text, const char *end)
 {
-    reading r = {lines, end, -1};
-    const char *stop = char_at(&r, text) == '{' ? read_object(&r, -1, text, 0) : NULL;
+    const char *stop = *text == '{' ? read_object(lines, -1, text, 0) : NULL;
     const double step = lines->values[STEP];
     nd_status status = ND_ERR_DATA;
-    if (stop && skip_blanks(&r, stop) == end && step >= 0 && step < 1e15) {
+    if (stop && skip_blanks(stop) == end && step >= 0 && step < 1e15) {
         status = lines->given[EVENT] ? add_event(lines, text, end) : add_to_tables(lines);
     }
     for (int k = 0; k < lines->found.name_count; k++) {

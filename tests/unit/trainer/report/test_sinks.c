@@ -421,13 +421,6 @@ Test(sinks, a_folder_with_metrics_is_refused)
     assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
 }
 
-static bool has_validation(int64_t from, int64_t step)
-{
-    bool has = false;
-    assert_ok(nd_jsonl_has_validation(tempdir_file(&dir, "metrics.jsonl"), from, step, &has));
-    return has;
-}
-
 Test(sinks, a_resume_on_another_mesh_says_both)
 {
     const char *heard = catch_stderr();
@@ -455,44 +448,6 @@ Test(sinks, a_resume_on_another_mesh_says_both)
     cr_assert_not_null(strstr(text, a), "%s", text);
     cr_assert_not_null(strstr(text, b), "%s", text);
     free(text);
-}
-
-/* As the sink writes it, and without what a line "resumed" takes back. */
-Test(sinks, a_validation_that_was_made_is_found)
-{
-    static const int64_t resumed[] = {4, 3}; /* takes nothing back; takes back step 4 */
-    static char line[1000];
-    cr_assert_not(has_validation(0, 4));
-    catch_stderr();
-    nd_sinks sinks = open_sinks(false);
-    assert_ok(nd_sinks_step(&sinks, &(nd_step_record){.step = 4}));
-    cr_assert_not(has_validation(0, 4));
-    for (int i = 0; i < 2; i++) {
-        assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 4, .loss = 2}));
-        assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 40}));
-        const nd_run_event event = {
-            .kind = ND_RUN_EVENT_RESUMED, .step = resumed[i], .path = "a \"validation_loss\":"};
-        assert_ok(nd_sinks_event(&sinks, &event));
-        cr_assert_eq(has_validation(0, 4), i == 0);
-        cr_assert_not(has_validation(0, 40));
-        cr_assert_not(has_validation(0, 5));
-    }
-    assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 4}));
-    nd_sinks_close(&sinks);
-    /* 300 kB of lines follow. */
-    FILE *f = fopen(tempdir_file(&dir, "metrics.jsonl"), "a");
-    cr_assert_not_null(f);
-    int64_t end = ftello(f);
-    memset(line, 'x', sizeof line - 2);
-    line[sizeof line - 2] = '\n';
-    for (int i = 0; i < 300; i++) {
-        cr_assert_geq(fputs(line, f), 0);
-    }
-    cr_assert_eq(fclose(f), 0);
-    cr_assert(has_validation(end, 4));
-    cr_assert(has_validation(end + 90000, 4)); /* two lines of 256 sources may lie between */
-    cr_assert_not(has_validation(end + 280000, 4));
-    cr_assert_not(has_validation(end + 10000000, 4));
 }
 
 static void set_file_limit(rlim_t bytes)
