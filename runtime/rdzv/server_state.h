@@ -22,11 +22,12 @@ enum {
     ND_SERVER_RANK_LOST,
 };
 
+/* What a key was set to; it stays so until the next start of the job. */
 typedef struct nd_value {
     struct nd_value *next;
     char key[ND_WIRE_TEXT_MAX];
     size_t bytes;
-    uint8_t *data;
+    uint8_t data[]; /* [bytes] */
 } nd_value;
 
 typedef struct nd_exchange {

@@ -25,42 +25,27 @@ static nd_value *find_value(const nd_server *server, const char *key)
     return value;
 }
 
-static nd_status put_value(nd_server *server, const char *key, const void *bytes, size_t count)
+/* The key is new. */
+static nd_status add_value(nd_server *server, const char *key, const void *bytes, size_t count)
 {
-    nd_value *value = find_value(server, key);
-    size_t before = value ? value->bytes : 0;
-    size_t total = server->value_bytes - before + count + (value ? 0 : sizeof *value);
+    uint8_t *block;
+    nd_value **list = &server->buckets[bucket_of(key)];
+    size_t total = server->value_bytes + sizeof **list + count;
     if (total > ND_SERVER_VALUES_MAX) {
         return nd_fail(ND_ERR_INTERNAL, "the store is full: %zu bytes, at most %d", total,
                        ND_SERVER_VALUES_MAX);
     }
-    uint8_t *data;
-    ND_TRY(ND_ALLOC(count, &data));
-    if (!value) {
-        nd_status status = ND_ALLOC(1, &value);
-        if (status != ND_OK) {
-            free(data);
-            return status;
-        }
-        snprintf(value->key, sizeof value->key, "%s", key);
-        value->next = server->buckets[bucket_of(key)];
-        server->buckets[bucket_of(key)] = value;
-    }
+    ND_TRY(ND_ALLOC(sizeof **list + count, &block));
+    nd_value *value = (nd_value *)(void *)block;
+    snprintf(value->key, sizeof value->key, "%s", key);
     if (count > 0) {
-        memcpy(data, bytes, count);
+        memcpy(value->data, bytes, count);
     }
-    free(value->data);
-    value->data = data;
     value->bytes = count;
+    value->next = *list;
+    *list = value;
     server->value_bytes = total;
     return ND_OK;
-}
-
-static void send_done(nd_server *server, nd_peer *peer, uint32_t request)
-{
-    nd_wire_begin(&server->out, ND_WIRE_DONE);
-    nd_wire_put_u32(&server->out, request);
-    nd_server_flush(server, peer);
 }
 
 static void send_value(nd_server *server, nd_peer *peer, uint32_t request, const nd_value *value)
@@ -80,14 +65,6 @@ static void answer_key_waiters(nd_server *server, const char *key)
             send_value(server, peer, peer->request, value);
         }
     }
-}
-
-static void send_sum(nd_server *server, nd_peer *peer, uint32_t request, uint64_t sum)
-{
-    nd_wire_begin(&server->out, ND_WIRE_SUM);
-    nd_wire_put_u32(&server->out, request);
-    nd_wire_put_u64(&server->out, sum);
-    nd_server_flush(server, peer);
 }
 
 /* The job's first failure is known from now on. A worker may find this frame after its connection
@@ -112,32 +89,6 @@ void nd_server_send_failure(nd_server *server, nd_peer *peer)
     }
 }
 
-static nd_status take_set_once(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
-{
-    char key[ND_WIRE_TEXT_MAX];
-    size_t count;
-    uint32_t request = nd_wire_get_u32(cursor);
-    nd_wire_get_text(cursor, key, sizeof key);
-    const uint8_t *bytes = nd_wire_get_blob(cursor, &count);
-    if (!nd_wire_finished(cursor)) {
-        return nd_fail(ND_ERR_IO, "a damaged set once message");
-    }
-    bool set = !find_value(server, key);
-    if (set) {
-        ND_TRY(put_value(server, key, bytes, count));
-    }
-    if (set && strcmp(key, ND_FAILURE_FIRST) == 0) {
-        server->failed_rank = peer->index;
-        send_first_failure(server,
-                           peer); /* before this rank, which may end the job once it knows */
-    }
-    send_sum(server, peer, request, set ? 1 : 0);
-    if (set) {
-        answer_key_waiters(server, key);
-    }
-    return ND_OK;
-}
-
 static nd_status take_set(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
 {
     char key[ND_WIRE_TEXT_MAX];
@@ -148,33 +99,22 @@ static nd_status take_set(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     if (!nd_wire_finished(cursor)) {
         return nd_fail(ND_ERR_IO, "a damaged set message");
     }
-    ND_TRY(put_value(server, key, bytes, count));
-    send_done(server, peer, request);
-    answer_key_waiters(server, key);
-    return ND_OK;
-}
-
-static nd_status take_add(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
-{
-    char key[ND_WIRE_TEXT_MAX];
-    uint32_t request = nd_wire_get_u32(cursor);
-    nd_wire_get_text(cursor, key, sizeof key);
-    uint64_t delta = nd_wire_get_u64(cursor);
-    if (!nd_wire_finished(cursor)) {
-        return nd_fail(ND_ERR_IO, "a damaged add message");
+    bool is_new = !find_value(server, key);
+    if (is_new) {
+        ND_TRY(add_value(server, key, bytes, count));
     }
-    uint64_t sum = 0;
-    const nd_value *value = find_value(server, key);
-    if (value && value->bytes != sizeof sum) {
-        return nd_fail(ND_ERR_INTERNAL, "the key %s is not an integer", key);
+    if (is_new && strcmp(key, ND_FAILURE_FIRST) == 0) {
+        server->failed_rank = peer->index;
+        send_first_failure(server,
+                           peer); /* before this rank, which may end the job once it knows */
     }
-    if (value) {
-        memcpy(&sum, value->data, sizeof sum);
+    nd_wire_begin(&server->out, ND_WIRE_DONE);
+    nd_wire_put_u32(&server->out, request);
+    nd_wire_put_u8(&server->out, is_new);
+    nd_server_flush(server, peer);
+    if (is_new) {
+        answer_key_waiters(server, key);
     }
-    sum += delta;
-    ND_TRY(put_value(server, key, &sum, sizeof sum));
-    send_sum(server, peer, request, sum);
-    answer_key_waiters(server, key);
     return ND_OK;
 }
 
@@ -190,10 +130,12 @@ static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     const nd_value *value = find_value(server, key);
     if (value) {
         send_value(server, peer, request, value);
-        return ND_OK;
+    } else if (timeout_ms == 0) {
+        nd_server_error(server, peer, request, ND_ERR_HANG, "nobody has set the key");
+    } else {
+        nd_server_begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
+        snprintf(peer->key, sizeof peer->key, "%s", key);
     }
-    nd_server_begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
-    snprintf(peer->key, sizeof peer->key, "%s", key);
     return ND_OK;
 }
 
@@ -206,12 +148,8 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     switch (frame->type) {
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);
-    case ND_WIRE_SET_ONCE:
-        return take_set_once(server, peer, &cursor);
     case ND_WIRE_GET:
         return take_get(server, peer, &cursor, now);
-    case ND_WIRE_ADD:
-        return take_add(server, peer, &cursor);
     case ND_WIRE_EXCHANGE:
         return nd_server_exchange(server, peer, &cursor, now);
     default:
@@ -227,7 +165,7 @@ static void record_loss(nd_server *server, const nd_peer *gone)
     char message[sizeof gone->name + 64];
     int bytes = snprintf(message, sizeof message, ND_SERVER_LOST, gone->name);
     if (!find_value(server, ND_FAILURE_FIRST) &&
-        put_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
+        add_value(server, ND_FAILURE_FIRST, message, (size_t)bytes) == ND_OK) {
         server->failed_rank = -1;
         if (gone->index > 0) {
             send_first_failure(server, gone);
@@ -297,7 +235,6 @@ void nd_server_store_fini(nd_server *server)
         while (server->buckets[i]) {
             nd_value *value = server->buckets[i];
             server->buckets[i] = value->next;
-            free(value->data);
             free(value);
         }
     }

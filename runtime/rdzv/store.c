@@ -125,29 +125,20 @@ static nd_status damaged(const char *key)
     return nd_fail(ND_ERR_IO, "the store sent a damaged answer about \"%s\"", key);
 }
 
-/* What a request about one key says, and how it is answered. */
-typedef struct question {
-    nd_wire_type type, answer;
-    const char *key;
-    const void *value; /* [bytes], unless it is ADD */
-    size_t bytes;
-    int64_t delta; /* of ADD */
-} question;
-
-/* Asks, and puts the cursor behind the answer's request number. The gate is closed. */
-static nd_status ask(nd_store *store, const question *q, int64_t deadline, nd_wire_cursor *answer)
+/* Asks about one key; *answer is then behind its request number. The gate is closed. */
+static nd_status ask(nd_store *store, nd_wire_type type, const char *key, const void *value,
+                     size_t bytes, int64_t deadline, nd_wire_cursor *answer)
 {
     nd_wire_frame frame;
-    ND_TRY(check_key(q->key));
-    begin_request(store, q->type, q->type == ND_WIRE_GET);
-    nd_wire_put_text(&store->out, q->key);
-    if (q->type == ND_WIRE_ADD) {
-        nd_wire_put_u64(&store->out, (uint64_t)q->delta);
-    } else if (q->type != ND_WIRE_GET) {
-        nd_wire_put_blob(&store->out, q->value, q->bytes);
+    const bool gets = type == ND_WIRE_GET;
+    ND_TRY(check_key(key));
+    begin_request(store, type, gets);
+    nd_wire_put_text(&store->out, key);
+    if (!gets) {
+        nd_wire_put_blob(&store->out, value, bytes);
     }
     ND_TRY(send_request(store, deadline));
-    return receive(store, q->answer, deadline, &frame, answer);
+    return receive(store, gets ? ND_WIRE_VALUE : ND_WIRE_DONE, deadline, &frame, answer);
 }
 
 /* What a rank has of an exchange's result. */
@@ -217,50 +208,42 @@ static nd_status enter(nd_store *store, int64_t deadline)
                : nd_fail(ND_ERR_HANG, "another thread still waits for the store");
 }
 
-nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
-{
-    const question q = {ND_WIRE_SET, ND_WIRE_DONE, .key = key, .value = value, .bytes = bytes};
-    nd_wire_cursor answer;
-    if (!store->channel) {
-        return ND_OK; /* nobody else reads it */
-    }
-    ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = ask(store, &q, deadline_of(store), &answer);
-    nd_gate_leave(&store->gate);
-    return status;
-}
-
-/* A question whose answer is one number. The gate is closed. */
-static nd_status ask_number(nd_store *store, const question *q, int64_t deadline, int64_t *out)
+/* The gate is closed. */
+static nd_status set(nd_store *store, const char *key, const void *value, size_t bytes,
+                     int64_t deadline, bool *is_new)
 {
     nd_wire_cursor answer;
-    ND_TRY(ask(store, q, deadline, &answer));
-    const int64_t number = (int64_t)nd_wire_get_u64(&answer);
+    ND_TRY(ask(store, ND_WIRE_SET, key, value, bytes, deadline, &answer));
+    const bool made = nd_wire_get_u8(&answer) == 1;
     if (!nd_wire_finished(&answer)) {
-        return damaged(q->key);
+        return damaged(key);
     }
-    *out = number;
+    if (is_new) {
+        *is_new = made;
+    }
     return ND_OK;
 }
 
-nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
-                            bool *set)
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes,
+                       bool *is_new)
 {
-    const question q = {ND_WIRE_SET_ONCE, ND_WIRE_SUM, .key = key, .value = value, .bytes = bytes};
-    int64_t sum = 0;
+    if (!store->channel) { /* nobody else has set it, or reads it */
+        if (is_new) {
+            *is_new = true;
+        }
+        return ND_OK;
+    }
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = ask_number(store, &q, deadline_of(store), &sum);
+    nd_status status = set(store, key, value, bytes, deadline_of(store), is_new);
     nd_gate_leave(&store->gate);
-    *set = status == ND_OK ? sum == 1 : *set;
     return status;
 }
 
 static nd_status get(nd_store *store, const char *key, void *value, size_t *bytes)
 {
-    const question q = {ND_WIRE_GET, ND_WIRE_VALUE, .key = key};
     nd_wire_cursor answer;
     size_t count;
-    ND_TRY(ask(store, &q, deadline_of(store), &answer));
+    ND_TRY(ask(store, ND_WIRE_GET, key, NULL, 0, deadline_of(store), &answer));
     const uint8_t *data = nd_wire_get_blob(&answer, &count);
     if (!nd_wire_finished(&answer)) {
         return damaged(key);
@@ -280,15 +263,6 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
 {
     ND_TRY(enter(store, deadline_of(store)));
     nd_status status = get(store, key, value, bytes);
-    nd_gate_leave(&store->gate);
-    return status;
-}
-
-nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out)
-{
-    const question q = {ND_WIRE_ADD, ND_WIRE_SUM, .key = key, .delta = delta};
-    ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = ask_number(store, &q, deadline_of(store), out);
     nd_gate_leave(&store->gate);
     return status;
 }
@@ -318,14 +292,12 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 
 nd_status nd_store_check(nd_store *store, double seconds)
 {
-    const question q = {ND_WIRE_ADD, ND_WIRE_SUM, .key = "check"};
     const int64_t deadline = nd_clock_after(seconds);
-    int64_t sum;
     if (!store->channel) {
         return ND_OK;
     }
     ND_TRY(enter(store, deadline));
-    nd_status status = ask_number(store, &q, deadline, &sum);
+    nd_status status = set(store, "check", NULL, 0, deadline, NULL);
     nd_gate_leave(&store->gate);
     return status;
 }

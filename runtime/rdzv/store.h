@@ -47,14 +47,12 @@ typedef bool nd_store_lost(void *context, const char *message, bool first);
  */
 nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context);
 
-nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes);
-/* Sets the key unless it exists. *set: it did not exist. */
-nd_status nd_store_set_once(nd_store *store, const char *key, const void *value, size_t bytes,
-                            bool *set);
-/* Waits until the key exists. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
+/* Sets the key unless it exists. *is_new: it did not; NULL where that does not matter. */
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes,
+                       bool *is_new);
+/* Waits until the key exists; with a time limit of 0 it does not wait. *bytes in: capacity, out:
+ * size. A larger value is ND_ERR_INTERNAL. */
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
-/* Adds to an integer key (0 at first); *out is the sum. */
-nd_status nd_store_add(nd_store *store, const char *key, int64_t delta, int64_t *out);
 /*
  * Whether this process still belongs to the current start of the job: the store answers, which it
  * does on no connection of an earlier start. Any thread may ask. Waits at most so long, for the

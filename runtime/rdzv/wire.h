@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 
 enum {
-    ND_WIRE_PROTOCOL = 2,
+    ND_WIRE_PROTOCOL = 3,
     ND_WIRE_HEADER = 4,           /* bytes of the length */
     ND_WIRE_LIMIT_STRANGER = 512, /* length of a frame before hello */
     ND_WIRE_LIMIT_MEMBER = 1 << 20,
@@ -31,16 +31,13 @@ typedef enum nd_wire_type {
         1, /* u32 protocol, text version, text run id, u32 epoch, u8 role, u32 index, text host */
     ND_WIRE_BYE,      /* - */
     ND_WIRE_SET,      /* u32 request, text key, blob value */
-    ND_WIRE_GET,      /* u32 request, u64 timeout ms, text key */
-    ND_WIRE_ADD,      /* u32 request, text key, i64 delta */
+    ND_WIRE_GET,      /* u32 request, u64 timeout ms (0: do not wait), text key */
     ND_WIRE_EXCHANGE, /* u32 request, u64 timeout ms, text name, blob value */
-    ND_WIRE_SET_ONCE, /* u32 request, text key, blob value; the answer is SUM 1, or 0: it is set */
     /* from the store */
     ND_WIRE_WELCOME = 32, /* text run id (to a node: the job's), u32 world size */
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
-    ND_WIRE_DONE,         /* u32 request */
+    ND_WIRE_DONE,         /* u32 request, u8 1: the key was new, and is set */
     ND_WIRE_VALUE,        /* u32 request, blob value */
-    ND_WIRE_SUM,          /* u32 request, i64 sum */
     ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 bytes of the packed result (0: it is not
                              packed), blob part of the exchange's result */
     ND_WIRE_FAILED,       /* blob message of the job's first failure; answers no request */

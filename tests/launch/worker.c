@@ -124,9 +124,11 @@ static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
     printf("epoch %d of rank %d, run %s, folder '%s'\n", (int)id->restart_epoch, id->rank,
            id->run_id, id->run_folder);
     printf("rank %d is one of %d on %d nodes\n", id->rank, id->world_size, id->nnodes);
-    int64_t sum = 0; /* of a store that is empty at each start */
-    if (nd_store_add(store, "starts", 1, &sum) != ND_OK || sum > id->world_size) {
-        printf("the store is not empty: %d\n", (int)sum);
+    char key[32];
+    bool is_new = false; /* in a store that is empty at each start */
+    snprintf(key, sizeof key, "rank %d was here", id->rank);
+    if (nd_store_set(store, key, "", 0, &is_new) != ND_OK || !is_new) {
+        printf("the store is not empty\n");
         return 97;
     }
     for (const char *at = plan_of(id->restart_epoch); *at && *at != ';';) {

@@ -24,7 +24,7 @@ nd_status nd_run_tell_all(const nd_worker *worker, const char *key, void *value,
 {
     size_t got = bytes;
     if (worker->identity.rank == 0) {
-        return nd_store_set(worker->store, key, value, bytes);
+        return nd_store_set(worker->store, key, value, bytes, NULL);
     }
     ND_TRY(nd_store_get(worker->store, key, value, &got));
     return got == bytes

@@ -111,7 +111,7 @@ static const char *deadline_key(int rank, char key[48])
     return key;
 }
 
-/* Waits for a key. ND_OK with *found false when nobody set it in time. */
+/* Waits for a key, or with 0 only asks. ND_OK with *found false when nobody set it in time. */
 static nd_status wait_for(const nd_failure *f, const char *key, double seconds, char *value,
                           size_t capacity, bool *found)
 {
@@ -128,11 +128,8 @@ static nd_status wait_for(const nd_failure *f, const char *key, double seconds, 
 static nd_status record_deadline(const nd_failure *f, bool *first)
 {
     char key[48];
-    int64_t sum = 0;
-    ND_TRY(nd_store_add(f->store, deadline_key(f->identity->rank, key), 1, &sum));
-    ND_TRY(nd_store_add(f->store, "deadlines", 1, &sum));
-    *first = sum == 1;
-    return ND_OK;
+    ND_TRY(nd_store_set(f->store, deadline_key(f->identity->rank, key), "", 0, NULL));
+    return nd_store_set(f->store, "a deadline", "", 0, first);
 }
 
 /* Waits until all other ranks have recorded their deadlines, or for gather_seconds. */
@@ -162,10 +159,8 @@ static nd_status list_silent(const nd_failure *f, char *text, size_t capacity)
     bool *recorded = NULL;
     nd_status status = ND_ALLOC(world, &recorded);
     for (int rank = 0; rank < world && status == ND_OK; rank++) {
-        char key[48];
-        int64_t times = 0;
-        status = nd_store_add(f->store, deadline_key(rank, key), 0, &times);
-        recorded[rank] = times > 0;
+        char key[48], value[16];
+        status = wait_for(f, deadline_key(rank, key), 0, value, sizeof value, &recorded[rank]);
     }
     if (status == ND_OK) {
         nd_ranks_text(recorded, false, world, ranks, sizeof ranks);
@@ -181,7 +176,7 @@ static nd_status claim_first(nd_failure *f, const nd_error *error, const char *s
     char text[ND_FAILURE_FIRST_MAX];
     snprintf(text, sizeof text, "rank %d (%s): %s%s", f->identity->rank, f->identity->host,
              error->message, suffix);
-    return nd_store_set_once(f->store, ND_FAILURE_FIRST, text, strlen(text), &f->first);
+    return nd_store_set(f->store, ND_FAILURE_FIRST, text, strlen(text), &f->first);
 }
 
 /* Asks the store. f->first: this failure is the job's first; otherwise `other` is the message of
@@ -248,7 +243,7 @@ static void report(nd_failure *f, const nd_error *error)
     const nd_identity *id = f->identity;
     nd_failure_report(id, error);
     nd_log_error("%s", error->message);
-    if (f->first && nd_store_set(f->store, ND_FAILURE_PRINTED, "", 0) != ND_OK) {
+    if (f->first && nd_store_set(f->store, ND_FAILURE_PRINTED, "", 0, NULL) != ND_OK) {
         nd_error_clear(); /* rank 0 prints the reason once more */
     }
     if (id->pmix) {

@@ -111,9 +111,7 @@ static void request(int i, nd_wire_type type, const char *key, const void *value
         nd_wire_put_u64(&out, timeout_ms);
     }
     nd_wire_put_text(&out, key);
-    if (type == ND_WIRE_ADD) {
-        nd_wire_put_u64(&out, (uint64_t)(int64_t)-5);
-    } else if (type != ND_WIRE_GET) {
+    if (type != ND_WIRE_GET) {
         nd_wire_put_blob(&out, value, bytes);
     }
     give(i, &out);
@@ -171,19 +169,11 @@ Test(server, get_waits_for_set_and_ends_at_its_deadline)
     open_server(2);
     join(0);
     join(1);
-    static const struct {
-        nd_wire_type type, answer;
-        const char *key;
-    } makers[] = {{ND_WIRE_SET, ND_WIRE_DONE, "a"},
-                  {ND_WIRE_SET_ONCE, ND_WIRE_SUM, "b"},
-                  {ND_WIRE_ADD, ND_WIRE_SUM, "c"}};
-    for (int i = 0; i < 3; i++) {
-        request(0, ND_WIRE_GET, makers[i].key, NULL, 0);
-        cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-        request(1, makers[i].type, makers[i].key, "value", 5);
-        cr_assert_eq(answer(1).type, makers[i].answer);
-        cr_assert_eq(answer(0).type, ND_WIRE_VALUE, "%s", makers[i].key);
-    }
+    request(0, ND_WIRE_GET, "key", NULL, 0);
+    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
+    request(1, ND_WIRE_SET, "key", "value", 5);
+    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
+    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
     request(0, ND_WIRE_GET, "other", NULL, 0);
     now += 29 * second;
     nd_server_tick(server, now);
@@ -191,24 +181,11 @@ Test(server, get_waits_for_set_and_ends_at_its_deadline)
     now += 2 * second;
     nd_server_tick(server, now);
     expect_error(0, ND_ERR_HANG, "nobody set the key 'other' within 3");
-}
-
-Test(server, add_sums)
-{
-    open_server(1);
-    join(0);
-    for (int64_t sum = -5; sum >= -10; sum -= 5) {
-        request(0, ND_WIRE_ADD, "n", NULL, 0);
-        nd_wire_frame frame = answer(0);
-        cr_assert_eq(frame.type, ND_WIRE_SUM);
-        nd_wire_cursor cursor = nd_wire_body(&frame);
-        nd_wire_get_u32(&cursor);
-        cr_assert_eq((int64_t)nd_wire_get_u64(&cursor), sum);
-    }
-    request(0, ND_WIRE_SET, "t", "text", 4);
-    cr_assert_eq(answer(0).type, ND_WIRE_DONE);
-    request(0, ND_WIRE_ADD, "t", NULL, 0);
-    expect_error(0, ND_ERR_INTERNAL, "the key t is not an integer");
+    timeout_ms = 0;
+    request(0, ND_WIRE_GET, "other", NULL, 0);
+    expect_error(0, ND_ERR_HANG, "nobody has set the key");
+    request(0, ND_WIRE_GET, "key", NULL, 0);
+    cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
 }
 
 Test(server, missing_ranks_are_named_while_others_wait)
@@ -306,14 +283,15 @@ Test(server, the_first_lost_rank_stays_the_first_failure)
     cr_assert_str_eq(clients[0].failed, first, "it is sent without a request");
 }
 
-static uint64_t set_once(int i, const char *key, const char *value)
+/* True: the key was new. */
+static bool set(int i, const char *key, const char *value)
 {
-    request(i, ND_WIRE_SET_ONCE, key, value, strlen(value));
+    request(i, ND_WIRE_SET, key, value, strlen(value));
     nd_wire_frame frame = answer(i);
-    cr_assert_eq(frame.type, ND_WIRE_SUM);
+    cr_assert_eq(frame.type, ND_WIRE_DONE);
     nd_wire_cursor cursor = nd_wire_body(&frame);
     nd_wire_get_u32(&cursor);
-    return nd_wire_get_u64(&cursor);
+    return nd_wire_get_u8(&cursor) == 1;
 }
 
 /* Thousands of ranks are still joining when one of them fails. */
@@ -321,7 +299,7 @@ Test(server, a_rank_that_joins_after_the_first_failure_is_told_of_it)
 {
     open_server(2);
     join(0);
-    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 1);
+    cr_assert(set(0, ND_FAILURE_FIRST, "zero"));
     join(1);
     cr_assert_eq(answer(1).type, ND_WIRE_NONE);
     cr_assert_str_eq(clients[1].failed, "zero");
@@ -333,7 +311,7 @@ Test(server, a_rank_may_give_up_a_wait_and_ask_again)
     open_server(2);
     join(0);
     request(0, ND_WIRE_GET, "never", NULL, 0);
-    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 1);
+    cr_assert(set(0, ND_FAILURE_FIRST, "zero"));
     cr_assert_not(clients[0].dropped);
     now += 31 * second;
     nd_server_tick(server, now);
@@ -350,8 +328,7 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
     request(2, ND_WIRE_EXCHANGE, "meet", "x", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "a", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "b", 1);
-    request(0, ND_WIRE_ADD, "n", NULL, 0);
-    cr_assert_eq(answer(0).type, ND_WIRE_SUM);
+    cr_assert(set(0, "n", ""));
     cr_assert_not(clients[0].dropped);
     request(1, ND_WIRE_EXCHANGE, "meet", "c", 1);
     cr_assert_eq(answer(1).type, ND_WIRE_NONE);
@@ -424,8 +401,7 @@ Test(server, a_rank_may_give_up_a_result)
     request(0, ND_WIRE_EXCHANGE, "large", part, sizeof part);
     request(1, ND_WIRE_EXCHANGE, "large", other, sizeof other);
     cr_assert_eq(answer(0).type, ND_WIRE_SLICE);
-    request(0, ND_WIRE_ADD, "n", NULL, 0);
-    cr_assert_eq(answer(0).type, ND_WIRE_SUM);
+    cr_assert(set(0, "n", ""));
     nd_server_drained(server, clients[0].peer);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
     cr_assert_eq(answer(1).type, ND_WIRE_SLICE);
@@ -471,16 +447,16 @@ Test(server, the_first_rank_that_claims_is_the_first_failure_until_it_has_printe
         join(i);
     }
     request(1, ND_WIRE_GET, ND_FAILURE_FIRST, NULL, 0); /* it waits */
-    cr_assert_eq(set_once(2, ND_FAILURE_FIRST, "two"), 1);
+    cr_assert(set(2, ND_FAILURE_FIRST, "two"));
     cr_assert_eq(answer(1).type, ND_WIRE_VALUE);
     cr_assert_str_eq(clients[1].failed, "two");
-    cr_assert_eq(set_once(0, ND_FAILURE_FIRST, "zero"), 0);
+    cr_assert_not(set(0, ND_FAILURE_FIRST, "zero"));
     nd_server_first_failure(server, first, sizeof first);
     cr_assert_str_eq(first, "two");
     cr_assert_str_eq(clients[0].failed, "two");
     cr_assert(nd_server_first_unprinted(server, 2));
     cr_assert_not(nd_server_first_unprinted(server, 0));
-    cr_assert_eq(set_once(2, ND_FAILURE_PRINTED, ""), 1);
+    cr_assert(set(2, ND_FAILURE_PRINTED, ""));
     cr_assert_not(nd_server_first_unprinted(server, 2));
 }
 
@@ -648,8 +624,7 @@ Test(server, values_have_an_end)
     }
     cr_assert_leq(taken * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
     cr_assert_gt((taken + 2) * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
-    request(1, ND_WIRE_SET, "k0", value, sizeof value); /* a key that is set again takes no more */
-    cr_assert_eq(answer(1).type, ND_WIRE_DONE);
+    cr_assert_not(set(1, "k0", ""), "it is set, and takes no more");
     request(1, ND_WIRE_SET, "one more", value, sizeof value);
     expect_error(1, ND_ERR_INTERNAL, "the store is full");
 }

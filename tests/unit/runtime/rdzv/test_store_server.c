@@ -314,7 +314,7 @@ Test(store_check, a_job_of_one_asks_nobody)
     char text[8], value[6] = "";
     assert_ok(nd_store_open_single(&store));
     assert_ok(nd_store_check(store, ASKING_SECONDS));
-    assert_ok(nd_store_set(store, "key", "value", 6));
+    assert_ok(nd_store_set(store, "key", "value", 6, NULL));
     assert_ok(nd_store_barrier(store, "start"));
     assert_ok(nd_store_exchange(store, "places", "value", value, 6));
     cr_expect_str_eq(value, "value");

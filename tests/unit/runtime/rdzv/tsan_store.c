@@ -44,12 +44,8 @@ static nd_status talk(nd_store *store, int rank)
     static uint8_t own[RANKS][LARGE];
     char value[16] = "";
     size_t bytes = sizeof value;
-    int64_t sum = 0;
-    if (rank == 1) {
-        ND_TRY(nd_store_set(store, "a key", "a value", 8));
-    }
+    ND_TRY(nd_store_set(store, "a key", "a value", 8, NULL));
     ND_TRY(nd_store_get(store, "a key", value, &bytes));
-    ND_TRY(nd_store_add(store, "a sum", rank, &sum));
     for (int i = 0; i < LARGE; i++) {
         own[rank][i] = i + 1 == LARGE ? (uint8_t)(rank + 1)
                                       : (uint8_t)(nd_rng_u64((uint64_t)rank, 1, (uint64_t)i) & 15);

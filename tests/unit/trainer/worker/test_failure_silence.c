@@ -55,8 +55,8 @@ static void run_host(int ready)
     bool set = false;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     nd_status status = nd_store_open(&id, SECONDS, &store);
-    status = status == ND_OK ? nd_store_set_once(store, ND_FAILURE_FIRST, "its reason", 10, &set)
-                             : status;
+    status =
+        status == ND_OK ? nd_store_set(store, ND_FAILURE_FIRST, "its reason", 10, &set) : status;
     (void)!write(ready, status == ND_OK && set ? "y" : "n", 1);
     for (;;) {
         pause();
