@@ -258,6 +258,28 @@ Test(run, steps_and_validations_without_a_counted_label)
     cr_expect_not_null(strstr(shell_output, said), "%s", shell_output);
 }
 
+/* Rows that leave a part of their blocks empty, as one micro-batch or as two. */
+Test(run, padding_is_a_part_of_all_tokens_of_a_step)
+{
+    static const char *const micros[] = {"--micro-batch-size 2",
+                                         "--micro-batch-size 1 --gradient-accumulation-steps 2"};
+    double padding[2] = {0, 0};
+    char command[1024];
+    shell(&dir, "for i in 1 2 3 4; do echo '{\"prompt\": \"0123456789\", \"completion\": "
+                "\"abcdefghijklmnopqrstuvwxyz\"}'; done > sft.jsonl");
+    for (int i = 0; i < 2; i++) {
+        snprintf(command, sizeof command,
+                 RUN "--set data.path=sft.jsonl --validation-path '' --num-steps 1 "
+                     "--num-processes 1 --dp-shard-size 1 --save-model false %s",
+                 micros[i]);
+        shell(&dir, command);
+        cr_assert_eq(values_of("padding", &padding[i], 1), 1);
+        shell(&dir, "rm -r out");
+    }
+    cr_expect(padding[0] > 0.25 && padding[0] < 0.75 && padding[0] == padding[1], "%g and %g",
+              padding[0], padding[1]);
+}
+
 /* As above, of a validation: it reads one batch, which is within the prompt of the first row. */
 Test(run, a_validation_without_a_counted_label_is_foretold)
 {

@@ -2,6 +2,7 @@
 /* Which steps and validations without a label that counts are named before a run begins. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -84,6 +85,27 @@ Test(labels, steps_end_where_the_data_end)
     for (int64_t ahead = 0; ahead <= 3; ahead += 3) {
         char *said = warnings(1, ahead);
         cr_expect_null(strstr(said, "no label"), "%lld passed over:\n%s", (long long)ahead, said);
+        free(said);
+    }
+}
+
+/* The first block alone has no label: the step that reads it comes as much earlier. */
+Test(labels, steps_are_counted_behind_the_samples_that_were_passed_over)
+{
+    int first = 0;
+    write_row("rows.jsonl", S + 2, 20);
+    open_sources("[{path: %s/rows.jsonl, epochs: 1}]", &inputs.data);
+    config.train.steps = nd_dataset_samples(inputs.data);
+    for (config.data.shuffle_seed = 0; first < 3; config.data.shuffle_seed += first < 3) {
+        char *said = warnings(0, 0), *step = strstr(said, "step ");
+        cr_assert(step && sscanf(step, "step %d has no label", &first) == 1, "%s", said);
+        free(said);
+    }
+    for (int ahead = 1; ahead < 3; ahead++) {
+        char wanted[64], *said = warnings(0, ahead);
+        snprintf(wanted, sizeof wanted, "step %d has no label", first - ahead);
+        cr_expect_not_null(strstr(said, wanted), "%d passed over, no \"%s\":\n%s", ahead, wanted,
+                           said);
         free(said);
     }
 }
