@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The curves of a run, for the script of a page, which knows what each is and draws it. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +20,6 @@ void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
     curve->parts = steps < parts ? (int)steps : parts;
     curve->parts_per_step = (double)curve->parts / (double)steps;
     curve->not_finite = 0;
-    curve->low = INFINITY;
-    curve->high = -INFINITY;
     for (int i = 0; i < curve->parts; i++) {
         curve->part[i] = (nd_curve_part){0, INFINITY, -INFINITY, 0, 0};
     }
@@ -55,8 +54,6 @@ void nd_curve_end(nd_curve *curve)
         }
         part.step /= (double)part.count;
         part.mean /= (double)part.count;
-        curve->low = part.low < curve->low ? part.low : curve->low;
-        curve->high = part.high > curve->high ? part.high : curve->high;
         curve->part[kept++] = part;
     }
     curve->parts = kept;
@@ -111,24 +108,17 @@ static json_t *short_number(double value)
     return json_real(strtod(text, NULL));
 }
 
-typedef enum curve_value { OF_STEP, OF_MEAN, OF_LOW, OF_HIGH } curve_value;
-
-static json_t *list_of(const nd_curve *c, curve_value which)
+/* A list of one member of all parts, for the key. */
+static void set_list(json_t **object, const char *key, const nd_curve *c, size_t member)
 {
     json_t *list = json_array();
     for (int i = 0; i < c->parts; i++) {
-        const nd_curve_part *part = &c->part[i];
-        nd_json_append(&list, which == OF_STEP   ? json_real(part->step)
-                              : which == OF_MEAN ? short_number(part->mean)
-                              : which == OF_LOW  ? short_number(part->low)
-                                                 : short_number(part->high));
+        double value;
+        memcpy(&value, (const char *)&c->part[i] + member, sizeof value);
+        nd_json_append(&list, member == offsetof(nd_curve_part, step) ? json_real(value)
+                                                                      : short_number(value));
     }
-    return list;
-}
-
-static void begin(drawing *d, int parts)
-{
-    nd_curve_begin(&d->curve, parts, d->first, d->last);
+    nd_json_set(object, key, list);
 }
 
 /* sparse: lines may lack the value; else one that is not finite is counted. */
@@ -142,30 +132,27 @@ static void add_column(drawing *d, const nd_metric_table *table, const double *v
     }
 }
 
-static void end(drawing *d, const char *name)
+static void end_curve(drawing *d, const char *name)
 {
     nd_curve_end(&d->curve);
     if (d->curve.parts > 0) {
         json_t *curve = json_pack("{s:I}", "lost", (json_int_t)d->curve.not_finite);
-        nd_json_set(&curve, "step", list_of(&d->curve, OF_STEP));
-        nd_json_set(&curve, "mean", list_of(&d->curve, OF_MEAN));
-        nd_json_set(&curve, "low", list_of(&d->curve, OF_LOW));
-        nd_json_set(&curve, "high", list_of(&d->curve, OF_HIGH));
+        set_list(&curve, "step", &d->curve, offsetof(nd_curve_part, step));
+        set_list(&curve, "mean", &d->curve, offsetof(nd_curve_part, mean));
+        set_list(&curve, "low", &d->curve, offsetof(nd_curve_part, low));
+        set_list(&curve, "high", &d->curve, offsetof(nd_curve_part, high));
         nd_json_set(&d->curves, name, curve);
     }
 }
 
-static void draw_columns(drawing *d)
+static void draw_column(drawing *d, int parts, const nd_metric_table *table, const char *name,
+                        bool sparse)
 {
-    const nd_metrics *m = d->metrics;
-    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
-        const nd_metric_table *table = columns[i].validation ? &m->validations : &m->steps;
-        const double *values = nd_metrics_column(m, table, columns[i].name);
-        if (values != m->none) {
-            begin(d, d->parts);
-            add_column(d, table, values, columns[i].sparse);
-            end(d, columns[i].name);
-        }
+    const double *values = nd_metrics_column(d->metrics, table, name);
+    if (values != d->metrics->none) {
+        nd_curve_begin(&d->curve, parts, d->first, d->last);
+        add_column(d, table, values, sparse);
+        end_curve(d, name);
     }
 }
 
@@ -183,18 +170,14 @@ static nd_status draw_named(drawing *d, const nd_metric_table *table, const char
 {
     nd_named *list = NULL;
     int count = 0;
-    nd_status status = nd_named_list(d->metrics, table, kind, 0, &list, &count);
-    if (count > 0) {
-        qsort(list, (size_t)count, sizeof *list, by_tokens);
-    }
+    ND_TRY(nd_named_list(d->metrics, table, kind, 0, &list, &count));
+    qsort(list, (size_t)count, sizeof *list, by_tokens);
     count = count < NAMED_MAX ? count : NAMED_MAX;
     for (int i = 0; i < count; i++) {
-        begin(d, PARTS_OF_ALL / count);
-        add_column(d, table, list[i].losses, true);
-        end(d, list[i].column);
+        draw_column(d, PARTS_OF_ALL / count, table, list[i].column, true);
     }
     free(list);
-    return status;
+    return ND_OK;
 }
 
 /* A curve "fp8_underflow.input" for each kind of operand, of all linears. */
@@ -204,14 +187,14 @@ static void draw_health(drawing *d, const char *measure)
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         const char *operand = nd_operand_name((nd_operand_kind)kind);
         char name[ND_COLUMN_NAME];
-        begin(d, PARTS_OF_ALL / (2 * ND_OPERAND_KINDS));
+        nd_curve_begin(&d->curve, PARTS_OF_ALL / (2 * ND_OPERAND_KINDS), d->first, d->last);
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             snprintf(name, sizeof name, "fp8_health.%s.%s.%s", operand, nd_linear_name(linear),
                      measure);
             add_column(d, &m->health, nd_metrics_column(m, &m->health, name), true);
         }
         snprintf(name, sizeof name, "fp8_%s.%s", measure, operand);
-        end(d, name);
+        end_curve(d, name);
     }
 }
 
@@ -222,48 +205,46 @@ static void add_axes(drawing *d, json_t **run)
     const double *step = nd_metrics_column(m, &m->steps, "step");
     const double *ms = nd_metrics_column(m, &m->steps, "step_ms");
     double seconds = 0;
-    begin(d, d->parts);
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
     for (size_t i = 0; i < m->steps.rows; i++) {
         seconds += isfinite(ms[i]) ? ms[i] / 1e3 : 0;
         nd_curve_add(&d->curve, (int64_t)step[i], seconds);
     }
     nd_curve_end(&d->curve);
-    nd_json_set(run, "step", list_of(&d->curve, OF_STEP));
-    nd_json_set(run, "seconds", list_of(&d->curve, OF_MEAN));
-    begin(d, d->parts);
+    set_list(run, "step", &d->curve, offsetof(nd_curve_part, step));
+    set_list(run, "seconds", &d->curve, offsetof(nd_curve_part, mean));
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
     add_column(d, &m->steps, nd_metrics_column(m, &m->steps, "tokens_seen"), false);
     nd_curve_end(&d->curve);
-    nd_json_set(run, "tokens", list_of(&d->curve, OF_MEAN));
+    set_list(run, "tokens", &d->curve, offsetof(nd_curve_part, mean));
 }
 
 nd_status nd_chart_run(const nd_run_view *view, int64_t first, int64_t last, int runs, json_t **out)
 {
     const nd_metrics *m = &view->metrics;
-    drawing *d = NULL;
-    json_t *run = NULL;
+    drawing d = {.metrics = m,
+                 .first = first,
+                 .last = last,
+                 .parts = PARTS_OF_ALL / runs - PARTS_OF_RUN,
+                 .curves = json_object()};
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(1, &d));
-    d->metrics = m;
-    d->first = first;
-    d->last = last;
-    d->parts = PARTS_OF_ALL / runs - PARTS_OF_RUN;
-    d->curves = json_object();
-    draw_columns(d);
-    if (runs == 1) {
-        ND_TRY_OUT(draw_named(d, &m->steps, "source"));
-        ND_TRY_OUT(draw_named(d, &m->validations, "validation_set"));
-        draw_health(d, "underflow");
-        draw_health(d, "saturation");
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        draw_column(&d, d.parts, columns[i].validation ? &m->validations : &m->steps,
+                    columns[i].name, columns[i].sparse);
     }
-    run = json_pack("{s:o, s:I, s:I, s:o}", "name", nd_doc_text(view->name, ""), "first",
-                    (json_int_t)nd_metrics_column(m, &m->steps, "step")[0], "last",
-                    (json_int_t)nd_run_view_last_step(view), "marks", nd_chart_marks(view));
-    add_axes(d, &run);
-    nd_json_set(&run, "curves", d->curves);
-    d->curves = NULL;
-    *out = run;
+    if (runs == 1) {
+        ND_TRY_OUT(draw_named(&d, &m->steps, "source"));
+        ND_TRY_OUT(draw_named(&d, &m->validations, "validation_set"));
+        draw_health(&d, "underflow");
+        draw_health(&d, "saturation");
+    }
+    *out = json_pack("{s:o, s:I, s:I, s:o}", "name", nd_doc_text(view->name, ""), "first",
+                     (json_int_t)nd_metrics_column(m, &m->steps, "step")[0], "last",
+                     (json_int_t)nd_run_view_last_step(view), "marks", nd_chart_marks(view));
+    add_axes(&d, out);
+    nd_json_set(out, "curves", d.curves);
+    d.curves = NULL;
 out:
-    json_decref(d->curves);
-    free(d);
+    json_decref(d.curves);
     return status;
 }

@@ -74,46 +74,17 @@ json_t *nd_cell_share(double share)
     return json_real(!(share > 0) ? 0 : share > 1 ? 1 : round(share * 1e4) / 1e4);
 }
 
-void nd_doc_init(nd_doc *doc)
-{
-    *doc = (nd_doc){.blocks = json_array()};
-}
-
-void nd_doc_fini(nd_doc *doc)
-{
-    json_decref(doc->blocks);
-    json_decref(doc->table);
-    *doc = (nd_doc){0};
-}
-
-static void end_table(nd_doc *doc)
-{
-    if (doc->table) {
-        nd_json_append(&doc->blocks, doc->table);
-        doc->table = NULL;
-    }
-}
-
-json_t *nd_doc_end(nd_doc *doc)
-{
-    end_table(doc);
-    json_t *blocks = doc->blocks;
-    doc->blocks = NULL;
-    return blocks;
-}
-
 /* Steals the value. */
 static void add_block(nd_doc *doc, const char *kind, json_t *value)
 {
     json_t *block = json_object();
-    end_table(doc);
     nd_json_set(&block, kind, value);
     nd_json_append(&doc->blocks, block);
 }
 
-void nd_doc_heading(nd_doc *doc, const char *text)
+void nd_doc_add(nd_doc *doc, const char *kind, const char *text)
 {
-    add_block(doc, "heading", nd_doc_text(text, ""));
+    add_block(doc, kind, nd_doc_text(text, strcmp(kind, "code") == 0 ? "\n\t" : ""));
 }
 
 void nd_doc_say(nd_doc *doc, const char *format, ...)
@@ -124,25 +95,12 @@ void nd_doc_say(nd_doc *doc, const char *format, ...)
     va_end(args);
 }
 
-void nd_doc_code(nd_doc *doc, const char *text)
-{
-    add_block(doc, "code", nd_doc_text(text, "\n\t"));
-}
-
-void nd_doc_fold(nd_doc *doc, const char *title)
-{
-    add_block(doc, "fold", nd_doc_text(title, ""));
-}
-
-void nd_doc_fold_end(nd_doc *doc)
-{
-    add_block(doc, "unfold", json_true());
-}
-
-/* Adds to an array of the table. */
+/* Adds to an array of the table that is the last block. */
 static void add_to_table(nd_doc *doc, const char *list, json_t *value)
 {
-    if (json_array_append_new(json_object_get(doc->table, list), value) != 0) {
+    const size_t count = json_array_size(doc->blocks);
+    json_t *table = count > 0 ? json_array_get(doc->blocks, count - 1) : NULL;
+    if (json_array_append_new(json_object_get(table, list), value) != 0) {
         json_decref(doc->blocks);
         doc->blocks = NULL;
     }
@@ -150,8 +108,7 @@ static void add_to_table(nd_doc *doc, const char *list, json_t *value)
 
 void nd_doc_table(nd_doc *doc, bool words, const char *heads)
 {
-    end_table(doc);
-    doc->table = json_pack("{s:[], s:b, s:[]}", "heads", "words", words, "rows");
+    nd_json_append(&doc->blocks, json_pack("{s:[], s:b, s:[]}", "heads", "words", words, "rows"));
     for (const char *head = heads; head;) {
         const size_t length = strcspn(head, "|");
         add_to_table(doc, "heads", json_stringn(head, length));

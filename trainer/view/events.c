@@ -63,12 +63,12 @@ static void write_last(nd_doc *doc, const json_t *events, bool samples, size_t m
     if (count == 0) {
         return;
     }
-    nd_doc_heading(doc, samples ? "Sample texts" : "Events");
+    nd_doc_add(doc, "heading", samples ? "Sample texts" : "Events");
     if (count > most) {
         nd_doc_say(doc, "The last %zu of %zu.", most, count);
     }
     if (found > EVENTS_OPEN) {
-        nd_doc_fold(doc, "Show them");
+        nd_doc_add(doc, "fold", "Show them");
     }
     nd_doc_table(doc, true, samples ? "after step|prompt|goes on" : "after step|event|");
     for (size_t i = from; i < json_array_size(events); i++) {
@@ -80,7 +80,7 @@ static void write_last(nd_doc *doc, const json_t *events, bool samples, size_t m
         }
     }
     if (found > EVENTS_OPEN) {
-        nd_doc_fold_end(doc);
+        nd_doc_add(doc, "unfold", "");
     }
 }
 
@@ -97,7 +97,7 @@ void nd_section_checkpoints(nd_doc *doc, const nd_run_view *run)
     if (run->saved_count == 0) {
         return;
     }
-    nd_doc_heading(doc, "Checkpoints in the folder");
+    nd_doc_add(doc, "heading", "Checkpoints in the folder");
     nd_doc_table(doc, true, "folder|state|size|saved");
     for (int i = 0; i < run->saved_count; i++) {
         const nd_saved *s = &run->saved[i];

@@ -85,7 +85,8 @@ static void write_figure(nd_doc *doc, const figure *f, const nd_run_view *runs, 
 
 static void write_figures(nd_doc *doc, const nd_run_view *runs, int count)
 {
-    nd_doc_heading(doc, count > 1 ? "Figures; in brackets against the first run" : "Figures");
+    nd_doc_add(doc, "heading",
+               count > 1 ? "Figures; in brackets against the first run" : "Figures");
     begin_table(doc, false, "", runs, count);
     for (size_t k = 0; k < sizeof figures / sizeof *figures; k++) {
         bool known = false;
@@ -118,7 +119,7 @@ static void write_differences(nd_doc *doc, const nd_run_view *runs, int count)
 {
     const char *key;
     json_t *value;
-    nd_doc_heading(doc, "Settings that differ between the runs");
+    nd_doc_add(doc, "heading", "Settings that differ between the runs");
     begin_table(doc, true, "setting", runs, count);
     json_object_foreach(json_object_get(runs[0].record, "config"), key, value)
     {

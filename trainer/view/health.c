@@ -87,7 +87,7 @@ void nd_section_fp8(nd_doc *doc, const nd_run_view *run)
     if (counted == 0 && strcmp(nd_json_words(config, "train.precision"), "fp8") != 0) {
         return;
     }
-    nd_doc_heading(doc, "FP8 health");
+    nd_doc_add(doc, "heading", "FP8 health");
     write_recipe(doc, run);
     if (counted == 0) {
         nd_doc_say(doc, "No step was counted; fp8.health_interval (--fp8-health-interval N) counts "

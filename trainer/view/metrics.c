@@ -371,6 +371,24 @@ const double *nd_metrics_column(const nd_metrics *metrics, const nd_metric_table
     return metrics->none;
 }
 
+nd_column_facts nd_column_sum_up(const double *column, size_t from, size_t to)
+{
+    nd_column_facts f = {.first = NAN, .last = NAN, .least = NAN, .largest = NAN};
+    for (size_t i = from; i < to; i++) {
+        const double value = column[i];
+        if (isfinite(value)) {
+            f.first = f.count == 0 ? value : f.first;
+            f.last = value;
+            f.largest = f.largest >= value ? f.largest : value;
+            f.least_at = f.least <= value ? f.least_at : i;
+            f.least = f.least <= value ? f.least : value;
+            f.sum += value;
+            f.count++;
+        }
+    }
+    return f;
+}
+
 double nd_json_number(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);

@@ -46,6 +46,16 @@ void nd_metrics_fini(nd_metrics *metrics);
 const double *nd_metrics_column(const nd_metrics *metrics, const nd_metric_table *table,
                                 const char *name);
 
+/* The finite values of some rows of a column. */
+typedef struct nd_column_facts {
+    double sum, first, last, least, largest; /* NaN, and 0 as the sum, where there is none */
+    size_t least_at;                         /* row; the first of equal ones */
+    int64_t count;
+} nd_column_facts;
+
+/* The rows [from, to). */
+nd_column_facts nd_column_sum_up(const double *column, size_t from, size_t to);
+
 /* A number of an event, or another JSON object; 0 where it has none. */
 double nd_json_number(const json_t *object, const char *key);
 /* A whole number of up to 15 digits; 0 for any other value. */

@@ -58,11 +58,11 @@ static nd_status write_blocks(const nd_page *page, nd_doc *doc)
     nd_section_compare(doc, page->runs, page->count);
     for (int i = 0; i < page->count; i++) {
         if (page->count > 1) {
-            nd_doc_fold(doc, page->runs[i].folder);
+            nd_doc_add(doc, "fold", page->runs[i].folder);
         }
         ND_TRY(write_run(doc, &page->runs[i], page->count));
         if (page->count > 1) {
-            nd_doc_fold_end(doc);
+            nd_doc_add(doc, "unfold", "");
         }
     }
     nd_doc_say(doc, "Written by ndtrain %s at %s.", ND_VERSION, nd_clock_utc(page->now, time));
@@ -93,8 +93,7 @@ static nd_status add_runs(const nd_page *page, json_t **root)
 static nd_status make_data(const nd_page *page, json_t **out)
 {
     json_t *root = json_object(), *verdicts = json_array();
-    nd_doc doc;
-    nd_doc_init(&doc);
+    nd_doc doc = {json_array()};
     nd_status status = write_blocks(page, &doc);
     for (int i = 0; i < page->count; i++) {
         nd_json_append(&verdicts, verdict_of(page, &page->runs[i]));
@@ -102,8 +101,7 @@ static nd_status make_data(const nd_page *page, json_t **out)
     nd_json_set(&root, "title", title_of(page));
     nd_json_set(&root, "verdicts", verdicts);
     status = status == ND_OK ? add_runs(page, &root) : status;
-    nd_json_set(&root, "blocks", nd_doc_end(&doc));
-    nd_doc_fini(&doc);
+    nd_json_set(&root, "blocks", doc.blocks);
     if (status == ND_OK && !root) {
         status = nd_fail_memory("the report");
     }

@@ -22,31 +22,22 @@ int64_t nd_run_view_last_step(const nd_run_view *view);
  * Headings, paragraphs and tables of a report, as an array of JSON that the script of a page draws
  * (page.js) and that is written as Markdown here:
  *
- *   {"heading": text}  {"say": text}  {"code": text}  {"fold": title}  {"unfold": true}
+ *   {"heading": text}  {"say": text}  {"code": text}  {"fold": title}  {"unfold": ""}
  *   {"heads": [text, ...], "words": bool, "rows": [[cell, ...], ...]}
  *
- * A cell is a text, or a number from 0 to 1: a share, with a bar. Bytes of a text that are no
- * UTF-8, control characters and marks that reverse the direction of writing become \xNN or \uNNNN.
- * Where memory runs out the array becomes NULL, so only the end is checked.
+ * Blocks between a fold and its end are hidden until the reader opens it. A code is a text in which
+ * line ends and blanks count. A cell is a text, or a number from 0 to 1: a share, with a bar. Bytes
+ * of a text that are no UTF-8, control characters and marks that reverse the direction of writing
+ * become \xNN or \uNNNN. Where memory runs out the array becomes NULL, so only the end is checked.
  */
 typedef struct nd_doc {
     json_t *blocks; /* owned; NULL: no memory */
-    json_t *table;  /* the table that is begun; owned; NULL: none */
 } nd_doc;
 
-void nd_doc_init(nd_doc *doc);
-void nd_doc_fini(nd_doc *doc);
-/* The array, which is the caller's; NULL: no memory. */
-json_t *nd_doc_end(nd_doc *doc);
-
-void nd_doc_heading(nd_doc *doc, const char *text);
+/* A block of one text. */
+void nd_doc_add(nd_doc *doc, const char *kind, const char *text);
 /* A paragraph. */
 void nd_doc_say(nd_doc *doc, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A text in which line ends and blanks count. */
-void nd_doc_code(nd_doc *doc, const char *text);
-/* Begins a fold: blocks up to its end are hidden until the reader opens it. */
-void nd_doc_fold(nd_doc *doc, const char *title);
-void nd_doc_fold_end(nd_doc *doc);
 
 /* A table, whose rows follow. Its first column has words, the others numbers, unless all have
  * words. `heads`: "work|ms of a step|share". */
@@ -86,7 +77,6 @@ typedef struct nd_curve {
     int parts;
     double parts_per_step; /* while values are added */
     int64_t not_finite;    /* values that are not drawn */
-    double low, high;      /* of all parts; low > high: there is no value */
     nd_curve_part part[ND_CURVE_MAX];
 } nd_curve;
 

@@ -102,7 +102,7 @@ nd_status nd_section_slowest(nd_doc *doc, const nd_run_view *run)
     const size_t known = count_slowest(&w, ranks, lags);
     const double lag = nd_median(lags, known);
     qsort(ranks, (size_t)count, sizeof *ranks, by_steps);
-    nd_doc_heading(doc, "Slowest rank");
+    nd_doc_add(doc, "heading", "Slowest rank");
     nd_doc_say(doc,
                "Rank %d worked longest in %lld of %zu steps. Work is forward, backward and waiting "
                "for data, without communication. In the median step the slowest rank worked %.3f "
@@ -277,7 +277,7 @@ static void write_wait_table(nd_doc *doc, const nd_waits *waits)
 {
     int slowest = slowest_rank(waits), count = waits->count < RANKS_MAX ? waits->count : RANKS_MAX;
     double steps = waits->steps > 0 ? (double)waits->steps : 1;
-    nd_doc_heading(doc, "Who waited for whom");
+    nd_doc_add(doc, "heading", "Who waited for whom");
     nd_doc_say(doc,
                "From profile.json: %lld steps, %lld collectives. Others waited longest for rank "
                "%d: %.3f ms of a step.",

@@ -175,34 +175,9 @@ double nd_median(double *values, size_t count)
     return (lower + upper) / 2;
 }
 
-/* The finite values of a column from one of its rows on. */
-typedef struct column_facts {
-    double sum, first, last, least, largest; /* NaN, and 0 as the sum, where there is none */
-    size_t least_at;                         /* row */
-    int64_t count;
-} column_facts;
-
-static column_facts facts_of(const double *column, size_t from, size_t rows)
+static nd_column_facts facts_of_steps(const nd_metrics *m, const char *name)
 {
-    column_facts f = {.first = NAN, .last = NAN, .least = NAN, .largest = NAN};
-    for (size_t i = from; i < rows; i++) {
-        const double value = column[i];
-        if (isfinite(value)) {
-            f.first = f.count == 0 ? value : f.first;
-            f.last = value;
-            f.largest = f.largest >= value ? f.largest : value;
-            f.least_at = f.least <= value ? f.least_at : i;
-            f.least = f.least <= value ? f.least : value;
-            f.sum += value;
-            f.count++;
-        }
-    }
-    return f;
-}
-
-static column_facts facts_of_steps(const nd_metrics *m, const char *name)
-{
-    return facts_of(nd_metrics_column(m, &m->steps, name), 0, m->steps.rows);
+    return nd_column_sum_up(nd_metrics_column(m, &m->steps, name), 0, m->steps.rows);
 }
 
 /* Median over the steps behind the warm-up; `room` has a place for each row. */
@@ -224,8 +199,9 @@ static void sum_steps(const nd_metrics *m, nd_run_figures *f)
     size_t tail = rows / 10;
     tail = tail < 1 ? 1 : tail > END_STEPS_MAX ? END_STEPS_MAX : tail;
     const double *step = nd_metrics_column(m, &m->steps, "step");
-    const column_facts loss = facts_of_steps(m, "loss"), ms = facts_of_steps(m, "step_ms"),
-                       end = facts_of(nd_metrics_column(m, &m->steps, "loss"), rows - tail, rows);
+    const nd_column_facts loss = facts_of_steps(m, "loss"), ms = facts_of_steps(m, "step_ms");
+    const nd_column_facts end =
+        nd_column_sum_up(nd_metrics_column(m, &m->steps, "loss"), rows - tail, rows);
     f->first_loss = loss.first;
     f->last_loss = loss.last;
     f->not_finite = (int64_t)rows - loss.count;
@@ -248,7 +224,7 @@ static void sum_validations(const nd_metrics *m, nd_run_figures *f)
     while (from > 0 && fmax(length[from - 1], 0) == fmax(length[t->rows - 1], 0)) {
         from--;
     }
-    const column_facts facts = facts_of(loss, from, t->rows);
+    const nd_column_facts facts = nd_column_sum_up(loss, from, t->rows);
     f->last_validation = t->rows > 0 ? loss[t->rows - 1] : NAN;
     f->best_validation = facts.least;
     if (facts.count > 0) {

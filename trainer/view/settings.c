@@ -65,11 +65,11 @@ static nd_status write_settings(nd_doc *doc, const nd_run_view *run)
     nd_config defaults = {0};
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_config_init(&defaults));
-    nd_doc_heading(doc, "Settings that differ from their defaults");
+    nd_doc_add(doc, "heading", "Settings that differ from their defaults");
     ND_TRY_OUT(write_table(doc, config, &defaults, true));
-    nd_doc_fold(doc, "Settings with their defaults");
+    nd_doc_add(doc, "fold", "Settings with their defaults");
     ND_TRY_OUT(write_table(doc, config, &defaults, false));
-    nd_doc_fold_end(doc);
+    nd_doc_add(doc, "unfold", "");
 out:
     nd_config_fini(&defaults);
     return status;
@@ -108,7 +108,7 @@ static nd_status write_command(nd_doc *doc, const json_t *command)
         free(text);
         return nd_fail_memory("the command of a run");
     }
-    nd_doc_code(doc, text);
+    nd_doc_add(doc, "code", text);
     free(text);
     return ND_OK;
 }
@@ -119,7 +119,7 @@ static nd_status write_surroundings(nd_doc *doc, const nd_run_view *run)
     const json_t *command = json_object_get(run->record, "command");
     const char *key;
     json_t *value;
-    nd_doc_heading(doc, "Surroundings");
+    nd_doc_add(doc, "heading", "Surroundings");
     nd_doc_table(doc, true, "|value");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         json_object_foreach(json_object_get(run->record, parts[i]), key, value)

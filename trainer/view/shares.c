@@ -60,7 +60,7 @@ void nd_section_times(nd_doc *doc, const nd_run_view *run)
     if (!(steps > 0) || !(all > 0)) {
         return;
     }
-    nd_doc_heading(doc, "Where the time of rank 0 went");
+    nd_doc_add(doc, "heading", "Where the time of rank 0 went");
     nd_doc_say(doc,
                "Steps %.0f to %.0f, %s. Communication is the time in calls: on a CPU also the wait "
                "for slower ranks.",
@@ -92,7 +92,7 @@ void nd_section_wire(nd_doc *doc, const nd_run_view *run)
     if (!(all > 0)) {
         return;
     }
-    nd_doc_heading(doc, "Bytes on the wire, sent by rank 0");
+    nd_doc_add(doc, "heading", "Bytes on the wire, sent by rank 0");
     nd_doc_table(doc, false, "kind|of a step, mean|share");
     for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
         ND_DOC_ROW(doc, nd_cell("%s", nd_traffic_name(k)),
@@ -128,7 +128,7 @@ nd_status nd_section_memory(nd_doc *doc, const nd_run_view *run)
         all += json_number_value(value);
     }
     qsort(list, (size_t)count, sizeof *list, by_bytes);
-    nd_doc_heading(doc, "Planned memory of rank 0, largest buffers");
+    nd_doc_add(doc, "heading", "Planned memory of rank 0, largest buffers");
     nd_doc_table(doc, false, "buffer|bytes|share");
     for (int i = 0; i < count && i < BUFFERS_MAX; i++) {
         ND_DOC_ROW(doc, nd_cell("%s", list[i].name), bytes_cell(list[i].bytes),

@@ -10,23 +10,18 @@
 static void sum_up(nd_named *n, const double *step, const double *tokens, size_t rows,
                    int64_t end_from)
 {
+    const nd_column_facts loss = nd_column_sum_up(n->losses, 0, rows);
     double end_sum = 0, end_tokens = 0;
     for (size_t i = 0; i < rows; i++) {
-        const double labels = isfinite(tokens[i]) ? tokens[i] : 0, loss = n->losses[i];
-        n->tokens += labels;
-        if (!isfinite(loss)) {
-            continue;
-        }
-        n->last = loss;
-        if (!(n->best <= loss)) {
-            n->best = loss;
-            n->best_step = step[i];
-        }
-        if (step[i] >= (double)end_from) {
-            end_sum += loss * labels;
-            end_tokens += labels;
+        if (step[i] >= (double)end_from && isfinite(n->losses[i]) && isfinite(tokens[i])) {
+            end_sum += n->losses[i] * tokens[i];
+            end_tokens += tokens[i];
         }
     }
+    n->tokens = nd_column_sum_up(tokens, 0, rows).sum;
+    n->last = loss.last;
+    n->best = loss.least;
+    n->best_step = loss.count > 0 ? step[loss.least_at] : 0;
     n->end = end_tokens > 0 ? end_sum / end_tokens : NAN;
 }
 
@@ -42,11 +37,8 @@ nd_status nd_named_list(const nd_metrics *m, const nd_metric_table *table, const
         if (table->columns[k] && strncmp(m->names[k], name, length) == 0) {
             char tokens[2 * ND_COLUMN_NAME];
             nd_named *n = &(*out)[(*count)++];
-            *n = (nd_named){.column = m->names[k],
-                            .name = m->names[k] + length,
-                            .losses = table->columns[k],
-                            .last = NAN,
-                            .best = NAN};
+            *n = (nd_named){
+                .column = m->names[k], .name = m->names[k] + length, .losses = table->columns[k]};
             snprintf(tokens, sizeof tokens, "%s_tokens.%s", kind, n->name);
             sum_up(n, step, nd_metrics_column(m, table, tokens), table->rows, end_from);
         }
@@ -167,7 +159,7 @@ nd_status nd_section_data(nd_doc *doc, const nd_run_view *run)
     if (!data && source_count == 0 && set_count == 0) {
         goto out;
     }
-    nd_doc_heading(doc, "Data");
+    nd_doc_add(doc, "heading", "Data");
     if (data) {
         nd_doc_say(doc, "Tokenizer: %s", words_or(data, "tokenizer", "not known"));
     }

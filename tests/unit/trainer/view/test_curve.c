@@ -20,8 +20,6 @@ Test(curve, few_steps_are_kept_as_they_are)
         const nd_curve_part *p = &curve.part[i];
         cr_assert(p->step == 11 + i && p->mean == 22 + 2 * i && p->low == p->high, "part %d", i);
     }
-    cr_assert_eq(curve.low, 22);
-    cr_assert_eq(curve.high, 30);
 }
 
 Test(curve, the_spike_of_one_step_among_a_million_survives)
@@ -32,8 +30,6 @@ Test(curve, the_spike_of_one_step_among_a_million_survives)
     }
     nd_curve_end(&curve);
     cr_assert_eq(curve.parts, 400);
-    cr_assert_eq(curve.high, 50);
-    cr_assert_eq(curve.low, -3);
     int64_t count = 0;
     for (int i = 0; i < curve.parts; i++) {
         const nd_curve_part *p = &curve.part[i];
@@ -43,6 +39,7 @@ Test(curve, the_spike_of_one_step_among_a_million_survives)
     }
     cr_assert_eq(count, 1000000);
     cr_assert_eq(curve.part[777776 / 2500].high, 50);
+    cr_assert_eq(curve.part[123455 / 2500].low, -3);
 }
 
 Test(curve, values_that_are_not_finite_are_counted_and_empty_parts_left_out)
@@ -60,7 +57,6 @@ Test(curve, values_that_are_not_finite_are_counted_and_empty_parts_left_out)
     nd_curve_begin(&curve, 10, 1, 100);
     nd_curve_end(&curve);
     cr_assert_eq(curve.parts, 0);
-    cr_assert_gt(curve.low, curve.high);
 }
 
 static int by_value(const void *a, const void *b)

@@ -10,17 +10,17 @@ static nd_doc doc;
 
 static void begin(void)
 {
-    nd_doc_init(&doc);
+    doc.blocks = json_array();
 }
 
 static void end(void)
 {
-    nd_doc_fini(&doc);
+    json_decref(doc.blocks);
 }
 
 TestSuite(doc, .init = begin, .fini = end);
 
-static char *markdown_of(json_t *blocks)
+static char *markdown_of(const json_t *blocks)
 {
     char *text = NULL;
     size_t size = 0;
@@ -28,7 +28,6 @@ static char *markdown_of(json_t *blocks)
     cr_assert(out && blocks);
     nd_doc_write_markdown(blocks, out);
     cr_assert_eq(fclose(out), 0);
-    json_decref(blocks);
     return text;
 }
 
@@ -42,7 +41,7 @@ Test(doc, bytes_that_a_reader_does_not_see_are_shown)
 Test(doc, text_cannot_become_markup_of_markdown)
 {
     nd_doc_say(&doc, "%s", nasty);
-    char *text = markdown_of(nd_doc_end(&doc));
+    char *text = markdown_of(doc.blocks);
     cr_assert_str_eq(text, "&lt;b a=\"'&amp;\"&gt;\\|\\*\\_\\`\\[x\\](y)\\\\ \\\\x1b\\[31m\\\\xff"
                            "\\\\u202e\\\\n\n\n");
     free(text);
@@ -53,7 +52,7 @@ Test(doc, a_table_is_markdown)
     nd_doc_table(&doc, false, "what|x<y");
     nd_doc_head(&doc, "share");
     ND_DOC_ROW(&doc, nd_cell("a"), nd_cell_figure(12345, 4), nd_cell_share(0.125));
-    char *text = markdown_of(nd_doc_end(&doc));
+    char *text = markdown_of(doc.blocks);
     cr_assert_str_eq(text,
                      "| what | x&lt;y | share |\n|---|---:|---:|\n| a | 12.35 k | 12.5 % |\n\n");
     free(text);
@@ -65,8 +64,8 @@ Test(doc, a_long_code_is_whole)
     cr_assert_not_null(code);
     memset(code, 'x', 5000);
     code[5000] = '\0';
-    nd_doc_code(&doc, code);
-    char *text = markdown_of(nd_doc_end(&doc));
+    nd_doc_add(&doc, "code", code);
+    char *text = markdown_of(doc.blocks);
     cr_assert_not_null(strstr(text, code));
     free(text);
     free(code);
