@@ -32,9 +32,7 @@ typedef struct jsonl {
     char *path;         /* owned */
     atomic_llong bytes; /* of whole lines in the file */
     off_t torn;         /* where a part of a line begins that could not be removed; -1: nowhere */
-    int64_t owed_step;  /* of the line in owed */
-    char owed[2 * LINE_MAX_BYTES]; /* a line "resumed" that could not be written; "": none */
-    size_t used;                   /* bytes of the line that is made */
+    size_t used;        /* bytes of the line that is made */
     char line[LONG_LINE_BYTES];
 } jsonl;
 
@@ -93,24 +91,7 @@ static nd_status append_line(jsonl *s, const char *line, size_t length)
                        s->path);
     }
     ND_TRY(remove_torn(s));
-    if (s->owed[0]) {
-        ND_TRY(write_line(s, s->owed, strlen(s->owed)));
-        s->owed[0] = '\0';
-    }
     return write_line(s, line, length);
-}
-
-/* Readers forget the lines above a line "resumed" that have later steps, so one that the disk did
- * not take must not be lost. Of two, the one that takes back more is kept: no line was written in
- * between. */
-static nd_status keep_resumed(jsonl *s, nd_status status, int64_t step)
-{
-    if (status == ND_ERR_IO && (!s->owed[0] || step < s->owed_step)) {
-        ND_ASSERT(s->used < sizeof s->owed);
-        memcpy(s->owed, s->line, s->used + 1);
-        s->owed_step = step;
-    }
-    return status;
 }
 
 /* Members of a line. */
@@ -361,8 +342,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
         put_resume(s, e);
         break;
     }
-    nd_status status = end_line(s);
-    return e->kind == ND_RUN_EVENT_RESUMED ? keep_resumed(s, status, e->step) : status;
+    return end_line(s);
 }
 
 static int64_t bytes_of(void *self)

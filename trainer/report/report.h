@@ -144,8 +144,9 @@ typedef struct nd_histogram_record {
 } nd_histogram_record;
 
 /* A function that is NULL: the sink does not take such records. ND_ERR_IO of a required sink says
- * that this record is lost; any other error of it ends the run. The functions are called by the
- * sink's thread, but for `bytes`. */
+ * that this record is lost; any other error of it ends the run. An event "resumed" that is lost so
+ * is offered again before the next record, since what a reader forgets depends on it. The functions
+ * are called by the sink's thread, but for `bytes`. */
 typedef struct nd_sink {
     const char *name; /* for the warning; static */
     bool required;
@@ -216,8 +217,7 @@ void nd_sinks_close(nd_sinks *sinks);
  * metrics.jsonl, required: one line of JSON per record (docs/formats.md). Doubles have
  * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
  * holds a run already, the file cannot be created, or it was deleted. ND_ERR_IO: the disk does not
- * take this line, of which nothing is left; a line "resumed" is kept and written before the next
- * one, since what a reader forgets depends on it. A run that continues appends to the file, whose
+ * take this line, of which nothing is left. A run that continues appends to the file, whose
  * last line it cuts off where a dead process left half of one; after its line "resumed", a reader
  * forgets the lines above it that have later steps.
  */

@@ -21,7 +21,7 @@ struct nd_sink_thread {
     nd_thread thread;
     nd_monitor monitor;      /* of all below */
     nd_record_queue queue;   /* the first record is in the sink's hands while it is called */
-    nd_record_queue kept;    /* records "resumed" that found no room */
+    nd_record_queue kept;    /* records "resumed" that were not taken or found no room */
     bool makes_up;           /* the first of these is in the sink's hands */
     int64_t waiting;         /* sum of weight_of over the records in the queue */
     int64_t begun_ns;        /* nd_clock_ns when the call of the sink began; 0: it is not called */
@@ -106,6 +106,24 @@ static bool takes(const nd_sink *sink, const nd_record *record)
     return false;
 }
 
+/* Keeps of two records "resumed" the one that takes back more: nothing was written
+ * between. */
+static void keep_resumed(nd_sink_thread *t, const nd_record *record)
+{
+    const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
+    const nd_record *before = nd_record_queue_first(&t->kept);
+    if (!event || event->kind != ND_RUN_EVENT_RESUMED) {
+        return;
+    }
+    if (before && !t->makes_up) {
+        if (before->step <= record->step) {
+            return;
+        }
+        nd_record_queue_pop(&t->kept);
+    }
+    (void)nd_record_queue_push(&t->kept, record);
+}
+
 /* The sink's thread, with the lock. */
 
 static nd_status deliver(const nd_sink *sink, const nd_record *record)
@@ -142,20 +160,30 @@ static int64_t weight_of(const nd_sink_thread *t, const nd_record *record)
     return t->sink.required || nd_record_counts(record);
 }
 
-/* The sink takes records again: it is the first to know how many it has not. Records "resumed" that
- * found no room are made up for before that. */
+/* Offers the records "resumed" that were not taken. One that finds no room meanwhile belongs behind
+ * what is in the queue. */
+static nd_status make_up(nd_sink_thread *t)
+{
+    nd_status status = ND_OK;
+    t->makes_up = true;
+    while (status == ND_OK && t->kept.count > 0 && !t->overflowed) {
+        status = call(t, nd_record_queue_first(&t->kept));
+        if (status == ND_OK) {
+            nd_record_queue_pop(&t->kept);
+        }
+    }
+    t->makes_up = false;
+    return status;
+}
+
+/* The sink takes records again: it is the first to know how many it has not. */
 static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
 {
     const nd_sink_loss loss = t->loss;
     const nd_run_event event = event_of_loss(t, &loss, step);
     const nd_record record = {ND_RECORD_EVENT, step, &event};
-    nd_status status = ND_OK;
     t->overflowed = false;
-    for (t->makes_up = true; t->kept.count > 0 && status == ND_OK;) {
-        status = call(t, nd_record_queue_first(&t->kept));
-        nd_record_queue_pop(&t->kept);
-    }
-    t->makes_up = false;
+    nd_status status = make_up(t);
     if (status == ND_OK && loss.records > 0 && takes(&t->sink, &record)) {
         status = call(t, &record);
     }
@@ -177,7 +205,8 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
 /* ND_ERR_IO means that the record is lost, and is no error of the run. */
 static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
 {
-    nd_status status = call(t, record);
+    nd_status status = make_up(t);
+    status = status == ND_OK ? call(t, record) : status;
     t->waiting -= weight_of(t, record);
     if (t->dropped || t->finished || (status == ND_OK && !t->loss.failed)) {
         nd_error_clear();
@@ -190,6 +219,7 @@ static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
         return status;
     }
     t->loss.records += weight_of(t, record);
+    keep_resumed(t, record);
     if (!t->loss.failed) {
         note_failure(t);
         say(t, "%s loses records of this run, which goes on, until they can be written again: %s",
@@ -357,23 +387,6 @@ static bool push(nd_sink_thread *t, const nd_record *record)
     t->waiting += weight_of(t, record);
     nd_monitor_tell(&t->monitor);
     return true;
-}
-
-/* Keeps of two records "resumed" the one that takes back more: nothing was written between. */
-static void keep_resumed(nd_sink_thread *t, const nd_record *record)
-{
-    const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
-    const nd_record *before = nd_record_queue_first(&t->kept);
-    if (!event || event->kind != ND_RUN_EVENT_RESUMED) {
-        return;
-    }
-    if (before && !t->makes_up) {
-        if (before->step <= record->step) {
-            return;
-        }
-        nd_record_queue_pop(&t->kept);
-    }
-    (void)nd_record_queue_push(&t->kept, record);
 }
 
 /* A record for which there is no room, and why where nothing has failed yet. */
