@@ -2,19 +2,16 @@
 #include "runtime/rdzv/channel.h"
 
 #include <errno.h>
-#include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/base/thread.h"
 #include "runtime/rdzv/address.h"
 
 struct nd_channel {
@@ -50,19 +47,16 @@ static nd_status wait_for(int fd, short events, int64_t deadline)
 
 static nd_status push_output(nd_channel *channel, int64_t deadline)
 {
-    char cipher[17 << 10];
+    const void *cipher;
     size_t count;
-    while ((count = nd_tls_output(channel->tls, cipher, sizeof cipher)) > 0) {
-        for (size_t done = 0; done < count;) {
-            ssize_t n = send(channel->fd, cipher + done, count - done, MSG_NOSIGNAL);
-            if (n >= 0) {
-                done += (size_t)n;
-            } else if (errno == EAGAIN) {
-                ND_TRY(wait_for(channel->fd, POLLOUT, deadline));
-            } else if (errno != EINTR) {
-                return nd_fail(ND_ERR_IO, "the connection to the store is lost: %s",
-                               strerror(errno));
-            }
+    while ((count = nd_tls_pending(channel->tls, &cipher)) > 0) {
+        ssize_t n = send(channel->fd, cipher, count, MSG_NOSIGNAL);
+        if (n >= 0) {
+            nd_tls_sent(channel->tls, (size_t)n);
+        } else if (errno == EAGAIN) {
+            ND_TRY(wait_for(channel->fd, POLLOUT, deadline));
+        } else if (errno != EINTR) {
+            return nd_fail(ND_ERR_IO, "the connection to the store is lost: %s", strerror(errno));
         }
     }
     return ND_OK;
@@ -336,60 +330,4 @@ nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t d
         return nd_fail(ND_ERR_IO, "the store did not answer hello as it should");
     }
     return ND_OK;
-}
-
-struct nd_watch {
-    nd_thread thread;
-    nd_monitor monitor;
-    int fd, stop; /* the socket; an eventfd */
-    void (*gone)(void *context);
-    void *context;
-};
-
-static void watch_peer(void *argument)
-{
-    nd_watch *watch = argument;
-    struct pollfd polled[2] = {{.fd = watch->fd, .events = POLLRDHUP},
-                               {.fd = watch->stop, .events = POLLIN}};
-    while (poll(polled, 2, -1) < 0 && errno == EINTR) {
-    }
-    if (!polled[1].revents && polled[0].revents) {
-        watch->gone(watch->context);
-    }
-}
-
-nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_watch **out)
-{
-    nd_watch *watch;
-    ND_TRY(ND_ALLOC(1, &watch));
-    const char *name = "the thread that watches rank 0";
-    *watch = (nd_watch){.monitor = ND_MONITOR_INIT,
-                        .fd = fd,
-                        .stop = eventfd(0, EFD_CLOEXEC),
-                        .gone = gone,
-                        .context = context};
-    nd_status status =
-        watch->stop < 0 ? nd_fail_system(errno, "%s", name)
-                        : nd_thread_start(&watch->thread, &watch->monitor, name, watch_peer, watch);
-    if (status != ND_OK) {
-        nd_watch_stop(watch);
-        return status;
-    }
-    *out = watch;
-    return ND_OK;
-}
-
-void nd_watch_stop(nd_watch *watch)
-{
-    if (watch) {
-        if (watch->stop >= 0) {
-            eventfd_write(watch->stop, 1);
-        }
-        nd_thread_join(&watch->thread, INFINITY);
-        nd_monitor_fini(&watch->monitor);
-        if (watch->stop >= 0) {
-            close(watch->stop);
-        }
-        free(watch);
-    }
 }

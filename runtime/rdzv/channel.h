@@ -47,14 +47,4 @@ nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t d
 /* The error that an ND_WIRE_ERROR frame carries, as this thread's error. */
 nd_status nd_channel_error(const nd_wire_frame *frame);
 
-/*
- * A thread that waits until the other end of a socket has gone: how a rank without a launcher
- * learns that rank 0, which runs the store, has died. It only polls the socket's state and reads
- * nothing from it. `gone` is called once, in the thread. The descriptor is borrowed until
- * nd_watch_stop.
- */
-typedef struct nd_watch nd_watch;
-nd_status nd_watch_start(int fd, void (*gone)(void *context), void *context, nd_watch **out);
-void nd_watch_stop(nd_watch *watch); /* waits for the thread; NULL is legal */
-
 #endif

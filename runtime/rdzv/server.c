@@ -142,13 +142,6 @@ nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, i
     return ND_OK;
 }
 
-void nd_server_speaks(nd_server *server, nd_peer *peer)
-{
-    if (!peer->member) {
-        nd_strangers_speaks(&server->strangers, &peer->stranger);
-    }
-}
-
 bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now)
 {
     return !peer->member && !peer->dropped &&

@@ -74,10 +74,8 @@ typedef struct nd_server_caller {
 } nd_server_caller;
 nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
                             nd_peer **out);
-/* The peer's first bytes have come, of whatever kind. */
-void nd_server_speaks(nd_server *server, nd_peer *peer);
-/* A stranger was answered, or has bytes that wait unread (strangers.h). False: it has to leave all
- * the same. */
+/* A stranger's first bytes have come, it was answered, or has bytes that wait unread (strangers.h).
+ * False: it has to leave all the same. */
 bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now);
 /* Bytes of the peer; the engine drops the peer itself where they are wrong. */
 void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size_t count,

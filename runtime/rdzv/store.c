@@ -2,6 +2,8 @@
 #include "runtime/rdzv/store.h"
 
 #include <errno.h>
+#include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,12 +24,13 @@ struct nd_store {
     _Atomic double timeout_seconds;
     uint32_t request;
     nd_wire_buffer out;
-    nd_channel *channel;                   /* NULL in a world of one */
+    nd_channel *channel;
     nd_store_thread *thread;               /* rank 0 of a start without ndlaunch */
     char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
     nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
-    nd_watch *watch;                       /* of the connection to rank 0 */
-    bool hosted;                           /* by rank 0 */
+    nd_thread watcher;                     /* of the connection to rank 0 */
+    nd_monitor watched;
+    bool hosted; /* by rank 0 */
     nd_store_lost *lost;
     void *lost_context;
     char first_failure[ND_FAILURE_FIRST_MAX]; /* that the store sent, or "" */
@@ -227,7 +230,7 @@ static nd_status set(nd_store *store, const char *key, const void *value, size_t
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes,
                        bool *is_new)
 {
-    if (!store->channel) { /* nobody else has set it, or reads it */
+    if (!store) { /* nobody else has set it, or reads it */
         if (is_new) {
             *is_new = true;
         }
@@ -270,7 +273,7 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
 nd_status nd_store_exchange(nd_store *store, const char *name, const void *send, void *recv,
                             size_t bytes)
 {
-    if (!store->channel) {
+    if (!store) {
         if (bytes > 0) {
             memmove(recv, send, bytes);
         }
@@ -293,7 +296,7 @@ nd_status nd_store_barrier(nd_store *store, const char *name)
 nd_status nd_store_check(nd_store *store, double seconds)
 {
     const int64_t deadline = nd_clock_after(seconds);
-    if (!store->channel) {
+    if (!store) {
         return ND_OK;
     }
     ND_TRY(enter(store, deadline));
@@ -311,8 +314,7 @@ bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
         return false;
     }
     /* Only what has come already: until nothing is left, or the connection's end. */
-    while (store->channel && nd_channel_receive(store->channel, 0, &frame) == ND_OK &&
-           frame.type != ND_WIRE_NONE) {
+    while (nd_channel_receive(store->channel, 0, &frame) == ND_OK && frame.type != ND_WIRE_NONE) {
         (void)is_other(store, &frame);
     }
     nd_error_clear();
@@ -404,28 +406,19 @@ static nd_status open_ndlaunch(nd_store *store, const nd_identity *identity)
 
 nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out)
 {
-    if (identity->source == ND_IDENTITY_SINGLE) {
-        return nd_store_open_single(out);
-    }
     nd_store *store;
+    *out = NULL;
+    if (identity->source == ND_IDENTITY_SINGLE) {
+        return ND_OK;
+    }
     ND_TRY(ND_ALLOC(1, &store));
     store->gate = (nd_gate)ND_GATE_INIT;
+    store->watched = (nd_monitor)ND_MONITOR_INIT;
     store->world_size = identity->world_size;
     store->timeout_seconds = timeout_seconds;
-    nd_status status = ND_OK;
-    switch (identity->source) {
-    case ND_IDENTITY_NDLAUNCH:
-        status = open_ndlaunch(store, identity);
-        break;
-    case ND_IDENTITY_ENVIRONMENT:
-        status = open_environment(store, identity);
-        break;
-    case ND_IDENTITY_PMIX:
-        status = open_pmix(store, identity);
-        break;
-    case ND_IDENTITY_SINGLE:
-        break;
-    }
+    nd_status status = identity->source == ND_IDENTITY_NDLAUNCH ? open_ndlaunch(store, identity)
+                       : identity->source == ND_IDENTITY_PMIX   ? open_pmix(store, identity)
+                                                                : open_environment(store, identity);
     if (status != ND_OK) {
         nd_store_abandon(store);
         return status;
@@ -440,22 +433,16 @@ void nd_store_set_timeout(nd_store *store, double timeout_seconds)
     store->timeout_seconds = timeout_seconds;
 }
 
-nd_status nd_store_open_single(nd_store **out)
-{
-    nd_store *store;
-    ND_TRY(ND_ALLOC(1, &store));
-    store->gate = (nd_gate)ND_GATE_INIT;
-    store->world_size = 1;
-    *out = store;
-    return ND_OK;
-}
-
 static void close_store(nd_store *store, bool goodbye)
 {
     if (!store) {
         return;
     }
-    nd_watch_stop(store->watch);
+    if (store->watcher.started) {
+        atomic_store(&store->watcher.stop, true);
+        shutdown(nd_channel_fd(store->channel), SHUT_RD); /* which wakes it */
+        nd_thread_join(&store->watcher, INFINITY);
+    }
     if (store->channel && goodbye) {
         nd_wire_begin(&store->out, ND_WIRE_BYE);
         send_request(store, nd_clock_ns() + margin_ns);
@@ -467,6 +454,7 @@ static void close_store(nd_store *store, bool goodbye)
     }
     nd_wire_buffer_fini(&store->out);
     nd_gate_fini(&store->gate);
+    nd_monitor_fini(&store->watched);
     free(store);
 }
 
@@ -480,11 +468,18 @@ void nd_store_abandon(nd_store *store)
     close_store(store, store && store->channel && !store->hosted);
 }
 
-static void on_server_gone(void *context)
+/* Waits for the end of the connection, and reads nothing from it. */
+static void watch_rank_0(void *context)
 {
     nd_store *store = context;
-    (void)store->lost(store->lost_context,
-                      "rank 0, which hosts the store, was lost: it ended without a goodbye", true);
+    struct pollfd p = {.fd = nd_channel_fd(store->channel), .events = POLLRDHUP};
+    while (poll(&p, 1, -1) < 0 && errno == EINTR) {
+    }
+    if (!atomic_load(&store->watcher.stop)) {
+        (void)store->lost(store->lost_context,
+                          "rank 0, which hosts the store, was lost: it ended without a goodbye",
+                          true);
+    }
 }
 
 nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)
@@ -498,7 +493,8 @@ nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)
         nd_store_thread_watch(store->thread, lost, context);
         return ND_OK;
     }
-    return nd_watch_start(nd_channel_fd(store->channel), on_server_gone, store, &store->watch);
+    return nd_thread_start(&store->watcher, &store->watched, "the thread that watches rank 0",
+                           watch_rank_0, store);
 }
 
 nd_status nd_store_own_address(const nd_store *store, nd_address *out)

@@ -6,9 +6,9 @@
  *
  * Blocking calls with deadlines, from any thread: a call waits for another one that is open as long
  * as for its answer, then it is ND_ERR_HANG. The channel is TLS 1.3 with the job's 32-byte key as
- * external PSK. A world of one needs no store: nd_store_open_single gives one that asks nobody, so
- * callers have one path; it takes set, exchange, barrier and check. While a call waits, the process
- * that runs the store prints every 10 seconds which ranks are missing.
+ * external PSK. A world of one has no store: its callers have NULL, and one path, since set,
+ * exchange, barrier and check take that. While a call waits, the process that runs the store prints
+ * every 10 seconds which ranks are missing.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,7 +27,6 @@ typedef struct nd_store nd_store;
 nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out);
 /* Sets the time limit of each later call. */
 void nd_store_set_timeout(nd_store *store, double timeout_seconds);
-nd_status nd_store_open_single(nd_store **out);
 void nd_store_close(nd_store *store); /* sends a goodbye; NULL is legal */
 /* The same after a failure of this rank: sends no goodbye and waits for no other rank. */
 void nd_store_abandon(nd_store *store);

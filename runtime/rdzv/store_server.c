@@ -14,7 +14,7 @@
 #include "runtime/base/clock.h"
 #include "runtime/rdzv/uv.h"
 
-enum { CIPHER_BYTES = 17 << 10 }; /* one TLS record with its overhead */
+enum { PLAIN_BYTES = 16 << 10 }; /* one TLS record */
 
 typedef struct connection {
     struct connection *next, *previous, **list; /* the list that holds it */
@@ -42,7 +42,7 @@ struct nd_store_server {
     int handles;    /* not yet closed: listener, timers, connections */
     int port;
     char address[ND_ADDRESS_TEXT_MAX];
-    char received[64 << 10], plain[CIPHER_BYTES];
+    char received[64 << 10], plain[PLAIN_BYTES];
 };
 
 /* A connection that is being dropped may receive its last bytes for this long. */
@@ -142,26 +142,25 @@ static void on_written(uv_write_t *request, int status)
 /* Hands ciphertext to the socket. True: there was some. */
 static bool flush(connection *c)
 {
-    char cipher[CIPHER_BYTES];
-    size_t count;
-    bool any = false;
-    while (c->tls && (count = nd_tls_output(c->tls, cipher, sizeof cipher)) > 0) {
-        any = true;
-        outgoing *out = uv_is_closing((uv_handle_t *)&c->tcp) ? NULL : malloc(sizeof *out + count);
-        if (!out) {
-            continue; /* the peer sees a damaged channel and leaves */
-        }
+    const void *cipher;
+    size_t count = c->tls ? nd_tls_pending(c->tls, &cipher) : 0;
+    if (count == 0) {
+        return false;
+    }
+    outgoing *out = uv_is_closing((uv_handle_t *)&c->tcp) ? NULL : malloc(sizeof *out + count);
+    if (out) { /* else the peer sees a damaged channel and leaves */
         memcpy(out->bytes, cipher, count);
         out->connection = c;
         out->request.data = out;
         uv_buf_t buffer = uv_buf_init(out->bytes, (unsigned)count);
-        if (uv_write(&out->request, (uv_stream_t *)&c->tcp, &buffer, 1, on_written) != 0) {
+        bool written = uv_write(&out->request, (uv_stream_t *)&c->tcp, &buffer, 1, on_written) == 0;
+        c->writes += written;
+        if (!written) {
             free(out);
-            continue;
         }
-        c->writes++;
     }
-    return any;
+    nd_tls_sent(c->tls, count);
+    return true;
 }
 
 static void send_to_peer(void *context, nd_peer *peer, const void *bytes, size_t count)
@@ -197,13 +196,13 @@ static void on_buffer(uv_handle_t *handle, size_t suggested, uv_buf_t *buffer)
 static nd_status receive(connection *c, const char *bytes, size_t count)
 {
     nd_store_server *store = c->store;
-    nd_status status = ND_OK;
-    if (!c->tls) {
+    bool first = !c->tls;
+    if (first) {
         ND_TRY(nd_tls_create(store->tls, &c->tls));
-        nd_server_speaks(store->server, c->peer);
     }
-    status = nd_tls_input(c->tls, bytes, count);
-    if (flush(c) && status == ND_OK) { /* handshake, or an alert */
+    nd_status status = nd_tls_input(c->tls, bytes, count);
+    bool answered = flush(c) && status == ND_OK; /* handshake, or an alert */
+    if (first || answered) {
         nd_server_sign(store->server, c->peer, nd_clock_ns());
     }
     while (status == ND_OK && !c->dropping) {

@@ -26,17 +26,13 @@ static void unlink_from(nd_stranger_queue *queue, nd_stranger *s)
     *(s->newer ? &s->newer->older : &queue->newest) = s->older;
 }
 
-/* Strangers speak in another order than they came; each queue is ordered by `since`. */
-static void insert(nd_stranger_queue *queue, nd_stranger *s)
+/* Each queue is ordered by `since`, which is now. */
+static void append(nd_stranger_queue *queue, nd_stranger *s)
 {
-    nd_stranger *before = queue->newest;
-    while (before && before->since > s->since) {
-        before = before->older;
-    }
-    s->older = before;
-    s->newer = before ? before->newer : queue->oldest;
+    s->older = queue->newest;
+    s->newer = NULL;
     *(s->older ? &s->older->newer : &queue->oldest) = s;
-    *(s->newer ? &s->newer->older : &queue->newest) = s;
+    queue->newest = s;
 }
 
 void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t now, uint32_t origin)
@@ -45,7 +41,7 @@ void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t no
                        .came = now,
                        .since = now,
                        .origin = (uint8_t)(origin % ND_STRANGER_ORIGINS)};
-    insert(&all->silent, s);
+    append(&all->silent, s);
     all->of_origin[s->origin]++;
     all->count++;
 }
@@ -57,15 +53,6 @@ void nd_strangers_remove(nd_strangers *all, nd_stranger *s)
     all->count--;
 }
 
-void nd_strangers_speaks(nd_strangers *all, nd_stranger *s)
-{
-    if (!s->speaks) {
-        unlink_from(&all->silent, s);
-        s->speaks = true;
-        insert(&all->speaking, s);
-    }
-}
-
 bool nd_strangers_sign(nd_strangers *all, nd_stranger *s, int64_t now)
 {
     if (s->signs == ND_STRANGER_SIGNS) {
@@ -75,7 +62,7 @@ bool nd_strangers_sign(nd_strangers *all, nd_stranger *s, int64_t now)
     s->speaks = true;
     s->signs++;
     s->since = now;
-    insert(&all->speaking, s);
+    append(&all->speaking, s);
     return true;
 }
 

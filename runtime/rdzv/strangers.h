@@ -10,9 +10,9 @@
  * speak only one that gave no sign for 250 ms. The oldest goes first, but an origin (the host it
  * comes from) with more than a quarter of all places makes room before the others.
  *
- * A sign is that the store has answered, or has bytes of it that it did not read yet: thousands of
- * workers that come at once must not pay for the time that the store needs. Only a few signs count,
- * so that no connection stays by sending one byte after the other.
+ * A sign is that its first bytes have come, that the store has answered, or has bytes of it that it
+ * did not read yet: thousands of workers that come at once must not pay for the time that the store
+ * needs. Only a few signs count, so that no connection stays by sending one byte after the other.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ enum {
     ND_STRANGERS_LEAST = 64, /* places, whatever the limit of open files */
     ND_STRANGERS_MOST = 1024,
     ND_STRANGER_ORIGINS = 256,
-    ND_STRANGER_SIGNS = 4 /* that count */
+    ND_STRANGER_SIGNS = 5 /* that count */
 };
 
 typedef struct nd_stranger {
@@ -51,8 +51,6 @@ int nd_strangers_places(int64_t files, int64_t world, int64_t nodes);
 void nd_strangers_add(nd_strangers *all, nd_stranger *stranger, void *owner, int64_t now,
                       uint32_t origin);
 void nd_strangers_remove(nd_strangers *all, nd_stranger *stranger);
-/* Its first bytes have come. */
-void nd_strangers_speaks(nd_strangers *all, nd_stranger *stranger);
 /* It gave a sign, which also means that it speaks. False: its signs are used up. */
 bool nd_strangers_sign(nd_strangers *all, nd_stranger *stranger, int64_t now);
 

@@ -294,14 +294,3 @@ void nd_tls_sent(nd_tls *tls, size_t count)
         (void)BIO_reset(tls->out);
     }
 }
-
-size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity)
-{
-    const void *bytes;
-    size_t left = nd_tls_pending(tls, &bytes), count = left < capacity ? left : capacity;
-    if (count > 0) {
-        memcpy(out, bytes, count);
-        nd_tls_sent(tls, count);
-    }
-    return count;
-}

@@ -45,8 +45,8 @@ void nd_tls_destroy(nd_tls *tls);
 
 /*
  * Takes ciphertext from the network and goes on with the handshake. ND_ERR_CONFIG: the other side
- * has another key. ND_ERR_IO: it does not speak this protocol. After an error nd_tls_output may
- * still hold an alert to send.
+ * has another key. ND_ERR_IO: it does not speak this protocol. After an error an alert may be
+ * pending, to be sent.
  */
 nd_status nd_tls_input(nd_tls *tls, const void *bytes, size_t count);
 bool nd_tls_established(const nd_tls *tls);
@@ -58,7 +58,5 @@ nd_status nd_tls_write(nd_tls *tls, const void *bytes, size_t count);
  * nd_tls_sent takes the first `count` of them away, and valid until the next call. */
 size_t nd_tls_pending(const nd_tls *tls, const void **bytes);
 void nd_tls_sent(nd_tls *tls, size_t count);
-/* Both at once: takes ciphertext into `out`. */
-size_t nd_tls_output(nd_tls *tls, void *out, size_t capacity);
 
 #endif

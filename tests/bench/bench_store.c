@@ -44,6 +44,7 @@
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/tls.h"
 #include "runtime/rdzv/wire.h"
+#include "tests/support/cipher.h"
 
 enum {
     MAX_LIST = 8,
@@ -252,7 +253,7 @@ static bool push(crowd *c, client *one)
         one->unsent_bytes -= (size_t)n;
         memmove(one->unsent, one->unsent + n, one->unsent_bytes);
     }
-    while ((count = nd_tls_output(one->tls, bytes, sizeof bytes)) > 0) {
+    while ((count = take_cipher(one->tls, bytes, sizeof bytes)) > 0) {
         ssize_t n = one->unsent_bytes > 0 ? 0 : send(one->fd, bytes, count, MSG_NOSIGNAL);
         if (n < 0 && errno != EAGAIN && errno != ENOTCONN) {
             return false;

@@ -18,6 +18,7 @@
 #include "runtime/rdzv/key.h"
 #include "tests/launch/proxy.h"
 #include "tests/launch/tiny_job.h"
+#include "tests/support/cipher.h"
 #include "tests/support/patience.h"
 #include "tests/support/port.h"
 #include "tests/support/sentences.h"
@@ -118,7 +119,7 @@ static void send_output(int fd, nd_tls *tls, record *sent, size_t until)
 {
     char cipher[4096];
     size_t count;
-    while ((count = nd_tls_output(tls, cipher, sizeof cipher)) > 0) {
+    while ((count = take_cipher(tls, cipher, sizeof cipher)) > 0) {
         size_t left = until - sent->size;
         count = count < left ? count : left;
         cr_assert_leq(sent->size + count, sizeof sent->bytes);

@@ -140,9 +140,7 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
     rank->progress = &worker->progress.slots[id->local_rank];
     atomic_store(&rank->progress->rank, id->rank);
     nd_progress_set_phase(rank->progress, ND_PHASE_RENDEZVOUS, 0);
-    if (id->world_size == 1) {
-        ND_TRY(nd_store_open_single(&worker->store));
-    } else {
+    if (id->world_size > 1) { /* else there is no store */
         ND_TRY(apply_endpoint(id, config));
         worker->sought = true;
         ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));

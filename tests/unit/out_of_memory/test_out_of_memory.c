@@ -27,7 +27,6 @@
 #include "runtime/config/config.h"
 #include "runtime/device/affinity.h"
 #include "runtime/rdzv/address.h"
-#include "runtime/rdzv/store.h"
 #include "runtime/rdzv/tls.h"
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/token_file.h"
@@ -203,21 +202,6 @@ static nd_status read_config(void)
 Test(out_of_memory, configuration)
 {
     expect_resource(read_config);
-}
-
-static nd_status use_store(void)
-{
-    nd_store *store = NULL;
-    char value[8];
-    ND_TRY(nd_store_open_single(&store));
-    nd_status status = nd_store_exchange(store, "place", "value", value, 6);
-    nd_store_abandon(store);
-    return status;
-}
-
-Test(out_of_memory, store)
-{
-    expect_resource(use_store);
 }
 
 static tempdir dir;

@@ -639,7 +639,7 @@ Test(server, strangers_are_few_short_lived_and_brief)
     }
     cr_assert_not(nd_server_has_room(server, now, &leaving));
     cr_assert_null(leaving, "all have come only now");
-    nd_server_speaks(server, clients[0].peer);
+    cr_assert(nd_server_sign(server, clients[0].peer, now));
     cr_assert_not(nd_server_has_room(server, now + second / 10, &leaving));
     cr_assert_eq(leaving, clients[1].peer, "the oldest that is silent");
     nd_server_note_leaving(server, leaving, now);

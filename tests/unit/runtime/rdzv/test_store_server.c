@@ -18,6 +18,7 @@
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/strangers.h"
 #include "runtime/rdzv/key.h"
+#include "tests/support/cipher.h"
 #include "tests/support/tempdir.h"
 
 static uv_loop_t loop;
@@ -136,7 +137,7 @@ static double shake_hands(void)
     assert_ok(nd_tls_create(context, &tls));
     while (!nd_tls_established(tls)) {
         size_t count;
-        while ((count = nd_tls_output(tls, bytes, sizeof bytes)) > 0) {
+        while ((count = take_cipher(tls, bytes, sizeof bytes)) > 0) {
             cr_assert_eq(send(fd, bytes, count, MSG_NOSIGNAL), (ssize_t)count);
         }
         uv_run(&loop, UV_RUN_NOWAIT);
@@ -311,13 +312,11 @@ Test(store_check, a_process_of_an_earlier_start_gets_no_answer, .timeout = 120)
 Test(store_check, a_job_of_one_asks_nobody)
 {
     nd_store *store = NULL;
-    char text[8], value[6] = "";
-    assert_ok(nd_store_open_single(&store));
+    char value[6] = "";
     assert_ok(nd_store_check(store, ASKING_SECONDS));
     assert_ok(nd_store_set(store, "key", "value", 6, NULL));
     assert_ok(nd_store_barrier(store, "start"));
     assert_ok(nd_store_exchange(store, "places", "value", value, 6));
     cr_expect_str_eq(value, "value");
-    cr_expect_not(nd_store_first_failure(store, text, sizeof text));
     nd_store_close(store);
 }

@@ -7,6 +7,7 @@
 #include <openssl/x509.h>
 
 #include "runtime/rdzv/tls.h"
+#include "tests/support/cipher.h"
 #include "tests/support/tempdir.h"
 
 static X509 *certificate_of(EVP_PKEY *key)
@@ -51,7 +52,7 @@ Test(tls, a_server_with_a_certificate_and_no_key_is_refused)
     assert_ok(nd_tls_create(context, &member));
     nd_status status = ND_OK;
     for (int round = 0; round < 4 && status == ND_OK; round++) {
-        int n = (int)nd_tls_output(member, bytes, sizeof bytes);
+        int n = (int)take_cipher(member, bytes, sizeof bytes);
         BIO_write(SSL_get_rbio(server), bytes, n);
         SSL_do_handshake(server);
         n = BIO_read(SSL_get_wbio(server), bytes, sizeof bytes);
