@@ -176,9 +176,13 @@ nd_status nd_comm_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm_arg
                              nd_event *done)
 {
     ND_TRY(check_buffers(comm, ND_COMM_ALL_TO_ALL, args));
-    size_t bytes = (size_t)comm->size * (size_t)args->count * nd_dtype_size(args->dtype);
+    const size_t element = nd_dtype_size(args->dtype);
+    const int64_t sent = nd_comm_elements_before(args->sends, args->count, comm->size);
+    const int64_t received = nd_comm_elements_before(args->receives, args->count, comm->size);
+    ND_ASSERT(!args->sends == !args->receives && (comm->size > 1 || !args->sends));
     if (comm->size > 1) {
-        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, args->send, bytes, args->recv, bytes));
+        ND_TRY(check_apart(comm, ND_COMM_ALL_TO_ALL, args->send, (size_t)sent * element, args->recv,
+                           (size_t)received * element));
     }
     return run(comm->backend->all_to_all, ND_COMM_ALL_TO_ALL, comm, stream, args, done);
 }

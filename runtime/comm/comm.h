@@ -68,7 +68,21 @@ typedef struct nd_comm_args {
     nd_redop redop; /* all_reduce, reduce_scatter */
     int root;       /* broadcast: a member */
     int to, from;   /* exchange: members */
+    /* all_to_all: (size) elements for each member and from each; both NULL: `count`. Lent until the
+     * event. */
+    const int64_t *sends, *receives;
 } nd_comm_args;
+
+/* Of a list of counts, or `count` each where it is NULL: the elements of the members before
+ * `member`, and of all `size` where that is the size. */
+static inline int64_t nd_comm_elements_before(const int64_t *counts, int64_t count, int member)
+{
+    int64_t sum = counts ? 0 : count * member;
+    for (int i = 0; counts && i < member; i++) {
+        sum += counts[i];
+    }
+    return sum;
+}
 
 typedef nd_status nd_comm_call(nd_comm *, nd_stream *, const nd_comm_args *, nd_event *done);
 
@@ -153,7 +167,9 @@ nd_status nd_comm_broadcast(nd_comm *comm, nd_stream *stream, void *buffer, int6
 /* send (count) to member `to` while recv (count) arrives from member `from`: one hop of a ring. */
 nd_comm_call nd_comm_exchange;
 /* send (size x count), slice j to member j -> recv (size x count), slice i from member i. Not in
- * place. */
+ * place. With `sends` and `receives`, which the members fill alike, slices of these lengths one
+ * after the other, among two members or more; count is then any number that is the same on all
+ * members: 0 where nobody sends. */
 nd_comm_call nd_comm_all_to_all;
 nd_status nd_comm_barrier(nd_comm *comm);
 

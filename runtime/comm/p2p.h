@@ -122,8 +122,9 @@ struct nd_p2p_op {
     nd_tag tag; /* with this rank as sender, phase 0 */
     const char *send;
     char *recv;
-    size_t element; /* bytes */
-    size_t block;   /* bytes of one member's part, for plans that use it */
+    const int64_t *sends, *receives; /* nd_comm_args */
+    size_t element;                  /* bytes */
+    size_t block;                    /* bytes of one member's part, for plans that use it */
     nd_lane lanes[ND_LANE_COUNT];
     /* Plans with rounds (reduce.c's order needs all of a round before it computes). */
     int64_t chunk;       /* elements of one round */

@@ -324,6 +324,8 @@ nd_status nd_p2p_enqueue(nd_comm *comm, const nd_p2p_op *wanted, nd_event *done)
     op->count = wanted->count;
     op->send = wanted->send;
     op->recv = wanted->recv;
+    op->sends = wanted->sends;
+    op->receives = wanted->receives;
     op->element = wanted->element;
     op->block = wanted->block;
     op->chunk = wanted->chunk;

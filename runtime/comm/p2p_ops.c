@@ -122,6 +122,8 @@ static nd_p2p_op op_of(nd_comm_op kind, const nd_p2p_plan *plan, const nd_comm_a
                        .count = args->count,
                        .send = args->send,
                        .recv = args->recv,
+                       .sends = args->sends,
+                       .receives = args->receives,
                        .element = element,
                        .block = (size_t)args->count * element};
 }

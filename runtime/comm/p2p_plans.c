@@ -53,6 +53,15 @@ static bool steps_before_arrived(const nd_p2p_op *op, int64_t index)
 
 /* Direct: every member sends to every other one, straight between the callers' buffers. */
 
+/* The part of an all-to-all that goes to a member, or comes from it. */
+static nd_message part_of(const nd_p2p_op *op, bool sends, int member)
+{
+    const int64_t *counts = sends ? op->sends : op->receives;
+    const int64_t at = nd_comm_elements_before(counts, op->count, member);
+    return (nd_message){member, (char *)(sends ? op->send : op->recv) + (size_t)at * op->element,
+                        counts ? (size_t)counts[member] * op->element : op->block};
+}
+
 static void direct_begin(nd_p2p_op *op)
 {
     const nd_comm *comm = op->comm;
@@ -61,7 +70,9 @@ static void direct_begin(nd_p2p_op *op)
     if (op->kind == ND_COMM_ALL_GATHER) {
         copy_own(op->recv + own, op->send, op->block);
     } else if (op->kind == ND_COMM_ALL_TO_ALL) {
-        copy_own(op->recv + own, op->send + own, op->block);
+        const nd_message from = part_of(op, true, comm->index),
+                         to = part_of(op, false, comm->index);
+        copy_own(to.buffer, from.buffer, to.bytes);
     } else if (op->kind == ND_COMM_EXCHANGE && op->to == comm->index) {
         copy_own(op->recv, op->send, op->block);
         total = 0;
@@ -74,12 +85,15 @@ static void direct_message(nd_p2p_op *op, int lane, int64_t index, nd_message *o
 {
     bool sends = lane == ND_LANE_SEND;
     int member = sends ? after(op->comm, index + 1) : before(op->comm, index + 1);
-    size_t at = (size_t)member * op->block;
     const char *buffer = sends ? op->send : op->recv;
+    if (op->kind == ND_COMM_ALL_TO_ALL) {
+        *out = part_of(op, sends, member);
+        return;
+    }
     if (op->kind == ND_COMM_EXCHANGE) {
         member = sends ? op->to : op->from;
-    } else if (op->kind == ND_COMM_ALL_TO_ALL || (op->kind == ND_COMM_ALL_GATHER && !sends)) {
-        buffer += at;
+    } else if (op->kind == ND_COMM_ALL_GATHER && !sends) {
+        buffer += (size_t)member * op->block;
     }
     *out = (nd_message){member, (void *)buffer, op->block};
 }

@@ -45,6 +45,36 @@ static nd_status fetch(job *j, const float *from, int64_t count)
     return nd_stream_sync(&j->stream);
 }
 
+/* Member m sends m + r, modulo 3, elements to member r. */
+static nd_status check_uneven(job *j, nd_comm *comm, float *out)
+{
+    enum { MEMBERS_MAX = 8 };
+    int64_t sends[MEMBERS_MAX], receives[MEMBERS_MAX], at = 0;
+    const int n = comm->size;
+    ND_CHECK(n <= MEMBERS_MAX, "%d members", n);
+    for (int r = 0; r < n; r++) {
+        sends[r] = receives[r] = (comm->index + r) % 3;
+    }
+    const nd_comm_args args = {.send = j->memory,
+                               .recv = out,
+                               .count = N,
+                               .dtype = ND_DTYPE_F32,
+                               .sends = sends,
+                               .receives = receives};
+    ND_TRY(n > 1 ? nd_comm_all_to_all(comm, &j->stream, &args, NULL) : ND_OK);
+    ND_TRY(fetch(j, out, n > 1 ? 2 * n : 0));
+    for (int m = 0; m < n && n > 1; m++) {
+        int first = 0;
+        for (int r = 0; r < comm->index; r++) {
+            first += (m + r) % 3;
+        }
+        for (int i = 0; i < receives[m]; i++, at++) {
+            ND_CHECK(j->host[at] == part(comm->ranks[m], first + i), "uneven all_to_all");
+        }
+    }
+    return ND_OK;
+}
+
 static nd_status every_operation(job *j)
 {
     for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
@@ -83,6 +113,7 @@ static nd_status every_operation(job *j)
         for (int m = 0; m < n; m++) {
             ND_CHECK(j->host[m * N] == part(comm->ranks[m], comm->index * N), "all_to_all");
         }
+        ND_TRY(check_uneven(j, comm, out));
         ND_TRY(nd_comm_exchange(comm, &j->stream,
                                 &(nd_comm_args){.send = j->memory,
                                                 .recv = out,

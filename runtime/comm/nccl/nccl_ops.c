@@ -297,16 +297,24 @@ static nd_status nccl_all_to_all(nd_comm *comm, nd_stream *stream, const nd_comm
     nccl_state *state = nccl_state_of(comm->transport);
     const nccl_library *l = &state->library;
     group_call g = {l, nccl_comm_of(comm)->native, NULL, ncclSuccess};
-    size_t bytes = (size_t)args->count * nd_dtype_size(args->dtype);
-    count_bytes(comm, ND_COMM_ALL_TO_ALL, args->count * (comm->size - 1), args->dtype);
+    const size_t element = nd_dtype_size(args->dtype);
+    const char *from = args->send;
+    char *to = args->recv;
     ND_TRY(begin(comm, stream, ND_COMM_ALL_TO_ALL, args, done, &g.where));
     keep_first(&g.result, l->group_start());
     for (int i = 0; i < comm->size; i++) {
-        size_t at = (size_t)i * bytes;
-        keep_first(&g.result,
-                   l->send((const char *)args->send + at, bytes, ncclUint8, i, g.native, g.where));
-        keep_first(&g.result,
-                   l->recv((char *)args->recv + at, bytes, ncclUint8, i, g.native, g.where));
+        const int64_t sent = args->sends ? args->sends[i] : args->count;
+        const int64_t received = args->receives ? args->receives[i] : args->count;
+        const size_t out = (size_t)sent * element, in = (size_t)received * element;
+        if (sent > 0) {
+            keep_first(&g.result, l->send(from, out, ncclUint8, i, g.native, g.where));
+        }
+        if (received > 0) {
+            keep_first(&g.result, l->recv(to, in, ncclUint8, i, g.native, g.where));
+        }
+        count_bytes(comm, ND_COMM_ALL_TO_ALL, i == comm->index ? 0 : sent, args->dtype);
+        from += out;
+        to += in;
     }
     keep_first(&g.result, l->group_end());
     return end(comm, g.result, "ncclSend and ncclRecv", g.where, done);
