@@ -62,6 +62,10 @@ static void write_inputs(void)
     memset(text, 'x', sizeof text);
     tempdir_make(&dir);
     tempdir_write(&dir, "text.txt", text, sizeof text);
+    for (size_t i = 0, length = 1; i < sizeof text; i += length, length = length * 7 % 41) {
+        text[i] = '\n';
+    }
+    tempdir_write(&dir, "lines.txt", text, sizeof text);
     tempdir_write(&dir, "model.json", model, strlen(model));
 }
 
@@ -120,6 +124,9 @@ Test(allocations, none_inside_a_step, .timeout = 280)
             "parallel.cp_comm=ring "
             "--set parallel.recompute=full --data-path '[{path: text.txt, weight: 2}, {path: "
             "text.txt, weight: 1}]' --validation-path '[text.txt, text.txt]'",
+            4);
+    compare("--num-processes 4 --cp-size 4 --sequence-length 128 --documents separate --data-path "
+            "lines.txt --set data.end_of_text=10 --validation-path lines.txt",
             4);
     tempdir_remove(&dir);
 }

@@ -42,6 +42,10 @@ static void read_documents(golden_run *run)
     for (int64_t i = 0; i < tokens; i++) {
         run->first_keys[i] = (int32_t)(i % run->sequence) - positions[i];
     }
+    run->places = calloc((size_t)tokens, sizeof *run->places);
+    for (int64_t i = 0; i < tokens; i++) { /* one rank */
+        run->places[i] = (int32_t)(i % run->sequence);
+    }
 }
 
 void golden_run_open(golden_run *run, const char *name, golden_options options)
@@ -85,6 +89,7 @@ void golden_run_close(golden_run *run)
 {
     free(run->positions);
     free(run->first_keys);
+    free(run->places);
     nd_trainer_destroy(run->trainer);
     nd_groups_destroy(&run->rank.groups);
     run->rank.device->table->stream_fini(&run->rank.stream);
@@ -106,6 +111,7 @@ nd_step_batch golden_run_batch(const golden_run *run, int64_t step)
     if (run->first_keys) {
         batch.positions = nd_golden_i32(run->golden, "position_ids", GOLDEN_STEPS * n) + step * n;
         batch.first_keys = run->first_keys + step * n;
+        batch.places = run->places + step * n;
     }
     for (int64_t i = 0; i < n * run->config.train.gradient_accumulation_steps; i++) {
         batch.valid += batch.labels[i] != -100;

@@ -40,8 +40,8 @@ typedef struct golden_run {
     nd_rank rank;
     nd_transport *self;
     nd_trainer *trainer;
-    int64_t steps, batch, sequence;  /* of the data */
-    int32_t *positions, *first_keys; /* of a step, of all steps; first_keys NULL: joined */
+    int64_t steps, batch, sequence;           /* of the data */
+    int32_t *positions, *first_keys, *places; /* of a step, of all steps; first_keys NULL: joined */
 } golden_run;
 
 /* How it trains; what is zero is the default. */

@@ -45,6 +45,7 @@
 #include "runtime/base/status.h"
 #include "runtime/config/config.h"
 #include "trainer/corpus/corpus.h"
+#include "trainer/layout/deal.h"
 #include "trainer/rank.h"
 
 typedef struct nd_dataset nd_dataset;
@@ -208,6 +209,7 @@ typedef struct nd_loader_options {
     int64_t sequence, micro_batch, accumulation;
     int dp_size, dp_index;
     int cp_size, cp_index, ulysses; /* ulysses 0: 1 */
+    nd_deal_windows windows;
     int64_t seed;
     bool validation;
     bool separate;         /* data may have separate documents */
@@ -219,9 +221,9 @@ typedef struct nd_loader_options {
 /* What the queries of separate documents see in a step, of the samples of this rank and its cp
  * peers. */
 typedef struct nd_step_sight {
-    int64_t pairs;   /* of a query and a key that it sees */
-    int64_t most;    /* of each sample those of the rank with the most (deal.h), times the ranks */
-    int64_t padding; /* inputs that fill blocks */
+    int64_t pairs;  /* of a query and a key that it sees; the mean of the layers */
+    double balance; /* of each sample those of the rank with the most (deal.h), over the mean */
+    double padding; /* share of inputs that fill blocks */
 } nd_step_sight;
 
 /* One step on this rank. Arrays are lent until the next nd_loader_next. s = S / cp. */
@@ -233,8 +235,9 @@ typedef struct nd_step_batch {
      * place of the first one of its document, or 0 where that began before; NULL: documents are
      * joined. */
     const int32_t *first_keys;
-    nd_step_sight sight; /* zeros: documents are joined */
-    int64_t valid;       /* labels != -100 held by this rank in the whole step */
+    const int32_t *places; /* (accumulation, B, S) likewise: what nd_deal made of them */
+    nd_step_sight sight;   /* zeros: documents are joined */
+    int64_t valid;         /* labels != -100 held by this rank in the whole step */
     /* Of several sources; else NULL. */
     const int *sources;          /* (accumulation, B): where each sample comes from */
     const int64_t *source_valid; /* (sources): the part of `valid` of each source */

@@ -14,8 +14,8 @@ enum { SLOTS = 2, WAIT_SECONDS = 300, JOIN_SECONDS = 30 };
 /* One step's arrays. The caller holds at most one slot while the thread fills the other. */
 typedef struct slot {
     int32_t *inputs, *labels; /* (accumulation, B, s); owned */
-    /* Of separate documents, else NULL: (accumulation, B, s), (accumulation, B, S); owned. */
-    int32_t *positions, *first_keys;
+    /* Of separate documents, else NULL: (accumulation, B, s), (accumulation, B, S) twice; owned. */
+    int32_t *positions, *first_keys, *places;
     nd_step_sight sight;
     int64_t valid;
     int *sources;          /* (accumulation, B); of a blend, else NULL; owned */
@@ -29,8 +29,10 @@ struct nd_loader {
     nd_deal_of deal;
     slot slots[SLOTS];
     int32_t *positions; /* (accumulation, B, s) of joined documents, in their places; owned */
-    /* The thread's scratch: (S) of a block, (s) the places of the rank's tokens; owned. */
-    int32_t *block_inputs, *block_labels, *places, *local;
+    /* The thread's scratch: (S) of a block, (s) the places of the rank's tokens, of nd_deal; owned.
+     */
+    int32_t *block_inputs, *block_labels, *local;
+    char *dealing;
     nd_thread thread; /* its stop is also read between the blocks of a step */
 
     nd_monitor monitor; /* guards what follows */
@@ -50,20 +52,28 @@ int64_t nd_step_blocks(const nd_config *config)
 nd_loader_options nd_loader_options_of(const nd_rank *rank, bool validation)
 {
     const nd_config *config = rank->config;
+    const nd_deal_of deal =
+        nd_deal_of_mesh(&rank->shape, &rank->mesh, config->train.sequence_length);
     return (nd_loader_options){
         .sequence = config->train.sequence_length,
         .micro_batch = config->train.micro_batch_size,
         .accumulation = validation ? 1 : config->train.gradient_accumulation_steps,
         .dp_size = nd_mesh_group_size(&rank->mesh, ND_GROUP_DP),
         .dp_index = nd_mesh_group_index(&rank->mesh, ND_GROUP_DP, rank->rank),
-        .cp_size = rank->mesh.size[ND_AXIS_CP],
+        .cp_size = deal.cp,
         .cp_index = rank->coord.at[ND_AXIS_CP],
-        .ulysses = nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES),
+        .ulysses = deal.ulysses,
+        .windows = deal.windows,
         .seed = config->data.shuffle_seed,
         .validation = validation,
         .separate = config->data.documents != ND_DOCUMENTS_JOIN,
         .running = config->data.positions == ND_POSITIONS_RUNNING,
     };
+}
+
+static nd_deal_of deal_of(const nd_loader_options *o)
+{
+    return (nd_deal_of){o->sequence, o->cp_size, (int)nd_max(o->ulysses, 1), o->windows};
 }
 
 /* The block of sample i; N past the end. */
@@ -76,29 +86,49 @@ static int64_t block_of(const nd_loader *loader, int64_t i)
     return nd_dataset_sample(loader->reading, loader->options.seed, i);
 }
 
-/* First keys of a block that was read, the places of this rank's tokens, and their positions. */
-static nd_status deal_documents(nd_loader *loader, int64_t block, int64_t row, slot *out)
+/* Sums over the rows of a step. */
+typedef struct step_sums {
+    int64_t pairs, most, filled, inputs;
+} step_sums;
+
+/* First keys of a block that was read, where its tokens go, and the positions of this rank's. */
+static nd_status deal_documents(nd_loader *loader, int64_t block, int64_t row, slot *out,
+                                step_sums *sums)
 {
     const nd_loader_options *o = &loader->options;
     const int64_t local = o->sequence / o->cp_size;
     int32_t *first_keys = out->first_keys + row * o->sequence;
+    int32_t *places = out->places + row * o->sequence;
     int64_t filled;
-    nd_deal_pairs pairs;
     ND_TRY(
         nd_dataset_first_keys(loader->reading, block, loader->block_inputs, first_keys, &filled));
-    ND_TRY(nd_deal(&loader->deal, first_keys, loader->places, &pairs));
-    nd_deal_local(&loader->deal, loader->places, o->cp_index, loader->local);
+    const nd_deal_pairs pairs = nd_deal(&loader->deal, first_keys, loader->dealing, places);
+    nd_deal_local(&loader->deal, places, o->cp_index, loader->local);
     for (int64_t i = 0; i < local; i++) {
         const int32_t place = loader->local[i];
         out->positions[row * local + i] = place - (o->running ? 0 : first_keys[place]);
     }
-    out->sight.most += pairs.most * (o->cp_size / loader->deal.ulysses);
-    out->sight.pairs += pairs.all;
-    out->sight.padding += o->sequence - filled;
+    sums->most += pairs.most;
+    sums->pairs += pairs.all;
+    sums->filled += filled;
+    sums->inputs += o->sequence;
     return ND_OK;
 }
 
-static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot *out)
+/* Where it has separate documents. */
+static nd_step_sight sight_of(const nd_deal_of *deal, const step_sums *sums)
+{
+    if (sums->inputs == 0) {
+        return (nd_step_sight){0};
+    }
+    return (nd_step_sight){.pairs = sums->pairs / nd_max(deal->windows.layers, 1),
+                           .balance = (double)sums->most * (deal->cp / deal->ulysses) /
+                                      (double)sums->pairs,
+                           .padding = (double)(sums->inputs - sums->filled) / (double)sums->inputs};
+}
+
+static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot *out,
+                             step_sums *sums)
 {
     const nd_loader_options *o = &loader->options;
     const int64_t local = o->sequence / o->cp_size;
@@ -107,6 +137,7 @@ static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot
     if (block == loader->reading->blocks) {
         for (int64_t i = 0; out->first_keys && i < o->sequence; i++) {
             out->first_keys[row * o->sequence + i] = (int32_t)i;
+            out->places[row * o->sequence + i] = (int32_t)i;
         }
         for (int64_t i = 0; out->first_keys && i < local; i++) {
             out->positions[row * local + i] = 0;
@@ -119,7 +150,7 @@ static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot
     }
     ND_TRY(nd_dataset_block(loader->reading, block, loader->block_inputs, loader->block_labels));
     if (out->first_keys) {
-        ND_TRY(deal_documents(loader, block, row, out));
+        ND_TRY(deal_documents(loader, block, row, out, sums));
         places = loader->local;
     }
     for (int64_t i = 0; i < local; i++) {
@@ -148,7 +179,7 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
     int64_t local = o->sequence / o->cp_size, B = o->micro_batch;
     int64_t round = o->dp_size * B; /* samples of one micro-batch over all data ranks */
     int64_t valid = 0;
-    out->sight = (nd_step_sight){0};
+    step_sums sums = {0};
     for (int j = 0; out->source_valid && j < nd_dataset_sources(loader->reading); j++) {
         out->source_valid[j] = 0;
     }
@@ -158,13 +189,14 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
                          (int64_t)o->dp_index * B + b;
         int32_t *labels = out->labels + row * local;
         int64_t block = block_of(loader, sample), before = valid;
-        ND_TRY(fill_sample(loader, block, row, out));
+        ND_TRY(fill_sample(loader, block, row, out, &sums));
         for (int64_t i = 0; i < local; i++) {
             valid += labels[i] != ND_LABEL_IGNORED;
         }
         note_source(loader, block, row, valid - before, out);
     }
     out->valid = valid;
+    out->sight = sight_of(&loader->deal, &sums);
     return ND_OK;
 }
 
@@ -216,6 +248,7 @@ static nd_status make_arrays(nd_loader *loader)
             const int64_t rows = o->accumulation * o->micro_batch;
             ND_TRY(ND_ALLOC(rows * local, &loader->slots[i].positions));
             ND_TRY(ND_ALLOC(rows * o->sequence, &loader->slots[i].first_keys));
+            ND_TRY(ND_ALLOC(rows * o->sequence, &loader->slots[i].places));
         }
         if (sources > 1) {
             ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch, &loader->slots[i].sources));
@@ -225,11 +258,12 @@ static nd_status make_arrays(nd_loader *loader)
     ND_TRY(ND_ALLOC(o->accumulation * o->micro_batch * local, &loader->positions));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_inputs));
     ND_TRY(ND_ALLOC(o->sequence, &loader->block_labels));
-    ND_TRY(ND_ALLOC(o->sequence, &loader->places));
     ND_TRY(ND_ALLOC(local, &loader->local));
-    ND_TRY(nd_deal(&loader->deal, NULL, loader->places, NULL));
+    ND_TRY(ND_ALLOC((int64_t)nd_deal_bytes(&loader->deal), &loader->dealing));
+    nd_deal(&loader->deal, NULL, loader->dealing, loader->block_inputs);
     for (int64_t b = 0; b < o->accumulation * o->micro_batch; b++) {
-        nd_deal_local(&loader->deal, loader->places, o->cp_index, loader->positions + b * local);
+        nd_deal_local(&loader->deal, loader->block_inputs, o->cp_index,
+                      loader->positions + b * local);
     }
     return ND_OK;
 }
@@ -250,7 +284,7 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
     loader->monitor = (nd_monitor)ND_MONITOR_INIT;
     loader->dataset = dataset;
     loader->options = *o;
-    loader->deal = (nd_deal_of){o->sequence, o->cp_size, (int)nd_max(o->ulysses, 1)};
+    loader->deal = deal_of(o);
     ND_TRY_OUT(make_arrays(loader));
     ND_TRY_OUT(nd_thread_start(&loader->thread, &loader->monitor, "the data prefetch thread",
                                prefetch, loader));
@@ -278,11 +312,12 @@ bool nd_loader_close(nd_loader *loader)
         free(loader->slots[i].labels);
         free(loader->slots[i].positions);
         free(loader->slots[i].first_keys);
+        free(loader->slots[i].places);
         free(loader->slots[i].sources);
         free(loader->slots[i].source_valid);
     }
+    free(loader->dealing);
     free(loader->local);
-    free(loader->places);
     free(loader->block_labels);
     free(loader->block_inputs);
     free(loader->positions);
@@ -294,9 +329,11 @@ size_t nd_loader_bytes(const nd_loader_options *options)
 {
     const nd_loader_options *o = options;
     int64_t rows = o->accumulation * o->micro_batch, local = o->sequence / o->cp_size;
-    int64_t separate = o->separate ? SLOTS * rows * (local + o->sequence) : 0;
-    const int64_t scratch = 3 * o->sequence + local;
-    return (size_t)((SLOTS * 2 + 1) * rows * local + separate + scratch) * sizeof(int32_t);
+    int64_t separate = o->separate ? SLOTS * rows * (local + 2 * o->sequence) : 0;
+    const int64_t scratch = 2 * o->sequence + local;
+    const nd_deal_of deal = deal_of(o);
+    return (size_t)((SLOTS * 2 + 1) * rows * local + separate + scratch) * sizeof(int32_t) +
+           nd_deal_bytes(&deal);
 }
 
 /* Waits, with the lock held, until step `taken` is filled or the thread has failed. */
@@ -336,6 +373,7 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
                                .labels = s->labels,
                                .positions = separate ? s->positions : loader->positions,
                                .first_keys = separate ? s->first_keys : NULL,
+                               .places = separate ? s->places : NULL,
                                .sight = separate ? s->sight : (nd_step_sight){0},
                                .valid = s->valid,
                                .sources = s->sources,

@@ -2,115 +2,154 @@
 #include "trainer/layout/deal.h"
 
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/math.h"
 
-typedef struct tile {
-    int64_t pairs, number, length; /* number: its first token */
-    int owner;
-} tile;
-
+/* Tiles have numbers in the order of the text. A shorter one ends each of the longest tiles where
+ * `length` does not divide them, and stays with its rank. */
 typedef struct deal {
     int64_t tokens, ranks; /* of a row; that it is dealt to */
+    nd_deal_windows windows;
     const int32_t *first_keys;
-    tile *tiles;           /* (tokens): those of the length that is tried */
-    int *owners;           /* (tokens): of the longest tiles */
-    int64_t count;         /* tiles */
-    int64_t *loads, *room; /* (ranks): pairs dealt so far, tiles that fit */
+    int64_t longest, length; /* of a tile; of those that are tried now */
+    int64_t cuts, count;     /* tiles of one of the longest, of the row */
+    int64_t *loads, *room;   /* (ranks): pairs dealt so far, tiles that fit */
+    int64_t *pairs;          /* (most tiles) of each */
+    int32_t *owners, *order; /* (most tiles): its rank; tiles, those with the most pairs first */
+    int32_t *parents;        /* (2 ranks): owners of the longest */
 } deal;
 
-/* Of equal tiles the first comes first. */
-static int more_pairs_first(const void *a, const void *b)
+/* Of one query, in all layers, that is `seen` keys behind the first one of its document. */
+static int64_t pairs_at(const nd_deal_windows *w, int64_t seen)
 {
-    const tile *x = a, *y = b;
-    return x->pairs != y->pairs ? (x->pairs < y->pairs) - (x->pairs > y->pairs)
-                                : (x->number > y->number) - (x->number < y->number);
-}
-
-static int by_number(const void *a, const void *b)
-{
-    const tile *x = a, *y = b;
-    return (x->number > y->number) - (x->number < y->number);
+    return seen * (nd_max(w->layers, 1) - w->windowed) + nd_min(seen, w->window) * w->windowed;
 }
 
 static int64_t pairs_of(const deal *d, int64_t begin, int64_t end)
 {
     int64_t pairs = 0;
     for (int64_t i = begin; i < end; i++) {
-        pairs += i - (d->first_keys ? d->first_keys[i] : 0) + 1;
+        pairs += pairs_at(&d->windows, i - (d->first_keys ? d->first_keys[i] : 0) + 1);
     }
     return pairs;
 }
 
-/* Tiles of one length, those with the most pairs first; a shorter one ends each of the longest
- * tiles where `length` does not divide them, and stays with its rank. */
-static void cut_tiles(deal *d, int64_t length, int64_t longest)
+static int64_t begin_of(const deal *d, int64_t tile)
 {
-    d->count = 0;
-    for (int64_t begin = 0; begin < d->tokens; begin += longest) {
-        for (int64_t i = begin; i < begin + longest; i += length) {
-            const int64_t end = nd_min(i + length, begin + longest);
-            d->tiles[d->count++] = (tile){pairs_of(d, i, end), i, end - i, 0};
+    return tile / d->cuts * d->longest + tile % d->cuts * d->length;
+}
+
+static int64_t end_of(const deal *d, int64_t tile)
+{
+    return nd_min(begin_of(d, tile) + d->length, (tile / d->cuts + 1) * d->longest);
+}
+
+static bool is_short(const deal *d, int64_t tile)
+{
+    return d->longest % d->length > 0 && tile % d->cuts == d->cuts - 1;
+}
+
+/* Of equal tiles the first comes first. */
+static bool comes_before(const deal *d, int32_t a, int32_t b)
+{
+    return d->pairs[a] != d->pairs[b] ? d->pairs[a] > d->pairs[b] : a < b;
+}
+
+static void sift_down(deal *d, int64_t count, int64_t at)
+{
+    for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
+        const int32_t tile = d->order[at];
+        child += child + 1 < count && comes_before(d, d->order[child], d->order[child + 1]);
+        if (!comes_before(d, tile, d->order[child])) {
+            return;
         }
+        d->order[at] = d->order[child];
+        d->order[child] = tile;
     }
-    qsort(d->tiles, (size_t)d->count, sizeof *d->tiles, more_pairs_first);
+}
+
+/* In place: qsort may allocate. */
+static void sort_tiles(deal *d)
+{
+    for (int64_t i = d->count; i-- > 0;) {
+        d->order[i] = (int32_t)i;
+    }
+    for (int64_t i = d->count / 2; i-- > 0;) {
+        sift_down(d, d->count, i);
+    }
+    for (int64_t last = d->count - 1; last > 0; last--) {
+        const int32_t tile = d->order[last];
+        d->order[last] = d->order[0];
+        d->order[0] = tile;
+        sift_down(d, last, 0);
+    }
+}
+
+static void cut_tiles(deal *d, int64_t length)
+{
+    d->length = length;
+    d->cuts = nd_ceil_div(d->longest, length);
+    d->count = d->tokens / d->longest * d->cuts;
+    for (int64_t t = 0; t < d->count; t++) {
+        d->pairs[t] = pairs_of(d, begin_of(d, t), end_of(d, t));
+    }
+    sort_tiles(d);
     memset(d->loads, 0, (size_t)d->ranks * sizeof *d->loads);
 }
 
-static void give(deal *d, tile *t, int owner)
+static void give(deal *d, int64_t tile, int owner)
 {
-    t->owner = owner;
-    d->loads[owner] += t->pairs;
+    d->owners[tile] = owner;
+    d->loads[owner] += d->pairs[tile];
 }
 
 /* Deals the longest tiles. */
-static void deal_tiles(deal *d, int64_t longest)
+static void deal_tiles(deal *d)
 {
-    const int64_t count = d->tokens / longest;
-    cut_tiles(d, longest, longest);
+    cut_tiles(d, d->longest);
     for (int64_t r = 0; r < d->ranks; r++) {
-        d->room[r] = count / d->ranks;
+        d->room[r] = d->count / d->ranks;
     }
-    for (int64_t t = 0; t < count; t++) {
+    for (int64_t t = 0; t < d->count; t++) {
         int64_t least = -1;
         for (int64_t r = 0; r < d->ranks; r++) {
             if (d->room[r] > 0 && (least < 0 || d->loads[r] < d->loads[least])) {
                 least = r;
             }
         }
-        give(d, &d->tiles[t], (int)least);
-        d->owners[d->tiles[t].number / longest] = (int)least;
+        give(d, d->order[t], (int)least);
         d->room[least]--;
     }
+    memcpy(d->parents, d->owners, (size_t)d->count * sizeof *d->parents);
 }
 
 /* Exchanges the tiles of two ranks that bring their loads closest; false: none do. Both ranks'
  * tiles descend, and so does what each of the first one's should be exchanged for. */
-static bool swap_tiles(deal *d, int64_t count, int64_t length, int from, int to)
+static bool swap_tiles(deal *d, int from, int to)
 {
     const int64_t gap = d->loads[from] - d->loads[to];
     int64_t best = gap, above = -1, next = 0, give_at = -1, take_at = -1;
-    for (int64_t i = 0; i < count; i++) {
-        if (d->tiles[i].owner != from || d->tiles[i].length != length) {
+    for (int64_t i = 0; i < d->count; i++) {
+        const int32_t given = d->order[i];
+        if (d->owners[given] != from || is_short(d, given)) {
             continue;
         }
-        for (; next < count; next++) {
-            const tile *t = &d->tiles[next];
-            if (t->owner == to && t->length == length &&
-                2 * t->pairs <= 2 * d->tiles[i].pairs - gap) {
+        for (; next < d->count; next++) {
+            const int32_t t = d->order[next];
+            const bool fits = d->owners[t] == to && !is_short(d, t);
+            if (fits && 2 * d->pairs[t] <= 2 * d->pairs[given] - gap) {
                 break;
             }
-            above = t->owner == to && t->length == length ? next : above;
+            above = fits ? t : above;
         }
-        const int64_t candidates[] = {above, next < count ? next : -1};
+        const int64_t candidates[] = {above, next < d->count ? d->order[next] : -1};
         for (int c = 0; c < 2; c++) {
             const int64_t at = candidates[c];
-            const int64_t off = at < 0 ? best : 2 * (d->tiles[i].pairs - d->tiles[at].pairs) - gap;
+            const int64_t off = at < 0 ? best : 2 * (d->pairs[given] - d->pairs[at]) - gap;
             if (nd_max(off, -off) < best) {
                 best = nd_max(off, -off);
-                give_at = i;
+                give_at = given;
                 take_at = at;
             }
         }
@@ -118,11 +157,10 @@ static bool swap_tiles(deal *d, int64_t count, int64_t length, int from, int to)
     if (give_at < 0) {
         return false;
     }
-    tile *given = &d->tiles[give_at], *taken = &d->tiles[take_at];
-    d->loads[from] -= given->pairs;
-    d->loads[to] -= taken->pairs;
-    give(d, given, to);
-    give(d, taken, from);
+    d->loads[from] -= d->pairs[give_at];
+    d->loads[to] -= d->pairs[take_at];
+    give(d, give_at, to);
+    give(d, take_at, from);
     return true;
 }
 
@@ -142,15 +180,14 @@ static bool is_balanced(const deal *d, int64_t all)
 }
 
 /* Shorter tiles begin where the longest ones were dealt, and are exchanged one by one. */
-static void exchange_tiles(deal *d, int64_t length, int64_t longest, int64_t all)
+static void exchange_tiles(deal *d, int64_t length, int64_t all)
 {
-    cut_tiles(d, length, longest);
-    const int64_t count = d->count;
-    for (int64_t t = 0; t < count; t++) {
-        give(d, &d->tiles[t], d->owners[d->tiles[t].number / longest]);
+    cut_tiles(d, length);
+    for (int64_t t = 0; t < d->count; t++) {
+        give(d, t, d->parents[t / d->cuts]);
     }
-    for (int64_t swaps = 0; swaps < count && !is_balanced(d, all) &&
-                            swap_tiles(d, count, length, rank_with(d, true), rank_with(d, false));
+    for (int64_t swaps = 0; swaps < d->count && !is_balanced(d, all) &&
+                            swap_tiles(d, rank_with(d, true), rank_with(d, false));
          swaps++) {
     }
 }
@@ -158,47 +195,67 @@ static void exchange_tiles(deal *d, int64_t length, int64_t longest, int64_t all
 /* The places of each rank's tiles, which ascend. */
 static void place_tiles(deal *d, int32_t *places)
 {
-    const int64_t count = d->count;
-    qsort(d->tiles, (size_t)count, sizeof *d->tiles, by_number);
     for (int64_t r = 0; r < d->ranks; r++) {
         d->room[r] = r * (d->tokens / d->ranks); /* where the rank's next tile goes */
     }
-    for (int64_t t = 0; t < count; t++) {
-        int64_t *to = &d->room[d->tiles[t].owner];
-        for (int64_t i = 0; i < d->tiles[t].length; i++) {
-            places[(*to)++] = (int32_t)(d->tiles[t].number + i);
+    for (int64_t t = 0; t < d->count; t++) {
+        int64_t *to = &d->room[d->owners[t]];
+        for (int64_t i = begin_of(d, t); i < end_of(d, t); i++) {
+            places[(*to)++] = (int32_t)i;
         }
     }
 }
 
-nd_status nd_deal(const nd_deal_of *of, const int32_t *first_keys, int32_t *places,
-                  nd_deal_pairs *pairs)
+nd_deal_of nd_deal_of_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t sequence)
 {
-    deal d = {.tokens = of->sequence, .ranks = of->cp / of->ulysses, .first_keys = first_keys};
-    const int64_t own = d.tokens / d.ranks, all = pairs_of(&d, 0, d.tokens);
-    const int64_t longest = d.ranks > 1 ? own / 2 : own;
-    int64_t length = longest;
-    nd_status status = ND_OK;
-    ND_ASSERT(own > 0 && own * d.ranks == d.tokens && (d.ranks == 1 || own % 2 == 0));
-    ND_TRY_OUT(ND_ALLOC(d.tokens, &d.tiles));
-    ND_TRY_OUT(ND_ALLOC(d.tokens, &d.owners));
-    ND_TRY_OUT(ND_ALLOC(d.ranks, &d.loads));
-    ND_TRY_OUT(ND_ALLOC(d.ranks, &d.room));
-    deal_tiles(&d, length);
-    while (!is_balanced(&d, all) && length > 1) {
-        length = length / 2;
-        exchange_tiles(&d, length, longest, all);
+    nd_deal_of of = {.sequence = sequence,
+                     .cp = mesh->size[ND_AXIS_CP],
+                     .ulysses = nd_mesh_group_size(mesh, ND_GROUP_ULYSSES),
+                     .windows = {.window = shape->window, .layers = shape->layers}};
+    for (int64_t l = 0; l < shape->layers; l++) {
+        of.windows.windowed += nd_shape_window(shape, l, sequence) > 0;
     }
-    if (pairs) {
-        *pairs = (nd_deal_pairs){.most = d.loads[rank_with(&d, true)], .all = all};
+    return of;
+}
+
+/* One rank has one tile, and several may have tiles of one token. */
+static int64_t most_tiles(const nd_deal_of *of)
+{
+    return of->cp > of->ulysses ? of->sequence : 1;
+}
+
+size_t nd_deal_bytes(const nd_deal_of *of)
+{
+    const size_t ranks = (size_t)(of->cp / of->ulysses), tiles = (size_t)most_tiles(of);
+    return (2 * ranks + tiles) * sizeof(int64_t) + (2 * tiles + 2 * ranks) * sizeof(int32_t);
+}
+
+nd_deal_pairs nd_deal(const nd_deal_of *of, const int32_t *first_keys, void *scratch,
+                      int32_t *places)
+{
+    const int64_t ranks = of->cp / of->ulysses, tiles = most_tiles(of);
+    const int64_t own = of->sequence / ranks;
+    deal d = {.tokens = of->sequence,
+              .ranks = ranks,
+              .longest = ranks > 1 ? own / 2 : own,
+              .loads = scratch};
+    d.room = d.loads + ranks;
+    d.pairs = d.room + ranks;
+    d.owners = (int32_t *)(d.pairs + tiles);
+    d.order = d.owners + tiles;
+    d.parents = d.order + tiles;
+    ND_ASSERT(own > 0 && own * ranks == d.tokens && (ranks == 1 || own % 2 == 0));
+    d.windows = first_keys ? of->windows : d.windows;
+    nd_deal_pairs pairs = {.joined = pairs_of(&d, 0, d.tokens)};
+    d.first_keys = first_keys;
+    pairs.all = pairs_of(&d, 0, d.tokens);
+    deal_tiles(&d);
+    for (int64_t length = d.longest / 2; !is_balanced(&d, pairs.all) && length > 0; length /= 2) {
+        exchange_tiles(&d, length, pairs.all);
     }
+    pairs.most = d.loads[rank_with(&d, true)];
     place_tiles(&d, places);
-out:
-    free(d.room);
-    free(d.loads);
-    free(d.owners);
-    free(d.tiles);
-    return status;
+    return pairs;
 }
 
 void nd_deal_local(const nd_deal_of *of, const int32_t *places, int index, int32_t *local)

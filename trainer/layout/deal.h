@@ -3,7 +3,8 @@
 #define ND_LAYOUT_DEAL_H
 /*
  * Which tokens of a row of S each rank of cp holds, so that all have as many tokens and about as
- * many visible pairs of a query and a key.
+ * many visible pairs of a query and a key, summed over the layers: a layer with a window sees fewer
+ * of a long document.
  *
  * The row is cut into two tiles for each rank, which are dealt by their visible pairs, the largest
  * first, each to the rank with the fewest so far that has room (longest processing time first). Of
@@ -19,29 +20,42 @@
  *
  * All is a function of the borders of documents, which every rank of cp knows.
  */
+#include <stddef.h>
 #include <stdint.h>
 
-#include "runtime/base/status.h"
+#include "runtime/mesh/mesh.h"
+#include "trainer/layout/layout.h"
 
 #define ND_DEAL_BALANCE 1.02
+
+/* `windowed` of `layers` layers see the last `window` keys alone. Zeros: one layer without one. */
+typedef struct nd_deal_windows {
+    int64_t window, windowed, layers;
+} nd_deal_windows;
 
 typedef struct nd_deal_of {
     int64_t sequence; /* S: a multiple of 2 cp, where there are several */
     int cp, ulysses;  /* ulysses divides cp */
+    nd_deal_windows windows;
 } nd_deal_of;
 
-/* Pairs of the rank of cp / u with the most, and their mean times the number of these ranks. */
+nd_deal_of nd_deal_of_mesh(const nd_shape *shape, const nd_mesh *mesh, int64_t sequence);
+
+/* All visible pairs of the layers; those of the rank of cp / u with the most; and all if the row
+ * were one document. */
 typedef struct nd_deal_pairs {
-    int64_t most, all;
+    int64_t all, most, joined;
 } nd_deal_pairs;
 
+/* Scratch of nd_deal. */
+size_t nd_deal_bytes(const nd_deal_of *of);
 /*
  * places (S): the places in the text of the tokens that cp / u ranks are dealt, rank by rank and
- * ascending for each. first_keys (S): for each token the place of the first one that it sees, at
- * most its own; NULL: all see from 0 on, and the order is zig-zag. pairs may be NULL.
+ * ascending for each. first_keys (S): for each token the place of the first one of its document;
+ * NULL: all are of one, and the order is zig-zag whatever the windows.
  */
-nd_status nd_deal(const nd_deal_of *of, const int32_t *first_keys, int32_t *places,
-                  nd_deal_pairs *pairs);
+nd_deal_pairs nd_deal(const nd_deal_of *of, const int32_t *first_keys, void *scratch,
+                      int32_t *places);
 /* local (S / cp): those of them that rank `index` of cp has, in its order. */
 void nd_deal_local(const nd_deal_of *of, const int32_t *places, int index, int32_t *local);
 

@@ -29,7 +29,7 @@ typedef struct nd_micro_batch {
     int32_t *labels;           /* in head order: (head chunk, tp peer, row) */
     int32_t *positions;        /* on a GPU the same address for every micro-batch of a set */
     const int32_t *first_keys; /* nd_cp_first_keys, likewise; NULL: documents are joined */
-    int64_t sent_rows;         /* what that returned */
+    const int64_t *sent;       /* what else that made; on the host */
     int slot;
     /* The sources of the batch's samples: number i, sources[i], has the labels
      * source_labels + i * source_stride, where those of the others are -100. 0: they are not told
@@ -67,7 +67,9 @@ typedef struct nd_batches {
     /* (slots): ids, labels, positions (T padded) each, first keys (padded), labels by source
      * (sources, T padded) */
     int32_t *memory;
-    int *found;         /* (slots, sources) in the micro-batch */
+    int *found;    /* (slots, sources) in the micro-batch */
+    int64_t *sent; /* (slots, nd_cp_sent_count); owned, as is the scratch of nd_cp_first_keys */
+    char *dealing;
     int32_t *positions; /* (sets, T padded and first keys padded) of the micro-batches in flight;
                            NULL: those in memory */
 } nd_batches;
@@ -86,6 +88,7 @@ typedef struct nd_host_batch {
     /* (B, S), all of the sequence in the order of the text, whatever cp is: for each token the
      * place of the first one that it sees; NULL: documents are joined. */
     const int32_t *first_keys;
+    const int32_t *places; /* (B, S): what nd_deal made of them */
 } nd_host_batch;
 
 /* The host's arrays are not read after the return. What is enqueued on the rank's stream from here

@@ -44,6 +44,10 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets
     const int64_t positions = (sets - 1) * padded(in_use_numbers(b)) + in_use_numbers(b);
     nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
                     gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
+    if (b->first_keys > 0 && !gpu) {
+        nd_memplan_add_external(plan, ND_MEM_DATA, "dealing of tokens",
+                                nd_cp_first_keys_bytes(rank, dims));
+    }
 }
 
 nd_status nd_batches_open(nd_batches *b)
@@ -52,6 +56,10 @@ nd_status nd_batches_open(nd_batches *b)
     int64_t in_flight = b->rank->config->train.gradient_accumulation_steps + 1;
     if (b->sources > 0) {
         ND_TRY(ND_ALLOC(b->slots * b->sources, &b->found));
+    }
+    if (b->first_keys > 0) {
+        ND_TRY(ND_ALLOC(b->slots * nd_cp_sent_count(b->rank), &b->sent));
+        ND_TRY(ND_ALLOC((int64_t)nd_cp_first_keys_bytes(b->rank, b->dims), &b->dealing));
     }
     ND_TRY(ND_ALLOC(b->slots, &b->slot));
     ND_TRY(device->table->stream_init(device, &b->stream));
@@ -72,6 +80,8 @@ void nd_batches_close(nd_batches *b)
         }
         nd_staging_fini(&b->staging);
     }
+    free(b->dealing);
+    free(b->sent);
     free(b->found);
     free(b->slot);
     *b = (nd_batches){0};
@@ -151,8 +161,10 @@ static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batc
     order_labels(b->dims, from->labels, staged + LABELS * stride);
     memcpy(staged + POSITIONS * stride, from->positions, bytes);
     if (from->first_keys) {
-        ND_TRY(nd_cp_first_keys(b->rank, b->dims, from->first_keys, staged + ARRAYS * stride,
-                                &out->sent_rows));
+        int64_t *sent = b->sent + out->slot * nd_cp_sent_count(b->rank);
+        nd_cp_first_keys(b->rank, b->dims, &(nd_dealt){from->first_keys, from->places}, b->dealing,
+                         staged + ARRAYS * stride, sent);
+        out->sent = sent;
     }
     ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
                    (size_t)(common_numbers(b) + labels) * sizeof *staged));

@@ -16,7 +16,7 @@ nd_sight nd_block_sight(nd_block_call c)
 {
     return (nd_sight){.window = nd_shape_window(&c.model->rank->shape, c.layer, c.model->dims.S),
                       .first_keys = c.set->batch.first_keys,
-                      .sent_rows = c.set->batch.sent_rows};
+                      .sent = c.set->batch.sent};
 }
 
 /* (Tl, C) of the micro-batch. */

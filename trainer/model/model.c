@@ -329,7 +329,7 @@ nd_status nd_model_load(nd_model *m, nd_activation_set *set, const nd_host_batch
 nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions)
 {
-    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL, NULL});
+    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL, NULL, NULL});
 }
 
 nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
-#include <stdlib.h>
-
 #include "runtime/base/math.h"
-#include "trainer/layout/deal.h"
 
 /* The largest need of all blocks of this rank, forward and backward, for what cp->sight says. */
 static size_t scratch_bytes(const nd_cp *cp)
@@ -52,42 +49,46 @@ static void local_first_keys(const nd_cp_deal *deal, int32_t *out)
     }
 }
 
-nd_status nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const int32_t *sequence,
-                           int32_t *out, int64_t *sent_rows)
+int64_t nd_cp_sent_count(const nd_rank *rank)
+{
+    return 1 + 2 * nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
+}
+
+size_t nd_cp_first_keys_bytes(const nd_rank *rank, const nd_dims *tokens)
+{
+    const int64_t size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
+    return (size_t)(2 * size) * sizeof(int64_t) +
+           (size_t)((tokens->B + 2) * tokens->S + 1 + size) * sizeof(int32_t);
+}
+
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt *dealt,
+                      void *scratch, int32_t *out, int64_t *sent)
 {
     const nd_cp_method *method = method_of(rank);
     const nd_dims d = nd_cp_dims_of_heads(rank, tokens);
-    const nd_deal_of of = {d.S, rank->mesh.size[ND_AXIS_CP],
-                           nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES)};
-    nd_status status = ND_OK;
+    const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
     nd_cp_deal deal = {.d = &d,
-                       .size = of.cp / of.ulysses,
+                       .size = size,
                        .index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank),
                        .window = rank->shape.window,
                        .may_select = !rank->config->kernels.cuda_graphs,
-                       .first_keys = sequence};
-    ND_TRY_OUT(ND_ALLOC(d.B * d.S, &deal.places));
-    ND_TRY_OUT(ND_ALLOC(d.B * d.S, &deal.at));
-    ND_TRY_OUT(ND_ALLOC(d.S + 1, &deal.before));
-    ND_TRY_OUT(ND_ALLOC(deal.size, &deal.counts));
-    for (int64_t b = 0; b < d.B; b++) {
-        ND_TRY_OUT(nd_deal(&of, sequence + b * d.S, deal.places + b * d.S, NULL));
-        for (int64_t i = 0; i < d.S; i++) {
-            deal.at[b * d.S + deal.places[b * d.S + i]] = (int32_t)i;
-        }
+                       .first_keys = dealt->first_keys,
+                       .places = dealt->places,
+                       .sent = sent,
+                       .counts = scratch};
+    deal.at = (int32_t *)(deal.counts + 2 * size);
+    deal.rows = deal.at + d.B * d.S;
+    deal.before = deal.rows + d.S;
+    deal.sharers = deal.before + d.S + 1;
+    for (int64_t i = 0; i < d.B * d.S; i++) {
+        deal.at[i - i % d.S + deal.places[i]] = (int32_t)(i % d.S);
     }
-    *sent_rows = 0;
+    sent[0] = -1;
     if (method) {
-        *sent_rows = method->first_keys(&deal, out);
+        method->first_keys(&deal, out);
     } else {
         local_first_keys(&deal, out);
     }
-out:
-    free(deal.counts);
-    free(deal.before);
-    free(deal.at);
-    free(deal.places);
-    return status;
 }
 
 /* For layers with and without a window, and for micro-batches of separate documents. */

@@ -21,7 +21,7 @@
  * Where documents are separate, each query has a first key: the first token of its document, which
  * is data of the micro-batch. All queries of the rank are then one block, whatever the keys, since
  * those of any rank are in the order of the text: a query sees an adjacent part of them. allgather
- * puts the keys of all ranks into that order; where few of them are seen by each rank, the ranks
+ * puts the keys of all ranks into that order; where few of them are seen by other ranks, the ranks
  * exchange these alone.
  */
 #include "runtime/device/memplan.h"
@@ -51,7 +51,7 @@ typedef struct nd_sight {
     int64_t window; /* of the layer, nd_shape_window; 0: none */
     /* On the device, what nd_cp_first_keys made of the micro-batch; NULL: documents are joined. */
     const int32_t *first_keys;
-    int64_t sent_rows; /* what it returned */
+    const int64_t *sent; /* what else it made */
 } nd_sight;
 
 /* The exchange of heads, and its buffers; NULLs where members is 1. */
@@ -84,14 +84,22 @@ typedef struct nd_cp {
 /* separate: calls may have first keys. */
 void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd_memplan *plan);
 
-/* How many numbers nd_cp_first_keys makes of a micro-batch. */
+/* How many numbers nd_cp_first_keys makes of a micro-batch, and as `sent`; and its scratch. */
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
-/* On the host: which keys this rank's queries see, and where they come from, made of the first keys
- * of the whole sequence (B, S): for each token the place of the first one that it sees, at most its
- * own, in the order of the text. sent_rows: how many keys a rank sends to each other one, or 0
- * where all of them are gathered, or travel. */
-nd_status nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const int32_t *sequence,
-                           int32_t *out, int64_t *sent_rows);
+int64_t nd_cp_sent_count(const nd_rank *rank);
+size_t nd_cp_first_keys_bytes(const nd_rank *rank, const nd_dims *dims);
+
+/* Tokens of separate documents, of all ranks (B, S): for each, in the order of the text, the place
+ * of the first one of its document; and what nd_deal made of these. */
+typedef struct nd_dealt {
+    const int32_t *first_keys, *places;
+} nd_dealt;
+
+/* On the host: which keys this rank's queries see, and where they come from. sent: elements of keys
+ * and values that all ranks together send, then those that this one sends to each rank of cp / u,
+ * then those that it receives from each; -1 first where all of them are gathered, or travel. */
+void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const nd_dealt *dealt,
+                      void *scratch, int32_t *out, int64_t *sent);
 
 /* qkv (T, QKV), roped; o (T, H D) of the rank's tokens and lse F32 (chunks, B, H, chunk) of its
  * heads, which has T H elements of either, are written. */

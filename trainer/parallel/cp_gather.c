@@ -48,7 +48,7 @@ static nd_status reorder(nd_cp *cp, char *ranks, char *global, size_t row_bytes,
  *   order  (B S): for each key of the rank, those of a sample in the order of the text, its row in
  *          what arrives
  *   back   (B S): for each row that arrives, the key's number in that order
- *   sent   (B S): for each row that is sent, of each receiver as many, the token */
+ *   sent   (B S): for each row that is sent, receiver by receiver, the token */
 typedef struct key_orders {
     const int32_t *order, *back, *sent;
 } key_orders;
@@ -65,122 +65,137 @@ static int64_t gather_first_key_count(const nd_dims *d, int size)
     return ND_CP_BOUNDS * d->T + 3 * d->B * d->S;
 }
 
-/* deal->before for the keys of a sample that queries of a rank see. First keys never descend. */
-static void count_seen(const nd_cp_deal *deal, int64_t b, int rank)
+/* A key of deal->first_keys that rank `from` has and rank `to` sees. */
+typedef void visit_key(const nd_cp_deal *deal, int64_t key, int from, int to, int32_t *sent);
+
+/* All of a sample, in an order that every rank follows. A query sees the keys of its document up to
+ * its own: from the document's end on, each key is seen by the ranks that have a later one. */
+static void each_exchanged(const nd_cp_deal *deal, int64_t b, visit_key *visit, int32_t *sent)
 {
     const nd_dims *d = deal->d;
-    const int32_t *places = deal->places + b * d->S + rank * d->s;
-    int64_t done = 0;
-    memset(deal->before, 0, (size_t)(d->S + 1) * sizeof *deal->before);
-    for (int64_t i = 0; i < d->s; i++) {
-        const int64_t first = deal->first_keys[b * d->S + places[i]];
-        for (done = nd_max(done, first); done <= places[i]; done++) {
-            deal->before[done + 1] = 1;
+    int64_t sharers = 0;
+    for (int64_t place = d->S; place-- > 0;) {
+        const int64_t key = b * d->S + place;
+        const int from = (int)(deal->at[key] / d->s);
+        bool is_new = true;
+        for (int64_t i = 0; i < sharers; i++) {
+            if (deal->sharers[i] == from) {
+                is_new = false;
+            } else {
+                visit(deal, key, from, deal->sharers[i], sent);
+            }
         }
-    }
-    for (int64_t i = 0; i < d->S; i++) {
-        deal->before[i + 1] += deal->before[i];
+        if (is_new) {
+            deal->sharers[sharers++] = from;
+        }
+        sharers = deal->first_keys[key] == place ? 0 : sharers;
     }
 }
 
-static bool is_counted(const nd_cp_deal *deal, int64_t place)
+/* Of all ranks in deal->counts, what each sends and what each receives; of this one in deal->sent.
+ */
+static void count_key(const nd_cp_deal *deal, int64_t key, int from, int to, int32_t *sent)
 {
-    return deal->before[place + 1] > deal->before[place];
+    deal->counts[from]++;
+    deal->counts[deal->size + to]++;
+    deal->sent[0]++;
+    deal->sent[1 + to] += from == deal->index;
+    deal->sent[1 + deal->size + from] += to == deal->index;
 }
 
-/* The most keys that one rank has and another one sees. */
-static int64_t most_seen(const nd_cp_deal *deal)
+/* Whether no rank sends or receives half of what it would where all keys are gathered. */
+static bool are_few(const nd_cp_deal *deal)
 {
-    const nd_dims *d = deal->d;
+    const int64_t all = (deal->size - 1) * deal->d->T;
     int64_t most = 0;
-    for (int to = 0; to < deal->size; to++) {
-        memset(deal->counts, 0, (size_t)deal->size * sizeof *deal->counts);
-        for (int64_t b = 0; b < d->B; b++) {
-            count_seen(deal, b, to);
-            for (int64_t i = 0; i < d->S; i++) {
-                deal->counts[i / d->s] += is_counted(deal, deal->places[b * d->S + i]);
-            }
-        }
-        for (int from = 0; from < deal->size; from++) {
-            most = nd_max(most, from == to ? 0 : deal->counts[from]);
-        }
+    memset(deal->counts, 0, (size_t)(2 * deal->size) * sizeof *deal->counts);
+    memset(deal->sent, 0, (size_t)(1 + 2 * deal->size) * sizeof *deal->sent);
+    for (int64_t b = 0; b < deal->d->B; b++) {
+        each_exchanged(deal, b, count_key, NULL);
     }
-    return most;
+    for (int i = 0; i < 2 * deal->size; i++) {
+        most = nd_max(most, deal->counts[i]);
+    }
+    return 2 * most < all;
 }
 
-static void all_keys(const nd_cp_deal *deal, int32_t *order, int32_t *back)
+/* deal->counts are the rows of what is sent to each rank and of what arrives from each that come
+ * next. */
+static void place_key(const nd_cp_deal *deal, int64_t key, int from, int to, int32_t *sent)
 {
     const nd_dims *d = deal->d;
-    for (int64_t i = 0; i < d->B * d->S; i++) { /* in rank order: r, b, row of the rank */
-        const int64_t b = i / d->s % d->B, r = i / d->s / d->B;
-        const int64_t key = b * d->S + deal->places[b * d->S + r * d->s + i % d->s];
-        order[key] = (int32_t)i;
-        back[i] = (int32_t)key;
+    if (from == deal->index) {
+        sent[deal->counts[to]++] = (int32_t)(key / d->S * d->s + deal->at[key] % d->s);
+    }
+    if (to == deal->index) {
+        deal->rows[key % d->S] = (int32_t)deal->counts[deal->size + from]++;
     }
 }
 
-/* What arrives are `rows` keys of each rank, by ascending rank; the rank's own tokens are behind
- * them. */
-static void seen_keys(const nd_cp_deal *deal, int64_t rows, int32_t *order, int32_t *back)
+/* deal->rows of a sample where the keys that are seen arrive: rank by rank, the rank's own tokens
+ * behind them. */
+static void find_seen(const nd_cp_deal *deal, int64_t b, int32_t *sent)
 {
     const nd_dims *d = deal->d;
-    memset(deal->counts, 0, (size_t)deal->size * sizeof *deal->counts);
-    for (int64_t i = 0; i < d->B * d->S; i++) {
-        const int64_t b = i / d->S, place = i % d->S, at = deal->at[i], from = at / d->s;
-        if (place == 0) {
-            count_seen(deal, b, deal->index);
-        }
-        if (is_counted(deal, place)) {
-            const int64_t key = b * d->S + deal->before[place];
-            const int64_t row = from == deal->index ? deal->size * rows + b * d->s + at % d->s
-                                                    : from * rows + deal->counts[from]++;
-            order[key] = (int32_t)row;
-            back[row] = (int32_t)key;
-        }
+    const int64_t arrive = nd_comm_elements_before(deal->sent + 1 + deal->size, 0, deal->size);
+    const int32_t *places = deal->places + b * d->S + deal->index * d->s;
+    memset(deal->rows, -1, (size_t)d->S * sizeof *deal->rows);
+    for (int64_t i = 0; i < d->s; i++) {
+        deal->rows[places[i]] = (int32_t)(arrive + b * d->s + i);
+    }
+    each_exchanged(deal, b, place_key, sent);
+}
+
+/* Where all arrive, in rank order (size, B, s). */
+static void find_all(const nd_cp_deal *deal, int64_t b)
+{
+    const nd_dims *d = deal->d;
+    for (int64_t place = 0; place < d->S; place++) {
+        const int64_t at = deal->at[b * d->S + place];
+        deal->rows[place] = (int32_t)((at / d->s * d->B + b) * d->s + at % d->s);
     }
 }
 
-/* In the order of seen_keys of the receivers. */
-static void sent_tokens(const nd_cp_deal *deal, int64_t rows, int32_t *sent)
+/* The keys of deal->rows that are there, in the order of the text. */
+static void number_keys(const nd_cp_deal *deal, int64_t b, int32_t *order, int32_t *back)
 {
-    const nd_dims *d = deal->d;
-    for (int to = 0; to < deal->size; to++) {
-        int32_t *next = sent + to * rows;
-        for (int64_t b = 0; b < d->B && to != deal->index; b++) {
-            const int32_t *places = deal->places + b * d->S + deal->index * d->s;
-            count_seen(deal, b, to);
-            for (int64_t i = 0; i < d->s; i++) {
-                if (is_counted(deal, places[i])) {
-                    *next++ = (int32_t)(b * d->s + i);
-                }
-            }
+    int32_t key = (int32_t)(b * deal->d->S);
+    deal->before[0] = 0;
+    for (int64_t place = 0; place < deal->d->S; place++) {
+        const int32_t row = deal->rows[place];
+        if (row >= 0) {
+            order[key] = row;
+            back[row] = key++;
         }
+        deal->before[place + 1] = key - (int32_t)(b * deal->d->S);
     }
 }
 
-/* Fewer than half of the keys are sent alone. */
-static int64_t gather_first_keys(const nd_cp_deal *deal, int32_t *out)
+/* Where they are few, the keys that another rank sees are sent alone. */
+static void gather_first_keys(const nd_cp_deal *deal, int32_t *out)
 {
     const nd_dims *d = deal->d;
-    const int64_t all = d->B * d->S, most = deal->may_select ? most_seen(deal) : d->T;
-    const int64_t rows = 2 * most < d->T ? nd_max(most, 1) : 0;
+    const int64_t all = d->B * d->S;
+    const bool few = deal->may_select && are_few(deal);
     int32_t *order = out + ND_CP_BOUNDS * d->T;
     memset(order, -1, (size_t)(3 * all) * sizeof *order);
-    if (rows > 0) {
-        seen_keys(deal, rows, order, order + all);
-        sent_tokens(deal, rows, order + 2 * all);
-    } else {
-        all_keys(deal, order, order + all);
+    for (int i = 0; few && i < deal->size; i++) {
+        deal->counts[i] = nd_comm_elements_before(deal->sent + 1, 0, i);
+        deal->counts[deal->size + i] = nd_comm_elements_before(deal->sent + 1 + deal->size, 0, i);
     }
     for (int64_t b = 0; b < d->B; b++) {
-        if (rows > 0) {
-            count_seen(deal, b, deal->index);
+        if (few) {
+            find_seen(deal, b, order + 2 * all);
         } else {
-            nd_cp_count_keys(deal, deal->places + b * d->S, d->S);
+            find_all(deal, b);
         }
+        number_keys(deal, b, order, order + all);
         nd_cp_bounds(deal, b, out);
     }
-    return rows;
+    for (int i = 0; few && i < 1 + 2 * deal->size; i++) { /* elements of rows */
+        deal->sent[i] *= 2 * d->K * d->D;
+    }
+    deal->sent[0] = few ? deal->sent[0] : -1;
 }
 
 /* Rows of k and v, or of their gradients. */
@@ -197,19 +212,47 @@ static nd_tensor ids_of(const int32_t *ids, int64_t count)
 /* out row i = row ids[i] of x, or zeros where that is -1. */
 static nd_status take_rows(nd_cp *cp, nd_tensor out, const int32_t *ids, nd_tensor x)
 {
+    if (out.shape[0] == 0) {
+        return ND_OK;
+    }
     ND_OP(cp->rank, ND_TRACE_ATTENTION, embedding_fwd, .out = out, .ids = ids_of(ids, out.shape[0]),
           .table = x);
     return ND_OK;
 }
 
-static nd_status exchange_rows(nd_cp *cp, nd_tensor send, void *recv, int64_t rows, nd_event *done)
+/* Whether the ranks exchange only keys that are seen. */
+static bool is_selected(const nd_cp *cp)
 {
+    return cp->sight.sent && cp->sight.sent[0] >= 0;
+}
+
+/* Keys that are seen, as they are sent and as they arrive. */
+typedef struct seen_keys {
+    const int64_t *to, *from; /* elements of each rank */
+    int64_t sent, arrive;     /* rows */
+} seen_keys;
+
+static seen_keys seen_keys_of(const nd_cp *cp)
+{
+    const int size = cp->rank->groups.by_kind[ND_GROUP_CP]->size;
+    const int64_t *to = cp->sight.sent + 1, columns = 2 * cp->dims.K * cp->dims.D;
+    return (seen_keys){to, to + size, nd_comm_elements_before(to, 0, size) / columns,
+                       nd_comm_elements_before(to + size, 0, size) / columns};
+}
+
+/* Rows of those keys, or of their gradients, which go back. */
+static nd_status exchange_rows(nd_cp *cp, bool back, nd_dtype dtype, const void *send, void *recv,
+                               nd_event *done)
+{
+    const seen_keys seen = seen_keys_of(cp);
     ND_RUN(cp->rank, ND_TRACE_COMMUNICATION,
            nd_comm_all_to_all(cp->rank->groups.by_kind[ND_GROUP_CP], &cp->rank->stream,
-                              &(nd_comm_args){.send = send.data,
+                              &(nd_comm_args){.send = send,
                                               .recv = recv,
-                                              .count = rows * send.shape[1],
-                                              .dtype = send.dtype},
+                                              .count = cp->sight.sent[0],
+                                              .dtype = dtype,
+                                              .sends = back ? seen.from : seen.to,
+                                              .receives = back ? seen.to : seen.from},
                               done));
     return ND_OK;
 }
@@ -218,14 +261,13 @@ static nd_status exchange_rows(nd_cp *cp, nd_tensor send, void *recv, int64_t ro
 static nd_status exchange_seen(nd_cp *cp, nd_tensor qkv)
 {
     const nd_dims *d = &cp->dims;
-    const int64_t rows = cp->sight.sent_rows, n = cp->rank->groups.by_kind[ND_GROUP_CP]->size;
-    const nd_tensor out = kv_rows(cp, cp->global_kv, d->act, n * rows);
-    nd_tensor own = kv_rows(cp, cp->visiting[0], d->act, n * rows + d->T);
-    ND_TRY(take_rows(cp, out, orders_of(d, cp->sight.first_keys).sent,
+    const seen_keys seen = seen_keys_of(cp);
+    const size_t row = (size_t)(2 * d->K * d->D) * nd_dtype_size(d->act);
+    ND_TRY(take_rows(cp, kv_rows(cp, cp->global_kv, d->act, seen.sent),
+                     orders_of(d, cp->sight.first_keys).sent,
                      nd_tensor_columns(qkv, d->H * d->D, 2 * d->K * d->D)));
-    ND_TRY(exchange_rows(cp, out, cp->visiting[0], rows, NULL));
-    own.data = (char *)own.data + (size_t)(n * rows * own.shape[1]) * nd_dtype_size(d->act);
-    return nd_cp_pack_kv(cp, qkv, own.data);
+    ND_TRY(exchange_rows(cp, false, d->act, cp->global_kv, cp->visiting[0], NULL));
+    return nd_cp_pack_kv(cp, qkv, (char *)cp->visiting[0] + (size_t)seen.arrive * row);
 }
 
 /* K and V of all ranks, or those that are seen, in the order of the text. */
@@ -236,7 +278,7 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     int64_t kv = 2 * d->K * d->D;
     *out = nd_cp_buffer_source(d, cp->global_kv, d->act, d->S);
     out->bounds = cp->sight.first_keys;
-    if (cp->sight.sent_rows > 0) {
+    if (is_selected(cp)) {
         ND_TRY(exchange_seen(cp, qkv));
     } else {
         ND_TRY(nd_cp_pack_kv(cp, qkv, cp->pack));
@@ -264,7 +306,7 @@ static nd_status return_gradients(nd_cp *cp)
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
-    const int64_t columns = 2 * d->K * d->D, rows = cp->sight.sent_rows;
+    const int64_t columns = 2 * d->K * d->D;
     const nd_tensor ranks = kv_rows(cp, cp->dkv_ranks, ND_DTYPE_F32, d->B * d->S);
     if (cp->sight.first_keys) {
         ND_TRY(take_rows(cp, ranks, orders_of(d, cp->sight.first_keys).back,
@@ -274,9 +316,10 @@ static nd_status return_gradients(nd_cp *cp)
             r, ND_TRACE_ATTENTION,
             reorder(cp, (char *)cp->dkv_ranks, (char *)cp->dkv_global, (size_t)columns * 4, false));
     }
-    if (rows > 0) { /* added to those of the rank's own, behind them */
-        cp->arrived = cp->dkv_ranks + comm->size * rows * columns;
-        return exchange_rows(cp, ranks, cp->dkv_global, rows, &cp->arriving.done);
+    if (is_selected(cp)) { /* added to those of the rank's own, behind them */
+        cp->arrived = cp->dkv_ranks + seen_keys_of(cp).arrive * columns;
+        return exchange_rows(cp, true, ND_DTYPE_F32, cp->dkv_ranks, cp->dkv_global,
+                             &cp->arriving.done);
     }
     cp->arrived = cp->dkv[0];
     ND_RUN(r, ND_TRACE_COMMUNICATION,
@@ -294,7 +337,7 @@ static nd_status return_gradients(nd_cp *cp)
 static nd_status gather_finish(nd_cp *cp)
 {
     const nd_dims *d = &cp->dims;
-    const int64_t rows = cp->sight.sent_rows * cp->rank->groups.by_kind[ND_GROUP_CP]->size;
+    const int64_t rows = is_selected(cp) ? seen_keys_of(cp).sent : 0;
     if (rows > 0) {
         ND_OP(cp->rank, ND_TRACE_ATTENTION, embedding_bwd,
               .dtable = kv_rows(cp, (float *)cp->arrived, ND_DTYPE_F32, d->T),

@@ -17,12 +17,15 @@ typedef struct nd_cp_backward {
 typedef struct nd_cp_deal {
     const nd_dims *d; /* of the rank's heads */
     int size, index;
-    int64_t window;            /* of some layers; 0: of none */
-    bool may_select;           /* not all keys need be sent */
-    const int32_t *first_keys; /* (B, S) */
-    int32_t *places, *at;      /* (B, S) */
-    int32_t *before;           /* (S + 1): how many of some keys have a place below each */
-    int64_t *counts;           /* (size): scratch */
+    int64_t window;                     /* of some layers; 0: of none */
+    bool may_select;                    /* not all keys need be sent */
+    const int32_t *first_keys, *places; /* (B, S) */
+    int64_t *sent;                      /* nd_cp_first_keys */
+    int32_t *at;                        /* (B, S) */
+    int32_t *before;                    /* (S + 1): how many of some keys have a place below each */
+    int32_t *rows;                      /* scratch: (S) */
+    int64_t *counts;                    /* scratch: (2, size) */
+    int32_t *sharers;                   /* scratch: (size) */
 } nd_cp_deal;
 
 /* How the keys and values of other ranks reach the queries of this one. */
@@ -33,9 +36,9 @@ typedef struct nd_cp_method {
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps; /* the exchange has `size` steps; else one */
-    /* How many numbers first_keys makes, which returns what nd_cp_first_keys does as sent_rows. */
+    /* How many numbers first_keys makes; deal->sent[0] is -1 before. */
     int64_t (*first_key_count)(const nd_dims *d, int size);
-    int64_t (*first_keys)(const nd_cp_deal *deal, int32_t *out);
+    void (*first_keys)(const nd_cp_deal *deal, int32_t *out);
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
     /* Begins cp->arriving, which brings cp->arrived. */
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);

@@ -50,7 +50,7 @@ static int64_t ring_first_key_count(const nd_dims *d, int size)
     return size * ND_CP_BOUNDS * d->T;
 }
 
-static int64_t ring_first_keys(const nd_cp_deal *deal, int32_t *out)
+static void ring_first_keys(const nd_cp_deal *deal, int32_t *out)
 {
     const nd_dims *d = deal->d;
     for (int step = 0; step < deal->size; step++, out += ND_CP_BOUNDS * d->T) {
@@ -60,7 +60,6 @@ static int64_t ring_first_keys(const nd_cp_deal *deal, int32_t *out)
             nd_cp_bounds(deal, b, out);
         }
     }
-    return 0;
 }
 
 static nd_kv_source visiting_kv(const nd_cp *cp, int step)

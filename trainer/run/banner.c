@@ -222,37 +222,38 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
 {
     enum { BLOCKS = 256 };
     const int64_t S = r->config->train.sequence_length;
-    const nd_deal_of deal = {S, r->mesh.size[ND_AXIS_CP],
-                             nd_mesh_group_size(&r->mesh, ND_GROUP_ULYSSES)};
+    const nd_deal_of deal = nd_deal_of_mesh(&r->shape, &r->mesh, S);
     const int64_t wanted = nd_min(BLOCKS, nd_dataset_samples(data));
-    int64_t most = 0, sum = 0;
+    nd_deal_pairs sum = {0};
     int32_t *memory = NULL;
+    char *scratch = NULL;
     nd_status status = ND_OK;
     char balance[96] = "";
     if (!nd_dataset_is_separate(data)) {
         return ND_OK;
     }
     ND_TRY_OUT(ND_ALLOC(4 * S, &memory));
+    ND_TRY_OUT(ND_ALLOC((int64_t)nd_deal_bytes(&deal), &scratch));
     for (int64_t i = 0; i < wanted; i++) {
         const int64_t block = nd_dataset_sample(data, r->config->data.shuffle_seed, i);
         int64_t filled;
-        nd_deal_pairs pairs;
         ND_TRY_OUT(nd_dataset_block(data, block, memory, memory + S));
         ND_TRY_OUT(nd_dataset_first_keys(data, block, memory, memory + 2 * S, &filled));
-        ND_TRY_OUT(nd_deal(&deal, memory + 2 * S, memory + 3 * S, &pairs));
-        most += pairs.most * (deal.cp / deal.ulysses);
-        sum += pairs.all;
+        const nd_deal_pairs pairs = nd_deal(&deal, memory + 2 * S, scratch, memory + 3 * S);
+        sum.all += pairs.all;
+        sum.most += pairs.most * (deal.cp / deal.ulysses);
+        sum.joined += pairs.joined;
     }
     if (deal.cp > 1) {
         snprintf(balance, sizeof balance,
                  "; the rank of cp with the most pairs has %.3f times the mean of the ranks",
-                 (double)most / (double)sum);
+                 (double)sum.most / (double)sum.all);
     }
     nd_log_info("training data: queries see %.1f %% of the keys that they would see in joined "
                 "documents%s (%lld blocks)",
-                200.0 * (double)sum / ((double)wanted * (double)S * (double)(S + 1)), balance,
-                (long long)wanted);
+                100.0 * (double)sum.all / (double)sum.joined, balance, (long long)wanted);
 out:
+    free(scratch);
     free(memory);
     return status;
 }

@@ -272,16 +272,10 @@ static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_
         .slowest_rank = result->work.slowest_rank,
         .peak_memory_bytes = peak_memory(s),
         .skipped = result->skipped,
+        .visible_pairs = batch->sight.pairs,
+        .balance = batch->sight.balance,
+        .padding = batch->sight.padding,
     };
-    if (batch->sight.pairs > 0) {
-        const nd_config *config = s->rank->config;
-        record.visible_pairs = batch->sight.pairs;
-        record.balance = (double)batch->sight.most / (double)batch->sight.pairs;
-        record.padding =
-            (double)batch->sight.padding /
-            (double)(config->train.micro_batch_size * config->train.gradient_accumulation_steps *
-                     config->train.sequence_length);
-    }
     for (int i = 0; i < s->source_count; i++) {
         const double tokens = result->source_sums[s->source_count + i];
         s->sources[i].tokens = (int64_t)tokens;

@@ -266,7 +266,8 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
                              &(nd_host_batch){.inputs = batch.inputs,
                                               .labels = batch.labels,
                                               .positions = batch.positions,
-                                              .first_keys = batch.first_keys}));
+                                              .first_keys = batch.first_keys,
+                                              .places = batch.places}));
         ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
         ND_TRY(nd_model_give_back(m, set));
     }

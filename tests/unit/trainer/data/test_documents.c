@@ -299,29 +299,57 @@ Test(documents, a_blend_has_those_of_its_parts)
     nd_dataset_close(blend);
 }
 
+/* What is counted of a step. */
+typedef struct seen {
+    int64_t pairs, most, padding, inputs;
+} seen;
+
+/* Pairs of a query and a key in all layers, one by one. */
+static void count_pairs(const nd_loader_options *o, const int32_t *first_keys,
+                        const int32_t *places, seen *count)
+{
+    const nd_deal_windows *w = &o->windows;
+    int64_t most = 0;
+    for (int r = 0; r < o->cp_size; r++) {
+        int64_t own = 0;
+        for (int64_t i = r * S / o->cp_size; i < (r + 1) * S / o->cp_size; i++) {
+            for (int64_t key = 0; key <= places[i]; key++) {
+                const bool of_document = key >= first_keys[places[i]];
+                const bool near = places[i] - key < w->window;
+                own +=
+                    of_document * (w->layers - w->windowed) + (of_document && near) * w->windowed;
+            }
+        }
+        most = own > most ? own : most;
+        count->pairs += own;
+    }
+    count->most += most * o->cp_size;
+}
+
 /* What one rank of cp has of a row: the tokens that it is dealt. Returns its number of inputs that
  * fill blocks. */
 static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
-                         const nd_step_batch *batch, int64_t row, nd_step_sight *sight)
+                         const nd_step_batch *batch, int64_t row, seen *count)
 {
-    const nd_deal_of of = {S, o->cp_size, 1};
+    const nd_deal_of of = {S, o->cp_size, 1, o->windows};
     const int64_t local = S / o->cp_size, at = row % 4 * local;
     int32_t inputs[S], labels[S], first_keys[S], places[S], own[S];
-    nd_deal_pairs pairs;
-    int64_t filled;
+    int64_t filled, scratch[4 * S];
     assert_ok(nd_dataset_block(data, row, inputs, labels));
     assert_ok(nd_dataset_first_keys(data, row, inputs, first_keys, &filled));
-    assert_ok(nd_deal(&of, first_keys, places, &pairs));
+    cr_assert_leq(nd_deal_bytes(&of), sizeof scratch);
+    nd_deal(&of, first_keys, scratch, places);
     nd_deal_local(&of, places, o->cp_index, own);
     cr_assert_eq(memcmp(batch->first_keys + row % 4 * S, first_keys, sizeof first_keys), 0);
+    cr_assert_eq(memcmp(batch->places + row % 4 * S, places, sizeof places), 0);
     for (int64_t i = 0; i < local; i++) {
         cr_assert_eq(batch->inputs[at + i], inputs[own[i]]);
         cr_assert_eq(batch->labels[at + i], labels[own[i]]);
         cr_assert_eq(batch->positions[at + i], o->running ? own[i] : own[i] - first_keys[own[i]]);
     }
-    sight->pairs += pairs.all;
-    sight->most += pairs.most * o->cp_size;
-    sight->padding += S - filled;
+    count_pairs(o, first_keys, places, count);
+    count->padding += S - filled;
+    count->inputs += S;
     return S - filled;
 }
 
@@ -330,7 +358,7 @@ static void check_loader(const text_of *text, const nd_loader_options *o)
     nd_dataset *data = as_rows(text, false);
     nd_loader *loader;
     nd_step_batch batch;
-    nd_step_sight sight;
+    seen count = {0};
     int64_t padding = 0;
     assert_ok(nd_dataset_set_documents(data, &separate));
     assert_ok(nd_loader_open(data, o, &loader));
@@ -338,10 +366,14 @@ static void check_loader(const text_of *text, const nd_loader_options *o)
     for (int64_t row = 0; row < 4 * steps; row++) {
         if (row % 4 == 0) {
             assert_ok(nd_loader_next(loader, &batch));
-            sight = (nd_step_sight){0};
+            count = (seen){0};
         }
-        padding += row < blocks ? check_row(data, o, &batch, row, &sight) : 0;
-        cr_assert(row % 4 < 3 || memcmp(&sight, &batch.sight, sizeof sight) == 0);
+        padding += row < blocks ? check_row(data, o, &batch, row, &count) : 0;
+        if (row % 4 == 3) {
+            cr_assert_eq(batch.sight.pairs, count.pairs / o->windows.layers);
+            cr_assert_eq(batch.sight.balance, (double)count.most / (double)count.pairs);
+            cr_assert_eq(batch.sight.padding, (double)count.padding / (double)count.inputs);
+        }
     }
     cr_assert_gt(padding, 0, "no block is short");
     nd_loader_close(loader);
@@ -359,6 +391,7 @@ Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
                                                  .dp_size = 1,
                                                  .cp_size = i % 3 > 0 ? 2 : 1,
                                                  .cp_index = i % 3 == 2,
+                                                 .windows = {3 * (i / 3), i / 3, 2},
                                                  .validation = true,
                                                  .separate = true,
                                                  .running = i / 3});

@@ -13,15 +13,28 @@ enum { SEQUENCE_MAX = 32 * 16 * 128 };
 
 static int32_t first_keys[SEQUENCE_MAX], places[SEQUENCE_MAX], local[SEQUENCE_MAX];
 
+/* Keys that a query sees, layer by layer. */
+static int64_t count_pairs(const nd_deal_windows *w, int64_t place, int64_t first)
+{
+    int64_t pairs = 0;
+    for (int64_t l = 0; l < nd_max(w->layers, 1); l++) {
+        const int64_t begin = l < w->windowed ? nd_max(first, place - w->window + 1) : first;
+        pairs += place - begin + 1;
+    }
+    return pairs;
+}
+
 /* Pairs of the rank with the most over the mean, counted anew; each place is dealt once. */
 static double check_deal(const nd_deal_of *of, const int32_t *keys)
 {
+    const nd_deal_windows windows = keys ? of->windows : (nd_deal_windows){0};
     static bool seen[SEQUENCE_MAX];
     const int ranks = of->cp / of->ulysses;
     const int64_t own = of->sequence / ranks;
-    int64_t most = 0, all = 0;
-    nd_deal_pairs pairs;
-    cr_assert_eq(nd_deal(of, keys, places, &pairs), ND_OK);
+    int64_t most = 0, all = 0, joined = 0;
+    static int64_t scratch[3 * SEQUENCE_MAX];
+    cr_assert_leq(nd_deal_bytes(of), sizeof scratch);
+    const nd_deal_pairs pairs = nd_deal(of, keys, scratch, places);
     memset(seen, 0, sizeof seen);
     for (int r = 0; r < ranks; r++) {
         int64_t load = 0;
@@ -30,12 +43,13 @@ static double check_deal(const nd_deal_of *of, const int32_t *keys)
             cr_assert(place >= 0 && place < of->sequence && !seen[place]);
             cr_assert(i == r * own || places[i - 1] < place, "rank %d: places do not ascend", r);
             seen[place] = true;
-            load += place - (keys ? keys[place] : 0) + 1;
+            load += count_pairs(&windows, place, keys ? keys[place] : 0);
+            joined += count_pairs(&windows, place, 0);
         }
         most = nd_max(most, load);
         all += load;
     }
-    cr_assert(pairs.most == most && pairs.all == all);
+    cr_assert(pairs.most == most && pairs.all == all && pairs.joined == joined);
     return (double)most * ranks / (double)all;
 }
 
@@ -54,6 +68,14 @@ static void draw_documents(nd_draw *d, int64_t sequence, double median, double s
     }
 }
 
+/* All layers, or some, have a window, which is shorter than long documents; or none has. */
+static nd_deal_windows draw_windows(nd_draw *d)
+{
+    const int64_t layers = draw_range(d, 1, 6), kind = draw_range(d, 0, 2);
+    const int64_t windowed = kind == 0 ? 0 : kind == 1 ? layers : draw_range(d, 0, layers);
+    return (nd_deal_windows){windowed > 0 ? draw_range(d, 1, 300) : 0, windowed, layers};
+}
+
 /* Of at least four tiles of 128 tokens for each rank. */
 Test(deal, a_thousand_packings_are_within_the_balance)
 {
@@ -63,7 +85,7 @@ Test(deal, a_thousand_packings_are_within_the_balance)
         static const int sizes[] = {2, 3, 4, 6, 8, 16, 32};
         static const int primes[] = {257, 509, 1021}; /* which no shorter tile divides */
         const int64_t half = n % 2 ? primes[n / 14 % 3] : 64 * draw_range(&d, 4, 16);
-        const nd_deal_of of = {2 * sizes[n % 7] * half, sizes[n % 7], 1};
+        const nd_deal_of of = {2 * sizes[n % 7] * half, sizes[n % 7], 1, draw_windows(&d)};
         const double median = exp((double)draw_range(&d, 200, 900) / 100);
         const double spread = (double)draw_range(&d, 20, 200) / 100;
         draw_documents(&d, of.sequence, median, spread);
@@ -82,7 +104,7 @@ Test(deal, every_place_of_short_rows_is_dealt_once)
     nd_draw d = {.seed = 7};
     for (int n = 0; n < 500; n++) {
         const int ulysses = (int)draw_range(&d, 1, 3), cp = ulysses * (int)draw_range(&d, 1, 5);
-        const nd_deal_of of = {2 * cp * draw_range(&d, 1, 40), cp, ulysses};
+        const nd_deal_of of = {2 * cp * draw_range(&d, 1, 40), cp, ulysses, draw_windows(&d)};
         draw_documents(&d, of.sequence, (double)draw_range(&d, 1, 40), 1);
         check_deal(&of, first_keys);
         for (int r = 0; r < cp; r++) { /* members have their group's places, each once */
@@ -108,8 +130,9 @@ Test(deal, one_document_is_dealt_as_zig_zag)
     for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++) {
         for (int64_t chunk = 1; chunk < 300; chunk += 37) {
             const int cp = meshes[m][0];
-            const nd_deal_of of = {2 * cp * chunk, cp, meshes[m][1]};
             for (int joined = 0; joined < 2; joined++) {
+                nd_deal_of of = {2 * cp * chunk, cp, meshes[m][1], {0}};
+                of.windows = joined ? (nd_deal_windows){chunk, 1, 1} : of.windows;
                 cr_expect_leq(check_deal(&of, joined ? NULL : first_keys), 1.0);
                 for (int r = 0; r < cp; r++) {
                     nd_deal_local(&of, places, r, local);
@@ -123,4 +146,16 @@ Test(deal, one_document_is_dealt_as_zig_zag)
             }
         }
     }
+}
+
+Test(deal, a_model_s_windows_count_where_they_are_shorter_than_the_row)
+{
+    const nd_mesh mesh = {{1, 1, 1, 8, 2}, 4};
+    nd_shape shape = {.layers = 6, .window = 100};
+    nd_layer_set_add(&shape.full, 5);
+    nd_deal_of of = nd_deal_of_mesh(&shape, &mesh, 512);
+    cr_expect(of.sequence == 512 && of.cp == 8 && of.ulysses == 4);
+    cr_expect(of.windows.window == 100 && of.windows.windowed == 5 && of.windows.layers == 6);
+    of = nd_deal_of_mesh(&shape, &mesh, 96);
+    cr_expect(of.windows.windowed == 0 && of.windows.layers == 6);
 }

@@ -134,7 +134,7 @@ enum { SAMPLES = 2, SEQUENCE = 48, COLUMNS_MAX = 12 * 16 };
 typedef struct whole {
     float o[SAMPLES * SEQUENCE][COLUMNS_MAX];    /* (B S, H D) */
     float dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX]; /* (B S, QKV) */
-    _Atomic int64_t sent_rows;                   /* nd_cp_first_keys */
+    _Atomic int64_t sent;                        /* nd_cp_first_keys, of all ranks; -1: all */
 } whole;
 
 typedef struct attention_case {
@@ -151,21 +151,21 @@ typedef struct attention_job {
     whole *out;
 } attention_job;
 
-/* (T): rows of the global tensors that are those of this rank. */
+/* places (B S); rows (T): those of the global tensors that are this rank's. */
 static void deal_rows(const nd_rank *rank, const nd_dims *d, const int32_t *first_keys,
-                      int32_t *rows)
+                      int32_t *places, int32_t *rows)
 {
-    const nd_deal_of of = {d->S, rank->mesh.size[ND_AXIS_CP],
-                           nd_mesh_group_size(&rank->mesh, ND_GROUP_ULYSSES)};
-    int32_t places[SEQUENCE];
+    const nd_deal_of of = nd_deal_of_mesh(&rank->shape, &rank->mesh, d->S);
+    void *scratch = malloc(nd_deal_bytes(&of));
     for (int64_t b = 0; b < d->B; b++) {
         const int32_t *keys = first_keys ? first_keys + b * d->S : NULL;
-        cr_assert_eq(nd_deal(&of, keys, places, NULL), ND_OK);
-        nd_deal_local(&of, places, rank->coord.at[ND_AXIS_CP], rows + b * d->s);
+        nd_deal(&of, keys, scratch, places + b * d->S);
+        nd_deal_local(&of, places + b * d->S, rank->coord.at[ND_AXIS_CP], rows + b * d->s);
         for (int64_t i = 0; i < d->s; i++) {
             rows[b * d->s + i] += (int32_t)(b * d->S);
         }
     }
+    free(scratch);
 }
 
 /* mesh_value is exact in BF16. */
@@ -198,12 +198,18 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     const nd_dims *d = &cp->tokens;
     const int32_t *of_sequence = job->c->first_keys;
     int32_t *keys = malloc((size_t)nd_cp_first_key_count(rank, d) * sizeof *keys);
-    nd_sight sight = {job->c->window, of_sequence ? keys : NULL, 0};
-    int32_t rows[SAMPLES * SEQUENCE];
-    deal_rows(rank, d, of_sequence, rows);
-    nd_status status =
-        of_sequence ? nd_cp_first_keys(rank, d, of_sequence, keys, &sight.sent_rows) : ND_OK;
-    job->out->sent_rows = sight.sent_rows; /* of any rank, the same */
+    int64_t sent[1 + 2 * SIZE_MAX_] = {-1};
+    const nd_sight sight = {job->c->window, of_sequence ? keys : NULL, sent};
+    int32_t rows[SAMPLES * SEQUENCE], places[SAMPLES * SEQUENCE];
+    nd_status status = ND_OK;
+    deal_rows(rank, d, of_sequence, places, rows);
+    if (of_sequence) {
+        void *scratch = malloc(nd_cp_first_keys_bytes(rank, d));
+        cr_assert_leq(nd_cp_sent_count(rank), sizeof sent / sizeof *sent);
+        nd_cp_first_keys(rank, d, &(nd_dealt){of_sequence, places}, scratch, keys, sent);
+        free(scratch);
+    }
+    job->out->sent = sent[0]; /* of any rank, the same */
     nd_tensor qkv = rows_of(rows, d, 1, d->QKV), dqkv = rows_of(rows, d, 3, d->QKV);
     nd_tensor o = rows_of(rows, d, 4, d->H * d->D), dout = rows_of(rows, d, 2, d->H * d->D);
     float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
@@ -445,7 +451,7 @@ Test(cp, documents_are_attended_to_as_by_a_dense_mask)
             attend_densely(&c, (int)shape.head_dim, head, &all);
         }
         attend_on(c, &many);
-        selected += many.sent_rows > 0;
+        selected += many.sent >= 0;
         for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
             for (int i = 0; i < COLUMNS_MAX; i++) {
                 const double o = fabs((double)many.o[row][i] - all.o[row][i]);
