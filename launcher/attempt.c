@@ -135,9 +135,11 @@ nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attemp
     int count = options->local_workers;
     *attempt = (nd_attempt){
         .options = *options, .patient = true, .standard_output = {.fd = STDOUT_FILENO}};
+    attempt->options.local_workers = 0; /* until there is something to know about them */
     ND_TRY(nd_progress_create(count, &attempt->progress));
     ND_TRY(nd_failure_page_create(count, &attempt->failures));
     ND_TRY(ND_ALLOC(count, &attempt->children));
+    attempt->options.local_workers = count;
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->kill_timer)));
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->ready_timer)));
     attempt->handles = 2;

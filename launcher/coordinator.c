@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Node 0 of several: gives each start its nodes, watches them while workers run, and gathers them
- * again before a restart. The store's hooks only record what arrived; the pulse acts on it, outside
- * of the store's calls.
+ * Node 0: gathers the nodes before each start, gives it its nodes, and watches them while workers
+ * run. The store's hooks only record what arrived; the pulse acts on it, outside of the store's
+ * calls. It is regular where there are other nodes; what this node does wakes it, too.
  */
 #include "launcher/coordinator.h"
 
@@ -15,6 +15,8 @@
 
 enum { PULSE_MS = 20 };
 
+static void wake(nd_coordinator *c);
+
 static const int64_t stop_ns = 20000000000; /* for a node to end its workers after a stop */
 static const int64_t leave_ns = 3000000000; /* for nodes to leave after the release */
 
@@ -24,6 +26,7 @@ nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator 
     ND_TRY(ND_ALLOC(1, &c));
     c->options = *options;
     c->culprit.node = -1;
+    c->epoch = -1;
     nd_status status =
         nd_roster_init((int)options->config->launch.nnodes,
                        (int)options->config->launch.spare_nodes, options->host_name, &c->roster);
@@ -61,8 +64,8 @@ static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *n
     nd_wire_buffer_fini(&out);
 }
 
-/* Called at the first start of a job with spare nodes. */
-static nd_status report_spares(nd_coordinator *c)
+/* At the first start of a job with spare nodes. */
+static nd_status report_spares(const nd_coordinator *c)
 {
     char spares[256];
     ND_TRY(nd_roster_text(&c->roster, false, spares, sizeof spares));
@@ -91,6 +94,7 @@ static nd_status begin_start(nd_coordinator *c)
 {
     if (c->roster.count > c->roster.places) {
         ND_TRY(nd_roster_text(&c->roster, true, c->working, sizeof c->working));
+        ND_TRY(c->epoch < 0 ? report_spares(c) : ND_OK);
         report_replaced(c);
     }
     c->state = ND_NODES_RUNNING;
@@ -119,33 +123,23 @@ static void send_plans(nd_coordinator *c)
     }
 }
 
-nd_status nd_coordinator_gather(nd_coordinator *c, nd_server *server)
-{
-    c->server = server;
-    ND_TRY(nd_gather_wait(c));
-    nd_roster_assign(&c->roster);
-    ND_TRY(begin_start(c));
-    send_plans(c);
-    return c->working[0] ? report_spares(c) : ND_OK;
-}
-
 /* While workers run. */
 
-/* Closes a node's connection: its launcher must be started again. */
-static void part_with(nd_coordinator *c, int index, const char *why)
+/* Closes the connection of a node, if it has one: its launcher must be started again. */
+static void part_with(nd_coordinator *c, int index, nd_status status, const char *why)
 {
     nd_node *n = &c->roster.nodes[index];
     nd_peer *peer = n->peer;
     n->peer = NULL;
     n->joined = n->waits = false;
     if (peer) {
-        nd_server_refuse(c->server, peer, ND_ERR_IO, why);
+        nd_server_refuse(c->server, peer, status, why);
     }
 }
 
 static void lose_node(nd_coordinator *c, int index, const char *why)
 {
-    part_with(c, index, why);
+    part_with(c, index, ND_ERR_IO, why);
     nd_node_lose(&c->roster.nodes[index], index, why);
 }
 
@@ -161,7 +155,7 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     n->heard_ns = nd_clock_ns();
     if (c->state == ND_NODES_RUNNING && n->place >= 0) {
         lose_node(c, index, "its connection to node 0 was closed");
-    } else if ((c->state == ND_NODES_RUNNING || c->state == ND_NODES_BETWEEN) && n->place < 0) {
+    } else if (c->epoch >= 0 && c->state != ND_NODES_RELEASED && n->place < 0) {
         nd_log_warning("ndlaunch: spare node %d (host %s) was lost", index, n->host);
     }
 }
@@ -252,6 +246,7 @@ void nd_coordinator_release(nd_coordinator *c, int code)
     if (c->state == ND_NODES_RELEASED) {
         return;
     }
+    wake(c);
     c->state = ND_NODES_RELEASED;
     c->release_ns = nd_clock_ns();
     c->code = code;
@@ -289,17 +284,32 @@ void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_fo
         c->next_epoch = epoch;
         c->gather_ns = c->noticed_ns = nd_clock_ns();
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
+        wake(c);
         if (nd_roster_joined(&c->roster) < c->roster.places && !c->fewer) {
             (void)nd_gather_report_missing(c, 0, false);
         }
     }
 }
 
-static void start_again(nd_coordinator *c)
+/* Nodes are missing, or were refused: the thread's error says why. A node whose own check failed
+ * has said so. */
+static void give_up(nd_coordinator *c, int code)
+{
+    char why[ND_ERROR_MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", nd_error_last()->message);
+    if (!c->options.cannot_start) {
+        nd_log_error("ndlaunch: %s", why);
+    }
+    for (int i = 1; i < c->roster.count && c->epoch < 0; i++) {
+        part_with(c, i, (nd_status)code, why);
+    }
+    nd_coordinator_release(c, code);
+}
+
+static void start_workers(nd_coordinator *c)
 {
     if (begin_start(c) != ND_OK) {
-        nd_log_error("ndlaunch: %s", nd_error_last()->message);
-        nd_coordinator_release(c, c->end.code);
+        give_up(c, c->epoch < 0 ? (int)nd_error_last()->status : c->end.code);
         return;
     }
     c->epoch = c->next_epoch;
@@ -333,23 +343,35 @@ static void fit_places(nd_coordinator *c)
 }
 
 /* Workers run nowhere: starts them once each place has a node, or gives up. */
-static void gather_again(nd_coordinator *c, int64_t now)
+static void gather(nd_coordinator *c, int64_t now)
 {
+    const bool first = c->epoch < 0;
     double limit = nd_nodes_limit(c->options.config);
     double waited = (double)(now - c->gather_ns) * 1e-9;
-    if (c->restarts && !c->asked &&
-        (c->fewer || (waited > limit && nd_roster_joined(&c->roster) < c->roster.places))) {
-        fit_places(c);
-    }
     if (c->asked) {
         nd_coordinator_release(c, ND_ERR_PREEMPTED);
-    } else if (c->restarts && nd_roster_assign(&c->roster)) {
-        start_again(c);
-    } else if (c->restarts && waited > limit) {
-        (void)nd_gather_report_missing(c, limit, true);
-        nd_log_error("ndlaunch: %s", nd_error_last()->message);
-        nd_coordinator_release(c, c->end.code);
-    } else if (c->restarts && now - c->noticed_ns > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
+        return;
+    }
+    if (!c->restarts) {
+        return;
+    }
+    if (first && nd_gather_is_refused(c, waited)) {
+        give_up(c, (int)c->refused);
+        return;
+    }
+    bool late = waited > limit && nd_roster_joined(&c->roster) < c->roster.places;
+    if (!first && (c->fewer || late)) {
+        fit_places(c);
+    }
+    if (first && !nd_gather_is_complete(c, now) && c->enough_ns) {
+        return; /* spare nodes may come */
+    }
+    if (nd_roster_assign(&c->roster)) {
+        start_workers(c);
+    } else if (late) {
+        nd_status status = nd_gather_report_missing(c, limit, true);
+        give_up(c, first ? (int)status : c->end.code);
+    } else if (now - c->noticed_ns > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
         c->noticed_ns = now;
         (void)nd_gather_report_missing(c, waited, false);
     }
@@ -371,7 +393,7 @@ static void watch_nodes(nd_coordinator *c, int64_t now)
             lose_node(c, i, silent);
         } else if (quiet && c->state != ND_NODES_RELEASED) {
             nd_log_warning("ndlaunch: node %d (host %s) gave no sign of life for 15 s", i, n->host);
-            part_with(c, i, silent);
+            part_with(c, i, ND_ERR_IO, silent);
         } else if (works && !n->ended && !n->lost && c->stop_sent && now - c->stop_ns > stop_ns) {
             lose_node(c, i, "it did not end its workers within 20 s");
         }
@@ -401,14 +423,16 @@ static void on_pulse(uv_timer_t *timer)
 {
     nd_coordinator *c = timer->data;
     int64_t now = nd_clock_ns();
-    watch_nodes(c, now);
+    if (c->epoch >= 0) {
+        watch_nodes(c, now);
+    }
     if (c->state == ND_NODES_RUNNING) {
         pass_on_failure(c, now);
         if (nd_roster_all_over(&c->roster)) {
             conclude(c);
         }
     } else if (c->state == ND_NODES_BETWEEN) {
-        gather_again(c, now);
+        gather(c, now);
     }
     if (c->state == ND_NODES_RELEASED &&
         (nd_server_members(c->server, ND_WIRE_NODE) == 0 || now - c->release_ns > leave_ns)) {
@@ -416,16 +440,26 @@ static void on_pulse(uv_timer_t *timer)
     }
 }
 
-nd_status nd_coordinator_watch(nd_coordinator *c)
+static void wake(nd_coordinator *c)
 {
+    uv_timer_start(&c->pulse, on_pulse, 0, c->roster.count > 1 ? PULSE_MS : 0);
+}
+
+nd_status nd_coordinator_watch(nd_coordinator *c, nd_server *server)
+{
+    c->server = server;
+    c->restarts = true;
+    c->gather_ns = c->noticed_ns = nd_clock_ns();
     ND_TRY(ND_UV(uv_timer_init(c->options.loop, &c->pulse)));
     c->pulse.data = c;
-    return ND_UV(uv_timer_start(&c->pulse, on_pulse, PULSE_MS, PULSE_MS));
+    wake(c);
+    return ND_OK;
 }
 
 void nd_coordinator_failed(nd_coordinator *c, int code)
 {
     nd_node_fail(&c->roster.nodes[0], code);
+    wake(c);
 }
 
 void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char *screen)
@@ -434,4 +468,5 @@ void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char
     c->asked |= end->asked;
     c->left_behind |= end->left_behind;
     c->own = *end;
+    wake(c);
 }

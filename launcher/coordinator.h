@@ -12,28 +12,29 @@
 enum { ND_NODES_NOTICE_MS = 10000 }; /* between lines about missing nodes */
 
 typedef enum nd_coordinator_state {
-    ND_NODES_GATHERING = 0, /* before the first start */
-    ND_NODES_RUNNING,       /* workers run on some node */
-    ND_NODES_BETWEEN,       /* all have ended; there may be a further start */
+    ND_NODES_BETWEEN =
+        0,            /* before the first start, or all have ended; there may be a further one */
+    ND_NODES_RUNNING, /* workers run on some node */
     ND_NODES_RELEASED,
 } nd_coordinator_state;
 
 struct nd_coordinator {
     nd_nodes_options options;
-    nd_server *server; /* NULL until all are to be gathered */
+    nd_server *server;
     uv_timer_t pulse;
     nd_roster roster;
     nd_status refused;
     int refused_count; /* nodes that were refused when they joined */
     char refusal[ND_ERROR_MESSAGE_MAX];
     nd_coordinator_state state;
-    int64_t epoch, next_epoch;
-    bool asked;       /* a signal to a launcher asked the job to end */
-    bool left_behind; /* a killed worker of this start did not end */
+    int64_t epoch, next_epoch; /* epoch: -1 before the first start */
+    bool asked;                /* a signal to a launcher asked the job to end */
+    bool left_behind;          /* a killed worker of this start did not end */
     bool stop_sent;
     bool restarts; /* ND_NODES_BETWEEN: the nodes are gathered for start next_epoch */
     bool fewer;    /* and it does not wait for nodes that are not here */
     int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
+    int64_t enough_ns; /* before the first start: when each place had a node; 0: not yet */
     char run_folder[ND_RUN_FOLDER_MAX];
     nd_nodes_end own, end;      /* of this node, of all: how the last start ended */
     nd_restart_culprit culprit; /* of the start before it */
@@ -50,8 +51,11 @@ nd_status nd_gather_join(nd_coordinator *coordinator, nd_peer *peer, int index,
 nd_status nd_gather_failed_check(nd_coordinator *coordinator, const nd_peer *peer, int index,
                                  int code);
 /* Before the first start: all nodes are here, or each place has a node and the spare nodes had
- * their time. When it fails, those that are here have been refused. */
-nd_status nd_gather_wait(nd_coordinator *coordinator);
+ * their time. */
+bool nd_gather_is_complete(nd_coordinator *coordinator, int64_t now);
+/* Before the first start, after so many seconds: a node was refused, or this one cannot start. The
+ * reason is the thread's error then. */
+bool nd_gather_is_refused(const nd_coordinator *coordinator, double waited);
 /* A warning, or at the deadline the error. */
 nd_status nd_gather_report_missing(nd_coordinator *coordinator, double seconds, bool last);
 /*

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Nodes join node 0: their settings are compared, and one that differs is refused. Before the first
- * start node 0 waits for them. */
+/* Nodes join node 0: their settings are compared, and one that differs is refused. */
 #include "launcher/coordinator.h"
 
 #include <stdlib.h>
@@ -9,7 +8,6 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
 
-static const int64_t second_ns = 1000000000;
 static const int64_t spare_ns = 10000000000; /* for spare nodes, once the others are here */
 static const double refusing_seconds = 10;   /* for members to join, so that they can be refused */
 
@@ -26,15 +24,15 @@ nd_status nd_gather_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cu
     size_t bytes;
     uint32_t workers = nd_wire_get_u32(cursor);
     const uint8_t *blob = nd_wire_get_blob(cursor, &bytes);
-    bool first = c->state == ND_NODES_GATHERING;
+    bool first = c->epoch < 0 && c->state != ND_NODES_RELEASED;
     bool again =
         c->options.config->launch.max_restarts > 0 && c->state != ND_NODES_RELEASED && !n->peer;
-    if (!nd_wire_finished(cursor) || !(first || again)) {
-        return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
-    }
     if (c->refused != ND_OK) {
         c->refused_count++;
         return nd_fail(c->refused, "%s", c->refusal);
+    }
+    if (!nd_wire_finished(cursor) || !(first || again)) {
+        return nd_fail(ND_ERR_IO, "node %d joined with a damaged message, or late", index);
     }
     char ours[ND_WIRE_TEXT_MAX + 32], theirs[ND_WIRE_TEXT_MAX + 32];
     snprintf(ours, sizeof ours, "node 0 (%s)", c->options.host_name);
@@ -72,20 +70,7 @@ nd_status nd_gather_failed_check(nd_coordinator *c, const nd_peer *peer, int ind
                                "node %d (%s) failed its start-up check; see its own output for the "
                                "reason",
                                index, nd_peer_host(peer));
-    return c->state == ND_NODES_GATHERING ? refuse(c, status) : status;
-}
-
-static void refuse_all(nd_coordinator *c, nd_status status, const char *why)
-{
-    for (int i = 1; i < c->roster.count; i++) {
-        if (c->roster.nodes[i].peer) {
-            nd_server_refuse(c->server, c->roster.nodes[i].peer, status, why);
-        }
-    }
-    int64_t deadline = nd_clock_ns() + second_ns; /* for the refusals to leave */
-    while (nd_server_members(c->server, ND_WIRE_NODE) > 0 && nd_clock_ns() < deadline) {
-        uv_run(c->options.loop, UV_RUN_ONCE);
-    }
+    return c->epoch < 0 ? refuse(c, status) : status;
 }
 
 nd_status nd_gather_report_missing(nd_coordinator *c, double seconds, bool last)
@@ -115,52 +100,22 @@ int nd_gather_fitting(const nd_coordinator *c, int usable)
     return 0;
 }
 
-/* All nodes are here, or enough of them for some time, *since. */
-static bool is_gathered(nd_coordinator *c, int64_t *since)
+bool nd_gather_is_complete(nd_coordinator *c, int64_t now)
 {
     int joined = nd_roster_joined(&c->roster);
-    int64_t now = nd_clock_ns();
-    *since = joined < c->roster.places ? 0 : *since ? *since : now;
-    return joined == c->roster.count || (*since && now - *since > spare_ns);
+    c->enough_ns = joined < c->roster.places ? 0 : c->enough_ns ? c->enough_ns : now;
+    return joined == c->roster.count || (c->enough_ns && now - c->enough_ns > spare_ns);
 }
 
-static nd_status wait_for_nodes(nd_coordinator *c)
+bool nd_gather_is_refused(const nd_coordinator *c, double waited)
 {
-    double limit = nd_nodes_limit(c->options.config);
-    int64_t begin = nd_clock_ns(), noticed = begin, enough = 0;
-    while (!is_gathered(c, &enough)) {
-        uv_run(c->options.loop, UV_RUN_ONCE); /* the store ticks ten times a second */
-        int64_t now = nd_clock_ns();
-        double waited = (double)(now - begin) * 1e-9;
-        /* A coordinator that cannot start stays for a while to refuse the members, which would
-         * otherwise wait for it until their deadline. */
-        bool leaves = !c->options.cannot_start || c->refused_count >= c->roster.count - 1 ||
-                      waited > refusing_seconds;
-        if (c->refused != ND_OK && leaves) {
-            return nd_fail(c->refused, "%s", c->refusal);
-        }
-        if (enough) {
-            continue;
-        }
-        if (waited > limit && nd_roster_joined(&c->roster) < c->roster.places) {
-            return nd_gather_report_missing(c, limit, true);
-        }
-        if (now - noticed > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
-            noticed = now;
-            ND_TRY(nd_gather_report_missing(c, waited, false));
-        }
+    /* A coordinator that cannot start stays for a while to refuse the members, which would
+     * otherwise wait for it until their deadline. */
+    bool leaves = !c->options.cannot_start || c->refused_count >= c->roster.count - 1 ||
+                  waited > refusing_seconds;
+    bool refused = c->refused != ND_OK && leaves;
+    if (refused) {
+        nd_fail(c->refused, "%s", c->refusal);
     }
-    return ND_OK;
-}
-
-nd_status nd_gather_wait(nd_coordinator *c)
-{
-    nd_status status = wait_for_nodes(c);
-    if (status != ND_OK) {
-        char why[ND_ERROR_MESSAGE_MAX];
-        snprintf(why, sizeof why, "%s", nd_error_last()->message);
-        refuse_all(c, status, why);
-        return nd_fail(status, "%s", why);
-    }
-    return ND_OK;
+    return refused;
 }

@@ -20,14 +20,14 @@ typedef struct nd_job {
     char host_name[128];
     int key_fd;                  /* for workers */
     nd_store_server *store;      /* NULL on nodes other than 0 */
-    nd_coordinator *coordinator; /* on node 0 of several, or NULL */
-    nd_member *member;           /* on another node of several, or NULL */
-    nd_member_place place;       /* name, store and first rank, on node 0 too */
-    nd_supervisor *supervisor;   /* of the workers of this node */
-    nd_config fewer;          /* of a start with fewer nodes; borrows the configuration's texts */
-    int fewer_fd;             /* the same for the workers; 0: there was none */
-    bool between;             /* a restart is due, but no worker runs yet */
-    uv_timer_t restart_timer; /* until the next start */
+    nd_coordinator *coordinator; /* on node 0, else NULL */
+    nd_member *member;           /* on another node, else NULL */
+    nd_job_place place;
+    nd_supervisor *supervisor; /* of the workers of this node */
+    nd_config fewer;           /* of a start with fewer nodes; borrows the configuration's texts */
+    int fewer_fd;              /* the same for the workers; 0: there was none */
+    bool between;              /* a restart is due, but no worker runs yet */
+    uv_timer_t restart_timer;  /* until the next start */
     uv_signal_t signals[sizeof forwarded / sizeof *forwarded];
     uv_timer_t leave_timer; /* for the other nodes to end after a signal */
     bool under_nohup;       /* HUP was ignored when we started, and stays ignored */
@@ -87,12 +87,13 @@ static int patience_ms(void *context, int code)
 static void on_workers_failed(void *context, int code)
 {
     nd_job *job = context;
-    if (job->coordinator) {
-        nd_coordinator_failed(job->coordinator, code);
-    } else if (job->member) {
+    if (job->member) {
         nd_member_failed(job->member, code);
+        stop_workers(job, ND_STOP_MS);
+    } else {
+        nd_coordinator_failed(job->coordinator, code);
+        stop_workers(job, patience_ms(job, code));
     }
-    stop_workers(job, job->member ? ND_STOP_MS : patience_ms(job, code));
 }
 
 /* What the workers of a start of this size are to do. */
@@ -114,42 +115,11 @@ static nd_status config_of(nd_job *job, int world_size, const nd_config **config
     return ND_OK;
 }
 
-/* Starts the workers of this node again; the store takes only these from here on. */
-static void start_again(void *context, const nd_nodes_start *start)
-{
-    nd_job *job = context;
-    nd_attempt_options *o = &job->supervisor->options;
-    char run_id[ND_WIRE_TEXT_MAX];
-    job->between = false;
-    if (job->store) {
-        nd_restart_run_id(job->place.job, start->epoch, run_id, sizeof run_id);
-        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch,
-                          start->world_size);
-    }
-    nd_status status = config_of(job, start->world_size, &o->config, &o->config_fd);
-    o->world_size = start->world_size;
-    nd_supervisor_again(job->supervisor, start, status);
-}
-
 static void on_restart_timer(uv_timer_t *timer)
 {
     nd_job *job = timer->data;
     const nd_supervisor *s = job->supervisor;
-    if (job->coordinator) {
-        nd_coordinator_restart(job->coordinator, s->epoch + 1, s->run_folder);
-    } else {
-        start_again(job,
-                    &(nd_nodes_start){s->epoch + 1, 0, job->options.world_size, s->run_folder, ""});
-    }
-}
-
-static void end_job(nd_job *job, int code)
-{
-    if (job->coordinator) {
-        nd_coordinator_release(job->coordinator, code);
-    } else {
-        finish(job, code);
-    }
+    nd_coordinator_restart(job->coordinator, s->epoch + 1, s->run_folder);
 }
 
 /* Node 0: the workers of this start have ended everywhere. */
@@ -161,7 +131,7 @@ static void on_over(void *context, const nd_nodes_end *end)
     if (job->between) {
         uv_timer_start(&job->restart_timer, on_restart_timer, (uint64_t)(wait_seconds * 1e3), 0);
     } else {
-        end_job(job, end->code);
+        nd_coordinator_release(job->coordinator, end->code);
     }
 }
 
@@ -181,13 +151,10 @@ static void on_workers_ended(void *context)
     nd_attempt_failure_of(s->attempt, &end.occurred_ns, end.words, sizeof end.words);
     end.code = s->start_failed ? (int)s->start_failed : code;
     const char *text = screen ? screen : "";
-    if (job->coordinator) {
-        nd_coordinator_ended(job->coordinator, &end, text);
-    } else if (job->member) {
+    if (job->member) {
         nd_member_ended(job->member, &end, text);
     } else {
-        nd_log_text(text);
-        on_over(job, &end);
+        nd_coordinator_ended(job->coordinator, &end, text);
     }
     free(screen);
 }
@@ -218,7 +185,7 @@ static void end_between(nd_job *job, int number)
                        (long long)job->supervisor->epoch + 1);
         uv_timer_stop(&job->restart_timer);
         job->between = false;
-        end_job(job, ND_ERR_PREEMPTED);
+        nd_coordinator_release(job->coordinator, ND_ERR_PREEMPTED);
     } else if (job->member) {
         nd_member_asked(job->member);
     }
@@ -256,9 +223,10 @@ static void on_signal(uv_signal_t *handle, int number)
     }
 }
 
+/* From the first start on. Before it main ends the process at a signal. */
 static nd_status watch_signals(nd_job *job)
 {
-    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded; i++) {
+    for (size_t i = 0; i < sizeof forwarded / sizeof *forwarded && !job->signals[i].data; i++) {
         ND_TRY(ND_UV(uv_signal_init(&job->loop, &job->signals[i])));
         job->signals[i].data = job;
         if (!job->under_nohup || forwarded[i] != SIGHUP) {
@@ -268,17 +236,28 @@ static nd_status watch_signals(nd_job *job)
     return ND_OK;
 }
 
+/* Starts the workers of this node; the store takes only these from here on. */
+static void start_workers(void *context, const nd_nodes_start *start)
+{
+    nd_job *job = context;
+    nd_attempt_options *o = &job->supervisor->options;
+    char run_id[ND_WIRE_TEXT_MAX];
+    job->between = false;
+    if (job->store && start->epoch > 0) {
+        nd_restart_run_id(job->place.job, start->epoch, run_id, sizeof run_id);
+        nd_server_restart(nd_store_server_engine(job->store), run_id, (uint32_t)start->epoch,
+                          start->world_size);
+    }
+    nd_status status = watch_signals(job);
+    status =
+        status == ND_OK ? config_of(job, start->world_size, &o->config, &o->config_fd) : status;
+    o->world_size = start->world_size;
+    nd_supervisor_start(job->supervisor, start, status);
+}
+
 static void on_notice(void *context, const char *line)
 {
     nd_log_info("ndlaunch: %s", line);
-}
-
-/* The context is the coordinator; it is NULL in a job without other nodes. */
-static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
-{
-    if (context) {
-        nd_coordinator_on_left(context, peer, role, index, clean);
-    }
 }
 
 /* The job's key comes from a file, from standard input for "-", or is made here for "". */
@@ -333,7 +312,7 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
                    .nnodes = nd_nodes_count(job->options.config)},
         .hooks = {.context = job->coordinator,
                   .notice = on_notice,
-                  .left = on_left,
+                  .left = nd_coordinator_on_left,
                   .node_frame = nd_coordinator_on_frame},
     };
     ND_TRY(find_endpoint(job->options.config, &options.address));
@@ -347,7 +326,7 @@ static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-/* Meets the other nodes, if there are any; afterwards the place of this node is known. */
+/* Opens the store, or joins node 0. */
 static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
     const nd_job_options *o = &job->options;
@@ -361,7 +340,7 @@ static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
         .cannot_start = o->cannot_start,
         .context = job,
         .stop = stop_workers,
-        .start = start_again,
+        .start = start_workers,
         .finish = finish,
         .patience_ms = patience_ms,
         .over = on_over,
@@ -369,24 +348,11 @@ static nd_status meet_nodes(nd_job *job, const uint8_t key[ND_KEY_BYTES])
     if (o->config->launch.node_rank > 0) {
         return nd_member_join(&options, key, &job->member, &job->place);
     }
-    if (o->config->launch.nnodes > 1) {
-        ND_TRY(nd_coordinator_create(&options, &job->coordinator));
-    }
-    ND_TRY(open_store(job, key));
-    return job->coordinator
-               ? nd_coordinator_gather(job->coordinator, nd_store_server_engine(job->store))
-               : ND_OK;
+    ND_TRY(nd_coordinator_create(&options, &job->coordinator));
+    return open_store(job, key);
 }
 
-static nd_status watch_nodes(nd_job *job)
-{
-    if (job->coordinator) {
-        return nd_coordinator_watch(job->coordinator);
-    }
-    return job->member ? nd_member_watch(job->member) : ND_OK;
-}
-
-/* Everything but the workers. The caller wipes the key. */
+/* Everything but the workers, which start once the nodes have met. The caller wipes the key. */
 static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
 {
     ND_TRY(read_key(job->options.config->launch.rdzv_key_file, key));
@@ -395,20 +361,9 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
     ND_TRY(ND_UV(uv_loop_init(&job->loop)));
     job->loop.data = job;
     ND_TRY(meet_nodes(job, key));
-    if (job->place.released) {
-        return ND_OK;
-    }
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
-    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->restart_timer)));
-    job->leave_timer.data = job->restart_timer.data = job;
-    ND_TRY(watch_signals(job));
-    return watch_nodes(job);
-}
-
-static nd_status start_workers(nd_job *job)
-{
-    nd_attempt_options options = {
+    const nd_attempt_options options = {
         .loop = &job->loop,
+        .config = job->options.config,
         .args = job->options.args,
         .input = job->options.input,
         .host_name = job->host_name,
@@ -416,16 +371,17 @@ static nd_status start_workers(nd_job *job)
         .master_addr = job->place.master_addr,
         .master_port = job->place.master_port,
         .local_workers = job->options.local_workers,
-        .world_size = job->place.world_size ? job->place.world_size : job->options.world_size,
-        .first_rank = job->place.first_rank,
         .key_fd = job->key_fd,
         .context = job,
         .failed = on_workers_failed,
         .ended = on_workers_ended,
     };
-    ND_TRY(config_of(job, options.world_size, &options.config, &options.config_fd));
-    return nd_supervisor_begin(job->supervisor, &options, job->place.job, job->place.epoch,
-                               job->place.run_folder);
+    ND_TRY(nd_supervisor_init(job->supervisor, &options, job->place.job));
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
+    ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->restart_timer)));
+    job->leave_timer.data = job->restart_timer.data = job;
+    return job->member ? nd_member_watch(job->member)
+                       : nd_coordinator_watch(job->coordinator, nd_store_server_engine(job->store));
 }
 
 static void close_handle(uv_handle_t *handle, void *context)
@@ -435,32 +391,21 @@ static void close_handle(uv_handle_t *handle, void *context)
     }
 }
 
-/* A job that could not start here, or did not need this node. Workers that did start are killed. */
-static void abandon(nd_job *job)
-{
-    if (!job->loop.data) {
-        return;
-    }
-    nd_attempt_signal(job->supervisor->attempt, SIGKILL);
-    nd_store_server_close(job->store);
-    uv_walk(&job->loop, close_handle, NULL);
-    uv_run(&job->loop, UV_RUN_DEFAULT);
-}
-
 static nd_status run(nd_job *job, int *exit_code)
 {
     uint8_t key[ND_KEY_BYTES];
     nd_status status = prepare(job, key);
     explicit_bzero(key, sizeof key);
-    bool starts = status == ND_OK && !job->place.released;
-    status = starts ? start_workers(job) : status;
-    if (!starts || status != ND_OK) {
-        abandon(job);
-        return status;
+    if (status == ND_OK) {
+        uv_run(&job->loop, UV_RUN_DEFAULT);
+        *exit_code = job->exit_code;
     }
-    uv_run(&job->loop, UV_RUN_DEFAULT);
-    *exit_code = job->exit_code;
-    return ND_OK;
+    if (job->loop.data) {
+        nd_store_server_close(job->store);
+        uv_walk(&job->loop, close_handle, NULL);
+        uv_run(&job->loop, UV_RUN_DEFAULT);
+    }
+    return status;
 }
 
 nd_status nd_job_run(const nd_job_options *options, int *exit_code)
@@ -477,7 +422,6 @@ nd_status nd_job_run(const nd_job_options *options, int *exit_code)
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write */
     job->under_nohup = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     nd_identity_host(job->host_name, sizeof job->host_name);
-    nd_shm_folders_clean(); /* of workers that were killed in a former job */
     nd_status status = run(job, exit_code);
     nd_shm_folders_clean(); /* of this job's workers that could not remove theirs */
     if (job->loop.data) {

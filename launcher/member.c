@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A node other than node 0: one connection to node 0, blocking until the job's plan has arrived,
- * and on the job's loop once workers run. */
+/* A node other than node 0: one connection to node 0, blocking until it has joined, and then on the
+ * job's loop. */
 #include <stdlib.h>
 
 #include "launcher/launcher.h"
@@ -28,12 +28,13 @@ struct nd_member {
     uv_poll_t poll;
     uv_timer_t pulse;
     int64_t heard_ns, beat_ns;
-    int64_t stopped_ns;   /* node 0 said stop, or our workers ended; 0: not yet */
-    int64_t epoch;        /* of the start whose workers run, or ran last */
-    bool waits;           /* before its first plan: the job runs without this node */
-    bool rests;           /* it has no place in this start */
-    bool watching, ended; /* handles open; our workers have ended */
-    bool over;            /* released, or node 0 is lost */
+    int64_t join_by;    /* for the first plan of a node that does not wait */
+    int64_t stopped_ns; /* node 0 said stop, or our workers ended; 0: not yet */
+    int64_t epoch;      /* of the start whose workers run, or ran last; -1: of none yet */
+    bool waits;         /* before its first plan: the job runs without this node */
+    bool rests;         /* it has no place in this start */
+    bool ended;         /* our workers have, or there were none yet */
+    bool over;          /* released, or node 0 is lost */
     int code;
 };
 
@@ -58,77 +59,6 @@ static void read_text(nd_wire_cursor *cursor, char *out, size_t capacity)
     snprintf(out, capacity, "%.*s", text ? (int)bytes : 0, text ? (const char *)text : "");
 }
 
-static nd_status read_plan(const nd_member *m, const nd_wire_frame *frame, nd_member_place *place)
-{
-    nd_wire_cursor cursor = nd_wire_body(frame);
-    place->first_rank = (int)nd_wire_get_u32(&cursor);
-    place->world_size = (int)nd_wire_get_u32(&cursor);
-    place->epoch = nd_wire_get_u32(&cursor);
-    read_text(&cursor, place->run_folder, sizeof place->run_folder);
-    if ((int)frame->type != ND_NODE_PLAN || !nd_wire_finished(&cursor) || place->world_size < 1 ||
-        place->world_size > m->options.world_size ||
-        place->world_size % m->options.local_workers != 0) {
-        return nd_fail(ND_ERR_IO, "node 0 did not answer with a plan for this job");
-    }
-    return ND_OK;
-}
-
-/*
- * The job is at work without this node, which waits as long as node 0 gives signs of life, and
- * answers each of them.
- */
-static nd_status wait_on(nd_member *m, int64_t *deadline)
-{
-    if (!m->waits) {
-        m->waits = true;
-        nd_log_info("ndlaunch: this node waits without workers until the job needs it");
-    }
-    *deadline = nd_clock_ns() + (int64_t)ND_NODE_SILENT_MS * 1000000;
-    return send_frame(m, ND_NODE_BEAT, NULL, 0, NULL);
-}
-
-/* The first frame that is no sign of life. */
-static nd_status receive_first(nd_member *m, int64_t deadline, nd_wire_frame *frame)
-{
-    nd_status status = nd_channel_receive(m->channel, deadline, frame);
-    while (status == ND_OK &&
-           ((int)frame->type == ND_NODE_BEAT || (int)frame->type == ND_NODE_REST)) {
-        status = wait_on(m, &deadline);
-        status = status == ND_OK ? nd_channel_receive(m->channel, deadline, frame) : status;
-    }
-    if (status == ND_OK) {
-        return ND_OK;
-    }
-    if (!m->waits) {
-        return nd_fail_context(status, "waiting for the other nodes to join node 0");
-    }
-    char why[ND_ERROR_MESSAGE_MAX];
-    snprintf(why, sizeof why, "%s", nd_error_last()->message);
-    return nd_fail(ND_ERR_IO, "node 0 (%s port %d) was lost while this node waited: %.512s",
-                   m->node_0, m->port, why);
-}
-
-static nd_status receive_plan(nd_member *m, int64_t deadline, nd_member_place *place)
-{
-    nd_wire_frame frame;
-    ND_TRY(receive_first(m, deadline, &frame));
-    if (frame.type == ND_WIRE_ERROR) {
-        return nd_channel_error(&frame);
-    }
-    if ((int)frame.type == ND_NODE_RELEASE) {
-        nd_wire_cursor cursor = nd_wire_body(&frame);
-        char reason[512];
-        int code = (int)nd_wire_get_u32(&cursor);
-        read_text(&cursor, reason, sizeof reason);
-        place->released = code == 0;
-        return code == 0 ? ND_OK
-                         : nd_fail((nd_status)code,
-                                   "the job ended with code %d before this node took part: %s",
-                                   code, reason);
-    }
-    return read_plan(m, &frame, place);
-}
-
 /* Tells node 0 the code of this node's failed check, and waits until it has refused this node. Not
  * ND_OK: no worker is to start here. */
 static nd_status report_failed_check(nd_member *m)
@@ -140,7 +70,7 @@ static nd_status report_failed_check(nd_member *m)
     return nd_fail((nd_status)m->options.cannot_start, "node 0 knows that this node cannot start");
 }
 
-static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_place *place)
+static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_place *place)
 {
     const nd_nodes_options *o = &m->options;
     char host[ND_HOST_MAX];
@@ -149,7 +79,7 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_p
         limit = failed_check_seconds;
     }
     /* Node 0 gives up at its own deadline and names the missing nodes; wait a little longer. */
-    int64_t deadline = nd_clock_ns() + (int64_t)((2 * limit + 5) * 1e9);
+    m->join_by = nd_clock_ns() + (int64_t)((2 * limit + 5) * 1e9);
     int world;
     ND_TRY(nd_endpoint_parse(o->config->launch.rdzv_endpoint, host, &m->port));
     ND_TRY(nd_channel_open(host, m->port, key, limit, &m->channel));
@@ -161,26 +91,26 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_member_p
                       .host = o->host_name,
                       .role = ND_WIRE_NODE,
                       .index = (int)o->config->launch.node_rank};
-    ND_TRY(nd_channel_hello(m->channel, &hello, deadline, place->job, sizeof place->job, &world));
+    ND_TRY(nd_channel_hello(m->channel, &hello, m->join_by, place->job, sizeof place->job, &world));
     if (o->cannot_start) {
         return report_failed_check(m);
     }
-    ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
-    return receive_plan(m, deadline, place);
+    return send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text);
 }
 
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
-                         nd_member **out, nd_member_place *place)
+                         nd_member **out, nd_job_place *place)
 {
     nd_member *m;
     ND_TRY(ND_ALLOC(1, &m));
     m->options = *options;
+    m->epoch = -1;
+    m->ended = true;
     nd_status status = join(m, key, place);
     if (status != ND_OK) {
         nd_member_destroy(m);
         return status;
     }
-    m->epoch = place->epoch;
     *out = m;
     return ND_OK;
 }
@@ -196,7 +126,7 @@ void nd_member_destroy(nd_member *m)
 /* Finishes the job once node 0 has released this node and its workers have ended. */
 static void leave(nd_member *m)
 {
-    if (m->over && m->ended && m->watching) {
+    if (m->over && m->ended) {
         nd_wire_buffer out = {0};
         nd_wire_begin(&out, ND_WIRE_BYE);
         if (nd_wire_end(&out) == ND_OK) {
@@ -207,12 +137,29 @@ static void leave(nd_member *m)
     }
 }
 
+/* Before this node took part in a start; the thread's error says why it will not. */
+static void end_unstarted(nd_member *m)
+{
+    nd_log_error("%s", nd_error_last()->message);
+    m->over = true;
+    m->code = (int)nd_error_last()->status;
+    uv_poll_stop(&m->poll);
+    leave(m);
+}
+
 static void lose_node_0(nd_member *m, const char *why)
 {
+    char text[1200];
     if (m->over) {
         return;
     }
-    char text[1200];
+    if (m->epoch < 0) {
+        snprintf(text, sizeof text, "%.512s", why);
+        nd_fail(ND_ERR_IO, "node 0 (%s port %d) was lost while this node waited%s: %s", m->node_0,
+                m->port, m->waits ? "" : " for the others to join", text);
+        end_unstarted(m);
+        return;
+    }
     snprintf(text, sizeof text, "\nndlaunch: node 0 (%s port %d) was lost: %.1000s\n", m->node_0,
              m->port, why);
     nd_log_text(text);
@@ -235,29 +182,56 @@ static void on_stop(nd_member *m, const nd_wire_frame *frame)
     }
 }
 
-/* A further start of the job. */
+/* A start of the job. */
 static void on_plan(nd_member *m, const nd_wire_frame *frame)
 {
-    nd_member_place place;
-    if (read_plan(m, frame, &place) != ND_OK || !m->ended || place.epoch <= m->epoch) {
+    char run_folder[ND_RUN_FOLDER_MAX];
+    nd_wire_cursor cursor = nd_wire_body(frame);
+    nd_nodes_start start = {.run_folder = run_folder, .nodes = ""};
+    start.first_rank = (int)nd_wire_get_u32(&cursor);
+    start.world_size = (int)nd_wire_get_u32(&cursor);
+    start.epoch = nd_wire_get_u32(&cursor);
+    read_text(&cursor, run_folder, sizeof run_folder);
+    if (!nd_wire_finished(&cursor) || start.world_size < 1 ||
+        start.world_size > m->options.world_size ||
+        start.world_size % m->options.local_workers != 0 || !m->ended || start.epoch <= m->epoch) {
         lose_node_0(m, "it sent a plan that does not fit this node's state");
         return;
     }
-    m->epoch = place.epoch;
+    m->epoch = start.epoch;
     m->ended = m->rests = false;
     m->stopped_ns = 0;
-    const nd_nodes_start start = {place.epoch, place.first_rank, place.world_size, place.run_folder,
-                                  ""};
     m->options.start(m->options.context, &start);
+}
+
+/* The job is at work without this node, which stays connected as long as node 0 gives signs of
+ * life. */
+static void wait_on(nd_member *m)
+{
+    if (m->epoch < 0 && !m->waits) {
+        m->waits = true;
+        nd_log_info("ndlaunch: this node waits without workers until the job needs it");
+    }
 }
 
 /* The job goes on without this node, which stays connected. */
 static void on_rest(nd_member *m)
 {
-    if (m->ended && !m->rests) {
+    wait_on(m);
+    if (m->epoch >= 0 && m->ended && !m->rests) {
         m->rests = true;
         m->stopped_ns = 0;
         nd_log_warning("ndlaunch: the job goes on without this node, which waits without workers");
+    }
+}
+
+static void on_error(nd_member *m, const nd_wire_frame *frame)
+{
+    nd_channel_error(frame);
+    if (m->epoch < 0) {
+        end_unstarted(m);
+    } else {
+        lose_node_0(m, nd_error_last()->message);
     }
 }
 
@@ -268,7 +242,8 @@ static void on_release(nd_member *m, const nd_wire_frame *frame)
     m->code = (int)nd_wire_get_u32(&cursor);
     read_text(&cursor, reason, sizeof reason);
     if (reason[0]) {
-        nd_log_warning("ndlaunch: the job ended with code %d: %s", m->code, reason);
+        nd_log_warning("ndlaunch: the job ended with code %d%s: %s", m->code,
+                       m->epoch < 0 ? " before this node took part" : "", reason);
     }
     m->over = true;
     uv_poll_stop(&m->poll);
@@ -305,10 +280,10 @@ static void on_readable(uv_poll_t *poll, int uv_status, int events)
             on_release(m, &frame);
             break;
         case ND_WIRE_ERROR:
-            nd_channel_error(&frame);
-            lose_node_0(m, nd_error_last()->message);
+            on_error(m, &frame);
             break;
-        default: /* a beat */
+        default: /* a beat, which node 0 sends once the job has begun */
+            wait_on(m);
             break;
         }
     }
@@ -328,7 +303,15 @@ static void on_pulse(uv_timer_t *timer)
             return;
         }
     }
-    if (now - m->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000) {
+    const bool joins = m->epoch < 0 && !m->waits;
+    if (joins && now > m->join_by) {
+        nd_fail(ND_ERR_HANG,
+                "node 0 (%s port %d) waited for other nodes, and gave no answer in time", m->node_0,
+                m->port);
+        end_unstarted(m);
+        return;
+    }
+    if (!joins && now - m->heard_ns > (int64_t)ND_NODE_SILENT_MS * 1000000) {
         lose_node_0(m, "it gave no sign of life for 15 s");
         return;
     }
@@ -344,7 +327,6 @@ nd_status nd_member_watch(nd_member *m)
     ND_TRY(ND_UV(uv_timer_init(m->options.loop, &m->pulse)));
     ND_TRY(ND_UV(uv_poll_init(m->options.loop, &m->poll, nd_channel_fd(m->channel))));
     m->pulse.data = m->poll.data = m;
-    m->watching = true;
     ND_TRY(ND_UV(uv_timer_start(&m->pulse, on_pulse, PULSE_MS, PULSE_MS)));
     return ND_UV(uv_poll_start(&m->poll, UV_READABLE, on_readable));
 }

@@ -60,9 +60,9 @@ typedef struct nd_nodes_end {
 } nd_nodes_end;
 
 /*
- * A further start, as this node sees it; texts are borrowed for the call. Before it, node 0 waits
- * for nodes whose launcher was lost: an ndlaunch that is started there again joins as the same
- * node.
+ * A start, as this node sees it; texts are borrowed for the call. Before it, node 0 waits for the
+ * nodes to join. Before a further one these are nodes whose launcher was lost: an ndlaunch that is
+ * started there again joins as the same node.
  *
  * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
  * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
@@ -87,7 +87,7 @@ typedef struct nd_nodes_options {
     void *context;
     /* Ends the workers of this node, because one has failed (nd_attempt_stop). */
     void (*stop)(void *context, int patience_ms);
-    /* Starts the workers of this node again. */
+    /* Starts the workers of this node, for the first time or again. */
     void (*start)(void *context, const nd_nodes_start *start);
     void (*finish)(void *context, int code); /* the job is over on all nodes */
     /* Node 0: how long workers may take to end after a failure with this code. */
@@ -110,7 +110,7 @@ static inline int nd_nodes_count(const nd_config *config)
     return (int)(config->launch.nnodes + config->launch.spare_nodes);
 }
 
-/* coordinator.c, gather.c: node 0. */
+/* coordinator.c, gather.c: node 0, also of a job that has no other. */
 
 typedef struct nd_coordinator nd_coordinator;
 
@@ -122,14 +122,11 @@ nd_status nd_coordinator_on_frame(void *coordinator, nd_peer *peer, int node,
 void nd_coordinator_on_left(void *coordinator, nd_peer *peer, nd_wire_role role, int index,
                             bool clean);
 /*
- * Waits on the loop until all nodes have joined, for spare nodes a short while only; the server is
- * borrowed from here on. ND_ERR_HANG names the nodes that are missing at the deadline;
- * ND_ERR_CONFIG when a node's settings differ; another status when the check of a node failed, this
- * one's included.
+ * Gathers the nodes for the first start, for spare nodes a short while only, and watches them from
+ * then on; the server is borrowed. Where nodes are missing at the deadline, settings differ, or the
+ * check of a node failed, this one's included, it prints that and ends the job with its code.
  */
-nd_status nd_coordinator_gather(nd_coordinator *coordinator, nd_server *server);
-/* Watches the other nodes from now on, while workers run. */
-nd_status nd_coordinator_watch(nd_coordinator *coordinator);
+nd_status nd_coordinator_watch(nd_coordinator *coordinator, nd_server *server);
 /* The first failure of a worker of this node. */
 void nd_coordinator_failed(nd_coordinator *coordinator, int code);
 /* All workers of this node have ended; `screen` is the failure screen or "". */
@@ -146,24 +143,19 @@ void nd_coordinator_destroy(nd_coordinator *coordinator);
 
 typedef struct nd_member nd_member;
 
-/* What node 0 assigns. */
-typedef struct nd_member_place {
-    char job[64]; /* its name */
+/* The job's name, and where its store is. */
+typedef struct nd_job_place {
+    char job[64];
     char master_addr[128];
-    int master_port, first_rank, world_size;
-    int64_t epoch; /* of the start that it takes part in first */
-    char run_folder[ND_RUN_FOLDER_MAX];
-    bool released; /* the job was done before a start needed this node */
-} nd_member_place;
+    int master_port;
+} nd_job_place;
 
-/*
- * Connects to node 0 within nd_nodes_limit, which compares settings and answers with the place: at
- * once, or for a spare or a node that comes back when a start needs it, or the job ends. The
- * options are copied.
- */
+/* Connects to node 0 within nd_nodes_limit, and sends it the settings of this node, which it
+ * compares. The options are copied. */
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],
-                         nd_member **out, nd_member_place *place);
-/* The same calls as the coordinator's. */
+                         nd_member **out, nd_job_place *place);
+/* From here on node 0 says when this node's workers start: at once, or for a spare or a node that
+ * comes back when a start needs it, or that the job ends. */
 nd_status nd_member_watch(nd_member *member);
 void nd_member_failed(nd_member *member, int code);
 void nd_member_ended(nd_member *member, const nd_nodes_end *end, const char *screen);

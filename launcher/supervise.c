@@ -47,31 +47,16 @@ void nd_supervisor_destroy(nd_supervisor *s)
     }
 }
 
-static nd_status start(nd_supervisor *s, int64_t epoch, nd_status prepared)
-{
-    nd_attempt_options *o = &s->options;
-    s->epoch = o->epoch = epoch;
-    nd_restart_run_id(s->job, epoch, s->run_id, sizeof s->run_id);
-    ND_TRY(prepared);
-    ND_TRY(nd_output_make_folder(o->config->launch.log_dir, s->run_id, s->log_folder,
-                                 sizeof s->log_folder));
-    nd_status status = nd_attempt_start(o, s->attempt);
-    s->times.started = s->attempt->started_ns;
-    return status;
-}
-
-nd_status nd_supervisor_begin(nd_supervisor *s, const nd_attempt_options *options, const char *job,
-                              int64_t epoch, const char *run_folder)
+nd_status nd_supervisor_init(nd_supervisor *s, const nd_attempt_options *options, const char *job)
 {
     s->options = *options;
     s->options.run_id = s->run_id;
     s->options.log_folder = s->log_folder;
     s->options.run_folder = s->run_folder;
     s->job = job;
-    snprintf(s->run_folder, sizeof s->run_folder, "%s", run_folder);
     ND_TRY(ND_UV(uv_timer_init(options->loop, &s->first_step_timer)));
     s->first_step_timer.data = s;
-    return start(s, epoch, ND_OK);
+    return ND_OK;
 }
 
 /* The line about a restart, once its first step is done. */
@@ -104,18 +89,26 @@ static void on_first_step_timer(uv_timer_t *timer)
     print_first_step(timer->data);
 }
 
-static nd_status start_next(nd_supervisor *s, int64_t epoch, nd_status prepared)
+static nd_status start(nd_supervisor *s, int64_t epoch, nd_status prepared)
 {
     nd_attempt *next;
+    nd_attempt_options *o = &s->options;
     ND_TRY(ND_ALLOC(1, &next));
     nd_attempt_retire(s->attempt);
     s->attempt->next = s->former;
     s->former = s->attempt;
     s->attempt = next;
-    return start(s, epoch, prepared);
+    s->epoch = o->epoch = epoch;
+    nd_restart_run_id(s->job, epoch, s->run_id, sizeof s->run_id);
+    ND_TRY(prepared);
+    ND_TRY(nd_output_make_folder(o->config->launch.log_dir, s->run_id, s->log_folder,
+                                 sizeof s->log_folder));
+    nd_status status = nd_attempt_start(o, s->attempt);
+    s->times.started = s->attempt->started_ns;
+    return status;
 }
 
-void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next, nd_status prepared)
+void nd_supervisor_start(nd_supervisor *s, const nd_nodes_start *next, nd_status prepared)
 {
     if (next->run_folder != s->run_folder) {
         snprintf(s->run_folder, sizeof s->run_folder, "%s", next->run_folder);
@@ -126,7 +119,7 @@ void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next, nd_status
     s->seen_ns = 0;
     nd_shm_folders_clean(); /* the memory of killed workers, which the next ones need */
     free_former(s, false);
-    nd_status status = start_next(s, next->epoch, prepared);
+    nd_status status = start(s, next->epoch, prepared);
     if (status != ND_OK) {
         nd_log_error("ndlaunch: start %lld of the workers failed: %s", (long long)next->epoch,
                      nd_error_last()->message);
@@ -135,7 +128,7 @@ void nd_supervisor_again(nd_supervisor *s, const nd_nodes_start *next, nd_status
         if (s->attempt->running == 0) {
             s->options.ended(s->options.context);
         }
-    } else if (s->options.first_rank == 0) {
+    } else if (s->options.first_rank == 0 && next->epoch > 0) {
         s->awaits_first_step = true;
         uv_timer_start(&s->first_step_timer, on_first_step_timer, LOOK_MS, LOOK_MS);
     }

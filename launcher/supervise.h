@@ -33,25 +33,22 @@ typedef struct nd_supervisor {
     bool awaits_first_step;
 } nd_supervisor;
 
-/* Before nd_supervisor_begin it has an attempt without workers. */
+/* Before the first nd_supervisor_start it has an attempt without workers. */
 nd_status nd_supervisor_create(nd_supervisor **out);
 /* After the loop has run out; NULL is legal. */
 void nd_supervisor_destroy(nd_supervisor *supervisor);
 
+/* Before the first start. The options are copied, without the texts of a start; `job` and what they
+ * point to is borrowed. */
+nd_status nd_supervisor_init(nd_supervisor *supervisor, const nd_attempt_options *options,
+                             const char *job);
 /*
- * Starts the first attempt of this node: of epoch 0, or of a later one where the node came back.
- * The options are copied, without the texts of a start; `job` and what they point to is borrowed.
- * When it fails, workers that did start still run.
+ * Starts an attempt: the first one, which may be of a later epoch where this node came back, or the
+ * next one after the workers of the last one have ended; `options` have its configuration and world
+ * size. One that cannot be started, or could not be `prepared`, which is the thread's last error
+ * then, ends as a failure of its own: its workers, if any, are killed, and options.ended is called.
  */
-nd_status nd_supervisor_begin(nd_supervisor *supervisor, const nd_attempt_options *options,
-                              const char *job, int64_t epoch, const char *run_folder);
-/*
- * Starts the next attempt after the workers of the last one have ended; `options` have its
- * configuration and world size. One that cannot be started, or could not be `prepared`, which is
- * the thread's last error then, ends as a failure of its own: its workers, if any, are killed, and
- * options.ended is called.
- */
-void nd_supervisor_again(nd_supervisor *supervisor, const nd_nodes_start *next, nd_status prepared);
+void nd_supervisor_start(nd_supervisor *supervisor, const nd_nodes_start *next, nd_status prepared);
 
 /* Ends the workers because one has failed (nd_attempt_stop). */
 void nd_supervisor_stop(nd_supervisor *supervisor, int patience_ms);
