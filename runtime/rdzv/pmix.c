@@ -313,32 +313,18 @@ static nd_status take(nd_pmix *pmix, const char *key, int rank, void *out, size_
     return status;
 }
 
-nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
-                           size_t bytes, double timeout_seconds)
+/*
+ * All ranks, in the same order: this rank's value (bytes), unless it is NULL, is there for the
+ * others when all have come, under the name that `key` receives.
+ */
+static nd_status publish(nd_pmix *pmix, const char *name, const void *value, size_t bytes,
+                         double timeout_seconds, char key[32])
 {
-    char key[32];
-    snprintf(key, sizeof key, "nd.%d", pmix->values++);
-    if (bytes > 0) {
-        ND_TRY(put(pmix, key, send, bytes));
-    }
-    ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
-    for (int rank = 0; bytes > 0 && rank < pmix->world_size; rank++) {
-        ND_TRY(take(pmix, key, rank, (char *)recv + (size_t)rank * bytes, bytes));
-    }
-    return ND_OK;
-}
-
-/* From rank 0 to all: value (bytes) is read on rank 0 and written on the others. */
-static nd_status share(nd_pmix *pmix, const char *name, void *value, size_t bytes,
-                       double timeout_seconds)
-{
-    char key[32];
-    snprintf(key, sizeof key, "nd.%d", pmix->values++);
-    if (pmix->self.rank == 0) {
+    snprintf(key, 32, "nd.%d", pmix->values++);
+    if (value) {
         ND_TRY(put(pmix, key, value, bytes));
     }
-    ND_TRY(fence(pmix, name, timeout_seconds, ND_ERR_HANG));
-    return pmix->self.rank == 0 ? ND_OK : take(pmix, key, 0, value, bytes);
+    return fence(pmix, name, timeout_seconds, ND_ERR_HANG);
 }
 
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
@@ -378,22 +364,39 @@ static nd_status host_store(nd_identity *id, const nd_reach_card *cards, place *
     return ND_OK;
 }
 
+/* Rank 0: makes the key and runs the store, at an address that fits where the ranks run. */
+static nd_status make_place(nd_identity *id, const char *cards_key, place *where,
+                            nd_store_thread **thread)
+{
+    nd_reach_card *cards;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(id->world_size, &cards));
+    for (int rank = 0; rank < id->world_size && status == ND_OK; rank++) {
+        status = take(id->pmix, cards_key, rank, &cards[rank], sizeof *cards);
+    }
+    status = status == ND_OK ? host_store(id, cards, where, thread) : status;
+    free(cards);
+    return status;
+}
+
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
                        nd_store_thread **thread)
 {
-    nd_reach_card own, *cards = NULL;
+    nd_pmix *pmix = identity->pmix;
+    const bool hosts = identity->rank == 0;
+    nd_reach_card own;
     place where = {0};
+    char name[32];
     memset(&own, 0, sizeof own);
     nd_reach_describe(NULL, identity->host, &own);
-    ND_TRY(ND_ALLOC(identity->world_size, &cards));
-    nd_status status = nd_pmix_exchange(identity->pmix, "networks of the ranks", &own, cards,
-                                        sizeof own, timeout_seconds);
-    if (status == ND_OK && identity->rank == 0) {
-        status = host_store(identity, cards, &where, thread);
-    }
-    free(cards);
+    ND_TRY(publish(pmix, "networks of the ranks", &own, sizeof own, timeout_seconds, name));
+    nd_status status = hosts ? make_place(identity, name, &where, thread) : ND_OK;
     if (status == ND_OK) {
-        status = share(identity->pmix, "place of the store", &where, sizeof where, timeout_seconds);
+        status = publish(pmix, "place of the store", hosts ? &where : NULL, sizeof where,
+                         timeout_seconds, name);
+    }
+    if (status == ND_OK && !hosts) {
+        status = take(pmix, name, 0, &where, sizeof where);
     }
     if (status == ND_OK) {
         memcpy(key, where.key, ND_KEY_BYTES);

@@ -3,7 +3,7 @@
 #define ND_RDZV_PMIX_H
 /*
  * The PMIx server that started this worker (srun --mpi=pmix, mpirun): the identity of the worker,
- * small values exchanged before communicators exist, and the end of the whole job.
+ * where the job's store is, and the end of the whole job.
  *
  * libpmix is opened at run time, when PMIx started the worker and not before: a machine without it
  * runs everything else. Calls block, and all of them have deadlines. A server that does not answer
@@ -27,15 +27,6 @@ nd_status nd_pmix_open(nd_identity *identity, nd_pmix **out);
 /* PMIx_Finalize; NULL is legal. Limit: 30 s; the exit code is the caller's own. */
 void nd_pmix_close(nd_pmix *pmix, int exit_code);
 
-/*
- * All ranks, in the same order: Put, Commit, Fence, Get. send (bytes) of each rank -> recv
- * (world_size x bytes) in the order of ranks. Nothing is sent when bytes is 0: a barrier. `name`
- * names the exchange in messages. ND_ERR_HANG at the deadline, or this process ends with that code
- * 3 s later: some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
- */
-nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
-                           size_t bytes, double timeout_seconds);
-
 /* Waits for the other ranks at the end of a run. The run is complete whether they come or not. */
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
 
@@ -51,10 +42,12 @@ void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code);
 
 /*
  * Finds the store of workers that PMIx started; every rank calls it. Rank 0 makes the job key, runs
- * the store at an address that the other ranks can reach, and publishes key and address over PMIx:
- * neither is in a file, an argument or the environment. Sets identity->master_addr and master_port;
- * an address that is set already (launch.rdzv_endpoint) is where rank 0 listens. *thread is owned
- * by the caller on rank 0 and NULL elsewhere.
+ * the store at an address that the other ranks can reach, and publishes key and address over PMIx
+ * (Put, Commit, Fence, Get): neither is in a file, an argument or the environment. Sets
+ * identity->master_addr and master_port; an address that is set already (launch.rdzv_endpoint) is
+ * where rank 0 listens. *thread is owned by the caller on rank 0 and NULL elsewhere. ND_ERR_HANG at
+ * the deadline, or this process ends with that code 3 s later: some servers know only a deadline of
+ * their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
  */
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
                        nd_store_thread **thread);

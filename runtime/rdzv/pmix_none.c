@@ -20,12 +20,6 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code)
 {
 }
 
-nd_status nd_pmix_exchange(nd_pmix *pmix, const char *name, const void *send, void *recv,
-                           size_t bytes, double timeout_seconds)
-{
-    return none();
-}
-
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
                        nd_store_thread **thread)
 {

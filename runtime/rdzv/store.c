@@ -27,7 +27,6 @@ struct nd_store {
     nd_channel *channel;
     nd_store_thread *thread;               /* rank 0 of a start without ndlaunch */
     char key_path[ND_SHARED_KEY_PATH_MAX]; /* private key file to remove, or "" */
-    nd_pmix *pmix;                         /* exchanges go over it; borrowed, or NULL */
     nd_thread watcher;                     /* of the connection to rank 0 */
     nd_monitor watched;
     bool hosted; /* by rank 0 */
@@ -279,9 +278,6 @@ nd_status nd_store_exchange(nd_store *store, const char *name, const void *send,
         }
         return ND_OK;
     }
-    if (store->pmix) {
-        return nd_pmix_exchange(store->pmix, name, send, recv, bytes, store->timeout_seconds);
-    }
     ND_TRY(enter(store, deadline_of(store)));
     nd_status status = exchange(store, name, send, recv, bytes);
     nd_gate_leave(&store->gate);
@@ -385,7 +381,6 @@ static nd_status open_pmix(nd_store *store, const nd_identity *identity)
 {
     nd_identity there = *identity;
     uint8_t key[ND_KEY_BYTES];
-    store->pmix = identity->pmix;
     ND_TRY(nd_pmix_meet(&there, store->timeout_seconds, key, &store->thread));
     nd_status status = connect_store(store, &there, key);
     explicit_bzero(key, sizeof key);
