@@ -121,12 +121,26 @@ MODELS = {
     "olmo2": dict(model_type="olmo2", vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
                   num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5,
                   tie_word_embeddings=True, pad_token_id=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
+    # The same with windows in all but each third layer, which alone has yarn, with another theta.
+    "olmo3": dict(model_type="olmo3", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
+                  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, sliding_window=11,
+                  layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                  tie_word_embeddings=True, pad_token_id=None,
+                  rope_parameters=dict(full_attention=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                                           original_max_position_embeddings=64),
+                                       sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+    # Norms behind attention and MLP, of heads of q and k; each second layer without a window, and without RoPE.
+    "exaone4": dict(model_type="exaone4", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5, sliding_window=11,
+                    sliding_window_pattern=2, tie_word_embeddings=True,
+                    rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
+                                         high_freq_factor=4.0, original_max_position_embeddings=64)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
              ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
-             ministral3=13, olmo2=14)
+             ministral3=13, olmo2=14, olmo3=15, exaone4=17)
 
 
 def build(name):
@@ -176,9 +190,11 @@ def make_data(name):
 
 def to_bfloat16(model):
     """model.to(bfloat16) with the rotary frequencies left in F32, as a model loaded in BF16 has them."""
-    frequencies = model.model.rotary_emb.inv_freq.clone()
+    rope = model.model.rotary_emb
+    frequencies = {name: b.clone() for name, b in rope.named_buffers() if name.endswith("inv_freq") and "original" not in name}
     model = model.to(torch.bfloat16)
-    model.model.rotary_emb.inv_freq = frequencies
+    for name, values in frequencies.items():
+        setattr(rope, name, values)
     return model
 
 

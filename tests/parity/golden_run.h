@@ -28,7 +28,9 @@
     X(smollm3)                                                                                     \
     X(phi3_longrope)                                                                               \
     X(ministral3)                                                                                  \
-    X(olmo2)
+    X(olmo2)                                                                                       \
+    X(olmo3)                                                                                       \
+    X(exaone4)
 
 enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 

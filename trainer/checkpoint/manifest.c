@@ -56,6 +56,7 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     LATER_REAL("residual_multiplier", residual_scale),
     LATER_REAL("attention_multiplier", attention_scale),
     LATER_REAL("logits_scaling", logits_divisor),
+    LATER_REAL("sliding_rope_theta", window_theta),
 };
 const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS] = {
     {"full_attention_layers", offsetof(nd_shape, full)},

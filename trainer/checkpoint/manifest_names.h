@@ -25,7 +25,7 @@ typedef struct nd_shape_layers {
     size_t offset; /* in nd_shape */
 } nd_shape_layers;
 
-enum { ND_SHAPE_NUMBERS = 33, ND_SHAPE_LAYER_SETS = 2 };
+enum { ND_SHAPE_NUMBERS = 34, ND_SHAPE_LAYER_SETS = 2 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
 extern const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS];

@@ -70,6 +70,10 @@ typedef struct nd_family_row {
     bool post_norm;
     bool query_scaled;       /* yarn where rope_parameters is absent, with llama_4_scaling_beta */
     int64_t unturned_period; /* no_rope_layer_interval where it is absent; 0: has no such key */
+    int64_t window_period;   /* each so many-th layer has no window without layer_types; 0: none */
+    const char *window_key;  /* the key of that number; NULL: none */
+    bool full_unturned;      /* no RoPE in layers without the window, where there is one */
+    double window_theta;     /* nd_shape's where it is absent; 0: one RoPE for all layers */
 } nd_family_row;
 
 extern const nd_family_row nd_families[ND_FAMILY_COUNT];
@@ -117,6 +121,7 @@ typedef struct nd_shape {
     nd_layer_set full;     /* layers without the window, where there is one */
     nd_layer_set unturned; /* layers without RoPE */
     int64_t rotated;       /* elements of a head that RoPE turns; 0: all */
+    double window_theta;   /* of default RoPE in the layers with the window; 0: they have `rope` */
     /* Multipliers; 0: 1, and for attention_scale head_dim^-0.5. */
     double embedding_scale; /* of what the lookup gives */
     double residual_scale;  /* of what a branch adds to the residual stream */

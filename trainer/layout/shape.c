@@ -252,6 +252,18 @@ static json_t *rope_scaling_of(const nd_shape *s)
     return json_null();
 }
 
+/* For each type of layers; NULL: no memory. */
+static json_t *rope_parameters_of(const nd_shape *s)
+{
+    const double theta =
+        s->window_theta > 0 ? s->window_theta : nd_families[s->family].window_theta;
+    json_t *full = rope_scaling_of(s);
+    full = json_is_null(full) ? json_pack("{s:s}", "rope_type", "default") : full;
+    nd_json_set(&full, "rope_theta", json_real(s->rope.theta));
+    return json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full, "sliding_attention",
+                     "rope_type", "default", "rope_theta", theta);
+}
+
 static json_t *token_of(int64_t id)
 {
     return id < 0 ? json_null() : json_integer(id);
@@ -280,6 +292,7 @@ static nd_status write_json(const json_t *map, const char *path)
 nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *path)
 {
     const nd_family_row *family = &nd_families[s->family];
+    const bool by_type = family->window_theta > 0;
     json_t *map = json_pack("{s:[s], s:s, s:s, s:f, s:i, s:b}", "architectures",
                             family->architecture, "model_type", family->model_type, "hidden_act",
                             "silu", "attention_dropout", 0.0, "pretraining_tp", 1, "use_cache", 1);
@@ -299,8 +312,9 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
         {"rms_norm_eps", json_real(s->rms_eps)},
         {"initializer_range", json_real(s->init_std)},
         {"tie_word_embeddings", json_boolean(s->tied)},
-        {"rope_theta", json_real(s->rope.theta)},
-        {"rope_scaling", rope_scaling_of(s)},
+        {by_type ? NULL : "rope_theta", json_real(s->rope.theta)},
+        {by_type ? "rope_parameters" : "rope_scaling",
+         by_type ? rope_parameters_of(s) : rope_scaling_of(s)},
         {s->family == ND_FAMILY_PHI3 && s->rope.type == ND_ROPE_LONGROPE
              ? "original_max_position_embeddings"
              : NULL,

@@ -287,6 +287,7 @@ static nd_status demand_full_attention(const json_t *types, const char *file, co
 static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
 {
     const nd_family_row *family = &nd_families[s->family];
+    s->unturned = family->full_unturned ? s->full : s->unturned;
     const json_t *list = json_object_get(map, "no_rope_layers");
     int64_t interval = 0;
     ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
@@ -317,11 +318,32 @@ static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
     return ND_OK;
 }
 
+/* Without layer_types. */
+static nd_status read_window_period(const json_t *map, const char *file, nd_shape *s)
+{
+    const nd_family_row *family = &nd_families[s->family];
+    const char *const key = family->window_key;
+    const json_t *value = key ? json_object_get(map, key) : NULL;
+    int64_t period = family->window_period;
+    if (json_is_string(value)) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: %s is \"%.80s\", and layer_types is absent; write layer_types, or a "
+                       "number there, so that each so many-th layer has no window",
+                       file, key, json_string_value(value));
+    }
+    ND_TRY(key ? nd_key_int_or(map, file, key, 1, ND_LAYERS_MAX, period, &period) : ND_OK);
+    for (int64_t l = period - 1; l < s->layers; l += period) {
+        nd_layer_set_add(&s->full, l);
+    }
+    return ND_OK;
+}
+
 /* After the sizes. */
 static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
 {
     enum { DEFAULT_WINDOW = 4096, DEFAULT_FIRST = 28 };
-    const nd_window_rule rule = nd_families[s->family].window;
+    const nd_family_row *family = &nd_families[s->family];
+    const nd_window_rule rule = family->window;
     const json_t *value = json_object_get(map, "sliding_window");
     const json_t *types = json_object_get(map, "layer_types");
     int64_t first = 0, sliding = 0;
@@ -347,11 +369,19 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
                            file, nd_families[s->family].model_type);
         }
         ND_TRY(read_layer_types(types, file, s));
+    } else if (family->window_period > 0) {
+        ND_TRY(read_window_period(map, file, s));
     }
     for (int64_t l = 0; l < s->layers; l++) {
         sliding += !nd_layer_set_has(&s->full, l);
     }
-    if (s->window == 0 || sliding == 0) {
+    if (s->window == 0 && sliding > 0 && family->window_theta > 0) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: sliding_window is null, but %lld layers are sliding_attention, with a "
+                       "RoPE of their own; write their window, or full_attention in layer_types",
+                       file, (long long)sliding);
+    }
+    if (s->window == 0 || (sliding == 0 && !family->full_unturned)) {
         s->window = 0;
         s->full = (nd_layer_set){0};
     }

@@ -51,6 +51,64 @@ static nd_status refuse_rope_keys(const json_t *rope, const char *name, const nd
     return ND_OK;
 }
 
+/* The map of RoPE and its key; NULL: there is none. Where layers with windows have a RoPE of their
+ * own, that of the other layers. */
+static const json_t *rope_map(const json_t *map, const nd_shape *s, const char **key)
+{
+    const json_t *parameters = json_object_get(map, "rope_parameters");
+    *key = nd_key_is_unset(parameters) ? "rope_scaling" : "rope_parameters";
+    if (nd_families[s->family].window_theta > 0 && json_is_object(parameters)) {
+        *key = "rope_parameters: full_attention";
+        return json_object_get(parameters, "full_attention");
+    }
+    return json_object_get(map, *key);
+}
+
+/* RoPE of the layers with windows, where the family has one for them. */
+static nd_status read_window_rope(const json_t *map, const char *file, nd_shape *s)
+{
+    const nd_family_row *family = &nd_families[s->family];
+    const json_t *parameters = json_object_get(map, "rope_parameters"), *value;
+    const json_t *rope = json_object_get(parameters, "sliding_attention");
+    const char *const type = json_object_get(rope, "rope_type") ? "rope_type" : "type", *key;
+    double theta = family->window_theta;
+    char name[600];
+    if (theta == 0) {
+        return ND_OK;
+    }
+    snprintf(name, sizeof name, "%.500s: rope_parameters: sliding_attention", file);
+    bool good = nd_key_is_unset(parameters) || json_is_object(parameters);
+    json_object_foreach((json_t *)parameters, key, value)
+    {
+        good &= (strcmp(key, "full_attention") == 0 || strcmp(key, "sliding_attention") == 0) &&
+                (json_is_null(value) || json_is_object(value));
+    }
+    if (!good) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: for model_type %s rope_parameters must be a map of the maps "
+                       "full_attention and sliding_attention, and nothing else",
+                       file, family->model_type);
+    }
+    json_object_foreach((json_t *)rope, key, value)
+    {
+        if (!json_is_null(value) && strcmp(key, type) != 0 && strcmp(key, "rope_theta") != 0) {
+            return nd_fail(ND_ERR_DATA, "%s: the key %.80s is not supported; remove it", name, key);
+        }
+    }
+    ND_TRY(rope ? nd_key_demand_text(rope, name, type, "default") : ND_OK);
+    ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, theta, &theta));
+    if (nd_key_is_unset(json_object_get(rope, "rope_theta")) && s->rope.theta != theta &&
+        !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
+        return nd_fail(ND_ERR_DATA,
+                       "%s: rope_theta is %g, and that of layers with windows is absent; write "
+                       "both as rope_theta in full_attention and sliding_attention of "
+                       "rope_parameters",
+                       file, s->rope.theta);
+    }
+    s->window_theta = s->window > 0 ? theta : 0;
+    return ND_OK;
+}
+
 static nd_status read_rope_type(const json_t *rope, const char *name, nd_shape *s)
 {
     nd_rope_config *out = &s->rope;
@@ -128,10 +186,9 @@ static nd_status read_factors(const json_t *rope, const char *name, const char *
 /* After the sizes: the number of factors follows from them. */
 static nd_status read_longrope(const json_t *map, const char *file, nd_shape *s)
 {
-    const json_t *rope = json_object_get(map, "rope_parameters");
-    const char *const key = "original_max_position_embeddings";
+    const char *const key = "original_max_position_embeddings", *rope_key;
+    const json_t *rope = rope_map(map, s, &rope_key);
     const int64_t pairs = nd_shape_rotated(s) / 2;
-    rope = nd_key_is_unset(rope) ? json_object_get(map, "rope_scaling") : rope;
     if (s->rope.type != ND_ROPE_LONGROPE) {
         return ND_OK;
     }
@@ -160,13 +217,11 @@ static nd_status read_longrope(const json_t *map, const char *file, nd_shape *s)
 /* partial_rotary_factor, at the top or with the other keys of RoPE. */
 nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s)
 {
-    const char *const key = "partial_rotary_factor";
-    const json_t *rope = json_object_get(map, "rope_parameters");
+    const char *const key = "partial_rotary_factor", *rope_key;
     const nd_family_row *family = &nd_families[s->family];
     double share = 1;
     ND_TRY(nd_key_real_or(map, file, key, 0, 1, 1, &share));
-    ND_TRY(nd_key_real_or(json_object_get(map, "rope_scaling"), file, key, 0, 1, share, &share));
-    ND_TRY(nd_key_real_or(rope, file, key, 0, 1, share, &share));
+    ND_TRY(nd_key_real_or(rope_map(map, s, &rope_key), file, key, 0, 1, share, &share));
     const int64_t rotated = (int64_t)((double)s->head_dim * share);
     if (share < 1 && s->family != ND_FAMILY_PHI3) {
         return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
@@ -190,7 +245,7 @@ nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s
 }
 
 /* The old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
-nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
+static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
 {
     const nd_family_row *family = &nd_families[s->family];
     nd_rope_config *out = &s->rope;
@@ -213,8 +268,8 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
                        "%s: rope_scaling and rope_parameters are both there; keep one of them",
                        file);
     }
-    const char *key = nd_key_is_unset(parameters) ? "rope_scaling" : "rope_parameters";
-    const json_t *rope = nd_key_is_unset(parameters) ? scaling : parameters;
+    const char *key;
+    const json_t *rope = rope_map(map, s, &key);
     char name[600];
     snprintf(name, sizeof name, "%.500s: %s", file, key);
     ND_TRY(nd_key_real_or(map, file, "rope_theta", 1, 1e15, theta, &out->theta));
@@ -262,4 +317,10 @@ nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
                        out->high_freq_factor, out->low_freq_factor);
     }
     return ND_OK;
+}
+
+nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
+{
+    ND_TRY(read_rope(map, file, s));
+    return read_window_rope(map, file, s);
 }

@@ -104,7 +104,9 @@ nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, bool inverse)
         ND_TRY(turn(c, nd_block_heads(d, qkv, 0, d->H), m->query_rope, inverse));
         return turn(c, nd_block_heads(d, qkv, d->H, d->K), m->rope, inverse);
     }
-    return turn(c, nd_block_heads(d, qkv, 0, d->H + d->K), m->rope, inverse);
+    const bool own =
+        m->window_rope.positions > 0 && nd_shape_window(&m->rank->shape, c.layer, INT64_MAX) > 0;
+    return turn(c, nd_block_heads(d, qkv, 0, d->H + d->K), own ? m->window_rope : m->rope, inverse);
 }
 
 /* Head `from` of k and of v comes in the place of head `to`; inverse: the gradient of the place

@@ -145,8 +145,13 @@ static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     size_t bytes = (size_t)(positions * d->rotated / 2) * sizeof(float);
-    nd_rope_view *const views[] = {&m->rope, &m->query_rope};
-    for (int v = 0; v < (m->rank->shape.rope.query_beta > 0 ? 2 : 1); v++) {
+    const nd_shape *s = &m->rank->shape;
+    nd_rope_view *const views[] = {&m->rope, s->rope.query_beta > 0 ? &m->query_rope : NULL,
+                                   s->window_theta > 0 ? &m->window_rope : NULL};
+    for (size_t v = 0; v < sizeof views / sizeof *views; v++) {
+        if (!views[v]) {
+            continue;
+        }
         views[v]->positions = positions;
         nd_memplan_want(plan, ND_MEM_DATA, "rope cosines", bytes, &views[v]->cos);
         nd_memplan_want(plan, ND_MEM_DATA, "rope sines", bytes, &views[v]->sin);
@@ -253,13 +258,14 @@ out:
 }
 
 /* The host computes the table and copies it. */
-static nd_status load_rope_table(nd_model *m, nd_rope_view to, bool queries)
+static nd_status load_rope_table(nd_model *m, const nd_rope_config *rope, nd_rope_view to,
+                                 bool queries)
 {
     const nd_dims *d = &m->dims;
     int64_t count = to.positions * d->rotated / 2;
     float *host = NULL;
     ND_TRY(ND_ALLOC(2 * count, &host));
-    nd_rope_table(&m->rank->shape.rope, d->rotated, to.positions, queries, host, host + count);
+    nd_rope_table(rope, d->rotated, to.positions, queries, host, host + count);
     nd_stream *stream = &m->rank->stream;
     nd_status status = nd_copy(stream, (float *)to.cos, host, (size_t)count * 4);
     if (status == ND_OK) {
@@ -279,10 +285,15 @@ nd_status nd_model_start(nd_model *m)
         nd_activations_start(&m->sets[s], &m->scales);
     }
     ND_TRY(nd_batches_open(&m->batches));
+    const nd_shape *s = &m->rank->shape;
+    const nd_rope_config windows = {.theta = s->window_theta};
     if (m->query_rope.positions > 0) {
-        ND_TRY(load_rope_table(m, m->query_rope, true));
+        ND_TRY(load_rope_table(m, &s->rope, m->query_rope, true));
     }
-    return load_rope_table(m, m->rope, false);
+    if (m->window_rope.positions > 0) {
+        ND_TRY(load_rope_table(m, &windows, m->window_rope, false));
+    }
+    return load_rope_table(m, &s->rope, m->rope, false);
 }
 
 void nd_model_destroy(nd_model *m)

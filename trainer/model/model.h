@@ -101,6 +101,7 @@ typedef struct nd_model {
     bool forward_only;
     int64_t piece_block;           /* of dw of the MLP in pieces (nd_form_rule.block); 0: none */
     nd_rope_view rope, query_rope; /* of keys, of queries; one where they are the same */
+    nd_rope_view window_rope;      /* of layers with windows, where it differs */
     nd_batches batches;
     nd_activation_set *sets; /* [set_count] of the micro-batches in flight; owned */
     int set_count;

@@ -276,7 +276,7 @@ static nd_shape family_of(const char *text)
             back.kv_heads == s.kv_heads && back.max_positions == s.max_positions &&
             back.bos_id == s.bos_id && back.embedding_scale == s.embedding_scale &&
             back.residual_scale == s.residual_scale && back.attention_scale == s.attention_scale &&
-            back.logits_divisor == s.logits_divisor,
+            back.logits_divisor == s.logits_divisor && back.window_theta == s.window_theta,
         "%s reads back as it was", text);
     return s;
 }
@@ -447,6 +447,66 @@ Test(shape, norms_behind)
               !nd_shape_has(&s, ND_PARAM_NORM_Q) && nd_shape_has(&s, ND_PARAM_NORM_Q_ALL));
     expect_bad("{\"model_type\": \"olmo2\", \"mlp_bias\": true, " SIZES "}", "mlp_bias is true",
                "model_type olmo2");
+}
+
+Test(shape, layers_with_windows_have_their_own_rope)
+{
+    const char *const four = "\"num_hidden_layers\": 4, \"vocab_size\": 100, \"hidden_size\": 64, "
+                             "\"intermediate_size\": 96, \"num_attention_heads\": 4}";
+    char text[1024];
+    snprintf(text, sizeof text, "{\"model_type\": \"olmo3\", %s", four);
+    nd_shape s = family_of(text);
+    cr_expect(s.qk_norm == 2 && s.post_norm == 1 && s.window == 4096 && s.rope.theta == 5e5 &&
+              s.window_theta == 5e5);
+    cr_expect(nd_shape_window(&s, 2, 9000) == 4096 && nd_shape_window(&s, 3, 9000) == 0);
+    s = family_of(
+        "{\"model_type\": \"olmo3\", \"rope_parameters\": {\"full_attention\": "
+        "{\"rope_type\": \"linear\", \"factor\": 8, \"rope_theta\": 1e6}, "
+        "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}, " SIZES "}");
+    cr_expect(s.rope.type == ND_ROPE_LINEAR && s.rope.factor == 8 && s.rope.theta == 1e6 &&
+              s.window_theta == 1e4);
+    s = family_of("{\"model_type\": \"olmo3\", \"rope_theta\": 500000, \"rope_scaling\": "
+                  "{\"rope_type\": \"linear\", \"factor\": 2}, \"layer_types\": "
+                  "[\"full_attention\", \"full_attention\"], " SIZES "}");
+    cr_expect(s.rope.factor == 2 && s.window == 0 && s.window_theta == 0);
+    expect_bad("{\"model_type\": \"olmo3\", \"rope_theta\": 1e4, " SIZES "}", "rope_theta is 10000",
+               "sliding_attention");
+    expect_bad("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"rope_theta\": 1e4}, " SIZES "}",
+               "model_type olmo3 rope_parameters must be", "sliding_attention");
+    expect_bad("{\"model_type\": \"olmo3\", \"rope_parameters\": 3, " SIZES "}",
+               "rope_parameters is an integer", "a map");
+    expect_bad("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"sliding_attention\": "
+               "{\"rope_type\": \"yarn\"}}, " SIZES "}",
+               "sliding_attention: rope_type is \"yarn\"", "\"default\"");
+    expect_bad("{\"model_type\": \"olmo3\", \"rope_parameters\": {\"sliding_attention\": "
+               "{\"factor\": 2}}, " SIZES "}",
+               "the key factor", "sliding_attention");
+    expect_bad("{\"model_type\": \"olmo3\", \"sliding_window\": null, " SIZES "}",
+               "sliding_window is null", "2 layers");
+    expect_bad("{\"model_type\": \"llama\", \"rope_parameters\": {\"full_attention\": "
+               "{\"rope_theta\": 1e4}}, " SIZES "}",
+               "full_attention is not supported", "model_type llama");
+}
+
+Test(shape, layers_without_windows_have_no_rope)
+{
+#define EXAONE4 "{\"model_type\": \"exaone4\", "
+    nd_shape s = family_of(EXAONE4 "\"sliding_window_pattern\": 2, " SIZES "}");
+    cr_expect(s.qk_norm == 1 && s.post_norm == 1 && s.eos_id == 2 && s.window == 4096);
+    cr_expect(nd_shape_window(&s, 0, 9000) == 4096 && nd_shape_turns(&s, 0));
+    cr_expect(nd_shape_window(&s, 1, 9000) == 0 && !nd_shape_turns(&s, 1));
+    s = family_of(EXAONE4 SIZES "}");
+    cr_expect(s.full.bits[0] == 0 && s.unturned.bits[0] == 0, "each fourth of two layers");
+    s = family_of(EXAONE4 "\"sliding_window\": null, \"layer_types\": [\"full_attention\", "
+                          "\"full_attention\"], " SIZES "}");
+    cr_expect(s.window == 0 && nd_shape_turns(&s, 0) && nd_shape_turns(&s, 1));
+    s = family_of(EXAONE4 "\"sliding_window\": 7, \"layer_types\": [\"full_attention\", "
+                          "\"full_attention\"], " SIZES "}");
+    cr_expect(nd_shape_window(&s, 1, 99) == 0 && !nd_shape_turns(&s, 1), "as transformers has it");
+    expect_bad(EXAONE4 "\"sliding_window_pattern\": \"LG\", " SIZES "}",
+               "sliding_window_pattern is \"LG\"", "write layer_types");
+    expect_bad(EXAONE4 "\"sliding_window_pattern\": 0, " SIZES "}", "sliding_window_pattern is 0",
+               "1 to 4096");
 }
 
 Test(shape, multipliers)
