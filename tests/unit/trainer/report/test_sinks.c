@@ -18,9 +18,19 @@ static nd_config config;
 static const nd_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
 
+/* The program's stderr is a file of the test from here on. */
+static void catch_stderr(void)
+{
+    int fd = open(tempdir_file(&dir, "stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    close(fd);
+}
+
 static void make(void)
 {
     tempdir_make(&dir);
+    catch_stderr();
     config.train.steps = 10;
     config.train.sequence_length = 128;
     config.log.interval = 4;
@@ -65,50 +75,70 @@ static nd_step_record record_of(int64_t step)
                             .wire_bytes = {4000, 50, 30, 9, 7}};
 }
 
-static char *read_file(const char *path)
+static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
+{
+    nd_status status = ND_OK;
+    for (int64_t step = first; step <= last && status == ND_OK; step++) {
+        nd_step_record record = record_of(step);
+        status = nd_sinks_step(sinks, &record);
+    }
+    return status;
+}
+
+static char *read_file(const char *name)
 {
     char *text = NULL;
     size_t size;
-    assert_ok(nd_fs_read(path, 1 << 20, ND_ERR_DATA, &text, &size));
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 1 << 20, ND_ERR_DATA, &text, &size));
     return text;
 }
 
-static char *read_metrics(void)
+/* How often a part is in a file. */
+static void expect_in(const char *name, int times, const char *part)
 {
-    return read_file(tempdir_file(&dir, "metrics.jsonl"));
-}
-
-/* What the program says on stderr goes to a file of the test from here on. */
-static const char *catch_stderr(void)
-{
-    static char path[128];
-    snprintf(path, sizeof path, "%s/stderr", dir.path);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    cr_assert_geq(fd, 0);
-    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
-    close(fd);
-    return path;
-}
-
-static int count_of(const char *text, const char *part)
-{
+    char *text = read_file(name);
     int n = 0;
     for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
         n++;
     }
-    return n;
+    cr_expect_eq(n, times, "\"%s\" is %d times in %s, not %d:\n%s", part, n, name, times, text);
+    free(text);
+}
+#define wrote(times, part) expect_in("metrics.jsonl", times, part)
+#define said(times, part)  expect_in("stderr", times, part)
+
+static void expect_whole_lines(const char *name)
+{
+    char *text = read_file(name);
+    cr_expect(text[0] && text[strlen(text) - 1] == '\n', "half a line: %s", text);
+    free(text);
+}
+
+static void expect_whole(const char *name, const char *wanted)
+{
+    char *text = read_file(name);
+    cr_expect_str_eq(text, wanted);
+    free(text);
+}
+#define wrote_only(text) expect_whole("metrics.jsonl", text)
+#define said_only(text)  expect_whole("stderr", text)
+
+/* The only line of metrics.jsonl, for the caller. */
+static json_t *read_line(void)
+{
+    char *text = read_file("metrics.jsonl");
+    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    cr_assert_not_null(object, "%s", text);
+    free(text);
+    return object;
 }
 
 Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
-    for (int64_t step = 1; step <= 10; step++) {
-        nd_step_record record = record_of(step);
-        assert_ok(nd_sinks_step(&sinks, &record));
-    }
+    assert_ok(send_steps(&sinks, 1, 10));
     nd_sinks_close(&sinks);
-    char *text = read_metrics(), *rest = text;
+    char *text = read_file("metrics.jsonl"), *rest = text;
     for (int64_t step = 1; step <= 10; step++) {
         char *line = strsep(&rest, "\n");
         json_t *object = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
@@ -145,7 +175,6 @@ Test(sinks, every_step_is_one_line_of_json_whose_doubles_come_back_exactly)
 /* Times differ from run to run: everything before step_ms must not. */
 Test(sinks, what_two_equal_runs_share_comes_before_the_times)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     assert_ok(nd_sinks_step(&sinks, &record));
@@ -154,7 +183,7 @@ Test(sinks, what_two_equal_runs_share_comes_before_the_times)
     record.peak_memory_bytes = 1;
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
+    char *text = read_file("metrics.jsonl");
     char *second = strchr(text, '\n') + 1;
     size_t same = 0;
     while (text[same] == second[same]) {
@@ -171,7 +200,6 @@ Test(sinks, what_two_equal_runs_share_comes_before_the_times)
 
 Test(sinks, infinity_and_nan_are_null)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     record.loss = NAN;
@@ -179,20 +207,16 @@ Test(sinks, infinity_and_nan_are_null)
     record.step_seconds = 0; /* a clock that stood still divides nothing */
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    json_t *object = json_loads(text, 0, NULL);
-    cr_assert_not_null(object, "%s", text);
+    json_t *object = read_line();
     cr_assert(json_is_null(json_object_get(object, "loss")));
     cr_assert(json_is_null(json_object_get(object, "grad_norm")));
     cr_assert_eq(json_number_value(json_object_get(object, "tokens_per_second")), 0);
     json_decref(object);
-    free(text);
 }
 
 /* Behind the first time, where equal runs may differ; absent where it is not known. */
 Test(sinks, the_slowest_rank_is_named)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     assert_ok(nd_sinks_step(&sinks, &record));
@@ -201,9 +225,9 @@ Test(sinks, the_slowest_rank_is_named)
     record.slowest_rank = 3;
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
+    char *text = read_file("metrics.jsonl");
     const char *second = strchr(text, '\n') + 1;
-    cr_assert_eq(count_of(text, "slowest"), 2, "%s", text);
+    wrote(2, "slowest");
     const char *at =
         strstr(second, "\"slowest_ms\":250,\"fastest_ms\":125,\"slowest_rank\":3,\"tok");
     cr_assert(at && at > strstr(second, "\"step_ms\""), "%s", text);
@@ -213,7 +237,6 @@ Test(sinks, the_slowest_rank_is_named)
 /* Before the first time, since equal runs have the same. */
 Test(sinks, separate_documents_have_their_balance)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     assert_ok(nd_sinks_step(&sinks, &record));
@@ -222,18 +245,13 @@ Test(sinks, separate_documents_have_their_balance)
     record.padding = 0.25;
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    cr_assert_eq(count_of(text, "balance"), 1, "%s", text);
-    cr_assert_not_null(
-        strstr(text, "},\"visible_pairs\":4096,\"balance\":1.015625,\"padding\":0.25,\"step_ms\""),
-        "%s", text);
-    free(text);
+    wrote(1, "balance");
+    wrote(1, "},\"visible_pairs\":4096,\"balance\":1.015625,\"padding\":0.25,\"step_ms\"");
 }
 
 /* The fields of several sources stand before those that differ between equal runs. */
 Test(sinks, sources_and_sets_have_their_losses)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_source_loss list[] = {{"web", 2.5, 900}, {"code-2", (double)NAN, 0}};
     nd_step_record record = record_of(1);
@@ -252,24 +270,17 @@ Test(sinks, sources_and_sets_have_their_losses)
     record.source_count = 256;
     assert_ok(nd_sinks_step(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    cr_assert(strstr(text,
-                     "\"source_loss\":{\"web\":2.5,\"code-2\":null},\"source_tokens\":{\"web\":900,"
-                     "\"code-2\":0},\"wire_bytes\":"),
-              "%s", text);
-    cr_assert(strstr(text,
-                     "{\"step\":1,\"validation_loss\":2,\"validation_tokens\":900,"
-                     "\"validation_set_loss\":{\"web\":2.5,\"code-2\":null},"
-                     "\"validation_set_tokens\":{\"web\":900,\"code-2\":0},\"validation_ms\":0}\n"),
-              "%s", text);
-    cr_assert_eq(count_of(text, "\n"), 3);
-    cr_assert_eq(count_of(text, "any1\":9223372036854775807"), 256);
-    free(text);
+    wrote(1, "\"source_loss\":{\"web\":2.5,\"code-2\":null},\"source_tokens\":{\"web\":900,"
+             "\"code-2\":0},\"wire_bytes\":");
+    wrote(1, "{\"step\":1,\"validation_loss\":2,\"validation_tokens\":900,"
+             "\"validation_set_loss\":{\"web\":2.5,\"code-2\":null},"
+             "\"validation_set_tokens\":{\"web\":900,\"code-2\":0},\"validation_ms\":0}\n");
+    wrote(3, "\n");
+    wrote(256, "any1\":9223372036854775807");
 }
 
 Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_health_record record = {.step = 4};
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
@@ -281,9 +292,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
     }
     assert_ok(nd_sinks_health(&sinks, &record));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-    cr_assert_not_null(object, "%s", text);
+    json_t *object = read_line();
     cr_assert_eq(json_integer_value(json_object_get(object, "step")), 4);
     const json_t *health = json_object_get(object, "fp8_health");
     cr_assert_eq(json_object_size(health), ND_OPERAND_KINDS);
@@ -297,31 +306,24 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
         cr_assert_eq(json_integer_value(json_object_get(last, "amax_layer")), 1000000);
     }
     json_decref(object);
-    free(text);
 }
 
 Test(sinks, validation_is_a_record_and_a_line)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_validation_record validation = {
         .step = 5, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_validation(&sinks, &validation));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    cr_assert_str_eq(text, "{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
-                           "\"validation_ms\":1500}\n");
-    free(text);
-    text = read_file(heard);
-    cr_assert_str_eq(text, "step 5/10  validation loss 2.2500 over 777 tokens in 1.5 s\n");
-    free(text);
+    wrote_only("{\"step\":5,\"validation_loss\":2.25,\"validation_tokens\":777,"
+               "\"validation_ms\":1500}\n");
+    said_only("step 5/10  validation loss 2.2500 over 777 tokens in 1.5 s\n");
 }
 
 /* Interval 4 of 10 steps: the first, 4, 8 and the last. The figures are means over the steps since
  * the last line. */
 Test(sinks, plain_lines_come_at_the_interval)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     for (int64_t step = 1; step <= 10; step++) {
         nd_step_record record = record_of(step);
@@ -329,22 +331,19 @@ Test(sinks, plain_lines_come_at_the_interval)
         assert_ok(nd_sinks_step(&sinks, &record));
     }
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_assert_eq(count_of(text, "\n"), 4, "%s", text);
-    cr_assert_eq(strncmp(text, "step 1/10  loss 0.3333", 22), 0, "%s", text);
-    cr_assert_eq(count_of(text, "\nstep 4/10  "), 1);
-    cr_assert_eq(count_of(text, "\nstep 8/10  "), 1);
-    cr_assert_eq(count_of(text, "\nstep 10/10  "), 1);
-    cr_assert_eq(count_of(text, "  833 ms  1229 tok/s  "), 1, "%s", text);
-    cr_assert_eq(count_of(text, "\033"), 0, "a file gets no control sequences");
-    cr_assert_eq(count_of(text, "\r"), 0);
-    free(text);
+    said(4, "\n");
+    said(1, "step 1/10  loss 0.3333");
+    said(1, "\nstep 4/10  ");
+    said(1, "\nstep 8/10  ");
+    said(1, "\nstep 10/10  ");
+    said(1, "  833 ms  1229 tok/s  ");
+    said(0, "\033"); /* a file gets no control sequences */
+    said(0, "\r");
 }
 
 /* 40 s a step: said after 80 s, 160 s, 320 s, 640 s and so on, and no more at the end. */
 Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
 {
-    const char *heard = catch_stderr();
     config.train.steps = 17;
     config.log.interval = 1000;
     nd_sinks sinks = open_sinks(false);
@@ -354,57 +353,42 @@ Test(sinks, a_long_run_without_a_terminal_says_the_time_left)
         assert_ok(nd_sinks_step(&sinks, &record));
     }
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_assert_eq(count_of(text, " left\n"), 4, "%s", text);
-    cr_assert_eq(count_of(text, "step 2/17  about 10 min 00 s left\n"), 1, "%s", text);
-    cr_assert_eq(count_of(text, "step 16/17  about 40 s left\n"), 1, "%s", text);
-    free(text);
+    said(4, " left\n");
+    said(1, "step 2/17  about 10 min 00 s left\n");
+    said(1, "step 16/17  about 40 s left\n");
 }
 
 /* A bar is drawn on a terminal when the run is long, and is gone at the end. */
 Test(sinks, a_long_run_on_a_terminal_has_a_bar)
 {
-    const char *heard = catch_stderr();
     config.train.steps = 1000;
     config.log.interval = 1000;
     nd_sinks sinks = open_sinks(true);
-    for (int64_t step = 1; step <= 2; step++) {
-        nd_step_record record = record_of(step);
-        assert_ok(nd_sinks_step(&sinks, &record));
-    }
+    assert_ok(send_steps(&sinks, 1, 2));
     const nd_validation_record validation = {
         .step = 2, .loss = 2.25, .tokens = 777, .seconds = 1.5};
     assert_ok(nd_sinks_validation(&sinks, &validation));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_assert_not_null(strstr(text, "step 1/1000  loss 0.3333  8 min 20 s left\033[K\r"), "%s",
-                       text);
-    cr_assert_not_null(strstr(text, "\r\033[Kstep 2/1000  validation loss"), "%s", text);
-    cr_assert_eq(text[strlen(text) - 1], '\n');
-    free(text);
+    said(1, "step 1/1000  loss 0.3333  8 min 20 s left\033[K\r");
+    said(1, "\r\033[Kstep 2/1000  validation loss");
+    expect_whole_lines("stderr");
 }
 
 Test(sinks, a_short_or_quiet_run_has_no_bar)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(true); /* 10 steps of 0.5 s */
-    nd_step_record record = record_of(1);
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(send_steps(&sinks, 1, 1));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_assert_eq(count_of(text, "\r"), 0);
-    free(text);
+    said(0, "\r");
 
     cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
-    heard = catch_stderr();
+    catch_stderr();
     config.train.steps = 1000;
     nd_log_init(ND_LOG_WARNING, "");
     sinks = open_sinks(true);
-    assert_ok(nd_sinks_step(&sinks, &record));
+    assert_ok(send_steps(&sinks, 1, 1));
     nd_sinks_close(&sinks);
-    text = read_file(heard);
-    cr_assert_str_eq(text, "");
-    free(text);
+    said_only("");
 }
 
 Test(sinks, a_folder_with_metrics_is_refused)
@@ -414,16 +398,13 @@ Test(sinks, a_folder_with_metrics_is_refused)
     nd_sinks sinks;
     assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "already holds a run");
     cr_assert_eq(sinks.count, 0);
-    char *text = read_metrics();
-    cr_assert_str_eq(text, "old\n");
-    free(text);
+    wrote_only("old\n");
     options.dir = "/proc/nd";
     assert_fails(nd_sinks_open(&sinks, &options), ND_ERR_CANTCREATE, "/proc/nd/metrics.jsonl");
 }
 
 Test(sinks, a_resume_on_another_mesh_says_both)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_mesh now = {{1, 1, 2, 1, 2}}, was = {{1, 1, 4, 1, 1}};
     char a[128], b[128];
@@ -435,7 +416,7 @@ Test(sinks, a_resume_on_another_mesh_says_both)
                           .mesh_was = &was};
     assert_ok(nd_sinks_event(&sinks, &event));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
+    char *text = read_file("metrics.jsonl");
     json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     cr_assert_not_null(object, "%s", text);
     cr_assert_str_eq(json_string_value(json_object_get(object, "mesh")),
@@ -444,10 +425,8 @@ Test(sinks, a_resume_on_another_mesh_says_both)
                      nd_mesh_format(&was, b, sizeof b));
     json_decref(object);
     free(text);
-    text = read_file(heard);
-    cr_assert_not_null(strstr(text, a), "%s", text);
-    cr_assert_not_null(strstr(text, b), "%s", text);
-    free(text);
+    said(1, a);
+    said(1, b);
 }
 
 static void set_file_limit(rlim_t bytes)
@@ -457,16 +436,6 @@ static void set_file_limit(rlim_t bytes)
     cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
     limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-}
-
-static nd_status send_steps(nd_sinks *sinks, int64_t first, int64_t last)
-{
-    nd_status status = ND_OK;
-    for (int64_t step = first; step <= last && status == ND_OK; step++) {
-        nd_step_record record = record_of(step);
-        status = nd_sinks_step(sinks, &record);
-    }
-    return status;
 }
 
 /* A full disk, played by a limit on the size of files: metrics.jsonl takes a part of a line, and
@@ -484,7 +453,6 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
 {
     char path[2000] = "one/"; /* is cut in a line, twice in this one */
     memset(path + 4, 'x', sizeof path - 5);
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_run_event rewinds[] = {
         {.kind = ND_RUN_EVENT_RESUMED, .step = 7, .path = "seven"},
@@ -498,38 +466,32 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
         assert_ok(nd_sinks_event(&sinks, &rewinds[i]));
     }
     cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 11);
-    char *text = read_metrics();
-    cr_expect_eq(count_of(text, "\n"), 8, "%s", text);
-    cr_expect_eq(text[strlen(text) - 1], '\n', "half a line: %s", text);
-    free(text);
+    wrote(8, "\n");
+    expect_whole_lines("metrics.jsonl");
     set_file_limit(RLIM_INFINITY);
     assert_ok(send_steps(&sinks, 17, 18));
     nd_sinks_close(&sinks);
-    text = read_metrics();
+    char *text = read_file("metrics.jsonl");
     const char *one = strstr(text, "{\"event\":\"resumed\",\"step\":1,\"from\":\"one/x");
     const char *next = strstr(text, "{\"step\":17,");
     const char *lost =
         strstr(text, "{\"event\":\"records_lost\",\"step\":17,"
                      "\"sink\":\"metrics.jsonl\",\"records\":11,\"why\":\"11 records "
                      "did not go to metrics.jsonl: ");
-    cr_expect_eq(count_of(text, "\n"), 12, "%s", text);
     cr_expect(one && next && lost && one < next && next < lost, "%s", text);
-    cr_expect_eq(count_of(text, "resumed"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "xxx...\""), 2, "%s", text);
-    cr_expect_not_null(strstr(text, "File too large"), "%s", text);
     free(text);
-    text = read_file(heard);
-    cr_expect_eq(count_of(text, "warning: metrics.jsonl loses records of this run"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "metrics.jsonl is written again, without 11 records"), 1, "%s",
-                 text);
-    cr_expect_eq(count_of(text, "warning:"), 3, "%s", text); /* and of the rewind */
-    free(text);
+    wrote(12, "\n");
+    wrote(1, "resumed");
+    wrote(2, "xxx...\"");
+    wrote(1, "File too large");
+    said(1, "warning: metrics.jsonl loses records of this run");
+    said(1, "metrics.jsonl is written again, without 11 records");
+    said(3, "warning:"); /* and of the rewind */
 }
 
 /* It says so at the end, and the error that the run ends with stays. */
 Test(sinks, a_disk_that_stays_full_is_said_at_the_end)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     assert_ok(send_steps(&sinks, 1, 8));
     fill_disk(&sinks);
@@ -538,19 +500,13 @@ Test(sinks, a_disk_that_stays_full_is_said_at_the_end)
     nd_sinks_close(&sinks);
     cr_expect_str_eq(nd_error_last()->message, "what ends the run");
     set_file_limit(RLIM_INFINITY);
-    char *text = read_metrics();
-    cr_expect_eq(count_of(text, "\n"), 8, "%s", text);
-    cr_expect_eq(text[strlen(text) - 1], '\n', "half a line: %s", text);
-    free(text);
-    text = read_file(heard);
-    cr_expect_eq(count_of(text, "warning: 9 records of this run did not go to metrics.jsonl"), 1,
-                 "%s", text);
-    free(text);
+    wrote(8, "\n");
+    expect_whole_lines("metrics.jsonl");
+    said(1, "warning: 9 records of this run did not go to metrics.jsonl");
 }
 
 Test(sinks, metrics_that_were_deleted_are_an_error_at_the_next_line)
 {
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     nd_step_record record = record_of(1);
     const nd_validation_record validation = {
@@ -576,19 +532,14 @@ Test(sinks, closing_nothing_is_legal)
 
 Test(sinks, events_reach_the_terminal_and_not_the_metrics)
 {
-    const char *heard = catch_stderr();
     nd_sinks sinks = open_sinks(false);
     const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "runs/x-1/model"};
     const nd_run_event finished = {.kind = ND_RUN_EVENT_FINISHED, .step = 10};
     assert_ok(nd_sinks_event(&sinks, &event));
     assert_ok(nd_sinks_event(&sinks, &finished));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_assert_str_eq(text, "model saved: runs/x-1/model\n");
-    free(text);
-    text = read_metrics();
-    cr_assert_str_eq(text, "");
-    free(text);
+    said_only("model saved: runs/x-1/model\n");
+    wrote_only("");
 }
 
 /* The words of most errors, and a checkpoint's whole path. */
@@ -597,14 +548,11 @@ Test(sinks, texts_of_600_bytes_are_whole)
     char why[601] = "", quoted[604];
     memset(why, 'y', sizeof why - 1);
     snprintf(quoted, sizeof quoted, "\"%s\"", why);
-    catch_stderr();
     nd_sinks sinks = open_sinks(false);
     assert_ok(nd_sinks_event(
         &sinks, &(nd_run_event){.kind = ND_RUN_EVENT_ENDED, .step = 3, .code = 65, .reason = why}));
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    cr_expect_not_null(strstr(text, quoted), "%s", text);
-    free(text);
+    wrote(1, quoted);
 }
 
 /* A sink that counts its calls and fails from some step on. */
@@ -644,7 +592,6 @@ static nd_sink counting(const char *name, counter *c, bool required)
 /* The folder of TensorBoard takes no more after some steps: the run goes on. */
 Test(sinks, tensorboard_on_a_full_disk_is_dropped)
 {
-    const char *heard = catch_stderr();
     cr_assert_eq(nd_config_init(&config), ND_OK);
     config.train.steps = 10;
     config.log.trackers = 1U << ND_TRACKER_TENSORBOARD;
@@ -660,18 +607,15 @@ Test(sinks, tensorboard_on_a_full_disk_is_dropped)
     set_file_limit(RLIM_INFINITY);
     assert_ok(send_steps(&sinks, 61, 61));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard), wanted[120];
-    cr_expect_eq(count_of(text, "warning: TensorBoard takes no more reports"), 1, "%s", text);
+    char wanted[120];
+    said(1, "warning: TensorBoard takes no more reports");
     snprintf(wanted, sizeof wanted, "warning: %lld records of this run did not go to TensorBoard",
              lost + 1);
-    cr_expect_eq(count_of(text, wanted), 1, "%s", text);
-    free(text);
-    text = read_metrics();
+    said(1, wanted);
     snprintf(wanted, sizeof wanted,
              "{\"event\":\"records_lost\",\"step\":61,\"sink\":\"TensorBoard\",\"records\":%lld,",
              lost + 1);
-    cr_expect_not_null(strstr(text, wanted), "%s", text);
-    free(text);
+    wrote(1, wanted);
     nd_config_fini(&config);
 }
 
@@ -686,7 +630,6 @@ Test(sinks, a_tracker_that_cannot_open_is_dropped)
         {ND_TRACKER_TRACKIO, "warning: trackio takes no more reports", "trackio"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *heard = catch_stderr();
         cr_assert_eq(nd_config_init(&config), ND_OK);
         config.train.steps = 10;
         config.log.trackers = 1U << cases[i].tracker;
@@ -694,12 +637,11 @@ Test(sinks, a_tracker_that_cannot_open_is_dropped)
         assert_ok(send_steps(&sinks, 1, 10));
         assert_ok(nd_sinks_validation(&sinks, &(nd_validation_record){.step = 10}));
         nd_sinks_close(&sinks);
-        char *text = read_file(heard), wanted[80];
-        cr_expect_eq(count_of(text, cases[i].dropped), 1, "%s", text);
+        char wanted[80];
+        said(1, cases[i].dropped);
         snprintf(wanted, sizeof wanted, "warning: 11 records of this run did not go to %s",
                  cases[i].name);
-        cr_expect_eq(count_of(text, wanted), 1, "%s", text);
-        free(text);
+        said(1, wanted);
         cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
         nd_config_fini(&config);
     }
@@ -731,7 +673,6 @@ Test(sinks, a_tracker_whose_place_is_taken_ends_the_start)
 /* It is closed and gets nothing more; the sinks around it go on. */
 Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
 {
-    const char *heard = catch_stderr();
     counter before = {100}, bad = {3}, after = {100};
     const nd_validation_record validation = {
         .step = 5, .loss = 2.25, .tokens = 777, .seconds = 1.5};
@@ -751,19 +692,15 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
     cr_expect_eq(after.steps, 5);
     cr_expect_eq(after.validations, 1);
     cr_expect_eq(after.closed, 1);
-    char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "\n"), 2, "%s", text);
-    cr_expect_eq(count_of(text, "warning: tensorboard takes no more"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "its disk is full"), 1, "%s", text);
-    cr_expect_eq(count_of(text, "warning: 4 records of this run did not go to tensorboard"), 1,
-                 "%s", text);
-    free(text);
+    said(2, "\n");
+    said(1, "warning: tensorboard takes no more");
+    said(1, "its disk is full");
+    said(1, "warning: 4 records of this run did not go to tensorboard");
 }
 
 /* But for a full disk (ND_ERR_IO). */
 Test(sinks, one_that_is_required_and_fails_ends_the_run)
 {
-    catch_stderr();
     counter bad = {3};
     nd_sinks sinks = {0};
     assert_ok(nd_sinks_add(&sinks, counting("metrics", &bad, true)));
@@ -794,7 +731,6 @@ static nd_status lose_first_event(void *self, const nd_run_event *event)
 /* The line that says what was lost is lost too, and is written behind the next step. */
 Test(sinks, a_lost_line_about_lost_records_is_made_up_for)
 {
-    const char *heard = catch_stderr();
     counter bad = {3};
     nd_sink sink = counting("metrics", &bad, true);
     nd_sinks sinks = {0};
@@ -806,11 +742,8 @@ Test(sinks, a_lost_line_about_lost_records_is_made_up_for)
     cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 1);
     assert_ok(send_steps(&sinks, 5, 6));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
     cr_expect_eq(bad.validations, 2);
-    cr_expect_eq(count_of(text, "warning: metrics is written again, without 1 records"), 1, "%s",
-                 text);
-    free(text);
+    said(1, "warning: metrics is written again, without 1 records");
 }
 
 /* A sink whose call for one step does not return until the test says so. */
@@ -852,6 +785,20 @@ static nd_sink hanging(const char *name, stuck *s, bool required)
                      .close = close_stuck};
 }
 
+/* A required sink that hangs at step 3 and is known to: returns how many of 100 steps found no room
+ * behind those that wait. */
+static int64_t overflow(nd_sinks *sinks, stuck *s, nd_status (*event)(void *, const nd_run_event *))
+{
+    nd_sink sink = hanging("metrics", s, true);
+    sink.event = event;
+    *sinks = (nd_sinks){.deadline_seconds = 0.1, .queue_bytes = 8192};
+    assert_ok(nd_sinks_add(sinks, sink));
+    assert_ok(send_steps(sinks, 1, 3));
+    assert_ok(nd_sinks_flush(sinks));
+    assert_ok(send_steps(sinks, 4, 100));
+    return nd_sinks_loss(sinks, 0).records;
+}
+
 static void let_go(const stuck *s)
 {
     cr_assert_eq(write(s->gate[1], "x", 1), 1);
@@ -861,7 +808,6 @@ static void let_go(const stuck *s)
 Test(sinks, one_that_hangs_is_dropped_and_holds_up_nothing, .timeout = 60)
 {
     static stuck bad = {.at = 3}; /* its thread outlives the test */
-    const char *heard = catch_stderr();
     counter after = {100};
     nd_sinks sinks = {.deadline_seconds = 0.1};
     assert_ok(nd_sinks_add(&sinks, hanging("tensorboard", &bad, false)));
@@ -875,20 +821,15 @@ Test(sinks, one_that_hangs_is_dropped_and_holds_up_nothing, .timeout = 60)
     cr_expect_eq(after.closed, 1);
     cr_expect_eq(bad.all.steps, 2);
     cr_expect_eq(bad.all.closed, 0);
-    char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "\n"), 2, "%s", text);
-    cr_expect_eq(count_of(text, "warning: tensorboard takes no more reports of this run, which "
-                                "goes on without it: a write has not returned for 0.1 s"),
-                 1, "%s", text);
-    cr_expect_eq(count_of(text, "warning: 18 records of this run did not go to tensorboard"), 1,
-                 "%s", text);
-    free(text);
+    said(2, "\n");
+    said(1, "warning: tensorboard takes no more reports of this run, which "
+            "goes on without it: a write has not returned for 0.1 s");
+    said(1, "warning: 18 records of this run did not go to tensorboard");
 }
 
 /* An empty queue that does not take a record is not the sink's fault: nothing is waited for. */
 Test(sinks, a_record_larger_than_the_queue_is_lost_at_once, .timeout = 60)
 {
-    const char *heard = catch_stderr();
     counter all = {100};
     nd_sinks sinks = {.deadline_seconds = 1e6, .queue_bytes = 16};
     assert_ok(nd_sinks_add(&sinks, counting("metrics", &all, true)));
@@ -896,24 +837,16 @@ Test(sinks, a_record_larger_than_the_queue_is_lost_at_once, .timeout = 60)
     cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 3);
     nd_sinks_close(&sinks);
     cr_expect_eq(all.steps, 0);
-    char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "warning: metrics loses records of this run, which goes on: a "
-                                "record is larger than their queue"),
-                 1, "%s", text);
-    free(text);
+    said(1, "warning: metrics loses records of this run, which goes on: a "
+            "record is larger than their queue");
 }
 
 /* One that is required has the records that waited, and says how many found no room. */
 Test(sinks, one_that_is_required_goes_on_after_it_hung, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    const char *heard = catch_stderr();
-    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
-    assert_ok(nd_sinks_add(&sinks, hanging("metrics", &bad, true)));
-    assert_ok(send_steps(&sinks, 1, 3));
-    assert_ok(nd_sinks_flush(&sinks)); /* it is found to hang */
-    assert_ok(send_steps(&sinks, 4, 100));
-    const int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    nd_sinks sinks;
+    const int64_t lost = overflow(&sinks, &bad, count_event);
     cr_expect(lost > 50 && lost < 97, "%lld", (long long)lost);
     cr_expect_eq(bad.all.steps, 2);
     let_go(&bad);
@@ -927,11 +860,10 @@ Test(sinks, one_that_is_required_goes_on_after_it_hung, .timeout = 60)
     cr_expect_eq(bad.all.closed, 1);
     cr_expect_eq(bad.all.validations, 1);
     static const char again[] = "warning: metrics is written again, without ";
-    char *text = read_file(heard), *said = strstr(text, again);
-    cr_expect_eq(count_of(text, "warning: metrics does not answer, and the run goes on"), 1, "%s",
-                 text);
-    cr_expect_eq(count_of(text, again), 1, "%s", text);
-    cr_expect_eq(bad.all.steps + (said ? atoll(said + strlen(again)) : 0), step, "%s", text);
+    said(1, "warning: metrics does not answer, and the run goes on");
+    said(1, again);
+    char *text = read_file("stderr"), *gap = strstr(text, again);
+    cr_expect_eq(bad.all.steps + (gap ? atoll(gap + strlen(again)) : 0), step, "%s", text);
     free(text);
 }
 
@@ -939,17 +871,13 @@ Test(sinks, one_that_is_required_goes_on_after_it_hung, .timeout = 60)
 Test(sinks, a_run_ends_while_a_required_sink_hangs, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    const char *heard = catch_stderr();
     nd_sinks sinks = {.deadline_seconds = 0.1};
     assert_ok(nd_sinks_add(&sinks, hanging("metrics", &bad, true)));
     assert_ok(send_steps(&sinks, 1, 10));
     (void)nd_fail(ND_ERR_NUMERIC, "what ends the run");
     nd_sinks_close(&sinks);
     cr_expect_str_eq(nd_error_last()->message, "what ends the run");
-    char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "warning: 8 records of this run did not go to metrics"), 1, "%s",
-                 text);
-    free(text);
+    said(1, "warning: 8 records of this run did not go to metrics");
 }
 
 /* A sink without a function for a kind of record is passed over. */
@@ -968,7 +896,6 @@ Test(sinks, a_sink_takes_only_what_it_has_a_function_for)
 Test(sinks, events_without_a_line_are_not_lost, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    const char *heard = catch_stderr();
     nd_sink sink = hanging("metrics", &bad, true);
     nd_sinks sinks = {.deadline_seconds = 0.1};
     sink.events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED | 1U << ND_RUN_EVENT_FINISHED;
@@ -980,10 +907,9 @@ Test(sinks, events_without_a_line_are_not_lost, .timeout = 60)
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_FINISHED}));
     nd_sinks_close(&sinks);
-    char *text = read_file(heard);
-    cr_expect_eq(count_of(text, "warning: 9 records of this run did not go to metrics"), 1, "%s",
-                 text); /* steps 3 to 10, and the checkpoint */
-    free(text);
+    said(
+        1,
+        "warning: 9 records of this run did not go to metrics"); /* steps 3 to 10, and the checkpoint */
 }
 
 /* metrics.jsonl has no line for these two. */
@@ -1003,12 +929,9 @@ Test(sinks, metrics_have_all_lines_but_of_the_end)
         assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i], .reason = "why"}));
     }
     nd_sinks_close(&sinks);
-    char *text = read_metrics();
-    cr_expect_eq(count_of(text, "\n"), 5, "%s", text);
-    cr_expect_eq(count_of(text, "{\"event\":\""), 5, "%s", text);
-    cr_expect_eq(count_of(text, "{\"event\":\"ended\",\"step\":0,\"code\":0,\"why\":\"why\"}"), 1,
-                 "%s", text);
-    free(text);
+    wrote(5, "\n");
+    wrote(5, "{\"event\":\"");
+    wrote(1, "{\"event\":\"ended\",\"step\":0,\"code\":0,\"why\":\"why\"}");
     nd_config_fini(&config);
 }
 
@@ -1025,15 +948,8 @@ static nd_status hang_at_event(void *self, const nd_run_event *event)
 Test(sinks, a_lost_line_about_lost_records_counts_them, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    const char *heard = catch_stderr();
-    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
-    nd_sink sink = hanging("metrics", &bad, true);
-    sink.event = hang_at_event;
-    assert_ok(nd_sinks_add(&sinks, sink));
-    assert_ok(send_steps(&sinks, 1, 3));
-    assert_ok(nd_sinks_flush(&sinks));
-    assert_ok(send_steps(&sinks, 4, 100));
-    int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    nd_sinks sinks;
+    const int64_t lost = overflow(&sinks, &bad, hang_at_event);
     let_go(&bad);
     while (bad.all.steps < 100 - lost) { /* what waited is written */
         usleep(1000);
@@ -1041,11 +957,10 @@ Test(sinks, a_lost_line_about_lost_records_counts_them, .timeout = 60)
     assert_ok(nd_sinks_flush(&sinks));
     assert_ok(send_steps(&sinks, 101, 101)); /* behind the event, which hangs */
     nd_sinks_close(&sinks);
-    char *text = read_file(heard), wanted[80];
+    char wanted[80];
     snprintf(wanted, sizeof wanted, "warning: %lld records of this run did not go to metrics",
              (long long)lost + 1);
-    cr_expect_eq(count_of(text, wanted), 1, "%s not in %s", wanted, text);
-    free(text);
+    said(1, wanted);
 }
 
 static int64_t told;
@@ -1060,15 +975,8 @@ static nd_status hang_at_gap(void *self, const nd_run_event *event)
 Test(sinks, records_that_find_no_room_behind_a_gap_are_told_too, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    catch_stderr();
-    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
-    nd_sink sink = hanging("metrics", &bad, true);
-    sink.event = hang_at_gap;
-    assert_ok(nd_sinks_add(&sinks, sink));
-    assert_ok(send_steps(&sinks, 1, 3));
-    assert_ok(nd_sinks_flush(&sinks));
-    assert_ok(send_steps(&sinks, 4, 100));
-    const int64_t lost = nd_sinks_loss(&sinks, 0).records;
+    nd_sinks sinks;
+    const int64_t lost = overflow(&sinks, &bad, hang_at_gap);
     let_go(&bad);
     while (bad.all.steps < 100 - lost) {
         usleep(1000);
@@ -1102,14 +1010,8 @@ static nd_status note_event(void *self, const nd_run_event *event)
 Test(sinks, a_resumed_run_that_found_no_room_is_made_up_for, .timeout = 60)
 {
     static stuck bad = {.at = 3};
-    catch_stderr();
-    nd_sinks sinks = {.deadline_seconds = 0.1, .queue_bytes = 8192};
-    nd_sink sink = hanging("metrics", &bad, true);
-    sink.event = note_event;
-    assert_ok(nd_sinks_add(&sinks, sink));
-    assert_ok(send_steps(&sinks, 1, 3));
-    assert_ok(nd_sinks_flush(&sinks));
-    assert_ok(send_steps(&sinks, 4, 100));
+    nd_sinks sinks;
+    (void)overflow(&sinks, &bad, note_event);
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_RESUMED, .step = 50}));
     let_go(&bad);
     for (int64_t step = 51; bad.all.validations < 2; step++) {
