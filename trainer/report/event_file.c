@@ -14,13 +14,13 @@
 
 enum { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 }; /* wire types of protobuf */
 
-enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4 };
+enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4, OPEN_MAX = 12 };
 
 /* Fields of Event, Summary and Summary.Value, by their numbers. */
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
 enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_CONTENT = 4, TENSOR_STRING = 8 };
-enum { DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
+enum { DTYPE_FLOAT = 1, DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
 enum { SESSION_STATUS = 1, SESSION_PATH = 2 };
 
 /* The bytes of one message of protobuf, in memory of the caller; what does not fit sets `full`. */
@@ -28,15 +28,14 @@ typedef struct proto {
     uint8_t *data;
     size_t size, capacity;
     bool full;
+    size_t open[OPEN_MAX]; /* where the messages that are begun begin */
+    int depth;
 } proto;
 
 struct nd_event_file {
     int fd;
     char *path; /* owned */
     proto record;
-    size_t summary; /* where the message of values begins */
-    bool in_summary;
-    size_t value, metadata, plugin, content, start; /* of a value for hyperparameters */
     uint8_t frame[HEAD + ND_EVENT_BYTES_MAX + TAIL];
 };
 
@@ -111,21 +110,23 @@ static void put_field_text(proto *p, int field, const char *text)
 }
 
 /* The length is not known yet: it gets four bytes, which a varint may have whatever its value. */
-static size_t begin_message(proto *p, int field)
+static void begin_message(proto *p, int field)
 {
     put_key(p, field, LENGTH);
     for (int i = 0; i < LENGTH_BYTES; i++) {
         put_byte(p, 0);
     }
-    return p->size;
+    ND_ASSERT(p->depth < OPEN_MAX);
+    p->open[p->depth++] = p->size;
 }
 
-static void end_message(proto *p, size_t begin)
+/* Ends the message that was begun last. */
+static void end_message(proto *p)
 {
+    const size_t begin = p->open[--p->depth], length = p->size - begin;
     if (p->full) {
         return;
     }
-    size_t length = p->size - begin;
     ND_ASSERT(length < (size_t)1 << (7 * LENGTH_BYTES));
     for (int i = 0; i < LENGTH_BYTES; i++) {
         uint8_t more = i + 1 < LENGTH_BYTES ? 128 : 0;
@@ -154,13 +155,6 @@ uint32_t nd_crc32c_masked(const void *bytes, size_t count)
 {
     uint32_t crc = nd_crc32c(bytes, count);
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
-}
-
-static void store_le(uint8_t *out, uint64_t value, int bytes)
-{
-    for (int i = 0; i < bytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
 }
 
 static nd_status fail_write(const nd_event_file *file, const char *why)
@@ -200,85 +194,91 @@ static double seconds_now(void)
 void nd_event_begin(nd_event_file *file, int64_t step)
 {
     file->record = (proto){.data = file->frame + HEAD, .capacity = ND_EVENT_BYTES_MAX};
-    file->in_summary = false;
     put_field_double(&file->record, EVENT_TIME, seconds_now());
     put_field_varint(&file->record, EVENT_STEP, (uint64_t)step);
 }
 
-/* All values of a record are in one message. */
-static size_t begin_value(nd_event_file *file, const char *tag)
+/* All values of a record are in one message, which the end of the record ends. */
+static void begin_value(nd_event_file *file, const char *tag)
 {
-    if (!file->in_summary) {
-        file->summary = begin_message(&file->record, EVENT_SUMMARY);
-        file->in_summary = true;
+    if (file->record.depth == 0) {
+        begin_message(&file->record, EVENT_SUMMARY);
     }
-    size_t value = begin_message(&file->record, SUMMARY_VALUE);
+    begin_message(&file->record, SUMMARY_VALUE);
     put_field_text(&file->record, VALUE_TAG, tag);
-    return value;
 }
 
 void nd_event_scalar(nd_event_file *file, const char *tag, double value)
 {
-    size_t begin = begin_value(file, tag);
+    begin_value(file, tag);
     put_field_float(&file->record, VALUE_SCALAR, (float)value);
-    end_message(&file->record, begin);
+    end_message(&file->record);
 }
 
-/* Says which plugin shows a tag: SummaryMetadata{1 plugin_data{1 plugin_name}, 4 data_class}. */
-static void put_plugin(proto *p, const char *name)
+/* Says which plugin shows a tag: SummaryMetadata{1 plugin_data{1 plugin_name, 2 content},
+ * 4 data_class}. */
+static void begin_plugin(proto *p, const char *name)
+{
+    begin_message(p, VALUE_METADATA);
+    begin_message(p, 1);
+    put_field_text(p, 1, name);
+}
+
+static void end_plugin(proto *p)
 {
     enum { DATA_CLASS_TENSOR = 2 };
-    size_t metadata = begin_message(p, VALUE_METADATA), plugin = begin_message(p, 1);
-    put_field_text(p, 1, name);
-    end_message(p, plugin);
+    end_message(p);
     put_field_varint(p, 4, DATA_CLASS_TENSOR);
-    end_message(p, metadata);
+    end_message(p);
 }
 
-/* TensorShapeProto{2 dim{1 size}}. */
-static void put_shape(proto *p, const uint64_t *sizes, int count)
+/* Its dtype and TensorShapeProto{2 dim{1 size}}. */
+static void begin_tensor(proto *p, uint64_t dtype, const uint64_t *sizes, int count)
 {
-    size_t shape = begin_message(p, TENSOR_SHAPE);
+    begin_message(p, VALUE_TENSOR);
+    put_field_varint(p, TENSOR_DTYPE, dtype);
+    begin_message(p, TENSOR_SHAPE);
     for (int i = 0; i < count; i++) {
-        size_t dim = begin_message(p, 2);
+        begin_message(p, 2);
         put_field_varint(p, 1, sizes[i]);
-        end_message(p, dim);
+        end_message(p);
     }
-    end_message(p, shape);
+    end_message(p);
+}
+
+/* Of the tensor and the value that it belongs to. */
+static void end_tensor(proto *p)
+{
+    end_message(p);
+    end_message(p);
 }
 
 void nd_event_text(nd_event_file *file, const char *tag, const char *text)
 {
-    static const uint64_t one = 1;
     proto *p = &file->record;
-    size_t value = begin_value(file, tag);
-    put_plugin(p, "text");
-    size_t tensor = begin_message(p, VALUE_TENSOR);
-    put_field_varint(p, TENSOR_DTYPE, DTYPE_STRING);
-    put_shape(p, &one, 1);
+    begin_value(file, tag);
+    begin_plugin(p, "text");
+    end_plugin(p);
+    begin_tensor(p, DTYPE_STRING, (const uint64_t[]){1}, 1);
     put_field_text(p, TENSOR_STRING, text);
-    end_message(p, tensor);
-    end_message(p, value);
+    end_tensor(p);
 }
 
 void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows, int count)
 {
-    const uint64_t sizes[] = {(uint64_t)count, 3};
     proto *p = &file->record;
-    size_t value = begin_value(file, tag);
-    put_plugin(p, "histograms");
-    size_t tensor = begin_message(p, VALUE_TENSOR);
-    put_field_varint(p, TENSOR_DTYPE, DTYPE_DOUBLE);
-    put_shape(p, sizes, 2);
-    size_t content = begin_message(p, TENSOR_CONTENT);
+    begin_value(file, tag);
+    begin_plugin(p, "histograms");
+    end_plugin(p);
+    begin_tensor(p, DTYPE_DOUBLE, (const uint64_t[]){(uint64_t)count, 3}, 2);
+    begin_message(p, TENSOR_CONTENT);
     for (int i = 0; i < 3 * count; i++) {
         uint64_t bits;
         memcpy(&bits, &rows[i], sizeof bits);
         put_fixed(p, bits, sizeof bits);
     }
-    end_message(p, content);
-    end_message(p, tensor);
-    end_message(p, value);
+    end_message(p);
+    end_tensor(p);
 }
 
 /* Value{2 number, 3 string, 4 bool}: by what the text is. */
@@ -307,52 +307,42 @@ static void put_setting(proto *p, const char *text)
  */
 static void begin_hparams(nd_event_file *file, const char *tag)
 {
-    proto *p = &file->record;
-    file->value = begin_value(file, tag);
-    file->metadata = begin_message(p, VALUE_METADATA);
-    file->plugin = begin_message(p, 1);
-    put_field_text(p, 1, "hparams");
-    file->content = begin_message(p, 2);
+    begin_value(file, tag);
+    begin_plugin(&file->record, "hparams");
+    begin_message(&file->record, 2);
 }
 
 static void end_hparams(nd_event_file *file)
 {
-    enum { DATA_CLASS_TENSOR = 2, DTYPE_FLOAT = 1 };
-    static const uint64_t none = 0;
     proto *p = &file->record;
-    end_message(p, file->content);
-    end_message(p, file->plugin);
-    put_field_varint(p, 4, DATA_CLASS_TENSOR);
-    end_message(p, file->metadata);
-    size_t tensor = begin_message(p, VALUE_TENSOR);
-    put_field_varint(p, TENSOR_DTYPE, DTYPE_FLOAT);
-    put_shape(p, &none, 1);
-    end_message(p, tensor);
-    end_message(p, file->value);
+    end_message(p);
+    end_plugin(p);
+    begin_tensor(p, DTYPE_FLOAT, (const uint64_t[]){0}, 1);
+    end_tensor(p);
 }
 
 void nd_event_settings_begin(nd_event_file *file)
 {
     begin_hparams(file, "_hparams_/session_start_info");
-    file->start = begin_message(&file->record, 3);
+    begin_message(&file->record, 3);
 }
 
 void nd_event_setting(nd_event_file *file, const char *key, const char *text)
 {
     proto *p = &file->record;
-    size_t entry = begin_message(p, 1);
+    begin_message(p, 1);
     put_field_text(p, 1, key);
-    size_t value = begin_message(p, 2);
+    begin_message(p, 2);
     put_setting(p, text);
-    end_message(p, value);
-    end_message(p, entry);
+    end_message(p);
+    end_message(p);
 }
 
 void nd_event_settings_end(nd_event_file *file)
 {
     enum { START_TIME = 5 };
     put_field_double(&file->record, START_TIME, seconds_now());
-    end_message(&file->record, file->start);
+    end_message(&file->record);
     end_hparams(file);
 }
 
@@ -361,25 +351,27 @@ void nd_event_finished(nd_event_file *file)
     enum { STATUS = 1, END_TIME = 2, STATUS_SUCCESS = 1 };
     proto *p = &file->record;
     begin_hparams(file, "_hparams_/session_end_info");
-    size_t end = begin_message(p, 4);
+    begin_message(p, 4);
     put_field_varint(p, STATUS, STATUS_SUCCESS);
     put_field_double(p, END_TIME, seconds_now());
-    end_message(p, end);
+    end_message(p);
     end_hparams(file);
 }
 
 nd_status nd_event_end(nd_event_file *file)
 {
     proto *p = &file->record;
-    if (file->in_summary) {
-        end_message(p, file->summary);
+    while (p->depth > 0) {
+        end_message(p);
     }
     if (p->full) {
         return fail_write(file, "a record is longer than 1 MiB");
     }
-    store_le(file->frame, p->size, 8);
-    store_le(file->frame + 8, nd_crc32c_masked(file->frame, 8), 4);
-    store_le(file->frame + HEAD + p->size, nd_crc32c_masked(p->data, p->size), TAIL);
+    proto head = {.data = file->frame, .capacity = HEAD};
+    proto tail = {.data = p->data + p->size, .capacity = TAIL};
+    put_fixed(&head, p->size, 8);
+    put_fixed(&head, nd_crc32c_masked(file->frame, 8), 4);
+    put_fixed(&tail, nd_crc32c_masked(p->data, p->size), TAIL);
     return append(file, HEAD + p->size + TAIL);
 }
 
@@ -388,12 +380,11 @@ nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark ma
 {
     proto *p = &file->record;
     nd_event_begin(file, step);
-    size_t session = begin_message(p, EVENT_SESSION);
+    begin_message(p, EVENT_SESSION);
     put_field_varint(p, SESSION_STATUS, (uint64_t)mark);
     if (path) {
         put_field_text(p, SESSION_PATH, path);
     }
-    end_message(p, session);
     return nd_event_end(file);
 }
 

@@ -258,17 +258,10 @@ nd_speed nd_speed_of(const nd_report_options *options, double step_seconds);
  * Text for a person, as pure functions of numbers. Each writes at most `size` bytes with the final
  * NUL and returns its first argument.
  */
-typedef struct nd_step_view {
-    int64_t step, steps;
-    double loss, grad_norm, lr;
-    double step_seconds; /* mean over the steps since the last line */
-    double tokens_per_second;
-    double tflops; /* per worker, attention counted as causal */
-    double peak_memory_bytes;
-} nd_step_view;
-
-/* Below 120 columns for numbers of usual size. */
-char *nd_step_line_format(char *text, size_t size, const nd_step_view *view);
+/* The record has the mean time of the steps since the last line. Below 120 columns for numbers of
+ * usual size. */
+char *nd_step_line_format(char *text, size_t size, int64_t steps, const nd_step_record *record,
+                          const nd_speed *speed);
 
 /* "[=====> ] 52 % step 520/1000 loss 2.3456 4 min 03 s left": below 80 columns, no newline. */
 char *nd_progress_bar_format(char *text, size_t size, int64_t step, int64_t steps, double loss,

@@ -73,22 +73,24 @@ char *nd_duration_format(char *text, size_t size, double seconds)
     return text;
 }
 
-char *nd_step_line_format(char *text, size_t size, const nd_step_view *view)
+char *nd_step_line_format(char *text, size_t size, int64_t steps, const nd_step_record *r,
+                          const nd_speed *speed)
 {
     char all[SHORT], memory[SHORT];
-    bool slow = view->step_seconds >= 10;
+    const double seconds = r->step_seconds;
+    const bool slow = seconds >= 10;
     snprintf(text, size,
              "step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.*f %s  %s tok/s  "
              "%.*f TFLOP/s/worker  peak %s",
-             (long long)view->step, (long long)view->steps, nd_positive_nan(view->loss),
-             nd_positive_nan(view->grad_norm), view->lr,
-             slow                        ? 1
-             : view->step_seconds < 0.01 ? 2
-                                         : 0,
-             view->step_seconds * (slow ? 1 : 1e3), slow ? "s" : "ms",
-             nd_quantity_format(all, sizeof all, view->tokens_per_second),
-             view->tflops < 10 ? 3 : 1, view->tflops,
-             nd_bytes_format(memory, sizeof memory, view->peak_memory_bytes));
+             (long long)r->step, (long long)steps, nd_positive_nan(r->loss),
+             nd_positive_nan(r->grad_norm), r->lr,
+             slow             ? 1
+             : seconds < 0.01 ? 2
+                              : 0,
+             seconds * (slow ? 1 : 1e3), slow ? "s" : "ms",
+             nd_quantity_format(all, sizeof all, speed->tokens_per_second),
+             speed->tflops_causal < 10 ? 3 : 1, speed->tflops_causal,
+             nd_bytes_format(memory, sizeof memory, r->peak_memory_bytes));
     return text;
 }
 
@@ -165,19 +167,11 @@ static void log_time_left(terminal *s, const nd_step_record *r)
 static void log_step(terminal *s, const nd_step_record *r)
 {
     char line[LINE_MAX_BYTES];
-    double seconds = s->window_seconds / (double)s->window_steps;
-    nd_speed speed = nd_speed_of(&s->options, seconds);
-    nd_step_view view = {.step = r->step,
-                         .steps = s->steps,
-                         .loss = r->loss,
-                         .grad_norm = r->grad_norm,
-                         .lr = r->lr,
-                         .step_seconds = seconds,
-                         .tokens_per_second = speed.tokens_per_second,
-                         .tflops = speed.tflops_causal,
-                         .peak_memory_bytes = r->peak_memory_bytes};
+    nd_step_record mean = *r;
+    mean.step_seconds = s->window_seconds / (double)s->window_steps;
+    const nd_speed speed = nd_speed_of(&s->options, mean.step_seconds);
     clear_bar(s);
-    nd_log_info("%s", nd_step_line_format(line, sizeof line, &view));
+    nd_log_info("%s", nd_step_line_format(line, sizeof line, s->steps, &mean, &speed));
     s->window_seconds = 0;
     s->window_steps = 0;
 }

@@ -7,60 +7,50 @@
 
 static char text[512];
 
+static const char *line_of(int64_t step, double loss, double norm, double seconds, double bytes,
+                           nd_speed speed)
+{
+    const nd_step_record record = {.step = step,
+                                   .loss = loss,
+                                   .grad_norm = norm,
+                                   .lr = 3e-4,
+                                   .step_seconds = seconds,
+                                   .peak_memory_bytes = bytes};
+    return nd_step_line_format(text, sizeof text, 100000, &record, &speed);
+}
+
 Test(step_line, names_every_number_with_its_unit)
 {
-    nd_step_view view = {.step = 120,
-                         .steps = 1000,
-                         .loss = 2.34567,
-                         .grad_norm = 1.5,
-                         .lr = 3e-4,
-                         .step_seconds = 0.251,
-                         .tokens_per_second = 16320,
-                         .tflops = 0.1234,
-                         .peak_memory_bytes = 321.0 * (1 << 20)};
-    cr_assert_str_eq(nd_step_line_format(text, sizeof text, &view),
-                     "step 120/1000  loss 2.3457  norm 1.500  lr 3.00e-04  251 ms  "
+    const nd_speed speed = {.tokens_per_second = 16320, .tflops_causal = 0.1234};
+    const double bytes = 321.0 * (1 << 20);
+    cr_assert_str_eq(line_of(120, 2.34567, 1.5, 0.251, bytes, speed),
+                     "step 120/100000  loss 2.3457  norm 1.500  lr 3.00e-04  251 ms  "
                      "16.3 k tok/s  0.123 TFLOP/s/worker  peak 321 MiB");
-    view.step_seconds = 0.00321; /* tiny models still show a time */
-    cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  3.21 ms  "));
+    /* tiny models still show a time */
+    cr_assert_not_null(strstr(line_of(120, 2, 1, 0.00321, bytes, speed), "  3.21 ms  "));
 }
 
 Test(step_line, fits_a_terminal)
 {
-    nd_step_view view = {.step = 100000,
-                         .steps = 100000,
-                         .loss = 12.34567,
-                         .grad_norm = 999.5,
-                         .lr = 3e-4,
-                         .step_seconds = 99.9,
-                         .tokens_per_second = 999949,
-                         .tflops = 999.9,
-                         .peak_memory_bytes = 139.4 * (1 << 30)};
-    cr_assert_leq(strlen(nd_step_line_format(text, sizeof text, &view)), 120, "%s", text);
-    view.step_seconds = 1234.4;
-    cr_assert_not_null(strstr(nd_step_line_format(text, sizeof text, &view), "  1234.4 s  "), "%s",
-                       text);
+    const nd_speed speed = {.tokens_per_second = 999949, .tflops_causal = 999.9};
+    const double bytes = 139.4 * (1 << 30);
+    cr_assert_leq(strlen(line_of(100000, 12.34567, 999.5, 99.9, bytes, speed)), 120, "%s", text);
+    cr_assert_not_null(strstr(line_of(100000, 12, 999, 1234.4, bytes, speed), "  1234.4 s  "));
 }
 
 Test(step_line, not_a_number_has_no_sign)
 {
-    nd_step_view view = {.loss = -NAN, .grad_norm = copysign(NAN, -1.0)};
-    nd_step_line_format(text, sizeof text, &view);
+    line_of(1, -NAN, copysign(NAN, -1.0), 1, 1, (nd_speed){0});
     cr_assert_not_null(strstr(text, "loss nan  norm nan  "), "%s", text);
 }
 
 Test(step_line, never_writes_past_its_buffer)
 {
-    nd_step_view view = {.step = INT64_MAX,
-                         .steps = INT64_MAX,
-                         .loss = 1e300,
-                         .grad_norm = INFINITY,
-                         .lr = NAN,
-                         .step_seconds = 1e300,
-                         .peak_memory_bytes = 1e300};
+    const nd_step_record record = {
+        .step = INT64_MAX, .loss = 1e300, .lr = NAN, .step_seconds = 1e300};
     char small[16];
     memset(small, 'x', sizeof small);
-    nd_step_line_format(small, sizeof small - 1, &view);
+    nd_step_line_format(small, sizeof small - 1, INT64_MAX, &record, &(nd_speed){0});
     cr_assert_eq(small[sizeof small - 2], '\0');
     cr_assert_eq(small[sizeof small - 1], 'x');
 }
