@@ -74,8 +74,6 @@ static void write_recipe(nd_doc *doc, const nd_run_view *run)
     if (recipe[0] && json_object_get(model, "fp8_linears")) {
         nd_doc_say(doc, "Recipe %s; %.0f of the %.0f linears of all blocks run in FP8.", recipe,
                    nd_json_number(model, "fp8_linears"), nd_json_number(model, "linears"));
-    } else if (recipe[0]) {
-        nd_doc_say(doc, "Recipe %s.", recipe);
     }
 }
 

@@ -17,20 +17,6 @@ static json_t *bytes_cell(double bytes)
     return nd_cell("%s", nd_bytes_format(text, sizeof text, bytes));
 }
 
-/* Sum of a column over the rows of steps [first, first + steps). */
-static double sum_between(const nd_metrics *m, const nd_metric_table *table, const char *name,
-                          double first, double steps)
-{
-    const double *values = nd_metrics_column(m, table, name);
-    const double *step = nd_metrics_column(m, table, "step");
-    double sum = 0;
-    for (size_t i = 0; i < table->rows; i++) {
-        const bool inside = step[i] >= first && step[i] < first + steps;
-        sum += inside && isfinite(values[i]) ? values[i] : 0;
-    }
-    return sum;
-}
-
 static double trace_ms(const json_t *trace, nd_trace_kind kind)
 {
     char key[ND_SHORT];
@@ -43,16 +29,26 @@ static void write_time(nd_doc *doc, const char *name, double ms, double steps, d
     ND_DOC_ROW(doc, nd_cell("%s", name), nd_cell_figure(ms / steps, 4), nd_cell_share(ms / all));
 }
 
+/* The time of the steps that the trace covers. */
+static double ms_of_steps(const nd_metrics *m, double first, double steps)
+{
+    const double *step = nd_metrics_column(m, &m->steps, "step");
+    size_t from = 0, to;
+    while (from < m->steps.rows && step[from] < first) {
+        from++;
+    }
+    for (to = from; to < m->steps.rows && step[to] < first + steps;) {
+        to++;
+    }
+    return nd_column_sum_up(nd_metrics_column(m, &m->steps, "step_ms"), from, to).sum;
+}
+
 void nd_section_times(nd_doc *doc, const nd_run_view *run)
 {
-    const nd_metrics *m = &run->metrics;
     const double first = nd_json_number(run->trace, "first_step");
     const double steps = nd_json_number(run->trace, "steps");
-    const json_t *validation = json_object_get(run->trace, "validation_ms");
-    double counted = 0, all = sum_between(m, &m->steps, "step_ms", first, steps);
-    if (!validation) { /* An earlier version counted validations, also one before the steps. */
-        all += sum_between(m, &m->validations, "validation_ms", first - 1, steps + 1);
-    }
+    const double validations = nd_json_number(run->trace, "validation_ms");
+    double counted = 0, all = ms_of_steps(&run->metrics, first, steps);
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         counted += trace_ms(run->trace, k);
     }
@@ -62,10 +58,9 @@ void nd_section_times(nd_doc *doc, const nd_run_view *run)
     }
     nd_doc_add(doc, "heading", "Where the time of rank 0 went");
     nd_doc_say(doc,
-               "Steps %.0f to %.0f, %s. Communication is the time in calls: on a CPU also the wait "
-               "for slower ranks.",
-               first, first + steps - 1,
-               validation ? "without validations" : "validations included");
+               "Steps %.0f to %.0f, without validations. Communication is the time in calls: on a "
+               "CPU also the wait for slower ranks.",
+               first, first + steps - 1);
     nd_doc_table(doc, false, "work|ms of a step|share");
     for (nd_trace_kind k = 0; k < ND_TRACE_COUNT; k++) {
         if (trace_ms(run->trace, k) > 0) {
@@ -73,9 +68,9 @@ void nd_section_times(nd_doc *doc, const nd_run_view *run)
         }
     }
     write_time(doc, "everything else", all - counted, steps, all);
-    if (json_number_value(validation) > 0) {
+    if (validations > 0) {
         nd_doc_say(doc, "Validations between and after these steps took %.2f s.",
-                   json_number_value(validation) / 1e3);
+                   validations / 1e3);
     }
 }
 
@@ -86,7 +81,7 @@ void nd_section_wire(nd_doc *doc, const nd_run_view *run)
     for (nd_traffic_kind k = 0; k < ND_TRAFFIC_COUNT; k++) {
         char name[ND_SHORT];
         snprintf(name, sizeof name, "wire.%s", nd_traffic_name(k));
-        sums[k] = sum_between(m, &m->steps, name, 0, INFINITY);
+        sums[k] = nd_column_sum_up(nd_metrics_column(m, &m->steps, name), 0, m->steps.rows).sum;
         all += sums[k];
     }
     if (!(all > 0)) {

@@ -91,16 +91,6 @@ static void write_sources(nd_doc *doc, const nd_run_view *run, const json_t *dat
     }
 }
 
-/* Lists the sources that the steps name, for a run that recorded no list of its data. */
-static void write_names(nd_doc *doc, const nd_named *list, int count)
-{
-    nd_doc_table(doc, false, "source|labels counted|loss at the end");
-    for (int i = 0; i < count; i++) {
-        ND_DOC_ROW(doc, nd_cell("%s", list[i].name), nd_cell_figure(list[i].tokens, 5),
-                   nd_cell_figure(list[i].end, 5));
-    }
-}
-
 static void write_sets(nd_doc *doc, const nd_named *list, int count)
 {
     nd_doc_table(doc, false, "validation set|loss, last|best|after step");
@@ -156,7 +146,7 @@ nd_status nd_section_data(nd_doc *doc, const nd_run_view *run)
     ND_TRY_OUT(
         nd_named_list(m, &m->steps, "source", run->figures.end_from, &sources, &source_count));
     ND_TRY_OUT(nd_named_list(m, &m->validations, "validation_set", 0, &sets, &set_count));
-    if (!data && source_count == 0 && set_count == 0) {
+    if (!data && set_count == 0) {
         goto out;
     }
     nd_doc_add(doc, "heading", "Data");
@@ -166,8 +156,6 @@ nd_status nd_section_data(nd_doc *doc, const nd_run_view *run)
     write_labels(doc, run);
     if (json_array_size(json_object_get(data, "sources")) > 0) {
         write_sources(doc, run, data, sources, source_count);
-    } else if (source_count > 0) {
-        write_names(doc, sources, source_count);
     }
     if (set_count > 0) {
         write_sets(doc, sets, set_count);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Finds how a run ended: from its last line, or where that is lost, from the rest of its folder. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -114,98 +115,83 @@ void nd_run_view_find_end(nd_run_view *v, int64_t now)
     v->end = find_end(v, now);
 }
 
-static void add_lost(const nd_run_view *view, char text[ND_VERDICT_MAX])
+static void add(char text[ND_VERDICT_MAX], const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void add(char text[ND_VERDICT_MAX], const char *format, ...)
 {
-    static const char why[] = "as the disk was full or failed";
-    const long long lines = view->figures.lost_lines, last = nd_run_view_last_step(view);
     const size_t used = strlen(text);
-    if (lines > 0) {
-        snprintf(text + used, ND_VERDICT_MAX - used, "; %lld line%s of metrics.jsonl %s lost, %s",
-                 lines, lines == 1 ? "" : "s", lines == 1 ? "was" : "were", why);
-    } else if (view->lost_lines) {
-        snprintf(text + used, ND_VERDICT_MAX - used,
-                 "; the lines of metrics.jsonl after step %lld were lost, %s", last, why);
-    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, ND_VERDICT_MAX - used, format, args);
+    va_end(args);
 }
 
-/* "342 of 1000"; "342" when nobody knows how many were wanted. */
-static const char *reached(const nd_run_view *view, char text[64])
-{
-    const int n = snprintf(text, 64, "%lld", (long long)view->reached);
-    if (view->steps_wanted > 0) {
-        snprintf(text + n, 64 - (size_t)n, " of %lld", (long long)view->steps_wanted);
-    }
-    return text;
-}
-
-/* The words for a run that did not make all its steps, and has no line that says why. */
-static void say_why(const nd_run_view *view, char text[ND_VERDICT_MAX])
-{
-    static const char unknown[] = "this folder does not say why, the run's log does";
-    const long long step = view->reached, wanted = view->steps_wanted;
-    if (view->lost_lines) {
-        snprintf(text, ND_VERDICT_MAX,
-                 "no line after step %lld of %lld: the disk took no more, or the run ended early; "
-                 "%s",
-                 step, wanted, unknown);
-    } else {
-        snprintf(text, ND_VERDICT_MAX,
-                 "ended early, after step %lld of %lld, or its disk took no more lines; %s", step,
-                 wanted, unknown);
-    }
-}
-
-/* The words for a run whose last line says why it ended. Those of a signal name the step. Rank 0
- * writes the line, and may do so because it waited for a rank that failed before it. */
-static void say_failure(const nd_run_view *view, const json_t *end, char text[ND_VERDICT_MAX])
+/* For a run whose last line says why it ended. A signal's words name the step. Rank 0 writes the
+ * line, and may do so because it waited for a rank that failed before it. */
+static void add_failure(char text[ND_VERDICT_MAX], const json_t *end, const char *reached)
 {
     const int code = (int)nd_json_whole(end, "code");
-    char done[64];
-    if (code == ND_ERR_PREEMPTED) {
-        snprintf(text, ND_VERDICT_MAX, "%s", nd_json_words(end, "why"));
-    } else {
-        const bool elsewhere = code == ND_ERR_IO || code == ND_ERR_HANG;
-        snprintf(text, ND_VERDICT_MAX, "failed after step %s; rank 0 ended with code %d: %s%s",
-                 reached(view, done), code, nd_json_words(end, "why"),
-                 elsewhere ? "; where another rank failed first, the run's log has its reason"
-                           : "");
+    if (code != ND_ERR_PREEMPTED) {
+        add(text, "failed after step %s; rank 0 ended with code %d: ", reached, code);
+    }
+    add(text, "%s", nd_json_words(end, "why"));
+    if (code == ND_ERR_IO || code == ND_ERR_HANG) {
+        add(text, "; where another rank failed first, the run's log has its reason");
+    }
+}
+
+static void add_end(char text[ND_VERDICT_MAX], const nd_run_view *view)
+{
+    char reached[64] = "";
+    const long long step = view->reached, wanted = view->steps_wanted;
+    snprintf(reached, sizeof reached, wanted > 0 ? "%lld of %lld" : "%lld", step, wanted);
+    switch (view->end) {
+    case ND_RUN_FINISHED:
+        add(text, "finished: all %lld steps", wanted);
+        break;
+    case ND_RUN_STOPPED_EARLY:
+        add(text, "finished early, after step %s: %s", reached,
+            nd_json_words(early_stop(view), "why"));
+        break;
+    case ND_RUN_STOPPED:
+        add(text,
+            "stopped by a signal after step %s; --resume-from-checkpoint latest goes on with it",
+            reached);
+        break;
+    case ND_RUN_FAILED:
+        add_failure(text, said_end(view), reached);
+        break;
+    case ND_RUN_RECENT:
+        add(text, "at step %s a moment before this report: it runs, or has just ended", reached);
+        break;
+    case ND_RUN_ENDED_EARLY:
+        add(text,
+            view->lost_lines
+                ? "no line after step %s: the disk took no more, or the run ended early"
+                : "ended early, after step %s, or its disk took no more lines",
+            reached);
+        add(text, "; this folder does not say why, the run's log does");
+        break;
+    case ND_RUN_UNKNOWN:
+        add(text, "%lld steps; without run.json nobody knows how many were wanted", step);
+        break;
     }
 }
 
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
-    const long long step = view->reached, wanted = view->steps_wanted;
-    char done[64];
-    switch (view->end) {
-    case ND_RUN_FINISHED:
-        snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", wanted);
-        break;
-    case ND_RUN_STOPPED_EARLY:
-        snprintf(text, ND_VERDICT_MAX, "finished early, after step %s: %s", reached(view, done),
-                 nd_json_words(early_stop(view), "why"));
-        break;
-    case ND_RUN_STOPPED:
-        snprintf(text, ND_VERDICT_MAX,
-                 "stopped by a signal after step %s; --resume-from-checkpoint latest goes "
-                 "on with it",
-                 reached(view, done));
-        break;
-    case ND_RUN_FAILED:
-        say_failure(view, said_end(view), text);
-        break;
-    case ND_RUN_RECENT:
-        snprintf(text, ND_VERDICT_MAX,
-                 "at step %s a moment before this report: it runs, or has just ended",
-                 reached(view, done));
-        break;
-    case ND_RUN_ENDED_EARLY:
-        say_why(view, text);
-        break;
-    case ND_RUN_UNKNOWN:
-        snprintf(text, ND_VERDICT_MAX,
-                 "%lld steps; without run.json nobody knows how many were wanted", step);
-        break;
+    const long long lines = view->figures.lost_lines, last = nd_run_view_last_step(view);
+    text[0] = '\0';
+    add_end(text, view);
+    if (lines > 0) {
+        add(text, "; %lld line%s of metrics.jsonl %s lost", lines, lines == 1 ? "" : "s",
+            lines == 1 ? "was" : "were");
+    } else if (view->lost_lines) {
+        add(text, "; the lines of metrics.jsonl after step %lld were lost", last);
     }
-    add_lost(view, text);
+    if (view->lost_lines) {
+        add(text, ", as the disk was full or failed");
+    }
     return text;
 }

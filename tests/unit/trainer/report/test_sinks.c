@@ -907,9 +907,8 @@ Test(sinks, events_without_a_line_are_not_lost, .timeout = 60)
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_FINISHED}));
     nd_sinks_close(&sinks);
-    said(
-        1,
-        "warning: 9 records of this run did not go to metrics"); /* steps 3 to 10, and the checkpoint */
+    /* steps 3 to 10, and the checkpoint */
+    said(1, "warning: 9 records of this run did not go to metrics");
 }
 
 /* metrics.jsonl has no line for these two. */

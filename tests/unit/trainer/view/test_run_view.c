@@ -519,10 +519,6 @@ Test(run_view, the_time_of_a_step_is_without_validations)
     EXPECT_WORDS(&view, "Steps 3 to 6, without validations", "| gemm | 5 | 50.0 % |",
                  "| everything else | 5 | 50.0 % |", "took 0.06 s");
     nd_run_view_close(&view);
-    write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"gemm_ms\":20}");
-    view = open_view(0);
-    EXPECT_WORDS(&view, "validations included", "| gemm | 5 | 20.0 % |");
-    nd_run_view_close(&view);
 }
 
 Test(run_view, a_resume_says_by_whom_and_on_which_mesh)
