@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/math.h"
 #include "tests/unit/trainer/mesh_ranks.h"
 #include "trainer/layout/deal.h"
 #include "trainer/parallel/cp.h"
@@ -138,9 +139,9 @@ typedef struct whole {
 } whole;
 
 typedef struct attention_case {
-    int cp, ulysses;
+    int cp, ulysses, tp; /* tp 0: 1 */
     nd_cp_comm method;
-    int64_t kv_heads, window;
+    int64_t heads, kv_heads, window; /* heads 0: 4 */
     nd_precision precision;
     bool cpu;                  /* the ops of kernels/cpu, else of kernels/ref */
     const int32_t *first_keys; /* (B, S); NULL: documents are joined */
@@ -168,14 +169,25 @@ static void deal_rows(const nd_rank *rank, const nd_dims *d, const int32_t *firs
     free(scratch);
 }
 
-/* mesh_value is exact in BF16. */
-static nd_tensor rows_of(const int32_t *rows, const nd_dims *d, uint64_t seed, int64_t columns)
+/* Where a column of a rank's (T, QKV) or (T, H D) is among those of all tp ranks. */
+static int64_t column_of(const nd_rank *rank, const nd_dims *d, int64_t column)
 {
+    const int64_t tp = rank->mesh.size[ND_AXIS_TP], t = rank->coord.at[ND_AXIS_TP];
+    const int64_t q = d->H * d->D, kv = d->K * d->D, part = (column - q) / kv;
+    return column < q ? t * q + column
+                      : tp * (q + part * kv) + t * kv + (column - q) % kv; /* k, v */
+}
+
+/* mesh_value is exact in BF16. */
+static nd_tensor rows_of(const nd_rank *rank, const int32_t *rows, const nd_dims *d, uint64_t seed,
+                         int64_t columns)
+{
+    const int64_t all = rank->mesh.size[ND_AXIS_TP] * columns;
     nd_tensor t = nd_tensor_2d(NULL, d->act, d->T, columns);
     t.data = malloc(nd_tensor_bytes(t));
     for (int64_t i = 0; i < d->T * columns; i++) {
         const int64_t row = rows[i / columns];
-        const float x = mesh_value(seed, row * columns + i % columns);
+        const float x = mesh_value(seed, row * all + column_of(rank, d, i % columns));
         if (d->act == ND_DTYPE_F32) {
             ((float *)t.data)[i] = x;
         } else {
@@ -185,10 +197,11 @@ static nd_tensor rows_of(const int32_t *rows, const nd_dims *d, uint64_t seed, i
     return t;
 }
 
-static void keep(const int32_t *rows, const nd_dims *d, nd_tensor t, float (*out)[COLUMNS_MAX])
+static void keep(const nd_rank *rank, const int32_t *rows, const nd_dims *d, nd_tensor t,
+                 float (*out)[COLUMNS_MAX])
 {
     for (int64_t i = 0; i < nd_tensor_count(t); i++) {
-        out[rows[i / t.shape[1]]][i % t.shape[1]] =
+        out[rows[i / t.shape[1]]][column_of(rank, d, i % t.shape[1])] =
             d->act == ND_DTYPE_F32 ? ((float *)t.data)[i] : nd_bf16_to_f32(((nd_bf16 *)t.data)[i]);
     }
 }
@@ -210,8 +223,9 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
         free(scratch);
     }
     job->out->sent = sent[0]; /* of any rank, the same */
-    nd_tensor qkv = rows_of(rows, d, 1, d->QKV), dqkv = rows_of(rows, d, 3, d->QKV);
-    nd_tensor o = rows_of(rows, d, 4, d->H * d->D), dout = rows_of(rows, d, 2, d->H * d->D);
+    nd_tensor qkv = rows_of(rank, rows, d, 1, d->QKV), dqkv = rows_of(rank, rows, d, 3, d->QKV);
+    nd_tensor o = rows_of(rank, rows, d, 4, d->H * d->D);
+    nd_tensor dout = rows_of(rank, rows, d, 2, d->H * d->D);
     float *lse = malloc((size_t)(d->T * d->H) * sizeof *lse);
     if (status == ND_OK) {
         status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
@@ -222,8 +236,8 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     if (status == ND_OK) {
         status = nd_cp_attention_bwd_finish(cp, dqkv);
     }
-    keep(rows, d, o, job->out->o);
-    keep(rows, d, dqkv, job->out->dqkv);
+    keep(rank, rows, d, o, job->out->o);
+    keep(rank, rows, d, dqkv, job->out->dqkv);
     nd_tensor *const all[] = {&qkv, &dqkv, &o, &dout};
     for (int i = 0; i < 4; i++) {
         free(all[i]->data);
@@ -251,11 +265,12 @@ static nd_status attend_body(nd_rank *rank, void *context)
 
 static void attend_on(attention_case c, whole *out)
 {
-    mesh_ranks job = {.mesh = {{1, 1, 1, c.cp, 1}, c.ulysses},
+    mesh_ranks job = {.mesh = {{1, 1, 1, c.cp, (int)nd_max(c.tp, 1)}, c.ulysses},
                       .shape = mesh_shape_of(1, false),
                       .config = mesh_config_of(),
                       .body = attend_body,
                       .context = &(attention_job){&c, out}};
+    job.shape.heads = c.heads > 0 ? c.heads : job.shape.heads;
     job.shape.kv_heads = c.kv_heads;
     job.shape.window = c.window;
     job.config.train.sequence_length = SEQUENCE;
@@ -312,7 +327,8 @@ Test(cp, any_number_of_ranks_gives_the_attention_and_gradients_of_one)
 static void check_heads(attention_case c)
 {
     static whole one, many;
-    const int ranks = c.ulysses, keys = 4 * 16; /* first column of dk */
+    const int ranks = c.ulysses, tp = (int)nd_max(c.tp, 1);
+    const int keys = (c.heads > 0 ? (int)c.heads : 4) * 16; /* first column of dk */
     const double rounding = c.precision == ND_PRECISION_FP32 ? bound : 0x1p-9 * 16 * 5;
     c.cp = c.ulysses = 1;
     attend_on(c, &one);
@@ -322,7 +338,7 @@ static void check_heads(attention_case c)
               "%d ranks, %ld KV heads, window %ld, precision %d: output by %g", ranks,
               (long)c.kv_heads, (long)c.window, (int)c.precision, differs(one.o, many.o, 0));
     for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
-        const size_t same = c.kv_heads >= ranks ? COLUMNS_MAX : keys;
+        const size_t same = c.kv_heads / tp >= ranks ? COLUMNS_MAX : (size_t)keys;
         cr_assert(memcmp(one.dqkv[row], many.dqkv[row], same * sizeof(float)) == 0,
                   "%d ranks, %ld KV heads, window %ld, precision %d: gradients of row %d by %g",
                   ranks, (long)c.kv_heads, (long)c.window, (int)c.precision, row,
@@ -343,76 +359,86 @@ Test(cp, ulysses_gives_the_bits_of_one_rank)
     }
 }
 
-/* The same of one query head over a dense mask, in F64; adds to the sums of its head of keys. */
+/* Attention over a dense mask in F64, and with each number the sum of its terms' absolute values,
+ * of which a rounding of a factor is a share. */
 typedef struct dense {
     double o[SAMPLES * SEQUENCE][COLUMNS_MAX], dqkv[SAMPLES * SEQUENCE][COLUMNS_MAX];
+    double o_terms[SAMPLES * SEQUENCE][COLUMNS_MAX], dqkv_terms[SAMPLES * SEQUENCE][COLUMNS_MAX];
 } dense;
 
-enum { HEADS = 4, KV_HEADS = 2 };
+enum { HEADS = 8, KV_HEADS = 2, HEAD_DIM = 16 };
 
-static double dot(const double *a, const double *b, int n)
+/* The product of two rows, and in `terms` that of their absolute values. */
+static double dot(const double *a, const double *b, double *terms)
 {
     double sum = 0;
-    for (int i = 0; i < n; i++) {
+    *terms = 0;
+    for (int i = 0; i < HEAD_DIM; i++) {
         sum += a[i] * b[i];
+        *terms += fabs(a[i] * b[i]);
     }
     return sum;
 }
 
-static void row_of(int tag, int64_t row, int64_t columns, int64_t first, int D, double *out)
+static void row_of(int tag, int64_t row, int64_t columns, int64_t first, double *out)
 {
-    for (int i = 0; i < D; i++) {
+    for (int i = 0; i < HEAD_DIM; i++) {
         out[i] = mesh_value(tag, row * columns + first + i);
     }
 }
 
-static void attend_densely(const attention_case *w, int D, int head, dense *out)
+/* One query of one head; adds to the sums of its head of keys. */
+static void attend_densely(const attention_case *w, int64_t row, int head, dense *out)
 {
-    enum { D_MAX = 16 };
-    const int64_t QKV = (HEADS + 2 * KV_HEADS) * D, K = HEADS * D + head / (HEADS / KV_HEADS) * D;
-    const int64_t V = K + KV_HEADS * D, Q = head * D;
+    enum { D = HEAD_DIM, QKV = (HEADS + 2 * KV_HEADS) * D };
+    const int64_t i = row % SEQUENCE, sample = row - i, Q = head * D;
+    const int64_t K = (HEADS + head / (HEADS / KV_HEADS)) * D, V = K + KV_HEADS * D;
+    const int64_t near = w->window > 0 ? i - w->window + 1 : 0;
+    const int64_t first = nd_max(near, w->first_keys[row]);
     const double scale = 1 / sqrt((double)D);
-    for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {
-        const int64_t i = row % SEQUENCE, sample = row - i;
-        const int64_t first = w->window > 0 && i - w->window + 1 > w->first_keys[row]
-                                  ? i - w->window + 1
-                                  : w->first_keys[row];
-        double q[D_MAX], k[D_MAX], v[D_MAX], dout[D_MAX], p[SEQUENCE] = {0}, sum = 0, delta = 0;
-        row_of(1, row, QKV, Q, D, q);
-        row_of(2, row, HEADS * D, Q, D, dout);
-        for (int64_t j = first; j <= i; j++) {
-            row_of(1, sample + j, QKV, K, D, k);
-            p[j] = exp(scale * dot(q, k, D));
-            sum += p[j];
+    double q[D], k[D], v[D], dout[D], p[SEQUENCE], sum = 0, delta = 0, delta_terms = 0, terms;
+    row_of(1, row, QKV, Q, q);
+    row_of(2, row, HEADS * D, Q, dout);
+    for (int64_t j = first; j <= i; j++) {
+        row_of(1, sample + j, QKV, K, k);
+        p[j] = exp(scale * dot(q, k, &terms));
+        sum += p[j];
+    }
+    for (int64_t j = first; j <= i; j++) {
+        p[j] /= sum;
+        row_of(1, sample + j, QKV, V, v);
+        delta += p[j] * dot(dout, v, &terms);
+        delta_terms += p[j] * terms;
+        for (int c = 0; c < D; c++) {
+            out->o[row][Q + c] += p[j] * v[c];
+            out->o_terms[row][Q + c] += p[j] * fabs(v[c]);
+            out->dqkv[sample + j][V + c] += p[j] * dout[c];
+            out->dqkv_terms[sample + j][V + c] += p[j] * fabs(dout[c]);
         }
-        for (int64_t j = first; j <= i; j++) {
-            p[j] /= sum;
-            row_of(1, sample + j, QKV, V, D, v);
-            delta += p[j] * dot(dout, v, D);
-            for (int c = 0; c < D; c++) {
-                out->o[row][Q + c] += p[j] * v[c];
-                out->dqkv[sample + j][V + c] += p[j] * dout[c];
-            }
-        }
-        for (int64_t j = first; j <= i; j++) {
-            row_of(1, sample + j, QKV, K, D, k);
-            row_of(1, sample + j, QKV, V, D, v);
-            const double ds = scale * p[j] * (dot(dout, v, D) - delta);
-            for (int c = 0; c < D; c++) {
-                out->dqkv[row][Q + c] += ds * k[c];
-                out->dqkv[sample + j][K + c] += ds * q[c];
-            }
+    }
+    for (int64_t j = first; j <= i; j++) {
+        row_of(1, sample + j, QKV, K, k);
+        row_of(1, sample + j, QKV, V, v);
+        const double ds = scale * p[j] * (dot(dout, v, &terms) - delta);
+        const double ds_terms = scale * p[j] * (terms + delta_terms);
+        for (int c = 0; c < D; c++) {
+            out->dqkv[row][Q + c] += ds * k[c];
+            out->dqkv_terms[row][Q + c] += ds_terms * fabs(k[c]);
+            out->dqkv[sample + j][K + c] += ds * q[c];
+            out->dqkv_terms[sample + j][K + c] += ds_terms * fabs(q[c]);
         }
     }
 }
 
-/* Documents of any length from one token: borders at every place, also those of chunks. */
+/* Documents of any length from one token: borders at every place, also those of chunks; of one
+ * token each; or the whole row. */
 static void draw_documents(unsigned seed, int32_t first_keys[SAMPLES * SEQUENCE])
 {
     srand(seed);
     for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {
         const int32_t i = (int32_t)(row % SEQUENCE);
-        const bool begins = i == 0 || rand() % (int)(1 + seed % 7) == 0;
+        const bool one = seed % 8 == 7 && row < SEQUENCE;
+        const bool begins = i == 0 || (!one && rand() % (int)(1 + seed % 8) == 0);
         first_keys[row] = begins ? i : first_keys[row - 1];
     }
 }
@@ -425,59 +451,105 @@ static const struct {
                  {3, 1, ND_CP_ALLGATHER}, {3, 1, ND_CP_RING},      {4, 1, ND_CP_ALLGATHER},
                  {4, 1, ND_CP_RING},      {2, 2, ND_CP_ULYSSES},   {4, 4, ND_CP_ULYSSES},
                  {4, 2, ND_CP_RING},      {8, 4, ND_CP_ALLGATHER}};
+enum { EXCHANGES = sizeof exchanges / sizeof *exchanges };
 
-/* The bound of the test above holds for each row here: keys are fewer. */
+/* In F32 sums are over up to 48 keys or, for a key's gradient, 4 heads of 48 queries: 2 eps (4 x 16
+ * + 192), with factors of a gradient below 16.
+ *
+ * In BF16 each of these is rounded by 2^-9 of it: p; the output, which a backward's delta reads;
+ * with a ring its parts; ds; a gradient; that of a replica of a KV head, and their sum. So a number
+ * is off by 7 such shares of its terms. One key too many or too few is p of them, which of 48 keys
+ * or fewer is more. */
+static void check_dense(const attention_case *c, const dense *all, const whole *many, unsigned seed)
+{
+    const double f32 = 2 * 0x1p-23 * (4 * 16 + 192) * 16;
+    const double bf16 = c->precision == ND_PRECISION_FP32 ? 0 : 7 * 0x1p-9;
+    for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
+        for (int i = 0; i < COLUMNS_MAX; i++) {
+            const double o = fabs((double)many->o[row][i] - all->o[row][i]);
+            const double g = fabs((double)many->dqkv[row][i] - all->dqkv[row][i]);
+            cr_assert(
+                o <= f32 + bf16 * all->o_terms[row][i] && g <= f32 + bf16 * all->dqkv_terms[row][i],
+                "seed %u, cp %d, ulysses %d, method %d, tp %d, precision %d: row %d, column "
+                "%d: output by %g, gradient by %g",
+                seed, c->cp, c->ulysses, (int)c->method, c->tp, (int)c->precision, row, i, o, g);
+        }
+    }
+}
+
+static int selected; /* exchanges of keys that are seen, alone */
+
+/* Attention is in BF16 where products are in FP8. */
+static void check_precisions(attention_case c, const dense *all, unsigned seed)
+{
+    static whole f32, bf16, fp8;
+    c.precision = ND_PRECISION_FP32;
+    attend_on(c, &f32);
+    check_dense(&c, all, &f32, seed);
+    c.precision = ND_PRECISION_BF16;
+    attend_on(c, &bf16);
+    check_dense(&c, all, &bf16, seed);
+    c.precision = ND_PRECISION_FP8;
+    attend_on(c, &fp8);
+    cr_assert(memcmp(bf16.o, fp8.o, sizeof fp8.o) == 0 &&
+              memcmp(bf16.dqkv, fp8.dqkv, sizeof fp8.dqkv) == 0);
+    cr_assert_eq(f32.sent, fp8.sent);
+    selected += fp8.sent >= 0;
+}
+
+/* Each exchange meets borders at every place modulo 2 cp. */
 Test(cp, documents_are_attended_to_as_by_a_dense_mask)
 {
-    static whole many;
     static dense all;
     static int32_t first_keys[SAMPLES * SEQUENCE];
-    const nd_shape shape = mesh_shape_of(1, false);
-    cr_assert(shape.heads == HEADS && shape.head_dim <= 16);
-    int selected = 0;
-    for (unsigned seed = 0; seed < 44; seed++) {
-        const size_t e = seed % (sizeof exchanges / sizeof *exchanges);
+    unsigned offsets[EXCHANGES] = {0};
+    for (unsigned seed = 0; seed < 8 * EXCHANGES; seed++) {
+        const size_t e = seed % EXCHANGES;
         attention_case c = {.cp = exchanges[e].cp,
                             .ulysses = exchanges[e].ulysses,
                             .method = exchanges[e].method,
+                            .heads = HEADS,
                             .kv_heads = KV_HEADS,
                             .window = seed % 3 == 2 ? 5 : 0,
-                            .precision = ND_PRECISION_FP32,
-                            .cpu = seed % 2,
+                            .cpu = seed / EXCHANGES % 2,
                             .first_keys = first_keys};
         draw_documents(seed, first_keys);
         memset(&all, 0, sizeof all);
-        for (int head = 0; head < HEADS; head++) {
-            attend_densely(&c, (int)shape.head_dim, head, &all);
-        }
-        attend_on(c, &many);
-        selected += many.sent >= 0;
-        for (int row = 0; row < SAMPLES * SEQUENCE; row++) {
-            for (int i = 0; i < COLUMNS_MAX; i++) {
-                const double o = fabs((double)many.o[row][i] - all.o[row][i]);
-                const double g = fabs((double)many.dqkv[row][i] - all.dqkv[row][i]);
-                cr_assert(o <= bound && g <= bound,
-                          "seed %u, cp %d, ulysses %d, method %d: row %d, column %d: output by %g, "
-                          "gradient by %g",
-                          seed, c.cp, c.ulysses, (int)c.method, row, i, o, g);
+        for (int64_t row = 0; row < SAMPLES * SEQUENCE; row++) {
+            offsets[e] |= first_keys[row] == row % SEQUENCE ? 1U << row % SEQUENCE % (2 * c.cp) : 0;
+            for (int head = 0; head < HEADS; head++) {
+                attend_densely(&c, row, head, &all);
             }
         }
+        for (c.tp = 1; c.tp <= 2; c.tp++) {
+            check_precisions(c, &all, seed);
+        }
     }
-    cr_expect(selected >= 3 && selected < 16, "%d exchanges of seen keys alone", selected);
+    for (size_t e = 0; e < EXCHANGES; e++) {
+        cr_assert_eq(offsets[e], (1U << 2 * exchanges[e].cp) - 1);
+    }
+    cr_expect(selected >= 6 && selected < 88, "%d exchanges of seen keys alone", selected);
 }
 
 /* Documents are those of one rank for each head. */
 Test(cp, ulysses_gives_the_bits_of_one_rank_with_documents)
 {
     static int32_t first_keys[SAMPLES * SEQUENCE];
-    for (unsigned seed = 1; seed < 7; seed++) {
+    static const struct {
+        int ulysses, tp, heads, kv_heads;
+    } cases[] = {{2, 1, 4, 4}, {4, 1, 4, 4}, {2, 1, 4, 1},
+                 {4, 1, 4, 2}, {2, 2, 4, 4}, {4, 2, 8, 2}};
+    for (unsigned seed = 0; seed < 4 * 6; seed++) {
         draw_documents(seed, first_keys);
-        check_heads((attention_case){.ulysses = seed % 2 ? 2 : 4,
-                                     .method = ND_CP_ULYSSES,
-                                     .kv_heads = 4,
-                                     .window = seed % 3 == 2 ? 5 : 0,
-                                     .precision = seed > 3 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
-                                     .cpu = true,
-                                     .first_keys = first_keys});
+        check_heads(
+            (attention_case){.ulysses = cases[seed % 6].ulysses,
+                             .tp = cases[seed % 6].tp,
+                             .method = ND_CP_ULYSSES,
+                             .heads = cases[seed % 6].heads,
+                             .kv_heads = cases[seed % 6].kv_heads,
+                             .window = seed % 4 == 2 ? 5 : 0,
+                             .precision = seed / 6 % 2 ? ND_PRECISION_BF16 : ND_PRECISION_FP32,
+                             .cpu = seed / 12,
+                             .first_keys = first_keys});
     }
 }
