@@ -155,6 +155,82 @@ Test(documents, packed_rows_give_the_sums_of_rows_alone_in_bf16)
     check_packed(ND_PRECISION_BF16, 3e-2);
 }
 
+/* Rows of one token, rows as long as a block, and others; or short ones alone, of which ranks
+ * exchange only keys that are seen. Enough for the blocks of a step. */
+static void write_drawn(const char *name, int seed, rows_file *f)
+{
+    begin_file(name, f);
+    for (int r = 0, tokens = 0; tokens < 2 * BLOCKS * (S + 1); r++) {
+        const uint64_t draw = nd_rng_u64(seed, (uint64_t)r, 0);
+        const int other =
+            seed == 0 && draw % 8 == 1 ? S + 1 : 1 + (int)(draw / 8 % (seed ? 5 : 14));
+        const int length = draw % 4 == 0 ? 1 : other;
+        for (int t = 0; t < length; t++) {
+            add_token(f, id_of(r, t), t > r % 3);
+        }
+        end_row(f);
+        tokens += length;
+    }
+    end_file(f);
+}
+
+/* Against one worker with the same packing. Bounds: those above. With a scale for a tensor that of
+ * a loss is from test_fp8_mesh.c, and gradients pass four products in each of two layers, which
+ * round them to E5M2: each by up to 2^-3, 2^-3 / sqrt 3 in the mean square, otherwise in each of
+ * two runs, since a scale that differs in its last bit moves all codes. */
+static void check_drawn(nd_precision precision, double loss_bound, double gradient_bound)
+{
+    static const mesh_case exchanges[] = {
+        /* 16 tokens a rank, which FP8 products take */
+        {"cp 4", 1, 1, 4, 1, 2},
+        {"cp 4, ring", 1, 1, 4, 1, 2, .ring = true},
+        {"cp 2, ulysses 2", 1, 1, 2, 1, 2, .ulysses = 2},
+        {"cp 4, ulysses 4", 1, 1, 4, 1, 2, .ulysses = 4},
+        {"cp 4, ulysses 2 of ring", 1, 1, 4, 1, 2, .ring = true, .ulysses = 2},
+        {"cp 4, ulysses 2 of allgather", 1, 1, 4, 1, 2, .ulysses = 2},
+    };
+    for (int seed = 0; seed < 2; seed++) {
+        rows_file drawn;
+        mesh_result want, got;
+        write_drawn("drawn", seed, &drawn);
+        mesh_job job = job_of(&drawn, precision, true);
+        job.filter = "_proj";
+        assert_ok(mesh_run(&job, &meshes[1], &want));
+        for (size_t m = 0; m < 2 * sizeof exchanges / sizeof *exchanges; m++) {
+            mesh_case mesh = exchanges[m / 2];
+            mesh.tp = 1 + (int)m % 2;
+            assert_ok(mesh_run(&job, &mesh, &got));
+            const double loss = fabs(got.loss[0] / want.loss[0] - 1);
+            cr_assert_lt(loss, loss_bound, "packing %d, %s, tp %d: the loss differs by %.2e", seed,
+                         mesh.name, mesh.tp, loss);
+            for (int i = 0; i < got.tensors; i++) {
+                const double error =
+                    mesh_relative_l2(got.gradients[i], want.gradients[i], got.sizes[i]);
+                cr_assert_lt(error, gradient_bound,
+                             "packing %d, %s, tp %d: the gradient of %s differs by %.2e", seed,
+                             mesh.name, mesh.tp, got.names[i], error);
+            }
+            mesh_result_free(&got);
+        }
+        mesh_result_free(&want);
+    }
+}
+
+Test(documents, drawn_packings_are_those_of_one_worker)
+{
+    check_drawn(ND_PRECISION_FP32, 1e-5, 1e-5);
+}
+
+Test(documents, drawn_packings_are_those_of_one_worker_in_bf16)
+{
+    check_drawn(ND_PRECISION_BF16, 3e-2, 3e-2);
+}
+
+Test(documents, drawn_packings_are_those_of_one_worker_in_fp8)
+{
+    check_drawn(ND_PRECISION_FP8, 5e-3, 0x1p-3 * sqrt(2 * 8 / 3.0));
+}
+
 /* RoPE sees differences of positions alone, so these give the same but for rounding. */
 Test(documents, positions_that_run_on_round_otherwise)
 {
