@@ -97,29 +97,8 @@ static bool decode(const char *text, size_t bytes, uint8_t key[ND_KEY_BYTES])
     return true;
 }
 
-nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
-{
-    int fd = -1;
-    struct stat st;
-    char text[HEX_BYTES + 2];
-    ND_TRY(nd_fs_open(path, ND_ERR_CONFIG, &fd, &st));
-    nd_status status = check_owner_and_mode(path, &st);
-    if (status == ND_OK) {
-        ssize_t got = read(fd, text, sizeof text);
-        if (got < 0 || !decode(text, (size_t)got, key)) {
-            status = nd_fail(ND_ERR_CONFIG,
-                             "the key file %s holds no key: it must have exactly %d bytes, or %d "
-                             "hexadecimal digits, and has %lld bytes",
-                             path, ND_KEY_BYTES, HEX_BYTES, (long long)st.st_size);
-        }
-        explicit_bzero(text, sizeof text);
-    }
-    close(fd);
-    return status;
-}
-
 /* Up to `capacity` bytes, until their end. */
-static nd_status read_stream(int fd, char *text, size_t capacity, size_t *got)
+static nd_status read_bytes(int fd, const char *name, char *text, size_t capacity, size_t *got)
 {
     const int seconds = 60;
     int64_t deadline = nd_clock_ns() + (int64_t)seconds * 1000000000;
@@ -128,12 +107,11 @@ static nd_status read_stream(int fd, char *text, size_t capacity, size_t *got)
         int64_t left = (deadline - nd_clock_ns()) / 1000000;
         int ready = left > 0 ? poll(&p, 1, (int)left) : 0;
         if (ready == 0) {
-            return nd_fail(ND_ERR_CONFIG, "no job key came over standard input within %d s",
-                           seconds);
+            return nd_fail(ND_ERR_CONFIG, "no job key came over %s within %d s", name, seconds);
         }
         ssize_t n = ready > 0 ? read(fd, text + *got, capacity - *got) : -1;
         if (n < 0 && errno != EINTR && errno != EAGAIN) {
-            return nd_fail(ND_ERR_CONFIG, "the job key cannot be read from standard input: %s",
+            return nd_fail(ND_ERR_CONFIG, "the job key cannot be read from %s: %s", name,
                            strerror(errno));
         }
         if (n == 0) {
@@ -144,23 +122,41 @@ static nd_status read_stream(int fd, char *text, size_t capacity, size_t *got)
     return ND_OK;
 }
 
-nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES])
+static nd_status read_key(int fd, const char *name, uint8_t key[ND_KEY_BYTES])
 {
-    struct stat st;
     char text[HEX_BYTES + 2];
     size_t got = 0;
-    if (fstat(STDIN_FILENO, &st) == 0 && S_ISREG(st.st_mode)) {
-        ND_TRY(check_owner_and_mode("on standard input", &st));
-    }
-    nd_status status = read_stream(STDIN_FILENO, text, sizeof text, &got);
+    nd_status status = read_bytes(fd, name, text, sizeof text, &got);
     if (status == ND_OK && !decode(text, got, key)) {
         status = nd_fail(ND_ERR_CONFIG,
-                         "standard input holds no job key: it must give exactly %d bytes, or %d "
-                         "hexadecimal digits, and gave %zu bytes%s",
-                         ND_KEY_BYTES, HEX_BYTES, got, got == sizeof text ? " or more" : "");
+                         "%s holds no key: it must give exactly %d bytes, or %d hexadecimal "
+                         "digits, and gave %zu bytes%s",
+                         name, ND_KEY_BYTES, HEX_BYTES, got, got == sizeof text ? " or more" : "");
     }
     explicit_bzero(text, sizeof text);
     return status;
+}
+
+nd_status nd_key_read_file(const char *path, uint8_t key[ND_KEY_BYTES])
+{
+    int fd = -1;
+    struct stat st;
+    char name[ND_SHARED_KEY_PATH_MAX + 16];
+    snprintf(name, sizeof name, "the key file %s", path);
+    ND_TRY(nd_fs_open(path, ND_ERR_CONFIG, &fd, &st));
+    nd_status status = check_owner_and_mode(path, &st);
+    status = status == ND_OK ? read_key(fd, name, key) : status;
+    close(fd);
+    return status;
+}
+
+nd_status nd_key_read_stdin(uint8_t key[ND_KEY_BYTES])
+{
+    struct stat st;
+    if (fstat(STDIN_FILENO, &st) == 0 && S_ISREG(st.st_mode)) {
+        ND_TRY(check_owner_and_mode("on standard input", &st));
+    }
+    return read_key(STDIN_FILENO, "standard input", key);
 }
 
 nd_status nd_key_to_fd(const uint8_t key[ND_KEY_BYTES], int *fd)

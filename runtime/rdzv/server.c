@@ -22,9 +22,7 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     server->nnodes = options->nnodes;
     server->files = options->files;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
-    double notice = options->notice_seconds > 0 ? options->notice_seconds : 10;
     server->hello_ns = (int64_t)(hello * 1e9);
-    server->notice_ns = (int64_t)(notice * 1e9);
     nd_status status = ND_ALLOC(options->nnodes, &server->nodes);
     status = status == ND_OK ? ND_ALLOC(options->world_size, &server->ranks) : status;
     status = status == ND_OK ? ND_ALLOC(options->world_size, &server->listed) : status;
@@ -98,28 +96,41 @@ static int places(const nd_server *server)
     return nd_strangers_places(server->files, server->world_size, server->nnodes);
 }
 
-nd_peer *nd_server_leaving(nd_server *server, int64_t now)
+bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now)
 {
-    nd_stranger *leaving = nd_strangers_leaving(&server->strangers, places(server), now);
-    return leaving ? leaving->owner : NULL;
+    return !peer->member && !peer->dropped &&
+           nd_strangers_sign(&server->strangers, &peer->stranger, now);
 }
 
-void nd_server_note_leaving(nd_server *server, nd_peer *peer, int64_t now)
+/* The one that makes room; NULL: none has been here for long enough. */
+static nd_peer *find_leaving(nd_server *server, int64_t now)
 {
-    if (!peer->dropped) {
+    const nd_server_hooks *hooks = &server->hooks;
+    for (;;) {
+        nd_stranger *s = nd_strangers_leaving(&server->strangers, places(server), now);
+        nd_peer *peer = s ? s->owner : NULL;
+        if (!peer || !hooks->unread || !hooks->unread(hooks->context, peer) ||
+            !nd_server_sign(server, peer, now)) {
+            return peer;
+        }
+    }
+}
+
+bool nd_server_has_room(nd_server *server, bool full, int64_t now, nd_peer **leaving)
+{
+    *leaving = NULL;
+    if (!full && server->strangers.count < places(server)) {
+        return true;
+    }
+    nd_peer *peer = *leaving = find_leaving(server, now);
+    if (peer && !peer->dropped) {
         nd_server_note_refused(server, peer->name,
                                peer->stranger.speaks
                                    ? "it had not identified itself while others waited"
                                    : "it said nothing while others waited",
                                now);
     }
-}
-
-bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving)
-{
-    bool room = server->strangers.count < places(server);
-    *leaving = room ? NULL : nd_server_leaving(server, now);
-    return room;
+    return false;
 }
 
 nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
@@ -140,12 +151,6 @@ nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, i
     nd_strangers_add(&server->strangers, &peer->stranger, peer, now, caller->origin);
     *out = peer;
     return ND_OK;
-}
-
-bool nd_server_sign(nd_server *server, nd_peer *peer, int64_t now)
-{
-    return !peer->member && !peer->dropped &&
-           nd_strangers_sign(&server->strangers, &peer->stranger, now);
 }
 
 typedef struct hello {

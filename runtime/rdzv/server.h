@@ -25,6 +25,8 @@ typedef struct nd_server_hooks {
     /* Close the connection after what was sent. The peer is freed when the host calls
      * nd_server_gone. */
     void (*drop)(void *context, nd_peer *peer);
+    /* Bytes of this stranger have arrived that the engine was not given yet. May be NULL. */
+    bool (*unread)(void *context, nd_peer *peer);
     /* A line for the user: which ranks are missing, which connection was refused. */
     void (*notice)(void *context, const char *line);
     /* A worker or node was accepted, or left; clean: it said goodbye. May be NULL. */
@@ -39,10 +41,9 @@ typedef struct nd_server_options {
     const char *version, *run_id; /* copied */
     uint32_t epoch;               /* of the first start, which run_id names */
     int world_size;
-    int nnodes;            /* nodes 1 .. nnodes - 1 may join */
-    int64_t files;         /* that this process may open; it bounds the number of strangers */
-    double hello_seconds;  /* for a stranger; 0: 5 */
-    double notice_seconds; /* between lines about missing ranks; 0: 10 */
+    int nnodes;           /* nodes 1 .. nnodes - 1 may join */
+    int64_t files;        /* that this process may open; it bounds the number of strangers */
+    double hello_seconds; /* for a stranger; 0: 5 */
 } nd_server_options;
 
 nd_status nd_server_create(const nd_server_options *options, const nd_server_hooks *hooks,
@@ -56,15 +57,11 @@ void nd_server_destroy(nd_server *server); /* frees the peers that are left, wit
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size);
 
 /*
- * True when one more stranger may come in. Where all places are taken *leaving is the one that
- * makes room; NULL: all have come or spoken only now, so ask later. The host calls
- * nd_server_sign for one whose bytes wait unread, else nd_server_note_leaving, and closes its
- * connection; then it asks again.
+ * True when one more stranger may come in; with `full` another limit is reached, so that one has to
+ * leave in any case. Else *leaving is the one that makes room: the host closes its connection, and
+ * asks again. NULL: all have come or spoken only now, so ask later.
  */
-bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
-/* The same as *leaving above, when another limit is reached. */
-nd_peer *nd_server_leaving(nd_server *server, int64_t now);
-void nd_server_note_leaving(nd_server *server, nd_peer *peer, int64_t now);
+bool nd_server_has_room(nd_server *server, bool full, int64_t now, nd_peer **leaving);
 
 /* A new connection; `name` (address) is copied, for messages. */
 typedef struct nd_server_caller {

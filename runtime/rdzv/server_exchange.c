@@ -268,7 +268,7 @@ static void tick_exchange(nd_server *server, nd_exchange *exchange, int64_t now)
         snprintf(line, sizeof line, "the exchange '%.200s' was not complete after %.3g s; %s",
                  exchange->name, waited, missing);
         break_exchange(server, exchange, ND_ERR_HANG, line);
-    } else if (now - exchange->noticed >= server->notice_ns) {
+    } else if (now - exchange->noticed >= (int64_t)ND_SERVER_NOTICE_SECONDS * 1000000000) {
         exchange->noticed = now;
         describe_missing(server, exchange, missing, sizeof missing);
         snprintf(line, sizeof line, "waiting at '%.200s' for %.0f s; %s", exchange->name, waited,

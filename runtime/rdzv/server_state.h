@@ -15,6 +15,7 @@ enum {
     ND_SERVER_SLICE = 15 << 10,
     ND_SERVER_VALUES_MAX = 256 << 20, /* bytes of all keys and values */
     ND_SERVER_EXCHANGE_MAX = 1 << 30, /* bytes of one exchange's result */
+    ND_SERVER_NOTICE_SECONDS = 10,    /* between lines about missing ranks */
 
     ND_SERVER_RANK_NEVER = 0,
     ND_SERVER_RANK_HERE,
@@ -72,7 +73,7 @@ struct nd_server {
     uint32_t epoch;
     int world_size, nnodes;
     int most_ranks; /* that a start may have: the world of the first one */
-    int64_t hello_ns, notice_ns;
+    int64_t hello_ns;
     bool ends;          /* nd_server_end */
     bool sends_failure; /* ND_FAILURE_FIRST goes to all workers */
     nd_peer *peers;

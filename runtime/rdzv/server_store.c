@@ -220,7 +220,7 @@ void nd_server_store_tick(nd_server *server, int64_t now)
             snprintf(line, sizeof line, "nobody set the key '%s' within %.3g s", peer->key, waited);
             peer->wait = ND_WAIT_NONE;
             nd_server_error(server, peer, peer->request, ND_ERR_HANG, line);
-        } else if (now - peer->noticed >= server->notice_ns) {
+        } else if (now - peer->noticed >= (int64_t)ND_SERVER_NOTICE_SECONDS * 1000000000) {
             peer->noticed = now;
             snprintf(line, sizeof line, "%s waits for the key '%s' for %.0f s", peer->name,
                      peer->key, waited);

@@ -17,13 +17,13 @@
 enum { PLAIN_BYTES = 16 << 10 }; /* one TLS record */
 
 typedef struct connection {
-    struct connection *next, *previous, **list; /* the list that holds it */
+    struct connection *next, *previous;
     nd_store_server *store;
     uv_tcp_t tcp;
     nd_tls *tls;   /* NULL until its first bytes come: a silent connection takes little memory */
     nd_peer *peer; /* NULL once the engine knows that it is gone */
     int writes;    /* in flight */
-    bool dropping;
+    bool dropping; /* to be closed when its last bytes are out */
     int64_t dropping_since;
 } connection;
 
@@ -35,7 +35,7 @@ struct nd_store_server {
     nd_tls_context *tls;
     nd_server *server;
     nd_server_hooks hooks;
-    connection *connections, *dropped; /* dropped: to be closed when their last bytes are out */
+    connection *connections;
     bool waiting; /* connections wait because all places for strangers are taken */
     bool closing;
     bool told_full; /* the user knows that no further file can be opened */
@@ -72,32 +72,16 @@ static void on_connection_closed(uv_handle_t *handle)
     release(store);
 }
 
-static void put(connection **list, connection *c)
-{
-    c->list = list;
-    c->previous = NULL;
-    c->next = *list;
-    if (c->next) {
-        c->next->previous = c;
-    }
-    *list = c;
-}
-
-static void take(connection *c)
-{
-    if (c->next) {
-        c->next->previous = c->previous;
-    }
-    *(c->previous ? &c->previous->next : c->list) = c->next;
-}
-
 static void close_connection(connection *c)
 {
     nd_store_server *store = c->store;
     if (uv_is_closing((uv_handle_t *)&c->tcp)) {
         return;
     }
-    take(c);
+    if (c->next) {
+        c->next->previous = c->previous;
+    }
+    *(c->previous ? &c->previous->next : &store->connections) = c->next;
     nd_peer *peer = c->peer;
     c->peer = NULL;
     uv_close((uv_handle_t *)&c->tcp, on_connection_closed);
@@ -118,10 +102,10 @@ static void close_if_done(connection *c)
  * at a time, so only the tick looks at all of them. */
 static void reap(nd_store_server *store)
 {
-    int64_t now = store->dropped ? nd_clock_ns() : 0;
-    for (connection *c = store->dropped, *next; c; c = next) {
+    int64_t now = nd_clock_ns();
+    for (connection *c = store->connections, *next; c; c = next) {
         next = c->next;
-        if (c->writes == 0 || now - c->dropping_since > linger_ns) {
+        if (c->dropping && (c->writes == 0 || now - c->dropping_since > linger_ns)) {
             close_connection(c);
         }
     }
@@ -176,8 +160,6 @@ static void drop_connection(connection *c)
     if (!c->dropping) {
         c->dropping = true;
         c->dropping_since = nd_clock_ns();
-        take(c);
-        put(&c->store->dropped, c);
     }
 }
 
@@ -266,7 +248,11 @@ static nd_status open_connection(nd_store_server *store, int fd, const nd_addres
     c->store = store;
     c->tcp.data = c;
     store->handles++;
-    put(&store->connections, c);
+    c->next = store->connections;
+    if (c->next) {
+        c->next->previous = c;
+    }
+    store->connections = c;
     status = ND_UV(uv_tcp_open(&c->tcp, fd));
     if (status != ND_OK) {
         close(fd);
@@ -292,34 +278,25 @@ enum {
     BATCH = 64      /* connections that are accepted before those that are there are served */
 };
 
-static bool has_unread(connection *c)
+static bool has_unread(void *context, nd_peer *peer)
 {
+    connection *c = nd_peer_transport(peer);
     uv_os_fd_t fd;
     char byte;
     return uv_fileno((uv_handle_t *)&c->tcp, &fd) == 0 &&
            recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
-/* The one that makes room goes, unless the store has not listened to it. */
-static void let_go(nd_store_server *store, nd_peer *leaving)
-{
-    int64_t now = nd_clock_ns();
-    connection *c = nd_peer_transport(leaving);
-    if (!has_unread(c) || !nd_server_sign(store->server, leaving, now)) {
-        nd_server_note_leaving(store->server, leaving, now);
-        close_connection(c);
-    }
-}
-
-/* False: no stranger may be dropped yet. */
-static bool make_room(nd_store_server *store)
+/* False: no stranger may be dropped yet. `full`: one has to be. */
+static bool make_room(nd_store_server *store, bool full)
 {
     nd_peer *leaving;
-    while (!nd_server_has_room(store->server, nd_clock_ns(), &leaving)) {
+    while (!nd_server_has_room(store->server, full, nd_clock_ns(), &leaving)) {
         if (!leaving) {
             return false;
         }
-        let_go(store, leaving);
+        close_connection(nd_peer_transport(leaving));
+        full = false;
     }
     return true;
 }
@@ -386,7 +363,7 @@ static bool accept_one(nd_store_server *store, bool *wait)
     if (!connection_waits(store)) {
         return false;
     }
-    *wait = !make_room(store);
+    *wait = !make_room(store, false);
     if (*wait) {
         return false;
     }
@@ -399,12 +376,8 @@ static bool accept_one(nd_store_server *store, bool *wait)
         return true;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        nd_peer *leaving = nd_server_leaving(store->server, nd_clock_ns());
         look_for_room(store);
-        *wait = !leaving;
-        if (leaving) {
-            let_go(store, leaving);
-        }
+        *wait = !make_room(store, true);
         return !*wait;
     }
     return errno != EAGAIN && errno != EWOULDBLOCK; /* others concern one connection that is gone */
@@ -507,6 +480,7 @@ nd_status nd_store_server_open(const nd_store_server_options *options, nd_store_
     nd_server_hooks hooks = options->hooks;
     hooks.send = send_to_peer;
     hooks.drop = drop_peer;
+    hooks.unread = has_unread;
     nd_status status = nd_tls_context_create(true, options->key, &store->tls);
     if (status == ND_OK) {
         status = nd_server_create(&server, &hooks, &store->server);
@@ -537,9 +511,6 @@ void nd_store_server_close(nd_store_server *store)
     store->handles++; /* until the end of this function */
     while (store->connections) {
         close_connection(store->connections);
-    }
-    while (store->dropped) {
-        close_connection(store->dropped);
     }
     uv_handle_t *handles[] = {(uv_handle_t *)&store->listener, (uv_handle_t *)&store->tick,
                               (uv_handle_t *)&store->again};

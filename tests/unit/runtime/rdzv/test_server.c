@@ -634,18 +634,17 @@ Test(server, strangers_are_few_short_lived_and_brief)
     open_server(2);
     nd_peer *leaving;
     for (int i = 0; i < ND_STRANGERS_LEAST; i++) {
-        cr_assert(nd_server_has_room(server, now, &leaving));
+        cr_assert(nd_server_has_room(server, false, now, &leaving));
         connect_client(i);
     }
-    cr_assert_not(nd_server_has_room(server, now, &leaving));
+    cr_assert_not(nd_server_has_room(server, false, now, &leaving));
     cr_assert_null(leaving, "all have come only now");
     cr_assert(nd_server_sign(server, clients[0].peer, now));
-    cr_assert_not(nd_server_has_room(server, now + second / 10, &leaving));
+    cr_assert_not(nd_server_has_room(server, false, now + second / 10, &leaving));
     cr_assert_eq(leaving, clients[1].peer, "the oldest that is silent");
-    nd_server_note_leaving(server, leaving, now);
     cr_assert_not_null(strstr(notices, "it said nothing while others waited"));
     nd_server_gone(server, leaving);
-    cr_assert(nd_server_has_room(server, now + second / 10, &leaving));
+    cr_assert(nd_server_has_room(server, false, now + second / 10, &leaving));
     clients[1].dropped = true;
     static const uint8_t large[] = {1, 2, 0, 0, 1}; /* 513 bytes */
     nd_server_receive(server, clients[3].peer, large, sizeof large, now);
