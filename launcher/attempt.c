@@ -11,7 +11,7 @@
 
 enum {
     FIRST_FD = 3, /* of those that a worker inherits beside its standard streams */
-    FD_COUNT = 4,
+    FD_COUNT = 3,
     READY_TICK_MS = 5,
     REAP_MS = 30000 /* for a killed worker to end: one that waits inside the kernel may not */
 };
@@ -47,8 +47,7 @@ static nd_status make_environment(const nd_attempt *attempt, int local_rank, cha
         {"ND_CONFIG_NAME", o->config->source},
         {"ND_KEY_FD", "3"}, /* the order of fds[] in spawn() */
         {"ND_PROGRESS_FD", "4"},
-        {"ND_FAILURE_FD", "5"},
-        {"ND_CONFIG_FD", "6"},
+        {"ND_CONFIG_FD", "5"},
         {"ND_RESTART_EPOCH", epoch},
         {"ND_RUN_FOLDER", o->run_folder}, /* last: left out of a first start */
     };
@@ -95,7 +94,7 @@ static nd_status spawn(nd_attempt *attempt, int local_rank)
     ND_TRY(nd_output_open(&child->out, child, false));
     ND_TRY(nd_output_open(&child->err, child, true));
     ND_TRY(make_environment(attempt, local_rank, &env));
-    const int fds[FD_COUNT] = {o->key_fd, attempt->progress.fd, attempt->failures.fd, o->config_fd};
+    const int fds[FD_COUNT] = {o->key_fd, attempt->progress.fd, o->config_fd};
     uv_stdio_container_t stdio[FIRST_FD + FD_COUNT] = {
         {.flags = o->input && child->rank == 0 ? UV_INHERIT_FD : UV_IGNORE,
          .data.fd = STDIN_FILENO},
@@ -137,7 +136,6 @@ nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attemp
         .options = *options, .patient = true, .standard_output = {.fd = STDOUT_FILENO}};
     attempt->options.local_workers = 0; /* until there is something to know about them */
     ND_TRY(nd_progress_create(count, &attempt->progress));
-    ND_TRY(nd_failure_page_create(count, &attempt->failures));
     ND_TRY(ND_ALLOC(count, &attempt->children));
     attempt->options.local_workers = count;
     ND_TRY(ND_UV(uv_timer_init(options->loop, &attempt->kill_timer)));
@@ -156,7 +154,7 @@ nd_status nd_attempt_start(const nd_attempt_options *options, nd_attempt *attemp
 static bool is_ready(const nd_child *child)
 {
     const nd_attempt *attempt = child->attempt;
-    return atomic_load(&attempt->failures.slots[child->local_rank].ready) != 0 ||
+    return atomic_load(&attempt->progress.failures[child->local_rank].ready) != 0 ||
            nd_clock_ns() - attempt->started_ns > ready_ns;
 }
 
@@ -300,7 +298,6 @@ bool nd_attempt_is_closed(const nd_attempt *attempt)
 
 void nd_attempt_fini(nd_attempt *attempt)
 {
-    nd_failure_page_close(&attempt->failures);
     nd_progress_close(&attempt->progress);
     free(attempt->children);
     attempt->children = NULL;

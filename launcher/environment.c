@@ -11,10 +11,10 @@
 
 /* A worker's identity, which is never taken from the environment of ndlaunch. */
 static const char *const identity[] = {
-    "RANK",           "LOCAL_RANK",  "WORLD_SIZE",       "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-    "MASTER_PORT",    "ND_RUN_ID",   "ND_KEY_FD",        "ND_PROGRESS_FD",   "ND_FAILURE_FD",
-    "ND_CONFIG_FD",   "ND_NNODES",   "ND_RESTART_EPOCH", "ND_RUN_FOLDER",    "ND_LAUNCHER_PID",
-    "ND_CONFIG_NAME", "ND_TERMINAL", "ND_NODE_RANK",
+    "RANK",        "LOCAL_RANK",       "WORLD_SIZE",    "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+    "MASTER_PORT", "ND_RUN_ID",        "ND_KEY_FD",     "ND_PROGRESS_FD",   "ND_CONFIG_FD",
+    "ND_NNODES",   "ND_RESTART_EPOCH", "ND_RUN_FOLDER", "ND_LAUNCHER_PID",  "ND_CONFIG_NAME",
+    "ND_TERMINAL", "ND_NODE_RANK",
 };
 
 static bool is_name(const char *variable, const char *name)

@@ -19,7 +19,6 @@
 #include "runtime/base/shown.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
-#include "runtime/rdzv/failure_page.h"
 #include "runtime/rdzv/store_server.h"
 
 /* environment.c: what a program that ndlaunch starts inherits. */
@@ -164,7 +163,6 @@ struct nd_attempt {
     nd_attempt *next; /* of a list that the owner may keep */
     nd_attempt_options options;
     nd_progress progress;
-    nd_failure_page failures;
     nd_child *children; /* [local_workers] */
     int running;
     uv_timer_t kill_timer, ready_timer;

@@ -96,7 +96,7 @@ static bool is_for_the_screen(const nd_output *output, const char *line, size_t 
 {
     static const char mark[] = "error: ";
     const nd_child *child = output->child;
-    const nd_failure_slot *record = &child->attempt->failures.slots[child->local_rank];
+    const nd_failure_slot *record = &child->attempt->progress.failures[child->local_rank];
     const size_t begin = sizeof mark - 1;
     if (output != &child->err || length <= begin || memcmp(line, mark, begin) != 0 ||
         atomic_load(&record->time_ns) == 0 || length - begin >= sizeof record->message ||

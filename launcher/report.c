@@ -38,7 +38,7 @@ static bool has_own_reason(const nd_attempt *attempt, const nd_failure_slot *rec
  */
 static bool failed(const nd_attempt *attempt, const nd_child *child)
 {
-    const nd_failure_slot *record = &attempt->failures.slots[child->local_rank];
+    const nd_failure_slot *record = &attempt->progress.failures[child->local_rank];
     if (!child->stopped) {
         return child->exit_code != 0 || child->signal != 0;
     }
@@ -51,7 +51,7 @@ static bool failed(const nd_attempt *attempt, const nd_child *child)
 /* When the worker recorded its failure, or else when this process saw its end. */
 static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
 {
-    int64_t recorded = atomic_load(&attempt->failures.slots[child->local_rank].time_ns);
+    int64_t recorded = atomic_load(&attempt->progress.failures[child->local_rank].time_ns);
     return recorded != 0 ? recorded : child->ended_ns;
 }
 
@@ -63,7 +63,7 @@ static int64_t failure_time(const nd_attempt *attempt, const nd_child *child)
  */
 static int weight(const nd_attempt *attempt, const nd_child *child)
 {
-    const nd_failure_slot *record = &attempt->failures.slots[child->local_rank];
+    const nd_failure_slot *record = &attempt->progress.failures[child->local_rank];
     if (child->signal != 0 || is_local(record)) {
         return 0;
     }
@@ -152,11 +152,11 @@ static void print_ranks(FILE *out, const nd_attempt *attempt, rank_filter wanted
 /* Messages that differ from the first failure's. A message about a lost peer adds nothing to it. */
 static void print_other_messages(FILE *out, const nd_attempt *attempt, const nd_child *first)
 {
-    const nd_failure_slot *printed = &attempt->failures.slots[first->local_rank];
+    const nd_failure_slot *printed = &attempt->progress.failures[first->local_rank];
     int left = OTHERS_MAX;
     for (int i = 0; i < attempt->options.local_workers && left > 0; i++) {
         const nd_child *c = &attempt->children[i];
-        const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
+        const nd_failure_slot *record = &attempt->progress.failures[c->local_rank];
         if (c == first || atomic_load(&record->time_ns) == 0 ||
             (record->status == ND_ERR_IO && !is_local(record)) ||
             record->status == ND_ERR_PREEMPTED || record->cause == ND_CAUSE_ELSEWHERE ||
@@ -192,7 +192,7 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     if (!first) {
         return 0;
     }
-    const nd_failure_slot *record = &attempt->failures.slots[first->local_rank];
+    const nd_failure_slot *record = &attempt->progress.failures[first->local_rank];
     int code = first->signal ? 128 + first->signal : (int)first->exit_code;
     if (attempt->options.input && (code == ND_ERR_PREEMPTED || first->killed)) {
         fprintf(out, "ndlaunch: stopped by a signal\n"); /* there was nothing to save */
@@ -232,12 +232,12 @@ static int print_report(FILE *out, const nd_attempt *attempt)
 nd_blame nd_attempt_blame(const nd_attempt *attempt)
 {
     const nd_child *first = first_failure(attempt);
-    if (first && is_local(&attempt->failures.slots[first->local_rank])) {
+    if (first && is_local(&attempt->progress.failures[first->local_rank])) {
         return ND_BLAME_OWN;
     }
     for (int i = 0; i < attempt->options.local_workers; i++) {
         const nd_child *c = &attempt->children[i];
-        const nd_failure_slot *record = &attempt->failures.slots[c->local_rank];
+        const nd_failure_slot *record = &attempt->progress.failures[c->local_rank];
         if (c->stopped && c->kill_sent && atomic_load(&record->time_ns) == 0) {
             return ND_BLAME_SILENT;
         }

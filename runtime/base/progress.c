@@ -24,7 +24,8 @@ const char *nd_phase_name(nd_phase phase)
 
 static size_t page_bytes(int count)
 {
-    return sizeof(nd_progress_job) + (size_t)count * sizeof(nd_progress_slot);
+    return sizeof(nd_progress_job) +
+           (size_t)count * (sizeof(nd_progress_slot) + sizeof(nd_failure_slot));
 }
 
 static nd_status map_page(int fd, int count, nd_progress *out)
@@ -36,8 +37,9 @@ static nd_status map_page(int fd, int count, nd_progress *out)
         return nd_fail_system(errno, "the map of the progress page (%zu bytes)", bytes);
     }
     nd_progress_job *job = p;
-    void *slots = job + 1;
-    *out = (nd_progress){.job = job, .slots = slots, .count = count, .fd = fd};
+    void *slots = job + 1, *failures = (nd_progress_slot *)slots + count;
+    *out =
+        (nd_progress){.job = job, .slots = slots, .failures = failures, .count = count, .fd = fd};
     return ND_OK;
 }
 

@@ -7,6 +7,9 @@
  * its own slot, with relaxed atomics; readers may see two fields of different moments, which is
  * good enough for a diagnosis.
  *
+ * A worker that fails records why, once. ndlaunch reads that when the worker has ended, even if it
+ * was killed meanwhile. Times are CLOCK_MONOTONIC of the host, so they order its failures.
+ *
  * Beside the slots, the job's part tells ndlaunch what a next start of the job needs: where the run
  * is and how far it has come. Only rank 0 writes it. What it has written stays when it is killed,
  * and the page of the next start begins empty again.
@@ -45,6 +48,18 @@ typedef struct nd_progress_slot {
     char pad[192 - 56];
 } nd_progress_slot;
 
+enum { ND_DEVICE_NAME_MAX = 48 };
+
+/* What a worker records for the failure screen (runtime/rdzv/failure_record.h). */
+typedef struct nd_failure_slot {
+    _Atomic int64_t time_ns; /* when the record was complete, written last; 0: none */
+    _Atomic int32_t ready;   /* the worker handles signals */
+    int32_t status;          /* nd_status */
+    int32_t cause;           /* nd_failure_cause */
+    char device[ND_DEVICE_NAME_MAX];
+    char message[ND_ERROR_MESSAGE_MAX];
+} nd_failure_slot;
+
 enum { ND_RUN_FOLDER_MAX = 4096 }; /* bytes of a run folder's path, with its NUL */
 
 /* Moments of one start, for the line that ndlaunch prints after a restart. */
@@ -67,7 +82,8 @@ typedef struct nd_progress_job {
 
 typedef struct nd_progress {
     nd_progress_job *job;
-    nd_progress_slot *slots; /* [count] */
+    nd_progress_slot *slots;   /* [count] */
+    nd_failure_slot *failures; /* [count] */
     int count;
     int fd; /* -1: private */
 } nd_progress;

@@ -158,7 +158,6 @@ static nd_status read_ndlaunch(nd_identity *id)
     ND_TRY(read_restart(id));
     ND_TRY(read_descriptor("ND_KEY_FD", &id->key_fd));
     ND_TRY(read_descriptor("ND_PROGRESS_FD", &id->progress_fd));
-    ND_TRY(read_descriptor("ND_FAILURE_FD", &id->failure_fd));
     return read_descriptor("ND_CONFIG_FD", &id->config_fd);
 }
 
@@ -186,7 +185,6 @@ nd_status nd_identity_read(nd_identity *out)
                       .nnodes = 1,
                       .key_fd = -1,
                       .progress_fd = -1,
-                      .failure_fd = -1,
                       .config_fd = -1};
     const char *terminal = getenv("ND_TERMINAL");
     snprintf(id.run_id, sizeof id.run_id, "single");

@@ -30,7 +30,6 @@ typedef struct nd_identity {
     char host[128];
     int key_fd;      /* inherited descriptor holding the 32-byte job key, -1: none */
     int progress_fd; /* inherited progress page, -1: private */
-    int failure_fd;  /* inherited failure page (failure_page.h), -1: none */
     int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
     /* How often the job was started again, 0 at its first start: the store refuses connections of
      * another epoch. */

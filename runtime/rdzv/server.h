@@ -95,7 +95,7 @@ void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const 
  * seconds. */
 void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
 
-/* The message of the job's first failure (failure_page.h), "" when there was none. Hooks may call
+/* The message of the job's first failure (failure_record.h), "" when there was none. Hooks may call
  * it. */
 void nd_server_first_failure(const nd_server *server, char *text, size_t capacity);
 /* The rank's failure was the job's first, and it has not said that it printed the message. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/server_state.h"
 
 static uint32_t bucket_of(const char *key)

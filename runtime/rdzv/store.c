@@ -13,7 +13,7 @@
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/store_thread.h"

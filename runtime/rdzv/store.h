@@ -59,7 +59,7 @@ nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *by
  */
 nd_status nd_store_check(nd_store *store, double seconds);
 /*
- * Whether the store has sent this process the job's first failure (failure_page.h). `text` then
+ * Whether the store has sent this process the job's first failure (failure_record.h). `text` then
  * gets its message. The store sends it to every rank at once. So this also answers, after the
  * connection to the store broke, whether a rank had begun to report before. Does not ask the store.
  */

@@ -9,7 +9,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/uv.h"
 

@@ -140,7 +140,7 @@ Test(odd_systems, environments_of_a_worker)
                                             "ND_CONFIG_FD=77",
                                             "ND_CONFIG_FD=x",
                                             "ND_KEY_FD=-5",
-                                            "ND_PROGRESS_FD=1 ND_FAILURE_FD=1",
+                                            "ND_PROGRESS_FD=1",
                                             "ND_RUN_ID=$(printf 'a\\033b')",
                                             "ND_NODE_RANK=9 ND_NNODES=3",
                                             "ND_RESTART_EPOCH=-2",

@@ -11,7 +11,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 

@@ -32,7 +32,6 @@ static const char *const names[] = {
     "ND_MASTER_PORT",
     "ND_KEY_FD",
     "ND_PROGRESS_FD",
-    "ND_FAILURE_FD",
     "ND_CONFIG_FD",
     "ND_CONFIG_NAME",
     "ND_TERMINAL",

@@ -2,7 +2,7 @@
 /* What commands that are workers of a job have in common: how they begin, and what they need. */
 #include <sys/resource.h>
 
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "trainer/commands/command.h"
 
 /* Workers of a host exchange data through shared memory, which is made of files. */

@@ -13,7 +13,7 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/ranks.h"
 

@@ -5,8 +5,8 @@
  * The end of a worker that fails: which of the ranks that fail together reports, where no ndlaunch
  * collects their errors, and how the job ends.
  *
- * The store decides, by the order in which failures arrive there (runtime/rdzv/failure_page.h), and
- * sends the first one to all ranks at once. A rank with a reason of its own claims at once; one
+ * The store decides, by the order in which failures arrive there (runtime/rdzv/failure_record.h),
+ * and sends the first one to all ranks at once. A rank with a reason of its own claims at once; one
  * whose reason may be another rank's (a lost peer, a deadline, nd_fail_elsewhere) first asks for a
  * better one. Under PMIx one rank reports and ends the job. Ranks of a torchrun-like start have
  * separate outputs: all of them report, and name the first failure. docs/comm.md has the cases.

@@ -7,7 +7,7 @@
 
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/pmix.h"
 
 /* For rank 0 to host the store that a rank asks which failed before it had a configuration. */

@@ -29,8 +29,7 @@ static job *make_job(void)
                                           .slurm_job = "",
                                           .local_workers = 3,
                                           .world_size = 3},
-                              .progress = {.slots = j->slots, .count = 3},
-                              .failures = {.slots = j->failures, .count = 3},
+                              .progress = {.slots = j->slots, .failures = j->failures, .count = 3},
                               .children = j->children};
     return j;
 }
@@ -169,8 +168,7 @@ static char *screen_of(const nd_mesh *mesh, const nd_progress_slot *place)
     attempt->options = (nd_attempt_options){
         .config = &own, .host_name = "host", .slurm_job = "", .local_workers = 2, .world_size = 2};
     attempt->children = children;
-    attempt->progress = (nd_progress){.slots = slots, .count = 2};
-    attempt->failures = (nd_failure_page){.slots = failures, .count = 2};
+    attempt->progress = (nd_progress){.slots = slots, .failures = failures, .count = 2};
     cr_expect_eq(nd_attempt_report(attempt, out), 128 + 9);
     fclose(out);
     free(children);

@@ -32,7 +32,6 @@ static void setup(void)
         "ND_RUN_FOLDER",
         "ND_KEY_FD",
         "ND_PROGRESS_FD",
-        "ND_FAILURE_FD",
         "ND_CONFIG_FD",
         "ND_MASTER_PORT",
         "ND_TERMINAL",
@@ -77,7 +76,7 @@ Test(identity, alone)
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
     cr_assert(id.rank == 0 && id.world_size == 1 && id.local_rank == 0 && id.local_world_size == 1);
-    cr_assert(id.key_fd == -1 && id.progress_fd == -1 && id.failure_fd == -1 && id.config_fd == -1);
+    cr_assert(id.key_fd == -1 && id.progress_fd == -1 && id.config_fd == -1);
     cr_assert_neq(id.host[0], '\0');
 }
 

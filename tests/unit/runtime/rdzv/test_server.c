@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
 

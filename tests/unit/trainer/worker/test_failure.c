@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "tests/support/port.h"
 #include "tests/support/skip.h"
 #include "tests/support/tempdir.h"

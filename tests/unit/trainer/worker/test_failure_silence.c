@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/rdzv/failure_page.h"
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/pmix.h"
 #include "tests/support/port.h"
 #include "tests/support/tempdir.h"

@@ -34,7 +34,6 @@ static void fail_twice(nd_identity_source source)
     nd_transport transport = {.backend = &backend, .size = 1};
     worker.transport = &transport;
     worker.identity.source = source;
-    worker.identity.failure_fd = -1;
     worker.identity.world_size = 2;
     worker_seen = &worker;
     heard = memfd_create("stderr", 0);
