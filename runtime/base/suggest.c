@@ -48,9 +48,7 @@ void nd_suggest_init(nd_suggest *search, const char *word)
 {
     /* A third of the word may be wrong: "stepz" -> "steps", but "foo" suggests nothing
      * far-fetched. */
-    search->word = word;
-    search->best = NULL;
-    search->distance = (int)(strnlen(word, LONGEST) / 3) + 1;
+    *search = (nd_suggest){.word = word, .distance = (int)(strnlen(word, LONGEST) / 3) + 1};
 }
 
 void nd_suggest_offer(nd_suggest *search, const char *name)
@@ -58,6 +56,6 @@ void nd_suggest_offer(nd_suggest *search, const char *name)
     int distance = nd_suggest_distance(search->word, name);
     if (distance < search->distance) {
         search->distance = distance;
-        search->best = name;
+        search->best = memcpy(search->name, name, strlen(name) + 1); /* at most LONGEST + 1 */
     }
 }

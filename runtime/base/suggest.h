@@ -10,12 +10,13 @@
  */
 int nd_suggest_distance(const char *a, const char *b);
 
-/* Running search: start with nd_suggest_init, offer every name, read `best` (borrowed; NULL:
- * nothing near enough). */
+/* Running search: start with nd_suggest_init, offer every name, read `best` (in the search itself;
+ * NULL: nothing near enough). */
 typedef struct nd_suggest {
     const char *word;
     const char *best;
-    int distance; /* of best; starts one above the largest distance that still counts as near */
+    int distance;  /* of best; starts one above the largest distance that still counts as near */
+    char name[64]; /* the best one so far: names that are offered may be gone afterwards */
 } nd_suggest;
 
 void nd_suggest_init(nd_suggest *search, const char *word);

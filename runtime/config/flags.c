@@ -24,15 +24,11 @@ int nd_flag_find_field(const char *name)
     return -1;
 }
 
-static void offer_list(nd_suggest *search, const char *list, char (*words)[ND_FLAG_NAME_MAX])
+static void offer_list(nd_suggest *search, const char *list)
 {
-    for (int i = 0; nd_flag_list_word(list, i, words[0], ND_FLAG_NAME_MAX); i++) {
-        int before = search->distance;
-        nd_suggest_offer(search, words[0]);
-        if (search->distance < before) { /* words[0] is overwritten by the next word */
-            memcpy(words[1], words[0], ND_FLAG_NAME_MAX);
-            search->best = words[1];
-        }
+    char word[ND_FLAG_NAME_MAX];
+    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
+        nd_suggest_offer(search, word);
     }
 }
 
@@ -44,18 +40,17 @@ static void offer(void *search, const char *name)
 static nd_status unknown_flag(const char *arg, const char *name, const char *const *more,
                               const char *otherwise)
 {
-    char words[2][ND_FLAG_NAME_MAX];
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (int i = 0; more && more[i]; i++) { /* the first of equally near ones counts */
         nd_suggest_offer(&search, more[i]);
     }
-    offer_list(&search, own_flags, words);
+    offer_list(&search, own_flags);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        offer_list(&search, nd_fields[i].flags, words);
+        offer_list(&search, nd_fields[i].flags);
     }
     for (int i = 0; i < nd_flags_known_count; i++) {
-        offer_list(&search, nd_flags_known[i].names, words);
+        offer_list(&search, nd_flags_known[i].names);
     }
     nd_accelerate_each_flag(offer, &search);
     if (search.best) {
@@ -236,12 +231,11 @@ static nd_status apply_set(nd_reader *reader, const char *text)
             return nd_reader_set(reader, (nd_field_id)i, &setting);
         }
     }
-    char words[2][ND_FLAG_NAME_MAX];
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        offer_list(&search, shown, words);
+        nd_suggest_offer(&search, shown);
     }
     const char *dot = strchr(name, '.');
     for (int i = 0; i < ND_FIELD_COUNT && dot && !search.best; i++) { /* of another section */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <criterion/criterion.h>
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/suggest.h"
@@ -29,11 +30,13 @@ Test(suggest, long_names_are_far)
 
 static const char *nearest(const char *word)
 {
-    static const char *const names[] = {"steps", "sequence_length", "seed", "precision"};
-    nd_suggest search;
+    static const char *const names[] = {"steps", "sequence_length", "seed", "precision", "stepx"};
+    static nd_suggest search;
+    char name[32];
     nd_suggest_init(&search, word);
-    for (int i = 0; i < 4; i++) {
-        nd_suggest_offer(&search, names[i]);
+    for (int i = 0; i < 5; i++) {
+        snprintf(name, sizeof name, "%s", names[i]); /* each in the place of the one before */
+        nd_suggest_offer(&search, name);
     }
     return search.best;
 }

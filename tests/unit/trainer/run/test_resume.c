@@ -229,6 +229,9 @@ Test(resume, allows_only_keys_that_are_compared)
     config.checkpoint.allow = (char *)"data.path,optimizer.nam";
     assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
                  "names optimizer.nam, which allows nothing (did you mean optimizer.name?)");
+    config.checkpoint.allow = (char *)"optimizer.schedul";
+    assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
+                 "(did you mean optimizer.schedule?)");
     config.checkpoint.allow = (char *)"samples_per_stop";
     assert_fails(nd_resume_preflight(&config, &inputs), ND_ERR_CONFIG,
                  "(did you mean samples_per_step?)");
