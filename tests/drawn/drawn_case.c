@@ -179,11 +179,14 @@ static void settle_work(drawn_case *c)
     }
 }
 
-/* Each rank has KV heads of its own, or a copy of one. */
+/* Each rank has KV heads of its own, or copies, also some of whose heads other ranks have and some
+ * it shares with others. */
 static void settle_copies(drawn_case *c)
 {
     c->copies = c->tp % c->copies == 0 ? c->copies : 1;
-    c->kv_heads = c->copies > 1 ? 1 : c->kv_heads;
+    while (nd_gcd(c->kv_heads, c->copies) > 1) {
+        c->kv_heads--;
+    }
 }
 
 void drawn_case_settle(drawn_case *c)

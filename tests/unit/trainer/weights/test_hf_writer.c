@@ -176,6 +176,23 @@ Test(hf_writer, a_large_model_is_sharded_with_an_index)
     hf_shell("cd %s && test -f model-0000%d-of-0000%d.safetensors", folder, files, files);
 }
 
+/* The bytes of a file are those of its tensors. */
+Test(hf_writer, a_model_that_fills_a_file_exactly_is_not_cut)
+{
+    nd_hf_writer_options o = hf_options_of(false, ND_DTYPE_F32);
+    char path[PATH_MAX];
+    uint64_t head = 0;
+    struct stat st;
+    snprintf(path, sizeof path, "%s/model.safetensors", hf_write_model("m", &o));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert(fstat(fd, &st) == 0 && read(fd, &head, sizeof head) == sizeof head);
+    close(fd);
+    o.max_file_bytes = st.st_size - (int64_t)(sizeof head + head);
+    hf_shell("test -f %s/model.safetensors", hf_write_model("n", &o));
+    o.max_file_bytes--;
+    hf_shell("test -f %s/model-00002-of-00002.safetensors", hf_write_model("o", &o));
+}
+
 /* eos_token_id of the config.json that is written beside this tokenizer. */
 static int64_t end_beside(const char *name, int64_t own, const char *tokenizer)
 {
