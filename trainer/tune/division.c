@@ -8,21 +8,6 @@
 
 enum { REPEATS = 5, PRODUCTS_MAX = 64, GATHERS_MAX = 2, ALIGN = 256 };
 
-int nd_decide_pair(const nd_tuned_pair *pairs, int count)
-{
-    const double clearly = 0.98;
-    int best = 0;
-    if (pairs[0].seconds < 0.0) {
-        return 0;
-    }
-    for (int i = 1; i < count; i++) {
-        if (pairs[i].seconds >= 0.0 && pairs[i].seconds < pairs[best].seconds) {
-            best = i;
-        }
-    }
-    return pairs[best].seconds < clearly * pairs[0].seconds ? best : 0;
-}
-
 /* The product. */
 
 static bool is_product(const nd_call *call)
@@ -278,7 +263,11 @@ static nd_status measure(measurement *m, nd_tuned_division *d)
     }
     list_pairs(d, (int)-values[1]);
     ND_TRY(time_pairs(m, d));
-    const nd_tuned_pair *best = &d->pairs[nd_decide_pair(d->pairs, d->pair_count)];
+    double seconds[ND_TUNED_PAIRS_MAX];
+    for (int i = 0; i < d->pair_count; i++) {
+        seconds[i] = d->pairs[i].seconds;
+    }
+    const nd_tuned_pair *best = &d->pairs[nd_decide(seconds, d->pair_count, 0)];
     d->reason = ND_DIVISION_TIMED;
     d->comm_blocks = best->comm_blocks;
     d->product_processors = best->product_processors;

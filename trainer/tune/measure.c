@@ -11,21 +11,18 @@ static bool known(double seconds)
     return seconds >= 0.0; /* false for NaN */
 }
 
-int nd_decide_mask(const double seconds[ND_LINEAR_SETS], int asked)
+int nd_decide(const double *seconds, int count, int kept)
 {
     const double clearly = 0.98;
-    int best = asked;
-    if (!known(seconds[asked])) {
-        return asked;
-    }
-    /* From many linears in FP8 to few, so that of equal times the mask closest to `asked` wins. */
-    for (int mask = asked - 1; mask >= 0; mask--) {
-        bool subset = (mask & ~asked) == 0;
-        if (subset && known(seconds[mask]) && seconds[mask] < seconds[best]) {
-            best = mask;
+    int best = kept;
+    for (int i = 1; i < 2 * count; i++) {
+        const int other = i % 2 == 1 ? kept - (i + 1) / 2 : kept + i / 2; /* the nearest first */
+        if (other >= 0 && other < count && known(seconds[other]) &&
+            seconds[other] < seconds[best]) {
+            best = other;
         }
     }
-    return seconds[best] < clearly * seconds[asked] ? best : asked;
+    return seconds[best] < clearly * seconds[kept] ? best : kept;
 }
 
 static const double unknown = -1.0;
@@ -125,7 +122,7 @@ static void decide_input(const measurement *m, nd_input input, int asked, nd_tun
                                                                 &m->bf16, false)
                              : NAN;
     }
-    int fp8 = nd_decide_mask(seconds, asked);
+    int fp8 = nd_decide(seconds, ND_LINEAR_SETS, asked);
     t->linear_choice.fp8[input][asked] = (int8_t)fp8;
     t->linears[t->linear_count++] = (nd_tuned_linears){
         .input = input,

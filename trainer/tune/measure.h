@@ -33,12 +33,11 @@ nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
 void nd_bench_close(nd_bench *bench); /* all zero is legal */
 
 /*
- * Chooses which of the linears that are asked for in FP8 run in FP8. seconds[mask]: what the
- * linears of an input take with exactly these in FP8; negative or NaN: not known. FP8 was asked
- * for, so it stays unless another mask is faster by more than 2 %: times differ by that much
- * between runs.
+ * The choice with the least time, seconds[choice]; negative or NaN: not known, and not taken. Times
+ * differ by 2 % between runs, so `kept` stays unless another is faster by more than that, and where
+ * its own time is not known. Of equal times the one nearest to `kept` is taken.
  */
-int nd_decide_mask(const double seconds[ND_LINEAR_SETS], int asked);
+int nd_decide(const double *seconds, int count, int kept);
 
 /*
  * On one rank with a GPU: times for `budget` seconds at most and fills linears and choices; what
@@ -46,13 +45,6 @@ int nd_decide_mask(const double seconds[ND_LINEAR_SETS], int asked);
  * device with its forms forgotten.
  */
 nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *tuning);
-
-/*
- * The pair that is kept: the first of those with the least time. Times differ by 2 % from run to
- * run, so the first pair of all stays unless another is faster by more than that. 0 when the first
- * was not timed.
- */
-int nd_decide_pair(const nd_tuned_pair *pairs, int count);
 
 /*
  * The product that stands for those of a layer in one micro-batch, forward and backward: the form

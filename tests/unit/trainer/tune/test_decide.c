@@ -7,12 +7,15 @@
 
 enum { Q = 1, K = 2, V = 4 };
 
-/* Seconds of masks 0 to 7. */
+/* Seconds of masks 0 to 7, of which those count that are a part of `asked`. */
 static int decide(int asked, double none, double q, double k, double qk, double v, double qv,
                   double kv, double all)
 {
-    const double seconds[ND_LINEAR_SETS] = {none, q, k, qk, v, qv, kv, all};
-    return nd_decide_mask(seconds, asked);
+    double seconds[ND_LINEAR_SETS] = {none, q, k, qk, v, qv, kv, all};
+    for (int mask = 0; mask < ND_LINEAR_SETS; mask++) {
+        seconds[mask] = mask & ~asked ? NAN : seconds[mask];
+    }
+    return nd_decide(seconds, ND_LINEAR_SETS, asked);
 }
 
 Test(decide, fp8_stays_where_it_is_fastest)
@@ -26,6 +29,7 @@ Test(decide, what_loses_goes_to_bf16)
     cr_expect_eq(decide(Q | K | V, 10, 12, 12, 13, 12, 13, 13, 14), 0);
     cr_expect_eq(decide(Q | K | V, 10, 8, 11, 9, 11, 9, 12, 10), Q, "q alone gains");
     cr_expect_eq(decide(Q, 10, 10.5, 0, 0, 0, 0, 0, 0), 0);
+    cr_expect_eq(decide(Q | K | V, 5, 5, 5, 5, 5, 5, 5, 10), K | V, "the nearest of equal times");
 }
 
 /* Times of one thing differ by 2 % from run to run: what was asked for is not given up for that. */
@@ -46,34 +50,23 @@ Test(decide, without_a_time_it_is_as_it_was_asked)
     cr_expect_eq(decide(0, 1, 0, 0, 0, 0, 0, 0, 0), 0);
 }
 
-/* the division of a GPU */
-
-static int decide_pair(double none, double a, double b, double c)
+/* The division of a GPU: the first pair is none. */
+Test(decide, the_pair_with_the_least_time_is_taken_if_it_is_clearly_faster)
 {
-    const nd_tuned_pair pairs[] = {{0, 0, none}, {8, 124, a}, {8, 132, b}, {16, 116, c}};
-    return nd_decide_pair(pairs, 4);
-}
-
-Test(decide, the_pair_with_the_least_time_is_taken)
-{
-    cr_expect_eq(decide_pair(10, 9, 8, 9), 2);
-    cr_expect_eq(decide_pair(10, 11, 12, 5), 3);
-    cr_expect_eq(decide_pair(10, 8, 8, 8), 1, "of equal times the first");
-    cr_expect_eq(nd_decide_pair(&(nd_tuned_pair){0, 0, 1}, 1), 0);
-}
-
-Test(decide, an_undivided_gpu_stays_unless_it_is_clearly_slower)
-{
-    cr_expect_eq(decide_pair(10, 9.9, 9.81, 10), 0);
-    cr_expect_eq(decide_pair(10, 9.9, 9.79, 10), 2);
-    cr_expect_eq(decide_pair(5, 9, 8, 9), 0);
-}
-
-Test(decide, a_pair_without_a_time_is_not_taken)
-{
-    cr_expect_eq(decide_pair(10, -1, -1, -1), 0);
-    cr_expect_eq(decide_pair(10, -1, 9, -1), 2);
-    cr_expect_eq(decide_pair(-1, 1, 1, 1), 0, "nothing to compare with");
+    static const struct {
+        double seconds[4];
+        int best;
+    } cases[] = {
+        {{10, 9, 8, 9}, 2},       {{10, 11, 12, 5}, 3},
+        {{10, 8, 8, 8}, 1}, /* the first */
+        {{10, 9.9, 9.81, 10}, 0}, {{10, 9.9, 9.79, 10}, 2},
+        {{5, 9, 8, 9}, 0},        {{10, -1, -1, -1}, 0},
+        {{10, -1, 9, -1}, 2},     {{-1, 1, 1, 1}, 0}, /* nothing to compare with */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cr_expect_eq(nd_decide(cases[i].seconds, 4, 0), cases[i].best, "case %zu", i);
+    }
+    cr_expect_eq(nd_decide((double[]){1}, 1, 0), 0);
 }
 
 /* the filter's linears */
