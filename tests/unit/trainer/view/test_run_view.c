@@ -71,24 +71,28 @@ static char *page_of(bool markdown, const nd_run_view *views, int count)
     return text;
 }
 
-/* What Markdown has of a run whose files hold more. */
-static void expect_words(const nd_run_view *view, const char *const *words, size_t count)
+/* What Markdown has of the run in the folder, whose files hold more. */
+static void expect_words(const char *const *words, size_t count)
 {
-    char *text = page_of(true, view, 1);
+    nd_run_view view = open_view(0);
+    char *text = page_of(true, &view, 1);
     for (size_t i = 0; i < count; i++) {
         cr_assert_not_null(strstr(text, words[i]), "no \"%s\" in:\n%s", words[i], text);
     }
     free(text);
+    nd_run_view_close(&view);
 }
-#define EXPECT_WORDS(view, ...)                                                                    \
-    expect_words(view, (const char *const[]){__VA_ARGS__},                                         \
+#define EXPECT_WORDS(...)                                                                          \
+    expect_words((const char *const[]){__VA_ARGS__},                                               \
                  sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-static void expect_in_page(const nd_run_view *view, const char *words, bool wanted)
+static void expect_in_page(const char *words, bool wanted)
 {
-    char *html = page_of(false, view, 1);
+    nd_run_view view = open_view(0);
+    char *html = page_of(false, &view, 1);
     cr_assert_eq(strstr(html, words) != NULL, wanted, "\"%s\" in:\n%s", words, html);
     free(html);
+    nd_run_view_close(&view);
 }
 
 Test(run_view, figures_of_a_finished_run)
@@ -131,37 +135,34 @@ Test(run_view, the_command_is_quoted)
 {
     write_metrics(2, "");
     write_file("run.json", "{\"command\":[\"ndlaunch\",\"--data-path\",\"0.7 a 0.3 b'c\",\"\"]}");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view, "ndlaunch --data-path '0.7 a 0.3 b'\\''c' ''");
+    EXPECT_WORDS("ndlaunch --data-path '0.7 a 0.3 b'\\''c' ''");
+}
+
+/* Of a run with these lines, some seconds after the last one was written; returns its verdict. */
+static const char *expect_end(int steps, const char *further, int64_t later, nd_run_end end)
+{
+    static char verdict[ND_VERDICT_MAX];
+    write_metrics(steps, further);
+    nd_run_view view = open_view((int64_t)time(NULL) + later);
+    cr_expect_eq(view.end, end, "%d, not %d, with %s", view.end, end, further);
+    nd_run_verdict(&view, verdict);
     nd_run_view_close(&view);
+    return verdict;
 }
 
 Test(run_view, how_a_run_ended)
 {
-    int64_t now = (int64_t)time(NULL);
     write_file("run.json", record);
-    write_metrics(4, "");
-    nd_run_view view = open_view(now);
-    cr_assert_eq(view.end, ND_RUN_RECENT);
-    nd_run_view_close(&view);
-    view = open_view(now + 3600);
-    cr_assert_eq(view.end, ND_RUN_ENDED_EARLY);
-    nd_run_view_close(&view);
-    write_metrics(4, "{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n");
-    view = open_view(now + 3600);
-    cr_assert_eq(view.end, ND_RUN_STOPPED);
-    nd_run_view_close(&view);
-    write_metrics(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n");
-    view = open_view(now + 3600);
-    char verdict[ND_VERDICT_MAX];
-    cr_assert_eq(view.end, ND_RUN_STOPPED_EARLY);
-    cr_assert_not_null(strstr(nd_run_verdict(&view, verdict), "step 4 of 6: <no> better"));
-    nd_run_view_close(&view);
+    expect_end(4, "", 0, ND_RUN_RECENT);
+    expect_end(4, "", 3600, ND_RUN_ENDED_EARLY);
+    expect_end(4, "{\"event\":\"checkpoint\",\"step\":4,\"reason\":\"signal\"}\n", 3600,
+               ND_RUN_STOPPED);
+    const char *verdict =
+        expect_end(4, "{\"event\":\"early_stopped\",\"step\":4,\"why\":\"<no> better\"}\n", 3600,
+                   ND_RUN_STOPPED_EARLY);
+    cr_assert_not_null(strstr(verdict, "step 4 of 6: <no> better"));
     unlink(tempdir_file(&dir, "run.json"));
-    write_metrics(4, "");
-    view = open_view(now + 3600);
-    cr_assert_eq(view.end, ND_RUN_UNKNOWN);
-    nd_run_view_close(&view);
+    expect_end(4, "", 3600, ND_RUN_UNKNOWN);
 }
 
 /* A line as nd_sinks leaves it. */
@@ -171,11 +172,8 @@ Test(run_view, how_a_run_ended)
 
 static void expect_verdict(const char *further, nd_run_end end, const char *words, bool neutral)
 {
-    char verdict[ND_VERDICT_MAX];
-    write_metrics(4, further);
+    cr_assert_str_eq(expect_end(4, further, 3600, end), words);
     nd_run_view view = open_view((int64_t)time(NULL) + 3600);
-    cr_assert_eq(view.end, end, "%d", view.end);
-    cr_assert_str_eq(nd_run_verdict(&view, verdict), words);
     char *html = page_of(false, &view, 1);
     cr_assert_eq(strstr(html, "\"mood\":\"\"") != NULL, neutral, "neither good nor bad");
     cr_assert_eq(strstr(html, "\"mood\":\"bad\"") != NULL,
@@ -275,12 +273,9 @@ Test(run_view, a_checkpoint_behind_the_last_line_tells_how_far_the_run_came)
     char verdict[ND_VERDICT_MAX];
     fake_write(dir.path, &shape, &mesh, 1, 6, false, ND_CHECKSUM_XXH3);
     write_file("run.json", record);
-    write_metrics(4, "");
-    nd_run_view view = open_view((int64_t)time(NULL) + 3600);
-    cr_assert_eq(view.end, ND_RUN_ENDED_EARLY);
-    nd_run_view_close(&view);
+    expect_end(4, "", 3600, ND_RUN_ENDED_EARLY);
     cr_assert_eq(utimensat(AT_FDCWD, tempdir_file(&dir, "metrics.jsonl"), times, 0), 0);
-    view = open_view((int64_t)time(NULL));
+    nd_run_view view = open_view((int64_t)time(NULL));
     cr_assert_eq(view.end, ND_RUN_FINISHED);
     cr_assert_str_eq(nd_run_verdict(&view, verdict),
                      "finished: all 6 steps; the lines of metrics.jsonl after step 4 were lost, as "
@@ -295,10 +290,10 @@ Test(run_view, lost_records_are_noted)
     nd_run_view view = open_view(0);
     cr_assert_eq(view.figures.lost_lines, 5);
     cr_assert_eq(view.figures.lost_tracked, 70);
-    EXPECT_WORDS(&view, "lines of metrics.jsonl that were lost, as the disk was full or failed",
+    EXPECT_WORDS("lines of metrics.jsonl that were lost, as the disk was full or failed",
                  "tables do without them: 5", "another tracker did not take: 70",
                  "records\\_lost | &lt;no&gt; space");
-    expect_in_page(&view, "step 3: lines were lost before: \\u003cno> space", true);
+    expect_in_page("step 3: lines were lost before: \\u003cno> space", true);
     nd_run_view_close(&view);
 }
 
@@ -417,16 +412,12 @@ Test(run_view, the_slowest_rank_is_named)
     fclose(out);
     write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,"
                            "\"cp\":1,\"tp\":2}}");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view, "Rank 3 worked longest in 4 of 5 steps",
+    EXPECT_WORDS("Rank 3 worked longest in 4 of 5 steps",
                  "worked 2.000 ms longer than the fastest, 10.0 %", "80.0 %", "10.000");
-    expect_in_page(&view, "\"slowest_ms\":", true);
-    nd_run_view_close(&view);
+    expect_in_page("\"slowest_ms\":", true);
     write_metrics(3, "");
-    view = open_view(0);
-    expect_in_page(&view, "Slowest rank", false);
-    expect_in_page(&view, "\"slowest_ms\":", false);
-    nd_run_view_close(&view);
+    expect_in_page("Slowest rank", false);
+    expect_in_page("\"slowest_ms\":", false);
 }
 
 /* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
@@ -447,9 +438,7 @@ Test(run_view, a_profile_says_who_waited_for_whom)
     write_metrics(3, "");
     write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":1,"
                            "\"cp\":1,\"tp\":4,\"kv_copies\":2}}");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view, "Who waited for whom", "3 collectives", "longest for rank 3: 1.000 ms");
-    nd_run_view_close(&view);
+    EXPECT_WORDS("Who waited for whom", "3 collectives", "longest for rank 3: 1.000 ms");
 }
 
 Test(run_view, fp8_health_names_the_worst_layer_and_step)
@@ -459,21 +448,16 @@ Test(run_view, fp8_health_names_the_worst_layer_and_step)
         "\"model\":{\"linears\":14,\"fp8_linears\":13}}";
     write_file("run.json", fp8);
     write_metrics(3, "");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view, "FP8 health", "Recipe delayed; 13 of the 14 linears",
-                 "No step was counted");
-    nd_run_view_close(&view);
+    EXPECT_WORDS("FP8 health", "Recipe delayed; 13 of the 14 linears", "No step was counted");
     write_metrics(3, "{\"step\":2,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                      "\"underflow\":0.25,\"underflow_layer\":1,\"saturation\":0,"
                      "\"saturation_layer\":0,\"amax\":3,\"amax_layer\":7}}}}\n"
                      "{\"step\":3,\"fp8_health\":{\"gradient\":{\"mlp.up_proj\":{"
                      "\"underflow\":0.125,\"underflow_layer\":0,\"saturation\":0,"
                      "\"saturation_layer\":0,\"amax\":null,\"amax_layer\":5}}}}\n");
-    view = open_view(0);
-    EXPECT_WORDS(&view, "2 steps were counted, the first is 2, the last 3", "gradient of mlp.up",
+    EXPECT_WORDS("2 steps were counted, the first is 2, the last 3", "gradient of mlp.up",
                  "12.500 %", "25.000 %", "layer 1, step 2", "layer 5, step 3");
-    expect_in_page(&view, "\"fp8_underflow.gradient\":", true);
-    nd_run_view_close(&view);
+    expect_in_page("\"fp8_underflow.gradient\":", true);
 }
 
 Test(run_view, data_have_their_sources)
@@ -496,17 +480,15 @@ Test(run_view, data_have_their_sources)
                "\"cache\":\"/c/1.tokens\"},{\"name\":\"co<de\",\"path\":\"/d/code\","
                "\"format\":\"llmc\",\"tokens\":500,\"documents\":null,\"blocks\":5,\"samples\":5,"
                "\"cache\":null}],\"validation\":[{\"name\":\"x\",\"path\":\"/d/x\"}]}}");
-    nd_run_view view = open_view(0);
     /* 288 labels, 96 in each of three steps, whose mean loss is 2; half of 60 samples of 10
      * blocks. */
-    EXPECT_WORDS(&view, "Tokenizer: /m/tokenizer.json", "288 labels counted, 75.0 %",
+    EXPECT_WORDS("Tokenizer: /m/tokenizer.json", "288 labels counted, 75.0 %",
                  "| web | 1000 | 77 | 3 | 288 | 3 |", "/c/1.tokens", "| x | 1 | 1 | 3 |",
                  "| y | 2 | 2 | 1 |", "validation x");
-    expect_in_page(&view, "\"source_loss.web\":", true);
-    expect_in_page(&view, "\"validation_set_loss.x\":", true);
-    expect_in_page(&view, "co<de", false);
-    expect_in_page(&view, "<web>", false);
-    nd_run_view_close(&view);
+    expect_in_page("\"source_loss.web\":", true);
+    expect_in_page("\"validation_set_loss.x\":", true);
+    expect_in_page("co<de", false);
+    expect_in_page("<web>", false);
 }
 
 /* Calls of validations are not in a trace that says so. */
@@ -515,10 +497,8 @@ Test(run_view, the_time_of_a_step_is_without_validations)
     const char *validation = "{\"step\":6,\"validation_loss\":2,\"validation_ms\":60}\n";
     write_metrics(6, validation);
     write_file("trace.json", "{\"first_step\":3,\"steps\":4,\"validation_ms\":60,\"gemm_ms\":20}");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view, "Steps 3 to 6, without validations", "| gemm | 5 | 50.0 % |",
+    EXPECT_WORDS("Steps 3 to 6, without validations", "| gemm | 5 | 50.0 % |",
                  "| everything else | 5 | 50.0 % |", "took 0.06 s");
-    nd_run_view_close(&view);
 }
 
 Test(run_view, a_resume_says_by_whom_and_on_which_mesh)
@@ -527,10 +507,7 @@ Test(run_view, a_resume_says_by_whom_and_on_which_mesh)
                      "\"load_ms\":250,\"mesh\":\"1 x 2\",\"mesh_was\":\"2 x 1\"}\n"
                      "{\"event\":\"resumed\",\"step\":3,\"from\":\"/r/checkpoint-3\",\"restart\":2,"
                      "\"load_ms\":250}\n");
-    nd_run_view view = open_view(0);
-    EXPECT_WORDS(&view,
-                 "the job was started anew; from checkpoint-3, loaded in 0.25 s; the mesh was "
+    EXPECT_WORDS("the job was started anew; from checkpoint-3, loaded in 0.25 s; the mesh was "
                  "2 x 1 and is 1 x 2",
                  "restart 2 by ndlaunch; from checkpoint-3");
-    nd_run_view_close(&view);
 }
