@@ -94,29 +94,6 @@ double nd_median(double *values, size_t count);
  * "0.00031", "12.3 k", "1.25 M", "3.1e-07"; "-" when it is not finite. Returns text. */
 char *nd_figure(char *text, size_t size, double value, int digits);
 
-/*
- * The waits of ranks for each other, from profile.json (docs/formats.md). In each collective, the
- * others wait for the rank that enters it last, from the time of their own calls on. A collective
- * that a rank only began, to wait for it later, counts with the time of the call that began it.
- */
-typedef struct nd_rank_waits {
-    double communication_ms; /* in calls of communication */
-    double waited_ms;        /* of it, until the last rank came */
-    double caused_ms;        /* that others waited for this rank */
-    int64_t last;            /* collectives that this rank entered last */
-} nd_rank_waits;
-
-typedef struct nd_waits {
-    nd_rank_waits *ranks; /* [count] owned */
-    int count;            /* of the mesh */
-    int64_t collectives;  /* with at least two members in the file */
-    int64_t steps;        /* of rank 0 */
-} nd_waits;
-
-/* ND_ERR_DATA: no such file, or of another program. */
-nd_status nd_waits_read(const char *path, const nd_mesh *mesh, nd_waits *out);
-void nd_waits_fini(nd_waits *waits);
-
 /* Sections. */
 
 enum { ND_SHORT = 64 }; /* a number, or a few words, in a cell */

@@ -116,15 +116,29 @@ out:
     return status;
 }
 
-/* Collectives of profile.json. */
+/*
+ * The waits of ranks for each other, from profile.json (docs/formats.md). In each collective, the
+ * others wait for the rank that enters it last, from the time of their own calls on. A collective
+ * that a rank only began, to wait for it later, counts with the time of the call that began it.
+ */
 
 enum { LINE_BYTES = 1024, KEY_BYTES = 128 };
 
-typedef struct reading {
-    const nd_mesh *mesh;
-    nd_waits waits;
-    json_t *collectives; /* owned: of each the events of its ranks, by the names of its parts */
-} reading;
+typedef struct rank_waits {
+    double communication_ms; /* in calls of communication */
+    double waited_ms;        /* of it, until the last rank came */
+    double caused_ms;        /* that others waited for this rank */
+    int64_t last;            /* collectives that this rank entered last */
+} rank_waits;
+
+typedef struct waits {
+    nd_mesh mesh;
+    rank_waits *ranks;   /* [count] owned */
+    int count;           /* of the mesh */
+    int64_t collectives; /* with at least two members in the file */
+    int64_t steps;       /* of rank 0 */
+    json_t *events; /* owned: of each collective those of its ranks, by the names of its parts */
+} waits;
 
 static int group_named(const char *name)
 {
@@ -137,7 +151,7 @@ static int group_named(const char *name)
 }
 
 /* The ranks of a group are told apart by their first one. */
-static nd_status add_to_collective(reading *r, json_t *event, int rank)
+static nd_status add_to_collective(waits *w, json_t *event, int rank)
 {
     const json_t *args = json_object_get(event, "args");
     const int group = group_named(nd_json_words(args, "group"));
@@ -146,49 +160,35 @@ static nd_status add_to_collective(reading *r, json_t *event, int rank)
         return ND_OK;
     }
     snprintf(key, sizeof key, "%d %d %.60s %lld", group,
-             nd_mesh_group_member(r->mesh, (nd_group_kind)group, rank, 0),
+             nd_mesh_group_member(&w->mesh, (nd_group_kind)group, rank, 0),
              nd_json_words(args, "op"), (long long)nd_json_whole(args, "sequence"));
-    json_t *list = json_object_get(r->collectives, key);
+    json_t *list = json_object_get(w->events, key);
     if (!list) {
         list = json_array();
-        nd_json_set(&r->collectives, key, list);
+        nd_json_set(&w->events, key, list);
     }
-    return json_array_append(r->collectives ? list : NULL, event) == 0
+    return json_array_append(w->events ? list : NULL, event) == 0
                ? ND_OK
                : nd_fail_memory("the collectives of a profile");
 }
 
-static nd_status add_event(reading *r, json_t *event)
+static nd_status add_event(waits *w, json_t *event)
 {
     const char *kind = nd_json_words(event, "cat");
     const int64_t rank = json_object_get(event, "pid") ? nd_json_whole(event, "pid") : -1;
-    if (rank < 0 || rank >= r->waits.count) {
+    if (rank < 0 || rank >= w->count) {
         return ND_OK;
     }
-    r->waits.steps += rank == 0 && strcmp(kind, "step") == 0;
+    w->steps += rank == 0 && strcmp(kind, "step") == 0;
     if (strcmp(kind, "communication") != 0) {
         return ND_OK;
     }
-    r->waits.ranks[rank].communication_ms += nd_json_number(event, "dur") * 1e-3;
-    return json_object_get(event, "args") ? add_to_collective(r, event, (int)rank) : ND_OK;
-}
-
-/* trainer/run/profile.c writes each event on a line of its own, which a comma or the end of the
- * list follows. */
-static nd_status read_event(reading *r, const char *line)
-{
-    json_error_t error;
-    json_t *event = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
-    if (!event) {
-        return nd_json_no_memory(&error) ? nd_fail_memory("a profile") : ND_OK;
-    }
-    nd_status status = add_event(r, event);
-    json_decref(event);
-    return status;
+    w->ranks[rank].communication_ms += nd_json_number(event, "dur") * 1e-3;
+    return json_object_get(event, "args") ? add_to_collective(w, event, (int)rank) : ND_OK;
 }
 
 /* The events of one collective: its ranks waited for the one that came last. */
-static void count_collective(nd_waits *waits, const json_t *events)
+static void count_collective(waits *w, const json_t *events)
 {
     const json_t *last = json_array_get(events, 0), *event;
     size_t i;
@@ -199,20 +199,21 @@ static void count_collective(nd_waits *waits, const json_t *events)
     {
         last = nd_json_number(event, "ts") >= nd_json_number(last, "ts") ? event : last;
     }
-    nd_rank_waits *slowest = &waits->ranks[nd_json_whole(last, "pid")];
-    waits->collectives++;
+    rank_waits *slowest = &w->ranks[nd_json_whole(last, "pid")];
+    w->collectives++;
     slowest->last++;
     json_array_foreach(events, i, event)
     {
         const double early = nd_json_number(last, "ts") - nd_json_number(event, "ts");
-        const double call = nd_json_number(event, "dur");
-        const double waited = (early < call ? early : call) * 1e-3;
-        waits->ranks[nd_json_whole(event, "pid")].waited_ms += event == last ? 0 : waited;
-        slowest->caused_ms += event == last ? 0 : waited;
+        const double waited = event == last ? 0 : fmin(early, nd_json_number(event, "dur")) * 1e-3;
+        w->ranks[nd_json_whole(event, "pid")].waited_ms += waited;
+        slowest->caused_ms += waited;
     }
 }
 
-static nd_status read_lines(reading *r, FILE *in, const char *path)
+/* trainer/run/profile.c writes each event on a line of its own, which a comma or the end of the
+ * list follows. */
+static nd_status read_events(waits *w, FILE *in, const char *path)
 {
     char line[LINE_BYTES];
     if (!fgets(line, sizeof line, in) || !strstr(line, "\"traceEvents\"")) {
@@ -221,93 +222,78 @@ static nd_status read_lines(reading *r, FILE *in, const char *path)
                        path);
     }
     while (fgets(line, sizeof line, in)) {
-        ND_TRY(read_event(r, line));
+        json_error_t error;
+        json_t *event = json_loads(line, JSON_DISABLE_EOF_CHECK, &error);
+        nd_status status = event                       ? add_event(w, event)
+                           : nd_json_no_memory(&error) ? nd_fail_memory("a profile")
+                                                       : ND_OK;
+        json_decref(event);
+        ND_TRY(status);
     }
     return ferror(in) ? nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno)) : ND_OK;
 }
 
-nd_status nd_waits_read(const char *path, const nd_mesh *mesh, nd_waits *out)
+static void write_wait_row(nd_doc *doc, const waits *w, int rank)
 {
-    reading r = {.mesh = mesh, .waits = {.count = nd_mesh_world_size(mesh)}};
-    const char *key;
-    json_t *events;
-    nd_status status = ND_OK;
-    FILE *in = NULL;
-    ND_TRY(nd_fs_stream_own(path, ND_ERR_DATA, &in));
-    r.collectives = json_object();
-    ND_TRY_OUT(ND_ALLOC(r.waits.count, &r.waits.ranks));
-    ND_TRY_OUT(read_lines(&r, in, path));
-    json_object_foreach(r.collectives, key, events)
-    {
-        count_collective(&r.waits, events);
+    const rank_waits *r = &w->ranks[rank];
+    const double steps = w->steps > 0 ? (double)w->steps : 1;
+    ND_DOC_ROW(doc, nd_cell("rank %d", rank), nd_cell("%.3f", r->communication_ms / steps),
+               nd_cell("%.3f", r->waited_ms / steps), nd_cell("%.3f", r->caused_ms / steps),
+               nd_cell("%lld", (long long)r->last));
+}
+
+static void write_waits(nd_doc *doc, const waits *w)
+{
+    const int count = w->count < RANKS_MAX ? w->count : RANKS_MAX;
+    int slowest = 0; /* the rank that others waited for longest */
+    for (int i = 1; i < w->count; i++) {
+        slowest = w->ranks[i].caused_ms > w->ranks[slowest].caused_ms ? i : slowest;
     }
-    *out = r.waits;
-    r.waits.ranks = NULL;
-out:
-    json_decref(r.collectives);
-    free(r.waits.ranks);
-    fclose(in);
-    return status;
-}
-
-void nd_waits_fini(nd_waits *waits)
-{
-    free(waits->ranks);
-    *waits = (nd_waits){0};
-}
-
-static void write_wait_row(nd_doc *doc, int rank, const nd_rank_waits *w, double steps)
-{
-    ND_DOC_ROW(doc, nd_cell("rank %d", rank), nd_cell("%.3f", w->communication_ms / steps),
-               nd_cell("%.3f", w->waited_ms / steps), nd_cell("%.3f", w->caused_ms / steps),
-               nd_cell("%lld", (long long)w->last));
-}
-
-/* The rank that others waited for longest. */
-static int slowest_rank(const nd_waits *waits)
-{
-    int slowest = 0;
-    for (int i = 1; i < waits->count; i++) {
-        slowest = waits->ranks[i].caused_ms > waits->ranks[slowest].caused_ms ? i : slowest;
-    }
-    return slowest;
-}
-
-static void write_wait_table(nd_doc *doc, const nd_waits *waits)
-{
-    int slowest = slowest_rank(waits), count = waits->count < RANKS_MAX ? waits->count : RANKS_MAX;
-    double steps = waits->steps > 0 ? (double)waits->steps : 1;
     nd_doc_add(doc, "heading", "Who waited for whom");
     nd_doc_say(doc,
                "From profile.json: %lld steps, %lld collectives. Others waited longest for rank "
                "%d: %.3f ms of a step.",
-               (long long)waits->steps, (long long)waits->collectives, slowest,
-               waits->ranks[slowest].caused_ms / steps);
+               (long long)w->steps, (long long)w->collectives, slowest,
+               w->ranks[slowest].caused_ms / (w->steps > 0 ? (double)w->steps : 1));
     nd_doc_table(doc, false,
                  "|communication, ms of a step|of it waiting for others|others waiting for "
                  "it|collectives it entered last");
     for (int i = 0; i < count; i++) {
-        write_wait_row(doc, i, &waits->ranks[i], steps);
+        write_wait_row(doc, w, i);
     }
     if (slowest >= count) {
-        write_wait_row(doc, slowest, &waits->ranks[slowest], steps);
+        write_wait_row(doc, w, slowest);
     }
-    if (waits->count > count) {
-        nd_doc_say(doc, "The first %d of %d ranks, and the slowest.", count, waits->count);
+    if (w->count > count) {
+        nd_doc_say(doc, "The first %d of %d ranks, and the slowest.", count, w->count);
     }
 }
 
 nd_status nd_section_waits(nd_doc *doc, const nd_run_view *run)
 {
-    nd_mesh mesh;
-    nd_waits waits = {0};
-    if (!run->profile || !nd_run_view_mesh(run, &mesh)) {
+    waits w = {0};
+    FILE *in = NULL;
+    const char *key;
+    json_t *events;
+    nd_status status = ND_OK;
+    if (!run->profile || !nd_run_view_mesh(run, &w.mesh)) {
         return ND_OK;
     }
-    ND_TRY(nd_waits_read(run->profile, &mesh, &waits));
-    if (waits.collectives > 0) {
-        write_wait_table(doc, &waits);
+    ND_TRY(nd_fs_stream_own(run->profile, ND_ERR_DATA, &in));
+    w.events = json_object();
+    w.count = nd_mesh_world_size(&w.mesh);
+    ND_TRY_OUT(ND_ALLOC(w.count, &w.ranks));
+    ND_TRY_OUT(read_events(&w, in, run->profile));
+    json_object_foreach(w.events, key, events)
+    {
+        count_collective(&w, events);
     }
-    nd_waits_fini(&waits);
-    return ND_OK;
+    if (w.collectives > 0) {
+        write_waits(doc, &w);
+    }
+out:
+    json_decref(w.events);
+    free(w.ranks);
+    fclose(in);
+    return status;
 }

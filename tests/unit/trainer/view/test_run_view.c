@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/view.h"
+#include "trainer/view/parts.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
@@ -420,25 +420,79 @@ Test(run_view, the_slowest_rank_is_named)
     expect_in_page("\"slowest_ms\":", false);
 }
 
-/* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
-Test(run_view, a_profile_says_who_waited_for_whom)
+/* A call of a collective, as a profile has it. */
+static void write_call(FILE *out, int rank, double begin_us, double us, const char *group,
+                       int sequence)
 {
-    static const char call[] =
-        "{\"name\":\"x\",\"cat\":\"communication\",\"ph\":\"X\",\"ts\":%d,\"dur\":4000,"
-        "\"pid\":%d,\"tid\":1,\"args\":{\"group\":\"%s\",\"op\":\"all_reduce\","
-        "\"sequence\":1,\"bytes\":8}},\n";
+    fprintf(out,
+            "{\"name\":\"comm_all_reduce\",\"cat\":\"communication\",\"ph\":\"X\",\"ts\":%.3f,"
+            "\"dur\":%.3f,\"pid\":%d,\"tid\":1,\"args\":{\"group\":\"%s\",\"op\":\"all_reduce\","
+            "\"sequence\":%d,\"bytes\":8}},\n",
+            begin_us, us, rank, group, sequence);
+}
+
+static FILE *begin_profile(const char *mesh)
+{
+    char record_text[256];
     FILE *out = fopen(tempdir_file(&dir, "profile.json"), "w");
     cr_assert_not_null(out);
-    fputs("{\"traceEvents\":[\n", out);
+    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", out);
+    snprintf(record_text, sizeof record_text,
+             "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"cp\":1,%s}}", mesh);
+    write_file("run.json", record_text);
+    write_metrics(3, "");
+    return out;
+}
+
+/* Ranks 0 and 1 are one group of tp, 2 and 3 another, both with the same sequence numbers. */
+Test(run_view, a_profile_says_who_waited_for_whom)
+{
+    FILE *out = begin_profile("\"dp_shard\":2,\"tp\":2");
+    fputs("{\"name\":\"step 3\",\"cat\":\"step\",\"ph\":\"X\",\"ts\":0,\"dur\":9000,\"pid\":0,"
+          "\"tid\":0},\n",
+          out);
+    write_call(out, 0, 1000, 4000, "tp", 7); /* waits 3 ms for rank 1 */
+    write_call(out, 1, 4000, 1000, "tp", 7);
+    write_call(out, 2, 1000, 500, "tp", 7); /* only begins it: half a millisecond at most */
+    write_call(out, 3, 8000, 100, "tp", 7);
+    write_call(out, 0, 6000, 2000, "tp", 8); /* is the last one of the next */
+    write_call(out, 1, 5500, 2500, "tp", 8);
+    write_call(out, 0, 9000, 100, "world", 1); /* the others are not in the file */
+    write_call(out, 9, 9000, 100, "world", 2); /* no rank of the mesh */
+    write_call(out, 1, 9000, 100, "what", 1);
+    fputs("{\"name\":\"parts\",\"ph\":\"M\",\"pid\":0,\"args\":{\"ranks\":4,\"found\":4}}],\n",
+          out);
+    fclose(out);
+    EXPECT_WORDS("1 steps, 3 collectives", "longest for rank 1: 3.000 ms",
+                 "| rank 0 | 6.100 | 3.000 | 0.500 | 1 |", "| rank 1 | 3.600 | 0.500 | 3.000 | 1 |",
+                 "| rank 2 | 0.500 | 0.500 | 0.000 | 0 |",
+                 "| rank 3 | 0.100 | 0.000 | 0.500 | 1 |");
+}
+
+/* Ranks 0 and 1 of tp have copies of a KV head, ranks 2 and 3 of another. */
+Test(run_view, copies_of_kv_heads_wait_for_each_other)
+{
+    FILE *out = begin_profile("\"dp_shard\":1,\"tp\":4,\"kv_copies\":2");
     for (int rank = 0; rank < 4; rank++) {
-        fprintf(out, call, rank == 3 ? 2000 : 1000, rank, "kv_copies");
-        fprintf(out, call, 9000, rank, "tp");
+        write_call(out, rank, rank == 3 ? 2000 : 1000, 4000, "kv_copies", 1);
+        write_call(out, rank, 9000, 4000, "tp", 1);
     }
     fclose(out);
-    write_metrics(3, "");
-    write_file("run.json", "{\"config\":{},\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":1,"
-                           "\"cp\":1,\"tp\":4,\"kv_copies\":2}}");
     EXPECT_WORDS("Who waited for whom", "3 collectives", "longest for rank 3: 1.000 ms");
+}
+
+Test(run_view, another_profile_is_refused)
+{
+    nd_run_view view;
+    FILE *out = begin_profile("\"dp_shard\":1,\"tp\":1");
+    rewind(out);
+    fputs("[1, 2]                                          \n", out);
+    fclose(out);
+    view = open_view(0);
+    nd_doc doc = {json_array()};
+    assert_fails(nd_section_waits(&doc, &view), ND_ERR_DATA, "no profile");
+    json_decref(doc.blocks);
+    nd_run_view_close(&view);
 }
 
 Test(run_view, fp8_health_names_the_worst_layer_and_step)
