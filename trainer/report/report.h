@@ -205,8 +205,6 @@ nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
 nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
 /* Waits until everything is written, but for sinks that hang. */
 nd_status nd_sinks_flush(nd_sinks *sinks);
-/* Records that the sink with this number in the list has not taken so far. */
-nd_sink_loss nd_sinks_loss(const nd_sinks *sinks, int index);
 /* Length of metrics.jsonl, without a look at the disk; 0: there is none. */
 int64_t nd_sinks_metrics_bytes(const nd_sinks *sinks);
 /* Says how many records each sink did not take, if any, and closes all. Sinks that hang are left to

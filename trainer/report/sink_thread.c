@@ -16,8 +16,8 @@ enum { KEPT_BYTES = 1 << 14 /* one event with a path and a reason */ };
 enum { PATIENCE_DEADLINES = 2 };
 
 struct nd_sink_thread {
-    nd_sink sink; /* `self` is used by its thread alone */
-    nd_sink_thread_options options;
+    nd_sink sink;            /* `self` is used by its thread alone */
+    double deadline_seconds; /* of one call of the sink */
     nd_thread thread;
     nd_monitor monitor;      /* of all below */
     nd_record_queue queue;   /* the first record is in the sink's hands while it is called */
@@ -298,7 +298,7 @@ static void drop_unopened(nd_sink_thread *t)
     nd_monitor_unlock(&t->monitor);
 }
 
-nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_options *options,
+nd_status nd_sink_thread_create(const nd_sink *sink, double deadline_seconds, size_t queue_bytes,
                                 nd_sink_thread **out)
 {
     nd_sink_thread *t = NULL;
@@ -308,14 +308,14 @@ nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_option
     }
     t->monitor = (nd_monitor)ND_MONITOR_INIT;
     t->sink = *sink;
-    t->options = *options;
-    t->patience_seconds = PATIENCE_DEADLINES * options->deadline_seconds;
+    t->deadline_seconds = deadline_seconds;
+    t->patience_seconds = PATIENCE_DEADLINES * deadline_seconds;
     if (!sink->self) {
         drop_unopened(t);
         *out = t;
         return ND_OK;
     }
-    status = nd_record_queue_init(&t->queue, options->queue_bytes);
+    status = nd_record_queue_init(&t->queue, queue_bytes);
     status = status == ND_OK ? nd_record_queue_init(&t->kept, KEPT_BYTES) : status;
     status = status == ND_OK ? start(t) : status;
     if (status == ND_OK) {
@@ -334,7 +334,7 @@ fail:
  * none. */
 static double seconds_left(const nd_sink_thread *t)
 {
-    const double deadline = t->options.deadline_seconds;
+    const double deadline = t->deadline_seconds;
     return t->begun_ns == 0 ? deadline : deadline - (double)(nd_clock_ns() - t->begun_ns) * 1e-9;
 }
 
@@ -347,14 +347,14 @@ static void look(nd_sink_thread *t)
     t->hangs = true;
     t->loss.failed = true;
     snprintf(t->loss.why, sizeof t->loss.why, "a write has not returned for %g s",
-             t->options.deadline_seconds);
+             t->deadline_seconds);
     if (!t->sink.required) {
         drop(t);
     } else {
         say(t,
             "%s does not answer, and the run goes on: a write has not returned for %g s; records "
             "wait for it, and are lost where they are too many",
-            t->sink.name, t->options.deadline_seconds);
+            t->sink.name, t->deadline_seconds);
     }
 }
 
@@ -462,7 +462,7 @@ static void give_up(nd_sink_thread *t)
     if (!t->loss.failed) {
         t->loss.failed = true;
         snprintf(t->loss.why, sizeof t->loss.why, "it was not done %g s after the last step",
-                 PATIENCE_DEADLINES * t->options.deadline_seconds);
+                 PATIENCE_DEADLINES * t->deadline_seconds);
     }
     t->dropped = true;
     nd_monitor_tell(&t->monitor);
@@ -470,7 +470,7 @@ static void give_up(nd_sink_thread *t)
 
 nd_sink_loss nd_sink_thread_finish(nd_sink_thread *t)
 {
-    double patience = PATIENCE_DEADLINES * t->options.deadline_seconds;
+    double patience = PATIENCE_DEADLINES * t->deadline_seconds;
     nd_monitor_lock(&t->monitor);
     drain(t, &patience);
     if (!t->dropped && t->fatal.status == ND_OK && t->queue.count > 0) {
@@ -506,7 +506,7 @@ void nd_sink_thread_destroy(nd_sink_thread *t)
         return;
     }
     nd_monitor_lock(&t->monitor);
-    const double patience = t->hangs ? 0 : t->options.deadline_seconds;
+    const double patience = t->hangs ? 0 : t->deadline_seconds;
     nd_monitor_unlock(&t->monitor);
     if (nd_thread_join(&t->thread, patience)) {
         release(t);

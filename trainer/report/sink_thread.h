@@ -52,14 +52,9 @@ bool nd_record_queue_push(nd_record_queue *queue, const nd_record *record);
 const nd_record *nd_record_queue_first(const nd_record_queue *queue);
 void nd_record_queue_pop(nd_record_queue *queue); /* there is one */
 
-typedef struct nd_sink_thread_options {
-    double deadline_seconds; /* of one call of the sink */
-    size_t queue_bytes;
-} nd_sink_thread_options;
-
-/* Takes the sink over, also when it fails. A sink without `self` is dropped from the start, for the
- * reason that the thread's error has. */
-nd_status nd_sink_thread_create(const nd_sink *sink, const nd_sink_thread_options *options,
+/* Takes the sink over, also when it fails. The deadline is that of one call of the sink. A sink
+ * without `self` is dropped from the start, for the reason that the thread's error has. */
+nd_status nd_sink_thread_create(const nd_sink *sink, double deadline_seconds, size_t queue_bytes,
                                 nd_sink_thread **out);
 
 /* Gives a record to the sink, if it takes such. Fails with what a required sink failed with, at an

@@ -6,13 +6,10 @@ enum { QUEUE_BYTES = 1 << 20 /* more than a thousand steps of one source */ };
 
 nd_status nd_sinks_add(nd_sinks *sinks, nd_sink sink)
 {
-    const nd_sink_thread_options options = {
-        .deadline_seconds =
-            sinks->deadline_seconds > 0 ? sinks->deadline_seconds : ND_SINK_DEADLINE_SECONDS,
-        .queue_bytes = sinks->queue_bytes > 0 ? sinks->queue_bytes : QUEUE_BYTES,
-    };
     ND_ASSERT(sinks->count < ND_SINKS_MAX);
-    ND_TRY(nd_sink_thread_create(&sink, &options, &sinks->threads[sinks->count]));
+    ND_TRY(nd_sink_thread_create(
+        &sink, sinks->deadline_seconds > 0 ? sinks->deadline_seconds : ND_SINK_DEADLINE_SECONDS,
+        sinks->queue_bytes > 0 ? sinks->queue_bytes : QUEUE_BYTES, &sinks->threads[sinks->count]));
     sinks->count++;
     return ND_OK;
 }
@@ -107,11 +104,6 @@ nd_status nd_sinks_flush(nd_sinks *sinks)
         status = nd_sink_thread_flush(sinks->threads[i]);
     }
     return status;
-}
-
-nd_sink_loss nd_sinks_loss(const nd_sinks *sinks, int index)
-{
-    return nd_sink_thread_loss(sinks->threads[index]);
 }
 
 int64_t nd_sinks_metrics_bytes(const nd_sinks *sinks)

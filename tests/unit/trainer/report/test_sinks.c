@@ -11,7 +11,7 @@
 
 #include "runtime/base/log.h"
 #include "tests/support/tempdir.h"
-#include "trainer/report/report.h"
+#include "trainer/report/sink_thread.h"
 
 static tempdir dir;
 static nd_config config;
@@ -51,6 +51,11 @@ static nd_report_options options_of(bool terminal)
                                .world_size = 4,
                                .tokens_per_step = 1024,
                                .terminal = terminal};
+}
+
+static nd_sink_loss loss_of(const nd_sinks *sinks, int index)
+{
+    return nd_sink_thread_loss(sinks->threads[index]);
 }
 
 static nd_sinks open_sinks(bool terminal)
@@ -465,7 +470,7 @@ Test(sinks, a_full_disk_costs_lines_and_not_the_run)
     for (int i = 0; i < 3; i++) {
         assert_ok(nd_sinks_event(&sinks, &rewinds[i]));
     }
-    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 11);
+    cr_expect_eq(loss_of(&sinks, 0).records, 11);
     wrote(8, "\n");
     expect_whole_lines("metrics.jsonl");
     set_file_limit(RLIM_INFINITY);
@@ -601,8 +606,8 @@ Test(sinks, tensorboard_on_a_full_disk_is_dropped)
     set_file_limit(20000);
     assert_ok(send_steps(&sinks, 1, 60));
     assert_ok(nd_sinks_flush(&sinks));
-    cr_expect(nd_sinks_loss(&sinks, 2).failed);
-    const long long lost = nd_sinks_loss(&sinks, 2).records;
+    cr_expect(loss_of(&sinks, 2).failed);
+    const long long lost = loss_of(&sinks, 2).records;
     cr_expect(lost > 0 && lost < 60, "%lld", lost);
     set_file_limit(RLIM_INFINITY);
     assert_ok(send_steps(&sinks, 61, 61));
@@ -683,7 +688,7 @@ Test(sinks, one_that_is_not_required_and_fails_is_dropped_with_one_warning)
     assert_ok(send_steps(&sinks, 1, 5));
     assert_ok(nd_sinks_validation(&sinks, &validation));
     assert_ok(nd_sinks_flush(&sinks));
-    cr_expect_eq(nd_sinks_loss(&sinks, 1).records, 4); /* steps 3 to 5, and the validation */
+    cr_expect_eq(loss_of(&sinks, 1).records, 4); /* steps 3 to 5, and the validation */
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.steps, 3);
     cr_expect_eq(bad.validations, 0);
@@ -709,7 +714,7 @@ Test(sinks, one_that_is_required_and_fails_ends_the_run)
     assert_fails(nd_sinks_flush(&sinks), ND_ERR_CANTCREATE, "its disk is full");
     assert_fails(send_steps(&sinks, 6, 6), ND_ERR_CANTCREATE, "its disk is full");
     cr_expect_eq(bad.steps, 3);
-    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 0);
+    cr_expect_eq(loss_of(&sinks, 0).records, 0);
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.closed, 1);
 }
@@ -739,7 +744,7 @@ Test(sinks, a_lost_line_about_lost_records_is_made_up_for)
     assert_ok(nd_sinks_add(&sinks, sink));
     assert_ok(send_steps(&sinks, 1, 4));
     assert_ok(nd_sinks_flush(&sinks));
-    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 1);
+    cr_expect_eq(loss_of(&sinks, 0).records, 1);
     assert_ok(send_steps(&sinks, 5, 6));
     nd_sinks_close(&sinks);
     cr_expect_eq(bad.validations, 2);
@@ -796,7 +801,7 @@ static int64_t overflow(nd_sinks *sinks, stuck *s, nd_status (*event)(void *, co
     assert_ok(send_steps(sinks, 1, 3));
     assert_ok(nd_sinks_flush(sinks));
     assert_ok(send_steps(sinks, 4, 100));
-    return nd_sinks_loss(sinks, 0).records;
+    return loss_of(sinks, 0).records;
 }
 
 static void let_go(const stuck *s)
@@ -814,7 +819,7 @@ Test(sinks, one_that_hangs_is_dropped_and_holds_up_nothing, .timeout = 60)
     assert_ok(nd_sinks_add(&sinks, counting("after", &after, true)));
     assert_ok(send_steps(&sinks, 1, 10));
     assert_ok(nd_sinks_flush(&sinks));
-    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 8); /* steps 3 to 10 */
+    cr_expect_eq(loss_of(&sinks, 0).records, 8); /* steps 3 to 10 */
     assert_ok(send_steps(&sinks, 11, 20));
     nd_sinks_close(&sinks);
     cr_expect_eq(after.steps, 20);
@@ -834,7 +839,7 @@ Test(sinks, a_record_larger_than_the_queue_is_lost_at_once, .timeout = 60)
     nd_sinks sinks = {.deadline_seconds = 1e6, .queue_bytes = 16};
     assert_ok(nd_sinks_add(&sinks, counting("metrics", &all, true)));
     assert_ok(send_steps(&sinks, 1, 3));
-    cr_expect_eq(nd_sinks_loss(&sinks, 0).records, 3);
+    cr_expect_eq(loss_of(&sinks, 0).records, 3);
     nd_sinks_close(&sinks);
     cr_expect_eq(all.steps, 0);
     said(1, "warning: metrics loses records of this run, which goes on: a "
@@ -982,7 +987,7 @@ Test(sinks, records_that_find_no_room_behind_a_gap_are_told_too, .timeout = 60)
     }
     assert_ok(nd_sinks_flush(&sinks));
     assert_ok(send_steps(&sinks, 101, 200)); /* while the event hangs */
-    cr_expect_gt(nd_sinks_loss(&sinks, 0).records, lost);
+    cr_expect_gt(loss_of(&sinks, 0).records, lost);
     let_go(&bad);
     let_go(&bad); /* also the second event */
     int64_t step = 200;
