@@ -62,21 +62,24 @@ static void drop(nd_sink_thread *t)
         t->loss.why);
 }
 
+static const char SLOW[] = "it is slower than the run";
+
+static void note(nd_sink_thread *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void note(nd_sink_thread *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(t->loss.why, sizeof t->loss.why, format, args);
+    va_end(args);
+    t->loss.failed = true;
+}
+
 /* The calling thread's error is why. */
 static void note_failure(nd_sink_thread *t)
 {
-    t->loss.failed = true;
-    snprintf(t->loss.why, sizeof t->loss.why, "%.*s", ND_SINK_WHY_BYTES - 1,
-             nd_error_last()->message);
+    note(t, "%s", nd_error_last()->message);
     nd_error_clear();
-}
-
-static const char SLOW[] = "it is slower than the run";
-
-static void note(nd_sink_thread *t, const char *why)
-{
-    t->loss.failed = true;
-    snprintf(t->loss.why, sizeof t->loss.why, "%s", why);
 }
 
 static nd_run_event event_of_loss(const nd_sink_thread *t, const nd_sink_loss *loss, int64_t step)
@@ -190,7 +193,7 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
     if (status == ND_OK && !t->dropped) {
         t->loss = (nd_sink_loss){.records = t->loss.records - loss.records};
         if (t->loss.records > 0) { /* found no room while it was told */
-            note(t, SLOW);
+            note(t, "%s", SLOW);
         }
         if (loss.records > 0) {
             say(t, "%s is written again, without %lld records of this run", t->sink.name,
@@ -283,47 +286,35 @@ static void release(nd_sink_thread *t)
     free(t);
 }
 
-static nd_status start(nd_sink_thread *t)
-{
-    char what[256];
-    snprintf(what, sizeof what, "the thread of %s", t->sink.name);
-    return nd_thread_start(&t->thread, &t->monitor, what, serve, t);
-}
-
-static void drop_unopened(nd_sink_thread *t)
-{
-    nd_monitor_lock(&t->monitor);
-    note_failure(t);
-    drop(t);
-    nd_monitor_unlock(&t->monitor);
-}
-
 nd_status nd_sink_thread_create(const nd_sink *sink, double deadline_seconds, size_t queue_bytes,
                                 nd_sink_thread **out)
 {
     nd_sink_thread *t = NULL;
-    nd_status status = ND_ALLOC(1, &t);
-    if (status != ND_OK) {
-        goto fail;
-    }
+    char what[256];
+    nd_status status = ND_OK;
+    ND_TRY_OUT(ND_ALLOC(1, &t));
     t->monitor = (nd_monitor)ND_MONITOR_INIT;
     t->sink = *sink;
     t->deadline_seconds = deadline_seconds;
     t->patience_seconds = PATIENCE_DEADLINES * deadline_seconds;
     if (!sink->self) {
-        drop_unopened(t);
+        nd_monitor_lock(&t->monitor);
+        note_failure(t);
+        drop(t);
+        nd_monitor_unlock(&t->monitor);
         *out = t;
         return ND_OK;
     }
-    status = nd_record_queue_init(&t->queue, queue_bytes);
-    status = status == ND_OK ? nd_record_queue_init(&t->kept, KEPT_BYTES) : status;
-    status = status == ND_OK ? start(t) : status;
-    if (status == ND_OK) {
-        *out = t;
-        return ND_OK;
+    ND_TRY_OUT(nd_record_queue_init(&t->queue, queue_bytes));
+    ND_TRY_OUT(nd_record_queue_init(&t->kept, KEPT_BYTES));
+    snprintf(what, sizeof what, "the thread of %s", t->sink.name);
+    ND_TRY_OUT(nd_thread_start(&t->thread, &t->monitor, what, serve, t));
+    *out = t;
+    return ND_OK;
+out:
+    if (t) {
+        release(t);
     }
-    release(t);
-fail:
     if (sink->self) {
         sink->close(sink->self);
     }
@@ -345,9 +336,7 @@ static void look(nd_sink_thread *t)
         return;
     }
     t->hangs = true;
-    t->loss.failed = true;
-    snprintf(t->loss.why, sizeof t->loss.why, "a write has not returned for %g s",
-             t->deadline_seconds);
+    note(t, "a write has not returned for %g s", t->deadline_seconds);
     if (!t->sink.required) {
         drop(t);
     } else {
@@ -394,7 +383,7 @@ static void lose(nd_sink_thread *t, const nd_record *record, const char *why)
 {
     const bool failed = t->loss.failed;
     if (!failed) {
-        note(t, why);
+        note(t, "%s", why);
     }
     if (!t->dropped && !t->sink.required) {
         drop(t);
@@ -460,9 +449,8 @@ static void give_up(nd_sink_thread *t)
 {
     t->loss.records += t->waiting;
     if (!t->loss.failed) {
-        t->loss.failed = true;
-        snprintf(t->loss.why, sizeof t->loss.why, "it was not done %g s after the last step",
-                 PATIENCE_DEADLINES * t->deadline_seconds);
+        note(t, "it was not done %g s after the last step",
+             PATIENCE_DEADLINES * t->deadline_seconds);
     }
     t->dropped = true;
     nd_monitor_tell(&t->monitor);
