@@ -331,9 +331,7 @@ static nd_status parse_writers(const json_t *root, const char *path, nd_manifest
         const json_t *bytes = json_array_get(entry, 0);
         const char *digest = json_string_value(json_array_get(entry, 1));
         if (!json_is_integer(bytes) || json_integer_value(bytes) < 0 || !digest ||
-            !nd_digest_text_is_valid(digest) ||
-            strncmp(digest, nd_checksum_name(m->checksum), strlen(nd_checksum_name(m->checksum))) !=
-                0) {
+            !nd_digest_text_is_valid(m->checksum, digest)) {
             return fail_member(path, "writers", "holds an entry that is no size and digest");
         }
         m->writers[i].bytes = (uint64_t)json_integer_value(bytes);
@@ -412,12 +410,11 @@ static nd_status parse_cut(const json_t *root, const char *path, nd_manifest *m)
 {
     json_t *cut = NULL;
     int64_t version = 0, chunk = 0;
-    static const char *const names[ND_CHECKSUM_COUNT] = {"xxh3", "sha256"};
     int kind = 0;
     ND_TRY(get_object(root, path, "cut", &cut));
     ND_TRY(get_integer(cut, path, "version", ND_CUT_VERSION, ND_CUT_VERSION, &version));
     ND_TRY(get_integer(cut, path, "chunk_bytes", ND_CHUNK_BYTES, ND_CHUNK_BYTES, &chunk));
-    ND_TRY(get_word(cut, path, "checksum", names, ND_CHECKSUM_COUNT, &kind));
+    ND_TRY(get_word(cut, path, "checksum", nd_checksum_names, ND_CHECKSUM_COUNT, &kind));
     m->checksum = (nd_checksum)kind;
     return ND_OK;
 }
@@ -442,9 +439,10 @@ static nd_status check_version(const json_t *root, const char *path)
 /* The digest is the last member, over all bytes before it. */
 static nd_status check_digest(const char *text, size_t bytes, const char *path, nd_checksum kind)
 {
-    size_t digest = strlen(nd_checksum_name(kind)) + 1 + 2 * (size_t)nd_checksum_whole_bytes(kind);
-    size_t end = strlen(ND_MANIFEST_DIGEST_HEAD) + digest + strlen(ND_MANIFEST_DIGEST_TAIL);
     char found[ND_DIGEST_TEXT_MAX], expected[256];
+    const size_t least = strlen(ND_MANIFEST_DIGEST_HEAD) + strlen(ND_MANIFEST_DIGEST_TAIL);
+    ND_TRY(nd_digest_text(kind, "", 0, found));
+    const size_t end = least + strlen(found);
     if (bytes < end) {
         return fail_member(path, "digest", "is missing");
     }

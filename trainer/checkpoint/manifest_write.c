@@ -162,7 +162,7 @@ static json_t *build(const nd_manifest *m)
         (json_int_t)m->position.skipped, "tokens_seen", (json_int_t)m->position.tokens_seen,
         "samples_seen", (json_int_t)m->samples_seen, "metrics_bytes", (json_int_t)m->metrics_bytes,
         "mesh", mesh_json(&m->mesh), "cut", "version", ND_CUT_VERSION, "checksum",
-        nd_checksum_name(m->checksum), "chunk_bytes", ND_CHUNK_BYTES, "model",
+        nd_checksum_names[m->checksum], "chunk_bytes", ND_CHUNK_BYTES, "model",
         shape_json(&m->shape), "state", "optimizer", m->optimizer, "arrays", arrays, "dtype", "F32",
         "tensors", tensors_json(m), "replicated", extras_json(m), "identity",
         pairs_json(&m->identity), "config", pairs_json(&m->config), "writers", writers_json(m));

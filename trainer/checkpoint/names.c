@@ -64,3 +64,16 @@ const char *nd_torchtitan_name(char name[ND_STATE_NAME_MAX], const char *param)
     }
     return name;
 }
+
+bool nd_name_is_plain(const char *name)
+{
+    if (!name[0] || name[0] == '.') {
+        return false;
+    }
+    for (const char *c = name; *c; c++) {
+        if (*c <= ' ' || *c > '~' || *c == '/' || *c == '\\') {
+            return false;
+        }
+    }
+    return true;
+}

@@ -31,4 +31,7 @@ const char *nd_state_kind_name(nd_state_kind array);
  * Empty when it has no such tensor. */
 const char *nd_torchtitan_name(char name[ND_STATE_NAME_MAX], const char *param);
 
+/* Whether a name stays in its folder: not empty, no slash, no leading dot, printable ASCII. */
+bool nd_name_is_plain(const char *name);
+
 #endif

@@ -94,7 +94,7 @@ static nd_status read_slices(const nd_read_file *file, uint64_t from, uint64_t s
     for (uint64_t done = 0; done < size;) {
         size_t n = size - done < SLICE_BYTES ? (size_t)(size - done) : SLICE_BYTES;
         ND_TRY(nd_fs_pread(file->fd, file->path, to + done, n, (int64_t)(from + done)));
-        ND_TRY(file->hashed ? nd_hash_add(file->digester, to + done, n) : ND_OK);
+        ND_TRY(file->digests ? nd_hash_add(file->digester, to + done, n) : ND_OK);
         done += n;
     }
     return ND_OK;
@@ -106,7 +106,7 @@ static nd_status compare_digest(const nd_read_file *file, int64_t index, size_t 
     size_t width = (size_t)nd_checksum_chunk_bytes(file->kind);
     uint64_t begin = (uint64_t)index * ND_CHUNK_BYTES;
     ND_TRY(nd_hash_end(file->digester, digest));
-    if (memcmp(digest, file->hashed->digests + (size_t)index * width, width) != 0) {
+    if (memcmp(digest, file->digests + (size_t)index * width, width) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" is damaged: bytes %llu to %llu are not those that were written",
                        file->path, (unsigned long long)begin, (unsigned long long)(begin + size));
@@ -116,7 +116,7 @@ static nd_status compare_digest(const nd_read_file *file, int64_t index, size_t 
 
 static size_t chunk_size(const nd_read_file *file, int64_t index)
 {
-    uint64_t left = file->hashed->bytes - (uint64_t)index * ND_CHUNK_BYTES;
+    uint64_t left = file->bytes - (uint64_t)index * ND_CHUNK_BYTES;
     return left < ND_CHUNK_BYTES ? (size_t)left : ND_CHUNK_BYTES;
 }
 
@@ -226,7 +226,7 @@ nd_status nd_reads_run(nd_reads *reads, const nd_read_file *file, int64_t *bytes
     }
     qsort(reads->list, (size_t)reads->count, sizeof *reads->list, by_place);
     nd_status status =
-        file->hashed ? run_chunks(reads, file, bytes) : run_windows(reads, file, bytes);
+        file->digests ? run_chunks(reads, file, bytes) : run_windows(reads, file, bytes);
     reads->count = 0;
     return status;
 }

@@ -10,7 +10,7 @@
  * passes through a staging buffer of one chunk. The wanted memory is therefore written before the
  * digest of its chunk was compared: it must not be used when nd_reads_run fails.
  */
-#include "trainer/checkpoint/hashes.h"
+#include "trainer/checkpoint/state_file.h"
 #include "trainer/weights/safetensors.h"
 
 typedef struct nd_read {
@@ -33,7 +33,8 @@ nd_status nd_reads_add(nd_reads *reads, const nd_read *read);
 typedef struct nd_read_file {
     int fd;
     const char *path;
-    const nd_hashed_file *hashed; /* digests to compare; NULL: none */
+    uint64_t bytes;
+    const uint8_t *digests; /* of its chunks, to compare; NULL: none */
     nd_checksum kind;
     nd_hash *digester; /* of this kind; NULL without digests */
     uint8_t *staging;  /* ND_CHUNK_BYTES */

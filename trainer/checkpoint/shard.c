@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/state_file.h"
+#include "runtime/base/math.h"
 
 const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
 {
@@ -133,6 +133,60 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
     *plan = (nd_shard_plan){0};
 }
 
+/* Digests. */
+
+enum { HASHES_HEAD_BYTES = 24, HASHED_FILE_BYTES = ND_DCP_FILE_NAME_MAX + 16, HASHES_VERSION = 1 };
+
+static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) {
+        out[i] = (uint8_t)(value >> (8 * i));
+    }
+    return out + bytes;
+}
+
+static uint64_t chunks_of(const nd_shard_plan *plan, int kind)
+{
+    return (uint64_t)nd_ceil_div((int64_t)plan->file_bytes[kind], ND_CHUNK_BYTES);
+}
+
+nd_status nd_hashes_init(nd_hashes *hashes, const nd_shard_plan *plan, nd_checksum kind)
+{
+    const size_t width = (size_t)nd_checksum_chunk_bytes(kind);
+    uint64_t files = 0, chunks = 0;
+    *hashes = (nd_hashes){0};
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        files += plan->heads[k] != NULL;
+        chunks += chunks_of(plan, k);
+    }
+    hashes->head_bytes = HASHES_HEAD_BYTES + files * HASHED_FILE_BYTES;
+    hashes->bytes = hashes->head_bytes + chunks * width;
+    ND_TRY(nd_alloc(hashes->bytes, 1, (void **)&hashes->data));
+    uint8_t *at = hashes->data + 8, *digests = hashes->data + hashes->head_bytes;
+    memcpy(hashes->data, "NDHASHES", 8);
+    at = put_number(at, HASHES_VERSION, 4);
+    at = put_number(at, (uint64_t)kind, 4);
+    at = put_number(at, width, 4);
+    at = put_number(at, files, 4);
+    for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+        if (!plan->heads[k]) {
+            continue;
+        }
+        memcpy(at, plan->names[k], ND_DCP_FILE_NAME_MAX);
+        at = put_number(at + ND_DCP_FILE_NAME_MAX, plan->file_bytes[k], 8);
+        at = put_number(at, chunks_of(plan, k), 8);
+        hashes->digests[k] = digests;
+        digests += chunks_of(plan, k) * width;
+    }
+    return ND_OK;
+}
+
+void nd_hashes_fini(nd_hashes *hashes)
+{
+    free(hashes->data);
+    *hashes = (nd_hashes){0};
+}
+
 /* Writer. */
 
 struct nd_shard_writer {
@@ -165,13 +219,13 @@ nd_status nd_shard_writer_open(const nd_shard_plan *plan, const char *folder, nd
     ND_TRY(ND_ALLOC(1, &writer));
     writer->plan = plan;
     writer->kind = kind;
-    writer->hashes.kind = kind;
     writer->updates = (float)updates;
     ND_TRY_OUT(nd_fs_format(&writer->folder, "%s", folder));
+    ND_TRY_OUT(nd_hashes_init(&writer->hashes, plan, kind));
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) { /* all space is reserved before any is filled */
         if (plan->heads[k]) {
             ND_TRY_OUT(nd_state_file_create(folder, plan->names[k], plan->file_bytes[k], kind,
-                                            &writer->files[k]));
+                                            writer->hashes.digests[k], &writer->files[k]));
         }
     }
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
@@ -225,10 +279,7 @@ static nd_status finish_files(nd_shard_writer *writer)
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
         nd_state_file *file = writer->files[k];
         writer->files[k] = NULL;
-        if (file) {
-            ND_TRY(nd_state_file_finish(file, &writer->hashes.files[writer->hashes.count]));
-            writer->hashes.count++;
-        }
+        ND_TRY(file ? nd_state_file_finish(file) : ND_OK);
     }
     return ND_OK;
 }
@@ -236,19 +287,16 @@ static nd_status finish_files(nd_shard_writer *writer)
 nd_status nd_shard_writer_finish(nd_shard_writer *writer, nd_shard_record *out)
 {
     nd_status status = ND_OK;
-    uint8_t *data = NULL;
-    size_t bytes = 0;
+    const nd_hashes *hashes = &writer->hashes;
     char name[ND_HASH_FILE_NAME_MAX];
     nd_shard_record record = {.bytes = writer->plan->bytes};
     ND_TRY_OUT(finish_files(writer));
-    ND_TRY_OUT(nd_hashes_format(&writer->hashes, &data, &bytes));
-    ND_TRY_OUT(nd_digest_text(writer->kind, data, bytes, record.digest));
+    ND_TRY_OUT(nd_digest_text(writer->kind, hashes->data, hashes->bytes, record.digest));
     nd_hash_file_name(name, writer->plan->rank);
-    ND_TRY_OUT(nd_state_file_put(writer->folder, name, data, bytes));
+    ND_TRY_OUT(nd_state_file_put(writer->folder, name, hashes->data, hashes->bytes));
     ND_TRY_OUT(nd_fs_sync_folder(writer->folder));
     *out = record;
 out:
-    free(data);
     nd_shard_writer_abandon(writer);
     return status;
 }

@@ -10,9 +10,9 @@
  * order within a file is unit, rectangle, state array. The scalars "step" close the first file.
  */
 #include "trainer/checkpoint/dcp.h"
-#include "trainer/checkpoint/hashes.h"
 #include "trainer/checkpoint/names.h"
 #include "trainer/checkpoint/plan.h"
+#include "trainer/checkpoint/state_file.h"
 
 /* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
 typedef struct nd_state_extra {
@@ -51,6 +51,24 @@ typedef struct nd_shard_plan {
 
 nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *options);
 void nd_shard_plan_fini(nd_shard_plan *plan);
+
+/*
+ * The hash file of a writer: the digests of its data files, chunk by chunk. All of it but these
+ * follows from the plan, so that a reader knows what it must be.
+ *
+ * Little-endian: "NDHASHES", u32 version (1), u32 checksum kind, u32 bytes of a digest, u32 number
+ * of files; for each file 80 bytes of name, padded with zeros, u64 bytes, u64 chunks; then all
+ * digests in that order.
+ */
+typedef struct nd_hashes {
+    uint8_t *data; /* the file; owned */
+    size_t bytes, head_bytes;
+    uint8_t *digests[ND_RECT_KIND_COUNT]; /* those of a data file; in `data` */
+} nd_hashes;
+
+/* The digests are zeros. */
+nd_status nd_hashes_init(nd_hashes *hashes, const nd_shard_plan *plan, nd_checksum kind);
+void nd_hashes_fini(nd_hashes *hashes); /* all-zero ones are legal */
 
 /* What several ranks hold alike, bit for bit. */
 typedef enum nd_alike {

@@ -40,36 +40,36 @@ out:
     return status;
 }
 
-/* The writer's hash file must be the one that the manifest knows. */
-static nd_status read_hashes(const nd_source *source, int rank, nd_hashes *out)
+/* The writer's hash file must be the one that the manifest knows, and list what the plan has. */
+static nd_status read_hashes(const nd_source *source, int rank, const nd_shard_plan *plan,
+                             nd_hashes *out)
 {
     char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], *path = NULL;
-    uint8_t *data = NULL;
+    uint8_t *head = NULL;
     uint64_t size = 0;
     int fd = -1;
     nd_status status = ND_OK;
+    ND_TRY(nd_hashes_init(out, plan, source->manifest->checksum));
     nd_hash_file_name(name, rank);
-    ND_TRY(nd_source_open_plain(source->folder, name, 0, &fd, &size));
+    ND_TRY(nd_source_open_plain(source->folder, name, out->bytes, &fd, &size));
     ND_TRY_OUT(nd_fs_format(&path, "%s/%s", source->folder, name));
-    const uint64_t most = ((uint64_t)1 << 40) / ND_CHUNK_BYTES * ND_HASH_MAX * 64;
-    if (size > most) {
-        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; no hash file is that large", path,
-                         (unsigned long long)size);
-        goto out;
-    }
-    ND_TRY_OUT(nd_alloc((size_t)size + 1, 1, (void **)&data));
-    ND_TRY_OUT(nd_fs_pread(fd, path, data, (size_t)size, 0));
-    ND_TRY_OUT(nd_digest_text(source->manifest->checksum, data, (size_t)size, digest));
+    ND_TRY_OUT(nd_alloc(out->head_bytes, 1, (void **)&head));
+    memcpy(head, out->data, out->head_bytes);
+    ND_TRY_OUT(nd_fs_pread(fd, path, out->data, out->bytes, 0));
+    ND_TRY_OUT(nd_digest_text(source->manifest->checksum, out->data, out->bytes, digest));
     if (strcmp(digest, source->manifest->writers[rank].digest) != 0) {
         status = nd_fail(ND_ERR_DATA,
                          "\"%s\" is damaged, or of another checkpoint: its digest is not the one "
                          "in the manifest",
                          path);
-        goto out;
+    } else if (memcmp(head, out->data, out->head_bytes) != 0) {
+        status = nd_fail(ND_ERR_DATA,
+                         "\"%s\" lists other files of rank %d than the mesh in the manifest asks "
+                         "for",
+                         path, rank);
     }
-    ND_TRY_OUT(nd_hashes_parse(data, (size_t)size, path, out));
 out:
-    free(data);
+    free(head);
     free(path);
     close(fd);
     return status;
@@ -86,21 +86,12 @@ static nd_status make_writer(nd_source *source, int rank, nd_source_writer *writ
                                      .extras = m->extras,
                                      .extra_count = m->extra_count};
     ND_TRY(nd_shard_plan_init(&writer->plan, &options));
-    ND_TRY(read_hashes(source, rank, &writer->hashes));
+    ND_TRY(read_hashes(source, rank, &writer->plan, &writer->hashes));
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
         nd_source_file *file = &writer->files[k];
-        if (!writer->plan.heads[k]) {
-            continue;
-        }
         memcpy(file->name, writer->plan.names[k], ND_DCP_FILE_NAME_MAX);
         file->bytes = writer->plan.file_bytes[k];
-        file->hashed = nd_hashes_find(&writer->hashes, file->name);
-        if (!file->hashed || file->hashed->bytes != file->bytes) {
-            return nd_fail(ND_ERR_DATA,
-                           "\"%s\": the hash file of rank %d does not list \"%s\" with %llu bytes, "
-                           "which the mesh in the manifest asks for",
-                           source->folder, rank, file->name, (unsigned long long)file->bytes);
-        }
+        file->digests = writer->hashes.digests[k];
     }
     return ND_OK;
 }

@@ -67,7 +67,8 @@ nd_status nd_source_run_file(nd_source *source, nd_source_file *file)
         nd_read_file reading = {
             .fd = fd,
             .path = path,
-            .hashed = source->verify ? file->hashed : NULL,
+            .bytes = file->bytes,
+            .digests = source->verify ? file->digests : NULL,
             .kind = source->manifest ? source->manifest->checksum : ND_CHECKSUM_XXH3,
             .digester = source->digester,
             .staging = source->staging,

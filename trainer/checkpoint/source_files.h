@@ -11,8 +11,8 @@
 /* A file of a writer or of a DCP folder. It is open only while it is read. */
 typedef struct nd_source_file {
     char name[256];
-    uint64_t bytes;               /* that it must have */
-    const nd_hashed_file *hashed; /* NULL: no digests */
+    uint64_t bytes;         /* that it must have */
+    const uint8_t *digests; /* NULL: none */
     nd_reads reads;
 } nd_source_file;
 

@@ -16,22 +16,52 @@ enum {
     MAX_DIRTY_BYTES = 512 << 20, /* what may wait for the disk */
 };
 
+static const struct {
+    nd_hash_kind chunk, whole;
+} kinds[ND_CHECKSUM_COUNT] = {
+    [ND_CHECKSUM_XXH3] = {ND_HASH_XXH3_64, ND_HASH_XXH3_128},
+    [ND_CHECKSUM_SHA256] = {ND_HASH_SHA256, ND_HASH_SHA256},
+};
+const char *const nd_checksum_names[ND_CHECKSUM_COUNT] = {"xxh3", "sha256"};
+
+int nd_checksum_chunk_bytes(nd_checksum kind)
+{
+    return nd_hash_bytes(kinds[kind].chunk);
+}
+
+nd_status nd_chunk_hash_create(nd_checksum kind, nd_hash **out)
+{
+    return nd_hash_create(kinds[kind].chunk, out);
+}
+
+nd_status nd_digest_text(nd_checksum kind, const void *data, size_t bytes,
+                         char out[ND_DIGEST_TEXT_MAX])
+{
+    char hex[ND_HASH_HEX_MAX];
+    ND_TRY(nd_hash_text(kinds[kind].whole, data, bytes, hex));
+    snprintf(out, ND_DIGEST_TEXT_MAX, "%s:%s", nd_checksum_names[kind], hex);
+    return ND_OK;
+}
+
+bool nd_digest_text_is_valid(nd_checksum kind, const char *text)
+{
+    const size_t prefix = strlen(nd_checksum_names[kind]);
+    const char *hex = text + prefix + 1;
+    return strncmp(text, nd_checksum_names[kind], prefix) == 0 && text[prefix] == ':' &&
+           strlen(hex) == 2 * (size_t)nd_hash_bytes(kinds[kind].whole) &&
+           strspn(hex, "0123456789abcdef") == strlen(hex);
+}
+
 struct nd_state_file {
     int fd;
     char *path;
-    char name[ND_HASHED_NAME_MAX];
     uint64_t bytes, written;
     uint64_t started; /* writeback was started up to here */
     uint64_t waited;  /* and is known to be complete up to here */
-    nd_chunk_hasher *hasher;
+    nd_hash *hash;    /* of the current chunk */
+    size_t width;     /* bytes of a digest */
+    uint8_t *digests; /* where that of the current chunk goes */
 };
-
-static void free_file(nd_state_file *file)
-{
-    nd_chunk_hasher_destroy(file->hasher);
-    free(file->path);
-    free(file);
-}
 
 void nd_state_file_abandon(nd_state_file *file)
 {
@@ -39,7 +69,9 @@ void nd_state_file_abandon(nd_state_file *file)
         if (file->fd >= 0) {
             close(file->fd);
         }
-        free_file(file);
+        nd_hash_destroy(file->hash);
+        free(file->path);
+        free(file);
     }
 }
 
@@ -58,17 +90,17 @@ static nd_status reserve(const nd_state_file *file)
 }
 
 nd_status nd_state_file_create(const char *folder, const char *name, uint64_t bytes,
-                               nd_checksum kind, nd_state_file **out)
+                               nd_checksum kind, uint8_t *digests, nd_state_file **out)
 {
     nd_state_file *file = NULL;
     nd_status status = ND_OK;
-    ND_ASSERT(bytes > 0 && strlen(name) < ND_HASHED_NAME_MAX);
     ND_TRY(ND_ALLOC(1, &file));
     file->fd = -1;
     file->bytes = bytes;
-    snprintf(file->name, sizeof file->name, "%s", name);
+    file->digests = digests;
+    file->width = (size_t)nd_checksum_chunk_bytes(kind);
     ND_TRY_OUT(nd_fs_format(&file->path, "%s/%s", folder, name));
-    ND_TRY_OUT(nd_chunk_hasher_create(kind, bytes, &file->hasher));
+    ND_TRY_OUT(nd_chunk_hash_create(kind, &file->hash));
     file->fd = nd_fs_create(file->path, 0666);
     if (file->fd < 0) {
         status = fail_write(file->path, errno);
@@ -102,37 +134,41 @@ static nd_status bound_dirty_pages(nd_state_file *file)
                : fail_write(file->path, code);
 }
 
+static nd_status end_chunk(nd_state_file *file)
+{
+    uint8_t digest[ND_HASH_MAX];
+    ND_TRY(nd_hash_end(file->hash, digest));
+    memcpy(file->digests, digest, file->width);
+    file->digests += file->width;
+    return ND_OK;
+}
+
 nd_status nd_state_file_append(nd_state_file *file, const void *data, size_t bytes)
 {
     const char *at = data;
     ND_ASSERT(bytes <= file->bytes - file->written);
     while (bytes > 0) {
+        const size_t room = ND_CHUNK_BYTES - file->written % ND_CHUNK_BYTES;
         size_t n = bytes < SLICE_BYTES ? bytes : SLICE_BYTES;
-        ND_TRY(nd_chunk_hasher_add(file->hasher, at, n));
+        n = n < room ? n : room;
+        ND_TRY(room == ND_CHUNK_BYTES ? nd_hash_begin(file->hash) : ND_OK);
+        ND_TRY(nd_hash_add(file->hash, at, n));
         ND_TRY(nd_fs_pwrite(file->fd, file->path, at, n, (int64_t)file->written));
         file->written += n;
         at += n;
         bytes -= n;
+        ND_TRY(n == room || file->written == file->bytes ? end_chunk(file) : ND_OK);
         ND_TRY(bound_dirty_pages(file));
     }
     return ND_OK;
 }
 
-nd_status nd_state_file_finish(nd_state_file *file, nd_hashed_file *out)
+nd_status nd_state_file_finish(nd_state_file *file)
 {
     ND_ASSERT(file->written == file->bytes);
-    int fd = file->fd;
+    nd_status status = nd_fs_sync_close(file->fd, file->path);
     file->fd = -1;
-    nd_hashed_file hashed = {0};
-    nd_status status = nd_fs_sync_close(fd, file->path);
-    if (status == ND_OK) {
-        status = nd_chunk_hasher_finish(file->hasher, &hashed);
-    }
-    if (status == ND_OK) {
-        snprintf(hashed.name, sizeof hashed.name, "%s", file->name);
-        *out = hashed;
-    }
-    free_file(file);
+    nd_state_file_abandon(file);
     return status;
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/math.h"
 #include "trainer/checkpoint/source_files.h"
 
 /* The head is what the mesh in the manifest asks for, and every chunk has its digest. */
@@ -11,7 +12,7 @@ static nd_status verify_chunks(const nd_source *source, const nd_source_file *fi
                                const nd_shard_plan *plan, int kind, const nd_read_file *reading,
                                int64_t *bytes)
 {
-    for (int64_t c = 0; c < file->hashed->chunks; c++) {
+    for (int64_t c = 0; c < nd_ceil_div((int64_t)file->bytes, ND_CHUNK_BYTES); c++) {
         size_t size = 0;
         ND_TRY(nd_read_chunk(reading, c, &size));
         size_t begin = (size_t)c * ND_CHUNK_BYTES;
@@ -46,7 +47,8 @@ static nd_status verify_file(verification *v, const nd_source_writer *writer, in
     if (status == ND_OK && v->chunks) {
         nd_read_file reading = {.fd = fd,
                                 .path = path,
-                                .hashed = file->hashed,
+                                .bytes = file->bytes,
+                                .digests = file->digests,
                                 .kind = source->manifest->checksum,
                                 .digester = source->digester,
                                 .staging = source->staging};

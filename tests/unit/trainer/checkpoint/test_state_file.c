@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -74,24 +75,85 @@ Test(state_file, pages_that_wait_for_the_disk_are_bounded)
     enum { PART = 3 << 20, PARTS = 512 };
     tempdir dir;
     nd_state_file *file = NULL;
-    nd_hashed_file hashed = {0};
+    static uint8_t digests[ND_HASH_MAX * ((size_t)PART * PARTS / ND_CHUNK_BYTES)];
     const off64_t mib = 1 << 20;
     char *data = calloc(1, PART);
     tempdir_make(&dir);
     the_disk = (disk){.there = true};
-    assert_ok(
-        nd_state_file_create(dir.path, "large", (uint64_t)PART * PARTS, ND_CHECKSUM_XXH3, &file));
+    assert_ok(nd_state_file_create(dir.path, "large", (uint64_t)PART * PARTS, ND_CHECKSUM_XXH3,
+                                   digests, &file));
     for (int i = 0; i < PARTS; i++) {
         assert_ok(nd_state_file_append(file, data, PART));
     }
-    assert_ok(nd_state_file_finish(file, &hashed));
+    assert_ok(nd_state_file_finish(file));
     cr_assert_eq(the_disk.written, (off64_t)PART * PARTS);
-    cr_assert_eq(hashed.bytes, (uint64_t)the_disk.written);
     cr_assert_leq(the_disk.most_idle, 33 * mib);
     cr_assert_leq(the_disk.most_dirty, (512 + 33) * mib);
     cr_assert_gt(the_disk.most_dirty, 400 * mib, "it waits for no reason");
     the_disk.there = false;
-    free(hashed.digests);
     free(data);
     nd_fs_remove_tree(dir.path);
+}
+
+/* Three chunks, the last one short. */
+enum { FILE_BYTES = 2 * ND_CHUNK_BYTES + 12345 };
+
+/* Appended in pieces of any size, chunks have the digests that they have alone. */
+static void check_chunks(nd_checksum kind, const uint8_t *data)
+{
+    static const size_t pieces[] = {4096, ND_CHUNK_BYTES - 1, ND_CHUNK_BYTES + 7, FILE_BYTES};
+    const size_t width = (size_t)nd_checksum_chunk_bytes(kind);
+    uint8_t digests[3 * ND_HASH_MAX], alone[ND_HASH_MAX];
+    nd_hash *hash = NULL;
+    tempdir dir;
+    tempdir_make(&dir);
+    assert_ok(nd_chunk_hash_create(kind, &hash));
+    for (size_t p = 0; p < sizeof pieces / sizeof *pieces; p++) {
+        nd_state_file *file = NULL;
+        char name[] = {(char)('a' + p), '\0'};
+        memset(digests, 0, sizeof digests);
+        assert_ok(nd_state_file_create(dir.path, name, FILE_BYTES, kind, digests, &file));
+        for (size_t at = 0, n = 1; at < FILE_BYTES; at += n, n = pieces[p]) { /* a byte first */
+            n = FILE_BYTES - at < n ? FILE_BYTES - at : n;
+            assert_ok(nd_state_file_append(file, data + at, n));
+        }
+        assert_ok(nd_state_file_finish(file));
+        for (size_t c = 0; c < 3; c++) {
+            const size_t begin = c * ND_CHUNK_BYTES, left = FILE_BYTES - begin;
+            assert_ok(nd_hash_begin(hash));
+            assert_ok(
+                nd_hash_add(hash, data + begin, left < ND_CHUNK_BYTES ? left : ND_CHUNK_BYTES));
+            assert_ok(nd_hash_end(hash, alone));
+            cr_assert_arr_eq(digests + c * width, alone, width);
+        }
+    }
+    nd_hash_destroy(hash);
+    nd_fs_remove_tree(dir.path);
+}
+
+Test(state_file, chunks_have_the_same_digest_however_they_are_appended)
+{
+    static uint8_t data[FILE_BYTES];
+    for (size_t i = 0; i < FILE_BYTES; i++) {
+        data[i] = (uint8_t)(i * i >> 7);
+    }
+    check_chunks(ND_CHECKSUM_XXH3, data);
+    check_chunks(ND_CHECKSUM_SHA256, data);
+}
+
+Test(state_file, digests_are_those_of_the_public_functions)
+{
+    char text[ND_DIGEST_TEXT_MAX], hex[ND_HASH_HEX_MAX];
+    assert_ok(nd_digest_text(ND_CHECKSUM_XXH3, "", 0, text));
+    cr_assert_str_eq(text, "xxh3:99aa06d3014798d86001c324468d497f"); /* of xxhsum -H2 */
+    cr_assert(nd_digest_text_is_valid(ND_CHECKSUM_XXH3, text));
+    cr_assert_not(nd_digest_text_is_valid(ND_CHECKSUM_SHA256, text));
+    text[36] = 'G';
+    cr_assert_not(nd_digest_text_is_valid(ND_CHECKSUM_XXH3, text));
+    text[36] = '\0';
+    cr_assert_not(nd_digest_text_is_valid(ND_CHECKSUM_XXH3, text));
+    assert_ok(nd_digest_text(ND_CHECKSUM_SHA256, "abc", 3, text));
+    assert_ok(nd_sha256("abc", 3, hex));
+    cr_assert_str_eq(text + 7, hex);
+    cr_assert(nd_digest_text_is_valid(ND_CHECKSUM_SHA256, text));
 }
