@@ -15,8 +15,8 @@
  *   checkpoint-STEP.bad[-K]     a damaged checkpoint            stays until a user deletes it
  *   .del-checkpoint-STEP...     a deletion that has not ended   the next start removes it
  *
- * Only folders that hold a manifest of ours are deleted, unless a user asks for more; links are not
- * followed, but named.
+ * Only folders that hold a manifest of ours are deleted, unless a user asks for more. A link to a
+ * folder counts as that folder; where it is deleted or renamed, that is the link.
  *
  * One process per run calls these (rank 0), while it holds the run's lock.
  */
@@ -48,20 +48,18 @@ typedef enum nd_folder_kind {
     ND_FOLDER_DOOMED /* .del-checkpoint-... */
 } nd_folder_kind;
 
-/* What a name in a run folder says, and whether it is that of a link. */
+/* What a name in a run folder says. */
 typedef struct nd_folder {
     char name[256];
     nd_folder_kind kind;
-    bool is_link;
     int64_t step;   /* -1: none, which only BEGUN and DOOMED may lack */
     int64_t number; /* K of one that was set aside; 1: it has none */
 } nd_folder;
-nd_folder nd_folder_parse(const char *name); /* is_link false */
-/* All folders and links with such names, by step, kind and number; owned by the caller. A run that
+nd_folder nd_folder_parse(const char *name);
+/* All folders with such names, by step, kind and number; owned by the caller. A run that
  * does not exist has none. */
 nd_status nd_folder_list(const char *run, nd_folder **out, int *count);
-/* nd_checkpoint_is_ours of what it holds or leads to; also for a link that leads nowhere. Whoever
- * looks for a checkpoint names such a link in place of passing it over. */
+/* nd_checkpoint_is_ours. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
 
 /* "checkpoint-STEP"; returns `out`. */
@@ -70,11 +68,11 @@ const char *nd_checkpoint_name(int64_t step, char out[ND_CHECKPOINT_NAME_MAX]);
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
 
-/* Steps of the folders RUN/checkpoint-STEP that are no links, ascending. *steps is owned by the
+/* Steps of the folders RUN/checkpoint-STEP, ascending. *steps is owned by the
  * caller. A run folder that does not exist has none. */
 nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
 
-/* Whether a checkpoint folder, or what a link leads to, looks like one of ours: it has a
+/* Whether a folder looks like a checkpoint of ours: it has a
  * manifest.json or a folder state. */
 nd_status nd_checkpoint_is_ours(const char *path, bool *out);
 
@@ -127,7 +125,7 @@ nd_status nd_checkpoint_delete(const char *run, int64_t step);
 /* The step that the `count` newest good checkpoints have all reached; -1: there are fewer. */
 nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_files, int64_t *step);
 
-/* The folders of ours, no links, that were set aside (.old, .bad); owned by the caller. */
+/* The folders of ours that were set aside (.old, .bad); owned by the caller. */
 nd_status nd_asides_list(const char *run, nd_folder **out, int *count);
 nd_status nd_aside_delete(const char *run, const nd_folder *aside);
 

@@ -101,11 +101,10 @@ nd_status nd_folder_list(const char *run, nd_folder **out, int *count)
             continue;
         }
         status = nd_fs_format(&path, "%s/%s", run, names.list[i]);
-        status = status == ND_OK ? nd_fs_look_at_link(path, &kind, NULL) : status;
+        status = status == ND_OK ? nd_fs_look(path, &kind, NULL) : status;
         free(path);
         ND_TRY_OUT(status);
-        list[n].is_link = kind == ND_FS_LINK;
-        n += kind == ND_FS_LINK || kind == ND_FS_FOLDER;
+        n += kind == ND_FS_FOLDER;
     }
     qsort(list, (size_t)n, sizeof *list, by_step);
     *out = list;
@@ -131,18 +130,11 @@ nd_status nd_checkpoint_is_ours(const char *path, bool *out)
     return ND_OK;
 }
 
-/* A link to another program's folder is no concern of ours. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out)
 {
     char *path = NULL;
-    nd_fs_kind target = ND_FS_FOLDER;
-    nd_status status = ND_OK;
-    *out = false;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, folder->name));
-    ND_TRY_OUT(folder->is_link ? nd_fs_look(path, &target, NULL) : ND_OK);
-    *out = target == ND_FS_ABSENT;
-    ND_TRY_OUT(*out ? ND_OK : nd_checkpoint_is_ours(path, out));
-out:
+    ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
+    nd_status status = nd_checkpoint_is_ours(path, out);
     free(path);
     return status;
 }
@@ -156,7 +148,7 @@ nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
     ND_TRY(nd_folder_list(run, &folders, &all));
     nd_status status = ND_ALLOC(all + 1, steps);
     for (int i = 0; i < all && status == ND_OK; i++) {
-        if (folders[i].kind == ND_FOLDER_WHOLE && !folders[i].is_link) {
+        if (folders[i].kind == ND_FOLDER_WHOLE) {
             (*steps)[(*count)++] = folders[i].step;
         }
     }

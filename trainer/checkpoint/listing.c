@@ -21,7 +21,6 @@ static const char *const state_names[] = {
     [ND_SAVED_OLD] = ".old",
     [ND_SAVED_TEMPORARY] = "temporary",
     [ND_SAVED_DELETED] = "half deleted",
-    [ND_SAVED_LINK] = "link",
 };
 
 const char *nd_saved_state_name(nd_saved_state state)
@@ -93,19 +92,14 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
     struct stat st;
     nd_fs_kind kind;
     const char *slash = strrchr(folder, '/');
-    ND_TRY(nd_fs_look_at_link(folder, &kind, &st));
-    if (kind != ND_FS_LINK && kind != ND_FS_FOLDER) {
+    ND_TRY(nd_fs_look(folder, &kind, &st));
+    if (kind != ND_FS_FOLDER) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", folder);
     }
     const nd_folder name = nd_folder_parse(slash && slash[1] ? slash + 1 : folder);
     *out = (nd_saved){
         .step = name.kind ? name.step : -1, .time = st.st_mtime, .state = state_of_kind[name.kind]};
     memcpy(out->name, name.name, sizeof out->name);
-    if (kind == ND_FS_LINK) {
-        out->state = ND_SAVED_LINK;
-        snprintf(out->why, sizeof out->why, "links are not followed; move the folder here");
-        return ND_OK;
-    }
     ND_TRY(nd_fs_has(folder, "config.json", &out->has_model));
     ND_TRY(nd_fs_tree_bytes(folder, false, &out->bytes));
     return examine_contents(folder, out);
@@ -113,7 +107,7 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
 
 /* A run folder. */
 
-/* *count grows by one where the name is that of a folder or a link; it may be gone by now. */
+/* *count grows by one where the name is that of a folder; it may be gone by now. */
 static nd_status add_entry(const char *run, const char *name, nd_saved *list, int *count)
 {
     char *path = NULL;

@@ -4,7 +4,6 @@
 /*
  * What lies in a run folder: its checkpoints, those that were set aside, and what saves and
  * deletions left that did not end. Only reads; needs no lock, so a folder may come or go meanwhile.
- * Links are not followed.
  */
 #include "trainer/checkpoint/manifest.h"
 
@@ -17,8 +16,7 @@ typedef enum nd_saved_state {
     ND_SAVED_BAD, /* set aside because it is damaged */
     ND_SAVED_OLD, /* set aside because its step is computed again */
     ND_SAVED_TEMPORARY,
-    ND_SAVED_DELETED, /* a deletion that did not end */
-    ND_SAVED_LINK     /* which no run goes on from */
+    ND_SAVED_DELETED /* a deletion that did not end */
 } nd_saved_state;
 
 const char *nd_saved_state_name(nd_saved_state state); /* "good", "no manifest", ".bad" */

@@ -120,7 +120,7 @@ nd_status nd_asides_list(const char *run, nd_folder **out, int *count)
     for (int i = 0; i < all && status == ND_OK; i++) {
         const bool aside = list[i].kind == ND_FOLDER_OLD || list[i].kind == ND_FOLDER_BAD;
         bool ours = false;
-        status = aside && !list[i].is_link ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
+        status = aside ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
         if (ours) {
             list[n++] = list[i];
         }

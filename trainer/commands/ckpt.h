@@ -17,15 +17,10 @@ const char *nd_ckpt_place(const nd_command_flags *line, int number);
 
 /* folders; all results are owned by the caller */
 
-/* The path without slashes at its end. ND_ERR_DATA: it is no folder. A run folder may be a link. */
+/* The path without slashes at its end. ND_ERR_DATA: it is no folder, and no link to one. */
 nd_status nd_ckpt_folder(const char *argument, char **out);
-/* Whether the folder itself is a checkpoint. ND_ERR_DATA: it is one by way of a link. */
-nd_status nd_ckpt_is_checkpoint(const char *folder, bool *out);
 /* A checkpoint: the folder itself, or the newest of a run folder. Reads its manifest. */
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest);
-/* Names a checkpoint of a run that is a link and newer than `newest`, its newest folder (-1: there
- * is none), in a warning; ND_ERR_DATA where there is no folder. */
-nd_status nd_ckpt_check_links(const char *run, int64_t newest);
 /* The manifest of a checkpoint folder. */
 nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest);
 

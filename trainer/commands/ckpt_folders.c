@@ -39,16 +39,6 @@ nd_status nd_ckpt_folder(const char *argument, char **out)
     return status;
 }
 
-nd_status nd_ckpt_is_checkpoint(const char *folder, bool *out)
-{
-    nd_fs_kind kind;
-    ND_TRY(nd_checkpoint_is_ours(folder, out));
-    ND_TRY(nd_fs_look_at_link(folder, &kind, NULL));
-    return *out && kind == ND_FS_LINK
-               ? nd_fail(ND_ERR_DATA, "\"%s\" is a link; give the folder that it points to", folder)
-               : ND_OK;
-}
-
 nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
 {
     char *path = NULL;
@@ -68,42 +58,16 @@ nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
                : nd_fail(ND_ERR_DATA, "\"%s/" ND_MANIFEST_NAME "\" is a link or no file", folder);
 }
 
-nd_status nd_ckpt_check_links(const char *run, int64_t newest)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    ND_TRY(nd_folder_list(run, &list, &count));
-    nd_status status = ND_OK;
-    bool ours = false;
-    for (int i = count - 1; i >= 0 && list[i].step > newest && !ours && status == ND_OK; i--) {
-        const bool link = list[i].kind == ND_FOLDER_WHOLE && list[i].is_link;
-        status = link ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
-        if (ours && newest < 0) {
-            status = nd_fail(ND_ERR_DATA, "\"%s/%s\" is a link; give the folder that it points to",
-                             run, list[i].name);
-        } else if (ours) {
-            nd_log_warning("%s/%s is a link, which is not followed; give the folder that it points "
-                           "to",
-                           run, list[i].name);
-        }
-    }
-    free(list);
-    return status;
-}
-
 static nd_status newest_of_run(const char *run, char **folder)
 {
     int64_t *steps = NULL;
     int count = 0;
     ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    nd_status status = nd_ckpt_check_links(run, count > 0 ? steps[count - 1] : -1);
-    if (status == ND_OK) {
-        status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
-                           : nd_fail(ND_ERR_DATA,
-                                     "\"%s\" is neither a checkpoint nor a run folder with folders "
-                                     "checkpoint-STEP",
-                                     run);
-    }
+    nd_status status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
+                                 : nd_fail(ND_ERR_DATA,
+                                           "\"%s\" is neither a checkpoint nor a run folder with "
+                                           "folders checkpoint-STEP",
+                                           run);
     free(steps);
     return status;
 }
@@ -114,7 +78,7 @@ nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifes
     bool is_checkpoint = false;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_ckpt_folder(argument, &given));
-    ND_TRY_OUT(nd_ckpt_is_checkpoint(given, &is_checkpoint));
+    ND_TRY_OUT(nd_checkpoint_is_ours(given, &is_checkpoint));
     if (is_checkpoint) {
         found = given;
         given = NULL;

@@ -20,7 +20,7 @@ static nd_status choose_model(const char *argument, char **out)
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_fs_has(folder, "config.json", &own));
     ND_TRY_OUT(own ? ND_OK : nd_fs_has(folder, "model/config.json", &run));
-    ND_TRY_OUT(own || run ? ND_OK : nd_ckpt_is_checkpoint(folder, &checkpoint));
+    ND_TRY_OUT(own || run ? ND_OK : nd_checkpoint_is_ours(folder, &checkpoint));
     ND_TRY_OUT(own || run || checkpoint ? ND_OK : nd_checkpoint_list(folder, &steps, &count));
     status =
         checkpoint || count > 0

@@ -10,6 +10,7 @@
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/listing.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 
 static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
@@ -147,7 +148,7 @@ static nd_status list_folder(const char *argument, bool json)
     bool is_checkpoint = false;
     int found = 0;
     ND_TRY(nd_ckpt_folder(argument, &folder));
-    nd_status status = nd_ckpt_is_checkpoint(folder, &is_checkpoint);
+    nd_status status = nd_checkpoint_is_ours(folder, &is_checkpoint);
     if (status == ND_OK && is_checkpoint) {
         nd_saved one;
         char *parent = NULL;

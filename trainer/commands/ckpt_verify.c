@@ -65,9 +65,7 @@ static nd_status verify_run(const char *run, int *code)
         }
         free(path);
     }
-    int64_t newest = count > 0 ? steps[count - 1] : -1;
     free(steps);
-    ND_TRY(nd_ckpt_check_links(run, newest));
     return count > 0 ? status
                      : nd_fail(ND_ERR_DATA,
                                "\"%s\" is neither a checkpoint nor a run folder with folders "
@@ -80,7 +78,7 @@ nd_status nd_ckpt_verify(const nd_command_flags *line, int *code)
     char *folder = NULL;
     bool is_checkpoint = false;
     ND_TRY(nd_ckpt_folder(nd_ckpt_place(line, 0), &folder));
-    nd_status status = nd_ckpt_is_checkpoint(folder, &is_checkpoint);
+    nd_status status = nd_checkpoint_is_ours(folder, &is_checkpoint);
     if (status == ND_OK && is_checkpoint) {
         verify_one(folder, code);
     } else if (status == ND_OK) {

@@ -66,8 +66,7 @@ nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *c
 {
     const nd_resume_search search = {.config = context->worker->rank.config,
                                      .run_folder = context->worker->identity.run_folder,
-                                     .below = -1,
-                                     .previews = true};
+                                     .below = -1};
     c->context = context;
     return find(c, &search, "resume", ND_OK);
 }

@@ -14,6 +14,12 @@
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/run_folder.h"
 
+static nd_status fail_long(const char *path)
+{
+    return nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes", path,
+                   ND_RESUME_PATH_MAX);
+}
+
 /* An absolute path without links, which all nodes see alike. */
 static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
 {
@@ -25,9 +31,7 @@ static nd_status absolute(const char *path, char out[ND_RESUME_PATH_MAX])
     bool fits = strlen(real) < ND_RESUME_PATH_MAX;
     snprintf(out, ND_RESUME_PATH_MAX, "%.*s", ND_RESUME_PATH_MAX - 1, real);
     free(real);
-    return fits ? ND_OK
-                : nd_fail(ND_ERR_CONFIG, "the path %s is too long; use one of less than %d bytes",
-                          path, ND_RESUME_PATH_MAX);
+    return fits ? ND_OK : fail_long(path);
 }
 
 /* Whether the text is a step, and which. */
@@ -40,10 +44,13 @@ static bool parse_step(const char *text, int64_t *step)
 
 /* Checkpoints of ours. */
 
-/* A damaged manifest: the checkpoint is set aside, or named. A newer program's manifest and a disk
- * that fails are errors instead: the checkpoint may be good. */
-static nd_status pass_over(const nd_resume_search *search, const char *run, int64_t step,
-                           const char *path)
+/* What becomes of a checkpoint without a readable manifest: a later search says that it passes it
+ * over; this one says so; it is renamed. */
+typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
+
+/* A newer program's manifest and a disk that fails are errors instead: the checkpoint may be
+ * good. */
+static nd_status pass_over(const char *run, int64_t step, passing how, const char *path)
 {
     char reason[ND_ERROR_MESSAGE_MAX];
     char *aside = NULL;
@@ -60,11 +67,11 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     }
     snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
     nd_error_clear();
-    if (!search->sets_aside) {
-        if (!search->previews) {
-            nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
-                           (long long)step, reason);
-        }
+    if (how == PASS_SAYING) {
+        nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
+                       (long long)step, reason);
+    }
+    if (how != PASS_RENAMING) {
         return ND_OK;
     }
     ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
@@ -74,19 +81,8 @@ static nd_status pass_over(const nd_resume_search *search, const char *run, int6
     return ND_OK;
 }
 
-static nd_status fail_link(const char *run, int64_t step)
-{
-    return nd_fail(
-        ND_ERR_DATA,
-        "%s/checkpoint-%lld is a link, and links are not followed; put the folder itself "
-        "there, or give this path as --resume-from-checkpoint with another --save-dir, "
-        "or the step of a checkpoint that is a folder; a whole run folder may be a link",
-        run, (long long)step);
-}
-
 /* *step: that of the folder, where its manifest can be read. */
-static nd_status try_folder(const nd_resume_search *search, const char *run,
-                            const nd_folder *folder, int64_t *step)
+static nd_status try_folder(const char *run, const nd_folder *folder, passing how, int64_t *step)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
@@ -95,22 +91,20 @@ static nd_status try_folder(const nd_resume_search *search, const char *run,
     if (status == ND_OK) {
         *step = folder->step;
     } else {
-        status = pass_over(search, run, folder->step, path);
+        status = pass_over(run, folder->step, how, path);
     }
     nd_manifest_fini(&manifest);
     free(path);
     return status;
 }
 
-/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. A link
- * that is newer is refused: an older checkpoint in its place would compute again what is saved.
- * *link: that of a link where there are only links, or -1. */
-static nd_status find_newest(const nd_resume_search *search, const char *run, int64_t *step,
-                             int64_t *link)
+/* The newest checkpoint of a run folder whose manifest can be read; *step is -1 without one. */
+static nd_status find_newest(const nd_resume_search *search, const char *run, passing how,
+                             int64_t *step)
 {
     nd_folder *list = NULL;
     int count = 0;
-    *step = *link = -1;
+    *step = -1;
     ND_TRY(nd_folder_list(run, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
@@ -120,10 +114,8 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, in
             continue;
         }
         status = nd_folder_is_ours(run, &list[i], &ours);
-        if (status == ND_OK && ours && list[i].is_link) {
-            *link = *link < 0 ? list[i].step : *link;
-        } else if (status == ND_OK && ours) {
-            status = *link >= 0 ? fail_link(run, *link) : try_folder(search, run, &list[i], step);
+        if (status == ND_OK && ours) {
+            status = try_folder(run, &list[i], how, step);
         }
     }
     free(list);
@@ -171,15 +163,14 @@ static nd_status list_damaged(const char *run, char *out, size_t capacity,
 
 static nd_status take(nd_resume *out, const char *run, int64_t step)
 {
-    char *path = NULL;
+    char name[ND_CHECKPOINT_NAME_MAX];
     ND_TRY(absolute(run, out->run));
-    ND_TRY(nd_checkpoint_path(out->run, step, &path));
-    nd_status status = absolute(path, out->source);
-    free(path);
+    nd_checkpoint_name(step, name);
+    const int length = snprintf(out->source, sizeof out->source, "%s/%s", out->run, name);
     out->kind = ND_RESUME_CHECKPOINT;
     out->continues = true;
     out->step = step;
-    return status;
+    return length < (int)sizeof out->source ? ND_OK : fail_long(run);
 }
 
 /* The run folder that latest, auto and steps refer to; "" when there is none. */
@@ -233,11 +224,11 @@ static nd_status check_run(const nd_config *config, const char *run)
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
     char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
-    int64_t step = -1, link = -1;
+    const passing how = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
+    int64_t step = -1;
     bool more = false, holds = false;
     ND_TRY(find_run(search, run));
-    ND_TRY(run[0] ? find_newest(search, run, &step, &link) : ND_OK);
-    ND_TRY(link >= 0 ? fail_link(run, link) : ND_OK);
+    ND_TRY(run[0] ? find_newest(search, run, how, &step) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
@@ -262,9 +253,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         return fail_without_run(search->config);
     }
     ND_TRY(check_run(search->config, run));
-    nd_resume_search said = *search; /* nothing follows that would say why */
-    said.previews = false;
-    ND_TRY(search->previews ? find_newest(&said, run, &step, &link) : ND_OK);
+    ND_TRY(find_newest(search, run, PASS_SAYING, &step)); /* no search follows that would say why */
     ND_TRY(list_names(run, names, sizeof names, &more));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
@@ -285,17 +274,11 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    bool ours = false, any;
-    nd_fs_kind kind, target = ND_FS_ABSENT;
-    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
-    status = status == ND_OK ? nd_fs_look(path, &target, NULL) : status;
+    bool ours = false, there = false, any;
+    nd_status status = nd_fs_is_folder(path, &there);
     status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
     free(path);
     ND_TRY(status);
-    const bool there = target == ND_FS_FOLDER;
-    if (kind == ND_FS_LINK && (ours || !there)) {
-        return fail_link(run, step);
-    }
     if (ours) {
         return take(out, run, step);
     }
@@ -386,8 +369,7 @@ static nd_status fail_no_folder(const char *folder)
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
     bool any, shards, distcp, continues, there, ours, config;
-    int64_t step = -1, link = -1;
-    nd_resume_search inside = *search;
+    int64_t step = -1;
     ND_TRY(nd_fs_is_folder(folder, &there));
     if (!there) {
         return fail_no_folder(folder);
@@ -398,9 +380,8 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
         return take_folder(search->config, out->source, out);
     }
     ND_TRY(is_continued(search->config, out->source, &continues));
-    inside.sets_aside = search->sets_aside && continues;
-    inside.previews = search->previews && continues;
-    ND_TRY(find_newest(&inside, out->source, &step, &link));
+    const passing own = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
+    ND_TRY(find_newest(search, out->source, continues ? own : PASS_SAYING, &step));
     if (step >= 0) { /* a run folder */
         char run[ND_RESUME_PATH_MAX];
         snprintf(run, sizeof run, "%s", out->source);
@@ -422,7 +403,6 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
                        "it there, save it with HuggingFaceStorageWriter, and give that folder",
                        folder);
     }
-    ND_TRY(link >= 0 ? fail_link(out->source, link) : ND_OK);
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
                    "checkpoint: neither "
@@ -498,11 +478,10 @@ static nd_status set_later_aside(const char *run, const nd_folder *folder)
     if (!ours) {
         return ND_OK;
     }
-    ND_TRY(folder->is_link ? ND_OK : suffix_of(run, folder->step, &suffix));
+    ND_TRY(suffix_of(run, folder->step, &suffix));
     ND_TRY(nd_checkpoint_set_aside(run, folder->step, suffix, &aside));
-    nd_log_warning("checkpoint %lld%s is not before the one that the run goes on from, and is now "
-                   "%s",
-                   (long long)folder->step, folder->is_link ? ", a link," : "", aside);
+    nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
+                   (long long)folder->step, aside);
     free(aside);
     return ND_OK;
 }

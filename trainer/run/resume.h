@@ -37,14 +37,14 @@ typedef struct nd_resume_search {
     const char *run_folder;  /* a restart: the folder that the job began; else "" */
     int64_t below;           /* only checkpoints before this step; -1: all */
     bool sets_aside;         /* those of the run that goes on, without a readable manifest, are
-                                renamed; those of another run stay as they are */
-    bool previews;           /* a search that sets aside follows and says what it passes over */
+                                renamed, and that is said; else a search that does follows. Those
+                                of another run stay as they are, which each search says */
 } nd_resume_search;
 
 /*
  * Finds what checkpoint.resume means. ND_ERR_DATA: it is a step or a folder and there is no such
  * checkpoint, or it is latest and there is none; the message lists those that are there. Also for
- * auto: all checkpoints of the run are damaged, or the newest is a link.
+ * auto: all checkpoints of the run are damaged.
  */
 nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out);
 
@@ -54,8 +54,7 @@ bool nd_resume_is_own(const nd_resume *resume);
 /*
  * Rank 0, under the run's lock, once the checkpoint is loaded: later checkpoints of the run are of
  * steps that it now computes again, so each is renamed (.old, or .bad without a readable manifest)
- * before a restart takes it or pruning counts it. So is a link there. A checkpoint of another run
- * changes nothing.
+ * before a restart takes it or pruning counts it. A checkpoint of another run changes nothing.
  */
 nd_status nd_resume_set_later_aside(const nd_resume *resume);
 

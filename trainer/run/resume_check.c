@@ -544,7 +544,7 @@ static nd_status check_checkpoint(const nd_config *config, const nd_inputs *inpu
 
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
-    const nd_resume_search search = {.config = config, .below = -1, .previews = true};
+    const nd_resume_search search = {.config = config, .below = -1};
     nd_resume resume;
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));

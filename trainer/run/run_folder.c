@@ -213,7 +213,7 @@ static int64_t run_number(const char *folder, const char *name)
     return atoll(digits);
 }
 
-/* Also where all of them are damaged or links: the search then says so, and takes no other run. */
+/* Also where all of them are damaged: the search then says so, and takes no other run. */
 static nd_status has_checkpoints(const char *run, bool *out)
 {
     nd_folder *list = NULL;
@@ -222,10 +222,8 @@ static nd_status has_checkpoints(const char *run, bool *out)
     ND_TRY(nd_folder_list(run, &list, &count));
     nd_status status = ND_OK;
     for (int i = 0; i < count && !*out && status == ND_OK; i++) {
-        const bool whole = list[i].kind == ND_FOLDER_WHOLE && !list[i].is_link;
-        const bool link = list[i].kind == ND_FOLDER_WHOLE && list[i].is_link;
-        *out = whole;
-        if (link || (list[i].kind == ND_FOLDER_BAD && !list[i].is_link)) {
+        *out = list[i].kind == ND_FOLDER_WHOLE;
+        if (list[i].kind == ND_FOLDER_BAD) {
             status = nd_folder_is_ours(run, &list[i], out);
         }
     }

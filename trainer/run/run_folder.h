@@ -19,7 +19,7 @@
  * ND_ERR_CANTCREATE when it holds a run already or cannot be written. Owned by the caller. */
 nd_status nd_run_folder_create(const nd_config *config, char **out);
 
-/* The newest runs/<config>-<n> that has a checkpoint, whole, damaged (.bad) or a link; NULL without
+/* The newest runs/<config>-<n> that has a checkpoint, whole or damaged (.bad); NULL without
  * one. What is no folder, or may not be read, is passed over. Owned by the caller. */
 nd_status nd_run_folder_newest(const nd_config *config, char **out);
 

@@ -76,7 +76,7 @@ Test(folder, only_plain_numbers_are_checkpoints)
     }
     tempdir_write(&dir, "checkpoint-77", "x", 1);
     cr_assert_eq(symlink("checkpoint-10", tempdir_file(&dir, "checkpoint-78")), 0);
-    cr_assert_str_eq(listed(), "0 9 10 ");
+    cr_assert_str_eq(listed(), "0 9 10 78 ");
     int64_t *steps = NULL;
     int count = 5;
     assert_ok(nd_checkpoint_list("/nonexistent/run", &steps, &count));
@@ -93,35 +93,6 @@ static char *begin(int64_t step, const char *run_id)
     assert_ok(nd_checkpoint_make(temporary, state));
     assert_ok(nd_checkpoint_make(temporary, state)); /* another rank was first */
     return temporary;
-}
-
-/* The newest checkpoint-N that is a link to a checkpoint of ours, or to nothing. */
-static int64_t newest_link(void)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    int64_t step = -1;
-    assert_ok(nd_folder_list(dir.path, &list, &count));
-    for (int i = 0; i < count; i++) {
-        bool ours = false;
-        assert_ok(nd_folder_is_ours(dir.path, &list[i], &ours));
-        step = list[i].kind == ND_FOLDER_WHOLE && list[i].is_link && ours ? list[i].step : step;
-    }
-    free(list);
-    return step;
-}
-
-Test(folder, the_newest_link_to_a_checkpoint_is_known)
-{
-    save(3);
-    make("foreign");
-    cr_assert_eq(symlink("foreign", tempdir_file(&dir, "checkpoint-90")), 0);
-    cr_assert_eq(newest_link(), -1);
-    cr_assert_eq(symlink("checkpoint-3", tempdir_file(&dir, "checkpoint-9")), 0);
-    cr_assert_eq(newest_link(), 9);
-    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-20")), 0); /* not mounted */
-    cr_assert_eq(symlink("nowhere", tempdir_file(&dir, "checkpoint-30.old")), 0);
-    cr_assert_eq(newest_link(), 20);
 }
 
 Test(folder, a_save_appears_at_once_and_leaves_nothing_else)
@@ -224,6 +195,13 @@ Test(folder, deletion_does_not_follow_links)
     cr_assert_eq(deleted, 1);
     cr_assert(exists("precious/file"));
     cr_assert_not(exists("checkpoint-1"));
+    char moved[PATH_MAX];
+    snprintf(moved, sizeof moved, "%s", tempdir_file(&dir, "moved"));
+    cr_assert_eq(rename(tempdir_file(&dir, "checkpoint-2"), moved), 0);
+    cr_assert_eq(symlink("moved", tempdir_file(&dir, "checkpoint-2")), 0);
+    save(3);
+    assert_ok(nd_checkpoint_prune(dir.path, &options, &deleted));
+    cr_assert(deleted == 1 && exists("moved/manifest.json") && !exists("checkpoint-2"));
 }
 
 Test(folder, sweeping_removes_what_dead_saves_left)

@@ -68,7 +68,7 @@ Test(listing, tells_what_lies_in_a_run)
         "8 checkpoint-8.old-2 .old",
         "9 .tmp-checkpoint-9-id temporary",
         "10 .del-checkpoint-10 half deleted",
-        "13 checkpoint-13 link",
+        "1 checkpoint-13 good",
     };
     static const char newer[] = "{\"format\": \"ndtrain checkpoint\", \"version\": 99}";
     for (int64_t step = 1; step <= 5; step++) {
