@@ -243,9 +243,7 @@ static nd_status restore(void *context, nd_trainer *t)
     drawn_run *r = context;
     nd_manifest manifest = {0};
     nd_restored restored;
-    bool elsewhere;
-    nd_status status =
-        nd_restore_checkpoint(t, r->checkpoint, &manifest, true, &elsewhere, &restored);
+    nd_status status = nd_restore_checkpoint(t, r->checkpoint, &manifest, true, &restored);
     nd_manifest_fini(&manifest);
     return status;
 }

@@ -43,9 +43,7 @@ static nd_status start(void *context, nd_trainer *t)
     if (s->resume) {
         nd_manifest manifest = {0};
         nd_restored restored;
-        bool elsewhere = false;
-        nd_status status =
-            nd_restore_checkpoint(t, s->resume, &manifest, true, &elsewhere, &restored);
+        nd_status status = nd_restore_checkpoint(t, s->resume, &manifest, true, &restored);
         nd_manifest_fini(&manifest);
         return status;
     }

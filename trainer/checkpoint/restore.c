@@ -103,61 +103,73 @@ static nd_status read_units(restore *r)
 }
 
 /* Every rank returns the worst status of all. The reason stays with the rank that has it. */
-static nd_status agree(nd_trainer *t, nd_status status, bool *elsewhere)
+static nd_status agree(nd_trainer *t, nd_status status, const char *folder)
 {
-    return nd_shared_agree(t->rank, status, "the checkpoint", elsewhere);
+    bool elsewhere = false;
+    return nd_shared_agree(t->rank, status, folder, &elsewhere);
 }
 
-/* Adds the names in a folder without those that begin with a dot. */
-static nd_status count_names(const char *folder, int64_t *count)
+/* Rank 0 reads the manifest, and the files of the writer in which damage was found; without one
+ * (-1) it looks at all files. ND_OK: it finds no damage. ND_ERR_DATA: it does. Another status: it
+ * cannot tell. */
+static nd_status read_again(const char *checkpoint, int64_t writer)
 {
-    nd_fs_names names;
-    ND_TRY(nd_fs_list(folder, &names));
-    for (int i = 0; i < names.count; i++) {
-        *count += names.list[i][0] != '.';
+    nd_manifest manifest = {0};
+    int64_t bytes = 0;
+    nd_status status = nd_manifest_read(checkpoint, &manifest);
+    if (status == ND_OK && writer >= 0 && writer < manifest.writer_count) {
+        status = nd_source_verify_writer(checkpoint, &manifest, (int)writer);
+    } else if (status == ND_OK) {
+        status = nd_source_check_files(checkpoint, &manifest, &bytes);
     }
-    nd_fs_names_fini(&names);
-    return ND_OK;
+    nd_manifest_fini(&manifest);
+    return status;
 }
 
-static nd_status count_files(const char *checkpoint, int64_t *count)
+/* Fails on the rank that has the reason, and on the others, which have it elsewhere. */
+static nd_status fail_on(bool own, nd_status status, const char *folder, const char *reason)
 {
-    char state[4096 + 64];
-    snprintf(state, sizeof state, "%.4095s/" ND_STATE_FOLDER, checkpoint);
-    ND_TRY(count_names(checkpoint, count));
-    return count_names(state, count);
+    return !own ? nd_fail_elsewhere(status, "another rank could not read %s", folder)
+           : status == ND_ERR_IO ? nd_fail_local(status, "%s", reason)
+                                 : nd_fail(status, "%s", reason);
 }
 
-/* Some rank found damage. One that sees fewer files than rank 0 has not read a damaged checkpoint:
- * its host does not see the run folder, or has an old view of it. A rank that cannot count them
- * knows nothing of damage either: ND_ERR_IO on all. */
-static nd_status agree_on_sight(nd_trainer *t, const char *folder, bool *elsewhere)
+/* Some rank found damage. It counts only when rank 0 finds it too: the rank's memory may be bad, or
+ * its host may not see the run folder. `suspect`: nd_source_stats' of this rank. */
+static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
 {
-    const nd_error own = *nd_error_last();
-    int64_t files = 0;
-    const nd_status counted = count_files(folder, &files);
-    const nd_error uncounted = *nd_error_last();
-    int64_t there = t->rank->rank == 0 ? files : 0;
-    nd_status status = *elsewhere ? ND_OK : own.status;
-    *elsewhere = false; /* where a rank is lost */
-    ND_TRY(nd_comm_all_reduce(t->rank->groups.by_kind[ND_GROUP_WORLD], &t->rank->stream, &there, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (counted != ND_OK) {
-        status = counted;
-        nd_error_restore(&uncounted);
-    } else if (status != ND_OK && files < there) {
-        char host[128];
-        nd_identity_host(host, sizeof host);
-        status =
-            nd_fail(ND_ERR_IO,
-                    "rank %d on %s finds %lld of the %lld entries that rank 0 finds in %.300s: "
-                    "this host does not see the run folder; mount its file system there "
-                    "(%.300s)",
-                    t->rank->rank, host, (long long)files, (long long)there, folder, own.message);
-    } else if (status != ND_OK) {
-        nd_fail(status, "%s", own.message);
+    nd_rank *r = t->rank;
+    const nd_error error = *nd_error_last();
+    const bool own = error.cause != ND_CAUSE_ELSEWHERE;
+    int64_t first = own ? r->world_size - r->rank : 0, found = 0;
+    char host[128], reason[ND_ERROR_MESSAGE_MAX];
+    nd_identity_host(host, sizeof host);
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &first, 1, ND_DTYPE_I64, ND_REDOP_MAX));
+    first = r->world_size - first; /* the lowest rank that found damage */
+    suspect = r->rank == first ? suspect : 0;
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &suspect, 1, ND_DTYPE_I64, ND_REDOP_MAX));
+    if (r->rank == 0) {
+        found = first > 0 ? read_again(folder, suspect - 1) : ND_ERR_DATA;
     }
-    return agree(t, status, elsewhere);
+    const nd_error again = *nd_error_last();
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &found, 1, ND_DTYPE_I64, ND_REDOP_MAX));
+    if (found == ND_ERR_DATA) {
+        return fail_on(own, ND_ERR_DATA, folder, error.message);
+    }
+    if (found == ND_OK) {
+        snprintf(
+            reason, sizeof reason,
+            "rank %d on %s finds damage where rank 0 finds none, so the checkpoint stays; look "
+            "at the memory and the file system of this host, which may not see the run "
+            "folder: %.500s",
+            r->rank, host, error.message);
+        return fail_on(r->rank == first, ND_ERR_IO, folder, reason);
+    }
+    snprintf(reason, sizeof reason,
+             "rank %lld finds damage, and rank 0 on %s cannot read the files again to confirm it, "
+             "so the checkpoint stays: %.500s",
+             (long long)first, host, again.message);
+    return fail_on(r->rank == 0, (nd_status)found, folder, reason);
 }
 
 /* What a rank read goes to the others that hold it. */
@@ -264,7 +276,7 @@ static void end(restore *r, nd_restored *out, double begin)
 }
 
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
-                                bool verify, bool *elsewhere, nd_restored *out)
+                                bool verify, nd_restored *out)
 {
     restore r;
     double begin = nd_clock_seconds();
@@ -272,8 +284,12 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
     nd_status status = prepare(&r, trainer);
     status = status == ND_OK ? nd_manifest_read(folder, manifest) : status;
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
-    status = agree(trainer, status, elsewhere);
-    status = status == ND_ERR_DATA ? agree_on_sight(trainer, folder, elsewhere) : status;
+    status = agree(trainer, status, folder);
+    if (status == ND_ERR_DATA) {
+        const nd_source_stats none = {0};
+        status =
+            confirm(trainer, folder, (r.source ? nd_source_get_stats(r.source) : none).suspect);
+    }
     status = status == ND_OK ? share_units(&r) : status;
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, manifest->position);
@@ -295,7 +311,7 @@ static nd_status read_dcp(restore *r, const char *folder, int64_t *updates, bool
     return read_units(r);
 }
 
-nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewhere, nd_restored *out)
+nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, nd_restored *out)
 {
     restore r;
     int64_t updates = 0;
@@ -303,7 +319,7 @@ nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewher
     *out = (nd_restored){0};
     nd_status status = prepare(&r, trainer);
     status = status == ND_OK ? read_dcp(&r, folder, &updates, &out->uncounted) : status;
-    status = agree(trainer, status, elsewhere);
+    status = agree(trainer, status, folder);
     status = status == ND_OK ? share_units(&r) : status;
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, (nd_run_position){.step = updates > 0 ? updates : 0});

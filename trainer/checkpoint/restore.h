@@ -27,21 +27,20 @@ size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
 
 /*
  * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
- * rank fails, all do, with the same status: that rank with its reason, the others with *elsewhere
- * set. ND_ERR_DATA: it is damaged. ND_ERR_IO: a read failed, or a rank finds less in the folder
- * than rank 0, and names itself and its host: both surely its own (nd_fail_local), which a rank
- * that was lost is not. The manifest is that of the folder; the caller gives
- * it empty and ends it, also after a failure.
+ * rank fails, all do, with the same status: that rank with its reason, the others with an error of
+ * another rank. ND_ERR_DATA: it is damaged, as rank 0 finds too, which reads again what the first
+ * rank with damage has named. ND_ERR_IO: a read failed, or one rank alone finds damage, and names
+ * itself and its host. The manifest is that of the folder; the caller gives it empty and ends it,
+ * also after a failure.
  */
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
-                                bool verify, bool *elsewhere, nd_restored *out);
+                                bool verify, nd_restored *out);
 
 /*
  * Loads a folder of torch DCP's safetensors. Without moments there these stay zero and the position
  * is step 0; with them the position is the number of updates that the folder tells. Where it tells
  * none, the moments are not loaded: their bias could not be corrected. Collective, as above.
  */
-nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, bool *elsewhere,
-                         nd_restored *out);
+nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, nd_restored *out);
 
 #endif

@@ -255,7 +255,8 @@ nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
         nd_manifest manifest = {0};
         nd_restored restored;
         snprintf(path, sizeof path, "%s/%s", c->run, nd_checkpoint_name(best->saved_step, name));
-        nd_status status = nd_run_restore(c, path, &manifest, &restored);
+        nd_status status = nd_restore_checkpoint(c->trainer, path, &manifest,
+                                                 config->checkpoint.verify, &restored);
         nd_manifest_fini(&manifest);
         c->trainer->position = position;
         if (status == ND_OK) {

@@ -149,9 +149,11 @@ static void place_in_data(const nd_run_checkpoints *c, const nd_manifest *manife
 
 static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, nd_mesh *saved)
 {
+    const bool verify = c->trainer->rank->config->checkpoint.verify;
     for (;;) {
         nd_manifest manifest = {0};
-        nd_status status = nd_run_restore(c, c->resume.source, &manifest, restored);
+        nd_status status =
+            nd_restore_checkpoint(c->trainer, c->resume.source, &manifest, verify, restored);
         if (status == ND_OK) {
             place_in_data(c, &manifest);
             *saved = manifest.mesh;
@@ -190,15 +192,10 @@ static void say_own_state(const char *source)
 
 static nd_status load_dcp(nd_run_checkpoints *c, nd_restored *restored)
 {
-    bool elsewhere = false;
     if (c->trainer->rank->rank == 0) {
         say_own_state(c->resume.source);
     }
-    nd_status status = nd_restore_dcp(c->trainer, c->resume.source, &elsewhere, restored);
-    if (status != ND_OK && elsewhere) {
-        nd_fail_elsewhere(status, "another rank could not read %s", c->resume.source);
-    }
-    return status;
+    return nd_restore_dcp(c->trainer, c->resume.source, restored);
 }
 
 static nd_status load_model(nd_run_checkpoints *c)
@@ -358,7 +355,8 @@ nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c)
     for (;;) {
         nd_manifest manifest = {0};
         nd_restored restored;
-        nd_status status = nd_run_restore(c, c->good, &manifest, &restored);
+        nd_status status = nd_restore_checkpoint(
+            c->trainer, c->good, &manifest, c->trainer->rank->config->checkpoint.verify, &restored);
         nd_manifest_fini(&manifest);
         if (status != ND_ERR_DATA) {
             return status;

@@ -27,15 +27,6 @@ nd_status nd_run_checkpoints_report(nd_run_checkpoints *c, const nd_save_report 
  */
 nd_status nd_run_folder_share(nd_run_checkpoints *c);
 
-/*
- * nd_restore_checkpoint, but damage counts only when rank 0 finds it too: it reads again what the
- * first rank with damage has named. ND_ERR_DATA: the checkpoint is damaged. ND_ERR_IO: a read
- * failed, also that of rank 0, or one rank alone finds damage; that one names itself and its host.
- * Ranks without a reason of their own have an error of another rank.
- */
-nd_status nd_run_restore(const nd_run_checkpoints *c, const char *checkpoint, nd_manifest *manifest,
-                         nd_restored *restored);
-
 /* Rank 0: a damaged checkpoint of the run becomes checkpoint-N.bad, and that is said. */
 nd_status nd_run_set_damaged_aside(const char *run, int64_t step);
 
