@@ -155,7 +155,7 @@ static nd_status replay(nd_run_checkpoints *c, int64_t step, const char *key)
         nd_error_clear();
         c->best = (nd_run_best){0};
     }
-    return nd_run_tell_all(worker, key, &c->best, sizeof c->best);
+    return nd_run_tell_all(worker, key, ND_OK, "", &c->best, sizeof c->best);
 }
 
 nd_status nd_run_best_find(nd_run_checkpoints *c)
@@ -212,24 +212,18 @@ nd_status nd_run_set_damaged_aside(const char *run, int64_t step)
 static nd_status find_next_best(nd_run_checkpoints *c)
 {
     const nd_error error = *nd_error_last();
-    const bool leads = c->trainer->rank->rank == 0;
     const int64_t damaged = c->best.saved_step;
-    int64_t status = ND_OK;
+    nd_status status = ND_OK;
     char key[64];
     if (error.cause == ND_CAUSE_OWN) {
         nd_log_warning("%s", error.message);
     }
-    if (leads) {
+    if (c->trainer->rank->rank == 0) {
         status = nd_run_set_damaged_aside(c->run, damaged);
     }
-    const nd_error own = *nd_error_last();
     snprintf(key, sizeof key, "best checkpoint %lld set aside", (long long)damaged);
-    ND_TRY(nd_run_tell_all(c->context->worker, key, &status, sizeof status));
-    if (status != ND_OK) {
-        return leads ? nd_fail((nd_status)status, "%s", own.message)
-                     : nd_fail_elsewhere((nd_status)status,
-                                         "rank 0 could not set a damaged checkpoint aside");
-    }
+    ND_TRY(nd_run_tell_all(c->context->worker, key, status,
+                           "could not set a damaged checkpoint aside", NULL, 0));
     snprintf(key, sizeof key, "best validation without checkpoint %lld", (long long)damaged);
     ND_TRY(replay(c, c->trainer->position.step, key));
     if (c->best.saved_step > 0) {

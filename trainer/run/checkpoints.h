@@ -33,15 +33,14 @@ typedef struct nd_run_checkpoints {
 /* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context);
 /*
- * With the run folder open and locked: looks for the newest checkpoint of a run that goes on again,
+ * With the run folder open and locked on rank 0, or with its error and status `opened`, which all
+ * ranks return: looks for the newest checkpoint of a run that goes on again,
  * and sets damaged ones aside.
  * Weights, moments and position of the trainer: those of the source, or fresh ones. ND_ERR_DATA: a
  * checkpoint that was named is damaged, or all of them are.
  */
-nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files);
-/* Rank 0 could not open the run folder: the other ranks, which wait for its name in
- * nd_run_checkpoints_load, fail there with the same status. The thread's error stays. */
-void nd_run_checkpoints_refuse(const nd_run_checkpoints *c);
+nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files,
+                                  nd_status opened);
 /* Before the first step. */
 nd_status nd_run_checkpoints_start(nd_run_checkpoints *c);
 /* Whether the run goes on in its folder after a step whose validation is not recorded there: the

@@ -35,10 +35,10 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
                       nd_status prepared)
 {
     const nd_worker *worker = c->context->worker;
-    nd_error error = {0};
-    if (worker->identity.rank == 0) {
+    nd_status status = prepared;
+    if (worker->identity.rank == 0 && status == ND_OK) {
         const nd_resume before = c->resume;
-        nd_status status = prepared == ND_OK ? nd_resume_find(search, &c->resume) : prepared;
+        status = nd_resume_find(search, &c->resume);
         bool same = strcmp(before.source, c->resume.source) == 0;
         if (status == ND_OK && search->below >= 0 && c->resume.kind != ND_RESUME_CHECKPOINT) {
             status = nd_fail(ND_ERR_DATA,
@@ -47,19 +47,9 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
                              before.run, before.source);
         }
         status = status == ND_OK && !same ? check_source(c) : status;
-        if (status != ND_OK) { /* the others do not wait for what does not come */
-            error = *nd_error_last();
-            c->resume.kind = ND_RESUME_FAILED;
-            c->resume.status = (int32_t)error.status;
-        }
     }
-    ND_TRY(nd_run_tell_all(worker, key, &c->resume, sizeof c->resume));
-    if (c->resume.kind != ND_RESUME_FAILED) {
-        return ND_OK;
-    }
-    return worker->identity.rank == 0 ? nd_fail(error.status, "%s", error.message)
-                                      : nd_fail_elsewhere((nd_status)c->resume.status,
-                                                          "rank 0 found nothing to go on from");
+    return nd_run_tell_all(worker, key, status, "found nothing to go on from", &c->resume,
+                           sizeof c->resume);
 }
 
 nd_status nd_run_checkpoints_find(nd_run_checkpoints *c, const nd_run_context *context)
@@ -225,31 +215,23 @@ static nd_status load_fresh(nd_run_checkpoints *c)
 /* What rank 0 alone does once the state is loaded; all ranks learn how it ended. */
 static nd_status set_later_aside(const nd_run_checkpoints *c)
 {
-    nd_rank *r = c->trainer->rank;
-    nd_status status = r->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
-    const nd_error own = *nd_error_last();
-    int64_t worst = status;
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) {
-        return nd_fail(status, "%s", own.message);
-    }
-    return worst == ND_OK ? ND_OK
-                          : nd_fail_elsewhere((nd_status)worst,
-                                              "rank 0 could not set a later checkpoint aside");
+    const nd_status status =
+        c->trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
+    return nd_run_tell_all(c->context->worker, "later checkpoints", status,
+                           "could not set a later checkpoint aside", NULL, 0);
 }
 
-nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files)
+nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files,
+                                  nd_status opened)
 {
     nd_restored restored = {.moments = true};
     nd_mesh saved = trainer->rank->mesh;
     double begin = nd_clock_seconds();
     c->trainer = trainer;
     c->files = files;
-    ND_TRY(nd_run_folder_share(c));
+    ND_TRY(nd_run_folder_share(c, opened));
     ND_TRY(find_again(c));
     switch ((nd_resume_kind)c->resume.kind) {
-    case ND_RESUME_FAILED: /* nd_run_checkpoints_find has failed */
     case ND_RESUME_NONE:
         ND_TRY(load_fresh(c));
         break;
@@ -311,27 +293,18 @@ static nd_status lacks_validation(const char *run, int64_t step, bool *out)
 nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *out)
 {
     const nd_worker *worker = c->context->worker;
-    struct {
-        int64_t status, owes;
-    } found = {ND_OK, 0};
-    nd_error error = {0};
+    nd_status status = ND_OK;
+    bool lacks = false;
     *out = false;
     if (c->resume.kind != ND_RESUME_CHECKPOINT || !c->resume.continues) {
         return ND_OK;
     }
     if (worker->identity.rank == 0) {
-        bool lacks = false;
-        found.status = lacks_validation(c->resume.run, c->trainer->position.step, &lacks);
-        found.owes = lacks;
-        error = *nd_error_last();
+        status = lacks_validation(c->resume.run, c->trainer->position.step, &lacks);
     }
-    ND_TRY(nd_run_tell_all(worker, "validation owed", &found, sizeof found));
-    if (found.status != ND_OK) {
-        return worker->identity.rank == 0
-                   ? nd_fail(error.status, "%s", error.message)
-                   : nd_fail_elsewhere((nd_status)found.status, "rank 0 cannot read metrics.jsonl");
-    }
-    *out = found.owes != 0;
+    ND_TRY(nd_run_tell_all(worker, "validation owed", status, "cannot read metrics.jsonl", &lacks,
+                           sizeof lacks));
+    *out = lacks;
     return ND_OK;
 }
 

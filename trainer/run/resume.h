@@ -13,11 +13,10 @@
 #include "trainer/run/run.h"
 
 typedef enum nd_resume_kind {
-    ND_RESUME_FAILED = -1, /* rank 0 has the reason */
-    ND_RESUME_NONE = 0,    /* a fresh start */
-    ND_RESUME_CHECKPOINT,  /* a checkpoint of ours */
-    ND_RESUME_DCP,         /* a folder of torch DCP's safetensors */
-    ND_RESUME_MODEL        /* a Hugging Face folder: weights alone, step 0 */
+    ND_RESUME_NONE = 0,   /* a fresh start */
+    ND_RESUME_CHECKPOINT, /* a checkpoint of ours */
+    ND_RESUME_DCP,        /* a folder of torch DCP's safetensors */
+    ND_RESUME_MODEL       /* a Hugging Face folder: weights alone, step 0 */
 } nd_resume_kind;
 
 enum { ND_RESUME_PATH_MAX = 4096 };
@@ -26,7 +25,6 @@ typedef struct nd_resume {
     int32_t kind;                    /* nd_resume_kind */
     int32_t continues;               /* the run folder holds this run already */
     int32_t searched;                /* the user named no checkpoint: an older one will do */
-    int32_t status;                  /* ND_RESUME_FAILED: rank 0's */
     int64_t step;                    /* of a checkpoint of ours; -1: unknown */
     char run[ND_RESUME_PATH_MAX];    /* absolute; "": a fresh run folder */
     char source[ND_RESUME_PATH_MAX]; /* folder; "": none */

@@ -553,7 +553,6 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
         ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
     }
     switch ((nd_resume_kind)resume.kind) {
-    case ND_RESUME_FAILED:
     case ND_RESUME_NONE:
         break;
     case ND_RESUME_CHECKPOINT:

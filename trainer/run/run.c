@@ -506,16 +506,12 @@ static nd_status run(run_state *s)
     ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(nd_run_histograms_init(&s->histograms, s->trainer));
     ND_TRY(nd_run_samples_open(&s->samples, s->config, s->context->inputs, s->trainer));
-    if (s->rank->rank == 0) {
-        const nd_resume *resume = &s->checkpoints.resume;
-        nd_status status = nd_run_files_open(&s->files, s->context, s->trainer,
-                                             resume->continues ? resume->run : "");
-        if (status != ND_OK) {
-            nd_run_checkpoints_refuse(&s->checkpoints);
-            return status;
-        }
-    }
-    ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files));
+    const nd_resume *resume = &s->checkpoints.resume;
+    const nd_status opened = s->rank->rank == 0
+                                 ? nd_run_files_open(&s->files, s->context, s->trainer,
+                                                     resume->continues ? resume->run : "")
+                                 : ND_OK;
+    ND_TRY(nd_run_checkpoints_load(&s->checkpoints, s->trainer, &s->files, opened));
     s->begin = s->trace_from = s->trainer->position.step;
     ND_TRY(open_loaders(s));
     ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->context->inputs, s->begin,

@@ -15,29 +15,39 @@ typedef struct shared_folder {
     char run[ND_RESUME_PATH_MAX];
     char run_id[64]; /* this start's name */
     char mark[ND_RUN_MARK_MAX];
-    int64_t status; /* ND_OK, or that of rank 0, which could not open the folder */
 } shared_folder;
 
-static const char folder_key[] = "run folder";
-
-nd_status nd_run_tell_all(const nd_worker *worker, const char *key, void *value, size_t bytes)
-{
-    size_t got = bytes;
-    if (worker->identity.rank == 0) {
-        return nd_store_set(worker->store, key, value, bytes, NULL);
-    }
-    ND_TRY(nd_store_get(worker->store, key, value, &got));
-    return got == bytes
-               ? ND_OK
-               : nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
-}
-
-void nd_run_checkpoints_refuse(const nd_run_checkpoints *c)
+nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status status,
+                          const char *fault, void *value, size_t bytes)
 {
     const nd_error error = *nd_error_last();
-    shared_folder none = {.status = error.status};
-    (void)nd_run_tell_all(c->context->worker, folder_key, &none, sizeof none);
-    nd_fail(error.status, "%s", error.message);
+    const size_t size = sizeof(int64_t) + bytes;
+    size_t got = size;
+    int64_t told = status;
+    char *message = NULL;
+    ND_TRY(nd_alloc(size, 1, (void **)&message));
+    value = value ? value : message; /* of no bytes */
+    if (worker->identity.rank == 0) {
+        memcpy(message, &told, sizeof told);
+        memcpy(message + sizeof told, value, bytes);
+        nd_status sent = nd_store_set(worker->store, key, message, size, NULL);
+        free(message);
+        if (status != ND_OK) {
+            nd_error_restore(&error);
+        }
+        return status != ND_OK ? status : sent;
+    }
+    nd_status read = nd_store_get(worker->store, key, message, &got);
+    if (read == ND_OK && got != size) {
+        read = nd_fail(ND_ERR_INTERNAL, "the value of '%s' in the store has %zu bytes", key, got);
+    }
+    if (read == ND_OK) {
+        memcpy(&told, message, sizeof told);
+        memcpy(value, message + sizeof told, bytes);
+    }
+    free(message);
+    ND_TRY(read);
+    return told == ND_OK ? ND_OK : nd_fail_elsewhere((nd_status)told, "rank 0 %s", fault);
 }
 
 /* The look is for what the ranks write. */
@@ -127,21 +137,15 @@ static nd_status look_at_folder(const nd_run_checkpoints *c, const char *mark)
 
 /* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
  * opened. */
-nd_status nd_run_folder_share(nd_run_checkpoints *c)
+nd_status nd_run_folder_share(nd_run_checkpoints *c, nd_status opened)
 {
     const nd_worker *worker = c->context->worker;
-    shared_folder shared = {.status = ND_OK};
-    if (worker->identity.rank == 0) {
-        nd_status status = describe_folder(c, &shared);
-        if (status != ND_OK) {
-            nd_run_checkpoints_refuse(c);
-            return status;
-        }
+    shared_folder shared = {0};
+    if (worker->identity.rank == 0 && opened == ND_OK) {
+        opened = describe_folder(c, &shared);
     }
-    ND_TRY(nd_run_tell_all(worker, folder_key, &shared, sizeof shared));
-    if (shared.status != ND_OK) {
-        return nd_fail_elsewhere((nd_status)shared.status, "rank 0 could not open the run folder");
-    }
+    ND_TRY(nd_run_tell_all(worker, "run folder", opened, "could not open the run folder", &shared,
+                           sizeof shared));
     snprintf(c->run, sizeof c->run, "%s", shared.run);
     snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
     return is_looked_at(c) ? look_at_folder(c, shared.mark) : ND_OK;
