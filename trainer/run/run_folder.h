@@ -10,6 +10,8 @@
  * is resumed in its folder leaves run-2.json, run-3.json, ..., and appends to metrics.jsonl.
  * docs/formats.md lists its keys.
  */
+#include <jansson.h>
+
 #include "trainer/checkpoint/folder.h"
 #include "trainer/report/report.h"
 #include "trainer/run/run.h"
@@ -23,53 +25,22 @@ nd_status nd_run_folder_create(const nd_config *config, char **out);
  * one. What is no folder, or may not be read, is passed over. Owned by the caller. */
 nd_status nd_run_folder_newest(const nd_config *config, char **out);
 
-typedef struct nd_run_text {
-    const char *key, *value;
-} nd_run_text;
-
-typedef struct nd_run_amount {
-    const char *key;
-    int64_t value;
-} nd_run_amount;
-
-/* A source of the training data, or a set of the validation. */
-typedef struct nd_run_source {
-    const char *name; /* "" where there is one */
-    const char *path, *format;
-    const char *cache; /* NULL: none */
-    int64_t tokens, blocks;
-    int64_t documents; /* -1: not known */
-    int64_t samples;   /* that the whole run takes of it; -1: of a validation */
-} nd_run_source;
-
-/* All pointers are borrowed for the call; a list may be NULL when its count is 0. */
+/* All pointers but those of JSON are borrowed for the call. */
 typedef struct nd_run_record {
-    const nd_config *config;     /* resolved */
-    const nd_mesh *mesh;         /* that of rank 0 */
-    const char *program_version; /* of ndtrain */
-    int argc;                    /* the command line as it was given */
+    const nd_config *config; /* resolved */
+    const nd_mesh *mesh;     /* that of rank 0 */
+    int argc;                /* the command line as it was given */
     char *const *argv;
     const nd_identity *identity; /* of rank 0 */
     const char *const *hosts;    /* one name per node */
     int host_count;
-    const nd_run_text *libraries; /* {"oneDNN", "2.6.3"}, ... */
-    int library_count;
-    /* What bits may depend on: {"device", "cpu, 2 threads"}, {"isa", "amx"}. */
-    const nd_run_text *machine;
-    int machine_count;
-    const nd_run_amount *model; /* {"parameters", ...}, {"planned_bytes", ...} */
-    int model_count;
-    const nd_run_amount *memory; /* memory plan of rank 0: bytes of each buffer */
-    int memory_count;
-    const char *tokenizer; /* path of a tokenizer.json, "bytes" or "file" */
-    const nd_run_source *sources, *validation;
-    int source_count, validation_count;
-    const char *autotune; /* JSON text (tune/tune.h), or NULL */
+    json_t *sections; /* the members that say what ran: libraries, machine, data, ...; NULL: memory
+                         ran out */
 } nd_run_record;
 
-/* ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be written. A run that
- * `continues` writes run-2.json, run-3.json, ... beside it. */
-nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_record *record);
+/* Takes the sections over. ND_ERR_CANTCREATE with a sentence when dir/run.json exists or cannot be
+ * written. A run that `continues` writes run-2.json, run-3.json, ... beside it. */
+nd_status nd_run_record_write(const char *dir, bool continues, nd_run_record *record);
 
 typedef struct nd_run_files nd_run_files;
 /* Writes run.json of this run. The command is the one that the user typed: that of ndlaunch, if it
@@ -87,6 +58,10 @@ uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs);
 
 enum { ND_LIBRARY_COUNT = 5 };
+
+typedef struct nd_run_text {
+    const char *key, *value;
+} nd_run_text;
 
 /* Fills name and version of the libraries that a run's bits may depend on; returns their number.
  * Strings are static. `open`: also that of UCX where it is not in use, which is opened for it. */

@@ -11,7 +11,11 @@
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/version.h"
 #include "runtime/comm/comm.h"
+#include "trainer/precision/precision.h"
+#include "trainer/tune/tune.h"
+#include "trainer/worker/worker.h"
 
 /* A function below returns NULL when memory runs out (json.h). */
 
@@ -60,15 +64,6 @@ static json_t *texts(const nd_run_text *list, int count)
     return object;
 }
 
-static json_t *amounts(const nd_run_amount *list, int count)
-{
-    json_t *object = json_object();
-    for (int i = 0; i < count; i++) {
-        nd_json_set(&object, list[i].key, json_integer(list[i].value));
-    }
-    return object;
-}
-
 static json_t *strings(const char *const *list, int count)
 {
     json_t *array = json_array();
@@ -113,36 +108,6 @@ static json_t *count_or_null(int64_t count)
     return count >= 0 ? json_integer(count) : json_null();
 }
 
-static json_t *sources_array(const nd_run_source *list, int count)
-{
-    json_t *array = json_array();
-    for (int i = 0; i < count; i++) {
-        const nd_run_source *s = &list[i];
-        json_t *object = json_object();
-        nd_json_set(&object, "name", nd_json_string(s->name));
-        nd_json_set(&object, "path", nd_json_string(s->path));
-        nd_json_set(&object, "format", nd_json_string(s->format));
-        nd_json_set(&object, "tokens", json_integer(s->tokens));
-        nd_json_set(&object, "documents", count_or_null(s->documents));
-        nd_json_set(&object, "blocks", json_integer(s->blocks));
-        if (s->samples >= 0) {
-            nd_json_set(&object, "samples", json_integer(s->samples));
-        }
-        nd_json_set(&object, "cache", string_or_null(s->cache));
-        nd_json_append(&array, object);
-    }
-    return array;
-}
-
-static json_t *data_object(const nd_run_record *record)
-{
-    json_t *object = json_object();
-    nd_json_set(&object, "tokenizer", string_or_null(record->tokenizer));
-    nd_json_set(&object, "sources", sources_array(record->sources, record->source_count));
-    nd_json_set(&object, "validation", sources_array(record->validation, record->validation_count));
-    return object;
-}
-
 static json_t *start_time(void)
 {
     char text[ND_CLOCK_UTC_MAX];
@@ -161,20 +126,16 @@ static nd_status build(const nd_run_record *record, json_t **out)
         return status;
     }
     nd_json_set(&root, "program", nd_json_string("ndtrain"));
-    nd_json_set(&root, "version", nd_json_string(record->program_version));
+    nd_json_set(&root, "version", nd_json_string(ND_VERSION));
     nd_json_set(&root, "start_time", start_time());
     nd_json_set(&root, "command", strings((const char *const *)record->argv, record->argc));
     nd_json_set(&root, "config_file", string_or_null(record->config->source));
     nd_json_set(&root, "config", config);
     nd_json_set(&root, "mesh", mesh_object(record->mesh));
     nd_json_set(&root, "job", identity_object(record));
-    nd_json_set(&root, "libraries", texts(record->libraries, record->library_count));
-    nd_json_set(&root, "machine", texts(record->machine, record->machine_count));
-    nd_json_set(&root, "data", data_object(record));
-    nd_json_set(&root, "model", amounts(record->model, record->model_count));
-    nd_json_set(&root, "memory_plan_bytes", amounts(record->memory, record->memory_count));
-    if (record->autotune) {
-        nd_json_set(&root, "autotune", json_loads(record->autotune, 0, NULL));
+    if (!record->sections || (root && json_object_update(root, record->sections) != 0)) {
+        json_decref(root);
+        root = NULL;
     }
     if (!root) {
         return nd_fail_memory("run.json");
@@ -197,7 +158,7 @@ nd_status nd_run_file_next(const char *dir, const char *name, char **out)
     return ND_OK;
 }
 
-nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_record *record)
+nd_status nd_run_record_write(const char *dir, bool continues, nd_run_record *record)
 {
     json_t *root = NULL;
     char *path = NULL, *text = NULL;
@@ -223,7 +184,137 @@ nd_status nd_run_record_write(const char *dir, bool continues, const nd_run_reco
 out:
     free(text);
     json_decref(root);
+    json_decref(record->sections);
+    record->sections = NULL;
     free(path);
+    return status;
+}
+
+/* The sections of a run. */
+
+/* samples: of the whole run; -1: a validation, which has none of its own. */
+static json_t *sources_json(const nd_dataset *data, int64_t samples)
+{
+    const int count = nd_dataset_sources(data);
+    json_t *array = json_array();
+    int64_t *had = NULL;
+    if (ND_ALLOC(count, &had) != ND_OK) {
+        json_decref(array);
+        return NULL;
+    }
+    if (samples >= 0) {
+        (void)nd_dataset_count_samples(data, samples, had);
+    }
+    for (int i = 0; i < count; i++) {
+        const nd_dataset *source = nd_dataset_source(data, i);
+        const nd_dataset_facts facts = nd_dataset_facts_of(source);
+        json_t *object = json_object();
+        nd_json_set(&object, "name", nd_json_string(nd_dataset_source_name(data, i)));
+        nd_json_set(&object, "path", nd_json_string(facts.path));
+        nd_json_set(&object, "format", nd_json_string(facts.format));
+        nd_json_set(&object, "tokens", json_integer(nd_dataset_tokens(source)));
+        nd_json_set(&object, "documents", count_or_null(facts.documents));
+        nd_json_set(&object, "blocks", json_integer(nd_dataset_blocks(source)));
+        if (samples >= 0) {
+            nd_json_set(&object, "samples", json_integer(had[i]));
+        }
+        nd_json_set(&object, "cache", string_or_null(facts.cache));
+        nd_json_append(&array, object);
+    }
+    free(had);
+    return array;
+}
+
+static json_t *data_json(const nd_inputs *inputs, const nd_config *config)
+{
+    json_t *object = json_object();
+    int64_t samples;
+    if (__builtin_mul_overflow(config->train.steps, nd_step_blocks(config), &samples)) {
+        samples = INT64_MAX; /* more than any run reads */
+    }
+    nd_json_set(&object, "tokenizer",
+                string_or_null(inputs->tokenizer ? inputs->tokenizer : config->data.tokenizer));
+    nd_json_set(&object, "sources", sources_json(inputs->data, samples));
+    nd_json_set(&object, "validation",
+                inputs->validation ? sources_json(inputs->validation, -1) : json_array());
+    return object;
+}
+
+static json_t *machine_json(const nd_rank *r, const nd_worker *worker)
+{
+    const nd_run_text machine[] = {
+        {"device", r->device->name},
+        {"ops", r->ops->name},
+        {"isa", nd_device_machine(r->device)},
+        {"transport", r->transport->backend->name},
+        {"cpus", worker->affinity.cpus},
+        {"products", nd_ops_products(r->device)}, /* of a CPU: the last */
+    };
+    return texts(machine, (int)(sizeof machine / sizeof *machine) - nd_rank_is_gpu(r));
+}
+
+static json_t *model_json(const nd_trainer *trainer)
+{
+    const nd_scales *scales = &trainer->model->scales;
+    json_t *object = json_object();
+    nd_json_set(&object, "parameters", json_integer(nd_shape_parameters(&trainer->rank->shape)));
+    nd_json_set(&object, "planned_bytes",
+                json_integer((json_int_t)(trainer->plan.total + trainer->plan.external)));
+    if (scales->recipe.name) { /* what is known of these without FP8 says nothing */
+        nd_json_set(&object, "linears", json_integer(scales->layers * ND_LINEAR_COUNT));
+        nd_json_set(&object, "fp8_linears", json_integer(scales->filter.converted));
+    }
+    return object;
+}
+
+/* Bytes of each buffer, class by class. */
+static json_t *memory_json(const nd_memplan *plan)
+{
+    json_t *object = json_object();
+    for (int i = 0; i < ND_MEM_CLASS_COUNT * plan->count; i++) {
+        const nd_mem_buffer *s = &plan->buffers[i % plan->count];
+        if (s->bytes > 0 && (int)s->class == i / plan->count) {
+            nd_json_set(&object, s->name, json_integer((json_int_t)s->bytes));
+        }
+    }
+    return object;
+}
+
+static json_t *sections_json(const nd_run_context *run, const nd_trainer *trainer)
+{
+    nd_run_text libraries[ND_LIBRARY_COUNT];
+    const int count = nd_library_versions(false, libraries);
+    json_t *object = json_object();
+    nd_json_set(&object, "libraries", texts(libraries, count));
+    nd_json_set(&object, "machine", machine_json(trainer->rank, run->worker));
+    nd_json_set(&object, "data", data_json(run->inputs, trainer->rank->config));
+    nd_json_set(&object, "model", model_json(trainer));
+    nd_json_set(&object, "memory_plan_bytes", memory_json(&trainer->plan));
+    if (trainer->tuning && trainer->tuning->json) {
+        nd_json_set(&object, "autotune", json_loads(trainer->tuning->json, 0, NULL));
+    }
+    return object;
+}
+
+nd_status nd_run_record_make(const nd_run_files *files, const nd_run_context *run,
+                             const nd_trainer *trainer)
+{
+    const nd_worker *worker = run->worker;
+    const char *launcher = getenv("ND_LAUNCHER_PID");
+    const int pid = launcher ? atoi(launcher) : 0;
+    nd_command_line line = {0};
+    const bool typed = worker->identity.source == ND_IDENTITY_NDLAUNCH && pid > 0 &&
+                       nd_command_line_read(pid, &line) == ND_OK;
+    nd_run_record record = {.config = trainer->rank->config,
+                            .mesh = &trainer->rank->mesh,
+                            .argc = typed ? line.argc : run->argc,
+                            .argv = typed ? line.argv : run->argv,
+                            .identity = &worker->identity,
+                            .hosts = worker->peers.hosts,
+                            .host_count = worker->peers.host_count,
+                            .sections = sections_json(run, trainer)};
+    nd_status status = nd_run_record_write(files->dir, files->continues, &record);
+    nd_command_line_free(&line);
     return status;
 }
 

@@ -477,26 +477,15 @@ static nd_status write_run_record(void)
     static char *const argv[] = {(char *)"ndtrain", (char *)"train"};
     static const char *const hosts[] = {"left", "right"};
     static const nd_identity identity = {.world_size = 2, .nnodes = 2, .run_id = "abc"};
-    static const nd_run_text texts[] = {{"oneDNN", "2.6.3"}};
-    static const nd_run_amount amounts[] = {{"parameters", 405000000000}};
     static const nd_mesh mesh = {.size = {1, 1, 1, 1}, .ulysses = 1, .kv_copies = 1};
-    const nd_run_record record = {.config = &run_config,
-                                  .mesh = &mesh,
-                                  .program_version = "0.1.0",
-                                  .argc = 2,
-                                  .argv = argv,
-                                  .identity = &identity,
-                                  .hosts = hosts,
-                                  .host_count = 2,
-                                  .libraries = texts,
-                                  .library_count = 1,
-                                  .machine = texts,
-                                  .machine_count = 1,
-                                  .model = amounts,
-                                  .model_count = 1,
-                                  .memory = amounts,
-                                  .memory_count = 1,
-                                  .autotune = "{\"linears\": [1, 2]}"};
+    nd_run_record record = {.config = &run_config,
+                            .mesh = &mesh,
+                            .argc = 2,
+                            .argv = argv,
+                            .identity = &identity,
+                            .hosts = hosts,
+                            .host_count = 2,
+                            .sections = json_pack("{s:{s:[i, i]}}", "autotune", "linears", 1, 2)};
     nd_status status = nd_run_record_write(dir.path, false, &record);
     if (status == ND_OK) {
         char path[600];
