@@ -10,7 +10,7 @@
  * torch may store several rectangles of a tensor in a file under names of their own, and gives the
  * tensor's name as logical_fqn; both are read.
  */
-#include "trainer/checkpoint/plan.h"
+#include "trainer/checkpoint/pieces.h"
 #include "trainer/weights/safetensors.h"
 
 enum { ND_DCP_ALIGNMENT = 4096, ND_DCP_FILE_NAME_MAX = 80 };

@@ -16,14 +16,6 @@ const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
 
 /* Plan. */
 
-static nd_status collect_piece(void *context, const nd_piece *piece)
-{
-    nd_shard_plan *plan = context;
-    ND_ASSERT(plan->piece_count < plan->capacity);
-    plan->pieces[plan->piece_count++] = *piece;
-    return ND_OK;
-}
-
 static void find_units(nd_shard_plan *plan)
 {
     int piece = 0;
@@ -98,14 +90,11 @@ nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *o
     nd_holder holder = nd_holder_of(options->mesh, options->rank);
     ND_ASSERT(options->arrays == 1 || options->arrays == ND_STATE_KINDS);
     ND_ASSERT(options->extra_count <= ND_STATE_EXTRAS_MAX);
-    *plan = (nd_shard_plan){.layout = layout,
-                            .rank = options->rank,
-                            .arrays = options->arrays,
-                            .capacity = 3 * layout->param_count};
-    ND_TRY_OUT(ND_ALLOC(plan->capacity, &plan->pieces));
-    ND_TRY_OUT(ND_ALLOC(plan->capacity, &plan->first_entry));
+    *plan = (nd_shard_plan){.layout = layout, .rank = options->rank, .arrays = options->arrays};
+    ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->pieces));
+    ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->first_entry));
     ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
-    ND_TRY_OUT(nd_plan_each_written(layout, &holder, collect_piece, plan));
+    plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
     find_units(plan);
     for (int i = 0; i < plan->piece_count; i++) {
         plan->first_entry[i] = plan->lists[plan->pieces[i].kind].count;

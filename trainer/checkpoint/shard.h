@@ -3,7 +3,7 @@
 #define ND_CHECKPOINT_SHARD_H
 /*
  * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
- * tails of ranges, see plan.h) and a hash file.
+ * tails of ranges, see pieces.h) and a hash file.
  *
  * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
  * written. Units are then written in ascending order, each as soon as its state may be read; the
@@ -11,7 +11,7 @@
  */
 #include "trainer/checkpoint/dcp.h"
 #include "trainer/checkpoint/names.h"
-#include "trainer/checkpoint/plan.h"
+#include "trainer/checkpoint/pieces.h"
 #include "trainer/checkpoint/state_file.h"
 
 /* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
@@ -35,7 +35,7 @@ typedef struct nd_shard_plan {
     const nd_layout *layout;
     int rank, arrays;
     nd_piece *pieces; /* in the order of writing */
-    int piece_count, capacity;
+    int piece_count;
     int64_t *first_entry; /* [piece_count] in the list of its kind: the entry of array 0 */
     int *first_piece;     /* [unit_count + 1] of each unit */
     int step_count;       /* scalars at the end of the first file */

@@ -141,9 +141,8 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
     const nd_mesh *mesh = &source->manifest->mesh;
     const nd_param *p = nd_layout_param(layout, param->id, param->layer);
     const nd_segment *segment = &p->unit->segments[p->segment];
-    nd_local_block block = nd_held_part(layout, p, 0).block;
-    nd_rect whole = {p->axes, block.row, block.col, block.rows, block.cols}, shared;
-    if (!p->owned || !nd_rect_intersect(&whole, rect, &shared)) {
+    nd_rect block = nd_held_part(layout, p, 0).block, shared;
+    if (!p->owned || !nd_rect_intersect(&block, rect, &shared)) {
         return ND_OK;
     }
     /* The bytes from its first to its last element. */

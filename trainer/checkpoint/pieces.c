@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/plan.h"
+#include "trainer/checkpoint/pieces.h"
 
 #include "runtime/base/math.h"
 
 /* Rectangles. */
 
-int nd_rects_of_range(const nd_local_block *block, int64_t begin, int64_t end, nd_rect_part out[3])
+int nd_pieces_of_range(const nd_param *param, const nd_rect *block, int64_t begin, int64_t end,
+                       int64_t state, nd_piece out[3])
 {
     int count = 0;
     int64_t cols = block->cols;
@@ -14,16 +15,17 @@ int nd_rects_of_range(const nd_local_block *block, int64_t begin, int64_t end, n
         int64_t rows = col == 0 ? (end - at) / cols : 0; /* full rows from here */
         int64_t size = rows > 0 ? rows * cols : cols - col;
         size = size < end - at ? size : end - at;
-        nd_rect_part *part = &out[count++];
-        part->rect = (nd_rect){.axes = block->axes,
-                               .row = block->row + row,
-                               .col = block->col + col,
-                               .rows = rows > 0 ? rows : 1,
-                               .cols = rows > 0 ? cols : size};
-        part->kind = rows > 0 || (at == begin && at + size == end) ? ND_RECT_BODY
-                     : col > 0                                     ? ND_RECT_HEAD
-                                                                   : ND_RECT_TAIL;
-        part->offset = at - begin;
+        nd_piece *piece = &out[count++];
+        piece->param = param;
+        piece->rect = (nd_rect){.axes = block->axes,
+                                .row = block->row + row,
+                                .col = block->col + col,
+                                .rows = rows > 0 ? rows : 1,
+                                .cols = rows > 0 ? cols : size};
+        piece->kind = rows > 0 || (at == begin && at + size == end) ? ND_RECT_BODY
+                      : col > 0                                     ? ND_RECT_HEAD
+                                                                    : ND_RECT_TAIL;
+        piece->state = state + at - begin;
         at += size;
     }
     return count;
@@ -84,21 +86,6 @@ nd_held nd_held_part(const nd_layout *layout, const nd_param *p, int shard)
     return held;
 }
 
-static nd_status visit_range(const nd_param *param, const nd_held *held, int64_t begin, int64_t end,
-                             nd_status (*visit)(void *, const nd_piece *), void *context)
-{
-    nd_rect_part parts[3];
-    int count = nd_rects_of_range(&held->block, begin, end, parts);
-    for (int i = 0; i < count; i++) {
-        nd_piece piece = {.param = param,
-                          .kind = parts[i].kind,
-                          .rect = parts[i].rect,
-                          .state = held->state + begin - held->begin + parts[i].offset};
-        ND_TRY(visit(context, &piece));
-    }
-    return ND_OK;
-}
-
 /* `cut` elements into the held range, moved down to the beginning of a row: both replicas at a cut
  * compute the same place. */
 static int64_t row_at(const nd_held *held, int64_t cut)
@@ -114,11 +101,10 @@ static int64_t row_at(const nd_held *held, int64_t cut)
     return at > held->begin ? at : held->begin;
 }
 
-nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
-                               nd_status (*visit)(void *context, const nd_piece *piece),
-                               void *context)
+int nd_pieces_written(const nd_layout *layout, const nd_holder *holder, nd_piece *out)
 {
     int64_t total = 0, before = 0;
+    int count = 0;
     for (int i = 0; i < layout->param_count; i++) {
         nd_held held = nd_held_part(layout, &layout->params[i], holder->shard);
         total += layout->params[i].owned ? held.end - held.begin : 0;
@@ -136,7 +122,8 @@ nd_status nd_plan_each_written(const nd_layout *layout, const nd_holder *holder,
         nd_held held = nd_held_part(layout, p, holder->shard);
         int64_t begin = row_at(&held, first - before), end = row_at(&held, last - before);
         before += held.end - held.begin;
-        ND_TRY(visit_range(p, &held, begin, end, visit, context));
+        count += nd_pieces_of_range(p, &held.block, begin, end, held.state + begin - held.begin,
+                                    out + count);
     }
-    return ND_OK;
+    return count;
 }

@@ -2,19 +2,19 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "trainer/checkpoint/plan.h"
+#include "trainer/checkpoint/pieces.h"
 
 /* Every element of the range lies in exactly one part, at the offset that the part says. */
-static void check_range(const nd_local_block *block, int64_t begin, int64_t end)
+static void check_range(const nd_rect *block, int64_t begin, int64_t end)
 {
-    nd_rect_part parts[3];
+    nd_piece parts[3];
     int seen[ND_RECT_KIND_COUNT] = {0};
     int64_t next = begin;
-    int count = nd_rects_of_range(block, begin, end, parts);
+    int count = nd_pieces_of_range(NULL, block, begin, end, 0, parts);
     cr_assert_leq(count, 3);
     for (int i = 0; i < count; i++) {
         const nd_rect *r = &parts[i].rect;
-        cr_assert_eq(parts[i].offset, next - begin);
+        cr_assert_eq(parts[i].state, next - begin);
         cr_assert_eq(r->axes, block->axes);
         cr_assert_eq(seen[parts[i].kind]++, 0, "two parts of one kind in [%ld, %ld)", (long)begin,
                      (long)end);
@@ -26,12 +26,11 @@ static void check_range(const nd_local_block *block, int64_t begin, int64_t end)
     cr_assert_eq(next, end > begin ? end : begin);
 }
 
-Test(rects, every_range_of_a_block_is_at_most_three_rectangles)
+Test(pieces, every_range_of_a_block_is_at_most_three_rectangles)
 {
     for (int64_t rows = 1; rows <= 4; rows++) {
         for (int64_t cols = 1; cols <= 5; cols++) {
-            const nd_local_block block = {
-                .axes = 2, .row = 7, .col = 10, .rows = rows, .cols = cols};
+            const nd_rect block = {.axes = 2, .row = 7, .col = 10, .rows = rows, .cols = cols};
             for (int64_t begin = 0; begin <= rows * cols; begin++) {
                 for (int64_t end = begin; end <= rows * cols; end++) {
                     check_range(&block, begin, end);
@@ -41,26 +40,26 @@ Test(rects, every_range_of_a_block_is_at_most_three_rectangles)
     }
 }
 
-Test(rects, kinds_follow_the_rows)
+Test(pieces, kinds_follow_the_rows)
 {
-    const nd_local_block block = {.axes = 2, .row = 4, .col = 8, .rows = 5, .cols = 4};
-    nd_rect_part p[3];
-    cr_assert_eq(nd_rects_of_range(&block, 3, 14, p), 3);
+    const nd_rect block = {.axes = 2, .row = 4, .col = 8, .rows = 5, .cols = 4};
+    nd_piece p[3];
+    cr_assert_eq(nd_pieces_of_range(NULL, &block, 3, 14, 0, p), 3);
     cr_assert(p[0].kind == ND_RECT_HEAD && p[0].rect.row == 4 && p[0].rect.col == 11 &&
               p[0].rect.rows == 1 && p[0].rect.cols == 1);
     cr_assert(p[1].kind == ND_RECT_BODY && p[1].rect.row == 5 && p[1].rect.col == 8 &&
-              p[1].rect.rows == 2 && p[1].rect.cols == 4 && p[1].offset == 1);
+              p[1].rect.rows == 2 && p[1].rect.cols == 4 && p[1].state == 1);
     cr_assert(p[2].kind == ND_RECT_TAIL && p[2].rect.row == 7 && p[2].rect.col == 8 &&
-              p[2].rect.rows == 1 && p[2].rect.cols == 2 && p[2].offset == 9);
-    cr_assert_eq(nd_rects_of_range(&block, 5, 7, p), 1);
+              p[2].rect.rows == 1 && p[2].rect.cols == 2 && p[2].state == 9);
+    cr_assert_eq(nd_pieces_of_range(NULL, &block, 5, 7, 0, p), 1);
     cr_assert_eq(p[0].kind, ND_RECT_BODY, "a range within a row is one body");
-    const nd_local_block vector = {.axes = 1, .rows = 9, .cols = 1};
-    cr_assert_eq(nd_rects_of_range(&vector, 2, 7, p), 1);
+    const nd_rect vector = {.axes = 1, .rows = 9, .cols = 1};
+    cr_assert_eq(nd_pieces_of_range(NULL, &vector, 2, 7, 0, p), 1);
     cr_assert(p[0].kind == ND_RECT_BODY && p[0].rect.row == 2 && p[0].rect.rows == 5);
-    cr_assert_eq(nd_rects_of_range(&block, 6, 6, p), 0);
+    cr_assert_eq(nd_pieces_of_range(NULL, &block, 6, 6, 0, p), 0);
 }
 
-Test(rects, intersection_is_what_both_hold)
+Test(pieces, intersection_is_what_both_hold)
 {
     const nd_rect a = {2, 3, 4, 5, 6}, b = {2, 6, 0, 9, 5};
     nd_rect got;
