@@ -80,8 +80,8 @@ typedef struct nd_held {
 /* `layout` is that of the holder's tp index; its own shard_index does not matter. */
 nd_held nd_held_part(const nd_layout *layout, const nd_param *param, int shard);
 
-/* The pieces that the holder writes, in the order of their unit, then of the parameter table; returns
- * how many, at most three for each parameter. `layout` as above. */
+/* The pieces that the holder writes, in the order of their unit, then of the parameter table.
+ * Returns how many: at most three for each parameter. `layout` as above. */
 int nd_pieces_written(const nd_layout *layout, const nd_holder *holder, nd_piece *out);
 
 #endif

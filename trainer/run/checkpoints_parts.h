@@ -9,8 +9,8 @@
 #include "trainer/run/checkpoints.h"
 
 /* Rank 0's value and its status go to the other ranks, through the job's store. The key is one for
- * each call, alike on all ranks; NULL and 0: no value. All ranks return rank 0's status: rank 0 with
- * the error that its thread has, the others with "rank 0 <fault>". */
+ * each call, alike on all ranks; NULL and 0: no value. All ranks return rank 0's status: rank 0
+ * with the error that its thread has, the others with "rank 0 <fault>". */
 nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status status,
                           const char *fault, void *value, size_t bytes);
 
