@@ -243,6 +243,8 @@ typedef struct nd_config {
         char *python;               /* a program, for wandb and trackio; "": none */
         int64_t histogram_interval; /* steps; 0: none */
         char *profile_steps;        /* "", "7" or "7-9" */
+        char *dump_tensors;         /* names and patterns, separated by commas */
+        char *dump_steps;           /* as profile_steps; "" where that is */
     } log;
 
     /* Derived, not keys. */
@@ -330,9 +332,9 @@ double nd_config_data_seconds(const nd_config *config);
 /* Whether the records go to this tracker, by its name or by `all`. */
 bool nd_config_tracks(const nd_config *config, nd_tracker tracker);
 
-/* The steps of log.profile_steps; false: none. ND_ERR_CONFIG, before nd_config_resolve, is found by
- * that. */
-bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *last);
+/* The steps of log.profile_steps or log.dump_steps; false: none. A wrong one is found by
+ * nd_config_resolve. */
+bool nd_config_steps(const char *steps, int64_t *first, int64_t *last);
 
 /*
  * ND_ERR_DATA when a named file does not exist; the message has the key, where it was given, the

@@ -16,9 +16,9 @@ static int64_t step_number(const char *text, const char **end)
     return digits > 0 && digits <= 12 ? atoll(text) : -1;
 }
 
-bool nd_config_profile_steps(const nd_config *config, int64_t *first, int64_t *last)
+bool nd_config_steps(const char *steps, int64_t *first, int64_t *last)
 {
-    const char *end = config->log.profile_steps;
+    const char *end = steps;
     *first = *last = step_number(end, &end);
     if (*first > 0 && *end == '-') {
         *last = step_number(end + 1, &end);
@@ -57,6 +57,19 @@ bool nd_config_tracks(const nd_config *c, nd_tracker tracker)
     return (c->log.trackers & (1U << tracker | all)) != 0;
 }
 
+static nd_status check_steps(const nd_config *c, const char *key, const char *steps)
+{
+    int64_t first, last;
+    if (!steps[0] || (nd_config_steps(steps, &first, &last) &&
+                      (c->train.steps == 0 || last <= c->train.steps))) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "log.%s is \"%.60s\"; it must be a step or two, such as 10 or 10-12, from 1 to "
+                   "train.steps, which is %lld",
+                   key, steps, nd_ll(c->train.steps));
+}
+
 /* A tracker for which rank 0, which is on node 0, starts a Python program. */
 static nd_status check_follower(const nd_config *c, nd_tracker tracker, const char *library)
 {
@@ -91,13 +104,13 @@ nd_status nd_config_check_log(const nd_config *c)
                        "log.histogram_interval: 0",
                        nd_ll(c->log.histogram_interval));
     }
-    int64_t first, last;
-    if (c->log.profile_steps[0] && (!nd_config_profile_steps(c, &first, &last) ||
-                                    (c->train.steps > 0 && last > c->train.steps))) {
+    ND_TRY(check_steps(c, "profile_steps", c->log.profile_steps));
+    ND_TRY(check_steps(c, "dump_steps", c->log.dump_steps));
+    if (!c->log.dump_tensors[0] != !c->log.dump_steps[0]) {
         return nd_fail(ND_ERR_CONFIG,
-                       "log.profile_steps is \"%.60s\"; it must be a step or two, such as 10 or "
-                       "10-12, from 1 to train.steps, which is %lld",
-                       c->log.profile_steps, nd_ll(c->train.steps));
+                       "log.dump_tensors is \"%.60s\" and log.dump_steps is \"%.60s\"; give both, "
+                       "such as --dump-tensors '*.grad' --dump-steps 1-3, or none",
+                       c->log.dump_tensors, c->log.dump_steps);
     }
     return ND_OK;
 }

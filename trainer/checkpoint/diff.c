@@ -7,13 +7,15 @@
 
 #include "runtime/base/math.h"
 #include "trainer/checkpoint/tensors.h"
+#include "trainer/dump/dump.h"
 
 typedef struct comparison {
     const nd_diff_side *sides;
     const nd_diff_options *options;
     nd_source *sources[2];
     nd_layout *layouts[2];
-    nd_diff_array array; /* so far */
+    nd_diff_array array;        /* so far */
+    double squares, difference; /* sums of squares of its elements of A, and of A - B */
     nd_status (*visit)(void *context, const nd_diff_array *array);
     void *context;
     nd_diff_totals *totals;
@@ -29,16 +31,21 @@ static void compare_values(comparison *c, const float *a, const float *b, int64_
     nd_diff_array *array = &c->array;
     array->count += count;
     if (memcmp(a, b, (size_t)count * sizeof *a) == 0) {
+        for (int64_t i = 0; i < count; i++) {
+            c->squares += (double)a[i] * a[i];
+        }
         return;
     }
     for (int64_t i = 0; i < count; i++) {
         float x = c->options->bf16 ? rounded(a[i]) : a[i];
         float y = c->options->bf16 ? rounded(b[i]) : b[i];
+        c->squares += (double)x * x;
         if (memcmp(&x, &y, sizeof x) == 0) {
             continue;
         }
         double distance = fabs((double)x - (double)y);
         array->differing++;
+        c->difference += distance * distance;
         if (!(distance <= array->largest)) { /* larger, or NaN */
             array->largest = isnan(array->largest) ? array->largest : distance;
         }
@@ -47,7 +54,12 @@ static void compare_values(comparison *c, const float *a, const float *b, int64_
 
 static nd_status end_array(comparison *c)
 {
-    const nd_diff_array *array = &c->array;
+    nd_diff_array *array = &c->array;
+    array->relative = c->difference == 0 ? 0.0 : sqrt(c->difference / c->squares);
+    array->differing = array->relative <= c->options->tolerance && c->options->tolerance > 0
+                           ? 0
+                           : array->differing;
+    c->squares = c->difference = 0;
     c->totals->arrays++;
     c->totals->differing_arrays += array->differing > 0 || array->presence != ND_DIFF_BOTH;
     c->totals->elements += array->count;
@@ -199,5 +211,89 @@ nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options 
         nd_source_close(c.sources[s]);
         nd_layout_destroy(c.layouts[s]);
     }
+    return status;
+}
+
+/* The same tensor of two dumps, where both have its elements. */
+static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[2],
+                                const nd_dump_tensor *const of[2])
+{
+    const int64_t count = of[0]->rows * of[0]->cols;
+    float *values[2] = {0};
+    bool *there[2] = {0};
+    int64_t both = 0;
+    nd_status status = ND_OK;
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(ND_ALLOC(count, &values[s]));
+        ND_TRY_OUT(ND_ALLOC(count, &there[s]));
+        ND_TRY_OUT(nd_dump_read(files[s], of[s], values[s], there[s]));
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (there[0][i] && there[1][i]) {
+            values[0][both] = values[0][i];
+            values[1][both++] = values[1][i];
+        }
+    }
+    compare_values(c, values[0], values[1], both);
+out:
+    for (int s = 0; s < 2; s++) {
+        free(values[s]);
+        free(there[s]);
+    }
+    return status;
+}
+
+static const nd_dump_tensor *find_dumped(const nd_dump_files *files, const char *name)
+{
+    int64_t count = 0;
+    const nd_dump_tensor *list = nd_dump_tensors(files, &count);
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(list[i].name, name) == 0) {
+            return &list[i];
+        }
+    }
+    return NULL;
+}
+
+/* s: the side whose tensors are looked for on the other one; of B only those that A lacks. */
+static nd_status compare_dumps(comparison *c, const nd_dump_files *const files[2], int s)
+{
+    int64_t count = 0;
+    const nd_dump_tensor *list = nd_dump_tensors(files[s], &count);
+    for (int64_t i = 0; i < count; i++) {
+        const nd_dump_tensor *other = find_dumped(files[!s], list[i].name);
+        const nd_dump_tensor *const of[] = {&list[i], other};
+        if (s == 1 && other) {
+            continue;
+        }
+        bool sized = other && other->rows == list[i].rows && other->cols == list[i].cols;
+        c->array = (nd_diff_array){.name = list[i].name,
+                                   .presence = sized   ? ND_DIFF_BOTH
+                                               : other ? ND_DIFF_SIZES
+                                               : s     ? ND_DIFF_ONLY_B
+                                                       : ND_DIFF_ONLY_A};
+        ND_TRY(sized ? compare_dumped(c, files, of) : ND_OK);
+        ND_TRY(end_array(c));
+    }
+    return ND_OK;
+}
+
+nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
+                       nd_status (*visit)(void *context, const nd_diff_array *array), void *context,
+                       nd_diff_totals *totals)
+{
+    comparison c = {.options = options, .visit = visit, .context = context, .totals = totals};
+    nd_dump_files *files[2] = {0};
+    nd_status status = ND_OK;
+    *totals = (nd_diff_totals){0};
+    ND_TRY_OUT(nd_dump_open(folders[0], &files[0]));
+    ND_TRY_OUT(nd_dump_open(folders[1], &files[1]));
+    const nd_dump_files *const both[] = {files[0], files[1]};
+    for (int s = 0; s < 2; s++) {
+        ND_TRY_OUT(compare_dumps(&c, both, s));
+    }
+out:
+    nd_dump_close(files[0]);
+    nd_dump_close(files[1]);
     return status;
 }

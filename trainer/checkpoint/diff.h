@@ -3,7 +3,7 @@
 #define ND_CHECKPOINT_DIFF_H
 /*
  * Compares the state of two checkpoints element by element, whatever meshes wrote them, or weights
- * with those of a Hugging Face folder.
+ * with those of a Hugging Face folder; or two dumps of tensors (dump/dump.h).
  *
  * Values are compared as F32; a BF16 or F16 file is widened, which is exact. To find out whether a
  * model in BF16 is that of a checkpoint, both sides are rounded to BF16 first. Memory is bounded,
@@ -20,6 +20,9 @@ typedef struct nd_diff_side {
 typedef struct nd_diff_options {
     bool verify; /* false: compares what the files of a damaged checkpoint hold */
     bool bf16;   /* rounds both sides to BF16 first */
+    /* The L2 norm of the difference over that of A up to which an array counts as equal; 0: bits
+     * are compared. */
+    double tolerance;
 } nd_diff_options;
 
 typedef enum nd_diff_presence {
@@ -36,6 +39,7 @@ typedef struct nd_diff_array {
     int64_t count;     /* elements; 0 unless both have it */
     int64_t differing; /* elements that differ in some bit */
     double largest;    /* |a - b| of those; NaN when one of them is NaN */
+    double relative;   /* L2 norm of a - b over that of a; infinite where a is 0 alone */
 } nd_diff_array;
 
 typedef struct nd_diff_totals {
@@ -50,5 +54,12 @@ typedef struct nd_diff_totals {
 nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options *options,
                              nd_status (*visit)(void *context, const nd_diff_array *array),
                              void *context, nd_diff_totals *totals);
+/*
+ * The same of two folders of dumps, of what some rank of both has, in the order of the computation;
+ * what only B has comes last. ND_ERR_DATA: one is no dump, or damaged.
+ */
+nd_status nd_dump_diff(const char *const folders[2], const nd_diff_options *options,
+                       nd_status (*visit)(void *context, const nd_diff_array *array), void *context,
+                       nd_diff_totals *totals);
 
 #endif

@@ -112,6 +112,7 @@ static nd_status check(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     ND_TRY_OUT(nd_inputs_verify_model(config));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
+    ND_TRY_OUT(nd_dump_check(config, &inputs.shape));
     ND_TRY_OUT(nd_run_samples_check(config, &inputs));
     ND_TRY_OUT(check_device(config, &gpu));
     ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));

@@ -15,6 +15,8 @@ typedef struct side {
     nd_shape shape;
 } side;
 
+enum { FIRST_NAME = 256 };
+
 static void side_fini(side *s)
 {
     nd_manifest_fini(&s->manifest);
@@ -50,16 +52,21 @@ out:
     return status;
 }
 
+/* context: the name of the first array that differs, so far; NULL: it is not asked for. */
 static nd_status print_array(void *context, const nd_diff_array *array)
 {
-    (void)context;
+    char *first = context;
+    if (first && !*first && (array->differing > 0 || array->presence != ND_DIFF_BOTH)) {
+        snprintf(first, FIRST_NAME, "%s", array->name);
+    }
     if (array->presence == ND_DIFF_ONLY_A || array->presence == ND_DIFF_ONLY_B) {
         printf("%s: only in %s\n", array->name, array->presence == ND_DIFF_ONLY_A ? "A" : "B");
     } else if (array->presence == ND_DIFF_SIZES) {
         printf("%s: has another number of elements\n", array->name);
     } else if (array->differing > 0) {
-        printf("%s: %lld of %lld elements differ, at most by %g\n", array->name,
-               (long long)array->differing, (long long)array->count, array->largest);
+        printf("%s: %lld of %lld elements differ, at most by %g (relative L2 norm %.2g)\n",
+               array->name, (long long)array->differing, (long long)array->count, array->largest,
+               array->relative);
     }
     return ND_OK;
 }
@@ -112,9 +119,10 @@ static nd_status diff(const side sides[2], const nd_diff_options *options, int *
     ND_TRY(nd_checkpoint_diff(of, options, print_array, NULL, &totals));
     int positions = both ? print_position(of[0].manifest, of[1].manifest) : 0;
     if (totals.differing_arrays == 0) {
-        printf("%s: all %lld elements of %lld arrays have the same bits%s\n",
-               positions ? "different" : "equal", (long long)totals.elements,
-               (long long)totals.arrays, positions ? ", but the position differs" : "");
+        printf("%s: all %lld elements of %lld arrays %s%s\n", positions ? "different" : "equal",
+               (long long)totals.elements, (long long)totals.arrays,
+               options->tolerance > 0 ? "are within the tolerance" : "have the same bits",
+               positions ? ", but the position differs" : "");
     } else {
         printf("different: %lld of %lld arrays, %lld of %lld elements\n",
                (long long)totals.differing_arrays, (long long)totals.arrays,
@@ -124,12 +132,52 @@ static nd_status diff(const side sides[2], const nd_diff_options *options, int *
     return ND_OK;
 }
 
+/* Two steps that were dumped. */
+static nd_status diff_dumps(const char *const folders[2], const nd_diff_options *options, int *code)
+{
+    nd_diff_totals totals;
+    char first[FIRST_NAME] = "";
+    printf("A: %s (a dump)\nB: %s (a dump)\n", folders[0], folders[1]);
+    ND_TRY(nd_dump_diff(folders, options, print_array, first, &totals));
+    if (*first) {
+        printf("different: %lld of %lld tensors; the first one in the order of the computation is "
+               "%s\n",
+               (long long)totals.differing_arrays, (long long)totals.arrays, first);
+        *code = ND_ANSWER_NO;
+    } else {
+        printf("equal: %lld elements of %lld tensors %s\n", (long long)totals.elements,
+               (long long)totals.arrays,
+               options->tolerance > 0 ? "are within the tolerance" : "have the same bits");
+    }
+    return ND_OK;
+}
+
+static nd_status find_dumps(const char *const folders[2], bool *out)
+{
+    bool is[2];
+    ND_TRY(nd_dump_is(folders[0], &is[0]));
+    ND_TRY(nd_dump_is(folders[1], &is[1]));
+    *out = is[0];
+    return is[0] == is[1] ? ND_OK
+                          : nd_fail(ND_ERR_DATA,
+                                    "\"%s\" is a dump of tensors, and \"%s\" is none; give the "
+                                    "folder of a step of two dumps, such as RUN/dumps/step-1",
+                                    folders[!is[0]], folders[is[0]]);
+}
+
 nd_status nd_ckpt_diff(const nd_command_flags *line, int *code)
 {
     side sides[2] = {0};
     const char *dtype = line->values[ND_CKPT_DIFF_DTYPE].text;
     const nd_diff_options options = {.verify = !line->values[ND_CKPT_DIFF_NO_VERIFY].given,
-                                     .bf16 = dtype && strcmp(dtype, "bf16") == 0};
+                                     .bf16 = dtype && strcmp(dtype, "bf16") == 0,
+                                     .tolerance = line->values[ND_CKPT_DIFF_TOLERANCE].real};
+    const char *const folders[] = {nd_ckpt_place(line, 0), nd_ckpt_place(line, 1)};
+    bool dumps = false;
+    ND_TRY(find_dumps(folders, &dumps));
+    if (dumps) {
+        return diff_dumps(folders, &options, code);
+    }
     nd_status status = open_side(nd_ckpt_place(line, 0), &sides[0]);
     status = status == ND_OK ? open_side(nd_ckpt_place(line, 1), &sides[1]) : status;
     status = status == ND_OK ? diff(sides, &options, code) : status;

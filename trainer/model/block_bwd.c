@@ -38,8 +38,9 @@ static nd_status norm_backward(nd_block_call c, bool second)
     const nd_tensor dres = second ? a->dout : a->dmid;
     if (m->dims.post_norm) {
         ND_OP(m->rank, ELEMENTWISE, axpy, .out = dx, .x = m->work.dh, .plus = dres, .scale = 1.0f);
-        return ND_OK;
+        return nd_block_show(c, second ? ND_DUMP_D_MLP_INPUT : ND_DUMP_D_INPUT, 1, 0, dx);
     }
+    ND_TRY(nd_block_show(c, second ? ND_DUMP_D_NORM_2 : ND_DUMP_D_NORM_1, 1, 0, m->work.dh));
     if (reader.layer >= m->stage->layers.begin) {
         ND_TRY(nd_gradient_prepare(reader, second ? ND_INPUT_O : ND_INPUT_DOWN, &amax));
     }
@@ -47,7 +48,7 @@ static nd_status norm_backward(nd_block_call c, bool second)
           .dweight = nd_block_vector_gradient(c, id, id), .dy = m->work.dh, .dres = dres,
           .x = second ? a->x_mid : a->x_in, .weight = nd_fsdp_weight(&m->fsdp, id, id, c.layer),
           .rstd = second ? a->rstd2 : a->rstd1, .amax = amax);
-    return ND_OK;
+    return nd_block_show(c, second ? ND_DUMP_D_MIDDLE : ND_DUMP_D_INPUT, 1, 0, dx);
 }
 
 /* The gradient of the output of o or of down: that of the stream, through a norm behind it. */
@@ -85,11 +86,13 @@ static nd_status mlp_half_backward(nd_block_call c)
     }
     /* 11. down: the reduce-scatter becomes a gather */
     ND_TRY(nd_linear_backward(c, ND_INPUT_DOWN, &dout, m->work.dact));
+    ND_TRY(nd_block_show(c, ND_DUMP_D_ACT, 1, 0, m->work.dact));
     /* 10. SwiGLU, in place of gate and up */
     ND_TRY(nd_operand_prepare_gradients(c, &dgu, to, fuse));
     ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = to[0], .dup = to[1], .dout = m->work.dact,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
           .fuse = {fuse[0], fuse[1]});
+    ND_TRY(nd_block_show(c, ND_DUMP_D_GATE, 2, 0, a->gu));
     ND_TRY(nd_block_recompute_codes(c, true));
     /* 9. gate and up; 8. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_GATE_UP, &dgu, m->work.dh));
@@ -131,6 +134,7 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(branch_gradient(c, ND_INPUT_O, &dout));
     /* 6. output projection, whose weight gradient is made while dk and dv arrive */
     ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));
+    ND_TRY(nd_block_show(c, ND_DUMP_D_HEADS, 1, 0, m->work.dout));
     /* 5. attention */
     ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_sight(c), a->dqkv, a->qkv, a->o, a->lse.data,
                                m->work.dout));
@@ -140,6 +144,7 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(nd_block_deal_kv(c, a->dqkv, true));
     ND_TRY(nd_block_rope(c, a->dqkv, true));
     ND_TRY(heads_norm_backward(c, a->dqkv));
+    ND_TRY(nd_block_show(c, ND_DUMP_D_Q, 3, 0, a->dqkv));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */
     ND_TRY(nd_linear_backward(c, ND_INPUT_QKV, &dqkv, m->work.dh));

@@ -154,20 +154,21 @@ static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_ope
     nd_model *m = c.model;
     nd_rank *r = m->rank;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    const nd_tensor sum = second ? a->x_mid : a->x_in;
+    const nd_tensor sum = second ? a->x_mid : a->x_in, x = in.delta.data ? sum : in.x;
     if (!m->dims.post_norm) {
         ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->stored,
               .sum = in.delta.data ? sum : (nd_tensor){0}, .rstd = second ? a->rstd2 : a->rstd1,
               .x = in.x, .delta = in.delta,
               .weight = norm_weight(c, second ? ND_PARAM_NORM_2 : ND_PARAM_NORM_1),
               .eps = m->dims.stream_eps, .fuse = fuse);
-        return ND_OK;
+        ND_TRY(nd_block_show(c, second ? ND_DUMP_MIDDLE : ND_DUMP_INPUT, 1, 0, x));
+        return nd_block_show(c, second ? ND_DUMP_NORM_2 : ND_DUMP_NORM_1, 1, 0, h->stored);
     }
     if (in.delta.data) {
         ND_OP(r, ELEMENTWISE, axpy, .out = sum, .x = in.x, .plus = in.delta, .scale = 1.0f);
     }
-    ND_OP(r, ELEMENTWISE, cast, .out = h->stored, .x = in.delta.data ? sum : in.x);
-    return ND_OK;
+    ND_OP(r, ELEMENTWISE, cast, .out = h->stored, .x = x);
+    return nd_block_show(c, second ? ND_DUMP_MLP_INPUT : ND_DUMP_INPUT, 1, 0, x);
 }
 
 /* The output of o or of down as the branch that joins the stream, through the norm behind it. x:
@@ -184,6 +185,7 @@ static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
     } else {
         ND_TRY(nd_linear_forward(c, input, x, y));
     }
+    ND_TRY(nd_block_show(c, second ? ND_DUMP_MLP : ND_DUMP_ATTENTION, 1, 0, y));
     if (!m->dims.post_norm) {
         return ND_OK;
     }
@@ -191,7 +193,7 @@ static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
           .rstd = second ? a->out2_rstd : a->out1_rstd, .x = out,
           .weight = norm_weight(c, second ? ND_PARAM_POST_2 : ND_PARAM_POST_1),
           .eps = (float)m->rank->shape.rms_eps);
-    return ND_OK;
+    return nd_block_show(c, second ? ND_DUMP_POST_2 : ND_DUMP_POST_1, 1, 0, branch);
 }
 
 /* Steps 1 to 4. */
@@ -205,9 +207,11 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     ND_TRY(norm(c, false, in, &h1, fuse));
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
+    ND_TRY(nd_block_show(c, ND_DUMP_Q, 3, 0, a->qkv));
     ND_TRY(heads_norm(c, a->qkv));
     /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
     ND_TRY(nd_block_rope(c, a->qkv, false));
+    ND_TRY(nd_block_show(c, ND_DUMP_QUERY, 2, 0, a->qkv));
     return nd_block_deal_kv(c, a->qkv, false);
 }
 
@@ -226,6 +230,7 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     } else {
         ND_TRY(nd_cp_attention_fwd(&m->cp, nd_block_sight(c), a->qkv, o.stored, a->lse.data));
     }
+    ND_TRY(nd_block_show(c, ND_DUMP_HEADS, 1, 0, o.stored));
     /* 6. output projection; tp: partial sums (T, C) -> (Tl, C) */
     return branch_output(c, ND_INPUT_O, &o);
 }
@@ -241,7 +246,8 @@ static nd_status swiglu(nd_block_call c, nd_operand *act)
     ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
           .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
           .fuse = fuse);
-    return ND_OK;
+    ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, 0, a->gu));
+    return nd_block_show(c, ND_DUMP_ACT, 1, 0, act->stored);
 }
 
 /* Steps 8 to 10, where the MLP is one piece; else mlp_pieces.c has them, and *act is h2. */

@@ -22,6 +22,7 @@ typedef struct head_chunk {
     nd_tensor h;                /* (n, C) */
     nd_tensor labels;           /* I32 (n) */
     nd_tensor max, sum, target; /* F32 (n) */
+    int64_t begin;              /* the first row in what each tp peer has */
 } head_chunk;
 
 /* Columns [begin, begin + columns) of this rank's slice of the vocabulary. */
@@ -100,14 +101,39 @@ static nd_status norm_rows(nd_model *m, nd_activation_set *set, nd_residual in, 
     return nd_model_scale(m, HEAD, h, m->dims.head_scale);
 }
 
+/* Shows the dump rows of the head's, from `row` and `column` of the rank's on. */
+static nd_status show(const nd_model *m, const nd_activation_set *set, nd_dump_place place,
+                      nd_tensor x)
+{
+    place.points = 1;
+    place.layer = -1;
+    place.micro = set->micro;
+    return m->dump ? nd_dump_show(m->dump, &place, x) : ND_OK;
+}
+
+/* The rows of the tile of each tp peer; `begin`: in what the peer has. */
+static nd_status show_logits(const nd_model *m, const nd_activation_set *set, int64_t begin,
+                             const head_tile *t)
+{
+    const int64_t Tl = m->dims.Tl, tp = m->dims.T / Tl, rows = t->logits.shape[0] / tp;
+    for (int64_t peer = 0; m->dump && peer < tp; peer++) {
+        const nd_dump_place place = {
+            .point = ND_DUMP_LOGITS, .row = peer * Tl + begin, .column = t->begin};
+        ND_TRY(show(m, set, place, nd_tensor_rows(t->logits, peer * rows, rows)));
+    }
+    return ND_OK;
+}
+
 /* 2. logits, and their statistics over this rank's slice of the vocabulary. */
-static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_tensor row_max)
+static nd_status slice_stats(nd_model *m, const nd_activation_set *set, nd_pass pass,
+                             const head_chunk *c, nd_tensor row_max)
 {
     nd_rank *r = m->rank;
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
         ND_OP(r, HEAD, product, .c = t.logits, .a = nd_rows(c->h),
               .b = {.stored = t.w, .kept = packed_tile(m, &t, true)}, .b_transposed = true);
+        ND_TRY(show_logits(m, set, c->begin, &t));
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
               .merge = begin > 0);
@@ -116,12 +142,13 @@ static nd_status slice_stats(nd_model *m, nd_pass pass, const head_chunk *c, nd_
 }
 
 /* 2. and 3. loss of the chunk; row statistics become global over the vocabulary. */
-static nd_status chunk_loss(nd_model *m, nd_pass pass, const head_chunk *c)
+static nd_status chunk_loss(nd_model *m, const nd_activation_set *set, nd_pass pass,
+                            const head_chunk *c)
 {
     nd_rank *r = m->rank;
     const int64_t n = c->h.shape[0];
     nd_tensor row_max = nd_tensor_1d(m->work.head.row_max, ND_DTYPE_F32, n);
-    ND_TRY(slice_stats(m, pass, c, row_max));
+    ND_TRY(slice_stats(m, set, pass, c, row_max));
     ND_TRY(nd_copy(&r->stream, m->work.head.global_max, m->work.head.row_max, (size_t)n * 4));
     ND_TRY(nd_all_reduce(m->rank, ND_GROUP_TP, m->work.head.global_max, n, ND_DTYPE_F32,
                          ND_REDOP_MAX));
@@ -189,10 +216,11 @@ static nd_status chunk(nd_model *m, nd_activation_set *set, nd_pass pass, int64_
         .max = nd_tensor_1d(m->work.head.global_max, ND_DTYPE_F32, n),
         .sum = nd_tensor_1d(m->work.head.row_sums, ND_DTYPE_F32, n),
         .target = nd_tensor_1d(m->work.head.row_sums + n, ND_DTYPE_F32, n),
+        .begin = begin,
     };
     /* 1. tp: the chunk's rows of all peers */
     ND_TRY(nd_tp_gather(r, h, m->work.head.full, NULL, &c.h));
-    ND_TRY(chunk_loss(m, pass, &c));
+    ND_TRY(chunk_loss(m, set, pass, &c));
     if (pass == ND_PASS_EVAL) {
         return ND_OK;
     }
@@ -220,11 +248,12 @@ nd_status nd_head_forward(nd_model *m, nd_activation_set *set, nd_pass pass, nd_
         int64_t rows = d->Tl - begin < d->head_rows ? d->Tl - begin : d->head_rows;
         nd_tensor h = nd_tensor_rows(m->work.head.h, 0, rows);
         ND_TRY(norm_rows(m, set, in, begin, h));
+        ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F, .row = begin}, h));
         ND_TRY(chunk(m, set, pass, begin, h, beta));
         beta = 1.0f;
     }
     nd_fsdp_release(&m->fsdp, unit);
-    return ND_OK;
+    return show(m, set, (nd_dump_place){.point = ND_DUMP_NORM_F_INPUT}, set->head.x);
 }
 
 /* How many of the first `count` row numbers are adjacent. */
@@ -369,6 +398,10 @@ nd_status nd_head_backward(nd_model *m, nd_activation_set *set)
           .dy = set->head.dh, .x = set->head.x,
           .weight = nd_fsdp_weight(&m->fsdp, ND_PARAM_NORM_F, ND_PARAM_NORM_F, -1),
           .rstd = set->head.rstd, .amax = amax);
+    ND_TRY(
+        show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F, .backward = true}, set->head.dh));
+    ND_TRY(show(m, set, (nd_dump_place){.point = ND_DUMP_D_NORM_F_INPUT, .backward = true},
+                nd_stream_gradient(m, set, last.layer)));
     nd_fsdp_release(&m->fsdp, unit);
     /* A tied table's gradient is completed by the embedding. */
     return m->layout->tied ? ND_OK : nd_fsdp_grad_release(&m->fsdp, unit);

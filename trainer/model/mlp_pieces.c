@@ -95,6 +95,8 @@ nd_status nd_mlp_pieces_forward(nd_block_call c, const nd_operand *h, nd_tensor 
         const int64_t rows = nd_min(m->dims.piece, T - begin);
         nd_operand x = rows_of(&full, begin, rows), act;
         ND_TRY(gate_up_swiglu(c, &x, gate_up_of(c, rows), &act));
+        ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, begin, gate_up_of(c, rows)));
+        ND_TRY(nd_block_show(c, ND_DUMP_ACT, 1, begin, act.stored));
         ND_TRY(nd_linear_products(c, nd_linear_group_of(c, ND_INPUT_DOWN), &act,
                                   nd_tensor_rows(sums, begin, rows)));
     }
@@ -119,12 +121,13 @@ static nd_status weight_gradient(const nd_linear_rest *piece, bool first)
     return ND_OK;
 }
 
-/* Steps 11 to 8 of a piece. h, dy: the inputs of both groups, and the gradient of their output;
- * dh: this rank's part of the sum. */
+/* Steps 11 to 8 of a piece, rows from `begin` on. h, dy: the inputs of both groups, and the
+ * gradient of their output; dh: this rank's part of the sum. */
 static nd_status piece_backward(nd_block_call c, nd_operand *h, const nd_operand *dy, nd_tensor dh,
-                                bool first)
+                                int64_t begin)
 {
     nd_model *m = c.model;
+    const bool first = begin == 0;
     const int64_t F = m->dims.F, rows = h->stored.shape[0];
     const nd_tensor gu = gate_up_of(c, rows), dact = nd_tensor_rows(m->work.dact, 0, rows);
     const nd_tensor gate = nd_tensor_columns(gu, 0, F), up = nd_tensor_columns(gu, F, F);
@@ -133,9 +136,11 @@ static nd_status piece_backward(nd_block_call c, nd_operand *h, const nd_operand
         .call = c, .group = nd_linear_group_of(c, ND_INPUT_GATE_UP), .x = *h, .dy = {.stored = gu}};
     ND_TRY(gate_up_swiglu(c, h, gu, &down.x));
     ND_TRY(nd_linear_gradient_products(&down, dact));
+    ND_TRY(nd_block_show(c, ND_DUMP_D_ACT, 1, begin, dact));
     ND_TRY(weight_gradient(&down, first));
     ND_OP(m->rank, ELEMENTWISE, swiglu_bwd, .dgate = gate, .dup = up, .dout = dact, .gate = gate,
           .up = up);
+    ND_TRY(nd_block_show(c, ND_DUMP_D_GATE, 2, begin, gu));
     ND_TRY(nd_linear_begin_gradient(&gate_up));
     ND_TRY(nd_linear_gradient_products(&gate_up, dh));
     return weight_gradient(&gate_up, first);
@@ -154,7 +159,7 @@ nd_status nd_mlp_pieces_backward(nd_block_call c, const nd_operand *dy, nd_tenso
     for (int64_t begin = 0; begin < T; begin += m->dims.piece) {
         const int64_t rows = nd_min(m->dims.piece, T - begin);
         nd_operand x = rows_of(&h, begin, rows), dout = rows_of(&down.dy, begin, rows);
-        ND_TRY(piece_backward(c, &x, &dout, nd_tensor_rows(sums, begin, rows), begin == 0));
+        ND_TRY(piece_backward(c, &x, &dout, nd_tensor_rows(sums, begin, rows), begin));
     }
     return nd_tp_reduce(m->rank, sums, dh, NULL);
 }

@@ -11,6 +11,7 @@
  * micro-batches in flight.
  */
 #include "runtime/device/graphs.h"
+#include "trainer/dump/dump.h"
 #include "trainer/model/activations.h"
 #include "trainer/model/kv_cache.h"
 #include "trainer/model/packed.h"
@@ -114,6 +115,7 @@ typedef struct nd_model {
     double *source_sums;
     nd_step_numbers *numbers;
     nd_graphs *graphs; /* borrowed: of the blocks of a training step; NULL: none in this step */
+    nd_dump *dump;     /* borrowed: what this training step is shown to; NULL: it is not dumped */
 } nd_model;
 
 typedef struct nd_model_options {
@@ -236,6 +238,16 @@ nd_status nd_head_sample(nd_model *model, nd_activation_set *set, nd_residual in
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 
 /* Parts of a block, for the backward of blocks. */
+
+/* Shows the dump a tensor of the block with rows from `row` of the rank's on. The points are
+ * adjacent groups of its columns, of which `point` is the first. */
+static inline nd_status nd_block_show(nd_block_call call, nd_dump_point point, int points,
+                                      int64_t row, nd_tensor x)
+{
+    const nd_dump_place place = {
+        point, points, call.layer, call.set->micro, call.pass == ND_PASS_BACKWARD, row, 0};
+    return call.model->dump ? nd_dump_show(call.model->dump, &place, x) : ND_OK;
+}
 
 /* What queries of the layer see in this micro-batch. */
 nd_sight nd_block_sight(nd_block_call call);

@@ -7,7 +7,7 @@
  * outputs. With one scale per tensor they measure or cast what they make; attention does neither. A
  * scale that is known beforehand, from past steps (delayed) or from the forward (recompute), lets
  * the op write codes alone; otherwise the op finds the amax. In a step that the health log counts,
- * these ops leave plain rows.
+ * or that is dumped, these ops leave plain rows.
  */
 #include "runtime/base/math.h"
 #include "trainer/model/linear.h"
@@ -233,9 +233,9 @@ void nd_operand_rooms(const nd_model *m, const nd_linear_part *p, nd_fp8_bytes *
 
 /* Inputs. */
 
-static bool may_fuse(const nd_scales *s)
+static bool may_fuse(const nd_model *m)
 {
-    return nd_recipe_is_per_tensor(&s->recipe) && !s->counting;
+    return nd_recipe_is_per_tensor(&m->scales.recipe) && !m->scales.counting && !m->dump;
 }
 
 /* Whether attention makes the input, or a copy of the residual stream: these do nothing more. */
@@ -256,7 +256,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
                       .scale = acts.scale,
                       .known = again ? ND_KNOWN_SCALE : ND_KNOWN_NOTHING};
     *fuse = (nd_fuse){0};
-    if (!may_fuse(s) || !g->fp8 || leaves_rows(m, input)) {
+    if (!may_fuse(m) || !g->fp8 || leaves_rows(m, input)) {
         return ND_OK;
     }
     if ((again || delayed) && g->keeps) {
@@ -288,8 +288,8 @@ nd_known nd_gradient_known(nd_block_call c, nd_input input)
 {
     const nd_scales *s = &c.model->scales;
     const bool current = s->recipe.input_gradient.a.scaling == ND_SCALING_CURRENT;
-    return may_fuse(s) && current && nd_linear_group_of(c, input)->fp8 ? ND_KNOWN_AMAX
-                                                                       : ND_KNOWN_NOTHING;
+    return may_fuse(c.model) && current && nd_linear_group_of(c, input)->fp8 ? ND_KNOWN_AMAX
+                                                                             : ND_KNOWN_NOTHING;
 }
 
 nd_status nd_gradient_prepare(nd_block_call c, nd_input input, float **amax)
@@ -320,7 +320,7 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
         fuse[i] = (nd_fuse){0};
     }
     /* Gradients of biases and delayed ones of weights read rows. */
-    if (!may_fuse(s) || !g->fp8 || m->delays || (delayed && g->bias)) {
+    if (!may_fuse(m) || !g->fp8 || m->delays || (delayed && g->bias)) {
         return ND_OK;
     }
     const nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));

@@ -76,4 +76,8 @@ nd_status nd_run_checkpoints_rewind(nd_run_checkpoints *c);
 /* False: a thread of the saver still runs, and uses what the run and its worker have. */
 bool nd_run_checkpoints_close(nd_run_checkpoints *c);
 
+/* Where log.dump_tensors asks for it: makes RUN/dumps, or RUN/dumps-2, ... where earlier starts
+ * have left theirs, and gives the trainer its dump. ND_ERR_CANTCREATE. */
+nd_status nd_run_dumps_open(const nd_run_checkpoints *c, nd_trainer *trainer);
+
 #endif

@@ -238,7 +238,7 @@ static nd_status check_parts_folder(const char *dir)
 nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir)
 {
     *p = (nd_run_profile){0};
-    if (!nd_config_profile_steps(rank->config, &p->first, &p->last)) {
+    if (!nd_config_steps(rank->config->log.profile_steps, &p->first, &p->last)) {
         return ND_OK;
     }
     ND_TRY(dir ? check_parts_folder(dir) : ND_OK);

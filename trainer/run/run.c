@@ -522,6 +522,7 @@ static nd_status run(run_state *s)
         nd_run_model_unmark(&s->files);
     }
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
+    ND_TRY(nd_run_dumps_open(&s->checkpoints, s->trainer));
     ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     s->began = true;

@@ -54,7 +54,8 @@ nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status st
 static bool is_looked_at(const nd_run_checkpoints *c)
 {
     const nd_rank *r = c->trainer->rank;
-    return r->config->checkpoint.interval > 0 && r->world_size > 1;
+    const nd_config *config = r->config;
+    return (config->checkpoint.interval > 0 || config->log.dump_tensors[0]) && r->world_size > 1;
 }
 
 static nd_status mark_folder(const nd_run_checkpoints *c, char mark[ND_RUN_MARK_MAX])
@@ -109,12 +110,12 @@ static nd_status look(const nd_run_checkpoints *c, const char *mark)
         return ND_OK;
     }
     ND_TRY(nd_fs_exists(c->run, &there));
-    return nd_fail(ND_ERR_CANTCREATE,
-                   "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
-                   "nodes write their part of a checkpoint to it, so give a folder of a shared "
-                   "file system as --save-dir (output.dir)",
-                   identity->rank, identity->host, there ? "another folder is" : "nothing is",
-                   c->run);
+    return nd_fail(
+        ND_ERR_CANTCREATE,
+        "rank %d on %s does not see the run folder of rank 0: %s %.300s there; all "
+        "nodes write their part of a checkpoint or dump to it, so give a folder of a shared "
+        "file system as --save-dir (output.dir)",
+        identity->rank, identity->host, there ? "another folder is" : "nothing is", c->run);
 }
 
 /* Every rank's look; all learn how those of the others ended. */
@@ -149,4 +150,35 @@ nd_status nd_run_folder_share(nd_run_checkpoints *c, nd_status opened)
     snprintf(c->run, sizeof c->run, "%s", shared.run);
     snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
     return is_looked_at(c) ? look_at_folder(c, shared.mark) : ND_OK;
+}
+
+/* Rank 0: the first of the names that nothing has. */
+static nd_status make_dumps(const char *run, char path[ND_RESUME_PATH_MAX])
+{
+    char number[24] = "";
+    bool there = true;
+    for (int i = 1; there; i++) {
+        if (snprintf(path, ND_RESUME_PATH_MAX, "%s/dumps%s", run, number) >= ND_RESUME_PATH_MAX) {
+            return nd_fail(ND_ERR_CANTCREATE, "the path of the run folder %s is too long for dumps",
+                           run);
+        }
+        ND_TRY(nd_fs_exists(path, &there));
+        snprintf(number, sizeof number, "-%d", i + 1);
+    }
+    ND_TRY(nd_fs_make_own_folder(path));
+    return ND_OK;
+}
+
+nd_status nd_run_dumps_open(const nd_run_checkpoints *c, nd_trainer *t)
+{
+    const nd_worker *worker = c->context->worker;
+    char path[ND_RESUME_PATH_MAX] = "";
+    if (!t->rank->config->log.dump_tensors[0]) {
+        return ND_OK;
+    }
+    ND_TRY(nd_dump_check(t->rank->config, &t->rank->shape));
+    const nd_status made = t->rank->rank == 0 ? make_dumps(c->run, path) : ND_OK;
+    ND_TRY(nd_run_tell_all(worker, "dumps", made, "could not make the folder of dumps", path,
+                           sizeof path));
+    return nd_dump_create(t->rank, t->model->layout, &t->model->dims, path, &t->dump);
 }

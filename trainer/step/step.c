@@ -98,13 +98,37 @@ int64_t nd_trainer_reported_save(const nd_trainer *t)
     return __atomic_load_n(&t->sent->save, __ATOMIC_RELAXED);
 }
 
+/* The step is shown to the dump, if it is one of those to dump. */
+static nd_status begin_dump(nd_trainer *t, const nd_step_batch *batch)
+{
+    const int64_t number = t->position.step + 1;
+    t->model->dump = nd_dump_wants(t->dump, number) ? t->dump : NULL;
+    if (!t->model->dump) {
+        return ND_OK;
+    }
+    ND_TRY(nd_dump_begin(t->dump, number, batch->places));
+    return nd_dump_show_state(t->dump, false, t->model->fsdp.master);
+}
+
+static nd_status end_dump(nd_trainer *t)
+{
+    if (!t->model->dump) {
+        return ND_OK;
+    }
+    t->model->dump = NULL;
+    ND_TRY(nd_dump_show_state(t->dump, true, t->model->fsdp.grad));
+    return nd_dump_end(t->dump);
+}
+
 nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_step_result *out)
 {
     nd_step_numbers *numbers = t->model->numbers;
-    bool counting = t->model->scales.counting;
+    ND_TRY(begin_dump(t, batch));
+    /* Ops leave plain rows in such a step: graphs have recorded others. */
+    const bool plain = t->model->scales.counting || t->model->dump;
     const work_begin begin = begin_work(t->rank);
     /* The first step loads kernels, which a capture does not allow. */
-    t->model->graphs = t->steps_recordable > 0 && !counting ? t->graphs : NULL;
+    t->model->graphs = t->steps_recordable > 0 && !plain ? t->graphs : NULL;
     nd_graphs_set_step(t->graphs, t->position.step + 1);
     ND_TRY(send_tokens(t, batch->valid));
     ND_TRY(begin_losses(t, batch));
@@ -112,10 +136,11 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     ND_TRY(nd_schedule_run(t, batch));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
     ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
+    ND_TRY(end_dump(t));
     send_work(t, &begin, batch->wait_seconds);
     ND_TRY(agree_on_flags(t));
     ND_TRY(read_numbers(t));
-    t->steps_recordable += !counting;
+    t->steps_recordable += !plain;
     out->tokens = t->received->tokens;
     out->loss = out->tokens > 0 ? t->received->loss_sum / (double)out->tokens : (double)NAN;
     out->grad_norm = out->tokens > 0 ? sqrt(t->received->squares) : 0.0;

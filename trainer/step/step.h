@@ -66,9 +66,10 @@ typedef struct nd_trainer {
         *received_sources; /* (sources), (2 sources): the same of nd_model.source_sums */
     nd_run_position position;
     nd_update_gate gate;
-    /* Steps since the start of the process that ran without a health report: after the first, CUDA
+    /* Steps since the start of the process without a health report or a dump: after the first, CUDA
      * graphs may record. */
     int64_t steps_recordable;
+    nd_dump *dump;            /* log.dump_tensors, set by the caller; owned; NULL: none */
     bool told_without_labels; /* that a step without a counted label is skipped */
 } nd_trainer;
 

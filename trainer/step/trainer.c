@@ -209,6 +209,7 @@ nd_status nd_trainer_commit(nd_trainer *t)
 void nd_trainer_destroy(nd_trainer *t)
 {
     if (t) {
+        nd_dump_destroy(t->dump);
         nd_optimizer_fini(&t->optimizer);
         nd_schedule_fini(&t->schedule);
         nd_gradsync_fini(&t->sync);

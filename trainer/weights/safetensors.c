@@ -53,6 +53,7 @@ void nd_safetensors_list_fini(nd_safetensors_list *list)
 {
     for (int64_t i = 0; i < list->count; i++) {
         free(list->tensors[i].name);
+        free(list->tensors[i].note);
     }
     for (int64_t i = 0; i < 2 * list->metadata_count; i++) {
         free(list->metadata[i]);
@@ -357,6 +358,9 @@ nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, c
         t->begin = at;
         at = t->end = at + bytes;
         bad |= json_object_set_new(root, t->name, entry_json(t));
+        bad |= t->note ? json_object_set_new(json_object_get(root, "__metadata__"), t->name,
+                                             json_string(t->note))
+                       : 0;
     }
     char *text = bad ? NULL : nd_json_text(root, JSON_COMPACT);
     json_decref(root);

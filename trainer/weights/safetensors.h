@@ -49,6 +49,8 @@ typedef struct nd_safetensors_tensor {
     int axes;
     int64_t shape[ND_SAFETENSORS_AXES_MAX];
     uint64_t begin, end; /* bytes from the start of the file */
+    char *note;          /* to write: its text in __metadata__, under its name; owned; NULL: none */
+    int64_t number;      /* the caller's, which nd_safetensors_layout leaves with it */
 } nd_safetensors_tensor;
 
 typedef struct nd_safetensors_list {
@@ -79,7 +81,8 @@ nd_status nd_safetensors_read_header(int fd, const char *path, nd_safetensors_li
 
 /*
  * Sorts by element size (large first, so that all are aligned), then by name; sets begin and end;
- * gives the head of the file: length, JSON with {"format": "pt"} as metadata, padded to 8 bytes.
+ * gives the head of the file: length, JSON with {"format": "pt"} and the notes as metadata, padded
+ * to 8 bytes.
  * *head is owned by the caller.
  */
 nd_status nd_safetensors_layout(nd_safetensors_tensor *tensors, int64_t count, char **head,

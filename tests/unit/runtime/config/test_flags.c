@@ -447,7 +447,7 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     int64_t first = 0, last = 0;
     cr_assert_eq(FLAGS(&c, "--profile-steps", "998-1000"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_assert(nd_config_profile_steps(&c, &first, &last) && first == 998 && last == 1000);
+    cr_assert(nd_config_steps(c.log.profile_steps, &first, &last) && first == 998 && last == 1000);
     nd_config_fini(&c);
 }
 

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Writes the tensors of a step of one rank. */
+#include "trainer/dump/dump.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/base/fs.h"
+#include "trainer/dump/parts.h"
+#include "trainer/layout/deal.h"
+#include "trainer/weights/safetensors.h"
+
+enum { BOUNCE_BYTES = 8 << 20 };
+
+typedef struct range {
+    int64_t begin, end;
+} range;
+
+/* A tensor of the files of this rank. */
+typedef struct entry {
+    nd_dump_subject of;
+    int64_t rows, cols; /* of this rank's part, as the file has it */
+    int64_t whole_rows; /* of the whole tensor, as are whole_cols */
+    int64_t whole_cols;
+    range row_range, col_range; /* of a micro-batch: local rows; else those of the rank's block */
+    range elements;             /* of that block; end 0: all */
+    nd_dtype dtype;
+    int64_t written; /* elements, in this step */
+    int64_t at;      /* its first byte in the file of this step */
+} entry;
+
+struct nd_dump {
+    nd_rank *rank; /* borrowed, as is layout */
+    const nd_layout *layout;
+    nd_dims dims;
+    char *folder;
+    int64_t first, last; /* steps */
+    int micros;
+    entry *entries; /* [count]; owned, as are the arrays below */
+    int64_t count;
+    int64_t *numbers; /* (micros, layers + 1, points): the entry; -1: none */
+    int32_t *places;  /* (micros, B, s): in the text, of this rank's tokens */
+    char *bounce;     /* BOUNCE_BYTES */
+    /* The file of the step. */
+    int fd; /* -1: none */
+    char *path, *temporary;
+};
+
+static int64_t *number_at(const nd_dump *d, int micro, int64_t layer, nd_dump_point point)
+{
+    return &d->numbers[((int64_t)micro * (d->layout->layers + 1) + layer + 1) * ND_DUMP_POINTS +
+                       point];
+}
+
+/* What this rank has of a tensor of a micro-batch; false: another rank has the same. */
+static bool place_activation(const nd_dump *d, entry *e)
+{
+    const nd_dims *m = &d->dims;
+    const nd_dump_row *row = e->of.row;
+    const nd_param *p = nd_layout_param(d->layout, row->param, e->of.layer);
+    const int64_t first = row->rows == ND_DUMP_ROWS_ALL ? 0 : d->rank->coord.at[ND_AXIS_TP] * m->Tl;
+    e->dtype = m->act;
+    e->rows = row->rows == ND_DUMP_ROWS_ALL ? m->T : m->Tl;
+    e->row_range = (range){first, first + e->rows};
+    e->whole_rows = nd_mesh_group_size(&d->rank->mesh, ND_GROUP_DP) * m->B * m->S;
+    e->whole_cols = m->C;
+    e->col_range = (range){0, m->C};
+    if (row->columns == ND_DUMP_COLUMNS_OUT) {
+        e->whole_cols = p->rows;
+        e->col_range = (range){p->row_begin, nd_min(p->row_begin + p->local_rows, p->rows)};
+    } else if (row->columns == ND_DUMP_COLUMNS_IN) {
+        e->whole_cols = p->cols;
+        e->col_range = (range){p->col_begin, p->col_begin + p->local_cols};
+    }
+    e->cols = e->col_range.end - e->col_range.begin;
+    return row->columns == ND_DUMP_COLUMNS_HIDDEN || p->owned;
+}
+
+/* What this rank has of a weight: its whole block, or a part of it as a row of elements. */
+static bool place_state(const nd_dump *d, entry *e)
+{
+    const nd_layout *layout = d->layout;
+    const nd_param *p = e->of.param;
+    const nd_segment *segment = &p->unit->segments[p->segment];
+    const nd_flat_range shard = nd_layout_shard_range(layout, p);
+    const int64_t rows = nd_min(p->local_rows, p->rows - p->row_begin); /* without padding */
+    const int64_t begin = layout->shard_index * segment->shard_count + shard.begin -
+                          segment->shard_offset - p->offset;
+    e->dtype = ND_DTYPE_F32;
+    e->whole_rows = p->rows;
+    e->whole_cols = p->cols;
+    e->row_range = (range){p->row_begin, p->row_begin + rows};
+    e->col_range = (range){p->col_begin, p->col_begin + p->local_cols};
+    e->rows = rows;
+    e->cols = p->local_cols;
+    if (layout->shards > 1) {
+        e->elements = (range){begin, nd_min(begin + shard.end - shard.begin, rows * p->local_cols)};
+        e->rows = e->elements.end - e->elements.begin;
+        e->cols = 1;
+    }
+    return p->owned && d->rank->coord.at[ND_AXIS_DP_REPLICATE] == 0;
+}
+
+static nd_status add(void *context, const nd_dump_subject *of)
+{
+    nd_dump *d = context;
+    entry *e = &d->entries[d->count];
+    *e = (entry){.of = *of};
+    if (!nd_dump_names(d->rank->config->log.dump_tensors, of->name) ||
+        !(of->param ? place_state(d, e) : place_activation(d, e)) || e->rows <= 0 || e->cols <= 0) {
+        return ND_OK;
+    }
+    if (!of->param) {
+        *number_at(d, of->micro, of->layer, (nd_dump_point)(of->row - nd_dump_rows)) = d->count;
+    }
+    d->count++;
+    return ND_OK;
+}
+
+nd_status nd_dump_create(nd_rank *rank, const nd_layout *layout, const nd_dims *dims,
+                         const char *folder, nd_dump **out)
+{
+    const int micros = (int)rank->config->train.gradient_accumulation_steps;
+    const int64_t most = micros * (layout->layers + 1) * ND_DUMP_POINTS;
+    nd_dump *d = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(ND_ALLOC(1, &d));
+    *d = (nd_dump){.rank = rank, .layout = layout, .dims = *dims, .micros = micros, .fd = -1};
+    (void)nd_config_steps(rank->config->log.dump_steps, &d->first, &d->last);
+    ND_TRY_OUT(nd_fs_format(&d->folder, "%s", folder));
+    ND_TRY_OUT(ND_ALLOC(most, &d->numbers));
+    ND_TRY_OUT(ND_ALLOC(most + 2 * layout->param_count, &d->entries));
+    ND_TRY_OUT(ND_ALLOC(micros * dims->T, &d->places));
+    ND_TRY_OUT(ND_ALLOC(BOUNCE_BYTES, &d->bounce));
+    memset(d->numbers, -1, (size_t)most * sizeof *d->numbers);
+    const nd_dump_all all = {.layout = layout,
+                             .shape = &rank->shape,
+                             .tp = rank->mesh.size[ND_AXIS_TP],
+                             .micros = micros,
+                             .visit = add,
+                             .context = d};
+    ND_TRY_OUT(nd_dump_each(&all));
+    *out = d;
+out:
+    if (status != ND_OK) {
+        nd_dump_destroy(d);
+    }
+    return status;
+}
+
+static void drop_file(nd_dump *d)
+{
+    if (d->fd >= 0) {
+        close(d->fd);
+        unlink(d->temporary);
+    }
+    d->fd = -1;
+    free(d->path);
+    free(d->temporary);
+    d->path = d->temporary = NULL;
+}
+
+void nd_dump_destroy(nd_dump *d)
+{
+    if (d) {
+        drop_file(d);
+        free(d->folder);
+        free(d->entries);
+        free(d->numbers);
+        free(d->places);
+        free(d->bounce);
+        free(d);
+    }
+}
+
+bool nd_dump_wants(const nd_dump *d, int64_t step)
+{
+    return d && step >= d->first && step <= d->last;
+}
+
+/* places: as the loader has dealt the tokens; NULL: in zig-zag. */
+static nd_status find_places(nd_dump *d, const int32_t *places)
+{
+    const nd_dims *m = &d->dims;
+    const nd_deal_of deal = nd_deal_of_mesh(&d->rank->shape, &d->rank->mesh, m->S);
+    int32_t *row = NULL;
+    char *scratch = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(ND_ALLOC(m->S, &row));
+    ND_TRY_OUT(ND_ALLOC(nd_deal_bytes(&deal), &scratch));
+    (void)nd_deal(&deal, NULL, scratch, row);
+    for (int64_t i = 0; i < d->micros * m->B; i++) {
+        nd_deal_local(&deal, places ? places + i * m->S : row, d->rank->coord.at[ND_AXIS_CP],
+                      d->places + i * m->s);
+    }
+out:
+    free(row);
+    free(scratch);
+    return status;
+}
+
+/* The ranges of whole rows of local rows of a micro-batch: sample, then place in the text. */
+static void print_rows(const nd_dump *d, const entry *e, FILE *out)
+{
+    const nd_dims *m = &d->dims;
+    const int64_t dp = nd_mesh_group_index(&d->rank->mesh, ND_GROUP_DP, d->rank->rank);
+    int64_t begin = 0, end = 0;
+    const char *comma = "";
+    for (int64_t t = e->row_range.begin; t < e->row_range.end; t++) {
+        const int64_t row =
+            (dp * m->B + t / m->s) * m->S + d->places[(int64_t)e->of.micro * m->T + t];
+        if (row != end && end > begin) {
+            fprintf(out, "%s[%lld, %lld]", comma, (long long)begin, (long long)end);
+            comma = ", ";
+        }
+        begin = row != end ? row : begin;
+        end = row + 1;
+    }
+    fprintf(out, "%s[%lld, %lld]", comma, (long long)begin, (long long)end);
+}
+
+/* Where the tensor belongs, as JSON. */
+static nd_status describe(const nd_dump *d, const entry *e, char **out)
+{
+    size_t size = 0;
+    FILE *text = open_memstream(out, &size);
+    if (!text) {
+        return nd_fail_memory("a dump's header");
+    }
+    fprintf(text, "{\"order\": %lld, \"shape\": [%lld, %lld], \"rows\": [", (long long)e->of.order,
+            (long long)e->whole_rows, (long long)e->whole_cols);
+    if (e->of.param) {
+        fprintf(text, "[%lld, %lld]", (long long)e->row_range.begin, (long long)e->row_range.end);
+    } else {
+        print_rows(d, e, text);
+    }
+    fprintf(text, "], \"columns\": [%lld, %lld]", (long long)e->col_range.begin,
+            (long long)e->col_range.end);
+    if (e->elements.end > 0) {
+        fprintf(text, ", \"elements\": [%lld, %lld]", (long long)e->elements.begin,
+                (long long)e->elements.end);
+    }
+    fputs("}", text);
+    return fclose(text) == 0 ? ND_OK : nd_fail_memory("a dump's header");
+}
+
+/* The header, and where each tensor's data begin. */
+static nd_status lay_out(nd_dump *d, nd_safetensors_list *list, char **head, size_t *bytes)
+{
+    ND_TRY(ND_ALLOC(d->count, &list->tensors));
+    for (; list->count < d->count; list->count++) {
+        entry *e = &d->entries[list->count];
+        nd_safetensors_tensor *t = &list->tensors[list->count];
+        *t = (nd_safetensors_tensor){
+            .number = list->count,
+            .dtype = e->dtype == ND_DTYPE_F32 ? ND_SAFETENSORS_F32 : ND_SAFETENSORS_BF16,
+            .axes = e->of.param && (e->of.param->axes == 1 || e->elements.end > 0) ? 1 : 2,
+            .shape = {e->rows, e->cols}};
+        ND_TRY(describe(d, e, &t->note));
+        ND_TRY(e->of.param ? nd_fs_format(&t->name, "%s", e->of.name)
+                           : nd_fs_format(&t->name, "micro-%d/%s", e->of.micro, e->of.name));
+        e->written = 0;
+    }
+    ND_TRY(nd_safetensors_layout(list->tensors, list->count, head, bytes));
+    for (int64_t i = 0; i < list->count; i++) {
+        d->entries[list->tensors[i].number].at = (int64_t)list->tensors[i].begin;
+    }
+    return ND_OK;
+}
+
+static nd_status fail_create(const nd_dump *d, int code)
+{
+    return nd_fail(nd_fs_blame_write(code), "the dump %s cannot be created: %s", d->path,
+                   nd_fs_reason(code));
+}
+
+static nd_status create_file(nd_dump *d, int64_t step)
+{
+    char *folder = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&folder, "%s/step-%lld", d->folder, (long long)step));
+    ND_TRY_OUT(nd_fs_make_own_folder(folder));
+    ND_TRY_OUT(nd_fs_format(&d->path, "%s/rank-%d.safetensors", folder, d->rank->rank));
+    ND_TRY_OUT(nd_fs_temporary(d->path, &d->temporary));
+    d->fd = nd_fs_create(d->temporary, 0666);
+    if (d->fd < 0) {
+        status = fail_create(d, errno);
+    }
+out:
+    free(folder);
+    return status;
+}
+
+nd_status nd_dump_begin(nd_dump *d, int64_t step, const int32_t *places)
+{
+    nd_safetensors_list list = {0};
+    char *head = NULL;
+    size_t bytes = 0;
+    nd_status status = ND_OK;
+    d->first = step + 1; /* a step that is computed again after a rewind is not dumped again */
+    if (d->count == 0) {
+        return ND_OK; /* other ranks have all of it */
+    }
+    ND_TRY_OUT(find_places(d, places));
+    ND_TRY_OUT(lay_out(d, &list, &head, &bytes));
+    ND_TRY_OUT(nd_fs_check_space(d->folder, list.tensors[list.count - 1].end, "a dump of tensors"));
+    ND_TRY_OUT(create_file(d, step));
+    ND_TRY_OUT(nd_fs_pwrite(d->fd, d->path, head, bytes, 0));
+out:
+    free(head);
+    nd_safetensors_list_fini(&list);
+    return status;
+}
+
+/* Rows of x, from this row and column of the entry on. */
+static nd_status write_rows(nd_dump *d, entry *e, int64_t row, int64_t column, nd_tensor x)
+{
+    nd_stream *stream = &d->rank->stream;
+    const int64_t cols = x.shape[1], size = (int64_t)nd_dtype_size(x.dtype);
+    const int64_t line = cols * size, stride = x.stride[0] * size;
+    const int64_t most = (BOUNCE_BYTES - line) / stride + 1;
+    ND_ASSERT(x.dtype == e->dtype && line <= BOUNCE_BYTES && column + cols <= e->cols &&
+              row + x.shape[0] <= e->rows);
+    for (int64_t begin = 0; begin < x.shape[0]; begin += most) {
+        const int64_t count = nd_min(most, x.shape[0] - begin);
+        const int64_t at = e->at + ((row + begin) * e->cols + column) * size;
+        ND_TRY(nd_copy(stream, d->bounce, (char *)x.data + begin * stride,
+                       (size_t)((count - 1) * stride + line)));
+        ND_TRY(nd_stream_sync(stream));
+        if (cols == e->cols) {
+            for (int64_t i = 1; stride != line && i < count; i++) {
+                memmove(d->bounce + i * line, d->bounce + i * stride, (size_t)line);
+            }
+            ND_TRY(nd_fs_pwrite(d->fd, d->path, d->bounce, (size_t)(count * line), at));
+            continue;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            ND_TRY(nd_fs_pwrite(d->fd, d->path, d->bounce + i * stride, (size_t)line,
+                                at + i * e->cols * size));
+        }
+    }
+    e->written += x.shape[0] * cols;
+    return ND_OK;
+}
+
+nd_status nd_dump_show(nd_dump *d, const nd_dump_place *at, nd_tensor x)
+{
+    int64_t column = 0;
+    for (nd_dump_point p = at->point; p < at->point + (nd_dump_point)at->points; p++) {
+        const int64_t number = *number_at(d, at->micro, at->layer, p);
+        const nd_param *param = nd_layout_param(d->layout, nd_dump_rows[p].param, at->layer);
+        const int64_t width = at->points == 1 ? x.shape[1] : param->local_rows;
+        if (number >= 0 && nd_dump_rows[p].gradient == at->backward) {
+            entry *e = &d->entries[number];
+            const int64_t cols = nd_min(width, e->cols - at->column); /* without padding */
+            const nd_tensor part = nd_tensor_columns(x, column, nd_max(cols, 0));
+            ND_TRY(cols > 0 ? write_rows(d, e, at->row, at->column, part) : ND_OK);
+        }
+        column += width;
+    }
+    return ND_OK;
+}
+
+nd_status nd_dump_show_state(nd_dump *d, bool gradients, float *state)
+{
+    for (int64_t i = 0; i < d->count; i++) {
+        entry *e = &d->entries[i];
+        if (e->of.param && e->of.gradient == gradients) {
+            float *data = state + nd_layout_shard_range(d->layout, e->of.param).begin;
+            ND_TRY(write_rows(d, e, 0, 0, nd_tensor_2d(data, ND_DTYPE_F32, e->rows, e->cols)));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_dump_end(nd_dump *d)
+{
+    if (d->fd < 0) {
+        return ND_OK;
+    }
+    for (int64_t i = 0; i < d->count; i++) {
+        const entry *e = &d->entries[i];
+        if (e->written != e->rows * e->cols) {
+            return nd_fail(ND_ERR_INTERNAL, "%lld of %lld elements of %s were shown to the dump",
+                           (long long)e->written, (long long)(e->rows * e->cols), e->of.name);
+        }
+    }
+    const int fd = d->fd;
+    d->fd = -1;
+    nd_status status = nd_fs_sync_close(fd, d->path);
+    const int code = status == ND_OK ? nd_fs_rename_new(d->temporary, d->path) : 0;
+    if (code != 0) {
+        status = fail_create(d, code);
+    }
+    if (status != ND_OK) {
+        unlink(d->temporary);
+    }
+    drop_file(d);
+    return status;
+}
