@@ -25,6 +25,20 @@ Test(resolve, workers_nodes_and_axes)
     nd_config_fini(&c);
 }
 
+/* That of the shuffle does not follow from that of the weights. */
+Test(resolve, seeds_that_are_open_are_that_of_the_run)
+{
+    nd_config c;
+    cr_assert_eq(FLAGS(&c, "--seed", "5", "--model-seed", "7"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK);
+    cr_expect(c.model.seed == 7 && c.data.shuffle_seed == 5);
+    nd_config_fini(&c);
+    cr_assert_eq(FLAGS(&c, "--seed", "5", "--shuffle-seed", "7"), ND_OK);
+    cr_assert_eq(nd_config_resolve(&c), ND_OK);
+    cr_expect(c.model.seed == 5 && c.data.shuffle_seed == 7);
+    nd_config_fini(&c);
+}
+
 Test(resolve, the_mesh_against_the_workers)
 {
     EXPECT_BAD_TEXT("launch: {workers: 6}\nmesh: {dp_replicate: 2, dp_shard: 2, tp: 2}\n",

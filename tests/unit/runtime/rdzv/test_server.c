@@ -255,6 +255,19 @@ Test(server, a_lost_rank_ends_the_others_wait)
     cr_assert_eq(nd_server_members(server, ND_WIRE_WORKER), 1);
 }
 
+/* It does not get what the others wait for. */
+Test(server, a_rank_that_is_lost_within_an_exchange_ends_it)
+{
+    open_server(3);
+    for (int i = 0; i < 3; i++) {
+        join(i);
+    }
+    request(0, ND_WIRE_EXCHANGE, "meet", "z", 1);
+    request(1, ND_WIRE_EXCHANGE, "meet", "y", 1);
+    nd_server_gone(server, clients[1].peer);
+    expect_error(0, ND_ERR_IO, "rank 1 (hosty) was lost while others waited at 'meet'");
+}
+
 Test(server, a_rank_that_left_ends_the_others_wait)
 {
     nd_wire_buffer out = {0};

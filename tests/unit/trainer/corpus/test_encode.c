@@ -74,6 +74,23 @@ Test(corpus, parts_of_a_text_have_the_ids_of_the_whole)
     }
 }
 
+/* A cut within white space that a token takes would leave some of it to the next part. */
+Test(corpus, no_text_is_cut_where_a_token_takes_white_space)
+{
+    static const char *const keys[] = {"lstrip", "rstrip"};
+    for (int k = 0; k < 2; k++) {
+        nd_tokenizer *tokenizer;
+        json_t *file = text_file("gpt2"), *added = json_object_get(file, "added_tokens");
+        for (size_t i = 0; i < json_array_size(added); i++) {
+            json_object_set_new(json_array_get(added, i), keys[1 - k], json_false());
+        }
+        assert_ok(text_parse(file, &tokenizer));
+        cr_expect_eq(nd_tokenizer_cut(tokenizer), ND_CUT_NOWHERE, "%s", keys[k]);
+        nd_tokenizer_close(tokenizer);
+        json_decref(file);
+    }
+}
+
 /* Rows of text and of prompts with completions, with odd white space between them. */
 static void write_rows(const char *name, int rows)
 {

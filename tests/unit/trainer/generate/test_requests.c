@@ -92,6 +92,7 @@ Test(requests, bad_rows_are_named_with_their_line)
         {"{\"messages\": 1}\n", "\"messages\" is not a list"},
         {"{\"prompt\": \"a\", \"max_new_tokens\": 0}\n", "\"max_new_tokens\""},
         {"{\"ids\": [1], \"max_new_tokens\": 64}\n", "need 1 + 64 positions"},
+        {"{\"ids\": [1], \"max_new_tokens\": 63}\n{}\n", "line 2"}, /* the first one fits */
         {"{\"ids\": [1], \"max_new_tokens\": 9223372036854775807}\n", "is 64; shorten"},
         {"{\"prompt\": \"a\", \"prompt\": \"b\"}\n", "duplicate"},
         {"{\"prompt\": \"\xff\"}\n", "line 1"},
