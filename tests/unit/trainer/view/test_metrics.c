@@ -9,6 +9,7 @@
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
+static nd_metrics m; /* what the test has read last */
 
 static void make(void)
 {
@@ -17,6 +18,7 @@ static void make(void)
 
 static void clean(void)
 {
+    nd_metrics_fini(&m);
     tempdir_remove(&dir);
 }
 
@@ -25,6 +27,12 @@ TestSuite(metrics, .init = make, .fini = clean);
 static const char *file(const char *text)
 {
     return tempdir_write(&dir, "metrics.jsonl", text, strlen(text));
+}
+
+static void read_metrics(const char *path)
+{
+    nd_metrics_fini(&m);
+    assert_ok(nd_metrics_read(path, &m));
 }
 
 static void step_line(FILE *out, int step, double loss)
@@ -40,25 +48,23 @@ static void step_line(FILE *out, int step, double loss)
             step, loss, step * 64, 100.5 + step);
 }
 
-static double value_at(const nd_metrics *m, const nd_metric_table *table, const char *name,
-                       size_t row)
+static double value_at(const nd_metric_table *table, const char *name, size_t row)
 {
-    return nd_metrics_column(m, table, name)[row];
+    return nd_metrics_column(&m, table, name)[row];
 }
 
-static double step_value(const nd_metrics *m, const char *name, size_t row)
+static double step_value(const char *name, size_t row)
 {
-    return value_at(m, &m->steps, name, row);
+    return value_at(&m.steps, name, row);
 }
 
-static const char *event_words(const nd_metrics *m, size_t event, const char *key)
+static const char *event_words(size_t event, const char *key)
 {
-    return nd_json_words(json_array_get(m->events, event), key);
+    return nd_json_words(json_array_get(m.events, event), key);
 }
 
 Test(metrics, a_step_has_all_its_values)
 {
-    nd_metrics m;
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
     step_line(out, 7, 2.5);
     fclose(out);
@@ -84,15 +90,14 @@ Test(metrics, a_step_has_all_its_values)
                   {"wire.activations", 3},
                   {"wire.keys_values", 4},
                   {"wire.other", 2}};
-    assert_ok(nd_metrics_read(tempdir_file(&dir, "metrics.jsonl"), &m));
+    read_metrics(tempdir_file(&dir, "metrics.jsonl"));
     cr_assert_eq(m.steps.rows, 1);
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-        const double value = step_value(&m, wanted[k].name, 0);
+        const double value = step_value(wanted[k].name, 0);
         cr_assert_float_eq(value, wanted[k].value, 1e-12 * wanted[k].value, "%s is %g",
                            wanted[k].name, value);
     }
-    cr_assert(isnan(step_value(&m, "skipped", 0)));
-    nd_metrics_fini(&m);
+    cr_assert(isnan(step_value("skipped", 0)));
 }
 
 Test(metrics, numbers_are_those_of_strtod)
@@ -109,40 +114,35 @@ Test(metrics, numbers_are_those_of_strtod)
                                         "3.0000000000000001e-300",
                                         "1.5e300",
                                         "0.1000000000000000055511151231257827"};
-    nd_metrics m;
     char text[256];
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         snprintf(text, sizeof text, "{\"step\":1,\"step_ms\":1,\"loss\":%s}\n", texts[i]);
-        assert_ok(nd_metrics_read(file(text), &m));
-        const double got = step_value(&m, "loss", 0), wanted = strtod(texts[i], NULL);
+        read_metrics(file(text));
+        const double got = step_value("loss", 0), wanted = strtod(texts[i], NULL);
         cr_assert_eq(got, wanted, "%.17g, not %.17g", got, wanted);
-        nd_metrics_fini(&m);
     }
 }
 
 /* Order, blanks, and keys of later versions with values of any kind do not matter. */
 Test(metrics, keys_come_in_any_order)
 {
-    nd_metrics m;
     const char *path =
         file("{ \"step_ms\" : 10 , \"new\" : {\"a\":[1,\"}\\\"\"]} , \"skipped\":true, "
              "\"loss\": null, \"text\":\"x,}\", \"step\": 3 }\r\n\n"
              "{\"validation_ms\":5,\"step\":3,\"validation_loss\":1.5}\n");
-    assert_ok(nd_metrics_read(path, &m));
+    read_metrics(path);
     cr_assert_eq(m.steps.rows, 1);
-    cr_assert_eq(step_value(&m, "step", 0), 3);
-    cr_assert_eq(step_value(&m, "skipped", 0), 1);
-    cr_assert(isnan(step_value(&m, "loss", 0)));
-    cr_assert_eq(step_value(&m, "step_ms", 0), 10);
+    cr_assert_eq(step_value("step", 0), 3);
+    cr_assert_eq(step_value("skipped", 0), 1);
+    cr_assert(isnan(step_value("loss", 0)));
+    cr_assert_eq(step_value("step_ms", 0), 10);
     cr_assert_eq(m.validations.rows, 1);
-    cr_assert_eq(value_at(&m, &m.validations, "validation_loss", 0), 1.5);
+    cr_assert_eq(value_at(&m.validations, "validation_loss", 0), 1.5);
     cr_assert_not(m.half_line);
-    nd_metrics_fini(&m);
 }
 
 Test(metrics, a_resumed_run_forgets_what_it_made_again)
 {
-    nd_metrics m;
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
     for (int step = 1; step <= 5; step++) {
         step_line(out, step, 1);
@@ -159,26 +159,24 @@ Test(metrics, a_resumed_run_forgets_what_it_made_again)
         step_line(out, step, 2);
     }
     fclose(out);
-    assert_ok(nd_metrics_read(tempdir_file(&dir, "metrics.jsonl"), &m));
+    read_metrics(tempdir_file(&dir, "metrics.jsonl"));
     cr_assert_eq(m.steps.rows, 6, "%zu rows", m.steps.rows);
     for (size_t i = 0; i < 6; i++) {
-        cr_assert_eq(step_value(&m, "step", i), (double)i + 1);
-        cr_assert_eq(step_value(&m, "loss", i), i < 3 ? 1 : 2);
+        cr_assert_eq(step_value("step", i), (double)i + 1);
+        cr_assert_eq(step_value("loss", i), i < 3 ? 1 : 2);
     }
     cr_assert_eq(m.validations.rows, 0);
     cr_assert_eq(json_array_size(m.events), 2);
-    cr_assert_str_eq(event_words(&m, 0, "event"), "checkpoint");
-    cr_assert_str_eq(event_words(&m, 0, "reason"), "interval");
-    cr_assert_str_eq(event_words(&m, 1, "event"), "resumed");
+    cr_assert_str_eq(event_words(0, "event"), "checkpoint");
+    cr_assert_str_eq(event_words(0, "reason"), "interval");
+    cr_assert_str_eq(event_words(1, "event"), "resumed");
     cr_assert_eq(nd_json_whole(json_array_get(m.events, 1), "rewound_from"), 6);
-    cr_assert_str_eq(event_words(&m, 1, "why"), "loss is <");
-    nd_metrics_fini(&m);
+    cr_assert_str_eq(event_words(1, "why"), "loss is <");
 }
 
 /* Step 4 is made again with other sources. */
 Test(metrics, losses_of_sources_and_sets_keep_their_names)
 {
-    nd_metrics m;
     const char *path =
         file("{\"step\":3,\"source_loss\":{\"web\":2.5,\"code\":null},"
              "\"source_tokens\":{\"web\":60,\"code\":0},\"step_ms\":1}\n"
@@ -198,27 +196,25 @@ Test(metrics, losses_of_sources_and_sets_keep_their_names)
                   {"source_loss.code", NAN, 2},
                   {"source_tokens.code", 0, 34},
                   {"source_loss.books", NAN, 1.5}};
-    assert_ok(nd_metrics_read(path, &m));
+    read_metrics(path);
     cr_assert_eq(m.steps.rows, 2);
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-        const double first = step_value(&m, wanted[k].name, 0);
-        const double second = step_value(&m, wanted[k].name, 1);
+        const double first = step_value(wanted[k].name, 0);
+        const double second = step_value(wanted[k].name, 1);
         cr_assert(isnan(wanted[k].first) ? isnan(first) : first == wanted[k].first, "%s",
                   wanted[k].name);
         cr_assert(isnan(wanted[k].second) ? isnan(second) : second == wanted[k].second, "%s",
                   wanted[k].name);
     }
-    cr_assert_eq(value_at(&m, &m.validations, "validation_set_loss.a", 0), 1);
-    cr_assert_eq(value_at(&m, &m.validations, "validation_set_tokens.a", 0), 9);
-    cr_assert_str_eq(event_words(&m, 0, "mesh_was"), "dp_shard 2");
-    nd_metrics_fini(&m);
+    cr_assert_eq(value_at(&m.validations, "validation_set_loss.a", 0), 1);
+    cr_assert_eq(value_at(&m.validations, "validation_set_tokens.a", 0), 9);
+    cr_assert_str_eq(event_words(0, "mesh_was"), "dp_shard 2");
 }
 
 /* More names than there is room for, and one that is too long: nothing is written behind its
  * place. */
 Test(metrics, too_many_names_are_left_out)
 {
-    nd_metrics m;
     FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
     fputs("{\"step\":1,\"source_loss\":{", out);
     for (int i = 0; i < 2 * ND_COLUMNS_MAX; i++) {
@@ -226,20 +222,18 @@ Test(metrics, too_many_names_are_left_out)
     }
     fputs("},\"step_ms\":1}\n", out);
     fclose(out);
-    assert_ok(nd_metrics_read(tempdir_file(&dir, "metrics.jsonl"), &m));
+    read_metrics(tempdir_file(&dir, "metrics.jsonl"));
     cr_assert_eq(m.name_count, ND_COLUMNS_MAX);
     cr_assert_eq(m.steps.rows, 1);
-    cr_assert_eq(step_value(&m, "source_loss.007", 0), 7);
-    cr_assert(isnan(step_value(&m, "source_loss.2000", 0)));
+    cr_assert_eq(step_value("source_loss.007", 0), 7);
+    cr_assert(isnan(step_value("source_loss.2000", 0)));
     for (int k = 0; k < m.name_count; k++) {
         cr_assert_lt(strlen(m.names[k]), ND_COLUMN_NAME);
     }
-    nd_metrics_fini(&m);
 }
 
 Test(metrics, health_of_linears)
 {
-    nd_metrics m;
     const char *path =
         file("{\"step\":2,\"fp8_health\":{\"input\":{\"self_attn.q_proj\":{\"underflow\":0.25,"
              "\"underflow_layer\":1,\"saturation\":0.5,\"saturation_layer\":3,\"amax\":null,"
@@ -248,19 +242,17 @@ Test(metrics, health_of_linears)
              "{\"event\":\"resumed\",\"step\":2,\"from\":\"x\",\"load_ms\":2}\n"
              "{\"step\":4,\"fp8_health\":{\"weight\":{\"mlp.up_proj\":{\"amax\":9}}}}\n"
              "{\"event\":\"resumed\",\"step\":3,\"from\":\"x\",\"load_ms\":2}\n");
-    assert_ok(nd_metrics_read(path, &m));
+    read_metrics(path);
     cr_assert_eq(m.health.rows, 1, "%zu", m.health.rows);
-    cr_assert_eq(value_at(&m, &m.health, "step", 0), 2);
-    cr_assert_eq(value_at(&m, &m.health, "fp8_health.input.self_attn.q_proj.saturation", 0), 0.5);
-    cr_assert_eq(value_at(&m, &m.health, "fp8_health.gradient.mlp.down_proj.amax", 0), 2);
-    cr_assert(isnan(value_at(&m, &m.health, "fp8_health.input.self_attn.q_proj.amax", 0)));
-    nd_metrics_fini(&m);
+    cr_assert_eq(value_at(&m.health, "step", 0), 2);
+    cr_assert_eq(value_at(&m.health, "fp8_health.input.self_attn.q_proj.saturation", 0), 0.5);
+    cr_assert_eq(value_at(&m.health, "fp8_health.gradient.mlp.down_proj.amax", 0), 2);
+    cr_assert(isnan(value_at(&m.health, "fp8_health.input.self_attn.q_proj.amax", 0)));
 }
 
 /* A file may be cut anywhere: all its whole lines are read. */
 Test(metrics, half_a_line_at_the_end_does_not_count)
 {
-    nd_metrics m;
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -271,10 +263,9 @@ Test(metrics, half_a_line_at_the_end_does_not_count)
     fclose(out);
     for (size_t cut = 0; cut <= size; cut++) {
         const char *path = tempdir_write(&dir, "metrics.jsonl", text, cut);
-        assert_ok(nd_metrics_read(path, &m));
+        read_metrics(path);
         cr_assert_eq(m.steps.rows, (size_t)(cut >= one) + (cut == size), "cut at %zu", cut);
         cr_assert_eq(m.half_line, cut != 0 && cut != one && cut != size, "cut at %zu", cut);
-        nd_metrics_fini(&m);
     }
     free(text);
 }
@@ -299,7 +290,6 @@ Test(metrics, a_damaged_line_is_named)
                                       "{\"step\":-1,\"step_ms\":1}",
                                       "{\"step_ms\":1}",
                                       "{\"event\":\"resumed\",\"step\":2,\"from\":\"\\x\"}"};
-    nd_metrics m;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[512];
         snprintf(text, sizeof text, "{\"step\":1,\"step_ms\":1}\n%s\n{\"step\":3,\"step_ms\":1}\n",
@@ -310,9 +300,7 @@ Test(metrics, a_damaged_line_is_named)
 
 Test(metrics, no_file_and_an_empty_one)
 {
-    nd_metrics m;
     assert_fails(nd_metrics_read(tempdir_file(&dir, "none"), &m), ND_ERR_DATA, "none");
-    assert_ok(nd_metrics_read(file(""), &m));
+    read_metrics(file(""));
     cr_assert_eq(m.steps.rows, 0);
-    nd_metrics_fini(&m);
 }
