@@ -62,7 +62,6 @@ const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS] = {
     {"full_attention_layers", offsetof(nd_shape, full)},
     {"layers_without_rope", offsetof(nd_shape, unturned)},
 };
-const char *const nd_split_names[3] = {"none", "rows", "cols"};
 const char *const nd_segment_names[ND_SEGMENT_COUNT] = {"hp", "fp8"};
 
 void nd_manifest_pairs_fini(nd_manifest_pairs *pairs)
@@ -79,28 +78,9 @@ void nd_manifest_fini(nd_manifest *manifest)
 {
     nd_manifest_pairs_fini(&manifest->identity);
     nd_manifest_pairs_fini(&manifest->config);
-    free(manifest->tensors);
+    nd_layout_destroy(manifest->layout);
     free(manifest->writers);
     *manifest = (nd_manifest){0};
-}
-
-nd_status nd_manifest_set_tensors(nd_manifest *manifest, const nd_layout *layout)
-{
-    nd_manifest_tensor *tensors = NULL;
-    ND_TRY(ND_ALLOC(layout->param_count, &tensors));
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        tensors[i] = (nd_manifest_tensor){.axes = p->axes,
-                                          .rows = p->rows,
-                                          .cols = p->cols,
-                                          .split = p->split,
-                                          .segment = p->segment};
-        snprintf(tensors[i].name, sizeof tensors[i].name, "%s", p->name);
-    }
-    free(manifest->tensors);
-    manifest->tensors = tensors;
-    manifest->tensor_count = layout->param_count;
-    return ND_OK;
 }
 
 nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value)
@@ -135,35 +115,33 @@ const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *k
     return NULL;
 }
 
-typedef struct segments {
-    const nd_manifest *manifest;
-    int hint;
-} segments;
-
-/* Parameters are asked for in the order of the table. */
-static bool is_in_fp8_segment(void *context, const nd_param *param)
+static bool is_in_fp8_segment(void *layout, const nd_param *param)
 {
-    segments *s = context;
-    const nd_manifest *m = s->manifest;
-    for (int tried = 0; tried < m->tensor_count; tried++) {
-        s->hint = (s->hint + 1) % m->tensor_count;
-        if (strcmp(m->tensors[s->hint].name, param->name) == 0) {
-            return m->tensors[s->hint].segment == ND_SEGMENT_FP8;
-        }
-    }
-    return false;
+    const nd_param *own = nd_layout_param(layout, param->id, param->layer);
+    return own && own->segment == ND_SEGMENT_FP8;
+}
+
+static nd_status layout_like(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
+                             const nd_layout *segments, nd_layout **out)
+{
+    const nd_layout_options options = {.shape = shape,
+                                       .mesh = mesh,
+                                       .coord = coord,
+                                       .converts = is_in_fp8_segment,
+                                       .context = (void *)segments};
+    return nd_layout_create(&options, out);
+}
+
+nd_status nd_manifest_set_layout(nd_manifest *manifest, const nd_layout *layout)
+{
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    return layout_like(&manifest->shape, &one, (nd_coord){{0}}, layout, &manifest->layout);
 }
 
 nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, nd_coord coord,
                              nd_layout **out)
 {
-    segments context = {.manifest = manifest};
-    nd_layout_options options = {.shape = &manifest->shape,
-                                 .mesh = mesh,
-                                 .coord = coord,
-                                 .converts = is_in_fp8_segment,
-                                 .context = &context};
-    return nd_layout_create(&options, out);
+    return layout_like(&manifest->shape, mesh, coord, manifest->layout, out);
 }
 
 static bool changes_no_result(const char *name)

@@ -26,14 +26,6 @@ enum { ND_MANIFEST_VERSION = 2, ND_MANIFEST_MAX_BYTES = 256 << 20 };
 #define ND_MANIFEST_NAME "manifest.json"
 #define ND_STATE_FOLDER  "state"
 
-typedef struct nd_manifest_tensor {
-    char name[96]; /* Hugging Face name, as in nd_param */
-    int axes;
-    int64_t rows, cols; /* a vector: cols 1 */
-    nd_split split;
-    nd_segment_kind segment;
-} nd_manifest_tensor;
-
 typedef struct nd_manifest_pair {
     char *key, *value;
 } nd_manifest_pair;
@@ -53,8 +45,7 @@ typedef struct nd_manifest {
     int64_t metrics_bytes; /* length of metrics.jsonl when the save began */
     nd_mesh mesh;
     nd_shape shape;
-    nd_manifest_tensor *tensors; /* in the order of the parameter table; owned */
-    int tensor_count;
+    nd_layout *layout; /* of one rank: the tensors and their segments; owned */
     nd_state_extra extras[ND_STATE_EXTRAS_MAX];
     int extra_count;
     char optimizer[16];         /* "adamw", "sgd" */
@@ -68,8 +59,8 @@ typedef struct nd_manifest {
 
 void nd_manifest_fini(nd_manifest *manifest);
 
-/* Tensors and their segments from the layout of any rank. */
-nd_status nd_manifest_set_tensors(nd_manifest *manifest, const nd_layout *layout);
+/* Tensors of the manifest's shape, and their segments from the layout of any rank. */
+nd_status nd_manifest_set_layout(nd_manifest *manifest, const nd_layout *layout);
 void nd_manifest_pairs_fini(nd_manifest_pairs *pairs);
 nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const char *value);
 /* NULL: there is no such key. */

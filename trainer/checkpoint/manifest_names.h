@@ -2,6 +2,7 @@
 #ifndef ND_CHECKPOINT_MANIFEST_NAMES_H
 #define ND_CHECKPOINT_MANIFEST_NAMES_H
 /* Words of manifest.json that its writer and its reader share. */
+#include <jansson.h>
 #include <stddef.h>
 
 #include "trainer/layout/layout.h"
@@ -29,8 +30,10 @@ enum { ND_SHAPE_NUMBERS = 34, ND_SHAPE_LAYER_SETS = 2 };
 
 extern const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS];
 extern const nd_shape_layers nd_shape_layer_sets[ND_SHAPE_LAYER_SETS];
-extern const char *const nd_split_names[3];
 extern const char *const nd_segment_names[ND_SEGMENT_COUNT];
+
+/* The member "tensors"; NULL when memory runs out. */
+json_t *nd_manifest_tensors_json(const nd_layout *layout);
 
 static inline nd_layer_set *nd_shape_layers_of(const nd_shape *shape, int set)
 {

@@ -220,67 +220,33 @@ static nd_status check_mesh(const nd_manifest *m, const char *path)
                : fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
 }
 
-static nd_status parse_tensor(const char *path, const char *name, const json_t *value,
-                              nd_manifest_tensor *out)
+static bool is_listed_as_fp8(void *tensors, const nd_param *param)
 {
-    int split = 0, segment = 0;
-    const json_t *shape = json_object_get(value, "shape");
-    size_t axes = json_array_size(shape);
-    if (strlen(name) >= sizeof out->name || axes < 1 || axes > 2) {
-        return fail_member(path, name, "has no shape of one or two extents");
-    }
-    memcpy(out->name, name, strlen(name) + 1);
-    out->axes = (int)axes;
-    out->rows = json_integer_value(json_array_get(shape, 0));
-    out->cols = axes == 2 ? json_integer_value(json_array_get(shape, 1)) : 1;
-    ND_TRY(get_word(value, path, "split", nd_split_names, 3, &split));
-    ND_TRY(get_word(value, path, "segment", nd_segment_names, ND_SEGMENT_COUNT, &segment));
-    out->split = (nd_split)split;
-    out->segment = (nd_segment_kind)segment;
-    return ND_OK;
+    const json_t *segment = json_object_get(json_object_get(tensors, param->name), "segment");
+    const char *name = json_string_value(segment);
+    return name && strcmp(name, nd_segment_names[ND_SEGMENT_FP8]) == 0;
 }
 
 /* The list is what the parameter table makes of the shape: then every place in a file is computed
  * as the writers computed it. */
-static nd_status check_tensors(const nd_manifest *m, const char *path)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_layout *layout = NULL;
-    nd_status status = ND_OK;
-    ND_TRY(nd_manifest_layout(m, &one, (nd_coord){{0}}, &layout));
-    if (layout->param_count != m->tensor_count) {
-        status = fail_member(path, "tensors", "does not hold as many tensors as the model has");
-    }
-    for (int i = 0; i < m->tensor_count && status == ND_OK; i++) {
-        const nd_param *p = &layout->params[i];
-        const nd_manifest_tensor *t = &m->tensors[i];
-        if (strcmp(p->name, t->name) != 0 || p->axes != t->axes || p->rows != t->rows ||
-            p->cols != t->cols || p->split != t->split || p->segment != t->segment) {
-            status = fail_member(path, t->name,
-                                 "is not the tensor that a model of this shape has "
-                                 "in this place");
-        }
-    }
-    nd_layout_destroy(layout);
-    return status;
-}
-
 static nd_status parse_tensors(const json_t *root, const char *path, nd_manifest *m)
 {
-    json_t *object = NULL, *value;
-    const char *name;
-    ND_TRY(get_object(root, path, "tensors", &object));
-    size_t count = json_object_size(object);
-    if (count < (size_t)m->shape.layers) { /* no layout of a million layers for a list of ten */
-        return fail_member(path, "tensors", "does not hold as many tensors as the model has");
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    json_t *found = NULL;
+    ND_TRY(get_object(root, path, "tensors", &found));
+    const nd_layout_options options = {
+        .shape = &m->shape, .mesh = &one, .converts = is_listed_as_fp8, .context = found};
+    bool same = json_object_size(found) >= (size_t)m->shape.layers; /* else no layout is made */
+    if (same) {
+        ND_TRY(nd_layout_create(&options, &m->layout));
+        json_t *expected = nd_manifest_tensors_json(m->layout);
+        if (!expected) {
+            return nd_fail_memory("a manifest");
+        }
+        same = json_equal(expected, found);
+        json_decref(expected);
     }
-    ND_TRY(ND_ALLOC(count, &m->tensors));
-    json_object_foreach(object, name, value)
-    {
-        ND_TRY(parse_tensor(path, name, value, &m->tensors[m->tensor_count]));
-        m->tensor_count++;
-    }
-    return check_tensors(m, path);
+    return same ? ND_OK : fail_member(path, "tensors", "are not those of a model of this shape");
 }
 
 static nd_status parse_pairs(const json_t *root, const char *path, const char *key,

@@ -77,17 +77,19 @@ static json_t *shape_json(const nd_shape *shape)
     return object;
 }
 
-static json_t *tensors_json(const nd_manifest *m)
+json_t *nd_manifest_tensors_json(const nd_layout *layout)
 {
+    static const char *const splits[] = {
+        [ND_SPLIT_NONE] = "none", [ND_SPLIT_ROWS] = "rows", [ND_SPLIT_COLS] = "cols"};
     json_t *object = json_object();
-    for (int i = 0; i < m->tensor_count; i++) {
-        const nd_manifest_tensor *t = &m->tensors[i];
-        json_t *shape = t->axes == 1
-                            ? json_pack("[I]", (json_int_t)t->rows)
-                            : json_pack("[I, I]", (json_int_t)t->rows, (json_int_t)t->cols);
-        nd_json_set(&object, t->name,
-                    json_pack("{s:o, s:s, s:s}", "shape", shape, "split", nd_split_names[t->split],
-                              "segment", nd_segment_names[t->segment]));
+    for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        json_t *shape = p->axes == 1
+                            ? json_pack("[I]", (json_int_t)p->rows)
+                            : json_pack("[I, I]", (json_int_t)p->rows, (json_int_t)p->cols);
+        nd_json_set(&object, p->name,
+                    json_pack("{s:o, s:s, s:s}", "shape", shape, "split", splits[p->split],
+                              "segment", nd_segment_names[p->segment]));
     }
     return object;
 }
@@ -164,7 +166,7 @@ static json_t *build(const nd_manifest *m)
         "mesh", mesh_json(&m->mesh), "cut", "version", ND_CUT_VERSION, "checksum",
         nd_checksum_names[m->checksum], "chunk_bytes", ND_CHUNK_BYTES, "model",
         shape_json(&m->shape), "state", "optimizer", m->optimizer, "arrays", arrays, "dtype", "F32",
-        "tensors", tensors_json(m), "replicated", extras_json(m), "identity",
+        "tensors", nd_manifest_tensors_json(m->layout), "replicated", extras_json(m), "identity",
         pairs_json(&m->identity), "config", pairs_json(&m->config), "writers", writers_json(m));
 }
 

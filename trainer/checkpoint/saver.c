@@ -391,7 +391,7 @@ static nd_status make_manifest(nd_saver *s, int64_t metrics_bytes)
     snprintf(m->reason, sizeof m->reason, "%s", s->reason);
     snprintf(m->optimizer, sizeof m->optimizer, "%s", m->arrays > 1 ? "adamw" : "sgd");
     nd_clock_utc((int64_t)time(NULL), m->time);
-    ND_TRY(nd_manifest_set_tensors(m, s->trainer->model->layout));
+    ND_TRY(nd_manifest_set_layout(m, s->trainer->model->layout));
     ND_TRY(copy_pairs(&m->identity, s->options.identity));
     ND_TRY(copy_pairs(&m->config, s->options.config));
     return ND_ALLOC(r->world_size, &m->writers);

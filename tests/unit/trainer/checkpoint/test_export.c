@@ -48,8 +48,8 @@ static void check_model(const char *folder, const nd_manifest *m, nd_dtype dtype
     assert_ok(nd_hf_reader_check(reader));
     assert_ok(nd_checksums_verify(folder, &files));
     cr_assert_eq(files, 2); /* model.safetensors, config.json */
-    for (int i = 0; i < m->tensor_count; i++) {
-        const nd_manifest_tensor *t = &m->tensors[i];
+    for (int i = 0; i < m->layout->param_count; i++) {
+        const nd_param *t = &m->layout->params[i];
         int64_t count = t->rows * t->cols;
         float *values = malloc((size_t)count * sizeof *values);
         assert_ok(nd_hf_reader_read(reader, t->name, 0, count, values));

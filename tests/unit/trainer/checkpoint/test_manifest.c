@@ -47,7 +47,7 @@ Test(manifest, is_read_back_as_it_was_written)
     cr_assert_eq(got.writer_count, 12);
     cr_assert_str_eq(got.writers[11].digest, m.writers[11].digest);
     cr_assert_eq(got.shape.rms_eps, m.shape.rms_eps);
-    cr_assert_eq(got.tensor_count, m.tensor_count);
+    cr_assert_eq(got.layout->param_count, m.layout->param_count);
     cr_assert_str_eq(nd_manifest_pairs_find(&got.config, "train.steps"), "1000");
     cr_assert_eq(got.extra_count, 1);
     char *again = text_of(&got, &again_bytes);
@@ -268,10 +268,10 @@ Test(manifest, refuses_members_that_cannot_be)
         {"mesh/cp", "16777216", "more than 2^24"},
         {"mesh", "[]", "is not an object"},
         {"model/hidden_size", "0", "hidden_size is 0"},
-        {"model/hidden_size", "23", "is not the tensor"},
+        {"model/hidden_size", "23", "tensors are not"},
         {"model/hidden_size", "1099511627776", "extents that no model has"},
-        {"model/num_hidden_layers", "4", "as many tensors"},
-        {"model/num_hidden_layers", "1000000", "as many tensors"},
+        {"model/num_hidden_layers", "4", "tensors are not"},
+        {"model/num_hidden_layers", "1000000", "tensors are not"},
         {"model/full_attention_layers", "[2, 99999]", "full_attention_layers is not a list"},
         {"model/window_period", "-1", "window_period is -1; it must be 0 to"},
         {"model/qk_norm", "3", "qk_norm is 3; it must be 0 to 2"},
@@ -279,15 +279,15 @@ Test(manifest, refuses_members_that_cannot_be)
         {"model/rotated", "3", "extents that no model has"},
         {"model/rope_type", "\"ntk\"", "unknown \"ntk\""},
         {"model/rms_norm_eps", "\"1e-5\"", "no number"},
-        {"model/tie_word_embeddings", "true", "as many tensors"},
-        {"tensors/model.norm.weight", NULL, "as many tensors"},
-        {"tensors/x", "{\"shape\":[4],\"split\":\"none\",\"segment\":\"hp\"}", "as many tensors"},
+        {"model/tie_word_embeddings", "true", "tensors are not"},
+        {"tensors/model.norm.weight", NULL, "tensors are not"},
+        {"tensors/x", "{\"shape\":[4],\"split\":\"none\",\"segment\":\"hp\"}", "tensors are not"},
         {"tensors/model.norm.weight", "{\"shape\":[4],\"split\":\"none\",\"segment\":\"hp\"}",
-         "is not the tensor"},
+         "tensors are not"},
         {"tensors/model.norm.weight", "{\"shape\":[],\"split\":\"none\",\"segment\":\"hp\"}",
-         "no shape"},
+         "tensors are not"},
         {"tensors/model.norm.weight", "{\"shape\":[24],\"split\":\"up\",\"segment\":\"hp\"}",
-         "unknown \"up\""},
+         "tensors are not"},
         {"replicated/..", "3", "no name of an entry"},
         {"replicated/fp8.x", "0", "is 0"},
         {"state/arrays", "[\"master\",\"exp_avg\"]", "not one that this program knows"},
