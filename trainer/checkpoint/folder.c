@@ -140,13 +140,17 @@ nd_status nd_checkpoint_make(const char *temporary, const char *state)
     return nd_fs_make_own_folder(state);
 }
 
+/* And reads it again, before anything depends on it. */
 static nd_status write_manifest(const char *temporary, const nd_manifest *manifest)
 {
     char *text = NULL;
     size_t bytes = 0;
+    nd_manifest again = {0};
     ND_TRY(nd_manifest_format(manifest, &text, &bytes));
     nd_status status = nd_state_file_put(temporary, ND_MANIFEST_NAME, text, bytes);
     free(text);
+    status = status == ND_OK ? nd_manifest_read(temporary, &again) : status;
+    nd_manifest_fini(&again);
     return status;
 }
 
@@ -156,15 +160,6 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
     ND_TRY(nd_checkpoint_path(run, step, &path));
     nd_status status = nd_fs_set_aside(path, suffix, out);
     free(path);
-    return status;
-}
-
-/* The manifest as it can be read again, before anything depends on it. */
-static nd_status check_manifest(const char *temporary)
-{
-    nd_manifest again = {0};
-    nd_status status = nd_manifest_read(temporary, &again);
-    nd_manifest_fini(&again);
     return status;
 }
 
@@ -270,7 +265,6 @@ nd_status nd_checkpoint_commit(const char *run, const char *temporary, const nd_
     ND_TRY_OUT(nd_fs_sync_folder(state));
     ND_TRY_OUT(check_parts(state, manifest));
     ND_TRY_OUT(write_manifest(temporary, manifest));
-    ND_TRY_OUT(check_manifest(temporary));
     ND_TRY_OUT(nd_fs_sync_folder(temporary));
     ND_TRY_OUT(gate.pass ? gate.pass(gate.context) : ND_OK);
     ND_TRY_OUT(take_name(run, temporary, manifest->position.step));

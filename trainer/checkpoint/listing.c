@@ -107,17 +107,6 @@ nd_status nd_saved_examine(const char *folder, nd_saved *out)
 
 /* A run folder. */
 
-/* *count grows by one where the name is that of a folder; it may be gone by now. */
-static nd_status add_entry(const char *run, const char *name, nd_saved *list, int *count)
-{
-    char *path = NULL;
-    ND_TRY(nd_fs_format(&path, "%s/%s", run, name));
-    nd_status status = nd_saved_examine(path, &list[*count]);
-    *count += status == ND_OK;
-    free(path);
-    return status == ND_ERR_DATA ? ND_OK : status;
-}
-
 nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
 {
     nd_folder *folders = NULL;
@@ -132,7 +121,15 @@ nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
     ND_TRY(nd_folder_list(run, &folders, &all));
     ND_TRY_OUT(ND_ALLOC(all + 1, &list));
     for (int i = 0; i < all; i++) {
-        ND_TRY_OUT(folders[i].step >= 0 ? add_entry(run, folders[i].name, list, &n) : ND_OK);
+        char *path = NULL;
+        if (folders[i].step < 0) {
+            continue;
+        }
+        ND_TRY_OUT(nd_fs_format(&path, "%s/%s", run, folders[i].name));
+        status = nd_saved_examine(path, &list[n]);
+        free(path);
+        n += status == ND_OK;
+        ND_TRY_OUT(status == ND_ERR_DATA ? ND_OK : status); /* it may be gone by now */
     }
     *out = list;
     *count = n;

@@ -14,6 +14,7 @@
     {                                                                                              \
         name, offsetof(nd_shape, member), __VA_ARGS__                                              \
     }
+#define IDLE                  .is_idle = true
 #define EXTENT(name, member)  NUMBER(name, member, .least = 1, .most = NUMBER_MAX)
 #define INTEGER(name, member) NUMBER(name, member, .least = -1, .most = NUMBER_MAX)
 #define REAL(name, member)    NUMBER(name, member, .is_real = true)
@@ -30,16 +31,16 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     EXTENT("num_attention_heads", heads),
     EXTENT("num_key_value_heads", kv_heads),
     EXTENT("head_dim", head_dim),
-    EXTENT("max_position_embeddings", max_positions),
+    NUMBER("max_position_embeddings", max_positions, .least = 1, .most = NUMBER_MAX, IDLE),
     REAL("rms_norm_eps", rms_eps),
-    REAL("initializer_range", init_std),
+    NUMBER("initializer_range", init_std, .is_real = true, IDLE),
     REAL("rope_theta", rope.theta),
     REAL("rope_factor", rope.factor),
     REAL("rope_low_freq_factor", rope.low_freq_factor),
     REAL("rope_high_freq_factor", rope.high_freq_factor),
     INTEGER("rope_original_max_position_embeddings", rope.original_max_positions),
-    INTEGER("bos_token_id", bos_id),
-    INTEGER("eos_token_id", eos_id),
+    NUMBER("bos_token_id", bos_id, .least = -1, .most = NUMBER_MAX, IDLE),
+    NUMBER("eos_token_id", eos_id, .least = -1, .most = NUMBER_MAX, IDLE),
     SWITCH("qkv_bias", qkv_bias),
     SWITCH("o_bias", o_bias),
     SWITCH("mlp_bias", mlp_bias),
@@ -144,18 +145,6 @@ nd_status nd_manifest_layout(const nd_manifest *manifest, const nd_mesh *mesh, n
     return layout_like(&manifest->shape, mesh, coord, manifest->layout, out);
 }
 
-static bool changes_no_result(const char *name)
-{
-    static const char *const names[] = {"max_position_embeddings", "initializer_range",
-                                        "bos_token_id", "eos_token_id"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static double shape_value(const nd_shape *shape, const nd_shape_number *number)
 {
     const char *at = (const char *)shape + number->offset;
@@ -198,7 +187,7 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
     for (int i = 0; i < ND_SHAPE_NUMBERS; i++) {
         const nd_shape_number *number = &nd_shape_numbers[i];
         double x = shape_value(a, number), y = shape_value(b, number);
-        if (x != y && !changes_no_result(number->name)) {
+        if (x != y && !number->is_idle) {
             return nd_fail(ND_ERR_CONFIG,
                            "%s has %s %.10g, and %s has %.10g; these are different models", name_a,
                            number->name, x, name_b, y);

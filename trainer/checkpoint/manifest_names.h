@@ -17,6 +17,7 @@ typedef struct nd_shape_number {
     size_t offset; /* in nd_shape */
     bool is_real;  /* double, else int64_t */
     bool may_lack; /* absent where it is 0 */
+    bool is_idle;  /* changes no result: not compared */
     int64_t least, most;
 } nd_shape_number;
 

@@ -61,14 +61,6 @@ static void pass_units(nd_saver *s, int units)
     nd_monitor_unlock(&s->monitor);
 }
 
-static bool is_cancelled(nd_saver *s)
-{
-    nd_monitor_lock(&s->monitor);
-    bool cancelled = s->cancelled;
-    nd_monitor_unlock(&s->monitor);
-    return cancelled;
-}
-
 static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
 {
     const nd_layout *layout = s->plan.layout;
@@ -76,7 +68,10 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
         if (s->options.before_unit) {
             s->options.before_unit(s->options.before_context, u);
         }
-        if (is_cancelled(s)) {
+        nd_monitor_lock(&s->monitor);
+        const bool cancelled = s->cancelled;
+        nd_monitor_unlock(&s->monitor);
+        if (cancelled) {
             return nd_fail(ND_ERR_CANTCREATE, "the save was given up");
         }
         nd_fs_beat();
@@ -588,20 +583,15 @@ static nd_status begin_commit(nd_saver *s, nd_save_report *report)
     return ND_OK;
 }
 
-/* The flag of a job's end is set under the lock, after all that the writer's thread has left for
- * the rank's: a thread that has seen the flag and then had the lock sees that too. */
-static void see_results(nd_saver *s)
-{
-    nd_monitor_lock(&s->monitor);
-    nd_monitor_unlock(&s->monitor);
-}
-
 static nd_status advance(nd_saver *s, int64_t flag, nd_save_report *report)
 {
     if (s->phase == PHASE_IDLE || flag == FLAG_BUSY) {
         return ND_OK;
     }
-    see_results(s);
+    /* The flag of a job's end is set under the lock, after all that the writer's thread has left
+     * for the rank's: a thread that has seen the flag and then had the lock sees that too. */
+    nd_monitor_lock(&s->monitor);
+    nd_monitor_unlock(&s->monitor);
     if (flag == FLAG_FAILED) {
         return give_up(s, report);
     }

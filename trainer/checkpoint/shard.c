@@ -27,16 +27,6 @@ static void find_units(nd_shard_plan *plan)
     }
 }
 
-static nd_status add_piece(nd_shard_plan *plan, const nd_piece *piece)
-{
-    char name[ND_STATE_NAME_MAX];
-    for (int a = 0; a < plan->arrays; a++) {
-        nd_state_name(name, (nd_state_kind)a, piece->param->name);
-        ND_TRY(nd_dcp_list_add(&plan->lists[piece->kind], name, ND_SAFETENSORS_F32, &piece->rect));
-    }
-    return ND_OK;
-}
-
 /* The writer of a tensor's first element writes its step too. That element is always in a body. */
 static nd_status add_steps(nd_shard_plan *plan)
 {
@@ -97,8 +87,14 @@ nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *o
     plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
     find_units(plan);
     for (int i = 0; i < plan->piece_count; i++) {
-        plan->first_entry[i] = plan->lists[plan->pieces[i].kind].count;
-        ND_TRY_OUT(add_piece(plan, &plan->pieces[i]));
+        const nd_piece *piece = &plan->pieces[i];
+        nd_dcp_list *list = &plan->lists[piece->kind];
+        char name[ND_STATE_NAME_MAX];
+        plan->first_entry[i] = list->count;
+        for (int a = 0; a < plan->arrays; a++) {
+            nd_state_name(name, (nd_state_kind)a, piece->param->name);
+            ND_TRY_OUT(nd_dcp_list_add(list, name, ND_SAFETENSORS_F32, &piece->rect));
+        }
     }
     ND_TRY_OUT(add_extras(plan, options));
     ND_TRY_OUT(add_steps(plan));

@@ -158,18 +158,6 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
     return ND_OK;
 }
 
-static nd_status add_from_checkpoint(nd_source *source, const nd_param *param, nd_state_kind array,
-                                     const nd_rect *rect, float *to)
-{
-    int64_t found = 0;
-    ND_ASSERT((int)array < source->manifest->arrays);
-    for (int t = 0; t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
-        ND_TRY(add_from_tp(source, t, param, array, rect, to, &found));
-    }
-    ND_ASSERT(found == nd_rect_elements(rect)); /* the plan covers every tensor */
-    return ND_OK;
-}
-
 nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count, float *to)
 {
     nd_source_writer *writer = NULL;
@@ -195,8 +183,16 @@ nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind 
                         const nd_rect *rect, float *to)
 {
     source->stats.wanted_bytes += nd_rect_elements(rect) * (int64_t)sizeof *to;
-    return source->manifest ? add_from_checkpoint(source, param, array, rect, to)
-                            : nd_source_add_dcp(source, param, array, rect, to);
+    if (!source->manifest) {
+        return nd_source_add_dcp(source, param, array, rect, to);
+    }
+    int64_t found = 0;
+    ND_ASSERT((int)array < source->manifest->arrays);
+    for (int t = 0; t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
+        ND_TRY(add_from_tp(source, t, param, array, rect, to, &found));
+    }
+    ND_ASSERT(found == nd_rect_elements(rect)); /* the plan covers every tensor */
+    return ND_OK;
 }
 
 nd_status nd_source_run(nd_source *source)

@@ -6,17 +6,10 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/text.h"
 #include "trainer/checkpoint/source_files.h"
 
 /* Opening. */
-
-static bool is_safetensors(const char *name)
-{
-    static const char suffix[] = ".safetensors";
-    size_t length = strlen(name);
-    return length > sizeof suffix - 1 && length < sizeof((nd_source_file *)0)->name &&
-           strcmp(name + length - (sizeof suffix - 1), suffix) == 0 && nd_name_is_plain(name);
-}
 
 static nd_status list_files(nd_source *source)
 {
@@ -25,9 +18,10 @@ static nd_status list_files(nd_source *source)
     ND_TRY(nd_fs_list(source->folder, &names));
     ND_TRY_OUT(ND_ALLOC(names.count + 1, &source->files));
     for (int i = 0; i < names.count; i++) {
-        if (is_safetensors(names.list[i])) {
+        const char *name = names.list[i];
+        if (nd_ends_with(name, ".safetensors") && nd_name_is_plain(name)) {
             snprintf(source->files[source->file_count++].name, sizeof source->files->name, "%s",
-                     names.list[i]);
+                     name);
         }
     }
     if (source->file_count == 0) {

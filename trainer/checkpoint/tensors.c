@@ -51,15 +51,6 @@ static nd_status add_rows(batch *b, const nd_param *param, nd_state_kind array, 
     return ND_OK;
 }
 
-static nd_status add_tensor(batch *b, const nd_param *param, nd_state_kind array)
-{
-    int64_t most = nd_max(b->elements / param->cols, 1);
-    for (int64_t row = 0; row < param->rows; row += most) {
-        ND_TRY(add_rows(b, param, array, row, nd_min(most, param->rows - row)));
-    }
-    return ND_OK;
-}
-
 /* No more than the model needs, and at least a row. */
 static nd_status make_buffers(batch *b)
 {
@@ -82,8 +73,12 @@ static nd_status walk_all(batch *b)
     const nd_layout *layout = b->walk->layout;
     ND_TRY(make_buffers(b));
     for (int i = 0; i < layout->param_count; i++) {
+        const nd_param *p = &layout->params[i];
         for (int a = 0; a < b->walk->arrays; a++) {
-            ND_TRY(add_tensor(b, &layout->params[i], (nd_state_kind)a));
+            for (int64_t row = 0, most = nd_max(b->elements / p->cols, 1); row < p->rows;
+                 row += most) {
+                ND_TRY(add_rows(b, p, (nd_state_kind)a, row, nd_min(most, p->rows - row)));
+            }
         }
     }
     return flush(b);

@@ -129,14 +129,6 @@ static void log_restored(const nd_run_checkpoints *c, const nd_restored *restore
     }
 }
 
-/* The data go on behind the samples that were seen, whatever number of them a step had. */
-static void place_in_data(const nd_run_checkpoints *c, const nd_manifest *manifest)
-{
-    nd_run_position *position = &c->trainer->position;
-    position->samples_ahead =
-        manifest->samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
-}
-
 static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, nd_mesh *saved)
 {
     const bool verify = c->trainer->rank->config->checkpoint.verify;
@@ -145,7 +137,10 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, n
         nd_status status =
             nd_restore_checkpoint(c->trainer, c->resume.source, &manifest, verify, restored);
         if (status == ND_OK) {
-            place_in_data(c, &manifest);
+            /* The data go on behind the samples that were seen, whatever number a step had. */
+            nd_run_position *position = &c->trainer->position;
+            position->samples_ahead =
+                manifest.samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
             *saved = manifest.mesh;
         }
         nd_manifest_fini(&manifest);
@@ -178,14 +173,6 @@ static void say_own_state(const char *source)
                        "that run",
                        source);
     }
-}
-
-static nd_status load_dcp(nd_run_checkpoints *c, nd_restored *restored)
-{
-    if (c->trainer->rank->rank == 0) {
-        say_own_state(c->resume.source);
-    }
-    return nd_restore_dcp(c->trainer, c->resume.source, restored);
 }
 
 static nd_status load_model(nd_run_checkpoints *c)
@@ -239,7 +226,10 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         ND_TRY(load_checkpoint(c, &restored, &saved));
         break;
     case ND_RESUME_DCP:
-        ND_TRY(load_dcp(c, &restored));
+        if (trainer->rank->rank == 0) {
+            say_own_state(c->resume.source);
+        }
+        ND_TRY(nd_restore_dcp(trainer, c->resume.source, &restored));
         break;
     case ND_RESUME_MODEL:
         ND_TRY(load_model(c));

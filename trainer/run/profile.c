@@ -227,21 +227,16 @@ out:
 
 /* The steps. */
 
-/* What lies in its place ends a run before its first step, and not its profile at the end. */
-static nd_status check_parts_folder(const char *dir)
-{
-    bool there = false;
-    ND_TRY(nd_fs_has(dir, "profile", &there));
-    return there ? make_parts_folder(dir) : ND_OK;
-}
-
 nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir)
 {
     *p = (nd_run_profile){0};
     if (!nd_config_steps(rank->config->log.profile_steps, &p->first, &p->last)) {
         return ND_OK;
     }
-    ND_TRY(dir ? check_parts_folder(dir) : ND_OK);
+    /* What lies in its place ends a run before its first step, and not its profile at the end. */
+    bool there = false;
+    ND_TRY(dir ? nd_fs_has(dir, "profile", &there) : ND_OK);
+    ND_TRY(there ? make_parts_folder(dir) : ND_OK);
     ND_TRY(nd_profile_init(&p->profile, rank->progress, ND_PROFILE_EVENTS));
     p->rank = rank;
     p->dir = dir;

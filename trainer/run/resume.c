@@ -201,13 +201,6 @@ static nd_status fail_without_run(const nd_config *config)
                    config->checkpoint.resume);
 }
 
-/* The folder holds a run: one that ended before its first checkpoint begins again there. */
-static nd_status holds_run(const char *run, bool *out)
-{
-    ND_TRY(nd_fs_has(run, "metrics.jsonl", out));
-    return *out ? ND_OK : nd_fs_has(run, "run.json", out);
-}
-
 static nd_status check_run(const nd_config *config, const char *run)
 {
     bool there = false;
@@ -234,7 +227,9 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         return take(out, run, step);
     }
     ND_TRY(run[0] ? list_damaged(run, names, sizeof names, bad) : ND_OK);
-    ND_TRY(run[0] ? holds_run(run, &holds) : ND_OK);
+    /* A run that ended before its first checkpoint begins again in its folder. */
+    ND_TRY(run[0] ? nd_fs_has(run, "metrics.jsonl", &holds) : ND_OK);
+    ND_TRY(run[0] && !holds ? nd_fs_has(run, "run.json", &holds) : ND_OK);
     if (run[0] && bad[0]) {
         ND_TRY(list_names(run, others, sizeof others, &more));
         return nd_fail(ND_ERR_DATA,

@@ -532,20 +532,12 @@ out:
     return status;
 }
 
-static nd_status check_checkpoint(const nd_config *config, const nd_inputs *inputs,
-                                  const char *folder)
-{
-    nd_manifest manifest = {0};
-    nd_status status = nd_manifest_read(folder, &manifest);
-    status = status == ND_OK ? nd_resume_check(config, inputs, folder, &manifest) : status;
-    nd_manifest_fini(&manifest);
-    return status;
-}
-
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
     const nd_resume_search search = {.config = config, .below = -1};
     nd_resume resume;
+    nd_manifest manifest = {0};
+    nd_status status = ND_OK;
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
     if (config->checkpoint.resume[0] && resume.kind != ND_RESUME_CHECKPOINT) {
@@ -556,7 +548,11 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     case ND_RESUME_NONE:
         break;
     case ND_RESUME_CHECKPOINT:
-        ND_TRY(check_checkpoint(config, inputs, resume.source));
+        status = nd_manifest_read(resume.source, &manifest);
+        status =
+            status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
+        nd_manifest_fini(&manifest);
+        ND_TRY(status);
         break;
     case ND_RESUME_DCP:
         ND_TRY(check_dcp(config, inputs, resume.source));

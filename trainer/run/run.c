@@ -117,17 +117,6 @@ static nd_status open_loaders(run_state *s)
                           &s->validation_loader);
 }
 
-/* Between the batches of a validation: a signal that reached one rank stops all of them, and a save
- * in flight goes on. Nothing of the state that it copies changes in a validation. */
-static nd_status agree_to_stop(run_state *s)
-{
-    nd_rank *r = s->rank;
-    int64_t flags[] = {stop_signal, nd_trainer_reported_save(s->trainer)};
-    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, flags, 2, ND_DTYPE_I64, ND_REDOP_MAX));
-    s->stopped = flags[0] != 0;
-    return nd_run_checkpoints_advance(&s->checkpoints, flags[1]);
-}
-
 /* Peak memory of the process, or memory in use on the GPU. On a GPU everything is allocated after
  * the first steps, and the driver is slow to answer, so it is not asked again. */
 static double peak_memory(run_state *s)
@@ -145,12 +134,16 @@ static double peak_memory(run_state *s)
     return (double)usage.ru_maxrss * 1024.0;
 }
 
+/* Between the batches of a validation: a signal that reached one rank stops all of them, and a save
+ * in flight goes on. Nothing of the state that it copies changes in a validation. */
 static nd_status stop_is_asked(void *context, bool *stop)
 {
     run_state *s = context;
-    ND_TRY(agree_to_stop(s));
-    *stop = s->stopped;
-    return ND_OK;
+    nd_rank *r = s->rank;
+    int64_t flags[] = {stop_signal, nd_trainer_reported_save(s->trainer)};
+    ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, flags, 2, ND_DTYPE_I64, ND_REDOP_MAX));
+    *stop = s->stopped = flags[0] != 0;
+    return nd_run_checkpoints_advance(&s->checkpoints, flags[1]);
 }
 
 /* The loss of a validation is the mean over the labels of all its sets. */
@@ -245,12 +238,6 @@ static nd_status make_up_validation(run_state *s)
     }
     ND_TRY(nd_run_checkpoints_owes_validation(&s->checkpoints, &owes));
     return owes ? validate(s) : ND_OK;
-}
-
-static void begin_record(run_state *s)
-{
-    s->step_begin = nd_clock_ns();
-    nd_traffic_bytes(&s->rank->groups, s->sent_before);
 }
 
 static nd_status record_step(run_state *s, const nd_step_batch *batch, const nd_step_result *result)
@@ -361,7 +348,8 @@ static nd_status loop(run_state *s)
     ND_TRY(make_up_validation(s));
     while (t->position.step < s->last_step && !s->stopped && !s->checkpoints.over) {
         ND_TRY(nd_run_profile_begin(&s->profile, t->position.step + 1));
-        begin_record(s);
+        s->step_begin = nd_clock_ns();
+        nd_traffic_bytes(&s->rank->groups, s->sent_before);
         ND_RUN(s->rank, ND_TRACE_DATA, nd_loader_next(s->loader, &batch));
         nd_status status = nd_trainer_step(t, &batch, &result);
         if (status == ND_ERR_NUMERIC && s->config->train.nonfinite == ND_NONFINITE_REWIND) {
@@ -435,12 +423,6 @@ static nd_status save_model(run_state *s)
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_MODEL_SAVED, .step = s->trainer->position.step, .path = folder};
     return nd_sinks_event(&s->files.sinks, &event);
-}
-
-static nd_status say_finished(run_state *s)
-{
-    const nd_run_event event = {.kind = ND_RUN_EVENT_FINISHED, .step = s->trainer->position.step};
-    return s->stopped ? ND_OK : nd_sinks_event(&s->files.sinks, &event);
 }
 
 /* After the checkpoint, if the run has any, is saved. */
@@ -533,7 +515,9 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));
-    ND_TRY(say_finished(s));
+    const nd_run_event finished = {.kind = ND_RUN_EVENT_FINISHED,
+                                   .step = s->trainer->position.step};
+    ND_TRY(s->stopped ? ND_OK : nd_sinks_event(&s->files.sinks, &finished));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;
 }

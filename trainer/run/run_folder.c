@@ -15,12 +15,6 @@
 
 static const char *const advice = "give another folder with --save-dir";
 
-static nd_status fail_create(const char *path)
-{
-    return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be created: %s; %s", path,
-                   strerror(errno), advice);
-}
-
 static nd_status make_path(const char *path)
 {
     return nd_fs_make_folders(path, "the run folder", advice);
@@ -76,12 +70,6 @@ static nd_status check_fresh(const char *dir)
         }
     }
     return check_no_checkpoint(dir);
-}
-
-static nd_status open_given(const char *dir)
-{
-    ND_TRY(make_path(dir));
-    return check_fresh(dir);
 }
 
 /* File name of the configuration without folder and suffix; "run" when there was no file. */
@@ -181,7 +169,8 @@ nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
 nd_status nd_run_folder_create(const nd_config *config, char **out)
 {
     if (config->output.dir && config->output.dir[0]) {
-        ND_TRY(open_given(config->output.dir));
+        ND_TRY(make_path(config->output.dir));
+        ND_TRY(check_fresh(config->output.dir));
         return nd_fs_format(out, "%s", config->output.dir);
     }
     char name[128], path[192];
@@ -195,7 +184,8 @@ nd_status nd_run_folder_create(const nd_config *config, char **out)
             return nd_fs_format(out, "%s", path);
         }
         if (errno != EEXIST) {
-            return fail_create(path);
+            return nd_fail(ND_ERR_CANTCREATE, "the run folder %s cannot be created: %s; %s", path,
+                           strerror(errno), advice);
         }
     }
     return nd_fail(ND_ERR_CANTCREATE, "runs/ holds a million runs of %s; %s", name, advice);
@@ -451,22 +441,21 @@ static const char *mark_text(char text[64], int64_t step, nd_weights_dtype dtype
     return text;
 }
 
-/* A folder in its place would stay there, and have every start save the model. */
-static nd_status write_mark(const char *path, const char *text)
-{
-    bool folder = false;
-    ND_TRY(nd_fs_is_folder(path, &folder));
-    ND_TRY(folder ? nd_fs_set_aside(path, "old", NULL) : ND_OK);
-    return nd_fs_write_atomic(path, text, strlen(text));
-}
-
 void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype)
 {
     char text[64], *path = NULL;
-    nd_status status = files->dir ? nd_fs_format(&path, "%s/%s", files->dir, mark_name) : ND_OK;
-    if (status == ND_OK && path) {
-        status = write_mark(path, mark_text(text, step, dtype));
+    bool folder = false;
+    nd_status status = ND_OK;
+    if (!files->dir) {
+        return;
     }
+    mark_text(text, step, dtype);
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", files->dir, mark_name));
+    /* A folder in its place would stay there, and have every start save the model. */
+    ND_TRY_OUT(nd_fs_is_folder(path, &folder));
+    ND_TRY_OUT(folder ? nd_fs_set_aside(path, "old", NULL) : ND_OK);
+    status = nd_fs_write_atomic(path, text, strlen(text));
+out:
     if (status != ND_OK) { /* a later start saves the model again */
         nd_log_debug("the saved model is not marked: %s", nd_error_last()->message);
         nd_error_clear();

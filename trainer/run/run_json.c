@@ -103,11 +103,6 @@ static json_t *identity_object(const nd_run_record *record)
     return object;
 }
 
-static json_t *count_or_null(int64_t count)
-{
-    return count >= 0 ? json_integer(count) : json_null();
-}
-
 static json_t *start_time(void)
 {
     char text[ND_CLOCK_UTC_MAX];
@@ -213,7 +208,8 @@ static json_t *sources_json(const nd_dataset *data, int64_t samples)
         nd_json_set(&object, "path", nd_json_string(facts.path));
         nd_json_set(&object, "format", nd_json_string(facts.format));
         nd_json_set(&object, "tokens", json_integer(nd_dataset_tokens(source)));
-        nd_json_set(&object, "documents", count_or_null(facts.documents));
+        nd_json_set(&object, "documents",
+                    facts.documents >= 0 ? json_integer(facts.documents) : json_null());
         nd_json_set(&object, "blocks", json_integer(nd_dataset_blocks(source)));
         if (samples >= 0) {
             nd_json_set(&object, "samples", json_integer(had[i]));
