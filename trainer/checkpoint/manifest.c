@@ -219,9 +219,3 @@ nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape
     }
     return ND_OK;
 }
-
-nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_shape *shape,
-                                  const char *folder)
-{
-    return nd_shape_compare(&manifest->shape, folder, shape, "the model of this run");
-}

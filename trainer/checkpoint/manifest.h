@@ -66,11 +66,9 @@ nd_status nd_manifest_pairs_add(nd_manifest_pairs *pairs, const char *key, const
 /* NULL: there is no such key. */
 const char *nd_manifest_pairs_find(const nd_manifest_pairs *pairs, const char *key);
 
-/* ND_ERR_CONFIG with both values when a model of this shape is another than the checkpoint's. */
-nd_status nd_manifest_check_shape(const nd_manifest *manifest, const nd_shape *shape,
-                                  const char *folder);
-/* The same of two shapes; `name_a` and `name_b` are for the message. Numbers that change no result
- * are not compared: initial deviation, maximum of positions, token ids. */
+/* ND_ERR_CONFIG with both values when two models differ; `name_a` and `name_b` are for the message.
+ * Numbers that change no result are not compared: initial deviation, maximum of positions, token
+ * ids. */
 nd_status nd_shape_compare(const nd_shape *a, const char *name_a, const nd_shape *b,
                            const char *name_b);
 /* All that a shape is, a line each, for a comparison of texts. */

@@ -21,10 +21,8 @@ static nd_status check_source(const nd_run_checkpoints *c)
         return ND_OK;
     }
     ND_TRY(nd_manifest_read(c->resume.source, &manifest));
-    nd_status status = nd_resume_check(config, c->context->inputs, c->resume.source, &manifest);
-    if (status == ND_OK) {
-        status = nd_resume_log_changes(config, c->context->inputs, &manifest);
-    }
+    nd_status status =
+        nd_resume_check(config, c->context->inputs, c->resume.source, &manifest, true);
     nd_manifest_fini(&manifest);
     return status;
 }
@@ -178,13 +176,8 @@ static void say_own_state(const char *source)
 static nd_status load_model(nd_run_checkpoints *c)
 {
     nd_hf_reader *reader = NULL;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_hf_reader_open(c->resume.source, &reader));
-    ND_TRY_OUT(nd_hf_reader_check(reader));
-    ND_TRY_OUT(nd_shape_compare(nd_hf_reader_shape(reader), c->resume.source,
-                                &c->trainer->rank->shape, "the model of this run"));
-    ND_TRY_OUT(nd_weights_load(&c->trainer->model->fsdp, reader));
-out:
+    ND_TRY(nd_resume_open_model(c->resume.source, &c->trainer->rank->shape, &reader));
+    nd_status status = nd_weights_load(&c->trainer->model->fsdp, reader);
     nd_hf_reader_close(reader);
     return status;
 }

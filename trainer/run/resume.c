@@ -122,40 +122,24 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, pa
     return status;
 }
 
-/* "checkpoint-100, checkpoint-200", or "none", for messages; *any: there is one. */
-static nd_status list_names(const char *run, char *out, size_t capacity, bool *any)
-{
-    int64_t *steps = NULL;
-    int count = 0;
-    size_t used = 0;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    snprintf(out, capacity, "none");
-    for (int i = count > 8 ? count - 8 : 0; i < count && used < capacity; i++) {
-        used += (size_t)snprintf(out + used, capacity - used, "%scheckpoint-%lld", used ? ", " : "",
-                                 (long long)steps[i]);
-    }
-    free(steps);
-    *any = count > 0;
-    return ND_OK;
-}
-
-/* The checkpoints that were set aside as damaged, for messages, and the newest of them, "" where
- * there is none. */
-static nd_status list_damaged(const char *run, char *out, size_t capacity,
-                              char newest[NAME_MAX + 1])
+/* "checkpoint-100, checkpoint-200", for messages: the newest folders of a kind, and the newest of
+ * them alone; "" where there is none. */
+static nd_status list_names(const char *run, nd_folder_kind kind, char out[400],
+                            char newest[NAME_MAX + 1])
 {
     nd_folder *list = NULL;
-    int count = 0;
+    int count = 0, n = 0;
     size_t used = 0;
     out[0] = newest[0] = '\0';
     ND_TRY(nd_folder_list(run, &list, &count));
     for (int i = 0; i < count; i++) {
-        if (list[i].kind == ND_FOLDER_BAD) {
-            snprintf(newest, NAME_MAX + 1, "%s", list[i].name);
-            used += used < capacity ? (size_t)snprintf(out + used, capacity - used, "%s%s",
-                                                       used ? ", " : "", list[i].name)
-                                    : 0;
+        if (list[i].kind == kind) {
+            list[n++] = list[i];
         }
+    }
+    for (int i = n > 8 ? n - 8 : 0; i < n && used < 400; i++) {
+        snprintf(newest, NAME_MAX + 1, "%s", list[i].name);
+        used += (size_t)snprintf(out + used, 400 - used, "%s%s", used ? ", " : "", newest);
     }
     free(list);
     return ND_OK;
@@ -216,29 +200,30 @@ static nd_status check_run(const nd_config *config, const char *run)
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1];
+    char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1] = "",
+                                                                          newest[NAME_MAX + 1];
     const passing how = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
     int64_t step = -1;
-    bool more = false, holds = false;
+    bool holds = false;
     ND_TRY(find_run(search, run));
     ND_TRY(run[0] ? find_newest(search, run, how, &step) : ND_OK);
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
     }
-    ND_TRY(run[0] ? list_damaged(run, names, sizeof names, bad) : ND_OK);
+    ND_TRY(run[0] ? list_names(run, ND_FOLDER_BAD, names, bad) : ND_OK);
     /* A run that ended before its first checkpoint begins again in its folder. */
     ND_TRY(run[0] ? nd_fs_has(run, "metrics.jsonl", &holds) : ND_OK);
     ND_TRY(run[0] && !holds ? nd_fs_has(run, "run.json", &holds) : ND_OK);
     if (run[0] && bad[0]) {
-        ND_TRY(list_names(run, others, sizeof others, &more));
+        ND_TRY(list_names(run, ND_FOLDER_WHOLE, others, newest));
         return nd_fail(ND_ERR_DATA,
                        "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
                        "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
                        "save a model, and another folder as output.dir begins afresh",
                        run, names, strchr(names, ',') ? "are" : "is",
-                       more ? ", as may be what else is there: " : "", more ? others : "", run, bad,
-                       run, bad);
+                       others[0] ? ", as may be what else is there: " : "", others, run, bad, run,
+                       bad);
     }
     if (may_be_fresh) {
         out->continues = holds;
@@ -249,19 +234,19 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(find_newest(search, run, PASS_SAYING, &step)); /* no search follows that would say why */
-    ND_TRY(list_names(run, names, sizeof names, &more));
+    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names, newest));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
                    "that can be used (there: "
                    "%s); name another with --resume-from-checkpoint, or leave it out for a fresh "
                    "start in another folder%s",
-                   search->config->checkpoint.resume, run, names,
+                   search->config->checkpoint.resume, run, names[0] ? names : "none",
                    holds ? ", or give auto to begin this run again in its folder" : "");
 }
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400];
+    char run[ND_RESUME_PATH_MAX], names[400], newest[NAME_MAX + 1];
     char *path = NULL;
     ND_TRY(find_run(search, run));
     if (!run[0]) {
@@ -269,7 +254,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     }
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    bool ours = false, there = false, any;
+    bool ours = false, there = false;
     nd_status status = nd_fs_is_folder(path, &there);
     status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
     free(path);
@@ -284,12 +269,12 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
                        "with its weights, in another --save-dir",
                        (long long)step, run, (long long)step);
     }
-    ND_TRY(list_names(run, names, sizeof names, &any));
+    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names, newest));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %lld, but %s has no "
                    "checkpoint-%lld; the newest there "
                    "are: %s",
-                   (long long)step, run, (long long)step, names);
+                   (long long)step, run, (long long)step, names[0] ? names : "none");
 }
 
 /* Folders that the user names. */
@@ -449,36 +434,30 @@ bool nd_resume_is_own(const nd_resume *resume)
            strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
 }
 
-static nd_status suffix_of(const char *run, int64_t step, const char **out)
-{
-    char *path = NULL;
-    nd_manifest manifest = {0};
-    bool newer = false;
-    ND_TRY(nd_checkpoint_path(run, step, &path));
-    nd_status status = nd_manifest_read(path, &manifest);
-    const bool damaged = status == ND_ERR_DATA;
-    status = damaged ? nd_manifest_is_newer(path, &newer) : status;
-    *out = damaged && !newer ? "bad" : "old";
-    nd_manifest_fini(&manifest);
-    free(path);
-    return status;
-}
-
+/* One without a readable manifest is damaged. */
 static nd_status set_later_aside(const char *run, const nd_folder *folder)
 {
-    const char *suffix = "old";
-    char *aside = NULL;
-    bool ours = false;
+    char *path = NULL, *aside = NULL;
+    nd_manifest manifest = {0};
+    bool ours = false, newer = false;
+    nd_status status = ND_OK;
     ND_TRY(nd_folder_is_ours(run, folder, &ours));
     if (!ours) {
         return ND_OK;
     }
-    ND_TRY(suffix_of(run, folder->step, &suffix));
-    ND_TRY(nd_checkpoint_set_aside(run, folder->step, suffix, &aside));
+    ND_TRY_OUT(nd_checkpoint_path(run, folder->step, &path));
+    status = nd_manifest_read(path, &manifest);
+    const bool damaged = status == ND_ERR_DATA;
+    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : status);
+    ND_TRY_OUT(
+        nd_checkpoint_set_aside(run, folder->step, damaged && !newer ? "bad" : "old", &aside));
     nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
                    (long long)folder->step, aside);
+out:
+    nd_manifest_fini(&manifest);
     free(aside);
-    return ND_OK;
+    free(path);
+    return status;
 }
 
 nd_status nd_resume_set_later_aside(const nd_resume *resume)

@@ -66,14 +66,13 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
  * Compares a checkpoint with the run: its model and nd_resume_identity, and, where no step is left
  * to do, also seed, precision and optimizer. ND_ERR_CONFIG names the
  * first difference with both values, and where there are several the words of checkpoint.allow,
- * which lists what is not compared, for all of them.
+ * which lists what is not compared, for all of them. `logs`: then logs each setting, the content of
+ * each file, and the samples of a step that differ although they may.
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
-                          const nd_manifest *manifest);
-/* Logs each setting, the content of each file, and the samples of a step that differ from the
- * checkpoint's although they may. */
-nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
-                                const nd_manifest *manifest);
+                          const nd_manifest *manifest, bool logs);
+/* A Hugging Face folder with a whole model of this shape: else ND_ERR_DATA or ND_ERR_CONFIG. */
+nd_status nd_resume_open_model(const char *folder, const nd_shape *shape, nd_hf_reader **out);
 
 /* Before any worker starts: the source is there and fits the run, and checkpoint.allow names only
  * keys that are compared (else ND_ERR_CONFIG). */

@@ -382,24 +382,6 @@ static nd_status check_pairs(const nd_config *config, const nd_inputs *inputs, c
                                 : c.status;
 }
 
-nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
-                          const nd_manifest *manifest)
-{
-    nd_manifest_pairs own = {0};
-    ND_TRY(nd_manifest_check_shape(manifest, &inputs->shape, folder));
-    ND_TRY(check_finished(config, folder, manifest));
-    nd_status status = nd_resume_identity(config, inputs, &own);
-    if (status == ND_OK) {
-        status = check_pairs(config, inputs, folder, manifest, &own);
-    }
-    if (status == ND_OK) {
-        status = check_end(config, inputs, folder, manifest,
-                           nd_manifest_pairs_find(&manifest->identity, step_samples));
-    }
-    nd_manifest_pairs_fini(&own);
-    return status;
-}
-
 static void log_change(void *context, const char *key, const char *value, bool job)
 {
     const nd_manifest *manifest = context;
@@ -416,15 +398,12 @@ static void log_change(void *context, const char *key, const char *value, bool j
 }
 
 /* Logs the files whose content changed, which their paths do not show, and other samples of a step.
- * nd_resume_check has let them pass. */
-static nd_status log_identity(const nd_config *config, const nd_inputs *inputs,
-                              const nd_manifest *manifest)
+ * The checks have let them pass. */
+static void log_identity(const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
-    nd_manifest_pairs own = {0};
-    nd_status status = nd_resume_identity(config, inputs, &own);
     bool said = false; /* that the data differ, by the first of their two digests that does */
-    for (int i = 0; i < own.count && status == ND_OK; i++) {
-        const nd_manifest_pair *pair = &own.list[i];
+    for (int i = 0; i < own->count; i++) {
+        const nd_manifest_pair *pair = &own->list[i];
         const char *stored = find_stored(manifest, pair->key);
         bool data = strncmp(pair->key, "data.path", 9) == 0;
         bool differs = stored && strcmp(stored, pair->value) != 0;
@@ -446,8 +425,6 @@ static nd_status log_identity(const nd_config *config, const nd_inputs *inputs,
             said = said || data;
         }
     }
-    nd_manifest_pairs_fini(&own);
-    return status;
 }
 
 /* Sequences of a validation; 0: all of the file, or unknown. */
@@ -475,8 +452,8 @@ static void log_validation(const nd_config *config, const nd_manifest *manifest)
     }
 }
 
-nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs,
-                                const nd_manifest *manifest)
+static nd_status log_changes(const nd_config *config, const nd_manifest *manifest,
+                             const nd_manifest_pairs *own)
 {
     const char *interval = nd_manifest_pairs_find(&manifest->config, "checkpoint.interval");
     if (interval && strcmp(interval, "0") != 0 && config->checkpoint.interval == 0) {
@@ -490,22 +467,43 @@ nd_status nd_resume_log_changes(const nd_config *config, const nd_inputs *inputs
         nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
                        "--checkpoint-export-model true they do, as before");
     }
-    ND_TRY(log_identity(config, inputs, manifest));
+    log_identity(manifest, own);
     log_validation(config, manifest);
     return nd_config_each(config, log_change, (void *)manifest);
 }
 
-static nd_status check_model(const nd_inputs *inputs, const char *folder)
+nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                          const nd_manifest *manifest, bool logs)
+{
+    nd_manifest_pairs own = {0};
+    nd_status status = ND_OK;
+    ND_TRY(nd_shape_compare(&manifest->shape, folder, &inputs->shape, "the model of this run"));
+    ND_TRY(check_finished(config, folder, manifest));
+    ND_TRY_OUT(nd_resume_identity(config, inputs, &own));
+    ND_TRY_OUT(check_pairs(config, inputs, folder, manifest, &own));
+    ND_TRY_OUT(check_end(config, inputs, folder, manifest,
+                         nd_manifest_pairs_find(&manifest->identity, step_samples)));
+    ND_TRY_OUT(logs ? log_changes(config, manifest, &own) : ND_OK);
+out:
+    nd_manifest_pairs_fini(&own);
+    return status;
+}
+
+nd_status nd_resume_open_model(const char *folder, const nd_shape *shape, nd_hf_reader **out)
 {
     nd_hf_reader *reader = NULL;
     ND_TRY(nd_hf_reader_open(folder, &reader));
     nd_status status = nd_hf_reader_check(reader);
     if (status == ND_OK) {
-        status = nd_shape_compare(nd_hf_reader_shape(reader), folder, &inputs->shape,
-                                  "the model of this run");
+        status =
+            nd_shape_compare(nd_hf_reader_shape(reader), folder, shape, "the model of this run");
     }
-    nd_hf_reader_close(reader);
-    return status;
+    if (status != ND_OK) {
+        nd_hf_reader_close(reader);
+        return status;
+    }
+    *out = reader;
+    return ND_OK;
 }
 
 static nd_status check_dcp(const nd_config *config, const nd_inputs *inputs, const char *folder)
@@ -537,6 +535,7 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
     const nd_resume_search search = {.config = config, .below = -1};
     nd_resume resume;
     nd_manifest manifest = {0};
+    nd_hf_reader *reader = NULL;
     nd_status status = ND_OK;
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
@@ -549,8 +548,8 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
         break;
     case ND_RESUME_CHECKPOINT:
         status = nd_manifest_read(resume.source, &manifest);
-        status =
-            status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest) : status;
+        status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest, false)
+                                 : status;
         nd_manifest_fini(&manifest);
         ND_TRY(status);
         break;
@@ -558,7 +557,8 @@ nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
         ND_TRY(check_dcp(config, inputs, resume.source));
         break;
     case ND_RESUME_MODEL:
-        ND_TRY(check_model(inputs, resume.source));
+        ND_TRY(nd_resume_open_model(resume.source, &inputs->shape, &reader));
+        nd_hf_reader_close(reader);
         break;
     }
     /* Another node may come back to a run that has begun. */

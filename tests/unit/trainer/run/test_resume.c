@@ -237,7 +237,7 @@ static nd_status check(nd_config *config, nd_inputs *inputs, const nd_manifest *
     config->data.tokenizer = (char *)(tokenizer ? tokenizer : "bytes");
     config->checkpoint.allow = (char *)allow;
     inputs->tokenizer = (char *)tokenizer;
-    return nd_resume_check(config, inputs, "checkpoint-6", manifest);
+    return nd_resume_check(config, inputs, "checkpoint-6", manifest, false);
 }
 
 /* The samples of a step, and data that differ where few samples of their content do not see it. */
