@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -132,6 +133,26 @@ Test(threads, same_bits_whatever_their_number)
 {
     check(ND_DTYPE_F32);
     check(ND_DTYPE_BF16);
+}
+
+/* More elements than there are partial sums for; all but two are in the system's page of zeros. */
+Test(threads, squares_beyond_the_room_for_partial_sums)
+{
+    const int64_t count = (int64_t)ND_CPU_PARTIALS * 16384 + 5;
+    const size_t bytes = (size_t)count * sizeof(float);
+    double sum = 0;
+    nd_side side;
+    float *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    cr_assert_neq(x, MAP_FAILED);
+    x[0] = 1;
+    x[count - 1] = 2;
+    nd_side_open_cpu(&side, 2);
+    ND_OK_OR_FAIL(
+        ND_CALL(side.ops, &side.stream, sum_squares, .out = &sum, .x = x, .count = count));
+    cr_expect_eq(sum, 5.0, "%g", sum);
+    nd_side_close(&side);
+    munmap(x, bytes);
 }
 
 /* Several blocks of k, so that sums pass through memory; results of more than one part per axis. */
