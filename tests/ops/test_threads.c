@@ -138,13 +138,14 @@ Test(threads, same_bits_whatever_their_number)
 /* More elements than there are partial sums for; all but two are in the system's page of zeros. */
 Test(threads, squares_beyond_the_room_for_partial_sums)
 {
-    const int64_t count = (int64_t)ND_CPU_PARTIALS * 16384 + 5;
+    const int64_t room = (int64_t)ND_CPU_PARTIALS * 16384, count = room + 5;
     const size_t bytes = (size_t)count * sizeof(float);
     double sum = 0;
     nd_side side;
-    float *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    float *x = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     cr_assert_neq(x, MAP_FAILED);
+    cr_assert_eq(mprotect(x, sizeof *x, PROT_READ | PROT_WRITE), 0);
+    cr_assert_eq(mprotect(x + room, sizeof *x, PROT_READ | PROT_WRITE), 0);
     x[0] = 1;
     x[count - 1] = 2;
     nd_side_open_cpu(&side, 2);
