@@ -216,6 +216,10 @@ def check_refused(build, folder):
     run(build, folder, "old", flags, 1, ("lm_head.weight", "1"))
     check(old.read_text() == "of an earlier run" and list(read(folder / "old/dumps-2/step-1/rank-0.safetensors")) == ["lm_head.weight"],
           "an earlier dump is not as it was, or there is no new one")
+    for a, b, side in (("old/dumps-2", "m.json_one/dumps", "B"), ("m.json_one/dumps", "old/dumps-2", "A")):
+        code, said = diff(build, folder, a + "/step-1", b + "/step-1")
+        check(code == 1 and f"model.embed_tokens.weight: only in {side}" in said and "\nlm_head.weight:" not in said,
+              f"a dump of one tensor and one of all:\n{said}")
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000))
