@@ -135,12 +135,17 @@ MODELS = {
                     sliding_window_pattern=2, tie_word_embeddings=True,
                     rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0,
                                          high_freq_factor=4.0, original_max_position_embeddings=64)),
+    # Norms before and behind attention and MLP; RoPE of adjacent elements of the first half of a head; gate and up as one tensor.
+    "glm4": dict(model_type="glm4", vocab_size=80, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                 num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=256, rms_norm_eps=1e-5,
+                 tie_word_embeddings=False, pad_token_id=None,
+                 rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5)),
 }
 
 # Of weights and data: a model keeps its own when another one is added.
 SEEDS = dict(llama2=0, llama3=1, tied=2, llama_bias=3, qwen2=4, qwen3=5, seed_oss=6, phi3=7, qwen2_yarn=7, mistral_yarn=8, mistral=7,
              ministral=8, qwen3_window=9, granite=10, smollm3=11, documents=12, phi3_longrope=12,
-             ministral3=13, olmo2=14, olmo3=15, exaone4=17)
+             ministral3=13, olmo2=14, olmo3=15, exaone4=17, glm4=18)
 
 
 def build(name):

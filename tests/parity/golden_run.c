@@ -127,3 +127,13 @@ float *golden_run_state(golden_run *run, const float *state)
     assert_ok(nd_stream_sync(&run->rank.stream));
     return host;
 }
+
+float *golden_run_order(const nd_param *param, const float *file)
+{
+    float *out = malloc((size_t)(param->rows * param->cols) * sizeof *out);
+    cr_assert_not_null(out);
+    for (int64_t i = 0; i < param->rows * param->cols; i++) {
+        out[i] = file[nd_param_in_file(param, i)];
+    }
+    return out;
+}

@@ -30,7 +30,8 @@
     X(ministral3)                                                                                  \
     X(olmo2)                                                                                       \
     X(olmo3)                                                                                       \
-    X(exaone4)
+    X(exaone4)                                                                                     \
+    X(glm4)
 
 enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 
@@ -62,6 +63,14 @@ void golden_run_open(golden_run *run, const char *name, golden_options options);
 void golden_run_close(golden_run *run);
 /* The data of golden step `step`; with accumulation, of as many from there on. */
 nd_step_batch golden_run_batch(const golden_run *run, int64_t step);
+/* The parameter of a tensor of a file, in the order that it has here; the caller frees it. */
+float *golden_run_order(const nd_param *param, const float *file);
+/* A bias of k that RoPE does not turn adds the same to all scores of a query. Its gradient is
+ * rounding, which Adam magnifies to steps of the learning rate. */
+static inline bool golden_run_wanders(const nd_param *param)
+{
+    return param->id == ND_PARAM_K_BIAS && param->paired < param->head_rows;
+}
 /* The shard `state` of the trainer (weights, gradients) on the host; the caller frees it. */
 float *golden_run_state(golden_run *run, const float *state);
 

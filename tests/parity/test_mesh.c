@@ -257,9 +257,18 @@ Test(mesh, norms_behind, .timeout = 600)
         {"norms of all heads, tp 2", 1, 1, 1, 2, 1},
         {"norms of all heads, fsdp 2 x cp 2 x tp 4", 1, 2, 2, 4, 1, .recompute = ND_RECOMPUTE_FULL},
     };
+    static const mesh_case both[] = {
+        {"norms before and behind, fsdp 2 x cp 2 x tp 2", 1, 2, 2, 2, 1,
+         .recompute = ND_RECOMPUTE_FULL},
+        {"norms before and behind, tp 2", 1, 1, 1, 2, 1, .recompute = ND_RECOMPUTE_SELECTIVE},
+    };
     static const mesh_case neither = {"norms of all heads, 4 KV heads, tp 6", 1, 1, 1, 6, 3};
     nd_shape shape = shape_with_norms_behind();
     both_optimizers(shape, meshes, COUNT(meshes));
+    shape.post_norm = 2;
+    shape.family = ND_FAMILY_GLM4;
+    both_optimizers(shape, both, COUNT(both));
+    shape = shape_with_norms_behind();
     shape.qk_norm = 2;
     shape.kv_heads = 2;
     both_optimizers(shape, as_one, COUNT(as_one));

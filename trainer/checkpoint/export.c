@@ -3,15 +3,22 @@
 
 #include <stdlib.h>
 
+#include "runtime/base/math.h"
 #include "trainer/checkpoint/tensors.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/weights/weights.h"
 
 static nd_status write_part(void *context, const nd_tensor_part *part)
 {
-    return nd_hf_writer_write(context, part->param->file_name,
-                              nd_param_in_file(part->param, part->begin), part->count,
-                              part->values[0]);
+    const nd_param *p = part->param;
+    int64_t n = 0;
+    for (int64_t done = 0; done < part->count; done += n) {
+        const int64_t at = part->begin + done;
+        n = nd_min(part->count - done, nd_param_adjacent(p, at));
+        ND_TRY(nd_hf_writer_write(context, p->file_name, nd_param_in_file(p, at), n,
+                                  part->values[0] + done));
+    }
+    return ND_OK;
 }
 
 static nd_status open_writer(const char *folder, const nd_manifest *manifest,

@@ -45,7 +45,7 @@ const nd_shape_number nd_shape_numbers[ND_SHAPE_NUMBERS] = {
     SWITCH("o_bias", o_bias),
     SWITCH("mlp_bias", mlp_bias),
     NUMBER("qk_norm", qk_norm, .may_lack = true, .most = 2),
-    SWITCH("post_norm", post_norm),
+    NUMBER("post_norm", post_norm, .may_lack = true, .most = 2),
     COUNT("sliding_window", window),
     COUNT("rotated", rotated),
     LATER_REAL("rope_beta_fast", rope.beta_fast),

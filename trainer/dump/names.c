@@ -23,8 +23,8 @@ const nd_dump_row nd_dump_rows[ND_DUMP_POINTS] = {
 static bool has(const nd_shape *shape, int64_t tp, const nd_dump_row *row)
 {
     const bool when[] = {[ND_DUMP_WHEN_ALWAYS] = true,
-                         [ND_DUMP_WHEN_PRE_NORM] = !shape->post_norm,
-                         [ND_DUMP_WHEN_POST_NORM] = shape->post_norm,
+                         [ND_DUMP_WHEN_PRE_NORM] = shape->post_norm != 1,
+                         [ND_DUMP_WHEN_POST_NORM] = shape->post_norm == 1,
                          [ND_DUMP_WHEN_ONE_COPY] = nd_shape_kv_copies(shape, tp) == 1};
     return when[row->when];
 }

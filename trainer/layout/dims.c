@@ -74,6 +74,7 @@ nd_dims nd_dims_of(const nd_shape *shape, const nd_mesh *mesh, nd_coord coord,
     d.stream_eps = (float)nd_shape_stream_eps(shape);
     d.normed = shape->qk_norm ? d.H + d.K : 0;
     d.qk_as_one = shape->qk_norm == 2;
+    d.pre_norm = shape->post_norm != 1;
     d.post_norm = shape->post_norm != 0;
     d.V = nd_ceil_div(shape->vocab, tp);
     d.vocab_first = d.V * coord.at[ND_AXIS_TP];

@@ -37,9 +37,16 @@ static const struct {
 #include "trainer/layout/params.def"
 };
 
-static void write_name(nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
+static void write_name(nd_family family, nd_param_id id, int64_t layer, char name[ND_PARAM_NAME])
 {
-    if (layer >= 0) {
+    const char *const *norms = nd_families[family].norms;
+    const char *own = id == ND_PARAM_NORM_2   ? norms[0]
+                      : id == ND_PARAM_POST_1 ? norms[1]
+                      : id == ND_PARAM_POST_2 ? norms[2]
+                                              : NULL;
+    if (own) {
+        snprintf(name, ND_PARAM_NAME, "model.layers.%lld.%s.weight", (long long)layer, own);
+    } else if (layer >= 0) {
         snprintf(name, ND_PARAM_NAME, table[id].name, (long long)layer);
     } else {
         snprintf(name, ND_PARAM_NAME, "%s", table[id].name);
@@ -74,7 +81,7 @@ bool nd_shape_has(const nd_shape *shape, nd_param_id id)
                           [WHEN_MLP_BIAS] = shape->mlp_bias,
                           [WHEN_QK_NORM] = shape->qk_norm == 1,
                           [WHEN_QK_NORM_ALL] = shape->qk_norm == 2,
-                          [WHEN_PRE_NORM] = !shape->post_norm,
+                          [WHEN_PRE_NORM] = shape->post_norm != 1,
                           [WHEN_POST_NORM] = shape->post_norm};
     return on[table[id].when] && !(shape->tied && id == ND_PARAM_HEAD);
 }
@@ -110,11 +117,18 @@ void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, in
 /* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
 static void place_in_file(nd_param *p, const nd_shape *shape)
 {
-    const int linear = nd_families[shape->family].fused ? nd_linear_of_param(p->id) : -1;
+    const nd_family_row *family = &nd_families[shape->family];
+    const int linear = nd_linear_of_param(p->id);
     int first = 0;
     memcpy(p->file_name, p->name, sizeof p->file_name);
     p->file_rows = p->rows;
-    if (linear < 0 || nd_input_linears(nd_linear_input(linear), &first) == 1) {
+    if (family->interleaved && (p->id == ND_PARAM_Q || p->id == ND_PARAM_Q_BIAS ||
+                                p->id == ND_PARAM_K || p->id == ND_PARAM_K_BIAS)) {
+        p->paired = nd_shape_rotated(shape);
+        p->head_rows = shape->head_dim;
+    }
+    if (linear < 0 || nd_input_linears(nd_linear_input(linear), &first) == 1 ||
+        family->fused < (nd_linear_input(linear) == ND_INPUT_QKV ? 2 : 1)) {
         return;
     }
     const int count = nd_input_linears(nd_linear_input(linear), &first);
@@ -127,6 +141,21 @@ static void place_in_file(nd_param *p, const nd_shape *shape)
     }
     snprintf(p->file_name, sizeof p->file_name, "model.layers.%lld.%s.weight", (long long)p->layer,
              nd_input_name(nd_linear_input(linear)));
+}
+
+int64_t nd_param_in_file(const nd_param *p, int64_t element)
+{
+    int64_t row = element / p->cols;
+    const int64_t in_head = p->paired > 0 ? row % p->head_rows : 0, half = p->paired / 2;
+    if (in_head < p->paired) {
+        row += 2 * (in_head % half) + in_head / half - in_head;
+    }
+    return (p->file_row + row) * p->cols + element % p->cols;
+}
+
+int64_t nd_param_adjacent(const nd_param *p, int64_t element)
+{
+    return p->paired > 0 ? p->cols - element % p->cols : p->rows * p->cols - element;
 }
 
 static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shape *shape, int tp,
@@ -143,7 +172,7 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
         .fp8 = nd_linear_of_param(id) >= 0,
         .random_stream = (uint64_t)(layer + 1) * 64 + (uint64_t)id,
     };
-    write_name(id, layer, p->name);
+    write_name(shape->family, id, layer, p->name);
     extents_of(shape, id, &p->rows, &p->cols);
     place_in_file(p, shape);
     const int blocks = tp / p->copies, block = tp_index / p->copies;
@@ -251,6 +280,7 @@ nd_status nd_layout_create(const nd_layout_options *o, nd_layout **out)
     nd_layout *layout = NULL;
     ND_TRY(ND_ALLOC(1, &layout));
     layout->tied = o->shape->tied;
+    layout->family = o->shape->family;
     layout->layers = o->shape->layers;
     layout->shards = nd_mesh_group_size(o->mesh, ND_GROUP_DP_SHARD_CP);
     layout->shard_index =
@@ -296,7 +326,8 @@ void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_
 {
     int64_t unit = number / ND_PARAM_COUNT;
     bool in_block = unit > 0 && unit <= layout->layers;
-    write_name((nd_param_id)(number % ND_PARAM_COUNT), in_block ? unit - 1 : -1, name);
+    write_name(layout->family, (nd_param_id)(number % ND_PARAM_COUNT), in_block ? unit - 1 : -1,
+               name);
 }
 
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer)

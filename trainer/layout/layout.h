@@ -58,16 +58,19 @@ typedef struct nd_family_row {
     nd_family_switch qkv_bias, o_bias, mlp_bias;
     int64_t qk_norm; /* as in nd_shape */
     nd_window_rule window;
-    bool fused; /* a file has one tensor for q k v, and one for gate and up */
+    int fused; /* a file has one tensor for gate and up (1), and one for q k v (2) */
     /* Where the keys are absent: */
     int64_t kv_heads, head_dim, max_positions;
     double rms_eps, dropout;
     int64_t bos_id, eos_id;
     /* Switches that most families lack. */
-    bool scaled;  /* has the keys of the multipliers */
-    bool tied;    /* tie_word_embeddings where it is absent */
-    double theta; /* rope_theta where it is absent; 0: 10000 */
-    bool post_norm;
+    bool scaled;             /* has the keys of the multipliers */
+    bool tied;               /* tie_word_embeddings where it is absent */
+    double theta;            /* rope_theta where it is absent; 0: 10000 */
+    int64_t post_norm;       /* as in nd_shape */
+    const char *norms[3];    /* a file's names of NORM_2, POST_1 and POST_2; NULL: params.def's */
+    double partial;          /* partial_rotary_factor where it is absent; 0: has no such key */
+    bool interleaved;        /* RoPE turns adjacent elements of a head in a file's q and k */
     bool query_scaled;       /* yarn where rope_parameters is absent, with llama_4_scaling_beta */
     int64_t unturned_period; /* no_rope_layer_interval where it is absent; 0: has no such key */
     int64_t window_period;   /* each so many-th layer has no window without layer_types; 0: none */
@@ -115,7 +118,7 @@ typedef struct nd_shape {
     /* Switches, 0 or 1. */
     int64_t qkv_bias, o_bias, mlp_bias; /* the linears have biases */
     int64_t qk_norm;   /* RMSNorm of q and k before RoPE; 1: of each head; 2: of all heads as one */
-    int64_t post_norm; /* norms are behind attention and behind MLP, not before them */
+    int64_t post_norm; /* norms: 0: before attention and MLP; 1: behind them; 2: both */
     /* Sliding window: a query sees this many keys, itself among them; 0: all before it. */
     int64_t window;
     nd_layer_set full;     /* layers without the window, where there is one */
@@ -238,7 +241,7 @@ typedef struct nd_dims {
     int64_t QKV;                      /* (H + 2 K) D: columns of the fused projection */
     int64_t normed;                   /* H + K heads of q and k that are normed; 0: none are */
     bool qk_as_one;                   /* all of those of q, and all of k, as one */
-    bool post_norm;                   /* norms are behind the branches, not before them */
+    bool pre_norm, post_norm;         /* norms are before the branches, behind them */
     float attention_scale;            /* of scores */
     float stream_eps;                 /* of the norms of the residual stream */
     float lookup_scale, head_scale;   /* of embeddings, of what the head multiplies; 1: none */
@@ -314,6 +317,9 @@ typedef struct nd_param {
      * a tensor of its own for each parameter, it has the same name. */
     char file_name[ND_PARAM_NAME];
     int64_t file_row, file_rows;
+    /* Where the file has the elements that RoPE turns as adjacent pairs: how many of a head, and
+     * the head's rows. Here the first elements of all pairs come first. 0: as in the file. */
+    int64_t paired, head_rows;
     int axes;                       /* 1: vector, cols is 1 */
     int64_t rows, cols;             /* global extents */
     int64_t local_rows, local_cols; /* here; vocabulary rows padded to tp */
@@ -357,6 +363,7 @@ typedef struct nd_layout {
     int block_count;     /* blocks on this rank */
     int embedding, head; /* units; -1: not on this rank, or (embedding) tied */
     bool tied;
+    nd_family family;
     int shards, shard_index;
     int64_t shard_total; /* elements of all shards of this rank: length of each flat state array */
 } nd_layout;
@@ -436,11 +443,10 @@ static inline int64_t nd_span_global(const nd_span *span, int64_t element)
            element % span->cols;
 }
 
-/* The number in the file's tensor of an element of the parameter. */
-static inline int64_t nd_param_in_file(const nd_param *param, int64_t element)
-{
-    return param->file_row * param->cols + element;
-}
+/* The number in the file's tensor of an element of the parameter, and how many from it on are
+ * adjacent there. */
+int64_t nd_param_in_file(const nd_param *param, int64_t element);
+int64_t nd_param_adjacent(const nd_param *param, int64_t element);
 
 /* The part of a parameter's local block that this rank's shard holds, in the flat state arrays;
  * begin == end: none. */

@@ -343,10 +343,11 @@ nd_status nd_shape_write(const nd_shape *s, const char *dtype_name, const char *
     if (family->unturned_period > 0) {
         set_unturned(s, &map);
     }
-    if (s->rotated > 0) {
+    if (s->rotated > 0 || (family->partial > 0 && family->partial < 1)) {
         /* Readers take the whole part of the product with head_dim. */
-        double share = (double)s->rotated / (double)s->head_dim;
-        share = (int64_t)((double)s->head_dim * share) < s->rotated ? nextafter(share, 1) : share;
+        const int64_t rotated = nd_shape_rotated(s);
+        double share = (double)rotated / (double)s->head_dim;
+        share = (int64_t)((double)s->head_dim * share) < rotated ? nextafter(share, 1) : share;
         nd_json_set(&map, "partial_rotary_factor", json_real(share));
     }
     if (bad || !map) {

@@ -220,10 +220,10 @@ nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s
     const char *const key = "partial_rotary_factor", *rope_key;
     const nd_family_row *family = &nd_families[s->family];
     double share = 1;
-    ND_TRY(nd_key_real_or(map, file, key, 0, 1, 1, &share));
+    ND_TRY(nd_key_real_or(map, file, key, 0, 1, family->partial > 0 ? family->partial : 1, &share));
     ND_TRY(nd_key_real_or(rope_map(map, s, &rope_key), file, key, 0, 1, share, &share));
     const int64_t rotated = (int64_t)((double)s->head_dim * share);
-    if (share < 1 && s->family != ND_FAMILY_PHI3) {
+    if (share < 1 && family->partial == 0) {
         return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
                        key, share, family->model_type);
     }
@@ -233,12 +233,13 @@ nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s
                        "pairs, and at least 2",
                        file, key, share, (long long)s->head_dim, (long long)rotated);
     }
-    if (s->family == ND_FAMILY_PHI3 && s->rope.type != ND_ROPE_DEFAULT &&
-        s->rope.type != ND_ROPE_LONGROPE) {
+    const bool phi3 = s->family == ND_FAMILY_PHI3;
+    if (family->partial > 0 && s->rope.type != ND_ROPE_DEFAULT &&
+        !(phi3 && s->rope.type == ND_ROPE_LONGROPE)) {
         return nd_fail(ND_ERR_DATA,
-                       "%s: rope_type is \"%s\"; for model_type phi3 only default and longrope are "
-                       "supported",
-                       file, nd_rope_type_name(s->rope.type));
+                       "%s: rope_type is \"%s\"; for model_type %s only default %s supported", file,
+                       nd_rope_type_name(s->rope.type), family->model_type,
+                       phi3 ? "and longrope are" : "is");
     }
     s->rotated = rotated < s->head_dim ? rotated : 0;
     return read_longrope(map, file, s);

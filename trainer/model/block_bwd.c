@@ -36,12 +36,12 @@ static nd_status norm_backward(nd_block_call c, bool second)
     reader.layer -= !second;
     const nd_tensor dx = second ? a->dmid : nd_stream_gradient(m, c.set, reader.layer);
     const nd_tensor dres = second ? a->dout : a->dmid;
-    if (m->dims.post_norm) {
+    if (!m->dims.pre_norm) {
         ND_OP(m->rank, ELEMENTWISE, axpy, .out = dx, .x = m->work.dh, .plus = dres, .scale = 1.0f);
         return nd_block_show(c, second ? ND_DUMP_D_MLP_INPUT : ND_DUMP_D_INPUT, 1, 0, dx);
     }
     ND_TRY(nd_block_show(c, second ? ND_DUMP_D_NORM_2 : ND_DUMP_D_NORM_1, 1, 0, m->work.dh));
-    if (reader.layer >= m->stage->layers.begin) {
+    if (!m->dims.post_norm && reader.layer >= m->stage->layers.begin) {
         ND_TRY(nd_gradient_prepare(reader, second ? ND_INPUT_O : ND_INPUT_DOWN, &amax));
     }
     ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = dx,
@@ -155,7 +155,7 @@ static nd_status attention_half_backward(nd_block_call c)
 /* A norm that every block has. */
 static nd_param_id first_vector(nd_block_call c)
 {
-    return c.model->dims.post_norm ? ND_PARAM_POST_1 : ND_PARAM_NORM_1;
+    return c.model->dims.pre_norm ? ND_PARAM_NORM_1 : ND_PARAM_POST_1;
 }
 
 static nd_status backward_ops(nd_block_call c)

@@ -147,7 +147,7 @@ nd_status nd_block_deal_kv(nd_block_call c, nd_tensor qkv, bool inverse)
 
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
 
-/* The residual sum, and what reads it: its norm, or a copy where norms are behind the branches. */
+/* The residual sum, and what reads it: its norm, or a copy where none is before the branches. */
 static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_operand *h,
                       nd_fuse fuse)
 {
@@ -155,7 +155,7 @@ static nd_status norm(nd_block_call c, bool second, nd_residual in, const nd_ope
     nd_rank *r = m->rank;
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
     const nd_tensor sum = second ? a->x_mid : a->x_in, x = in.delta.data ? sum : in.x;
-    if (!m->dims.post_norm) {
+    if (m->dims.pre_norm) {
         ND_OP(r, ELEMENTWISE, rmsnorm_fwd, .y = h->stored,
               .sum = in.delta.data ? sum : (nd_tensor){0}, .rstd = second ? a->rstd2 : a->rstd1,
               .x = in.x, .delta = in.delta,
@@ -193,7 +193,8 @@ static nd_status branch_output(nd_block_call c, nd_input input, nd_operand *x)
           .rstd = second ? a->out2_rstd : a->out1_rstd, .x = out,
           .weight = norm_weight(c, second ? ND_PARAM_POST_2 : ND_PARAM_POST_1),
           .eps = (float)m->rank->shape.rms_eps);
-    return nd_block_show(c, second ? ND_DUMP_POST_2 : ND_DUMP_POST_1, 1, 0, branch);
+    const nd_dump_point point = second ? ND_DUMP_POST_2 : ND_DUMP_POST_1;
+    return m->dims.pre_norm ? ND_OK : nd_block_show(c, point, 1, 0, branch);
 }
 
 /* Steps 1 to 4. */

@@ -241,7 +241,7 @@ static bool may_fuse(const nd_model *m)
 /* Whether attention makes the input, or a copy of the residual stream: these do nothing more. */
 static bool leaves_rows(const nd_model *m, nd_input input)
 {
-    return input == ND_INPUT_O || (m->dims.post_norm && input != ND_INPUT_DOWN);
+    return input == ND_INPUT_O || (!m->dims.pre_norm && input != ND_INPUT_DOWN);
 }
 
 nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_fuse *fuse)

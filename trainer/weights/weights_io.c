@@ -145,10 +145,12 @@ static nd_status read_span(void *context, const nd_span *span, float *to)
 {
     const nd_hf_reader *reader = context;
     const int64_t count = span->rows * span->cols, adjacent = nd_span_adjacent(span);
-    for (int64_t done = 0; done < count; done += adjacent) {
-        ND_TRY(nd_hf_reader_read(reader, span->param->file_name,
-                                 nd_param_in_file(span->param, nd_span_global(span, done)),
-                                 adjacent, to + done));
+    int64_t n = 0;
+    for (int64_t done = 0; done < count; done += n) {
+        const int64_t at = nd_span_global(span, done);
+        n = nd_min(adjacent - done % adjacent, nd_param_adjacent(span->param, at));
+        ND_TRY(nd_hf_reader_read(reader, span->param->file_name, nd_param_in_file(span->param, at),
+                                 n, to + done));
     }
     return ND_OK;
 }
@@ -178,11 +180,12 @@ static nd_status save_span(void *context, const nd_span *span)
     int64_t begin = at > c->begin ? at : c->begin, adjacent = nd_span_adjacent(span);
     int64_t end = at + span->rows * span->cols < c->end ? at + span->rows * span->cols : c->end;
     while (begin < end) {
-        int64_t left = adjacent - (begin - at) % adjacent;
-        int64_t n = end - begin < left ? end - begin : left;
+        const int64_t from = nd_span_global(span, begin - at);
+        int64_t n = nd_min(end - begin, adjacent - (begin - at) % adjacent);
+        n = nd_min(n, nd_param_adjacent(span->param, from));
         ND_TRY(nd_hf_writer_write(c->writer, span->param->file_name,
-                                  nd_param_in_file(span->param, nd_span_global(span, begin - at)),
-                                  n, c->piece + begin - c->begin));
+                                  nd_param_in_file(span->param, from), n,
+                                  c->piece + begin - c->begin));
         begin += n;
     }
     return ND_OK;

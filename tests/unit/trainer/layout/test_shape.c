@@ -449,6 +449,40 @@ Test(shape, norms_behind)
                "model_type olmo2");
 }
 
+Test(shape, norms_before_and_behind)
+{
+#define GLM4 "{\"model_type\": \"glm4\", "
+    nd_shape s = family_of(GLM4 SIZES "}");
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    nd_layout *layout = NULL;
+    cr_expect(s.post_norm == 2 && s.qkv_bias && !s.o_bias && s.head_dim == 128 && s.rotated == 64 &&
+              s.eos_id == 151329 && s.rms_eps == 1.5625e-7);
+    cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &s, .mesh = &one}, &layout), ND_OK);
+    const struct {
+        nd_param_id id;
+        const char *name;
+    } names[] = {{ND_PARAM_NORM_1, "model.layers.1.input_layernorm.weight"},
+                 {ND_PARAM_POST_1, "model.layers.1.post_self_attn_layernorm.weight"},
+                 {ND_PARAM_NORM_2, "model.layers.1.post_attention_layernorm.weight"},
+                 {ND_PARAM_POST_2, "model.layers.1.post_mlp_layernorm.weight"},
+                 {ND_PARAM_UP, "model.layers.1.mlp.gate_up_proj.weight"},
+                 {ND_PARAM_K, "model.layers.1.self_attn.k_proj.weight"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        cr_expect_str_eq(nd_layout_param(layout, names[i].id, 1)->file_name, names[i].name);
+    }
+    /* Row 129 of k is element 1 of head 1, the first of the second pair; its partner is 32 on. */
+    const nd_param *k = nd_layout_param(layout, ND_PARAM_K, 1);
+    cr_expect_eq(nd_param_in_file(k, 129 * k->cols + 5), (128 + 2) * k->cols + 5);
+    cr_expect_eq(nd_param_in_file(k, (129 + 32) * k->cols), (128 + 3) * k->cols);
+    cr_expect_eq(nd_param_in_file(k, (128 + 64) * k->cols), (128 + 64) * k->cols, "not turned");
+    cr_expect_eq(nd_param_adjacent(k, 129 * k->cols + 5), k->cols - 5);
+    nd_layout_destroy(layout);
+    s = family_of(GLM4 "\"attention_bias\": false, \"partial_rotary_factor\": 1.0, " SIZES "}");
+    cr_expect(!s.qkv_bias && s.rotated == 0);
+    expect_bad(GLM4 "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}, " SIZES "}",
+               "rope_type is \"linear\"", "model_type glm4 only default is");
+}
+
 Test(shape, layers_with_windows_have_their_own_rope)
 {
     const char *const four = "\"num_hidden_layers\": 4, \"vocab_size\": 100, \"hidden_size\": 64, "
