@@ -231,14 +231,12 @@ static void conclude(nd_coordinator *c)
                  : n->code == ND_ERR_PREEMPTED ? "was stopped"
                                                : "failed first");
     }
+    nd_nodes_end told = *end;
     if (end->node == 0 && c->own.words[0]) { /* this node knows more about its own workers */
-        nd_nodes_end end_here = *end;
-        end_here.occurred_ns = c->own.occurred_ns;
-        snprintf(end_here.words, sizeof end_here.words, "%s", c->own.words);
-        c->options.over(c->options.context, &end_here);
-    } else {
-        c->options.over(c->options.context, end);
+        told.occurred_ns = c->own.occurred_ns;
+        snprintf(told.words, sizeof told.words, "%s", c->own.words);
     }
+    c->options.over(c->options.context, &told);
 }
 
 void nd_coordinator_release(nd_coordinator *c, int code)

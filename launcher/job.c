@@ -304,18 +304,19 @@ static nd_status find_endpoint(const nd_config *config, nd_address *out)
 
 static nd_status open_store(nd_job *job, const uint8_t key[ND_KEY_BYTES])
 {
+    const nd_config *config = job->options.config;
     nd_store_server_options options = {
         .loop = &job->loop,
         .server = {.version = ND_VERSION,
                    .run_id = job->place.job,
                    .world_size = job->options.world_size,
-                   .nnodes = nd_nodes_count(job->options.config)},
+                   .nnodes = (int)(config->launch.nnodes + config->launch.spare_nodes)},
         .hooks = {.context = job->coordinator,
                   .notice = on_notice,
                   .left = nd_coordinator_on_left,
                   .node_frame = nd_coordinator_on_frame},
     };
-    ND_TRY(find_endpoint(job->options.config, &options.address));
+    ND_TRY(find_endpoint(config, &options.address));
     memcpy(options.key, key, ND_KEY_BYTES);
     nd_status status = nd_store_server_open(&options, &job->store);
     explicit_bzero(options.key, sizeof options.key);

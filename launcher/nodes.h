@@ -104,12 +104,6 @@ static inline double nd_nodes_limit(const nd_config *config)
     return config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config);
 }
 
-/* Launchers of the job, spares included. */
-static inline int nd_nodes_count(const nd_config *config)
-{
-    return (int)(config->launch.nnodes + config->launch.spare_nodes);
-}
-
 /* coordinator.c, gather.c: node 0, also of a job that has no other. */
 
 typedef struct nd_coordinator nd_coordinator;

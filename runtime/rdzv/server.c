@@ -263,9 +263,6 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
     if (peer->role == ND_WIRE_WORKER) {
         nd_server_send_failure(server, peer); /* also one that joins after it */
     }
-    if (server->hooks.joined) {
-        server->hooks.joined(server->hooks.context, peer, peer->role, peer->index);
-    }
     return ND_OK;
 }
 

@@ -29,8 +29,7 @@ typedef struct nd_server_hooks {
     bool (*unread)(void *context, nd_peer *peer);
     /* A line for the user: which ranks are missing, which connection was refused. */
     void (*notice)(void *context, const char *line);
-    /* A worker or node was accepted, or left; clean: it said goodbye. May be NULL. */
-    void (*joined)(void *context, nd_peer *peer, nd_wire_role role, int index);
+    /* A worker or node left; clean: it said goodbye. May be NULL. */
     void (*left)(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean);
     /* A frame of a node (types ND_WIRE_NODE_*). ND_OK, or the peer is dropped with the error. May
      * be NULL. */

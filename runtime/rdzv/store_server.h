@@ -19,7 +19,7 @@ typedef struct nd_store_server_options {
     nd_address address; /* with the port; port 0: the system chooses */
     uint8_t key[ND_KEY_BYTES];
     nd_server_options server;
-    nd_server_hooks hooks; /* context, notice, joined, left, node_frame; the others are set here */
+    nd_server_hooks hooks; /* context, notice, left, node_frame; the others are set here */
 } nd_store_server_options;
 
 /* Binds once and keeps the socket. ND_ERR_IO names a port that is in use; ND_ERR_CONFIG: the

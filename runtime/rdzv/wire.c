@@ -10,31 +10,25 @@
  * it arrives. A store with many peers has smaller ones. */
 enum { FIRST_BYTES = 4096, FIRST_BYTES_OF_MEMBER = 16384 };
 
-static bool reserve(nd_wire_buffer *buffer, size_t more)
+/* Makes room for `needed` bytes, of which the first allocation has at least `first`. */
+static bool grow(uint8_t **data, size_t *capacity, size_t needed, size_t first)
 {
-    if (buffer->failed) {
-        return false;
+    size_t bytes = *capacity ? *capacity : first;
+    while (bytes < needed) {
+        bytes *= 2;
     }
-    if (buffer->capacity - buffer->size >= more) {
-        return true;
+    uint8_t *grown = bytes > *capacity ? realloc(*data, bytes) : *data;
+    if (grown) {
+        *data = grown;
+        *capacity = bytes;
     }
-    size_t capacity = buffer->capacity ? buffer->capacity : 256;
-    while (capacity - buffer->size < more) {
-        capacity *= 2;
-    }
-    uint8_t *data = realloc(buffer->data, capacity);
-    if (!data) {
-        buffer->failed = true;
-        return false;
-    }
-    buffer->data = data;
-    buffer->capacity = capacity;
-    return true;
+    return grown != NULL;
 }
 
 static void put(nd_wire_buffer *buffer, const void *bytes, size_t count)
 {
-    if (count > 0 && reserve(buffer, count)) {
+    buffer->failed |= !grow(&buffer->data, &buffer->capacity, buffer->size + count, 256);
+    if (count > 0 && !buffer->failed) {
         memcpy(buffer->data + buffer->size, bytes, count);
         buffer->size += count;
     }
@@ -199,17 +193,8 @@ nd_status nd_wire_feed(nd_wire_parser *parser, const void *bytes, size_t count)
         parser->end -= parser->begin;
         parser->begin = 0;
     }
-    if (parser->capacity - parser->end < count) {
-        size_t capacity = parser->capacity ? parser->capacity : parser->first;
-        while (capacity - parser->end < count) {
-            capacity *= 2;
-        }
-        uint8_t *data = realloc(parser->data, capacity);
-        if (!data) {
-            return nd_fail_memory("%zu bytes of rendezvous input", capacity);
-        }
-        parser->data = data;
-        parser->capacity = capacity;
+    if (!grow(&parser->data, &parser->capacity, parser->end + count, parser->first)) {
+        return nd_fail_memory("%zu bytes of rendezvous input", parser->end + count);
     }
     memcpy(parser->data + parser->end, bytes, count);
     parser->end += count;

@@ -51,6 +51,7 @@ static void open_server(int world)
 
 static void connect_client(int i)
 {
+    nd_wire_parser_fini(&clients[i].answers); /* of a client that came before */
     nd_wire_parser_init(&clients[i].answers, ND_WIRE_LIMIT_MEMBER);
     assert_ok(nd_server_connect(server, &(nd_server_caller){&clients[i], "10.0.0.9 port 7", 9}, now,
                                 &clients[i].peer));
