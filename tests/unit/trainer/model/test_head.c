@@ -223,6 +223,27 @@ static nd_status check_loss(const head_test *test, double times)
     return ND_OK;
 }
 
+/* Logits of the last rows, chunk by chunk as of one chunk. */
+static nd_status check_samples(head_test *test, nd_residual in)
+{
+    nd_model *m = test->model;
+    const int64_t rows_of_chunk = m->dims.head_rows, B = m->dims.B;
+    static _Thread_local float logits[2][T * MOST_V];
+    int64_t rows[T];
+    for (int64_t b = 0; b < B; b++) {
+        rows[b] = T - 1 - b;
+    }
+    for (int i = 0; i < 2; i++) {
+        const nd_logits_call call = {.rows = rows, .count = B, .logits = logits[i]};
+        m->dims.head_rows = i == 0 ? rows_of_chunk : m->dims.Tl;
+        ND_TRY(nd_head_sample(m, test->set, in, &call));
+    }
+    m->dims.head_rows = rows_of_chunk;
+    ND_CHECK(memcmp(logits[0], logits[1], (size_t)(B * m->dims.vocab) * sizeof **logits) == 0,
+             "chunks of %lld rows give other logits", (long long)rows_of_chunk);
+    return ND_OK;
+}
+
 static nd_status micro_batch(head_test *test, int micro)
 {
     nd_model *m = test->model;
@@ -243,6 +264,7 @@ static nd_status micro_batch(head_test *test, int micro)
         check_rows(test, "gradient of the normed stream", test->set->head.dh, world->dh[test->dp]));
     ND_TRY(nd_head_forward(m, test->set, ND_PASS_EVAL, in)); /* adds its loss, writes no gradient */
     ND_TRY(check_loss(test, 2.0));
+    ND_TRY(check_samples(test, in));
     ND_TRY(nd_head_backward(m, test->set));
     ND_TRY(check_rows(test, "gradient of the stream", m->work.dx, world->dx[test->dp]));
     ND_TRY(nd_embed_backward(m, test->set));
@@ -344,6 +366,7 @@ static void run(const head_case *c)
                       .context = world};
     job.shape.vocab = c->vocab;
     job.config.train.gradient_accumulation_steps = MICROS;
+    job.config.train.sample_prompt = (char *)"x";
     world->of = c;
     cr_assert_eq(nd_layout_create(&(nd_layout_options){.shape = &job.shape, .mesh = &one}, &whole),
                  ND_OK);
