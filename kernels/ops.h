@@ -50,12 +50,17 @@ typedef struct nd_rope_view {
  * diag is not read: the rows are any queries in any order. Rows that see nothing: out = 0, lse =
  * -inf, dq = 0. Source of the blocked form: Dao et al., FlashAttention (2022), and FlashAttention-2
  * (2023).
+ *
+ * documents: row i and key i are the same token, diag = 0, and every row of a document, whose rows
+ * are adjacent, has the first of them as its first_key and i + 1 as its end_key. No result depends
+ * on this, but a backend may compute such a call document by document.
  */
 typedef struct nd_attention {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     int64_t diag;
     float scale;
     int64_t window; /* 0: none */
+    bool documents;
 } nd_attention;
 
 /* Rows of a call that follow on the tokens of one sequence, which lie in its slot of a cache. */

@@ -30,7 +30,7 @@ using fe::graph::Tensor_attributes;
 enum { OLDEST = 90600 };
 /* NVIDIA names these two as having bugs in attention (cudnn-frontend, sdpa_support_surface.h). */
 enum { BROKEN_FROM = 91000, BROKEN_TO = 91001 };
-enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV };
+enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV, ROWS_Q, ROWS_KV, STARTS };
 
 static_assert(std::has_unique_object_representations_v<nd_sdpa_strides>, "no padding");
 
@@ -191,9 +191,50 @@ static Tensor_attributes statistics(const nd_sdpa_form &f)
         .set_name("stats")
         .set_uid(STATS)
         .set_dim({f.batch, f.heads, f.sq, 1})
-        .set_stride({f.heads * f.sq, f.sq, 1, 1})
+        .set_stride({f.heads * f.sq, f.tokens > 0 ? 1 : f.sq, f.tokens > 0 ? f.heads : 1, 1})
         .set_data_type(fe::DataType_t::FLOAT);
 }
+
+using handle = std::shared_ptr<Tensor_attributes>;
+
+/* What says where documents lie; empty where the batch is a usual one. */
+struct documents {
+    handle rows_q, rows_kv, starts[ND_RAGGED_KINDS];
+
+    static handle numbers(Graph &graph, const char *name, int64_t id, int64_t count,
+                          fe::DataType_t type)
+    {
+        return graph.tensor(Tensor_attributes()
+                                .set_name(name)
+                                .set_uid(id)
+                                .set_dim({count, 1, 1, 1})
+                                .set_stride({1, 1, 1, 1})
+                                .set_data_type(type));
+    }
+
+    documents(Graph &graph, const nd_sdpa_form &f)
+    {
+        if (f.tokens > 0) {
+            rows_q = numbers(graph, "rows_q", ROWS_Q, f.batch, fe::DataType_t::INT32);
+            rows_kv = numbers(graph, "rows_kv", ROWS_KV, f.batch, fe::DataType_t::INT32);
+        }
+        for (int i = 0; f.tokens > 0 && i < (f.backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT); i++) {
+            starts[i] = numbers(graph, "starts", STARTS + i, f.batch + 1, fe::DataType_t::INT64);
+        }
+    }
+
+    Tensor_attributes of(Tensor_attributes t, nd_sdpa_ragged kind) const
+    {
+        return starts[kind] ? t.set_ragged_offset(starts[kind]) : t;
+    }
+
+    template <typename Options> void set_lengths(Options &options) const
+    {
+        if (rows_q) {
+            options.set_padding_mask(true).set_seq_len_q(rows_q).set_seq_len_kv(rows_kv);
+        }
+    }
+};
 
 template <typename Options> static void set_mask(Options &options, const nd_sdpa_form &f)
 {
@@ -208,41 +249,49 @@ template <typename Options> static void set_mask(Options &options, const nd_sdpa
     }
 }
 
-static void finish_output(const std::shared_ptr<Tensor_attributes> &t, const Tensor_attributes &as)
+static void finish_output(const std::shared_ptr<Tensor_attributes> &t, Tensor_attributes as)
 {
     t->set_output(true).set_uid(as.get_uid()).set_dim(as.get_dim()).set_stride(as.get_stride());
+    t->set_ragged_offset(as.get_ragged_offset());
 }
 
 static void make_forward(Graph &graph, const nd_sdpa_form &f)
 {
-    auto q = graph.tensor(tensor(f, "q", Q, f.heads, f.sq, f.q));
-    auto k = graph.tensor(tensor(f, "k", K, f.kv_heads, f.sk, f.k));
-    auto v = graph.tensor(tensor(f, "v", V, f.kv_heads, f.sk, f.v));
+    const documents d(graph, f);
+    auto q = graph.tensor(d.of(tensor(f, "q", Q, f.heads, f.sq, f.q), ND_RAGGED_Q));
+    auto k = graph.tensor(d.of(tensor(f, "k", K, f.kv_heads, f.sk, f.k), ND_RAGGED_KV));
+    auto v = graph.tensor(d.of(tensor(f, "v", V, f.kv_heads, f.sk, f.v), ND_RAGGED_KV));
     auto options = fe::graph::SDPA_attributes().set_name("forward").set_generate_stats(true);
     options.set_attn_scale(f.scale);
     set_mask(options, f);
+    d.set_lengths(options);
     auto [out, stats] = graph.sdpa(q, k, v, options);
-    finish_output(out, tensor(f, "out", OUT, f.heads, f.sq, f.out));
-    finish_output(stats, statistics(f));
+    finish_output(out, d.of(tensor(f, "out", OUT, f.heads, f.sq, f.out), ND_RAGGED_OUT));
+    finish_output(stats, d.of(statistics(f), ND_RAGGED_STATS));
     stats->set_data_type(fe::DataType_t::FLOAT);
 }
 
 static void make_backward(Graph &graph, const nd_sdpa_form &f)
 {
-    auto q = graph.tensor(tensor(f, "q", Q, f.heads, f.sq, f.q));
-    auto k = graph.tensor(tensor(f, "k", K, f.kv_heads, f.sk, f.k));
-    auto v = graph.tensor(tensor(f, "v", V, f.kv_heads, f.sk, f.v));
-    auto out = graph.tensor(tensor(f, "out", OUT, f.heads, f.sq, f.out));
-    auto dout = graph.tensor(tensor(f, "dout", DOUT, f.heads, f.sq, f.dout));
-    auto stats = graph.tensor(statistics(f));
+    const documents d(graph, f);
+    auto q = graph.tensor(d.of(tensor(f, "q", Q, f.heads, f.sq, f.q), ND_RAGGED_Q));
+    auto k = graph.tensor(d.of(tensor(f, "k", K, f.kv_heads, f.sk, f.k), ND_RAGGED_KV));
+    auto v = graph.tensor(d.of(tensor(f, "v", V, f.kv_heads, f.sk, f.v), ND_RAGGED_KV));
+    auto out = graph.tensor(d.of(tensor(f, "out", OUT, f.heads, f.sq, f.out), ND_RAGGED_OUT));
+    auto dout = graph.tensor(d.of(tensor(f, "dout", DOUT, f.heads, f.sq, f.dout), ND_RAGGED_DOUT));
+    auto stats = graph.tensor(d.of(statistics(f), ND_RAGGED_STATS));
     auto options = fe::graph::SDPA_backward_attributes().set_name("backward");
     options.set_attn_scale(f.scale);
     options.set_deterministic_algorithm(f.deterministic != 0);
     set_mask(options, f);
+    d.set_lengths(options);
+    if (f.tokens > 0) { /* or the workspace would be that of `batch` documents of `sq` rows */
+        options.set_max_total_seq_len_q(f.tokens).set_max_total_seq_len_kv(f.tokens);
+    }
     auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
-    finish_output(dq, tensor(f, "dq", DQ, f.heads, f.sq, f.dq));
-    finish_output(dk, tensor(f, "dk", DK, f.kv_heads, f.sk, f.dk));
-    finish_output(dv, tensor(f, "dv", DV, f.kv_heads, f.sk, f.dv));
+    finish_output(dq, d.of(tensor(f, "dq", DQ, f.heads, f.sq, f.dq), ND_RAGGED_DQ));
+    finish_output(dk, d.of(tensor(f, "dk", DK, f.kv_heads, f.sk, f.dk), ND_RAGGED_DKV));
+    finish_output(dv, d.of(tensor(f, "dv", DV, f.kv_heads, f.sk, f.dv), ND_RAGGED_DKV));
 }
 
 static nd_status build(nd_cudnn *cudnn, const nd_sdpa_form &form, plan &p)
@@ -340,6 +389,12 @@ extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_s
             at[DQ] = t->dq;
             at[DK] = t->dk;
             at[DV] = t->dv;
+        }
+        if (form->tokens > 0) {
+            at[ROWS_Q] = at[ROWS_KV] = const_cast<int32_t *>(t->lengths);
+        }
+        for (int i = 0; form->tokens > 0 && i < ND_RAGGED_KINDS; i++) {
+            at[STARTS + i] = const_cast<int64_t *>(t->starts[i]);
         }
         cudnnStatus_t set = fe::detail::set_stream(cudnn->handle, (cudaStream_t)stream->native);
         if (set != CUDNN_STATUS_SUCCESS) {

@@ -32,8 +32,16 @@ typedef struct nd_sdpa_strides {
     int64_t batch, row, head;
 } nd_sdpa_strides;
 
-/* The form of a call that a plan is made for. Forms are compared by bytes: zero one first.
- * Statistics are F32 (B, H, Sq), packed: for other strides cuDNN has plans only since 9.26. */
+/*
+ * The form of a call that a plan is made for. Forms are compared by bytes: zero one first.
+ * Statistics are F32 (B, H, Sq), packed: for other strides cuDNN has plans only since 9.26.
+ *
+ * tokens > 0: the batch is documents of at most sq = sk rows, which lie anywhere in tensors of so
+ * many tokens (cuDNN's ragged tensors). nd_sdpa_tensors says where and how long they are when the
+ * call runs; statistics are F32 (tokens, H), k and v have the same strides, dk and dv too, and
+ * strides of the batch mean nothing. What lies between documents is not read into any result, but
+ * results there may be overwritten.
+ */
 typedef struct nd_sdpa_form {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     nd_sdpa_strides q, k, v, out, dout, dq, dk, dv; /* forward: the first four */
@@ -42,7 +50,20 @@ typedef struct nd_sdpa_form {
     float scale;
     int32_t mask; /* nd_sdpa_mask */
     int32_t backward, deterministic;
+    int64_t tokens;
 } nd_sdpa_form;
+
+/* Tensors whose documents begin at the same elements. The first four are those of the forward. */
+typedef enum nd_sdpa_ragged {
+    ND_RAGGED_Q = 0,
+    ND_RAGGED_KV,
+    ND_RAGGED_OUT,
+    ND_RAGGED_STATS,
+    ND_RAGGED_DOUT,
+    ND_RAGGED_DQ,
+    ND_RAGGED_DKV,
+    ND_RAGGED_KINDS
+} nd_sdpa_ragged;
 
 /* Device pointers, aligned to 16 bytes. Forward writes out and stats; backward reads them and
  * writes dq, dk, dv. */
@@ -53,6 +74,10 @@ typedef struct nd_sdpa_tensors {
     const void *dout;
     void *dq, *dk, *dv;
     void *workspace;
+    /* Of documents, on the device: rows (batch), 0 where there is none, and for each kind the
+     * elements at which they begin (batch + 1), ascending, with the end of the tensor last. */
+    const int32_t *lengths;
+    const int64_t *starts[ND_RAGGED_KINDS];
 } nd_sdpa_tensors;
 
 /*

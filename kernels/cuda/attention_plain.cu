@@ -23,6 +23,7 @@ template <class T> struct view {
 struct shape {
     int64_t batch, sq, sk, diag, window;
     const int *first_key, *end_key; /* (B, Sq), or NULL */
+    const int *owners;              /* (B, Sq), or NULL: kernels.h */
     int64_t stat_batch, stat_head;  /* strides of lse and delta */
     int heads, group, columns;      /* group: query heads per KV head */
     float scale;
@@ -30,6 +31,12 @@ struct shape {
     __device__ int64_t stat(int64_t b, int64_t h, int64_t i) const
     {
         return b * stat_batch + h * stat_head + i;
+    }
+
+    /* Whether another kernel computes row i, and the gradient of key i. */
+    __device__ bool leaves(int64_t b, int64_t i) const
+    {
+        return owners && owners[b * sq + i] >= 0;
     }
 };
 
@@ -76,6 +83,9 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
+    if (s.leaves(b, i)) {
+        return;
+    }
     int64_t first = first_key(s, b, i), end = end_key(s, b, i);
     float sums[ND_PLAIN_HEAD_DIM], most = -INFINITY, total = 0.0f;
     for (int d = 0; d < s.columns; d++) {
@@ -122,6 +132,9 @@ __global__ void __launch_bounds__(THREADS) queries(shape s, view<O> dq, operands
         return;
     }
     int64_t i = at % s.sq, h = at / s.sq % s.heads, b = at / s.sq / s.heads;
+    if (s.leaves(b, i)) {
+        return;
+    }
     int64_t row = s.stat(b, h, i), end = in.lse[row] == -INFINITY ? 0 : end_key(s, b, i);
     float sums[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
@@ -148,11 +161,18 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t j = at % s.sk, kv = at / s.sk % kv_heads, b = at / s.sk / kv_heads;
+    if (s.leaves(b, j)) {
+        return;
+    }
     /* Of rows in their order the first that sees the key, and the first that is too far behind it
      * for the window. */
     bool ordered = !s.end_key;
     int64_t begin = ordered && j > s.diag ? j - s.diag : 0, beyond = j - s.diag + s.window;
     int64_t end = ordered && s.window > 0 && beyond < s.sq ? beyond : s.sq;
+    if (s.owners) {
+        begin = j;
+        end = -s.owners[b * s.sq + j];
+    }
     float sums_k[ND_PLAIN_HEAD_DIM], sums_v[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums_k[d] = sums_v[d] = 0.0f;
@@ -176,7 +196,8 @@ __global__ void __launch_bounds__(THREADS)
     put(dv.row(b, j, kv), sums_v, 1.0f, s.columns, add);
 }
 
-shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor end_key, nd_tensor stat)
+shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor end_key, const int *owners,
+               nd_tensor stat)
 {
     return {a->batch,
             a->sq,
@@ -185,6 +206,7 @@ shape shape_of(const nd_attention *a, nd_tensor first_key, nd_tensor end_key, nd
             a->window,
             (const int *)first_key.data,
             (const int *)end_key.data,
+            owners,
             stat.stride[0],
             stat.stride[1],
             (int)a->heads,
@@ -203,13 +225,14 @@ unsigned blocks_of(int64_t rows)
     return (unsigned)((rows + THREADS - 1) / THREADS);
 }
 
-template <class T> int launch_forward(nd_cuda_queue queue, const nd_attention_fwd_args *args)
+template <class T>
+int launch_forward(nd_cuda_queue queue, const nd_attention_fwd_args *args, const int *owners)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((forward<T>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<T>(args->out),
-                     (float *)args->lse.data, view_of<const T>(args->q), view_of<const T>(args->k),
-                     view_of<const T>(args->v));
+                     shape_of(a, args->first_key, args->end_key, owners, args->lse),
+                     view_of<T>(args->out), (float *)args->lse.data, view_of<const T>(args->q),
+                     view_of<const T>(args->k), view_of<const T>(args->v));
 }
 
 template <class T> operands<T> operands_of(const nd_attention_bwd_args *args)
@@ -220,41 +243,46 @@ template <class T> operands<T> operands_of(const nd_attention_bwd_args *args)
 }
 
 template <class T, class O>
-int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args)
+int launch_queries(nd_cuda_queue queue, const nd_attention_bwd_args *args, const int *owners)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((queries<T, O>), blocks_of(a->batch * a->heads * a->sq), THREADS, queue,
-                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<O>(args->dq),
-                     operands_of<T>(args), args->add_q);
+                     shape_of(a, args->first_key, args->end_key, owners, args->lse),
+                     view_of<O>(args->dq), operands_of<T>(args), args->add_q);
 }
 
-template <class T, class O> int launch_keys(nd_cuda_queue queue, const nd_attention_bwd_args *args)
+template <class T, class O>
+int launch_keys(nd_cuda_queue queue, const nd_attention_bwd_args *args, const int *owners)
 {
     const nd_attention *a = &args->attention;
     return ND_LAUNCH((keys<T, O>), blocks_of(a->batch * a->kv_heads * a->sk), THREADS, queue,
-                     shape_of(a, args->first_key, args->end_key, args->lse), view_of<O>(args->dk),
-                     view_of<O>(args->dv), operands_of<T>(args), args->add_kv);
+                     shape_of(a, args->first_key, args->end_key, owners, args->lse),
+                     view_of<O>(args->dk), view_of<O>(args->dv), operands_of<T>(args),
+                     args->add_kv);
 }
 
-template <class T> int launch_backward(nd_cuda_queue queue, const nd_attention_bwd_args *args)
+template <class T>
+int launch_backward(nd_cuda_queue queue, const nd_attention_bwd_args *args, const int *owners)
 {
     auto launch_q =
         args->dq.dtype == ND_DTYPE_F32 ? launch_queries<T, float> : launch_queries<T, T>;
     auto launch_k = args->dk.dtype == ND_DTYPE_F32 ? launch_keys<T, float> : launch_keys<T, T>;
-    int launched = launch_q(queue, args);
-    return launched || !args->dk.data ? launched : launch_k(queue, args);
+    int launched = launch_q(queue, args, owners);
+    return launched || !args->dk.data ? launched : launch_k(queue, args, owners);
 }
 
 } // namespace
 
-int nd_cuda_attention_plain_fwd(nd_cuda_queue queue, const nd_attention_fwd_args *args)
+int nd_cuda_attention_plain_fwd(nd_cuda_queue queue, const nd_attention_fwd_args *args,
+                                const int32_t *owners)
 {
     auto launch = args->q.dtype == ND_DTYPE_F32 ? launch_forward<float> : launch_forward<bf16>;
-    return launch(queue, args);
+    return launch(queue, args, owners);
 }
 
-int nd_cuda_attention_plain_bwd(nd_cuda_queue queue, const nd_attention_bwd_args *args)
+int nd_cuda_attention_plain_bwd(nd_cuda_queue queue, const nd_attention_bwd_args *args,
+                                const int32_t *owners)
 {
     auto launch = args->q.dtype == ND_DTYPE_F32 ? launch_backward<float> : launch_backward<bf16>;
-    return launch(queue, args);
+    return launch(queue, args, owners);
 }

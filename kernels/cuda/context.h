@@ -22,6 +22,9 @@ typedef struct nd_cuda_context {
     size_t attention_scratch; /* the most that was planned for a call of attention */
     int64_t ordered_bytes;    /* most bytes of scores of a deterministic call (sdpa_parts.h) */
     bool plain_windows;       /* nd_ops_cuda_windows_are_plain */
+    bool plain_documents;     /* nd_ops_cuda_documents_are_plain */
+    bool no_documents;        /* cuDNN has no plan for separate documents, or is wrong */
+    bool documents_checked;   /* nd_documents_are_right was asked */
     bool attention_prepared;  /* plans were prepared, so attention_scratch is exact */
     char machine[96];
     int capability;     /* 90: Hopper */

@@ -343,6 +343,11 @@ bool nd_ops_cuda_windows_are_plain(const nd_device *device)
     return nd_cuda_context_of(device)->plain_windows;
 }
 
+bool nd_ops_cuda_documents_are_plain(const nd_device *device)
+{
+    return nd_cuda_context_of(device)->plain_documents;
+}
+
 bool nd_ops_cuda_lacks_cudnn(void)
 {
     return !nd_cudnn_is_built();

@@ -19,6 +19,11 @@ bool nd_ops_cuda_windows_are_plain(const nd_device *device)
     return false;
 }
 
+bool nd_ops_cuda_documents_are_plain(const nd_device *device)
+{
+    return false;
+}
+
 bool nd_ops_cuda_lacks_cudnn(void)
 {
     return false;

@@ -21,6 +21,10 @@ const char *nd_ops_cuda_machine(const nd_device *device);
 /* True where plain kernels compute prepared calls of attention for no other reason than a window
  * (sdpa.h). */
 bool nd_ops_cuda_windows_are_plain(const nd_device *device);
+/* True where plain kernels compute whole prepared calls of separate documents (documents.h). */
+bool nd_ops_cuda_documents_are_plain(const nd_device *device);
+/* Whether cuDNN takes such calls on Hopper. In every build. */
+bool nd_ops_cuda_takes_documents(const nd_attention *a, nd_dtype act, bool deterministic);
 /* Device memory that nd_ops_cuda allocates. */
 size_t nd_ops_cuda_workspace(void);
 

@@ -51,10 +51,13 @@ ND_EACH_KERNEL_OP(ND_CUDA_LAUNCHER, nd_cuda_)
  * Attention without cuDNN, for what cuDNN does not take: F32, head sizes that are no multiple of 8
  * or above 128, rows that see no key. One thread per row, F32 throughout, a fixed order: correct on
  * every GPU, and slow. lse and delta may also be strided like views of rows, and without dk.data
- * only dq is computed; head_dim at most ND_PLAIN_HEAD_DIM.
+ * only dq is computed; head_dim at most ND_PLAIN_HEAD_DIM. owners (documents.h): NULL, or results
+ * of the rows and keys that have one, 0 or more, stay as they are.
  */
-int nd_cuda_attention_plain_fwd(nd_cuda_queue, const nd_attention_fwd_args *);
-int nd_cuda_attention_plain_bwd(nd_cuda_queue, const nd_attention_bwd_args *);
+int nd_cuda_attention_plain_fwd(nd_cuda_queue, const nd_attention_fwd_args *,
+                                const int32_t *owners);
+int nd_cuda_attention_plain_bwd(nd_cuda_queue, const nd_attention_bwd_args *,
+                                const int32_t *owners);
 
 /*
  * What a library leaves of an FP8 product that multiplies codes only: c (m, n) = product (m, n;

@@ -4,9 +4,11 @@
  * arithmetic without headers of CUDA, so that every build can plan such a job.
  */
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/documents.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
+#include "runtime/base/math.h"
 #include "runtime/tensor/fp8.h"
 
 enum { HEAD_DIM_MAX = 128, LEAST_SCRATCH = 256 };
@@ -36,7 +38,15 @@ size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool
         size_t bytes = nd_sdpa_workspace_by_formula(a, &p, backward, most > 0);
         workspace = bytes > workspace ? bytes : workspace;
     }
-    return nd_sdpa_layout_of(a, &cut, workspace, backward).end;
+    const size_t bytes = nd_sdpa_layout_of(a, &cut, workspace, backward).end;
+    const size_t documents =
+        nd_documents_fit(a, most > 0) ? nd_documents_scratch_by_formula(a, backward) : 0;
+    return nd_max_bytes(bytes, documents);
+}
+
+bool nd_ops_cuda_takes_documents(const nd_attention *a, nd_dtype act, bool deterministic)
+{
+    return nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, deterministic);
 }
 
 nd_form_rule nd_lt_form(const nd_form_need *need)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/sdpa.h"
 
+#include "kernels/cuda/documents.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/sdpa_parts.h"
 #include "runtime/device/cuda_check.h"
@@ -28,7 +29,7 @@ static void note_scratch(nd_cuda_context *context, size_t bytes)
 
 static nd_status plain_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 {
-    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args);
+    int launched = nd_cuda_attention_plain_fwd(nd_cuda_stream(stream), args, NULL);
     return nd_cuda_op_done(stream, "attention_plain_fwd", (cudaError_t)launched);
 }
 
@@ -59,6 +60,11 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
     nd_sdpa_call c = forward_call(args);
     nd_sdpa_walk walk = {0};
     nd_sdpa_piece p;
+    bool documents = false;
+    ND_TRY(nd_documents_fwd(stream, args, &documents));
+    if (documents) {
+        return ND_OK;
+    }
     if (!cudnn_takes(nd_cuda_context_of(stream->device), &c, args->first_key)) {
         return plain_fwd(stream, args);
     }
@@ -78,7 +84,7 @@ nd_status nd_cuda_sdpa_fwd(nd_stream *stream, const nd_attention_fwd_args *args)
 
 static nd_status plain_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
-    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args);
+    int launched = nd_cuda_attention_plain_bwd(nd_cuda_stream(stream), args, NULL);
     return nd_cuda_op_done(stream, "attention_plain_bwd", (cudaError_t)launched);
 }
 
@@ -190,8 +196,12 @@ static nd_status choose_backward(const nd_cuda_context *context, const nd_sdpa_c
 nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 {
     nd_sdpa_call c = backward_call(args);
-    bool cudnn = false;
+    bool cudnn = false, documents = false;
     ND_TRY(choose_backward(nd_cuda_context_of(stream->device), &c, args, &cudnn));
+    ND_TRY(nd_documents_bwd(stream, args, &documents));
+    if (documents) {
+        return ND_OK;
+    }
     if (!cudnn) {
         return plain_bwd(stream, args);
     }
@@ -212,6 +222,7 @@ nd_status nd_cuda_sdpa_bwd(nd_stream *stream, const nd_attention_bwd_args *args)
 static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor first_key, bool cudnn)
 {
     if (!cudnn) {
+        context->plain_documents |= first_key.data != NULL;
         nd_sdpa_call open = *c;
         nd_attention a = *c->a;
         a.window = 0, open.a = &a;
@@ -224,9 +235,24 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor fi
     return ND_OK;
 }
 
+/* Whether documents stay cuDNN's. A context without a device only plans. */
+static bool keeps_documents(nd_cuda_context *context, const nd_attention *a, bool taken)
+{
+    if (taken && context->device && !context->documents_checked) {
+        context->documents_checked = true;
+        context->no_documents |= !nd_documents_are_right(context, a);
+    }
+    taken = taken && !context->no_documents;
+    context->attention_prepared |= taken;
+    return taken;
+}
+
 nd_status nd_cuda_sdpa_prepare_fwd(nd_cuda_context *context, const nd_attention_fwd_args *args)
 {
     nd_sdpa_call c = forward_call(args);
+    if (keeps_documents(context, &args->attention, nd_documents_prepare_fwd(context, args))) {
+        return ND_OK;
+    }
     return prepare(context, &c, args->first_key, cudnn_takes(context, &c, args->first_key));
 }
 
@@ -235,6 +261,9 @@ nd_status nd_cuda_sdpa_prepare_bwd(nd_cuda_context *context, const nd_attention_
     nd_sdpa_call c = backward_call(args);
     bool cudnn = false;
     ND_TRY(choose_backward(context, &c, args, &cudnn));
+    if (keeps_documents(context, &args->attention, nd_documents_prepare_bwd(context, args))) {
+        return ND_OK;
+    }
     return prepare(context, &c, args->first_key, cudnn);
 }
 

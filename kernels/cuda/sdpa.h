@@ -3,11 +3,11 @@
 #define ND_CUDA_SDPA_H
 /*
  * The attention ops over cuDNN, which knows BF16 results, three masks, and no addition to what is
- * there. Calls with a first_key, and blocks that it cannot make or makes wrong (nd_sdpa_fits), go
- * to the plain kernels. A block of any `diag` is cut into at most three parts by rows: rows that
- * see nothing, rows under a diagonal that ends at the last key, rows that see all keys. F32 or
- * added gradients go through BF16 results in the scratch, statistics that are not packed as a whole
- * through a copy.
+ * there. Separate documents go document by document (documents.h); other calls with a first_key,
+ * and blocks that it cannot make or makes wrong (nd_sdpa_fits), go to the plain kernels. A block of
+ * any `diag` is cut into at most three parts by rows: rows that see nothing, rows under a diagonal
+ * that ends at the last key, rows that see all keys. F32 or added gradients go through BF16 results
+ * in the scratch, statistics that are not packed as a whole through a copy.
  *
  * On Hopper the backward cuts some unmasked keys into halves, so that cuDNN makes no NaN
  * (sdpa_parts.h). Deterministic: cuDNN's own way needs a workspace of B H Sq Sk 2 bytes, so the

@@ -26,6 +26,7 @@ enum { KV_HEADS = HEADS / 4, BATCH = 2 };
 typedef struct side {
     nd_tensor qkv, out, dout, dqkv; /* (rows, width) */
     nd_tensor lse, delta;           /* F32 (B, H, Sq) */
+    nd_tensor first_key, end_key;   /* absent, or I32 (B Sq) */
 } side;
 
 typedef struct gpu {
@@ -91,6 +92,39 @@ static void free_side(gpu *g, side *s)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         release(g, all[i]);
     }
+    if (s->first_key.data) {
+        release(g, s->first_key);
+        release(g, s->end_key);
+    }
+}
+
+/* Documents of lengths that cross every tier: from one token to most of a sequence. */
+static void make_documents(gpu *g, const nd_attention *a, side *s)
+{
+    const int64_t tokens = a->batch * a->sq;
+    int32_t *bounds = malloc((size_t)tokens * 2 * sizeof *bounds);
+    cr_assert_not_null(bounds);
+    for (int64_t at = 0, end = 0, n = 0; at < tokens; at++) {
+        const int64_t i = at % a->sq, lengths[] = {a->sq / 3, 1, a->sq / 9 + 1, 60, a->sq / 30 + 5};
+        if (i == 0 || i == end) {
+            end = i + lengths[n++ % 5];
+            bounds[at] = (int32_t)i;
+        } else {
+            bounds[at] = bounds[at - 1];
+        }
+        bounds[tokens + at] = (int32_t)i + 1;
+    }
+    s->first_key = on_device(g, ND_DTYPE_I32, 1, tokens);
+    s->end_key = on_device(g, ND_DTYPE_I32, 1, tokens);
+    expect_ok(nd_copy(&g->stream, s->first_key.data, bounds, (size_t)tokens * 4), "a copy");
+    expect_ok(nd_copy(&g->stream, s->end_key.data, bounds + tokens, (size_t)tokens * 4), "a copy");
+    expect_ok(nd_stream_sync(&g->stream), "a copy");
+    free(bounds);
+}
+
+static nd_tensor bounds_of(nd_tensor m, const nd_attention *a)
+{
+    return m.data ? nd_tensor_2d(m.data, ND_DTYPE_I32, a->batch, a->sq) : (nd_tensor){0};
 }
 
 /* Heads from `first` on of the last `rows` rows of each sequence of a (B S, width) matrix. */
@@ -143,6 +177,7 @@ static int64_t run_forward(gpu *g, const nd_attention *a, side *s)
                       .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
                       .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
                       .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                      .first_key = bounds_of(s->first_key, a), .end_key = bounds_of(s->end_key, a),
                       .scratch = scratch),
               "forward");
     expect_ok(nd_stream_sync(&g->stream), "forward");
@@ -157,7 +192,7 @@ static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
     nd_tensor out = heads_of(s->out, a, a->sq, 0, a->heads);
     nd_tensor dout = heads_of(s->dout, a, a->sq, 0, a->heads), delta = {0};
     expect_ok(nd_zero(&g->stream, s->dqkv.data, nd_tensor_bytes(s->dqkv)), "zeros");
-    if (g->ops->attention_uses_delta(g->device, a, s->qkv.dtype)) {
+    if (s->first_key.data || g->ops->attention_uses_delta(g->device, a, s->qkv.dtype)) {
         delta = statistics(s->delta, a);
         expect_ok(ND_CALL(g->ops, &g->stream, attention_delta, .attention = *a, .delta = delta,
                           .out = out, .dout = dout),
@@ -173,6 +208,7 @@ static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
                       .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
                       .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
                       .out = out, .dout = dout, .lse = statistics(s->lse, a), .delta = delta,
+                      .first_key = bounds_of(s->first_key, a), .end_key = bounds_of(s->end_key, a),
                       .scratch = scratch),
               "backward");
     expect_ok(nd_stream_sync(&g->stream), "backward");
@@ -230,6 +266,10 @@ static void compare(gpu *g, const nd_attention *a)
     side cut = make_side(g, a, ND_DTYPE_BF16), plain = make_side(g, a, ND_DTYPE_F32);
     fill(g, cut.qkv, plain.qkv, 1);
     fill(g, cut.dout, plain.dout, 2);
+    if (a->documents) {
+        make_documents(g, a, &cut);
+        make_documents(g, a, &plain);
+    }
     cr_expect_gt(run_forward(g, a, &cut), 0, "forward did not use cuDNN");
     cr_expect_gt(run_backward(g, a, &cut), 0, "backward did not use cuDNN");
     cr_expect_eq(run_forward(g, a, &plain), 0, "the reference used cuDNN");
@@ -258,6 +298,24 @@ static void compare_blocks(gpu *g, int64_t D, int64_t S)
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
         compare(g, &blocks[i]);
     }
+}
+
+/* Of two lengths, by calls for each tier of lengths and the plain kernels for the shortest. */
+static void compare_documents(int64_t D)
+{
+    gpu g = open_gpu(false);
+    for (int i = 0; i < 2; i++) {
+        const int64_t S = i ? LONG : SHORT + 60;
+        const nd_attention a = {BATCH, S, S, HEADS, KV_HEADS, D, 0, 0.1f, 0, true};
+        compare(&g, &a);
+    }
+    close_gpu(&g);
+}
+
+Test(attention_sizes, documents)
+{
+    compare_documents(64);
+    compare_documents(128);
 }
 
 static void compare_sizes(int64_t short_dim, int64_t long_dim, bool deterministic)
@@ -289,6 +347,14 @@ Test(attention_8b, causal)
 {
     gpu g = open_gpu(false);
     nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f};
+    compare(&g, &a);
+    close_gpu(&g);
+}
+
+Test(attention_8b, documents)
+{
+    gpu g = open_gpu(false);
+    nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f, 0, true};
     compare(&g, &a);
     close_gpu(&g);
 }

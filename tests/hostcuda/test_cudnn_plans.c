@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "kernels/cuda/attention_cudnn.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/documents.h"
 #include "kernels/cuda/sdpa.h"
 #include "kernels/cuda/sdpa_parts.h"
 #include "tests/support/skip.h"
@@ -193,4 +195,57 @@ Test(cudnn_plans, lengths_backward, .init = open_library, .timeout = 300)
 Test(cudnn_plans, lengths_deterministic_backward, .init = open_library, .timeout = 300)
 {
     expect_plans_of_lengths(true, true);
+}
+
+/* What a layer on Hopper prepares for separate documents: a plan for each tier, and no more bytes
+ * than the formula says. */
+static void expect_documents(int64_t batch, int64_t S, int64_t D, int64_t H, int64_t K, int tiers)
+{
+    const nd_attention a = {batch, S, S, H, K, D, 0, 0.1f, 0, true};
+    nd_cuda_context context = {.cudnn = cudnn, .capability = 90};
+    const int64_t width = (H + 2 * K) * D, before = nd_cudnn_plan_count(cudnn);
+    nd_tensor qkv[3] = {heads(S, H, D, width), heads(S, K, D, width), heads(S, K, D, width)};
+    nd_tensor out = heads(S, H, D, H * D), some = out;
+    for (int i = 0; i < 3; i++) {
+        qkv[i].shape[0] = out.shape[0] = batch;
+    }
+    const nd_attention_fwd_args forward = {
+        .attention = a, .out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .first_key = some};
+    const nd_attention_bwd_args backward = {.attention = a,
+                                            .q = qkv[0],
+                                            .k = qkv[1],
+                                            .v = qkv[2],
+                                            .out = out,
+                                            .dout = out,
+                                            .first_key = some};
+    cr_expect(nd_documents_fit(&a, false));
+    cr_expect(nd_documents_prepare_fwd(&context, &forward));
+    cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, false));
+    cr_expect(nd_documents_prepare_bwd(&context, &backward));
+    cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, true));
+    cr_expect_eq(nd_cudnn_plan_count(cudnn) - before, 2 * tiers);
+    printf("documents in %lld x %lld, heads of %lld: %zu bytes, by formula %zu\n", (long long)batch,
+           (long long)S, (long long)D, context.attention_scratch,
+           nd_documents_scratch_by_formula(&a, true));
+}
+
+Test(cudnn_plans, separate_documents, .init = open_library, .timeout = 300)
+{
+    expect_documents(1, 8192, 128, 32, 8, 3);
+    expect_documents(2, 4096, 64, 16, 4, 3);
+    expect_documents(3, 1000, 80, 4, 4, 2);
+    expect_documents(1, 131072, 128, 32, 8, 4);
+    expect_documents(4, 96, 16, 4, 2, 1);
+}
+
+/* Of what cuDNN has no plan for nothing is tried again, and the plain kernels compute it. */
+Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
+{
+    const nd_attention a = {1, 512, 512, 4, 4, 64, 0, 0.1f, 0, true};
+    nd_cuda_context context = {.cudnn = cudnn, .capability = 80};
+    nd_tensor x = heads(512, 4, 64, 256);
+    const nd_attention_fwd_args forward = {
+        .attention = a, .out = x, .q = x, .k = x, .v = x, .first_key = x};
+    cr_expect_not(nd_documents_prepare_fwd(&context, &forward));
+    cr_expect_eq(nd_cudnn_plan_count(cudnn), 0);
 }

@@ -186,6 +186,55 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
     }
 }
 
+static void write_rows(void)
+{
+    char rows[8192];
+    size_t used = 0;
+    for (int row = 0; row < 40; row++) {
+        used += (size_t)snprintf(rows + used, sizeof rows - used, "{\"text\": \"");
+        for (int i = 0; i < 3 + row * 37 % 150; i++) {
+            rows[used++] = (char)('a' + (row + i * i) % 26);
+        }
+        used += (size_t)snprintf(rows + used, sizeof rows - used, "\"}\n");
+    }
+    tempdir_write(&dir, "rows.jsonl", rows, used);
+}
+
+/* By cuDNN where a rank has all keys, else by the plain kernels, which is said. */
+Test(processes_cuda, separate_documents_train_as_on_the_cpu)
+{
+    static const char job[] = "--precision bf16 --documents separate --sequence-length 128 "
+                              "--set data.path=rows.jsonl";
+    static const struct {
+        const char *environment, *options, *said;
+    } forms[] = {
+        {"", "--workers 1", NULL},
+        {"", "--workers 1 --cuda-graphs", NULL},
+        {"", "--workers 2 --cp-size 2 --cp-comm ulysses", NULL},
+        {"", "--workers 2 --cp-size 2 --cp-comm allgather", "the plain attention kernels"},
+        {"", "--workers 1 --deterministic", "the plain attention kernels"},
+        {"ND_DOUBLE_WRONG_DOCUMENTS=1 ", "--workers 1", "separate documents wrongly on this GPU"},
+    };
+    char options[512], command[2048];
+    write_rows();
+    snprintf(options, sizeof options, "--device cpu --workers 1 %s", job);
+    cr_assert_eq(run(options, "cpu"), 0, "%s", shell_output);
+    const double cpu = last_loss("cpu");
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char out[16];
+        snprintf(out, sizeof out, "gpu%zu", i);
+        snprintf(command, sizeof command, "%s" RUN "--device cuda %s %s --set output.dir=%s",
+                 forms[i].environment, forms[i].options, job, out);
+        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        cr_expect(forms[i].said ? strstr(shell_output, forms[i].said) != NULL
+                                : !strstr(shell_output, "plain"),
+                  "%s: %s", forms[i].options, shell_output);
+        const double gpu = last_loss(out);
+        cr_expect(cpu > 1.0 && fabs(gpu - cpu) < cpu / 256.0, "%s: loss %.6f, %.6f on the CPU",
+                  forms[i].options, gpu, cpu);
+    }
+}
+
 /* A ring has blocks that are no whole band under their diagonal; gathered keys have not, and the
  * plain kernels compute single rows whether there is a window or not. */
 Test(processes_cuda, windows_in_plain_kernels_are_said_once)

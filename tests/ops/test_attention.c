@@ -510,6 +510,44 @@ Test(attention, drawn_masks)
     nd_each_draw(check_drawn_masks);
 }
 
+/* Documents of drawn lengths, which fill each sequence. */
+static bounds draw_documents(nd_draw *d, const nd_attention *a)
+{
+    const int64_t longest = DRAW(d, 1, 3, 20, 70, 300, a->sq);
+    bounds s = {draw_numbers(a), draw_numbers(a)};
+    int32_t *firsts = s.first_key.data, *ends = s.end_key.data;
+    for (int64_t at = 0, end = 0; at < a->batch * a->sq; at++) {
+        const int64_t i = at % a->sq;
+        const bool begins = i == 0 || i == end;
+        end = begins ? i + draw_range(d, 1, longest) : end;
+        firsts[at] = (int32_t)(begins ? i : firsts[at - 1]);
+        ends[at] = (int32_t)i + 1;
+    }
+    return s;
+}
+
+/* Few shapes, for which cuDNN makes plans, of many documents. */
+static void check_documents(nd_draw *d, const nd_side *ref, const nd_backend *backend)
+{
+    static const nd_attention shapes[] = {
+        {1, 70, 70, 4, 2, 16, 0, 0.25f, 0, true},   {2, 200, 200, 2, 2, 32, 0, 0.18f, 0, true},
+        {1, 600, 600, 4, 1, 16, 0, 0.25f, 0, true}, {1, 130, 130, 2, 1, 24, 0, 0.2f, 0, true},
+        {2, 40, 40, 2, 1, 16, 0, 0.25f, 0, true},
+    };
+    const nd_attention *a = &shapes[draw_range(d, 0, 4)];
+    const nd_dtype dtype = dtypes[draw_once_in(d, 4) ? 0 : 1];
+    const nd_draw same = *d;
+    forward_masked(ref, backend, a, draw_documents(d, a), dtype, DRAW(d, 0, 8, 3), false);
+    *d = same;
+    backward_masked(ref, backend, a, draw_documents(d, a), dtype, (int)draw_range(d, 0, 4),
+                    !draw_once_in(d, 4));
+}
+
+Test(attention, drawn_documents)
+{
+    nd_each_draw(check_documents);
+}
+
 static void check_drawn(nd_draw *d, const nd_side *ref, const nd_backend *backend)
 {
     const nd_attention a = draw_attention(d);

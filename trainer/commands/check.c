@@ -128,7 +128,7 @@ static nd_status check(const nd_command_call *call)
         ND_TRY_OUT(nd_inputs_each_digest(&inputs, print_digest, NULL));
     }
     if (!called_by_ndlaunch()) { /* else rank 0 says it */
-        nd_banner_warn_of_documents(config, gpu);
+        nd_banner_warn_of_documents(config, &inputs.shape, gpu, NULL);
         ND_TRY_OUT(nd_inputs_warn_of_labels(config, &inputs, 0, 0));
     }
     print_good(config, &inputs);

@@ -530,7 +530,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(check_limits(config, &inputs, worker));
-    nd_banner_warn_of_documents(config, cuda);
+    nd_banner_warn_of_documents(config, &inputs.shape, cuda, NULL);
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
     if (call->cli->plan_explains) {

@@ -302,12 +302,35 @@ static void print_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
-void nd_banner_warn_of_documents(const nd_config *config, bool gpu)
+/* Before a GPU is open, from the job alone. */
+static bool are_documents_plain(const nd_config *config, const nd_shape *shape)
 {
-    if (gpu && config->data.documents == ND_DOCUMENTS_SEPARATE) {
-        nd_log_warning("data.documents is separate, and a GPU has only the plain attention kernels "
-                       "for that, which are many times slower; data.documents: join is faster, and "
-                       "its documents see each other");
+    const int64_t S = config->train.sequence_length;
+    const nd_attention a = {.batch = 1,
+                            .sq = S,
+                            .sk = S,
+                            .heads = shape->heads,
+                            .kv_heads = shape->kv_heads,
+                            .head_dim = shape->head_dim,
+                            .window = shape->window < S ? shape->window : 0,
+                            .documents = true};
+    const bool fp32 = config->train.precision == ND_PRECISION_FP32;
+    const int cp = config->resolved_mesh.size[ND_AXIS_CP];
+    return (cp > 1 && nd_cp_exchange_of(shape, config).ulysses < cp) ||
+           !nd_ops_cuda_takes_documents(&a, fp32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
+                                        config->train.deterministic);
+}
+
+void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape, bool gpu,
+                                 const nd_device *device)
+{
+    if (gpu && config->data.documents == ND_DOCUMENTS_SEPARATE &&
+        (device ? nd_ops_cuda_documents_are_plain(device) : are_documents_plain(config, shape))) {
+        nd_log_warning("data.documents is separate, and the plain attention kernels compute some "
+                       "of that, many times slower, as cuDNN takes it only in BF16, with heads of "
+                       "multiples of 16, without a sliding_window and train.deterministic, and "
+                       "with no other cp than --cp-comm ulysses; data.documents: join is faster, "
+                       "and its documents see each other");
     }
 }
 
@@ -347,7 +370,7 @@ nd_status nd_banner_print(const nd_run_context *run, const nd_trainer *trainer, 
     if (trainer->tuning) {
         nd_tuning_each_line(trainer->tuning, print_line, NULL);
     }
-    nd_banner_warn_of_documents(r->config, gpu);
+    nd_banner_warn_of_documents(r->config, &r->shape, gpu, r->device);
     if (gpu && nd_ops_cuda_windows_are_plain(r->device)) {
         const bool tiles = r->config->train.deterministic;
         const bool ring = !tiles || (nd_mesh_group_size(&r->mesh, ND_GROUP_CP) > 1 &&

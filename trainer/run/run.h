@@ -50,8 +50,10 @@ nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *input
 /* Where data.documents is auto and data are there that would be separate: makes it separate, as
  * opening them does. It looks at names, masks and first rows. */
 void nd_inputs_expect_documents(nd_config *config);
-/* Warns of documents that are separate on a GPU: its plain attention kernels compute them. */
-void nd_banner_warn_of_documents(const nd_config *config, bool gpu);
+/* Warns of documents that are separate on a GPU where its plain attention kernels compute them.
+ * device: NULL where it is not open, and as a Hopper one. */
+void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape, bool gpu,
+                                 const nd_device *device);
 /* Whether such a path is a file of token ids, or has token files (.bin). */
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids);
 /*

@@ -50,7 +50,7 @@ static bool whole(const nd_sdpa_strides *s, int64_t head_dim)
     return s->batch % 8 == 0 && s->row % 8 == 0 && s->head % 8 == 0 && s->row >= head_dim;
 }
 
-static nd_status check_form(const nd_sdpa_form *f)
+static nd_status check_form(const nd_sdpa_form *f, int capability)
 {
     const nd_sdpa_strides *all[] = {&f->q, &f->k, &f->v, &f->out, &f->dout, &f->dq, &f->dk, &f->dv};
     long refused = nd_double_machine_get()->refused_rows;
@@ -59,6 +59,10 @@ static nd_status check_form(const nd_sdpa_form *f)
     ok = ok && f->sq >= 1 && f->sk >= 1 && f->batch >= 1;
     ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->sq <= f->sk);
     ok = ok && (f->window == 0 || (f->mask != ND_SDPA_ALL && f->sq <= f->sk));
+    /* Ragged tensors; what real cuDNN has plans for besides is not needed here. */
+    ok = ok && (f->tokens == 0 || (capability >= 90 && f->sq == f->sk && f->sq <= f->tokens &&
+                                   f->head_dim % 16 == 0 && f->mask == ND_SDPA_TOP_LEFT &&
+                                   f->window == 0 && !f->deterministic));
     for (int i = 0; i < (f->backward ? 8 : 4); i++) {
         ok = ok && whole(all[i], f->head_dim);
     }
@@ -78,7 +82,7 @@ static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form)
             return ND_OK;
         }
     }
-    ND_TRY(check_form(form));
+    ND_TRY(check_form(form, cudnn->capability));
     if (cudnn->count == cudnn->capacity) {
         cudnn->capacity = 2 * cudnn->capacity + 16;
         cudnn->plans = realloc(cudnn->plans, (size_t)cudnn->capacity * sizeof *form);
@@ -90,11 +94,15 @@ static nd_status find(nd_cudnn *cudnn, const nd_sdpa_form *form)
 nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *f, size_t *out)
 {
     ND_TRY(find(cudnn, f));
-    int64_t rows = f->batch * f->heads;
+    int64_t rows = f->tokens > 0 ? 0 : f->batch * f->heads;
     int64_t bytes = 256 + (int64_t)nd_double_machine_get()->attention_extra;
     if (f->backward) {
         bytes += rows * (4 * f->sq * f->head_dim + 4 * f->sk * f->head_dim + 4 * f->sq);
         bytes += f->deterministic ? rows * f->sq * f->sk * 2 : 0;
+    }
+    if (f->tokens > 0) {
+        bytes += f->batch * 256;
+        bytes += f->backward ? f->tokens * f->heads * (12 * f->head_dim + 4) : 0;
     }
     *out = (size_t)bytes;
     return ND_OK;
@@ -117,6 +125,12 @@ static float dot(const nd_bf16 *a, const nd_bf16 *b, int64_t n)
         sum += nd_bf16_to_f32(a[d]) * nd_bf16_to_f32(b[d]);
     }
     return sum;
+}
+
+/* Of a document, or of a batch. */
+static int64_t statistic(const nd_sdpa_form *f, int64_t b, int64_t h, int64_t i)
+{
+    return f->tokens > 0 ? i * f->heads + h : (b * f->heads + h) * f->sq + i;
 }
 
 static int64_t visible(const nd_sdpa_form *f, int64_t i)
@@ -156,11 +170,11 @@ static void forward_row(const attention_call *c, int64_t b, int64_t h, int64_t i
     for (int64_t d = 0; d < D; d++) {
         out[d] = nd_bf16_from_f32(sums[d] / total);
     }
-    c->t.stats[(b * f->heads + h) * f->sq + i] = most + logf(total);
+    c->t.stats[statistic(f, b, h, i)] = most + logf(total);
     free(p);
 }
 
-static void run_forward(void *closure)
+static void run_batch_forward(void *closure)
 {
     const attention_call *c = closure;
     for (int64_t b = 0; b < c->f.batch; b++) {
@@ -181,7 +195,7 @@ static void backward_row(const attention_call *c, int64_t b, int64_t h, int64_t 
     const nd_bf16 *q = (const nd_bf16 *)c->t.q + at(&f->q, b, i, h);
     const nd_bf16 *dout = (const nd_bf16 *)c->t.dout + at(&f->dout, b, i, h);
     float delta = dot((const nd_bf16 *)c->t.out + at(&f->out, b, i, h), dout, D);
-    float lse = c->t.stats[(b * f->heads + h) * f->sq + i], dq[128] = {0};
+    float lse = c->t.stats[statistic(f, b, h, i)], dq[128] = {0};
     for (int64_t j = first_visible(f, i); j < n; j++) {
         const nd_bf16 *k = (const nd_bf16 *)c->t.k + at(&f->k, b, j, kv);
         const nd_bf16 *v = (const nd_bf16 *)c->t.v + at(&f->v, b, j, kv);
@@ -199,7 +213,7 @@ static void backward_row(const attention_call *c, int64_t b, int64_t h, int64_t 
     }
 }
 
-static void run_backward(void *closure)
+static void run_batch_backward(void *closure)
 {
     const attention_call *c = closure;
     const nd_sdpa_form *f = &c->f;
@@ -224,6 +238,114 @@ static void run_backward(void *closure)
     free(dk);
 }
 
+/* Documents, which lie where the call's numbers say when it runs. */
+
+/* The strides of a kind's tensors, and how many elements a token has: rows and heads. */
+static nd_sdpa_strides ragged_strides(const nd_sdpa_form *f, int kind)
+{
+    const nd_sdpa_strides all[ND_RAGGED_KINDS] = {f->q,    f->k,  f->out, {0, f->heads, 1},
+                                                  f->dout, f->dq, f->dk};
+    return all[kind];
+}
+
+static void check_slot(const attention_call *c, int64_t n, int kind)
+{
+    const nd_sdpa_form *f = &c->f;
+    const int64_t *starts = c->t.starts[kind], row = ragged_strides(f, kind).row;
+    const int64_t end = starts[n] + c->t.lengths[n] * row;
+    if (c->t.lengths[n] < 0 || c->t.lengths[n] > f->sq) {
+        nd_double_violation("cuDNN attention: document %lld has %d rows, and the form %lld",
+                            (long long)n, c->t.lengths[n], (long long)f->sq);
+    }
+    if (starts[n] < 0 || starts[n] % row != 0 || end > starts[n + 1]) {
+        nd_double_violation("cuDNN attention: document %lld of tensor %d lies at %lld to %lld, "
+                            "before %lld",
+                            (long long)n, kind, (long long)starts[n], (long long)end,
+                            (long long)starts[n + 1]);
+    }
+    if (n + 1 == f->batch && starts[n + 1] != f->tokens * row) {
+        nd_double_violation("cuDNN attention: tensor %d ends at %lld, not at %lld", kind,
+                            (long long)starts[n + 1], (long long)(f->tokens * row));
+    }
+}
+
+/* What cuDNN writes between documents is anything. */
+static void spoil(void *to, const nd_sdpa_strides *s, int64_t tokens, int64_t heads, int64_t D)
+{
+    for (int64_t i = 0; i < tokens * heads; i++) {
+        nd_bf16 *row = (nd_bf16 *)to + at(s, 0, i / heads, i % heads);
+        for (int64_t d = 0; d < D; d++) {
+            row[d] = nd_bf16_from_f32(NAN);
+        }
+    }
+}
+
+static void spoil_results(const attention_call *c)
+{
+    const nd_sdpa_form *f = &c->f;
+    if (f->backward) {
+        spoil(c->t.dq, &f->dq, f->tokens, f->heads, f->head_dim);
+        spoil(c->t.dk, &f->dk, f->tokens, f->kv_heads, f->head_dim);
+        spoil(c->t.dv, &f->dv, f->tokens, f->kv_heads, f->head_dim);
+        return;
+    }
+    spoil(c->t.out, &f->out, f->tokens, f->heads, f->head_dim);
+    for (int64_t i = 0; i < f->tokens * f->heads; i++) {
+        c->t.stats[i] = NAN;
+    }
+}
+
+/* Document n as a batch of one. */
+static attention_call document(const attention_call *c, int64_t n)
+{
+    attention_call one = *c;
+    const int64_t *const *starts = c->t.starts;
+    one.f.batch = 1;
+    one.f.sq = one.f.sk = c->t.lengths[n];
+    one.t.q = (const nd_bf16 *)c->t.q + starts[ND_RAGGED_Q][n];
+    one.t.k = (const nd_bf16 *)c->t.k + starts[ND_RAGGED_KV][n];
+    one.t.v = (const nd_bf16 *)c->t.v + starts[ND_RAGGED_KV][n];
+    one.t.out = (nd_bf16 *)c->t.out + starts[ND_RAGGED_OUT][n];
+    one.t.stats = c->t.stats + starts[ND_RAGGED_STATS][n];
+    if (c->f.backward) {
+        one.t.dout = (const nd_bf16 *)c->t.dout + starts[ND_RAGGED_DOUT][n];
+        one.t.dq = (nd_bf16 *)c->t.dq + starts[ND_RAGGED_DQ][n];
+        one.t.dk = (nd_bf16 *)c->t.dk + starts[ND_RAGGED_DKV][n];
+        one.t.dv = (nd_bf16 *)c->t.dv + starts[ND_RAGGED_DKV][n];
+    }
+    return one;
+}
+
+static void run_documents(attention_call *c)
+{
+    const int kinds = c->f.backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT;
+    for (int64_t n = 0; n < c->f.batch; n++) {
+        for (int kind = 0; kind < kinds; kind++) {
+            check_slot(c, n, kind);
+        }
+    }
+    spoil_results(c);
+    if (getenv("ND_DOUBLE_WRONG_DOCUMENTS")) {
+        return;
+    }
+    for (int64_t n = 0; n < c->f.batch; n++) {
+        attention_call one = document(c, n);
+        if (one.f.sq > 0) {
+            (c->f.backward ? run_batch_backward : run_batch_forward)(&one);
+        }
+    }
+}
+
+static void run_attention(void *closure)
+{
+    attention_call *c = closure;
+    if (c->f.tokens > 0) {
+        run_documents(c);
+    } else {
+        (c->f.backward ? run_batch_backward : run_batch_forward)(c);
+    }
+}
+
 /* What cuDNN assumes of every pointer, and does not check. */
 static void need_bytes(const char *what, const void *p, size_t bytes)
 {
@@ -236,7 +358,9 @@ static void need_bytes(const char *what, const void *p, size_t bytes)
 static void need(const char *what, const void *p, const nd_sdpa_form *f, const nd_sdpa_strides *s,
                  int64_t rows, int64_t heads)
 {
-    int64_t last = at(s, f->batch - 1, rows - 1, heads - 1) + f->head_dim;
+    int64_t last = f->tokens > 0 ? at(s, 0, f->tokens - 1, heads - 1)
+                                 : at(s, f->batch - 1, rows - 1, heads - 1);
+    last += f->head_dim;
     need_bytes(what, p, (size_t)last * sizeof(nd_bf16));
 }
 
@@ -250,7 +374,14 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     need("k", t->k, f, &f->k, f->sk, f->kv_heads);
     need("v", t->v, f, &f->v, f->sk, f->kv_heads);
     need("out", t->out, f, &f->out, f->sq, f->heads);
-    need_bytes("stats", t->stats, (size_t)(f->batch * f->heads * f->sq) * 4);
+    need_bytes("stats", t->stats,
+               (size_t)(f->heads * (f->tokens > 0 ? f->tokens : f->batch * f->sq)) * 4);
+    if (f->tokens > 0) {
+        need_bytes("lengths", t->lengths, (size_t)f->batch * sizeof *t->lengths);
+    }
+    for (int i = 0; f->tokens > 0 && i < (f->backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT); i++) {
+        nd_double_need_device("starts", t->starts[i], (size_t)(f->batch + 1) * sizeof(int64_t));
+    }
     need_bytes("workspace", t->workspace, workspace);
     if (f->backward && !f->deterministic && getenv("ND_DOUBLE_ORDERED")) {
         return nd_fail(ND_ERR_INTERNAL, "a backward of attention that is not deterministic");
@@ -274,8 +405,7 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     if (error != cudaSuccess) {
         return nd_fail(ND_ERR_INTERNAL, "cuDNN: a plan is loaded while a graph is recorded");
     }
-    error = nd_double_launch((cudaStream_t)stream->native, f->backward ? run_backward : run_forward,
-                             &call, sizeof call);
+    error = nd_double_launch((cudaStream_t)stream->native, run_attention, &call, sizeof call);
     return error == cudaSuccess ? ND_OK
                                 : nd_fail(ND_ERR_INTERNAL, "the device has failed (%d)", error);
 }

@@ -18,6 +18,7 @@
  * ND_DOUBLE_QUEUE (0: a stream holds any number of tasks; else so many, and one more waits in the
  * call until one is done),
  * ND_DOUBLE_NOTES (none: a file that gets a line with the variables that CUDA and NCCL read once),
+ * ND_DOUBLE_WRONG_DOCUMENTS (none; set: cuDNN's results of ragged tensors are NaN),
  * ND_DOUBLE_FREE (none; set: freeing does not return, as where a kernel waits for a peer),
  * ND_DOUBLE_ORDER (lazy; eager: everything runs when it is enqueued, as far as it can; others: the
  * other queues first; random:SEED: each call runs a few tasks of queues that it draws),

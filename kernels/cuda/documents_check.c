@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Whether this GPU's cuDNN computes separate documents as the plain kernels do: a few short ones,
+ * of two tiers and none, before the first step. Versions of cuDNN have made NaN or zeros of ragged
+ * tensors (NVIDIA/TransformerEngine issue 2186, NVIDIA/cudnn-frontend issues 462 and 1083).
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/documents.h"
+#include "runtime/base/log.h"
+#include "runtime/device/cuda_check.h"
+
+enum { ROWS = 600, RESULTS = 5 };
+static const int lengths[] = {300, 5, 90, 64, 70, 1, 30, 40}; /* of the documents */
+static const char *const names[RESULTS] = {"out", "lse", "dq", "dk", "dv"};
+
+typedef struct check {
+    nd_cuda_context *context;
+    nd_attention a;
+    nd_stream stream;
+    char *memory;
+    size_t used, bytes;
+    nd_tensor q, k, v, dout, first_key, end_key, delta;
+    nd_tensor results[2][RESULTS]; /* of cuDNN, of the plain kernels */
+    void *scratch;
+} check;
+
+static nd_tensor take(check *c, nd_tensor t)
+{
+    t.data = c->memory + c->used;
+    c->used += (nd_tensor_bytes(t) + 255) / 256 * 256;
+    ND_ASSERT(c->used <= c->bytes);
+    return t;
+}
+
+static nd_tensor of_heads(check *c, int64_t heads)
+{
+    return take(c, nd_tensor_4d(NULL, ND_DTYPE_BF16, 1, ROWS, heads, c->a.head_dim));
+}
+
+static nd_status draw(check *c, nd_tensor to, uint64_t seed, nd_tensor draws)
+{
+    const int64_t count = nd_tensor_count(to);
+    const nd_random_normal_args normal = {
+        .out = draws.data, .count = count, .deviation = 1.0f, .seed = seed};
+    const nd_cast_args cast = {.out = nd_tensor_1d(to.data, ND_DTYPE_BF16, count),
+                               .x = nd_tensor_1d(draws.data, ND_DTYPE_F32, count)};
+    nd_cuda_queue queue = nd_cuda_stream(&c->stream);
+    int launched = nd_cuda_random_normal(queue, &normal, NULL);
+    launched = launched ? launched : nd_cuda_cast(queue, &cast, NULL);
+    return nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched);
+}
+
+static nd_status make_operands(check *c)
+{
+    const nd_attention *a = &c->a;
+    const nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, a->heads, ROWS);
+    int32_t bounds[2 * ROWS];
+    int32_t *const starts = bounds, *const ends = bounds + ROWS;
+    for (int i = 0, n = -1, end = 0; i < ROWS; i++) {
+        starts[i] = i == end ? i : starts[i - 1];
+        end += i == end ? lengths[++n] : 0;
+        ends[i] = i + 1;
+    }
+    c->q = of_heads(c, a->heads);
+    c->k = of_heads(c, a->kv_heads);
+    c->v = of_heads(c, a->kv_heads);
+    c->dout = of_heads(c, a->heads);
+    c->delta = take(c, lse);
+    for (int side = 0; side < 2; side++) {
+        nd_tensor *r = c->results[side];
+        r[0] = of_heads(c, a->heads);
+        r[1] = take(c, lse);
+        r[2] = of_heads(c, a->heads);
+        r[3] = of_heads(c, a->kv_heads);
+        r[4] = of_heads(c, a->kv_heads);
+    }
+    c->first_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, ROWS));
+    c->end_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, ROWS));
+    const nd_tensor draws = take(c, nd_tensor_1d(NULL, ND_DTYPE_F32, nd_tensor_count(c->q)));
+    c->scratch = c->memory + c->used;
+    ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, ROWS * sizeof *starts));
+    ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, ROWS * sizeof *ends));
+    ND_TRY(draw(c, c->q, 1, draws));
+    ND_TRY(draw(c, c->k, 2, draws));
+    ND_TRY(draw(c, c->v, 3, draws));
+    ND_TRY(draw(c, c->dout, 4, draws));
+    return nd_stream_sync(&c->stream);
+}
+
+/* False in *taken where cuDNN has no plan. */
+static nd_status compute(check *c, int side, bool *taken)
+{
+    const nd_tensor *r = c->results[side];
+    const nd_attention_fwd_args forward = {.attention = c->a,
+                                           .out = r[0],
+                                           .lse = r[1],
+                                           .q = c->q,
+                                           .k = c->k,
+                                           .v = c->v,
+                                           .first_key = c->first_key,
+                                           .end_key = c->end_key,
+                                           .scratch = c->scratch};
+    const nd_attention_delta_args delta = {
+        .attention = c->a, .delta = c->delta, .out = r[0], .dout = c->dout};
+    const nd_attention_bwd_args backward = {.attention = c->a,
+                                            .dq = r[2],
+                                            .dk = r[3],
+                                            .dv = r[4],
+                                            .q = c->q,
+                                            .k = c->k,
+                                            .v = c->v,
+                                            .out = r[0],
+                                            .dout = c->dout,
+                                            .lse = r[1],
+                                            .delta = c->delta,
+                                            .first_key = c->first_key,
+                                            .end_key = c->end_key,
+                                            .scratch = c->scratch};
+    nd_cuda_queue queue = nd_cuda_stream(&c->stream);
+    int launched = 0;
+    if (side == 0) {
+        ND_TRY(nd_documents_fwd(&c->stream, &forward, taken));
+    } else {
+        launched = nd_cuda_attention_plain_fwd(queue, &forward, NULL);
+    }
+    launched = launched ? launched : nd_cuda_attention_delta(queue, &delta, NULL);
+    if (side == 0 && *taken) {
+        ND_TRY(nd_documents_bwd(&c->stream, &backward, taken));
+    } else if (side == 1) {
+        launched = launched ? launched : nd_cuda_attention_plain_bwd(queue, &backward, NULL);
+    }
+    ND_TRY(nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched));
+    return nd_stream_sync(&c->stream);
+}
+
+static float value(const void *data, nd_dtype dtype, int64_t i)
+{
+    return dtype == ND_DTYPE_F32 ? ((const float *)data)[i]
+                                 : nd_bf16_to_f32(((const nd_bf16 *)data)[i]);
+}
+
+/*
+ * The root of the mean square of the differences is at most 2^-6 of that of the values. cuDNN
+ * rounds probabilities and gradients of scores to BF16, and both sides their results, each with an
+ * error whose root mean square is below 2^-9 of the value's.
+ */
+static nd_status compare(check *c, int which, bool *right)
+{
+    const nd_tensor t = c->results[0][which];
+    const size_t bytes = nd_tensor_bytes(t);
+    double error = 0.0, size = 0.0;
+    nd_status status = ND_OK;
+    char *host = NULL;
+    ND_TRY(ND_ALLOC(2 * bytes, &host));
+    ND_TRY_OUT(nd_copy(&c->stream, host, t.data, bytes));
+    ND_TRY_OUT(nd_copy(&c->stream, host + bytes, c->results[1][which].data, bytes));
+    ND_TRY_OUT(nd_stream_sync(&c->stream));
+    for (int64_t i = 0; i < nd_tensor_count(t); i++) {
+        const double x = value(host, t.dtype, i), y = value(host + bytes, t.dtype, i);
+        error += (x - y) * (x - y);
+        size += y * y;
+    }
+    if (!(sqrt(error) <= ldexp(sqrt(size), -6))) { /* NaN too */
+        nd_log_warning("cuDNN %zu computes attention of separate documents wrongly on this GPU "
+                       "(%s is off by %.2g of %.2g), so the plain kernels do; another cuDNN may be "
+                       "right",
+                       nd_cudnn_version(c->context->cudnn), names[which], sqrt(error), sqrt(size));
+        *right = false;
+    }
+out:
+    free(host);
+    return status;
+}
+
+static nd_status run(check *c, bool *right)
+{
+    bool taken = true;
+    ND_TRY(make_operands(c));
+    ND_TRY(compute(c, 0, &taken));
+    *right = taken;
+    if (taken) {
+        ND_TRY(compute(c, 1, &taken));
+    }
+    for (int i = 0; i < RESULTS && *right; i++) {
+        ND_TRY(compare(c, i, right));
+    }
+    return ND_OK;
+}
+
+static nd_status check_on(check *c, size_t bytes, bool *right)
+{
+    nd_device *device = c->context->device;
+    void *memory = NULL;
+    nd_status status = ND_OK;
+    ND_TRY(device->table->stream_init(device, &c->stream));
+    ND_TRY_OUT(nd_device_alloc(device, bytes, &memory));
+    c->memory = memory;
+    ND_TRY_OUT(run(c, right));
+out:
+    if (memory) {
+        nd_device_free(device, memory, bytes);
+    }
+    device->table->stream_fini(&c->stream);
+    return status;
+}
+
+bool nd_documents_are_right(nd_cuda_context *context, const nd_attention *of)
+{
+    check c = {.context = context, .a = *of};
+    const size_t planned = context->attention_scratch;
+    bool right = false;
+    c.a.batch = c.a.kv_heads = 1;
+    c.a.sq = c.a.sk = ROWS;
+    c.a.heads = of->heads / of->kv_heads;
+    c.bytes = (size_t)(ROWS * (c.a.heads + 2) * (16 * c.a.head_dim + 32)) + (64 << 10);
+    const size_t scratch = nd_documents_scratch_by_formula(&c.a, true) + (1 << 20);
+    context->attention_scratch = scratch; /* of these calls */
+    if (check_on(&c, c.bytes + scratch, &right) != ND_OK) {
+        nd_log_warning("cuDNN's attention of separate documents could not be checked (%s), so the "
+                       "plain kernels compute it",
+                       nd_error_last()->message);
+        nd_error_clear();
+        right = false;
+    }
+    context->attention_scratch = planned;
+    return right;
+}
