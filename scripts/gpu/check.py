@@ -242,6 +242,8 @@ def first_items(place):
     yield Item("attention-8b", "conformance", 15, 60, conformance.tests_of, "ops", LAYER_ATTENTION)
     yield Item("ops-attention", "conformance", 60, 300, conformance.tests_of, "ops", ATTENTION)
     yield Item("products", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", *(["--toy"] if place.dry else []))
+    yield Item("documents", "bench", 20, 60, bench.with_tokens_that_fit, place.programs / "nd_bench_gpu", "--documents",
+               *(["--toy"] if place.dry else []))
     yield Item("kernels", "bench", 30, 100, bench.with_tokens_that_fit, place.programs / "nd_bench_kernels",
                *(["--repeats", "1"] if place.dry else []))
     for precision in ("fp32", "bf16"):

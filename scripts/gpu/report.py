@@ -182,7 +182,8 @@ def lines_of_report(items, mode):
     lines += table("Items", [{"item": i["item"], "state": i["state"], "seconds": i["seconds"], "said": " ".join(i["said"])[:160]}
                              for i in items])
     lines += table("Runs", of("run")) + table("torch and transformers", of("compile")) + table("Products", of("product"))
-    lines += table("Attention", of("attention")) + table("Kernels beside a copy", kernel_rows(results))
+    lines += table("Attention", of("attention")) + table("Attention of separate documents", of("documents"))
+    lines += table("Kernels beside a copy", kernel_rows(results))
     lines += table("FP8 beside BF16: linears", of("fp8_products")) + table("FP8 beside BF16: a layer", of("fp8_layer"))
     for value in of("profile"):
         lines += ["", f"## Where the time of two steps of {value['layers']} layers went: {value['profile']}", "", *value["table"]]

@@ -6,6 +6,8 @@
  *
  * --tokens N (8192): rows of the activations, a multiple of 16. --toy: tiny widths, to test the
  * program itself. --probe: asks cuBLASLt for each form instead, and times nothing (probe_lt.h).
+ * --documents: only attention, also of separate documents whose mean length is a 16th of the
+ * tokens, by cuDNN and by the plain kernels.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,7 @@
 
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "runtime/base/math.h"
 #include "runtime/device/cuda.h"
 #include "runtime/device/cuda_check.h"
 #include "tests/gpu/plain_lt.h"
@@ -29,7 +32,9 @@ typedef struct bench {
     char *memory; /* ROOMS rooms of `room` bytes */
     size_t room;
     int64_t tokens, hidden, ffn, qkv, cube, heads, kv_heads;
-    bool toy, probe;
+    bool toy, probe, documents;
+    int repeats;
+    nd_tensor first_key, end_key; /* of what is timed now; absent: one document */
 } bench;
 
 /* Rooms: a and b of a product, its c, and scales; or q, k, out, lse, dq, dk, dv, scratch. */
@@ -69,13 +74,13 @@ static nd_status measure(bench *b, timed *call, double *seconds)
     float ms = 0.0f;
     ND_TRY(call(b));
     ND_CUDA(b->device, cudaEventRecord(b->begin, nd_cuda_stream(&b->stream)));
-    for (int i = 0; i < REPEATS; i++) {
+    for (int i = 0; i < b->repeats; i++) {
         ND_TRY(call(b));
     }
     ND_CUDA(b->device, cudaEventRecord(b->end, nd_cuda_stream(&b->stream)));
     ND_TRY(nd_stream_sync(&b->stream));
     ND_CUDA(b->device, cudaEventElapsedTime(&ms, b->begin, b->end));
-    *seconds = (double)ms * 1e-3 / REPEATS;
+    *seconds = (double)ms * 1e-3 / b->repeats;
     return ND_OK;
 }
 
@@ -163,17 +168,18 @@ static nd_status attention_forward(bench *b)
     nd_tensor k = heads(b, 1, b->kv_heads);
     return ND_CALL(b->ops, &b->stream, attention_fwd, .attention = attention,
                    .out = heads(b, 2, b->heads), .lse = statistics(b), .q = heads(b, 0, b->heads),
-                   .k = k, .v = k, .scratch = room(b, SCRATCH_ROOM));
+                   .k = k, .v = k, .first_key = b->first_key, .end_key = b->end_key,
+                   .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status attention_backward(bench *b)
 {
     nd_tensor k = heads(b, 1, b->kv_heads), out = heads(b, 2, b->heads);
-    return ND_CALL(b->ops, &b->stream, attention_bwd, .attention = attention,
-                   .dq = heads(b, 4, b->heads), .dk = heads(b, 5, b->kv_heads),
-                   .dv = heads(b, 6, b->kv_heads), .q = heads(b, 0, b->heads), .k = k, .v = k,
-                   .out = out, .dout = out, .lse = statistics(b), .delta = statistics(b),
-                   .scratch = room(b, SCRATCH_ROOM));
+    return ND_CALL(
+        b->ops, &b->stream, attention_bwd, .attention = attention, .dq = heads(b, 4, b->heads),
+        .dk = heads(b, 5, b->kv_heads), .dv = heads(b, 6, b->kv_heads), .q = heads(b, 0, b->heads),
+        .k = k, .v = k, .out = out, .dout = out, .lse = statistics(b), .delta = statistics(b),
+        .first_key = b->first_key, .end_key = b->end_key, .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status bench_attention(bench *b)
@@ -185,6 +191,50 @@ static nd_status bench_attention(bench *b)
         printf("{\"attention\": \"%s\", \"tokens\": %lld, \"ms\": %.3f, \"causal_tflops\": %.1f}\n",
                backward ? "backward" : "forward", (long long)b->tokens, seconds * 1e3,
                work / seconds * 1e-12);
+    }
+    return ND_OK;
+}
+
+/* Documents of 1 to 31 shares of a 256th, dealt by multiples of 7, so that long and short ones are
+ * mixed; the mean is a 16th. */
+static nd_status make_documents(bench *b)
+{
+    const int64_t S = b->tokens;
+    nd_status status = ND_OK;
+    int32_t *bounds = NULL;
+    ND_TRY(ND_ALLOC(2 * S, &bounds));
+    for (int64_t i = 0, first = 0, end = 0, n = 0; i < S; i++) {
+        if (i == end) {
+            first = i;
+            end = i + nd_max(S * (1 + n++ * 7 % 31) / 256, 1);
+        }
+        bounds[i] = (int32_t)first;
+        bounds[S + i] = (int32_t)i + 1;
+    }
+    int32_t *to = room(b, SCALES_ROOM); /* no product is timed now */
+    b->first_key = nd_tensor_2d(to, ND_DTYPE_I32, 1, S);
+    b->end_key = nd_tensor_2d(to + S, ND_DTYPE_I32, 1, S);
+    ND_TRY_OUT(nd_copy(&b->stream, to, bounds, (size_t)S * 2 * sizeof *bounds));
+    ND_TRY_OUT(nd_stream_sync(&b->stream));
+out:
+    free(bounds);
+    return status;
+}
+
+static nd_status bench_documents(bench *b)
+{
+    static const char *const ways[] = {"one document", "cuDNN by documents", "plain kernels"};
+    double seconds[3][2];
+    for (int way = 0; way < 3; way++) {
+        attention.documents = way == 1;
+        b->repeats = way == 2 ? 1 : REPEATS; /* these take as long as a thousand others */
+        ND_TRY(way == 1 ? make_documents(b) : ND_OK);
+        ND_TRY(measure(b, attention_forward, &seconds[way][0]));
+        ND_TRY(measure(b, attention_backward, &seconds[way][1]));
+        printf("{\"documents\": \"%s\", \"tokens\": %lld, \"forward_ms\": %.3f, "
+               "\"backward_ms\": %.3f, \"share_of_one\": %.3f}\n",
+               ways[way], (long long)b->tokens, seconds[way][0] * 1e3, seconds[way][1] * 1e3,
+               (seconds[way][0] + seconds[way][1]) / (seconds[0][0] + seconds[0][1]));
     }
     return ND_OK;
 }
@@ -222,6 +272,7 @@ static nd_status run(bench *b)
     attention.sq = attention.sk = b->tokens;
     attention.heads = b->heads;
     attention.kv_heads = b->kv_heads;
+    attention.documents = b->documents; /* their scratch is the largest */
     b->room = room_bytes(b);
     ND_TRY(nd_device_alloc(b->device, ROOMS * b->room, (void **)&b->memory));
     ND_CUDA(b->device, cudaEventCreate(&b->begin));
@@ -231,6 +282,9 @@ static nd_status run(bench *b)
            b->device->name, info.major, info.minor, info.driver, info.runtime,
            (double)info.total_bytes / (1 << 30), (long long)b->tokens);
     ND_TRY(fill(b));
+    if (b->documents) {
+        return bench_documents(b);
+    }
     ND_TRY(bench_products(b, false));
     if (info.major * 10 + info.minor >= 89) {
         ND_TRY(bench_products(b, true));
@@ -249,11 +303,14 @@ int main(int argc, char **argv)
                .qkv = 6144,
                .cube = 8192,
                .heads = H,
-               .kv_heads = K};
+               .kv_heads = K,
+               .repeats = REPEATS};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--toy") == 0) {
             b = (bench){.toy = true,
                         .probe = b.probe,
+                        .documents = b.documents,
+                        .repeats = REPEATS,
                         .tokens = b.tokens,
                         .hidden = 64,
                         .ffn = 224,
@@ -261,6 +318,8 @@ int main(int argc, char **argv)
                         .cube = 128,
                         .heads = 2,
                         .kv_heads = 1};
+        } else if (strcmp(argv[i], "--documents") == 0) {
+            b.documents = true;
         } else if (strcmp(argv[i], "--probe") == 0) {
             b.probe = true;
         } else if (strcmp(argv[i], "--tokens") == 0 && i + 1 < argc) {
@@ -270,7 +329,9 @@ int main(int argc, char **argv)
         }
     }
     if (b.tokens < 16 || b.tokens % 16 != 0) {
-        fprintf(stderr, "usage: nd_bench_gpu [--tokens N, a multiple of 16] [--toy] [--probe]\n");
+        fprintf(
+            stderr,
+            "usage: nd_bench_gpu [--tokens N, a multiple of 16] [--toy] [--probe] [--documents]\n");
         return ND_ERR_CONFIG;
     }
     nd_status status = run(&b);
