@@ -7,7 +7,7 @@
  * Under ndlaunch, each worker's record in the progress page tells it (runtime/base/progress.h).
  *
  * Without ndlaunch, the store records which failure came first. A rank that fails sets
- * ND_FAILURE_FIRST to its message with nd_store_set_once, and ND_FAILURE_PRINTED once it has
+ * ND_FAILURE_FIRST to its message with nd_store_set, and ND_FAILURE_PRINTED once it has
  * printed it. The store's engine sets ND_FAILURE_FIRST for a worker whose connection closes without
  * a goodbye, at the moment in which it closes, and sends the first failure to every worker at once.
  */

@@ -16,7 +16,8 @@
  *   .del-checkpoint-STEP...     a deletion that has not ended   the next start removes it
  *
  * Only folders that hold a manifest of ours are deleted, unless a user asks for more. A link to a
- * folder counts as that folder; where it is deleted or renamed, that is the link.
+ * folder is read as that folder. A pruning leaves it alone and does not count it, since it may lead
+ * to a folder beside it; where it is renamed, that is the link.
  *
  * One process per run calls these (rank 0), while it holds the run's lock.
  */
@@ -56,10 +57,10 @@ typedef struct nd_folder {
     int64_t number; /* K of one that was set aside; 1: it has none */
 } nd_folder;
 nd_folder nd_folder_parse(const char *name);
-/* All folders with such names, by step, kind and number; owned by the caller. A run that
- * does not exist has none. */
+/* All folders with such names, and links to nowhere, by step, kind and number; owned by the caller.
+ * A run that does not exist has none. */
 nd_status nd_folder_list(const char *run, nd_folder **out, int *count);
-/* nd_checkpoint_is_ours. */
+/* nd_checkpoint_is_ours, and true for a link to nowhere, which may lead to one later. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
 
 /* "checkpoint-STEP"; returns `out`. */

@@ -104,7 +104,7 @@ nd_status nd_folder_list(const char *run, nd_folder **out, int *count)
         status = status == ND_OK ? nd_fs_look(path, &kind, NULL) : status;
         free(path);
         ND_TRY_OUT(status);
-        n += kind == ND_FS_FOLDER;
+        n += kind == ND_FS_FOLDER || kind == ND_FS_ABSENT; /* absent: a link to nowhere */
     }
     qsort(list, (size_t)n, sizeof *list, by_step);
     *out = list;
@@ -133,8 +133,11 @@ nd_status nd_checkpoint_is_ours(const char *path, bool *out)
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out)
 {
     char *path = NULL;
+    nd_fs_kind kind;
     ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
-    nd_status status = nd_checkpoint_is_ours(path, out);
+    nd_status status = nd_fs_look(path, &kind, NULL);
+    *out = true;
+    status = status == ND_OK && kind != ND_FS_ABSENT ? nd_checkpoint_is_ours(path, out) : status;
     free(path);
     return status;
 }

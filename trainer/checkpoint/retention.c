@@ -37,17 +37,20 @@ out:
     return status;
 }
 
-/* What cannot be read because of an I/O error is an error, and neither good nor bad. */
+/* What cannot be read because of an I/O error is an error, and neither good nor bad. A link is not
+ * good: what it leads to may be deleted. */
 static nd_status is_good(const char *run, int64_t step, bool checks_files, bool *good)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
+    nd_fs_kind kind = ND_FS_ABSENT;
     int64_t bytes = 0;
     ND_TRY(nd_checkpoint_path(run, step, &path));
-    nd_status status = nd_manifest_read(path, &manifest);
+    nd_status status = nd_fs_look_at_link(path, &kind, NULL);
+    status = status == ND_OK ? nd_manifest_read(path, &manifest) : status;
     status =
         status == ND_OK && checks_files ? nd_source_check_files(path, &manifest, &bytes) : status;
-    *good = status == ND_OK;
+    *good = status == ND_OK && kind == ND_FS_FOLDER;
     nd_manifest_fini(&manifest);
     free(path);
     return status == ND_ERR_DATA ? ND_OK : status;

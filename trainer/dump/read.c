@@ -40,15 +40,16 @@ nd_status nd_dump_is(const char *folder, bool *out)
     nd_fs_names names = {0};
     ND_TRY(nd_fs_list(folder, &names));
     nd_status status = ND_OK;
+    int steps = 0;
     *out = false;
-    for (int i = 0; i < names.count && status == ND_OK; i++) {
+    for (int i = 0; i < names.count; i++) {
         *out |= fnmatch(rank_file, names.list[i], 0) == 0;
-        if (fnmatch("step-[0-9]*", names.list[i], 0) == 0) {
-            status = nd_fail(ND_ERR_DATA,
-                             "\"%s\" holds the dumps of steps; give one of them, such "
-                             "as %s/%s",
-                             folder, folder, names.list[i]);
-        }
+        steps += fnmatch("step-[0-9]*", names.list[i], 0) == 0;
+    }
+    if (steps > 0 && steps == names.count) {
+        status =
+            nd_fail(ND_ERR_DATA, "\"%s\" holds the dumps of steps; give one of them, such as %s/%s",
+                    folder, folder, names.list[0]);
     }
     nd_fs_names_fini(&names);
     return status;

@@ -81,17 +81,30 @@ static nd_status pass_over(const char *run, int64_t step, passing how, const cha
     return ND_OK;
 }
 
+static nd_status check_link(const char *path)
+{
+    nd_fs_kind name, target;
+    ND_TRY(nd_fs_look_at_link(path, &name, NULL));
+    ND_TRY(nd_fs_look(path, &target, NULL));
+    return name != ND_FS_LINK || target != ND_FS_ABSENT
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "%s is a link that leads nowhere; mount the disk that it leads to, or "
+                         "name the step of another checkpoint with --resume-from-checkpoint",
+                         path);
+}
+
 /* *step: that of the folder, where its manifest can be read. */
 static nd_status try_folder(const char *run, const nd_folder *folder, passing how, int64_t *step)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
     ND_TRY(nd_checkpoint_path(run, folder->step, &path));
-    nd_status status = nd_manifest_read(path, &manifest);
+    nd_status status = check_link(path);
     if (status == ND_OK) {
-        *step = folder->step;
-    } else {
-        status = pass_over(run, folder->step, how, path);
+        status = nd_manifest_read(path, &manifest);
+        *step = status == ND_OK ? folder->step : *step;
+        status = status == ND_OK ? ND_OK : pass_over(run, folder->step, how, path);
     }
     nd_manifest_fini(&manifest);
     free(path);
@@ -255,7 +268,8 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     ND_TRY(check_run(search->config, run));
     ND_TRY(nd_checkpoint_path(run, step, &path));
     bool ours = false, there = false;
-    nd_status status = nd_fs_is_folder(path, &there);
+    nd_status status = check_link(path);
+    status = status == ND_OK ? nd_fs_is_folder(path, &there) : status;
     status = status == ND_OK ? nd_checkpoint_is_ours(path, &ours) : status;
     free(path);
     ND_TRY(status);
@@ -434,11 +448,12 @@ bool nd_resume_is_own(const nd_resume *resume)
            strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
 }
 
-/* One without a readable manifest is damaged. */
+/* One without a readable manifest is damaged, unless it is a link to nowhere. */
 static nd_status set_later_aside(const char *run, const nd_folder *folder)
 {
     char *path = NULL, *aside = NULL;
     nd_manifest manifest = {0};
+    nd_fs_kind kind = ND_FS_ABSENT;
     bool ours = false, newer = false;
     nd_status status = ND_OK;
     ND_TRY(nd_folder_is_ours(run, folder, &ours));
@@ -446,9 +461,10 @@ static nd_status set_later_aside(const char *run, const nd_folder *folder)
         return ND_OK;
     }
     ND_TRY_OUT(nd_checkpoint_path(run, folder->step, &path));
+    ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
     status = nd_manifest_read(path, &manifest);
-    const bool damaged = status == ND_ERR_DATA;
-    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : status);
+    const bool unread = status == ND_ERR_DATA, damaged = unread && kind == ND_FS_FOLDER;
+    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : unread ? ND_OK : status);
     ND_TRY_OUT(
         nd_checkpoint_set_aside(run, folder->step, damaged && !newer ? "bad" : "old", &aside));
     nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",

@@ -187,8 +187,12 @@ Test(resume, a_link_to_a_checkpoint_is_one)
     assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
     cr_assert(found.kind == ND_RESUME_CHECKPOINT && found.step == 6 && !found.continues);
     nd_fs_remove_tree(big); /* a disk that is not mounted */
-    assert_ok(find(dir.path, "latest"));
-    cr_assert_eq(found.step, 4);
+    for (int i = 0; i < 3; i++) {
+        assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link that leads");
+    }
+    assert_ok(find(dir.path, "4"));
+    assert_ok(nd_resume_set_later_aside(&found));
+    cr_assert_eq(readlink(tempdir_file(&dir, "checkpoint-6.old"), later, sizeof later), 3);
 }
 
 Test(resume, allows_only_keys_that_are_compared)
