@@ -182,6 +182,9 @@ static void on_ready_timer(uv_timer_t *timer)
 
 void nd_attempt_forward(nd_attempt *attempt, int number)
 {
+    if (attempt->running == 0) {
+        return; /* a start that failed may have no timers either */
+    }
     for (int i = 0; attempt->children && i < attempt->options.local_workers; i++) {
         attempt->children[i].pending |= 1u << number;
     }

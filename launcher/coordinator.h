@@ -2,7 +2,7 @@
 #ifndef ND_LAUNCHER_COORDINATOR_H
 #define ND_LAUNCHER_COORDINATOR_H
 /*
- * What the two files of node 0 of several share. gather.c: nodes join, or are refused, before the
+ * What the two files of a job's node 0 share. gather.c: nodes join, or are refused, before the
  * first start and later. coordinator.c: each start and its end.
  */
 #include "launcher/nodes.h"

@@ -150,7 +150,7 @@ static void on_workers_ended(void *context)
     end.blame = nd_attempt_blame(s->attempt);
     nd_attempt_failure_of(s->attempt, &end.occurred_ns, end.words, sizeof end.words);
     end.code = s->start_failed ? (int)s->start_failed : code;
-    const char *text = screen ? screen : "";
+    const char *text = screen && !s->start_failed ? screen : ""; /* why it failed is told */
     if (job->member) {
         nd_member_ended(job->member, &end, text);
     } else {

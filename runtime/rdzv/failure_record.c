@@ -5,14 +5,21 @@
 
 #include "runtime/base/clock.h"
 
-/* The worker's own record; NULL without a launcher. The page is mapped for the moment, since a
- * worker may fail before it has opened it. */
+/* The worker's own record; NULL without a launcher, or where the identity could not be read and is
+ * all zeros. The page is mapped for the moment, since a worker may fail before it has opened it.
+ * The last error stays, since it is the one that is recorded. */
 static nd_failure_slot *open_record(const nd_identity *identity, nd_progress *page)
 {
-    return identity->progress_fd >= 0 && nd_progress_open(identity->progress_fd,
-                                                          identity->local_world_size, page) == ND_OK
-               ? &page->failures[identity->local_rank]
-               : NULL;
+    const nd_error before = *nd_error_last();
+    const int workers = identity->local_world_size;
+    if (identity->progress_fd < 0 || workers == 0) {
+        return NULL;
+    }
+    if (nd_progress_open(identity->progress_fd, workers, page) != ND_OK) {
+        nd_error_restore(&before);
+        return NULL;
+    }
+    return &page->failures[identity->local_rank];
 }
 
 static void close_record(nd_progress *page)

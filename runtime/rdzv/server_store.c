@@ -131,7 +131,7 @@ static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     if (value) {
         send_value(server, peer, request, value);
     } else if (timeout_ms == 0) {
-        nd_server_error(server, peer, request, ND_ERR_HANG, "nobody has set the key");
+        nd_server_error(server, peer, request, ND_ERR_DATA, "nobody has set the key");
     } else {
         nd_server_begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
         snprintf(peer->key, sizeof peer->key, "%s", key);

@@ -121,7 +121,7 @@ static nd_status wait_for(const nd_failure *f, const char *key, double seconds, 
     nd_store_set_timeout(f->store, answer_seconds);
     *found = status == ND_OK;
     value[status == ND_OK ? bytes : 0] = '\0';
-    return status == ND_ERR_HANG ? ND_OK : status;
+    return status == (seconds > 0 ? ND_ERR_HANG : ND_ERR_DATA) ? ND_OK : status;
 }
 
 /* Records that this rank's deadline passed. *first: no other rank's did before. */

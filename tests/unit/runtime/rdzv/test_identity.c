@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/identity.h"
 #include "tests/support/tempdir.h"
 
@@ -168,6 +169,8 @@ Test(identity, a_variable_that_is_missing)
         assert_fails(nd_identity_read(&id), ND_ERR_CONFIG, needed[i]);
         cr_assert_eq(id.rank, -7, "written on failure");
     }
+    nd_failure_set_ready(&(nd_identity){0}); /* as a worker does, which then tells the reason */
+    cr_assert(strstr(nd_error_last()->message, "MASTER_PORT"), "%s", nd_error_last()->message);
 }
 
 Test(identity, variables_that_contradict_each_other)
