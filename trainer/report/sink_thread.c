@@ -19,10 +19,13 @@ struct nd_sink_thread {
     nd_sink sink;            /* `self` is used by its thread alone */
     double deadline_seconds; /* of one call of the sink */
     nd_thread thread;
-    nd_monitor monitor;      /* of all below */
-    nd_record_queue queue;   /* the first record is in the sink's hands while it is called */
-    nd_record_queue kept;    /* records "resumed" that were not taken or found no room */
-    bool makes_up;           /* the first of these is in the sink's hands */
+    nd_monitor monitor;    /* of all below */
+    nd_record_queue queue; /* the first record is in the sink's hands while it is called */
+    /* Records "resumed": refused ones belong before all of the queue, missed ones, which found no
+     * room, behind it. */
+    nd_record_queue refused, missed;
+    const nd_record_queue
+        *offered;            /* of which of these the first is in the sink's hands; or NULL */
     int64_t waiting;         /* sum of weight_of over the records in the queue */
     int64_t begun_ns;        /* nd_clock_ns when the call of the sink began; 0: it is not called */
     bool hangs;              /* that call is beyond its deadline */
@@ -111,20 +114,20 @@ static bool takes(const nd_sink *sink, const nd_record *record)
 
 /* Keeps of two records "resumed" the one that takes back more: nothing was written
  * between. */
-static void keep_resumed(nd_sink_thread *t, const nd_record *record)
+static void keep_resumed(const nd_sink_thread *t, nd_record_queue *queue, const nd_record *record)
 {
     const nd_run_event *event = record->kind == ND_RECORD_EVENT ? record->of : NULL;
-    const nd_record *before = nd_record_queue_first(&t->kept);
+    const nd_record *before = nd_record_queue_first(queue);
     if (!event || event->kind != ND_RUN_EVENT_RESUMED) {
         return;
     }
-    if (before && !t->makes_up) {
+    if (before && t->offered != queue) {
         if (before->step <= record->step) {
             return;
         }
-        nd_record_queue_pop(&t->kept);
+        nd_record_queue_pop(queue);
     }
-    (void)nd_record_queue_push(&t->kept, record);
+    (void)nd_record_queue_push(queue, record);
 }
 
 /* The sink's thread, with the lock. */
@@ -163,19 +166,18 @@ static int64_t weight_of(const nd_sink_thread *t, const nd_record *record)
     return t->sink.required || nd_record_counts(record);
 }
 
-/* Offers the records "resumed" that were not taken. One that finds no room meanwhile belongs behind
- * what is in the queue. */
-static nd_status make_up(nd_sink_thread *t)
+/* Offers the records that a queue has now until one is refused. */
+static nd_status offer_again(nd_sink_thread *t, nd_record_queue *queue)
 {
     nd_status status = ND_OK;
-    t->makes_up = true;
-    while (status == ND_OK && t->kept.count > 0 && !t->overflowed) {
-        status = call(t, nd_record_queue_first(&t->kept));
+    t->offered = queue;
+    for (int left = (int)queue->count; status == ND_OK && left > 0; left--) {
+        status = call(t, nd_record_queue_first(queue));
         if (status == ND_OK) {
-            nd_record_queue_pop(&t->kept);
+            nd_record_queue_pop(queue);
         }
     }
-    t->makes_up = false;
+    t->offered = NULL;
     return status;
 }
 
@@ -186,7 +188,8 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
     const nd_run_event event = event_of_loss(t, &loss, step);
     const nd_record record = {ND_RECORD_EVENT, step, &event};
     t->overflowed = false;
-    nd_status status = make_up(t);
+    nd_status status = offer_again(t, &t->refused);
+    status = status == ND_OK ? offer_again(t, &t->missed) : status;
     if (status == ND_OK && loss.records > 0 && takes(&t->sink, &record)) {
         status = call(t, &record);
     }
@@ -208,7 +211,7 @@ static nd_status tell_recovered(nd_sink_thread *t, int64_t step)
 /* ND_ERR_IO means that the record is lost, and is no error of the run. */
 static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
 {
-    nd_status status = make_up(t);
+    nd_status status = offer_again(t, &t->refused);
     status = status == ND_OK ? call(t, record) : status;
     t->waiting -= weight_of(t, record);
     if (t->dropped || t->finished || (status == ND_OK && !t->loss.failed)) {
@@ -222,7 +225,7 @@ static nd_status offer_required(nd_sink_thread *t, const nd_record *record)
         return status;
     }
     t->loss.records += weight_of(t, record);
-    keep_resumed(t, record);
+    keep_resumed(t, &t->refused, record);
     if (!t->loss.failed) {
         note_failure(t);
         say(t, "%s loses records of this run, which goes on, until they can be written again: %s",
@@ -281,7 +284,8 @@ static void serve(void *context)
 static void release(nd_sink_thread *t)
 {
     nd_record_queue_fini(&t->queue);
-    nd_record_queue_fini(&t->kept);
+    nd_record_queue_fini(&t->missed);
+    nd_record_queue_fini(&t->refused);
     nd_monitor_fini(&t->monitor);
     free(t);
 }
@@ -306,7 +310,8 @@ nd_status nd_sink_thread_create(const nd_sink *sink, double deadline_seconds, si
         return ND_OK;
     }
     ND_TRY_OUT(nd_record_queue_init(&t->queue, queue_bytes));
-    ND_TRY_OUT(nd_record_queue_init(&t->kept, KEPT_BYTES));
+    ND_TRY_OUT(nd_record_queue_init(&t->refused, KEPT_BYTES));
+    ND_TRY_OUT(nd_record_queue_init(&t->missed, KEPT_BYTES));
     snprintf(what, sizeof what, "the thread of %s", t->sink.name);
     ND_TRY_OUT(nd_thread_start(&t->thread, &t->monitor, what, serve, t));
     *out = t;
@@ -393,7 +398,7 @@ static void lose(nd_sink_thread *t, const nd_record *record, const char *why)
         return;
     }
     t->overflowed = true;
-    keep_resumed(t, record);
+    keep_resumed(t, &t->missed, record);
     if (!failed && !t->said_slow) {
         t->said_slow = true;
         say(t, "%s loses records of this run, which goes on: %s", t->sink.name, t->loss.why);
