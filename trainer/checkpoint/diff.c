@@ -235,6 +235,7 @@ static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[
         }
     }
     compare_values(c, values[0], values[1], both);
+    c->array.presence = both > 0 ? ND_DIFF_BOTH : ND_DIFF_SIZES; /* files of other ranks */
 out:
     for (int s = 0; s < 2; s++) {
         free(values[s]);

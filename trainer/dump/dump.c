@@ -265,6 +265,12 @@ static nd_status lay_out(nd_dump *d, nd_safetensors_list *list, char **head, siz
         e->written = 0;
     }
     ND_TRY(nd_safetensors_layout(list->tensors, list->count, head, bytes));
+    if (*bytes > ND_SAFETENSORS_HEADER_MAX) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "a dump of %lld tensors has a header of %zu bytes, and readers take at most "
+                       "%d; name fewer tensors in log.dump_tensors (--dump-tensors)",
+                       (long long)list->count, *bytes, ND_SAFETENSORS_HEADER_MAX);
+    }
     for (int64_t i = 0; i < list->count; i++) {
         d->entries[list->tensors[i].number].at = (int64_t)list->tensors[i].begin;
     }

@@ -173,10 +173,15 @@ nd_status nd_run_dumps_open(const nd_run_checkpoints *c, nd_trainer *t)
 {
     const nd_worker *worker = c->context->worker;
     char path[ND_RESUME_PATH_MAX] = "";
+    int64_t first, last;
     if (!t->rank->config->log.dump_tensors[0]) {
         return ND_OK;
     }
     ND_TRY(nd_dump_check(t->rank->config, &t->rank->shape));
+    if (nd_config_steps(t->rank->config->log.dump_steps, &first, &last) &&
+        last <= t->position.step) {
+        return ND_OK; /* the run goes on behind them */
+    }
     const nd_status made = t->rank->rank == 0 ? make_dumps(c->run, path) : ND_OK;
     ND_TRY(nd_run_tell_all(worker, "dumps", made, "could not make the folder of dumps", path,
                            sizeof path));
