@@ -40,7 +40,7 @@ size_t nd_cuda_sdpa_scratch_by_formula(const nd_attention *a, nd_dtype act, bool
     }
     const size_t bytes = nd_sdpa_layout_of(a, &cut, workspace, backward).end;
     const size_t documents =
-        nd_documents_fit(a, most > 0) ? nd_documents_scratch_by_formula(a, backward) : 0;
+        nd_documents_fit(a, ordered > 0) ? nd_documents_scratch_by_formula(a, backward) : 0;
     return nd_max_bytes(bytes, documents);
 }
 

@@ -34,11 +34,11 @@ static bool is_even(const nd_attention *a, nd_tensor t)
     return nd_sdpa_is_aligned(t) && (a->batch == 1 || t.stride[0] == a->sq * t.stride[1]);
 }
 
-static bool fits(const nd_cuda_context *context, const nd_attention *a, nd_dtype act, bool backward)
+static bool fits(const nd_cuda_context *context, const nd_attention *a, nd_dtype act)
 {
     return !context->no_documents && nd_cudnn_version(context->cudnn) >= OLDEST &&
            (context->capability / 10 == 9 || context->capability / 10 == 10) &&
-           nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, backward && context->deterministic);
+           nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, context->deterministic);
 }
 
 static nd_sdpa_strides strides_of(nd_tensor t, int64_t rows)
@@ -91,7 +91,7 @@ static nd_status plan(documents_call *c)
 /* The plain kernels compute what cuDNN has no plan for. */
 static bool takes(documents_call *c)
 {
-    const bool taken = c->first_key.data && fits(c->context, c->a, c->q.dtype, c->backward) &&
+    const bool taken = c->first_key.data && fits(c->context, c->a, c->q.dtype) &&
                        is_even(c->a, c->q) && is_even(c->a, c->k) && is_even(c->a, c->v) &&
                        c->k.stride[1] == c->v.stride[1] &&
                        (!c->backward || (is_even(c->a, c->out) && is_even(c->a, c->dout)));

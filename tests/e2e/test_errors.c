@@ -596,7 +596,7 @@ Test(errors, check_of_a_gpu_job_needs_no_gpu)
         strstr(shell_output, "warning: this machine cannot run the job: device cuda "), "%s",
         shell_output);
     refused_with(2, CHECK_ON_CUDA "256", "256", "128");
-    static const char words[] = "warning: data.documents is separate, and a GPU has only the plain";
+    static const char words[] = "warning: data.documents is separate, and the plain attention";
     cr_expect_null(strstr(shell_output, words));
     shell(&dir, CHECK_ON_CUDA "32 --documents separate");
     cr_expect_not_null(strstr(shell_output, words), "%s", shell_output);

@@ -255,7 +255,7 @@ Test(plan, documents_are_those_of_the_data)
 /* A run warns of them at its start. */
 Test(plan, separate_documents_on_a_gpu_are_warned_of)
 {
-    static const char words[] = "warning: data.documents is separate, and a GPU has only the plain";
+    static const char words[] = "warning: data.documents is separate, and the plain attention";
     shell(&dir, PLAN "cp.yaml --documents separate --device cuda");
     says(words);
     shell(&dir, PLAN "cp.yaml --documents separate --device cpu");
