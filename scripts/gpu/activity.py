@@ -18,8 +18,8 @@ import sys
 
 # By the source file, which nvcc writes into the names of our kernels. All files of kernels/cuda with kernels are here.
 OURS = {"attention": "attention", "attention_cached": "attention", "attention_plain": "attention", "cross_entropy": "loss",
-        "elementwise": "elementwise", "embedding": "embedding", "fp8": "fp8", "fp8_cast": "fp8", "optimizer": "optimizer",
-        "rmsnorm_bwd": "norm", "rmsnorm_fwd": "norm", "rope": "rope", "swiglu": "swiglu"}
+        "documents": "attention", "elementwise": "elementwise", "embedding": "embedding", "fp8": "fp8", "fp8_cast": "fp8",
+        "optimizer": "optimizer", "rmsnorm_bwd": "norm", "rmsnorm_fwd": "norm", "rope": "rope", "swiglu": "swiglu"}
 SOURCE = re.compile(r"_GLOBAL__N__[0-9a-f]+_\d+_(\w+?)_cu_")
 # Those of libraries and of PyTorch, whose fused kernels have the names of the operations in them; the first that is found counts.
 OTHERS = [(family, re.compile(pattern, re.IGNORECASE)) for family, pattern in (
