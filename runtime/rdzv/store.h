@@ -49,8 +49,8 @@ nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context);
 /* Sets the key unless it exists. *is_new: it did not; NULL where that does not matter. */
 nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes,
                        bool *is_new);
-/* Waits until the key exists; with a time limit of 0 it only asks, and ND_ERR_DATA says that it does
- * not. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
+/* Waits until the key exists; with a time limit of 0 it only asks, and ND_ERR_DATA says that nobody
+ * has set it. *bytes in: capacity, out: size. A larger value is ND_ERR_INTERNAL. */
 nd_status nd_store_get(nd_store *store, const char *key, void *value, size_t *bytes);
 /*
  * Whether this process still belongs to the current start of the job: the store answers, which it
