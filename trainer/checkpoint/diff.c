@@ -221,7 +221,7 @@ static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[
     const int64_t count = of[0]->rows * of[0]->cols;
     float *values[2] = {0};
     bool *there[2] = {0};
-    int64_t both = 0;
+    int64_t both = 0, one = 0;
     nd_status status = ND_OK;
     for (int s = 0; s < 2; s++) {
         ND_TRY_OUT(ND_ALLOC(count, &values[s]));
@@ -233,9 +233,10 @@ static nd_status compare_dumped(comparison *c, const nd_dump_files *const files[
             values[0][both] = values[0][i];
             values[1][both++] = values[1][i];
         }
+        one += there[0][i] != there[1][i];
     }
     compare_values(c, values[0], values[1], both);
-    c->array.presence = both > 0 ? ND_DIFF_BOTH : ND_DIFF_SIZES; /* files of other ranks */
+    c->array.presence = one > 0 ? ND_DIFF_SIZES : ND_DIFF_BOTH; /* a rank's file is missing */
 out:
     for (int s = 0; s < 2; s++) {
         free(values[s]);

@@ -17,6 +17,7 @@ static const char *const state_names[] = {
     [ND_SAVED_DAMAGED_MANIFEST] = "damaged manifest",
     [ND_SAVED_NEWER_VERSION] = "newer version",
     [ND_SAVED_NO_MANIFEST] = "no manifest",
+    [ND_SAVED_NO_TARGET] = "link to nowhere",
     [ND_SAVED_BAD] = ".bad",
     [ND_SAVED_OLD] = ".old",
     [ND_SAVED_TEMPORARY] = "temporary",
@@ -89,17 +90,24 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
 
 nd_status nd_saved_examine(const char *folder, nd_saved *out)
 {
-    struct stat st;
-    nd_fs_kind kind;
+    struct stat st = {0};
+    nd_fs_kind kind, name_kind;
     const char *slash = strrchr(folder, '/');
+    ND_TRY(nd_fs_look_at_link(folder, &name_kind, &st));
     ND_TRY(nd_fs_look(folder, &kind, &st));
-    if (kind != ND_FS_FOLDER) {
+    const bool nowhere = kind == ND_FS_ABSENT && name_kind == ND_FS_LINK;
+    if (kind != ND_FS_FOLDER && !nowhere) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", folder);
     }
     const nd_folder name = nd_folder_parse(slash && slash[1] ? slash + 1 : folder);
     *out = (nd_saved){
         .step = name.kind ? name.step : -1, .time = st.st_mtime, .state = state_of_kind[name.kind]};
     memcpy(out->name, name.name, sizeof out->name);
+    if (nowhere) {
+        out->state = ND_SAVED_NO_TARGET;
+        snprintf(out->why, sizeof out->why, "it is a link that leads nowhere; mount its disk");
+        return ND_OK;
+    }
     ND_TRY(nd_fs_has(folder, "config.json", &out->has_model));
     ND_TRY(nd_fs_tree_bytes(folder, false, &out->bytes));
     return examine_contents(folder, out);

@@ -128,7 +128,8 @@ static nd_status read_family(const json_t *map, const char *file, nd_family *out
         }
         nd_suggest_offer(&search, name);
     }
-    return nd_fail(ND_ERR_DATA, "%s: model_type is \"%.80s\"; supported are %s%s%s", file,
+    return nd_fail(ND_ERR_DATA,
+                   "%s: model_type is \"%.80s\"; supported are %s (docs/models.md)%s%s", file,
                    json_string_value(value), known, search.best ? "; the nearest is " : "",
                    search.best ? search.best : "");
 }

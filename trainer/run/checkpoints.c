@@ -254,7 +254,9 @@ nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
                        "stopped by a signal after step %lld, whose checkpoint could not be saved",
                        (long long)c->trainer->position.step);
     }
-    if (c->failed && c->files->dir) {
+    if (c->failed && c->files->dir && c->good_step == 0) {
+        nd_log_warning("no step since this start has a checkpoint");
+    } else if (c->failed && c->files->dir) {
         nd_log_warning("the state of the last step has no checkpoint; the newest one is that of "
                        "step %lld",
                        (long long)c->good_step);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/log.h"
 
 /* What the ranks learn from rank 0. */
 typedef struct shared_folder {
@@ -180,10 +181,18 @@ nd_status nd_run_dumps_open(const nd_run_checkpoints *c, nd_trainer *t)
     ND_TRY(nd_dump_check(t->rank->config, &t->rank->shape));
     if (nd_config_steps(t->rank->config->log.dump_steps, &first, &last) &&
         last <= t->position.step) {
-        return ND_OK; /* the run goes on behind them */
+        if (t->rank->rank == 0) {
+            nd_log_warning("no tensor is dumped: log.dump_steps is %s, and the run goes on after "
+                           "step %lld",
+                           t->rank->config->log.dump_steps, (long long)t->position.step);
+        }
+        return ND_OK;
     }
     const nd_status made = t->rank->rank == 0 ? make_dumps(c->run, path) : ND_OK;
     ND_TRY(nd_run_tell_all(worker, "dumps", made, "could not make the folder of dumps", path,
                            sizeof path));
+    if (t->rank->rank == 0) {
+        nd_log_info("tensors of step %s are dumped to %s", t->rank->config->log.dump_steps, path);
+    }
     return nd_dump_create(t->rank, t->model->layout, &t->model->dims, path, &t->dump);
 }
