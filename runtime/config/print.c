@@ -252,7 +252,8 @@ static void print_short_help(FILE *out, const nd_help *program)
         out,
         "usage: %s\n\n"
         "Trains a model of the Llama, Mistral, Qwen, Phi, Granite, OLMo, EXAONE, GLM, SmolLM3 or\n"
-        "Seed-OSS family (docs/models.md) on a mesh of workers. Later settings win: defaults, file, flags in order.\n\n",
+        "Seed-OSS family (docs/models.md) on a mesh of workers. Later settings win: defaults,\n"
+        "file, flags in order.\n\n",
         program->usage);
     print_short(out, "--config-file FILE", "YAML configuration, native or accelerate's");
     print_short(out, "--set SECTION.KEY=VALUE", "any key of the configuration");

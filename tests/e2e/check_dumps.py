@@ -193,7 +193,8 @@ def check_planted(build, folder):
           f"three planted differences:\n{said}")
     (folder / b / "rank-1.safetensors").unlink()  # a part that one side lacks is a difference
     code, said = diff(build, folder, a, b)
-    check(code == 1 and "q_proj.weight: has another number of elements" in said and "lm_head.weight.grad: " in said, f"a part is missing:\n{said}")
+    check(code == 1 and "q_proj.weight: has another number of elements" in said and "lm_head.weight.grad: " in said,
+          f"a part is missing:\n{said}")
     (folder / b / "rank-0.safetensors").write_bytes((folder / b / "rank-0.safetensors").read_bytes()[:-1])
     code, said = diff(build, folder, a, b)
     check(code == 65 and "rank-0.safetensors" in said, f"a damaged file:\n{said}")

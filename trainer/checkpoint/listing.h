@@ -14,8 +14,8 @@ typedef enum nd_saved_state {
     ND_SAVED_NEWER_VERSION,
     ND_SAVED_NO_MANIFEST,
     ND_SAVED_NO_TARGET, /* a link that leads nowhere */
-    ND_SAVED_BAD, /* set aside because it is damaged */
-    ND_SAVED_OLD, /* set aside because its step is computed again */
+    ND_SAVED_BAD,       /* set aside because it is damaged */
+    ND_SAVED_OLD,       /* set aside because its step is computed again */
     ND_SAVED_TEMPORARY,
     ND_SAVED_DELETED /* a deletion that did not end */
 } nd_saved_state;
