@@ -29,10 +29,9 @@ void nd_fs_beat(void)
 
 /* Looking. */
 
-/* A link that leads to itself leads nowhere. */
 static bool is_absent(int code)
 {
-    return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG || code == ELOOP;
+    return code == ENOENT || code == ENOTDIR || code == ENAMETOOLONG;
 }
 
 static nd_status look(const char *path, int flags, nd_fs_kind *kind, struct stat *out)
