@@ -74,8 +74,8 @@ typedef struct nd_sdpa_tensors {
     const void *dout;
     void *dq, *dk, *dv;
     void *workspace;
-    /* Of documents, on the device: rows (batch), 0 where there is none, and for each kind the
-     * elements at which they begin (batch + 1), ascending, with the end of the tensor last. */
+    /* On the device, with documents alone: the rows of each (batch), 0 where there is none, and where
+     * each kind's elements of it begin (batch + 1), ascending, with the end of the tensor last. */
     const int32_t *lengths;
     const int64_t *starts[ND_RAGGED_KINDS];
 } nd_sdpa_tensors;

@@ -33,7 +33,7 @@ struct shape {
         return b * stat_batch + h * stat_head + i;
     }
 
-    /* Whether another kernel computes row i, and the gradient of key i. */
+    /* True where another kernel computes row i, and the gradient of key i. */
     __device__ bool leaves(int64_t b, int64_t i) const
     {
         return owners && owners[b * sq + i] >= 0;

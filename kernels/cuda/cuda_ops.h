@@ -23,7 +23,7 @@ const char *nd_ops_cuda_machine(const nd_device *device);
 bool nd_ops_cuda_windows_are_plain(const nd_device *device);
 /* True where plain kernels compute whole prepared calls of separate documents (documents.h). */
 bool nd_ops_cuda_documents_are_plain(const nd_device *device);
-/* Whether cuDNN takes such calls on Hopper. In every build. */
+/* True where cuDNN takes calls of such documents on Hopper. Every build can answer. */
 bool nd_ops_cuda_takes_documents(const nd_attention *a, nd_dtype act, bool deterministic);
 /* Device memory that nd_ops_cuda allocates. */
 size_t nd_ops_cuda_workspace(void);

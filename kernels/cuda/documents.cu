@@ -33,7 +33,7 @@ __device__ inline int tier_of(const nd_document_tiers &tiers, int64_t length)
     return tier < tiers.count ? tier : -1;
 }
 
-/* Where a slot begins: at its document, or, where it has none, behind what lies before it. */
+/* A slot begins at its document, or, where it has none, behind what lies before it. */
 __device__ inline void put_slot(const nd_documents_find_args &f, int tier, int64_t slot,
                                 int64_t token, int64_t length)
 {

@@ -36,7 +36,7 @@ typedef struct nd_document_tiers {
     int64_t batch, rows;                    /* B, S */
 } nd_document_tiers;
 
-/* Where a call's parts lie in its scratch, each aligned to 256 bytes, after the workspace. */
+/* The scratch of a call holds these parts behind the workspace, each aligned to 256 bytes. */
 typedef struct nd_documents_layout {
     size_t owners; /* I32 (B, S): the tier of a row's document, or minus the end of the document */
     size_t lengths[ND_DOCUMENT_TIERS]; /* I32 (slots) */
@@ -50,9 +50,9 @@ typedef struct nd_documents_layout {
 /* Pure arithmetic, in every build. */
 nd_document_tiers nd_document_tiers_of(const nd_attention *);
 nd_documents_layout nd_documents_layout_of(const nd_attention *, size_t workspace, bool backward);
-/* Whether calls of cuDNN can make such a call on Hopper, of heads that it takes
- * (nd_cuda_sdpa_is_cudnn), from what a plan of a job knows of it. ordered: gradients are added in a
- * fixed order, for which cuDNN would take too much memory. */
+/* True where cuDNN can make such a call on Hopper; its heads are of those that cuDNN takes
+ * (nd_cuda_sdpa_is_cudnn). The plan of a job knows all that this asks. ordered: gradients are added
+ * in a fixed order, for which cuDNN would take too much memory. */
 bool nd_documents_fit(const nd_attention *, bool ordered);
 /* Bytes by formula, where nd_documents_fit. */
 size_t nd_documents_scratch_by_formula(const nd_attention *, bool backward);
