@@ -74,8 +74,8 @@ typedef struct nd_sdpa_tensors {
     const void *dout;
     void *dq, *dk, *dv;
     void *workspace;
-    /* On the device, with documents alone: the rows of each (batch), 0 where there is none, and where
-     * each kind's elements of it begin (batch + 1), ascending, with the end of the tensor last. */
+    /* On the device, of documents alone: the rows of each (batch), 0 where there is none, and where
+     * the elements of each kind begin (batch + 1), ascending, with the tensor's end last. */
     const int32_t *lengths;
     const int64_t *starts[ND_RAGGED_KINDS];
 } nd_sdpa_tensors;

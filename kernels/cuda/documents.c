@@ -43,17 +43,17 @@ nd_documents_layout nd_documents_layout_of(const nd_attention *a, size_t workspa
     return l;
 }
 
-/* Heads that are no multiple of 16 are left out, since cuDNN's backward needs a workspace for them as
- * if each slot had the longest document of its tier. */
+/* Heads that are no multiple of 16 are left out: cuDNN's backward needs a workspace for them as if
+ * each slot had the longest document of its tier. */
 bool nd_documents_fit(const nd_attention *a, bool ordered)
 {
     return a->documents && !ordered && a->head_dim % 16 == 0 && a->window == 0 && a->sq == a->sk &&
            nd_document_tiers_of(a).count > 0;
 }
 
-/* cuDNN 9.19 takes on Hopper, with T the tokens, 256 bytes for each slot (at least 64 of them) in the
- * forward, and in the backward T H (12 D + 4) bytes (dq, dk and dv in F32 for each query head, one
- * statistic) and below 512 bytes for each slot. */
+/* cuDNN 9.19 takes on Hopper, with T the tokens, 256 bytes for each slot (at least 64 of them) in
+ * the forward, and in the backward T H (12 D + 4) bytes (dq, dk and dv in F32 for each query head,
+ * one statistic) and below 512 bytes for each slot. */
 size_t nd_documents_scratch_by_formula(const nd_attention *a, bool backward)
 {
     const nd_document_tiers tiers = nd_document_tiers_of(a);
