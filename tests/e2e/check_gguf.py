@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import traceback
 import urllib.request
 
 import gguf
@@ -124,13 +125,17 @@ def check_back(folder, model, kind):
     check(kind != "f32" or said[0] == said[1], f"{said} of {name}")
 
 
+SERVERS = []  # kept until the end: now and then the destructor of one waits for its loop for ever
+
+
 def serve(path):
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
     parameters.n_ctx = 512
     parameters.cpuparams.n_threads = 1
     parameters.warmup = False
-    return xllamacpp.Server(parameters)
+    SERVERS.append(xllamacpp.Server(parameters))
+    return SERVERS[-1]
 
 
 def post(server, path, body):
@@ -294,4 +299,13 @@ def main():
         check("and the model has 256" in said, said)
 
 
-main()
+try:
+    main()
+except SystemExit as end:
+    print(end.code, file=sys.stderr, flush=True)
+    os._exit(1)
+except BaseException:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+os._exit(0)
