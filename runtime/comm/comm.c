@@ -203,13 +203,6 @@ nd_status nd_comm_barrier(nd_comm *comm)
     return comm->backend->barrier(comm, NULL, NULL);
 }
 
-void nd_transport_limit_blocks(nd_transport *transport, int most)
-{
-    if (transport->backend->limit_blocks) {
-        transport->backend->limit_blocks(transport, most);
-    }
-}
-
 void nd_transport_close(nd_transport *transport)
 {
     if (transport) {

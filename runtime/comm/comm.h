@@ -97,7 +97,6 @@ typedef struct nd_comm_backend {
     nd_status (*group_begin)(nd_comm *); /* both NULL: operations go out one by one */
     nd_status (*group_end)(nd_comm *);
     bool shows; /* the backend writes the progress slot; otherwise comm.c does */
-    void (*limit_blocks)(nd_transport *transport, int most); /* NULL: it has no blocks */
     void (*abandon)(nd_transport *transport); /* NULL: nothing waits for a peer at the end */
     void (*close)(nd_transport *transport);
 } nd_comm_backend;
@@ -128,12 +127,6 @@ struct nd_comm {
     nd_comm_stats stats;
     void *native;
 };
-
-/*
- * The most thread blocks (nd_nccl_options.max_blocks) of communicators that are made from now on;
- * 0: NCCL chooses. All ranks say the same. Does nothing for transports without blocks.
- */
-void nd_transport_limit_blocks(nd_transport *transport, int most);
 
 /*
  * The group of `kind` that `transport->rank` belongs to. Collective over the world: every rank
@@ -274,23 +267,8 @@ size_t nd_comm_nccl_bytes(const nd_mesh *mesh);
 typedef struct nd_groups {
     nd_comm *by_kind[ND_GROUP_COUNT];
     nd_comm *second[ND_GROUP_COUNT]; /* dp_shard_cp: the reduce-scatters of gradients */
-    nd_comm *trial[2]; /* of dp_shard_cp, between begin_trial and end_trial; else NULL */
 } nd_groups;
 nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_groups *out);
 void nd_groups_destroy(nd_groups *groups);
-
-/*
- * Two more communicators of dp_shard_cp beside those of the run, to time collectives with another
- * number of blocks (nd_transport_limit_blocks before). Collective over the world, as their end is.
- * After a failure whatever was made stays in `groups` and ends with them.
- */
-nd_status nd_groups_begin_trial(nd_transport *transport, const nd_mesh *mesh, nd_groups *groups);
-void nd_groups_end_trial(nd_groups *groups); /* nothing where there is no trial */
-/*
- * Ends all communicators and makes them anew, where nd_transport_limit_blocks came after they were
- * made: groups share communicators, so none can be replaced alone. Collective over the world;
- * nothing may be pending. After a failure all are NULL.
- */
-nd_status nd_groups_remake(nd_transport *transport, const nd_mesh *mesh, nd_groups *groups);
 
 #endif

@@ -100,33 +100,8 @@ nd_status nd_groups_create(nd_transport *transport, const nd_mesh *mesh, nd_grou
     return ND_OK;
 }
 
-nd_status nd_groups_begin_trial(nd_transport *transport, const nd_mesh *mesh, nd_groups *groups)
-{
-    const int first = nd_group_communicators(ND_GROUP_DP_SHARD_CP); /* duplicates of its own */
-    ND_ASSERT(!groups->trial[0]);
-    for (int i = 0; i < 2; i++) {
-        ND_TRY(nd_comm_create(transport, mesh, ND_GROUP_DP_SHARD_CP, first + i, &groups->trial[i]));
-    }
-    return ND_OK;
-}
-
-void nd_groups_end_trial(nd_groups *groups)
-{
-    for (int i = 1; i >= 0; i--) {
-        nd_comm_destroy(groups->trial[i]);
-        groups->trial[i] = NULL;
-    }
-}
-
-nd_status nd_groups_remake(nd_transport *transport, const nd_mesh *mesh, nd_groups *groups)
-{
-    nd_groups_destroy(groups);
-    return nd_groups_create(transport, mesh, groups);
-}
-
 void nd_groups_destroy(nd_groups *groups)
 {
-    nd_groups_end_trial(groups);
     for (int kind = 0; kind < ND_GROUP_COUNT; kind++) {
         nd_comm_destroy(groups->second[kind]);
         groups->second[kind] = NULL;

@@ -210,8 +210,8 @@ def several_items(place):
         name = f"8b-fsdp-{precision}"
         layers = 3 if place.dry else 32
         yield Item(name, "several", 150, 450, several.eight_b_sharded, name, layers, precision, "selective")
-        tuned = f"{name}-autotune"
-        yield Item(tuned, "several", 180, 500, several.divided, tuned, layers, precision, "selective")
+        bounded = f"{name}-blocks"
+        yield Item(bounded, "several", 150, 450, several.eight_b_sharded, bounded, layers, precision, "selective", "--comm-blocks", "16")
 
 
 def sanitizer_items(place):

@@ -135,15 +135,3 @@ def eight_b_sharded(place, name, asked, precision, recompute, *options):
     if place.gpus < 2:
         raise Skip("it needs two GPUs")
     run_shape(Shape(place, name, precision, recompute, options, workers=place.gpus), asked)
-
-
-def divided(place, name, asked, precision, recompute):
-    """The same with autotune, and how it divides the GPU between collectives and products."""
-    eight_b_sharded(place, name, asked, precision, recompute, "--autotune")
-    division = (Run(place.out / "runs" / name).record.get("autotune") or {}).get("division") or {}
-    chosen = {key: division.get(key) for key in ("why", "comm_blocks", "product_processors")}
-    for pair in division.get("pairs", []):
-        say({"run": name, **pair})
-    say({"run": name, "division": chosen})
-    if chosen["why"] != "timed":
-        raise Failure(f"autotune divided nothing: {chosen}")

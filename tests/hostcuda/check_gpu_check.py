@@ -79,7 +79,7 @@ config = {"model.config": values.get("model.config", ""), "train.precision": fla
           "parallel.recompute": values.get("parallel.recompute", "none"), "train.sequence_length": flags["--sequence-length"],
           "fp8.all_gather": values.get("fp8.all_gather", "false")}
 transport = "nccl" if flags.get("--nccl-alone") == "true" or int(flags["--workers"]) > 1 else "self"
-(folder / "run.json").write_text(json.dumps({"config": config, "autotune": json.loads(os.environ.get("TUNED", "{}")), "machine": {"transport": transport}, "model": {"planned_bytes": 1 << 30}}))
+(folder / "run.json").write_text(json.dumps({"config": config, "autotune": {}, "machine": {"transport": transport}, "model": {"planned_bytes": 1 << 30}}))
 loss = float(os.environ.get("LOSS_" + folder.name, "5.0"))
 with open(folder / "metrics.jsonl", "w") as f:
     for step in range(min(100, int(flags["--num-steps"]))):
@@ -320,9 +320,7 @@ def jobs_on_several_gpus(parent):
     p = Place(parent, "several")
     p.call("several", 1, "mesh-1x2x1x1 failed", "they may differ by", only="mesh-*", **{"LOSS_mesh-1x2x1x1": "5.01"})
     p.expect(mesh_2x1x1x1="done", mesh_1x2x1x1="failed", mesh_1x1x2x1_ring="done")
-    timed = {"why": "timed", "comm_blocks": 8, "product_processors": 124, "pairs": [{"comm_blocks": 8, "seconds": 0.5}]}
-    for division, state in (({"why": "memory"}, "failed"), (timed, "done")):
-        p.call("several", 1, f"8b-fsdp-bf16-autotune {state}", only="8b-fsdp-bf16-autotune", TUNED=json.dumps({"division": division}))
+    p.call("several", 1, "8b-fsdp-bf16-blocks done", only="8b-fsdp-bf16-blocks")  # a mesh has failed before
     p.call("several", 1, "workers and not 2", only="killed-rank")
     two = 'import subprocess\ntwo = [subprocess.Popen(["sleep", "300"]) for _ in range(2)]\n'
     end = "two[1].wait()\ntwo[0].kill()\ntwo[0].wait()\n"

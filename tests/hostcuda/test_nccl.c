@@ -468,37 +468,6 @@ Test(nccl, gathers_and_reductions_beside_products_have_bounded_blocks)
     expect_all_fine(blocks_are_bounded, (nd_mesh){{1, 2, 2, 1, 2}});
 }
 
-/* What is tried is beside the run's own communicators, and nothing is left of it. */
-static nd_status tried_and_remade(job *j)
-{
-    const int own = nd_double_nccl_living();
-    nd_comm **trial = j->groups.trial;
-    for (int blocks = 4; blocks <= 8; blocks += 4) {
-        nd_transport_limit_blocks(j->transport, blocks);
-        ND_TRY(nd_groups_begin_trial(j->transport, &j->mesh, &j->groups));
-        ND_CHECK(blocks_of(trial[0]) == blocks && blocks_of(trial[1]) == blocks,
-                 "%d and %d blocks, not %d", blocks_of(trial[0]), blocks_of(trial[1]), blocks);
-        ND_CHECK(blocks_of(j->groups.by_kind[ND_GROUP_DP_SHARD_CP]) == 0, "the run's changed");
-        ND_CHECK(nd_double_nccl_living() == own + 2, "%d communicators beside %d",
-                 nd_double_nccl_living() - own, own);
-        ND_TRY(nd_comm_barrier(trial[0]));
-        nd_groups_end_trial(&j->groups);
-        ND_CHECK(!trial[0] && !trial[1] && nd_double_nccl_living() == own, "%d are left",
-                 nd_double_nccl_living() - own);
-    }
-    nd_transport_limit_blocks(j->transport, 6);
-    ND_TRY(nd_groups_remake(j->transport, &j->mesh, &j->groups));
-    ND_CHECK(nd_double_nccl_living() == own, "%d communicators, before %d", nd_double_nccl_living(),
-             own);
-    return blocks_are_bounded(j);
-}
-
-Test(nccl, communicators_with_other_blocks_are_tried_and_made_anew)
-{
-    expect_all_fine(tried_and_remade, (nd_mesh){{1, 2, 2, 1, 2}});
-    expect_all_fine(tried_and_remade, (nd_mesh){{1, 1, 2, 1, 1}}); /* world and dp_cp share it */
-}
-
 /* As the library: a bound of no blocks, and one below the other. */
 Test(nccl, the_double_refuses_bounds_that_nccl_refuses)
 {

@@ -42,25 +42,6 @@ Test(nccl_ends, a_process_that_ends_is_named, .timeout = 100)
                      "(24 x f32)");
 }
 
-/* Rank 1 has its own reason while communicators are tried: its end waits for nobody, and leaves
- * nothing. */
-static nd_status fails_in_a_trial(job *j)
-{
-    nd_transport_limit_blocks(j->transport, 4);
-    ND_TRY(nd_groups_begin_trial(j->transport, &j->mesh, &j->groups));
-    return j->transport->rank == 1 ? nd_fail(ND_ERR_DATA, "rank 1 has its own reasons")
-                                   : nd_comm_barrier(j->groups.trial[0]);
-}
-
-Test(nccl_ends, a_trial_of_communicators_that_fails_ends_with_them, .timeout = 100)
-{
-    job_context context = {fails_in_a_trial, {{1, 1, 2, 1, 1}}, 90};
-    nd_ranks ranks = nccl_job_ranks(&context);
-    nd_ranks_run_processes(&ranks);
-    expect_message(&ranks, 0, ND_ERR_IO, "rank 1 has ended while rank 0 waited for it");
-    expect_message(&ranks, 1, ND_ERR_DATA, "rank 1 has its own reasons");
-}
-
 static nd_status look_until_gone(job *j, int rank)
 {
     nccl_state *state = nccl_state_of(j->transport);

@@ -352,36 +352,6 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
                 "sed -n '/\"products\"/,$p' again/run.json > b && test -s a && cmp a b");
 }
 
-/* Times as in test_tune.c: 16 blocks are best, and products for the 116 other multiprocessors. */
-Test(processes_cuda, autotune_divides_the_gpu_between_collectives_and_products)
-{
-#define TWO "--device cuda --workers 2 --dp-shard-size 2 --precision bf16 "
-#define ONE "--device cuda --workers 1 --precision bf16 "
-    setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
-    setenv("ND_DOUBLE_LT_PROCESSORS", "116=0.5", 1);
-    setenv("ND_DOUBLE_NCCL_TIMES", "0=8,4=6,8=3,16=1,32=9", 1);
-    static const char line[] = "kernels.comm_blocks 16, kernels.product_processors 116: chosen "
-                               "from 9 pairs; a layer's products beside its collectives take 15";
-    cr_assert_eq(run(TWO "--autotune", "two"), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, line), "%s", shell_output);
-    setenv("ND_DOUBLE_NCCL_TIMES", "0=1,16=9", 1); /* would choose otherwise */
-    cr_assert_eq(run(TWO "--autotune-from two/run.json", "again"), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, line), "%s", shell_output);
-    cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
-    shell(&dir, "sed -n '/\"division\"/,/\"linears\"/p' two/run.json > a && "
-                "sed -n '/\"division\"/,/\"linears\"/p' again/run.json > b && "
-                "grep -q '\"comm_blocks\": 16' a && cmp a b && "
-                "cmp two/model/model.safetensors again/model/model.safetensors");
-    cr_assert_eq(run(TWO "--autotune --comm-blocks 8", "set"), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, "kernels.comm_blocks 8, kernels.product_processors 0: as they "
-                                   "are set; nothing was timed"),
-              "%s", shell_output);
-    cr_assert_eq(run(ONE "--autotune", "one"), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, "kernels.comm_blocks 0, kernels.product_processors 0: as they "
-                                   "are set; this mesh gathers no weights from other ranks"),
-              "%s", shell_output);
-}
-
 Test(processes_cuda, autotune_that_cannot_be_is_said_before_the_start)
 {
     expect_ended(run("--device cpu --workers 1 --autotune", "x"), 2, "kernels.autotune is true",

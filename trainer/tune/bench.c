@@ -237,24 +237,12 @@ static nd_status run(void *context, nd_stream *s)
     return ND_OK;
 }
 
-nd_status nd_bench_fill(nd_bench *b, const nd_call *call)
-{
-    const places at = places_of(b->rank, call);
-    ND_ASSERT(at.end <= b->bytes);
-    return fill_all(b, call, &at);
-}
-
-nd_status nd_bench_enqueue(nd_bench *b, const nd_call *call)
+nd_status nd_bench_run(nd_bench *b, const nd_call *call)
 {
     bound_call x = {b, call, places_of(b->rank, call)};
     ND_ASSERT(x.at.end <= b->bytes);
+    ND_TRY(fill_all(b, call, &x.at));
     return run(&x, &b->rank->stream);
-}
-
-nd_status nd_bench_run(nd_bench *b, const nd_call *call)
-{
-    ND_TRY(nd_bench_fill(b, call));
-    return nd_bench_enqueue(b, call);
 }
 
 /* On a CPU, where a call is complete when it returns. */

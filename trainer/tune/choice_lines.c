@@ -46,48 +46,6 @@ static void print_linears(const printer *p, const nd_tuned_linears *l)
     p->line(p->context, text);
 }
 
-static const nd_tuned_pair *chosen_pair(const nd_tuned_division *d)
-{
-    for (int i = 0; i < d->pair_count; i++) {
-        if (d->pairs[i].comm_blocks == d->comm_blocks &&
-            d->pairs[i].product_processors == d->product_processors) {
-            return &d->pairs[i];
-        }
-    }
-    return NULL; /* none was timed */
-}
-
-static void print_division(const printer *p, const nd_tuned_division *d)
-{
-    static const char *const kept[ND_DIVISION_COUNT] = {
-        [ND_DIVISION_SET] = "nothing was timed for them",
-        [ND_DIVISION_ALONE] = "this mesh gathers no weights from other ranks",
-        [ND_DIVISION_MEMORY] = "a rank has too little free memory to time them",
-    };
-    const nd_tuned_pair *chosen = chosen_pair(d);
-    char text[300], other[80] = "";
-    int timed = 0;
-    for (int i = 0; i < d->pair_count; i++) {
-        timed += d->pairs[i].seconds >= 0.0;
-    }
-    if (!chosen) {
-        snprintf(text, sizeof text,
-                 "  kernels.comm_blocks %lld, kernels.product_processors %lld: as they are set; %s",
-                 (long long)d->comm_blocks, (long long)d->product_processors, kept[d->reason]);
-    } else {
-        if (chosen != d->pairs) {
-            snprintf(other, sizeof other, ", with 0 and 0 %.3f ms", d->pairs[0].seconds * 1e3);
-        }
-        snprintf(
-            text, sizeof text,
-            "  kernels.comm_blocks %lld, kernels.product_processors %lld: chosen from %d pairs; "
-            "a layer's products beside its collectives take %.3f ms%s",
-            (long long)d->comm_blocks, (long long)d->product_processors, timed,
-            chosen->seconds * 1e3, other);
-    }
-    p->line(p->context, text);
-}
-
 /* Matrices are row-major here and column-major in the library, so its B is our a. */
 static void print_choice(const printer *p, const nd_lt_choice *c)
 {
@@ -137,7 +95,6 @@ void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const c
              "; %d of them not by the first algorithm of cuBLASLt %lld%s", other,
              (long long)t->cublaslt, t->cut_short ? "; cut short" : "");
     line(context, text);
-    print_division(&p, &t->division);
     for (int i = 0; i < t->linear_count; i++) {
         print_linears(&p, &t->linears[i]);
     }

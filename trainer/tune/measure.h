@@ -24,10 +24,6 @@ size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls);
 nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
 /* Enqueues the call once. */
 nd_status nd_bench_run(nd_bench *bench, const nd_call *call);
-/* nd_bench_run in two parts: the call may be enqueued any number of times on operands that are
- * filled once. */
-nd_status nd_bench_fill(nd_bench *bench, const nd_call *call);
-nd_status nd_bench_enqueue(nd_bench *bench, const nd_call *call);
 /* The median time of a few calls. */
 nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
 void nd_bench_close(nd_bench *bench); /* all zero is legal */
@@ -45,26 +41,6 @@ int nd_decide(const double *seconds, int count, int kept);
  * device with its forms forgotten.
  */
 nd_status nd_measure(nd_rank *rank, double budget, nd_tuning *tuning);
-
-/*
- * The product that stands for those of a layer in one micro-batch, forward and backward: the form
- * with the greatest part of their arithmetic, as often as equals it all, with FP8 at twice the
- * rate of BF16. ND_ERR_INTERNAL: a layer has no products.
- */
-nd_status nd_layer_product(const nd_rank *rank, nd_call *product, int64_t *times);
-
-/*
- * Divides the GPU, on all ranks: over communicators of dp_shard_cp with 0, 4, 8, 16 and 32 blocks
- * it times a layer's all-gathers and reduce-scatter beside that product, which is laid out for
- * all multiprocessors but those, and for all. A pair's time is that of the slowest rank, by the
- * median of five, so all ranks choose alike. No pair is begun when `budget` seconds have passed on
- * some rank. Leaves communicators and products as they were, with the products' forms forgotten.
- */
-nd_status nd_divide(nd_rank *rank, double budget, nd_tuned_division *out);
-/* Lays out products as the division says, on this rank alone: before nd_ops_cuda_install. */
-nd_status nd_divide_products(nd_rank *rank, const nd_tuned_division *division);
-/* Makes the communicators that it says, on all ranks; nothing when they are there. */
-nd_status nd_divide_collectives(nd_rank *rank, const nd_tuned_division *division);
 
 /* Fills tuning->json. */
 nd_status nd_record_write(nd_tuning *tuning, const nd_config *config, const nd_shape *shape);

@@ -253,10 +253,7 @@ static nd_status describe_key(record *r, nd_lt_key *key)
     ND_TRY(member_choice(r, "scales", scaling_name, 3, "is not none, tensor or vector",
                          &key->scaling));
     ND_TRY(member_align(r, key));
-    /* Records of older programs have no "processors": they used all. */
-    if (!r->reads || json_object_get(r->object, "processors")) {
-        ND_TRY(member_int(r, "processors", 0, 1024, &processors));
-    }
+    ND_TRY(member_int(r, "processors", 0, 1024, &processors)); /* as kernels.product_processors */
     key->processors = (int32_t)processors;
     if (key->lda < (key->a_transposed ? key->k : key->m) ||
         key->ldb < (key->b_transposed ? key->n : key->k) || key->ldd < key->m) {
@@ -355,54 +352,6 @@ static nd_status describe_linears(record *r, nd_tuning *t, int i)
     return member_seconds(r, "chosen_seconds", &l->chosen_seconds);
 }
 
-/* The division of the GPU. */
-
-static const char *reason_name(int reason)
-{
-#define ND_DIVISION_NAME(id, name) name,
-    static const char *const names[ND_DIVISION_COUNT] = {ND_DIVISIONS(ND_DIVISION_NAME)};
-#undef ND_DIVISION_NAME
-    return names[reason];
-}
-
-/* The ranges are those of the keys of the configuration in fields.def. */
-static nd_status describe_keys(record *r, int64_t *comm_blocks, int64_t *product_processors)
-{
-    ND_TRY(member_int(r, "comm_blocks", 0, 64, comm_blocks));
-    return member_int(r, "product_processors", 0, 1024, product_processors);
-}
-
-static nd_status describe_pair(record *r, nd_tuning *t, int i)
-{
-    nd_tuned_pair *pair = &t->division.pairs[i];
-    ND_TRY(describe_keys(r, &pair->comm_blocks, &pair->product_processors));
-    return member_seconds(r, "seconds", &pair->seconds);
-}
-
-static nd_status describe_division(record *r, void *of)
-{
-    nd_tuning *t = of;
-    nd_tuned_division *d = &t->division;
-    const int64_t blocks_set = d->comm_blocks, processors_set = d->product_processors;
-    int32_t reason = (int32_t)d->reason;
-    ND_TRY(member_choice(r, "why", reason_name, ND_DIVISION_COUNT,
-                         "is not set, timed, alone or memory", &reason));
-    d->reason = (nd_division_reason)reason;
-    ND_TRY(describe_keys(r, &d->comm_blocks, &d->product_processors));
-    ND_TRY(member_list(r, "pairs", ND_TUNED_PAIRS_MAX, &d->pair_count, describe_pair, t));
-    const bool as_set = d->comm_blocks == blocks_set && d->product_processors == processors_set;
-    bool among = false;
-    for (int i = 0; i < d->pair_count; i++) {
-        among |= d->pairs[i].comm_blocks == d->comm_blocks &&
-                 d->pairs[i].product_processors == d->product_processors;
-    }
-    if (r->reads &&
-        (among != (d->reason == ND_DIVISION_TIMED) || (!among && (d->pair_count > 0 || !as_set)))) {
-        return damaged(r, "pairs", "do not match why, comm_blocks and product_processors");
-    }
-    return ND_OK;
-}
-
 /* The settings, which must be equal where a record is replayed. */
 
 static void set_number(json_t **settings, const char *key, int64_t value)
@@ -469,13 +418,8 @@ static nd_status compare_settings(record *r, void *of)
     json_t *value;
     json_object_foreach(of, key, value)
     {
-        /* Records of programs that did not have these two keys were made with 0. */
-        const bool later = strcmp(key, "kernels.comm_blocks") == 0 ||
-                           strcmp(key, "kernels.product_processors") == 0;
-        const char *here = json_string_value(value), *text = "0";
-        if (!later || json_object_get(r->object, key)) {
-            ND_TRY(text_of(r, key, &text));
-        }
+        const char *here = json_string_value(value), *text = NULL;
+        ND_TRY(text_of(r, key, &text));
         if (strcmp(text, here) != 0) {
             return nd_fail(ND_ERR_CONFIG,
                            "%s: its choices were made for %s %.200s, and this run has %.200s; "
@@ -511,10 +455,6 @@ static nd_status describe_machine(record *r, nd_tuning *t)
 
 static nd_status describe_choices(record *r, nd_tuning *t)
 {
-    /* Records of older programs have no "division": nothing was timed for it. */
-    if (!r->reads || json_object_get(r->object, "division")) {
-        ND_TRY(member_object(r, "division", "autotune.division", describe_division, t));
-    }
     ND_TRY(member_list(r, "linears", ND_TUNED_LINEARS_MAX, &t->linear_count, describe_linears, t));
     return member_list(r, "products", ND_LT_PLANS - 1, &t->choice_count, describe_product, t);
 }
@@ -549,8 +489,6 @@ static nd_status read_record(record *r, const nd_config *config, const nd_shape 
     for (int g = 0; g < ND_INPUT_COUNT; g++) {
         t->linear_choice.fp8[g][0] = 0;
     }
-    t->division.comm_blocks = config->kernels.comm_blocks;
-    t->division.product_processors = config->kernels.product_processors;
     ND_TRY(describe_machine(r, t));
     return describe_choices(r, t);
 }

@@ -6,10 +6,6 @@
  * what FP8 adds to them, and chooses an algorithm of cuBLASLt for each form and, for the linears
  * that the filter converts, FP8 or BF16. All ranks take its choices; run.json holds them, and
  * kernels.autotune_from replays them without timing.
- *
- * Before that all ranks together divide the GPU between collectives and the products beside them
- * (kernels.comm_blocks, kernels.product_processors), where weights are gathered from other ranks
- * and neither key is set.
  */
 #include <stdbool.h>
 
@@ -26,34 +22,6 @@ typedef struct nd_tuned_linears {
     double asked_seconds, bf16_seconds, chosen_seconds;
 } nd_tuned_linears;
 
-/* A division of the GPU, as the keys comm_blocks and product_processors of `kernels` say it. */
-typedef struct nd_tuned_pair {
-    int64_t comm_blocks, product_processors;
-    double seconds; /* a layer's products beside its collectives, on the slowest rank; negative: not
-                       timed */
-} nd_tuned_pair;
-
-#define ND_DIVISIONS(X)                                                                            \
-    X(SET, "set")       /* nothing was timed, because keys are set, or by an older program */      \
-    X(TIMED, "timed")   /* chosen from the pairs */                                                \
-    X(ALONE, "alone")   /* no weights are gathered from other ranks */                             \
-    X(MEMORY, "memory") /* some rank lacks the memory that timing needs */
-#define ND_DIVISION_ID(id, name) ND_DIVISION_##id,
-typedef enum nd_division_reason {
-    ND_DIVISIONS(ND_DIVISION_ID) ND_DIVISION_COUNT
-} nd_division_reason;
-#undef ND_DIVISION_ID
-
-enum { ND_TUNED_PAIRS_MAX = 9 };
-
-typedef struct nd_tuned_division {
-    nd_division_reason reason;
-    int64_t comm_blocks, product_processors; /* of the run */
-    nd_tuned_pair pairs[ND_TUNED_PAIRS_MAX]; /* the first is 0 and 0, as nobody divides it */
-    int pair_count;
-    double seconds; /* how long timing took on this rank */
-} nd_tuned_division;
-
 enum { ND_TUNED_LINEARS_MAX = ND_INPUT_COUNT * ND_LINEAR_SETS };
 
 typedef struct nd_tuning {
@@ -64,7 +32,6 @@ typedef struct nd_tuning {
     bool cut_short; /* time ran out before everything was timed */
     nd_tuned_linears linears[ND_TUNED_LINEARS_MAX];
     int linear_count;
-    nd_tuned_division division;
     nd_lt_choice *choices; /* owned */
     int choice_count;
     nd_linear_choice linear_choice; /* follows from linears */
@@ -77,9 +44,8 @@ typedef struct nd_tuning {
 nd_status nd_tuning_check(const nd_config *config, const nd_shape *shape, bool gpu,
                           nd_tuning **out);
 
-/* All ranks call it, after their groups exist and before memory is planned. It makes the groups
- * anew where their collectives get another number of blocks. *out is NULL without autotune; the
- * caller destroys it. */
+/* All ranks call it, after their groups exist and before memory is planned. *out is NULL without
+ * autotune; the caller destroys it. */
 nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out);
 void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
 /* After the steps, on rank 0: warns when products had forms that were not among the choices. */

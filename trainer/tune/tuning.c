@@ -65,8 +65,7 @@ nd_status nd_tuning_check(const nd_config *config, const nd_shape *shape, bool g
 
 /* Seconds for timing. Meanwhile the other ranks wait in a collective, whose deadline must not pass:
  * timing takes a third of it. The rest is for what is not timed here, as the last call that the
- * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. The division of
- * the GPU, in which all take part, has as much again. */
+ * budget lets begin, the choice of algorithms, and ranks that are slow to arrive. */
 static double budget_of(const nd_rank *rank)
 {
     const double most = 60.0;
@@ -74,7 +73,7 @@ static double budget_of(const nd_rank *rank)
 }
 
 /* Rank 0: makes {"autotune": {...}}, owned by the caller. */
-static nd_status make_text(nd_rank *rank, const nd_tuned_division *division, char **out)
+static nd_status make_text(nd_rank *rank, char **out)
 {
     nd_tuning *t = NULL;
     const nd_config *config = rank->config;
@@ -88,13 +87,7 @@ static nd_status make_text(nd_rank *rank, const nd_tuned_division *division, cha
         snprintf(t->gpu, sizeof t->gpu, "%s", rank->device->name);
         t->capability = capability;
         t->cublaslt = (int64_t)version;
-        t->division = *division;
-        ND_TRY_OUT(nd_divide_products(rank, division));
         ND_TRY_OUT(nd_measure(rank, budget_of(rank), t));
-        t->seconds += division->seconds;
-        for (int i = 0; i < division->pair_count; i++) {
-            t->cut_short |= division->pairs[i].seconds < 0.0;
-        }
     }
     ND_TRY_OUT(nd_record_write(t, config, &rank->shape));
     status = nd_fs_format(out, "{\"autotune\": %s}", t->json);
@@ -131,12 +124,11 @@ static nd_status reduce(nd_rank *rank, int64_t *values, int64_t count)
 
 /* Gives all ranks the choices of rank 0 as text, owned by the caller; NULL where rank 0 has none,
  * for the reason `made` on rank 0. */
-static nd_status share(nd_rank *rank, const nd_tuned_division *division, nd_status *made,
-                       char **out)
+static nd_status share(nd_rank *rank, nd_status *made, char **out)
 {
     char *text = NULL;
     nd_status status = ND_OK;
-    *made = rank->rank == 0 ? make_text(rank, division, &text) : ND_OK;
+    *made = rank->rank == 0 ? make_text(rank, &text) : ND_OK;
     const nd_error why = *nd_error_last();
     int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
     ND_TRY_OUT(reduce(rank, &bytes, 1));
@@ -193,7 +185,6 @@ static nd_status install(nd_rank *rank, const char *text, nd_tuning **out)
     }
     ND_TRY_OUT(check_machine(rank, t));
     ND_TRY_OUT(nd_record_write(t, rank->config, &rank->shape));
-    ND_TRY_OUT(nd_divide_products(rank, &t->division));
     ND_TRY_OUT(nd_ops_cuda_install(rank->device, t->choices, t->choice_count));
     *out = t;
     t = NULL;
@@ -225,20 +216,15 @@ nd_status nd_tuning_make(nd_rank *rank, nd_tuning **out)
 {
     char *text = NULL;
     nd_tuning *t = NULL;
-    nd_tuned_division division = {0};
     *out = NULL;
     if (!rank->config->kernels.autotune && !replayed(rank->config)) {
         return ND_OK;
     }
-    if (!replayed(rank->config) && nd_rank_is_gpu(rank)) { /* else share() says what is wrong */
-        ND_TRY(nd_divide(rank, budget_of(rank), &division));
-    }
     nd_status status = ND_OK;
-    ND_TRY(share(rank, &division, &status, &text));
+    ND_TRY(share(rank, &status, &text));
     status = text ? install(rank, text, &t) : status;
     free(text);
     status = agree(rank, status);
-    status = status == ND_OK ? nd_divide_collectives(rank, &t->division) : status;
     if (status != ND_OK) {
         nd_tuning_destroy(t);
         return status;

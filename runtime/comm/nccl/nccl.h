@@ -108,7 +108,7 @@ typedef struct nccl_peer {
 
 typedef struct nccl_state {
     nd_device *device;
-    int max_blocks; /* of nd_nccl_options, or of nd_transport_limit_blocks */
+    int max_blocks; /* of nd_nccl_options */
     nccl_library library;
     ncclComm_t world;
     nccl_comm *comms;  /* complete ones; changes under both locks */
@@ -156,7 +156,6 @@ void nccl_destroy(nd_comm *comm);
  * seconds. */
 int nccl_call_begin(nd_transport *transport, const char *what);
 void nccl_call_end(nccl_state *state, int call);
-void nccl_limit_blocks(nd_transport *transport, int most);
 void nccl_abandon(nd_transport *transport);
 void nccl_close(nd_transport *transport);
 

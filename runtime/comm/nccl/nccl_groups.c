@@ -182,11 +182,6 @@ nd_status nccl_create(nd_transport *transport, nd_comm *comm)
     return ND_OK;
 }
 
-void nccl_limit_blocks(nd_transport *transport, int most)
-{
-    nccl_state_of(transport)->max_blocks = most;
-}
-
 /* Does not touch the error record: callers may have added context since the fault. */
 void nccl_abandon(nd_transport *transport)
 {

@@ -343,7 +343,6 @@ const nd_comm_backend nd_nccl_backend = {
     .group_begin = nccl_group_begin,
     .group_end = nccl_group_end,
     .shows = true, /* nccl_watch.c: what is entered may run much later */
-    .limit_blocks = nccl_limit_blocks,
     .abandon = nccl_abandon,
     .close = nccl_close,
 };

@@ -13,7 +13,6 @@ typedef struct lt_call {
     bool ta, tb, vectors, fast;
     float alpha, beta;
     int index; /* of the algorithm */
-    int processors;
     const void *a, *b;
     void *d;
     const float *scale_a, *scale_b;
@@ -67,18 +66,16 @@ static float dot(const float *a, const float *b, int64_t k, int index)
 
 /*
  * ND_DOUBLE_LT_TIMES="3,1,2": what a product takes on the double's clock with each algorithm, in
- * seconds; ND_DOUBLE_LT_FP8: times that in FP8 (1); ND_DOUBLE_LT_PROCESSORS="0=1,116=0.5": times
- * that where it is laid out for so many (1). Unset: nothing but the time of this CPU.
+ * seconds; ND_DOUBLE_LT_FP8: times that in FP8 (1). Unset: nothing but the time of this CPU.
  */
-static double seconds_of(int index, bool fp8, int processors)
+static double seconds_of(int index, bool fp8)
 {
-    double share = nd_double_listed(getenv("ND_DOUBLE_LT_PROCESSORS"), processors, 1.0);
     const char *times = getenv("ND_DOUBLE_LT_TIMES"), *factor = getenv("ND_DOUBLE_LT_FP8");
     for (int i = 0; times && i < index; i++) {
         times = strchr(times, ',');
         times = times ? times + 1 : NULL;
     }
-    share *= fp8 && factor ? strtod(factor, NULL) : 1.0;
+    const double share = fp8 && factor ? strtod(factor, NULL) : 1.0;
     return times ? strtod(times, NULL) * share : 0.0;
 }
 
@@ -115,7 +112,7 @@ static void run_matmul(void *closure)
     if (is_fp8(x->type_a)) {
         count_fp8(x);
     }
-    nd_double_spend(seconds_of(x->index, is_fp8(x->type_a), x->processors));
+    nd_double_spend(seconds_of(x->index, is_fp8(x->type_a)));
 }
 
 static size_t matrix_bytes(const lt_layout *l)
@@ -200,7 +197,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         .alpha = *(const float *)alpha,
         .beta = *(const float *)beta,
         .index = chosen.index,
-        .processors = x->processors,
         .a = A,
         .b = B,
         .d = D,

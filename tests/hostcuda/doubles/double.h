@@ -69,9 +69,6 @@ void nd_double_note_environment(const char *library, const char *const *names);
 /* From a task: the device's clock, which events read, goes on by so much more. */
 void nd_double_spend(double seconds);
 
-/* The value of a number in a list such as "0=4,8=1.5", or `otherwise`; the list may be NULL. */
-double nd_double_listed(const char *list, int number, double otherwise);
-
 /* Runs everything that can run on the current device. */
 void nd_double_drain(void);
 

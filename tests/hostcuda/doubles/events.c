@@ -144,19 +144,6 @@ void nd_double_spend(double seconds)
     machine_current()->spent_ns += (int64_t)(seconds * 1e9);
 }
 
-double nd_double_listed(const char *list, int number, double otherwise)
-{
-    while (list) {
-        char *end = NULL;
-        if (strtol(list, &end, 10) == number && *end == '=') {
-            return strtod(end + 1, NULL);
-        }
-        list = strchr(list, ',');
-        list = list ? list + 1 : NULL;
-    }
-    return otherwise;
-}
-
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
     if (!begin->timed || !end->timed) {

@@ -45,17 +45,6 @@ static void end_life(ncclComm_t comm)
     pthread_mutex_unlock(&living_lock);
 }
 
-int nd_double_nccl_living(void)
-{
-    int count = 0;
-    pthread_mutex_lock(&living_lock);
-    for (ncclComm_t c = living; c; c = c->next) {
-        count += c->device == machine_current() && !atomic_load(&c->aborted);
-    }
-    pthread_mutex_unlock(&living_lock);
-    return count;
-}
-
 /* Another kernel runs on the same GPU, and no abort ends it. */
 static bool another_runs(ncclComm_t comm)
 {

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
 #define ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
-/*
- * What tests do to the double of NCCL. The environment, read at each operation:
- * ND_DOUBLE_NCCL_TIMES="0=4,8=1.5": what a collective takes on the double's clock, in seconds, over
- * a communicator with so many blocks (maxCTAs; 0: not given); none for a number that is not listed.
- * ND_DOUBLE_NCCL_TIMES_1: the same for rank 1 of the world, instead.
- */
+/* What tests do to the double of NCCL. */
 #include <nccl.h>
 #include <stdint.h>
 
@@ -38,10 +33,6 @@ int64_t nd_double_nccl_aborts(void);
 
 /* The most blocks (maxCTAs) that the communicator was made with; 0: NCCL chooses. */
 int nd_double_nccl_blocks(ncclComm_t comm);
-
-/* Communicators of this process and device, the world too, that have neither ended nor been
- * aborted. */
-int nd_double_nccl_living(void);
 
 /* Groups with collectives in them that this process has ended. */
 int64_t nd_double_nccl_groups(void);

@@ -138,14 +138,6 @@ static void consume(const call *c)
     }
 }
 
-static double seconds_of(const ncclComm_t comm)
-{
-    char name[64];
-    snprintf(name, sizeof name, "ND_DOUBLE_NCCL_TIMES_%d", comm->world_rank);
-    const char *own = getenv(name);
-    return nd_double_listed(own ? own : getenv("ND_DOUBLE_NCCL_TIMES"), comm->max_blocks, 0.0);
-}
-
 static nd_double_state run(void *closure)
 {
     call *c = closure;
@@ -157,7 +149,6 @@ static nd_double_state run(void *closure)
         return ND_DOUBLE_BLOCKED;
     }
     consume(c);
-    nd_double_spend(seconds_of(c->comm));
     atomic_store(&member_of(c, c->comm->index)->consumed, c->number);
     atomic_fetch_add(&c->comm->ran, 1);
     return ND_DOUBLE_DONE;

@@ -50,25 +50,6 @@ Test(decide, without_a_time_it_is_as_it_was_asked)
     cr_expect_eq(decide(0, 1, 0, 0, 0, 0, 0, 0, 0), 0);
 }
 
-/* The division of a GPU: the first pair is none. */
-Test(decide, the_pair_with_the_least_time_is_taken_if_it_is_clearly_faster)
-{
-    static const struct {
-        double seconds[4];
-        int best;
-    } cases[] = {
-        {{10, 9, 8, 9}, 2},       {{10, 11, 12, 5}, 3},
-        {{10, 8, 8, 8}, 1}, /* the first */
-        {{10, 9.9, 9.81, 10}, 0}, {{10, 9.9, 9.79, 10}, 2},
-        {{5, 9, 8, 9}, 0},        {{10, -1, -1, -1}, 0},
-        {{10, -1, 9, -1}, 2},     {{-1, 1, 1, 1}, 0}, /* nothing to compare with */
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cr_expect_eq(nd_decide(cases[i].seconds, 4, 0), cases[i].best, "case %zu", i);
-    }
-    cr_expect_eq(nd_decide((double[]){1}, 1, 0), 0);
-}
-
 /* the filter's linears */
 
 static nd_config config_of(const char *filter)

@@ -65,11 +65,6 @@ static void setup(void)
                           .seconds = 3.5,
                           .linears = {{0, 7, 1, 3e-3, 4e-3, 2e-3}, {3, 1, 1, -1, -1, -1}},
                           .linear_count = 2,
-                          .division = {.reason = ND_DIVISION_TIMED,
-                                       .comm_blocks = 8,
-                                       .product_processors = 124,
-                                       .pairs = {{0, 0, 0.3}, {8, 124, 0.125}, {8, 132, -1}},
-                                       .pair_count = 3},
                           .choices = choices,
                           .choice_count = 2};
     cr_assert_eq(nd_record_write(&written, &config, &shape), ND_OK);
@@ -106,11 +101,6 @@ Test(record, what_is_written_is_read)
     cr_expect(memcmp(t->choices, choices, sizeof choices) == 0, "every bit, times too");
     cr_assert_eq(t->linear_count, 2);
     cr_expect(memcmp(t->linears, written.linears, sizeof t->linears) == 0);
-    cr_expect_eq(t->division.reason, ND_DIVISION_TIMED);
-    cr_expect_eq(t->division.comm_blocks, 8);
-    cr_expect_eq(t->division.product_processors, 124);
-    cr_expect_eq(t->division.pair_count, 3);
-    cr_expect(memcmp(t->division.pairs, written.division.pairs, sizeof t->division.pairs) == 0);
     cr_expect_eq(t->linear_choice.fp8[0][7], 1);
     cr_expect_eq(t->linear_choice.fp8[3][1], 1);
     cr_expect_eq(t->linear_choice.fp8[0][0], 0);
@@ -164,25 +154,6 @@ static void expect_damaged(const json_t *root, const char *what)
     free(damaged);
 }
 
-/* What records of older programs lack: it is 0 then. */
-static bool may_lack(const char *key)
-{
-    return strcmp(key, "kernels.comm_blocks") == 0 ||
-           strcmp(key, "kernels.product_processors") == 0 || strcmp(key, "processors") == 0 ||
-           strcmp(key, "division") == 0;
-}
-
-static void expect_as_zero(const json_t *root, const char *key, const json_t *value)
-{
-    const bool zero = json_is_string(value) ? strcmp(json_string_value(value), "0") == 0
-                                            : json_integer_value(value) == 0;
-    char *lacking = json_dumps(root, 0);
-    nd_status status = read_text(lacking, strlen(lacking));
-    cr_expect_eq(status, zero || !json_is_string(value) ? ND_OK : ND_ERR_CONFIG, "%s: %s", key,
-                 nd_error_last()->message);
-    free(lacking);
-}
-
 /* Each key of an object away, and each of every other type. */
 static int damage_object(json_t *root, json_t *object)
 {
@@ -198,9 +169,7 @@ static int damage_object(json_t *root, json_t *object)
             continue; /* not read */
         }
         json_object_del(object, key);
-        if (may_lack(key)) {
-            expect_as_zero(root, key, value);
-        } else if (strcmp(key, "asked_seconds") != 0 && !strstr(key, "_seconds")) {
+        if (strcmp(key, "asked_seconds") != 0 && !strstr(key, "_seconds")) {
             expect_damaged(root, key);
         }
         for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -237,9 +206,6 @@ Test(record, damaged_values_are_said)
     int damages = damage_object(root, json_object_get(root, "autotune"));
     damages += damage_object(root, json_object_get(json_object_get(root, "autotune"), "settings"));
     damages += damage_object(root, at(root, "linears"));
-    json_t *division = json_object_get(json_object_get(root, "autotune"), "division");
-    damages += damage_object(root, division);
-    damages += damage_object(root, json_array_get(json_object_get(division, "pairs"), 0));
     damages += damage_object(root, at(root, "products"));
     damages += damage_object(root, json_object_get(at(root, "products"), "traits"));
     cr_expect_gt(damages, 300, "%d", damages);
@@ -268,60 +234,6 @@ Test(record, what_contradicts_itself_is_said)
     json_object_set_new(product, "align", json_pack("[i,i,i]", 16, 24, 16));
     expect_damaged(root, "powers of two");
     json_decref(root);
-}
-
-/* What was timed has its pair in the list, and what was not has the keys of the settings. */
-Test(record, a_division_that_contradicts_itself_is_said)
-{
-    json_t *root = json_loads(text, 0, NULL), *record = json_object_get(root, "autotune");
-    json_t *division = json_object_get(record, "division");
-    json_object_set_new(division, "comm_blocks", json_integer(4));
-    expect_damaged(root, "pairs do not match");
-    json_object_set_new(division, "comm_blocks", json_integer(8));
-    json_object_set_new(division, "why", json_string("alone"));
-    expect_damaged(root, "pairs do not match");
-    json_object_set_new(division, "pairs", json_array());
-    expect_damaged(root, "pairs do not match");
-    json_object_set_new(division, "comm_blocks", json_integer(0));
-    json_object_set_new(division, "product_processors", json_integer(0));
-    char *right = json_dumps(root, 0);
-    cr_expect_eq(read_text(right, strlen(right)), ND_OK, "%s", nd_error_last()->message);
-    json_object_set_new(division, "why", json_string("timed"));
-    expect_damaged(root, "pairs do not match");
-    free(right);
-    json_decref(root);
-}
-
-static void keep_division(void *context, const char *line)
-{
-    char *kept = context;
-    if (strstr(line, "kernels.comm_blocks")) {
-        snprintf(kept, 300, "%s", line);
-    }
-}
-
-Test(record, the_division_is_printed_with_its_reason)
-{
-    static const char *const kept[ND_DIVISION_COUNT] = {
-        [ND_DIVISION_SET] = "as they are set; nothing was timed",
-        [ND_DIVISION_ALONE] = "as they are set; this mesh gathers no weights",
-        [ND_DIVISION_MEMORY] = "as they are set; a rank has too little free memory",
-    };
-    char line[300];
-    nd_tuning_each_line(&written, keep_division, line);
-    cr_expect_str_eq(line, "  kernels.comm_blocks 8, kernels.product_processors 124: chosen from 2 "
-                           "pairs; a layer's products beside its collectives take 125.000 ms, with "
-                           "0 and 0 300.000 ms");
-    for (int reason = 0; reason < ND_DIVISION_COUNT; reason++) {
-        if (reason != ND_DIVISION_TIMED) {
-            written.division =
-                (nd_tuned_division){.reason = (nd_division_reason)reason, .comm_blocks = 16};
-            nd_tuning_each_line(&written, keep_division, line);
-            cr_expect(strstr(line, "kernels.comm_blocks 16, kernels.product_processors 0: ") &&
-                          strstr(line, kept[reason]),
-                      "%s", line);
-        }
-    }
 }
 
 Test(record, files_that_are_no_record)
