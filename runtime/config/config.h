@@ -241,7 +241,6 @@ typedef struct nd_config {
         char *level;                /* error | warning | info | debug */
         unsigned trackers;          /* bit 1 << nd_tracker for each; 0: none */
         char *python;               /* a program, for wandb and trackio; "": none */
-        int64_t histogram_interval; /* steps; 0: none */
         char *profile_steps;        /* "", "7" or "7-9" */
         char *dump_tensors;         /* names and patterns, separated by commas */
         char *dump_steps;           /* as profile_steps; "" where that is */

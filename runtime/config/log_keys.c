@@ -91,19 +91,10 @@ static nd_status check_follower(const nd_config *c, nd_tracker tracker, const ch
                          c->log.python, library);
 }
 
-/* Only an event file takes histograms. */
 nd_status nd_config_check_log(const nd_config *c)
 {
     ND_TRY(check_follower(c, ND_TRACKER_WANDB, "wandb"));
     ND_TRY(check_follower(c, ND_TRACKER_TRACKIO, "trackio"));
-    if (c->log.histogram_interval > 0 && !nd_config_tracks(c, ND_TRACKER_TENSORBOARD)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "log.histogram_interval is %lld, but log.trackers has neither tensorboard "
-                       "nor all, so nobody takes the histograms; set log.trackers: tensorboard "
-                       "(--log-with tensorboard), or "
-                       "log.histogram_interval: 0",
-                       nd_ll(c->log.histogram_interval));
-    }
     ND_TRY(check_steps(c, "profile_steps", c->log.profile_steps));
     ND_TRY(check_steps(c, "dump_steps", c->log.dump_steps));
     if (!c->log.dump_tensors[0] != !c->log.dump_steps[0]) {

@@ -22,7 +22,7 @@ static void train(const char *mesh, int steps, const char *counts)
              "log.interval=1 "
              "--set data.validation_path=text.txt --set train.validation_interval=1 "
              "--set train.validation_batches=1 --set output.save_model=false --set output.dir=out "
-             "--log-with tensorboard --histogram-interval 1 %s",
+             "--log-with tensorboard %s",
              counts, counts, steps, mesh);
     shell(&dir, command);
 }

@@ -264,23 +264,6 @@ void nd_event_text(nd_event_file *file, const char *tag, const char *text)
     end_tensor(p);
 }
 
-void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows, int count)
-{
-    proto *p = &file->record;
-    begin_value(file, tag);
-    begin_plugin(p, "histograms");
-    end_plugin(p);
-    begin_tensor(p, DTYPE_DOUBLE, (const uint64_t[]){(uint64_t)count, 3}, 2);
-    begin_message(p, TENSOR_CONTENT);
-    for (int i = 0; i < 3 * count; i++) {
-        uint64_t bits;
-        memcpy(&bits, &rows[i], sizeof bits);
-        put_fixed(p, bits, sizeof bits);
-    }
-    end_message(p);
-    end_tensor(p);
-}
-
 /* Value{2 number, 3 string, 4 bool}: by what the text is. */
 static void put_setting(proto *p, const char *text)
 {

@@ -45,8 +45,6 @@ void nd_event_begin(nd_event_file *file, int64_t step);
 void nd_event_scalar(nd_event_file *file, const char *tag, double value);
 /* One text, shown as Markdown. */
 void nd_event_text(nd_event_file *file, const char *tag, const char *text);
-/* A histogram of `count` buckets: count rows of left edge, right edge, number. */
-void nd_event_histogram(nd_event_file *file, const char *tag, const double *rows, int count);
 /* The settings of the run for the page of hyperparameters, one call for each between begin and
  * end. A text that is a number, true or false is kept as such. */
 void nd_event_settings_begin(nd_event_file *file);

@@ -16,7 +16,7 @@ typedef struct queued_record {
 
 /* A member of a record that points to something, which is copied behind the record. */
 typedef struct pointer {
-    enum { NOTHING = 0, TEXT, MESH, HISTOGRAM, SOURCES } to;
+    enum { NOTHING = 0, TEXT, MESH, SOURCES } to;
     size_t at, count_at; /* offsets of the member, and of how many sources there are */
 } pointer;
 
@@ -37,9 +37,6 @@ static const struct {
                           {TEXT, AT(run_event, sink)},
                           {MESH, AT(run_event, mesh)},
                           {MESH, AT(run_event, mesh_was)}}},
-    [ND_RECORD_HISTOGRAM] = {sizeof(nd_histogram_record),
-                             {{TEXT, AT(histogram_record, tag)},
-                              {HISTOGRAM, AT(histogram_record, histogram)}}},
 };
 #undef AT
 
@@ -79,8 +76,6 @@ static void *pack_target(packer *p, const pointer *from, const void *record, con
         return pack(p, target, strlen(target) + 1);
     case MESH:
         return pack(p, target, sizeof(nd_mesh));
-    case HISTOGRAM:
-        return pack(p, target, sizeof(nd_histogram));
     case SOURCES:
         memcpy(&count, (const uint8_t *)record + from->count_at, sizeof count);
         return pack_sources(p, target, count);

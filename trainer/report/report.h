@@ -116,33 +116,6 @@ typedef struct nd_run_event {
     nd_status code;                 /* ended: that of the process, which is its exit code */
 } nd_run_event;
 
-/*
- * A histogram says how the values of a tensor are spread: counts in fixed buckets, two of each
- * power of two from 2^-47 to 2^16 on both sides of zero. As the buckets depend on nothing, counts
- * of the parts of a tensor are added up, and the sum is the same on every mesh.
- */
-enum { ND_HISTOGRAM_HALVES = 126, ND_HISTOGRAM_BUCKETS = 2 * ND_HISTOGRAM_HALVES + 1 };
-
-/* Only whole numbers, so that ranks add it up as an array of them. */
-typedef struct nd_histogram {
-    int64_t
-        count[ND_HISTOGRAM_BUCKETS]; /* ascending; the middle one has what is nearer to zero than
-                                            2^-47, the outer ones also what is beyond 2^16 */
-    int64_t not_finite;
-} nd_histogram;
-
-void nd_histogram_add(nd_histogram *histogram, const float *values, int64_t count);
-
-/* Rows of left edge, right edge, number: from the first bucket that has a value to the last one.
- * Returns how many, 0 when all are empty. */
-int nd_histogram_rows(const nd_histogram *histogram, double rows[ND_HISTOGRAM_BUCKETS][3]);
-
-typedef struct nd_histogram_record {
-    int64_t step;
-    const char *tag; /* "gradients/model.norm.weight"; lent for the call */
-    const nd_histogram *histogram;
-} nd_histogram_record;
-
 /* A function that is NULL: the sink does not take such records. ND_ERR_IO of a required sink says
  * that this record is lost; any other error of it ends the run. An event "resumed" that is lost so
  * is offered again before the next record, since what a reader forgets depends on it. The functions
@@ -157,7 +130,6 @@ typedef struct nd_sink {
     nd_status (*health)(void *self, const nd_health_record *record);
     nd_status (*event)(void *self, const nd_run_event *event);
     unsigned events_without_line; /* bit 1 << nd_run_event_kind: `event` is not called with it */
-    nd_status (*histogram)(void *self, const nd_histogram_record *record);
     void (*close)(void *self);
 } nd_sink;
 
@@ -202,7 +174,6 @@ nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
-nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record);
 /* Waits until everything is written, but for sinks that hang. */
 nd_status nd_sinks_flush(nd_sinks *sinks);
 /* Length of metrics.jsonl, without a look at the disk; 0: there is none. */

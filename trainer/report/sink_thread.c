@@ -106,8 +106,6 @@ static bool takes(const nd_sink *sink, const nd_record *record)
     case ND_RECORD_EVENT:
         return sink->event != NULL &&
                !(sink->events_without_line >> ((const nd_run_event *)record->of)->kind & 1);
-    case ND_RECORD_HISTOGRAM:
-        return sink->histogram != NULL;
     }
     return false;
 }
@@ -143,8 +141,6 @@ static nd_status deliver(const nd_sink *sink, const nd_record *record)
         return sink->health(sink->self, record->of);
     case ND_RECORD_EVENT:
         return sink->event(sink->self, record->of);
-    case ND_RECORD_HISTOGRAM:
-        return sink->histogram(sink->self, record->of);
     }
     return ND_OK;
 }

@@ -24,8 +24,7 @@ typedef struct nd_record {
         ND_RECORD_STEP = 0,
         ND_RECORD_VALIDATION,
         ND_RECORD_HEALTH,
-        ND_RECORD_EVENT,
-        ND_RECORD_HISTOGRAM
+        ND_RECORD_EVENT
     } kind;
     int64_t step;
     const void *of; /* nd_step_record, nd_validation_record, ...; lent */

@@ -26,16 +26,6 @@ static nd_status put_to_all(nd_sinks *sinks, nd_record record)
     return first;
 }
 
-/* The histograms of one step find room. */
-static size_t queue_bytes(const nd_report_options *options)
-{
-    enum { OF_BLOCK = 9, OF_ENDS = 3, KINDS = 2, MORE = 512 };
-    const size_t tensors = (size_t)options->shape->layers * OF_BLOCK + OF_ENDS;
-    return options->config->log.histogram_interval == 0
-               ? QUEUE_BYTES
-               : QUEUE_BYTES + tensors * KINDS * (sizeof(nd_histogram) + MORE);
-}
-
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
 {
     const nd_config *config = options->config;
@@ -51,7 +41,7 @@ nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options)
         {"wandb", nd_wandb_sink_open, nd_config_tracks(config, ND_TRACKER_WANDB), true},
         {"trackio", nd_trackio_sink_open, nd_config_tracks(config, ND_TRACKER_TRACKIO), true},
     };
-    *sinks = (nd_sinks){.queue_bytes = queue_bytes(options)};
+    *sinks = (nd_sinks){0};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         nd_sink sink;
         if (!all[i].wanted) {
@@ -90,11 +80,6 @@ nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event)
 {
     ND_TRY(put_to_all(sinks, (nd_record){ND_RECORD_EVENT, event->step, event}));
     return nd_sinks_flush(sinks);
-}
-
-nd_status nd_sinks_histogram(nd_sinks *sinks, const nd_histogram_record *record)
-{
-    return put_to_all(sinks, (nd_record){ND_RECORD_HISTOGRAM, record->step, record});
 }
 
 nd_status nd_sinks_flush(nd_sinks *sinks)

@@ -14,7 +14,6 @@
 typedef struct tensorboard {
     nd_report_options options;
     nd_event_file *file;
-    double rows[ND_HISTOGRAM_BUCKETS][3];
 } tensorboard;
 
 /* "train/loss/web": a curve of each source. */
@@ -126,19 +125,6 @@ static nd_status write_event(void *self, const nd_run_event *e)
     return ND_OK;
 }
 
-/* A tensor without a finite value has no record of that step. */
-static nd_status write_histogram(void *self, const nd_histogram_record *r)
-{
-    tensorboard *s = self;
-    int count = nd_histogram_rows(r->histogram, s->rows);
-    if (count == 0) {
-        return ND_OK;
-    }
-    nd_event_begin(s->file, r->step);
-    nd_event_histogram(s->file, r->tag, s->rows[0], count);
-    return nd_event_end(s->file);
-}
-
 static void put_key(void *context, const char *key, const char *value, bool job)
 {
     (void)job;
@@ -187,7 +173,6 @@ nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *ou
                      .step = write_step,
                      .validation = write_validation,
                      .event = write_event,
-                     .histogram = write_histogram,
                      .close = close_file};
     s = NULL;
 out:

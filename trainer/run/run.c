@@ -11,7 +11,6 @@
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "trainer/precision/precision.h"
-#include "trainer/run/histograms.h"
 #include "trainer/run/profile.h"
 #include "trainer/run/samples.h"
 #include "trainer/tune/tune.h"
@@ -50,7 +49,6 @@ typedef struct run_state {
     int set_count;           /* 0: no validation */
     nd_run_files files;      /* rank 0 */
     nd_run_checkpoints checkpoints;
-    nd_run_histograms histograms;
     nd_run_profile profile;
     nd_run_samples samples;
     nd_tuning *tuning;                     /* NULL without autotune */
@@ -361,7 +359,6 @@ static nd_status loop(run_state *s)
         ND_TRY(record_step(s, &batch, &result));
         ND_TRY(record_health(s));
         ND_TRY(nd_run_profile_end(&s->profile, t->position.step));
-        ND_TRY(nd_run_histograms_step(&s->histograms, &s->files.sinks));
         forget_warm_up(s);
         /* First, since a validation may take longer than all steps that a failure in it costs. */
         ND_TRY(nd_run_checkpoints_step(&s->checkpoints, &result));
@@ -486,7 +483,6 @@ static nd_status run(run_state *s)
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
     warn_of_unkept(s);
     ND_TRY(nd_trainer_commit(s->trainer));
-    ND_TRY(nd_run_histograms_init(&s->histograms, s->trainer));
     ND_TRY(nd_run_samples_open(&s->samples, s->config, s->context->inputs, s->trainer));
     const nd_resume *resume = &s->checkpoints.resume;
     const nd_status opened = s->rank->rank == 0
@@ -561,7 +557,6 @@ nd_status nd_train(const nd_run_context *context)
     nd_run_files_close(&state.files);
     stop_target = NULL;
     nd_run_profile_fini(&state.profile);
-    nd_run_histograms_fini(&state.histograms);
     nd_run_samples_close(&state.samples);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);

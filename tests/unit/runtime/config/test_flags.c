@@ -422,9 +422,6 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     does_not_resolve(&c, "launch.min_nodes is 1, but launch.max_restarts is 0");
     cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
     does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
-    cr_assert_eq(FLAGS(&c, "--histogram-interval", "5"), ND_OK);
-    does_not_resolve(&c,
-                     "log.histogram_interval is 5, but log.trackers has neither tensorboard nor");
     cr_assert_eq(FLAGS(&c, "--report-to", "trackio"), ND_OK);
     does_not_resolve(&c, "pip install trackio");
     cr_assert_eq(FLAGS(&c, "--log-with", "tensorboard", "wandb"), ND_OK);
@@ -652,7 +649,6 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--overwrite_output_dir"), "nothing is overwritten");
     EXPECT_BAD_FLAGS(("--log_with", "comet_ml"), "--log-with is comet_ml", "metrics.jsonl");
     EXPECT_BAD_FLAGS(("--log-trackers", "mlflow"), "--log-trackers", "tensorboard");
-    EXPECT_BAD_FLAGS(("--histogram-interval", "-1"), "--histogram-interval is -1", "0 to");
     EXPECT_BAD_FLAGS(("--max-restarts", "-1"), "--max-restarts is -1", "0 to");
     EXPECT_BAD_FLAGS(("--pp-size", "2"), "pipeline parallelism");
     EXPECT_BAD_FLAGS(("--mixed-precision", "fp16"), "--mixed-precision", "FP16");
