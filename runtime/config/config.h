@@ -238,12 +238,12 @@ typedef struct nd_config {
     } output;
     struct {
         int64_t interval;
-        char *level;                /* error | warning | info | debug */
-        unsigned trackers;          /* bit 1 << nd_tracker for each; 0: none */
-        char *python;               /* a program, for wandb and trackio; "": none */
-        char *profile_steps;        /* "", "7" or "7-9" */
-        char *dump_tensors;         /* names and patterns, separated by commas */
-        char *dump_steps;           /* as profile_steps; "" where that is */
+        char *level;         /* error | warning | info | debug */
+        unsigned trackers;   /* bit 1 << nd_tracker for each; 0: none */
+        char *python;        /* a program, for wandb and trackio; "": none */
+        char *profile_steps; /* "", "7" or "7-9" */
+        char *dump_tensors;  /* names and patterns, separated by commas */
+        char *dump_steps;    /* as profile_steps; "" where that is */
     } log;
 
     /* Derived, not keys. */

@@ -3,9 +3,8 @@
 """tensorboard's own readers open what --log-with tensorboard writes: check_tensorboard.py NDLAUNCH.
 
 A run of ten steps, then one that goes on from its fifth: in both readers, the Python one and the data server where there is one, the
-curves must be those of metrics.jsonl, and continuous, and the page of hyperparameters must say which runs are finished. A file that
-is cut at any byte must give all records that are whole. Event files of other programs in the run's folder stay as they are, and both
-are shown.
+curves must be those of metrics.jsonl, and continuous. A file that is cut at any byte must give all records that are whole. Event files
+of other programs in the run's folder stay as they are, and both are shown.
 """
 import contextlib
 import json
@@ -24,8 +23,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader, RawEventFileLoader
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.data import server_ingester
-from tensorboard.plugins import base_plugin
-from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups, plugin_data_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import grpc_util
 
@@ -139,24 +136,7 @@ def curves_of(reader, run):
     return {tag: [(e.step, e.value) for e in events] for tag, events in found.items()}
 
 
-def page_of(reader):
-    """What the page of hyperparameters shows: session -> (status, names of its metrics), and the names of the settings."""
-    plugin = backend_context.Context(base_plugin.TBContext(data_provider=reader))
-    wanted = api_pb2.ListSessionGroupsRequest(allowed_statuses=api_pb2.Status.values(), slice_size=100)
-    groups = list_session_groups.Handler(context.RequestContext(), plugin, "", wanted).run().session_groups
-    experiment = get_experiment.Handler(context.RequestContext(), plugin, "", api_pb2.GetExperimentRequest()).run()
-    sessions = {s.name: (api_pb2.Status.Name(s.status), {m.name.tag for m in s.metric_values}) for g in groups for s in g.sessions}
-    return sessions, {info.name for info in experiment.hparam_infos}
-
-
-def expect_page(reader, name, status):
-    sessions, settings = page_of(reader)
-    check(list(sessions) == ["tensorboard"] and sessions["tensorboard"][0] == status, f"{name}: sessions are {sessions}, not {status}")
-    check({"train/loss", "eval/loss"} <= sessions["tensorboard"][1], f"{name}: metrics are {sessions}")
-    check({"train.steps", "optimizer.lr", "train.precision"} <= settings, f"{name}: settings are {settings}")
-
-
-def expect_curves(run_folder, status):
+def expect_curves(run_folder):
     steps, validations = steps_of(run_folder)
     wanted = {tag: [(s, single(value(r))) for s, r in sorted(steps.items())] for tag, value in STEP_TAGS.items()}
     wanted |= {tag: [(s, single(value(r))) for s, r in sorted(validations.items())] for tag, value in VALIDATION_TAGS.items()}
@@ -167,7 +147,6 @@ def expect_curves(run_folder, status):
         check(found.keys() == wanted.keys(), f"{name}: the tags are {sorted(found)}, not {sorted(wanted)}")
         for tag, curve in wanted.items():
             check(found[tag] == curve, f"{name}: {tag} is {found[tag]}, metrics.jsonl has {curve}")
-        expect_page(reader, name, status)
 
     expect("Python", python_reader(run_folder))
     server = data_server()
@@ -183,11 +162,6 @@ def expect_curves(run_folder, status):
 def expect_settings(events):
     text = events.Tensors("configuration")[0].tensor_proto.string_val[0].decode()
     check("\n      steps: 10\n" in text and text.startswith("    launch:"), text)
-    content = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
-    settings = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    check(settings["train.steps"].number_value == 10, "train.steps is no number")
-    check(settings["output.save_model"].bool_value is True, "output.save_model is no boolean")
-    check(settings["optimizer.name"].string_value == "adamw", "optimizer.name is no text")
 
 
 def expect_samples(events, run_folder):
@@ -200,27 +174,14 @@ def expect_samples(events, run_folder):
         check(shown[step] == "    " + text and text, f"{prompt!r} goes on {text!r}, and TensorBoard shows {shown}")
 
 
-def session_marks(folder):
-    """(file, status, step, checkpoint) of each mark, in order."""
+def expect_marks(run_folder):
+    """The second start takes back what the first has written above the step that it goes on from."""
     found = []
-    for n, path in enumerate(sorted((folder / "tensorboard").iterdir())):
+    for n, path in enumerate(sorted((run_folder / "tensorboard").iterdir())):
         for event in EventFileLoader(str(path)).Load():
             if event.WhichOneof("what") == "session_log":
-                log = event.session_log
-                found.append((n, event_pb2.SessionLog.SessionStatus.Name(log.status), event.step, log.checkpoint_path))
-    return found
-
-
-def expect_marks(run_folder):
-    """A mark of each saved checkpoint, and the start that takes back what was written above the step a run goes on from."""
-    saved = [r["step"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()
-             for r in [json.loads(line)] if r.get("event") == "checkpoint"]
-    marks = session_marks(run_folder)
-    kept = [(step, os.path.basename(path)) for _, status, step, path in marks if status == "CHECKPOINT"]
-    check(kept == [(step, f"checkpoint-{step}") for step in saved], f"marks of checkpoints are {marks}, saved were {saved}")
-    check(saved == [5, 10, 10], f"checkpoints were saved at {saved}")
-    starts = [(n, step) for n, status, step, _ in marks if status == "START" and step > 0]
-    check(set(starts) == {(1, 6)}, f"starts are {marks}")
+                found.append((n, event_pb2.SessionLog.SessionStatus.Name(event.session_log.status), event.step))
+    check(set(found) == {(1, "START", 6)}, f"session marks are {found}")
 
 
 def records(data):
@@ -286,21 +247,17 @@ def main():
         (folder / "model.json").write_text(json.dumps(MODEL))
         (folder / "text.txt").write_bytes(bytes(range(97, 123)) * 800)
         run(ndlaunch, folder, "--log-with", "tensorboard", "--sample-prompt", "ab\\nop q", "--sample-tokens", "9")
-        events = expect_curves(folder / "run", "STATUS_SUCCESS")
+        events = expect_curves(folder / "run")
         expect_settings(events)
         expect_samples(events, folder / "run")
         files = sorted((folder / "run" / "tensorboard").iterdir())
         check(len(files) == 1, f"{files}")
         expect_whole_records_of_cut_files(files[0], folder)
-        killed = folder / "killed" / "tensorboard" / files[0].name  # all but its last record
-        killed.parent.mkdir(parents=True)
-        killed.write_bytes(files[0].read_bytes()[:records(files[0].read_bytes())[-2]])
-        expect_page(python_reader(folder / "killed"), "a killed run", "STATUS_UNKNOWN")
         # What a run that died after step 10 left: it goes on from step 5, with other values of what is timed.
         shutil.rmtree(folder / "run" / "checkpoint-10")
         run(ndlaunch, folder, "--report-to", "all", "--resume-from-checkpoint", "latest")
         check(len(list((folder / "run" / "tensorboard").iterdir())) == 2, "the second start has no file of its own")
-        expect_curves(folder / "run", "STATUS_SUCCESS")
+        expect_curves(folder / "run")
         expect_marks(folder / "run")
         expect_beside_foreign_files(ndlaunch, folder)
     print("event files: curves, settings and cut files are read by tensorboard" +

@@ -21,7 +21,6 @@ enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVE
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
 enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_CONTENT = 4, TENSOR_STRING = 8 };
 enum { DTYPE_FLOAT = 1, DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
-enum { SESSION_STATUS = 1, SESSION_PATH = 2 };
 
 /* The bytes of one message of protobuf, in memory of the caller; what does not fit sets `full`. */
 typedef struct proto {
@@ -264,83 +263,6 @@ void nd_event_text(nd_event_file *file, const char *tag, const char *text)
     end_tensor(p);
 }
 
-/* Value{2 number, 3 string, 4 bool}: by what the text is. */
-static void put_setting(proto *p, const char *text)
-{
-    enum { NUMBER = 2, STRING = 3, BOOLEAN = 4 };
-    char *end;
-    double number = strtod(text, &end);
-    if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0) {
-        put_field_varint(p, BOOLEAN, text[0] == 't');
-    } else if (text[0] && !*end) {
-        put_field_double(p, NUMBER, number);
-    } else {
-        put_field_text(p, STRING, text);
-    }
-}
-
-/*
- * HParamsPluginData{1 version, 3 start{1 map{1 key, 2 value}, 5 start_time}, 4 end{1 status,
- * 2 end_time}} is the content of the plugin of a tag without numbers: a tensor of type float and
- * shape [0].
- *
- * There is no tag _hparams_/experiment, a list of settings and metrics: without it TensorBoard
- * makes the list from all runs and marks settings in which they differ, but with it takes that of
- * any one run.
- */
-static void begin_hparams(nd_event_file *file, const char *tag)
-{
-    begin_value(file, tag);
-    begin_plugin(&file->record, "hparams");
-    begin_message(&file->record, 2);
-}
-
-static void end_hparams(nd_event_file *file)
-{
-    proto *p = &file->record;
-    end_message(p);
-    end_plugin(p);
-    begin_tensor(p, DTYPE_FLOAT, (const uint64_t[]){0}, 1);
-    end_tensor(p);
-}
-
-void nd_event_settings_begin(nd_event_file *file)
-{
-    begin_hparams(file, "_hparams_/session_start_info");
-    begin_message(&file->record, 3);
-}
-
-void nd_event_setting(nd_event_file *file, const char *key, const char *text)
-{
-    proto *p = &file->record;
-    begin_message(p, 1);
-    put_field_text(p, 1, key);
-    begin_message(p, 2);
-    put_setting(p, text);
-    end_message(p);
-    end_message(p);
-}
-
-void nd_event_settings_end(nd_event_file *file)
-{
-    enum { START_TIME = 5 };
-    put_field_double(&file->record, START_TIME, seconds_now());
-    end_message(&file->record);
-    end_hparams(file);
-}
-
-void nd_event_finished(nd_event_file *file)
-{
-    enum { STATUS = 1, END_TIME = 2, STATUS_SUCCESS = 1 };
-    proto *p = &file->record;
-    begin_hparams(file, "_hparams_/session_end_info");
-    begin_message(p, 4);
-    put_field_varint(p, STATUS, STATUS_SUCCESS);
-    put_field_double(p, END_TIME, seconds_now());
-    end_message(p);
-    end_hparams(file);
-}
-
 nd_status nd_event_end(nd_event_file *file)
 {
     proto *p = &file->record;
@@ -358,16 +280,12 @@ nd_status nd_event_end(nd_event_file *file)
     return append(file, HEAD + p->size + TAIL);
 }
 
-nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark mark,
-                           const char *path)
+nd_status nd_event_restart(nd_event_file *file, int64_t step)
 {
-    proto *p = &file->record;
+    enum { SESSION_STATUS = 1, STATUS_START = 1 };
     nd_event_begin(file, step);
-    begin_message(p, EVENT_SESSION);
-    put_field_varint(p, SESSION_STATUS, (uint64_t)mark);
-    if (path) {
-        put_field_text(p, SESSION_PATH, path);
-    }
+    begin_message(&file->record, EVENT_SESSION);
+    put_field_varint(&file->record, SESSION_STATUS, STATUS_START);
     return nd_event_end(file);
 }
 

@@ -25,12 +25,6 @@ enum {
     ND_EVENT_BYTES_MAX = 1 << 20 /* of one record */
 };
 
-typedef enum nd_session_mark { /* SessionLog.SessionStatus */
-                               ND_SESSION_START = 1,
-                               ND_SESSION_STOP = 2,
-                               ND_SESSION_CHECKPOINT = 3
-} nd_session_mark;
-
 /* Creates folder/events.out.tfevents.<seconds>.<host>.<pid>.0, whose name is above those of all
  * event files there, and writes the record of its version. ND_ERR_CANTCREATE. */
 nd_status nd_event_file_open(const char *folder, nd_event_file **out);
@@ -45,19 +39,9 @@ void nd_event_begin(nd_event_file *file, int64_t step);
 void nd_event_scalar(nd_event_file *file, const char *tag, double value);
 /* One text, shown as Markdown. */
 void nd_event_text(nd_event_file *file, const char *tag, const char *text);
-/* The settings of the run for the page of hyperparameters, one call for each between begin and
- * end. A text that is a number, true or false is kept as such. */
-void nd_event_settings_begin(nd_event_file *file);
-void nd_event_setting(nd_event_file *file, const char *key, const char *text);
-void nd_event_settings_end(nd_event_file *file);
-/* That page shows the run as finished from now on. Readers keep the first word on it in all files
- * of a folder, so a run that may go on must not say how a start of it ended. */
-void nd_event_finished(nd_event_file *file);
 nd_status nd_event_end(nd_event_file *file);
 
-/* A record of its own. After START readers forget what older files say of this step and later
- * ones. `path` is of a checkpoint; NULL: none. */
-nd_status nd_event_session(nd_event_file *file, int64_t step, nd_session_mark mark,
-                           const char *path);
+/* A record of its own: readers forget what older files say of this step and later ones. */
+nd_status nd_event_restart(nd_event_file *file, int64_t step);
 
 #endif

@@ -311,7 +311,6 @@ static nd_status write_event(void *self, const nd_run_event *e)
     put_int(s, "step", e->step);
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
-    case ND_RUN_EVENT_FINISHED:
         return ND_OK; /* events_without_line */
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         put_text(s, "reason", e->reason, TEXT_BYTES);
@@ -408,8 +407,7 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
                      .validation = write_validation,
                      .health = write_health,
                      .event = write_event,
-                     .events_without_line =
-                         1U << ND_RUN_EVENT_MODEL_SAVED | 1U << ND_RUN_EVENT_FINISHED,
+                     .events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED,
                      .close = close_file};
     s = NULL;
 out:

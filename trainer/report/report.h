@@ -89,9 +89,8 @@ typedef enum nd_run_event_kind {
     ND_RUN_EVENT_CHECKPOINT_FAILED,
     ND_RUN_EVENT_RESUMED,
     ND_RUN_EVENT_EARLY_STOPPED,
-    ND_RUN_EVENT_SAMPLE,   /* a text of the model in training, at a validation */
-    ND_RUN_EVENT_FINISHED, /* all is done that the run was to do */
-    ND_RUN_EVENT_ENDED,    /* it is not: a signal, or a failure after the start of its first step */
+    ND_RUN_EVENT_SAMPLE, /* a text of the model in training, at a validation */
+    ND_RUN_EVENT_ENDED,  /* by a signal, or a failure after the start of its first step */
     ND_RUN_EVENT_RECORDS_LOST
 } nd_run_event_kind;
 
@@ -202,8 +201,7 @@ nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
 /*
  * TensorBoard, not required: event files in the run's folder tensorboard/ (log.trackers). Each
  * start of a run writes a file of its own; one that is resumed begins it with a mark after which
- * readers forget the steps that are made again. At step 0 lie the configuration as text and the
- * table of hyperparameters.
+ * readers forget the steps that are made again. At step 0 lies the configuration as text.
  */
 nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
 

@@ -20,12 +20,7 @@
 
 /* One of the records of report.h. */
 typedef struct nd_record {
-    enum {
-        ND_RECORD_STEP = 0,
-        ND_RECORD_VALIDATION,
-        ND_RECORD_HEALTH,
-        ND_RECORD_EVENT
-    } kind;
+    enum { ND_RECORD_STEP = 0, ND_RECORD_VALIDATION, ND_RECORD_HEALTH, ND_RECORD_EVENT } kind;
     int64_t step;
     const void *of; /* nd_step_record, nd_validation_record, ...; lent */
 } nd_record;

@@ -103,46 +103,30 @@ static nd_status write_event(void *self, const nd_run_event *e)
     tensorboard *s = self;
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
+    case ND_RUN_EVENT_CHECKPOINT_SAVED:
     case ND_RUN_EVENT_EARLY_STOPPED:
     case ND_RUN_EVENT_CHECKPOINT_FAILED:
     case ND_RUN_EVENT_RECORDS_LOST:
-    case ND_RUN_EVENT_ENDED: /* a session without an end */
+    case ND_RUN_EVENT_ENDED:
         return ND_OK;
-    case ND_RUN_EVENT_CHECKPOINT_SAVED:
-        return nd_event_session(s->file, e->step, ND_SESSION_CHECKPOINT, e->path);
     case ND_RUN_EVENT_SAMPLE:
         return write_sample(s, e);
     case ND_RUN_EVENT_RESUMED:
         /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the
          * run, and forgets nothing there. */
-        ND_TRY(nd_event_session(s->file, e->step + 1, ND_SESSION_START, NULL));
-        return nd_event_session(s->file, e->step + 1, ND_SESSION_START, NULL);
-    case ND_RUN_EVENT_FINISHED:
-        nd_event_begin(s->file, e->step);
-        nd_event_finished(s->file);
-        return nd_event_end(s->file);
+        ND_TRY(nd_event_restart(s->file, e->step + 1));
+        return nd_event_restart(s->file, e->step + 1);
     }
     return ND_OK;
-}
-
-static void put_key(void *context, const char *key, const char *value, bool job)
-{
-    (void)job;
-    if (value[0]) {
-        nd_event_setting(context, key, value);
-    }
 }
 
 static nd_status write_settings(tensorboard *s)
 {
     char *yaml = NULL, *text = NULL;
     nd_status status = ND_OK;
-    nd_event_begin(s->file, 0);
-    nd_event_settings_begin(s->file);
-    ND_TRY_OUT(nd_config_each(s->options.config, put_key, s->file));
-    nd_event_settings_end(s->file);
     ND_TRY_OUT(nd_config_to_yaml(s->options.config, &yaml));
     ND_TRY_OUT(indented(yaml, &text));
+    nd_event_begin(s->file, 0);
     nd_event_text(s->file, "configuration", text);
     status = nd_event_end(s->file);
 out:

@@ -238,7 +238,6 @@ static nd_status show_event(void *self, const nd_run_event *event)
         break;
     case ND_RUN_EVENT_CHECKPOINT_FAILED: /* the rank that has the reason says it */
     case ND_RUN_EVENT_RECORDS_LOST:      /* said by sinks.c, at every level of the log */
-    case ND_RUN_EVENT_FINISHED:          /* the last step's line and the saved model say it */
     case ND_RUN_EVENT_ENDED:             /* the process says it */
         break;
     case ND_RUN_EVENT_SAMPLE:

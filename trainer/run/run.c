@@ -511,9 +511,6 @@ static nd_status run(run_state *s)
     ND_TRY(nd_run_checkpoints_finish(&s->checkpoints, s->stopped));
     ND_TRY(s->stopped ? ND_OK : nd_run_checkpoints_load_best(&s->checkpoints));
     ND_TRY(save_model(s));
-    const nd_run_event finished = {.kind = ND_RUN_EVENT_FINISHED,
-                                   .step = s->trainer->position.step};
-    ND_TRY(s->stopped ? ND_OK : nd_sinks_event(&s->files.sinks, &finished));
     nd_progress_set_phase(s->rank->progress, ND_PHASE_DONE, s->trainer->position.step);
     return s->stopped ? fail_stopped(s) : ND_OK;
 }

@@ -539,9 +539,7 @@ Test(sinks, events_reach_the_terminal_and_not_the_metrics)
 {
     nd_sinks sinks = open_sinks(false);
     const nd_run_event event = {ND_RUN_EVENT_MODEL_SAVED, 10, "runs/x-1/model"};
-    const nd_run_event finished = {.kind = ND_RUN_EVENT_FINISHED, .step = 10};
     assert_ok(nd_sinks_event(&sinks, &event));
-    assert_ok(nd_sinks_event(&sinks, &finished));
     nd_sinks_close(&sinks);
     said_only("model saved: runs/x-1/model\n");
     wrote_only("");
@@ -903,32 +901,27 @@ Test(sinks, events_without_a_line_are_not_lost, .timeout = 60)
     static stuck bad = {.at = 3};
     nd_sink sink = hanging("metrics", &bad, true);
     nd_sinks sinks = {.deadline_seconds = 0.1};
-    sink.events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED | 1U << ND_RUN_EVENT_FINISHED;
+    sink.events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED;
     assert_ok(nd_sinks_add(&sinks, sink));
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
     cr_expect_eq(bad.all.validations, 0, "it gets what it has no line for");
     assert_ok(send_steps(&sinks, 1, 10));
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_CHECKPOINT_SAVED}));
     assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_MODEL_SAVED}));
-    assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = ND_RUN_EVENT_FINISHED}));
     nd_sinks_close(&sinks);
     /* steps 3 to 10, and the checkpoint */
     said(1, "warning: 9 records of this run did not go to metrics");
 }
 
-/* metrics.jsonl has no line for these two. */
-Test(sinks, metrics_have_all_lines_but_of_the_end)
+/* metrics.jsonl has no line for a saved model. */
+Test(sinks, metrics_have_all_lines_but_of_the_model)
 {
     assert_ok(nd_config_init(&config));
     config.train.steps = 10;
     nd_sinks sinks = open_sinks(false);
-    static const nd_run_event_kind kinds[] = {ND_RUN_EVENT_CHECKPOINT_SAVED,
-                                              ND_RUN_EVENT_CHECKPOINT_FAILED,
-                                              ND_RUN_EVENT_EARLY_STOPPED,
-                                              ND_RUN_EVENT_RESUMED,
-                                              ND_RUN_EVENT_MODEL_SAVED,
-                                              ND_RUN_EVENT_FINISHED,
-                                              ND_RUN_EVENT_ENDED};
+    static const nd_run_event_kind kinds[] = {
+        ND_RUN_EVENT_CHECKPOINT_SAVED, ND_RUN_EVENT_CHECKPOINT_FAILED, ND_RUN_EVENT_EARLY_STOPPED,
+        ND_RUN_EVENT_RESUMED,          ND_RUN_EVENT_MODEL_SAVED,       ND_RUN_EVENT_ENDED};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         assert_ok(nd_sinks_event(&sinks, &(nd_run_event){.kind = kinds[i], .reason = "why"}));
     }
