@@ -116,7 +116,7 @@ static void expect_second_algorithm(const char *record, const char *name)
     json_decref(root);
 }
 
-/* "q_proj" in "fp8" of an entry that was asked for it */
+/* "q_proj" in an entry whose linears run in FP8 */
 static bool runs_in_fp8(const char *record, const char *linear)
 {
     json_t *root = json_loads(record, 0, NULL), *entry, *name;
@@ -124,9 +124,10 @@ static bool runs_in_fp8(const char *record, const char *linear)
     bool found = false;
     json_array_foreach(json_object_get(root, "linears"), i, entry)
     {
-        json_array_foreach(json_object_get(entry, "fp8"), j, name)
+        json_array_foreach(json_object_get(entry, "asked"), j, name)
         {
-            found |= strstr(json_string_value(name), linear) != NULL;
+            found |= json_is_true(json_object_get(entry, "fp8")) &&
+                     strstr(json_string_value(name), linear);
         }
     }
     json_decref(root);

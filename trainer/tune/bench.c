@@ -245,22 +245,29 @@ nd_status nd_bench_run(nd_bench *b, const nd_call *call)
     return run(&x, &b->rank->stream);
 }
 
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double nd_bench_median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof *times, by_value);
+    return times[count / 2];
+}
+
 /* On a CPU, where a call is complete when it returns. */
 static nd_status host_median(bound_call *x, nd_stream *stream, double *seconds)
 {
     double times[REPEATS];
     ND_TRY(run(x, stream)); /* which makes what the library keeps */
     for (int i = 0; i < REPEATS; i++) {
-        double begin = nd_clock_seconds();
+        const double begin = nd_clock_seconds();
         ND_TRY(run(x, stream));
-        double taken = nd_clock_seconds() - begin;
-        int at = i;
-        for (; at > 0 && times[at - 1] > taken; at--) {
-            times[at] = times[at - 1];
-        }
-        times[at] = taken;
+        times[i] = nd_clock_seconds() - begin;
     }
-    *seconds = times[REPEATS / 2];
+    *seconds = nd_bench_median(times, REPEATS);
     return ND_OK;
 }
 

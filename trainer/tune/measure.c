@@ -1,31 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "runtime/base/clock.h"
 #include "trainer/tune/measure.h"
 
-static bool known(double seconds)
+bool nd_fp8_is_slower(double fp8, double bf16)
 {
-    return seconds >= 0.0; /* false for NaN */
+    return bf16 >= 0.0 && bf16 < 0.98 * fp8; /* false for NaN */
 }
-
-int nd_decide(const double *seconds, int count, int kept)
-{
-    const double clearly = 0.98;
-    int best = kept;
-    for (int i = 1; i < 2 * count; i++) {
-        const int other = i % 2 == 1 ? kept - (i + 1) / 2 : kept + i / 2; /* the nearest first */
-        if (other >= 0 && other < count && known(seconds[other]) &&
-            seconds[other] < seconds[best]) {
-            best = other;
-        }
-    }
-    return seconds[best] < clearly * seconds[kept] ? best : kept;
-}
-
-static const double unknown = -1.0;
 
 typedef struct measurement {
     nd_rank *rank;
@@ -58,17 +41,6 @@ static nd_status find_asked(measurement *m)
     return ND_OK;
 }
 
-/* True for a mask that is a subset of one that the filter asks for. */
-static bool is_tried(const measurement *m, nd_input input, int mask)
-{
-    for (int asked = 1; asked < ND_LINEAR_SETS; asked++) {
-        if ((m->asked[input] >> asked & 1) && (mask & ~asked) == 0) {
-            return mask != 0;
-        }
-    }
-    return false;
-}
-
 /* Lists the calls of the steps whose times decide which linears run in FP8. */
 static nd_status list_steps(measurement *m)
 {
@@ -76,11 +48,11 @@ static nd_status list_steps(measurement *m)
     ND_TRY(nd_dry_run(m->rank, &choice, &m->bf16));
     ND_TRY(nd_calls_add_all(&m->all, &m->bf16));
     for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-        for (int mask = 1; mask < ND_LINEAR_SETS; mask++) {
-            if (is_tried(m, input, mask)) {
-                choice.fp8[input][0] = (int8_t)mask;
-                ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[input][mask]));
-                ND_TRY(nd_calls_add_all(&m->all, &m->steps[input][mask]));
+        for (int asked = 1; asked < ND_LINEAR_SETS; asked++) {
+            if (m->asked[input] >> asked & 1) {
+                choice.fp8[input][0] = (int8_t)asked;
+                ND_TRY(nd_dry_run(m->rank, &choice, &m->steps[input][asked]));
+                ND_TRY(nd_calls_add_all(&m->all, &m->steps[input][asked]));
             }
         }
         choice.fp8[input][0] = 0;
@@ -95,7 +67,7 @@ static nd_status time_all(measurement *m)
     ND_TRY(nd_bench_open(&bench, m->rank, &m->all));
     for (int i = 0; i < m->all.count && status == ND_OK; i++) {
         nd_call_entry *entry = &m->all.entries[i];
-        entry->seconds = unknown;
+        entry->seconds = -1.0;
         if (entry->times > 0 && nd_clock_seconds() < m->deadline) {
             status = nd_bench_time(&bench, &entry->call, &entry->seconds);
         }
@@ -105,32 +77,21 @@ static nd_status time_all(measurement *m)
     return status;
 }
 
-static double seconds_or_unknown(double seconds)
-{
-    return seconds >= 0.0 ? seconds : unknown;
-}
-
-/* The time of an input's linears in BF16 is that of the calls that FP8 replaces. The time with a
- * mask adds the difference between the two steps. */
+/* The time of an input's linears in BF16 is that of the calls that FP8 replaces. The time in FP8
+ * adds the difference between the two steps. */
 static void decide_input(const measurement *m, nd_input input, int asked, nd_tuning *t)
 {
-    double seconds[ND_LINEAR_SETS];
-    seconds[0] = nd_calls_difference(&m->all, &m->bf16, &m->steps[input][asked], true);
-    for (int mask = 1; mask < ND_LINEAR_SETS; mask++) {
-        bool part = (mask & ~asked) == 0;
-        seconds[mask] = part ? seconds[0] + nd_calls_difference(&m->all, &m->steps[input][mask],
-                                                                &m->bf16, false)
-                             : NAN;
-    }
-    int fp8 = nd_decide(seconds, ND_LINEAR_SETS, asked);
-    t->linear_choice.fp8[input][asked] = (int8_t)fp8;
+    const nd_calls *step = &m->steps[input][asked];
+    const double bf16 = nd_calls_difference(&m->all, &m->bf16, step, true);
+    const double fp8 = bf16 + nd_calls_difference(&m->all, step, &m->bf16, false);
+    const bool slower = nd_fp8_is_slower(fp8, bf16);
+    t->linear_choice.fp8[input][asked] = (int8_t)(slower ? 0 : asked);
     t->linears[t->linear_count++] = (nd_tuned_linears){
         .input = input,
         .asked = asked,
-        .fp8 = fp8,
-        .asked_seconds = seconds_or_unknown(seconds[asked]),
-        .bf16_seconds = seconds_or_unknown(seconds[0]),
-        .chosen_seconds = seconds_or_unknown(seconds[fp8]),
+        .fp8 = !slower,
+        .fp8_seconds = fp8,
+        .bf16_seconds = bf16,
     };
 }
 

@@ -24,16 +24,15 @@ size_t nd_bench_bytes(const nd_rank *rank, const nd_calls *calls);
 nd_status nd_bench_open(nd_bench *bench, nd_rank *rank, const nd_calls *calls);
 /* Enqueues the call once. */
 nd_status nd_bench_run(nd_bench *bench, const nd_call *call);
+/* The median of times, which it sorts. */
+double nd_bench_median(double *times, int count);
 /* The median time of a few calls. */
 nd_status nd_bench_time(nd_bench *bench, const nd_call *call, double *seconds);
 void nd_bench_close(nd_bench *bench); /* all zero is legal */
 
-/*
- * The choice with the least time, seconds[choice]; negative or NaN: not known, and not taken. Times
- * differ by 2 % between runs, so `kept` stays unless another is faster by more than that, and where
- * its own time is not known. Of equal times the one nearest to `kept` is taken.
- */
-int nd_decide(const double *seconds, int count, int kept);
+/* True where BF16 takes clearly less time: times differ by 2 % between runs. Negative or NaN: not
+ * known, and FP8 stays. */
+bool nd_fp8_is_slower(double fp8_seconds, double bf16_seconds);
 
 /*
  * On one rank with a GPU: times for `budget` seconds at most and fills linears and choices; what

@@ -288,68 +288,54 @@ static nd_status describe_product(record *r, nd_tuning *t, int i)
 
 /* Linears. */
 
-/* A list of module names of linears with one input; *input is -1 until a name shows which. */
-static nd_status member_linears(record *r, const char *key, int *input, int *mask)
+/* The list "asked" of module names of linears with one input, which the names show. */
+static nd_status member_asked(record *r, nd_tuned_linears *l)
 {
-    int first = 0, count = *input < 0 ? 0 : nd_input_linears((nd_input)*input, &first);
+    int first = 0, count = nd_input_linears(l->input, &first);
     json_t *list = r->reads ? NULL : json_array();
     if (!r->reads) {
         for (int i = 0; i < count; i++) {
-            if (*mask >> i & 1) {
+            if (l->asked >> i & 1) {
                 nd_json_append(&list, json_string(nd_linear_name(first + i)));
             }
         }
-        nd_json_set(&r->object, key, list);
+        nd_json_set(&r->object, "asked", list);
         return ND_OK;
     }
-    ND_TRY(read_list(r, key, 3, &list));
-    *mask = 0;
+    ND_TRY(read_list(r, "asked", 3, &list));
+    l->asked = 0;
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
         int bit = -1;
         for (int g = 0; name && g < ND_INPUT_COUNT; g++) {
             count = nd_input_linears((nd_input)g, &first);
-            for (int l = 0; l < count && (*input < 0 || *input == g); l++) {
-                bit = strcmp(nd_linear_name(first + l), name) == 0 ? l : bit;
-                *input = bit == l && *input < 0 ? g : *input;
+            for (int k = 0; k < count && (l->asked == 0 || (int)l->input == g); k++) {
+                if (strcmp(nd_linear_name(first + k), name) == 0) {
+                    bit = k;
+                    l->input = (nd_input)g;
+                }
             }
         }
         if (bit < 0) {
-            return damaged(r, key, "does not name linears of one input");
+            return damaged(r, "asked", "does not name linears of one input");
         }
-        *mask |= 1 << bit;
+        l->asked |= 1 << bit;
     }
-    return ND_OK;
-}
-
-/* Takes over what an entry that was read decides. */
-static nd_status use_linears(const record *r, const nd_tuned_linears *l, nd_linear_choice *choice)
-{
-    int8_t *fp8 = &choice->fp8[l->input][l->asked];
-    if (l->asked == 0) {
-        return damaged(r, "asked", "is empty");
-    }
-    if (l->fp8 & ~l->asked) {
-        return damaged(r, "fp8", "names a linear that was not asked for");
-    }
-    if (*fp8 >= 0) {
-        return damaged(r, "asked", "is that of an earlier entry");
-    }
-    *fp8 = (int8_t)l->fp8;
-    return ND_OK;
+    return l->asked > 0 ? ND_OK : damaged(r, "asked", "is empty");
 }
 
 static nd_status describe_linears(record *r, nd_tuning *t, int i)
 {
     nd_tuned_linears *l = &t->linears[i];
-    int input = r->reads ? -1 : (int)l->input;
-    ND_TRY(member_linears(r, "asked", &input, &l->asked));
-    ND_TRY(member_linears(r, "fp8", &input, &l->fp8));
-    l->input = (nd_input)(input < 0 ? 0 : input);
-    ND_TRY(r->reads ? use_linears(r, l, &t->linear_choice) : ND_OK);
-    ND_TRY(member_seconds(r, "asked_seconds", &l->asked_seconds));
-    ND_TRY(member_seconds(r, "bf16_seconds", &l->bf16_seconds));
-    return member_seconds(r, "chosen_seconds", &l->chosen_seconds);
+    ND_TRY(member_asked(r, l));
+    ND_TRY(member_bool(r, "fp8", &l->fp8));
+    int8_t *fp8 = &t->linear_choice.fp8[l->input][l->asked];
+    if (r->reads && *fp8 >= 0) {
+        return damaged(r, "asked", "is that of an earlier entry");
+    }
+    *fp8 = (int8_t)(l->fp8 ? l->asked : 0);
+    ND_TRY(member_seconds(r, "fp8_seconds", &l->fp8_seconds));
+    return member_seconds(r, "bf16_seconds", &l->bf16_seconds);
 }
 
 /* The settings, which must be equal where a record is replayed. */

@@ -239,30 +239,16 @@ static nd_status run_layer(layer_bench *b, double seconds[2])
     return nd_model_give_back(m, set);
 }
 
-/* The largest values of all ranks; they travel in the numbers of a step, on the device. */
-static nd_status agree(layer_bench *b, double seconds[2], bool *stop)
+/* The largest values of all ranks. */
+static nd_status agree(nd_rank *r, double seconds[2], bool *stop)
 {
-    nd_rank *r = b->rank;
-    nd_comm *world = r->groups.by_kind[ND_GROUP_WORLD];
-    nd_step_numbers *there = b->model->numbers;
-    nd_step_numbers here = {.loss_sum = seconds[0], .squares = seconds[1], .stop = *stop};
-    ND_TRY(nd_copy(&r->stream, there, &here, sizeof here));
-    ND_TRY(nd_comm_all_reduce(world, &r->stream, &there->loss_sum, 2, ND_DTYPE_F64, ND_REDOP_MAX,
-                              NULL));
-    ND_TRY(
-        nd_comm_all_reduce(world, &r->stream, &there->stop, 1, ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    ND_TRY(nd_copy(&r->stream, &here, there, sizeof here));
-    ND_TRY(nd_stream_sync(&r->stream));
-    seconds[0] = here.loss_sum;
-    seconds[1] = here.squares;
-    *stop = here.stop != 0;
+    double values[3] = {seconds[0], seconds[1], *stop};
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, values, 3,
+                              ND_DTYPE_F64, ND_REDOP_MAX, NULL));
+    seconds[0] = values[0];
+    seconds[1] = values[1];
+    *stop = values[2] > 0;
     return ND_OK;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static nd_status repeat_layer(layer_bench *b, const nd_timing *timing, double *times,
@@ -274,7 +260,7 @@ static nd_status repeat_layer(layer_bench *b, const nd_timing *timing, double *t
         double seconds[2];
         ND_TRY(run_layer(b, seconds));
         out->stopped = timing->stop();
-        ND_TRY(agree(b, seconds, &out->stopped));
+        ND_TRY(agree(b->rank, seconds, &out->stopped));
         if (out->stopped) {
             return ND_OK;
         }
@@ -283,10 +269,8 @@ static nd_status repeat_layer(layer_bench *b, const nd_timing *timing, double *t
             backward[i] = seconds[1];
         }
     }
-    qsort(forward, (size_t)repeats, sizeof *forward, by_value);
-    qsort(backward, (size_t)repeats, sizeof *backward, by_value);
-    out->forward = forward[repeats / 2];
-    out->backward = backward[repeats / 2];
+    out->forward = nd_bench_median(forward, repeats);
+    out->backward = nd_bench_median(backward, repeats);
     return ND_OK;
 }
 

@@ -17,9 +17,10 @@
  * nd_linear_choice. */
 typedef struct nd_tuned_linears {
     nd_input input;
-    int asked, fp8;
-    /* Seconds of a step that they take, in all layers together; -1: not timed. */
-    double asked_seconds, bf16_seconds, chosen_seconds;
+    int asked;
+    int32_t fp8; /* 1: they run in it */
+    /* Seconds of a step that they take, in all layers together; negative or NaN: not timed. */
+    double fp8_seconds, bf16_seconds;
 } nd_tuned_linears;
 
 enum { ND_TUNED_LINEARS_MAX = ND_INPUT_COUNT * ND_LINEAR_SETS };
@@ -51,7 +52,7 @@ void nd_tuning_destroy(nd_tuning *tuning); /* NULL is legal */
 /* After the steps, on rank 0: warns when products had forms that were not among the choices. */
 void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning);
 
-/* Calls `line` for each choice, with its reason. */
+/* Calls `line` for what was chosen in all, and for the linears of each input with their times. */
 void nd_tuning_each_line(const nd_tuning *tuning, void (*line)(void *context, const char *text),
                          void *context);
 

@@ -149,28 +149,19 @@ static nd_status check_machine(const nd_rank *rank, const nd_tuning *t)
 {
     size_t version;
     int capability;
-    char owner[300] = "rank 0";
     nd_ops_cuda_versions(rank->device, &capability, &version);
-    if (t->from) {
-        snprintf(owner, sizeof owner, "%s", t->from);
+    if (strcmp(t->gpu, rank->device->name) == 0 && t->capability == capability &&
+        t->cublaslt == (int64_t)version) {
+        return ND_OK;
     }
-    const char *advice = t->from
-                             ? "choose again with kernels.autotune, without kernels.autotune_from"
-                             : "use equal GPUs, or leave kernels.autotune out";
-    if (strcmp(t->gpu, rank->device->name) != 0 || t->capability != capability) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "the choices of autotune of %s are for gpu \"%s\" of compute capability "
-                       "%lld, and rank %d has \"%s\" of %d; %s",
-                       owner, t->gpu, (long long)t->capability, rank->rank, rank->device->name,
-                       capability, advice);
-    }
-    if (t->cublaslt != (int64_t)version) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "the choices of autotune of %s are for cublaslt %lld, and rank %d has %zu; "
-                       "%s",
-                       owner, (long long)t->cublaslt, rank->rank, version, advice);
-    }
-    return ND_OK;
+    return nd_fail(
+        ND_ERR_CONFIG,
+        "the choices of autotune of %.200s are for gpu \"%s\" of compute capability %lld "
+        "with cublaslt %lld, and rank %d has \"%s\" of %d with %zu; %s",
+        t->from ? t->from : "rank 0", t->gpu, (long long)t->capability, (long long)t->cublaslt,
+        rank->rank, rank->device->name, capability, version,
+        t->from ? "choose again with kernels.autotune, without kernels.autotune_from"
+                : "use equal GPUs, or leave kernels.autotune out");
 }
 
 static nd_status install(nd_rank *rank, const char *text, nd_tuning **out)
@@ -240,5 +231,57 @@ void nd_tuning_warn(const nd_rank *rank, const nd_tuning *tuning)
         nd_log_warning("autotune: %d forms of products were not among its choices; cuBLASLt's "
                        "first algorithm made them",
                        unchosen);
+    }
+}
+
+/* The choices as lines of text. */
+
+/* "q_proj k_proj" */
+static void names(nd_input input, int mask, char *buffer, size_t size)
+{
+    int first, count = nd_input_linears(input, &first);
+    size_t used = 0;
+    for (int i = 0; i < count; i++) {
+        const char *name = strrchr(nd_linear_name(first + i), '.') + 1;
+        if (mask >> i & 1) {
+            used += (size_t)snprintf(buffer + used, size - used, "%s%.20s", used ? " " : "", name);
+        }
+    }
+}
+
+static void format_linears(const nd_tuned_linears *l, char *text, size_t size)
+{
+    char asked[96];
+    names(l->input, l->asked, asked, sizeof asked);
+    if (!(l->fp8_seconds >= 0.0)) {
+        snprintf(text, size, "  %s: fp8 as asked, there was no time to time it", asked);
+    } else {
+        snprintf(text, size, "  %s: %s; a step takes %.3f ms of them in fp8, in bf16 %.3f ms",
+                 asked, l->fp8 ? "fp8" : "bf16", l->fp8_seconds * 1e3, l->bf16_seconds * 1e3);
+    }
+}
+
+void nd_tuning_each_line(const nd_tuning *t, void (*line)(void *context, const char *text),
+                         void *context)
+{
+    char text[400];
+    int other = 0;
+    for (int i = 0; i < t->choice_count; i++) {
+        other += t->choices[i].picked > 0;
+    }
+    int used =
+        t->from
+            ? snprintf(text, sizeof text,
+                       "autotune: %d forms of products as %.200s has them, nothing timed",
+                       t->choice_count, t->from)
+            : snprintf(text, sizeof text, "autotune: %d forms of products, timed in %.1f s on %s",
+                       t->choice_count, t->seconds, t->gpu);
+    snprintf(text + used, sizeof text - (size_t)used,
+             "; %d of them not by the first algorithm of cuBLASLt %lld%s", other,
+             (long long)t->cublaslt, t->cut_short ? "; cut short" : "");
+    line(context, text);
+    for (int i = 0; i < t->linear_count; i++) {
+        format_linears(&t->linears[i], text, sizeof text);
+        line(context, text);
     }
 }
