@@ -71,10 +71,14 @@ static nd_status measure(const nd_report_options *base, sink_open *const *opens,
     double seconds = 0.0;
     nd_status status = make_folder(base->dir, number, &folder);
     options.dir = folder;
+    status = status == ND_OK ? nd_writer_open(60.0, 2 << 20, &sinks.writer) : status;
+    options.writer = sinks.writer;
     for (int i = 0; i < count && status == ND_OK; i++) {
         nd_sink sink;
         status = opens[i](&options, &sink);
-        status = status == ND_OK ? nd_sinks_add(&sinks, sink) : status;
+        if (status == ND_OK) {
+            nd_sinks_add(&sinks, sink);
+        }
     }
     if (status == ND_OK) {
         status = send_steps(&sinks, &seconds);

@@ -42,17 +42,17 @@ Test(sinks_of_a_run, metrics_that_hang_cost_lines_and_not_the_run)
     shell(&dir, "test -e out/model/model.safetensors && test $(wc -l < out/metrics.jsonl) = 2");
 }
 
-/* The other sinks have everything, and metrics.jsonl says what is missing. */
-Test(sinks_of_a_run, a_tracker_that_hangs_is_dropped_alone)
+/* A tracker's file on the same disk is written by the same thread. */
+Test(sinks_of_a_run, a_tracker_that_hangs_costs_lines_and_not_the_run)
 {
     shell(&dir, HANGING "out/tensorboard/ ND_HANG_CALL=5 " RUN "--log-with tensorboard");
     cr_expect_not_null(strstr(shell_output, "step 8/8 "), "%s", shell_output);
-    cr_expect_not_null(strstr(shell_output, "warning: 6 records of this run did not go to "
-                                            "TensorBoard"),
+    cr_expect_not_null(strstr(shell_output, "warning: TensorBoard does not answer, and the run "
+                                            "goes on"),
                        "%s", shell_output);
-    shell(&dir, "test -e out/model/model.safetensors && test $(grep -c '\"step\":[1-8],\"loss' "
-                "out/metrics.jsonl) = 8 && grep -q '\"records_lost\",\"step\":8,\"sink\":"
-                "\"TensorBoard\",\"records\":6,' out/metrics.jsonl");
+    cr_expect_not_null(strstr(shell_output, "records of this run did not go to TensorBoard"), "%s",
+                       shell_output);
+    shell(&dir, "test -e out/model/model.safetensors && grep -q '^{\"step\":1,' out/metrics.jsonl");
 }
 
 /* The lines before the one that hangs stay whole; a half of that one is passed over. */

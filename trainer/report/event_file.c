@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/report/event_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,13 +12,15 @@
 
 enum { VARINT = 0, FIXED64 = 1, LENGTH = 2, FIXED32 = 5 }; /* wire types of protobuf */
 
-enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4, OPEN_MAX = 12 };
+enum { HEAD = 12, TAIL = 4, LENGTH_BYTES = 4, OPEN_MAX = 8 };
 
-/* Fields of Event, Summary and Summary.Value, by their numbers. */
+/* Fields of Event, Summary, Summary.Value and what a text has, by their numbers. */
 enum { EVENT_TIME = 1, EVENT_STEP = 2, EVENT_VERSION = 3, EVENT_SUMMARY = 5, EVENT_SESSION = 7 };
 enum { SUMMARY_VALUE = 1, VALUE_TAG = 1, VALUE_SCALAR = 2, VALUE_TENSOR = 8, VALUE_METADATA = 9 };
-enum { TENSOR_DTYPE = 1, TENSOR_SHAPE = 2, TENSOR_CONTENT = 4, TENSOR_STRING = 8 };
-enum { DTYPE_FLOAT = 1, DTYPE_DOUBLE = 2, DTYPE_STRING = 7 };
+enum { METADATA_PLUGIN = 1, PLUGIN_NAME = 1, METADATA_CLASS = 4, CLASS_TENSOR = 2 };
+enum { TENSOR_DTYPE = 1, DTYPE_STRING = 7, TENSOR_SHAPE = 2, SHAPE_DIM = 2, DIM_SIZE = 1 };
+enum { TENSOR_STRING = 8 };
+enum { SESSION_STATUS = 1, STATUS_START = 1 };
 
 /* The bytes of one message of protobuf, in memory of the caller; what does not fit sets `full`. */
 typedef struct proto {
@@ -32,8 +32,8 @@ typedef struct proto {
 } proto;
 
 struct nd_event_file {
-    int fd;
-    char *path; /* owned */
+    nd_writer *writer; /* borrowed */
+    int file;
     proto record;
     uint8_t frame[HEAD + ND_EVENT_BYTES_MAX + TAIL];
 };
@@ -103,11 +103,6 @@ static void put_field_bytes(proto *p, int field, const void *bytes, size_t count
     }
 }
 
-static void put_field_text(proto *p, int field, const char *text)
-{
-    put_field_bytes(p, field, text, strlen(text));
-}
-
 /* The length is not known yet: it gets four bytes, which a varint may have whatever its value. */
 static void begin_message(proto *p, int field)
 {
@@ -156,33 +151,6 @@ uint32_t nd_crc32c_masked(const void *bytes, size_t count)
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-static nd_status fail_write(const nd_event_file *file, const char *why)
-{
-    return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", file->path, why);
-}
-
-static nd_status append(nd_event_file *file, size_t count)
-{
-    struct stat st;
-    if (fstat(file->fd, &st) == 0 && st.st_nlink == 0) {
-        return fail_write(file, "it was deleted during the run");
-    }
-    for (size_t done = 0; done < count;) {
-        ssize_t n = write(file->fd, file->frame + done, count - done);
-        if (n > 0) {
-            done += (size_t)n;
-        } else if (n == 0 || errno != EINTR) {
-            const char *why = n == 0 ? "nothing was taken" : strerror(errno);
-            off_t end = lseek(file->fd, 0, SEEK_END);
-            if (done > 0 && (end < (off_t)done || ftruncate(file->fd, end - (off_t)done) != 0)) {
-                why = "its last record is cut off";
-            }
-            return fail_write(file, why);
-        }
-    }
-    return ND_OK;
-}
-
 static double seconds_now(void)
 {
     struct timespec now;
@@ -204,7 +172,7 @@ static void begin_value(nd_event_file *file, const char *tag)
         begin_message(&file->record, EVENT_SUMMARY);
     }
     begin_message(&file->record, SUMMARY_VALUE);
-    put_field_text(&file->record, VALUE_TAG, tag);
+    put_field_bytes(&file->record, VALUE_TAG, tag, strlen(tag));
 }
 
 void nd_event_scalar(nd_event_file *file, const char *tag, double value)
@@ -214,79 +182,58 @@ void nd_event_scalar(nd_event_file *file, const char *tag, double value)
     end_message(&file->record);
 }
 
-/* Says which plugin shows a tag: SummaryMetadata{1 plugin_data{1 plugin_name, 2 content},
- * 4 data_class}. */
-static void begin_plugin(proto *p, const char *name)
-{
-    begin_message(p, VALUE_METADATA);
-    begin_message(p, 1);
-    put_field_text(p, 1, name);
-}
-
-static void end_plugin(proto *p)
-{
-    enum { DATA_CLASS_TENSOR = 2 };
-    end_message(p);
-    put_field_varint(p, 4, DATA_CLASS_TENSOR);
-    end_message(p);
-}
-
-/* Its dtype and TensorShapeProto{2 dim{1 size}}. */
-static void begin_tensor(proto *p, uint64_t dtype, const uint64_t *sizes, int count)
-{
-    begin_message(p, VALUE_TENSOR);
-    put_field_varint(p, TENSOR_DTYPE, dtype);
-    begin_message(p, TENSOR_SHAPE);
-    for (int i = 0; i < count; i++) {
-        begin_message(p, 2);
-        put_field_varint(p, 1, sizes[i]);
-        end_message(p);
-    }
-    end_message(p);
-}
-
-/* Of the tensor and the value that it belongs to. */
-static void end_tensor(proto *p)
-{
-    end_message(p);
-    end_message(p);
-}
-
 void nd_event_text(nd_event_file *file, const char *tag, const char *text)
 {
     proto *p = &file->record;
     begin_value(file, tag);
-    begin_plugin(p, "text");
-    end_plugin(p);
-    begin_tensor(p, DTYPE_STRING, (const uint64_t[]){1}, 1);
-    put_field_text(p, TENSOR_STRING, text);
-    end_tensor(p);
+    begin_message(p, VALUE_METADATA);
+    begin_message(p, METADATA_PLUGIN);
+    put_field_bytes(p, PLUGIN_NAME, "text", strlen("text"));
+    end_message(p);
+    put_field_varint(p, METADATA_CLASS, CLASS_TENSOR);
+    end_message(p);
+    begin_message(p, VALUE_TENSOR);
+    put_field_varint(p, TENSOR_DTYPE, DTYPE_STRING);
+    begin_message(p, TENSOR_SHAPE);
+    begin_message(p, SHAPE_DIM);
+    put_field_varint(p, DIM_SIZE, 1);
+    end_message(p);
+    end_message(p);
+    put_field_bytes(p, TENSOR_STRING, text, strlen(text));
+    end_message(p);
+    end_message(p);
 }
 
-nd_status nd_event_end(nd_event_file *file)
+/* The weight is that of nd_writer_put. */
+static nd_status end_record(nd_event_file *file, int64_t weight)
 {
     proto *p = &file->record;
     while (p->depth > 0) {
         end_message(p);
     }
     if (p->full) {
-        return fail_write(file, "a record is longer than 1 MiB");
+        return nd_fail(ND_ERR_DATA, "a record is longer than %d bytes", ND_EVENT_BYTES_MAX);
     }
     proto head = {.data = file->frame, .capacity = HEAD};
     proto tail = {.data = p->data + p->size, .capacity = TAIL};
     put_fixed(&head, p->size, 8);
     put_fixed(&head, nd_crc32c_masked(file->frame, 8), 4);
     put_fixed(&tail, nd_crc32c_masked(p->data, p->size), TAIL);
-    return append(file, HEAD + p->size + TAIL);
+    nd_writer_put(file->writer, file->file, file->frame, HEAD + p->size + TAIL, weight);
+    return ND_OK;
+}
+
+nd_status nd_event_end(nd_event_file *file)
+{
+    return end_record(file, 1);
 }
 
 nd_status nd_event_restart(nd_event_file *file, int64_t step)
 {
-    enum { SESSION_STATUS = 1, STATUS_START = 1 };
     nd_event_begin(file, step);
     begin_message(&file->record, EVENT_SESSION);
     put_field_varint(&file->record, SESSION_STATUS, STATUS_START);
-    return nd_event_end(file);
+    return end_record(file, 0); /* curves would be double without it */
 }
 
 static const char prefix[] = "events.out.tfevents.";
@@ -307,47 +254,43 @@ static nd_status stamp_for(const char *folder, long long *stamp)
     return ND_OK;
 }
 
+/* Creates the file and gives it to the writer. */
 static nd_status create(const char *folder, nd_event_file *file)
 {
-    char host[256] = "localhost";
+    char host[256] = "localhost", *path = NULL;
+    long long stamp = 0;
     ND_TRY(nd_fs_make_own_folder(folder));
     gethostname(host, sizeof host - 1);
-    long long stamp = 0;
     ND_TRY(stamp_for(folder, &stamp));
-    ND_TRY(nd_fs_format(&file->path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp, host,
+    ND_TRY(nd_fs_format(&path, "%s/%s%010lld.%s.%lld.0", folder, prefix, stamp, host,
                         (long long)getpid()));
-    file->fd = nd_fs_update(file->path, O_EXCL | O_APPEND);
-    if (file->fd < 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", file->path,
-                       nd_fs_reason(errno));
-    }
-    nd_event_begin(file, 0);
-    put_field_text(&file->record, EVENT_VERSION, "brain.Event:2");
-    return nd_event_end(file);
+    const int fd = nd_fs_update(path, O_EXCL | O_APPEND);
+    const nd_status status =
+        fd >= 0 ? nd_writer_add(file->writer, "TensorBoard", path, fd, false, &file->file)
+                : nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", path, nd_fs_reason(errno));
+    free(path);
+    return status;
 }
 
-nd_status nd_event_file_open(const char *folder, nd_event_file **out)
+nd_status nd_event_file_open(const char *folder, nd_writer *writer, int *number,
+                             nd_event_file **out)
 {
     nd_event_file *file = NULL;
     ND_TRY(ND_ALLOC(1, &file));
-    file->fd = -1;
+    file->writer = writer;
     nd_status status = create(folder, file);
     if (status != ND_OK) {
-        nd_event_file_close(file);
+        free(file);
         return status;
     }
+    nd_event_begin(file, 0);
+    put_field_bytes(&file->record, EVENT_VERSION, "brain.Event:2", strlen("brain.Event:2"));
+    *number = file->file;
     *out = file;
-    return ND_OK;
+    return nd_event_end(file);
 }
 
 void nd_event_file_close(nd_event_file *file)
 {
-    if (!file) {
-        return;
-    }
-    if (file->fd >= 0) {
-        close(file->fd);
-    }
-    free(file->path);
     free(file);
 }

@@ -9,10 +9,7 @@
  * Records are appended whole; a reader that follows the file waits for the rest of a cut record.
  * One writer at a time for one folder: readers take its files by name and do not go back.
  */
-#include <stddef.h>
-#include <stdint.h>
-
-#include "runtime/base/status.h"
+#include "trainer/report/writer.h"
 
 /* CRC-32C (Castagnoli, RFC 3720 B.4) of bytes, and the form that TFRecord stores:
  * ((crc >> 15) | (crc << 17)) + 0xa282ead8. */
@@ -22,18 +19,19 @@ uint32_t nd_crc32c_masked(const void *bytes, size_t count);
 typedef struct nd_event_file nd_event_file;
 
 enum {
-    ND_EVENT_BYTES_MAX = 1 << 20 /* of one record */
+    ND_EVENT_BYTES_MAX = 1 << 18 /* of one record */
 };
 
 /* Creates folder/events.out.tfevents.<seconds>.<host>.<pid>.0, whose name is above those of all
- * event files there, and writes the record of its version. ND_ERR_CANTCREATE. */
-nd_status nd_event_file_open(const char *folder, nd_event_file **out);
+ * event files there, gives it to the writer (*number), and writes the record of its version.
+ * ND_ERR_CANTCREATE. */
+nd_status nd_event_file_open(const char *folder, nd_writer *writer, int *number,
+                             nd_event_file **out);
 void nd_event_file_close(nd_event_file *file); /* NULL is legal */
 
 /*
- * A record is begun with its step, gets values, and is ended, which appends it with one write.
- * Nothing is allocated. ND_ERR_CANTCREATE: the disk takes no more, the folder is gone, or the
- * record is longer than ND_EVENT_BYTES_MAX; what was written of the record is removed again.
+ * A record is begun with its step, gets values, and is ended, which gives it to the writer. Nothing
+ * is allocated. ND_ERR_DATA: the record is longer than ND_EVENT_BYTES_MAX, and is left out.
  */
 void nd_event_begin(nd_event_file *file, int64_t step);
 void nd_event_scalar(nd_event_file *file, const char *tag, double value);

@@ -6,11 +6,9 @@
 #include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
@@ -27,72 +25,10 @@ enum {
 
 typedef struct jsonl {
     nd_report_options options;
-    int fd;
-    bool counts_links;  /* the file system says how many names a file has */
-    char *path;         /* owned */
-    atomic_llong bytes; /* of whole lines in the file */
-    off_t torn;         /* where a part of a line begins that could not be removed; -1: nowhere */
-    size_t used;        /* bytes of the line that is made */
+    int file;
+    size_t used; /* bytes of the line that is made */
     char line[LONG_LINE_BYTES];
 } jsonl;
-
-static bool has_name(int fd)
-{
-    struct stat st;
-    return fstat(fd, &st) == 0 && st.st_nlink > 0;
-}
-
-/* The disk does not take a line: the run goes on without it. */
-static nd_status fail_write(const jsonl *s, const char *why)
-{
-    return nd_fail(ND_ERR_IO, "%s cannot be written: %s; free some space there", s->path, why);
-}
-
-/* Removes a part of a line, so that a later line does not continue it. */
-static nd_status remove_torn(jsonl *s)
-{
-    if (s->torn >= 0 && ftruncate(s->fd, s->torn) != 0) {
-        return fail_write(s, strerror(errno));
-    }
-    s->torn = -1;
-    return ND_OK;
-}
-
-/*
- * Writes each line with one call, so that a reader who follows the file sees whole lines; a second
- * call is needed only when the disk takes a part of the line. When the rest does not fit, the part
- * that was written is removed.
- */
-static nd_status write_line(jsonl *s, const char *line, size_t length)
-{
-    for (size_t done = 0; done < length;) {
-        ssize_t n = write(s->fd, line + done, length - done);
-        if (n > 0) {
-            done += (size_t)n;
-        } else if (n == 0 || errno != EINTR) {
-            nd_status status = fail_write(s, n == 0 ? "nothing was taken" : strerror(errno));
-            const nd_error error = *nd_error_last();
-            s->torn = done > 0 ? lseek(s->fd, 0, SEEK_END) - (off_t)done : -1;
-            (void)remove_torn(s);
-            nd_error_restore(&error);
-            return status;
-        }
-    }
-    atomic_fetch_add(&s->bytes, (long long)length);
-    return ND_OK;
-}
-
-static nd_status append_line(jsonl *s, const char *line, size_t length)
-{
-    if (s->counts_links && !has_name(s->fd)) {
-        return nd_fail(ND_ERR_CANTCREATE,
-                       "%s was deleted during the run; leave the run folder alone until its run "
-                       "has ended",
-                       s->path);
-    }
-    ND_TRY(remove_torn(s));
-    return write_line(s, line, length);
-}
 
 /* Members of a line. */
 
@@ -180,10 +116,17 @@ static void begin_line(jsonl *s)
     put(s, "{");
 }
 
-static nd_status end_line(jsonl *s)
+/* The weight is that of nd_writer_put. */
+static nd_status end_weighted_line(jsonl *s, int64_t weight)
 {
     put(s, "}\n");
-    return append_line(s, s->line, s->used);
+    nd_writer_put(s->options.writer, s->file, s->line, s->used, weight);
+    return ND_OK;
+}
+
+static nd_status end_line(jsonl *s)
+{
+    return end_weighted_line(s, 1);
 }
 
 /* Records. */
@@ -311,7 +254,7 @@ static nd_status write_event(void *self, const nd_run_event *e)
     put_int(s, "step", e->step);
     switch (e->kind) {
     case ND_RUN_EVENT_MODEL_SAVED:
-        return ND_OK; /* events_without_line */
+        return ND_OK;
     case ND_RUN_EVENT_CHECKPOINT_SAVED:
         put_text(s, "reason", e->reason, TEXT_BYTES);
         put_int(s, "bytes", (int64_t)e->bytes);
@@ -336,45 +279,28 @@ static nd_status write_event(void *self, const nd_run_event *e)
         put_text(s, "sink", e->sink, TEXT_BYTES);
         put_int(s, "records", e->records);
         put_text(s, "why", why, TEXT_BYTES);
-        break;
+        return end_weighted_line(s, e->records);
     case ND_RUN_EVENT_RESUMED:
         put_resume(s, e);
-        break;
+        return end_weighted_line(s, 0); /* what a reader forgets depends on it */
     }
     return end_line(s);
 }
 
-static int64_t bytes_of(void *self)
-{
-    jsonl *s = self;
-    return atomic_load(&s->bytes);
-}
-
-static void close_file(void *self)
-{
-    jsonl *s = self;
-    if (s->fd >= 0) {
-        close(s->fd);
-    }
-    free(s->path);
-    free(s);
-}
-
 /* Cuts off what a dead process left of a line. */
-static nd_status cut_half_line(jsonl *s)
+static nd_status cut_half_line(int fd, const char *path, char tail[LONG_LINE_BYTES])
 {
-    char *tail = s->line;
-    off_t end = lseek(s->fd, 0, SEEK_END);
+    off_t end = lseek(fd, 0, SEEK_END);
     off_t from = end > LONG_LINE_BYTES ? end - LONG_LINE_BYTES : 0;
-    ssize_t n = pread(s->fd, tail, (size_t)(end - from), from);
+    ssize_t n = pread(fd, tail, (size_t)(end - from), from);
     if (n < 0 || n != end - from) {
-        return nd_fail(ND_ERR_IO, "%s cannot be read: %s", s->path, strerror(errno));
+        return nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno));
     }
     while (n > 0 && tail[n - 1] != '\n') {
         n--;
     }
-    if (from + n < end && ftruncate(s->fd, from + n) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", s->path, strerror(errno));
+    if (from + n < end && ftruncate(fd, from + n) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "%s cannot be written: %s", path, strerror(errno));
     }
     return ND_OK;
 }
@@ -382,37 +308,39 @@ static nd_status cut_half_line(jsonl *s)
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out)
 {
     jsonl *s = NULL;
+    char *path = NULL;
+    int fd = -1;
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(1, &s));
+    ND_TRY_OUT(ND_ALLOC(1, &s));
     s->options = *options;
-    s->fd = -1;
-    s->torn = -1;
-    ND_TRY_OUT(nd_fs_format(&s->path, "%s/metrics.jsonl", options->dir));
+    ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", options->dir));
     /* A link is not followed: a resume cuts the file, and would cut that of somebody else. */
-    s->fd = nd_fs_update(s->path, options->continues ? O_APPEND : O_APPEND | O_EXCL);
-    if (s->fd < 0) {
+    fd = nd_fs_update(path, options->continues ? O_APPEND : O_APPEND | O_EXCL);
+    if (fd < 0) {
         status = nd_fail(ND_ERR_CANTCREATE,
-                         "%s cannot be created: %s; give another folder with --save-dir", s->path,
+                         "%s cannot be created: %s; give another folder with --save-dir", path,
                          errno == EEXIST ? "the folder already holds a run" : nd_fs_reason(errno));
         goto out;
     }
-    ND_TRY_OUT(options->continues ? cut_half_line(s) : ND_OK);
-    s->counts_links = has_name(s->fd);
-    atomic_store(&s->bytes, lseek(s->fd, 0, SEEK_END));
+    ND_TRY_OUT(options->continues ? cut_half_line(fd, path, s->line) : ND_OK);
+    status = nd_writer_add(options->writer, "metrics.jsonl", path, fd, true, &s->file);
+    fd = -1;
+    ND_TRY_OUT(status);
     *out = (nd_sink){.name = "metrics.jsonl",
-                     .required = true,
                      .self = s,
-                     .bytes = bytes_of,
+                     .has_file = true,
+                     .file = s->file,
                      .step = write_step,
                      .validation = write_validation,
                      .health = write_health,
                      .event = write_event,
-                     .events_without_line = 1U << ND_RUN_EVENT_MODEL_SAVED,
-                     .close = close_file};
+                     .close = free};
     s = NULL;
 out:
-    if (s) {
-        close_file(s);
+    if (fd >= 0) {
+        close(fd);
     }
+    free(path);
+    free(s);
     return status;
 }

@@ -6,19 +6,14 @@
  * sinks, each in a file of its own (metrics.jsonl, the terminal). A new sink is one more file, and
  * one more line in sinks.c.
  *
- * Each sink has a thread of its own (sink_thread.h), so that the run only copies a record. Files
- * have their records in the order of the calls. nd_sinks_event waits until all sinks have written
- * everything, as does nd_sinks_flush: what follows an event may read metrics.jsonl.
+ * metrics.jsonl and the files of TensorBoard are written by a thread (writer.h), so that the run
+ * only copies a record. nd_sinks_event waits until everything is written, as does nd_sinks_flush:
+ * what follows an event may read metrics.jsonl.
  *
- * A full disk ends no run, nor does one that does not answer. metrics.jsonl loses the
- * records that cannot be written, and is tried again at each later one; any other sink that fails
- * or hangs, also when it is opened, is closed and dropped. Both are said once, and the
- * records that a sink did not take are counted: a line "records_lost" in metrics.jsonl and a
- * warning say how many, when they are known. A metrics.jsonl that cannot be opened, and one that
- * was deleted during the run, with which the run folder is gone, are errors, which the next call
- * returns.
- *
- * In all, a run waits for a sink at most twice ND_SINK_DEADLINE_SECONDS, and as long at its end.
+ * A full disk ends no run, nor does one that does not answer: records that cannot be written are
+ * lost, later ones are tried again, and a line "records_lost" in metrics.jsonl and a warning say
+ * how many. A tracker that fails otherwise is dropped with one warning. A metrics.jsonl that cannot
+ * be opened, or was deleted during the run, with which the run folder is gone, is an error.
  *
  * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
  * nd_sinks_close.
@@ -32,6 +27,7 @@
 #include "runtime/config/config.h"
 #include "trainer/layout/layout.h"
 #include "trainer/precision/precision.h"
+#include "trainer/report/writer.h"
 
 /* Bytes that this rank sent since the groups were made, by purpose (runtime/mesh/mesh.def). */
 void nd_traffic_bytes(const nd_groups *groups, int64_t bytes[ND_TRAFFIC_COUNT]);
@@ -115,41 +111,28 @@ typedef struct nd_run_event {
     nd_status code;                 /* ended: that of the process, which is its exit code */
 } nd_run_event;
 
-/* A function that is NULL: the sink does not take such records. ND_ERR_IO of a required sink says
- * that this record is lost; any other error of it ends the run. An event "resumed" that is lost so
- * is offered again before the next record, since what a reader forgets depends on it. The functions
- * are called by the sink's thread, but for `bytes`. */
+/* A function that is NULL: the sink does not take such records. A sink whose function fails is
+ * dropped. */
 typedef struct nd_sink {
-    const char *name; /* for the warning; static */
-    bool required;
-    void *self;                   /* owned; NULL: dropped */
-    int64_t (*bytes)(void *self); /* how long its file is; for any thread; may be NULL */
+    const char *name; /* for messages; static */
+    void *self;       /* owned; NULL: dropped */
+    bool has_file;    /* it writes to this file of the writer */
+    int file;
     nd_status (*step)(void *self, const nd_step_record *record);
     nd_status (*validation)(void *self, const nd_validation_record *record);
     nd_status (*health)(void *self, const nd_health_record *record);
     nd_status (*event)(void *self, const nd_run_event *event);
-    unsigned events_without_line; /* bit 1 << nd_run_event_kind: `event` is not called with it */
     void (*close)(void *self);
 } nd_sink;
 
-enum { ND_SINKS_MAX = 5, ND_SINK_WHY_BYTES = 400, ND_SINK_DEADLINE_SECONDS = 10 };
-
-/* Records that a sink did not take, and why it did not take the first of them. */
-typedef struct nd_sink_loss {
-    bool failed;     /* and it was said; a required sink: since it last took a record */
-    int64_t records; /* of a dropped sink: steps and validations */
-    char why[ND_SINK_WHY_BYTES];
-} nd_sink_loss;
-
-typedef struct nd_sink_thread nd_sink_thread;
+enum { ND_SINKS_MAX = 5 };
 
 typedef struct nd_sinks {
-    nd_sink_thread *threads[ND_SINKS_MAX]; /* owned */
-    int count;                             /* dropped ones included */
-    double deadline_seconds;               /* 0: ND_SINK_DEADLINE_SECONDS */
-    size_t queue_bytes;                    /* of each sink; 0: 1 MiB */
-    int64_t step;                          /* of the newest record */
-} nd_sinks;                                /* all zero: none */
+    nd_sink all[ND_SINKS_MAX]; /* metrics.jsonl is the first */
+    int count;                 /* dropped ones included */
+    nd_writer *writer;         /* owned */
+    int64_t step;              /* of the newest record */
+} nd_sinks;                    /* all zero: none */
 
 /* Borrowed until the sinks are closed. */
 typedef struct nd_report_options {
@@ -160,34 +143,32 @@ typedef struct nd_report_options {
     int64_t tokens_per_step; /* global positions of a step: what tokens/s counts */
     bool terminal;           /* stderr is a terminal: progress bar on long runs */
     bool continues;          /* metrics.jsonl is appended to */
+    nd_writer *writer;       /* nd_sinks_open sets it for the sinks */
 } nd_report_options;
 
 /* Opens all sinks. Closes those that were opened when metrics.jsonl or the terminal fails, or when
  * something lies in the run folder in the place of what a tracker makes there (ND_ERR_CANTCREATE).
  * A tracker that fails otherwise is dropped with a warning. */
 nd_status nd_sinks_open(nd_sinks *sinks, const nd_report_options *options);
-/* Takes the sink over and starts its thread; closes it on failure. One without `self` is dropped,
- * for the reason that the thread's error has. */
-nd_status nd_sinks_add(nd_sinks *sinks, nd_sink sink);
+/* Takes the sink over. */
+void nd_sinks_add(nd_sinks *sinks, nd_sink sink);
 nd_status nd_sinks_step(nd_sinks *sinks, const nd_step_record *record);
 nd_status nd_sinks_validation(nd_sinks *sinks, const nd_validation_record *record);
 nd_status nd_sinks_health(nd_sinks *sinks, const nd_health_record *record);
 nd_status nd_sinks_event(nd_sinks *sinks, const nd_run_event *event);
-/* Waits until everything is written, but for sinks that hang. */
+/* Waits until everything is written, unless a write hangs. */
 nd_status nd_sinks_flush(nd_sinks *sinks);
 /* Length of metrics.jsonl, without a look at the disk; 0: there is none. */
 int64_t nd_sinks_metrics_bytes(const nd_sinks *sinks);
-/* Says how many records each sink did not take, if any, and closes all. Sinks that hang are left to
- * the end of the process. */
+/* Says how many records were lost, if any, and closes all. */
 void nd_sinks_close(nd_sinks *sinks);
 
 /*
- * metrics.jsonl, required: one line of JSON per record (docs/formats.md). Doubles have
- * 17 digits, so equal runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder
- * holds a run already, the file cannot be created, or it was deleted. ND_ERR_IO: the disk does not
- * take this line, of which nothing is left. A run that continues appends to the file, whose
- * last line it cuts off where a dead process left half of one; after its line "resumed", a reader
- * forgets the lines above it that have later steps.
+ * metrics.jsonl: one line of JSON per record (docs/formats.md). Doubles have 17 digits, so equal
+ * runs give equal bytes up to the first time. ND_ERR_CANTCREATE: the folder holds a run already, or
+ * the file cannot be created. A run that continues appends to the file, whose last line it cuts off
+ * where a dead process left half of one; after its line "resumed", a reader forgets the lines above
+ * it that have later steps.
  */
 nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 /*
@@ -199,14 +180,14 @@ nd_status nd_jsonl_sink_open(const nd_report_options *options, nd_sink *out);
 nd_status nd_terminal_sink_open(const nd_report_options *options, nd_sink *out);
 
 /*
- * TensorBoard, not required: event files in the run's folder tensorboard/ (log.trackers). Each
+ * TensorBoard: event files in the run's folder tensorboard/ (log.trackers). Each
  * start of a run writes a file of its own; one that is resumed begins it with a mark after which
  * readers forget the steps that are made again. At step 0 lies the configuration as text.
  */
 nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *out);
 
 /*
- * wandb and trackio, not required: log.python runs scripts/wandb_sync.py beside the run, once for
+ * wandb and trackio: log.python runs scripts/wandb_sync.py beside the run, once for
  * each (log.trackers). ND_ERR_CONFIG: it cannot be started; ND_ERR_CANTCREATE: its log cannot be
  * written, or is a link or no file. Records that it did not see are in
  * metrics.jsonl, from where wandb_sync.py can send them later.

@@ -101,17 +101,10 @@ static nd_status write_sample(tensorboard *s, const nd_run_event *e)
 static nd_status write_event(void *self, const nd_run_event *e)
 {
     tensorboard *s = self;
-    switch (e->kind) {
-    case ND_RUN_EVENT_MODEL_SAVED:
-    case ND_RUN_EVENT_CHECKPOINT_SAVED:
-    case ND_RUN_EVENT_EARLY_STOPPED:
-    case ND_RUN_EVENT_CHECKPOINT_FAILED:
-    case ND_RUN_EVENT_RECORDS_LOST:
-    case ND_RUN_EVENT_ENDED:
-        return ND_OK;
-    case ND_RUN_EVENT_SAMPLE:
+    if (e->kind == ND_RUN_EVENT_SAMPLE) {
         return write_sample(s, e);
-    case ND_RUN_EVENT_RESUMED:
+    }
+    if (e->kind == ND_RUN_EVENT_RESUMED) {
         /* `tensorboard --load_fast=false` takes the first mark of a folder for the start of the
          * run, and forgets nothing there. */
         ND_TRY(nd_event_restart(s->file, e->step + 1));
@@ -146,14 +139,17 @@ nd_status nd_tensorboard_sink_open(const nd_report_options *options, nd_sink *ou
 {
     tensorboard *s = NULL;
     char *folder = NULL;
+    int number = 0;
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &s));
     s->options = *options;
     ND_TRY_OUT(nd_fs_format(&folder, "%s/tensorboard", options->dir));
-    ND_TRY_OUT(nd_event_file_open(folder, &s->file));
+    ND_TRY_OUT(nd_event_file_open(folder, options->writer, &number, &s->file));
     ND_TRY_OUT(write_settings(s));
     *out = (nd_sink){.name = "TensorBoard",
                      .self = s,
+                     .has_file = true,
+                     .file = number,
                      .step = write_step,
                      .validation = write_validation,
                      .event = write_event,

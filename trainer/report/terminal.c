@@ -209,12 +209,12 @@ static nd_status show_validation(void *self, const nd_validation_record *r)
 
 static void show_checkpoint(const nd_run_event *event)
 {
-    bool small = event->bytes < 1000000000; /* the units of `ndtrain ckpt ls` */
-    nd_log_info(
-        "checkpoint of step %lld saved: %s, %.1f %s, durable after %.2f s, of which the steps "
-        "waited %.0f ms",
-        (long long)event->step, event->path, (double)event->bytes * (small ? 1e-6 : 1e-9),
-        small ? "MB" : "GB", event->seconds, event->blocked_seconds * 1e3);
+    char bytes[SHORT];
+    nd_log_info("checkpoint of step %lld saved: %s, %s, durable after %.2f s, of which the steps "
+                "waited %.0f ms",
+                (long long)event->step, event->path,
+                nd_file_bytes_format(bytes, sizeof bytes, (double)event->bytes), event->seconds,
+                event->blocked_seconds * 1e3);
 }
 
 static void show_sample(const nd_run_event *event)

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Records on their way to files: their order, full disks, and writes that do not return. */
+#include "trainer/report/writer.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/support/tempdir.h"
+
+enum { ROOM = 1 << 16, LINE = 64 };
+
+static tempdir dir;
+static char why[ND_WRITER_WHY_BYTES];
+
+/* The program's stderr is a file of the test. */
+static void make(void)
+{
+    tempdir_make(&dir);
+    int fd = open(tempdir_file(&dir, "stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    close(fd);
+}
+
+static void clean(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(writer, .init = make, .fini = clean, .timeout = 60);
+
+static int add(nd_writer *w, const char *name, bool required)
+{
+    const char *path = tempdir_file(&dir, name);
+    const int fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
+    int file = -1;
+    cr_assert_geq(fd, 0);
+    assert_ok(nd_writer_add(w, name, path, fd, required, &file));
+    return file;
+}
+
+/* A line of LINE bytes with a number. */
+static void put(nd_writer *w, int file, int number, int64_t weight)
+{
+    char line[LINE + 1];
+    snprintf(line, sizeof line, "%0*d\n", LINE - 1, number);
+    nd_writer_put(w, file, line, LINE, weight);
+}
+
+static char *read_file(const char *name)
+{
+    char *text = NULL;
+    size_t size;
+    assert_ok(nd_fs_read(tempdir_file(&dir, name), 1 << 22, ND_ERR_DATA, &text, &size));
+    return text;
+}
+
+static void said(int times, const char *part)
+{
+    char *text = read_file("stderr");
+    int n = 0;
+    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) {
+        n++;
+    }
+    cr_expect_eq(n, times, "\"%s\" is said %d times, not %d:\n%s", part, n, times, text);
+    free(text);
+}
+
+/* The numbers of a file's lines are these, up to -1. */
+static void expect_lines(const char *name, const int *numbers)
+{
+    char *text = read_file(name);
+    size_t lines = 0;
+    for (; numbers[lines] >= 0; lines++) {
+        cr_assert_geq(strlen(text), (lines + 1) * LINE, "%s", text);
+        cr_expect_eq(atoi(text + lines * LINE), numbers[lines], "line %zu of %s:\n%s", lines, name,
+                     text);
+    }
+    cr_expect_eq(strlen(text), lines * LINE, "%s", text);
+    free(text);
+}
+
+Test(writer, records_go_to_their_files_in_order)
+{
+    enum { COUNT = 5000 }; /* more than the queue holds */
+    static int numbers[COUNT + 1];
+    nd_writer *w;
+    assert_ok(nd_writer_open(1e6, ROOM, &w));
+    const int a = add(w, "a", true), b = add(w, "b", false);
+    for (int i = 0; i < COUNT; i++) {
+        put(w, a, i, 1);
+        put(w, b, i, 1);
+        numbers[i] = i;
+    }
+    numbers[COUNT] = -1;
+    assert_ok(nd_writer_flush(w));
+    cr_expect_eq(nd_writer_bytes(w, a), COUNT * LINE);
+    expect_lines("a", numbers);
+    expect_lines("b", numbers);
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 0);
+    nd_writer_finish(w);
+    nd_writer_close(w);
+    said(0, "warning");
+}
+
+static void set_file_limit(rlim_t bytes)
+{
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+/* A full disk, played by a limit on the size of files, takes a part of a record. */
+Test(writer, a_full_disk_costs_records_and_keeps_those_of_weight_0)
+{
+    nd_writer *w;
+    assert_ok(nd_writer_open(1e6, ROOM, &w));
+    const int a = add(w, "a", true);
+    put(w, a, 1, 1);
+    assert_ok(nd_writer_flush(w));
+    set_file_limit(LINE + 20);
+    put(w, a, 2, 1);
+    put(w, a, 3, 0);
+    put(w, a, 4, 5);
+    put(w, a, 5, 0);
+    assert_ok(nd_writer_flush(w));
+    expect_lines("a", (int[]){1, -1});
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "it still loses records");
+    set_file_limit(RLIM_INFINITY);
+    put(w, a, 6, 1);
+    assert_ok(nd_writer_flush(w));
+    expect_lines("a", (int[]){1, 3, 5, 6, -1});
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 6);
+    cr_expect_not_null(strstr(why, "File too large"), "%s", why);
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "they are told once");
+    cr_expect_eq(nd_writer_bytes(w, a), 4 * LINE);
+    nd_writer_close(w);
+    said(1, "warning: a loses records of this run, which goes on");
+}
+
+Test(writer, a_disk_that_stays_full_is_told_at_the_end)
+{
+    nd_writer *w;
+    assert_ok(nd_writer_open(1e6, ROOM, &w));
+    const int a = add(w, "a", true);
+    set_file_limit(10);
+    put(w, a, 1, 1);
+    put(w, a, 2, 1);
+    nd_writer_finish(w);
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 2);
+    nd_writer_close(w);
+    expect_lines("a", (int[]){-1});
+}
+
+Test(writer, a_deleted_file_is_an_error_when_it_is_required)
+{
+    nd_writer *w;
+    assert_ok(nd_writer_open(1e6, ROOM, &w));
+    const int a = add(w, "a", true), b = add(w, "b", false);
+    cr_assert_eq(unlink(tempdir_file(&dir, "b")), 0);
+    put(w, b, 1, 1);
+    assert_ok(nd_writer_flush(w));
+    said(1, "warning: b loses records of this run");
+    cr_assert_eq(unlink(tempdir_file(&dir, "a")), 0);
+    put(w, a, 1, 1);
+    assert_fails(nd_writer_flush(w), ND_ERR_CANTCREATE, "was deleted during the run");
+    put(w, a, 2, 1);
+    assert_fails(nd_writer_status(w), ND_ERR_CANTCREATE, "was deleted during the run");
+    nd_writer_finish(w);
+    cr_expect_eq(nd_writer_take_lost(w, b, why), 1);
+    nd_writer_close(w);
+}
+
+/* A pipe that nobody reads, already full: a write to it does not return. */
+static int add_full_pipe(nd_writer *w, int *reader)
+{
+    int ends[2], file = -1;
+    char bytes[1 << 12] = {0};
+    cr_assert_eq(pipe2(ends, O_NONBLOCK), 0);
+    while (write(ends[1], bytes, sizeof bytes) > 0) {
+    }
+    cr_assert_eq(fcntl(ends[1], F_SETFL, 0), 0);
+    assert_ok(nd_writer_add(w, "metrics", "the pipe", ends[1], true, &file));
+    *reader = ends[0];
+    return file;
+}
+
+/* The run waits once, what finds no room is counted, and it goes on when the write returns. */
+Test(writer, a_write_that_hangs_holds_up_nothing)
+{
+    enum { COUNT = 2000 }; /* more than two batches hold */
+    nd_writer *w;
+    int reader;
+    assert_ok(nd_writer_open(0.1, ROOM, &w));
+    const int a = add_full_pipe(w, &reader);
+    for (int i = 0; i < COUNT; i++) {
+        put(w, a, i, 1);
+    }
+    assert_ok(nd_writer_flush(w));
+    said(1, "warning: metrics does not answer, and the run goes on");
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "it is not written again yet");
+    int64_t lost = 0;
+    char drained[1 << 12];
+    while (lost == 0) {
+        while (read(reader, drained, sizeof drained) > 0) {
+        }
+        usleep(1000);
+        lost = nd_writer_take_lost(w, a, why);
+    }
+    cr_expect(lost > 0 && lost < COUNT, "%lld", (long long)lost);
+    const int64_t before = nd_writer_bytes(w, a);
+    cr_expect_eq(before, (COUNT - lost) * LINE);
+    put(w, a, COUNT, 1);
+    while (nd_writer_bytes(w, a) == before) {
+        usleep(1000);
+    }
+    cr_expect_eq(nd_writer_bytes(w, a), before + LINE);
+    nd_writer_close(w);
+    close(reader);
+}
+
+/* What waits is counted, and nobody waits for it. */
+Test(writer, a_run_ends_while_a_write_hangs)
+{
+    static nd_writer *w; /* its thread outlives the test */
+    int reader;
+    assert_ok(nd_writer_open(0.1, ROOM, &w));
+    const int a = add_full_pipe(w, &reader);
+    for (int i = 0; i < 8; i++) {
+        put(w, a, i, 1);
+    }
+    nd_writer_finish(w);
+    cr_expect_eq(nd_writer_take_lost(w, a, why), 8);
+    put(w, a, 9, 1);
+    assert_ok(nd_writer_flush(w));
+    nd_writer_close(w);
+    said(1, "warning: metrics does not answer");
+}
