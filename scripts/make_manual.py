@@ -232,7 +232,7 @@ def worker_page(version, table):
     for verb, flags in verbs_of(table).items():
         own += [".TP", rf"\fB{verb}\fR", roff(", ".join(flags) or "no flags of its own")]
     return page("ndtrain", version, "the worker of ndlaunch, and tools for its files", ["ndtrain train|check|plan [--config-file FILE] "
-                "[flags]", "ndtrain ckpt VERB ...", "ndtrain tokenize ...", "ndtrain report RUN ... [-o FILE] [--markdown]"], own, table)
+                "[flags]", "ndtrain ckpt VERB ...", "ndtrain tokenize ...", "ndtrain report RUN ... [-o FILE]"], own, table)
 
 
 def all_flags(table):

@@ -58,7 +58,7 @@ static int usage(const char *unknown)
                     "       ndtrain bench --products | --layer [flags]\n"
                     "       ndtrain ckpt ls|verify|export|gguf|diff|prune ... | ckpt --help\n"
                     "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
-                    "       ndtrain report RUN ... [-o FILE] [--markdown]\n"
+                    "       ndtrain report RUN ... [-o FILE]\n"
                     "       ndtrain --help [SECTION|all] | --version\n");
     return (int)ND_ERR_CONFIG;
 }
@@ -75,7 +75,7 @@ static nd_status help(const char *topic)
         {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
         {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
         {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
-        {"report RUN", "draws runs as one page of HTML or Markdown (report --help)"},
+        {"report RUN", "draws runs as one page of HTML (report --help)"},
     };
     static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
                                     sizeof own / sizeof *own};

@@ -178,7 +178,7 @@ def fifos(bench):
         shutil.copytree(run, bench.folder / "fifo")
         (bench.folder / "fifo" / name).unlink(missing_ok=True)
         os.mkfifo(bench.folder / "fifo" / name)
-        printed = bench.program("report", "fifo", "--markdown", code=65)
+        printed = bench.program("report", "fifo", code=65)
         check(name in printed and "not a file" in printed, printed)
         bench.remove("fifo")
     os.mkfifo(bench.folder / "pipe")

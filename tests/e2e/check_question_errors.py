@@ -48,7 +48,7 @@ def commands(bench):
                              "0", "--device", "cpu"]),
         Command("eval", ["eval", "--model", "run", "--tokenizer", "bytes", "--data", "data", "--device", "cpu"]),
         Command("tokenize", ["tokenize", "--tokenizer", "bytes", "--input", "data", "--output-prefix", "tokens"]),
-        Command("report", ["report", "run", "--markdown"]),
+        Command("report", ["report", "run"]),
     ]
 
 

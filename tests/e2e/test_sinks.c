@@ -73,6 +73,6 @@ Test(sinks_of_a_run, a_run_that_is_killed_while_its_metrics_hang_leaves_whole_li
                     "test $(head -n 2 out/metrics.jsonl | grep -c '^{\"step\":[12],.*}$') = 2");
         shell(&dir, i == 0 ? "test -z \"$(tail -c 1 out/metrics.jsonl)\""
                            : "tail -n 1 out/metrics.jsonl | grep -q '^{\"step\":3,.*[^}]$'");
-        shell(&dir, ND_TRAIN " report out --markdown | grep -q 'step 2 of 1'");
+        shell(&dir, ND_TRAIN " report out | grep -q 'step 2 of 1'");
     }
 }

@@ -7,21 +7,20 @@
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
+#include "runtime/base/printable.h"
 #include "trainer/view/metrics.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Steps are those of lines, and every column is as long as its table. */
-static void check_table(const nd_metrics *m, const nd_metric_table *table)
+/* Steps are those of lines, and names are texts. */
+static void check_column(const nd_column *column)
 {
-    const double *step = nd_metrics_column(m, table, "step");
     static volatile double sum; /* every value is read */
-    for (size_t i = 0; i < table->rows; i++) {
-        ND_ASSERT(step[i] >= 0 && step[i] < 1e15);
-        for (int k = 0; k < m->name_count; k++) {
-            sum = sum + (table->columns[k] ? table->columns[k][i] : m->none[i]);
-        }
+    for (size_t i = 0; i < column->count; i++) {
+        ND_ASSERT(column->points[i].step >= 0 && column->points[i].step < 1e15);
+        sum = sum + column->points[i].value;
     }
+    ND_ASSERT(strlen(column->name) < ND_COLUMN_NAME && nd_is_printable(column->name));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -35,9 +34,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     ND_ASSERT(ftruncate(fd, 0) == 0 && nd_fs_pwrite(fd, "input", data, size, 0) == ND_OK);
     if (nd_metrics_read(path, &metrics) == ND_OK) {
-        check_table(&metrics, &metrics.steps);
-        check_table(&metrics, &metrics.validations);
-        check_table(&metrics, &metrics.health);
+        for (int k = 0; k < metrics.count; k++) {
+            check_column(&metrics.columns[k]);
+        }
         nd_metrics_fini(&metrics);
     }
     return 0;

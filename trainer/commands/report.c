@@ -10,13 +10,6 @@
 #include "trainer/commands/command.h"
 #include "trainer/view/view.h"
 
-typedef struct report_call {
-    bool markdown;
-    const char *output; /* NULL: not given */
-    const char *runs[ND_PAGE_RUNS_MAX];
-    int count;
-} report_call;
-
 /* Two runs with one name are told apart by their paths. */
 static void name_runs(nd_run_view *views, int count)
 {
@@ -54,13 +47,13 @@ static nd_status check_replaceable(const char *path)
     return ND_OK;
 }
 
-static nd_status draw(const nd_page *page, char **text, size_t *size)
+static nd_status draw(const nd_run_view *views, int count, char **text, size_t *size)
 {
     FILE *out = open_memstream(text, size);
     if (!out) {
         return nd_fail_memory("the report");
     }
-    nd_status status = nd_page_write(page, out);
+    nd_status status = nd_page_write(views, count, (int64_t)time(NULL), out);
     bool failed = ferror(out) != 0;
     failed = fclose(out) != 0 || failed;
     if (status == ND_OK && failed) {
@@ -69,25 +62,19 @@ static nd_status draw(const nd_page *page, char **text, size_t *size)
     return status;
 }
 
-static nd_status write_report(const report_call *call, const nd_page *page)
+static nd_status write_report(const nd_run_view *views, int count, const char *output)
 {
-    char *text = NULL, *path = NULL;
+    char *text = NULL, *path = NULL, verdict[ND_VERDICT_MAX];
     size_t size = 0;
     nd_status status = ND_OK;
-    const char *output = call->output ? call->output : call->markdown ? "-" : NULL;
-    if (output) {
-        ND_TRY_OUT(nd_fs_format(&path, "%s", output));
-    } else {
-        ND_TRY_OUT(nd_fs_format(&path, "%s/report.html", page->runs[0].folder));
-    }
-    if (strcmp(path, "-") == 0) {
-        ND_TRY_OUT(draw(page, &text, &size));
-        fwrite(text, 1, size, stdout); /* the caller flushes it and finds what is lost */
-        goto out;
-    }
+    ND_TRY_OUT(output ? nd_fs_format(&path, "%s", output)
+                      : nd_fs_format(&path, "%s/report.html", views[0].folder));
     ND_TRY_OUT(check_replaceable(path));
-    ND_TRY_OUT(draw(page, &text, &size));
+    ND_TRY_OUT(draw(views, count, &text, &size));
     ND_TRY_OUT(nd_fs_write_atomic(path, text, size));
+    for (int i = 0; i < count; i++) {
+        printf("%s: %s\n", views[i].name, nd_run_verdict(&views[i], verdict));
+    }
     printf("report: %s\n", path);
 out:
     free(text);
@@ -95,48 +82,36 @@ out:
     return status;
 }
 
-static nd_status report(const report_call *call)
+nd_status nd_report(const nd_command_flags *line, int *code)
 {
+    const char *output = line->values[ND_REPORT_OUTPUT].text, *run;
     nd_run_view *views = NULL;
-    int64_t now = (int64_t)time(NULL);
+    int count = 0;
     nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(call->count, &views));
-    for (int i = 0; i < call->count; i++) {
-        ND_TRY_OUT(nd_run_view_open(call->runs[i], now, &views[i]));
+    (void)code;
+    ND_TRY(ND_ALLOC(ND_PAGE_RUNS_MAX, &views));
+    if (output && (!output[0] || strcmp(output, "-") == 0 || nd_ends_with(output, ".md"))) {
+        status = nd_fail(ND_ERR_CONFIG,
+                         "--output is \"%s\", and the report is a page of HTML; give a name that "
+                         "ends in .html",
+                         output);
+        goto out;
     }
-    name_runs(views, call->count);
-    const nd_page page = {
-        .runs = views, .count = call->count, .markdown = call->markdown, .now = now};
-    status = write_report(call, &page);
+    for (int at = 0; (run = nd_command_flags_next(line, ND_NO_FLAG, &at));) {
+        ND_ASSERT(count < ND_PAGE_RUNS_MAX);
+        ND_TRY_OUT(nd_run_view_open(run, (int64_t)time(NULL), &views[count]));
+        count++;
+    }
+    if (count > 1 && !output) {
+        status = nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
+        goto out;
+    }
+    name_runs(views, count);
+    status = write_report(views, count, output);
 out:
-    for (int i = 0; i < call->count; i++) {
+    for (int i = 0; i < count; i++) {
         nd_run_view_close(&views[i]);
     }
     free(views);
     return status;
-}
-
-nd_status nd_report(const nd_command_flags *line, int *code)
-{
-    report_call call = {.markdown = line->values[ND_REPORT_MARKDOWN].given,
-                        .output = line->values[ND_REPORT_OUTPUT].text};
-    const char *run;
-    (void)code;
-    for (int at = 0; (run = nd_command_flags_next(line, ND_NO_FLAG, &at));) {
-        ND_ASSERT(call.count < ND_PAGE_RUNS_MAX);
-        call.runs[call.count++] = run;
-    }
-    if (call.output && !call.output[0]) {
-        return nd_fail(ND_ERR_CONFIG, "--output is empty; give the file to write");
-    }
-    if (call.output && !call.markdown && nd_ends_with(call.output, ".md")) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "--output is %s, and the report would be HTML; add --markdown, or give a "
-                       "name that ends in .html",
-                       call.output);
-    }
-    if (call.count > 1 && !call.output && !call.markdown) {
-        return nd_fail(ND_ERR_CONFIG, "the report of several runs needs -o FILE");
-    }
-    return report(&call);
 }

@@ -92,16 +92,15 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
     ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", run));
     ND_TRY_OUT(nd_metrics_read(path, &metrics));
     ND_TRY_OUT(nd_checkpoint_list(run, &saved, &count));
-    const nd_metric_table *validations = &metrics.validations;
-    const double *steps = nd_metrics_column(&metrics, validations, "step");
-    const double *losses = nd_metrics_column(&metrics, validations, "validation_loss");
-    const double *lengths = nd_metrics_column(&metrics, validations, "separate_length");
-    for (size_t i = 0; i < validations->rows; i++) {
-        const int64_t at = (int64_t)steps[i];
-        const bool same = (isnan(lengths[i]) ? 0 : (int64_t)lengths[i]) == nd_run_best_rule(config);
+    const nd_column *losses = nd_metrics_column(&metrics, "validation_loss");
+    const nd_column *lengths = nd_metrics_column(&metrics, "separate_length");
+    for (size_t i = 0; i < losses->count; i++) {
+        const int64_t at = (int64_t)losses->points[i].step;
+        const double length = nd_column_at(lengths, losses->points[i].step); /* NaN: joined */
+        const bool same = (isnan(length) ? 0 : (int64_t)length) == nd_run_best_rule(config);
         others += at <= step && !same;
         if (at <= step && same) {
-            nd_run_best_validated(&found, config, at, losses[i]);
+            nd_run_best_validated(&found, config, at, losses->points[i].value);
             if (is_among(saved, count, at)) {
                 nd_run_best_saving(&found, at);
                 nd_run_best_saved(&found, at);

@@ -261,9 +261,10 @@ static nd_status lacks_validation(const char *run, int64_t step, bool *out)
     nd_metrics metrics = {0};
     snprintf(path, sizeof path, "%s/metrics.jsonl", run);
     nd_status status = nd_metrics_read(path, &metrics);
+    const nd_column *losses = nd_metrics_column(&metrics, "validation_loss");
     *out = true;
-    for (size_t i = 0; i < metrics.validations.rows; i++) {
-        *out &= nd_metrics_column(&metrics, &metrics.validations, "step")[i] != (double)step;
+    for (size_t i = 0; i < losses->count; i++) {
+        *out &= losses->points[i].step != (double)step;
     }
     nd_metrics_fini(&metrics);
     if (status == ND_ERR_DATA) {

@@ -9,13 +9,14 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
+#include "runtime/base/printable.h"
 
-/* The first names of every file, in this order; EVENT and HEALTH are never numbers. */
-enum { STEP, STEP_MS, VALIDATION, HEALTH, EVENT, FIRST_NAMES };
-static const char *const first_names[] = {"step", "step_ms", "validation_loss", "fp8_health",
-                                          "event"};
+/* The first names of every file. Their columns stay empty: a step is that of all its line's points,
+ * and an event is no number. */
+enum { STEP, EVENT, FIRST_NAMES };
+static const char *const first_names[] = {"step", "event"};
 
-enum { DEPTH_MAX = 8, LIST_FIRST = 256 };
+enum { DEPTH_MAX = 8, ROOM_FIRST = 256 };
 
 /* A key at its place in the lines: of the line itself, or in an object of it. */
 typedef struct line_key {
@@ -25,10 +26,11 @@ typedef struct line_key {
 
 typedef struct line_reader {
     nd_metrics found;              /* of the lines so far */
-    line_key keys[ND_COLUMNS_MAX]; /* [found.name_count] */
+    line_key keys[ND_COLUMNS_MAX]; /* [found.count] */
     double values[ND_COLUMNS_MAX]; /* of the line that is read */
-    bool given[ND_COLUMNS_MAX];
-    int last; /* the key that was read last */
+    bool given[ND_COLUMNS_MAX];    /* by that line, and a number */
+    bool is_event;                 /* that line has the key "event" */
+    int last;                      /* the key that was read last */
 } line_reader;
 
 /* Each function takes where something begins in a line and returns where it ends, NULL when it is
@@ -94,25 +96,25 @@ static const char *read_scalar(const char *p, double *out)
 static int key_number(line_reader *lines, int parent, const char *text, size_t length)
 {
     nd_metrics *m = &lines->found;
-    const size_t offset = parent >= 0 ? strlen(m->names[parent]) + 1 : 0;
+    const char *parent_name = parent >= 0 ? m->columns[parent].name : "";
+    const size_t offset = parent >= 0 ? strlen(parent_name) + 1 : 0;
     const size_t room = offset < ND_COLUMN_NAME ? ND_COLUMN_NAME - 1 - offset : 0;
     length = length < room ? length : room;
-    for (int i = 0, k = lines->last; i < m->name_count; i++) {
-        k = k + 1 < m->name_count ? k + 1 : 0;
+    for (int i = 0, k = lines->last; i < m->count; i++) {
+        k = k + 1 < m->count ? k + 1 : 0;
         const line_key *key = &lines->keys[k];
         if (key->parent == parent && key->length == length &&
-            memcmp(m->names[k] + key->offset, text, length) == 0) {
+            memcmp(m->columns[k].name + key->offset, text, length) == 0) {
             return lines->last = k;
         }
     }
-    if (m->name_count == ND_COLUMNS_MAX || room == 0) {
+    if (m->count == ND_COLUMNS_MAX || room == 0) {
         return -1;
     }
-    snprintf(m->names[m->name_count], ND_COLUMN_NAME, "%s%s%.*s",
-             parent >= 0 ? m->names[parent] : "", parent >= 0 ? "." : "", (int)length, text);
-    lines->values[m->name_count] = NAN;
-    lines->keys[m->name_count] = (line_key){parent, offset, length};
-    return lines->last = m->name_count++;
+    snprintf(m->columns[m->count].name, ND_COLUMN_NAME, "%s%s%.*s", parent_name,
+             parent >= 0 ? "." : "", (int)length, text);
+    lines->keys[m->count] = (line_key){parent, offset, length};
+    return lines->last = m->count++;
 }
 
 static const char *read_object(line_reader *lines, int parent, const char *p, int depth);
@@ -132,6 +134,7 @@ static const char *read_value(line_reader *lines, int key, const char *p, int de
         p = read_scalar(p, &value);
         if (key >= 0) {
             lines->values[key] = value;
+            lines->given[key] = true;
         }
         return p;
     }
@@ -151,9 +154,7 @@ static const char *read_object(line_reader *lines, int parent, const char *p, in
         if (!p || *p != ':') {
             return NULL;
         }
-        if (key >= 0) {
-            lines->given[key] = true;
-        }
+        lines->is_event |= key == EVENT;
         p = read_value(lines, key, skip_blanks(p + 1), depth);
         p = p ? skip_blanks(p) : NULL;
         if (!p || *p != ',') {
@@ -164,65 +165,32 @@ static const char *read_object(line_reader *lines, int parent, const char *p, in
     return NULL;
 }
 
-/* Tables. */
+/* Columns. */
 
-static nd_status reserve(nd_metric_table *table, size_t rows)
+static nd_status add_point(nd_column *column, double step, double value)
 {
-    if (rows <= table->room) {
-        return ND_OK;
-    }
-    for (int k = 0; k < ND_COLUMNS_MAX; k++) {
-        if (table->columns[k]) {
-            double *more = realloc(table->columns[k], rows * sizeof *more);
-            if (!more) {
-                return nd_fail_memory("%zu lines of metrics.jsonl", rows);
-            }
-            table->columns[k] = more;
+    if (column->count == column->room) {
+        const size_t room = column->room > 0 ? 2 * column->room : ROOM_FIRST;
+        nd_point *more = realloc(column->points, room * sizeof *more);
+        if (!more) {
+            return nd_fail_memory("%zu values of metrics.jsonl", room);
         }
+        column->points = more;
+        column->room = room;
     }
-    table->room = rows;
+    column->points[column->count++] = (nd_point){step, value};
     return ND_OK;
-}
-
-static nd_status add_column(nd_metric_table *table, int column)
-{
-    ND_TRY(ND_ALLOC(table->room, &table->columns[column]));
-    for (size_t i = 0; i < table->rows; i++) {
-        table->columns[column][i] = NAN;
-    }
-    return ND_OK;
-}
-
-static nd_status add_row(const line_reader *lines, nd_metric_table *table)
-{
-    if (table->rows == table->room) {
-        ND_TRY(reserve(table, table->rows > 0 ? 2 * table->rows : LIST_FIRST));
-    }
-    for (int k = 0; k < lines->found.name_count; k++) {
-        if (lines->given[k] && !table->columns[k]) {
-            ND_TRY(add_column(table, k));
-        }
-        if (table->columns[k]) {
-            table->columns[k][table->rows] = lines->values[k];
-        }
-    }
-    table->rows++;
-    return ND_OK;
-}
-
-static void take_rows_back(nd_metric_table *table, double step)
-{
-    while (table->rows > 0 && table->columns[STEP][table->rows - 1] > step) {
-        table->rows--;
-    }
 }
 
 static void take_back(nd_metrics *m, double step)
 {
     size_t events = json_array_size(m->events);
-    take_rows_back(&m->steps, step);
-    take_rows_back(&m->validations, step);
-    take_rows_back(&m->health, step);
+    for (int k = 0; k < m->count; k++) {
+        nd_column *column = &m->columns[k];
+        while (column->count > 0 && column->points[column->count - 1].step > step) {
+            column->count--;
+        }
+    }
     while (events > 0 && nd_json_number(json_array_get(m->events, events - 1), "step") > step) {
         json_array_remove(m->events, --events);
     }
@@ -243,35 +211,32 @@ static nd_status add_event(line_reader *lines, const char *text, const char *end
                : nd_fail_memory("an event of metrics.jsonl");
 }
 
-static nd_status add_to_tables(line_reader *lines)
-{
-    nd_metrics *m = &lines->found;
-    ND_TRY(lines->given[STEP_MS] ? add_row(lines, &m->steps) : ND_OK);
-    ND_TRY(lines->given[VALIDATION] ? add_row(lines, &m->validations) : ND_OK);
-    return lines->given[HEALTH] ? add_row(lines, &m->health) : ND_OK;
-}
-
 /* A line, up to its line feed. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
 static nd_status add_line(line_reader *lines, const char *text, const char *end)
 {
+    memset(lines->given, 0, sizeof lines->given);
+    lines->is_event = false;
+    lines->values[STEP] = NAN;
     const char *stop = *text == '{' ? read_object(lines, -1, text, 0) : NULL;
     const double step = lines->values[STEP];
-    nd_status status = ND_ERR_DATA;
-    if (stop && skip_blanks(stop) == end && step >= 0 && step < 1e15) {
-        status = lines->given[EVENT] ? add_event(lines, text, end) : add_to_tables(lines);
+    if (!stop || skip_blanks(stop) != end || !(step >= 0 && step < 1e15)) {
+        return ND_ERR_DATA;
     }
-    for (int k = 0; k < lines->found.name_count; k++) {
-        lines->given[k] = false;
-        lines->values[k] = NAN;
+    if (lines->is_event) {
+        return add_event(lines, text, end);
     }
-    return status;
+    for (int k = FIRST_NAMES; k < lines->found.count; k++) {
+        ND_TRY(lines->given[k] ? add_point(&lines->found.columns[k], step, lines->values[k])
+                               : ND_OK);
+    }
+    return ND_OK;
 }
 
 /* The file. */
 
 typedef struct file_reader {
-    const char *at,
-        *end;       /* what is left of the file; `at` is at a damaged line when there is one */
+    const char *at; /* what is left of the file; at a damaged line when there is one */
+    const char *end;
     int64_t number; /* of the line there */
     line_reader *lines;
 } file_reader;
@@ -290,22 +255,12 @@ static nd_status read_lines(void *context)
 
 static nd_status begin(line_reader *lines)
 {
-    ND_TRY(ND_ALLOC(ND_COLUMNS_MAX, &lines->found.names));
+    ND_TRY(ND_ALLOC(ND_COLUMNS_MAX, &lines->found.columns));
     lines->found.events = json_array();
     for (int k = 0; k < FIRST_NAMES; k++) {
         (void)key_number(lines, -1, first_names[k], strlen(first_names[k]));
     }
     return lines->found.events ? ND_OK : nd_fail_memory("the events of metrics.jsonl");
-}
-
-static nd_status make_none(nd_metrics *m)
-{
-    const size_t rows = m->steps.rows + m->validations.rows + m->health.rows;
-    ND_TRY(ND_ALLOC(rows + 1, &m->none));
-    for (size_t i = 0; i <= rows; i++) {
-        m->none[i] = NAN;
-    }
-    return ND_OK;
 }
 
 nd_status nd_metrics_read(const char *path, nd_metrics *out)
@@ -329,8 +284,11 @@ nd_status nd_metrics_read(const char *path, nd_metrics *out)
                          path, (long long)f.number);
     }
     ND_TRY_OUT(status);
-    ND_TRY_OUT(make_none(&lines->found));
-    lines->found.half_line = f.at < f.end;
+    for (int k = 0; k < lines->found.count; k++) { /* a name may be cut within a character */
+        char shown[ND_COLUMN_NAME];
+        nd_escape(shown, sizeof shown, lines->found.columns[k].name, "");
+        memcpy(lines->found.columns[k].name, shown, sizeof shown);
+    }
     *out = lines->found;
     lines->found = (nd_metrics){0};
 out:
@@ -342,51 +300,39 @@ out:
     return status;
 }
 
-static void table_fini(nd_metric_table *table)
-{
-    for (int k = 0; k < ND_COLUMNS_MAX; k++) {
-        free(table->columns[k]);
-    }
-}
-
 void nd_metrics_fini(nd_metrics *metrics)
 {
-    table_fini(&metrics->steps);
-    table_fini(&metrics->validations);
-    table_fini(&metrics->health);
+    for (int k = 0; k < metrics->count; k++) {
+        free(metrics->columns[k].points);
+    }
+    free(metrics->columns);
     json_decref(metrics->events);
-    free(metrics->names);
-    free(metrics->none);
     *metrics = (nd_metrics){0};
 }
 
-const double *nd_metrics_column(const nd_metrics *metrics, const nd_metric_table *table,
-                                const char *name)
+const nd_column *nd_metrics_column(const nd_metrics *metrics, const char *name)
 {
-    for (int k = 0; k < metrics->name_count; k++) {
-        if (table->columns[k] && strcmp(metrics->names[k], name) == 0) {
-            return table->columns[k];
+    static const nd_column none;
+    for (int k = 0; k < metrics->count; k++) {
+        if (strcmp(metrics->columns[k].name, name) == 0) {
+            return &metrics->columns[k];
         }
     }
-    return metrics->none;
+    return &none;
 }
 
-nd_column_facts nd_column_sum_up(const double *column, size_t from, size_t to)
+static int by_step(const void *key, const void *point)
 {
-    nd_column_facts f = {.first = NAN, .last = NAN, .least = NAN, .largest = NAN};
-    for (size_t i = from; i < to; i++) {
-        const double value = column[i];
-        if (isfinite(value)) {
-            f.first = f.count == 0 ? value : f.first;
-            f.last = value;
-            f.largest = f.largest >= value ? f.largest : value;
-            f.least_at = f.least <= value ? f.least_at : i;
-            f.least = f.least <= value ? f.least : value;
-            f.sum += value;
-            f.count++;
-        }
-    }
-    return f;
+    const double wanted = *(const double *)key, step = ((const nd_point *)point)->step;
+    return (wanted > step) - (wanted < step);
+}
+
+double nd_column_at(const nd_column *column, double step)
+{
+    const nd_point *found = column->count > 0 ? bsearch(&step, column->points, column->count,
+                                                        sizeof *column->points, by_step)
+                                              : NULL;
+    return found ? found->value : NAN;
 }
 
 double nd_json_number(const json_t *object, const char *key)

@@ -1,131 +1,133 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/view/parts.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/clock.h"
 #include "runtime/base/version.h"
+#include "runtime/config/config.h"
 #include "trainer/view/page_text.h"
+#include "trainer/view/parts.h"
 
 const char nd_page_mark[] = "<!-- ndtrain report -->\n";
 
-static json_t *title_of(const nd_page *page)
-{
-    return page->count == 1 ? nd_cell("%s", page->runs[0].name)
-                            : nd_cell("%s and %d more", page->runs[0].name, page->count - 1);
-}
+enum { EVENTS_MAX = 200, EVENTS_OF_ALL = 400 }; /* of a kind, in one run and in all */
 
-/* {"text": sentence, "mood": "good", "bad" or ""} */
-static json_t *verdict_of(const nd_page *page, const nd_run_view *run)
+/* The last events of each kind, the newest first, and under "event_counts" how many there are. */
+static void add_events(const nd_run_view *run, int runs, json_t **out)
 {
-    const bool ended = run->end == ND_RUN_FINISHED || run->end == ND_RUN_STOPPED_EARLY;
-    const bool early = run->end == ND_RUN_ENDED_EARLY, failed = run->end == ND_RUN_FAILED;
-    const bool finite = isfinite(run->figures.end_loss);
-    const bool bad = failed || (early && !run->lost_lines) || !finite;
-    const bool several = page->count > 1;
-    char text[ND_VERDICT_MAX];
-    json_t *verdict = json_object();
-    nd_run_verdict(run, text);
-    nd_json_set(&verdict, "text",
-                nd_cell("%s%s%s", several ? run->name : "", several ? ": " : "", text));
-    nd_json_set(&verdict, "mood",
-                json_string(bad                         ? "bad"
-                            : ended && !run->lost_lines ? "good"
-                                                        : ""));
-    return verdict;
-}
-
-static nd_status write_run(nd_doc *doc, const nd_run_view *run, int runs)
-{
-    nd_section_notes(doc, run);
-    nd_section_times(doc, run);
-    ND_TRY(nd_section_slowest(doc, run));
-    ND_TRY(nd_section_waits(doc, run));
-    nd_section_wire(doc, run);
-    ND_TRY(nd_section_memory(doc, run));
-    nd_section_fp8(doc, run);
-    ND_TRY(nd_section_data(doc, run));
-    nd_section_events(doc, run, runs);
-    nd_section_checkpoints(doc, run);
-    return nd_section_settings(doc, run);
-}
-
-static nd_status write_blocks(const nd_page *page, nd_doc *doc)
-{
-    char time[ND_CLOCK_UTC_MAX];
-    nd_section_compare(doc, page->runs, page->count);
-    for (int i = 0; i < page->count; i++) {
-        if (page->count > 1) {
-            nd_doc_add(doc, "fold", page->runs[i].folder);
-        }
-        ND_TRY(write_run(doc, &page->runs[i], page->count));
-        if (page->count > 1) {
-            nd_doc_add(doc, "unfold", "");
+    const json_int_t share = EVENTS_OF_ALL / runs, most = share < EVENTS_MAX ? share : EVENTS_MAX;
+    json_t *counts = json_object(), *events = json_array();
+    for (size_t i = json_array_size(run->metrics.events); i > 0; i--) {
+        json_t *event = json_array_get(run->metrics.events, i - 1);
+        const char *kind = nd_json_words(event, "event");
+        const json_int_t count = nd_json_whole(counts, kind) + 1;
+        nd_json_set(&counts, kind, json_integer(count));
+        if (count <= most) {
+            nd_json_append(&events, json_incref(event));
         }
     }
-    nd_doc_say(doc, "Written by ndtrain %s at %s.", ND_VERSION, nd_clock_utc(page->now, time));
+    nd_json_set(out, "events", events);
+    nd_json_set(out, "event_counts", counts);
+}
+
+static json_t *saved_json(const nd_run_view *run)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < run->saved_count; i++) {
+        const nd_saved *s = &run->saved[i];
+        char time[ND_CLOCK_UTC_MAX];
+        nd_json_append(&list,
+                       json_pack("{s:o, s:s, s:o, s:I, s:I, s:s}", "name", nd_json_string(s->name),
+                                 "state", nd_saved_state_name(s->state), "why",
+                                 nd_json_string(s->why), "step", (json_int_t)s->step, "bytes",
+                                 (json_int_t)s->bytes, "time", nd_clock_utc(s->time, time)));
+    }
+    return list;
+}
+
+/* The time of the steps that the trace covers. */
+static double traced_ms(const nd_run_view *run)
+{
+    const nd_column *ms = nd_metrics_column(&run->metrics, "step_ms");
+    const double first = nd_json_number(run->trace, "first_step");
+    const double behind = first + nd_json_number(run->trace, "steps");
+    double sum = 0;
+    for (size_t i = 0; i < ms->count; i++) {
+        sum += ms->points[i].step >= first && ms->points[i].step < behind ? ms->points[i].value : 0;
+    }
+    return sum;
+}
+
+static const char *mood_of(nd_run_end end)
+{
+    return end == ND_RUN_FAILED || end == ND_RUN_ENDED_EARLY       ? "bad"
+           : end == ND_RUN_FINISHED || end == ND_RUN_STOPPED_EARLY ? "good"
+                                                                   : "";
+}
+
+static nd_status make_run(const nd_run_view *run, int64_t first, int64_t last, int runs,
+                          json_t **out)
+{
+    const nd_column *ms = nd_metrics_column(&run->metrics, "step_ms");
+    char verdict[ND_VERDICT_MAX];
+    json_t *slowest = NULL, *waits = NULL;
+    ND_TRY(nd_ranks_slowest(run, &slowest));
+    nd_status status = nd_ranks_waits(run, &waits);
+    if (status != ND_OK) {
+        json_decref(slowest);
+        return status;
+    }
+    *out = json_pack(
+        "{s:o, s:o, s:s, s:s, s:o, s:o, s:I, s:o, s:O?, s:O?}", "name", nd_json_string(run->name),
+        "folder", nd_json_string(run->folder), "verdict", nd_run_verdict(run, verdict), "mood",
+        mood_of(run->end), "first", nd_number(ms->points[0].step), "last",
+        nd_number(ms->points[ms->count - 1].step), "wanted", (json_int_t)run->steps_wanted,
+        "traced_ms", nd_number(traced_ms(run)), "trace", run->trace, "record", run->record);
+    nd_json_set(out, "slowest", slowest);
+    nd_json_set(out, "waits", waits);
+    nd_json_set(out, "saved", saved_json(run));
+    nd_json_set(out, "columns", nd_columns_sum_up(&run->metrics));
+    add_events(run, runs, out);
+    nd_curves_add(&run->metrics, first, last, runs, out);
     return ND_OK;
 }
 
-static nd_status add_runs(const nd_page *page, json_t **root)
+static nd_status make_runs(const nd_run_view *runs, int count, json_t **out)
 {
-    json_t *runs = json_array();
-    int64_t first = INT64_MAX, last = 0;
-    nd_status status = ND_OK;
-    for (int i = 0; i < page->count; i++) {
-        const nd_metrics *m = &page->runs[i].metrics;
-        const int64_t begin = (int64_t)nd_metrics_column(m, &m->steps, "step")[0];
-        const int64_t end = nd_run_view_last_step(&page->runs[i]);
-        first = begin < first ? begin : first;
-        last = end > last ? end : last;
+    double first = INFINITY, last = 0;
+    *out = json_array();
+    for (int i = 0; i < count; i++) {
+        const nd_column *ms = nd_metrics_column(&runs[i].metrics, "step_ms");
+        first = fmin(first, ms->points[0].step);
+        last = fmax(last, ms->points[ms->count - 1].step);
     }
-    for (int i = 0; i < page->count && status == ND_OK; i++) {
+    for (int i = 0; i < count; i++) {
         json_t *run = NULL;
-        status = nd_chart_run(&page->runs[i], first, last, page->count, &run);
-        nd_json_append(&runs, run);
+        ND_TRY(make_run(&runs[i], (int64_t)first, (int64_t)last, count, &run));
+        nd_json_append(out, run);
     }
-    nd_json_set(root, "runs", runs);
-    return status;
+    return ND_OK;
 }
 
-static nd_status make_data(const nd_page *page, json_t **out)
+static void add_default(void *context, const char *key, const char *value, bool job_scoped)
 {
-    json_t *root = json_object(), *verdicts = json_array();
-    nd_doc doc = {json_array()};
-    nd_status status = write_blocks(page, &doc);
-    for (int i = 0; i < page->count; i++) {
-        nd_json_append(&verdicts, verdict_of(page, &page->runs[i]));
-    }
-    nd_json_set(&root, "title", title_of(page));
-    nd_json_set(&root, "verdicts", verdicts);
-    status = status == ND_OK ? add_runs(page, &root) : status;
-    nd_json_set(&root, "blocks", doc.blocks);
-    if (status == ND_OK && !root) {
-        status = nd_fail_memory("the report");
-    }
-    if (status != ND_OK) {
-        json_decref(root);
-        root = NULL;
-    }
-    *out = root;
-    return status;
+    json_t *typed = json_loads(value, JSON_DECODE_ANY, NULL); /* as run.json has it */
+    (void)job_scoped;
+    nd_json_set(context, key, typed ? typed : nd_json_string(value));
 }
 
-static void write_markdown(const json_t *data, FILE *out)
+/* {"train.steps": value, ...} */
+static nd_status make_defaults(json_t **out)
 {
-    const json_t *verdict;
-    size_t i;
-    fputs("\n# ", out);
-    nd_doc_write_markdown_text(nd_json_words(data, "title"), out);
-    fputs("\n\n", out);
-    json_array_foreach(json_object_get(data, "verdicts"), i, verdict)
-    {
-        nd_doc_write_markdown_text(nd_json_words(verdict, "text"), out);
-        fputs("\n\n", out);
-    }
-    nd_doc_write_markdown(json_object_get(data, "blocks"), out);
+    nd_config defaults = {0};
+    nd_status status = ND_OK;
+    *out = json_object();
+    ND_TRY_OUT(nd_config_init(&defaults));
+    ND_TRY_OUT(nd_config_each(&defaults, add_default, out));
+out:
+    nd_config_fini(&defaults);
+    return status;
 }
 
 /* Writes "<" as \u003c, since it could end the element script; JSON has it in texts only. */
@@ -142,20 +144,24 @@ static nd_status write_json(const json_t *data, FILE *out)
     return ND_OK;
 }
 
-nd_status nd_page_write(const nd_page *page, FILE *out)
+nd_status nd_page_write(const nd_run_view *runs, int count, int64_t now, FILE *out)
 {
-    json_t *data = NULL;
+    char time[ND_CLOCK_UTC_MAX];
+    json_t *data = json_pack("{s:s, s:s}", "version", ND_VERSION, "time", nd_clock_utc(now, time));
+    json_t *list = NULL, *defaults = NULL;
     nd_status status = ND_OK;
-    ND_ASSERT(page->count >= 1 && page->count <= ND_PAGE_RUNS_MAX);
-    ND_TRY(make_data(page, &data));
+    ND_ASSERT(count >= 1 && count <= ND_PAGE_RUNS_MAX);
+    ND_TRY_OUT(make_runs(runs, count, &list));
+    ND_TRY_OUT(make_defaults(&defaults));
+    nd_json_set(&data, "runs", json_incref(list));
+    nd_json_set(&data, "defaults", json_incref(defaults));
     fputs(nd_page_mark, out);
-    if (page->markdown) {
-        write_markdown(data, out);
-    } else {
-        fputs(page_before, out);
-        status = write_json(data, out);
-        fputs(page_after, out);
-    }
+    fputs(page_before, out);
+    status = write_json(data, out);
+    fputs(page_after, out);
+out:
+    json_decref(list);
+    json_decref(defaults);
     json_decref(data);
     return status;
 }

@@ -1,72 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
-/* Draws the element "data": a title, verdicts, blocks of text and tables, and runs with curves. A curve has for each interval of steps
- * the mean of its steps (step), and the mean, the least and the largest of its values. A chart shows curves as lines. All charts share
- * one view: the x axis, its part that is seen, the scale of values, the smoothing, and which lines are hidden. */
+/* Draws the element "data": runs with their curves, the sums of their columns, and what their files say. A curve has for each interval
+ * of steps the mean of its steps (step), and the mean, the least and the largest of its values. A chart shows curves as lines. All
+ * charts share one view: the x axis, its part that is seen, the scale of values, the smoothing, and which lines are hidden. */
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
+const shape = JSON.parse(document.getElementById("shape").textContent); // which charts and figures there are
 const WIDTH = 640, HEIGHT = 260, LEFT = 64, RIGHT = 628, TOP = 10, BOTTOM = 230;
 const LOG_FROM = 20; // largest over least value that makes an axis logarithmic by itself
 const view = { axis: "step", scale: "auto", smoothing: 0, range: null, hidden: new Set() };
-const axes = { step: "steps", tokens: "tokens", seconds: "time" };
 
+/* Text of a run, in which control characters and marks that reverse the direction of writing are shown. */
+const clean = text => String(text).replace(/[\p{Cc}\u2028\u2029\ufeff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu,
+  c => c === "\n" ? "\\n" : "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
 const make = (name, attributes, parent, text) => {
   const svg = ["svg", "path", "text", "rect", "circle", "polyline", "g", "title", "clipPath"].includes(name);
   const node = svg ? document.createElementNS(document.getElementById("svg").namespaceURI, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
+  if (text !== undefined) node.textContent = clean(text);
   if (parent) parent.append(node);
   return node;
 };
 
-/* Which charts there are: `curves` of a run with their names, or all whose names begin with `prefix`. On a page of several runs a
- * chart has the first curve of each run. `zero`: the axis begins at 0, and a chart in which all is 0 is left out. */
-const several = data.runs.length > 1;
-const nats = "nats per token", share = "% of the elements";
-const specs = [
-  { id: "loss", title: "Loss", unit: nats, curves: { loss: "Loss", validation_loss: "Validation" } },
-  { id: "validation", title: "Validation loss", unit: nats, curves: { validation_loss: "" }, hidden: !several },
-  { id: "source-loss", title: "Loss by source", unit: nats, prefix: "source_loss." },
-  { id: "set-loss", title: "Validation loss by set", unit: nats, prefix: "validation_set_loss." },
-  { id: "grad-norm", title: "Gradient norm", unit: "before clipping", curves: { grad_norm: "" } },
-  { id: "lr", title: "Learning rate", unit: "", curves: { lr: "" }, zero: true },
-  { id: "tokens", title: "Speed", unit: "tokens a second", curves: { tokens_per_second: "" }, zero: true },
-  { id: "step-ms", title: "Time of a step", unit: "ms", curves: { step_ms: "" }, zero: true },
-  { id: "data-wait", title: "Waiting for data", unit: "ms of a step", curves: { data_wait_ms: "" }, zero: true },
-  { id: "memory", title: "Peak memory of rank 0", unit: "GiB", curves: { peak_memory_bytes: "" }, scale: 2 ** -30, zero: true },
-  { id: "wire", title: "Bytes on the wire", unit: "MiB of a step, sent by rank 0", curves: { wire_bytes: "" }, scale: 2 ** -20, zero: true },
-  { id: "ranks", title: "Work of the slowest and the fastest rank", unit: "ms of a step",
-    curves: { slowest_ms: "Slowest", fastest_ms: "Fastest" }, zero: true, hidden: several },
-  { id: "fp8-underflow", title: "FP8: underflow of the linears", unit: share, prefix: "fp8_underflow.", scale: 100, zero: true },
-  { id: "fp8-saturation", title: "FP8: saturation of the linears", unit: share, prefix: "fp8_saturation.", scale: 100, zero: true },
-];
-const lineOf = (spec, run, curve, name, colour) => {
-  const scaled = list => list.map(value => value * (spec.scale ?? 1));
-  return { name, run, colour, points: curve.startsWith("validation"), lost: data.runs[run].curves[curve].lost,
-    step: data.runs[run].curves[curve].step, mean: scaled(data.runs[run].curves[curve].mean),
-    low: scaled(data.runs[run].curves[curve].low), high: scaled(data.runs[run].curves[curve].high) };
-};
-const linesOf = spec => {
-  const first = data.runs[0].curves, wanted = spec.curves ?? {};
-  if (spec.hidden || (several && spec.prefix)) return [];
-  if (several) {
-    const curve = Object.keys(wanted)[0];
-    return data.runs.map((run, i) => run.curves[curve] && lineOf(spec, i, curve, run.name, i)).filter(line => line);
-  }
-  const names = Object.keys(spec.prefix ? first : wanted).filter(name => first[name] && name.startsWith(spec.prefix ?? ""));
-  return names.map((name, i) => lineOf(spec, 0, name, spec.prefix ? name.slice(spec.prefix.length) : wanted[name] || spec.title, i));
-};
-const charts = specs.map(spec => ({ ...spec, lines: linesOf(spec), marks: spec.id === "loss" && !several ? data.runs[0].marks : [] }))
-  .filter(chart => chart.lines.some(line => !chart.zero || line.high.some(value => value !== 0)));
-
 /* Numbers. */
 
 const exact = v => v === null ? "-" : Number(v).toPrecision(5).replace(/(\.\d*?)0+(e|$)/, "$1$2").replace(/\.(e|$)/, "$1");
-const short = v => {
-  const size = Math.abs(v);
-  for (const [factor, unit] of [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e4, " k"]])
-    if (size >= factor) return exact(v / (factor === 1e4 ? 1e3 : factor)) + unit;
-  return exact(v);
+const inUnits = (v, units) => {
+  const [from, unit, factor = from] = units.find(([least]) => Math.abs(v) >= least) ?? [1, ""];
+  return exact(v / factor) + unit;
+};
+const short = v => inUnits(v, [[1e12, " T"], [1e9, " G"], [1e6, " M"], [1e4, " k", 1e3]]);
+const bytes = v => inUnits(v, [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, " MiB"], [2 ** 10, " KiB"], [0, " B", 1]]);
+const percent = v => (100 * v).toFixed(1) + " %";
+/* A value for a person. The name says whether a number is one of bytes, or a step. */
+const words = (name, value) => {
+  if (Number.isFinite(value)) return (/bytes/.test(name) ? bytes : /^step( |$)/.test(name) ? String : short)(value);
+  return typeof value === "string" ? value : typeof (value ?? NaN) === "number" ? "-" : JSON.stringify(value);
 };
 const timeUnit = seconds => seconds >= 7200 ? [3600, "h"] : seconds >= 120 ? [60, "min"] : [1, "s"];
 const place = (x, range) => {
@@ -89,6 +58,34 @@ const logTicks = (low, high) => {
   for (let e = from; e <= to; e += every) for (const f of factors) all.push(f * 10 ** e);
   return all.filter(v => v >= low && v <= high);
 };
+
+const several = data.runs.length > 1;
+const lineOf = (spec, run, curve, name, colour) => {
+  const { step, ...values } = data.runs[run].curves[curve];
+  const [mean, low, high] = ["mean", "low", "high"].map(part => values[part].map(value => value / (spec.divide ?? 1)));
+  return { name: clean(name), run, colour, points: curve.startsWith("validation"), step, mean, low, high };
+};
+const linesOf = spec => {
+  const wanted = spec.curves ?? {}, first = data.runs[0].curves;
+  if (spec.runs && (spec.runs === "several") !== several) return [];
+  if (several) {
+    const curve = Object.keys(wanted)[0];
+    return data.runs.map((run, i) => run.curves[curve] && lineOf(spec, i, curve, run.name, i)).filter(line => line);
+  }
+  const names = Object.keys(spec.prefix ? first : wanted).filter(name => first[name] && name.startsWith(spec.prefix ?? ""));
+  return names.map((name, i) => lineOf(spec, 0, name, spec.prefix ? name.slice(spec.prefix.length) : wanted[name] || spec.title, i));
+};
+/* What an event says beside its kind and step. */
+const said = event => Object.entries(event).filter(([key]) => key !== "event" && key !== "step")
+  .map(([key, value]) => key.replaceAll("_", " ") + " " + words(key, value)).join("; ");
+const marksOf = run => {
+  const events = run.events.filter(event => ["resumed", "checkpoint_failed", "records_lost"].includes(event.event));
+  const skipped = (run.curves.skipped?.step ?? []).map(step => ({ step: Math.round(step), event: "skipped" }));
+  return [...events, ...skipped].map(event =>
+    ({ step: Math.min(event.step, run.last), text: `step ${event.step}: ${event.event} ${said(event)}` }));
+};
+const charts = shape.charts.map(spec => ({ ...spec, lines: linesOf(spec), marks: spec.id === "loss" && !several ? marksOf(data.runs[0]) : [] }))
+  .filter(chart => chart.lines.some(line => !chart.zero || line.high.some(value => value !== 0)));
 
 /* Index of the last element that is at most `value`, at least 0. */
 const before = (list, value) => {
@@ -334,52 +331,123 @@ const add = chart => {
   caption.append(" " + chart.unit);
   chart.note = make("span", {}, caption);
   addLegend(chart, caption);
-  const ends = chart.lines.filter(line => line.mean.length > 0).map(line => {
-    const low = line.low.reduce((a, b) => Math.min(a, b)), high = line.high.reduce((a, b) => Math.max(a, b));
-    return `${line.name} from ${exact(line.mean[0])} to ${exact(line.mean[line.mean.length - 1])}, least ${exact(low)}, largest ${exact(high)}`;
-  });
+  const ends = chart.lines.filter(line => line.mean.length > 0).map(line => `${line.name} from ${exact(line.mean[0])} to ${
+    exact(line.mean.at(-1))}, least ${exact(Math.min(...line.low))}, largest ${exact(Math.max(...line.high))}`);
   chart.svg = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", tabindex: 0, "aria-label":
     `${chart.title}, ${chart.unit}: ${ends.join("; ")}. Arrow keys read values, plus and minus zoom, 0 shows all.` }, chart.figure);
   chart.tip = make("div", { class: "tip", hidden: "" }, chart.figure);
-  for (const line of chart.lines) {
-    if (line.lost > 0) {
-      make("p", {}, chart.figure, `${line.name}: ${line.lost} ${line.lost === 1 ? "value is" : "values are"} not finite, and not drawn`);
-    }
-  }
   listen(chart);
 };
 
-/* Text and tables. */
+/* Tables. A cell is a text, or a number from 0 to 1: a share, with a bar. */
 
-const addTable = (block, parent) => {
-  const table = make("table", block.words ? { class: "words" } : {}, make("div", { class: "scroll" }, parent));
-  const head = make("tr", {}, make("thead", {}, table)), body = make("tbody", {}, table);
-  for (const text of block.heads) make("th", { scope: "col" }, head, text);
-  for (const cells of block.rows) {
+let parent = document.getElementById("blocks");
+const fold = (title, draw) => {
+  const outer = parent;
+  parent = make("details", {}, outer);
+  make("summary", {}, parent, title);
+  draw();
+  parent = outer;
+};
+const addRows = (heads, rows, kind) => {
+  const whole = make("table", { class: kind }, make("div", { class: "scroll" }, parent));
+  const head = make("tr", {}, make("thead", {}, whole)), body = make("tbody", {}, whole);
+  for (const text of heads) make("th", { scope: "col" }, head, text);
+  for (const cells of rows) {
     const row = make("tr", {}, body);
     cells.forEach((cell, i) => {
-      const place = i === 0 ? make("th", { scope: "row" }, row) : make("td", {}, row);
-      if (typeof cell === "number") {
-        const bar = make("svg", { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" }, place);
-        make("rect", { width: 100 * cell, height: 8 }, bar);
-      }
-      place.append(typeof cell === "number" ? ` ${(100 * cell).toFixed(1)} %` : cell);
+      const share = typeof cell === "number", text = share ? percent(cell) : cell;
+      const node = make(i === 0 ? "th" : "td", share ? { class: "share" } : {}, row, text);
+      if (share) node.style.setProperty("--share", text.replace(" ", ""));
     });
   }
 };
-const addBlocks = () => {
-  let parent = document.getElementById("blocks");
-  for (const block of data.blocks) {
-    if ("heading" in block) make("h2", {}, parent, block.heading);
-    else if ("say" in block) make("p", {}, parent, block.say);
-    else if ("code" in block) make("pre", {}, parent, block.code);
-    else if ("heads" in block) addTable(block, parent);
-    else if ("unfold" in block) parent = parent.parentNode;
-    else {
-      parent = make("details", {}, parent);
-      make("summary", {}, parent, block.fold);
-    }
-  }
+/* A table of more than `many` rows is folded, and one of none is left out. Its kind is "words" where all columns have texts. */
+const table = (title, heads, rows, { kind = "", note = "", many = 30 } = {}) => {
+  if (rows.length === 0) return;
+  make("h2", {}, parent, title);
+  if (note) make("p", {}, parent, note);
+  if (rows.length > many) fold(`${rows.length} rows`, () => addRows(heads, rows, kind));
+  else addRows(heads, rows, kind);
+};
+const shares = (title, unit, entries, note) => {
+  const all = entries.reduce((sum, [, value]) => sum + value, 0);
+  const rows = entries.filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]).slice(0, 16);
+  table(title, ["", unit, "share"], rows.map(([name, value]) => [name, words(unit, value), value / all]), { note });
+};
+
+const addFigures = () => {
+  const at = (run, path) => path.split(".").reduce((object, key) => object?.[key], run);
+  const rows = shape.figures.map(([name, path, compares, factor = 1]) => [name, data.runs.map(run => at(run, path) * factor), compares]);
+  table(several ? "Figures; in brackets against the first run" : "Figures", ["", ...data.runs.map(run => run.name)],
+    rows.filter(([, values]) => values.some(value => value)).map(([name, values, compares]) => [name, ...values.map((value, i) => {
+      const difference = (value / values[0] - 1) * 100;
+      return words(name, value) + (i > 0 && compares && isFinite(difference) ? ` (${difference < 0 ? "" : "+"}${difference.toFixed(2)} %)` : "");
+    })]));
+};
+
+/* Settings and surroundings, as "config.train.steps". */
+const flat = (value, key) => value !== null && typeof value === "object" && !Array.isArray(value)
+  ? Object.entries(value).flatMap(([name, one]) => flat(one, key ? key + "." + name : name)) : [[key, value]];
+const written = value => typeof value === "string" ? value : JSON.stringify(value) ?? "";
+const addDifferences = () => {
+  const maps = data.runs.map(run => new Map(flat(run.record ?? {}, "").filter(([key]) => /^(config|mesh|machine|libraries)\./.test(key))));
+  const keys = [...new Set(maps.flatMap(map => [...map.keys()]))].filter(key => new Set(maps.map(map => written(map.get(key)))).size > 1);
+  table("Settings that differ between the runs", ["setting", ...data.runs.map(run => run.name)],
+    keys.map(key => [key, ...maps.map(map => written(map.get(key)))]), { kind: "words" });
+};
+const addSettings = run => {
+  const config = Object.entries(run.record?.config ?? {}).map(([key, value]) => [key, written(value), written(data.defaults[key])]);
+  const quoted = word => /^[\w\-./=:,+@%]+$/.test(word) ? word : "'" + word.replaceAll("'", "'\\''") + "'"; // as a shell takes it
+  table("Settings that differ from their defaults", ["setting", "value", "default"], config.filter(([, value, usual]) => value !== usual),
+    { kind: "words", many: 60 });
+  table("Settings and surroundings", ["", "value"], flat(run.record ?? {}, "").filter(([key]) => key !== "command")
+    .map(([key, value]) => [key, written(value)]), { kind: "words", many: 0 });
+  if (Array.isArray(run.record?.command)) make("pre", {}, parent, run.record.command.map(quoted).join(" "));
+};
+
+const addRanks = run => {
+  const ranks = run.slowest.sort((a, b) => b[2] - a[2]), known = ranks.reduce((sum, rank) => sum + rank[2], 0);
+  table("Slowest rank", ["", "steps in which it worked longest", "share", "ms longer than the fastest, mean", "largest"],
+    ranks.slice(0, 8).map(([rank, axes, steps, lag, longest]) =>
+      [`rank ${rank}${axes && ` (${axes})`}`, String(steps), steps / known, exact(lag / steps), exact(longest)]),
+  { note: "Work is forward, backward and waiting for data, without communication." });
+  const { steps, collectives, ranks: waits } = run.waits ?? { ranks: [] };
+  table("Who waited for whom", ["", "communication, ms of a step", "of it waiting for others", "others waiting for it", "entered last"],
+    waits.map((numbers, rank) => [rank, ...numbers]).sort((a, b) => b[3] - a[3]).slice(0, 16).map(([rank, all, waited, caused, last]) =>
+      [`rank ${rank}`, exact(all / steps), exact(waited / steps), exact(caused / steps), String(last)]),
+    { note: `From profile.json: ${steps} steps, ${collectives} collectives. The rank that others waited longest for comes first.` });
+};
+const addEvents = run => {
+  const events = run.events.reverse(), best = run.columns.validation_loss?.least_step;
+  table("Sample texts", ["after step", "prompt", "goes on"], events.filter(event => event.event === "sample")
+    .map(event => [String(event.step), event.prompt, event.text]), { kind: "words" });
+  table("Events", ["after step", "event", ""], events.filter(event => event.event !== "sample")
+    .map(event => [String(event.step), event.event, said(event)]),
+  { kind: "words", note: Object.entries(run.event_counts).map(([kind, count]) => `${kind}: ${count}`).join(", ") });
+  table("Checkpoints in the folder", ["folder", "state", "size", "saved"], run.saved.map(({ name, state, why, step, bytes: size, time }) =>
+    [name, state + (why && ": " + why) + (step === best ? ", best validation" : ""), bytes(size), time]), { kind: "words" });
+};
+const addRun = run => {
+  const { first_step: first, steps } = run.trace ?? {};
+  const kinds = Object.entries(run.trace ?? {}).filter(([key]) => /_ms$/.test(key) && key !== "validation_ms");
+  const other = Math.max(run.traced_ms - kinds.reduce((sum, [, ms]) => sum + ms, 0), 0);
+  shares("Where the time of rank 0 went", "ms of a step",
+    [...kinds.map(([key, ms]) => [key.slice(0, -3), ms / steps]), ["everything else", other / steps]],
+    `Steps ${first} to ${first + steps - 1}, without validations. Communication is the time in calls: on a CPU also the wait for slower ranks.`);
+  addRanks(run);
+  shares("Bytes on the wire, sent by rank 0", "bytes of a step, mean", Object.entries(run.columns).filter(([name]) => name.startsWith("wire."))
+    .map(([name, column]) => [name.slice(5), column.mean]));
+  shares("Planned memory of rank 0, largest buffers", "bytes", Object.entries(run.record?.memory_plan_bytes ?? {}));
+  const sources = (run.record?.data?.sources ?? []).map(one => [one.name || one.path, one.tokens, one.documents,
+    one.samples * run.last / run.wanted / one.blocks, run.columns["source_tokens." + one.name]?.sum, run.columns["source_loss." + one.name]?.end]);
+  table("Data", ["source", "tokens", "documents", "epochs", "labels that counted", "loss at the end"],
+    sources.map(([name, ...numbers]) => [name, ...numbers.map(number => words("", number))]));
+  addEvents(run);
+  table("All values", ["", "first", "last", "least", "at step", "largest", "at step", "mean"], Object.entries(run.columns).map(([name, c]) =>
+    [name, ...[c.first, c.last, c.least].map(value => words(name, value)), words("step", c.least_step), words(name, c.largest),
+      words("step", c.largest_step) + (c.layer === undefined ? "" : `, layer ${c.layer}`), words(name, c.mean)]), { many: 0 });
+  addSettings(run);
 };
 
 /* Controls that hold for all charts. */
@@ -397,7 +465,7 @@ const choice = (text, id, options, take) => {
     drawAll();
   });
 };
-choice("x axis", "axis", axes, value => {
+choice("x axis", "axis", { step: "steps", tokens: "tokens", seconds: "time" }, value => {
   view.axis = value;
   view.range = null;
 });
@@ -415,9 +483,14 @@ const live = make("p", { class: "spoken", "aria-live": "polite" }, bar);
 const root = document.documentElement;
 const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; });
-document.title = document.getElementById("title").textContent = data.title;
-for (const { text, mood } of data.verdicts) make("p", { class: "verdict " + mood }, document.getElementById("verdicts"), text);
+document.title = document.getElementById("title").textContent = clean(data.runs[0].name) + (several ? ` and ${data.runs.length - 1} more` : "");
+for (const run of data.runs)
+  make("p", { class: "verdict " + (run.columns.loss?.end === undefined ? "bad" : run.mood) }, document.getElementById("verdicts"),
+    (several ? run.name + ": " : "") + run.verdict);
 charts.forEach(add);
-addBlocks();
 drawAll();
+addFigures();
+if (several) addDifferences();
+for (const run of data.runs) several ? fold(run.folder, () => addRun(run)) : addRun(run);
+make("p", {}, parent, `Written by ndtrain ${data.version} at ${data.time}.`);
 })();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sections on ranks that made others wait: one of whole steps, by their records, and one of
- * single collectives, by profile.json. */
+/* Ranks that made others wait: in whole steps, by their records, and in single collectives, by
+ * profile.json. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,110 +10,50 @@
 #include "runtime/base/fs.h"
 #include "trainer/view/parts.h"
 
-/* SLOWEST_MAX: ranks in the table of the slowest; RANK_LIMIT: above it a record is damaged. */
-enum { RANKS_MAX = 64, SLOWEST_MAX = 8, RANK_LIMIT = 1 << 20 };
+enum { RANK_LIMIT = 1 << 16 }; /* above it a record is damaged */
 
 /* The steps in which a rank was the slowest. */
 typedef struct rank_steps {
-    int rank;
     int64_t steps;
     double lag_ms, longest_ms; /* that it worked longer than the fastest: sum, largest */
 } rank_steps;
 
-static int by_steps(const void *a, const void *b)
-{
-    const rank_steps *x = a, *y = b;
-    int order = (y->steps > x->steps) - (y->steps < x->steps);
-    return order ? order : (x->rank > y->rank) - (x->rank < y->rank);
-}
-
-/* The columns of metrics.jsonl that say which rank worked longest in a step. */
-typedef struct work {
-    const double *slowest_rank, *slowest_ms, *fastest_ms;
-    size_t rows;
-} work;
-
-/* The slowest rank of a step; -1: its record does not name one. */
-static int slowest_of(const work *w, size_t i)
-{
-    return w->slowest_rank[i] >= 0 && w->slowest_rank[i] < RANK_LIMIT &&
-                   isfinite(w->slowest_ms[i] - w->fastest_ms[i])
-               ? (int)w->slowest_rank[i]
-               : -1;
-}
-
-static size_t count_slowest(const work *w, rank_steps *ranks, double *lags)
-{
-    size_t known = 0;
-    for (size_t i = 0; i < w->rows; i++) {
-        const int rank = slowest_of(w, i);
-        if (rank >= 0) {
-            const double lag = w->slowest_ms[i] - w->fastest_ms[i];
-            ranks[rank].rank = rank;
-            ranks[rank].steps++;
-            ranks[rank].lag_ms += lag;
-            ranks[rank].longest_ms = fmax(ranks[rank].longest_ms, lag);
-            lags[known++] = lag;
-        }
-    }
-    return known;
-}
-
-static void write_slowest(nd_doc *doc, const nd_run_view *run, const rank_steps *ranks, int count,
-                          size_t known)
+static json_t *slowest_json(const nd_run_view *run, int rank, const rank_steps *r)
 {
     nd_mesh mesh;
-    const bool has_mesh = nd_run_view_mesh(run, &mesh);
-    nd_doc_table(doc, false,
-                 "|steps in which it was the slowest|share|ms longer than the fastest, "
-                 "mean|largest");
-    for (int i = 0; i < count && i < SLOWEST_MAX && ranks[i].steps > 0; i++) {
-        const rank_steps *r = &ranks[i];
-        char place[ND_SHORT] = "";
-        if (has_mesh && r->rank < nd_mesh_world_size(&mesh)) {
-            nd_mesh_format_rank(&mesh, r->rank, place, sizeof place);
-        }
-        ND_DOC_ROW(
-            doc, place[0] ? nd_cell("rank %d (%s)", r->rank, place) : nd_cell("rank %d", r->rank),
-            nd_cell("%lld", (long long)r->steps), nd_cell_share((double)r->steps / (double)known),
-            nd_cell("%.3f", r->lag_ms / (double)r->steps), nd_cell("%.3f", r->longest_ms));
+    char place[64] = "";
+    if (nd_run_view_mesh(run, &mesh) && rank < nd_mesh_world_size(&mesh)) {
+        nd_mesh_format_rank(&mesh, rank, place, sizeof place);
     }
+    return json_pack("[i, s, I, o, o]", rank, place, (json_int_t)r->steps, nd_number(r->lag_ms),
+                     nd_number(r->longest_ms));
 }
 
-nd_status nd_section_slowest(nd_doc *doc, const nd_run_view *run)
+nd_status nd_ranks_slowest(const nd_run_view *run, json_t **out)
 {
-    const nd_metrics *m = &run->metrics;
-    const work w = {nd_metrics_column(m, &m->steps, "slowest_rank"),
-                    nd_metrics_column(m, &m->steps, "slowest_ms"),
-                    nd_metrics_column(m, &m->steps, "fastest_ms"), m->steps.rows};
+    const nd_column *slowest = nd_metrics_column(&run->metrics, "slowest_ms");
+    const nd_column *fastest = nd_metrics_column(&run->metrics, "fastest_ms");
+    const nd_column *rank = nd_metrics_column(&run->metrics, "slowest_rank");
     rank_steps *ranks = NULL;
-    double *lags = NULL;
-    nd_status status = ND_OK;
-    int count = 0;
-    for (size_t i = 0; i < w.rows; i++) {
-        const int rank = slowest_of(&w, i);
-        count = rank >= count ? rank + 1 : count;
+    ND_TRY(ND_ALLOC(RANK_LIMIT, &ranks));
+    for (size_t i = 0; i < rank->count && i < slowest->count && i < fastest->count; i++) {
+        const double number = rank->points[i].value;
+        const double lag = slowest->points[i].value - fastest->points[i].value;
+        if (number >= 0 && number < RANK_LIMIT && isfinite(lag)) {
+            rank_steps *r = &ranks[(int)number];
+            r->steps++;
+            r->lag_ms += lag;
+            r->longest_ms = fmax(r->longest_ms, lag);
+        }
     }
-    if (count == 0) {
-        return ND_OK;
+    *out = json_array();
+    for (int i = 0; i < RANK_LIMIT; i++) {
+        if (ranks[i].steps > 0) {
+            nd_json_append(out, slowest_json(run, i, &ranks[i]));
+        }
     }
-    ND_TRY_OUT(ND_ALLOC(count, &ranks));
-    ND_TRY_OUT(ND_ALLOC(w.rows, &lags));
-    const size_t known = count_slowest(&w, ranks, lags);
-    const double lag = nd_median(lags, known);
-    qsort(ranks, (size_t)count, sizeof *ranks, by_steps);
-    nd_doc_add(doc, "heading", "Slowest rank");
-    nd_doc_say(doc,
-               "Rank %d worked longest in %lld of %zu steps. Work is forward, backward and waiting "
-               "for data, without communication. In the median step the slowest rank worked %.3f "
-               "ms longer than the fastest, %.1f %% of the time of a step.",
-               ranks[0].rank, (long long)ranks[0].steps, known, lag,
-               100 * lag / run->figures.step_ms);
-    write_slowest(doc, run, ranks, count, known);
-out:
     free(ranks);
-    free(lags);
-    return status;
+    return ND_OK;
 }
 
 /*
@@ -233,49 +173,27 @@ static nd_status read_events(waits *w, FILE *in, const char *path)
     return ferror(in) ? nd_fail(ND_ERR_IO, "%s cannot be read: %s", path, strerror(errno)) : ND_OK;
 }
 
-static void write_wait_row(nd_doc *doc, const waits *w, int rank)
+static json_t *waits_json(const waits *w)
 {
-    const rank_waits *r = &w->ranks[rank];
-    const double steps = w->steps > 0 ? (double)w->steps : 1;
-    ND_DOC_ROW(doc, nd_cell("rank %d", rank), nd_cell("%.3f", r->communication_ms / steps),
-               nd_cell("%.3f", r->waited_ms / steps), nd_cell("%.3f", r->caused_ms / steps),
-               nd_cell("%lld", (long long)r->last));
+    json_t *ranks = json_array();
+    for (int i = 0; i < w->count; i++) {
+        const rank_waits *r = &w->ranks[i];
+        nd_json_append(&ranks, json_pack("[o, o, o, I]", nd_number(r->communication_ms),
+                                         nd_number(r->waited_ms), nd_number(r->caused_ms),
+                                         (json_int_t)r->last));
+    }
+    return json_pack("{s:I, s:I, s:o}", "steps", (json_int_t)w->steps, "collectives",
+                     (json_int_t)w->collectives, "ranks", ranks);
 }
 
-static void write_waits(nd_doc *doc, const waits *w)
-{
-    const int count = w->count < RANKS_MAX ? w->count : RANKS_MAX;
-    int slowest = 0; /* the rank that others waited for longest */
-    for (int i = 1; i < w->count; i++) {
-        slowest = w->ranks[i].caused_ms > w->ranks[slowest].caused_ms ? i : slowest;
-    }
-    nd_doc_add(doc, "heading", "Who waited for whom");
-    nd_doc_say(doc,
-               "From profile.json: %lld steps, %lld collectives. Others waited longest for rank "
-               "%d: %.3f ms of a step.",
-               (long long)w->steps, (long long)w->collectives, slowest,
-               w->ranks[slowest].caused_ms / (w->steps > 0 ? (double)w->steps : 1));
-    nd_doc_table(doc, false,
-                 "|communication, ms of a step|of it waiting for others|others waiting for "
-                 "it|collectives it entered last");
-    for (int i = 0; i < count; i++) {
-        write_wait_row(doc, w, i);
-    }
-    if (slowest >= count) {
-        write_wait_row(doc, w, slowest);
-    }
-    if (w->count > count) {
-        nd_doc_say(doc, "The first %d of %d ranks, and the slowest.", count, w->count);
-    }
-}
-
-nd_status nd_section_waits(nd_doc *doc, const nd_run_view *run)
+nd_status nd_ranks_waits(const nd_run_view *run, json_t **out)
 {
     waits w = {0};
     FILE *in = NULL;
     const char *key;
     json_t *events;
     nd_status status = ND_OK;
+    *out = json_null();
     if (!run->profile || !nd_run_view_mesh(run, &w.mesh)) {
         return ND_OK;
     }
@@ -288,9 +206,7 @@ nd_status nd_section_waits(nd_doc *doc, const nd_run_view *run)
     {
         count_collective(&w, events);
     }
-    if (w.collectives > 0) {
-        write_waits(doc, &w);
-    }
+    *out = w.collectives > 0 ? waits_json(&w) : *out;
 out:
     json_decref(w.events);
     free(w.ranks);

@@ -2,12 +2,13 @@
 #ifndef ND_VIEW_VIEW_H
 #define ND_VIEW_VIEW_H
 /*
- * A run folder as a report shows it: its files, the figures that sum it up, and the verdict.
- * Reading needs no lock, and may look at a run that still writes.
+ * A run folder as a report shows it: its files, and how the run ended. Reading needs no lock, and
+ * may look at a run that still writes.
  *
- * The report of one run or of several (docs/report.md) is one file of HTML, or Markdown. All that
- * it says is one block of JSON. A page is a text that is the same for all reports, page.html with
- * page.css and page.js, around that block, and its script draws it.
+ * The report of one run or of several (docs/report.md) is one file of HTML: a page that is the same
+ * for all reports, page.html with page.css and page.js, around one block of JSON, which its script
+ * draws. What the run's own files say goes there as it is; this code adds what needs all lines of
+ * metrics.jsonl.
  */
 #include <jansson.h>
 #include <stdio.h>
@@ -26,23 +27,6 @@ typedef enum nd_run_end {
     ND_RUN_UNKNOWN        /* without run.json nobody knows how many steps were wanted */
 } nd_run_end;
 
-/* NaN: not known. Medians leave out the first two steps where there are more. */
-typedef struct nd_run_figures {
-    double first_loss, last_loss; /* the last finite one */
-    double end_loss;              /* mean of the last tenth of the steps, at most 50 */
-    int64_t end_from;             /* the first of them */
-    double last_validation, best_validation;
-    int64_t best_validation_step; /* 0: none */
-    double step_ms, tokens_per_second, tflops, wire_bytes;
-    double data_wait_share; /* of the time of all steps */
-    double peak_bytes, planned_bytes, parameters;
-    double tokens_seen, training_seconds;
-    int64_t skipped, not_finite; /* steps */
-    int64_t restarts, rewinds, failed_saves;
-    int64_t lost_lines;   /* of metrics.jsonl, on a full disk, as far as it says so */
-    int64_t lost_tracked; /* records that TensorBoard or another tracker did not take */
-} nd_run_figures;
-
 typedef struct nd_run_view {
     char *folder;     /* owned; as given, without slashes at its end */
     const char *name; /* its last part */
@@ -54,9 +38,7 @@ typedef struct nd_run_view {
     int saved_count;
     int64_t steps_wanted; /* train.steps; 0: not known */
     int64_t changed;      /* UNIX time of the last line */
-    int64_t reached;      /* steps done: more than the last row's when lines were lost behind it */
-    bool lost_lines;      /* metrics.jsonl lacks some, as far as the files show it */
-    nd_run_figures figures;
+    int64_t reached;      /* steps done, as far as the lines say it */
     nd_run_end end;
 } nd_run_view;
 
@@ -66,7 +48,7 @@ nd_status nd_run_view_open(const char *folder, int64_t now, nd_run_view *out);
 void nd_run_view_close(nd_run_view *view);
 
 enum { ND_VERDICT_MAX = 1024 };
-/* "finished: 1000 of 1000 steps"; returns text. */
+/* "finished: all 1000 steps", printable; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 
 /* The mesh of run.json; false: it has none, or no possible one. */
@@ -74,17 +56,11 @@ bool nd_run_view_mesh(const nd_run_view *view, nd_mesh *out);
 
 enum { ND_PAGE_RUNS_MAX = 32 };
 
-/* The first line of a report in both forms: a file that begins with it may be replaced. */
+/* The first line of a report: a file that begins with it may be replaced. */
 extern const char nd_page_mark[];
 
-typedef struct nd_page {
-    const nd_run_view *runs; /* borrowed */
-    int count;               /* 1 to ND_PAGE_RUNS_MAX */
-    bool markdown;
-    int64_t now; /* UNIX time */
-} nd_page;
-
-/* Errors of `out` are its owner's to find. */
-nd_status nd_page_write(const nd_page *page, FILE *out);
+/* Writes the report of 1 to ND_PAGE_RUNS_MAX runs; `now`: UNIX time. Errors of `out` are its
+ * owner's to find. */
+nd_status nd_page_write(const nd_run_view *runs, int count, int64_t now, FILE *out);
 
 #endif

@@ -42,7 +42,7 @@ Test(curve, the_spike_of_one_step_among_a_million_survives)
     cr_assert_eq(curve.part[123455 / 2500].low, -3);
 }
 
-Test(curve, values_that_are_not_finite_are_counted_and_empty_parts_left_out)
+Test(curve, values_that_are_not_finite_and_empty_parts_are_left_out)
 {
     nd_curve_begin(&curve, 10, 1, 100);
     nd_curve_add(&curve, 1, 5);
@@ -52,53 +52,53 @@ Test(curve, values_that_are_not_finite_are_counted_and_empty_parts_left_out)
     nd_curve_add(&curve, 100, 6);
     nd_curve_end(&curve);
     cr_assert_eq(curve.parts, 2);
-    cr_assert_eq(curve.not_finite, 2);
     cr_assert_eq(curve.part[1].step, 100);
     nd_curve_begin(&curve, 10, 1, 100);
     nd_curve_end(&curve);
     cr_assert_eq(curve.parts, 0);
 }
 
-static int by_value(const void *a, const void *b)
+/* The numbers of the column "loss" or another one, of lines with these values at steps 1, 2, ... */
+static double number_of(const char *name, const double *values, size_t count, const char *key)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-Test(curve, the_median_is_that_of_a_sort)
-{
-    double values[101], sorted[101];
-    unsigned state = 1;
-    for (size_t count = 1; count <= 101; count++) {
-        for (int kind = 0; kind < 4; kind++) { /* mixed, equal ones, rising, falling */
-            for (size_t i = 0; i < count; i++) {
-                state = state * 1664525u + 1013904223u;
-                unsigned many = kind == 0 ? state >> 8 : (state >> 24) % 3;
-                values[i] = kind < 2 ? (double)many : kind == 2 ? (double)i : -(double)i;
-            }
-            memcpy(sorted, values, sizeof values);
-            qsort(sorted, count, sizeof *sorted, by_value);
-            double low = sorted[(count - 1) / 2], high = sorted[count / 2];
-            double got = nd_median(values, count);
-            cr_assert_eq(got, (low + high) / 2, "%zu values of kind %d: %g", count, kind, got);
-        }
+    nd_point points[512];
+    for (size_t i = 0; i < count; i++) {
+        points[i] = (nd_point){(double)i + 1, values[i]};
     }
-    cr_assert(isnan(nd_median(values, 0)));
+    nd_column column = {.points = points, .count = count};
+    snprintf(column.name, sizeof column.name, "%s", name);
+    const nd_metrics metrics = {.columns = &column, .count = 1};
+    json_t *all = nd_columns_sum_up(&metrics);
+    const json_t *number = json_object_get(json_object_get(all, name), key);
+    const double found = number ? json_number_value(number) : NAN;
+    json_decref(all);
+    return found;
 }
 
-Test(curve, figures_are_short)
+Test(curve, a_column_is_summed_up)
 {
+    static const double values[] = {90, 80, 5, NAN, 1, 7, INFINITY, 3};
     static const struct {
+        const char *key;
         double value;
-        int digits;
-        const char *text;
-    } cases[] = {{0, 4, "0"},           {0.5, 4, "0.5"},       {2.34567, 5, "2.3457"},
-                 {1234.5, 4, "1234.5"}, {12345, 4, "12.35 k"}, {56000000, 4, "56 M"},
-                 {8.03e9, 4, "8.03 G"}, {0.0003, 4, "0.0003"}, {3e-7, 4, "3e-07"},
-                 {-2.5, 4, "-2.5"},     {INFINITY, 4, "-"}};
-    char text[64];
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_figure(text, sizeof text, cases[i].value, cases[i].digits);
-        cr_assert_str_eq(text, cases[i].text);
+    } wanted[] = {{"count", 6},    {"lost", 2},         {"sum", 186},
+                  {"mean", 31},    {"first", 90},       {"last", 3},
+                  {"least", 1},    {"end", 3},          {"least_step", 5},
+                  {"largest", 90}, {"largest_step", 1}, {"median", 4} /* of 5, 1, 7, 3 */};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        const double found = number_of("loss", values, 8, wanted[i].key);
+        cr_assert_eq(found, wanted[i].value, "%s is %g", wanted[i].key, found);
     }
+    cr_assert(isnan(number_of("loss", values + 3, 1, "least")));
+    cr_assert_eq(number_of("loss", values + 3, 1, "lost"), 1);
+}
+
+Test(curve, the_end_is_the_last_tenth)
+{
+    double values[512];
+    for (int i = 0; i < 512; i++) {
+        values[i] = i;
+    }
+    cr_assert_eq(number_of("loss", values, 20, "end"), 18.5);
+    cr_assert_eq(number_of("loss", values, 512, "end"), 486.5, "at most 50 values");
 }

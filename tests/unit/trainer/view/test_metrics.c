@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/printable.h"
 #include "tests/support/tempdir.h"
 
 static tempdir dir;
@@ -48,14 +49,15 @@ static void step_line(FILE *out, int step, double loss)
             step, loss, step * 64, 100.5 + step);
 }
 
-static double value_at(const nd_metric_table *table, const char *name, size_t row)
+/* Of the first value at this step. */
+static double value_at(const char *name, double step)
 {
-    return nd_metrics_column(&m, table, name)[row];
+    return nd_column_at(nd_metrics_column(&m, name), step);
 }
 
-static double step_value(const char *name, size_t row)
+static size_t count_of(const char *name)
 {
-    return value_at(&m.steps, name, row);
+    return nd_metrics_column(&m, name)->count;
 }
 
 static const char *event_words(size_t event, const char *key)
@@ -71,8 +73,7 @@ Test(metrics, a_step_has_all_its_values)
     static const struct {
         const char *name;
         double value;
-    } wanted[] = {{"step", 7},
-                  {"loss", 2.5},
+    } wanted[] = {{"loss", 2.5},
                   {"grad_norm", 0.5},
                   {"lr", 3e-4},
                   {"tokens_seen", 448},
@@ -91,13 +92,14 @@ Test(metrics, a_step_has_all_its_values)
                   {"wire.keys_values", 4},
                   {"wire.other", 2}};
     read_metrics(tempdir_file(&dir, "metrics.jsonl"));
-    cr_assert_eq(m.steps.rows, 1);
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-        const double value = step_value(wanted[k].name, 0);
+        const double value = value_at(wanted[k].name, 7);
+        cr_assert_eq(count_of(wanted[k].name), 1);
         cr_assert_float_eq(value, wanted[k].value, 1e-12 * wanted[k].value, "%s is %g",
                            wanted[k].name, value);
     }
-    cr_assert(isnan(step_value("skipped", 0)));
+    cr_assert_eq(count_of("skipped"), 0);
+    cr_assert_eq(count_of("step"), 0, "a step is that of the points");
 }
 
 Test(metrics, numbers_are_those_of_strtod)
@@ -118,7 +120,7 @@ Test(metrics, numbers_are_those_of_strtod)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         snprintf(text, sizeof text, "{\"step\":1,\"step_ms\":1,\"loss\":%s}\n", texts[i]);
         read_metrics(file(text));
-        const double got = step_value("loss", 0), wanted = strtod(texts[i], NULL);
+        const double got = value_at("loss", 1), wanted = strtod(texts[i], NULL);
         cr_assert_eq(got, wanted, "%.17g, not %.17g", got, wanted);
     }
 }
@@ -131,14 +133,10 @@ Test(metrics, keys_come_in_any_order)
              "\"loss\": null, \"text\":\"x,}\", \"step\": 3 }\r\n\n"
              "{\"validation_ms\":5,\"step\":3,\"validation_loss\":1.5}\n");
     read_metrics(path);
-    cr_assert_eq(m.steps.rows, 1);
-    cr_assert_eq(step_value("step", 0), 3);
-    cr_assert_eq(step_value("skipped", 0), 1);
-    cr_assert(isnan(step_value("loss", 0)));
-    cr_assert_eq(step_value("step_ms", 0), 10);
-    cr_assert_eq(m.validations.rows, 1);
-    cr_assert_eq(value_at(&m.validations, "validation_loss", 0), 1.5);
-    cr_assert_not(m.half_line);
+    cr_assert_eq(value_at("skipped", 3), 1);
+    cr_assert(count_of("loss") == 1 && isnan(value_at("loss", 3)));
+    cr_assert(count_of("step_ms") == 1 && value_at("step_ms", 3) == 10);
+    cr_assert_eq(value_at("validation_loss", 3), 1.5);
 }
 
 Test(metrics, a_resumed_run_forgets_what_it_made_again)
@@ -160,12 +158,13 @@ Test(metrics, a_resumed_run_forgets_what_it_made_again)
     }
     fclose(out);
     read_metrics(tempdir_file(&dir, "metrics.jsonl"));
-    cr_assert_eq(m.steps.rows, 6, "%zu rows", m.steps.rows);
+    const nd_column *losses = nd_metrics_column(&m, "loss");
+    cr_assert_eq(losses->count, 6, "%zu losses", losses->count);
     for (size_t i = 0; i < 6; i++) {
-        cr_assert_eq(step_value("step", i), (double)i + 1);
-        cr_assert_eq(step_value("loss", i), i < 3 ? 1 : 2);
+        cr_assert_eq(losses->points[i].step, (double)i + 1);
+        cr_assert_eq(losses->points[i].value, i < 3 ? 1 : 2);
     }
-    cr_assert_eq(m.validations.rows, 0);
+    cr_assert_eq(count_of("validation_loss"), 0);
     cr_assert_eq(json_array_size(m.events), 2);
     cr_assert_str_eq(event_words(0, "event"), "checkpoint");
     cr_assert_str_eq(event_words(0, "reason"), "interval");
@@ -197,17 +196,16 @@ Test(metrics, losses_of_sources_and_sets_keep_their_names)
                   {"source_tokens.code", 0, 34},
                   {"source_loss.books", NAN, 1.5}};
     read_metrics(path);
-    cr_assert_eq(m.steps.rows, 2);
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-        const double first = step_value(wanted[k].name, 0);
-        const double second = step_value(wanted[k].name, 1);
+        const double first = value_at(wanted[k].name, 3);
+        const double second = value_at(wanted[k].name, 4);
         cr_assert(isnan(wanted[k].first) ? isnan(first) : first == wanted[k].first, "%s",
                   wanted[k].name);
         cr_assert(isnan(wanted[k].second) ? isnan(second) : second == wanted[k].second, "%s",
                   wanted[k].name);
     }
-    cr_assert_eq(value_at(&m.validations, "validation_set_loss.a", 0), 1);
-    cr_assert_eq(value_at(&m.validations, "validation_set_tokens.a", 0), 9);
+    cr_assert_eq(value_at("validation_set_loss.a", 3), 1);
+    cr_assert_eq(value_at("validation_set_tokens.a", 3), 9);
     cr_assert_str_eq(event_words(0, "mesh_was"), "dp_shard 2");
 }
 
@@ -223,13 +221,26 @@ Test(metrics, too_many_names_are_left_out)
     fputs("},\"step_ms\":1}\n", out);
     fclose(out);
     read_metrics(tempdir_file(&dir, "metrics.jsonl"));
-    cr_assert_eq(m.name_count, ND_COLUMNS_MAX);
-    cr_assert_eq(m.steps.rows, 1);
-    cr_assert_eq(step_value("source_loss.007", 0), 7);
-    cr_assert(isnan(step_value("source_loss.2000", 0)));
-    for (int k = 0; k < m.name_count; k++) {
-        cr_assert_lt(strlen(m.names[k]), ND_COLUMN_NAME);
+    cr_assert_eq(m.count, ND_COLUMNS_MAX);
+    cr_assert_eq(value_at("source_loss.007", 1), 7);
+    cr_assert_eq(count_of("source_loss.2000"), 0);
+    for (int k = 0; k < m.count; k++) {
+        cr_assert_lt(strlen(m.columns[k].name), ND_COLUMN_NAME);
     }
+}
+
+/* A name may hold anything, and be cut within a character. */
+Test(metrics, names_are_printable)
+{
+    char text[256], long_name[128] = "";
+    while (strlen(long_name) < ND_COLUMN_NAME) {
+        strcat(long_name, "\xe2\x82\xac");
+    }
+    snprintf(text, sizeof text, "{\"step\":1,\"\x1b[31m\xff\":2,\"%s\":3}\n", long_name);
+    read_metrics(file(text));
+    cr_assert_eq(value_at("\\x1b[31m\\xff", 1), 2);
+    cr_assert(m.columns[3].count == 1 && m.columns[3].points[0].value == 3);
+    cr_assert(nd_is_printable(m.columns[3].name), "%s", m.columns[3].name);
 }
 
 Test(metrics, health_of_linears)
@@ -243,11 +254,10 @@ Test(metrics, health_of_linears)
              "{\"step\":4,\"fp8_health\":{\"weight\":{\"mlp.up_proj\":{\"amax\":9}}}}\n"
              "{\"event\":\"resumed\",\"step\":3,\"from\":\"x\",\"load_ms\":2}\n");
     read_metrics(path);
-    cr_assert_eq(m.health.rows, 1, "%zu", m.health.rows);
-    cr_assert_eq(value_at(&m.health, "step", 0), 2);
-    cr_assert_eq(value_at(&m.health, "fp8_health.input.self_attn.q_proj.saturation", 0), 0.5);
-    cr_assert_eq(value_at(&m.health, "fp8_health.gradient.mlp.down_proj.amax", 0), 2);
-    cr_assert(isnan(value_at(&m.health, "fp8_health.input.self_attn.q_proj.amax", 0)));
+    cr_assert_eq(value_at("fp8_health.input.self_attn.q_proj.saturation", 2), 0.5);
+    cr_assert_eq(value_at("fp8_health.gradient.mlp.down_proj.amax", 2), 2);
+    cr_assert(isnan(value_at("fp8_health.input.self_attn.q_proj.amax", 2)));
+    cr_assert_eq(count_of("fp8_health.weight.mlp.up_proj.amax"), 0, "it was taken back");
 }
 
 /* A file may be cut anywhere: all its whole lines are read. */
@@ -264,8 +274,7 @@ Test(metrics, half_a_line_at_the_end_does_not_count)
     for (size_t cut = 0; cut <= size; cut++) {
         const char *path = tempdir_write(&dir, "metrics.jsonl", text, cut);
         read_metrics(path);
-        cr_assert_eq(m.steps.rows, (size_t)(cut >= one) + (cut == size), "cut at %zu", cut);
-        cr_assert_eq(m.half_line, cut != 0 && cut != one && cut != size, "cut at %zu", cut);
+        cr_assert_eq(count_of("loss"), (size_t)(cut >= one) + (cut == size), "cut at %zu", cut);
     }
     free(text);
 }
@@ -302,5 +311,5 @@ Test(metrics, no_file_and_an_empty_one)
 {
     assert_fails(nd_metrics_read(tempdir_file(&dir, "none"), &m), ND_ERR_DATA, "none");
     read_metrics(file(""));
-    cr_assert_eq(m.steps.rows, 0);
+    cr_assert_eq(count_of("loss"), 0);
 }

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The columns of a run as curves, for the charts of a page, and as a few numbers, for its tables.
+ * The script knows what each is. */
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/precision/precision.h"
+#include "trainer/view/parts.h"
+
+/* Reducing. */
+
+void nd_curve_begin(nd_curve *curve, int parts, int64_t first, int64_t last)
+{
+    int64_t steps = last >= first ? last - first + 1 : 1;
+    parts = parts < 1 ? 1 : parts > ND_CURVE_MAX ? ND_CURVE_MAX : parts;
+    curve->first = first;
+    curve->last = last;
+    curve->parts = steps < parts ? (int)steps : parts;
+    curve->parts_per_step = (double)curve->parts / (double)steps;
+    for (int i = 0; i < curve->parts; i++) {
+        curve->part[i] = (nd_curve_part){0, INFINITY, -INFINITY, 0, 0};
+    }
+}
+
+/* While values are added, step and mean hold sums. */
+void nd_curve_add(nd_curve *curve, int64_t step, double value)
+{
+    if (step < curve->first || step > curve->last || !isfinite(value)) {
+        return;
+    }
+    int i = (int)((double)(step - curve->first) * curve->parts_per_step);
+    nd_curve_part *part = &curve->part[i < curve->parts ? i : curve->parts - 1];
+    part->step += (double)step;
+    part->mean += value;
+    part->low = value < part->low ? value : part->low;
+    part->high = value > part->high ? value : part->high;
+    part->count++;
+}
+
+void nd_curve_end(nd_curve *curve)
+{
+    int kept = 0;
+    for (int i = 0; i < curve->parts; i++) {
+        nd_curve_part part = curve->part[i];
+        if (part.count == 0) {
+            continue;
+        }
+        part.step /= (double)part.count;
+        part.mean /= (double)part.count;
+        curve->part[kept++] = part;
+    }
+    curve->parts = kept;
+}
+
+/* Curves. */
+
+/* An interval takes about 30 bytes of each of nine charts, so that a page of several runs stays
+ * below 1 MB. The tables of a run take as much as PARTS_OF_RUN intervals in each chart. */
+enum {
+    PARTS_OF_ALL = 1200, /* of the curves of a chart together */
+    PARTS_OF_RUN = 16
+};
+
+_Static_assert(PARTS_OF_ALL / ND_PAGE_RUNS_MAX > PARTS_OF_RUN, "curves of many runs have parts");
+
+/* The columns that have a curve of their own. */
+static const char *const curve_names[] = {"loss",         "validation_loss",   "grad_norm",
+                                          "lr",           "tokens_per_second", "step_ms",
+                                          "data_wait_ms", "peak_memory_bytes", "wire_bytes",
+                                          "slowest_ms",   "fastest_ms",        "skipped"};
+
+typedef struct drawing {
+    const nd_metrics *metrics;
+    int64_t first, last; /* steps of all runs of the page */
+    int parts;           /* of a curve */
+    nd_curve curve;      /* that is made now */
+    json_t *curves;      /* owned; NULL: no memory */
+} drawing;
+
+json_t *nd_number(double value)
+{
+    const bool whole = value == floor(value) && fabs(value) < 1e15;
+    return !isfinite(value) ? json_null()
+           : whole          ? json_integer((json_int_t)value)
+                            : json_real(value);
+}
+
+/* With five significant digits. */
+static json_t *short_number(double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.5g", value);
+    return nd_number(value == floor(value) ? value : strtod(text, NULL));
+}
+
+/* A list of one member of all parts, for the key. */
+static void set_list(json_t **object, const char *key, const nd_curve *c, size_t member)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < c->parts; i++) {
+        double value;
+        memcpy(&value, (const char *)&c->part[i] + member, sizeof value);
+        nd_json_append(&list, member == offsetof(nd_curve_part, step) ? json_real(value)
+                                                                      : short_number(value));
+    }
+    nd_json_set(object, key, list);
+}
+
+static void add_column(drawing *d, const nd_column *column)
+{
+    for (size_t i = 0; i < column->count; i++) {
+        nd_curve_add(&d->curve, (int64_t)column->points[i].step, column->points[i].value);
+    }
+}
+
+static void end_curve(drawing *d, const char *name)
+{
+    nd_curve_end(&d->curve);
+    if (d->curve.parts > 0) {
+        json_t *curve = json_object();
+        set_list(&curve, "step", &d->curve, offsetof(nd_curve_part, step));
+        set_list(&curve, "mean", &d->curve, offsetof(nd_curve_part, mean));
+        set_list(&curve, "low", &d->curve, offsetof(nd_curve_part, low));
+        set_list(&curve, "high", &d->curve, offsetof(nd_curve_part, high));
+        nd_json_set(&d->curves, name, curve);
+    }
+}
+
+static bool begins_with(const nd_column *column, const char *words)
+{
+    return strncmp(column->name, words, strlen(words)) == 0;
+}
+
+/* All columns of a family; the more there are, the fewer parts has each. */
+static void draw_family(drawing *d, const char *family)
+{
+    const nd_metrics *m = d->metrics;
+    int count = 0;
+    for (int k = 0; k < m->count; k++) {
+        count += begins_with(&m->columns[k], family);
+    }
+    for (int k = 0; k < m->count; k++) {
+        if (begins_with(&m->columns[k], family)) {
+            nd_curve_begin(&d->curve, PARTS_OF_ALL / count, d->first, d->last);
+            add_column(d, &m->columns[k]);
+            end_curve(d, m->columns[k].name);
+        }
+    }
+}
+
+/* A curve "fp8_underflow.input" for each kind of operand, of all linears. */
+static void draw_health(drawing *d, const char *measure)
+{
+    const nd_metrics *m = d->metrics;
+    for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
+        const char *operand = nd_operand_name((nd_operand_kind)kind);
+        char name[ND_COLUMN_NAME];
+        snprintf(name, sizeof name, "fp8_health.%s.", operand);
+        nd_curve_begin(&d->curve, PARTS_OF_ALL / (2 * ND_OPERAND_KINDS), d->first, d->last);
+        for (int k = 0; k < m->count; k++) {
+            const char *dot = strrchr(m->columns[k].name, '.');
+            if (begins_with(&m->columns[k], name) && strcmp(dot + 1, measure) == 0) {
+                add_column(d, &m->columns[k]);
+            }
+        }
+        snprintf(name, sizeof name, "fp8_%s.%s", measure, operand);
+        end_curve(d, name);
+    }
+}
+
+/* Tokens and seconds of training at the steps of the run, for the other x axes. */
+static void add_axes(drawing *d, json_t **run)
+{
+    const nd_column *ms = nd_metrics_column(d->metrics, "step_ms");
+    double seconds = 0;
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
+    for (size_t i = 0; i < ms->count; i++) {
+        seconds += isfinite(ms->points[i].value) ? ms->points[i].value / 1e3 : 0;
+        nd_curve_add(&d->curve, (int64_t)ms->points[i].step, seconds);
+    }
+    nd_curve_end(&d->curve);
+    set_list(run, "step", &d->curve, offsetof(nd_curve_part, step));
+    set_list(run, "seconds", &d->curve, offsetof(nd_curve_part, mean));
+    nd_curve_begin(&d->curve, d->parts, d->first, d->last);
+    add_column(d, nd_metrics_column(d->metrics, "tokens_seen"));
+    nd_curve_end(&d->curve);
+    set_list(run, "tokens", &d->curve, offsetof(nd_curve_part, mean));
+}
+
+void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int runs, json_t **run)
+{
+    drawing d = {.metrics = metrics,
+                 .first = first,
+                 .last = last,
+                 .parts = PARTS_OF_ALL / runs - PARTS_OF_RUN,
+                 .curves = json_object()};
+    for (size_t i = 0; i < sizeof curve_names / sizeof *curve_names; i++) {
+        nd_curve_begin(&d.curve, d.parts, first, last);
+        add_column(&d, nd_metrics_column(metrics, curve_names[i]));
+        end_curve(&d, curve_names[i]);
+    }
+    if (runs == 1) {
+        draw_family(&d, "source_loss.");
+        draw_family(&d, "validation_set_loss.");
+        draw_health(&d, "underflow");
+        draw_health(&d, "saturation");
+    }
+    add_axes(&d, run);
+    nd_json_set(run, "curves", d.curves);
+}
+
+/* Numbers. */
+
+enum { WARM_UP = 2, END_MAX = 50, SAMPLE_MAX = 8192 };
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of at most SAMPLE_MAX values, which lie evenly among all. */
+static double median_of(const nd_column *column)
+{
+    const size_t from = column->count > WARM_UP ? WARM_UP : 0;
+    const size_t every = (column->count - from) / SAMPLE_MAX + 1;
+    double sample[SAMPLE_MAX];
+    size_t count = 0;
+    for (size_t i = from; i < column->count; i += every) {
+        if (isfinite(column->points[i].value)) {
+            sample[count++] = column->points[i].value;
+        }
+    }
+    qsort(sample, count, sizeof *sample, by_value);
+    return count > 0 ? (sample[(count - 1) / 2] + sample[count / 2]) / 2 : NAN;
+}
+
+/* Losses of joined and of separate documents do not compare: those of validations count from the
+ * last change on. */
+static size_t first_comparable(const nd_metrics *m, const nd_column *column)
+{
+    const nd_column *lengths = nd_metrics_column(m, "separate_length");
+    size_t from = column->count;
+    if (strcmp(column->name, "validation_loss") != 0) {
+        return 0;
+    }
+    const double last = nd_column_at(lengths, column->points[from - 1].step);
+    while (from > 0) {
+        const double length = nd_column_at(lengths, column->points[from - 1].step);
+        if (length != last && !(isnan(length) && isnan(last))) {
+            break;
+        }
+        from--;
+    }
+    return from;
+}
+
+/* The layer of the largest value, of a column with such a companion; NaN. */
+static double layer_at(const nd_metrics *m, const nd_column *column, double step)
+{
+    char name[ND_COLUMN_NAME + 8];
+    snprintf(name, sizeof name, "%s_layer", column->name);
+    return begins_with(column, "fp8_health.") ? nd_column_at(nd_metrics_column(m, name), step)
+                                              : NAN;
+}
+
+static json_t *sum_up(const nd_metrics *m, const nd_column *column)
+{
+    const size_t tenth = column->count / 10, all = column->count;
+    const size_t from = first_comparable(m, column);
+    const size_t tail = tenth < 1 ? 1 : tenth > END_MAX ? END_MAX : tenth;
+    nd_point first = {NAN, NAN}, last = first, least = first, largest = first;
+    double sum = 0, end_sum = 0;
+    int64_t count = 0, end_count = 0;
+    for (size_t i = from; i < all; i++) {
+        const nd_point p = column->points[i];
+        if (!isfinite(p.value)) {
+            continue;
+        }
+        first = isnan(first.value) ? p : first;
+        last = p;
+        least = p.value >= least.value ? least : p;
+        largest = p.value <= largest.value ? largest : p;
+        sum += p.value;
+        count++;
+        end_sum += i + tail >= all ? p.value : 0;
+        end_count += i + tail >= all;
+    }
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"count", (double)count},
+                   {"lost", (double)((int64_t)(all - from) - count)},
+                   {"sum", sum},
+                   {"mean", sum / (double)count},
+                   {"first", first.value},
+                   {"last", last.value},
+                   {"least", least.value},
+                   {"least_step", least.step},
+                   {"largest", largest.value},
+                   {"largest_step", largest.step},
+                   {"median", median_of(column)},
+                   {"end", end_sum / (double)end_count},
+                   {"layer", layer_at(m, column, largest.step)}};
+    json_t *object = json_object();
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (isfinite(numbers[i].value)) {
+            nd_json_set(&object, numbers[i].key, nd_number(numbers[i].value));
+        }
+    }
+    return object;
+}
+
+json_t *nd_columns_sum_up(const nd_metrics *m)
+{
+    json_t *columns = json_object();
+    for (int k = 0; k < m->count; k++) {
+        const nd_column *column = &m->columns[k];
+        const char *end = column->name + strlen(column->name);
+        const bool layer = begins_with(column, "fp8_health.") && end - column->name > 6 &&
+                           strcmp(end - 6, "_layer") == 0;
+        if (column->count > 0 && !layer) {
+            nd_json_set(&columns, column->name, sum_up(m, column));
+        }
+    }
+    return columns;
+}
