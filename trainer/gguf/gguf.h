@@ -8,8 +8,7 @@
  *
  *   model    names and order of the tensors, and the whole file
  *   tokens   the keys of the tokenizer
- *   values   how weights are stored
- *   head     the layout of keys and list
+ *   format   how keys and weights are stored
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,7 +16,7 @@
 #include <stdio.h>
 
 #include "runtime/base/status.h"
-#include "trainer/layout/layout.h"
+#include "trainer/weights/weights.h"
 
 /* model */
 
@@ -30,64 +29,57 @@ typedef enum nd_gguf_type {
 } nd_gguf_type;
 
 /*
- * Writes the model of a Hugging Face folder, tokenizer included, as the new file `path`; it appears
- * when it is complete. Matrices have the type `type`; vectors are F32, and so is a matrix whose
- * rows are no blocks of 32 when the type is Q8_0 (then F16). Memory holds the tokenizer and a piece
- * of the weights.
+ * Writes the model of a Hugging Face folder, which was checked, and the folder's tokenizer as the
+ * new file `path`; it appears when it is complete. Matrices have the type `type`, or F16 where that
+ * is Q8_0 and their rows are no blocks of 32; vectors are F32. Memory holds the tokenizer and a
+ * piece of the weights.
  * *bytes: the size of the file.
  *
- * ND_ERR_DATA: the folder is no complete model, or has no tokenizer, or one that llama.cpp does not
- * know; the sentence names it. ND_ERR_CANTCREATE: `path` exists, or cannot be written.
+ * ND_ERR_DATA: the model is of a type that is not written, or the folder has no tokenizer, or one
+ * that is not; the sentence names it. ND_ERR_CANTCREATE: `path` exists, or cannot be written.
  */
-nd_status nd_gguf_export(const char *folder, nd_gguf_type type, const char *path, uint64_t *bytes);
+nd_status nd_gguf_export(const nd_hf_reader *model, const char *folder, nd_gguf_type type,
+                         const char *path, uint64_t *bytes);
 
-/* values */
+/* format */
 
-/* Bytes of `count` values of a row. For Q8_0, count is a multiple of 32. */
+/* Bytes of `count` values of whole rows. For Q8_0, rows are multiples of 32. */
 int64_t nd_gguf_bytes(nd_gguf_type type, int64_t count);
 /* Stores values of whole rows. False: F16, or a scale in F16, cannot hold one of them. Q8_0: the
  * scale is the greatest magnitude / 127; quotients are rounded to the nearest, halves away from
  * zero. */
 bool nd_gguf_store(nd_gguf_type type, const float *values, int64_t count, void *out);
 
-/* head */
+/* A file that is being written. A failure shows in ferror(out). */
+typedef struct nd_gguf {
+    FILE *out;          /* borrowed, as is the family */
+    const char *family; /* stands before keys that begin with a point */
+    uint64_t keys;      /* written */
+} nd_gguf;
 
-/* Keys and list, each written into memory by the functions below. A failure for want of memory
- * shows in nd_gguf_head_write. */
-typedef struct nd_gguf_head {
-    const char *family; /* stands before keys that begin with a point; borrowed */
-    FILE *keys, *list;  /* memory streams */
-    char *keys_text, *list_text;
-    size_t keys_bytes, list_bytes;
-    uint64_t key_count, tensor_count;
-    uint64_t data_bytes; /* of all tensors, with padding */
-} nd_gguf_head;
+/* Numbers of the format (gguf_type): kinds of values. */
+typedef enum nd_gguf_kind {
+    ND_GGUF_KIND_U32 = 4,
+    ND_GGUF_KIND_I32 = 5,
+    ND_GGUF_KIND_F32 = 6,
+    ND_GGUF_KIND_FLAG = 7,
+    ND_GGUF_KIND_TEXT = 8,
+    ND_GGUF_KIND_ARRAY = 9,
+} nd_gguf_kind;
 
-nd_status nd_gguf_head_init(nd_gguf_head *head, const char *family);
-void nd_gguf_head_fini(nd_gguf_head *head); /* an all-zero one is legal */
-void nd_gguf_u32(nd_gguf_head *head, const char *key, uint32_t value);
-void nd_gguf_f32(nd_gguf_head *head, const char *key, double value);
-void nd_gguf_flag(nd_gguf_head *head, const char *key, bool value);
-void nd_gguf_text(nd_gguf_head *head, const char *key, const char *text, size_t size);
-/* An array; the caller then adds `count` texts, or numbers of 32 bits. */
-typedef enum nd_gguf_elements {
-    ND_GGUF_I32S = 5,
-    ND_GGUF_F32S = 6,
-    ND_GGUF_TEXTS = 8,
-} nd_gguf_elements;
-void nd_gguf_array(nd_gguf_head *head, const char *key, nd_gguf_elements type, uint64_t count);
-void nd_gguf_add_text(nd_gguf_head *head, const char *text, size_t size);
-void nd_gguf_add_number(nd_gguf_head *head, const void *number);
-/* Lists a tensor of rows x cols (1 row: a vector); *offset: where its values lie, from the first
- * tensor on. */
-void nd_gguf_tensor(nd_gguf_head *head, const char *name, nd_gguf_type type, int64_t rows,
-                    int64_t cols, uint64_t *offset);
-/* The head of the file, padded to the first tensor; owned by the caller. */
-nd_status nd_gguf_head_write(nd_gguf_head *head, char **out, size_t *size);
+/* The lowest `bytes` bytes of a number. */
+void nd_gguf_put(nd_gguf *file, uint64_t number, size_t bytes);
+void nd_gguf_put_text(nd_gguf *file, const char *text, size_t size);
+/* A key with its value; behind an array's the caller puts `count` values of the kind. */
+void nd_gguf_u32(nd_gguf *file, const char *key, uint32_t value);
+void nd_gguf_f32(nd_gguf *file, const char *key, double value);
+void nd_gguf_flag(nd_gguf *file, const char *key, bool value);
+void nd_gguf_text(nd_gguf *file, const char *key, const char *text);
+void nd_gguf_array(nd_gguf *file, const char *key, nd_gguf_kind kind, size_t count);
 
 /* tokens */
 
-/* Adds the keys of the tokenizer in the folder, for a model of this shape. */
-nd_status nd_gguf_add_tokens(nd_gguf_head *head, const char *folder, const nd_shape *shape);
+/* Writes the keys of the tokenizer in the folder, for a model of this shape. */
+nd_status nd_gguf_add_tokens(nd_gguf *file, const char *folder, const nd_shape *shape);
 
 #endif

@@ -1,71 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "trainer/corpus/chat.h"
 #include "trainer/gguf/gguf.h"
 #include "trainer/text/parts.h"
 
 /* Kinds of tokens (llama_token_type). */
-enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, BYTE = 6 };
-enum { JSON_BYTES_MAX = 256 << 20 };
+enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 };
 
 typedef struct source {
     const char *folder;
     const nd_shape *shape;
     nd_tokenizer *tokenizer;
-    json_t *root;   /* tokenizer.json */
     json_t *config; /* tokenizer_config.json; NULL: there is none */
 } source;
 
 static nd_status open_source(source *s)
 {
-    char *path = NULL, *text = NULL;
-    size_t size = 0;
+    char *path = NULL;
     bool there = false;
-    json_error_t error;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
+    ND_TRY(nd_fs_has(s->folder, "tokenizer.json", &there));
     if (!there) {
-        status = nd_fail(ND_ERR_DATA,
-                         "\"%s\" has no tokenizer.json, and a GGUF file holds the tokenizer too; "
-                         "copy the model's tokenizer.json there",
-                         s->folder);
-        goto out;
+        return nd_fail(ND_ERR_DATA,
+                       "\"%s\" has no tokenizer.json, and a GGUF file holds the tokenizer too; "
+                       "copy the model's tokenizer.json there",
+                       s->folder);
     }
-    ND_TRY_OUT(nd_tokenizer_open(path, &s->tokenizer));
-    ND_TRY_OUT(nd_fs_read(path, JSON_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    s->root = json_loadb(text, size, JSON_ALLOW_NUL, &error);
-    if (!s->root) { /* it was read before */
-        status =
-            nd_json_no_memory(&error)
-                ? nd_fail_memory("reading \"%s\"", path)
-                : nd_fail(ND_ERR_DATA, "\"%s\" line %d, column %d: %s; it has changed meanwhile",
-                          path, error.line, error.column, error.text);
-        goto out;
-    }
-    ND_TRY_OUT(nd_tokenizer_config_read(s->folder, &s->config));
-    if (nd_tokenizer_vocab_size(s->tokenizer) > s->shape->vocab) {
-        status = nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
-                         s->folder, (int)nd_tokenizer_vocab_size(s->tokenizer),
-                         (long long)s->shape->vocab);
-    }
-out:
-    free(text);
+    ND_TRY(nd_fs_format(&path, "%s/tokenizer.json", s->folder));
+    const nd_status status = nd_tokenizer_open(path, &s->tokenizer);
     free(path);
-    return status;
-}
-
-static void close_source(source *s)
-{
-    nd_tokenizer_close(s->tokenizer);
-    json_decref(s->root);
-    json_decref(s->config);
+    ND_TRY(status);
+    if (nd_tokenizer_vocab_size(s->tokenizer) > s->shape->vocab) {
+        return nd_fail(ND_ERR_DATA, "the tokenizer of \"%s\" has %d ids, and the model has %lld",
+                       s->folder, (int)nd_tokenizer_vocab_size(s->tokenizer),
+                       (long long)s->shape->vocab);
+    }
+    return nd_tokenizer_config_read(s->folder, &s->config);
 }
 
 /* llama.cpp's names for the ways to cut a text into words. NULL: it has none for this tokenizer. */
@@ -96,156 +69,73 @@ static const char *find_splitting(const nd_tokenizer *t)
                                       : NULL;
 }
 
-static bool is(const char *text, const char *wanted)
+static int32_t kind_of(const nd_tokenizer *t, int32_t id)
 {
-    return text && strcmp(text, wanted) == 0;
-}
-
-/* Llama 2's form puts a mark in place of each blank, and bytes in place of a character without a
- * piece. *prefix: it puts a mark before the text too. */
-static bool is_sentencepiece(const nd_tokenizer *t, bool *prefix)
-{
-    const nd_rewrite *last = &t->rewrites[t->rewrite_count > 0 ? t->rewrite_count - 1 : 0];
-    const bool marks = is(last->from, " ") && is(last->to, ND_TEXT_MARK);
-    const bool prepends = t->rewrite_count == 2 && !t->rewrites[0].compose &&
-                          !t->rewrites[0].from && is(t->rewrites[0].to, ND_TEXT_MARK);
-    const bool rewrites =
-        t->metaspace == ND_METASPACE_NONE && marks && (t->rewrite_count == 1 || prepends);
-    const bool metaspace = t->metaspace != ND_METASPACE_NONE && t->rewrite_count == 0;
-    *prefix = prepends || t->metaspace == ND_METASPACE_FIRST || t->metaspace == ND_METASPACE_ALWAYS;
-    return !t->byte_level && t->bpe.fallback && t->splitter_count == 0 && (rewrites || metaspace);
-}
-
-static int kind_of(const nd_tokenizer *t, int32_t id, const char *text)
-{
-    int kind = NORMAL;
+    int32_t kind = nd_tokenizer_token(t, id, &(size_t){0}) ? NORMAL : UNUSED;
     for (int i = 0; i < t->added_count; i++) {
         if (t->added[i].id == id) {
             kind = t->added[i].special ? CONTROL : USER_DEFINED;
         }
     }
-    unsigned byte;
-    if (id == t->bpe.unknown) {
-        kind = UNKNOWN;
-    } else if (!t->byte_level && strlen(text) == 6 && sscanf(text, "<0x%2X>", &byte) == 1) {
-        kind = BYTE;
-    }
     return kind;
 }
 
-static void add_vocabulary(nd_gguf_head *head, const source *s)
+static void add_vocabulary(nd_gguf *g, const source *s)
 {
-    const nd_tokenizer *t = s->tokenizer;
     const int32_t count = (int32_t)s->shape->vocab;
-    nd_gguf_array(head, "tokenizer.ggml.tokens", ND_GGUF_TEXTS, (uint64_t)count);
+    nd_gguf_array(g, "tokenizer.ggml.tokens", ND_GGUF_KIND_TEXT, (size_t)count);
     for (int32_t id = 0; id < count; id++) {
-        size_t size = 0;
         char unused[32];
-        const char *text = nd_tokenizer_token(t, id, &size);
-        if (!text) {
-            size = (size_t)snprintf(unused, sizeof unused, "[PAD%d]", (int)id);
-            text = unused;
-        }
-        nd_gguf_add_text(head, text, size);
+        size_t size;
+        const char *text = nd_tokenizer_token(s->tokenizer, id, &size);
+        const int n = snprintf(unused, sizeof unused, "[PAD%d]", (int)id);
+        nd_gguf_put_text(g, text ? text : unused, text ? size : (size_t)n);
     }
-    nd_gguf_array(head, "tokenizer.ggml.token_type", ND_GGUF_I32S, (uint64_t)count);
+    nd_gguf_array(g, "tokenizer.ggml.token_type", ND_GGUF_KIND_I32, (size_t)count);
     for (int32_t id = 0; id < count; id++) {
-        size_t size = 0;
-        const char *text = nd_tokenizer_token(t, id, &size);
-        const int32_t kind = text ? kind_of(t, id, text) : UNUSED;
-        nd_gguf_add_number(head, &kind);
+        nd_gguf_put(g, (uint64_t)kind_of(s->tokenizer, id), 4);
     }
 }
 
-/* A merge of the file: "left right", or a list of both. */
-static nd_status add_merge(nd_gguf_head *head, const json_t *merge)
+static int by_rank(const void *a, const void *b)
 {
-    if (json_is_string(merge)) {
-        nd_gguf_add_text(head, json_string_value(merge), json_string_length(merge));
-        return ND_OK;
+    return ((const nd_merge *)a)->rank - ((const nd_merge *)b)->rank;
+}
+
+static nd_status add_merges(nd_gguf *g, const nd_tokenizer *t)
+{
+    const nd_merges *m = &t->merges;
+    const int32_t pairs = m->any ? ND_MERGES_FIRST_IDS * ND_MERGES_FIRST_IDS : 0;
+    nd_merge *list = NULL;
+    size_t count = 0;
+    ND_TRY(ND_ALLOC(m->slots + (size_t)pairs, &list));
+    for (int32_t i = 0; i < pairs; i++) {
+        const int32_t left = m->first_id + i / ND_MERGES_FIRST_IDS;
+        const int32_t right = m->first_id + i % ND_MERGES_FIRST_IDS;
+        list[count] = (nd_merge){left, right, m->first_pairs[i].rank, m->first_pairs[i].id};
+        count += list[count].rank != ND_MERGE_NONE;
     }
-    const json_t *left = json_array_get(merge, 0), *right = json_array_get(merge, 1);
-    const size_t size = json_string_length(left) + 1 + json_string_length(right);
-    char *text = NULL;
-    ND_TRY(nd_fs_format(&text, "%s %s", json_string_value(left), json_string_value(right)));
-    nd_gguf_add_text(head, text, size);
-    free(text);
+    for (uint32_t i = 0; i < m->slots; i++) {
+        list[count] = m->table[i];
+        count += list[count].left >= 0;
+    }
+    qsort(list, count, sizeof *list, by_rank);
+    nd_gguf_array(g, "tokenizer.ggml.merges", ND_GGUF_KIND_TEXT, count);
+    for (size_t i = 0; i < count; i++) {
+        size_t left, right;
+        const char *first = nd_tokenizer_token(t, list[i].left, &left);
+        const char *second = nd_tokenizer_token(t, list[i].right, &right);
+        nd_gguf_put(g, left + 1 + right, 8);
+        fprintf(g->out, "%s %s", first, second);
+    }
+    free(list);
     return ND_OK;
 }
 
-static nd_status add_merges(nd_gguf_head *head, const source *s)
-{
-    const json_t *merges = json_object_get(json_object_get(s->root, "model"), "merges");
-    nd_gguf_array(head, "tokenizer.ggml.merges", ND_GGUF_TEXTS, json_array_size(merges));
-    for (size_t i = 0; i < json_array_size(merges); i++) {
-        ND_TRY(add_merge(head, json_array_get(merges, i)));
-    }
-    return ND_OK;
-}
-
-static bool is_added(const nd_tokenizer *t, int32_t id)
-{
-    for (int i = 0; i < t->added_count; i++) {
-        if (t->added[i].id == id) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/*
- * llama.cpp has no merges in this form: it joins two pieces whenever a piece has the text of both,
- * and the pair of the highest score first. So a piece has minus the rank of the first merge that
- * makes it, each pair of pieces that could make it must be a merge, and the merges of a piece must
- * follow one another.
- */
-static nd_status score_piece(const source *s, int32_t id, float *score)
-{
-    const nd_tokenizer *t = s->tokenizer;
-    size_t size = 0;
-    const char *text = nd_tokenizer_token(t, id, &size);
-    int32_t first = ND_MERGE_NONE, last = -1, count = 0;
-    for (size_t cut = 1; cut < size && !is_added(t, id); cut++) {
-        const int32_t left = nd_tokenizer_find(t, text, cut);
-        const int32_t right = left < 0 ? -1 : nd_tokenizer_find(t, text + cut, size - cut);
-        if (right < 0 || is_added(t, left) || is_added(t, right)) {
-            continue;
-        }
-        const nd_merged merged = nd_merges_find(&t->merges, left, right);
-        if (merged.rank == ND_MERGE_NONE) {
-            return nd_fail(ND_ERR_DATA,
-                           "the tokenizer of \"%s\" does not merge \"%.*s\" and \"%.*s\", whose "
-                           "texts together are a piece; llama.cpp would, so the ids would differ",
-                           s->folder, (int)cut, text, (int)(size - cut), text + cut);
-        }
-        first = merged.rank < first ? merged.rank : first;
-        last = merged.rank > last ? merged.rank : last;
-        count++;
-    }
-    *score = count > 0 ? -1 - (float)first : 0;
-    return count == 0 || last - first + 1 == count
-               ? ND_OK
-               : nd_fail(ND_ERR_DATA,
-                         "the tokenizer of \"%s\" has merges of other pieces between those that "
-                         "make \"%.*s\"; llama.cpp ranks pieces, so the ids would differ",
-                         s->folder, (int)size, text);
-}
-
-static nd_status add_scores(nd_gguf_head *head, const source *s)
-{
-    nd_gguf_array(head, "tokenizer.ggml.scores", ND_GGUF_F32S, (uint64_t)s->shape->vocab);
-    for (int32_t id = 0; id < s->shape->vocab; id++) {
-        float score = 0;
-        ND_TRY(score_piece(s, id, &score));
-        nd_gguf_add_number(head, &score);
-    }
-    return ND_OK;
-}
-
-static void add_id(nd_gguf_head *head, const char *key, int64_t id)
+static void add_id(nd_gguf *g, const char *key, int64_t id)
 {
     if (id >= 0) {
-        nd_gguf_u32(head, key, (uint32_t)id);
+        nd_gguf_u32(g, key, (uint32_t)id);
     }
 }
 
@@ -257,7 +147,7 @@ static int32_t named_token(const source *s, const char *key)
 }
 
 /* What the tokenizer adds to texts counts, whatever config.json says. */
-static nd_status add_special(nd_gguf_head *head, const source *s)
+static nd_status add_special(nd_gguf *g, const source *s)
 {
     const nd_tokenizer *t = s->tokenizer;
     const int32_t end_of_turn = named_token(s, "eos_token");
@@ -275,34 +165,28 @@ static nd_status add_special(nd_gguf_head *head, const source *s)
                        "it; write eos_token_id in config.json",
                        s->folder);
     }
-    add_id(head, "tokenizer.ggml.bos_token_id",
-           t->before_count > 0 ? t->before[0] : s->shape->bos_id);
-    add_id(head, "tokenizer.ggml.eos_token_id", end);
-    add_id(head, "tokenizer.ggml.unknown_token_id", t->bpe.unknown);
-    add_id(head, "tokenizer.ggml.padding_token_id", named_token(s, "pad_token"));
-    if (end_of_turn != end) {
-        add_id(head, "tokenizer.ggml.eot_token_id", end_of_turn);
-    }
-    nd_gguf_flag(head, "tokenizer.ggml.add_bos_token", t->before_count > 0);
-    nd_gguf_flag(head, "tokenizer.ggml.add_eos_token", t->behind_count > 0);
+    add_id(g, "tokenizer.ggml.bos_token_id", t->before_count > 0 ? t->before[0] : s->shape->bos_id);
+    add_id(g, "tokenizer.ggml.eos_token_id", end);
+    add_id(g, "tokenizer.ggml.padding_token_id", named_token(s, "pad_token"));
+    add_id(g, "tokenizer.ggml.eot_token_id", end_of_turn);
+    nd_gguf_flag(g, "tokenizer.ggml.add_bos_token", t->before_count > 0);
+    nd_gguf_flag(g, "tokenizer.ggml.add_eos_token", t->behind_count > 0);
     return ND_OK;
 }
 
-static nd_status add_chat_template(nd_gguf_head *head, const source *s)
+static nd_status add_chat_template(nd_gguf *g, const source *s)
 {
     char *text = NULL;
     ND_TRY(nd_chat_template_read(s->folder, &text));
     if (text) {
-        nd_gguf_text(head, "tokenizer.chat_template", text, strlen(text));
+        nd_gguf_text(g, "tokenizer.chat_template", text);
     }
     free(text);
     return ND_OK;
 }
 
-/* Tells what llama.cpp does otherwise. */
-static void warn_of_differences(const source *s)
+static void warn_of_added(const nd_tokenizer *t)
 {
-    const nd_tokenizer *t = s->tokenizer;
     int count = 0;
     for (int i = 0; i < t->added_count; i++) {
         count += t->added[i].single_word || t->added[i].lstrip || t->added[i].rstrip;
@@ -313,47 +197,33 @@ static void warn_of_differences(const source *s)
                        "them",
                        count);
     }
-    if (t->metaspace == ND_METASPACE_FIRST) {
-        nd_log_warning("the tokenizer puts a blank before a text only where none is; llama.cpp "
-                       "puts one before each, so texts that begin with a blank get other ids");
-    }
 }
 
-static nd_status add_model(nd_gguf_head *head, const source *s)
+static nd_status add_all(nd_gguf *g, const source *s)
 {
-    const nd_tokenizer *t = s->tokenizer;
-    bool prefix = false;
-    const char *splitting = find_splitting(t);
-    if (splitting) {
-        nd_gguf_text(head, "tokenizer.ggml.model", "gpt2", 4);
-        nd_gguf_text(head, "tokenizer.ggml.pre", splitting, strlen(splitting));
-        add_vocabulary(head, s);
-        return add_merges(head, s);
+    const char *splitting = find_splitting(s->tokenizer);
+    if (!splitting) {
+        return nd_fail(ND_ERR_DATA,
+                       "the tokenizer of \"%s\" is none of the forms of GPT-2, Llama 3, Qwen 2 and "
+                       "SmolLM, which are written; convert_hf_to_gguf.py of llama.cpp reads this "
+                       "folder",
+                       s->folder);
     }
-    if (is_sentencepiece(t, &prefix)) {
-        nd_gguf_text(head, "tokenizer.ggml.model", "llama", 5);
-        nd_gguf_text(head, "tokenizer.ggml.pre", "default", 7);
-        nd_gguf_flag(head, "tokenizer.ggml.add_space_prefix", prefix);
-        add_vocabulary(head, s);
-        return add_scores(head, s);
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "the tokenizer of \"%s\" rewrites texts or cuts them into words in a way that "
-                   "llama.cpp has no name for; the forms of GPT-2, Llama 2, Llama 3, Qwen 2 and "
-                   "SmolLM are known",
-                   s->folder);
+    warn_of_added(s->tokenizer);
+    nd_gguf_text(g, "tokenizer.ggml.model", "gpt2");
+    nd_gguf_text(g, "tokenizer.ggml.pre", splitting);
+    add_vocabulary(g, s);
+    ND_TRY(add_merges(g, s->tokenizer));
+    ND_TRY(add_special(g, s));
+    return add_chat_template(g, s);
 }
 
-nd_status nd_gguf_add_tokens(nd_gguf_head *head, const char *folder, const nd_shape *shape)
+nd_status nd_gguf_add_tokens(nd_gguf *file, const char *folder, const nd_shape *shape)
 {
     source s = {.folder = folder, .shape = shape};
-    nd_status status = ND_OK;
-    ND_TRY_OUT(open_source(&s));
-    warn_of_differences(&s);
-    ND_TRY_OUT(add_model(head, &s));
-    ND_TRY_OUT(add_special(head, &s));
-    status = add_chat_template(head, &s);
-out:
-    close_source(&s);
+    nd_status status = open_source(&s);
+    status = status == ND_OK ? add_all(file, &s) : status;
+    nd_tokenizer_close(s.tokenizer);
+    json_decref(s.config);
     return status;
 }

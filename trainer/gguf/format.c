@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "runtime/base/math.h"
 #include "runtime/tensor/dtype.h"
 #include "trainer/gguf/gguf.h"
 
@@ -89,4 +88,56 @@ bool nd_gguf_store(nd_gguf_type type, const float *values, int64_t count, void *
         break;
     }
     return held;
+}
+
+void nd_gguf_put(nd_gguf *file, uint64_t number, size_t bytes)
+{
+    fwrite(&number, bytes, 1, file->out);
+}
+
+void nd_gguf_put_text(nd_gguf *file, const char *text, size_t size)
+{
+    nd_gguf_put(file, size, 8);
+    fwrite(text, 1, size, file->out);
+}
+
+static void begin_key(nd_gguf *file, const char *key, nd_gguf_kind kind)
+{
+    const char *family = *key == '.' ? file->family : "";
+    nd_gguf_put(file, strlen(family) + strlen(key), 8);
+    fprintf(file->out, "%s%s", family, key);
+    nd_gguf_put(file, kind, 4);
+    file->keys++;
+}
+
+void nd_gguf_u32(nd_gguf *file, const char *key, uint32_t value)
+{
+    begin_key(file, key, ND_GGUF_KIND_U32);
+    nd_gguf_put(file, value, 4);
+}
+
+void nd_gguf_f32(nd_gguf *file, const char *key, double value)
+{
+    const float f32 = (float)value;
+    begin_key(file, key, ND_GGUF_KIND_F32);
+    fwrite(&f32, sizeof f32, 1, file->out);
+}
+
+void nd_gguf_flag(nd_gguf *file, const char *key, bool value)
+{
+    begin_key(file, key, ND_GGUF_KIND_FLAG);
+    nd_gguf_put(file, value, 1);
+}
+
+void nd_gguf_text(nd_gguf *file, const char *key, const char *text)
+{
+    begin_key(file, key, ND_GGUF_KIND_TEXT);
+    nd_gguf_put_text(file, text, strlen(text));
+}
+
+void nd_gguf_array(nd_gguf *file, const char *key, nd_gguf_kind kind, size_t count)
+{
+    begin_key(file, key, ND_GGUF_KIND_ARRAY);
+    nd_gguf_put(file, kind, 4);
+    nd_gguf_put(file, count, 8);
 }
