@@ -21,7 +21,7 @@ import sys
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "trainer/corpus/chat_templates.def"
 BOS, EOS, DATE = "<|begin_of_text|>", "<EOS>", "26 Jul 2024"  # the first as the form LLAMA3 has it
-FIELDS = ("begin", "system_open", "system_close", "user_open", "user_close", "assistant_open", "assistant_close", "prompt", "end", "trims", "system")
+FIELDS = ("begin", "system_open", "system_close", "user_open", "user_close", "assistant_open", "assistant_close", "prompt", "end", "trims")
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text} for role in ("user", "assistant", "system"))
 CONVERSATIONS = [
     [USER("Name three rivers.")],
@@ -37,9 +37,9 @@ CONVERSATIONS = [
     [USER("a"), ASSISTANT("\nfirst"), ASSISTANT("\nsecond")],
     [USER("a"), USER("b")],
     [SYSTEM("x"), ASSISTANT("\nto nobody")],
+    [SYSTEM(""), USER("an empty system turn")],
 ]
 TOOL = [USER("a"), {"role": "tool", "content": "12"}]
-EMPTY = [SYSTEM(""), USER("an empty system turn")]
 THOUGHTS = [("x</think>y", {}), ("<think>x</think>\n\ny", {}), ("y", {"reasoning_content": "x"})]
 
 
@@ -55,7 +55,7 @@ class Refused(Exception):
 def check(form, messages):
     """A form that does not write the names of roles has turns of a user and an assistant only, behind at most one of the system."""
     turns = [m["role"] for m in messages]
-    if turns[0] == "system" and form["system"] == "REFUSED":
+    if turns[0] == "system" and form["system_open"] is None:
         raise Refused
     turns = turns[turns[0] == "system":]
     if "{role}" not in form["user_open"] and (not turns or any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns))):
@@ -65,26 +65,17 @@ def check(form, messages):
 def parts(form, row, messages, begins):
     """What is written, as pairs of a text and whether it counts in the loss."""
     check(form, messages)
-    trims, merges = form["trims"], form["system"] in ("FIRST", "LAST")
-    if "ND_SKIPS_EMPTY" in row["does"] and messages[0] == SYSTEM(""):
-        messages = messages[1:]
-    elif messages[0]["role"] != "system" and (row["system"] is not None or row["prefix"] is not None):
+    if messages[0]["role"] != "system" and (row["system"] is not None or row["prefix"] is not None):
         messages = [SYSTEM(row["system"] or ""), *messages]
-    out, merged = [("{bos}" if "ND_BEGINS" in row["does"] else form["begin"], False)], ""
+    out = [("{bos}" if "ND_BEGINS" in row["does"] else form["begin"], False)]
     for number, message in enumerate(messages):
         role, text, last = message["role"], message["content"], number + 1 == len(messages)
         kind = role if role in ("system", "assistant") else "user"
         opening, closing = form[kind + "_open"].replace("{role}", role), form[kind + "_close"]
-        merge = merged if role == "user" and (form["system"] == "FIRST" or last) else ""
-        if kind[0] in trims and not (merge and "m" in trims):
+        if kind[0] in form["trims"]:
             text = text.strip()
         if number == 0 and role == "system":
             text = (row["prefix"] or "") + text
-            if merges:
-                merged = opening + text + closing
-                continue
-        if merge:
-            text, merged = (merge + text).strip() if "m" in trims else merge + text, ""
         if role == "assistant" and last and "ND_THINKS" in row["does"] and any(m["role"] == "user" for m in messages):
             opening, text = opening + "<think>\n\n</think>\n\n", text.lstrip("\n")
         end = closing.rstrip() if role == "assistant" else ""
@@ -123,10 +114,10 @@ def cut(text, head, tail):
     return text[len(head):len(text) - len(tail)]
 
 
-def loses_space(template, messages, sides=("\tq", "q\t")):
+def loses_space(template, messages):
     """Whether the text "\tq\t" of a message has lost its white space."""
     try:
-        return all(side not in render(template, messages, False) for side in sides)
+        return all(side not in render(template, messages, False) for side in ("\tq", "q\t"))
     except Exception:
         return False
 
@@ -144,29 +135,23 @@ def read_form(template, end):
     space, other = "\tq\t", [USER("x")]
     trims = [("u", [USER(space)]), ("a", [*other, ASSISTANT(space)]), ("s", [SYSTEM(space), *other])]
     form["trims"] = "".join(letter for letter, messages in trims if loses_space(template, messages))
-    form.update(system="REFUSED", system_open="", system_close="")
+    form.update(system_open=None, system_close=None)
     try:
         given, inner = re.split("Sq1|Uq1", render(template, [SYSTEM("Sq1"), USER("Uq1")], False))[:2]
         given = cut(given, form["begin"], "")
     except Exception:
         return form, before
-    if form["user_open"] and given.startswith(form["user_open"]):
-        place = "FIRST" if "Sq1" in render(template, [SYSTEM("Sq1"), *texts[:2]], False) else "LAST"
-        form.update(system=place, system_open=cut(given, form["user_open"], ""), system_close=inner)
-        whole = [SYSTEM("s"), USER(space)]
-        if "u" in form["trims"] and loses_space(template, whole, ["q\t"]) and not loses_space(template, whole):
-            form["trims"] += "m"
-    else:
-        form.update(system="OWN", system_open=given, system_close=cut(inner, "", form["user_open"]))
+    if not form["user_open"] or not given.startswith(form["user_open"]):  # else it stands in the turn of a user
+        form.update(system_open=given, system_close=cut(inner, "", form["user_open"]))
     return form, before
 
 
 def tidy(form):
     """With the marks of the table for names of roles and tokens; a prompt that is the opening of an answer is none of its own."""
-    named = {role: form[role + "_open"].replace(role, "{role}") for role in ("system", "user", "assistant")}
+    named = {role: form[role + "_open"] and form[role + "_open"].replace(role, "{role}") for role in ("system", "user", "assistant")}
     prompt = form["prompt"]
     form = {**form, "prompt": None if prompt == form["assistant_open"] else prompt}
-    if form["system"] == "OWN" and named["system"].startswith(named["user"]) and named["user"] == named["assistant"] != form["user_open"]:
+    if named["system"] is not None and named["system"].startswith(named["user"]) and named["user"] == named["assistant"] != form["user_open"]:
         form.update({role + "_open": text for role, text in named.items()})
     return {key: value and value.replace(BOS, "{bos}").replace(EOS, "{eos}") for key, value in form.items()}
 
@@ -186,21 +171,21 @@ def fit(template, form, before, known):
     does = [] if known["begin"] or not form["begin"] else ["ND_BEGINS"]
     if known["begin"] and not form["begin"]:
         raise ValueError
-    prefix = cut(form["system_open"], known["system_open"], "") or None
+    if (form["system_open"] is None) != (known["system_open"] is None):
+        raise ValueError
+    prefix = cut(form["system_open"] or "", known["system_open"] or "", "") or None
     before = cut(tidy({**form, "prompt": before})["prompt"] or "", form["begin"], "")
-    opening = form["system_open"].replace("{role}", "system")
+    opening = (form["system_open"] or "").replace("{role}", "system")
     row = {"system": cut(before, opening, form["system_close"]) if before else None, "prefix": prefix, "does": does}
     if "<think>" in render(template, [USER("x"), ASSISTANT("y")], False):
         row["does"] = [*does, "ND_THINKS"]
     if "strftime_now" in template:
         row["does"] = [*row["does"], "ND_DATED"]
-    if not same(template, known, row, EMPTY, False):
-        row["does"] = [*row["does"], "ND_SKIPS_EMPTY"]
     if not all(same(template, known, row, [USER("x"), {**ASSISTANT(text), **more}], False) for text, more in THOUGHTS):
         row["does"] = [*row["does"], "ND_MOVES_THOUGHTS"]
     if "{role}" in known["user_open"] and not tools_alike(template, known, row):
         row["does"] = ["ND_OWN_TOOLS", *row["does"]]
-    if not all(same(template, known, row, messages, begins) for messages in [*CONVERSATIONS, EMPTY] for begins in (False, True)):
+    if not all(same(template, known, row, messages, begins) for messages in CONVERSATIONS for begins in (False, True)):
         raise ValueError
     return row
 
@@ -274,7 +259,7 @@ def main():
                 continue
             name, form, row = found
             if not name:
-                print(f'ND_CHAT_FORM(NEW, {", ".join(form[f] if f == "system" else quote(form[f]) for f in FIELDS)})')
+                print(f'ND_CHAT_FORM(NEW, {", ".join(quote(form[f]) for f in FIELDS)})')
             line = f'ND_CHAT_TEMPLATE("{digest}", {name or "NEW"}, {quote(row["system"])}, {quote(row["prefix"])}, {" | ".join(row["does"]) or 0})'
             wanted = arguments.check and line not in known
             missing += bool(wanted)

@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         unsigned does;
     } cases[] = {{0, NULL, NULL, 0},
                  {1, NULL, NULL, 0},
-                 {0, "", "Date: today\n\n", ND_SKIPS_EMPTY},
+                 {0, "", "Date: today\n\n", 0},
                  {1, "You are a fuzzer.", NULL, ND_BEGINS},
                  {1, NULL, NULL, ND_OWN_TOOLS | ND_THINKS | ND_MOVES_THOUGHTS}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/suggest.h"
 #include "trainer/corpus/row.h"
 #include "trainer/text/parts.h"
 #include "trainer/text/unicode.h"
@@ -56,36 +55,30 @@ static size_t counted_bytes(const char *close)
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules, nd_chat *out)
 {
-    static const char *const others[] = {
-        ", but those of ChatML; give --chat-format chatml",
-        ", but those of Llama 3; give --chat-format llama3",
-    };
     char text[FORM_TEXT_MAX] = "";
     *out = (nd_chat){.rules = *rules, .tokenizer = tokenizer, .close = -1};
     if (!rules->template) {
         return ND_OK;
     }
-    const nd_chat_form *f = rules->template->form;
-    const ptrdiff_t form = f - nd_chat_forms;
-    const bool named = form < 2;
-    if (!rules->eos[0] && strstr(f->turns[ND_CHAT_ASSISTANT].close, "{eos}")) {
+    const ptrdiff_t form = rules->template->form - nd_chat_forms;
+    const char *close = rules->template->form->turns[ND_CHAT_ASSISTANT].close;
+    if (!rules->eos[0] && strstr(close, "{eos}")) {
         return nd_fail(ND_ERR_DATA,
                        "tokenizer_config.json beside the tokenizer names no eos_token, which its "
                        "chat template writes; add \"eos_token\" there");
     }
-    const char *missing = named ? missing_token(tokenizer, form) : NULL, *token = text;
-    expand(rules, f->turns[ND_CHAT_ASSISTANT].close, "", text);
+    const char *missing = form < 2 ? missing_token(tokenizer, form) : NULL, *token = text;
+    expand(rules, close, "", text);
     text[counted_bytes(text)] = '\0';
     token += strspn(text, " ");
     out->close = nd_tokenizer_find(tokenizer, token, strlen(token));
     missing = !missing && out->close < 0 ? token : missing;
-    const bool other = missing && named && !missing_token(tokenizer, 1 - form);
     return !missing ? ND_OK
                     : nd_fail(ND_ERR_DATA,
-                              "the tokenizer has no token %s, which this data.chat_format needs%s",
-                              missing,
-                              other ? others[form]
-                                    : "; name one that has it with data.tokenizer (--tokenizer)");
+                              "the tokenizer has no token %s, which this data.chat_format needs; "
+                              "name one that has it with data.tokenizer (--tokenizer), or give "
+                              "another --chat-format",
+                              missing);
 }
 
 bool nd_chat_guess(const nd_tokenizer *tokenizer, const char *path, nd_chat *out)
@@ -108,7 +101,6 @@ typedef struct chat_text {
     nd_corpus_piece *piece;
     nd_corpus_counts *counts;
     nd_bytes strings[2]; /* role and content of a message, where they are unescaped */
-    nd_bytes merged;     /* a system turn whose text stands in that of a user */
     nd_bytes body;       /* what has no ids yet: all behind the last token of the form */
     size_t quiet;        /* bytes of the body that do not count; then all count */
     bool counting;       /* what is added now counts */
@@ -321,18 +313,13 @@ static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
                              {.key = "content"},
                              {.key = "tool_calls"},
                              {.key = "function_call"},
+                             {.key = "reasoning_content"},
                              {.key = "weight"},
-                             {.key = NULL},
-                             {.key = "reasoning_content"}};
-    const bool thinks = does(t->chat, ND_MOVES_THOUGHTS); /* else it is a key like any other */
+                             {.key = NULL}};
     size_t column;
-    const char *fault = nd_row_scan(json, size, fields, 6, &column);
-    ND_TRY(fault ? ND_OK : check_calls(fields + 2, 2));
-    ND_TRY(fault ? ND_OK : read_weight(&fields[4], counts));
-    if (!fault && thinks) {
-        (void)nd_row_scan(json, size, &fields[6], 1, &column);
-        ND_TRY(check_calls(&fields[6], 1));
-    }
+    const char *fault = nd_row_scan(json, size, fields, 7, &column);
+    ND_TRY(fault ? ND_OK : check_calls(fields + 2, 3));
+    ND_TRY(fault ? ND_OK : read_weight(&fields[5], counts));
     if (fault || fields[0].kind != ND_ROW_STRING || fields[1].kind != ND_ROW_STRING) {
         return nd_fail(ND_ERR_DATA, "a message lacks \"role\" or \"content\", or one of them is no "
                                     "string");
@@ -340,9 +327,9 @@ static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
     for (int i = 0; i < 2; i++) {
         ND_TRY(nd_row_text(&fields[i], &t->strings[i], &text[i], &text_size[i], &t->counts->lone));
     }
-    if (fields[5].kind == ND_ROW_STRING && !t->counts->stray[0]) {
+    if (fields[6].kind == ND_ROW_STRING && !t->counts->stray[0]) {
         snprintf(t->counts->stray, sizeof t->counts->stray, "%.*s",
-                 (int)(fields[5].size < 47 ? fields[5].size : 47), (const char *)fields[5].begin);
+                 (int)(fields[6].size < 47 ? fields[6].size : 47), (const char *)fields[6].begin);
     }
     return ND_OK;
 }
@@ -361,65 +348,45 @@ static int role_of(const uint8_t *role, size_t size)
 
 static nd_status fail_role(const uint8_t *role, size_t size)
 {
-    char name[64];
-    nd_suggest search;
-    snprintf(name, sizeof name, "%.*s", (int)(size < sizeof name ? size : sizeof name - 1),
-             (const char *)role);
-    nd_suggest_init(&search, name);
-    for (size_t i = 0; i < sizeof role_names / sizeof *role_names; i++) {
-        nd_suggest_offer(&search, role_names[i]);
-    }
     return nd_fail(ND_ERR_DATA,
-                   "a message has the role \"%s\", which is none of system, user, assistant, "
-                   "tool and ipython; %s%s%s",
-                   name, search.best ? "did you mean " : "give it one of these",
-                   search.best ? search.best : "", search.best ? "?" : "");
+                   "a message has the role \"%.*s\"; it must be system, user, assistant, tool or "
+                   "ipython",
+                   (int)(size < 64 ? size : 64), (const char *)role);
 }
 
 /* Whether the form takes a message of this role in this place. */
 static nd_status check_place(const chat_text *t, int role)
 {
     const nd_chat_form *form = t->chat->rules.template->form;
-    const bool any = strstr(form->turns[ND_CHAT_USER].open, "{role}"), tool = role >= ND_CHAT_TOOL;
+    const bool any = strstr(form->turns[ND_CHAT_USER].open, "{role}");
     const bool first_system = role == ND_CHAT_SYSTEM && t->messages == 0;
-    if (tool           ? any && !does(t->chat, ND_OWN_TOOLS)
-        : first_system ? form->system != ND_CHAT_SYSTEM_REFUSED
-                       : any || role == ND_CHAT_USER + t->turns % 2) {
+    if (role >= ND_CHAT_TOOL ? any && !does(t->chat, ND_OWN_TOOLS)
+        : first_system       ? form->turns[ND_CHAT_SYSTEM].open != NULL
+                             : any || role == ND_CHAT_USER + t->turns % 2) {
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
-                   tool ? "a message has the role \"%s\", which the chat template beside the "
-                          "tokenizer writes in a way of its own; write it with that template, as "
-                          "scripts/encode_rows.py does"
-                   : first_system
-                       ? "a message has the role \"%s\", which the chat template beside the "
-                         "tokenizer refuses; put its text into that of the first user"
-                       : "a message has the role \"%s\" where the chat template beside the "
-                         "tokenizer expects another: a user and an assistant take turns, behind "
-                         "at most one system turn; put such a text into another turn",
-                   role_names[role]);
+                   "a message has the role \"%s\" where the chat template beside the tokenizer "
+                   "takes none, or writes it in a way of its own; %s",
+                   role_names[role],
+                   first_system ? "put its text into that of the first user"
+                                : "let a user and an assistant take turns, or write it with that "
+                                  "template, as scripts/encode_rows.py does");
 }
 
-/* The content of a message, with what the form puts into the same turn. */
-static nd_status add_content(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
-                             size_t size)
+static nd_status add_turn(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
+                          size_t size)
 {
     static const char thought[] = "<think>\n\n</think>\n\n";
     const nd_chat_template *own = t->chat->rules.template;
-    const char *trims = own->form->trims;
-    const bool merges = t->merged.count > 0 && role == ND_CHAT_USER &&
-                        (own->form->system == ND_CHAT_SYSTEM_FIRST || last);
-    const bool whole = merges && strchr(trims, 'm');
-    if (strchr(trims, "sua"[role < ND_CHAT_TOOL ? role : ND_CHAT_USER]) && !whole) {
-        strip(&text, &size);
+    const int kind = role < ND_CHAT_TOOL ? role : ND_CHAT_USER;
+    const char *name = role_names[role], *close = own->form->turns[kind].close;
+    const size_t counted = counts ? counted_bytes(close) : 0;
+    ND_TRY(add_form(t, own->form->turns[kind].open, SIZE_MAX, name));
+    if (role == ND_CHAT_SYSTEM && t->messages == 0 && own->prefix) {
+        ND_TRY(add_bytes(t, own->prefix, strlen(own->prefix)));
     }
-    if (merges) {
-        ND_TRY(nd_bytes_add(&t->merged, text, size));
-        text = t->merged.data;
-        size = t->merged.count;
-        t->merged.count = 0;
-    }
-    if (whole) {
+    if (strchr(own->form->trims, "sua"[kind])) {
         strip(&text, &size);
     }
     if (role == ND_CHAT_ASSISTANT && last && t->answers && does(t->chat, ND_THINKS)) {
@@ -429,34 +396,10 @@ static nd_status add_content(chat_text *t, int role, bool last, bool counts, con
         ND_TRY(add_bytes(t, thought, sizeof thought - 1));
     }
     t->counting = counts;
-    return add_bytes(t, text, size);
-}
-
-static nd_status add_turn(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
-                          size_t size)
-{
-    const nd_chat_template *own = t->chat->rules.template;
-    const int kind = role < ND_CHAT_TOOL ? role : ND_CHAT_USER;
-    const char *name = role_names[role], *close = own->form->turns[kind].close;
-    const size_t counted = counts ? counted_bytes(close) : 0;
-    ND_TRY(add_form(t, own->form->turns[kind].open, SIZE_MAX, name));
-    if (role == ND_CHAT_SYSTEM && t->messages == 0 && own->prefix) {
-        ND_TRY(add_bytes(t, own->prefix, strlen(own->prefix)));
-    }
-    ND_TRY(add_content(t, role, last, counts, text, size));
+    ND_TRY(add_bytes(t, text, size));
     ND_TRY(add_form(t, close, counted, name));
     t->counting = false;
     return add_form(t, close + counted, SIZE_MAX, name);
-}
-
-/* A first system turn that stands in the turn of a user. */
-static nd_status keep_system(chat_text *t, const uint8_t *text, size_t size)
-{
-    const nd_chat_form *form = t->chat->rules.template->form;
-    const char *open = form->turns[ND_CHAT_SYSTEM].open, *close = form->turns[ND_CHAT_SYSTEM].close;
-    ND_TRY(nd_bytes_add(&t->merged, open, strlen(open)));
-    ND_TRY(nd_bytes_add(&t->merged, text, size));
-    return nd_bytes_add(&t->merged, close, strlen(close));
 }
 
 static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_t json_size)
@@ -479,13 +422,7 @@ static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_
         const char *system = own->system ? own->system : "";
         ND_TRY(add_turn(t, ND_CHAT_SYSTEM, false, false, (const uint8_t *)system, strlen(system)));
     }
-    if (!first_system) {
-        ND_TRY(add_turn(t, role, last, counts && role == ND_CHAT_ASSISTANT, text[1], size[1]));
-    } else if (own->form->system != ND_CHAT_SYSTEM_OWN) {
-        ND_TRY(keep_system(t, text[1], size[1]));
-    } else if (size[1] > 0 || !does(t->chat, ND_SKIPS_EMPTY)) {
-        ND_TRY(add_turn(t, role, last, false, text[1], size[1]));
-    }
+    ND_TRY(add_turn(t, role, last, counts && role == ND_CHAT_ASSISTANT, text[1], size[1]));
     t->messages++;
     t->turns += !first_system;
     t->answers |= role == ND_CHAT_USER;
@@ -497,10 +434,6 @@ static nd_status add_end(chat_text *t, bool prompts)
 {
     const nd_chat_form *form = t->chat->rules.template->form;
     const char *prompt = form->prompt ? form->prompt : form->turns[ND_CHAT_ASSISTANT].open;
-    if (t->turns == 0 && form->system != ND_CHAT_SYSTEM_OWN) {
-        return nd_fail(ND_ERR_DATA, "\"messages\" has a system turn alone, which the chat template "
-                                    "beside the tokenizer writes into a user's; add that turn");
-    }
     ND_TRY(add_form(t, prompts ? prompt : form->end, SIZE_MAX, role_names[ND_CHAT_ASSISTANT]));
     return flush(t);
 }
@@ -533,7 +466,6 @@ static nd_status add_chat(chat_text *t, const uint8_t *json, size_t size, bool p
     const nd_status status = add_messages(t, json, size, prompts, empty);
     free(t->strings[0].data);
     free(t->strings[1].data);
-    free(t->merged.data);
     free(t->body.data);
     return status;
 }

@@ -12,22 +12,14 @@
  *   chatml   for each message: <|im_start|> role, newline, the text, <|im_end|>, newline
  *
  * The chat template of a model, known by its text, has one of these or another form, and may add to
- * it: a first system turn, or a text before that of a given one, which do not count.
+ * it: a first system turn, or a text before that of a given one, which do not count. In a form that
+ * does not write the name of the role, a user and an assistant take turns behind a system turn.
  *
  * What stands between two special tokens of the form is encoded as one text, as it is when the
  * rendered whole is encoded: in chatml a text that begins with a newline has it in one token with
  * the one before it, where the tokenizer has such a token. A token that has both counts.
  */
 #include "trainer/corpus/corpus.h"
-
-/* Where the text of a first system turn stands. Where it is no turn of its own, and where a turn
- * does not write the name of its role, a user and an assistant take turns behind it. */
-typedef enum nd_chat_system {
-    ND_CHAT_SYSTEM_OWN = 0,
-    ND_CHAT_SYSTEM_FIRST, /* before that of the first user's turn */
-    ND_CHAT_SYSTEM_LAST,  /* before that of the last turn if it is a user's, else nowhere */
-    ND_CHAT_SYSTEM_REFUSED,
-} nd_chat_system;
 
 typedef enum nd_chat_role {
     ND_CHAT_SYSTEM = 0,
@@ -42,14 +34,11 @@ typedef enum nd_chat_role {
 typedef struct nd_chat_form {
     const char *begin;
     struct {
-        const char *open, *close;
+        const char *open, *close; /* of the system NULL: such a turn is refused */
     } turns[ND_CHAT_ROLES];
     const char *prompt; /* what an assistant goes on behind; NULL: the opening of its turn */
     const char *end;    /* behind the last turn where no assistant goes on */
-    const char
-        *trims; /* roles whose texts lose white space around them: s, u, a; with m the text of
-                           a user with that of the system before it loses it as a whole */
-    nd_chat_system system;
+    const char *trims;  /* roles whose texts lose white space around them: s, u, a */
 } nd_chat_form;
 
 extern const nd_chat_form nd_chat_forms[]; /* llama3, chatml, then those without a name */
@@ -61,9 +50,8 @@ enum {
     ND_BEGINS = 2,         /* begins a text with {bos}, where its form does not */
     ND_THINKS = 4,         /* the last message, an assistant's that answers a user, has an empty
                               block <think> before its text, whose first newlines go */
-    ND_MOVES_THOUGHTS = 8, /* reads </think> in an answer, or reasoning_content: both are refused */
-    ND_SKIPS_EMPTY = 16,   /* leaves a first system turn without text out */
-    ND_DATED = 32,         /* writes the date of the day, and without a clock the one in PREFIX */
+    ND_MOVES_THOUGHTS = 8, /* reads </think> in an answer, which is refused */
+    ND_DATED = 16,         /* writes the date of the day, and without a clock the one in PREFIX */
 };
 
 /* What a model's own chat template does beside its form. */

@@ -17,11 +17,8 @@ enum {
 };
 
 const nd_chat_form nd_chat_forms[FORMS] = {
-#define ND_CHAT_FORM(name, begin, s_open, s_close, u_open, u_close, a_open, a_close, prompt, end,  \
-                     trims, system)                                                                \
-    {begin,  {{s_open, s_close}, {u_open, u_close}, {a_open, a_close}},                            \
-     prompt, end,                                                                                  \
-     trims,  ND_CHAT_SYSTEM_##system},
+#define ND_CHAT_FORM(name, begin, s_open, s_close, u_open, u_close, a_open, a_close, ...)          \
+    {begin, {{s_open, s_close}, {u_open, u_close}, {a_open, a_close}}, __VA_ARGS__},
 #include "trainer/corpus/chat_templates.def"
 };
 

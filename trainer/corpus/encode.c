@@ -70,41 +70,18 @@ static nd_status end_document(worker *w, bool chat)
 
 enum { FIELD_TEXT, FIELD_PROMPT, FIELD_COMPLETION, FIELD_MESSAGES, FIELD_TOOLS, FIELDS };
 
-/* The first keys of a row, as text: `, where the row has "a", "b"`; "" where it has none. */
-static void write_keys(const uint8_t *row, size_t size, char *out, size_t room)
+static nd_status check_field(const nd_row_field *field)
 {
-    enum { KEYS = 8, KEY_BYTES = 48 };
-    nd_row_field found[KEYS] = {{0}};
-    char keys[KEYS][KEY_BYTES];
-    size_t column, at = 0;
-    out[0] = '\0';
-    for (int n = 0; n < KEYS && !nd_row_scan(row, size, found, n + 1, &column); n++) {
-        if (found[n].kind == ND_ROW_ABSENT || found[n].escaped || found[n].size >= KEY_BYTES) {
-            break;
-        }
-        snprintf(keys[n], KEY_BYTES, "%.*s", (int)found[n].size, (const char *)found[n].begin);
-        found[n].key = keys[n]; /* so that the next scan finds the next one */
-        at += (size_t)snprintf(out + at, room - at, "%s\"%s\"",
-                               n == 0 ? ", where the row has " : ", ", keys[n]);
-    }
-}
-
-static nd_status check_field(const nd_row_field *field, const uint8_t *row, size_t size)
-{
-    char keys[512];
     if (field->kind == ND_ROW_STRING) {
         return ND_OK;
     }
-    if (field->kind != ND_ROW_ABSENT) {
-        return nd_fail(ND_ERR_DATA, "\"%s\" is not a string", field->key);
-    }
-    write_keys(row, size, keys, sizeof keys);
     return nd_fail(
-        ND_ERR_DATA,
-        "\"%s\" is missing%s; name the key of the text with --json-key (data.json_key), give "
-        "rows of \"prompt\" and \"completion\", or of \"messages\" with \"role\" and "
-        "\"content\", or leave rows out with --skip-bad (data.skip_bad)",
-        field->key, keys);
+        ND_ERR_DATA, "\"%s\" %s", field->key,
+        field->kind == ND_ROW_ABSENT
+            ? "is missing; name the key of the text with --json-key (data.json_key), give rows of "
+              "\"prompt\" and \"completion\", or of \"messages\" with \"role\" and \"content\", "
+              "or leave rows out with --skip-bad (data.skip_bad)"
+            : "is not a string");
 }
 
 static nd_status add_pair(worker *w, const nd_row_field *fields)
@@ -197,11 +174,11 @@ static nd_status add_row(worker *w, const uint8_t *row, size_t size)
                        pair ? ", and only one of \"prompt\" and \"completion\"" : "");
     }
     if (!pair) {
-        ND_TRY(check_field(&fields[FIELD_TEXT], row, size));
+        ND_TRY(check_field(&fields[FIELD_TEXT]));
         return add_text(w, &fields[FIELD_TEXT]);
     }
-    ND_TRY(check_field(&fields[FIELD_PROMPT], row, size));
-    ND_TRY(check_field(&fields[FIELD_COMPLETION], row, size));
+    ND_TRY(check_field(&fields[FIELD_PROMPT]));
+    ND_TRY(check_field(&fields[FIELD_COMPLETION]));
     return add_pair(w, fields);
 }
 

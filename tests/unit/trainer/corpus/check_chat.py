@@ -22,11 +22,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "scripts"))
 import chat_templates
 
 FAMILIES = ["llama3", "qwen2", "qwen2_nfc", "gpt2", "llama4", "llama2", "llama2_first"]
-BITS = {"ND_BEGINS": 2, "ND_THINKS": 4, "ND_SKIPS_EMPTY": 16}
+BITS = {"ND_BEGINS": 2, "ND_THINKS": 4}
 ROWS = [{"system": None, "prefix": None, "does": []}, {"system": "You help.", "prefix": None, "does": ["ND_BEGINS"]},
-        {"system": None, "prefix": None, "does": ["ND_THINKS", "ND_SKIPS_EMPTY"]}]
+        {"system": None, "prefix": None, "does": ["ND_THINKS"]}]
 BOS, EOS = "<s>", "</s>"
-PLAIN = ("ZEPHYR", "LLAMA2", "MISTRAL_1", "MISTRAL_1_SPACED", "MISTRAL_1_SYSTEM")  # whose marks are no tokens
+PLAIN = ("ZEPHYR", "LLAMA2", "MISTRAL_1", "MISTRAL_1_SYSTEM")  # whose marks are no tokens
 PARTS = ["\n", "\n\n", "\r\n", " ", "  ", "\t", "\u00a0", "\u3000", "a", "the end", "it's 4", "1234", ".", "?!", "\u00e9", "e\u0301", "\u4f60\u597d",
          "\U0001F600", "<|eot|>", "<think>", "tool", "[word]", EOS]
 

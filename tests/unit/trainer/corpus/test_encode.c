@@ -950,34 +950,30 @@ Test(corpus, templates_that_think_and_templates_that_begin)
     nd_tokenizer_close(tokenizer);
 }
 
-/* Forms whose system turn is no turn of its own, one that ends a conversation, and tokens that take
- * white space with them. */
-Test(corpus, forms_that_merge_refuse_and_end)
+/* Forms that refuse a system turn, one that ends a conversation, and tokens that take white space
+ * with them. */
+Test(corpus, forms_that_take_turns_refuse_and_end)
 {
     static const char *const names[] = {"<s>", "</s>", "[INST]", "[/INST]"};
     static const char talk[] =
-        "[{\"role\": \"system\", \"content\": \"it \"}, {\"role\": \"user\", "
-        "\"content\": \" a\"}, {\"role\": \"assistant\", \"content\": \"b\"}, "
-        "{\"role\": \"user\", \"content\": \"c \"}]";
-    const nd_chat_form first = {
+        "[{\"role\": \"user\", \"content\": \" a\"}, {\"role\": \"assistant\", \"content\": "
+        "\"b\"}, {\"role\": \"user\", \"content\": \"c \"}]";
+    const nd_chat_form refuses = {
         .begin = "",
-        .turns = {{"<<S>>", "<</S>> "}, {"{bos}[INST]", "[/INST]"}, {" ", " {eos}"}},
+        .turns = {{NULL, NULL}, {"{bos}[INST]", "[/INST]"}, {" ", " {eos}"}},
         .prompt = "",
         .end = "{eos}",
-        .trims = "uam",
-        .system = ND_CHAT_SYSTEM_FIRST};
-    nd_chat_form last = first, refused = first;
+        .trims = "ua"};
+    nd_chat_form takes = refuses;
     nd_chat chat;
-    nd_chat_template own = {.sha256 = "", .form = &first};
+    nd_chat_template own = {.sha256 = "", .form = &refuses};
     nd_tokenizer *tokenizer = tokenizer_with(names, 4);
-    last.system = ND_CHAT_SYSTEM_LAST;
-    last.trims = "";
-    refused.system = ND_CHAT_SYSTEM_REFUSED;
     own_template = &own;
     assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
-                  "<s>[INST]<<S>>it <</S>>  a[/INST] b </s><s>[INST]c[/INST]");
+                  "<s>[INST]a[/INST] b </s><s>[INST]c[/INST]");
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                        "[{\"role\": \"system\", \"content\": \"a\"}]", "a system turn alone");
+                        "[{\"role\": \"system\", \"content\": \"a\"}]",
+                        "put its text into that of the first user");
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
                         "[{\"role\": \"assistant\", \"content\": \"a\"}]", "take turns");
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
@@ -986,12 +982,14 @@ Test(corpus, forms_that_merge_refuse_and_end)
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
                 "\"assistant\", \"content\": \" b\"}]}\n",
                 "<s>[INST]a[/INST]\1 b </s>\2</s>");
-    own.form = &last;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
-                  "<s>[INST] a[/INST] b </s><s>[INST]<<S>>it <</S>> c [/INST]");
-    own.form = &refused;
-    assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
-                        "put its text into that of the first user");
+    takes.turns[ND_CHAT_SYSTEM].open = "<<S>>";
+    takes.turns[ND_CHAT_SYSTEM].close = "<</S>>";
+    takes.trims = "";
+    own.form = &takes;
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
+                  "[{\"role\": \"system\", \"content\": \"it \"}, {\"role\": \"user\", "
+                  "\"content\": \" a\"}]",
+                  "<<S>>it <</S>><s>[INST] a[/INST]");
     nd_chat_rules rules = chat_rules(ND_CHOOSE_CHAT_CHATML);
     rules.eos[0] = '\0';
     assert_fails(nd_chat_find(tokenizer, &rules, &chat), ND_ERR_DATA,
@@ -1192,12 +1190,10 @@ Test(corpus, messages_that_are_refused)
         {"{\"messages\": [1]}\n", "a message lacks"},
         {"{\"messages\": [{\"role\": \"user\"}]}\n", "a message lacks"},
         {"{\"messages\": [{\"role\": \"asistant\", \"content\": \"x\"}]}\n",
-         "line 1: a message has the role \"asistant\", which is none of system, user, assistant, "
-         "tool and ipython; did you mean assistant?"},
-        {"{\"messages\": [{\"role\": \"human\", \"content\": \"x\"}]}\n", "give it one of these"},
+         "line 1: a message has the role \"asistant\"; it must be system, user, assistant, tool or "
+         "ipython"},
         {"{\"conversations\": [{\"from\": \"human\", \"value\": \"x\"}], \"id\": 1}\n",
-         "\"text\" is missing, where the row has \"conversations\", \"id\"; name the key of the "
-         "text"},
+         "\"text\" is missing; name the key of the text"},
         {"{\"messages\": [{\"role\": \"user\", \"content\": [\"x\"]}]}\n", "is no string"}};
     nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     nd_corpus_rules rules = {
@@ -1210,8 +1206,8 @@ Test(corpus, messages_that_are_refused)
     }
     rules.chat = chat_rules(ND_CHOOSE_CHAT_LLAMA3);
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
-                 "no token <|begin_of_text|>, which this data.chat_format needs, but those of "
-                 "ChatML; give --chat-format chatml");
+                 "no token <|begin_of_text|>, which this data.chat_format needs; name one that "
+                 "has it with data.tokenizer (--tokenizer), or give another --chat-format");
     rules.chat = chat_rules(ND_CHOOSE_CHAT_NONE);
     assert_fails(encode_text("a.jsonl", "{\"messages\": []}\n", job, &out), ND_ERR_DATA,
                  "data.chat_format");
