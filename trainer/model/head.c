@@ -286,39 +286,29 @@ static nd_status read_logits(nd_model *m, nd_tensor all, int64_t computed, int64
     return ND_OK;
 }
 
-/* Copies n adjacent rows of h to work.logits.rows from row `to` on. */
-static nd_status pick_rows(nd_model *m, int64_t to, nd_tensor h, int64_t from, int64_t n)
-{
-    const nd_tensor rows = nd_tensor_rows(h, from, n);
-    return nd_copy(&m->rank->stream, nd_tensor_rows(m->work.logits.rows, to, n).data, rows.data,
-                   nd_tensor_bytes(rows));
-}
-
-/* Logits of the first n rows that were picked, to `out` (n, vocab) on the host. */
-static nd_status logits_of_picked(nd_model *m, int64_t n, float *out)
+/* Logits of rows [begin, begin + n) of the call's list; h (T, C). */
+static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *call, int64_t begin,
+                                int64_t n)
 {
     nd_rank *r = m->rank;
+    const nd_dims *d = &m->dims;
+    const size_t row_bytes = (size_t)d->C * nd_dtype_size(d->act);
     /* Rows behind the n hold what was there before: few forms of products (kv_cache.h). */
     const int64_t computed = nd_kv_round_rows(n, 1, m->work.logits.rows.shape[0]);
     nd_tensor rows = nd_tensor_rows(m->work.logits.rows, 0, computed);
     nd_tensor local = nd_tensor_rows(m->work.logits.logits, 0, computed),
               all; /* (computed, V), tp x */
+    for (int64_t i = 0, run; i < n; i += run) {
+        run = adjacent_rows(call->rows + begin + i, n - i);
+        ND_TRY(nd_copy(&r->stream, nd_tensor_rows(rows, i, run).data,
+                       nd_tensor_rows(h, call->rows[begin + i], run).data,
+                       (size_t)run * row_bytes));
+    }
     ND_OP(r, HEAD, product, .c = local, .a = nd_rows(rows),
           .b = nd_rows(nd_fsdp_weight(&m->fsdp, ND_PARAM_HEAD, ND_PARAM_HEAD, -1)),
           .b_transposed = true, .few_rows = true);
     ND_TRY(nd_tp_gather(r, local, m->work.logits.gathered, NULL, &all));
-    return read_logits(m, all, computed, n, out);
-}
-
-/* Logits of rows [begin, begin + n) of the call's list; h (T, C). */
-static nd_status logits_of_rows(nd_model *m, nd_tensor h, const nd_logits_call *call, int64_t begin,
-                                int64_t n)
-{
-    for (int64_t i = 0, run; i < n; i += run) {
-        run = adjacent_rows(call->rows + begin + i, n - i);
-        ND_TRY(pick_rows(m, i, h, call->rows[begin + i], run));
-    }
-    return logits_of_picked(m, n, call->logits + begin * m->dims.vocab);
+    return read_logits(m, all, computed, n, call->logits + begin * d->vocab);
 }
 
 nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
@@ -344,41 +334,22 @@ nd_status nd_head_logits(nd_model *m, nd_activation_set *set, nd_residual in,
     return nd_stream_sync(&r->stream);
 }
 
-/* Picks the call's rows of the chunk with rows [begin, begin + count) of every tp peer; h (tp x
- * count, C) has them all. Without `h` it only looks; returns whether there are some. */
-static nd_status pick_of_chunk(nd_model *m, const nd_logits_call *call, int64_t begin,
-                               int64_t count, const nd_tensor *h, bool *some)
-{
-    const int64_t Tl = m->dims.Tl;
-    *some = false;
-    for (int64_t i = 0; i < call->count; i++) {
-        const int64_t local = call->rows[i] % Tl - begin, peer = call->rows[i] / Tl;
-        const bool here = call->rows[i] >= 0 && local >= 0 && local < count;
-        ND_TRY(here && h ? pick_rows(m, i, *h, peer * count + local, 1) : ND_OK);
-        *some |= here;
-    }
-    return ND_OK;
-}
-
-nd_status nd_head_sample(nd_model *m, nd_activation_set *set, nd_residual in,
-                         const nd_logits_call *call)
+nd_status nd_head_sample(nd_model *m, nd_activation_set *set, nd_residual in, int64_t row,
+                         float *logits)
 {
     nd_rank *r = m->rank;
     const nd_dims *d = &m->dims;
     const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_HEAD, -1);
     ND_TRY(nd_fsdp_acquire(&m->fsdp, unit));
-    for (int64_t begin = 0; begin < d->Tl; begin += d->head_rows) {
+    if (row >= 0) { /* on all tp peers alike, each of which has a part of its chunk */
+        const int64_t local = row % d->Tl, begin = local - local % d->head_rows;
         const int64_t rows = nd_min(d->Tl - begin, d->head_rows);
-        nd_tensor h = nd_tensor_rows(m->work.head.h, 0, rows), all;
-        bool some = false;
-        ND_TRY(pick_of_chunk(m, call, begin, rows, NULL, &some));
-        if (some) { /* for all tp peers, whose rows are the same */
-            ND_TRY(norm_rows(m, set, in, begin, h));
-            ND_TRY(nd_tp_gather(r, h, m->work.head.full, NULL, &all));
-            ND_TRY(pick_of_chunk(m, call, begin, rows, &all, &some));
-        }
+        const int64_t place = row / d->Tl * rows + local - begin;
+        nd_tensor h = nd_tensor_rows(m->work.head.h, 0, rows), all; /* (rows, C), tp x */
+        ND_TRY(norm_rows(m, set, in, begin, h));
+        ND_TRY(nd_tp_gather(r, h, m->work.head.full, NULL, &all));
+        ND_TRY(logits_of_rows(m, all, &(nd_logits_call){.rows = &place, .logits = logits}, 0, 1));
     }
-    ND_TRY(logits_of_picked(m, call->count, call->logits));
     nd_fsdp_release(&m->fsdp, unit);
     return nd_stream_sync(&r->stream);
 }

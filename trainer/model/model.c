@@ -237,7 +237,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     }
     const char *prompts = rank->config->train.sample_prompt;
     if (!o->forward_only && prompts && prompts[0]) {
-        plan_logits(m, m->dims.B, plan);
+        plan_logits(m, 1, plan);
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
@@ -383,11 +383,11 @@ nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_c
     return nd_head_logits(m, set, residual, call);
 }
 
-nd_status nd_model_sample(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
+nd_status nd_model_sample(nd_model *m, nd_activation_set *set, int64_t row, float *logits)
 {
     nd_residual residual;
     ND_TRY(forward_to_head(m, set, ND_PASS_EVAL, &residual));
-    return nd_head_sample(m, set, residual, call);
+    return nd_head_sample(m, set, residual, row, logits);
 }
 
 nd_status nd_model_input_gradient(nd_model *m, nd_activation_set *set)

@@ -178,13 +178,10 @@ typedef struct nd_logits_call {
     float *logits;
 } nd_logits_call;
 nd_status nd_model_logits(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
-/*
- * The same without a cache, by the weights in training: an evaluation of the loaded micro-batch
- * gives the logits of at most B of its rows (of T) in place of a loss. call->kv is not read; a row
- * below 0 is another cp rank's, and its logits are of no use. Needs train.sample_prompt, with which
- * the buffers are planned. Collective, as a forward is.
- */
-nd_status nd_model_sample(nd_model *model, nd_activation_set *set, const nd_logits_call *call);
+/* The same without a cache, by the weights in training: an evaluation of the loaded micro-batch
+ * gives the logits of one of its rows (of T) in place of a loss; row -1: it is another cp rank's.
+ * Needs train.sample_prompt, with which the buffers are planned. Collective, as a forward is. */
+nd_status nd_model_sample(nd_model *model, nd_activation_set *set, int64_t row, float *logits);
 
 /* The functions of a stage. */
 
@@ -232,8 +229,8 @@ void nd_head_want_packed(nd_model *model);
 /* The logits of rows of a call, as nd_model_logits gives them. */
 nd_status nd_head_logits(nd_model *model, nd_activation_set *set, nd_residual in,
                          const nd_logits_call *call);
-nd_status nd_head_sample(nd_model *model, nd_activation_set *set, nd_residual in,
-                         const nd_logits_call *call);
+nd_status nd_head_sample(nd_model *model, nd_activation_set *set, nd_residual in, int64_t row,
+                         float *logits);
 /* The gradient of the residual stream behind the last block. */
 nd_status nd_head_backward(nd_model *model, nd_activation_set *set);
 

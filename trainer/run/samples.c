@@ -8,8 +8,6 @@
 #include "runtime/device/staging.h"
 #include "trainer/corpus/chat.h"
 
-enum { WAVE_MOST = 256 /* words of an all-reduce of host memory on a GPU */ };
-
 static nd_status open_tokenizer(nd_run_samples *s, const nd_config *config, const nd_inputs *inputs)
 {
     if (inputs->tokenizer) {
@@ -94,19 +92,14 @@ static nd_status allocate(nd_run_samples *s)
 {
     const nd_rank *r = s->trainer->rank;
     const nd_dims *d = &s->trainer->model->dims;
-    const int64_t S = r->config->train.sequence_length, local = d->T / d->B;
-    const int64_t all = d->B * nd_mesh_group_size(&r->mesh, ND_GROUP_DP);
     void *logits = NULL;
-    s->wave = nd_min(nd_min(all, WAVE_MOST), (int64_t)s->prompts.count);
-    ND_TRY(ND_ALLOC(s->wave * S, &s->tokens));
-    ND_TRY(ND_ALLOC(s->wave, &s->lengths));
     ND_TRY(ND_ALLOC(d->T, &s->ids));
     ND_TRY(ND_ALLOC(d->T, &s->positions));
-    ND_TRY(ND_ALLOC(d->B, &s->rows));
     for (int64_t i = 0; i < d->T; i++) {
-        s->positions[i] = (int32_t)position_of(r, S, i % local);
+        s->positions[i] =
+            (int32_t)position_of(r, r->config->train.sequence_length, i % (d->T / d->B));
     }
-    ND_TRY(nd_host_alloc(r->device, (size_t)(d->B * d->vocab) * sizeof *s->logits, &logits));
+    ND_TRY(nd_host_alloc(r->device, (size_t)d->vocab * sizeof *s->logits, &logits));
     s->logits = logits;
     return ND_OK;
 }
@@ -140,43 +133,27 @@ static int32_t likeliest(const float *logits, int64_t vocab)
     return best;
 }
 
-/* This rank's rows of the texts so far; row i is that whose logits the text of sample i needs. */
-static void fill(nd_run_samples *s, int64_t first, int64_t count)
-{
-    const nd_dims *d = &s->trainer->model->dims;
-    const int64_t S = s->trainer->rank->config->train.sequence_length, local = d->T / d->B;
-    memset(s->ids, 0, (size_t)d->T * sizeof *s->ids);
-    for (int64_t b = 0; b < d->B; b++) {
-        s->rows[b] = -1;
-        for (int64_t j = 0; j < local && first + b < count; j++) {
-            const int64_t i = first + b, at = s->positions[j];
-            s->ids[b * local + j] = at < s->lengths[i] ? s->tokens[i * S + at] : 0;
-            s->rows[b] = at == s->lengths[i] - 1 ? b * local + j : s->rows[b];
-        }
-    }
-}
-
-/* The next token of each text, on all ranks: `next` has one more than it, 0 for none. */
-static nd_status find_next(nd_run_samples *s, int64_t count, int64_t *next)
+/* The next token of the text, on all ranks. */
+static nd_status find_next(nd_run_samples *s, const nd_ids *text, int32_t *id)
 {
     nd_rank *r = s->trainer->rank;
     nd_model *m = s->trainer->model;
-    const int64_t B = m->dims.B, vocab = m->dims.vocab;
-    const int64_t first = B * nd_mesh_group_index(&r->mesh, ND_GROUP_DP, r->rank);
-    const nd_logits_call call = {.rows = s->rows, .count = B, .logits = s->logits};
+    const int64_t length = (int64_t)text->count;
     nd_activation_set *set = nd_model_take_set(m);
-    memset(next, 0, (size_t)count * sizeof *next);
-    fill(s, first, count);
-    ND_TRY(nd_model_load_batch(m, set, s->ids, s->ids, s->positions));
-    ND_TRY(nd_model_sample(m, set, &call));
-    ND_TRY(nd_model_give_back(m, set));
-    for (int64_t b = 0; b < B; b++) {
-        if (s->rows[b] >= 0) {
-            next[first + b] = likeliest(s->logits + b * vocab, vocab) + 1;
-        }
+    int64_t row = -1, next = 0; /* one more than the id, 0 on other ranks than its own */
+    for (int64_t i = 0; i < m->dims.T / m->dims.B; i++) {
+        const int64_t at = s->positions[i];
+        s->ids[i] = at < length ? text->data[at] : 0;
+        row = at == length - 1 ? i : row;
     }
-    return nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, next, count,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL);
+    ND_TRY(nd_model_load_batch(m, set, s->ids, s->ids, s->positions));
+    ND_TRY(nd_model_sample(m, set, row, s->logits));
+    ND_TRY(nd_model_give_back(m, set));
+    next = row >= 0 ? likeliest(s->logits, m->dims.vocab) + 1 : 0;
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &next, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
+    *id = (int32_t)next - 1;
+    return ND_OK;
 }
 
 static bool ends(const nd_run_samples *s, int32_t id)
@@ -189,46 +166,11 @@ static bool ends(const nd_run_samples *s, int32_t id)
     return false;
 }
 
-/* Continues the prompts from number `from` on. */
-static nd_status run_wave(nd_run_samples *s, size_t from, int64_t count, const nd_stop_check *check,
-                          bool *stopped)
-{
-    const int64_t S = s->trainer->rank->config->train.sequence_length;
-    bool over[WAVE_MOST] = {false};
-    int64_t next[WAVE_MOST], left = count;
-    for (int64_t i = 0; i < count; i++) {
-        const nd_ids *prompt = &s->prompts.list[from + (size_t)i].ids;
-        memcpy(s->tokens + i * S, prompt->data, prompt->count * sizeof *s->tokens);
-        s->lengths[i] = (int64_t)prompt->count;
-    }
-    while (left > 0) {
-        ND_TRY(check->ask(check->context, stopped));
-        if (*stopped) {
-            return ND_OK;
-        }
-        ND_TRY(find_next(s, count, next));
-        for (int64_t i = 0; i < count; i++) {
-            const nd_request *q = &s->prompts.list[from + (size_t)i];
-            const int32_t id = (int32_t)next[i] - 1;
-            if (over[i]) {
-                continue;
-            }
-            over[i] = ends(s, id);
-            if (!over[i]) {
-                s->tokens[i * S + s->lengths[i]++] = id;
-                over[i] = s->lengths[i] == (int64_t)q->ids.count + q->max_new;
-            }
-            left -= over[i];
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status add_text(nd_run_samples *s, const int32_t *ids, int64_t count)
+static nd_status add_text(nd_run_samples *s, const int32_t *ids, size_t count)
 {
     const char *text;
     size_t size;
-    for (int64_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (nd_tokenizer_token(s->tokenizer, ids[i], &size)) { /* a model may have more ids */
             ND_TRY(nd_decoder_push(s->decoder, &ids[i], 1, &text, &size));
             ND_TRY(nd_bytes_add(&s->out, text, size));
@@ -238,23 +180,21 @@ static nd_status add_text(nd_run_samples *s, const int32_t *ids, int64_t count)
 }
 
 /* What follows the prompt: a first word keeps the blank before it. */
-static nd_status write_text(nd_run_samples *s, size_t number, int64_t at, nd_sinks *sinks)
+static nd_status write_text(nd_run_samples *s, const char *line, const nd_ids *ids, size_t prompt,
+                            nd_sinks *sinks)
 {
-    const int64_t S = s->trainer->rank->config->train.sequence_length;
-    const int64_t prompt = (int64_t)s->prompts.list[number].ids.count;
-    const int32_t *ids = s->tokens + at * S;
     const char *text;
     size_t size;
-    ND_TRY(add_text(s, ids, prompt));
+    ND_TRY(add_text(s, ids->data, prompt));
     ND_TRY(nd_decoder_end_run(s->decoder, &text, &size));
     s->out.count = 0;
-    ND_TRY(add_text(s, ids + prompt, s->lengths[at] - prompt));
+    ND_TRY(add_text(s, ids->data + prompt, ids->count - prompt));
     ND_TRY(nd_decoder_end(s->decoder, &text, &size));
     ND_TRY(nd_bytes_add(&s->out, text, size));
     ND_TRY(nd_bytes_add(&s->out, "", 1));
     const nd_run_event event = {.kind = ND_RUN_EVENT_SAMPLE,
                                 .step = s->trainer->position.step,
-                                .path = s->lines[number],
+                                .path = line,
                                 .reason = (const char *)s->out.data};
     s->out.count = 0;
     return nd_sinks_event(sinks, &event);
@@ -263,13 +203,21 @@ static nd_status write_text(nd_run_samples *s, size_t number, int64_t at, nd_sin
 nd_status nd_run_samples_write(nd_run_samples *s, const nd_stop_check *check, nd_sinks *sinks,
                                bool *stopped)
 {
-    const size_t count = s->trainer ? s->prompts.count : 0;
-    for (size_t from = 0; from < count && !*stopped; from += (size_t)s->wave) {
-        const int64_t n = nd_min(s->wave, (int64_t)(count - from));
-        ND_TRY(run_wave(s, from, n, check, stopped));
-        for (int64_t i = 0; i < n && !*stopped && sinks->count > 0; i++) {
-            ND_TRY(write_text(s, from + (size_t)i, i, sinks));
+    for (size_t i = 0; s->trainer && i < s->prompts.count && !*stopped; i++) {
+        nd_ids *ids = &s->prompts.list[i].ids;
+        const size_t prompt = ids->count, most = prompt + (size_t)s->prompts.list[i].max_new;
+        for (bool over = false; !over && ids->count < most;) {
+            int32_t id;
+            ND_TRY(check->ask(check->context, stopped));
+            if (*stopped) {
+                return ND_OK;
+            }
+            ND_TRY(find_next(s, ids, &id));
+            over = ends(s, id);
+            ND_TRY(nd_ids_add(ids, &id, !over));
         }
+        ND_TRY(sinks->count > 0 ? write_text(s, s->lines[i], ids, prompt, sinks) : ND_OK);
+        ids->count = prompt;
     }
     return ND_OK;
 }
@@ -285,11 +233,8 @@ void nd_run_samples_close(nd_run_samples *s)
     free(s->text);
     free((void *)s->lines);
     free(s->ends.data);
-    free(s->tokens);
-    free(s->lengths);
     free(s->ids);
     free(s->positions);
-    free(s->rows);
     free(s->out.data);
     *s = (nd_run_samples){0};
 }

@@ -6,9 +6,10 @@
  * the likeliest token at a time (of equal ones the lowest id), on whatever mesh it is trained.
  *
  * There is no second copy of the weights and no cache of keys and values: each token is one
- * evaluation of a micro-batch whose rows are the texts so far, with zeros behind them, which a
- * causal model does not see. The data-parallel ranks share the prompts. Memory is planned with the
- * model's and allocated at the start; steps do not know of it, and have the same bits as without.
+ * evaluation of a micro-batch whose first row is the text so far, with zeros behind it, which a
+ * causal model does not see. There is one text at a time, and data-parallel ranks compute the same.
+ * Memory is planned with the model's and allocated at the start; steps do not know of it, and have
+ * the same bits as without.
  */
 #include "trainer/generate/requests.h"
 #include "trainer/report/report.h"
@@ -23,13 +24,9 @@ typedef struct nd_run_samples {
     char *text;         /* train.sample_prompt; its lines end with NUL */
     const char **lines; /* [prompts.count] in text */
     nd_ids ends;        /* ids that end a text */
-    int32_t *tokens;    /* [wave][S] of the prompts that are being continued */
-    int64_t *lengths;   /* [wave] of them */
-    int64_t wave;       /* prompts at once, on all ranks together */
     int32_t *ids;       /* (B, s) of this rank, as are positions */
     int32_t *positions;
-    int64_t *rows; /* [B] */
-    float *logits; /* (B, vocab); pinned where the device is a GPU */
+    float *logits; /* (vocab); pinned where the device is a GPU */
     nd_bytes out;
 } nd_run_samples; /* all zero: none */
 

@@ -223,24 +223,22 @@ static nd_status check_loss(const head_test *test, double times)
     return ND_OK;
 }
 
-/* Logits of the last rows, chunk by chunk as of one chunk. */
+/* Logits of each row, from the chunk that has it as from one chunk of all. */
 static nd_status check_samples(head_test *test, nd_residual in)
 {
     nd_model *m = test->model;
-    const int64_t rows_of_chunk = m->dims.head_rows, B = m->dims.B;
-    static _Thread_local float logits[2][T * MOST_V];
-    int64_t rows[T];
-    for (int64_t b = 0; b < B; b++) {
-        rows[b] = T - 1 - b;
+    const int64_t rows_of_chunk = m->dims.head_rows;
+    static _Thread_local float logits[2][MOST_V];
+    for (int64_t row = 0; row < m->dims.T; row++) {
+        for (int i = 0; i < 2; i++) {
+            m->dims.head_rows = i == 0 ? rows_of_chunk : m->dims.Tl;
+            ND_TRY(nd_head_sample(m, test->set, in, row, logits[i]));
+        }
+        m->dims.head_rows = rows_of_chunk;
+        ND_CHECK(memcmp(logits[0], logits[1], (size_t)m->dims.vocab * sizeof **logits) == 0,
+                 "chunks of %lld rows give other logits of row %lld", (long long)rows_of_chunk,
+                 (long long)row);
     }
-    for (int i = 0; i < 2; i++) {
-        const nd_logits_call call = {.rows = rows, .count = B, .logits = logits[i]};
-        m->dims.head_rows = i == 0 ? rows_of_chunk : m->dims.Tl;
-        ND_TRY(nd_head_sample(m, test->set, in, &call));
-    }
-    m->dims.head_rows = rows_of_chunk;
-    ND_CHECK(memcmp(logits[0], logits[1], (size_t)(B * m->dims.vocab) * sizeof **logits) == 0,
-             "chunks of %lld rows give other logits", (long long)rows_of_chunk);
     return ND_OK;
 }
 
