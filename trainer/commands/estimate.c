@@ -125,30 +125,12 @@ nd_status nd_estimate_steps(const nd_trainer *trainer, nd_estimate list[ND_ESTIM
     return ND_OK;
 }
 
-/* The unit in which a time has digits before or soon behind the point; *scale: seconds of it. */
-static const char *unit_of(double seconds, double *scale)
-{
-    const bool short_one = seconds > 0 && seconds < 0.1, tiny = short_one && seconds < 1e-4;
-    *scale = tiny ? 1e-6 : short_one ? 1e-3 : 1;
-    return tiny ? "us" : short_one ? "ms" : "s";
-}
-
-static void print_time(FILE *out, double seconds, const char *behind)
-{
-    double scale;
-    const char *unit = unit_of(seconds, &scale);
-    fprintf(out, "%.3f %s %s", seconds / scale, unit, behind);
-}
-
 void nd_estimates_print(FILE *out, const nd_estimate *list, int count)
 {
     for (int i = 0; i < count; i++) {
         const nd_estimate *e = &list[i];
-        double scale;
-        const char *unit = unit_of(e->shortest, &scale);
-        fprintf(out, "%s%s %.3f to %.3f %s, %.0f to %.0f tokens/s", i ? "; " : "", e->machine,
-                e->shortest / scale, e->longest / scale, unit, e->tokens / e->longest,
-                e->tokens / e->shortest);
+        fprintf(out, "%s%s %.4g to %.4g s, %.0f to %.0f tokens/s", i ? "; " : "", e->machine,
+                e->shortest, e->longest, e->tokens / e->longest, e->tokens / e->shortest);
     }
     fprintf(out, "\n");
 }
@@ -175,12 +157,10 @@ nd_status nd_estimates_explain(FILE *out, const nd_trainer *t)
             cuda ? ND_RATES_FROM : "none was measured here");
     for (int i = 0; i < count; i++) {
         const nd_estimate e = estimate_by(t, &work, &of[i]);
-        fprintf(out, "  %s: ", e.machine);
-        print_time(out, e.products, "products, ");
-        print_time(out, e.attention, "attention, ");
-        print_time(out, e.others, "other ops, ");
-        print_time(out, e.update, "update, ");
-        print_time(out, e.wire, "communication\n");
+        fprintf(out,
+                "  %s: %.4g s products, %.4g s attention, %.4g s other ops, %.4g s update, %.4g s "
+                "communication\n",
+                e.machine, e.products, e.attention, e.others, e.update, e.wire);
     }
     fprintf(out,
             "  work of a worker: %.4g TFLOP in BF16, %.4g in FP8, %.4g in F32, %.4g in attention; "

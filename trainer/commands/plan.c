@@ -525,12 +525,15 @@ static nd_status plan(const nd_command_call *call)
         return nd_fail(ND_ERR_CONFIG, "--rank %d is not in the mesh; use a rank from 0 to %d", rank,
                        world - 1);
     }
-    nd_inputs_expect_documents(call->config);
     ND_TRY_OUT(nd_inputs_open_model(config, &inputs));
     ND_TRY_OUT(nd_tuning_check(config, &inputs.shape, cuda, &tuning));
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(check_limits(config, &inputs, worker));
     nd_banner_warn_of_documents(config, &inputs.shape, cuda, NULL);
+    if (config->data.documents == ND_DOCUMENTS_AUTO) {
+        nd_log_info("data.documents is auto, and planned as join; for rows with prompts plan with "
+                    "--documents separate");
+    }
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
     if (call->cli->plan_explains) {

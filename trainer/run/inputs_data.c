@@ -3,11 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fs.h"
 #include "runtime/config/sources.h"
 #include "trainer/corpus/chat.h"
-#include "trainer/corpus/row.h"
-#include "trainer/corpus/stream.h"
 #include "trainer/run/run.h"
 
 /* Takes the dataset over when it fails. */
@@ -231,81 +228,4 @@ nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *input
     free(parts);
     nd_data_sources_fini(&sources);
     return status;
-}
-
-/* What documents are before the data are open. */
-
-/* By the first row, which tells as much as 64 KiB of it do. */
-static nd_status first_row_has_prompt(const char *path, bool *out)
-{
-    enum { MOST = 1 << 16 };
-    nd_row_field fields[] = {{.key = "prompt"}, {.key = "messages"}};
-    nd_text_stream *stream = NULL;
-    uint8_t *bytes = NULL;
-    size_t size = 0, column;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_text_stream_open(path, &stream));
-    ND_TRY_OUT(ND_ALLOC(MOST, &bytes));
-    ND_TRY_OUT(nd_text_stream_read(stream, bytes, MOST, &size));
-    const uint8_t *end = memchr(bytes, '\n', size);
-    (void)nd_row_scan(bytes, end ? (size_t)(end - bytes) : size, fields, 2, &column);
-    *out = fields[0].kind != ND_ROW_ABSENT || fields[1].kind != ND_ROW_ABSENT;
-out:
-    nd_text_stream_close(stream);
-    free(bytes);
-    return status;
-}
-
-static nd_status file_is_separate(const nd_config *config, const char *path, bool *out)
-{
-    const bool pairs = !config->data.json_key[0] || config->data.chat_format != ND_CHOOSE_CHAT_NONE;
-    const char *dot = strrchr(path, '.');
-    char *mask = NULL;
-    bool rows = false;
-    ND_TRY(nd_data_holds_rows(path, config->data.format, &rows));
-    if (rows || !dot) {
-        return rows && pairs ? first_row_has_prompt(path, out) : ND_OK;
-    }
-    ND_TRY(nd_fs_format(&mask, "%.*s.mask", (int)(dot - path), path));
-    nd_status status = nd_fs_exists(mask, out);
-    free(mask);
-    return status;
-}
-
-static nd_status path_is_separate(const nd_config *config, const char *path, bool *out)
-{
-    nd_corpus_files files = {0};
-    bool several = false;
-    ND_TRY(nd_corpus_is_several(path, &several));
-    if (!several) {
-        return file_is_separate(config, path, out);
-    }
-    nd_status status = nd_corpus_files_add_tokens(&files, path);
-    if (status == ND_OK && files.count == 0) {
-        status = nd_corpus_files_add(&files, path, config->data.format);
-    }
-    for (size_t i = 0; i < files.count && status == ND_OK && !*out; i++) {
-        status = file_is_separate(config, files.list[i].path, out);
-    }
-    nd_corpus_files_fini(&files);
-    return status;
-}
-
-void nd_inputs_expect_documents(nd_config *config)
-{
-    const char *const texts[] = {config->data.path, config->data.validation_path};
-    bool separate = false;
-    for (int t = 0; t < 2 && config->data.documents == ND_DOCUMENTS_AUTO; t++) {
-        nd_data_sources sources = {0};
-        nd_status status =
-            texts[t][0] ? nd_data_sources_read("", "data.path", texts[t], &sources) : ND_OK;
-        for (int i = 0; i < sources.count && status == ND_OK && !separate; i++) {
-            status = path_is_separate(config, sources.list[i].path, &separate);
-        }
-        nd_data_sources_fini(&sources);
-        if (status != ND_OK) { /* the data may be elsewhere */
-            nd_error_clear();
-        }
-    }
-    config->data.documents = separate ? ND_DOCUMENTS_SEPARATE : config->data.documents;
 }

@@ -47,9 +47,6 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 /* The same by a text as data.path has it, which may name several sources. */
 nd_status nd_inputs_open_sources(const nd_config *config, const nd_inputs *inputs, const char *text,
                                  nd_dataset **out);
-/* Where data.documents is auto and data are there that would be separate: makes it separate, as
- * opening them does. It looks at names, masks and first rows. */
-void nd_inputs_expect_documents(nd_config *config);
 /* Warns of documents that are separate on a GPU where its plain attention kernels compute them.
  * device: NULL where it is not open, and as a Hopper one. */
 void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape, bool gpu,

@@ -99,7 +99,7 @@ bool nd_trainer_describe_unkept(const nd_trainer *t, char *out, size_t capacity)
     return blocks + head > 0;
 }
 
-/* auto: a plan found no data that are separate. */
+/* auto: the data are not open, as for a plan, which takes them for joined. */
 static bool is_separate(const nd_rank *rank)
 {
     return rank->config->data.documents == ND_DOCUMENTS_SEPARATE;
