@@ -73,9 +73,6 @@ static nd_status print_summary(const nd_eval_call *o, const nd_questions *questi
     const size_t scored = questions->count - questions->left_out;
     double right = 0, right_norm = 0, count = (double)scored;
     for (size_t i = 0; i < questions->count; i++) {
-        if (questions->list[i].left_out) {
-            continue;
-        }
         right += nd_question_best(&questions->list[i], false) == questions->list[i].gold;
         right_norm += nd_question_best(&questions->list[i], true) == questions->list[i].gold;
     }

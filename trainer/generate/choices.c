@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/math.h"
 
@@ -160,48 +161,20 @@ static nd_status read_row(const nd_choice_rules *rules, const json_t *row, nd_qu
     return ND_OK;
 }
 
-static void question_fini(nd_question *q)
+static void drop_choices(nd_question *q)
 {
     for (int64_t i = 0; i < q->count; i++) {
         free(q->choices[i].ids.data);
     }
+    q->count = 0;
+}
+
+static void question_fini(nd_question *q)
+{
+    drop_choices(q);
     free(q->choices);
     free(q->name);
     free(q->left_out);
-}
-
-/* Takes the question over, also where it fails. */
-static nd_status add_question(nd_questions *questions, nd_question *question)
-{
-    void *list = questions->list;
-    nd_status status =
-        nd_array_reserve(&list, &questions->room, questions->count + 1, sizeof *questions->list);
-    questions->list = list;
-    if (status != ND_OK) {
-        question_fini(question);
-        return status;
-    }
-    for (int64_t i = 0; i < question->count; i++) {
-        questions->longest = nd_max(questions->longest, (int64_t)question->choices[i].ids.count);
-    }
-    questions->left_out += question->left_out != NULL;
-    questions->list[questions->count++] = *question;
-    return ND_OK;
-}
-
-/* The reason is in the error record. */
-static nd_status leave_out(nd_questions *questions, nd_question *question)
-{
-    nd_question none = {.gold = -1, .name = question->name};
-    question->name = NULL;
-    question_fini(question);
-    none.left_out = strdup(nd_error_last()->message);
-    nd_error_clear();
-    if (!none.left_out) {
-        question_fini(&none);
-        return nd_fail_memory("a row");
-    }
-    return add_question(questions, &none);
 }
 
 static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules, const char *name,
@@ -210,6 +183,7 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
     json_error_t error;
     nd_question question = {0};
     json_t *row = json_loadb(line, size, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &error);
+    void *list = questions->list;
     bool scorable = true;
     nd_status status = row ? read_row(rules, row, &question, &scorable)
                        : nd_json_no_memory(&error)
@@ -220,13 +194,24 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
         status = nd_fail_context(status, "reading %s, line %lld", name, (long long)number);
     }
     if (!scorable && rules->leaves_out) {
-        return leave_out(questions, &question);
+        drop_choices(&question);
+        question.gold = -1;
+        status = nd_fs_format(&question.left_out, "%s", nd_error_last()->message);
     }
+    status = status == ND_OK ? nd_array_reserve(&list, &questions->room, questions->count + 1,
+                                                sizeof *questions->list)
+                             : status;
+    questions->list = list;
     if (status != ND_OK) {
         question_fini(&question);
         return status;
     }
-    return add_question(questions, &question);
+    for (int64_t i = 0; i < question.count; i++) {
+        questions->longest = nd_max(questions->longest, (int64_t)question.choices[i].ids.count);
+    }
+    questions->left_out += question.left_out != NULL;
+    questions->list[questions->count++] = question;
+    return ND_OK;
 }
 
 nd_status nd_questions_read(nd_questions *questions, const nd_choice_rules *rules, const char *name,
