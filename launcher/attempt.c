@@ -294,11 +294,6 @@ void nd_attempt_retire(nd_attempt *attempt)
     }
 }
 
-bool nd_attempt_is_closed(const nd_attempt *attempt)
-{
-    return attempt->handles == 0;
-}
-
 void nd_attempt_fini(nd_attempt *attempt)
 {
     nd_progress_close(&attempt->progress);

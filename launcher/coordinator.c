@@ -25,7 +25,6 @@ nd_status nd_coordinator_create(const nd_nodes_options *options, nd_coordinator 
     nd_coordinator *c;
     ND_TRY(ND_ALLOC(1, &c));
     c->options = *options;
-    c->culprit.node = -1;
     c->epoch = -1;
     nd_status status =
         nd_roster_init((int)options->config->launch.nnodes,
@@ -64,14 +63,14 @@ static void send_frame(nd_coordinator *c, int index, int type, const uint32_t *n
     nd_wire_buffer_fini(&out);
 }
 
-/* At the first start of a job with spare nodes. */
-static nd_status report_spares(const nd_coordinator *c)
+/* At each start of a job with spare nodes. */
+static void report_spares(const nd_coordinator *c)
 {
-    char spares[256];
-    ND_TRY(nd_roster_text(&c->roster, false, spares, sizeof spares));
-    nd_log_info("ndlaunch: workers on nodes %s; spare nodes: %s", c->working,
+    char working[256], spares[256];
+    nd_roster_text(&c->roster, true, working, sizeof working);
+    nd_roster_text(&c->roster, false, spares, sizeof spares);
+    nd_log_info("ndlaunch: workers on nodes %s; spare nodes: %s", working,
                 spares[0] ? spares : "none yet, but one can join at any time");
-    return ND_OK;
 }
 
 /* Names the spare nodes that have replaced others since the last start. */
@@ -87,20 +86,6 @@ static void report_replaced(const nd_coordinator *c)
                            r->nodes[r->former[p]].host, p * workers, (p + 1) * workers - 1);
         }
     }
-}
-
-/* Each place of the start has its node. */
-static nd_status begin_start(nd_coordinator *c)
-{
-    if (c->roster.count > c->roster.places) {
-        ND_TRY(nd_roster_text(&c->roster, true, c->working, sizeof c->working));
-        ND_TRY(c->epoch < 0 ? report_spares(c) : ND_OK);
-        report_replaced(c);
-    }
-    c->state = ND_NODES_RUNNING;
-    c->stop_sent = c->restarts = c->asked = c->left_behind = false;
-    nd_roster_begin(&c->roster);
-    return ND_OK;
 }
 
 /* Workers of this start. */
@@ -195,11 +180,10 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
         bool ours = nd_wire_get_u32(&cursor) == (uint32_t)c->epoch;
         bool asked = nd_wire_get_u32(&cursor) != 0;
         bool left_behind = nd_wire_get_u32(&cursor) != 0;
-        uint32_t blame = nd_wire_get_u32(&cursor);
+        bool own = nd_wire_get_u32(&cursor) != 0;
         const uint8_t *screen = nd_wire_get_blob(&cursor, &bytes);
         if (nd_wire_finished(&cursor) && ours && !n->ended && c->state == ND_NODES_RUNNING) {
-            nd_node_end(n, code, blame <= ND_BLAME_SILENT ? (nd_blame)blame : ND_BLAME_NOTHING,
-                        (const char *)screen, bytes);
+            nd_node_end(n, code, own, (const char *)screen, bytes);
             c->asked |= asked;
             c->left_behind |= left_behind;
         }
@@ -224,7 +208,6 @@ static void conclude(nd_coordinator *c)
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
         end->code = n->code;
-        end->occurred_ns = n->lost ? n->heard_ns : n->failed_ns;
         nd_log_text(n->screen ? n->screen : "");
         snprintf(end->words, sizeof end->words, "node %d (host %.128s) %s", end->node, n->host,
                  n->lost                       ? "was lost"
@@ -233,7 +216,6 @@ static void conclude(nd_coordinator *c)
     }
     nd_nodes_end told = *end;
     if (end->node == 0 && c->own.words[0]) { /* this node knows more about its own workers */
-        told.occurred_ns = c->own.occurred_ns;
         snprintf(told.words, sizeof told.words, "%s", c->own.words);
     }
     c->options.over(c->options.context, &told);
@@ -253,38 +235,17 @@ void nd_coordinator_release(nd_coordinator *c, int code)
     }
 }
 
-/* The node whose fault keeps coming gives its place to a spare node, or the job goes on with fewer
- * nodes. True: it was taken out. */
-static bool take_out(nd_coordinator *c)
-{
-    const nd_restart_culprit now = nd_roster_culprit(&c->roster);
-    nd_node *n = now.node < 0 ? NULL : &c->roster.nodes[now.node];
-    bool keeps_coming = nd_restart_takes_out(&c->culprit, &now);
-    c->culprit = now;
-    bool others = keeps_coming && n->joined &&
-                  (nd_roster_has_spare(&c->roster) ||
-                   nd_gather_fitting(c, nd_roster_usable(&c->roster) - 1) > 0);
-    if (others) {
-        n->out = true;
-        nd_log_warning("ndlaunch: node %d (host %s) %s in two starts in a row and is taken out",
-                       now.node, n->host,
-                       now.code == ND_ERR_HANG ? "did not answer" : "failed first");
-    }
-    return others;
-}
-
 void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_folder)
 {
     if (c->state == ND_NODES_BETWEEN) {
-        bool taken_out = take_out(c);
-        c->fewer = taken_out || c->roster.places < c->roster.most_places;
+        c->fewer = c->roster.places < c->roster.most_places;
         c->restarts = true;
         c->next_epoch = epoch;
         c->gather_ns = c->noticed_ns = nd_clock_ns();
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
         wake(c);
         if (nd_roster_joined(&c->roster) < c->roster.places && !c->fewer) {
-            (void)nd_gather_report_missing(c, 0, false);
+            nd_gather_warn_missing(c, 0);
         }
     }
 }
@@ -304,17 +265,19 @@ static void give_up(nd_coordinator *c, int code)
     nd_coordinator_release(c, code);
 }
 
+/* Each place of the start has its node. */
 static void start_workers(nd_coordinator *c)
 {
-    if (begin_start(c) != ND_OK) {
-        give_up(c, c->epoch < 0 ? (int)nd_error_last()->status : c->end.code);
-        return;
+    if (c->roster.count > c->roster.places) {
+        report_replaced(c);
+        report_spares(c);
     }
+    c->state = ND_NODES_RUNNING;
+    c->stop_sent = c->restarts = c->asked = c->left_behind = false;
+    nd_roster_begin(&c->roster);
     c->epoch = c->next_epoch;
-    const nd_nodes_start start = {.epoch = c->epoch,
-                                  .world_size = world_size(c),
-                                  .run_folder = c->run_folder,
-                                  .nodes = c->working};
+    const nd_nodes_start start = {
+        .epoch = c->epoch, .world_size = world_size(c), .run_folder = c->run_folder};
     c->options.start(c->options.context, &start); /* the store expects the workers */
     send_plans(c);
 }
@@ -324,7 +287,7 @@ static void start_workers(nd_coordinator *c)
 static void fit_places(nd_coordinator *c)
 {
     nd_config config;
-    int before = c->roster.places, places = nd_gather_fitting(c, nd_roster_usable(&c->roster));
+    int before = c->roster.places, places = nd_gather_fitting(c);
     c->fewer = false;
     if (places == 0 || places == before) {
         return;
@@ -367,11 +330,11 @@ static void gather(nd_coordinator *c, int64_t now)
     if (nd_roster_assign(&c->roster)) {
         start_workers(c);
     } else if (late) {
-        nd_status status = nd_gather_report_missing(c, limit, true);
+        nd_status status = nd_gather_fail_missing(c, limit);
         give_up(c, first ? (int)status : c->end.code);
     } else if (now - c->noticed_ns > (int64_t)ND_NODES_NOTICE_MS * 1000000) {
         c->noticed_ns = now;
-        (void)nd_gather_report_missing(c, waited, false);
+        nd_gather_warn_missing(c, waited);
     }
 }
 
@@ -462,7 +425,7 @@ void nd_coordinator_failed(nd_coordinator *c, int code)
 
 void nd_coordinator_ended(nd_coordinator *c, const nd_nodes_end *end, const char *screen)
 {
-    nd_node_end(&c->roster.nodes[0], end->code, end->blame, screen, strlen(screen));
+    nd_node_end(&c->roster.nodes[0], end->code, end->own, screen, strlen(screen));
     c->asked |= end->asked;
     c->left_behind |= end->left_behind;
     c->own = *end;

@@ -6,7 +6,6 @@
  * first start and later. coordinator.c: each start and its end.
  */
 #include "launcher/nodes.h"
-#include "launcher/restart.h"
 #include "launcher/roster.h"
 
 enum { ND_NODES_NOTICE_MS = 10000 }; /* between lines about missing nodes */
@@ -36,9 +35,7 @@ struct nd_coordinator {
     int64_t stop_ns, release_ns, beat_ns, gather_ns, noticed_ns;
     int64_t enough_ns; /* before the first start: when each place had a node; 0: not yet */
     char run_folder[ND_RUN_FOLDER_MAX];
-    nd_nodes_end own, end;      /* of this node, of all: how the last start ended */
-    nd_restart_culprit culprit; /* of the start before it */
-    char working[256];          /* nodes that have workers; "" in a job without spare nodes */
+    nd_nodes_end own, end; /* of this node, of all: how the last start ended */
     int code;
 };
 
@@ -56,12 +53,11 @@ bool nd_gather_is_complete(nd_coordinator *coordinator, int64_t now);
 /* Before the first start, after so many seconds: a node was refused, or this one cannot start. The
  * reason is the thread's error then. */
 bool nd_gather_is_refused(const nd_coordinator *coordinator, double waited);
-/* A warning, or at the deadline the error. */
-nd_status nd_gather_report_missing(nd_coordinator *coordinator, double seconds, bool last);
-/*
- * The most nodes out of those that are here with which a start may go on (launch.min_nodes), at
- * most `usable`; 0: none. The last reason why a number does not do is the thread's error then.
- */
-int nd_gather_fitting(const nd_coordinator *coordinator, int usable);
+/* Which nodes are missing: a warning, and at the deadline the error. */
+void nd_gather_warn_missing(const nd_coordinator *coordinator, double seconds);
+nd_status nd_gather_fail_missing(const nd_coordinator *coordinator, double seconds);
+/* The most nodes out of those that are here with which a start may go on (launch.min_nodes); 0:
+ * none. The last reason why a number does not do is the thread's error then. */
+int nd_gather_fitting(const nd_coordinator *coordinator);
 
 #endif

@@ -52,7 +52,6 @@ nd_status nd_gather_join(nd_coordinator *c, nd_peer *peer, int index, nd_wire_cu
     n->peer = peer;
     n->joined = true;
     n->waits = !first;
-    n->out = false;
     snprintf(n->host, sizeof n->host, "%s", nd_peer_host(peer));
     if (!first && n->place < 0) {
         nd_log_info("ndlaunch: node %d (host %s) joined and is a spare", index, n->host);
@@ -73,25 +72,29 @@ nd_status nd_gather_failed_check(nd_coordinator *c, const nd_peer *peer, int ind
     return c->epoch < 0 ? refuse(c, status) : status;
 }
 
-nd_status nd_gather_report_missing(nd_coordinator *c, double seconds, bool last)
+void nd_gather_warn_missing(const nd_coordinator *c, double seconds)
 {
     char line[512];
-    ND_TRY(nd_roster_missing(&c->roster, seconds, line, sizeof line));
-    if (!last) {
-        nd_log_warning("ndlaunch: %s", line);
-        return ND_OK;
-    }
+    nd_roster_missing(&c->roster, seconds, line, sizeof line);
+    nd_log_warning("ndlaunch: %s", line);
+}
+
+nd_status nd_gather_fail_missing(const nd_coordinator *c, double seconds)
+{
+    char line[512];
+    nd_roster_missing(&c->roster, seconds, line, sizeof line);
     return nd_fail(ND_ERR_HANG,
                    "%s (launch.rdzv_timeout_seconds, and time to encode text); start ndlaunch "
                    "there with --node-rank, the same endpoint and the same key",
                    line);
 }
 
-int nd_gather_fitting(const nd_coordinator *c, int usable)
+int nd_gather_fitting(const nd_coordinator *c)
 {
     const nd_config *config = c->options.config;
     nd_config fewer;
-    int most = usable < c->roster.most_places ? usable : c->roster.most_places;
+    int joined = nd_roster_joined(&c->roster);
+    int most = joined < c->roster.most_places ? joined : c->roster.most_places;
     for (int n = most; config->launch.min_nodes > 0 && n >= config->launch.min_nodes; n--) {
         if (nd_config_with_nodes(config, n, &fewer) == ND_OK) {
             return n;

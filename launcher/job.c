@@ -76,7 +76,7 @@ static void finish(void *context, int exit_code)
 
 static void stop_workers(void *context, int milliseconds)
 {
-    nd_supervisor_stop(((nd_job *)context)->supervisor, milliseconds);
+    nd_attempt_stop(((nd_job *)context)->supervisor->attempt, milliseconds);
 }
 
 static int patience_ms(void *context, int code)
@@ -147,8 +147,7 @@ static void on_workers_ended(void *context)
     if (out) {
         fclose(out);
     }
-    end.blame = nd_attempt_blame(s->attempt);
-    nd_attempt_failure_of(s->attempt, &end.occurred_ns, end.words, sizeof end.words);
+    nd_attempt_failure_of(s->attempt, &end.own, end.words, sizeof end.words);
     end.code = s->start_failed ? (int)s->start_failed : code;
     const char *text = screen && !s->start_failed ? screen : ""; /* why it failed is told */
     if (job->member) {
@@ -377,7 +376,7 @@ static nd_status prepare(nd_job *job, uint8_t key[ND_KEY_BYTES])
         .failed = on_workers_failed,
         .ended = on_workers_ended,
     };
-    ND_TRY(nd_supervisor_init(job->supervisor, &options, job->place.job));
+    nd_supervisor_init(job->supervisor, &options, job->place.job);
     ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->leave_timer)));
     ND_TRY(ND_UV(uv_timer_init(&job->loop, &job->restart_timer)));
     job->leave_timer.data = job->restart_timer.data = job;

@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <uv.h>
 
-#include "launcher/restart.h"
 #include "runtime/base/outlet.h"
 #include "runtime/base/shown.h"
 #include "runtime/base/progress.h"
@@ -201,9 +200,7 @@ bool nd_attempt_start_grace(nd_attempt *attempt);
 /* After the last worker has ended: closes what the loop still has of it. Outputs close by
  * themselves when all that was written is read. */
 void nd_attempt_retire(nd_attempt *attempt);
-/* Nothing of it is left in the loop: nd_attempt_fini is legal while the loop goes on. */
-bool nd_attempt_is_closed(const nd_attempt *attempt);
-/* After the loop has closed the handles; legal on zeroed storage. */
+/* After the loop has closed the handles (`handles` is 0); legal on zeroed storage. */
 void nd_attempt_fini(nd_attempt *attempt);
 
 /* output.c: each worker's standard output and error. */
@@ -219,12 +216,9 @@ void nd_output_close(nd_output *output);
  * of the node. */
 int nd_attempt_report(const nd_attempt *attempt, FILE *out);
 
-/* What the end of this node's workers says about a fault of this node. */
-nd_blame nd_attempt_blame(const nd_attempt *attempt);
-/* The first failure in a few words, "rank 1 failed (signal 9, Killed)", and when it happened as far
- * as this host can tell. "" and 0: no worker failed. */
-void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char *words,
-                           size_t capacity);
+/* The first failure in a few words, "rank 1 failed (signal 9, Killed)", or "" without one. *own: it
+ * is surely this node's, whatever its code. */
+void nd_attempt_failure_of(const nd_attempt *attempt, bool *own, char *words, size_t capacity);
 
 /* job.c: the job on this node, from the store to the last handle. */
 

@@ -187,7 +187,7 @@ static void on_plan(nd_member *m, const nd_wire_frame *frame)
 {
     char run_folder[ND_RUN_FOLDER_MAX];
     nd_wire_cursor cursor = nd_wire_body(frame);
-    nd_nodes_start start = {.run_folder = run_folder, .nodes = ""};
+    nd_nodes_start start = {.run_folder = run_folder};
     start.first_rank = (int)nd_wire_get_u32(&cursor);
     start.world_size = (int)nd_wire_get_u32(&cursor);
     start.epoch = nd_wire_get_u32(&cursor);
@@ -354,7 +354,7 @@ void nd_member_asked(nd_member *m)
 void nd_member_ended(nd_member *m, const nd_nodes_end *end, const char *screen)
 {
     const uint32_t numbers[] = {(uint32_t)end->code, (uint32_t)m->epoch, end->asked,
-                                end->left_behind, (uint32_t)end->blame};
+                                end->left_behind, end->own};
     m->ended = true;
     nd_log_text(screen);
     if (!m->over && send_frame(m, ND_NODE_END, numbers, 5, screen) != ND_OK) {

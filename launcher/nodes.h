@@ -13,7 +13,6 @@
 #include <string.h>
 #include <uv.h>
 
-#include "launcher/restart.h"
 #include "runtime/base/progress.h"
 #include "runtime/config/config.h"
 #include "runtime/rdzv/store_server.h"
@@ -27,7 +26,7 @@ enum {
     ND_NODE_BEAT,    /* both: -; every two seconds */
     ND_NODE_FAIL,    /* to 0: u32 code, u32 epoch; its first failure, seen just now */
     ND_NODE_STOP,    /* from 0: u32 epoch, u32 patience in ms; end your workers */
-    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, u32 nd_blame, blob
+    ND_NODE_END,     /* to 0: u32 code, u32 epoch, u32 asked, u32 left behind, u32 own, blob
                         screen; its workers have ended */
     ND_NODE_RELEASE, /* from 0: u32 code of the job, blob reason */
     ND_NODE_REST,    /* from 0: -; it has no place in this start, wait without workers */
@@ -50,13 +49,13 @@ static inline void nd_node_frame(nd_wire_buffer *out, int type, const uint32_t *
 
 /* How the workers of one start ended, on all nodes. */
 typedef struct nd_nodes_end {
-    int code;            /* of the first failure, or 0 */
-    int node;            /* where it was; -1: nowhere */
-    bool asked;          /* a signal to one of the launchers asked the job to end */
-    bool left_behind;    /* a killed worker of some node did not end */
-    nd_blame blame;      /* of this node */
-    int64_t occurred_ns; /* when node 0 saw it, or the last message of a node that was lost came */
-    char words[256];     /* "node 1 (host a) failed with code 137" */
+    int code;         /* of the first failure, or 0 */
+    int node;         /* where it was; -1: nowhere */
+    bool asked;       /* a signal to one of the launchers asked the job to end */
+    bool left_behind; /* a killed worker of some node did not end */
+    bool own;         /* of this node: the first failure is surely one of its own, whatever its
+                            code, which other nodes' failures may explain else */
+    char words[256];  /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;
 
 /*
@@ -66,7 +65,7 @@ typedef struct nd_nodes_end {
  *
  * Each start has launch.nnodes places, and as many nodes have workers. The others are spares
  * (launch.spare_nodes): connected, without workers. Before a restart a spare takes the place, and
- * so the ranks, of a node that was lost or taken out. Node 0 always has place 0. Where no node is
+ * so the ranks, of a node that was lost. Node 0 always has place 0. Where no node is
  * left to take a place, a start may have fewer places (launch.min_nodes), and so fewer workers on a
  * smaller mesh; each node makes the configuration of its workers from the world size of the plan.
  */
@@ -74,7 +73,6 @@ typedef struct nd_nodes_start {
     int64_t epoch;
     int first_rank, world_size;
     const char *run_folder;
-    const char *nodes; /* node 0 of a job with spare nodes: those with workers, "0, 2"; else "" */
 } nd_nodes_start;
 
 /* What coordinator and member know of the job of their own node; all borrowed. */

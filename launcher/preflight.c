@@ -46,7 +46,7 @@ nd_status nd_preflight_find_worker(char *path, int capacity)
 
 nd_status nd_preflight_check_files(const nd_config *config)
 {
-    const long long spare = 64; /* for the loop, files and libraries */
+    const long long spare = 128; /* for the loop, files and libraries, and 64 strangers */
     long long world = nd_mesh_world_size(&config->resolved_mesh), nodes = config->launch.nnodes;
     long long local = world / nodes, allowed = nd_limits_raise_files();
     if (local > LOCAL_WORKERS_MAX) {

@@ -10,6 +10,7 @@
 #include "launcher/launcher.h"
 #include "runtime/base/printable.h"
 #include "runtime/comm/comm.h"
+#include "runtime/rdzv/ranks.h"
 
 enum { OTHERS_MAX = 3 }; /* messages of other ranks */
 
@@ -119,34 +120,28 @@ static void print_tail(FILE *out, const nd_child *child)
     }
 }
 
-typedef bool (*rank_filter)(const nd_child *child, const nd_child *first);
-
-static bool is_other(const nd_child *child, const nd_child *first)
+/* The child of this rank; `child` is any of the same attempt. */
+static const nd_child *child_of(const nd_child *child, int rank)
 {
-    return child != first;
+    return child + (rank - child->rank);
 }
 
-static bool was_killed_too(const nd_child *child, const nd_child *first)
+static bool is_other(const void *first, int rank)
 {
-    return child->killed == first->killed;
+    return child_of(first, rank) != first;
 }
 
-/* " 0-65 67-199" */
-static void print_ranks(FILE *out, const nd_attempt *attempt, rank_filter wanted,
-                        const nd_child *first)
+static bool was_killed_too(const void *first, int rank)
 {
-    for (int begin = 0; begin < attempt->options.local_workers; begin++) {
-        int end = begin;
-        while (end < attempt->options.local_workers && wanted(&attempt->children[end], first)) {
-            end++;
-        }
-        if (end > begin) {
-            fprintf(out, end - begin > 1 ? " %d-%d" : " %d", attempt->children[begin].rank,
-                    attempt->children[end - 1].rank);
-            begin = end - 1;
-        }
-    }
-    fprintf(out, "\n");
+    return child_of(first, rank)->killed == ((const nd_child *)first)->killed;
+}
+
+static void print_ranks(FILE *out, nd_rank_test *wanted, const nd_child *first)
+{
+    const int workers = first->attempt->options.local_workers;
+    char text[512];
+    nd_ranks_text(wanted, first, first->rank - first->local_rank, workers, text, sizeof text);
+    fprintf(out, " %s\n", text);
 }
 
 /* Messages that differ from the first failure's. A message about a lost peer adds nothing to it. */
@@ -181,7 +176,7 @@ static void print_killed(FILE *out, const nd_attempt *attempt, const nd_child *f
                 "--grace-seconds where a step or saving needs longer; ranks",
                 attempt->options.config->launch.grace_seconds);
     }
-    print_ranks(out, attempt, was_killed_too, first);
+    print_ranks(out, was_killed_too, first);
     fprintf(out, "  rank %d:", first->rank);
     print_place(out, attempt, first);
 }
@@ -224,47 +219,20 @@ static int print_report(FILE *out, const nd_attempt *attempt)
     print_other_messages(out, attempt, first);
     if (attempt->options.local_workers > 1) {
         fprintf(out, "  collateral (ended with it):");
-        print_ranks(out, attempt, is_other, first);
+        print_ranks(out, is_other, first);
     }
     return code;
 }
 
-nd_blame nd_attempt_blame(const nd_attempt *attempt)
+void nd_attempt_failure_of(const nd_attempt *attempt, bool *own, char *words, size_t capacity)
 {
     const nd_child *first = first_failure(attempt);
-    if (first && is_local(&attempt->progress.failures[first->local_rank])) {
-        return ND_BLAME_OWN;
-    }
-    for (int i = 0; i < attempt->options.local_workers; i++) {
-        const nd_child *c = &attempt->children[i];
-        const nd_failure_slot *record = &attempt->progress.failures[c->local_rank];
-        if (c->stopped && c->kill_sent && atomic_load(&record->time_ns) == 0) {
-            return ND_BLAME_SILENT;
-        }
-    }
-    return ND_BLAME_NOTHING;
-}
-
-/*
- * A worker that gave up waiting began to wait long before it said so; any other failure is seen as
- * it happens.
- */
-void nd_attempt_failure_of(const nd_attempt *attempt, int64_t *occurred_ns, char *words,
-                           size_t capacity)
-{
-    const nd_child *first = first_failure(attempt);
-    *occurred_ns = 0;
+    *own = first && is_local(&attempt->progress.failures[first->local_rank]);
     words[0] = '\0';
-    if (!first) {
-        return;
-    }
-    int64_t since = atomic_load(&attempt->progress.slots[first->local_rank].since_ns);
-    bool waited = !first->signal && first->exit_code == ND_ERR_HANG && since > 0;
-    *occurred_ns = waited ? since : failure_time(attempt, first);
-    if (first->signal) {
+    if (first && first->signal) {
         snprintf(words, capacity, "rank %d failed (signal %d, %s)", first->rank, first->signal,
                  strsignal(first->signal));
-    } else {
+    } else if (first) {
         snprintf(words, capacity, "rank %d failed (exit code %d, %s)", first->rank,
                  (int)first->exit_code, nd_status_name((nd_status)first->exit_code));
     }

@@ -100,37 +100,6 @@ int nd_restart_patience_ms(int code)
     return code > SIGNAL_BASE ? 0 : code == ND_ERR_HANG ? HANG_MS : MESSAGES_MS;
 }
 
-/* The fault itself lay on this node. */
-static bool is_conclusive(const nd_restart_culprit *c)
-{
-    return c->node > 0 && (c->lost || c->sure || (c->code != ND_ERR_HANG && c->code != ND_ERR_IO));
-}
-
-bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now)
-{
-    return is_conclusive(before) && is_conclusive(now) && before->node == now->node;
-}
-
-void nd_restart_text(const nd_restart_times *t, char *out, size_t capacity)
-{
-    const int64_t at[] = {t->occurred, t->seen,   t->ended,     t->started,
-                          t->joined,   t->loaded, t->first_step};
-    enum { PARTS = sizeof at / sizeof *at - 1 };
-    double part[PARTS];
-    int64_t before = at[0];
-    for (int i = 0; i < PARTS; i++) { /* a moment that is not known takes no time */
-        int64_t moment = at[i + 1] > before ? at[i + 1] : before;
-        part[i] = (double)(moment - before) * 1e-9;
-        before = moment;
-    }
-    int64_t lost = t->steps_before > t->steps_from ? t->steps_before - t->steps_from : 0;
-    snprintf(out, capacity,
-             "%lld step%s lost; %.2f s: detect %.2f, stop %.2f, wait %.2f, start %.2f, load %.2f, "
-             "first step %.2f",
-             (long long)lost, lost == 1 ? "" : "s", (double)(before - at[0]) * 1e-9, part[0],
-             part[1], part[2], part[3], part[4], part[5]);
-}
-
 void nd_restart_run_id(const char *job, int64_t epoch, char *out, size_t capacity)
 {
     if (epoch == 0) {

@@ -51,43 +51,6 @@ const char *nd_restart_reason(nd_restart verdict);
  * to write. */
 int nd_restart_patience_ms(int code);
 
-/* What a node's workers tell beside their exit code. A lost peer (74) and a deadline (124) may be
- * due to another node. */
-typedef enum nd_blame {
-    ND_BLAME_NOTHING = 0,
-    ND_BLAME_OWN,    /* the first failure is surely one of this node, whatever its code */
-    ND_BLAME_SILENT, /* a worker reached no deadline itself, and did not end when it was asked to */
-} nd_blame;
-
-/* Where the first failure of a start was. */
-typedef struct nd_restart_culprit {
-    int node; /* -1: nowhere */
-    int code;
-    bool lost; /* the node itself was lost */
-    bool sure; /* it is surely this node's, although the code may come from another one's */
-} nd_restart_culprit;
-
-/*
- * Whether a fault keeps coming from one node, so that a spare node should take its place: the first
- * failure of two consecutive starts was there. A deadline (124) and a lost peer (74) count only
- * where the fault is surely this node's, because workers of another node report them. Node 0 is
- * never taken out, because the store is there.
- */
-bool nd_restart_takes_out(const nd_restart_culprit *before, const nd_restart_culprit *now);
-
-/* Moments of a restart, CLOCK_MONOTONIC in ns, and its steps. */
-typedef struct nd_restart_times {
-    int64_t occurred, seen; /* the failure: when it happened, when ndlaunch saw it */
-    int64_t ended;          /* the last worker of the failed start had ended */
-    int64_t started;        /* the first worker of the new start began */
-    int64_t joined, loaded, first_step;
-    int64_t steps_before; /* completed when the job failed */
-    int64_t steps_from;   /* completed in the checkpoint from which it goes on */
-} nd_restart_times;
-
-/* "6 steps lost; 2.31 s: detect 0.00, stop 0.05, wait 1.00, start 0.80, load 0.21, first step
- * 0.25" */
-void nd_restart_text(const nd_restart_times *times, char *out, size_t capacity);
 /* The run id of a start: the job's name, with ".EPOCH" from the first restart on. */
 void nd_restart_run_id(const char *job, int64_t epoch, char *out, size_t capacity);
 

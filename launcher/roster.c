@@ -48,9 +48,9 @@ void nd_roster_begin(nd_roster *roster)
         free(n->screen);
         n->screen = NULL;
         n->lost = n->ended = false;
-        n->waits = n->joined && n->place < 0 && !n->out;
+        n->waits = n->joined && n->place < 0;
         n->code = 0;
-        n->blame = ND_BLAME_NOTHING;
+        n->own = false;
         n->failed_ns = 0;
         n->heard_ns = nd_clock_ns();
     }
@@ -64,15 +64,6 @@ int nd_roster_joined(const nd_roster *roster)
         joined += roster->nodes[i].joined;
     }
     return joined;
-}
-
-int nd_roster_usable(const nd_roster *roster)
-{
-    int usable = 0;
-    for (int i = 0; i < roster->count; i++) {
-        usable += roster->nodes[i].joined && !roster->nodes[i].out;
-    }
-    return usable;
 }
 
 void nd_roster_set_places(nd_roster *roster, int places)
@@ -92,23 +83,13 @@ static bool is_spare(const nd_node *n)
     return n->joined && n->place < 0;
 }
 
-bool nd_roster_has_spare(const nd_roster *roster)
-{
-    for (int i = 0; i < roster->count; i++) {
-        if (is_spare(&roster->nodes[i]) && !roster->nodes[i].out) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Gives places that are free to nodes without one, in the order of both. */
-static void fill_places(nd_roster *roster, bool out)
+static void fill_places(nd_roster *roster)
 {
     int place = 0;
     for (int i = 0; i < roster->count; i++) {
         nd_node *n = &roster->nodes[i];
-        if (!is_spare(n) || n->out != out) {
+        if (!is_spare(n)) {
             continue;
         }
         while (place < roster->places && roster->holder[place] >= 0) {
@@ -119,7 +100,6 @@ static void fill_places(nd_roster *roster, bool out)
         }
         roster->holder[place] = i;
         n->place = place;
-        n->out = false;
     }
 }
 
@@ -130,13 +110,12 @@ bool nd_roster_assign(nd_roster *roster)
     }
     for (int p = 0; p < roster->places; p++) {
         nd_node *n = roster->holder[p] < 0 ? NULL : &roster->nodes[roster->holder[p]];
-        if (n && (!n->joined || n->out)) {
+        if (n && !n->joined) {
             n->place = -1;
             roster->holder[p] = -1;
         }
     }
-    fill_places(roster, false);
-    fill_places(roster, true);
+    fill_places(roster);
     return true;
 }
 
@@ -169,7 +148,7 @@ bool nd_roster_has_failed(const nd_roster *roster)
  */
 static int weight(const nd_node *n)
 {
-    if (n->blame == ND_BLAME_OWN) {
+    if (n->own) {
         return 0;
     }
     return n->code == ND_ERR_PREEMPTED ? 2 : n->code == ND_ERR_IO && !n->lost ? 1 : 0;
@@ -192,71 +171,38 @@ int nd_roster_first_failure(const nd_roster *roster)
     return first;
 }
 
-/* The nodes that wait report a deadline. Workers that only waited have reached theirs by the time
- * at which the others are killed; when workers of several nodes have not, nothing is known. */
-static int only_silent(const nd_roster *roster)
+static bool is_absent(const void *roster, int node)
 {
-    int found = -1;
-    for (int i = 0; i < roster->count; i++) {
-        const nd_node *n = &roster->nodes[i];
-        if (n->place >= 0 && n->blame == ND_BLAME_SILENT) {
-            if (found >= 0) {
-                return -1;
-            }
-            found = i;
-        }
-    }
-    return found;
+    return !((const nd_roster *)roster)->nodes[node].joined;
 }
 
-nd_restart_culprit nd_roster_culprit(const nd_roster *roster)
+static bool is_working(const void *roster, int node)
 {
-    nd_restart_culprit c = {.node = nd_roster_first_failure(roster)};
-    if (c.node < 0) {
-        return c;
-    }
-    const nd_node *first = &roster->nodes[c.node];
-    int silent = first->code == ND_ERR_HANG ? only_silent(roster) : -1;
-    c.code = first->code;
-    c.lost = first->lost;
-    c.sure = silent >= 0 || first->blame == ND_BLAME_OWN;
-    c.node = silent >= 0 ? silent : c.node;
-    return c;
+    return ((const nd_roster *)roster)->nodes[node].place >= 0;
 }
 
-nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity)
+static bool is_waiting(const void *roster, int node)
+{
+    return is_spare(&((const nd_roster *)roster)->nodes[node]);
+}
+
+void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity)
 {
     char missing[256];
-    bool *here;
-    int absent = 0;
-    ND_TRY(ND_ALLOC(roster->count, &here));
-    for (int i = 0; i < roster->count; i++) {
-        here[i] = roster->nodes[i].joined;
-        absent += !here[i];
-    }
-    nd_ranks_text(here, false, roster->count, missing, sizeof missing);
-    free(here);
+    int absent = roster->count - nd_roster_joined(roster);
     int needed = absent - (roster->count - roster->places);
+    nd_ranks_text(is_absent, roster, 0, roster->count, missing, sizeof missing);
     size_t used = (size_t)snprintf(out, capacity, "%s %s of %d nodes %s after %.3g s",
                                    absent > 1 ? "nodes" : "node", missing, roster->count,
                                    absent > 1 ? "are missing" : "is missing", seconds);
     if (0 < needed && needed < absent && used < capacity) {
         snprintf(out + used, capacity - used, ", and the job needs %d of them", needed);
     }
-    return ND_OK;
 }
 
-nd_status nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity)
+void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity)
 {
-    bool *member;
-    ND_TRY(ND_ALLOC(roster->count, &member));
-    for (int i = 0; i < roster->count; i++) {
-        const nd_node *n = &roster->nodes[i];
-        member[i] = working ? n->place >= 0 : is_spare(n);
-    }
-    nd_ranks_text(member, true, roster->count, out, capacity);
-    free(member);
-    return ND_OK;
+    nd_ranks_text(working ? is_working : is_waiting, roster, 0, roster->count, out, capacity);
 }
 
 void nd_node_fail(nd_node *n, int code)
@@ -291,10 +237,10 @@ void nd_node_lose(nd_node *n, int index, const char *why)
     keep_screen(n, text, strlen(text));
 }
 
-void nd_node_end(nd_node *n, int code, nd_blame blame, const char *screen, size_t bytes)
+void nd_node_end(nd_node *n, int code, bool own, const char *screen, size_t bytes)
 {
     n->ended = true;
-    n->blame = blame;
+    n->own = own;
     keep_screen(n, screen, bytes);
     if (code != 0) {
         nd_node_fail(n, code);

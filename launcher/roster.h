@@ -8,7 +8,6 @@
  * A start has a place for each node with workers; place p has the ranks from p x local workers on.
  * A node without a place is a spare.
  */
-#include "launcher/restart.h"
 #include "runtime/rdzv/server.h"
 
 typedef struct nd_node {
@@ -17,11 +16,10 @@ typedef struct nd_node {
     bool waits; /* it joined and waits for a later start: a spare, or its workers of this one were
                    lost */
     int place;  /* in this start, -1: it has no workers */
-    bool out;   /* its fault kept coming: it gets a place again only when no other node is left */
     bool lost, ended; /* in this start */
     int64_t heard_ns;
     int code;
-    nd_blame blame;    /* valid once its workers have ended */
+    bool own;          /* nd_nodes_end */
     int64_t failed_ns; /* when its first failure arrived at node 0, 0: none */
     char host[ND_WIRE_TEXT_MAX];
     char *screen; /* owned */
@@ -41,31 +39,24 @@ void nd_roster_fini(nd_roster *roster);
 void nd_roster_begin(nd_roster *roster);
 
 int nd_roster_joined(const nd_roster *roster); /* how many nodes are connected */
-int nd_roster_usable(const nd_roster *roster); /* and were not taken out */
 /* The next start has so many places, at most those of the first one. Nodes of places that are gone
  * become spares, until nd_roster_assign. */
 void nd_roster_set_places(nd_roster *roster, int places);
-/* A node is connected that has no place and was not taken out. */
-bool nd_roster_has_spare(const nd_roster *roster);
 /*
- * Gives each place of the next start a node: the one that has it, if that is still connected and
- * not taken out, else the first spare by node rank. False, without changes: too few nodes are
- * connected.
+ * Gives each place of the next start a node: the one that has it, if that is still connected, else
+ * the first spare by node rank. False, without changes: too few nodes are connected.
  */
 bool nd_roster_assign(nd_roster *roster);
 /* The nodes that have workers (or else the connected ones without), as "0, 2-3". */
-nd_status nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
+void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity);
 /* No node has workers of this start any more. */
 bool nd_roster_all_over(const nd_roster *roster);
 /* Some worker failed, or some node was lost. A stop at a step boundary is no failure. */
 bool nd_roster_has_failed(const nd_roster *roster);
 /* The node with the failure that explains the others; -1: none failed. */
 int nd_roster_first_failure(const nd_roster *roster);
-/* The node whose fault ended this start: that of the first failure or, where that is a deadline,
- * the only one with a worker that reached none. */
-nd_restart_culprit nd_roster_culprit(const nd_roster *roster);
 /* "node 1 of 2 nodes is missing after 10 s"; with spare nodes also how many of them are needed */
-nd_status nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
+void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
 
 /* Records when its first failure arrived, and that one's code. */
 void nd_node_fail(nd_node *node, int code);
@@ -73,6 +64,6 @@ void nd_node_fail(nd_node *node, int code);
  * workers have ended. */
 void nd_node_lose(nd_node *node, int index, const char *why);
 /* Its workers have ended. The screen is copied; bytes may be 0. */
-void nd_node_end(nd_node *node, int code, nd_blame blame, const char *screen, size_t bytes);
+void nd_node_end(nd_node *node, int code, bool own, const char *screen, size_t bytes);
 
 #endif

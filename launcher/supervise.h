@@ -23,14 +23,6 @@ typedef struct nd_supervisor {
     nd_status start_failed;             /* its workers could not be started */
     bool asked;                         /* a signal asked the job to end */
     int brief;                          /* nd_restart_case */
-    int64_t seen_ns;                    /* when a failure of this attempt was seen; 0: none */
-    nd_restart_times times;
-    char what[256];              /* failed in the last attempt */
-    char nodes[256];             /* that have workers, of a job with spare nodes; else "" */
-    uv_timer_t first_step_timer; /* looks for the first step after a restart */
-    /* Node 0: the line about the restart is not printed yet. libuv 1.48 and later stop all timers
-     * that are due before the first of their callbacks, so that uv_is_active does not tell. */
-    bool awaits_first_step;
 } nd_supervisor;
 
 /* Before the first nd_supervisor_start it has an attempt without workers. */
@@ -40,8 +32,8 @@ void nd_supervisor_destroy(nd_supervisor *supervisor);
 
 /* Before the first start. The options are copied, without the texts of a start; `job` and what they
  * point to is borrowed. */
-nd_status nd_supervisor_init(nd_supervisor *supervisor, const nd_attempt_options *options,
-                             const char *job);
+void nd_supervisor_init(nd_supervisor *supervisor, const nd_attempt_options *options,
+                        const char *job);
 /*
  * Starts an attempt: the first one, which may be of a later epoch where this node came back, or the
  * next one after the workers of the last one have ended; `options` have its configuration and world
@@ -50,8 +42,6 @@ nd_status nd_supervisor_init(nd_supervisor *supervisor, const nd_attempt_options
  */
 void nd_supervisor_start(nd_supervisor *supervisor, const nd_nodes_start *next, nd_status prepared);
 
-/* Ends the workers because one has failed (nd_attempt_stop). */
-void nd_supervisor_stop(nd_supervisor *supervisor, int patience_ms);
 /* Node 0: the patience after a failure with this code, which is short where a restart follows. */
 int nd_supervisor_patience_ms(const nd_supervisor *supervisor, int code);
 /* Node 0: all workers of the attempt have ended, on all nodes. True: a restart follows after

@@ -142,15 +142,15 @@ int64_t nd_progress_durable_step(const nd_progress *progress)
     return atomic_load_explicit(&progress->job->durable_step, memory_order_acquire);
 }
 
-void nd_progress_mark(nd_progress *progress, nd_mark mark)
+void nd_progress_set_stepped(nd_progress *progress)
 {
     int64_t none = 0;
-    atomic_compare_exchange_strong(&progress->job->marks[mark], &none, nd_clock_ns());
+    atomic_compare_exchange_strong(&progress->job->stepped_ns, &none, nd_clock_ns());
 }
 
-int64_t nd_progress_marked_ns(const nd_progress *progress, nd_mark mark)
+int64_t nd_progress_stepped_ns(const nd_progress *progress)
 {
-    return atomic_load_explicit(&progress->job->marks[mark], memory_order_acquire);
+    return atomic_load_explicit(&progress->job->stepped_ns, memory_order_acquire);
 }
 
 int64_t nd_progress_completed_steps(const nd_progress_slot *slot)

@@ -10,10 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include "runtime/base/fs.h"
 
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port)
 {
@@ -92,55 +89,6 @@ void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX])
     }
 }
 
-void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card *card)
-{
-    char text[sizeof card->host] = "";
-    struct stat network = {0};
-    FILE *f = nd_fs_stream_kernel(boot_id_file ? boot_id_file : "/proc/sys/kernel/random/boot_id");
-    if (f) {
-        text[fread(text, 1, sizeof text - 1, f)] = '\0';
-        fclose(f);
-    }
-    snprintf(card->host, sizeof card->host, "%s", host);
-    if (!text[0]) {
-        snprintf(text, sizeof text, "%s", host);
-    }
-    if (stat("/proc/self/ns/net", &network) != 0) {
-        network.st_ino = 0;
-    }
-    uint64_t h = UINT64_C(0xcbf29ce484222325) ^ (uint64_t)network.st_ino;
-    for (const char *c = text; *c; c++) {
-        h = (h ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
-    }
-    card->network = h;
-}
-
-/* Our address on the way to `host`: what the system would send from. No packet is sent. */
-static bool address_towards(const char *host, nd_address *out)
-{
-    nd_address addresses[ND_ADDRESS_MAX];
-    int count;
-    bool found = false;
-    if (nd_address_resolve(host, 9, addresses, &count) != ND_OK) {
-        nd_error_clear();
-        return false;
-    }
-    for (int i = 0; i < count && !found; i++) {
-        int fd = socket(addresses[i].storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        nd_address own = {.bytes = sizeof own.storage};
-        if (fd >= 0 && !nd_address_is_loopback(&addresses[i]) &&
-            connect(fd, (struct sockaddr *)&addresses[i].storage, addresses[i].bytes) == 0 &&
-            getsockname(fd, (struct sockaddr *)&own.storage, &own.bytes) == 0) {
-            *out = own;
-            found = true;
-        }
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
-    return found;
-}
-
 /* The first interface that is up and leads off this host; IPv4 before IPv6. */
 static bool first_interface(nd_address *out)
 {
@@ -167,25 +115,32 @@ static bool first_interface(nd_address *out)
     return found;
 }
 
-nd_status nd_reach_choose(const nd_reach_card *cards, int world_size, char out[ND_ADDRESS_TEXT_MAX])
+/* What the name of this host resolves to beyond loopback, as other hosts resolve it. */
+static bool address_of_name(const char *host, nd_address *out)
+{
+    nd_address addresses[ND_ADDRESS_MAX];
+    int count;
+    if (nd_address_resolve(host, 0, addresses, &count) != ND_OK) {
+        nd_error_clear();
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        if (!nd_address_is_loopback(&addresses[i])) {
+            *out = addresses[i];
+            return true;
+        }
+    }
+    return false;
+}
+
+void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX])
 {
     nd_address address;
-    int other = 1;
-    while (other < world_size && cards[other].network == cards[0].network) {
-        other++;
-    }
-    if (other == world_size) {
+    if (nodes > 1 && (address_of_name(host, &address) || first_interface(&address))) {
+        nd_address_text(&address, out);
+    } else {
         snprintf(out, ND_ADDRESS_TEXT_MAX, "127.0.0.1");
-        return ND_OK;
     }
-    if (!address_towards(cards[other].host, &address) && !first_interface(&address)) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "rank 0 (host %s) found no network address that rank %d (host %s) could "
-                       "reach; name one with --rdzv-endpoint ADDRESS:0",
-                       cards[0].host, other, cards[other].host);
-    }
-    nd_address_text(&address, out);
-    return ND_OK;
 }
 
 nd_status nd_address_check_loopback(void)

@@ -28,25 +28,9 @@ int nd_address_port(const nd_address *address);
 /* "127.0.0.1" or "::1", without the port. */
 void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX]);
 
-/* Where a rank runs; every rank sends its card to rank 0. */
-typedef struct nd_reach_card {
-    uint64_t network; /* equal on ranks that reach each other over loopback */
-    char host[128];
-} nd_reach_card;
-
-/*
- * The running system and its network: two nodes that are one host share both, two containers of it
- * do not. boot_id_file has the system's number of this boot; NULL: Linux's own. The host's name
- * replaces it where it cannot be read.
- */
-void nd_reach_describe(const char *boot_id_file, const char *host, nd_reach_card *card);
-
-/*
- * Rank 0's choice: loopback where all ranks share its network, else the address from which it would
- * send to a rank elsewhere, else that of its first interface. ND_ERR_CONFIG when there is none.
- */
-nd_status nd_reach_choose(const nd_reach_card *cards, int world_size,
-                          char out[ND_ADDRESS_TEXT_MAX]);
+/* The address of this host, which is called `host`, for the ranks of a job on so many nodes:
+ * loopback for one node, else what the name resolves to, else that of the first interface. */
+void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX]);
 
 /* ND_ERR_IO when no loopback interface is up: nobody could connect to such an address. */
 nd_status nd_address_check_loopback(void);

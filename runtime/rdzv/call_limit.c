@@ -2,7 +2,6 @@
 #include "runtime/rdzv/call_limit.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -23,8 +22,6 @@ struct nd_call_limit {
     nd_thread thread;
     nd_monitor monitor; /* of all below */
     open_call calls[OPEN_MAX];
-    char reason[ND_ERROR_MESSAGE_MAX]; /* or "" */
-    int reason_code;
 };
 
 static const open_call *next_to_end(const nd_call_limit *limit)
@@ -48,12 +45,7 @@ static void watch(void *argument)
         if (call && nd_clock_ns() >= call->deadline) {
             nd_log_error("%s did not return within %.4g s: %s", call->what, call->seconds,
                          call->why);
-            if (limit->reason[0]) {
-                nd_log_error("%s", limit->reason);
-            }
-            _exit(limit->reason[0]
-                      ? limit->reason_code
-                      : call->exit_code); /* what exit() runs could wait for the same call */
+            _exit(call->exit_code); /* what exit() runs could wait for the same call */
         }
         nd_monitor_wait(&limit->monitor, call ? call->deadline : ND_CLOCK_NEVER);
     }
@@ -107,13 +99,5 @@ void nd_call_limit_end(nd_call_limit *limit, int call)
 {
     nd_monitor_lock(&limit->monitor);
     limit->calls[call].what = NULL; /* the thread finds out when it wakes */
-    nd_monitor_unlock(&limit->monitor);
-}
-
-void nd_call_limit_set_reason(nd_call_limit *limit, const char *message, int exit_code)
-{
-    nd_monitor_lock(&limit->monitor);
-    snprintf(limit->reason, sizeof limit->reason, "%s", message);
-    limit->reason_code = exit_code;
     nd_monitor_unlock(&limit->monitor);
 }

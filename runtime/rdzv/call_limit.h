@@ -25,8 +25,4 @@ int nd_call_limit_begin(nd_call_limit *limit, const char *what, double seconds, 
                         int exit_code);
 void nd_call_limit_end(nd_call_limit *limit, int call);
 
-/* This process has failed, and asks only who reports that: a call that does not return in time also
- * logs this message, which is copied, and ends the process with this code. */
-void nd_call_limit_set_reason(nd_call_limit *limit, const char *message, int exit_code);
-
 #endif

@@ -12,7 +12,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/rdzv/address.h"
 
 struct nd_channel {
     int fd;
@@ -268,6 +267,14 @@ nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_fram
     }
 }
 
+nd_status nd_channel_own_address(const nd_channel *channel, nd_address *out)
+{
+    *out = (nd_address){.bytes = sizeof out->storage};
+    return getsockname(channel->fd, (struct sockaddr *)&out->storage, &out->bytes) == 0
+               ? ND_OK
+               : nd_fail_system(errno, "the own address on the way to the store");
+}
+
 nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out)
 {
     return nd_tls_context_twin(channel->context, server, out);
@@ -305,7 +312,7 @@ nd_status nd_channel_hello(nd_channel *channel, const nd_hello *hello, int64_t d
     nd_wire_put_text(&out, hello->version);
     nd_wire_put_text(&out, hello->run_id);
     nd_wire_put_u32(&out, hello->epoch);
-    nd_wire_put_u8(&out, (uint8_t)hello->role);
+    nd_wire_put_u32(&out, hello->role);
     nd_wire_put_u32(&out, (uint32_t)hello->index);
     nd_wire_put_text(&out, hello->host);
     nd_status status = nd_wire_end(&out);

@@ -8,6 +8,7 @@
  */
 #include <stdint.h>
 
+#include "runtime/rdzv/address.h"
 #include "runtime/rdzv/tls.h"
 #include "runtime/rdzv/wire.h"
 
@@ -29,6 +30,8 @@ nd_status nd_channel_send(nd_channel *channel, const nd_wire_buffer *frames, int
 nd_status nd_channel_receive(nd_channel *channel, int64_t deadline, nd_wire_frame *frame);
 
 int nd_channel_fd(const nd_channel *channel);
+/* The address from which this process reaches the store. */
+nd_status nd_channel_own_address(const nd_channel *channel, nd_address *out);
 /* A context with this channel's key. */
 nd_status nd_channel_tls(const nd_channel *channel, bool server, nd_tls_context **out);
 const char *

@@ -1,22 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_RDZV_FAILURE_RECORD_H
 #define ND_RDZV_FAILURE_RECORD_H
-/*
- * Which failure of a job came first.
- *
- * Under ndlaunch, each worker's record in the progress page tells it (runtime/base/progress.h).
- *
- * Without ndlaunch, the store records which failure came first. A rank that fails sets
- * ND_FAILURE_FIRST to its message with nd_store_set, and ND_FAILURE_PRINTED once it has
- * printed it. The store's engine sets ND_FAILURE_FIRST for a worker whose connection closes without
- * a goodbye, at the moment in which it closes, and sends the first failure to every worker at once.
- */
+/* A worker's record in the progress page (runtime/base/progress.h), which tells ndlaunch which
+ * failure of a job came first. */
 #include "runtime/base/status.h"
 #include "runtime/rdzv/identity.h"
-
-#define ND_FAILURE_FIRST   "first failure"
-#define ND_FAILURE_PRINTED "first failure is printed"
-enum { ND_FAILURE_FIRST_MAX = ND_ERROR_MESSAGE_MAX + 1024 }; /* of its value, which has no NUL */
 
 /* Worker: records the error that ends it. The first record stays. Does nothing without a launcher,
  * and never fails. */

@@ -16,17 +16,13 @@
 
 const char *nd_identity_source_name(nd_identity_source source)
 {
-    switch (source) {
-    case ND_IDENTITY_SINGLE:
-        return "a single process";
-    case ND_IDENTITY_NDLAUNCH:
-        return "ndlaunch";
-    case ND_IDENTITY_ENVIRONMENT:
-        return "torchrun's environment";
-    case ND_IDENTITY_PMIX:
-        return "PMIx";
-    }
-    return "an unknown source";
+    static const char *const names[] = {
+        [ND_IDENTITY_SINGLE] = "a single process",
+        [ND_IDENTITY_NDLAUNCH] = "ndlaunch",
+        [ND_IDENTITY_ENVIRONMENT] = "torchrun's environment",
+        [ND_IDENTITY_PMIX] = "PMIx",
+    };
+    return names[source];
 }
 
 void nd_identity_host(char *out, size_t capacity)
@@ -114,21 +110,20 @@ static nd_status read_ranks(nd_identity *id)
     ND_TRY(read_number("RANK", 0, INT_MAX, needed, &id->rank));
     ND_TRY(read_number("LOCAL_WORLD_SIZE", 1, INT_MAX, needed, &id->local_world_size));
     ND_TRY(read_number("LOCAL_RANK", 0, INT_MAX, needed, &id->local_rank));
-    if (id->rank >= id->world_size) {
-        return nd_fail(ND_ERR_CONFIG, "RANK=%d is not below WORLD_SIZE=%d", id->rank,
-                       id->world_size);
-    }
-    if (id->local_rank >= id->local_world_size) {
-        return nd_fail(ND_ERR_CONFIG, "LOCAL_RANK=%d is not below LOCAL_WORLD_SIZE=%d",
-                       id->local_rank, id->local_world_size);
-    }
-    if (id->local_world_size > id->world_size || id->local_rank > id->rank) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "LOCAL_RANK=%d of LOCAL_WORLD_SIZE=%d contradicts RANK=%d of WORLD_SIZE=%d",
-                       id->local_rank, id->local_world_size, id->rank, id->world_size);
-    }
+    ND_TRY(nd_identity_check(id, "the environment"));
     ND_TRY(read_text("MASTER_ADDR", NULL, id->master_addr, sizeof id->master_addr));
     return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
+}
+
+nd_status nd_identity_check(const nd_identity *id, const char *source)
+{
+    return id->world_size >= 1 && id->rank < id->world_size &&
+                   id->local_rank < id->local_world_size &&
+                   id->local_world_size <= id->world_size && id->local_rank <= id->rank
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "%s says rank %d of %d, local rank %d of %d, which contradict each other",
+                         source, id->rank, id->world_size, id->local_rank, id->local_world_size);
 }
 
 static nd_status read_epoch(const char *name, int64_t *out)
@@ -157,8 +152,10 @@ static nd_status read_ndlaunch(nd_identity *id)
     ND_TRY(read_number("ND_NNODES", 1, INT_MAX, 1, &id->nnodes));
     ND_TRY(read_restart(id));
     ND_TRY(read_descriptor("ND_KEY_FD", &id->key_fd));
-    ND_TRY(read_descriptor("ND_PROGRESS_FD", &id->progress_fd));
-    return read_descriptor("ND_CONFIG_FD", &id->config_fd);
+    ND_TRY(read_descriptor("ND_CONFIG_FD", &id->config_fd));
+    int page_fd;
+    ND_TRY(read_descriptor("ND_PROGRESS_FD", &page_fd));
+    return page_fd < 0 ? ND_OK : nd_progress_open(page_fd, id->local_world_size, &id->page);
 }
 
 /*
@@ -184,7 +181,6 @@ nd_status nd_identity_read(nd_identity *out)
                       .local_world_size = 1,
                       .nnodes = 1,
                       .key_fd = -1,
-                      .progress_fd = -1,
                       .config_fd = -1};
     const char *terminal = getenv("ND_TERMINAL");
     snprintf(id.run_id, sizeof id.run_id, "single");

@@ -28,9 +28,9 @@ typedef struct nd_identity {
     int master_port;
     char run_id[64]; /* the same on all ranks; names the job in messages */
     char host[128];
-    int key_fd;      /* inherited descriptor holding the 32-byte job key, -1: none */
-    int progress_fd; /* inherited progress page, -1: private */
-    int config_fd;   /* inherited resolved configuration (native YAML), -1: none */
+    int key_fd;       /* inherited descriptor holding the 32-byte job key, -1: none */
+    nd_progress page; /* inherited from ndlaunch; without it all is 0 */
+    int config_fd;    /* inherited resolved configuration (native YAML), -1: none */
     /* How often the job was started again, 0 at its first start: the store refuses connections of
      * another epoch. */
     int64_t restart_epoch;
@@ -51,6 +51,8 @@ nd_status nd_identity_read(nd_identity *out);
  * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
+/* ND_ERR_CONFIG when ranks and sizes contradict each other; `source` gave them. */
+nd_status nd_identity_check(const nd_identity *identity, const char *source);
 /* exit_code: the code with which this process ends, also when PMIx does not answer. */
 void nd_identity_leave(nd_identity *identity, int exit_code);
 /* The name of this host in the job: the node's name in Slurm, else the host name. */

@@ -185,36 +185,6 @@ nd_status nd_key_read_fd(int fd, uint8_t key[ND_KEY_BYTES])
     return ND_OK;
 }
 
-/* $XDG_RUNTIME_DIR is private by its contract; otherwise a folder below /tmp that only this user
- * may use. */
-static nd_status private_folder(char *out, size_t capacity)
-{
-    struct stat st;
-    nd_fs_kind kind = ND_FS_ABSENT;
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (runtime && runtime[0] == '/' && strlen(runtime) < capacity / 2) {
-        ND_TRY(nd_fs_look(runtime, &kind, NULL));
-    }
-    if (kind != ND_FS_ABSENT) {
-        snprintf(out, capacity, "%s", runtime);
-    } else {
-        snprintf(out, capacity, "/tmp/ndtrain-%u", (unsigned)geteuid());
-        if (mkdir(out, 0700) != 0 && errno != EEXIST) {
-            return nd_fail(ND_ERR_CANTCREATE, "the folder %s for the job key cannot be made: %s",
-                           out, strerror(errno));
-        }
-    }
-    ND_TRY(nd_fs_look_at_link(out, &kind, &st));
-    if (kind != ND_FS_FOLDER || st.st_uid != geteuid() || (st.st_mode & (S_IRWXG | S_IRWXO))) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "the folder %s must be yours alone (mode 0700) to hold the job key; remove it, "
-            "or name a key file in ND_RDZV_KEY_FILE",
-            out);
-    }
-    return ND_OK;
-}
-
 static bool on_loopback(const nd_identity *identity)
 {
     nd_address addresses[ND_ADDRESS_MAX];
@@ -251,9 +221,11 @@ nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY
             "ND_RDZV_KEY_FILE",
             identity->master_addr);
     }
-    char folder[ND_SHARED_KEY_PATH_MAX / 2];
-    ND_TRY(private_folder(folder, sizeof folder));
-    snprintf(out, ND_SHARED_KEY_PATH_MAX, "%s/ndtrain-key-%d", folder, identity->master_port);
+    const char *folder = getenv("XDG_RUNTIME_DIR");
+    const bool usable = folder && strlen(folder) < ND_SHARED_KEY_PATH_MAX / 2 && folder[0] == '/' &&
+                        access(folder, W_OK) == 0;
+    snprintf(out, ND_SHARED_KEY_PATH_MAX, "%s/ndtrain-key-%u-%d", usable ? folder : "/tmp",
+             (unsigned)geteuid(), identity->master_port);
     return ND_OK;
 }
 

@@ -36,9 +36,9 @@ enum { ND_SHARED_KEY_PATH_MAX = 512 };
 
 /*
  * The key file of a start without ndlaunch: the file that ND_RDZV_KEY_FILE names, or, when all
- * ranks are on one host and the store listens on loopback, a file that rank 0 writes into the
- * user's private runtime folder (*private_file). ND_ERR_CONFIG where several hosts need a key file
- * and none is named.
+ * ranks are on one host and the store listens on loopback, a file that rank 0 writes into
+ * $XDG_RUNTIME_DIR or /tmp (*private_file). ND_ERR_CONFIG where several hosts need a key file and
+ * none is named.
  */
 nd_status nd_shared_key_path(const nd_identity *identity, char out[ND_SHARED_KEY_PATH_MAX],
                              bool *private_file);

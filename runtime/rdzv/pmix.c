@@ -72,7 +72,6 @@ struct nd_pmix {
     double server_seconds; /* for what the server of this node does alone */
     pmix_proc_t self;
     int world_size;
-    int values; /* published so far: numbers the keys, alike on all ranks */
 };
 
 /*
@@ -115,6 +114,8 @@ static void copy_key(char *out, const char *key)
 }
 
 enum { GET_SECONDS = 60 }; /* a value is there at once or never */
+
+static const char value_name[] = "nd.store"; /* of rank 0 */
 
 /* A value of this job (rank PMIX_RANK_WILDCARD) or of one process. The caller frees it with
  * free_value. */
@@ -182,22 +183,12 @@ static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_JOB_SIZE, -1, &read.world_size));
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_LOCAL_SIZE, -1, &read.local_world_size));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_LOCAL_RANK, -1, &read.local_rank));
-    if (read.world_size < 1 || read.local_world_size < 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "PMIx says that the job has %d ranks, and this node %d of them",
-                       read.world_size, read.local_world_size);
-    }
+    read.rank = (int)pmix->self.rank;
+    ND_TRY(nd_identity_check(&read, "PMIx"));
     int nodes = (int)nd_ceil_div(read.world_size, read.local_world_size);
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_NUM_NODES, nodes, &read.nnodes));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_NODEID, 0, &read.node_rank));
-    read.rank = (int)pmix->self.rank;
     snprintf(read.run_id, sizeof read.run_id, "%.60s", pmix->self.nspace);
-    if (read.rank >= read.world_size || read.local_rank >= read.local_world_size ||
-        read.local_world_size > read.world_size) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "PMIx says rank %d of %d, local rank %d of %d, which contradict each other",
-                       read.rank, read.world_size, read.local_rank, read.local_world_size);
-    }
     pmix->world_size = read.world_size;
     *id = read;
     return ND_OK;
@@ -252,13 +243,14 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code)
     }
 }
 
-static nd_status put(nd_pmix *pmix, const char *name, const void *bytes, size_t count)
+/* Rank 0: publishes its value, which is there for the others when all have come. */
+static nd_status put(nd_pmix *pmix, const void *bytes, size_t count)
 {
     char key[PMIX_MAX_KEYLEN + 1];
     pmix_value_t value = {.type = PMIX_BYTE_OBJECT};
     value.data.bo.bytes = (char *)bytes; /* borrowed: Put copies */
     value.data.bo.size = count;
-    copy_key(key, name);
+    copy_key(key, value_name);
     int call = begin_call(pmix, "PMIx_Commit", pmix->server_seconds, ND_ERR_HANG);
     pmix_status_t code = pmix->library.PMIx_Put(PMIX_GLOBAL, key, &value);
     if (code == PMIX_SUCCESS) {
@@ -293,38 +285,24 @@ static nd_status fence(nd_pmix *pmix, const char *name, double timeout_seconds, 
     return code == PMIX_SUCCESS ? ND_OK : failed(pmix, code, "meeting all ranks (PMIx_Fence)");
 }
 
-static nd_status take(nd_pmix *pmix, const char *key, int rank, void *out, size_t bytes)
+static nd_status take(nd_pmix *pmix, void *out, size_t bytes)
 {
     pmix_value_t *value = NULL;
-    pmix_status_t code = get(pmix, (pmix_rank_t)rank, key, &value);
+    pmix_status_t code = get(pmix, 0, value_name, &value);
     if (code != PMIX_SUCCESS) {
-        return failed(pmix, code, "reading another rank's value");
+        return failed(pmix, code, "reading the value of rank 0");
     }
     nd_status status = ND_OK;
     if (value->type == PMIX_BYTE_OBJECT && value->data.bo.size == bytes) {
         memcpy(out, value->data.bo.bytes, bytes);
     } else {
         status = nd_fail(ND_ERR_INTERNAL,
-                         "PMIx: rank %d published another value than %zu bytes; are all ranks of "
+                         "PMIx: rank 0 published another value than %zu bytes; are all ranks of "
                          "the same version?",
-                         rank, bytes);
+                         bytes);
     }
     free_value(value);
     return status;
-}
-
-/*
- * All ranks, in the same order: this rank's value (bytes), unless it is NULL, is there for the
- * others when all have come, under the name that `key` receives.
- */
-static nd_status publish(nd_pmix *pmix, const char *name, const void *value, size_t bytes,
-                         double timeout_seconds, char key[32])
-{
-    snprintf(key, 32, "nd.%d", pmix->values++);
-    if (value) {
-        ND_TRY(put(pmix, key, value, bytes));
-    }
-    return fence(pmix, name, timeout_seconds, ND_ERR_HANG);
 }
 
 void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
@@ -349,54 +327,34 @@ typedef struct place {
     int32_t port;
 } place;
 
-static nd_status host_store(nd_identity *id, const nd_reach_card *cards, place *where,
+/* Rank 0: makes the key and runs the store. */
+static nd_status host_store(nd_identity *id, nd_store_watch watch, place *where,
                             nd_store_thread **thread)
 {
     if (!id->master_addr[0]) {
-        ND_TRY(nd_reach_choose(cards, id->world_size, where->address));
+        nd_address_choose(id->host, id->nnodes, where->address);
         snprintf(id->master_addr, sizeof id->master_addr, "%s", where->address);
     }
     ND_TRY(nd_key_random(where->key));
-    ND_TRY(nd_store_thread_start(id, where->key, thread));
+    ND_TRY(nd_store_thread_start(id, where->key, watch, thread));
     snprintf(where->address, sizeof where->address, "%s", nd_store_thread_address(*thread));
     where->port = nd_store_thread_port(*thread);
     nd_log_debug("rank 0 hosts the store at %s port %d", where->address, where->port);
-    return ND_OK;
-}
-
-/* Rank 0: makes the key and runs the store, at an address that fits where the ranks run. */
-static nd_status make_place(nd_identity *id, const char *cards_key, place *where,
-                            nd_store_thread **thread)
-{
-    nd_reach_card *cards;
-    nd_status status = ND_OK;
-    ND_TRY(ND_ALLOC(id->world_size, &cards));
-    for (int rank = 0; rank < id->world_size && status == ND_OK; rank++) {
-        status = take(id->pmix, cards_key, rank, &cards[rank], sizeof *cards);
-    }
-    status = status == ND_OK ? host_store(id, cards, where, thread) : status;
-    free(cards);
-    return status;
+    return put(id->pmix, where, sizeof *where);
 }
 
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_thread **thread)
+                       nd_store_watch watch, nd_store_thread **thread)
 {
     nd_pmix *pmix = identity->pmix;
     const bool hosts = identity->rank == 0;
-    nd_reach_card own;
     place where = {0};
-    char name[32];
-    memset(&own, 0, sizeof own);
-    nd_reach_describe(NULL, identity->host, &own);
-    ND_TRY(publish(pmix, "networks of the ranks", &own, sizeof own, timeout_seconds, name));
-    nd_status status = hosts ? make_place(identity, name, &where, thread) : ND_OK;
+    nd_status status = hosts ? host_store(identity, watch, &where, thread) : ND_OK;
     if (status == ND_OK) {
-        status = publish(pmix, "place of the store", hosts ? &where : NULL, sizeof where,
-                         timeout_seconds, name);
+        status = fence(pmix, "place of the store", timeout_seconds, ND_ERR_HANG);
     }
     if (status == ND_OK && !hosts) {
-        status = take(pmix, name, 0, &where, sizeof where);
+        status = take(pmix, &where, sizeof where);
     }
     if (status == ND_OK) {
         memcpy(key, where.key, ND_KEY_BYTES);
@@ -406,9 +364,4 @@ nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t ke
     }
     explicit_bzero(&where, sizeof where);
     return status;
-}
-
-void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code)
-{
-    nd_call_limit_set_reason(pmix->limit, message, code);
 }

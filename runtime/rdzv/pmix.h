@@ -36,20 +36,16 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code);
  */
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message);
 
-/* This process has failed and calls only to learn who reports that: where a call ends the process,
- * it logs this message first, and ends it with this code; "": no more. */
-void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code);
-
 /*
  * Finds the store of workers that PMIx started; every rank calls it. Rank 0 makes the job key, runs
  * the store at an address that the other ranks can reach, and publishes key and address over PMIx
  * (Put, Commit, Fence, Get): neither is in a file, an argument or the environment. Sets
  * identity->master_addr and master_port; an address that is set already (launch.rdzv_endpoint) is
- * where rank 0 listens. *thread is owned by the caller on rank 0 and NULL elsewhere. ND_ERR_HANG at
- * the deadline, or this process ends with that code 3 s later: some servers know only a deadline of
- * their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
+ * where rank 0 listens, else nd_address_choose says where. *thread is owned by the caller on rank 0
+ * and NULL elsewhere. ND_ERR_HANG at the deadline, or this process ends with that code 3 s later:
+ * some servers know only a deadline of their own (Slurm: SLURM_PMIX_TIMEOUT, 300 s).
  */
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_thread **thread);
+                       nd_store_watch watch, nd_store_thread **thread);
 
 #endif

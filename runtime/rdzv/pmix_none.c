@@ -21,7 +21,7 @@ void nd_pmix_close(nd_pmix *pmix, int exit_code)
 }
 
 nd_status nd_pmix_meet(nd_identity *identity, double timeout_seconds, uint8_t key[ND_KEY_BYTES],
-                       nd_store_thread **thread)
+                       nd_store_watch watch, nd_store_thread **thread)
 {
     return none();
 }
@@ -31,9 +31,5 @@ void nd_pmix_end(nd_pmix *pmix, double timeout_seconds, int exit_code)
 }
 
 void nd_pmix_abort(nd_pmix *pmix, int code, const char *message)
-{
-}
-
-void nd_pmix_set_reason(nd_pmix *pmix, const char *message, int code)
 {
 }

@@ -4,18 +4,19 @@
 #include <stdio.h>
 #include <string.h>
 
-void nd_ranks_text(const bool *member, bool wanted, int count, char *out, size_t capacity)
+void nd_ranks_text(nd_rank_test *passes, const void *context, int first, int count, char *out,
+                   size_t capacity)
 {
     enum { ELLIPSIS = 6 }; /* ", ..." and the NUL */
     size_t used = 0;
     out[0] = '\0';
-    for (int first = 0; first < count;) {
-        if (member[first] != wanted) {
+    for (const int end = first + count; first < end;) {
+        if (!passes(context, first)) {
             first++;
             continue;
         }
         int last = first;
-        while (last + 1 < count && member[last + 1] == wanted) {
+        while (last + 1 < end && passes(context, last + 1)) {
             last++;
         }
         char range[32];

@@ -17,15 +17,14 @@ nd_status nd_server_create(const nd_server_options *options, const nd_server_hoo
     snprintf(server->run_id, sizeof server->run_id, "%s", options->run_id);
     snprintf(server->job, sizeof server->job, "%s", options->run_id);
     server->epoch = options->epoch;
-    server->failed_rank = -1;
     server->world_size = server->most_ranks = options->world_size;
     server->nnodes = options->nnodes;
     server->files = options->files;
     double hello = options->hello_seconds > 0 ? options->hello_seconds : 5;
     server->hello_ns = (int64_t)(hello * 1e9);
-    nd_status status = ND_ALLOC(options->nnodes, &server->nodes);
-    status = status == ND_OK ? ND_ALLOC(options->world_size, &server->ranks) : status;
-    status = status == ND_OK ? ND_ALLOC(options->world_size, &server->listed) : status;
+    nd_status status = ND_ALLOC(options->nnodes, &server->places[ND_WIRE_NODE]);
+    status =
+        status == ND_OK ? ND_ALLOC(options->world_size, &server->places[ND_WIRE_WORKER]) : status;
     if (status != ND_OK) {
         nd_server_destroy(server);
         return status;
@@ -41,8 +40,6 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     ND_ASSERT(epoch > server->epoch && world_size > 0 && world_size <= server->most_ranks);
     snprintf(server->run_id, sizeof server->run_id, "%s", run_id);
     server->epoch = epoch;
-    server->failed_rank = -1;
-    server->sends_failure = false;
     nd_server_exchange_end(server, ND_ERR_IO, ended);
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->member && peer->role == ND_WIRE_WORKER) {
@@ -52,13 +49,8 @@ void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, in
     }
     nd_server_store_fini(server);
     server->world_size = world_size;
-    memset(server->ranks, ND_SERVER_RANK_NEVER, (size_t)server->most_ranks);
+    memset(server->places[ND_WIRE_WORKER], ND_SERVER_PLACE_NEVER, (size_t)server->most_ranks);
     server->left = 0;
-}
-
-void nd_server_end(nd_server *server)
-{
-    server->ends = true;
 }
 
 static void free_peer(nd_peer *peer)
@@ -80,9 +72,8 @@ void nd_server_destroy(nd_server *server)
     }
     nd_server_store_fini(server);
     nd_wire_buffer_fini(&server->out);
-    free(server->ranks);
-    free(server->listed);
-    free(server->nodes);
+    free(server->places[ND_WIRE_WORKER]);
+    free(server->places[ND_WIRE_NODE]);
     free(server);
 }
 
@@ -107,7 +98,7 @@ static nd_peer *find_leaving(nd_server *server, int64_t now)
 {
     const nd_server_hooks *hooks = &server->hooks;
     for (;;) {
-        nd_stranger *s = nd_strangers_leaving(&server->strangers, places(server), now);
+        nd_stranger *s = nd_strangers_leaving(&server->strangers, now);
         nd_peer *peer = s ? s->owner : NULL;
         if (!peer || !hooks->unread || !hooks->unread(hooks->context, peer) ||
             !nd_server_sign(server, peer, now)) {
@@ -116,16 +107,16 @@ static nd_peer *find_leaving(nd_server *server, int64_t now)
     }
 }
 
-bool nd_server_has_room(nd_server *server, bool full, int64_t now, nd_peer **leaving)
+bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving)
 {
     *leaving = NULL;
-    if (!full && server->strangers.count < places(server)) {
+    if (server->strangers.count < places(server)) {
         return true;
     }
     nd_peer *peer = *leaving = find_leaving(server, now);
     if (peer && !peer->dropped) {
         nd_server_note_refused(server, peer->name,
-                               peer->stranger.speaks
+                               peer->stranger.signs > 0
                                    ? "it had not identified itself while others waited"
                                    : "it said nothing while others waited",
                                now);
@@ -133,14 +124,14 @@ bool nd_server_has_room(nd_server *server, bool full, int64_t now, nd_peer **lea
     return false;
 }
 
-nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
+nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
                             nd_peer **out)
 {
     nd_peer *peer;
     ND_TRY(ND_ALLOC(1, &peer));
     peer->server = server;
-    peer->transport = caller->transport;
-    snprintf(peer->name, sizeof peer->name, "%s", caller->name);
+    peer->transport = transport;
+    snprintf(peer->name, sizeof peer->name, "%s", name);
     nd_wire_parser_init(&peer->parser, ND_WIRE_LIMIT_STRANGER);
     peer->index = -1;
     peer->next = server->peers;
@@ -148,14 +139,13 @@ nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, i
         server->peers->previous = peer;
     }
     server->peers = peer;
-    nd_strangers_add(&server->strangers, &peer->stranger, peer, now, caller->origin);
+    nd_strangers_add(&server->strangers, &peer->stranger, peer, now);
     *out = peer;
     return ND_OK;
 }
 
 typedef struct hello {
-    uint32_t protocol, epoch, index;
-    uint8_t role;
+    uint32_t protocol, epoch, role, index;
     char version[ND_WIRE_TEXT_MAX], run_id[ND_WIRE_TEXT_MAX], host[ND_WIRE_TEXT_MAX];
 } hello;
 
@@ -166,21 +156,13 @@ static nd_status read_hello(const nd_wire_frame *frame, hello *out)
     nd_wire_get_text(&cursor, out->version, sizeof out->version);
     nd_wire_get_text(&cursor, out->run_id, sizeof out->run_id);
     out->epoch = nd_wire_get_u32(&cursor);
-    out->role = nd_wire_get_u8(&cursor);
+    out->role = nd_wire_get_u32(&cursor);
     out->index = nd_wire_get_u32(&cursor);
     nd_wire_get_text(&cursor, out->host, sizeof out->host);
     if (frame->type != ND_WIRE_HELLO || !nd_wire_finished(&cursor) || out->role > ND_WIRE_NODE) {
         return nd_fail(ND_ERR_IO, "the first message was not a hello");
     }
     return ND_OK;
-}
-
-/* The run id of another start of this job: the job's name, alone or followed by ".EPOCH". */
-static bool is_of_this_job(const nd_server *server, const char *run_id)
-{
-    size_t length = strlen(server->job);
-    return strncmp(run_id, server->job, length) == 0 &&
-           (run_id[length] == '\0' || run_id[length] == '.');
 }
 
 /* Version, job, epoch and the place that the peer wants. */
@@ -196,41 +178,26 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
                        "all nodes",
                        who, h->index, h->host, h->version, server->version);
     }
-    if (!learns && h->epoch != server->epoch && is_of_this_job(server, h->run_id)) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%s %u on %s belongs to start %u of job %s, which is at start %u now; members "
-            "of another start are refused",
-            who, h->index, h->host, h->epoch, server->job, server->epoch);
-    }
-    if (!learns && strcmp(h->run_id, server->run_id) != 0) {
+    if (!learns && (h->epoch != server->epoch || strcmp(h->run_id, server->run_id) != 0)) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s %u on %s belongs to job %s, this store to job %s, so two jobs share an "
-                       "endpoint; give each its own port",
-                       who, h->index, h->host, h->run_id, server->run_id);
+                       "%s %u on %s belongs to start %u of job %s, this store to start %u of job "
+                       "%s; others are refused, so give each job a port of its own",
+                       who, h->index, h->host, h->epoch, h->run_id, server->epoch, server->run_id);
     }
-    if (h->role == ND_WIRE_NODE) {
-        if (h->index == 0 || h->index >= (uint32_t)server->nnodes) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "node rank %u of %s is outside of 1 to %d; this job has %d node%s",
-                           h->index, h->host, server->nnodes - 1, server->nnodes,
-                           server->nnodes == 1 ? "" : "s");
-        }
-        if (server->nodes[h->index]) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "node rank %u, claimed by %s, is taken; give each node its own "
-                           "--node-rank",
-                           h->index, h->host);
-        }
-        return ND_OK;
+    if (h->role == ND_WIRE_NODE && (h->index == 0 || h->index >= (uint32_t)server->nnodes)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "node rank %u of %s is outside of 1 to %d; this job has %d node%s", h->index,
+                       h->host, server->nnodes - 1, server->nnodes, server->nnodes == 1 ? "" : "s");
     }
-    if (h->index >= (uint32_t)server->world_size) {
+    if (h->role == ND_WIRE_WORKER && h->index >= (uint32_t)server->world_size) {
         return nd_fail(ND_ERR_CONFIG, "rank %u of %s is outside of a world of %d", h->index,
                        h->host, server->world_size);
     }
-    if (server->ranks[h->index] == ND_SERVER_RANK_HERE ||
-        server->ranks[h->index] == ND_SERVER_RANK_LOST) {
-        return nd_fail(ND_ERR_CONFIG, "rank %u, claimed by %s, is taken", h->index, h->host);
+    const uint8_t place = server->places[h->role][h->index];
+    if (place == ND_SERVER_PLACE_HERE || place == ND_SERVER_PLACE_LOST) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s %u, claimed by %s, is taken; give each member a number of its own%s",
+                       who, h->index, h->host, h->role == ND_WIRE_NODE ? " (--node-rank)" : "");
     }
     return ND_OK;
 }
@@ -250,19 +217,13 @@ static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_fr
              h.index, h.host);
     nd_strangers_remove(&server->strangers, &peer->stranger);
     server->members[peer->role]++;
-    if (peer->role == ND_WIRE_NODE) {
-        server->nodes[peer->index] = true;
-    } else {
-        server->left -= server->ranks[peer->index] == ND_SERVER_RANK_LEFT;
-        server->ranks[peer->index] = ND_SERVER_RANK_HERE;
-    }
+    uint8_t *place = &server->places[peer->role][peer->index];
+    server->left -= *place == ND_SERVER_PLACE_LEFT;
+    *place = ND_SERVER_PLACE_HERE;
     nd_wire_begin(&server->out, ND_WIRE_WELCOME);
     nd_wire_put_text(&server->out, peer->role == ND_WIRE_NODE ? server->job : server->run_id);
     nd_wire_put_u32(&server->out, (uint32_t)server->world_size);
     nd_server_flush(server, peer);
-    if (peer->role == ND_WIRE_WORKER) {
-        nd_server_send_failure(server, peer); /* also one that joins after it */
-    }
     return ND_OK;
 }
 
@@ -325,7 +286,7 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
     } else {
         server->members[peer->role]--;
         if (peer->role == ND_WIRE_NODE) {
-            server->nodes[peer->index] = false;
+            server->places[ND_WIRE_NODE][peer->index] = ND_SERVER_PLACE_NEVER;
         } else if (peer->epoch == server->epoch) {
             nd_server_worker_left(server, peer, peer->goodbye);
         }
@@ -336,10 +297,10 @@ void nd_server_gone(nd_server *server, nd_peer *peer)
     free_peer(peer);
 }
 
-/* The queue is ordered by the last sign, not by age. */
-static void drop_late(nd_server *server, const nd_stranger_queue *queue, int64_t now)
+/* Strangers are ordered by the last sign, not by age. */
+static void drop_late(nd_server *server, int64_t now)
 {
-    for (nd_stranger *s = queue->oldest; s; s = s->newer) {
+    for (nd_stranger *s = server->strangers.oldest; s; s = s->newer) {
         nd_peer *peer = s->owner;
         char why[96];
         if (peer->dropped || now - s->came <= server->hello_ns) {
@@ -354,7 +315,6 @@ static void drop_late(nd_server *server, const nd_stranger_queue *queue, int64_t
 
 void nd_server_tick(nd_server *server, int64_t now)
 {
-    drop_late(server, &server->strangers.silent, now);
-    drop_late(server, &server->strangers.speaking, now);
+    drop_late(server, now);
     nd_server_store_tick(server, now);
 }

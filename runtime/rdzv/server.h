@@ -56,19 +56,14 @@ void nd_server_destroy(nd_server *server); /* frees the peers that are left, wit
 void nd_server_restart(nd_server *server, const char *run_id, uint32_t epoch, int world_size);
 
 /*
- * True when one more stranger may come in; with `full` another limit is reached, so that one has to
- * leave in any case. Else *leaving is the one that makes room: the host closes its connection, and
- * asks again. NULL: all have come or spoken only now, so ask later.
+ * True when one more stranger may come in. Else *leaving is the one that makes room: the host
+ * closes its connection, and asks again. NULL: all have come or spoken only now, so ask later.
  */
-bool nd_server_has_room(nd_server *server, bool full, int64_t now, nd_peer **leaving);
+bool nd_server_has_room(nd_server *server, int64_t now, nd_peer **leaving);
 
-/* A new connection; `name` (address) is copied, for messages. */
-typedef struct nd_server_caller {
-    void *transport; /* the host's pointer */
-    const char *name;
-    uint32_t origin; /* a hash of the address without the port */
-} nd_server_caller;
-nd_status nd_server_connect(nd_server *server, const nd_server_caller *caller, int64_t now,
+/* A new connection; `transport` is the host's pointer, and `name` (address) is copied, for
+ * messages. */
+nd_status nd_server_connect(nd_server *server, void *transport, const char *name, int64_t now,
                             nd_peer **out);
 /* A stranger's first bytes have come, it was answered, or has bytes that wait unread (strangers.h).
  * False: it has to leave all the same. */
@@ -78,8 +73,6 @@ void nd_server_receive(nd_server *server, nd_peer *peer, const void *bytes, size
                        int64_t now);
 /* What was sent to the peer has left: the next part of a long answer may follow. */
 void nd_server_drained(nd_server *server, nd_peer *peer);
-/* The store ends: connections that close from now on are no failures of their workers. */
-void nd_server_end(nd_server *server);
 /* The connection is closed; frees the peer. */
 void nd_server_gone(nd_server *server, nd_peer *peer);
 /* Deadlines and notices; to be called every 0.1 s or so. */
@@ -93,14 +86,6 @@ void nd_server_refuse(nd_server *server, nd_peer *peer, nd_status status, const 
 /* Tells the user about a connection that did not become a member, at most a few lines in ten
  * seconds. */
 void nd_server_note_refused(nd_server *server, const char *name, const char *why, int64_t now);
-
-/* The message of the job's first failure (failure_record.h), "" when there was none. Hooks may call
- * it. */
-void nd_server_first_failure(const nd_server *server, char *text, size_t capacity);
-/* The rank's failure was the job's first, and it has not said that it printed the message. */
-bool nd_server_first_unprinted(const nd_server *server, int rank);
-/* The message for a worker whose connection closed without a goodbye; %s is its name. */
-#define ND_SERVER_LOST "%s was lost: it ended without a goodbye"
 
 void *nd_peer_transport(const nd_peer *peer);
 const char *nd_peer_name(const nd_peer *peer); /* "rank 3 (host)", "node 1 (host)" or the address */

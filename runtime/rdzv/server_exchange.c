@@ -156,36 +156,18 @@ void nd_server_exchange_end(nd_server *server, nd_status status, const char *mes
     }
 }
 
-/* Ranks that left can no longer come; when all ranks wait and no exchange is complete, they wait
- * for each other. */
-static void check_deadlock(nd_server *server, nd_exchange *exchange)
+/* Ranks that left can no longer come. */
+static void check_left(nd_server *server, nd_exchange *exchange)
 {
-    char message[1024], list[256];
-    if (server->left > 0) {
-        bool *gone = server->listed;
-        for (int r = 0; r < server->world_size; r++) {
-            gone[r] = server->ranks[r] >= ND_SERVER_RANK_LEFT && !exchange->here[r];
-        }
-        nd_ranks_text(gone, true, server->world_size, list, sizeof list);
-        if (list[0]) {
+    char message[512];
+    for (int r = 0; r < server->world_size && server->left > 0; r++) {
+        if (server->places[ND_WIRE_WORKER][r] >= ND_SERVER_PLACE_LEFT && !exchange->here[r]) {
             snprintf(message, sizeof message,
-                     "the exchange '%.200s' cannot be completed: rank %s left the job",
-                     exchange->name, list);
+                     "the exchange '%.200s' cannot be completed: rank %d left the job",
+                     exchange->name, r);
             break_exchange(server, exchange, ND_ERR_IO, message);
             return;
         }
-    }
-    int waiting = 0;
-    for (const nd_exchange *e = server->exchanges; e; e = e->next) {
-        waiting += e->arrived;
-    }
-    if (waiting == server->world_size && server->exchanges->next) {
-        nd_exchange *a = server->exchanges, *b = a->next;
-        nd_ranks_text(a->here, true, server->world_size, list, sizeof list);
-        snprintf(message, sizeof message,
-                 "the ranks do not meet: %d wait at '%.200s' (%s), %d at '%.200s'", a->arrived,
-                 a->name, list, b->arrived, b->name);
-        nd_server_exchange_end(server, ND_ERR_INTERNAL, message);
     }
 }
 
@@ -220,7 +202,7 @@ nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *c
     if (exchange->arrived == server->world_size) {
         finish_exchange(server, exchange);
     } else {
-        check_deadlock(server, exchange);
+        check_left(server, exchange);
     }
     return ND_OK;
 }
@@ -238,17 +220,23 @@ void nd_server_exchange_left(nd_server *server, const nd_peer *gone, bool clean)
     }
 }
 
-/* "ranks 3, 5 of 8 are missing (5 never connected)" */
+static bool is_missing(const void *exchange, int rank)
+{
+    return !((const nd_exchange *)exchange)->here[rank];
+}
+
+static bool is_unseen(const void *server, int rank)
+{
+    return ((const nd_server *)server)->places[ND_WIRE_WORKER][rank] == ND_SERVER_PLACE_NEVER;
+}
+
+/* "missing of 8 ranks: 3, 5 (never connected: 5)" */
 static void describe_missing(const nd_server *server, const nd_exchange *exchange, char *out,
                              size_t capacity)
 {
     char missing[200], never[200];
-    bool *unseen = server->listed;
-    nd_ranks_text(exchange->here, false, server->world_size, missing, sizeof missing);
-    for (int r = 0; r < server->world_size; r++) {
-        unseen[r] = server->ranks[r] == ND_SERVER_RANK_NEVER;
-    }
-    nd_ranks_text(unseen, true, server->world_size, never, sizeof never);
+    nd_ranks_text(is_missing, exchange, 0, server->world_size, missing, sizeof missing);
+    nd_ranks_text(is_unseen, server, 0, server->world_size, never, sizeof never);
     snprintf(out, capacity, "missing of %d ranks: %s%s%s%s", server->world_size, missing,
              never[0] ? " (never connected: " : "", never, never[0] ? ")" : "");
 }

@@ -69,7 +69,7 @@ void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_
     const uint64_t year_ms = 366ull * 24 * 3600 * 1000;
     peer->wait = wait;
     peer->request = request;
-    peer->wait_since = peer->noticed = now;
+    peer->wait_since = now;
     peer->deadline = now + (int64_t)(timeout_ms < year_ms ? timeout_ms : year_ms) * 1000000;
 }
 

@@ -9,7 +9,6 @@
 #include "runtime/rdzv/strangers.h"
 
 enum {
-    ND_SERVER_BUCKETS = 1024,
     /* Part of an exchange's result in one frame, which fits into one record of TLS. Thousands of
      * clients are sent one at the same time, so its size counts in the memory for each of them. */
     ND_SERVER_SLICE = 15 << 10,
@@ -17,10 +16,10 @@ enum {
     ND_SERVER_EXCHANGE_MAX = 1 << 30, /* bytes of one exchange's result */
     ND_SERVER_NOTICE_SECONDS = 10,    /* between lines about missing ranks */
 
-    ND_SERVER_RANK_NEVER = 0,
-    ND_SERVER_RANK_HERE,
-    ND_SERVER_RANK_LEFT, /* said goodbye */
-    ND_SERVER_RANK_LOST,
+    ND_SERVER_PLACE_NEVER = 0,
+    ND_SERVER_PLACE_HERE,
+    ND_SERVER_PLACE_LEFT, /* said goodbye */
+    ND_SERVER_PLACE_LOST,
 };
 
 /* What a key was set to; it stays so until the next start of the job. */
@@ -60,7 +59,7 @@ struct nd_peer {
     uint32_t epoch; /* of the start of the job that it belongs to */
     nd_wait wait;   /* the one request that may be open */
     uint32_t request;
-    int64_t deadline, wait_since, noticed;
+    int64_t deadline, wait_since;
     char key[ND_WIRE_TEXT_MAX];
     nd_exchange *exchange; /* waited for, or being sent */
     size_t sent;
@@ -74,18 +73,13 @@ struct nd_server {
     int world_size, nnodes;
     int most_ranks; /* that a start may have: the world of the first one */
     int64_t hello_ns;
-    bool ends;          /* nd_server_end */
-    bool sends_failure; /* ND_FAILURE_FIRST goes to all workers */
     nd_peer *peers;
     nd_strangers strangers;
     int64_t files;
     int members[2];
-    uint8_t *ranks;  /* [most_ranks] ND_SERVER_RANK_* */
-    bool *listed;    /* [most_ranks] ranks that a message lists while it is written */
-    int failed_rank; /* that set ND_FAILURE_FIRST; -1: none, or the engine did for a lost one */
-    bool *nodes;     /* [nnodes] connected */
-    int left;        /* ranks that left or were lost */
-    nd_value *buckets[ND_SERVER_BUCKETS];
+    uint8_t *places[2]; /* of workers [most_ranks] and nodes [nnodes]: ND_SERVER_PLACE_* */
+    int left;           /* workers that left or were lost */
+    nd_value *values;   /* a few, for the start of a job */
     size_t value_bytes;
     nd_exchange *exchanges;
     nd_wire_buffer out; /* reused for every frame */
@@ -117,8 +111,6 @@ void nd_server_exchange_end(nd_server *server, nd_status status, const char *mes
 /* server_store.c. One request of a worker; an error drops the peer. */
 nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_frame *frame,
                             int64_t now);
-/* Sends a worker the job's first failure, if there is one that goes to all workers. */
-void nd_server_send_failure(nd_server *server, nd_peer *peer);
 /* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
 void nd_server_store_tick(nd_server *server, int64_t now);

@@ -13,7 +13,6 @@
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
 #include "runtime/rdzv/channel.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/key.h"
 #include "runtime/rdzv/pmix.h"
 #include "runtime/rdzv/store_thread.h"
@@ -30,9 +29,7 @@ struct nd_store {
     nd_thread watcher;                     /* of the connection to rank 0 */
     nd_monitor watched;
     bool hosted; /* by rank 0 */
-    nd_store_lost *lost;
-    void *lost_context;
-    char first_failure[ND_FAILURE_FIRST_MAX]; /* that the store sent, or "" */
+    nd_store_watch watch;
 };
 
 /* At the deadline the store answers which ranks are missing; a store that has not answered after
@@ -50,26 +47,10 @@ static nd_status send_request(nd_store *store, int64_t deadline)
     return status;
 }
 
-static void keep_first_failure(nd_store *store, const nd_wire_frame *frame)
+/* The answer to a request whose caller has given up. */
+static bool is_late(const nd_store *store, const nd_wire_frame *frame)
 {
     nd_wire_cursor cursor = nd_wire_body(frame);
-    size_t count;
-    const uint8_t *text = nd_wire_get_blob(&cursor, &count);
-    if (nd_wire_finished(&cursor)) {
-        snprintf(store->first_failure, sizeof store->first_failure, "%.*s", (int)count,
-                 (const char *)text);
-    }
-}
-
-/* A frame that does not answer the open request: news, or the late answer to a request whose caller
- * has given up. */
-static bool is_other(nd_store *store, const nd_wire_frame *frame)
-{
-    nd_wire_cursor cursor = nd_wire_body(frame);
-    if (frame->type == ND_WIRE_FAILED) {
-        keep_first_failure(store, frame);
-        return true;
-    }
     uint32_t request = nd_wire_get_u32(&cursor);
     return frame->type != ND_WIRE_NONE && request != 0 && request < store->request;
 }
@@ -80,7 +61,7 @@ static nd_status receive(nd_store *store, nd_wire_type type, int64_t deadline, n
 {
     do {
         ND_TRY(nd_channel_receive(store->channel, deadline, frame));
-    } while (is_other(store, frame));
+    } while (is_late(store, frame));
     if (frame->type == ND_WIRE_NONE) {
         return nd_fail(ND_ERR_HANG, "the store has not answered request %u in time",
                        store->request);
@@ -113,15 +94,6 @@ static void begin_request(nd_store *store, nd_wire_type type, bool waits)
     }
 }
 
-static nd_status check_key(const char *key)
-{
-    if (strlen(key) >= ND_WIRE_TEXT_MAX) {
-        return nd_fail(ND_ERR_INTERNAL, "a store key of %zu characters is above the limit of %d",
-                       strlen(key), ND_WIRE_TEXT_MAX - 1);
-    }
-    return ND_OK;
-}
-
 static nd_status damaged(const char *key)
 {
     return nd_fail(ND_ERR_IO, "the store sent a damaged answer about \"%s\"", key);
@@ -133,7 +105,7 @@ static nd_status ask(nd_store *store, nd_wire_type type, const char *key, const 
 {
     nd_wire_frame frame;
     const bool gets = type == ND_WIRE_GET;
-    ND_TRY(check_key(key));
+    ND_ASSERT(strlen(key) < ND_WIRE_TEXT_MAX);
     begin_request(store, type, gets);
     nd_wire_put_text(&store->out, key);
     if (!gets) {
@@ -184,7 +156,7 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
     const size_t total = (size_t)store->world_size * bytes;
     result r = {.bytes = recv, .size = total};
     nd_status status;
-    ND_TRY(check_key(name));
+    ND_ASSERT(strlen(name) < ND_WIRE_TEXT_MAX);
     begin_request(store, ND_WIRE_EXCHANGE, true);
     nd_wire_put_text(&store->out, name);
     nd_wire_put_blob(&store->out, send, bytes);
@@ -212,31 +184,20 @@ static nd_status enter(nd_store *store, int64_t deadline)
 
 /* The gate is closed. */
 static nd_status set(nd_store *store, const char *key, const void *value, size_t bytes,
-                     int64_t deadline, bool *is_new)
+                     int64_t deadline)
 {
     nd_wire_cursor answer;
     ND_TRY(ask(store, ND_WIRE_SET, key, value, bytes, deadline, &answer));
-    const bool made = nd_wire_get_u8(&answer) == 1;
-    if (!nd_wire_finished(&answer)) {
-        return damaged(key);
-    }
-    if (is_new) {
-        *is_new = made;
-    }
-    return ND_OK;
+    return nd_wire_finished(&answer) ? ND_OK : damaged(key);
 }
 
-nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes,
-                       bool *is_new)
+nd_status nd_store_set(nd_store *store, const char *key, const void *value, size_t bytes)
 {
-    if (!store) { /* nobody else has set it, or reads it */
-        if (is_new) {
-            *is_new = true;
-        }
+    if (!store) { /* nobody else reads it */
         return ND_OK;
     }
     ND_TRY(enter(store, deadline_of(store)));
-    nd_status status = set(store, key, value, bytes, deadline_of(store), is_new);
+    nd_status status = set(store, key, value, bytes, deadline_of(store));
     nd_gate_leave(&store->gate);
     return status;
 }
@@ -296,27 +257,9 @@ nd_status nd_store_check(nd_store *store, double seconds)
         return ND_OK;
     }
     ND_TRY(enter(store, deadline));
-    nd_status status = set(store, "check", NULL, 0, deadline, NULL);
+    nd_status status = set(store, "check", NULL, 0, deadline);
     nd_gate_leave(&store->gate);
     return status;
-}
-
-bool nd_store_first_failure(nd_store *store, char *text, size_t capacity)
-{
-    nd_wire_frame frame = {.type = ND_WIRE_NONE};
-    text[0] = '\0';
-    if (enter(store, deadline_of(store)) != ND_OK) {
-        nd_error_clear();
-        return false;
-    }
-    /* Only what has come already: until nothing is left, or the connection's end. */
-    while (nd_channel_receive(store->channel, 0, &frame) == ND_OK && frame.type != ND_WIRE_NONE) {
-        (void)is_other(store, &frame);
-    }
-    nd_error_clear();
-    snprintf(text, capacity, "%s", store->first_failure);
-    nd_gate_leave(&store->gate);
-    return text[0] != '\0';
 }
 
 static nd_status connect_store(nd_store *store, const nd_identity *identity,
@@ -341,65 +284,72 @@ static nd_status connect_store(nd_store *store, const nd_identity *identity,
     return ND_OK;
 }
 
-/* Without ndlaunch: rank 0 makes or reads the key and hosts; the others wait until both are
- * there. */
-static nd_status open_environment(nd_store *store, const nd_identity *identity)
+/* Waits for the end of the connection, and reads nothing from it. */
+static void watch_rank_0(void *context)
+{
+    nd_store *store = context;
+    struct pollfd p = {.fd = nd_channel_fd(store->channel), .events = POLLRDHUP};
+    while (poll(&p, 1, -1) < 0 && errno == EINTR) {
+    }
+    if (!atomic_load(&store->watcher.stop)) {
+        store->watch.lost(store->watch.context,
+                          "rank 0, which hosts the store, was lost: it ended without a goodbye");
+    }
+}
+
+/* The key of the job and, where a rank hosts the store, its place, on rank 0 with the store itself.
+ * *again: what is wrong may be right soon. */
+static nd_status find_store(nd_store *store, nd_identity *id, uint8_t key[ND_KEY_BYTES],
+                            bool *again)
 {
     char path[ND_SHARED_KEY_PATH_MAX];
-    uint8_t key[ND_KEY_BYTES];
     bool private_file;
-    ND_TRY(nd_shared_key_path(identity, path, &private_file));
-    if (identity->rank == 0) {
-        ND_TRY(private_file ? nd_shared_key_publish(path, key) : nd_key_read_file(path, key));
-        if (private_file) {
-            snprintf(store->key_path, sizeof store->key_path, "%s", path);
-        }
-        nd_status status = nd_store_thread_start(identity, key, &store->thread);
-        if (status == ND_OK) {
-            status = connect_store(store, identity, key);
-        }
-        explicit_bzero(key, sizeof key);
-        return status;
+    *again = false;
+    if (id->source == ND_IDENTITY_PMIX) {
+        return nd_pmix_meet(id, store->timeout_seconds, key, store->watch, &store->thread);
     }
-    int64_t deadline = nd_clock_after(store->timeout_seconds);
-    for (;;) {
+    if (id->source == ND_IDENTITY_NDLAUNCH) {
+        return id->key_fd >= 0
+                   ? nd_key_read_fd(id->key_fd, key)
+                   : nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing; start workers with ndlaunch");
+    }
+    ND_TRY(nd_shared_key_path(id, path, &private_file));
+    if (id->rank > 0) {
         /* A private file may be missing, or a former job's, until rank 0 has replaced it. */
-        nd_status status = nd_key_read_file(path, key);
-        if (status == ND_OK) {
-            status = connect_store(store, identity, key);
-            explicit_bzero(key, sizeof key);
-        }
-        if (status == ND_OK || store->channel || !private_file || status != ND_ERR_CONFIG ||
-            nd_clock_ns() >= deadline) {
-            return status;
+        *again = private_file;
+        return nd_key_read_file(path, key);
+    }
+    ND_TRY(private_file ? nd_shared_key_publish(path, key) : nd_key_read_file(path, key));
+    if (private_file) {
+        snprintf(store->key_path, sizeof store->key_path, "%s", path);
+    }
+    return nd_store_thread_start(id, key, store->watch, &store->thread);
+}
+
+static nd_status open_store(nd_store *store, const nd_identity *identity)
+{
+    nd_identity id = *identity;
+    uint8_t key[ND_KEY_BYTES];
+    bool again;
+    nd_status status;
+    for (int64_t deadline = nd_clock_after(store->timeout_seconds);;) {
+        status = find_store(store, &id, key, &again);
+        status = status == ND_OK ? connect_store(store, &id, key) : status;
+        explicit_bzero(key, sizeof key);
+        if (!again || status != ND_ERR_CONFIG || store->channel || nd_clock_ns() >= deadline) {
+            break;
         }
         usleep(50000);
     }
-}
-
-static nd_status open_pmix(nd_store *store, const nd_identity *identity)
-{
-    nd_identity there = *identity;
-    uint8_t key[ND_KEY_BYTES];
-    ND_TRY(nd_pmix_meet(&there, store->timeout_seconds, key, &store->thread));
-    nd_status status = connect_store(store, &there, key);
-    explicit_bzero(key, sizeof key);
-    return status;
-}
-
-static nd_status open_ndlaunch(nd_store *store, const nd_identity *identity)
-{
-    uint8_t key[ND_KEY_BYTES];
-    if (identity->key_fd < 0) {
-        return nd_fail(ND_ERR_CONFIG, "ND_KEY_FD is missing; start workers with ndlaunch");
+    if (status == ND_OK && store->hosted && !store->thread && store->watch.lost) {
+        status = nd_thread_start(&store->watcher, &store->watched, "the thread that watches rank 0",
+                                 watch_rank_0, store);
     }
-    ND_TRY(nd_key_read_fd(identity->key_fd, key));
-    nd_status status = connect_store(store, identity, key);
-    explicit_bzero(key, sizeof key);
     return status;
 }
 
-nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_store **out)
+nd_status nd_store_open(const nd_identity *identity, double timeout_seconds,
+                        const nd_store_watch *watch, nd_store **out)
 {
     nd_store *store;
     *out = NULL;
@@ -411,14 +361,13 @@ nd_status nd_store_open(const nd_identity *identity, double timeout_seconds, nd_
     store->watched = (nd_monitor)ND_MONITOR_INIT;
     store->world_size = identity->world_size;
     store->timeout_seconds = timeout_seconds;
-    nd_status status = identity->source == ND_IDENTITY_NDLAUNCH ? open_ndlaunch(store, identity)
-                       : identity->source == ND_IDENTITY_PMIX   ? open_pmix(store, identity)
-                                                                : open_environment(store, identity);
+    store->watch = watch ? *watch : (nd_store_watch){0};
+    store->hosted = identity->source != ND_IDENTITY_NDLAUNCH;
+    nd_status status = open_store(store, identity);
     if (status != ND_OK) {
         nd_store_abandon(store);
         return status;
     }
-    store->hosted = identity->source != ND_IDENTITY_NDLAUNCH;
     *out = store;
     return ND_OK;
 }
@@ -463,46 +412,7 @@ void nd_store_abandon(nd_store *store)
     close_store(store, store && store->channel && !store->hosted);
 }
 
-/* Waits for the end of the connection, and reads nothing from it. */
-static void watch_rank_0(void *context)
+const nd_channel *nd_store_channel(const nd_store *store)
 {
-    nd_store *store = context;
-    struct pollfd p = {.fd = nd_channel_fd(store->channel), .events = POLLRDHUP};
-    while (poll(&p, 1, -1) < 0 && errno == EINTR) {
-    }
-    if (!atomic_load(&store->watcher.stop)) {
-        (void)store->lost(store->lost_context,
-                          "rank 0, which hosts the store, was lost: it ended without a goodbye",
-                          true);
-    }
-}
-
-nd_status nd_store_watch(nd_store *store, nd_store_lost *lost, void *context)
-{
-    if (!store->hosted) {
-        return ND_OK;
-    }
-    store->lost = lost;
-    store->lost_context = context;
-    if (store->thread) {
-        nd_store_thread_watch(store->thread, lost, context);
-        return ND_OK;
-    }
-    return nd_thread_start(&store->watcher, &store->watched, "the thread that watches rank 0",
-                           watch_rank_0, store);
-}
-
-nd_status nd_store_own_address(const nd_store *store, nd_address *out)
-{
-    *out = (nd_address){.bytes = sizeof out->storage};
-    if (getsockname(nd_channel_fd(store->channel), (struct sockaddr *)&out->storage, &out->bytes) !=
-        0) {
-        return nd_fail_system(errno, "the own address on the way to the store");
-    }
-    return ND_OK;
-}
-
-nd_status nd_store_tls(const nd_store *store, bool server, nd_tls_context **out)
-{
-    return nd_channel_tls(store->channel, server, out);
+    return store->channel;
 }

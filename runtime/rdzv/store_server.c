@@ -2,7 +2,6 @@
 #include "runtime/rdzv/store_server.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -223,16 +222,6 @@ static void on_read(uv_stream_t *stream, ssize_t count, const uv_buf_t *buffer)
     }
 }
 
-/* FNV-1a of the address, without the port. */
-static uint32_t origin_of(const char *text)
-{
-    uint32_t hash = 2166136261u;
-    for (; *text; text++) {
-        hash = (hash ^ (uint8_t)*text) * 16777619u;
-    }
-    return hash ^ hash >> 16;
-}
-
 /* Takes the socket, also where it fails. */
 static nd_status open_connection(nd_store_server *store, int fd, const nd_address *from)
 {
@@ -261,8 +250,7 @@ static nd_status open_connection(nd_store_server *store, int fd, const nd_addres
     uv_tcp_nodelay(&c->tcp, 1);
     nd_address_text(from, address);
     snprintf(name, sizeof name, "%s port %d", address, nd_address_port(from));
-    const nd_server_caller caller = {c, name, origin_of(address)};
-    ND_TRY_OUT(nd_server_connect(store->server, &caller, nd_clock_ns(), &c->peer));
+    ND_TRY_OUT(nd_server_connect(store->server, c, name, nd_clock_ns(), &c->peer));
     ND_TRY_OUT(ND_UV(uv_read_start((uv_stream_t *)&c->tcp, on_buffer, on_read)));
 out:
     if (status != ND_OK) {
@@ -287,16 +275,15 @@ static bool has_unread(void *context, nd_peer *peer)
            recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
-/* False: no stranger may be dropped yet. `full`: one has to be. */
-static bool make_room(nd_store_server *store, bool full)
+/* False: no stranger may be dropped yet. */
+static bool make_room(nd_store_server *store)
 {
     nd_peer *leaving;
-    while (!nd_server_has_room(store->server, full, nd_clock_ns(), &leaving)) {
+    while (!nd_server_has_room(store->server, nd_clock_ns(), &leaving)) {
         if (!leaving) {
             return false;
         }
         close_connection(nd_peer_transport(leaving));
-        full = false;
     }
     return true;
 }
@@ -308,17 +295,6 @@ static void tell_full(nd_store_server *store)
         store->hooks.notice(store->hooks.context,
                             "no further file can be opened (ulimit -n): the store refuses workers "
                             "and nodes that are not connected yet");
-    }
-}
-
-/* Users learn it before a worker comes. */
-static void look_for_room(nd_store_server *store)
-{
-    int fd = store->told_full ? -1 : fcntl(store->listen_fd, F_DUPFD_CLOEXEC, 0);
-    if (fd >= 0) {
-        close(fd);
-    } else if (errno == EMFILE || errno == ENFILE) {
-        tell_full(store);
     }
 }
 
@@ -363,7 +339,7 @@ static bool accept_one(nd_store_server *store, bool *wait)
     if (!connection_waits(store)) {
         return false;
     }
-    *wait = !make_room(store, false);
+    *wait = !make_room(store);
     if (*wait) {
         return false;
     }
@@ -376,9 +352,9 @@ static bool accept_one(nd_store_server *store, bool *wait)
         return true;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        look_for_room(store);
-        *wait = !make_room(store, true);
-        return !*wait;
+        tell_full(store);
+        *wait = true;
+        return false;
     }
     return errno != EAGAIN && errno != EWOULDBLOCK; /* others concern one connection that is gone */
 }
@@ -399,7 +375,6 @@ static void on_handle_closed(uv_handle_t *handle)
 static void on_tick(uv_timer_t *timer)
 {
     nd_store_server *store = timer->data;
-    look_for_room(store);
     nd_server_tick(store->server, nd_clock_ns());
     reap(store);
 }
@@ -505,9 +480,6 @@ void nd_store_server_close(nd_store_server *store)
         return;
     }
     store->closing = true;
-    if (store->server) {
-        nd_server_end(store->server);
-    }
     store->handles++; /* until the end of this function */
     while (store->connections) {
         close_connection(store->connections);

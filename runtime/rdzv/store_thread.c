@@ -9,7 +9,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/thread.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/uv.h"
 
@@ -17,13 +16,11 @@ struct nd_store_thread {
     nd_thread native;
     nd_monitor monitor; /* of the thread's end alone */
     uv_loop_t loop;
-    uv_timer_t watch;
+    uv_timer_t tick;
     nd_store_server *server;
     _Atomic int64_t leave_by; /* nd_clock_ns; 0: stay */
-    void *context;
-    _Atomic(nd_store_lost *) lost; /* NULL: no watcher */
-    bool left_first;               /* what the next ticks pass to `lost`, until it takes that */
-    char left_text[ND_FAILURE_FIRST_MAX + 3 * ND_WIRE_TEXT_MAX];
+    nd_store_watch watch;
+    char left_text[2 * ND_WIRE_TEXT_MAX]; /* for `lost`, or "" */
 };
 
 static void notice(void *context, const char *line)
@@ -34,39 +31,21 @@ static void notice(void *context, const char *line)
 static void on_left(void *context, nd_peer *peer, nd_wire_role role, int index, bool clean)
 {
     nd_store_thread *thread = context;
-    char first[ND_FAILURE_FIRST_MAX], own[ND_WIRE_TEXT_MAX + 128];
     bool closing = atomic_load(&thread->leave_by) != 0;
-    if (role != ND_WIRE_WORKER || index == 0 || clean || closing) {
-        return;
-    }
-    snprintf(own, sizeof own, ND_SERVER_LOST, nd_peer_name(peer));
-    nd_server_first_failure(nd_store_server_engine(thread->server), first, sizeof first);
-    bool unprinted = nd_server_first_unprinted(nd_store_server_engine(thread->server), index);
-    bool is_first = unprinted || strcmp(own, first) == 0;
-    if (thread->left_text[0] && (thread->left_first || !is_first)) {
-        return; /* `lost` gets one loss: the one that has to be reported */
-    }
-    thread->left_first = is_first;
-    if (unprinted) {
+    if (role == ND_WIRE_WORKER && index > 0 && !clean && !closing && !thread->left_text[0]) {
         snprintf(thread->left_text, sizeof thread->left_text,
-                 "%s, before it had printed its failure: %s", own, first);
-    } else if (thread->left_first) {
-        snprintf(thread->left_text, sizeof thread->left_text, "%s", own);
-    } else {
-        snprintf(thread->left_text, sizeof thread->left_text, "%s; first failure: %s", own, first);
+                 "%s was lost: it ended without a goodbye", nd_peer_name(peer));
     }
 }
 
-static void on_watch(uv_timer_t *timer)
+static void on_tick(uv_timer_t *timer)
 {
     nd_store_thread *thread = timer->data;
     int64_t leave_by = atomic_load(&thread->leave_by);
-    nd_store_lost *lost = atomic_load(&thread->lost);
-    if (lost && leave_by == 0 && thread->left_text[0]) {
+    if (thread->watch.lost && leave_by == 0 && thread->left_text[0]) {
         /* A tick later than the loss: other ranks have their answers about it by now. */
-        if (lost(thread->context, thread->left_text, thread->left_first)) {
-            thread->left_text[0] = '\0';
-        }
+        thread->watch.lost(thread->watch.context, thread->left_text);
+        thread->left_text[0] = '\0';
     }
     bool empty = nd_server_members(nd_store_server_engine(thread->server), ND_WIRE_WORKER) == 0;
     if (leave_by != 0 && (empty || nd_clock_ns() >= leave_by)) {
@@ -113,10 +92,10 @@ static nd_status open_server(nd_store_thread *thread, const nd_identity *identit
 
 static nd_status start_thread(nd_store_thread *thread)
 {
-    nd_status status = ND_UV(uv_timer_init(&thread->loop, &thread->watch));
+    nd_status status = ND_UV(uv_timer_init(&thread->loop, &thread->tick));
     if (status == ND_OK) {
-        thread->watch.data = thread;
-        status = ND_UV(uv_timer_start(&thread->watch, on_watch, 20, 20));
+        thread->tick.data = thread;
+        status = ND_UV(uv_timer_start(&thread->tick, on_tick, 20, 20));
     }
     if (status == ND_OK) {
         status = nd_thread_start(&thread->native, &thread->monitor, "the store's thread", run_loop,
@@ -124,18 +103,19 @@ static nd_status start_thread(nd_store_thread *thread)
     }
     if (status != ND_OK) {
         nd_store_server_close(thread->server);
-        if (thread->watch.data) {
-            uv_close((uv_handle_t *)&thread->watch, NULL);
+        if (thread->tick.data) {
+            uv_close((uv_handle_t *)&thread->tick, NULL);
         }
     }
     return status;
 }
 
 nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
-                                nd_store_thread **out)
+                                nd_store_watch watch, nd_store_thread **out)
 {
     nd_store_thread *thread;
     ND_TRY(ND_ALLOC(1, &thread));
+    thread->watch = watch;
     thread->monitor = (nd_monitor)ND_MONITOR_INIT;
     nd_status status = ND_UV(uv_loop_init(&thread->loop));
     if (status != ND_OK) {
@@ -164,12 +144,6 @@ int nd_store_thread_port(const nd_store_thread *thread)
 const char *nd_store_thread_address(const nd_store_thread *thread)
 {
     return nd_store_server_address(thread->server);
-}
-
-void nd_store_thread_watch(nd_store_thread *thread, nd_store_lost *lost, void *context)
-{
-    thread->context = context;
-    atomic_store(&thread->lost, lost);
 }
 
 void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds)

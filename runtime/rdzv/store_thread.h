@@ -13,15 +13,13 @@
 
 typedef struct nd_store_thread nd_store_thread;
 
-/* Listens at the identity's master address and port; port 0: the system chooses. */
+/* Listens at the identity's master address and port; port 0: the system chooses. The watch, which
+ * is copied, hears of every rank but rank 0, which is this process; of losses that come together it
+ * hears of the first. */
 nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
-                                nd_store_thread **out);
+                                nd_store_watch watch, nd_store_thread **out);
 int nd_store_thread_port(const nd_store_thread *thread);
 const char *nd_store_thread_address(const nd_store_thread *thread); /* numeric */
-/* From now on `lost` is called in the store's thread when a worker's connection closes without a
- * goodbye (nd_store_watch), but for rank 0, which is this process. When several
- * losses come together it gets one: the first failure, where that is among them. */
-void nd_store_thread_watch(nd_store_thread *thread, nd_store_lost *lost, void *context);
 /* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
  * NULL is legal. */
 void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds);

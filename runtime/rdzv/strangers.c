@@ -15,41 +15,25 @@ int nd_strangers_places(int64_t files, int64_t world, int64_t nodes)
                                       : (int)left;
 }
 
-static nd_stranger_queue *queue_of(nd_strangers *all, const nd_stranger *stranger)
+static void append(nd_strangers *all, nd_stranger *s)
 {
-    return stranger->speaks ? &all->speaking : &all->silent;
-}
-
-static void unlink_from(nd_stranger_queue *queue, nd_stranger *s)
-{
-    *(s->older ? &s->older->newer : &queue->oldest) = s->newer;
-    *(s->newer ? &s->newer->older : &queue->newest) = s->older;
-}
-
-/* Each queue is ordered by `since`, which is now. */
-static void append(nd_stranger_queue *queue, nd_stranger *s)
-{
-    s->older = queue->newest;
+    s->older = all->newest;
     s->newer = NULL;
-    *(s->older ? &s->older->newer : &queue->oldest) = s;
-    queue->newest = s;
+    *(s->older ? &s->older->newer : &all->oldest) = s;
+    all->newest = s;
+    all->count++;
 }
 
-void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t now, uint32_t origin)
+void nd_strangers_add(nd_strangers *all, nd_stranger *s, void *owner, int64_t now)
 {
-    *s = (nd_stranger){.owner = owner,
-                       .came = now,
-                       .since = now,
-                       .origin = (uint8_t)(origin % ND_STRANGER_ORIGINS)};
-    append(&all->silent, s);
-    all->of_origin[s->origin]++;
-    all->count++;
+    *s = (nd_stranger){.owner = owner, .came = now, .since = now};
+    append(all, s);
 }
 
 void nd_strangers_remove(nd_strangers *all, nd_stranger *s)
 {
-    unlink_from(queue_of(all, s), s);
-    all->of_origin[s->origin]--;
+    *(s->older ? &s->older->newer : &all->oldest) = s->newer;
+    *(s->newer ? &s->newer->older : &all->newest) = s->older;
     all->count--;
 }
 
@@ -58,28 +42,19 @@ bool nd_strangers_sign(nd_strangers *all, nd_stranger *s, int64_t now)
     if (s->signs == ND_STRANGER_SIGNS) {
         return false;
     }
-    unlink_from(queue_of(all, s), s);
-    s->speaks = true;
+    nd_strangers_remove(all, s);
     s->signs++;
     s->since = now;
-    append(&all->speaking, s);
+    append(all, s);
     return true;
 }
 
-/* The oldest of an origin with more than its part, else the oldest; NULL: none is old enough. */
-static nd_stranger *leaving_from(const nd_strangers *all, const nd_stranger_queue *queue, int part,
-                                 int64_t since)
+nd_stranger *nd_strangers_leaving(const nd_strangers *all, int64_t now)
 {
-    for (nd_stranger *s = queue->oldest; s && s->since <= since; s = s->newer) {
-        if (all->of_origin[s->origin] > part) {
+    for (nd_stranger *s = all->oldest; s && s->since <= now - silent_ns; s = s->newer) {
+        if (s->signs == 0) {
             return s;
         }
     }
-    return queue->oldest && queue->oldest->since <= since ? queue->oldest : NULL;
-}
-
-nd_stranger *nd_strangers_leaving(const nd_strangers *all, int places, int64_t now)
-{
-    nd_stranger *silent = leaving_from(all, &all->silent, places / 4, now - silent_ns);
-    return silent ? silent : leaving_from(all, &all->speaking, places / 4, now - speaking_ns);
+    return all->oldest && all->oldest->since <= now - speaking_ns ? all->oldest : NULL;
 }

@@ -60,12 +60,7 @@ void nd_wire_begin(nd_wire_buffer *buffer, nd_wire_type type)
 {
     buffer->frame = buffer->size;
     nd_wire_put_u32(buffer, 0);
-    nd_wire_put_u8(buffer, (uint8_t)type);
-}
-
-void nd_wire_put_u8(nd_wire_buffer *buffer, uint8_t value)
-{
-    put(buffer, &value, 1);
+    put(buffer, &(uint8_t){(uint8_t)type}, 1);
 }
 
 void nd_wire_put_u32(nd_wire_buffer *buffer, uint32_t value)
@@ -119,12 +114,6 @@ static const uint8_t *take(nd_wire_cursor *cursor, size_t count)
     const uint8_t *at = cursor->at;
     cursor->at += count;
     return at;
-}
-
-uint8_t nd_wire_get_u8(nd_wire_cursor *cursor)
-{
-    const uint8_t *at = take(cursor, 1);
-    return at ? *at : 0;
 }
 
 uint32_t nd_wire_get_u32(nd_wire_cursor *cursor)

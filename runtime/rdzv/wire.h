@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 
 enum {
-    ND_WIRE_PROTOCOL = 3,
+    ND_WIRE_PROTOCOL = 4,
     ND_WIRE_HEADER = 4,           /* bytes of the length */
     ND_WIRE_LIMIT_STRANGER = 512, /* length of a frame before hello */
     ND_WIRE_LIMIT_MEMBER = 1 << 20,
@@ -28,19 +28,18 @@ typedef enum nd_wire_type {
     ND_WIRE_NONE = 0,
     /* to the store */
     ND_WIRE_HELLO =
-        1, /* u32 protocol, text version, text run id, u32 epoch, u8 role, u32 index, text host */
+        1, /* u32 protocol, text version, text run id, u32 epoch, u32 role, u32 index, text host */
     ND_WIRE_BYE,      /* - */
     ND_WIRE_SET,      /* u32 request, text key, blob value */
-    ND_WIRE_GET,      /* u32 request, u64 timeout ms (0: do not wait), text key */
+    ND_WIRE_GET,      /* u32 request, u64 timeout ms, text key */
     ND_WIRE_EXCHANGE, /* u32 request, u64 timeout ms, text name, blob value */
     /* from the store */
     ND_WIRE_WELCOME = 32, /* text run id (to a node: the job's), u32 world size */
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
-    ND_WIRE_DONE,         /* u32 request, u8 1: the key was new, and is set */
+    ND_WIRE_DONE,         /* u32 request; the key is set */
     ND_WIRE_VALUE,        /* u32 request, blob value */
     ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 bytes of the packed result (0: it is not
                              packed), blob part of the exchange's result */
-    ND_WIRE_FAILED,       /* blob message of the job's first failure; answers no request */
     /* between launchers, bodies in launcher/nodes.h */
     ND_WIRE_NODE_FIRST = 64,
     ND_WIRE_NODE_LAST = 95,
@@ -59,7 +58,6 @@ typedef struct nd_wire_buffer {
 
 void nd_wire_buffer_fini(nd_wire_buffer *buffer);
 void nd_wire_begin(nd_wire_buffer *buffer, nd_wire_type type);
-void nd_wire_put_u8(nd_wire_buffer *buffer, uint8_t value);
 void nd_wire_put_u32(nd_wire_buffer *buffer, uint32_t value);
 void nd_wire_put_u64(nd_wire_buffer *buffer, uint64_t value);
 void nd_wire_put_text(nd_wire_buffer *buffer, const char *text);
@@ -74,7 +72,6 @@ typedef struct nd_wire_cursor {
     bool bad;
 } nd_wire_cursor;
 
-uint8_t nd_wire_get_u8(nd_wire_cursor *cursor);
 uint32_t nd_wire_get_u32(nd_wire_cursor *cursor);
 uint64_t nd_wire_get_u64(nd_wire_cursor *cursor);
 /* Copies into out (capacity with NUL); longer text or a NUL inside is bad; *out is then "". */

@@ -321,7 +321,7 @@ static void say_hello(client *one)
     nd_wire_put_text(&out, version);
     nd_wire_put_text(&out, run_id);
     nd_wire_put_u32(&out, 0);
-    nd_wire_put_u8(&out, ND_WIRE_WORKER);
+    nd_wire_put_u32(&out, ND_WIRE_WORKER);
     nd_wire_put_u32(&out, (uint32_t)one->index);
     nd_wire_put_text(&out, "host");
     say(one, &out);

@@ -46,7 +46,7 @@ static void say_hello(nd_server *server, nd_peer *peer, int role)
     nd_wire_put_text(&out, "1");
     nd_wire_put_text(&out, "job");
     nd_wire_put_u32(&out, 0);
-    nd_wire_put_u8(&out, (uint8_t)role);
+    nd_wire_put_u32(&out, role);
     nd_wire_put_u32(&out, (uint32_t)role);
     nd_wire_put_text(&out, "host");
     nd_status status = nd_wire_end(&out);
@@ -69,7 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nd_wire_parser_init(&m.answers, ND_WIRE_LIMIT_MEMBER);
     nd_status status = nd_server_create(&options, &hooks, &server);
     ND_ASSERT(status == ND_OK);
-    status = nd_server_connect(server, &(nd_server_caller){&m, "peer", 1}, 0, &peer);
+    status = nd_server_connect(server, &m, "peer", 0, &peer);
     ND_ASSERT(status == ND_OK);
     if (data[0] & 1) {
         nd_wire_role role = data[0] & 2 ? ND_WIRE_NODE : ND_WIRE_WORKER;

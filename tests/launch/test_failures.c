@@ -83,7 +83,7 @@ Test(failures, ranks_that_ended_with_it_are_ranges)
     launched l;
     start_test_worker(&l, "exit 7", "3", 8);
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 7, "%s", launched_read(&l));
-    assert_says(&l, "collateral (ended with it): 0-2 4-7\n");
+    assert_says(&l, "collateral (ended with it): 0-2, 4-7\n");
 }
 
 Test(failures, a_killed_worker_is_named_with_its_signal)

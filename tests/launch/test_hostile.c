@@ -136,7 +136,7 @@ static void put_hello(nd_wire_buffer *out, uint8_t role, uint32_t index, const c
     nd_wire_put_text(out, version);
     nd_wire_put_text(out, "");
     nd_wire_put_u32(out, 0);
-    nd_wire_put_u8(out, role);
+    nd_wire_put_u32(out, role);
     nd_wire_put_u32(out, index);
     nd_wire_put_text(out, "attacker");
     assert_ok(nd_wire_end(out));

@@ -108,7 +108,6 @@ Test(kill, each_rank_at_some_step)
         kill(launched_child(&l, i % WORKERS), SIGKILL);
         expect_done(&l);
         assert_says(&l, "restart 1 of 1 follows at once, from ");
-        assert_says(&l, "restart 1 of 1, since rank ");
         expect_history(name, whole);
     }
 }
@@ -125,7 +124,7 @@ Test(kill, several_times_in_one_job)
         snprintf(words, sizeof words, "checkpoint of step %d ", 20 + 30 * i);
         launched_until(&l, words, 1, LAUNCHED_SECONDS);
         kill(launched_child(&l, 3 - i), SIGKILL);
-        snprintf(words, sizeof words, "restart %d of 3, since", i + 1);
+        snprintf(words, sizeof words, "restart %d of 3 follows", i + 1);
         launched_until(&l, words, 1, LAUNCHED_SECONDS);
     }
     expect_done(&l);
@@ -143,10 +142,6 @@ Test(kill, a_stopped_rank_is_a_reason_too)
     kill(launched_child(&l, 2), SIGSTOP);
     expect_done(&l);
     assert_says(&l, "failed (exit code 124, ");
-    double detect = 0;
-    const char *found = strstr(launched_read(&l), "detect ");
-    cr_assert(found && sscanf(found, "detect %lf", &detect) == 1, "%s", l.text);
-    cr_expect_geq(detect, 5.0, "%s", found);
     expect_history("stopped", whole);
 }
 
@@ -209,7 +204,7 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
     kill(launched_child(&nodes[1], 3), SIGKILL);
-    launched_until(&nodes[0], "restart 1 of 3, since node 1 ", 1, LAUNCHED_SECONDS);
+    launched_until(&nodes[0], "restart 1 of 3 follows ", 1, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "checkpoint of step 50 ", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGKILL);
     cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
@@ -217,7 +212,6 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     expect_done(&nodes[1]);
     expect_done(&nodes[0]);
     assert_says(&nodes[0], "was lost; restart 2 of 3 follows ");
-    assert_says(&nodes[0], "restart 2 of 3, since node 1 (host ");
     expect_history("nodes", whole);
 }
 
@@ -236,6 +230,6 @@ Test(kill, a_launcher_whose_place_a_spare_node_takes)
     cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
     expect_done(&nodes[2]);
     expect_done(&nodes[0]);
-    assert_says(&nodes[0], "restart 1 of 3 on nodes 0, 2, since node 1 (host ");
+    assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
     expect_history("nodes", whole);
 }

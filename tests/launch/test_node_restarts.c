@@ -54,7 +54,7 @@ Test(node_restarts, a_worker_killed_on_either_node_restarts_both)
         for (int n = 0; n < 2; n++) {
             launched_expect(&nodes[n], 0);
         }
-        assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40\n");
+        assert_says(&nodes[0], "restart 1 of 3 follows at once, from step 40; ");
         assert_says(&nodes[0], "epoch 1 of rank 1, run nd-");
         assert_says(&nodes[1], "epoch 1 of rank 3, run nd-");
         assert_says(&nodes[1], ".1, folder '/begun/in/start-0'\n");
@@ -67,9 +67,10 @@ Test(node_restarts, what_failed_on_another_node_is_in_the_line)
     launched nodes[2];
     start_nodes(nodes, "B0T46D40K9;B40T44", "3");
     wait_for_start(nodes, 1);
-    launched_until(&nodes[0], ": 6 steps lost; ", 1, LAUNCHED_SECONDS);
+    launched_read(&nodes[0]);
     assert_says(&nodes[0], "rank 3 failed first");
-    assert_says(&nodes[0], "restart 1 of 3, since node 1 (host ");
+    assert_says(&nodes[0], "ndlaunch: node 1 (host ");
+    assert_says(&nodes[0], ") failed first; restart 1 of 3 follows at once, from step 40; 6 steps");
     kill(nodes[0].pid, SIGTERM); /* these workers do not tell each other */
     kill(nodes[1].pid, SIGTERM);
     for (int n = 0; n < 2; n++) {
@@ -91,7 +92,7 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     launched_expect(&back, 0);
     launched_expect(&nodes[0], 0);
     assert_says(&nodes[0], "node 1 (host ");
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40\n");
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40; ");
     assert_says(&back, "epoch 1 of rank 3, run nd-");
     assert_says(&back, ".1, folder '/begun/in/start-0'\n");
 }
@@ -111,8 +112,8 @@ Test(node_restarts, a_node_leaves_and_comes_back_twice)
     tiny_nodes_start(&back[1], &job, 1, 2, NULL);
     launched_expect(&back[1], 0);
     launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40\n");
-    assert_says(&nodes[0], "was lost; restart 2 of 3 follows in 1 s, from step 43\n");
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40; ");
+    assert_says(&nodes[0], "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
     assert_says(&back[1], "epoch 2 of rank 3, run nd-");
 }
 

@@ -129,7 +129,7 @@ Test(fake_pmix, a_meeting_without_an_end_is_code_124)
     setenv("FAKE_PMIX_HANG", "PMIx_Fence", 1);
     start(2, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
     expect(2, 124);
-    assert_says(&ranks[0], "PMIx_Fence at 'networks of the ranks' did not return within 4 s: other "
+    assert_says(&ranks[0], "PMIx_Fence at 'place of the store' did not return within 4 s: other "
                            "ranks are missing there");
 }
 
@@ -143,17 +143,17 @@ Test(fake_pmix, a_failure_that_the_server_does_not_hear_of_keeps_its_code)
     assert_says(&ranks[0], "PMIx_Abort did not return within 10 s");
 }
 
-/* Two hosts: rank 0 speaks for both, though all read the same wrong setting at the same time. */
-Test(fake_pmix, a_failure_before_the_ranks_meet_is_reported_by_rank_0)
+/* Two hosts whose ranks read the same wrong setting, of which rank 0 speaks first: the end of the
+ * job reaches the others, in most cases before they print it too. */
+Test(fake_pmix, a_failure_before_the_ranks_meet_ends_the_job)
 {
     setenv("FAKE_PMIX_KILL", "yes", 1);
     start_with(4, 2, wrong, -1, NULL);
     expect(4, 128 + SIGKILL);
-    cr_assert_eq(count_saying(4, guess), 1);
-    assert_says(&ranks[0], guess);
+    cr_assert_geq(count_saying(4, guess), 1);
 }
 
-/* It meets the others, who have nothing to report. */
+/* The others wait for it and have nothing to report. */
 Test(fake_pmix, a_rank_that_alone_fails_before_the_ranks_meet_reports_it)
 {
     setenv("FAKE_PMIX_KILL", "yes", 1);
@@ -162,20 +162,6 @@ Test(fake_pmix, a_rank_that_alone_fails_before_the_ranks_meet_reports_it)
     cr_assert_eq(count_saying(4, guess), 1);
     assert_says(&ranks[3], guess);
     cr_assert_eq(count_saying(4, "was lost"), 0);
-}
-
-/* Rank 0 never comes: the rank that fails says so, and why it failed. */
-Test(fake_pmix, a_rank_that_fails_and_cannot_meet_the_others_keeps_its_code)
-{
-    setenv("FAKE_PMIX_HANG", "PMIx_Commit", 1);
-    setenv("FAKE_PMIX_HANG_RANK", "1", 1);
-    setenv("SLURM_PMIX_TIMEOUT", "3", 1);
-    start_with(2, 1, NULL, 1, wrong);
-    cr_assert_eq(launched_wait(&ranks[1], LAUNCHED_SECONDS), 2, "%s", launched_read(&ranks[1]));
-    assert_says(&ranks[1], "PMIx_Commit did not return within 3 s");
-    assert_says(&ranks[1], guess);
-    kill(ranks[0].pid, SIGKILL);
-    launched_wait(&ranks[0], LAUNCHED_SECONDS);
 }
 
 Test(fake_pmix, the_server_is_told_the_code_of_a_failure)

@@ -294,7 +294,7 @@ Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
     limit_files(96, 96);
     tiny_ndlaunch(&l, &dir, "out", 8, NULL);
     cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
-    assert_says(&l, "needs 97 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 64 */
+    assert_says(&l, "needs 161 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 128 */
     assert_says(&l, "hard limit is 96");
     cr_assert_null(strstr(l.text, "ready"));
 }

@@ -61,9 +61,8 @@ static int until_signal(const nd_identity *id)
  * between; the last one serves all further epochs. A part is a list of letters with a number:
  * B the steps done when the start begins, T steps done, D the step of a durable checkpoint (all
  * written by rank 0, with the mark of a first step after a T), then what the chosen rank does: E
- * ends with this code, K dies of this signal, H does not answer any more, while the others end with
- * this code as at a deadline, and otherwise, as other ranks do, stays until a signal; X: all ranks
- * end with this code.
+ * ends with this code, K dies of this signal, and otherwise, as other ranks do, stays until a
+ * signal; X: all ranks end with this code.
  */
 static const char *plan_of(int64_t epoch)
 {
@@ -82,11 +81,10 @@ static void write_progress(const nd_identity *id, nd_progress *page, char what, 
     switch (what) {
     case 'B':
         nd_progress_set_first_step(page, number);
-        nd_progress_mark(page, ND_MARK_LOADED);
         break;
     case 'T':
         nd_progress_set_phase(&page->slots[0], ND_PHASE_EVAL, number);
-        nd_progress_mark(page, ND_MARK_FIRST_STEP);
+        nd_progress_set_stepped(page);
         break;
     case 'D':
         nd_progress_set_durable_step(page, number);
@@ -96,41 +94,27 @@ static void write_progress(const nd_identity *id, nd_progress *page, char what, 
     }
 }
 
-static int stay_away(const nd_identity *id, nd_store *store, int chosen, int code)
-{
-    if (nd_store_barrier(store, "page written") != ND_OK) {
-        return 96;
-    }
-    if (id->rank == chosen) {
-        signal(SIGTERM, SIG_IGN);
-        sleep(STAYS_SECONDS);
-        return 99;
-    }
-    nd_fail((nd_status)code, "rank %d does not answer", chosen);
-    nd_failure_report(id, nd_error_last());
-    return code;
-}
-
 static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
 {
-    nd_progress page;
+    nd_progress page = id->page;
     char folder[64];
     snprintf(folder, sizeof folder, "/begun/in/start-%d", (int)id->restart_epoch);
-    if (nd_progress_open(id->progress_fd, id->local_world_size, &page) != ND_OK ||
-        nd_progress_set_run_folder(&page, id->run_folder[0] ? id->run_folder : folder) != ND_OK) {
+    if (nd_progress_set_run_folder(&page, id->run_folder[0] ? id->run_folder : folder) != ND_OK) {
         return 98;
     }
-    nd_progress_mark(&page, ND_MARK_JOINED);
     printf("epoch %d of rank %d, run %s, folder '%s'\n", (int)id->restart_epoch, id->rank,
            id->run_id, id->run_folder);
     printf("rank %d is one of %d on %d nodes\n", id->rank, id->world_size, id->nnodes);
-    char key[32];
-    bool is_new = false; /* in a store that is empty at each start */
+    char key[32], value[8];
+    size_t bytes = sizeof value;
     snprintf(key, sizeof key, "rank %d was here", id->rank);
-    if (nd_store_set(store, key, "", 0, &is_new) != ND_OK || !is_new) {
+    nd_store_set_timeout(store, 0);
+    if (nd_store_get(store, key, value, &bytes) != ND_ERR_HANG ||
+        nd_store_set(store, key, "", 0) != ND_OK) {
         printf("the store is not empty\n");
         return 97;
     }
+    nd_store_set_timeout(store, 20);
     for (const char *at = plan_of(id->restart_epoch); *at && *at != ';';) {
         char what = *at++, *rest;
         long number = strtol(at, &rest, 10);
@@ -139,9 +123,6 @@ static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
         bool fails = id->rank == chosen && (what == 'E' || what == 'K');
         if ((fails || what == 'X') && nd_store_barrier(store, "page written") != ND_OK) {
             return 96;
-        }
-        if (what == 'H') {
-            return stay_away(id, store, chosen, (int)number);
         }
         if (fails && what == 'K') {
             raise((int)number);
@@ -252,7 +233,7 @@ int main(int argc, char **argv)
     nd_store *store = NULL;
     nd_status status = nd_identity_read(&id);
     nd_failure_set_ready(&id);
-    status = status == ND_OK ? nd_store_open(&id, 20, &store) : status;
+    status = status == ND_OK ? nd_store_open(&id, 20, NULL, &store) : status;
     status = status == ND_OK ? nd_store_barrier(store, "all here") : status;
     if (status != ND_OK) {
         fprintf(stderr, "%s\n", nd_error_last()->message);

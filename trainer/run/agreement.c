@@ -96,7 +96,7 @@ static nd_status compare(const nd_worker *worker, const char *text)
     char own[HEX_BYTES], *all = NULL;
     ND_TRY(nd_sha256(text, strlen(text), own));
     if (id->rank == 0) {
-        ND_TRY(nd_store_set(worker->store, text_key, text, strlen(text), NULL));
+        ND_TRY(nd_store_set(worker->store, text_key, text, strlen(text)));
     }
     ND_TRY(ND_ALLOC((size_t)id->world_size * HEX_BYTES, &all));
     nd_status status = nd_store_exchange(worker->store, "configurations", own, all, HEX_BYTES);

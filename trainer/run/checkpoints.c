@@ -18,7 +18,6 @@ static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
     if (c->resume.kind == ND_RESUME_CHECKPOINT && c->resume.continues) {
         nd_progress_set_durable_step(progress, c->resume.step);
     }
-    nd_progress_mark(progress, ND_MARK_LOADED);
     return ND_OK;
 }
 
@@ -212,7 +211,7 @@ nd_status nd_run_checkpoints_step(nd_run_checkpoints *c, const nd_step_result *r
         return ND_OK;
     }
     if (c->files->dir) {
-        nd_progress_mark(&c->context->worker->progress, ND_MARK_FIRST_STEP);
+        nd_progress_set_stepped(&c->context->worker->progress);
     }
     ND_TRY(nd_run_checkpoints_advance(c, result->save));
     int64_t step = c->trainer->position.step;

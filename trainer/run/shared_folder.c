@@ -31,7 +31,7 @@ nd_status nd_run_tell_all(const nd_worker *worker, const char *key, nd_status st
     if (worker->identity.rank == 0) {
         memcpy(message, &told, sizeof told);
         memcpy(message + sizeof told, value, bytes);
-        nd_status sent = nd_store_set(worker->store, key, message, size, NULL);
+        nd_status sent = nd_store_set(worker->store, key, message, size);
         free(message);
         if (status != ND_OK) {
             nd_error_restore(&error);

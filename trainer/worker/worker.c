@@ -11,7 +11,6 @@
 #include "runtime/rdzv/pmix.h"
 
 /* For rank 0 to host the store that a rank asks which failed before it had a configuration. */
-static const double unmet_seconds = 300;
 enum { END_SECONDS = 30 }; /* for the ranks of PMIx to end together */
 
 static int slot_of_rank(void *context, int rank)
@@ -29,9 +28,10 @@ static nd_status store_exchange(void *context, const void *send, void *recv, siz
 static nd_status store_network(void *context, nd_comm_network *out)
 {
     nd_comm_network network = {0};
-    ND_TRY(nd_store_own_address(context, &network.address));
-    ND_TRY(nd_store_tls(context, false, &network.client));
-    nd_status status = nd_store_tls(context, true, &network.server);
+    const nd_channel *channel = nd_store_channel(context);
+    ND_TRY(nd_channel_own_address(channel, &network.address));
+    ND_TRY(nd_channel_tls(channel, false, &network.client));
+    nd_status status = nd_channel_tls(channel, true, &network.server);
     if (status != ND_OK) {
         nd_tls_context_destroy(network.client);
         return status;
@@ -43,7 +43,7 @@ static nd_status store_network(void *context, nd_comm_network *out)
 /* Without ndlaunch each worker has a page of its own, which holds nothing about others. */
 static const nd_progress *shared_page(const nd_worker *worker)
 {
-    return worker->identity.progress_fd >= 0 ? &worker->progress : NULL;
+    return worker->identity.page.slots ? &worker->progress : NULL;
 }
 
 /* From the main thread; or with `ends` from one that ends the process because the main thread does
@@ -116,10 +116,10 @@ static nd_status open_transport(nd_worker *worker, const nd_config *config)
 
 /* Another rank was lost. Runs in the store's thread on rank 0, and on the others in the thread that
  * watches rank 0. */
-static bool on_lost(void *context, const char *message, bool first)
+static void on_lost(void *context, const char *message)
 {
     nd_worker *worker = context;
-    return nd_failure_end_lost(&worker->failure, message, first);
+    nd_failure_end_lost(&worker->failure, message);
 }
 
 /* For a worker of PMIx, launch.rdzv_endpoint names the address at which rank 0 listens. */
@@ -135,17 +135,16 @@ nd_status nd_worker_meet(nd_worker *worker, const nd_config *config)
 {
     nd_identity *id = &worker->identity;
     nd_rank *rank = &worker->rank;
-    ND_TRY(nd_progress_open(id->progress_fd, id->local_world_size, &worker->progress));
+    worker->progress = id->page;
+    ND_TRY(id->page.slots ? ND_OK : nd_progress_open(-1, id->local_world_size, &worker->progress));
     worker->failure.identity = id;
     rank->progress = &worker->progress.slots[id->local_rank];
     atomic_store(&rank->progress->rank, id->rank);
     nd_progress_set_phase(rank->progress, ND_PHASE_RENDEZVOUS, 0);
     if (id->world_size > 1) { /* else there is no store */
         ND_TRY(apply_endpoint(id, config));
-        worker->sought = true;
-        ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &worker->store));
-        worker->failure.store = worker->store;
-        ND_TRY(nd_store_watch(worker->store, on_lost, worker));
+        const nd_store_watch watch = {on_lost, worker};
+        ND_TRY(nd_store_open(id, config->launch.rdzv_timeout_seconds, &watch, &worker->store));
         ND_TRY(nd_store_barrier(worker->store, "start"));
         nd_store_set_timeout(worker->store,
                              config->launch.rdzv_timeout_seconds + nd_config_data_seconds(config));
@@ -176,28 +175,7 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
     rank->device = worker->device;
     rank->transport = worker->transport;
     ND_TRY(worker->device->table->stream_init(worker->device, &rank->stream));
-    ND_TRY(nd_groups_create(worker->transport, &rank->mesh, &rank->groups));
-    if (id->rank == 0) {
-        nd_progress_mark(&worker->progress, ND_MARK_JOINED);
-    }
-    return ND_OK;
-}
-
-/*
- * A rank of PMIx that fails before it has met the others meets them to ask who reports. Rank 0 does
- * not: without it there is no store, so it comes first.
- */
-static void meet_to_ask(nd_worker *worker)
-{
-    const nd_identity *id = &worker->identity;
-    if (id->pmix && id->rank > 0 && !worker->sought) {
-        nd_pmix_set_reason(id->pmix, worker->error.message, (int)worker->error.status);
-        if (nd_store_open(id, unmet_seconds, &worker->store) != ND_OK) {
-            nd_error_clear(); /* this rank has its own reason, and reports it */
-        }
-        worker->failure.store = worker->store;
-        nd_pmix_set_reason(id->pmix, "", 0); /* nd_failure_end prints it, or is silent */
-    }
+    return nd_groups_create(worker->transport, &rank->mesh, &rank->groups);
 }
 
 void nd_worker_fail(nd_worker *worker, nd_status status)
@@ -208,11 +186,7 @@ void nd_worker_fail(nd_worker *worker, nd_status status)
     worker->error = *nd_error_last();
     worker->error.status = status;
     worker->failure.identity = &worker->identity;
-    meet_to_ask(worker);
     nd_failure_end(&worker->failure, &worker->error);
-    if (worker->failure.held >= 0) {
-        close(worker->failure.held);
-    }
     nd_transport_abandon(worker->transport);
 }
 
@@ -258,5 +232,6 @@ int nd_worker_close(nd_worker *worker, nd_status status)
     }
     nd_identity_leave(&worker->identity, (int)status);
     nd_progress_close(&worker->progress);
+    worker->identity.page = (nd_progress){0};
     return (int)status;
 }

@@ -94,7 +94,6 @@ typedef struct nd_worker {
     nd_peers peers;
     bool met;           /* all ranks have joined the store */
     nd_error error;     /* its status is ND_OK until nd_worker_fail */
-    bool sought;        /* it has looked for the store */
     nd_failure failure; /* how this worker ends; ND_FAILURE_INIT */
     nd_progress progress;
     nd_affinity affinity;
@@ -115,9 +114,9 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
 /*
  * Reports the thread's error (nd_error_last), which has this status and ends this worker. To be
  * called before a failing rank closes anything: closing may take long, wait for a peer, or show a
- * peer that this rank fails. Where no ndlaunch collects errors, the ranks first decide in the store
- * which of them reports (failure.h), which may take seconds. A job of PMIx ends with the report;
- * the transport is abandoned. A second call does nothing.
+ * peer that this rank fails. A job of PMIx ends with the report, which may wait a few seconds for
+ * that of a rank that knows better (failure.h); the transport is abandoned. A second call does
+ * nothing.
  */
 void nd_worker_fail(nd_worker *worker, nd_status status);
 /*

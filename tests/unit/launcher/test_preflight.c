@@ -102,17 +102,17 @@ Test(preflight, open_files_that_a_node_needs)
     config.launch.log_dir = (char *)"";
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
     files.rlim_cur = 50;
-    files.rlim_max = 16 + 2 + 3 * 8 + 64;
+    files.rlim_max = 16 + 2 + 3 * 8 + 128;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
     assert_ok(nd_preflight_check_files(&config));
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
     cr_assert_eq(files.rlim_cur, files.rlim_max, "the soft limit is raised");
     files.rlim_cur = --files.rlim_max;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
-    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 106 open files");
-    cr_assert_not_null(strstr(nd_error_last()->message, "hard limit is 105"));
+    assert_fails(nd_preflight_check_files(&config), ND_ERR_CONFIG, "needs 170 open files");
+    cr_assert_not_null(strstr(nd_error_last()->message, "hard limit is 169"));
     config.launch.node_rank = 1;
     assert_ok(nd_preflight_check_files(&config));
     config.launch.log_dir = (char *)"logs";
-    assert_ok(nd_preflight_check_files(&config)); /* 5 x 8 + 64 = 104 */
+    assert_ok(nd_preflight_check_files(&config)); /* 5 x 8 + 128 = 168 */
 }

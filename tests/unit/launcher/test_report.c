@@ -109,20 +109,20 @@ Test(report, a_lost_peer_is_no_cause)
     free(text);
 }
 
-/* What a node tells the others about its own part. */
-Test(report, a_worker_that_reached_no_deadline_is_to_blame)
+/* A node tells whether the first failure is surely its own. */
+Test(report, a_local_failure_is_the_nodes_own)
 {
     job *j = make_job();
+    char words[128];
+    bool own = true;
+    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
+    cr_expect(!own && !words[0]);
     record(j, 0, ND_ERR_HANG, ND_CAUSE_OWN, 3);
-    j->children[1].stopped = j->children[2].stopped = true;
-    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_NOTHING);
-    j->children[2].signal = 9;
-    j->children[2].kill_sent = true;
-    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_SILENT);
-    record(j, 2, ND_ERR_HANG, ND_CAUSE_OWN, 4); /* it did, and was killed all the same */
-    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_NOTHING);
+    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
+    cr_expect(!own && strncmp(words, "rank 0 failed (exit code 124, ", 30) == 0, "%s", words);
     record(j, 1, ND_ERR_IO, ND_CAUSE_LOCAL, 2);
-    cr_expect_eq(nd_attempt_blame(&j->attempt), ND_BLAME_OWN);
+    nd_attempt_failure_of(&j->attempt, &own, words, sizeof words);
+    cr_expect(own && strncmp(words, "rank 1 failed (exit code 74, ", 29) == 0, "%s", words);
     free(j);
 }
 
@@ -162,6 +162,7 @@ static char *screen_of(const nd_mesh *mesh, const nd_progress_slot *place)
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     cr_assert(attempt && children && out);
+    children[0].attempt = children[1].attempt = attempt;
     children[0].stopped = true;
     children[1].rank = children[1].local_rank = 1;
     children[1].signal = 9;

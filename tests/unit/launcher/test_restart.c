@@ -117,32 +117,6 @@ Test(restart, the_wait_doubles_while_starts_fail_soon)
     cr_expect_eq(nd_restart_decide(&c).wait_seconds, 60);
 }
 
-Test(restart, a_fault_that_comes_twice_from_one_node_takes_it_out)
-{
-    static const struct {
-        nd_restart_culprit before, now;
-        bool out;
-    } cases[] = {
-        {{1, 137, false}, {1, 137, false}, true},
-        {{1, 137, false}, {1, 134, false}, true},
-        {{1, 74, true}, {1, 137, false}, true}, /* its launcher was lost, and came back */
-        {{1, 137, false}, {2, 137, false}, false},
-        {{-1, 0, false}, {1, 137, false}, false},
-        {{0, 137, false}, {0, 137, false}, false}, /* it has the store */
-        /* These may come from workers that only waited for those of another node. */
-        {{1, 124, false}, {1, 137, false}, false},
-        {{1, 137, false}, {1, 124, false}, false},
-        {{1, 74, false}, {1, 74, false}, false},
-        /* Unless they surely come from this one. */
-        {{1, 124, false, true}, {1, 124, false, true}, true},
-        {{1, 74, false, true}, {1, 137, false, false}, true},
-        {{0, 124, false, true}, {0, 124, false, true}, false},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cr_expect_eq(nd_restart_takes_out(&cases[i].before, &cases[i].now), cases[i].out, "%zu", i);
-    }
-}
-
 Test(restart, every_refusal_of_a_failure_has_a_reason)
 {
     for (int v = ND_RESTART_NOT_WORTH; v <= ND_RESTART_LEFT_BEHIND; v++) {
@@ -150,31 +124,6 @@ Test(restart, every_refusal_of_a_failure_has_a_reason)
     }
     cr_expect_null(nd_restart_reason(ND_RESTART_OFF));
     cr_expect_null(nd_restart_reason(ND_RESTART_ASKED));
-}
-
-Test(restart, the_line_says_where_the_time_went)
-{
-    const int64_t ms = 1000000;
-    char text[256];
-    nd_restart_times t = {.occurred = 1000 * ms,
-                          .seen = 1010 * ms,
-                          .ended = 1070 * ms,
-                          .started = 2070 * ms,
-                          .joined = 2870 * ms,
-                          .loaded = 3080 * ms,
-                          .first_step = 3330 * ms,
-                          .steps_before = 46,
-                          .steps_from = 40};
-    nd_restart_text(&t, text, sizeof text);
-    cr_expect_str_eq(text, "6 steps lost; 2.33 s: detect 0.01, stop 0.06, wait 1.00, start 0.80, "
-                           "load 0.21, first step 0.25");
-    t = (nd_restart_times){.occurred = 5, .seen = 3, .steps_before = 41, .steps_from = 40};
-    nd_restart_text(&t, text, sizeof text);
-    cr_expect_str_eq(text, "1 step lost; 0.00 s: detect 0.00, stop 0.00, wait 0.00, start 0.00, "
-                           "load 0.00, first step 0.00");
-    t.steps_before = 39; /* the checkpoint of the last step was the last thing that was done */
-    nd_restart_text(&t, text, sizeof text);
-    cr_expect_eq(strncmp(text, "0 steps lost;", 13), 0, "%s", text);
 }
 
 Test(restart, each_start_has_a_run_id_of_its_own)

@@ -89,7 +89,7 @@ Test(progress, the_jobs_part_survives_the_worker_that_wrote_it)
     cr_assert_str_eq(nd_progress_run_folder(&page), "");
     cr_assert_eq(nd_progress_first_step(&page), -1);
     cr_assert_eq(nd_progress_durable_step(&page), -1);
-    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_LOADED), 0);
+    cr_assert_eq(nd_progress_stepped_ns(&page), 0);
     pid_t child = fork();
     cr_assert_geq(child, 0);
     if (child == 0) {
@@ -100,7 +100,7 @@ Test(progress, the_jobs_part_survives_the_worker_that_wrote_it)
         }
         nd_progress_set_first_step(&own, 12);
         nd_progress_set_durable_step(&own, 16);
-        nd_progress_mark(&own, ND_MARK_FIRST_STEP);
+        nd_progress_set_stepped(&own);
         kill(getpid(), SIGKILL);
     }
     int status = 0;
@@ -109,11 +109,10 @@ Test(progress, the_jobs_part_survives_the_worker_that_wrote_it)
     cr_assert_str_eq(nd_progress_run_folder(&page), longest);
     cr_assert_eq(nd_progress_first_step(&page), 12);
     cr_assert_eq(nd_progress_durable_step(&page), 16);
-    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_LOADED), 0);
-    int64_t first = nd_progress_marked_ns(&page, ND_MARK_FIRST_STEP);
+    int64_t first = nd_progress_stepped_ns(&page);
     cr_assert(first > 0 && first <= nd_clock_ns());
-    nd_progress_mark(&page, ND_MARK_FIRST_STEP); /* the first call counts */
-    cr_assert_eq(nd_progress_marked_ns(&page, ND_MARK_FIRST_STEP), first);
+    nd_progress_set_stepped(&page); /* the first call counts */
+    cr_assert_eq(nd_progress_stepped_ns(&page), first);
     nd_progress_close(&page);
 }
 

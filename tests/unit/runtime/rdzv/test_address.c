@@ -71,3 +71,20 @@ Test(address, a_name_that_is_none)
     int count = 0;
     assert_fails(nd_address_resolve("no name", 1, addresses, &count), ND_ERR_IO, "no name");
 }
+
+static void expect_choice(const char *host, int nodes, const char *expected)
+{
+    char text[ND_ADDRESS_TEXT_MAX];
+    nd_address_choose(host, nodes, text);
+    cr_expect_str_eq(text, expected, "%s on %d nodes: %s", host, nodes, text);
+}
+
+Test(address, ranks_of_one_node_meet_on_loopback_and_others_where_the_name_leads)
+{
+    char first[ND_ADDRESS_TEXT_MAX];
+    expect_choice("192.0.2.7", 1, "127.0.0.1");
+    expect_choice("192.0.2.7", 2, "192.0.2.7");
+    nd_address_choose("nobody.invalid", 2, first); /* the first interface, or loopback alone */
+    cr_expect_neq(first[0], '\0');
+    expect_choice("127.0.1.1", 2, first); /* other hosts cannot reach it */
+}

@@ -26,7 +26,7 @@ static void setup(void)
                        .master_port = port_reserve(),
                        .run_id = "job"};
     assert_ok(nd_key_random(key));
-    assert_ok(nd_store_thread_start(&id, key, &store_thread));
+    assert_ok(nd_store_thread_start(&id, key, (nd_store_watch){0}, &store_thread));
 }
 
 static void teardown(void)

@@ -77,7 +77,7 @@ Test(identity, alone)
     assert_ok(nd_identity_read(&id));
     cr_assert_eq(id.source, ND_IDENTITY_SINGLE);
     cr_assert(id.rank == 0 && id.world_size == 1 && id.local_rank == 0 && id.local_world_size == 1);
-    cr_assert(id.key_fd == -1 && id.progress_fd == -1 && id.config_fd == -1);
+    cr_assert(id.key_fd == -1 && id.config_fd == -1 && !id.page.slots);
     cr_assert_neq(id.host[0], '\0');
 }
 
@@ -176,10 +176,10 @@ Test(identity, a_variable_that_is_missing)
 Test(identity, variables_that_contradict_each_other)
 {
     static const char *const bad[][3] = {
-        {"RANK", "8", "RANK=8 is not below WORLD_SIZE=8"},
-        {"LOCAL_RANK", "4", "LOCAL_RANK=4 is not below LOCAL_WORLD_SIZE=4"},
-        {"LOCAL_WORLD_SIZE", "9", "contradicts"},
-        {"RANK", "0", "contradicts"},
+        {"RANK", "8", "rank 8 of 8, local rank 1 of 4, which contradict each other"},
+        {"LOCAL_RANK", "4", "rank 5 of 8, local rank 4 of 4, which contradict each other"},
+        {"LOCAL_WORLD_SIZE", "9", "contradict"},
+        {"RANK", "0", "contradict"},
         {"RANK", "five", "RANK=five in the environment is not a number"},
         {"RANK", "5 ", "is not a number"},
         {"WORLD_SIZE", "-8", "WORLD_SIZE=-8 in the environment is outside of"},

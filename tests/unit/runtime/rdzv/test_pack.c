@@ -69,7 +69,7 @@ Test(pack, an_exchange_gives_the_same_bytes_either_way)
     static uint8_t own[BYTES], all[BYTES];
     const nd_identity one = {.world_size = 1, .local_world_size = 1, .nnodes = 1, .key_fd = -1};
     nd_store *store;
-    assert_ok(nd_store_open(&one, 10, &store));
+    assert_ok(nd_store_open(&one, 10, NULL, &store));
     for (uint64_t below = 1; below <= 256; below *= 4) {
         fill(own, BYTES, below);
         memset(all, 0xee, BYTES);

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "runtime/base/rng.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/server_state.h"
 #include "tests/support/tempdir.h"
 
@@ -15,7 +14,6 @@ typedef struct client {
     nd_peer *peer;
     nd_wire_parser answers;
     bool dropped;
-    char failed[ND_FAILURE_FIRST_MAX]; /* the first failure that it received */
 } client;
 
 static client clients[PEERS];
@@ -53,8 +51,7 @@ static void connect_client(int i)
 {
     nd_wire_parser_fini(&clients[i].answers); /* of a client that came before */
     nd_wire_parser_init(&clients[i].answers, ND_WIRE_LIMIT_MEMBER);
-    assert_ok(nd_server_connect(server, &(nd_server_caller){&clients[i], "10.0.0.9 port 7", 9}, now,
-                                &clients[i].peer));
+    assert_ok(nd_server_connect(server, &clients[i], "10.0.0.9 port 7", now, &clients[i].peer));
 }
 
 static void give(int i, nd_wire_buffer *out)
@@ -74,7 +71,7 @@ static void hello(int i, const char *version, const char *run, uint32_t epoch, n
     nd_wire_put_text(&out, version);
     nd_wire_put_text(&out, run);
     nd_wire_put_u32(&out, epoch);
-    nd_wire_put_u8(&out, (uint8_t)role);
+    nd_wire_put_u32(&out, role);
     nd_wire_put_u32(&out, (uint32_t)index);
     nd_wire_put_text(&out, "hosty");
     give(i, &out);
@@ -84,16 +81,7 @@ static nd_wire_frame answer(int i)
 {
     nd_wire_frame frame;
     assert_ok(nd_wire_next(&clients[i].answers, &frame));
-    if (frame.type != ND_WIRE_FAILED) {
-        return frame;
-    }
-    size_t count;
-    nd_wire_cursor cursor = nd_wire_body(&frame);
-    const uint8_t *text = nd_wire_get_blob(&cursor, &count);
-    cr_assert(nd_wire_finished(&cursor));
-    cr_assert_str_empty(clients[i].failed, "it is sent once");
-    snprintf(clients[i].failed, sizeof clients[i].failed, "%.*s", (int)count, (const char *)text);
-    return answer(i);
+    return frame;
 }
 
 static void join(int i)
@@ -182,9 +170,6 @@ Test(server, get_waits_for_set_and_ends_at_its_deadline)
     now += 2 * second;
     nd_server_tick(server, now);
     expect_error(0, ND_ERR_HANG, "nobody set the key 'other' within 3");
-    timeout_ms = 0;
-    request(0, ND_WIRE_GET, "other", NULL, 0);
-    expect_error(0, ND_ERR_DATA, "nobody has set the key");
     request(0, ND_WIRE_GET, "key", NULL, 0);
     cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
 }
@@ -282,41 +267,10 @@ Test(server, a_rank_that_left_ends_the_others_wait)
     expect_error(0, ND_ERR_IO, "rank 1 (hosty) left the job while others waited at 'meet'");
 }
 
-Test(server, the_first_lost_rank_stays_the_first_failure)
-{
-    char first[ND_FAILURE_FIRST_MAX];
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
-    nd_server_gone(server, clients[2].peer);
-    nd_server_gone(server, clients[1].peer);
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_not_null(strstr(first, "rank 2 (hosty) was lost"), "%s", first);
-    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-    cr_assert_str_eq(clients[0].failed, first, "it is sent without a request");
-}
-
-/* True: the key was new. */
-static bool set(int i, const char *key, const char *value)
+static void set(int i, const char *key, const char *value)
 {
     request(i, ND_WIRE_SET, key, value, strlen(value));
-    nd_wire_frame frame = answer(i);
-    cr_assert_eq(frame.type, ND_WIRE_DONE);
-    nd_wire_cursor cursor = nd_wire_body(&frame);
-    nd_wire_get_u32(&cursor);
-    return nd_wire_get_u8(&cursor) == 1;
-}
-
-/* Thousands of ranks are still joining when one of them fails. */
-Test(server, a_rank_that_joins_after_the_first_failure_is_told_of_it)
-{
-    open_server(2);
-    join(0);
-    cr_assert(set(0, ND_FAILURE_FIRST, "zero"));
-    join(1);
-    cr_assert_eq(answer(1).type, ND_WIRE_NONE);
-    cr_assert_str_eq(clients[1].failed, "zero");
+    cr_assert_eq(answer(i).type, ND_WIRE_DONE);
 }
 
 /* The store did not run for longer than the caller waited. */
@@ -325,7 +279,7 @@ Test(server, a_rank_may_give_up_a_wait_and_ask_again)
     open_server(2);
     join(0);
     request(0, ND_WIRE_GET, "never", NULL, 0);
-    cr_assert(set(0, ND_FAILURE_FIRST, "zero"));
+    set(0, "key", "zero");
     cr_assert_not(clients[0].dropped);
     now += 31 * second;
     nd_server_tick(server, now);
@@ -342,7 +296,7 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
     request(2, ND_WIRE_EXCHANGE, "meet", "x", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "a", 1);
     request(0, ND_WIRE_EXCHANGE, "meet", "b", 1);
-    cr_assert(set(0, "n", ""));
+    set(0, "n", "");
     cr_assert_not(clients[0].dropped);
     request(1, ND_WIRE_EXCHANGE, "meet", "c", 1);
     cr_assert_eq(answer(1).type, ND_WIRE_NONE);
@@ -415,63 +369,12 @@ Test(server, a_rank_may_give_up_a_result)
     request(0, ND_WIRE_EXCHANGE, "large", part, sizeof part);
     request(1, ND_WIRE_EXCHANGE, "large", other, sizeof other);
     cr_assert_eq(answer(0).type, ND_WIRE_SLICE);
-    cr_assert(set(0, "n", ""));
+    set(0, "n", "");
     nd_server_drained(server, clients[0].peer);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
     cr_assert_eq(answer(1).type, ND_WIRE_SLICE);
     nd_server_drained(server, clients[1].peer);
     cr_assert_eq(answer(1).type, ND_WIRE_SLICE, "the other gets all of it");
-}
-
-/* It closes the connections itself. */
-Test(server, a_store_that_ends_tells_nobody_of_lost_ranks)
-{
-    char first[ND_FAILURE_FIRST_MAX];
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
-    nd_server_end(server);
-    nd_server_gone(server, clients[1].peer);
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_str_empty(first);
-    cr_assert_eq(answer(2).type, ND_WIRE_NONE);
-    cr_assert_str_empty(clients[2].failed);
-}
-
-/* Nobody would report it: the store is in the process that was lost. */
-Test(server, the_loss_of_rank_0_is_told_to_nobody)
-{
-    char first[ND_FAILURE_FIRST_MAX];
-    open_server(2);
-    join(0);
-    join(1);
-    nd_server_gone(server, clients[0].peer);
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_not_null(strstr(first, "rank 0 (hosty) was lost"), "%s", first);
-    cr_assert_eq(answer(1).type, ND_WIRE_NONE);
-    cr_assert_str_empty(clients[1].failed);
-}
-
-Test(server, the_first_rank_that_claims_is_the_first_failure_until_it_has_printed_it)
-{
-    char first[ND_FAILURE_FIRST_MAX];
-    open_server(3);
-    for (int i = 0; i < 3; i++) {
-        join(i);
-    }
-    request(1, ND_WIRE_GET, ND_FAILURE_FIRST, NULL, 0); /* it waits */
-    cr_assert(set(2, ND_FAILURE_FIRST, "two"));
-    cr_assert_eq(answer(1).type, ND_WIRE_VALUE);
-    cr_assert_str_eq(clients[1].failed, "two");
-    cr_assert_not(set(0, ND_FAILURE_FIRST, "zero"));
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_str_eq(first, "two");
-    cr_assert_str_eq(clients[0].failed, "two");
-    cr_assert(nd_server_first_unprinted(server, 2));
-    cr_assert_not(nd_server_first_unprinted(server, 0));
-    cr_assert(set(2, ND_FAILURE_PRINTED, ""));
-    cr_assert_not(nd_server_first_unprinted(server, 2));
 }
 
 Test(server, hello_must_fit_version_job_epoch_and_place)
@@ -485,9 +388,9 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
         const char *words;
     } cases[] = {
         {"1.3", "job", 3, ND_WIRE_WORKER, 0, "rank 0 on hosty has version 1.3, the store has 1.2"},
-        {"1.2", "jab", 3, ND_WIRE_WORKER, 0, "two jobs share an endpoint"},
+        {"1.2", "jab", 3, ND_WIRE_WORKER, 0, "belongs to start 3 of job jab, this store to"},
         {"1.2", "job", 2, ND_WIRE_WORKER, 0,
-         "belongs to start 2 of job job, which is at start 3 now"},
+         "belongs to start 2 of job job, this store to start 3 of job job"},
         {"1.2", "job", 3, ND_WIRE_WORKER, 2, "outside of a world of 2"},
         {"1.2", "", 3, ND_WIRE_NODE, 2, "node rank 2 of hosty is outside of 1 to 1"},
         {"1.2", "", 3, ND_WIRE_NODE, 0, "outside of 1 to 1"},
@@ -522,11 +425,11 @@ Test(server, a_later_start_refuses_members_of_another_one)
         const char *words;
     } cases[] = {
         {"job", 3, ND_WIRE_WORKER,
-         "rank 1 on hosty belongs to start 3 of job job, which is at start 4"},
-        {"job.5", 5, ND_WIRE_WORKER, "belongs to start 5 of job job, which is at start 4"},
+         "rank 1 on hosty belongs to start 3 of job job, this store to start 4"},
+        {"job.5", 5, ND_WIRE_WORKER, "belongs to start 5 of job job.5, this store to start 4"},
         {"job", 3, ND_WIRE_NODE, "node 1 on hosty belongs to start 3 of job job"},
-        {"job", 4, ND_WIRE_WORKER, "two jobs share an endpoint"},
-        {"jobs.4", 4, ND_WIRE_WORKER, "two jobs share an endpoint"},
+        {"job", 4, ND_WIRE_WORKER, "this store to start 4 of job job.4"},
+        {"jobs.4", 4, ND_WIRE_WORKER, "this store to start 4 of job job.4"},
     };
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         connect_client(i);
@@ -605,17 +508,10 @@ Test(server, a_later_start_finds_the_store_empty)
     nd_server_tick(server, now);
     expect_error(2, ND_ERR_HANG, "nobody set the key 'k'");
     expect_error(3, ND_ERR_HANG, "nobody set the key 'late'");
-    char first[ND_FAILURE_FIRST_MAX];
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_str_eq(first, "");
     request(2, ND_WIRE_EXCHANGE, "meet", "bbb", 3);
     request(3, ND_WIRE_EXCHANGE, "meet", "ccc", 3);
     cr_assert_eq(answer(2).type, ND_WIRE_SLICE);
     cr_assert_eq(answer(3).type, ND_WIRE_SLICE);
-    /* A rank that is lost now is one of this start. */
-    nd_server_gone(server, clients[2].peer);
-    nd_server_first_failure(server, first, sizeof first);
-    cr_assert_not_null(strstr(first, "rank 0 (hosty) was lost"), "%s", first);
 }
 
 Test(server, values_have_an_end)
@@ -638,7 +534,7 @@ Test(server, values_have_an_end)
     }
     cr_assert_leq(taken * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
     cr_assert_gt((taken + 2) * (int64_t)sizeof value, ND_SERVER_VALUES_MAX);
-    cr_assert_not(set(1, "k0", ""), "it is set, and takes no more");
+    set(1, "k0", ""); /* it is set, and takes no more */
     request(1, ND_WIRE_SET, "one more", value, sizeof value);
     expect_error(1, ND_ERR_INTERNAL, "the store is full");
 }
@@ -648,17 +544,17 @@ Test(server, strangers_are_few_short_lived_and_brief)
     open_server(2);
     nd_peer *leaving;
     for (int i = 0; i < ND_STRANGERS_LEAST; i++) {
-        cr_assert(nd_server_has_room(server, false, now, &leaving));
+        cr_assert(nd_server_has_room(server, now, &leaving));
         connect_client(i);
     }
-    cr_assert_not(nd_server_has_room(server, false, now, &leaving));
+    cr_assert_not(nd_server_has_room(server, now, &leaving));
     cr_assert_null(leaving, "all have come only now");
     cr_assert(nd_server_sign(server, clients[0].peer, now));
-    cr_assert_not(nd_server_has_room(server, false, now + second / 10, &leaving));
+    cr_assert_not(nd_server_has_room(server, now + second / 10, &leaving));
     cr_assert_eq(leaving, clients[1].peer, "the oldest that is silent");
     cr_assert_not_null(strstr(notices, "it said nothing while others waited"));
     nd_server_gone(server, leaving);
-    cr_assert(nd_server_has_room(server, false, now + second / 10, &leaving));
+    cr_assert(nd_server_has_room(server, now + second / 10, &leaving));
     clients[1].dropped = true;
     static const uint8_t large[] = {1, 2, 0, 0, 1}; /* 513 bytes */
     nd_server_receive(server, clients[3].peer, large, sizeof large, now);

@@ -31,10 +31,9 @@ typedef struct rank_thread {
 
 static _Atomic int lost_ranks;
 
-static bool on_lost(void *context, const char *message, bool first)
+static void on_lost(void *context, const char *message)
 {
     atomic_fetch_add(&lost_ranks, strstr(message, "rank 2 ") != NULL);
-    return true;
 }
 
 /* Each function of the store once; the exchange takes several turns although it is packed. */
@@ -44,7 +43,7 @@ static nd_status talk(nd_store *store, int rank)
     static uint8_t own[RANKS][LARGE];
     char value[16] = "";
     size_t bytes = sizeof value;
-    ND_TRY(nd_store_set(store, "a key", "a value", 8, NULL));
+    ND_TRY(nd_store_set(store, "a key", "a value", 8));
     ND_TRY(nd_store_get(store, "a key", value, &bytes));
     for (int i = 0; i < LARGE; i++) {
         own[rank][i] = i + 1 == LARGE ? (uint8_t)(rank + 1)
@@ -76,10 +75,10 @@ static nd_status run_rank(const rank_thread *t)
                       .key_fd = -1};
     nd_store *store;
     int call = nd_call_limit_begin(t->limit, "the store", SECONDS, "nobody answers", 124);
-    nd_status status = nd_store_open(&id, SECONDS, &store);
+    const nd_store_watch watch = {.lost = on_lost};
+    nd_status status = nd_store_open(&id, SECONDS, &watch, &store);
     if (status == ND_OK) {
-        status = nd_store_watch(store, on_lost, NULL);
-        status = status == ND_OK ? talk(store, t->rank) : status;
+        status = talk(store, t->rank);
         if (t->lose && t->rank == LOST) {
             nd_store_abandon(store);
         } else {

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Ranks whose store runs in rank 0, a process of its own. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "runtime/rdzv/store.h"
+#include "tests/support/port.h"
+#include "tests/support/tempdir.h"
+
+enum { RANKS = 2, SECONDS = 60 };
+
+static tempdir dir;
+
+static void setup(void)
+{
+    tempdir_make(&dir);
+    setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
+}
+
+static void teardown(void)
+{
+    tempdir_remove(&dir);
+}
+
+TestSuite(store, .init = setup, .fini = teardown, .timeout = 120);
+
+static nd_identity identity_of(int rank, int port)
+{
+    return (nd_identity){.source = ND_IDENTITY_ENVIRONMENT,
+                         .rank = rank,
+                         .world_size = RANKS,
+                         .local_rank = rank,
+                         .local_world_size = RANKS,
+                         .nnodes = 1,
+                         .master_addr = "127.0.0.1",
+                         .master_port = port,
+                         .run_id = "store",
+                         .host = "here",
+                         .key_fd = -1};
+}
+
+static void say_lost(void *context, const char *message)
+{
+    (void)!write(*(int *)context, message, strlen(message));
+}
+
+/* A process that is rank 0 until it is killed. It writes "y" once its store is open, and the
+ * message about a lost rank. */
+static pid_t start_rank_0(int port, int *said)
+{
+    int ends[2];
+    cr_assert_eq(pipe(ends), 0);
+    pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+        nd_store *store = NULL;
+        const nd_identity id = identity_of(0, port);
+        const nd_store_watch watch = {say_lost, &ends[1]};
+        bool opened = nd_store_open(&id, SECONDS, &watch, &store) == ND_OK;
+        (void)!write(ends[1], opened ? "y" : "n", 1);
+        for (;;) {
+            pause();
+        }
+    }
+    close(ends[1]);
+    *said = ends[0];
+    char answer = 0;
+    cr_assert_eq(read(*said, &answer, 1), 1);
+    cr_assert_eq(answer, 'y');
+    return child;
+}
+
+static void end_rank_0(pid_t host, int said)
+{
+    kill(host, SIGKILL);
+    cr_assert_eq(waitpid(host, NULL, 0), host);
+    close(said);
+}
+
+static nd_store *open_rank_1(int port, const nd_store_watch *watch)
+{
+    nd_store *store = NULL;
+    const nd_identity id = identity_of(1, port);
+    assert_ok(nd_store_open(&id, SECONDS, watch, &store));
+    return store;
+}
+
+Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
+{
+    int said, port = port_reserve();
+    pid_t host = start_rank_0(port, &said);
+    nd_store *store = open_rank_1(port, NULL);
+    char value[8] = "";
+    size_t bytes = sizeof value;
+    cr_assert_eq(kill(host, SIGSTOP), 0);
+    cr_assert_eq(waitpid(host, NULL, WUNTRACED), host);
+    cr_expect_eq(nd_store_check(store, 0.1), ND_ERR_HANG);
+    cr_assert_eq(kill(host, SIGCONT), 0);
+    assert_ok(nd_store_set(store, "key", "value", 6));
+    assert_ok(nd_store_get(store, "key", value, &bytes));
+    cr_expect_str_eq(value, "value");
+    nd_store_abandon(store);
+    end_rank_0(host, said);
+}
+
+Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
+{
+    int said, port = port_reserve();
+    char text[200];
+    pid_t host = start_rank_0(port, &said);
+    nd_store_abandon(open_rank_1(port, NULL));
+    ssize_t n = read(said, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    cr_expect_str_eq(text, "rank 1 (here) was lost: it ended without a goodbye");
+    end_rank_0(host, said);
+}
+
+Test(store, the_others_hear_of_the_end_of_rank_0)
+{
+    int said, ends[2], port = port_reserve();
+    char text[200];
+    pid_t host = start_rank_0(port, &said);
+    cr_assert_eq(pipe(ends), 0);
+    nd_store *store = open_rank_1(port, &(nd_store_watch){say_lost, &ends[1]});
+    end_rank_0(host, said);
+    ssize_t n = read(ends[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    cr_expect_not_null(strstr(text, "rank 0, which hosts the store, was lost"), "%s", text);
+    nd_store_abandon(store);
+}
