@@ -437,61 +437,18 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *p)
     return (nd_flat_range){segment->shard_offset + begin, segment->shard_offset + end, p->decay};
 }
 
-static bool is_any(const nd_param *p)
-{
-    return true;
-}
-
-static bool is_replicated(const nd_param *p)
-{
-    return p->split == ND_SPLIT_NONE;
-}
-
-static bool is_copied(const nd_param *p)
-{
-    return p->split != ND_SPLIT_NONE && p->copies > 1;
-}
-
-static bool is_owned(const nd_param *p)
-{
-    return p->owned;
-}
-
-/* The ranges of this rank's state that hold such parameters. */
-static nd_status collect_ranges(const nd_layout *layout, bool (*is_such)(const nd_param *),
-                                nd_flat_range **out, int *count)
+nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
 {
     nd_flat_range *ranges = NULL;
     int n = 0;
     ND_TRY(ND_ALLOC(layout->param_count, &ranges));
     for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        nd_flat_range range = nd_layout_shard_range(layout, p);
-        if (range.begin < range.end && is_such(p)) {
+        nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
+        if (range.begin < range.end) {
             ranges[n++] = range;
         }
     }
     *out = ranges;
     *count = n;
     return ND_OK;
-}
-
-nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
-{
-    return collect_ranges(layout, is_any, out, count);
-}
-
-nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
-{
-    return collect_ranges(layout, is_replicated, out, count);
-}
-
-nd_status nd_layout_copied_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
-{
-    return collect_ranges(layout, is_copied, out, count);
-}
-
-nd_status nd_layout_owned_ranges(const nd_layout *layout, nd_flat_range **out, int *count)
-{
-    return collect_ranges(layout, is_owned, out, count);
 }

@@ -280,7 +280,7 @@ nd_dims nd_dims_of_rows(nd_dims dims, const nd_mesh *mesh, int64_t tokens);
  * Several ranks of tp may hold the same block of a tensor: all of them where tp does not split it,
  * and adjacent ranks the same heads of K and V, with their biases, where the KV heads cannot be cut
  * into as many parts (nd_shape_kv_copies). Such copies have the same bits: each reads them, their
- * gradients are added up over the copies (gradsync.h), and each updates them. The first copy is the
+ * gradients are added up over the copies (fsdp.h), and each updates them. The first copy is the
  * owner: it alone saves them and counts them in norms.
  */
 typedef enum nd_param_id {
@@ -455,12 +455,6 @@ nd_flat_range nd_layout_shard_range(const nd_layout *layout, const nd_param *par
 /* Ranges of the flat state arrays with their weight decay, for the optimizer; owned by the
  * caller. */
 nd_status nd_layout_decay_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
-
-/* The same of parameters that tp does not split (norms); that it splits, and of which several ranks
- * have copies; and that this rank owns. */
-nd_status nd_layout_replicated_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
-nd_status nd_layout_copied_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
-nd_status nd_layout_owned_ranges(const nd_layout *layout, nd_flat_range **out, int *count);
 
 /* linears: those of a block, in module order */
 

@@ -211,12 +211,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->stage = &m->layout->stages[0];
     /* plan_head, and forward and backward below, take the stage for the whole model. */
     ND_ASSERT(m->layout->stage_count == 1 && m->stage->embeds && m->stage->has_head);
-    const nd_fsdp_options fsdp = {.rank = rank,
-                                  .layout = m->layout,
-                                  .scales = &m->scales,
-                                  .act = m->dims.act,
-                                  .forward_only = o->forward_only};
-    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, &fsdp, plan));
+    ND_TRY_OUT(nd_fsdp_init(&m->fsdp, rank, m->layout, &m->scales, o->forward_only, plan));
     ND_TRY_OUT(nd_linears_create(m, &fp8));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));

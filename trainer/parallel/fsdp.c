@@ -11,17 +11,6 @@ static int64_t unit_count(const nd_unit *unit)
     return unit ? unit->segments[ND_SEGMENT_HP].count + unit->segments[ND_SEGMENT_FP8].count : 0;
 }
 
-static int64_t hp_count(const nd_unit *unit)
-{
-    return unit ? unit->segments[ND_SEGMENT_HP].count : 0;
-}
-
-static int block_slots(const nd_fsdp *fsdp)
-{
-    int blocks = fsdp->layout->block_count;
-    return fsdp->resident || blocks < ND_FSDP_BLOCK_SLOTS ? blocks : ND_FSDP_BLOCK_SLOTS;
-}
-
 /* Elements of a segment in slot `s` of the blocks: those of its block or, where blocks share slots,
  * of the largest block, since a filter may leave a linear of one block in BF16. */
 static int64_t block_slot_count(const nd_fsdp *fsdp, nd_segment_kind kind, int s)
@@ -56,7 +45,7 @@ static void plan_state(nd_fsdp *fsdp, bool forward_only, nd_memplan *plan)
 static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
     static const char *const names[] = {"decoder blocks", "decoder blocks, fp8 codes"};
-    const int slots = block_slots(fsdp);
+    const int slots = fsdp->slot_count - 2;
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         const size_t width = fsdp->aliased ? 0 : nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
         int64_t all = 0, before = 0;
@@ -74,14 +63,14 @@ static void plan_block_weights(nd_fsdp *fsdp, nd_memplan *plan)
 static void plan_weights(nd_fsdp *fsdp, nd_memplan *plan)
 {
     const nd_layout *layout = fsdp->layout;
-    nd_weight_slot *head = &fsdp->slots[block_slots(fsdp)], *embedding = head + 1;
+    nd_weight_slot *head = &fsdp->slots[fsdp->slot_count - 2], *embedding = head + 1;
     size_t width = fsdp->aliased ? 0 : nd_dtype_size(fsdp->act);
     plan_block_weights(fsdp, plan);
     nd_memplan_want(plan, ND_MEM_WEIGHTS, "embedding",
-                    bytes_of(hp_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)), width),
+                    bytes_of(unit_count(nd_layout_unit(layout, ND_UNIT_EMBEDDING, -1)), width),
                     &embedding->data[ND_SEGMENT_HP]);
     nd_memplan_want(plan, ND_MEM_WEIGHTS, "norm and head",
-                    bytes_of(hp_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)), width),
+                    bytes_of(unit_count(nd_layout_unit(layout, ND_UNIT_HEAD, -1)), width),
                     &head->data[ND_SEGMENT_HP]);
 }
 
@@ -96,15 +85,6 @@ size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp)
     return bytes;
 }
 
-static bool has_kept_codes(const nd_fsdp *fsdp)
-{
-    bool any = false;
-    for (int u = 0; u < fsdp->layout->unit_count; u++) {
-        any |= nd_fsdp_measures(fsdp, &fsdp->layout->units[u]);
-    }
-    return any;
-}
-
 /* What a model without master weights has in their place. */
 static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
 {
@@ -112,11 +92,13 @@ static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
                                         "decoder blocks, shards of codes"};
     const nd_layout *layout = fsdp->layout;
     int64_t landing = 0;
+    bool codes = false;
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         int64_t blocks = 0;
         for (int u = 0; u < layout->unit_count; u++) {
             const nd_segment *segment = &layout->units[u].segments[kind];
             landing = nd_max(landing, segment->shard_count);
+            codes |= kind == ND_SEGMENT_FP8 && segment->count > 0;
             blocks += layout->units[u].kind == ND_UNIT_BLOCK ? segment->shard_count : 0;
         }
         size_t width = nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
@@ -127,7 +109,7 @@ static void plan_kept(nd_fsdp *fsdp, nd_memplan *plan)
     fsdp->landing_count = fsdp->converts ? nd_min(landing, ND_FSDP_PIECE) : 0;
     nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read",
                     bytes_of(fsdp->landing_count, sizeof *fsdp->landing), &fsdp->landing);
-    const bool rounds = has_kept_codes(fsdp) && fsdp->scales->from_bf16;
+    const bool rounds = fsdp->converts && codes && fsdp->scales->from_bf16;
     nd_memplan_want(plan, ND_MEM_SCRATCH, "weights as they are read, in bf16",
                     rounds ? bytes_of(fsdp->landing_count, sizeof *fsdp->rounded) : 0,
                     &fsdp->rounded);
@@ -167,25 +149,26 @@ static void plan_gradients(nd_fsdp *fsdp, nd_memplan *plan)
     }
 }
 
-nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *o, nd_memplan *plan)
+nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
+                       bool forward_only, nd_memplan *plan)
 {
-    nd_layout *layout = o->layout;
-    *fsdp = (nd_fsdp){
-        .rank = o->rank, .layout = layout, .scales = o->scales, .act = o->act, .version = 1};
-    fsdp->aliased = layout->shards == 1 && o->act == ND_DTYPE_F32;
-    const bool fp8 = o->scales && o->scales->recipe.name;
+    const bool f32 = rank->config->train.precision == ND_PRECISION_FP32;
+    const bool fp8 = scales && scales->recipe.name;
+    *fsdp = (nd_fsdp){.rank = rank, .layout = layout, .scales = scales, .version = 1};
+    fsdp->act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+    fsdp->aliased = layout->shards == 1 && f32;
     /* Delayed scales follow from master weights. */
-    fsdp->converts =
-        o->forward_only && o->act == ND_DTYPE_BF16 && (!fp8 || o->scales->weights_kept);
+    fsdp->converts = forward_only && !f32 && (!fp8 || scales->weights_kept);
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->released));
     ND_TRY(ND_ALLOC(layout->param_count, &fsdp->zeroed));
-    if (o->rank->mesh.size[ND_AXIS_TP] > 1) {
-        ND_TRY(nd_layout_replicated_ranges(layout, &fsdp->replicated, &fsdp->replicated_count));
-    }
-    ND_TRY(ND_ALLOC(layout->unit_count + fsdp->replicated_count, &fsdp->sums));
-    plan_state(fsdp, o->forward_only, plan);
-    if (!o->forward_only) {
+    ND_TRY(ND_ALLOC(layout->unit_count + layout->param_count, &fsdp->sums));
+    plan_state(fsdp, forward_only, plan);
+    if (!forward_only) {
         plan_gradients(fsdp, plan);
+    }
+    for (int i = 0; i < layout->param_count && !forward_only; i++) {
+        const nd_flat_range range = nd_fsdp_summed_over_tp(fsdp, &layout->params[i]);
+        fsdp->packed_count += range.end - range.begin;
     }
     return ND_OK;
 }
@@ -195,9 +178,11 @@ nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan)
     const nd_layout *layout = fsdp->layout;
     fsdp->resident =
         (layout->shards == 1 && !shares) || !fsdp->rank->config->parallel.reshard_after_forward;
-    int slots = block_slots(fsdp), blocks = 0;
+    const bool shared = !fsdp->resident && layout->block_count > ND_FSDP_BLOCK_SLOTS;
+    const int slots = shared ? ND_FSDP_BLOCK_SLOTS : layout->block_count;
+    int blocks = 0;
     fsdp->slot_count = slots + 2; /* head, embedding */
-    fsdp->blocks_share = slots < layout->block_count;
+    fsdp->blocks_share = shared;
     ND_TRY(ND_ALLOC(fsdp->slot_count, &fsdp->slots));
     ND_TRY(ND_ALLOC(layout->unit_count, &fsdp->slot_of_unit));
     for (int u = 0; u < layout->unit_count; u++) {
@@ -206,6 +191,8 @@ nd_status nd_fsdp_plan_weights(nd_fsdp *fsdp, bool shares, nd_memplan *plan)
                                 : kind == ND_UNIT_HEAD ? slots
                                                        : slots + 1;
     }
+    nd_memplan_want(plan, ND_MEM_SCRATCH, "tp: replicated gradients",
+                    bytes_of(fsdp->packed_count, 4), &fsdp->packed);
     plan_weights(fsdp, plan);
     plan_kept(fsdp, plan);
     return ND_OK;
@@ -217,7 +204,6 @@ void nd_fsdp_fini(nd_fsdp *fsdp)
     free(fsdp->slot_of_unit);
     free(fsdp->released);
     free(fsdp->zeroed);
-    free(fsdp->replicated);
     free(fsdp->sums);
     *fsdp = (nd_fsdp){0};
 }

@@ -9,7 +9,7 @@
  * (its buffer may be reused). Gradients: grad_acquire (a buffer for the unit's unsharded gradient)
  * -> the model writes them -> grad_release (begins the reduce-scatter) -> grad_finish before the
  * optimizer. Behind the last micro-batch each unit's shard is also summed over dp_replicate (HSDP),
- * while the backward goes on.
+ * while the backward goes on. nd_fsdp_grad_reduce ends these sums and makes the others.
  *
  * reshard_after_forward true: blocks share two buffers (ZeRO-3), even blocks one and odd blocks the
  * other. Adjacent blocks are never in the same buffer, and a block is in the same buffer in every
@@ -77,24 +77,18 @@ typedef struct nd_fsdp {
     int *released; /* [units]: micro-batches of this step whose gradient the accumulator holds */
     bool *zeroed;  /* [params]: with one shard, the accumulator was zeroed in this step */
     /* Sums over replicas. */
-    int micros;                /* of a step, after which a unit's sum begins; 0: it never does */
-    nd_flat_range *replicated; /* of the shard: parameters that tp sums first; none where tp is 1 */
-    int replicated_count;
-    nd_exchange *sums; /* [units + replicated_count], begun */
+    int micros;        /* of a step, after which a unit's sum begins; 0: it never does */
+    nd_exchange *sums; /* [units + params], begun */
     int sum_count;
+    float *packed; /* (packed_count): gradients that nd_fsdp_summed_over_tp finds */
+    int64_t packed_count;
 } nd_fsdp;
 
-typedef struct nd_fsdp_options {
-    nd_rank *rank; /* borrowed, as are layout and scales */
-    nd_layout *layout;
-    nd_scales *scales;
-    nd_dtype act;
-    bool forward_only; /* weights alone, in the compute dtype: no gradients, no moments, and no
-                          call that needs them */
-} nd_fsdp_options;
-
-/* Wants the memory of shards and gradients. The options are not kept. */
-nd_status nd_fsdp_init(nd_fsdp *fsdp, const nd_fsdp_options *options, nd_memplan *plan);
+/* Wants the memory of shards and gradients. Rank, layout and scales (NULL: no FP8) are borrowed.
+ * forward_only: weights alone, in the compute dtype: no gradients, no moments, and no call that
+ * needs them. */
+nd_status nd_fsdp_init(nd_fsdp *fsdp, nd_rank *rank, nd_layout *layout, nd_scales *scales,
+                       bool forward_only, nd_memplan *plan);
 /* Bytes of the gathered weights where every unit has its own buffer. */
 size_t nd_fsdp_own_bytes(const nd_fsdp *fsdp);
 /* After init and before the first gather: chooses the slots of gathered weights and wants their
@@ -116,15 +110,13 @@ enum { ND_FSDP_PIECE = 1 << 22 };
 nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
                       const float *values);
 /*
- * Whether a unit has FP8 weights that are measured before they are put. All of them are: begin,
- * then nd_fsdp_measure of the same elements that are put later, each time whole rows or a part of
- * one, then settle, which is collective and gives the scales.
+ * Whether a unit has FP8 weights that are measured before they are put. All of them are, between
+ * nd_scales_begin_weights and nd_scales_settle_weights of its layer: nd_fsdp_measure of the same
+ * elements that are put later, each time whole rows or a part of one.
  */
 bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit);
-nd_status nd_fsdp_measure_begin(nd_fsdp *fsdp, const nd_unit *unit);
 nd_status nd_fsdp_measure(nd_fsdp *fsdp, const nd_param *param, int64_t begin, int64_t count,
                           const float *values);
-nd_status nd_fsdp_measure_settle(nd_fsdp *fsdp, const nd_unit *unit);
 /* Without master weights: this rank's shard of a unit's segment, as it is gathered. */
 void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind);
 /* Bytes of an element of a segment, as it is gathered: act, or codes. */
@@ -173,8 +165,19 @@ nd_status nd_fsdp_grad_zero_if_fresh(nd_fsdp *fsdp, nd_param_id id, int64_t laye
 nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit);
 /* All reduce-scatters of this micro-batch are complete and added up. */
 nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp);
-/* Ends the step's sums over replicas. They are of all parameters but `replicated`. */
-nd_status nd_fsdp_sums_finish(nd_fsdp *fsdp);
+/*
+ * The rest of a step's gradient synchronisation:
+ *
+ *  1. HSDP: the sums over dp_replicate that began unit by unit end
+ *  2. KV heads of which several tp ranks have copies (each rank saw only its queries): summed over
+ *     the copies in the order of their ranks, so that all get the same bits
+ *  3. norms, and biases that tp does not split (each tp rank saw only its tokens): packed, summed
+ *     over tp, then over dp_replicate; with tp 1 they are among those of 1
+ */
+nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp);
+/* *squares, on the device, becomes the square of the gradient's global L2 norm, the same number on
+ * every rank: every element is counted once whatever the mesh, by the rank that owns it. */
+nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares);
 
 /* Whether the unit's buffer never holds another unit, so that it is gathered once for each version
  * of the weights. */
@@ -182,8 +185,10 @@ bool nd_fsdp_has_own_slot(const nd_fsdp *fsdp, const nd_unit *unit);
 /* The slot that holds the unit's current weights, or NULL: its buffers are part of the key of a
  * block's CUDA graphs. */
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit);
-/* A view of the adjacent parameters first..last of one segment, whose buffer is `base`; for this
- * folder's files. */
+/* For this folder's files: what the shard has of a parameter whose gradient is summed over tp
+ * first; and a view of the adjacent parameters first..last of one segment, whose buffer is `base`.
+ */
+nd_flat_range nd_fsdp_summed_over_tp(const nd_fsdp *fsdp, const nd_param *param);
 nd_tensor nd_fsdp_view(const nd_layout *layout, nd_param_id first, nd_param_id last, int64_t layer,
                        void *base, nd_dtype dtype);
 

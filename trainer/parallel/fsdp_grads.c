@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Gradients: a unit's unsharded buffer, its reduce-scatters, the sums over micro-batches and over
- * replicas. */
+/* Gradients: a unit's unsharded buffer, its reduce-scatters, the sums over micro-batches, replicas
+ * and tp, and their norm. */
 #include "trainer/parallel/fsdp.h"
 
 void nd_fsdp_begin_step(nd_fsdp *fsdp, int micros)
@@ -21,19 +21,22 @@ static bool sharded(const nd_fsdp *fsdp)
 
 static nd_grad_slot *grad_slot_of(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    for (int s = 0; s <= ND_FSDP_BLOCK_SLOTS; s++) {
-        if (fsdp->grad_slots[s].unit == unit) {
-            return (nd_grad_slot *)&fsdp->grad_slots[s];
-        }
-    }
-    return NULL;
+    const bool block = unit->kind == ND_UNIT_BLOCK;
+    const int s = block ? unit->index % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS;
+    return (nd_grad_slot *)&fsdp->grad_slots[s];
+}
+
+nd_flat_range nd_fsdp_summed_over_tp(const nd_fsdp *fsdp, const nd_param *p)
+{
+    const bool sums = p->split == ND_SPLIT_NONE && fsdp->rank->mesh.size[ND_AXIS_TP] > 1;
+    return sums ? nd_layout_shard_range(fsdp->layout, p) : (nd_flat_range){0};
 }
 
 static nd_status begin_sum(nd_fsdp *fsdp, int64_t begin, int64_t end)
 {
     nd_rank *r = fsdp->rank;
     if (begin < end) {
-        ND_ASSERT(fsdp->sum_count < fsdp->layout->unit_count + fsdp->replicated_count);
+        ND_ASSERT(fsdp->sum_count < fsdp->layout->unit_count + fsdp->layout->param_count);
         ND_RUN(r, ND_TRACE_COMMUNICATION,
                nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_DP_REPLICATE], &r->stream,
                                   fsdp->grad + begin, end - begin, ND_DTYPE_F32, ND_REDOP_SUM,
@@ -46,11 +49,11 @@ static nd_status sum_over_replicas(nd_fsdp *fsdp, const nd_unit *unit)
 {
     int64_t at = unit->shard_offset;
     const int64_t end = at + unit->shard_count;
-    for (int i = 0; i < fsdp->replicated_count; i++) {
-        const nd_flat_range *range = &fsdp->replicated[i];
-        if (range->begin >= at && range->begin < end) {
-            ND_TRY(begin_sum(fsdp, at, range->begin));
-            at = range->end;
+    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
+        const nd_flat_range range = nd_fsdp_summed_over_tp(fsdp, &fsdp->layout->params[i]);
+        if (range.begin < range.end) {
+            ND_TRY(begin_sum(fsdp, at, range.begin));
+            at = range.end;
         }
     }
     return begin_sum(fsdp, at, end);
@@ -62,7 +65,7 @@ static nd_status added_up(nd_fsdp *fsdp, const nd_unit *unit)
     return fsdp->released[unit->index] == fsdp->micros ? sum_over_replicas(fsdp, unit) : ND_OK;
 }
 
-nd_status nd_fsdp_sums_finish(nd_fsdp *fsdp)
+static nd_status finish_sums(nd_fsdp *fsdp)
 {
     for (int u = 0; u < fsdp->layout->unit_count; u++) {
         if (fsdp->released[u] < fsdp->micros) { /* it has not begun */
@@ -105,9 +108,7 @@ nd_status nd_fsdp_grad_acquire(nd_fsdp *fsdp, const nd_unit *unit)
     if (!sharded(fsdp)) {
         return ND_OK;
     }
-    bool block = unit->kind == ND_UNIT_BLOCK;
-    nd_grad_slot *slot =
-        &fsdp->grad_slots[block ? unit->index % ND_FSDP_BLOCK_SLOTS : ND_FSDP_BLOCK_SLOTS];
+    nd_grad_slot *slot = grad_slot_of(fsdp, unit);
     ND_TRY(finish_slot(fsdp, slot));
     ND_ASSERT(!slot->unit);
     slot->unit = unit;
@@ -120,7 +121,7 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
     const nd_param *p = nd_layout_param(fsdp->layout, first, layer);
     const nd_segment *segments = p->unit->segments;
     nd_grad_slot *slot = grad_slot_of(fsdp, p->unit);
-    ND_ASSERT(slot || !sharded(fsdp));
+    ND_ASSERT(slot->unit == p->unit || !sharded(fsdp));
     float *base = sharded(fsdp) ? slot->data : fsdp->grad + segments[ND_SEGMENT_HP].shard_offset;
     base += p->segment == ND_SEGMENT_FP8 ? segments[ND_SEGMENT_HP].count : 0;
     return nd_fsdp_view(fsdp->layout, first, last, layer, base, ND_DTYPE_F32);
@@ -129,7 +130,7 @@ nd_tensor nd_fsdp_grad(const nd_fsdp *fsdp, nd_param_id first, nd_param_id last,
 static bool is_fresh(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     const nd_grad_slot *slot = grad_slot_of(fsdp, unit);
-    return sharded(fsdp) ? !slot || slot->fresh : fsdp->released[unit->index] == 0;
+    return sharded(fsdp) ? slot->unit != unit || slot->fresh : fsdp->released[unit->index] == 0;
 }
 
 float nd_fsdp_grad_beta(const nd_fsdp *fsdp, const nd_unit *unit)
@@ -189,4 +190,69 @@ nd_status nd_fsdp_grad_finish(nd_fsdp *fsdp)
         ND_TRY(finish_slot(fsdp, &fsdp->grad_slots[s]));
     }
     return ND_OK;
+}
+
+static nd_status copy_packed(nd_fsdp *fsdp, bool pack)
+{
+    float *at = fsdp->packed;
+    for (int i = 0; i < fsdp->layout->param_count; i++) {
+        const nd_flat_range range = nd_fsdp_summed_over_tp(fsdp, &fsdp->layout->params[i]);
+        const int64_t count = range.end - range.begin;
+        float *grad = fsdp->grad + range.begin;
+        if (count > 0) {
+            ND_TRY(nd_copy(&fsdp->rank->stream, pack ? at : grad, pack ? grad : at,
+                           (size_t)count * sizeof *at));
+        }
+        at += count;
+    }
+    return ND_OK;
+}
+
+static nd_status reduce_packed(nd_fsdp *fsdp)
+{
+    static const nd_group_kind over[] = {ND_GROUP_TP, ND_GROUP_DP_REPLICATE};
+    ND_TRY(copy_packed(fsdp, true));
+    for (int i = 0; i < 2; i++) {
+        ND_TRY(nd_all_reduce(fsdp->rank, over[i], fsdp->packed, fsdp->packed_count, ND_DTYPE_F32,
+                             ND_REDOP_SUM));
+    }
+    return copy_packed(fsdp, false);
+}
+
+static nd_status reduce_copies(nd_fsdp *fsdp)
+{
+    nd_rank *r = fsdp->rank;
+    ND_ASSERT(r->groups.by_kind[ND_GROUP_KV_COPIES]->size ==
+              nd_shape_kv_copies(&r->shape, r->mesh.size[ND_AXIS_TP]));
+    for (int i = 0; i < fsdp->layout->param_count; i++) {
+        const nd_param *p = &fsdp->layout->params[i];
+        const nd_flat_range range = nd_layout_shard_range(fsdp->layout, p);
+        if (p->split != ND_SPLIT_NONE && p->copies > 1) {
+            ND_TRY(nd_all_reduce(r, ND_GROUP_KV_COPIES, fsdp->grad + range.begin,
+                                 range.end - range.begin, ND_DTYPE_F32, ND_REDOP_SUM));
+        }
+    }
+    return ND_OK;
+}
+
+nd_status nd_fsdp_grad_reduce(nd_fsdp *fsdp)
+{
+    ND_TRY(finish_sums(fsdp));
+    ND_TRY(reduce_copies(fsdp));
+    return fsdp->packed_count > 0 ? reduce_packed(fsdp) : ND_OK;
+}
+
+nd_status nd_fsdp_grad_squares(nd_fsdp *fsdp, double *squares)
+{
+    nd_rank *r = fsdp->rank;
+    ND_TRY(nd_zero(&r->stream, squares, sizeof *squares));
+    for (int i = 0; i < fsdp->layout->param_count; i++) {
+        const nd_param *p = &fsdp->layout->params[i];
+        const nd_flat_range range = nd_layout_shard_range(fsdp->layout, p);
+        if (p->owned && range.begin < range.end) {
+            ND_OP(r, ND_TRACE_OPTIMIZER, sum_squares, .out = squares, .x = fsdp->grad + range.begin,
+                  .count = range.end - range.begin);
+        }
+    }
+    return nd_all_reduce(r, ND_GROUP_MODEL, squares, 1, ND_DTYPE_F64, ND_REDOP_SUM);
 }

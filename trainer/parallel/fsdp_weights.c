@@ -38,19 +38,8 @@ void nd_fsdp_weights_updated(nd_fsdp *fsdp)
 
 nd_weight_slot *nd_fsdp_slot_holding(const nd_fsdp *fsdp, const nd_unit *unit)
 {
-    for (int s = 0; s < fsdp->slot_count; s++) {
-        if (fsdp->slots[s].unit == unit && fsdp->slots[s].version == fsdp->version) {
-            return &fsdp->slots[s];
-        }
-    }
-    return NULL;
-}
-
-/* The unit's buffer; NULL while another unit uses it. */
-static nd_weight_slot *slot_for(nd_fsdp *fsdp, const nd_unit *unit)
-{
     nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit->index]];
-    return nd_fsdp_has_own_slot(fsdp, unit) || (!slot->held && !slot->pending) ? slot : NULL;
+    return slot->unit == unit && slot->version == fsdp->version ? slot : NULL;
 }
 
 /* Casts this rank's part of the unit's codes, each weight with its own scale. */
@@ -96,11 +85,6 @@ static void *part_in(const nd_fsdp *fsdp, const nd_weight_slot *slot, const nd_u
                   unit->segments[kind].shard_count * fsdp->layout->shard_index);
 }
 
-static void *own_part(const nd_fsdp *fsdp, const nd_weight_slot *slot, nd_segment_kind kind)
-{
-    return part_in(fsdp, slot, slot->unit, kind);
-}
-
 void *nd_fsdp_kept(const nd_fsdp *fsdp, const nd_unit *unit, nd_segment_kind kind)
 {
     int64_t before = 0;
@@ -139,16 +123,6 @@ static void *kept_at(const nd_fsdp *fsdp, const nd_param *p, int64_t begin)
 bool nd_fsdp_measures(const nd_fsdp *fsdp, const nd_unit *unit)
 {
     return fsdp->converts && unit->segments[ND_SEGMENT_FP8].count > 0;
-}
-
-nd_status nd_fsdp_measure_begin(nd_fsdp *fsdp, const nd_unit *unit)
-{
-    return nd_scales_begin_weights(fsdp->scales, unit->layer);
-}
-
-nd_status nd_fsdp_measure_settle(nd_fsdp *fsdp, const nd_unit *unit)
-{
-    return nd_scales_settle_weights(fsdp->scales, unit->layer);
 }
 
 /* Loaded values of an FP8 weight, as its codes are made from them. */
@@ -203,7 +177,7 @@ nd_status nd_fsdp_put(nd_fsdp *fsdp, const nd_param *p, int64_t begin, int64_t c
 static nd_status cast_own_part(nd_fsdp *fsdp, nd_weight_slot *slot, nd_segment_kind kind)
 {
     const nd_segment *segment = &slot->unit->segments[kind];
-    void *own = own_part(fsdp, slot, kind);
+    void *own = part_in(fsdp, slot, slot->unit, kind);
     if (fsdp->converts) {
         const void *kept = nd_fsdp_kept(fsdp, slot->unit, kind);
         const size_t width = nd_dtype_size(nd_fsdp_gathered_dtype(fsdp, kind));
@@ -228,15 +202,15 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
 {
     nd_rank *r = fsdp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_DP_SHARD_CP];
-    const nd_segment *segments = slot->unit->segments;
+    const nd_unit *unit = slot->unit;
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
-        if (segments[kind].count > 0) {
+        if (unit->segments[kind].count > 0) {
             ND_RUN(r, ND_TRACE_COMMUNICATION,
                    nd_comm_all_gather(comm, &r->stream,
-                                      &(nd_comm_args){.send = own_part(fsdp, slot, kind),
+                                      &(nd_comm_args){.send = part_in(fsdp, slot, unit, kind),
                                                       .recv = slot->data[kind],
-                                                      .count = segments[kind].shard_count,
+                                                      .count = unit->segments[kind].shard_count,
                                                       .dtype = nd_fsdp_gathered_dtype(fsdp, kind)},
                                       &slot->gathered[kind]));
         }
@@ -281,18 +255,16 @@ nd_status nd_fsdp_prefetch(nd_fsdp *fsdp, const nd_unit *unit)
     if (!unit || nd_fsdp_slot_holding(fsdp, unit)) {
         return ND_OK;
     }
-    nd_weight_slot *slot = slot_for(fsdp, unit);
-    return slot ? begin_gather(fsdp, slot, unit) : ND_OK;
+    nd_weight_slot *slot = &fsdp->slots[fsdp->slot_of_unit[unit->index]];
+    const bool in_use = !nd_fsdp_has_own_slot(fsdp, unit) && (slot->held || slot->pending);
+    return in_use ? ND_OK : begin_gather(fsdp, slot, unit);
 }
 
 nd_status nd_fsdp_acquire(nd_fsdp *fsdp, const nd_unit *unit)
 {
+    ND_TRY(nd_fsdp_prefetch(fsdp, unit));
     nd_weight_slot *slot = nd_fsdp_slot_holding(fsdp, unit);
-    if (!slot) {
-        slot = slot_for(fsdp, unit);
-        ND_ASSERT(slot); /* the caller releases a block before it acquires the next but one */
-        ND_TRY(begin_gather(fsdp, slot, unit));
-    }
+    ND_ASSERT(slot); /* the caller releases a block before it acquires the next but one */
     if (slot->pending) {
         ND_TRY(finish_gather(fsdp, slot));
     }

@@ -6,7 +6,7 @@ static nd_comm *tp_comm(const nd_rank *rank)
     return rank->groups.by_kind[ND_GROUP_TP];
 }
 
-static nd_tensor full_view(const nd_rank *rank, nd_tensor local, void *buffer)
+nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
 {
     int size = tp_comm(rank)->size;
     return size == 1 ? local
@@ -16,7 +16,7 @@ static nd_tensor full_view(const nd_rank *rank, nd_tensor local, void *buffer)
 nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_exchange *later,
                        nd_tensor *full)
 {
-    nd_tensor out = full_view(rank, local, buffer);
+    nd_tensor out = nd_tp_partial(rank, local, buffer);
     ND_RUN(rank, ND_TRACE_COMMUNICATION,
            nd_comm_all_gather(tp_comm(rank), &rank->stream,
                               &(nd_comm_args){.send = local.data,
@@ -26,11 +26,6 @@ nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_exchange
                               later ? &later->done : NULL));
     *full = out;
     return ND_OK;
-}
-
-nd_tensor nd_tp_partial(const nd_rank *rank, nd_tensor local, void *buffer)
-{
-    return full_view(rank, local, buffer);
 }
 
 nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_exchange *later)

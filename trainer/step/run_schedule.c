@@ -79,7 +79,7 @@ static nd_status run_action(const running *run, const nd_action *action)
     case ND_RESHARD:
         return nd_fsdp_reshard(&m->fsdp);
     case ND_REDUCE:
-        return nd_gradsync_reduce(&run->trainer->sync);
+        return nd_fsdp_grad_reduce(&m->fsdp);
     default:
         break;
     }

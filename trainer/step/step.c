@@ -135,7 +135,7 @@ nd_status nd_trainer_gradients(nd_trainer *t, const nd_step_batch *batch, nd_ste
     nd_fsdp_begin_step(&t->model->fsdp, t->schedule.micros);
     ND_TRY(nd_schedule_run(t, batch));
     ND_TRY(sum_losses(t, t->model->source_sums, 2 * t->model->sources + 1));
-    ND_TRY(nd_gradsync_squares(&t->sync, &numbers->squares));
+    ND_TRY(nd_fsdp_grad_squares(&t->model->fsdp, &numbers->squares));
     ND_TRY(end_dump(t));
     send_work(t, &begin, batch->wait_seconds);
     ND_TRY(agree_on_flags(t));

@@ -8,7 +8,6 @@
 #include "runtime/device/memplan.h"
 #include "trainer/data/data.h"
 #include "trainer/model/model.h"
-#include "trainer/parallel/gradsync.h"
 #include "trainer/schedule/schedule.h"
 #include "trainer/tune/tune.h"
 
@@ -57,7 +56,6 @@ typedef struct nd_trainer {
     size_t unkept_blocks, unkept_head; /* bytes of packed weights that memory is too short for */
     nd_model *model;
     nd_schedule schedule; /* of a step; owned */
-    nd_gradsync sync;
     nd_optimizer optimizer;
     nd_graphs *graphs;                /* kernels.cuda_graphs; else NULL */
     nd_graph_counts planned_graphs;   /* what they will hold */

@@ -53,9 +53,6 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, bool lea
         ND_TRY_OUT(nd_dry_run_prepare(rank, options));
     }
     ND_TRY_OUT(nd_model_create(rank, options, &t->plan, &t->model));
-    if (!options->forward_only) {
-        ND_TRY_OUT(nd_gradsync_init(&t->sync, &t->model->fsdp, &t->plan));
-    }
     if (rank->config->kernels.cuda_graphs && !options->forward_only) {
         ND_TRY_OUT(nd_dry_run_graphs(rank, options, &t->planned_graphs));
     }
@@ -212,7 +209,6 @@ void nd_trainer_destroy(nd_trainer *t)
         nd_dump_destroy(t->dump);
         nd_optimizer_fini(&t->optimizer);
         nd_schedule_fini(&t->schedule);
-        nd_gradsync_fini(&t->sync);
         nd_model_destroy(t->model);
         nd_graphs_destroy(t->graphs);
         nd_host_free(t->rank->device, t->sent);

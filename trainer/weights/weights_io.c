@@ -81,7 +81,7 @@ static nd_status measure_unit(filling *f, const nd_unit *unit)
 {
     f->use = nd_fsdp_measure;
     f->kind = ND_SEGMENT_FP8;
-    ND_TRY(nd_fsdp_measure_begin(f->fsdp, unit));
+    ND_TRY(nd_scales_begin_weights(f->fsdp->scales, unit->layer));
     return fill_segment(f, unit);
 }
 
@@ -110,7 +110,7 @@ static nd_status fill_units(filling *f)
         if (nd_fsdp_measures(f->fsdp, unit)) {
             f->status = f->status == ND_OK ? measure_unit(f, unit) : f->status;
             ND_TRY(agree(f));
-            ND_TRY(nd_fsdp_measure_settle(f->fsdp, unit));
+            ND_TRY(nd_scales_settle_weights(f->fsdp->scales, unit->layer));
         }
         f->status = f->status == ND_OK ? put_unit(f, unit) : f->status;
     }

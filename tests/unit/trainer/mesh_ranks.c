@@ -149,7 +149,6 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)
 static nd_status open_shards(mesh_shards *s, bool shares)
 {
     nd_rank *rank = s->rank;
-    bool f32 = rank->config->train.precision == ND_PRECISION_FP32;
     ND_TRY(nd_scales_init(&s->scales, rank, NULL));
     nd_layout_options options = {.shape = &rank->shape,
                                  .mesh = &rank->mesh,
@@ -157,14 +156,9 @@ static nd_status open_shards(mesh_shards *s, bool shares)
                                  .converts = nd_scales_in_segment,
                                  .context = &s->scales};
     ND_TRY(nd_layout_create(&options, &s->layout));
-    const nd_fsdp_options fsdp = {.rank = rank,
-                                  .layout = s->layout,
-                                  .scales = &s->scales,
-                                  .act = f32 ? ND_DTYPE_F32 : ND_DTYPE_BF16};
-    ND_TRY(nd_fsdp_init(&s->fsdp, &fsdp, &s->plan));
+    ND_TRY(nd_fsdp_init(&s->fsdp, rank, s->layout, &s->scales, false, &s->plan));
     ND_TRY(nd_fsdp_plan_weights(&s->fsdp, shares, &s->plan));
     ND_TRY(nd_scales_plan(&s->scales, s->layout, (nd_vector_counts){.each = 256}, &s->plan));
-    ND_TRY(nd_gradsync_init(&s->sync, &s->fsdp, &s->plan));
     ND_TRY(nd_memplan_commit(&s->plan, rank->device));
     return nd_scales_start(&s->scales);
 }
@@ -183,7 +177,6 @@ nd_status mesh_shards_open(mesh_shards *s, nd_rank *rank, bool shares)
 
 void mesh_shards_close(mesh_shards *s)
 {
-    nd_gradsync_fini(&s->sync);
     nd_fsdp_fini(&s->fsdp);
     nd_scales_fini(&s->scales);
     nd_layout_destroy(s->layout);

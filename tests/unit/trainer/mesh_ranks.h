@@ -10,7 +10,7 @@
  */
 #include "tests/support/ranks.h"
 #include "trainer/model/model.h"
-#include "trainer/parallel/gradsync.h"
+#include "trainer/parallel/fsdp.h"
 #include "trainer/rank.h"
 
 typedef struct mesh_ranks {
@@ -52,7 +52,6 @@ typedef struct mesh_shards {
     nd_layout *layout;
     nd_scales scales;
     nd_fsdp fsdp;
-    nd_gradsync sync;
     nd_memplan plan;
 } mesh_shards;
 

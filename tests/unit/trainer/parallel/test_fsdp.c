@@ -218,8 +218,7 @@ Test(fsdp, a_stage_without_an_end_plans_no_gradient_for_it)
         size_t found = 0;
         nd_memplan_init(&plan);
         cr_assert_eq(nd_layout_create(&options, &layout), ND_OK);
-        const nd_fsdp_options sharded = {.rank = &rank, .layout = layout, .act = ND_DTYPE_F32};
-        cr_assert_eq(nd_fsdp_init(&fsdp, &sharded, &plan), ND_OK);
+        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, false, &plan), ND_OK);
         const nd_unit *end = nd_layout_unit(layout, ends[i], -1);
         for (int b = 0; b < plan.count; b++) {
             bool edges = strcmp(plan.buffers[b].name, "embedding, norm and head") == 0;
@@ -469,7 +468,7 @@ Test(fsdp, gradients_add_over_ranks_and_micro_batches)
  * needs. */
 Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
 {
-    const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}};
+    const fsdp_case c = {.mesh = {{1, 1, 2, 1, 1}}, .precision = ND_PRECISION_FP32};
     mesh_ranks job = job_of(&c);
     nd_rank rank = {.world_size = 2, .mesh = job.mesh, .config = &job.config, .shape = job.shape};
     const nd_layout_options layout_options = {.shape = &job.shape, .mesh = &job.mesh};
@@ -480,9 +479,7 @@ Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
         nd_memplan plan;
         nd_memplan_init(&plan);
         cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
-        const nd_fsdp_options options = {
-            .rank = &rank, .layout = layout, .act = ND_DTYPE_F32, .forward_only = only == 1};
-        cr_assert_eq(nd_fsdp_init(&fsdp, &options, &plan), ND_OK);
+        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, only == 1, &plan), ND_OK);
         states[only] = nd_memplan_class_bytes(&plan, ND_MEM_STATE);
         gradients[only] = nd_memplan_class_bytes(&plan, ND_MEM_GRADIENTS);
         cr_expect_eq(states[only], (only ? 1 : 4) * (size_t)layout->shard_total * sizeof(float));
@@ -499,7 +496,7 @@ Test(fsdp, forward_only_plans_no_gradients_and_no_moments)
 Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
 {
     for (int shards = 1; shards <= 2; shards++) {
-        const fsdp_case c = {.mesh = {{1, 1, shards, 1, 1}}};
+        const fsdp_case c = {.mesh = {{1, 1, shards, 1, 1}}, .precision = ND_PRECISION_BF16};
         mesh_ranks job = job_of(&c);
         job.shape.layers = 5;
         nd_rank rank = {
@@ -510,9 +507,7 @@ Test(fsdp, forward_only_in_bf16_plans_no_master_weights)
         nd_memplan plan;
         nd_memplan_init(&plan);
         cr_assert_eq(nd_layout_create(&layout_options, &layout), ND_OK);
-        const nd_fsdp_options options = {
-            .rank = &rank, .layout = layout, .act = ND_DTYPE_BF16, .forward_only = true};
-        cr_assert_eq(nd_fsdp_init(&fsdp, &options, &plan), ND_OK);
+        cr_assert_eq(nd_fsdp_init(&fsdp, &rank, layout, NULL, true, &plan), ND_OK);
         cr_assert_eq(nd_fsdp_plan_weights(&fsdp, false, &plan), ND_OK);
         const int64_t block = nd_layout_unit(layout, ND_UNIT_BLOCK, 0)->shard_count;
         const int64_t whole = layout->shard_total * shards;

@@ -94,13 +94,13 @@ static nd_status expected_squares(const nd_rank *rank, double *out)
 static nd_status synchronise(mesh_shards *s)
 {
     double squares = NAN, expected = NAN;
-    ND_CHECK(s->rank->mesh.size[ND_AXIS_TP] > 1 || !s->sync.packed,
+    ND_CHECK(s->rank->mesh.size[ND_AXIS_TP] > 1 || !s->fsdp.packed,
              "norm gradients have a copy at tp 1");
     ND_TRY(write_gradients(s));
     nd_fsdp_begin_step(&s->fsdp, 1);
-    ND_TRY(nd_gradsync_reduce(&s->sync));
+    ND_TRY(nd_fsdp_grad_reduce(&s->fsdp));
     ND_TRY(mesh_each_span(s->layout, check_span, s));
-    ND_TRY(nd_gradsync_squares(&s->sync, &squares));
+    ND_TRY(nd_fsdp_grad_squares(&s->fsdp, &squares));
     ND_TRY(expected_squares(s->rank, &expected));
     ND_CHECK(squares == expected, "the squares add up to %.17g, not %.17g", squares, expected);
     return ND_OK;
@@ -115,7 +115,7 @@ static nd_status body(nd_rank *rank, void *context)
     return status;
 }
 
-Test(gradsync, sums_and_norm_of_every_mesh)
+Test(fsdp_grads, sums_and_norm_of_every_mesh)
 {
     static const nd_mesh meshes[] = {{{1, 1, 1, 1, 1}}, {{1, 1, 2, 1, 1}}, {{1, 2, 1, 1, 1}},
                                      {{1, 1, 1, 1, 2}}, {{1, 1, 1, 1, 4}}, {{1, 1, 3, 1, 2}},
