@@ -46,10 +46,8 @@ static void write_name(nd_family family, nd_param_id id, int64_t layer, char nam
                                               : NULL;
     if (own) {
         snprintf(name, ND_PARAM_NAME, "model.layers.%lld.%s.weight", (long long)layer, own);
-    } else if (layer >= 0) {
-        snprintf(name, ND_PARAM_NAME, table[id].name, (long long)layer);
     } else {
-        snprintf(name, ND_PARAM_NAME, "%s", table[id].name);
+        snprintf(name, ND_PARAM_NAME, table[id].name, (long long)layer);
     }
 }
 
@@ -66,11 +64,6 @@ static void extents_of(const nd_shape *shape, nd_param_id id, int64_t *rows, int
     };
     *rows = extent[table[id].rows];
     *cols = extent[table[id].cols];
-}
-
-static nd_split split_of(nd_param_id id)
-{
-    return table[id].split;
 }
 
 bool nd_shape_has(const nd_shape *shape, nd_param_id id)
@@ -101,17 +94,17 @@ int64_t nd_shape_parameters(const nd_shape *s)
 /* Adjacent ranks of tp that hold the same block. */
 static int64_t copies_of(const nd_shape *shape, nd_param_id id, int64_t tp)
 {
-    return split_of(id) == ND_SPLIT_NONE ? tp
-           : table[id].rows == DIM_KD    ? nd_shape_kv_copies(shape, tp)
-                                         : 1;
+    return table[id].split == ND_SPLIT_NONE ? tp
+           : table[id].rows == DIM_KD       ? nd_shape_kv_copies(shape, tp)
+                                            : 1;
 }
 
 void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {
     const nd_param_id id = nd_linear_param(linear);
     extents_of(s, id, out, in);
-    *out /= split_of(id) == ND_SPLIT_ROWS ? tp / copies_of(s, id, tp) : 1;
-    *in /= split_of(id) == ND_SPLIT_COLS ? tp : 1;
+    *out /= table[id].split == ND_SPLIT_ROWS ? tp / copies_of(s, id, tp) : 1;
+    *in /= table[id].split == ND_SPLIT_COLS ? tp : 1;
 }
 
 /* Where a file has the parameter: in a tensor of all linears with its input, in their order. */
@@ -332,18 +325,11 @@ void nd_layout_name(const nd_layout *layout, int64_t number, char name[ND_PARAM_
 
 const nd_unit *nd_layout_unit(const nd_layout *layout, nd_unit_kind kind, int64_t layer)
 {
-    int unit = -1;
-    switch (kind) {
-    case ND_UNIT_EMBEDDING:
-        unit = layout->embedding;
-        break;
-    case ND_UNIT_BLOCK:
-        unit = layer >= 0 && layer < layout->layers ? layout->unit_of_layer[layer] : -1;
-        break;
-    case ND_UNIT_HEAD:
-        unit = layout->head;
-        break;
-    }
+    const bool in_model = layer >= 0 && layer < layout->layers;
+    const int unit = kind == ND_UNIT_EMBEDDING ? layout->embedding
+                     : kind == ND_UNIT_HEAD    ? layout->head
+                     : in_model                ? layout->unit_of_layer[layer]
+                                               : -1;
     return unit < 0 ? NULL : &layout->units[unit];
 }
 
@@ -383,21 +369,6 @@ static nd_status visit_elements(const nd_span *whole, int64_t begin, int64_t end
     return ND_OK;
 }
 
-/* Spans of elements [begin, end) of the local block of p; element `begin` is number `state` of the
- * flat state arrays. */
-static nd_status visit_block(const nd_param *p, int64_t begin, int64_t end, int64_t state,
-                             nd_span_visit *visit, void *context)
-{
-    const int64_t real_rows = p->rows - p->row_begin; /* the last tp ranks may hold padding */
-    const nd_span block = {.param = p,
-                           .row = p->row_begin,
-                           .col = p->col_begin,
-                           .rows = real_rows,
-                           .cols = p->local_cols,
-                           .begin = state - begin};
-    return visit_elements(&block, begin, nd_min(end, real_rows * p->local_cols), visit, context);
-}
-
 nd_status nd_span_each_part(const nd_span *span, int64_t begin, int64_t end, nd_span_visit *visit,
                             void *context)
 {
@@ -412,14 +383,16 @@ nd_status nd_layout_each_span(const nd_layout *layout, const nd_unit *unit, int 
     for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
         const nd_param *p = &layout->params[i];
         const nd_segment *segment = &unit->segments[p->segment];
-        int64_t shard_begin = segment->shard_count * shard,
-                shard_end = shard_begin + segment->shard_count;
-        int64_t begin = nd_max(p->offset, shard_begin);
-        int64_t end = nd_min(p->offset + p->local_rows * p->local_cols, shard_end);
-        if (begin < end) {
-            ND_TRY(visit_block(p, begin - p->offset, end - p->offset,
-                               segment->shard_offset + begin - shard_begin, visit, context));
-        }
+        const nd_span block = {.param = p,
+                               .row = p->row_begin,
+                               .col = p->col_begin,
+                               /* the last tp ranks may hold padding */
+                               .rows = nd_min(p->local_rows, p->rows - p->row_begin),
+                               .cols = p->local_cols,
+                               .begin = segment->shard_offset + p->offset -
+                                        segment->shard_count * shard};
+        ND_TRY(nd_span_each_part(&block, segment->shard_offset,
+                                 segment->shard_offset + segment->shard_count, visit, context));
     }
     return ND_OK;
 }
