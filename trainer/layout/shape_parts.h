@@ -11,27 +11,23 @@
 
 /* "a list", "text": what a value is. */
 const char *nd_key_type(const json_t *value);
-/* A key that is absent or null; nd_key_..._or gives these the fallback. */
+/* A key that is absent or null. */
 bool nd_key_is_unset(const json_t *value);
 
+/* Such a key stands for `fallback`, or is an error where that is ND_KEY_NEEDED. */
+#define ND_KEY_NEEDED INT64_MIN
 nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64_t min, int64_t max,
-                     int64_t *out);
-nd_status nd_key_int_or(const json_t *map, const char *file, const char *key, int64_t min,
-                        int64_t max, int64_t fallback, int64_t *out);
+                     int64_t fallback, int64_t *out);
 nd_status nd_key_real(const json_t *map, const char *file, const char *key, double min, double max,
-                      double *out);
-nd_status nd_key_real_or(const json_t *map, const char *file, const char *key, double min,
-                         double max, double fallback, double *out);
-nd_status nd_key_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
-                         bool *out);
+                      double fallback, double *out);
+nd_status nd_key_bool(const json_t *map, const char *file, const char *key, bool fallback,
+                      bool *out);
 /* A text must be `wanted` where the key is there. */
 nd_status nd_key_demand_text(const json_t *map, const char *file, const char *key,
                              const char *wanted);
 
-/* RoPE, in the old spelling (rope_theta, rope_scaling) or the new one (rope_parameters). */
+/* After the sizes: RoPE, in the old spelling (rope_theta, rope_scaling) or the new one
+ * (rope_parameters). */
 nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *shape);
-/* Then, after the sizes, partial_rotary_factor, at the top or with the other keys of RoPE, and the
- * factors of longrope. */
-nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *shape);
 
 #endif

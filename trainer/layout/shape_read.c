@@ -10,26 +10,6 @@
 
 enum { CONFIG_LIMIT = 1 << 20 };
 
-/* A key that asks for something which this program has in other families alone, or in none. */
-static nd_status demand_false(const json_t *map, const char *file, const char *key,
-                              const nd_family_row *family)
-{
-    bool on = false;
-    ND_TRY(nd_key_bool_or(map, file, key, false, &on));
-    return on ? nd_fail(ND_ERR_DATA, "%s: %s is true; for model_type %s only false is supported",
-                        file, key, family->model_type)
-              : ND_OK;
-}
-
-static nd_status read_switch(const json_t *map, const char *file, nd_family_switch from,
-                             int64_t *out)
-{
-    bool on = from.on;
-    ND_TRY(from.key ? nd_key_bool_or(map, file, from.key, from.on, &on) : ND_OK);
-    *out = on;
-    return ND_OK;
-}
-
 static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
 {
     static const char *const keys[] = {"attention_bias", "attention_out_bias", "mlp_bias",
@@ -45,10 +25,18 @@ static nd_status read_switches(const json_t *map, const char *file, nd_shape *s)
             read |= has[i].key && strcmp(has[i].key, keys[k]) == 0;
         }
         read |= family->window == ND_WINDOW_SWITCHED && strcmp(keys[k], "use_sliding_window") == 0;
-        ND_TRY(read ? ND_OK : demand_false(map, file, keys[k], family));
+        /* Else it asks for what this program has in other families alone, or in none. */
+        bool on = false;
+        ND_TRY(read ? ND_OK : nd_key_bool(map, file, keys[k], false, &on));
+        if (on) {
+            return nd_fail(ND_ERR_DATA, "%s: %s is true; for model_type %s only false is supported",
+                           file, keys[k], family->model_type);
+        }
     }
     for (size_t i = 0; i < sizeof has / sizeof has[0]; i++) {
-        ND_TRY(read_switch(map, file, has[i], to[i]));
+        bool on = has[i].on;
+        ND_TRY(has[i].key ? nd_key_bool(map, file, has[i].key, on, &on) : ND_OK);
+        *to[i] = on;
     }
     return ND_OK;
 }
@@ -65,7 +53,7 @@ static nd_status read_multipliers(const json_t *map, const char *file, nd_shape 
                        {"logits_scaling", &s->logits_divisor}};
     for (size_t i = 0; i < sizeof multipliers / sizeof *multipliers; i++) {
         double value = 1;
-        ND_TRY(nd_key_real_or(map, file, multipliers[i].key, 1e-6, 1e6, 1, &value));
+        ND_TRY(nd_key_real(map, file, multipliers[i].key, 1e-6, 1e6, 1, &value));
         if (!family->scaled && value != 1) {
             return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
                            multipliers[i].key, value, family->model_type);
@@ -142,7 +130,7 @@ static nd_status refuse_variants(const json_t *map, const char *file, const nd_f
                                            "embd_pdrop"};
     double dropout = 0;
     for (size_t i = 0; i < sizeof dropouts / sizeof *dropouts; i++) {
-        ND_TRY(nd_key_real_or(map, file, dropouts[i], 0, 0, 0, &dropout));
+        ND_TRY(nd_key_real(map, file, dropouts[i], 0, 0, 0, &dropout));
         if (i < 2 && family->dropout > 0 && nd_key_is_unset(json_object_get(map, dropouts[i]))) {
             return nd_fail(ND_ERR_DATA,
                            "%s: %s is absent, which means %g for model_type %s; only 0 is "
@@ -183,13 +171,13 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
     const bool no_kv = !json_object_get(map, "num_key_value_heads") && family->kv_heads;
     const bool no_head_dim = !json_object_get(map, "head_dim") && family->head_dim;
     /* The limits keep every product of the parameter count below 2^63. */
-    ND_TRY(nd_key_int(map, file, "vocab_size", 1, 1 << 24, &s->vocab));
-    ND_TRY(nd_key_int(map, file, "hidden_size", 1, 1 << 20, &s->hidden));
-    ND_TRY(nd_key_int(map, file, "intermediate_size", 1, 1 << 22, &s->ffn));
-    ND_TRY(nd_key_int(map, file, "num_hidden_layers", 1, ND_LAYERS_MAX, &s->layers));
-    ND_TRY(nd_key_int(map, file, "num_attention_heads", 1, 4096, &s->heads));
-    ND_TRY(nd_key_int_or(map, file, "num_key_value_heads", 1, 4096,
-                         no_kv ? family->kv_heads : s->heads, &s->kv_heads));
+    ND_TRY(nd_key_int(map, file, "vocab_size", 1, 1 << 24, ND_KEY_NEEDED, &s->vocab));
+    ND_TRY(nd_key_int(map, file, "hidden_size", 1, 1 << 20, ND_KEY_NEEDED, &s->hidden));
+    ND_TRY(nd_key_int(map, file, "intermediate_size", 1, 1 << 22, ND_KEY_NEEDED, &s->ffn));
+    ND_TRY(nd_key_int(map, file, "num_hidden_layers", 1, ND_LAYERS_MAX, ND_KEY_NEEDED, &s->layers));
+    ND_TRY(nd_key_int(map, file, "num_attention_heads", 1, 4096, ND_KEY_NEEDED, &s->heads));
+    ND_TRY(nd_key_int(map, file, "num_key_value_heads", 1, 4096,
+                      no_kv ? family->kv_heads : s->heads, &s->kv_heads));
     if (s->heads % s->kv_heads != 0) {
         return nd_fail(ND_ERR_DATA,
                        "%s: num_attention_heads %lld is not a multiple of num_key_value_heads %lld",
@@ -203,8 +191,8 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
             "is no head_dim",
             file, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(nd_key_int_or(map, file, "head_dim", 1, 1024,
-                         no_head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
+    ND_TRY(nd_key_int(map, file, "head_dim", 1, 1024,
+                      no_head_dim ? family->head_dim : s->hidden / s->heads, &s->head_dim));
     if (s->head_dim < 1 || s->head_dim > 1024 || s->head_dim % 2 != 0) {
         return nd_fail(
             ND_ERR_DATA,
@@ -212,30 +200,14 @@ static nd_status read_sizes(const json_t *map, const char *file, nd_shape *s)
             "even, because RoPE turns pairs, and at most 1024",
             file, (long long)s->head_dim, (long long)s->hidden, (long long)s->heads);
     }
-    ND_TRY(nd_key_int_or(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
-                         &s->max_positions));
-    ND_TRY(nd_key_real_or(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
-    ND_TRY(nd_key_real_or(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
-    ND_TRY(nd_key_bool_or(map, file, "tie_word_embeddings", family->tied, &s->tied));
+    ND_TRY(nd_key_int(map, file, "max_position_embeddings", 1, 1 << 30, family->max_positions,
+                      &s->max_positions));
+    ND_TRY(nd_key_real(map, file, "rms_norm_eps", 1e-12, 1, family->rms_eps, &s->rms_eps));
+    ND_TRY(nd_key_real(map, file, "initializer_range", 0, 10, 0.02, &s->init_std));
+    ND_TRY(nd_key_bool(map, file, "tie_word_embeddings", family->tied, &s->tied));
     ND_TRY(get_token(map, file, "bos_token_id", family->bos_id, &s->bos_id));
     s->eos_is_default = !json_object_get(map, "eos_token_id");
     return get_token(map, file, "eos_token_id", family->eos_id, &s->eos_id);
-}
-
-/* Whether a layer of layer_types has a window. */
-static nd_status read_layer_type(const json_t *types, const char *file, int64_t layer, bool *out)
-{
-    const json_t *type = json_array_get(types, (size_t)layer);
-    const char *text = json_string_value(type);
-    *out = text && strcmp(text, "sliding_attention") == 0;
-    if (*out || (text && strcmp(text, "full_attention") == 0)) {
-        return ND_OK;
-    }
-    const char *quote = text ? "\"" : "";
-    return nd_fail(ND_ERR_DATA,
-                   "%s: layer_types has %s%.40s%s for layer %lld; supported are full_attention and "
-                   "sliding_attention",
-                   file, quote, text ? text : nd_key_type(type), quote, (long long)layer);
 }
 
 /* A list with an entry for each layer. */
@@ -256,29 +228,27 @@ static nd_status check_list(const json_t *list, const char *file, const char *ke
 
 static nd_status read_layer_types(const json_t *types, const char *file, nd_shape *s)
 {
+    const nd_family_row *family = &nd_families[s->family];
     ND_TRY(check_list(types, file, "layer_types", s));
     s->full = (nd_layer_set){0};
     for (int64_t l = 0; l < s->layers; l++) {
-        bool slides = false;
-        ND_TRY(read_layer_type(types, file, l, &slides));
-        if (!slides) {
-            nd_layer_set_add(&s->full, l);
+        const json_t *type = json_array_get(types, (size_t)l);
+        const char *text = json_string_value(type), *quote = text ? "\"" : "";
+        const bool slides = text && strcmp(text, "sliding_attention") == 0;
+        if (!slides && !(text && strcmp(text, "full_attention") == 0)) {
+            return nd_fail(ND_ERR_DATA,
+                           "%s: layer_types has %s%.40s%s for layer %lld; supported are "
+                           "full_attention and sliding_attention",
+                           file, quote, text ? text : nd_key_type(type), quote, (long long)l);
         }
-    }
-    return ND_OK;
-}
-
-static nd_status demand_full_attention(const json_t *types, const char *file, const nd_shape *s)
-{
-    ND_TRY(check_list(types, file, "layer_types", s));
-    for (int64_t l = 0; l < s->layers; l++) {
-        bool slides = false;
-        ND_TRY(read_layer_type(types, file, l, &slides));
-        if (slides) {
+        if (slides && family->window == ND_WINDOW_NEVER) {
             return nd_fail(ND_ERR_DATA,
                            "%s: layer_types is sliding_attention for layer %lld; for model_type "
                            "%s only full_attention is supported",
-                           file, (long long)l, nd_families[s->family].model_type);
+                           file, (long long)l, family->model_type);
+        }
+        if (!slides) {
+            nd_layer_set_add(&s->full, l);
         }
     }
     return ND_OK;
@@ -291,8 +261,8 @@ static nd_status read_unturned(const json_t *map, const char *file, nd_shape *s)
     s->unturned = family->full_unturned ? s->full : s->unturned;
     const json_t *list = json_object_get(map, "no_rope_layers");
     int64_t interval = 0;
-    ND_TRY(nd_key_int_or(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
-                         &interval));
+    ND_TRY(nd_key_int(map, file, "no_rope_layer_interval", 1, 4096, family->unturned_period,
+                      &interval));
     ND_TRY(nd_key_is_unset(list) ? ND_OK : check_list(list, file, "no_rope_layers", s));
     for (int64_t l = 0; l < s->layers; l++) {
         const json_t *turns = json_array_get(list, (size_t)l);
@@ -332,7 +302,7 @@ static nd_status read_window_period(const json_t *map, const char *file, nd_shap
                        "number there, so that each so many-th layer has no window",
                        file, key, json_string_value(value));
     }
-    ND_TRY(key ? nd_key_int_or(map, file, key, 1, ND_LAYERS_MAX, period, &period) : ND_OK);
+    ND_TRY(key ? nd_key_int(map, file, key, 1, ND_LAYERS_MAX, period, &period) : ND_OK);
     for (int64_t l = period - 1; l < s->layers; l += period) {
         nd_layer_set_add(&s->full, l);
     }
@@ -350,20 +320,17 @@ static nd_status read_window(const json_t *map, const char *file, nd_shape *s)
     int64_t first = 0, sliding = 0;
     bool on = rule == ND_WINDOW_ALL || rule == ND_WINDOW_LISTED || (rule == ND_WINDOW_SET && value);
     if (rule == ND_WINDOW_SWITCHED) {
-        ND_TRY(nd_key_bool_or(map, file, "use_sliding_window", false, &on));
-        ND_TRY(nd_key_int_or(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST, &first));
+        ND_TRY(nd_key_bool(map, file, "use_sliding_window", false, &on));
+        ND_TRY(nd_key_int(map, file, "max_window_layers", 0, 4096, DEFAULT_FIRST, &first));
         for (int64_t l = 0; l < nd_min(first, s->layers); l++) {
             nd_layer_set_add(&s->full, l);
         }
     }
     if (on && !(value && json_is_null(value))) {
-        ND_TRY(nd_key_int_or(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
+        ND_TRY(nd_key_int(map, file, "sliding_window", 1, 1 << 30, DEFAULT_WINDOW, &s->window));
     }
     if (!nd_key_is_unset(types)) {
-        if (rule == ND_WINDOW_NEVER) {
-            return demand_full_attention(types, file, s);
-        }
-        if (rule != ND_WINDOW_LISTED && rule != ND_WINDOW_SWITCHED) {
+        if (rule == ND_WINDOW_SET || rule == ND_WINDOW_ALL) {
             return nd_fail(ND_ERR_DATA,
                            "%s: layer_types is set, which model_type %s does not have; remove the "
                            "key, or use model_type ministral",
@@ -416,7 +383,6 @@ nd_status nd_shape_parse(const char *text, size_t bytes, const char *name, nd_sh
     ND_TRY_OUT(read_window(map, name, &shape));
     ND_TRY_OUT(read_unturned(map, name, &shape));
     ND_TRY_OUT(nd_shape_read_rope(map, name, &shape));
-    ND_TRY_OUT(nd_shape_read_rotated(map, name, &shape));
     *out = shape;
 out:
     json_decref(map);

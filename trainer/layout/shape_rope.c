@@ -6,42 +6,42 @@
 
 #include "trainer/layout/shape_parts.h"
 
-static bool is_listed(const char *key, const char *const *list, size_t count)
+enum { KEYS = 9 };
+
+static bool is_listed(const char *key, const char *const list[KEYS])
 {
-    bool found = false;
-    for (size_t i = 0; i < count; i++) {
-        found |= strcmp(list[i], key) == 0;
+    int i = 0;
+    while (list[i] && strcmp(list[i], key) != 0) {
+        i++;
     }
-    return found;
+    return list[i] != NULL;
 }
 
 /* Keys of a RoPE map that this program understands; another one could change the angles. */
 static nd_status refuse_rope_keys(const json_t *rope, const char *name, const nd_shape *s)
 {
     const nd_rope_type type = s->rope.type;
-    static const char *const known[] = {"rope_type",
-                                        "type",
-                                        "rope_theta",
-                                        "factor",
-                                        "low_freq_factor",
-                                        "high_freq_factor",
-                                        "original_max_position_embeddings"};
-    static const char *const yarn[] = {"beta_fast", "beta_slow",      "attention_factor",
-                                       "mscale",    "mscale_all_dim", "truncate"};
-    static const char *const longrope[] = {"short_factor", "long_factor", "attention_factor"};
-    static const char *const by_position[] = {"llama_4_scaling_beta", "max_position_embeddings"};
+    static const char *const of_all[KEYS] = {"rope_type",
+                                             "type",
+                                             "rope_theta",
+                                             "factor",
+                                             "low_freq_factor",
+                                             "high_freq_factor",
+                                             "partial_rotary_factor",
+                                             "original_max_position_embeddings"};
+    static const char *const of_type[ND_ROPE_TYPES][KEYS] = {
+        [ND_ROPE_YARN] = {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim",
+                          "truncate"},
+        [ND_ROPE_LONGROPE] = {"short_factor", "long_factor", "attention_factor"}};
+    static const char *const by_position[KEYS] = {"llama_4_scaling_beta",
+                                                  "max_position_embeddings"};
+    const bool scales_queries = nd_families[s->family].query_scaled && type == ND_ROPE_YARN;
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)rope, key, value)
     {
-        const bool found =
-            json_is_null(value) || is_listed(key, known, sizeof known / sizeof known[0]) ||
-            (type == ND_ROPE_YARN && is_listed(key, yarn, sizeof yarn / sizeof yarn[0])) ||
-            (type == ND_ROPE_LONGROPE &&
-             is_listed(key, longrope, sizeof longrope / sizeof longrope[0])) ||
-            (nd_families[s->family].query_scaled && type == ND_ROPE_YARN &&
-             is_listed(key, by_position, sizeof by_position / sizeof by_position[0]));
-        if (!found && strcmp(key, "partial_rotary_factor") != 0) { /* read_rotated has read it */
+        if (!json_is_null(value) && !is_listed(key, of_all) && !is_listed(key, of_type[type]) &&
+            !(scales_queries && is_listed(key, by_position))) {
             return nd_fail(ND_ERR_DATA,
                            "%s: the key %.80s is not supported for model_type %s with rope_type "
                            "%s; remove it",
@@ -96,7 +96,7 @@ static nd_status read_window_rope(const json_t *map, const char *file, nd_shape 
         }
     }
     ND_TRY(rope ? nd_key_demand_text(rope, name, type, "default") : ND_OK);
-    ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, theta, &theta));
+    ND_TRY(nd_key_real(rope, name, "rope_theta", 1, 1e15, theta, &theta));
     if (nd_key_is_unset(json_object_get(rope, "rope_theta")) && s->rope.theta != theta &&
         !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
@@ -148,21 +148,20 @@ static nd_status read_yarn(const json_t *rope, const char *name, nd_shape *s)
     nd_rope_config *out = &s->rope;
     double mscale = 0, mscale_all = 0;
     bool truncate = true;
-    ND_TRY(nd_key_real_or(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
-    ND_TRY(nd_key_real_or(rope, name, "beta_slow", 1e-3, 1e6, 1, &out->beta_slow));
-    ND_TRY(nd_key_real_or(rope, name, "mscale", 0, 1e3, 0, &mscale));
-    ND_TRY(nd_key_real_or(rope, name, "mscale_all_dim", 0, 1e3, 0, &mscale_all));
+    ND_TRY(nd_key_real(rope, name, "beta_fast", 1e-3, 1e6, 32, &out->beta_fast));
+    ND_TRY(nd_key_real(rope, name, "beta_slow", 1e-3, 1e6, 1, &out->beta_slow));
+    ND_TRY(nd_key_real(rope, name, "mscale", 0, 1e3, 0, &mscale));
+    ND_TRY(nd_key_real(rope, name, "mscale_all_dim", 0, 1e3, 0, &mscale_all));
     const double factor = mscale > 0 && mscale_all > 0 ? yarn_scale(out->factor, mscale) /
                                                              yarn_scale(out->factor, mscale_all)
                                                        : yarn_scale(out->factor, 1);
-    ND_TRY(
-        nd_key_real_or(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
-    ND_TRY(nd_key_bool_or(rope, name, "truncate", true, &truncate));
+    ND_TRY(nd_key_real(rope, name, "attention_factor", 1e-3, 1e3, factor, &out->attention_factor));
+    ND_TRY(nd_key_bool(rope, name, "truncate", true, &truncate));
     out->exact_range = !truncate;
     if (nd_families[s->family].query_scaled) {
-        ND_TRY(nd_key_real_or(rope, name, "llama_4_scaling_beta", 0, 1e3, 0, &out->query_beta));
+        ND_TRY(nd_key_real(rope, name, "llama_4_scaling_beta", 0, 1e3, 0, &out->query_beta));
     }
-    return nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+    return nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30, ND_KEY_NEEDED,
                       &out->original_max_positions);
 }
 
@@ -195,9 +194,9 @@ static nd_status read_longrope(const json_t *map, const char *file, nd_shape *s)
     /* At the top it counts first, and Phi 3 has a number where it is absent. */
     const int64_t absent = s->family == ND_FAMILY_PHI3 ? 4096 : s->max_positions;
     int64_t *const original = &s->rope.original_max_positions;
-    ND_TRY(nd_key_int_or(rope, file, key, 2, 1 << 30, absent, original));
-    ND_TRY(nd_key_int_or(map, file, key, 2, 1 << 30,
-                         s->family == ND_FAMILY_PHI3 ? absent : *original, original));
+    ND_TRY(nd_key_int(rope, file, key, 2, 1 << 30, absent, original));
+    ND_TRY(nd_key_int(map, file, key, 2, 1 << 30, s->family == ND_FAMILY_PHI3 ? absent : *original,
+                      original));
     if (pairs > ND_ROPE_LONG_PAIRS) {
         return nd_fail(ND_ERR_DATA,
                        "%s: RoPE turns %lld elements of a head; of rope_type longrope up to %d are "
@@ -207,21 +206,20 @@ static nd_status read_longrope(const json_t *map, const char *file, nd_shape *s)
     ND_TRY(read_factors(rope, file, "short_factor", pairs, s->rope.short_factor));
     ND_TRY(read_factors(rope, file, "long_factor", pairs, s->rope.long_factor));
     double factor = (double)s->max_positions / (double)*original;
-    ND_TRY(nd_key_real_or(rope, file, "factor", 1e-3, 1e6, factor, &factor));
+    ND_TRY(nd_key_real(rope, file, "factor", 1e-3, 1e6, factor, &factor));
     const double size = factor <= 1 ? 1 : sqrt(1 + log(factor) / log((double)*original));
     s->rope.factor = 1;
-    return nd_key_real_or(rope, file, "attention_factor", 1e-3, 1e3, size,
-                          &s->rope.attention_factor);
+    return nd_key_real(rope, file, "attention_factor", 1e-3, 1e3, size, &s->rope.attention_factor);
 }
 
 /* partial_rotary_factor, at the top or with the other keys of RoPE. */
-nd_status nd_shape_read_rotated(const json_t *map, const char *file, nd_shape *s)
+static nd_status read_rotated(const json_t *map, const char *file, nd_shape *s)
 {
     const char *const key = "partial_rotary_factor", *rope_key;
     const nd_family_row *family = &nd_families[s->family];
     double share = 1;
-    ND_TRY(nd_key_real_or(map, file, key, 0, 1, family->partial > 0 ? family->partial : 1, &share));
-    ND_TRY(nd_key_real_or(rope_map(map, s, &rope_key), file, key, 0, 1, share, &share));
+    ND_TRY(nd_key_real(map, file, key, 0, 1, family->partial > 0 ? family->partial : 1, &share));
+    ND_TRY(nd_key_real(rope_map(map, s, &rope_key), file, key, 0, 1, share, &share));
     const int64_t rotated = (int64_t)((double)s->head_dim * share);
     if (share < 1 && family->partial == 0) {
         return nd_fail(ND_ERR_DATA, "%s: %s is %g; for model_type %s only 1 is supported", file,
@@ -273,7 +271,7 @@ static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
     const json_t *rope = rope_map(map, s, &key);
     char name[600];
     snprintf(name, sizeof name, "%.500s: %s", file, key);
-    ND_TRY(nd_key_real_or(map, file, "rope_theta", 1, 1e15, theta, &out->theta));
+    ND_TRY(nd_key_real(map, file, "rope_theta", 1, 1e15, theta, &out->theta));
     out->type = ND_ROPE_DEFAULT;
     out->factor = out->low_freq_factor = out->high_freq_factor = 1;
     out->original_max_positions = 0;
@@ -291,7 +289,7 @@ static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
                        nd_rope_type_name(out->type), family->model_type);
     }
     ND_TRY(refuse_rope_keys(rope, name, s));
-    ND_TRY(nd_key_real_or(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
+    ND_TRY(nd_key_real(rope, name, "rope_theta", 1, 1e15, out->theta, &theta));
     if (theta != out->theta && !nd_key_is_unset(json_object_get(map, "rope_theta"))) {
         return nd_fail(ND_ERR_DATA,
                        "%s: rope_theta is %g there and %g at the top; keep one of them", name,
@@ -299,18 +297,20 @@ static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
     }
     out->theta = theta;
     if (out->type == ND_ROPE_DEFAULT || out->type == ND_ROPE_LONGROPE) {
-        return ND_OK; /* nd_shape_read_rotated reads the rest */
+        return ND_OK; /* read_longrope reads the rest */
     }
-    ND_TRY(nd_key_real(rope, name, "factor", 1, 1e6, &out->factor));
+    ND_TRY(nd_key_real(rope, name, "factor", 1, 1e6, ND_KEY_NEEDED, &out->factor));
     if (out->type == ND_ROPE_LINEAR || out->type == ND_ROPE_DYNAMIC) {
         return ND_OK;
     }
     if (out->type == ND_ROPE_YARN) {
         return read_yarn(rope, name, s);
     }
-    ND_TRY(nd_key_real(rope, name, "low_freq_factor", 1e-3, 1e6, &out->low_freq_factor));
-    ND_TRY(nd_key_real(rope, name, "high_freq_factor", 1e-3, 1e6, &out->high_freq_factor));
-    ND_TRY(nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30,
+    ND_TRY(nd_key_real(rope, name, "low_freq_factor", 1e-3, 1e6, ND_KEY_NEEDED,
+                       &out->low_freq_factor));
+    ND_TRY(nd_key_real(rope, name, "high_freq_factor", 1e-3, 1e6, ND_KEY_NEEDED,
+                       &out->high_freq_factor));
+    ND_TRY(nd_key_int(rope, name, "original_max_position_embeddings", 1, 1 << 30, ND_KEY_NEEDED,
                       &out->original_max_positions));
     if (out->high_freq_factor <= out->low_freq_factor) {
         return nd_fail(ND_ERR_DATA,
@@ -323,5 +323,6 @@ static nd_status read_rope(const json_t *map, const char *file, nd_shape *s)
 nd_status nd_shape_read_rope(const json_t *map, const char *file, nd_shape *s)
 {
     ND_TRY(read_rope(map, file, s));
-    return read_window_rope(map, file, s);
+    ND_TRY(read_window_rope(map, file, s));
+    return read_rotated(map, file, s);
 }

@@ -17,9 +17,13 @@ bool nd_key_is_unset(const json_t *value)
 }
 
 nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64_t min, int64_t max,
-                     int64_t *out)
+                     int64_t fallback, int64_t *out)
 {
     const json_t *value = json_object_get(map, key);
+    if (nd_key_is_unset(value) && fallback != ND_KEY_NEEDED) {
+        *out = fallback;
+        return ND_OK;
+    }
     if (!json_is_integer(value)) {
         return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be an integer", file, key,
                        value ? nd_key_type(value) : "missing");
@@ -33,20 +37,14 @@ nd_status nd_key_int(const json_t *map, const char *file, const char *key, int64
     return ND_OK;
 }
 
-nd_status nd_key_int_or(const json_t *map, const char *file, const char *key, int64_t min,
-                        int64_t max, int64_t fallback, int64_t *out)
+nd_status nd_key_real(const json_t *map, const char *file, const char *key, double min, double max,
+                      double fallback, double *out)
 {
-    if (nd_key_is_unset(json_object_get(map, key))) {
+    const json_t *value = json_object_get(map, key);
+    if (nd_key_is_unset(value) && fallback != (double)ND_KEY_NEEDED) {
         *out = fallback;
         return ND_OK;
     }
-    return nd_key_int(map, file, key, min, max, out);
-}
-
-nd_status nd_key_real(const json_t *map, const char *file, const char *key, double min, double max,
-                      double *out)
-{
-    const json_t *value = json_object_get(map, key);
     if (!json_is_number(value)) {
         return nd_fail(ND_ERR_DATA, "%s: %s is %s; it must be a number", file, key,
                        value ? nd_key_type(value) : "missing");
@@ -60,18 +58,8 @@ nd_status nd_key_real(const json_t *map, const char *file, const char *key, doub
     return ND_OK;
 }
 
-nd_status nd_key_real_or(const json_t *map, const char *file, const char *key, double min,
-                         double max, double fallback, double *out)
-{
-    if (nd_key_is_unset(json_object_get(map, key))) {
-        *out = fallback;
-        return ND_OK;
-    }
-    return nd_key_real(map, file, key, min, max, out);
-}
-
-nd_status nd_key_bool_or(const json_t *map, const char *file, const char *key, bool fallback,
-                         bool *out)
+nd_status nd_key_bool(const json_t *map, const char *file, const char *key, bool fallback,
+                      bool *out)
 {
     const json_t *value = json_object_get(map, key);
     if (nd_key_is_unset(value)) {
