@@ -8,7 +8,7 @@ static size_t scratch_bytes(const nd_cp *cp)
 {
     const nd_rank *r = cp->rank;
     const int size = nd_mesh_group_size(&r->mesh, ND_GROUP_CP);
-    const bool travel = cp->method && cp->method->steps;
+    const bool travel = cp->method->steps;
     size_t bytes = 0;
     for (int step = 0; step < (travel ? size : 1); step++) {
         nd_attention_block blocks[ND_CP_BLOCKS];
@@ -22,11 +22,10 @@ static size_t scratch_bytes(const nd_cp *cp)
     return bytes;
 }
 
-/* NULL: one rank has all keys. */
 static const nd_cp_method *method_of(const nd_rank *rank)
 {
     if (nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1) {
-        return NULL;
+        return &nd_cp_method_local;
     }
     return nd_cp_exchange_of(&rank->shape, rank->config).ring ? &nd_cp_method_ring
                                                               : &nd_cp_method_gather;
@@ -34,19 +33,8 @@ static const nd_cp_method *method_of(const nd_rank *rank)
 
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
 {
-    const nd_cp_method *method = method_of(rank);
     const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
-    return method ? method->first_key_count(&heads, nd_mesh_group_size(&rank->mesh, ND_GROUP_CP))
-                  : ND_CP_BOUNDS * heads.T;
-}
-
-/* Where all keys are the rank's. */
-static void local_first_keys(const nd_cp_deal *deal, int32_t *out)
-{
-    for (int64_t b = 0; b < deal->d->B; b++) {
-        nd_cp_count_keys(deal, deal->places + b * deal->d->S, deal->d->S);
-        nd_cp_bounds(deal, b, out);
-    }
+    return method_of(rank)->first_key_count(&heads, nd_mesh_group_size(&rank->mesh, ND_GROUP_CP));
 }
 
 int64_t nd_cp_sent_count(const nd_rank *rank)
@@ -64,7 +52,6 @@ size_t nd_cp_first_keys_bytes(const nd_rank *rank, const nd_dims *tokens)
 void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt *dealt,
                       void *scratch, int32_t *out, int64_t *sent)
 {
-    const nd_cp_method *method = method_of(rank);
     const nd_dims d = nd_cp_dims_of_heads(rank, tokens);
     const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
     nd_cp_deal deal = {.d = &d,
@@ -84,11 +71,7 @@ void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt
         deal.at[i - i % d.S + deal.places[i]] = (int32_t)(i % d.S);
     }
     sent[0] = -1;
-    if (method) {
-        method->first_keys(&deal, out);
-    } else {
-        local_first_keys(&deal, out);
-    }
+    method_of(rank)->first_keys(&deal, out);
 }
 
 /* For layers with and without a window, and for micro-batches of separate documents. */
@@ -111,19 +94,52 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *tokens, bool separate, 
     cp->dims = nd_cp_dims_of_heads(rank, tokens);
     cp->method = method_of(rank);
     nd_cp_ulysses_plan(cp, plan);
-    if (cp->method) {
-        cp->method->plan(cp, plan);
-    } else {
-        nd_cp_want_delta(cp, plan);
-    }
+    cp->method->plan(cp, plan);
     nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: blocks", most_scratch(cp), &cp->scratch);
+}
+
+static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t rows = cp->sight.first_keys ? d->s : d->chunk;
+    for (int64_t at = 0; at < d->s && cp->delta; at += rows) {
+        const nd_attention_block all = {at, rows, 0, rows, 0};
+        const nd_attention a = nd_cp_attention_of(cp, &all);
+        if (!cp->sight.first_keys &&
+            !cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
+            return ND_OK; /* other layers have a window */
+        }
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
+              .delta = nd_cp_row_view(d, cp->delta, &all), .out = nd_cp_q_view(d, o, &all),
+              .dout = nd_cp_q_view(d, dout, &all));
+    }
+    return ND_OK;
+}
+
+nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b)
+{
+    ND_TRY(make_delta(cp, b->o, b->dout));
+    return cp->method->backward(cp, b);
+}
+
+nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t kv = 2 * d->K * d->D;
+    ND_TRY(nd_exchange_finish(cp->rank, &cp->arriving));
+    ND_TRY(cp->method->finish ? cp->method->finish(cp) : ND_OK);
+    if (cp->method != &nd_cp_method_local) {
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
+              .x = nd_tensor_2d((float *)cp->arrived, ND_DTYPE_F32, d->T, kv));
+    }
+    return ND_OK;
 }
 
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse)
 {
     cp->sight = sight;
     return cp->ulysses.members > 1 ? nd_cp_ulysses_forward(cp, qkv, o, lse)
-                                   : nd_cp_heads_forward(cp, qkv, o, lse);
+                                   : cp->method->forward(cp, qkv, o, lse);
 }
 
 nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,

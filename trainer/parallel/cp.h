@@ -10,7 +10,7 @@
  * (again in backward rather than kept); each local query chunk sees a prefix of the global keys.
  * ring: K and V travel, partial results merge online by LSE in F32; in backward dK and dV travel
  * one hop behind, accumulated in F32. Which blocks meet is data, made by pure functions; the
- * methods loop over it. Where there is one rank it is one causal block in place.
+ * methods loop over it. Where there is one rank it is one causal block in place (local).
  *
  * Ulysses goes before that: u adjacent ranks of cp exchange q, k and v, so that each has H / u of
  * the heads for the tokens of all u, and exchange the output back. Their chunks together are the
@@ -68,9 +68,9 @@ typedef struct nd_cp {
     nd_dims tokens; /* of the rank's tokens, with all heads */
     nd_dims dims;   /* of its heads, with the tokens of all ranks of the group ulysses */
     nd_cp_ulysses ulysses;
-    bool separate;                          /* calls may have first keys */
-    nd_sight sight;                         /* of this call */
-    const struct nd_cp_method *method;      /* NULL: cp / u is 1 */
+    bool separate;  /* calls may have first keys */
+    nd_sight sight; /* of this call */
+    const struct nd_cp_method *method;
     void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
     float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
     float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */

@@ -74,8 +74,7 @@ int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block 
         out[0] = (nd_attention_block){0, s, 0, keys, (keys - s) / 2};
         return 1;
     }
-    return cp->method ? cp->method->blocks(size, index, step, cp->dims.chunk, cp->sight.window, out)
-                      : nd_cp_blocks_gathered(1, 0, 0, cp->dims.chunk, cp->sight.window, out);
+    return cp->method->blocks(size, index, step, cp->dims.chunk, cp->sight.window, out);
 }
 
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block)
@@ -91,7 +90,8 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
         .diag = block->diag,
         .scale = d->attention_scale,
         .window = cp->sight.first_keys ? 0 : cp->sight.window, /* the bounds have it */
-        .documents = cp->sight.first_keys && cp->sight.window == 0 && !cp->method,
+        .documents =
+            cp->sight.first_keys && cp->sight.window == 0 && cp->method == &nd_cp_method_local,
     };
 }
 
@@ -170,15 +170,10 @@ static nd_tensor bounds_of(const nd_dims *d, const nd_kv_source *kv, int64_t of)
                       : (nd_tensor){0};
 }
 
-nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv)
+nd_kv_source nd_cp_buffer_source(const nd_cp *cp, void *data, nd_dtype dtype, int64_t rows)
 {
-    return (nd_kv_source){
-        qkv.data, qkv.dtype, d->s, qkv.stride[0], d->H * d->D, (d->H + d->K) * d->D, NULL};
-}
-
-nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows)
-{
-    return (nd_kv_source){data, dtype, rows, 2 * d->K * d->D, 0, d->K * d->D, NULL};
+    const int64_t columns = cp->dims.K * cp->dims.D;
+    return (nd_kv_source){data, dtype, rows, 2 * columns, 0, columns, cp->sight.first_keys};
 }
 
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
@@ -194,6 +189,17 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
     return ND_OK;
 }
 
+nd_status nd_cp_blocks_forward(nd_cp *cp, nd_tensor qkv, const nd_kv_source *kv, nd_tensor o,
+                               const float *lse)
+{
+    nd_attention_block blocks[ND_CP_BLOCKS];
+    const int count = nd_cp_blocks_of(cp, 0, kv->rows, blocks);
+    for (int i = 0; i < count; i++) {
+        ND_TRY(nd_cp_block_forward(cp, &blocks[i], qkv, kv, o, lse));
+    }
+    return ND_OK;
+}
+
 nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
 {
     const nd_dims *d = &cp->dims;
@@ -203,8 +209,8 @@ nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
     return ND_OK;
 }
 
-nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
-                               const nd_kv_source *kv, const nd_block_gradients *to)
+static nd_status block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
+                                const nd_kv_source *kv, const nd_block_gradients *to)
 {
     const nd_dims *d = &cp->dims;
     const nd_kv_source *dkv = &to->dkv;
@@ -217,5 +223,16 @@ nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const
           .delta = cp->delta ? nd_cp_row_view(d, cp->delta, block) : (nd_tensor){0},
           .first_key = bounds_of(d, kv, cp->sight.window > 0), .end_key = bounds_of(d, kv, 2),
           .add_q = to->add_q, .add_kv = to->add_kv, .scratch = cp->scratch);
+    return ND_OK;
+}
+
+nd_status nd_cp_blocks_backward(nd_cp *cp, int step, const nd_cp_backward *b,
+                                const nd_kv_source *kv, const nd_block_gradients *to)
+{
+    nd_attention_block blocks[ND_CP_BLOCKS];
+    const int count = nd_cp_blocks_of(cp, step, kv->rows, blocks);
+    for (int i = 0; i < count; i++) {
+        ND_TRY(block_backward(cp, &blocks[i], b, kv, to));
+    }
     return ND_OK;
 }

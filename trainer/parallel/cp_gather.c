@@ -276,8 +276,7 @@ static nd_status gather_kv(nd_cp *cp, nd_tensor qkv, nd_kv_source *out)
     const nd_dims *d = &cp->dims;
     nd_rank *r = cp->rank;
     int64_t kv = 2 * d->K * d->D;
-    *out = nd_cp_buffer_source(d, cp->global_kv, d->act, d->S);
-    out->bounds = cp->sight.first_keys;
+    *out = nd_cp_buffer_source(cp, cp->global_kv, d->act, d->S);
     if (is_selected(cp)) {
         ND_TRY(exchange_seen(cp, qkv));
     } else {
@@ -349,32 +348,23 @@ static nd_status gather_finish(nd_cp *cp)
 
 static nd_status gather_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
 {
-    nd_attention_block blocks[ND_CP_BLOCKS];
     nd_kv_source kv;
     ND_TRY(gather_kv(cp, qkv, &kv));
-    const int count = nd_cp_blocks_of(cp, 0, cp->dims.S, blocks);
-    for (int b = 0; b < count; b++) {
-        ND_TRY(nd_cp_block_forward(cp, &blocks[b], qkv, &kv, o, lse));
-    }
-    return ND_OK;
+    return nd_cp_blocks_forward(cp, qkv, &kv, o, lse);
 }
 
 static nd_status gather_backward(nd_cp *cp, const nd_cp_backward *b)
 {
     const nd_dims *d = &cp->dims;
-    nd_attention_block blocks[ND_CP_BLOCKS];
     nd_kv_source kv;
     const nd_block_gradients to = {
         .dq = b->dqkv,
-        .dkv = nd_cp_buffer_source(d, cp->dkv_global, ND_DTYPE_F32, d->S),
+        .dkv = nd_cp_buffer_source(cp, cp->dkv_global, ND_DTYPE_F32, d->S),
         .add_kv = true,
     };
     ND_TRY(gather_kv(cp, b->qkv, &kv));
     ND_TRY(nd_zero(&cp->rank->stream, cp->dkv_global, (size_t)(d->B * d->S * 2 * d->K * d->D) * 4));
-    const int count = nd_cp_blocks_of(cp, 0, d->S, blocks);
-    for (int i = 0; i < count; i++) {
-        ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
-    }
+    ND_TRY(nd_cp_blocks_backward(cp, 0, b, &kv, &to));
     return return_gradients(cp);
 }
 

@@ -28,7 +28,7 @@ typedef struct nd_cp_deal {
     int32_t *sharers;                   /* scratch: (size) */
 } nd_cp_deal;
 
-/* How the keys and values of other ranks reach the queries of this one. */
+/* How the keys and values of the ranks reach the queries of this one. */
 typedef struct nd_cp_method {
     /* Wants the method's buffers, and that of nd_cp_want_delta. */
     void (*plan)(nd_cp *cp, nd_memplan *plan);
@@ -45,12 +45,12 @@ typedef struct nd_cp_method {
     nd_status (*finish)(nd_cp *cp); /* of what has arrived; NULL: nothing is left to do */
 } nd_cp_method;
 
-extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring;
+/* local: one rank has all keys. */
+extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_local;
 
-/* cp_heads.c */
+/* cp.c */
 
-/* Attention of the rank's heads, of dims, by the method; of what cp->sight says. */
-nd_status nd_cp_heads_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
+/* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
 nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
 nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv);
 
@@ -69,8 +69,8 @@ nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
 /* cp_blocks.c */
 
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block);
-/* The blocks of a step, of which there is one without a method, for what cp->sight says; keys: how
- * many rows of them there are. Returns their number. */
+/* The blocks of a step, for what cp->sight says; keys: how many rows of them there are. Returns
+ * their number. */
 int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS]);
 /* The attention's delta, where the backend uses one. */
 void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
@@ -91,8 +91,7 @@ void nd_cp_count_keys(const nd_cp_deal *deal, const int32_t *places, int64_t cou
 enum { ND_CP_BOUNDS = 3 };
 void nd_cp_bounds(const nd_cp_deal *deal, int64_t b, int32_t *out);
 
-nd_kv_source nd_cp_local_source(const nd_dims *d, nd_tensor qkv);
-nd_kv_source nd_cp_buffer_source(const nd_dims *d, void *data, nd_dtype dtype, int64_t rows);
+nd_kv_source nd_cp_buffer_source(const nd_cp *cp, void *data, nd_dtype dtype, int64_t rows);
 
 /* The block's queries in a (T, H D) tensor, or in the first columns of a wider one: (B, q_count, H,
  * D). */
@@ -103,9 +102,11 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention
 /* k and v columns of qkv, packed to rows of 2 K D. */
 nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out);
 
-/* One block forward. */
+/* One block forward, and all blocks of an exchange in one step. */
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,
                               const nd_kv_source *kv, nd_tensor o, const float *lse);
+nd_status nd_cp_blocks_forward(nd_cp *cp, nd_tensor qkv, const nd_kv_source *kv, nd_tensor o,
+                               const float *lse);
 
 /* Where the gradients of a block go: dq (T, columns), dk and dv; added to what is there, or not. */
 typedef struct nd_block_gradients {
@@ -114,8 +115,8 @@ typedef struct nd_block_gradients {
     bool add_q, add_kv;
 } nd_block_gradients;
 
-/* One block backward, with the keys of kv. */
-nd_status nd_cp_block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
-                               const nd_kv_source *kv, const nd_block_gradients *to);
+/* The blocks of a step backward, with the keys of kv. */
+nd_status nd_cp_blocks_backward(nd_cp *cp, int step, const nd_cp_backward *b,
+                                const nd_kv_source *kv, const nd_block_gradients *to);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The method ring. */
+/* The methods ring, and local, which is a ring of one rank whose keys stay where they are. */
 #include "trainer/parallel/cp_method.h"
 
 #include "runtime/base/math.h"
@@ -65,8 +65,8 @@ static void ring_first_keys(const nd_cp_deal *deal, int32_t *out)
 static nd_kv_source visiting_kv(const nd_cp *cp, int step)
 {
     const nd_dims *d = &cp->dims;
-    nd_kv_source kv = nd_cp_buffer_source(d, cp->visiting[step % 2], d->act, d->s);
-    kv.bounds = cp->sight.first_keys ? cp->sight.first_keys + step * ND_CP_BOUNDS * d->T : NULL;
+    nd_kv_source kv = nd_cp_buffer_source(cp, cp->visiting[step % 2], d->act, d->s);
+    kv.bounds = kv.bounds ? kv.bounds + step * ND_CP_BOUNDS * d->T : NULL;
     return kv;
 }
 
@@ -120,21 +120,17 @@ static nd_status ring_backward(nd_cp *cp, const nd_cp_backward *b)
     ND_TRY(nd_cp_pack_kv(cp, b->qkv, cp->visiting[0]));
     for (int step = 0; step < comm->size; step++) {
         nd_event arrived = {0};
-        nd_attention_block blocks[ND_CP_BLOCKS];
         if (step + 1 < comm->size) {
             ND_TRY(hop(cp, cp->visiting[step % 2], cp->visiting[(step + 1) % 2], d->act, &arrived));
         }
         nd_kv_source kv = visiting_kv(cp, step);
         const nd_block_gradients to = {
             .dq = dq,
-            .dkv = nd_cp_buffer_source(d, cp->dkv[step % 2], ND_DTYPE_F32, d->s),
+            .dkv = nd_cp_buffer_source(cp, cp->dkv[step % 2], ND_DTYPE_F32, d->s),
             .add_q = true,
             .add_kv = true,
         };
-        const int count = nd_cp_blocks_of(cp, step, d->s, blocks);
-        for (int i = 0; i < count; i++) {
-            ND_TRY(nd_cp_block_backward(cp, &blocks[i], b, &kv, &to));
-        }
+        ND_TRY(nd_cp_blocks_backward(cp, step, b, &kv, &to));
         ND_RUN(r, ND_TRACE_COMMUNICATION, nd_stream_wait(&r->stream, &arrived));
         /* dK and dV follow their keys; the last hop brings this rank's own back. */
         ND_TRY(hop(cp, cp->dkv[step % 2], cp->dkv[(step + 1) % 2], ND_DTYPE_F32,
@@ -153,4 +149,34 @@ const nd_cp_method nd_cp_method_ring = {
     .first_keys = ring_first_keys,
     .forward = ring_forward,
     .backward = ring_backward,
+};
+
+/* Keys and values, or their gradients, among the columns of a projection. */
+static nd_kv_source local_source(const nd_cp *cp, nd_tensor qkv)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t k = d->H * d->D, v = k + d->K * d->D;
+    return (nd_kv_source){qkv.data, qkv.dtype, d->s, qkv.stride[0], k, v, cp->sight.first_keys};
+}
+
+static nd_status local_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse)
+{
+    const nd_kv_source kv = local_source(cp, qkv);
+    return nd_cp_blocks_forward(cp, qkv, &kv, o, lse);
+}
+
+static nd_status local_backward(nd_cp *cp, const nd_cp_backward *b)
+{
+    const nd_kv_source kv = local_source(cp, b->qkv);
+    const nd_block_gradients to = {.dq = b->dqkv, .dkv = local_source(cp, b->dqkv)};
+    return nd_cp_blocks_backward(cp, 0, b, &kv, &to);
+}
+
+const nd_cp_method nd_cp_method_local = {
+    .plan = nd_cp_want_delta,
+    .blocks = nd_cp_blocks_ring,
+    .first_key_count = ring_first_key_count,
+    .first_keys = ring_first_keys,
+    .forward = local_forward,
+    .backward = local_backward,
 };

@@ -201,7 +201,7 @@ nd_status nd_cp_ulysses_forward(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *ls
 {
     nd_cp_ulysses *u = &cp->ulysses;
     ND_TRY(to_heads(cp, qkv, false, u->qkv));
-    ND_TRY(nd_cp_heads_forward(cp, projection(cp, u->qkv), output(cp, u->o), lse));
+    ND_TRY(cp->method->forward(cp, projection(cp, u->qkv), output(cp, u->o), lse));
     ND_TRY(begin_to_tokens(cp, u->o, true, NULL));
     return finish_to_tokens(cp, o, true);
 }
