@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "kernels/cpu/context.h"
-#include "kernels/cpu/view.h"
 
 int64_t nd_attention_sight_words(const nd_attention *a)
 {
@@ -98,7 +97,7 @@ static float dot(const void *x, bool x_bf16, const void *y, bool y_bf16, int64_t
     return x_bf16 ? dot_as(x, true, y, false, count) : dot_as(x, false, y, true, count);
 }
 
-static void delta_tokens(void *arg, int64_t begin, int64_t end)
+static void delta_tokens(const nd_row_ops *rows, const void *arg, int64_t begin, int64_t end)
 {
     const nd_attention_delta_args *args = arg;
     const nd_attention *a = &args->attention;
@@ -117,21 +116,8 @@ static void delta_tokens(void *arg, int64_t begin, int64_t end)
 nd_status nd_cpu_attention_delta(nd_stream *stream, const nd_attention_delta_args *args)
 {
     const nd_attention *a = &args->attention;
-    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, (void *)args);
+    nd_cpu_each(stream, a->batch * a->sq, a->heads * a->head_dim, delta_tokens, args);
     return ND_OK;
-}
-
-typedef struct merge {
-    const nd_row_ops *rows;
-    const nd_attention *a;
-    nd_tensor acc, out; /* (B, Sq, H, D) */
-    float *acc_lse;     /* (B, H, Sq) */
-    const float *lse;
-} merge;
-
-static int64_t offset(nd_tensor t, int64_t b, int64_t i, int64_t h)
-{
-    return b * t.stride[0] + i * t.stride[1] + h * t.stride[2];
 }
 
 /*
@@ -139,32 +125,34 @@ static int64_t offset(nd_tensor t, int64_t b, int64_t i, int64_t h)
  * and e / (1 + e), the larger one the former. A side of -inf gives e = 0. A side of weight 0 is not
  * read: acc may be uninitialised at first.
  */
-static void merge_row(const merge *w, int64_t b, int64_t i, int64_t h)
+static void merge_row(const nd_row_ops *rows, const nd_lse_merge_args *w, int64_t b, int64_t i,
+                      int64_t h)
 {
-    int64_t row = (b * w->a->heads + h) * w->a->sq + i, D = w->a->head_dim;
-    float old = w->acc_lse[row], new = w->lse[row];
+    const nd_attention *a = &w->attention;
+    const int64_t row = (b * a->heads + h) * a->sq + i, D = a->head_dim;
+    float *acc = nd_attention_row(w->acc, b, i, h), *acc_lse = (float *)w->acc_lse.data + row;
+    const void *out = nd_attention_row(w->out, b, i, h);
+    const float old = *acc_lse, new = ((const float *)w->lse.data)[row];
     if (new == -INFINITY) {
         return;
     }
-    float *acc = (float *)w->acc.data + offset(w->acc, b, i, h);
-    const void *out = nd_element_address(w->out, offset(w->out, b, i, h));
     float e = expf(-fabsf(old - new)), large = 1.0f / (1.0f + e), small = e / (1.0f + e);
     bool keep_more = old > new;
-    w->acc_lse[row] = (keep_more ? old : new) + log1pf(e);
+    *acc_lse = (keep_more ? old : new) + log1pf(e);
     if (!keep_more && small == 0.0f) {
-        w->rows->cast(acc, ND_DTYPE_F32, out, w->out.dtype, D);
+        rows->cast(acc, ND_DTYPE_F32, out, w->out.dtype, D);
     } else if (small != 0.0f) {
-        w->rows->blend(acc, keep_more ? large : small, out, keep_more ? small : large, D,
-                       w->out.dtype == ND_DTYPE_BF16);
+        rows->blend(acc, keep_more ? large : small, out, keep_more ? small : large, D,
+                    w->out.dtype == ND_DTYPE_BF16);
     }
 }
 
-static void merge_tokens(void *arg, int64_t begin, int64_t end)
+static void merge_tokens(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
 {
-    const merge *w = arg;
+    const nd_lse_merge_args *w = args;
     for (int64_t token = begin; token < end; token++) {
-        for (int64_t h = 0; h < w->a->heads; h++) {
-            merge_row(w, token / w->a->sq, token % w->a->sq, h);
+        for (int64_t h = 0; h < w->attention.heads; h++) {
+            merge_row(rows, w, token / w->attention.sq, token % w->attention.sq, h);
         }
     }
 }
@@ -177,12 +165,6 @@ nd_status nd_cpu_lse_merge(nd_stream *stream, const nd_lse_merge_args *args)
     ND_ASSERT(nd_is_4d(acc, a->batch, a->sq, a->heads, a->head_dim) && acc.dtype == ND_DTYPE_F32);
     ND_ASSERT(nd_is_4d(out, a->batch, a->sq, a->heads, a->head_dim) && nd_is_act(out));
     ND_ASSERT(nd_is_vector(acc_lse, ND_DTYPE_F32, rows) && nd_is_vector(lse, ND_DTYPE_F32, rows));
-    merge w = {.rows = nd_cpu_context_of(stream)->rows,
-               .a = a,
-               .acc = acc,
-               .out = out,
-               .acc_lse = acc_lse.data,
-               .lse = lse.data};
-    nd_cpu_parallel(stream, a->batch * a->sq, a->heads * a->head_dim, merge_tokens, &w);
+    nd_cpu_each(stream, a->batch * a->sq, a->heads * a->head_dim, merge_tokens, args);
     return ND_OK;
 }

@@ -36,10 +36,8 @@ typedef struct division {
 typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
-    nd_tensor dq, dk, dv, q, k, v, dout;
-    const float *lse, *delta;
+    const nd_attention_bwd_args *args;
     nd_sight sight;
-    bool add_q, add_kv;
     division division;
     const nd_team *team;
     float *dq_sums; /* [slots][row blocks of G heads] (D, ND_TILE) */
@@ -158,15 +156,15 @@ static void load_keys(const call *c, workspace *w, const task *t)
 {
     const int d = (int)c->a->head_dim, words = words_of(c, d), group = c->tiles->group;
     const int64_t kt_ld = c->division.block_keys / group;
-    c->tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, t->key0, t->kv), c->k.dtype,
-                     c->k.stride[1], t->keys, d);
-    c->tiles->pack_a(w->v, words, nd_attention_row(c->v, t->b, t->key0, t->kv), c->v.dtype,
-                     c->v.stride[1], t->keys, d);
+    c->tiles->pack_a(w->k, words, nd_attention_row(c->args->k, t->b, t->key0, t->kv),
+                     c->args->k.dtype, c->args->k.stride[1], t->keys, d);
+    c->tiles->pack_a(w->v, words, nd_attention_row(c->args->v, t->b, t->key0, t->kv),
+                     c->args->v.dtype, c->args->v.stride[1], t->keys, d);
     for (int first = 0; first < t->keys; first += ND_TILE) {
         const int keys = (int)nd_min(t->keys - first, ND_TILE);
         c->tiles->pack_a_transposed(w->kt + first / group, kt_ld,
-                                    nd_attention_row(c->k, t->b, t->key0 + first, t->kv),
-                                    c->k.dtype, c->k.stride[1], keys, d, w->temporary);
+                                    nd_attention_row(c->args->k, t->b, t->key0 + first, t->kv),
+                                    c->args->k.dtype, c->args->k.stride[1], keys, d, w->temporary);
     }
     memset(w->dk, 0, (size_t)(t->keys * wide_ld(d)) * sizeof(float));
     memset(w->dv, 0, (size_t)(t->keys * wide_ld(d)) * sizeof(float));
@@ -178,26 +176,28 @@ static void load_queries(const call *c, workspace *w, const task *t, const row_b
     const nd_tile_ops *tiles = c->tiles;
     const int d = (int)c->a->head_dim;
     const int64_t dp = wide_ld(d), at = (t->b * c->a->heads + r->head) * c->a->sq + r->q0;
-    const void *q = nd_attention_row(c->q, t->b, r->q0, r->head);
-    const void *dout = nd_attention_row(c->dout, t->b, r->q0, r->head);
-    const int64_t q_stride = c->q.stride[1], dout_stride = c->dout.stride[1];
+    const nd_attention_bwd_args *x = c->args;
+    const void *q = nd_attention_row(x->q, t->b, r->q0, r->head);
+    const void *dout = nd_attention_row(x->dout, t->b, r->q0, r->head);
+    const float *lse = (const float *)x->lse.data + at, *delta = (const float *)x->delta.data + at;
+    const int64_t q_stride = x->q.stride[1], dout_stride = x->dout.stride[1];
     const int64_t column = r->place * ND_TILE, row = words_of(c, column);
     const int64_t packed = column * words_of(c, d);
     const int loaded = words_of(c, r->rows), left = words_of(c, ND_TILE) - loaded;
     const size_t zeros = (size_t)(left * dp) * sizeof(nd_word);
-    tiles->pack_b_transposed(w->qt + packed, ND_TILE, q, c->q.dtype, q_stride, r->rows, d,
+    tiles->pack_b_transposed(w->qt + packed, ND_TILE, q, x->q.dtype, q_stride, r->rows, d,
                              w->temporary);
-    tiles->pack_b_transposed(w->dot + packed, ND_TILE, dout, c->dout.dtype, dout_stride, r->rows, d,
+    tiles->pack_b_transposed(w->dot + packed, ND_TILE, dout, x->dout.dtype, dout_stride, r->rows, d,
                              w->temporary);
-    tiles->pack_b(w->q + row * dp, dp, q, c->q.dtype, q_stride, r->rows, d);
-    tiles->pack_b(w->dout + row * dp, dp, dout, c->dout.dtype, dout_stride, r->rows, d);
+    tiles->pack_b(w->q + row * dp, dp, q, x->q.dtype, q_stride, r->rows, d);
+    tiles->pack_b(w->dout + row * dp, dp, dout, x->dout.dtype, dout_stride, r->rows, d);
     memset(w->q + (row + loaded) * dp, 0, zeros);
     memset(w->dout + (row + loaded) * dp, 0, zeros);
     for (int i = 0; i < ND_TILE; i++) {
         /* Padding and queries that saw nothing get probability 0. */
-        bool blind = i >= r->rows || c->lse[at + i] == -INFINITY;
-        w->lse[column + i] = blind ? INFINITY : c->lse[at + i] * (float)M_LOG2E;
-        w->delta[column + i] = blind ? 0.0f : c->delta[at + i];
+        bool blind = i >= r->rows || lse[i] == -INFINITY;
+        w->lse[column + i] = blind ? INFINITY : lse[i] * (float)M_LOG2E;
+        w->delta[column + i] = blind ? 0.0f : delta[i];
     }
 }
 
@@ -267,7 +267,7 @@ static void store_keys(const call *c, nd_tensor y, const float *sums, const task
         if (y.dtype == ND_DTYPE_F32) {
             float *to = row;
             for (int64_t i = 0; i < d; i++) {
-                to[i] = c->add_kv ? to[i] + from[i] : from[i];
+                to[i] = c->args->add_kv ? to[i] + from[i] : from[i];
             }
         } else {
             nd_bf16 *to = row;
@@ -281,9 +281,9 @@ static void store_keys(const call *c, nd_tensor y, const float *sums, const task
 static void store_queries(const call *c, workspace *w, const task *t, const row_block *r,
                           const float *sum)
 {
-    c->tiles->store_transposed(nd_attention_row(c->dq, t->b, r->q0, r->head), c->dq.dtype,
-                               c->dq.stride[1], sum, (int)c->a->head_dim, r->rows, NULL, c->add_q,
-                               w->temporary);
+    c->tiles->store_transposed(nd_attention_row(c->args->dq, t->b, r->q0, r->head),
+                               c->args->dq.dtype, c->args->dq.stride[1], sum, (int)c->a->head_dim,
+                               r->rows, NULL, c->args->add_q, w->temporary);
 }
 
 /* The task's part of the row block's dQ, in its turn. The first key block that is seen overwrites
@@ -374,8 +374,8 @@ static void run_task(const call *c, workspace *w, int64_t number)
         }
         run_strip(c, w, &t, strip, blocks);
     }
-    store_keys(c, c->dk, w->dk, &t);
-    store_keys(c, c->dv, w->dv, &t);
+    store_keys(c, c->args->dk, w->dk, &t);
+    store_keys(c, c->args->dv, w->dv, &t);
 }
 
 typedef struct all_tasks {
@@ -416,17 +416,7 @@ nd_status nd_cpu_attention_bwd(nd_stream *stream, const nd_attention_bwd_args *a
     const bool bf16 = q.dtype == ND_DTYPE_BF16 && context->tiles_bf16;
     call c = {.a = a,
               .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
-              .dq = dq,
-              .dk = dk,
-              .dv = dv,
-              .q = q,
-              .k = k,
-              .v = v,
-              .dout = dout,
-              .lse = args->lse.data,
-              .delta = args->delta.data,
-              .add_q = args->add_q,
-              .add_kv = args->add_kv,
+              .args = args,
               .sight = {a, args->first_key, args->end_key, NULL},
               .team = context->team,
               .division = divide(threads, a)};

@@ -15,7 +15,7 @@ enum { STEP = ND_ATTENTION_STEP, PIECE = 32 };
 typedef struct call {
     const nd_attention *a;
     const nd_tile_ops *tiles;
-    nd_tensor out, lse, q, k, v;
+    const nd_attention_fwd_args *args;
     nd_sight sight;
     int64_t row_blocks; /* row blocks of one head in a task */
 } call;
@@ -77,8 +77,8 @@ static void row_block_begin(const call *c, workspace *w, int64_t block, int64_t 
 {
     const int64_t d = c->a->head_dim;
     c->tiles->pack_b_transposed(w->qt + block * d * ND_TILE, ND_TILE,
-                                nd_attention_row(c->q, b, q0, head), c->q.dtype, c->q.stride[1],
-                                rows, (int)d, w->temporary);
+                                nd_attention_row(c->args->q, b, q0, head), c->args->q.dtype,
+                                c->args->q.stride[1], rows, (int)d, w->temporary);
     memset(w->ot + block * d * ND_TILE, 0, (size_t)(d * ND_TILE) * sizeof(float));
     for (int r = 0; r < ND_TILE; r++) {
         w->max[block * ND_TILE + r] = -INFINITY;
@@ -139,16 +139,16 @@ static void row_block_end(const call *c, workspace *w, int64_t block, int64_t b,
     const nd_attention *a = c->a;
     const int64_t d = a->head_dim;
     const float *max = w->max + block * ND_TILE, *sum = w->sum + block * ND_TILE;
-    float *lse = (float *)c->lse.data + (b * a->heads + head) * a->sq + q0;
+    float *lse = (float *)c->args->lse.data + (b * a->heads + head) * a->sq + q0;
     float inverse[ND_TILE];
     for (int r = 0; r < rows; r++) {
         bool blind = sum[r] == 0.0f;
         inverse[r] = blind ? 0.0f : 1.0f / sum[r];
         lse[r] = blind ? -INFINITY : (max[r] + log2f(sum[r])) * (float)M_LN2;
     }
-    c->tiles->store_transposed(nd_attention_row(c->out, b, q0, head), c->out.dtype,
-                               c->out.stride[1], w->ot + block * d * ND_TILE, (int)d, rows, inverse,
-                               false, w->temporary);
+    c->tiles->store_transposed(nd_attention_row(c->args->out, b, q0, head), c->args->out.dtype,
+                               c->args->out.stride[1], w->ot + block * d * ND_TILE, (int)d, rows,
+                               inverse, false, w->temporary);
 }
 
 /* Queries [q0, q_end) of the heads that share a KV head, in one sample. */
@@ -202,11 +202,11 @@ static void run_task(const call *c, workspace *w, const task *t)
     for_row_blocks(c, w, BEGIN, t, 0, 0);
     for (int64_t key0 = seen.begin / PIECE * PIECE; key0 < seen.end; key0 += STEP) {
         const int keys = (int)nd_min(seen.end - key0, STEP);
-        tiles->pack_a(w->k, words, nd_attention_row(c->k, t->b, key0, t->kv), c->k.dtype,
-                      c->k.stride[1], keys, d);
+        tiles->pack_a(w->k, words, nd_attention_row(c->args->k, t->b, key0, t->kv),
+                      c->args->k.dtype, c->args->k.stride[1], keys, d);
         tiles->pack_a_transposed(w->vt, STEP / tiles->group,
-                                 nd_attention_row(c->v, t->b, key0, t->kv), c->v.dtype,
-                                 c->v.stride[1], keys, d, w->temporary);
+                                 nd_attention_row(c->args->v, t->b, key0, t->kv), c->args->v.dtype,
+                                 c->args->v.stride[1], keys, d, w->temporary);
         for_row_blocks(c, w, KEYS, t, key0, keys);
     }
     for_row_blocks(c, w, END, t, 0, 0);
@@ -258,11 +258,7 @@ nd_status nd_cpu_attention_fwd(nd_stream *stream, const nd_attention_fwd_args *a
     char *behind = (char *)args->scratch + (size_t)threads * bytes;
     const call c = {.a = a,
                     .tiles = bf16 ? context->tiles_bf16 : context->tiles_f32,
-                    .out = args->out,
-                    .lse = args->lse,
-                    .q = q,
-                    .k = k,
-                    .v = v,
+                    .args = args,
                     .sight = {a, args->first_key, args->end_key, (nd_seen_keys *)behind},
                     .row_blocks = row_blocks};
     const int64_t span = c.row_blocks * ND_TILE, spans = nd_ceil_div(a->sq, span);

@@ -19,7 +19,7 @@ enum {
 typedef struct call {
     const nd_attention *a;
     const nd_row_ops *kernels;
-    nd_tensor out, lse, q, k, v, first_key, end_key;
+    const nd_attention_fwd_args *args;
     int64_t span, spans; /* keys of a span; spans of a head */
     float *outputs;      /* (B, K, spans, G, D), not yet divided by the sums */
     float *max, *sum;    /* (B, K, spans, G) */
@@ -57,27 +57,27 @@ static void one_span(const call *c, int64_t item, float *scores)
     const int64_t D = a->head_dim, group = nd_attention_group(a), first = item * group;
     const int64_t b = item / c->spans / a->kv_heads, kv = item / c->spans % a->kv_heads;
     const int64_t key0 = item % c->spans * c->span;
-    const nd_key_range seen = nd_visible_keys(a, c->first_key, c->end_key, b, 0);
+    const nd_key_range seen = nd_visible_keys(a, c->args->first_key, c->args->end_key, b, 0);
     const int64_t from = nd_min(nd_max(seen.begin, key0), key0 + c->span);
     const int64_t keys = nd_max(nd_min(seen.end, key0 + c->span) - from, 0);
-    const nd_row_dots dots = {.x = nd_attention_row(c->q, b, 0, kv * group),
-                              .x_stride = c->q.stride[2],
+    const nd_row_dots dots = {.x = nd_attention_row(c->args->q, b, 0, kv * group),
+                              .x_stride = c->args->q.stride[2],
                               .vectors = group,
-                              .rows = nd_attention_row(c->k, b, from, kv),
-                              .stride = c->k.stride[1],
+                              .rows = nd_attention_row(c->args->k, b, from, kv),
+                              .stride = c->args->k.stride[1],
                               .count = keys,
                               .k = D,
-                              .bf16 = c->q.dtype == ND_DTYPE_BF16,
+                              .bf16 = c->args->q.dtype == ND_DTYPE_BF16,
                               .out = scores,
                               .out_stride = c->span};
     const nd_row_sums sums = {.weights = scores,
                               .weight_stride = c->span,
                               .vectors = group,
-                              .rows = nd_attention_row(c->v, b, from, kv),
-                              .stride = c->v.stride[1],
+                              .rows = nd_attention_row(c->args->v, b, from, kv),
+                              .stride = c->args->v.stride[1],
                               .count = keys,
                               .k = D,
-                              .bf16 = c->v.dtype == ND_DTYPE_BF16,
+                              .bf16 = c->args->v.dtype == ND_DTYPE_BF16,
                               .out = c->outputs + first * D,
                               .out_stride = D};
     kernels->dots(&dots);
@@ -125,8 +125,9 @@ static void merge_head(const call *c, int64_t b, int64_t h)
     for (int64_t d = 0; d < D && !blind; d++) {
         out[d] /= sum;
     }
-    ((float *)c->lse.data)[b * a->heads + h] = blind ? -INFINITY : max + logf(sum);
-    c->kernels->cast(nd_attention_row(c->out, b, 0, h), c->out.dtype, out, ND_DTYPE_F32, D);
+    ((float *)c->args->lse.data)[b * a->heads + h] = blind ? -INFINITY : max + logf(sum);
+    c->kernels->cast(nd_attention_row(c->args->out, b, 0, h), c->args->out.dtype, out, ND_DTYPE_F32,
+                     D);
 }
 
 static void merge_heads(void *arg, int64_t begin, int64_t end)
@@ -145,13 +146,7 @@ void nd_attention_one(nd_stream *stream, const nd_attention_fwd_args *args)
     ND_ASSERT(a->sq == 1);
     call_init(&c, args->scratch, stream->device->threads, a);
     c.kernels = nd_cpu_context_of(stream)->rows;
-    c.out = args->out;
-    c.lse = args->lse;
-    c.q = args->q;
-    c.k = args->k;
-    c.v = args->v;
-    c.first_key = args->first_key;
-    c.end_key = args->end_key;
+    c.args = args;
     nd_cpu_parallel(stream, a->batch * a->kv_heads * c.spans,
                     2 * nd_min(a->sk, c.span) * nd_attention_group(a) * D, some_spans, &c);
     nd_cpu_parallel(stream, a->batch * a->heads, c.spans * D, merge_heads, &c);

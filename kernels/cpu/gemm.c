@@ -39,13 +39,22 @@ static void pack_a(const call *c, workspace *w, const nd_gemm_block *x)
     }
 }
 
+/* The columns and the k of x, one panel of op(b) at most. */
+static void pack_panel(const nd_gemm_kernels *kernels, const nd_gemm_product *p, nd_gemm_word *to,
+                       const nd_gemm_block *x)
+{
+    const bool transposed = p->b_transposed;
+    nd_gemm_pack *pack = transposed ? kernels->pack_b_rows : kernels->pack_b_columns;
+    pack(to, nd_gemm_operand_at(p->b, transposed, x->column, x->k), (int)x->columns, (int)x->depth);
+}
+
 /* The j-th columns of a block, packed in the thread's scratch. */
 static const nd_gemm_word *pack_in_scratch(const call *c, workspace *w,
                                            const nd_gemm_block *columns, int64_t j, sharing shared)
 {
     nd_gemm_word *b = w->b + (shared == ONLY_BLOCK ? 0 : j * c->kernels->k_block / 2);
     if (shared != LATER_BLOCK) {
-        nd_gemm_pack_panel(c->kernels, c->p, b, columns);
+        pack_panel(c->kernels, c->p, b, columns);
     }
     return b;
 }
@@ -295,6 +304,42 @@ void nd_gemm_multiply(nd_gemm *gemm, const nd_gemm_product *p)
 int64_t nd_gemm_sum_block(const nd_gemm *gemm, int64_t k)
 {
     return nd_gemm_k_block(gemm->kernels, k);
+}
+
+/* Operands that are packed as a whole, before a product. */
+
+size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    return (size_t)(nd_round_up(n, kernels->columns) * nd_gemm_words(kernels, k)) *
+           sizeof(nd_gemm_word);
+}
+
+typedef struct whole {
+    const nd_gemm *gemm;
+    const nd_gemm_product *p;
+    nd_gemm_word *packed;
+} whole;
+
+/* One panel with all of k. */
+static void pack_whole_panel(void *arg, int64_t index)
+{
+    const whole *w = arg;
+    const nd_gemm_kernels *kernels = w->gemm->kernels;
+    const int64_t k = w->p->k, block = nd_gemm_k_block(kernels, k);
+    nd_gemm_block x = {.column = index * kernels->columns};
+    x.columns = nd_min(kernels->columns, w->p->n - x.column);
+    for (; x.k < k; x.k += block) {
+        x.depth = nd_min(block, k - x.k);
+        pack_panel(kernels, w->p, w->packed + nd_gemm_offset_of_b(kernels, k, x.column, x.k), &x);
+    }
+}
+
+void nd_gemm_pack_whole(nd_gemm *gemm, const nd_gemm_product *p, nd_gemm_word *packed)
+{
+    ND_ASSERT(nd_gemm_can_be_packed(p->b));
+    whole w = {gemm, p, packed};
+    nd_team_run(gemm->team, nd_ceil_div(p->n, gemm->kernels->columns), pack_whole_panel, &w);
 }
 
 static size_t after(size_t offset, int64_t count, size_t size)

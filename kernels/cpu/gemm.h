@@ -4,7 +4,7 @@
 /*
  * Our own products of BF16 and of FP8 codes, for CPUs with AVX-512 or AMX. On Zen 4 those of
  * AVX-512 come within 5 to 15 percent of what the registers can do, 5 percent closer than oneDNN
- * 2.6. matmul.c and matmul_fp8.c choose.
+ * 2.6. matmul.c chooses.
  *
  * The result is cut into pieces for the threads; each is done in blocks: a panel of columns of B is
  * packed, multiplied with all rows of a block of A while they are in the second cache, and so on.

@@ -3,8 +3,8 @@
 #define ND_CPU_GEMM_PARTS_H
 /*
  * What the files of the products share: where blocks of operands lie, stored and packed (gemm.c
- * multiplies, gemm_packed.c packs whole operands, gemm_cut.c cuts a product into pieces). The
- * scratch of nd_gemm is that of one product at a time, a part of it for each thread of the team.
+ * multiplies, gemm_cut.c cuts a product into pieces). The scratch of nd_gemm is that of one product
+ * at a time, a part of it for each thread of the team.
  */
 #include "kernels/cpu/gemm.h"
 #include "runtime/base/math.h"
@@ -117,12 +117,6 @@ static inline int64_t nd_gemm_offset_of_b(const nd_gemm_kernels *kernels, int64_
 {
     return column * nd_gemm_words(kernels, k) + l / 2 * kernels->columns;
 }
-
-/* gemm_packed.c */
-
-/* Packs the columns and the k of x, one panel of op(b) at most. */
-void nd_gemm_pack_panel(const nd_gemm_kernels *kernels, const nd_gemm_product *p, nd_gemm_word *to,
-                        const nd_gemm_block *x);
 
 /* gemm_cut.c */
 

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/matmul.h"
-
+/*
+ * Matrix products of the CPU backend: those of BF16 and of FP8 codes are ours (gemm.h) on CPUs with
+ * AVX-512 or AMX; others are oneDNN's.
+ *
+ * Where the CPU has no BF16 dot products oneDNN has no BF16 product (AVX2) or a slow one (AVX-512):
+ * what is not ours there is widened to F32, which is exact, tile by tile, multiplied in F32, and
+ * the sum is rounded once.
+ */
 #include "kernels/cpu/context.h"
 #include "kernels/cpu/view.h"
 #include "runtime/base/math.h"
@@ -147,6 +153,38 @@ static nd_status multiply_blocks(nd_stream *stream, const nd_product_args *args)
     return ND_OK;
 }
 
+/*
+ * Products with few rows, as when a model continues a few texts: the time is that of reading b
+ * once, from memory, which no packing may double. Their rows are computed one by one, so that their
+ * bits do not depend on the number of rows.
+ */
+
+enum { FEW_ROWS = 8, BLOCK = 64 }; /* of b, whose results a thread holds */
+
+static void dot_rows(const nd_row_ops *rows, const void *args, int64_t begin, int64_t end)
+{
+    const nd_product_args *p = args;
+    const nd_tensor a = p->a.stored, b = p->b.stored;
+    float sums[FEW_ROWS * BLOCK];
+    for (int64_t first = begin; first < end; first += BLOCK) {
+        const int64_t count = nd_min(BLOCK, end - first), m = a.shape[0];
+        rows->dots(&(nd_row_dots){.x = a.data,
+                                  .x_stride = a.stride[0],
+                                  .vectors = m,
+                                  .rows = nd_row(b, first),
+                                  .stride = b.stride[0],
+                                  .count = count,
+                                  .k = a.shape[1],
+                                  .bf16 = a.dtype == ND_DTYPE_BF16,
+                                  .out = sums,
+                                  .out_stride = BLOCK});
+        for (int64_t i = 0; i < m; i++) {
+            rows->scaled_sum(nd_at(p->c, i, first), sums + i * BLOCK, 1.0f, NULL, p->beta != 0.0f,
+                             count, p->c.dtype == ND_DTYPE_BF16);
+        }
+    }
+}
+
 /* A product of operands in BF16, or in F32, as they are stored. */
 static nd_status product_plain(nd_stream *stream, const nd_product_args *args,
                                const nd_dnnl_product *p)
@@ -155,8 +193,8 @@ static nd_status product_plain(nd_stream *stream, const nd_product_args *args,
     nd_cpu_context *context = nd_cpu_context_of(stream);
     ND_ASSERT(nd_is_act(a) && a.dtype == b.dtype);
     ND_ASSERT(c.dtype == ND_DTYPE_F32 || c.dtype == a.dtype);
-    if (args->few_rows && p->m <= ND_CPU_FEW_ROWS && !p->a_transposed && p->b_transposed) {
-        nd_cpu_multiply_few_rows(stream, args);
+    if (args->few_rows && p->m <= FEW_ROWS && !p->a_transposed && p->b_transposed) {
+        nd_cpu_each(stream, p->n, p->k, dot_rows, args);
         return ND_OK;
     }
     if (context->gemm && p->in == ND_DTYPE_BF16) {
