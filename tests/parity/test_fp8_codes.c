@@ -50,7 +50,7 @@ static nd_status codes_of(nd_trainer *t, const nd_param *p, int64_t site, uint8_
         return ND_OK;
     }
     const nd_matrix out =
-        nd_matrix_with(nd_scales_at(&m->scales, site), &m->scales.recipe.output.b,
+        nd_matrix_with(nd_scales_at(&m->scales, site), &m->scales.recipe.rules[ND_W_OF_Y],
                        nd_tensor_2d(codes, ND_DTYPE_F8_E4M3, p->local_rows, p->local_cols));
     return ND_CALL(t->rank->ops, &t->rank->stream, make_form, .out = out,
                    .x = nd_fsdp_weight(&m->fsdp, p->id, p->id, p->layer));

@@ -108,7 +108,8 @@ Test(fp8_delayed, weights_enter_as_they_are_cast)
         for (int64_t step = 0; step < 3; step++) {
             float amax = 0.0f;
             int64_t site = nd_site_weight(s, 1, 6);
-            for (int64_t i = s->weights[site].begin; i < s->weights[site].end; i++) {
+            const nd_flat_range part = nd_scales_part(s, site);
+            for (int64_t i = part.begin; i < part.end; i++) {
                 amax = fmaxf(amax, fabsf(f.trainer->model->fsdp.master[i]));
             }
             amax = all_gather ? amax : nd_bf16_to_f32(nd_bf16_from_f32(amax));
@@ -174,7 +175,7 @@ static float put_weight(golden_run *f, float value)
 {
     nd_fsdp *fsdp = &f->trainer->model->fsdp;
     nd_scales *s = scales_of(f);
-    float *weight = fsdp->master + s->weights[nd_site_weight(s, 1, 1)].begin;
+    float *weight = fsdp->master + nd_scales_part(s, nd_site_weight(s, 1, 1)).begin;
     float was = *weight;
     *weight = value;
     nd_fsdp_weights_changed(fsdp);

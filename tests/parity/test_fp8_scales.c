@@ -155,7 +155,8 @@ static nd_status keep_amaxes(void *context, nd_trainer *t, int64_t step)
     const float *master = t->model->fsdp.master;
     float *amax = weights[t->rank->rank].amax[step];
     for (int w = 0; w < WEIGHTS; w++) {
-        for (int64_t i = s->weights[w].begin; i < s->weights[w].end; i++) {
+        const nd_flat_range part = nd_scales_part(s, w);
+        for (int64_t i = part.begin; i < part.end; i++) {
             amax[w] = fmaxf(amax[w], fabsf(master[i]));
         }
     }

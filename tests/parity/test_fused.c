@@ -151,7 +151,8 @@ static nd_status check_amaxes(void *context, nd_trainer *t, int64_t step)
              (long)step, (long)s->updated_version);
     for (int64_t i = 0; i < s->layers * ND_LINEAR_COUNT; i++) {
         float most = 0.0f;
-        for (int64_t e = s->weights[i].begin; e < s->weights[i].end; e++) {
+        const nd_flat_range part = nd_scales_part(s, i);
+        for (int64_t e = part.begin; e < part.end; e++) {
             most = fmaxf(most, fabsf(m->fsdp.master[e]));
         }
         ND_CHECK(s->updated[i] == most, "step %ld, weight %ld: amax %.9g, not %.9g", (long)step,

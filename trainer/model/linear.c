@@ -16,7 +16,8 @@ static void pad_rows(const nd_model *m, nd_product_args *x)
     x->a.stored.shape[0] = rows;
 }
 
-static nd_status multiply(nd_model *m, nd_product_args *x, const nd_gemm_rule *rule)
+/* Only y is summed with fewer bits where it is of FP8. */
+static nd_status multiply(nd_model *m, nd_product_args *x)
 {
     const bool fp8 = nd_matrix_is_fp8(&x->a);
     if (fp8 && !x->a_transposed) { /* y, dx */
@@ -24,7 +25,7 @@ static nd_status multiply(nd_model *m, nd_product_args *x, const nd_gemm_rule *r
     }
     ND_OP(m->rank, ND_TRACE_GEMM, product, .c = x->c, .a = x->a, .a_transposed = x->a_transposed,
           .b = x->b, .b_transposed = x->b_transposed, .beta = x->beta,
-          .few_rows = !fp8 && x->few_rows, .fast_accumulation = fp8 && rule->fast_accumulation,
+          .few_rows = !fp8 && x->few_rows, .fast_accumulation = fp8 && x->b_transposed,
           .scratch = fp8 ? m->work.fp8.gemm : NULL);
     return ND_OK;
 }
@@ -78,7 +79,7 @@ nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_opera
                                 .few_rows = c.pass == ND_PASS_GENERATE};
         ND_TRY(nd_operand_form(c, g, p, ND_X_OF_Y, x, &args.a));
         ND_TRY(nd_weight_form(c, g, p, ND_W_OF_Y, &args.b));
-        ND_TRY(multiply(m, &args, &m->scales.recipe.output));
+        ND_TRY(multiply(m, &args));
     }
     return ND_OK;
 }
@@ -156,7 +157,7 @@ nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx)
         nd_product_args args = {.c = dx, .beta = p->offset > 0 ? 1.0f : 0.0f};
         ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DX, &part, &args.a));
         ND_TRY(nd_weight_form(c, g, p, ND_W_OF_DX, &args.b));
-        ND_TRY(multiply(m, &args, &m->scales.recipe.input_gradient));
+        ND_TRY(multiply(m, &args));
         rest->forms[i] = part.form;
     }
     return ND_OK;
@@ -194,7 +195,7 @@ nd_status nd_linear_weight_gradient(nd_linear_rest *rest)
         form += p->fp8 ? p->count : 1; /* linears in BF16 are one part also where dx is made */
         ND_TRY(nd_operand_form(c, g, p, ND_DY_OF_DW, &part, &args.a));
         ND_TRY(nd_operand_form(c, g, p, ND_X_OF_DW, &rest->x, &args.b));
-        ND_TRY(multiply(m, &args, &m->scales.recipe.weight_gradient));
+        ND_TRY(multiply(m, &args));
     }
     return ND_OK;
 }

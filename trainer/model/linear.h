@@ -13,7 +13,7 @@
  *
  *   group    the linears with one input; linear_groups.c makes them when the model is made
  *   part     adjacent linears of a group that make one product
- *   rule     how the recipe casts the operand of a role (nd_recipe_rule); none: it is not cast
+ *   rule     how the recipe casts the operand of a role (nd_recipe.rules); none: it is not cast
  *   settle   to find the scales of an operand that is cast with its own amaxes
  *   encode   to cast rows before they are gathered: their codes are kept, or travel
  *   form     what a product reads of an operand: rows, codes or transposed codes (nd_form_rule)

@@ -24,8 +24,7 @@ static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
 {
     const nd_scales *s = &m->scales;
     const bool of_weight =
-        nd_recipe_rule(&s->recipe, split_weight(g))->granularity != ND_PER_TENSOR &&
-        !s->codes_gathered;
+        s->recipe.rules[split_weight(g)].granularity != ND_PER_TENSOR && !s->codes_gathered;
     int64_t end = 0;
     for (int i = 0; i < g->dx_part_count; i++) {
         nd_linear_part *p = &g->dx_parts[i];
@@ -43,8 +42,8 @@ static nd_status settle(nd_block_call c, const nd_linear_group *g, nd_tensor all
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
-    const nd_cast_rule *rule = nd_recipe_rule(&s->recipe, split_role(g)),
-                       *weight = nd_recipe_rule(&s->recipe, split_weight(g));
+    const nd_cast_rule *rule = &s->recipe.rules[split_role(g)],
+                       *weight = &s->recipe.rules[split_weight(g)];
     const int64_t rows = all.shape[0], C = m->dims.C;
     int64_t count = 0;
     for (int i = 0; i < g->dx_part_count; i++) {

@@ -28,7 +28,7 @@ static nd_status settle_gradients(nd_block_call c, const nd_linear_group *g, nd_
 {
     nd_model *m = c.model;
     const nd_scales *s = &m->scales;
-    const nd_cast_rule *rule = nd_recipe_rule(&s->recipe, ND_DY_OF_DX);
+    const nd_cast_rule *rule = &s->recipe.rules[ND_DY_OF_DX];
     const nd_scale_ref all = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
     if (rule->scaling == ND_SCALING_CURRENT) {
         for (int i = 0; i < g->dx_part_count; i++) {

@@ -13,7 +13,7 @@ static const nd_linear_method bf16;
 /* The dtype in which a weight is gathered. */
 static nd_dtype stored_weight(const nd_model *m, bool fp8)
 {
-    return fp8 && m->scales.codes_gathered ? m->scales.recipe.output.b.format : m->dims.act;
+    return fp8 && m->scales.codes_gathered ? m->scales.recipe.rules[ND_W_OF_Y].format : m->dims.act;
 }
 
 /* Whether adjacent FP8 linears make one product for y, and one for dw, with a scale for each
@@ -72,20 +72,20 @@ static void resolve(const nd_model *m, const nd_linear_group *g, nd_linear_part 
     const nd_form_need x = {.rows = T,
                             .columns = K,
                             .others = N,
-                            .stored = g->keeps ? recipe->output.a.format : act,
+                            .stored = g->keeps ? recipe->rules[ND_X_OF_Y].format : act,
                             .uses = 1};
     const nd_form_need w = {
         .rows = N, .columns = K, .others = T, .stored = stored_weight(m, p->fp8)};
     const nd_form_need dy = {.rows = T,
                              .columns = N,
                              .others = K,
-                             .stored = g->travels ? recipe->input_gradient.a.format : act,
+                             .stored = g->travels ? recipe->rules[ND_DY_OF_DX].format : act,
                              .uses = 1};
     const nd_form_need needs[ND_ROLE_COUNT] = {
         [ND_X_OF_Y] = x,  [ND_W_OF_Y] = w,    [ND_DY_OF_DX] = dy,
         [ND_W_OF_DX] = w, [ND_DY_OF_DW] = dy, [ND_X_OF_DW] = x};
     for (nd_role role = 0; role < ND_ROLE_COUNT; role++) {
-        const nd_cast_rule *rule = nd_recipe_rule(recipe, role);
+        const nd_cast_rule *rule = &recipe->rules[role];
         nd_form_need need = needs[role];
         p->rules[role] = p->fp8 && rule->scaling != ND_SCALING_NONE ? rule : NULL;
         p->joint[role] = -1;

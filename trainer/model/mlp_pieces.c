@@ -45,7 +45,7 @@ nd_status nd_mlp_pieces_init(nd_model *m)
     if (!nd_mlp_has_pieces(m)) {
         return ND_OK;
     }
-    if (recipe->name && recipe->weight_gradient.a.scaling != ND_SCALING_NONE) {
+    if (recipe->name && recipe->rules[ND_DY_OF_DW].scaling != ND_SCALING_NONE) {
         return nd_fail(
             ND_ERR_CONFIG,
             "parallel.tiled_mlp is %lld, but fp8.recipe %s has scales or sums that follow "

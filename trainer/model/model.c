@@ -190,7 +190,7 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     m->delays = o->delays;
     ND_TRY_OUT(ND_ALLOC(m->set_count, &m->sets));
     ND_ASSERT(!o->cache || o->forward_only);
-    ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears));
+    ND_TRY_OUT(nd_scales_init(&m->scales, rank, o->linears, o->forward_only));
     ND_TRY_OUT(o->cache ? ND_OK : nd_mlp_pieces_init(m));
     ND_TRY_OUT(m->set_count == 1 || !m->scales.recipe.name
                    ? ND_OK
@@ -199,9 +199,6 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     /* linear.c pads the rows of FP8 products up to these. */
     ND_ASSERT(!m->scales.recipe.name || rank->ops->fp8_rows == 0 ||
               m->dims.T % rank->ops->fp8_rows == 0);
-    if (o->forward_only) {
-        nd_scales_keep_weights(&m->scales);
-    }
     nd_layout_options layout = {.shape = &rank->shape,
                                 .mesh = &rank->mesh,
                                 .coord = rank->coord,

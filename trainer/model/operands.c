@@ -123,7 +123,7 @@ static nd_status make(nd_model *m, const cast *how, nd_operand *x)
 nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
 {
     nd_scales *s = &c.model->scales;
-    const cast how = {.rule = nd_recipe_rule(&s->recipe, role),
+    const cast how = {.rule = &s->recipe.rules[role],
                       .split = true,
                       .record = !is_input(role) || c.pass == ND_PASS_TRAIN,
                       .codes = x->codes.data};
@@ -287,7 +287,7 @@ nd_operand nd_operand_kept(nd_block_call c, nd_input input)
 nd_known nd_gradient_known(nd_block_call c, nd_input input)
 {
     const nd_scales *s = &c.model->scales;
-    const bool current = s->recipe.input_gradient.a.scaling == ND_SCALING_CURRENT;
+    const bool current = s->recipe.rules[ND_DY_OF_DX].scaling == ND_SCALING_CURRENT;
     return may_fuse(c.model) && current && nd_linear_group_of(c, input)->fp8 ? ND_KNOWN_AMAX
                                                                              : ND_KNOWN_NOTHING;
 }
@@ -326,8 +326,8 @@ nd_status nd_operand_prepare_gradients(nd_block_call c, nd_operand *dy, nd_tenso
     const nd_scale_ref scale = nd_scales_at(s, nd_site_gradient(s, c.layer, g->first));
     dy->known = delayed ? ND_KNOWN_CODES : ND_KNOWN_AMAX;
     if (delayed) {
-        dy->codes =
-            nd_tensor_2d(m->work.fp8.dy, s->recipe.input_gradient.a.format, g->count * d->T, d->F);
+        dy->codes = nd_tensor_2d(m->work.fp8.dy, s->recipe.rules[ND_DY_OF_DX].format,
+                                 g->count * d->T, d->F);
     }
     for (int p = 0; p < g->dx_part_count; p++) {
         const int i = g->dx_parts[p].linear - g->first; /* FP8 linears have parts of their own */

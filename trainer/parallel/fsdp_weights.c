@@ -50,12 +50,12 @@ static nd_status cast_codes(nd_fsdp *fsdp, const nd_unit *unit, char *own)
     int64_t begin = unit->segments[ND_SEGMENT_FP8].shard_offset;
     for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
         int64_t site = nd_site_weight(scales, layer, linear);
-        nd_flat_range range = scales->weights[site];
+        const nd_flat_range range = nd_scales_part(scales, site);
         int64_t count = range.end - range.begin;
         if (count == 0) {
             continue;
         }
-        const nd_cast_rule *rule = &scales->recipe.output.b;
+        const nd_cast_rule *rule = &scales->recipe.rules[ND_W_OF_Y];
         const nd_tensor codes = nd_tensor_1d(own + (range.begin - begin), rule->format, count);
         const nd_matrix out = nd_matrix_with(nd_scales_at(scales, site), rule, codes);
         const nd_tensor x = nd_tensor_1d(fsdp->master + range.begin, ND_DTYPE_F32, count);

@@ -289,9 +289,9 @@ void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
                             void (*line)(void *context, const char *text), void *context)
 {
     const nd_recipe *recipe = &s->recipe;
-    const nd_gemm_rule *rules[] = {&recipe->output, &recipe->input_gradient,
-                                   &recipe->weight_gradient};
-    static const char *const names[] = {"output", "input gradient", "weight gradient"};
+    static const char *const products[ND_ROLE_COUNT] = {[ND_X_OF_Y] = "output",
+                                                        [ND_DY_OF_DX] = "input gradient",
+                                                        [ND_DY_OF_DW] = "weight gradient"};
     const char *filter = s->rank->config->fp8.filter;
     /* Only a GPU has fast accumulation. A plan for GPUs may be made on a machine without one. */
     bool cuda =
@@ -306,11 +306,10 @@ void nd_precision_each_line(const nd_scales *s, const nd_shape *shape,
              (long long)(s->layers * ND_LINEAR_COUNT + 1),
              s->codes_gathered ? "as codes" : "in BF16");
     line(context, text);
-    for (int i = 0; i < 3; i++) {
-        nd_gemm_rule rule = *rules[i];
-        rule.fast_accumulation = rule.fast_accumulation && cuda;
-        snprintf(text, sizeof text, "  %s: %s", names[i],
-                 nd_gemm_rule_format(&rule, format, sizeof format));
+    for (nd_role role = 0; role < ND_ROLE_COUNT; role += 2) {
+        const bool fast = cuda && role == ND_X_OF_Y;
+        snprintf(text, sizeof text, "  %s: %s", products[role],
+                 nd_recipe_format(recipe, role, fast, format, sizeof format));
         line(context, text);
     }
     nd_filter_each_line(&s->filter, shape, line, context);

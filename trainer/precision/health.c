@@ -50,11 +50,11 @@ static nd_status find_scales(nd_scales *s)
         return nd_copy(stream, h->scale, s->scale, (size_t)s->sites * sizeof(float));
     }
     ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = h->scale, .inverse = h->inverse,
-          .amax = h->amax, .count = gradients, .format = recipe->output.a.format,
+          .amax = h->amax, .count = gradients, .format = recipe->rules[ND_X_OF_Y].format,
           .power_of_two = recipe->power_of_two);
     ND_OP(s->rank, ND_TRACE_CAST, fp8_scale, .scale = h->scale + gradients,
           .inverse = h->inverse + gradients, .amax = h->amax + gradients,
-          .count = s->sites - gradients, .format = recipe->input_gradient.a.format,
+          .count = s->sites - gradients, .format = recipe->rules[ND_DY_OF_DX].format,
           .power_of_two = recipe->power_of_two);
     return ND_OK;
 }

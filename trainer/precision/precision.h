@@ -21,7 +21,7 @@
 /*
  * recipe
  *
- * For each of a linear's three products it says how each operand is cast. A granularity is that of
+ * For each role of an operand it says how this is cast. A granularity is that of
  * the operand as it is stored: x (tokens, in), w (out, in), dy (tokens, out). The recipes are the
  * rows of runtime/config/fp8_recipes.def, which names their sources.
  */
@@ -37,17 +37,10 @@ typedef struct nd_cast_rule {
     nd_granularity granularity;
 } nd_cast_rule;
 
-typedef struct nd_gemm_rule {
-    nd_cast_rule a, b;
-    bool fast_accumulation;
-} nd_gemm_rule;
-
 typedef struct nd_recipe {
-    const char *name;             /* NULL: no FP8 */
-    nd_gemm_rule output;          /* y = x w^T: a is x, b is w */
-    nd_gemm_rule input_gradient;  /* dx = dy w: a is dy, b is w */
-    nd_gemm_rule weight_gradient; /* dw = dy^T x: a is dy, b is x */
-    bool power_of_two;            /* current scales are powers of two (ops.h) */
+    const char *name; /* NULL: no FP8 */
+    nd_cast_rule rules[ND_ROLE_COUNT];
+    bool power_of_two; /* current scales are powers of two (ops.h) */
     /* delayed */
     int64_t history_length;
     nd_amax_algorithm algorithm;
@@ -57,9 +50,6 @@ typedef struct nd_recipe {
 /* The recipe of a configuration; name NULL unless train.precision is fp8. */
 nd_recipe nd_recipe_of(const nd_config *config);
 
-/* How the operand of a role is cast. */
-const nd_cast_rule *nd_recipe_rule(const nd_recipe *recipe, nd_role role);
-
 /*
  * Every operand has one scale: inputs are kept for backward as codes, weights may be gathered as
  * codes. Otherwise scales lie along rows or columns, inputs are kept in BF16 and cast again.
@@ -67,8 +57,10 @@ const nd_cast_rule *nd_recipe_rule(const nd_recipe *recipe, nd_role role);
 bool nd_recipe_is_per_tensor(const nd_recipe *recipe);
 bool nd_recipe_is_delayed(const nd_recipe *recipe);
 
-/* "e4m3 per tensor x e4m3 per tensor, fast accumulation", or "bf16"; returns buffer. */
-const char *nd_gemm_rule_format(const nd_gemm_rule *rule, char *buffer, size_t size);
+/* The casts of a product, named by the role of its first operand: "e4m3 per tensor x e4m3 per
+ * tensor, fast accumulation", or "bf16"; returns buffer. */
+const char *nd_recipe_format(const nd_recipe *recipe, nd_role first, bool fast, char *buffer,
+                             size_t size);
 
 /*
  * filter
@@ -224,11 +216,9 @@ typedef struct nd_scales {
     nd_recipe recipe;
     nd_filter filter;
     bool codes_gathered; /* weights travel as codes: segment FP8 */
-    bool weights_kept;   /* nd_scales_keep_weights */
+    bool weights_kept;   /* as codes, for a forward alone */
     bool from_bf16;      /* codes of weights are made from their BF16 values */
     int64_t layers, sites;
-    nd_flat_range *weights;  /* [layers x linears] this rank's part in the flat state; empty: none,
-                               or the linear stays in BF16 */
     int64_t version;         /* of the weights that the weight scales belong to; 0: none */
     float *updated;          /* (layers x linears): this rank's amaxes of updated_version, which the
                                 optimizer left; NULL: it measures none */
@@ -251,11 +241,10 @@ typedef struct nd_scales {
 } nd_scales;
 
 /* Decides which linears are converted; no memory yet. linears: what autotune chose, or NULL; not
- * kept. Without FP8 everything below is a no-op. */
-nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choice *linears);
-/* Before the layout is made: weights are kept as codes, for a forward alone. Not for `delayed`,
- * whose scales follow from steps. */
-void nd_scales_keep_weights(nd_scales *scales);
+ * kept. forward_only: weights are kept as codes, but not those of `delayed`, whose scales follow
+ * from steps. Without FP8 everything below is a no-op. */
+nd_status nd_scales_init(nd_scales *scales, nd_rank *rank, const nd_linear_choice *linears,
+                         bool forward_only);
 /* Plans; the layout is borrowed. */
 nd_status nd_scales_plan(nd_scales *scales, const nd_layout *layout, nd_vector_counts vectors,
                          nd_memplan *plan);
@@ -277,6 +266,9 @@ int64_t nd_site_input(const nd_scales *scales, int64_t layer, nd_input input);
 int64_t nd_site_gradient(const nd_scales *scales, int64_t layer, int linear);
 
 nd_scale_ref nd_scales_at(const nd_scales *scales, int64_t site);
+/* This rank's part of the weight of a site in the flat state; empty: none, or the linear stays in
+ * BF16. */
+nd_flat_range nd_scales_part(const nd_scales *scales, int64_t site);
 /* The scales of a weight whose codes are gathered or kept: one, or one for each of its local
  * rows. */
 nd_scale_ref nd_scales_of_weight(const nd_scales *scales, int64_t layer, int linear);

@@ -15,13 +15,9 @@
     {                                                                                              \
         .scaling = ND_SCALING_NONE                                                                 \
     }
-/* Only y is summed with fewer bits. */
 #define ND_FP8_RECIPE(id, name_, x_y, w_y, dy_dx, w_dx, dy_dw, x_dw, by_two)                       \
-    [ND_FP8_##id] = {.name = name_,                                                                \
-                     .output = {x_y, w_y, true},                                                   \
-                     .input_gradient = {dy_dx, w_dx, false},                                       \
-                     .weight_gradient = {dy_dw, x_dw, false},                                      \
-                     .power_of_two = by_two},
+    [ND_FP8_##id] = {                                                                              \
+        .name = name_, .rules = {x_y, w_y, dy_dx, w_dx, dy_dw, x_dw}, .power_of_two = by_two},
 static const nd_recipe recipes[ND_FP8_RECIPE_COUNT] = {
 #include "runtime/config/fp8_recipes.def"
 };
@@ -35,8 +31,8 @@ nd_recipe nd_recipe_of(const nd_config *config)
     nd_recipe recipe = recipes[config->fp8.recipe];
     if (config->fp8.recipe == ND_FP8_DELAYED) {
         if (config->fp8.format == ND_FP8_E4M3) {
-            recipe.input_gradient.a.format = ND_DTYPE_F8_E4M3;
-            recipe.weight_gradient.a.format = ND_DTYPE_F8_E4M3;
+            recipe.rules[ND_DY_OF_DX].format = ND_DTYPE_F8_E4M3;
+            recipe.rules[ND_DY_OF_DW].format = ND_DTYPE_F8_E4M3;
         }
         recipe.history_length = config->fp8.amax_history_length;
         recipe.algorithm =
@@ -46,25 +42,14 @@ nd_recipe nd_recipe_of(const nd_config *config)
     return recipe;
 }
 
-const nd_cast_rule *nd_recipe_rule(const nd_recipe *r, nd_role role)
-{
-    const nd_cast_rule *const rules[ND_ROLE_COUNT] = {[ND_X_OF_Y] = &r->output.a,
-                                                      [ND_W_OF_Y] = &r->output.b,
-                                                      [ND_DY_OF_DX] = &r->input_gradient.a,
-                                                      [ND_W_OF_DX] = &r->input_gradient.b,
-                                                      [ND_DY_OF_DW] = &r->weight_gradient.a,
-                                                      [ND_X_OF_DW] = &r->weight_gradient.b};
-    return rules[role];
-}
-
 bool nd_recipe_is_per_tensor(const nd_recipe *recipe)
 {
-    return recipe->name && recipe->output.a.granularity == ND_PER_TENSOR;
+    return recipe->name && recipe->rules[ND_X_OF_Y].granularity == ND_PER_TENSOR;
 }
 
 bool nd_recipe_is_delayed(const nd_recipe *recipe)
 {
-    return recipe->output.a.scaling == ND_SCALING_DELAYED;
+    return recipe->rules[ND_X_OF_Y].scaling == ND_SCALING_DELAYED;
 }
 
 static const char *operand(const nd_cast_rule *rule, char buffer[32])
@@ -76,14 +61,16 @@ static const char *operand(const nd_cast_rule *rule, char buffer[32])
     return buffer;
 }
 
-const char *nd_gemm_rule_format(const nd_gemm_rule *rule, char *buffer, size_t size)
+const char *nd_recipe_format(const nd_recipe *recipe, nd_role first, bool fast, char *buffer,
+                             size_t size)
 {
-    char a[32], b[32];
-    if (rule->a.scaling == ND_SCALING_NONE) {
+    const nd_cast_rule *a = &recipe->rules[first], *b = a + 1;
+    char of_a[32], of_b[32];
+    if (a->scaling == ND_SCALING_NONE) {
         snprintf(buffer, size, "bf16");
     } else {
-        snprintf(buffer, size, "%s x %s%s", operand(&rule->a, a), operand(&rule->b, b),
-                 rule->fast_accumulation ? ", fast accumulation" : "");
+        snprintf(buffer, size, "%s x %s%s", operand(a, of_a), operand(b, of_b),
+                 fast ? ", fast accumulation" : "");
     }
     return buffer;
 }

@@ -34,22 +34,19 @@ int64_t nd_site_gradient(const nd_scales *s, int64_t layer, int linear)
     return weight_sites(s) + s->layers * ND_INPUT_COUNT + layer * ND_LINEAR_COUNT + linear;
 }
 
-nd_status nd_scales_init(nd_scales *s, nd_rank *rank, const nd_linear_choice *linears)
+nd_status nd_scales_init(nd_scales *s, nd_rank *rank, const nd_linear_choice *linears,
+                         bool forward_only)
 {
     *s = (nd_scales){
         .rank = rank, .recipe = nd_recipe_of(rank->config), .layers = rank->shape.layers};
     s->sites = weight_sites(s) * 2 + s->layers * ND_INPUT_COUNT;
     s->codes_gathered = nd_recipe_is_per_tensor(&s->recipe) && rank->config->fp8.all_gather;
     s->from_bf16 = !s->codes_gathered;
+    s->weights_kept = forward_only && enabled(s) && !nd_recipe_is_delayed(&s->recipe);
+    s->codes_gathered |= s->weights_kept;
     ND_TRY(nd_filter_init(&s->filter, rank->config, &rank->shape));
     ND_TRY(nd_filter_check(&s->filter, rank->config, &rank->shape, &rank->mesh));
     return linears ? nd_filter_choose(&s->filter, linears) : ND_OK;
-}
-
-void nd_scales_keep_weights(nd_scales *s)
-{
-    s->weights_kept = enabled(s) && !nd_recipe_is_delayed(&s->recipe);
-    s->codes_gathered |= s->weights_kept;
 }
 
 bool nd_scales_in_segment(void *context, const nd_param *param)
@@ -66,19 +63,13 @@ bool nd_scales_keep_codes(const nd_scales *s, nd_input input, int64_t layer)
     return all && input != ND_INPUT_O && nd_recipe_is_per_tensor(&s->recipe);
 }
 
-/* Where the converted weights lie in this rank's flat state. */
-static nd_status find_weights(nd_scales *s)
+nd_flat_range nd_scales_part(const nd_scales *s, int64_t site)
 {
-    const nd_layout *layout = s->layout;
-    ND_TRY(ND_ALLOC(weight_sites(s), &s->weights));
-    for (int i = 0; i < layout->param_count; i++) {
-        const nd_param *p = &layout->params[i];
-        int linear = nd_linear_of_param(p->id);
-        if (linear >= 0 && nd_filter_converts(&s->filter, p->layer, linear)) {
-            s->weights[nd_site_weight(s, p->layer, linear)] = nd_layout_shard_range(layout, p);
-        }
-    }
-    return ND_OK;
+    const int64_t layer = site / ND_LINEAR_COUNT;
+    const int linear = (int)(site % ND_LINEAR_COUNT);
+    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
+    return p && nd_filter_converts(&s->filter, layer, linear) ? nd_layout_shard_range(s->layout, p)
+                                                              : (nd_flat_range){0};
 }
 
 /* Three vectors for each kind of operand, and three for joint scales, in one buffer. */
@@ -101,7 +92,7 @@ static void plan_vectors(nd_scales *s, nd_vector_counts counts, nd_memplan *plan
 
 static bool keeps_rows(const nd_scales *s)
 {
-    return s->weights_kept && s->recipe.output.b.granularity == ND_PER_ROW;
+    return s->weights_kept && s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_ROW;
 }
 
 /* The parameter of a linear in this rank's FP8 segment, or NULL. */
@@ -147,8 +138,8 @@ static nd_status plan_rows(nd_scales *s, nd_memplan *plan)
 /* Whether a product, and not the health log alone, reads an amax of a whole weight. */
 static bool products_read_amaxes(const nd_scales *s)
 {
-    return s->recipe.output.b.granularity == ND_PER_TENSOR ||
-           s->recipe.input_gradient.b.granularity == ND_PER_TENSOR;
+    return s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_TENSOR ||
+           s->recipe.rules[ND_W_OF_DX].granularity == ND_PER_TENSOR;
 }
 
 static bool optimizer_measures(const nd_scales *s)
@@ -192,8 +183,7 @@ nd_status nd_scales_plan(nd_scales *s, const nd_layout *layout, nd_vector_counts
     plan_vectors(s, rows ? vectors : (nd_vector_counts){0}, plan);
     plan_health(s, plan);
     ND_TRY(ND_ALLOC(s->sites, &s->report));
-    ND_TRY(plan_rows(s, plan));
-    return find_weights(s);
+    return plan_rows(s, plan);
 }
 
 nd_status nd_scales_start(nd_scales *s)
@@ -207,8 +197,8 @@ nd_status nd_scales_start(nd_scales *s)
     ND_TRY_OUT(ND_ALLOC(s->sites, &ones));
     ND_TRY_OUT(ND_ALLOC(s->sites, &limit));
     for (int64_t i = 0; i < s->sites; i++) {
-        nd_dtype format = i < nd_site_gradient(s, 0, 0) ? s->recipe.output.a.format
-                                                        : s->recipe.input_gradient.a.format;
+        nd_dtype format = i < nd_site_gradient(s, 0, 0) ? s->recipe.rules[ND_X_OF_Y].format
+                                                        : s->recipe.rules[ND_DY_OF_DX].format;
         ones[i] = 1.0f;
         limit[i] = (float)ldexp((double)nd_fp8_max(format), -(int)s->recipe.margin);
     }
@@ -225,11 +215,9 @@ out:
 void nd_scales_fini(nd_scales *s)
 {
     nd_filter_fini(&s->filter);
-    free(s->weights);
     free(s->first_row);
     free(s->kept_rows);
     free(s->report);
-    s->weights = NULL;
     s->first_row = NULL;
     s->kept_rows = NULL;
     s->report = NULL;
@@ -296,7 +284,8 @@ nd_status nd_scales_begin_update(nd_scales *s)
 float *nd_scales_updated_amax(const nd_scales *s, int64_t begin)
 {
     for (int64_t i = 0; s->updated && i < weight_sites(s); i++) {
-        if (s->weights[i].begin < s->weights[i].end && s->weights[i].begin == begin) {
+        const nd_flat_range part = nd_scales_part(s, i);
+        if (part.begin < part.end && part.begin == begin) {
             return s->updated + i;
         }
     }
@@ -318,10 +307,11 @@ static nd_status measure_weights(nd_scales *s, const float *master, int64_t vers
     }
     ND_TRY(nd_zero(&r->stream, s->amax, bytes));
     for (int64_t i = 0; i < weight_sites(s); i++) {
-        int64_t count = s->weights[i].end - s->weights[i].begin;
-        if (count > 0) {
+        const nd_flat_range part = nd_scales_part(s, i);
+        if (part.begin < part.end) {
             ND_OP(r, ND_TRACE_CAST, amax, .amax = s->amax + i,
-                  .x = nd_tensor_1d((float *)master + s->weights[i].begin, ND_DTYPE_F32, count),
+                  .x = nd_tensor_1d((float *)master + part.begin, ND_DTYPE_F32,
+                                    part.end - part.begin),
                   .granularity = ND_PER_TENSOR);
         }
     }
@@ -391,7 +381,7 @@ nd_status nd_scales_merge_weight(nd_scales *s, const nd_param *p, int64_t elemen
 {
     const nd_scale_ref at = scales_of_part(s, p, element, &x);
     ND_OP(s->rank, ND_TRACE_CAST, amax, .amax = at.amax, .x = x,
-          .granularity = s->recipe.output.b.granularity, .merge = true);
+          .granularity = s->recipe.rules[ND_W_OF_Y].granularity, .merge = true);
     return ND_OK;
 }
 
@@ -399,7 +389,7 @@ nd_status nd_scales_cast_weight(nd_scales *s, const nd_param *p, int64_t element
                                 void *codes)
 {
     const nd_scale_ref at = scales_of_part(s, p, element, &x);
-    nd_matrix out = nd_matrix_with(at, &s->recipe.output.b, x);
+    nd_matrix out = nd_matrix_with(at, &s->recipe.rules[ND_W_OF_Y], x);
     out.stored.data = codes;
     out.stored.dtype = out.format;
     ND_OP(s->rank, ND_TRACE_CAST, make_form, .out = out, .x = x);
@@ -419,7 +409,7 @@ nd_status nd_scales_settle_weights(nd_scales *s, int64_t layer)
         ND_TRY(max_over(s, ND_GROUP_MODEL, all.amax, count));
     }
     ND_TRY(max_over(s, ND_GROUP_DP_REPLICATE, all.amax, count));
-    return nd_scales_settle(s, all, count, s->recipe.output.b.format, false);
+    return nd_scales_settle(s, all, count, s->recipe.rules[ND_W_OF_Y].format, false);
 }
 
 nd_status nd_scales_settle(nd_scales *s, nd_scale_ref first, int64_t count, nd_dtype format,

@@ -149,7 +149,7 @@ nd_status mesh_load(nd_fsdp *fsdp, uint64_t seed)
 static nd_status open_shards(mesh_shards *s, bool shares)
 {
     nd_rank *rank = s->rank;
-    ND_TRY(nd_scales_init(&s->scales, rank, NULL));
+    ND_TRY(nd_scales_init(&s->scales, rank, NULL, false));
     nd_layout_options options = {.shape = &rank->shape,
                                  .mesh = &rank->mesh,
                                  .coord = rank->coord,

@@ -46,7 +46,7 @@ static float amax_of(const nd_scales *s, const nd_param *p, int64_t local_row, b
 static nd_status check_kept(const nd_model *m)
 {
     const nd_scales *s = &m->scales;
-    const bool rows = s->recipe.output.b.granularity == ND_PER_ROW;
+    const bool rows = s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_ROW;
     int64_t checked = 0;
     for (int i = 0; i < m->layout->param_count; i++) {
         const nd_param *p = &m->layout->params[i];
@@ -78,7 +78,7 @@ static nd_status load(nd_model *m)
     static const nd_group_kind groups[] = {ND_GROUP_TP, ND_GROUP_DP_SHARD_CP, ND_GROUP_MODEL,
                                            ND_GROUP_DP_REPLICATE};
     const nd_scales *s = &m->scales;
-    const bool kept = s->weights_kept, rows = s->recipe.output.b.granularity == ND_PER_ROW;
+    const bool kept = s->weights_kept, rows = s->recipe.rules[ND_W_OF_Y].granularity == ND_PER_ROW;
     const int64_t expected[] = {kept && rows ? LAYERS : 0, kept && rows ? LAYERS : 0,
                                 kept && !rows ? LAYERS : 0, kept ? LAYERS : 0};
     int64_t before[4];

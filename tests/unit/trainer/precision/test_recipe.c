@@ -18,9 +18,9 @@ static void expect_rules(const nd_recipe *r, const char *output, const char *inp
                          const char *weight_gradient)
 {
     char text[96];
-    cr_expect_str_eq(nd_gemm_rule_format(&r->output, text, sizeof text), output);
-    cr_expect_str_eq(nd_gemm_rule_format(&r->input_gradient, text, sizeof text), input_gradient);
-    cr_expect_str_eq(nd_gemm_rule_format(&r->weight_gradient, text, sizeof text), weight_gradient);
+    cr_expect_str_eq(nd_recipe_format(r, ND_X_OF_Y, true, text, sizeof text), output);
+    cr_expect_str_eq(nd_recipe_format(r, ND_DY_OF_DX, false, text, sizeof text), input_gradient);
+    cr_expect_str_eq(nd_recipe_format(r, ND_DY_OF_DW, false, text, sizeof text), weight_gradient);
 }
 
 Test(recipe, none_unless_fp8)
