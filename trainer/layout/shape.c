@@ -14,23 +14,7 @@
 enum { OFFERED_MAX = 8 };
 
 const nd_family_row nd_families[ND_FAMILY_COUNT] = {
-#define WINDOW(rule) ND_WINDOW_##rule
-#define NEVER                                                                                      \
-    {                                                                                              \
-        NULL, false                                                                                \
-    }
-#define ALWAYS                                                                                     \
-    {                                                                                              \
-        NULL, true                                                                                 \
-    }
-#define KEY(key)                                                                                   \
-    {                                                                                              \
-        key, false                                                                                 \
-    }
-#define KEY_ON(key)                                                                                \
-    {                                                                                              \
-        key, true                                                                                  \
-    }
+#define WINDOW(rule)       ND_WINDOW_##rule
 #define ND_FAMILY(id, ...) [ND_FAMILY_##id] = {__VA_ARGS__},
 #include "trainer/layout/family.def"
 #undef ND_FAMILY
