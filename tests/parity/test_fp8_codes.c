@@ -65,7 +65,7 @@ static nd_status observe_weights(void *context, nd_trainer *t)
     for (int64_t layer = 0; layer < LAYERS; layer++) {
         ND_TRY(nd_fsdp_acquire(&m->fsdp, nd_layout_unit(layout, ND_UNIT_BLOCK, layer)));
         for (int l = 0; l < ND_LINEAR_COUNT; l++) {
-            const nd_param *p = nd_layout_param(layout, nd_linear_param(l), layer);
+            const nd_param *p = nd_layout_param(layout, nd_linears[l].param, layer);
             int64_t site = nd_site_weight(&m->scales, layer, l);
             o->scale[site] = m->scales.scale[site];
             if (!nd_filter_converts(&m->scales.filter, layer, l)) {

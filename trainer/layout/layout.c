@@ -101,7 +101,7 @@ static int64_t copies_of(const nd_shape *shape, nd_param_id id, int64_t tp)
 
 void nd_linear_sizes(const nd_shape *s, int linear, int64_t tp, int64_t *out, int64_t *in)
 {
-    const nd_param_id id = nd_linear_param(linear);
+    const nd_param_id id = nd_linears[linear].param;
     extents_of(s, id, out, in);
     *out /= table[id].split == ND_SPLIT_ROWS ? tp / copies_of(s, id, tp) : 1;
     *in /= table[id].split == ND_SPLIT_COLS ? tp : 1;
@@ -120,20 +120,20 @@ static void place_in_file(nd_param *p, const nd_shape *shape)
         p->paired = nd_shape_rotated(shape);
         p->head_rows = shape->head_dim;
     }
-    if (linear < 0 || nd_input_linears(nd_linear_input(linear), &first) == 1 ||
-        family->fused < (nd_linear_input(linear) == ND_INPUT_QKV ? 2 : 1)) {
+    if (linear < 0 || nd_input_linears(nd_linears[linear].input, &first) == 1 ||
+        family->fused < (nd_linears[linear].input == ND_INPUT_QKV ? 2 : 1)) {
         return;
     }
-    const int count = nd_input_linears(nd_linear_input(linear), &first);
+    const int count = nd_input_linears(nd_linears[linear].input, &first);
     p->file_rows = 0;
     for (int l = first; l < first + count; l++) {
         int64_t rows, cols;
-        extents_of(shape, nd_linear_param(l), &rows, &cols);
+        extents_of(shape, nd_linears[l].param, &rows, &cols);
         p->file_row += l < linear ? rows : 0;
         p->file_rows += rows;
     }
     snprintf(p->file_name, sizeof p->file_name, "model.layers.%lld.%s.weight", (long long)p->layer,
-             nd_input_name(nd_linear_input(linear)));
+             nd_input_name(nd_linears[linear].input));
 }
 
 int64_t nd_param_in_file(const nd_param *p, int64_t element)
@@ -181,8 +181,8 @@ static void fill_param(nd_param *p, nd_param_id id, int64_t layer, const nd_shap
 static bool continues_previous(nd_param_id id)
 {
     for (int l = 1; l < ND_LINEAR_COUNT; l++) {
-        if (id == nd_linear_param(l) || id == nd_linear_bias(l)) {
-            return nd_linear_input(l) == nd_linear_input(l - 1);
+        if (id == nd_linears[l].param || id == nd_linears[l].bias) {
+            return nd_linears[l].input == nd_linears[l - 1].input;
         }
     }
     return false;

@@ -474,14 +474,18 @@ typedef enum nd_input {
     ND_INPUT_COUNT
 } nd_input;
 
+typedef struct nd_linear_row {
+    nd_param_id param, bias; /* nd_shape_has says whether there is a bias */
+    nd_input input;
+    const char *module; /* "self_attn.q_proj" */
+} nd_linear_row;
+
+extern const nd_linear_row nd_linears[ND_LINEAR_COUNT];
+
 /* How many linears read an input, and the first of them. */
 int nd_input_linears(nd_input input, int *first);
-nd_input nd_linear_input(int linear);
-nd_param_id nd_linear_param(int linear);
-nd_param_id nd_linear_bias(int linear); /* nd_shape_has says whether there is one */
 /* -1: the parameter is no linear's weight. */
 int nd_linear_of_param(nd_param_id id);
-const char *nd_linear_name(int linear);    /* "self_attn.q_proj" */
 const char *nd_input_name(nd_input input); /* "self_attn.qkv_proj": its linears as one */
 /* Out and in features: global with tp 1, else those of one of tp ranks. */
 void nd_linear_sizes(const nd_shape *shape, int linear, int64_t tp, int64_t *out, int64_t *in);

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/layout/layout.h"
 
-static const struct {
-    nd_param_id param, bias;
-    nd_input input;
-    const char *module;
-} linears[ND_LINEAR_COUNT] = {
+const nd_linear_row nd_linears[ND_LINEAR_COUNT] = {
 #define ND_LINEAR(id, module, rows, cols, split, input)                                            \
     [ND_LINEAR_##id] = {ND_PARAM_##id, ND_PARAM_##id##_BIAS, ND_INPUT_##input, module},
 #include "trainer/layout/params.def"
@@ -24,7 +20,7 @@ int nd_input_linears(nd_input input, int *first)
 {
     int count = 0;
     for (int i = ND_LINEAR_COUNT - 1; i >= 0; i--) {
-        if (linears[i].input == input) {
+        if (nd_linears[i].input == input) {
             *first = i;
             count++;
         }
@@ -32,32 +28,12 @@ int nd_input_linears(nd_input input, int *first)
     return count;
 }
 
-nd_input nd_linear_input(int linear)
-{
-    return linears[linear].input;
-}
-
-nd_param_id nd_linear_param(int linear)
-{
-    return linears[linear].param;
-}
-
-nd_param_id nd_linear_bias(int linear)
-{
-    return linears[linear].bias;
-}
-
 int nd_linear_of_param(nd_param_id id)
 {
     for (int i = 0; i < ND_LINEAR_COUNT; i++) {
-        if (linears[i].param == id) {
+        if (nd_linears[i].param == id) {
             return i;
         }
     }
     return -1;
-}
-
-const char *nd_linear_name(int linear)
-{
-    return linears[linear].module;
 }

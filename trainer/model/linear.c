@@ -35,8 +35,8 @@ static const nd_trace_kind ELEMENTWISE = ND_TRACE_ELEMENTWISE;
 /* The products are added to the biases. */
 static nd_status begin_with_bias(nd_block_call c, const nd_linear_group *g, nd_tensor y)
 {
-    const nd_param_id first = nd_linear_bias(g->first),
-                      last = nd_linear_bias(g->first + g->count - 1);
+    const nd_param_id first = nd_linears[g->first].bias,
+                      last = nd_linears[g->first + g->count - 1].bias;
     if (g->beta == 0.0f) {
         return ND_OK;
     }
@@ -51,8 +51,8 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
     if (!g->bias) {
         return ND_OK;
     }
-    const nd_param_id first = nd_linear_bias(g->first),
-                      last = nd_linear_bias(g->first + g->count - 1);
+    const nd_param_id first = nd_linears[g->first].bias,
+                      last = nd_linears[g->first + g->count - 1].bias;
     ND_OP(c.model->rank, ELEMENTWISE, bias_bwd, .dbias = nd_block_vector_gradient(c, first, last),
           .dout = dy);
     return ND_OK;

@@ -37,7 +37,7 @@ static bool joins(const nd_model *m)
 static void add_linear(const nd_model *m, nd_linear_part *parts, int *count, int64_t layer,
                        int linear, bool fp8, bool joined)
 {
-    const nd_param *param = nd_layout_param(m->layout, nd_linear_param(linear), layer);
+    const nd_param *param = nd_layout_param(m->layout, nd_linears[linear].param, layer);
     nd_linear_part *p = *count > 0 ? &parts[*count - 1] : NULL;
     if (!p || p->fp8 != fp8 || (fp8 && !joined)) {
         const int64_t offset = p ? p->offset + p->rows : 0;
@@ -110,7 +110,7 @@ static void make_group(const nd_model *m, nd_linear_group *g, nd_input input, in
                            .column = input == ND_INPUT_QKV || input == ND_INPUT_GATE_UP,
                            .keeps = !in_bf16 && nd_scales_keep_codes(s, input, layer)};
     g->count = nd_input_linears(input, &g->first);
-    g->bias = nd_shape_has(&m->rank->shape, nd_linear_bias(g->first));
+    g->bias = nd_shape_has(&m->rank->shape, nd_linears[g->first].bias);
     g->beta = g->bias && (g->column || m->rank->coord.at[ND_AXIS_TP] == 0) ? 1.0f : 0.0f;
     for (int l = g->first; l < g->first + g->count; l++) {
         const bool fp8 = !in_bf16 && nd_filter_converts(&s->filter, layer, l);

@@ -196,7 +196,7 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
     const nd_packed_weight kept = {
         .first = p->first, .last = p->last, .layer = c.layer, .transposed = role == ND_W_OF_Y};
     for (int i = 0; i < p->count && p->rules[role]; i++) {
-        const nd_param_id id = nd_linear_param(p->linear + i);
+        const nd_param_id id = nd_linears[p->linear + i].param;
         const cast how = cast_of(c, g, p, role);
         nd_operand w = {.stored = s->codes_gathered ? nd_fsdp_codes(&m->fsdp, id, c.layer)
                                                     : nd_fsdp_weight(&m->fsdp, id, id, c.layer),

@@ -28,7 +28,7 @@ static bool is_small(const nd_shape *shape, int linear, nd_fp8_recipe recipe)
 
 static void module_name(char name[MAX_NAME], int64_t layer, int linear)
 {
-    snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, nd_linear_name(linear));
+    snprintf(name, MAX_NAME, "model.layers.%lld.%s", (long long)layer, nd_linears[linear].module);
 }
 
 static bool matches(const char *pattern, const char *name)
@@ -58,7 +58,7 @@ static const char *linears_text(int first, int mask, char *buffer, size_t size)
     for (int i = 0; first + i < ND_LINEAR_COUNT; i++) {
         if (mask >> i & 1) {
             used += (size_t)snprintf(buffer + used, size - used, "%s%.40s", used ? ", " : "",
-                                     nd_linear_name(first + i));
+                                     nd_linears[first + i].module);
         }
     }
     return buffer;
@@ -272,7 +272,7 @@ void nd_filter_each_line(const nd_filter *f, const nd_shape *shape,
                 used +=
                     snprintf(name + used, sizeof name - (size_t)used, "-%lld", (long long)end - 1);
             }
-            snprintf(name + used, sizeof name - (size_t)used, ".%s", nd_linear_name(linear));
+            snprintf(name + used, sizeof name - (size_t)used, ".%s", nd_linears[linear].module);
             snprintf(text, sizeof text, "  %-32s %6lld x %-6lld %s", name, (long long)out,
                      (long long)in, why(reason));
             line(context, text);

@@ -98,7 +98,7 @@ static int64_t site_of(const nd_scales *s, nd_operand_kind kind, int64_t layer, 
 {
     switch (kind) {
     case ND_OPERAND_INPUT:
-        return nd_site_input(s, layer, nd_linear_input(linear));
+        return nd_site_input(s, layer, nd_linears[linear].input);
     case ND_OPERAND_WEIGHT:
         return nd_site_weight(s, layer, linear);
     case ND_OPERAND_GRADIENT:
@@ -152,7 +152,7 @@ static void print_linear(const nd_scales *s, int64_t step, int64_t layer, int li
                                  (double)e.scale, e.underflow * 100, e.saturation * 100);
     }
     nd_log_debug("fp8 step %lld layers.%lld.%s%s", (long long)step, (long long)layer,
-                 nd_linear_name(linear), text);
+                 nd_linears[linear].module, text);
 }
 
 nd_status nd_health_end(nd_scales *s, int64_t step)

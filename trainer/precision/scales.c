@@ -67,7 +67,7 @@ nd_flat_range nd_scales_part(const nd_scales *s, int64_t site)
 {
     const int64_t layer = site / ND_LINEAR_COUNT;
     const int linear = (int)(site % ND_LINEAR_COUNT);
-    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
+    const nd_param *p = nd_layout_param(s->layout, nd_linears[linear].param, layer);
     return p && nd_filter_converts(&s->filter, layer, linear) ? nd_layout_shard_range(s->layout, p)
                                                               : (nd_flat_range){0};
 }
@@ -98,7 +98,7 @@ static bool keeps_rows(const nd_scales *s)
 /* The parameter of a linear in this rank's FP8 segment, or NULL. */
 static const nd_param *kept_param(const nd_scales *s, int64_t layer, int linear)
 {
-    const nd_param *p = nd_layout_param(s->layout, nd_linear_param(linear), layer);
+    const nd_param *p = nd_layout_param(s->layout, nd_linears[linear].param, layer);
     return p && p->segment == ND_SEGMENT_FP8 ? p : NULL;
 }
 

@@ -206,7 +206,7 @@ static nd_status write_health(void *self, const nd_health_record *r)
         for (int linear = 0; linear < ND_LINEAR_COUNT; linear++) {
             const nd_health_worst *w = &r->summary.worst[kind][linear];
             if (w->amax_layer >= 0) {
-                put_object(s, nd_linear_name(linear));
+                put_object(s, nd_linears[linear].module);
                 put_number(s, "underflow", w->underflow);
                 put_int(s, "underflow_layer", w->underflow_layer);
                 put_number(s, "saturation", w->saturation);

@@ -296,7 +296,7 @@ static nd_status member_asked(record *r, nd_tuned_linears *l)
     if (!r->reads) {
         for (int i = 0; i < count; i++) {
             if (l->asked >> i & 1) {
-                nd_json_append(&list, json_string(nd_linear_name(first + i)));
+                nd_json_append(&list, json_string(nd_linears[first + i].module));
             }
         }
         nd_json_set(&r->object, "asked", list);
@@ -310,7 +310,7 @@ static nd_status member_asked(record *r, nd_tuned_linears *l)
         for (int g = 0; name && g < ND_INPUT_COUNT; g++) {
             count = nd_input_linears((nd_input)g, &first);
             for (int k = 0; k < count && (l->asked == 0 || (int)l->input == g); k++) {
-                if (strcmp(nd_linear_name(first + k), name) == 0) {
+                if (strcmp(nd_linears[first + k].module, name) == 0) {
                     bit = k;
                     l->input = (nd_input)g;
                 }

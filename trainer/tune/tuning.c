@@ -242,7 +242,7 @@ static void names(nd_input input, int mask, char *buffer, size_t size)
     int first, count = nd_input_linears(input, &first);
     size_t used = 0;
     for (int i = 0; i < count; i++) {
-        const char *name = strrchr(nd_linear_name(first + i), '.') + 1;
+        const char *name = strrchr(nd_linears[first + i].module, '.') + 1;
         if (mask >> i & 1) {
             used += (size_t)snprintf(buffer + used, size - used, "%s%.20s", used ? " " : "", name);
         }

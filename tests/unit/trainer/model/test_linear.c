@@ -71,7 +71,7 @@ static float input_value(const nd_layout *whole, nd_input input, int64_t token, 
 static float gradient_value(int linear, int64_t token, int64_t column)
 {
     float value = mesh_value(70 + (uint64_t)linear, token * MOST + column);
-    bool split = is_column(nd_linear_input(linear));
+    bool split = is_column(nd_linears[linear].input);
     return (split ? smaller(value, column, MOST) : smaller(value, token, T)) *
            smaller(1.0f, linear % 3, 4);
 }
@@ -93,20 +93,20 @@ static void quantize(double (*values)[MOST], int64_t rows, int64_t cols, nd_dtyp
 
 static bool in_fp8(const linear_case *c, int linear)
 {
-    const char *name = strchr(nd_linear_name(linear), '.') + 1;
+    const char *name = strchr(nd_linears[linear].module, '.') + 1;
     return c->filter && (strcmp(c->filter, "*") == 0 || strstr(c->filter, name));
 }
 
 static void make_values(linear_world *world, const nd_layout *whole, int l)
 {
     linear_values *v = &world->linears[l];
-    const nd_param *p = nd_layout_param(whole, nd_linear_param(l), LAYER);
+    const nd_param *p = nd_layout_param(whole, nd_linears[l].param, LAYER);
     v->fp8 = in_fp8(world->of, l);
     v->out = p->rows;
     v->in = p->cols;
     for (int64_t t = 0; t < T; t++) {
         for (int64_t k = 0; k < v->in; k++) {
-            v->x[t][k] = (double)input_value(whole, nd_linear_input(l), t, k);
+            v->x[t][k] = (double)input_value(whole, nd_linears[l].input, t, k);
         }
         for (int64_t n = 0; n < v->out; n++) {
             v->dy[t][n] = (double)gradient_value(l, t, n);
@@ -210,7 +210,7 @@ static nd_status expect(const linear_test *test, double found, sum s, int rounde
 
 static const nd_param *param_of(const linear_test *test, int linear)
 {
-    return nd_layout_param(test->model->layout, nd_linear_param(linear), LAYER);
+    return nd_layout_param(test->model->layout, nd_linears[linear].param, LAYER);
 }
 
 /* y of a column-parallel linear is (T, columns of this rank), of a row-parallel one (Tl, C). */
@@ -225,7 +225,7 @@ static nd_status check_output(const linear_test *test, nd_input input, nd_tensor
             for (int64_t j = 0; j < p->local_rows; j++) {
                 sum s = output_sum(&test->world->linears[l], begin + i, p->row_begin + j);
                 ND_TRY(expect(test, (double)get(y, i, offset + j), s, column ? 1 : 2,
-                              nd_linear_name(l), i, j));
+                              nd_linears[l].module, i, j));
             }
         }
         offset += p->local_rows;
@@ -379,7 +379,7 @@ static nd_status check_kept(const linear_test *test)
         for (int l = first; l < first + count; l++) {
             keeps &= test->world->linears[l].fp8;
             ND_CHECK(is_in_fp8(c, input, l) == test->world->linears[l].fp8, "%s is %sin FP8",
-                     nd_linear_name(l), is_in_fp8(c, input, l) ? "" : "not ");
+                     nd_linears[l].module, is_in_fp8(c, input, l) ? "" : "not ");
         }
         ND_CHECK(nd_dtype_is_fp8(nd_operand_kept(c, input).stored.dtype) == keeps,
                  "input %d %s codes", (int)input, keeps ? "keeps no" : "keeps");

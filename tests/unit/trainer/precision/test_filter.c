@@ -196,7 +196,7 @@ Test(filter, linears_that_share_an_input_are_adjacent)
     }
     cr_expect_eq(next, ND_LINEAR_COUNT);
     for (int linear = Q; linear <= DOWN; linear++) {
-        cr_expect_eq(nd_linear_input(linear), input_of[linear], "%d", linear);
+        cr_expect_eq(nd_linears[linear].input, input_of[linear], "%d", linear);
     }
 }
 

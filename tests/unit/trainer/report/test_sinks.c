@@ -299,7 +299,7 @@ Test(sinks, health_is_one_line_with_the_linears_that_run_in_fp8)
     for (int kind = 0; kind < ND_OPERAND_KINDS; kind++) {
         const json_t *of = json_object_get(health, nd_operand_name((nd_operand_kind)kind));
         cr_assert_eq(json_object_size(of), ND_LINEAR_COUNT - 1);
-        const json_t *last = json_object_get(of, nd_linear_name(6));
+        const json_t *last = json_object_get(of, nd_linears[6].module);
         cr_assert_eq(json_real_value(json_object_get(last, "underflow")), 1.0 / 3);
         cr_assert_eq(json_real_value(json_object_get(last, "saturation")), 1e-300);
         cr_assert(json_is_null(json_object_get(last, "amax")));
