@@ -67,20 +67,6 @@ Test(run, validation_is_the_loss_of_its_data)
     }
 }
 
-Test(run, validates_every_so_many_steps_and_at_the_end)
-{
-    double steps[16], validation[16];
-    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=block.txt --num-steps 7 "
-                    "--set train.validation_interval=3 --set output.save_model=false");
-    cr_assert_eq(values_of("validation_loss", validation, 16), 3);
-    cr_assert_eq(values_of("step", steps, 16), 7 + 3);
-    cr_assert(steps[3] == 3 && steps[7] == 6 && steps[9] == 7);
-    /* Traffic is that of a step alone: of no step before it, and of no validation, which leaves the
-     * next step its gathered weights. */
-    shell(&dir, "grep -o '\"gradients\":[0-9]*,.*\"other\":[0-9]*' out/metrics.jsonl | uniq -c");
-    cr_expect(strstr(shell_output, "7 \"gradients\":"), "%s", shell_output);
-}
-
 /* A configuration with validation, data of one's own without: a run without validation, and bad
  * data are said. */
 Test(run, other_data_go_without_the_usual_validation_file)
@@ -204,17 +190,6 @@ Test(run, records_what_its_report_shows)
     }
 }
 
-/* A batch is a micro-batch of each data-parallel rank: 2 x 4 x 2 blocks of 64 labels. */
-Test(run, validates_as_many_batches_as_it_is_told)
-{
-    double tokens[2];
-    shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=text.txt --num-steps 1 "
-                    "--set train.micro_batch_size=4 --set train.validation_batches=2 "
-                    "--set output.save_model=false");
-    cr_assert_eq(values_of("validation_tokens", tokens, 2), 1);
-    cr_assert_eq(tokens[0], 2 * 4 * 2 * S);
-}
-
 /* Blocks of prompts alone: such a step makes no update, and such a validation no loss; neither ends
  * the run, which still learns from the other blocks and saves its model. */
 Test(run, steps_and_validations_without_a_counted_label)
@@ -313,58 +288,6 @@ Test(run, saves_the_weights_in_the_type_that_was_asked_for)
                  types[i][0], types[i][1]);
         shell(&dir, command);
     }
-}
-
-/* The sender of a signal waits, so the run ends at the step, without a validation, and saves what
- * it has. */
-Test(run, a_signal_ends_it_without_a_validation)
-{
-    double validation[1];
-    int code = shell_run(
-        &dir, RUN
-        "--set data.path=text.txt --set data.validation_path=text.txt --num-steps 100000 "
-        "--set train.validation_interval=0 & pid=$!; "
-        "n=0; until [ -s out/metrics.jsonl ] || [ $n -ge 600 ]; do sleep 0.1; n=$((n+1)); done; "
-        "kill -TERM $pid; wait $pid");
-    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
-    cr_assert_eq(values_of("validation_loss", validation, 1), 0);
-    shell(&dir, "test -s out/model/model.safetensors && test -s out/trace.json");
-    /* The report knows why, at once. */
-    shell(&dir,
-          "tail -n 1 out/metrics.jsonl | grep '^{\"event\":\"ended\",.*\"code\":75,' && " ND_TRAIN
-          " report out | grep '^out: stopped by a signal after step .* no checkpoints'");
-}
-
-/* Ranks agree that the second step is not finite, so one of them says so in the folder. */
-Test(run, a_failure_is_the_last_line)
-{
-    int code = shell_run(&dir, RUN "--set data.path=text.txt --num-steps 40 --max-grad-norm 0 "
-                                   "--lr 1e6 --weight-decay 1e6");
-    cr_assert_neq(code, 0, "%s", shell_output);
-    char command[512];
-    snprintf(
-        command, sizeof command,
-        "tail -n 1 out/metrics.jsonl | grep '^{\"event\":\"ended\",.*\"code\":%d,' && " ND_TRAIN
-        " report out | grep '^out: failed after step .* of 40; rank 0 ended with code %d: "
-        ".*finite'",
-        code, code);
-    shell(&dir, command);
-}
-
-/* The validation after the last step is left when the signal comes, not waited for. */
-Test(run, a_signal_ends_a_validation)
-{
-    double validation[1];
-    shell(&dir, "i=0; while [ $i -lt 2000 ]; do cat text.txt; i=$((i+1)); done > long.txt");
-    int code = shell_run(
-        &dir,
-        RUN "--set data.path=text.txt --set data.validation_path=long.txt --num-steps 1 "
-            "--set launch.grace_seconds=60 & pid=$!; n=0; "
-            "until grep -q loss out/metrics.jsonl 2>/dev/null || [ $n -ge 600 ]; do sleep 0.1; "
-            "n=$((n+1)); done; kill -TERM $pid; wait $pid");
-    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
-    cr_assert_eq(values_of("validation_loss", validation, 1), 0);
-    shell(&dir, "test -s out/model/model.safetensors");
 }
 
 /* Found before the first step, not when the model is to be saved. */
@@ -612,15 +535,4 @@ Test(run, bench_refuses_what_it_cannot_time)
         cr_expect_not_null(strstr(shell_output, cases[i].sentence), "%s:\n%s", cases[i].command,
                            shell_output);
     }
-}
-
-/* The files of a folder are one text and one set: nothing is told apart. */
-Test(run, the_files_of_a_folder_are_one_source)
-{
-    shell(&dir, "mkdir files && cp text.txt files/a.txt && cp text.txt files/b.txt");
-    shell(&dir, RUN "--data-path files --validation-path files --num-steps 2 --eval-steps 1");
-    shell(&dir, "test $(grep -c '\"loss\":' out/metrics.jsonl) = 2");
-    shell(&dir, "test $(grep -c '\"validation_loss\":' out/metrics.jsonl) = 2");
-    cr_expect_neq(shell_run(&dir, "grep -E 'source_loss|set_loss' out/metrics.jsonl"), 0, "%s",
-                  shell_output);
 }
