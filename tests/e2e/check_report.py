@@ -62,7 +62,7 @@ def write_rich_run(folder, steps):
                      "amax_layer": 1}
             lines.append(json.dumps({"step": step, "fp8_health": {kind: {"self_attn.q_proj": worst, "mlp.down_proj": worst}
                                                                   for kind in ("input", "weight", "gradient")}}) + "\n")
-            lines.append(json.dumps({"step": step, "validation_loss": 2.5, "validation_tokens": 64, "validation_set_loss": {
+            lines.append(json.dumps({"step": step, "validation_loss": 2.6 if step == steps else 2.5, "validation_tokens": 64, "validation_set_loss": {
                 "a": 2.0 + 1 / step, "b": 3.0}, "validation_set_tokens": {"a": 32, "b": 32}, "validation_ms": 4.5}) + "\n")
     lines.insert(steps // 2, json.dumps({"event": "resumed", "step": steps, "from": "/runs/x/checkpoint-9", "restart": 0, "load_ms": 12.5,
                                          "mesh": "2 x 1", "mesh_was": EVIL[:60]}) + "\n")
@@ -144,6 +144,8 @@ def check_rich_in_browser(chrome, path):
         tip = page.evaluate(f"(t => t.hidden ? '' : t.textContent)(document.querySelector('#{chart} .tip'))")
         check(all(f"\n{name}: " in tip for name in names), f"under the pointer of {chart} stands {tip!r}")
     check_table(page, "Figures", ("times that the run was resumed or went back", "1"), ("step of the best validation", "10"))
+    check("The validation loss was lowest after step 10 (2.5), and is 2.6 now." in page.evaluate("document.body.textContent"),
+          "a risen validation loss is not said")
     check_table(page, "Sample texts", ("100", "Once", EVIL))
     check_table(page, "Events", ("100", "resumed", "from /runs/x/checkpoint-9; restart 0; load ms 12.5; mesh 2 x 1; mesh was " + EVIL[:60]))
     # The trace covers steps 3 to 100: 14 times all seven remainders, 23.125 ms in the mean.

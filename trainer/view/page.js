@@ -429,6 +429,8 @@ const addEvents = run => {
     [name, state + (why && ": " + why) + (step === best ? ", best validation" : ""), bytes(size), time]), { kind: "words" });
 };
 const addRun = run => {
+  const { least, least_step: best, last } = run.columns.validation_loss ?? {};
+  if (last > least * 1.01) make("p", {}, parent, `The validation loss was lowest after step ${best} (${exact(least)}), and is ${exact(last)} now.`);
   const { first_step: first, steps } = run.trace ?? {};
   const kinds = Object.entries(run.trace ?? {}).filter(([key]) => /_ms$/.test(key) && key !== "validation_ms");
   const other = Math.max(run.traced_ms - kinds.reduce((sum, [, ms]) => sum + ms, 0), 0);
@@ -439,9 +441,10 @@ const addRun = run => {
   shares("Bytes on the wire, sent by rank 0", "bytes of a step, mean", Object.entries(run.columns).filter(([name]) => name.startsWith("wire."))
     .map(([name, column]) => [name.slice(5), column.mean]));
   shares("Planned memory of rank 0, largest buffers", "bytes", Object.entries(run.record?.memory_plan_bytes ?? {}));
+  const of = (one, named, only) => one.name ? run.columns[named + one.name] : run.columns[only]; // a source without a name is the only one
   const sources = (run.record?.data?.sources ?? []).map(one => [one.name || one.path, one.tokens, one.documents,
-    one.samples * run.last / run.wanted / one.blocks, run.columns["source_tokens." + one.name]?.sum, run.columns["source_loss." + one.name]?.end]);
-  table("Data", ["source", "tokens", "documents", "epochs", "labels that counted", "loss at the end"],
+    one.samples * run.last / run.wanted / one.blocks, of(one, "source_tokens.", "tokens")?.sum, of(one, "source_loss.", "loss")?.end]);
+  table("Data", ["source", "tokens", "documents", "epochs", "labels seen", "loss at the end"],
     sources.map(([name, ...numbers]) => [name, ...numbers.map(number => words("", number))]));
   addEvents(run);
   table("All values", ["", "first", "last", "least", "at step", "largest", "at step", "mean"], Object.entries(run.columns).map(([name, c]) =>
