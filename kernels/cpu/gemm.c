@@ -308,13 +308,6 @@ int64_t nd_gemm_sum_block(const nd_gemm *gemm, int64_t k)
 
 /* Operands that are packed as a whole, before a product. */
 
-size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
-{
-    const nd_gemm_kernels *kernels = gemm->kernels;
-    return (size_t)(nd_round_up(n, kernels->columns) * nd_gemm_words(kernels, k)) *
-           sizeof(nd_gemm_word);
-}
-
 typedef struct whole {
     const nd_gemm *gemm;
     const nd_gemm_product *p;

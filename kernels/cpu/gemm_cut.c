@@ -8,6 +8,13 @@ int64_t nd_gemm_most_packed_rows(const nd_gemm *gemm)
     return 50 * gemm->kernels->b_time;
 }
 
+size_t nd_gemm_packed_bytes(const nd_gemm *gemm, int64_t k, int64_t n)
+{
+    const nd_gemm_kernels *kernels = gemm->kernels;
+    return (size_t)(nd_round_up(n, kernels->columns) * nd_gemm_words(kernels, k)) *
+           sizeof(nd_gemm_word);
+}
+
 static int64_t cast_time_of(const nd_gemm_kernels *kernels, const nd_gemm_operand *x)
 {
     return x->scale ? kernels->cast_time : 0;

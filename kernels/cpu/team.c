@@ -9,11 +9,13 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
+#include "runtime/base/process.h"
 
 enum { CACHE_LINE = 64 };
 
@@ -292,6 +294,37 @@ static int start_members(nd_team *team, const pthread_attr_t *attributes)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return code;
+}
+
+static const size_t beside_stack = 1 << 20;
+
+static bool has_room(size_t bytes)
+{
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (room == MAP_FAILED) {
+        return false;
+    }
+    munmap(room, bytes);
+    return true;
+}
+
+nd_status nd_cpu_refuse_threads(int wanted, int most, int code, size_t stack_bytes)
+{
+    const bool lacks_room = !has_room(stack_bytes + beside_stack);
+    const nd_memory_limit limit = nd_limits_read_memory();
+    if (lacks_room && (!limit.option || limit.left >= (int64_t)(stack_bytes + beside_stack))) {
+        return nd_fail(ND_ERR_RESOURCE,
+                       "a worker of %d threads cannot start more than %d here: a stack of %lld KiB "
+                       "has no room (OMP_STACKSIZE, ulimit -s); use a smaller "
+                       "launch.threads_per_worker, or make the stacks smaller",
+                       wanted, most, (long long)stack_bytes / 1024);
+    }
+    return nd_fail(ND_ERR_RESOURCE,
+                   "a worker of %d threads cannot start more than %d here: %s (%s); use a smaller "
+                   "launch.threads_per_worker, or raise that limit",
+                   wanted, most, strerror(code),
+                   lacks_room ? limit.option : "ulimit -u, or pids.max of the control group");
 }
 
 nd_status nd_team_start(nd_team *team, size_t stack_bytes)

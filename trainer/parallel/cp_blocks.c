@@ -90,8 +90,7 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
         .diag = block->diag,
         .scale = d->attention_scale,
         .window = cp->sight.first_keys ? 0 : cp->sight.window, /* the bounds have it */
-        .documents =
-            cp->sight.first_keys && cp->sight.window == 0 && cp->method == &nd_cp_method_local,
+        .documents = cp->sight.first_keys && cp->sight.window == 0 && cp->method->in_place,
     };
 }
 

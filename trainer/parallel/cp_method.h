@@ -35,7 +35,8 @@ typedef struct nd_cp_method {
     /* The blocks of rank `index` of `size` in one step of the exchange; returns their number. */
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
-    bool steps; /* the exchange has `size` steps; else one */
+    bool steps;    /* the exchange has `size` steps; else one */
+    bool in_place; /* of one rank: keys, and their gradients, are in the projection */
     /* How many numbers first_keys makes; deal->sent[0] is -1 before. */
     int64_t (*first_key_count)(const nd_dims *d, int size);
     void (*first_keys)(const nd_cp_deal *deal, int32_t *out);
@@ -48,7 +49,7 @@ typedef struct nd_cp_method {
 /* local: one rank has all keys. */
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_local;
 
-/* cp.c */
+/* cp_heads.c */
 
 /* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
 nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);

@@ -175,6 +175,7 @@ static nd_status local_backward(nd_cp *cp, const nd_cp_backward *b)
 const nd_cp_method nd_cp_method_local = {
     .plan = nd_cp_want_delta,
     .blocks = nd_cp_blocks_ring,
+    .in_place = true,
     .first_key_count = ring_first_key_count,
     .first_keys = ring_first_keys,
     .forward = local_forward,
