@@ -76,6 +76,8 @@ def write_rich_run(folder, steps):
         "data": {"tokenizer": EVIL, "sources": [source | {"name": "web"}, source | {"name": EVIL_NAME}],
                  "validation": [{"name": "a", "path": "a.bin", "format": "llmc", "tokens": 64, "documents": None, "blocks": 2,
                                  "cache": None}]}}))
+    (folder / "checkpoint-10").mkdir()
+    (folder / "checkpoint-20").mkdir()
     (folder / "trace.json").write_text(json.dumps({"first_step": 3, "steps": steps - 2, "validation_ms": 50.0,
                                                    "gemm_ms": 10.0 * (steps - 2)}))
     return folder
@@ -146,6 +148,8 @@ def check_rich_in_browser(chrome, path):
     check_table(page, "Figures", ("times that the run was resumed or went back", "1"), ("step of the best validation", "10"))
     check("The validation loss was lowest after step 10 (2.5), and is 2.6 now." in page.evaluate("document.body.textContent"),
           "a risen validation loss is not said")
+    best = "[...document.querySelectorAll('tr')].filter(r => r.textContent.includes(', best validation')).map(r => r.firstChild.textContent)"
+    check(page.evaluate(best) == ["checkpoint-10"], f"the best checkpoints are {page.evaluate(best)}")
     check_table(page, "Sample texts", ("100", "Once", EVIL))
     check_table(page, "Events", ("100", "resumed", "from /runs/x/checkpoint-9; restart 0; load ms 12.5; mesh 2 x 1; mesh was " + EVIL[:60]))
     # The trace covers steps 3 to 100: 14 times all seven remainders, 23.125 ms in the mean.

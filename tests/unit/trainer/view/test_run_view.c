@@ -350,7 +350,7 @@ Test(run_view, the_slowest_rank_is_named)
         fprintf(out,
                 "{\"step\":%d,\"loss\":1,\"step_ms\":20,\"slowest_ms\":%d,\"fastest_ms\":8,"
                 "\"slowest_rank\":%d}\n",
-                step, step == 5 ? 18 : 10, step == 1 ? 0 : 3);
+                step, step == 4 ? 18 : 10, step == 1 ? 0 : 3);
     }
     fputs("{\"step\":6,\"loss\":1,\"step_ms\":20,\"slowest_ms\":9,\"fastest_ms\":8,"
           "\"slowest_rank\":1e9}\n",
