@@ -289,10 +289,7 @@ static nd_status find_endpoint(const nd_config *config, nd_address *out)
     }
     ND_TRY(nd_address_resolve(host, port, addresses, &count));
     *out = addresses[0];
-    if (nd_address_is_loopback(out)) {
-        return nd_address_check_loopback();
-    }
-    return config->launch.rdzv_key_file[0]
+    return nd_address_is_loopback(out) || config->launch.rdzv_key_file[0]
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG,
                          "launch.rdzv_endpoint %s is open to other hosts and needs a key; make one "

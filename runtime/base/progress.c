@@ -160,3 +160,13 @@ int64_t nd_progress_completed_steps(const nd_progress_slot *slot)
     bool inside = phase >= ND_PHASE_FORWARD && phase <= ND_PHASE_OPTIMIZER;
     return inside ? step - 1 : step;
 }
+
+void nd_failure_record(nd_failure_slot *slot, const nd_error *error)
+{
+    if (slot && atomic_load(&slot->time_ns) == 0) {
+        slot->status = (int32_t)error->status;
+        slot->cause = (int32_t)error->cause;
+        snprintf(slot->message, sizeof slot->message, "%s", error->message);
+        atomic_store(&slot->time_ns, nd_clock_ns());
+    }
+}

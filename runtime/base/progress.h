@@ -50,13 +50,13 @@ typedef struct nd_progress_slot {
 
 enum { ND_DEVICE_NAME_MAX = 48 };
 
-/* What a worker records for the failure screen (runtime/rdzv/failure_record.h). */
+/* What a worker records for the failure screen of ndlaunch. */
 typedef struct nd_failure_slot {
-    _Atomic int64_t time_ns; /* when the record was complete, written last; 0: none */
-    _Atomic int32_t ready;   /* the worker handles signals */
-    int32_t status;          /* nd_status */
-    int32_t cause;           /* nd_failure_cause */
-    char device[ND_DEVICE_NAME_MAX];
+    _Atomic int64_t time_ns;         /* when the record was complete, written last; 0: none */
+    _Atomic int32_t ready;           /* it handles the signals that ndlaunch forwards */
+    int32_t status;                  /* nd_status */
+    int32_t cause;                   /* nd_failure_cause */
+    char device[ND_DEVICE_NAME_MAX]; /* "cuda:3" or "cpu" */
     char message[ND_ERROR_MESSAGE_MAX];
 } nd_failure_slot;
 
@@ -110,6 +110,9 @@ void nd_progress_set_stepped(nd_progress *progress);
 int64_t nd_progress_stepped_ns(const nd_progress *progress); /* 0: none is done */
 /* The steps of the run that this worker has completed, as its slot tells; 0 while it starts. */
 int64_t nd_progress_completed_steps(const nd_progress_slot *slot);
+
+/* Worker: records the error that ends it. The first record stays. NULL: there is no ndlaunch. */
+void nd_failure_record(nd_failure_slot *slot, const nd_error *error);
 
 static inline void nd_progress_set_phase(nd_progress_slot *slot, nd_phase phase, int64_t step)
 {

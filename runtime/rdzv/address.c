@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port)
 {
@@ -141,25 +140,4 @@ void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX
     } else {
         snprintf(out, ND_ADDRESS_TEXT_MAX, "127.0.0.1");
     }
-}
-
-nd_status nd_address_check_loopback(void)
-{
-    struct ifaddrs *interfaces = NULL;
-    char name[IF_NAMESIZE] = "lo";
-    bool up = getifaddrs(&interfaces) != 0; /* without an answer, let the connection decide */
-    for (const struct ifaddrs *i = interfaces; i && !up; i = i->ifa_next) {
-        if (i->ifa_flags & IFF_LOOPBACK) {
-            up = (i->ifa_flags & IFF_UP) != 0;
-            snprintf(name, sizeof name, "%s", i->ifa_name);
-        }
-    }
-    if (interfaces) {
-        freeifaddrs(interfaces);
-    }
-    return up ? ND_OK
-              : nd_fail(ND_ERR_IO,
-                        "the loopback interface %s is down, and the workers of this host reach "
-                        "the job's store over it; bring it up (ip link set %s up)",
-                        name, name);
 }

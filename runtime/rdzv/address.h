@@ -32,7 +32,4 @@ void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX]);
  * loopback for one node, else what the name resolves to, else that of the first interface. */
 void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX]);
 
-/* ND_ERR_IO when no loopback interface is up: nobody could connect to such an address. */
-nd_status nd_address_check_loopback(void);
-
 #endif

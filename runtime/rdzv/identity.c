@@ -25,6 +25,11 @@ const char *nd_identity_source_name(nd_identity_source source)
     return names[source];
 }
 
+nd_failure_slot *nd_identity_record(const nd_identity *identity)
+{
+    return identity->page.failures ? &identity->page.failures[identity->local_rank] : NULL;
+}
+
 void nd_identity_host(char *out, size_t capacity)
 {
     const char *node = getenv("SLURM_JOB_ID") ? getenv("SLURMD_NODENAME") : NULL;
@@ -126,18 +131,10 @@ nd_status nd_identity_check(const nd_identity *id, const char *source)
                          source, id->rank, id->world_size, id->local_rank, id->local_world_size);
 }
 
-static nd_status read_epoch(const char *name, int64_t *out)
-{
-    int epoch;
-    ND_TRY(read_number(name, 0, INT_MAX, 0, &epoch));
-    *out = epoch;
-    return ND_OK;
-}
-
 /* What a worker of a later start of the job goes on with. */
 static nd_status read_restart(nd_identity *id)
 {
-    ND_TRY(read_epoch("ND_RESTART_EPOCH", &id->restart_epoch));
+    ND_TRY(read_number("ND_RESTART_EPOCH", 0, INT_MAX, 0, &id->restart_epoch));
     ND_TRY(read_text("ND_RUN_FOLDER", "", id->run_folder, sizeof id->run_folder));
     if (id->run_folder[0] && id->run_folder[0] != '/') {
         return nd_fail(ND_ERR_CONFIG, "ND_RUN_FOLDER=%s in the environment is not an absolute path",
@@ -171,7 +168,7 @@ static nd_status read_torchrun(nd_identity *id)
                        &id->master_port));
     ND_TRY(read_number("GROUP_RANK", 0, INT_MAX, id->rank / id->local_world_size, &id->node_rank));
     ND_TRY(read_number("GROUP_WORLD_SIZE", 1, INT_MAX, nodes, &id->nnodes));
-    return read_epoch("TORCHELASTIC_RESTART_COUNT", &id->restart_epoch);
+    return read_number("TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0, &id->restart_epoch);
 }
 
 nd_status nd_identity_read(nd_identity *out)

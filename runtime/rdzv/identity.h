@@ -28,12 +28,10 @@ typedef struct nd_identity {
     int master_port;
     char run_id[64]; /* the same on all ranks; names the job in messages */
     char host[128];
-    int key_fd;       /* inherited descriptor holding the 32-byte job key, -1: none */
-    nd_progress page; /* inherited from ndlaunch; without it all is 0 */
-    int config_fd;    /* inherited resolved configuration (native YAML), -1: none */
-    /* How often the job was started again, 0 at its first start: the store refuses connections of
-     * another epoch. */
-    int64_t restart_epoch;
+    int key_fd;        /* inherited descriptor holding the 32-byte job key, -1: none */
+    nd_progress page;  /* inherited from ndlaunch; without it all is 0 */
+    int config_fd;     /* inherited resolved configuration (native YAML), -1: none */
+    int restart_epoch; /* number of this start of the job, from 0; the store takes no other */
     /* The folder that the job's first start began, absolute: rank 0 goes on in it. "": this start
      * begins a folder of its own. */
     char run_folder[ND_RUN_FOLDER_MAX];
@@ -57,6 +55,8 @@ nd_status nd_identity_check(const nd_identity *identity, const char *source);
 void nd_identity_leave(nd_identity *identity, int exit_code);
 /* The name of this host in the job: the node's name in Slurm, else the host name. */
 void nd_identity_host(char *out, size_t capacity);
+/* This worker's record for ndlaunch; NULL without it, or where the identity could not be read. */
+nd_failure_slot *nd_identity_record(const nd_identity *identity);
 const char *nd_identity_source_name(nd_identity_source source);
 
 /*

@@ -337,8 +337,9 @@ static nd_status host_store(nd_identity *id, nd_store_watch watch, place *where,
     }
     ND_TRY(nd_key_random(where->key));
     ND_TRY(nd_store_thread_start(id, where->key, watch, thread));
-    snprintf(where->address, sizeof where->address, "%s", nd_store_thread_address(*thread));
-    where->port = nd_store_thread_port(*thread);
+    snprintf(where->address, sizeof where->address, "%s",
+             nd_store_server_address(nd_store_thread_server(*thread)));
+    where->port = nd_store_server_port(nd_store_thread_server(*thread));
     nd_log_debug("rank 0 hosts the store at %s port %d", where->address, where->port);
     return put(id->pmix, where, sizeof *where);
 }

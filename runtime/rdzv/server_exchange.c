@@ -104,7 +104,7 @@ static void send_slice(nd_server *server, nd_peer *peer)
     nd_wire_begin(&server->out, ND_WIRE_SLICE);
     nd_wire_put_u32(&server->out, peer->request);
     nd_wire_put_u64(&server->out, peer->sent);
-    nd_wire_put_u64(&server->out, exchange->packed ? total : 0);
+    nd_wire_put_u64(&server->out, total);
     nd_wire_put_blob(&server->out, exchange->data + peer->sent, part);
     peer->sent += part;
     if (peer->sent == total) {
@@ -121,23 +121,19 @@ void nd_server_drained(nd_server *server, nd_peer *peer)
     }
 }
 
-/* The result of many ranks grows with their square where each gets all of it. */
-static void pack_result(const nd_server *server, nd_exchange *exchange)
-{
-    uint8_t *packed;
-    exchange->size = (size_t)server->world_size * exchange->bytes;
-    exchange->packed = exchange->size > ND_SERVER_SLICE &&
-                       nd_pack(exchange->data, exchange->size, &packed, &exchange->size);
-    if (exchange->packed) {
-        free(exchange->data);
-        exchange->data = packed;
-    }
-}
-
+/* All have come. The result of many ranks, of which each gets all, grows with their square: it is
+ * packed once. */
 static void finish_exchange(nd_server *server, nd_exchange *exchange)
 {
+    uint8_t *packed;
+    if (!nd_pack(exchange->data, (size_t)server->world_size * exchange->bytes, &packed,
+                 &exchange->size)) {
+        break_exchange(server, exchange, ND_ERR_RESOURCE, "the store has no memory for a result");
+        return;
+    }
+    free(exchange->data);
+    exchange->data = packed;
     unlink_exchange(server, exchange);
-    pack_result(server, exchange);
     exchange->users++;
     for (nd_peer *peer = server->peers; peer; peer = peer->next) {
         if (peer->exchange == exchange) {
@@ -173,6 +169,7 @@ static void check_left(nd_server *server, nd_exchange *exchange)
 
 nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now)
 {
+    const uint64_t year_ms = 366ull * 24 * 3600 * 1000;
     char name[ND_WIRE_TEXT_MAX], message[512];
     size_t count;
     uint32_t request = nd_wire_get_u32(cursor);
@@ -184,7 +181,9 @@ nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *c
     }
     nd_exchange *exchange = NULL;
     ND_TRY(open_exchange(server, name, count, now, &exchange));
-    nd_server_begin_wait(peer, ND_WAIT_EXCHANGE, request, timeout_ms, now);
+    peer->wait = ND_WAIT_EXCHANGE;
+    peer->request = request;
+    peer->deadline = now + (int64_t)(timeout_ms < year_ms ? timeout_ms : year_ms) * 1000000;
     peer->exchange = exchange;
     exchange->users++;
     if (count != exchange->bytes) {

@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine, each standing on those before it: server_peer.c, server_exchange.c,
- * server_store.c (values, requests), server.c (peers, hello, deadlines).
+ * The parts of the engine: server_exchange.c, server_store.c (values, requests), server.c (peers,
+ * hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
 #include "runtime/rdzv/strangers.h"
@@ -36,10 +36,9 @@ typedef struct nd_exchange {
     size_t bytes; /* of one rank */
     int arrived;
     bool *here;    /* [world] */
-    uint8_t *data; /* [world x bytes]; once it is complete, [size] */
-    size_t size;   /* of the result as it is sent */
-    bool packed;   /* the result is (nd_pack) */
-    int users;     /* peers that wait for it or are being sent its result */
+    uint8_t *data; /* [world x bytes]; once it is complete, [size] the packed result */
+    size_t size;
+    int users; /* peers that wait for it or are being sent its result */
     int64_t since, noticed;
 } nd_exchange;
 
@@ -59,7 +58,7 @@ struct nd_peer {
     uint32_t epoch; /* of the start of the job that it belongs to */
     nd_wait wait;   /* the one request that may be open */
     uint32_t request;
-    int64_t deadline, wait_since;
+    int64_t deadline; /* of the exchange */
     char key[ND_WIRE_TEXT_MAX];
     nd_exchange *exchange; /* waited for, or being sent */
     size_t sent;
@@ -87,14 +86,12 @@ struct nd_server {
     int refused;
 };
 
-/* server_peer.c */
+/* server.c: one peer. */
 void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
 void nd_server_flush(nd_server *server, nd_peer *peer);
 void nd_server_error(nd_server *server, nd_peer *peer, uint32_t request, nd_status status,
                      const char *message);
-void nd_server_begin_wait(nd_peer *peer, nd_wait wait, uint32_t request, uint64_t timeout_ms,
-                          int64_t now);
 
 /* server_exchange.c */
 nd_status nd_server_exchange(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now);
@@ -113,7 +110,6 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
                             int64_t now);
 /* A worker left: requests that wait for it end with an error. */
 void nd_server_worker_left(nd_server *server, nd_peer *peer, bool clean);
-void nd_server_store_tick(nd_server *server, int64_t now);
 void nd_server_store_fini(nd_server *server); /* removes all values; more may follow */
 
 #endif

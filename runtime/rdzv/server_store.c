@@ -79,10 +79,9 @@ static nd_status take_set(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     return ND_OK;
 }
 
-static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor, int64_t now)
+static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *cursor)
 {
     uint32_t request = nd_wire_get_u32(cursor);
-    uint64_t timeout_ms = nd_wire_get_u64(cursor);
     char key[ND_WIRE_TEXT_MAX];
     nd_wire_get_text(cursor, key, sizeof key);
     if (!nd_wire_finished(cursor)) {
@@ -92,7 +91,8 @@ static nd_status take_get(nd_server *server, nd_peer *peer, nd_wire_cursor *curs
     if (value) {
         send_value(server, peer, request, value);
     } else {
-        nd_server_begin_wait(peer, ND_WAIT_KEY, request, timeout_ms, now);
+        peer->wait = ND_WAIT_KEY;
+        peer->request = request;
         snprintf(peer->key, sizeof peer->key, "%s", key);
     }
     return ND_OK;
@@ -108,7 +108,7 @@ nd_status nd_server_request(nd_server *server, nd_peer *peer, const nd_wire_fram
     case ND_WIRE_SET:
         return take_set(server, peer, &cursor);
     case ND_WIRE_GET:
-        return take_get(server, peer, &cursor, now);
+        return take_get(server, peer, &cursor);
     case ND_WIRE_EXCHANGE:
         return nd_server_exchange(server, peer, &cursor, now);
     default:
@@ -130,20 +130,6 @@ void nd_server_worker_left(nd_server *server, nd_peer *gone, bool clean)
                      peer->key);
             peer->wait = ND_WAIT_NONE;
             nd_server_error(server, peer, peer->request, ND_ERR_IO, message);
-        }
-    }
-}
-
-void nd_server_store_tick(nd_server *server, int64_t now)
-{
-    char line[1024];
-    nd_server_exchange_tick(server, now);
-    for (nd_peer *peer = server->peers; peer; peer = peer->next) {
-        if (peer->wait == ND_WAIT_KEY && now >= peer->deadline) {
-            snprintf(line, sizeof line, "nobody set the key '%s' within %.3g s", peer->key,
-                     (double)(now - peer->wait_since) * 1e-9);
-            peer->wait = ND_WAIT_NONE;
-            nd_server_error(server, peer, peer->request, ND_ERR_HANG, line);
         }
     }
 }

@@ -84,14 +84,11 @@ static int64_t deadline_of(const nd_store *store)
     return nd_clock_after(store->timeout_seconds) + margin_ns;
 }
 
-static void begin_request(nd_store *store, nd_wire_type type, bool waits)
+static void begin_request(nd_store *store, nd_wire_type type)
 {
     store->request++;
     nd_wire_begin(&store->out, type);
     nd_wire_put_u32(&store->out, store->request);
-    if (waits) {
-        nd_wire_put_u64(&store->out, (uint64_t)(store->timeout_seconds * 1e3));
-    }
 }
 
 static nd_status damaged(const char *key)
@@ -106,7 +103,7 @@ static nd_status ask(nd_store *store, nd_wire_type type, const char *key, const 
     nd_wire_frame frame;
     const bool gets = type == ND_WIRE_GET;
     ND_ASSERT(strlen(key) < ND_WIRE_TEXT_MAX);
-    begin_request(store, type, gets);
+    begin_request(store, type);
     nd_wire_put_text(&store->out, key);
     if (!gets) {
         nd_wire_put_blob(&store->out, value, bytes);
@@ -115,36 +112,24 @@ static nd_status ask(nd_store *store, nd_wire_type type, const char *key, const 
     return receive(store, gets ? ND_WIRE_VALUE : ND_WIRE_DONE, deadline, &frame, answer);
 }
 
-/* What a rank has of an exchange's result. */
+/* The packed result of an exchange, as far as it has come. */
 typedef struct result {
-    uint8_t *bytes; /* [size] the caller's, or `packed` */
-    uint8_t *packed;
+    uint8_t *bytes; /* [size]; NULL before the first slice */
     size_t size, got;
 } result;
 
-/* At least one slice, also of nothing; the first one says whether the result is packed. */
 static nd_status take_slice(result *r, const char *name, nd_wire_cursor *cursor)
 {
     size_t count;
-    uint64_t offset = nd_wire_get_u64(cursor), packed = nd_wire_get_u64(cursor);
+    uint64_t offset = nd_wire_get_u64(cursor), size = nd_wire_get_u64(cursor);
     const uint8_t *data = nd_wire_get_blob(cursor, &count);
-    bool first = r->got == 0 && !r->packed;
-    if (!nd_wire_finished(cursor) || offset != r->got ||
-        (packed > 0 && (first ? packed >= r->size : packed != r->size)) ||
-        (packed == 0 && r->packed)) {
+    if (!nd_wire_finished(cursor) || offset != r->got || count == 0 || count > size - offset ||
+        (r->bytes && size != r->size)) {
         return damaged(name);
     }
-    if (packed > 0 && first) {
-        r->size = packed;
-        ND_TRY(ND_ALLOC(r->size, &r->packed));
-        r->bytes = r->packed;
-    }
-    if (count > r->size - r->got || (count == 0 && r->size > 0)) {
-        return damaged(name);
-    }
-    if (count > 0) {
-        memcpy(r->bytes + r->got, data, count);
-    }
+    ND_TRY(r->bytes ? ND_OK : ND_ALLOC(size, &r->bytes));
+    r->size = size;
+    memcpy(r->bytes + r->got, data, count);
     r->got += count;
     return ND_OK;
 }
@@ -153,11 +138,11 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
                           size_t bytes)
 {
     int64_t deadline = deadline_of(store);
-    const size_t total = (size_t)store->world_size * bytes;
-    result r = {.bytes = recv, .size = total};
+    result r = {0};
     nd_status status;
     ND_ASSERT(strlen(name) < ND_WIRE_TEXT_MAX);
-    begin_request(store, ND_WIRE_EXCHANGE, true);
+    begin_request(store, ND_WIRE_EXCHANGE);
+    nd_wire_put_u64(&store->out, (uint64_t)(store->timeout_seconds * 1e3));
     nd_wire_put_text(&store->out, name);
     nd_wire_put_blob(&store->out, send, bytes);
     ND_TRY(send_request(store, deadline));
@@ -167,10 +152,10 @@ static nd_status exchange(nd_store *store, const char *name, const void *send, v
         status = receive(store, ND_WIRE_SLICE, deadline, &frame, &cursor);
         status = status == ND_OK ? take_slice(&r, name, &cursor) : status;
     } while (status == ND_OK && r.got < r.size);
-    if (status == ND_OK && r.packed) {
-        status = nd_unpack(r.packed, r.size, recv, total);
+    if (status == ND_OK) {
+        status = nd_unpack(r.bytes, r.size, recv, (size_t)store->world_size * bytes);
     }
-    free(r.packed);
+    free(r.bytes);
     return status;
 }
 
@@ -206,7 +191,10 @@ static nd_status get(nd_store *store, const char *key, void *value, size_t *byte
 {
     nd_wire_cursor answer;
     size_t count;
-    ND_TRY(ask(store, ND_WIRE_GET, key, NULL, 0, deadline_of(store), &answer));
+    nd_status status = ask(store, ND_WIRE_GET, key, NULL, 0, deadline_of(store), &answer);
+    if (status != ND_OK) {
+        return nd_fail_context(status, "waiting for the key '%.200s'", key);
+    }
     const uint8_t *data = nd_wire_get_blob(&answer, &count);
     if (!nd_wire_finished(&answer)) {
         return damaged(key);

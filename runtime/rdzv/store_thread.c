@@ -92,22 +92,11 @@ static nd_status open_server(nd_store_thread *thread, const nd_identity *identit
 
 static nd_status start_thread(nd_store_thread *thread)
 {
-    nd_status status = ND_UV(uv_timer_init(&thread->loop, &thread->tick));
-    if (status == ND_OK) {
-        thread->tick.data = thread;
-        status = ND_UV(uv_timer_start(&thread->tick, on_tick, 20, 20));
-    }
-    if (status == ND_OK) {
-        status = nd_thread_start(&thread->native, &thread->monitor, "the store's thread", run_loop,
-                                 thread);
-    }
-    if (status != ND_OK) {
-        nd_store_server_close(thread->server);
-        if (thread->tick.data) {
-            uv_close((uv_handle_t *)&thread->tick, NULL);
-        }
-    }
-    return status;
+    ND_TRY(ND_UV(uv_timer_init(&thread->loop, &thread->tick)));
+    thread->tick.data = thread;
+    ND_TRY(ND_UV(uv_timer_start(&thread->tick, on_tick, 20, 20)));
+    return nd_thread_start(&thread->native, &thread->monitor, "the store's thread", run_loop,
+                           thread);
 }
 
 nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
@@ -127,6 +116,10 @@ nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[N
         status = start_thread(thread);
     }
     if (status != ND_OK) {
+        nd_store_server_close(thread->server);
+        if (thread->tick.data) {
+            uv_close((uv_handle_t *)&thread->tick, NULL);
+        }
         uv_run(&thread->loop, UV_RUN_DEFAULT);
         uv_loop_close(&thread->loop);
         free(thread);
@@ -136,14 +129,9 @@ nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[N
     return ND_OK;
 }
 
-int nd_store_thread_port(const nd_store_thread *thread)
+const nd_store_server *nd_store_thread_server(const nd_store_thread *thread)
 {
-    return nd_store_server_port(thread->server);
-}
-
-const char *nd_store_thread_address(const nd_store_thread *thread)
-{
-    return nd_store_server_address(thread->server);
+    return thread->server;
 }
 
 void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds)

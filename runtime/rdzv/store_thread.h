@@ -9,6 +9,7 @@
 
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
+#include "runtime/rdzv/store_server.h"
 #include "runtime/rdzv/tls.h"
 
 typedef struct nd_store_thread nd_store_thread;
@@ -18,8 +19,8 @@ typedef struct nd_store_thread nd_store_thread;
  * hears of the first. */
 nd_status nd_store_thread_start(const nd_identity *identity, const uint8_t key[ND_KEY_BYTES],
                                 nd_store_watch watch, nd_store_thread **out);
-int nd_store_thread_port(const nd_store_thread *thread);
-const char *nd_store_thread_address(const nd_store_thread *thread); /* numeric */
+/* For its port and address. */
+const nd_store_server *nd_store_thread_server(const nd_store_thread *thread);
 /* Waits until the other ranks have left the store, at most timeout_seconds, then ends the thread.
  * NULL is legal. */
 void nd_store_thread_stop(nd_store_thread *thread, double timeout_seconds);

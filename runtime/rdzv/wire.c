@@ -219,10 +219,10 @@ enum { LEVEL = 1 }; /* the store's only thread packs, half a gigabyte in a secon
 
 bool nd_pack(const uint8_t *bytes, size_t count, uint8_t **out, size_t *packed)
 {
-    size_t room = count - count / 8;
-    uint8_t *data = malloc(room ? room : 1);
+    size_t room = ZSTD_compressBound(count);
+    uint8_t *data = malloc(room);
     size_t used = data ? ZSTD_compress(data, room, bytes, count, LEVEL) : 0;
-    if (!data || ZSTD_isError(used)) { /* mostly: it does not fit */
+    if (!data || ZSTD_isError(used)) { /* of its own memory */
         free(data);
         return false;
     }

@@ -17,7 +17,7 @@
 #include "runtime/base/status.h"
 
 enum {
-    ND_WIRE_PROTOCOL = 4,
+    ND_WIRE_PROTOCOL = 5,
     ND_WIRE_HEADER = 4,           /* bytes of the length */
     ND_WIRE_LIMIT_STRANGER = 512, /* length of a frame before hello */
     ND_WIRE_LIMIT_MEMBER = 1 << 20,
@@ -31,15 +31,14 @@ typedef enum nd_wire_type {
         1, /* u32 protocol, text version, text run id, u32 epoch, u32 role, u32 index, text host */
     ND_WIRE_BYE,      /* - */
     ND_WIRE_SET,      /* u32 request, text key, blob value */
-    ND_WIRE_GET,      /* u32 request, u64 timeout ms, text key */
+    ND_WIRE_GET,      /* u32 request, text key; the answer waits until it is set */
     ND_WIRE_EXCHANGE, /* u32 request, u64 timeout ms, text name, blob value */
     /* from the store */
     ND_WIRE_WELCOME = 32, /* text run id (to a node: the job's), u32 world size */
     ND_WIRE_ERROR,        /* u32 request (0: the connection), u32 status, text message (long) */
     ND_WIRE_DONE,         /* u32 request; the key is set */
     ND_WIRE_VALUE,        /* u32 request, blob value */
-    ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 bytes of the packed result (0: it is not
-                             packed), blob part of the exchange's result */
+    ND_WIRE_SLICE,        /* u32 request, u64 offset, u64 size, blob part of the packed result */
     /* between launchers, bodies in launcher/nodes.h */
     ND_WIRE_NODE_FIRST = 64,
     ND_WIRE_NODE_LAST = 95,
@@ -110,8 +109,7 @@ nd_status nd_wire_next(nd_wire_parser *parser, nd_wire_frame *frame);
 /* Packing, by zstd, of what an exchange gives to every rank: thousands of ranks send names of the
  * same hosts and digests of the same settings. The store packs the result once for all. */
 
-/* *out is new memory with *packed bytes. False: these would be more than 7/8 of `count`, or memory
- * ran out; the bytes are to be sent as they are. */
+/* *out is new memory with *packed bytes. False: memory ran out. */
 bool nd_pack(const uint8_t *bytes, size_t count, uint8_t **out, size_t *packed);
 
 /* ND_ERR_IO unless the packed bytes are `count` bytes. Nothing is written beyond these. */

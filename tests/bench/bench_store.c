@@ -371,19 +371,16 @@ static void fail_answer(const char *what, int number)
 static void check_result(crowd *c, size_t packed)
 {
     const size_t bytes = c->all->bytes, total = bytes * (size_t)c->world;
-    uint8_t *all = c->result, *unpacked = malloc(total + 1);
+    uint8_t *unpacked = malloc(total + 1);
     if (!unpacked) {
         exit(1);
     }
-    if (packed > 0) {
-        if (nd_unpack(c->result, packed, unpacked, total) != ND_OK) {
-            fail("the result");
-        }
-        all = unpacked;
+    if (nd_unpack(c->result, packed, unpacked, total) != ND_OK) {
+        fail("the result");
     }
     for (int i = 0; i < c->world; i++) {
         fill_card(c->all, i, c->card);
-        if (memcmp(all + (size_t)i * bytes, c->card, bytes) != 0) {
+        if (memcmp(unpacked + (size_t)i * bytes, c->card, bytes) != 0) {
             fail_answer("another card than that of client", i);
         }
     }
@@ -402,10 +399,8 @@ static void take(crowd *c, client *one, const nd_wire_frame *frame)
     nd_wire_get_u64(&cursor);
     size_t packed = nd_wire_get_u64(&cursor);
     const uint8_t *part = nd_wire_get_blob(&cursor, &count);
-    size_t all = one->phase != PHASE_EXCHANGE ? 0
-                 : packed > 0                 ? packed
-                                              : c->all->bytes * (size_t)c->world;
-    if (frame->type != ND_WIRE_SLICE || !nd_wire_finished(&cursor) || count > all - one->received) {
+    if (frame->type != ND_WIRE_SLICE || !nd_wire_finished(&cursor) ||
+        count > packed - one->received) {
         fail_answer("an answer of type", (int)frame->type);
     }
     bool is_first = one == c->clients && one->phase == PHASE_EXCHANGE;
@@ -413,7 +408,7 @@ static void take(crowd *c, client *one, const nd_wire_frame *frame)
         memcpy(c->result + one->received, part, count);
     }
     one->received += count;
-    if (one->received == all) {
+    if (one->received == packed) {
         if (is_first) {
             check_result(c, packed);
         }
@@ -474,7 +469,8 @@ static void *run_crowd(void *argument)
     c->epoll = epoll_create1(EPOLL_CLOEXEC);
     c->clients = calloc((size_t)c->count, sizeof *c->clients);
     c->card = calloc(1, c->all->bytes + 1);
-    c->result = malloc(c->all->bytes * (size_t)c->world + 1);
+    const size_t total = c->all->bytes * (size_t)c->world;
+    c->result = malloc(total + total / 64 + 4096); /* packed, which may be a little longer */
     if (!c->clients || !c->card || !c->result ||
         nd_tls_context_create(false, c->all->key, &c->tls) != ND_OK) {
         fail("the clients");

@@ -74,24 +74,6 @@ Test(start, closed_standard_streams_change_nothing)
     }
 }
 
-/* A new network namespace has a loopback interface that is down. */
-Test(start, a_loopback_interface_that_is_down_is_named_at_once)
-{
-    launched l;
-    char program[PATH_MAX];
-    tiny_arguments a = {0};
-    if (launched_shell("unshare -rn true 2>/dev/null") != 0) {
-        skip_test("network namespaces are not permitted here (unshare -rn)");
-    }
-    snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
-    tiny_add(&a, (const char *[]){"/usr/bin/unshare", "-rn", program, "--num-processes", "2",
-                                  "--dp-shard-size", "-1", NULL});
-    tiny_add(&a, tiny_flags(&dir, "down"));
-    launched_start(&l, &dir, "down", a.list);
-    launched_ends(&l, 74);
-    assert_says(&l, "the loopback interface lo is down");
-}
-
 Test(start, the_key_is_in_no_environment_and_no_argument)
 {
     launched l;

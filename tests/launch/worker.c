@@ -11,7 +11,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/progress.h"
 #include "runtime/base/version.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/identity.h"
 #include "runtime/rdzv/store.h"
 
@@ -105,16 +104,15 @@ static int follow_plan(const nd_identity *id, nd_store *store, int chosen)
     printf("epoch %d of rank %d, run %s, folder '%s'\n", (int)id->restart_epoch, id->rank,
            id->run_id, id->run_folder);
     printf("rank %d is one of %d on %d nodes\n", id->rank, id->world_size, id->nnodes);
-    char key[32], value[8];
-    size_t bytes = sizeof value;
+    char key[32];
+    int epoch = -1; /* the first value of a key stays */
+    size_t bytes = sizeof epoch;
     snprintf(key, sizeof key, "rank %d was here", id->rank);
-    nd_store_set_timeout(store, 0);
-    if (nd_store_get(store, key, value, &bytes) != ND_ERR_HANG ||
-        nd_store_set(store, key, "", 0) != ND_OK) {
+    if (nd_store_set(store, key, &id->restart_epoch, sizeof id->restart_epoch) != ND_OK ||
+        nd_store_get(store, key, &epoch, &bytes) != ND_OK || epoch != id->restart_epoch) {
         printf("the store is not empty\n");
         return 97;
     }
-    nd_store_set_timeout(store, 20);
     for (const char *at = plan_of(id->restart_epoch); *at && *at != ';';) {
         char what = *at++, *rest;
         long number = strtol(at, &rest, 10);
@@ -144,7 +142,7 @@ static int end_late(const nd_identity *id, nd_store *store, int chosen)
     nd_status code = id->rank == chosen ? ND_ERR_HANG : ND_ERR_IO;
     if (id->rank == chosen) {
         nd_fail(code, "the file system does not answer");
-        nd_failure_report(id, nd_error_last());
+        nd_failure_record(nd_identity_record(id), nd_error_last());
     }
     if (nd_store_barrier(store, "recorded") != ND_OK) {
         return 96;
@@ -153,7 +151,7 @@ static int end_late(const nd_identity *id, nd_store *store, int chosen)
         until_signal(id);
     } else {
         nd_fail(code, "rank %d has ended", chosen);
-        nd_failure_report(id, nd_error_last());
+        nd_failure_record(nd_identity_record(id), nd_error_last());
     }
     return (int)code;
 }
@@ -187,7 +185,7 @@ static int act(const nd_identity *id, nd_store *store, const char *what, int cho
         signal(SIGTERM, SIG_IGN);
     } else if (id->rank == chosen && strcmp(what, "fail") == 0) {
         nd_fail(ND_ERR_DATA, "the test file is damaged");
-        nd_failure_report(id, nd_error_last());
+        nd_failure_record(nd_identity_record(id), nd_error_last());
         fprintf(stderr, "a line before\nerror: the test file is damaged\na line after\n");
         return ND_ERR_DATA;
     } else if (id->rank == chosen && strcmp(what, "exit 7") == 0) {
@@ -232,7 +230,9 @@ int main(int argc, char **argv)
     nd_identity id;
     nd_store *store = NULL;
     nd_status status = nd_identity_read(&id);
-    nd_failure_set_ready(&id);
+    if (nd_identity_record(&id)) {
+        atomic_store(&nd_identity_record(&id)->ready, 1);
+    }
     status = status == ND_OK ? nd_store_open(&id, 20, NULL, &store) : status;
     status = status == ND_OK ? nd_store_barrier(store, "all here") : status;
     if (status != ND_OK) {

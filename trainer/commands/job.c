@@ -2,7 +2,6 @@
 /* What commands that are workers of a job have in common: how they begin, and what they need. */
 #include <sys/resource.h>
 
-#include "runtime/rdzv/failure_record.h"
 #include "trainer/commands/command.h"
 
 /* Workers of a host exchange data through shared memory, which is made of files. */
@@ -43,6 +42,9 @@ nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number))
 {
     nd_status status = nd_identity_read(&worker->identity);
     nd_process_install_signals(&worker->identity, stop);
-    nd_failure_set_ready(&worker->identity);
+    nd_failure_slot *record = nd_identity_record(&worker->identity);
+    if (record) {
+        atomic_store(&record->ready, 1);
+    }
     return status == ND_OK ? nd_identity_join(&worker->identity) : status;
 }

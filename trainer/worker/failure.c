@@ -7,7 +7,6 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/log.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/pmix.h"
 
 /* Seconds before a rank reports, for one that knows better to end the job. Ranks often fail for the
@@ -40,7 +39,7 @@ static bool report(nd_failure *f, const nd_error *error)
     const bool reports = !f->ended;
     f->ended = true;
     if (reports) {
-        nd_failure_report(id, error);
+        nd_failure_record(nd_identity_record(id), error);
         nd_log_error("%s", error->message);
     }
     if (reports && id->pmix) {

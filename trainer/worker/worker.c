@@ -7,7 +7,6 @@
 
 #include "runtime/base/log.h"
 #include "runtime/rdzv/address.h"
-#include "runtime/rdzv/failure_record.h"
 #include "runtime/rdzv/pmix.h"
 
 /* For rank 0 to host the store that a rank asks which failed before it had a configuration. */
@@ -53,7 +52,7 @@ static void on_comm_fault(void *context, nd_status status, const char *message, 
     nd_worker *worker = context;
     nd_error error = {.status = status};
     snprintf(error.message, sizeof error.message, "%s", message);
-    nd_failure_report(&worker->identity, &error);
+    nd_failure_record(nd_identity_record(&worker->identity), &error);
     if (ends) {
         nd_failure_end(&worker->failure, &error);
     }
@@ -160,7 +159,10 @@ nd_status nd_worker_join(nd_worker *worker, const nd_config *config, const nd_sh
     nd_rank *rank = &worker->rank;
     char gpu[ND_CUDA_ID_MAX];
     ND_TRY(nd_worker_open_device(config, id->local_rank, id->local_world_size, worker));
-    nd_failure_set_device(id, worker->device->table->name);
+    nd_failure_slot *record = nd_identity_record(id);
+    if (record) {
+        snprintf(record->device, sizeof record->device, "%s", worker->device->table->name);
+    }
     ND_TRY(nd_gpu_id(worker->device, gpu));
     ND_TRY(nd_peers_compare_devices(worker->store, id, &worker->peers, worker->device->table->name,
                                     gpu));
@@ -197,7 +199,7 @@ static bool report_end(nd_worker *worker, nd_status status)
     if (failed) {
         nd_worker_fail(worker, status);
     } else if (status != ND_OK) {
-        nd_failure_report(&worker->identity, nd_error_last());
+        nd_failure_record(nd_identity_record(&worker->identity), nd_error_last());
         nd_log_error("%s", nd_error_last()->message);
     }
     return failed;

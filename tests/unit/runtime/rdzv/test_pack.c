@@ -32,14 +32,20 @@ Test(pack, what_comes_back_is_what_was_packed)
     free(packed);
 }
 
-Test(pack, random_bytes_are_not_packed)
+Test(pack, random_bytes_and_none_come_back_too)
 {
-    static uint8_t bytes[BYTES];
+    static uint8_t bytes[BYTES], back[BYTES];
     uint8_t *packed;
     size_t size;
     fill(bytes, BYTES, 256);
-    cr_assert_not(nd_pack(bytes, BYTES, &packed, &size));
-    cr_assert_not(nd_pack(bytes, 0, &packed, &size));
+    cr_assert(nd_pack(bytes, BYTES, &packed, &size));
+    assert_ok(nd_unpack(packed, size, back, BYTES));
+    cr_assert_arr_eq(back, bytes, BYTES);
+    free(packed);
+    cr_assert(nd_pack(NULL, 0, &packed, &size));
+    cr_assert_gt(size, 0);
+    assert_ok(nd_unpack(packed, size, NULL, 0));
+    free(packed);
 }
 
 /* The bytes are of another length than they should be, or damaged. */

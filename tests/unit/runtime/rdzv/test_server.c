@@ -96,7 +96,7 @@ static void request(int i, nd_wire_type type, const char *key, const void *value
     nd_wire_buffer out = {0};
     nd_wire_begin(&out, type);
     nd_wire_put_u32(&out, 7);
-    if (type == ND_WIRE_GET || type == ND_WIRE_EXCHANGE) {
+    if (type == ND_WIRE_EXCHANGE) {
         nd_wire_put_u64(&out, timeout_ms);
     }
     nd_wire_put_text(&out, key);
@@ -129,6 +129,19 @@ static void close_server(void)
 
 TestSuite(server, .fini = close_server, .timeout = 120);
 
+/* The whole result in one slice, behind its request number. */
+static void expect_result(nd_wire_cursor *cursor, const char *expected)
+{
+    char result[64] = "";
+    size_t count, bytes = strlen(expected);
+    cr_assert_eq(nd_wire_get_u64(cursor), 0);
+    uint64_t size = nd_wire_get_u64(cursor);
+    const uint8_t *packed = nd_wire_get_blob(cursor, &count);
+    cr_assert(nd_wire_finished(cursor) && count == size);
+    assert_ok(nd_unpack(packed, count, result, bytes));
+    cr_assert_str_eq(result, expected);
+}
+
 Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
 {
     open_server(3);
@@ -140,20 +153,15 @@ Test(server, an_exchange_gives_everyone_all_parts_in_rank_order)
     cr_assert_eq(answer(0).type, ND_WIRE_NONE);
     request(1, ND_WIRE_EXCHANGE, "x", "bb", 2);
     for (int i = 0; i < 3; i++) {
-        size_t count;
         nd_wire_frame frame = answer(i);
         cr_assert_eq(frame.type, ND_WIRE_SLICE);
         nd_wire_cursor cursor = nd_wire_body(&frame);
         cr_assert_eq(nd_wire_get_u32(&cursor), 7);
-        cr_assert_eq(nd_wire_get_u64(&cursor), 0);
-        cr_assert_eq(nd_wire_get_u64(&cursor), 0, "it is not packed");
-        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
-        cr_assert_eq(count, 6);
-        cr_assert_arr_eq(data, "aabbcc", 6);
+        expect_result(&cursor, "aabbcc");
     }
 }
 
-Test(server, get_waits_for_set_and_ends_at_its_deadline)
+Test(server, get_waits_for_set)
 {
     open_server(2);
     join(0);
@@ -163,13 +171,6 @@ Test(server, get_waits_for_set_and_ends_at_its_deadline)
     request(1, ND_WIRE_SET, "key", "value", 5);
     cr_assert_eq(answer(1).type, ND_WIRE_DONE);
     cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
-    request(0, ND_WIRE_GET, "other", NULL, 0);
-    now += 29 * second;
-    nd_server_tick(server, now);
-    cr_assert_eq(answer(0).type, ND_WIRE_NONE);
-    now += 2 * second;
-    nd_server_tick(server, now);
-    expect_error(0, ND_ERR_HANG, "nobody set the key 'other' within 3");
     request(0, ND_WIRE_GET, "key", NULL, 0);
     cr_assert_eq(answer(0).type, ND_WIRE_VALUE);
 }
@@ -281,8 +282,7 @@ Test(server, a_rank_may_give_up_a_wait_and_ask_again)
     request(0, ND_WIRE_GET, "never", NULL, 0);
     set(0, "key", "zero");
     cr_assert_not(clients[0].dropped);
-    now += 31 * second;
-    nd_server_tick(server, now);
+    set(0, "never", "now");
     cr_assert_eq(answer(0).type, ND_WIRE_NONE, "the wait is over");
 }
 
@@ -305,16 +305,11 @@ Test(server, a_rank_may_give_up_an_exchange_and_come_back)
     cr_assert_not_null(strstr(notices, "missing of 3 ranks: 0\n"), "%s", notices);
     request(0, ND_WIRE_EXCHANGE, "meet", "d", 1);
     for (int i = 0; i < 3; i++) {
-        size_t count;
         nd_wire_frame frame = answer(i);
         cr_assert_eq(frame.type, ND_WIRE_SLICE);
         nd_wire_cursor cursor = nd_wire_body(&frame);
         nd_wire_get_u32(&cursor);
-        nd_wire_get_u64(&cursor);
-        cr_assert_eq(nd_wire_get_u64(&cursor), 0, "it is not packed");
-        const uint8_t *data = nd_wire_get_blob(&cursor, &count);
-        cr_assert_eq(count, 3);
-        cr_assert_arr_eq(data, "dcx", 3);
+        expect_result(&cursor, "dcx");
     }
 }
 
@@ -342,7 +337,7 @@ static void first_slice(const char *part, size_t count, uint64_t *packed, size_t
 }
 
 /* Thousands of ranks send names of the same hosts. */
-Test(server, a_long_result_is_packed_where_that_makes_it_shorter)
+Test(server, a_long_result_is_packed)
 {
     static char part[ND_SERVER_SLICE];
     uint64_t packed;
@@ -353,8 +348,6 @@ Test(server, a_long_result_is_packed_where_that_makes_it_shorter)
     first_slice(part, sizeof part, &packed, &sent);
     cr_assert(packed == sent && sent < 1024, "%zu of %zu", sent, (size_t)packed);
     cr_assert_eq(answer(0).type, ND_WIRE_NONE, "that is all");
-    first_slice(part, 100, &packed, &sent);
-    cr_assert(packed == 0 && sent == 200, "a short one is sent as it is");
 }
 
 /* A rank that gave up while the result was on its way to it gets no further part of that. */
@@ -504,10 +497,6 @@ Test(server, a_later_start_finds_the_store_empty)
     request(3, ND_WIRE_GET, "late", NULL, 0);
     cr_assert_eq(answer(2).type, ND_WIRE_NONE);
     cr_assert_eq(answer(3).type, ND_WIRE_NONE);
-    now += 31 * second;
-    nd_server_tick(server, now);
-    expect_error(2, ND_ERR_HANG, "nobody set the key 'k'");
-    expect_error(3, ND_ERR_HANG, "nobody set the key 'late'");
     request(2, ND_WIRE_EXCHANGE, "meet", "bbb", 3);
     request(3, ND_WIRE_EXCHANGE, "meet", "ccc", 3);
     cr_assert_eq(answer(2).type, ND_WIRE_SLICE);
