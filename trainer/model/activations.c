@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/model/activations.h"
+#include "trainer/model/linear.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -12,19 +12,30 @@ typedef struct act {
     int kept;       /* the most recompute that keeps it */
     bool delayed;   /* kept for delayed weight gradients */
     nd_input input; /* ND_INPUT_COUNT: none */
+    nd_lender lender;
 } act;
 
 enum { ND_RECOMPUTE_NEVER = -1, FOR_DX = false, FOR_DW = true };
 
+/* Numbers of the rows of block_acts.def: of_x_in, ... */
+enum {
+#define ND_ACT(field, shape, kept, reader, input, lender, name) of_##field,
+#include "trainer/model/block_acts.def"
+#undef ND_ACT
+    ACT_COUNT
+};
+
 static const act acts[] = {
-#define ND_ACT(field, shape, kept, reader, input, name)                                            \
-    {name, offsetof(nd_block_acts, field), (int)ND_RECOMPUTE_##kept, FOR_##reader,                 \
-     ND_INPUT_##input},
+#define ND_ACT(field, shape, kept, reader, input, lender, name)                                    \
+    {name,                                                                                         \
+     offsetof(nd_block_acts, field),                                                               \
+     (int)ND_RECOMPUTE_##kept,                                                                     \
+     FOR_##reader,                                                                                 \
+     ND_INPUT_##input,                                                                             \
+     ND_LENDER_##lender},
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 };
-
-enum { ACT_COUNT = sizeof acts / sizeof *acts };
 
 static nd_tensor shape_of(const act *a, const nd_dims *d)
 {
@@ -44,16 +55,11 @@ static nd_tensor shape_of(const act *a, const nd_dims *d)
 #define SHAPE_BEHIND_STATISTICS nd_tensor_1d(NULL, f32, d->post_norm ? d->Tl : 0)
 #define SHAPE_VECTORS           nd_tensor_1d(NULL, f32, 6 * d->C + 2 * d->D + 2 * d->QKV + 2 * d->F)
     const nd_tensor shapes[] = {
-#define ND_ACT(field, shape, kept, reader, input, name) SHAPE_##shape,
+#define ND_ACT(field, shape, kept, reader, input, lender, name) SHAPE_##shape,
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
     };
     return shapes[a - acts];
-}
-
-static bool is(const act *a, size_t view)
-{
-    return a->view == view;
 }
 
 static bool is_codes(const act *a)
@@ -61,9 +67,9 @@ static bool is_codes(const act *a)
     return shape_of(a, &(nd_dims){0}).dtype == ND_DTYPE_F8_E4M3;
 }
 
-static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t layer)
+static bool kept_as_codes(const nd_model *m, const act *a, int64_t layer)
 {
-    return a->input != ND_INPUT_COUNT && nd_scales_keep_codes(o->scales, a->input, layer);
+    return a->input != ND_INPUT_COUNT && nd_scales_keep_codes(&m->scales, a->input, layer);
 }
 
 /* PLACE_BORROWED: a gradient that no block keeps lies in a buffer of the backward. So does an input
@@ -71,20 +77,19 @@ static bool kept_as_codes(const nd_activation_options *o, const act *a, int64_t 
 typedef enum place { PLACE_NONE, PLACE_SHARED, PLACE_BORROWED, PLACE_KEPT } place;
 
 /* Of the MLP in pieces: its next piece overwrites it. */
-static bool of_piece(const nd_activation_options *o, const act *a)
+static bool of_piece(const nd_model *m, const act *a)
 {
-    return o->dims->piece < o->dims->T &&
-           (is(a, offsetof(nd_block_acts, gu)) || is(a, offsetof(nd_block_acts, act)));
+    return nd_mlp_has_pieces(m) && (a == &acts[of_gu] || a == &acts[of_act]);
 }
 
 /* Where an activation of a layer lives. Backward needs an input of linears as codes or in BF16, not
- * both. */
-static place place_of(const nd_activation_options *o, const act *a, int64_t layer)
+ * both. Gradients of norms and biases wait only where they are reduced over several shards. */
+static place place_of(const nd_model *m, const act *a, int64_t layer)
 {
-    bool kept = !o->forward_only && !of_piece(o, a) &&
-                ((int)o->recompute <= a->kept || (o->delays && a->delayed));
-    bool as_codes = kept_as_codes(o, a, layer), vectors = is(a, offsetof(nd_block_acts, dvectors));
-    if ((is_codes(a) && !as_codes) || (vectors && !(kept && o->collects_vectors))) {
+    bool kept = !m->forward_only && !of_piece(m, a) &&
+                ((int)m->recompute <= a->kept || (m->delays && a->delayed));
+    bool as_codes = kept_as_codes(m, a, layer), vectors = a == &acts[of_dvectors];
+    if ((is_codes(a) && !as_codes) || (vectors && !(kept && m->layout->shards > 1))) {
         return PLACE_NONE;
     }
     if (kept && is_codes(a) == as_codes) {
@@ -94,18 +99,19 @@ static place place_of(const nd_activation_options *o, const act *a, int64_t laye
 }
 
 /* Every layer's tensor starts on a 256-byte boundary. */
-static size_t stride_of(const act *a, const nd_activation_options *o)
+static size_t stride_of(const nd_model *m, const act *a)
 {
-    return nd_round_up_bytes(nd_tensor_bytes(shape_of(a, o->dims)), 256);
+    return nd_round_up_bytes(nd_tensor_bytes(shape_of(a, &m->dims)), 256);
 }
 
-static size_t layers_in(const nd_activation_options *o, const act *a, place where)
+static size_t layers_in(const nd_model *m, const act *a, place where)
 {
-    size_t layers = 0;
-    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
-        layers += place_of(o, a, l) == where;
+    const nd_layer_range layers = m->stage->layers;
+    size_t count = 0;
+    for (int64_t l = layers.begin; l < layers.end; l++) {
+        count += place_of(m, a, l) == where;
     }
-    return layers;
+    return count;
 }
 
 static nd_tensor *view_of(const nd_activation_set *set, const act *a, int64_t layer)
@@ -113,14 +119,17 @@ static nd_tensor *view_of(const nd_activation_set *set, const act *a, int64_t la
     return (nd_tensor *)((char *)nd_set_block(set, layer) + a->view);
 }
 
-nd_input_acts nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input)
+nd_input_acts nd_set_input(nd_block_call c, nd_input input)
 {
-    nd_input_acts out = {
-        .scale = set->inputs[(layer - set->layers.begin) * ND_INPUT_COUNT + (int64_t)input]};
+    const nd_scales *s = &c.model->scales;
+    nd_input_acts out = {0};
     for (int i = 0; i < ACT_COUNT; i++) {
         if (acts[i].input == input) {
-            *(is_codes(&acts[i]) ? &out.codes : &out.rows) = *view_of(set, &acts[i], layer);
+            *(is_codes(&acts[i]) ? &out.codes : &out.rows) = *view_of(c.set, &acts[i], c.layer);
         }
+    }
+    if (s->recipe.name) {
+        out.scale = nd_scales_at(s, nd_site_input(s, c.layer, input));
     }
     return out;
 }
@@ -133,120 +142,92 @@ typedef struct buffer {
     size_t stride;
 } buffer;
 
-static void point(nd_activation_set *sets, const nd_activation_options *o, nd_memplan *plan,
-                  const act *a, buffer at)
+static void point(nd_model *m, nd_memplan *plan, const act *a, buffer at)
 {
-    const int64_t layers = o->layers.end - o->layers.begin;
+    const nd_layer_range range = m->stage->layers;
+    const int64_t layers = range.end - range.begin;
     size_t before = 0;
-    for (int64_t i = 0; i < o->sets * layers; i++) { /* set by set */
-        const int64_t l = o->layers.begin + i % layers;
-        if (place_of(o, a, l) == at.where) {
-            void *pointer = &view_of(&sets[i / layers], a, l)->data;
+    for (int64_t i = 0; i < m->set_count * layers; i++) { /* set by set */
+        const int64_t l = range.begin + i % layers;
+        if (place_of(m, a, l) == at.where) {
+            void *pointer = &view_of(&m->sets[i / layers], a, l)->data;
             nd_memplan_also(plan, at.want, before++ * at.stride, pointer);
         }
     }
 }
 
 /* Wants the buffer of the layers that keep it, and the one that the other layers share. */
-static void plan_activation(nd_activation_set *sets, const nd_activation_options *o,
-                            nd_memplan *plan, const act *a)
+static void plan_activation(nd_model *m, nd_memplan *plan, const act *a)
 {
-    size_t bytes = stride_of(a, o);
+    size_t bytes = stride_of(m, a);
     int want = nd_memplan_want(plan, ND_MEM_ACTIVATIONS, a->name,
-                               (size_t)o->sets * layers_in(o, a, PLACE_KEPT) * bytes, NULL);
-    point(sets, o, plan, a, (buffer){want, PLACE_KEPT, bytes});
+                               (size_t)m->set_count * layers_in(m, a, PLACE_KEPT) * bytes, NULL);
+    point(m, plan, a, (buffer){want, PLACE_KEPT, bytes});
     if (!is_codes(a)) {
         want = nd_memplan_want(plan, ND_MEM_SCRATCH, a->name,
-                               layers_in(o, a, PLACE_SHARED) ? bytes : 0, NULL);
-        point(sets, o, plan, a, (buffer){want, PLACE_SHARED, 0});
+                               layers_in(m, a, PLACE_SHARED) ? bytes : 0, NULL);
+        point(m, plan, a, (buffer){want, PLACE_SHARED, 0});
     }
 }
 
 /* Recompute makes the codes of one input after the other, each just before its use: they share one
  * buffer. */
-static void plan_shared_codes(nd_activation_set *sets, const nd_activation_options *o,
-                              nd_memplan *plan)
+static void plan_shared_codes(nd_model *m, nd_memplan *plan)
 {
     size_t bytes = 0;
     for (int i = 0; i < ACT_COUNT; i++) {
-        bool needed = is_codes(&acts[i]) && layers_in(o, &acts[i], PLACE_SHARED);
-        bytes = nd_max_bytes(bytes, needed ? stride_of(&acts[i], o) : 0);
+        bool needed = is_codes(&acts[i]) && layers_in(m, &acts[i], PLACE_SHARED);
+        bytes = nd_max_bytes(bytes, needed ? stride_of(m, &acts[i]) : 0);
     }
     int want =
         nd_memplan_want(plan, ND_MEM_SCRATCH, "fp8: codes of a recomputed input", bytes, NULL);
     for (int i = 0; i < ACT_COUNT; i++) {
         if (is_codes(&acts[i])) {
-            point(sets, o, plan, &acts[i], (buffer){want, PLACE_SHARED, 0});
+            point(m, plan, &acts[i], (buffer){want, PLACE_SHARED, 0});
         }
     }
 }
 
-static bool keeps(nd_recompute recompute, size_t view)
-{
-    const act *a = acts;
-    while (!is(a, view)) {
-        a++;
-    }
-    return (int)recompute <= a->kept;
-}
-
+/* The block's backward does not read the output of down. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input)
 {
-    switch (input) {
-    case ND_INPUT_QKV:
-        return !keeps(recompute, offsetof(nd_block_acts, qkv));
-    case ND_INPUT_O:
-        return !keeps(recompute, offsetof(nd_block_acts, x_mid));
-    case ND_INPUT_GATE_UP:
-        return !keeps(recompute, offsetof(nd_block_acts, gu));
-    case ND_INPUT_DOWN: /* the block's backward does not read its output */
-    case ND_INPUT_COUNT:
-        break;
-    }
-    return false;
+    static const act *const outputs[ND_INPUT_COUNT] = {[ND_INPUT_QKV] = &acts[of_qkv],
+                                                       [ND_INPUT_O] = &acts[of_x_mid],
+                                                       [ND_INPUT_GATE_UP] = &acts[of_gu]};
+    return outputs[input] && (int)recompute > outputs[input]->kept;
 }
 
-static nd_status init_set(nd_activation_set *set, const nd_activation_options *o)
+static nd_status init_set(const nd_model *m, nd_activation_set *set)
 {
-    int64_t layers = o->layers.end - o->layers.begin;
-    set->layers = o->layers;
-    set->T = o->dims->T;
-    set->Tl = o->dims->Tl;
-    ND_TRY(ND_ALLOC(layers, &set->blocks));
-    ND_TRY(ND_ALLOC(layers * ND_INPUT_COUNT, &set->inputs));
-    for (int64_t l = o->layers.begin; l < o->layers.end; l++) {
+    const nd_layer_range layers = m->stage->layers;
+    set->layers = layers;
+    set->T = m->dims.T;
+    set->Tl = m->dims.Tl;
+    ND_TRY(ND_ALLOC(layers.end - layers.begin, &set->blocks));
+    for (int64_t l = layers.begin; l < layers.end; l++) {
         for (int i = 0; i < ACT_COUNT; i++) {
-            *view_of(set, &acts[i], l) = shape_of(&acts[i], o->dims);
+            *view_of(set, &acts[i], l) = shape_of(&acts[i], &m->dims);
         }
     }
     return ND_OK;
 }
 
-nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_options *o,
-                              nd_memplan *plan)
+nd_status nd_activations_init(nd_model *m, nd_memplan *plan)
 {
-    for (int s = 0; s < o->sets; s++) {
-        ND_TRY(init_set(&sets[s], o));
+    for (int s = 0; s < m->set_count; s++) {
+        ND_TRY(init_set(m, &m->sets[s]));
     }
     for (int i = 0; i < ACT_COUNT; i++) {
-        plan_activation(sets, o, plan, &acts[i]);
+        plan_activation(m, plan, &acts[i]);
     }
-    plan_shared_codes(sets, o, plan);
+    plan_shared_codes(m, plan);
     return ND_OK;
 }
 
-void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *o,
-                           nd_memplan *plan, const nd_backward_wants *from)
+void nd_activations_borrow(nd_model *m, nd_memplan *plan, const int wants[ND_LENDER_COUNT])
 {
     for (int i = 0; i < ACT_COUNT; i++) {
-        const act *a = &acts[i];
-        const int of_input = is(a, offsetof(nd_block_acts, act)) ? from->dact : from->dh;
-        const bool behind =
-            is(a, offsetof(nd_block_acts, dout1)) || is(a, offsetof(nd_block_acts, dout2));
-        const int of_gradient = is(a, offsetof(nd_block_acts, dqkv)) ? from->dqkv
-                                : behind                             ? from->dbranch
-                                                                     : from->dx;
-        point(sets, o, plan, a, (buffer){a->kept < 0 ? of_gradient : of_input, PLACE_BORROWED, 0});
+        point(m, plan, &acts[i], (buffer){wants[acts[i].lender], PLACE_BORROWED, 0});
     }
 }
 
@@ -263,19 +244,8 @@ void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl)
     set->Tl = Tl;
 }
 
-void nd_activations_start(nd_activation_set *set, const nd_scales *scales)
-{
-    nd_scale_ref *input = set->inputs;
-    for (int64_t l = set->layers.begin; l < set->layers.end && scales->recipe.name; l++) {
-        for (nd_input i = 0; i < ND_INPUT_COUNT; i++) {
-            *input++ = nd_scales_at(scales, nd_site_input(scales, l, i));
-        }
-    }
-}
-
 void nd_activations_fini(nd_activation_set *set)
 {
     free(set->blocks);
-    free(set->inputs);
     *set = (nd_activation_set){0};
 }

@@ -101,9 +101,11 @@ nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch)
 
 /* Activations. */
 
+struct nd_model;
+
 /* What one block keeps: a tensor for each row of block_acts.def, which has the shapes. */
 typedef struct nd_block_acts {
-#define ND_ACT(field, shape, kept, reader, input, name) nd_tensor field;
+#define ND_ACT(field, shape, kept, reader, input, lender, name) nd_tensor field;
 #include "trainer/model/block_acts.def"
 #undef ND_ACT
 } nd_block_acts;
@@ -120,8 +122,7 @@ typedef struct nd_activation_set {
     int64_t T, Tl; /* tokens of the micro-batch, and of this tp rank: those of dims, or fewer
                               after nd_activations_narrow */
     nd_layer_range layers; /* of the stage */
-    nd_block_acts *blocks; /* [layers] */
-    nd_scale_ref *inputs;  /* [layers x ND_INPUT_COUNT] FP8 scales that go with the codes kept */
+    nd_block_acts *blocks; /* [layers]; owned */
     nd_head_acts head;
     bool taken, loaded;
     int micro; /* which micro-batch of the step it holds, for the schedule */
@@ -132,46 +133,27 @@ static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t 
     return &set->blocks[layer - set->layers.begin];
 }
 
-/* What a block has of an input of linears: its rows, the place for their FP8 codes (data NULL: they
- * are not kept), and the scale that goes with these. */
-typedef struct nd_input_acts {
-    nd_tensor rows, codes;
-    nd_scale_ref scale;
-} nd_input_acts;
-nd_input_acts nd_set_input(const nd_activation_set *set, int64_t layer, nd_input input);
-
-/* What decides where activations lie. */
-typedef struct nd_activation_options {
-    int sets;
-    const nd_dims *dims;
-    const nd_scales *scales;
-    nd_recompute recompute;
-    nd_layer_range layers;
-    bool forward_only;     /* no backward follows: blocks keep nothing and share all buffers */
-    bool delays;           /* weight gradients come in a pass of their own */
-    bool collects_vectors; /* and the gradients of norms and biases wait in the set until then */
-} nd_activation_options;
-
 /* Wants the activations of the blocks of all sets, which share what no block keeps. */
-nd_status nd_activations_init(nd_activation_set *sets, const nd_activation_options *options,
-                              nd_memplan *plan);
+nd_status nd_activations_init(struct nd_model *model, nd_memplan *plan);
 /* Whether the linears with this input multiply again in the backward, because blocks do not keep
  * their output, or for o the residual stream with it. */
 bool nd_recompute_multiplies(nd_recompute recompute, nd_input input);
-/* Numbers of wants: buffers of the backward of all blocks. */
-typedef struct nd_backward_wants {
-    int dx, dh;     /* (Tl, C) */
-    int dact, dqkv; /* (T, F), (T, QKV) */
-    int dbranch;    /* (Tl, C), of a branch before the norm behind it */
-} nd_backward_wants;
-/* Where weight gradients are not delayed, gradients lie in dx and dqkv. An input of linears that is
- * kept as codes lies in dh or dact until they are made. */
-void nd_activations_borrow(nd_activation_set *sets, const nd_activation_options *options,
-                           nd_memplan *plan, const nd_backward_wants *wants);
+/* Buffers that all blocks share: `lender` of block_acts.def. */
+typedef enum nd_lender {
+    ND_LENDER_NONE = 0,
+    ND_LENDER_DX, /* (Tl, C) */
+    ND_LENDER_DH,
+    ND_LENDER_DBRANCH, /* (Tl, C), of a branch before the norm behind it */
+    ND_LENDER_DACT,    /* (T, F) */
+    ND_LENDER_DQKV,    /* (T, QKV) */
+    ND_LENDER_COUNT
+} nd_lender;
+/* Where weight gradients are not delayed, gradients lie in their lenders. An input of linears that
+ * is kept as codes lies there until they are made. wants: the numbers of the lenders' wants. */
+void nd_activations_borrow(struct nd_model *model, nd_memplan *plan,
+                           const int wants[ND_LENDER_COUNT]);
 /* The set's views get so many rows, at most those of dims; T is a multiple of Tl. */
 void nd_activations_narrow(nd_activation_set *set, int64_t T, int64_t Tl);
-/* After the plan was committed: the scales of the inputs, which are those of the sites. */
-void nd_activations_start(nd_activation_set *set, const nd_scales *scales);
 void nd_activations_fini(nd_activation_set *set);
 
 #endif

@@ -30,7 +30,7 @@ static void want_each(nd_model *m, nd_memplan *plan, const char *name, nd_tensor
     }
 }
 
-static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_options *options)
+static void plan_shared(nd_model *m, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     const nd_mem_class scratch = ND_MEM_SCRATCH;
@@ -41,18 +41,22 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     const bool lends = !m->forward_only || m->scales.recipe.name;
     nd_tensor dlocal = nd_tensor_2d(NULL, d->act, Tl, d->C);
     want(plan, scratch, "branch output", local, &m->work.branch);
-    nd_backward_wants w = {.dx = want(plan, scratch, "residual gradient", dlocal, &m->work.dx)};
-    w.dh = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
-    w.dact = want(plan, scratch, "swiglu gradient",
-                  nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
+    int wants[ND_LENDER_COUNT] = {0};
+    wants[ND_LENDER_DX] = want(plan, scratch, "residual gradient", dlocal, &m->work.dx);
+    wants[ND_LENDER_DH] = want(plan, scratch, "norm gradient", lends ? local : dlocal, &m->work.dh);
+    wants[ND_LENDER_DACT] =
+        want(plan, scratch, "swiglu gradient",
+             nd_tensor_2d(NULL, d->act, lends ? d->piece : 0, d->F), &m->work.dact);
     want(plan, scratch, "q k around their norms",
          nd_tensor_2d(NULL, d->act, d->T * d->normed, d->D), &m->work.qk);
     want(plan, scratch, "q k sums of squares",
          nd_tensor_1d(NULL, ND_DTYPE_F32, d->qk_as_one ? 2 * d->T : 0), &m->work.qk_sums);
     const nd_tensor dbranch = nd_tensor_2d(NULL, d->act, d->post_norm && !m->delays ? Tl : 0, d->C);
-    w.dbranch = nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
+    wants[ND_LENDER_DBRANCH] =
+        nd_memplan_want(plan, scratch, "branch gradient", nd_tensor_bytes(dbranch), NULL);
     const size_t dqkv = nd_tensor_bytes(nd_tensor_2d(NULL, d->act, T, d->QKV));
-    w.dqkv = nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
+    wants[ND_LENDER_DQKV] =
+        nd_memplan_want(plan, scratch, "q k v gradient", m->delays ? 0 : dqkv, NULL);
     want(plan, scratch, "attention gradient", nd_tensor_2d(NULL, d->act, T, d->H * d->D),
          &m->work.dout);
     nd_memplan_want(plan, scratch, "tp: gathered", nd_tensor_bytes(full), &m->work.full_a);
@@ -60,7 +64,7 @@ static void plan_shared(nd_model *m, nd_memplan *plan, const nd_activation_optio
     nd_memplan_want(plan, scratch, "tp: gathered for an mlp in pieces",
                     nd_mlp_has_pieces(m) && !m->forward_only ? nd_tensor_bytes(full) : 0,
                     &m->work.full_h);
-    nd_activations_borrow(m->sets, options, plan, &w);
+    nd_activations_borrow(m, plan, wants);
 }
 
 /* Bytes of a chunk's rows as the first weight gradient packs them for those of the other tiles; 0:
@@ -212,16 +216,8 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
     ND_TRY_OUT(nd_linears_create(m, &fp8));
     ND_TRY_OUT(
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
-    const nd_activation_options options = {.sets = m->set_count,
-                                           .dims = &m->dims,
-                                           .scales = &m->scales,
-                                           .recompute = m->recompute,
-                                           .layers = m->stage->layers,
-                                           .forward_only = o->forward_only,
-                                           .delays = o->delays,
-                                           .collects_vectors = m->layout->shards > 1};
-    ND_TRY_OUT(nd_activations_init(m->sets, &options, plan));
-    plan_shared(m, plan, &options);
+    ND_TRY_OUT(nd_activations_init(m, plan));
+    plan_shared(m, plan);
     if (o->cache) {
         plan_cached_head(m, o->cache->logits, plan);
     } else {
@@ -273,9 +269,6 @@ static nd_status load_rope_table(nd_model *m, const nd_rope_config *rope, nd_rop
 nd_status nd_model_start(nd_model *m)
 {
     ND_TRY(nd_scales_start(&m->scales));
-    for (int s = 0; s < m->set_count; s++) {
-        nd_activations_start(&m->sets[s], &m->scales);
-    }
     ND_TRY(nd_batches_open(&m->batches));
     const nd_shape *s = &m->rank->shape;
     const nd_rope_config windows = {.theta = s->window_theta};

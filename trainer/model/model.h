@@ -201,6 +201,14 @@ typedef struct nd_block_call {
     nd_pass pass;
 } nd_block_call;
 
+/* What a block has of an input of linears: its rows, the place for their FP8 codes (data NULL: they
+ * are not kept), and the scale that goes with these. */
+typedef struct nd_input_acts {
+    nd_tensor rows, codes;
+    nd_scale_ref scale;
+} nd_input_acts;
+nd_input_acts nd_set_input(nd_block_call call, nd_input input);
+
 /* The rows of the table that the micro-batch's ids name, as the residual stream (Tl, C); backward
  * adds the stream's gradient behind them to the table's. */
 nd_status nd_embed_forward(nd_model *model, nd_activation_set *set, nd_residual *out);

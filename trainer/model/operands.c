@@ -249,7 +249,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
     const nd_model *m = c.model;
     const nd_scales *s = &m->scales;
     const nd_linear_group *g = nd_linear_group_of(c, input);
-    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    const nd_input_acts acts = nd_set_input(c, input);
     const bool again = c.pass == ND_PASS_BACKWARD, delayed = nd_recipe_is_delayed(&s->recipe);
     *x = (nd_operand){.stored = acts.rows,
                       .codes = g->keeps ? acts.codes : (nd_tensor){0},
@@ -276,7 +276,7 @@ nd_status nd_operand_prepare(nd_block_call c, nd_input input, nd_operand *x, nd_
 
 nd_operand nd_operand_kept(nd_block_call c, nd_input input)
 {
-    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    const nd_input_acts acts = nd_set_input(c, input);
     return (nd_operand){.stored = nd_linear_group_of(c, input)->keeps ? acts.codes : acts.rows,
                         .scale = acts.scale,
                         .known = ND_KNOWN_SCALE};

@@ -289,7 +289,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
     int first;
     (void)nd_input_linears(input, &first);
     const nd_param *p = param_of(test, first);
-    const nd_input_acts acts = nd_set_input(c.set, c.layer, input);
+    const nd_input_acts acts = nd_set_input(c, input);
     *x = (nd_operand){.stored = acts.rows,
                       .codes = nd_linear_group_of(c, input)->keeps ? acts.codes : (nd_tensor){0},
                       .scale = acts.scale};
@@ -304,7 +304,7 @@ static nd_status make_input(const linear_test *test, nd_block_call c, nd_input i
 /* What forward did not keep is overwritten, as later blocks do. */
 static void forget_input(const linear_test *test, nd_block_call c, nd_input input)
 {
-    const nd_input_acts x = nd_set_input(c.set, c.layer, input);
+    const nd_input_acts x = nd_set_input(c, input);
     bool again = test->world->of->recompute != ND_RECOMPUTE_NONE && is_column(input);
     if (x.codes.data || again) {
         memset(x.rows.data, 0xff, nd_tensor_bytes(x.rows));
