@@ -74,8 +74,9 @@ static void load(fixture *f, int micro)
             arrays[a][i] = value(micro, a, i);
         }
     }
-    const nd_host_batch from = {arrays[IDS], arrays[LABELS], arrays[POSITIONS], NULL, NULL, NULL};
-    cr_assert_eq(nd_batches_load(&f->batches, &from, micro % f->sets, batch_of(f, micro)), ND_OK,
+    const nd_step_batch from = {
+        .inputs = arrays[IDS], .labels = arrays[LABELS], .positions = arrays[POSITIONS]};
+    cr_assert_eq(nd_batches_load(&f->batches, &from, 0, micro % f->sets, batch_of(f, micro)), ND_OK,
                  "%s", nd_error_last()->message);
     memset(arrays, 0xff, sizeof arrays); /* not read any more */
 }

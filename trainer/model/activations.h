@@ -19,6 +19,7 @@
  */
 #include "runtime/device/memplan.h"
 #include "runtime/device/staging.h"
+#include "trainer/data/data.h"
 #include "trainer/precision/precision.h"
 
 /* Micro-batches on their way to the device. */
@@ -81,20 +82,10 @@ void nd_batches_plan(nd_batches *batches, nd_rank *rank, const nd_dims *dims, in
 nd_status nd_batches_open(nd_batches *batches);
 void nd_batches_close(nd_batches *batches);
 
-/* A micro-batch on the host. */
-typedef struct nd_host_batch {
-    const int32_t *inputs, *labels, *positions; /* (B, s) */
-    const int *sources;                         /* of each of the B samples; NULL: unknown */
-    /* (B, S), all of the sequence in the order of the text, whatever cp is: for each token the
-     * place of the first one that it sees; NULL: documents are joined. */
-    const int32_t *first_keys;
-    const int32_t *places; /* (B, S): what nd_deal made of them */
-} nd_host_batch;
-
-/* The host's arrays are not read after the return. What is enqueued on the rank's stream from here
- * on sees the micro-batch, until it was given back and its slot's turn comes again. set: the number
- * of its set. */
-nd_status nd_batches_load(nd_batches *batches, const nd_host_batch *from, int set,
+/* Loads micro-batch `micro` of a step. The host's arrays are not read after the return. What is
+ * enqueued on the rank's stream from here on sees the micro-batch, until it was given back and its
+ * slot's turn comes again. set: the number of its set. */
+nd_status nd_batches_load(nd_batches *batches, const nd_step_batch *from, int micro, int set,
                           nd_micro_batch *out);
 /* All that reads the micro-batch is enqueued. */
 nd_status nd_batches_give_back(nd_batches *batches, const nd_micro_batch *batch);
@@ -125,7 +116,7 @@ typedef struct nd_activation_set {
     nd_block_acts *blocks; /* [layers]; owned */
     nd_head_acts head;
     bool taken, loaded;
-    int micro; /* which micro-batch of the step it holds, for the schedule */
+    int micro; /* which micro-batch of the step it holds */
 } nd_activation_set;
 
 static inline nd_block_acts *nd_set_block(const nd_activation_set *set, int64_t layer)

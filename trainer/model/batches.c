@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "runtime/base/math.h"
-#include "trainer/data/data.h"
 #include "trainer/parallel/cp.h"
 
 /* Arrays of one slot: 256-byte aligned and adjacent, so that one copy brings all. */
@@ -123,7 +122,7 @@ static int find_sources(const nd_batches *b, const int *sources, int *found)
 }
 
 /* Hides the labels of all samples but those of one source, in the order of the host. */
-static void mask_labels(const nd_batches *b, const nd_host_batch *from, int source, int32_t *out)
+static void mask_labels(const nd_batches *b, const nd_step_batch *from, int source, int32_t *out)
 {
     const int64_t B = b->rank->config->train.micro_batch_size, s = b->dims->T / B;
     for (int64_t t = 0; t < b->dims->T; t++) {
@@ -133,7 +132,7 @@ static void mask_labels(const nd_batches *b, const nd_host_batch *from, int sour
 
 /* Labels by source lie at the end of a slot; the ids' place in the staging memory holds each of
  * them while it is put into order. With one source its labels are those of the batch. */
-static int stage_sources(nd_batches *b, const nd_host_batch *from, int32_t *staged, int *found)
+static int stage_sources(nd_batches *b, const nd_step_batch *from, int32_t *staged, int *found)
 {
     const int64_t stride = padded(b->dims->T);
     const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
@@ -144,7 +143,7 @@ static int stage_sources(nd_batches *b, const nd_host_batch *from, int32_t *stag
     return count;
 }
 
-static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batch *out,
+static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batch *out,
                          nd_event **copied)
 {
     void *memory = NULL;
@@ -171,6 +170,18 @@ static nd_status copy_in(nd_batches *b, const nd_host_batch *from, nd_micro_batc
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
+/* One micro-batch of a step. */
+static nd_step_batch micro_batch_of(const nd_batches *b, const nd_step_batch *step, int micro)
+{
+    const int64_t B = b->dims->B, offset = micro * b->dims->T, all = micro * B * b->dims->S;
+    return (nd_step_batch){.inputs = step->inputs + offset,
+                           .labels = step->labels + offset,
+                           .positions = step->positions + offset,
+                           .sources = step->sources ? step->sources + micro * B : NULL,
+                           .first_keys = step->first_keys ? step->first_keys + all : NULL,
+                           .places = step->first_keys ? step->places + all : NULL};
+}
+
 /* The slot that is free for the longest time. */
 static int take_slot(nd_batches *b)
 {
@@ -183,14 +194,16 @@ static int take_slot(nd_batches *b)
     return slot;
 }
 
-nd_status nd_batches_load(nd_batches *b, const nd_host_batch *from, int set, nd_micro_batch *out)
+nd_status nd_batches_load(nd_batches *b, const nd_step_batch *step, int micro, int set,
+                          nd_micro_batch *out)
 {
+    const nd_step_batch from = micro_batch_of(b, step, micro);
     nd_stream *compute = &b->rank->stream;
     nd_event *copied = NULL;
     nd_micro_batch batch = {.slot = take_slot(b)};
     const int slot = batch.slot;
     ND_TRY(nd_stream_wait(&b->stream, &b->slot[slot].read));
-    ND_TRY(copy_in(b, from, &batch, &copied));
+    ND_TRY(copy_in(b, &from, &batch, &copied));
     ND_TRY(nd_stream_wait(compute, copied));
     batch.ids = array_at(b, slot, IDS);
     batch.labels = array_at(b, slot, LABELS);
@@ -202,7 +215,7 @@ nd_status nd_batches_load(nd_batches *b, const nd_host_batch *from, int set, nd_
         batch.positions = in_use;
     }
     const int64_t stride = padded(b->dims->T);
-    batch.first_keys = from->first_keys ? batch.positions + stride : NULL;
+    batch.first_keys = from.first_keys ? batch.positions + stride : NULL;
     batch.source_labels =
         batch.source_count > 1 ? array_at(b, slot, IDS) + common_numbers(b) : batch.labels;
     batch.source_stride = stride;

@@ -315,17 +315,19 @@ nd_activation_set *nd_model_take_set(nd_model *m)
     return set;
 }
 
-nd_status nd_model_load(nd_model *m, nd_activation_set *set, const nd_host_batch *from)
+nd_status nd_model_load(nd_model *m, nd_activation_set *set, const nd_step_batch *from, int micro)
 {
     ND_ASSERT(set->taken && !set->loaded);
     set->loaded = true;
-    return nd_batches_load(&m->batches, from, (int)(set - m->sets), &set->batch);
+    set->micro = micro;
+    return nd_batches_load(&m->batches, from, micro, (int)(set - m->sets), &set->batch);
 }
 
 nd_status nd_model_load_batch(nd_model *m, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions)
 {
-    return nd_model_load(m, set, &(nd_host_batch){inputs, labels, positions, NULL, NULL, NULL});
+    const nd_step_batch from = {.inputs = inputs, .labels = labels, .positions = positions};
+    return nd_model_load(m, set, &from, 0);
 }
 
 nd_status nd_model_give_back(nd_model *m, nd_activation_set *set)

@@ -143,9 +143,11 @@ void nd_model_destroy(nd_model *model);
 nd_status nd_model_unshard(nd_model *model);
 /* A free set for one micro-batch; a set must be free. */
 nd_activation_set *nd_model_take_set(nd_model *model);
-/* Copies a micro-batch, whose sources are below nd_model_options.sources, and begins to move it to
- * the device. The set must be taken and not loaded; `from` is not read after the return. */
-nd_status nd_model_load(nd_model *model, nd_activation_set *set, const nd_host_batch *from);
+/* Copies micro-batch `micro` of a step, whose sources are below nd_model_options.sources, and
+ * begins to move it to the device. The set must be taken and not loaded; `from` is not read after
+ * the return. */
+nd_status nd_model_load(nd_model *model, nd_activation_set *set, const nd_step_batch *from,
+                        int micro);
 /* Loads a micro-batch whose sources are not told apart. */
 nd_status nd_model_load_batch(nd_model *model, nd_activation_set *set, const int32_t *inputs,
                               const int32_t *labels, const int32_t *positions);

@@ -17,24 +17,12 @@ static void begin_phase(const running *run, nd_phase phase, const char *name)
 
 static nd_status forward(const running *run, int micro)
 {
-    const nd_trainer *t = run->trainer;
-    const nd_step_batch *batch = run->batch;
-    nd_model *m = t->model;
-    const int64_t offset = micro * m->dims.T, all = micro * m->dims.B * m->dims.S;
+    nd_model *m = run->trainer->model;
     nd_activation_set *set = nd_model_take_set(m);
-    const nd_host_batch from = {
-        .inputs = batch->inputs + offset,
-        .labels = batch->labels + offset,
-        .positions = batch->positions + offset,
-        .sources = batch->sources ? batch->sources + micro * m->dims.B : NULL,
-        .first_keys = batch->first_keys ? batch->first_keys + all : NULL,
-        .places = batch->first_keys ? batch->places + all : NULL,
-    };
-    set->micro = micro;
-    ND_TRY(nd_model_load(m, set, &from));
+    ND_TRY(nd_model_load(m, set, run->batch, micro));
     begin_phase(run, ND_PHASE_FORWARD, "forward");
     ND_TRY(nd_model_forward(m, set, ND_PASS_TRAIN));
-    nd_range_pop(t->rank->device);
+    nd_range_pop(m->rank->device);
     return ND_OK;
 }
 

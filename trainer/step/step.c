@@ -287,12 +287,8 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
         ND_TRY(nd_loader_next(loader, &batch));
         counted += batch.valid;
         nd_activation_set *set = nd_model_take_set(m);
-        ND_TRY(nd_model_load(m, set,
-                             &(nd_host_batch){.inputs = batch.inputs,
-                                              .labels = batch.labels,
-                                              .positions = batch.positions,
-                                              .first_keys = batch.first_keys,
-                                              .places = batch.places}));
+        batch.sources = NULL; /* those of a validation may be more than the training's */
+        ND_TRY(nd_model_load(m, set, &batch, 0));
         ND_TRY(nd_model_forward(m, set, ND_PASS_EVAL));
         ND_TRY(nd_model_give_back(m, set));
     }
