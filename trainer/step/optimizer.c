@@ -36,24 +36,6 @@ double nd_schedule_lr(const nd_config *config, int64_t step)
     return wsd(config, step - 1);
 }
 
-static nd_status find_units(nd_optimizer *optimizer)
-{
-    const nd_layout *layout = optimizer->fsdp->layout;
-    int range = 0;
-    ND_TRY(ND_ALLOC(layout->unit_count + 1, &optimizer->first_range));
-    for (int u = 0; u < layout->unit_count; u++) {
-        const nd_unit *unit = &layout->units[u];
-        int64_t end = unit->shard_offset + unit->shard_count;
-        optimizer->first_range[u] = range;
-        while (range < optimizer->range_count && optimizer->ranges[range].begin < end) {
-            range++;
-        }
-    }
-    optimizer->first_range[layout->unit_count] = range;
-    ND_ASSERT(range == optimizer->range_count);
-    return ND_OK;
-}
-
 nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
 {
     *optimizer = (nd_optimizer){.fsdp = fsdp};
@@ -63,14 +45,12 @@ nd_status nd_optimizer_init(nd_optimizer *optimizer, nd_fsdp *fsdp)
         range->copy = nd_fsdp_resident(fsdp, range->begin);
         range->amax = nd_scales_updated_amax(fsdp->scales, range->begin);
     }
-    return find_units(optimizer);
+    return ND_OK;
 }
 
 void nd_optimizer_fini(nd_optimizer *optimizer)
 {
-    free(optimizer->first_range);
     free(optimizer->ranges);
-    optimizer->first_range = NULL;
     optimizer->ranges = NULL;
 }
 
@@ -81,6 +61,15 @@ static double clip_factor(double max_norm, double norm)
     }
     double factor = max_norm / (norm + 1e-6);
     return factor < 1.0 ? factor : 1.0;
+}
+
+/* The first range from `first` on that begins at `end` of the shard or behind it. */
+static int range_at(const nd_optimizer *optimizer, int first, int64_t end)
+{
+    while (first < optimizer->range_count && optimizer->ranges[first].begin < end) {
+        first++;
+    }
+    return first;
 }
 
 /* Ranges [first, last). */
@@ -122,10 +111,11 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
     if (!gated) {
         ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
     }
-    for (int u = 0; gated && u < fsdp->layout->unit_count; u++) {
+    for (int u = 0, first = 0, last; gated && u < fsdp->layout->unit_count; u++, first = last) {
+        const nd_unit *unit = &fsdp->layout->units[u];
+        last = range_at(optimizer, first, unit->shard_offset + unit->shard_count);
         ND_TRY(gate->wait(gate->context, u));
-        ND_TRY(update_ranges(optimizer, hyper, optimizer->first_range[u],
-                             optimizer->first_range[u + 1]));
+        ND_TRY(update_ranges(optimizer, hyper, first, last));
     }
     nd_fsdp_weights_updated(fsdp);
     nd_scales_end_update(fsdp->scales, fsdp->version);

@@ -16,7 +16,6 @@ typedef struct nd_optimizer {
     nd_fsdp *fsdp;
     nd_flat_range *ranges; /* in the order of the units */
     int range_count;
-    int *first_range; /* [unit_count + 1] of each unit */
 } nd_optimizer;
 
 /*
