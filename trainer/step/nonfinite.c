@@ -19,12 +19,6 @@ static nd_status is_bad(nd_model *m, nd_tensor x, bool *bad)
     return ND_OK;
 }
 
-static nd_status is_bad_part(nd_model *m, float *state, const nd_param *p, bool *bad)
-{
-    nd_flat_range range = nd_layout_shard_range(m->layout, p);
-    return is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, range.end - range.begin), bad);
-}
-
 /*
  * Numbers of tensors in the order of the computation, the same on every rank whatever its stage:
  * the weights, by their numbers in the layout; the inputs of the L blocks and of the head; the
@@ -46,16 +40,19 @@ static int64_t mirrored(const numbering *n, int64_t number)
     return n->count - 1 - number;
 }
 
-static nd_status find_weight(nd_model *m, int64_t *first)
+/* Looks at the weights, or at their gradients, with numbers below *first. */
+static nd_status find_param(nd_model *m, const numbering *n, bool gradients, int64_t *first)
 {
     const nd_layout *layout = m->layout;
-    bool bad = false;
+    float *state = gradients ? m->fsdp.grad : m->fsdp.master;
     for (int i = 0; i < layout->param_count; i++) {
-        int64_t number = nd_layout_number(layout, &layout->params[i]);
-        if (number < *first) {
-            ND_TRY(is_bad_part(m, m->fsdp.master, &layout->params[i], &bad));
-            *first = bad ? number : *first;
-        }
+        const nd_flat_range range = nd_layout_shard_range(layout, &layout->params[i]);
+        const int64_t weight = nd_layout_number(layout, &layout->params[i]),
+                      number = gradients ? mirrored(n, weight) : weight,
+                      count = number < *first ? range.end - range.begin : 0;
+        bool bad = false;
+        ND_TRY(is_bad(m, nd_tensor_1d(state + range.begin, ND_DTYPE_F32, count), &bad));
+        *first = bad ? number : *first;
     }
     return ND_OK;
 }
@@ -74,30 +71,16 @@ static nd_status find_input(nd_model *m, const numbering *n, int64_t *first)
     return ND_OK;
 }
 
-static nd_status find_gradient(nd_model *m, const numbering *n, int64_t *first)
-{
-    const nd_layout *layout = m->layout;
-    bool bad = false;
-    for (int i = layout->param_count - 1; i >= 0; i--) {
-        int64_t number = mirrored(n, nd_layout_number(layout, &layout->params[i]));
-        if (number < *first) {
-            ND_TRY(is_bad_part(m, m->fsdp.grad, &layout->params[i], &bad));
-            *first = bad ? number : *first;
-        }
-    }
-    return ND_OK;
-}
-
 /* Number of the first bad tensor of this rank; the count where there is none. */
 static nd_status find_here(nd_model *m, int64_t *first)
 {
     const numbering n = numbering_of(m->layout);
     *first = n.count;
-    ND_TRY(find_weight(m, first));
+    ND_TRY(find_param(m, &n, false, first));
     if (*first == n.count) {
         ND_TRY(find_input(m, &n, first));
     }
-    return *first == n.count ? find_gradient(m, &n, first) : ND_OK;
+    return *first == n.count ? find_param(m, &n, true, first) : ND_OK;
 }
 
 static void describe(const nd_model *m, int64_t number, char name[ND_NONFINITE_NAME])
