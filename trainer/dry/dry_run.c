@@ -32,47 +32,21 @@ static nd_status dry_wait(nd_stream *stream, nd_event *event)
     return ND_OK;
 }
 
-static nd_status dry_event(nd_device *device, nd_event *event)
+/* A device whose streams and events are those of the CPU, where nothing is pending. */
+static nd_status open_dry_device(nd_device_table *table, nd_device **out)
 {
-    *event = (nd_event){0};
+    ND_TRY(nd_device_open_cpu(1, out));
+    *table = *(*out)->table;
+    table->name = "dry";
+    table->alloc = table->host_alloc = dry_alloc;
+    table->free = dry_free;
+    table->host_free = dry_host_free;
+    table->copy = dry_copy;
+    table->zero = dry_zero;
+    table->stream_wait = dry_wait;
+    (*out)->table = table;
     return ND_OK;
 }
-
-static void dry_event_fini(nd_event *event)
-{
-}
-
-static nd_status dry_stream_init(nd_device *device, nd_stream *stream)
-{
-    *stream = (nd_stream){.device = device};
-    return ND_OK;
-}
-
-static void dry_stream_fini(nd_stream *stream)
-{
-}
-
-static nd_status dry_sync(nd_stream *stream)
-{
-    return ND_OK;
-}
-
-static const nd_device_table dry_device = {
-    .name = "dry",
-    .alloc = dry_alloc,
-    .free = dry_free,
-    .host_alloc = dry_alloc,
-    .host_free = dry_host_free,
-    .copy = dry_copy,
-    .zero = dry_zero,
-    .stream_init = dry_stream_init,
-    .stream_fini = dry_stream_fini,
-    .event_init = dry_event,
-    .event_fini = dry_event_fini,
-    .event_sync = dry_event,
-    .stream_wait = dry_wait,
-    .stream_sync = dry_sync,
-};
 
 /* Communicators that send nothing. */
 
@@ -200,9 +174,8 @@ static nd_status run_model(nd_model *m, const dry_step *step)
 static nd_status run_rank(const nd_rank *rank, const dry_step *step)
 {
     nd_rank r = *rank;
-    /* The queries of the ops read what they keep for the real device. */
-    void *native = rank->device ? rank->device->native : NULL;
-    nd_device device = {.table = &dry_device, .threads = 1, .native = native};
+    nd_device_table table;
+    nd_device *device = NULL;
     nd_progress_slot slot = {0};
     nd_transport transport = {
         .backend = &dry_backend,
@@ -216,23 +189,27 @@ static nd_status run_rank(const nd_rank *rank, const dry_step *step)
     nd_model *model = NULL;
     nd_status status = ND_OK;
     nd_memplan_init(&plan);
-    r.device = &device;
-    r.stream = (nd_stream){.device = &device, .native = step->native};
+    ND_TRY(nd_ops_check(&step->ops));
+    ND_TRY(open_dry_device(&table, &device));
+    /* The queries of the ops read what they keep for the real device. */
+    device->native = rank->device ? rank->device->native : NULL;
+    r.device = device;
+    r.stream = (nd_stream){.device = device, .native = step->native};
     r.ops = &step->ops;
     r.transport = &transport;
     r.progress = &slot;
     r.groups = (nd_groups){0};
-    ND_TRY(nd_ops_check(&step->ops));
-    ND_TRY(nd_groups_create(&transport, &r.mesh, &r.groups));
+    ND_TRY_OUT(nd_groups_create(&transport, &r.mesh, &r.groups));
     ND_TRY_OUT(nd_model_create(&r, &step->options, &plan, &model));
     ND_TRY_OUT(nd_model_plan_weights(model, false, &plan));
-    ND_TRY_OUT(nd_memplan_commit(&plan, &device));
+    ND_TRY_OUT(nd_memplan_commit(&plan, device));
     ND_TRY_OUT(nd_model_start(model));
     status = run_model(model, step);
 out:
     nd_model_destroy(model);
     nd_memplan_fini(&plan);
     nd_groups_destroy(&r.groups);
+    nd_device_close(device);
     return status;
 }
 

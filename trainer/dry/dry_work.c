@@ -70,59 +70,45 @@ static nd_status work_attention_bwd(nd_stream *s, const nd_attention_bwd_args *x
     return ND_OK;
 }
 
-/* An op of our kernels: what it reads and writes. */
-#define MOVES(op, bytes)                                                                           \
+/* X(op, bytes): the ops of our kernels, and what each reads and writes. */
+#define EACH_MOVE(X)                                                                               \
+    X(embedding_fwd, 2.0 * bytes_of(x->out))                                                       \
+    X(embedding_bwd, bytes_of(x->dout) + 8.0 * (double)nd_tensor_count(x->dout))                   \
+    X(rmsnorm_fwd,                                                                                 \
+      bytes_of_result(x->y, &x->fuse) + bytes_of(x->sum) + bytes_of(x->x) + bytes_of(x->delta))    \
+    X(rmsnorm_bwd, bytes_of(x->dx) + bytes_of(x->dy) + bytes_of(x->dres) + bytes_of(x->x))         \
+    X(row_dots, bytes_of(x->x) + bytes_of(x->y))                                                   \
+    X(rope, bytes_of(x->out) + bytes_of(x->x))                                                     \
+    X(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))         \
+    X(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse[0]) + bytes_of_result(x->dup, &x->fuse[1]) +  \
+                      bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))                     \
+    X(bias_fwd, bytes_of(x->out))                                                                  \
+    X(bias_bwd, bytes_of(x->dout))                                                                 \
+    X(attention_delta, bytes_of(x->delta) + bytes_of(x->out) + bytes_of(x->dout))                  \
+    X(lse_merge, 2.0 * bytes_of(x->acc) + bytes_of(x->out))                                        \
+    X(ce_stats, bytes_of(x->logits))                                                               \
+    X(ce_bwd, 2.0 * bytes_of(x->logits))                                                           \
+    X(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))                                         \
+    X(cast, bytes_of(x->out) + bytes_of(x->x))                                                     \
+    X(amax, bytes_of(x->x))                                                                        \
+    X(make_form, bytes_of(x->out.stored) + bytes_of(x->transposed) + bytes_of(x->x))
+
+#define MOVE(op, bytes)                                                                            \
     static nd_status work_##op(nd_stream *s, const nd_##op##_args *x)                              \
     {                                                                                              \
         add(s, &work_of(s)->moved_bytes, bytes);                                                   \
         return ND_OK;                                                                              \
     }
-MOVES(embedding_fwd, 2.0 * bytes_of(x->out))
-MOVES(embedding_bwd, bytes_of(x->dout) + 8.0 * (double)nd_tensor_count(x->dout))
-MOVES(rmsnorm_fwd,
-      bytes_of_result(x->y, &x->fuse) + bytes_of(x->sum) + bytes_of(x->x) + bytes_of(x->delta))
-MOVES(rmsnorm_bwd, bytes_of(x->dx) + bytes_of(x->dy) + bytes_of(x->dres) + bytes_of(x->x))
-MOVES(row_dots, bytes_of(x->x) + bytes_of(x->y))
-MOVES(rope, bytes_of(x->out) + bytes_of(x->x))
-MOVES(swiglu_fwd, bytes_of_result(x->out, &x->fuse) + bytes_of(x->gate) + bytes_of(x->up))
-MOVES(swiglu_bwd, bytes_of_result(x->dgate, &x->fuse[0]) + bytes_of_result(x->dup, &x->fuse[1]) +
-                      bytes_of(x->dout) + bytes_of(x->gate) + bytes_of(x->up))
-MOVES(bias_fwd, bytes_of(x->out))
-MOVES(bias_bwd, bytes_of(x->dout))
-MOVES(attention_delta, bytes_of(x->delta) + bytes_of(x->out) + bytes_of(x->dout))
-MOVES(lse_merge, 2.0 * bytes_of(x->acc) + bytes_of(x->out))
-MOVES(ce_stats, bytes_of(x->logits))
-MOVES(ce_bwd, 2.0 * bytes_of(x->logits))
-MOVES(accumulate, 2.0 * bytes_of(x->acc) + bytes_of(x->x))
-MOVES(cast, bytes_of(x->out) + bytes_of(x->x))
-MOVES(amax, bytes_of(x->x))
-MOVES(make_form, bytes_of(x->out.stored) + bytes_of(x->transposed) + bytes_of(x->x))
+EACH_MOVE(MOVE)
 
 nd_ops nd_dry_work_ops(const nd_ops *real)
 {
     nd_ops ops = nd_dry_idle_ops(real);
-#define COUNTED(op) ops.op = work_##op
-    COUNTED(product);
-    COUNTED(attention_fwd);
-    COUNTED(attention_bwd);
-    COUNTED(embedding_fwd);
-    COUNTED(embedding_bwd);
-    COUNTED(rmsnorm_fwd);
-    COUNTED(rmsnorm_bwd);
-    COUNTED(row_dots);
-    COUNTED(rope);
-    COUNTED(swiglu_fwd);
-    COUNTED(swiglu_bwd);
-    COUNTED(bias_fwd);
-    COUNTED(bias_bwd);
-    COUNTED(attention_delta);
-    COUNTED(lse_merge);
-    COUNTED(ce_stats);
-    COUNTED(ce_bwd);
-    COUNTED(accumulate);
-    COUNTED(cast);
-    COUNTED(amax);
-    COUNTED(make_form);
+#define COUNTED(op, bytes) ops.op = work_##op;
+    EACH_MOVE(COUNTED)
 #undef COUNTED
+    ops.product = work_product;
+    ops.attention_fwd = work_attention_fwd;
+    ops.attention_bwd = work_attention_bwd;
     return ops;
 }
