@@ -161,7 +161,7 @@ nd_status nd_generator_create(nd_rank *rank, const nd_generate_options *o, nd_ge
     const nd_model_options options = {.forward_only = true, .cache = &g->cache};
     ND_TRY_OUT(nd_model_create(rank, &options, &g->plan, &g->model));
     ND_TRY_OUT(nd_model_plan_weights(g->model, false, &g->plan));
-    nd_model_budget_plan(rank, &g->plan);
+    nd_budget_plan(rank, NULL, &g->plan);
     *out = g;
 out:
     if (status != ND_OK) {
@@ -173,7 +173,7 @@ out:
 nd_status nd_generator_commit(nd_generator *g)
 {
     ND_TRY(allocate(g)); /* not before: the plan may be more than the caller has */
-    ND_TRY(nd_model_budget_commit(g->rank, &g->plan));
+    ND_TRY(nd_budget_commit(g->rank, NULL, &g->plan));
     return nd_model_start(g->model);
 }
 

@@ -47,10 +47,15 @@ static size_t context_bytes(const nd_rank *rank)
     return used;
 }
 
+static size_t graph_bytes(const nd_graph_counts *graphs)
+{
+    return graphs ? nd_graphs_bytes(graphs) : 0;
+}
+
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs)
 {
     return nd_rank_is_gpu(rank)
-               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + nd_graphs_bytes(graphs)
+               ? KERNEL_BYTES + nd_comm_nccl_bytes(&rank->mesh) + graph_bytes(graphs)
                : 0;
 }
 
@@ -72,12 +77,6 @@ bool nd_budget_has_room(const nd_rank *rank, const nd_memplan *plan, size_t more
            !nd_budget_exceeds(plan->total + plan->external + more, rank->host_ranks, &host, &limit);
 }
 
-static void plan_cpu_ops(const nd_rank *rank, nd_memplan *plan)
-{
-    nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
-                            nd_ops_cpu_workspace(rank->device));
-}
-
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan)
 {
     if (nd_rank_is_gpu(rank)) {
@@ -86,12 +85,15 @@ void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_mempl
         nd_memplan_add_external(plan, ND_MEM_SCRATCH, "driver and libraries", context_bytes(rank));
         if (rank->config->kernels.cuda_graphs) {
             nd_memplan_add_external(plan, ND_MEM_SCRATCH, "CUDA graphs, estimated",
-                                    nd_graphs_bytes(graphs));
+                                    graph_bytes(graphs));
         }
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "NCCL, estimated",
                                 nd_comm_nccl_bytes(&rank->mesh));
-    } else {
-        plan_cpu_ops(rank, plan);
+        return;
+    }
+    nd_memplan_add_external(plan, ND_MEM_SCRATCH, "packed operands, partial sums",
+                            nd_ops_cpu_workspace(rank->device));
+    if (graphs) {
         nd_memplan_add_external(plan, ND_MEM_COMMUNICATION, "staging of reductions",
                                 staging_bytes(&rank->mesh));
         nd_memplan_add_external(plan, ND_MEM_DATA, "prefetched batches", loader_bytes(rank));
@@ -137,18 +139,4 @@ nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                            "estimated at %.2f GiB more",
                            (double)plan->total / nd_gib,
                            (double)nd_budget_later(rank, graphs) / nd_gib);
-}
-
-void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan)
-{
-    if (nd_rank_is_gpu(rank)) {
-        nd_budget_plan(rank, &(nd_graph_counts){0}, plan);
-    } else {
-        plan_cpu_ops(rank, plan);
-    }
-}
-
-nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan)
-{
-    return nd_budget_commit(rank, &(nd_graph_counts){0}, plan);
 }

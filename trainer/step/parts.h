@@ -76,9 +76,6 @@ bool nd_spike_is(const nd_recent_losses *recent, double factor, double loss, dou
 /* The loss of a step counts for those after it; factor 0: nothing is kept. */
 void nd_spike_note(nd_recent_losses *recent, double factor, double loss);
 
-/* Adds what is on the device (so on a GPU not the loader's memory) to the plan as external bytes,
- * which are not allocated. `graphs`: what CUDA graphs will hold. */
-void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* Whether `workers` workers of a host, each with a plan of `bytes`, take more than three quarters
  * of its memory or more than is free, or whether one plan takes more than three quarters of what
  * the worker's own limit leaves. */
@@ -90,8 +87,6 @@ bool nd_budget_exceeds(size_t bytes, int workers, const nd_host_memory *host,
 bool nd_budget_has_room(const nd_rank *rank, const nd_memplan *plan, size_t more);
 /* What kernels, NCCL and CUDA graphs take of a GPU after the plan; 0 on a CPU. */
 size_t nd_budget_later(const nd_rank *rank, const nd_graph_counts *graphs);
-/* nd_memplan_commit, with the warning. ND_ERR_RESOURCE also says what comes later. */
-nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* Returns a step's status; to ND_ERR_RESOURCE of a GPU it adds what the plan holds. */
 nd_status nd_budget_explain(const nd_rank *rank, const nd_graph_counts *graphs,
                             const nd_memplan *plan, nd_status status);

@@ -131,12 +131,14 @@ bool nd_trainer_describe_unkept(const nd_trainer *trainer, char *out, size_t cap
  * and what is kept for a backward. No step may be done. */
 nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /*
- * For a model without a trainer: adds to the plan, as external bytes, what libraries and kernels
- * hold on a GPU, or what the ops hold on a CPU. nd_model_budget_commit is nd_memplan_commit, with a
- * warning where the plan leaves too little for what comes later.
+ * Adds to the plan, as external bytes, which are not allocated, what is on the device beside it
+ * (so on a GPU not the loader's memory). graphs: what CUDA graphs will hold; NULL: a model without
+ * a trainer, which has neither graphs nor a loader and reduces nothing. nd_budget_commit is
+ * nd_memplan_commit, with a warning where the plan leaves too little for what comes later;
+ * ND_ERR_RESOURCE also says what comes later.
  */
-void nd_model_budget_plan(const nd_rank *rank, nd_memplan *plan);
-nd_status nd_model_budget_commit(const nd_rank *rank, nd_memplan *plan);
+void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
+nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 /* Allocates the plan and writes its start values. Collective: the rank's groups must exist from
  * here on. */
 nd_status nd_trainer_commit(nd_trainer *trainer);
