@@ -100,30 +100,6 @@ static nd_status mlp_half_backward(nd_block_call c)
     return norm_backward(c, true);
 }
 
-/* The gradients of those norms replace the gradients of the heads. */
-static nd_status heads_norm_backward(nd_block_call c, nd_tensor dqkv)
-{
-    nd_model *m = c.model;
-    for (int k = 0; m->dims.normed && k < 2; k++) {
-        const nd_qk_norm n = nd_block_qk_norm(c, dqkv, k);
-        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.work, .x = n.heads);
-        if (m->dims.qk_as_one) {
-            ND_OP(m->rank, ELEMENTWISE, row_dots, .out = n.sums, .x = n.work, .y = n.x,
-                  .weight = nd_fsdp_weight(&m->fsdp, n.id, n.id, c.layer));
-        }
-    }
-    ND_TRY(nd_block_add_sums(c));
-    for (int k = 0; m->dims.normed && k < 2; k++) {
-        const nd_qk_norm n = nd_block_qk_norm(c, dqkv, k);
-        ND_OP(m->rank, ELEMENTWISE, rmsnorm_bwd, .dx = n.work,
-              .dweight = nd_block_vector_gradient(c, n.id, n.id), .dy = n.work, .x = n.x,
-              .weight = nd_fsdp_weight(&m->fsdp, n.id, n.id, c.layer), .rstd = n.rstd,
-              .dots = n.sums, .width = n.width);
-        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.heads, .x = n.work);
-    }
-    return ND_OK;
-}
-
 static nd_status attention_half_backward(nd_block_call c)
 {
     nd_model *m = c.model;
@@ -140,10 +116,8 @@ static nd_status attention_half_backward(nd_block_call c)
                                m->work.dout));
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
-    /* 4. RoPE */
-    ND_TRY(nd_block_deal_kv(c, a->dqkv, true));
-    ND_TRY(nd_block_rope(c, a->dqkv, true));
-    ND_TRY(heads_norm_backward(c, a->dqkv));
+    /* 4. RoPE, and norms of the heads */
+    ND_TRY(nd_block_heads(c, a->dqkv, true));
     ND_TRY(nd_block_show(c, ND_DUMP_D_Q, 3, 0, a->dqkv));
     ND_TRY(nd_block_recompute_codes(c, false));
     /* 3. q, k, v; 2. the gather becomes a reduce-scatter, the input is gathered again */

@@ -25,126 +25,6 @@ static nd_tensor branch_of(const nd_model *m, const nd_activation_set *set)
     return nd_tensor_rows(m->work.branch, 0, set->Tl);
 }
 
-nd_tensor nd_block_heads(const nd_dims *d, nd_tensor qkv, int64_t first, int64_t heads)
-{
-    const nd_tensor columns = nd_tensor_columns(qkv, first * d->D, heads * d->D);
-    nd_tensor t = nd_tensor_3d(columns.data, d->act, qkv.shape[0], heads, d->D);
-    t.stride[0] = d->QKV;
-    return t;
-}
-
-nd_qk_norm nd_block_qk_norm(nd_block_call c, nd_tensor qkv, bool k)
-{
-    const nd_dims *d = &c.model->dims;
-    const int64_t first = k ? d->H : 0, heads = k ? d->K : d->H, T = c.set->T;
-    const int64_t rows = d->qk_as_one ? T : T * heads;
-    const nd_param_id id = d->qk_as_one ? (k ? ND_PARAM_NORM_K_ALL : ND_PARAM_NORM_Q_ALL)
-                                        : (k ? ND_PARAM_NORM_K : ND_PARAM_NORM_Q);
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    const nd_tensor x = nd_tensor_rows(a->qk, T * first, T * heads),
-                    work = nd_tensor_rows(c.model->work.qk, T * first, T * heads);
-    return (nd_qk_norm){
-        .id = id,
-        .heads = nd_block_heads(d, qkv, first, heads),
-        .x = nd_tensor_2d(x.data, d->act, rows, T * heads * d->D / rows),
-        .work = nd_tensor_2d(work.data, d->act, rows, T * heads * d->D / rows),
-        .rstd = nd_tensor_rows(a->qk_rstd, d->qk_as_one ? k * T : T * first, rows),
-        .sums =
-            nd_tensor_rows(c.model->work.qk_sums, d->qk_as_one ? k * T : 0, d->qk_as_one ? T : 0),
-        .width = heads * d->D * c.model->rank->mesh.size[ND_AXIS_TP],
-    };
-}
-
-nd_status nd_block_add_sums(nd_block_call c)
-{
-    const nd_model *m = c.model;
-    return nd_all_reduce(m->rank, ND_GROUP_TP, m->work.qk_sums.data,
-                         m->dims.qk_as_one ? 2 * c.set->T : 0, ND_DTYPE_F32, ND_REDOP_SUM);
-}
-
-/* The heads of q and of k, in place. */
-static nd_status heads_norm(nd_block_call c, nd_tensor qkv)
-{
-    nd_model *m = c.model;
-    for (int k = 0; m->dims.normed && k < 2; k++) {
-        const nd_qk_norm n = nd_block_qk_norm(c, qkv, k);
-        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.x, .x = n.heads);
-        if (m->dims.qk_as_one) {
-            ND_OP(m->rank, ELEMENTWISE, row_dots, .out = n.sums, .x = n.x, .y = n.x);
-        }
-    }
-    ND_TRY(nd_block_add_sums(c));
-    for (int k = 0; m->dims.normed && k < 2; k++) {
-        const nd_qk_norm n = nd_block_qk_norm(c, qkv, k);
-        ND_OP(m->rank, ELEMENTWISE, rmsnorm_fwd, .y = n.work, .rstd = n.rstd, .x = n.x,
-              .weight = norm_weight(c, n.id), .eps = (float)m->rank->shape.rms_eps,
-              .squares = n.sums, .width = n.width);
-        ND_OP(m->rank, ELEMENTWISE, cast, .out = n.heads, .x = n.work);
-    }
-    return ND_OK;
-}
-
-static nd_status turn(nd_block_call c, nd_tensor heads, nd_rope_view table, bool inverse)
-{
-    heads.shape[2] = c.model->dims.rotated;
-    ND_OP(c.model->rank, ELEMENTWISE, rope, .out = heads, .x = heads,
-          .positions = nd_tensor_1d(c.set->batch.positions, ND_DTYPE_I32, heads.shape[0]),
-          .table = table, .inverse = inverse);
-    return ND_OK;
-}
-
-nd_status nd_block_rope(nd_block_call c, nd_tensor qkv, bool inverse)
-{
-    const nd_model *m = c.model;
-    const nd_dims *d = &m->dims;
-    if (!nd_shape_turns(&m->rank->shape, c.layer)) {
-        return ND_OK;
-    }
-    if (m->query_rope.positions > 0) {
-        ND_TRY(turn(c, nd_block_heads(d, qkv, 0, d->H), m->query_rope, inverse));
-        return turn(c, nd_block_heads(d, qkv, d->H, d->K), m->rope, inverse);
-    }
-    const bool own =
-        m->window_rope.positions > 0 && nd_shape_window(&m->rank->shape, c.layer, INT64_MAX) > 0;
-    return turn(c, nd_block_heads(d, qkv, 0, d->H + d->K), own ? m->window_rope : m->rope, inverse);
-}
-
-/* Head `from` of k and of v comes in the place of head `to`; inverse: the gradient of the place
- * goes back to that head. */
-static nd_status move_kv_head(nd_block_call c, nd_tensor qkv, int64_t to, int64_t from,
-                              bool inverse)
-{
-    const nd_dims *d = &c.model->dims;
-    for (int64_t first = d->H; first <= d->H + d->K; first += d->K) {
-        const nd_tensor a = nd_tensor_columns(qkv, (first + to) * d->D, d->D),
-                        b = nd_tensor_columns(qkv, (first + from) * d->D, d->D);
-        if (!inverse) {
-            ND_OP(c.model->rank, ELEMENTWISE, cast, .out = a, .x = b);
-            continue;
-        }
-        ND_OP(c.model->rank, ELEMENTWISE, axpy, .out = b, .x = a, .plus = b, .scale = 1.0f);
-        ND_OP(c.model->rank, ELEMENTWISE, axpy, .out = a, .x = a, .scale = 0.0f);
-    }
-    return ND_OK;
-}
-
-/* First the places whose head lies behind them, upwards, then the others, downwards: so no head is
- * overwritten before it was read. */
-nd_status nd_block_deal_kv(nd_block_call c, nd_tensor qkv, bool inverse)
-{
-    const nd_dims *d = &c.model->dims;
-    for (int64_t i = 0; i < 2 * d->K; i++) {
-        const int64_t step = inverse ? 2 * d->K - 1 - i : i;
-        const bool upwards = step < d->K;
-        const int64_t place = upwards ? step : 2 * d->K - 1 - step;
-        const int64_t head = (d->kv_copy * d->K + place) / d->kv_copies;
-        if (upwards ? head > place : head < place) {
-            ND_TRY(move_kv_head(c, qkv, place, head, inverse));
-        }
-    }
-    return ND_OK;
-}
-
 /* Steps 1 to 10 make everything that a backward needs; step 11 makes only the output. */
 
 /* The residual sum, and what reads it: its norm, or a copy where none is before the branches. */
@@ -209,11 +89,8 @@ static nd_status queries_keys_values(nd_block_call c, nd_residual in)
     /* 2. tp: (Tl, C) -> (T, C); 3. q, k, v */
     ND_TRY(nd_linear_forward(c, ND_INPUT_QKV, &h1, a->qkv));
     ND_TRY(nd_block_show(c, ND_DUMP_Q, 3, 0, a->qkv));
-    ND_TRY(heads_norm(c, a->qkv));
-    /* 4. RoPE on q and k, in place: they are adjacent and have the same head size */
-    ND_TRY(nd_block_rope(c, a->qkv, false));
-    ND_TRY(nd_block_show(c, ND_DUMP_QUERY, 2, 0, a->qkv));
-    return nd_block_deal_kv(c, a->qkv, false);
+    /* 4. norms of the heads, and RoPE on q and k */
+    return nd_block_heads(c, a->qkv, false);
 }
 
 /* Steps 1 to 6. */

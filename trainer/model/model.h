@@ -258,28 +258,10 @@ static inline nd_status nd_block_show(nd_block_call call, nd_dump_point point, i
 
 /* What queries of the layer see in this micro-batch. */
 nd_sight nd_block_sight(nd_block_call call);
-/* (T, heads, D): adjacent heads of the columns of qkv. */
-nd_tensor nd_block_heads(const nd_dims *dims, nd_tensor qkv, int64_t first, int64_t heads);
-
-/* The norm of q, or of k: rows are heads (T heads, D), or tokens (T, heads D) that are normed as
- * one, of which a rank of tp has a part. */
-typedef struct nd_qk_norm {
-    nd_param_id id;
-    nd_tensor heads;   /* (T, heads, D) of qkv, or of its gradient */
-    nd_tensor x, work; /* before the norm; of the workspace */
-    nd_tensor rstd;
-    nd_tensor sums; /* (T), or absent: rows are whole */
-    int64_t width;  /* of whole rows; heads of which ranks have copies count for each */
-} nd_qk_norm;
-
-nd_qk_norm nd_block_qk_norm(nd_block_call call, nd_tensor qkv, bool k);
-/* Adds up the sums of both over tp. */
-nd_status nd_block_add_sums(nd_block_call call);
-/* Turns q and k, (T, heads) of the columns of qkv, in place, where the layer has RoPE. */
-nd_status nd_block_rope(nd_block_call call, nd_tensor qkv, bool inverse);
-/* Where ranks of tp have copies of the same several KV heads: puts in each place the head that the
- * place's query heads see (nd_shape_kv_copies). Does nothing else. */
-nd_status nd_block_deal_kv(nd_block_call call, nd_tensor qkv, bool inverse);
+/* Between the products of q, k and v and attention, in place in the columns of qkv: norms of the
+ * heads, RoPE, and the KV heads in the places whose query heads see them. Backward: the same for
+ * their gradients, in reverse order. */
+nd_status nd_block_heads(nd_block_call call, nd_tensor qkv, bool backward);
 
 /* Where the gradients of adjacent norms or biases are summed up: in the unit's buffer or, where
  * weight gradients are delayed, in the set until the unit has a buffer. */
