@@ -31,6 +31,7 @@ typedef struct head_tile {
     int64_t first, valid; /* as the ops of cross entropy take them */
     nd_tensor logits;     /* (n, columns) */
     nd_tensor w;          /* (columns, C) */
+    int packed; /* numbers of its kept forms: of the forward, then of the input gradient */
 } head_tile;
 
 /* kept: the logits of the tiles before it are still needed, so it lies behind them. */
@@ -47,41 +48,27 @@ static head_tile tile_at(const nd_model *m, int64_t n, int64_t begin, bool kept)
         .valid = nd_max(0, nd_min(columns, d->vocab_valid - begin)),
         .logits = nd_tensor_2d((char *)m->work.head.logits + before, d->act, n, columns),
         .w = nd_tensor_rows(w, begin, columns),
+        .packed = m->packed_head + (int)(2 * (begin / d->head_columns)),
     };
-}
-
-/* The packed form of the tile's rows of the weight. */
-static nd_kept_form *packed_tile(nd_model *m, const head_tile *t, bool transposed)
-{
-    const nd_packed_weight w = {.first = ND_PARAM_HEAD,
-                                .last = ND_PARAM_HEAD,
-                                .layer = -1,
-                                .row = t->begin,
-                                .transposed = transposed};
-    return nd_packed_form_of(&m->packed, &w);
 }
 
 void nd_head_want_packed(nd_model *m)
 {
     const nd_dims *d = &m->dims;
+    const nd_unit *unit = nd_layout_param(m->layout, ND_PARAM_HEAD, -1)->unit;
     const int64_t micros = m->rank->config->train.gradient_accumulation_steps;
     nd_form_need need = {.columns = d->C,
                          .others = d->head_rows * (d->T / d->Tl),
                          .stored = d->act,
                          .format = d->act,
                          .uses = (int)(micros * nd_ceil_div(d->Tl, d->head_rows))};
+    m->packed_head = m->packed.count + 1;
     for (int64_t begin = 0; begin < d->V; begin += d->head_columns) {
-        nd_packed_weight tile = {.first = ND_PARAM_HEAD,
-                                 .last = ND_PARAM_HEAD,
-                                 .layer = -1,
-                                 .row = begin,
-                                 .transposed = true};
         need.rows = nd_min(d->head_columns, d->V - begin);
         need.role = ND_W_OF_Y;
-        nd_packed_want(&m->packed, &tile, m->rank->ops->form(m->rank->device, &need));
-        tile.transposed = false;
+        nd_packed_want(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
         need.role = ND_W_OF_DX;
-        nd_packed_want(&m->packed, &tile, m->rank->ops->form(m->rank->device, &need));
+        nd_packed_want(&m->packed, unit, m->rank->ops->form(m->rank->device, &need));
     }
 }
 
@@ -132,7 +119,8 @@ static nd_status slice_stats(nd_model *m, const nd_activation_set *set, nd_pass 
     for (int64_t begin = 0; begin < m->dims.V; begin += m->dims.head_columns) {
         const head_tile t = tile_at(m, c->h.shape[0], begin, pass != ND_PASS_EVAL);
         ND_OP(r, HEAD, product, .c = t.logits, .a = nd_rows(c->h),
-              .b = {.stored = t.w, .kept = packed_tile(m, &t, true)}, .b_transposed = true);
+              .b = {.stored = t.w, .kept = nd_packed_form(&m->packed, t.packed)},
+              .b_transposed = true);
         ND_TRY(show_logits(m, set, c->begin, &t));
         ND_OP(r, HEAD, ce_stats, .row_max = row_max, .row_sum = c->sum, .target = c->target,
               .logits = t.logits, .labels = c->labels, .first = t.first, .valid = t.valid,
@@ -194,7 +182,7 @@ static nd_status chunk_gradients(nd_model *m, const head_chunk *c, float beta, n
         ND_OP(r, HEAD, product, .c = nd_tensor_rows(dw, begin, t.columns), .a = nd_rows(t.logits),
               .a_transposed = true, .b = {.stored = c->h, .kept = rows}, .beta = beta);
         ND_OP(r, HEAD, product, .c = sum, .a = nd_rows(t.logits),
-              .b = {.stored = t.w, .kept = packed_tile(m, &t, false)},
+              .b = {.stored = t.w, .kept = nd_packed_form(&m->packed, t.packed + 1)},
               .beta = begin > 0 ? 1.0f : 0.0f);
     }
     if (m->work.head.dsum) {

@@ -76,6 +76,7 @@ typedef struct nd_linear_part {
     /* Where scales of rows or columns that tp splits begin in nd_scales.joint; -1: none. */
     int64_t joint[ND_ROLE_COUNT];
     int64_t dy_codes, dy_transposed; /* bytes before the forms of dy in their buffers */
+    int packed;                      /* number of the kept form of its weights (packed.h) */
 } nd_linear_part;
 
 /* The linears with one input. */

@@ -200,23 +200,23 @@ void nd_linears_plan(nd_model *m, const nd_fp8_bytes *bytes, nd_memplan *plan)
     }
 }
 
-static void want_packed(nd_model *m, int64_t layer, const nd_linear_part *p, bool transposed)
-{
-    const nd_packed_weight w = {
-        .first = p->first, .last = p->last, .layer = layer, .transposed = transposed};
-    nd_packed_want(&m->packed, &w, p->forms[transposed ? ND_W_OF_Y : ND_W_OF_DX]);
-}
-
 void nd_linears_want_packed(nd_model *m)
 {
     for (int64_t l = m->stage->layers.begin; l < m->stage->layers.end; l++) {
+        const nd_unit *unit = nd_layout_unit(m->layout, ND_UNIT_BLOCK, l);
         for (nd_input input = 0; input < ND_INPUT_COUNT; input++) {
-            const nd_linear_group *g = nd_linear_groups(m, TRAINS, l) + input;
+            nd_linear_group *g = nd_linear_groups(m, TRAINS, l) + input,
+                            *validates = nd_linear_groups(m, VALIDATES, l) + input;
             for (int i = 0; i < g->part_count; i++) {
-                want_packed(m, l, &g->parts[i], true);
+                nd_linear_part *p = &g->parts[i];
+                p->packed = nd_packed_want(&m->packed, unit, p->forms[ND_W_OF_Y]);
             }
             for (int i = 0; i < g->dx_part_count; i++) {
-                want_packed(m, l, &g->dx_parts[i], false);
+                nd_linear_part *p = &g->dx_parts[i];
+                p->packed = nd_packed_want(&m->packed, unit, p->forms[ND_W_OF_DX]);
+            }
+            if (validates->fp8 == g->fp8) { /* they are the same products */
+                *validates = *g;
             }
         }
     }

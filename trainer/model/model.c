@@ -166,7 +166,7 @@ nd_status nd_model_plan_weights(nd_model *m, bool shares, nd_memplan *plan)
 {
     const int64_t tiles = nd_ceil_div(m->dims.V, m->dims.head_columns);
     ND_TRY(nd_fsdp_plan_weights(&m->fsdp, shares, plan));
-    ND_TRY(nd_packed_init(&m->packed, m->rank, &m->fsdp, tiles));
+    ND_TRY(nd_packed_init(&m->packed, &m->fsdp, tiles));
     if (!m->forward_only) {
         nd_linears_want_packed(m);
         nd_head_want_packed(m);

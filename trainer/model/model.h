@@ -96,8 +96,9 @@ typedef struct nd_model {
     nd_scales scales;
     struct nd_linear_group *linears; /* linear_groups.c; owned */
     nd_packed_weights packed;
-    nd_cp cp;       /* without a cache */
-    nd_kv_cache kv; /* of no slots: none */
+    int packed_head; /* the number of the head's first form: two for each of its tiles */
+    nd_cp cp;        /* without a cache */
+    nd_kv_cache kv;  /* of no slots: none */
     nd_recompute recompute;
     bool forward_only;
     int64_t piece_block;           /* of dw of the MLP in pieces (nd_form_rule.block); 0: none */

@@ -193,8 +193,6 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
 {
     nd_model *m = c.model;
     nd_scales *s = &m->scales;
-    const nd_packed_weight kept = {
-        .first = p->first, .last = p->last, .layer = c.layer, .transposed = role == ND_W_OF_Y};
     for (int i = 0; i < p->count && p->rules[role]; i++) {
         const nd_param_id id = nd_linears[p->linear + i].param;
         const cast how = cast_of(c, g, p, role);
@@ -211,7 +209,7 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
     } else if (p->count > 1) {
         join(p, nd_weight_rows(c, p), b);
     }
-    b->kept = nd_packed_form_of(&m->packed, &kept);
+    b->kept = nd_packed_form(&m->packed, p->packed);
     return ND_OK;
 }
 

@@ -15,42 +15,35 @@
 #include "kernels/ops.h"
 #include "runtime/device/memplan.h"
 #include "trainer/parallel/fsdp.h"
-#include "trainer/rank.h"
 
 /* One form of a weight. */
 typedef struct nd_packed_weight {
-    nd_param_id first, last; /* adjacent parameters, whose rows are multiplied together */
-    int64_t layer;           /* -1: the head */
-    int64_t row;             /* of the head: where a tile begins; else 0 */
-    bool transposed;         /* b = w^T */
-    size_t bytes;
+    bool head;
+    size_t bytes;    /* 0: it is not kept */
     int64_t version; /* of the weights from which the form was made */
     nd_kept_form form;
 } nd_packed_weight;
 
 typedef struct nd_packed_weights {
-    const nd_rank *rank;
     const nd_fsdp *fsdp;
     nd_packed_weight *weights; /* owned */
     int count, most;
 } nd_packed_weights;
 
-/* rank and fsdp are borrowed. tiles: of the head. */
-nd_status nd_packed_init(nd_packed_weights *packed, const nd_rank *rank, const nd_fsdp *fsdp,
-                         int64_t tiles);
+/* fsdp is borrowed. tiles: of the head. */
+nd_status nd_packed_init(nd_packed_weights *packed, const nd_fsdp *fsdp, int64_t tiles);
 void nd_packed_fini(nd_packed_weights *packed);
 
-/* Wants a form of a weight where products keep one and no other unit shares its buffer; in the
- * order of the layers, the head's tiles last. */
-void nd_packed_want(nd_packed_weights *packed, const nd_packed_weight *which, nd_form_rule form);
+/* Wants a form of a weight of the unit where products keep one and no other unit shares its buffer.
+ * Returns its number; numbers are adjacent, from 1 on. */
+int nd_packed_want(nd_packed_weights *packed, const nd_unit *unit, nd_form_rule form);
 /* Bytes of the forms of the blocks, or of those of the head. */
 size_t nd_packed_bytes(const nd_packed_weights *packed, bool head);
 /* Wants their memory. Without it each product packs its weight itself, with the same bits. */
 void nd_packed_plan(nd_packed_weights *packed, bool head, nd_memplan *plan);
 
-/* The form of a weight, for nd_matrix.kept; NULL where none is kept. It is marked as not
- * made when the weights have changed. Of `which` only first, last, layer, row and transposed are
- * read. */
-nd_kept_form *nd_packed_form_of(nd_packed_weights *packed, const nd_packed_weight *which);
+/* A form by its number, for nd_matrix.kept; NULL where none is kept, and where none was wanted
+ * (0). It is marked as not made when the weights have changed. */
+nd_kept_form *nd_packed_form(nd_packed_weights *packed, int number);
 
 #endif
