@@ -160,52 +160,27 @@ static nd_status norm_again(nd_block_call c, bool second, nd_operand *h)
     return norm(c, second, (nd_residual){.x = second ? a->x_mid : a->x_in}, h, fuse);
 }
 
-/* selective: the outputs of norms and of SwiGLU. Codes of the former wait until
+/* What the mode keeps is read. Of norms whose outputs are kept as codes, those wait until
  * nd_block_recompute_codes. */
-static nd_status norms_and_swiglu_again(nd_block_call c, nd_operand *act)
-{
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h;
-    if (!a->h1_codes.data) {
-        ND_TRY(norm_again(c, false, &h));
-    }
-    if (!a->h2_codes.data) {
-        ND_TRY(norm_again(c, true, &h));
-    }
-    if (nd_mlp_has_pieces(c.model)) {
-        *act = (nd_operand){0};
-        return ND_OK;
-    }
-    return swiglu(c, act);
-}
-
-/* all_but_attention: steps 1 to 4, the norm of 7 from the sum that is kept, and 8 to 10. */
-static nd_status all_but_attention_again(nd_block_call c, nd_operand *act)
-{
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand h2;
-    ND_TRY(queries_keys_values(c, (nd_residual){.x = a->x_in}));
-    ND_TRY(norm_again(c, true, &h2));
-    return gate_up_swiglu(c, &h2, act);
-}
-
 nd_status nd_block_recompute(nd_block_call c)
 {
     const nd_block_acts *a = nd_set_block(c.set, c.layer);
-    nd_operand act;
-    switch (c.model->recompute) {
-    case ND_RECOMPUTE_NONE:
+    const nd_recompute mode = c.model->recompute;
+    nd_operand h, act = {0};
+    if (mode == ND_RECOMPUTE_NONE) {
         return ND_OK;
-    case ND_RECOMPUTE_SELECTIVE:
-        ND_TRY(norms_and_swiglu_again(c, &act));
-        break;
-    case ND_RECOMPUTE_ALL_BUT_ATTENTION:
-        ND_TRY(all_but_attention_again(c, &act));
-        break;
-    case ND_RECOMPUTE_FULL:
+    }
+    if (mode == ND_RECOMPUTE_FULL) {
         ND_TRY(attention_half(c, (nd_residual){.x = a->x_in}));
         ND_TRY(mlp_half(c, &act));
-        break;
+    } else if (mode == ND_RECOMPUTE_ALL_BUT_ATTENTION) {
+        ND_TRY(queries_keys_values(c, (nd_residual){.x = a->x_in}));
+        ND_TRY(norm_again(c, true, &h));
+        ND_TRY(gate_up_swiglu(c, &h, &act));
+    } else {
+        ND_TRY(a->h1_codes.data ? ND_OK : norm_again(c, false, &h));
+        ND_TRY(a->h2_codes.data ? ND_OK : norm_again(c, true, &h));
+        ND_TRY(nd_mlp_has_pieces(c.model) ? ND_OK : swiglu(c, &act));
     }
     return nd_operand_encode(c, ND_X_OF_Y, &act);
 }
