@@ -58,10 +58,11 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
     return ND_OK;
 }
 
-/* Where what tp ranks have sent arrives: codes or rows. */
-static void *arrival(const nd_model *m, nd_dtype sent, void *codes)
+/* Gathers rows, or codes to `codes`, over tp; *x is then what has arrived. */
+static nd_status gather(const nd_model *m, nd_tensor *x, void *codes, nd_exchange *later)
 {
-    return nd_dtype_is_fp8(sent) ? codes : m->work.full_a;
+    void *buffer = nd_dtype_is_fp8(x->dtype) ? codes : m->work.full_a;
+    return nd_tp_gather(m->rank, *x, buffer, later, x);
 }
 
 nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
@@ -91,10 +92,7 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     const nd_tensor sums = g->column ? y : nd_tp_partial(m->rank, y, m->work.full_b);
     ND_TRY(nd_operand_encode(c, ND_X_OF_Y, x));
     nd_operand full = *x;
-    if (g->column) {
-        void *buffer = arrival(m, x->stored.dtype, m->work.fp8.x);
-        ND_TRY(nd_tp_gather(m->rank, x->stored, buffer, NULL, &full.stored));
-    }
+    ND_TRY(g->column ? gather(m, &full.stored, m->work.fp8.x, NULL) : ND_OK);
     ND_TRY(nd_linear_products(c, g, &full, sums));
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);
 }
@@ -128,24 +126,6 @@ nd_status nd_linear_begin_gradient(nd_linear_rest *rest)
     return settle_gradient(rest);
 }
 
-/* Of a row-parallel group. */
-static nd_status gather_gradient(nd_linear_rest *rest)
-{
-    nd_model *m = rest->call.model;
-    nd_tensor *dy = &rest->dy.stored;
-    void *buffer = arrival(m, dy->dtype, m->work.fp8.dy);
-    return rest->group->column ? ND_OK : nd_tp_gather(m->rank, *dy, buffer, NULL, dy);
-}
-
-/* In a column-parallel group gathers the input again. */
-static nd_status begin_input(nd_linear_rest *rest, nd_exchange *later)
-{
-    nd_model *m = rest->call.model;
-    nd_tensor *x = &rest->x.stored;
-    void *buffer = arrival(m, x->dtype, m->work.fp8.x);
-    return rest->group->column ? nd_tp_gather(m->rank, *x, buffer, later, x) : ND_OK;
-}
-
 nd_status nd_linear_gradient_products(nd_linear_rest *rest, nd_tensor dx)
 {
     const nd_block_call c = rest->call;
@@ -171,8 +151,11 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, const nd_ope
     const nd_tensor sums = g->column ? nd_tp_partial(m->rank, dx, m->work.full_b) : dx;
     *rest = (nd_linear_rest){.call = c, .group = g, .x = nd_operand_kept(c, input), .dy = *dy};
     ND_TRY(nd_linear_begin_gradient(rest));
-    ND_TRY(gather_gradient(rest));
-    ND_TRY(m->delays ? ND_OK : begin_input(rest, &rest->exchange));
+    if (!g->column) {
+        ND_TRY(gather(m, &rest->dy.stored, m->work.fp8.dy, NULL));
+    } else if (!m->delays) { /* the input is gathered again */
+        ND_TRY(gather(m, &rest->x.stored, m->work.fp8.x, &rest->exchange));
+    }
     ND_TRY(nd_linear_gradient_products(rest, sums));
     ND_TRY(nd_exchange_finish(m->rank, &rest->exchange));
     return g->column ? nd_tp_reduce(m->rank, sums, dx, &rest->exchange) : ND_OK;
@@ -210,16 +193,17 @@ nd_status nd_linear_backward(nd_block_call c, nd_input input, const nd_operand *
 
 nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor dy)
 {
+    const nd_model *m = c.model;
     const nd_linear_group *g = nd_linear_group_of(c, input);
     nd_linear_rest rest = {.call = c,
                            .group = g,
                            .x = nd_operand_kept(c, input),
                            .dy = {.stored = dy, .known = ND_KNOWN_SCALE}};
     if (g->column) { /* the scales of dy are settled */
-        ND_TRY(begin_input(&rest, NULL));
+        ND_TRY(gather(m, &rest.x.stored, m->work.fp8.x, NULL));
     } else {
         ND_TRY(settle_gradient(&rest));
-        ND_TRY(gather_gradient(&rest));
+        ND_TRY(gather(m, &rest.dy.stored, m->work.fp8.dy, NULL));
     }
     return nd_linear_weight_gradient(&rest);
 }
