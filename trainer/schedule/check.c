@@ -37,13 +37,14 @@ static const struct {
 
 typedef struct stage_state {
     bool named, unsharded, reduced;
-    int taken, open; /* micro-batches between forward and weight or input gradient */
+    int open; /* micro-batches between forward and input gradient */
 } stage_state;
 
 typedef struct checking {
     const nd_schedule *schedule;
     stage_state *stages; /* [stages] */
     int *done;           /* [stages][micros] */
+    int taken;           /* micro-batches between forward and weight gradient, of all stages */
     nd_schedule_needs needs;
 } checking;
 
@@ -75,7 +76,7 @@ static nd_status check_micro(checking *c, int at)
 {
     const nd_action *a = &c->schedule->actions[at];
     stage_state *s = &c->stages[a->stage];
-    int *done = done_of(c, a->stage, a->micro), taken = 0;
+    int *done = done_of(c, a->stage, a->micro);
     if ((*done & rules[a->kind].gives) != 0) {
         return wrong(c, at, "it is done already, or there is no adjacent stage");
     }
@@ -90,12 +91,9 @@ static nd_status check_micro(checking *c, int at)
         return wrong(c, at, "the head's gradients of the micro-batch before it are not complete");
     }
     *done |= rules[a->kind].gives;
-    s->taken += a->kind == ND_FORWARD;
-    for (int stage = 0; stage < c->schedule->stages; stage++) {
-        taken += c->stages[stage].taken;
-    }
-    s->taken -= (rules[a->kind].gives & WEIGHT_GRADIENT) != 0;
-    c->needs.sets = (int)nd_max(c->needs.sets, taken);
+    c->taken += a->kind == ND_FORWARD;
+    c->needs.sets = (int)nd_max(c->needs.sets, c->taken);
+    c->taken -= (rules[a->kind].gives & WEIGHT_GRADIENT) != 0;
     c->needs.delays |= a->kind == ND_WEIGHT_GRADIENT;
     return ND_OK;
 }
