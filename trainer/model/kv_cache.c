@@ -51,17 +51,18 @@ void nd_kv_cache_plan(nd_kv_cache *cache, nd_rank *rank, const nd_dims *dims, nd
                     &cache->scratch);
 }
 
-void nd_kv_cache_begin(nd_kv_cache *cache, const nd_kv_call *call, int64_t T)
+int64_t nd_kv_cache_begin(nd_kv_cache *cache, const nd_kv_call *call, int64_t unit)
 {
-    int64_t rows = 0;
+    cache->call = *call;
+    cache->rows = 0;
     for (int64_t i = 0; i < call->count; i++) {
         const nd_kv_segment *s = &call->segments[i];
         ND_ASSERT(s->slot >= 0 && s->slot < cache->slots && s->length >= 0 && s->rows >= 1);
         ND_ASSERT(s->length + s->rows <= cache->capacity);
-        rows += s->rows;
+        cache->rows += s->rows;
     }
-    ND_ASSERT(rows <= T && T <= cache->dims.T);
-    cache->call = *call;
+    ND_ASSERT(cache->rows <= cache->dims.T);
+    return nd_kv_round_rows(cache->rows, unit, cache->dims.T);
 }
 
 /* The slots of a layer: (slots, capacity, 2 K D). */
@@ -75,10 +76,7 @@ static nd_tensor slots_of(const nd_kv_cache *cache, int64_t layer)
 
 nd_status nd_kv_cache_attention(nd_kv_cache *cache, int64_t layer, nd_tensor qkv, nd_tensor o)
 {
-    int64_t rows = 0, T = qkv.shape[0];
-    for (int64_t i = 0; i < cache->call.count; i++) {
-        rows += cache->call.segments[i].rows;
-    }
+    const int64_t rows = cache->rows, T = qkv.shape[0];
     nd_attention a = largest(cache);
     a.window = nd_shape_window(&cache->rank->shape, layer, cache->capacity);
     ND_OP(cache->rank, ND_TRACE_ATTENTION, attention_cached, .attention = a,

@@ -82,18 +82,24 @@ static size_t packed_rows_bytes(const nd_model *m)
     return m->forward_only ? 0 : m->rank->ops->form(m->rank->device, &need).bytes;
 }
 
+/* The final norm, whose output has the rows of a chunk. */
+static void plan_final_norm(nd_model *m, int64_t chunk, nd_memplan *plan)
+{
+    const nd_dims *d = &m->dims;
+    want_each(m, plan, "final residual", nd_tensor_2d(NULL, d->act, d->Tl, d->C),
+              offsetof(nd_activation_set, head.x));
+    want(plan, ND_MEM_HEAD, "final norm output of a chunk", nd_tensor_2d(NULL, d->act, chunk, d->C),
+         &m->work.head.h);
+    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
+              offsetof(nd_activation_set, head.rstd));
+}
+
 static void plan_head(nd_model *m, nd_memplan *plan)
 {
     const nd_dims *d = &m->dims;
     int64_t n = d->head_rows * (d->T / d->Tl);
     const nd_mem_class head = ND_MEM_HEAD;
-    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
     nd_tensor full = nd_tensor_2d(NULL, d->act, d->Tl == d->T ? 0 : n, d->C);
-    nd_tensor rows = nd_tensor_2d(NULL, d->act, d->head_rows, d->C);
-    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
-    want(plan, head, "final norm output of a chunk", rows, &m->work.head.h);
-    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-              offsetof(nd_activation_set, head.rstd));
     want_each(m, plan, "final norm gradient",
               nd_tensor_2d(NULL, d->act, m->forward_only ? 0 : d->Tl, d->C),
               offsetof(nd_activation_set, head.dh));
@@ -131,18 +137,6 @@ static void plan_logits(nd_model *m, int64_t count, nd_memplan *plan)
     want(plan, head, "logits", logits, &m->work.logits.logits);
     nd_memplan_want(plan, head, "tp: gathered logits",
                     tp > 1 ? (size_t)tp * nd_tensor_bytes(logits) : 0, &m->work.logits.gathered);
-}
-
-/* The head of a model with a cache. */
-static void plan_cached_head(nd_model *m, int64_t count, nd_memplan *plan)
-{
-    const nd_dims *d = &m->dims;
-    nd_tensor local = nd_tensor_2d(NULL, d->act, d->Tl, d->C);
-    want_each(m, plan, "final residual", local, offsetof(nd_activation_set, head.x));
-    want(plan, ND_MEM_HEAD, "final norm output", local, &m->work.head.h);
-    want_each(m, plan, "final norm statistics", nd_tensor_1d(NULL, ND_DTYPE_F32, d->Tl),
-              offsetof(nd_activation_set, head.rstd));
-    plan_logits(m, count, plan);
 }
 
 static void plan_rope(nd_model *m, int64_t positions, nd_memplan *plan)
@@ -218,14 +212,13 @@ nd_status nd_model_create(nd_rank *rank, const nd_model_options *o, nd_memplan *
         nd_scales_plan(&m->scales, m->layout, nd_operand_vectors(&m->dims, m->forward_only), plan));
     ND_TRY_OUT(nd_activations_init(m, plan));
     plan_shared(m, plan);
-    if (o->cache) {
-        plan_cached_head(m, o->cache->logits, plan);
-    } else {
+    const char *prompts = rank->config->train.sample_prompt;
+    plan_final_norm(m, o->cache ? m->dims.Tl : m->dims.head_rows, plan);
+    if (!o->cache) {
         plan_head(m, plan);
     }
-    const char *prompts = rank->config->train.sample_prompt;
-    if (!o->forward_only && prompts && prompts[0]) {
-        plan_logits(m, 1, plan);
+    if (o->cache || (!o->forward_only && prompts && prompts[0])) {
+        plan_logits(m, o->cache ? o->cache->logits : 1, plan);
     }
     plan_rope(m, o->cache ? o->cache->capacity : m->dims.S, plan);
     m->batches.sources = (int)nd_min(m->sources, rank->config->train.micro_batch_size);
@@ -357,15 +350,9 @@ nd_status nd_model_forward(nd_model *m, nd_activation_set *set, nd_pass pass)
 
 nd_status nd_model_logits(nd_model *m, nd_activation_set *set, const nd_logits_call *call)
 {
-    const int64_t tp = m->dims.T / m->dims.Tl;
+    const int64_t tp = m->dims.T / m->dims.Tl, rows = nd_kv_cache_begin(&m->kv, &call->kv, tp);
     nd_residual residual;
-    int64_t rows = 0;
-    for (int64_t i = 0; i < call->kv.count; i++) {
-        rows += call->kv.segments[i].rows;
-    }
-    rows = nd_kv_round_rows(rows, tp, m->dims.T);
     nd_activations_narrow(set, rows, rows / tp);
-    nd_kv_cache_begin(&m->kv, &call->kv, rows);
     ND_TRY(forward_to_head(m, set, ND_PASS_GENERATE, &residual));
     return nd_head_logits(m, set, residual, call);
 }
