@@ -113,31 +113,29 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     return branch_output(c, ND_INPUT_O, &o);
 }
 
-/* Step 10. */
-static nd_status swiglu(nd_block_call c, nd_operand *act)
+nd_status nd_block_swiglu(nd_block_call c, nd_tensor gu, int64_t row, nd_operand *act)
 {
-    nd_model *m = c.model;
-    const int64_t F = m->dims.F;
-    const nd_block_acts *a = nd_set_block(c.set, c.layer);
+    const int64_t F = c.model->dims.F;
     nd_fuse fuse;
     ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
-    ND_OP(m->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
-          .gate = nd_tensor_columns(a->gu, 0, F), .up = nd_tensor_columns(a->gu, F, F),
-          .fuse = fuse);
-    ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, 0, a->gu));
-    return nd_block_show(c, ND_DUMP_ACT, 1, 0, act->stored);
+    act->stored = nd_tensor_rows(act->stored, 0, gu.shape[0]);
+    ND_OP(c.model->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
+          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F), .fuse = fuse);
+    ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, row, gu));
+    return nd_block_show(c, ND_DUMP_ACT, 1, row, act->stored);
 }
 
 /* Steps 8 to 10, where the MLP is one piece; else mlp_pieces.c has them, and *act is h2. */
 static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h2, nd_operand *act)
 {
+    const nd_tensor gu = nd_set_block(c.set, c.layer)->gu;
     if (nd_mlp_has_pieces(c.model)) {
         *act = *h2;
         return ND_OK;
     }
     /* 8. tp: (Tl, C) -> (T, C); 9. gate and up */
-    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, h2, nd_set_block(c.set, c.layer)->gu));
-    return swiglu(c, act);
+    ND_TRY(nd_linear_forward(c, ND_INPUT_GATE_UP, h2, gu));
+    return nd_block_swiglu(c, gu, 0, act);
 }
 
 /* Steps 7 to 10. */
@@ -180,7 +178,7 @@ nd_status nd_block_recompute(nd_block_call c)
     } else {
         ND_TRY(a->h1_codes.data ? ND_OK : norm_again(c, false, &h));
         ND_TRY(a->h2_codes.data ? ND_OK : norm_again(c, true, &h));
-        ND_TRY(nd_mlp_has_pieces(c.model) ? ND_OK : swiglu(c, &act));
+        ND_TRY(nd_mlp_has_pieces(c.model) ? ND_OK : nd_block_swiglu(c, a->gu, 0, &act));
     }
     return nd_operand_encode(c, ND_X_OF_Y, &act);
 }

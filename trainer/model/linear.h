@@ -166,6 +166,11 @@ nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
 /* Raises the bytes of buffers to what the forms of a part need. */
 void nd_operand_rooms(const nd_model *model, const nd_linear_part *part, nd_fp8_bytes *bytes);
 
+/* block_fwd.c */
+
+/* SwiGLU of gu, rows of the block's from `row` on, as an input of down. */
+nd_status nd_block_swiglu(nd_block_call call, nd_tensor gu, int64_t row, nd_operand *act);
+
 /* linear.c */
 
 /* The products of y = x w^T (rows, N) of all linears with an input, without what tp exchanges: x

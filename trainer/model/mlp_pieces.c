@@ -65,23 +65,14 @@ static nd_operand rows_of(const nd_operand *x, int64_t begin, int64_t rows)
     return piece;
 }
 
-/* Steps 9 and 10 of a piece whose input is h: gu (rows, 2 F), and act (rows, F). */
-static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h, nd_tensor gu, nd_operand *act)
+/* Steps 9 and 10 of a piece whose input is h, rows from `begin` on: gu (rows, 2 F), and act
+ * (rows, F). */
+static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h, int64_t begin, nd_tensor *gu,
+                                nd_operand *act)
 {
-    const int64_t F = c.model->dims.F;
-    nd_fuse fuse;
-    ND_TRY(nd_linear_products(c, nd_linear_group_of(c, ND_INPUT_GATE_UP), h, gu));
-    ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
-    act->stored = nd_tensor_rows(act->stored, 0, gu.shape[0]);
-    ND_OP(c.model->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
-          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F), .fuse = fuse);
-    return ND_OK;
-}
-
-/* (rows, 2 F) of the next piece. */
-static nd_tensor gate_up_of(nd_block_call c, int64_t rows)
-{
-    return nd_tensor_rows(nd_set_block(c.set, c.layer)->gu, 0, rows);
+    *gu = nd_tensor_rows(nd_set_block(c.set, c.layer)->gu, 0, h->stored.shape[0]);
+    ND_TRY(nd_linear_products(c, nd_linear_group_of(c, ND_INPUT_GATE_UP), h, *gu));
+    return nd_block_swiglu(c, *gu, begin, act);
 }
 
 nd_status nd_mlp_pieces_forward(nd_block_call c, const nd_operand *h, nd_tensor y)
@@ -94,9 +85,8 @@ nd_status nd_mlp_pieces_forward(nd_block_call c, const nd_operand *h, nd_tensor 
     for (int64_t begin = 0; begin < T; begin += m->dims.piece) {
         const int64_t rows = nd_min(m->dims.piece, T - begin);
         nd_operand x = rows_of(&full, begin, rows), act;
-        ND_TRY(gate_up_swiglu(c, &x, gate_up_of(c, rows), &act));
-        ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, begin, gate_up_of(c, rows)));
-        ND_TRY(nd_block_show(c, ND_DUMP_ACT, 1, begin, act.stored));
+        nd_tensor gu;
+        ND_TRY(gate_up_swiglu(c, &x, begin, &gu, &act));
         ND_TRY(nd_linear_products(c, nd_linear_group_of(c, ND_INPUT_DOWN), &act,
                                   nd_tensor_rows(sums, begin, rows)));
     }
@@ -129,12 +119,13 @@ static nd_status piece_backward(nd_block_call c, nd_operand *h, const nd_operand
     nd_model *m = c.model;
     const bool first = begin == 0;
     const int64_t F = m->dims.F, rows = h->stored.shape[0];
-    const nd_tensor gu = gate_up_of(c, rows), dact = nd_tensor_rows(m->work.dact, 0, rows);
-    const nd_tensor gate = nd_tensor_columns(gu, 0, F), up = nd_tensor_columns(gu, F, F);
+    const nd_tensor dact = nd_tensor_rows(m->work.dact, 0, rows);
+    nd_tensor gu;
     nd_linear_rest down = {.call = c, .group = nd_linear_group_of(c, ND_INPUT_DOWN), .dy = *dy};
+    ND_TRY(gate_up_swiglu(c, h, begin, &gu, &down.x));
+    const nd_tensor gate = nd_tensor_columns(gu, 0, F), up = nd_tensor_columns(gu, F, F);
     nd_linear_rest gate_up = {
         .call = c, .group = nd_linear_group_of(c, ND_INPUT_GATE_UP), .x = *h, .dy = {.stored = gu}};
-    ND_TRY(gate_up_swiglu(c, h, gu, &down.x));
     ND_TRY(nd_linear_gradient_products(&down, dact));
     ND_TRY(nd_block_show(c, ND_DUMP_D_ACT, 1, begin, dact));
     ND_TRY(weight_gradient(&down, first));
