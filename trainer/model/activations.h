@@ -33,12 +33,11 @@ typedef struct nd_micro_batch {
     const int64_t *sent;       /* what else that made; on the host */
     int slot;
     /* The sources of the batch's samples: number i, sources[i], has the labels
-     * source_labels + i * source_stride, where those of the others are -100. 0: they are not told
-     * apart. */
+     * source_labels + i * nd_batches.stride, where those of the others are -100. 0: they are not
+     * told apart. */
     int source_count;
     const int *sources;
     int32_t *source_labels; /* also in head order */
-    int64_t source_stride;
 } nd_micro_batch;
 
 /*
@@ -68,7 +67,9 @@ typedef struct nd_batches {
     /* (slots): ids, labels, positions (T padded) each, first keys (padded), labels by source
      * (sources, T padded) */
     int32_t *memory;
-    int *found;    /* (slots, sources) in the micro-batch */
+    int64_t stride, common, each; /* numbers: T padded, before labels by source, of a slot */
+    int64_t in_use;               /* positions, and first keys behind them */
+    int *found;                   /* (slots, sources) in the micro-batch */
     int64_t *sent; /* (slots, nd_cp_sent_count); owned, as is the scratch of nd_cp_first_keys */
     char *dealing;
     int32_t *positions; /* (sets, T padded and first keys padded) of the micro-batches in flight;

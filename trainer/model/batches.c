@@ -15,32 +15,19 @@ static int64_t padded(int64_t count)
     return nd_round_up(count, 64);
 }
 
-/* Of what is before the labels by source. */
-static int64_t common_numbers(const nd_batches *b)
-{
-    return ARRAYS * padded(b->dims->T) + padded(b->first_keys);
-}
-
-static int64_t slot_numbers(const nd_batches *b)
-{
-    return common_numbers(b) + b->sources * padded(b->dims->T);
-}
-
-/* Positions, and first keys behind them. */
-static int64_t in_use_numbers(const nd_batches *b)
-{
-    return b->first_keys > 0 ? padded(b->dims->T) + b->first_keys : b->dims->T;
-}
-
 void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets, nd_memplan *plan)
 {
     const bool gpu = nd_rank_is_gpu(rank);
     b->rank = rank;
     b->dims = dims;
     b->slots = sets + gpu;
+    b->stride = padded(dims->T);
+    b->common = ARRAYS * b->stride + padded(b->first_keys);
+    b->each = b->common + b->sources * b->stride;
+    b->in_use = b->first_keys > 0 ? b->stride + b->first_keys : dims->T;
     nd_memplan_want(plan, ND_MEM_DATA, "micro-batches: ids, labels, positions",
-                    (size_t)(b->slots * slot_numbers(b)) * sizeof *b->memory, &b->memory);
-    const int64_t positions = (sets - 1) * padded(in_use_numbers(b)) + in_use_numbers(b);
+                    (size_t)(b->slots * b->each) * sizeof *b->memory, &b->memory);
+    const int64_t positions = (sets - 1) * padded(b->in_use) + b->in_use;
     nd_memplan_want(plan, ND_MEM_DATA, "positions in use",
                     gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
     if (b->first_keys > 0 && !gpu) {
@@ -65,8 +52,7 @@ nd_status nd_batches_open(nd_batches *b)
     for (int i = 0; i < b->slots; i++) {
         ND_TRY(device->table->event_init(device, &b->slot[i].read));
     }
-    return nd_staging_init(&b->staging, device, (size_t)slot_numbers(b) * sizeof *b->memory,
-                           in_flight);
+    return nd_staging_init(&b->staging, device, (size_t)b->each * sizeof *b->memory, in_flight);
 }
 
 void nd_batches_close(nd_batches *b)
@@ -88,7 +74,7 @@ void nd_batches_close(nd_batches *b)
 
 static int32_t *array_at(const nd_batches *b, int slot, int array)
 {
-    return b->memory + slot * slot_numbers(b) + array * padded(b->dims->T);
+    return b->memory + slot * b->each + array * b->stride;
 }
 
 /* Labels in the order in which the head reads them: chunk by chunk, in each chunk the rows of all
@@ -134,11 +120,10 @@ static void mask_labels(const nd_batches *b, const nd_step_batch *from, int sour
  * them while it is put into order. With one source its labels are those of the batch. */
 static int stage_sources(nd_batches *b, const nd_step_batch *from, int32_t *staged, int *found)
 {
-    const int64_t stride = padded(b->dims->T);
     const int count = from->sources && b->sources > 0 ? find_sources(b, from->sources, found) : 0;
     for (int i = 0; i < count && count > 1; i++) {
-        mask_labels(b, from, found[i], staged + IDS * stride);
-        order_labels(b->dims, staged + IDS * stride, staged + common_numbers(b) + i * stride);
+        mask_labels(b, from, found[i], staged + IDS * b->stride);
+        order_labels(b->dims, staged + IDS * b->stride, staged + b->common + i * b->stride);
     }
     return count;
 }
@@ -147,26 +132,25 @@ static nd_status copy_in(nd_batches *b, const nd_step_batch *from, nd_micro_batc
                          nd_event **copied)
 {
     void *memory = NULL;
-    int64_t stride = padded(b->dims->T);
     size_t bytes = (size_t)b->dims->T * sizeof *from->inputs;
     int *found = b->found ? b->found + out->slot * b->sources : NULL;
     ND_TRY(nd_staging_begin(&b->staging, &memory));
     int32_t *staged = memory;
     out->source_count = stage_sources(b, from, staged, found);
     out->sources = found;
-    const int64_t labels = out->source_count > 1 ? out->source_count * stride : 0;
+    const int64_t labels = out->source_count > 1 ? out->source_count * b->stride : 0;
     ND_ASSERT(!from->first_keys || b->first_keys > 0);
-    memcpy(staged + IDS * stride, from->inputs, bytes);
-    order_labels(b->dims, from->labels, staged + LABELS * stride);
-    memcpy(staged + POSITIONS * stride, from->positions, bytes);
+    memcpy(staged + IDS * b->stride, from->inputs, bytes);
+    order_labels(b->dims, from->labels, staged + LABELS * b->stride);
+    memcpy(staged + POSITIONS * b->stride, from->positions, bytes);
     if (from->first_keys) {
         int64_t *sent = b->sent + out->slot * nd_cp_sent_count(b->rank);
         nd_cp_first_keys(b->rank, b->dims, &(nd_dealt){from->first_keys, from->places}, b->dealing,
-                         staged + ARRAYS * stride, sent);
+                         staged + ARRAYS * b->stride, sent);
         out->sent = sent;
     }
     ND_TRY(nd_copy(&b->stream, array_at(b, out->slot, IDS), staged,
-                   (size_t)(common_numbers(b) + labels) * sizeof *staged));
+                   (size_t)(b->common + labels) * sizeof *staged));
     return nd_staging_end(&b->staging, &b->stream, copied);
 }
 
@@ -209,16 +193,13 @@ nd_status nd_batches_load(nd_batches *b, const nd_step_batch *step, int micro, i
     batch.labels = array_at(b, slot, LABELS);
     batch.positions = array_at(b, slot, POSITIONS);
     if (b->positions) {
-        int32_t *in_use = b->positions + set * padded(in_use_numbers(b));
-        ND_TRY(
-            nd_copy(compute, in_use, batch.positions, (size_t)in_use_numbers(b) * sizeof *in_use));
+        int32_t *in_use = b->positions + set * padded(b->in_use);
+        ND_TRY(nd_copy(compute, in_use, batch.positions, (size_t)b->in_use * sizeof *in_use));
         batch.positions = in_use;
     }
-    const int64_t stride = padded(b->dims->T);
-    batch.first_keys = from.first_keys ? batch.positions + stride : NULL;
+    batch.first_keys = from.first_keys ? batch.positions + b->stride : NULL;
     batch.source_labels =
-        batch.source_count > 1 ? array_at(b, slot, IDS) + common_numbers(b) : batch.labels;
-    batch.source_stride = stride;
+        batch.source_count > 1 ? array_at(b, slot, IDS) + b->common : batch.labels;
     *out = batch;
     return ND_OK;
 }

@@ -156,7 +156,7 @@ static nd_status source_losses(nd_model *m, const nd_activation_set *set, int64_
     const nd_micro_batch *batch = &set->batch;
     for (int i = 0; i < batch->source_count; i++) {
         nd_tensor labels = c->labels;
-        labels.data = batch->source_labels + i * batch->source_stride + first;
+        labels.data = batch->source_labels + i * m->batches.stride + first;
         ND_OP(m->rank, HEAD, ce_loss, .loss_sum = m->source_sums + batch->sources[i], .max = c->max,
               .sum = c->sum, .target = c->target, .labels = labels);
     }
