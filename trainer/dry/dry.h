@@ -114,13 +114,4 @@ nd_ops nd_dry_work_ops(const nd_ops *real);
 /* Calls whose time is measured go into the nd_calls that stream->native points to. */
 nd_ops nd_dry_ops(const nd_ops *real);
 
-/* What stream->native points to under nd_dry_prepare_ops. */
-typedef struct nd_dry_target {
-    const nd_prepare_ops *prepare;
-    nd_device *device;
-} nd_dry_target;
-
-/* Ops that make what the backend keeps for the forms they meet (nd_ops.prepare). */
-nd_ops nd_dry_prepare_ops(const nd_ops *real);
-
 #endif

@@ -112,22 +112,3 @@ nd_ops nd_dry_ops(const nd_ops *real)
     ops.cast = note_cast;
     return ops;
 }
-
-/* The op of the backend that prepares the call, on the device itself. */
-#define PREPARE(op, prefix)                                                                        \
-    static nd_status prefix##op(nd_stream *s, const nd_##op##_args *x)                             \
-    {                                                                                              \
-        const nd_dry_target *target = s->native;                                                   \
-        nd_stream stream = {.device = target->device};                                             \
-        return target->prepare->op(&stream, x);                                                    \
-    }
-ND_EACH_PREPARED_OP(PREPARE, prepare_)
-
-nd_ops nd_dry_prepare_ops(const nd_ops *real)
-{
-    nd_ops ops = nd_dry_idle_ops(real);
-#define PREPARED(op, prefix) ops.op = prefix##op;
-    ND_EACH_PREPARED_OP(PREPARED, prepare_)
-#undef PREPARED
-    return ops;
-}

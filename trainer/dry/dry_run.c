@@ -225,14 +225,38 @@ nd_status nd_dry_run(const nd_rank *rank, const nd_linear_choice *linears, nd_ca
     return run_rank(rank, &step);
 }
 
+/* What stream->native points to where the calls of ops are prepared. */
+typedef struct prepare_target {
+    const nd_prepare_ops *prepare;
+    nd_device *device;
+} prepare_target;
+
+/* The op of the backend that prepares the call, on the device itself. */
+#define PREPARE(op, prefix)                                                                        \
+    static nd_status prefix##op(nd_stream *s, const nd_##op##_args *x)                             \
+    {                                                                                              \
+        const prepare_target *target = s->native;                                                  \
+        nd_stream stream = {.device = target->device};                                             \
+        return target->prepare->op(&stream, x);                                                    \
+    }
+ND_EACH_PREPARED_OP(PREPARE, prepare_)
+
+/* Ops that make what the backend keeps for the forms they meet (nd_ops.prepare). */
+static nd_ops prepare_ops(const nd_ops *real)
+{
+    nd_ops ops = nd_dry_idle_ops(real);
+#define PREPARED(op, prefix) ops.op = prefix##op;
+    ND_EACH_PREPARED_OP(PREPARED, prepare_)
+#undef PREPARED
+    return ops;
+}
+
 nd_status nd_dry_run_prepare(const nd_rank *rank, const nd_model_options *options)
 {
     nd_calls calls = {0};
-    nd_dry_target target = {rank->ops->prepare, rank->device};
-    dry_step step = {.options = *options,
-                     .calls = &calls,
-                     .ops = nd_dry_prepare_ops(rank->ops),
-                     .native = &target};
+    prepare_target target = {rank->ops->prepare, rank->device};
+    dry_step step = {
+        .options = *options, .calls = &calls, .ops = prepare_ops(rank->ops), .native = &target};
     bool needed = rank->ops->prepare && rank->device->kind == ND_DEVICE_CUDA;
     nd_status status = needed ? run_rank(rank, &step) : ND_OK;
     nd_calls_free(&calls);
