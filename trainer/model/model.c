@@ -245,6 +245,9 @@ static nd_status load_rope_table(nd_model *m, const nd_rope_config *rope, nd_rop
     const nd_dims *d = &m->dims;
     int64_t count = to.positions * d->rotated / 2;
     float *host = NULL;
+    if (count == 0) { /* there is no such table */
+        return ND_OK;
+    }
     ND_TRY(ND_ALLOC(2 * count, &host));
     nd_rope_table(rope, d->rotated, to.positions, queries, host, host + count);
     nd_stream *stream = &m->rank->stream;
@@ -265,12 +268,8 @@ nd_status nd_model_start(nd_model *m)
     ND_TRY(nd_batches_open(&m->batches));
     const nd_shape *s = &m->rank->shape;
     const nd_rope_config windows = {.theta = s->window_theta};
-    if (m->query_rope.positions > 0) {
-        ND_TRY(load_rope_table(m, &s->rope, m->query_rope, true));
-    }
-    if (m->window_rope.positions > 0) {
-        ND_TRY(load_rope_table(m, &windows, m->window_rope, false));
-    }
+    ND_TRY(load_rope_table(m, &s->rope, m->query_rope, true));
+    ND_TRY(load_rope_table(m, &windows, m->window_rope, false));
     return load_rope_table(m, &s->rope, m->rope, false);
 }
 

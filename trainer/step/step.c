@@ -41,6 +41,40 @@ static nd_status sum_losses(nd_trainer *t, double *sums, int64_t count)
     return nd_all_reduce(t->rank, ND_GROUP_DP_CP, sums, count, ND_DTYPE_F64, ND_REDOP_SUM);
 }
 
+/* Which rank made the others wait, through one reduction of two numbers. */
+enum { RANK_BITS = 24, TIME_BITS = 38 };
+static const int64_t last_rank = ((int64_t)1 << RANK_BITS) - 1;
+static const int64_t longest = (int64_t)1 << TIME_BITS; /* microseconds */
+
+static int64_t microseconds(double seconds)
+{
+    double value = seconds * 1e6 + 0.5;
+    return value >= (double)longest ? longest : value >= 1 ? (int64_t)value : 0;
+}
+
+/* Among ranks with equal times the lowest rank gets the largest number, so it wins the maximum. */
+int64_t nd_work_most(double seconds, int rank)
+{
+    ND_ASSERT(rank >= 0 && rank < last_rank);
+    return (microseconds(seconds) << RANK_BITS) + last_rank - rank;
+}
+
+/* The number is below 0, since 0 stands for a time that is not known. */
+int64_t nd_work_least(double seconds)
+{
+    return -microseconds(seconds) - 1;
+}
+
+nd_work nd_work_of(int64_t most, int64_t least)
+{
+    if (most <= 0 || least >= 0) {
+        return (nd_work){.slowest_rank = -1};
+    }
+    return (nd_work){.slowest_seconds = (double)(most >> RANK_BITS) * 1e-6,
+                     .fastest_seconds = (double)(-least - 1) * 1e-6,
+                     .slowest_rank = (int)(last_rank - (most & last_rank))};
+}
+
 /* Clocks of this rank when its work of a step began. */
 typedef struct work_begin {
     int64_t ns, communication_ns;
@@ -205,6 +239,33 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
                   "; try a lower optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
                   "train.nonfinite: skip or rewind",
                   out);
+}
+
+enum { LEAST = 16 }; /* losses without which nothing is a spike: a run begins with large ones */
+
+bool nd_spike_is(const nd_recent_losses *recent, double factor, double loss, double *median)
+{
+    double sorted[ND_RECENT_LOSSES];
+    int count = recent->count < ND_RECENT_LOSSES ? (int)recent->count : ND_RECENT_LOSSES;
+    if (factor <= 0 || count < LEAST) {
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        int at = i;
+        for (; at > 0 && sorted[at - 1] > recent->value[i]; at--) {
+            sorted[at] = sorted[at - 1];
+        }
+        sorted[at] = recent->value[i];
+    }
+    *median = (sorted[(count - 1) / 2] + sorted[count / 2]) / 2;
+    return loss > factor * *median;
+}
+
+void nd_spike_note(nd_recent_losses *recent, double factor, double loss)
+{
+    if (factor > 0) {
+        recent->value[recent->count++ % ND_RECENT_LOSSES] = loss;
+    }
 }
 
 /* A finite loss that is much larger than those before it. */

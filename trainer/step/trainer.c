@@ -41,6 +41,7 @@ static nd_status create(nd_rank *rank, const nd_model_options *options, bool lea
 {
     nd_trainer *t = NULL;
     nd_status status = ND_OK;
+    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     if (rank->config->kernels.cuda_graphs && !nd_rank_is_gpu(rank)) {
         return nd_fail(ND_ERR_CONFIG,
                        "kernels.cuda_graphs is true, but this run is on the CPU, as no GPU is "
@@ -111,7 +112,6 @@ nd_status nd_trainer_create_scheduled(nd_rank *rank, const nd_tuning *tuning, nd
     nd_model_options options = {.linears = tuning ? &tuning->linear_choice : NULL,
                                 .sources = rank->config->data_sources,
                                 .separate = is_separate(rank)};
-    ND_TRY_OUT(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY_OUT(nd_schedule_check(&schedule, &needs));
     options.sets = needs.sets;
     options.delays = needs.delays;
@@ -153,7 +153,6 @@ nd_status nd_trainer_check_memory(nd_rank *rank)
     if (rank->device->kind != ND_DEVICE_CUDA) {
         return ND_OK;
     }
-    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     ND_TRY(nd_cuda_info_of(rank->device, &gpu));
     ND_TRY(least_bytes(rank, NULL, &asked));
     bf16 = asked;
@@ -177,7 +176,6 @@ nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out)
 {
     const nd_model_options options = {
         .forward_only = true, .separate = rank->config->data.documents != ND_DOCUMENTS_JOIN};
-    ND_TRY(nd_trainer_check_limits(rank->ops, rank->config, &rank->mesh, &rank->shape));
     return create(rank, &options, false, out);
 }
 
