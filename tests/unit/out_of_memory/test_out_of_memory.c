@@ -281,7 +281,7 @@ Test(out_of_memory, failure_screen)
     cr_assert(shown >= 0 && old >= 0);
     dup2(shown, STDERR_FILENO);
     until_failure = 1;
-    nd_node_end(&node, 137, ND_BLAME_NOTHING, "rank 3 was killed\n", 18);
+    nd_node_end(&node, 137, false, "rank 3 was killed\n", 18);
     until_failure = 0;
     dup2(old, STDERR_FILENO);
     close(shown);
