@@ -44,11 +44,6 @@ typedef struct ucx_state {
     nd_p2p_request farewell[2];
 } ucx_state;
 
-/* ucx_guard.c */
-/* Runs `call`, which calls UCX and holds nothing. ND_ERR_IO: UCX has aborted since a rank has
- * ended. An abort for another reason ends the process. */
-nd_status nd_ucx_guard(ucx_state *state, void (*call)(void *context), void *context);
-
 /* The functions of libucp that are used. It is opened with the first transport (ucx_library.c), for
  * two reasons: commands without other workers need none of it, and it reads a file of the working
  * directory when it is loaded. Only --version opens it without a transport. */

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,10 @@
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/process.h"
 #include "runtime/comm/backend.h"
+
+enum { END_MS = 1000 }; /* a process whose memory is gone takes a moment to end */
 
 /* The first poll entries are the worker's and the net's; pidfds follow, in no order. */
 static void watch_process(ucx_state *state, int rank)
@@ -136,6 +140,45 @@ static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_
     }
 }
 
+/* The rank whose process has ended; -1: none that this rank talks to. */
+static int find_ended(ucx_state *state)
+{
+    const int first = 2; /* of the pidfds */
+    int n = 0;
+    do {
+        n = poll(state->polled + first, (nfds_t)(state->polled_count - first), END_MS);
+    } while (n < 0 && errno == EINTR);
+    for (int i = first; n > 0 && i < state->polled_count; i++) {
+        if (state->polled[i].revents != 0) {
+            return state->polled_rank[i];
+        }
+    }
+    return -1;
+}
+
+/*
+ * Runs `call`, which calls UCX and holds nothing. UCX aborts the process when it copies from the
+ * memory of a rank that has ended. The job would then blame this rank, whose abort is a
+ * consequence; so it becomes ND_ERR_IO, which names that rank. Another abort ends the process.
+ */
+static nd_status guard(ucx_state *state, void (*call)(void *context), void *context)
+{
+    if (state->broken) {
+        return nd_fail(ND_ERR_IO, "UCX cannot be used any more, since a rank has ended");
+    }
+    if (nd_abort_guard(ND_ABORT_ANY, call, context)) {
+        return ND_OK;
+    }
+    const int rank = find_ended(state);
+    if (rank < 0) {
+        signal(SIGABRT, SIG_DFL);
+        abort();
+    }
+    state->broken = true;
+    return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d copied from its memory", rank,
+                   state->rank);
+}
+
 typedef struct post {
     ucx_state *state;
     nd_p2p_request *request;
@@ -178,7 +221,7 @@ static nd_status ucx_send(nd_transport *transport, nd_p2p_request *request)
         return nd_net_send(state->net, request);
     }
     ND_TRY(ucx_connect(transport, request->peer));
-    return nd_ucx_guard(state, post_send, &(post){state, request});
+    return guard(state, post_send, &(post){state, request});
 }
 
 static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
@@ -187,7 +230,7 @@ static nd_status ucx_recv(nd_transport *transport, nd_p2p_request *request)
     if (ucx_is_remote(state, request->peer)) {
         return nd_net_recv(state->net, request);
     }
-    return nd_ucx_guard(state, post_recv, &(post){state, request});
+    return guard(state, post_recv, &(post){state, request});
 }
 
 /* After a fault only. A receive is taken back; a send may stay with UCX, whose worker is then left
@@ -215,7 +258,7 @@ static void progress_worker(void *context)
 static nd_status ucx_progress(nd_transport *transport)
 {
     ucx_state *state = ucx_state_of(transport);
-    ND_TRY(nd_ucx_guard(state, progress_worker, state));
+    ND_TRY(guard(state, progress_worker, state));
     return state->net ? nd_net_progress(state->net) : ND_OK;
 }
 
