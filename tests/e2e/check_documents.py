@@ -10,6 +10,7 @@ a new row alone, as it will be met, then has a high loss, although the loss in t
 import json
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -41,10 +42,10 @@ def write_rows(path, draw, closings, count):
                 out.write(json.dumps({"prompt": prompt, "completion": closing}) + "\n")
 
 
-def train(folder, out, documents, steps, *more, code=0):
-    return run(folder, "train", "--model-config", "model.json", "--data-path", "rows.jsonl", "--cache-dir", "cache", "--sequence-length", "127",
+def train(folder, out, documents, steps, *more, code=0, data="rows.jsonl", schedule="constant"):
+    return run(folder, "train", "--model-config", "model.json", "--data-path", data, "--cache-dir", "cache", "--sequence-length", "127",
                "--micro-batch-size", "4", "--precision", "fp32", "--learning-rate", "3e-3", "--documents", documents, "--num-steps", str(steps),
-               "--save-dir", out, "--set", "optimizer.schedule=constant", *more, code=code)
+               "--save-dir", out, "--set", f"optimizer.schedule={schedule}", *more, code=code)
 
 
 def losses(folder, out):
@@ -55,7 +56,7 @@ def losses(folder, out):
 def check_learning(folder):
     loss = {}
     for documents in ("separate", "join"):
-        log = train(folder, documents, documents, 300)
+        log = train(folder, documents, documents, 300, schedule="cosine")
         said = "200 documents are separate" if documents == "separate" else "documents are joined"
         check(said in log, f"the run does not say that {said}:\n{log}")
         check(("queries see" in log) == (documents == "separate"), f"{documents}: what queries see of keys:\n{log}")
@@ -109,6 +110,25 @@ def check_resume(folder):
     check("was made with data.documents separate, and this run has join" in log, f"another rule is resumed:\n{log}")
 
 
+def check_packing(folder):
+    """Rows of any length fill their blocks, and a resumed run goes on with the same ones."""
+    draw = random.Random(5)
+    lengths = [min(128, 2 + int(draw.lognormvariate(3, 0.7))) for _ in range(1000)]
+    rows = [{"prompt": draw.choice(LETTERS), "completion": "x" * (length - 1)} for length in lengths]
+    (folder / "drawn.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    room, in_order = 0, 0
+    for length in lengths:
+        in_order += length > room
+        room = (128 if length > room else room) - length
+    log = train(folder, "packed", "auto", 4, "--save-model", "false", data="drawn.jsonl")
+    share = float(re.search(r"training data: ([0-9.]+) % of the tokens are padding", log)[1])
+    blocks = int(re.search(r"training data: [0-9]+ tokens, ([0-9]+) blocks of 128", log)[1])
+    check(share < 1 and blocks < 0.95 * in_order, f"{share} % of {blocks} blocks are padding; there are {in_order} in the order of the file")
+    train(folder, "packed2", "auto", 2, "--save-model", "false", "--checkpoint-interval", "1", data="drawn.jsonl")
+    train(folder, "packed2", "auto", 4, "--save-model", "false", "--resume-from-checkpoint", "latest", data="drawn.jsonl")
+    check(losses(folder, "packed2") == losses(folder, "packed"), f"a resumed run has other rows: {losses(folder, 'packed2')}")
+
+
 def check_epochs(folder):
     """Without learning each block has the same loss in the second epoch, where it comes at another place."""
     passes = {}
@@ -154,5 +174,6 @@ with tempfile.TemporaryDirectory() as name:
     check_learning(place)
     check_said(place)
     check_resume(place)
+    check_packing(place)
     check_epochs(place)
     check_nodes(place)

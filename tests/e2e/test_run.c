@@ -257,12 +257,13 @@ Test(run, padding_is_a_part_of_all_tokens_of_a_step)
               padding[0], padding[1]);
 }
 
-/* As above, of a validation: it reads one batch, which is within the prompt of the first row. */
+/* As above, of a validation. It reads one batch, and nearly all are within the prompt of the only
+ * row. */
 Test(run, a_validation_without_a_counted_label_is_foretold)
 {
     FILE *f = fopen(tempdir_file(&dir, "valid.jsonl"), "w");
     cr_assert_not_null(f);
-    fprintf(f, "{\"prompt\": \"%0*d\", \"completion\": \"abcdefgh\"}\n", 200, 0);
+    fprintf(f, "{\"prompt\": \"%0*d\", \"completion\": \"abcdefgh\"}\n", 2000, 0);
     fclose(f);
     shell(&dir, RUN "--set data.path=text.txt --set data.validation_path=valid.jsonl --num-steps 2 "
                     "--validation-batches 1 --num-processes 1 --dp-shard-size 1 2>&1");

@@ -133,6 +133,15 @@ static nd_documents_rule documents(const nd_blend *blend)
     return first;
 }
 
+bool nd_dataset_is_packed(const nd_dataset *dataset)
+{
+    bool packed = dataset->documents && dataset->documents->firsts;
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        packed = packed || nd_dataset_is_packed(dataset->blend->sources[j].data);
+    }
+    return packed;
+}
+
 static nd_status count_ignored(const nd_blend *blend, int64_t *tokens)
 {
     int64_t sum = 0;

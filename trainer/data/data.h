@@ -12,9 +12,11 @@
  *
  * Documents. Where they are separate (nd_dataset_set_documents), no label is the first token of
  * another document, and each token knows the first one of its own. Rows with prompts then stay
- * whole: a row that does not fit into what is left of a block begins the next one, and what is left
- * is filled as the last block is. A row longer than a block is cut into blocks, or left out. Other
- * documents are cut where a block ends.
+ * whole: a block has the longest row that is left, then the longest one that fits into the rest of
+ * it, and so on; what is left is filled as the last block is. There are never more blocks than with
+ * rows in the order of the file. The same lengths give the same blocks. A row longer than a block
+ * is cut into blocks, or left out; a row of one token has no label and is left out. Other documents
+ * are cut where a block ends.
  *
  * Encoded text: files of text that a tokenizer.json turns into ids, once, in a cache of tokens.
  * JSON lines are always encoded text, also when their ids are bytes: one reader has one set of
@@ -34,7 +36,8 @@
  * is block perm(seed, epoch)(i mod N) of the N blocks, epoch = i / N. In a blend with weights,
  * sample i is sample k of source j (mix.h), which is block perm(seed, epoch, j)(k mod N_j) of its
  * N_j. The order is the same on every mesh; tp and cp peers get the same blocks. Validation reads
- * blocks 0, 1, 2, ... in file order (the same rule with perm the identity). Past the end of a
+ * blocks 0, 1, 2, ... (the same rule with perm the identity), which is the order of the file unless
+ * rows stay whole; those blocks are numbered in an order drawn once for all. Past the end of a
  * validation, or of a blend whose sources are all limited, all labels are -100, so every rank makes
  * the same number of calls. With context parallelism the sequence is cut into 2 cp chunks,
  * and this rank holds chunks r and 2 cp - 1 - r, in that order (zig-zag); labels were shifted
@@ -111,6 +114,8 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 /* Whether those of any part are. */
 bool nd_dataset_is_separate(const nd_dataset *dataset);
+/* Whether rows stay whole, in any part. */
+bool nd_dataset_is_packed(const nd_dataset *dataset);
 /* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of
  * the first token of its document, or 0 where that began before or documents are joined. filled:
  * how many inputs are tokens; the others, which see themselves alone, fill the block. Thread-safe.

@@ -20,13 +20,13 @@ enum {
 };
 
 static const nd_format formats[] = {
-    [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_block},
+    [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_piece},
     [ND_DATA_JSONL] = {"jsonl", false, NULL, NULL},
-    [ND_DATA_LLMC] = {"llmc", true, nd_llmc_open, nd_flat_block},
-    [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_masked_block},
+    [ND_DATA_LLMC] = {"llmc", true, nd_llmc_open, nd_flat_piece},
+    [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_masked_piece},
 };
 
-static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_block};
+static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_piece};
 
 static nd_status guess_format(const char *path, const char *idx, nd_data_format *out)
 {
@@ -289,7 +289,7 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
 {
     const nd_token_cache *cache = dataset->cache;
     const nd_documents *rows =
-        dataset->documents && dataset->documents->blocks ? dataset->documents : NULL;
+        dataset->documents && dataset->documents->firsts ? dataset->documents : NULL;
     const double inputs = (double)dataset->blocks * (double)dataset->sequence;
     return (nd_dataset_facts){
         .path = dataset->path,
@@ -298,7 +298,7 @@ nd_dataset_facts nd_dataset_facts_of(const nd_dataset *dataset)
         .documents = dataset->blend ? -1 : nd_documents_listed(dataset),
         .long_rows = rows ? rows->long_rows : 0,
         .drops = rows && rows->drops,
-        .padding = rows ? 1 - (double)rows->tokens / inputs : 0,
+        .padding = rows ? 1 - (double)rows->inputs / inputs : 0,
     };
 }
 
@@ -310,7 +310,7 @@ int64_t nd_dataset_blocks(const nd_dataset *dataset)
 int64_t nd_dataset_tokens(const nd_dataset *dataset)
 {
     const nd_documents *d = dataset->documents;
-    return d && d->drops ? d->kept : dataset->tokens;
+    return d && d->firsts ? d->kept : dataset->tokens;
 }
 
 typedef struct span_count {
@@ -323,7 +323,7 @@ static nd_status count_spans(void *context)
     span_count *c = context;
     const nd_span_list spans =
         c->dataset->masked ? nd_masked_spans(c->dataset) : nd_encoded_spans(c->dataset);
-    return nd_spans_count(c->dataset, &spans, &c->tokens);
+    return nd_rows_ignored(c->dataset, &spans, &c->tokens);
 }
 
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
@@ -348,16 +348,21 @@ typedef struct block_read {
 static nd_status read_block(void *context)
 {
     const block_read *r = context;
-    const nd_block_place block = nd_block_place_of(r->dataset, r->index);
-    const int64_t S = r->dataset->sequence, count = block.count;
-    ND_TRY(r->dataset->format->block(r->dataset, block.first, count, r->inputs, r->labels));
-    if (r->dataset->documents) {
-        ND_TRY(nd_documents_ignore(r->dataset, block, r->inputs, r->labels));
+    const nd_dataset *dataset = r->dataset;
+    const int64_t S = dataset->sequence;
+    nd_piece piece = {0};
+    ND_TRY(nd_block_next(dataset, r->index, &piece));
+    while (piece.count > 0) {
+        ND_TRY(dataset->format->piece(dataset, &piece, r->inputs, r->labels));
+        ND_TRY(dataset->documents ? nd_documents_ignore(dataset, &piece, r->inputs, r->labels)
+                                  : ND_OK);
+        ND_TRY(nd_block_next(dataset, r->index, &piece));
+        if (piece.place <= S) {
+            r->labels[piece.place - 1] = ND_LABEL_IGNORED;
+        }
     }
-    for (int64_t i = count; i < S; i++) {
+    for (int64_t i = piece.place; i < S; i++) {
         r->inputs[i] = 0;
-    }
-    for (int64_t i = count - 1; i < S; i++) {
         r->labels[i] = ND_LABEL_IGNORED;
     }
     return ND_OK;

@@ -16,14 +16,14 @@ nd_span_list nd_encoded_spans(const nd_dataset *dataset)
     return (nd_span_list){cache->view.span_pairs, cache->view.spans, check_span, cache};
 }
 
-nd_status nd_encoded_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_encoded_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                            int32_t *labels)
 {
     const nd_token_cache *cache = dataset->cache;
     const uint64_t width = cache->view.width;
     const nd_span_list spans = nd_encoded_spans(dataset);
-    ND_TRY(nd_token_cache_check(cache, ND_TOKEN_CACHE_HEADER_BYTES + (uint64_t)first * width,
-                                (uint64_t)count * width));
-    ND_TRY(nd_flat_block(dataset, first, count, inputs, labels));
-    return nd_spans_ignore(&spans, (uint64_t)first, (uint64_t)count, labels);
+    ND_TRY(nd_token_cache_check(cache, ND_TOKEN_CACHE_HEADER_BYTES + (uint64_t)piece->first * width,
+                                (uint64_t)piece->count * width));
+    ND_TRY(nd_flat_piece(dataset, piece, inputs, labels));
+    return nd_spans_ignore(&spans, piece, labels);
 }

@@ -91,13 +91,16 @@ static nd_status read_ids(const nd_dataset *dataset, int64_t first, int64_t coun
     return ND_OK;
 }
 
-nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_flat_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                         int32_t *labels)
 {
-    const int64_t S = dataset->sequence, head = count < S ? count : S;
-    ND_TRY(read_ids(dataset, first, head, inputs));
+    const int64_t room = dataset->sequence - piece->place, head = nd_min(piece->count, room);
+    inputs += piece->place;
+    labels += piece->place;
+    ND_TRY(read_ids(dataset, piece->first, head, inputs));
     memcpy(labels, inputs + 1, (size_t)(head - 1) * sizeof *labels);
-    return count == S + 1 ? read_ids(dataset, first + S, 1, labels + S - 1) : ND_OK;
+    return piece->count > room ? read_ids(dataset, piece->first + room, 1, labels + room - 1)
+                               : ND_OK;
 }
 
 nd_status nd_flat_holds(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)

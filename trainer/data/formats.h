@@ -10,15 +10,22 @@
 #include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
 
+/* Tokens that stand together both in the file and in a block. */
+typedef struct nd_piece {
+    int64_t first, count; /* tokens of the dataset; 2 to S + 1 */
+    int64_t place;        /* of the first one in the block */
+    int64_t number;       /* pieces of the block up to this one */
+} nd_piece;
+
 typedef struct nd_format {
     const char *name; /* as in data.format */
     bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
     /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. NULL:
      * files of this format are encoded into a cache. */
     nd_status (*open)(nd_dataset *dataset);
-    /* Tokens [first, first + count) of the block that begins at first, as nd_dataset_block gives
-     * them; count is 2 to S + 1. What lies behind them is not written. */
-    nd_status (*block)(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+    /* A piece at its place in the inputs and labels of a block, as nd_dataset_block gives them. The
+     * label of its last token, and what lies behind, are not written. */
+    nd_status (*piece)(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                        int32_t *labels);
 } nd_format;
 
@@ -38,22 +45,20 @@ typedef struct nd_masked {
     nd_loss_mask_view view;
 } nd_masked;
 
-/* Tokens of a block. */
-typedef struct nd_block_place {
-    int64_t first, count; /* 2 to S + 1 */
-} nd_block_place;
-
 /* Of data whose documents are separate. */
 typedef struct nd_documents {
     int32_t end_of_text; /* the id that ends a document, beside borders; -1: none does */
     uint64_t borders;    /* of documents, in the cache or the index */
     nd_fs_map index;     /* Megatron's .idx; owned */
-    nd_block_place
-        *blocks;       /* of whole rows; NULL: a block begins where the one before ends; owned */
-    int64_t long_rows; /* of whole rows: how many are longer than a block */
+    /* Of whole rows. Their pieces, block by block: the first token of each; NULL: a block begins
+     * where the one before ends; owned. */
+    int64_t *firsts;
+    int64_t *begins;   /* (blocks + 1): the first piece of each; owned */
+    int64_t rows;      /* that are read */
+    int64_t long_rows; /* that are longer than a block */
     bool drops;        /* they are left out */
-    int64_t tokens;    /* inputs of all blocks of whole rows, without what fills them */
-    int64_t kept;      /* tokens of these blocks */
+    int64_t kept;      /* tokens of all blocks */
+    int64_t inputs;    /* of all blocks, without what fills them */
 } nd_documents;
 
 typedef struct nd_blend nd_blend;
@@ -102,9 +107,23 @@ void nd_content_count(const nd_dataset *dataset, nd_content_share *all);
 /* nd_dataset_content of a dataset that is all of these files, or a part of them. */
 nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33]);
 
-nd_block_place nd_block_place_of(const nd_dataset *dataset, int64_t index);
-/* Labels of a block that are the first token of another document become ND_LABEL_IGNORED. */
-nd_status nd_documents_ignore(const nd_dataset *dataset, nd_block_place block,
+/* The next piece of a block, or its first one where *piece is all zeros. A count of 0: there are no
+ * more, and `place` is the number of the block's tokens. Under nd_fs_map_guard, as the functions
+ * below are. */
+nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece);
+/*
+ * Makes blocks of whole rows (packing.c), once documents are separate and their borders known; rows
+ * longer than a block are left out, or cut. Takes 8 bytes for each row, and while it works as many
+ * again; time grows with their number, and hardly more. ND_ERR_DATA: no row is left.
+ */
+nd_status nd_rows_pack(nd_dataset *dataset, bool drop);
+/* The first border of documents behind a token, or the end. ND_ERR_DATA here and below: borders lie
+ * behind the last token. */
+nd_status nd_border_after(const nd_dataset *dataset, int64_t token, int64_t *out);
+/* The tokens between border `index` - 1, or the beginning, and border `index`. */
+nd_status nd_border_row(const nd_dataset *dataset, uint64_t index, nd_piece *row);
+/* Labels of a piece that are the first token of another document become ND_LABEL_IGNORED. */
+nd_status nd_documents_ignore(const nd_dataset *dataset, const nd_piece *piece,
                               const int32_t *inputs, int32_t *labels);
 /* Documents of a cache or an index without those that are left out, or of a file that is one; -1:
  * not known. */
@@ -120,11 +139,11 @@ nd_status nd_text_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);
 nd_status nd_megatron_open(nd_dataset *dataset);
 
-nd_status nd_flat_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_flat_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                         int32_t *labels);
-nd_status nd_masked_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_masked_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                           int32_t *labels);
-nd_status nd_encoded_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_encoded_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                            int32_t *labels);
 
 /* Tokens that do not count in the loss. */
@@ -136,13 +155,17 @@ typedef struct nd_span_list {
     const void *context;
 } nd_span_list;
 
+typedef struct nd_token_span {
+    uint64_t begin, end; /* tokens */
+} nd_token_span;
+
+nd_status nd_token_span_at(const nd_span_list *spans, uint64_t index, nd_token_span *out);
+/* Their tokens, without those of rows that the dataset leaves out. */
+nd_status nd_rows_ignored(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens);
 nd_span_list nd_encoded_spans(const nd_dataset *dataset);
 nd_span_list nd_masked_spans(const nd_dataset *dataset);
-/* Labels of the tokens behind `first`, of `count`, that lie in spans become ND_LABEL_IGNORED. */
-nd_status nd_spans_ignore(const nd_span_list *spans, uint64_t first, uint64_t count,
-                          int32_t *labels);
-/* Their tokens, without those of rows that the dataset leaves out. */
-nd_status nd_spans_count(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens);
+/* Labels of a block that are tokens of the piece and lie in spans become ND_LABEL_IGNORED. */
+nd_status nd_spans_ignore(const nd_span_list *spans, const nd_piece *piece, int32_t *labels);
 
 /* Opens the loss mask at `path`, if there is one, once dataset->tokens is known; `idx` is the index
  * that it must belong to. ND_ERR_DATA as for nd_loss_mask_parse. */

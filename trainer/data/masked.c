@@ -53,13 +53,13 @@ nd_span_list nd_masked_spans(const nd_dataset *dataset)
     return (nd_span_list){.pairs = view->pairs, .count = view->spans};
 }
 
-nd_status nd_masked_block(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *inputs,
+nd_status nd_masked_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                           int32_t *labels)
 {
-    ND_TRY(nd_flat_block(dataset, first, count, inputs, labels));
+    ND_TRY(nd_flat_piece(dataset, piece, inputs, labels));
     if (!dataset->masked) {
         return ND_OK;
     }
     const nd_span_list spans = nd_masked_spans(dataset);
-    return nd_spans_ignore(&spans, (uint64_t)first, (uint64_t)count, labels);
+    return nd_spans_ignore(&spans, piece, labels);
 }

@@ -16,10 +16,20 @@
  * nothing about its content. Checkpoints without it are compared by data.tokenizer. */
 static const char tokenizer_file[] = "tokenizer.json";
 static const char data_content[] = "data.path content", step_samples[] = "samples of a step";
-/* The period of a blend (trainer/data/mix.h), where it is longer than any was when checkpoints had
- * no such pair: without it the sources took turns in another order. */
-static const char mix_period[] = "data.path period";
-enum { MIX_PERIOD_WITHOUT_PAIR = 65536 };
+/* Rules of the order of samples that earlier programs had otherwise. Their checkpoints have no such
+ * pair, but the value `older`. */
+typedef struct order_rule {
+    const char *key, *older, *before, *after; /* before and after the value, in messages */
+} order_rule;
+enum { MIX_PERIOD, PACKING, ORDERS, MIX_PERIOD_WITHOUT_PAIR = 65536 };
+static const order_rule orders[ORDERS] = {
+    /* Of a blend (trainer/data/mix.h), where it is longer than any was. */
+    [MIX_PERIOD] = {"data.path period", "65536", "the weights of data.path were rounded to ",
+                    " parts"},
+    /* Of whole rows, unless documents were joined. */
+    [PACKING] = {"data.path packing", "in the order of the file",
+                 "rows with prompts were packed into blocks ", ""},
+};
 /* Checkpoints without it were made with joined documents. */
 static const char documents[] = "data.documents";
 static const char *const keys[] = {"data.tokenizer",        "data.shuffle_seed", documents,
@@ -114,7 +124,12 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
     const int64_t period = nd_dataset_rounding_of(inputs->data).period;
     snprintf(text, sizeof text, "%lld", (long long)period);
-    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
+    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR
+               ? nd_manifest_pairs_add(out, orders[MIX_PERIOD].key, text)
+               : ND_OK);
+    ND_TRY(nd_dataset_is_packed(inputs->data)
+               ? nd_manifest_pairs_add(out, orders[PACKING].key, "the longest first")
+               : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -141,13 +156,23 @@ static bool holds(const char *list, const char *word)
     return false;
 }
 
+static const order_rule *order_of(const char *key)
+{
+    for (int i = 0; i < ORDERS; i++) {
+        if (strcmp(key, orders[i].key) == 0) {
+            return &orders[i];
+        }
+    }
+    return NULL;
+}
+
 /* The word of checkpoint.allow for a key. */
 static const char *word_of(const char *key)
 {
     if (strcmp(key, step_samples) == 0) {
         return "samples_per_step";
     }
-    if (strcmp(key, data_content) == 0 || strcmp(key, mix_period) == 0) {
+    if (strcmp(key, data_content) == 0 || order_of(key)) {
         return "data.path";
     }
     return strcmp(key, tokenizer_file) == 0 ? "data.tokenizer" : key;
@@ -222,12 +247,13 @@ static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest,
     if (strcmp(own->key, "data.path") == 0 || strcmp(own->key, data_content) == 0) {
         return fail_data(config, manifest, folder, own->value, stored);
     }
-    if (strcmp(own->key, mix_period) == 0) {
+    const order_rule *order = order_of(own->key);
+    if (order) {
         return nd_fail(ND_ERR_CONFIG,
-                       "%s was made when the weights of data.path were rounded to %s parts, and "
-                       "this run has %s, which is another order of the samples; resume it with the "
-                       "ndtrain that made it, or allow the change with --resume-allow data.path",
-                       folder, stored, own->value);
+                       "%s was made when %s%s%s, and this run has %s, which is another order of "
+                       "the samples; resume it with the ndtrain that made it, or allow the change "
+                       "with --resume-allow data.path",
+                       folder, order->before, stored, order->after, own->value);
     }
     if (strcmp(own->key, step_samples) == 0) {
         return fail_samples(config, folder, stored);
@@ -324,10 +350,14 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
 static const char *find_stored(const nd_manifest *manifest, const char *key)
 {
     const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
-    const char *older = strcmp(key, mix_period) == 0  ? "65536"
-                        : strcmp(key, documents) == 0 ? "join"
-                                                      : NULL;
-    return !stored && nd_manifest_pairs_find(&manifest->identity, "data.path") ? older : stored;
+    const order_rule *order = order_of(key);
+    if (stored || !nd_manifest_pairs_find(&manifest->identity, "data.path")) {
+        return stored;
+    }
+    if (order == &orders[PACKING] && strcmp(find_stored(manifest, documents), "join") == 0) {
+        return NULL;
+    }
+    return order ? order->older : strcmp(key, documents) == 0 ? "join" : NULL;
 }
 
 /* One start shows all that differs: behind the message about the first difference stands what
@@ -401,10 +431,11 @@ static void log_change(void *context, const char *key, const char *value, bool j
  * The checks have let them pass. */
 static void log_identity(const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
-    bool said = false; /* that the data differ, by the first of their two digests that does */
+    bool said = false; /* that the data differ, by the first of their pairs that does */
     for (int i = 0; i < own->count; i++) {
         const nd_manifest_pair *pair = &own->list[i];
         const char *stored = find_stored(manifest, pair->key);
+        const order_rule *order = order_of(pair->key);
         bool data = strncmp(pair->key, "data.path", 9) == 0;
         bool differs = stored && strcmp(stored, pair->value) != 0;
         if (differs && strcmp(pair->key, step_samples) == 0) {
@@ -413,11 +444,11 @@ static void log_identity(const nd_manifest *manifest, const nd_manifest_pairs *o
                         "schedule goes, count on from %lld",
                         stored, pair->value, (long long)manifest->samples_seen,
                         (long long)manifest->position.step);
-        } else if (differs && !said && strcmp(pair->key, mix_period) == 0) {
-            nd_log_info("resume: the samples go on in another order of the sources, whose weights "
-                        "were rounded to %s parts and are rounded to %s, as --resume-allow permits",
-                        stored, pair->value);
-        } else if (differs && strcmp(pair->key, mix_period) != 0 &&
+        } else if (differs && !said && order) {
+            nd_log_info("resume: the samples go on in another order, as --resume-allow permits: "
+                        "%s%s%s, and this run has %s",
+                        order->before, stored, order->after, pair->value);
+        } else if (differs && !order &&
                    ((data && !said) || strcmp(pair->key, tokenizer_file) == 0)) {
             nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                         "--resume-allow permits",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Separate documents in blocks of every kind of data, and blocks of whole rows. */
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,105 +172,262 @@ Test(documents, joined_ones_have_the_labels_across_borders)
     nd_dataset_close(data);
 }
 
-/* Row r is some tokens `A + r % 26`, the first of which is its prompt. */
+/* The byte of row r, which no other one has and JSON does not escape. */
+static int byte_of(int r)
+{
+    return r + '(' + (r >= '\\' - '(');
+}
+
+static int prompt_of(int r, int length)
+{
+    return length > 1 + r % 3 ? 1 + r % 3 : length > 1 ? length - 1 : 1;
+}
+
+/* Row r is its byte repeated, at first as a prompt. One row in nine may be longer than a block. */
 static nd_dataset *prompts(int lengths[ROWS], const nd_document_rules *rules)
 {
     static char json[TEXT_MAX];
     int used = 0;
     for (int r = 0; r < ROWS; r++) {
         lengths[r] = 1 + rand() % (r % 9 == 0 ? 3 * S : S);
-        used += sprintf(json + used, "{\"prompt\":\"%c\",\"completion\":\"", 'A' + r % 26);
-        for (int i = 1; i < lengths[r]; i++) {
-            json[used++] = (char)('A' + r % 26);
+        used += sprintf(json + used, "{\"prompt\":\"");
+        for (int i = 0; i < lengths[r]; i++) {
+            const bool completion = i == prompt_of(r, lengths[r]);
+            used += completion ? sprintf(json + used, "\",\"completion\":\"") : 0;
+            json[used++] = (char)byte_of(r);
         }
-        used += sprintf(json + used, "\"}\n");
+        used += sprintf(json + used, lengths[r] > 1 ? "\"}\n" : "\",\"completion\":\"\"}\n");
     }
     nd_dataset *data = open_rows("p.jsonl", json);
     assert_ok(nd_dataset_set_documents(data, rules));
     return data;
 }
 
-typedef struct wanted_block {
-    int count, ids[S + 1], firsts[S + 1]; /* of each token: the first one of its piece of a row */
-} wanted_block;
-
-/* Puts a piece of a row, of at most S + 1 tokens, into the last block if it fits, else into a new
- * one; returns how many blocks there are. A block of one token is none. */
-static int add_piece(wanted_block *list, int blocks, bool fresh, int id, int count)
+/* Of a row so many tokens are read: a last one that would be alone has no label. */
+static int kept_of(int length, int sequence, bool drop)
 {
-    wanted_block *last = &list[blocks - 1];
-    if (last->count > 0 && (fresh || last->count + count > S + 1)) {
-        blocks += last->count > 1;
-        last = &list[blocks - 1];
-        last->count = 0;
-    }
-    const int first = last->count;
-    for (int i = 0; i < count; i++) {
-        last->ids[last->count] = id;
-        last->firsts[last->count++] = first;
+    return drop && length > sequence + 1 ? 0 : length - (length % (sequence + 1) == 1);
+}
+
+/* As many blocks take the rows in the order of the file. */
+static int blocks_in_order(const int *lengths, int count, int sequence, bool drop)
+{
+    int blocks = 0, room = 0;
+    for (int r = 0; r < count; r++) {
+        for (int left = kept_of(lengths[r], sequence, drop); left > 0; left -= sequence + 1) {
+            const int piece = left < sequence + 1 ? left : sequence + 1;
+            blocks += piece > room;
+            room = (piece > room ? sequence + 1 : room) - piece;
+        }
     }
     return blocks;
 }
 
-static void check_rows(const nd_dataset *data, const int lengths[ROWS], bool drop)
+/* What blocks have of each row. */
+typedef struct rows_seen {
+    int tokens[128], pieces[128]; /* by byte */
+    int64_t inputs;
+} rows_seen;
+
+/* Each piece sees itself alone, and only its tokens behind the prompt are labels. */
+static void check_block(const nd_dataset *data, int64_t b, const int lengths[ROWS], rows_seen *seen)
 {
-    static wanted_block list[4 * ROWS];
-    int blocks = 1, longer = 0;
-    int64_t kept = 0, prompts_kept = 0, all = 0, ignored;
-    bool fresh = false; /* a row that was left out ends a block */
-    memset(list, 0, sizeof list);
-    for (int r = 0; r < ROWS; r++) {
-        const bool too_long = lengths[r] > S + 1;
-        longer += too_long;
-        all += lengths[r];
-        fresh = fresh || (too_long && drop);
-        for (int at = 0; at < lengths[r] && !(too_long && drop); at += S + 1) {
-            const int left = lengths[r] - at;
-            blocks = add_piece(list, blocks, fresh || (too_long && at == 0), 'A' + r % 26,
-                               left < S + 1 ? left : S + 1);
-            fresh = false;
+    int32_t inputs[S], labels[S], first_keys[S];
+    int64_t filled;
+    assert_ok(nd_dataset_block(data, b, inputs, labels));
+    assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
+    const bool whole = filled == S && labels[S - 1] != ND_LABEL_IGNORED; /* S + 1 tokens */
+    for (int i = 0; i < S; i++) {
+        if (i >= filled) {
+            cr_assert(inputs[i] == 0 && labels[i] == ND_LABEL_IGNORED && first_keys[i] == i);
+            continue;
         }
+        const bool begins = i == 0 || first_keys[i] == i;
+        const bool ends = i + 1 < filled ? first_keys[i + 1] == i + 1 : !whole;
+        const int r = inputs[i] - '(' - (inputs[i] > '\\');
+        cr_assert(r >= 0 && r < ROWS &&
+                  (begins || (inputs[i] == inputs[i - 1] && first_keys[i] == first_keys[i - 1])));
+        const bool counts = !ends && i + 1 - first_keys[i] >= prompt_of(r, lengths[r]);
+        cr_assert_eq(labels[i], counts ? inputs[i] : ND_LABEL_IGNORED, "block %ld, token %d: %d",
+                     (long)b, i, labels[i]);
+        seen->tokens[inputs[i]] += i + 1 == S && whole ? 2 : 1;
+        seen->pieces[inputs[i]] += begins;
     }
-    blocks -= list[blocks - 1].count < 2;
-    cr_assert_eq(nd_dataset_blocks(data), blocks);
-    for (int b = 0; b < blocks; b++) {
-        const wanted_block *w = &list[b];
-        int32_t inputs[S], labels[S], first_keys[S];
-        int64_t filled;
-        assert_ok(nd_dataset_block(data, b, inputs, labels));
-        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
-        cr_assert_eq(filled, w->count < S ? w->count : S);
-        kept += w->count;
-        for (int i = 0; i < w->count; i++) {
-            prompts_kept += w->firsts[i] == i;
-        }
-        for (int i = 0; i < S; i++) {
-            const bool is_token = i < w->count;
-            const bool counts = i + 1 < w->count && w->firsts[i + 1] != i + 1;
-            cr_assert_eq(inputs[i], is_token ? w->ids[i] : 0, "block %d, token %d", b, i);
-            cr_assert_eq(labels[i], counts ? w->ids[i + 1] : ND_LABEL_IGNORED);
-            cr_assert_eq(first_keys[i], is_token ? w->firsts[i] : i);
-        }
+    seen->inputs += filled;
+}
+
+/* Returns the number of blocks that are saved. */
+static int64_t check_rows(const nd_dataset *data, const int lengths[ROWS], bool drop)
+{
+    static rows_seen seen;
+    const int64_t blocks = nd_dataset_blocks(data);
+    int longer = 0, rows = 0;
+    int64_t kept = 0, prompts_kept = 0, ignored;
+    memset(&seen, 0, sizeof seen);
+    for (int64_t b = 0; b < blocks; b++) {
+        check_block(data, b, lengths, &seen);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        const int own = kept_of(lengths[r], S, drop), c = byte_of(r);
+        cr_assert_eq(seen.tokens[c], own, "row %d has %d of %d", r, seen.tokens[c], lengths[r]);
+        cr_assert_eq(seen.pieces[c], (own + S) / (S + 1), "row %d is in pieces", r);
+        longer += lengths[r] > S + 1;
+        rows += own > 0;
+        kept += own;
+        prompts_kept += own > 0 ? prompt_of(r, lengths[r]) : 0;
     }
     const nd_dataset_facts facts = nd_dataset_facts_of(data);
     cr_assert_eq(facts.long_rows, longer);
     cr_assert_eq(facts.drops, drop);
-    cr_assert_eq(facts.documents, drop ? ROWS - longer : ROWS);
+    cr_assert_eq(facts.documents, rows);
+    cr_assert_eq(facts.padding, 1 - (double)seen.inputs / (double)(blocks * S));
     /* Rows that are left out are in no number. */
     assert_ok(nd_dataset_ignored(data, &ignored));
-    cr_assert_eq(nd_dataset_tokens(data), drop ? kept : all);
-    cr_assert_eq(ignored, drop ? prompts_kept : ROWS);
+    cr_assert_eq(nd_dataset_tokens(data), kept);
+    cr_assert_eq(ignored, prompts_kept);
+    return blocks_in_order(lengths, ROWS, S, drop) - blocks;
 }
 
 Test(documents, rows_with_prompts_stay_whole)
 {
-    for (unsigned seed = 0; seed < 8; seed++) {
+    int64_t saved = 0;
+    for (unsigned seed = 0; seed < 20; seed++) {
         int lengths[ROWS];
         srand(seed);
         nd_document_rules rules = {.end_of_text = -1, .model_end = -1, .drop_long = seed % 2};
         nd_dataset *data = prompts(lengths, &rules);
-        cr_assert(nd_dataset_is_separate(data));
-        check_rows(data, lengths, rules.drop_long);
+        cr_assert(nd_dataset_is_separate(data) && nd_dataset_is_packed(data));
+        const int64_t less = check_rows(data, lengths, rules.drop_long);
+        cr_assert_geq(less, 0, "seed %u: more blocks than in the order of the file", seed);
+        saved += less;
+        nd_dataset_close(data);
+    }
+    cr_assert_gt(saved, 20, "a block has what follows in the file");
+}
+
+/* Rows of token files; the first token of each is its prompt. */
+static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
+{
+    nd_dataset *out;
+    nd_megatron_output files;
+    nd_corpus_piece piece = {0};
+    char prefix[PATH_MAX];
+    int32_t end = 0;
+    snprintf(prefix, sizeof prefix, "%s/r", dir.path);
+    for (int r = 0; r < count; r++) {
+        const int32_t span[2] = {end, end + 1};
+        for (int i = 0; i < lengths[r]; i++) {
+            assert_ok(nd_ids_add(&piece.ids, &(int32_t){r % 256}, 1));
+        }
+        end += lengths[r];
+        assert_ok(nd_ids_add(&piece.ends, &end, 1));
+        assert_ok(nd_ids_add(&piece.spans, span, 2));
+    }
+    assert_ok(nd_megatron_output_open(prefix, 256, &files));
+    assert_ok(nd_megatron_output_write(&files, &piece));
+    assert_ok(nd_megatron_output_commit(&files));
+    nd_megatron_output_fini(&files);
+    free(piece.ids.data);
+    free(piece.ends.data);
+    free(piece.spans.data);
+    assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, sequence, &out));
+    assert_ok(
+        nd_dataset_set_documents(out, &(nd_document_rules){.end_of_text = -1, .model_end = -1}));
+    return out;
+}
+
+/* Rows of the first blocks, in the mean. */
+static double rows_of_blocks(const nd_dataset *data, int64_t blocks, int sequence)
+{
+    static int32_t inputs[4096], labels[4096], first_keys[4096];
+    int64_t filled, rows = 0;
+    for (int64_t b = 0; b < blocks; b++) {
+        assert_ok(nd_dataset_block(data, b, inputs, labels));
+        assert_ok(nd_dataset_first_keys(data, b, inputs, first_keys, &filled));
+        cr_assert_leq(filled, sequence);
+        for (int64_t i = 0; i < filled; i++) {
+            rows += i == 0 || first_keys[i] == i;
+        }
+    }
+    return (double)rows / (double)blocks;
+}
+
+Test(documents, packed_rows_leave_little_of_their_blocks)
+{
+    enum { MANY = 4000 };
+    static int lengths[MANY];
+    srand(1);
+    for (int r = 0; r < MANY; r++) { /* log-normal: a sum of uniforms is nearly normal */
+        double normal = -6;
+        for (int i = 0; i < 12; i++) {
+            normal += (double)rand() / RAND_MAX;
+        }
+        lengths[r] = 1 + (int)(110 * exp(0.8 * normal));
+    }
+    for (int sequence = 1024; sequence <= 4096; sequence *= 4) {
+        nd_dataset *data = of_lengths(lengths, MANY, sequence);
+        const int in_order = blocks_in_order(lengths, MANY, sequence, false);
+        cr_expect_lt(nd_dataset_facts_of(data).padding, 0.01);
+        cr_expect_lt((double)nd_dataset_blocks(data), (sequence > 1024 ? 0.98 : 0.92) * in_order);
+        /* The first blocks are like all: they are not those of the longest rows. */
+        const int64_t blocks = nd_dataset_blocks(data);
+        const double all = rows_of_blocks(data, blocks, sequence);
+        cr_expect_gt(rows_of_blocks(data, blocks / 10, sequence), 0.7 * all);
+        nd_dataset_close(data);
+    }
+}
+
+/* Rows that fill blocks in the order of the file; blocks of two tokens; rows as long as a block. */
+Test(documents, packed_rows_of_few_lengths)
+{
+    static const struct {
+        int sequence, lengths[6], blocks, rows, tokens;
+    } cases[] = {{8, {4, 3, 2, 4, 3, 2}, 2, 6, 18},
+                 {8, {9, 9, 1, 9, 2, 7}, 4, 5, 36},
+                 {1, {1, 2, 3, 5, 2, 1}, 5, 4, 10}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        nd_dataset *data = of_lengths(cases[c].lengths, 6, cases[c].sequence);
+        cr_expect_eq(nd_dataset_blocks(data), cases[c].blocks, "case %zu", c);
+        cr_expect_eq(nd_dataset_tokens(data), cases[c].tokens, "case %zu", c);
+        cr_expect_eq(nd_dataset_facts_of(data).documents, cases[c].rows, "case %zu", c);
+        nd_dataset_close(data);
+    }
+}
+
+/* The same rows in another process, or at a resume, are in the same blocks and steps. */
+Test(documents, packed_rows_are_the_same_from_any_step_on)
+{
+    enum { B = 3, STEPS = 40 };
+    const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
+    nd_loader_options o = {.sequence = S,
+                           .micro_batch = B,
+                           .accumulation = 1,
+                           .dp_size = 1,
+                           .cp_size = 1,
+                           .seed = 7,
+                           .separate = true};
+    static int32_t first[STEPS][3][B * S];
+    for (int64_t begin = 0; begin < STEPS; begin += 9) {
+        int lengths[ROWS];
+        nd_loader *loader;
+        srand(11);
+        nd_dataset *data = prompts(lengths, &rules);
+        cr_assert_lt(nd_dataset_blocks(data), B * STEPS, "there is no second epoch");
+        o.first_step = begin;
+        assert_ok(nd_loader_open(data, &o, &loader));
+        for (int64_t step = begin; step < STEPS; step++) {
+            nd_step_batch batch;
+            assert_ok(nd_loader_next(loader, &batch));
+            const int32_t *const list[] = {batch.inputs, batch.labels, batch.first_keys};
+            for (int i = 0; i < 3; i++) {
+                if (begin == 0) {
+                    memcpy(first[step][i], list[i], sizeof first[step][i]);
+                }
+                cr_assert_arr_eq(list[i], first[step][i], sizeof first[step][i], "step %ld",
+                                 (long)step);
+            }
+        }
+        nd_loader_close(loader);
         nd_dataset_close(data);
     }
 }
@@ -353,14 +511,12 @@ static int64_t check_row(const nd_dataset *data, const nd_loader_options *o,
     return S - filled;
 }
 
-static void check_loader(const text_of *text, const nd_loader_options *o)
+static void check_loader(nd_dataset *data, const nd_loader_options *o)
 {
-    nd_dataset *data = as_rows(text, false);
     nd_loader *loader;
     nd_step_batch batch;
     seen count = {0};
     int64_t padding = 0;
-    assert_ok(nd_dataset_set_documents(data, &separate));
     assert_ok(nd_loader_open(data, o, &loader));
     const int64_t steps = nd_loader_validation_steps(data, o), blocks = nd_dataset_blocks(data);
     for (int64_t row = 0; row < 4 * steps; row++) {
@@ -382,19 +538,23 @@ static void check_loader(const text_of *text, const nd_loader_options *o)
 
 Test(documents, the_loader_deals_tokens_with_labels_positions_and_first_keys)
 {
+    int lengths[ROWS];
     text_of text;
     draw_text(5, &text);
-    for (int i = 0; i < 2 * 3; i++) {
-        check_loader(&text, &(nd_loader_options){.sequence = S,
-                                                 .micro_batch = 2,
-                                                 .accumulation = 2,
-                                                 .dp_size = 1,
-                                                 .cp_size = i % 3 > 0 ? 2 : 1,
-                                                 .cp_index = i % 3 == 2,
-                                                 .windows = {3 * (i / 3), i / 3, 2},
-                                                 .validation = true,
-                                                 .separate = true,
-                                                 .running = i / 3});
+    for (int i = 0; i < 2 * 2 * 3; i++) {
+        const bool packed = i >= 2 * 3, other = i / 3 % 2;
+        nd_dataset *data = packed ? prompts(lengths, &separate) : as_rows(&text, false);
+        assert_ok(packed ? ND_OK : nd_dataset_set_documents(data, &separate));
+        check_loader(data, &(nd_loader_options){.sequence = S,
+                                                .micro_batch = 2,
+                                                .accumulation = 2,
+                                                .dp_size = 1,
+                                                .cp_size = i % 3 > 0 ? 2 : 1,
+                                                .cp_index = i % 3 == 2,
+                                                .windows = {3 * other, other, 2},
+                                                .validation = true,
+                                                .separate = true,
+                                                .running = other});
     }
 }
 
@@ -432,6 +592,6 @@ Test(documents, what_nothing_separates_is_refused)
     nd_dataset_close(data);
     rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
     data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has at most 9 tokens");
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has 2 to 9 tokens");
     nd_dataset_close(data);
 }

@@ -361,6 +361,23 @@ static nd_dataset *mixed(double first, double second)
     return blend;
 }
 
+/* Takes a pair away, as if an earlier program had written the others; *value: of it, or "". */
+static void take_pair(nd_manifest_pairs *pairs, const char *key, char value[64])
+{
+    nd_manifest_pairs others = {0};
+    value[0] = '\0';
+    for (int i = 0; i < pairs->count; i++) {
+        const nd_manifest_pair *pair = &pairs->list[i];
+        if (strcmp(pair->key, key) == 0) {
+            snprintf(value, 64, "%s", pair->value);
+        } else {
+            assert_ok(nd_manifest_pairs_add(&others, pair->key, pair->value));
+        }
+    }
+    nd_manifest_pairs_fini(pairs);
+    *pairs = others;
+}
+
 /* Earlier programs rounded weights to 65,536 parts, so that theirs may have another order. */
 Test(resume, a_mix_whose_order_has_changed_needs_a_word)
 {
@@ -383,21 +400,13 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
     config.data.tokenizer = (char *)"bytes";
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
-        nd_manifest_pairs older = {0};
+        char period[64];
         inputs.data = mixed(cases[c].weights[0], cases[c].weights[1]);
         nd_manifest_pairs_fini(&manifest.identity);
         assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
         assert_ok(check(&config, &inputs, &manifest, NULL, ""));
-        for (int i = 0; i < manifest.identity.count; i++) {
-            const nd_manifest_pair *pair = &manifest.identity.list[i];
-            if (strcmp(pair->key, "data.path period") == 0) {
-                cr_assert_str_eq(pair->value, cases[c].period);
-            } else {
-                assert_ok(nd_manifest_pairs_add(&older, pair->key, pair->value));
-            }
-        }
-        nd_manifest_pairs_fini(&manifest.identity);
-        manifest.identity = older;
+        take_pair(&manifest.identity, "data.path period", period);
+        cr_assert_str_eq(period, cases[c].period ? cases[c].period : "");
         if (cases[c].period) {
             char words[200];
             snprintf(words, sizeof words,
@@ -411,6 +420,56 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
         }
         nd_manifest_fini(&manifest);
         nd_dataset_close(inputs.data);
+    }
+    config.data.tokenizer = tokenizer;
+    config.checkpoint.allow = allow;
+    nd_config_fini(&config);
+}
+
+/* Earlier programs laid rows with prompts into blocks in the order of the file. */
+Test(resume, rows_that_were_packed_otherwise_need_a_word)
+{
+    static const char rows[] = "{\"prompt\": \"abc\", \"completion\": \"de\"}\n"
+                               "{\"prompt\": \"f\", \"completion\": \"ghi\"}\n";
+    static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
+    const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
+    const nd_mesh one = {{1, 1, 1, 1, 1}};
+    const nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
+                                  .rules = &corpus,
+                                  .cache_dir = dir.path,
+                                  .threads = 1};
+    nd_config config;
+    nd_inputs inputs = {.shape = fake_shape(true)};
+    assert_ok(nd_config_init(&config));
+    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
+    config.train.steps = 100;
+    config.resolved_mesh = one;
+    config.data.tokenizer = (char *)"bytes";
+    for (int mix = 0; mix < 2; mix++) {
+        nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+        nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
+        char value[64];
+        assert_ok(nd_dataset_open_text(&text, 256, 8, &parts[0].data));
+        assert_ok(nd_dataset_open_text(&text, 256, 8, &parts[1].data)); /* stays joined */
+        assert_ok(nd_dataset_set_documents(parts[0].data, &rules));
+        assert_ok(mix ? nd_dataset_blend(parts, 2, &inputs.data) : ND_OK);
+        inputs.data = mix ? inputs.data : parts[0].data;
+        nd_manifest_pairs_fini(&manifest.identity);
+        assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+        assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        take_pair(&manifest.identity, "data.path packing", value);
+        assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+                     "checkpoint-6 was made when rows with prompts were packed into blocks in the "
+                     "order of the file, and this run has the longest first, which is another "
+                     "order of the samples; resume it with the ndtrain that made it, or allow the "
+                     "change with --resume-allow data.path");
+        assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
+        /* Those of joined documents had no such order. */
+        take_pair(&manifest.identity, "data.documents", value);
+        assert_ok(check(&config, &inputs, &manifest, NULL, "data.documents"));
+        nd_manifest_fini(&manifest);
+        nd_dataset_close(inputs.data);
+        nd_dataset_close(parts[1].data); /* unless the mix has it */
     }
     config.data.tokenizer = tokenizer;
     config.checkpoint.allow = allow;
