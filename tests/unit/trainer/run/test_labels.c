@@ -110,6 +110,24 @@ Test(labels, steps_are_counted_behind_the_samples_that_were_passed_over)
     }
 }
 
+/* The first block is prompt alone, and a batch of two has the second. */
+Test(labels, a_validation_reads_batches_of_several_samples)
+{
+    config.data.documents = ND_DOCUMENTS_JOIN;
+    write_row("rows.jsonl", S + 2, 20);
+    open_sources("%s/rows.jsonl", &inputs.data);
+    open_sources("%s/rows.jsonl", &inputs.validation);
+    config.train.steps = 0;
+    config.train.validation_batches = 1;
+    for (config.train.micro_batch_size = 1; config.train.micro_batch_size < 3;
+         config.train.micro_batch_size++) {
+        char *said = warnings(0, 0);
+        cr_expect_eq(strstr(said, "in the 1 sequences that a validation reads") != NULL,
+                     config.train.micro_batch_size == 1, "%s", said);
+        free(said);
+    }
+}
+
 /* All ranks wait while they are read. */
 Test(labels, all_sets_share_one_limit)
 {

@@ -93,10 +93,11 @@ Test(run_folder, a_given_one_is_made_with_its_parents_and_may_be_empty)
 
 Test(run_folder, one_that_holds_a_run_is_refused_and_left_alone)
 {
-    const char *const marks[] = {"run.json", "metrics.jsonl"};
-    for (int i = 0; i < 2; i++) {
+    const char *const marks[] = {"run.json", "metrics.jsonl", "trace.json", "model"};
+    const char *const folders[] = {"one", "two", "three", "four"};
+    for (int i = 0; i < 4; i++) {
         char path[PATH_MAX];
-        nd_config config = {.source = "", .output.dir = i ? "one" : "two"};
+        nd_config config = {.source = "", .output.dir = (char *)folders[i]};
         cr_assert_eq(mkdir(config.output.dir, 0777), 0);
         snprintf(path, sizeof path, "%s/%s", config.output.dir, marks[i]);
         FILE *f = fopen(path, "w");
