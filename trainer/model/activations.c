@@ -134,6 +134,23 @@ nd_input_acts nd_set_input(nd_block_call c, nd_input input)
     return out;
 }
 
+nd_tensor nd_block_vector_gradient(nd_block_call c, nd_param_id first, nd_param_id last)
+{
+    const nd_layout *layout = c.model->layout;
+    const nd_unit *unit = nd_layout_unit(layout, ND_UNIT_BLOCK, c.layer);
+    float *waits = nd_set_block(c.set, c.layer)->dvectors.data;
+    int64_t before = 0, rows = 0;
+    if (!waits) {
+        return nd_fsdp_grad(&c.model->fsdp, first, last, c.layer);
+    }
+    for (int i = unit->first_param; i < unit->first_param + unit->param_count; i++) {
+        const nd_param *p = &layout->params[i];
+        before += p->axes == 1 && p->id < first ? p->local_rows : 0;
+        rows += p->id >= first && p->id <= last ? p->local_rows : 0;
+    }
+    return nd_tensor_1d(waits + before, ND_DTYPE_F32, rows);
+}
+
 /* A buffer of the layers that have an activation in `where`, each `stride` bytes after the one
  * before. */
 typedef struct buffer {

@@ -113,18 +113,6 @@ static nd_status attention_half(nd_block_call c, nd_residual in)
     return branch_output(c, ND_INPUT_O, &o);
 }
 
-nd_status nd_block_swiglu(nd_block_call c, nd_tensor gu, int64_t row, nd_operand *act)
-{
-    const int64_t F = c.model->dims.F;
-    nd_fuse fuse;
-    ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
-    act->stored = nd_tensor_rows(act->stored, 0, gu.shape[0]);
-    ND_OP(c.model->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
-          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F), .fuse = fuse);
-    ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, row, gu));
-    return nd_block_show(c, ND_DUMP_ACT, 1, row, act->stored);
-}
-
 /* Steps 8 to 10, where the MLP is one piece; else mlp_pieces.c has them, and *act is h2. */
 static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h2, nd_operand *act)
 {

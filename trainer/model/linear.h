@@ -166,11 +166,6 @@ nd_tensor nd_weight_rows(nd_block_call call, const nd_linear_part *part);
 /* Raises the bytes of buffers to what the forms of a part need. */
 void nd_operand_rooms(const nd_model *model, const nd_linear_part *part, nd_fp8_bytes *bytes);
 
-/* block_fwd.c */
-
-/* SwiGLU of gu, rows of the block's from `row` on, as an input of down. */
-nd_status nd_block_swiglu(nd_block_call call, nd_tensor gu, int64_t row, nd_operand *act);
-
 /* linear.c */
 
 /* The products of y = x w^T (rows, N) of all linears with an input, without what tp exchanges: x
@@ -220,6 +215,8 @@ static inline bool nd_mlp_has_pieces(const nd_model *model)
 {
     return model->dims.piece < model->dims.T;
 }
+/* SwiGLU of gu, rows of the block's from `row` on, as an input of down; all rows, or a piece. */
+nd_status nd_block_swiglu(nd_block_call call, nd_tensor gu, int64_t row, nd_operand *act);
 /* From the norm's output h (Tl, C) to y (Tl, C): gate and up, SwiGLU and down, piece by piece. */
 nd_status nd_mlp_pieces_forward(nd_block_call call, const nd_operand *h, nd_tensor y);
 /* dh (Tl, C), and the weights' gradients, of dy (Tl, C): each piece is computed again. */

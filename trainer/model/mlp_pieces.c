@@ -65,6 +65,18 @@ static nd_operand rows_of(const nd_operand *x, int64_t begin, int64_t rows)
     return piece;
 }
 
+nd_status nd_block_swiglu(nd_block_call c, nd_tensor gu, int64_t row, nd_operand *act)
+{
+    const int64_t F = c.model->dims.F;
+    nd_fuse fuse;
+    ND_TRY(nd_operand_prepare(c, ND_INPUT_DOWN, act, &fuse));
+    act->stored = nd_tensor_rows(act->stored, 0, gu.shape[0]);
+    ND_OP(c.model->rank, ELEMENTWISE, swiglu_fwd, .out = act->stored,
+          .gate = nd_tensor_columns(gu, 0, F), .up = nd_tensor_columns(gu, F, F), .fuse = fuse);
+    ND_TRY(nd_block_show(c, ND_DUMP_GATE, 2, row, gu));
+    return nd_block_show(c, ND_DUMP_ACT, 1, row, act->stored);
+}
+
 /* Steps 9 and 10 of a piece whose input is h, rows from `begin` on: gu (rows, 2 F), and act
  * (rows, F). */
 static nd_status gate_up_swiglu(nd_block_call c, nd_operand *h, int64_t begin, nd_tensor *gu,
