@@ -540,12 +540,13 @@ class Case:
     def compare_files(self, p):
         f, path = p.f, self.bench.folder / p.f.name
         names = set(os.listdir(path))
-        if p.pending is not None and (p.killed or p.code == NUMERIC): # it was being written, or what it replaces was being deleted
+        cut = p.killed or (p.code == NUMERIC and p.pending is not None) # a save may have been, of which one rank may leave its part
+        if cut and p.pending is not None: # it was being written, or what it replaces was being deleted
             f.saved |= {step: saved for step, saved in f.doomed.items() if f"checkpoint-{step}" in names}
             if f"checkpoint-{p.pending}" not in names:
                 del f.saved[p.pending]
-        if p.killed:
-            names = {name for name in names if not name.startswith((".tmp", ".del")) and name != "profile"}
+        if cut:
+            names = {name for name in names if not name.startswith((".tmp", ".del")) and not (p.killed and name == "profile")}
         wanted = {".lock", "metrics.jsonl"} | {f"checkpoint-{step}" for step in f.saved}
         for name, suffix, count in [("run", ".json", f.runs), ("trace", ".json", f.traces), ("profile", ".json", f.profiles),
                                     ("model", "", min(f.models, 1)), ("model.old", "", f.models - 1)] + \
