@@ -15,8 +15,7 @@
  * how many. A tracker that fails otherwise is dropped with one warning. A metrics.jsonl that cannot
  * be opened, or was deleted during the run, with which the run folder is gone, is an error.
  *
- * All calls come from the thread of the run. Nothing is allocated between nd_sinks_open and
- * nd_sinks_close.
+ * All calls come from the thread of the run. The record of a step allocates nothing.
  */
 #include <stdbool.h>
 #include <stddef.h>

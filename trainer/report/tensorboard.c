@@ -11,6 +11,9 @@
 #include "runtime/base/printable.h"
 #include "trainer/report/event_file.h"
 
+/* Of a text; the rest of its record stands around it. */
+enum { TEXT_BYTES = ND_EVENT_BYTES_MAX - 1024 };
+
 typedef struct tensorboard {
     nd_report_options options;
     nd_event_file *file;
@@ -68,20 +71,25 @@ static nd_status write_validation(void *self, const nd_validation_record *r)
     return nd_event_end(s->file);
 }
 
-/* A text as Markdown: lines that begin with four blanks are shown as they are. */
-static nd_status indented(const char *yaml, char **out)
+/* A text as Markdown: lines that begin with four blanks are shown as they are. One that is too long
+ * for a record is cut. */
+static nd_status indented(const char *text, char **out)
 {
-    size_t lines = 1, used = 0;
-    for (const char *c = yaml; *c; c++) {
-        lines += *c == '\n';
-    }
-    ND_TRY(nd_alloc(strlen(yaml) + 4 * lines + 1, 1, (void **)out));
-    for (const char *c = yaml; *c; c++) {
-        if (c == yaml || c[-1] == '\n') {
+    const size_t size = strlen(text);
+    size_t used = 0, at = 0;
+    ND_TRY(nd_alloc(TEXT_BYTES, 1, (void **)out));
+    while (at < size && used < TEXT_BYTES - 16) {
+        unsigned code;
+        const int n = nd_utf8_decode(text + at, size - at, &code);
+        const size_t bytes = n > 0 ? (size_t)n : 1;
+        if (at == 0 || text[at - 1] == '\n') {
             used += (size_t)sprintf(*out + used, "    ");
         }
-        (*out)[used++] = *c;
+        memcpy(*out + used, text + at, bytes);
+        used += bytes;
+        at += bytes;
     }
+    strcpy(*out + used, at < size ? "..." : "");
     return ND_OK;
 }
 

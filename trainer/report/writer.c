@@ -46,13 +46,13 @@ typedef struct entry {
 
 /* Records one behind the other. */
 typedef struct batch {
-    uint8_t *bytes; /* (room / 2) owned */
+    uint8_t *bytes; /* (room / 2 + KEPT_BYTES) owned; the last of these for records of weight 0 */
     size_t used;
 } batch;
 
 struct nd_writer {
     double deadline_seconds; /* of one write */
-    size_t room;             /* of each batch */
+    size_t room;             /* of each batch, for records with a weight */
     output files[ND_WRITER_FILES_MAX];
     int count;
     nd_thread thread;
@@ -61,7 +61,7 @@ struct nd_writer {
     const output *current;   /* the file that is written to */
     int64_t begun_ns;        /* nd_clock_ns when that write began; 0: there is none */
     bool hangs;              /* it is beyond its deadline */
-    double patience_seconds; /* that the run still waits, in all */
+    double patience_seconds; /* that the run still waits, until all is written again */
     bool overflowed;         /* a record found no room; none is queued until all are written */
     bool said_slow;
     bool finished, given_up;
@@ -262,8 +262,8 @@ nd_status nd_writer_open(double deadline_seconds, size_t room, nd_writer **out)
     w->deadline_seconds = deadline_seconds;
     w->patience_seconds = PATIENCE_DEADLINES * deadline_seconds;
     w->room = room / 2;
-    ND_TRY_OUT(nd_alloc(w->room, 1, (void **)&w->queued.bytes));
-    ND_TRY_OUT(nd_alloc(w->room, 1, (void **)&w->written.bytes));
+    ND_TRY_OUT(nd_alloc(w->room + KEPT_BYTES, 1, (void **)&w->queued.bytes));
+    ND_TRY_OUT(nd_alloc(w->room + KEPT_BYTES, 1, (void **)&w->written.bytes));
     ND_TRY_OUT(
         nd_thread_start(&w->thread, &w->monitor, "the thread that writes reports", serve, w));
     *out = w;
@@ -363,10 +363,12 @@ void nd_writer_put(nd_writer *w, int file, const void *record, size_t bytes, int
     nd_monitor_lock(&w->monitor);
     look(w);
     w->overflowed = w->overflowed && !is_empty(w);
-    while (!ends(w) && !w->overflowed && w->room - w->queued.used < size) {
+    while (!ends(w) && !w->overflowed && w->queued.used + size > w->room) {
         w->overflowed = !wait_change(w);
     }
-    if (!ends(w) && w->overflowed) {
+    const bool fits =
+        !w->overflowed || (weight == 0 && w->queued.used + size <= w->room + KEPT_BYTES);
+    if (!ends(w) && !fits) {
         lose_for_room(w, f, weight > 0 ? weight : 1);
     } else if (!ends(w)) {
         push(w, f, record, bytes, weight);
@@ -393,6 +395,9 @@ nd_status nd_writer_status(nd_writer *w)
 static void drain(nd_writer *w)
 {
     while (!is_empty(w) && wait_change(w)) {
+    }
+    if (is_empty(w)) {
+        w->patience_seconds = PATIENCE_DEADLINES * w->deadline_seconds;
     }
 }
 

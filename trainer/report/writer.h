@@ -9,7 +9,8 @@
  * A record that the disk does not take, or for which the queue has no room, is lost and counted,
  * and the next one is tried again. A write that lasts longer than the deadline hangs: this is said
  * once, and nobody waits for the writer until the write returns. The run waits for room and for
- * flushes, but in all of them together no longer than two deadlines.
+ * flushes, but no longer than two deadlines in all of them together, until a flush finds all
+ * written.
  *
  * All calls come from one thread. Nothing is allocated between the last add and close.
  */
@@ -36,9 +37,9 @@ nd_status nd_writer_add(nd_writer *writer, const char *name, const char *path, i
                         bool required, int *file);
 
 /*
- * Queues a copy of a record. `weight` is what it counts when it is lost. 0: it must not be lost; if
- * the disk does not take it, it is written before the next record of its file. Up to 16 KiB of such
- * records are kept.
+ * Queues a copy of a record. `weight` is what it counts when it is lost. 0: it must not be lost:
+ * the queue has 16 KiB of its own for such records, and up to 16 KiB that the disk did not take are
+ * kept, and written before the next record of their file.
  */
 void nd_writer_put(nd_writer *writer, int file, const void *record, size_t bytes, int64_t weight);
 

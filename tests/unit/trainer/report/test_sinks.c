@@ -609,6 +609,25 @@ Test(sinks, tensorboard_on_a_full_disk_lacks_records)
     nd_config_fini(&config);
 }
 
+/* A text that no record of TensorBoard takes is cut. */
+Test(sinks, tensorboard_takes_a_sample_of_any_length)
+{
+    char *text = malloc(1 << 20);
+    cr_assert_not_null(text);
+    memset(text, '\n', (1 << 20) - 1); /* each line gets four blanks */
+    text[(1 << 20) - 1] = '\0';
+    cr_assert_eq(nd_config_init(&config), ND_OK);
+    config.log.trackers = 1U << ND_TRACKER_TENSORBOARD;
+    nd_sinks sinks = open_sinks(false);
+    assert_ok(nd_sinks_event(
+        &sinks,
+        &(nd_run_event){.kind = ND_RUN_EVENT_SAMPLE, .step = 1, .path = "Once", .reason = text}));
+    nd_sinks_close(&sinks);
+    said(0, "warning");
+    nd_config_fini(&config);
+    free(text);
+}
+
 /* A tracker that cannot be opened costs no run either. */
 Test(sinks, a_tracker_that_cannot_open_is_dropped)
 {

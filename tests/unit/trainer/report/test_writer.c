@@ -192,7 +192,20 @@ static int add_full_pipe(nd_writer *w, int *reader)
     return file;
 }
 
-/* The run waits once, what finds no room is counted, and it goes on when the write returns. */
+/* Empties the pipe. Returns the number of the last line; `last` where there is none. */
+static int read_all(int reader, int last)
+{
+    char lines[1 << 12], *line;
+    for (ssize_t n; (n = read(reader, lines, sizeof lines)) > 0;) {
+        cr_assert_eq(n % LINE, 0);
+        line = lines + n - LINE;
+        last = *line ? atoi(line) : last;
+    }
+    return last;
+}
+
+/* The run waits once, what finds no room is counted, and it goes on when the write returns. What
+ * must not be lost comes behind all that found room. */
 Test(writer, a_write_that_hangs_holds_up_nothing)
 {
     enum { COUNT = 2000 }; /* more than two batches hold */
@@ -203,25 +216,54 @@ Test(writer, a_write_that_hangs_holds_up_nothing)
     for (int i = 0; i < COUNT; i++) {
         put(w, a, i, 1);
     }
+    put(w, a, COUNT, 0);
+    put(w, a, COUNT, 1);
     assert_ok(nd_writer_flush(w));
     said(1, "warning: metrics does not answer, and the run goes on");
     cr_expect_eq(nd_writer_take_lost(w, a, why), 0, "it is not written again yet");
     int64_t lost = 0;
-    char drained[1 << 12];
+    int last = -1;
     while (lost == 0) {
-        while (read(reader, drained, sizeof drained) > 0) {
-        }
         usleep(1000);
         lost = nd_writer_take_lost(w, a, why);
+        last = read_all(reader, last);
     }
     cr_expect(lost > 0 && lost < COUNT, "%lld", (long long)lost);
+    cr_expect_eq(last, COUNT);
     const int64_t before = nd_writer_bytes(w, a);
-    cr_expect_eq(before, (COUNT - lost) * LINE);
-    put(w, a, COUNT, 1);
+    cr_expect_eq(before, (COUNT + 2 - lost) * LINE);
+    put(w, a, COUNT + 1, 1);
     while (nd_writer_bytes(w, a) == before) {
         usleep(1000);
     }
     cr_expect_eq(nd_writer_bytes(w, a), before + LINE);
+    nd_writer_close(w);
+    close(reader);
+}
+
+/* Three hangs would take all patience; each is found out by a wait. */
+Test(writer, patience_comes_back_with_the_disk)
+{
+    nd_writer *w;
+    int reader;
+    assert_ok(nd_writer_open(0.3, ROOM, &w));
+    const int a = add_full_pipe(w, &reader);
+    cr_assert_eq(read_all(reader, -1), -1);
+    const int pages = fcntl(reader, F_SETPIPE_SZ, 1 << 12), lines = pages / LINE + 8;
+    cr_assert_gt(pages, 0);
+    for (int i = 1; i <= 3; i++) {
+        for (int k = 0; k < lines; k++) {
+            put(w, a, k, 1);
+        }
+        assert_ok(nd_writer_flush(w));
+        said(i, "warning: metrics does not answer");
+        while (nd_writer_bytes(w, a) < (int64_t)i * lines * LINE) {
+            read_all(reader, -1);
+            usleep(1000);
+        }
+        assert_ok(nd_writer_flush(w));
+        read_all(reader, -1);
+    }
     nd_writer_close(w);
     close(reader);
 }
