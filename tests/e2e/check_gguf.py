@@ -274,6 +274,9 @@ def check_refusals(folder, model):
     check("bf16|f16|f32|q8_0" in said, said)
     _, said = run(folder, "ckpt", "gguf", model, "none/other.gguf", code=73)
     check("none" in said, said)
+    done = subprocess.run(["bash", "-c", 'trap "" XFSZ; ulimit -f 1; exec "$@"', "-", NDTRAIN, "ckpt", "gguf", model, "full.gguf"], cwd=folder,
+                          capture_output=True, text=True, timeout=100)
+    check(done.returncode == 73 and 'cannot write "full.gguf": File too large' in done.stderr, done.stderr)
     (model / "tokenizer.json").write_text((GOLDENS / "gpt2.json").read_text())
     _, said = run(folder, "ckpt", "gguf", model, "warned.gguf")
     check("added tokens have single_word" in said, said)

@@ -143,7 +143,8 @@ static void list_tensor(nd_gguf *g, const char *name, nd_gguf_type type, int axe
     *offset += nd_round_up_bytes((size_t)nd_gguf_bytes(type, rows * cols), ALIGNMENT);
 }
 
-static void list_tensors(file *f)
+/* Returns the bytes of all values. */
+static uint64_t list_tensors(file *f)
 {
     uint64_t offset = 0;
     if (has_factors(f)) {
@@ -156,11 +157,20 @@ static void list_tensors(file *f)
         snprintf(name, sizeof name, names[p->id], (long long)p->layer);
         list_tensor(&f->gguf, name, type_of(f, p), p->axes, p->rows, p->cols, &offset);
     }
+    return offset;
 }
 
 static nd_status fail_write(const file *f)
 {
     return nd_fail(ND_ERR_CANTCREATE, "cannot write \"%s\": %s", f->path, strerror(errno));
+}
+
+/* An earlier write that failed is tried again here, and says why. */
+static nd_status check_written(const file *f)
+{
+    errno = EIO;
+    const bool failed = fflush(f->gguf.out) != 0 || ferror(f->gguf.out);
+    return failed ? fail_write(f) : ND_OK;
 }
 
 static nd_status write_values(file *f, nd_gguf_type type, const char *name, const float *values,
@@ -237,6 +247,15 @@ static nd_status write_tensors(file *f)
 
 /* The file. */
 
+static nd_status check_space(const file *f, uint64_t bytes)
+{
+    char *folder = NULL;
+    ND_TRY(nd_fs_parent(f->path, &folder));
+    const nd_status status = nd_fs_check_space(folder, bytes, "the GGUF file");
+    free(folder);
+    return status;
+}
+
 static nd_status write_all(file *f, uint64_t *bytes)
 {
     nd_gguf *g = &f->gguf;
@@ -245,13 +264,15 @@ static nd_status write_all(file *f, uint64_t *bytes)
     nd_gguf_put(g, (uint64_t)f->layout->param_count + has_factors(f), 8);
     nd_gguf_put(g, 0, 8); /* the number of keys, when it is known */
     ND_TRY(add_keys(f));
-    list_tensors(f);
+    const uint64_t values = list_tensors(f);
     pad(g->out);
+    ND_TRY(check_written(f));
+    ND_TRY(check_space(f, values));
     ND_TRY(write_tensors(f));
     *bytes = (uint64_t)ftello(g->out);
     fseeko(g->out, KEY_COUNT_AT, SEEK_SET);
     nd_gguf_put(g, g->keys, 8);
-    return ferror(g->out) || fflush(g->out) != 0 ? fail_write(f) : ND_OK;
+    return check_written(f);
 }
 
 nd_status nd_gguf_export(const nd_hf_reader *model, const char *folder, nd_gguf_type type,
