@@ -197,6 +197,9 @@ static nd_status add_line(nd_questions *questions, const nd_choice_rules *rules,
         drop_choices(&question);
         question.gold = -1;
         status = nd_fs_format(&question.left_out, "%s", nd_error_last()->message);
+        if (status == ND_OK) {
+            nd_error_clear();
+        }
     }
     status = status == ND_OK ? nd_array_reserve(&list, &questions->room, questions->count + 1,
                                                 sizeof *questions->list)
