@@ -244,6 +244,7 @@ nd_status nd_activations_init(nd_model *m, nd_memplan *plan)
 void nd_activations_borrow(nd_model *m, nd_memplan *plan, const int wants[ND_LENDER_COUNT])
 {
     for (int i = 0; i < ACT_COUNT; i++) {
+        ND_ASSERT(acts[i].lender != ND_LENDER_NONE || !layers_in(m, &acts[i], PLACE_BORROWED));
         point(m, plan, &acts[i], (buffer){wants[acts[i].lender], PLACE_BORROWED, 0});
     }
 }

@@ -65,7 +65,8 @@ typedef struct nd_head_scratch {
     float *row_max, *row_sums, *global_max; /* (n), (2 n): sum | target, (n) */
 } nd_head_scratch;
 
-/* Buffers of the logits that are read by the host; n = nd_kv_options.logits. */
+/* Buffers of the logits that are read by the host; n = nd_kv_options.logits, or 1 where a model in
+ * training continues sample texts. */
 typedef struct nd_logits_scratch {
     nd_tensor rows;   /* (n, C) normed rows of the call whose logits are wanted */
     nd_tensor logits; /* F32 (n, V) */

@@ -158,6 +158,7 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
         return added_up(fsdp, unit);
     }
     nd_grad_slot *slot = grad_slot_of(fsdp, unit);
+    ND_ASSERT(slot->unit == unit && !slot->pending);
     const nd_segment *segments = unit->segments;
     const float *from = slot->data;
     float *to = adds ? slot->received : fsdp->grad + unit->shard_offset;

@@ -111,12 +111,14 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
     if (!gated) {
         ND_TRY(update_ranges(optimizer, hyper, 0, optimizer->range_count));
     }
-    for (int u = 0, first = 0, last; gated && u < fsdp->layout->unit_count; u++, first = last) {
+    int first = 0;
+    for (int u = 0, last; gated && u < fsdp->layout->unit_count; u++, first = last) {
         const nd_unit *unit = &fsdp->layout->units[u];
         last = range_at(optimizer, first, unit->shard_offset + unit->shard_count);
         ND_TRY(gate->wait(gate->context, u));
         ND_TRY(update_ranges(optimizer, hyper, first, last));
     }
+    ND_ASSERT(!gated || first == optimizer->range_count);
     nd_fsdp_weights_updated(fsdp);
     nd_scales_end_update(fsdp->scales, fsdp->version);
     return ND_OK;

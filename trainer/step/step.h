@@ -133,9 +133,9 @@ nd_status nd_trainer_create_evaluator(nd_rank *rank, nd_trainer **out);
 /*
  * Adds to the plan, as external bytes, which are not allocated, what is on the device beside it
  * (so on a GPU not the loader's memory). graphs: what CUDA graphs will hold; NULL: a model without
- * a trainer, which has neither graphs nor a loader and reduces nothing. nd_budget_commit is
- * nd_memplan_commit, with a warning where the plan leaves too little for what comes later;
- * ND_ERR_RESOURCE also says what comes later.
+ * a trainer, which has neither graphs nor a loader, and whose staging of reductions over tp is not
+ * counted. nd_budget_commit is nd_memplan_commit, with a warning where the plan leaves too little
+ * for what comes later; ND_ERR_RESOURCE also says what comes later.
  */
 void nd_budget_plan(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
 nd_status nd_budget_commit(const nd_rank *rank, const nd_graph_counts *graphs, nd_memplan *plan);
