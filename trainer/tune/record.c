@@ -340,6 +340,13 @@ static nd_status describe_linears(record *r, nd_tuning *t, int i)
 
 /* The settings, which must be equal where a record is replayed. */
 
+int64_t nd_tuning_spared_processors(const nd_config *config)
+{
+    const bool gathers = nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP_SHARD_CP) > 1 ||
+                         config->launch.nccl_alone;
+    return config->kernels.product_processors == 0 && gathers ? config->kernels.comm_blocks : 0;
+}
+
 static void set_number(json_t **settings, const char *key, int64_t value)
 {
     char text[32];
@@ -356,8 +363,6 @@ static nd_status set_config(json_t **settings, const nd_config *config)
                                        "train.gradient_accumulation_steps",
                                        "mesh.cp",
                                        "mesh.tp",
-                                       "kernels.comm_blocks",
-                                       "kernels.product_processors",
                                        "fp8.recipe",
                                        "fp8.all_gather",
                                        "fp8.filter",
@@ -371,6 +376,11 @@ static nd_status set_config(json_t **settings, const nd_config *config)
         nd_json_set(settings, keys[i], nd_json_string(value));
         free(value);
     }
+    const int64_t spared = nd_tuning_spared_processors(config);
+    char processors[32];
+    snprintf(processors, sizeof processors, "%s%lld", spared > 0 ? "all but " : "",
+             (long long)(spared > 0 ? spared : config->kernels.product_processors));
+    nd_json_set(settings, "kernels.product_processors", json_string(processors));
     return ND_OK;
 }
 
@@ -460,11 +470,25 @@ nd_status nd_record_write(nd_tuning *t, const nd_config *config, const nd_shape 
     return status == ND_OK && !t->json ? nd_fail_memory("autotune's record") : status;
 }
 
+static nd_status check_members(const record *r)
+{
+    static const char *const known[] = {
+        "gpu",       "compute_capability", "cublaslt", "replayed_from", "timing_seconds",
+        "cut_short", "settings",           "linears",  "products",      NULL};
+    return nd_json_check_keys(r->object, known, "") == ND_OK
+               ? ND_OK
+               : nd_fail(ND_ERR_DATA,
+                         "%s: its record of autotune was made by an earlier program; choose again "
+                         "with kernels.autotune, without kernels.autotune_from",
+                         r->name);
+}
+
 /* The settings come first: a record for another run may be whole, but does not fit. */
 static nd_status read_record(record *r, const nd_config *config, const nd_shape *shape,
                              nd_tuning *t)
 {
     json_t *settings = NULL;
+    ND_TRY(check_members(r));
     ND_TRY(make_settings(config, shape, &settings));
     nd_status status =
         member_object(r, "settings", "autotune.settings", compare_settings, settings);

@@ -39,6 +39,10 @@ typedef struct nd_tuning {
     char *json;                     /* the record as text: run.json's "autotune"; owned */
 } nd_tuning;
 
+/* How many multiprocessors of the GPU products leave to the collectives beside them
+ * (kernels.comm_blocks, kernels.product_processors); 0: none, or all but product_processors. */
+int64_t nd_tuning_spared_processors(const nd_config *config);
+
 /* Checks what can be checked without a GPU. ND_ERR_CONFIG or ND_ERR_DATA: autotune is asked for on
  * a CPU, or the record to replay is missing or made for another run. *out is NULL without keys of
  * autotune; the caller destroys it. */

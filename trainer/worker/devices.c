@@ -7,6 +7,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
 #include "runtime/device/gpu_choice.h"
+#include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
 
 /* What CUDA reads once, at its first call in a process; what the user has set stays. */
@@ -76,11 +77,10 @@ static nd_status check_gpus(const nd_config *config, int local_workers)
 static nd_status divide_gpu(const nd_config *config, nd_device *gpu)
 {
     nd_cuda_info info;
-    bool gathers = nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP_SHARD_CP) > 1 ||
-                   config->launch.nccl_alone;
-    int64_t limit = config->kernels.product_processors, blocks = config->kernels.comm_blocks;
+    int64_t limit = config->kernels.product_processors;
+    const int64_t blocks = nd_tuning_spared_processors(config);
     ND_TRY(nd_cuda_info_of(gpu, &info));
-    if (limit == 0 && blocks > 0 && gathers) {
+    if (blocks > 0) {
         limit = info.processors - blocks;
         if (limit < 1) {
             return nd_fail(ND_ERR_CONFIG,

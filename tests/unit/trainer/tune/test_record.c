@@ -138,6 +138,31 @@ Test(record, another_run_is_named_with_key_and_both_values)
               nd_error_last()->message);
 }
 
+/* Products leave nothing to collectives where no weights are gathered. */
+Test(record, blocks_count_where_products_leave_processors_to_them)
+{
+    config.kernels.comm_blocks = 16;
+    cr_expect_eq(read_text(text, strlen(text)), ND_OK, "%s", nd_error_last()->message);
+    config.resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
+    cr_expect_eq(read_text(text, strlen(text)), ND_OK, "%s", nd_error_last()->message);
+    config.resolved_mesh.size[ND_AXIS_DP_SHARD] = 2;
+    expect_other("kernels.product_processors 0", "has all but 16");
+    config.kernels.product_processors = 116;
+    expect_other("kernels.product_processors 0", "has 116");
+}
+
+Test(record, those_of_an_earlier_program_are_refused)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    json_object_set_new(json_object_get(root, "autotune"), "division", json_array());
+    char *earlier = json_dumps(root, 0);
+    cr_expect_eq(read_text(earlier, strlen(earlier)), ND_ERR_DATA);
+    cr_expect(strstr(nd_error_last()->message, "made by an earlier program; choose again"), "%s",
+              nd_error_last()->message);
+    free(earlier);
+    json_decref(root);
+}
+
 Test(record, data_parallel_ranks_may_be_other)
 {
     config.mesh.dp_shard = 8;
