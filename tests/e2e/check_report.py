@@ -53,7 +53,7 @@ def write_rich_run(folder, steps):
     folder.mkdir()
     lines = []
     for step in range(1, steps + 1):
-        more = json.dumps({"source_loss": {"web": 3.0 + 1 / step, EVIL_NAME: 2.0 + 1 / step},
+        more = json.dumps({"source_loss": {"web": 3.0 + 1 / step, EVIL_NAME: 2.0 + 1 / step, "bytes": 2.5 if step == 1 else None},
                            "source_tokens": {"web": 1500, EVIL_NAME: 548}})[1:-1]
         lines.append(step_line(step, 2.5 + 1 / step, more + ",").replace(
             '"tokens_per_second"', f'"slowest_ms":{15.5 + step % 3},"fastest_ms":15.0,"slowest_rank":{step % 4 > 0:d},"tokens_per_second"'))
@@ -136,7 +136,7 @@ def check_table(page, head, *wanted):
 def check_rich_in_browser(chrome, path):
     """A chart has the curves that it should have, each in a colour of its own, and the pointer shows all of them."""
     page = chrome.open(path)
-    for chart, names in (("source-loss", ("web", EVIL_NAME)), ("set-loss", ("a", "b")), ("ranks", ("Slowest", "Fastest")),
+    for chart, names in (("source-loss", ("web", EVIL_NAME, "bytes")), ("set-loss", ("a", "b")), ("ranks", ("Slowest", "Fastest")),
                          ("fp8-underflow", ("input", "weight", "gradient")), ("fp8-saturation", ("input", "weight", "gradient"))):
         keys = page.evaluate(f"[...document.querySelectorAll('#{chart} .key')].map(key => key.textContent)")
         check(tuple(keys) == names, f"the chart {chart} has the curves {keys}")
@@ -157,8 +157,9 @@ def check_rich_in_browser(chrome, path):
     check_table(page, "Bytes on the wire, sent by rank 0", ("gradients", "1.9531 KiB", "66.7 %"))
     check_table(page, "Slowest rank", ("rank 1 (s1)", "75", "75.0 %", "1.5", "2.5"))
     check_table(page, "Data", ("web", "123.46 k", "321", "2", "150 k", "3.0105"))
-    check_table(page, "All values", ("validation_set_loss.a", "2.1", "2.01", "2.01", "100", "2.1", "10", "2.0293"),
-                ("fp8_health.input.mlp.down_proj.underflow", "0.001", "0.01", "0.001", "10", "0.01", "100, layer 1", "0.0055"))
+    check_table(page, "All values", ("validation_set_loss.a", "2.1", "2.01", "2.01", "100", "2.1", "10", "2.0293", "0"),
+                ("fp8_health.input.mlp.down_proj.underflow", "0.001", "0.01", "0.001", "10", "0.01", "100, layer 1", "0.0055", "0"), ("wire.weights", "1000 B", "1000 B", "1000 B", "1", "1000 B", "1", "1000 B", "0"),
+                ("source_loss.bytes", "2.5", "2.5", "2.5", "1", "2.5", "1", "2.5", "99"))
     check_table(page, "Settings that differ from their defaults", ("train.precision", "fp8", "bf16"))
     check_table(page, "Settings and surroundings", ("config.fp8.recipe", "tensorwise"), ("mesh.dp_shard", "2"), ("data.tokenizer", EVIL))
     bars = page.evaluate("[...document.querySelectorAll('.share')].map(c => getComputedStyle(c).backgroundImage)")
@@ -242,6 +243,24 @@ def check_controls(chrome, path):
     check(not page.problems, f"{path} in the browser: {page.problems}")
 
 
+def check_odd(ndtrain, folder, chrome):
+    """A run.json with values of other types costs the sections that need them, and a run without one is not compared."""
+    odd, bare = write_run(folder / "odd", 20), write_run(folder / "bare", 20)
+    record = json.loads((odd / "run.json").read_text())
+    record["config"]["train.seed"] = 2 ** 60 + 1
+    (odd / "run.json").write_text(json.dumps(record | {"data": {"sources": {"a": 1}}, "command": {"a": 1}}))
+    (bare / "run.json").unlink()
+    report(ndtrain, folder, "odd")
+    report(ndtrain, folder, "one", "bare", "-o", "bare.html")
+    page = chrome.open(odd / "report.html")
+    check_table(page, "Settings and surroundings", ("config.train.seed", str(2 ** 60 + 1)), ("command.a", "1"))
+    said = page.evaluate("[...document.querySelectorAll('main .bad')].map(p => p.textContent)")
+    check(len(said) == 1 and "cannot be drawn" in said[0] and not page.problems, f"an odd run.json is answered by {said}, {page.problems}")
+    page = chrome.open(folder / "bare.html")
+    heads = page.evaluate("[...document.querySelectorAll('h2')].map(h => h.textContent)")
+    check("Settings that differ between the runs" not in heads, "a run differs from one without run.json")
+
+
 def check_runs_switch(chrome, path):
     """A run is switched off and on again in all charts."""
     page = chrome.open(path)
@@ -315,6 +334,7 @@ def check_pages(ndtrain, folder, shots):
         check_table(page, "Settings that differ between the runs", ("config.optimizer.lr", "0.5", "0.25"))
         check_table(page, "Figures; in brackets against the first run", end_of_both())
         check_rich_in_browser(chrome, rich)
+        check_odd(ndtrain, folder, chrome)
     return True
 
 

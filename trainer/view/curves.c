@@ -61,16 +61,16 @@ void nd_curve_end(nd_curve *curve)
  * below 1 MB. The tables of a run take as much as PARTS_OF_RUN intervals in each chart. */
 enum {
     PARTS_OF_ALL = 1200, /* of the curves of a chart together */
-    PARTS_OF_RUN = 16
+    PARTS_OF_RUN = 16,
+    MARKS_MAX = 100
 };
 
 _Static_assert(PARTS_OF_ALL / ND_PAGE_RUNS_MAX > PARTS_OF_RUN, "curves of many runs have parts");
 
 /* The columns that have a curve of their own. */
-static const char *const curve_names[] = {"loss",         "validation_loss",   "grad_norm",
-                                          "lr",           "tokens_per_second", "step_ms",
-                                          "data_wait_ms", "peak_memory_bytes", "wire_bytes",
-                                          "slowest_ms",   "fastest_ms",        "skipped"};
+static const char *const curve_names[] = {
+    "loss",         "validation_loss",   "grad_norm",  "lr",         "tokens_per_second", "step_ms",
+    "data_wait_ms", "peak_memory_bytes", "wire_bytes", "slowest_ms", "fastest_ms"};
 
 typedef struct drawing {
     const nd_metrics *metrics;
@@ -190,6 +190,16 @@ static void add_axes(drawing *d, json_t **run)
     set_list(run, "tokens", &d->curve, offsetof(nd_curve_part, mean));
 }
 
+/* For the marks of a chart. */
+static json_t *first_steps(const nd_column *column)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < column->count && i < MARKS_MAX; i++) {
+        nd_json_append(&list, nd_number(column->points[i].step));
+    }
+    return list;
+}
+
 void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int runs, json_t **run)
 {
     drawing d = {.metrics = metrics,
@@ -210,6 +220,7 @@ void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int r
     }
     add_axes(&d, run);
     nd_json_set(run, "curves", d.curves);
+    nd_json_set(run, "skipped", first_steps(nd_metrics_column(metrics, "skipped")));
 }
 
 /* Numbers. */
@@ -226,7 +237,7 @@ static int by_value(const void *a, const void *b)
 static double median_of(const nd_column *column)
 {
     const size_t from = column->count > WARM_UP ? WARM_UP : 0;
-    const size_t every = (column->count - from) / SAMPLE_MAX + 1;
+    const size_t every = (column->count - from + SAMPLE_MAX - 1) / SAMPLE_MAX;
     double sample[SAMPLE_MAX];
     size_t count = 0;
     for (size_t i = from; i < column->count; i += every) {
@@ -244,7 +255,8 @@ static size_t first_comparable(const nd_metrics *m, const nd_column *column)
 {
     const nd_column *lengths = nd_metrics_column(m, "separate_length");
     size_t from = column->count;
-    if (strcmp(column->name, "validation_loss") != 0) {
+    if (strcmp(column->name, "validation_loss") != 0 &&
+        !begins_with(column, "validation_set_loss.")) {
         return 0;
     }
     const double last = nd_column_at(lengths, column->points[from - 1].step);

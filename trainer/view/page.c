@@ -31,6 +31,29 @@ static void add_events(const nd_run_view *run, int runs, json_t **out)
     nd_json_set(out, "event_counts", counts);
 }
 
+/* A copy in which whole numbers that a script would round are texts. NULL: no memory. */
+static json_t *exact(json_t *value)
+{
+    const json_int_t most = (json_int_t)1 << 53, number = json_integer_value(value);
+    const char *key;
+    char text[32];
+    size_t i;
+    if (!json_is_object(value) && !json_is_array(value)) {
+        snprintf(text, sizeof text, "%lld", (long long)number);
+        return number > most || number < -most ? json_string(text) : json_incref(value);
+    }
+    json_t *copy = json_is_array(value) ? json_array() : json_object(), *member;
+    json_object_foreach(value, key, member)
+    {
+        nd_json_set(&copy, key, exact(member));
+    }
+    json_array_foreach(value, i, member)
+    {
+        nd_json_append(&copy, exact(member));
+    }
+    return copy;
+}
+
 static json_t *saved_json(const nd_run_view *run)
 {
     json_t *list = json_array();
@@ -79,11 +102,12 @@ static nd_status make_run(const nd_run_view *run, int64_t first, int64_t last, i
         return status;
     }
     *out = json_pack(
-        "{s:o, s:o, s:s, s:s, s:o, s:o, s:I, s:o, s:O?, s:O?}", "name", nd_json_string(run->name),
+        "{s:o, s:o, s:s, s:s, s:o, s:o, s:I, s:o, s:O?}", "name", nd_json_string(run->name),
         "folder", nd_json_string(run->folder), "verdict", nd_run_verdict(run, verdict), "mood",
         mood_of(run->end), "first", nd_number(ms->points[0].step), "last",
         nd_number(ms->points[ms->count - 1].step), "wanted", (json_int_t)run->steps_wanted,
-        "traced_ms", nd_number(traced_ms(run)), "trace", run->trace, "record", run->record);
+        "traced_ms", nd_number(traced_ms(run)), "trace", run->trace);
+    nd_json_set(out, "record", run->record ? exact(run->record) : json_null());
     nd_json_set(out, "slowest", slowest);
     nd_json_set(out, "waits", waits);
     nd_json_set(out, "saved", saved_json(run));

@@ -34,7 +34,7 @@ const bytes = v => inUnits(v, [[2 ** 40, " TiB"], [2 ** 30, " GiB"], [2 ** 20, "
 const percent = v => (100 * v).toFixed(1) + " %";
 /* A value for a person. The name says whether a number is one of bytes, or a step. */
 const words = (name, value) => {
-  if (Number.isFinite(value)) return (/bytes/.test(name) ? bytes : /^step( |$)/.test(name) ? String : short)(value);
+  if (Number.isFinite(value)) return (new RegExp(shape.bytes).test(name) ? bytes : /^step( |$)/.test(name) ? String : short)(value);
   return typeof value === "string" ? value : typeof (value ?? NaN) === "number" ? "-" : JSON.stringify(value);
 };
 const timeUnit = seconds => seconds >= 7200 ? [3600, "h"] : seconds >= 120 ? [60, "min"] : [1, "s"];
@@ -80,8 +80,7 @@ const said = event => Object.entries(event).filter(([key]) => key !== "event" &&
   .map(([key, value]) => key.replaceAll("_", " ") + " " + words(key, value)).join("; ");
 const marksOf = run => {
   const events = run.events.filter(event => ["resumed", "checkpoint_failed", "records_lost"].includes(event.event));
-  const skipped = (run.curves.skipped?.step ?? []).map(step => ({ step: Math.round(step), event: "skipped" }));
-  return [...events, ...skipped].map(event =>
+  return [...events, ...run.skipped.map(step => ({ step, event: "skipped" }))].map(event =>
     ({ step: Math.min(event.step, run.last), text: `step ${event.step}: ${event.event} ${said(event)}` }));
 };
 const charts = shape.charts.map(spec => ({ ...spec, lines: linesOf(spec), marks: spec.id === "loss" && !several ? marksOf(data.runs[0]) : [] }))
@@ -110,11 +109,7 @@ const toAxis = (run, step) => {
   return values[i] + (values[j] - values[i]) * Math.min((step - steps[i]) / (steps[j] - steps[i]), 1);
 };
 const wholeRange = () => {
-  let low = Infinity, high = -Infinity;
-  data.runs.forEach((run, i) => {
-    low = Math.min(low, toAxis(i, run.first));
-    high = Math.max(high, toAxis(i, run.last));
-  });
+  const ends = data.runs.flatMap((run, i) => [toAxis(i, run.first), toAxis(i, run.last)]), low = Math.min(...ends), high = Math.max(...ends);
   return low < high ? [low, high] : [low - 1, low + 1];
 };
 
@@ -136,13 +131,11 @@ const shown = chart => chart.lines.filter(line => !view.hidden.has(keyOf(chart, 
 
 const valueRange = (chart, lines, range) => {
   let low = Infinity, high = -Infinity;
-  for (const line of lines) {
-    line.at.forEach((x, i) => {
-      if (x < range[0] || x > range[1]) return;
-      low = Math.min(low, line.points ? line.mean[i] : line.low[i]);
-      high = Math.max(high, line.points ? line.mean[i] : line.high[i]);
-    });
-  }
+  for (const line of lines) line.at.forEach((x, i) => {
+    if (x < range[0] || x > range[1]) return;
+    low = Math.min(low, line.points ? line.mean[i] : line.low[i]);
+    high = Math.max(high, line.points ? line.mean[i] : line.high[i]);
+  });
   if (low > high) [low, high] = [0, 1];
   const able = low > 0;
   const log = able && (view.scale === "log" || (view.scale === "auto" && !chart.zero && high / low > LOG_FROM));
@@ -342,6 +335,11 @@ const add = chart => {
 /* Tables. A cell is a text, or a number from 0 to 1: a share, with a bar. */
 
 let parent = document.getElementById("blocks");
+/* A file of a run may have another form than the script takes: then one section says so in place of its table. */
+const attempt = draw => {
+  const outer = parent;
+  try { draw(); } catch (error) { make("p", { class: "verdict bad" }, parent = outer, `A part of the report cannot be drawn: ${error.message}`); }
+};
 const fold = (title, draw) => {
   const outer = parent;
   parent = make("details", {}, outer);
@@ -390,10 +388,10 @@ const addFigures = () => {
 const flat = (value, key) => value !== null && typeof value === "object" && !Array.isArray(value)
   ? Object.entries(value).flatMap(([name, one]) => flat(one, key ? key + "." + name : name)) : [[key, value]];
 const written = value => typeof value === "string" ? value : JSON.stringify(value) ?? "";
-const addDifferences = () => {
-  const maps = data.runs.map(run => new Map(flat(run.record ?? {}, "").filter(([key]) => /^(config|mesh|machine|libraries)\./.test(key))));
+const addDifferences = runs => {
+  const maps = runs.map(run => new Map(flat(run.record, "").filter(([key]) => /^(config|mesh|machine|libraries)\./.test(key))));
   const keys = [...new Set(maps.flatMap(map => [...map.keys()]))].filter(key => new Set(maps.map(map => written(map.get(key)))).size > 1);
-  table("Settings that differ between the runs", ["setting", ...data.runs.map(run => run.name)],
+  table("Settings that differ between the runs", ["setting", ...runs.map(run => run.name)],
     keys.map(key => [key, ...maps.map(map => written(map.get(key)))]), { kind: "words" });
 };
 const addSettings = run => {
@@ -434,23 +432,24 @@ const addRun = run => {
   const { first_step: first, steps } = run.trace ?? {};
   const kinds = Object.entries(run.trace ?? {}).filter(([key]) => /_ms$/.test(key) && key !== "validation_ms");
   const other = Math.max(run.traced_ms - kinds.reduce((sum, [, ms]) => sum + ms, 0), 0);
-  shares("Where the time of rank 0 went", "ms of a step",
+  attempt(() => shares("Where the time of rank 0 went", "ms of a step",
     [...kinds.map(([key, ms]) => [key.slice(0, -3), ms / steps]), ["everything else", other / steps]],
-    `Steps ${first} to ${first + steps - 1}, without validations. Communication is the time in calls: on a CPU also the wait for slower ranks.`);
-  addRanks(run);
+    `Steps ${first} to ${first + steps - 1}, without validations. Communication is the time in calls: on a CPU also the wait for slower ranks.`));
+  attempt(() => addRanks(run));
   shares("Bytes on the wire, sent by rank 0", "bytes of a step, mean", Object.entries(run.columns).filter(([name]) => name.startsWith("wire."))
     .map(([name, column]) => [name.slice(5), column.mean]));
-  shares("Planned memory of rank 0, largest buffers", "bytes", Object.entries(run.record?.memory_plan_bytes ?? {}));
+  attempt(() => shares("Planned memory of rank 0, largest buffers", "bytes", Object.entries(run.record?.memory_plan_bytes ?? {})));
   const of = (one, named, only) => one.name ? run.columns[named + one.name] : run.columns[only]; // a source without a name is the only one
-  const sources = (run.record?.data?.sources ?? []).map(one => [one.name || one.path, one.tokens, one.documents,
-    one.samples * run.last / run.wanted / one.blocks, of(one, "source_tokens.", "tokens")?.sum, of(one, "source_loss.", "loss")?.end]);
-  table("Data", ["source", "tokens", "documents", "epochs", "labels seen", "loss at the end"],
-    sources.map(([name, ...numbers]) => [name, ...numbers.map(number => words("", number))]));
-  addEvents(run);
-  table("All values", ["", "first", "last", "least", "at step", "largest", "at step", "mean"], Object.entries(run.columns).map(([name, c]) =>
-    [name, ...[c.first, c.last, c.least].map(value => words(name, value)), words("step", c.least_step), words(name, c.largest),
-      words("step", c.largest_step) + (c.layer === undefined ? "" : `, layer ${c.layer}`), words(name, c.mean)]), { many: 0 });
-  addSettings(run);
+  attempt(() => table("Data", ["source", "tokens", "documents", "epochs", "labels seen", "loss at the end"],
+    (run.record?.data?.sources ?? []).map(one => [one.name || one.path, ...[one.tokens, one.documents,
+      one.samples * run.last / run.wanted / one.blocks, of(one, "source_tokens.", "tokens")?.sum,
+      of(one, "source_loss.", "loss")?.end].map(number => words("", number))])));
+  attempt(() => addEvents(run));
+  table("All values", ["", "first", "last", "least", "at step", "largest", "at step", "mean", "not finite"],
+    Object.entries(run.columns).map(([name, c]) => [name, ...[c.first, c.last, c.least].map(value => words(name, value)),
+      words("step", c.least_step), words(name, c.largest), words("step", c.largest_step) + (c.layer === undefined ? "" : `, layer ${c.layer}`),
+      words(name, c.mean), String(c.lost)]), { many: 0 });
+  attempt(() => addSettings(run));
 };
 
 /* Controls that hold for all charts. */
@@ -493,7 +492,7 @@ for (const run of data.runs)
 charts.forEach(add);
 drawAll();
 addFigures();
-if (several) addDifferences();
+addDifferences(data.runs.filter(run => run.record));
 for (const run of data.runs) several ? fold(run.folder, () => addRun(run)) : addRun(run);
 make("p", {}, parent, `Written by ndtrain ${data.version} at ${data.time}.`);
 })();

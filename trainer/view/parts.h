@@ -43,8 +43,8 @@ void nd_curve_end(nd_curve *curve);
 json_t *nd_number(double value);
 
 /* Adds the curves of one of `runs` runs on a page, whose steps go from `first` to `last`, to the
- * run: {name: {"step", "mean", "low", "high"}, ...} as "curves", and "step", "seconds" and
- * "tokens" of the other x axes. */
+ * run: {name: {"step", "mean", "low", "high"}, ...} as "curves", "step", "seconds" and "tokens" of
+ * the other x axes, and as "skipped" the first 100 skipped steps. */
 void nd_curves_add(const nd_metrics *metrics, int64_t first, int64_t last, int runs, json_t **run);
 /* {name: {"count", "lost", "sum", "mean", "first", "last", "least", "least_step", "largest",
  * "largest_step", "median", "end"}, ...} of all numbers. `lost` ones are not finite; the median

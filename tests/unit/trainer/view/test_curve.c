@@ -61,7 +61,7 @@ Test(curve, values_that_are_not_finite_and_empty_parts_are_left_out)
 /* The numbers of the column "loss" or another one, of lines with these values at steps 1, 2, ... */
 static double number_of(const char *name, const double *values, size_t count, const char *key)
 {
-    nd_point points[512];
+    static nd_point points[8194];
     for (size_t i = 0; i < count; i++) {
         points[i] = (nd_point){(double)i + 1, values[i]};
     }
@@ -101,4 +101,15 @@ Test(curve, the_end_is_the_last_tenth)
     }
     cr_assert_eq(number_of("loss", values, 20, "end"), 18.5);
     cr_assert_eq(number_of("loss", values, 512, "end"), 486.5, "at most 50 values");
+}
+
+/* Of 8,192 values behind the first two; of one more it is that of every second. */
+Test(curve, the_median_is_that_of_all_values_up_to_8192)
+{
+    static double values[8194];
+    for (int i = 0; i < 8194; i++) {
+        values[i] = i % 2;
+    }
+    cr_assert_eq(number_of("loss", values, 8194, "median"), 0.5);
+    cr_assert_eq(number_of("loss", values, 1, "median"), 0);
 }

@@ -149,12 +149,42 @@ Test(run_view, figures_of_a_finished_run)
 /* Losses of joined and of separate documents do not compare. */
 Test(run_view, the_best_validation_has_documents_as_the_last_one)
 {
-    write_metrics(6, "{\"step\":2,\"validation_loss\":0.5}\n"
-                     "{\"step\":4,\"validation_loss\":2,\"separate_length\":64}\n"
+    write_metrics(6, "{\"step\":2,\"validation_loss\":0.5,\"validation_set_loss\":{\"a\":0.5}}\n"
+                     "{\"step\":4,\"validation_loss\":2,\"validation_set_loss\":{\"a\":3},"
+                     "\"separate_length\":64}\n"
                      "{\"step\":6,\"validation_loss\":2.5,\"separate_length\":64}\n");
     json_t *data = data_of_run();
     cr_assert_eq(number_of(data, "runs.0.columns.validation_loss.least"), 2);
     cr_assert_eq(number_of(data, "runs.0.columns.validation_loss.least_step"), 4);
+    const json_t *columns = part_of(data, "runs.0.columns");
+    const json_t *set = json_object_get(columns, "validation_set_loss.a");
+    cr_assert_eq(json_number_value(json_object_get(set, "least")), 3);
+    json_decref(data);
+}
+
+/* Each at its own step, and no number as a script would round it. */
+Test(run_view, skipped_steps_and_long_numbers_are_exact)
+{
+    FILE *out = fopen(tempdir_file(&dir, "metrics.jsonl"), "w");
+    cr_assert_not_null(out);
+    for (int step = 1; step <= 10000; step++) {
+        const bool skipped = step > 9000 && step % 3 == 0;
+        fprintf(out, "{\"step\":%d,\"loss\":1,%s\"step_ms\":1}\n", step,
+                skipped ? "\"skipped\":true," : "");
+    }
+    fclose(out);
+    write_file("run.json", "{\"config\":{\"train.seed\":9007199254740993,\"a\":[-1,"
+                           "-9007199254740993,9007199254740992]}}");
+    json_t *data = data_of_run(), *skipped = part_of(data, "runs.0.skipped");
+    cr_assert_eq(json_array_size(skipped), 100);
+    cr_assert_eq(number_of(data, "runs.0.skipped.0"), 9003);
+    cr_assert_eq(number_of(data, "runs.0.skipped.99"), 9300);
+    json_t *config = part_of(data, "runs.0.record.config");
+    const char *seed = json_string_value(json_object_get(config, "train.seed"));
+    cr_assert_str_eq(seed, "9007199254740993");
+    cr_assert_eq(number_of(config, "a.0"), -1);
+    cr_assert_str_eq(json_string_value(part_of(config, "a.1")), "-9007199254740993");
+    cr_assert_eq(number_of(config, "a.2"), 9007199254740992);
     json_decref(data);
 }
 
