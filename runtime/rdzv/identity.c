@@ -108,19 +108,8 @@ static nd_status read_descriptor(const char *name, int *out)
     return ND_OK;
 }
 
-static nd_status read_ranks(nd_identity *id)
-{
-    const int needed = INT_MIN;
-    ND_TRY(read_number("WORLD_SIZE", 1, INT_MAX, needed, &id->world_size));
-    ND_TRY(read_number("RANK", 0, INT_MAX, needed, &id->rank));
-    ND_TRY(read_number("LOCAL_WORLD_SIZE", 1, INT_MAX, needed, &id->local_world_size));
-    ND_TRY(read_number("LOCAL_RANK", 0, INT_MAX, needed, &id->local_rank));
-    ND_TRY(nd_identity_check(id, "the environment"));
-    ND_TRY(read_text("MASTER_ADDR", NULL, id->master_addr, sizeof id->master_addr));
-    return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
-}
-
-nd_status nd_identity_check(const nd_identity *id, const char *source)
+/* ND_ERR_CONFIG when ranks and sizes contradict each other; `source` gave them. */
+static nd_status check_ranks(const nd_identity *id, const char *source)
 {
     return id->world_size >= 1 && id->rank < id->world_size &&
                    id->local_rank < id->local_world_size &&
@@ -129,6 +118,18 @@ nd_status nd_identity_check(const nd_identity *id, const char *source)
                : nd_fail(ND_ERR_CONFIG,
                          "%s says rank %d of %d, local rank %d of %d, which contradict each other",
                          source, id->rank, id->world_size, id->local_rank, id->local_world_size);
+}
+
+static nd_status read_ranks(nd_identity *id)
+{
+    const int needed = INT_MIN;
+    ND_TRY(read_number("WORLD_SIZE", 1, INT_MAX, needed, &id->world_size));
+    ND_TRY(read_number("RANK", 0, INT_MAX, needed, &id->rank));
+    ND_TRY(read_number("LOCAL_WORLD_SIZE", 1, INT_MAX, needed, &id->local_world_size));
+    ND_TRY(read_number("LOCAL_RANK", 0, INT_MAX, needed, &id->local_rank));
+    ND_TRY(check_ranks(id, "the environment"));
+    ND_TRY(read_text("MASTER_ADDR", NULL, id->master_addr, sizeof id->master_addr));
+    return read_number("MASTER_PORT", 1, 65535, needed, &id->master_port);
 }
 
 /* What a worker of a later start of the job goes on with. */
@@ -224,18 +225,23 @@ static nd_status check_alone(void)
     return ND_OK;
 }
 
-nd_status nd_identity_join(nd_identity *identity)
-{
-    if (identity->source == ND_IDENTITY_PMIX) {
-        return nd_pmix_open(identity, &identity->pmix);
-    }
-    return identity->source == ND_IDENTITY_SINGLE ? check_alone() : ND_OK;
-}
-
 void nd_identity_leave(nd_identity *identity, int exit_code)
 {
     nd_pmix_close(identity->pmix, exit_code);
     identity->pmix = NULL;
+}
+
+nd_status nd_identity_join(nd_identity *identity)
+{
+    if (identity->source == ND_IDENTITY_PMIX) {
+        ND_TRY(nd_pmix_open(identity, &identity->pmix));
+        nd_status status = check_ranks(identity, "PMIx");
+        if (status != ND_OK) {
+            nd_identity_leave(identity, (int)status);
+        }
+        return status;
+    }
+    return identity->source == ND_IDENTITY_SINGLE ? check_alone() : ND_OK;
 }
 
 void nd_worker_die_with_parent(void)

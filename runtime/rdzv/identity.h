@@ -49,8 +49,6 @@ nd_status nd_identity_read(nd_identity *out);
  * ND_ERR_CONFIG for one of several tasks of srun that have no means to find each other.
  */
 nd_status nd_identity_join(nd_identity *identity);
-/* ND_ERR_CONFIG when ranks and sizes contradict each other; `source` gave them. */
-nd_status nd_identity_check(const nd_identity *identity, const char *source);
 /* exit_code: the code with which this process ends, also when PMIx does not answer. */
 void nd_identity_leave(nd_identity *identity, int exit_code);
 /* The name of this host in the job: the node's name in Slurm, else the host name. */

@@ -184,8 +184,8 @@ static nd_status read_identity(nd_pmix *pmix, nd_identity *id)
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_LOCAL_SIZE, -1, &read.local_world_size));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_LOCAL_RANK, -1, &read.local_rank));
     read.rank = (int)pmix->self.rank;
-    ND_TRY(nd_identity_check(&read, "PMIx"));
-    int nodes = (int)nd_ceil_div(read.world_size, read.local_world_size);
+    const int local = read.local_world_size > 0 ? read.local_world_size : 1;
+    int nodes = (int)nd_ceil_div(read.world_size, local);
     ND_TRY(get_number(pmix, PMIX_RANK_WILDCARD, PMIX_NUM_NODES, nodes, &read.nnodes));
     ND_TRY(get_number(pmix, pmix->self.rank, PMIX_NODEID, 0, &read.node_rank));
     snprintf(read.run_id, sizeof read.run_id, "%.60s", pmix->self.nspace);

@@ -2,8 +2,8 @@
 #ifndef ND_RDZV_SERVER_INTERNAL_H
 #define ND_RDZV_SERVER_INTERNAL_H
 /*
- * The parts of the engine: server_exchange.c, server_store.c (values, requests), server.c (peers,
- * hello, deadlines).
+ * The parts of the engine: server_peer.c (what a peer is sent), server_exchange.c, server_store.c
+ * (values, requests), server.c (peers, hello, deadlines).
  */
 #include "runtime/rdzv/server.h"
 #include "runtime/rdzv/strangers.h"
@@ -86,7 +86,7 @@ struct nd_server {
     int refused;
 };
 
-/* server.c: one peer. */
+/* server_peer.c */
 void nd_server_drop(nd_server *server, nd_peer *peer);
 /* Ends the frame in server->out, sends it, empties the buffer. */
 void nd_server_flush(nd_server *server, nd_peer *peer);
