@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 nd_status nd_endpoint_parse(const char *text, char host[ND_HOST_MAX], int *port)
 {
@@ -88,6 +89,27 @@ void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX])
     }
 }
 
+static bool is_link_local(const nd_address *address)
+{
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address->storage;
+    return address->storage.ss_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);
+}
+
+/* Other hosts may reach the address, and it is one of this host. */
+static bool is_usable(const nd_address *address)
+{
+    if (nd_address_is_loopback(address) || is_link_local(address)) {
+        return false;
+    }
+    int fd = socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool usable =
+        fd >= 0 && bind(fd, (const struct sockaddr *)&address->storage, address->bytes) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return usable;
+}
+
 /* The first interface that is up and leads off this host; IPv4 before IPv6. */
 static bool first_interface(nd_address *out)
 {
@@ -100,13 +122,11 @@ static bool first_interface(nd_address *out)
     }
     for (int f = 0; f < 2 && !found; f++) {
         for (struct ifaddrs *i = all; i && !found; i = i->ifa_next) {
-            bool usable = i->ifa_addr && i->ifa_addr->sa_family == families[f] &&
-                          (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK);
-            const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)i->ifa_addr;
-            if (usable && (families[f] == AF_INET || !IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))) {
+            if (i->ifa_addr && i->ifa_addr->sa_family == families[f] && (i->ifa_flags & IFF_UP) &&
+                !(i->ifa_flags & IFF_LOOPBACK)) {
                 memcpy(&out->storage, i->ifa_addr, sizes[f]);
                 out->bytes = sizes[f];
-                found = true;
+                found = is_usable(out);
             }
         }
     }
@@ -114,7 +134,7 @@ static bool first_interface(nd_address *out)
     return found;
 }
 
-/* What the name of this host resolves to beyond loopback, as other hosts resolve it. */
+/* The first usable address to which the name of this host resolves. */
 static bool address_of_name(const char *host, nd_address *out)
 {
     nd_address addresses[ND_ADDRESS_MAX];
@@ -124,7 +144,7 @@ static bool address_of_name(const char *host, nd_address *out)
         return false;
     }
     for (int i = 0; i < count; i++) {
-        if (!nd_address_is_loopback(&addresses[i])) {
+        if (is_usable(&addresses[i])) {
             *out = addresses[i];
             return true;
         }
@@ -132,12 +152,20 @@ static bool address_of_name(const char *host, nd_address *out)
     return false;
 }
 
-void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX])
+nd_status nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX])
 {
     nd_address address;
-    if (nodes > 1 && (address_of_name(host, &address) || first_interface(&address))) {
-        nd_address_text(&address, out);
-    } else {
+    if (nodes == 1) {
         snprintf(out, ND_ADDRESS_TEXT_MAX, "127.0.0.1");
+        return ND_OK;
     }
+    if (!address_of_name(host, &address) && !first_interface(&address)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "neither the name of host %s nor an interface gives an address of this host "
+                       "that the other nodes of %d can reach; give one with --rdzv-endpoint "
+                       "ADDRESS:0",
+                       host, nodes);
+    }
+    nd_address_text(&address, out);
+    return ND_OK;
 }

@@ -29,7 +29,8 @@ int nd_address_port(const nd_address *address);
 void nd_address_text(const nd_address *address, char out[ND_ADDRESS_TEXT_MAX]);
 
 /* The address of this host, which is called `host`, for the ranks of a job on so many nodes:
- * loopback for one node, else what the name resolves to, else that of the first interface. */
-void nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX]);
+ * loopback for one node, else the first to which the name resolves, else that of the first
+ * interface; it is neither loopback nor link-local, and can be bound. ND_ERR_CONFIG: none is. */
+nd_status nd_address_choose(const char *host, int nodes, char out[ND_ADDRESS_TEXT_MAX]);
 
 #endif

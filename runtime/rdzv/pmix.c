@@ -332,7 +332,7 @@ static nd_status host_store(nd_identity *id, nd_store_watch watch, place *where,
                             nd_store_thread **thread)
 {
     if (!id->master_addr[0]) {
-        nd_address_choose(id->host, id->nnodes, where->address);
+        ND_TRY(nd_address_choose(id->host, id->nnodes, where->address));
         snprintf(id->master_addr, sizeof id->master_addr, "%s", where->address);
     }
     ND_TRY(nd_key_random(where->key));

@@ -253,8 +253,13 @@ nd_status nd_store_check(nd_store *store, double seconds)
 static nd_status connect_store(nd_store *store, const nd_identity *identity,
                                const uint8_t key[ND_KEY_BYTES])
 {
-    ND_TRY(nd_channel_open(identity->master_addr, identity->master_port, key,
-                           store->timeout_seconds, &store->channel));
+    nd_status status = nd_channel_open(identity->master_addr, identity->master_port, key,
+                                       store->timeout_seconds, &store->channel);
+    if (status == ND_ERR_HANG && identity->source == ND_IDENTITY_PMIX) {
+        (void)nd_fail_context(status, "connecting to the address that rank 0 has; "
+                                      "--rdzv-endpoint ADDRESS:0 gives it another one");
+    }
+    ND_TRY(status);
     nd_hello hello = {.version = ND_VERSION,
                       .run_id = identity->run_id,
                       .host = identity->host,
