@@ -145,15 +145,24 @@ nd_status nd_server_connect(nd_server *server, void *transport, const char *name
 }
 
 typedef struct hello {
-    uint32_t protocol, epoch, role, index;
-    char version[ND_WIRE_TEXT_MAX], run_id[ND_WIRE_TEXT_MAX], host[ND_WIRE_TEXT_MAX];
+    uint32_t epoch, role, index;
+    char run_id[ND_WIRE_TEXT_MAX], host[ND_WIRE_TEXT_MAX];
 } hello;
 
-static nd_status read_hello(const nd_wire_frame *frame, hello *out)
+/* What follows protocol and version may be otherwise in another version. */
+static nd_status read_hello(const nd_server *server, const nd_wire_frame *frame, hello *out)
 {
+    char version[ND_WIRE_TEXT_MAX];
     nd_wire_cursor cursor = nd_wire_body(frame);
-    out->protocol = nd_wire_get_u32(&cursor);
-    nd_wire_get_text(&cursor, out->version, sizeof out->version);
+    uint32_t protocol = nd_wire_get_u32(&cursor);
+    nd_wire_get_text(&cursor, version, sizeof version);
+    if (frame->type == ND_WIRE_HELLO && !cursor.bad &&
+        (protocol != ND_WIRE_PROTOCOL || strcmp(version, server->version) != 0)) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "a member has version %s (protocol %u), the store has %s (protocol %d); "
+                       "install the same version on all nodes",
+                       version, protocol, server->version, ND_WIRE_PROTOCOL);
+    }
     nd_wire_get_text(&cursor, out->run_id, sizeof out->run_id);
     out->epoch = nd_wire_get_u32(&cursor);
     out->role = nd_wire_get_u32(&cursor);
@@ -165,24 +174,27 @@ static nd_status read_hello(const nd_wire_frame *frame, hello *out)
     return ND_OK;
 }
 
-/* Version, job, epoch and the place that the peer wants. */
+static bool same_job(const nd_server *server, const char *run_id)
+{
+    const size_t n = strlen(server->job);
+    return strncmp(run_id, server->job, n) == 0 && (run_id[n] == '\0' || run_id[n] == '.');
+}
+
+/* Job, epoch and the place that the peer wants. */
 static nd_status judge_hello(const nd_server *server, const hello *h)
 {
     const char *who = h->role == ND_WIRE_NODE ? "node" : "rank";
     /* A node that comes for the first time, or comes back, learns run id and epoch here; a worker
      * has them from its own launcher. */
     bool learns = h->role == ND_WIRE_NODE && !h->run_id[0];
-    if (h->protocol != ND_WIRE_PROTOCOL || strcmp(h->version, server->version) != 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s %u on %s has version %s, the store has %s; install the same version on "
-                       "all nodes",
-                       who, h->index, h->host, h->version, server->version);
-    }
     if (!learns && (h->epoch != server->epoch || strcmp(h->run_id, server->run_id) != 0)) {
         return nd_fail(ND_ERR_CONFIG,
                        "%s %u on %s belongs to start %u of job %s, this store to start %u of job "
-                       "%s; others are refused, so give each job a port of its own",
-                       who, h->index, h->host, h->epoch, h->run_id, server->epoch, server->run_id);
+                       "%s%s",
+                       who, h->index, h->host, h->epoch, h->run_id, server->epoch, server->run_id,
+                       same_job(server, h->run_id)
+                           ? ""
+                           : "; others are refused, so give each job a port of its own");
     }
     if (h->role == ND_WIRE_NODE && (h->index == 0 || h->index >= (uint32_t)server->nnodes)) {
         return nd_fail(ND_ERR_CONFIG,
@@ -205,7 +217,7 @@ static nd_status judge_hello(const nd_server *server, const hello *h)
 static nd_status accept_hello(nd_server *server, nd_peer *peer, const nd_wire_frame *frame)
 {
     hello h;
-    ND_TRY(read_hello(frame, &h));
+    ND_TRY(read_hello(server, frame, &h));
     ND_TRY(judge_hello(server, &h));
     peer->member = true;
     peer->role = (nd_wire_role)h.role;

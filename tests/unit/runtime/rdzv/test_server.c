@@ -106,10 +106,11 @@ static void request(int i, nd_wire_type type, const char *key, const void *value
     give(i, &out);
 }
 
+static char message[ND_ERROR_MESSAGE_MAX];
+
 /* The next answer is an error with this status and these words. */
 static void expect_error(int i, nd_status status, const char *words)
 {
-    char message[ND_ERROR_MESSAGE_MAX];
     nd_wire_frame frame = answer(i);
     cr_assert_eq(frame.type, ND_WIRE_ERROR);
     nd_wire_cursor cursor = nd_wire_body(&frame);
@@ -380,7 +381,7 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
         int index;
         const char *words;
     } cases[] = {
-        {"1.3", "job", 3, ND_WIRE_WORKER, 0, "rank 0 on hosty has version 1.3, the store has 1.2"},
+        {"1.3", "job", 3, ND_WIRE_WORKER, 0, "a member has version 1.3 (protocol "},
         {"1.2", "jab", 3, ND_WIRE_WORKER, 0, "belongs to start 3 of job jab, this store to"},
         {"1.2", "job", 2, ND_WIRE_WORKER, 0,
          "belongs to start 2 of job job, this store to start 3 of job job"},
@@ -406,6 +407,26 @@ Test(server, hello_must_fit_version_job_epoch_and_place)
     expect_error(22, ND_ERR_CONFIG, "rank 1, claimed by hosty, is taken");
 }
 
+/* Another version may lay out what follows its number otherwise, as protocol 3 did the role. */
+Test(server, another_protocol_is_told_its_version_whatever_follows)
+{
+    nd_wire_buffer out = {0};
+    open_server(2);
+    connect_client(0);
+    nd_wire_begin(&out, ND_WIRE_HELLO);
+    nd_wire_put_u32(&out, 3);
+    nd_wire_put_text(&out, "1.1");
+    nd_wire_put_text(&out, "job");
+    nd_wire_put_u32(&out, 3);
+    nd_wire_put_u32(&out, ND_WIRE_WORKER);
+    out.size -= 3; /* the role was a byte */
+    nd_wire_put_u32(&out, 1);
+    nd_wire_put_text(&out, "hosty");
+    give(0, &out);
+    expect_error(0, ND_ERR_CONFIG, "a member has version 1.1 (protocol 3), the store has 1.2");
+    cr_assert(clients[0].dropped);
+}
+
 /* A worker of another start is refused; a node that names no start is accepted, and so is a job. */
 Test(server, a_later_start_refuses_members_of_another_one)
 {
@@ -422,13 +443,16 @@ Test(server, a_later_start_refuses_members_of_another_one)
         {"job.5", 5, ND_WIRE_WORKER, "belongs to start 5 of job job.5, this store to start 4"},
         {"job", 3, ND_WIRE_NODE, "node 1 on hosty belongs to start 3 of job job"},
         {"job", 4, ND_WIRE_WORKER, "this store to start 4 of job job.4"},
-        {"jobs.4", 4, ND_WIRE_WORKER, "this store to start 4 of job job.4"},
+        {"jobs.4", 4, ND_WIRE_WORKER,
+         "of job job.4; others are refused, so give each job a port of its own"},
     };
     for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) {
         connect_client(i);
         hello(i, "1.2", cases[i].run, cases[i].epoch, cases[i].role, 1);
         expect_error(i, ND_ERR_CONFIG, cases[i].words);
         cr_assert(clients[i].dropped);
+        const bool other_job = strcmp(cases[i].run, "jobs.4") == 0;
+        cr_expect_eq(strstr(message, "a port of its own") != NULL, other_job, "%s", message);
     }
     connect_client(20);
     hello(20, "1.2", "", 0, ND_WIRE_NODE, 1);
