@@ -32,8 +32,8 @@ struct nd_store {
     nd_store_watch watch;
 };
 
-/* At the deadline the store answers which ranks are missing; a store that has not answered after
- * this margin more is gone. */
+/* At the deadline of an exchange the store answers which ranks are missing; a store that has not
+ * answered after this margin more is gone. */
 static const int64_t margin_ns = 3000000000;
 
 static nd_status send_request(nd_store *store, int64_t deadline)
@@ -191,7 +191,11 @@ static nd_status get(nd_store *store, const char *key, void *value, size_t *byte
 {
     nd_wire_cursor answer;
     size_t count;
-    nd_status status = ask(store, ND_WIRE_GET, key, NULL, 0, deadline_of(store), &answer);
+    const double seconds = store->timeout_seconds;
+    nd_status status = ask(store, ND_WIRE_GET, key, NULL, 0, nd_clock_after(seconds), &answer);
+    if (status == ND_ERR_HANG) {
+        return nd_fail(status, "nobody set the key '%.200s' within %.3g s", key, seconds);
+    }
     if (status != ND_OK) {
         return nd_fail_context(status, "waiting for the key '%.200s'", key);
     }

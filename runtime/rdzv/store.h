@@ -7,8 +7,8 @@
  * Blocking calls with deadlines, from any thread: a call waits for another one that is open as long
  * as for its answer, then it is ND_ERR_HANG. The channel is TLS 1.3 with the job's 32-byte key as
  * external PSK. A world of one has no store: its callers have NULL, and one path, since set,
- * exchange, barrier and check take that. While a call waits, the process that runs the store prints
- * every 10 seconds which ranks are missing.
+ * exchange, barrier and check take that. While an exchange or a barrier waits, the process that
+ * runs the store prints every 10 seconds which ranks are missing.
  */
 #include <stdbool.h>
 #include <stddef.h>

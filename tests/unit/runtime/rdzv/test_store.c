@@ -107,6 +107,20 @@ Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
     end_rank_0(host, said);
 }
 
+Test(store, a_key_that_nobody_sets_is_named_with_the_time_waited)
+{
+    int said, port = port_reserve();
+    char value[8];
+    size_t bytes = sizeof value;
+    pid_t host = start_rank_0(port, &said);
+    nd_store *store = open_rank_1(port, NULL);
+    nd_store_set_timeout(store, 0.2);
+    assert_fails(nd_store_get(store, "missing", value, &bytes), ND_ERR_HANG,
+                 "nobody set the key 'missing' within 0.2 s");
+    nd_store_abandon(store);
+    end_rank_0(host, said);
+}
+
 Test(store, rank_0_hears_of_a_rank_that_ends_without_a_goodbye)
 {
     int said, port = port_reserve();
