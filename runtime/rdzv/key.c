@@ -236,7 +236,9 @@ nd_status nd_shared_key_publish(const char *path, uint8_t key[ND_KEY_BYTES])
     unlink(fresh);
     ND_TRY(nd_key_make_file(fresh));
     if (rename(fresh, path) != 0) {
-        nd_status status = nd_fail(ND_ERR_CANTCREATE, "the key file %s cannot be put in place: %s",
+        nd_status status = nd_fail(ND_ERR_CANTCREATE,
+                                   "the key file %s cannot be put in place: %s; name a key file in "
+                                   "ND_RDZV_KEY_FILE",
                                    path, strerror(errno));
         unlink(fresh);
         return status;

@@ -37,7 +37,7 @@ struct nd_store_server {
     connection *connections;
     bool waiting; /* connections wait because all places for strangers are taken */
     bool closing;
-    bool told_full; /* the user knows that no further file can be opened */
+    bool told_full; /* the user knows that no further connection can be accepted */
     int handles;    /* not yet closed: listener, timers, connections */
     int port;
     char address[ND_ADDRESS_TEXT_MAX];
@@ -288,13 +288,16 @@ static bool make_room(nd_store_server *store)
     return true;
 }
 
-static void tell_full(nd_store_server *store)
+static void tell_full(nd_store_server *store, int code)
 {
     if (!store->told_full) {
+        char line[256];
         store->told_full = true;
-        store->hooks.notice(store->hooks.context,
-                            "no further file can be opened (ulimit -n): the store refuses workers "
-                            "and nodes that are not connected yet");
+        snprintf(line, sizeof line,
+                 "no further connection can be accepted: %s%s; the store refuses workers and nodes "
+                 "that are not connected yet",
+                 strerror(code), code == EMFILE ? " (ulimit -n)" : "");
+        store->hooks.notice(store->hooks.context, line);
     }
 }
 
@@ -352,7 +355,7 @@ static bool accept_one(nd_store_server *store, bool *wait)
         return true;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-        tell_full(store);
+        tell_full(store, errno);
         *wait = true;
         return false;
     }

@@ -85,3 +85,12 @@ Test(shared_key, publishing_replaces_what_a_former_job_left)
     assert_ok(nd_key_read_file(path, read));
     cr_assert_arr_eq(read, second, ND_KEY_BYTES);
 }
+
+Test(shared_key, what_cannot_be_replaced_is_said_with_the_way_round_it)
+{
+    uint8_t key[ND_KEY_BYTES];
+    assert_ok(nd_shared_key_path(&id, path, &is_private));
+    cr_assert_eq(mkdir(path, 0700), 0);
+    assert_fails(nd_shared_key_publish(path, key), ND_ERR_CANTCREATE,
+                 "name a key file in ND_RDZV_KEY_FILE");
+}

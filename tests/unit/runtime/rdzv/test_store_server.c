@@ -110,7 +110,7 @@ Test(host, says_that_no_file_can_be_opened)
         count++;
     }
     cr_assert_eq(errno, EMFILE);
-    until_notice("ulimit -n");
+    until_notice("Too many open files (ulimit -n)");
     for (int i = 0; i < 3; i++) {
         uv_run(&loop, UV_RUN_ONCE);
     }
