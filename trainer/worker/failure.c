@@ -42,9 +42,11 @@ static bool report(nd_failure *f, const nd_error *error)
         nd_failure_record(nd_identity_record(id), error);
         nd_log_error("%s", error->message);
     }
+    if (reports && error->status == ND_ERR_HANG && id->source != ND_IDENTITY_NDLAUNCH) {
+        /* Ranks that wait for others name them, before the end of this one ends them. */
+        wait_seconds(id->world_size > 1 ? after_the_reason : 0);
+    }
     if (reports && id->pmix) {
-        /* Ranks that wait for others name them; the one that says nothing is stuck. */
-        wait_seconds(error->status == ND_ERR_HANG ? after_the_reason : 0);
         nd_pmix_abort(id->pmix, (int)error->status, error->message);
         wait_seconds(id->world_size > 1 ? f->kill_seconds : 0);
     }

@@ -15,7 +15,7 @@ enum { RANKS = 4 };
 
 typedef struct shared {
     _Atomic pid_t pids[RANKS];
-    _Atomic int joined, code;
+    _Atomic int joined, code, ended;
 } shared;
 
 static shared *job;
@@ -51,6 +51,9 @@ static nd_identity identity_of(int rank, bool pmix)
     return id;
 }
 
+/* Not a status of the program: the store tells the rank of a loss, whose message this is. */
+enum { HEARS = 200 };
+
 /* Rank r of the job, in a process of its own, once all of them are there. */
 static void run_rank(int r, bool pmix, const nd_error *error)
 {
@@ -64,6 +67,9 @@ static void run_rank(int r, bool pmix, const nd_error *error)
     }
     if (error->status == ND_OK) {
         pause(); /* it waits for the others in a collective */
+    }
+    if ((int)error->status == HEARS) {
+        nd_failure_end_lost(&f, error->message);
     }
     nd_failure_end(&f, error);
     _exit((int)error->status);
@@ -127,6 +133,22 @@ Test(failure, an_io_error_of_the_rank_itself_is_a_reason)
                 "error: a file cannot be read\n", ND_ERR_IO);
 }
 
+/* Slurm ends a step soon that has lost a process: rank 1 does not wait for long. */
+Test(failure, under_pmix_rank_1_tells_of_a_lost_rank_0_before_the_others)
+{
+    static const nd_error first = {(nd_status)HEARS, ND_CAUSE_OWN, "rank 0 was lost"};
+    static const nd_error later = {(nd_status)HEARS, ND_CAUSE_OWN, "another rank says so"};
+    const nd_error errors[RANKS] = {{0}, first, later, later};
+    char text[4096];
+    bool killed[RANKS];
+    fail_together(errors, true, text, sizeof text, killed);
+    cr_expect_eq(strncmp(text, "error: rank 0 was lost\n", 23), 0, "%s", text);
+    cr_expect_eq(job->code, ND_ERR_IO);
+    for (int r = 0; r < RANKS; r++) {
+        cr_expect(killed[r], "rank %d", r);
+    }
+}
+
 Test(failure, at_a_deadline_each_rank_says_for_whom_it_waits)
 {
     static const nd_error waiting[RANKS] = {{ND_ERR_HANG, ND_CAUSE_OWN, "waits for rank 1"},
@@ -140,6 +162,45 @@ Test(failure, at_a_deadline_each_rank_says_for_whom_it_waits)
         cr_expect(killed[r] && strstr(text, waiting[r].message), "rank %d: %s", r, text);
     }
     cr_expect_eq(job->code, ND_ERR_HANG);
+}
+
+/* Rank r of a start by torchrun, at a deadline a moment after that of the rank before; the end of
+ * another rank ends it. */
+static void run_late_rank(int r)
+{
+    const nd_identity id = identity_of(r, false);
+    const nd_error error = {ND_ERR_HANG, ND_CAUSE_OWN, "waits for another one"};
+    nd_failure f = ND_FAILURE_INIT;
+    f.identity = &id;
+    job->joined++;
+    while (job->joined < RANKS) {
+        usleep(1000);
+    }
+    usleep((useconds_t)r * 50000);
+    if (job->ended) {
+        _exit(ND_ERR_IO);
+    }
+    nd_failure_end(&f, &error);
+    job->ended = 1;
+    _exit(ND_ERR_HANG);
+}
+
+Test(failure, without_pmix_too_each_rank_reaches_its_deadline_before_one_ends)
+{
+    pid_t pids[RANKS];
+    int status;
+    for (int r = 0; r < RANKS; r++) {
+        pids[r] = fork();
+        cr_assert_geq(pids[r], 0);
+        if (pids[r] == 0) {
+            run_late_rank(r);
+        }
+    }
+    for (int r = 0; r < RANKS; r++) {
+        cr_assert_eq(waitpid(pids[r], &status, 0), pids[r]);
+        cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == ND_ERR_HANG, "rank %d: %d", r,
+                  status);
+    }
 }
 
 Test(failure, without_pmix_each_rank_prints_its_own)
