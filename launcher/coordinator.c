@@ -137,7 +137,6 @@ void nd_coordinator_on_left(void *context, nd_peer *peer, nd_wire_role role, int
     nd_node *n = &c->roster.nodes[index];
     n->peer = NULL;
     n->joined = n->waits = false; /* it may join again */
-    n->heard_ns = nd_clock_ns();
     if (c->state == ND_NODES_RUNNING && n->place >= 0) {
         lose_node(c, index, "its connection to node 0 was closed");
     } else if (c->epoch >= 0 && c->state != ND_NODES_RELEASED && n->place < 0) {

@@ -33,7 +33,7 @@ typedef struct nd_failure {
  */
 void nd_failure_end(nd_failure *failure, const nd_error *error);
 
-/* The same for a rank that was lost (nd_store_lost); then it ends this process with ND_ERR_IO.
+/* The same for a rank that was lost (nd_store_watch); then it ends this process with ND_ERR_IO.
  * Returns when another thread has reported. */
 void nd_failure_end_lost(nd_failure *failure, const char *message);
 

@@ -9,7 +9,6 @@
 #include "runtime/rdzv/address.h"
 #include "runtime/rdzv/pmix.h"
 
-/* For rank 0 to host the store that a rank asks which failed before it had a configuration. */
 enum { END_SECONDS = 30 }; /* for the ranks of PMIx to end together */
 
 static int slot_of_rank(void *context, int rank)
