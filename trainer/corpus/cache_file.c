@@ -103,6 +103,22 @@ static uint64_t u64_at(const uint8_t *p, uint64_t index)
     return x;
 }
 
+static bool is_checked(const nd_token_cache *cache, uint64_t chunk)
+{
+    return atomic_load_explicit(&cache->checked[chunk], memory_order_relaxed);
+}
+
+/* A chunk that is not checked yet will be read whole. */
+void nd_token_cache_prefetch(const nd_token_cache *cache, uint64_t offset, uint64_t bytes)
+{
+    const uint64_t first = (offset - HEADER_BYTES) / CHUNK_BYTES;
+    const uint64_t last = (offset + bytes - 1 - HEADER_BYTES) / CHUNK_BYTES;
+    const uint64_t begin = is_checked(cache, first) ? offset : HEADER_BYTES + first * CHUNK_BYTES;
+    const uint64_t end =
+        is_checked(cache, last) ? offset + bytes : HEADER_BYTES + (last + 1) * CHUNK_BYTES;
+    nd_fs_map_prefetch(&cache->map, begin, end - begin);
+}
+
 nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uint64_t bytes)
 {
     const nd_token_view *v = &cache->view;
@@ -111,7 +127,7 @@ nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uin
     uint64_t first = (offset - HEADER_BYTES) / CHUNK_BYTES;
     for (uint64_t i = first; bytes > 0 && i <= (offset + bytes - 1 - HEADER_BYTES) / CHUNK_BYTES;
          i++) {
-        if (atomic_load_explicit(&cache->checked[i], memory_order_relaxed)) {
+        if (is_checked(cache, i)) {
             continue;
         }
         uint64_t begin = HEADER_BYTES + i * CHUNK_BYTES;

@@ -70,5 +70,8 @@ void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */
 /* Compares the checksums of what holds these bytes of the file. ND_ERR_DATA when they differ. Under
  * nd_fs_map_guard; from any thread. */
 nd_status nd_token_cache_check(const nd_token_cache *cache, uint64_t offset, uint64_t bytes);
+/* Starts reading what nd_token_cache_check of these bytes will read, and the bytes. From any
+ * thread. */
+void nd_token_cache_prefetch(const nd_token_cache *cache, uint64_t offset, uint64_t bytes);
 
 #endif

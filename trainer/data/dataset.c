@@ -345,12 +345,32 @@ typedef struct block_read {
     int32_t *inputs, *labels;
 } block_read;
 
+/* All pieces of a block, which may lie anywhere in the file, are on their way before the first one
+ * is waited for. */
+static nd_status prefetch_block(const nd_dataset *dataset, int64_t index)
+{
+    const size_t width = nd_token_size(dataset->type);
+    nd_piece piece = {0};
+    ND_TRY(nd_block_next(dataset, index, &piece));
+    while (piece.count > 0) {
+        const size_t begin = dataset->first_byte + (size_t)piece.first * width;
+        if (dataset->cache) {
+            nd_token_cache_prefetch(dataset->cache, begin, (size_t)piece.count * width);
+        } else {
+            nd_fs_map_prefetch(&dataset->map, begin, (size_t)piece.count * width);
+        }
+        ND_TRY(nd_block_next(dataset, index, &piece));
+    }
+    return ND_OK;
+}
+
 static nd_status read_block(void *context)
 {
     const block_read *r = context;
     const nd_dataset *dataset = r->dataset;
     const int64_t S = dataset->sequence;
     nd_piece piece = {0};
+    ND_TRY(prefetch_block(dataset, r->index));
     ND_TRY(nd_block_next(dataset, r->index, &piece));
     while (piece.count > 0) {
         ND_TRY(dataset->format->piece(dataset, &piece, r->inputs, r->labels));

@@ -79,7 +79,6 @@ static nd_status read_ids(const nd_dataset *dataset, int64_t first, int64_t coun
 {
     size_t size = nd_token_size(dataset->type);
     size_t begin = dataset->first_byte + (size_t)first * size;
-    nd_fs_map_prefetch(&dataset->map, begin, (size_t)count * size);
     const uint8_t *p = dataset->map.data + begin;
     for (int64_t i = 0; i < count; i++, p += size) {
         int64_t id = id_at(p, dataset->type);
