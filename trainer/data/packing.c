@@ -19,6 +19,9 @@ typedef struct packing {
     void (*take)(struct packing *p, const nd_piece *piece); /* of each piece in the file's order */
     int64_t rows, long_rows;                                /* that were walked over */
     int64_t most;                                           /* tokens of a block */
+    /* What the first walk found, for which there is room: the file may change behind it. */
+    int64_t most_pieces, most_blocks;
+    bool changed;
     /* What is laid. */
     int64_t pieces, blocks, room, full, kept; /* full: blocks without room */
     int64_t *firsts, *begins;                 /* as in nd_documents; NULL: only counted */
@@ -86,7 +89,26 @@ static void count(packing *p, const nd_piece *piece)
 
 static void sort(packing *p, const nd_piece *piece)
 {
-    p->sorted[p->ends[piece->count]++] = piece->first;
+    const int64_t at = p->ends[piece->count]++;
+    if (at < p->most_pieces) {
+        p->sorted[at] = piece->first;
+    }
+}
+
+static void lay_again(packing *p, const nd_piece *piece)
+{
+    p->changed |= p->pieces == p->most_pieces || p->blocks > p->most_blocks;
+    if (!p->changed) {
+        lay(p, piece);
+    }
+}
+
+static nd_status fail_changed(const nd_dataset *dataset)
+{
+    return nd_fail(ND_ERR_DATA,
+                   "the boundaries of \"%s\" changed since it was opened; leave the files alone "
+                   "during a run",
+                   dataset->path);
 }
 
 static void begin_laying(packing *p)
@@ -106,9 +128,9 @@ static int64_t longest(packing *p, int64_t room)
 }
 
 /* False, and something is left, if that takes more blocks than `most_blocks`. */
-static bool lay_longest_first(packing *p, int64_t pieces, int64_t most_blocks)
+static bool lay_longest_first(packing *p, int64_t most_blocks)
 {
-    while (p->pieces < pieces && p->blocks <= most_blocks) {
+    while (p->pieces < p->most_pieces && p->blocks <= most_blocks) {
         const int64_t fits = longest(p, p->room);
         const int64_t length = fits > 0 ? fits : longest(p, p->most);
         lay(p, &(nd_piece){.first = p->sorted[p->ends[length] - p->left[length]], .count = length});
@@ -131,6 +153,8 @@ static nd_status fail_empty(const nd_dataset *dataset)
 static nd_status make_lists(packing *p, nd_documents *d)
 {
     const int64_t pieces = p->pieces, blocks = p->blocks;
+    p->most_pieces = pieces;
+    p->most_blocks = blocks;
     ND_TRY(ND_ALLOC(pieces, &p->sorted));
     ND_TRY(ND_ALLOC(pieces, &d->firsts));
     ND_TRY(ND_ALLOC(blocks + 1, &d->begins));
@@ -141,10 +165,18 @@ static nd_status make_lists(packing *p, nd_documents *d)
         p->ends[length] = p->ends[length - 1] + p->left[length - 1];
     }
     ND_TRY(each_piece(p, sort));
+    for (int64_t length = 1, end = 0; length <= p->most; length++) {
+        end += p->left[length];
+        p->changed |= p->ends[length] != end;
+    }
     begin_laying(p);
-    if (!lay_longest_first(p, pieces, blocks)) {
+    if (!p->changed && !lay_longest_first(p, blocks)) {
         begin_laying(p);
-        ND_TRY(each_piece(p, lay));
+        ND_TRY(each_piece(p, lay_again));
+        p->changed |= p->pieces != pieces || p->blocks != blocks;
+    }
+    if (p->changed) {
+        return fail_changed(p->dataset);
     }
     d->begins[p->blocks] = p->pieces;
     return ND_OK;
@@ -190,11 +222,7 @@ static nd_status next_of_rows(const nd_dataset *dataset, int64_t index, nd_piece
     piece->first = d->firsts[i];
     ND_TRY(nd_border_after(dataset, piece->first, &end));
     piece->count = nd_min(end - piece->first, dataset->sequence + 1 - piece->place);
-    return piece->count > 1 ? ND_OK
-                            : nd_fail(ND_ERR_DATA,
-                                      "the boundaries of \"%s\" changed since it was opened; leave "
-                                      "the files alone during a run",
-                                      dataset->path);
+    return piece->count > 1 ? ND_OK : fail_changed(dataset);
 }
 
 nd_status nd_block_next(const nd_dataset *dataset, int64_t index, nd_piece *piece)

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Separate documents in blocks of every kind of data, and blocks of whole rows. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/support/tempdir.h"
 #include "trainer/corpus/token_file.h"
@@ -306,14 +312,11 @@ Test(documents, rows_with_prompts_stay_whole)
 }
 
 /* Rows of token files; the first token of each is its prompt. */
-static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
+static void write_lengths(const int *lengths, int count, const char *prefix)
 {
-    nd_dataset *out;
     nd_megatron_output files;
     nd_corpus_piece piece = {0};
-    char prefix[PATH_MAX];
     int32_t end = 0;
-    snprintf(prefix, sizeof prefix, "%s/r", dir.path);
     for (int r = 0; r < count; r++) {
         const int32_t span[2] = {end, end + 1};
         for (int i = 0; i < lengths[r]; i++) {
@@ -330,6 +333,14 @@ static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
     free(piece.ids.data);
     free(piece.ends.data);
     free(piece.spans.data);
+}
+
+static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
+{
+    nd_dataset *out;
+    char prefix[PATH_MAX];
+    snprintf(prefix, sizeof prefix, "%s/r", dir.path);
+    write_lengths(lengths, count, prefix);
     assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, sequence, &out));
     assert_ok(
         nd_dataset_set_documents(out, &(nd_document_rules){.end_of_text = -1, .model_end = -1}));
@@ -392,6 +403,71 @@ Test(documents, packed_rows_of_few_lengths)
         cr_expect_eq(nd_dataset_facts_of(data).documents, cases[c].rows, "case %zu", c);
         nd_dataset_close(data);
     }
+}
+
+enum { CHANGED_ROWS = 20000 };
+
+typedef struct index_change {
+    uint8_t *documents; /* of an .idx, as the file has them: (CHANGED_ROWS + 1) i64 */
+    atomic_int turns;   /* of the delay before all borders change */
+} index_change;
+
+static void move_borders(const index_change *c, int64_t by)
+{
+    for (int64_t i = 1; i < CHANGED_ROWS; i += 2) {
+        const int64_t at = i + by;
+        memcpy(c->documents + 8 * i, &at, sizeof at);
+    }
+}
+
+/* Every second border falls together with the one before. */
+static void *change_index(void *context)
+{
+    index_change *c = context;
+    for (int turns = 0; turns == 0; turns = atomic_load(&c->turns)) {
+    }
+    while (atomic_fetch_sub(&c->turns, 1) > 1) {
+    }
+    move_borders(c, -1);
+    return NULL;
+}
+
+/* Rows are counted, sorted and laid: the boundaries may change between. No memory behind what was
+ * counted is written, which sanitizers see; all rows are packed, or it is said. */
+Test(documents, boundaries_that_change_while_rows_are_packed)
+{
+    static int lengths[CHANGED_ROWS];
+    char prefix[PATH_MAX], path[PATH_MAX + 4];
+    struct stat size;
+    const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
+    int seen[2] = {0};
+    for (int r = 0; r < CHANGED_ROWS; r++) {
+        lengths[r] = 3 + r % 5;
+    }
+    snprintf(prefix, sizeof prefix, "%s/c", dir.path);
+    snprintf(path, sizeof path, "%s.idx", prefix);
+    write_lengths(lengths, CHANGED_ROWS, prefix);
+    const int fd = open(path, O_RDWR);
+    cr_assert(fd >= 0 && fstat(fd, &size) == 0);
+    uint8_t *map = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    cr_assert_neq(map, MAP_FAILED);
+    close(fd);
+    for (int round = 0; round < 60; round++) {
+        index_change change = {.documents = map + size.st_size - 8 * (CHANGED_ROWS + 1)};
+        pthread_t thread;
+        nd_dataset *data;
+        assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, 31, &data));
+        cr_assert_eq(pthread_create(&thread, NULL, change_index, &change), 0);
+        atomic_store(&change.turns, 1 + round * 4000);
+        const nd_status status = nd_dataset_set_documents(data, &rules);
+        cr_assert(status == ND_OK || status == ND_ERR_DATA);
+        seen[status == ND_OK]++;
+        cr_assert_eq(pthread_join(thread, NULL), 0);
+        move_borders(&change, 0); /* to which the loss mask belongs */
+        nd_dataset_close(data);
+    }
+    printf("%d of 60 changes were seen\n", seen[0]);
+    munmap(map, (size_t)size.st_size);
 }
 
 /* The same rows in another process, or at a resume, are in the same blocks and steps. */
