@@ -139,11 +139,12 @@ static bool lay_longest_first(packing *p, int64_t most_blocks)
     return p->blocks <= most_blocks;
 }
 
-static nd_status fail_empty(const nd_dataset *dataset)
+static nd_status fail_empty(const packing *p)
 {
+    const nd_dataset *dataset = p->dataset;
     return nd_fail(ND_ERR_DATA, "no row of \"%s\" has 2 to %lld tokens%s", dataset->path,
                    (long long)dataset->sequence + 1,
-                   dataset->documents->drops
+                   p->long_rows > 0
                        ? ", and data.long_rows is drop; raise train.sequence_length, or set "
                          "data.long_rows: cut"
                        : "; a row needs an input and the label after it");
@@ -192,7 +193,7 @@ nd_status nd_rows_pack(nd_dataset *dataset, bool drop)
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.ends));
     ND_TRY_OUT(ND_ALLOC(p.most + 1, &p.shorter));
     ND_TRY_OUT(each_piece(&p, count));
-    ND_TRY_OUT(p.blocks > 0 ? make_lists(&p, d) : fail_empty(dataset));
+    ND_TRY_OUT(p.blocks > 0 ? make_lists(&p, d) : fail_empty(&p));
     dataset->blocks = p.blocks;
     d->rows = p.rows;
     d->long_rows = p.long_rows;

@@ -668,6 +668,12 @@ Test(documents, what_nothing_separates_is_refused)
     nd_dataset_close(data);
     rules = (nd_document_rules){.end_of_text = -1, .model_end = -1, .drop_long = true};
     data = open_rows("q.jsonl", "{\"prompt\":\"123456789\",\"completion\":\"0\"}\n");
-    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA, "has 2 to 9 tokens");
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA,
+                 "has 2 to 9 tokens, and data.long_rows is drop; raise");
+    nd_dataset_close(data);
+    data = open_rows("r.jsonl", "{\"prompt\":\"1\",\"completion\":\"\"}\n"
+                                "{\"prompt\":\"\",\"completion\":\"2\"}\n");
+    assert_fails(nd_dataset_set_documents(data, &rules), ND_ERR_DATA,
+                 "has 2 to 9 tokens; a row needs an input");
     nd_dataset_close(data);
 }
