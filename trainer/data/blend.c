@@ -133,13 +133,23 @@ static nd_documents_rule documents(const nd_blend *blend)
     return first;
 }
 
+size_t nd_dataset_packed_bytes(const nd_dataset *dataset)
+{
+    const nd_documents *d = dataset->documents;
+    size_t bytes = 0;
+    if (d && d->firsts) {
+        bytes = sizeof *d->firsts * (size_t)d->begins[dataset->blocks] +
+                sizeof *d->begins * (size_t)(dataset->blocks + 1);
+    }
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        bytes += nd_dataset_packed_bytes(dataset->blend->sources[j].data);
+    }
+    return bytes;
+}
+
 bool nd_dataset_is_packed(const nd_dataset *dataset)
 {
-    bool packed = dataset->documents && dataset->documents->firsts;
-    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
-        packed = packed || nd_dataset_is_packed(dataset->blend->sources[j].data);
-    }
-    return packed;
+    return nd_dataset_packed_bytes(dataset) > 0;
 }
 
 static nd_status count_ignored(const nd_blend *blend, int64_t *tokens)

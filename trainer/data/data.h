@@ -116,6 +116,8 @@ nd_documents_rule nd_dataset_documents(const nd_dataset *dataset);
 bool nd_dataset_is_separate(const nd_dataset *dataset);
 /* Whether rows stay whole, in any part. */
 bool nd_dataset_is_packed(const nd_dataset *dataset);
+/* Host memory of the lists that say where their blocks have them. */
+size_t nd_dataset_packed_bytes(const nd_dataset *dataset);
 /* I32 (S): for each input of a block, which nd_dataset_block has read, the place in the block of
  * the first token of its document, or 0 where that began before or documents are joined. filled:
  * how many inputs are tokens; the others, which see themselves alone, fill the block. Thread-safe.

@@ -472,6 +472,17 @@ static void warn_of_unkept(const run_state *s)
     }
 }
 
+/* What the data that are open hold already; a plan without data does not know of it. */
+static void plan_packed_data(run_state *s)
+{
+    const nd_inputs *inputs = s->context->inputs;
+    const size_t bytes = nd_dataset_packed_bytes(inputs->data) +
+                         (inputs->validation ? nd_dataset_packed_bytes(inputs->validation) : 0);
+    if (bytes > 0 && !nd_rank_is_gpu(s->rank)) { /* the plan of a GPU is of its own memory */
+        nd_memplan_add_external(&s->trainer->plan, ND_MEM_DATA, "places of whole rows", bytes);
+    }
+}
+
 static nd_status run(run_state *s)
 {
     ND_TRY(nd_run_checkpoints_find(&s->checkpoints, s->context));
@@ -481,6 +492,7 @@ static nd_status run(run_state *s)
     /* Before memory is planned: linears in BF16 have other buffers than those in FP8. */
     ND_TRY(nd_tuning_make(s->rank, &s->tuning));
     ND_TRY(nd_trainer_create(s->rank, s->tuning, &s->trainer));
+    plan_packed_data(s);
     warn_of_unkept(s);
     ND_TRY(nd_trainer_commit(s->trainer));
     ND_TRY(nd_run_samples_open(&s->samples, s->config, s->context->inputs, s->trainer));
