@@ -6,25 +6,25 @@
 #include "runtime/base/log.h"
 #include "trainer/run/run.h"
 
-/* Of all data together: reading a block takes some microseconds, and milliseconds where its file is
- * far away, while all ranks wait. What comes behind is met when it comes: such a step makes no
- * update, and says so. */
-enum { BLOCKS_MAX = 10000 };
+/* Of all data together: all ranks wait meanwhile, and a block of whole rows has as many places of
+ * the file as rows, each of which may take milliseconds where the file is far away. What comes
+ * behind is met when it comes: such a step makes no update, and says so. */
+enum { TOKENS_MAX = 4 << 20 };
 
 typedef struct search {
     const nd_dataset *data;
     int32_t *inputs, *labels; /* (S) */
-    int64_t sequence, reads;
+    int64_t sequence, tokens; /* tokens: of the blocks that were read */
 } search;
 
 /* Past the limit a block is taken to have a label that counts. */
 static nd_status look_at_block(search *s, int64_t block, bool *counts)
 {
-    *counts = s->reads == BLOCKS_MAX;
+    *counts = s->tokens >= TOKENS_MAX;
     if (*counts) {
         return ND_OK;
     }
-    s->reads++;
+    s->tokens += s->sequence;
     ND_TRY(nd_dataset_block(s->data, block, s->inputs, s->labels));
     for (int64_t i = 0; i < s->sequence && !*counts; i++) {
         *counts = s->labels[i] != ND_LABEL_IGNORED;
@@ -43,7 +43,7 @@ static nd_status warn_of_steps(search *s, const nd_config *config, int64_t begin
                                        .samples_ahead = ahead};
     const int64_t last = nd_loader_last_step(s->data, &options, config->train.steps);
     int64_t first = 0, more = 0;
-    for (int64_t step = begin; step < last && s->reads < BLOCKS_MAX; step++) {
+    for (int64_t step = begin; step < last && s->tokens < TOKENS_MAX; step++) {
         bool counts = false;
         for (int64_t i = 0; i < samples && !counts; i++) {
             const int64_t sample = step * samples + ahead + i;

@@ -11,7 +11,7 @@
 #include "tests/support/tempdir.h"
 #include "trainer/run/run.h"
 
-enum { S = 3, BLOCKS = 6000 }; /* two sets of this many are more than the limit */
+enum { S = 3 };
 
 static tempdir dir;
 static nd_config config;
@@ -131,17 +131,20 @@ Test(labels, a_validation_reads_batches_of_several_samples)
 /* All ranks wait while they are read. */
 Test(labels, all_sets_share_one_limit)
 {
+    enum { TOKENS = 256, BLOCKS = 10000 }; /* of two sets more than the limit */
     tempdir_write(&dir, "text.txt", "aaaaaaaa", 8);
-    write_row("a.jsonl", BLOCKS * (S + 1), 1);
-    write_row("b.jsonl", BLOCKS * (S + 1), 1);
+    config.train.sequence_length = TOKENS;
+    write_row("a.jsonl", BLOCKS * (TOKENS + 1), 1);
+    write_row("b.jsonl", BLOCKS * (TOKENS + 1), 1);
     open_sources("%s/text.txt", &inputs.data);
     open_sources("[{name: one, path: %s/a.jsonl}, {name: two, path: %s/b.jsonl}]",
                  &inputs.validation);
     cr_assert_eq(nd_dataset_sources(inputs.validation), 2);
     config.train.validation_batches = BLOCKS;
     char *said = warnings(0, 0);
-    cr_expect_not_null(strstr(said, "no label counts in the 6000 sequences that a validation reads "
-                                    "of one; see to data.validation_path"),
+    cr_expect_not_null(strstr(said,
+                              "no label counts in the 10000 sequences that a validation reads "
+                              "of one; see to data.validation_path"),
                        "%s", said);
     cr_expect_null(strstr(said, "reads of two"), "%s", said);
     free(said);
