@@ -32,6 +32,9 @@ static const order_rule orders[ORDERS] = {
 };
 /* Checkpoints without it were made with joined documents. */
 static const char documents[] = "data.documents";
+/* As PACKING, of the validation. Another one is only told of. */
+static const char validation_packing[] = "data.validation_path packing";
+static const char longest_first[] = "the longest first";
 static const char *const keys[] = {"data.tokenizer",        "data.shuffle_seed", documents,
                                    "data.positions",        "data.long_rows",    "data.end_of_text",
                                    "train.sequence_length", "optimizer.name"};
@@ -128,7 +131,10 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
                ? nd_manifest_pairs_add(out, orders[MIX_PERIOD].key, text)
                : ND_OK);
     ND_TRY(nd_dataset_is_packed(inputs->data)
-               ? nd_manifest_pairs_add(out, orders[PACKING].key, "the longest first")
+               ? nd_manifest_pairs_add(out, orders[PACKING].key, longest_first)
+               : ND_OK);
+    ND_TRY(inputs->validation && nd_dataset_is_packed(inputs->validation)
+               ? nd_manifest_pairs_add(out, validation_packing, longest_first)
                : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
@@ -183,7 +189,8 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
 {
     const bool file = strcmp(key, tokenizer_file) == 0;
     const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
-    return !holds(config->checkpoint.allow, word_of(key)) && !(of_file && file != both_have_file);
+    return strcmp(key, validation_packing) != 0 && !holds(config->checkpoint.allow, word_of(key)) &&
+           !(of_file && file != both_have_file);
 }
 
 /* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */
@@ -279,9 +286,18 @@ static nd_status check_step(const nd_config *config, const char *folder, int64_t
  * before, so that it would end this one elsewhere than after these epochs.
  */
 static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const char *folder,
-                              const nd_manifest *manifest, bool others)
+                              const nd_manifest *manifest, bool others, bool repacked)
 {
     const int64_t step = manifest->position.step, seen = manifest->samples_seen;
+    if (config->train.epochs > 0 && repacked && step < config->train.steps) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s has seen %lld samples in %lld steps whose rows were packed into blocks "
+                       "in the order of the file, so that train.epochs %g would leave out some "
+                       "rows of this run's blocks, or read some once more; give --num-steps in its "
+                       "place, %lld for as many blocks as these epochs have",
+                       folder, (long long)seen, (long long)step, config->train.epochs,
+                       (long long)config->train.steps);
+    }
     if (config->train.epochs == 0 || (!others && seen / e->step >= step)) {
         return ND_OK;
     }
@@ -333,20 +349,6 @@ static nd_status check_finished(const nd_config *config, const char *folder,
                     : ND_OK;
 }
 
-/* The last step. What a run with steps of the same samples has passed over after a failure is no
- * fault of its configuration: it ends with the data. */
-static nd_status check_end(const nd_config *config, const nd_inputs *inputs, const char *folder,
-                           const nd_manifest *manifest, const char *stored_samples)
-{
-    const nd_epochs e = nd_inputs_epochs(config, inputs);
-    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
-    const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
-    ND_TRY(check_epochs(config, &e, folder, manifest, others));
-    ND_TRY(check_step(config, folder, step));
-    return nd_config_check_end(config, &e, step,
-                               !others && seen > step * e.step ? step * e.step : seen);
-}
-
 static const char *find_stored(const nd_manifest *manifest, const char *key)
 {
     const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
@@ -358,6 +360,29 @@ static const char *find_stored(const nd_manifest *manifest, const char *key)
         return NULL;
     }
     return order ? order->older : strcmp(key, documents) == 0 ? "join" : NULL;
+}
+
+/* The last step. What a run with steps of the same samples has passed over after a failure is no
+ * fault of its configuration: it ends with the data. */
+static nd_status check_end(const nd_config *config, const nd_inputs *inputs, const char *folder,
+                           const nd_manifest *manifest, const char *stored_samples)
+{
+    const nd_epochs e = nd_inputs_epochs(config, inputs);
+    const int64_t step = manifest->position.step, seen = manifest->samples_seen;
+    const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
+    const char *packing = find_stored(manifest, orders[PACKING].key);
+    const bool repacked =
+        packing && strcmp(packing, longest_first) != 0 && nd_dataset_is_packed(inputs->data);
+    ND_TRY(check_epochs(config, &e, folder, manifest, others, repacked));
+    ND_TRY(check_step(config, folder, step));
+    return nd_config_check_end(config, &e, step,
+                               !others && seen > step * e.step ? step * e.step : seen);
+}
+
+/* The order of samples matters to the steps that are left. */
+static bool is_order_over(const nd_config *config, const nd_manifest *manifest, const char *key)
+{
+    return order_of(key) && manifest->position.step >= config->train.steps;
 }
 
 /* One start shows all that differs: behind the message about the first difference stands what
@@ -376,7 +401,8 @@ static void compare(comparison *c, const nd_manifest_pair *pair, const char *sto
     const char *word = word_of(pair->key);
     const size_t used = strlen(c->words);
     if (!stored || strcmp(stored, pair->value) == 0 ||
-        !is_compared(c->config, pair->key, c->files)) {
+        !is_compared(c->config, pair->key, c->files) ||
+        is_order_over(c->config, c->manifest, pair->key)) {
         return;
     }
     if (c->status == ND_OK) {
@@ -429,7 +455,8 @@ static void log_change(void *context, const char *key, const char *value, bool j
 
 /* Logs the files whose content changed, which their paths do not show, and other samples of a step.
  * The checks have let them pass. */
-static void log_identity(const nd_manifest *manifest, const nd_manifest_pairs *own)
+static void log_identity(const nd_config *config, const nd_manifest *manifest,
+                         const nd_manifest_pairs *own)
 {
     bool said = false; /* that the data differ, by the first of their pairs that does */
     for (int i = 0; i < own->count; i++) {
@@ -437,7 +464,8 @@ static void log_identity(const nd_manifest *manifest, const nd_manifest_pairs *o
         const char *stored = find_stored(manifest, pair->key);
         const order_rule *order = order_of(pair->key);
         bool data = strncmp(pair->key, "data.path", 9) == 0;
-        bool differs = stored && strcmp(stored, pair->value) != 0;
+        bool differs = stored && strcmp(stored, pair->value) != 0 &&
+                       !is_order_over(config, manifest, pair->key);
         if (differs && strcmp(pair->key, step_samples) == 0) {
             nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
                         "data go on behind sample %lld, and steps, by which the learning rate's "
@@ -483,8 +511,29 @@ static void log_validation(const nd_config *config, const nd_manifest *manifest)
     }
 }
 
-static nd_status log_changes(const nd_config *config, const nd_manifest *manifest,
-                             const nd_manifest_pairs *own)
+/* A validation of some blocks reads the first ones, which have other rows since rows are packed. */
+static void log_validation_packing(const nd_config *config, const nd_dataset *data,
+                                   const nd_manifest *manifest)
+{
+    const int64_t most = config->train.validation_batches * config->train.micro_batch_size *
+                         nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
+    bool others = false;
+    for (int i = 0; most > 0 && data && i < nd_dataset_sources(data); i++) {
+        const nd_dataset *source = nd_dataset_source(data, i);
+        others |= nd_dataset_is_packed(source) && nd_dataset_blocks(source) > most;
+    }
+    const char *path = nd_manifest_pairs_find(&manifest->config, "data.validation_path");
+    if (others && path && path[0] &&
+        !nd_manifest_pairs_find(&manifest->identity, validation_packing)) {
+        nd_log_info("resume: the %lld sequences of a validation have other rows than before, as "
+                    "they were packed into blocks in the order of the file, or were not whole; "
+                    "losses of both do not compare (train.validation_batches 0 reads all rows)",
+                    (long long)most);
+    }
+}
+
+static nd_status log_changes(const nd_config *config, const nd_inputs *inputs,
+                             const nd_manifest *manifest, const nd_manifest_pairs *own)
 {
     const char *interval = nd_manifest_pairs_find(&manifest->config, "checkpoint.interval");
     if (interval && strcmp(interval, "0") != 0 && config->checkpoint.interval == 0) {
@@ -498,8 +547,9 @@ static nd_status log_changes(const nd_config *config, const nd_manifest *manifes
         nd_log_warning("resume: from here on checkpoints hold no Hugging Face model; with "
                        "--checkpoint-export-model true they do, as before");
     }
-    log_identity(manifest, own);
+    log_identity(config, manifest, own);
     log_validation(config, manifest);
+    log_validation_packing(config, inputs->validation, manifest);
     return nd_config_each(config, log_change, (void *)manifest);
 }
 
@@ -514,7 +564,7 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
     ND_TRY_OUT(check_pairs(config, inputs, folder, manifest, &own));
     ND_TRY_OUT(check_end(config, inputs, folder, manifest,
                          nd_manifest_pairs_find(&manifest->identity, step_samples)));
-    ND_TRY_OUT(logs ? log_changes(config, manifest, &own) : ND_OK);
+    ND_TRY_OUT(logs ? log_changes(config, inputs, manifest, &own) : ND_OK);
 out:
     nd_manifest_pairs_fini(&own);
     return status;
