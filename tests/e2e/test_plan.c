@@ -221,7 +221,7 @@ Test(plan, eight_gpus_of_80_gb_keep_gathered_weights)
 }
 
 /* Separate ones have first keys. The data are not opened, so auto is planned as join, which is
- * said. */
+ * said of JSON lines. */
 Test(plan, documents_are_those_that_are_given)
 {
     static const char *const rules[] = {"join", "separate", "auto"};
@@ -229,13 +229,16 @@ Test(plan, documents_are_those_that_are_given)
     double batches[3];
     for (int i = 0; i < 3; i++) {
         char command[512];
-        snprintf(command, sizeof command, PLAN "cp.yaml --documents %s", rules[i]);
+        snprintf(command, sizeof command, PLAN "cp.yaml --data-path rows.jsonl --documents %s",
+                 rules[i]);
         shell(&dir, command);
         batches[i] = after("\n    micro-batches: ids, labels, positions");
         cr_expect_eq(strstr(shell_output, words) != NULL, i == 2, "%s", shell_output);
     }
     cr_expect_gt(batches[1], batches[0]);
     cr_expect_eq(batches[2], batches[0]);
+    shell(&dir, PLAN "cp.yaml --data-path text.txt --documents auto");
+    cr_expect_null(strstr(shell_output, words), "%s", shell_output);
 }
 
 /* A run warns of them at its start. */

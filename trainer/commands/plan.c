@@ -511,6 +511,15 @@ static nd_status check_limits(const nd_config *config, const nd_inputs *inputs,
     return status == ND_ERR_RESOURCE ? ND_ANSWER_NO : status;
 }
 
+/* Of rows with prompts, auto is separate once they are open. */
+static bool names_rows(const nd_config *config)
+{
+    const nd_data_format format = config->data.format;
+    const char *path = config->data.path;
+    return format == ND_DATA_JSONL ||
+           (format == ND_DATA_AUTO && (strstr(path, ".jsonl") || strstr(path, ".ndjson")));
+}
+
 static nd_status plan(const nd_command_call *call)
 {
     const nd_config *config = call->config;
@@ -530,7 +539,7 @@ static nd_status plan(const nd_command_call *call)
     ND_TRY_OUT(nd_worker_open_planner(config, worker));
     ND_TRY_OUT(check_limits(config, &inputs, worker));
     nd_banner_warn_of_documents(config, &inputs.shape, cuda, NULL);
-    if (config->data.documents == ND_DOCUMENTS_AUTO) {
+    if (config->data.documents == ND_DOCUMENTS_AUTO && names_rows(config)) {
         nd_log_info("data.documents is auto, and planned as join; for rows with prompts plan with "
                     "--documents separate");
     }
