@@ -338,6 +338,12 @@ static nd_status open_store(nd_store *store, const nd_identity *identity)
         }
         usleep(50000);
     }
+    if (again && status == ND_ERR_CONFIG && !store->channel) {
+        char why[ND_ERROR_MESSAGE_MAX];
+        snprintf(why, sizeof why, "%s", nd_error_last()->message);
+        status = nd_fail(ND_ERR_HANG, "rank 0 was not reached within %.3g s: %s",
+                         store->timeout_seconds, why);
+    }
     if (status == ND_OK && store->hosted && !store->thread && store->watch.lost) {
         status = nd_thread_start(&store->watcher, &store->watched, "the thread that watches rank 0",
                                  watch_rank_0, store);

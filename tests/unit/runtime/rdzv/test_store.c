@@ -89,6 +89,14 @@ static nd_store *open_rank_1(int port, const nd_store_watch *watch)
     return store;
 }
 
+Test(store, a_rank_0_that_never_comes_is_said_at_the_deadline)
+{
+    nd_store *store = NULL;
+    const nd_identity id = identity_of(1, port_reserve());
+    assert_fails(nd_store_open(&id, 0.2, NULL, &store), ND_ERR_HANG,
+                 "rank 0 was not reached within 0.2 s: ");
+}
+
 Test(store, late_answers_of_a_store_that_stood_still_are_not_taken)
 {
     int said, port = port_reserve();
