@@ -385,9 +385,7 @@ static void on_tick(uv_timer_t *timer)
 static nd_status fail_listen(const nd_store_server *store, const nd_address *address, int code)
 {
     if (code == EADDRINUSE) {
-        return nd_fail(ND_ERR_IO,
-                       "port %d of %s is in use by another program; choose another port, or on one "
-                       "host none at all",
+        return nd_fail(ND_ERR_IO, "port %d of %s is in use by another program; choose another port",
                        nd_address_port(address), store->address);
     }
     if (code == EADDRNOTAVAIL) {
