@@ -167,7 +167,7 @@ static nd_status shake(nd_tls *tls)
                reason == SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE ||
                reason == SSL_R_NO_SUITABLE_SIGNATURE_ALGORITHM || reason == SSL_R_NO_SHARED_CIPHER;
     if (key) {
-        return nd_fail(ND_ERR_CONFIG, "the job key differs (%s)", text ? text : "refused");
+        return nd_fail(ND_ERR_CONFIG, "the job key differs");
     }
     return nd_fail(ND_ERR_IO, "the other side does not speak the rendezvous protocol (%s)",
                    text ? text : "handshake broken off");

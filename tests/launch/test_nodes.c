@@ -170,7 +170,7 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     start_node(&nodes[0], 0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
     start_node(&nodes[1], 1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
     launched_expect(&nodes[1], 2);
-    assert_says(&nodes[1], "need the key of its node 0");
+    assert_says(&nodes[1], "the job key differs; all members of a job need the key of its node 0");
     launched_expect(&nodes[0], 124);
     assert_says(&nodes[0], "node 1 of 2 nodes is missing after 8 s");
 }
