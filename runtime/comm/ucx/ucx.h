@@ -10,6 +10,7 @@
  */
 #include <poll.h>
 #include <ucp/api/ucp.h>
+#include <ucs/debug/log_def.h>
 
 #include "runtime/comm/net/net.h"
 #include "runtime/comm/p2p.h"
@@ -68,6 +69,7 @@ typedef struct ucx_state {
     X(ucp_tag_probe_nb)                                                                            \
     X(ucp_request_cancel)                                                                          \
     X(ucp_request_free)                                                                            \
+    X(ucs_log_push_handler)                                                                        \
     X(ucs_status_string)
 
 typedef struct ucx_library {

@@ -2,6 +2,7 @@
 #include "runtime/comm/ucx/ucx.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +44,20 @@ static void set_own_variables(bool warn)
     }
 }
 
+/* UCX's own line about a copy from the memory of a rank that has ended is not printed: the worker's
+ * message names that rank (guard, ucx_p2p.c). */
+static ucs_log_func_rc_t leave_out_ended(const char *file, unsigned line, const char *function,
+                                         ucs_log_level_t level,
+                                         const ucs_log_component_config_t *component,
+                                         const char *format, va_list arguments)
+{
+    char text[256];
+    vsnprintf(text, sizeof text, format, arguments);
+    return strncmp(text, "process_vm_", strlen("process_vm_")) == 0 && strstr(text, strerror(ESRCH))
+               ? UCS_LOG_FUNC_RC_STOP
+               : UCS_LOG_FUNC_RC_CONTINUE;
+}
+
 /* ND_ERR_CONFIG with what to install. The library stays open: its own threads may run. */
 nd_status nd_ucx_load(bool warn)
 {
@@ -74,6 +89,7 @@ nd_status nd_ucx_load(bool warn)
     ND_UCX_FUNCTIONS(FIND)
 #undef FIND
     nd_ucx = library;
+    nd_ucx.ucs_log_push_handler(leave_out_ended);
     return ND_OK;
 }
 
