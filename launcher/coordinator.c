@@ -196,13 +196,21 @@ nd_status nd_coordinator_on_frame(void *context, nd_peer *peer, int index,
                                      : nd_fail(ND_ERR_IO, "node %d sent a damaged message", index);
 }
 
+/* A restart waits until a lost node is back. */
+static bool lacks_nodes(const nd_coordinator *c)
+{
+    const nd_roster *r = &c->roster;
+    return r->places == r->most_places && nd_roster_joined(r) < r->places;
+}
+
 /* All workers of this start have ended: shows the first failure and asks the job what follows. */
 static void conclude(nd_coordinator *c)
 {
     nd_nodes_end *end = &c->end;
     *end = (nd_nodes_end){.node = nd_roster_first_failure(&c->roster),
                           .asked = c->asked,
-                          .left_behind = c->left_behind};
+                          .left_behind = c->left_behind,
+                          .lacks_nodes = lacks_nodes(c)};
     c->state = ND_NODES_BETWEEN;
     if (end->node >= 0) {
         const nd_node *n = &c->roster.nodes[end->node];
@@ -243,7 +251,7 @@ void nd_coordinator_restart(nd_coordinator *c, int64_t epoch, const char *run_fo
         c->gather_ns = c->noticed_ns = nd_clock_ns();
         snprintf(c->run_folder, sizeof c->run_folder, "%s", run_folder);
         wake(c);
-        if (nd_roster_joined(&c->roster) < c->roster.places && !c->fewer) {
+        if (lacks_nodes(c)) {
             nd_gather_warn_missing(c, 0);
         }
     }

@@ -76,7 +76,12 @@ void nd_gather_warn_missing(const nd_coordinator *c, double seconds)
 {
     char line[512];
     nd_roster_missing(&c->roster, seconds, line, sizeof line);
-    nd_log_warning("ndlaunch: %s", line);
+    if (seconds > 0) {
+        nd_log_warning("ndlaunch: %s", line);
+    } else {
+        nd_log_warning("ndlaunch: %s; start the same command there within %g s", line,
+                       nd_nodes_limit(c->options.config));
+    }
 }
 
 nd_status nd_gather_fail_missing(const nd_coordinator *c, double seconds)

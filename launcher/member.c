@@ -95,7 +95,10 @@ static nd_status join(nd_member *m, const uint8_t key[ND_KEY_BYTES], nd_job_plac
     if (o->cannot_start) {
         return report_failed_check(m);
     }
-    return send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text);
+    ND_TRY(send_frame(m, ND_NODE_JOIN, (uint32_t[]){(uint32_t)o->local_workers}, 1, o->job_text));
+    nd_log_info("ndlaunch: joined node 0 (%s port %d) as node %d of %lld", m->node_0, m->port,
+                hello.index, (long long)(o->config->launch.nnodes + o->config->launch.spare_nodes));
+    return ND_OK;
 }
 
 nd_status nd_member_join(const nd_nodes_options *options, const uint8_t key[ND_KEY_BYTES],

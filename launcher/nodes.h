@@ -55,6 +55,7 @@ typedef struct nd_nodes_end {
     bool left_behind; /* a killed worker of some node did not end */
     bool own;         /* of this node: the first failure is surely one of its own, whatever its
                             code, which other nodes' failures may explain else */
+    bool lacks_nodes; /* a restart waits until a lost one is back */
     char words[256];  /* "node 1 (host a) failed with code 137" */
 } nd_nodes_end;
 

@@ -192,12 +192,15 @@ void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_
     int absent = roster->count - nd_roster_joined(roster);
     int needed = absent - (roster->count - roster->places);
     nd_ranks_text(is_absent, roster, 0, roster->count, missing, sizeof missing);
-    size_t used = (size_t)snprintf(out, capacity, "%s %s of %d nodes %s after %.3g s",
-                                   absent > 1 ? "nodes" : "node", missing, roster->count,
-                                   absent > 1 ? "are missing" : "is missing", seconds);
-    if (0 < needed && needed < absent && used < capacity) {
-        snprintf(out + used, capacity - used, ", and the job needs %d of them", needed);
+    char after[32] = "", need[64] = "";
+    if (seconds > 0) {
+        snprintf(after, sizeof after, " after %.3g s", seconds);
     }
+    if (0 < needed && needed < absent) {
+        snprintf(need, sizeof need, ", and the job needs %d of them", needed);
+    }
+    snprintf(out, capacity, "%s %s of %d nodes %s missing%s%s", absent > 1 ? "nodes" : "node",
+             missing, roster->count, absent > 1 ? "are" : "is", after, need);
 }
 
 void nd_roster_text(const nd_roster *roster, bool working, char *out, size_t capacity)

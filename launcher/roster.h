@@ -55,7 +55,8 @@ bool nd_roster_all_over(const nd_roster *roster);
 bool nd_roster_has_failed(const nd_roster *roster);
 /* The node with the failure that explains the others; -1: none failed. */
 int nd_roster_first_failure(const nd_roster *roster);
-/* "node 1 of 2 nodes is missing after 10 s"; with spare nodes also how many of them are needed */
+/* "node 1 of 2 nodes is missing after 10 s", without a time when that is 0; with spare nodes also
+ * how many of them are needed */
 void nd_roster_missing(const nd_roster *roster, double seconds, char *out, size_t capacity);
 
 /* Records when its first failure arrived, and that one's code. */

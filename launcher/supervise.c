@@ -119,7 +119,7 @@ int nd_supervisor_patience_ms(const nd_supervisor *s, int code)
                                                            : ND_STOP_MS;
 }
 
-static void print_restart(const nd_supervisor *s, const char *what, double wait_seconds)
+static void print_restart(const nd_supervisor *s, const nd_nodes_end *end, double wait_seconds)
 {
     const nd_progress *page = &s->attempt->progress;
     const int64_t durable = nd_progress_durable_step(page); /* -1: it goes on from where it began */
@@ -129,13 +129,16 @@ static void print_restart(const nd_supervisor *s, const char *what, double wait_
     char when[48] = "at once", from[48] = "the beginning";
     if (wait_seconds > 0) {
         snprintf(when, sizeof when, "in %g s", wait_seconds);
+    } else if (end->lacks_nodes) {
+        snprintf(when, sizeof when, "when enough nodes are back");
     }
     if (kept > 0) {
         snprintf(from, sizeof from, "step %lld", (long long)kept);
     }
-    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s; %lld step%s lost", what,
-                   (long long)s->epoch + 1, (long long)s->options.config->launch.max_restarts, when,
-                   from, (long long)lost, lost == 1 ? " is" : "s are");
+    nd_log_warning("ndlaunch: %s; restart %lld of %lld follows %s, from %s; %lld step%s lost",
+                   end->words, (long long)s->epoch + 1,
+                   (long long)s->options.config->launch.max_restarts, when, from, (long long)lost,
+                   lost == 1 ? " is" : "s are");
 }
 
 /* After a failure that ends the job: where a run that saves can go on. */
@@ -170,7 +173,7 @@ bool nd_supervisor_restarts(nd_supervisor *s, const nd_nodes_end *end, double *w
         snprintf(s->run_folder, sizeof s->run_folder, "%s", folder);
     }
     s->brief = choice.brief;
-    print_restart(s, end->words, choice.wait_seconds);
+    print_restart(s, end, choice.wait_seconds);
     *wait_seconds = choice.wait_seconds;
     return true;
 }

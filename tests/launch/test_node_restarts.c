@@ -92,7 +92,11 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     launched_expect(&back, 0);
     launched_expect(&nodes[0], 0);
     assert_says(&nodes[0], "node 1 (host ");
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40; ");
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows when enough nodes are back, from "
+                           "step 40; ");
+    assert_says(&nodes[0], "node 1 of 2 nodes is missing; start the same command there within ");
+    assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ");
+    assert_says(&back, ") as node 1 of 2\n");
     assert_says(&back, "epoch 1 of rank 3, run nd-");
     assert_says(&back, ".1, folder '/begun/in/start-0'\n");
 }
@@ -112,7 +116,7 @@ Test(node_restarts, a_node_leaves_and_comes_back_twice)
     tiny_nodes_start(&back[1], &job, 1, 2, NULL);
     launched_expect(&back[1], 0);
     launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows at once, from step 40; ");
+    assert_says(&nodes[0], "was lost; restart 1 of 3 follows ");
     assert_says(&nodes[0], "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
     assert_says(&back[1], "epoch 2 of rank 3, run nd-");
 }

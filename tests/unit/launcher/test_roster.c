@@ -30,6 +30,8 @@ Test(roster, nodes_are_missing_until_they_join)
     roster.nodes[2].joined = true;
     nd_roster_missing(&roster, 12.5, line, sizeof line);
     cr_expect_str_eq(line, "node 1 of 3 nodes is missing after 12.5 s");
+    nd_roster_missing(&roster, 0, line, sizeof line);
+    cr_expect_str_eq(line, "node 1 of 3 nodes is missing");
     roster.nodes[1].joined = true;
     cr_expect(nd_roster_assign(&roster));
 }
