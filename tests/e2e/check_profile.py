@@ -184,8 +184,8 @@ def main():
         done = subprocess.run([ndlaunch, "--device", "cpu", "--num-processes", str(RANKS), "--dp-shard-size", "2", "--tp-size", "2",
                                "--sequence-length", "64", "--num-steps", "5", "--set", "model.config=model.json", "--set",
                                "data.path=text.txt", "--set", "output.dir=run", "--set", "output.save_model=false",
-                               "--profile-steps", "3-4"], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, timeout=240)
+                               "--validation-path", "text.txt", "--eval-steps", "3", "--profile-steps", "3-4"], cwd=folder,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
         check(done.returncode == 0 and "profile of 4 ranks" in done.stdout, f"the run ended with {done.returncode}:\n{done.stdout}")
         text = (folder / "run" / "profile.json").read_text()
         events = json.loads(text)["traceEvents"]

@@ -248,16 +248,16 @@ nd_status nd_run_profile_begin(nd_run_profile *p, int64_t step)
     if (!p->rank || step < p->first) {
         return ND_OK;
     }
-    if (!p->rank->trace.profile) { /* of a resumed run, the first step may lie behind p->first */
+    if (!p->profile.origin_ns) { /* of a resumed run, the first step may lie behind p->first */
         if (step > p->last) {
             p->rank = NULL;
             return ND_OK;
         }
         ND_TRY(nd_comm_barrier(p->rank->groups.by_kind[ND_GROUP_WORLD]));
         p->profile.origin_ns = nd_clock_ns();
-        nd_profile_look(&p->profile); /* the barrier belongs to no call */
-        p->rank->trace.profile = &p->profile;
     }
+    nd_profile_look(&p->profile); /* what was entered between the steps belongs to no call */
+    p->rank->trace.profile = &p->profile;
     p->step_begin = nd_clock_ns();
     return ND_OK;
 }
@@ -306,7 +306,7 @@ static nd_status write_profile(nd_run_profile *p)
 
 nd_status nd_run_profile_finish(nd_run_profile *p)
 {
-    if (!p->rank || !p->rank->trace.profile) {
+    if (!p->rank || !p->profile.origin_ns) {
         return ND_OK;
     }
     p->rank->trace.profile = NULL;
@@ -329,6 +329,7 @@ nd_status nd_run_profile_end(nd_run_profile *p, int64_t step)
     if (p->profile.count < p->profile.room) {
         p->profile.events[p->profile.count++] = whole;
     }
+    p->rank->trace.profile = NULL; /* validations, sample texts and checkpoints are left out */
     return step >= p->last ? nd_run_profile_finish(p) : ND_OK;
 }
 

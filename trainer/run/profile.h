@@ -4,7 +4,8 @@
 /*
  * log.profile_steps: what every rank called in some steps, as RUN/profile.json, which Perfetto and
  * chrome://tracing open: ranks are processes, and all of them count from one moment, that behind a
- * barrier before the first of these steps. docs/formats.md has the keys.
+ * barrier before the first of these steps. What lies between two steps, such as a validation, is
+ * left out. docs/formats.md has the keys.
  *
  * Each rank writes its part into RUN/profile/, and rank 0 puts the parts together, so the folder
  * must be seen by all nodes. A part that cannot be written is a warning: the run goes on. Memory
