@@ -89,7 +89,7 @@ def write_run(folder, steps, slope=1.0, wanted=None):
     for step in range(10, steps + 1, 10):
         lines[step - 1] += json.dumps({"step": step, "validation_loss": 2.1 + 3 / step, "validation_tokens": 4096,
                                        "validation_ms": 8.5}) + "\n"
-    lines[steps // 2] += json.dumps({"event": "checkpoint_failed", "step": steps // 2 + 1, "why": EVIL}) + "\n"
+    lines[steps // 2] += json.dumps({"event": "checkpoint_failed", "step": steps // 2 + 1, "why": EVIL + 40 * " long"}) + "\n"
     (folder / "metrics.jsonl").write_text("".join(lines))
     (folder / "run.json").write_text(json.dumps({
         "program": "ndtrain", "command": ["ndlaunch", EVIL], "config": {"train.steps": wanted or steps, "optimizer.lr": 0.5 * slope,
@@ -287,6 +287,9 @@ def check_in_browser(chrome, path, curves, shots):
     boxes = page.evaluate("[...document.querySelectorAll('.chart svg')].map(s => { const b = s.getBoundingClientRect();"
                           "return [b.width, b.height, s.querySelectorAll('polyline, circle').length]; })")
     check(all(width > 200 and height > 80 and lines > 0 for width, height, lines in boxes), f"the charts are {boxes}")
+    broken = page.evaluate("[...document.querySelectorAll('.events td:nth-child(2)')].filter(cell => { const range = document.createRange();"
+                           "range.selectNodeContents(cell); return range.getClientRects().length > 1; }).map(cell => cell.textContent)")
+    check(broken == [], f"these kinds of events stand on several lines: {broken}")
     x, y = page.evaluate("(() => { const s = document.querySelector('#loss svg'); s.scrollIntoView(); const b ="
                          "s.getBoundingClientRect(); return [b.left + b.width * 0.5, b.top + b.height * 0.5]; })()")
     page.move(x, y)
@@ -304,19 +307,19 @@ def end_of_both():
     """The means of the last tenth of the losses of write_run, and their difference."""
     one, two = (sum(2 + 3 / (1 + slope * step) for step in range(steps * 9 // 10 + 1, steps + 1)) / (steps / 10)
                 for steps, slope in ((100, 1.0), (80, 0.5)))
-    return "loss at the end, mean of the last steps", f"{one:.5g}", f"{two:.5g} ({(two / one - 1) * 100:+.2f} %)"
+    return "loss at the end, mean of the last tenth", f"{one:.5g}", f"{two:.5g} ({(two / one - 1) * 100:+.2f} %)"
 
 
 def check_pages(ndtrain, folder, shots):
     one, two = write_run(folder / "one", 100), write_run(folder / "two", 80, slope=0.5, wanted=100)
     os.utime(two / "metrics.jsonl", (1, 1))  # long ago: it does not run any more
     said = report(ndtrain, folder, "one")
-    check(said == "one: finished: all 100 steps\nreport: one/report.html\n", f"report says {said!r}")
+    check(said == "one: finished: all 100 steps, 1 checkpoint not written\nreport: one/report.html\n", f"report says {said!r}")
     said = report(ndtrain, folder, "one", "two", "-o", "both.html")
     check("\ntwo: ended early, after step 80 of 100" in said, f"report says {said!r}")
     check_text(one / "report.html", [one])
     check_text(folder / "both.html", [one, two])
-    check("finished: all 100 steps" in (one / "report.html").read_text(), "no verdict")
+    check("finished: all 100 steps, 1 checkpoint not written" in (one / "report.html").read_text(), "no verdict")
     check("ended early, after step 80 of 100" in (folder / "both.html").read_text(), "no verdict of the second run")
     rich = check_rich(ndtrain, folder)
     if not browser.find():

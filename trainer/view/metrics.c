@@ -11,10 +11,11 @@
 #include "runtime/base/json.h"
 #include "runtime/base/printable.h"
 
-/* The first names of every file. Their columns stay empty: a step is that of all its line's points,
- * and an event is no number. */
-enum { STEP, EVENT, FIRST_NAMES };
-static const char *const first_names[] = {"step", "event"};
+/* The first names of every file. The columns of step and event stay empty: a step is that of all
+ * its line's points, and an event is no number. */
+enum { STEP, EVENT, LOSS, GRAD_NORM, SKIPPED, WITHOUT_LABELS, TOKENS, FIRST_NAMES };
+static const char *const first_names[] = {"step",    "event",          "loss",  "grad_norm",
+                                          "skipped", "without_labels", "tokens"};
 
 enum { DEPTH_MAX = 8, ROOM_FIRST = 256 };
 
@@ -211,6 +212,16 @@ static nd_status add_event(line_reader *lines, const char *text, const char *end
                : nd_fail_memory("an event of metrics.jsonl");
 }
 
+/* A step none of whose labels counts has no loss, no norm, and nothing that was not finite. */
+static void take_without_labels(line_reader *lines)
+{
+    if (lines->given[TOKENS] && lines->values[TOKENS] == 0) {
+        lines->given[LOSS] = lines->given[GRAD_NORM] = lines->given[SKIPPED] = false;
+        lines->given[WITHOUT_LABELS] = true;
+        lines->values[WITHOUT_LABELS] = 1;
+    }
+}
+
 /* A line, up to its line feed. ND_ERR_DATA, without a message: it is not what ndtrain writes. */
 static nd_status add_line(line_reader *lines, const char *text, const char *end)
 {
@@ -225,7 +236,8 @@ static nd_status add_line(line_reader *lines, const char *text, const char *end)
     if (lines->is_event) {
         return add_event(lines, text, end);
     }
-    for (int k = FIRST_NAMES; k < lines->found.count; k++) {
+    take_without_labels(lines);
+    for (int k = EVENT + 1; k < lines->found.count; k++) {
         ND_TRY(lines->given[k] ? add_point(&lines->found.columns[k], step, lines->values[k])
                                : ND_OK);
     }

@@ -4,7 +4,8 @@
 /*
  * metrics.jsonl of a run, read back (docs/formats.md): every number of its lines in a column, and
  * its events as JSON, in their order. A line "resumed" takes back the lines above it that have
- * later steps.
+ * later steps. A step without labels has the column "without_labels" in place of "loss",
+ * "grad_norm" and "skipped".
  *
  * The file may have a million lines and hundreds of megabytes: it is mapped, and lines of numbers
  * are read without a tree of JSON.
@@ -33,7 +34,7 @@ typedef struct nd_column {
 } nd_column;
 
 typedef struct nd_metrics {
-    nd_column *columns; /* [count] owned, in the order in which the file has them first */
+    nd_column *columns; /* [count] owned; some with fixed names, then as the file has them first */
     int count;
     json_t *events; /* array of objects with "event" and "step"; owned */
 } nd_metrics;

@@ -77,7 +77,7 @@ const linesOf = spec => {
 };
 /* What an event says beside its kind and step. */
 const said = event => Object.entries(event).filter(([key]) => key !== "event" && key !== "step")
-  .map(([key, value]) => key.replaceAll("_", " ") + " " + words(key, value)).join("; ");
+  .map(([key, value]) => (key === "bytes" ? "" : key.replaceAll("_", " ") + " ") + words(key, value)).join("; ");
 const marksOf = run => {
   const events = run.events.filter(event => ["resumed", "checkpoint_failed", "records_lost"].includes(event.event));
   return [...events, ...run.skipped.map(step => ({ step, event: "skipped" }))].map(event =>
@@ -422,7 +422,7 @@ const addEvents = run => {
     .map(event => [String(event.step), event.prompt, event.text]), { kind: "words" });
   table("Events", ["after step", "event", ""], events.filter(event => event.event !== "sample")
     .map(event => [String(event.step), event.event, said(event)]),
-  { kind: "words", note: Object.entries(run.event_counts).map(([kind, count]) => `${kind}: ${count}`).join(", ") });
+  { kind: "words events", note: Object.entries(run.event_counts).map(([kind, count]) => `${kind}: ${count}`).join(", ") });
   table("Checkpoints in the folder", ["folder", "state", "size", "saved"], run.saved.map(({ name, state, why, step, bytes: size, time }) =>
     [name, state + (why && ": " + why) + (step === best ? ", best validation" : ""), bytes(size), time]), { kind: "words" });
 };
@@ -436,9 +436,9 @@ const addRun = run => {
     [...kinds.map(([key, ms]) => [key.slice(0, -3), ms / steps]), ["everything else", other / steps]],
     `Steps ${first} to ${first + steps - 1}, without validations. Communication is the time in calls: on a CPU also the wait for slower ranks.`));
   attempt(() => addRanks(run));
-  shares("Bytes on the wire, sent by rank 0", "bytes of a step, mean", Object.entries(run.columns).filter(([name]) => name.startsWith("wire."))
+  shares("Bytes on the wire, sent by rank 0", "sent in a step, mean", Object.entries(run.columns).filter(([name]) => name.startsWith("wire."))
     .map(([name, column]) => [name.slice(5), column.mean]));
-  attempt(() => shares("Planned memory of rank 0, largest buffers", "bytes", Object.entries(run.record?.memory_plan_bytes ?? {})));
+  attempt(() => shares("Planned memory of rank 0, largest buffers", "size", Object.entries(run.record?.memory_plan_bytes ?? {})));
   const of = (one, named, only) => one.name ? run.columns[named + one.name] : run.columns[only]; // a source without a name is the only one
   attempt(() => table("Data", ["source", "tokens", "documents", "epochs", "labels seen", "loss at the end"],
     (run.record?.data?.sources ?? []).map(one => [one.name || one.path, ...[one.tokens, one.documents,

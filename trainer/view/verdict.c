@@ -103,6 +103,33 @@ static void write_failure(char text[ND_VERDICT_MAX], const json_t *end, const ch
                  : "");
 }
 
+/* What a finished run has left out is said with its verdict. */
+static void write_finished(char text[ND_VERDICT_MAX], const nd_run_view *v)
+{
+    int64_t failed = 0;
+    for (size_t i = 0; i < json_array_size(v->metrics.events); i++) {
+        failed += nd_event_is(json_array_get(v->metrics.events, i), "checkpoint_failed");
+    }
+    const struct {
+        int64_t count;
+        const char *thing, *what;
+    } left_out[] = {
+        {(int64_t)nd_metrics_column(&v->metrics, "skipped")->count, "step", "skipped"},
+        {(int64_t)nd_metrics_column(&v->metrics, "without_labels")->count, "step",
+         "without labels"},
+        {failed, "checkpoint", "not written"},
+    };
+    int used =
+        snprintf(text, ND_VERDICT_MAX, "finished: all %lld steps", (long long)v->steps_wanted);
+    for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) {
+        if (left_out[i].count > 0) {
+            used += snprintf(text + used, ND_VERDICT_MAX - (size_t)used, ", %lld %s%s %s",
+                             (long long)left_out[i].count, left_out[i].thing,
+                             left_out[i].count == 1 ? "" : "s", left_out[i].what);
+        }
+    }
+}
+
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
 {
     char reached[64] = "", raw[ND_VERDICT_MAX] = "";
@@ -110,7 +137,7 @@ char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX])
     snprintf(reached, sizeof reached, wanted > 0 ? "%lld of %lld" : "%lld", step, wanted);
     switch (view->end) {
     case ND_RUN_FINISHED:
-        snprintf(raw, sizeof raw, "finished: all %lld steps", wanted);
+        write_finished(raw, view);
         break;
     case ND_RUN_STOPPED_EARLY:
         snprintf(raw, sizeof raw, "finished early, after step %s: %s", reached,

@@ -48,7 +48,7 @@ nd_status nd_run_view_open(const char *folder, int64_t now, nd_run_view *out);
 void nd_run_view_close(nd_run_view *view);
 
 enum { ND_VERDICT_MAX = 1024 };
-/* "finished: all 1000 steps", printable; returns text. */
+/* "finished: all 1000 steps, 2 steps skipped", printable; returns text. */
 char *nd_run_verdict(const nd_run_view *view, char text[ND_VERDICT_MAX]);
 
 /* The mesh of run.json; false: it has none, or no possible one. */

@@ -102,6 +102,22 @@ Test(metrics, a_step_has_all_its_values)
     cr_assert_eq(count_of("step"), 0, "a step is that of the points");
 }
 
+Test(metrics, a_step_without_labels_has_no_loss_and_is_not_a_skipped_one)
+{
+    read_metrics(file("{\"step\":1,\"loss\":2,\"grad_norm\":0.5,\"tokens\":64,\"step_ms\":1}\n"
+                      "{\"step\":2,\"skipped\":true,\"loss\":null,\"grad_norm\":0,\"tokens\":0,"
+                      "\"step_ms\":1}\n"
+                      "{\"step\":3,\"skipped\":true,\"loss\":null,\"grad_norm\":null,"
+                      "\"tokens\":64,\"step_ms\":1}\n"));
+    cr_assert_eq(count_of("loss"), 2);
+    cr_assert_eq(count_of("grad_norm"), 2);
+    cr_assert_eq(count_of("tokens"), 3);
+    cr_assert_eq(count_of("skipped"), 1);
+    cr_assert_eq(value_at("skipped", 3), 1);
+    cr_assert_eq(count_of("without_labels"), 1);
+    cr_assert_eq(value_at("without_labels", 2), 1);
+}
+
 Test(metrics, numbers_are_those_of_strtod)
 {
     static const char *const texts[] = {"0",
@@ -239,8 +255,9 @@ Test(metrics, names_are_printable)
     snprintf(text, sizeof text, "{\"step\":1,\"\x1b[31m\xff\":2,\"%s\":3}\n", long_name);
     read_metrics(file(text));
     cr_assert_eq(value_at("\\x1b[31m\\xff", 1), 2);
-    cr_assert(m.columns[3].count == 1 && m.columns[3].points[0].value == 3);
-    cr_assert(nd_is_printable(m.columns[3].name), "%s", m.columns[3].name);
+    const nd_column *last = &m.columns[m.count - 1];
+    cr_assert(last->count == 1 && last->points[0].value == 3);
+    cr_assert(nd_is_printable(last->name), "%s", last->name);
 }
 
 Test(metrics, health_of_linears)

@@ -246,6 +246,21 @@ Test(run_view, a_run_on_a_full_disk_has_not_ended_early)
         "why, the run's log does");
 }
 
+Test(run_view, a_finished_run_says_what_it_left_out)
+{
+    static const char failed[] = "{\"event\":\"checkpoint_failed\",\"step\":4}\n";
+    char further[512];
+    write_file("run.json", record);
+    snprintf(further, sizeof further,
+             "{\"step\":5,\"skipped\":true,\"loss\":null,\"tokens\":64,\"step_ms\":1}\n"
+             "{\"step\":6,\"skipped\":true,\"loss\":null,\"tokens\":0,\"step_ms\":1}\n%s%s",
+             failed, failed);
+    expect_verdict(
+        further, ND_RUN_FINISHED,
+        "finished: all 6 steps, 1 step skipped, 1 step without labels, 2 checkpoints not "
+        "written");
+}
+
 #define ENDED(step, code, why)                                                                     \
     "{\"event\":\"ended\",\"step\":" step ",\"code\":" code ",\"why\":\"" why "\"}\n"
 
