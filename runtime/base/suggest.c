@@ -51,10 +51,22 @@ void nd_suggest_init(nd_suggest *search, const char *word)
     *search = (nd_suggest){.word = word, .distance = (int)(strnlen(word, LONGEST) / 3) + 1};
 }
 
+/* Whether the shorter of both is how the other begins. */
+static int one_begins_other(const char *a, const char *b)
+{
+    while (*a && fold(*a) == fold(*b)) {
+        a++;
+        b++;
+    }
+    return !*a || !*b;
+}
+
 void nd_suggest_offer(nd_suggest *search, const char *name)
 {
     int distance = nd_suggest_distance(search->word, name);
-    if (distance < search->distance) {
+    if (distance < search->distance ||
+        (search->best && distance == search->distance && one_begins_other(search->word, name) &&
+         !one_begins_other(search->word, search->best))) {
         search->distance = distance;
         search->best = memcpy(search->name, name, strlen(name) + 1); /* at most LONGEST + 1 */
     }

@@ -11,7 +11,8 @@
 int nd_suggest_distance(const char *a, const char *b);
 
 /* Running search: start with nd_suggest_init, offer every name, read `best` (in the search itself;
- * NULL: nothing near enough). */
+ * NULL: nothing near enough). Of equally near names, one that begins the word, or begins with it,
+ * comes before the first. */
 typedef struct nd_suggest {
     const char *word;
     const char *best;

@@ -30,15 +30,23 @@ Test(suggest, long_names_are_far)
 
 static const char *nearest(const char *word)
 {
-    static const char *const names[] = {"steps", "sequence_length", "seed", "precision", "stepx"};
+    static const char *const names[] = {"steps", "sequence_length", "seed",        "precision",
+                                        "stepx", "optimizer.name",  "optimizer.lr"};
     static nd_suggest search;
     char name[32];
     nd_suggest_init(&search, word);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         snprintf(name, sizeof name, "%s", names[i]); /* each in the place of the one before */
         nd_suggest_offer(&search, name);
     }
     return search.best;
+}
+
+Test(suggest, of_equally_near_names_one_that_begins_the_word_is_meant)
+{
+    cr_assert_eq(nd_suggest_distance("optimizer.lrate", "optimizer.name"),
+                 nd_suggest_distance("optimizer.lrate", "optimizer.lr"));
+    cr_assert_str_eq(nearest("optimizer.lrate"), "optimizer.lr");
 }
 
 Test(suggest, only_near_names_are_offered)
