@@ -191,6 +191,8 @@ nd_status nd_fs_set_aside_from(const char *from, const char *path, const char *s
  * system cannot do that. */
 int nd_fs_exchange(const char *a, const char *b);
 
+/* "999 B", "1.25 kB", "12.3 GB"; returns text. */
+char *nd_file_bytes_format(char *text, size_t size, double bytes);
 /* ND_ERR_CANTCREATE with both numbers when the file system of `folder` has less than `bytes` free
  * for this user. */
 nd_status nd_fs_check_space(const char *folder, uint64_t bytes, const char *purpose);

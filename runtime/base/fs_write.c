@@ -144,6 +144,18 @@ nd_status nd_fs_remove_left(const char *folder, bool (*is_left)(const char *name
     return status;
 }
 
+char *nd_file_bytes_format(char *text, size_t size, double bytes)
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    int unit = 0;
+    for (; unit < 4 && bytes >= 999.5; unit++) {
+        bytes /= 1000;
+    }
+    const int decimals = unit == 0 ? 0 : bytes < 9.995 ? 2 : 1;
+    snprintf(text, size, "%.*f %s", decimals, bytes, units[unit]);
+    return text;
+}
+
 /* The free space is measured first: what is written meanwhile is then counted twice, not lost. */
 nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t bytes,
                                  const char *purpose)
@@ -163,13 +175,12 @@ nd_status nd_fs_check_space_left(const char *folder, const char *begun, uint64_t
     ND_TRY(begun ? nd_fs_tree_bytes(begun, true, &begun_bytes) : ND_OK);
     const uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize + begun_bytes;
     if (available < bytes) {
-        const bool small = available < 1000000;
-        return nd_fail(
-            ND_ERR_CANTCREATE,
-            "%s needs %.1f MB in \"%s\", but only %.1f %s are free there; free space, or "
-            "write elsewhere",
-            purpose, (double)bytes * 1e-6, folder, (double)available * (small ? 1e-3 : 1e-6),
-            small ? "kB" : "MB");
+        char needed[32], left[32];
+        return nd_fail(ND_ERR_CANTCREATE,
+                       "%s needs %s in \"%s\", but only %s are free there; free space, or write "
+                       "elsewhere",
+                       purpose, nd_file_bytes_format(needed, sizeof needed, (double)bytes), folder,
+                       nd_file_bytes_format(left, sizeof left, (double)available));
     }
     return ND_OK;
 }

@@ -136,8 +136,9 @@ static void say_done(const writer *w, const nd_corpus_rules *rules, const nd_cor
 {
     const nd_encode_counts *text = &counts->text;
     double seconds = nd_clock_seconds() - w->begin;
-    nd_log_info("encoded %s: %lld documents, %lld tokens, %.2f bytes a token, %.1f s (%.1f MB/s)",
-                w->what, (long long)counts->documents, (long long)counts->tokens,
+    nd_log_info("encoded %s: %lld document%s, %lld tokens, %.2f bytes a token, %.1f s (%.1f MB/s)",
+                w->what, (long long)counts->documents, counts->documents == 1 ? "" : "s",
+                (long long)counts->tokens,
                 counts->tokens > 0 ? (double)text->bytes / (double)counts->tokens : 0.0, seconds,
                 seconds > 0 ? (double)text->bytes * 1e-6 / seconds : 0.0);
     if (counts->ignored > 0) {

@@ -218,7 +218,5 @@ char *nd_duration_format(char *text, size_t size, double seconds); /* "42 s", "4
 char *nd_quantity_format(char *text, size_t size, double value);   /* "317", "16.3 k", "2.1 M" */
 /* Bytes of memory: "17 KiB", "321 MiB", "12.4 GiB". */
 char *nd_bytes_format(char *text, size_t size, double bytes);
-/* Bytes of files: "999 B", "1.25 kB", "12.3 GB". */
-char *nd_file_bytes_format(char *text, size_t size, double bytes);
 
 #endif

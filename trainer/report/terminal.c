@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "runtime/base/clock.h"
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "trainer/step/step.h"
@@ -42,18 +43,6 @@ char *nd_bytes_format(char *text, size_t size, double bytes)
     } else {
         snprintf(text, size, "%.1f GiB", mebibytes / 1024);
     }
-    return text;
-}
-
-char *nd_file_bytes_format(char *text, size_t size, double bytes)
-{
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    int unit = 0;
-    for (; unit < 4 && bytes >= 999.5; unit++) {
-        bytes /= 1000;
-    }
-    const int decimals = unit == 0 ? 0 : bytes < 9.995 ? 2 : 1;
-    snprintf(text, size, "%.*f %s", decimals, bytes, units[unit]);
     return text;
 }
 

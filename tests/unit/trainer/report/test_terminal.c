@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/base/fs.h"
 #include "trainer/report/report.h"
 
 static char text[512];
