@@ -65,14 +65,17 @@ char *nd_duration_format(char *text, size_t size, double seconds)
 char *nd_step_line_format(char *text, size_t size, int64_t steps, const nd_step_record *r,
                           const nd_speed *speed)
 {
-    char all[SHORT], memory[SHORT];
+    char all[SHORT], memory[SHORT], learned[LINE_MAX_BYTES] = "no labels";
     const double seconds = r->step_seconds;
     const bool slow = seconds >= 10;
+    if (r->tokens > 0) {
+        snprintf(learned, sizeof learned, "loss %.4f  norm %.3f", nd_positive_nan(r->loss),
+                 nd_positive_nan(r->grad_norm));
+    }
     snprintf(text, size,
-             "step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.*f %s  %s tok/s  "
+             "step %lld/%lld  %s  lr %.2e  %.*f %s  %s tok/s  "
              "%.*f TFLOP/s/worker  peak %s",
-             (long long)r->step, (long long)steps, nd_positive_nan(r->loss),
-             nd_positive_nan(r->grad_norm), r->lr,
+             (long long)r->step, (long long)steps, learned, r->lr,
              slow             ? 1
              : seconds < 0.01 ? 2
                               : 0,
@@ -128,7 +131,7 @@ static void draw_bar(terminal *s, const nd_step_record *r)
     double left = s->smooth_seconds * (double)(s->steps - r->step);
     double whole = s->smooth_seconds * (double)s->steps;
     double now = nd_clock_seconds();
-    if (!s->options.terminal || s->steps == r->step || whole < long_run_seconds ||
+    if (!s->options.terminal || s->steps == r->step || whole < long_run_seconds || r->tokens == 0 ||
         now - s->bar_drawn_at < bar_period_seconds || nd_log_get_level() < ND_LOG_INFO) {
         return;
     }

@@ -15,6 +15,7 @@ static const char *line_of(int64_t step, double loss, double norm, double second
                                    .loss = loss,
                                    .grad_norm = norm,
                                    .lr = 3e-4,
+                                   .tokens = 64,
                                    .step_seconds = seconds,
                                    .peak_memory_bytes = bytes};
     return nd_step_line_format(text, sizeof text, 100000, &record, &speed);
@@ -45,10 +46,18 @@ Test(step_line, not_a_number_has_no_sign)
     cr_assert_not_null(strstr(text, "loss nan  norm nan  "), "%s", text);
 }
 
+Test(step_line, a_step_without_labels_has_no_loss)
+{
+    const nd_step_record record = {.step = 3, .loss = NAN, .lr = 3e-4};
+    nd_step_line_format(text, sizeof text, 8, &record, &(nd_speed){0});
+    cr_assert_not_null(strstr(text, "step 3/8  no labels  lr "), "%s", text);
+    cr_assert_null(strstr(text, "nan"), "%s", text);
+}
+
 Test(step_line, never_writes_past_its_buffer)
 {
     const nd_step_record record = {
-        .step = INT64_MAX, .loss = 1e300, .lr = NAN, .step_seconds = 1e300};
+        .step = INT64_MAX, .tokens = 1, .loss = 1e300, .lr = NAN, .step_seconds = 1e300};
     char small[16];
     memset(small, 'x', sizeof small);
     nd_step_line_format(small, sizeof small - 1, INT64_MAX, &record, &(nd_speed){0});
