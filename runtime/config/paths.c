@@ -108,6 +108,8 @@ nd_status nd_config_check_data_paths(const nd_config *config)
             ? "give a file with --data-path, or make it: scripts/prepare_data writes this text"
             : "--data-path takes a file, a folder, a pattern, several as '[a.txt, b.txt]', and "
               "with weights '0.7 a.txt 0.3 b.txt'"));
-    return check_sources(config, ND_PATH_VALIDATION, config->data.validation_path,
-                         "give a file with --validation-path, or none with --validation-path=");
+    return check_sources(
+        config, ND_PATH_VALIDATION, config->data.validation_path,
+        "give a file with --validation-path, or an empty path, --validation-path=, "
+        "for no validation");
 }

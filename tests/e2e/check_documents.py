@@ -60,6 +60,8 @@ def check_learning(folder):
         said = "200 documents are separate" if documents == "separate" else "documents are joined"
         check(said in log, f"the run does not say that {said}:\n{log}")
         check(("queries see" in log) == (documents == "separate"), f"{documents}: what queries see of keys:\n{log}")
+        blocks = min(int(re.search(r" tokens, (\d+) blocks of", log)[1]), 256)
+        check(documents == "join" or f"({blocks} blocks)" in log, f"{blocks} blocks were looked at:\n{log}")
         alone = run(folder, "eval", "--model", f"{documents}/model", "--data", "new.jsonl", "--sequence-length", "127", "--jsonl", "--cache-dir",
                     "cache")
         loss[documents] = json.loads(alone.splitlines()[0] if alone.startswith("{") else alone[alone.index("{"):].splitlines()[0])

@@ -86,6 +86,18 @@ Test(checkpoints, a_model_with_windows_goes_on)
     shell(&dir, "cmp whole/model/model.safetensors out/model/model.safetensors");
 }
 
+/* The learning rate makes each try of step 2 not finite. What the run does already is no advice. */
+Test(checkpoints, a_run_that_goes_back_in_vain_ends)
+{
+    const int code = shell_run(&dir, TWO "--num-steps 6 --save-dir out --checkpoint-frequency 1 "
+                                         "--learning-rate 1e6 --nonfinite rewind");
+    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
+    cr_expect_not_null(
+        strstr(shell_output, "train.nonfinite: skip; the run has gone back ten times already"),
+        "%s", shell_output);
+    cr_expect_null(strstr(shell_output, "or rewind"), "%s", shell_output);
+}
+
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
 {
 #define LONG "--num-steps 2000 --log-interval 500 --checkpoint-frequency 1500 "
@@ -141,7 +153,9 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     shell(&dir, "test -e out/model/model.safetensors && ! test -e out/model.old");
     /* The command of another run, which would take this one for its own. */
     static const char *const others[][2] = {
-        {"--set model.seed=9", "model.seed was 42, and this one has 9"},
+        {"--set model.seed=9",
+         "model.seed was 42, and this one has 9; give another --save-dir for a run of its own, or "
+         "model.seed 42 and more steps to go on with that one"},
         {"--learning-rate 7e-3", "optimizer.lr was "},
         {"--precision fp32", "train.precision was bf16, and this one has fp32"}};
     for (int i = 0; i < 3; i++) {

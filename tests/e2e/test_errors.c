@@ -459,7 +459,7 @@ Test(errors, missing_files_name_who_asked_for_them)
                  "--model-config");
     refused_with(65, BARE "--model_path none", "--model-path is \"none\"", dir.path);
     refused_with(65, LAUNCH "--validation-path none.txt", "--validation-path is \"none.txt\"",
-                 "--validation-path=");
+                 "an empty path, --validation-path=, for no validation");
     refused_with(65, LAUNCH "--data-path none --tokenizer file", "--data-path is \"none\"",
                  "does not exist");
     refused_with(65, TRAIN "--data-path none", "--data-path is \"none\"", dir.path);

@@ -223,7 +223,8 @@ static nd_status print_balance(const nd_dataset *data, const nd_rank *r)
     enum { BLOCKS = 256 };
     const int64_t S = r->config->train.sequence_length;
     const nd_deal_of deal = nd_deal_of_mesh(&r->shape, &r->mesh, S);
-    const int64_t wanted = nd_min(BLOCKS, nd_dataset_samples(data));
+    const int64_t samples = nd_min(nd_dataset_samples(data), nd_dataset_blocks(data));
+    const int64_t wanted = nd_min(BLOCKS, samples);
     nd_deal_pairs sum = {0};
     int32_t *memory = NULL;
     char *scratch = NULL;

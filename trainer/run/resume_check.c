@@ -343,9 +343,9 @@ static nd_status check_finished(const nd_config *config, const char *folder,
     ND_TRY(nd_config_each(config, find_difference, &d));
     return d.key[0] ? nd_fail(ND_ERR_CONFIG,
                               "%s is the end of a run whose %s was %s, and this one has %s; give "
-                              "another --save-dir for a run of its own, or more steps to go on "
-                              "with that one",
-                              folder, d.key, d.stored, d.value)
+                              "another --save-dir for a run of its own, or %s %s and more steps "
+                              "to go on with that one",
+                              folder, d.key, d.stored, d.value, d.key, d.stored)
                     : ND_OK;
 }
 

@@ -236,8 +236,11 @@ static nd_status not_finite(nd_trainer *t, nd_step_result *out)
              nd_positive_nan(out->loss), nd_positive_nan(out->grad_norm),
              where[0] ? where : "none of weights, block inputs and gradients");
     return refuse(t, what,
-                  "; try a lower optimizer.lr, more warmup_steps, optimizer.max_grad_norm, or "
-                  "train.nonfinite: skip or rewind",
+                  t->rank->config->train.nonfinite == ND_NONFINITE_REWIND
+                      ? "; try a lower optimizer.lr, more warmup_steps, optimizer.max_grad_norm, "
+                        "or train.nonfinite: skip"
+                      : "; try a lower optimizer.lr, more warmup_steps, optimizer.max_grad_norm, "
+                        "or train.nonfinite: skip or rewind",
                   out);
 }
 
