@@ -393,7 +393,7 @@ class Bench:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        processes = []
+        processes, group = [], 0
         for r in range(s.ranks):
             environment = dict(os.environ, GOMP_SPINCOUNT="0")
             if s.ranks > 1:
@@ -402,11 +402,11 @@ class Bench:
             with open(self.folder / f"log-{r}", "w") as log:
                 processes.append(subprocess.Popen([self.program, f"seen-{r}", ",".join(events) if r == rank else "", "train",
                                                    *self.flags(s, out, resume)], cwd=self.folder, env=environment,
-                                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+                                                  stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                  process_group=group))
+            group = processes[0].pid
         code = processes[rank].wait(120)
         for process in processes:
-            if code < 0: # as ndlaunch does
-                process.kill()
             process.wait(120)
         return (code if code >= 0 else 128 - code), "".join((self.folder / f"log-{r}").read_text() for r in range(s.ranks))
 
