@@ -50,7 +50,7 @@ typedef struct nd_progress_slot {
 
 enum { ND_DEVICE_NAME_MAX = 48 };
 
-/* What a worker records for the failure screen of ndlaunch. */
+/* A worker records its failure here, and ndlaunch shows it on the failure screen. */
 typedef struct nd_failure_slot {
     _Atomic int64_t time_ns;         /* when the record was complete, written last; 0: none */
     _Atomic int32_t ready;           /* it handles the signals that ndlaunch forwards */

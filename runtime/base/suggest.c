@@ -51,7 +51,7 @@ void nd_suggest_init(nd_suggest *search, const char *word)
     *search = (nd_suggest){.word = word, .distance = (int)(strnlen(word, LONGEST) / 3) + 1};
 }
 
-/* Whether the shorter of both is how the other begins. */
+/* 1 when the longer word begins with the shorter one. */
 static int one_begins_other(const char *a, const char *b)
 {
     while (*a && fold(*a) == fold(*b)) {

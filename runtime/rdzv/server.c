@@ -149,7 +149,7 @@ typedef struct hello {
     char run_id[ND_WIRE_TEXT_MAX], host[ND_WIRE_TEXT_MAX];
 } hello;
 
-/* What follows protocol and version may be otherwise in another version. */
+/* Protocol and version are judged first: the rest of the body differs between versions. */
 static nd_status read_hello(const nd_server *server, const nd_wire_frame *frame, hello *out)
 {
     char version[ND_WIRE_TEXT_MAX];

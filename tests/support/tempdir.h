@@ -4,6 +4,7 @@
 /* A folder of one test, with the files that the test writes. For Criterion: each test is a process
  * of its own. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
 #include <stdio.h>
@@ -53,6 +54,15 @@ static inline const char *tempdir_file(tempdir *dir, const char *name)
 {
     snprintf(dir->name, sizeof dir->name, "%s/%s", dir->path, name);
     return dir->name;
+}
+
+/* The program's stderr is the file `stderr` of the folder from here on. */
+static inline void tempdir_catch_stderr(tempdir *dir)
+{
+    int fd = open(tempdir_file(dir, "stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
+    close(fd);
 }
 
 /* Writes a file and returns its path, valid until the next call. */

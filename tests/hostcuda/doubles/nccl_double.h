@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
 #define ND_TESTS_HOSTCUDA_NCCL_DOUBLE_H
-/* What tests do to the double of NCCL. */
+/* Tests steer the double of NCCL through these variables and functions. */
 #include <nccl.h>
 #include <stdint.h>
 

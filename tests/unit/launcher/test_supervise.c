@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What node 0 says about a restart. */
+/* Node 0 says when a restart follows, and what it costs. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <string.h>

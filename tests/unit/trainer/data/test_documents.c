@@ -79,10 +79,22 @@ static nd_dataset *as_rows(const text_of *text, bool one)
     return open_rows(one ? "one.jsonl" : "a.jsonl", json);
 }
 
+/* Takes over what the piece holds. */
+static void write_piece(const char *prefix, nd_corpus_piece *piece)
+{
+    nd_megatron_output files;
+    assert_ok(nd_megatron_output_open(prefix, 256, &files));
+    assert_ok(nd_megatron_output_write(&files, piece));
+    assert_ok(nd_megatron_output_commit(&files));
+    nd_megatron_output_fini(&files);
+    free(piece->ids.data);
+    free(piece->ends.data);
+    free(piece->spans.data);
+}
+
 static nd_dataset *as_megatron(const text_of *text)
 {
     nd_dataset *out;
-    nd_megatron_output files;
     nd_corpus_piece piece = {0};
     char prefix[PATH_MAX];
     snprintf(prefix, sizeof prefix, "%s/m", dir.path);
@@ -91,12 +103,7 @@ static nd_dataset *as_megatron(const text_of *text)
         const int32_t end = t + 1;
         assert_ok(text->ids[t] == END ? nd_ids_add(&piece.ends, &end, 1) : ND_OK);
     }
-    assert_ok(nd_megatron_output_open(prefix, 256, &files));
-    assert_ok(nd_megatron_output_write(&files, &piece));
-    assert_ok(nd_megatron_output_commit(&files));
-    nd_megatron_output_fini(&files);
-    free(piece.ids.data);
-    free(piece.ends.data);
+    write_piece(prefix, &piece);
     assert_ok(nd_dataset_open(prefix, ND_DATA_MEGATRON, "file", 256, S, &out));
     return out;
 }
@@ -209,7 +216,7 @@ static nd_dataset *prompts(int lengths[ROWS], const nd_document_rules *rules)
     return data;
 }
 
-/* Of a row so many tokens are read: a last one that would be alone has no label. */
+/* The tokens of a row that are read: the last one is left out where it would be alone. */
 static int kept_of(int length, int sequence, bool drop)
 {
     return drop && length > sequence + 1 ? 0 : length - (length % (sequence + 1) == 1);
@@ -234,7 +241,7 @@ static int blocks_in_order(const int *lengths, int count, int sequence, bool dro
     return blocks;
 }
 
-/* What blocks have of each row. */
+/* Counts the tokens and pieces of each row that blocks have given so far. */
 typedef struct rows_seen {
     int tokens[128], pieces[128]; /* by byte */
     int64_t inputs;
@@ -319,7 +326,6 @@ Test(documents, rows_with_prompts_stay_whole)
 /* Rows of token files; the first token of each is its prompt. */
 static void write_lengths(const int *lengths, int count, const char *prefix)
 {
-    nd_megatron_output files;
     nd_corpus_piece piece = {0};
     int32_t end = 0;
     for (int r = 0; r < count; r++) {
@@ -331,13 +337,7 @@ static void write_lengths(const int *lengths, int count, const char *prefix)
         assert_ok(nd_ids_add(&piece.ends, &end, 1));
         assert_ok(nd_ids_add(&piece.spans, span, 2));
     }
-    assert_ok(nd_megatron_output_open(prefix, 256, &files));
-    assert_ok(nd_megatron_output_write(&files, &piece));
-    assert_ok(nd_megatron_output_commit(&files));
-    nd_megatron_output_fini(&files);
-    free(piece.ids.data);
-    free(piece.ends.data);
-    free(piece.spans.data);
+    write_piece(prefix, &piece);
 }
 
 static nd_dataset *of_lengths(const int *lengths, int count, int sequence)
@@ -480,7 +480,7 @@ Test(documents, boundaries_that_change_while_rows_are_packed)
     munmap(map, (size_t)size.st_size);
 }
 
-/* The same rows in another process, or at a resume, are in the same blocks and steps. */
+/* Another process, or a resume, finds the same rows in the same blocks and steps. */
 Test(documents, packed_rows_are_the_same_from_any_step_on)
 {
     enum { B = 3, STEPS = 40 };

@@ -18,19 +18,10 @@ static nd_config config;
 static const nd_shape shape = {
     .vocab = 256, .hidden = 64, .ffn = 128, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 16};
 
-/* The program's stderr is a file of the test from here on. */
-static void catch_stderr(void)
-{
-    int fd = open(tempdir_file(&dir, "stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    cr_assert_geq(fd, 0);
-    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
-    close(fd);
-}
-
 static void make(void)
 {
     tempdir_make(&dir);
-    catch_stderr();
+    tempdir_catch_stderr(&dir);
     config.train.steps = 10;
     config.train.sequence_length = 128;
     config.log.interval = 4;
@@ -382,7 +373,7 @@ Test(sinks, a_short_or_quiet_run_has_no_bar)
     said(0, "\r");
 
     cr_assert_eq(unlink(tempdir_file(&dir, "metrics.jsonl")), 0);
-    catch_stderr();
+    tempdir_catch_stderr(&dir);
     config.train.steps = 1000;
     nd_log_init(ND_LOG_WARNING, "");
     sinks = open_sinks(true);

@@ -17,14 +17,10 @@ enum { ROOM = 1 << 16, LINE = 64 };
 static tempdir dir;
 static char why[ND_WRITER_WHY_BYTES];
 
-/* The program's stderr is a file of the test. */
 static void make(void)
 {
     tempdir_make(&dir);
-    int fd = open(tempdir_file(&dir, "stderr"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    cr_assert_geq(fd, 0);
-    cr_assert_eq(dup2(fd, STDERR_FILENO), STDERR_FILENO);
-    close(fd);
+    tempdir_catch_stderr(&dir);
 }
 
 static void clean(void)

@@ -445,18 +445,24 @@ static const char *told(const nd_config *config, const nd_inputs *inputs,
     return text;
 }
 
+/* The path is that of `dir`, valid until the next file there. */
+static nd_dataset_text text_of_rows(const char *rows)
+{
+    static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
+    return (nd_dataset_text){.path = tempdir_write(&dir, "a.jsonl", rows, strlen(rows)),
+                             .rules = &corpus,
+                             .cache_dir = dir.path,
+                             .threads = 1};
+}
+
 /* Earlier programs laid rows with prompts into blocks in the order of the file. */
 Test(resume, rows_that_were_packed_otherwise_need_a_word)
 {
     static const char rows[] = "{\"prompt\": \"abc\", \"completion\": \"de\"}\n"
                                "{\"prompt\": \"f\", \"completion\": \"ghi\"}\n";
-    static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
-                                  .rules = &corpus,
-                                  .cache_dir = dir.path,
-                                  .threads = 1};
+    const nd_dataset_text text = text_of_rows(rows);
     nd_config config;
     nd_inputs inputs = {.shape = fake_shape(true)};
     assert_ok(nd_config_init(&config));
@@ -508,14 +514,10 @@ Test(resume, a_validation_of_other_rows_is_told_of)
 {
     static const char rows[] = "{\"prompt\": \"abc\", \"completion\": \"defgh\"}\n"
                                "{\"prompt\": \"fgh\", \"completion\": \"ghijkl\"}\n";
-    static const nd_corpus_rules corpus = {.json_key = "text", .pairs = true};
     static const char words[] = "resume: the 1 sequences of a validation have other rows";
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
     const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_dataset_text text = {.path = tempdir_write(&dir, "a.jsonl", rows, sizeof rows - 1),
-                                  .rules = &corpus,
-                                  .cache_dir = dir.path,
-                                  .threads = 1};
+    const nd_dataset_text text = text_of_rows(rows);
     nd_config config;
     nd_inputs inputs = {.shape = fake_shape(true)};
     assert_ok(nd_config_init(&config));
