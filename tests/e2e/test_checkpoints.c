@@ -299,15 +299,8 @@ Test(checkpoints, must_fit_the_run)
                "has moments of AdamW, which are left out");
     cr_expect_not_null(strstr(shell_output, "was loaded without comparing its checksums"), "%s",
                        shell_output);
-    /* Neither do other programs' folders make a run folder before they are known to fit. */
-    shell(&dir, TWO "--model-config wide.json --num-steps 1 --save-dir wide "
-                    "--checkpoint-frequency 1; mkdir torch; touch torch/__0_0.distcp");
-    refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint wide/model",
-            "has intermediate_size 96, and the model of this run has 64");
-    refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint wide/checkpoint-1/state",
-            "gate_proj.weight\" is 96 x 32; the model's is 64 x 32");
-    refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint torch",
-            "torch's own form (*.distcp)");
+    refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out/model",
+            "holds no checkpoint: neither checkpoint-N nor manifest.json of ndtrain");
     shell(&dir, "! test -e new");
     refused(73, TWO "--num-steps 6 --save-dir out", "already holds a run");
     shell_says(TWO RESUMED "--data-path other.txt --resume-allow data.path",
@@ -563,32 +556,4 @@ Test(checkpoints, can_be_models_too)
                "resumed after step 2");
     cr_expect_not_null(strstr(shell_output, "from here on checkpoints hold no Hugging Face model"),
                        "%s", shell_output);
-}
-
-/* A Hugging Face folder has weights alone, and torch's the moments too. */
-Test(checkpoints, of_other_programs_are_taken)
-{
-    shell(&dir,
-          TWO "--num-steps 6 --lr-scheduler constant --save-dir whole --checkpoint-frequency 3 "
-              "--save-dtype fp32");
-    shell_says(TWO "--num-steps 2 --save-dir a --resume-from-checkpoint whole/model",
-               "has no moments of AdamW");
-    shell(&dir, "grep -q '\"step\":1,' a/metrics.jsonl");
-    shell_says(TWO "--num-steps 6 --lr-scheduler constant --save-dir out --save-dtype fp32 "
-                   "--resume-from-checkpoint whole/checkpoint-3/state",
-               "resumed after step 3");
-    cr_expect_not_null(strstr(shell_output, "is the state of a checkpoint of ndtrain, taken as "),
-                       "%s", shell_output);
-    shell(&dir, "cmp out/model/model.safetensors whole/model/model.safetensors");
-    int code = shell_run(&dir, TWO "--num-steps 2 --save-dir b --resume-from-checkpoint "
-                                   "whole/checkpoint-3/state");
-    cr_assert_eq(code, 2, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "is already at step 3, and train.steps is 2"), "%s",
-                       shell_output);
-    /* Moments of an unknown number of updates: bias correction would be wrong. */
-    shell(&dir, "! test -e b && cp -r whole/checkpoint-3/state torch && rm torch/*.hashes && "
-                "LC_ALL=C sed -i 's/\\.step\\b/.stop/g' torch/*.safetensors");
-    shell_says(TWO "--num-steps 2 --save-dir b --resume-from-checkpoint torch",
-               "has moments of AdamW, but not the number of their updates");
-    shell(&dir, "grep -q '\"step\":1,' b/metrics.jsonl");
 }

@@ -135,17 +135,6 @@ Test(mutated_state, hashes)
     damage_of_a_checkpoint("hashes", "first/checkpoint-1/state/*.hashes");
 }
 
-/* A folder of torch DCP's safetensors, which has no checksums. */
-Test(mutated_state, dcp)
-{
-    mutate_run(CHECKPOINTING);
-    shell(mutate_dir(), "mkdir dcp && mv first/checkpoint-1/state/*.safetensors dcp");
-    mutate(&(mutated){.name = "dcp",
-                      .file = find("dcp/*.safetensors"),
-                      .arguments = MUTATE_TRAIN MUTATE_TEXT " --resume-from-checkpoint dcp",
-                      .made = "out"});
-}
-
 /* A tokenizer with the control tokens of chatml, a model for it, and rows. */
 static void write_texts(void)
 {

@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "runtime/base/math.h"
-#include "trainer/checkpoint/tensors.h"
+#include "trainer/checkpoint/export.h"
 #include "trainer/dump/dump.h"
 
 typedef struct comparison {
     const nd_diff_side *sides;
     const nd_diff_options *options;
     nd_source *sources[2];
+    nd_hf_reader *models[2];
     nd_layout *layouts[2];
     nd_diff_array array;        /* so far */
     double squares, difference; /* sums of squares of its elements of A, and of A - B */
@@ -174,9 +175,11 @@ static nd_status open_side(comparison *c, int s)
     const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_layout_options options = {.shape = &side->shape, .mesh = &one};
     ND_TRY(nd_layout_create(&options, &c->layouts[s]));
-    return side->manifest ? nd_source_open_checkpoint(side->folder, side->manifest,
-                                                      c->options->verify, &c->sources[s])
-                          : nd_source_open_dcp(side->folder, &side->shape, &c->sources[s]);
+    if (side->manifest) {
+        return nd_source_open(side->folder, side->manifest, c->options->verify, &c->sources[s]);
+    }
+    ND_TRY(nd_hf_reader_open(side->folder, &c->models[s]));
+    return nd_hf_reader_check(c->models[s]);
 }
 
 static nd_status compare(comparison *c)
@@ -190,6 +193,7 @@ static nd_status compare(comparison *c)
         .layout = c->layouts[0],
         .arrays = (int)nd_min(arrays_of(&c->sides[0]), arrays_of(&c->sides[1])),
         .sources = {c->sources[0], c->sources[1]},
+        .models = {c->models[0], c->models[1]},
         .source_count = 2,
         .visit = compare_part,
         .context = c,
@@ -209,6 +213,7 @@ nd_status nd_checkpoint_diff(const nd_diff_side sides[2], const nd_diff_options 
     nd_status status = compare(&c);
     for (int s = 0; s < 2; s++) {
         nd_source_close(c.sources[s]);
+        nd_hf_reader_close(c.models[s]);
         nd_layout_destroy(c.layouts[s]);
     }
     return status;

@@ -7,7 +7,7 @@
  *
  * Values are compared as F32; a BF16 or F16 file is widened, which is exact. To find out whether a
  * model in BF16 is that of a checkpoint, both sides are rounded to BF16 first. Memory is bounded,
- * whatever the size of the model (tensors.h).
+ * whatever the size of the model (export.h).
  */
 #include "trainer/checkpoint/manifest.h"
 

@@ -16,7 +16,6 @@
  */
 #include <stdio.h>
 
-#include "trainer/checkpoint/names.h"
 #include "trainer/checkpoint/shard.h"
 #include "trainer/layout/layout.h"
 #include "trainer/step/step.h"

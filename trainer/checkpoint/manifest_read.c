@@ -265,6 +265,16 @@ static nd_status parse_pairs(const json_t *root, const char *path, const char *k
     return ND_OK;
 }
 
+/* Whether the name stays in its folder and in a JSON string. */
+static bool is_plain(const char *name)
+{
+    bool plain = name[0] && name[0] != '.';
+    for (const char *c = name; *c && plain; c++) {
+        plain = *c > ' ' && *c <= '~' && !strchr("/\\\"", *c);
+    }
+    return plain;
+}
+
 static nd_status parse_extras(const json_t *root, const char *path, nd_manifest *m)
 {
     json_t *object = NULL, *value;
@@ -276,7 +286,7 @@ static nd_status parse_extras(const json_t *root, const char *path, nd_manifest 
     json_object_foreach(object, name, value)
     {
         nd_state_extra *extra = &m->extras[m->extra_count++];
-        if (strlen(name) >= sizeof extra->name || !nd_name_is_plain(name)) {
+        if (strlen(name) >= sizeof extra->name || !is_plain(name)) {
             return fail_member(path, name, "is no name of an entry");
         }
         memcpy(extra->name, name, strlen(name) + 1);

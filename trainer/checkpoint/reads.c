@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "runtime/base/fs.h"
-#include "runtime/tensor/dtype.h"
 
 enum {
     SLICE_BYTES = 256 << 10, /* hashed while it is in the cache of a core */
@@ -40,35 +39,17 @@ static int by_place(const void *a, const void *b)
     return x->from < y->from ? -1 : x->from > y->from;
 }
 
-static uint64_t width_of(const nd_read *read)
-{
-    return (uint64_t)nd_safetensors_dtype_bits(read->dtype) / 8;
-}
-
 static uint64_t end_of(const nd_read *read)
 {
     return read->from + (uint64_t)(read->runs - 1) * read->stride +
-           (uint64_t)read->run * width_of(read);
-}
-
-static void convert(const nd_read *read, float *to, const uint8_t *from, int64_t count)
-{
-    if (read->dtype == ND_SAFETENSORS_F32) {
-        memcpy(to, from, (size_t)count * sizeof *to);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t code;
-        memcpy(&code, from + 2 * i, sizeof code);
-        to[i] = read->dtype == ND_SAFETENSORS_F16 ? nd_f16_to_f32(code) : nd_bf16_to_f32(code);
-    }
+           (uint64_t)read->run * sizeof(float);
 }
 
 /* The part of a read that lies in bytes [begin, end) of the file, which are at `data`. Elements do
  * not straddle these bounds. */
 static void scatter(const nd_read *read, uint64_t begin, uint64_t end, const uint8_t *data)
 {
-    uint64_t width = width_of(read), run_bytes = (uint64_t)read->run * width;
+    const uint64_t width = sizeof *read->to, run_bytes = (uint64_t)read->run * width;
     int64_t first = 0;
     if (begin > read->from + run_bytes && read->stride > 0) { /* runs that end before */
         first = (int64_t)((begin - read->from - run_bytes) / read->stride);
@@ -81,8 +62,8 @@ static void scatter(const nd_read *read, uint64_t begin, uint64_t end, const uin
         uint64_t from = run > begin ? run : begin;
         uint64_t to = run + run_bytes < end ? run + run_bytes : end;
         if (from < to) {
-            convert(read, read->to + r * read->to_stride + (int64_t)((from - run) / width),
-                    data + (from - begin), (int64_t)((to - from) / width));
+            memcpy(read->to + r * read->to_stride + (int64_t)((from - run) / width),
+                   data + (from - begin), to - from);
         }
     }
 }
@@ -132,8 +113,8 @@ nd_status nd_read_chunk(const nd_read_file *file, int64_t index, size_t *size)
 static bool is_direct(const nd_reads *reads, int64_t i)
 {
     const nd_read *read = &reads->list[i];
-    uint64_t bytes = (uint64_t)read->run * width_of(read);
-    return read->runs == 1 && read->dtype == ND_SAFETENSORS_F32 && bytes >= DIRECT_BYTES &&
+    uint64_t bytes = (uint64_t)read->run * sizeof(float);
+    return read->runs == 1 && bytes >= DIRECT_BYTES &&
            (i + 1 == reads->count || reads->list[i + 1].from >= read->from + bytes);
 }
 
@@ -207,7 +188,7 @@ static nd_status run_windows(nd_reads *reads, const nd_read_file *file, int64_t 
         uint64_t end = end_of(read);
         for (uint64_t at = read->from; at < end; at += ND_CHUNK_BYTES) {
             size_t size = end - at < ND_CHUNK_BYTES ? (size_t)(end - at) : ND_CHUNK_BYTES;
-            bool direct = read->runs == 1 && read->dtype == ND_SAFETENSORS_F32;
+            bool direct = read->runs == 1;
             uint8_t *to = direct ? (uint8_t *)read->to + (at - read->from) : file->staging;
             ND_TRY(nd_fs_pread(file->fd, file->path, to, size, (int64_t)at));
             *bytes += (int64_t)size;

@@ -5,21 +5,19 @@
  * Reads of one file that were planned before: runs of bytes with a stride in the file and another
  * in memory. They are sorted and done in one pass.
  *
- * A long run of F32 elements is read straight to where it is wanted, slice by slice, and each slice
- * is hashed while it is still in the processor's cache. What is short, strided or of another type
+ * A long run of elements is read straight to where it is wanted, slice by slice, and each slice
+ * is hashed while it is still in the processor's cache. What is short or strided
  * passes through a staging buffer of one chunk. The wanted memory is therefore written before the
  * digest of its chunk was compared: it must not be used when nd_reads_run fails.
  */
 #include "trainer/checkpoint/state_file.h"
-#include "trainer/weights/safetensors.h"
 
 typedef struct nd_read {
     uint64_t from;     /* byte of the file */
     uint64_t stride;   /* bytes between the beginnings of two runs in the file */
     int64_t runs, run; /* number of runs, elements of each */
     int64_t to_stride; /* elements between them in memory */
-    float *to;
-    nd_safetensors_dtype dtype; /* F32, BF16 or F16 in the file */
+    float *to;         /* F32, as in the file */
 } nd_read;
 
 typedef struct nd_reads {

@@ -247,7 +247,7 @@ static nd_status load_extra(void *context, const nd_state_array *array)
 static nd_status read_checkpoint(restore *r, const char *folder, const nd_manifest *manifest,
                                  bool verify, nd_restored *out)
 {
-    ND_TRY(nd_source_open_checkpoint(folder, manifest, verify, &r->source));
+    ND_TRY(nd_source_open(folder, manifest, verify, &r->source));
     out->leaves = r->arrays < manifest->arrays;
     r->arrays = r->arrays < manifest->arrays ? r->arrays : manifest->arrays;
     ND_TRY(read_units(r));
@@ -295,36 +295,5 @@ nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_mani
         nd_trainer_resume_at(trainer, manifest->position);
     }
     end(&r, out, begin);
-    return status;
-}
-
-static nd_status read_dcp(restore *r, const char *folder, int64_t *updates, bool *uncounted)
-{
-    const nd_param *first = &r->trainer->model->layout->params[0];
-    ND_TRY(nd_source_open_dcp(folder, &r->trainer->rank->shape, &r->source));
-    if (!nd_source_has(r->source, first, ND_STATE_MOMENT1)) {
-        r->arrays = 1;
-    }
-    ND_TRY(r->arrays > 1 ? nd_source_read_updates(r->source, updates) : ND_OK);
-    *uncounted = *updates < 0;
-    r->arrays = *uncounted ? 1 : r->arrays;
-    return read_units(r);
-}
-
-nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, nd_restored *out)
-{
-    restore r;
-    int64_t updates = 0;
-    double begin = nd_clock_seconds();
-    *out = (nd_restored){0};
-    nd_status status = prepare(&r, trainer);
-    status = status == ND_OK ? read_dcp(&r, folder, &updates, &out->uncounted) : status;
-    status = agree(trainer, status, folder);
-    status = status == ND_OK ? share_units(&r) : status;
-    if (status == ND_OK) {
-        nd_trainer_resume_at(trainer, (nd_run_position){.step = updates > 0 ? updates : 0});
-    }
-    end(&r, out, begin);
-    out->scales = true;
     return status;
 }

@@ -2,7 +2,7 @@
 #ifndef ND_CHECKPOINT_RESTORE_H
 #define ND_CHECKPOINT_RESTORE_H
 /*
- * Loads a stored state into a trainer, on any mesh.
+ * Loads a checkpoint into a trainer, on any mesh.
  *
  * What several ranks hold is read by one of them, and the others get it by broadcast
  * (nd_shared_reads in weights.h). All ranks learn whether every one of them could read before any
@@ -14,7 +14,6 @@
 
 typedef struct nd_restored {
     bool moments;       /* they were stored, and were loaded */
-    bool uncounted;     /* they were stored, but not of how many updates, and were not loaded */
     bool leaves;        /* moments were stored, and the optimizer has none */
     bool scales;        /* FP8 scales and histories were loaded, or the recipe has none */
     bool scales_differ; /* they were stored, of another recipe, and were not loaded */
@@ -26,7 +25,7 @@ typedef struct nd_restored {
 size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
 
 /*
- * Loads a checkpoint of ours into a committed trainer, and sets its position. Collective. When some
+ * Loads a checkpoint into a committed trainer, and sets its position. Collective. When some
  * rank fails, all do, with the same status: that rank with its reason, the others with an error of
  * another rank. ND_ERR_DATA: it is damaged, as rank 0 finds too, which reads again what the first
  * rank with damage has named. ND_ERR_IO: a read failed, or one rank alone finds damage, and names
@@ -35,12 +34,5 @@ size_t nd_restore_host_bytes(const nd_layout *layout, int arrays);
  */
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
                                 bool verify, nd_restored *out);
-
-/*
- * Loads a folder of torch DCP's safetensors. Without moments there these stay zero and the position
- * is step 0; with them the position is the number of updates that the folder tells. Where it tells
- * none, the moments are not loaded: their bias could not be corrected. Collective, as above.
- */
-nd_status nd_restore_dcp(nd_trainer *trainer, const char *folder, nd_restored *out);
 
 #endif

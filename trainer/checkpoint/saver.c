@@ -108,13 +108,7 @@ static nd_status write_all(nd_saver *s)
         return status;
     }
     ND_TRY(nd_shard_writer_finish(writer, &s->record));
-    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
-        const uint64_t *digests = nd_snapshot_digests(s->snapshot, k);
-        s->record.alike[k] = 0;
-        for (int u = 0; u < s->plan.layout->unit_count; u++) {
-            s->record.alike[k] += (2 * (uint64_t)u + 1) * digests[u];
-        }
-    }
+    memcpy(s->record.alike, nd_snapshot_digests(s->snapshot), sizeof s->record.alike);
     return ND_OK;
 }
 
@@ -422,16 +416,18 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     return ND_OK;
 }
 
-/* An all-gather of host memory, `words` of 8 bytes a rank. On a GPU it goes through the gradients,
- * which are free between steps. */
-static nd_status gather(nd_saver *s, nd_group_kind group, const void *send, void *recv,
-                        int64_t words)
+/* Every rank gets the records of all. On a GPU they go through the gradients, which are free between
+ * steps. */
+static nd_status gather_records(nd_saver *s)
 {
     const nd_rank *r = s->trainer->rank;
     nd_stream *stream = &s->trainer->rank->stream;
-    nd_comm *comm = r->groups.by_kind[group];
-    size_t one = (size_t)words * sizeof(int64_t), all = (size_t)comm->size * one;
-    nd_comm_args args = {.send = send, .recv = recv, .count = words, .dtype = ND_DTYPE_I64};
+    nd_comm *comm = r->groups.by_kind[ND_GROUP_WORLD];
+    const size_t one = sizeof s->record, all = (size_t)comm->size * one;
+    nd_comm_args args = {.send = &s->record,
+                         .recv = s->records,
+                         .count = (int64_t)(one / sizeof(int64_t)),
+                         .dtype = ND_DTYPE_I64};
     if (!nd_rank_is_gpu(r)) {
         return nd_comm_all_gather(comm, stream, &args, NULL);
     }
@@ -440,48 +436,17 @@ static nd_status gather(nd_saver *s, nd_group_kind group, const void *send, void
         return nd_fail(ND_ERR_INTERNAL, "the model is too small for the records of %d ranks",
                        comm->size);
     }
-    ND_TRY(nd_copy(stream, landing + all, send, one));
+    ND_TRY(nd_copy(stream, landing + all, &s->record, one));
     args.send = landing + all;
     args.recv = landing;
     ND_TRY(nd_comm_all_gather(comm, stream, &args, NULL));
-    ND_TRY(nd_copy(stream, recv, landing, all));
+    ND_TRY(nd_copy(stream, s->records, landing, all));
     return nd_stream_sync(stream);
 }
 
-/* The rank with which this one is compared. */
-static int first_of(const nd_mesh *mesh, int rank, nd_alike what)
-{
-    return nd_mesh_group_member(mesh, nd_alike_group(what), rank, 0);
-}
-
-/* Whether ranks that should hold the same do not. All have the same records, and the same
- * answer. */
-static bool state_differs(const nd_saver *s)
-{
-    const nd_rank *r = s->trainer->rank;
-    for (int rank = 0; rank < r->world_size; rank++) {
-        for (int k = 0; k < ND_ALIKE_COUNT; k++) {
-            if (s->records[rank].alike[k] != s->records[first_of(&r->mesh, rank, k)].alike[k]) {
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-/* A parameter of the unit that is alike, to name it. */
-static const char *unit_name(const nd_layout *layout, int unit, nd_alike what)
-{
-    const nd_unit *u = &layout->units[unit];
-    for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
-        if (nd_param_is_alike(&layout->params[i], what)) {
-            return layout->params[i].name;
-        }
-    }
-    return "no parameter";
-}
-
-static nd_status compare_digests(const nd_saver *s, nd_alike what, const uint64_t *first)
+/* *differ: ranks that should hold the same do not. All have the same records, and the same answer.
+ * Fails on each rank whose state is another than that of the first of its group. */
+static nd_status compare_ranks(const nd_saver *s, bool *differ)
 {
     static const char *const why[] = {
         [ND_ALIKE_SHARDS] = "although both are replicas",
@@ -489,37 +454,23 @@ static nd_status compare_digests(const nd_saver *s, nd_alike what, const uint64_
         [ND_ALIKE_KV_COPIES] = "in KV heads of which both have copies",
     };
     const nd_rank *r = s->trainer->rank;
-    const uint64_t *own = nd_snapshot_digests(s->snapshot, what);
-    for (int u = 0; u < s->plan.layout->unit_count; u++) {
-        if (own[u] != first[u]) {
-            return nd_fail(ND_ERR_DATA,
-                           "rank %d holds other values than rank %d in the unit of %s, %s; memory "
-                           "was damaged, or they have gone apart",
-                           r->rank, first_of(&r->mesh, r->rank, what),
-                           unit_name(s->plan.layout, u, what), why[what]);
+    nd_status status = ND_OK;
+    *differ = false;
+    for (int rank = 0; rank < r->world_size; rank++) {
+        for (int k = 0; k < ND_ALIKE_COUNT; k++) {
+            const int first = nd_mesh_group_member(&r->mesh, nd_alike_group(k), rank, 0);
+            if (s->records[rank].alike[k] == s->records[first].alike[k]) {
+                continue;
+            }
+            *differ = true;
+            if (rank == r->rank && status == ND_OK) {
+                status = nd_fail(ND_ERR_DATA,
+                                 "rank %d holds other values than rank %d, %s; memory was damaged, "
+                                 "or they have gone apart",
+                                 rank, first, why[k]);
+            }
         }
     }
-    return ND_OK;
-}
-
-/* Fails on the ranks whose state is another than that of the first; all ranks call it. */
-static nd_status find_difference(nd_saver *s)
-{
-    const nd_rank *r = s->trainer->rank;
-    int64_t units = s->plan.layout->unit_count;
-    uint64_t *all = NULL;
-    nd_status status = ND_OK, found = ND_OK;
-    for (int k = 0; k < ND_ALIKE_COUNT; k++) { /* all ranks take part in each */
-        const nd_group_kind group = nd_alike_group(k);
-        ND_TRY_OUT(ND_ALLOC(units * r->groups.by_kind[group]->size, &all));
-        ND_TRY_OUT(gather(s, group, nd_snapshot_digests(s->snapshot, k), all, units));
-        found = found == ND_OK ? compare_digests(s, k, all) : found;
-        free(all);
-        all = NULL;
-    }
-    status = found;
-out:
-    free(all);
     return status;
 }
 
@@ -563,14 +514,11 @@ static nd_status give_up(nd_saver *s, nd_save_report *report)
 
 static nd_status begin_commit(nd_saver *s, nd_save_report *report)
 {
-    ND_TRY(gather(s, ND_GROUP_WORLD, &s->record, s->records,
-                  (int64_t)(sizeof s->record / sizeof(int64_t))));
-    if (state_differs(s)) {
-        nd_status status = find_difference(s);
-        if (status != ND_OK && status != ND_ERR_DATA) {
-            return status;
-        }
-        s->error = status == ND_OK ? (nd_error){0} : *nd_error_last();
+    bool differ = false;
+    ND_TRY(gather_records(s));
+    const nd_status own = compare_ranks(s, &differ);
+    if (differ) {
+        s->error = own == ND_OK ? (nd_error){0} : *nd_error_last();
         return give_up(s, report);
     }
     s->phase = PHASE_COMMITTING;

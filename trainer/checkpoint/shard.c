@@ -8,13 +8,127 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 
+/* Names. */
+
+static const char *const array_names[ND_STATE_KINDS] = {"master", "exp_avg", "exp_avg_sq"};
+
+const char *nd_state_kind_name(nd_state_kind array)
+{
+    return array_names[array];
+}
+
+const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, const char *param)
+{
+    if (array == ND_STATE_MASTER) {
+        snprintf(name, ND_STATE_NAME_MAX, "%s", param);
+    } else {
+        snprintf(name, ND_STATE_NAME_MAX, "optimizer.state.%s.%s", param, array_names[array]);
+    }
+    return name;
+}
+
 const char *nd_hash_file_name(char name[ND_HASH_FILE_NAME_MAX], int rank)
 {
     snprintf(name, ND_HASH_FILE_NAME_MAX, "shard-%05d.hashes", rank + 1);
     return name;
 }
 
+/* The head of a safetensors file. */
+
+enum { HEAD_ALIGNMENT = 4096 };
+
+/* "[0,128]", as many numbers as the tensor has axes. */
+static void put_numbers(FILE *out, int axes, int64_t first, int64_t second)
+{
+    fputc('[', out);
+    if (axes > 0) {
+        fprintf(out, "%lld", (long long)first);
+    }
+    if (axes > 1) {
+        fprintf(out, ",%lld", (long long)second);
+    }
+    fputc(']', out);
+}
+
+/* The sharding string is JSON inside a JSON string: its quotes have a backslash. */
+static void put_header(FILE *out, const nd_shard_list *list)
+{
+    fputs("{\"__metadata__\":{\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":\"{",
+          out);
+    for (int64_t i = 0; i < list->count; i++) {
+        const nd_shard_entry *e = &list->entries[i];
+        fprintf(out, "%s\\\"%s\\\":{\\\"saved_offsets\\\":", i > 0 ? "," : "", e->name);
+        put_numbers(out, e->rect.axes, e->rect.row, e->rect.col);
+        fputc('}', out);
+    }
+    fputs("}\"}", out);
+    for (int64_t i = 0; i < list->count; i++) {
+        const nd_shard_entry *e = &list->entries[i];
+        fprintf(out, ",\"%s\":{\"dtype\":\"F32\",\"shape\":", e->name);
+        put_numbers(out, e->rect.axes, e->rect.rows, e->rect.cols);
+        fprintf(out, ",\"data_offsets\":[%llu,%llu]}", (unsigned long long)e->begin,
+                (unsigned long long)e->end);
+    }
+    fputc('}', out);
+}
+
+/* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT, for the entries in their order. Names
+ * are printable ASCII without quotes and backslashes. Sets begin and end. */
+static nd_status make_head(nd_shard_list *list, char **head, size_t *head_bytes)
+{
+    uint64_t at = 0;
+    for (int64_t i = 0; i < list->count; i++) {
+        nd_shard_entry *e = &list->entries[i];
+        e->begin = at;
+        at += (uint64_t)nd_rect_elements(&e->rect) * sizeof(float);
+        e->end = at;
+    }
+    char *text = NULL, *padded = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    if (out) {
+        fputs("........", out); /* the length of what follows */
+        put_header(out, list);
+    }
+    bool written = out && fclose(out) == 0;
+    size_t bytes = nd_round_up_bytes(length, HEAD_ALIGNMENT);
+    if (!written || nd_alloc(bytes, 1, (void **)&padded) != ND_OK) {
+        free(text);
+        return nd_fail_memory("the header of %lld entries", (long long)list->count);
+    }
+    memcpy(padded, text, length);
+    free(text);
+    memset(padded + length, ' ', bytes - length);
+    for (int i = 0; i < 8; i++) {
+        padded[i] = (char)((uint64_t)(bytes - 8) >> (8 * i));
+    }
+    for (int64_t i = 0; i < list->count; i++) {
+        list->entries[i].begin += bytes;
+        list->entries[i].end += bytes;
+    }
+    *head = padded;
+    *head_bytes = bytes;
+    return ND_OK;
+}
+
 /* Plan. */
+
+static nd_status add_entry(nd_shard_list *list, const char *name, const nd_rect *rect)
+{
+    if (list->count == list->capacity) {
+        int64_t capacity = list->capacity ? 2 * list->capacity : 64;
+        void *entries = realloc(list->entries, (size_t)capacity * sizeof *list->entries);
+        if (!entries) {
+            return nd_fail_memory("%lld entries of a checkpoint", (long long)capacity);
+        }
+        list->entries = entries;
+        list->capacity = capacity;
+    }
+    nd_shard_entry entry = {.rect = *rect};
+    ND_TRY(nd_fs_format(&entry.name, "%s", name));
+    list->entries[list->count++] = entry;
+    return ND_OK;
+}
 
 static void find_units(nd_shard_plan *plan)
 {
@@ -35,8 +149,8 @@ static nd_status add_steps(nd_shard_plan *plan)
     for (int i = 0; i < plan->piece_count && plan->arrays > 1; i++) {
         const nd_piece *piece = &plan->pieces[i];
         if (piece->rect.row == 0 && piece->rect.col == 0) {
-            nd_state_step_name(name, piece->param->name);
-            ND_TRY(nd_dcp_list_add(&plan->lists[ND_RECT_BODY], name, ND_SAFETENSORS_F32, &scalar));
+            snprintf(name, sizeof name, "optimizer.state.%s.step", piece->param->name);
+            ND_TRY(add_entry(&plan->lists[ND_RECT_BODY], name, &scalar));
             plan->step_count++;
         }
     }
@@ -50,14 +164,16 @@ static nd_status make_heads(nd_shard_plan *plan)
         count += plan->lists[k].count > 0;
     }
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        nd_dcp_list *list = &plan->lists[k];
+        nd_shard_list *list = &plan->lists[k];
         if (list->count == 0) {
             continue;
         }
-        ND_TRY(nd_dcp_head(list, &plan->heads[k], &plan->head_bytes[k]));
+        ND_TRY(make_head(list, &plan->heads[k], &plan->head_bytes[k]));
         plan->file_bytes[k] = list->entries[list->count - 1].end;
         plan->bytes += plan->file_bytes[k];
-        nd_dcp_file_name(plan->names[k], plan->rank, index++, count);
+        index++;
+        snprintf(plan->names[k], sizeof plan->names[k],
+                 "shard-%05d-model-%05d-of-%05d.safetensors", plan->rank + 1, index, count);
     }
     return ND_OK;
 }
@@ -67,7 +183,7 @@ static nd_status add_extras(nd_shard_plan *plan, const nd_shard_plan_options *op
     for (int i = 0; i < options->extra_count && plan->rank == 0; i++) {
         const nd_state_extra *extra = &options->extras[i];
         const nd_rect rect = {.axes = 1, .rows = extra->count, .cols = 1};
-        ND_TRY(nd_dcp_list_add(&plan->lists[ND_RECT_BODY], extra->name, ND_SAFETENSORS_F32, &rect));
+        ND_TRY(add_entry(&plan->lists[ND_RECT_BODY], extra->name, &rect));
         plan->extras[plan->extra_count++] = *extra;
     }
     return ND_OK;
@@ -88,12 +204,12 @@ nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *o
     find_units(plan);
     for (int i = 0; i < plan->piece_count; i++) {
         const nd_piece *piece = &plan->pieces[i];
-        nd_dcp_list *list = &plan->lists[piece->kind];
+        nd_shard_list *list = &plan->lists[piece->kind];
         char name[ND_STATE_NAME_MAX];
         plan->first_entry[i] = list->count;
         for (int a = 0; a < plan->arrays; a++) {
             nd_state_name(name, (nd_state_kind)a, piece->param->name);
-            ND_TRY_OUT(nd_dcp_list_add(list, name, ND_SAFETENSORS_F32, &piece->rect));
+            ND_TRY_OUT(add_entry(list, name, &piece->rect));
         }
     }
     ND_TRY_OUT(add_extras(plan, options));
@@ -109,7 +225,10 @@ out:
 void nd_shard_plan_fini(nd_shard_plan *plan)
 {
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        nd_dcp_list_fini(&plan->lists[k]);
+        for (int64_t i = 0; i < plan->lists[k].count; i++) {
+            free(plan->lists[k].entries[i].name);
+        }
+        free(plan->lists[k].entries);
         free(plan->heads[k]);
     }
     free(plan->first_piece);
@@ -120,7 +239,7 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
 
 /* Digests. */
 
-enum { HASHES_HEAD_BYTES = 24, HASHED_FILE_BYTES = ND_DCP_FILE_NAME_MAX + 16, HASHES_VERSION = 1 };
+enum { HASHES_HEAD_BYTES = 24, HASHED_FILE_BYTES = ND_SHARD_FILE_NAME_MAX + 16, HASHES_VERSION = 1 };
 
 static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
 {
@@ -157,8 +276,8 @@ nd_status nd_hashes_init(nd_hashes *hashes, const nd_shard_plan *plan, nd_checks
         if (!plan->heads[k]) {
             continue;
         }
-        memcpy(at, plan->names[k], ND_DCP_FILE_NAME_MAX);
-        at = put_number(at + ND_DCP_FILE_NAME_MAX, plan->file_bytes[k], 8);
+        memcpy(at, plan->names[k], ND_SHARD_FILE_NAME_MAX);
+        at = put_number(at + ND_SHARD_FILE_NAME_MAX, plan->file_bytes[k], 8);
         at = put_number(at, chunks_of(plan, k), 8);
         hashes->digests[k] = digests;
         digests += chunks_of(plan, k) * width;

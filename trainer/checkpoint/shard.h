@@ -3,16 +3,46 @@
 #define ND_CHECKPOINT_SHARD_H
 /*
  * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
- * tails of ranges, see pieces.h) and a hash file.
+ * tails of ranges, see pieces.h) and a hash file. In that dialect __metadata__ says at which offsets
+ * of its tensor each entry lies (docs/checkpoint.md); torch's HuggingFaceStorageReader opens and
+ * reshards such files.
  *
  * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
  * written. Units are then written in ascending order, each as soon as its state may be read; the
- * order within a file is unit, rectangle, state array. The scalars "step" close the first file.
+ * order within a file is unit, rectangle, state array. The scalars "step", the number of updates,
+ * which torch keeps for each parameter, close the first file.
  */
-#include "trainer/checkpoint/dcp.h"
-#include "trainer/checkpoint/names.h"
 #include "trainer/checkpoint/pieces.h"
 #include "trainer/checkpoint/state_file.h"
+
+/* The flat state arrays of a rank. SGD has the first only. */
+typedef enum nd_state_kind {
+    ND_STATE_MASTER = 0,
+    ND_STATE_MOMENT1,
+    ND_STATE_MOMENT2,
+    ND_STATE_KINDS
+} nd_state_kind;
+
+enum { ND_STATE_NAME_MAX = 160, ND_SHARD_FILE_NAME_MAX = 80 };
+
+/* The name in the files, which is that of torch's flattened optimizer state: the master weight has
+ * the Hugging Face name of its tensor (`param`, below 96 characters), a moment is
+ * "optimizer.state.<that name>.exp_avg". Returns `name`. */
+const char *nd_state_name(char name[ND_STATE_NAME_MAX], nd_state_kind array, const char *param);
+/* "master", "exp_avg", "exp_avg_sq" */
+const char *nd_state_kind_name(nd_state_kind array);
+
+/* An entry of a safetensors file: a rectangle of a tensor, in F32. */
+typedef struct nd_shard_entry {
+    char *name; /* owned by the list */
+    nd_rect rect;
+    uint64_t begin, end; /* bytes of the file */
+} nd_shard_entry;
+
+typedef struct nd_shard_list {
+    nd_shard_entry *entries; /* in the order of their data */
+    int64_t count, capacity;
+} nd_shard_list;
 
 /* Entries alike on all ranks, which writer 0 keeps beside the tensors: FP8 scales and histories. */
 typedef struct nd_state_extra {
@@ -41,11 +71,11 @@ typedef struct nd_shard_plan {
     int step_count;       /* scalars at the end of the first file */
     nd_state_extra extras[ND_STATE_EXTRAS_MAX]; /* before them; on rank 0 */
     int extra_count;
-    nd_dcp_list lists[ND_RECT_KIND_COUNT];
+    nd_shard_list lists[ND_RECT_KIND_COUNT];
     char *heads[ND_RECT_KIND_COUNT]; /* NULL: there is no such file */
     size_t head_bytes[ND_RECT_KIND_COUNT];
     uint64_t file_bytes[ND_RECT_KIND_COUNT];
-    char names[ND_RECT_KIND_COUNT][ND_DCP_FILE_NAME_MAX];
+    char names[ND_RECT_KIND_COUNT][ND_SHARD_FILE_NAME_MAX];
     uint64_t bytes; /* of all files, without the hash file */
 } nd_shard_plan;
 
@@ -96,7 +126,7 @@ static inline bool nd_param_is_alike(const nd_param *param, nd_alike what)
 typedef struct nd_shard_record {
     uint64_t bytes;                  /* of the safetensors files */
     char digest[ND_DIGEST_TEXT_MAX]; /* of the hash file */
-    uint64_t alike[ND_ALIKE_COUNT];  /* digests of all units (snapshot.h); not in the manifest */
+    uint64_t alike[ND_ALIKE_COUNT];  /* digests (snapshot.h); not in the manifest */
 } nd_shard_record;
 
 typedef struct nd_shard_writer nd_shard_writer;

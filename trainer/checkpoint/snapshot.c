@@ -17,7 +17,7 @@ struct nd_snapshot {
     float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
     int extra_count;
     bool alike[ND_ALIKE_COUNT]; /* other ranks hold the same */
-    uint64_t *digests;          /* [ND_ALIKE_COUNT, unit_count]; pinned where detached */
+    uint64_t *digests;          /* [ND_ALIKE_COUNT]; pinned where detached */
     /* Detached: */
     bool detached;
     float *memory;    /* pinned; all pieces of all arrays */
@@ -62,10 +62,7 @@ nd_status nd_snapshot_describe(const nd_trainer *trainer, int *arrays,
     return ND_OK;
 }
 
-static size_t digest_bytes(const nd_shard_plan *plan)
-{
-    return ND_ALIKE_COUNT * (size_t)plan->layout->unit_count * sizeof(uint64_t);
-}
+enum { DIGEST_BYTES = ND_ALIKE_COUNT * sizeof(uint64_t) };
 
 /* Fills where each piece begins, in elements; `offsets`, by piece, may be NULL. Returns the bytes
  * of all pieces. */
@@ -83,7 +80,7 @@ static size_t place_pieces(const nd_shard_plan *plan, int64_t *offsets)
 
 size_t nd_snapshot_pinned_bytes(const nd_shard_plan *plan)
 {
-    return place_pieces(plan, NULL) + digest_bytes(plan);
+    return place_pieces(plan, NULL) + DIGEST_BYTES;
 }
 
 static nd_status detach(nd_snapshot *s)
@@ -95,7 +92,7 @@ static nd_status detach(nd_snapshot *s)
     ND_TRY(ND_ALLOC(s->plan->layout->unit_count, &s->copied));
     ND_TRY(nd_host_alloc(device, place_pieces(s->plan, s->offsets), &memory));
     s->memory = memory;
-    ND_TRY(nd_host_alloc(device, digest_bytes(s->plan), &digests));
+    ND_TRY(nd_host_alloc(device, DIGEST_BYTES, &digests));
     s->digests = digests;
     ND_TRY(device->table->stream_init(device, &s->stream));
     ND_TRY(device->table->event_init(device, &s->updated));
@@ -123,7 +120,7 @@ static nd_status init(nd_snapshot *s)
     }
     return s->trainer->rank->device->kind == ND_DEVICE_CUDA
                ? detach(s)
-               : nd_alloc(1, digest_bytes(s->plan), (void **)&s->digests);
+               : nd_alloc(1, DIGEST_BYTES, (void **)&s->digests);
 }
 
 nd_status nd_snapshot_create(nd_trainer *trainer, const nd_shard_plan *plan, nd_snapshot **out)
@@ -225,62 +222,53 @@ static nd_status add_alike(const nd_snapshot *s, nd_stream *stream, int unit, nd
     return ND_OK;
 }
 
-/* `digests`: as those of the snapshot, at 0. */
+/* Adds those of a unit to the digests, which lie where the device writes. */
 static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, uint64_t *digests)
 {
     const nd_unit *u = &s->plan->layout->units[unit];
-    int units = s->plan->layout->unit_count;
     if (s->alike[ND_ALIKE_SHARDS]) {
-        ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count,
-                         &digests[ND_ALIKE_SHARDS * units + unit]));
+        ND_TRY(
+            add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
     }
     for (int k = ND_ALIKE_UNSPLIT; k < ND_ALIKE_COUNT; k++) {
-        ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k * units + unit]) : ND_OK);
+        ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k]) : ND_OK);
     }
     return ND_OK;
 }
 
 nd_status nd_snapshot_digest(nd_snapshot *s, int unit)
 {
-    if (s->detached) {
-        return ND_OK;
-    }
-    for (int k = 0; k < ND_ALIKE_COUNT; k++) {
-        s->digests[k * s->plan->layout->unit_count + unit] = 0;
-    }
-    return add_digests(s, &s->trainer->rank->stream, unit, s->digests);
+    return s->detached ? ND_OK : add_digests(s, &s->trainer->rank->stream, unit, s->digests);
 }
 
-const uint64_t *nd_snapshot_digests(const nd_snapshot *s, nd_alike what)
+const uint64_t *nd_snapshot_digests(const nd_snapshot *s)
 {
-    return s->digests + (int64_t)what * s->plan->layout->unit_count;
+    return s->digests;
 }
 
 /* On a GPU the gradients' memory, free between steps, holds them until they are copied. */
 static nd_status enqueue_digests(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
-    int units = s->plan->layout->unit_count;
-    size_t bytes = digest_bytes(s->plan);
     uint64_t *landing = (uint64_t *)(void *)s->trainer->model->fsdp.grad;
-    memset(s->digests, 0, bytes);
     if (!s->alike[ND_ALIKE_SHARDS] && !s->alike[ND_ALIKE_UNSPLIT]) { /* nor copies */
         return ND_OK;
     }
-    if (bytes > (size_t)s->plan->layout->shard_total * sizeof(float)) {
-        return nd_fail(ND_ERR_INTERNAL, "a shard is too small for the digests of %d units", units);
+    if (DIGEST_BYTES > (size_t)s->plan->layout->shard_total * sizeof(float)) {
+        return nd_fail(ND_ERR_INTERNAL, "a shard is too small for its digests");
     }
-    ND_TRY(nd_copy(stream, landing, s->digests, bytes));
-    for (int u = 0; u < units; u++) {
+    ND_TRY(nd_copy(stream, landing, s->digests, DIGEST_BYTES));
+    for (int u = 0; u < s->plan->layout->unit_count; u++) {
         ND_TRY(add_digests(s, stream, u, landing));
     }
-    return nd_copy(stream, s->digests, landing, bytes);
+    return nd_copy(stream, s->digests, landing, DIGEST_BYTES);
 }
 
 nd_status nd_snapshot_begin(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
     atomic_store(&s->cancelled, false);
+    memset(s->digests, 0, DIGEST_BYTES);
     ND_TRY(copy_extras(s));
     if (!s->detached) {
         return ND_OK;

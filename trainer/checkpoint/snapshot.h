@@ -28,13 +28,13 @@ bool nd_snapshot_is_detached(const nd_snapshot *snapshot);
 /* The rank's thread, after the update of a step: enqueues all copies. */
 nd_status nd_snapshot_begin(nd_snapshot *snapshot);
 /*
- * Digests by unit of what other ranks hold alike: of this rank's shards, padding included, or of
- * the tensors in them that tp does not split. 0 where there are no such ranks. On a CPU the
- * writer's thread makes those of a unit before the unit may change; on a GPU they are there when
- * nd_snapshot_wait_copied has returned.
+ * Digests of what other ranks hold alike, [ND_ALIKE_COUNT]: of this rank's shards, padding
+ * included, or of the tensors in them that tp does not split. 0 where there are no such ranks. On a
+ * CPU the writer's thread adds those of each unit before the unit may change; on a GPU they are
+ * there when nd_snapshot_wait_copied has returned.
  */
 nd_status nd_snapshot_digest(nd_snapshot *snapshot, int unit);
-const uint64_t *nd_snapshot_digests(const nd_snapshot *snapshot, nd_alike what);
+const uint64_t *nd_snapshot_digests(const nd_snapshot *snapshot);
 
 /* The rank's thread: work enqueued later on the rank's stream runs after the unit's copy. Detached
  * snapshots only. */

@@ -3,23 +3,130 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/source_files.h"
+#include "runtime/base/math.h"
+#include "trainer/checkpoint/reads.h"
 
-/* A checkpoint of ours. */
+/* A file of a writer. It is open only while it is read. */
+typedef struct source_file {
+    const char *name; /* of the plan */
+    uint64_t bytes;   /* that it must have */
+    const uint8_t *digests;
+    nd_reads reads;
+} source_file;
 
-nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manifest, bool verify,
-                                    nd_source **out)
+/* One rank of the mesh that wrote the checkpoint. */
+typedef struct source_writer {
+    nd_shard_plan plan;
+    nd_hashes hashes;
+    source_file files[ND_RECT_KIND_COUNT];
+} source_writer;
+
+struct nd_source {
+    char *folder; /* with the files */
+    nd_hash *digester;
+    uint8_t *staging;
+    nd_source_stats stats;
+    bool verify;
+    const nd_manifest *manifest;
+    nd_layout **layouts;     /* [tp of the manifest's mesh] */
+    source_writer **writers; /* [ranks of that mesh]; NULL until one is needed */
+};
+
+/* Files. */
+
+/* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another size. */
+static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes, char **path,
+                           int *fd)
+{
+    struct stat st;
+    ND_TRY(nd_fs_format(path, "%s/%s", source->folder, name));
+    nd_status status = nd_fs_open_own(*path, ND_ERR_DATA, fd, &st);
+    if (status == ND_OK && (uint64_t)st.st_size != bytes) {
+        status = nd_fail(ND_ERR_DATA, "\"%s\" has %llu bytes; it was written with %llu", *path,
+                         (unsigned long long)st.st_size, (unsigned long long)bytes);
+        close(*fd);
+    }
+    if (status != ND_OK) {
+        free(*path);
+    }
+    return status;
+}
+
+/* `reading` closes with close_reading. */
+static nd_status open_reading(const nd_source *source, const source_file *file,
+                              nd_read_file *reading)
+{
+    char *path = NULL;
+    *reading = (nd_read_file){.bytes = file->bytes,
+                              .digests = source->verify ? file->digests : NULL,
+                              .kind = source->manifest->checksum,
+                              .digester = source->digester,
+                              .staging = source->staging};
+    ND_TRY(open_file(source, file->name, file->bytes, &path, &reading->fd));
+    reading->path = path;
+    return ND_OK;
+}
+
+static void close_reading(const nd_read_file *reading)
+{
+    close(reading->fd);
+    free((char *)reading->path);
+}
+
+static void free_writer(source_writer *writer)
+{
+    if (writer) {
+        for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
+            nd_reads_fini(&writer->files[k].reads);
+        }
+        nd_hashes_fini(&writer->hashes);
+        nd_shard_plan_fini(&writer->plan);
+        free(writer);
+    }
+}
+
+static void drop_writer(nd_source *source, int rank)
+{
+    source->stats.kept -= source->writers[rank] ? 1 : 0;
+    free_writer(source->writers[rank]);
+    source->writers[rank] = NULL;
+}
+
+void nd_source_close(nd_source *source)
+{
+    if (!source) {
+        return;
+    }
+    for (int i = 0; source->writers && i < source->manifest->writer_count; i++) {
+        drop_writer(source, i);
+    }
+    for (int t = 0; source->layouts && t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
+        nd_layout_destroy(source->layouts[t]);
+    }
+    free(source->writers);
+    free(source->layouts);
+    nd_hash_destroy(source->digester);
+    free(source->staging);
+    free(source->folder);
+    free(source);
+}
+
+nd_status nd_source_open(const char *folder, const nd_manifest *manifest, bool verify,
+                         nd_source **out)
 {
     nd_source *source = NULL;
     nd_status status = ND_OK;
     nd_fs_kind kind;
     int tp = manifest->mesh.size[ND_AXIS_TP];
-    ND_TRY(nd_source_create(folder, ND_STATE_FOLDER, &source));
+    ND_TRY(ND_ALLOC(1, &source));
     source->manifest = manifest;
     source->verify = verify;
+    ND_TRY_OUT(nd_fs_format(&source->folder, "%s/" ND_STATE_FOLDER, folder));
+    ND_TRY_OUT(nd_alloc(ND_CHUNK_BYTES, 1, (void **)&source->staging));
     ND_TRY_OUT(nd_fs_look_at_link(source->folder, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
         status = nd_fail(ND_ERR_DATA, "\"%s\" is missing or no folder", source->folder);
@@ -46,13 +153,11 @@ static nd_status read_hashes(const nd_source *source, int rank, const nd_shard_p
 {
     char name[ND_HASH_FILE_NAME_MAX], digest[ND_DIGEST_TEXT_MAX], *path = NULL;
     uint8_t *head = NULL;
-    uint64_t size = 0;
     int fd = -1;
     nd_status status = ND_OK;
     ND_TRY(nd_hashes_init(out, plan, source->manifest->checksum));
     nd_hash_file_name(name, rank);
-    ND_TRY(nd_source_open_plain(source->folder, name, out->bytes, &fd, &size));
-    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", source->folder, name));
+    ND_TRY(open_file(source, name, out->bytes, &path, &fd));
     ND_TRY_OUT(nd_alloc(out->head_bytes, 1, (void **)&head));
     memcpy(head, out->data, out->head_bytes);
     ND_TRY_OUT(nd_fs_pread(fd, path, out->data, out->bytes, 0));
@@ -75,7 +180,7 @@ out:
     return status;
 }
 
-static nd_status make_writer(nd_source *source, int rank, nd_source_writer *writer)
+static nd_status make_writer(nd_source *source, int rank, source_writer *writer)
 {
     const nd_manifest *m = source->manifest;
     nd_holder holder = nd_holder_of(&m->mesh, rank);
@@ -88,29 +193,58 @@ static nd_status make_writer(nd_source *source, int rank, nd_source_writer *writ
     ND_TRY(nd_shard_plan_init(&writer->plan, &options));
     ND_TRY(read_hashes(source, rank, &writer->plan, &writer->hashes));
     for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-        nd_source_file *file = &writer->files[k];
-        memcpy(file->name, writer->plan.names[k], ND_DCP_FILE_NAME_MAX);
+        source_file *file = &writer->files[k];
+        file->name = writer->plan.names[k];
         file->bytes = writer->plan.file_bytes[k];
         file->digests = writer->hashes.digests[k];
     }
     return ND_OK;
 }
 
-nd_status nd_source_writer_of(nd_source *source, int rank, nd_source_writer **out)
+/* The writer's plan and digests; they are made when they are first asked for. */
+static nd_status writer_of(nd_source *source, int rank, source_writer **out)
 {
     if (!source->writers[rank]) {
-        nd_source_writer *writer = NULL;
+        source_writer *writer = NULL;
         ND_TRY(ND_ALLOC(1, &writer));
         nd_status status = make_writer(source, rank, writer);
         if (status != ND_OK) {
             source->stats.suspect = status == ND_ERR_DATA ? rank + 1 : 0;
-            nd_source_writer_free(writer);
+            free_writer(writer);
             return status;
         }
         source->writers[rank] = writer;
+        source->stats.kept++;
     }
     *out = source->writers[rank];
     return ND_OK;
+}
+
+/* Reads. */
+
+/* Plans the read of what `want` and a stored rectangle share, of a tensor whose rectangle `want`
+ * goes to `to` densely. *found grows by the shared elements. */
+static nd_status plan_read(source_file *file, const nd_shard_entry *stored, const nd_rect *want,
+                           float *to, int64_t *found)
+{
+    nd_rect shared;
+    const nd_rect *have = &stored->rect;
+    if (!nd_rect_intersect(have, want, &shared)) {
+        return ND_OK;
+    }
+    *found += nd_rect_elements(&shared);
+    int64_t skipped = (shared.row - have->row) * have->cols + shared.col - have->col;
+    nd_read read = {.from = stored->begin + (uint64_t)skipped * sizeof(float),
+                    .stride = (uint64_t)have->cols * sizeof(float),
+                    .runs = shared.rows,
+                    .run = shared.cols,
+                    .to_stride = want->cols,
+                    .to = to + (shared.row - want->row) * want->cols + shared.col - want->col};
+    if (shared.cols == have->cols && shared.cols == want->cols) { /* one run of full rows */
+        read.run *= read.runs;
+        read.runs = 1;
+    }
+    return nd_reads_add(&file->reads, &read);
 }
 
 /* What one writer has of the wanted rectangle. */
@@ -118,16 +252,16 @@ static nd_status add_from_writer(nd_source *source, int rank, const nd_param *p,
                                  nd_state_kind array, const nd_rect *rect, float *to,
                                  int64_t *found)
 {
-    nd_source_writer *writer = NULL;
-    ND_TRY(nd_source_writer_of(source, rank, &writer));
+    source_writer *writer = NULL;
+    ND_TRY(writer_of(source, rank, &writer));
     const nd_shard_plan *plan = &writer->plan;
     int unit = p->unit->index;
     for (int i = plan->first_piece[unit]; i < plan->first_piece[unit + 1]; i++) {
         const nd_piece *piece = &plan->pieces[i];
         if (piece->param == p) {
-            const nd_dcp_entry *entry =
+            const nd_shard_entry *entry =
                 &plan->lists[piece->kind].entries[plan->first_entry[i] + array];
-            ND_TRY(nd_source_plan_read(&writer->files[piece->kind], entry, rect, to, found));
+            ND_TRY(plan_read(&writer->files[piece->kind], entry, rect, to, found));
         }
     }
     return ND_OK;
@@ -160,14 +294,14 @@ static nd_status add_from_tp(nd_source *source, int tp, const nd_param *param, n
 
 nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count, float *to)
 {
-    nd_source_writer *writer = NULL;
+    source_writer *writer = NULL;
     int64_t found = 0;
     const nd_rect rect = {.axes = 1, .rows = count, .cols = 1};
-    ND_TRY(nd_source_writer_of(source, 0, &writer));
-    const nd_dcp_list *list = &writer->plan.lists[ND_RECT_BODY];
+    ND_TRY(writer_of(source, 0, &writer));
+    const nd_shard_list *list = &writer->plan.lists[ND_RECT_BODY];
     for (int64_t i = 0; i < list->count; i++) {
         if (strcmp(list->entries[i].name, name) == 0) {
-            ND_TRY(nd_source_plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to,
+            ND_TRY(plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to,
                                        &found));
         }
     }
@@ -177,15 +311,10 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
                                     source->folder, (long long)found, (long long)count, name);
 }
 
-/* All. */
-
 nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind array,
                         const nd_rect *rect, float *to)
 {
     source->stats.wanted_bytes += nd_rect_elements(rect) * (int64_t)sizeof *to;
-    if (!source->manifest) {
-        return nd_source_add_dcp(source, param, array, rect, to);
-    }
     int64_t found = 0;
     ND_ASSERT((int)array < source->manifest->arrays);
     for (int t = 0; t < source->manifest->mesh.size[ND_AXIS_TP]; t++) {
@@ -195,19 +324,28 @@ nd_status nd_source_add(nd_source *source, const nd_param *param, nd_state_kind 
     return ND_OK;
 }
 
+static nd_status run_file(nd_source *source, source_file *file)
+{
+    nd_read_file reading;
+    if (file->reads.count == 0) {
+        return ND_OK;
+    }
+    ND_TRY(open_reading(source, file, &reading));
+    nd_status status = nd_reads_run(&file->reads, &reading, &source->stats.read_bytes);
+    close_reading(&reading);
+    return status;
+}
+
 nd_status nd_source_run(nd_source *source)
 {
-    for (int i = 0; source->writers && i < source->manifest->writer_count; i++) {
+    for (int i = 0; i < source->manifest->writer_count; i++) {
         for (int k = 0; source->writers[i] && k < ND_RECT_KIND_COUNT; k++) {
-            nd_status status = nd_source_run_file(source, &source->writers[i]->files[k]);
+            nd_status status = run_file(source, &source->writers[i]->files[k]);
             if (status != ND_OK) {
                 source->stats.suspect = status == ND_ERR_DATA ? i + 1 : 0;
                 return status;
             }
         }
-    }
-    for (int64_t i = 0; i < source->file_count; i++) {
-        ND_TRY(nd_source_run_file(source, &source->files[i]));
     }
     return ND_OK;
 }
@@ -215,17 +353,116 @@ nd_status nd_source_run(nd_source *source)
 void nd_source_trim(nd_source *source)
 {
     enum { KEPT_MAX = 128 };
-    int kept = 0, count = source->writers ? source->manifest->writer_count : 0;
-    for (int i = 0; i < count; i++) {
-        kept += source->writers[i] ? 1 : 0;
-    }
-    for (int i = 0; i < count && kept > KEPT_MAX; i++) {
-        nd_source_writer_free(source->writers[i]);
-        source->writers[i] = NULL;
+    const bool much = source->stats.kept > KEPT_MAX;
+    for (int i = 0; i < source->manifest->writer_count && much; i++) {
+        drop_writer(source, i);
     }
 }
 
 nd_source_stats nd_source_get_stats(const nd_source *source)
 {
     return source->stats;
+}
+
+/* Verification. */
+
+/* The head is what the mesh in the manifest asks for, and every chunk has its digest. */
+static nd_status verify_chunks(const nd_source *source, const source_file *file,
+                               const nd_shard_plan *plan, int kind, const nd_read_file *reading,
+                               int64_t *bytes)
+{
+    for (int64_t c = 0; c < nd_ceil_div((int64_t)file->bytes, ND_CHUNK_BYTES); c++) {
+        size_t size = 0;
+        ND_TRY(nd_read_chunk(reading, c, &size));
+        size_t begin = (size_t)c * ND_CHUNK_BYTES;
+        size_t head = plan->head_bytes[kind] > begin ? plan->head_bytes[kind] - begin : 0;
+        head = head < size ? head : size;
+        if (memcmp(source->staging, plan->heads[kind] + begin, head) != 0) {
+            return nd_fail(ND_ERR_DATA,
+                           "\"%s\" has another header than the mesh in the manifest asks for",
+                           reading->path);
+        }
+        *bytes += (int64_t)size;
+    }
+    return ND_OK;
+}
+
+typedef struct verification {
+    nd_source *source;
+    bool chunks;   /* else only that the file is there with its size */
+    int64_t bytes; /* verified */
+    int64_t files; /* that the checkpoint has */
+} verification;
+
+static nd_status verify_file(verification *v, const source_writer *writer, int kind)
+{
+    const source_file *file = &writer->files[kind];
+    nd_read_file reading;
+    nd_status status = ND_OK;
+    ND_TRY(open_reading(v->source, file, &reading));
+    if (v->chunks) {
+        status = verify_chunks(v->source, file, &writer->plan, kind, &reading, &v->bytes);
+    } else {
+        v->bytes += (int64_t)file->bytes;
+    }
+    close_reading(&reading);
+    return status;
+}
+
+static nd_status verify_writer(verification *v, int rank)
+{
+    source_writer *writer = NULL;
+    nd_status status = writer_of(v->source, rank, &writer);
+    for (int k = 0; k < ND_RECT_KIND_COUNT && status == ND_OK; k++) {
+        if (writer->plan.heads[k]) {
+            status = verify_file(v, writer, k);
+            v->files++;
+        }
+    }
+    v->files++; /* the hash file */
+    drop_writer(v->source, rank);
+    return status;
+}
+
+static nd_status verify(const char *folder, const nd_manifest *manifest, bool chunks,
+                        int64_t *bytes)
+{
+    verification v = {.chunks = chunks};
+    nd_fs_names names = {0};
+    nd_status status = ND_OK;
+    *bytes = 0;
+    ND_TRY(nd_source_open(folder, manifest, true, &v.source));
+    for (int rank = 0; rank < manifest->writer_count; rank++) {
+        ND_TRY_OUT(verify_writer(&v, rank));
+    }
+    ND_TRY_OUT(nd_fs_list(v.source->folder, &names));
+    if (names.count != v.files) { /* torch's reader takes every file of the folder */
+        status = nd_fail(ND_ERR_DATA, "\"%s\" holds %d files; the checkpoint has %lld",
+                         v.source->folder, names.count, (long long)v.files);
+    }
+    *bytes = v.bytes;
+out:
+    nd_fs_names_fini(&names);
+    nd_source_close(v.source);
+    return status;
+}
+
+nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
+                               int64_t *verified_bytes)
+{
+    return verify(folder, manifest, true, verified_bytes);
+}
+
+nd_status nd_source_verify_writer(const char *folder, const nd_manifest *manifest, int writer)
+{
+    verification v = {.chunks = true};
+    ND_TRY(nd_source_open(folder, manifest, true, &v.source));
+    nd_status status = verify_writer(&v, writer);
+    nd_source_close(v.source);
+    return status;
+}
+
+nd_status nd_source_check_files(const char *folder, const nd_manifest *manifest, int64_t *bytes)
+{
+    return verify(folder, manifest, false, bytes);
 }

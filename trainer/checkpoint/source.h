@@ -2,15 +2,13 @@
 #ifndef ND_CHECKPOINT_SOURCE_H
 #define ND_CHECKPOINT_SOURCE_H
 /*
- * Where state is loaded from: stored rectangles of tensors, whatever mesh or program wrote them.
+ * Where state is loaded from: the stored rectangles of a checkpoint, whatever mesh wrote them.
  *
  * A caller adds the rectangles that it wants, with the memory that they go to, and then runs the
  * reads. Each read is intersected with the stored rectangles, sorted by file and offset, and done
- * straight into that memory or through one bounded staging buffer (reads.h). In a checkpoint of
- * ours every chunk of 4 MiB that is touched is verified, and a run that fails leaves nothing that
- * may be used; which files hold a rectangle is computed from the manifest, so that only those are
- * opened. A folder of torch DCP's safetensors has no digests; all its headers are read when it is
- * opened.
+ * straight into that memory or through one bounded staging buffer (reads.h). Every chunk of 4 MiB
+ * that is touched is verified, and a run that fails leaves nothing that may be used. Which files
+ * hold a rectangle is computed from the manifest, so that only those are opened.
  *
  * One thread uses a source. Wanted memory is host memory.
  */
@@ -21,26 +19,14 @@ typedef struct nd_source nd_source;
 typedef struct nd_source_stats {
     int64_t wanted_bytes; /* of F32 elements that were asked for */
     int64_t read_bytes;   /* of the files, hash files and headers left out */
+    int64_t kept;         /* writers of which the plan and the digests are in memory */
     int64_t suspect;      /* 1 + the writer whose files were found to be damaged; 0: none */
 } nd_source_stats;
 
-/* A checkpoint of ours. The manifest is borrowed. verify false: digests are not compared. */
-nd_status nd_source_open_checkpoint(const char *folder, const nd_manifest *manifest, bool verify,
-                                    nd_source **out);
-/*
- * All *.safetensors files of a folder: torch DCP's dialect, or plain ones. Tensors have Hugging
- * Face's names, or these behind "model.", or torchtitan's, whose rows of q and k are permuted.
- * ND_ERR_DATA: two stored rectangles of a tensor overlap, or a file is no regular file.
- */
-nd_status nd_source_open_dcp(const char *folder, const nd_shape *shape, nd_source **out);
+/* The manifest is borrowed. verify false: digests are not compared. */
+nd_status nd_source_open(const char *folder, const nd_manifest *manifest, bool verify,
+                         nd_source **out);
 void nd_source_close(nd_source *source); /* NULL is legal */
-
-/* Whether a DCP folder has this state of a parameter, under any of its names. */
-bool nd_source_has(const nd_source *source, const nd_param *param, nd_state_kind array);
-/* ND_ERR_DATA: a DCP folder has no weights of this parameter, or of another shape or type. */
-nd_status nd_source_check_weights(const nd_source *source, const nd_param *param);
-/* The updates that its optimizer has made, from a scalar "step" of the folder; -1: it has none. */
-nd_status nd_source_read_updates(nd_source *source, int64_t *updates);
 
 /*
  * Wants a rectangle of a parameter's state array, densely at `to` (F32). `param` is of any layout
@@ -56,14 +42,14 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
  */
 nd_status nd_source_run(nd_source *source);
 
-/* Between two runs: frees what is kept of a checkpoint's writers when it is much. A later run makes
- * it again. */
+/* Between two runs: frees what is kept of the writers when it is much. A later run makes it
+ * again. */
 void nd_source_trim(nd_source *source);
 
 nd_source_stats nd_source_get_stats(const nd_source *source);
 
-/* Every chunk of every file of a checkpoint, and that no file is missing, too many, a link or of
- * another size: for `ndtrain ckpt verify`. */
+/* Every chunk of every file, and that no file is missing, too many, a link or of another size: for
+ * `ndtrain ckpt verify`. */
 nd_status nd_source_verify_all(const char *folder, const nd_manifest *manifest,
                                int64_t *verified_bytes);
 /* Every chunk of the files of one writer. */

@@ -19,7 +19,7 @@ nd_status nd_ckpt_gguf(const nd_command_flags *line, int *code)
     if (!path[0]) {
         return nd_fail(ND_ERR_CONFIG, "FILE is empty; give the name of the file to write");
     }
-    ND_TRY(nd_model_files_open(nd_ckpt_place(line, 0), NULL, &model));
+    ND_TRY(nd_model_files_open(nd_ckpt_place(line, 0), &model));
     nd_status status =
         model.kind == ND_MODEL_FOLDER
             ? nd_gguf_export(model.reader, model.folder, types[type->whole], path, &bytes)

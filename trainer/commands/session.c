@@ -137,9 +137,7 @@ static nd_status check_named(const char *model)
 
 static nd_status open_model(nd_session *s, const char *model, const char *tokenizer)
 {
-    const nd_config *config = s->config;
-    ND_TRY(nd_model_files_open(
-        model, config->path_origin[ND_PATH_MODEL_CONFIG] ? config->model.config : NULL, &s->model));
+    ND_TRY(nd_model_files_open(model, &s->model));
     return nd_model_files_tokenizer(&s->model, tokenizer, &s->tokenizer_path, &s->tokenizer);
 }
 

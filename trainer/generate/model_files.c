@@ -10,20 +10,7 @@
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
-#include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
-
-static nd_status has_safetensors(const char *folder, bool *out)
-{
-    nd_fs_names names;
-    ND_TRY(nd_fs_list(folder, &names));
-    *out = false;
-    for (int i = 0; i < names.count; i++) {
-        *out = *out || nd_ends_with(names.list[i], ".safetensors");
-    }
-    nd_fs_names_fini(&names);
-    return ND_OK;
-}
 
 /* Kinds. Each takes `folder`, also after a failure. */
 
@@ -85,19 +72,6 @@ static nd_status open_checkpoint(char *folder, nd_model_files *out)
     out->bytes = out->shape.vocab == 256 &&
                  strcmp(setting_of(&out->manifest, "data.tokenizer"), "bytes") == 0;
     return find_side(out);
-}
-
-static nd_status open_dcp(char *folder, const char *config, nd_model_files *out)
-{
-    out->kind = ND_MODEL_DCP;
-    out->folder = folder;
-    if (!config) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "\"%s\" has safetensors but no config.json; name one with --model-config",
-                       folder);
-    }
-    ND_TRY(nd_shape_read(config, &out->shape));
-    return nd_fs_parent(config, &out->side);
 }
 
 /* RUN/model, or RUN's newest checkpoint. */
@@ -180,11 +154,11 @@ static nd_status find_in_cache(const char *name, char **out)
     return status;
 }
 
-static nd_status open_any(const char *name, const char *config, nd_model_files *out)
+static nd_status open_any(const char *name, nd_model_files *out)
 {
     char *folder = NULL;
     nd_fs_kind kind;
-    bool manifest = false, model = false, tensors = false;
+    bool manifest = false, model = false;
     ND_TRY(nd_fs_look(name, &kind, NULL));
     if (kind != ND_FS_FOLDER) {
         if (kind != ND_FS_ABSENT) {
@@ -199,21 +173,19 @@ static nd_status open_any(const char *name, const char *config, nd_model_files *
     }
     nd_status status = nd_fs_has(folder, ND_MANIFEST_NAME, &manifest);
     status = status == ND_OK ? nd_fs_has(folder, "config.json", &model) : status;
-    status = status == ND_OK ? has_safetensors(folder, &tensors) : status;
     if (status != ND_OK) {
         free(folder);
         return status;
     }
-    return manifest  ? open_checkpoint(folder, out)
-           : model   ? open_folder(folder, out)
-           : tensors ? open_dcp(folder, config, out)
-                     : open_run(folder, out);
+    return manifest ? open_checkpoint(folder, out)
+           : model  ? open_folder(folder, out)
+                    : open_run(folder, out);
 }
 
-nd_status nd_model_files_open(const char *name, const char *config, nd_model_files *out)
+nd_status nd_model_files_open(const char *name, nd_model_files *out)
 {
     *out = (nd_model_files){0};
-    nd_status status = open_any(name, config, out);
+    nd_status status = open_any(name, out);
     if (status != ND_OK) {
         nd_model_files_close(out);
     }
@@ -397,24 +369,6 @@ static nd_status run_source(void *context)
     return nd_source_run(context);
 }
 
-/* ND_ERR_DATA: DCP's files lack a parameter. */
-static nd_status check_dcp(nd_source *source, const nd_layout *layout)
-{
-    for (int i = 0; i < layout->param_count; i++) {
-        ND_TRY(nd_source_check_weights(source, &layout->params[i]));
-    }
-    return ND_OK;
-}
-
-static nd_status open_source(const nd_model_files *m, const nd_layout *layout, nd_source **out)
-{
-    if (m->kind == ND_MODEL_CHECKPOINT) {
-        return nd_source_open_checkpoint(m->folder, &m->manifest, true, out);
-    }
-    ND_TRY(nd_source_open_dcp(m->folder, &m->shape, out));
-    return check_dcp(*out, layout);
-}
-
 nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
 {
     nd_source *source = NULL;
@@ -422,7 +376,7 @@ nd_status nd_model_files_load(const nd_model_files *m, nd_fsdp *fsdp)
     if (m->kind == ND_MODEL_FOLDER) {
         return nd_weights_load(fsdp, m->reader);
     }
-    nd_status status = open_source(m, fsdp->layout, &source);
+    nd_status status = nd_source_open(m->folder, &m->manifest, true, &source);
     status = nd_shared_agree(fsdp->rank, status, "the model", &elsewhere);
     if (status == ND_OK) {
         const nd_values values = {.context = source, .want = want_span, .run = run_source};

@@ -8,7 +8,6 @@
  *   ORG/NAME                  such a folder in the local Hugging Face cache
  *   a checkpoint of ours      RUN/checkpoint-STEP: its F32 state, on whatever mesh it was saved
  *   a run folder              RUN/model, or else its newest checkpoint
- *   torch DCP's safetensors   a folder without config.json, and a config.json given besides
  *
  * Weights are read by each rank: its own elements, straight into its shards.
  */
@@ -16,7 +15,7 @@
 #include "trainer/text/tokenizer.h"
 #include "trainer/weights/weights.h"
 
-typedef enum nd_model_kind { ND_MODEL_FOLDER = 0, ND_MODEL_CHECKPOINT, ND_MODEL_DCP } nd_model_kind;
+typedef enum nd_model_kind { ND_MODEL_FOLDER = 0, ND_MODEL_CHECKPOINT } nd_model_kind;
 
 typedef struct nd_model_files {
     nd_model_kind kind;
@@ -29,10 +28,9 @@ typedef struct nd_model_files {
 } nd_model_files;
 
 /*
- * Finds the model and reads its shape; no weights yet. `config`: a config.json for DCP's files, or
- * NULL. ND_ERR_CONFIG: there is nothing of that name; ND_ERR_DATA: it is damaged, or no model.
+ * Finds the model and reads its shape; no weights yet. ND_ERR_CONFIG: there is nothing of that name; ND_ERR_DATA: it is damaged, or no model.
  */
-nd_status nd_model_files_open(const char *name, const char *config, nd_model_files *out);
+nd_status nd_model_files_open(const char *name, nd_model_files *out);
 void nd_model_files_close(nd_model_files *files); /* an all-zero one is legal */
 
 /*

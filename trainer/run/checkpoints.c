@@ -15,7 +15,7 @@ static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
     nd_progress *progress = &c->context->worker->progress;
     ND_TRY(nd_progress_set_run_folder(progress, run));
     nd_progress_set_first_step(progress, c->trainer->position.step);
-    if (c->resume.kind == ND_RESUME_CHECKPOINT && c->resume.continues) {
+    if (c->resume.found && c->resume.continues) {
         nd_progress_set_durable_step(progress, c->resume.step);
     }
     return ND_OK;

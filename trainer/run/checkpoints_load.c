@@ -17,7 +17,7 @@ static nd_status check_source(const nd_run_checkpoints *c)
 {
     const nd_config *config = c->context->worker->rank.config;
     nd_manifest manifest = {0};
-    if (c->resume.kind != ND_RESUME_CHECKPOINT) {
+    if (!c->resume.found) {
         return ND_OK;
     }
     ND_TRY(nd_manifest_read(c->resume.source, &manifest));
@@ -38,7 +38,7 @@ static nd_status find(nd_run_checkpoints *c, const nd_resume_search *search, con
         const nd_resume before = c->resume;
         status = nd_resume_find(search, &c->resume);
         bool same = strcmp(before.source, c->resume.source) == 0;
-        if (status == ND_OK && search->below >= 0 && c->resume.kind != ND_RESUME_CHECKPOINT) {
+        if (status == ND_OK && search->below >= 0 && !c->resume.found) {
             status = nd_fail(ND_ERR_DATA,
                              "no checkpoint of %s can be used: %s is damaged, and there is none "
                              "before it",
@@ -68,7 +68,7 @@ static nd_status find_again(nd_run_checkpoints *c)
                                      .run_folder = before.run,
                                      .below = -1,
                                      .sets_aside = true};
-    bool named = before.kind != ND_RESUME_NONE && !before.searched;
+    bool named = before.found && !before.searched;
     return before.continues && !named ? find(c, &search, "resume under the lock", ND_OK) : ND_OK;
 }
 
@@ -115,15 +115,12 @@ static void log_restored(const nd_run_checkpoints *c, const nd_restored *restore
         nd_log_warning("%s has moments of AdamW, which are left out: optimizer.name is not adamw",
                        c->resume.source);
     }
-    if (c->resume.kind == ND_RESUME_CHECKPOINT && !config->checkpoint.verify) {
+    if (c->resume.found && !config->checkpoint.verify) {
         nd_log_warning("%s was loaded without comparing its checksums (checkpoint.verify is false)",
                        c->resume.source);
     }
     if (!restored->moments && config->optimizer.name == ND_OPTIMIZER_ADAMW) {
-        nd_log_warning("%s has %s, so these begin at zero", c->resume.source,
-                       restored->uncounted ? "moments of AdamW, but not the number of their "
-                                             "updates (optimizer.state.*.step)"
-                                           : "no moments of AdamW");
+        nd_log_warning("%s has no moments of AdamW, so these begin at zero", c->resume.source);
     }
 }
 
@@ -148,38 +145,6 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, n
         const nd_error error = *nd_error_last();
         ND_TRY(fall_back(c, &error));
     }
-}
-
-/* The folder state/ of a checkpoint of ours can be read as torch's. */
-static void say_own_state(const char *source)
-{
-    const char *slash = strrchr(source, '/');
-    char above[ND_RESUME_PATH_MAX + 16];
-    bool ours = false;
-    snprintf(above, sizeof above, "%.*s/" ND_MANIFEST_NAME, slash ? (int)(slash - source) : 0,
-             source);
-    if (!slash || strcmp(slash + 1, ND_STATE_FOLDER) != 0) {
-        return;
-    }
-    if (nd_fs_exists(above, &ours) != ND_OK) {
-        nd_log_warning("%s", nd_error_last()->message);
-        nd_error_clear();
-    }
-    if (ours) {
-        nd_log_warning("%s is the state of a checkpoint of ndtrain, taken as torch's: whether data "
-                       "and settings agree is not compared; give the folder above it to go on with "
-                       "that run",
-                       source);
-    }
-}
-
-static nd_status load_model(nd_run_checkpoints *c)
-{
-    nd_hf_reader *reader = NULL;
-    ND_TRY(nd_resume_open_model(c->resume.source, &c->trainer->rank->shape, &reader));
-    nd_status status = nd_weights_load(&c->trainer->model->fsdp, reader);
-    nd_hf_reader_close(reader);
-    return status;
 }
 
 static nd_status load_fresh(nd_run_checkpoints *c)
@@ -211,31 +176,14 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
     c->files = files;
     ND_TRY(nd_run_folder_share(c, opened));
     ND_TRY(find_again(c));
-    switch ((nd_resume_kind)c->resume.kind) {
-    case ND_RESUME_NONE:
-        ND_TRY(load_fresh(c));
-        break;
-    case ND_RESUME_CHECKPOINT:
-        ND_TRY(load_checkpoint(c, &restored, &saved));
-        break;
-    case ND_RESUME_DCP:
-        if (trainer->rank->rank == 0) {
-            say_own_state(c->resume.source);
-        }
-        ND_TRY(nd_restore_dcp(trainer, c->resume.source, &restored));
-        break;
-    case ND_RESUME_MODEL:
-        ND_TRY(load_model(c));
-        restored.moments = false;
-        break;
-    }
+    ND_TRY(c->resume.found ? load_checkpoint(c, &restored, &saved) : load_fresh(c));
     c->held_step = c->good_step = trainer->position.step;
-    if (c->resume.kind == ND_RESUME_CHECKPOINT) {
+    if (c->resume.found) {
         snprintf(c->good, sizeof c->good, "%s", c->resume.source);
     }
     log_restored(c, &restored);
-    ND_TRY(c->resume.kind == ND_RESUME_CHECKPOINT ? set_later_aside(c) : ND_OK);
-    if (c->resume.kind == ND_RESUME_NONE && !c->resume.continues) {
+    ND_TRY(c->resume.found ? set_later_aside(c) : ND_OK);
+    if (!c->resume.found && !c->resume.continues) {
         return ND_OK;
     }
     const nd_mesh *mesh = &trainer->rank->mesh;
@@ -245,7 +193,7 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         .mesh = other_mesh ? mesh : NULL,
         .mesh_was = other_mesh ? &saved : NULL,
         .step = trainer->position.step,
-        .path = c->resume.kind == ND_RESUME_NONE ? "the start" : c->resume.source,
+        .path = c->resume.found ? c->resume.source : "the start",
         .seconds = nd_clock_seconds() - begin,
         .restart = c->context->worker->identity.restart_epoch,
     };
@@ -280,7 +228,7 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
     nd_status status = ND_OK;
     bool lacks = false;
     *out = false;
-    if (c->resume.kind != ND_RESUME_CHECKPOINT || !c->resume.continues) {
+    if (!c->resume.found || !c->resume.continues) {
         return ND_OK;
     }
     if (worker->identity.rank == 0) {
@@ -297,7 +245,7 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
 static bool search_from_good(nd_run_checkpoints *c)
 {
     nd_resume good = {
-        .kind = ND_RESUME_CHECKPOINT, .continues = true, .searched = true, .step = c->good_step};
+        .found = true, .continues = true, .searched = true, .step = c->good_step};
     if (strcmp(c->good, c->resume.source) == 0) {
         return c->resume.searched;
     }

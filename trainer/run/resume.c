@@ -10,7 +10,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
-#include "runtime/base/text.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/run/run_folder.h"
 
@@ -164,7 +163,7 @@ static nd_status take(nd_resume *out, const char *run, int64_t step)
     ND_TRY(absolute(run, out->run));
     nd_checkpoint_name(step, name);
     const int length = snprintf(out->source, sizeof out->source, "%s/%s", out->run, name);
-    out->kind = ND_RESUME_CHECKPOINT;
+    out->found = true;
     out->continues = true;
     out->step = step;
     return length < (int)sizeof out->source ? ND_OK : fail_long(run);
@@ -279,8 +278,8 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
     if (there) {
         return nd_fail(ND_ERR_DATA,
                        "--resume-from-checkpoint (checkpoint.resume) is %lld, but "
-                       "%s/checkpoint-%lld is no checkpoint of ndtrain; give its path to begin "
-                       "with its weights, in another --save-dir",
+                       "%s/checkpoint-%lld is no checkpoint of ndtrain; to begin with its weights, "
+                       "give its path as --model-path, and another --save-dir",
                        (long long)step, run, (long long)step);
     }
     ND_TRY(list_names(run, ND_FOLDER_WHOLE, names, newest));
@@ -292,24 +291,6 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
 }
 
 /* Folders that the user names. */
-
-/* Whether a folder holds safetensors files, whether one has a name that torch DCP gives to a shard,
- * and whether there are files of torch DCP's own form. */
-static nd_status look_for_tensors(const char *folder, bool *any, bool *shards, bool *distcp)
-{
-    nd_fs_names names;
-    *any = *shards = *distcp = false;
-    ND_TRY(nd_fs_list(folder, &names));
-    for (int i = 0; i < names.count; i++) {
-        if (nd_ends_with(names.list[i], ".safetensors")) {
-            *any = true;
-            *shards |= strncmp(names.list[i], "shard-", 6) == 0;
-        }
-        *distcp |= nd_ends_with(names.list[i], ".distcp");
-    }
-    nd_fs_names_fini(&names);
-    return ND_OK;
-}
 
 /* Whether a run that takes a checkpoint from this folder (an absolute path) goes on in it. */
 static nd_status is_continued(const nd_config *config, const char *run, bool *out)
@@ -330,7 +311,7 @@ static nd_status take_folder(const nd_config *config, const char *folder, nd_res
     char *parent = NULL;
     bool continues = false;
     nd_status status = ND_OK;
-    out->kind = ND_RESUME_CHECKPOINT;
+    out->found = true;
     ND_TRY_OUT(nd_manifest_read(folder, &manifest));
     out->step = manifest.position.step;
     ND_TRY_OUT(nd_fs_parent(out->source, &parent));
@@ -362,7 +343,7 @@ static nd_status fail_no_folder(const char *folder)
 
 static nd_status find_folder(const nd_resume_search *search, const char *folder, nd_resume *out)
 {
-    bool any, shards, distcp, continues, there, ours, config;
+    bool continues, there, ours;
     int64_t step = -1;
     ND_TRY(nd_fs_is_folder(folder, &there));
     if (!there) {
@@ -383,25 +364,10 @@ static nd_status find_folder(const nd_resume_search *search, const char *folder,
         ND_TRY(take(out, run, step));
         return take_folder(search->config, out->source, out);
     }
-    ND_TRY(look_for_tensors(out->source, &any, &shards, &distcp));
-    ND_TRY(nd_fs_has(out->source, "config.json", &config));
-    bool model = config && !shards;
-    if (any && (model || shards || !config)) {
-        out->kind = model ? ND_RESUME_MODEL : ND_RESUME_DCP;
-        return ND_OK;
-    }
-    if (distcp) {
-        return nd_fail(ND_ERR_DATA,
-                       "--resume-from-checkpoint (checkpoint.resume) is %s, which holds a "
-                       "checkpoint in torch's own form (*.distcp), and only torch reads it; load "
-                       "it there, save it with HuggingFaceStorageWriter, and give that folder",
-                       folder);
-    }
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but this folder holds no "
-                   "checkpoint: neither "
-                   "checkpoint-N or manifest.json of ndtrain, nor *.safetensors of torch or "
-                   "Hugging Face",
+                   "checkpoint: neither checkpoint-N nor manifest.json of ndtrain; to begin with "
+                   "the weights of a Hugging Face folder, give it as --model-path",
                    folder);
 }
 
@@ -413,7 +379,7 @@ nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
     *out = (nd_resume){.step = -1};
     if (restart) {
         ND_TRY(find_latest(search, true, out));
-        if (out->kind != ND_RESUME_NONE) {
+        if (out->found) {
             return ND_OK;
         }
     }
@@ -444,7 +410,7 @@ nd_status nd_resume_find(const nd_resume_search *search, nd_resume *out)
 bool nd_resume_is_own(const nd_resume *resume)
 {
     size_t length = strlen(resume->run);
-    return resume->kind == ND_RESUME_CHECKPOINT && resume->continues && length > 0 &&
+    return resume->found && resume->continues && length > 0 &&
            strncmp(resume->source, resume->run, length) == 0 && resume->source[length] == '/';
 }
 

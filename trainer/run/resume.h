@@ -12,20 +12,13 @@
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/run/run.h"
 
-typedef enum nd_resume_kind {
-    ND_RESUME_NONE = 0,   /* a fresh start */
-    ND_RESUME_CHECKPOINT, /* a checkpoint of ours */
-    ND_RESUME_DCP,        /* a folder of torch DCP's safetensors */
-    ND_RESUME_MODEL       /* a Hugging Face folder: weights alone, step 0 */
-} nd_resume_kind;
-
 enum { ND_RESUME_PATH_MAX = 4096 };
 
 typedef struct nd_resume {
-    int32_t kind;                    /* nd_resume_kind */
+    int32_t found;                   /* a checkpoint; else the run starts afresh */
     int32_t continues;               /* the run folder holds this run already */
     int32_t searched;                /* the user named no checkpoint: an older one will do */
-    int64_t step;                    /* of a checkpoint of ours; -1: unknown */
+    int64_t step;                    /* of the checkpoint; -1: there is none */
     char run[ND_RESUME_PATH_MAX];    /* absolute; "": a fresh run folder */
     char source[ND_RESUME_PATH_MAX]; /* folder; "": none */
 } nd_resume;
@@ -71,9 +64,6 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
  */
 nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, const char *folder,
                           const nd_manifest *manifest, bool logs);
-/* A Hugging Face folder with a whole model of this shape: else ND_ERR_DATA or ND_ERR_CONFIG. */
-nd_status nd_resume_open_model(const char *folder, const nd_shape *shape, nd_hf_reader **out);
-
 /* Before any worker starts: the source is there and fits the run, and checkpoint.allow names only
  * keys that are compared (else ND_ERR_CONFIG). */
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs);

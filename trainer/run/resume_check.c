@@ -9,7 +9,6 @@
 #include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/suggest.h"
-#include "trainer/checkpoint/source.h"
 #include "trainer/run/resume.h"
 
 /* The digest of the file by which a tokenizer is compared, where both runs have one: its path says
@@ -570,77 +569,22 @@ out:
     return status;
 }
 
-nd_status nd_resume_open_model(const char *folder, const nd_shape *shape, nd_hf_reader **out)
-{
-    nd_hf_reader *reader = NULL;
-    ND_TRY(nd_hf_reader_open(folder, &reader));
-    nd_status status = nd_hf_reader_check(reader);
-    if (status == ND_OK) {
-        status =
-            nd_shape_compare(nd_hf_reader_shape(reader), folder, shape, "the model of this run");
-    }
-    if (status != ND_OK) {
-        nd_hf_reader_close(reader);
-        return status;
-    }
-    *out = reader;
-    return ND_OK;
-}
-
-static nd_status check_dcp(const nd_config *config, const nd_inputs *inputs, const char *folder)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    const nd_layout_options options = {.shape = &inputs->shape, .mesh = &one};
-    nd_layout *layout = NULL;
-    nd_source *source = NULL;
-    int64_t updates = 0;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(nd_layout_create(&options, &layout));
-    ND_TRY_OUT(nd_source_open_dcp(folder, &inputs->shape, &source));
-    for (int i = 0; i < layout->param_count; i++) {
-        ND_TRY_OUT(nd_source_check_weights(source, &layout->params[i]));
-    }
-    if (config->optimizer.name == ND_OPTIMIZER_ADAMW &&
-        nd_source_has(source, &layout->params[0], ND_STATE_MOMENT1)) {
-        ND_TRY_OUT(nd_source_read_updates(source, &updates));
-        status = check_step(config, folder, updates);
-    }
-out:
-    nd_source_close(source);
-    nd_layout_destroy(layout);
-    return status;
-}
-
 nd_status nd_resume_preflight(const nd_config *config, const nd_inputs *inputs)
 {
     const nd_resume_search search = {.config = config, .below = -1};
     nd_resume resume;
     nd_manifest manifest = {0};
-    nd_hf_reader *reader = NULL;
-    nd_status status = ND_OK;
     ND_TRY(check_allowed(config));
     ND_TRY(nd_resume_find(&search, &resume));
-    if (config->checkpoint.resume[0] && resume.kind != ND_RESUME_CHECKPOINT) {
-        const nd_epochs epochs = nd_inputs_epochs(config, inputs);
-        ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
-    }
-    switch ((nd_resume_kind)resume.kind) {
-    case ND_RESUME_NONE:
-        break;
-    case ND_RESUME_CHECKPOINT:
-        status = nd_manifest_read(resume.source, &manifest);
+    if (resume.found) {
+        nd_status status = nd_manifest_read(resume.source, &manifest);
         status = status == ND_OK ? nd_resume_check(config, inputs, resume.source, &manifest, false)
                                  : status;
         nd_manifest_fini(&manifest);
         ND_TRY(status);
-        break;
-    case ND_RESUME_DCP:
-        ND_TRY(check_dcp(config, inputs, resume.source));
-        break;
-    case ND_RESUME_MODEL:
-        ND_TRY(nd_resume_open_model(resume.source, &inputs->shape, &reader));
-        nd_hf_reader_close(reader);
-        break;
+    } else if (config->checkpoint.resume[0]) {
+        const nd_epochs epochs = nd_inputs_epochs(config, inputs);
+        ND_TRY(nd_config_check_end(config, &epochs, 0, 0));
     }
     /* Another node may come back to a run that has begun. */
     return config->launch.node_rank == 0

@@ -3,7 +3,7 @@
 #define ND_TESTS_CHECKPOINT_FAKE_STATE_H
 /* A rank's state without a rank: layouts of any mesh, and arrays whose every value tells the
  * tensor, the state array and the global element that it belongs to. */
-#include "trainer/checkpoint/names.h"
+#include "trainer/checkpoint/shard.h"
 #include "trainer/checkpoint/pieces.h"
 
 /* 97 words of 20: the vocabulary is odd; 3 layers. */

@@ -34,7 +34,7 @@ static nd_status load(const char *path)
     nd_manifest m = {0};
     nd_source *source = NULL;
     ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_open_checkpoint(path, &m, true, &source);
+    nd_status status = nd_source_open(path, &m, true, &source);
     if (status == ND_OK) {
         fake_state state;
         float extra[7];

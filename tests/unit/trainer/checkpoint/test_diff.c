@@ -11,6 +11,7 @@
 #include "trainer/checkpoint/diff.h"
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
+#include "trainer/weights/safetensors.h"
 
 static tempdir dir;
 
@@ -93,20 +94,17 @@ Test(diff, states_are_equal_whatever_mesh_wrote_them)
 static void change(const fake_saved *s, const char *name, int64_t element, float value)
 {
     char file[300];
-    nd_dcp_list list = {0};
-    int64_t entry = -1;
+    nd_safetensors_list list = {0};
     snprintf(file, sizeof file, "%s/state/shard-00001-model-00001-of-00001.safetensors", s->path);
     int fd = open(file, O_RDWR);
     cr_assert_geq(fd, 0);
-    assert_ok(nd_dcp_read_head(fd, file, &list));
-    for (int64_t i = 0; i < list.count; i++) {
-        entry = strcmp(list.entries[i].name, name) == 0 ? i : entry;
-    }
-    cr_assert_geq(entry, 0, "%s", name);
-    off_t at = (off_t)list.entries[entry].begin + (off_t)(element * (int64_t)sizeof value);
+    assert_ok(nd_safetensors_read_header(fd, file, &list));
+    const nd_safetensors_tensor *entry = nd_safetensors_list_find(&list, name);
+    cr_assert_not_null(entry, "%s", name);
+    off_t at = (off_t)entry->begin + (off_t)(element * (int64_t)sizeof value);
     cr_assert_eq(pwrite(fd, &value, sizeof value, at), sizeof value);
     close(fd);
-    nd_dcp_list_fini(&list);
+    nd_safetensors_list_fini(&list);
 }
 
 Test(diff, names_each_array_and_measures_it)

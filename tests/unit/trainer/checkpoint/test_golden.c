@@ -3,8 +3,6 @@
  * Checkpoints that earlier programs wrote: golden/version-1 is read by every later program, to the
  * same values. "checkpoint_tool golden FOLDER" made it. A change of the format that is meant keeps
  * this folder, adds another, and lets is_written_the_same_again compare with the newest.
- *
- * golden/torch was written by two ranks of torch 2.15: "check_torch.py golden FOLDER".
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
@@ -33,7 +31,7 @@ static void check_rank(const char *path, const nd_manifest *m, const nd_mesh *me
     float extra[7] = {0};
     nd_layout *layout = fake_layout(&m->shape, mesh, rank, false);
     nd_holder holder = nd_holder_of(mesh, rank);
-    assert_ok(nd_source_open_checkpoint(path, m, true, &source));
+    assert_ok(nd_source_open(path, m, true, &source));
     assert_ok(fake_load(source, layout, &holder, m->arrays, &state));
     fake_check(layout, &holder, &state, m->arrays);
     assert_ok(nd_source_add_extra(source, "fp8.scale", 7, extra));
@@ -78,26 +76,5 @@ Test(golden, is_written_the_same_again)
     snprintf(command, sizeof command, "diff -r %s .", folder);
     shell(&dir, command);
     tempdir_remove(&dir);
-    free(folder);
-}
-
-Test(golden, a_folder_of_torch_is_read_to_the_values_that_it_was_made_of)
-{
-    char *folder = golden_folder("torch");
-    nd_shape shape = fake_golden_shape();
-    for (size_t k = 0; k < sizeof meshes / sizeof *meshes; k++) {
-        for (int rank = 0; rank < nd_mesh_world_size(&meshes[k]); rank++) {
-            nd_source *source = NULL;
-            fake_state state;
-            nd_layout *layout = fake_layout(&shape, &meshes[k], rank, false);
-            nd_holder holder = nd_holder_of(&meshes[k], rank);
-            assert_ok(nd_source_open_dcp(folder, &shape, &source));
-            assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &state));
-            fake_check(layout, &holder, &state, ND_STATE_KINDS);
-            fake_free(&state);
-            nd_source_close(source);
-            nd_layout_destroy(layout);
-        }
-    }
     free(folder);
 }

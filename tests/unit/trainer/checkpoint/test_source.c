@@ -51,7 +51,7 @@ static void check_load(const char *path, const nd_manifest *m, const nd_mesh *to
         float extra[7] = {0};
         nd_layout *layout = fake_layout(&m->shape, to, rank, converts);
         nd_holder holder = nd_holder_of(to, rank);
-        assert_ok(nd_source_open_checkpoint(path, m, true, &source));
+        assert_ok(nd_source_open(path, m, true, &source));
         cr_assert_eq(fake_load(source, layout, &holder, m->arrays, &state), ND_OK, "%s to %s: %s",
                      text[0], text[1], nd_error_last()->message);
         fake_check(layout, &holder, &state, m->arrays);
@@ -119,7 +119,7 @@ static void forget_writers(chunks *c)
     }
 }
 
-static void mark_rows(const nd_dcp_entry *entry, const nd_rect *shared, bool *needed)
+static void mark_rows(const nd_shard_entry *entry, const nd_rect *shared, bool *needed)
 {
     for (int64_t row = shared->row; row < shared->row + shared->rows; row++) {
         uint64_t first = entry->begin + 4 * (uint64_t)((row - entry->rect.row) * entry->rect.cols +
@@ -139,7 +139,7 @@ static nd_status mark_span(void *context, const nd_span *span)
     nd_rect shared;
     for (int w = 0; w < c->writers; w++) {
         for (int k = 0; k < ND_RECT_KIND_COUNT; k++) {
-            const nd_dcp_list *list = &c->plans[w].lists[k];
+            const nd_shard_list *list = &c->plans[w].lists[k];
             for (int64_t i = 0; i < list->count; i++) {
                 if (strcmp(list->entries[i].name, span->param->name) == 0 &&
                     nd_rect_intersect(&list->entries[i].rect, &want, &shared)) {
@@ -176,7 +176,7 @@ static void check_reads(chunks *c, const char *path, const nd_manifest *m, const
         memset(c->needed, 0, sizeof c->needed);
         c->pieces = 0;
         c->memory = malloc((size_t)layout->shard_total * sizeof *c->memory);
-        assert_ok(nd_source_open_checkpoint(path, m, true, &c->source));
+        assert_ok(nd_source_open(path, m, true, &c->source));
         assert_ok(fake_each_span(layout, holder.shard, mark_span, c));
         assert_ok(nd_source_run(c->source));
         const nd_source_stats stats = nd_source_get_stats(c->source);
@@ -249,7 +249,7 @@ Test(source, the_same_mesh_reads_its_own_files)
     }
     nd_layout *layout = fake_layout(&shape, &mesh, 4, false);
     nd_holder holder = nd_holder_of(&mesh, 4);
-    assert_ok(nd_source_open_checkpoint(path, &m, true, &source));
+    assert_ok(nd_source_open(path, &m, true, &source));
     assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &state));
     fake_check(layout, &holder, &state, ND_STATE_KINDS);
     nd_source_stats stats = nd_source_get_stats(source);
@@ -268,7 +268,7 @@ static nd_status load_all(const char *path)
     nd_manifest m = {0};
     nd_source *source = NULL;
     ND_TRY(nd_manifest_read(path, &m));
-    nd_status status = nd_source_open_checkpoint(path, &m, true, &source);
+    nd_status status = nd_source_open(path, &m, true, &source);
     if (status == ND_OK) {
         fake_state state;
         nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
@@ -327,7 +327,7 @@ Test(source, a_call_that_fails_is_no_damage)
     write_two_ranks(3);
     char *path = path_of(3);
     assert_ok(nd_manifest_read(path, &m));
-    assert_ok(nd_source_open_checkpoint(path, &m, true, &source));
+    assert_ok(nd_source_open(path, &m, true, &source));
     nd_layout *layout = fake_layout(&m.shape, &one, 0, false);
     nd_holder holder = nd_holder_of(&one, 0);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -443,90 +443,4 @@ Test(source, hash_files_of_another_checkpoint_are_refused)
     free(to);
     free(other);
     free(path);
-}
-
-Test(source, a_dcp_folder_of_ours_loads_by_its_headers_alone)
-{
-    nd_shape shape = fake_shape(true);
-    char *path = path_of(9), *state = NULL;
-    fake_write(dir.path, &shape, &meshes[7], ND_STATE_KINDS, 9, true, ND_CHECKSUM_XXH3);
-    assert_ok(nd_fs_format(&state, "%s/state", path));
-    for (int rank = 0; rank < nd_mesh_world_size(&meshes[4]); rank++) {
-        nd_source *source = NULL;
-        fake_state loaded;
-        int64_t updates = 0;
-        nd_layout *layout = fake_layout(&shape, &meshes[4], rank, false);
-        nd_holder holder = nd_holder_of(&meshes[4], rank);
-        assert_ok(nd_source_open_dcp(state, &shape, &source));
-        cr_assert(nd_source_has(source, &layout->params[0], ND_STATE_MOMENT2));
-        assert_ok(nd_source_read_updates(source, &updates));
-        cr_assert_eq(updates, 8);
-        assert_ok(fake_load(source, layout, &holder, ND_STATE_KINDS, &loaded));
-        fake_check(layout, &holder, &loaded, ND_STATE_KINDS);
-        fake_free(&loaded);
-        nd_source_close(source);
-        nd_layout_destroy(layout);
-    }
-    free(state);
-    free(path);
-}
-
-/* A file with elements [begin, begin + count) of a vector. */
-static void write_vector(const char *file, const char *name, int64_t begin, int64_t count)
-{
-    nd_dcp_list list = {0};
-    const nd_rect rect = {1, begin, 0, count, 1};
-    char *head = NULL, *path = NULL;
-    size_t bytes = 0;
-    assert_ok(nd_dcp_list_add(&list, name, ND_SAFETENSORS_F32, &rect));
-    assert_ok(nd_dcp_head(&list, &head, &bytes));
-    assert_ok(nd_fs_format(&path, "%s/%s", dir.path, file));
-    FILE *f = fopen(path, "wb");
-    fwrite(head, 1, bytes, f);
-    for (int64_t i = begin; i < begin + count; i++) {
-        float value = fake_value(ND_STATE_MASTER, name, i);
-        fwrite(&value, sizeof value, 1, f);
-    }
-    fclose(f);
-    free(path);
-    free(head);
-    nd_dcp_list_fini(&list);
-}
-
-static nd_status load_norm(void)
-{
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_shape shape = fake_shape(false);
-    nd_source *source = NULL;
-    float got[24];
-    nd_layout *layout = fake_layout(&shape, &one, 0, false);
-    const nd_param *norm = nd_layout_param(layout, ND_PARAM_NORM_F, -1);
-    const nd_rect whole = {1, 0, 0, 24, 1};
-    nd_status status = nd_source_open_dcp(dir.path, &shape, &source);
-    status = status == ND_OK ? nd_source_add(source, norm, ND_STATE_MASTER, &whole, got) : status;
-    status = status == ND_OK ? nd_source_run(source) : status;
-    for (int64_t i = 0; status == ND_OK && i < 24; i++) {
-        cr_assert_eq(got[i], fake_value(ND_STATE_MASTER, "model.norm.weight", i));
-    }
-    nd_source_close(source);
-    nd_layout_destroy(layout);
-    return status;
-}
-
-Test(source, dcp_rectangles_that_overlap_or_leave_holes_are_refused)
-{
-    const char *name = "model.norm.weight";
-    assert_fails(load_norm(), ND_ERR_DATA, "holds no safetensors files");
-    write_vector("a.safetensors", name, 0, 10);
-    assert_fails(load_norm(), ND_ERR_DATA, "is 10 x 1; the model's is 24 x 1");
-    write_vector("b.safetensors", name, 12, 12);
-    assert_fails(load_norm(), ND_ERR_DATA, "22 of 24 elements");
-    write_vector("c.safetensors", name, 10, 2);
-    assert_ok(load_norm());
-    write_vector("d.safetensors", name, 11, 1);
-    assert_fails(load_norm(), ND_ERR_DATA, "stored twice in part");
-    write_vector("d.safetensors", "other", 0, 1);
-    assert_ok(load_norm());
-    write_vector("c.safetensors", name, 10, 3);
-    assert_fails(load_norm(), ND_ERR_DATA, "stored twice in part");
 }

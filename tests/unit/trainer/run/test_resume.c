@@ -118,7 +118,7 @@ Test(resume, goes_on_below_a_checkpoint_whose_shard_is_damaged)
         cr_assert(found.searched && !nd_resume_is_own(&found));
     }
     bool older = find_below("/nonexistent/fork", dir.path, 3) == ND_OK;
-    cr_assert(!older || found.kind != ND_RESUME_CHECKPOINT, "step %lld", (long long)found.step);
+    cr_assert(!older || !found.found, "step %lld", (long long)found.step);
     cr_assert(exists("checkpoint-3") && exists("checkpoint-4") && exists("checkpoint-5"));
 }
 
@@ -128,7 +128,7 @@ Test(resume, names_a_folder_that_is_not_there)
                  "there is no folder /nonexistent/run");
     assert_fails(find("/nonexistent/run", "7"), ND_ERR_DATA, "there is no folder /nonexistent/run");
     assert_ok(find("/nonexistent/run", "auto"));
-    cr_assert_eq(found.kind, ND_RESUME_NONE);
+    cr_assert_not(found.found);
 }
 
 Test(resume, names_a_checkpoint_of_another_program)
@@ -137,15 +137,15 @@ Test(resume, names_a_checkpoint_of_another_program)
     tempdir_write(&dir, "checkpoint-500/config.json", "{}", 2);
     tempdir_write(&dir, "checkpoint-500/model.safetensors", "x", 1);
     assert_fails(find(dir.path, "500"), ND_ERR_DATA,
-                 "checkpoint-500 is no checkpoint of ndtrain; give its path");
+                 "checkpoint-500 is no checkpoint of ndtrain; to begin with its weights");
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "(there: checkpoint-500)");
     cr_assert_null(strstr(nd_error_last()->message, "auto"));
     tempdir_write(&dir, "run.json", "{}", 2); /* a run that ended before its first checkpoint */
     assert_fails(find(dir.path, "latest"), ND_ERR_DATA, "or give auto to begin this run again");
     assert_ok(find(dir.path, "auto"));
-    cr_assert(found.kind == ND_RESUME_NONE && found.continues);
-    assert_ok(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")));
-    cr_assert_eq(found.kind, ND_RESUME_MODEL);
+    cr_assert(!found.found && found.continues);
+    assert_fails(find("/nonexistent/new", tempdir_file(&dir, "checkpoint-500")), ND_ERR_DATA,
+                 "give it as --model-path");
 }
 
 Test(resume, names_the_damaged_checkpoint_to_examine)
@@ -185,7 +185,7 @@ Test(resume, a_link_to_a_checkpoint_is_one)
         cr_assert(found.step == 6 && nd_resume_is_own(&found));
     }
     assert_ok(find("/nonexistent/fork", tempdir_file(&dir, "checkpoint-6")));
-    cr_assert(found.kind == ND_RESUME_CHECKPOINT && found.step == 6 && !found.continues);
+    cr_assert(found.found && found.step == 6 && !found.continues);
     nd_fs_remove_tree(big); /* a disk that is not mounted */
     for (int i = 0; i < 3; i++) {
         assert_fails(find(dir.path, words[i]), ND_ERR_DATA, "checkpoint-6 is a link that leads");
