@@ -11,32 +11,56 @@
 #include "runtime/base/suggest.h"
 #include "trainer/run/resume.h"
 
-/* The digest of the file by which a tokenizer is compared, where both runs have one: its path says
- * nothing about its content. Checkpoints without it are compared by data.tokenizer. */
-static const char tokenizer_file[] = "tokenizer.json";
-static const char data_content[] = "data.path content", step_samples[] = "samples of a step";
-/* Rules of the order of samples that earlier programs had otherwise. Their checkpoints have no such
- * pair, but the value `older`. */
-typedef struct order_rule {
-    const char *key, *older, *before, *after; /* before and after the value, in messages */
-} order_rule;
-enum { MIX_PERIOD, PACKING, ORDERS, MIX_PERIOD_WITHOUT_PAIR = 65536 };
-static const order_rule orders[ORDERS] = {
-    /* Of a blend (trainer/data/mix.h), where it is longer than any was. */
-    [MIX_PERIOD] = {"data.path period", "65536", "the weights of data.path were rounded to ",
-                    " parts"},
-    /* Of whole rows, unless documents were joined. */
-    [PACKING] = {"data.path packing", "in the order of the file",
-                 "rows with prompts were packed into blocks ", ""},
-};
-/* Checkpoints without it were made with joined documents. */
-static const char documents[] = "data.documents";
-/* As PACKING, of the validation. Another one is only told of. */
-static const char validation_packing[] = "data.validation_path packing";
+/* Pairs of a manifest's identity that are no settings, or are not compared as such. */
+typedef struct identity_rule {
+    const char *key;
+    const char *word;  /* of checkpoint.allow, which lifts the comparison */
+    const char *older; /* the value of checkpoints that have no such pair; NULL: not compared */
+    const char *what;  /* of a digest of files: what they are; else NULL */
+} identity_rule;
+static const char tokenizer_file[] = "tokenizer.json", data_content[] = "data.path content",
+                  mix_period[] = "data.path period", packing[] = "data.path packing",
+                  documents[] = "data.documents", step_samples[] = "samples of a step";
 static const char longest_first[] = "the longest first";
+enum { MIX_PERIOD_WITHOUT_PAIR = 65536 };
+static const identity_rule identity_rules[] = {
+    /* The path of a tokenizer says nothing about its content. Checkpoints without this pair are
+     * compared by data.tokenizer. */
+    {tokenizer_file, "data.tokenizer", NULL, "another tokenizer.json"},
+    {"data.path", "data.path", NULL, "other training data"},
+    {data_content, "data.path", NULL, "other training data"},
+    /* The order of samples, which earlier programs had otherwise: in a blend (trainer/data/mix.h)
+     * whose period is longer than any was, and of whole rows. */
+    {mix_period, "data.path", "65536", NULL},
+    {packing, "data.path", "in the order of the file", NULL},
+    {documents, documents, "join", NULL},
+    {step_samples, "samples_per_step", NULL, NULL},
+};
 static const char *const keys[] = {"data.tokenizer",        "data.shuffle_seed", documents,
                                    "data.positions",        "data.long_rows",    "data.end_of_text",
                                    "train.sequence_length", "optimizer.name"};
+
+static const identity_rule *rule_of(const char *key)
+{
+    for (size_t i = 0; i < sizeof identity_rules / sizeof *identity_rules; i++) {
+        if (strcmp(key, identity_rules[i].key) == 0) {
+            return &identity_rules[i];
+        }
+    }
+    return NULL;
+}
+
+/* The word of checkpoint.allow for a key. */
+static const char *word_of(const char *key)
+{
+    const identity_rule *rule = rule_of(key);
+    return rule ? rule->word : key;
+}
+
+static bool is_order(const char *key)
+{
+    return strcmp(key, mix_period) == 0 || strcmp(key, packing) == 0;
+}
 
 /* Other words of checkpoint.allow than `keys`. Three keys make the samples of a step. */
 static const char *const other_allowed[] = {"data.path", "samples_per_step"};
@@ -127,13 +151,10 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     const int64_t period = nd_dataset_rounding_of(inputs->data).period;
     snprintf(text, sizeof text, "%lld", (long long)period);
     ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR
-               ? nd_manifest_pairs_add(out, orders[MIX_PERIOD].key, text)
+               ? nd_manifest_pairs_add(out, mix_period, text)
                : ND_OK);
     ND_TRY(nd_dataset_is_packed(inputs->data)
-               ? nd_manifest_pairs_add(out, orders[PACKING].key, longest_first)
-               : ND_OK);
-    ND_TRY(inputs->validation && nd_dataset_is_packed(inputs->validation)
-               ? nd_manifest_pairs_add(out, validation_packing, longest_first)
+               ? nd_manifest_pairs_add(out, packing, longest_first)
                : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
@@ -161,34 +182,12 @@ static bool holds(const char *list, const char *word)
     return false;
 }
 
-static const order_rule *order_of(const char *key)
-{
-    for (int i = 0; i < ORDERS; i++) {
-        if (strcmp(key, orders[i].key) == 0) {
-            return &orders[i];
-        }
-    }
-    return NULL;
-}
-
-/* The word of checkpoint.allow for a key. */
-static const char *word_of(const char *key)
-{
-    if (strcmp(key, step_samples) == 0) {
-        return "samples_per_step";
-    }
-    if (strcmp(key, data_content) == 0 || order_of(key)) {
-        return "data.path";
-    }
-    return strcmp(key, tokenizer_file) == 0 ? "data.tokenizer" : key;
-}
-
 /* Whether the key is compared, and not lifted by checkpoint.allow. */
 static bool is_compared(const nd_config *config, const char *key, bool both_have_file)
 {
     const bool file = strcmp(key, tokenizer_file) == 0;
     const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
-    return strcmp(key, validation_packing) != 0 && !holds(config->checkpoint.allow, word_of(key)) &&
+    return !holds(config->checkpoint.allow, word_of(key)) &&
            !(of_file && file != both_have_file);
 }
 
@@ -219,11 +218,12 @@ static nd_status fail_samples(const nd_config *config, const char *folder, const
 }
 
 /* Where one of the two runs names several sources, both lists say more than their digests. */
-static nd_status fail_data(const nd_config *config, const nd_manifest *manifest, const char *folder,
-                           const char *own, const char *stored)
+static nd_status fail_files(const nd_config *config, const nd_manifest *manifest,
+                            const char *folder, const identity_rule *rule, const char *own,
+                            const char *stored)
 {
     const char *path = nd_manifest_pairs_find(&manifest->config, "data.path");
-    if (path && strcmp(path, config->data.path) != 0 &&
+    if (strcmp(rule->word, "data.path") == 0 && path && strcmp(path, config->data.path) != 0 &&
         (config->data_sources > 1 || path[0] == '[' || path[0] == '{')) {
         return nd_fail(
             ND_ERR_CONFIG,
@@ -233,41 +233,25 @@ static nd_status fail_data(const nd_config *config, const nd_manifest *manifest,
             folder, path, stored, config->data.path, own);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "%s was made with other training data (digest %.12s, not %.12s), whose "
-                   "order it goes on in; use that file, or allow the change with "
-                   "--resume-allow data.path",
-                   folder, stored, own);
+                   "%s was made with %s (digest %.12s, not %.12s); name the same file as %s, or "
+                   "allow the change with --resume-allow %s",
+                   folder, rule->what, stored, own, rule->word, rule->word);
 }
 
 static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest, const char *folder,
                            const nd_manifest_pair *own, const char *stored)
 {
-    if (strcmp(own->key, tokenizer_file) == 0) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "%s was made with another tokenizer.json (digest %.12s, not %.12s); name that "
-            "one with data.tokenizer, or allow the change with --resume-allow "
-            "data.tokenizer",
-            folder, stored, own->value);
-    }
-    if (strcmp(own->key, "data.path") == 0 || strcmp(own->key, data_content) == 0) {
-        return fail_data(config, manifest, folder, own->value, stored);
-    }
-    const order_rule *order = order_of(own->key);
-    if (order) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s was made when %s%s%s, and this run has %s, which is another order of "
-                       "the samples; resume it with the ndtrain that made it, or allow the change "
-                       "with --resume-allow data.path",
-                       folder, order->before, stored, order->after, own->value);
-    }
+    const identity_rule *rule = rule_of(own->key);
     if (strcmp(own->key, step_samples) == 0) {
         return fail_samples(config, folder, stored);
+    }
+    if (rule && rule->what) {
+        return fail_files(config, manifest, folder, rule, own->value, stored);
     }
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s %s, and this run has %s; use the same value, or allow the "
                    "change with --resume-allow %s",
-                   folder, own->key, stored, own->value, own->key);
+                   folder, own->key, stored, own->value, word_of(own->key));
 }
 
 static nd_status check_step(const nd_config *config, const char *folder, int64_t step)
@@ -285,18 +269,9 @@ static nd_status check_step(const nd_config *config, const char *folder, int64_t
  * before, so that it would end this one elsewhere than after these epochs.
  */
 static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const char *folder,
-                              const nd_manifest *manifest, bool others, bool repacked)
+                              const nd_manifest *manifest, bool others)
 {
     const int64_t step = manifest->position.step, seen = manifest->samples_seen;
-    if (config->train.epochs > 0 && repacked && step < config->train.steps) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "%s has seen %lld samples in %lld steps whose rows were packed into blocks "
-                       "in the order of the file, so that train.epochs %g would leave out some "
-                       "rows of this run's blocks, or read some once more; give --num-steps in its "
-                       "place, %lld for as many blocks as these epochs have",
-                       folder, (long long)seen, (long long)step, config->train.epochs,
-                       (long long)config->train.steps);
-    }
     if (config->train.epochs == 0 || (!others && seen / e->step >= step)) {
         return ND_OK;
     }
@@ -313,52 +288,18 @@ static nd_status check_epochs(const nd_config *config, const nd_epochs *e, const
                    (double)step + (ends ? floor(left) : up));
 }
 
-typedef struct difference {
-    const nd_config *config;
-    const nd_manifest *manifest;
-    char key[64], stored[64], value[64]; /* of the first that differs; key "": none */
-} difference;
-
-static void find_difference(void *context, const char *key, const char *value, bool job)
-{
-    difference *d = context;
-    const char *stored = nd_manifest_pairs_find(&d->manifest->config, key);
-    if (teaches(d->config, key) && stored && !d->key[0] && strcmp(stored, value) != 0) {
-        snprintf(d->key, sizeof d->key, "%s", key);
-        snprintf(d->stored, sizeof d->stored, "%s", stored);
-        snprintf(d->value, sizeof d->value, "%s", value);
-    }
-}
-
-/* With no step left to do, other settings of what is learned would have no effect: they are those
- * of another run, which has met this one. */
-static nd_status check_finished(const nd_config *config, const char *folder,
-                                const nd_manifest *manifest)
-{
-    difference d = {.config = config, .manifest = manifest};
-    if (manifest->position.step < config->train.steps) {
-        return ND_OK;
-    }
-    ND_TRY(nd_config_each(config, find_difference, &d));
-    return d.key[0] ? nd_fail(ND_ERR_CONFIG,
-                              "%s is the end of a run whose %s was %s, and this one has %s; give "
-                              "another --save-dir for a run of its own, or %s %s and more steps "
-                              "to go on with that one",
-                              folder, d.key, d.stored, d.value, d.key, d.stored)
-                    : ND_OK;
-}
-
+/* The value of the checkpoint, or the one that earlier programs meant without saying it. The order
+ * of joined documents was never another one. */
 static const char *find_stored(const nd_manifest *manifest, const char *key)
 {
     const char *stored = nd_manifest_pairs_find(&manifest->identity, key);
-    const order_rule *order = order_of(key);
-    if (stored || !nd_manifest_pairs_find(&manifest->identity, "data.path")) {
+    const identity_rule *rule = rule_of(key);
+    if (stored || !rule || !nd_manifest_pairs_find(&manifest->identity, "data.path")) {
         return stored;
     }
-    if (order == &orders[PACKING] && strcmp(find_stored(manifest, documents), "join") == 0) {
-        return NULL;
-    }
-    return order ? order->older : strcmp(key, documents) == 0 ? "join" : NULL;
+    return strcmp(key, packing) == 0 && strcmp(find_stored(manifest, documents), "join") == 0
+               ? NULL
+               : rule->older;
 }
 
 /* The last step. What a run with steps of the same samples has passed over after a failure is no
@@ -369,10 +310,7 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
     const nd_epochs e = nd_inputs_epochs(config, inputs);
     const int64_t step = manifest->position.step, seen = manifest->samples_seen;
     const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
-    const char *packing = find_stored(manifest, orders[PACKING].key);
-    const bool repacked =
-        packing && strcmp(packing, longest_first) != 0 && nd_dataset_is_packed(inputs->data);
-    ND_TRY(check_epochs(config, &e, folder, manifest, others, repacked));
+    ND_TRY(check_epochs(config, &e, folder, manifest, others));
     ND_TRY(check_step(config, folder, step));
     return nd_config_check_end(config, &e, step,
                                !others && seen > step * e.step ? step * e.step : seen);
@@ -381,7 +319,7 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
 /* The order of samples matters to the steps that are left. */
 static bool is_order_over(const nd_config *config, const nd_manifest *manifest, const char *key)
 {
-    return order_of(key) && manifest->position.step >= config->train.steps;
+    return is_order(key) && manifest->position.step >= config->train.steps;
 }
 
 /* One start shows all that differs: behind the message about the first difference stands what
@@ -457,31 +395,30 @@ static void log_change(void *context, const char *key, const char *value, bool j
 static void log_identity(const nd_config *config, const nd_manifest *manifest,
                          const nd_manifest_pairs *own)
 {
-    bool said = false; /* that the data differ, by the first of their pairs that does */
+    const char *said = ""; /* the word of what was said: the data are told of once */
     for (int i = 0; i < own->count; i++) {
         const nd_manifest_pair *pair = &own->list[i];
-        const char *stored = find_stored(manifest, pair->key);
-        const order_rule *order = order_of(pair->key);
-        bool data = strncmp(pair->key, "data.path", 9) == 0;
-        bool differs = stored && strcmp(stored, pair->value) != 0 &&
-                       !is_order_over(config, manifest, pair->key);
-        if (differs && strcmp(pair->key, step_samples) == 0) {
+        const char *stored = find_stored(manifest, pair->key), *word = word_of(pair->key);
+        const identity_rule *rule = rule_of(pair->key);
+        if (!rule || !stored || strcmp(stored, pair->value) == 0 || strcmp(word, said) == 0 ||
+            is_order_over(config, manifest, pair->key)) {
+            continue;
+        }
+        if (strcmp(pair->key, step_samples) == 0) {
             nd_log_info("resume: a step had %s samples and has %s, as --resume-allow permits; the "
                         "data go on behind sample %lld, and steps, by which the learning rate's "
                         "schedule goes, count on from %lld",
                         stored, pair->value, (long long)manifest->samples_seen,
                         (long long)manifest->position.step);
-        } else if (differs && !said && order) {
-            nd_log_info("resume: the samples go on in another order, as --resume-allow permits: "
-                        "%s%s%s, and this run has %s",
-                        order->before, stored, order->after, pair->value);
-        } else if (differs && !order &&
-                   ((data && !said) || strcmp(pair->key, tokenizer_file) == 0)) {
+        } else if (rule->what) {
             nd_log_info("resume: %s has another content (digest %.12s, not %.12s), as "
                         "--resume-allow permits",
-                        data ? "data.path" : pair->key, pair->value, stored);
-            said = said || data;
+                        word, pair->value, stored);
+        } else if (is_order(pair->key)) {
+            nd_log_info("resume: %s was %s and is %s, as --resume-allow permits", pair->key, stored,
+                        pair->value);
         }
+        said = word;
     }
 }
 
@@ -510,29 +447,8 @@ static void log_validation(const nd_config *config, const nd_manifest *manifest)
     }
 }
 
-/* A validation of some blocks reads the first ones, which have other rows since rows are packed. */
-static void log_validation_packing(const nd_config *config, const nd_dataset *data,
-                                   const nd_manifest *manifest)
-{
-    const int64_t most = config->train.validation_batches * config->train.micro_batch_size *
-                         nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
-    bool others = false;
-    for (int i = 0; most > 0 && data && i < nd_dataset_sources(data); i++) {
-        const nd_dataset *source = nd_dataset_source(data, i);
-        others |= nd_dataset_is_packed(source) && nd_dataset_blocks(source) > most;
-    }
-    const char *path = nd_manifest_pairs_find(&manifest->config, "data.validation_path");
-    if (others && path && path[0] &&
-        !nd_manifest_pairs_find(&manifest->identity, validation_packing)) {
-        nd_log_info("resume: the %lld sequences of a validation have other rows than before, as "
-                    "they were packed into blocks in the order of the file, or were not whole; "
-                    "losses of both do not compare (train.validation_batches 0 reads all rows)",
-                    (long long)most);
-    }
-}
-
-static nd_status log_changes(const nd_config *config, const nd_inputs *inputs,
-                             const nd_manifest *manifest, const nd_manifest_pairs *own)
+static nd_status log_changes(const nd_config *config, const nd_manifest *manifest,
+                             const nd_manifest_pairs *own)
 {
     const char *interval = nd_manifest_pairs_find(&manifest->config, "checkpoint.interval");
     if (interval && strcmp(interval, "0") != 0 && config->checkpoint.interval == 0) {
@@ -548,7 +464,6 @@ static nd_status log_changes(const nd_config *config, const nd_inputs *inputs,
     }
     log_identity(config, manifest, own);
     log_validation(config, manifest);
-    log_validation_packing(config, inputs->validation, manifest);
     return nd_config_each(config, log_change, (void *)manifest);
 }
 
@@ -558,12 +473,11 @@ nd_status nd_resume_check(const nd_config *config, const nd_inputs *inputs, cons
     nd_manifest_pairs own = {0};
     nd_status status = ND_OK;
     ND_TRY(nd_shape_compare(&manifest->shape, folder, &inputs->shape, "the model of this run"));
-    ND_TRY(check_finished(config, folder, manifest));
     ND_TRY_OUT(nd_resume_identity(config, inputs, &own));
     ND_TRY_OUT(check_pairs(config, inputs, folder, manifest, &own));
     ND_TRY_OUT(check_end(config, inputs, folder, manifest,
                          nd_manifest_pairs_find(&manifest->identity, step_samples)));
-    ND_TRY_OUT(logs ? log_changes(config, inputs, manifest, &own) : ND_OK);
+    ND_TRY_OUT(logs ? log_changes(config, manifest, &own) : ND_OK);
 out:
     nd_manifest_pairs_fini(&own);
     return status;
