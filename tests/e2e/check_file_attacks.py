@@ -87,19 +87,6 @@ def own_files(bench):
             check(not (bench.folder / "linked/checkpoint-4").exists(), "the run went on")
             path.unlink()
             path.write_bytes(before)
-    # The mark of a saved model is no file that a run needs.
-    mark = bench.folder / "linked/.model-saved"
-    for plant in (os.mkfifo, lambda path: path.symlink_to(bench.secret()), os.mkdir):
-        mark.unlink()
-        plant(mark)
-        printed = bench.program(*bench.run_flags("linked"), "--resume-from-checkpoint", "auto")
-        check("the model is saved again" in printed and (bench.folder / "linked/model/model.safetensors").exists(), printed)
-        if mark.is_dir():
-            mark.rmdir()
-            continue
-        check(mark.is_file() and not mark.is_symlink(), "the mark is not replaced")
-        bench.check_secret("the mark of a saved model")
-    shutil.rmtree(bench.folder / "linked/model.old", ignore_errors=True)
 
 
 def own_folders(bench):

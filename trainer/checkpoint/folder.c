@@ -111,14 +111,10 @@ static bool is_numbered(const char *name, size_t length, const char *what)
  * take no lock, may write into the folder at this moment under other names. */
 static bool is_temporary_of_run(const char *name)
 {
-    static const char *const whole[] = {"model", ".model-saved"};
     const size_t length = nd_fs_temporary_of(name);
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
-        if (length == strlen(whole[i]) && memcmp(name, whole[i], length) == 0) {
-            return true;
-        }
-    }
-    return length > 0 && (is_numbered(name, length, "run") || is_numbered(name, length, "trace"));
+    return length > 0 &&
+           ((length == strlen("model") && memcmp(name, "model", length) == 0) ||
+            is_numbered(name, length, "run") || is_numbered(name, length, "trace"));
 }
 
 static bool is_left(const char *name)

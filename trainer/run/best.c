@@ -258,8 +258,7 @@ nd_status nd_run_checkpoints_load_best(nd_run_checkpoints *c)
         whole = false;
         ND_TRY(status == ND_ERR_DATA ? find_next_best(c) : status);
     }
-    c->model_step = best->saved_step;
-    if (c->trainer->rank->rank == 0 && c->model_step != position.step) {
+    if (c->trainer->rank->rank == 0 && best->saved_step != position.step) {
         nd_log_info("the model is that of step %lld, whose validation loss %.6g was the lowest of "
                     "all checkpoints",
                     (long long)best->saved_step, best->saved_loss);

@@ -240,7 +240,6 @@ nd_status nd_run_checkpoints_validated(nd_run_checkpoints *c, double loss)
 
 nd_status nd_run_checkpoints_finish(nd_run_checkpoints *c, bool stopped)
 {
-    c->model_step = c->trainer->position.step;
     if (!c->saver) {
         return ND_OK;
     }

@@ -27,7 +27,6 @@ typedef struct nd_run_checkpoints {
     int wrong;                          /* saves in a row that were wrong, on this rank */
     nd_run_best best;                   /* alike on all ranks */
     bool over;                          /* early stopping: the step done is the last one */
-    int64_t model_step;                 /* behind nd_run_checkpoints_finish: of the weights held */
 } nd_run_checkpoints;
 
 /* Before the run folder is opened: finds the source on rank 0 and tells all. It changes nothing. */

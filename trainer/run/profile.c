@@ -12,7 +12,6 @@
 #include "trainer/run/run_folder.h"
 
 enum {
-    FOLDER_WORDS = 512, /* a path of 4096 bytes: what one all-reduce over NCCL takes */
     PART_BYTES_MAX = 1 << 30,
     NAME = 64
 };
@@ -136,7 +135,7 @@ static nd_status make_parts_folder(const char *dir)
     return status;
 }
 
-static nd_status write_part(const nd_run_profile *p, const char *dir)
+static nd_status write_part(const nd_run_profile *p)
 {
     char *path = NULL, *text = NULL, name[NAME] = "";
     size_t size = 0;
@@ -145,7 +144,7 @@ static nd_status write_part(const nd_run_profile *p, const char *dir)
     gethostname(host, sizeof host - 1);
     snprintf(name, sizeof name, "rank %d %.40s", p->rank->rank, host);
     ND_TRY_OUT(nd_run_profile_text(&p->profile, p->rank->rank, name, &text, &size));
-    ND_TRY_OUT(part_path(dir, p->rank->rank, &path));
+    ND_TRY_OUT(part_path(p->run, p->rank->rank, &path));
     ND_TRY_OUT(nd_fs_write_atomic(path, text, size));
 out:
     free(text);
@@ -176,12 +175,12 @@ static nd_status append_part(const char *dir, int rank, FILE *out, int *found)
 }
 
 /* Rank 0. The last element of the list ends it, so that each of the others may end with a comma. */
-static nd_status write_whole(const nd_run_profile *p, const char *dir, FILE *out, int *found)
+static nd_status write_whole(const nd_run_profile *p, FILE *out, int *found)
 {
     int size = p->rank->world_size;
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", out);
     for (int rank = 0; rank < size; rank++) {
-        ND_TRY(append_part(dir, rank, out, found));
+        ND_TRY(append_part(p->run, rank, out, found));
     }
     fprintf(out,
             "{\"name\":\"parts\",\"ph\":\"M\",\"pid\":0,\"args\":{\"ranks\":%d,\"found\":%d}}],\n"
@@ -190,22 +189,22 @@ static nd_status write_whole(const nd_run_profile *p, const char *dir, FILE *out
     return ND_OK;
 }
 
-static nd_status put_together(const nd_run_profile *p, const char *dir)
+static nd_status put_together(const nd_run_profile *p)
 {
     char *part = NULL, *path = NULL, *folder = NULL;
     int found = 0;
     FILE *out = NULL;
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_run_file_next(dir, "profile", &path));
-    ND_TRY_OUT(nd_fs_format(&folder, "%s/profile", dir));
-    ND_TRY_OUT(nd_fs_format(&part, "%s/profile/whole.part", dir));
+    ND_TRY_OUT(nd_run_file_next(p->run, "profile", &path));
+    ND_TRY_OUT(nd_fs_format(&folder, "%s/profile", p->run));
+    ND_TRY_OUT(nd_fs_format(&part, "%s/profile/whole.part", p->run));
     unlink(part); /* a process that was killed may have left it */
     out = nd_fs_stream_new(part);
     if (!out) {
         status = nd_fail(ND_ERR_CANTCREATE, "%s cannot be created: %s", part, strerror(errno));
         goto out;
     }
-    status = write_whole(p, dir, out, &found);
+    status = write_whole(p, out, &found);
     bool failed = ferror(out) != 0;
     failed = fclose(out) != 0 || failed;
     if (status == ND_OK && failed) {
@@ -227,7 +226,7 @@ out:
 
 /* The steps. */
 
-nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir)
+nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *run)
 {
     *p = (nd_run_profile){0};
     if (!nd_config_steps(rank->config->log.profile_steps, &p->first, &p->last)) {
@@ -235,11 +234,11 @@ nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir)
     }
     /* What lies in its place ends a run before its first step, and not its profile at the end. */
     bool there = false;
-    ND_TRY(dir ? nd_fs_has(dir, "profile", &there) : ND_OK);
-    ND_TRY(there ? make_parts_folder(dir) : ND_OK);
+    ND_TRY(rank->rank == 0 ? nd_fs_has(run, "profile", &there) : ND_OK);
+    ND_TRY(there ? make_parts_folder(run) : ND_OK);
     ND_TRY(nd_profile_init(&p->profile, rank->progress, ND_PROFILE_EVENTS));
     p->rank = rank;
-    p->dir = dir;
+    p->run = run;
     return ND_OK;
 }
 
@@ -262,19 +261,6 @@ nd_status nd_run_profile_begin(nd_run_profile *p, int64_t step)
     return ND_OK;
 }
 
-/* All ranks learn the absolute path of rank 0's folder: the others add zeros to it. */
-static nd_status share_folder(const nd_run_profile *p, int64_t words[FOLDER_WORDS])
-{
-    char *full = p->dir ? realpath(p->dir, NULL) : NULL;
-    memset(words, 0, FOLDER_WORDS * sizeof *words);
-    if (full && strlen(full) < FOLDER_WORDS * sizeof *words) {
-        memcpy(words, full, strlen(full));
-    }
-    free(full);
-    return nd_comm_all_reduce(p->rank->groups.by_kind[ND_GROUP_WORLD], &p->rank->stream, words,
-                              FOLDER_WORDS, ND_DTYPE_I64, ND_REDOP_SUM, NULL);
-}
-
 static void warn(const nd_run_profile *p, nd_status status)
 {
     if (status != ND_OK) {
@@ -286,20 +272,16 @@ static void warn(const nd_run_profile *p, nd_status status)
 
 static nd_status write_profile(nd_run_profile *p)
 {
-    int64_t words[FOLDER_WORDS + 1] = {0};
-    char folder[sizeof words];
-    ND_TRY(share_folder(p, words));
-    memcpy(folder, words, sizeof words);
-    const nd_status made = make_parts_folder(folder);
-    warn(p, made == ND_OK ? write_part(p, folder) : made);
+    const nd_status made = make_parts_folder(p->run);
+    warn(p, made == ND_OK ? write_part(p) : made);
     if (p->profile.dropped > 0) {
         nd_log_warning("the profile of rank %d lacks its last %lld calls, since it holds %d; give "
                        "fewer steps in log.profile_steps",
                        p->rank->rank, (long long)p->profile.dropped, ND_PROFILE_EVENTS);
     }
     ND_TRY(nd_comm_barrier(p->rank->groups.by_kind[ND_GROUP_WORLD]));
-    if (p->dir && made == ND_OK) {
-        warn(p, put_together(p, folder));
+    if (p->rank->rank == 0 && made == ND_OK) {
+        warn(p, put_together(p));
     }
     return ND_OK;
 }

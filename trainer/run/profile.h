@@ -17,14 +17,14 @@ enum { ND_PROFILE_EVENTS = 100000 };
 
 typedef struct nd_run_profile {
     nd_rank *rank;   /* borrowed; NULL: nothing is recorded, or it is written already */
-    const char *dir; /* rank 0: the run folder, borrowed */
+    const char *run; /* the run folder, absolute, borrowed */
     int64_t first, last;
     int64_t step_begin; /* nd_clock_ns */
     nd_profile profile;
 } nd_run_profile; /* all zero: none */
 
-/* On every rank, before the loop; `dir` is NULL except on rank 0. */
-nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *dir);
+/* On every rank, before the loop. */
+nd_status nd_run_profile_init(nd_run_profile *p, nd_rank *rank, const char *run);
 /* On every rank: before a step begins, with its number, and after it. Collective at the first of
  * the steps and at the last. */
 nd_status nd_run_profile_begin(nd_run_profile *p, int64_t step);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/device/cuda.h"
 #include "trainer/precision/precision.h"
@@ -371,24 +372,26 @@ static nd_status loop(run_state *s)
     return nd_run_profile_finish(&s->profile);
 }
 
-/* The run had no step left to do, and its last start has saved the model. */
+/* The run had no step left to do, and an earlier start has saved the model: a start that changes the
+ * state sets it aside first. */
 static nd_status is_model_there(run_state *s, bool *out)
 {
     nd_rank *r = s->rank;
-    const int64_t step = s->trainer->position.step, of = s->checkpoints.model_step;
+    const int64_t step = s->trainer->position.step;
+    bool found = false;
     *out = false;
     if (!s->checkpoints.resume.continues || step != s->begin) {
         return ND_OK;
     }
-    bool marked = false;
-    nd_status status = nd_run_model_is_marked(&s->files, of, s->config->output.dtype, &marked);
-    int64_t there = marked;
+    const nd_status status =
+        s->files.dir ? nd_fs_has(s->files.dir, "model/config.json", &found) : ND_OK;
+    int64_t there = found;
     ND_TRY(nd_all_reduce(r, ND_GROUP_WORLD, &there, 1, ND_DTYPE_I64, ND_REDOP_MAX));
     ND_TRY(status);
     *out = there != 0;
     if (*out && r->rank == 0) {
-        nd_log_info("nothing is left to do after step %lld, and %s/model is that of step %lld",
-                    (long long)step, s->files.dir, (long long)of);
+        nd_log_info("nothing is left to do after step %lld, and %s/model stays", (long long)step,
+                    s->files.dir);
     }
     return ND_OK;
 }
@@ -410,13 +413,9 @@ static nd_status save_model(run_state *s)
     nd_dtype dtype = config->output.dtype == ND_WEIGHTS_FP32 ? ND_DTYPE_F32 : ND_DTYPE_BF16;
     char folder[4096];
     snprintf(folder, sizeof folder, "%s/model", s->files.dir ? s->files.dir : "");
-    nd_run_model_unmark(&s->files);
     ND_TRY(nd_run_files_set_aside(&s->files, "model"));
     ND_TRY(nd_weights_save(&s->trainer->model->fsdp, folder, dtype, bytes,
                            s->context->inputs->model_folder, s->context->inputs->tokenizer));
-    if (s->checkpoints.saver) {
-        nd_run_model_mark(&s->files, s->checkpoints.model_step, config->output.dtype);
-    }
     const nd_run_event event = {
         .kind = ND_RUN_EVENT_MODEL_SAVED, .step = s->trainer->position.step, .path = folder};
     return nd_sinks_event(&s->files.sinks, &event);
@@ -507,13 +506,13 @@ static nd_status run(run_state *s)
     ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->context->inputs, s->begin,
                                                          s->trainer->position.samples_ahead)
                               : ND_OK);
-    if (s->begin < s->last_step &&
-        !s->checkpoints.over) { /* before a checkpoint is newer than the model */
-        nd_run_model_unmark(&s->files);
-    }
+    const bool named = resume->found && !resume->searched; /* the model may be that of a later step */
+    ND_TRY(named || (s->begin < s->last_step && !s->checkpoints.over)
+               ? nd_run_files_set_aside(&s->files, "model")
+               : ND_OK);
     ND_TRY(nd_run_checkpoints_start(&s->checkpoints));
     ND_TRY(nd_run_dumps_open(&s->checkpoints, s->trainer));
-    ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->files.dir));
+    ND_TRY(nd_run_profile_init(&s->profile, s->rank, s->checkpoints.run));
     ND_TRY(nd_comm_barrier(s->rank->groups.by_kind[ND_GROUP_WORLD]));
     s->began = true;
     ND_TRY(loop(s));

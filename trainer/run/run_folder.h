@@ -94,16 +94,6 @@ nd_status nd_run_files_trace(const nd_run_files *files, const nd_run_trace *trac
 /* Rank 0 of a run that continues: renames RUN/<name> of an earlier start to <name>.old, where it
  * exists. */
 nd_status nd_run_files_set_aside(const nd_run_files *files, const char *name);
-/*
- * Rank 0: RUN/.model-saved says of which step, and in which type, the model in RUN/model is. A
- * start with no step left to do does not save that again; a start that makes a step removes the
- * file first. Without it, where it cannot be written, or where something else has its name, the
- * model is saved again.
- */
-void nd_run_model_mark(const nd_run_files *files, int64_t step, nd_weights_dtype dtype);
-void nd_run_model_unmark(const nd_run_files *files);
-nd_status nd_run_model_is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype,
-                                 bool *out);
 /* Rank 0 of a fresh run that ends before step 1: removes what it has written, so that the folder
  * can be used again, and the folder too where this start made it and nobody has put anything there.
  * Without run.json of its own it has written nothing: what lies there is another start's, which

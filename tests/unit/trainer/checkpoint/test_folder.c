@@ -257,8 +257,7 @@ Test(folder, a_save_goes_through_no_link)
 Test(folder, sweeping_leaves_what_other_commands_write)
 {
     static const char *const end = ".tmp-1-0123456789abcdef";
-    static const char *const own[] = {"model", ".model-saved", "run.json", "run-12.json",
-                                      "trace.json"};
+    static const char *const own[] = {"model", "run.json", "run-12.json", "trace.json"};
     static const char *const others[] = {"out",       "model2",     "page.html", "run-x.json",
                                          "runs.json", "run-12json", "mode",      "trace"};
     char name[64];

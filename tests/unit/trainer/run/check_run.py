@@ -126,7 +126,7 @@ class Folder:
         self.doomed = {} # what the newest save makes too many: it is deleted once that save is durable
         self.validated = [] # steps, of the lines that count
         self.runs = self.traces = self.profiles = self.models = self.lines = 0
-        self.marked = None # the step of the model
+        self.model = None # the step of the one that is not set aside
 
     def newest(self):
         return max((step for step in self.saved if step not in self.damaged), default=None)
@@ -317,9 +317,9 @@ class Play:
                 self.code = DATA
                 return
         if s.model and not (self.stopped and s.interval):
-            self.kept_model = self.continues and self.now.step == self.begin and f.models > 0 and f.marked == self.model_step
+            self.kept_model = self.continues and self.now.step == self.begin and f.model is not None
             f.models += not self.kept_model
-            f.marked = self.model_step if s.interval else None
+            f.model = f.model if self.kept_model else self.model_step
         if self.stopped:
             self.code = STOPPED
 
@@ -334,8 +334,8 @@ class Play:
             self.lines.append(dict(event="resumed", step=self.begin, rewound_from=None,
                                    file=f"{self.source.name}/checkpoint-{self.begin}" if self.begin else "the start"))
         self.over = self.was_over = self.continues and self.begin < self.s.steps and self.is_over()
-        if self.begin < self.last and not self.over:
-            f.marked = None
+        if self.named or (self.begin < self.last and not self.over):
+            f.model = None
         if self.begin and self.continues and self.is_due() and self.begin not in f.validated:
             self.validate()
         while self.now.step < self.last and not (self.stopped or self.over or self.killed or self.code):
@@ -549,10 +549,9 @@ class Case:
             names = {name for name in names if not name.startswith((".tmp", ".del")) and not (p.killed and name == "profile")}
         wanted = {".lock", "metrics.jsonl"} | {f"checkpoint-{step}" for step in f.saved}
         for name, suffix, count in [("run", ".json", f.runs), ("trace", ".json", f.traces), ("profile", ".json", f.profiles),
-                                    ("model", "", min(f.models, 1)), ("model.old", "", f.models - 1)] + \
+                                    ("model", "", f.model is not None), ("model.old", "", f.models - (f.model is not None))] + \
                 [(f"checkpoint-{step}.{word}", "", steps.count(step)) for word, steps in (("bad", f.bad), ("old", f.old)) for step in steps]:
             wanted |= {name + (f"-{i}" if i > 1 else "") + suffix for i in range(1, count + 1)}
-        wanted |= {".model-saved"} if f.marked is not None else set()
         check(names == wanted, f"{f.name} has {sorted(names - wanted)} too many, and lacks {sorted(wanted - names)}")
         for step, saved in f.saved.items():
             position = json.loads((path / f"checkpoint-{step}/manifest.json").read_text())["position"]
@@ -579,13 +578,11 @@ class Case:
               f"the trace has {trace['validation_ms']} ms of validations, of which {p.traced} have a line")
         # A step has as many calls as another one; what validations call is not in the trace.
         check(trace["attention_calls"] % max(p.attempts, 1) == 0, f"the trace has {trace['attention_calls']} calls in {p.attempts} steps")
-        if s.export and f.models and f.marked in f.saved:
-            model, updates = (path / "model/model.safetensors").read_bytes(), f.saved[f.marked].updates()
+        if s.export and f.model in f.saved:
+            model, updates = (path / "model/model.safetensors").read_bytes(), f.saved[f.model].updates()
             for step, saved in f.saved.items():
                 same = model == (path / f"checkpoint-{step}/model.safetensors").read_bytes()
-                check(same == (saved.updates() == updates), f"the model of {f.name}, of step {f.marked}, and checkpoint-{step} are alike, or not")
-        if f.marked is not None:
-            check((path / ".model-saved").read_text() == f"step {f.marked}, {s.dtype}\n", "the model is marked otherwise")
+                check(same == (saved.updates() == updates), f"the model of {f.name}, of step {f.model}, and checkpoint-{step} are alike, or not")
         for words, wanted in ((f"the model is that of step {p.model_step},", p.model_step != p.now.step),
                               (f"nothing is left to do after step {p.now.step},", p.kept_model),
                               ("the run has ended early, after step", p.was_over)):

@@ -134,34 +134,6 @@ Test(run_folder, one_that_holds_a_checkpoint_is_refused)
                  "already holds a run (checkpoint-3)");
 }
 
-static bool is_marked(const nd_run_files *files, int64_t step, nd_weights_dtype dtype)
-{
-    bool marked = false;
-    assert_ok(nd_run_model_is_marked(files, step, dtype, &marked));
-    return marked;
-}
-
-Test(run_folder, a_saved_model_is_marked)
-{
-    const nd_run_files files = {.dir = (char *)"one"}, other_rank = {0};
-    assert_ok(nd_fs_make_folders("one/model", "it", ""));
-    nd_run_model_mark(&files, 6, ND_WEIGHTS_BF16);
-    cr_assert_not(is_marked(&files, 6, ND_WEIGHTS_BF16)); /* an empty folder */
-    assert_ok(nd_fs_write_atomic("one/model/config.json", "{}", 2));
-    cr_assert(is_marked(&files, 6, ND_WEIGHTS_BF16));
-    cr_assert_not(is_marked(&files, 60, ND_WEIGHTS_BF16));
-    cr_assert_not(is_marked(&files, 6, ND_WEIGHTS_FP32));
-    nd_run_model_mark(&other_rank, 7, ND_WEIGHTS_BF16);
-    nd_run_model_unmark(&other_rank);
-    cr_assert_not(is_marked(&other_rank, 6, ND_WEIGHTS_BF16));
-    nd_run_model_unmark(&files);
-    cr_assert_not(is_marked(&files, 6, ND_WEIGHTS_BF16));
-    assert_ok(nd_fs_make_folders("one/.model-saved/full", "it", ""));
-    nd_run_model_mark(&files, 6, ND_WEIGHTS_BF16);
-    cr_assert(is_marked(&files, 6, ND_WEIGHTS_BF16), "a folder has the mark's name");
-    cr_assert(is_folder("one/.model-saved.old/full"));
-}
-
 /* Folders of runs that never began do not pile up. */
 Test(run_folder, a_run_that_never_began_is_forgotten)
 {
