@@ -61,9 +61,8 @@ static nd_status add_rows(batch *b, const nd_param *param, nd_state_kind array, 
     for (int s = 0; s < b->walk->source_count; s++) {
         float *to = b->buffers[s] + b->used;
         part->values[s] = to;
-        ND_TRY(b->walk->sources[s]
-                   ? nd_source_add(b->walk->sources[s], param, array, &rect, to)
-                   : read_model(b->walk->models[s], param, part->begin, count, to));
+        ND_TRY(b->walk->sources[s] ? nd_source_add(b->walk->sources[s], param, array, &rect, to)
+                                   : read_model(b->walk->models[s], param, part->begin, count, to));
     }
     b->used += count;
     return ND_OK;

@@ -112,9 +112,8 @@ static bool is_numbered(const char *name, size_t length, const char *what)
 static bool is_temporary_of_run(const char *name)
 {
     const size_t length = nd_fs_temporary_of(name);
-    return length > 0 &&
-           ((length == strlen("model") && memcmp(name, "model", length) == 0) ||
-            is_numbered(name, length, "run") || is_numbered(name, length, "trace"));
+    return length > 0 && ((length == strlen("model") && memcmp(name, "model", length) == 0) ||
+                          is_numbered(name, length, "run") || is_numbered(name, length, "trace"));
 }
 
 static bool is_left(const char *name)

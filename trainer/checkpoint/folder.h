@@ -42,11 +42,13 @@ bool nd_run_lock_has_mark(const char *run, const char *mark);
 
 typedef enum nd_folder_kind {
     ND_FOLDER_NONE = 0, /* no name of ours */
-    ND_FOLDER_WHOLE,
-    ND_FOLDER_BAD,
-    ND_FOLDER_OLD,
-    ND_FOLDER_BEGUN, /* .tmp-checkpoint-... */
-    ND_FOLDER_DOOMED /* .del-checkpoint-... */
+    ND_FOLDER_WHOLE = 1,
+    ND_FOLDER_BAD = 2,
+    ND_FOLDER_OLD = 4,
+    ND_FOLDER_BEGUN = 8,   /* .tmp-checkpoint-... */
+    ND_FOLDER_DOOMED = 16, /* .del-checkpoint-... */
+    ND_FOLDER_ALL = 31,
+    ND_FOLDER_OURS = 32 /* for nd_folder_list: without those of other programs */
 } nd_folder_kind;
 
 /* What a name in a run folder says. */
@@ -57,9 +59,9 @@ typedef struct nd_folder {
     int64_t number; /* K of one that was set aside; 1: it has none */
 } nd_folder;
 nd_folder nd_folder_parse(const char *name);
-/* All folders with such names, and links to nowhere, by step, kind and number; owned by the caller.
- * A run that does not exist has none. */
-nd_status nd_folder_list(const char *run, nd_folder **out, int *count);
+/* The folders whose names are of these kinds, and links to nowhere, by step, kind and number; owned
+ * by the caller. A run that does not exist has none. */
+nd_status nd_folder_list(const char *run, int kinds, nd_folder **out, int *count);
 /* nd_checkpoint_is_ours, and true for a link to nowhere, which may lead to one later. */
 nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out);
 
@@ -68,10 +70,6 @@ enum { ND_CHECKPOINT_NAME_MAX = 32 };
 const char *nd_checkpoint_name(int64_t step, char out[ND_CHECKPOINT_NAME_MAX]);
 /* RUN/checkpoint-STEP; owned by the caller. */
 nd_status nd_checkpoint_path(const char *run, int64_t step, char **out);
-
-/* Steps of the folders RUN/checkpoint-STEP, ascending. *steps is owned by the
- * caller. A run folder that does not exist has none. */
-nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count);
 
 /* Whether a folder looks like a checkpoint of ours: it has a
  * manifest.json or a folder state. */
@@ -118,17 +116,14 @@ nd_status nd_checkpoint_set_aside(const char *run, int64_t step, const char *suf
 typedef struct nd_prune_options {
     int64_t keep_last, keep_every, keep, best;
 } nd_prune_options;
-/* The steps that go, descending; owned by the caller. */
+/* Those that go, the newest first; owned by the caller. */
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
-                                   bool checks_files, int64_t **steps, int *count);
-/* Deletes a checkpoint of ours; ND_ERR_DATA when its manifest cannot be read. */
-nd_status nd_checkpoint_delete(const char *run, int64_t step);
+                                   bool checks_files, nd_folder **out, int *count);
+/* Deletes a folder of ours. ND_ERR_DATA when the manifest of one that was not set aside cannot be
+ * read. */
+nd_status nd_folder_delete(const char *run, const nd_folder *folder);
 /* The step that the `count` newest good checkpoints have all reached; -1: there are fewer. */
 nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_files, int64_t *step);
-
-/* The folders of ours that were set aside (.old, .bad); owned by the caller. */
-nd_status nd_asides_list(const char *run, nd_folder **out, int *count);
-nd_status nd_aside_delete(const char *run, const nd_folder *aside);
 
 /*
  * Deletes what the plan without `checks_files` names, and, unless keep_last is 0, each .old whose
@@ -136,5 +131,45 @@ nd_status nd_aside_delete(const char *run, const nd_folder *aside);
  * one whose manifest cannot be read, and each .bad. *deleted counts all.
  */
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted);
+
+/*
+ * What lies in a run folder: its checkpoints, those that were set aside, and what saves and
+ * deletions left that did not end. Only reads; needs no lock, so a folder may come or go meanwhile.
+ */
+typedef enum nd_saved_state {
+    ND_SAVED_GOOD = 0,         /* the manifest is whole, and all files are there with their sizes */
+    ND_SAVED_INCOMPLETE,       /* a file is missing, of another size, or too many */
+    ND_SAVED_DAMAGED_MANIFEST, /* or the manifest of something else */
+    ND_SAVED_NEWER_VERSION,
+    ND_SAVED_NO_MANIFEST,
+    ND_SAVED_NO_TARGET, /* a link that leads nowhere */
+    ND_SAVED_BAD,       /* set aside because it is damaged */
+    ND_SAVED_OLD,       /* set aside because its step is computed again */
+    ND_SAVED_TEMPORARY,
+    ND_SAVED_DELETED /* a deletion that did not end */
+} nd_saved_state;
+
+const char *nd_saved_state_name(nd_saved_state state); /* "good", "no manifest", ".bad" */
+
+typedef struct nd_saved {
+    char name[256]; /* in the run folder */
+    nd_saved_state state;
+    int64_t step;   /* from the name; -1: it has none */
+    int64_t time;   /* UNIX time of the save; without a manifest, of the folder's last change */
+    uint64_t bytes; /* of all files */
+    char why[512];  /* a sentence when something is wrong; else "" */
+    bool has_model; /* a Hugging Face model lies at the top */
+    bool has_manifest;
+    /* From the manifest: */
+    char reason[16];
+    nd_mesh mesh;
+    nd_run_position position;
+    int64_t samples_seen;
+} nd_saved;
+
+/* One folder, whatever its name; `folder` has no slash at its end. */
+nd_status nd_saved_examine(const char *folder, nd_saved *out);
+/* All of a run folder by step and name; owned by the caller. ND_ERR_DATA: no folder. */
+nd_status nd_saved_list(const char *run, nd_saved **out, int *count);
 
 #endif

@@ -83,7 +83,7 @@ static int by_step(const void *a, const void *b)
                               : (x->number > y->number) - (x->number < y->number);
 }
 
-nd_status nd_folder_list(const char *run, nd_folder **out, int *count)
+nd_status nd_folder_list(const char *run, int kinds, nd_folder **out, int *count)
 {
     nd_fs_names names;
     nd_folder *list = NULL;
@@ -97,14 +97,18 @@ nd_status nd_folder_list(const char *run, nd_folder **out, int *count)
         char *path = NULL;
         nd_fs_kind kind;
         list[n] = nd_folder_parse(names.list[i]);
-        if (!list[n].kind) {
+        if ((list[n].kind & kinds) == 0) {
             continue;
         }
         status = nd_fs_format(&path, "%s/%s", run, names.list[i]);
         status = status == ND_OK ? nd_fs_look(path, &kind, NULL) : status;
         free(path);
         ND_TRY_OUT(status);
-        n += kind == ND_FS_FOLDER || kind == ND_FS_ABSENT; /* absent: a link to nowhere */
+        bool there = kind == ND_FS_FOLDER || kind == ND_FS_ABSENT; /* absent: a link to nowhere */
+        if (there && (kinds & ND_FOLDER_OURS)) {
+            ND_TRY_OUT(nd_folder_is_ours(run, &list[n], &there));
+        }
+        n += there;
     }
     qsort(list, (size_t)n, sizeof *list, by_step);
     *out = list;
@@ -139,22 +143,5 @@ nd_status nd_folder_is_ours(const char *run, const nd_folder *folder, bool *out)
     *out = true;
     status = status == ND_OK && kind != ND_FS_ABSENT ? nd_checkpoint_is_ours(path, out) : status;
     free(path);
-    return status;
-}
-
-nd_status nd_checkpoint_list(const char *run, int64_t **steps, int *count)
-{
-    nd_folder *folders = NULL;
-    int all = 0;
-    *steps = NULL;
-    *count = 0;
-    ND_TRY(nd_folder_list(run, &folders, &all));
-    nd_status status = ND_ALLOC(all + 1, steps);
-    for (int i = 0; i < all && status == ND_OK; i++) {
-        if (folders[i].kind == ND_FOLDER_WHOLE) {
-            (*steps)[(*count)++] = folders[i].step;
-        }
-    }
-    free(folders);
     return status;
 }

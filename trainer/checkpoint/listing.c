@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/checkpoint/listing.h"
+#include "trainer/checkpoint/folder.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 #include <time.h>
 
 #include "runtime/base/fs.h"
-#include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
 
 static const char *const state_names[] = {
@@ -67,7 +66,7 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
 {
     nd_manifest m = {0};
     int64_t bytes = 0;
-    bool there = false, newer = false;
+    bool there = false;
     ND_TRY(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
     if (!there) {
         saved->state = saved->state == ND_SAVED_GOOD ? ND_SAVED_NO_MANIFEST : saved->state;
@@ -75,12 +74,8 @@ static nd_status examine_contents(const char *folder, nd_saved *saved)
     }
     nd_status status = nd_manifest_read(folder, &m);
     if (status != ND_OK) {
-        ND_TRY(keep_reason(saved, status, ND_SAVED_DAMAGED_MANIFEST));
-        status = nd_manifest_is_newer(folder, &newer);
-        if (saved->state == ND_SAVED_DAMAGED_MANIFEST && newer) {
-            saved->state = ND_SAVED_NEWER_VERSION;
-        }
-        return status;
+        return keep_reason(saved, status,
+                           m.is_newer ? ND_SAVED_NEWER_VERSION : ND_SAVED_DAMAGED_MANIFEST);
     }
     take_manifest(saved, &m);
     status = keep_reason(saved, nd_source_check_files(folder, &m, &bytes), ND_SAVED_INCOMPLETE);
@@ -126,7 +121,7 @@ nd_status nd_saved_list(const char *run, nd_saved **out, int *count)
     if (!there) {
         return nd_fail(ND_ERR_DATA, "\"%s\" is no folder", run);
     }
-    ND_TRY(nd_folder_list(run, &folders, &all));
+    ND_TRY(nd_folder_list(run, ND_FOLDER_ALL, &folders, &all));
     ND_TRY_OUT(ND_ALLOC(all + 1, &list));
     for (int i = 0; i < all; i++) {
         char *path = NULL;

@@ -54,6 +54,7 @@ typedef struct nd_manifest {
     nd_checksum checksum;
     nd_shard_record *writers; /* [ranks of the mesh], owned */
     int writer_count;
+    bool is_newer; /* set where reading fails: the version is above this program's */
 } nd_manifest;
 
 void nd_manifest_fini(nd_manifest *manifest);
@@ -84,8 +85,6 @@ nd_status nd_manifest_format(const nd_manifest *manifest, char **out, size_t *by
 nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd_manifest *out);
 /* Reads FOLDER/manifest.json. */
 nd_status nd_manifest_read(const char *folder, nd_manifest *out);
-/* Whether FOLDER/manifest.json is of a version above this program's. */
-nd_status nd_manifest_is_newer(const char *folder, bool *out);
 
 /* The layout that the writers of the manifest's mesh had (coord: a place in it), or, with another
  * mesh, what its tensors would be there. */

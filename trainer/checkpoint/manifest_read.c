@@ -395,7 +395,7 @@ static nd_status parse_cut(const json_t *root, const char *path, nd_manifest *m)
     return ND_OK;
 }
 
-static nd_status check_version(const json_t *root, const char *path)
+static nd_status check_version(const json_t *root, const char *path, bool *newer)
 {
     const char *format = json_string_value(json_object_get(root, "format"));
     int64_t version = 0;
@@ -403,7 +403,8 @@ static nd_status check_version(const json_t *root, const char *path)
         return nd_fail(ND_ERR_DATA, "\"%s\" is not the manifest of a checkpoint of ndtrain", path);
     }
     ND_TRY(get_integer(root, path, "version", 1, INT64_MAX, &version));
-    if (version > ND_MANIFEST_VERSION) {
+    *newer = version > ND_MANIFEST_VERSION;
+    if (*newer) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has format version %lld; this program reads up to version %d; use "
                        "the program that wrote it, or a newer one",
@@ -435,7 +436,7 @@ static nd_status check_digest(const char *text, size_t bytes, const char *path, 
 static nd_status parse_all(const json_t *root, const char *text, size_t bytes, const char *path,
                            nd_manifest *m)
 {
-    ND_TRY(check_version(root, path));
+    ND_TRY(check_version(root, path, &m->is_newer));
     ND_TRY(parse_cut(root, path, m));
     ND_TRY(check_digest(text, bytes, path, m->checksum));
     ND_TRY(parse_head(root, path, m));
@@ -463,6 +464,7 @@ nd_status nd_manifest_parse(const char *text, size_t bytes, const char *path, nd
     if (status == ND_OK) {
         *out = manifest;
     } else {
+        out->is_newer = manifest.is_newer;
         nd_manifest_fini(&manifest);
     }
     return status;
@@ -477,34 +479,6 @@ nd_status nd_manifest_read(const char *folder, nd_manifest *out)
     if (status == ND_OK) {
         status = nd_manifest_parse(text, bytes, path, out);
     }
-    free(text);
-    free(path);
-    return status;
-}
-
-nd_status nd_manifest_is_newer(const char *folder, bool *out)
-{
-    char *path = NULL, *text = NULL;
-    size_t bytes = 0;
-    bool there = false;
-    nd_status status = ND_OK;
-    *out = false;
-    ND_TRY_OUT(nd_fs_has(folder, ND_MANIFEST_NAME, &there));
-    if (!there) {
-        goto out;
-    }
-    ND_TRY_OUT(nd_fs_format(&path, "%s/" ND_MANIFEST_NAME, folder));
-    status = nd_fs_read(path, ND_MANIFEST_MAX_BYTES, ND_ERR_DATA, &text, &bytes);
-    if (status != ND_OK) {
-        status = status == ND_ERR_DATA ? ND_OK : status; /* a folder, or too large */
-        goto out;
-    }
-    json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
-    const char *format = json_string_value(json_object_get(root, "format"));
-    *out = format && strcmp(format, ND_MANIFEST_FORMAT) == 0 &&
-           json_integer_value(json_object_get(root, "version")) > ND_MANIFEST_VERSION;
-    json_decref(root);
-out:
     free(text);
     free(path);
     return status;

@@ -23,18 +23,18 @@ out:
     return status;
 }
 
-nd_status nd_checkpoint_delete(const char *run, int64_t step)
+nd_status nd_folder_delete(const char *run, const nd_folder *folder)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
     nd_status status = ND_OK;
-    ND_TRY_OUT(nd_checkpoint_path(run, step, &path));
-    ND_TRY_OUT(nd_manifest_read(path, &manifest)); /* else it is not ours, or damaged */
-    ND_TRY_OUT(delete_folder(run, strrchr(path, '/') + 1));
-out:
-    nd_manifest_fini(&manifest);
-    free(path);
-    return status;
+    if (folder->kind == ND_FOLDER_WHOLE) {
+        ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
+        status = nd_manifest_read(path, &manifest); /* else it is not ours, or damaged */
+        nd_manifest_fini(&manifest);
+        free(path);
+    }
+    return status == ND_OK ? delete_folder(run, folder->name) : status;
 }
 
 /* What cannot be read because of an I/O error is an error, and neither good nor bad. A link is not
@@ -57,33 +57,35 @@ static nd_status is_good(const char *run, int64_t step, bool checks_files, bool 
 }
 
 nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *options,
-                                   bool checks_files, int64_t **steps, int *count)
+                                   bool checks_files, nd_folder **out, int *count)
 {
-    int64_t *list = NULL, newer = 0; /* newer: good checkpoints that are */
+    nd_folder *list = NULL;
+    int64_t newer = 0; /* good checkpoints that are */
     int all = 0, doomed = 0;
     nd_status status = ND_OK;
-    *steps = NULL;
+    *out = NULL;
     *count = 0;
     if (options->keep_last <= 0) {
         return ND_OK;
     }
-    ND_TRY(nd_checkpoint_list(run, &list, &all));
-    int64_t *found = NULL;
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &all));
+    nd_folder *found = NULL;
     ND_TRY_OUT(ND_ALLOC(all + 1, &found));
     for (int i = all - 1; i >= 0; i--) {
-        bool good = false, kept = newer < options->keep_last || list[i] == options->keep ||
-                                  (options->best > 0 && list[i] == options->best) ||
-                                  (options->keep_every > 0 && list[i] % options->keep_every == 0);
+        const int64_t step = list[i].step;
+        bool good = false, kept = newer < options->keep_last || step == options->keep ||
+                                  (options->best > 0 && step == options->best) ||
+                                  (options->keep_every > 0 && step % options->keep_every == 0);
         if (kept && newer >= options->keep_last) {
             continue;
         }
-        ND_TRY_OUT(is_good(run, list[i], checks_files, &good));
+        ND_TRY_OUT(is_good(run, step, checks_files, &good));
         newer += good;
         if (good && !kept) {
             found[doomed++] = list[i];
         }
     }
-    *steps = found;
+    *out = found;
     *count = doomed;
     found = NULL;
 out:
@@ -94,16 +96,17 @@ out:
 
 nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_files, int64_t *step)
 {
-    int64_t *list = NULL, newer = 0;
+    nd_folder *list = NULL;
+    int64_t newer = 0;
     int all = 0;
     nd_status status = ND_OK;
     *step = -1;
-    ND_TRY(nd_checkpoint_list(run, &list, &all));
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &all));
     for (int i = all - 1; i >= 0 && newer < count && status == ND_OK; i--) {
         bool good = false;
-        status = is_good(run, list[i], checks_files, &good);
+        status = is_good(run, list[i].step, checks_files, &good);
         newer += good;
-        *step = newer == count ? list[i] : -1;
+        *step = newer == count ? list[i].step : -1;
     }
     if (status == ND_OK) {
         nd_error_clear(); /* why one is not good */
@@ -113,34 +116,6 @@ nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_file
 }
 
 /* Checkpoints that were set aside. */
-
-nd_status nd_asides_list(const char *run, nd_folder **out, int *count)
-{
-    nd_folder *list = NULL;
-    int all = 0, n = 0;
-    ND_TRY(nd_folder_list(run, &list, &all));
-    nd_status status = ND_OK;
-    for (int i = 0; i < all && status == ND_OK; i++) {
-        const bool aside = list[i].kind == ND_FOLDER_OLD || list[i].kind == ND_FOLDER_BAD;
-        bool ours = false;
-        status = aside ? nd_folder_is_ours(run, &list[i], &ours) : ND_OK;
-        if (ours) {
-            list[n++] = list[i];
-        }
-    }
-    if (status != ND_OK) {
-        free(list);
-        return status;
-    }
-    *out = list;
-    *count = n;
-    return ND_OK;
-}
-
-nd_status nd_aside_delete(const char *run, const nd_folder *aside)
-{
-    return delete_folder(run, aside->name);
-}
 
 /* Whether its manifest can be read and is that of its step: certainly a checkpoint of ours. */
 static nd_status has_manifest(const char *run, const nd_folder *aside, bool *out)
@@ -155,28 +130,22 @@ static nd_status has_manifest(const char *run, const nd_folder *aside, bool *out
     return status == ND_ERR_DATA ? ND_OK : status;
 }
 
-/* The last .old in the list is the newest, and stays. */
+/* The last in the list is the newest, and stays. */
 static nd_status prune_old(const char *run, int64_t keep_last, int *deleted)
 {
     nd_folder *list = NULL;
-    int count = 0, newest = 0;
+    int count = 0;
     int64_t reached = -1;
     nd_status status = ND_OK;
-    ND_TRY(nd_asides_list(run, &list, &count));
-    if (count > 0) {
+    ND_TRY(nd_folder_list(run, ND_FOLDER_OLD | ND_FOLDER_OURS, &list, &count));
+    if (count > 1) {
         ND_TRY_OUT(nd_checkpoint_reached(run, keep_last, false, &reached));
     }
-    for (int i = 0; i < count; i++) {
-        newest = list[i].kind == ND_FOLDER_OLD ? i : newest;
-    }
-    for (int i = 0; i < newest; i++) {
+    for (int i = 0; i < count - 1 && list[i].step <= reached; i++) {
         bool ours = false;
-        if (list[i].kind != ND_FOLDER_OLD || list[i].step > reached) {
-            continue;
-        }
         ND_TRY_OUT(has_manifest(run, &list[i], &ours));
         if (ours) {
-            ND_TRY_OUT(nd_aside_delete(run, &list[i]));
+            ND_TRY_OUT(nd_folder_delete(run, &list[i]));
             ++*deleted;
         }
     }
@@ -187,15 +156,15 @@ out:
 
 nd_status nd_checkpoint_prune(const char *run, const nd_prune_options *options, int *deleted)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     *deleted = 0;
-    nd_status status = nd_checkpoint_prune_plan(run, options, false, &steps, &count);
+    nd_status status = nd_checkpoint_prune_plan(run, options, false, &list, &count);
     for (int i = 0; i < count && status == ND_OK; i++) {
-        status = nd_checkpoint_delete(run, steps[i]);
+        status = nd_folder_delete(run, &list[i]);
         *deleted += status == ND_OK;
     }
-    free(steps);
+    free(list);
     return status == ND_OK && options->keep_last > 0 ? prune_old(run, options->keep_last, deleted)
                                                      : status;
 }

@@ -172,8 +172,8 @@ static nd_status make_heads(nd_shard_plan *plan)
         plan->file_bytes[k] = list->entries[list->count - 1].end;
         plan->bytes += plan->file_bytes[k];
         index++;
-        snprintf(plan->names[k], sizeof plan->names[k],
-                 "shard-%05d-model-%05d-of-%05d.safetensors", plan->rank + 1, index, count);
+        snprintf(plan->names[k], sizeof plan->names[k], "shard-%05d-model-%05d-of-%05d.safetensors",
+                 plan->rank + 1, index, count);
     }
     return ND_OK;
 }
@@ -239,7 +239,11 @@ void nd_shard_plan_fini(nd_shard_plan *plan)
 
 /* Digests. */
 
-enum { HASHES_HEAD_BYTES = 24, HASHED_FILE_BYTES = ND_SHARD_FILE_NAME_MAX + 16, HASHES_VERSION = 1 };
+enum {
+    HASHES_HEAD_BYTES = 24,
+    HASHED_FILE_BYTES = ND_SHARD_FILE_NAME_MAX + 16,
+    HASHES_VERSION = 1
+};
 
 static uint8_t *put_number(uint8_t *out, uint64_t value, int bytes)
 {

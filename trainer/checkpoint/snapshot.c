@@ -227,8 +227,7 @@ static nd_status add_digests(const nd_snapshot *s, nd_stream *stream, int unit, 
 {
     const nd_unit *u = &s->plan->layout->units[unit];
     if (s->alike[ND_ALIKE_SHARDS]) {
-        ND_TRY(
-            add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
+        ND_TRY(add_range(s, stream, u->shard_offset, u->shard_count, &digests[ND_ALIKE_SHARDS]));
     }
     for (int k = ND_ALIKE_UNSPLIT; k < ND_ALIKE_COUNT; k++) {
         ND_TRY(s->alike[k] ? add_alike(s, stream, unit, k, &digests[k]) : ND_OK);

@@ -301,8 +301,7 @@ nd_status nd_source_add_extra(nd_source *source, const char *name, int64_t count
     const nd_shard_list *list = &writer->plan.lists[ND_RECT_BODY];
     for (int64_t i = 0; i < list->count; i++) {
         if (strcmp(list->entries[i].name, name) == 0) {
-            ND_TRY(plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to,
-                                       &found));
+            ND_TRY(plan_read(&writer->files[ND_RECT_BODY], &list->entries[i], &rect, to, &found));
         }
     }
     source->stats.wanted_bytes += count * (int64_t)sizeof *to;

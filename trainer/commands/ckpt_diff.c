@@ -27,12 +27,12 @@ static void side_fini(side *s)
 static nd_status open_side(const char *argument, side *out)
 {
     char *folder = NULL, *config = NULL;
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_ckpt_folder(argument, &folder));
     ND_TRY_OUT(nd_fs_format(&config, "%s/config.json", folder));
-    ND_TRY_OUT(nd_checkpoint_list(folder, &steps, &count));
+    ND_TRY_OUT(nd_folder_list(folder, ND_FOLDER_WHOLE, &list, &count));
     bool ours = false, model = false;
     ND_TRY_OUT(nd_checkpoint_is_ours(folder, &ours));
     ND_TRY_OUT(nd_fs_exists(config, &model));
@@ -46,7 +46,7 @@ static nd_status open_side(const char *argument, side *out)
         folder = NULL;
     }
 out:
-    free(steps);
+    free(list);
     free(config);
     free(folder);
     return status;

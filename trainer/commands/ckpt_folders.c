@@ -60,15 +60,15 @@ nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest)
 
 static nd_status newest_of_run(const char *run, char **folder)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    nd_status status = count > 0 ? nd_checkpoint_path(run, steps[count - 1], folder)
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
+    nd_status status = count > 0 ? nd_checkpoint_path(run, list[count - 1].step, folder)
                                  : nd_fail(ND_ERR_DATA,
                                            "\"%s\" is neither a checkpoint nor a run folder with "
                                            "folders checkpoint-STEP",
                                            run);
-    free(steps);
+    free(list);
     return status;
 }
 

@@ -9,7 +9,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
-#include "trainer/checkpoint/listing.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
 

@@ -4,7 +4,6 @@
 
 #include "runtime/base/fs.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/checkpoint/listing.h"
 #include "trainer/commands/ckpt.h"
 
 static nd_status read_options(const nd_command_flags *line, nd_prune_options *out)
@@ -26,16 +25,14 @@ typedef struct pruning {
     uint64_t bytes;
 } pruning;
 
-/* `aside` is one that was set aside, or NULL for checkpoint-STEP. */
-static nd_status delete_one(pruning *p, int64_t step, const nd_folder *aside)
+static nd_status delete_one(pruning *p, const nd_folder *folder)
 {
     char *path = NULL, text[ND_CKPT_TEXT_MAX];
-    ND_TRY(aside ? nd_fs_format(&path, "%s/%s", p->run, aside->name)
-                 : nd_checkpoint_path(p->run, step, &path));
     uint64_t size = 0;
+    ND_TRY(nd_fs_format(&path, "%s/%s", p->run, folder->name));
     nd_status status = nd_fs_tree_bytes(path, false, &size);
     if (status == ND_OK && !p->dry_run) {
-        status = aside ? nd_aside_delete(p->run, aside) : nd_checkpoint_delete(p->run, step);
+        status = nd_folder_delete(p->run, folder);
     }
     if (status == ND_OK) {
         p->bytes += size;
@@ -49,14 +46,14 @@ static nd_status delete_one(pruning *p, int64_t step, const nd_folder *aside)
 
 static nd_status delete_older(pruning *p, const nd_prune_options *options)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
-    ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &steps, &count));
+    ND_TRY(nd_checkpoint_prune_plan(p->run, options, true, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && status == ND_OK; i--) { /* the oldest first */
-        status = delete_one(p, steps[i], NULL);
+        status = delete_one(p, &list[i]);
     }
-    free(steps);
+    free(list);
     return status;
 }
 
@@ -67,7 +64,7 @@ static nd_status delete_aside(pruning *p, bool deletes)
     int count = 0;
     int64_t reached = -1;
     nd_status status = ND_OK;
-    ND_TRY(nd_asides_list(p->run, &list, &count));
+    ND_TRY(nd_folder_list(p->run, ND_FOLDER_OLD | ND_FOLDER_BAD | ND_FOLDER_OURS, &list, &count));
     if (count > 0 && !deletes) {
         printf("%d that %s set aside (.old, .bad) stay%s; --set-aside deletes %s\n", count,
                count == 1 ? "was" : "were", count == 1 ? "s" : "", count == 1 ? "it" : "them");
@@ -84,7 +81,7 @@ static nd_status delete_aside(pruning *p, bool deletes)
         goto out;
     }
     for (int i = 0; i < count; i++) {
-        ND_TRY_OUT(delete_one(p, list[i].step, &list[i]));
+        ND_TRY_OUT(delete_one(p, &list[i]));
     }
 out:
     free(list);
@@ -106,10 +103,10 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
 
 static nd_status check_run(const char *run)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
-    free(steps);
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
+    free(list);
     return count > 0 ? ND_OK
                      : nd_fail(ND_ERR_DATA,
                                "\"%s\" is no run folder: it holds no folders "

@@ -53,19 +53,19 @@ static void verify_one(const char *folder, int *code)
 
 static nd_status verify_run(const char *run, int *code)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
-    ND_TRY(nd_checkpoint_list(run, &steps, &count));
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
     nd_status status = ND_OK;
     for (int i = 0; i < count && status == ND_OK; i++) {
         char *path = NULL;
-        status = nd_checkpoint_path(run, steps[i], &path);
+        status = nd_checkpoint_path(run, list[i].step, &path);
         if (status == ND_OK) {
             verify_one(path, code);
         }
         free(path);
     }
-    free(steps);
+    free(list);
     return count > 0 ? status
                      : nd_fail(ND_ERR_DATA,
                                "\"%s\" is neither a checkpoint nor a run folder with folders "

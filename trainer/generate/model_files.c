@@ -78,7 +78,7 @@ static nd_status open_checkpoint(char *folder, nd_model_files *out)
 static nd_status open_run(char *run, nd_model_files *out)
 {
     char *inside = NULL;
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     bool has = false;
     nd_status status = ND_OK;
@@ -89,7 +89,7 @@ static nd_status open_run(char *run, nd_model_files *out)
         inside = NULL;
         goto out;
     }
-    ND_TRY_OUT(nd_checkpoint_list(run, &steps, &count));
+    ND_TRY_OUT(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
     if (count == 0) {
         status =
             nd_fail(ND_ERR_CONFIG,
@@ -100,11 +100,11 @@ static nd_status open_run(char *run, nd_model_files *out)
     }
     free(inside);
     inside = NULL;
-    ND_TRY_OUT(nd_checkpoint_path(run, steps[count - 1], &inside));
+    ND_TRY_OUT(nd_checkpoint_path(run, list[count - 1].step, &inside));
     status = open_checkpoint(inside, out);
     inside = NULL;
 out:
-    free(steps);
+    free(list);
     free(inside);
     free(run);
     return status;

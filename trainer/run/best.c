@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/best.h"
+#include "trainer/run/checkpoints.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,7 +9,6 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/run/checkpoints_parts.h"
 #include "trainer/view/metrics.h"
 
 int64_t nd_run_best_rule(const nd_config *config)
@@ -70,10 +69,10 @@ bool nd_run_best_is_over(const nd_run_best *best, const nd_config *config)
     return patience > 0 && best->stale >= patience;
 }
 
-static bool is_among(const int64_t *steps, int count, int64_t step)
+static bool is_among(const nd_folder *list, int count, int64_t step)
 {
     for (int i = 0; i < count; i++) {
-        if (steps[i] == step) {
+        if (list[i].step == step) {
             return true;
         }
     }
@@ -85,13 +84,13 @@ nd_status nd_run_best_replay(nd_run_best *best, const nd_config *config, const c
 {
     nd_metrics metrics = {0};
     nd_run_best found = {0};
-    int64_t *saved = NULL;
+    nd_folder *saved = NULL;
     char *path = NULL;
     int count = 0, others = 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(nd_fs_format(&path, "%s/metrics.jsonl", run));
     ND_TRY_OUT(nd_metrics_read(path, &metrics));
-    ND_TRY_OUT(nd_checkpoint_list(run, &saved, &count));
+    ND_TRY_OUT(nd_folder_list(run, ND_FOLDER_WHOLE, &saved, &count));
     const nd_column *losses = nd_metrics_column(&metrics, "validation_loss");
     const nd_column *lengths = nd_metrics_column(&metrics, "separate_length");
     for (size_t i = 0; i < losses->count; i++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/run/checkpoints_parts.h"
+#include "trainer/run/checkpoints.h"
 
 #include <stdio.h>
 #include <string.h>

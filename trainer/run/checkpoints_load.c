@@ -6,7 +6,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
-#include "trainer/run/checkpoints_parts.h"
+#include "trainer/run/checkpoints.h"
 #include "trainer/view/metrics.h"
 #include "trainer/weights/weights.h"
 
@@ -244,8 +244,7 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
  * was named, so that no other takes its place. */
 static bool search_from_good(nd_run_checkpoints *c)
 {
-    nd_resume good = {
-        .found = true, .continues = true, .searched = true, .step = c->good_step};
+    nd_resume good = {.found = true, .continues = true, .searched = true, .step = c->good_step};
     if (strcmp(c->good, c->resume.source) == 0) {
         return c->resume.searched;
     }

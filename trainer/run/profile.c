@@ -11,10 +11,7 @@
 #include "runtime/base/log.h"
 #include "trainer/run/run_folder.h"
 
-enum {
-    PART_BYTES_MAX = 1 << 30,
-    NAME = 64
-};
+enum { PART_BYTES_MAX = 1 << 30, NAME = 64 };
 
 /* Text. */
 

@@ -47,35 +47,26 @@ static bool parse_step(const char *text, int64_t *step)
  * over; this one says so; it is renamed. */
 typedef enum passing { PASS_QUIETLY, PASS_SAYING, PASS_RENAMING } passing;
 
-/* A newer program's manifest and a disk that fails are errors instead: the checkpoint may be
- * good. */
-static nd_status pass_over(const char *run, int64_t step, passing how, const char *path)
+/* The manifest cannot be read, which is the thread's error. A newer program's manifest and a disk
+ * that fails are errors: the checkpoint may be good. */
+static nd_status pass_over(const char *run, int64_t step, passing how, bool newer)
 {
-    char reason[ND_ERROR_MESSAGE_MAX];
-    char *aside = NULL;
-    nd_status status = nd_error_last()->status;
-    bool newer = false;
-    if (status != ND_ERR_DATA) {
-        return status;
-    }
     const nd_error error = *nd_error_last();
-    ND_TRY(nd_manifest_is_newer(path, &newer));
-    nd_error_restore(&error);
-    if (newer) {
-        return status;
+    char *aside = NULL;
+    if (error.status != ND_ERR_DATA || newer) {
+        return error.status;
     }
-    snprintf(reason, sizeof reason, "%s", nd_error_last()->message);
     nd_error_clear();
     if (how == PASS_SAYING) {
         nd_log_warning("checkpoint %lld cannot be used, so an older one is looked for: %s",
-                       (long long)step, reason);
+                       (long long)step, error.message);
     }
     if (how != PASS_RENAMING) {
         return ND_OK;
     }
     ND_TRY(nd_checkpoint_set_aside(run, step, "bad", &aside));
     nd_log_warning("checkpoint %lld cannot be used and is now %s: %s", (long long)step, aside,
-                   reason);
+                   error.message);
     free(aside);
     return ND_OK;
 }
@@ -103,7 +94,7 @@ static nd_status try_folder(const char *run, const nd_folder *folder, passing ho
     if (status == ND_OK) {
         status = nd_manifest_read(path, &manifest);
         *step = status == ND_OK ? folder->step : *step;
-        status = status == ND_OK ? ND_OK : pass_over(run, folder->step, how, path);
+        status = status == ND_OK ? ND_OK : pass_over(run, folder->step, how, manifest.is_newer);
     }
     nd_manifest_fini(&manifest);
     free(path);
@@ -117,12 +108,11 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, pa
     nd_folder *list = NULL;
     int count = 0;
     *step = -1;
-    ND_TRY(nd_folder_list(run, &list, &count));
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
     nd_status status = ND_OK;
     for (int i = count - 1; i >= 0 && *step < 0 && status == ND_OK; i--) {
         bool ours = false;
-        if (list[i].kind != ND_FOLDER_WHOLE ||
-            (search->below >= 0 && list[i].step >= search->below)) {
+        if (search->below >= 0 && list[i].step >= search->below) {
             continue;
         }
         status = nd_folder_is_ours(run, &list[i], &ours);
@@ -140,16 +130,11 @@ static nd_status list_names(const char *run, nd_folder_kind kind, char out[400],
                             char newest[NAME_MAX + 1])
 {
     nd_folder *list = NULL;
-    int count = 0, n = 0;
+    int count = 0;
     size_t used = 0;
     out[0] = newest[0] = '\0';
-    ND_TRY(nd_folder_list(run, &list, &count));
-    for (int i = 0; i < count; i++) {
-        if (list[i].kind == kind) {
-            list[n++] = list[i];
-        }
-    }
-    for (int i = n > 8 ? n - 8 : 0; i < n && used < 400; i++) {
+    ND_TRY(nd_folder_list(run, (int)kind, &list, &count));
+    for (int i = count > 8 ? count - 8 : 0; i < count && used < 400; i++) {
         snprintf(newest, NAME_MAX + 1, "%s", list[i].name);
         used += (size_t)snprintf(out + used, 400 - used, "%s%s", used ? ", " : "", newest);
     }
@@ -420,7 +405,7 @@ static nd_status set_later_aside(const char *run, const nd_folder *folder)
     char *path = NULL, *aside = NULL;
     nd_manifest manifest = {0};
     nd_fs_kind kind = ND_FS_ABSENT;
-    bool ours = false, newer = false;
+    bool ours = false;
     nd_status status = ND_OK;
     ND_TRY(nd_folder_is_ours(run, folder, &ours));
     if (!ours) {
@@ -430,9 +415,9 @@ static nd_status set_later_aside(const char *run, const nd_folder *folder)
     ND_TRY_OUT(nd_fs_look(path, &kind, NULL));
     status = nd_manifest_read(path, &manifest);
     const bool unread = status == ND_ERR_DATA, damaged = unread && kind == ND_FS_FOLDER;
-    ND_TRY_OUT(damaged ? nd_manifest_is_newer(path, &newer) : unread ? ND_OK : status);
+    ND_TRY_OUT(unread ? ND_OK : status);
     ND_TRY_OUT(
-        nd_checkpoint_set_aside(run, folder->step, damaged && !newer ? "bad" : "old", &aside));
+        nd_checkpoint_set_aside(run, folder->step, damaged && !manifest.is_newer ? "bad" : "old", &aside));
     nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
                    (long long)folder->step, aside);
 out:
@@ -455,9 +440,9 @@ nd_status nd_resume_set_later_aside(const nd_resume *resume)
     /* From checkpoint-6.old, checkpoint-6 is one of the others. */
     int64_t last = resume->step - (strcmp(path, resume->source) != 0);
     free(path);
-    ND_TRY(nd_folder_list(resume->run, &list, &count));
+    ND_TRY(nd_folder_list(resume->run, ND_FOLDER_WHOLE, &list, &count));
     for (int i = count - 1; i >= 0 && list[i].step > last && status == ND_OK; i--) {
-        status = list[i].kind == ND_FOLDER_WHOLE ? set_later_aside(resume->run, &list[i]) : ND_OK;
+        status = set_later_aside(resume->run, &list[i]);
     }
     free(list);
     return status;

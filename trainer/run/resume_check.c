@@ -150,12 +150,9 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
     const int64_t period = nd_dataset_rounding_of(inputs->data).period;
     snprintf(text, sizeof text, "%lld", (long long)period);
-    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR
-               ? nd_manifest_pairs_add(out, mix_period, text)
-               : ND_OK);
-    ND_TRY(nd_dataset_is_packed(inputs->data)
-               ? nd_manifest_pairs_add(out, packing, longest_first)
-               : ND_OK);
+    ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
+    ND_TRY(nd_dataset_is_packed(inputs->data) ? nd_manifest_pairs_add(out, packing, longest_first)
+                                              : ND_OK);
     snprintf(text, sizeof text, "%lld", (long long)nd_step_blocks(config));
     ND_TRY(nd_manifest_pairs_add(out, step_samples, text));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -187,8 +184,7 @@ static bool is_compared(const nd_config *config, const char *key, bool both_have
 {
     const bool file = strcmp(key, tokenizer_file) == 0;
     const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
-    return !holds(config->checkpoint.allow, word_of(key)) &&
-           !(of_file && file != both_have_file);
+    return !holds(config->checkpoint.allow, word_of(key)) && !(of_file && file != both_have_file);
 }
 
 /* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */

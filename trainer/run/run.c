@@ -506,7 +506,8 @@ static nd_status run(run_state *s)
     ND_TRY(s->rank->rank == 0 ? nd_inputs_warn_of_labels(s->config, s->context->inputs, s->begin,
                                                          s->trainer->position.samples_ahead)
                               : ND_OK);
-    const bool named = resume->found && !resume->searched; /* the model may be that of a later step */
+    const bool named =
+        resume->found && !resume->searched; /* the model may be that of a later step */
     ND_TRY(named || (s->begin < s->last_step && !s->checkpoints.over)
                ? nd_run_files_set_aside(&s->files, "model")
                : ND_OK);

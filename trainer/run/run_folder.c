@@ -46,13 +46,8 @@ static nd_status check_no_checkpoint(const char *dir)
 {
     nd_folder *list = NULL;
     int count = 0;
-    ND_TRY(nd_folder_list(dir, &list, &count));
-    nd_status status = ND_OK;
-    for (int i = count - 1; i >= 0 && status == ND_OK; i--) {
-        bool ours = false;
-        status = list[i].kind == ND_FOLDER_WHOLE ? nd_folder_is_ours(dir, &list[i], &ours) : ND_OK;
-        status = ours ? fail_holds_run(dir, list[i].name) : status;
-    }
+    ND_TRY(nd_folder_list(dir, ND_FOLDER_WHOLE | ND_FOLDER_OURS, &list, &count));
+    nd_status status = count > 0 ? fail_holds_run(dir, list[count - 1].name) : ND_OK;
     free(list);
     return status;
 }
@@ -207,18 +202,13 @@ static int64_t run_number(const char *folder, const char *name)
 static nd_status has_checkpoints(const char *run, bool *out)
 {
     nd_folder *list = NULL;
-    int count = 0;
-    *out = false;
-    ND_TRY(nd_folder_list(run, &list, &count));
-    nd_status status = ND_OK;
-    for (int i = 0; i < count && !*out && status == ND_OK; i++) {
-        *out = list[i].kind == ND_FOLDER_WHOLE;
-        if (list[i].kind == ND_FOLDER_BAD) {
-            status = nd_folder_is_ours(run, &list[i], out);
-        }
-    }
+    int whole = 0, bad = 0;
+    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &whole));
     free(list);
-    return status;
+    ND_TRY(nd_folder_list(run, ND_FOLDER_BAD | ND_FOLDER_OURS, &list, &bad));
+    free(list);
+    *out = whole + bad > 0;
+    return ND_OK;
 }
 
 nd_status nd_run_folder_newest(const nd_config *config, char **out)
@@ -264,14 +254,14 @@ nd_status nd_run_folder_newest(const nd_config *config, char **out)
 static nd_status check_room_for_checkpoints(const nd_config *config, const nd_inputs *inputs,
                                             const char *dir)
 {
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     if (config->checkpoint.interval == 0) {
         return ND_OK;
     }
     const uint64_t bytes = nd_run_checkpoint_bytes(config, inputs);
-    ND_TRY(nd_checkpoint_list(dir, &steps, &count));
-    free(steps);
+    ND_TRY(nd_folder_list(dir, ND_FOLDER_WHOLE, &list, &count));
+    free(list);
     nd_status status = nd_fs_check_space(dir, bytes, "a checkpoint");
     if (status != ND_OK && count > 1) {
         const nd_error error = *nd_error_last();

@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 #include "runtime/mesh/mesh.h"
-#include "trainer/checkpoint/listing.h"
+#include "trainer/checkpoint/folder.h"
 #include "trainer/view/metrics.h"
 
 typedef enum nd_run_end {

@@ -51,14 +51,14 @@ static bool exists(const char *name)
 static const char *listed(void)
 {
     static char text[256];
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0, at = 0;
-    assert_ok(nd_checkpoint_list(dir.path, &steps, &count));
+    assert_ok(nd_folder_list(dir.path, ND_FOLDER_WHOLE, &list, &count));
     text[0] = '\0';
     for (int i = 0; i < count; i++) {
-        at += snprintf(text + at, sizeof text - (size_t)at, "%lld ", (long long)steps[i]);
+        at += snprintf(text + at, sizeof text - (size_t)at, "%lld ", (long long)list[i].step);
     }
-    free(steps);
+    free(list);
     return text;
 }
 
@@ -77,11 +77,11 @@ Test(folder, only_plain_numbers_are_checkpoints)
     tempdir_write(&dir, "checkpoint-77", "x", 1);
     cr_assert_eq(symlink("checkpoint-10", tempdir_file(&dir, "checkpoint-78")), 0);
     cr_assert_str_eq(listed(), "0 9 10 78 ");
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 5;
-    assert_ok(nd_checkpoint_list("/nonexistent/run", &steps, &count));
+    assert_ok(nd_folder_list("/nonexistent/run", ND_FOLDER_ALL, &list, &count));
     cr_assert_eq(count, 0);
-    free(steps);
+    free(list);
 }
 
 /* A save that is not committed; its temporary folder. */

@@ -9,7 +9,6 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/checkpoint/listing.h"
 
 static tempdir dir;
 
@@ -127,7 +126,7 @@ Test(listing, tells_what_a_checkpoint_is)
 Test(listing, the_newest_good_one_is_never_planned_for_deletion)
 {
     nd_saved s;
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     for (int64_t step = 1; step <= 5; step++) {
         save(step);
@@ -138,15 +137,17 @@ Test(listing, the_newest_good_one_is_never_planned_for_deletion)
     cr_assert_not_null(strstr(s.why, "shard-00001.hashes"), "%s", s.why);
     tempdir_write(&dir, "checkpoint-4/manifest.json", "{", 1);
     nd_prune_options options = {.keep_last = 1, .keep = -1};
-    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, true, &steps, &count));
+    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, true, &list, &count));
     cr_assert_eq(count, 2);
-    cr_assert(steps[0] == 2 && steps[1] == 1);
-    free(steps);
-    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, false, &steps, &count));
+    cr_assert(list[0].step == 2 && list[1].step == 1);
+    free(list);
+    assert_ok(nd_checkpoint_prune_plan(dir.path, &options, false, &list, &count));
     cr_assert_eq(count, 3); /* by its manifest 5 is good */
-    free(steps);
-    assert_fails(nd_checkpoint_delete(dir.path, 4), ND_ERR_DATA, "checkpoint-4");
+    free(list);
+    const nd_folder third = nd_folder_parse("checkpoint-3"),
+                    fourth = nd_folder_parse("checkpoint-4");
+    assert_fails(nd_folder_delete(dir.path, &fourth), ND_ERR_DATA, "checkpoint-4");
     cr_assert(tempdir_has_path(tempdir_file(&dir, "checkpoint-4/state")));
-    assert_ok(nd_checkpoint_delete(dir.path, 3));
+    assert_ok(nd_folder_delete(dir.path, &third));
     cr_assert_not(tempdir_has_path(tempdir_file(&dir, "checkpoint-3")));
 }

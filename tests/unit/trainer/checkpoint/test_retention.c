@@ -120,7 +120,7 @@ Test(retention, the_later_of_two_with_one_step_is_the_newest)
     for (int i = 0; i < 11; i++) {
         set_aside(3, "old");
     }
-    assert_ok(nd_asides_list(dir.path, &list, &count));
+    assert_ok(nd_folder_list(dir.path, ND_FOLDER_OLD, &list, &count));
     cr_assert_eq(count, 11);
     cr_assert_str_eq(list[0].name, "checkpoint-3.old");
     cr_assert_str_eq(list[10].name, "checkpoint-3.old-11");

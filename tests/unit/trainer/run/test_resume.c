@@ -8,7 +8,7 @@
 #include "tests/support/tempdir.h"
 #include "tests/unit/trainer/checkpoint/fake_checkpoint.h"
 #include "trainer/checkpoint/folder.h"
-#include "trainer/run/checkpoints_parts.h"
+#include "trainer/run/checkpoints.h"
 #include "trainer/run/resume.h"
 
 static tempdir dir;

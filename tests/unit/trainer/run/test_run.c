@@ -63,11 +63,11 @@ static void damage_newest(const char *run)
 {
     char path[256], last[256] = "", file[600];
     nd_fs_names names;
-    int64_t *steps = NULL;
+    nd_folder *list = NULL;
     int count = 0;
     struct stat st;
-    ND_ASSERT(nd_checkpoint_list(run, &steps, &count) == ND_OK && count > 0);
-    snprintf(path, sizeof path, "%s/checkpoint-%lld/state", run, (long long)steps[count - 1]);
+    ND_ASSERT(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count) == ND_OK && count > 0);
+    snprintf(path, sizeof path, "%s/checkpoint-%lld/state", run, (long long)list[count - 1].step);
     ND_ASSERT(nd_fs_list(path, &names) == ND_OK);
     for (int i = 0; i < names.count; i++) {
         if (strstr(names.list[i], ".safetensors") && strcmp(names.list[i], last) > 0) {
@@ -77,7 +77,7 @@ static void damage_newest(const char *run)
     snprintf(file, sizeof file, "%s/%s", path, last);
     ND_ASSERT(stat(file, &st) == 0 && truncate(file, st.st_size - 1) == 0);
     nd_fs_names_fini(&names);
-    free(steps);
+    free(list);
 }
 
 static void write_forward(char kind)
