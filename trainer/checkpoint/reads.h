@@ -34,7 +34,7 @@ typedef struct nd_read_file {
     uint64_t bytes;
     const uint8_t *digests; /* of its chunks, to compare; NULL: none */
     nd_checksum kind;
-    nd_hash *digester; /* of this kind; NULL without digests */
+    nd_hash *digester; /* of this kind */
     uint8_t *staging;  /* ND_CHUNK_BYTES */
 } nd_read_file;
 

@@ -5,25 +5,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
 #include "runtime/base/math.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/checkpoint/snapshot.h"
 #include "trainer/weights/weights.h"
 
-/* Of all arrays on a GPU, on their way there. */
+/* Bytes of host memory through which state goes to a GPU, and the least number of slices. */
 enum { SLICE_BYTES = 64 << 20, SLICES_MIN = 4 };
 
 typedef struct restore {
     nd_trainer *trainer;
+    const nd_manifest *manifest;
     nd_source *source;
     int arrays;                  /* that are loaded */
     float *live[ND_STATE_KINDS]; /* on the device */
     nd_segment_kind segment;     /* being read */
     /* GPU: a slice of the flat state arrays, elements [first, end), on the host. */
-    float *host;                  /* (arrays, capacity); NULL: read straight to live */
-    int64_t capacity, first, end; /* end 0: it is empty */
+    float *host;                      /* (arrays, capacity); NULL: read straight to live */
+    int64_t capacity, first, end;     /* end 0: it is empty */
+    int extras_wanted, extras_loaded; /* FP8 scales and histories */
 } restore;
 
 static nd_status collect(void *context, const nd_state_array *array)
@@ -102,13 +103,6 @@ static nd_status read_units(restore *r)
     return r->end > 0 ? upload_slice(r) : nd_source_run(r->source);
 }
 
-/* Every rank returns the worst status of all. The reason stays with the rank that has it. */
-static nd_status agree(nd_trainer *t, nd_status status, const char *folder)
-{
-    bool elsewhere = false;
-    return nd_shared_agree(t->rank, status, folder, &elsewhere);
-}
-
 /* Rank 0 reads the manifest, and the files of the writer in which damage was found; without one
  * (-1) it looks at all files. ND_OK: it finds no damage. ND_ERR_DATA: it does. Another status: it
  * cannot tell. */
@@ -172,15 +166,6 @@ static nd_status confirm(nd_trainer *t, const char *folder, int64_t suspect)
     return fail_on(r->rank == 0, (nd_status)found, folder, reason);
 }
 
-/* What a rank read goes to the others that hold it. */
-static nd_status share_units(restore *r)
-{
-    for (int a = 0; a < r->arrays; a++) {
-        ND_TRY(nd_shared_pass_on(r->trainer->rank, r->trainer->model->layout, r->live[a]));
-    }
-    return ND_OK;
-}
-
 /* Elements of each array in a slice: at least a row, and no more than a quarter of the shards, so
  * that a small model goes the same way. */
 static int64_t slice_elements(const nd_layout *layout, int arrays)
@@ -210,90 +195,71 @@ static nd_status prepare(restore *r, nd_trainer *trainer)
 }
 
 /* FP8 scales. Another recipe begins with its own start values. */
-
-typedef struct extras {
-    const nd_manifest *manifest;
-    nd_source *source;
-    nd_stream *stream;
-    int stored, loaded, wanted;
-} extras;
-
 static nd_status load_extra(void *context, const nd_state_array *array)
 {
-    extras *e = context;
+    restore *r = context;
+    nd_stream *stream = &r->trainer->rank->stream;
     if (array->sharded) {
         return ND_OK;
     }
-    e->wanted++;
-    for (int i = 0; i < e->manifest->extra_count; i++) {
-        const nd_state_extra *stored = &e->manifest->extras[i];
+    r->extras_wanted++;
+    for (int i = 0; i < r->manifest->extra_count; i++) {
+        const nd_state_extra *stored = &r->manifest->extras[i];
         if (strcmp(stored->name, array->name) != 0 || stored->count != array->count) {
             continue;
         }
         float *host = NULL;
         size_t bytes = (size_t)array->count * sizeof *host;
         ND_TRY(ND_ALLOC(array->count, &host));
-        nd_status status = nd_source_add_extra(e->source, array->name, array->count, host);
-        status = status == ND_OK ? nd_source_run(e->source) : status;
-        status = status == ND_OK ? nd_copy(e->stream, array->data, host, bytes) : status;
-        status = status == ND_OK ? nd_stream_sync(e->stream) : status;
+        nd_status status = nd_source_add_extra(r->source, array->name, array->count, host);
+        status = status == ND_OK ? nd_source_run(r->source) : status;
+        status = status == ND_OK ? nd_copy(stream, array->data, host, bytes) : status;
+        status = status == ND_OK ? nd_stream_sync(stream) : status;
         free(host);
         ND_TRY(status);
-        e->loaded++;
+        r->extras_loaded++;
     }
     return ND_OK;
 }
 
-static nd_status read_checkpoint(restore *r, const char *folder, const nd_manifest *manifest,
-                                 bool verify, nd_restored *out)
+static nd_status read_checkpoint(restore *r, const char *folder, nd_manifest *manifest, bool verify,
+                                 nd_restored *out)
 {
+    ND_TRY(nd_manifest_read(folder, manifest));
     ND_TRY(nd_source_open(folder, manifest, verify, &r->source));
+    r->manifest = manifest;
     out->leaves = r->arrays < manifest->arrays;
-    r->arrays = r->arrays < manifest->arrays ? r->arrays : manifest->arrays;
+    r->arrays = (int)nd_min(r->arrays, manifest->arrays);
     ND_TRY(read_units(r));
-    extras e = {.manifest = manifest,
-                .source = r->source,
-                .stream = &r->trainer->rank->stream,
-                .stored = manifest->extra_count};
-    ND_TRY(nd_trainer_each_state(r->trainer, load_extra, &e));
-    out->scales = e.loaded == e.wanted;
-    out->scales_differ = e.stored > 0 && e.loaded < e.stored;
+    ND_TRY(nd_trainer_each_state(r->trainer, load_extra, r));
+    out->scales = r->extras_loaded == r->extras_wanted;
+    out->scales_differ = r->extras_loaded < manifest->extra_count;
     return ND_OK;
-}
-
-/* Closes what a restore holds, and makes the copies of the weights stale: one that fails may have
- * overwritten some of the weights before. */
-static void end(restore *r, nd_restored *out, double begin)
-{
-    nd_fsdp_weights_changed(&r->trainer->model->fsdp);
-    out->moments = r->arrays > 1;
-    out->seconds = nd_clock_seconds() - begin;
-    if (r->source) {
-        out->stats = nd_source_get_stats(r->source);
-    }
-    nd_source_close(r->source);
-    free(r->host);
 }
 
 nd_status nd_restore_checkpoint(nd_trainer *trainer, const char *folder, nd_manifest *manifest,
                                 bool verify, nd_restored *out)
 {
     restore r;
-    double begin = nd_clock_seconds();
+    bool elsewhere = false;
     *out = (nd_restored){0};
     nd_status status = prepare(&r, trainer);
-    status = status == ND_OK ? nd_manifest_read(folder, manifest) : status;
     status = status == ND_OK ? read_checkpoint(&r, folder, manifest, verify, out) : status;
-    status = agree(trainer, status, folder);
+    status = nd_shared_agree(trainer->rank, status, folder, &elsewhere);
+    out->stats = r.source ? nd_source_get_stats(r.source) : out->stats;
     if (status == ND_ERR_DATA) {
-        const nd_source_stats none = {0};
-        status =
-            confirm(trainer, folder, (r.source ? nd_source_get_stats(r.source) : none).suspect);
+        status = confirm(trainer, folder, out->stats.suspect);
     }
-    status = status == ND_OK ? share_units(&r) : status;
+    for (int a = 0; a < r.arrays && status == ND_OK; a++) { /* to the others that hold it */
+        status = nd_shared_pass_on(trainer->rank, trainer->model->layout, r.live[a]);
+    }
     if (status == ND_OK) {
         nd_trainer_resume_at(trainer, manifest->position);
     }
-    end(&r, out, begin);
+    /* The copies of the weights are stale, also where a load that fails has overwritten some. */
+    nd_fsdp_weights_changed(&trainer->model->fsdp);
+    out->moments = r.arrays > 1;
+    nd_source_close(r.source);
+    free(r.host);
     return status;
 }

@@ -13,11 +13,10 @@
 #include "trainer/step/step.h"
 
 typedef struct nd_restored {
-    bool moments;       /* they were stored, and were loaded */
-    bool leaves;        /* moments were stored, and the optimizer has none */
-    bool scales;        /* FP8 scales and histories were loaded, or the recipe has none */
-    bool scales_differ; /* they were stored, of another recipe, and were not loaded */
-    double seconds;
+    bool moments;          /* they were stored, and were loaded */
+    bool leaves;           /* moments were stored, and the optimizer has none */
+    bool scales;           /* FP8 scales and histories were loaded, or the recipe has none */
+    bool scales_differ;    /* they were stored, of another recipe, and were not loaded */
     nd_source_stats stats; /* of this rank */
 } nd_restored;
 

@@ -83,22 +83,12 @@ static nd_status write_units(nd_saver *s, nd_shard_writer *writer)
     return nd_shard_writer_extras(writer, nd_snapshot_extras(s->snapshot));
 }
 
-/* Of a whole checkpoint, about. */
-static uint64_t checkpoint_bytes(const nd_saver *s)
-{
-    const nd_rank *r = s->trainer->rank;
-    const uint64_t heads = (uint64_t)r->world_size * 65536;
-    return (uint64_t)nd_shape_parameters(&r->shape) * 4 * (uint64_t)s->plan.arrays + heads +
-           s->options.extra_bytes;
-}
-
 static nd_status write_all(nd_saver *s)
 {
     nd_shard_writer *writer = NULL;
     if (s->trainer->rank->rank == 0) {
         /* Other ranks may have written parts of it already. */
-        ND_TRY(
-            nd_fs_check_space_left(s->options.run, s->state, checkpoint_bytes(s), "a checkpoint"));
+        ND_TRY(nd_fs_check_space_left(s->options.run, s->state, s->options.bytes, "a checkpoint"));
     }
     ND_TRY(nd_checkpoint_make(s->temporary, s->state));
     ND_TRY(nd_shard_writer_open(&s->plan, s->state, s->options.checksum, s->updates, &writer));
@@ -416,8 +406,8 @@ nd_status nd_saver_begin(nd_saver *s, const char *reason, int64_t metrics_bytes)
     return ND_OK;
 }
 
-/* Every rank gets the records of all. On a GPU they go through the gradients, which are free between
- * steps. */
+/* Every rank gets the records of all. On a GPU they go through the gradients, which are free
+ * between steps. */
 static nd_status gather_records(nd_saver *s)
 {
     const nd_rank *r = s->trainer->rank;

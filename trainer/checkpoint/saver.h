@@ -34,7 +34,7 @@ typedef struct nd_saver_options {
     /* Rank 0, on the writer's thread, before the commit: adds files to the folder, for instance the
      * exported model. NULL: nothing. */
     nd_status (*extra)(void *context, const char *temporary, const nd_manifest *manifest);
-    uint64_t extra_bytes; /* of these files, about */
+    uint64_t bytes; /* of a whole checkpoint with these files, about */
     /* Rank 0, on the writer's thread, at once when a checkpoint is durable. NULL: nothing. */
     void (*committed)(void *context, int64_t step);
     void *extra_context; /* of both */

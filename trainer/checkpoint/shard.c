@@ -72,8 +72,8 @@ static void put_header(FILE *out, const nd_shard_list *list)
     fputc('}', out);
 }
 
-/* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT, for the entries in their order. Names
- * are printable ASCII without quotes and backslashes. Sets begin and end. */
+/* Length, JSON, and spaces up to a multiple of HEAD_ALIGNMENT, for the entries in their order.
+ * Names are printable ASCII without quotes and backslashes. Sets begin and end. */
 static nd_status make_head(nd_shard_list *list, char **head, size_t *head_bytes)
 {
     uint64_t at = 0;

@@ -3,9 +3,9 @@
 #define ND_CHECKPOINT_SHARD_H
 /*
  * The files of one writer: up to three safetensors files in torch DCP's dialect (bodies, heads and
- * tails of ranges, see pieces.h) and a hash file. In that dialect __metadata__ says at which offsets
- * of its tensor each entry lies (docs/checkpoint.md); torch's HuggingFaceStorageReader opens and
- * reshards such files.
+ * tails of ranges, see pieces.h) and a hash file. In that dialect __metadata__ says at which
+ * offsets of its tensor each entry lies (docs/checkpoint.md); torch's HuggingFaceStorageReader
+ * opens and reshards such files.
  *
  * All of it follows from the layout: nd_shard_plan fixes names, headers and sizes before a byte is
  * written. Units are then written in ascending order, each as soon as its state may be read; the

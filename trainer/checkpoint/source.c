@@ -38,7 +38,8 @@ struct nd_source {
 
 /* Files. */
 
-/* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another size. */
+/* A regular file of the folder, not a link: ND_ERR_DATA when it is not there, or of another
+ * size. */
 static nd_status open_file(const nd_source *source, const char *name, uint64_t bytes, char **path,
                            int *fd)
 {

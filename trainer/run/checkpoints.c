@@ -104,7 +104,7 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         .identity = &c->identity,
         .config = &c->config,
         .extra = config->checkpoint.export_model ? export_model : NULL,
-        .extra_bytes = nd_run_exported_bytes(config, c->context->inputs),
+        .bytes = nd_run_checkpoint_bytes(config, c->context->inputs),
         .committed = tell_durable_step,
         .extra_context = c,
         .gate = {before_commit, c},

@@ -416,8 +416,8 @@ static nd_status set_later_aside(const char *run, const nd_folder *folder)
     status = nd_manifest_read(path, &manifest);
     const bool unread = status == ND_ERR_DATA, damaged = unread && kind == ND_FS_FOLDER;
     ND_TRY_OUT(unread ? ND_OK : status);
-    ND_TRY_OUT(
-        nd_checkpoint_set_aside(run, folder->step, damaged && !manifest.is_newer ? "bad" : "old", &aside));
+    ND_TRY_OUT(nd_checkpoint_set_aside(run, folder->step,
+                                       damaged && !manifest.is_newer ? "bad" : "old", &aside));
     nd_log_warning("checkpoint %lld is not before the one that the run goes on from, and is now %s",
                    (long long)folder->step, aside);
 out:

@@ -372,8 +372,8 @@ static nd_status loop(run_state *s)
     return nd_run_profile_finish(&s->profile);
 }
 
-/* The run had no step left to do, and an earlier start has saved the model: a start that changes the
- * state sets it aside first. */
+/* The run had no step left to do, and an earlier start has saved the model: a start that changes
+ * the state sets it aside first. */
 static nd_status is_model_there(run_state *s, bool *out)
 {
     nd_rank *r = s->rank;

@@ -108,16 +108,12 @@ static uint64_t model_bytes(const nd_config *config, const nd_inputs *inputs)
     return weights_bytes(config, inputs) + inputs->side_bytes;
 }
 
-uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs)
-{
-    return config->checkpoint.export_model ? model_bytes(config, inputs) : 0;
-}
-
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs)
 {
     const uint64_t arrays = config->optimizer.name == ND_OPTIMIZER_ADAMW ? 3 : 1;
-    return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + SMALL_FILES_BYTES +
-           nd_run_exported_bytes(config, inputs);
+    const uint64_t heads = (uint64_t)nd_mesh_world_size(&config->resolved_mesh) * 65536;
+    return (uint64_t)nd_shape_parameters(&inputs->shape) * 4 * arrays + heads + SMALL_FILES_BYTES +
+           (config->checkpoint.export_model ? model_bytes(config, inputs) : 0);
 }
 
 /* A disk that is too full for the model is an error before training, not after it. */

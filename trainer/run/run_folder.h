@@ -51,9 +51,6 @@ nd_status nd_run_record_make(const nd_run_files *files, const nd_run_context *ru
 /* RUN/<name>.json, or, where that exists, RUN/<name>-2.json, ... Owned by the caller. */
 nd_status nd_run_file_next(const char *dir, const char *name, char **out);
 
-/* About what the model in each checkpoint takes, side files included; 0 without
- * checkpoint.export_model. */
-uint64_t nd_run_exported_bytes(const nd_config *config, const nd_inputs *inputs);
 /* About what one checkpoint takes, its model included. */
 uint64_t nd_run_checkpoint_bytes(const nd_config *config, const nd_inputs *inputs);
 
