@@ -37,20 +37,20 @@ nd_status nd_folder_delete(const char *run, const nd_folder *folder)
     return status == ND_OK ? delete_folder(run, folder->name) : status;
 }
 
-/* What cannot be read because of an I/O error is an error, and neither good nor bad. A link is not
- * good: what it leads to may be deleted. */
-static nd_status is_good(const char *run, int64_t step, bool checks_files, bool *good)
+/* Its manifest can be read and is that of its step. What cannot be read because of an I/O error is
+ * an error, and neither good nor bad. A link is not good: what it leads to may be deleted. */
+static nd_status is_good(const char *run, const nd_folder *folder, bool checks_files, bool *good)
 {
     char *path = NULL;
     nd_manifest manifest = {0};
     nd_fs_kind kind = ND_FS_ABSENT;
     int64_t bytes = 0;
-    ND_TRY(nd_checkpoint_path(run, step, &path));
+    ND_TRY(nd_fs_format(&path, "%s/%s", run, folder->name));
     nd_status status = nd_fs_look_at_link(path, &kind, NULL);
     status = status == ND_OK ? nd_manifest_read(path, &manifest) : status;
     status =
         status == ND_OK && checks_files ? nd_source_check_files(path, &manifest, &bytes) : status;
-    *good = status == ND_OK && kind == ND_FS_FOLDER;
+    *good = status == ND_OK && kind == ND_FS_FOLDER && manifest.position.step == folder->step;
     nd_manifest_fini(&manifest);
     free(path);
     return status == ND_ERR_DATA ? ND_OK : status;
@@ -79,7 +79,7 @@ nd_status nd_checkpoint_prune_plan(const char *run, const nd_prune_options *opti
         if (kept && newer >= options->keep_last) {
             continue;
         }
-        ND_TRY_OUT(is_good(run, step, checks_files, &good));
+        ND_TRY_OUT(is_good(run, &list[i], checks_files, &good));
         newer += good;
         if (good && !kept) {
             found[doomed++] = list[i];
@@ -104,7 +104,7 @@ nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_file
     ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &all));
     for (int i = all - 1; i >= 0 && newer < count && status == ND_OK; i--) {
         bool good = false;
-        status = is_good(run, list[i].step, checks_files, &good);
+        status = is_good(run, &list[i], checks_files, &good);
         newer += good;
         *step = newer == count ? list[i].step : -1;
     }
@@ -116,19 +116,6 @@ nd_status nd_checkpoint_reached(const char *run, int64_t count, bool checks_file
 }
 
 /* Checkpoints that were set aside. */
-
-/* Whether its manifest can be read and is that of its step: certainly a checkpoint of ours. */
-static nd_status has_manifest(const char *run, const nd_folder *aside, bool *out)
-{
-    char *path = NULL;
-    nd_manifest manifest = {0};
-    ND_TRY(nd_fs_format(&path, "%s/%s", run, aside->name));
-    nd_status status = nd_manifest_read(path, &manifest);
-    *out = status == ND_OK && manifest.position.step == aside->step;
-    nd_manifest_fini(&manifest);
-    free(path);
-    return status == ND_ERR_DATA ? ND_OK : status;
-}
 
 /* The last in the list is the newest, and stays. */
 static nd_status prune_old(const char *run, int64_t keep_last, int *deleted)
@@ -142,9 +129,9 @@ static nd_status prune_old(const char *run, int64_t keep_last, int *deleted)
         ND_TRY_OUT(nd_checkpoint_reached(run, keep_last, false, &reached));
     }
     for (int i = 0; i < count - 1 && list[i].step <= reached; i++) {
-        bool ours = false;
-        ND_TRY_OUT(has_manifest(run, &list[i], &ours));
-        if (ours) {
+        bool good = false;
+        ND_TRY_OUT(is_good(run, &list[i], false, &good));
+        if (good) {
             ND_TRY_OUT(nd_folder_delete(run, &list[i]));
             ++*deleted;
         }

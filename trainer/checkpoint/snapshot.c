@@ -15,6 +15,7 @@ struct nd_snapshot {
     const float *live[ND_STATE_KINDS]; /* on the device */
     void *live_extras[ND_STATE_EXTRAS_MAX];
     float *extras[ND_STATE_EXTRAS_MAX]; /* host copies */
+    size_t extra_bytes[ND_STATE_EXTRAS_MAX];
     int extra_count;
     bool alike[ND_ALIKE_COUNT]; /* other ranks hold the same */
     uint64_t *digests;          /* [ND_ALIKE_COUNT]; pinned where detached */
@@ -112,6 +113,7 @@ static nd_status init(nd_snapshot *s)
     for (int i = 0; i < l.extra_count; i++) {
         const nd_state_array *array = &l.list[l.arrays + i];
         s->live_extras[i] = array->data;
+        s->extra_bytes[i] = (size_t)array->count * sizeof(float);
         ND_TRY(ND_ALLOC(array->count, &s->extras[i]));
         s->extra_count++;
     }
@@ -168,18 +170,13 @@ bool nd_snapshot_is_detached(const nd_snapshot *s)
     return s->detached;
 }
 
-/* The history of a layer's scales counts elements of all ranks, so a small model has few. */
 static nd_status copy_extras(nd_snapshot *s)
 {
     nd_stream *stream = &s->trainer->rank->stream;
-    nd_state_extra described[ND_STATE_EXTRAS_MAX];
-    int arrays = 0, count = 0;
-    ND_TRY(nd_snapshot_describe(s->trainer, &arrays, described, &count));
-    for (int i = 0; i < count; i++) {
-        ND_TRY(nd_copy(stream, s->extras[i], s->live_extras[i],
-                       (size_t)described[i].count * sizeof(float)));
+    for (int i = 0; i < s->extra_count; i++) {
+        ND_TRY(nd_copy(stream, s->extras[i], s->live_extras[i], s->extra_bytes[i]));
     }
-    return count > 0 ? nd_stream_sync(stream) : ND_OK;
+    return s->extra_count > 0 ? nd_stream_sync(stream) : ND_OK;
 }
 
 static nd_status copy_unit(nd_snapshot *s, int unit)

@@ -10,6 +10,7 @@
 
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
+#include "trainer/weights/weights.h"
 
 /* What the ranks learn from rank 0. */
 typedef struct shared_folder {
@@ -119,24 +120,6 @@ static nd_status look(const nd_run_checkpoints *c, const char *mark)
         identity->rank, identity->host, there ? "another folder is" : "nothing is", c->run);
 }
 
-/* Every rank's look; all learn how those of the others ended. */
-static nd_status look_at_folder(const nd_run_checkpoints *c, const char *mark)
-{
-    nd_rank *r = c->trainer->rank;
-    nd_status status = look(c, mark);
-    const nd_error own = *nd_error_last();
-    int64_t worst = status;
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &worst, 1,
-                              ND_DTYPE_I64, ND_REDOP_MAX, NULL));
-    if (status != ND_OK) {
-        return nd_fail(status, "%s", own.message);
-    }
-    return worst == ND_OK
-               ? ND_OK
-               : nd_fail_elsewhere((nd_status)worst, "another rank does not see the run folder %s",
-                                   c->run);
-}
-
 /* Before all else that needs it, so that no rank waits for what comes behind a folder that is not
  * opened. */
 nd_status nd_run_folder_share(nd_run_checkpoints *c, nd_status opened)
@@ -150,7 +133,10 @@ nd_status nd_run_folder_share(nd_run_checkpoints *c, nd_status opened)
                            sizeof shared));
     snprintf(c->run, sizeof c->run, "%s", shared.run);
     snprintf(c->run_id, sizeof c->run_id, "%s", shared.run_id);
-    return is_looked_at(c) ? look_at_folder(c, shared.mark) : ND_OK;
+    bool elsewhere = false;
+    return is_looked_at(c) ? nd_shared_agree(c->trainer->rank, look(c, shared.mark),
+                                             "the run folder of rank 0", &elsewhere)
+                           : ND_OK;
 }
 
 /* Rank 0: the first of the names that nothing has. */
