@@ -124,19 +124,17 @@ static nd_status find_newest(const nd_resume_search *search, const char *run, pa
     return status;
 }
 
-/* "checkpoint-100, checkpoint-200", for messages: the newest folders of a kind, and the newest of
- * them alone; "" where there is none. */
-static nd_status list_names(const char *run, nd_folder_kind kind, char out[400],
-                            char newest[NAME_MAX + 1])
+/* "checkpoint-100, checkpoint-200", for messages: the newest folders of a kind; "" where there is
+ * none. */
+static nd_status list_names(const char *run, nd_folder_kind kind, char out[400])
 {
     nd_folder *list = NULL;
     int count = 0;
     size_t used = 0;
-    out[0] = newest[0] = '\0';
+    out[0] = '\0';
     ND_TRY(nd_folder_list(run, (int)kind, &list, &count));
     for (int i = count > 8 ? count - 8 : 0; i < count && used < 400; i++) {
-        snprintf(newest, NAME_MAX + 1, "%s", list[i].name);
-        used += (size_t)snprintf(out + used, 400 - used, "%s%s", used ? ", " : "", newest);
+        used += (size_t)snprintf(out + used, 400 - used, "%s%s", used ? ", " : "", list[i].name);
     }
     free(list);
     return ND_OK;
@@ -197,28 +195,31 @@ static nd_status check_run(const nd_config *config, const char *run)
 /* latest and auto. */
 static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400], others[400], bad[NAME_MAX + 1] = "",
-                                                                          newest[NAME_MAX + 1];
+    char run[ND_RESUME_PATH_MAX], names[400], others[400];
     const passing how = search->sets_aside ? PASS_RENAMING : PASS_QUIETLY;
     int64_t step = -1;
     bool holds = false;
     ND_TRY(find_run(search, run));
-    ND_TRY(run[0] ? find_newest(search, run, how, &step) : ND_OK);
+    if (!run[0]) {
+        return may_be_fresh ? ND_OK : fail_without_run(search->config);
+    }
+    ND_TRY(find_newest(search, run, how, &step));
     if (step >= 0) {
         out->searched = true;
         return take(out, run, step);
     }
-    ND_TRY(run[0] ? list_names(run, ND_FOLDER_BAD, names, bad) : ND_OK);
+    ND_TRY(list_names(run, ND_FOLDER_BAD, names));
     /* A run that ended before its first checkpoint begins again in its folder. */
-    ND_TRY(run[0] ? nd_fs_has(run, "metrics.jsonl", &holds) : ND_OK);
-    ND_TRY(run[0] && !holds ? nd_fs_has(run, "run.json", &holds) : ND_OK);
-    if (run[0] && bad[0]) {
-        ND_TRY(list_names(run, ND_FOLDER_WHOLE, others, newest));
+    ND_TRY(nd_fs_has(run, "metrics.jsonl", &holds));
+    ND_TRY(holds ? ND_OK : nd_fs_has(run, "run.json", &holds));
+    if (names[0]) {
+        const char *comma = strrchr(names, ','), *bad = comma ? comma + 2 : names;
+        ND_TRY(list_names(run, ND_FOLDER_WHOLE, others));
         return nd_fail(ND_ERR_DATA,
                        "no checkpoint of %s can be used, and %s %s damaged%s%s; `ndtrain ckpt "
                        "verify %s/%s` says how, `ndtrain ckpt export %s/%s OUT --no-verify` may "
                        "save a model, and another folder as output.dir begins afresh",
-                       run, names, strchr(names, ',') ? "are" : "is",
+                       run, names, comma ? "are" : "is",
                        others[0] ? ", as may be what else is there: " : "", others, run, bad, run,
                        bad);
     }
@@ -226,12 +227,9 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
         out->continues = holds;
         return out->continues ? absolute(run, out->run) : ND_OK;
     }
-    if (!run[0]) {
-        return fail_without_run(search->config);
-    }
     ND_TRY(check_run(search->config, run));
     ND_TRY(find_newest(search, run, PASS_SAYING, &step)); /* no search follows that would say why */
-    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names, newest));
+    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %s, but %s has no checkpoint "
                    "that can be used (there: "
@@ -243,7 +241,7 @@ static nd_status find_latest(const nd_resume_search *search, bool may_be_fresh, 
 
 static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resume *out)
 {
-    char run[ND_RESUME_PATH_MAX], names[400], newest[NAME_MAX + 1];
+    char run[ND_RESUME_PATH_MAX], names[400];
     char *path = NULL;
     ND_TRY(find_run(search, run));
     if (!run[0]) {
@@ -267,7 +265,7 @@ static nd_status find_step(const nd_resume_search *search, int64_t step, nd_resu
                        "give its path as --model-path, and another --save-dir",
                        (long long)step, run, (long long)step);
     }
-    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names, newest));
+    ND_TRY(list_names(run, ND_FOLDER_WHOLE, names));
     return nd_fail(ND_ERR_DATA,
                    "--resume-from-checkpoint (checkpoint.resume) is %lld, but %s has no "
                    "checkpoint-%lld; the newest there "
