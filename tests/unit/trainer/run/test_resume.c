@@ -12,6 +12,7 @@
 #include "trainer/run/resume.h"
 
 static tempdir dir;
+static const nd_mesh one = {{1, 1, 1, 1, 1}};
 static nd_resume found;
 
 static void setup(void)
@@ -28,7 +29,6 @@ TestSuite(resume, .init = setup, .fini = teardown);
 
 static void save(int64_t step)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     nd_shape shape = fake_shape(true);
     fake_write(dir.path, &shape, &one, 1, step, false, ND_CHECKSUM_XXH3);
 }
@@ -234,54 +234,78 @@ Test(resume, a_save_that_is_wrong_three_times_ends_the_run)
                  "the checkpoint of step 9, the third in a row, is not saved: they differ");
 }
 
-/* nd_resume_check of a run with this tokenizer.json, NULL: with the bytes of the text. */
-static nd_status check(nd_config *config, nd_inputs *inputs, const nd_manifest *manifest,
-                       const char *tokenizer, const char *allow)
+/* The run that goes on, and the checkpoint that it goes on from. */
+static nd_config config;
+static nd_inputs inputs;
+static nd_manifest manifest;
+static char *first_tokenizer, *first_allow;
+
+static void begin_comparison(void)
 {
-    config->data.tokenizer = (char *)(tokenizer ? tokenizer : "bytes");
-    config->checkpoint.allow = (char *)allow;
-    inputs->tokenizer = (char *)tokenizer;
-    return nd_resume_check(config, inputs, "checkpoint-6", manifest, false);
+    inputs = (nd_inputs){.shape = fake_shape(true)};
+    assert_ok(nd_config_init(&config));
+    first_tokenizer = config.data.tokenizer;
+    first_allow = config.checkpoint.allow;
+    config.data.tokenizer = (char *)"bytes";
+    config.train.steps = 100;
+    config.resolved_mesh = one;
+}
+
+/* The checkpoint is one of this run, after step 6. */
+static void save_run(void)
+{
+    manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+    nd_manifest_pairs_fini(&manifest.identity);
+    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+}
+
+static void end_comparison(void)
+{
+    config.data.tokenizer = first_tokenizer;
+    config.checkpoint.allow = first_allow;
+    nd_manifest_fini(&manifest);
+    nd_dataset_close(inputs.data);
+    nd_config_fini(&config);
+}
+
+/* nd_resume_check of a run with this tokenizer.json, NULL: with the bytes of the text. */
+static nd_status check(const char *tokenizer, const char *allow)
+{
+    config.data.tokenizer = (char *)(tokenizer ? tokenizer : "bytes");
+    config.checkpoint.allow = (char *)allow;
+    inputs.tokenizer = (char *)tokenizer;
+    return nd_resume_check(&config, &inputs, "checkpoint-6", &manifest, false);
 }
 
 /* The samples of a step, and data that differ where few samples of their content do not see it. */
 Test(resume, another_batch_and_other_data_need_a_word)
 {
     static char text[1 << 20];
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_config config;
-    nd_inputs inputs = {.shape = fake_shape(true)};
     memset(text, 'x', sizeof text);
     tempdir_write(&dir, "text", text, sizeof text);
     text[8000] = 'y';
     tempdir_write(&dir, "other", text, sizeof text);
     text[0] = 'y';
     tempdir_write(&dir, "shorter", text, sizeof text / 2);
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.train.steps = 100;
-    config.resolved_mesh = one;
+    begin_comparison();
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
     assert_ok(
         nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
-    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
-    nd_manifest_pairs_fini(&manifest.identity);
-    config.data.tokenizer = (char *)"bytes";
-    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    save_run();
     config.train.gradient_accumulation_steps = 3;
-    assert_fails(check(&config, &inputs, &manifest, NULL, "data.path"), ND_ERR_CONFIG,
+    assert_fails(check(NULL, "data.path"), ND_ERR_CONFIG,
                  "made with 8 samples a step, and this run has 12");
-    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
                  "or allow the change with --resume-allow samples_per_step");
-    assert_ok(check(&config, &inputs, &manifest, NULL, "samples_per_step"));
+    assert_ok(check(NULL, "samples_per_step"));
     config.train.sequence_length++;
     config.data.shuffle_seed++;
-    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
                  "--resume-allow samples_per_step; to allow all that differs, give --resume-allow "
                  "samples_per_step,data.shuffle_seed,train.sequence_length");
-    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step,data.shuffle_seed"),
-                 ND_ERR_CONFIG, "or allow the change with --resume-allow train.sequence_length");
+    assert_fails(check(NULL, "samples_per_step,data.shuffle_seed"), ND_ERR_CONFIG,
+                 "or allow the change with --resume-allow train.sequence_length");
     cr_assert_null(strstr(nd_error_last()->message, "all that"), "%s", nd_error_last()->message);
     config.data.shuffle_seed--;
     config.train.sequence_length--;
@@ -289,61 +313,45 @@ Test(resume, another_batch_and_other_data_need_a_word)
     nd_dataset_close(inputs.data);
     assert_ok(nd_dataset_open(tempdir_file(&dir, "shorter"), ND_DATA_AUTO, "bytes", 256, 32,
                               &inputs.data));
-    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
-                 "made with other training data (digest ");
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "made with other training data (digest ");
     /* Both of its digests differ, which one word allows. */
     cr_assert_null(strstr(nd_error_last()->message, "all that"), "%s", nd_error_last()->message);
     nd_dataset_close(inputs.data);
     assert_ok(
         nd_dataset_open(tempdir_file(&dir, "other"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
-    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
+    assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
                  "made with other training data (digest ");
-    assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_manifest_fini(&manifest);
-    nd_dataset_close(inputs.data);
-    nd_config_fini(&config);
+    assert_ok(check(NULL, "data.path"));
+    end_comparison();
 }
 
 /* What the training data are counts, whatever those of a validation are. In a mix that is neither
  * of the two. */
 Test(resume, documents_are_those_of_the_training_data)
 {
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     static const nd_document_rules separate = {
         .rule = ND_DOCUMENTS_SEPARATE, .end_of_text = 'y', .model_end = -1};
     const char *path = tempdir_write(&dir, "text", "xxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxyxxxy", 36);
     nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
-    nd_inputs joined = {.shape = fake_shape(true)}, some = joined, all = joined;
-    nd_dataset **const list[] = {&joined.data, &all.data, &parts[0].data, &parts[1].data};
-    nd_config config;
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.data.tokenizer = (char *)"bytes";
+    nd_dataset *some, *all, **const list[] = {&inputs.data, &all, &parts[0].data, &parts[1].data};
+    begin_comparison();
     config.data.documents = ND_DOCUMENTS_SEPARATE; /* of a validation */
-    config.train.steps = 100;
-    config.resolved_mesh = one;
     for (int i = 0; i < 4; i++) {
         assert_ok(nd_dataset_open(path, ND_DATA_TEXT, "bytes", 256, 8, list[i]));
         assert_ok(i % 2 ? nd_dataset_set_documents(*list[i], &separate) : ND_OK);
     }
-    assert_ok(nd_dataset_blend(parts, 2, &some.data));
-    nd_manifest manifest = fake_manifest(&joined.shape, &one, 1, 6, false);
-    nd_manifest_pairs_fini(&manifest.identity);
-    assert_ok(nd_resume_identity(&config, &joined, &manifest.identity));
-    assert_ok(check(&config, &joined, &manifest, NULL, ""));
-    assert_fails(check(&config, &all, &manifest, NULL, ""), ND_ERR_CONFIG,
+    assert_ok(nd_dataset_blend(parts, 2, &some));
+    save_run();
+    assert_ok(check(NULL, ""));
+    nd_dataset_close(inputs.data);
+    inputs.data = all;
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG,
                  "made with data.documents join, and this run has separate");
-    assert_fails(check(&config, &some, &manifest, NULL, "data.path"), ND_ERR_CONFIG,
+    nd_dataset_close(inputs.data);
+    inputs.data = some;
+    assert_fails(check(NULL, "data.path"), ND_ERR_CONFIG,
                  "made with data.documents join, and this run has auto");
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_manifest_fini(&manifest);
-    nd_dataset_close(joined.data);
-    nd_dataset_close(some.data);
-    nd_dataset_close(all.data);
-    nd_config_fini(&config);
+    end_comparison();
 }
 
 /* A mix of two texts, and its order. */
@@ -390,21 +398,12 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
                  {{0.123456, 0.876544}, NULL}, /* 1,929 and 13,696 of 15,625 */
                  {{0.123457, 0.876543}, "1000000"},
                  {{1, 3.14159265358979}, "1048576"}};
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_config config;
-    nd_inputs inputs = {.shape = fake_shape(true)};
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.train.steps = 100;
-    config.resolved_mesh = one;
-    config.data.tokenizer = (char *)"bytes";
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+        begin_comparison();
         char period[64];
         inputs.data = mixed(cases[c].weights[0], cases[c].weights[1]);
-        nd_manifest_pairs_fini(&manifest.identity);
-        assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
-        assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        save_run();
+        assert_ok(check(NULL, ""));
         take_pair(&manifest.identity, "data.path period", period);
         cr_assert_str_eq(period, cases[c].period ? cases[c].period : "");
         if (cases[c].period) {
@@ -412,17 +411,13 @@ Test(resume, a_mix_whose_order_has_changed_needs_a_word)
             snprintf(words, sizeof words,
                      "checkpoint-6 was made with data.path period 65536, and this run has %s; ",
                      cases[c].period);
-            assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG, words);
-            assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
+            assert_fails(check(NULL, ""), ND_ERR_CONFIG, words);
+            assert_ok(check(NULL, "data.path"));
         } else {
-            assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+            assert_ok(check(NULL, ""));
         }
-        nd_manifest_fini(&manifest);
-        nd_dataset_close(inputs.data);
+        end_comparison();
     }
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_config_fini(&config);
 }
 
 /* The path is that of `dir`, valid until the next file there. */
@@ -441,17 +436,9 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
     static const char rows[] = "{\"prompt\": \"abc\", \"completion\": \"de\"}\n"
                                "{\"prompt\": \"f\", \"completion\": \"ghi\"}\n";
     const nd_document_rules rules = {.end_of_text = -1, .model_end = -1};
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
     const nd_dataset_text text = text_of_rows(rows);
-    nd_config config;
-    nd_inputs inputs = {.shape = fake_shape(true)};
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.train.steps = 100;
-    config.resolved_mesh = one;
-    config.data.tokenizer = (char *)"bytes";
     for (int mix = 0; mix < 2; mix++) {
-        nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
+        begin_comparison();
         nd_dataset_part parts[] = {{.name = "x"}, {.name = "y"}};
         char value[64];
         assert_ok(nd_dataset_open_text(&text, 256, 8, &parts[0].data));
@@ -459,41 +446,31 @@ Test(resume, rows_that_were_packed_otherwise_need_a_word)
         assert_ok(nd_dataset_set_documents(parts[0].data, &rules));
         assert_ok(mix ? nd_dataset_blend(parts, 2, &inputs.data) : ND_OK);
         inputs.data = mix ? inputs.data : parts[0].data;
-        nd_manifest_pairs_fini(&manifest.identity);
-        assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
-        assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        save_run();
+        assert_ok(check(NULL, ""));
         take_pair(&manifest.identity, "data.path packing", value);
-        assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
+        assert_fails(check(NULL, ""), ND_ERR_CONFIG,
                      "checkpoint-6 was made with data.path packing in the order of the file, and "
                      "this run has the longest first; use the same value, or allow the change with "
                      "--resume-allow data.path");
-        assert_ok(check(&config, &inputs, &manifest, NULL, "data.path"));
+        assert_ok(check(NULL, "data.path"));
         config.train.steps = 6; /* with no step left the order is over */
-        assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+        assert_ok(check(NULL, ""));
         config.train.steps = 100;
         /* Those of joined documents had no such order. */
         take_pair(&manifest.identity, "data.documents", value);
-        assert_ok(check(&config, &inputs, &manifest, NULL, "data.documents"));
-        nd_manifest_fini(&manifest);
-        nd_dataset_close(inputs.data);
+        assert_ok(check(NULL, "data.documents"));
+        end_comparison();
         nd_dataset_close(parts[1].data); /* unless the mix has it */
     }
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_config_fini(&config);
 }
 
 /* Of 31,775 blocks, of which 48 were seen in 6 steps. */
 Test(resume, another_batch_keeps_the_end_of_the_epochs)
 {
     static char text[1 << 20];
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_config config;
-    nd_inputs inputs = {.shape = fake_shape(true)};
     memset(text, 'x', sizeof text);
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.resolved_mesh = one;
+    begin_comparison();
     config.train.micro_batch_size = 4;
     config.train.gradient_accumulation_steps = 2;
     nd_dataset_part part = {.name = "", .epochs = 0.01};
@@ -501,14 +478,11 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
                               256, 32, &part.data));
     assert_ok(nd_dataset_blend(&part, 1, &inputs.data));
     cr_assert_eq(nd_dataset_samples(inputs.data), 318);
-    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
-    nd_manifest_pairs_fini(&manifest.identity);
-    config.data.tokenizer = (char *)"bytes";
-    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
+    save_run();
     /* As many samples a step: what was passed over after a failure is left out at the end. */
     config.train.steps = 39;
     manifest.samples_seen = 64;
-    assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+    assert_ok(check(NULL, ""));
     manifest.samples_seen = 48;
     /* 270 samples are left: 67 steps of 4, or 22 of 12. */
     static const struct {
@@ -518,71 +492,50 @@ Test(resume, another_batch_keeps_the_end_of_the_epochs)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         config.train.gradient_accumulation_steps = cases[i].accumulation;
         config.train.steps = cases[i].last;
-        assert_ok(check(&config, &inputs, &manifest, NULL, "samples_per_step"));
+        assert_ok(check(NULL, "samples_per_step"));
         config.train.steps++;
-        assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
-                     cases[i].words);
+        assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG, cases[i].words);
     }
     /* train.epochs of the 318 samples is 27 steps of 12. */
     config.train.epochs = 1;
     config.train.steps = 27;
-    assert_fails(check(&config, &inputs, &manifest, NULL, "samples_per_step"), ND_ERR_CONFIG,
+    assert_fails(check(NULL, "samples_per_step"), ND_ERR_CONFIG,
                  "has seen 48 samples in 6 steps, and a step of this run has 12, so that "
                  "train.epochs 1");
     cr_assert_not_null(strstr(nd_error_last()->message, "give --num-steps 28 in its place"), "%s",
                        nd_error_last()->message);
     config.train.gradient_accumulation_steps = 2; /* in a start after that one */
     config.train.steps = 39;
-    assert_ok(check(&config, &inputs, &manifest, NULL, ""));
+    assert_ok(check(NULL, ""));
     manifest.samples_seen = 47;
-    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
-                 "give --num-steps 39 in its place");
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_manifest_fini(&manifest);
-    nd_dataset_close(inputs.data);
-    nd_config_fini(&config);
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "give --num-steps 39 in its place");
+    end_comparison();
 }
 
 Test(resume, compares_tokenizers_by_their_content)
 {
     static char text[300];
     char a[PATH_MAX], moved[PATH_MAX], other[PATH_MAX];
-    const nd_mesh one = {{1, 1, 1, 1, 1}};
-    nd_config config;
-    nd_inputs inputs = {.shape = fake_shape(true)};
     memset(text, 'x', sizeof text);
     tempdir_write(&dir, "text", text, sizeof text);
     snprintf(a, sizeof a, "%s", tempdir_write(&dir, "a.json", "{1}", 3));
     snprintf(moved, sizeof moved, "%s", tempdir_write(&dir, "moved.json", "{1}", 3));
     snprintf(other, sizeof other, "%s", tempdir_write(&dir, "other.json", "{2}", 3));
-    assert_ok(nd_config_init(&config));
-    char *tokenizer = config.data.tokenizer, *allow = config.checkpoint.allow;
-    config.train.steps = 100;
-    config.resolved_mesh = one;
+    begin_comparison();
     assert_ok(
         nd_dataset_open(tempdir_file(&dir, "text"), ND_DATA_AUTO, "bytes", 256, 32, &inputs.data));
-    nd_manifest manifest = fake_manifest(&inputs.shape, &one, 1, 6, false);
-    nd_manifest_pairs_fini(&manifest.identity);
     config.data.tokenizer = inputs.tokenizer = a;
-    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
-    assert_ok(check(&config, &inputs, &manifest, moved, ""));
-    assert_fails(check(&config, &inputs, &manifest, other, ""), ND_ERR_CONFIG,
-                 "made with another tokenizer.json (digest ");
-    assert_ok(check(&config, &inputs, &manifest, other, "data.tokenizer"));
-    assert_fails(check(&config, &inputs, &manifest, NULL, ""), ND_ERR_CONFIG,
-                 "a.json, and this run has bytes");
+    save_run();
+    assert_ok(check(moved, ""));
+    assert_fails(check(other, ""), ND_ERR_CONFIG, "made with another tokenizer.json (digest ");
+    assert_ok(check(other, "data.tokenizer"));
+    assert_fails(check(NULL, ""), ND_ERR_CONFIG, "a.json, and this run has bytes");
     /* A checkpoint of an earlier program has no digest. */
-    nd_manifest_pairs_fini(&manifest.identity);
+    nd_manifest_fini(&manifest);
     config.data.tokenizer = a;
     inputs.tokenizer = NULL;
-    assert_ok(nd_resume_identity(&config, &inputs, &manifest.identity));
-    assert_ok(check(&config, &inputs, &manifest, a, ""));
-    assert_fails(check(&config, &inputs, &manifest, moved, ""), ND_ERR_CONFIG,
-                 "moved.json; use the same value");
-    config.data.tokenizer = tokenizer;
-    config.checkpoint.allow = allow;
-    nd_manifest_fini(&manifest);
-    nd_dataset_close(inputs.data);
-    nd_config_fini(&config);
+    save_run();
+    assert_ok(check(a, ""));
+    assert_fails(check(moved, ""), ND_ERR_CONFIG, "moved.json; use the same value");
+    end_comparison();
 }
