@@ -8,7 +8,7 @@
 Needs torch, transformers, safetensors and, for `fp8`, torchao, for `choices`, lm_eval and accelerate (all from PyPI).
 Everything is seeded and runs on one thread, so the same versions on the same processor give the same bytes. Another
 processor may round F32 sums in another order: --check makes them again in a temporary folder and compares values,
-with 2e-6 relative L2 per tensor, 2^-11 in F16 (inputs, integers and codes exactly).
+with 2e-6 relative L2 per tensor, 2^-11 of trained weights (inputs, integers and codes exactly).
 """
 import argparse
 import filecmp
@@ -83,7 +83,7 @@ def compare_tensors(made, committed):
             yield f"{name}: only in one of the two"
         elif a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
             yield f"{name}: another shape or dtype"
-        elif a[name].dtype not in (torch.float32, torch.float16):
+        elif a[name].dtype != torch.float32:
             if not torch.equal(a[name], b[name]):
                 yield f"{name}: differs"
         else:
@@ -94,7 +94,7 @@ def compare_tensors(made, committed):
                 continue
             x, y = a[name][finite].double(), b[name][finite].double()
             distance = ((x - y).norm() / y.norm().clamp_min(1e-30)).item()
-            tolerance = TOLERANCE if a[name].dtype == torch.float32 else 2**-11  # a value may be rounded to the other side
+            tolerance = 2**-11 if name.startswith("final.") else TOLERANCE  # Adam magnifies rounding
             if distance > tolerance:
                 yield f"{name}: relative L2 distance {distance:.2e}, above {tolerance}"
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 goldens: torchao's Float8Linear with emulate=True, and a table of delayed scales.
 
-  casts.safetensors    e4m3.bf16, e5m2.bf16: the code of every BF16 value, indexed by its bits (65536, U8), saturating;
+  casts.safetensors    e4m3.bf16, e5m2.bf16: the codes of all BF16 values in the order of their bits (U8), saturating, one for each
+                       run of equal ones; e4m3.runs, e5m2.runs: the bits where each run begins (I32);
                        f32.values, e4m3.f32, e5m2.f32: F32 values (halfway cases and the values next to them, random bits);
                        scale.amax, scale.<format>, scale.<format>.pow2: torchao's scale of an amax
   linear.safetensors   x (M, K), w (N, K), dy (M, N) BF16, and for each recipe <recipe>.y, .dx, .dw (BF16) and each cast
                        operand's .codes (U8) and .scale (F32): x, w for y; dy, w_dx for dx; dy_dw, x_dw for dw;
                        master.*: an F32 weight cast directly
   delayed.safetensors  delayed.py
-  model/, qwen3/       a 4-layer Llama, and a Qwen3 with tensorwise alone; the data, and for bf16 and each recipe the losses of
-                       ten AdamW steps and the distance of each first gradient from the F32 one
+  model/, qwen3/       a 4-layer Llama, and a Qwen3 with tensorwise alone; the data, and for bf16 and each recipe the losses and
+                       gradient norms of ten AdamW steps
 """
 import torch
 import torchao
@@ -20,8 +21,8 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from goldens import delayed, write_json
-from goldens.models import gradients, loss_of, relative_l2, to_bfloat16
+from goldens import delayed, draw, write_json
+from goldens.models import loss_of, to_bfloat16
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -72,7 +73,9 @@ def casts():
                       torch.nextafter(powers, torch.tensor(torch.inf)), torch.nextafter(powers, torch.tensor(0.0))])
     tensors = {"f32.values": values, "scale.amax": amax}
     for name, form in FORMATS.items():
-        tensors[f"{name}.bf16"] = codes(to_fp8_saturated(every.float(), form))
+        of_all = codes(to_fp8_saturated(every.float(), form))
+        begins = torch.cat([torch.tensor([0]), (of_all[1:] != of_all[:-1]).nonzero().flatten() + 1])
+        tensors |= {f"{name}.bf16": of_all[begins], f"{name}.runs": begins.int()}
         tensors[f"{name}.f32"] = codes(to_fp8_saturated(values.clone(), form))
         tensors[f"scale.{name}"] = amax_to_scale(amax, form)
         tensors[f"scale.{name}.pow2"] = amax_to_scale(amax, form, round_scales_to_power_of_2=True)
@@ -131,15 +134,15 @@ def linears():
 def build_model(name):
     config = AutoConfig.for_model(use_cache=False, bos_token_id=1, eos_token_id=2, **MODELS[name])
     model = AutoModelForCausalLM.from_config(config)
-    generator = torch.Generator().manual_seed(24)
-    with torch.no_grad():
-        for key, p in sorted(model.named_parameters()):
-            values = torch.randn(p.shape, generator=generator)
-            if p.dim() == 1:
-                p.copy_(1 + 0.1 * values)
-            else:
-                p.copy_(values * (0.3 if "embed" in key else 0.5 * p.shape[1] ** -0.5))
-    return model
+    model.packed = False
+    return draw.fill(model, 24, rule)
+
+
+def rule(name, p):
+    """Mean and deviation of a weight."""
+    if p.dim() == 1:
+        return 1.0, 0.1
+    return 0.0, 0.3 if "embed" in name else 0.5 * p.shape[1] ** -0.5
 
 
 def make_data():
@@ -160,13 +163,6 @@ def build_rounded(name, recipe):
         convert_to_float8_training(model, config=recipe_config(recipe),
                                    module_filter_fn=lambda _, linear: linear not in (names[0], names[-1]))
     return model, dict(build_model(name).named_parameters())
-
-
-def gradient_distances(name, recipe, ids, labels):
-    """Relative L2 distance of each gradient of the first batch from the same model's in F32."""
-    _, exact = gradients(build_model(name), ids[0], labels[0])
-    _, rounded = gradients(build_rounded(name, recipe)[0], ids[0], labels[0])
-    return {key: relative_l2(rounded[key], exact[key]) for key in exact}
 
 
 def train(name, recipe, ids, labels):
@@ -195,17 +191,14 @@ def train(name, recipe, ids, labels):
 
 def make_model(name, folder):
     folder.mkdir(exist_ok=True)
-    build_model(name).save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    draw.save(build_model(name), folder)
     ids, labels = make_data()
-    save_file(dict(input_ids=ids.int(), labels=labels.int()), folder / "golden.safetensors")
+    save_file(dict(input_ids=ids.to(torch.int8), labels=labels.to(torch.int8)), folder / "golden.safetensors")
     record = dict(versions=dict(torch=torch.__version__, transformers=transformers.__version__,
                                 torchao=torchao.__version__),
-                  steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER, losses={}, grad_norms={},
-                  gradient_relative_l2={})
+                  steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER, losses={}, grad_norms={})
     for recipe in ("bf16", *(RECIPES if name == "model" else RECIPES[:1])):
         record["losses"][recipe], record["grad_norms"][recipe] = train(name, recipe, ids, labels)
-        record["gradient_relative_l2"][recipe] = gradient_distances(name, recipe, ids, labels)
     write_json(folder / "golden.json", record)
 
 

@@ -2,11 +2,11 @@
 """Whole-model goldens: transformers' models in F32 and BF16, and twelve AdamW steps.
 
 A golden folder holds
-  config.json, model.safetensors   the model before training, as transformers saves it (F32)
-  golden.safetensors               input_ids, labels (steps, B, S) I32, and position_ids where documents are separate;
-                                   grad.<name>: gradients of step 1, not clipped;
-                                   final.<name>: weights after the last step, in F16, as their bound is wide
-  golden.json                      losses, gradient norms, hyper-parameters, distances of the BF16 run
+  config.json, weights.json   the model before training: its weights are drawn (draw.py)
+  golden.safetensors          input_ids, labels (steps, B, S) I8, and position_ids where documents are separate;
+                              grad.<name>: gradients of step 1, not clipped; final.<name>: weights after the last step.
+                              Of both sketches, from which a distance is told about as well as from all elements
+  golden.json                 losses, gradient norms, hyper-parameters, distances of the BF16 run
 
 Labels are those of the next token already (labels[i] belongs to input i); -100 is not counted. The loss is the mean
 over counted labels.
@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from goldens import write_json
+from goldens import draw, write_json
 
 transformers.utils.logging.disable_progress_bar()
 STEPS, BATCH, SEQUENCE = 12, 2, 48
@@ -155,19 +155,16 @@ def build(name):
     packed = name == "documents"
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa" if packed else "eager")
     model.packed = packed
-    generator = torch.Generator().manual_seed(1000 + SEEDS[name])
-    with torch.no_grad():
-        for key, p in sorted(model.named_parameters()):
-            values = torch.randn(p.shape, generator=generator)
-            if key.endswith(".bias"):
-                p.copy_(0.5 * values)
-            elif p.dim() == 1:
-                p.copy_(1 + 0.2 * values)
-            elif "embed_tokens" in key:
-                p.copy_(0.3 * values)
-            else:
-                p.copy_(values / p.shape[1] ** 0.5)
-    return model
+    return draw.fill(model, 1000 + SEEDS[name], rule)
+
+
+def rule(name, p):
+    """Mean and deviation of a weight."""
+    if name.endswith(".bias"):
+        return 0.0, 0.5
+    if p.dim() == 1:
+        return 1.0, 0.2
+    return 0.0, 0.3 if "embed_tokens" in name else p.shape[1] ** -0.5
 
 
 def make_data(name):
@@ -258,41 +255,28 @@ def relative_l2(a, b):
 
 
 def bfloat16_distances(name, ids, labels):
-    """
-    How far the same model run in BF16 is from F32: per tensor the relative L2 distance of its gradient in step 1's
-    batch; for the loss, which may agree by luck in one batch, also the root mean square over all batches.
-    """
-    full, half = build(name), to_bfloat16(build(name))
-    loss, exact = gradients(full, ids[0], labels[0])
-    loss_half, rounded = gradients(half, ids[0], labels[0])
-    with torch.no_grad():
-        pairs = [(loss_of(full, i, l).item(), loss_of(half, i, l).item()) for i, l in zip(ids, labels)]
-    mean_square = sum(((b - a) / a) ** 2 for a, b in pairs) / len(pairs)
-    losses, norms = train(half, ids, labels)
-    return dict(loss=loss_half, loss_relative_distance=abs(loss_half - loss) / loss,
-                loss_relative_distance_rms=mean_square ** 0.5,
-                gradient_relative_l2={key: relative_l2(rounded[key], exact[key]) for key in exact},
-                losses=losses, grad_norms=norms)
+    """The same model's loss in BF16 in step 1's batch, and how far each gradient there is from F32 (relative L2)."""
+    _, exact = gradients(build(name), ids, labels)
+    loss, rounded = gradients(to_bfloat16(build(name)), ids, labels)
+    return dict(loss=loss, gradient_relative_l2={key: relative_l2(rounded[key], exact[key]) for key in exact})
 
 
 def make(name, folder):
     ids, labels = make_data(name)
     model = build(name)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+    draw.save(model, folder)
     loss, grads = gradients(model, ids[0], labels[0])
     losses, norms = train(model, ids, labels)
     assert losses[0] == loss
-    tensors = dict(input_ids=ids.int(), labels=labels.int())
+    tensors = dict(input_ids=ids.to(torch.int8), labels=labels.to(torch.int8))
     if model.packed:
-        tensors["position_ids"] = positions_of(ids).int()
+        tensors["position_ids"] = positions_of(ids).to(torch.int8)
         check_separate(model, ids[0])
-    tensors |= {f"grad.{key}": value for key, value in grads.items()}
-    tensors |= {f"final.{key}": p.detach().half() for key, p in model.named_parameters()}
+    tensors |= {f"grad.{key}": draw.sketch(value) for key, value in grads.items()}
+    tensors |= {f"final.{key}": draw.sketch(p) for key, p in model.named_parameters()}
     save_file(tensors, folder / "golden.safetensors")
     record = dict(
         versions=dict(torch=torch.__version__, transformers=transformers.__version__),
         steps=STEPS, batch=BATCH, sequence=SEQUENCE, optimizer=OPTIMIZER,
-        valid_labels=[int((l != -100).sum()) for l in labels],
-        loss=loss, losses=losses, grad_norms=norms, bf16=bfloat16_distances(name, ids, labels))
+        loss=loss, losses=losses, grad_norms=norms, bf16=bfloat16_distances(name, ids[0], labels[0]))
     write_json(folder / "golden.json", record)

@@ -4,7 +4,6 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/tensor/dtype.h"
 #include "tests/support/tempdir.h"
 
 enum { PATH_SIZE = 4096 };
@@ -21,7 +19,6 @@ struct nd_golden {
     char path[PATH_SIZE];
     nd_safetensors_list list;
     unsigned char *bytes; /* the whole file: malloc keeps it aligned for every dtype */
-    float *widened;       /* the last tensor of F16 that was asked for; NULL: none was */
     json_t *record;       /* golden.json, or NULL */
 };
 
@@ -105,7 +102,6 @@ void nd_golden_close(nd_golden *golden)
     }
     nd_safetensors_list_fini(&golden->list);
     free(golden->bytes);
-    free(golden->widened);
     json_decref(golden->record);
     free(golden);
 }
@@ -133,16 +129,9 @@ const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t co
     return values(golden, name, ND_SAFETENSORS_F32, count);
 }
 
-const float *nd_golden_f16(nd_golden *golden, const char *name, int64_t count)
+const int8_t *nd_golden_i8(const nd_golden *golden, const char *name, int64_t count)
 {
-    const uint16_t *halves = values(golden, name, ND_SAFETENSORS_F16, count);
-    free(golden->widened);
-    golden->widened = NULL;
-    assert_ok(ND_ALLOC(count, &golden->widened));
-    for (int64_t i = 0; i < count; i++) {
-        golden->widened[i] = nd_f16_to_f32(halves[i]);
-    }
-    return golden->widened;
+    return values(golden, name, ND_SAFETENSORS_I8, count);
 }
 
 const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count)
@@ -194,15 +183,4 @@ void nd_golden_numbers(const nd_golden *golden, double *out, int64_t count, cons
     for (int64_t i = 0; i < count; i++) {
         out[i] = json_number_value(json_array_get(node, (size_t)i));
     }
-}
-
-double nd_relative_l2(const float *got, const float *want, int64_t count)
-{
-    double difference = 0, norm = 0;
-    for (int64_t i = 0; i < count; i++) {
-        double d = (double)got[i] - want[i];
-        difference += d * d;
-        norm += (double)want[i] * want[i];
-    }
-    return difference == 0 ? 0 : sqrt(difference / norm);
 }

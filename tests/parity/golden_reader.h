@@ -30,8 +30,7 @@ const nd_safetensors_tensor *nd_golden_find(const nd_golden *golden, const char 
 
 /* Values of a tensor of `count` elements; count -1: whatever it has. */
 const float *nd_golden_f32(const nd_golden *golden, const char *name, int64_t count);
-/* Values that are stored in F16, until the next call of this function. */
-const float *nd_golden_f16(nd_golden *golden, const char *name, int64_t count);
+const int8_t *nd_golden_i8(const nd_golden *golden, const char *name, int64_t count);
 const int32_t *nd_golden_i32(const nd_golden *golden, const char *name, int64_t count);
 const uint16_t *nd_golden_bf16(const nd_golden *golden, const char *name, int64_t count);
 const uint8_t *nd_golden_u8(const nd_golden *golden, const char *name, int64_t count);
@@ -42,9 +41,5 @@ double nd_golden_number(const nd_golden *golden, const char *key, ...) __attribu
 /* An array of exactly `count` numbers: (golden, out, 10, "losses", NULL). */
 void nd_golden_numbers(const nd_golden *golden, double *out, int64_t count, const char *key, ...)
     __attribute__((sentinel));
-
-/* |got - want| / |want| (L2, in F64): the distance that the bounds of whole-model goldens are
- * stated in. */
-double nd_relative_l2(const float *got, const float *want, int64_t count);
 
 #endif

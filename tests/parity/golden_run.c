@@ -2,6 +2,7 @@
 #include "tests/parity/golden_run.h"
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,30 +34,42 @@ static void fill_config(golden_run *run, const golden_options *o)
     c->resolved_mesh = (nd_mesh){{1, 1, 1, 1, 1}};
 }
 
+/* Numbers of the data, for each token of all steps. */
+static int32_t *read_tokens(const golden_run *run, const char *name)
+{
+    const int64_t tokens = run->steps * run->batch * run->sequence;
+    const int8_t *stored = nd_golden_i8(run->golden, name, tokens);
+    int32_t *out = NULL;
+    assert_ok(ND_ALLOC(tokens, &out));
+    for (int64_t i = 0; i < tokens; i++) {
+        out[i] = stored[i];
+    }
+    return out;
+}
+
 /* A token sees as many tokens before it as its position says. */
 static void read_documents(golden_run *run)
 {
-    const int64_t tokens = GOLDEN_STEPS * run->batch * run->sequence;
-    const int32_t *positions = nd_golden_i32(run->golden, "position_ids", tokens);
-    run->first_keys = calloc((size_t)tokens, sizeof *run->first_keys);
+    const int64_t tokens = run->steps * run->batch * run->sequence;
+    run->positions = read_tokens(run, "position_ids");
+    assert_ok(ND_ALLOC(tokens, &run->first_keys));
     for (int64_t i = 0; i < tokens; i++) {
-        run->first_keys[i] = (int32_t)(i % run->sequence) - positions[i];
-    }
-    run->places = calloc((size_t)tokens, sizeof *run->places);
-    for (int64_t i = 0; i < tokens; i++) { /* one rank */
-        run->places[i] = (int32_t)(i % run->sequence);
+        run->first_keys[i] = run->places[i] - run->positions[i];
     }
 }
 
 void golden_run_open(golden_run *run, const char *name, golden_options options)
 {
-    char folder[PATH_MAX];
     memset(run, 0, sizeof *run);
     assert_ok(nd_golden_open_model(name, &run->golden));
     run->steps = (int64_t)nd_golden_number(run->golden, "steps", NULL);
     run->batch = (int64_t)nd_golden_number(run->golden, "batch", NULL);
     run->sequence = (int64_t)nd_golden_number(run->golden, "sequence", NULL);
-    assert_ok(nd_hf_reader_open(nd_golden_folder(name, folder, sizeof folder), &run->weights));
+    run->inputs = read_tokens(run, "input_ids");
+    run->labels = read_tokens(run, "labels");
+    tempdir_make(&run->dir);
+    golden_data_model(name, &run->dir);
+    assert_ok(nd_hf_reader_open(run->dir.path, &run->weights));
     assert_ok(nd_hf_reader_check(run->weights));
     fill_config(run, &options);
     assert_ok(nd_progress_open(-1, 1, &run->progress));
@@ -74,11 +87,10 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
     assert_ok(nd_trainer_create(r, NULL, &run->trainer));
     assert_ok(nd_trainer_commit(run->trainer));
     assert_ok(nd_weights_load(&run->trainer->model->fsdp, run->weights));
-    const int64_t tokens =
-        run->config.train.gradient_accumulation_steps * run->batch * run->sequence;
-    run->positions = calloc((size_t)tokens, sizeof *run->positions);
-    for (int64_t i = 0; i < tokens; i++) {
-        run->positions[i] = (int32_t)(i % run->sequence);
+    const int64_t tokens = run->steps * run->batch * run->sequence;
+    assert_ok(ND_ALLOC(tokens, &run->places));
+    for (int64_t i = 0; i < tokens; i++) { /* one rank */
+        run->places[i] = (int32_t)(i % run->sequence);
     }
     if (options.separate) {
         read_documents(run);
@@ -87,6 +99,8 @@ void golden_run_open(golden_run *run, const char *name, golden_options options)
 
 void golden_run_close(golden_run *run)
 {
+    free(run->inputs);
+    free(run->labels);
     free(run->positions);
     free(run->first_keys);
     free(run->places);
@@ -98,20 +112,19 @@ void golden_run_close(golden_run *run)
     nd_progress_close(&run->progress);
     nd_hf_reader_close(run->weights);
     nd_golden_close(run->golden);
+    tempdir_remove(&run->dir);
 }
 
 nd_step_batch golden_run_batch(const golden_run *run, int64_t step)
 {
-    int64_t n = run->batch * run->sequence;
-    nd_step_batch batch = {
-        .inputs = nd_golden_i32(run->golden, "input_ids", run->steps * n) + step * n,
-        .labels = nd_golden_i32(run->golden, "labels", run->steps * n) + step * n,
-        .positions = run->positions,
-    };
+    const int64_t n = run->batch * run->sequence, first = step * n;
+    nd_step_batch batch = {.inputs = run->inputs + first,
+                           .labels = run->labels + first,
+                           .positions = run->places + first};
     if (run->first_keys) {
-        batch.positions = nd_golden_i32(run->golden, "position_ids", GOLDEN_STEPS * n) + step * n;
-        batch.first_keys = run->first_keys + step * n;
-        batch.places = run->places + step * n;
+        batch.positions = run->positions + first;
+        batch.first_keys = run->first_keys + first;
+        batch.places = run->places + first;
     }
     for (int64_t i = 0; i < n * run->config.train.gradient_accumulation_steps; i++) {
         batch.valid += batch.labels[i] != -100;
@@ -128,12 +141,22 @@ float *golden_run_state(golden_run *run, const float *state)
     return host;
 }
 
-float *golden_run_order(const nd_param *param, const float *file)
+double golden_run_distance(const golden_run *run, const char *kind, const nd_param *param,
+                           const float *const *values)
 {
-    float *out = malloc((size_t)(param->rows * param->cols) * sizeof *out);
-    cr_assert_not_null(out);
-    for (int64_t i = 0; i < param->rows * param->cols; i++) {
-        out[i] = file[nd_param_in_file(param, i)];
+    const nd_layout *layout = run->trainer->model->layout;
+    double sums[GOLDEN_SKETCH] = {0}, difference = 0, norm = 0;
+    char name[128];
+    snprintf(name, sizeof name, "%s.%s", kind, param->file_name);
+    const float *want = nd_golden_f32(run->golden, name, GOLDEN_SKETCH);
+    for (int i = 0; i < layout->param_count; i++) {
+        if (strcmp(layout->params[i].file_name, param->file_name) == 0) {
+            golden_data_sketch(sums, &layout->params[i], values[i]);
+        }
     }
-    return out;
+    for (int i = 0; i < GOLDEN_SKETCH; i++) {
+        difference += (sums[i] - want[i]) * (sums[i] - want[i]);
+        norm += (double)want[i] * want[i];
+    }
+    return difference == 0 ? 0 : sqrt(difference / norm);
 }

@@ -5,6 +5,7 @@
  * The model and the data of a whole-model golden, on one worker with the product's own trainer. The
  * device is that of rank_device.h: the CPU, a GPU, or a GPU's double.
  */
+#include "tests/parity/golden_data.h"
 #include "tests/parity/golden_reader.h"
 #include "trainer/weights/weights.h"
 #include "trainer/step/step.h"
@@ -35,6 +36,10 @@
 
 enum { GOLDEN_STEPS = 12 }; /* of goldens of whole models but for FP8 */
 
+/* Distances in F32: of gradients of the first step, and of weights after the last one. */
+#define GOLDEN_GRADIENT_BOUND 1e-4
+#define GOLDEN_FINAL_BOUND    1.5e-3
+
 typedef struct golden_run {
     nd_golden *golden;
     nd_hf_reader *weights;
@@ -43,8 +48,10 @@ typedef struct golden_run {
     nd_rank rank;
     nd_transport *self;
     nd_trainer *trainer;
-    int64_t steps, batch, sequence;           /* of the data */
-    int32_t *positions, *first_keys, *places; /* of a step, of all steps; first_keys NULL: joined */
+    tempdir dir;                    /* config.json and model.safetensors */
+    int64_t steps, batch, sequence; /* of the data */
+    int32_t *inputs, *labels, *places, *positions, *first_keys; /* of all steps; the last two NULL:
+                                                                   documents are joined */
 } golden_run;
 
 /* How it trains; what is zero is the default. */
@@ -63,8 +70,10 @@ void golden_run_open(golden_run *run, const char *name, golden_options options);
 void golden_run_close(golden_run *run);
 /* The data of golden step `step`; with accumulation, of as many from there on. */
 nd_step_batch golden_run_batch(const golden_run *run, int64_t step);
-/* The parameter of a tensor of a file, in the order that it has here; the caller frees it. */
-float *golden_run_order(const nd_param *param, const float *file);
+/* |got - want| / |want| of the tensor `kind`.NAME that the parameter is in, told from sketches;
+ * values: of each parameter of the layout, in the order that it has here. */
+double golden_run_distance(const golden_run *run, const char *kind, const nd_param *param,
+                           const float *const *values);
 /* A bias of k that RoPE does not turn adds the same to all scores of a query. Its gradient is
  * rounding, which Adam magnifies to steps of the learning rate. */
 static inline bool golden_run_wanders(const nd_param *param)

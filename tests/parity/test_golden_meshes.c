@@ -35,17 +35,14 @@ static void take_golden(void *context, const nd_rank *rank, int64_t step, nd_ste
 static void compare_tensor(const char *mesh, golden_run *f, const mesh_result *got, int i)
 {
     const nd_param *p = &f->trainer->model->layout->params[i];
-    const float *const mine[] = {got->gradients[i], got->weights[i]};
-    char name[128];
+    const float *const *const mine[] = {(const float *const *)got->gradients,
+                                        (const float *const *)got->weights};
     for (int k = 0; k < 2; k++) {
-        snprintf(name, sizeof name, "%s.%s", k ? "final" : "grad", p->file_name);
-        const int64_t size = p->file_rows * p->cols;
-        float *want = golden_run_order(p, k ? nd_golden_f16(f->golden, name, size)
-                                            : nd_golden_f32(f->golden, name, size));
-        const double error = nd_relative_l2(mine[k], want, got->sizes[i]);
-        free(want);
-        cr_assert(error < (k ? 2e-3 : 1e-4) || (k && golden_run_wanders(p)),
-                  "%s: %s differs by %.2e", mesh, name, error);
+        const char *kind = k ? "final" : "grad";
+        const double error = golden_run_distance(f, kind, p, mine[k]);
+        cr_assert(error < (k ? GOLDEN_FINAL_BOUND : GOLDEN_GRADIENT_BOUND) ||
+                      (k && golden_run_wanders(p)),
+                  "%s: %s.%s differs by %.2e", mesh, kind, p->file_name, error);
     }
 }
 
