@@ -4,24 +4,18 @@
 #include "trainer/model/linear.h"
 
 /*
- * Rows of an FP8 product as the backend takes them: those of the micro-batch and, up to a multiple
- * of nd_ops.fp8_rows, rows behind them. Every buffer has them (nd_model_create). What the input
- * holds there is left from earlier, and enters no amax; what the output gets there is not read.
+ * Rows of an FP8 product for y or dx as the backend takes them: those of the micro-batch and, up to
+ * a multiple of nd_ops.fp8_rows, rows behind them. Every buffer has them (nd_model_create). What
+ * the input holds there is left from earlier, and enters no amax; what the output gets there is not
+ * read. Only y is summed with fewer bits where it is of FP8.
  */
-static void pad_rows(const nd_model *m, nd_product_args *x)
-{
-    const int64_t rows = nd_round_up(x->c.shape[0], nd_max(m->rank->ops->fp8_rows, 1));
-    ND_ASSERT(rows <= m->dims.T);
-    x->c.shape[0] = rows;
-    x->a.stored.shape[0] = rows;
-}
-
-/* Only y is summed with fewer bits where it is of FP8. */
 static nd_status multiply(nd_model *m, nd_product_args *x)
 {
     const bool fp8 = nd_matrix_is_fp8(&x->a);
-    if (fp8 && !x->a_transposed) { /* y, dx */
-        pad_rows(m, x);
+    if (fp8 && !x->a_transposed) {
+        const int64_t rows = nd_round_up(x->c.shape[0], nd_max(m->rank->ops->fp8_rows, 1));
+        ND_ASSERT(rows <= m->dims.T);
+        x->c.shape[0] = x->a.stored.shape[0] = rows;
     }
     ND_OP(m->rank, ND_TRACE_GEMM, product, .c = x->c, .a = x->a, .a_transposed = x->a_transposed,
           .b = x->b, .b_transposed = x->b_transposed, .beta = x->beta,
@@ -58,13 +52,6 @@ static nd_status bias_gradient(nd_block_call c, const nd_linear_group *g, nd_ten
     return ND_OK;
 }
 
-/* Gathers rows, or codes to `codes`, over tp; *x is then what has arrived. */
-static nd_status gather(const nd_model *m, nd_tensor *x, void *codes, nd_exchange *later)
-{
-    void *buffer = nd_dtype_is_fp8(x->dtype) ? codes : m->work.full_a;
-    return nd_tp_gather(m->rank, *x, buffer, later, x);
-}
-
 nd_status nd_linear_products(nd_block_call c, const nd_linear_group *g, nd_operand *x, nd_tensor y)
 {
     nd_model *m = c.model;
@@ -92,7 +79,9 @@ nd_status nd_linear_forward(nd_block_call c, nd_input input, nd_operand *x, nd_t
     const nd_tensor sums = g->column ? y : nd_tp_partial(m->rank, y, m->work.full_b);
     ND_TRY(nd_operand_encode(c, ND_X_OF_Y, x));
     nd_operand full = *x;
-    ND_TRY(g->column ? gather(m, &full.stored, m->work.fp8.x, NULL) : ND_OK);
+    if (g->column) {
+        ND_TRY(nd_tp_gather(m->rank, x->stored, m->work.full_a, NULL, &full.stored));
+    }
     ND_TRY(nd_linear_products(c, g, &full, sums));
     return g->column ? ND_OK : nd_tp_reduce(m->rank, sums, y, NULL);
 }
@@ -152,9 +141,10 @@ nd_status nd_linear_input_gradient(nd_block_call c, nd_input input, const nd_ope
     *rest = (nd_linear_rest){.call = c, .group = g, .x = nd_operand_kept(c, input), .dy = *dy};
     ND_TRY(nd_linear_begin_gradient(rest));
     if (!g->column) {
-        ND_TRY(gather(m, &rest->dy.stored, m->work.fp8.dy, NULL));
+        ND_TRY(nd_tp_gather(m->rank, rest->dy.stored, m->work.full_a, NULL, &rest->dy.stored));
     } else if (!m->delays) { /* the input is gathered again */
-        ND_TRY(gather(m, &rest->x.stored, m->work.fp8.x, &rest->exchange));
+        ND_TRY(nd_tp_gather(m->rank, rest->x.stored, m->work.full_a, &rest->exchange,
+                            &rest->x.stored));
     }
     ND_TRY(nd_linear_gradient_products(rest, sums));
     ND_TRY(nd_exchange_finish(m->rank, &rest->exchange));
@@ -200,10 +190,10 @@ nd_status nd_linear_delayed_gradient(nd_block_call c, nd_input input, nd_tensor 
                            .x = nd_operand_kept(c, input),
                            .dy = {.stored = dy, .known = ND_KNOWN_SCALE}};
     if (g->column) { /* the scales of dy are settled */
-        ND_TRY(gather(m, &rest.x.stored, m->work.fp8.x, NULL));
+        ND_TRY(nd_tp_gather(m->rank, rest.x.stored, m->work.full_a, NULL, &rest.x.stored));
     } else {
         ND_TRY(settle_gradient(&rest));
-        ND_TRY(gather(m, &rest.dy.stored, m->work.fp8.dy, NULL));
+        ND_TRY(nd_tp_gather(m->rank, rest.dy.stored, m->work.full_a, NULL, &rest.dy.stored));
     }
     return nd_linear_weight_gradient(&rest);
 }

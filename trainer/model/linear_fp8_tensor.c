@@ -13,10 +13,7 @@ static void plan(const nd_model *m, nd_linear_group *g, nd_fp8_bytes *bytes)
     const nd_linear_part *last = &g->dx_parts[g->dx_part_count - 1];
     const size_t outputs = (size_t)(d->T * (last->offset + last->rows));
     const bool at_once = nd_recipe_is_delayed(&m->scales.recipe) && g->input == ND_INPUT_GATE_UP;
-    if (g->column && g->keeps && d->T != d->Tl) { /* codes of all tp ranks arrive */
-        bytes->x = nd_max_bytes(bytes->x, (size_t)(d->T * d->C));
-    }
-    if (!m->forward_only && (g->travels || at_once)) {
+    if (!m->forward_only && at_once) {
         bytes->dy = nd_max_bytes(bytes->dy, outputs);
     }
     if (!m->forward_only && g->travels) {

@@ -140,17 +140,6 @@ nd_status nd_operand_encode(nd_block_call c, nd_role role, nd_operand *x)
     return ND_OK;
 }
 
-/* What a product reads of an operand by the backend's rule. */
-static nd_matrix matrix_of(const nd_operand *x, nd_form_rule form)
-{
-    nd_matrix matrix = x->form.matrix;
-    if (form.transposed) {
-        matrix.stored = x->form.transposed;
-        matrix.transposed = true;
-    }
-    return matrix;
-}
-
 /* Of several FP8 linears: turns the first one's matrix into that of all. */
 static void join(const nd_linear_part *p, nd_tensor rows, nd_matrix *first)
 {
@@ -164,6 +153,7 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
                           nd_role role, nd_operand *x, nd_matrix *a)
 {
     nd_scales *s = &c.model->scales;
+    const bool input = is_input(role), weight = is_weight(role);
     if (!p->rules[role]) {
         *a = nd_rows(x->stored);
         return ND_OK;
@@ -172,12 +162,18 @@ nd_status nd_operand_form(nd_block_call c, const nd_linear_group *g, const nd_li
     if (!nd_matrix_is_fp8(&x->form.matrix) ||
         x->form.matrix.granularity != p->rules[role]->granularity) {
         const cast how = cast_of(c, g, p, role);
-        s->casts.gradients += !is_input(role);
-        s->casts.inputs += is_input(role) && !nd_dtype_is_fp8(x->stored.dtype);
+        const bool codes = nd_dtype_is_fp8(x->stored.dtype);
+        s->casts.gradients += !input && !weight;
+        s->casts.inputs += input && !codes;
+        s->casts.weights += weight && !codes;
         ND_TRY(make(c.model, &how, x));
     }
-    *a = matrix_of(x, p->forms[role]);
-    if (!is_input(role) && p->count > 1) {
+    *a = x->form.matrix;
+    if (p->forms[role].transposed) {
+        a->stored = x->form.transposed;
+        a->transposed = true;
+    }
+    if (!input && !weight && p->count > 1) {
         join(p, x->stored, a);
     }
     return ND_OK;
@@ -192,17 +188,14 @@ nd_status nd_weight_form(nd_block_call c, const nd_linear_group *g, const nd_lin
                          nd_role role, nd_matrix *b)
 {
     nd_model *m = c.model;
-    nd_scales *s = &m->scales;
-    for (int i = 0; i < p->count && p->rules[role]; i++) {
+    const nd_scales *s = &m->scales;
+    for (int i = p->rules[role] ? p->count - 1 : -1; i >= 0; i--) { /* the first one's stays in b */
         const nd_param_id id = nd_linears[p->linear + i].param;
-        const cast how = cast_of(c, g, p, role);
         nd_operand w = {.stored = s->codes_gathered ? nd_fsdp_codes(&m->fsdp, id, c.layer)
                                                     : nd_fsdp_weight(&m->fsdp, id, id, c.layer),
                         .scale = nd_scales_of_weight(s, c.layer, p->linear + i),
                         .known = ND_KNOWN_SCALE};
-        s->casts.weights += !s->codes_gathered;
-        ND_TRY(make(m, &how, &w));
-        *b = i == 0 ? matrix_of(&w, p->forms[role]) : *b;
+        ND_TRY(nd_operand_form(c, g, p, role, &w, b));
     }
     if (!p->rules[role]) {
         *b = nd_rows(nd_weight_rows(c, p));
