@@ -56,33 +56,22 @@ static bool comes_before(const deal *d, int32_t a, int32_t b)
     return d->pairs[a] != d->pairs[b] ? d->pairs[a] > d->pairs[b] : a < b;
 }
 
-static void sift_down(deal *d, int64_t count, int64_t at)
-{
-    for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
-        const int32_t tile = d->order[at];
-        child += child + 1 < count && comes_before(d, d->order[child], d->order[child + 1]);
-        if (!comes_before(d, tile, d->order[child])) {
-            return;
-        }
-        d->order[at] = d->order[child];
-        d->order[child] = tile;
-    }
-}
-
-/* In place: qsort may allocate. */
+/* In place, by Shell: qsort may allocate. */
 static void sort_tiles(deal *d)
 {
-    for (int64_t i = d->count; i-- > 0;) {
+    for (int64_t i = 0; i < d->count; i++) {
         d->order[i] = (int32_t)i;
     }
-    for (int64_t i = d->count / 2; i-- > 0;) {
-        sift_down(d, d->count, i);
-    }
-    for (int64_t last = d->count - 1; last > 0; last--) {
-        const int32_t tile = d->order[last];
-        d->order[last] = d->order[0];
-        d->order[0] = tile;
-        sift_down(d, last, 0);
+    for (int64_t gap = d->count; gap > 1;) {
+        gap = nd_max(gap * 5 / 11, 1);
+        for (int64_t i = gap; i < d->count; i++) {
+            const int32_t tile = d->order[i];
+            int64_t at = i;
+            for (; at >= gap && comes_before(d, tile, d->order[at - gap]); at -= gap) {
+                d->order[at] = d->order[at - gap];
+            }
+            d->order[at] = tile;
+        }
     }
 }
 
