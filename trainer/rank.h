@@ -49,6 +49,16 @@ static inline bool nd_rank_is_gpu(const nd_rank *rank)
         }                                                                                          \
     } while (0)
 
+/*
+ * Calls an operation of a communicator with the arguments that are named. done_: the event of its
+ * end; NULL: at once.
+ *
+ * ND_COMM(rank, comm, all_gather, NULL, .send = x, .recv = y, .count = n, .dtype = ND_DTYPE_F32);
+ */
+#define ND_COMM(rank_, comm_, op_, done_, ...)                                                     \
+    ND_RUN_NAMED(rank_, ND_TRACE_COMMUNICATION, "nd_comm_" #op_,                                   \
+                 nd_comm_##op_(comm_, &(rank_)->stream, &(nd_comm_args){__VA_ARGS__}, done_))
+
 /* Communication that was begun and lends its buffers until it is finished. */
 typedef struct nd_exchange {
     nd_event done;

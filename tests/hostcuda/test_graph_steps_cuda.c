@@ -7,6 +7,7 @@
 
 #include "tests/hostcuda/doubles/double.h"
 #include "tests/hostcuda/mesh_cuda.h"
+#include "tests/parity/mesh_data.h"
 #include "tests/parity/schedules.h"
 #include "tests/support/ranks.h"
 #include "trainer/step/step.h"
@@ -29,6 +30,7 @@ static struct {
     nd_double_counts before;
     long calls[STEPS], waits[STEPS], allocations[STEPS];
     nd_graph_counts graphs;
+    int64_t gathered, selected; /* exchanges of all keys over cp, of those that are seen */
 } seen;
 
 static nd_status never(void *context, bool *stop)
@@ -113,6 +115,9 @@ static nd_status after(void *context, nd_trainer *t, int64_t step)
         seen.waits[step] = now.host_waits - seen.before.host_waits;
         seen.allocations[step] = now.allocations - seen.before.allocations;
         seen.graphs = t->graphs ? nd_graphs_count(t->graphs) : (nd_graph_counts){0};
+        const nd_comm *cp = t->rank->groups.by_kind[ND_GROUP_CP];
+        seen.gathered = cp ? cp->stats.calls[ND_COMM_ALL_GATHER] : 0;
+        seen.selected = cp ? cp->stats.calls[ND_COMM_ALL_TO_ALL] : 0;
     }
     if (s->spoiled == step + 1) {
         ND_CHECK(t->position.skipped == 1, "rank %d has skipped %lld steps", t->rank->rank,
@@ -245,6 +250,32 @@ Test(graph_steps, more_than_two_ranks_of_cp, .timeout = 600)
     for (int i = 0; i < 2; i++) {
         compare(&job, &cp[i], (scenario){0});
     }
+    tempdir_remove(&dir);
+}
+
+/* With separate documents ranks exchange all keys or those that are seen, as the micro-batch asks
+ * for, between graphs that are the same. */
+Test(graph_steps, exchanges_of_separate_documents, .timeout = 600)
+{
+    static const mesh_case cp[] = {
+        {"cp 2, documents", 1, 1, 2, 1, 1},
+        {"cp 2, documents, micro-batch 2", 1, 1, 2, 1, 2, .recompute = ND_RECOMPUTE_FULL},
+        {"cp 4, ulysses 2, documents", 1, 1, 4, 1, 1, .ulysses = 2},
+        {"cp 2, ring, documents", 1, 1, 2, 1, 1, .ring = true},
+    };
+    int64_t gathered = 0, selected = 0;
+    mesh_job job = job_of(ND_PRECISION_BF16, ND_DOUBLE_LAZY, false);
+    job.data_path = mesh_token_file(&dir, "documents.bin", 8000, 24, 0);
+    job.separate = true;
+    job.end_of_text = 3;
+    for (int i = 0; i < 4; i++) {
+        job.sequence = i == 1 ? 256 : 64;
+        compare(&job, &cp[i], (scenario){0});
+        gathered += seen.gathered;
+        selected += seen.selected;
+    }
+    cr_expect(gathered > 0 && selected > 0, "%lld and %lld exchanges", (long long)gathered,
+              (long long)selected);
     tempdir_remove(&dir);
 }
 

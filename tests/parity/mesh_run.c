@@ -409,7 +409,7 @@ nd_status mesh_open_data(const mesh_job *job, const char *path, nd_dataset **out
 {
     const nd_document_rules rules = {
         .rule = job->separate ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN,
-        .end_of_text = -1,
+        .end_of_text = job->end_of_text > 0 ? job->end_of_text : -1,
         .model_end = -1,
     };
     ND_TRY(open_one(job, path, out));

@@ -36,8 +36,9 @@ typedef struct mesh_job {
     const char *second_path; /* NULL; else it is mixed in, with 0.4 of the samples */
     bool one_loss;           /* the losses of the two are not told apart */
     nd_data_format format;
-    bool separate; /* documents */
-    bool running;  /* positions of them */
+    bool separate;       /* documents */
+    int32_t end_of_text; /* an id that ends them; 0: none */
+    bool running;        /* positions of them */
     const char *tokenizer;
     int64_t global_batch, sequence, steps;
     int64_t first_step; /* steps that were done before; `start` restores their state */

@@ -32,7 +32,7 @@ void nd_batches_plan(nd_batches *b, nd_rank *rank, const nd_dims *dims, int sets
                     gpu ? (size_t)positions * sizeof *b->positions : 0, &b->positions);
     if (b->first_keys > 0 && !gpu) {
         nd_memplan_add_external(plan, ND_MEM_DATA, "dealing of tokens",
-                                nd_cp_first_keys_bytes(rank, dims));
+                                nd_cp_first_keys_bytes(dims));
     }
 }
 
@@ -45,7 +45,7 @@ nd_status nd_batches_open(nd_batches *b)
     }
     if (b->first_keys > 0) {
         ND_TRY(ND_ALLOC(b->slots * nd_cp_sent_count(b->rank), &b->sent));
-        ND_TRY(ND_ALLOC((int64_t)nd_cp_first_keys_bytes(b->rank, b->dims), &b->dealing));
+        ND_TRY(ND_ALLOC((int64_t)nd_cp_first_keys_bytes(b->dims), &b->dealing));
     }
     ND_TRY(ND_ALLOC(b->slots, &b->slot));
     ND_TRY(device->table->stream_init(device, &b->stream));

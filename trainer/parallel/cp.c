@@ -24,54 +24,10 @@ static size_t scratch_bytes(const nd_cp *cp)
 
 static const nd_cp_method *method_of(const nd_rank *rank)
 {
-    if (nd_mesh_group_size(&rank->mesh, ND_GROUP_CP) == 1) {
-        return &nd_cp_method_local;
-    }
-    return nd_cp_exchange_of(&rank->shape, rank->config).ring ? &nd_cp_method_ring
-                                                              : &nd_cp_method_gather;
-}
-
-int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
-{
-    const nd_dims heads = nd_cp_dims_of_heads(rank, tokens);
-    return method_of(rank)->first_key_count(&heads, nd_mesh_group_size(&rank->mesh, ND_GROUP_CP));
-}
-
-int64_t nd_cp_sent_count(const nd_rank *rank)
-{
-    return 1 + 2 * nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-}
-
-size_t nd_cp_first_keys_bytes(const nd_rank *rank, const nd_dims *tokens)
-{
-    const int64_t size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-    return (size_t)(2 * size) * sizeof(int64_t) +
-           (size_t)((tokens->B + 2) * tokens->S + 1 + size) * sizeof(int32_t);
-}
-
-void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt *dealt,
-                      void *scratch, int32_t *out, int64_t *sent)
-{
-    const nd_dims d = nd_cp_dims_of_heads(rank, tokens);
     const int size = nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
-    nd_cp_deal deal = {.d = &d,
-                       .size = size,
-                       .index = nd_mesh_group_index(&rank->mesh, ND_GROUP_CP, rank->rank),
-                       .window = rank->shape.window,
-                       .may_select = !rank->config->kernels.cuda_graphs,
-                       .first_keys = dealt->first_keys,
-                       .places = dealt->places,
-                       .sent = sent,
-                       .counts = scratch};
-    deal.at = (int32_t *)(deal.counts + 2 * size);
-    deal.rows = deal.at + d.B * d.S;
-    deal.before = deal.rows + d.S;
-    deal.sharers = deal.before + d.S + 1;
-    for (int64_t i = 0; i < d.B * d.S; i++) {
-        deal.at[i - i % d.S + deal.places[i]] = (int32_t)(i % d.S);
-    }
-    sent[0] = -1;
-    method_of(rank)->first_keys(&deal, out);
+    return size == 1             ? &nd_cp_method_local
+           : nd_cp_gathers(rank) ? &nd_cp_method_gather
+                                 : &nd_cp_method_ring;
 }
 
 /* For layers with and without a window, and for micro-batches of separate documents. */

@@ -71,14 +71,15 @@ typedef struct nd_cp {
     bool separate;  /* calls may have first keys */
     nd_sight sight; /* of this call */
     const struct nd_cp_method *method;
-    void *pack, *visiting[2], *global_kv;   /* act: (T, 2 K D), (T, 2 K D) twice, (B, S, 2 K D) */
-    float *dkv[2], *dkv_global, *dkv_ranks; /* F32 of the same extents */
-    float *acc, *acc_lse, *dq;              /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */
-    void *part;                             /* ring: partial output (T, H D) act */
-    float *part_lse, *delta;                /* (2, B, H, chunk); delta NULL: not used */
-    void *scratch;                          /* of the attention op */
-    nd_exchange arriving;                   /* between the two halves of a backward: */
-    const float *arrived;                   /* dk and dv of this rank's tokens, in dkv[] */
+    /* Rows of 2 K D, act and F32: (T) twice, or gathered (T + B S); (B S) */
+    void *visiting[2], *global_kv;
+    float *dkv[2], *dkv_global;
+    float *acc, *acc_lse, *dq; /* ring: (T, H D), (2, B, H, chunk); dq (T, H D) */
+    void *part;                /* ring: partial output (T, H D) act */
+    float *part_lse, *delta;   /* (2, B, H, chunk); delta NULL: not used */
+    void *scratch;             /* of the attention op */
+    nd_exchange arriving;      /* between the two halves of a backward: */
+    void *arrived;             /* dk and dv of this rank's tokens, in dkv[] */
 } nd_cp;
 
 /* separate: calls may have first keys. */
@@ -87,7 +88,7 @@ void nd_cp_init(nd_cp *cp, nd_rank *rank, const nd_dims *dims, bool separate, nd
 /* How many numbers nd_cp_first_keys makes of a micro-batch, and as `sent`; and its scratch. */
 int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *dims);
 int64_t nd_cp_sent_count(const nd_rank *rank);
-size_t nd_cp_first_keys_bytes(const nd_rank *rank, const nd_dims *dims);
+size_t nd_cp_first_keys_bytes(const nd_dims *dims);
 
 /* Tokens of separate documents, of all ranks (B, S): for each, in the order of the text, the place
  * of the first one of its document; and what nd_deal made of these. */

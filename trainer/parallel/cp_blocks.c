@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/parallel/cp_method.h"
 
-#include <string.h>
-
 #include "runtime/base/math.h"
 
 int nd_cp_blocks_gathered(int size, int index, int step, int64_t chunk, int64_t window,
@@ -137,31 +135,6 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention
                         block->q_count);
 }
 
-void nd_cp_count_keys(const nd_cp_deal *deal, const int32_t *places, int64_t count)
-{
-    const int64_t S = deal->d->S;
-    memset(deal->before, 0, (size_t)(S + 1) * sizeof *deal->before);
-    for (int64_t i = 0; i < count; i++) {
-        deal->before[places[i] + 1] = 1;
-    }
-    for (int64_t i = 0; i < S; i++) {
-        deal->before[i + 1] += deal->before[i];
-    }
-}
-
-void nd_cp_bounds(const nd_cp_deal *deal, int64_t b, int32_t *out)
-{
-    const nd_dims *d = deal->d;
-    const int32_t *places = deal->places + b * d->S + deal->index * d->s;
-    for (int64_t i = 0; i < d->s; i++) {
-        const int64_t end = places[i] + 1, first = deal->first_keys[b * d->S + places[i]];
-        const int64_t near = deal->window > 0 ? nd_max(first, end - deal->window) : first;
-        out[b * d->s + i] = deal->before[first];
-        out[d->T + b * d->s + i] = deal->before[near];
-        out[2 * d->T + b * d->s + i] = deal->before[end];
-    }
-}
-
 /* Row `of` of a block's bounds. */
 static nd_tensor bounds_of(const nd_dims *d, const nd_kv_source *kv, int64_t of)
 {
@@ -208,6 +181,26 @@ nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out)
     return ND_OK;
 }
 
+nd_status nd_cp_reorder(nd_cp *cp, const nd_dims *t, nd_group_kind group, void *ranks,
+                        nd_tensor rows, bool to_rows)
+{
+    const int64_t members = nd_mesh_group_size(&cp->rank->mesh, group), width = rows.shape[1];
+    const int64_t bytes = (int64_t)nd_dtype_size(rows.dtype);
+    for (int64_t c = 0; c < 2; c++) {
+        const int64_t first = c == 0 ? 0 : 2 * members - 1, step = c == 0 ? 1 : -1;
+        char *of_ranks = (char *)ranks + c * t->chunk * width * bytes;
+        char *at = (char *)rows.data + first * t->chunk * width * bytes;
+        nd_tensor r = nd_tensor_4d(of_ranks, rows.dtype, members, t->B, t->chunk, width);
+        nd_tensor x = nd_tensor_4d(at, rows.dtype, members, t->B, t->chunk, width);
+        r.stride[0] = t->T * width;
+        r.stride[1] = t->s * width;
+        x.stride[0] = step * t->chunk * width;
+        x.stride[1] = members * t->s * width;
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = to_rows ? x : r, .x = to_rows ? r : x);
+    }
+    return ND_OK;
+}
+
 static nd_status block_backward(nd_cp *cp, const nd_attention_block *block, const nd_cp_backward *b,
                                 const nd_kv_source *kv, const nd_block_gradients *to)
 {
@@ -232,6 +225,43 @@ nd_status nd_cp_blocks_backward(nd_cp *cp, int step, const nd_cp_backward *b,
     const int count = nd_cp_blocks_of(cp, step, kv->rows, blocks);
     for (int i = 0; i < count; i++) {
         ND_TRY(block_backward(cp, &blocks[i], b, kv, to));
+    }
+    return ND_OK;
+}
+
+static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t rows = cp->sight.first_keys ? d->s : d->chunk;
+    for (int64_t at = 0; at < d->s && cp->delta; at += rows) {
+        const nd_attention_block all = {at, rows, 0, rows, 0};
+        const nd_attention a = nd_cp_attention_of(cp, &all);
+        if (!cp->sight.first_keys &&
+            !cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
+            return ND_OK; /* other layers have a window */
+        }
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
+              .delta = nd_cp_row_view(d, cp->delta, &all), .out = nd_cp_q_view(d, o, &all),
+              .dout = nd_cp_q_view(d, dout, &all));
+    }
+    return ND_OK;
+}
+
+nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b)
+{
+    ND_TRY(make_delta(cp, b->o, b->dout));
+    return cp->method->backward(cp, b);
+}
+
+nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv)
+{
+    const nd_dims *d = &cp->dims;
+    const int64_t kv = 2 * d->K * d->D;
+    ND_TRY(nd_exchange_finish(cp->rank, &cp->arriving));
+    ND_TRY(cp->method->finish ? cp->method->finish(cp) : ND_OK);
+    if (!cp->method->in_place) {
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = nd_tensor_columns(dqkv, d->H * d->D, kv),
+              .x = nd_tensor_2d(cp->arrived, ND_DTYPE_F32, d->T, kv));
     }
     return ND_OK;
 }

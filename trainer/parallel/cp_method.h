@@ -11,23 +11,6 @@ typedef struct nd_cp_backward {
     const float *lse;
 } nd_cp_backward;
 
-/* Where the tokens of a micro-batch of separate documents are. Of sample b rank r of `size` has
- * places[b S + r s] and the s - 1 that follow; `at` says for each place where in `places` it
- * stands. */
-typedef struct nd_cp_deal {
-    const nd_dims *d; /* of the rank's heads */
-    int size, index;
-    int64_t window;                     /* of some layers; 0: of none */
-    bool may_select;                    /* not all keys need be sent */
-    const int32_t *first_keys, *places; /* (B, S) */
-    int64_t *sent;                      /* nd_cp_first_keys */
-    int32_t *at;                        /* (B, S) */
-    int32_t *before;                    /* (S + 1): how many of some keys have a place below each */
-    int32_t *rows;                      /* scratch: (S) */
-    int64_t *counts;                    /* scratch: (2, size) */
-    int32_t *sharers;                   /* scratch: (size) */
-} nd_cp_deal;
-
 /* How the keys and values of the ranks reach the queries of this one. */
 typedef struct nd_cp_method {
     /* Wants the method's buffers, and that of nd_cp_want_delta. */
@@ -37,9 +20,6 @@ typedef struct nd_cp_method {
                   nd_attention_block out[ND_CP_BLOCKS]);
     bool steps;    /* the exchange has `size` steps; else one */
     bool in_place; /* of one rank: keys, and their gradients, are in the projection */
-    /* How many numbers first_keys makes; deal->sent[0] is -1 before. */
-    int64_t (*first_key_count)(const nd_dims *d, int size);
-    void (*first_keys)(const nd_cp_deal *deal, int32_t *out);
     nd_status (*forward)(nd_cp *cp, nd_tensor qkv, nd_tensor o, float *lse);
     /* Begins cp->arriving, which brings cp->arrived. */
     nd_status (*backward)(nd_cp *cp, const nd_cp_backward *b);
@@ -49,11 +29,29 @@ typedef struct nd_cp_method {
 /* local: one rank has all keys. */
 extern const nd_cp_method nd_cp_method_gather, nd_cp_method_ring, nd_cp_method_local;
 
-/* cp_heads.c */
+/* cp_keys.c */
 
-/* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
-nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
-nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv);
+/* Whether all keys, or those that are seen, are there at once; else they travel, or stay. */
+bool nd_cp_gathers(const nd_rank *rank);
+
+/* What nd_cp_first_keys makes: of each query of the rank the first key, the first one within the
+ * window, and the end (ND_CP_BOUNDS, T), among the keys of a sample that are there, in the order of
+ * the text; once for each step of an exchange in steps. */
+enum { ND_CP_BOUNDS = 3 };
+
+/* Behind them where keys are gathered; -1 stands for what is not there. */
+typedef struct nd_cp_key_lists {
+    int32_t *order; /* (B S): of each key that is there its row: the rank's own T, what arrives */
+    int32_t *back;  /* (T + B S): of each row the number of its key in that order */
+    int32_t *sent;  /* (B S): of each row that is sent, receiver by receiver, the rank's token;
+                       none where all keys are gathered */
+} nd_cp_key_lists;
+
+static inline nd_cp_key_lists nd_cp_key_lists_of(const nd_dims *d, int32_t *numbers)
+{
+    int32_t *order = numbers + ND_CP_BOUNDS * d->T, *back = order + d->B * d->S;
+    return (nd_cp_key_lists){order, back, back + d->T + d->B * d->S};
+}
 
 /* cp_ulysses.c */
 
@@ -69,6 +67,10 @@ nd_status nd_cp_ulysses_backward_finish(nd_cp *cp, nd_tensor dqkv);
 
 /* cp_blocks.c */
 
+/* The backward of the method's forward, for the rank's heads, of dims; of what cp->sight says. */
+nd_status nd_cp_heads_backward(nd_cp *cp, const nd_cp_backward *b);
+nd_status nd_cp_heads_backward_finish(nd_cp *cp, nd_tensor dqkv);
+
 nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block);
 /* The blocks of a step, for what cp->sight says; keys: how many rows of them there are. Returns
  * their number. */
@@ -82,15 +84,8 @@ typedef struct nd_kv_source {
     nd_dtype dtype;
     int64_t rows, stride;  /* rows per sample, elements per row */
     int64_t k, v;          /* first column of each */
-    const int32_t *bounds; /* nd_cp_bounds, on the device; NULL: documents are joined */
+    const int32_t *bounds; /* of nd_cp_first_keys, on the device; NULL: documents are joined */
 } nd_kv_source;
-
-/* deal->before for `count` keys of a sample, at these places. */
-void nd_cp_count_keys(const nd_cp_deal *deal, const int32_t *places, int64_t count);
-/* (ND_CP_BOUNDS, B, s): of each query of the rank the first key, the first one within the window,
- * and the end, among the keys of deal->before. This fills those of sample b. */
-enum { ND_CP_BOUNDS = 3 };
-void nd_cp_bounds(const nd_cp_deal *deal, int64_t b, int32_t *out);
 
 nd_kv_source nd_cp_buffer_source(const nd_cp *cp, void *data, nd_dtype dtype, int64_t rows);
 
@@ -102,6 +97,11 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention
 
 /* k and v columns of qkv, packed to rows of 2 K D. */
 nd_status nd_cp_pack_kv(nd_cp *cp, nd_tensor qkv, void *out);
+
+/* Copies between what the members of a group have in zig-zag order, each (B, s) rows of t, and all
+ * of it in the order of the text: rows (B, members s). */
+nd_status nd_cp_reorder(nd_cp *cp, const nd_dims *t, nd_group_kind group, void *ranks,
+                        nd_tensor rows, bool to_rows);
 
 /* One block forward, and all blocks of an exchange in one step. */
 nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_tensor qkv,

@@ -11,8 +11,7 @@ static void ring_plan(nd_cp *cp, nd_memplan *plan)
     size_t local = (size_t)(d->T * 2 * d->K * d->D), q = (size_t)(d->T * d->H * d->D);
     size_t act = nd_dtype_size(d->act), rows = (size_t)(d->T * d->H) * sizeof(float);
     const nd_mem_class scratch = ND_MEM_SCRATCH;
-    nd_memplan_want(plan, scratch, "cp: packed k v", local * act, &cp->pack);
-    nd_memplan_want(plan, scratch, "cp: arriving k v", local * act, &cp->visiting[0]);
+    nd_memplan_want(plan, scratch, "cp: visiting k v", local * act, &cp->visiting[0]);
     nd_memplan_want(plan, scratch, "cp: second k v", local * act, &cp->visiting[1]);
     nd_memplan_want(plan, scratch, "cp: dk dv", local * 4, &cp->dkv[0]);
     nd_memplan_want(plan, scratch, "cp: second dk dv", local * 4, &cp->dkv[1]);
@@ -32,34 +31,9 @@ static nd_status hop(nd_cp *cp, const void *from, void *to, nd_dtype dtype, nd_e
     nd_rank *r = cp->rank;
     nd_comm *comm = r->groups.by_kind[ND_GROUP_CP];
     int next = (comm->index + 1) % comm->size, before = (comm->index + comm->size - 1) % comm->size;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_exchange(comm, &r->stream,
-                            &(nd_comm_args){.send = from,
-                                            .recv = to,
-                                            .count = d->T * 2 * d->K * d->D,
-                                            .dtype = dtype,
-                                            .to = next,
-                                            .from = before},
-                            done));
+    ND_COMM(r, comm, exchange, done, .send = from, .recv = to, .count = d->T * 2 * d->K * d->D,
+            .dtype = dtype, .to = next, .from = before);
     return ND_OK;
-}
-
-/* For each step the bounds among the visiting keys. */
-static int64_t ring_first_key_count(const nd_dims *d, int size)
-{
-    return size * ND_CP_BOUNDS * d->T;
-}
-
-static void ring_first_keys(const nd_cp_deal *deal, int32_t *out)
-{
-    const nd_dims *d = deal->d;
-    for (int step = 0; step < deal->size; step++, out += ND_CP_BOUNDS * d->T) {
-        const int64_t from = (deal->index - step + deal->size) % deal->size;
-        for (int64_t b = 0; b < d->B; b++) {
-            nd_cp_count_keys(deal, deal->places + b * d->S + from * d->s, d->s);
-            nd_cp_bounds(deal, b, out);
-        }
-    }
 }
 
 static nd_kv_source visiting_kv(const nd_cp *cp, int step)
@@ -145,8 +119,6 @@ const nd_cp_method nd_cp_method_ring = {
     .plan = ring_plan,
     .blocks = nd_cp_blocks_ring,
     .steps = true,
-    .first_key_count = ring_first_key_count,
-    .first_keys = ring_first_keys,
     .forward = ring_forward,
     .backward = ring_backward,
 };
@@ -176,8 +148,6 @@ const nd_cp_method nd_cp_method_local = {
     .plan = nd_cp_want_delta,
     .blocks = nd_cp_blocks_ring,
     .in_place = true,
-    .first_key_count = ring_first_key_count,
-    .first_keys = ring_first_keys,
     .forward = local_forward,
     .backward = local_backward,
 };

@@ -45,43 +45,34 @@ void nd_cp_ulysses_plan(nd_cp *cp, nd_memplan *plan)
                     replicas ? (size_t)(cp->tokens.T * cp->tokens.K * d->D) * 4 : 0, &u->sums);
 }
 
-/* Heads that lie beside one another: in the rows of a tensor, and in those of messages. */
+/* Heads that lie beside one another, as (T, groups, replicas, columns): member m has the columns of
+ * group m / replicas. They begin at `column` of the rows of the rank's tokens, and at column_in of
+ * those of messages, which have `width` columns. */
 typedef struct heads {
-    int64_t count, column;    /* of the rank's tokens */
-    int64_t column_in, width; /* of a message's rows */
+    int64_t groups, replicas, columns, column, column_in, width;
 } heads;
 
-/* (T, groups, replicas, columns): member m has the columns of group m / replicas. */
-typedef struct heads_view {
-    int64_t groups, replicas, columns;
-} heads_view;
-
-static heads_view view_of(const nd_cp *cp, const heads *h)
+static nd_tensor view_of(const nd_cp *cp, const heads *h, void *data, int64_t column)
 {
-    const int64_t members = cp->ulysses.members, groups = nd_min(h->count, members);
-    return (heads_view){groups, members / groups, h->count / groups * cp->dims.D};
+    char *first = (char *)data + column * (int64_t)nd_dtype_size(cp->dims.act);
+    return nd_tensor_4d(first, cp->dims.act, cp->tokens.T, h->groups, h->replicas, h->columns);
 }
 
 static nd_tensor token_view(const nd_cp *cp, const heads *h, nd_tensor x)
 {
-    const heads_view v = view_of(cp, h);
-    const nd_tensor from = nd_tensor_columns(x, h->column, h->count * cp->dims.D);
-    nd_tensor t = nd_tensor_4d(from.data, x.dtype, cp->tokens.T, v.groups, v.replicas, v.columns);
+    nd_tensor t = view_of(cp, h, x.data, h->column);
     t.stride[0] = x.stride[0];
-    t.stride[1] = v.columns;
+    t.stride[1] = h->columns;
     t.stride[2] = 0;
     return t;
 }
 
 static nd_tensor message_view(const nd_cp *cp, const heads *h, void *messages)
 {
-    const heads_view v = view_of(cp, h);
-    const int64_t T = cp->tokens.T, bytes = (int64_t)nd_dtype_size(cp->dims.act);
-    nd_tensor t = nd_tensor_4d((char *)messages + h->column_in * bytes, cp->dims.act, T, v.groups,
-                               v.replicas, v.columns);
+    nd_tensor t = view_of(cp, h, messages, h->column_in);
     t.stride[0] = h->width;
-    t.stride[1] = v.replicas * T * h->width;
-    t.stride[2] = T * h->width;
+    t.stride[2] = cp->tokens.T * h->width;
+    t.stride[1] = h->replicas * t.stride[2];
     return t;
 }
 
@@ -89,44 +80,32 @@ static nd_tensor message_view(const nd_cp *cp, const heads *h, void *messages)
 static int parts_of(const nd_cp *cp, bool output, heads parts[3])
 {
     const nd_dims *t = &cp->tokens, *d = &cp->dims;
-    const int64_t width = output ? d->H * d->D : d->QKV;
-    parts[0] = (heads){t->H, 0, 0, width};
-    parts[1] = (heads){t->K, t->H * d->D, d->H * d->D, width};
-    parts[2] = (heads){t->K, (t->H + t->K) * d->D, (d->H + d->K) * d->D, width};
-    return output ? 1 : 3;
-}
-
-/* Copies between messages and rows (B, s, width) of all members' tokens. */
-static nd_status reorder(nd_cp *cp, void *messages, void *rows, int64_t width, bool to_rows)
-{
-    const nd_dims *t = &cp->tokens;
-    const int64_t members = cp->ulysses.members, bytes = (int64_t)nd_dtype_size(t->act);
-    for (int64_t c = 0; c < 2; c++) {
-        const int64_t first = c == 0 ? 0 : 2 * members - 1, step = c == 0 ? 1 : -1;
-        char *in = (char *)messages + c * t->chunk * width * bytes;
-        char *at = (char *)rows + first * t->chunk * width * bytes;
-        nd_tensor m = nd_tensor_4d(in, t->act, members, t->B, t->chunk, width);
-        nd_tensor r = nd_tensor_4d(at, t->act, members, t->B, t->chunk, width);
-        m.stride[0] = t->T * width;
-        m.stride[1] = t->s * width;
-        r.stride[0] = step * t->chunk * width;
-        r.stride[1] = cp->dims.s * width;
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = to_rows ? r : m, .x = to_rows ? m : r);
+    const int64_t counts[] = {t->H, t->K, t->K}, members = cp->ulysses.members;
+    heads next = {.width = output ? d->H * d->D : d->QKV};
+    for (int i = 0; i < 3; i++) {
+        next.groups = nd_min(counts[i], members);
+        next.replicas = members / next.groups;
+        next.columns = counts[i] / next.groups * d->D;
+        parts[i] = next;
+        next.column += next.groups * next.columns;
+        next.column_in += next.columns;
     }
-    return ND_OK;
+    return output ? 1 : 3;
 }
 
 static nd_status exchange(nd_cp *cp, int64_t width, nd_event *done)
 {
     nd_rank *r = cp->rank;
-    ND_RUN(r, ND_TRACE_COMMUNICATION,
-           nd_comm_all_to_all(r->groups.by_kind[ND_GROUP_ULYSSES], &r->stream,
-                              &(nd_comm_args){.send = cp->ulysses.out,
-                                              .recv = cp->ulysses.in,
-                                              .count = cp->tokens.T * width,
-                                              .dtype = cp->dims.act},
-                              done));
+    ND_COMM(r, r->groups.by_kind[ND_GROUP_ULYSSES], all_to_all, done, .send = cp->ulysses.out,
+            .recv = cp->ulysses.in, .count = cp->tokens.T * width, .dtype = cp->dims.act);
     return ND_OK;
+}
+
+/* Messages, and rows of all members' tokens. */
+static nd_status reorder(nd_cp *cp, void *messages, void *rows, int64_t width, bool to_rows)
+{
+    const nd_tensor all = nd_tensor_2d(rows, cp->dims.act, cp->dims.T, width);
+    return nd_cp_reorder(cp, &cp->tokens, ND_GROUP_ULYSSES, messages, all, to_rows);
 }
 
 /* From all heads of the rank's tokens to the rank's heads of all members' tokens. */
@@ -156,14 +135,13 @@ static nd_status begin_to_tokens(nd_cp *cp, void *rows, bool output, nd_event *d
  * member. */
 static nd_status add_replicas(nd_cp *cp, const heads *h, nd_tensor to)
 {
-    const heads_view v = view_of(cp, h);
-    nd_tensor from = message_view(cp, h, cp->ulysses.in), sums = to;
-    const nd_tensor all = from;
+    const nd_tensor sums =
+        nd_tensor_4d(cp->ulysses.sums, ND_DTYPE_F32, cp->tokens.T, h->groups, 1, h->columns);
+    nd_tensor from = message_view(cp, h, cp->ulysses.in);
     from.shape[2] = to.shape[2] = 1;
-    sums = nd_tensor_4d(cp->ulysses.sums, ND_DTYPE_F32, cp->tokens.T, v.groups, 1, v.columns);
     ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = sums, .x = from);
-    for (int64_t i = 1; i < v.replicas; i++) {
-        from.data = (char *)all.data + i * all.stride[2] * (int64_t)nd_dtype_size(all.dtype);
+    for (int64_t i = 1; i < h->replicas; i++) {
+        from.data = (char *)from.data + from.stride[2] * (int64_t)nd_dtype_size(from.dtype);
         ND_OP(cp->rank, ND_TRACE_ATTENTION, accumulate, .acc = sums, .x = from);
     }
     ND_OP(cp->rank, ND_TRACE_ATTENTION, cast, .out = to, .x = sums);

@@ -169,14 +169,9 @@ nd_status nd_fsdp_grad_release(nd_fsdp *fsdp, const nd_unit *unit)
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (segments[kind].count > 0) {
-            ND_RUN(r, ND_TRACE_COMMUNICATION,
-                   nd_comm_reduce_scatter(comm, &r->stream,
-                                          &(nd_comm_args){.send = from,
-                                                          .recv = to,
-                                                          .count = segments[kind].shard_count,
-                                                          .dtype = ND_DTYPE_F32,
-                                                          .redop = ND_REDOP_SUM},
-                                          &slot->reduced[kind]));
+            ND_COMM(r, comm, reduce_scatter, &slot->reduced[kind], .send = from, .recv = to,
+                    .count = segments[kind].shard_count, .dtype = ND_DTYPE_F32,
+                    .redop = ND_REDOP_SUM);
         }
         from += segments[kind].count;
         to += segments[kind].shard_count;

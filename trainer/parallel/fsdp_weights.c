@@ -206,13 +206,10 @@ static nd_status gather(nd_fsdp *fsdp, nd_weight_slot *slot)
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_begin(comm));
     for (nd_segment_kind kind = 0; kind < ND_SEGMENT_COUNT; kind++) {
         if (unit->segments[kind].count > 0) {
-            ND_RUN(r, ND_TRACE_COMMUNICATION,
-                   nd_comm_all_gather(comm, &r->stream,
-                                      &(nd_comm_args){.send = part_in(fsdp, slot, unit, kind),
-                                                      .recv = slot->data[kind],
-                                                      .count = unit->segments[kind].shard_count,
-                                                      .dtype = nd_fsdp_gathered_dtype(fsdp, kind)},
-                                      &slot->gathered[kind]));
+            ND_COMM(r, comm, all_gather, &slot->gathered[kind],
+                    .send = part_in(fsdp, slot, unit, kind), .recv = slot->data[kind],
+                    .count = unit->segments[kind].shard_count,
+                    .dtype = nd_fsdp_gathered_dtype(fsdp, kind));
         }
     }
     ND_RUN(r, ND_TRACE_COMMUNICATION, nd_comm_group_end(comm));

@@ -17,26 +17,16 @@ nd_status nd_tp_gather(nd_rank *rank, nd_tensor local, void *buffer, nd_exchange
                        nd_tensor *full)
 {
     nd_tensor out = nd_tp_partial(rank, local, buffer);
-    ND_RUN(rank, ND_TRACE_COMMUNICATION,
-           nd_comm_all_gather(tp_comm(rank), &rank->stream,
-                              &(nd_comm_args){.send = local.data,
-                                              .recv = out.data,
-                                              .count = nd_tensor_count(local),
-                                              .dtype = local.dtype},
-                              later ? &later->done : NULL));
+    ND_COMM(rank, tp_comm(rank), all_gather, later ? &later->done : NULL, .send = local.data,
+            .recv = out.data, .count = nd_tensor_count(local), .dtype = local.dtype);
     *full = out;
     return ND_OK;
 }
 
 nd_status nd_tp_reduce(nd_rank *rank, nd_tensor partial, nd_tensor local, nd_exchange *later)
 {
-    ND_RUN(rank, ND_TRACE_COMMUNICATION,
-           nd_comm_reduce_scatter(tp_comm(rank), &rank->stream,
-                                  &(nd_comm_args){.send = partial.data,
-                                                  .recv = local.data,
-                                                  .count = nd_tensor_count(local),
-                                                  .dtype = local.dtype,
-                                                  .redop = ND_REDOP_SUM},
-                                  later ? &later->done : NULL));
+    ND_COMM(rank, tp_comm(rank), reduce_scatter, later ? &later->done : NULL, .send = partial.data,
+            .recv = local.data, .count = nd_tensor_count(local), .dtype = local.dtype,
+            .redop = ND_REDOP_SUM);
     return ND_OK;
 }

@@ -217,7 +217,7 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
     nd_status status = ND_OK;
     deal_rows(rank, d, of_sequence, places, rows);
     if (of_sequence) {
-        void *scratch = malloc(nd_cp_first_keys_bytes(rank, d));
+        void *scratch = malloc(nd_cp_first_keys_bytes(d));
         cr_assert_leq(nd_cp_sent_count(rank), sizeof sent / sizeof *sent);
         nd_cp_first_keys(rank, d, &(nd_dealt){of_sequence, places}, scratch, keys, sent);
         free(scratch);
