@@ -150,22 +150,6 @@ static nd_status launch(const nd_config *config, const nd_slurm *slurm,
     return status;
 }
 
-static nd_status help(const char *topic)
-{
-    static const nd_help_entry own[] = {
-        {"generate", "continues prompts with a model (generate --help)"},
-        {"eval", "the loss of a model on data, or multiple choice (eval --help)"},
-        {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
-        {"config", "writes a first configuration with comments"},
-        {"env", "prints versions, host, limits and environment, for a report of a problem"},
-        {"--make-key FILE",
-         "writes a fresh job key into a new file of mode 0600 and ends; several nodes share one"},
-    };
-    static const nd_help program = {"ndlaunch [--config-file FILE] [flags]", own,
-                                    sizeof own / sizeof *own};
-    return nd_config_help(stdout, &program, topic);
-}
-
 /* Runs the worker program (args[0]), which prints its `what`, and waits for it. */
 static nd_status print_of_worker(char **args, const char *what)
 {
@@ -223,7 +207,7 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
     int own_count = 0;
     out->command = argc > 1 ? nd_command_find(argv[1]) : ND_COMMAND_NONE;
     if (!out->command && is_name(argv[1])) {
-        ND_TRY(nd_command_check_name("ndlaunch", argv[1]));
+        ND_TRY(nd_command_check_name(ND_NDLAUNCH, argv[1]));
     }
     if (out->command) {
         ND_TRY(nd_command_split(out->command, argc - 1, argv + 1, false, rest, count));
@@ -245,7 +229,7 @@ static nd_status read_command(int argc, char **argv, worker_command *out, char *
 static nd_status run(int argc, char **argv, const worker_command *command, int *exit_code)
 {
     nd_config config = {0};
-    nd_cli cli = {.plan_rank = -1, .help_topic = ""};
+    nd_cli cli = {.help_topic = ""};
     nd_slurm slurm;
     ND_TRY(nd_slurm_read(&slurm));
     nd_status status = nd_config_init(&config);
@@ -254,21 +238,13 @@ static nd_status run(int argc, char **argv, const worker_command *command, int *
     if (status == ND_OK && cli.help && command->command && !cli.help_topic[0]) {
         status = print_command_help(command->command);
     } else if (status == ND_OK && cli.help) {
-        status = help(cli.help_topic);
+        status = nd_config_help(stdout, ND_NDLAUNCH, cli.help_topic);
     } else if (status == ND_OK && cli.version) {
         status = print_version();
-    } else if (status == ND_OK && cli.plan_rank >= 0) {
-        status = nd_fail(ND_ERR_CONFIG,
-                         "--rank %d is for `ndtrain plan` alone, which prints that rank's groups; "
-                         "leave it out: ndlaunch gives the ranks itself, and a node's number is "
-                         "--node-rank",
-                         cli.plan_rank);
-    } else if (status == ND_OK && cli.plan_explains) {
-        status = nd_fail(ND_ERR_CONFIG, "--explain is for `ndtrain plan` alone; leave it out");
     } else if (status == ND_OK) {
         status = nd_slurm_complete(&slurm, &config);
         status = status == ND_OK ? nd_config_resolve(&config) : status;
-        nd_log_init(strcmp(config.log.level, "debug") == 0 ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
+        nd_log_init(config.log.level == ND_LOG_DEBUG ? ND_LOG_DEBUG : ND_LOG_INFO, NULL);
         if (command->command && config.launch.max_restarts > 0) {
             nd_log_warning("launch.max_restarts has no effect: %s is not started again",
                            nd_command_name(command->command));
@@ -309,13 +285,7 @@ static nd_status make_key(const char *flag, int argc, char **argv)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: ndlaunch --config-file FILE [flags]\n"
-                    "       ndlaunch config [--config-file FILE]\n"
-                    "       ndlaunch env\n"
-                    "       ndlaunch generate|eval --model PATH [flags]\n"
-                    "       ndlaunch bench --layer [flags]\n"
-                    "       ndlaunch --make-key FILE\n"
-                    "       ndlaunch --help [SECTION|all] | --version\n");
+    nd_program_print_usage(ND_NDLAUNCH);
     return (int)ND_ERR_CONFIG;
 }
 

@@ -4,39 +4,21 @@
 
 KIND is ndlaunch.1, ndtrain.1, bash or zsh. Flags, keys, defaults, ranges and choices come from runtime/config/fields.def,
 runtime/mesh/mesh.def, runtime/config/flags.def and runtime/config/accelerate.def, so a new key needs no line here. The flags that
-a command has of its own come from runtime/config/commands.def; the commands of ndtrain are below. tests/e2e/check_manual.py compares all
-with what the programs print.
+a command has of its own come from runtime/config/commands.def, as the commands do. tests/e2e/check_manual.py compares all with what the
+programs print.
 """
 import dataclasses
 import pathlib
 import re
 import sys
 
-COMMANDS = {
-    "train": "one worker of a job, which ndlaunch, srun or torchrun starts",
-    "check": "reads configuration, model and data; starts nothing",
-    "plan": "prints mesh, groups, memory and estimated time; starts nothing; ends with 1 when the job does not fit",
-    "generate": "continues prompts with a model",
-    "eval": "the loss of a model on data, or multiple choice",
-    "bench": "times FP8 beside BF16 on this machine",
-    "ckpt": "lists, verifies, exports, compares and deletes checkpoints",
-    "tokenize": "turns text and JSON lines into token files",
-    "report": "draws runs as one page",
-    "version": "prints the version and what is inside",
-}
+ROOT = pathlib.Path(sys.argv[4]) if len(sys.argv) > 4 else pathlib.Path(__file__).resolve().parent.parent
 CONFIGURED = ("train", "check", "plan", "generate", "eval", "bench") # commands that take the flags of the table
 USES = ("generate", "eval", "bench") # those which ndlaunch starts too, and `ndtrain check` checks
 COMMON = {"config-file": "a YAML file, native or accelerate's", "set": "section.key=value: sets any key",
           "help": "the flags used most; with a section or all: more", "version": "the version and what is inside"}
-LAUNCHER_COMMANDS = {"generate": "continues prompts with a model", "eval": "the loss of a model on data, or multiple choice",
-                     "bench": "times FP8 beside BF16 on this machine",
-                     "config": "writes a first configuration with comments",
-                     "env": "prints versions, host, limits and environment, for a report of a problem"}
-LAUNCHER = {"make-key": "writes a fresh job key into a new file and ends"}
-PLAN_FLAGS = ["--rank", "--explain"] # which are settings for one command alone
 STRATEGIES = ["no", "steps", "epoch"]
-CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES,
-           "evaluation-strategy": STRATEGIES, "optim": ["adamw", "adamw_torch", "adamw_torch_fused", "sgd"]}
+CHOICES = {"save-strategy": STRATEGIES, "eval-strategy": STRATEGIES, "evaluation-strategy": STRATEGIES}
 FILES = {"config-file", "make-key", "output", "input", "tokenizer", "side-files", "model", "prompt-file", "data", "requests"}
 CODES = [(0, "the run ended well"), (1, "an internal error; from ndtrain plan and ndtrain ckpt diff: the answer is no"),
          (2, "configuration or usage"), (65, "bad data, model or checkpoint"), (70, "a number that is not finite"),
@@ -113,6 +95,17 @@ def string(text):
     return "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text)).replace('\\"', '"').replace("\\\\", "\\")
 
 
+def commands_of(program):
+    """The commands of a program with their lines of help."""
+    rows = calls((ROOT / "runtime/config/commands.def").read_text(), "ND_COMMAND")
+    return {string(row[2]): string(row[7]) for row in rows if row[1] in (program, "BOTH") and " " not in row[2]}
+
+
+COMMANDS = commands_of("TRAIN") | {"version": "prints the version and what is inside"}
+LAUNCHER_COMMANDS = {name: text for name, text in commands_of("LAUNCH").items() if name[0] != "-"}
+LAUNCHER = {name[2:]: text for name, text in commands_of("LAUNCH").items() if name[0] == "-"} # flags in place of a command
+
+
 def read_table(root):
     """(sections with titles, fields in the order of the table, flags of other programs with their values, own flags by command)."""
     table = (root / "runtime/config/fields.def").read_text()
@@ -121,9 +114,9 @@ def read_table(root):
     recipes = "|".join(string(c[1]) for c in calls((root / "runtime/config/fp8_recipes.def").read_text(), "ND_FP8_RECIPE"))
     table = table.replace("ND_FP8_RECIPES", f'"{recipes}"')
     fields = []
-    for section, key, kind, _, initial, least, most, choices, _, unit, flags, text in calls(table, "ND_FIELD"):
+    for section, key, kind, initial, least, most, choices, _, unit, flags, text in calls(table, "ND_FIELD"):
         if section != "mesh": # those of the mesh are made from the axes
-            fields.append(Field(section, key, kind, string(initial), least, most, (string(choices) or "").split("|") if
+            fields.append(Field(section, key, kind.split("(")[0], string(initial), least, most, (string(choices) or "").split("|") if
                                 string(choices) else [], string(unit), string(flags).split(), string(text)))
     sections = [(name, string(title)) for name, title in calls(table, "ND_SECTION")]
     by_section = {name: [f for f in fields if f.section == name] for name, _ in sections}
@@ -139,7 +132,7 @@ def own_flags(root):
     for macro, place in (("ND_OWN_SWITCH", 2), ("ND_OWN_TEXT", 3), ("ND_OWN_NUMBER", 3)):
         for row in calls(table, macro):
             found[names[row[0]]].append(string(row[place]).split()[0])
-    return {**found, "plan": PLAN_FLAGS}
+    return found
 
 
 def verbs_of(table):
@@ -147,17 +140,24 @@ def verbs_of(table):
     return {name.split()[1]: flags for name, flags in table[3].items() if name.startswith("ckpt ")}
 
 
+def words(text):
+    """The values among "theirs|theirs=ours"."""
+    return [value.split("=")[0] for value in string(text).split("|")]
+
+
 def other_flags(root, axes):
     """(flag, its values) of flags.def but for those that are always refused, and of accelerate's keys."""
     table = (root / "runtime/config/flags.def").read_text()
     flags = [(name, ["true", "false"] if switch == "true" else CHOICES.get(name, []))
-             for names, switch, _ in calls(table, "ND_FLAG_CALL") for name in string(names).split()]
+             for names, switch, _, _ in calls(table, "ND_FLAG_CALL") for name in string(names).split()]
     only = [(names, values) for names, values, _ in calls(table, "ND_FLAG_ONLY")]
+    only += [(names, values) for names, _, _, values, _ in calls(table, "ND_FLAG_WORDS")]
     only += [(names, '"1"') for _, _, _, names, _ in calls((root / "runtime/mesh/mesh.def").read_text(), "ND_AXIS_RESERVED")]
-    flags += [(name, string(values).split()) for names, values in only for name in string(names).split()]
+    flags += [(name, words(values)) for names, values in only for name in string(names).split()]
     table = (root / "runtime/config/accelerate.def").read_text()
-    values = {key: string(v).split("|") if "[" not in v else [] for _, key, v, _ in calls(table, "ND_KEY_ONLY")}
-    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_HINT", "ND_KEY_CALL") for c in calls(table, macro)
+    values = {key: words(v) if "[" not in v else [] for _, key, v, _ in calls(table, "ND_KEY_ONLY")}
+    values |= {key: words(v) for _, key, _, _, v, _ in calls(table, "ND_KEY_WORDS") if v != '"-1="'}
+    keys = [c[1] for macro in ("ND_KEY_FIELD", "ND_KEY_WORDS", "ND_KEY_ONLY", "ND_KEY_IGNORED", "ND_KEY_HINT", "ND_KEY_CALL") for c in calls(table, macro)
             if "##" not in c[1]]  # that of a macro for each axis
     keys += [f"parallelism_config_{axis}_size" for axis in axes]
     refused = {name for names, _ in calls((root / "runtime/config/flags.def").read_text(), "ND_FLAG_REFUSE")
@@ -408,7 +408,7 @@ case $words[2] in
             _arguments {' '.join(verbs)} '*:file:_files'
         fi
         ;;
-    plan) _arguments $configured '--rank[the rank that is planned]:rank: ' '--explain[why memory is needed, and what other settings need]' ;;
+    plan) _arguments $configured {' '.join(flags_of["plan"])} ;;
     *) _arguments $configured ;;
 esac
 """
@@ -416,8 +416,7 @@ esac
 
 def main():
     kind, version, out = sys.argv[1:4]
-    root = pathlib.Path(sys.argv[4]) if len(sys.argv) > 4 else pathlib.Path(__file__).resolve().parent.parent
-    table = read_table(root)
+    table = read_table(ROOT)
     makers = {"ndlaunch.1": lambda: launcher_page(version, table), "ndtrain.1": lambda: worker_page(version, table),
               "bash": lambda: bash(table), "zsh": lambda: zsh(table)}
     pathlib.Path(out).write_text(makers[kind]())

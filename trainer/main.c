@@ -1,15 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * ndtrain: the worker.
- *   ndtrain train [flags]   one worker of a job, started by ndlaunch, srun, or alone
- *   ndtrain check [flags]   reads and checks configuration, model and data; starts nothing
- *   ndtrain plan  [flags]   prints mesh, groups, memory and estimated step time; starts nothing
- *   ndtrain generate        continues prompts with a model
- *   ndtrain eval            the loss of a model on data, or how well it answers multiple choice
- *   ndtrain bench           times FP8 beside BF16: linears, or a layer on a mesh
- *   ndtrain ckpt VERB       lists, verifies, exports, compares and deletes checkpoints
- *   ndtrain tokenize        turns text into token files
- *   ndtrain report RUN      draws runs as one page
+ *   ndtrain COMMAND ...     the commands are in runtime/config/commands.def
  *   ndtrain --version       prints the version and what is inside
  */
 #include <signal.h>
@@ -21,6 +13,7 @@
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
 #include "runtime/base/shown.h"
+#include "runtime/base/suggest.h"
 #include "runtime/config/commands.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
@@ -28,15 +21,9 @@
 
 static void init_log(const nd_config *config, const nd_identity *id)
 {
-    static const char *const names[] = {"error", "warning", "info", "debug"};
+    const nd_log_level level =
+        config->log.level == ND_LOG_INFO && id->rank > 0 ? ND_LOG_WARNING : config->log.level;
     char prefix[200];
-    nd_log_level level = ND_LOG_INFO;
-    for (nd_log_level l = ND_LOG_ERROR; l <= ND_LOG_DEBUG; l++) {
-        level = strcmp(config->log.level, names[l]) == 0 ? l : level;
-    }
-    if (id->rank > 0 && level == ND_LOG_INFO) {
-        level = ND_LOG_WARNING;
-    }
     snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* the form that ndlaunch uses */
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
 }
@@ -44,7 +31,7 @@ static void init_log(const nd_config *config, const nd_identity *id)
 static int usage(const char *unknown)
 {
     char shown[256];
-    if (unknown[0] && nd_command_check_name("ndtrain", unknown) != ND_OK) {
+    if (unknown[0] && nd_command_check_name(ND_NDTRAIN, unknown) != ND_OK) {
         nd_log_error("%s", nd_error_last()->message);
         return (int)ND_ERR_CONFIG;
     }
@@ -52,34 +39,8 @@ static int usage(const char *unknown)
         nd_escape(shown, sizeof shown, unknown, "");
         nd_log_error("ndtrain has no command \"%s\"", shown);
     }
-    fprintf(stderr, "usage: ndtrain train|check|plan [--config-file FILE] [flags]\n"
-                    "       ndtrain generate --model PATH --prompt TEXT [flags]\n"
-                    "       ndtrain eval --model PATH --data FILE | --requests FILE [flags]\n"
-                    "       ndtrain bench --products | --layer [flags]\n"
-                    "       ndtrain ckpt ls|verify|export|gguf|diff|prune ... | ckpt --help\n"
-                    "       ndtrain tokenize --tokenizer PATH --input PATH ... --output-prefix P\n"
-                    "       ndtrain report RUN ... [-o FILE]\n"
-                    "       ndtrain --help [SECTION|all] | --version\n");
+    nd_program_print_usage(ND_NDTRAIN);
     return (int)ND_ERR_CONFIG;
-}
-
-static nd_status help(const char *topic)
-{
-    static const nd_help_entry own[] = {
-        {"train", "one worker of a job, which ndlaunch, srun or torchrun starts"},
-        {"check", "reads configuration, model and data; starts nothing"},
-        {"plan [--explain]", "prints mesh, groups, memory and time; with --explain also why memory "
-                             "is needed"},
-        {"plan --rank R", "the rank whose groups and memory are printed; rank 0 if not given"},
-        {"generate, eval", "texts of a model, and its loss on data (generate --help, eval --help)"},
-        {"bench", "times FP8 beside BF16 on this machine (bench --help)"},
-        {"ckpt VERB", "lists, verifies, exports, compares and deletes checkpoints (ckpt --help)"},
-        {"tokenize", "turns text and JSON lines into token files (tokenize --help)"},
-        {"report RUN", "draws runs as one page of HTML (report --help)"},
-    };
-    static const nd_help program = {"ndtrain train|check|plan [--config-file FILE] [flags]", own,
-                                    sizeof own / sizeof *own};
-    return nd_config_help(stdout, &program, topic);
 }
 
 static const nd_command *find_command(const char *name)
@@ -88,44 +49,107 @@ static const nd_command *find_command(const char *name)
                                                  &nd_command_plan,  &nd_command_generate,
                                                  &nd_command_eval,  &nd_command_bench};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
-        if (strcmp(commands[i]->name, name) == 0) {
+        if (strcmp(nd_command_name(commands[i]->id), name) == 0) {
             return commands[i];
         }
     }
     return NULL;
 }
 
+/* Tools. */
+
 static const struct {
     nd_command_id command;
     nd_tool *run;
-} tools[] = {{ND_COMMAND_TOKENIZE, nd_tokenize}, {ND_COMMAND_REPORT, nd_report}};
+} tools[] = {{ND_COMMAND_TOKENIZE, nd_tokenize},       {ND_COMMAND_REPORT, nd_report},
+             {ND_COMMAND_CKPT_LS, nd_ckpt_ls},         {ND_COMMAND_CKPT_VERIFY, nd_ckpt_verify},
+             {ND_COMMAND_CKPT_EXPORT, nd_ckpt_export}, {ND_COMMAND_CKPT_GGUF, nd_ckpt_gguf},
+             {ND_COMMAND_CKPT_DIFF, nd_ckpt_diff},     {ND_COMMAND_CKPT_PRUNE, nd_ckpt_prune}};
+enum { TOOLS = sizeof tools / sizeof *tools };
 
-/* Runs a command that is no worker and needs no configuration; false: `name` is none. */
-static bool run_tool(const char *name, int argc, char **argv, int *exit_code)
+static const char ckpt[] = "ckpt";
+
+/* The tool that the words name: one, or ckpt and a verb; TOOLS: none. */
+static int find_tool(int argc, char **argv)
 {
-    const bool is_ckpt = strcmp(name, "ckpt") == 0;
-    if (is_ckpt) {
-        *exit_code = nd_ckpt_main(argc, argv);
+    char name[64];
+    const bool verb = strcmp(argv[0], ckpt) == 0 && argc > 1;
+    int i = 0;
+    snprintf(name, sizeof name, "%s%s%s", argv[0], verb ? " " : "", verb ? argv[1] : "");
+    while (i < TOOLS && strcmp(nd_command_name(tools[i].command), name) != 0) {
+        i++;
     }
-    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
-        if (strcmp(nd_command_name(tools[i].command), name) == 0) {
-            int code = 0;
-            nd_status status = nd_tool_run(tools[i].command, tools[i].run, argc, argv, &code);
-            *exit_code = nd_tool_end(status, code);
-            return true;
+    return i;
+}
+
+/* ckpt without one of its verbs. */
+static nd_status run_ckpt(const char *word)
+{
+    nd_suggest search;
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+        nd_command_print_help(ND_COMMAND_CKPT);
+        return ND_OK;
+    }
+    if (strcmp(word, "--version") == 0) {
+        nd_version_print();
+        return ND_OK;
+    }
+    nd_suggest_init(&search, word);
+    for (int i = 0; i < TOOLS; i++) {
+        const char *name = nd_command_name(tools[i].command);
+        if (strncmp(name, ckpt, sizeof ckpt - 1) == 0) {
+            nd_suggest_offer(&search, name + sizeof ckpt);
         }
     }
-    return is_ckpt;
+    return *word ? nd_fail(ND_ERR_CONFIG, "ndtrain ckpt has no verb \"%.60s\"; %s%s%s", word,
+                           search.best ? "did you mean "
+                                       : "it has ls, verify, export, gguf, diff and prune",
+                           search.best ? search.best : "", search.best ? "?" : "")
+                 : nd_fail(ND_ERR_CONFIG, "a verb is missing: ls, verify, export, gguf, diff or "
+                                          "prune; ndtrain ckpt --help says more");
+}
+
+static nd_status run_tool(int tool, int argc, char **argv, int *code)
+{
+    nd_command_flags line;
+    if (tool == TOOLS) {
+        return run_ckpt(argc > 1 ? argv[1] : "");
+    }
+    if (nd_command_wants_help(argc, argv)) {
+        nd_command_print_help(tools[tool].command);
+        return ND_OK;
+    }
+    ND_TRY(nd_command_flags_read(tools[tool].command, argc, argv, &line));
+    return tools[tool].run(&line, code);
+}
+
+/* The exit code of a program that has printed something and is no worker: that of the status, or
+ * `code` when all went well. */
+static int finish(nd_status status, int code)
+{
+    for (int flushed = 0; flushed < 2; flushed++) {
+        if (status != ND_OK) {
+            nd_log_error("%s", nd_error_last()->message);
+            code = (int)status;
+        }
+        status = flushed ? ND_OK : nd_process_flush_output();
+    }
+    return code;
+}
+
+static bool has_own_flags(const nd_command *command)
+{
+    return command != &nd_command_train && command != &nd_command_check;
 }
 
 static nd_status run_command(const nd_command *command, const nd_command_call *call)
 {
-    if (call->cli->help && command->own && !call->cli->help_topic[0]) {
-        nd_command_print_help(command->own);
+    if (call->cli->help && has_own_flags(command) && !call->cli->help_topic[0]) {
+        nd_command_print_help(command->id);
         return ND_OK;
     }
     if (call->cli->help) {
-        return help(call->cli->help_topic);
+        return nd_config_help(stdout, ND_NDTRAIN, call->cli->help_topic);
     }
     if (call->cli->version) {
         nd_version_print();
@@ -137,8 +161,8 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
 
 /* Checks the command's own flags. *rest becomes the words without them, or stays as it is where all
  * flags are settings; it is owned by the caller, but not its words. argv[0] is the command. */
-static nd_status take_own_flags(const nd_command *command, int argc, char **argv, char ***rest,
-                                int *count)
+static nd_status take_own_flags(const nd_command *command, int argc, char **argv,
+                                nd_command_flags *line, char ***rest, int *count)
 {
     const nd_command *use = command;
     if (command->find_use) {
@@ -146,31 +170,26 @@ static nd_status take_own_flags(const nd_command *command, int argc, char **argv
         argc--;
         argv++;
     }
-    if (!use || !use->own) {
+    if (!use || !has_own_flags(use)) {
         return ND_OK;
     }
-    ND_TRY(nd_command_split(use->own, argc, argv, false, rest, count));
-    return nd_command_wants_help(argc, argv) ? ND_OK : use->check_flags(argc, argv);
-}
-
-/* The exit code of a program that has printed something and is no worker. */
-static int finish(nd_status status)
-{
-    status = status == ND_OK ? nd_process_flush_output() : status;
-    if (status != ND_OK) {
-        nd_log_error("%s", nd_error_last()->message);
+    ND_TRY(nd_command_split(use->id, argc, argv, false, rest, count));
+    if (nd_command_wants_help(argc, argv)) {
+        return ND_OK;
     }
-    return (int)status;
+    ND_TRY(nd_command_flags_read(use->id, argc, argv, line));
+    return use->check_flags ? use->check_flags(line) : ND_OK;
 }
 
 int main(int argc, char **argv)
 {
     nd_worker worker = {.failure = ND_FAILURE_INIT};
     nd_config config = {0};
-    nd_cli cli = {.plan_rank = -1, .help_topic = ""};
+    nd_cli cli = {.help_topic = ""};
     const char *name = argc > 1 ? argv[1] : "";
     const nd_command *command = find_command(name);
     char **rest = NULL;
+    nd_command_flags line = {0};
     int rest_count = argc - 1, code = 0;
     nd_streams_open();
     if (nd_limits_check_stack() != ND_OK) {
@@ -182,28 +201,32 @@ int main(int argc, char **argv)
         nd_process_shorten_spin(argv, command->decodes);
     }
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of write, with a sentence */
-    if (run_tool(name, argc - 1, argv + 1, &code)) {
-        return code;
+    const int tool = argc > 1 ? find_tool(argc - 1, argv + 1) : TOOLS;
+    if (tool < TOOLS || strcmp(name, ckpt) == 0) {
+        const int verb = strcmp(name, ckpt) == 0 && tool < TOOLS;
+        const nd_status ended = run_tool(tool, argc - 1 - verb, argv + 1 + verb, &code);
+        return finish(ended, code);
     }
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
         nd_version_print();
-        return finish(ND_OK);
+        return finish(ND_OK, 0);
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        return finish(help(argc > 2 ? argv[2] : ""));
+        return finish(nd_config_help(stdout, ND_NDTRAIN, argc > 2 ? argv[2] : ""), 0);
     }
     if (!command) {
         return usage(name);
     }
-    nd_command_call call = {&config, &cli, &worker, argc, argv};
+    nd_command_call call = {&config, &cli, &worker, &line, argc, argv};
     nd_status status = command->begin(&worker);
     if (status == ND_OK && command != &nd_command_plan) { /* which says what a worker needs */
         status = nd_limits_check_memory(ND_WORKER_LIBRARY_BYTES, "this program");
     }
-    status =
-        status == ND_OK ? take_own_flags(command, argc - 1, argv + 1, &rest, &rest_count) : status;
+    status = status == ND_OK
+                 ? take_own_flags(command, argc - 1, argv + 1, &line, &rest, &rest_count)
+                 : status;
     status = status == ND_OK ? nd_settings_read(&config, &cli, &worker.identity, rest_count,
                                                 rest ? rest : argv + 1)
                              : status;

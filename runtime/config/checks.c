@@ -1,8 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keys that are wrong by themselves or beside others, whatever the number of steps is. */
+/* Keys that are wrong by themselves or beside others, and those that the run does not read. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/config/reader.h"
+
+/* A key that needs another one, which has a value that does not do. */
+typedef struct need {
+    nd_field_id key;
+    const char *value; /* the one that needs it; NULL: any but the default */
+    nd_field_id other;
+    const char *lacking;
+    const char *why, *fix; /* the rest of the sentence */
+} need;
+
+static const need needs[] = {
+    {ND_FIELD_launch_nnodes, NULL, ND_FIELD_launch_rdzv_endpoint, "", "so the nodes cannot meet",
+     "give the HOST:PORT where node 0 listens, the same on every node"},
+    {ND_FIELD_launch_nnodes, NULL, ND_FIELD_launch_rdzv_key_file, "",
+     "and several nodes need a key",
+     "make one with `ndlaunch --make-key FILE`, copy it to every node, and name it with "
+     "--rdzv-key-file"},
+    {ND_FIELD_launch_spare_nodes, NULL, ND_FIELD_launch_nnodes, "1",
+     "and node 0 cannot be replaced", "give --nnodes 2 or more, or leave --spare-nodes out"},
+    {ND_FIELD_launch_spare_nodes, NULL, ND_FIELD_launch_max_restarts, "0",
+     "so no restart would use them", "give --max-restarts too"},
+    {ND_FIELD_launch_min_nodes, NULL, ND_FIELD_launch_max_restarts, "0",
+     "so no restart would go on with fewer nodes", "give --max-restarts too"},
+    {ND_FIELD_launch_max_restarts, NULL, ND_FIELD_checkpoint_interval, "0",
+     "so a restart would lose all steps", "give --checkpoint-frequency STEPS too"},
+    {ND_FIELD_launch_nccl_alone, NULL, ND_FIELD_launch_device, "cpu", "where ranks do not use NCCL",
+     "set launch.nccl_alone: false (--nccl-alone false)"},
+    {ND_FIELD_kernels_cuda_graphs, NULL, ND_FIELD_launch_device, "cpu",
+     "where work is not launched", "set kernels.cuda_graphs: false (--cuda-graphs false)"},
+    {ND_FIELD_kernels_comm_blocks, NULL, ND_FIELD_launch_device, "cpu",
+     "where collectives take no multiprocessors", "set kernels.comm_blocks: 0 (--comm-blocks 0)"},
+    {ND_FIELD_kernels_product_processors, NULL, ND_FIELD_launch_device, "cpu",
+     "where products take no multiprocessors",
+     "set kernels.product_processors: 0 (--product-processors 0)"},
+    {ND_FIELD_train_steps, "0", ND_FIELD_train_epochs, "0", "so the run has no length",
+     "give one of them (--num-steps N or --num-train-epochs X)"},
+    {ND_FIELD_train_nonfinite, "rewind", ND_FIELD_checkpoint_interval, "0",
+     "so there is nothing to go back to", "give --checkpoint-frequency STEPS too"},
+    {ND_FIELD_train_early_stopping_patience, NULL, ND_FIELD_data_validation_path, "",
+     "so the run does not validate", "give --validation-path FILE and --eval-steps N"},
+    {ND_FIELD_train_early_stopping_patience, NULL, ND_FIELD_train_validation_interval, "0",
+     "so the run does not validate while it trains", "give --eval-steps N"},
+    {ND_FIELD_train_sample_prompt, NULL, ND_FIELD_data_validation_path, "",
+     "and a prompt is continued at each validation", "give --validation-path FILE"},
+    {ND_FIELD_checkpoint_load_best, NULL, ND_FIELD_data_validation_path, "",
+     "so there is no validation file", "give --validation-path FILE"},
+    {ND_FIELD_checkpoint_load_best, NULL, ND_FIELD_train_validation_interval, "0",
+     "so no saved state is validated", "give --eval-steps N"},
+    {ND_FIELD_checkpoint_load_best, NULL, ND_FIELD_checkpoint_interval, "0", "so no state is saved",
+     "give --save-steps with a multiple of train.validation_interval"},
+    {ND_FIELD_log_dump_tensors, NULL, ND_FIELD_log_dump_steps, "", "so no step has them",
+     "give both, such as --dump-tensors '*.grad' --dump-steps 1-3, or none"},
+    {ND_FIELD_log_dump_steps, NULL, ND_FIELD_log_dump_tensors, "", "so they have no tensors",
+     "give both, such as --dump-tensors '*.grad' --dump-steps 1-3, or none"},
+};
+
+static nd_status check_need(const nd_config *c, const need *n)
+{
+    const nd_field *key = &nd_fields[n->key], *other = &nd_fields[n->other];
+    char *value = NULL, *lacking = NULL;
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_field_format(c, n->key, &value));
+    ND_TRY_OUT(nd_field_format(c, n->other, &lacking));
+    const bool needed = n->value ? strcmp(value, n->value) == 0 : strcmp(value, key->initial) != 0;
+    if (needed && strcmp(lacking, n->lacking) == 0) {
+        status = nd_fail(ND_ERR_CONFIG, "%s.%s is %.60s, but %s.%s is %s, %s; %s", key->section,
+                         key->key, value, other->section, other->key, *lacking ? lacking : "empty",
+                         n->why, n->fix);
+    }
+out:
+    free(value);
+    free(lacking);
+    return status;
+}
+
+static nd_status check_needs(const nd_config *c)
+{
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        ND_TRY(check_need(c, &needs[i]));
+    }
+    return ND_OK;
+}
 
 /* Product of positive factors as a double: exact below 2^53; a larger one is only compared. */
 static double product(const int64_t *factors, int count)
@@ -53,60 +139,14 @@ static nd_status check_nodes(const nd_config *c)
             nd_ll(c->launch.node_rank), nd_ll(nodes),
             c->launch.spare_nodes ? " with its spare nodes" : "", nd_ll(nodes - 1));
     }
-    if (c->launch.nnodes > 1 && !*c->launch.rdzv_endpoint) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "a job of %lld nodes needs launch.rdzv_endpoint; give the HOST:PORT where node 0 "
-            "listens, the same on every node",
-            nd_ll(c->launch.nnodes));
-    }
-    if (c->launch.nnodes > 1 && !*c->launch.rdzv_key_file) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "a job of %lld nodes needs launch.rdzv_key_file; make a key once with `ndlaunch "
-            "--make-key FILE`, copy it to every node, and name it with --rdzv-key-file",
-            nd_ll(c->launch.nnodes));
-    }
-    return ND_OK;
-}
-
-/* For a number of nodes that only restarts use; 0: none is given. */
-static nd_status need_restarts(const nd_config *c, const char *key, int64_t nodes, const char *what)
-{
-    return nodes == 0 || c->launch.max_restarts > 0
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "launch.%s is %lld, but launch.max_restarts is 0, so no restart would %s; "
-                         "give --max-restarts too",
-                         key, nd_ll(nodes), what);
-}
-
-/* Spare nodes are for restarts of a job of several nodes: node 0, which has the store, cannot be
- * replaced. */
-static nd_status check_spare_nodes(const nd_config *c)
-{
-    if (c->launch.spare_nodes > 0 && c->launch.nnodes == 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.spare_nodes is %lld, but launch.nnodes is 1, and node 0 cannot be "
-                       "replaced; give --nnodes 2 or more, or leave --spare-nodes out",
-                       nd_ll(c->launch.spare_nodes));
-    }
-    return need_restarts(c, "spare_nodes", c->launch.spare_nodes, "use them");
-}
-
-/* Fewer nodes are for restarts too. */
-static nd_status check_min_nodes(const nd_config *c)
-{
-    if (c->launch.min_nodes == 0) {
-        return ND_OK;
-    }
-    if (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1) {
+    if (c->launch.min_nodes > 0 &&
+        (c->launch.min_nodes > c->launch.nnodes || c->launch.nnodes == 1)) {
         return nd_fail(ND_ERR_CONFIG,
                        "launch.min_nodes is %lld, and launch.nnodes is %lld; give fewer than a job "
                        "of several nodes has, or leave --min-nodes out",
                        nd_ll(c->launch.min_nodes), nd_ll(c->launch.nnodes));
     }
-    return need_restarts(c, "min_nodes", c->launch.min_nodes, "go on with fewer nodes");
+    return ND_OK;
 }
 
 static nd_status check_gpu_ids(const nd_config *c)
@@ -181,15 +221,6 @@ static nd_status check_data(const nd_config *c)
     return ND_OK;
 }
 
-static nd_status check_steps(const nd_config *c)
-{
-    if (c->train.steps == 0 && c->train.epochs == 0) {
-        return nd_fail(ND_ERR_CONFIG, "train.steps is 0 and train.epochs too; give one of them "
-                                      "(--num-steps N or --num-train-epochs X)");
-    }
-    return ND_OK;
-}
-
 static nd_status check_training(const nd_config *c)
 {
     int64_t tokens[] = {c->train.sequence_length, c->train.micro_batch_size,
@@ -228,57 +259,15 @@ static nd_status check_training(const nd_config *c)
     return ND_OK;
 }
 
-static nd_status check_kernels(const nd_config *c)
+static nd_status check_autotune(const nd_config *c)
 {
-    if (c->train.deterministic && c->kernels.autotune && !*c->kernels.autotune_from) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.deterministic and kernels.autotune are both true, but choices by "
-                       "time may differ between repetitions; let a run without "
-                       "train.deterministic choose, and replay its choices with "
-                       "kernels.autotune_from: RUN/run.json");
-    }
-    return ND_OK;
-}
-
-static nd_status check_graphs(const nd_config *c)
-{
-    if (c->kernels.cuda_graphs && c->launch.device == ND_CHOOSE_CPU) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "kernels.cuda_graphs is true, but launch.device is cpu, where work is not "
-                       "launched; set kernels.cuda_graphs: false (--cuda-graphs false)");
-    }
-    return ND_OK;
-}
-
-static nd_status check_beside(const nd_config *c)
-{
-    const struct {
-        const char *key, *flag;
-        int64_t value;
-    } keys[] = {
-        {"kernels.comm_blocks", "--comm-blocks", c->kernels.comm_blocks},
-        {"kernels.product_processors", "--product-processors", c->kernels.product_processors},
-    };
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        if (keys[i].value > 0 && c->launch.device == ND_CHOOSE_CPU) {
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s is %lld, but launch.device is cpu, where collectives and products "
-                           "take no multiprocessors; set %s: 0 (%s 0)",
-                           keys[i].key, nd_ll(keys[i].value), keys[i].key, keys[i].flag);
-        }
-    }
-    return ND_OK;
-}
-
-static nd_status check_nccl(const nd_config *c)
-{
-    if (c->launch.nccl_alone && c->launch.device == ND_CHOOSE_CPU) {
-        return nd_fail(
-            ND_ERR_CONFIG,
-            "launch.nccl_alone is true, but launch.device is cpu, where ranks do not use "
-            "NCCL; set launch.nccl_alone: false (--nccl-alone false)");
-    }
-    return ND_OK;
+    return !c->train.deterministic || !c->kernels.autotune || *c->kernels.autotune_from
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "train.deterministic and kernels.autotune are both true, but choices by "
+                         "time may differ between repetitions; let a run without "
+                         "train.deterministic choose, and replay its choices with "
+                         "kernels.autotune_from: RUN/run.json");
 }
 
 static nd_status check_checkpoint(const nd_config *c)
@@ -290,28 +279,145 @@ static nd_status check_checkpoint(const nd_config *c)
                        "written while the next step computes, so the one before must stay; use 2 "
                        "or more, or --checkpoint-staging wait");
     }
-    if (c->launch.max_restarts > 0 && c->checkpoint.interval == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "launch.max_restarts is %lld, but checkpoint.interval is 0, so a restart "
-                       "would lose all steps; give --checkpoint-frequency STEPS too",
-                       nd_ll(c->launch.max_restarts));
-    }
-    if (c->train.nonfinite == ND_NONFINITE_REWIND && c->checkpoint.interval == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.nonfinite is rewind, but checkpoint.interval is 0, so there is "
-                       "nothing to go back to; give --checkpoint-frequency STEPS too");
-    }
     return ND_OK;
 }
 
 nd_status nd_config_check_keys(const nd_config *config)
 {
     nd_status (*const checks[])(const nd_config *) = {
-        check_nodes,  check_spare_nodes, check_min_nodes, check_gpu_ids, check_model,
-        check_data,   check_steps,       check_training,  check_kernels, check_graphs,
-        check_beside, check_nccl,        check_checkpoint};
+        check_nodes, check_needs,    check_gpu_ids,  check_model,
+        check_data,  check_training, check_autotune, check_checkpoint};
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         ND_TRY(checks[i](config));
+    }
+    return ND_OK;
+}
+
+/* The section log. */
+
+/* Digits up to a hyphen or the end; -1: there is no number of up to 12 digits. */
+static int64_t step_number(const char *text, const char **end)
+{
+    size_t digits = strspn(text, "0123456789");
+    *end = text + digits;
+    return digits > 0 && digits <= 12 ? atoll(text) : -1;
+}
+
+bool nd_config_steps(const char *steps, int64_t *first, int64_t *last)
+{
+    const char *end = steps;
+    *first = *last = step_number(end, &end);
+    if (*first > 0 && *end == '-') {
+        *last = step_number(end + 1, &end);
+    }
+    return *first > 0 && *last >= *first && !*end;
+}
+
+static bool is_executable(const char *path)
+{
+    nd_fs_kind kind;
+    return nd_fs_look(path, &kind, NULL) == ND_OK && kind == ND_FS_FILE && access(path, X_OK) == 0;
+}
+
+/* A path, or a name that the folders of PATH have. */
+static bool is_program(const char *name)
+{
+    char path[4096];
+    const char *folders = getenv("PATH");
+    if (strchr(name, '/')) {
+        return is_executable(name);
+    }
+    for (const char *f = folders ? folders : "/usr/bin:/bin"; *f; f += *f == ':') {
+        const size_t n = strcspn(f, ":");
+        snprintf(path, sizeof path, "%.*s/%s", (int)n, f, name);
+        if (n > 0 && is_executable(path)) {
+            return true;
+        }
+        f += n;
+    }
+    return false;
+}
+
+bool nd_config_tracks(const nd_config *c, nd_tracker tracker)
+{
+    const unsigned all = tracker == ND_TRACKER_TENSORBOARD ? 1U << ND_TRACKER_ALL : 0;
+    return (c->log.trackers & (1U << tracker | all)) != 0;
+}
+
+static nd_status check_steps(const nd_config *c, const char *key, const char *steps)
+{
+    int64_t first, last;
+    if (!steps[0] || (nd_config_steps(steps, &first, &last) &&
+                      (c->train.steps == 0 || last <= c->train.steps))) {
+        return ND_OK;
+    }
+    return nd_fail(ND_ERR_CONFIG,
+                   "log.%s is \"%.60s\"; it must be a step or two, such as 10 or 10-12, from 1 to "
+                   "train.steps, which is %lld",
+                   key, steps, nd_ll(c->train.steps));
+}
+
+/* A tracker for which rank 0, which is on node 0, starts a Python program. */
+static nd_status check_follower(const nd_config *c, nd_tracker tracker, const char *library)
+{
+    if (!nd_config_tracks(c, tracker) || c->launch.node_rank != 0) {
+        return ND_OK;
+    }
+    if (!c->log.python[0]) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "log.trackers has %s, which needs a Python that has it; name one with "
+                       "--tracker-python (pip install %s), or let scripts/wandb_sync.py RUN "
+                       "--with %s --follow send metrics.jsonl of the run's folder",
+                       library, library, library);
+    }
+    return is_program(c->log.python)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "log.python is \"%.200s\", which is no program here; name a Python that "
+                         "has %s with --tracker-python",
+                         c->log.python, library);
+}
+
+nd_status nd_config_check_log(const nd_config *c)
+{
+    ND_TRY(check_follower(c, ND_TRACKER_WANDB, "wandb"));
+    ND_TRY(check_follower(c, ND_TRACKER_TRACKIO, "trackio"));
+    ND_TRY(check_steps(c, "profile_steps", c->log.profile_steps));
+    return check_steps(c, "dump_steps", c->log.dump_steps);
+}
+
+/* Settings that the run does not read. */
+
+static bool is_delayed_key(int field)
+{
+    return field == ND_FIELD_fp8_format || field == ND_FIELD_fp8_amax_history_length ||
+           field == ND_FIELD_fp8_amax_compute || field == ND_FIELD_fp8_margin;
+}
+
+nd_status nd_config_each_warning(const nd_config *config,
+                                 void (*line)(void *context, const char *text), void *context)
+{
+    const bool fp8 = config->train.precision == ND_PRECISION_FP8;
+    char text[400] = "";
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        char *value = NULL;
+        if (strcmp(nd_fields[i].section, "fp8") != 0 ||
+            (fp8 && (config->fp8.recipe == ND_FP8_DELAYED || !is_delayed_key(i)))) {
+            continue;
+        }
+        ND_TRY(nd_field_format(config, (nd_field_id)i, &value));
+        if (strcmp(value, nd_fields[i].initial) != 0) {
+            const size_t used = strlen(text);
+            snprintf(text + used, sizeof text - used, "%sfp8.%s", used ? ", " : "",
+                     nd_fields[i].key);
+        }
+        free(value);
+    }
+    if (text[0]) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, ": without effect, because %s",
+                 fp8 ? "only fp8.recipe delayed reads them" : "train.precision is not fp8");
+        line(context, text);
     }
     return ND_OK;
 }

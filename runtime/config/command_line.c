@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,34 +7,30 @@
 #include "runtime/config/command_table.h"
 #include "runtime/config/reader.h"
 
-static bool same_name(const char *name, const char *word, size_t size)
-{
-    for (size_t i = 0; i < size; i++) {
-        char c = word[i] == '_' ? '-' : word[i];
-        if (c != name[i]) { /* also at the end of the name */
-            return false;
-        }
-    }
-    return name[size] == '\0';
-}
-
 /* The command's flag that begins the word "--name" or "--name=value"; ND_NO_FLAG: none. */
 static int find_flag(nd_command_id command, const char *word, const char **value)
 {
     char name[ND_FLAG_NAME_MAX];
-    const char *equals = strchr(word, '=');
-    size_t size = equals ? (size_t)(equals - word) : strlen(word);
-    *value = equals ? equals + 1 : NULL;
+    const size_t size = strcspn(word, "=");
+    *value = word[size] ? word + size + 1 : NULL;
+    snprintf(name, sizeof name, "%.*s", (int)size, word);
     for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
-        for (int k = 0; nd_own_flags[i].command == command &&
-                        nd_flag_list_word(nd_own_flags[i].names, k, name, sizeof name);
-             k++) {
-            if (same_name(name, word, size)) {
-                return i;
-            }
+        if (nd_own_flags[i].command == command && nd_flag_list_holds(nd_own_flags[i].names, name)) {
+            return i;
         }
     }
     return ND_NO_FLAG;
+}
+
+const char *nd_command_of_flag(const char *name)
+{
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
+        if (strncmp(nd_own_flags[i].names, "--", 2) == 0 &&
+            nd_flag_list_holds(nd_own_flags[i].names + 2, name)) {
+            return nd_command_rows[nd_own_flags[i].command].name;
+        }
+    }
+    return NULL;
 }
 
 typedef struct walk {
@@ -90,43 +84,32 @@ const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *a
 
 static nd_status read_whole(const char *name, const nd_own_flag *flag, nd_flag_value *v)
 {
-    char *end, range[64] = "";
-    errno = 0;
-    v->whole = strtoll(v->text, &end, 10);
-    if (end != v->text && !*end && errno == 0 && v->whole >= flag->least &&
-        v->whole <= flag->most) {
+    char range[64] = "";
+    if (nd_int_parse(v->text, &v->whole) && v->whole >= flag->least && v->whole <= flag->most) {
         return ND_OK;
     }
     if (flag->most < INT64_MAX) {
-        snprintf(range, sizeof range, " and at most %lld", (long long)flag->most);
+        snprintf(range, sizeof range, " and at most %lld", nd_ll(flag->most));
     }
     return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a whole number of at least %lld%s",
-                   name, v->text, (long long)flag->least, range);
+                   name, v->text, nd_ll(flag->least), range);
 }
 
-static nd_status read_real(const char *name, nd_flag_value *v)
+static nd_status read_value(const char *name, const nd_own_flag *flag, nd_flag_value *v)
 {
-    char *end;
-    v->real = strtod(v->text, &end);
-    return end != v->text && !*end && isfinite(v->real)
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a number", name, v->text);
-}
-
-/* v->whole is the place among "a|b|c". */
-static nd_status read_choice(const char *name, const nd_own_flag *flag, nd_flag_value *v)
-{
-    const size_t size = strlen(v->text);
-    v->whole = 0;
-    for (const char *p = flag->value; *p; v->whole++) {
-        const size_t n = strcspn(p, "|");
-        if (n == size && memcmp(p, v->text, n) == 0) {
-            return ND_OK;
-        }
-        p += n + (p[n] == '|');
+    if (flag->kind == KIND_WHOLE) {
+        return read_whole(name, flag, v);
     }
-    return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be one of %s", name, v->text,
-                   flag->value);
+    if (flag->kind == KIND_REAL && !nd_real_parse(v->text, &v->real)) {
+        return nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be a number", name, v->text);
+    }
+    if (flag->kind == KIND_CHOICE) {
+        v->whole = nd_choice_find(flag->value, v->text);
+        return v->whole >= 0 ? ND_OK
+                             : nd_fail(ND_ERR_CONFIG, "%s is \"%.40s\"; it must be one of %s", name,
+                                       v->text, flag->value);
+    }
+    return ND_OK;
 }
 
 static nd_status take_value(nd_command_flags *line, int number, const char *value)
@@ -147,22 +130,13 @@ static nd_status take_value(nd_command_flags *line, int number, const char *valu
     }
     v->given = true;
     v->text = value;
-    switch (flag->kind) {
-    case KIND_WHOLE:
-        return read_whole(name, flag, v);
-    case KIND_REAL:
-        return read_real(name, v);
-    case KIND_CHOICE:
-        return read_choice(name, flag, v);
-    default:
-        return ND_OK;
-    }
+    return read_value(name, flag, v);
 }
 
 /* A flag or word that a tool does not have. */
 static nd_status fail_word(nd_command_id command, const char *word)
 {
-    const char *program = nd_command_rows[command].program, *title = nd_command_rows[command].name;
+    const char *program = nd_program_of(command), *title = nd_command_rows[command].name;
     char names[ND_OWN_FLAG_COUNT][ND_FLAG_NAME_MAX], name[ND_FLAG_NAME_MAX];
     nd_suggest search;
     if (word[0] != '-' || !word[1]) {
@@ -213,7 +187,7 @@ nd_status nd_command_flags_read(nd_command_id command, int argc, char **argv, nd
     return out->words >= nd_command_rows[command].least
                ? ND_OK
                : nd_fail(ND_ERR_CONFIG, "%s is missing; usage: %s %s %s",
-                         nd_command_rows[command].word, nd_command_rows[command].program,
+                         nd_command_rows[command].word, nd_program_of(command),
                          nd_command_rows[command].name, nd_command_rows[command].usage);
 }
 
@@ -232,16 +206,10 @@ nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id fla
 static nd_status check_refused(const nd_refusal *r, const char *word)
 {
     char name[ND_FLAG_NAME_MAX];
-    const size_t size = strcspn(word, "=");
-    if (strncmp(word, "--", 2) != 0) {
-        return ND_OK;
-    }
-    for (int i = 0; nd_flag_list_word(r->names, i, name, sizeof name); i++) {
-        if (same_name(name, word + 2, size - 2)) {
-            return nd_fail(ND_ERR_CONFIG, "--%s: %s", name, r->sentence);
-        }
-    }
-    return ND_OK;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    return strncmp(name, "--", 2) != 0 || !nd_flag_list_holds(r->names, name + 2)
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG, "%s: %s", name, r->sentence);
 }
 
 /* A word that is none of the command's flags. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #ifndef ND_CONFIG_COMMAND_TABLE_H
 #define ND_CONFIG_COMMAND_TABLE_H
-/* For commands.c and command_line.c alone: commands.def as arrays. */
+/* For commands.c, command_line.c and help.c alone: commands.def as arrays. */
 #include "runtime/config/commands.h"
 
 typedef enum nd_flag_kind {
@@ -25,12 +25,19 @@ typedef struct nd_own_flag {
 extern const nd_own_flag nd_own_flags[ND_OWN_FLAG_COUNT];
 
 typedef struct nd_command_row {
-    const char *program, *name;
+    unsigned programs; /* bit 1 << nd_program */
+    const char *name;
     int least, most; /* words that belong to no flag */
-    const char *word, *usage, *about, *codes;
+    const char *word, *usage, *summary, *about, *codes;
 } nd_command_row;
 
 extern const nd_command_row nd_command_rows[ND_COMMAND_COUNT];
+
+/* "ndtrain" or "ndlaunch"; of a command the one that has its help. */
+const char *nd_program_name(nd_program program);
+const char *nd_program_of(nd_command_id command);
+/* A command of the program, but for the verbs of ckpt. */
+bool nd_program_has(nd_program program, nd_command_id command);
 
 /* Flags that users try with a command, and that have no effect on it, or have another name. */
 typedef struct nd_refusal {

@@ -2,19 +2,21 @@
 #ifndef ND_CONFIG_COMMANDS_H
 #define ND_CONFIG_COMMANDS_H
 /*
- * Commands with flags of their own (commands.def). Tools, such as `ndtrain ckpt ls RUN --json`,
- * have these alone. Others are workers of a job, whose flags stand among the settings of a run:
- * `generate --model DIR --top-k 5 --tp-size 2`. ndlaunch starts them too: it reads the settings,
- * and passes the command's own flags on. The meaning of a flag is with the command
- * (trainer/commands, launcher).
+ * The commands of both programs, with the flags of their own (commands.def). Tools, such as
+ * `ndtrain ckpt ls RUN --json`, have these alone. Others are workers of a job, whose flags stand
+ * among the settings of a run: `generate --model DIR --top-k 5 --tp-size 2`. ndlaunch starts them
+ * too: it reads the settings, and passes the command's own flags on. The meaning of a flag is with
+ * the command (trainer/commands, launcher).
  */
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "runtime/base/status.h"
 
+typedef enum nd_program { ND_NDTRAIN, ND_NDLAUNCH } nd_program;
+
 typedef enum nd_command_id {
-    ND_COMMAND_NONE, /* no flags of its own */
+    ND_COMMAND_NONE, /* a run */
 #define ND_COMMAND(id, ...) ND_COMMAND_##id,
 #include "runtime/config/commands.def"
     ND_COMMAND_COUNT
@@ -29,16 +31,16 @@ typedef enum nd_own_flag_id {
     ND_OWN_FLAG_COUNT
 } nd_own_flag_id;
 
-const char *nd_command_name(nd_command_id command);  /* "ckpt ls" */
-const char *nd_command_usage(nd_command_id command); /* "[RUN|CHECKPOINT] [--json]" */
+const char *nd_command_name(nd_command_id command); /* "ckpt ls" */
 /* The worker's command of this name that ndlaunch starts too; ND_COMMAND_NONE: there is none. */
 nd_command_id nd_command_find(const char *name);
 /*
- * A word in the place of a command which `program` ("ndlaunch", "ndtrain") does not have.
+ * A word in the place of a command which the program does not have.
  * ND_ERR_CONFIG when the other program has it, or when it is nearly the name of a command; ND_OK
  * when there is nothing to say of it.
  */
-nd_status nd_command_check_name(const char *program, const char *word);
+nd_status nd_command_check_name(nd_program program, const char *word);
+void nd_program_print_usage(nd_program program); /* to stderr */
 void nd_command_print_help(nd_command_id command);
 bool nd_command_wants_help(int argc, char **argv); /* --help or -h stands behind argv[0] */
 
@@ -67,6 +69,8 @@ enum { ND_NO_FLAG = -1 };
 /* The values of a flag one after the other, or (ND_NO_FLAG, of a tool) the words that belong to
  * none; NULL behind the last. *at is 0 before the first. */
 const char *nd_command_flags_next(const nd_command_flags *line, int flag, int *at);
+/* The command that has the flag "name" (no dashes), as `ndtrain plan`; NULL: none. */
+const char *nd_command_of_flag(const char *name);
 /* ND_ERR_CONFIG: the flag is not given, or empty; says what it is for. */
 nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id flag);
 

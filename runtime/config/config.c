@@ -109,7 +109,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
     nd_reader reader;
     nd_reader_init(&reader, config);
     reader.notes_origins = true;
-    *cli = (nd_cli){.plan_rank = -1, .help_topic = ""};
+    *cli = (nd_cli){.help_topic = ""};
     ND_TRY(nd_flags_scan(argc, argv, &config_file, cli));
     if (cli->help || cli->version) {
         return ND_OK;
@@ -118,7 +118,7 @@ nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv)
         ND_TRY(read_file(&reader, config_file));
     }
     nd_reader_begin(&reader, ND_LAYER_FLAGS);
-    ND_TRY(nd_flags_apply(&reader, cli, argc, argv));
+    ND_TRY(nd_flags_apply(&reader, argc, argv));
     ND_TRY(nd_reader_end(&reader, ""));
     ND_TRY(nd_reader_finish(&reader));
     note_sequence(&reader);

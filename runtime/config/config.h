@@ -14,7 +14,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "runtime/base/log.h"
 #include "runtime/base/status.h"
+#include "runtime/config/commands.h"
 #include "runtime/mesh/mesh.h"
 
 typedef enum nd_device_choice {
@@ -116,135 +118,24 @@ typedef struct nd_internal_limits {
     int64_t save_piece;   /* elements of a rank that are gathered at once to save a model */
 } nd_internal_limits;
 
+/* The keys, as fields.def lists and explains them. Texts are owned, and never NULL. */
+typedef double nd_number_pair[2];
+#define ND_TYPE_INT          int64_t
+#define ND_TYPE_REAL         double
+#define ND_TYPE_BOOL         bool
+#define ND_TYPE_CHOICE(type) type
+#define ND_TYPE_CHOICES      unsigned
+#define ND_TYPE_TEXT         char *
+#define ND_TYPE_LIST         char *
+#define ND_TYPE_PAIR         nd_number_pair
+
 typedef struct nd_config {
-    struct {
-        int64_t
-            workers; /* total over all nodes; 0: what the mesh or nodes x nproc_per_node needs */
-        nd_device_choice device;
-        int64_t threads_per_worker; /* 0: cores of the allowed CPUs / local workers */
-        char *log_dir;              /* "": worker output is not kept in files */
-        double grace_seconds;       /* between TERM and KILL */
-        int64_t nnodes, node_rank;
-        int64_t nproc_per_node; /* 0: workers / nnodes */
-        char *rdzv_endpoint;    /* host:port; "" on one host */
-        char *rdzv_key_file;    /* "" on one host */
-        char *gpu_ids;          /* "all" or a comma list */
-        double comm_timeout_seconds;
-        double rdzv_timeout_seconds;
-        bool nccl_alone; /* groups of one member use NCCL too */
-        int64_t max_restarts;
-        int64_t spare_nodes; /* beyond nnodes: without workers until a node is replaced */
-        int64_t min_nodes;   /* a restart may go on with so few; 0: with nnodes only */
-    } launch;
-    struct {
-#define ND_AXIS(id, name, ...) int64_t name; /* one may be -1 where the axis allows it */
-#include "runtime/mesh/mesh.def"
-    } mesh;
-    struct {
-        char *path;   /* Hugging Face folder: config.json + safetensors */
-        char *config; /* a config.json alone: fresh weights */
-        char *name;   /* org/name in the local Hugging Face cache */
-        bool verify;  /* path against its SHA256SUMS, where it has one */
-        int64_t seed; /* of fresh weights; -1: train.seed */
-    } model;
-    struct {
-        char *path;
-        nd_data_format format;
-        /* "bytes"; "file": token ids as they are in llmc and megatron files; "model": that of the
-         * model's folder; else the path of a tokenizer.json or of its folder */
-        char *tokenizer;
-        bool append_eod;
-        nd_special_choice special_in_text;
-        nd_chat_choice chat_format;
-        char *json_key;           /* "": those of rows of text, of prompts and of messages */
-        char *document_separator; /* as nd_corpus_separator reads it; "": none */
-        nd_invalid_choice invalid_utf8;
-        int64_t skip_bad;            /* rows of each path */
-        nd_documents_rule documents; /* auto becomes another one when the data are opened */
-        nd_positions_rule positions;
-        nd_long_rows long_rows;
-        int64_t end_of_text;   /* -1: the model's */
-        char *cache_dir;       /* "": the user's */
-        char *validation_path; /* "": no validation */
-        int64_t shuffle_seed;  /* -1: train.seed */
-    } data;
-    struct {
-        double epochs; /* 0: steps counts */
-        int64_t steps; /* 0: nd_config_take_epochs sets it */
-        int64_t sequence_length, micro_batch_size, gradient_accumulation_steps;
-        nd_precision precision;
-        bool deterministic;
-        int64_t seed;                /* the run's: model.seed and data.shuffle_seed follow it */
-        int64_t validation_interval; /* steps; 0: only after the last step, if at all; -1: an
-                                        epoch's, which nd_config_take_epochs sets */
-        nd_nonfinite
-            nonfinite;       /* what to do with a step whose loss or gradient norm is not finite */
-        double spike_factor; /* a loss above this times the median of those before it; 0: off */
-        char *sample_prompt; /* prompts, with \n between them; "": none */
-        int64_t sample_tokens;
-        int64_t early_stopping_patience; /* validations; 0: off */
-        double early_stopping_threshold;
-        int64_t validation_batches; /* micro-batches per data rank at each validation; 0: all */
-    } train;
-    struct {
-        nd_optimizer_kind name;
-        double lr, beta1, beta2, eps, weight_decay;
-        double max_grad_norm; /* 0: off */
-        nd_schedule_kind schedule;
-        int64_t warmup_steps;
-        double warmup_ratio; /* nd_config_resolve turns it into warmup_steps; 0: not given */
-        double min_lr;
-        int64_t decay_steps; /* wsd: length of the final decay; 0: a tenth of the steps */
-    } optimizer;
-    struct {
-        bool reshard_after_forward;
-        nd_cp_comm cp_comm;
-        int64_t ulysses;
-        nd_recompute recompute;
-        int64_t tiled_mlp; /* pieces; 0 or 1: one; -1: of a length that the device likes */
-    } parallel;
-    struct {
-        bool autotune;       /* choose algorithms of products by their times */
-        char *autotune_from; /* "": none; the run.json whose choices are taken */
-        bool cuda_graphs;    /* of each block's forward and backward */
-        int64_t comm_blocks; /* most of a collective that runs beside products; 0: NCCL chooses */
-        int64_t product_processors; /* 0: all that kernels.comm_blocks leaves */
-    } kernels;
-    struct {
-        nd_fp8_recipe recipe;
-        bool all_gather;
-        char *filter; /* "accelerate", "auto", or a comma list of name patterns to convert */
-        nd_fp8_format format; /* of delayed: E4M3 forward and E5M2 backward, or E4M3 in both */
-        int64_t amax_history_length; /* of delayed */
-        nd_fp8_amax amax_compute;    /* of delayed */
-        int64_t margin;              /* of delayed: scales are divided by 2^margin */
-        int64_t health_interval;     /* steps between health reports; 0: none */
-    } fp8;
-    struct {
-        int64_t interval; /* steps; 0: no checkpoints; -1: as validation_interval */
-        int64_t keep_last, keep_every;
-        char *resume; /* "", "latest", "auto", a step, or a folder */
-        char *allow;  /* keys that may differ from the checkpoint's, a comma list */
-        nd_staging_choice staging;
-        nd_checksum_choice checksum;
-        bool export_model, verify;
-        bool load_best; /* the model that is saved is that of the lowest validation loss */
-        nd_on_error on_error;
-    } checkpoint;
-    struct {
-        char *dir; /* "": runs/<config>-<n> */
-        bool save_model;
-        nd_weights_dtype dtype;
-    } output;
-    struct {
-        int64_t interval;
-        char *level;         /* error | warning | info | debug */
-        unsigned trackers;   /* bit 1 << nd_tracker for each; 0: none */
-        char *python;        /* a program, for wandb and trackio; "": none */
-        char *profile_steps; /* "", "7" or "7-9" */
-        char *dump_tensors;  /* names and patterns, separated by commas */
-        char *dump_steps;    /* as profile_steps; "" where that is */
-    } log;
+#define ND_SECTION(name, title)           struct {
+#define ND_FIELD(section, key, type, ...) ND_TYPE_##type key;
+#define ND_SECTION_END(name)                                                                       \
+    }                                                                                              \
+    name;
+#include "runtime/config/fields.def"
 
     /* Derived, not keys. */
     char *source;                     /* the YAML file, or "" */
@@ -266,8 +157,6 @@ void nd_config_fini(nd_config *config);
 typedef struct nd_cli {
     bool help, version;
     const char *help_topic; /* borrowed from argv: what follows --help, "" for nothing */
-    int plan_rank;          /* --rank R of `ndtrain plan`, -1 */
-    bool plan_explains;     /* --explain of `ndtrain plan` */
 } nd_cli;
 
 /*
@@ -342,21 +231,11 @@ bool nd_config_steps(const char *steps, int64_t *first, int64_t *last);
 nd_status nd_config_check_model_path(const nd_config *config);
 nd_status nd_config_check_data_paths(const nd_config *config);
 
-/* What a program adds to --help. */
-typedef struct nd_help_entry {
-    const char *flag, *help;
-} nd_help_entry;
-typedef struct nd_help {
-    const char *usage;        /* "ndlaunch [--config-file FILE] [flags]" */
-    const nd_help_entry *own; /* its own flags and commands */
-    int count;
-} nd_help;
-
 /*
  * --help [TOPIC]. Topic "": usage and the flags used most, on one screen. A section's name: its
  * keys with flags, default, range and unit. "all": everything. ND_ERR_CONFIG for another topic.
  */
-nd_status nd_config_help(FILE *out, const nd_help *program, const char *topic);
+nd_status nd_config_help(FILE *out, nd_program program, const char *topic);
 
 /* The resolved configuration as native YAML: reading it again gives the same config. Owned by the
  * caller. */

@@ -19,11 +19,11 @@ static const char fp8_recipes[] =
     ;
 #define ND_FP8_RECIPES (fp8_recipes + 1)
 
-#define ND_FIELD(section, key, type, member, initial, min, max, choices, scope, unit, flags, help) \
+#define ND_FIELD(section, key, type, initial, min, max, choices, scope, unit, flags, help)         \
     {#section,                                                                                     \
      #key,                                                                                         \
      ND_FIELD_TYPE_##type,                                                                         \
-     offsetof(nd_config, member),                                                                  \
+     offsetof(nd_config, section.key),                                                             \
      initial,                                                                                      \
      min,                                                                                          \
      max,                                                                                          \
@@ -32,6 +32,8 @@ static const char fp8_recipes[] =
      unit,                                                                                         \
      flags,                                                                                        \
      help},
+/* CHOICE(nd_precision), as the table has it. */
+#define ND_FIELD_TYPE_CHOICE(type) ND_FIELD_TYPE_CHOICE
 const nd_field nd_fields[ND_FIELD_COUNT] = {
 #include "runtime/config/fields.def"
 };
@@ -40,11 +42,8 @@ const nd_section nd_sections[ND_SECTION_COUNT] = {
 #include "runtime/config/fields.def"
 };
 
-/* A CHOICE and CHOICES are written through an unsigned; a PAIR takes two doubles. */
+/* A CHOICE and CHOICES are written through an unsigned. */
 static_assert(sizeof(nd_precision) == sizeof(unsigned), "enums have the size of unsigned");
-static_assert(offsetof(nd_config, optimizer.beta2) ==
-                  offsetof(nd_config, optimizer.beta1) + sizeof(double),
-              "beta1 and beta2 are adjacent");
 
 static const nd_field_id axis_fields[ND_AXIS_COUNT] = {
 #define ND_AXIS(id, name, ...)    ND_FIELD_mesh_##name,
@@ -68,9 +67,9 @@ static bool is_axis(const nd_field *field)
     return strcmp(field->section, "mesh") == 0;
 }
 
-static const void *const_member_of(const nd_config *config, const nd_field *field)
+static void *member_of(const nd_config *config, const nd_field *field)
 {
-    return (const char *)config + field->offset;
+    return (char *)config + field->offset;
 }
 
 /* Choice number `index` of "a|b|c", not terminated; NULL when there are fewer. */
@@ -117,8 +116,7 @@ const char *nd_field_range(nd_field_id id, char *buffer, size_t size)
     return buffer;
 }
 
-/* The shortest of 15 to 17 digits that reads back as the same double. */
-static void real_format(double value, char *buffer, size_t size)
+void nd_real_format(double value, char *buffer, size_t size)
 {
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(buffer, size, "%.*g", digits, value);
@@ -153,7 +151,7 @@ static nd_status choices_format(const nd_field *f, unsigned bits, char *buffer, 
 nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
 {
     const nd_field *f = &nd_fields[id];
-    const void *member = const_member_of(config, f);
+    const void *member = member_of(config, f);
     char buffer[96] = "", second[40];
     char *text = NULL;
     switch (f->type) {
@@ -161,33 +159,25 @@ nd_status nd_field_format(const nd_config *config, nd_field_id id, char **out)
         snprintf(buffer, sizeof buffer, "%lld", (long long)*(const int64_t *)member);
         break;
     case ND_FIELD_TYPE_REAL:
-        real_format(*(const double *)member, buffer, sizeof buffer);
+        nd_real_format(*(const double *)member, buffer, sizeof buffer);
         break;
     case ND_FIELD_TYPE_PAIR: {
         char first[40];
-        real_format(((const double *)member)[0], first, sizeof first);
-        real_format(((const double *)member)[1], second, sizeof second);
+        nd_real_format(((const double *)member)[0], first, sizeof first);
+        nd_real_format(((const double *)member)[1], second, sizeof second);
         snprintf(buffer, sizeof buffer, "[%s, %s]", first, second);
         break;
     }
     case ND_FIELD_TYPE_BOOL:
         snprintf(buffer, sizeof buffer, "%s", *(const bool *)member ? "true" : "false");
         break;
-    case ND_FIELD_TYPE_CHOICE: {
-        unsigned index;
-        size_t length = 0;
-        memcpy(&index, member, sizeof index);
-        const char *choice = choice_at(f->choices, index, &length);
-        if (!choice) {
-            return nd_fail(ND_ERR_INTERNAL, "%s.%s holds the unknown choice %u", f->section, f->key,
-                           index);
-        }
-        snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
-        break;
-    }
+    case ND_FIELD_TYPE_CHOICE:
     case ND_FIELD_TYPE_CHOICES: {
         unsigned bits;
         memcpy(&bits, member, sizeof bits);
+        if (f->type == ND_FIELD_TYPE_CHOICE) {
+            bits = bits < 32 ? 1U << bits : 1U << 31;
+        }
         ND_TRY(choices_format(f, bits, buffer, sizeof buffer));
         break;
     }
@@ -251,13 +241,7 @@ static nd_status check_sources(nd_field_id id, const nd_setting *setting)
     return status;
 }
 
-static void *member_of(nd_config *config, const nd_field *field)
-{
-    return (char *)config + field->offset;
-}
-
-/* Index of `text` among the choices (upper and lower case are the same), or -1. */
-static int choice_index(const char *choices, const char *text)
+int nd_choice_find(const char *choices, const char *text)
 {
     size_t length = strlen(text);
     int index = 0;
@@ -302,7 +286,7 @@ bool nd_int_parse(const char *text, int64_t *out)
     return true;
 }
 
-static bool real_parse(const char *text, double *out)
+bool nd_real_parse(const char *text, double *out)
 {
     if (!*text || text[strspn(text, "0123456789+-.eE")]) {
         return false;
@@ -411,15 +395,6 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
     if (f->type == ND_FIELD_TYPE_LIST) {
         strip_list(text, setting->quoted, buffer);
         text = buffer;
-    } else if (f->choices) {
-        size_t length = 0;
-        int index = choice_index(f->choices, text);
-        if (index < 0) {
-            return out_of_range(id, setting);
-        }
-        const char *choice = choice_at(f->choices, (unsigned)index, &length);
-        snprintf(buffer, sizeof buffer, "%.*s", (int)length, choice);
-        text = buffer;
     }
     return nd_text_replace((char **)member_of(config, f), text);
 }
@@ -427,18 +402,16 @@ static nd_status set_text(nd_config *config, nd_field_id id, const nd_setting *s
 static nd_status set_pair(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
     const nd_field *f = &nd_fields[id];
-    char buffer[128];
+    char buffer[128] = "";
     double pair[2];
-    if (setting->quoted || strlen(setting->text) >= sizeof buffer) {
-        return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
+    if (!setting->quoted && strlen(setting->text) < sizeof buffer) {
+        strip_list(setting->text, false, buffer);
     }
-    strip_list(setting->text, false, buffer);
     char *comma = strchr(buffer, ',');
-    if (!comma) {
-        return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
+    if (comma) {
+        *comma = '\0';
     }
-    *comma = '\0';
-    if (!real_parse(buffer, &pair[0]) || !real_parse(comma + 1, &pair[1])) {
+    if (!comma || !nd_real_parse(buffer, &pair[0]) || !nd_real_parse(comma + 1, &pair[1])) {
         return wrong_type(f, setting, "two numbers such as [0.9, 0.95]");
     }
     if (!in_range(f, pair[0]) || !in_range(f, pair[1])) {
@@ -450,7 +423,7 @@ static nd_status set_pair(nd_config *config, nd_field_id id, const nd_setting *s
 
 static nd_status set_choice(nd_config *config, nd_field_id id, const nd_setting *setting)
 {
-    int index = choice_index(nd_fields[id].choices, setting->text);
+    int index = nd_choice_find(nd_fields[id].choices, setting->text);
     if (index < 0) {
         return out_of_range(id, setting);
     }
@@ -464,7 +437,7 @@ static nd_status set_item(nd_field_id id, const nd_setting *setting, const char 
                           unsigned *bits)
 {
     const nd_field *f = &nd_fields[id];
-    const int index = choice_index(f->choices, item);
+    const int index = nd_choice_find(f->choices, item);
     char range[256], near[NEAREST_MAX];
     if (index < 0 && strcmp(item, setting->text) == 0) {
         return out_of_range(id, setting);
@@ -530,7 +503,7 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
     }
     case ND_FIELD_TYPE_REAL: {
         double value = 0;
-        if (setting->quoted || !real_parse(setting->text, &value)) {
+        if (setting->quoted || !nd_real_parse(setting->text, &value)) {
             return wrong_type(f, setting, "a number");
         }
         if (!in_range(f, value)) {
@@ -561,25 +534,18 @@ nd_status nd_field_set(nd_config *config, nd_field_id id, const nd_setting *sett
     return ND_ERR_INTERNAL;
 }
 
-nd_status nd_field_check(const nd_config *config, nd_field_id id)
+nd_status nd_field_check(nd_config *config, nd_field_id id)
 {
     const nd_field *f = &nd_fields[id];
-    const void *member = (const char *)config + f->offset;
+    const bool resolved = config->resolved;
     char name[64], *text = NULL;
-    bool good = true;
+    if (f->type == ND_FIELD_TYPE_TEXT || f->type == ND_FIELD_TYPE_LIST) {
+        return ND_OK;
+    }
     ND_TRY(nd_field_format(config, id, &text));
     snprintf(name, sizeof name, "%s.%s", f->section, f->key);
-    nd_setting setting = {"", name, text, false};
-    if (f->type == ND_FIELD_TYPE_INT) {
-        good = in_range(f, (double)*(const int64_t *)member);
-    } else if (f->type == ND_FIELD_TYPE_REAL) {
-        good = in_range(f, *(const double *)member);
-    } else if (f->type == ND_FIELD_TYPE_PAIR) {
-        good = in_range(f, ((const double *)member)[0]) && in_range(f, ((const double *)member)[1]);
-    } else if (f->type == ND_FIELD_TYPE_TEXT && f->choices) {
-        good = choice_index(f->choices, text) >= 0;
-    }
-    nd_status status = good ? ND_OK : out_of_range(id, &setting);
+    nd_status status = nd_field_set(config, id, &(nd_setting){"", name, text, false});
+    config->resolved = resolved;
     free(text);
     return status;
 }

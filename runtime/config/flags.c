@@ -5,23 +5,37 @@
 #include <strings.h>
 
 #include "runtime/base/suggest.h"
+#include "runtime/config/commands.h"
 
 /* Flags of the program itself, handled by the scan. */
-static const char own_flags[] = "config-file set rank explain help version";
+static const char own_flags[] = "config-file set help version";
 
-int nd_flag_find_field(const char *name)
+static const char *format_key(int field, char key[ND_FLAG_NAME_MAX])
 {
-    char dotted[ND_FLAG_NAME_MAX];
+    snprintf(key, ND_FLAG_NAME_MAX, "%s.%s", nd_fields[field].section, nd_fields[field].key);
+    return key;
+}
+
+/* The field of "section.key", where '-' and '_' are the same; -1: none. */
+static int find_key(const char *name)
+{
+    char key[ND_FLAG_NAME_MAX];
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        if (nd_flag_list_holds(nd_fields[i].flags, name)) {
-            return i;
-        }
-        snprintf(dotted, sizeof dotted, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        if (nd_suggest_distance(dotted, name) == 0) { /* '-' and '_' alike */
+        if (nd_flag_list_holds(format_key(i, key), name)) {
             return i;
         }
     }
     return -1;
+}
+
+int nd_flag_find_field(const char *name)
+{
+    for (int i = 0; i < ND_FIELD_COUNT; i++) {
+        if (nd_flag_list_holds(nd_fields[i].flags, name)) {
+            return i;
+        }
+    }
+    return find_key(name);
 }
 
 static void offer_list(nd_suggest *search, const char *list)
@@ -32,15 +46,11 @@ static void offer_list(nd_suggest *search, const char *list)
     }
 }
 
-static void offer(void *search, const char *name)
-{
-    nd_suggest_offer(search, name);
-}
-
 static nd_status unknown_flag(const char *arg, const char *name, const char *const *more,
                               const char *otherwise)
 {
     nd_suggest search;
+    char key[ND_FLAG_NAME_MAX];
     nd_suggest_init(&search, name);
     for (int i = 0; more && more[i]; i++) { /* the first of equally near ones counts */
         nd_suggest_offer(&search, more[i]);
@@ -49,10 +59,15 @@ static nd_status unknown_flag(const char *arg, const char *name, const char *con
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
         offer_list(&search, nd_fields[i].flags);
     }
-    for (int i = 0; i < nd_flags_known_count; i++) {
-        offer_list(&search, nd_flags_known[i].names);
+    nd_names_offer(ND_MAP_FLAGS, &search);
+    for (int i = 0; i < ND_FIELD_COUNT && strchr(name, '.'); i++) {
+        nd_suggest_offer(&search, format_key(i, key));
     }
-    nd_accelerate_each_flag(offer, &search);
+    const char *command = nd_command_of_flag(name);
+    if (command) {
+        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", arg,
+                       command);
+    }
     if (search.best) {
         return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
     }
@@ -105,54 +120,29 @@ static bool split_flag(const char *arg, char name[ND_FLAG_NAME_MAX], const char 
     return true;
 }
 
-/* What a flag's name stands for. */
+/* What a flag's name stands for. Another program's word for a flag of a key is both. */
 typedef struct target {
-    int field;                    /* -1: none */
-    int known;                    /* index in nd_flags_known, -1: none */
-    const nd_accelerate_key *key; /* NULL: none */
-    bool is_switch;
-    bool takes_list; /* of words */
     bool own;
+    const nd_name *foreign; /* NULL: none */
+    int field;              /* -1: none */
 } target;
-
-static bool is_boolean(const char *list)
-{
-    return nd_flag_list_holds(list, "true") || nd_flag_list_holds(list, "false");
-}
 
 static target find_target(const char *name)
 {
-    target t = {.field = -1, .known = -1, .own = nd_flag_list_holds(own_flags, name)};
-    char underscored[ND_FLAG_NAME_MAX];
-    if (t.own) {
-        t.is_switch = nd_flag_list_holds("explain help version", name);
-        return t;
-    }
-    t.field = nd_flag_find_field(name);
-    if (t.field >= 0) {
-        t.is_switch = nd_fields[t.field].type == ND_FIELD_TYPE_BOOL;
-        t.takes_list = nd_fields[t.field].type == ND_FIELD_TYPE_CHOICES;
-        return t;
-    }
-    for (int i = 0; i < nd_flags_known_count; i++) {
-        if (nd_flag_list_holds(nd_flags_known[i].names, name)) {
-            t.known = i;
-            t.is_switch = nd_flags_known[i].is_switch ||
-                          (nd_flags_known[i].only && is_boolean(nd_flags_known[i].only));
-            return t;
-        }
-    }
-    snprintf(underscored, sizeof underscored, "%s", name);
-    for (char *c = underscored; *c; c++) {
-        *c = *c == '-' ? '_' : *c;
-    }
-    t.key = nd_accelerate_find_flag(underscored, &t.is_switch);
-    return t;
+    return (target){nd_flag_list_holds(own_flags, name), nd_name_find_flag(name),
+                    nd_flag_find_field(name)};
 }
 
 static bool is_known(const target *t)
 {
-    return t->own || t->field >= 0 || t->known >= 0 || t->key;
+    return t->own || t->foreign || t->field >= 0;
+}
+
+static bool is_switch(const char *name, const target *t)
+{
+    return t->own       ? nd_flag_list_holds("help version", name)
+           : t->foreign ? nd_name_is_switch(t->foreign)
+                        : nd_fields[t->field].type == ND_FIELD_TYPE_BOOL;
 }
 
 nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise)
@@ -173,15 +163,17 @@ static bool is_word(const char *arg)
 }
 
 /* Finds the value of the flag at argv[*i]; advances *i when the value is the next argument. */
-static nd_status read_value(const target *t, int argc, char **argv, int *i, const char **value)
+static nd_status read_value(const char *name, const target *t, int argc, char **argv, int *i,
+                            const char **value)
 {
     bool ignored = false;
     if (*value) {
         return ND_OK;
     }
     const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
-    if (t->is_switch) {
-        bool is_value = next && (t->key ? is_word(next) : nd_bool_parse(next, true, &ignored));
+    if (is_switch(name, t)) {
+        const bool of_map = t->foreign && t->foreign->map != ND_MAP_FLAGS;
+        bool is_value = next && (of_map ? is_word(next) : nd_bool_parse(next, true, &ignored));
         *value = is_value ? next : "true";
         *i += is_value;
         return ND_OK;
@@ -217,31 +209,27 @@ static nd_status read_list(int argc, char **argv, int *i, char *list, size_t siz
 
 static nd_status apply_set(nd_reader *reader, const char *text)
 {
-    char name[ND_FLAG_NAME_MAX], shown[ND_FLAG_NAME_MAX + 8];
+    char name[ND_FLAG_NAME_MAX], key[ND_FLAG_NAME_MAX];
     size_t n = strcspn(text, "=");
     if (!text[n] || n == 0 || n >= sizeof name) {
         return nd_fail(ND_ERR_CONFIG, "--set %.200s: write it as section.key=value", text);
     }
     memcpy(name, text, n);
     name[n] = '\0';
-    for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        if (nd_suggest_distance(shown, name) == 0) {
-            nd_setting setting = {"", shown, text + n + 1, false};
-            return nd_reader_set(reader, (nd_field_id)i, &setting);
-        }
+    const int field = find_key(name);
+    if (field >= 0) {
+        nd_setting setting = {"", format_key(field, key), text + n + 1, false};
+        return nd_reader_set(reader, (nd_field_id)field, &setting);
     }
     nd_suggest search;
     nd_suggest_init(&search, name);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
-        snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-        nd_suggest_offer(&search, shown);
+        nd_suggest_offer(&search, format_key(i, key));
     }
     const char *dot = strchr(name, '.');
     for (int i = 0; i < ND_FIELD_COUNT && dot && !search.best; i++) { /* of another section */
-        if (nd_suggest_distance(nd_fields[i].key, dot + 1) == 0) {
-            snprintf(shown, sizeof shown, "%s.%s", nd_fields[i].section, nd_fields[i].key);
-            search.best = shown;
+        if (nd_flag_list_holds(nd_fields[i].key, dot + 1)) {
+            search.best = format_key(i, key);
         }
     }
     return nd_fail(ND_ERR_CONFIG, "--set %s: unknown key%s%s%s", name,
@@ -249,104 +237,16 @@ static nd_status apply_set(nd_reader *reader, const char *text)
                    search.best ? search.best : "", search.best ? "?" : "");
 }
 
-static nd_status apply_rank(nd_cli *cli, const char *text)
-{
-    int64_t rank = 0;
-    if (!nd_int_parse(text, &rank) || rank < 0 || rank > 1 << 24) {
-        return nd_fail(ND_ERR_CONFIG, "--rank is '%.80s'; it must be a rank, 0 or more", text);
-    }
-    cli->plan_rank = (int)rank;
-    return ND_OK;
-}
-
-static nd_status apply_explain(nd_cli *cli, const nd_setting *setting)
-{
-    return nd_reader_switch(setting, &cli->plan_explains);
-}
-
-/* Our name of a schedule of the Trainer. The warm-up is a key of its own here. */
-static const char *schedule_of(const char *text)
-{
-    static const char *const names[][2] = {{"constant_with_warmup", "constant"},
-                                           {"cosine_with_min_lr", "cosine"},
-                                           {"warmup_stable_decay", "wsd"}};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcasecmp(text, names[i][0]) == 0) {
-            return names[i][1];
-        }
-    }
-    return text;
-}
-
-/* Sets a field from its flag. torchrun's elastic MIN:MAX is accepted when both are the same. */
-static nd_status apply_field(nd_reader *reader, nd_field_id id, const nd_setting *setting)
-{
-    const char *colon = strchr(setting->text, ':');
-    if (id == ND_FIELD_launch_nnodes && colon) {
-        size_t n = (size_t)(colon - setting->text);
-        if (strlen(colon + 1) != n || strncmp(setting->text, colon + 1, n) != 0) {
-            return nd_reader_refuse(setting,
-                                    "the number of nodes does not change during a job; give one "
-                                    "number");
-        }
-        nd_setting one = {setting->where, setting->name, colon + 1, false};
-        return nd_reader_set(reader, id, &one);
-    }
-    if (id == ND_FIELD_launch_nproc_per_node) {
-        return nd_flag_apply_per_node(reader, setting);
-    }
-    nd_setting ours = *setting;
-    if (id == ND_FIELD_train_steps && strcmp(setting->text, "-1") == 0) {
-        ours.text = "0"; /* the Trainer's word for: as the epochs say */
-    } else if (id == ND_FIELD_optimizer_schedule) {
-        ours.text = schedule_of(setting->text);
-    }
-    setting = &ours;
-    return nd_reader_set(reader, id, setting);
-}
-
-/* The list has the value, in upper or lower case; yes, on and 1 are true. */
-static bool is_one_of(const char *list, const char *value)
-{
-    char word[ND_FLAG_NAME_MAX];
-    bool on = false;
-    if (is_boolean(list) && nd_bool_parse(value, true, &on)) {
-        value = on ? "true" : "false";
-    }
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
-        if (strcasecmp(word, value) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static nd_status apply_flag(nd_reader *reader, nd_cli *cli, const char *name, const target *t,
-                            const char *value)
+static nd_status apply_flag(nd_reader *reader, const char *name, const target *t, const char *value)
 {
     char shown[ND_FLAG_NAME_MAX + 2];
     snprintf(shown, sizeof shown, name[1] ? "--%s" : "-%s", name);
     nd_setting setting = {"", shown, value, false};
     if (t->own) {
-        return strcmp(name, "set") == 0       ? apply_set(reader, value)
-               : strcmp(name, "rank") == 0    ? apply_rank(cli, value)
-               : strcmp(name, "explain") == 0 ? apply_explain(cli, &setting)
-                                              : ND_OK;
+        return strcmp(name, "set") == 0 ? apply_set(reader, value) : ND_OK;
     }
-    if (t->field >= 0) {
-        return apply_field(reader, (nd_field_id)t->field, &setting);
-    }
-    const nd_flag *known = t->known >= 0 ? &nd_flags_known[t->known] : NULL;
-    if (known && known->apply) {
-        return known->apply(reader, &setting);
-    }
-    if (known && known->only) {
-        return is_one_of(known->only, value) ? ND_OK : nd_reader_refuse(&setting, known->sentence);
-    }
-    if (known) {
-        return nd_fail(ND_ERR_CONFIG, "%s: %s", shown, known->sentence);
-    }
-    return nd_accelerate_apply(reader, t->key, &setting);
+    return t->foreign ? t->foreign->apply(reader, t->foreign, &setting)
+                      : nd_reader_set(reader, (nd_field_id)t->field, &setting);
 }
 
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli)
@@ -368,7 +268,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
         }
         cli->version |= strcmp(name, "version") == 0;
         if (strcmp(name, "config-file") == 0) {
-            ND_TRY(read_value(&t, argc, argv, &i, &value));
+            ND_TRY(read_value(name, &t, argc, argv, &i, &value));
             if (*config_file) {
                 return nd_fail(ND_ERR_CONFIG,
                                "--config-file is given twice (%.200s and %.200s); give one",
@@ -380,7 +280,7 @@ nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli 
     return ND_OK;
 }
 
-nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
+nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
 {
     char name[ND_FLAG_NAME_MAX], list[512];
     for (int i = 1; i < argc; i++) {
@@ -392,17 +292,12 @@ nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv)
         if (!is_known(&t)) {
             return unknown_flag(argv[i], name, NULL, "");
         }
-        bool refused =
-            t.known >= 0 && !nd_flags_known[t.known].apply && !nd_flags_known[t.known].only;
-        if (refused) {
-            return apply_flag(reader, cli, name, &t, "");
-        }
         const bool in_one_word = value != NULL;
-        ND_TRY(read_value(&t, argc, argv, &i, &value));
-        if (t.takes_list && !in_one_word) {
+        ND_TRY(read_value(name, &t, argc, argv, &i, &value));
+        if (t.field >= 0 && nd_fields[t.field].type == ND_FIELD_TYPE_CHOICES && !in_one_word) {
             ND_TRY(read_list(argc, argv, &i, list, sizeof list, &value));
         }
-        ND_TRY(apply_flag(reader, cli, name, &t, value));
+        ND_TRY(apply_flag(reader, name, &t, value));
     }
     return ND_OK;
 }

@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "runtime/base/suggest.h"
 #include "runtime/base/yaml.h"
 #include "runtime/config/config.h"
 
@@ -32,12 +33,14 @@ typedef struct nd_text {
 } nd_text;
 
 void nd_text_append(nd_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A double-quoted YAML scalar, without control characters. */
+void nd_text_append_quoted(nd_text *text, const char *value);
 /* Hands the string over (or frees it and returns the failure). */
 nd_status nd_text_finish(nd_text *text, char **out);
 
 enum { ND_FLAG_NAME_MAX = 96 };
 
-/* Does the space-separated list hold the name? */
+/* Does the space-separated list hold the name? '-' and '_' are the same. */
 bool nd_flag_list_holds(const char *list, const char *name);
 /* Word number `index` of such a list into buffer; false when there are fewer. */
 bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
@@ -106,8 +109,9 @@ nd_field_id nd_axis_field(nd_axis axis);
  * others. */
 bool nd_field_is_sources(nd_field_id id);
 
-/* Range and choice of a value that may have been put into the struct directly. */
-nd_status nd_field_check(const nd_config *config, nd_field_id id);
+/* Range and choice of a value that may have been put into the struct directly. Texts are not
+ * touched. */
+nd_status nd_field_check(nd_config *config, nd_field_id id);
 
 /* -1 when there is none. */
 int nd_field_find(const char *section, const char *key);
@@ -116,10 +120,16 @@ int nd_section_find(const char *name);
 /* "1 or more", "0 to 64", "bf16, fp32 or fp8"; returns buffer. */
 const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
 
+/* The place of the text among "a|b|c", in upper or lower case; -1: it is none of them. */
+int nd_choice_find(const char *choices, const char *text);
+
 /* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
 bool nd_bool_parse(const char *text, bool digits, bool *out);
-/* Decimal, whole text, no overflow. */
+/* Decimal, whole text, no overflow; a real is finite. */
 bool nd_int_parse(const char *text, int64_t *out);
+bool nd_real_parse(const char *text, double *out);
+/* The shortest of 15 to 17 digits that reads back as the same double. */
+void nd_real_format(double value, char *buffer, size_t size);
 
 /* ---- paths.c ---- */
 
@@ -193,47 +203,49 @@ nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence);
 nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
                             char **out);
 
-/* ---- accelerate.c: accelerate's files and keys ---- */
+/* ---- names.c: flags and keys of other programs ---- */
 
-typedef struct nd_accelerate_key nd_accelerate_key;
+/* Flags, and accelerate's file with its maps of keys. */
+typedef enum nd_map_id {
+    ND_MAP_FLAGS = 0,
+    ND_MAP_TOP,
+    ND_MAP_FSDP,
+    ND_MAP_PARALLELISM,
+    ND_MAP_FP8,
+    ND_MAP_DYNAMO,
+    ND_MAP_COUNT
+} nd_map_id;
+typedef struct nd_map {
+    const char *key, *prefix; /* the prefix may be left out in the map */
+} nd_map;
+extern const nd_map nd_maps[ND_MAP_COUNT];
 
-nd_status nd_read_accelerate(nd_reader *reader, const nd_yaml_node *root, const char *file);
-
-bool nd_accelerate_is_top_key(const char *key);
-/*
- * A flag that is one of accelerate's YAML keys ("fsdp_version", '_' only), NULL when it is none;
- * *is_bool tells whether it may stand without a value: a switch, or a key that has no meaning here.
- */
-const nd_accelerate_key *nd_accelerate_find_flag(const char *flag, bool *is_bool);
-nd_status nd_accelerate_apply(nd_reader *reader, const nd_accelerate_key *key,
-                              const nd_setting *setting);
-/* Calls offer(context, name) for every flag spelling of accelerate's keys: for "did you mean". */
-void nd_accelerate_each_flag(void (*offer)(void *, const char *), void *context);
-/* Calls offer for every top-level key of its files. */
-void nd_accelerate_each_top_key(void (*offer)(void *, const char *), void *context);
-
-/* ---- native.c: native files ---- */
-
-/* Either kind of file, told apart by its top-level keys. */
-nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
-
-/* ---- flag_actions.c: flags of other programs ---- */
-
-/* A flag that accelerate, torchrun or Finetrainers know and that is not simply a key's. */
-typedef struct nd_flag {
-    const char *names; /* space-separated */
+/* A name that accelerate, torchrun, Finetrainers or the Trainer know and that is not simply a
+ * key's. */
+typedef struct nd_name nd_name;
+struct nd_name {
+    nd_map_id map;
+    const char *names; /* of a flag: separated by spaces. Each key is a flag, too */
+    nd_field_id field; /* ND_FIELD_COUNT: none */
+    nd_status (*apply)(nd_reader *reader, const nd_name *name, const nd_setting *setting);
+    const char *values;   /* the only ones that are taken, or NULL */
+    const char *sentence; /* why others are refused, or what to do in place of an ignored name */
     bool is_switch;
-    nd_status (*apply)(nd_reader *reader, const nd_setting *setting);
-    const char *only; /* without `apply`: the only values accepted, a list; NULL: always refused */
-    const char *sentence; /* why other values are refused */
-} nd_flag;
+};
 
-extern const nd_flag nd_flags_known[];
-extern const int nd_flags_known_count;
+/* NULL: there is none. */
+const nd_name *nd_name_find_flag(const char *flag);
+const nd_name *nd_name_find_key(nd_map_id map, const char *key);
+bool nd_name_is_switch(const nd_name *name);   /* as a flag, it may stand without a value */
+bool nd_name_is_ignored(const nd_name *name);  /* it has no meaning here; a notice names it */
+bool nd_name_is_of_field(const nd_name *name); /* another name of a key, and no more */
+/* Offers the names of a map, or all as flags, for "did you mean". */
+void nd_names_offer(nd_map_id map, nd_suggest *search);
 
-/* launch.nproc_per_node: a number, or torchrun's auto, gpu (the GPUs that are visible), cpu (NUMA
- * nodes). */
-nd_status nd_flag_apply_per_node(nd_reader *reader, const nd_setting *setting);
+/* ---- files.c ---- */
+
+/* A native file or accelerate's, told apart by its top-level keys. */
+nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *file);
 
 /* ---- flags.c: the command line ---- */
 
@@ -242,11 +254,11 @@ nd_status nd_flag_apply_per_node(nd_reader *reader, const nd_setting *setting);
 int nd_flag_find_field(const char *name);
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
-/* Applies everything but --config-file, in order. */
 /* ND_ERR_CONFIG when `arg` is a flag, but none of the settings: names the nearest of them and of
  * `more` (names without dashes, up to NULL), or else says first what is `otherwise` of use. */
 nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise);
-nd_status nd_flags_apply(nd_reader *reader, nd_cli *cli, int argc, char **argv);
+/* Applies everything but --config-file, in order. */
+nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv);
 
 /* ---- what nd_config_resolve calls, once all layers are read ---- */
 
@@ -256,11 +268,11 @@ nd_status nd_config_check_keys(const nd_config *config);
 
 /* nd_config_take_epochs calls these three again when it has found train.steps. */
 
-/* log_keys.c: the keys of the section log. */
+/* checks.c: the keys of the section log. */
 nd_status nd_config_check_log(const nd_config *config);
 /* steps.c: optimizer.warmup_steps from optimizer.warmup_ratio. */
 nd_status nd_config_resolve_warmup(nd_config *config);
-/* steps.c: the validations that early stopping and the best model need. */
+/* steps.c: the validations that the best model needs. */
 nd_status nd_config_check_best(const nd_config *config);
 
 #endif

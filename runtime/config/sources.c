@@ -2,7 +2,6 @@
 #include "runtime/config/sources.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,16 +21,6 @@ static const char *where_of(const place *at, const nd_yaml_node *node, char *buf
     }
     snprintf(buffer, size, "%.500s:%d: ", at->file, node->line);
     return buffer;
-}
-
-static bool number_of(const char *text, double *out)
-{
-    char *end;
-    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
-        return false;
-    }
-    *out = strtod(text, &end);
-    return end != text && !*end && isfinite(*out);
 }
 
 /* The last part of a path: from *begin, *length characters with what is before it. */
@@ -190,7 +179,7 @@ static nd_status set_number(const place *at, const char *where, const char *key,
                             double *out)
 {
     double value = 0;
-    if (!number_of(text, &value) || value <= 0 || value > 1e12) {
+    if (!nd_real_parse(text, &value) || value <= 0 || value > 1e12) {
         return nd_fail(ND_ERR_CONFIG, "%s%s: %s is '%.80s'; it must be a number above 0", where,
                        at->key, key, text);
     }
@@ -300,7 +289,7 @@ static bool is_weighted_words(const char *text)
         double value;
         size_t n = strcspn(p, " ");
         snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word), p);
-        if (words % 2 == 0 && !number_of(word, &value)) {
+        if (words % 2 == 0 && !nd_real_parse(word, &value)) {
             return false;
         }
         p += n;
@@ -366,25 +355,10 @@ nd_status nd_data_sources_read(const char *where, const char *key, const char *t
     return finish(status, &sources, out);
 }
 
-static void append_quoted(nd_text *text, const char *value)
-{
-    nd_text_append(text, "\"");
-    for (const char *c = value; *c; c++) {
-        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
-    }
-    nd_text_append(text, "\"");
-}
-
-/* The shortest of 15 to 17 digits that reads back as the same number. */
 static void append_number(nd_text *text, const char *key, double value)
 {
     char number[40];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(number, sizeof number, "%.*g", digits, value);
-        if (strtod(number, NULL) == value) {
-            break;
-        }
-    }
+    nd_real_format(value, number, sizeof number);
     nd_text_append(text, ", %s: %s", key, number);
 }
 
@@ -396,7 +370,7 @@ nd_status nd_data_sources_format(const nd_data_sources *sources, char **out)
         const nd_data_source *s = &sources->list[i];
         const bool plain = !s->named && s->weight == 0 && s->epochs == 0;
         nd_text_append(&text, "%s%s", i > 0 ? ", " : "", plain ? "" : "{path: ");
-        append_quoted(&text, s->path);
+        nd_text_append_quoted(&text, s->path);
         if (s->weight > 0) {
             append_number(&text, "weight", s->weight);
         }

@@ -24,49 +24,16 @@ nd_status nd_config_resolve_warmup(nd_config *c)
     return ND_OK;
 }
 
-/* Early stopping, the best model and sample texts need the validations of a run. */
 nd_status nd_config_check_best(const nd_config *c)
 {
     const int64_t every = c->train.validation_interval, saves = c->checkpoint.interval;
-    const bool validates = c->data.validation_path[0] && every != 0;
-    const bool differ = every > 0 && saves > 0 && saves % every != 0; /* -1: not known yet */
-    if (c->train.early_stopping_patience > 0 && !validates) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "train.early_stopping_patience is %lld, but the run does not validate while "
-                       "it trains; give data.validation_path and train.validation_interval "
-                       "(--validation-path FILE --eval-steps N)",
-                       nd_ll(c->train.early_stopping_patience));
-    }
-    if (c->train.sample_prompt[0] && !c->data.validation_path[0]) {
-        return nd_fail(ND_ERR_CONFIG, "train.sample_prompt is continued at each validation, but "
-                                      "there is no validation file; give --validation-path FILE");
-    }
-    if (!c->checkpoint.load_best) {
-        return ND_OK;
-    }
-    if (!c->data.validation_path[0]) {
-        return nd_fail(ND_ERR_CONFIG, "checkpoint.load_best is true, but there is no validation "
-                                      "file; give --validation-path FILE");
-    }
-    if (every == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "checkpoint.load_best is true, but train.validation_interval is 0, so no "
-                       "saved state is validated; give --eval-steps N");
-    }
-    if (saves == 0) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "checkpoint.load_best is true, but checkpoint.interval is 0, so no state is "
-                       "saved; give --save-steps with %s",
-                       every > 0 ? "a multiple of train.validation_interval" : "epoch");
-    }
-    if (differ) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "checkpoint.load_best is true, but checkpoint.interval %lld is not a "
-                       "multiple of train.validation_interval %lld, so some states would be saved "
-                       "without a validation; give --save-steps %lld",
-                       nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
-    }
-    return ND_OK;
+    return !c->checkpoint.load_best || every <= 0 || saves <= 0 || saves % every == 0
+               ? ND_OK /* -1: not known yet */
+               : nd_fail(ND_ERR_CONFIG,
+                         "checkpoint.load_best is true, but checkpoint.interval %lld is not a "
+                         "multiple of train.validation_interval %lld, so some states would be "
+                         "saved without a validation; give --save-steps %lld",
+                         nd_ll(saves), nd_ll(every), nd_ll((saves / every + 1) * every));
 }
 
 /* Steps of so many samples; one that is not full counts, unless the data end with it. */

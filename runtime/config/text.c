@@ -46,6 +46,15 @@ void nd_text_append(nd_text *text, const char *format, ...)
     text->used += (size_t)more;
 }
 
+void nd_text_append_quoted(nd_text *text, const char *value)
+{
+    nd_text_append(text, "\"");
+    for (const char *c = value; *c; c++) {
+        nd_text_append(text, *c == '"' || *c == '\\' ? "\\%c" : "%c", *c);
+    }
+    nd_text_append(text, "\"");
+}
+
 nd_status nd_text_finish(nd_text *text, char **out)
 {
     nd_text_append(text, "%s", ""); /* an empty text is a string, too */
@@ -74,13 +83,23 @@ bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size)
     return true;
 }
 
+static char hyphen_of(char c)
+{
+    return c == '_' ? '-' : c;
+}
+
 bool nd_flag_list_holds(const char *list, const char *name)
 {
-    char word[ND_FLAG_NAME_MAX];
-    for (int i = 0; nd_flag_list_word(list, i, word, sizeof word); i++) {
-        if (strcmp(word, name) == 0) {
+    while (*list) {
+        size_t i = 0;
+        while (name[i] && hyphen_of(list[i]) == hyphen_of(name[i])) {
+            i++;
+        }
+        if (!name[i] && (!list[i] || list[i] == ' ')) {
             return true;
         }
+        list += strcspn(list, " ");
+        list += strspn(list, " ");
     }
     return false;
 }

@@ -44,7 +44,7 @@ def flags_of_tables(root):
     """Every flag that the tables of the configuration take: all but those which are always refused."""
     config, names = root / "runtime/config", []
     code = {name: re.sub(r"/\*.*?\*/", "", (config / name).read_text(), flags=re.S) for name in ("flags.def", "accelerate.def")}
-    for macro in ("ND_FLAG_CALL", "ND_FLAG_ONLY"):
+    for macro in ("ND_FLAG_CALL", "ND_FLAG_WORDS", "ND_FLAG_ONLY"):
         names += [w for first in re.findall(rf'^{macro}\(((?:\s*"[^"]*")+)', code["flags.def"], re.M) for w in strings(first).split()]
     names += re.findall(r"^ND_KEY_\w+\(\w+, (\w+)[,)]", code["accelerate.def"], re.M)
     names += [f"parallelism_config_{axis}_size" for axis in ("tp", "cp", "dp_shard", "dp_replicate")]

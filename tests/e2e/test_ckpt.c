@@ -284,7 +284,7 @@ Test(ckpt, folders_that_are_no_checkpoints)
     } cases[] = {
         {"true", "nowhere", "\"nowhere\": No such file"},
         {"echo >file", "file", "\"file\": Not a directory"},
-        {"mkdir -p empty", "empty", "\"empty\" is neither a checkpoint nor a run folder"},
+        {"mkdir -p empty", "empty", "\"empty\" is no run folder"},
         {"mkdir -p half/state", "half", "\"half\" has no manifest.json"},
         {"cp -r run/checkpoint-10 l2; mv l2/manifest.json m; ln -s ../m l2/manifest.json", "l2",
          "manifest.json\" is a link"},

@@ -127,6 +127,7 @@ Test(mutated_numbers, of_a_configuration)
         const char *key;
         int type;
     } fields[] = {
+#define TYPE_CHOICE(type)                 TYPE_CHOICE
 #define ND_FIELD(section, key, type, ...) {#section "." #key, TYPE_##type},
 #include "runtime/config/fields.def"
     };

@@ -347,7 +347,7 @@ Test(plan, other_settings_are_planned_too)
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute none");
     cr_expect_null(strstr(shell_output, "why:"));
     cr_expect_eq(shell_run(&dir, ND_TRAIN " check --explain"), 2);
-    says("--explain is for `ndtrain plan` alone");
+    says("--explain; it belongs to `ndtrain plan`");
 }
 
 /* Attention is most of a step of a long sequence. */

@@ -25,8 +25,8 @@ static void fill_config(golden_run *run, const golden_options *o)
     c->fp8.margin = o->margin;
     c->fp8.amax_compute = o->history_max ? ND_FP8_AMAX_MAX : ND_FP8_AMAX_MOST_RECENT;
     c->optimizer.lr = nd_golden_number(run->golden, "optimizer", "lr", NULL);
-    c->optimizer.beta1 = nd_golden_number(run->golden, "optimizer", "beta1", NULL);
-    c->optimizer.beta2 = nd_golden_number(run->golden, "optimizer", "beta2", NULL);
+    c->optimizer.betas[0] = nd_golden_number(run->golden, "optimizer", "beta1", NULL);
+    c->optimizer.betas[1] = nd_golden_number(run->golden, "optimizer", "beta2", NULL);
     c->optimizer.eps = nd_golden_number(run->golden, "optimizer", "eps", NULL);
     c->optimizer.weight_decay = nd_golden_number(run->golden, "optimizer", "weight_decay", NULL);
     c->optimizer.max_grad_norm = nd_golden_number(run->golden, "optimizer", "max_grad_norm", NULL);

@@ -42,7 +42,7 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->fp8.amax_compute = job->amax_compute;
     c->fp8.amax_history_length = job->history_length;
     c->fp8.health_interval = job->health_interval;
-    c->log.level = "debug";
+    c->log.level = ND_LOG_DEBUG;
     c->train.nonfinite = job->nonfinite;
     c->kernels.autotune = job->autotune;
     c->kernels.autotune_from = (char *)job->autotune_from;
@@ -50,8 +50,8 @@ static void fill_config(nd_config *c, const mesh_job *job, const mesh_case *m)
     c->launch.nccl_alone = job->nccl_alone;
     c->optimizer.name = job->optimizer;
     c->optimizer.lr = job->lr;
-    c->optimizer.beta1 = 0.9;
-    c->optimizer.beta2 = 0.95;
+    c->optimizer.betas[0] = 0.9;
+    c->optimizer.betas[1] = 0.95;
     c->optimizer.eps = 1e-8;
     c->optimizer.weight_decay = job->weight_decay;
     c->optimizer.max_grad_norm = job->max_grad_norm;

@@ -76,11 +76,9 @@ static nd_status read_sizes(bench_call *o, const char *value)
     return ND_OK;
 }
 
-static nd_status parse(int argc, char **argv, bench_call *o)
+static nd_status parse(const nd_command_flags *line, bench_call *o)
 {
-    nd_command_flags line;
-    const nd_flag_value *v = line.values;
-    ND_TRY(nd_command_flags_read(ND_COMMAND_BENCH, argc, argv, &line));
+    const nd_flag_value *v = line->values;
     *o = (bench_call){.products = v[ND_BENCH_PRODUCTS].given,
                       .layer = v[ND_BENCH_LAYER].given,
                       .jsonl = v[ND_BENCH_JSONL].given,
@@ -101,10 +99,10 @@ static nd_status parse(int argc, char **argv, bench_call *o)
                : ND_OK;
 }
 
-static nd_status check_flags(int argc, char **argv)
+static nd_status check_flags(const nd_command_flags *line)
 {
     bench_call o;
-    return parse(argc, argv, &o);
+    return parse(line, &o);
 }
 
 /* Products. */
@@ -135,7 +133,7 @@ static nd_status print_product(const bench_call *o, nd_linear_extents e, const n
             snprintf(key, sizeof key, "%s_seconds", nd_fp8_recipe_name((nd_fp8_recipe)i));
             nd_json_set(&row, key, json_real(t->fp8[i]));
         }
-        return nd_eval_print(row);
+        return nd_print_row(row);
     }
     printf("%7lld %7lld %7lld %10.3f %9.1f", (long long)e.m, (long long)e.k, (long long)e.n,
            1e3 * t->bf16, 1e-9 * nd_linear_flops(e) / t->bf16);
@@ -236,7 +234,7 @@ static nd_status print_layer(const bench_call *o, const char *name, const nd_lay
         nd_json_set(&row, "forward_seconds", json_real(t->forward));
         nd_json_set(&row, "backward_seconds", json_real(t->backward));
         nd_json_set(&row, "tokens", json_real(tokens));
-        return nd_eval_print(row);
+        return nd_print_row(row);
     }
     printf("%-22s %10.3f %10.3f %10.3f %6.2f %12.0f\n", name, 1e3 * t->forward, 1e3 * t->backward,
            1e3 * both, bf16 / both, tokens / both);
@@ -363,7 +361,7 @@ static nd_status check(const nd_command_call *call)
     nd_shape shape;
     bench_call o;
     bool gpu = false;
-    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
+    ND_TRY(parse(call->line, &o));
     ND_TRY(check_alone(&o, workers_of_job(config, &call->worker->identity)));
     ND_TRY(open_shape(config, &o, &shape));
     if (o.layer) {
@@ -411,14 +409,13 @@ static nd_status run_products(const nd_command_call *call, bench_call *o)
 static nd_status run(const nd_command_call *call)
 {
     bench_call o;
-    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
+    ND_TRY(parse(call->line, &o));
     return o.products ? run_products(call, &o) : run_layer(call, &o);
 }
 
-const nd_command nd_command_bench = {.name = "bench",
+const nd_command nd_command_bench = {.id = ND_COMMAND_BENCH,
                                      .trains = true,
                                      .begin = nd_session_begin,
                                      .run = run,
-                                     .own = ND_COMMAND_BENCH,
                                      .check_flags = check_flags,
                                      .check = check};

@@ -82,21 +82,11 @@ static const nd_command *find_use(int argc, char **argv)
     static const nd_command *const uses[] = {&nd_command_generate, &nd_command_eval,
                                              &nd_command_bench};
     for (size_t i = 0; argc > 1 && i < sizeof uses / sizeof *uses; i++) {
-        if (strcmp(uses[i]->name, argv[1]) == 0) {
+        if (strcmp(nd_command_name(uses[i]->id), argv[1]) == 0) {
             return uses[i];
         }
     }
     return NULL;
-}
-
-static nd_status check_use(const nd_command *use, const nd_command_call *call)
-{
-    nd_command_call of_use = *call;
-    of_use.argc--;
-    of_use.argv++;
-    ND_TRY(use->check(&of_use));
-    printf("flags and files are good\n");
-    return ND_OK;
 }
 
 static nd_status check(const nd_command_call *call)
@@ -107,7 +97,9 @@ static nd_status check(const nd_command_call *call)
     nd_status status = ND_OK;
     bool gpu = false;
     if (use) {
-        return check_use(use, call);
+        ND_TRY(use->check(call));
+        printf("flags and files are good\n");
+        return ND_OK;
     }
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     ND_TRY_OUT(nd_inputs_verify_model(config));
@@ -138,4 +130,4 @@ out:
 }
 
 const nd_command nd_command_check = {
-    .name = "check", .begin = begin, .run = check, .find_use = find_use};
+    .id = ND_COMMAND_CHECK, .begin = begin, .run = check, .find_use = find_use};

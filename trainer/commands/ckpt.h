@@ -3,14 +3,12 @@
 #define ND_COMMANDS_CKPT_H
 /*
  * `ndtrain ckpt VERB`: tools for checkpoints on disk. They need no configuration, start nothing,
- * and use memory that does not grow with the model. One file per verb; ckpt.c finds the verb,
- * ckpt_folders.c opens the folders that the command line names.
+ * and use memory that does not grow with the model. ckpt.c opens the folders that the
+ * command line names, and verifies.
  */
+#include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/commands/command.h"
-
-/* The verbs. */
-nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff, nd_ckpt_prune;
 
 /* The word of this number among those that belong to no flag, from 0; NULL: there are fewer. */
 const char *nd_ckpt_place(const nd_command_flags *line, int number);
@@ -21,8 +19,9 @@ const char *nd_ckpt_place(const nd_command_flags *line, int number);
 nd_status nd_ckpt_folder(const char *argument, char **out);
 /* A checkpoint: the folder itself, or the newest of a run folder. Reads its manifest. */
 nd_status nd_ckpt_open(const char *argument, char **folder, nd_manifest *manifest);
-/* The manifest of a checkpoint folder. */
-nd_status nd_ckpt_read_manifest(const char *folder, nd_manifest *manifest);
+/* The checkpoints of a run folder, at least one, in the order of their steps; owned by the
+ * caller. */
+nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count);
 
 /* text */
 

@@ -100,14 +100,7 @@ static nd_status print_json(const char *run, const nd_saved *s)
     nd_json_set(&o, "tokens_seen", known ? json_integer(s->position.tokens_seen) : json_null());
     nd_json_set(&o, "samples_seen", known ? json_integer(s->samples_seen) : json_null());
     nd_json_set(&o, "has_model", json_boolean(s->has_model));
-    char *text = nd_json_text(o, JSON_COMPACT);
-    json_decref(o);
-    if (!text) {
-        return nd_fail_memory("a line of JSON");
-    }
-    puts(text);
-    free(text);
-    return ND_OK;
+    return nd_print_row(o);
 }
 
 static nd_status print_run(const char *run, const nd_saved *list, int count, bool json)

@@ -101,19 +101,6 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
     return status;
 }
 
-static nd_status check_run(const char *run)
-{
-    nd_folder *list = NULL;
-    int count = 0;
-    ND_TRY(nd_folder_list(run, ND_FOLDER_WHOLE, &list, &count));
-    free(list);
-    return count > 0 ? ND_OK
-                     : nd_fail(ND_ERR_DATA,
-                               "\"%s\" is no run folder: it holds no folders "
-                               "checkpoint-STEP",
-                               run);
-}
-
 /* Without a lock nobody knows whether a process trains there. */
 static nd_status lock_run(const char *run, nd_run_lock *lock)
 {
@@ -130,18 +117,21 @@ nd_status nd_ckpt_prune(const nd_command_flags *line, int *code)
     nd_prune_options options;
     nd_run_lock lock = {.fd = -1};
     char *run = NULL;
+    nd_folder *list = NULL;
+    int count = 0;
     const bool dry_run = line->values[ND_CKPT_PRUNE_DRY_RUN].given;
     nd_status status = ND_OK;
     (void)code;
     ND_TRY(read_options(line, &options));
     ND_TRY_OUT(nd_ckpt_folder(nd_ckpt_place(line, 0), &run));
-    ND_TRY_OUT(check_run(run));
+    ND_TRY_OUT(nd_ckpt_checkpoints(run, &list, &count));
     ND_TRY_OUT(dry_run ? ND_OK : lock_run(run, &lock));
     ND_TRY_OUT(dry_run ? ND_OK : nd_checkpoint_sweep(run));
     pruning p = {.run = run, .dry_run = dry_run};
     status = prune(&p, &options, line->values[ND_CKPT_PRUNE_SET_ASIDE].given);
 out:
     nd_run_lock_release(&lock);
+    free(list);
     free(run);
     return status;
 }

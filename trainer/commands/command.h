@@ -9,24 +9,24 @@
 typedef struct nd_command_call {
     nd_config *config; /* resolved, but for nd_config_take_epochs */
     const nd_cli *cli;
-    nd_worker *worker; /* has its identity */
-    int argc;          /* of main */
+    nd_worker *worker;            /* has its identity */
+    const nd_command_flags *line; /* the command's own flags */
+    int argc;                     /* of main */
     char **argv;
 } nd_command_call;
 
 typedef struct nd_command {
-    const char *name;
+    nd_command_id id; /* its flags stand among the settings, if it has some */
     bool trains; /* a worker of a job: OpenMP must wait briefly, which is set before main's work */
     /* Before the configuration is read: finds the worker's identity. */
     nd_status (*begin)(nd_worker *worker);
     nd_status (*run)(const nd_command_call *call);
-    nd_command_id own; /* whose flags stand among the settings; ND_COMMAND_NONE: all are settings */
     /* The command whose flags stand behind this one's name, as in `check generate --model DIR`, or
      * NULL. Where the member is NULL, they are its own. */
     const struct nd_command *(*find_use)(int argc, char **argv);
-    /* Checks its own flags before the job is joined; argv[0] is the command. `run` reads them
-     * again. NULL where there are none. */
-    nd_status (*check_flags)(int argc, char **argv);
+    /* Checks its own flags beside each other, before the job is joined. NULL: there is nothing to
+     * check. */
+    nd_status (*check_flags)(const nd_command_flags *line);
     /* What `ndtrain check NAME ...` checks before workers start: model, its files, and room. The
      * call is as that of `run`, with the planner's device to be opened. NULL: it has no flags. */
     nd_status (*check)(const nd_command_call *call);
@@ -61,16 +61,12 @@ extern const nd_command nd_command_bench;
 /* A command that is no worker and needs no configuration. *code is the exit code when ND_OK is
  * returned, and is 0 before the call. */
 typedef nd_status nd_tool(const nd_command_flags *line, int *code);
-/* Reads the command line, or prints help, and runs the tool; argv[0] is the command. */
-nd_status nd_tool_run(nd_command_id command, nd_tool *run, int argc, char **argv, int *code);
-/* Writes out what was printed, logs the error, and returns the exit code: that of the status, or
- * `code` when all went well. */
-int nd_tool_end(nd_status status, int code);
+/* Prints a row of JSON, which it takes; NULL: memory ran out. */
+struct json_t;
+nd_status nd_print_row(struct json_t *row);
 
-/* `ndtrain ckpt VERB ...`: tools for checkpoints, which need no configuration (ckpt.h). argv[0] is
- * "ckpt"; returns the exit code. */
-int nd_ckpt_main(int argc, char **argv);
-
+/* `ndtrain ckpt VERB ...`: tools for checkpoints (ckpt.h). */
+nd_tool nd_ckpt_ls, nd_ckpt_verify, nd_ckpt_export, nd_ckpt_gguf, nd_ckpt_diff, nd_ckpt_prune;
 /* `ndtrain report RUN ...`: run folders as one page (docs/report.md). */
 nd_tool nd_report;
 /* `ndtrain tokenize`: files of text to the pair of files that Megatron-LM reads, with a loss mask

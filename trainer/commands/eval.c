@@ -17,12 +17,10 @@
 
 /* Flags. */
 
-static nd_status parse(int argc, char **argv, nd_eval_call *o)
+static nd_status parse(const nd_command_flags *line, nd_eval_call *o)
 {
-    nd_command_flags line;
-    const nd_flag_value *v = line.values;
+    const nd_flag_value *v = line->values;
     const char *path;
-    ND_TRY(nd_command_flags_read(ND_COMMAND_EVAL, argc, argv, &line));
     *o = (nd_eval_call){.model = v[ND_EVAL_MODEL].text,
                         .tokenizer = v[ND_EVAL_TOKENIZER].text,
                         .requests = v[ND_EVAL_REQUESTS].text,
@@ -31,7 +29,7 @@ static nd_status parse(int argc, char **argv, nd_eval_call *o)
                         .serve = v[ND_EVAL_SERVE].given,
                         .rows = v[ND_EVAL_ROWS].whole,
                         .context = v[ND_EVAL_CONTEXT].whole};
-    for (int at = 0; (path = nd_command_flags_next(&line, ND_EVAL_DATA, &at));) {
+    for (int at = 0; (path = nd_command_flags_next(line, ND_EVAL_DATA, &at));) {
         if (o->data_count == ND_EVAL_DATA_MAX) {
             return nd_fail(ND_ERR_CONFIG, "there are more than %d of --data", ND_EVAL_DATA_MAX);
         }
@@ -43,10 +41,10 @@ static nd_status parse(int argc, char **argv, nd_eval_call *o)
                                         "--serve-stdin");
 }
 
-static nd_status check_flags(int argc, char **argv)
+static nd_status check_flags(const nd_command_flags *line)
 {
     nd_eval_call o;
-    return parse(argc, argv, &o);
+    return parse(line, &o);
 }
 
 /* The loss on data. */
@@ -118,17 +116,6 @@ typedef struct progress {
     int64_t done, calls;
 } progress;
 
-/* Whether any rank got a stop signal. */
-static nd_status ask_all(nd_session *s, bool *stop)
-{
-    nd_rank *r = &s->worker->rank;
-    int64_t any = nd_session_signal();
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &any, 1, ND_DTYPE_I64,
-                              ND_REDOP_MAX, NULL));
-    *stop = any != 0;
-    return ND_OK;
-}
-
 /* Asked before each call of the model. */
 static nd_status ask_world(void *context, bool *stop)
 {
@@ -138,7 +125,7 @@ static nd_status ask_world(void *context, bool *stop)
                     (long long)p->calls);
     }
     p->done++;
-    return ask_all(p->session, stop);
+    return nd_session_ask_stop(p->session, ND_GROUP_WORLD, stop);
 }
 
 static nd_status fail_stopped(const char *path)
@@ -206,7 +193,7 @@ static nd_status count_bytes(nd_session *s, const nd_dataset *data, const char *
         const int64_t end = nd_min(begin + round, blocks);
         int32_t *inputs = memory, *labels = memory + S;
         bool stop = false;
-        ND_TRY_OUT(ask_all(s, &stop));
+        ND_TRY_OUT(nd_session_ask_stop(s, ND_GROUP_WORLD, &stop));
         ND_TRY_OUT(stop ? fail_stopped(path) : ND_OK);
         for (int64_t i = begin + r->rank; i < end; i += r->world_size) {
             ND_TRY_OUT(nd_dataset_block(data, i, inputs, labels));
@@ -243,7 +230,7 @@ static nd_status print_loss(const nd_eval_call *o, const nd_dataset *data, const
     nd_json_set(&row, "tokens", json_integer(tokens));
     nd_json_set(&row, "documents",
                 nd_json_string(nd_dataset_is_separate(data) ? "separate" : "join"));
-    return nd_eval_print(row);
+    return nd_print_row(row);
 }
 
 static nd_status evaluate_file(nd_session *s, const nd_eval_call *o, nd_trainer *trainer,
@@ -331,7 +318,7 @@ static nd_status run(const nd_command_call *call)
     nd_eval_call o;
     nd_config own; /* borrows the strings of call->config */
     nd_status status = ND_OK;
-    ND_TRY_OUT(parse(call->argc - 1, call->argv + 1, &o));
+    ND_TRY_OUT(parse(call->line, &o));
     ND_TRY_OUT(nd_session_open(&session, call, o.model, o.tokenizer));
     ND_TRY_OUT(o.data_count > 0 ? take_run_length(&session, &own) : ND_OK);
     ND_TRY_OUT(nd_session_agree(&session, call));
@@ -375,15 +362,14 @@ static nd_status check_use(nd_session *s, const void *context)
 static nd_status check(const nd_command_call *call)
 {
     nd_eval_call o;
-    ND_TRY(parse(call->argc - 1, call->argv + 1, &o));
+    ND_TRY(parse(call->line, &o));
     return nd_session_check(call, o.model, o.tokenizer, check_use, &o);
 }
 
-const nd_command nd_command_eval = {.name = "eval",
+const nd_command nd_command_eval = {.id = ND_COMMAND_EVAL,
                                     .trains = true,
                                     .begin = nd_session_begin,
                                     .run = run,
                                     .check = check,
                                     .decodes = true,
-                                    .own = ND_COMMAND_EVAL,
                                     .check_flags = check_flags};

@@ -13,21 +13,6 @@
 /* Requests of each replica in a wave, after which all agree that they go on. */
 enum { WAVE = 16 };
 
-nd_status nd_eval_print(json_t *row)
-{
-    char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(row);
-    if (!text) {
-        return nd_fail_memory("a row of the output");
-    }
-    nd_session_row_begin();
-    puts(text);
-    free(text);
-    nd_status status = nd_process_flush_output();
-    nd_session_row_end();
-    return status;
-}
-
 /* The scores that one replica has found reach the others. */
 static nd_status share_scores(nd_session *s, nd_question *q, int owner)
 {
@@ -57,7 +42,7 @@ static nd_status print_question(const nd_question *q, size_t index)
         json_decref(scores);
         json_decref(greedy);
         nd_json_set(&row, "left_out", nd_json_string(q->left_out));
-        return nd_eval_print(row);
+        return nd_print_row(row);
     }
     nd_json_set(&row, "log_likelihoods", scores);
     nd_json_set(&row, "greedy", greedy);
@@ -65,7 +50,7 @@ static nd_status print_question(const nd_question *q, size_t index)
         nd_json_set(&row, "acc", json_integer(nd_question_best(q, false) == q->gold));
         nd_json_set(&row, "acc_norm", json_integer(nd_question_best(q, true) == q->gold));
     }
-    return nd_eval_print(row);
+    return nd_print_row(row);
 }
 
 static nd_status print_summary(const nd_eval_call *o, const nd_questions *questions)
@@ -87,7 +72,7 @@ static nd_status print_summary(const nd_eval_call *o, const nd_questions *questi
     nd_json_set(&row, "acc_norm", json_real(right_norm / count));
     nd_json_set(&row, "count", json_integer((json_int_t)scored));
     nd_json_set(&row, "left_out", json_integer((json_int_t)questions->left_out));
-    return nd_eval_print(row);
+    return nd_print_row(row);
 }
 
 typedef struct scoring {
@@ -104,7 +89,7 @@ static nd_status score_wave(const scoring *c, size_t begin, size_t end)
     const size_t replicas = (size_t)r->mesh.size[ND_AXIS_DP_REPLICATE];
     for (size_t i = begin; i < end; i++) {
         bool stop = false;
-        ND_TRY(nd_session_ask_stop(c->session, &stop));
+        ND_TRY(nd_session_ask_stop(c->session, ND_GROUP_TP, &stop));
         if (stop) {
             return nd_fail(ND_ERR_PREEMPTED, "stopped by a signal after %zu requests", i);
         }
@@ -253,15 +238,7 @@ nd_status nd_eval_requests(nd_session *s, const nd_eval_call *o)
     return status;
 }
 
-static nd_status check_replicas(const nd_mesh *mesh)
-{
-    const int replicas = mesh->size[ND_AXIS_DP_REPLICATE];
-    return replicas == 1 ? ND_OK
-                         : nd_fail(ND_ERR_CONFIG,
-                                   "mesh.dp_replicate is %d, but --serve-stdin scores one request "
-                                   "at a time; use fewer workers, or --tp-size",
-                                   replicas);
-}
+static const char serves_one[] = "--serve-stdin scores one request";
 
 nd_status nd_eval_check_requests(nd_session *s, const nd_eval_call *o)
 {
@@ -269,7 +246,7 @@ nd_status nd_eval_check_requests(nd_session *s, const nd_eval_call *o)
     reader r = {0};
     nd_status status = ND_OK;
     if (o->serve) {
-        ND_TRY(check_replicas(&s->config->resolved_mesh));
+        ND_TRY(nd_session_check_single(&s->config->resolved_mesh, serves_one));
     }
     if (o->requests && s->config->launch.node_rank == 0) { /* rank 0 reads them */
         status = read_questions(s, o, &questions);
@@ -301,11 +278,12 @@ static nd_status answer_error(const server *v)
         json_decref(row);
         return ND_OK;
     }
-    return nd_eval_print(row);
+    return nd_print_row(row);
 }
 
-static nd_status answer(server *v, const char *line, size_t size)
+static nd_status answer(void *context, const char *line, size_t size)
 {
+    server *v = context;
     nd_questions questions = {0};
     nd_status status =
         nd_questions_read(&questions, &v->reader.rules, "standard input", line, size);
@@ -320,23 +298,7 @@ static nd_status answer(server *v, const char *line, size_t size)
         v->answered++;
     }
     nd_questions_fini(&questions);
-    return status;
-}
-
-static nd_status serve(server *v)
-{
-    nd_stdin input = {0};
-    nd_status status = ND_OK;
-    for (bool ends = false; !ends && status == ND_OK;) {
-        char *line = NULL;
-        size_t size = 0;
-        status = nd_stdin_next_line(&input, v->session, &line, &size);
-        ends = !line;
-        status = status == ND_OK && line ? answer(v, line, size) : status;
-        v->reader.rules.lines_read++;
-        free(line);
-    }
-    nd_stdin_fini(&input);
+    v->reader.rules.lines_read++;
     return status;
 }
 
@@ -348,13 +310,13 @@ nd_status nd_eval_serve(nd_session *s, const nd_eval_call *o)
         .batch = nd_min(64, rows), .rows = rows, .capacity = context};
     server v = {.session = s};
     nd_status status = ND_OK;
-    ND_TRY(check_replicas(&s->worker->rank.mesh));
+    ND_TRY(nd_session_check_single(&s->worker->rank.mesh, serves_one));
     ND_TRY_OUT(open_reader(s, o, &v.reader));
     v.reader.rules.max_tokens = context + 1;
     v.reader.rules.any_gold = true;
     ND_TRY_OUT(nd_session_generator(s, &sizes, &v.generator));
     ND_TRY_OUT(ND_ALLOC(context + 1, &v.scores));
-    status = serve(&v);
+    status = nd_stdin_each_line(s, "", answer, &v);
 out:
     nd_generator_destroy(v.generator);
     free(v.scores);

@@ -9,8 +9,7 @@
  *   session.c   model, tokenizer, ranks
  *   standard_input.c   what rank 0 reads
  *   texts.c     ids to text: decoder and stop texts
- *   generate.c, with generate_arguments.c, generate_input.c, generate_run.c and
- *   generate_converse.c; eval.c, with eval_requests.c
+ *   generate.c, with generate_run.c and generate_converse.c; eval.c, with eval_requests.c
  */
 #include "runtime/config/commands.h"
 #include "trainer/commands/command.h"
@@ -66,17 +65,19 @@ nd_status nd_session_agree(nd_session *session, const nd_command_call *call);
 /* Whether this host and the limits of this process leave room for the plan of a worker on the CPU,
  * whose threads run already: ND_ERR_RESOURCE with the numbers. */
 nd_status nd_session_check_memory(const nd_session *session, const nd_memplan *plan);
+/* ND_ERR_CONFIG when the mesh has several replicas, but only `what` is done at a time. */
+nd_status nd_session_check_single(const nd_mesh *mesh, const char *what);
 /* A generator with the session's weights. */
 nd_status nd_session_generator(nd_session *session, const nd_generate_options *options,
                                nd_generator **out);
 
 /*
- * nd_job_begin with stop signals, which `ask` reads alike on the tp ranks. A worker that is a job
- * by itself ends in less than a second even within a call of the model, with ND_ERR_PREEMPTED;
- * several are ended by ndlaunch after as much time.
+ * nd_job_begin with stop signals, which `ask` reads alike on the ranks of a group. A worker that is
+ * a job by itself ends at once, with ND_ERR_PREEMPTED; several are ended by ndlaunch after less
+ * than a second.
  */
 nd_status nd_session_begin(nd_worker *worker);
-nd_status nd_session_ask_stop(void *session, bool *stop);
+nd_status nd_session_ask_stop(nd_session *session, nd_group_kind group, bool *stop);
 /* Replicas ask for themselves, each before its own calls. Behind the part that each has done, all
  * learn here whether one of them was stopped: then all end with ND_ERR_PREEMPTED, and none waits
  * for results that do not come. `status`: how this rank's part ended. Another error is returned at
@@ -84,8 +85,8 @@ nd_status nd_session_ask_stop(void *session, bool *stop);
 nd_status nd_session_end_wave(nd_session *session, nd_status status);
 
 int nd_session_signal(void); /* 0: none came */
-/* Around a row of output, with its flush: a worker that ends within a call of the model ends behind
- * the row, or 5 s later when nothing takes it. */
+/* Around a row of output, with its flush: a worker that a signal ends completes the row, unless a
+ * second signal comes. */
 void nd_session_row_begin(void);
 void nd_session_row_end(void);
 /* Of long work: on rank 0, true every few seconds. */
@@ -95,19 +96,14 @@ bool nd_session_word_is_due(nd_session *session);
 
 enum { ND_STDIN_BYTES_MAX = 1 << 30 };
 
-/* What rank 0 has read and nobody took; empty on other ranks. */
-typedef struct nd_stdin {
-    nd_bytes bytes; /* owned */
-    bool ended;
-} nd_stdin;
-
-/* Waits until rank 0 has all of its standard input or (line) a whole line. Collective over all
- * ranks. ND_ERR_PREEMPTED: one of them got a stop signal. */
-nd_status nd_stdin_wait(nd_stdin *input, nd_session *session, bool line);
-/* The next line on all ranks, without its end, owned by the caller; NULL at the end of input.
- * Collective. */
-nd_status nd_stdin_next_line(nd_stdin *input, nd_session *session, char **line, size_t *size);
-void nd_stdin_fini(nd_stdin *input);
+/* All of rank 0's standard input on all ranks, owned by the caller. Collective over all ranks.
+ * ND_ERR_PREEMPTED: one of them got a stop signal. */
+nd_status nd_stdin_read(nd_session *session, char **text, size_t *size);
+/* Calls `take` on all ranks with each line, without its end. On a terminal the prompt is shown
+ * before it. Collective, as above. */
+nd_status nd_stdin_each_line(nd_session *session, const char *prompt,
+                             nd_status (*take)(void *context, const char *line, size_t size),
+                             void *context);
 
 /* The command generate. */
 
@@ -120,22 +116,13 @@ typedef struct nd_generate_call {
     nd_stops stops;
 } nd_generate_call;
 
-/* argv[0] is the command's name. */
-nd_status nd_generate_parse(int argc, char **argv, nd_generate_call *out);
-nd_status nd_generate_check_flags(int argc, char **argv);
-
 typedef struct nd_generate_input {
     nd_requests requests;
     nd_ids ends; /* ids that end a text */
 } nd_generate_input;
 
-/* The prompt or the rows, which rank 0 reads, on all ranks; owned by the caller. Collective. */
-nd_status nd_generate_read(nd_session *session, const nd_generate_call *call, char **text,
-                           size_t *size);
-/* The same prompts before there are ranks, unless they come from standard input. Rank 0's node has
- * their file. */
-nd_status nd_generate_check_input(nd_session *session, const nd_generate_call *call);
-/* The requests in them, on every rank alike. After a failure too, its parts are the caller's. */
+/* The requests in the prompt or the rows, on every rank alike. After a failure too, its parts are
+ * the caller's. */
 nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
                              size_t size, nd_generate_input *out);
 void nd_generate_input_fini(nd_generate_input *input);
@@ -175,9 +162,6 @@ nd_status nd_eval_check_requests(nd_session *session, const nd_eval_call *call);
 nd_status nd_eval_requests(nd_session *session, const nd_eval_call *call);
 /* Answers each line of standard input, a request, with a line. */
 nd_status nd_eval_serve(nd_session *session, const nd_eval_call *call);
-/* Prints a row of JSON, which it takes; NULL: memory ran out. */
-struct json_t;
-nd_status nd_eval_print(struct json_t *row);
 
 /* Texts. */
 

@@ -4,10 +4,8 @@
  * next message of a user, and all messages so far are what the model reads. A line that cannot be
  * answered is reported, and the next one is read.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
@@ -79,11 +77,12 @@ static nd_status report(conversation *c, nd_status status)
     return c->chat && json_array_clear(c->messages) != 0 ? nd_fail_memory("a conversation") : ND_OK;
 }
 
-static nd_status answer(conversation *c, const char *line, size_t size)
+static nd_status answer(void *context, const char *line, size_t size)
 {
+    conversation *c = context;
     nd_generate_input in = {0};
     nd_bytes text = {0};
-    nd_status status = encode(c, line, size, &in);
+    nd_status status = size > 0 ? encode(c, line, size, &in) : ND_OK;
     if (status != ND_OK) {
         status = report(c, status);
     } else if (in.requests.count > 0) {
@@ -103,54 +102,19 @@ static nd_status answer(conversation *c, const char *line, size_t size)
     return status;
 }
 
-static nd_status next_line(const conversation *c, nd_stdin *input, char **line, size_t *size)
-{
-    if (c->session->worker->rank.rank == 0 && isatty(STDIN_FILENO)) {
-        fputs("> ", stderr);
-    }
-    return nd_stdin_next_line(input, c->session, line, size);
-}
-
-static nd_status converse(conversation *c)
-{
-    nd_stdin input = {0};
-    nd_status status;
-    for (;;) {
-        char *line = NULL;
-        size_t size = 0;
-        status = next_line(c, &input, &line, &size);
-        const bool ends = status != ND_OK || !line;
-        if (!ends && size > 0) {
-            status = answer(c, line, size);
-        }
-        free(line);
-        if (ends || status != ND_OK) {
-            break;
-        }
-    }
-    nd_stdin_fini(&input);
-    return status;
-}
-
 nd_status nd_generate_converse(nd_session *s, const nd_generate_call *o)
 {
-    const int replicas = s->worker->rank.mesh.size[ND_AXIS_DP_REPLICATE];
     const int64_t context = nd_generate_context(s, o);
     const nd_generate_options sizes = {
         .batch = 1, .rows = nd_min(o->rows, context), .capacity = context};
     conversation c = {.session = s, .options = o, .chat = o->chat && !o->jsonl};
-    if (replicas > 1) {
-        return nd_fail(ND_ERR_CONFIG,
-                       "mesh.dp_replicate is %d, but --interactive continues one text at a time; "
-                       "use fewer workers, or --tp-size",
-                       replicas);
-    }
+    ND_TRY(nd_session_check_single(&s->worker->rank.mesh, "--interactive continues one text"));
     if (c.chat) {
         c.messages = json_array();
         ND_TRY(c.messages ? ND_OK : nd_fail_memory("a conversation"));
     }
     nd_status status = nd_session_generator(s, &sizes, &c.generator);
-    status = status == ND_OK ? converse(&c) : status;
+    status = status == ND_OK ? nd_stdin_each_line(s, "> ", answer, &c) : status;
     nd_generator_destroy(c.generator);
     json_decref(c.messages);
     return status;

@@ -56,14 +56,7 @@ static nd_status print_row(const job *j, size_t i)
         nd_json_append(&ids, json_integer(s->ids[k]));
     }
     nd_json_set(&row, "ids", ids);
-    char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(row);
-    if (!text) {
-        return nd_fail_memory("a row of the output");
-    }
-    puts(text);
-    free(text);
-    return nd_process_flush_output();
+    return nd_print_row(row);
 }
 
 static nd_status print_text(job *j, size_t i)
@@ -223,7 +216,7 @@ static nd_status ask(void *context, bool *stop)
                     j->printed, j->in->requests.count, (long long)c.prompt_tokens,
                     (long long)c.new_tokens, alone ? "" : " on this replica");
     }
-    return nd_session_ask_stop(j->session, stop);
+    return nd_session_ask_stop(j->session, ND_GROUP_TP, stop);
 }
 
 /* A stop, with the numbers of all replicas; each has those of its part of a wave alone. Results of

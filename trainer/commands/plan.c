@@ -528,8 +528,8 @@ static nd_status plan(const nd_command_call *call)
     nd_tuning *tuning = NULL;
     nd_status status = ND_OK;
     int world = nd_mesh_world_size(&config->resolved_mesh);
-    int rank = call->cli->plan_rank < 0 ? 0 : call->cli->plan_rank;
     bool cuda = config->launch.device == ND_CHOOSE_CUDA, fits = true;
+    const int rank = (int)call->line->values[ND_PLAN_RANK].whole;
     if (rank >= world) {
         return nd_fail(ND_ERR_CONFIG, "--rank %d is not in the mesh; use a rank from 0 to %d", rank,
                        world - 1);
@@ -545,7 +545,7 @@ static nd_status plan(const nd_command_call *call)
     }
     ND_TRY_OUT(print_plan(stdout, config, &inputs, worker, tuning, rank, &fits));
     ND_TRY_OUT(print_longest_sequences(stdout, config, &inputs, worker, rank));
-    if (call->cli->plan_explains) {
+    if (call->line->values[ND_PLAN_EXPLAIN].given) {
         print_reasons(stdout);
         print_exchanges(stdout, &inputs.shape, config);
         ND_TRY_OUT(print_variants(stdout, config, &inputs, worker, rank));
@@ -560,4 +560,4 @@ out:
     return status;
 }
 
-const nd_command nd_command_plan = {"plan", false, begin, plan};
+const nd_command nd_command_plan = {.id = ND_COMMAND_PLAN, .begin = begin, .run = plan};

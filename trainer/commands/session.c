@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The ranks, the model and the tokenizer of a command that uses a model. */
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "runtime/base/clock.h"
-#include "runtime/base/fs.h"
+#include "runtime/base/hash.h"
+#include "runtime/base/json.h"
 #include "runtime/base/log.h"
 #include "runtime/base/math.h"
 #include "runtime/base/process.h"
@@ -17,67 +16,58 @@
 #include "trainer/checkpoint/manifest_names.h"
 #include "trainer/commands/generate.h"
 
-/* For the end at the next call of the model; a worker that is in a long one then ends at once.
- * Nothing is lost: what is complete has been printed. ROW_MS: for a reader of the output to take
- * the rest of a row. */
-enum { STOP_MS = 700, ROW_MS = 5000, WORD_SECONDS = 10 };
+enum { WORD_SECONDS = 10 };
 
-static volatile sig_atomic_t stop_signal, is_alone;
+/*
+ * A stop signal ends a worker that is a job by itself at once. Nothing is lost then: what is
+ * complete has been printed. Only a row that is being printed is completed first, unless a second
+ * signal comes. The workers of a larger job end together before the next call of the model, and
+ * ndlaunch ends those that are within a long one.
+ */
+static volatile sig_atomic_t stop_signal, is_alone, prints_row;
 
-/* The row that is being printed: a late end waits for its end. */
-enum { ROW_NONE, ROW_PRINTED, ROW_AWAITED };
-static atomic_int row;
-
-/* How long the orderly end may take; 0: it is there. */
-static void set_patience(int ms)
+static void on_signal(int signal_number)
 {
-    const struct itimerval time = {.it_value = {ms / 1000, ms % 1000 * 1000}};
-    setitimer(ITIMER_REAL, &time, NULL); /* on Linux a system call and no more */
-}
-
-static void end_late(const char *text)
-{
-    ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
-    (void)ignored;
-    _exit(ND_ERR_PREEMPTED);
-}
-
-static void on_late(int signal_number)
-{
-    int expected = ROW_PRINTED;
-    if (atomic_compare_exchange_strong(&row, &expected, ROW_AWAITED)) {
-        set_patience(ROW_MS);
-    } else {
-        end_late(expected == ROW_NONE
-                     ? "error: stopped by a signal within a call of the model\n"
-                     : "error: stopped by a signal; nothing takes the rest of a row\n");
+    static const char text[] = "error: stopped by a signal\n";
+    const bool waits = !is_alone || (prints_row && !stop_signal);
+    stop_signal = signal_number;
+    if (!waits) {
+        ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
+        (void)ignored;
+        _exit(ND_ERR_PREEMPTED);
     }
 }
 
 void nd_session_row_begin(void)
 {
-    atomic_store(&row, ROW_PRINTED);
+    prints_row = 1;
 }
 
 void nd_session_row_end(void)
 {
-    if (atomic_exchange(&row, ROW_NONE) == ROW_AWAITED) {
-        end_late("error: stopped by a signal\n");
+    prints_row = 0;
+    if (stop_signal) {
+        on_signal(stop_signal);
     }
 }
 
-static void on_signal(int signal_number)
+nd_status nd_print_row(json_t *row)
 {
-    stop_signal = signal_number;
-    if (is_alone) {
-        set_patience(STOP_MS);
+    char *text = row ? nd_json_text(row, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    json_decref(row);
+    if (!text) {
+        return nd_fail_memory("a row of the output");
     }
+    nd_session_row_begin();
+    puts(text);
+    free(text);
+    nd_status status = nd_process_flush_output();
+    nd_session_row_end();
+    return status;
 }
 
 nd_status nd_session_begin(nd_worker *worker)
 {
-    const struct sigaction late = {.sa_handler = on_late, .sa_flags = SA_RESTART};
-    sigaction(SIGALRM, &late, NULL);
     ND_TRY(nd_job_begin(worker, on_signal));
     is_alone = worker->identity.world_size == 1;
     return ND_OK;
@@ -98,12 +88,11 @@ int nd_session_signal(void)
     return stop_signal;
 }
 
-nd_status nd_session_ask_stop(void *session, bool *stop)
+nd_status nd_session_ask_stop(nd_session *s, nd_group_kind group, bool *stop)
 {
-    const nd_session *s = session;
     nd_rank *r = &s->worker->rank;
     int64_t any = stop_signal;
-    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_TP], &r->stream, &any, 1, ND_DTYPE_I64,
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[group], &r->stream, &any, 1, ND_DTYPE_I64,
                               ND_REDOP_MAX, NULL));
     *stop = any != 0;
     return ND_OK;
@@ -212,7 +201,6 @@ nd_status nd_session_open(nd_session *s, const nd_command_call *call, const char
 
 void nd_session_close(nd_session *s)
 {
-    set_patience(0); /* else two sentences */
     nd_tokenizer_close(s->tokenizer);
     free(s->tokenizer_path);
     nd_model_files_close(&s->model);
@@ -287,47 +275,34 @@ nd_status nd_session_share(nd_session *s, nd_status read, char **text, size_t *s
 /* Settings, command line and all numbers of the model, for the comparison of ranks. */
 static nd_status job_text(const nd_session *s, const nd_command_call *call, char **out)
 {
-    char *settings = NULL;
+    char *settings = NULL, hex[65] = "";
     size_t size;
+    nd_status status = ND_OK;
     ND_TRY(nd_config_job_text(s->config, &settings));
     FILE *text = open_memstream(out, &size);
     if (text) {
         fputs(settings, text);
-        for (int i = 1; i < call->argc; i++) {
-            fprintf(text, "%s\n", call->argv[i]);
+        for (int i = 1; i < call->argc && status == ND_OK; i++) {
+            const char *word = call->argv[i];
+            const bool is_long = strlen(word) > 1000; /* a prompt */
+            status = is_long ? nd_sha256(word, strlen(word), hex) : ND_OK;
+            fprintf(text, "argument %d=%s\n", i, is_long ? hex : word);
         }
         nd_shape_print(&s->model.shape, text);
     }
     free(settings);
-    return text && fclose(text) == 0 ? ND_OK : nd_fail_memory("the command line");
+    return !text || fclose(text) != 0 ? nd_fail_memory("the command line") : status;
 }
 
 nd_status nd_session_agree(nd_session *s, const nd_command_call *call)
 {
-    nd_rank *r = &s->worker->rank;
-    char *own = NULL, *theirs = NULL;
-    size_t size = 0;
-    if (r->world_size == 1) {
+    char *text = NULL;
+    if (s->worker->rank.world_size == 1) {
         return ND_OK;
     }
-    nd_status status = job_text(s, call, &own);
-    theirs = r->rank == 0 ? own : NULL;
-    size = r->rank == 0 && status == ND_OK ? strlen(own) : 0;
-    const nd_status made = status;
-    status = nd_session_share(s, status, &theirs, &size);
-    status = status == ND_OK ? made : status;
-    if (status == ND_OK && (strlen(own) != size || memcmp(own, theirs, size) != 0)) {
-        status = nd_fail(ND_ERR_CONFIG,
-                         "rank %d has other flags or another model than rank 0; "
-                         "start all ranks with the same command line, and with the same "
-                         "config.json",
-                         r->rank);
-    }
-    status = nd_session_agree_status(s, status, "agree with rank 0 on flags and model");
-    if (theirs != own) {
-        free(theirs);
-    }
-    free(own);
+    nd_status status = job_text(s, call, &text);
+    status = status == ND_OK ? nd_settings_compare_text(s->worker, text) : status;
+    free(text);
     return status;
 }
 
@@ -349,6 +324,17 @@ nd_status nd_session_check_memory(const nd_session *s, const nd_memplan *plan)
     }
     return nd_limits_check_memory((int64_t)plan->total + ND_WORKER_LIBRARY_BYTES,
                                   "a worker with this model");
+}
+
+nd_status nd_session_check_single(const nd_mesh *mesh, const char *what)
+{
+    const int replicas = mesh->size[ND_AXIS_DP_REPLICATE];
+    return replicas == 1
+               ? ND_OK
+               : nd_fail(ND_ERR_CONFIG,
+                         "mesh.dp_replicate is %d, but %s at a time; use fewer workers, or "
+                         "--tp-size",
+                         replicas, what);
 }
 
 /* What the sentence of a plan that does not fit advises is for training. */

@@ -3,6 +3,7 @@
  * signal, and so that no collective outlasts its deadline while a user thinks. */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,15 +13,21 @@
 
 enum { PIECE = 1 << 16, WAIT_MS = 500 };
 
+/* What rank 0 has read and nobody took; empty on other ranks. */
+typedef struct stdin_state {
+    nd_bytes bytes; /* owned */
+    bool ended;
+} stdin_state;
+
 /* Whether there is what was asked for. */
-static bool is_ready(const nd_stdin *in, bool line)
+static bool is_ready(const stdin_state *in, bool line)
 {
     return in->ended ||
            (line && in->bytes.count > 0 && memchr(in->bytes.data, '\n', in->bytes.count));
 }
 
 /* Reads until it is ready, for WAIT_MS at most. */
-static nd_status read_for_a_while(nd_stdin *in, bool line)
+static nd_status read_for_a_while(stdin_state *in, bool line)
 {
     const double end = nd_clock_seconds() + WAIT_MS * 1e-3;
     char piece[PIECE];
@@ -44,7 +51,9 @@ static nd_status read_for_a_while(nd_stdin *in, bool line)
     return ND_OK;
 }
 
-nd_status nd_stdin_wait(nd_stdin *in, nd_session *s, bool line)
+/* Waits until rank 0 has all of its standard input or (line) a whole line. Collective over all
+ * ranks. ND_ERR_PREEMPTED: one of them got a stop signal. */
+static nd_status wait_for_input(stdin_state *in, nd_session *s, bool line)
 {
     nd_rank *r = &s->worker->rank;
     for (;;) {
@@ -62,7 +71,7 @@ nd_status nd_stdin_wait(nd_stdin *in, nd_session *s, bool line)
     }
 }
 
-static nd_status take_line(nd_stdin *in, char **line, size_t *size)
+static nd_status take_line(stdin_state *in, char **line, size_t *size)
 {
     const char *end = in->bytes.count > 0 ? memchr(in->bytes.data, '\n', in->bytes.count) : NULL;
     const size_t all = end ? (size_t)(end - (char *)in->bytes.data) + 1 : in->bytes.count;
@@ -78,11 +87,12 @@ static nd_status take_line(nd_stdin *in, char **line, size_t *size)
     return ND_OK;
 }
 
-nd_status nd_stdin_next_line(nd_stdin *input, nd_session *s, char **line, size_t *size)
+/* The next line on all ranks, without its end, owned by the caller; NULL at the end of input. */
+static nd_status next_line(stdin_state *in, nd_session *s, char **line, size_t *size)
 {
     const bool first = s->worker->rank.rank == 0;
-    ND_TRY(nd_stdin_wait(input, s, true));
-    nd_status status = first ? take_line(input, line, size) : ND_OK;
+    ND_TRY(wait_for_input(in, s, true));
+    nd_status status = first ? take_line(in, line, size) : ND_OK;
     int64_t has = first && *line;
     nd_rank *r = &s->worker->rank;
     ND_TRY(nd_session_agree_status(s, status, "hold a line"));
@@ -91,8 +101,36 @@ nd_status nd_stdin_next_line(nd_stdin *input, nd_session *s, char **line, size_t
     return has ? nd_session_share(s, ND_OK, line, size) : ND_OK;
 }
 
-void nd_stdin_fini(nd_stdin *in)
+nd_status nd_stdin_each_line(nd_session *s, const char *prompt,
+                             nd_status (*take)(void *context, const char *line, size_t size),
+                             void *context)
 {
-    free(in->bytes.data);
-    *in = (nd_stdin){0};
+    stdin_state in = {0};
+    nd_status status = ND_OK;
+    for (bool ends = false; !ends && status == ND_OK;) {
+        char *line = NULL;
+        size_t size = 0;
+        if (s->worker->rank.rank == 0 && isatty(STDIN_FILENO)) {
+            fputs(prompt, stderr);
+        }
+        status = next_line(&in, s, &line, &size);
+        ends = !line;
+        status = status == ND_OK && line ? take(context, line, size) : status;
+        free(line);
+    }
+    free(in.bytes.data);
+    return status;
+}
+
+nd_status nd_stdin_read(nd_session *s, char **text, size_t *size)
+{
+    stdin_state in = {0};
+    nd_status status = wait_for_input(&in, s, false);
+    if (status != ND_OK) {
+        free(in.bytes.data);
+        return status;
+    }
+    *text = (char *)in.bytes.data; /* NULL without any */
+    *size = in.bytes.count;
+    return nd_session_share(s, ND_OK, text, size);
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/commands/tokenize.h"
-
+/* `ndtrain tokenize`: text and JSON lines to token files. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +10,86 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/log.h"
 #include "runtime/base/process.h"
+#include "trainer/commands/command.h"
 #include "trainer/corpus/chat.h"
+#include "trainer/corpus/corpus.h"
 #include "trainer/corpus/token_file.h"
+
+typedef struct tokenize_call {
+    const char *tokenizer; /* a tokenizer.json or its folder */
+    const char *prefix;    /* of the output */
+    nd_corpus_files files;
+    nd_corpus_rules rules; /* without those of `chat` */
+    nd_chat_choice chat;
+    char *separator; /* owned, as `files` is */
+    int threads;
+    int64_t skip_bad;
+    bool overwrite;
+} tokenize_call;
+
+/* Flags. */
+
+static nd_status read_separator(tokenize_call *call, const char *text)
+{
+    if (!*text) {
+        return nd_fail(ND_ERR_CONFIG, "--document-separator is empty; give a text");
+    }
+    return nd_corpus_separator(text, &call->rules, &call->separator);
+}
+
+/* PREFIX.bin of a folder would be a hidden file, which no scan of the folder finds. */
+static nd_status check_prefix(const char *prefix)
+{
+    const char *slash = strrchr(prefix, '/');
+    return slash && !slash[1]
+               ? nd_fail(ND_ERR_CONFIG,
+                         "--output-prefix \"%s\" is a folder; add the beginning of the files' "
+                         "names, as in \"%stext\"",
+                         prefix, prefix)
+               : ND_OK;
+}
+
+/* With a key of its own a row is a text, whatever other keys it has. */
+static nd_corpus_rules rules_of(const nd_flag_value *v)
+{
+    static const nd_special_in_text specials[] = {ND_SPECIAL_TEXT, ND_SPECIAL_PARSE,
+                                                  ND_SPECIAL_REFUSE};
+    const nd_flag_value *key = &v[ND_TOKENIZE_KEY];
+    const bool chat = v[ND_TOKENIZE_CHAT].whole != ND_CHOOSE_CHAT_NONE;
+    return (nd_corpus_rules){.json_key = key->given ? key->text : "text",
+                             .pairs = !key->given || chat,
+                             .append_eod = v[ND_TOKENIZE_EOD].given,
+                             .add_special = !v[ND_TOKENIZE_NO_SPECIAL].given,
+                             .special_in_text = specials[v[ND_TOKENIZE_SPECIAL_IN_TEXT].whole],
+                             .refuse_invalid = v[ND_TOKENIZE_INVALID].whole == 1,
+                             .drop_unknown = v[ND_TOKENIZE_DROP].given};
+}
+
+static nd_status parse(const nd_command_flags *line, tokenize_call *out)
+{
+    static const nd_data_format formats[] = {ND_DATA_AUTO, ND_DATA_TEXT, ND_DATA_JSONL};
+    const nd_flag_value *v = line->values, *threads = &v[ND_TOKENIZE_THREADS];
+    const char *input;
+    *out = (tokenize_call){.tokenizer = v[ND_TOKENIZE_TOKENIZER].text,
+                           .prefix = v[ND_TOKENIZE_PREFIX].text,
+                           .rules = rules_of(v),
+                           .chat = (nd_chat_choice)v[ND_TOKENIZE_CHAT].whole,
+                           .threads = threads->given ? (int)threads->whole : nd_corpus_threads(),
+                           .skip_bad = v[ND_TOKENIZE_SKIP].whole,
+                           .overwrite = v[ND_TOKENIZE_OVERWRITE].given};
+    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_TOKENIZER));
+    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_INPUT));
+    ND_TRY(nd_command_flags_need(line, ND_TOKENIZE_PREFIX));
+    ND_TRY(check_prefix(out->prefix));
+    ND_TRY(v[ND_TOKENIZE_SEPARATOR].given ? read_separator(out, v[ND_TOKENIZE_SEPARATOR].text)
+                                          : ND_OK);
+    for (int at = 0; (input = nd_command_flags_next(line, ND_TOKENIZE_INPUT, &at));) {
+        ND_TRY(nd_corpus_files_add(&out->files, input, formats[v[ND_TOKENIZE_FORMAT].whole]));
+    }
+    return ND_OK;
+}
+
+/* Signals. */
 
 static atomic_bool stop;
 
@@ -34,7 +111,7 @@ static void catch_signals(void)
 /* Progress. */
 
 typedef struct work {
-    const nd_tokenize_call *call;
+    const tokenize_call *call;
     nd_megatron_output out;
     double begin;
     bool bar; /* standard error is a terminal */
@@ -99,7 +176,7 @@ static void print_count(const char *what, int64_t n, const char *remark)
 
 static void print_table(const work *w, const nd_corpus_counts *c)
 {
-    const nd_tokenize_call *call = w->call;
+    const tokenize_call *call = w->call;
     const nd_encode_counts *t = &c->text;
     static const char *const special[] = {"kept as text", "became tokens", ""};
     double seconds = nd_clock_seconds() - w->begin;
@@ -144,7 +221,7 @@ static void print_table(const work *w, const nd_corpus_counts *c)
 
 /* The work. */
 
-static nd_status check_output(const nd_tokenize_call *call)
+static nd_status check_output(const tokenize_call *call)
 {
     static const char *const suffixes[] = {".bin", ".idx", ".mask"};
     for (int i = 0; i < 3; i++) {
@@ -216,7 +293,7 @@ static nd_status find_tokenizer(const char *path, char **out)
     return nd_fs_format(out, kind == ND_FS_FOLDER ? "%s/tokenizer.json" : "%s", path);
 }
 
-static nd_status tokenize(const nd_tokenize_call *call)
+static nd_status tokenize(const tokenize_call *call)
 {
     work w = {.call = call, .begin = nd_clock_seconds(), .bar = isatty(STDERR_FILENO)};
     nd_tokenizer *tokenizer = NULL;
@@ -236,11 +313,12 @@ out:
 
 nd_status nd_tokenize(const nd_command_flags *line, int *code)
 {
-    nd_tokenize_call call = {0};
+    tokenize_call call = {0};
     (void)code;
     catch_signals();
-    nd_status status = nd_tokenize_parse(line, &call);
+    nd_status status = parse(line, &call);
     status = status == ND_OK ? tokenize(&call) : status;
-    nd_tokenize_call_fini(&call);
+    nd_corpus_files_fini(&call.files);
+    free(call.separator);
     return status;
 }

@@ -33,4 +33,5 @@ out:
     return status;
 }
 
-const nd_command nd_command_train = {.name = "train", .trains = true, .begin = begin, .run = train};
+const nd_command nd_command_train = {
+    .id = ND_COMMAND_TRAIN, .trains = true, .begin = begin, .run = train};

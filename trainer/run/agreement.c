@@ -90,7 +90,7 @@ static nd_status explain(const nd_worker *worker, const char *text)
     return status;
 }
 
-static nd_status compare(const nd_worker *worker, const char *text)
+nd_status nd_settings_compare_text(const nd_worker *worker, const char *text)
 {
     const nd_identity *id = &worker->identity;
     char own[HEX_BYTES], *all = NULL;
@@ -126,7 +126,7 @@ nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const 
         return ND_OK; /* ndlaunch has compared the nodes */
     }
     ND_TRY(job_text(config, inputs, &text));
-    nd_status status = compare(worker, text);
+    nd_status status = nd_settings_compare_text(worker, text);
     free(text);
     return status;
 }

@@ -72,6 +72,8 @@ nd_status nd_inputs_each_digest(const nd_inputs *inputs,
  * key and both values, the others only its number.
  */
 nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const nd_inputs *inputs);
+/* The same of any text of lines, once in a job, whoever started it. */
+nd_status nd_settings_compare_text(const nd_worker *worker, const char *text);
 
 /*
  * Warns of the steps from `begin` on (0: all) and of the validations that have no label which

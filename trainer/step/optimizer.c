@@ -98,13 +98,13 @@ nd_status nd_optimizer_step(nd_optimizer *optimizer, const nd_update_gate *gate,
     const nd_config *config = fsdp->rank->config;
     nd_adamw hyper = {
         .lr = (float)lr,
-        .beta1 = (float)config->optimizer.beta1,
-        .beta2 = (float)config->optimizer.beta2,
+        .beta1 = (float)config->optimizer.betas[0],
+        .beta2 = (float)config->optimizer.betas[1],
         .eps = (float)config->optimizer.eps,
         .weight_decay = (float)config->optimizer.weight_decay,
         .grad_scale = (float)clip_factor(config->optimizer.max_grad_norm, grad_norm),
-        .bias1 = (float)(1.0 - pow(config->optimizer.beta1, (double)step)),
-        .bias2 = (float)(1.0 - pow(config->optimizer.beta2, (double)step)),
+        .bias1 = (float)(1.0 - pow(config->optimizer.betas[0], (double)step)),
+        .bias2 = (float)(1.0 - pow(config->optimizer.betas[1], (double)step)),
     };
     bool gated = gate && gate->wait;
     ND_TRY(nd_scales_begin_update(fsdp->scales));

@@ -43,7 +43,7 @@ static void set_step(void)
 static nd_slurm complete(int argc, char **argv)
 {
     nd_slurm slurm;
-    nd_cli cli = {.plan_rank = -1};
+    nd_cli cli = {.help_topic = ""};
     assert_ok(nd_slurm_read(&slurm));
     nd_slurm_set_defaults(&slurm, &config);
     assert_ok(nd_config_parse(&config, &cli, argc, argv));

@@ -39,7 +39,7 @@ Test(starter, is_a_run)
 {
     char path[64], folder[32], *argv[] = {"ndlaunch", "--config-file", path};
     nd_config config = {0};
-    nd_cli cli = {.plan_rank = -1, .help_topic = ""};
+    nd_cli cli = {.help_topic = ""};
     make_path(path, folder);
     char *said = write_starter(path, ND_OK);
     cr_expect_not_null(strstr(said, path));

@@ -17,7 +17,7 @@ nd_config mesh_config_of(void)
     c.parallel.reshard_after_forward = true;
     c.fp8.recipe = ND_FP8_TENSORWISE;
     c.fp8.filter = (char *)"*";
-    c.log.level = (char *)"info";
+    c.log.level = ND_LOG_INFO;
     return c;
 }
 

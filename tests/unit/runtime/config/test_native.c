@@ -26,14 +26,14 @@ Test(native, every_kind_of_value)
     cr_expect_eq(c.train.steps, 7);
     cr_expect_eq(c.model.seed, 9, "seeds that are -1 follow train.seed");
     cr_expect_eq(c.data.shuffle_seed, 9);
-    cr_expect_eq(c.optimizer.beta1, 0.8);
-    cr_expect_eq(c.optimizer.beta2, 0.99);
+    cr_expect_eq(c.optimizer.betas[0], 0.8);
+    cr_expect_eq(c.optimizer.betas[1], 0.99);
     cr_expect_eq(c.optimizer.lr, 1e-3);
     cr_expect_eq(c.optimizer.schedule, ND_SCHEDULE_WSD);
     cr_expect_eq(c.parallel.reshard_after_forward, false);
     cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_SELECTIVE);
     cr_expect_str_eq(c.fp8.filter, "q_proj,o_proj");
-    cr_expect_str_eq(c.log.level, "debug");
+    cr_expect_eq(c.log.level, ND_LOG_DEBUG);
     cr_expect_str_eq(c.source, "test.yaml");
     cr_expect_not(c.from_accelerate);
     nd_config_fini(&c);

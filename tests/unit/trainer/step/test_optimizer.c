@@ -44,7 +44,7 @@ static bool decays(const nd_param *p)
 static update formula(const optimizer_case *c, const nd_config *config, const nd_param *p,
                       int64_t e)
 {
-    double b1 = config->optimizer.beta1, b2 = config->optimizer.beta2;
+    double b1 = config->optimizer.betas[0], b2 = config->optimizer.betas[1];
     double wd = decays(p) ? config->optimizer.weight_decay : 0.0;
     double g = (double)mesh_param_value(GRADIENT, p, e) * c->factor;
     update u = {.p = (double)mesh_param_value(MASTER, p, e),
@@ -208,8 +208,8 @@ static void run(const optimizer_case *c)
     job.config.train.precision = c->precision;
     job.config.parallel.reshard_after_forward = !c->zero2;
     job.config.optimizer.name = c->kind;
-    job.config.optimizer.beta1 = 0.875; /* F32 holds these and 1 minus these */
-    job.config.optimizer.beta2 = 0.96875;
+    job.config.optimizer.betas[0] = 0.875; /* F32 holds these and 1 minus these */
+    job.config.optimizer.betas[1] = 0.96875;
     job.config.optimizer.eps = 0x1p-8;
     job.config.optimizer.weight_decay = 0.125;
     job.config.optimizer.max_grad_norm = c->max_grad_norm;
