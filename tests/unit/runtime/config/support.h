@@ -38,6 +38,52 @@ static inline nd_status flags_of(nd_config *config, size_t count, const char **f
     return nd_config_parse(config, &cli, (int)count + 1, argv);
 }
 
+/* Flags in one text, with blanks between them. */
+static inline nd_status flags_in(nd_config *config, const char *text)
+{
+    char words[1024], *rest = words;
+    const char *flags[32];
+    size_t count = 0;
+    snprintf(words, sizeof words, "%s", text);
+    for (char *word; (word = strsep(&rest, " "));) {
+        cr_assert_lt(count, 30u);
+        flags[count++] = word;
+    }
+    return flags_of(config, count, flags);
+}
+
+/* The keys in a text such as "train.steps=5;data.path=a" have these values. */
+static inline void expect_keys(const nd_config *config, const char *keys, const char *input)
+{
+    char words[1024], *rest = words, *value = NULL;
+    snprintf(words, sizeof words, "%s", keys);
+    for (char *word; (word = strsep(&rest, ";"));) {
+        char *equals = strchr(word, '=');
+        cr_assert(equals, "%s", word);
+        *equals = '\0';
+        cr_assert_eq(nd_config_get(config, word, &value), ND_OK);
+        cr_expect_str_eq(value, equals + 1, "%s is %s, not %s: %s", word, value, equals + 1, input);
+        free(value);
+    }
+}
+
+/* Flags, or a text of YAML, and keys that they give; `resolved`: once the configuration is. */
+typedef struct keys_case {
+    const char *input, *keys;
+    bool resolved;
+} keys_case;
+
+static inline void expect_case(const keys_case *k, nd_status (*read)(nd_config *, const char *))
+{
+    nd_config c;
+    cr_assert_eq(read(&c, k->input), ND_OK, "%s: %s", k->input, nd_error_last()->message);
+    if (k->resolved) {
+        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s: %s", k->input, nd_error_last()->message);
+    }
+    expect_keys(&c, k->keys, k->input);
+    nd_config_fini(&c);
+}
+
 /* Every needle, up to NULL, must be in the thread's error sentence. */
 static inline void expect_sentence(nd_status got, nd_status wanted, const char *input, ...)
 {

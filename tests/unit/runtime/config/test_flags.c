@@ -6,34 +6,129 @@
 #include "runtime/config/commands.h"
 #include "runtime/config/reader.h"
 
-Test(flags, both_spellings_and_both_forms)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--num-steps", "5", "--sequence_length=256", "--micro_batch-size", "3",
-                       "--precision=fp32", "--lr", "1e-5", "--betas", "0.8,0.9",
-                       "--log_level=debug"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.train.steps, 5);
-    cr_expect_eq(c.train.sequence_length, 256);
-    cr_expect_eq(c.train.micro_batch_size, 3);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
-    cr_expect_eq(c.optimizer.lr, 1e-5);
-    cr_expect_eq(c.optimizer.betas[0], 0.8);
-    cr_expect_eq(c.log.level, ND_LOG_DEBUG);
-    nd_config_fini(&c);
-}
+static const keys_case good[] = {
+    /* Both spellings and both forms; a switch may have a value. */
+    {"--num-steps 5 --sequence_length=256 --micro_batch-size 3 --precision=fp32 --lr 1e-5 "
+     "--betas 0.8,0.9 --log_level=debug",
+     "train.steps=5;train.sequence_length=256;train.micro_batch_size=3;train.precision=fp32;"
+     "optimizer.lr=1e-05;optimizer.betas=[0.8, 0.9];log.level=debug"},
+    {"--reshard-after-forward false --save-model --fp8-all-gather --num-steps 2",
+     "parallel.reshard_after_forward=false;output.save_model=true;fp8.all_gather=true;"
+     "train.steps=2"},
+    {"--dp-shard-size -1 --num-processes 4", "mesh.dp_shard=4", true},
+    /* accelerate, torchrun and Finetrainers. */
+    {"--num_machines 2 --machine_rank 1 --main_process_ip head --main-process-port=77 "
+     "--rdzv-key-file k --num-processes 4 --mixed_precision no --use_fsdp --fsdp_version 2 "
+     "--fsdp_activation_checkpointing true --max-restarts=0 --log-with=none "
+     "--parallelism_config_tp_size 2 --rdzv_backend c10d",
+     "launch.nnodes=2;launch.node_rank=1;launch.rdzv_endpoint=head:77;train.precision=fp32;"
+     "parallel.recompute=full;mesh.tp=2;mesh.dp_shard=2",
+     true},
+    {"--standalone --nnodes=1:1 --nproc-per-node=4 --dp_degree 2 --dp_shards 2 --pp_degree 1 "
+     "--cp_degree 1 --tp_degree 1 --train_steps 9 --batch_size 2 --gradient_checkpointing "
+     "--beta1 0.7 --beta2 0.8 --lr_scheduler linear",
+     "launch.workers=4;train.steps=9;train.micro_batch_size=2;parallel.recompute=full;"
+     "optimizer.betas=[0.7, 0.8];optimizer.schedule=linear",
+     true},
+    {"--multi-gpu --num-processes 4 --tp-size 2", "mesh.dp_replicate=2", true},
+    {"--cpu --quiet", "launch.device=cpu;log.level=error"},
+    {"--cpu false --gradient_checkpointing no", "launch.device=auto;parallel.recompute=none"},
+    {"--rdzv_id job7 --rdzv-backend c10d --monitor_interval 5 --tee=3 --redirects 0:1,1:2 "
+     "--num-steps 3",
+     "train.steps=3"},
+    /* A word after a flag of accelerate's is its value, as it is after '='. */
+    {"--use_fsdp --fsdp_sharding_strategy FULL_SHARD --num-processes 4",
+     "parallel.reshard_after_forward=true;mesh.dp_replicate=1", true},
+    {"--use_fsdp --fsdp_sharding_strategy SHARD_GRAD_OP --num-processes 4",
+     "parallel.reshard_after_forward=false;mesh.dp_replicate=1", true},
+    {"--use_fsdp --fsdp-reshard-after-forward FULL_SHARD --num-processes 4",
+     "parallel.reshard_after_forward=true;mesh.dp_replicate=1", true},
+    {"--use_fsdp --fsdp_reshard_after_forward false --num-processes 4",
+     "parallel.reshard_after_forward=false;mesh.dp_replicate=1", true},
+    {"--use_fsdp --fsdp_sharding_strategy 2 --num-processes 4",
+     "parallel.reshard_after_forward=false;mesh.dp_replicate=1", true},
+    {"--use_fsdp --fsdp_sharding_strategy NO_SHARD --num-processes 4",
+     "parallel.reshard_after_forward=false;mesh.dp_replicate=4", true},
+    /* Without a meaning here: with a word or without. */
+    {"--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP --downcast_bf16 "
+     "--fp8_override_linear_precision false,false,false --num-steps 3 --dynamo_use_dynamic",
+     "train.steps=3"},
+    /* mixed_precision fp8 means accelerate's backend AO, as in a file; the last one counts. */
+    {"--mixed_precision fp16 --mixed_precision bf16", "train.precision=bf16"},
+    {"--mixed-precision fp8", "train.precision=fp8;fp8.recipe=tensorwise;fp8.all_gather=true"},
+    {"--precision fp8", "fp8.all_gather=false"},
+    {"--mixed-precision fp8 --fp8-all-gather false", "fp8.all_gather=false"},
+    {"--mixed-precision fp8 --mixed-precision bf16", "fp8.all_gather=false"},
+    {"--mixed-precision fp8 --fp8-recipe rowwise", "fp8.recipe=rowwise;fp8.all_gather=false"},
+    {"--mixed-precision fp8 --fp8-backend TE", "fp8.recipe=delayed;fp8.all_gather=false"},
+    /* The flag of a model names a folder, which exists or is written as a path, or a name. */
+    {"--model_name_or_path /tmp", "model.path=/tmp;model.name=;model.config="},
+    {"--pretrained-model-name-or-path ./nowhere", "model.path=./nowhere;model.name="},
+    {"--model_name_or_path some/model", "model.path=;model.name=some/model;model.config="},
+    /* Checkpoints, as accelerate's scripts, transformers and we ourselves call them. */
+    {"--total_limit 4 --project_dir a", "checkpoint.keep_last=4;output.dir=a"},
+    {"--checkpoint-frequency 7 --save_total_limit 5 --max-restarts 2",
+     "checkpoint.interval=7;checkpoint.keep_last=5;launch.max_restarts=2", true},
+    {"--checkpointing_steps 7", "checkpoint.interval=7", true},
+    {"--save-steps 7", "checkpoint.interval=7", true},
+    {"--checkpoint-interval 7", "checkpoint.interval=7", true},
+    {"--resume_from_checkpoint True", "checkpoint.resume=latest", true},
+    {"--resume_from_checkpoint false", "checkpoint.resume=", true},
+    {"--resume_from_checkpoint auto", "checkpoint.resume=auto", true},
+    {"--resume_from_checkpoint 12", "checkpoint.resume=12", true},
+    {"--resume_from_checkpoint a/b", "checkpoint.resume=a/b", true},
+    /* Strategies of transformers' Trainer, in any order with steps; its default is 500. */
+    {"--eval-strategy steps --eval_steps 10 --save_strategy steps --save_steps 20 "
+     "--load_best_model_at_end --greater-is-better false --metric-for-best-model eval_loss "
+     "--early-stopping-patience 3 --validation-path v.txt",
+     "train.validation_interval=10;checkpoint.interval=20;checkpoint.load_best=true;"
+     "train.early_stopping_patience=3",
+     true},
+    {"--save-strategy steps --eval-strategy steps --validation-path v.txt",
+     "train.validation_interval=500;checkpoint.interval=500"},
+    {"--save-steps 10 --save-strategy epoch", "checkpoint.interval=-1"},
+    {"--save-strategy epoch --save-steps 10", "checkpoint.interval=-1"},
+    {"--save-steps 50 --save-strategy no", "checkpoint.interval=0"},
+    {"--save-strategy no --save-steps 50", "checkpoint.interval=0"},
+    {"--validation-path v.txt --eval-strategy no", "data.validation_path="},
+    {"--eval-strategy no --validation-path v.txt", "data.validation_path="},
+    {"--eval-steps 7 --eval-strategy steps", "train.validation_interval=7"},
+    {"--eval-strategy steps --eval-steps 7", "train.validation_interval=7"},
+    /* The Trainer and its scripts. */
+    {"--do_train --do_eval --greater_is_better False --metric_for_best_model loss "
+     "--lr_scheduler_type constant_with_warmup --adam_beta1 0.7 --adam_beta2 0.8 "
+     "--adam_epsilon 1e-7 --optim adamw_torch_fused --num_warmup_steps 3",
+     "optimizer.schedule=constant;optimizer.betas=[0.7, 0.8];optimizer.eps=1e-07;"
+     "optimizer.name=adamw;optimizer.warmup_steps=3"},
+    {"--train_file t.txt --validation_file v.txt --max_seq_length 64 --data_seed 5 "
+     "--max_train_steps 9",
+     "data.path=t.txt;data.validation_path=v.txt;train.sequence_length=64;data.shuffle_seed=5;"
+     "train.steps=9"},
+    {"--max_steps -1 --num_train_epochs 2 --optim sgd --block_size 32",
+     "train.steps=0;train.epochs=2;train.sequence_length=32;optimizer.name=sgd"},
+    {"--bf16 True --num-steps 3", "train.precision=bf16;train.steps=3"},
+    /* Each of these asks for what is so in every run. */
+    {"--fp16 false --packing --eval_packing=True --tf32 no --assistant_only_loss yes "
+     "--push_to_hub False --label_smoothing_factor 0.0 --remove_unused_columns "
+     "--greater-is-better=0 --ddp_timeout 1800 --max_length 512 --num-steps 7",
+     "train.steps=7;train.sequence_length=512;launch.comm_timeout_seconds=1800"},
+    /* Lists: the Trainer's --report-to takes words, and a flag behind them ends the list. */
+    {"--report-to tensorboard wandb --num-steps 7",
+     "log.trackers=[tensorboard, wandb];train.steps=7"},
+    {"--log_with=wandb,Trackio --num-steps 7", "log.trackers=[wandb, trackio];train.steps=7"},
+    {"--num-steps=7 --log-trackers wandb,trackio all wandb",
+     "log.trackers=[all, wandb, trackio];train.steps=7"},
+    {"--num-steps=7 --set log.trackers=[all,trackio]", "log.trackers=[all, trackio]"},
+    {"--log-with all --log-with wandb --num-steps=7", "log.trackers=wandb;train.steps=7"},
+    {"--log-with all --report-to none", "log.trackers=none"},
+    {"--log-with all --set log.trackers=[]", "log.trackers=none"},
+};
 
-Test(flags, switches_take_a_value_or_none)
+Test(flags, set_keys)
 {
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--reshard-after-forward", "false", "--save-model", "--fp8-all-gather",
-                       "--num-steps", "2"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_not(c.parallel.reshard_after_forward);
-    cr_expect(c.output.save_model);
-    cr_expect(c.fp8.all_gather);
-    cr_expect_eq(c.train.steps, 2);
-    nd_config_fini(&c);
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        expect_case(&good[i], flags_in);
+    }
 }
 
 Test(flags, set_reaches_every_key_and_later_wins)
@@ -77,82 +172,6 @@ Test(flags, each_flag_means_one_field)
     }
 }
 
-Test(flags, names_of_accelerate_torchrun_and_finetrainers)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--num_machines", "2", "--machine_rank", "1", "--main_process_ip",
-                       "head", "--main-process-port=77", "--rdzv-key-file", "k", "--num-processes",
-                       "4", "--mixed_precision", "no", "--use_fsdp", "--fsdp_version", "2",
-                       "--fsdp_activation_checkpointing", "true", "--max-restarts=0",
-                       "--log-with=none", "--parallelism_config_tp_size", "2", "--rdzv_backend",
-                       "c10d"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.launch.nnodes, 2);
-    cr_expect_eq(c.launch.node_rank, 1);
-    cr_expect_str_eq(c.launch.rdzv_endpoint, "head:77");
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
-    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_FULL);
-    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_TP], 2);
-    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_SHARD], 2);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--standalone", "--nnodes=1:1", "--nproc-per-node=4", "--dp_degree", "2",
-                       "--dp_shards", "2", "--pp_degree", "1", "--cp_degree", "1", "--tp_degree",
-                       "1", "--train_steps", "9", "--batch_size", "2", "--gradient_checkpointing",
-                       "--beta1", "0.7", "--beta2", "0.8", "--lr_scheduler", "linear"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.launch.workers, 4);
-    cr_expect_eq(c.train.steps, 9);
-    cr_expect_eq(c.train.micro_batch_size, 2);
-    cr_expect_eq(c.parallel.recompute, ND_RECOMPUTE_FULL);
-    cr_expect_eq(c.optimizer.betas[0], 0.7);
-    cr_expect_eq(c.optimizer.betas[1], 0.8);
-    cr_expect_eq(c.optimizer.schedule, ND_SCHEDULE_LINEAR);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--multi-gpu", "--num-processes", "4", "--tp-size", "2"), ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_REPLICATE], 2);
-    nd_config_fini(&c);
-}
-
-/* A word after a flag of accelerate's is its value, as it is after '='. */
-Test(flags, words_of_accelerate)
-{
-    nd_config c;
-    static const struct {
-        const char *flag, *word;
-        bool reshard;
-        int dp_replicate;
-    } cases[] = {
-        {"--fsdp_sharding_strategy", "FULL_SHARD", true, 1},
-        {"--fsdp_sharding_strategy", "SHARD_GRAD_OP", false, 1},
-        {"--fsdp-reshard-after-forward", "FULL_SHARD", true, 1},
-        {"--fsdp_reshard_after_forward", "false", false, 1},
-        {"--fsdp_sharding_strategy", "2", false, 1},
-        {"--fsdp_sharding_strategy", "NO_SHARD", false, 4},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cr_assert_eq(FLAGS(&c, "--use_fsdp", cases[i].flag, cases[i].word, "--num-processes", "4"),
-                     ND_OK, "%s", nd_error_last()->message);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        cr_expect_eq(c.parallel.reshard_after_forward, cases[i].reshard, "case %zu", i);
-        cr_expect_eq(c.resolved_mesh.size[ND_AXIS_DP_REPLICATE], cases[i].dp_replicate);
-        nd_config_fini(&c);
-    }
-    /* Without a meaning here: with a word or without. */
-    cr_assert_eq(FLAGS(&c, "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP", "--downcast_bf16",
-                       "--fp8_override_linear_precision", "false,false,false", "--num-steps", "3",
-                       "--dynamo_use_dynamic"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.train.steps, 3);
-    nd_config_fini(&c);
-    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy", "HALF_SHARD"), "HALF_SHARD", "SHARD_GRAD_OP");
-    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy"), "needs a value");
-    EXPECT_BAD_FLAGS(("--fsdp_offload_params", "cpu"), "cpu", "not offloaded");
-    EXPECT_BAD_FLAGS(("--same_network", "train.py"), "train.py is a Python script");
-}
-
 Test(flags, processes_of_a_node_are_counted)
 {
     nd_config c;
@@ -182,39 +201,9 @@ Test(flags, gpus_that_are_hidden_do_not_count)
     }
 }
 
-Test(flags, a_model_is_a_folder_or_a_name)
-{
-    nd_config c;
-    static const char *const cases[][3] = {
-        {"/tmp", "/tmp", ""}, {"./nowhere", "./nowhere", ""}, {"some/model", "", "some/model"}};
-    for (int i = 0; i < 3; i++) {
-        cr_assert_eq(FLAGS(&c, i % 2 ? "--model_name_or_path" : "--pretrained-model-name-or-path",
-                           cases[i][0]),
-                     ND_OK);
-        cr_expect_str_eq(c.model.path, cases[i][1]);
-        cr_expect_str_eq(c.model.name, cases[i][2]);
-        cr_expect_str_eq(c.model.config, "");
-        nd_config_fini(&c);
-    }
-}
-
-Test(flags, of_torchrun_that_change_nothing)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--rdzv_id", "job7", "--rdzv-backend", "c10d", "--monitor_interval", "5",
-                       "--tee=3", "--redirects", "0:1,1:2", "--num-steps", "3"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.train.steps, 3);
-    nd_config_fini(&c);
-}
-
 Test(flags, the_last_precision_counts)
 {
     nd_config c;
-    cr_assert_eq(FLAGS(&c, "--mixed_precision", "fp16", "--mixed_precision", "bf16"), ND_OK, "%s",
-                 nd_error_last()->message);
-    cr_expect_eq(c.train.precision, ND_PRECISION_BF16);
-    nd_config_fini(&c);
     EXPECT_BAD_FLAGS(("--mixed_precision", "bf16", "--mixed_precision", "fp16"), "FP16");
     char path[] = "/tmp/nd_config_XXXXXX";
     static const char text[] =
@@ -231,32 +220,6 @@ Test(flags, the_last_precision_counts)
     nd_config_fini(&c);
     EXPECT_BAD_FLAGS(("--config-file", path), path, ":3: mixed_precision is fp16", "bf16");
     unlink(path);
-}
-
-/* mixed_precision fp8 means accelerate's backend AO, in a file and as a flag. */
-Test(flags, mixed_precision_fp8_is_what_it_is_in_a_file)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8"), ND_OK);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP8);
-    cr_expect(c.fp8.recipe == ND_FP8_TENSORWISE && c.fp8.all_gather, "accelerate's default");
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--precision", "fp8"), ND_OK);
-    cr_expect_not(c.fp8.all_gather, "--precision is the native key alone");
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-all-gather", "false"), ND_OK);
-    cr_expect_not(c.fp8.all_gather);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--mixed-precision", "bf16"), ND_OK);
-    cr_expect_not(c.fp8.all_gather, "the last one counts");
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-recipe", "rowwise"), ND_OK);
-    cr_expect(c.fp8.recipe == ND_FP8_ROWWISE && !c.fp8.all_gather);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--mixed-precision", "fp8", "--fp8-backend", "TE"), ND_OK);
-    cr_expect(c.fp8.recipe == ND_FP8_DELAYED && !c.fp8.all_gather);
-    nd_config_fini(&c);
-    EXPECT_BAD_FLAGS(("--mixed-precision", "fp8", "--fp8-margin", "1"), "margin", "backend: TE");
 }
 
 /* A file's backend or recipe is not replaced by the default of the flag. */
@@ -286,57 +249,12 @@ Test(flags, mixed_precision_fp8_keeps_the_files_recipe)
     }
 }
 
-/* The names of accelerate's ProjectConfiguration. */
-Test(flags, of_a_project)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--total_limit", "4", "--project_dir", "a"), ND_OK, "%s",
-                 nd_error_last()->message);
-    cr_expect_eq(c.checkpoint.keep_last, 4);
-    cr_expect_str_eq(c.output.dir, "a");
-    nd_config_fini(&c);
-}
-
-/* The flags of accelerate's scripts, of transformers and our own. */
-Test(flags, of_checkpoints)
-{
-    nd_config c;
-    static const char *const intervals[] = {"--checkpoint-frequency", "--checkpointing_steps",
-                                            "--save-steps", "--checkpoint-interval"};
-    for (int i = 0; i < 4; i++) {
-        cr_assert_eq(FLAGS(&c, intervals[i], "7", "--save_total_limit", "5", "--max-restarts", "2"),
-                     ND_OK, "%s", nd_error_last()->message);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        cr_expect_eq(c.checkpoint.interval, 7);
-        cr_expect_eq(c.checkpoint.keep_last, 5);
-        cr_expect_eq(c.launch.max_restarts, 2);
-        nd_config_fini(&c);
-    }
-    static const char *const resumes[][2] = {
-        {"True", "latest"}, {"false", ""}, {"auto", "auto"}, {"12", "12"}, {"a/b", "a/b"}};
-    for (int i = 0; i < 5; i++) {
-        cr_assert_eq(FLAGS(&c, "--resume_from_checkpoint", resumes[i][0]), ND_OK, "%s",
-                     nd_error_last()->message);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        cr_expect_str_eq(c.checkpoint.resume, resumes[i][1]);
-        nd_config_fini(&c);
-    }
-}
-
-static void does_not_resolve(nd_config *c, const char *sentence)
-{
-    cr_assert_eq(nd_config_resolve(c), ND_ERR_CONFIG, "%s", sentence);
-    cr_expect_not_null(strstr(nd_error_last()->message, sentence), "%s", nd_error_last()->message);
-    nd_config_fini(c);
-}
-
 Test(flags, of_checkpoints_that_exclude_each_other)
 {
     nd_config c;
-    cr_assert_eq(FLAGS(&c, "--save-steps", "7", "--save-total-limit", "1"), ND_OK);
-    does_not_resolve(&c, "--save-total-limit (checkpoint.keep_last) is 1");
-    cr_assert_eq(FLAGS(&c, "--max-restarts", "1"), ND_OK);
-    does_not_resolve(&c, "checkpoint.interval is 0");
+    EXPECT_BAD_FLAGS(("--save-steps", "7", "--save-total-limit", "1"),
+                     "--save-total-limit (checkpoint.keep_last) is 1");
+    EXPECT_BAD_FLAGS(("--max-restarts", "1"), "checkpoint.interval is 0");
     cr_assert_eq(
         FLAGS(&c, "--save-steps", "7", "--save-total-limit", "1", "--checkpoint-staging", "wait"),
         ND_OK);
@@ -349,13 +267,12 @@ Test(flags, of_spare_nodes)
 #define SPARES                                                                                     \
     "--save-steps", "7", "--spare-nodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-key-file", "k"
     nd_config c;
-    cr_assert_eq(FLAGS(&c, SPARES, "--max-restarts", "1"), ND_OK);
-    does_not_resolve(&c, "launch.spare_nodes is 2, but launch.nnodes is 1");
-    cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2"), ND_OK);
-    does_not_resolve(&c, "launch.spare_nodes is 2, but launch.max_restarts is 0");
-    cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2", "--max-restarts", "1", "--node-rank", "4"),
-                 ND_OK);
-    does_not_resolve(&c, "launch.node_rank is 4, but the job has 4 nodes with its spare nodes");
+    EXPECT_BAD_FLAGS((SPARES, "--max-restarts", "1"),
+                     "launch.spare_nodes is 2, but launch.nnodes is 1");
+    EXPECT_BAD_FLAGS((SPARES, "--nnodes", "2"),
+                     "launch.spare_nodes is 2, but launch.max_restarts is 0");
+    EXPECT_BAD_FLAGS((SPARES, "--nnodes", "2", "--max-restarts", "1", "--node-rank", "4"),
+                     "launch.node_rank is 4, but the job has 4 nodes with its spare nodes");
     cr_assert_eq(FLAGS(&c, SPARES, "--nnodes", "2", "--max-restarts", "1", "--node-rank", "3",
                        "--nproc-per-node", "2", "--dp-shard-size", "-1"),
                  ND_OK);
@@ -410,27 +327,23 @@ Test(flags, of_fewer_nodes)
 Test(flags, of_fewer_nodes_that_do_not_go_with_others)
 {
     nd_config c;
-    cr_assert_eq(FLAGS(&c, "--min-nodes", "1"), ND_OK);
-    does_not_resolve(&c, "launch.min_nodes is 1, and launch.nnodes is 1");
-    cr_assert_eq(FLAGS(&c, "--min-nodes", "3", "--nnodes", "2", "--rdzv-endpoint", "h:1",
-                       "--rdzv-key-file", "k"),
-                 ND_OK);
-    does_not_resolve(&c, "launch.min_nodes is 3, and launch.nnodes is 2");
-    cr_assert_eq(FLAGS(&c, "--min-nodes", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1",
-                       "--rdzv-key-file", "k"),
-                 ND_OK);
-    does_not_resolve(&c, "launch.min_nodes is 1, but launch.max_restarts is 0");
-    cr_assert_eq(FLAGS(&c, "--spike-factor", "1"), ND_OK);
-    does_not_resolve(&c, "train.spike_factor is 1, so that half of all losses would be spikes");
-    cr_assert_eq(FLAGS(&c, "--report-to", "trackio"), ND_OK);
-    does_not_resolve(&c, "pip install trackio");
-    cr_assert_eq(FLAGS(&c, "--log-with", "tensorboard", "wandb"), ND_OK);
-    does_not_resolve(&c, "log.trackers has wandb, which needs a Python");
+    EXPECT_BAD_FLAGS(("--min-nodes", "1"), "launch.min_nodes is 1, and launch.nnodes is 1");
+    EXPECT_BAD_FLAGS(
+        ("--min-nodes", "3", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-key-file", "k"),
+        "launch.min_nodes is 3, and launch.nnodes is 2");
+    EXPECT_BAD_FLAGS(
+        ("--min-nodes", "1", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--rdzv-key-file", "k"),
+        "launch.min_nodes is 1, but launch.max_restarts is 0");
+    EXPECT_BAD_FLAGS(("--spike-factor", "1"),
+                     "train.spike_factor is 1, so that half of all losses would be spikes");
+    EXPECT_BAD_FLAGS(("--report-to", "trackio"), "pip install trackio");
+    EXPECT_BAD_FLAGS(("--log-with", "tensorboard", "wandb"),
+                     "log.trackers has wandb, which needs a Python");
     cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "python3"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--warmup-ratio", "0.03", "--warmup-steps", "7"), ND_OK);
-    does_not_resolve(&c, "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000");
+    EXPECT_BAD_FLAGS(("--warmup-ratio", "0.03", "--warmup-steps", "7"),
+                     "optimizer.warmup_steps is 7, but optimizer.warmup_ratio 0.03 of 1000");
     cr_assert_eq(FLAGS(&c, "--warmup_ratio", "0.021", "--num-steps", "50"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_assert_eq(c.optimizer.warmup_steps, 2);
@@ -438,184 +351,13 @@ Test(flags, of_fewer_nodes_that_do_not_go_with_others)
     nd_config_fini(&c);
     static const char *const bad[] = {"0", "3-2", "a", "1-", "1-2-3", "2-1001"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        cr_assert_eq(FLAGS(&c, "--profile-steps", bad[i]), ND_OK);
-        does_not_resolve(&c, "log.profile_steps is");
+        EXPECT_BAD_FLAGS(("--profile-steps", bad[i]), "log.profile_steps is");
     }
     int64_t first = 0, last = 0;
     cr_assert_eq(FLAGS(&c, "--profile-steps", "998-1000"), ND_OK);
     cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
     cr_assert(nd_config_steps(c.log.profile_steps, &first, &last) && first == 998 && last == 1000);
     nd_config_fini(&c);
-}
-
-/* The names of transformers' Trainer. */
-Test(flags, strategies_and_the_best_model)
-{
-    nd_config c = {0};
-    cr_assert_eq(FLAGS(&c, "--eval-strategy", "steps", "--eval_steps", "10", "--save_strategy",
-                       "steps", "--save_steps", "20", "--load_best_model_at_end",
-                       "--greater-is-better", "false", "--metric-for-best-model", "eval_loss",
-                       "--early-stopping-patience", "3", "--validation-path", "v.txt"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_expect(c.train.validation_interval == 10 && c.checkpoint.interval == 20);
-    cr_expect(c.checkpoint.load_best && c.train.early_stopping_patience == 3);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--save-steps", "20", "--save-strategy", "no", "--eval-strategy", "no"),
-                 ND_OK);
-    cr_expect(c.checkpoint.interval == 0 && !c.data.validation_path[0]);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--save-strategy", "steps", "--eval-strategy", "steps",
-                       "--validation-path", "v.txt"),
-                 ND_OK); /* the Trainer's 500 */
-    cr_expect(c.train.validation_interval == 500 && c.checkpoint.interval == 500);
-    nd_config_fini(&c);
-    for (int last = 0; last < 2; last++) { /* in either order */
-        cr_assert_eq(last ? FLAGS(&c, "--save-steps", "10", "--save-strategy", "epoch")
-                          : FLAGS(&c, "--save-strategy", "epoch", "--save-steps", "10"),
-                     ND_OK);
-        cr_expect_eq(c.checkpoint.interval, -1);
-        nd_config_fini(&c);
-        cr_assert_eq(last ? FLAGS(&c, "--save-steps", "50", "--save-strategy", "no")
-                          : FLAGS(&c, "--save-strategy", "no", "--save-steps", "50"),
-                     ND_OK);
-        cr_expect_eq(c.checkpoint.interval, 0);
-        nd_config_fini(&c);
-        cr_assert_eq(last ? FLAGS(&c, "--validation-path", "v.txt", "--eval-strategy", "no")
-                          : FLAGS(&c, "--eval-strategy", "no", "--validation-path", "v.txt"),
-                     ND_OK);
-        cr_expect_str_empty(c.data.validation_path);
-        nd_config_fini(&c);
-        cr_assert_eq(last ? FLAGS(&c, "--eval-steps", "7", "--eval-strategy", "steps")
-                          : FLAGS(&c, "--eval-strategy", "steps", "--eval-steps", "7"),
-                     ND_OK);
-        cr_expect_eq(c.train.validation_interval, 7);
-        nd_config_fini(&c);
-    }
-    EXPECT_BAD_FLAGS(("--eval-strategy", "never"), "--eval-strategy is never", "--eval-steps");
-    static const char *const bad[][5] = {
-        {"--early-stopping-patience", "2", "--log-interval", "1", "does not validate"},
-        {"--eval-steps", "3", "--load-best-model-at-end", "true", "there is no validation file"},
-        {"--validation-path", "v.txt", "--set", "checkpoint.load_best=true",
-         "train.validation_interval is 0"},
-        {"--set", "checkpoint.load_best=true", "--set=data.validation_path=v.txt", "--eval-steps=3",
-         "checkpoint.interval is 0"},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        cr_assert_eq(FLAGS(&c, bad[i][0], bad[i][1], bad[i][2], bad[i][3]), ND_OK);
-        cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG);
-        cr_expect_not_null(strstr(nd_error_last()->message, bad[i][4]), "%s",
-                           nd_error_last()->message);
-        nd_config_fini(&c);
-    }
-    cr_assert_eq(FLAGS(&c, "--eval-steps", "3", "--save-steps", "10", "--load-best-model-at-end",
-                       "--validation-path", "v.txt"),
-                 ND_OK);
-    cr_expect_eq(nd_config_resolve(&c), ND_ERR_CONFIG); /* no validation of the state of step 10 */
-    cr_expect_not_null(strstr(nd_error_last()->message,
-                              "checkpoint.interval 10 is not a multiple of "
-                              "train.validation_interval 3"),
-                       "%s", nd_error_last()->message);
-    cr_expect_not_null(strstr(nd_error_last()->message, "--save-steps 12"), "%s",
-                       nd_error_last()->message);
-    nd_config_fini(&c);
-}
-
-Test(flags, names_of_the_trainer_and_its_scripts)
-{
-    nd_config c = {0};
-    cr_assert_eq(FLAGS(&c, "--do_train", "--do_eval", "--greater_is_better", "False",
-                       "--metric_for_best_model", "loss", "--lr_scheduler_type",
-                       "constant_with_warmup", "--adam_beta1", "0.7", "--adam_beta2", "0.8",
-                       "--adam_epsilon", "1e-7", "--optim", "adamw_torch_fused",
-                       "--num_warmup_steps", "3", "--train_file", "t.txt", "--validation_file",
-                       "v.txt", "--max_seq_length", "64", "--data_seed", "5", "--max_train_steps",
-                       "9"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.optimizer.schedule, ND_SCHEDULE_CONSTANT);
-    cr_expect(c.optimizer.betas[0] == 0.7 && c.optimizer.betas[1] == 0.8 &&
-              c.optimizer.eps == 1e-7);
-    cr_expect(c.optimizer.warmup_steps == 3 && c.train.steps == 9 && c.data.shuffle_seed == 5);
-    cr_expect_eq(c.train.sequence_length, 64);
-    cr_expect_str_eq(c.data.path, "t.txt");
-    cr_expect_str_eq(c.data.validation_path, "v.txt");
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--max_steps", "-1", "--num_train_epochs", "2", "--optim", "sgd",
-                       "--block_size", "32"),
-                 ND_OK);
-    cr_expect(c.train.steps == 0 && c.train.epochs == 2 && c.train.sequence_length == 32);
-    cr_expect_eq(c.optimizer.name, ND_OPTIMIZER_SGD);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--max_steps", "-1"), ND_OK);
-    does_not_resolve(&c, "train.steps is 0, but train.epochs is 0");
-    cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "/no/such"), ND_OK);
-    does_not_resolve(&c, "log.python is \"/no/such\", which is no program here");
-    cr_assert_eq(FLAGS(&c, "--log-with", "wandb", "--tracker-python", "no-such-python"), ND_OK);
-    does_not_resolve(&c, "no program here");
-    cr_assert_eq(FLAGS(&c, "--bf16", "True", "--num-steps", "3"), ND_OK);
-    cr_expect(c.train.precision == ND_PRECISION_BF16 && c.train.steps == 3);
-    nd_config_fini(&c);
-    EXPECT_BAD_FLAGS(("--greater-is-better", "True"), "the lowest one");
-    EXPECT_BAD_FLAGS(("--metric-for-best-model", "accuracy"), "eval_loss");
-    EXPECT_BAD_FLAGS(("--lr-scheduler-type", "polynomial"), "constant, linear, cosine or wsd");
-    EXPECT_BAD_FLAGS(("--optim", "adafactor"), "--optim is adafactor", "adamw");
-    EXPECT_BAD_FLAGS(("--do-train", "false"), "--do-train is false", "ndtrain eval");
-    EXPECT_BAD_FLAGS(("--per_device_eval_batch_size", "8"), "--micro-batch-size");
-    EXPECT_BAD_FLAGS(("--run_name", "x"), "--save-dir runs/NAME");
-    EXPECT_BAD_FLAGS(("--with_tracking"), "--log-with tensorboard");
-    EXPECT_BAD_FLAGS(("--max_steps", "-2"), "--max-steps is -2");
-    EXPECT_BAD_FLAGS(("--set", "train.warmup_ratio=0.1"), "did you mean optimizer.warmup_ratio?");
-}
-
-/* The Trainer's --report-to takes words; a flag behind them ends the list. */
-Test(flags, lists_of_trackers)
-{
-    enum {
-        TENSORBOARD = 1 << ND_TRACKER_TENSORBOARD,
-        ALL = 1 << ND_TRACKER_ALL,
-        WANDB = 1 << ND_TRACKER_WANDB,
-        TRACKIO = 1 << ND_TRACKER_TRACKIO
-    };
-    static const struct {
-        const char *flags[6];
-        const char *yaml; /* how the configuration has it */
-        unsigned trackers;
-    } cases[] = {
-        {{"--report-to", "tensorboard", "wandb", "--num-steps", "7"},
-         "trackers: [tensorboard, wandb]\n",
-         TENSORBOARD | WANDB},
-        {{"--log_with=wandb,Trackio", "--num-steps", "7"},
-         "trackers: [wandb, trackio]\n",
-         WANDB | TRACKIO},
-        {{"--num-steps=7", "--log-trackers", "wandb,trackio", "all", "wandb"},
-         "trackers: [all, wandb, trackio]\n",
-         ALL | WANDB | TRACKIO},
-        {{"--num-steps=7", "--set", "log.trackers=[ all , trackio ]"},
-         "trackers: [all, trackio]\n",
-         ALL | TRACKIO},
-        {{"--log-with", "all", "--log-with", "wandb", "--num-steps=7"}, "trackers: wandb\n", WANDB},
-        {{"--log-with", "all", "--report-to", "none", "--num-steps=7"}, "trackers: none\n", 0},
-        {{"--log-with", "all", "--set", "log.trackers=[]", "--num-steps=7"}, "trackers: none\n", 0},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        nd_config c, again;
-        char *yaml = NULL;
-        const char *flags[6];
-        size_t count = 0;
-        for (; count < 6 && cases[i].flags[count]; count++) {
-            flags[count] = cases[i].flags[count];
-        }
-        cr_assert_eq(flags_of(&c, count, flags), ND_OK, "%zu: %s", i, nd_error_last()->message);
-        cr_expect_eq(c.log.trackers, cases[i].trackers, "%zu: %#x", i, c.log.trackers);
-        cr_expect_eq(c.train.steps, 7, "%zu", i);
-        cr_assert_eq(nd_config_to_yaml(&c, &yaml), ND_OK);
-        cr_expect_not_null(strstr(yaml, cases[i].yaml), "%zu: %s", i, yaml);
-        cr_assert_eq(read_text(&again, yaml), ND_OK);
-        cr_expect_eq(again.log.trackers, c.log.trackers, "%zu", i);
-        free(yaml);
-        nd_config_fini(&again);
-        nd_config_fini(&c);
-    }
 }
 
 Test(flags, all_trackers_are_those_without_a_network)
@@ -632,8 +374,53 @@ Test(flags, all_trackers_are_those_without_a_network)
     nd_config_fini(&c);
 }
 
+/* A key that needs another one. */
+Test(flags, that_lack_others)
+{
+#define BEST "--load-best-model-at-end"
+    EXPECT_BAD_FLAGS(("--early-stopping-patience", "2"), "does not validate");
+    EXPECT_BAD_FLAGS(("--early-stopping-patience", "2", "--validation-path", "v.txt"),
+                     "train.validation_interval is 0");
+    EXPECT_BAD_FLAGS(("--sample-prompt", "Once", "--validation-path="),
+                     "train.sample_prompt is Once, but data.validation_path is empty");
+    EXPECT_BAD_FLAGS((BEST, "--eval-steps", "3"), "there is no validation file");
+    EXPECT_BAD_FLAGS((BEST, "--validation-path", "v.txt"), "train.validation_interval is 0");
+    EXPECT_BAD_FLAGS((BEST, "--validation-path", "v.txt", "--eval-steps", "3"),
+                     "checkpoint.interval is 0");
+    /* No validation of the state of step 10. */
+    EXPECT_BAD_FLAGS(
+        (BEST, "--validation-path", "v.txt", "--eval-steps", "3", "--save-steps", "10"),
+        "checkpoint.interval 10 is not a multiple of train.validation_interval 3",
+        "--save-steps 12");
+    EXPECT_BAD_FLAGS(("--nonfinite", "rewind"), "train.nonfinite is rewind",
+                     "checkpoint.interval is 0");
+    EXPECT_BAD_FLAGS(("--dump-steps", "3"), "log.dump_tensors is empty");
+    EXPECT_BAD_FLAGS(("--dump-tensors", "*.grad"), "log.dump_steps is empty");
+    EXPECT_BAD_FLAGS(("--max_steps", "-1"), "train.steps is 0, but train.epochs is 0");
+    EXPECT_BAD_FLAGS(("--log-with", "wandb", "--tracker-python", "/no/such"),
+                     "log.python is \"/no/such\", which is no program here");
+    EXPECT_BAD_FLAGS(("--log-with", "wandb", "--tracker-python", "no-such-python"),
+                     "no program here");
+}
+
 Test(flags, refused_with_a_sentence)
 {
+    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy", "HALF_SHARD"), "HALF_SHARD", "SHARD_GRAD_OP");
+    EXPECT_BAD_FLAGS(("--fsdp_sharding_strategy"), "needs a value");
+    EXPECT_BAD_FLAGS(("--fsdp_offload_params", "cpu"), "cpu", "not offloaded");
+    EXPECT_BAD_FLAGS(("--same_network", "train.py"), "train.py is a Python script");
+    EXPECT_BAD_FLAGS(("--mixed-precision", "fp8", "--fp8-margin", "1"), "margin", "backend: TE");
+    EXPECT_BAD_FLAGS(("--eval-strategy", "never"), "--eval-strategy is never", "--eval-steps");
+    EXPECT_BAD_FLAGS(("--greater-is-better", "True"), "the lowest one");
+    EXPECT_BAD_FLAGS(("--metric-for-best-model", "accuracy"), "eval_loss");
+    EXPECT_BAD_FLAGS(("--lr-scheduler-type", "polynomial"), "constant, linear, cosine or wsd");
+    EXPECT_BAD_FLAGS(("--optim", "adafactor"), "--optim is adafactor", "adamw");
+    EXPECT_BAD_FLAGS(("--do-train", "false"), "--do-train is false", "ndtrain eval");
+    EXPECT_BAD_FLAGS(("--per_device_eval_batch_size", "8"), "--micro-batch-size");
+    EXPECT_BAD_FLAGS(("--run_name", "x"), "--save-dir runs/NAME");
+    EXPECT_BAD_FLAGS(("--with_tracking"), "--log-with tensorboard");
+    EXPECT_BAD_FLAGS(("--max_steps", "-2"), "--max-steps is -2");
+    EXPECT_BAD_FLAGS(("--set", "train.warmup_ratio=0.1"), "did you mean optimizer.warmup_ratio?");
     EXPECT_BAD_FLAGS(("--report-to", "tensorboard", "mlflow"), "--report-to is tensorboard,mlflow",
                      "with \"mlflow\"", "trackio, or a list of them");
     EXPECT_BAD_FLAGS(("--report-to", "trackio", "wandbb"), "; did you mean wandb?");
@@ -679,22 +466,6 @@ Test(flags, refused_with_a_sentence)
     EXPECT_BAD_FLAGS(("--fp8-backend", "TE", "--fp8-enable-fsdp-float8-all-gather", "true"),
                      "enable_fsdp_float8_all_gather", "backend: AO");
     EXPECT_BAD_FLAGS(("--fp8-backend", "AO", "--fp8-margin", "1"), "margin", "backend: TE");
-}
-
-/* Each of these asks for what is so in every run. */
-Test(flags, taken_where_they_change_nothing)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--fp16", "false", "--packing", "--eval_packing=True", "--tf32", "no",
-                       "--assistant_only_loss", "yes", "--push_to_hub", "False",
-                       "--label_smoothing_factor", "0.0", "--remove_unused_columns",
-                       "--greater-is-better=0", "--ddp_timeout", "1800", "--max_length", "512",
-                       "--num-steps", "7"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.train.steps, 7);
-    cr_expect_eq(c.train.sequence_length, 512);
-    cr_expect_eq(c.launch.comm_timeout_seconds, 1800);
-    nd_config_fini(&c);
 }
 
 /* The arguments of transformers' Trainer: every one is known, so that a script's command line is
@@ -756,15 +527,6 @@ Test(flags, unknown_or_broken)
     EXPECT_BAD_FLAGS(("--data-path", "a\xff"), "--data-path", "UTF-8");
     EXPECT_BAD_FLAGS(("--model-path", "a", "--model-config", "b"), "model.path is 'a'",
                      "model.config is 'b'");
-}
-
-Test(flags, negative_numbers_are_values)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--dp-shard-size", "-1", "--num-processes", "4"), ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK);
-    cr_expect_eq(c.mesh.dp_shard, 4);
-    nd_config_fini(&c);
 }
 
 Test(flags, what_else_is_asked)
