@@ -24,6 +24,35 @@ static nd_status fail_no_map(const char *where, const char *what, const nd_yaml_
                    nd_yaml_kind_name(node->kind));
 }
 
+/* A scalar or a list of scalars as text: *out is owned by the caller. */
+static nd_status flatten(const nd_yaml_node *node, const char *where, const char *name, char **out)
+{
+    if (node->kind == ND_YAML_SCALAR) {
+        char *copy = NULL;
+        ND_TRY(nd_text_replace(&copy, node->text));
+        *out = copy;
+        return ND_OK;
+    }
+    if (node->kind == ND_YAML_MAP) {
+        return nd_fail(ND_ERR_CONFIG, "%s%s is a map of keys; it must be a single value", where,
+                       name);
+    }
+    nd_text text = {0};
+    nd_text_append(&text, "[");
+    for (const nd_yaml_node *n = node->first; n; n = n->next) {
+        if (n->kind != ND_YAML_SCALAR) {
+            free(text.data);
+            return nd_fail(ND_ERR_CONFIG,
+                           "%s%s holds %s inside a list; its items must be single "
+                           "values",
+                           where, name, nd_yaml_kind_name(n->kind));
+        }
+        nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
+    }
+    nd_text_append(&text, "]");
+    return nd_text_finish(&text, out);
+}
+
 /* Native files. */
 
 static nd_status fail_key(const char *where, const char *section, const char *key)
@@ -128,7 +157,7 @@ static nd_status read_key(nd_reader *reader, const char *section, const nd_yaml_
                        f->help);
     }
     char *text = NULL;
-    ND_TRY(nd_reader_flatten(node, where, name, &text));
+    ND_TRY(flatten(node, where, name, &text));
     nd_setting setting = {where, name, nd_yaml_is_null(node) ? "" : text, node->quoted};
     nd_status status = nd_reader_set(reader, (nd_field_id)id, &setting);
     free(text);
@@ -220,7 +249,7 @@ static nd_status read_foreign_key(nd_reader *reader, nd_map_id map, const nd_yam
                        "%s%s: the file gives this key under its other name too; keep one of them",
                        where, node->key);
     }
-    ND_TRY(nd_reader_flatten(node, where, node->key, &text));
+    ND_TRY(flatten(node, where, node->key, &text));
     nd_setting setting = {where, node->key, text, false};
     nd_status status = name->apply(reader, name, &setting);
     free(text);

@@ -59,15 +59,12 @@ static nd_status check(const nd_config *config, nd_path_key key, const char *ver
     const char *origin = config->path_origin[key];
     bool usual = strcmp(path, f->initial) == 0 && !origin;
     snprintf(name, sizeof name, "%s.%s", f->section, f->key);
-    if (path[0] == '/') {
-        return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s",
-                       origin ? origin : name, verb, path, usual ? " (the default)" : "", advice);
-    }
-    return nd_fail(ND_ERR_DATA,
-                   "%s %s \"%s\"%s, which does not exist; paths are relative to the working "
-                   "directory, %s; %s",
+    const bool relative = path[0] != '/';
+    const char *from = getcwd(folder, sizeof folder) ? folder : "which cannot be read";
+    return nd_fail(ND_ERR_DATA, "%s %s \"%s\"%s, which does not exist; %s%s%s%s",
                    origin ? origin : name, verb, path, usual ? " (the default)" : "",
-                   getcwd(folder, sizeof folder) ? folder : "which cannot be read", advice);
+                   relative ? "paths are relative to the working directory, " : "",
+                   relative ? from : "", relative ? "; " : "", advice);
 }
 
 /* Each path of a list. */

@@ -65,35 +65,6 @@ nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence)
                    sentence);
 }
 
-nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
-                            char **out)
-{
-    if (node->kind == ND_YAML_SCALAR) {
-        char *copy = NULL;
-        ND_TRY(nd_text_replace(&copy, node->text));
-        *out = copy;
-        return ND_OK;
-    }
-    if (node->kind == ND_YAML_MAP) {
-        return nd_fail(ND_ERR_CONFIG, "%s%s is a map of keys; it must be a single value", where,
-                       name);
-    }
-    nd_text text = {0};
-    nd_text_append(&text, "[");
-    for (const nd_yaml_node *n = node->first; n; n = n->next) {
-        if (n->kind != ND_YAML_SCALAR) {
-            free(text.data);
-            return nd_fail(ND_ERR_CONFIG,
-                           "%s%s holds %s inside a list; its items must be single "
-                           "values",
-                           where, name, nd_yaml_kind_name(n->kind));
-        }
-        nd_text_append(&text, "%s%s", n == node->first ? "" : ", ", n->text);
-    }
-    nd_text_append(&text, "]");
-    return nd_text_finish(&text, out);
-}
-
 /* Keeps the one of model.path, config and name that the newest layer gives; two in one layer
  * contradict each other. */
 static nd_status derive_model(nd_reader *reader, const char *where)

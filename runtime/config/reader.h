@@ -198,11 +198,6 @@ nd_status nd_reader_switch(const nd_setting *setting, bool *out);
 /* ND_ERR_CONFIG: "<where><name> is <text>: <sentence>". */
 nd_status nd_reader_refuse(const nd_setting *setting, const char *sentence);
 
-/* A scalar or a list of scalars as text: *out is owned by the caller; a map or a nested list
- * fails. */
-nd_status nd_reader_flatten(const nd_yaml_node *node, const char *where, const char *name,
-                            char **out);
-
 /* ---- names.c: flags and keys of other programs ---- */
 
 /* Flags, and accelerate's file with its maps of keys. */
