@@ -96,8 +96,8 @@ static nd_status next_line(stdin_state *in, nd_session *s, char **line, size_t *
     int64_t has = first && *line;
     nd_rank *r = &s->worker->rank;
     ND_TRY(nd_session_agree_status(s, status, "hold a line"));
-    ND_TRY(nd_comm_broadcast(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &has, 1, ND_DTYPE_I64,
-                             0, NULL));
+    ND_TRY(nd_comm_all_reduce(r->groups.by_kind[ND_GROUP_WORLD], &r->stream, &has, 1, ND_DTYPE_I64,
+                              ND_REDOP_MAX, NULL));
     return has ? nd_session_share(s, ND_OK, line, size) : ND_OK;
 }
 
