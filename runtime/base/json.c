@@ -4,7 +4,36 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/fs.h"
 #include "runtime/base/suggest.h"
+
+enum { FILE_BYTES_MAX = 1 << 28 };
+
+nd_status nd_json_read(const char *folder, const char *name, size_t flags, json_t **out)
+{
+    char *path = NULL, *text = NULL;
+    size_t size = 0;
+    bool there = false;
+    json_error_t error;
+    nd_status status = ND_OK;
+    *out = NULL;
+    ND_TRY_OUT(nd_fs_format(&path, "%s/%s", folder, name));
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    if (!there) {
+        goto out;
+    }
+    ND_TRY_OUT(nd_fs_read(path, FILE_BYTES_MAX, ND_ERR_DATA, &text, &size));
+    *out = json_loadb(text, size, JSON_ALLOW_NUL | flags, &error);
+    if (!*out) {
+        status = nd_json_no_memory(&error)
+                     ? nd_fail_memory("\"%s\"", path)
+                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
+    }
+out:
+    free(text);
+    free(path);
+    return status;
+}
 
 void nd_json_set(json_t **object, const char *key, json_t *value)
 {

@@ -19,6 +19,10 @@ static inline bool nd_json_no_memory(const json_error_t *error)
     return json_error_code(error) == json_error_out_of_memory || !error->text[0];
 }
 
+/* The JSON of a file in a folder; NULL where there is none. ND_ERR_DATA names the file and the line
+ * of a fault. `flags`: more than JSON_ALLOW_NUL. *out is owned by the caller. */
+nd_status nd_json_read(const char *folder, const char *name, size_t flags, json_t **out);
+
 /*
  * Add a value, which may be NULL and is stolen, to an object or array. One that would lack the
  * value is freed, and *object or *array becomes NULL.

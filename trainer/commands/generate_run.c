@@ -105,19 +105,9 @@ static nd_status print_ready(job *j)
     return status;
 }
 
-static bool is_end(const nd_generate_input *in, int32_t id)
-{
-    for (size_t i = 0; i < in->ends.count; i++) {
-        if (in->ends.data[i] == id) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static nd_status add_token(job *j, size_t i, int32_t id, bool *stop)
 {
-    return is_end(j->in, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
+    return nd_ids_hold(&j->in->ends, id) ? ND_OK : nd_text_out_push(&j->results[i].text, id, stop);
 }
 
 static nd_status on_token(void *context, int64_t sequence, int32_t id, bool *stop)

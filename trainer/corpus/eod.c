@@ -6,33 +6,10 @@
 #include "runtime/base/json.h"
 #include "trainer/corpus/corpus.h"
 
-enum { CONFIG_BYTES_MAX = 64 << 20 };
-
 nd_status nd_tokenizer_config_read(const char *folder, json_t **out)
 {
-    char *path = NULL, *text = NULL;
-    size_t size = 0;
-    bool there = false;
-    json_error_t error;
-    nd_status status = ND_OK;
-    *out = NULL;
-    ND_TRY_OUT(nd_fs_format(&path, "%s/tokenizer_config.json", folder));
-    ND_TRY_OUT(nd_fs_exists(path, &there));
-    if (!there) {
-        goto out;
-    }
-    ND_TRY_OUT(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
     /* transformers writes a model_max_length of 10^30 where there is no limit. */
-    *out = json_loadb(text, size, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
-    if (!*out) {
-        status = nd_json_no_memory(&error)
-                     ? nd_fail_memory("\"%s\"", path)
-                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    }
-out:
-    free(text);
-    free(path);
-    return status;
+    return nd_json_read(folder, "tokenizer_config.json", JSON_DECODE_INT_AS_REAL, out);
 }
 
 const char *nd_tokenizer_config_token(const json_t *config, const char *key)

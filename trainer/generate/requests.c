@@ -4,12 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/math.h"
 #include "trainer/text/unicode.h"
-
-enum { CONFIG_BYTES_MAX = 64 << 20 };
 
 static nd_status check_utf8(const char *text, size_t size)
 {
@@ -262,7 +259,7 @@ void nd_requests_fini(nd_requests *requests)
 
 /* End tokens. */
 
-static nd_status add_ends(const char *path, const json_t *value, nd_ids *ends)
+static nd_status add_ends(const char *name, const json_t *value, nd_ids *ends)
 {
     size_t count = json_is_array(value) ? json_array_size(value) : 1;
     if (!value || json_is_null(value)) {
@@ -272,37 +269,12 @@ static nd_status add_ends(const char *path, const json_t *value, nd_ids *ends)
         const json_t *one = json_is_array(value) ? json_array_get(value, i) : value;
         json_int_t id = json_integer_value(one);
         if (!json_is_integer(one) || id < 0 || id > INT32_MAX) {
-            return nd_fail(ND_ERR_DATA, "\"%s\": eos_token_id must be a token id or a list of them",
-                           path);
+            return nd_fail(ND_ERR_DATA, "%s: eos_token_id must be a token id or a list of them",
+                           name);
         }
         ND_TRY(nd_ids_add(ends, &(int32_t){(int32_t)id}, 1));
     }
     return ND_OK;
-}
-
-static nd_status read_ends(const char *path, nd_ids *ends)
-{
-    char *text = NULL;
-    size_t size = 0;
-    json_error_t error;
-    bool there = false;
-    ND_TRY(nd_fs_exists(path, &there));
-    if (!there) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_read(path, CONFIG_BYTES_MAX, ND_ERR_DATA, &text, &size));
-    json_t *root = json_loadb(text, size, JSON_ALLOW_NUL, &error);
-    nd_status status = ND_OK;
-    if (!root) {
-        status = nd_json_no_memory(&error)
-                     ? nd_fail_memory("\"%s\"", path)
-                     : nd_fail(ND_ERR_DATA, "\"%s\" line %d: %s", path, error.line, error.text);
-    } else {
-        status = add_ends(path, json_object_get(root, "eos_token_id"), ends);
-    }
-    json_decref(root);
-    free(text);
-    return status;
 }
 
 nd_status nd_ends_read(const char *folder, nd_ids *ends)
@@ -310,11 +282,11 @@ nd_status nd_ends_read(const char *folder, nd_ids *ends)
     static const char *const names[] = {"generation_config.json", "config.json"};
     const size_t before = ends->count;
     for (size_t i = 0; folder && i < 2 && ends->count == before; i++) {
-        char *path = NULL;
-        ND_TRY(nd_fs_format(&path, "%s/%s", folder, names[i]));
-        nd_status status = read_ends(path, ends);
-        free(path);
-        ND_TRY(status);
+        json_t *root = NULL;
+        ND_TRY(nd_json_read(folder, names[i], 0, &root));
+        nd_status status = add_ends(names[i], json_object_get(root, "eos_token_id"), ends);
+        json_decref(root);
+        ND_TRY(status == ND_OK ? status : nd_fail_context(status, "reading \"%s\"", folder));
     }
     return ND_OK;
 }

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 #include "trainer/text/buffer.h"
+#include "trainer/text/tokenizer.h"
 
 enum { ND_STOPS_MAX = 16 };
 
@@ -38,5 +39,25 @@ nd_status nd_stop_filter_push(nd_stop_filter *filter, const nd_stops *stops, con
 /* The text has ended without a stop text: gives what is held back. */
 void nd_stop_filter_end(nd_stop_filter *filter, const char **out, size_t *out_size);
 void nd_stop_filter_fini(nd_stop_filter *filter);
+
+/* What one sequence of ids becomes, as they come. */
+typedef struct nd_text_out {
+    const nd_tokenizer *tokenizer; /* borrowed */
+    nd_decoder *decoder;           /* NULL: there is no tokenizer, and no text */
+    nd_stop_filter filter;
+    nd_bytes text;         /* so far */
+    const nd_stops *stops; /* borrowed */
+} nd_text_out;
+
+/* What follows the prompt: a first word keeps the blank before it, which a tokenizer of Llama 2's
+ * form leaves out at the beginning of a text. */
+nd_status nd_text_out_init(nd_text_out *out, const nd_tokenizer *tokenizer, const nd_stops *stops,
+                           const nd_ids *prompt);
+/* Adds a token; one that the tokenizer lacks has no text. *stop is set when a stop text is
+ * complete. */
+nd_status nd_text_out_push(nd_text_out *out, int32_t id, bool *stop);
+/* No more tokens come; without a stop text, what was held back is added. */
+nd_status nd_text_out_end(nd_text_out *out);
+void nd_text_out_fini(nd_text_out *out); /* an all-zero one is legal */
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef ND_TEXT_BUFFER_H
 #define ND_TEXT_BUFFER_H
 /* Growing arrays. An all-zero one is empty; the owner frees `data`. */
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +72,15 @@ static inline nd_status nd_ids_add(nd_ids *ids, const int32_t *data, size_t coun
         ids->count += count;
     }
     return status;
+}
+
+static inline bool nd_ids_hold(const nd_ids *ids, int32_t id)
+{
+    size_t i = 0;
+    while (i < ids->count && ids->data[i] != id) {
+        i++;
+    }
+    return i < ids->count;
 }
 
 typedef struct nd_u64s {

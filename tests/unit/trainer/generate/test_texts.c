@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/unit/trainer/text/text_cases.h"
-#include "trainer/commands/generate.h"
+#include "trainer/generate/stops.h"
 
 /* The text of the ids from `from` on, where those before are the prompt. */
 static void text_is(const nd_tokenizer *tokenizer, const nd_ids *ids, size_t from,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdlib.h>
 
-#include "trainer/commands/generate.h"
+#include "trainer/generate/stops.h"
 
 /* The text of an id, NULL with size 0 when the tokenizer lacks it. */
 static nd_status decode(nd_text_out *out, int32_t id, const char **text, size_t *size)
