@@ -122,7 +122,6 @@ nd_status nd_ckpt_export(const nd_command_flags *line, int *code)
 
 nd_status nd_ckpt_gguf(const nd_command_flags *line, int *code)
 {
-    static const nd_gguf_type types[] = {ND_GGUF_BF16, ND_GGUF_F16, ND_GGUF_F32, ND_GGUF_Q8_0};
     const nd_flag_value *type = &line->values[ND_CKPT_GGUF_TYPE];
     const char *path = nd_ckpt_place(line, 1);
     nd_model_files model;
@@ -136,7 +135,7 @@ nd_status nd_ckpt_gguf(const nd_command_flags *line, int *code)
     ND_TRY(nd_model_files_open(nd_ckpt_place(line, 0), &model));
     nd_status status =
         model.kind == ND_MODEL_FOLDER
-            ? nd_gguf_export(model.reader, model.folder, types[type->whole], path, &bytes)
+            ? nd_gguf_export(model.reader, model.folder, (nd_gguf_type)type->whole, path, &bytes)
             : nd_fail(ND_ERR_DATA, "%s is no model folder; ndtrain ckpt export makes one of it",
                       model.folder);
     if (status == ND_OK) {
