@@ -21,7 +21,7 @@ import sys
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "trainer/corpus/chat_templates.def"
 BOS, EOS, DATE = "<|begin_of_text|>", "<EOS>", "26 Jul 2024"  # the first as the form LLAMA3 has it
-FIELDS = ("begin", "system_open", "system_close", "user_open", "user_close", "assistant_open", "assistant_close", "prompt", "end", "trims")
+FIELDS = ("begin", "user_open", "user_close", "assistant_open", "assistant_close", "prompt", "end", "strips")
 USER, ASSISTANT, SYSTEM = (lambda text, role=role: {"role": role, "content": text} for role in ("user", "assistant", "system"))
 CONVERSATIONS = [
     [USER("Name three rivers.")],
@@ -53,26 +53,22 @@ class Refused(Exception):
 
 
 def check(form, messages):
-    """A form that does not write the names of roles has turns of a user and an assistant only, behind at most one of the system."""
-    turns = [m["role"] for m in messages]
-    if turns[0] == "system" and form["system_open"] is None:
-        raise Refused
-    turns = turns[turns[0] == "system":]
-    if "{role}" not in form["user_open"] and (not turns or any(role != ("user", "assistant")[i % 2] for i, role in enumerate(turns))):
+    """A form that does not write the names of roles has turns of a user and an assistant only."""
+    if "{role}" not in form["user_open"] and any(m["role"] != ("user", "assistant")[i % 2] for i, m in enumerate(messages)):
         raise Refused
 
 
 def parts(form, row, messages, begins):
     """What is written, as pairs of a text and whether it counts in the loss."""
     check(form, messages)
-    if messages[0]["role"] != "system" and (row["system"] is not None or row["prefix"] is not None):
-        messages = [SYSTEM(row["system"] or ""), *messages]
-    out = [("{bos}" if "ND_BEGINS" in row["does"] else form["begin"], False)]
+    if messages[0]["role"] != "system" and row["system"] is not None:
+        messages = [SYSTEM(row["system"]), *messages]
+    out = [(form["begin"], False)]
     for number, message in enumerate(messages):
         role, text, last = message["role"], message["content"], number + 1 == len(messages)
-        kind = role if role in ("system", "assistant") else "user"
+        kind = "assistant" if role == "assistant" else "user"
         opening, closing = form[kind + "_open"].replace("{role}", role), form[kind + "_close"]
-        if kind[0] in form["trims"]:
+        if form["strips"]:
             text = text.strip()
         if number == 0 and role == "system":
             text = (row["prefix"] or "") + text
@@ -133,15 +129,18 @@ def read_form(template, end):
     before = cut(first, "", form["user_open"])
     form["begin"] = BOS if before.startswith(BOS) else ""
     space, other = "\tq\t", [USER("x")]
-    trims = [("u", [USER(space)]), ("a", [*other, ASSISTANT(space)]), ("s", [SYSTEM(space), *other])]
-    form["trims"] = "".join(letter for letter, messages in trims if loses_space(template, messages))
-    form.update(system_open=None, system_close=None)
+    strips = [loses_space(template, messages) for messages in ([USER(space)], [*other, ASSISTANT(space)], [SYSTEM(space), *other])]
+    form.update(strips=strips[0], system_open=None, system_close=None)
+    if strips[0] != strips[1]:
+        raise ValueError
     try:
         given, inner = re.split("Sq1|Uq1", render(template, [SYSTEM("Sq1"), USER("Uq1")], False))[:2]
         given = cut(given, form["begin"], "")
     except Exception:
         return form, before
     if not form["user_open"] or not given.startswith(form["user_open"]):  # else it stands in the turn of a user
+        if strips[2] != strips[0]:
+            raise ValueError
         form.update(system_open=given, system_close=cut(inner, "", form["user_open"]))
     return form, before
 
@@ -151,38 +150,37 @@ def tidy(form):
     named = {role: form[role + "_open"] and form[role + "_open"].replace(role, "{role}") for role in ("system", "user", "assistant")}
     prompt = form["prompt"]
     form = {**form, "prompt": None if prompt == form["assistant_open"] else prompt}
-    if named["system"] is not None and named["system"].startswith(named["user"]) and named["user"] == named["assistant"] != form["user_open"]:
+    if named["system"] is not None:
+        if not named["system"].startswith(named["user"]) or not named["user"] == named["assistant"] != form["user_open"]:
+            raise ValueError  # a form has the same around all but the assistant
         form.update({role + "_open": text for role, text in named.items()})
-    return {key: value and value.replace(BOS, "{bos}").replace(EOS, "{eos}") for key, value in form.items()}
+    return {key: value.replace(BOS, "{bos}").replace(EOS, "{eos}") if isinstance(value, str) else value for key, value in form.items()}
 
 
 def known_forms():
-    """name -> form, as the table has them."""
-    words = re.compile(r'"(?:[^"\\]|\\.)*"|\w+')
-    return {name: dict(zip(FIELDS, (json.loads(w) if w[0] == '"' else None if w == "NULL" else w for w in words.findall(rest))))
-            for name, rest in re.findall(r"^ND_CHAT_FORM\((\w+),(.*)\)$", TABLE.read_text(), re.M)}
+    """name -> form, as the table has them; with what stands around a system turn."""
+    words, forms = re.compile(r'"(?:[^"\\]|\\.)*"|\w+'), {}
+    for name, rest in re.findall(r"^ND_CHAT_FORM\((\w+),(.*)\)$", TABLE.read_text(), re.M):
+        forms[name] = dict(zip(FIELDS, (None if word == "NULL" else json.loads(word) for word in words.findall(rest))))
+        says = "{role}" in forms[name]["user_open"]
+        forms[name].update({f"system_{side}": forms[name][f"user_{side}"] if says else None for side in ("open", "close")})
+    return forms
 
 
 def fit(template, form, before, known):
     """The row of a template whose form is `known`; a ValueError or KeyError where it is not."""
-    rest = [f for f in FIELDS if f not in ("begin", "system_open")]
-    if any(form[f] != known[f] for f in rest):
-        raise ValueError
-    does = [] if known["begin"] or not form["begin"] else ["ND_BEGINS"]
-    if known["begin"] and not form["begin"]:
+    if any(form[f] != known[f] for f in (*FIELDS, "system_close")):
         raise ValueError
     if (form["system_open"] is None) != (known["system_open"] is None):
         raise ValueError
     prefix = cut(form["system_open"] or "", known["system_open"] or "", "") or None
     before = cut(tidy({**form, "prompt": before})["prompt"] or "", form["begin"], "")
     opening = (form["system_open"] or "").replace("{role}", "system")
-    row = {"system": cut(before, opening, form["system_close"]) if before else None, "prefix": prefix, "does": does}
+    row = {"system": cut(before, opening, form["system_close"]) if before else None, "prefix": prefix, "does": []}
     if "<think>" in render(template, [USER("x"), ASSISTANT("y")], False):
-        row["does"] = [*does, "ND_THINKS"]
-    if "strftime_now" in template:
-        row["does"] = [*row["does"], "ND_DATED"]
-    if not all(same(template, known, row, [USER("x"), {**ASSISTANT(text), **more}], False) for text, more in THOUGHTS):
-        row["does"] = [*row["does"], "ND_MOVES_THOUGHTS"]
+        row["does"] = ["ND_THINKS"]
+    elif not all(same(template, known, row, [USER("x"), {**ASSISTANT(text), **more}], False) for text, more in THOUGHTS):
+        raise ValueError
     if "{role}" in known["user_open"] and not tools_alike(template, known, row):
         row["does"] = ["ND_OWN_TOOLS", *row["does"]]
     if not all(same(template, known, row, messages, begins) for messages in CONVERSATIONS for begins in (False, True)):

@@ -76,8 +76,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } cases[] = {{0, NULL, NULL, 0},
                  {1, NULL, NULL, 0},
                  {0, "", "Date: today\n\n", 0},
-                 {1, "You are a fuzzer.", NULL, ND_BEGINS},
-                 {1, NULL, NULL, ND_OWN_TOOLS | ND_THINKS | ND_MOVES_THOUGHTS}};
+                 {1, "You are a fuzzer.", NULL, 0},
+                 {1, NULL, NULL, ND_OWN_TOOLS | ND_THINKS}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const nd_chat_template own = {"", &nd_chat_forms[cases[i].form], cases[i].system,
                                       cases[i].prefix, cases[i].does};
@@ -86,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                               .close = CLOSE};
         read_messages(&chat, encoder, data, size, true);
     }
-    for (int form = 2; form < nd_chat_form_count; form++) {
+    for (int form = 2; nd_chat_forms[form].begin; form++) {
         const nd_chat_template own = {.sha256 = "", .form = &nd_chat_forms[form]};
         const nd_chat chat = {.rules = {.template = &own, .bos = "b", .eos = "e"},
                               .tokenizer = tokenizer,

@@ -2,9 +2,9 @@
 #include "trainer/checkpoint/export.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/math.h"
-#include "trainer/corpus/chat.h"
 
 enum { BATCH_ELEMENTS = 8 << 20, BATCH_PARTS = 1024 };
 
@@ -133,13 +133,18 @@ static nd_status open_writer(const char *folder, const nd_manifest *manifest,
                              const nd_export_options *options, const nd_layout *layout,
                              nd_hf_writer **out)
 {
-    const char *chat = nd_manifest_pairs_find(&manifest->config, "data.chat_format");
+    const char *said = nd_manifest_pairs_find(&manifest->config, "data.chat_format");
+    const nd_chat_choice chat = !said                         ? ND_CHOOSE_CHAT_NONE
+                                : strcmp(said, "llama3") == 0 ? ND_CHOOSE_CHAT_LLAMA3
+                                : strcmp(said, "chatml") == 0 ? ND_CHOOSE_CHAT_CHATML
+                                : strcmp(said, "model") == 0  ? ND_CHOOSE_CHAT_MODEL
+                                                              : ND_CHOOSE_CHAT_NONE;
     const nd_hf_writer_options writer = {.shape = manifest->shape,
                                          .dtype = options->dtype,
                                          .byte_tokenizer = options->byte_tokenizer,
                                          .source = options->source,
                                          .tokenizer = options->tokenizer,
-                                         .chat = nd_chat_choice_of(chat),
+                                         .chat = chat,
                                          .takes_empty = true,
                                          .inside = !options->out};
     nd_hf_tensor *tensors = NULL;

@@ -10,69 +10,46 @@
 
 enum { FORM_TEXT_MAX = 512 };
 
-/* The first token that the form by name needs and the tokenizer lacks; NULL: it has all. */
-static const char *missing_token(const nd_tokenizer *tokenizer, ptrdiff_t form)
-{
-    static const char *const needed[][5] = {
-        {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-        {"<|im_start|>", "<|im_end|>"}};
-    const char *const *name = needed[form];
-    while (*name && nd_tokenizer_find(tokenizer, *name, strlen(*name)) >= 0) {
-        name++;
-    }
-    return *name;
-}
-
 /* Text of a form into `out`, with what its marks stand for. */
 static void expand(const nd_chat_rules *rules, const char *text, const char *role, char *out)
 {
-    const char *const marks[][2] = {{"{role}", role}, {"{bos}", rules->bos}, {"{eos}", rules->eos}};
-    size_t at = 0;
-    while (*text && at + sizeof rules->bos < FORM_TEXT_MAX) {
-        size_t i = 0;
-        while (i < 3 && strncmp(text, marks[i][0], strlen(marks[i][0])) != 0) {
-            i++;
-        }
-        if (i == 3) {
-            out[at++] = *text++;
-            continue;
-        }
-        at += (size_t)sprintf(out + at, "%s", marks[i][1]);
-        text += strlen(marks[i][0]);
+    for (size_t room = FORM_TEXT_MAX; *text && room > sizeof rules->bos;) {
+        const char *mark = strncmp(text, "{role}", 6) == 0  ? role
+                           : strncmp(text, "{bos}", 5) == 0 ? rules->bos
+                           : strncmp(text, "{eos}", 5) == 0 ? rules->eos
+                                                            : NULL;
+        const int n = mark ? sprintf(out, "%s", mark) : sprintf(out, "%c", *text);
+        text += mark ? strcspn(text, "}") + 1 : 1;
+        out += n;
+        room -= (size_t)n;
     }
-    out[at] = '\0';
-}
-
-/* Bytes of the closing of an answer that count: up to the white space behind its token. */
-static size_t counted_bytes(const char *close)
-{
-    size_t size = strlen(close);
-    while (size > 0 && (close[size - 1] == '\n' || close[size - 1] == ' ')) {
-        size--;
-    }
-    return size;
+    *out = '\0';
 }
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules, nd_chat *out)
 {
-    char text[FORM_TEXT_MAX] = "";
+    static const char *const needed[2][3] = {
+        {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"}, {"<|im_start|>"}};
+    char text[FORM_TEXT_MAX], *token = text;
+    const char *missing = NULL;
     *out = (nd_chat){.rules = *rules, .tokenizer = tokenizer, .close = -1};
     if (!rules->template) {
         return ND_OK;
     }
-    const ptrdiff_t form = rules->template->form - nd_chat_forms;
-    const char *close = rules->template->form->turns[ND_CHAT_ASSISTANT].close;
-    if (!rules->eos[0] && strstr(close, "{eos}")) {
+    const nd_chat_form *form = rules->template->form;
+    if (!rules->eos[0] && strstr(form->close, "{eos}")) {
         return nd_fail(ND_ERR_DATA,
                        "tokenizer_config.json beside the tokenizer names no eos_token, which its "
                        "chat template writes; add \"eos_token\" there");
     }
-    const char *missing = form < 2 ? missing_token(tokenizer, form) : NULL, *token = text;
-    expand(rules, close, "", text);
-    text[counted_bytes(text)] = '\0';
-    token += strspn(text, " ");
-    out->close = nd_tokenizer_find(tokenizer, token, strlen(token));
-    missing = !missing && out->close < 0 ? token : missing;
+    expand(rules, form->close, "", text);
+    token += strspn(token, " ");
+    token[strcspn(token, " \n")] = '\0';
+    for (int i = form - nd_chat_forms < 2 ? 0 : 3; i < 4 && !missing; i++) {
+        const char *name = i == 3 ? token : needed[form - nd_chat_forms][i];
+        out->close = name ? nd_tokenizer_find(tokenizer, name, strlen(name)) : 0;
+        missing = out->close < 0 ? name : NULL;
+    }
     return !missing ? ND_OK
                     : nd_fail(ND_ERR_DATA,
                               "the tokenizer has no token %s, which this data.chat_format needs; "
@@ -103,16 +80,15 @@ typedef struct chat_text {
     nd_bytes strings[2]; /* role and content of a message, where they are unescaped */
     nd_bytes body;       /* what has no ids yet: all behind the last token of the form */
     size_t quiet;        /* bytes of the body that do not count; then all count */
-    bool counting;       /* what is added now counts */
     bool swallows;       /* the last token takes the white space behind it */
-    int64_t messages, turns;
+    int64_t messages;
     bool answers; /* a user has spoken */
 } chat_text;
 
-static nd_status add_bytes(chat_text *t, const void *bytes, size_t size)
+static nd_status add_bytes(chat_text *t, const void *bytes, size_t size, bool counts)
 {
     ND_TRY(nd_bytes_add(&t->body, bytes, size));
-    t->quiet = t->counting ? t->quiet : t->body.count;
+    t->quiet = counts ? t->quiet : t->body.count;
     return ND_OK;
 }
 
@@ -153,67 +129,19 @@ static void strip(const uint8_t **text, size_t *size)
     }
 }
 
-/* Bytes of tokens, one after the other. */
-typedef struct token_bytes {
-    const nd_tokenizer *tokenizer;
-    const int32_t *ids;
-    size_t count, size;
-    const char *left; /* of the last token that was begun */
-} token_bytes;
-
-/* The tokens go on with these bytes, which are passed over. */
-static bool pass_over(token_bytes *b, const char *bytes, size_t size)
-{
-    while (size > 0) {
-        for (; b->size == 0 && b->count > 0; b->count--) {
-            b->left = nd_tokenizer_token(b->tokenizer, *b->ids++, &b->size);
-        }
-        const size_t n = size < b->size ? size : b->size;
-        if (n == 0 || memcmp(bytes, b->left, n) != 0) {
-            return false;
-        }
-        bytes += n;
-        b->left += n;
-        b->size -= n;
-        size -= n;
-    }
-    return true;
-}
-
-/* How many of the ids from `from` on have nothing that counts, which stands behind the first
- * `size` bytes of the text: those whose bytes are the first ones of the tokens that the text before
- * it has alone. The newlines there may be other tokens beside the content, or one with the newlines
- * that it begins with. */
-static nd_status count_before(const chat_text *t, size_t from, const char *text, size_t size,
-                              size_t *out)
-{
-    const nd_encode_counts counts = *nd_encoder_counts(t->encoder);
-    const nd_ids *all = &t->piece->ids;
-    const int32_t *ids;
-    size_t count;
-    ND_TRY(nd_encode_part(t->encoder, text, size, false, false, &ids, &count));
-    nd_encoder_set_counts(t->encoder, &counts);
-    token_bytes alone = {.tokenizer = t->chat->tokenizer, .ids = ids, .count = count};
-    for (*out = 0; from + *out < all->count; (*out)++) {
-        size_t token_size;
-        const char *token =
-            nd_tokenizer_token(alone.tokenizer, all->data[from + *out], &token_size);
-        if (!pass_over(&alone, token, token_size)) {
-            break;
-        }
-    }
-    return ND_OK;
-}
-
-/* The ids of the body. */
+/* The ids of the body. What does not count has as many bytes of tokens as where it stands alone.
+ * Its last newlines may be other tokens beside the content, or one with those that the content
+ * begins with, which counts. */
 static nd_status flush(chat_text *t)
 {
+    const nd_tokenizer *tokenizer = t->chat->tokenizer;
     const size_t from = t->piece->ids.count;
     const uint8_t *text = t->body.data;
     const int32_t *ids;
-    size_t size = t->body.count, count, before;
-    for (size_t n; t->swallows && (n = space_at(text, size, false)) > 0; size -= n) {
+    size_t size = t->body.count, count, before, bytes = 0, n;
+    while (t->swallows && (n = space_at(text, size, false)) > 0) {
         text += n;
+        size -= n;
     }
     const size_t taken = t->body.count - size, quiet = t->quiet > taken ? t->quiet - taken : 0;
     t->body.count = t->quiet = 0;
@@ -225,12 +153,23 @@ static nd_status flush(chat_text *t)
     ND_TRY(nd_ids_add(&t->piece->ids, ids, count));
     before = count;
     if (quiet < size) {
-        ND_TRY(count_before(t, from, (const char *)text, quiet, &before));
+        const nd_encode_counts counts = *nd_encoder_counts(t->encoder);
+        ND_TRY(nd_encode_part(t->encoder, (const char *)text, quiet, false, false, &ids, &count));
+        nd_encoder_set_counts(t->encoder, &counts);
+        for (size_t i = 0; i < count; i++, bytes += n) {
+            (void)nd_tokenizer_token(tokenizer, ids[i], &n);
+        }
+        for (before = 0; from + before < t->piece->ids.count; before++, bytes -= n) {
+            (void)nd_tokenizer_token(tokenizer, t->piece->ids.data[from + before], &n);
+            if (n > bytes) {
+                break;
+            }
+        }
     }
     return ignore(t, from, from + before);
 }
 
-static nd_status add_token(chat_text *t, int32_t id)
+static nd_status add_token(chat_text *t, int32_t id, bool counts)
 {
     const nd_tokenizer *tokenizer = t->chat->tokenizer;
     ND_TRY(flush(t));
@@ -238,7 +177,7 @@ static nd_status add_token(chat_text *t, int32_t id)
         t->swallows |= tokenizer->added[i].id == id && tokenizer->added[i].rstrip;
     }
     ND_TRY(nd_ids_add(&t->piece->ids, &id, 1));
-    return t->counting ? ND_OK : ignore(t, t->piece->ids.count - 1, t->piece->ids.count);
+    return counts ? ND_OK : ignore(t, t->piece->ids.count - 1, t->piece->ids.count);
 }
 
 /* Bytes of the special token that a text of a form begins with, and its id; 0: none. It stands in
@@ -256,24 +195,19 @@ static size_t token_at(const nd_chat *chat, const char *text, int32_t *id)
     return *id >= 0 && nd_tokenizer_is_special(chat->tokenizer, *id) ? size : 0;
 }
 
-/* Text of a form, at most its first `size` bytes. */
-static nd_status add_form(chat_text *t, const char *form, size_t size, const char *role)
+/* Text of a form. What counts of it ends with its last token. */
+static nd_status add_form(chat_text *t, const char *form, const char *role, bool counts)
 {
-    char some[FORM_TEXT_MAX], text[FORM_TEXT_MAX];
-    snprintf(some, sizeof some, "%.*s", size < sizeof some ? (int)size : (int)sizeof some, form);
-    expand(&t->chat->rules, some, role, text);
+    char text[FORM_TEXT_MAX];
+    expand(&t->chat->rules, form, role, text);
     for (const char *p = text; *p;) {
         int32_t id;
         const size_t token = token_at(t->chat, p, &id);
-        ND_TRY(token > 0 ? add_token(t, id) : add_bytes(t, p, 1));
+        counts = counts && p[strspn(p, " \n")];
+        ND_TRY(token > 0 ? add_token(t, id, counts) : add_bytes(t, p, 1, counts));
         p += token > 0 ? token : 1;
     }
     return ND_OK;
-}
-
-static bool does(const nd_chat *chat, unsigned bit)
-{
-    return chat->rules.template->does & bit;
 }
 
 /* What the forms by name do not write; a null or an empty list says that there is none. */
@@ -334,72 +268,57 @@ static nd_status read_message(chat_text *t, const uint8_t *json, size_t size,
     return ND_OK;
 }
 
-static const char *const role_names[] = {"system", "user", "assistant", "tool", "ipython"};
+enum { SYSTEM, USER, ASSISTANT, TOOL, IPYTHON, ROLES };
+static const char *const role_names[ROLES] = {"system", "user", "assistant", "tool", "ipython"};
 
-/* Its number, or -1. */
-static int role_of(const uint8_t *role, size_t size)
+/* The role of a message, if the form takes it in this place. */
+static nd_status find_role(const chat_text *t, const uint8_t *text, size_t size, int *role)
 {
-    int i = sizeof role_names / sizeof *role_names;
-    do {
-        i--;
-    } while (i >= 0 && (size != strlen(role_names[i]) || memcmp(role, role_names[i], size) != 0));
-    return i;
-}
-
-static nd_status fail_role(const uint8_t *role, size_t size)
-{
-    return nd_fail(ND_ERR_DATA,
-                   "a message has the role \"%.*s\"; it must be system, user, assistant, tool or "
-                   "ipython",
-                   (int)(size < 64 ? size : 64), (const char *)role);
-}
-
-/* Whether the form takes a message of this role in this place. */
-static nd_status check_place(const chat_text *t, int role)
-{
-    const nd_chat_form *form = t->chat->rules.template->form;
-    const bool any = strstr(form->turns[ND_CHAT_USER].open, "{role}");
-    const bool first_system = role == ND_CHAT_SYSTEM && t->messages == 0;
-    if (role >= ND_CHAT_TOOL ? any && !does(t->chat, ND_OWN_TOOLS)
-        : first_system       ? form->turns[ND_CHAT_SYSTEM].open != NULL
-                             : any || role == ND_CHAT_USER + t->turns % 2) {
+    const nd_chat_template *own = t->chat->rules.template;
+    int i = 0;
+    while (i < ROLES && (size != strlen(role_names[i]) || memcmp(text, role_names[i], size) != 0)) {
+        i++;
+    }
+    *role = i;
+    if (i == ROLES) {
+        return nd_fail(ND_ERR_DATA,
+                       "a message has the role \"%.*s\"; it must be system, user, assistant, tool "
+                       "or ipython",
+                       (int)(size < 64 ? size : 64), (const char *)text);
+    }
+    if (strstr(own->form->user_open, "{role}") ? *role < TOOL || !(own->does & ND_OWN_TOOLS)
+                                               : *role == USER + t->messages % 2) {
         return ND_OK;
     }
     return nd_fail(ND_ERR_DATA,
                    "a message has the role \"%s\" where the chat template beside the tokenizer "
                    "takes none, or writes it in a way of its own; %s",
-                   role_names[role],
-                   first_system ? "put its text into that of the first user"
-                                : "let a user and an assistant take turns, or write it with that "
-                                  "template, as scripts/encode_rows.py does");
+                   role_names[*role],
+                   *role == SYSTEM && t->messages == 0
+                       ? "put its text into that of the first user"
+                       : "let a user and an assistant take turns, or write it with that "
+                         "template, as scripts/encode_rows.py does");
 }
 
-static nd_status add_turn(chat_text *t, int role, bool last, bool counts, const uint8_t *text,
+static nd_status add_turn(chat_text *t, int role, bool thinks, bool counts, const uint8_t *text,
                           size_t size)
 {
     static const char thought[] = "<think>\n\n</think>\n\n";
     const nd_chat_template *own = t->chat->rules.template;
-    const int kind = role < ND_CHAT_TOOL ? role : ND_CHAT_USER;
-    const char *name = role_names[role], *close = own->form->turns[kind].close;
-    const size_t counted = counts ? counted_bytes(close) : 0;
-    ND_TRY(add_form(t, own->form->turns[kind].open, SIZE_MAX, name));
-    if (role == ND_CHAT_SYSTEM && t->messages == 0 && own->prefix) {
-        ND_TRY(add_bytes(t, own->prefix, strlen(own->prefix)));
+    const bool answer = role == ASSISTANT;
+    ND_TRY(add_form(t, answer ? own->form->open : own->form->user_open, role_names[role], false));
+    if (role == SYSTEM && t->messages == 0 && own->prefix) {
+        ND_TRY(add_bytes(t, own->prefix, strlen(own->prefix), false));
     }
-    if (strchr(own->form->trims, "sua"[kind])) {
+    if (own->form->strips) {
         strip(&text, &size);
     }
-    if (role == ND_CHAT_ASSISTANT && last && t->answers && does(t->chat, ND_THINKS)) {
-        for (; size > 0 && *text == '\n'; size--) {
-            text++;
-        }
-        ND_TRY(add_bytes(t, thought, sizeof thought - 1));
+    for (; thinks && size > 0 && *text == '\n'; size--) {
+        text++;
     }
-    t->counting = counts;
-    ND_TRY(add_bytes(t, text, size));
-    ND_TRY(add_form(t, close, counted, name));
-    t->counting = false;
-    return add_form(t, close + counted, SIZE_MAX, name);
+    ND_TRY(add_bytes(t, thought, thinks ? sizeof thought - 1 : 0, false));
+    ND_TRY(add_bytes(t, text, size, counts));
+    return add_form(t, answer ? own->form->close : own->form->user_close, role_names[role], counts);
 }
 
 static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_t json_size)
@@ -408,62 +327,46 @@ static nd_status add_message(chat_text *t, bool last, const uint8_t *json, size_
     const uint8_t *text[2];
     size_t size[2];
     bool counts = false;
+    int role;
     ND_TRY(read_message(t, json, json_size, text, size, &counts));
-    const int role = role_of(text[0], size[0]);
-    ND_TRY(role < 0 ? fail_role(text[0], size[0]) : check_place(t, role));
-    const bool first = t->messages == 0, first_system = first && role == ND_CHAT_SYSTEM;
-    if (role == ND_CHAT_ASSISTANT && does(t->chat, ND_MOVES_THOUGHTS) &&
-        memmem(text[1], size[1], "</think>", 8)) {
+    ND_TRY(find_role(t, text[0], size[0], &role));
+    const bool answer = role == ASSISTANT, thinks = answer && own->does & ND_THINKS;
+    if (thinks && memmem(text[1], size[1], "</think>", 8)) {
         return nd_fail(ND_ERR_DATA, "a message of the assistant holds </think>, which the chat "
                                     "template beside the tokenizer moves; write it with that "
                                     "template, as scripts/encode_rows.py does");
     }
-    if (first && !first_system && (own->system || own->prefix)) {
-        const char *system = own->system ? own->system : "";
-        ND_TRY(add_turn(t, ND_CHAT_SYSTEM, false, false, (const uint8_t *)system, strlen(system)));
+    if (t->messages == 0 && role != SYSTEM && own->system) {
+        ND_TRY(
+            add_turn(t, SYSTEM, false, false, (const uint8_t *)own->system, strlen(own->system)));
     }
-    ND_TRY(add_turn(t, role, last, counts && role == ND_CHAT_ASSISTANT, text[1], size[1]));
+    ND_TRY(add_turn(t, role, thinks && last && t->answers, counts && answer, text[1], size[1]));
     t->messages++;
-    t->turns += !first_system;
-    t->answers |= role == ND_CHAT_USER;
+    t->answers |= role == USER;
     return ND_OK;
-}
-
-/* The opening of an answer, or what ends a conversation. */
-static nd_status add_end(chat_text *t, bool prompts)
-{
-    const nd_chat_form *form = t->chat->rules.template->form;
-    const char *prompt = form->prompt ? form->prompt : form->turns[ND_CHAT_ASSISTANT].open;
-    ND_TRY(add_form(t, prompts ? prompt : form->end, SIZE_MAX, role_names[ND_CHAT_ASSISTANT]));
-    return flush(t);
-}
-
-static nd_status add_messages(chat_text *t, const uint8_t *json, size_t size, bool prompts,
-                              bool *empty)
-{
-    const nd_chat_template *own = t->chat->rules.template;
-    const uint8_t *message, *next;
-    size_t message_size, next_size, at = 0;
-    const char *fault = nd_row_next(json, size, &at, &message, &message_size);
-    const char *begin = does(t->chat, ND_BEGINS) ? "{bos}" : own->form->begin;
-    *empty = !fault && !message;
-    if (!fault && message) {
-        ND_TRY(add_form(t, begin, SIZE_MAX, ""));
-    }
-    while (!fault && message) {
-        fault = nd_row_next(json, size, &at, &next, &next_size);
-        ND_TRY(fault ? ND_OK : add_message(t, !next, message, message_size));
-        message = next;
-        message_size = next_size;
-    }
-    return fault    ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault)
-           : *empty ? ND_OK
-                    : add_end(t, prompts);
 }
 
 static nd_status add_chat(chat_text *t, const uint8_t *json, size_t size, bool prompts, bool *empty)
 {
-    const nd_status status = add_messages(t, json, size, prompts, empty);
+    const nd_chat_form *form = t->chat->rules.template->form;
+    const char *prompt = form->prompt ? form->prompt : form->open;
+    const uint8_t *message, *next;
+    size_t message_size, next_size, at = 0;
+    const char *fault = nd_row_next(json, size, &at, &message, &message_size);
+    nd_status status = ND_OK;
+    *empty = !fault && !message;
+    ND_TRY_OUT(fault || *empty ? ND_OK : add_form(t, form->begin, "", false));
+    while (!fault && message) {
+        fault = nd_row_next(json, size, &at, &next, &next_size);
+        ND_TRY_OUT(fault ? ND_OK : add_message(t, !next, message, message_size));
+        message = next;
+        message_size = next_size;
+    }
+    ND_TRY_OUT(fault    ? nd_fail(ND_ERR_DATA, "\"messages\": %s", fault)
+               : *empty ? ND_OK
+                        : add_form(t, prompts ? prompt : form->end, role_names[ASSISTANT], false));
+    status = flush(t);
+out:
     free(t->strings[0].data);
     free(t->strings[1].data);
     free(t->body.data);

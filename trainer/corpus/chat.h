@@ -13,7 +13,7 @@
  *
  * The chat template of a model, known by its text, has one of these or another form, and may add to
  * it: a first system turn, or a text before that of a given one, which do not count. In a form that
- * does not write the name of the role, a user and an assistant take turns behind a system turn.
+ * does not write the name of the role, a user and an assistant take turns, and nobody else speaks.
  *
  * What stands between two special tokens of the form is encoded as one text, as it is when the
  * rendered whole is encoded: in chatml a text that begins with a newline has it in one token with
@@ -21,37 +21,26 @@
  */
 #include "trainer/corpus/corpus.h"
 
-typedef enum nd_chat_role {
-    ND_CHAT_SYSTEM = 0,
-    ND_CHAT_USER, /* tools are written as a user is */
-    ND_CHAT_ASSISTANT,
-    ND_CHAT_ROLES,
-    ND_CHAT_TOOL = ND_CHAT_ROLES,
-} nd_chat_role;
-
 /* In all texts {role} is the name of the role, {bos} and {eos} are tokens of the tokenizer's
  * configuration, and special tokens of the tokenizer are those. */
 typedef struct nd_chat_form {
     const char *begin;
-    struct {
-        const char *open, *close; /* of the system NULL: such a turn is refused */
-    } turns[ND_CHAT_ROLES];
+    const char *user_open, *user_close; /* around what all but the assistant say */
+    const char *open, *close;           /* around what the assistant says */
     const char *prompt; /* what an assistant goes on behind; NULL: the opening of its turn */
     const char *end;    /* behind the last turn where no assistant goes on */
-    const char *trims;  /* roles whose texts lose white space around them: s, u, a */
+    bool strips;        /* texts lose white space around them */
 } nd_chat_form;
 
-extern const nd_chat_form nd_chat_forms[]; /* llama3, chatml, then those without a name */
-extern const int nd_chat_form_count;
+/* llama3, chatml, those without a name, and one of zeros. */
+extern const nd_chat_form nd_chat_forms[];
 
 /* Bits of nd_chat_template.does. */
 enum {
-    ND_OWN_TOOLS = 1,      /* writes what tools say in a way of its own: such roles are refused */
-    ND_BEGINS = 2,         /* begins a text with {bos}, where its form does not */
-    ND_THINKS = 4,         /* the last message, an assistant's that answers a user, has an empty
-                              block <think> before its text, whose first newlines go */
-    ND_MOVES_THOUGHTS = 8, /* reads </think> in an answer, which is refused */
-    ND_DATED = 16,         /* writes the date of the day, and without a clock the one in PREFIX */
+    ND_OWN_TOOLS = 1, /* writes what tools say in a way of its own: such roles are refused */
+    ND_THINKS = 2,    /* the last message, an assistant's that answers a user, has an empty block
+                         <think> before its text, whose first newlines go; a text with </think>,
+                         which is moved, is refused */
 };
 
 /* What a model's own chat template does beside its form. */
@@ -73,8 +62,6 @@ nd_status nd_chat_template_read(const char *folder, char **out);
  * what the tokenizer's template adds if it has that form, or that template. ND_ERR_DATA: the
  * template of the model is asked for, and there is none that is known. */
 nd_status nd_chat_rules_find(const char *tokenizer, nd_chat_choice choice, nd_chat_rules *out);
-/* The value of data.chat_format with this name; ND_CHOOSE_CHAT_NONE where it is none, or NULL. */
-nd_chat_choice nd_chat_choice_of(const char *name);
 /* Logs how messages are written. */
 void nd_chat_rules_tell(const nd_chat_rules *rules);
 

@@ -16,13 +16,10 @@ enum {
     FORMS
 };
 
-const nd_chat_form nd_chat_forms[FORMS] = {
-#define ND_CHAT_FORM(name, begin, s_open, s_close, u_open, u_close, a_open, a_close, ...)          \
-    {begin, {{s_open, s_close}, {u_open, u_close}, {a_open, a_close}}, __VA_ARGS__},
+const nd_chat_form nd_chat_forms[FORMS + 1] = {
+#define ND_CHAT_FORM(name, ...) {__VA_ARGS__},
 #include "trainer/corpus/chat_templates.def"
 };
-
-const int nd_chat_form_count = FORMS;
 
 /* The forms by name are first. */
 static const nd_chat_template templates[] = {
@@ -41,33 +38,16 @@ static void make_normal(char *text)
         from += newline;
         *to++ = newline ? '\n' : *from;
     }
-    const bool newline = to > text && to[-1] == '\n';
-    to -= newline;
-    to -= to > text && newline && to[-1] == '\r';
+    to -= to > text && to[-1] == '\n';
+    to -= to > text && to[-1] == '\r';
     *to = '\0';
-}
-
-/* "chat_template" of a tokenizer_config.json: a text, or a list of which one is named "default". */
-static const char *template_of(const json_t *root)
-{
-    const json_t *value = json_object_get(root, "chat_template");
-    size_t i;
-    json_t *one;
-    json_array_foreach(value, i, one)
-    {
-        const char *name = json_string_value(json_object_get(one, "name"));
-        if (name && strcmp(name, "default") == 0) {
-            return json_string_value(json_object_get(one, "template"));
-        }
-    }
-    return json_string_value(value);
 }
 
 nd_status nd_chat_template_read(const char *folder, char **out)
 {
     char *path = NULL;
-    size_t size;
-    json_t *config = NULL;
+    size_t size, i;
+    json_t *config = NULL, *one;
     bool there = false;
     nd_status status = ND_OK;
     *out = NULL;
@@ -78,32 +58,19 @@ nd_status nd_chat_template_read(const char *folder, char **out)
         goto out;
     }
     ND_TRY_OUT(nd_tokenizer_config_read(folder, &config));
-    const char *template = template_of(config);
-    status = template ? nd_fs_format(out, "%s", template) : ND_OK;
+    const json_t *all = json_object_get(config, "chat_template"), *template = all;
+    json_array_foreach(all, i, one)
+    {
+        const char *name = json_string_value(json_object_get(one, "name"));
+        template =
+            name &&strcmp(name, "default") == 0 ? json_object_get(one, "template") : template;
+    }
+    const char *text = json_string_value(template);
+    status = text ? nd_fs_format(out, "%s", text) : ND_OK;
 out:
     json_decref(config);
     free(path);
     return status;
-}
-
-static const nd_chat_template *find_known(const char *hex)
-{
-    for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
-        if (strcmp(templates[i].sha256, hex) == 0) {
-            return &templates[i];
-        }
-    }
-    return NULL;
-}
-
-nd_chat_choice nd_chat_choice_of(const char *name)
-{
-    static const char *const names[] = {"none", "llama3", "chatml", "model"};
-    nd_chat_choice i = ND_CHOOSE_CHAT_MODEL;
-    while (i > ND_CHOOSE_CHAT_NONE && (!name || strcmp(names[i], name) != 0)) {
-        i--;
-    }
-    return i;
 }
 
 /* What the files beside a tokenizer say: its template, if that is known, and its tokens. */
@@ -123,7 +90,9 @@ static nd_status read_beside(const char *tokenizer, const nd_chat_template **kno
     if (text) {
         make_normal(text);
         ND_TRY_OUT(nd_sha256(text, strlen(text), hex));
-        *known = find_known(hex);
+        for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
+            *known = strcmp(templates[i].sha256, hex) == 0 ? &templates[i] : *known;
+        }
         out->foreign = true; /* until it is used */
     }
 out:
@@ -168,12 +137,10 @@ void nd_chat_rules_tell(const nd_chat_rules *rules)
                        "form of %s; --chat-format model takes a template of any form that is "
                        "known, and scripts/encode_rows.py writes them with the template itself",
                        name);
-    } else if (t && t->sha256[0]) {
-        nd_log_info("messages are written as the model's chat template writes them%s",
-                    t->does & ND_DATED ? ", with the date in it for programs without a clock in "
-                                         "place of the date of the day"
-                                       : "");
     } else if (t) {
-        nd_log_info("chat form: %s", name);
+        nd_log_info("chat form: %s%s", t->sha256[0] ? "that of the model's chat template" : name,
+                    t->prefix ? ", with the date in it for programs without a clock in place of "
+                                "the date of the day"
+                              : "");
     }
 }

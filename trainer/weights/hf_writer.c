@@ -432,68 +432,58 @@ static nd_status copy_files(const nd_hf_writer *writer)
 static int32_t find_end_of_turn(const nd_hf_writer *writer)
 {
     nd_tokenizer *tokenizer = NULL;
-    nd_chat chat = {.close = -1};
+    nd_chat chat;
     nd_chat_rules rules;
     char *path = NULL;
-    nd_status status = nd_fs_format(&path, "%s/tokenizer.json", writer->temporary);
-    status = status == ND_OK ? nd_tokenizer_open(path, &tokenizer) : status;
-    status = status == ND_OK ? nd_chat_rules_find(path, writer->options.chat, &rules) : status;
-    status = status == ND_OK ? nd_chat_find(tokenizer, &rules, &chat) : status;
-    if (status != ND_OK) {
-        nd_error_clear();
-    }
+    const bool found = nd_fs_format(&path, "%s/tokenizer.json", writer->temporary) == ND_OK &&
+                       nd_tokenizer_open(path, &tokenizer) == ND_OK &&
+                       nd_chat_rules_find(path, writer->options.chat, &rules) == ND_OK &&
+                       nd_chat_find(tokenizer, &rules, &chat) == ND_OK;
+    nd_error_clear();
     nd_tokenizer_close(tokenizer);
     free(path);
-    return status == ND_OK && chat.close < writer->options.shape.vocab ? chat.close : -1;
+    return found && chat.close < writer->options.shape.vocab ? chat.close : -1;
 }
 
 /* A model that has learned to end its turns is asked by generation_config.json to end there. */
-static nd_status add_end(const char *path, int64_t own, int32_t end)
+static nd_status name_end_of_turn(const nd_hf_writer *writer)
 {
     enum { BYTES_MAX = 1 << 20 };
-    char *text = NULL;
-    size_t size = 0;
-    bool there = false;
-    ND_TRY(nd_fs_exists(path, &there));
-    ND_TRY(there ? nd_fs_read(path, BYTES_MAX, ND_ERR_DATA, &text, &size) : ND_OK);
-    json_t *root = there ? json_loadb(text, size, 0, NULL) : json_object();
-    json_t *old = json_object_get(root, "eos_token_id"), *ends = json_array();
-    const json_t *one;
-    bool named = false;
-    size_t i;
-    free(text);
-    text = NULL;
-    if (old && !json_is_null(old)) {
-        json_is_array(old) ? json_array_extend(ends, old) : json_array_append(ends, old);
-    } else if (own >= 0) {
-        nd_json_append(&ends, json_integer(own));
+    const nd_hf_writer_options *o = &writer->options;
+    const int32_t end = o->chat == ND_CHOOSE_CHAT_NONE ? -1 : find_end_of_turn(writer);
+    char *path = NULL, *text = NULL;
+    size_t size, i;
+    bool there = false, named = false;
+    json_t *root = NULL, *ends = NULL, *old, *one;
+    nd_status status = ND_OK;
+    if (end < 0) {
+        return ND_OK;
+    }
+    ND_TRY_OUT(nd_fs_format(&path, "%s/generation_config.json", writer->temporary));
+    ND_TRY_OUT(nd_fs_exists(path, &there));
+    ND_TRY_OUT(there ? nd_fs_read(path, BYTES_MAX, ND_ERR_DATA, &text, &size) : ND_OK);
+    root = there ? json_loadb(text, size, 0, NULL) : json_object();
+    old = json_object_get(root, "eos_token_id");
+    ends = json_is_array(old) ? json_incref(old) : json_array();
+    if (json_is_integer(old) || (o->shape.eos_id >= 0 && (!old || json_is_null(old)))) {
+        nd_json_append(&ends,
+                       json_is_integer(old) ? json_incref(old) : json_integer(o->shape.eos_id));
     }
     json_array_foreach(ends, i, one)
     {
         named = named || json_integer_value(one) == end;
     }
-    nd_status status = ND_OK;
     if (json_is_object(root) && !named) {
+        free(text);
         nd_json_append(&ends, json_integer(end));
         nd_json_set(&root, "eos_token_id", json_incref(ends));
         text = nd_json_text(root, JSON_INDENT(2));
         status = text ? nd_fs_write_atomic(path, text, strlen(text)) : nd_fail_memory("%s", path);
     }
+out:
     json_decref(ends);
     json_decref(root);
     free(text);
-    return status;
-}
-
-static nd_status name_end_of_turn(const nd_hf_writer *writer)
-{
-    char *path = NULL;
-    const int32_t end = writer->options.chat == ND_CHOOSE_CHAT_NONE ? -1 : find_end_of_turn(writer);
-    if (end < 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_fs_format(&path, "%s/generation_config.json", writer->temporary));
-    nd_status status = add_end(path, writer->options.shape.eos_id, end);
     free(path);
     return status;
 }

@@ -54,7 +54,7 @@ int main(int argc, char **argv)
     nd_chat chat;
     size_t size;
     nd_corpus_counts counts = {0};
-    if (argc != 8 || atoi(argv[2]) >= nd_chat_form_count) {
+    if (argc != 8) {
         fprintf(stderr, "usage: chat_tool TOKENIZER NUMBER BITS SYSTEM|- BOS EOS rows|prompt\n");
         return 2;
     }

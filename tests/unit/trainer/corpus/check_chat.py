@@ -22,8 +22,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "scripts"))
 import chat_templates
 
 FAMILIES = ["llama3", "qwen2", "qwen2_nfc", "gpt2", "llama4", "llama2", "llama2_first"]
-BITS = {"ND_BEGINS": 2, "ND_THINKS": 4}
-ROWS = [{"system": None, "prefix": None, "does": []}, {"system": "You help.", "prefix": None, "does": ["ND_BEGINS"]},
+BITS = {"ND_THINKS": 2}
+ROWS = [{"system": None, "prefix": None, "does": []}, {"system": "You help.", "prefix": None, "does": []},
         {"system": None, "prefix": None, "does": ["ND_THINKS"]}]
 BOS, EOS = "<s>", "</s>"
 PLAIN = ("ZEPHYR", "LLAMA2", "MISTRAL_1", "MISTRAL_1_SYSTEM")  # whose marks are no tokens
@@ -99,7 +99,7 @@ def main():
                 if name == "ZEPHYR" and family == "llama2_first":
                     continue  # puts a blank before the first text of all alone, which we take for one behind a token
                 generator = random.Random(name)
-                texts = " ".join(text for text in form.values() if text).replace("{role}", "user")
+                texts = " ".join(text for text in form.values() if isinstance(text, str)).replace("{role}", "user")
                 named = set(re.findall(r"<[^<>\s]+>|\[[^\[\]\s]+\]", texts + texts.replace("user", "assistant") + texts.replace("user", "system")))
                 named = set() if name in PLAIN else named
                 tokenizer = Tokenizer.from_file(os.path.join(folder, family + ".json"))

@@ -912,15 +912,13 @@ Test(corpus, a_prompt_of_messages_ends_where_the_assistant_begins)
     nd_tokenizer_close(tokenizer);
 }
 
-/* As scripts/chat_templates.py renders Qwen3's and Hermes 3's templates with transformers. */
-Test(corpus, templates_that_think_and_templates_that_begin)
+/* As scripts/chat_templates.py renders Qwen3's template with transformers. */
+Test(corpus, templates_that_think)
 {
-    static const char *const names[] = {"<|im_start|>", "<|im_end|>", "<s>"};
-    const nd_chat_template thinks = {.sha256 = "",
-                                     .form = &nd_chat_forms[1],
-                                     .does = ND_THINKS | ND_MOVES_THOUGHTS | ND_OWN_TOOLS},
-                           begins = {.sha256 = "", .form = &nd_chat_forms[1], .does = ND_BEGINS};
-    nd_tokenizer *tokenizer = tokenizer_with(names, 3);
+    static const char *const names[] = {"<|im_start|>", "<|im_end|>"};
+    const nd_chat_template thinks = {
+        .sha256 = "", .form = &nd_chat_forms[1], .does = ND_THINKS | ND_OWN_TOOLS};
+    nd_tokenizer *tokenizer = tokenizer_with(names, 2);
     own_template = &thinks;
     assert_chat(
         tokenizer, ND_CHOOSE_CHAT_CHATML,
@@ -943,30 +941,29 @@ Test(corpus, templates_that_think_and_templates_that_begin)
                         "\"reasoning_content\"");
     assert_prompt_fails(tokenizer, ND_CHOOSE_CHAT_CHATML,
                         "[{\"role\": \"tool\", \"content\": \"x\"}]", "the role \"tool\"");
-    own_template = &begins;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
-                  "<s><|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
     own_template = NULL;
+    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, "[{\"role\": \"tool\", \"content\": \"a\"}]",
+                  "<|im_start|>tool\na<|im_end|>\n<|im_start|>assistant\n");
     nd_tokenizer_close(tokenizer);
 }
 
-/* Forms that refuse a system turn, one that ends a conversation, and tokens that take white space
- * with them. */
+/* A form that refuses a system turn and ends a conversation. */
 Test(corpus, forms_that_take_turns_refuse_and_end)
 {
     static const char *const names[] = {"<s>", "</s>", "[INST]", "[/INST]"};
     static const char talk[] =
         "[{\"role\": \"user\", \"content\": \" a\"}, {\"role\": \"assistant\", \"content\": "
         "\"b\"}, {\"role\": \"user\", \"content\": \"c \"}]";
-    const nd_chat_form refuses = {
-        .begin = "",
-        .turns = {{NULL, NULL}, {"{bos}[INST]", "[/INST]"}, {" ", " {eos}"}},
-        .prompt = "",
-        .end = "{eos}",
-        .trims = "ua"};
-    nd_chat_form takes = refuses;
+    const nd_chat_form form = {.begin = "",
+                               .user_open = "{bos}[INST]",
+                               .user_close = "[/INST]",
+                               .open = " ",
+                               .close = " {eos}",
+                               .prompt = "",
+                               .end = "{eos}",
+                               .strips = true};
+    const nd_chat_template own = {.sha256 = "", .form = &form};
     nd_chat chat;
-    nd_chat_template own = {.sha256 = "", .form = &refuses};
     nd_tokenizer *tokenizer = tokenizer_with(names, 4);
     own_template = &own;
     assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML, talk,
@@ -982,14 +979,6 @@ Test(corpus, forms_that_take_turns_refuse_and_end)
                 "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": "
                 "\"assistant\", \"content\": \" b\"}]}\n",
                 "<s>[INST]a[/INST]\1 b </s>\2</s>");
-    takes.turns[ND_CHAT_SYSTEM].open = "<<S>>";
-    takes.turns[ND_CHAT_SYSTEM].close = "<</S>>";
-    takes.trims = "";
-    own.form = &takes;
-    assert_prompt(tokenizer, ND_CHOOSE_CHAT_CHATML,
-                  "[{\"role\": \"system\", \"content\": \"it \"}, {\"role\": \"user\", "
-                  "\"content\": \" a\"}]",
-                  "<<S>>it <</S>><s>[INST] a[/INST]");
     nd_chat_rules rules = chat_rules(ND_CHOOSE_CHAT_CHATML);
     rules.eos[0] = '\0';
     assert_fails(nd_chat_find(tokenizer, &rules, &chat), ND_ERR_DATA,
