@@ -17,17 +17,19 @@ typedef struct search {
     int64_t sequence, tokens; /* tokens: of the blocks that were read */
 } search;
 
-/* Past the limit a block is taken to have a label that counts. */
-static nd_status look_at_block(search *s, int64_t block, bool *counts)
+/* Whether a label counts in `count` blocks, of the training's order from a sample on, or without
+ * `seed` of the file from a block on. Past the limit one is taken to. */
+static nd_status look(search *s, const int64_t *seed, int64_t first, int64_t count, bool *counts)
 {
-    *counts = s->tokens >= TOKENS_MAX;
-    if (*counts) {
-        return ND_OK;
-    }
-    s->tokens += s->sequence;
-    ND_TRY(nd_dataset_block(s->data, block, s->inputs, s->labels));
-    for (int64_t i = 0; i < s->sequence && !*counts; i++) {
-        *counts = s->labels[i] != ND_LABEL_IGNORED;
+    *counts = false;
+    for (int64_t i = first; i < first + count && !*counts; i++) {
+        const int64_t block = seed ? nd_dataset_sample(s->data, *seed, i) : i;
+        *counts = s->tokens >= TOKENS_MAX;
+        ND_TRY(*counts ? ND_OK : nd_dataset_block(s->data, block, s->inputs, s->labels));
+        s->tokens += s->sequence;
+        for (int64_t k = 0; k < s->sequence && !*counts; k++) {
+            *counts = s->labels[k] != ND_LABEL_IGNORED;
+        }
     }
     return ND_OK;
 }
@@ -42,26 +44,21 @@ static nd_status warn_of_steps(search *s, const nd_config *config, int64_t begin
                                        .first_step = begin,
                                        .samples_ahead = ahead};
     const int64_t last = nd_loader_last_step(s->data, &options, config->train.steps);
-    int64_t first = 0, more = 0;
+    int64_t first = 0, found = 0;
+    char later[48] = "has";
     for (int64_t step = begin; step < last && s->tokens < TOKENS_MAX; step++) {
-        bool counts = false;
-        for (int64_t i = 0; i < samples && !counts; i++) {
-            const int64_t sample = step * samples + ahead + i;
-            ND_TRY(look_at_block(s, nd_dataset_sample(s->data, config->data.shuffle_seed, sample),
-                                 &counts));
-        }
-        more += !counts && first > 0;
-        first = !counts && first == 0 ? step + 1 : first;
+        bool counts;
+        ND_TRY(look(s, &config->data.shuffle_seed, step * samples + ahead, samples, &counts));
+        first = !counts && found == 0 ? step + 1 : first;
+        found += !counts;
     }
-    if (first > 0 && more > 0) {
-        nd_log_warning("step %lld and %lld later ones have no label that counts in the loss, and "
-                       "will make no update; see to the prompts and masks of data.path, or give a "
-                       "step more samples",
-                       (long long)first, (long long)more);
-    } else if (first > 0) {
-        nd_log_warning("step %lld has no label that counts in the loss, and will make no update; "
+    if (found > 1) {
+        snprintf(later, sizeof later, "and %lld later ones have", (long long)found - 1);
+    }
+    if (found > 0) {
+        nd_log_warning("step %lld %s no label that counts in the loss, and will make no update; "
                        "see to the prompts and masks of data.path, or give a step more samples",
-                       (long long)first);
+                       (long long)first, later);
     }
     return ND_OK;
 }
@@ -72,10 +69,8 @@ static nd_status warn_of_set(search *s, const nd_config *config, const char *nam
     const int64_t batch =
         config->train.micro_batch_size * nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
     const int64_t blocks = wanted > 0 && wanted < (all + batch - 1) / batch ? wanted * batch : all;
-    bool counts = false;
-    for (int64_t block = 0; block < blocks && !counts; block++) {
-        ND_TRY(look_at_block(s, block, &counts));
-    }
+    bool counts;
+    ND_TRY(look(s, NULL, 0, blocks, &counts));
     if (!counts) {
         nd_log_warning("no label counts in the %lld sequences that a validation reads of %s; see "
                        "to data.validation_path, or raise train.validation_batches",
@@ -84,32 +79,24 @@ static nd_status warn_of_set(search *s, const nd_config *config, const char *nam
     return ND_OK;
 }
 
-static nd_status has_ignored(const nd_dataset *data, bool *out)
-{
-    int64_t ignored = 0;
-    nd_status status = nd_dataset_ignored(data, &ignored);
-    *out = ignored > 0;
-    return status;
-}
-
 nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inputs, int64_t begin,
                                    int64_t samples_ahead)
 {
     search s = {.sequence = config->train.sequence_length};
-    bool masked = false;
+    const int sets = inputs->validation ? nd_dataset_sources(inputs->validation) : 0;
     nd_status status = ND_OK;
     ND_TRY_OUT(ND_ALLOC(s.sequence, &s.inputs));
     ND_TRY_OUT(ND_ALLOC(s.sequence, &s.labels));
-    const int sets = inputs->validation ? nd_dataset_sources(inputs->validation) : 0;
-    for (int i = 0; i < sets; i++) {
-        s.data = nd_dataset_source(inputs->validation, i);
-        ND_TRY_OUT(has_ignored(s.data, &masked));
-        ND_TRY_OUT(masked ? warn_of_set(&s, config, nd_dataset_source_name(inputs->validation, i))
-                          : ND_OK);
+    for (int i = 0; i <= sets; i++) { /* the training's last: many steps take what is left */
+        int64_t ignored = 0;
+        s.data = i < sets ? nd_dataset_source(inputs->validation, i) : inputs->data;
+        ND_TRY_OUT(nd_dataset_ignored(s.data, &ignored));
+        if (ignored > 0) {
+            ND_TRY_OUT(i < sets
+                           ? warn_of_set(&s, config, nd_dataset_source_name(inputs->validation, i))
+                           : warn_of_steps(&s, config, begin, samples_ahead));
+        }
     }
-    s.data = inputs->data; /* at the end: many steps take what is left of the limit */
-    ND_TRY_OUT(has_ignored(s.data, &masked));
-    ND_TRY_OUT(masked ? warn_of_steps(&s, config, begin, samples_ahead) : ND_OK);
 out:
     free(s.inputs);
     free(s.labels);

@@ -75,10 +75,8 @@ nd_status nd_settings_compare(nd_worker *worker, const nd_config *config, const 
 /* The same of any text of lines, once in a job, whoever started it. */
 nd_status nd_settings_compare_text(const nd_worker *worker, const char *text);
 
-/*
- * Warns of the steps from `begin` on (0: all) and of the validations that have no label which
- * counts in the loss, as far as 10,000 sequences tell. `samples_ahead`: nd_run_position's.
- */
+/* Warns of the steps from `begin` on (0: all) and of the validations that have no label which
+ * counts in the loss, as far as a few million tokens tell. `samples_ahead`: nd_run_position's. */
 nd_status nd_inputs_warn_of_labels(const nd_config *config, const nd_inputs *inputs, int64_t begin,
                                    int64_t samples_ahead);
 
