@@ -51,6 +51,8 @@ static const need needs[] = {
      "so the run does not validate while it trains", "give --eval-steps N"},
     {ND_FIELD_train_sample_prompt, NULL, ND_FIELD_data_validation_path, "",
      "and a prompt is continued at each validation", "give --validation-path FILE"},
+    {ND_FIELD_train_sample_prompt, NULL, ND_FIELD_data_tokenizer, "file",
+     "and a prompt is a text, which it does not encode", "name a tokenizer.json with --tokenizer"},
     {ND_FIELD_checkpoint_load_best, NULL, ND_FIELD_data_validation_path, "",
      "so there is no validation file", "give --validation-path FILE"},
     {ND_FIELD_checkpoint_load_best, NULL, ND_FIELD_train_validation_interval, "0",

@@ -9,7 +9,6 @@
 #include "runtime/base/log.h"
 #include "runtime/base/version.h"
 #include "trainer/run/resume.h"
-#include "trainer/run/samples.h"
 #include "trainer/step/step.h"
 #include "trainer/tune/tune.h"
 #include "trainer/worker/worker.h"
@@ -94,6 +93,7 @@ static nd_status check(const nd_command_call *call)
     const nd_command *use = find_use(call->argc - 1, call->argv + 1);
     nd_config *config = call->config;
     nd_inputs inputs = {0};
+    nd_run_samples *samples = NULL;
     nd_status status = ND_OK;
     bool gpu = false;
     if (use) {
@@ -105,7 +105,7 @@ static nd_status check(const nd_command_call *call)
     ND_TRY_OUT(nd_inputs_verify_model(config));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
     ND_TRY_OUT(nd_dump_check(config, &inputs.shape));
-    ND_TRY_OUT(nd_run_samples_check(config, &inputs));
+    ND_TRY_OUT(nd_run_samples_open(config, &inputs, NULL, &samples));
     ND_TRY_OUT(check_device(config, &gpu));
     ND_TRY_OUT(check_autotune(config, &inputs.shape, gpu));
     if (gpu) { /* each worker checks its own device's memory */
@@ -125,6 +125,7 @@ static nd_status check(const nd_command_call *call)
     }
     print_good(config, &inputs);
 out:
+    nd_run_samples_close(samples);
     nd_inputs_close(&inputs);
     return status;
 }

@@ -13,7 +13,6 @@
 #include "runtime/device/cuda.h"
 #include "trainer/precision/precision.h"
 #include "trainer/run/profile.h"
-#include "trainer/run/samples.h"
 #include "trainer/tune/tune.h"
 #include "trainer/weights/weights.h"
 
@@ -51,7 +50,7 @@ typedef struct run_state {
     nd_run_files files;      /* rank 0 */
     nd_run_checkpoints checkpoints;
     nd_run_profile profile;
-    nd_run_samples samples;
+    nd_run_samples *samples;               /* NULL: none */
     nd_tuning *tuning;                     /* NULL without autotune */
     int64_t begin;                         /* steps that were done before this start */
     int64_t last_step;                     /* train.steps, or before: the data end with it */
@@ -197,7 +196,7 @@ static nd_status validate(run_state *s)
     double begin = nd_clock_seconds();
     ND_TRY(run_sets(s));
     record.seconds = nd_clock_seconds() - begin;
-    ND_TRY(nd_run_samples_write(&s->samples, &check, &s->files.sinks, &s->stopped));
+    ND_TRY(nd_run_samples_write(s->samples, &check, &s->files.sinks, &s->stopped));
     s->validation_seconds += nd_clock_seconds() - begin;
     s->rank->trace = steps;
     if (s->stopped) {
@@ -494,7 +493,7 @@ static nd_status run(run_state *s)
     plan_packed_data(s);
     warn_of_unkept(s);
     ND_TRY(nd_trainer_commit(s->trainer));
-    ND_TRY(nd_run_samples_open(&s->samples, s->config, s->context->inputs, s->trainer));
+    ND_TRY(nd_run_samples_open(s->config, s->context->inputs, s->trainer, &s->samples));
     const nd_resume *resume = &s->checkpoints.resume;
     const nd_status opened = s->rank->rank == 0
                                  ? nd_run_files_open(&s->files, s->context, s->trainer,
@@ -566,7 +565,7 @@ nd_status nd_train(const nd_run_context *context)
     nd_run_files_close(&state.files);
     stop_target = NULL;
     nd_run_profile_fini(&state.profile);
-    nd_run_samples_close(&state.samples);
+    nd_run_samples_close(state.samples);
     nd_trainer_destroy(state.trainer);
     nd_tuning_destroy(state.tuning);
     free(state.sources);

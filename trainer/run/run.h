@@ -8,6 +8,8 @@
 #include "runtime/config/config.h"
 #include "trainer/data/data.h"
 #include "trainer/layout/layout.h"
+#include "trainer/report/report.h"
+#include "trainer/step/step.h"
 #include "trainer/weights/weights.h"
 #include "trainer/worker/worker.h"
 
@@ -91,6 +93,28 @@ typedef struct nd_run_context {
     int argc;          /* the command line, for run.json */
     char **argv;
 } nd_run_context;
+
+/*
+ * Sample texts (train.sample_prompt): at each validation the model in training continues prompts,
+ * the likeliest token at a time (of equal ones the lowest id), on whatever mesh it is trained.
+ *
+ * There is no second copy of the weights and no cache of keys and values: each token is one
+ * evaluation of a micro-batch whose first row is the text so far, with zeros behind it, which a
+ * causal model does not see. There is one text at a time, and data-parallel ranks compute the same.
+ * Memory is planned with the model's and allocated at the start; steps do not know of it, and have
+ * the same bits as without.
+ */
+typedef struct nd_run_samples nd_run_samples;
+/* *out stays NULL where there are no prompts; to be closed after a failure too. `trainer` NULL:
+ * only looks; else it has been committed. ND_ERR_CONFIG or ND_ERR_DATA: the prompts cannot be
+ * encoded, or leave no room in train.sequence_length. */
+nd_status nd_run_samples_open(const nd_config *config, const nd_inputs *inputs, nd_trainer *trainer,
+                              nd_run_samples **out);
+/* Continues all prompts, and gives them to the sinks of rank 0; other ranks have none. Collective.
+ * *stopped: the check has ended it. */
+nd_status nd_run_samples_write(nd_run_samples *s, const nd_stop_check *check, nd_sinks *sinks,
+                               bool *stopped);
+void nd_run_samples_close(nd_run_samples *s); /* NULL is legal, as above */
 
 nd_status nd_train(const nd_run_context *run);
 
