@@ -347,10 +347,7 @@ nd_status nd_dnnl_matmul(nd_dnnl *dnnl, const nd_dnnl_product *product, void *c,
         multiply_plainly(product, c, a, b);
         return ND_OK;
     }
-    if (dnnl->broken) {
-        return nd_fail(ND_ERR_INTERNAL, "oneDNN cannot be used any more, since it has aborted");
-    }
-    dnnl->broken = !nd_abort_guard(ND_ABORT_EXCEPTION, run_call, &it);
+    dnnl->broken = dnnl->broken || !nd_abort_guard(ND_ABORT_EXCEPTION, run_call, &it);
     return dnnl->broken
                ? nd_fail_memory("oneDNN, which aborted at a %s product of %lld x %lld x %lld",
                                 nd_dtype_name(product->in), (long long)product->m,

@@ -131,15 +131,11 @@ static _Thread_local nd_abort_kind guarded_kind;
  * finds damaged while it holds a lock, is none. */
 extern void *__cxa_current_exception_type(void) __attribute__((weak));
 
-static bool catches(nd_abort_kind kind)
-{
-    return kind == ND_ABORT_ANY || (__cxa_current_exception_type && __cxa_current_exception_type());
-}
-
 static void on_abort(int number)
 {
     sigjmp_buf *back = guarded;
-    if (back && catches(guarded_kind)) { /* else abort goes on when this returns */
+    const bool exception = __cxa_current_exception_type && __cxa_current_exception_type();
+    if (back && (exception || guarded_kind == ND_ABORT_ANY)) { /* else abort goes on */
         guarded = NULL;
         siglongjmp(*back, 1);
     }
