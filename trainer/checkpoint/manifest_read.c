@@ -212,14 +212,6 @@ static nd_status parse_shape(const json_t *root, const char *path, nd_shape *sha
     return ND_OK;
 }
 
-static nd_status check_mesh(const nd_manifest *m, const char *path)
-{
-    const int64_t tp = m->mesh.size[ND_AXIS_TP];
-    return m->shape.heads % tp == 0 && m->shape.ffn % tp == 0
-               ? ND_OK
-               : fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
-}
-
 static bool is_listed_as_fp8(void *tensors, const nd_param *param)
 {
     const json_t *segment = json_object_get(json_object_get(tensors, param->name), "segment");
@@ -442,7 +434,10 @@ static nd_status parse_all(const json_t *root, const char *text, size_t bytes, c
     ND_TRY(parse_head(root, path, m));
     ND_TRY(parse_mesh(root, path, m));
     ND_TRY(parse_shape(root, path, &m->shape));
-    ND_TRY(check_mesh(m, path));
+    const int64_t tp = m->mesh.size[ND_AXIS_TP];
+    if (m->shape.heads % tp != 0 || m->shape.ffn % tp != 0) {
+        return fail_member(path, "mesh", "has a tp that does not divide heads and ffn");
+    }
     ND_TRY(parse_tensors(root, path, m));
     ND_TRY(parse_extras(root, path, m));
     ND_TRY(parse_state(root, path, m));

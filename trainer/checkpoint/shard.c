@@ -130,17 +130,6 @@ static nd_status add_entry(nd_shard_list *list, const char *name, const nd_rect 
     return ND_OK;
 }
 
-static void find_units(nd_shard_plan *plan)
-{
-    int piece = 0;
-    for (int u = 0; u <= plan->layout->unit_count; u++) {
-        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
-            piece++;
-        }
-        plan->first_piece[u] = piece;
-    }
-}
-
 /* The writer of a tensor's first element writes its step too. That element is always in a body. */
 static nd_status add_steps(nd_shard_plan *plan)
 {
@@ -201,7 +190,12 @@ nd_status nd_shard_plan_init(nd_shard_plan *plan, const nd_shard_plan_options *o
     ND_TRY_OUT(ND_ALLOC(3 * layout->param_count, &plan->first_entry));
     ND_TRY_OUT(ND_ALLOC(layout->unit_count + 1, &plan->first_piece));
     plan->piece_count = nd_pieces_written(layout, &holder, plan->pieces);
-    find_units(plan);
+    for (int u = 0, piece = 0; u <= layout->unit_count; u++) {
+        while (piece < plan->piece_count && plan->pieces[piece].param->unit->index < u) {
+            piece++;
+        }
+        plan->first_piece[u] = piece;
+    }
     for (int i = 0; i < plan->piece_count; i++) {
         const nd_piece *piece = &plan->pieces[i];
         nd_shard_list *list = &plan->lists[piece->kind];

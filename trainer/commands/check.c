@@ -102,7 +102,7 @@ static nd_status check(const nd_command_call *call)
         return ND_OK;
     }
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
-    ND_TRY_OUT(nd_inputs_verify_model(config));
+    ND_TRY_OUT(nd_inputs_verify_folder(config, config->model.path));
     ND_TRY_OUT(nd_trainer_check_precision(config, &inputs.shape));
     ND_TRY_OUT(nd_dump_check(config, &inputs.shape));
     ND_TRY_OUT(nd_run_samples_open(config, &inputs, NULL, &samples));

@@ -23,7 +23,8 @@ static nd_status train(const nd_command_call *call)
     ND_TRY_OUT(nd_worker_meet(worker, config));
     ND_TRY_OUT(nd_inputs_open(config, &inputs));
     if (worker->identity.source != ND_IDENTITY_NDLAUNCH && worker->identity.local_rank == 0) {
-        ND_TRY_OUT(nd_inputs_verify_model(config)); /* ndlaunch's check has done it */
+        /* ndlaunch has done it in its check. */
+        ND_TRY_OUT(nd_inputs_verify_folder(config, config->model.path));
     }
     ND_TRY_OUT(nd_settings_compare(worker, config, &inputs));
     ND_TRY_OUT(nd_worker_join(worker, config, &inputs.shape));

@@ -9,18 +9,6 @@
 #include "trainer/checkpoint/export.h"
 #include "trainer/checkpoint/folder.h"
 
-/* For the start after this one, if ndlaunch makes one: rank 0 leaves what it needs. */
-static nd_status tell_launcher(const nd_run_checkpoints *c, const char *run)
-{
-    nd_progress *progress = &c->context->worker->progress;
-    ND_TRY(nd_progress_set_run_folder(progress, run));
-    nd_progress_set_first_step(progress, c->trainer->position.step);
-    if (c->resume.found && c->resume.continues) {
-        nd_progress_set_durable_step(progress, c->resume.step);
-    }
-    return ND_OK;
-}
-
 static void add_config(void *context, const char *key, const char *value, bool job)
 {
     nd_run_checkpoints *c = context;
@@ -85,7 +73,13 @@ nd_status nd_run_checkpoints_start(nd_run_checkpoints *c)
         return ND_OK;
     }
     if (worker->identity.rank == 0) {
-        ND_TRY(tell_launcher(c, c->run));
+        /* What ndlaunch needs for the start after this one, if it makes one. */
+        nd_progress *progress = &c->context->worker->progress;
+        ND_TRY(nd_progress_set_run_folder(progress, c->run));
+        nd_progress_set_first_step(progress, c->trainer->position.step);
+        if (c->resume.found && c->resume.continues) {
+            nd_progress_set_durable_step(progress, c->resume.step);
+        }
         ND_TRY(nd_resume_identity(config, c->context->inputs, &c->identity));
         ND_TRY(nd_config_each(config, add_config, c));
     }

@@ -157,15 +157,6 @@ static nd_status load_fresh(nd_run_checkpoints *c)
     return nd_weights_init(fsdp, r->shape.init_std, (uint64_t)r->config->model.seed);
 }
 
-/* What rank 0 alone does once the state is loaded; all ranks learn how it ended. */
-static nd_status set_later_aside(const nd_run_checkpoints *c)
-{
-    const nd_status status =
-        c->trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
-    return nd_run_tell_all(c->context->worker, "later checkpoints", status,
-                           "could not set a later checkpoint aside", NULL, 0);
-}
-
 nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd_run_files *files,
                                   nd_status opened)
 {
@@ -182,7 +173,12 @@ nd_status nd_run_checkpoints_load(nd_run_checkpoints *c, nd_trainer *trainer, nd
         snprintf(c->good, sizeof c->good, "%s", c->resume.source);
     }
     log_restored(c, &restored);
-    ND_TRY(c->resume.found ? set_later_aside(c) : ND_OK);
+    if (c->resume.found) { /* by rank 0 alone; all ranks learn how it ended */
+        const nd_status aside =
+            trainer->rank->rank == 0 ? nd_resume_set_later_aside(&c->resume) : ND_OK;
+        ND_TRY(nd_run_tell_all(c->context->worker, "later checkpoints", aside,
+                               "could not set a later checkpoint aside", NULL, 0));
+    }
     if (!c->resume.found && !c->resume.continues) {
         return ND_OK;
     }

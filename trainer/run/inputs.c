@@ -43,11 +43,6 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs)
                                config->train.micro_batch_size, config->train.sequence_length);
 }
 
-nd_status nd_inputs_verify_model(const nd_config *config)
-{
-    return nd_inputs_verify_folder(config, config->model.path);
-}
-
 nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder)
 {
     int files;

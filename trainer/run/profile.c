@@ -15,15 +15,6 @@ enum { PART_BYTES_MAX = 1 << 30, NAME = 64 };
 
 /* Text. */
 
-/* "nd_comm_all_reduce(comm, ...)" becomes "comm_all_reduce"; an op's name stays. */
-static void short_name(const char *call, char out[NAME])
-{
-    const char *begin = strncmp(call, "nd_", 3) == 0 ? call + 3 : call;
-    size_t length =
-        strspn(begin, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
-    snprintf(out, NAME, "%.*s", (int)(length < NAME ? length : NAME - 1), begin);
-}
-
 static double microseconds(int64_t ns)
 {
     return (double)ns * 1e-3;
@@ -44,13 +35,16 @@ static void write_step(FILE *out, const nd_profile *p, const nd_profile_event *e
 
 static void write_call(FILE *out, const nd_profile *p, const nd_profile_event *e, int rank)
 {
-    char name[NAME];
-    short_name(e->name, name);
+    /* "nd_comm_all_reduce(comm, ...)" becomes "comm_all_reduce"; an op's name stays. */
+    const char *name = strncmp(e->name, "nd_", 3) == 0 ? e->name + 3 : e->name;
+    const size_t length =
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
     fprintf(out,
-            "{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,"
+            "{\"name\":\"%.*s\",\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,"
             "\"tid\":%d",
-            name, nd_trace_name((nd_trace_kind)e->kind), microseconds(e->begin_ns - p->origin_ns),
-            microseconds(e->end_ns - e->begin_ns), rank, CALLS_ROW);
+            (int)length, name, nd_trace_name((nd_trace_kind)e->kind),
+            microseconds(e->begin_ns - p->origin_ns), microseconds(e->end_ns - e->begin_ns), rank,
+            CALLS_ROW);
     if (e->group >= 0) {
         fprintf(out, ",\"args\":{\"group\":\"%s\",\"op\":\"%s\",\"sequence\":%lld,\"bytes\":%lld}",
                 nd_group_name((nd_group_kind)e->group), nd_comm_op_name((nd_comm_op)e->op),

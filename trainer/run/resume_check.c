@@ -62,9 +62,6 @@ static bool is_order(const char *key)
     return strcmp(key, mix_period) == 0 || strcmp(key, packing) == 0;
 }
 
-/* Other words of checkpoint.allow than `keys`. Three keys make the samples of a step. */
-static const char *const other_allowed[] = {"data.path", "samples_per_step"};
-
 /* Whether a setting changes what is learned by the steps that are left. One that follows from
  * another, or has no effect, is none. model.seed has none either, but means another run. */
 static bool teaches(const nd_config *config, const char *key)
@@ -80,54 +77,52 @@ static bool teaches(const nd_config *config, const char *key)
            strcmp(key, "train.precision") == 0;
 }
 
-static bool offer_allowed(nd_suggest *search, const char *key, const char *const *list, size_t n)
-{
-    bool known = false;
-    for (size_t i = 0; i < n; i++) {
-        nd_suggest_offer(search, list[i]);
-        known = known || strcmp(key, list[i]) == 0;
-    }
-    return known;
-}
-
-typedef struct allowed_setting {
-    nd_suggest *search;
+/* A word of checkpoint.allow, and whether a key that is compared has it. */
+typedef struct allowed_word {
+    nd_suggest search;
     const nd_config *config;
-    const char *key;
+    char word[64];
     bool known;
-} allowed_setting;
+} allowed_word;
+
+static void offer_key(allowed_word *a, const char *key)
+{
+    nd_suggest_offer(&a->search, key);
+    a->known |= strcmp(a->word, key) == 0;
+}
 
 static void offer_setting(void *context, const char *key, const char *value, bool job)
 {
-    allowed_setting *a = context;
+    allowed_word *a = context;
     if (teaches(a->config, key) || strncmp(key, "fp8.", 4) == 0) {
-        a->known |= offer_allowed(a->search, a->key, &key, 1);
+        offer_key(a, key);
     }
 }
 
-/* A key in checkpoint.allow that is never compared would allow nothing. */
+/* A word in checkpoint.allow that no compared key has would allow nothing. */
 static nd_status check_allowed(const nd_config *config)
 {
     for (const char *p = config->checkpoint.allow; *p;) {
-        char key[64];
         size_t n = strcspn(p, ",");
-        nd_suggest search;
-        snprintf(key, sizeof key, "%.*s", (int)(n < sizeof key ? n : sizeof key), p);
-        nd_suggest_init(&search, key);
-        bool other = offer_allowed(&search, key, other_allowed,
-                                   sizeof other_allowed / sizeof *other_allowed);
-        other = offer_allowed(&search, key, keys, sizeof keys / sizeof *keys) || other;
-        allowed_setting setting = {&search, config, key, other};
-        ND_TRY(nd_config_each(config, offer_setting, &setting));
-        if (!setting.known) {
+        allowed_word a = {.config = config};
+        snprintf(a.word, sizeof a.word, "%.*s", (int)(n < sizeof a.word ? n : sizeof a.word), p);
+        nd_suggest_init(&a.search, a.word);
+        for (size_t i = 0; i < sizeof identity_rules / sizeof *identity_rules; i++) {
+            offer_key(&a, identity_rules[i].word);
+        }
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            offer_key(&a, keys[i]);
+        }
+        ND_TRY(nd_config_each(config, offer_setting, &a));
+        if (!a.known) {
+            const char *near = a.search.best;
             return nd_fail(
                 ND_ERR_CONFIG,
                 "--resume-allow (checkpoint.allow) names %s, which allows nothing%s%s%s; "
                 "it can name data.path, data.tokenizer, data.shuffle_seed, data.documents, "
                 "data.positions, data.long_rows, data.end_of_text, samples_per_step, "
                 "train.sequence_length, train.precision, model.seed, and keys of optimizer and fp8",
-                key, search.best ? " (did you mean " : "", search.best ? search.best : "",
-                search.best ? "?)" : "");
+                a.word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
         }
         p += n + (p[n] == ',');
     }
@@ -179,38 +174,21 @@ static bool holds(const char *list, const char *word)
     return false;
 }
 
-/* Whether the key is compared, and not lifted by checkpoint.allow. */
-static bool is_compared(const nd_config *config, const char *key, bool both_have_file)
-{
-    const bool file = strcmp(key, tokenizer_file) == 0;
-    const bool of_file = file || strcmp(key, "data.tokenizer") == 0;
-    return !holds(config->checkpoint.allow, word_of(key)) && !(of_file && file != both_have_file);
-}
-
-/* The accumulation with which this run would have the checkpoint's samples a step; 0: none. */
-static int64_t fitting_accumulation(const nd_config *config, const char *stored)
-{
-    int64_t wanted = strtoll(stored, NULL, 10), own = nd_step_blocks(config);
-    int64_t steps = config->train.gradient_accumulation_steps;
-    return wanted > 0 && wanted <= INT64_MAX / steps && wanted * steps % own == 0
-               ? wanted * steps / own
-               : 0;
-}
-
 static nd_status fail_samples(const nd_config *config, const char *folder, const char *stored)
 {
+    const int64_t wanted = strtoll(stored, NULL, 10), own = nd_step_blocks(config);
+    const int64_t steps = config->train.gradient_accumulation_steps;
     char hint[80] = "";
-    int64_t steps = fitting_accumulation(config, stored);
-    if (steps > 0) {
+    if (wanted > 0 && wanted <= INT64_MAX / steps && wanted * steps % own == 0) {
         snprintf(hint, sizeof hint, ", for instance with --gradient-accumulation-steps %lld",
-                 (long long)steps);
+                 (long long)(wanted * steps / own));
     }
     return nd_fail(ND_ERR_CONFIG,
                    "%s was made with %s samples a step, and this run has %lld; keep the product "
                    "of train.micro_batch_size, train.gradient_accumulation_steps and the "
                    "data-parallel ranks%s, or allow the change with --resume-allow "
                    "samples_per_step",
-                   folder, stored, (long long)nd_step_blocks(config), hint);
+                   folder, stored, (long long)own, hint);
 }
 
 /* Where one of the two runs names several sources, both lists say more than their digests. */
@@ -248,16 +226,6 @@ static nd_status fail_pair(const nd_config *config, const nd_manifest *manifest,
                    "%s was made with %s %s, and this run has %s; use the same value, or allow the "
                    "change with --resume-allow %s",
                    folder, own->key, stored, own->value, word_of(own->key));
-}
-
-static nd_status check_step(const nd_config *config, const char *folder, int64_t step)
-{
-    return step <= config->train.steps
-               ? ND_OK
-               : nd_fail(ND_ERR_CONFIG,
-                         "%s is already at step %lld, and train.steps is %lld; give more steps, or "
-                         "an older checkpoint",
-                         folder, (long long)step, (long long)config->train.steps);
 }
 
 /*
@@ -307,7 +275,12 @@ static nd_status check_end(const nd_config *config, const nd_inputs *inputs, con
     const int64_t step = manifest->position.step, seen = manifest->samples_seen;
     const bool others = stored_samples && strtoll(stored_samples, NULL, 10) != e.step;
     ND_TRY(check_epochs(config, &e, folder, manifest, others));
-    ND_TRY(check_step(config, folder, step));
+    if (step > config->train.steps) {
+        return nd_fail(ND_ERR_CONFIG,
+                       "%s is already at step %lld, and train.steps is %lld; give more steps, or "
+                       "an older checkpoint",
+                       folder, (long long)step, (long long)config->train.steps);
+    }
     return nd_config_check_end(config, &e, step,
                                !others && seen > step * e.step ? step * e.step : seen);
 }
@@ -324,7 +297,7 @@ typedef struct comparison {
     const nd_config *config;
     const char *folder;
     const nd_manifest *manifest;
-    bool files; /* both have a tokenizer.json */
+    bool files; /* both have a tokenizer.json, by which tokenizers are compared */
     nd_status status;
     char words[1024]; /* of checkpoint.allow, each once */
 } comparison;
@@ -333,8 +306,10 @@ static void compare(comparison *c, const nd_manifest_pair *pair, const char *sto
 {
     const char *word = word_of(pair->key);
     const size_t used = strlen(c->words);
-    if (!stored || strcmp(stored, pair->value) == 0 ||
-        !is_compared(c->config, pair->key, c->files) ||
+    const bool file = strcmp(pair->key, tokenizer_file) == 0;
+    const bool other = strcmp(word, "data.tokenizer") == 0 && file != c->files;
+    if (!stored || strcmp(stored, pair->value) == 0 || other ||
+        holds(c->config->checkpoint.allow, word) ||
         is_order_over(c->config, c->manifest, pair->key)) {
         return;
     }
@@ -418,27 +393,20 @@ static void log_identity(const nd_config *config, const nd_manifest *manifest,
     }
 }
 
-/* Sequences of a validation; 0: all of the file, or unknown. */
-static double validated(const nd_mesh *mesh, const char *batches, const char *micro)
-{
-    return batches && micro
-               ? strtod(batches, NULL) * strtod(micro, NULL) * nd_mesh_group_size(mesh, ND_GROUP_DP)
-               : 0;
-}
-
 /* train.validation_batches counts for each data-parallel rank. */
 static void log_validation(const nd_config *config, const nd_manifest *manifest)
 {
+    const char *batches = nd_manifest_pairs_find(&manifest->config, "train.validation_batches");
+    const char *micro = nd_manifest_pairs_find(&manifest->config, "train.micro_batch_size");
     double own = (double)config->train.validation_batches * (double)config->train.micro_batch_size *
                  nd_mesh_group_size(&config->resolved_mesh, ND_GROUP_DP);
-    double stored = validated(&manifest->mesh,
-                              nd_manifest_pairs_find(&manifest->config, "train.validation_batches"),
-                              nd_manifest_pairs_find(&manifest->config, "train.micro_batch_size"));
+    double stored = batches && micro ? strtod(batches, NULL) * strtod(micro, NULL) *
+                                           nd_mesh_group_size(&manifest->mesh, ND_GROUP_DP)
+                                     : 0;
     if (own > 0 && stored > 0 && own != stored && config->data.validation_path[0]) {
         nd_log_info("resume: a validation was over at most %.0f sequences and is over at most "
                     "%.0f, so its losses are not those of the same text (train.validation_batches "
-                    "is that of each "
-                    "data-parallel rank)",
+                    "is that of each data-parallel rank)",
                     stored, own);
     }
 }

@@ -161,15 +161,6 @@ static void add_sets(const run_state *s, nd_validation_record *record)
     record->set_count = s->set_count;
 }
 
-/* An error in one of several sets has its name. */
-static nd_status name_set(const run_state *s, const nd_source_loss *set, nd_status status)
-{
-    const nd_error error = *nd_error_last();
-    return status == ND_ERR_DATA && s->set_count > 1 && error.cause == ND_CAUSE_OWN
-               ? nd_fail(status, "\"%s\" in data.validation_path: %s", set->name, error.message)
-               : status;
-}
-
 static nd_status run_sets(run_state *s)
 {
     const nd_stop_check check = {stop_is_asked, s};
@@ -179,9 +170,13 @@ static nd_status run_sets(run_state *s)
             ND_TRY(nd_loader_rewind_to(s->validation_loader,
                                        nd_dataset_source(s->context->inputs->validation, i)));
         }
-        ND_TRY(name_set(s, set,
-                        nd_trainer_evaluate(s->trainer, s->validation_loader, s->set_batches[i],
-                                            &check, &set->loss, &set->tokens)));
+        const nd_status status = nd_trainer_evaluate(
+            s->trainer, s->validation_loader, s->set_batches[i], &check, &set->loss, &set->tokens);
+        const nd_error error = *nd_error_last();
+        if (status == ND_ERR_DATA && s->set_count > 1 && error.cause == ND_CAUSE_OWN) {
+            return nd_fail(status, "\"%s\" in data.validation_path: %s", set->name, error.message);
+        }
+        ND_TRY(status);
     }
     return ND_OK;
 }

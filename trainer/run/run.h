@@ -37,10 +37,9 @@ nd_status nd_inputs_open_model(const nd_config *config, nd_inputs *inputs);
 nd_status nd_inputs_open(nd_config *config, nd_inputs *inputs);
 /* Samples of the open data, and of a step of this configuration. */
 nd_epochs nd_inputs_epochs(const nd_config *config, const nd_inputs *inputs);
-/* model.verify: ND_ERR_DATA names a file of model.path that differs from its SHA256SUMS. Reads all
- * of them, so once per host is enough. */
-nd_status nd_inputs_verify_model(const nd_config *config);
-nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder); /* of a model */
+/* model.verify: ND_ERR_DATA names a file of the model's folder that differs from its SHA256SUMS.
+ * Reads all of them, so once per host is enough. "": there is no folder. */
+nd_status nd_inputs_verify_folder(const nd_config *config, const char *folder);
 void nd_inputs_close(nd_inputs *inputs);
 /* Data for these inputs (their shape and tokenizer), by a path: a file, a folder or a pattern.
  * Owned by the caller. */

@@ -127,17 +127,6 @@ static nd_status check_room_for_model(const nd_config *config, const nd_inputs *
     return nd_fs_check_space(dir, model_bytes(config, inputs), "the trained model");
 }
 
-/* A disk that is too full for what a fresh run writes is an error before it makes its folder. */
-static nd_status check_fresh_room(const nd_config *config, const nd_inputs *inputs,
-                                  const char *there)
-{
-    ND_TRY(nd_fs_check_space(there, 1, "the run folder"));
-    ND_TRY(check_room_for_model(config, inputs, there));
-    return config->checkpoint.interval == 0
-               ? ND_OK
-               : nd_fs_check_space(there, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
-}
-
 nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
                               const char *continued)
 {
@@ -152,7 +141,13 @@ nd_status nd_run_folder_check(const nd_config *config, const nd_inputs *inputs,
     if (status == ND_OK && there) {
         status = config->output.dir[0] ? check_fresh(dir) : check_writable(dir);
     }
-    status = status == ND_OK ? check_fresh_room(config, inputs, existing) : status;
+    /* A disk that is too full is an error before the folder is made. */
+    status = status == ND_OK ? nd_fs_check_space(existing, 1, "the run folder") : status;
+    status = status == ND_OK ? check_room_for_model(config, inputs, existing) : status;
+    if (status == ND_OK && config->checkpoint.interval > 0) {
+        status =
+            nd_fs_check_space(existing, nd_run_checkpoint_bytes(config, inputs), "a checkpoint");
+    }
     free(existing);
     return status;
 }

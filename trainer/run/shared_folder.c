@@ -60,21 +60,10 @@ static bool is_looked_at(const nd_run_checkpoints *c)
     return (config->checkpoint.interval > 0 || config->log.dump_tensors[0]) && r->world_size > 1;
 }
 
-static nd_status mark_folder(const nd_run_checkpoints *c, char mark[ND_RUN_MARK_MAX])
-{
-    struct timespec now;
-    if (!is_looked_at(c)) {
-        return ND_OK;
-    }
-    clock_gettime(CLOCK_REALTIME, &now);
-    snprintf(mark, ND_RUN_MARK_MAX, "%012llx.%08lx.%016llx", (unsigned long long)now.tv_sec,
-             (unsigned long)now.tv_nsec, (unsigned long long)(nd_clock_ns() ^ getpid()));
-    return nd_run_lock_mark(&c->files->lock, c->files->dir, mark);
-}
-
 static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out)
 {
     const nd_identity *identity = &c->context->worker->identity;
+    struct timespec now;
     char *real = realpath(c->files->dir, NULL);
     if (!real) {
         return nd_fail(ND_ERR_IO, "the run folder %s is gone: %s", c->files->dir, strerror(errno));
@@ -86,7 +75,13 @@ static nd_status describe_folder(const nd_run_checkpoints *c, shared_folder *out
     } else {
         snprintf(out->run_id, sizeof out->run_id, "%lld", (long long)nd_clock_ns());
     }
-    return mark_folder(c, out->mark);
+    if (!is_looked_at(c)) {
+        return ND_OK;
+    }
+    clock_gettime(CLOCK_REALTIME, &now);
+    snprintf(out->mark, sizeof out->mark, "%012llx.%08lx.%016llx", (unsigned long long)now.tv_sec,
+             (unsigned long)now.tv_nsec, (unsigned long long)(nd_clock_ns() ^ getpid()));
+    return nd_run_lock_mark(&c->files->lock, c->files->dir, out->mark);
 }
 
 /* A network file system may show an older state for a moment. The others wait in a collective
