@@ -11,35 +11,27 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, 8000);
     inputs_write_model(&dir, 32, 72, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(accelerate, .init = setup, .fini = teardown, .timeout = 120);
+TEMPDIR_SUITE(accelerate, setup, .timeout = 120);
 
 /* The file says workers, mesh, precision and recompute; flags say model, data and length, which it
  * has no keys for. */
 static void trains(const char *file, const char *mesh, const char *recompute)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             ND_LAUNCH " --config-file " ND_FIXTURES "/%s --device cpu --model-config model.json "
-                       "--data-path text.txt --sequence-length 64 --num-steps 3 "
-                       "--save-dir out --save-model=false",
-             file);
-    shell(&dir, command);
-    cr_assert_not_null(strstr(shell_output, mesh), "no \"%s\" in:\n%s", mesh, shell_output);
+    shell(&dir, shell_line(ND_LAUNCH " --config-file " ND_FIXTURES
+                                     "/%s --device cpu --model-config model.json "
+                                     "--data-path text.txt --sequence-length 64 --num-steps 3 "
+                                     "--save-dir out --save-model=false",
+                           file));
+    says(mesh);
     shell(&dir, "grep -c '\"loss\":[0-9]' out/metrics.jsonl");
     cr_assert_str_eq(shell_output, "3\n");
     shell(&dir, "tr -d ' \\n' <out/run.json");
-    cr_assert_not_null(strstr(shell_output, recompute), "no %s in:\n%s", recompute, shell_output);
-    cr_assert_not_null(strstr(shell_output, "\"train.precision\":\"bf16\""), "%s", shell_output);
+    says(recompute);
+    says("\"train.precision\":\"bf16\"");
 }
 
 Test(accelerate, tp_hsdp_yaml)
@@ -60,9 +52,7 @@ Test(accelerate, a_strategy_as_a_flag_says_what_it_replaces)
     shell(&dir, ND_TRAIN " check --config-file " ND_SOURCE "/configs/tp_hsdp.yaml --device cpu "
                          "--model-config model.json --data-path text.txt --validation-path '' "
                          "--sequence-length 64 --fsdp-sharding-strategy HYBRID_SHARD");
-    cr_assert_not_null(strstr(shell_output,
-                              "--fsdp-sharding-strategy HYBRID_SHARD replaces the mesh of the "
-                              "file: mesh.dp_replicate was 2 and is 1, mesh.dp_shard was 2 and is "
-                              "-1 (-1: what is left)"),
-                       "%s", shell_output);
+    says("--fsdp-sharding-strategy HYBRID_SHARD replaces the mesh of the "
+         "file: mesh.dp_replicate was 2 and is 1, mesh.dp_shard was 2 and is "
+         "-1 (-1: what is left)");
 }

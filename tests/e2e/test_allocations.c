@@ -13,18 +13,17 @@ static tempdir dir;
 
 static void train(const char *mesh, int steps, const char *counts)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             "mkdir -p %s && rm -rf out && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
-             " --device cpu --set model.config=model.json --set data.path=text.txt "
-             "--sequence-length 64 --num-steps %d "
-             "--set optimizer.schedule=constant --set train.gradient_accumulation_steps=2 --set "
-             "log.interval=1 "
-             "--set data.validation_path=text.txt --set train.validation_interval=1 "
-             "--set train.validation_batches=1 --set output.save_model=false --set output.dir=out "
-             "--log-with tensorboard %s",
-             counts, counts, steps, mesh);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line(
+              "mkdir -p %s && rm -rf out && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
+              " --device cpu --set model.config=model.json --set data.path=text.txt "
+              "--sequence-length 64 --num-steps %d "
+              "--set optimizer.schedule=constant --set train.gradient_accumulation_steps=2 --set "
+              "log.interval=1 "
+              "--set data.validation_path=text.txt --set train.validation_interval=1 "
+              "--set train.validation_batches=1 --set output.save_model=false --set output.dir=out "
+              "--log-with tensorboard %s",
+              counts, counts, steps, mesh));
 }
 
 static long count_of(const char *counts, int rank)
@@ -72,16 +71,13 @@ static void write_inputs(void)
 /* Three requests in two slots, without a tokenizer: a text would grow. */
 static void generate(const char *mesh, int tokens, const char *counts)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             "mkdir -p %s && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
-             " generate --model out/model --prompt-file rows.jsonl --max-batch 2 --ignore-eos "
-             "--max-new-tokens %d %s >%s/rows",
-             counts, counts, tokens, mesh, counts);
-    shell(&dir, command);
-    snprintf(command, sizeof command, "test $(grep -c '\"new_tokens\":%d,' %s/rows) -eq 3", tokens,
-             counts);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line(
+              "mkdir -p %s && LD_PRELOAD=" ND_COUNTER " ND_COUNT_DIR=%s " ND_LAUNCH
+              " generate --model out/model --prompt-file rows.jsonl --max-batch 2 --ignore-eos "
+              "--max-new-tokens %d %s >%s/rows",
+              counts, counts, tokens, mesh, counts));
+    shell(&dir, shell_line("test $(grep -c '\"new_tokens\":%d,' %s/rows) -eq 3", tokens, counts));
 }
 
 Test(allocations, none_for_a_new_token, .timeout = 280)

@@ -14,19 +14,13 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     const char *text = inputs_write_text(&dir, 200 * (S + 1));
     tempdir_write(&dir, "other.txt", text, 199 * (S + 1));
     inputs_write_model(&dir, 32, 64, 2);
     shell(&dir, "sed s/64/96/ model.json > wide.json");
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(checkpoints, .init = setup, .fini = teardown, .timeout = 120);
+TEMPDIR_SUITE(checkpoints, setup, .timeout = 120);
 
 #define TRAIN                                                                                      \
     ND_LAUNCH                                                                                      \
@@ -52,26 +46,16 @@ TestSuite(checkpoints, .init = setup, .fini = teardown, .timeout = 120);
     "n=0; until ls -d " path                                                                       \
     " > /dev/null 2>&1 || test $n -ge 300; do sleep 0.1; n=$((n+1)); done; "
 
-static void shell_says(const char *command, const char *words)
-{
-    shell(&dir, command);
-    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
-}
-
 /* The command ends with this code and this sentence, and changes no file in the folder `out`; a
  * start that fails while it loads leaves its run-2.json and its mark in .lock there. */
 static void refused(int code, const char *command, const char *words)
 {
-    static char text[COMMAND_MAX];
     shell(&dir, "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum "
                 "> before");
-    int got = shell_run(&dir, command);
-    cr_expect_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
-    cr_expect_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
-    snprintf(text, sizeof text,
-             "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum | "
-             "cmp - before");
-    shell(&dir, text);
+    shell_ends(&dir, code, command, words);
+    shell(&dir,
+          "find out -type f ! -name 'run-*' ! -name .lock | LC_ALL=C sort | xargs sha256sum | "
+          "cmp - before");
 }
 
 /* Numbers of the model that only some families have are in its checkpoints. */
@@ -80,7 +64,8 @@ Test(checkpoints, a_model_with_windows_goes_on)
     shell(&dir, "sed -i 's/\"llama\"/\"mistral\", \"sliding_window\": 11/' model.json && "
                 "grep -q mistral model.json");
     shell(&dir, TWO "--num-steps 6 --save-dir whole --checkpoint-frequency 2");
-    shell_says(TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir out --checkpoint-frequency 2 "
                    "--resume-from-checkpoint whole/checkpoint-4",
                "resumed after step 4");
     shell(&dir, "cmp whole/model/model.safetensors out/model/model.safetensors");
@@ -89,13 +74,11 @@ Test(checkpoints, a_model_with_windows_goes_on)
 /* The learning rate makes each try of step 2 not finite. What the run does already is no advice. */
 Test(checkpoints, a_run_that_goes_back_in_vain_ends)
 {
-    const int code = shell_run(&dir, TWO "--num-steps 6 --save-dir out --checkpoint-frequency 1 "
-                                         "--learning-rate 1e6 --nonfinite rewind");
-    cr_assert_eq(code, 70, "ended with %d:\n%s", code, shell_output);
-    cr_expect_not_null(
-        strstr(shell_output, "train.nonfinite: skip; the run has gone back ten times already"),
-        "%s", shell_output);
-    cr_expect_null(strstr(shell_output, "or rewind"), "%s", shell_output);
+    shell_ends(&dir, 70,
+               TWO "--num-steps 6 --save-dir out --checkpoint-frequency 1 "
+                   "--learning-rate 1e6 --nonfinite rewind",
+               "train.nonfinite: skip; the run has gone back ten times already");
+    says_not("or rewind");
 }
 
 Test(checkpoints, a_signal_saves_and_the_run_goes_on)
@@ -112,30 +95,23 @@ Test(checkpoints, a_signal_saves_and_the_run_goes_on)
                  "out/metrics.jsonl 2>/dev/null || test $n -ge 600; do sleep 0.05; n=$((n+1)); "
                  "done; kill -%s $pid; wait $pid",
                  i, signals[i]);
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 75, "%s: ended with %d:\n%s", signals[i], code, shell_output);
-        cr_assert_not_null(
-            strstr(shell_output, "; to go on, give the same command with --save-dir /"), "%s",
-            shell_output);
-        cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
-                           shell_output);
-        snprintf(command, sizeof command,
-                 "test $(grep -c '\"reason\":\"signal\"' out/metrics.jsonl) = %d && ! test -e "
-                 "out/model",
-                 i + 1);
-        shell(&dir, command);
+        shell_ends(&dir, 75, command, "; to go on, give the same command with --save-dir /",
+                   "/out --resume-from-checkpoint latest");
+        shell(&dir,
+              shell_line(
+                  "test $(grep -c '\"reason\":\"signal\"' out/metrics.jsonl) = %d && ! test -e "
+                  "out/model",
+                  i + 1));
     }
     /* One that saves no more names the checkpoint that it went on from. */
-    int code =
-        shell_run(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto "
-                                 "--checkpoint-frequency 0 --save-model false & pid=$!; "
-                                 "n=0; until awk '/\"resumed\"/ { r++ } { step = /step_ms/ } "
-                                 "END { exit !(step && r == 3) }' out/metrics.jsonl || "
-                                 "test $n -ge 600; do sleep 0.05; n=$((n+1)); done; "
-                                 "kill -TERM $pid; wait $pid");
-    cr_assert_eq(code, 75, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "; the newest checkpoint is that of step "), "%s",
-                       shell_output);
+    shell_ends(&dir, 75,
+               TWO LONG "--save-dir out --resume-from-checkpoint auto "
+                        "--checkpoint-frequency 0 --save-model false & pid=$!; "
+                        "n=0; until awk '/\"resumed\"/ { r++ } { step = /step_ms/ } "
+                        "END { exit !(step && r == 3) }' out/metrics.jsonl || "
+                        "test $n -ge 600; do sleep 0.05; n=$((n+1)); done; "
+                        "kill -TERM $pid; wait $pid",
+               "; the newest checkpoint is that of step ");
     shell(&dir, TWO LONG "--save-dir out --resume-from-checkpoint auto");
     shell(&dir, SAME("whole", "out", "2000"));
 }
@@ -147,9 +123,7 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
         TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 --resume-from-checkpoint auto";
     shell(&dir, command);
     shell(&dir, "grep -c resumed out/metrics.jsonl | grep -qx 0");
-    shell_says(command, "resumed after step 6 from");
-    cr_expect_not_null(strstr(shell_output, "nothing is left to do after step 6"), "%s",
-                       shell_output);
+    shell_ends(&dir, 0, command, "resumed after step 6 from", "nothing is left to do after step 6");
     shell(&dir, "test -e out/model/model.safetensors && ! test -e out/model.old");
     /* The command of another run, which would take this one for its own. */
     static const char *const others[][2] = {
@@ -171,15 +145,16 @@ Test(checkpoints, auto_begins_goes_on_and_ends)
     shell(&dir, command);
     shell(&dir, "test -e out/model/model.safetensors && ! test -e out/model.old");
     shell(&dir, "mv out/checkpoint-6 big && ln -s ../big out/checkpoint-6");
-    shell_says(command, "nothing is left to do after step 6");
-    shell_says(TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 "
+    shell_ends(&dir, 0, command, "nothing is left to do after step 6");
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir out --checkpoint-frequency 3 "
                    "--resume-from-checkpoint 3",
                "checkpoint 6 is not before the one that the run goes on from");
     shell(&dir, "test -d out/checkpoint-6/state && test -L out/checkpoint-6.old && test -d big");
     /* A run that died before its first checkpoint begins again in its folder. */
     shell(&dir, "mv out whole; mkdir out; cp whole/run.json out; head -2 whole/metrics.jsonl > "
                 "out/metrics.jsonl; printf '{\"step\":3,\"lo' >> out/metrics.jsonl");
-    shell_says(command, "resumed after step 0 from the start");
+    shell_ends(&dir, 0, command, "resumed after step 0 from the start");
     shell(&dir, SAME("whole", "out", "6"));
 }
 
@@ -188,12 +163,14 @@ Test(checkpoints, latest_finds_the_newest_run_of_the_configuration)
     shell(&dir, TWO "--num-steps 4 --checkpoint-frequency 2");
     shell(&dir, TWO "--num-steps 3 --checkpoint-frequency 3");
     shell(&dir, TWO "--num-steps 1 --save-model false");
-    shell_says(TWO "--num-steps 5 --checkpoint-frequency 3 --resume-from-checkpoint true",
+    shell_ends(&dir, 0, TWO "--num-steps 5 --checkpoint-frequency 3 --resume-from-checkpoint true",
                "runs/run-2/checkpoint-3");
     shell(&dir, "test -d runs/run-2/checkpoint-5 && ! test -e runs/run-4");
-    shell_says(TWO "--num-steps 5 --resume-from-checkpoint runs/run-1", "runs/run-1/checkpoint-4");
+    shell_ends(&dir, 0, TWO "--num-steps 5 --resume-from-checkpoint runs/run-1",
+               "runs/run-1/checkpoint-4");
     /* Another folder is given: the old run stays as it is. */
-    shell_says(TWO "--num-steps 4 --save-dir fork --resume-from-checkpoint runs/run-1/checkpoint-2",
+    shell_ends(&dir, 0,
+               TWO "--num-steps 4 --save-dir fork --resume-from-checkpoint runs/run-1/checkpoint-2",
                "run folder: fork");
     shell(&dir, "grep '\"step\":3,' fork/metrics.jsonl && ! grep '\"step\":2,\"loss' "
                 "fork/metrics.jsonl && ! test -e fork/run-2.json");
@@ -215,20 +192,20 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
     shell(&dir, "i=0; while [ $i -lt 500 ]; do cat text.txt; i=$((i+1)); done > long.txt");
     shell(&dir, VALIDATED "whole" SHORT "; " VALIDATIONS("whole") " > 1; test $(wc -l < 1) = 2");
     for (int i = 0; i < 2; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "rm -rf out; " VALIDATED
-                 "out & pid=$!; " AWAIT("out/checkpoint-2") "kill -%s $pid; wait $pid",
-                 signals[i]);
-        int code = shell_run(&dir, command);
+        int code = shell_run(&dir, shell_line("rm -rf out; " VALIDATED "out & pid=$!; " AWAIT(
+                                                  "out/checkpoint-2") "kill -%s $pid; wait $pid",
+                                              signals[i]));
         cr_assert_eq(code, i ? 75 : 137, "%s: ended with %d:\n%s", signals[i], code, shell_output);
         shell(&dir, "test -d out/checkpoint-2 && ! grep validation_loss out/metrics.jsonl");
-        shell_says(VALIDATED "out --resume-from-checkpoint latest" SHORT, "resumed after step 2");
+        shell_ends(&dir, 0, VALIDATED "out --resume-from-checkpoint latest" SHORT,
+                   "resumed after step 2");
         shell(&dir, VALIDATIONS("out") " | cmp - 1");
     }
-    shell_says(VALIDATED "out --resume-from-checkpoint latest" SHORT, "resumed after step 4");
+    shell_ends(&dir, 0, VALIDATED "out --resume-from-checkpoint latest" SHORT,
+               "resumed after step 4");
     shell(&dir, VALIDATIONS("out") " | cmp - 1");
-    shell_says(VALIDATED "fork --resume-from-checkpoint out --set train.validation_batches=2",
+    shell_ends(&dir, 0,
+               VALIDATED "fork --resume-from-checkpoint out --set train.validation_batches=2",
                "resume: a validation was over at most 6 sequences and is over at most 4");
 }
 
@@ -238,15 +215,11 @@ Test(checkpoints, a_failure_in_a_validation_costs_no_step)
 /* Without restarts, the end of a job tells how to go on. */
 Test(checkpoints, a_failed_job_names_its_newest_checkpoint)
 {
-    int code = shell_run(
-        &dir, TWO "--num-steps 100000 --lr-scheduler constant --save-dir out --log-interval 50000 "
-                  "--checkpoint-frequency 50 & pid=$!; " AWAIT(
-                      "out/checkpoint-*") "kill -9 $(ps -o pid= --ppid $pid | tail -1); wait $pid");
-    cr_assert_eq(code, 137, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "the newest checkpoint is that of step "), "%s",
-                       shell_output);
-    cr_assert_not_null(strstr(shell_output, "/out --resume-from-checkpoint latest"), "%s",
-                       shell_output);
+    shell_ends(&dir, 137,
+               TWO "--num-steps 100000 --lr-scheduler constant --save-dir out --log-interval 50000 "
+                   "--checkpoint-frequency 50 & pid=$!; " AWAIT(
+                       "out/checkpoint-*") "kill -9 $(ps -o pid= --ppid $pid | tail -1); wait $pid",
+               "the newest checkpoint is that of step ", "/out --resume-from-checkpoint latest");
 }
 
 Test(checkpoints, must_fit_the_run)
@@ -255,15 +228,17 @@ Test(checkpoints, must_fit_the_run)
     refused(2, TWO RESUMED "--data-path other.txt", "other training data");
     refused(2, TWO RESUMED "--data-path '[text.txt, other.txt]'",
             ", whose order it goes on in, and this run has [text.txt, other.txt] (digest ");
-    shell_says(TWO "--num-steps 6 --save-dir fork --resume-from-checkpoint out --data-path "
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir fork --resume-from-checkpoint out --data-path "
                    "other.txt --resume-allow data.path",
                "resume: data.path has another content (digest ");
     refused(2, TWO RESUMED "--model-config wide.json",
             "has intermediate_size 64, and the model of this run has 96");
     refused(2, TWO RESUMED "--micro-batch-size 2",
             "made with 2 samples a step, and this run has 4");
-    cr_expect_null(strstr(shell_output, "for instance"), "%s", shell_output);
-    shell_says(TWO "--num-steps 6 --save-dir twice --resume-from-checkpoint out --micro-batch-size "
+    says_not("for instance");
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir twice --resume-from-checkpoint out --micro-batch-size "
                    "2 --resume-allow samples_per_step --checkpoint-frequency 9",
                "a step had 2 samples and has 4, as --resume-allow permits; the data go on behind "
                "sample 8, and steps, by which the learning rate's schedule goes, count on from 4");
@@ -279,7 +254,8 @@ Test(checkpoints, must_fit_the_run)
             "with --resume-allow optimizer.lr");
     refused(2, TWO RESUMED "--lr-scheduler linear --precision fp8 --seed 9",
             "give --resume-allow data.shuffle_seed,model.seed,train.precision,optimizer.schedule");
-    shell_says(TWO "--num-steps 6 --save-dir colder --resume-from-checkpoint out "
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir colder --resume-from-checkpoint out "
                    "--learning-rate 7e-3 --resume-allow optimizer.lr",
                "resume: optimizer.lr was 0.0003 and is 0.007");
     refused(2, TWO RESUMED "--resume-allow train.steps", "train.steps, which allows nothing");
@@ -294,16 +270,16 @@ Test(checkpoints, must_fit_the_run)
             "(did you mean latest?)");
     refused(2, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out --optimizer sgd",
             "optimizer.name adamw, and this run has sgd");
-    shell_says(TWO "--num-steps 6 --save-dir plain --resume-from-checkpoint out --optimizer sgd "
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir plain --resume-from-checkpoint out --optimizer sgd "
                    "--resume-allow optimizer.name --checkpoint-verify false",
-               "has moments of AdamW, which are left out");
-    cr_expect_not_null(strstr(shell_output, "was loaded without comparing its checksums"), "%s",
-                       shell_output);
+               "has moments of AdamW, which are left out",
+               "was loaded without comparing its checksums");
     refused(65, TWO "--num-steps 6 --save-dir new --resume-from-checkpoint out/model",
             "holds no checkpoint: neither checkpoint-N nor manifest.json of ndtrain");
     shell(&dir, "! test -e new");
     refused(73, TWO "--num-steps 6 --save-dir out", "already holds a run");
-    shell_says(TWO RESUMED "--data-path other.txt --resume-allow data.path",
+    shell_ends(&dir, 0, TWO RESUMED "--data-path other.txt --resume-allow data.path",
                "resumed after step 4");
 }
 
@@ -314,13 +290,11 @@ Test(checkpoints, no_rank_waits_for_a_folder_that_is_not_opened)
     static const char *const flags[] = {"--checkpoint-frequency 2", ""};
     inputs_write_model(&dir, 512, 1536, 2); /* more than 8 MiB */
     for (int i = 0; i < 2; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "ulimit -f 16384; " TWO "--num-steps 2 --save-dir out%d %s", i, flags[i]);
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 73, "%d:\n%s", code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "ulimit -f"), "%s", shell_output);
-        cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+        shell_ends(
+            &dir, 73,
+            shell_line("ulimit -f 16384; " TWO "--num-steps 2 --save-dir out%d %s", i, flags[i]),
+            "ulimit -f");
+        says_not("did not end in time");
     }
 }
 
@@ -336,10 +310,8 @@ Test(checkpoints, no_rank_waits_for_a_checkpoint_that_cannot_be_set_aside)
             "strace -f -qq -o /dev/null -e trace=renameat2 -e inject=renameat2:error=EROFS " TWO
             "--num-steps 6 --save-dir out --save-model false --resume-from-checkpoint %s",
             i ? "2" : "latest");
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 73, "%d:\n%s", code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "Read-only file system"), "%s", shell_output);
-        cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+        shell_ends(&dir, 73, command, "Read-only file system");
+        says_not("did not end in time");
         shell(&dir, "test -d out/checkpoint-4 && ! ls -d out/*.bad out/*.old 2>/dev/null");
     }
 }
@@ -349,18 +321,18 @@ Test(checkpoints, go_to_another_mesh)
 {
     shell(&dir, TWO "--num-steps 2 --save-dir out --checkpoint-frequency 2 --precision fp32 "
                     "--lr-scheduler constant");
-    shell_says(TRAIN "--num-processes 1 --micro-batch-size 2 --num-steps 4 --save-dir out "
+    shell_ends(&dir, 0,
+               TRAIN "--num-processes 1 --micro-batch-size 2 --num-steps 4 --save-dir out "
                      "--checkpoint-frequency 2 --precision fp32 --lr-scheduler constant "
                      "--resume-from-checkpoint latest",
                "resume: mesh.dp_shard was 2 and is 1");
-    cr_expect_null(strstr(shell_output, "no checkpoints are saved"), "%s", shell_output);
-    cr_expect_null(strstr(shell_output, "a validation was over"), "%s", shell_output);
-    shell_says(TRAIN "--num-processes 4 --tp-size 2 --dp-shard-size 2 --num-steps 6 --save-dir out "
+    says_not("no checkpoints are saved");
+    says_not("a validation was over");
+    shell_ends(&dir, 0,
+               TRAIN "--num-processes 4 --tp-size 2 --dp-shard-size 2 --num-steps 6 --save-dir out "
                      "--precision fp32 --lr-scheduler constant --resume-from-checkpoint latest",
-               "resumed after step 4");
-    cr_expect_not_null(strstr(shell_output, "with --checkpoint-frequency 2 they are, as before"),
-                       "%s", shell_output);
-    cr_expect_not_null(strstr(shell_output, "the mesh was 1 x 1 x 1 x 1 ("), "%s", shell_output);
+               "resumed after step 4", "with --checkpoint-frequency 2 they are, as before",
+               "the mesh was 1 x 1 x 1 x 1 (");
     shell(&dir, "grep -q '\"mesh\":\"1 x 1 x 1 x 1 (.*\"mesh_was\":\"1 x 2 x 1 x 1 (' "
                 "out/metrics.jsonl && test $(grep -c mesh_was out/metrics.jsonl) = 2");
     shell(&dir,
@@ -378,13 +350,15 @@ Test(checkpoints, a_damaged_one_is_set_aside_for_the_one_before)
     refused(65, TWO "--num-steps 8 --save-dir out --resume-from-checkpoint 6 2>&1", "checkpoint-6");
     shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
     /* Another run that begins with these finds the next good one, and renames nothing here. */
-    shell_says("timeout 60 " TWO "--num-steps 8 --save-dir other --resume-from-checkpoint out",
+    shell_ends(&dir, 0,
+               "timeout 60 " TWO "--num-steps 8 --save-dir other --resume-from-checkpoint out",
                "resumed after step 4");
     shell(&dir, "test -d out/checkpoint-6 && ! test -e out/checkpoint-6.bad");
     /* A fresh run that could not begin leaves its folder to the next. */
     refused(65, TWO "--num-steps 8 --save-dir fork --resume-from-checkpoint out/checkpoint-6",
             "checkpoint-6");
-    shell_says(TWO "--num-steps 5 --save-dir fork --resume-from-checkpoint out/checkpoint-4",
+    shell_ends(&dir, 0,
+               TWO "--num-steps 5 --save-dir fork --resume-from-checkpoint out/checkpoint-4",
                "resumed after step 4");
     shell(&dir, "test -e fork/run.json && ! test -e fork/run-2.json");
     shell(&dir, "for c in 2 4 6; do truncate -s 9 out/checkpoint-$c/manifest.json; done");
@@ -408,15 +382,12 @@ Test(checkpoints, a_damaged_one_is_not_replaced_by_that_of_another_run)
         snprintf(command, sizeof command,
                  TWO "--num-steps 6 --checkpoint-frequency 2 --resume-from-checkpoint %s",
                  words[i]);
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 65, "%s: ended with %d:\n%s", words[i], code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "no checkpoint of "), "%s", shell_output);
-        cr_assert_not_null(strstr(shell_output, "runs/run-2 can be used"), "%s", shell_output);
+        shell_ends(&dir, 65, command, "no checkpoint of ", "runs/run-2 can be used");
         shell(&dir, "test -d runs/run-2/checkpoint-3.bad && test -d runs/run-1/checkpoint-4 && "
                     "! ls -d runs/run-1/*.old runs/run-1/*.bad 2>/dev/null");
-        code = shell_run(&dir, command); /* nor when the job is started again */
+        int code = shell_run(&dir, command); /* nor when the job is started again */
         cr_assert_eq(code, 65, "%s: ended with %d:\n%s", words[i], code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "checkpoint-3.bad is damaged"), "%s", shell_output);
+        says("checkpoint-3.bad is damaged");
     }
 }
 
@@ -426,28 +397,28 @@ Test(checkpoints, two_runs_do_not_share_a_folder)
     static const char *const firsts[][2] = {{"--checkpoint-frequency 50", "out/checkpoint-50"},
                                             {"--save-model false", "out/metrics.jsonl"}};
     for (int i = 0; i < 2; i++) {
-        char command[COMMAND_MAX];
-        snprintf(command, sizeof command,
-                 "rm -rf out; " TWO "--num-steps 100000 --lr-scheduler constant --save-dir out %s "
-                 "> log 2>&1 & pid=$!; " AWAIT("%s") TWO
-                 "--num-steps 100000 --lr-scheduler constant --save-dir out "
-                 "--resume-from-checkpoint auto; code=$?; kill $pid; wait $pid; exit $code",
-                 firsts[i][0], firsts[i][1]);
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 73, "%s: %d:\n%s", firsts[i][0], code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "another process trains in"), "%s", shell_output);
-        cr_assert_null(strstr(shell_output, "did not end in time"), "%s", shell_output);
+        shell_ends(
+            &dir, 73,
+            shell_line("rm -rf out; " TWO
+                       "--num-steps 100000 --lr-scheduler constant --save-dir out %s "
+                       "> log 2>&1 & pid=$!; " AWAIT("%s") TWO
+                       "--num-steps 100000 --lr-scheduler constant --save-dir out "
+                       "--resume-from-checkpoint auto; code=$?; kill $pid; wait $pid; exit $code",
+                       firsts[i][0], firsts[i][1]),
+            "another process trains in");
+        says_not("did not end in time");
     }
 }
 
 Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
 {
     if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
     inputs_write_model(&dir, 128, 256, 2); /* 4 MB a checkpoint: room for one, not for two */
-    shell_says("unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
+    shell_ends(&dir, 0,
+               "unshare -rm sh -c \"mount -t tmpfs -o size=7000k none small && " TWO
                "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false; "
                "code=\\$?; cp -r small/out out; exit \\$code\"",
                "the checkpoint of step 4 is not saved: ");
@@ -458,19 +429,18 @@ Test(checkpoints, a_full_disk_costs_the_checkpoint_and_not_the_run)
               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 --save-model false "
               "--checkpoint-on-error stop\"");
     cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
-    code = shell_run(&dir, "unshare -rm sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
-                           "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"");
-    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "a checkpoint"), "%s", shell_output);
+    shell_ends(&dir, 73,
+               "unshare -rm sh -c \"mount -t tmpfs -o size=4000k none small && " TWO
+               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2\"",
+               "a checkpoint");
     /* Two fit, and leave no room for a third. */
-    code = shell_run(&dir, "unshare -rm sh -c \"mount -t tmpfs -o size=10500k none small && " TWO
-                           "--num-steps 4 --save-dir small/out --checkpoint-frequency 2 "
-                           "--save-model false && " TWO
-                           "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 "
-                           "--save-model false --resume-from-checkpoint latest\"");
-    cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "of the 2 checkpoints there `ndtrain ckpt prune "),
-                       "%s", shell_output);
+    shell_ends(&dir, 73,
+               "unshare -rm sh -c \"mount -t tmpfs -o size=10500k none small && " TWO
+               "--num-steps 4 --save-dir small/out --checkpoint-frequency 2 "
+               "--save-model false && " TWO
+               "--num-steps 6 --save-dir small/out --checkpoint-frequency 2 "
+               "--save-model false --resume-from-checkpoint latest\"",
+               "of the 2 checkpoints there `ndtrain ckpt prune ");
 }
 
 /* Rank 1 alone has a disk of its own where rank 0 has the run folder: without a folder of that
@@ -480,7 +450,7 @@ Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
     static const char *const cases[][2] = {{"true", "nothing is /"},
                                            {"mkdir mine/out", "another folder is /"}};
     if (shell_run(&dir, "mkdir mine && unshare -rm true") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -497,10 +467,7 @@ Test(checkpoints, a_run_folder_that_some_rank_does_not_see_is_refused)
             "--num-steps 4 --save-dir mine/out --checkpoint-frequency 2 "
             "--set launch.comm_timeout_seconds=10",
             cases[i][0]);
-        int code = shell_run(&dir, command);
-        cr_assert_eq(code, 73, "ended with %d:\n%s", code, shell_output);
-        cr_assert_not_null(strstr(shell_output, "rank 1 on "), "%s", shell_output);
-        cr_assert_not_null(strstr(shell_output, cases[i][1]), "%s", shell_output);
+        shell_ends(&dir, 73, command, "rank 1 on ", cases[i][1]);
         shell(&dir, "! ls -d mine/out/*checkpoint-* mine/out/run.json 2>/dev/null");
     }
 }
@@ -513,7 +480,7 @@ Test(checkpoints, damage_that_one_rank_alone_finds_condemns_no_checkpoint)
     shell(&dir, "for f in bad/state/*.safetensors; do printf wrong | dd of=$f bs=1 conv=notrunc "
                 "seek=$(($(stat -c %s $f) - 9)) 2>/dev/null; done");
     if (shell_run(&dir, "unshare -rm true") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
     shell(&dir, "cat > worker <<'END'\n"
@@ -532,14 +499,13 @@ Test(checkpoints, damage_that_one_rank_alone_finds_condemns_no_checkpoint)
 /* Each write takes four seconds, and the update may wait for one. */
 Test(checkpoints, a_disk_that_does_not_answer_has_a_deadline)
 {
-    int code =
-        shell_run(&dir, "strace -f -qq -o /dev/null -e trace=pwrite64 -e "
-                        "inject=pwrite64:delay_enter=4000000 " ND_TRAIN
-                        " train --device cpu --model-config model.json --data-path text.txt "
-                        "--validation-path '' --sequence-length 64 --num-steps 6 --save-dir out "
-                        "--checkpoint-frequency 2 --set launch.comm_timeout_seconds=1");
-    cr_assert_eq(code, 124, "ended with %d:\n%s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "does not answer"), "%s", shell_output);
+    shell_ends(&dir, 124,
+               "strace -f -qq -o /dev/null -e trace=pwrite64 -e "
+               "inject=pwrite64:delay_enter=4000000 " ND_TRAIN
+               " train --device cpu --model-config model.json --data-path text.txt "
+               "--validation-path '' --sequence-length 64 --num-steps 6 --save-dir out "
+               "--checkpoint-frequency 2 --set launch.comm_timeout_seconds=1",
+               "does not answer");
 }
 
 /* The checkpoint of the last step has the model that the run saves. */
@@ -551,9 +517,8 @@ Test(checkpoints, can_be_models_too)
     shell(&dir,
           "for f in model.safetensors config.json tokenizer.json; do cmp out/model/$f "
           "out/checkpoint-4/$f || exit 1; done; grep -q sha256 out/checkpoint-4/manifest.json");
-    shell_says(TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 2 "
+    shell_ends(&dir, 0,
+               TWO "--num-steps 6 --save-dir out --resume-from-checkpoint 2 "
                    "--checkpoint-frequency 9",
-               "resumed after step 2");
-    cr_expect_not_null(strstr(shell_output, "from here on checkpoints hold no Hugging Face model"),
-                       "%s", shell_output);
+               "resumed after step 2", "from here on checkpoints hold no Hugging Face model");
 }

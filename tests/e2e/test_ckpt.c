@@ -20,34 +20,16 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     shell(&dir, "mkdir run && " WRITE "10 untied 1 2 1 2 && " WRITE "20 untied 2 1 1 1 && " WRITE
                 "30 untied 1 1 1 1");
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(ckpt, .init = setup, .fini = teardown, .timeout = 120);
-
-static void says(const char *words)
-{
-    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
-}
-
-static void says_not(const char *words)
-{
-    cr_assert_null(strstr(shell_output, words), "\"%s\" in:\n%s", words, shell_output);
-}
+TEMPDIR_SUITE(ckpt, setup, .timeout = 120);
 
 /* The command ends with this code and says the words, in one line when it fails. */
 static void ends(int code, const char *command, const char *words)
 {
-    int got = shell_run(&dir, command);
-    cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
-    says(words);
+    shell_ends(&dir, code, command, words);
     if (code == 2 || code == 73) {
         cr_assert_eq(strchr(shell_output, '\n'), shell_output + strlen(shell_output) - 1, "%s",
                      shell_output);
@@ -72,12 +54,10 @@ static void refused(int code, const char *command, const char *words)
 /* Flips a byte of the data of checkpoint `step`, which one rank wrote. */
 static void damage(const char *step)
 {
-    char command[512];
-    snprintf(command, sizeof command,
-             "printf 'x' | dd of=run/checkpoint-%s/state/shard-00001-model-00001-of-00001."
-             "safetensors bs=1 seek=40001 conv=notrunc status=none",
-             step);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line("printf 'x' | dd of=run/checkpoint-%s/state/shard-00001-model-00001-of-00001."
+                     "safetensors bs=1 seek=40001 conv=notrunc status=none",
+                     step));
 }
 
 Test(ckpt, ls)
@@ -260,8 +240,7 @@ Test(ckpt, help_and_wrong_verbs)
     for (int i = 0; i < 5; i++) {
         char command[512];
         says(verbs[i]);
-        snprintf(command, sizeof command, CKPT "%s run --wrong --help", verbs[i]);
-        shell(&dir, command);
+        shell(&dir, shell_line(CKPT "%s run --wrong --help", verbs[i]));
         snprintf(command, sizeof command, "usage: ndtrain ckpt %s ", verbs[i]);
         says(command);
         says("Exit codes: 0 done, 2 ");
@@ -321,13 +300,10 @@ Test(ckpt, control_characters_are_escaped)
 /* A run of its own: 6 steps, checkpoints 3 and 6, its model in real/model. */
 static void train(const char *flags)
 {
-    char command[1024];
-    snprintf(command, sizeof command,
-             ND_LAUNCH " --device cpu --data-path text.txt --validation-path '' "
-                       "--sequence-length 64 --num-steps 6 --checkpoint-frequency 3 "
-                       "--save-dir real %s",
-             flags);
-    shell(&dir, command);
+    shell(&dir, shell_line(ND_LAUNCH " --device cpu --data-path text.txt --validation-path '' "
+                                     "--sequence-length 64 --num-steps 6 --checkpoint-frequency 3 "
+                                     "--save-dir real %s",
+                           flags));
 }
 
 static void write_inputs(void)
@@ -380,7 +356,7 @@ Test(ckpt, a_checkpoint_with_a_model_is_a_model)
     shell(&dir, ND_TRAIN " check --device cpu --data-path text.txt --sequence-length 64 "
                          "--num-steps 1 --model-path real/checkpoint-6");
     if (!python) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
     char command[512];

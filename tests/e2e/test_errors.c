@@ -28,7 +28,6 @@ static const char model[] =
 static void setup(void)
 {
     char text[4096], config[1024];
-    tempdir_make(&dir);
     cr_assert_eq(setenv("XDG_CACHE_HOME", dir.path, 1), 0); /* of JSON lines */
     memset(text, 'a', sizeof text);
     tempdir_write(&dir, "text.txt", text, sizeof text);
@@ -36,12 +35,7 @@ static void setup(void)
     tempdir_write(&dir, "model.json", config, (size_t)n);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(errors, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(errors, setup, .timeout = 280);
 
 /* The good flags, then the broken ones; FROM names the model. */
 #define FROM_FLAGS(model_flag)                                                                     \
@@ -72,10 +66,8 @@ static void refused_with(int code, const char *command, const char *word_1, cons
 {
     int got = run_soon_ended(command);
     cr_assert_eq(got, code, "%s\nexit code %d, not %d:\n%s", command, got, code, shell_output);
-    cr_assert_not_null(strstr(shell_output, word_1), "%s\nno \"%s\" in:\n%s", command, word_1,
-                       shell_output);
-    cr_assert_not_null(strstr(shell_output, word_2), "%s\nno \"%s\" in:\n%s", command, word_2,
-                       shell_output);
+    says(word_1);
+    says(word_2);
     struct stat st;
     cr_assert_neq(stat(tempdir_file(&dir, "out/metrics.jsonl"), &st), 0, "%s\nwrote a run",
                   command);
@@ -91,7 +83,7 @@ static void refused_model(int code, const char *extra, const char *word_1, const
 
 Test(errors, the_good_run_is_good)
 {
-    cr_assert_eq(shell_run(&dir, LAUNCH), 0, "%s", shell_output);
+    shell(&dir, LAUNCH);
 }
 
 Test(errors, yaml)
@@ -116,8 +108,7 @@ Test(errors, a_byte_order_mark_is_none)
 {
     write_file("c.yaml", "\xef\xbb\xbftrain:\n  steps: 1\n");
     write_file("rows.jsonl", "\xef\xbb\xbf{\"text\": \"abcdefghijklmnopqrstuvwxyz0123456789\"}\n");
-    cr_assert_eq(shell_run(&dir, LAUNCH "--config-file c.yaml --data-path rows.jsonl"), 0, "%s",
-                 shell_output);
+    shell(&dir, LAUNCH "--config-file c.yaml --data-path rows.jsonl");
 }
 
 Test(errors, flags)
@@ -135,7 +126,7 @@ Test(errors, flags_of_another_command)
 {
     refused_with(2, LAUNCH "--rank 0", "--rank; ", "`ndtrain plan`");
     refused_with(2, TRAIN "--rank 0", "--rank; ", "`ndtrain plan`");
-    cr_assert_eq(shell_run(&dir, TRAIN "--version"), 0, "%s", shell_output);
+    shell(&dir, TRAIN "--version");
     cr_assert_eq(strncmp(shell_output, "ndtrain " ND_VERSION "\n", strlen(ND_VERSION) + 9), 0);
 }
 
@@ -277,9 +268,8 @@ Test(errors, a_model_that_no_host_holds)
 /* A model that generate and eval can use. */
 static void save_model(void)
 {
-    cr_assert_eq(shell_run(&dir, TRAIN "--set output.save_model=true --set output.dir=saved "
-                                       "--log-level error && mv saved/model kept"),
-                 0, "%s", shell_output);
+    shell(&dir, TRAIN "--set output.save_model=true --set output.dir=saved "
+                      "--log-level error && mv saved/model kept");
 }
 
 #define GENERATE(program)                                                                          \
@@ -380,7 +370,7 @@ Test(errors, a_small_folder_of_shared_memory)
 {
     char command[1024];
     if (shell_run(&dir, "unshare -rm mount -t tmpfs tmpfs /dev/shm") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("file systems cannot be mounted here (unshare -rm)");
     }
     snprintf(command, sizeof command,
@@ -418,7 +408,7 @@ Test(errors, limits_and_shared_memory_of_ranks_without_ndlaunch)
     snprintf(command, sizeof command, "ulimit -v 150000; " TORCHRUN, port_reserve(), 8);
     refused_with(71, command, "(ulimit -v)", "of memory");
     if (shell_run(&dir, "unshare -rm mount -t tmpfs tmpfs /dev/shm") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("file systems cannot be mounted here (unshare -rm)");
     }
     snprintf(command, sizeof command,
@@ -426,8 +416,7 @@ Test(errors, limits_and_shared_memory_of_ranks_without_ndlaunch)
              port_reserve(), 1);
     refused_with(71, command, "/dev/shm has room for 8.0 MiB, but the shared memory of 2 workers",
                  "enlarge it");
-    snprintf(command, sizeof command, TORCHRUN, port_reserve(), 1);
-    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+    shell(&dir, shell_line(TORCHRUN, port_reserve(), 1));
 }
 
 Test(errors, text_and_jsonl)
@@ -506,10 +495,7 @@ Test(errors, llmc)
     write_llmc(129, 3);
     refused_with(65, LAUNCH TOKENS_FILE, "tokens.bin", "129");
     write_llmc(128, 256);
-    int code = shell_run(&dir, LAUNCH TOKENS_FILE);
-    cr_assert_eq(code, 65, "%d: %s", code, shell_output);
-    cr_assert(strstr(shell_output, "tokens.bin") && strstr(shell_output, "256"), "%s",
-              shell_output);
+    shell_ends(&dir, 65, LAUNCH TOKENS_FILE, "tokens.bin", "256");
 }
 
 /* A .idx of one sequence of `length` tokens beside a .bin of 200. */
@@ -533,32 +519,28 @@ static void write_megatron(int32_t length)
 Test(errors, megatron)
 {
     write_megatron(200);
-    cr_assert_eq(shell_run(&dir, LAUNCH CORPUS), 0, "%s", shell_output);
-    cr_assert_eq(shell_run(&dir, "rm -r out"), 0);
+    shell(&dir, LAUNCH CORPUS);
+    shell(&dir, "rm -r out");
     write_megatron(300);
     refused_with(65, LAUNCH CORPUS, "corpus", "");
-    cr_assert_eq(shell_run(&dir, "truncate -s 40 corpus.idx"), 0);
+    shell(&dir, "truncate -s 40 corpus.idx");
     refused_with(65, LAUNCH CORPUS, "corpus.idx", "");
-    cr_assert_eq(shell_run(&dir, "rm corpus.idx"), 0);
+    shell(&dir, "rm corpus.idx");
     refused_with(65, LAUNCH CORPUS, "corpus", "");
 }
 
 Test(errors, weights)
 {
-    cr_assert_eq(shell_run(&dir, LAUNCH "--set output.save_model=true"), 0, "%s", shell_output);
-    cr_assert_eq(shell_run(&dir, "mv out/model good && rm -r out"), 0);
-    cr_assert_eq(shell_run(&dir, FROM("--model-path good")), 0, "%s", shell_output);
-    cr_assert_eq(
-        shell_run(&dir, "rm -r out; cp -r good cut && truncate -s -8 cut/model.safetensors"), 0);
+    shell(&dir, LAUNCH "--set output.save_model=true");
+    shell(&dir, "mv out/model good && rm -r out");
+    shell(&dir, FROM("--model-path good"));
+    shell(&dir, "rm -r out; cp -r good cut && truncate -s -8 cut/model.safetensors");
     refused_with(65, FROM("--model-path cut"), "model.safetensors", "");
-    cr_assert_eq(shell_run(&dir, "cp -r good extra && sed -i 's/lm_head.weight/lm_hood.weight/' "
-                                 "extra/model.safetensors"),
-                 0);
+    shell(&dir, "cp -r good extra && sed -i 's/lm_head.weight/lm_hood.weight/' "
+                "extra/model.safetensors");
     refused_with(65, FROM("--model-path extra"), "lm_", "extra");
-    cr_assert_eq(
-        shell_run(&dir, "cp -r good two && sed -i 's/model.norm.weight/lm_head.weight\\x22,\\x22/' "
-                        "two/model.safetensors"),
-        0);
+    shell(&dir, "cp -r good two && sed -i 's/model.norm.weight/lm_head.weight\\x22,\\x22/' "
+                "two/model.safetensors");
     refused_with(65, FROM("--model-path two"), "two", "");
     refused_with(65, FROM("--model-path nowhere"), "nowhere", "");
     refused_with(65, FROM("--model-name some/model-that-is-not-here"),
@@ -567,50 +549,43 @@ Test(errors, weights)
 
 Test(errors, output_folder)
 {
-    cr_assert_eq(shell_run(&dir, LAUNCH), 0, "%s", shell_output);
-    cr_assert_eq(shell_run(&dir, "cp out/metrics.jsonl before"), 0);
-    int code = shell_run(&dir, LAUNCH);
-    cr_assert_eq(code, 73, "%d: %s", code, shell_output);
-    cr_assert_not_null(strstr(shell_output, "out"), "%s", shell_output);
+    shell(&dir, LAUNCH);
+    shell(&dir, "cp out/metrics.jsonl before");
+    shell_ends(&dir, 73, LAUNCH, "out");
     cr_assert_eq(shell_run(&dir, "cmp before out/metrics.jsonl"), 0, "the older run is as it was");
-    cr_assert_eq(shell_run(&dir, "rm -r out && mkdir -p out/model"), 0);
+    shell(&dir, "rm -r out && mkdir -p out/model");
     refused_with(73, LAUNCH, "already holds a run", "model");
     write_file("file", "x");
-    cr_assert_eq(shell_run(&dir, LAUNCH "--set output.dir=file/out"), 73, "%s", shell_output);
+    shell_ends(&dir, 73, LAUNCH "--set output.dir=file/out");
 }
 
 Test(errors, rendezvous)
 {
-    cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 0, "%s", shell_output);
-    cr_assert_eq(shell_run(&dir, "stat -c %a key | grep -x 600"), 0);
-    cr_assert_eq(shell_run(&dir, ND_LAUNCH " --make-key key"), 73, "%s", shell_output);
+    shell(&dir, ND_LAUNCH " --make-key key");
+    shell(&dir, "stat -c %a key | grep -x 600");
+    shell_ends(&dir, 73, ND_LAUNCH " --make-key key");
 }
 
 /* The configuration of a GPU job can be checked on any machine; only a run needs the GPU. */
 Test(errors, check_of_a_gpu_job_needs_no_gpu)
 {
     shell(&dir, CHECK_ON_CUDA "32");
-    cr_assert_not_null(strstr(shell_output, "configuration, model and data are good"), "%s",
-                       shell_output);
-    cr_assert_not_null(
-        strstr(shell_output, "warning: this machine cannot run the job: device cuda "), "%s",
-        shell_output);
+    says("configuration, model and data are good");
+    says("warning: this machine cannot run the job: device cuda ");
     refused_with(2, CHECK_ON_CUDA "256", "256", "128");
     static const char words[] = "warning: data.documents is separate, and the plain attention";
-    cr_expect_null(strstr(shell_output, words));
+    says_not(words);
     shell(&dir, CHECK_ON_CUDA "32 --documents separate");
-    cr_expect_not_null(strstr(shell_output, words), "%s", shell_output);
+    says(words);
 }
 
 Test(errors, check_says_what_is_good)
 {
     shell(&dir, ND_TRAIN " check --set model.config=model.json --data-path text.txt "
                          "--sequence-length 32 --device cpu");
-    cr_assert_not_null(strstr(shell_output,
-                              "configuration, model and data are good: mesh 1 x 1 x 1 "
-                              "x 1 (dp_replicate x dp_shard x cp x tp); 0.03 M "
-                              "parameters; 4096 training tokens\n"),
-                       "%s", shell_output);
+    says("configuration, model and data are good: mesh 1 x 1 x 1 "
+         "x 1 (dp_replicate x dp_shard x cp x tp); 0.03 M "
+         "parameters; 4096 training tokens\n");
 }
 
 Test(errors, an_unknown_command_is_named)
@@ -625,26 +600,23 @@ Test(errors, help)
     char command[200];
     for (int i = 0; i < 4; i++) {
         snprintf(command, sizeof command, ND_TRAIN " %s --help", commands[i]);
-        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        shell(&dir, command);
         int lines = 0;
         for (const char *c = shell_output; *c; c++) {
             lines += *c == '\n';
         }
         const bool own = strcmp(commands[i], "plan") == 0;
         cr_expect(lines >= (own ? 8 : 24) && lines <= 42, "%d lines of %s", lines, command);
-        cr_expect(strstr(shell_output, own ? "\n  --rank R " : "\n  plan --help "), "%s",
-                  shell_output);
-        snprintf(command, sizeof command, ND_TRAIN " %s --help mesh", commands[i]);
-        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        says(own ? "\n  --rank R " : "\n  plan --help ");
+        shell(&dir, shell_line(ND_TRAIN " %s --help mesh", commands[i]));
         cr_expect(strstr(shell_output, "(mesh.tp; default 1;") &&
                       !strstr(shell_output, "train.steps"),
                   "%s", shell_output);
-        snprintf(command, sizeof command, ND_TRAIN " %s --help all", commands[i]);
-        cr_assert_eq(shell_run(&dir, command), 0);
-        cr_expect(strstr(shell_output, "(train.steps;") && strstr(shell_output, "Exit codes:"));
-        snprintf(command, sizeof command, ND_TRAIN " %s --help mash", commands[i]);
-        cr_assert_eq(shell_run(&dir, command), 2, "%s", shell_output);
-        cr_expect(strstr(shell_output, "did you mean --help mesh?"), "%s", shell_output);
+        shell(&dir, shell_line(ND_TRAIN " %s --help all", commands[i]));
+        says("(train.steps;");
+        says("Exit codes:");
+        shell_ends(&dir, 2, shell_line(ND_TRAIN " %s --help mash", commands[i]),
+                   "did you mean --help mesh?");
     }
 }
 
@@ -662,19 +634,17 @@ Test(errors, control_characters_of_a_file_are_not_printed)
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_file("esc.yaml", texts[i]);
-        cr_assert_eq(shell_run(&dir, ND_TRAIN " plan --config-file esc.yaml"), 2, "%s",
-                     shell_output);
+        shell_ends(&dir, 2, ND_TRAIN " plan --config-file esc.yaml");
         int lines = 0;
         for (const char *c = shell_output; *c; c++) {
             cr_expect(*c == '\n' || (*c & 0xe0) != 0, "byte %d is printed for %s", *c, texts[i]);
             lines += *c == '\n';
         }
         cr_expect_eq(lines, 1, "%s", shell_output);
-        cr_expect_null(strstr(shell_output, "\xc2\x9b"));
+        says_not("\xc2\x9b");
     }
-    cr_assert_eq(shell_run(&dir, "cp esc.yaml \"$(printf 'a\\033[31m.yaml')\"; " ND_TRAIN
-                                 " plan --config-file \"$(printf 'a\\033[31m.yaml')\""),
-                 2, "%s", shell_output);
-    cr_expect(strstr(shell_output, "a\\x1b[31m.yaml: the name holds a control character"), "%s",
-              shell_output);
+    shell_ends(&dir, 2,
+               "cp esc.yaml \"$(printf 'a\\033[31m.yaml')\"; " ND_TRAIN
+               " plan --config-file \"$(printf 'a\\033[31m.yaml')\"",
+               "a\\x1b[31m.yaml: the name holds a control character");
 }

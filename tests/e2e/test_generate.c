@@ -21,18 +21,12 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     const char *text = inputs_write_text(&dir, INPUTS_TEXT_MAX);
     tempdir_write(&dir, "valid.txt", text, 1299); /* blocks of 65: the last one is short */
     inputs_write_model(&dir, 64, 144, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(generate, .init = setup, .fini = teardown, .timeout = 240);
+TEMPDIR_SUITE(generate, setup, .timeout = 240);
 
 #define TRAIN                                                                                      \
     ND_LAUNCH                                                                                      \
@@ -45,11 +39,6 @@ static void train(void)
 {
     shell(&dir, TRAIN "--model-config model.json --num-steps 8 --checkpoint-interval 4 "
                       "--output-dir run");
-}
-
-static void says(const char *words)
-{
-    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
 }
 
 Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
@@ -85,16 +74,15 @@ Test(generate, samples_of_a_run_are_texts_of_its_model)
         "--num-processes 4 --dp-replicate-size 2 --cp-size 2",
     };
     static const char all[] = "--model-config model.json --num-steps 40 --eval-steps 20";
-    char command[2048];
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        snprintf(command, sizeof command,
-                 "rm -rf run plain; " TRAIN "%s %s --output-dir run --sample-tokens 12 "
-                 "--sample-prompt 'ab cd\\n\"e\\nfgh ij kl' && " TRAIN "%s %s "
-                 "--output-dir plain && cmp run/model/model.safetensors "
-                 "plain/model/model.safetensors && grep -c '\"event\":\"sample\",\"step\":20,' "
-                 "run/metrics.jsonl | grep -qx 3",
-                 all, meshes[i], all, meshes[i]);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(
+                  "rm -rf run plain; " TRAIN "%s %s --output-dir run --sample-tokens 12 "
+                  "--sample-prompt 'ab cd\\n\"e\\nfgh ij kl' && " TRAIN "%s %s "
+                  "--output-dir plain && cmp run/model/model.safetensors "
+                  "plain/model/model.safetensors && grep -c '\"event\":\"sample\",\"step\":20,' "
+                  "run/metrics.jsonl | grep -qx 3",
+                  all, meshes[i], all, meshes[i]));
         says("sample after step 40: \"ab cd\" goes on \"");
         shell(&dir, "sed -n 's/\"step_ms\".*//;s/\"wire_bytes\".*//;/\"loss\"/p' run/metrics.jsonl "
                     ">a; sed -n 's/\"step_ms\".*//;s/\"wire_bytes\".*//;/\"loss\"/p' "
@@ -108,14 +96,15 @@ Test(generate, samples_of_a_run_are_texts_of_its_model)
     }
     shell(&dir, ND_TRAIN
           " report run && grep -q '\"step\":40,\"prompt\":\"ab cd\",\"text\":' run/report.html");
-    cr_assert_eq(shell_run(&dir, TRAIN "--model-config model.json --sample-prompt x "
-                                       "--set data.validation_path="),
-                 2, "%s", shell_output);
-    says("give --validation-path");
-    cr_assert_eq(shell_run(&dir, TRAIN "--model-config model.json --sample-prompt "
-                                       "$(printf '%070d' 0)"),
-                 65, "%s", shell_output);
-    says("train.sequence_length is 64, which leaves no room for a new one; shorten the prompt (");
+    shell_ends(&dir, 2,
+               TRAIN "--model-config model.json --sample-prompt x "
+                     "--set data.validation_path=",
+               "give --validation-path");
+    shell_ends(
+        &dir, 65,
+        TRAIN "--model-config model.json --sample-prompt "
+              "$(printf '%070d' 0)",
+        "train.sequence_length is 64, which leaves no room for a new one; shorten the prompt (");
 }
 
 /* The model names no end of text, but the one that is saved has that of the tokenizer. */
@@ -166,38 +155,35 @@ static void assert_same_everywhere(const char *sampling)
 {
     static const char *const batches[] = {"--max-batch 1", "--max-batch 7 --prefill-chunk 9",
                                           "--max-batch 32 --prefill-chunk 100"};
-    char command[2048], both[256];
-    snprintf(command, sizeof command,
-             GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s "
-                      "2>log >expected && test $(wc -l <expected) -eq 40",
-             sampling);
-    shell(&dir, command);
+    char both[256];
+    shell(&dir,
+          shell_line(GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s "
+                              "2>log >expected && test $(wc -l <expected) -eq 40",
+                     sampling));
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
-        snprintf(command, sizeof command,
-                 GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s %s "
-                          "2>log | cmp - expected",
-                 sampling, batches[i]);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(GENERATE
+                         "--model run/model --prompt-file rows.jsonl --max-new-tokens 16 %s %s "
+                         "2>log | cmp - expected",
+                         sampling, batches[i]));
         for (int tp = 2; tp <= 4; tp *= 2) {
-            snprintf(command, sizeof command,
-                     ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file "
-                               "rows.jsonl --max-new-tokens 16 --num-processes %d --tp-size %d "
-                               "--threads-per-worker 1 %s %s 2>log | cmp - expected",
-                     tp, tp, sampling, batches[i]);
-            shell(&dir, command);
+            shell(&dir, shell_line(ND_LAUNCH
+                                   " generate --precision fp32 --model run/model --prompt-file "
+                                   "rows.jsonl --max-new-tokens 16 --num-processes %d --tp-size %d "
+                                   "--threads-per-worker 1 %s %s 2>log | cmp - expected",
+                                   tp, tp, sampling, batches[i]));
         }
     }
-    snprintf(command, sizeof command,
-             ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
-                       "--max-new-tokens 16 --num-processes 4 --tp-size 2 --threads-per-worker 1 "
-                       "--max-batch 9 %s 2>log | cmp - expected",
-             sampling);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line(ND_LAUNCH
+                     " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
+                     "--max-new-tokens 16 --num-processes 4 --tp-size 2 --threads-per-worker 1 "
+                     "--max-batch 9 %s 2>log | cmp - expected",
+                     sampling));
     for (int tp = 1; tp <= 2; tp++) {
         snprintf(both, sizeof both, "--max-new-tokens 16 --tp-size %d --max-batch 5 %s", tp,
                  sampling);
-        snprintf(command, sizeof command, RANKS, port_reserve(), both);
-        shell(&dir, command);
+        shell(&dir, shell_line(RANKS, port_reserve(), both));
     }
 }
 
@@ -216,20 +202,19 @@ Test(generate, ranks_with_other_models_are_refused)
     static const char *const changes[] = {
         "s/LlamaFor/MistralFor/; s/\"llama\"/\"mistral\", \"sliding_window\": 11/",
         "s/10000.0/10001.0/"};
-    char command[1024];
     train();
     shell(&dir, "mkdir 0 1 && cp -r run/model 0/m && rm 0/m/SHA256SUMS && cp -r 0/m 1/m");
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
-        snprintf(command, sizeof command,
-                 "sed -i '%s' 1/m/config.json && ! cmp -s 0/m/config.json 1/m/config.json && "
-                 "pids=; for r in 1 0; do (cd $r && RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 "
-                 "LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d exec " GENERATE
-                 "--model m --prompt a --num-processes 2 --threads-per-worker 1 >out 2>log) & "
-                 "pids=\"$pids $!\"; done; for p in $pids; do wait $p; test $? -eq 2 || "
-                 "{ cat 0/log 1/log; exit 1; }; done; cat 1/log; "
-                 "cp 0/m/config.json 1/m/",
-                 changes[i], port_reserve());
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(
+                  "sed -i '%s' 1/m/config.json && ! cmp -s 0/m/config.json 1/m/config.json && "
+                  "pids=; for r in 1 0; do (cd $r && RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 "
+                  "LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d exec " GENERATE
+                  "--model m --prompt a --num-processes 2 --threads-per-worker 1 >out 2>log) & "
+                  "pids=\"$pids $!\"; done; for p in $pids; do wait $p; test $? -eq 2 || "
+                  "{ cat 0/log 1/log; exit 1; }; done; cat 1/log; "
+                  "cp 0/m/config.json 1/m/",
+                  changes[i], port_reserve()));
         says("the nodes have different configurations: ");
         says("rank 1 (");
     }
@@ -237,7 +222,7 @@ Test(generate, ranks_with_other_models_are_refused)
 
 Test(generate, stops_before_a_stop_text)
 {
-    char text[256], command[1024], expected[256];
+    char text[256], expected[256];
     train();
     shell(&dir, GENERATE "--model run --prompt x --max-new-tokens 60 2>log");
     snprintf(text, sizeof text, "%.255s", shell_output);
@@ -245,17 +230,14 @@ Test(generate, stops_before_a_stop_text)
     const char stop[3] = {text[12], text[13], '\0'}; /* letters: the model has seen no others */
     cr_assert(stop[0] >= 'a' && stop[0] <= 'z' && stop[1] >= 'a' && stop[1] <= 'z', "%s", text);
     snprintf(expected, sizeof expected, "%.*s\n", (int)(strstr(text, stop) - text), text);
-    snprintf(command, sizeof command,
-             GENERATE
-             "--model run --prompt x --max-new-tokens 60 --stop '<|no|>' --stop '%s' 2>log",
-             stop);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line(GENERATE
+                     "--model run --prompt x --max-new-tokens 60 --stop '<|no|>' --stop '%s' 2>log",
+                     stop));
     cr_expect_str_eq(shell_output, expected);
-    snprintf(command, sizeof command,
-             "echo '{\"prompt\": \"x\"}' | " GENERATE
-             "--model run --jsonl --max-new-tokens 60 --stop '%s' 2>log",
-             stop);
-    shell(&dir, command);
+    shell(&dir, shell_line("echo '{\"prompt\": \"x\"}' | " GENERATE
+                           "--model run --jsonl --max-new-tokens 60 --stop '%s' 2>log",
+                           stop));
     says("\"finish\":\"stop\"");
 }
 
@@ -311,11 +293,7 @@ Test(generate, says_what_is_wrong)
     train();
     shell(&dir, "cp -r run/model kept");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int code = shell_run(&dir, cases[i].command);
-        cr_expect_eq(code, cases[i].code, "%s\nended with %d:\n%s", cases[i].command, code,
-                     shell_output);
-        cr_expect_not_null(strstr(shell_output, cases[i].words), "no \"%s\" in:\n%s",
-                           cases[i].words, shell_output);
+        shell_ends(&dir, cases[i].code, cases[i].command, cases[i].words);
     }
 }
 
@@ -364,12 +342,8 @@ Test(generate, ndlaunch_says_what_is_wrong)
     };
     train();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int code = shell_run(&dir, cases[i].command);
-        cr_expect_eq(code, cases[i].code, "%s\nended with %d:\n%s", cases[i].command, code,
-                     shell_output);
-        cr_expect_not_null(strstr(shell_output, cases[i].words), "no \"%s\" in:\n%s",
-                           cases[i].words, shell_output);
-        cr_expect_null(strstr(shell_output, "failed first"), "%s", shell_output);
+        shell_ends(&dir, cases[i].code, cases[i].command, cases[i].words);
+        says_not("failed first");
     }
 }
 
@@ -390,11 +364,10 @@ Test(generate, computes_in_fp8)
     shell(&dir, ND_LAUNCH " generate --model run --prompt-file rows.jsonl --max-new-tokens 20 "
                           "--precision fp8 --fp8-recipe rowwise --num-processes 2 2>log");
     says("\"index\":4,");
-    cr_expect_eq(shell_run(&dir,
-                           GENERATE "--model run --prompt a --max-new-tokens 9 --precision fp8 "
-                                    "--fp8-recipe delayed"),
-                 2);
-    says("--fp8-recipe rowwise");
+    shell_ends(&dir, 2,
+               GENERATE "--model run --prompt a --max-new-tokens 9 --precision fp8 "
+                        "--fp8-recipe delayed",
+               "--fp8-recipe rowwise");
 }
 
 Test(generate, eval_leaves_out_what_cannot_be_scored)
@@ -407,10 +380,9 @@ Test(generate, eval_leaves_out_what_cannot_be_scored)
     shell(&dir, "grep -q '1 of 2 requests cannot be scored, and are left out.*line 2' log");
     shell(&dir, "sed -n 2p scores | grep -q '\"left_out\": *\".*adds no token'");
     shell(&dir, "sed -n 3p scores | grep '\"count\": *1' | grep -q '\"left_out\": *1'");
-    cr_expect_eq(shell_run(&dir, "sed -n 2p rows.jsonl >none.jsonl; " EVAL
-                                 "--model run --requests none.jsonl"),
-                 65);
-    says("no request can be scored");
+    shell_ends(&dir, 65,
+               "sed -n 2p rows.jsonl >none.jsonl; " EVAL "--model run --requests none.jsonl",
+               "no request can be scored");
 }
 
 /* Line after line, each answered before the next is written, with the scores of a file; a context
@@ -452,10 +424,10 @@ Test(generate, reads_line_after_line)
                 "exec 3>lines; i=0; "
                 "until tr '\\0' '\\n' </proc/$pid/environ | grep -x GOMP_SPINCOUNT=20000; do "
                 "i=$((i + 1)); test $i -lt 1000 || exit 1; sleep 0.01; done; exec 3>&-; wait $pid");
-    cr_expect_eq(shell_run(&dir, "echo a | " GENERATE "--model run --interactive --context 20"), 0);
-    says("--context is 20; shorten the prompt");
-    cr_expect_eq(shell_run(&dir, GENERATE "--model run --interactive --prompt a"), 2);
-    says("--interactive reads prompts");
+    shell_ends(&dir, 0, "echo a | " GENERATE "--model run --interactive --context 20",
+               "--context is 20; shorten the prompt");
+    shell_ends(&dir, 2, GENERATE "--model run --interactive --prompt a",
+               "--interactive reads prompts");
 }
 
 /* A number of new tokens that nobody asked for is what the model has room for; one that was asked
@@ -465,12 +437,12 @@ Test(generate, new_tokens_fit_the_model_unless_they_are_asked_for)
     train();
     shell(&dir, GENERATE "--model run --prompt 'ab cd' --jsonl --ignore-eos 2>log");
     says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":123,");
-    cr_expect_eq(shell_run(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 124"), 65);
-    says("prompt and new tokens need 5 + 124 positions");
-    cr_expect_eq(shell_run(&dir, "echo '{\"prompt\": \"ab\", \"max_new_tokens\": 127}' | " GENERATE
-                                 "--model run --jsonl"),
-                 65);
-    says("need 2 + 127 positions");
+    shell_ends(&dir, 65, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 124",
+               "prompt and new tokens need 5 + 124 positions");
+    shell_ends(&dir, 65,
+               "echo '{\"prompt\": \"ab\", \"max_new_tokens\": 127}' | " GENERATE
+               "--model run --jsonl",
+               "need 2 + 127 positions");
 }
 
 /* Text is printed while it is made: what follows a signal is not. Without that, all 90,000 tokens
@@ -494,7 +466,6 @@ Test(generate, a_chat_is_written_in_its_form)
     static const char row[] = "{\"prompt\": \"<|im_start|>user\\nhi you<|im_end|>\\n"
                               "<|im_start|>assistant\\n\"}\n";
     static const char end[] = "{\"eos_token\": \"<|im_end|>\"}";
-    char command[2048];
     shell(&dir, "mkdir tok && sed 's/<|begin|>/<|im_start|>/g; s/<|eot|>/<|im_end|>/g' " ND_SOURCE
                 "/tests/unit/trainer/text/goldens/qwen2.json >tok/tokenizer.json && "
                 "sed -i 's/vocab_size\": 256/vocab_size\": 512/' model.json");
@@ -503,15 +474,12 @@ Test(generate, a_chat_is_written_in_its_form)
           TRAIN "--model-config model.json --set data.tokenizer=tok/tokenizer.json --set "
                 "data.cache_dir=cache --num-steps 2 --checkpoint-frequency 1 --output-dir run");
     tempdir_write(&dir, "rows.jsonl", row, sizeof row - 1);
-    snprintf(command, sizeof command, call, "--prompt-file rows.jsonl >plain");
-    shell(&dir, command);
-    snprintf(command, sizeof command, call, "--chat --prompt 'hi you' >chat");
-    shell(&dir, command);
+    shell(&dir, shell_line(call, "--prompt-file rows.jsonl >plain"));
+    shell(&dir, shell_line(call, "--chat --prompt 'hi you' >chat"));
     shell(&dir, "grep -q 'chat form: chatml' log && cmp chat plain");
     shell(&dir,
           "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"hi you\"}]}' >rows.jsonl");
-    snprintf(command, sizeof command, call, "--prompt-file rows.jsonl >messages");
-    shell(&dir, command);
+    shell(&dir, shell_line(call, "--prompt-file rows.jsonl >messages"));
     shell(&dir, "grep -q 'chat form: chatml' log && cmp messages plain");
     shell(&dir, "grep -q '\"eos_token_id\": [0-9]' run/model/config.json");
     shell(&dir,
@@ -521,8 +489,8 @@ Test(generate, a_chat_is_written_in_its_form)
     cr_expect_neq(shell_run(&dir, GENERATE "--model run --chat --prompt 'hi you'"), 0);
     says("the run's tokenizer \"tok/tokenizer.json\" is not found from here");
     shell(&dir, "cp -r lost tok && echo >>tok/tokenizer.json");
-    cr_expect_eq(shell_run(&dir, GENERATE "--model run --chat --prompt 'hi you'"), 65);
-    says("is not the tokenizer that the run of this checkpoint had (digest ");
+    shell_ends(&dir, 65, GENERATE "--model run --chat --prompt 'hi you'",
+               "is not the tokenizer that the run of this checkpoint had (digest ");
     shell(&dir,
           GENERATE "--model run --chat --prompt 'hi you' --max-new-tokens 9 --tokenizer lost");
 }
@@ -539,18 +507,18 @@ Test(generate, the_end_of_text_of_a_run_is_that_of_its_model)
                  {"", "--set data.append_eod=false", 2},
                  {"\"eos_token_id\": 2, ", "", 2},
                  {"\"eos_token_id\": null, ", "", 420}};
-    char command[2048], words[64];
+    char words[64];
     shell(&dir, "mkdir tok && cp " ND_SOURCE
                 "/tests/unit/trainer/text/goldens/qwen2.json tok/tokenizer.json");
     tempdir_write(&dir, "tok/tokenizer_config.json", end, sizeof end - 1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        snprintf(command, sizeof command,
-                 "rm -rf run; sed 's/\"vocab_size\": 256/%s\"vocab_size\": 512/' model.json "
-                 ">own.json; " TRAIN "--model-config own.json --set data.tokenizer=tok "
-                 "--set data.cache_dir=cache --num-steps 2 --checkpoint-frequency 2 --output-dir "
-                 "run %s",
-                 cases[i].key, cases[i].flags);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(
+                  "rm -rf run; sed 's/\"vocab_size\": 256/%s\"vocab_size\": 512/' model.json "
+                  ">own.json; " TRAIN "--model-config own.json --set data.tokenizer=tok "
+                  "--set data.cache_dir=cache --num-steps 2 --checkpoint-frequency 2 --output-dir "
+                  "run %s",
+                  cases[i].key, cases[i].flags));
         shell(&dir, "grep eos_token_id run/model/config.json");
         snprintf(words, sizeof words, "\"eos_token_id\": %d,", cases[i].saved);
         says(words);
@@ -571,9 +539,9 @@ Test(generate, an_end_token_that_comes_first_is_told)
                 ">all/generation_config.json");
     shell(&dir, GENERATE "--model all --prompt 'ab cd' 2>&1");
     says("1 of 1 texts are empty, as the model's end token came first");
-    cr_expect_null(strstr(shell_output, "--chat"), "bytes have no turns:\n%s", shell_output);
+    says_not("--chat");
     shell(&dir, GENERATE "--model all --prompt 'ab cd' --ignore-eos --max-new-tokens 2 2>&1");
-    cr_expect_null(strstr(shell_output, "are empty"), "%s", shell_output);
+    says_not("are empty");
 }
 
 /* What ndlaunch passes on: the command's own flags, standard input, and a failure's code. */
@@ -587,11 +555,11 @@ Test(generate, ndlaunch_starts_its_workers)
     shell(&dir, ND_LAUNCH " eval --model run --data valid.txt --sequence-length 64 --precision "
                           "fp32 --num-processes 2 --dp-shard-size 1 --tp-size 2 2>log >b");
     shell(&dir, "cut -c 1-20 a >c && cut -c 1-20 b | cmp - c"); /* "valid.txt: loss 5.54" */
-    cr_expect_eq(shell_run(&dir, ND_LAUNCH " generate --model run --prompt a --top-p 2 "
-                                           "--num-processes 2"),
-                 2);
-    says("--top-p is 2");
-    cr_expect_null(strstr(shell_output, "failed first"), "a worker was started:\n%s", shell_output);
+    shell_ends(&dir, 2,
+               ND_LAUNCH " generate --model run --prompt a --top-p 2 "
+                         "--num-processes 2",
+               "--top-p is 2");
+    says_not("failed first");
     shell(&dir, ND_LAUNCH " generate --help");
     says("usage: ndtrain generate");
     says("--max-new-tokens N");
@@ -613,7 +581,6 @@ Test(generate, the_last_line_has_only_what_was_measured)
 Test(generate, the_last_line_counts_all_replicas)
 {
     static const char *const meshes[] = {"--num-processes 2", "--num-processes 4 --tp-size 2"};
-    char command[1024];
     train();
     write_rows(21); /* with i % 13 + 1 tokens each: 91 + 36 */
     shell(&dir, GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 5 "
@@ -622,12 +589,12 @@ Test(generate, the_last_line_counts_all_replicas)
     says(": 105 new tokens, ");
     says("; 127 prompt tokens, ");
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        snprintf(command, sizeof command,
-                 ND_LAUNCH " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
-                           "--max-new-tokens 5 --ignore-eos --threads-per-worker 1 --max-batch 2 "
-                           "%s 2>&1 >other && cmp text other",
-                 meshes[i]);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(ND_LAUNCH
+                         " generate --precision fp32 --model run/model --prompt-file rows.jsonl "
+                         "--max-new-tokens 5 --ignore-eos --threads-per-worker 1 --max-batch 2 "
+                         "%s 2>&1 >other && cmp text other",
+                         meshes[i]));
         says("21 texts in ");
         says(": 105 new tokens, ");
         says("; 127 prompt tokens, ");
@@ -654,8 +621,7 @@ Test(generate, eval_ends_within_a_call_of_the_model)
             "log; do sleep 0.05; done; sleep 0.1; kill -%s $p; wait $p; code=$?; cat log; test ! "
             "-s out && exit $code",
             programs[i], signals[i]);
-        cr_expect_eq(shell_run(&dir, command), 75, "%s", shell_output);
-        says("stopped by a signal");
+        shell_ends(&dir, 75, command, "stopped by a signal");
         cr_expect_lt(nd_clock_seconds() - begin, patience(PATIENCE_SECONDS), "%s", command);
     }
 }
@@ -706,9 +672,7 @@ Test(generate, a_stop_ends_all_replicas)
     shell(&dir, "awk 'BEGIN { for (i = 0; i < 600; i++) { s = \"ab\"; if (i % 2) { s = i; while "
                 "(length(s) < 4000) s = s \" abcdefg\" } print \"{\\\"context\\\": \\\"\" s "
                 "\"\\\", \\\"choices\\\": [\\\"c\\\"], \\\"gold\\\": 0}\" } }' >choices.jsonl");
-    snprintf(command, sizeof command, STOPPED, port_reserve(), EVAL "--requests choices.jsonl",
-             HANDLED, "1");
-    shell(&dir, command);
+    shell(&dir, shell_line(STOPPED, port_reserve(), EVAL "--requests choices.jsonl", HANDLED, "1"));
 }
 
 /* valid.txt as a file of ids: the bytes of its text are those that the tokenizer makes of them. */
@@ -765,7 +729,7 @@ Test(generate, eval_has_the_loss_of_the_validation)
                          ">log 2>&1 && " EVAL
                          "--model run/model --data pair --tokenizer file --jsonl 2>log");
     cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
-    cr_expect_null(strstr(shell_output, "bits_per_byte"));
+    says_not("bits_per_byte");
     shell(&dir, EVAL "--model run/checkpoint-8 --data valid.txt --sequence-length 64 2>log");
     says("valid.txt: loss ");
     says(" bits per byte, ");
@@ -776,13 +740,13 @@ Test(generate, a_validation_changes_nothing)
 {
     static const char *const runs[] = {"with --set train.validation_interval=2",
                                        "without --validation-path ''"};
-    char command[1024];
     for (int i = 0; i < 2; i++) {
-        snprintf(command, sizeof command,
-                 TRAIN "--model-config model.json --precision fp8 --fp8-recipe delayed --num-steps "
+        shell(
+            &dir,
+            shell_line(TRAIN
+                       "--model-config model.json --precision fp8 --fp8-recipe delayed --num-steps "
                        "4 --checkpoint-interval 3 --output-dir %s",
-                 runs[i]);
-        shell(&dir, command);
+                       runs[i]));
     }
     shell(&dir, "test $(grep -c validation_loss with/metrics.jsonl) -ge 2");
     shell(&dir, "for d in with without; do grep -o '\"loss\":[^,]*' $d/metrics.jsonl >$d/losses; "
@@ -834,7 +798,7 @@ Test(generate, has_the_ids_and_scores_of_transformers)
     const char *python = peer_python("torch transformers");
     char model[1024], command[2048];
     if (!python) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
     write_rows(50);
@@ -860,22 +824,20 @@ Test(generate, has_the_ids_and_scores_of_transformers)
             tempdir_write(&dir, "tokens.bin", words, sizeof words);
         }
         shell(&dir, command);
-        snprintf(command, sizeof command,
-                 GENERATE "--model run%zu/model --prompt-file rows.jsonl --jsonl --ignore-eos "
-                          "--max-new-tokens 24 --max-batch 16 2>log >results%zu.jsonl",
-                 i, i);
-        shell(&dir, command);
+        shell(&dir, shell_line(GENERATE
+                               "--model run%zu/model --prompt-file rows.jsonl --jsonl --ignore-eos "
+                               "--max-new-tokens 24 --max-batch 16 2>log >results%zu.jsonl",
+                               i, i));
     }
     shell(&dir, EVAL "--model run0/model --requests requests.jsonl --jsonl 2>log >scores.jsonl");
     shell(&dir, ND_TRAIN " eval --precision bf16 --threads-per-worker 2 --model run0/model "
                          "--requests many.jsonl --jsonl 2>log >many_scores.jsonl");
-    snprintf(command, sizeof command,
-             "OMP_NUM_THREADS=1 '%s' " ND_CHECK_GENERATE
-             " greedy run0/model rows.jsonl results0.jsonl greedy run1/model rows.jsonl "
-             "results1.jsonl greedy run2/model rows.jsonl results2.jsonl choices run0/model "
-             "requests.jsonl scores.jsonl bf16 run0/model many.jsonl many_scores.jsonl",
-             python);
-    shell(&dir, command);
+    shell(&dir, shell_line(
+                    "OMP_NUM_THREADS=1 '%s' " ND_CHECK_GENERATE
+                    " greedy run0/model rows.jsonl results0.jsonl greedy run1/model rows.jsonl "
+                    "results1.jsonl greedy run2/model rows.jsonl results2.jsonl choices run0/model "
+                    "requests.jsonl scores.jsonl bf16 run0/model many.jsonl many_scores.jsonl",
+                    python));
     says("50 prompts, 1200 ids equal to those of transformers");
     says("3 requests scored as by transformers");
     says("120 log-likelihoods in BF16 are off by ");
@@ -886,19 +848,16 @@ Test(generate, has_the_ids_and_scores_of_transformers)
 Test(generate, has_the_scores_of_lm_eval)
 {
     const char *python = peer_python("torch transformers lm_eval");
-    char command[1024];
     if (!python) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("ND_PEER_PYTHON names no Python with lm_eval (pip install lm_eval accelerate)");
     }
     train();
     write_requests();
     shell(&dir, "head -n 12 many.jsonl >few.jsonl && " EVAL
                 "--model run/model --requests few.jsonl --jsonl 2>log >scores.jsonl");
-    snprintf(command, sizeof command,
-             "OMP_NUM_THREADS=1 '%s' " ND_CHECK_LM_EVAL
-             " run/model few.jsonl scores.jsonl " ND_TRAIN,
-             python);
-    shell(&dir, command);
+    shell(&dir, shell_line("OMP_NUM_THREADS=1 '%s' " ND_CHECK_LM_EVAL
+                           " run/model few.jsonl scores.jsonl " ND_TRAIN,
+                           python));
     says("12 rows have the scores of lm_eval");
 }

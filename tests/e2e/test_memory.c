@@ -34,14 +34,12 @@ typedef struct footprint {
 
 static footprint measure(const char *name, const char *flags)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             "rm -rf out && " ND_LAUNCH
-             " --device cpu --set model.config=model.json --set data.path=text.txt "
-             "--sequence-length 1024 --num-steps 2 --set output.save_model=false --set "
-             "output.dir=out %s",
-             flags);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line("rm -rf out && " ND_LAUNCH
+                     " --device cpu --set model.config=model.json --set data.path=text.txt "
+                     "--sequence-length 1024 --num-steps 2 --set output.save_model=false --set "
+                     "output.dir=out %s",
+                     flags));
     footprint f = {.plan = number_in("out/run.json", "\"planned_bytes\""),
                    .held = number_in("out/trace.json", "\"resident_bytes\""),
                    .peak = number_in("out/metrics.jsonl", "\"peak_memory_bytes\"")};

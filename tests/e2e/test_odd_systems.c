@@ -20,17 +20,11 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, 4000);
     inputs_write_model(&dir, 32, 64, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(odd_systems, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(odd_systems, setup);
 
 #define FLAGS                                                                                      \
     " --device cpu --model-config model.json --data-path text.txt --validation-path '' "           \
@@ -94,7 +88,7 @@ Test(odd_systems, full_disks)
 {
     int codes[2][2] = {{0}};
     if (shell_run(&dir, "mkdir small && unshare -rm true") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("a file system of a test's own is not permitted here (unshare -rm)");
     }
     for (int i = 0, pages = 1; pages < 700; pages += pages < 16 ? 3 : pages / 4, i++) {
@@ -244,17 +238,16 @@ static const char *const bindings[] = {
 /* Every thread of a program that computes with two may use the CPUs that the program was given. */
 static void expect_own_mask(const char *binding)
 {
-    char command[COMMAND_MAX];
-    snprintf(command, sizeof command,
-             "rm -f lines text; mkfifo lines; env %s " ND_TRAIN
-             " generate --model kept --interactive --max-new-tokens 3 --threads-per-worker 2 "
-             "<lines >text 2>log & pid=$!; exec 3>lines; echo ab >&3; i=0; "
-             "until test -s text; do i=$((i + 1)); test $i -lt 1000 || exit 1; sleep 0.01; done; "
-             "grep -h Cpus_allowed_list /proc/$pid/task/*/status >all; exec 3>&-; wait $pid; "
-             "test $(wc -l <all) -ge 2 && sort -u all >masks && "
-             "grep Cpus_allowed_list /proc/self/status | diff - masks",
-             binding);
-    shell(&dir, command);
+    shell(&dir,
+          shell_line(
+              "rm -f lines text; mkfifo lines; env %s " ND_TRAIN
+              " generate --model kept --interactive --max-new-tokens 3 --threads-per-worker 2 "
+              "<lines >text 2>log & pid=$!; exec 3>lines; echo ab >&3; i=0; "
+              "until test -s text; do i=$((i + 1)); test $i -lt 1000 || exit 1; sleep 0.01; done; "
+              "grep -h Cpus_allowed_list /proc/$pid/task/*/status >all; exec 3>&-; wait $pid; "
+              "test $(wc -l <all) -ge 2 && sort -u all >masks && "
+              "grep Cpus_allowed_list /proc/self/status | diff - masks",
+              binding));
 }
 
 Test(odd_systems, openmp_binds_no_thread)

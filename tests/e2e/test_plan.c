@@ -9,25 +9,10 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(plan, .init = setup, .fini = teardown, .timeout = 60);
+TEMPDIR_SUITE(plan, tempdir_leave_empty, .timeout = 60);
 
 /* In the source tree: the shipped files name each other by paths from there. */
 #define PLAN "cd " ND_SOURCE " && " ND_TRAIN " plan --config-file configs/"
-
-static void says(const char *line)
-{
-    cr_assert_not_null(strstr(shell_output, line), "no \"%s\" in:\n%s", line, shell_output);
-}
 
 /* The line " <name> <number> <unit>" of a part in GiB, as plans of this size are printed; -1 when
  * it is not there. */
@@ -91,15 +76,11 @@ Test(plan, llama_8b_on_eight_workers)
     parts_are_the_total();
     says("\nfits one H100: ");
     says("\nestimated step, all workers: H100 ");
-    cr_assert_eq(
-        shell_run(&dir, PLAN
-                  "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
-                  "--dp-replicate-size 1 --tp-size 1"),
-        1, "%s", shell_output);
-    says("\ndoes not fit one H100: ");
-    says("\nlongest sequence that fits one H100: none\n");
-    says(" (dp_replicate x dp_shard x cp x tp), 1 worker; ");
-    says("error: the job does not fit; ");
+    shell_ends(&dir, 1,
+               PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
+                    "--dp-replicate-size 1 --tp-size 1",
+               "\ndoes not fit one H100: ", "\nlongest sequence that fits one H100: none\n",
+               " (dp_replicate x dp_shard x cp x tp), 1 worker; ", "error: the job does not fit; ");
     cr_expect_eq(part("    NCCL, estimated"), -1.0, "one GPU has no peer");
     cr_expect_eq(part("    CUDA graphs, estimated"), -1.0, "they are off");
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --cuda-graphs true");
@@ -111,7 +92,7 @@ Test(plan, llama_8b_on_eight_workers)
     cr_expect_geq(part("    CUDA graphs, estimated"), 32 * 20.0 / 16384, "%s", shell_output);
     parts_are_the_total();
     /* Masters and two moments of 8 billion parameters, of which 8 ranks write an eighth each. */
-    cr_expect_null(strstr(shell_output, "pinned"), "%s", shell_output);
+    says_not("pinned");
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --checkpoint-frequency 100");
     says("\ncheckpoints: 11.22 GiB of pinned host memory a worker\n"
          "loading a checkpoint: 0.07 GiB of host memory a worker\n");
@@ -127,13 +108,11 @@ Test(plan, workers_share_the_cpus)
     static const char *const flags[] = {"--num-processes 1 --threads-per-worker 1",
                                         "--num-processes 8 --threads-per-worker 1"};
     for (int i = 0; i < 2; i++) {
-        char command[512];
-        snprintf(command, sizeof command,
-                 "cd " ND_SOURCE
-                 " && taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[-,].*//') " ND_TRAIN
-                 " plan --device cpu --explain %s",
-                 flags[i]);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line("cd " ND_SOURCE
+                         " && taskset -c $(taskset -cp $$ | sed 's/.*: //; s/[-,].*//') " ND_TRAIN
+                         " plan --device cpu --explain %s",
+                         flags[i]));
         rate[i] = after("\n  CPU by ");
     }
     cr_assert_float_eq(rate[1] / rate[0], 1.0 / 8, 0.01, "%g and %g TFLOP/s", rate[0], rate[1]);
@@ -152,19 +131,18 @@ Test(plan, llama_405b_on_16384_workers)
     cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
     parts_are_the_total();
     says("estimated step, all workers: H100 ");
-    cr_assert_eq(shell_run(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 1024 "
-                                      "--dp-replicate-size 2 --device cpu --explain"),
-                 1, "%s", shell_output);
-    says("\ndoes not fit this host: 1024 workers of ");
+    shell_ends(&dir, 1,
+               PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 1024 "
+                    "--dp-replicate-size 2 --device cpu --explain",
+               "\ndoes not fit this host: 1024 workers of ");
 }
 
 /* Seconds of products in the estimate of a plan with these flags. */
 static double product_seconds(const char *flags, const char *machine)
 {
-    char command[512], row[32];
-    snprintf(command, sizeof command, PLAN "llama-3.1-8b/fp8.yaml --explain --recompute none %s",
-             flags);
-    shell_run(&dir, command); /* it need not fit */
+    char row[32];
+    shell_run(&dir, shell_line(PLAN "llama-3.1-8b/fp8.yaml --explain --recompute none %s",
+                               flags)); /* it need not fit */
     snprintf(row, sizeof row, "\n  %s: ", machine);
     return after(row);
 }
@@ -186,10 +164,8 @@ Test(plan, estimates_for_gpus_are_by_the_ops_of_a_step)
     static const char bf16[] =
         PLAN "llama-3.1-8b/fp8.yaml --device cuda --gradient-accumulation-steps 16 "
              "--precision bf16 --explain --recompute ";
-    char command[512];
     const double flops = 6 * 7.505 * 16 * 8.192; /* TFLOP */
-    snprintf(command, sizeof command, "%snone", bf16);
-    shell(&dir, command);
+    shell(&dir, shell_line("%snone", bf16));
     double plain = after("work of a worker: "), h100 = after("\n  H100: "),
            seconds = after("\n  H200: ");
     cr_expect_float_eq(plain / flops, 1.0, 2e-3, "%g and %g TFLOP", plain, flops);
@@ -199,8 +175,7 @@ Test(plan, estimates_for_gpus_are_by_the_ops_of_a_step)
     cr_expect_float_eq(seconds, expected[1], expected[1] * 2e-3);
     says("\nfits one H200: ");
     says("no gaps between ops");
-    snprintf(command, sizeof command, "%sfull", bf16);
-    shell(&dir, command);
+    shell(&dir, shell_line("%sfull", bf16));
     double full = after("work of a worker: ");
     cr_expect(full > 1.15 * plain && full < plain * 4 / 3, "%g and %g TFLOP", full, plain);
     shell(&dir, PLAN "llama-3.1-8b/fp8.yaml --device cuda --gradient-accumulation-steps 16 "
@@ -228,17 +203,14 @@ Test(plan, documents_are_those_that_are_given)
     static const char words[] = "data.documents is auto, and planned as join; ";
     double batches[3];
     for (int i = 0; i < 3; i++) {
-        char command[512];
-        snprintf(command, sizeof command, PLAN "cp.yaml --data-path rows.jsonl --documents %s",
-                 rules[i]);
-        shell(&dir, command);
+        shell(&dir, shell_line(PLAN "cp.yaml --data-path rows.jsonl --documents %s", rules[i]));
         batches[i] = after("\n    micro-batches: ids, labels, positions");
         cr_expect_eq(strstr(shell_output, words) != NULL, i == 2, "%s", shell_output);
     }
     cr_expect_gt(batches[1], batches[0]);
     cr_expect_eq(batches[2], batches[0]);
     shell(&dir, PLAN "cp.yaml --data-path text.txt --documents auto");
-    cr_expect_null(strstr(shell_output, words), "%s", shell_output);
+    says_not(words);
 }
 
 /* A run warns of them at its start. */
@@ -248,9 +220,9 @@ Test(plan, separate_documents_on_a_gpu_are_warned_of)
     shell(&dir, PLAN "cp.yaml --documents separate --device cuda");
     says(words);
     shell(&dir, PLAN "cp.yaml --documents separate --device cpu");
-    cr_expect_null(strstr(shell_output, words));
+    says_not(words);
     shell(&dir, PLAN "cp.yaml --documents join --device cuda");
-    cr_expect_null(strstr(shell_output, words));
+    says_not(words);
 }
 
 /* A step of microseconds has digits. */
@@ -259,16 +231,13 @@ Test(plan, steps_of_a_small_model_have_digits)
     static const char one[] = "{\"model_type\": \"llama\", \"vocab_size\": 256, \"hidden_size\": "
                               "32, \"intermediate_size\": 64, \"num_hidden_layers\": 1, "
                               "\"num_attention_heads\": 4}";
-    char command[512];
     tempdir_write(&dir, "one.json", one, sizeof one - 1);
-    snprintf(command, sizeof command,
-             ND_TRAIN " plan --device cuda --explain --sequence-length 32 --set "
-                      "model.config=%s/one.json",
-             dir.path);
-    shell(&dir, command);
+    shell(&dir, shell_line(ND_TRAIN " plan --device cuda --explain --sequence-length 32 --set "
+                                    "model.config=%s/one.json",
+                           dir.path));
     cr_expect_gt(after("\nestimated step, all workers: H100 "), 0);
     cr_expect_gt(after("\n  H100: "), 0);
-    cr_expect_null(strstr(shell_output, " 0 to "), "%s", shell_output);
+    says_not(" 0 to ");
 }
 
 /* A sequence of that length fits, and the next one that the mesh takes does not. */
@@ -276,16 +245,13 @@ Test(plan, the_longest_sequence_that_fits)
 {
     static const char command[] = PLAN "llama-3.1-8b/cp.yaml --recompute none --sequence-length ";
     const int unit = 8 * 2; /* two chunks a rank */
-    char line[512];
-    snprintf(line, sizeof line, "%s128000", command);
-    shell(&dir, line);
+    shell(&dir, shell_line("%s128000", command));
     const int longest = (int)after("\nlongest sequence that fits one H100: ");
     says("\nlongest sequence that fits one H200: 131072 tokens, as many as the model has "
          "positions\n");
     cr_assert(longest > 0 && longest % unit == 0, "%s", shell_output);
     for (int more = 0; more < 2; more++) {
-        snprintf(line, sizeof line, "%s%d", command, longest + more * unit);
-        shell(&dir, line);
+        shell(&dir, shell_line("%s%d", command, longest + more * unit));
         const double gib = after(more ? "\ndoes not fit one H100: " : "\nfits one H100: ");
         cr_expect(more ? gib > 79.6 : gib < 79.6, "%s", shell_output); /* by the digits shown */
         cr_expect_eq((int)after("\nlongest sequence that fits one H100: "), longest);
@@ -294,9 +260,8 @@ Test(plan, the_longest_sequence_that_fits)
 
 Test(plan, a_rank_outside_of_the_mesh)
 {
-    int code = shell_run(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8");
-    cr_assert_eq(code, 2, "%d: %s", code, shell_output);
-    says("--rank 8 is not in the mesh; use a rank from 0 to 7");
+    shell_ends(&dir, 2, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 8",
+               "--rank 8 is not in the mesh; use a rank from 0 to 7");
 }
 
 /* Longer ones would be computed in pieces, which this recipe refuses. */
@@ -305,16 +270,13 @@ Test(plan, a_longer_sequence_is_refused)
     static const char command[] = PLAN "cp.yaml --device cpu --precision fp8 --set "
                                        "fp8.recipe=tensorwise --tiled-mlp -1 --sequence-length ";
     const int unit = 8 * 16; /* rows of FP8 products a rank */
-    char line[512];
-    snprintf(line, sizeof line, "%s2048", command);
-    shell(&dir, line);
+    shell(&dir, shell_line("%s2048", command));
     const int longest = (int)after("\nlongest sequence that fits this host: ");
     says(" tokens; a longer one is refused\n");
-    snprintf(line, sizeof line, "%s%d", command, longest);
-    shell(&dir, line);
-    snprintf(line, sizeof line, "%s%d", command, longest + unit);
-    cr_expect_eq(shell_run(&dir, line), 2, "%s", shell_output);
-    says("parallel.tiled_mlp is -1, but fp8.recipe tensorwise has scales or sums that follow");
+    shell(&dir, shell_line("%s%d", command, longest));
+    shell_ends(
+        &dir, 2, shell_line("%s%d", command, longest + unit),
+        "parallel.tiled_mlp is -1, but fp8.recipe tensorwise has scales or sums that follow");
 }
 
 /* Behind " <name> " in a row of the table of other settings: GiB, and seconds of a step. */
@@ -345,9 +307,8 @@ Test(plan, other_settings_are_planned_too)
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute full");
     cr_expect_float_eq(full, part("  total"), 2e-3, "%s", shell_output);
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --recompute none");
-    cr_expect_null(strstr(shell_output, "why:"));
-    cr_expect_eq(shell_run(&dir, ND_TRAIN " check --explain"), 2);
-    says("--explain; it belongs to `ndtrain plan`");
+    says_not("why:");
+    shell_ends(&dir, 2, ND_TRAIN " check --explain", "--explain; it belongs to `ndtrain plan`");
 }
 
 /* Attention is most of a step of a long sequence. */
@@ -371,11 +332,8 @@ Test(plan, recompute_of_all_but_attention_lies_between_selective_and_full)
     double work[3], attention = 0.0;
     for (int i = 0; i < 3; i++) {
         static const char *const values[] = {"full", "all_but_attention", "selective"};
-        char command[256];
         cr_expect(i == 0 || seconds[i] < seconds[i - 1], "%s", modes[i]);
-        snprintf(command, sizeof command, PLAN "llama-3.1-8b/cp.yaml --explain --recompute %s",
-                 values[i]);
-        shell(&dir, command);
+        shell(&dir, shell_line(PLAN "llama-3.1-8b/cp.yaml --explain --recompute %s", values[i]));
         work[i] = after("work of a worker: ");
         attention = i == 0 ? after(" in F32, ") : attention;
     }
@@ -407,7 +365,7 @@ Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
     says("\n  ulysses 2, then ring ");
     row("parallel.cp_comm: ulysses", &own, &seconds);
     shell(&dir, PLAN "tp_hsdp.yaml --explain");
-    cr_expect_null(strstr(shell_output, "cp_comm"));
+    says_not("cp_comm");
 }
 
 /* The line behind " <name> " in the table of other settings. */
@@ -462,9 +420,7 @@ Test(plan, shipped_files_are_explained)
                                         "bench/hsdp_tp.yaml"};
     shell(&dir, "test $(find " ND_SOURCE "/configs -name '*.yaml' | wc -l) = 10");
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        char command[512];
-        snprintf(command, sizeof command, PLAN "%s --explain", files[i]);
-        shell(&dir, command);
+        shell(&dir, shell_line(PLAN "%s --explain", files[i]));
         const char *at = strstr(shell_output, "\n  as it is ");
         int rows = 0;
         for (at = at ? strchr(at + 1, '\n') : NULL; at && at[1]; at = strchr(at + 1, '\n')) {

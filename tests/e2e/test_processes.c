@@ -21,17 +21,11 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, INPUTS_TEXT_MAX);
     inputs_write_model(&dir, 32, 72, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(processes, .init = setup, .fini = teardown, .timeout = 120);
+TEMPDIR_SUITE(processes, setup, .timeout = 120);
 
 /* A run into folder `out` with a global batch of 8 blocks of 64 tokens. */
 static void train(const char *environment, const char *out, const char *mesh, int accumulation,
@@ -110,7 +104,7 @@ Test(processes, fsdp_x_tp_between_hosts)
     char both[1024];
     int port = port_reserve();
     if (shell_run(&dir, "unshare -ri true") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("IPC namespaces cannot be made here (unshare -ri)");
     }
     shell(&dir, ND_LAUNCH " --make-key key");

@@ -23,29 +23,21 @@ static void setup(void)
         "\"num_key_value_heads\": 2, \"max_position_embeddings\": 8192, \"rope_theta\": 10000.0, "
         "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, "
         "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 64}}";
-    tempdir_make(&dir);
     const char *text = inputs_write_text(&dir, INPUTS_TEXT_MAX);
     tempdir_write(&dir, "valid.txt", text, 1299); /* blocks of 65: the last one is short */
     tempdir_write(&dir, "model.json", model, strlen(model));
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(saved_model, .init = setup, .fini = teardown, .timeout = 240);
+TEMPDIR_SUITE(saved_model, setup, .timeout = 240);
 
 /* Trains into folder `out`; `flags` give at least the mesh and the length. */
 static void train(const char *out, const char *precision, const char *flags)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             ND_LAUNCH " --device cpu --set model.config=model.json --set data.path=text.txt "
-                       "--precision %s --set output.dtype=%s --set optimizer.schedule=constant "
-                       "--set output.save_model=true --set output.dir=%s %s",
-             precision, precision, out, flags);
-    shell(&dir, command);
+    shell(&dir, shell_line(ND_LAUNCH
+                           " --device cpu --set model.config=model.json --set data.path=text.txt "
+                           "--precision %s --set output.dtype=%s --set optimizer.schedule=constant "
+                           "--set output.save_model=true --set output.dir=%s %s",
+                           precision, precision, out, flags));
 }
 
 /* JSON lines, whose tokens are in a cache, with prompts, which do not count. */
@@ -61,17 +53,14 @@ static void write_rows(void)
 
 static void check(const char *python, const char *precision, const char *validation)
 {
-    char command[1024], flags[256];
+    char flags[256];
     snprintf(flags, sizeof flags,
              "--num-processes 4 --dp-shard-size 2 --tp-size 2 --sequence-length 64 --num-steps 20 "
              "--set data.validation_path=%s",
              validation);
     train(precision, precision, flags);
-    snprintf(command, sizeof command, "'%s' " ND_CHECK_MODEL " %s && rm -r %s", python, precision,
-             precision);
-    shell(&dir, command);
-    cr_assert_not_null(strstr(shell_output, "in transformers: relative difference"), "%s",
-                       shell_output);
+    shell(&dir, shell_line("'%s' " ND_CHECK_MODEL " %s && rm -r %s", python, precision, precision));
+    says("in transformers: relative difference");
 }
 
 Test(saved_model, check_model_finds_the_labels_of_the_run)
@@ -79,21 +68,21 @@ Test(saved_model, check_model_finds_the_labels_of_the_run)
     static const char *const validations[] = {"valid.txt", "valid.jsonl"};
     write_rows();
     for (int i = 0; i < 2; i++) {
-        char command[1024], flags[128];
+        char flags[128];
         snprintf(flags, sizeof flags,
                  "--num-processes 1 --sequence-length 64 --num-steps 1 "
                  "--set data.validation_path=%s",
                  validations[i]);
         train("labels", "fp32", flags);
-        snprintf(command, sizeof command,
-                 "cd $(dirname " ND_CHECK_MODEL ") && python3 -c \"import check_model as c, os, "
-                 "pathlib; os.chdir('%s'); config, row, cache = c.settings_and_validation("
-                 "pathlib.Path('labels')); print('labels', sum(l != c.IGNORED for _, labels in "
-                 "c.pairs_of(config, cache) for l in labels) - row['validation_tokens'])\" && "
-                 "rm -r %s/labels",
-                 dir.path, dir.path);
-        shell(&dir, command);
-        cr_expect_not_null(strstr(shell_output, "labels 0\n"), "%s", shell_output);
+        shell(&dir,
+              shell_line(
+                  "cd $(dirname " ND_CHECK_MODEL ") && python3 -c \"import check_model as c, os, "
+                  "pathlib; os.chdir('%s'); config, row, cache = c.settings_and_validation("
+                  "pathlib.Path('labels')); print('labels', sum(l != c.IGNORED for _, labels in "
+                  "c.pairs_of(config, cache) for l in labels) - row['validation_tokens'])\" && "
+                  "rm -r %s/labels",
+                  dir.path, dir.path));
+        says("labels 0\n");
     }
 }
 
@@ -101,7 +90,7 @@ Test(saved_model, has_the_same_validation_loss_in_transformers)
 {
     const char *python = peer_python("torch transformers");
     if (!python) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("ND_PEER_PYTHON names no Python with torch and transformers");
     }
     write_rows();
@@ -120,16 +109,15 @@ Test(saved_model, loads_onto_any_mesh)
     };
     train("one", "fp32", "--num-processes 2 --dp-shard-size 2 --sequence-length 64 --num-steps 5");
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        char command[2048];
-        snprintf(command, sizeof command,
-                 ND_LAUNCH
-                 " --device cpu --model-path one/model --set data.path=text.txt "
-                 "--sequence-length 64 --num-steps 1 --precision fp32 --set optimizer.name=sgd "
-                 "--set optimizer.lr=1e-300 --set optimizer.min_lr=0 --set output.dtype=fp32 "
-                 "--set output.dir=again %s && "
-                 "cmp one/model/model.safetensors again/model/model.safetensors && rm -r again",
-                 meshes[i]);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(
+                  ND_LAUNCH
+                  " --device cpu --model-path one/model --set data.path=text.txt "
+                  "--sequence-length 64 --num-steps 1 --precision fp32 --set optimizer.name=sgd "
+                  "--set optimizer.lr=1e-300 --set optimizer.min_lr=0 --set output.dtype=fp32 "
+                  "--set output.dir=again %s && "
+                  "cmp one/model/model.safetensors again/model/model.safetensors && rm -r again",
+                  meshes[i]));
     }
 }
 
@@ -167,10 +155,8 @@ Test(saved_model, takes_along_the_tokenizer_of_the_model_it_goes_on_from)
                 "one/model/vocab.json; chmod a-w one/model/*");
     shell(&dir, TOKENS "--model-path one/model --set output.dir=two");
     for (size_t i = 0; i < count; i++) {
-        char command[256];
-        snprintf(command, sizeof command, "test ! -L two/model/%s && cmp one/model/%s two/model/%s",
-                 names[i], names[i], names[i]);
-        shell(&dir, command);
+        shell(&dir, shell_line("test ! -L two/model/%s && cmp one/model/%s two/model/%s", names[i],
+                               names[i], names[i]));
     }
 }
 
@@ -197,8 +183,7 @@ Test(saved_model, is_verified_by_its_checksums)
     train("one", "fp32", "--num-processes 2 --dp-shard-size 2 --sequence-length 64 --num-steps 1");
     shell(&dir, "cd one/model && sha256sum --check --strict --quiet SHA256SUMS");
     shell(&dir, GO_ON "&& rm -r again");
-    cr_expect_not_null(strstr(shell_output, "model: 4 files match SHA256SUMS of one/model"), "%s",
-                       shell_output);
+    says("model: 4 files match SHA256SUMS of one/model");
     FILE *f = fopen(tempdir_file(&dir, "one/model/model.safetensors"), "r+b");
     cr_assert_not_null(f);
     cr_assert_eq(fseek(f, -1000, SEEK_END), 0);
@@ -206,16 +191,14 @@ Test(saved_model, is_verified_by_its_checksums)
     cr_assert_eq(fseek(f, -1000, SEEK_END), 0);
     cr_assert_eq(fputc(byte ^ 1, f), byte ^ 1);
     cr_assert_eq(fclose(f), 0);
-    cr_expect_eq(shell_run(&dir, GO_ON), 65);
-    cr_expect_not_null(strstr(shell_output, "model.safetensors\" is not the file that SHA256SUMS"),
-                       "%s", shell_output);
-    cr_expect_eq(shell_run(&dir, "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
-                                 "MASTER_ADDR=127.0.0.1 MASTER_PORT=1 " ND_TRAIN
-                                 " train --device cpu --model-path one/model --num-steps 1 "
-                                 "--set data.path=text.txt --sequence-length 64"),
-                 65);
+    shell_ends(&dir, 65, GO_ON, "model.safetensors\" is not the file that SHA256SUMS");
+    shell_ends(&dir, 65,
+               "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
+               "MASTER_ADDR=127.0.0.1 MASTER_PORT=1 " ND_TRAIN
+               " train --device cpu --model-path one/model --num-steps 1 "
+               "--set data.path=text.txt --sequence-length 64");
     shell(&dir, GO_ON "--set model.verify=false && rm -r again");
-    cr_expect_null(strstr(shell_output, "SHA256SUMS"), "%s", shell_output);
+    says_not("SHA256SUMS");
     shell(&dir, "rm one/model/SHA256SUMS && " GO_ON);
-    cr_expect_not_null(strstr(shell_output, "one/model has no SHA256SUMS"), "%s", shell_output);
+    says("one/model has no SHA256SUMS");
 }

@@ -17,17 +17,11 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, INPUTS_TEXT_MAX);
     inputs_write_model(&dir, 32, 64, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(faults_cuda, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(faults_cuda, setup, .timeout = 280);
 
 static void start(launched *l, const char *options)
 {

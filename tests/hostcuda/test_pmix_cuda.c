@@ -17,7 +17,6 @@ static launched ranks[RANKS];
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, INPUTS_TEXT_MAX);
     inputs_write_model(&dir, 32, 64, 2);
     setenv("LD_LIBRARY_PATH", ND_FAKE_PMIX, 1);
@@ -28,12 +27,7 @@ static void setup(void)
     setenv("PMIX_NAMESPACE", "fake", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(pmix_cuda, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(pmix_cuda, setup, .timeout = 280);
 
 static void start(void)
 {
@@ -71,7 +65,7 @@ Test(pmix_cuda, the_reason_is_out_before_communicators_are_aborted)
     cr_assert_not_null(fgets(code, sizeof code, f));
     fclose(f);
     cr_assert_str_eq(code, "73");
-    cr_assert_eq(launched_wait(&ranks[1], LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&ranks[1], 128 + SIGKILL);
     cr_assert_null(strstr(launched_read(&ranks[1]), "was lost"), "%s", ranks[1].text);
 }
 
@@ -84,7 +78,7 @@ Test(pmix_cuda, tasks_that_see_one_gpu_each_are_warned)
                    LAUNCHED_SECONDS);
     launched_until(&ranks[0], "\nstep ", 2, LAUNCHED_SECONDS);
     kill(ranks[0].pid, SIGTERM);
-    cr_assert_eq(launched_wait(&ranks[0], LAUNCHED_SECONDS), 75, "%s", launched_read(&ranks[0]));
+    launched_expect(&ranks[0], 75);
     launched_wait(&ranks[1], LAUNCHED_SECONDS);
     cr_assert_not_null(strstr(launched_read(&ranks[0]), "srun --gpus-per-node=2"), "%s",
                        ranks[0].text);

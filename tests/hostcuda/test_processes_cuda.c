@@ -17,17 +17,11 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     inputs_write_text(&dir, INPUTS_TEXT_MAX);
     inputs_write_model(&dir, 64, 96, 2);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(processes_cuda, .init = setup, .fini = teardown, .timeout = 240);
+TEMPDIR_SUITE(processes_cuda, setup, .timeout = 240);
 
 #define RUN                                                                                        \
     ND_HOSTCUDA "/ndlaunch --set model.config=model.json --set data.path=text.txt "                \
@@ -35,9 +29,7 @@ TestSuite(processes_cuda, .init = setup, .fini = teardown, .timeout = 240);
 
 static int run(const char *options, const char *out)
 {
-    char command[1024];
-    snprintf(command, sizeof command, RUN "%s --set output.dir=%s", options, out);
-    return shell_run(&dir, command);
+    return shell_run(&dir, shell_line(RUN "%s --set output.dir=%s", options, out));
 }
 
 /* Loss of the last step of a run's metrics. */
@@ -72,8 +64,8 @@ Test(processes_cuda, fewer_gpus_than_workers_are_said_before_the_start)
 {
     int code = run("--device cuda --workers 9 --dp-shard-size 9", "none");
     cr_expect_eq(code, 2, "%d: %s", code, shell_output);
-    cr_expect(strstr(shell_output, "9 workers") && strstr(shell_output, "8 are visible"), "%s",
-              shell_output);
+    says("9 workers");
+    says("8 are visible");
 }
 
 Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
@@ -83,23 +75,17 @@ Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
     code =
         shell_run(&dir, "ND_DOUBLE_MEMORY=50 " RUN "--device cuda --workers 1 --set output.dir=x");
     cr_expect_eq(code, 71, "%d: %s", code, shell_output);
-    cr_expect(strstr(shell_output, "of 0.05 GiB are free"), "%s", shell_output);
+    says("of 0.05 GiB are free");
 }
 
 /* NCCL is estimated at 288 MiB for the groups of these two ranks. */
 Test(processes_cuda, what_comes_after_the_plan_is_an_estimate_and_a_warning)
 {
     static const char two[] = "--device cuda --workers 2 --tp-size 2 --set output.dir=";
-    char command[2048];
-    snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=200 " RUN "%sfits", two);
-    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, "kernels, NCCL and CUDA graphs will take about"), "%s",
-              shell_output);
-    snprintf(command, sizeof command, "ND_DOUBLE_MEMORY=50 " RUN "%snot", two);
-    cr_expect_eq(shell_run(&dir, command), 71, "%s", shell_output);
-    cr_expect(strstr(shell_output, "of 0.05 GiB are free") &&
-                  strstr(shell_output, "kernels, NCCL and CUDA graphs still need about"),
-              "%s", shell_output);
+    shell(&dir, shell_line("ND_DOUBLE_MEMORY=200 " RUN "%sfits", two));
+    says("kernels, NCCL and CUDA graphs will take about");
+    shell_ends(&dir, 71, shell_line("ND_DOUBLE_MEMORY=50 " RUN "%snot", two),
+               "of 0.05 GiB are free", "kernels, NCCL and CUDA graphs still need about");
 }
 
 /* What CUDA and NCCL read once is set before their first call, unless the user has set it. */
@@ -119,13 +105,10 @@ Test(processes_cuda, queues_loading_and_interface_are_set_before_the_first_call)
          "nccl NCCL_SOCKET_IFNAME=eth7\n"},
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        char command[2048];
-        snprintf(command, sizeof command,
-                 "ND_DOUBLE_NOTES=notes%zu %s " RUN "--device cuda %s --set output.dir=noted%zu", i,
-                 runs[i].variables, runs[i].options, i);
-        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
-        snprintf(command, sizeof command, "sort -u notes%zu", i);
-        shell(&dir, command);
+        shell(&dir, shell_line("ND_DOUBLE_NOTES=notes%zu %s " RUN
+                               "--device cuda %s --set output.dir=noted%zu",
+                               i, runs[i].variables, runs[i].options, i));
+        shell(&dir, shell_line("sort -u notes%zu", i));
         cr_expect_str_eq(shell_output, runs[i].notes, "%s", runs[i].options);
     }
 }
@@ -142,20 +125,20 @@ Test(processes_cuda, products_leave_processors_to_collectives)
         {"--dp-shard-size 2 --comm-blocks 16 --product-processors 100", "100\n"},
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        char options[256], out[32], command[256];
+        char options[256], out[32];
         snprintf(options, sizeof options, "--device cuda --workers 2 --autotune %s",
                  runs[i].options);
         snprintf(out, sizeof out, "divided%zu", i);
         cr_assert_eq(run(options, out), 0, "%s", shell_output);
-        snprintf(command, sizeof command,
-                 "grep -o '\"processors\": *[0-9]*' %s/run.json | grep -o '[0-9]*$' | sort -u",
-                 out);
-        shell(&dir, command);
+        shell(&dir,
+              shell_line(
+                  "grep -o '\"processors\": *[0-9]*' %s/run.json | grep -o '[0-9]*$' | sort -u",
+                  out));
         cr_expect_str_eq(shell_output, runs[i].processors, "%s", runs[i].options);
     }
     int code = run("--device cuda --workers 1 --product-processors 133", "refused");
     cr_expect_eq(code, 2, "%d: %s", code, shell_output);
-    cr_expect(strstr(shell_output, "kernels.product_processors is 133"), "%s", shell_output);
+    says("kernels.product_processors is 133");
 }
 
 /* Each kind of product is named once, by one rank; the losses are those of vectors of scales. */
@@ -165,16 +148,14 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
                               "--fp8-recipe rowwise --gradient-accumulation-steps 2";
     unsetenv("ND_DOUBLE_LT_VECTORS");
     cr_assert_eq(run(two, "vectors"), 0, "%s", shell_output);
-    cr_expect_null(strstr(shell_output, "takes no scales"), "%s", shell_output);
+    says_not("takes no scales");
     const double with = last_loss("vectors");
     static const char *const when[] = {"heuristic", "product", "product-f32"};
     for (size_t i = 0; i < sizeof when / sizeof *when; i++) {
-        char command[2048], out[32];
+        char out[32];
         snprintf(out, sizeof out, "without%zu", i);
-        snprintf(command, sizeof command,
-                 "ND_DOUBLE_LT_VECTORS=%s " RUN "%s --set output.dir=%s >log 2>&1", when[i], two,
-                 out);
-        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        shell(&dir, shell_line("ND_DOUBLE_LT_VECTORS=%s " RUN "%s --set output.dir=%s >log 2>&1",
+                               when[i], two, out));
         const double without = last_loss(out);
         cr_expect(with > 1.0 && fabs(without - with) < with / 256.0, "%s: loss %.6f, not %.6f",
                   when[i], without, with);
@@ -215,7 +196,7 @@ Test(processes_cuda, separate_documents_train_as_on_the_cpu)
         {"", "--workers 1 --deterministic", "the plain attention kernels"},
         {"ND_DOUBLE_WRONG_DOCUMENTS=1 ", "--workers 1", "separate documents wrongly on this GPU"},
     };
-    char options[512], command[2048];
+    char options[512];
     write_rows();
     snprintf(options, sizeof options, "--device cpu --workers 1 %s", job);
     cr_assert_eq(run(options, "cpu"), 0, "%s", shell_output);
@@ -223,9 +204,8 @@ Test(processes_cuda, separate_documents_train_as_on_the_cpu)
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         char out[16];
         snprintf(out, sizeof out, "gpu%zu", i);
-        snprintf(command, sizeof command, "%s" RUN "--device cuda %s %s --set output.dir=%s",
-                 forms[i].environment, forms[i].options, job, out);
-        cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        shell(&dir, shell_line("%s" RUN "--device cuda %s %s --set output.dir=%s",
+                               forms[i].environment, forms[i].options, job, out));
         cr_expect(forms[i].said ? strstr(shell_output, forms[i].said) != NULL
                                 : !strstr(shell_output, "plain"),
                   "%s: %s", forms[i].options, shell_output);
@@ -266,15 +246,12 @@ Test(processes_cuda, windows_in_plain_kernels_are_said_once)
 
 static double planned_bytes(const char *memory)
 {
-    char command[2048];
-    snprintf(command, sizeof command,
-             "ND_DOUBLE_MEMORY=%s " RUN "--device cuda --workers 1 --precision bf16 "
-             "--set output.dir=out%s",
-             memory, memory);
-    cr_assert_eq(shell_run(&dir, command), 0, "%s", shell_output);
-    snprintf(command, sizeof command,
-             "sed -n 's/.*\"planned_bytes\": *\\([0-9.e+]*\\).*/\\1/p' out%s/run.json", memory);
-    shell(&dir, command);
+    shell(&dir, shell_line("ND_DOUBLE_MEMORY=%s " RUN "--device cuda --workers 1 --precision bf16 "
+                           "--set output.dir=out%s",
+                           memory, memory));
+    shell(&dir,
+          shell_line("sed -n 's/.*\"planned_bytes\": *\\([0-9.e+]*\\).*/\\1/p' out%s/run.json",
+                     memory));
     return strtod(shell_output, NULL);
 }
 
@@ -289,7 +266,8 @@ Test(processes_cuda, a_copy_of_all_weights_leaves_room)
 static void expect_ended(int code, int expected, const char *a, const char *b)
 {
     cr_expect_eq(code, expected, "%d: %s", code, shell_output);
-    cr_expect(strstr(shell_output, a) && strstr(shell_output, b), "%s", shell_output);
+    says(a);
+    says(b);
 }
 
 /* auto: the CPU, with a reason where there is a driver; cuda: an error. */
@@ -303,20 +281,18 @@ Test(processes_cuda, auto_says_why_it_takes_the_cpu)
         {"ND_DOUBLE_DEVICES=0", "the driver sees none"},
         {"ND_DOUBLE_DEVICES=-1", NULL},
     };
-    char command[1024];
     for (size_t i = 0; i < sizeof machines / sizeof *machines; i++) {
-        snprintf(command, sizeof command, "%s " RUN "--workers 2 --set output.dir=auto%zu",
-                 machines[i].machine, i);
-        cr_expect_eq(shell_run(&dir, command), 0, "%s", shell_output);
+        shell(&dir,
+              shell_line("%s " RUN "--workers 2 --set output.dir=auto%zu", machines[i].machine, i));
         const char *line = strstr(shell_output, "device auto takes the CPU: ");
         cr_expect_eq(line != NULL, machines[i].why != NULL, "%s", shell_output);
         if (line) {
             cr_expect(strstr(line, machines[i].why) && !strstr(line + 1, "device auto takes"), "%s",
                       shell_output);
         }
-        snprintf(command, sizeof command, "%s " RUN "--device cuda --workers 2 --set output.dir=x",
-                 machines[i].machine);
-        cr_expect_eq(shell_run(&dir, command), 2, "%s", shell_output);
+        shell_ends(&dir, 2,
+                   shell_line("%s " RUN "--device cuda --workers 2 --set output.dir=x",
+                              machines[i].machine));
     }
 }
 
@@ -335,13 +311,12 @@ Test(processes_cuda, autotune_is_printed_recorded_and_replayed)
         "forms of products, timed in", "q_proj k_proj v_proj: bf16; a step takes",
         "o_proj: fp8; a step takes", "bf16: FP8 takes longer here (autotune)"};
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
-        cr_expect(strstr(shell_output, said[i]), "%s: %s", said[i], shell_output);
+        says(said[i]);
     }
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     setenv("ND_DOUBLE_LT_TIMES", "1,2,3", 1); /* would choose otherwise */
     cr_assert_eq(run(EIGHT "--autotune-from tuned/run.json", "again"), 0, "%s", shell_output);
-    cr_expect(strstr(shell_output, "forms of products as tuned/run.json has them, nothing timed"),
-              "%s", shell_output);
+    says("forms of products as tuned/run.json has them, nothing timed");
     cr_expect_not(strstr(shell_output, "not among its choices"), "%s", shell_output);
     shell(&dir, "grep -q '\"replayed_from\": \"tuned/run.json\"' again/run.json && "
                 "sed 's/,\"step_ms\".*//' tuned/metrics.jsonl > a && "
@@ -385,7 +360,7 @@ Test(processes_cuda, autotune_looks_at_memory_first)
     }
     cr_assert_eq(run("--device cuda --workers 1 --autotune --precision fp8", "fits"), 0, "%s",
                  shell_output);
-    cr_expect(strstr(shell_output, "forms of products, timed in"), "%s", shell_output);
+    says("forms of products, timed in");
 }
 
 /* With ND_DOUBLE_ORDERED attention's backward is refused where it is not deterministic. */
@@ -429,13 +404,10 @@ static void make_model_to_use(void)
 /* Standard output of a program with device cuda is that of ndtrain on the CPU. */
 static void expect_same_output(const char *gpu, const char *cpu)
 {
-    char command[1024];
-    snprintf(command, sizeof command, "%s >got.txt", gpu);
-    cr_assert_eq(shell_run(&dir, command), 0, "%s: %s", gpu, shell_output);
-    snprintf(command, sizeof command, ND_HOSTCUDA "/ndtrain %s --device cpu >want.txt", cpu);
-    cr_assert_eq(shell_run(&dir, command), 0, "%s: %s", cpu, shell_output);
+    shell(&dir, shell_line("%s >got.txt", gpu));
+    shell(&dir, shell_line(ND_HOSTCUDA "/ndtrain %s --device cpu >want.txt", cpu));
     shell(&dir, "test -s want.txt");
-    cr_expect_eq(shell_run(&dir, "diff want.txt got.txt"), 0, "%s: %s", gpu, shell_output);
+    shell(&dir, "diff want.txt got.txt");
 }
 
 Test(processes_cuda, texts_and_scores_are_those_of_the_cpu)
@@ -458,14 +430,12 @@ Test(processes_cuda, texts_and_scores_are_those_of_the_cpu)
 /* The log-likelihoods of all choices, in order; how many. */
 static int read_scores(const char *options, double *scores, int most)
 {
-    char command[1024];
     int count = 0;
-    snprintf(command, sizeof command,
-             ND_HOSTCUDA "/ndtrain eval --requests scores.jsonl --jsonl --model made/model "
-                         "--precision fp8 %s 2>log | grep -o '\"log_likelihoods\":\\[[^]]*' | "
-                         "tr ',' '\n' | sed 's/.*\\[//'",
-             options);
-    shell(&dir, command);
+    shell(&dir, shell_line(ND_HOSTCUDA
+                           "/ndtrain eval --requests scores.jsonl --jsonl --model made/model "
+                           "--precision fp8 %s 2>log | grep -o '\"log_likelihoods\":\\[[^]]*' | "
+                           "tr ',' '\n' | sed 's/.*\\[//'",
+                           options));
     for (char *at = shell_output, *end; count < most; at = end) {
         scores[count] = strtod(at, &end);
         if (end == at) {

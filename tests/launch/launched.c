@@ -239,12 +239,21 @@ bool launched_gone(pid_t pid)
 static void expect_within(launched *l, double seconds, int code)
 {
     int got = launched_wait(l, seconds);
-    cr_assert_eq(got, code, "%s: %d, not %d: %s", l->output, got, code, launched_read(l));
+    launched_read(l);
+    cr_assert_eq(got, code, "%s: %d, not %d: %s", l->output, got, code, l->text);
 }
 
 void launched_expect(launched *l, int code)
 {
     expect_within(l, LAUNCHED_SECONDS, code);
+}
+
+void launched_expect_facts(launched *l, int code, const char *const *facts)
+{
+    launched_expect(l, code);
+    for (; *facts != NULL; facts++) {
+        assert_says(l, *facts);
+    }
 }
 
 void launched_ends(launched *l, int code)

@@ -33,10 +33,12 @@ void launched_use_test_worker(void);
 void launched_start(launched *l, const tempdir *dir, const char *name, const char *const *argv);
 /* Exit code, or 128 + signal. */
 int launched_wait(launched *l, double seconds);
-/* Waits for the end, which has this code. */
+/* Waits for the end, which has this code, and reads the output. */
 void launched_expect(launched *l, int code);
-/* The same for a program that is attacked or hindered: it ends within PATIENCE_SECONDS of its start
- * (tests/support/patience.h). */
+/* The same, and the output has all of `facts`, texts ended by NULL. */
+void launched_expect_facts(launched *l, int code, const char *const *facts);
+/* launched_expect for a program that is attacked or hindered: it ends within PATIENCE_SECONDS of
+ * its start (tests/support/patience.h). */
 void launched_ends(launched *l, int code);
 const char *launched_read(launched *l);
 /* How often the output holds the words. */
@@ -54,5 +56,8 @@ bool launched_gone(pid_t pid);
 
 #define assert_says(l, words)                                                                      \
     cr_assert_not_null(strstr(launched_read(l), (words)), "no \"%s\" in:\n%s", (words), (l)->text)
+
+#define assert_ends(l, code, ...)                                                                  \
+    launched_expect_facts(l, code, (const char *const[]){__VA_ARGS__, NULL})
 
 #endif

@@ -24,23 +24,17 @@ static void setup(void)
 {
     launched l;
     char program[PATH_MAX];
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(key_file, sizeof key_file, "%s/key", dir.path);
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     launched_use_test_worker();
     setenv("ND_TEST", "self", 1);
     setenv("ND_TEST_RANK", "0", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(crowd, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(crowd, setup);
 
 /* A node whose launcher may open so many files. */
 static void start_node(launched *l, int node, const char *endpoint, int files)
@@ -78,8 +72,7 @@ static double join_seconds(crowd size, int files)
     double begin = nd_clock_seconds();
     start_node(&nodes[1], 1, endpoint, files);
     for (int i = 1; i >= 0; i--) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "node %d: %s", i,
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 0);
     }
     double seconds = nd_clock_seconds() - begin;
     if (hostile) {
@@ -95,7 +88,7 @@ static void delays_by_less_than(double most, crowd size, int files)
     for (int i = 0; i < TRIES && !(more < most); i++) {
         double alone = join_seconds((crowd){.held = 1}, files), crowded = join_seconds(size, files);
         if (isnan(crowded)) {
-            teardown();
+            tempdir_remove(&dir);
             skip_test("the limit of open files (ulimit -Hn) is too low for the crowd");
         }
         fprintf(stderr, "joined in %.2f s alone and in %.2f s beside %d connections\n", alone,

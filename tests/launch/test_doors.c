@@ -24,24 +24,18 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     unsetenv("ND_WORKER");
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(doors, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(doors, setup, .timeout = 280);
 
 /* The program decides, and not what UCX would do with these. */
 Test(doors, workers_of_one_host_listen_nowhere)
 {
     launched l;
     if (launched_shell("ss -V >/dev/null 2>&1") != 0) {
-        teardown();
+        tempdir_remove(&dir);
         skip_test("ss, of iproute2, is missing");
     }
     setenv("UCX_TLS", "tcp,self", 1);

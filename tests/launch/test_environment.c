@@ -15,7 +15,6 @@ static launched ranks[RANKS];
 static void setup(void)
 {
     char port[16];
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(port, sizeof port, "%d", port_reserve());
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
@@ -26,12 +25,7 @@ static void setup(void)
     setenv("TORCHELASTIC_RUN_ID", "some-run", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(environment, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(environment, setup, .timeout = 280);
 
 /* All ranks with these steps; the one that differs has the further flag, too. */
 static void start(const char *steps, int different, const char *flag)
@@ -59,11 +53,10 @@ Test(environment, ranks_train_as_under_ndlaunch)
     static char whole[8192], apart[8192];
     start("4", -1, NULL); /* the axis that is -1 takes WORLD_SIZE */
     for (int rank = 0; rank < RANKS; rank++) {
-        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 0, "rank %d: %s", rank,
-                     launched_read(&ranks[rank]));
+        launched_expect(&ranks[rank], 0);
     }
     tiny_ndlaunch(&one, &dir, "one", RANKS, (const char *[]){"--num-steps", "4", NULL});
-    cr_assert_eq(launched_wait(&one, LAUNCHED_SECONDS), 0, "%s", launched_read(&one));
+    launched_expect(&one, 0);
     tiny_metrics(&dir, "ranks", apart, sizeof apart);
     tiny_metrics(&dir, "one", whole, sizeof whole);
     cr_assert_str_eq(apart, whole);
@@ -112,8 +105,7 @@ Test(environment, a_signal_to_one_rank_ends_all_at_the_same_step)
     kill(ranks[3].pid, SIGTERM);
     char words[64] = "";
     for (int rank = RANKS - 1; rank >= 0; rank--) {
-        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 75, "rank %d: %s", rank,
-                     launched_read(&ranks[rank]));
+        launched_expect(&ranks[rank], 75);
         const char *step = strstr(launched_read(&ranks[rank]), "stopped by a signal after step ");
         cr_assert_not_null(step, "%s", ranks[rank].text);
         snprintf(words, sizeof words, "%.*s", words[0] ? 0 : (int)strcspn(step, "\n"), step);

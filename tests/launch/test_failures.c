@@ -14,16 +14,10 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(failures, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(failures, setup, .timeout = 280);
 
 static void start_test_worker(launched *l, const char *what, const char *rank, int workers)
 {
@@ -37,20 +31,16 @@ Test(failures, the_first_failing_workers_code_is_the_jobs)
 {
     launched l;
     start_test_worker(&l, "exit 7", "2", 3);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 7, "%s", launched_read(&l));
-    assert_says(&l, "rank 2 failed first (host ");
-    assert_says(&l, "last words");
-    assert_says(&l, "collateral (ended with it): 0-1\n");
+    assert_ends(&l, 7, "rank 2 failed first (host ", "last words",
+                "collateral (ended with it): 0-1\n");
 }
 
 Test(failures, the_screen_holds_the_workers_own_sentence)
 {
     launched l;
     start_test_worker(&l, "fail", "1", 2);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 65, "%s", launched_read(&l));
-    assert_says(&l, "rank 1 failed first");
-    assert_says(&l, "exit code 65 (data)");
-    assert_says(&l, "it said: the test file is damaged");
+    assert_ends(&l, 65, "rank 1 failed first", "exit code 65 (data)",
+                "it said: the test file is damaged");
 }
 
 /* Its record is older than the request to end, which the exit of the rank that lost it caused. */
@@ -58,9 +48,7 @@ Test(failures, a_deadline_goes_before_the_losses_that_it_caused)
 {
     launched l;
     start_test_worker(&l, "end late", "1", 2);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 124, "%s", launched_read(&l));
-    assert_says(&l, "rank 1 failed first");
-    assert_says(&l, "it said: the file system does not answer");
+    assert_ends(&l, 124, "rank 1 failed first", "it said: the file system does not answer");
 }
 
 /* Whole lines of other ranks, and the bytes of rank 0: its own sentence is on the screen, the
@@ -71,7 +59,7 @@ Test(failures, a_sentence_is_said_once)
     for (int i = 0; i < 2; i++) {
         launched l;
         start_test_worker(&l, "fail", ranks[i], 2);
-        cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 65, "%s", launched_read(&l));
+        launched_expect(&l, 65);
         cr_assert_eq(launched_count(&l, "the test file is damaged"), 1, "rank %d: %s", i, l.text);
         cr_assert_eq(launched_count(&l, "a line before\n"), 1, "rank %d: %s", i, l.text);
         cr_assert_eq(launched_count(&l, "a line after\n"), 1, "rank %d: %s", i, l.text);
@@ -82,8 +70,7 @@ Test(failures, ranks_that_ended_with_it_are_ranges)
 {
     launched l;
     start_test_worker(&l, "exit 7", "3", 8);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 7, "%s", launched_read(&l));
-    assert_says(&l, "collateral (ended with it): 0-2, 4-7\n");
+    assert_ends(&l, 7, "collateral (ended with it): 0-2, 4-7\n");
 }
 
 Test(failures, a_killed_worker_is_named_with_its_signal)
@@ -95,9 +82,7 @@ Test(failures, a_killed_worker_is_named_with_its_signal)
         pids[rank] = launched_worker(&l, rank);
     }
     kill(pids[1], SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
-    assert_says(&l, "rank 1 failed first");
-    assert_says(&l, "signal 9 (Killed)");
+    assert_ends(&l, 128 + SIGKILL, "rank 1 failed first", "signal 9 (Killed)");
     for (int rank = 0; rank < 3; rank++) {
         cr_assert(launched_gone(pids[rank]), "rank %d is still there", rank);
     }
@@ -109,8 +94,7 @@ Test(failures, workers_that_ignore_the_end_are_killed)
     start_test_worker(&l, "stubborn", "1", 2);
     pid_t stubborn = launched_worker(&l, 0);
     kill(launched_worker(&l, 1), SIGABRT);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGABRT, "%s", launched_read(&l));
-    assert_says(&l, "did not end in time");
+    assert_ends(&l, 128 + SIGABRT, "did not end in time");
     cr_assert(launched_gone(stubborn));
 }
 
@@ -124,14 +108,13 @@ Test(failures, a_killed_worker_that_does_not_end_is_left_behind)
     if (ptrace(PTRACE_SEIZE, traced, NULL, NULL) != 0) {
         kill(l.pid, SIGKILL);
         launched_wait(&l, LAUNCHED_SECONDS);
-        teardown();
+        tempdir_remove(&dir);
         skip_test("this process may not trace others (PTRACE_SEIZE)");
     }
     kill(killed, SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 137, "%s", launched_read(&l));
-    assert_says(&l, "ndlaunch: rank 0 (pid ");
-    assert_says(&l, ") did not end within 30 s of being killed, and is left behind\n");
-    assert_says(&l, "rank 1 failed first");
+    assert_ends(&l, 137, "ndlaunch: rank 0 (pid ",
+                ") did not end within 30 s of being killed, and is left behind\n",
+                "rank 1 failed first");
     waitpid(traced, NULL, __WALL);
 }
 
@@ -141,7 +124,7 @@ Test(failures, no_worker_outlives_a_killed_ndlaunch)
     start_test_worker(&l, "stubborn", "1", 2);
     pid_t first = launched_worker(&l, 0), second = launched_worker(&l, 1);
     kill(l.pid, SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&l, 128 + SIGKILL);
     cr_assert(launched_gone(first) && launched_gone(second));
 }
 
@@ -152,7 +135,7 @@ Test(failures, the_check_does_not_outlive_a_killed_ndlaunch)
     launched_until(&l, "check pid ", 1, LAUNCHED_SECONDS);
     pid_t check = (pid_t)atol(strstr(l.text, "check pid ") + 10);
     kill(l.pid, SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&l, 128 + SIGKILL);
     cr_assert(launched_gone(check));
 }
 
@@ -168,7 +151,7 @@ Test(failures, no_trainer_outlives_a_killed_ndlaunch)
         kill(workers[rank], SIGSTOP);
     }
     kill(l.pid, SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&l, 128 + SIGKILL);
     for (int rank = 0; rank < 2; rank++) {
         bool gone = launched_gone(workers[rank]);
         kill(workers[rank], SIGKILL);
@@ -237,7 +220,7 @@ Test(failures, the_next_start_removes_shared_memory_of_killed_workers)
     launched_wait(&l, LAUNCHED_SECONDS);
     cr_assert(launched_gone(workers[0]) && launched_gone(workers[1]));
     tiny_ndlaunch(&l, &dir, "next", 2, (const char *[]){"--num-steps", "2", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {
         cr_expect_neq(launched_shell("ls -d /dev/shm/ndtrain-*-%d-* 2>/dev/null", (int)workers[i]),
                       0);

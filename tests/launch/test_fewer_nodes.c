@@ -15,21 +15,15 @@ static void setup(void)
 {
     launched l;
     char program[PATH_MAX];
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", port_reserve());
     snprintf(key_file, sizeof key_file, "%s/key", dir.path);
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(fewer_nodes, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(fewer_nodes, setup, .timeout = 280);
 
 typedef struct job {
     int nodes, workers;        /* workers of all nodes */
@@ -65,16 +59,10 @@ static void use_plan(const char *plan, const char *rank)
     setenv("ND_TEST_PLAN", plan, 1);
 }
 
-static void expect_code(launched *l, int expected)
-{
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
-}
-
 static void lose_node(launched *node)
 {
     kill(node->pid, SIGKILL);
-    expect_code(node, 128 + SIGKILL);
+    launched_expect(node, 128 + SIGKILL);
 }
 
 /* Three nodes have 3 micro-batches a step, which do not divide over 2 ranks: one node goes on, and
@@ -91,8 +79,8 @@ Test(fewer_nodes, only_so_many_have_workers_as_the_samples_divide_over)
         launched_until(&nodes[i], "of epoch 0 waits", 1, LAUNCHED_SECONDS);
     }
     lose_node(&nodes[2]);
-    expect_code(&nodes[0], 0);
-    expect_code(&nodes[1], 0);
+    launched_expect(&nodes[0], 0);
+    launched_expect(&nodes[1], 0);
     assert_says(&nodes[0], "the job goes on with 1 of 3 nodes: mesh ");
     assert_says(&nodes[0], "train.gradient_accumulation_steps 3\n");
     assert_says(&nodes[0], "rank 0 is one of 1 on 1 nodes\n");
@@ -117,9 +105,8 @@ Test(fewer_nodes, a_lost_node_is_waited_for_and_may_come_later)
     start_node(&back, &j, 1, 1);
     launched_until(&nodes[0], ") joined and is a spare", 1, LAUNCHED_SECONDS);
     kill(launched_child(&nodes[0], 0), SIGKILL);
-    expect_code(&back, 0);
-    expect_code(&nodes[0], 0);
-    assert_says(&nodes[0], "the job goes on with 2 of 2 nodes: mesh ");
+    launched_expect(&back, 0);
+    assert_ends(&nodes[0], 0, "the job goes on with 2 of 2 nodes: mesh ");
     assert_says(&back, "rank 1 is one of 2 on 2 nodes\n");
 }
 
@@ -148,7 +135,7 @@ Test(fewer_nodes, training_goes_on_with_the_same_samples_a_step)
     until_further_checkpoint(&nodes[0]);
     assert_says(&nodes[0], "resume: train.gradient_accumulation_steps was 1 and is 2");
     kill(nodes[0].pid, SIGTERM);
-    expect_code(&nodes[0], 75);
+    launched_expect(&nodes[0], 75);
     cr_expect_eq(launched_shell("%s/ndtrain ckpt ls --json %s/run | tail -n 1 > %s/last && "
                                 "s=$(sed 's/.*\"step\": *\\([0-9]*\\).*/\\1/' %s/last) && "
                                 "grep -q '\"samples_seen\": *'$((2 * s))'[,}]' %s/last",
@@ -165,6 +152,5 @@ Test(fewer_nodes, need_an_axis_that_can_shrink)
                    .further = (const char *[]){"--dp-shard-size", "2", NULL}};
     launched l;
     start_node(&l, &j, 0, 0);
-    expect_code(&l, 2);
-    assert_says(&l, "every axis of the mesh has a fixed size");
+    assert_ends(&l, 2, "every axis of the mesh has a fixed size");
 }

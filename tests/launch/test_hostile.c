@@ -35,24 +35,18 @@ static void setup(void)
 {
     launched l;
     char program[PATH_MAX];
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     port = port_reserve();
     snprintf(key_file, sizeof key_file, "%s/key", dir.path);
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key_file, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     assert_ok(nd_key_read_file(key_file, key));
     launched_use_test_worker();
     setenv("ND_TEST", "self", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(hostile, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(hostile, setup);
 
 static void start_node(launched *l, int node, int at, const char *seconds)
 {

@@ -16,17 +16,11 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     unsetenv("ND_WORKER");
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(kill, .init = setup, .fini = teardown, .timeout = 500);
+TEMPDIR_SUITE(kill, setup, .timeout = 500);
 
 static void start(launched *l, const char *name, const char *const *further)
 {
@@ -157,7 +151,7 @@ Test(kill, a_killed_ndlaunch_goes_on_by_resume)
         workers[rank] = launched_child(&l, rank);
     }
     kill(l.pid, SIGKILL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&l, 128 + SIGKILL);
     for (int rank = 0; rank < WORKERS; rank++) { /* and with them their lock of the run folder */
         cr_assert(launched_gone(workers[rank]));
     }
@@ -208,7 +202,7 @@ Test(kill, a_worker_and_a_launcher_of_another_node)
     launched_until(&nodes[0], "restart 1 of 3 follows ", 1, LAUNCHED_SECONDS);
     launched_until(&nodes[0], "checkpoint of step 50 ", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGKILL);
-    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&nodes[1], 128 + SIGKILL);
     start_node(&nodes[1], 1, 1, "0");
     expect_done(&nodes[1]);
     expect_done(&nodes[0]);
@@ -228,7 +222,7 @@ Test(kill, a_launcher_whose_place_a_spare_node_takes)
     }
     launched_until(&nodes[0], "checkpoint of step 20 ", 1, LAUNCHED_SECONDS);
     kill(nodes[1].pid, SIGKILL);
-    cr_assert_eq(launched_wait(&nodes[1], LAUNCHED_SECONDS), 128 + SIGKILL);
+    launched_expect(&nodes[1], 128 + SIGKILL);
     expect_done(&nodes[2]);
     expect_done(&nodes[0]);
     assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");

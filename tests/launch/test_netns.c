@@ -92,7 +92,7 @@ static void start_nodes(launched nodes[2], bool ipc, const char *run, const char
     snprintf(key, sizeof key, "%s/key", dir.path);
     launched_shell("rm -f %s", key);
     launched_start(&l, &dir, "make-key", (const char *[]){program, "--make-key", key, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     for (int i = 0; i < 2; i++) {
         char name[32], rank[16];
         tiny_arguments a = {0};
@@ -131,8 +131,7 @@ static void start_nodes(launched nodes[2], bool ipc, const char *run, const char
 static void end_nodes(launched nodes[2])
 {
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&nodes[i], LAUNCHED_SECONDS), 0, "node %d: %s", i,
-                     launched_read(&nodes[i]));
+        launched_expect(&nodes[i], 0);
     }
 }
 
@@ -328,8 +327,7 @@ static void meet_over_pmix(const char *const hosts[2])
         launched_start(&ranks[i], &dir, name, a.list);
     }
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(launched_wait(&ranks[i], LAUNCHED_SECONDS), 0, "rank %d: %s", i,
-                     launched_read(&ranks[i]));
+        launched_expect(&ranks[i], 0);
     }
     assert_says(&ranks[0], "step 3/3");
     assert_says(&ranks[0], "rank 0 hosts the store at 10.99.0.1 port ");

@@ -13,19 +13,13 @@ static tiny_nodes job = {.nodes = 2,
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
     launched_use_test_worker();
     setenv("ND_TEST", "plan", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(node_restarts, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(node_restarts, setup, .timeout = 280);
 
 static void start_nodes(launched nodes[2], const char *plan, const char *rank)
 {
@@ -90,11 +84,10 @@ Test(node_restarts, a_node_whose_launcher_died_comes_back)
     cr_assert(launched_gone(former));
     tiny_nodes_start(&back, &job, 1, 1, NULL);
     launched_expect(&back, 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "node 1 (host ");
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows when enough nodes are back, from "
-                           "step 40; ");
-    assert_says(&nodes[0], "node 1 of 2 nodes is missing; start the same command there within ");
+    assert_ends(&nodes[0], 0, "node 1 (host ",
+                "was lost; restart 1 of 3 follows when enough nodes are back, from "
+                "step 40; ",
+                "node 1 of 2 nodes is missing; start the same command there within ");
     assert_says(&back, "ndlaunch: joined node 0 (127.0.0.1 port ");
     assert_says(&back, ") as node 1 of 2\n");
     assert_says(&back, "epoch 1 of rank 3, run nd-");
@@ -115,9 +108,8 @@ Test(node_restarts, a_node_leaves_and_comes_back_twice)
     launched_expect(&back[0], 137);
     tiny_nodes_start(&back[1], &job, 1, 2, NULL);
     launched_expect(&back[1], 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "was lost; restart 1 of 3 follows ");
-    assert_says(&nodes[0], "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
+    assert_ends(&nodes[0], 0, "was lost; restart 1 of 3 follows ",
+                "was lost; restart 2 of 3 follows in 1 s, from step 43; ");
     assert_says(&back[1], "epoch 2 of rank 3, run nd-");
 }
 
@@ -144,8 +136,7 @@ Test(node_restarts, a_node_that_comes_back_changed_is_refused)
     launched_expect(&nodes[1], 137);
     launched_until(&nodes[0], "node 1 of 2 nodes is missing", 1, LAUNCHED_SECONDS);
     tiny_nodes_start(&changed, &job, 1, 1, (const char *[]){"--learning-rate", "0.25", NULL});
-    launched_expect(&changed, 2);
-    assert_says(&changed, "optimizer.lr is '");
+    assert_ends(&changed, 2, "optimizer.lr is '");
     tiny_nodes_start(&changed, &job, 1, 2,
                      (const char *[]){"--set", "data.path=/nonexistent/text.txt", NULL});
     launched_expect(&changed, 65);
@@ -165,8 +156,7 @@ Test(node_restarts, a_node_that_does_not_come_back_ends_the_job)
     wait_for_start(nodes, 0);
     kill(nodes[1].pid, SIGKILL);
     launched_expect(&nodes[1], 137);
-    launched_expect(&nodes[0], 74);
-    assert_says(&nodes[0], "node 1 of 2 nodes is missing after 6 s");
+    assert_ends(&nodes[0], 74, "node 1 of 2 nodes is missing after 6 s");
 }
 
 Test(node_restarts, a_signal_ends_the_wait_for_a_node)

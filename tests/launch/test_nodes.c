@@ -15,17 +15,11 @@ static tiny_nodes job = {
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(nodes, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(nodes, setup, .timeout = 280);
 
 static void start_node(launched *l, int node, const char *const *further)
 {
@@ -78,9 +72,7 @@ Test(nodes, a_failure_elsewhere_is_shown_by_node_0_and_ends_all)
     launched nodes[2];
     start_test_nodes(nodes, "fail", "3");
     for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 65);
-        assert_says(&nodes[i], "rank 3 failed first");
-        assert_says(&nodes[i], "it said: the test file is damaged");
+        assert_ends(&nodes[i], 65, "rank 3 failed first", "it said: the test file is damaged");
     }
 }
 
@@ -138,9 +130,7 @@ Test(nodes, different_settings_stop_all_with_key_and_both_values)
     start_node(&nodes[0], 0, (const char *[]){"--learning-rate", "0.5", NULL});
     start_node(&nodes[1], 1, (const char *[]){"--learning-rate", "0.25", NULL});
     for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 2);
-        assert_says(&nodes[i], "optimizer.lr is '0.5' on node 0");
-        assert_says(&nodes[i], "'0.25' on node 1");
+        assert_ends(&nodes[i], 2, "optimizer.lr is '0.5' on node 0", "'0.25' on node 1");
     }
 }
 
@@ -153,8 +143,7 @@ Test(nodes, different_data_under_the_same_name_is_a_difference)
     start_node(&nodes[0], 0, NULL);
     start_node(&nodes[1], 1, (const char *[]){"--set", other, NULL});
     for (int i = 0; i < 2; i++) {
-        launched_expect(&nodes[i], 2);
-        assert_says(&nodes[i], "data.path is '");
+        assert_ends(&nodes[i], 2, "data.path is '");
     }
 }
 
@@ -169,10 +158,9 @@ Test(nodes, a_wrong_key_is_refused_and_the_node_named_as_missing)
     /* Node 1 must have come by then. */
     start_node(&nodes[0], 0, (const char *[]){"--rdzv-timeout-seconds", "8", NULL});
     start_node(&nodes[1], 1, (const char *[]){"--rdzv-key-file", dir.name, NULL});
-    launched_expect(&nodes[1], 2);
-    assert_says(&nodes[1], "the job key differs; all members of a job need the key of its node 0");
-    launched_expect(&nodes[0], 124);
-    assert_says(&nodes[0], "node 1 of 2 nodes is missing after 8 s");
+    assert_ends(&nodes[1], 2,
+                "the job key differs; all members of a job need the key of its node 0");
+    assert_ends(&nodes[0], 124, "node 1 of 2 nodes is missing after 8 s");
 }
 
 Test(nodes, a_readable_key_file_is_refused)
@@ -181,8 +169,7 @@ Test(nodes, a_readable_key_file_is_refused)
     cr_assert_eq(chmod(job.key_file, 0644), 0);
     launched_use_test_worker();
     start_node(&l, 0, NULL);
-    launched_expect(&l, 2);
-    assert_says(&l, "has mode 0644");
+    assert_ends(&l, 2, "has mode 0644");
 }
 
 Test(nodes, node_0_missing_is_said_at_the_deadline)
@@ -190,8 +177,7 @@ Test(nodes, node_0_missing_is_said_at_the_deadline)
     launched l;
     launched_use_test_worker();
     start_node(&l, 1, (const char *[]){"--rdzv-timeout-seconds", "1", NULL});
-    launched_expect(&l, 124);
-    assert_says(&l, "was not reached within 1 s");
+    assert_ends(&l, 124, "was not reached within 1 s");
 }
 
 /* The others do not wait for a node whose check failed: launch.rdzv_timeout_seconds is 300 here. */
@@ -265,9 +251,7 @@ Test(nodes, a_frozen_launcher_is_named_after_its_silence)
     launched_worker(&nodes[0], 0);
     launched_worker(&nodes[1], 2);
     kill(nodes[1].pid, SIGSTOP);
-    launched_expect(&nodes[0], 74);
-    assert_says(&nodes[0], "node 1 (host ");
-    assert_says(&nodes[0], "no sign of life for 15 s");
+    assert_ends(&nodes[0], 74, "node 1 (host ", "no sign of life for 15 s");
     kill(nodes[1].pid, SIGCONT); /* it finds node 0 gone, and ends its workers */
     launched_expect(&nodes[1], 74);
 }

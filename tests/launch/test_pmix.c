@@ -14,7 +14,6 @@ static launched ranks[RANKS_MAX];
 static void setup(void)
 {
     char folder[PATH_MAX];
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(folder, sizeof folder, "%s/tests/launch/fake_pmix", launched_build_root());
     setenv("LD_LIBRARY_PATH", folder, 1);
@@ -22,12 +21,7 @@ static void setup(void)
     setenv("PMIX_NAMESPACE", "fake", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(fake_pmix, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(fake_pmix, setup, .timeout = 280);
 
 static void expect(int count, int code)
 {
@@ -87,7 +81,7 @@ Test(fake_pmix, ranks_train_as_under_ndlaunch)
     start(4, NULL);
     expect(4, 0);
     tiny_ndlaunch(&one, &dir, "one", 4, (const char *[]){"--num-steps", "4", NULL});
-    cr_assert_eq(launched_wait(&one, LAUNCHED_SECONDS), 0, "%s", launched_read(&one));
+    launched_expect(&one, 0);
     tiny_metrics(&dir, "ranks", apart, sizeof apart);
     tiny_metrics(&dir, "one", whole, sizeof whole);
     cr_assert_str_eq(apart, whole);

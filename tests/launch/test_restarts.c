@@ -10,31 +10,19 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     launched_use_test_worker();
     setenv("ND_TEST", "plan", 1);
     setenv("ND_TEST_RANK", "1", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(restarts, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(restarts, setup, .timeout = 280);
 
 static void start(launched *l, const char *plan, const char *max_restarts)
 {
     setenv("ND_TEST_PLAN", plan, 1);
     tiny_ndlaunch(l, &dir, "out", 3,
                   (const char *[]){"--max-restarts", max_restarts, "--save-steps", "1", NULL});
-}
-
-static void expect_code(launched *l, int expected)
-{
-    int code = launched_wait(l, LAUNCHED_SECONDS);
-    cr_assert_eq(code, expected, "%d, not %d: %s", code, expected, launched_read(l));
 }
 
 static void expect_starts(launched *l, int starts)
@@ -47,7 +35,7 @@ Test(restarts, a_killed_worker_is_followed_by_a_start_that_goes_on)
 {
     launched l;
     start(&l, "B0T46D40K9;B40T41X0", "3");
-    expect_code(&l, 0);
+    launched_expect(&l, 0);
     expect_starts(&l, 2);
     assert_says(&l, "rank 1 failed first");
     assert_says(&l, "ndlaunch: rank 1 failed (signal 9, Killed); restart 1 of 3 follows at once, "
@@ -60,7 +48,7 @@ Test(restarts, none_without_max_restarts)
 {
     launched l;
     start(&l, "B0T2D2K9", "0");
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     expect_starts(&l, 1);
     cr_assert_null(strstr(l.text, "restart"), "%s", l.text);
     cr_assert_null(strstr(l.text, "started again"), "%s", l.text);
@@ -82,7 +70,7 @@ Test(restarts, every_class_of_exit_code)
             launched_until(&l, "epoch 0 waits", 2, LAUNCHED_SECONDS);
             kill(l.pid, SIGTERM);
         }
-        expect_code(&l, cases[i].restarts ? 0 : cases[i].code);
+        launched_expect(&l, cases[i].restarts ? 0 : cases[i].code);
         expect_starts(&l, cases[i].restarts ? 2 : 1);
         if (!cases[i].restarts && cases[i].code != 75) {
             assert_says(&l, "the job is not started again: this failure would come again\n");
@@ -94,7 +82,7 @@ Test(restarts, not_before_the_first_step)
 {
     launched l;
     start(&l, "B0K9", "5");
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     expect_starts(&l, 1);
     assert_says(&l, "not started again: the failure came before the first step\n");
 }
@@ -104,12 +92,12 @@ Test(restarts, never_after_one_that_fails_before_its_first_step)
 {
     launched l;
     start(&l, "B0T46D40K9;B40E74", "9");
-    expect_code(&l, 74);
+    launched_expect(&l, 74);
     expect_starts(&l, 2);
     assert_says(&l, "restart 1 of 9 follows at once, from step 40; ");
     assert_says(&l, "not started again: the last restart failed before its first step\n");
     start(&l, "B0T46D40K9;B40T54D50K9;B50K9", "9");
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     expect_starts(&l, 3);
     assert_says(&l, "not started again: the last restart failed before its first step\n");
 }
@@ -119,7 +107,7 @@ Test(restarts, one_without_a_checkpoint_goes_on_from_where_the_job_began)
 {
     launched l;
     start(&l, "B100T103K9;B100T101X0", "3");
-    expect_code(&l, 0);
+    launched_expect(&l, 0);
     expect_starts(&l, 2);
     assert_says(&l, "restart 1 of 3 follows at once, from step 100; ");
 }
@@ -128,7 +116,7 @@ Test(restarts, never_twice_without_a_newer_checkpoint)
 {
     launched l;
     start(&l, "B0T5K9;B0T3D3K9;B3T9D3K9", "5");
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     expect_starts(&l, 3);
     assert_says(&l, "not started again: no checkpoint was completed since the last restart\n");
     assert_says(&l, "restart 1 of 5 follows at once, from the beginning; ");
@@ -139,7 +127,7 @@ Test(restarts, at_most_max_restarts)
 {
     launched l;
     start(&l, "B0T5D5E74;B5T6D6E1;B6T7D7K9", "2");
-    expect_code(&l, 128 + SIGKILL);
+    launched_expect(&l, 128 + SIGKILL);
     expect_starts(&l, 3);
     assert_says(&l, "not started again: all restarts of launch.max_restarts are used\n");
     cr_assert_eq(launched_count(&l, "failed first"), 3, "%s", l.text);
@@ -149,10 +137,9 @@ Test(restarts, the_wait_grows_while_starts_fail_soon)
 {
     launched l;
     start(&l, "B0T1D1K9;B1T2D2K9;B2T3D3K9;B3T4X0", "9");
-    expect_code(&l, 0);
-    assert_says(&l, "restart 1 of 9 follows at once, ");
-    assert_says(&l, "restart 2 of 9 follows in 1 s, from step 2; ");
-    assert_says(&l, "restart 3 of 9 follows in 2 s, from step 3; ");
+    assert_ends(&l, 0, "restart 1 of 9 follows at once, ",
+                "restart 2 of 9 follows in 1 s, from step 2; ",
+                "restart 3 of 9 follows in 2 s, from step 3; ");
 }
 
 /* The third start waits for a minute and more in all; each signal ends it before. */
@@ -166,7 +153,7 @@ Test(restarts, a_signal_ends_the_wait_and_the_job)
         launched_until(&l, "follows in 2 s", 1, LAUNCHED_SECONDS);
         kill(l.pid, numbers[i]);
         int64_t begin = nd_clock_ns();
-        expect_code(&l, 75);
+        launched_expect(&l, 75);
         cr_expect_lt(nd_clock_ns() - begin, 1500000000, "it waited all the same");
         assert_says(&l, ": the job ends before restart 3\n");
         expect_starts(&l, 3);
@@ -180,8 +167,7 @@ Test(restarts, a_signal_in_a_restart_ends_the_job_as_ever)
     start(&l, "B0T1D1K9;B1", "9");
     launched_until(&l, "epoch 1 waits", 1, LAUNCHED_SECONDS);
     kill(l.pid, SIGTERM);
-    expect_code(&l, 75);
-    assert_says(&l, "the job was stopped at a step boundary");
+    assert_ends(&l, 75, "the job was stopped at a step boundary");
     expect_starts(&l, 2);
 }
 
@@ -196,7 +182,7 @@ Test(restarts, none_after_a_signal)
     kill(l.pid, SIGTERM);
     usleep(300000);
     kill(one, SIGKILL);
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     expect_starts(&l, 1);
 }
 
@@ -211,7 +197,7 @@ Test(restarts, any_rank_may_be_killed)
             pids[i] = launched_worker(&l, i);
         }
         kill(pids[rank], SIGKILL);
-        expect_code(&l, 0);
+        launched_expect(&l, 0);
         for (int i = 0; i < 3; i++) {
             cr_expect(launched_gone(pids[i]), "rank %d of the first start is still there", i);
         }
@@ -228,7 +214,7 @@ Test(restarts, workers_that_ignore_the_end_are_killed_at_once)
     kill(launched_worker(&l, 0), SIGSTOP);
     kill(launched_worker(&l, 2), SIGKILL);
     int64_t begin = nd_clock_ns();
-    expect_code(&l, 0);
+    launched_expect(&l, 0);
     cr_expect_lt(nd_clock_ns() - begin, 8000000000, "it waited for the 10 s of grace");
     cr_expect_null(strstr(l.text, "did not end in time"), "%s", l.text);
 }
@@ -243,7 +229,7 @@ Test(restarts, no_worker_of_a_restart_outlives_a_killed_ndlaunch)
         pids[rank] = launched_child(&l, rank);
     }
     kill(l.pid, SIGKILL);
-    expect_code(&l, 137);
+    launched_expect(&l, 137);
     for (int rank = 0; rank < 3; rank++) {
         cr_expect(launched_gone(pids[rank]), "rank %d is still there", rank);
     }
@@ -258,7 +244,7 @@ Test(restarts, each_start_has_logs_of_its_own)
     tiny_ndlaunch(
         &l, &dir, "out", 2,
         (const char *[]){"--max-restarts", "1", "--save-steps", "1", "--log-dir", logs, NULL});
-    expect_code(&l, 0);
+    launched_expect(&l, 0);
     cr_expect_eq(launched_shell("grep -q 'epoch 0 ' %s/nd-*/rank-0.stdout.log", logs), 0);
     cr_expect_eq(launched_shell("grep -q 'epoch 1 ' %s/nd-*.1/rank-0.stdout.log", logs), 0);
 }

@@ -11,16 +11,10 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(signals, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(signals, setup, .timeout = 280);
 
 static void ends_at_a_step_boundary(int number)
 {
@@ -168,7 +162,7 @@ Test(signals, term_ends_a_trainer_without_ndlaunch_whose_parent_had_blocked_it)
     launched_start(&l, &dir, "out", a.list);
     launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
     kill(l.pid, SIGTERM);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 75, "%s", launched_read(&l));
+    launched_expect(&l, 75);
 }
 
 /* One of two replicas gets the signal; its validation would go on for long. */
@@ -225,8 +219,7 @@ Test(signals, quit_ends_the_trainer_at_once)
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--num-steps", "1000000", NULL});
     launched_until(&l, "\nstep ", 2, LAUNCHED_SECONDS);
     kill(l.pid, SIGQUIT);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGQUIT, "%s", launched_read(&l));
-    assert_says(&l, "signal 3 (Quit)");
+    assert_ends(&l, 128 + SIGQUIT, "signal 3 (Quit)");
 }
 
 Test(signals, each_worker_gets_the_signal)
@@ -238,9 +231,7 @@ Test(signals, each_worker_gets_the_signal)
     launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGUSR1);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
-    assert_says(&l, "rank 0 ended by signal 10");
-    assert_says(&l, "rank 1 ended by signal 10");
+    assert_ends(&l, 0, "rank 0 ended by signal 10", "rank 1 ended by signal 10");
 }
 
 Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
@@ -252,9 +243,9 @@ Test(signals, workers_that_do_not_end_are_killed_after_the_grace_time)
     pid_t first = launched_worker(&l, 0);
     launched_worker(&l, 1);
     kill(l.pid, SIGTERM);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
-    assert_says(&l, "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it with "
-                    "--grace-seconds where a step or saving needs longer; ranks 0-1\n");
+    assert_ends(&l, 128 + SIGKILL,
+                "ended by ndlaunch: launch.grace_seconds (0.3) were over; raise it with "
+                "--grace-seconds where a step or saving needs longer; ranks 0-1\n");
     cr_assert_null(strstr(l.text, "failed first"), "%s", l.text);
     cr_assert(launched_gone(first));
 }
@@ -267,8 +258,7 @@ Test(signals, after_the_first_75_the_others_have_the_grace_time)
     setenv("ND_TEST", "plan", 1);
     setenv("ND_TEST_PLAN", "E75", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--grace-seconds", "0.3", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
-    assert_says(&l, "launch.grace_seconds (0.3) were over");
+    assert_ends(&l, 128 + SIGKILL, "launch.grace_seconds (0.3) were over");
 }
 
 Test(signals, a_second_interrupt_kills)
@@ -282,6 +272,5 @@ Test(signals, a_second_interrupt_kills)
     kill(l.pid, SIGINT);
     launched_until(&l, "Interrupt forwarded", 1, LAUNCHED_SECONDS);
     kill(l.pid, SIGINT);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 128 + SIGKILL, "%s", launched_read(&l));
-    assert_says(&l, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
+    assert_ends(&l, 128 + SIGKILL, "ended by ndlaunch at the second interrupt, ranks 0-1\n");
 }

@@ -16,7 +16,6 @@ static tiny_nodes job = {.nodes = NODES - 1,
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     tiny_nodes_meet(&job, &dir);
     launched_use_test_worker();
@@ -24,12 +23,7 @@ static void setup(void)
     setenv("ND_TEST_RANK", "3", 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(spare_nodes, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(spare_nodes, setup, .timeout = 280);
 
 /* `times`: how often this node was started before. */
 static void start_node(launched *l, int node, int times)
@@ -79,11 +73,8 @@ Test(spare_nodes, the_place_of_a_lost_node_goes_to_the_spare)
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     expect_killed(&nodes[1]);
     launched_expect(&nodes[2], 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "node 2 (host ");
-    assert_says(&nodes[0], " takes the place of node 1 (host ");
-    assert_says(&nodes[0], "), ranks 2 to 3\n");
-    assert_says(&nodes[0], "workers on nodes 0, 2; spare nodes: none yet");
+    assert_ends(&nodes[0], 0, "node 2 (host ", " takes the place of node 1 (host ",
+                "), ranks 2 to 3\n", "workers on nodes 0, 2; spare nodes: none yet");
     assert_says(&nodes[2], "epoch 1 of rank 3, run nd-");
     assert_says(&nodes[2], ".1, folder '/begun/in/start-0'\n");
     cr_assert_null(strstr(nodes[0].text, "missing"), "%s", nodes[0].text);
@@ -104,8 +95,7 @@ Test(spare_nodes, a_node_that_comes_late_is_the_spare)
     sleep(SILENCE_SECONDS + 5);
     expect_killed(&nodes[2]);
     launched_expect(&nodes[1], 0);
-    launched_expect(&nodes[0], 0);
-    assert_says(&nodes[0], "workers on nodes 0-1; spare nodes: none yet");
+    assert_ends(&nodes[0], 0, "workers on nodes 0-1; spare nodes: none yet");
     cr_assert_null(strstr(nodes[0].text, "no sign of life"), "%s", nodes[0].text);
 }
 
@@ -157,6 +147,5 @@ Test(spare_nodes, the_loss_of_node_0_ends_the_spare)
     launched_until(&nodes[2], "this node waits without workers", 1, LAUNCHED_SECONDS);
     expect_killed(&nodes[0]);
     launched_expect(&nodes[1], 74);
-    launched_expect(&nodes[2], 74);
-    assert_says(&nodes[2], "was lost while this node waited");
+    assert_ends(&nodes[2], 74, "was lost while this node waited");
 }

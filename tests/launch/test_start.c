@@ -16,18 +16,12 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     launched_use_test_worker();
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for a key without ndlaunch */
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(start, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(start, setup, .timeout = 280);
 
 Test(start, workers_get_torchruns_names_and_ours)
 {
@@ -35,13 +29,10 @@ Test(start, workers_get_torchruns_names_and_ours)
     setenv("ND_TEST", "self", 1);
     setenv("WORLD_SIZE", "77", 1); /* of an outer launcher */
     tiny_ndlaunch(&l, &dir, "out", 3, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
-    assert_says(&l, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-");
-    assert_says(&l, "rank 2 of 3, local 2 of 3");
-    assert_says(&l, "env RANK=1\n");
-    assert_says(&l, "env WORLD_SIZE=3\n");
-    assert_says(&l, "env MASTER_ADDR=127.0.0.1\n");
-    assert_says(&l, ":1: ready 1 pid "); /* "host:rank: " before the lines of ranks other than 0 */
+    assert_ends(&l, 0, "rank 0 of 3, local 0 of 3, node 0 of 1, run nd-",
+                "rank 2 of 3, local 2 of 3", "env RANK=1\n", "env WORLD_SIZE=3\n",
+                "env MASTER_ADDR=127.0.0.1\n",
+                ":1: ready 1 pid "); /* "host:rank: " before the lines of ranks other than 0 */
     cr_assert_null(strstr(l.text, "WORLD_SIZE=77"));
 }
 
@@ -80,7 +71,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     char key[65], path[64], bytes[1 << 16];
     setenv("ND_TEST", "self", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     const char *at = strstr(launched_read(&l), ":1: key ");
     cr_assert_not_null(at);
     snprintf(key, sizeof key, "%.64s", at + 8);
@@ -103,7 +94,7 @@ Test(start, the_key_is_in_no_environment_and_no_argument)
     cr_assert_str_eq(bytes + strlen(bytes) + 1, "train");
     cr_assert_eq(got, strlen(bytes) + 1 + sizeof "train"); /* and nothing else */
     kill(l.pid, SIGUSR1);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
 }
 
 Test(start, the_check_sees_the_workers_environment)
@@ -135,9 +126,7 @@ Test(start, a_worker_of_another_version_is_refused)
     cr_assert_eq(chmod(dir.name, 0700), 0);
     setenv("ND_WORKER", dir.name, 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "ndtrain 9.9.9");
-    assert_says(&l, ND_VERSION);
+    assert_ends(&l, 2, "ndtrain 9.9.9", ND_VERSION);
     cr_assert_null(strstr(l.text, "ready"));
 }
 
@@ -145,8 +134,7 @@ Test(start, more_workers_than_a_node_may_have)
 {
     launched l;
     tiny_ndlaunch(&l, &dir, "out", 100000, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "launch.workers is 100000");
+    assert_ends(&l, 2, "launch.workers is 100000");
     cr_assert_eq(launched_count(&l, "\n"), 1, "%s", l.text);
 }
 
@@ -155,8 +143,7 @@ Test(start, a_missing_worker_is_a_sentence)
     launched l;
     setenv("ND_WORKER", "/nonexistent/ndtrain", 1);
     tiny_ndlaunch(&l, &dir, "out", 2, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "/nonexistent/ndtrain cannot be run");
+    assert_ends(&l, 2, "/nonexistent/ndtrain cannot be run");
 }
 
 Test(start, a_port_in_use_is_code_74)
@@ -171,9 +158,7 @@ Test(start, a_port_in_use_is_code_74)
     cr_assert_eq(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
     snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", endpoint, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 74, "%s", launched_read(&l));
-    assert_says(&l, "is in use by another program");
-    assert_says(&l, strchr(endpoint, ':') + 1);
+    assert_ends(&l, 74, "is in use by another program", strchr(endpoint, ':') + 1);
     close(fd);
 }
 
@@ -181,9 +166,7 @@ Test(start, beyond_loopback_a_key_file_is_needed)
 {
     launched l;
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--rdzv-endpoint", "0.0.0.0:0", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
-    assert_says(&l, "--rdzv-key-file");
-    assert_says(&l, "--make-key");
+    assert_ends(&l, 2, "--rdzv-key-file", "--make-key");
 }
 
 /* What the command prints; it ends with 0. */
@@ -207,9 +190,7 @@ Test(start, log_dir_keeps_each_workers_streams_of_each_start)
     setenv("ND_TEST", "exit 7", 1); /* rank 1, with a line on its standard error */
     for (int start = 1; start <= 2; start++) {
         tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-        cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 7, "%s", launched_read(&l));
-        assert_says(&l, "output of the workers is kept in ");
-        assert_says(&l, logs);
+        assert_ends(&l, 7, "output of the workers is kept in ", logs);
         cr_assert_eq(atoi(shell_prints("ls -d %s/nd-???????? | wc -l", logs)), start);
     }
     cr_assert_eq(atoi(shell_prints("ls %s/nd-*/* | wc -l", logs)), 8);
@@ -227,9 +208,7 @@ Test(start, a_log_dir_that_cannot_be_made_stops_the_start)
     char logs[128];
     snprintf(logs, sizeof logs, "%s/text.txt/logs", dir.path); /* below a file */
     tiny_ndlaunch(&l, &dir, "out", 2, (const char *[]){"--log-dir", logs, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 73, "%s", launched_read(&l));
-    assert_says(&l, "launch.log_dir");
-    assert_says(&l, logs);
+    assert_ends(&l, 73, "launch.log_dir", logs);
     cr_assert_null(strstr(l.text, "ready"));
 }
 
@@ -246,7 +225,7 @@ Test(start, log_files_that_cannot_grow_stop_nobody)
              "--log-dir %s/logs >/dev/null",
              launched_build_root(), dir.path, dir.path, dir.path);
     launched_start(&l, &dir, "out", (const char *[]){"/bin/bash", "-c", command, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     cr_assert_eq(launched_count(&l, "File too large"), 1, "%s", l.text);
     cr_assert_str_eq(shell_prints("stat -c %%s %s/logs/nd-*/rank-?.stdout.log", dir.path),
                      "65536\n65536\n");
@@ -266,8 +245,7 @@ Test(start, a_low_soft_limit_of_open_files_is_raised)
     launched l;
     limit_files(24, 0);
     tiny_ndlaunch(&l, &dir, "out", 8, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
-    assert_says(&l, "ready 7 pid ");
+    assert_ends(&l, 0, "ready 7 pid ");
 }
 
 Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
@@ -275,8 +253,7 @@ Test(start, a_low_hard_limit_of_open_files_is_a_sentence)
     launched l;
     limit_files(96, 96);
     tiny_ndlaunch(&l, &dir, "out", 8, NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2, "%s", launched_read(&l));
-    assert_says(&l, "needs 161 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 128 */
+    assert_ends(&l, 2, "needs 161 open files for 8 workers"); /* 8 + 1 connections, 3 x 8, 128 */
     assert_says(&l, "hard limit is 96");
     cr_assert_null(strstr(l.text, "ready"));
 }
@@ -287,23 +264,17 @@ Test(start, usage)
     char program[PATH_MAX];
     snprintf(program, sizeof program, "%s/ndlaunch", launched_build_root());
     launched_start(&l, &dir, "none", (const char *[]){program, NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "usage: ndlaunch --config-file FILE");
+    assert_ends(&l, 2, "usage: ndlaunch --config-file FILE");
     launched_start(&l, &dir, "help", (const char *[]){program, "--help", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
-    assert_says(&l, "\n  --make-key FILE ");
+    assert_ends(&l, 0, "\n  --make-key FILE ");
     launched_start(&l, &dir, "all", (const char *[]){program, "--help", "all", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
-    assert_says(&l, "--rdzv-key-file");
-    assert_says(&l, "\n  --make-key FILE\n");
+    assert_ends(&l, 0, "--rdzv-key-file", "\n  --make-key FILE\n");
     launched_start(&l, &dir, "section", (const char *[]){program, "--help", "lanch", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "did you mean --help launch?");
+    assert_ends(&l, 2, "did you mean --help launch?");
     launched_start(&l, &dir, "key", (const char *[]){program, "--make-key", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 2);
-    assert_says(&l, "--make-key needs the name of a new file");
+    assert_ends(&l, 2, "--make-key needs the name of a new file");
     launched_start(&l, &dir, "version", (const char *[]){program, "--version", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
+    launched_expect(&l, 0);
     const char first[] = "ndlaunch " ND_VERSION "\n"; /* libraries follow */
     cr_assert_eq(strncmp(launched_read(&l), first, sizeof first - 1), 0, "%s", launched_read(&l));
 }
@@ -326,8 +297,7 @@ Test(start, ranks_meet_before_they_open_the_data)
                    (const char *[]){program, "train", "--num-processes", "2", "--device", "cpu",
                                     "--data-path", "/nonexistent.txt", "--rdzv-timeout-seconds",
                                     "2", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 124, "%s", launched_read(&l));
-    assert_says(&l, "missing of 2 ranks: 1");
+    assert_ends(&l, 124, "missing of 2 ranks: 1");
     cr_assert_null(strstr(l.text, "nonexistent"), "%s", l.text);
 }
 
@@ -352,8 +322,6 @@ Test(start, without_ndlaunch_rank_0_hosts_the_store)
         launched_start(&ranks[rank], &dir, name, (const char *[]){program, "train", NULL});
     }
     for (int rank = 0; rank < 3; rank++) {
-        cr_assert_eq(launched_wait(&ranks[rank], LAUNCHED_SECONDS), 0, "%s",
-                     launched_read(&ranks[rank]));
-        assert_says(&ranks[rank], "ready ");
+        assert_ends(&ranks[rank], 0, "ready ");
     }
 }

@@ -14,7 +14,6 @@ static int reader;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     tiny_write_inputs(&dir);
     snprintf(fifo, sizeof fifo, "%s/fifo", dir.path);
     cr_assert_eq(mkfifo(fifo, 0600), 0);
@@ -24,12 +23,7 @@ static void setup(void)
     cr_assert_eq(fcntl(reader, F_SETFL, 0), 0);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(unread, .init = setup, .fini = teardown, .timeout = 280);
+TEMPDIR_SUITE(unread, setup, .timeout = 280);
 
 /* `streams`: what a shell sends into the pipe, whose name is $0. */
 static void start(launched *l, const char *streams, const char *const *further)
@@ -52,7 +46,7 @@ Test(unread, a_run_ends_well)
     char metrics[1 << 16];
     int lines = 0;
     start(&l, "2>$0", (const char *[]){"--num-steps", "150", NULL});
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0);
+    launched_expect(&l, 0);
     tiny_metrics(&dir, "unread", metrics, sizeof metrics);
     for (const char *c = metrics; *c; c++) {
         lines += *c == '\n';
@@ -72,7 +66,7 @@ Test(unread, a_run_that_fails_ends_with_its_code)
     setenv("ND_TEST", "fail", 1);
     setenv("ND_TEST_RANK", "1", 1);
     start(&l, ">$0 2>&1", NULL);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 65);
+    launched_expect(&l, 65);
 }
 
 static bool is_whole(const char *line)
@@ -112,7 +106,7 @@ Test(unread, a_reader_that_pauses_is_told_what_it_lacks)
         }
     }
     fclose(f);
-    cr_assert_eq(launched_wait(&l, LAUNCHED_SECONDS), 0, "%s", launched_read(&l));
+    launched_expect(&l, 0);
     cr_expect_gt(missing, 0);
     cr_expect_eq(whole + missing, 2 * (TALKS + 1), "%d whole, %d missing", whole, missing);
     cr_expect_leq(others, 1, "%d lines are torn", others);

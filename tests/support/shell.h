@@ -2,6 +2,8 @@
 #ifndef ND_TESTS_SUPPORT_SHELL_H
 #define ND_TESTS_SUPPORT_SHELL_H
 /* Shell commands inside a test's folder. */
+#include <stdarg.h>
+#include <string.h>
 #include <sys/wait.h>
 
 #include "tests/support/tempdir.h"
@@ -29,5 +31,42 @@ static inline void shell(const tempdir *dir, const char *command)
     int code = shell_run(dir, command);
     cr_assert_eq(code, 0, "%s\nended with %d:\n%s", command, code, shell_output);
 }
+
+/* A command with values in it, as printf puts them there; good until the next one. */
+__attribute__((format(printf, 1, 2))) static inline const char *shell_line(const char *format, ...)
+{
+    static char line[4096];
+    va_list values;
+    va_start(values, format);
+    int n = vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    cr_assert_lt(n, (int)sizeof line, "too long: %s", format);
+    return line;
+}
+
+/* The last command printed these words, or did not. */
+static inline void says(const char *words)
+{
+    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+}
+
+static inline void says_not(const char *words)
+{
+    cr_assert_null(strstr(shell_output, words), "\"%s\" in:\n%s", words, shell_output);
+}
+
+/* The command, which ends with this code and says all of `facts`, texts ended by NULL. */
+static inline void shell_ends_saying(const tempdir *dir, int code, const char *command,
+                                     const char *const *facts)
+{
+    const int got = shell_run(dir, command);
+    cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
+    for (; *facts != NULL; facts++) {
+        says(*facts);
+    }
+}
+
+#define shell_ends(dir, code, command, ...)                                                        \
+    shell_ends_saying(dir, code, command, (const char *const[]){NULL, ##__VA_ARGS__, NULL} + 1)
 
 #endif

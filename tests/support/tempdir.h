@@ -43,6 +43,24 @@ static inline void tempdir_remove(const tempdir *dir)
     tempdir_remove_tree(dir->path);
 }
 
+static inline void tempdir_leave_empty(void)
+{
+}
+
+/* A suite whose tests have `dir` as their folder, in which setup() has written what they share.
+ * What follows is for Criterion's TestSuite. */
+#define TEMPDIR_SUITE(suite, setup, ...)                                                           \
+    static void suite##_begin(void)                                                                \
+    {                                                                                              \
+        tempdir_make(&dir);                                                                        \
+        setup();                                                                                   \
+    }                                                                                              \
+    static void suite##_end(void)                                                                  \
+    {                                                                                              \
+        tempdir_remove(&dir);                                                                      \
+    }                                                                                              \
+    TestSuite(suite, .init = suite##_begin, .fini = suite##_end, ##__VA_ARGS__)
+
 /* Whether something has this name. */
 static inline bool tempdir_has_path(const char *path)
 {

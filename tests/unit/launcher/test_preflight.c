@@ -16,17 +16,7 @@ static tempdir dir;
 static char digests[512];
 static int exit_code;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(preflight, .init = setup, .fini = teardown, .timeout = 60);
+TEMPDIR_SUITE(preflight, tempdir_leave_empty, .timeout = 60);
 
 static nd_status run(const char *script, double seconds)
 {

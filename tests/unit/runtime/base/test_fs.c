@@ -14,17 +14,7 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(fs, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(fs, tempdir_leave_empty);
 
 Test(fs, read_gives_the_whole_file_with_a_terminator)
 {

@@ -10,24 +10,12 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(cuda_places, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(cuda_places, tempdir_leave_empty);
 
 /* Makes the file, and the folders above it. */
 static void touch(const char *name)
 {
-    char command[512];
-    snprintf(command, sizeof command, "mkdir -p \"$(dirname '%s')\" && : >'%s'", name, name);
-    shell(&dir, command);
+    shell(&dir, shell_line("mkdir -p \"$(dirname '%s')\" && : >'%s'", name, name));
 }
 
 /* A path in the test's folder; each call has storage of its own. */

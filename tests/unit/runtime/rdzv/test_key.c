@@ -12,17 +12,7 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(key, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(key, tempdir_leave_empty);
 
 static const char *write_private(const char *name, const void *data, size_t size)
 {

@@ -15,7 +15,6 @@ static bool is_private;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     unsetenv("ND_RDZV_KEY_FILE");
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* mode 0700 */
     id = (nd_identity){.source = ND_IDENTITY_ENVIRONMENT,
@@ -26,12 +25,7 @@ static void setup(void)
                        .master_port = 29500};
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(shared_key, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(shared_key, setup);
 
 Test(shared_key, on_one_host_it_is_a_private_file_named_by_user_and_port)
 {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,16 +18,10 @@ static tempdir dir;
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     setenv("XDG_RUNTIME_DIR", dir.path, 1); /* for the key */
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(store, .init = setup, .fini = teardown, .timeout = 120);
+TEMPDIR_SUITE(store, setup, .timeout = 120);
 
 static nd_identity identity_of(int rank, int port)
 {
@@ -57,6 +52,7 @@ static pid_t start_rank_0(int port, int *said)
     pid_t child = fork();
     cr_assert_geq(child, 0);
     if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* also of a test whose assertion fails */
         nd_store *store = NULL;
         const nd_identity id = identity_of(0, port);
         const nd_store_watch watch = {say_lost, &ends[1]};

@@ -202,13 +202,10 @@ static void write_and_read(const nd_shape *shape, nd_shape *back)
 static void expect_first_window(const nd_shape *shape, int64_t layer)
 {
     tempdir dir;
-    char command[96];
     tempdir_make(&dir);
     cr_assert_eq(nd_shape_write(shape, "bfloat16", tempdir_file(&dir, "config.json")), ND_OK, "%s",
                  nd_error_last()->message);
-    snprintf(command, sizeof command, "grep '\"max_window_layers\": %ld,' config.json",
-             (long)layer);
-    shell(&dir, command);
+    shell(&dir, shell_line("grep '\"max_window_layers\": %ld,' config.json", (long)layer));
     tempdir_remove(&dir);
 }
 

@@ -12,17 +12,7 @@
 
 static tempdir dir;
 
-static void make(void)
-{
-    tempdir_make(&dir);
-}
-
-static void clean(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(event_file, .init = make, .fini = clean);
+TEMPDIR_SUITE(event_file, tempdir_leave_empty);
 
 static nd_writer *writer;
 

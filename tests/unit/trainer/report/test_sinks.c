@@ -20,19 +20,13 @@ static const nd_shape shape = {
 
 static void make(void)
 {
-    tempdir_make(&dir);
     tempdir_catch_stderr(&dir);
     config.train.steps = 10;
     config.train.sequence_length = 128;
     config.log.interval = 4;
 }
 
-static void clean(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(sinks, .init = make, .fini = clean);
+TEMPDIR_SUITE(sinks, make);
 
 static nd_report_options options_of(bool terminal)
 {

@@ -19,16 +19,10 @@ static char why[ND_WRITER_WHY_BYTES];
 
 static void make(void)
 {
-    tempdir_make(&dir);
     tempdir_catch_stderr(&dir);
 }
 
-static void clean(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(writer, .init = make, .fini = clean, .timeout = 60);
+TEMPDIR_SUITE(writer, make, .timeout = 60);
 
 static int add(nd_writer *w, const char *name, bool required)
 {

@@ -19,7 +19,6 @@ static void shell(const char *format, const char *root)
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     unsetenv("HF_HUB_CACHE");
     unsetenv("HUGGINGFACE_HUB_CACHE");
     unsetenv("HF_HOME");
@@ -27,12 +26,7 @@ static void setup(void)
     setenv("HOME", dir.path, 1);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(hf_cache, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(hf_cache, setup);
 
 static void assert_finds(const char *name, const char *ending)
 {

@@ -8,17 +8,7 @@
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(safetensors, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(safetensors, tempdir_leave_empty);
 
 static nd_safetensors_list list;
 
