@@ -4,7 +4,7 @@
 /* Ranks of tests/parity/mesh_run.h on the CPU, or each on a GPU of the double. */
 #include <stdbool.h>
 
-#include "tests/parity/mesh_run.h"
+#include "tests/parity/mesh_data.h"
 #include "tests/support/tempdir.h"
 
 enum { MESH_CUDA_STEPS = 3 };

@@ -140,14 +140,6 @@ static mesh_result train(saving *s, nd_precision precision, const mesh_case *mes
     return result;
 }
 
-static void expect_equal(const mesh_result *a, const mesh_result *b, const char *what)
-{
-    for (int i = 0; i < a->tensors; i++) {
-        cr_assert_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
-                     "%s: other weights in %s", what, a->names[i]);
-    }
-}
-
 static void check(const mesh_case *mesh, nd_precision precision, int order, bool waits)
 {
     int ranks = mesh->dp_replicate * mesh->dp_shard * mesh->cp * mesh->tp;
@@ -157,7 +149,7 @@ static void check(const mesh_case *mesh, nd_precision precision, int order, bool
     nd_double_machine_get()->order = order;
     mesh_result whole = train(NULL, precision, mesh, 0);
     mesh_result saved = train(&saves, precision, mesh, 0);
-    expect_equal(&whole, &saved, mesh->name);
+    mesh_expect_same(&whole, &saved, MESH_WEIGHTS, mesh->name);
     for (int rank = 0; rank < ranks; rank++) {
         cr_assert(saves.reports[rank].good, "%s: rank %d: %s", mesh->name, rank,
                   saves.reports[rank].why);
@@ -165,7 +157,7 @@ static void check(const mesh_case *mesh, nd_precision precision, int order, bool
     assert_ok(nd_checkpoint_path(runs.path, SAVED, &path));
     saving resumes = {.resume = path};
     mesh_result resumed = train(&resumes, precision, mesh, SAVED);
-    expect_equal(&whole, &resumed, mesh->name);
+    mesh_expect_same(&whole, &resumed, MESH_WEIGHTS, mesh->name);
     nd_fs_remove_tree(path);
     free(path);
     mesh_result_free(&whole);

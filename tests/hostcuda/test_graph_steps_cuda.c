@@ -136,16 +136,6 @@ static void train(mesh_job *job, const mesh_case *mesh, scenario *s, bool graphs
     cr_assert_eq(mesh_run(job, mesh, out), ND_OK, "%s", nd_error_last()->message);
 }
 
-static void expect_same(const char *name, const mesh_result *a, const mesh_result *b)
-{
-    cr_expect_eq(memcmp(a->loss, b->loss, sizeof a->loss), 0, "%s: other losses", name);
-    cr_expect_eq(memcmp(a->norm, b->norm, sizeof a->norm), 0, "%s: other norms", name);
-    for (int i = 0; i < a->tensors; i++) {
-        cr_expect_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
-                     "%s: %s is another", name, a->names[i]);
-    }
-}
-
 /* With and without graphs; the last step has neither a report nor anything to record. */
 static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
 {
@@ -155,7 +145,7 @@ static void compare(mesh_job *job, const mesh_case *mesh, scenario s)
     train(job, mesh, &s, false, &plain);
     long calls = seen.calls[last];
     train(job, mesh, &s, true, &graphs);
-    expect_same(mesh->name, &graphs, &plain);
+    mesh_expect_same(&graphs, &plain, MESH_LOSSES | MESH_NORMS | MESH_WEIGHTS, mesh->name);
     /* One launch stands for several ops; exchanges of tp and cp divide a block. */
     cr_expect_gt(seen.graphs.ops, seen.graphs.graphs, "%s", mesh->name);
     cr_expect_lt(seen.calls[last], calls, "%s", mesh->name);

@@ -25,7 +25,6 @@ static char data_path[PATH_MAX];
 
 static void setup(void)
 {
-    tempdir_make(&dir);
     snprintf(data_path, sizeof data_path, "%s",
              mesh_token_file(&dir, "tokens.bin", TOKENS, VOCAB, 0));
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
@@ -33,12 +32,7 @@ static void setup(void)
     mesh_use_gpus(true, false);
 }
 
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(tune, .init = setup, .fini = teardown, .timeout = 600);
+TEMPDIR_SUITE(tune, setup, .timeout = 600);
 
 /* After the first step, on each rank: all its products were foreseen, and it has rank 0's
  * choices. */
@@ -81,15 +75,6 @@ static mesh_job job_of(nd_precision precision, observed *o)
     job.observe = observe;
     job.context = o;
     return job;
-}
-
-static void expect_same_bits(const mesh_result *a, const mesh_result *b, const char *name)
-{
-    cr_expect(memcmp(a->loss, b->loss, sizeof a->loss) == 0, "%s: losses", name);
-    for (int t = 0; t < a->tensors; t++) {
-        cr_expect(memcmp(a->weights[t], b->weights[t], (size_t)a->sizes[t] * 4) == 0, "%s: %s",
-                  name, a->names[t]);
-    }
 }
 
 static bool differs(const mesh_result *a, const mesh_result *b)
@@ -165,7 +150,7 @@ static void check(mesh_job job, const mesh_case *mesh)
     job.autotune_from = path;
     cr_assert_eq(mesh_run(&job, mesh, &again), ND_OK, "%s", nd_error_last()->message);
     cr_expect_eq(o->timings, timings, "%s: a replay times nothing", mesh->name);
-    expect_same_bits(&again, &tuned, mesh->name);
+    mesh_expect_same(&again, &tuned, MESH_LOSSES | MESH_WEIGHTS, mesh->name);
     setenv("ND_DOUBLE_LT_TIMES", "3,1,2", 1);
     if (mesh == &one) {
         job.autotune = false;

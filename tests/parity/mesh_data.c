@@ -2,6 +2,7 @@
 #include "tests/parity/mesh_data.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "runtime/base/rng.h"
 
@@ -52,4 +53,27 @@ mesh_job mesh_job_on_tokens(const char *path, nd_shape shape, nd_precision preci
         .max_grad_norm = 1.0,
         .weight_decay = 0.1,
     };
+}
+
+void mesh_expect_same(const mesh_result *got, const mesh_result *want, int parts, const char *name)
+{
+    const bool per_step = (parts & (MESH_LOSSES | MESH_NORMS)) != 0;
+    cr_assert_eq(got->tensors, want->tensors, "%s", name);
+    cr_assert(!per_step || got->steps == want->steps, "%s", name);
+    for (int64_t s = 0; per_step && s < got->steps; s++) {
+        cr_assert(!(parts & MESH_LOSSES) || memcmp(&got->loss[s], &want->loss[s], 8) == 0,
+                  "%s: loss %.17g of step %ld, not %.17g", name, got->loss[s], (long)s,
+                  want->loss[s]);
+        cr_assert(!(parts & MESH_NORMS) || memcmp(&got->norm[s], &want->norm[s], 8) == 0,
+                  "%s: norm %.17g of step %ld, not %.17g", name, got->norm[s], (long)s,
+                  want->norm[s]);
+    }
+    for (int t = 0; t < got->tensors; t++) {
+        const size_t bytes = (size_t)got->sizes[t] * sizeof(float);
+        cr_assert(!(parts & MESH_GRADIENTS) ||
+                      memcmp(got->gradients[t], want->gradients[t], bytes) == 0,
+                  "%s: the gradient of %s has other bits", name, got->names[t]);
+        cr_assert(!(parts & MESH_WEIGHTS) || memcmp(got->weights[t], want->weights[t], bytes) == 0,
+                  "%s: %s has other bits", name, got->names[t]);
+    }
 }

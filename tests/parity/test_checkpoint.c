@@ -312,14 +312,6 @@ static mesh_result train(mesh_job job, mesh_case mesh)
     return result;
 }
 
-static void expect_equal_weights(const mesh_result *a, const mesh_result *b, const char *mesh)
-{
-    for (int i = 0; i < a->tensors; i++) {
-        cr_assert_eq(memcmp(a->weights[i], b->weights[i], (size_t)a->sizes[i] * sizeof(float)), 0,
-                     "%s: %s differs", mesh, a->names[i]);
-    }
-}
-
 static const mesh_case meshes[] = {
     {"one", 1, 1, 1, 1, 1},          {"ddp 2", 2, 1, 1, 1, 1},
     {"fsdp 4", 1, 4, 1, 1, 1},       {"fsdp 3 as zero-2", 1, 2, 1, 1, 2, .zero2 = true},
@@ -352,7 +344,7 @@ static void check_mesh(mesh_case mesh, nd_precision precision, bool waits)
     for (int s = 0; s < STEPS; s++) {
         cr_assert_eq(whole.loss[s], first.loss[s], "%s: saving changed step %d", mesh.name, s + 1);
     }
-    expect_equal_weights(&whole, &first, mesh.name);
+    mesh_expect_same(&whole, &first, MESH_WEIGHTS, mesh.name);
     cr_assert(saving.reports[0].ended && saving.reports[0].good, "%s: %s", mesh.name,
               saving.reports[0].why);
     cr_assert_eq(saving.reports[0].step, SAVED);
@@ -365,7 +357,7 @@ static void check_mesh(mesh_case mesh, nd_precision precision, bool waits)
         cr_assert_eq(whole.norm[s], second.norm[s - SAVED], "%s: norm of step %d", mesh.name,
                      s + 1);
     }
-    expect_equal_weights(&whole, &second, mesh.name);
+    mesh_expect_same(&whole, &second, MESH_WEIGHTS, mesh.name);
     free((char *)resuming.resume);
     mesh_result_free(&whole);
     mesh_result_free(&first);
@@ -418,7 +410,7 @@ Test(checkpoint, a_rewound_trainer_has_the_bits_of_a_fresh_one)
                          "%s: step %d is %.17g, not %.17g", mesh.name, s, results[2].loss[s],
                          results[1].loss[s - SAVED]);
         }
-        expect_equal_weights(&results[1], &results[2], mesh.name);
+        mesh_expect_same(&results[1], &results[2], MESH_WEIGHTS, mesh.name);
         for (int j = 0; j < 3; j++) {
             mesh_result_free(&results[j]);
         }
@@ -554,7 +546,7 @@ Test(checkpoint, a_slow_copy_holds_the_saved_step_and_not_the_next)
     mesh_result whole = train(job_of(ND_PRECISION_BF16, NULL, 0, STEPS), mesh);
     mesh_result until = train(job_of(ND_PRECISION_BF16, NULL, 0, SAVED), mesh);
     mesh_result first = train(job_of(ND_PRECISION_BF16, &slow, 0, STEPS), mesh);
-    expect_equal_weights(&whole, &first, mesh.name);
+    mesh_expect_same(&whole, &first, MESH_WEIGHTS, mesh.name);
     cr_assert(slow.reports[0].good);
     cr_assert_gt(slow.reports[0].blocked_seconds, 0);
     char *path = saved_path();
@@ -679,7 +671,7 @@ Test(checkpoint, a_save_that_fails_leaves_nothing_and_training_goes_on)
     plan blocked = {.folder = runs.path, .save_at = SAVED, .before_unit = block_folder};
     mesh_result whole = train(job_of(ND_PRECISION_FP32, NULL, 0, STEPS), meshes[2]);
     mesh_result first = train(job_of(ND_PRECISION_FP32, &blocked, 0, STEPS), meshes[2]);
-    expect_equal_weights(&whole, &first, "fsdp 4");
+    mesh_expect_same(&whole, &first, MESH_WEIGHTS, "fsdp 4");
     for (int rank = 0; rank < 4; rank++) {
         cr_assert(blocked.reports[rank].ended && !blocked.reports[rank].good);
         cr_assert_eq(blocked.reports[rank].why[0] != '\0', rank == 2, "rank %d: %s", rank,
@@ -776,7 +768,7 @@ Test(checkpoint, fp8_histories_are_part_of_the_state)
     job.recipe = ND_FP8_DELAYED;
     job.history_length = 4;
     mesh_result first = train(job, mesh);
-    expect_equal_weights(&whole, &first, mesh.name);
+    mesh_expect_same(&whole, &first, MESH_WEIGHTS, mesh.name);
     plan resuming = {.folder = runs.path, .resume = saved_path()};
     job = job_of(ND_PRECISION_FP8, &resuming, SAVED, STEPS - SAVED);
     job.recipe = ND_FP8_DELAYED;
@@ -787,7 +779,7 @@ Test(checkpoint, fp8_histories_are_part_of_the_state)
     for (int s = SAVED; s < STEPS; s++) {
         cr_assert_eq(whole.loss[s], second.loss[s - SAVED], "step %d", s + 1);
     }
-    expect_equal_weights(&whole, &second, mesh.name);
+    mesh_expect_same(&whole, &second, MESH_WEIGHTS, mesh.name);
     free((char *)resuming.resume);
     mesh_result_free(&whole);
     mesh_result_free(&first);

@@ -20,17 +20,7 @@ static const int lengths[ROWS] = {14, 11, 8, 33, 1, 2, 17, 13, 20, 9};
 
 static tempdir dir;
 
-static void setup(void)
-{
-    tempdir_make(&dir);
-}
-
-static void teardown(void)
-{
-    tempdir_remove(&dir);
-}
-
-TestSuite(documents, .init = setup, .fini = teardown);
+TEMPDIR_SUITE(documents, tempdir_leave_empty);
 
 static int32_t id_of(int row, int token)
 {

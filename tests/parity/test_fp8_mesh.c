@@ -115,15 +115,6 @@ Test(fp8_mesh, groups_of_both_kinds, .timeout = 600)
     tempdir_remove(&dir);
 }
 
-static void assert_same_result(const mesh_result *a, const mesh_result *b, const char *what)
-{
-    cr_assert_eq(memcmp(a->loss, b->loss, sizeof a->loss), 0, "%s: losses", what);
-    for (int t = 0; t < a->tensors; t++) {
-        cr_assert_eq(memcmp(a->weights[t], b->weights[t], (size_t)a->sizes[t] * 4), 0, "%s: %s",
-                     what, a->names[t]);
-    }
-}
-
 /* Casting again in backward uses the scales of the forward pass, and delayed amaxes are not taken
  * twice. */
 Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
@@ -142,7 +133,7 @@ Test(fp8_mesh, recompute_gives_the_same_bits, .timeout = 600)
                 mesh_case again = base[i];
                 again.recompute = (nd_recompute)mode;
                 cr_assert_eq(mesh_run(&job, &again, &got), ND_OK);
-                assert_same_result(&got, &expected, again.name);
+                mesh_expect_same(&got, &expected, MESH_LOSSES | MESH_WEIGHTS, again.name);
                 mesh_result_free(&got);
             }
             mesh_result_free(&expected);
@@ -170,12 +161,7 @@ Test(fp8_mesh, all_gather_of_codes_changes_nothing_for_bf16_weights, .timeout = 
         cr_assert_eq(mesh_run(&job, &meshes[i / 2], &on), ND_OK);
         job.all_gather = false;
         cr_assert_eq(mesh_run(&job, &meshes[i / 2], &off), ND_OK);
-        cr_assert_eq(memcmp(on.loss, off.loss, sizeof on.loss), 0, "%s: %.9g, %.9g",
-                     meshes[i / 2].name, on.loss[0], off.loss[0]);
-        for (int t = 0; t < on.tensors; t++) {
-            cr_assert_eq(memcmp(on.gradients[t], off.gradients[t], (size_t)on.sizes[t] * 4), 0,
-                         "%s: gradient of %s", meshes[i / 2].name, on.names[t]);
-        }
+        mesh_expect_same(&on, &off, MESH_LOSSES | MESH_GRADIENTS, meshes[i / 2].name);
         mesh_result_free(&on);
         mesh_result_free(&off);
     }

@@ -36,18 +36,6 @@ static void run(const mesh_job *job, const mesh_case *mesh, mesh_result *out)
     cr_assert_eq(status, ND_OK, "%s: %s", mesh->name, nd_error_last()->message);
 }
 
-static void expect_same(const mesh_result *got, const mesh_result *want, const char *what)
-{
-    cr_assert_eq(memcmp(got->loss, want->loss, sizeof got->loss), 0, "%s: other losses", what);
-    for (int t = 0; t < got->tensors; t++) {
-        size_t bytes = (size_t)got->sizes[t] * 4;
-        cr_assert_eq(memcmp(got->gradients[t], want->gradients[t], bytes), 0, "%s: gradient of %s",
-                     what, got->names[t]);
-        cr_assert_eq(memcmp(got->weights[t], want->weights[t], bytes), 0, "%s: %s", what,
-                     got->names[t]);
-    }
-}
-
 static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
 {
     static const mesh_case meshes[] = {
@@ -66,7 +54,8 @@ static void fused_and_apart(nd_fp8_recipe recipe, const char *filter)
         run(&job, &meshes[i], &fused);
         job.health_interval = 1;
         run(&job, &meshes[i], &apart);
-        expect_same(&fused, &apart, meshes[i].name);
+        mesh_expect_same(&fused, &apart, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS,
+                         meshes[i].name);
         mesh_result_free(&fused);
         mesh_result_free(&apart);
     }

@@ -148,24 +148,6 @@ static mesh_result run_packed(const mesh_case *mesh, nd_precision precision, con
     return result;
 }
 
-static void expect_same_bits(const mesh_result *a, const mesh_result *b, const char *name)
-{
-    for (int64_t step = 0; step < a->steps; step++) {
-        cr_assert_eq(memcmp(&a->loss[step], &b->loss[step], sizeof *a->loss), 0,
-                     "%s: loss of step %ld is %.17g and %.17g", name, (long)step, a->loss[step],
-                     b->loss[step]);
-        cr_assert_eq(memcmp(&a->norm[step], &b->norm[step], sizeof *a->norm), 0,
-                     "%s: norm of step %ld is %.17g and %.17g", name, (long)step, a->norm[step],
-                     b->norm[step]);
-    }
-    for (int t = 0; t < a->tensors; t++) {
-        const size_t bytes = (size_t)a->sizes[t] * sizeof(float);
-        cr_assert_eq(memcmp(a->gradients[t], b->gradients[t], bytes), 0, "%s: gradient of %s", name,
-                     a->names[t]);
-        cr_assert_eq(memcmp(a->weights[t], b->weights[t], bytes), 0, "%s: %s", name, a->names[t]);
-    }
-}
-
 /* Losses, gradients and weights have the same bits whether each product packs its operands or
  * packed weights of a step are kept, for which the memory is planned. */
 static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
@@ -176,7 +158,8 @@ static void expect_packed_equal(const mesh_case *mesh, nd_precision precision)
     cr_assert_eq(none.bytes, 0, "%s: %zu bytes are planned for nothing", mesh->name, none.bytes);
     cr_assert_eq(some.bytes > 0, some.possible, "%s: %zu bytes are planned", mesh->name,
                  some.bytes);
-    expect_same_bits(&kept, &anew, mesh->name);
+    mesh_expect_same(&kept, &anew, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
+                     mesh->name);
     mesh_result_free(&anew);
     mesh_result_free(&kept);
 }
@@ -264,7 +247,8 @@ static void expect_threads_change_no_bit(nd_precision precision)
         char name[32];
         mesh_result other = run_with_threads(!emulated, precision, threads[i]);
         snprintf(name, sizeof name, "%d threads", threads[i]);
-        expect_same_bits(&first, &other, name);
+        mesh_expect_same(&first, &other, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
+                         name);
         mesh_result_free(&other);
     }
     mesh_result_free(&first);
@@ -292,7 +276,8 @@ static void expect_emulated_equal(nd_precision precision)
     mesh_result hardware = run_with_threads(false, precision, 2);
     setenv("ND_CPU_ISA", "amx_emulated", 1);
     mesh_result emulated = run_with_threads(false, precision, 2);
-    expect_same_bits(&hardware, &emulated, "amx and amx_emulated");
+    mesh_expect_same(&hardware, &emulated, MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS,
+                     "amx and amx_emulated");
     mesh_result_free(&hardware);
     mesh_result_free(&emulated);
 }

@@ -15,22 +15,6 @@ static mesh_result run(const mesh_job *job, const mesh_case *mesh)
     return result;
 }
 
-static void expect_same(const mesh_case *mesh, const mesh_result *found,
-                        const mesh_result *expected)
-{
-    cr_expect_eq(memcmp(found->loss, expected->loss, sizeof found->loss), 0, "%s: loss",
-                 mesh->name);
-    cr_expect_eq(memcmp(found->norm, expected->norm, sizeof found->norm), 0, "%s: norm",
-                 mesh->name);
-    for (int i = 0; i < found->tensors; i++) {
-        const size_t bytes = (size_t)found->sizes[i] * sizeof(float);
-        cr_expect_eq(memcmp(found->gradients[i], expected->gradients[i], bytes), 0,
-                     "%s: the gradient of %s", mesh->name, found->names[i]);
-        cr_expect_eq(memcmp(found->weights[i], expected->weights[i], bytes), 0, "%s: %s",
-                     mesh->name, found->names[i]);
-    }
-}
-
 typedef nd_status make_schedule(int micros, nd_schedule *out);
 
 static const nd_fp8_recipe recipes[] = {ND_FP8_TENSORWISE, ND_FP8_ROWWISE, ND_FP8_ROWWISE_GW_HP,
@@ -55,7 +39,8 @@ static int64_t expect_same_bits(make_schedule *schedule, const mesh_case *mesh, 
         mesh_result expected = run(&job, mesh);
         job.schedule = schedule;
         mesh_result found = run(&job, mesh);
-        expect_same(mesh, &found, &expected);
+        mesh_expect_same(&found, &expected,
+                         MESH_LOSSES | MESH_NORMS | MESH_GRADIENTS | MESH_WEIGHTS, mesh->name);
         more += found.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER] -
                 expected.calls[ND_GROUP_DP_SHARD_CP][ND_COMM_ALL_GATHER];
         mesh_result_free(&expected);

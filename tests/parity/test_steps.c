@@ -227,28 +227,13 @@ Test(steps, a_skipped_step_is_no_update)
     mesh_result found = run(&job, &one);
     cr_expect(isnan(found.loss[0]));
     cr_expect_eq(found.loss[1], expected.loss[0]);
-    for (int i = 0; i < found.tensors; i++) {
-        cr_expect_eq(memcmp(found.weights[i], expected.weights[i], (size_t)found.sizes[i] * 4), 0,
-                     "%s", found.names[i]);
-    }
+    mesh_expect_same(&found, &expected, MESH_WEIGHTS, "a step that is skipped");
     mesh_result_free(&expected);
     mesh_result_free(&found);
     tempdir_remove(&dir);
 }
 
 /* Recompute under filters. */
-
-static void expect_same(const mesh_case *mesh, const mesh_job *job, const mesh_result *found,
-                        const mesh_result *expected)
-{
-    cr_expect_eq(memcmp(found->loss, expected->loss, sizeof found->loss), 0,
-                 "recompute %d, filter %s: loss", (int)mesh->recompute, job->filter);
-    for (int i = 0; i < found->tensors; i++) {
-        cr_expect_eq(memcmp(found->weights[i], expected->weights[i], (size_t)found->sizes[i] * 4),
-                     0, "recompute %d, filter %s: %s", (int)mesh->recompute, job->filter,
-                     found->names[i]);
-    }
-}
 
 /* Inputs are kept as codes where all linears that read them are in FP8. */
 Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
@@ -266,7 +251,8 @@ Test(steps, recompute_changes_no_bit_under_any_filter, .timeout = 300)
         for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
             mesh_case mesh = {"tp 2", 1, 1, 1, 2, 1, .recompute = (nd_recompute)mode};
             results[mode] = run(&job, &mesh);
-            expect_same(&mesh, &job, &results[mode], &results[ND_RECOMPUTE_NONE]);
+            mesh_expect_same(&results[mode], &results[ND_RECOMPUTE_NONE],
+                             MESH_LOSSES | MESH_WEIGHTS, job.filter);
         }
         for (int mode = ND_RECOMPUTE_NONE; mode <= (int)ND_RECOMPUTE_FULL; mode++) {
             mesh_result_free(&results[mode]);

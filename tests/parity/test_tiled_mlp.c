@@ -28,18 +28,6 @@ static mesh_job job_of(nd_precision precision)
     return job;
 }
 
-static void expect_equal(const mesh_case *mesh, const mesh_result *got, const mesh_result *whole)
-{
-    cr_assert_eq(memcmp(got->loss, whole->loss, sizeof got->loss), 0, "%s, recompute %d: loss",
-                 mesh->name, (int)mesh->recompute);
-    for (int t = 0; t < got->tensors; t++) {
-        const size_t bytes = (size_t)got->sizes[t] * sizeof(float);
-        cr_assert(memcmp(got->gradients[t], whole->gradients[t], bytes) == 0 &&
-                      memcmp(got->weights[t], whole->weights[t], bytes) == 0,
-                  "%s, recompute %d: %s", mesh->name, (int)mesh->recompute, got->names[t]);
-    }
-}
-
 static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
 {
     mesh_result whole, got;
@@ -49,7 +37,7 @@ static void compare(const mesh_job *job, mesh_case mesh, nd_recompute least)
         mesh.recompute = mode;
         mesh.mlp_pieces = mode == ND_RECOMPUTE_SELECTIVE ? 2 : -1;
         assert_ok(mesh_run(job, &mesh, &got));
-        expect_equal(&mesh, &got, &whole);
+        mesh_expect_same(&got, &whole, MESH_LOSSES | MESH_GRADIENTS | MESH_WEIGHTS, mesh.name);
         cr_assert_lt(got.activation_bytes, whole.activation_bytes, "%s: memory", mesh.name);
         mesh_result_free(&got);
     }
