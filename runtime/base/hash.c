@@ -91,7 +91,7 @@ nd_status nd_hash_end(nd_hash *h, uint8_t out[ND_HASH_MAX])
     return ND_OK;
 }
 
-static nd_status end_as_text(nd_hash *h, char hex[ND_HASH_HEX_MAX])
+nd_status nd_hash_end_text(nd_hash *h, char hex[ND_HASH_HEX_MAX])
 {
     uint8_t digest[ND_HASH_MAX];
     ND_TRY(nd_hash_end(h, digest));
@@ -107,7 +107,7 @@ nd_status nd_hash_text(nd_hash_kind kind, const void *data, size_t size, char he
     nd_status status = nd_hash_create(kind, &h);
     status = status == ND_OK ? nd_hash_begin(h) : status;
     status = status == ND_OK ? nd_hash_add(h, data, size) : status;
-    status = status == ND_OK ? end_as_text(h, hex) : status;
+    status = status == ND_OK ? nd_hash_end_text(h, hex) : status;
     nd_hash_destroy(h);
     return status;
 }
@@ -144,7 +144,7 @@ nd_status nd_sha256_file(const char *path, char hex[ND_HASH_HEX_MAX])
     ND_TRY_OUT(nd_hash_begin(h));
     ND_TRY_OUT(nd_alloc(BLOCK_BYTES, 1, (void **)&block));
     ND_TRY_OUT(add_file(fd, path, h, block));
-    status = end_as_text(h, hex);
+    status = nd_hash_end_text(h, hex);
 out:
     nd_hash_destroy(h);
     free(block);

@@ -56,25 +56,6 @@ Test(sources, a_resumed_blend_is_the_run_that_was_not_stopped)
                       "{ d = $2 - $3; if (d * d > 1e-10) exit 1 }'");
 }
 
-#define TWO_SOURCES(weight)                                                                        \
-    "--data-path '[{path: text.txt, weight: " weight "}, {path: b.txt, weight: 1}]' "              \
-    "--validation-path '' --num-steps 1 --save-model false "
-
-/* No period of samples that a run has in memory holds these. */
-Test(sources, a_run_says_what_rounding_changes_in_its_weights)
-{
-    shell(&dir, TRAIN TWO_SOURCES("3.14159265") "--save-dir near");
-    says("the shares of the sources are rounded to 1048576ths; "
-         "that of b changes most, from 24.14530072 % to 24.14531708 %");
-    says_not("larger weight");
-    shell(&dir, TRAIN TWO_SOURCES("1e-8") "--save-dir far");
-    says("warning: the shares of the sources are rounded to 1048576ths; that "
-         "of text changes most, from 9.9999999e-07 % to 9.536743164e-05 %");
-    says("; give it a larger weight, or an epochs limit");
-    shell(&dir, TRAIN TWO_SOURCES("0.023457") "--save-dir exact");
-    says_not("rounded");
-}
-
 /* 40 blocks, 4 a step: an epoch is 10 steps. */
 #define EPOCHS                                                                                     \
     TWO "--data-path text.txt --validation-path b.txt --validation-batches 1 "                     \

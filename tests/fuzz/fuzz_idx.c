@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     nd_token_type type;
     int64_t tokens;
     if (nd_megatron_parse(idx, size, bin_bytes, "x.idx", "x.bin", &type, &tokens) == ND_OK) {
-        ND_ASSERT(tokens >= 0 && (uint64_t)tokens * nd_token_size(type) == bin_bytes);
+        ND_ASSERT(tokens >= 0 && (uint64_t)tokens * type.width == bin_bytes);
     }
     free(idx);
     return 0;

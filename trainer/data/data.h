@@ -67,11 +67,9 @@ enum { ND_LABEL_IGNORED = -100 };
  */
 nd_status nd_dataset_open(const char *path, nd_data_format format, const char *tokenizer,
                           int64_t vocab, int64_t sequence, nd_dataset **out);
-/* Whether nd_dataset_open would take this file for one of token ids. */
-nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds);
-
-/* Whether the file holds JSON lines. */
-nd_status nd_data_holds_rows(const char *path, nd_data_format format, bool *holds);
+/* Whether nd_dataset_open would take this file for one of token ids, and whether it has JSON
+ * lines. */
+nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *rows);
 
 /* Files of text and the tokenizer.json that encodes them. Strings and rules are borrowed. */
 typedef struct nd_dataset_text {
@@ -158,13 +156,8 @@ int64_t nd_dataset_samples(const nd_dataset *dataset);
 /* Samples of an epoch: all blocks, or in a blend of epochs without weights what these give. */
 int64_t nd_dataset_epoch(const nd_dataset *dataset);
 
-/* How a blend holds its weights (trainer/data/mix.h). */
-typedef struct nd_dataset_rounding {
-    int64_t period; /* samples after which the order of the sources repeats; 0: no weights */
-    int source;     /* of those with weights, the one whose weight changes most; -1: none changes */
-    double share, rounded; /* its weight in the sum of all, and what the run gives it */
-} nd_dataset_rounding;
-nd_dataset_rounding nd_dataset_rounding_of(const nd_dataset *dataset);
+/* Samples after which the order of the sources repeats (trainer/data/mix.h); 0: no weights. */
+int64_t nd_dataset_period(const nd_dataset *dataset);
 
 /* What a run records of its data; texts are borrowed. */
 typedef struct nd_dataset_facts {
@@ -269,10 +262,9 @@ nd_status nd_loader_open(const nd_dataset *dataset, const nd_loader_options *opt
  */
 bool nd_loader_close(nd_loader *loader);
 nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out);
-/* Validation: back to block 0. */
-nd_status nd_loader_rewind(nd_loader *loader);
-/* Validation: block 0 of another dataset of the same sequence length, borrowed like the first. */
-nd_status nd_loader_rewind_to(nd_loader *loader, const nd_dataset *dataset);
+/* Validation: back to block 0, of another dataset of the same sequence length, borrowed like the
+ * first, or of that one (NULL). */
+void nd_loader_rewind(nd_loader *loader, const nd_dataset *dataset);
 /* How many calls of nd_loader_next cover all blocks once (accumulation is 1 for validation). */
 int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options);
 

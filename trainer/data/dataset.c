@@ -1,37 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
-#include "runtime/base/hash.h"
 #include "runtime/base/log.h"
 #include "runtime/base/text.h"
 #include "trainer/data/formats.h"
 
-enum {
-    BYTE_VOCAB = 256,
-    DIGEST_SAMPLES = 64,
-    DIGEST_SAMPLE_BYTES = 4096,
-    CONTENT_BYTES = 64 << 20,      /* of all files, by their sizes */
-    CONTENT_EVEN_BYTES = 16 << 20, /* of several files also, alike */
-    CONTENT_SAMPLE_BYTES = 64 << 10
-};
+enum { BYTE_VOCAB = 256 };
 
 static const nd_format formats[] = {
-    [ND_DATA_TEXT] = {"text", false, nd_text_open, nd_flat_piece},
-    [ND_DATA_JSONL] = {"jsonl", false, NULL, NULL},
-    [ND_DATA_LLMC] = {"llmc", true, nd_llmc_open, nd_flat_piece},
-    [ND_DATA_MEGATRON] = {"megatron", true, nd_megatron_open, nd_masked_piece},
+    [ND_DATA_TEXT] = {"text", false, false, 1, nd_text_open},
+    [ND_DATA_JSONL] = {"jsonl", false, false, 2, NULL},
+    [ND_DATA_LLMC] = {"llmc", true, false, 3, nd_llmc_open},
+    [ND_DATA_MEGATRON] = {"megatron", true, true, 4, nd_megatron_open},
 };
 
-static const nd_format encoded = {"encoded text", true, NULL, nd_encoded_piece};
+static const nd_format encoded = {"encoded text", true, false, 0, NULL};
 
 static nd_status guess_format(const char *path, const char *idx, nd_data_format *out)
 {
     bool magic = false, there = true, indexed = false;
-    *out = nd_corpus_is_rows(path) ? ND_DATA_JSONL : ND_DATA_MEGATRON;
+    *out = nd_is_name_of_rows(path) ? ND_DATA_JSONL : ND_DATA_MEGATRON;
     if (*out == ND_DATA_JSONL || nd_ends_with(path, ".idx")) {
         return ND_OK;
     }
@@ -163,11 +152,12 @@ out:
     return status;
 }
 
-nd_status nd_data_holds_ids(const char *path, nd_data_format format, bool *holds)
+nd_status nd_data_holds(const char *path, nd_data_format format, bool *ids, bool *rows)
 {
     nd_dataset of = {0};
     nd_status status = set_format(&of, path, format);
-    *holds = status == ND_OK && of.format->holds_ids;
+    *ids = status == ND_OK && of.format->holds_ids;
+    *rows = status == ND_OK && of.format == &formats[ND_DATA_JSONL];
     free(of.path);
     return status;
 }
@@ -178,15 +168,6 @@ void nd_data_say_left_out(const char *path, int64_t files, int64_t folders)
         nd_log_info("\"%s\": %lld files of other kinds and %lld folders in it are not read", path,
                     (long long)files, (long long)folders);
     }
-}
-
-nd_status nd_data_holds_rows(const char *path, nd_data_format format, bool *holds)
-{
-    nd_dataset of = {0};
-    nd_status status = set_format(&of, path, format);
-    *holds = status == ND_OK && of.format == &formats[ND_DATA_JSONL];
-    free(of.path);
-    return status;
 }
 
 /* Takes the cache over. */
@@ -202,9 +183,11 @@ static nd_status open_cache(const nd_dataset_text *text, nd_token_cache *cache, 
     dataset->cache = cache;
     dataset->map = cache->map;
     dataset->format = &encoded;
-    dataset->type = cache->view.width == 2 ? ND_TOKEN_U16 : ND_TOKEN_I32;
+    dataset->type = (nd_token_type){(uint8_t)cache->view.width, cache->view.width == 4};
     dataset->first_byte = ND_TOKEN_CACHE_HEADER_BYTES;
     dataset->tokens = (int64_t)cache->view.tokens;
+    dataset->spans = cache->view.spans;
+    dataset->span_pairs = cache->view.span_pairs;
     dataset->vocab = vocab;
     dataset->sequence = sequence;
     ND_TRY_OUT(nd_fs_format(&dataset->path, "%s", text->path));
@@ -272,14 +255,20 @@ void nd_dataset_close(nd_dataset *dataset)
         return;
     }
     if (dataset->blend) {
-        dataset->blend_calls->destroy(dataset->blend);
+        for (int j = 0; j < dataset->blend->count; j++) {
+            nd_dataset_close(dataset->blend->sources[j].data);
+            free(dataset->blend->sources[j].name);
+        }
+        nd_mix_destroy(dataset->blend->mix);
+        free(dataset->blend->sources);
+        free(dataset->blend);
     }
     if (dataset->cache) {
         nd_token_cache_close(dataset->cache);
     } else {
         nd_fs_map_close(&dataset->map);
     }
-    nd_masked_close(dataset->masked);
+    free(dataset->mask);
     nd_documents_close(dataset->documents);
     free(dataset->path);
     free(dataset);
@@ -321,18 +310,18 @@ typedef struct span_count {
 static nd_status count_spans(void *context)
 {
     span_count *c = context;
-    const nd_span_list spans =
-        c->dataset->masked ? nd_masked_spans(c->dataset) : nd_encoded_spans(c->dataset);
-    return nd_rows_ignored(c->dataset, &spans, &c->tokens);
+    return nd_rows_ignored(c->dataset, &c->tokens);
 }
 
 nd_status nd_dataset_ignored(const nd_dataset *dataset, int64_t *tokens)
 {
     span_count count = {.dataset = dataset};
-    if (dataset->blend) {
-        return dataset->blend_calls->ignored(dataset->blend, tokens);
+    for (int j = 0; dataset->blend && j < dataset->blend->count; j++) {
+        int64_t part;
+        ND_TRY(nd_dataset_ignored(dataset->blend->sources[j].data, &part));
+        count.tokens += part;
     }
-    if (dataset->masked || dataset->cache) {
+    if (dataset->spans > 0) {
         ND_TRY(nd_fs_map_guard(&dataset->map, dataset->path, count_spans, &count));
     }
     *tokens = count.tokens;
@@ -349,7 +338,7 @@ typedef struct block_read {
  * is waited for. */
 static nd_status prefetch_block(const nd_dataset *dataset, int64_t index)
 {
-    const size_t width = nd_token_size(dataset->type);
+    const size_t width = dataset->type.width;
     nd_piece piece = {0};
     ND_TRY(nd_block_next(dataset, index, &piece));
     while (piece.count > 0) {
@@ -373,7 +362,7 @@ static nd_status read_block(void *context)
     ND_TRY(prefetch_block(dataset, r->index));
     ND_TRY(nd_block_next(dataset, r->index, &piece));
     while (piece.count > 0) {
-        ND_TRY(dataset->format->piece(dataset, &piece, r->inputs, r->labels));
+        ND_TRY(nd_piece_read(dataset, &piece, r->inputs, r->labels));
         ND_TRY(dataset->documents ? nd_documents_ignore(dataset, &piece, r->inputs, r->labels)
                                   : ND_OK);
         ND_TRY(nd_block_next(dataset, r->index, &piece));
@@ -393,182 +382,9 @@ nd_status nd_dataset_block(const nd_dataset *dataset, int64_t index, int32_t *in
 {
     ND_ASSERT(index >= 0 && index < dataset->blocks);
     if (dataset->blend) {
-        return dataset->blend_calls->block(dataset->blend, index, inputs, labels);
+        const nd_source *s = &dataset->blend->sources[nd_blend_find(dataset->blend, index)];
+        return nd_dataset_block(s->data, index - s->first, inputs, labels);
     }
     block_read read = {.dataset = dataset, .index = index, .inputs = inputs, .labels = labels};
     return nd_fs_map_guard(&dataset->map, dataset->path, read_block, &read);
-}
-
-static void put_u64(uint8_t *p, uint64_t x)
-{
-    for (int i = 0; i < 8; i++) {
-        p[i] = (uint8_t)(x >> (8 * i));
-    }
-}
-
-enum { DIGEST_HEAD = 3 * 8 };
-
-typedef struct digest_read {
-    const nd_dataset *dataset;
-    uint8_t *out;
-    size_t used;
-} digest_read;
-
-/* Checksums of all ids stand for them. */
-static nd_status digest_cache(const nd_token_cache *cache, char hex[65])
-{
-    const nd_token_view *v = &cache->view;
-    nd_bytes text = {0};
-    uint8_t numbers[4 * 8];
-    put_u64(numbers, v->width);
-    put_u64(numbers + 8, v->tokens);
-    put_u64(numbers + 16, v->documents);
-    put_u64(numbers + 24, v->spans);
-    nd_status status = nd_bytes_add(&text, numbers, sizeof numbers);
-    status = status == ND_OK ? nd_bytes_add(&text, v->sums, v->chunks * 8) : status;
-    status = status == ND_OK ? nd_sha256(text.data, text.count, hex) : status;
-    free(text.data);
-    return status;
-}
-
-/* Where sample i of `count` begins in a file of `size` bytes, which are more than all samples: the
- * first at the beginning, the last at the end, the others evenly spaced. */
-static size_t sample_at(size_t size, size_t bytes, int count, int i)
-{
-    size_t span = size - bytes;
-    return i == count - 1 ? span : span / (size_t)(count - 1) * (size_t)i;
-}
-
-/* Copies the whole of a small file, or samples. */
-static nd_status read_samples(void *context)
-{
-    digest_read *r = context;
-    const nd_fs_map *map = &r->dataset->map;
-    if (map->size <= (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES) {
-        memcpy(r->out, map->data, map->size);
-        r->used = map->size;
-        return ND_OK;
-    }
-    for (int i = 0; i < DIGEST_SAMPLES; i++) {
-        size_t at = sample_at(map->size, DIGEST_SAMPLE_BYTES, DIGEST_SAMPLES, i);
-        memcpy(r->out + r->used, map->data + at, DIGEST_SAMPLE_BYTES);
-        r->used += DIGEST_SAMPLE_BYTES;
-    }
-    return ND_OK;
-}
-
-nd_status nd_dataset_digest(const nd_dataset *dataset, char hex[65])
-{
-    uint8_t *buffer;
-    nd_status status = ND_OK;
-    if (dataset->blend) {
-        return dataset->blend_calls->digest(dataset->blend, hex);
-    }
-    if (dataset->cache) {
-        return digest_cache(dataset->cache, hex);
-    }
-    ND_TRY(nd_alloc(DIGEST_HEAD + (size_t)DIGEST_SAMPLES * DIGEST_SAMPLE_BYTES +
-                        ND_LOSS_MASK_DIGEST_BYTES,
-                    1, (void **)&buffer));
-    put_u64(buffer, dataset->map.size);
-    put_u64(buffer + 8, (uint64_t)(dataset->format - formats));
-    put_u64(buffer + 16, (uint64_t)dataset->tokens);
-    digest_read read = {.dataset = dataset, .out = buffer + DIGEST_HEAD};
-    ND_TRY_OUT(nd_fs_map_guard(&dataset->map, dataset->path, read_samples, &read));
-    if (dataset->masked) {
-        memcpy(read.out + read.used, dataset->masked->view.digest, ND_LOSS_MASK_DIGEST_BYTES);
-        read.used += ND_LOSS_MASK_DIGEST_BYTES;
-    }
-    ND_TRY_OUT(nd_sha256(buffer, DIGEST_HEAD + read.used, hex));
-out:
-    free(buffer);
-    return status;
-}
-
-typedef struct content_read {
-    const nd_dataset *dataset;
-    size_t bytes; /* to be read, if the file has more */
-    XXH3_state_t *hash;
-} content_read;
-
-void nd_content_count(const nd_dataset *dataset, nd_content_share *all)
-{
-    if (dataset->blend) {
-        dataset->blend_calls->count(dataset->blend, all);
-    } else if (!dataset->cache) {
-        all->files++;
-        all->bytes += dataset->map.size;
-    }
-}
-
-/* Bytes of a file that are read, when it is one of several. */
-static size_t share_of(size_t size, const nd_content_share *all)
-{
-    if (all->files == 1 || all->bytes <= CONTENT_BYTES) {
-        return CONTENT_BYTES;
-    }
-    return (size_t)((double)size / (double)all->bytes * CONTENT_BYTES) +
-           (size_t)(CONTENT_EVEN_BYTES / all->files);
-}
-
-static nd_status hash_content(void *context)
-{
-    content_read *r = context;
-    const nd_fs_map *map = &r->dataset->map;
-    if (map->size <= r->bytes) {
-        XXH3_128bits_update(r->hash, map->data, map->size);
-        return ND_OK;
-    }
-    /* The first and the last bytes at least. */
-    const bool few = r->bytes < 2 * CONTENT_SAMPLE_BYTES;
-    const size_t sample = few ? r->bytes / 2 : CONTENT_SAMPLE_BYTES;
-    const int count = few ? 2 : (int)(r->bytes / CONTENT_SAMPLE_BYTES);
-    for (int i = 0; i < count; i++) {
-        XXH3_128bits_update(r->hash, map->data + sample_at(map->size, sample, count, i), sample);
-    }
-    return ND_OK;
-}
-
-nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33])
-{
-    content_read read = {.dataset = dataset};
-    uint8_t head[3 * 8];
-    hex[0] = '\0';
-    if (dataset->blend) {
-        return dataset->blend_calls->content(dataset->blend, all, hex);
-    }
-    if (dataset->cache) {
-        return ND_OK;
-    }
-    read.bytes = share_of(dataset->map.size, all);
-    put_u64(head, dataset->map.size);
-    put_u64(head + 8, dataset->index_digest[0]);
-    put_u64(head + 16, dataset->index_digest[1]);
-    read.hash = XXH3_createState();
-    if (!read.hash) {
-        return nd_fail_memory("the digest of the data");
-    }
-    XXH3_128bits_reset(read.hash);
-    XXH3_128bits_update(read.hash, head, sizeof head);
-    if (dataset->masked) {
-        XXH3_128bits_update(read.hash, dataset->masked->view.digest, ND_LOSS_MASK_DIGEST_BYTES);
-    }
-    nd_status status = nd_fs_map_guard(&dataset->map, dataset->path, hash_content, &read);
-    const XXH128_hash_t digest = XXH3_128bits_digest(read.hash);
-    XXH3_freeState(read.hash);
-    snprintf(hex, 33, "%016llx%016llx", (unsigned long long)digest.high64,
-             (unsigned long long)digest.low64);
-    return status;
-}
-
-nd_status nd_dataset_content(nd_dataset *dataset, char hex[33])
-{
-    nd_content_share all = {0};
-    if (!dataset->content_known) {
-        nd_content_count(dataset, &all);
-        ND_TRY(nd_content_of(dataset, &all, dataset->content));
-        dataset->content_known = true;
-    }
-    memcpy(hex, dataset->content, sizeof dataset->content);
-    return ND_OK;
 }

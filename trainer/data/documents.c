@@ -94,7 +94,8 @@ nd_status nd_dataset_first_keys(const nd_dataset *dataset, int64_t index, const 
 {
     const int64_t S = dataset->sequence;
     if (dataset->blend) {
-        return dataset->blend_calls->first_keys(dataset->blend, index, inputs, first_keys, filled);
+        const nd_source *s = &dataset->blend->sources[nd_blend_find(dataset->blend, index)];
+        return nd_dataset_first_keys(s->data, index - s->first, inputs, first_keys, filled);
     }
     *filled = S;
     for (int64_t i = 0; i < S; i++) {
@@ -195,7 +196,7 @@ int64_t nd_documents_listed(const nd_dataset *dataset)
 
 nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules *rules)
 {
-    const bool prompts = dataset->masked || (dataset->cache && dataset->cache->view.spans > 0);
+    const bool prompts = dataset->mask || dataset->spans > 0;
     ND_ASSERT(!dataset->blend && !dataset->documents);
     if (rules->end_of_text >= dataset->vocab) {
         return fail_end_of_text(dataset, rules->end_of_text);
@@ -208,7 +209,7 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
     dataset->documents->end_of_text = (int32_t)rules->end_of_text;
     if (dataset->cache) {
         dataset->documents->borders = dataset->cache->view.documents;
-    } else if (dataset->format->piece == nd_masked_piece) {
+    } else if (dataset->format->indexed) {
         ND_TRY(nd_megatron_open_borders(dataset));
     } else {
         return take_end_of_text(dataset, rules);
@@ -219,9 +220,17 @@ nd_status nd_dataset_set_documents(nd_dataset *dataset, const nd_document_rules 
 
 nd_documents_rule nd_dataset_documents(const nd_dataset *dataset)
 {
-    return dataset->blend       ? dataset->blend_calls->documents(dataset->blend)
-           : dataset->documents ? ND_DOCUMENTS_SEPARATE
-                                : ND_DOCUMENTS_JOIN;
+    const nd_blend *blend = dataset->blend;
+    if (!blend) {
+        return dataset->documents ? ND_DOCUMENTS_SEPARATE : ND_DOCUMENTS_JOIN;
+    }
+    const nd_documents_rule first = nd_dataset_documents(blend->sources[0].data);
+    for (int j = 1; j < blend->count; j++) {
+        if (nd_dataset_documents(blend->sources[j].data) != first) {
+            return ND_DOCUMENTS_AUTO;
+        }
+    }
+    return first;
 }
 
 bool nd_dataset_is_separate(const nd_dataset *dataset)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Data files that are one flat array of ids: text (a byte is its id), llm.c and, once its index is
- * checked, Megatron.
+ * Data files that are one flat array of ids: text (a byte is its id), llm.c and, once they are
+ * checked, the .bin of Megatron and the cache of an encoded text.
  *
  * llm.c: 256 int32 of header (magic, version, token count), then the ids. Source: llm.c dev/data.
  */
@@ -13,53 +13,19 @@
 #include "runtime/base/math.h"
 #include "trainer/corpus/stream.h"
 
-size_t nd_token_size(nd_token_type type)
-{
-    static const size_t sizes[] = {
-        [ND_TOKEN_U8] = 1,  [ND_TOKEN_I8] = 1,  [ND_TOKEN_U16] = 2, [ND_TOKEN_I16] = 2,
-        [ND_TOKEN_U32] = 4, [ND_TOKEN_I32] = 4, [ND_TOKEN_I64] = 8,
-    };
-    return sizes[type];
-}
-
 /* Reads the id at p, which need not be aligned. Files are little-endian, and so are the machines
  * that this program runs on. */
 static int64_t id_at(const uint8_t *p, nd_token_type type)
 {
-    int8_t i8;
-    uint16_t u16;
-    int16_t i16;
-    uint32_t u32;
-    int32_t i32;
-    int64_t i64;
-    switch (type) {
-    case ND_TOKEN_U8:
-        return *p;
-    case ND_TOKEN_I8:
-        memcpy(&i8, p, sizeof i8);
-        return i8;
-    case ND_TOKEN_U16:
-        memcpy(&u16, p, sizeof u16);
-        return u16;
-    case ND_TOKEN_I16:
-        memcpy(&i16, p, sizeof i16);
-        return i16;
-    case ND_TOKEN_U32:
-        memcpy(&u32, p, sizeof u32);
-        return u32;
-    case ND_TOKEN_I32:
-        memcpy(&i32, p, sizeof i32);
-        return i32;
-    case ND_TOKEN_I64:
-        break;
-    }
-    memcpy(&i64, p, sizeof i64);
-    return i64;
+    const int rest = 64 - 8 * type.width;
+    uint64_t id = 0;
+    memcpy(&id, p, type.width);
+    return type.is_signed ? (int64_t)(id << rest) >> rest : (int64_t)id;
 }
 
 static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
 {
-    size_t byte = dataset->first_byte + (size_t)token * nd_token_size(dataset->type);
+    size_t byte = dataset->first_byte + (size_t)token * dataset->type.width;
     if (id < 0) {
         return nd_fail(
             ND_ERR_DATA,
@@ -77,7 +43,7 @@ static nd_status bad_id(const nd_dataset *dataset, int64_t token, int64_t id)
 
 static nd_status read_ids(const nd_dataset *dataset, int64_t first, int64_t count, int32_t *out)
 {
-    size_t size = nd_token_size(dataset->type);
+    size_t size = dataset->type.width;
     size_t begin = dataset->first_byte + (size_t)first * size;
     const uint8_t *p = dataset->map.data + begin;
     for (int64_t i = 0; i < count; i++, p += size) {
@@ -90,21 +56,28 @@ static nd_status read_ids(const nd_dataset *dataset, int64_t first, int64_t coun
     return ND_OK;
 }
 
-nd_status nd_flat_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
+nd_status nd_piece_read(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                         int32_t *labels)
 {
-    const int64_t room = dataset->sequence - piece->place, head = nd_min(piece->count, room);
-    inputs += piece->place;
-    labels += piece->place;
-    ND_TRY(read_ids(dataset, piece->first, head, inputs));
-    memcpy(labels, inputs + 1, (size_t)(head - 1) * sizeof *labels);
-    return piece->count > room ? read_ids(dataset, piece->first + room, 1, labels + room - 1)
-                               : ND_OK;
+    const int64_t place = piece->place, room = dataset->sequence - place;
+    const int64_t head = nd_min(piece->count, room);
+    const uint64_t width = dataset->type.width;
+    if (dataset->cache) {
+        ND_TRY(nd_token_cache_check(dataset->cache,
+                                    dataset->first_byte + (uint64_t)piece->first * width,
+                                    (uint64_t)piece->count * width));
+    }
+    ND_TRY(read_ids(dataset, piece->first, head, inputs + place));
+    memcpy(labels + place, inputs + place + 1, (size_t)(head - 1) * sizeof *labels);
+    if (piece->count > room) {
+        ND_TRY(read_ids(dataset, piece->first + room, 1, labels + place + room - 1));
+    }
+    return nd_spans_ignore(dataset, piece, labels);
 }
 
 nd_status nd_flat_holds(const nd_dataset *dataset, int32_t id, size_t bytes, bool *found)
 {
-    const size_t size = nd_token_size(dataset->type);
+    const size_t size = dataset->type.width;
     const uint8_t *p = dataset->map.data + dataset->first_byte;
     const int64_t count = nd_min(dataset->tokens, (int64_t)(bytes / size));
     *found = false;
@@ -114,23 +87,19 @@ nd_status nd_flat_holds(const nd_dataset *dataset, int32_t id, size_t bytes, boo
     return ND_OK;
 }
 
-nd_status nd_text_check(const nd_dataset *dataset)
-{
-    const nd_file_kind *kind = nd_file_kind_of(dataset->map.data, dataset->map.size);
-    return kind ? nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kind->kind,
-                          kind->fix)
-                : ND_OK;
-}
-
 nd_status nd_text_open(nd_dataset *dataset)
 {
     const uint8_t *data = dataset->map.data;
     const size_t size = dataset->map.size;
-    ND_TRY(nd_text_check(dataset));
+    const nd_file_kind *kind = nd_file_kind_of(data, size);
+    if (kind) {
+        return nd_fail(ND_ERR_DATA, "\"%s\" is %s, not text; %s", dataset->path, kind->kind,
+                       kind->fix);
+    }
     ND_TRY(nd_text_check_encoding(dataset->path, data, size));
     /* As in a text that is encoded, and in JSON rows, a byte order mark is not text. */
     dataset->first_byte = size >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-    dataset->type = ND_TOKEN_U8;
+    dataset->type = (nd_token_type){1, false};
     dataset->tokens = (int64_t)(size - dataset->first_byte);
     return ND_OK;
 }
@@ -179,9 +148,9 @@ nd_status nd_llmc_open(nd_dataset *dataset)
     }
     int32_t magic = word(data, 0), version = word(data, 1), count = word(data, 2);
     if (magic == MAGIC_GPT2 && version == 1) {
-        dataset->type = ND_TOKEN_U16;
+        dataset->type = (nd_token_type){2, false};
     } else if (magic == MAGIC_LLAMA3 && version == 7) {
-        dataset->type = ND_TOKEN_U32;
+        dataset->type = (nd_token_type){4, false};
     } else {
         return nd_fail(
             ND_ERR_DATA,
@@ -189,7 +158,7 @@ nd_status nd_llmc_open(nd_dataset *dataset)
             "ids) or %d, 7 (Llama 3, 32-bit ids); set data.format to what the file is",
             path, magic, version, MAGIC_GPT2, MAGIC_LLAMA3);
     }
-    size_t width = nd_token_size(dataset->type);
+    size_t width = dataset->type.width;
     if (count < 0 || size != HEADER_BYTES + (size_t)count * width) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" has %zu bytes, but its header announces %d tokens of %zu bytes, %zu "

@@ -9,6 +9,7 @@
 #include "trainer/corpus/loss_mask.h"
 #include "trainer/corpus/token_cache.h"
 #include "trainer/data/data.h"
+#include "trainer/data/mix.h"
 
 /* Tokens that stand together both in the file and in a block. */
 typedef struct nd_piece {
@@ -20,30 +21,17 @@ typedef struct nd_piece {
 typedef struct nd_format {
     const char *name; /* as in data.format */
     bool holds_ids;   /* token ids; otherwise the file holds text, and ids are its bytes */
+    bool indexed;     /* a Megatron index lists the documents */
+    uint64_t number;  /* in digests */
     /* Checks dataset->map and fills tokens and what the format needs; under nd_fs_map_guard. NULL:
      * files of this format are encoded into a cache. */
     nd_status (*open)(nd_dataset *dataset);
-    /* A piece at its place in the inputs and labels of a block, as nd_dataset_block gives them. The
-     * label of its last token, and what lies behind, are not written. */
-    nd_status (*piece)(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
-                       int32_t *labels);
 } nd_format;
 
-typedef enum nd_token_type {
-    ND_TOKEN_U8 = 0,
-    ND_TOKEN_I8,
-    ND_TOKEN_U16,
-    ND_TOKEN_I16,
-    ND_TOKEN_U32,
-    ND_TOKEN_I32,
-    ND_TOKEN_I64
+typedef struct nd_token_type {
+    uint8_t width;  /* bytes of an id; 0: no type */
+    bool is_signed; /* an id that is negative is damage */
 } nd_token_type;
-
-/* The loss mask of Megatron files, in memory. */
-typedef struct nd_masked {
-    uint8_t *data; /* of the file; owned */
-    nd_loss_mask_view view;
-} nd_masked;
 
 /* Of data whose documents are separate. */
 typedef struct nd_documents {
@@ -61,26 +49,20 @@ typedef struct nd_documents {
     int64_t inputs;    /* of all blocks, without what fills them */
 } nd_documents;
 
-typedef struct nd_blend nd_blend;
+/* A source of a blend. */
+typedef struct nd_source {
+    nd_dataset *data; /* owned */
+    char *name;       /* owned */
+    double weight, epochs;
+    int64_t first; /* block of the blend */
+} nd_source;
 
-/* The files that share what nd_dataset_content reads; encoded texts are not among them. */
-typedef struct nd_content_share {
-    uint64_t files, bytes;
-} nd_content_share;
-
-/* What nd_dataset_block, _first_keys, _documents, _ignored, _digest, _content and _close do for a
- * blend. */
-typedef struct nd_blend_calls {
-    nd_status (*block)(const nd_blend *blend, int64_t index, int32_t *inputs, int32_t *labels);
-    nd_status (*first_keys)(const nd_blend *blend, int64_t index, const int32_t *inputs,
-                            int32_t *first_keys, int64_t *filled);
-    nd_documents_rule (*documents)(const nd_blend *blend);
-    nd_status (*ignored)(const nd_blend *blend, int64_t *tokens);
-    nd_status (*digest)(const nd_blend *blend, char hex[65]);
-    void (*count)(const nd_blend *blend, nd_content_share *all); /* adds the blend's files */
-    nd_status (*content)(const nd_blend *blend, const nd_content_share *all, char hex[33]);
-    void (*destroy)(nd_blend *blend);
-} nd_blend_calls;
+typedef struct nd_blend {
+    nd_source *sources; /* (count); owned */
+    int count;
+    bool named;  /* the sources are told apart */
+    nd_mix *mix; /* NULL: one text; owned */
+} nd_blend;
 
 struct nd_dataset {
     char *path; /* the file that holds the tokens, for messages; owned */
@@ -93,19 +75,31 @@ struct nd_dataset {
     int64_t vocab;
     int64_t sequence; /* S */
     int64_t blocks;
-    nd_token_cache *cache;   /* of an encoded text, which owns the map; else NULL; owned */
-    nd_masked *masked;       /* of Megatron files with a loss mask; else NULL; owned */
-    nd_documents *documents; /* NULL: joined, and of a blend; owned */
-    nd_blend *blend;         /* several sources, and no map; else NULL; owned */
-    const nd_blend_calls *blend_calls; /* with a blend */
+    nd_token_cache *cache;     /* of an encoded text, which owns the map; else NULL; owned */
+    uint8_t *mask;             /* the loss mask beside Megatron files; else NULL; owned */
+    const char *mask_digest;   /* its own, of ND_LOSS_MASK_DIGEST_BYTES */
+    uint64_t spans;            /* of tokens that do not count in the loss */
+    const uint8_t *span_pairs; /* (spans) pairs of u64: tokens [begin, end), in order */
+    nd_documents *documents;   /* NULL: joined, and of a blend; owned */
+    nd_blend *blend;           /* several sources, and no map; else NULL; owned */
     bool content_known;
     char content[33]; /* nd_dataset_content, which is computed once */
 };
 
-/* Adds the files of a dataset. */
-void nd_content_count(const nd_dataset *dataset, nd_content_share *all);
-/* nd_dataset_content of a dataset that is all of these files, or a part of them. */
-nd_status nd_content_of(const nd_dataset *dataset, const nd_content_share *all, char hex[33]);
+/* The last source that begins at or before the block. */
+static inline int nd_blend_find(const nd_blend *blend, int64_t block)
+{
+    int low = 0, high = blend->count;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (blend->sources[middle].first <= block) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
 
 /* The next piece of a block, or its first one where *piece is all zeros. A count of 0: there are no
  * more, and `place` is the number of the block's tokens. Under nd_fs_map_guard, as the functions
@@ -139,48 +133,26 @@ nd_status nd_text_open(nd_dataset *dataset);
 nd_status nd_llmc_open(nd_dataset *dataset);
 nd_status nd_megatron_open(nd_dataset *dataset);
 
-nd_status nd_flat_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
+/* A piece at its place in the inputs and labels of a block, as nd_dataset_block gives them. The
+ * label of its last token, and what lies behind, are not written. */
+nd_status nd_piece_read(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
                         int32_t *labels);
-nd_status nd_masked_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
-                          int32_t *labels);
-nd_status nd_encoded_piece(const nd_dataset *dataset, const nd_piece *piece, int32_t *inputs,
-                           int32_t *labels);
-
-/* Tokens that do not count in the loss. */
-typedef struct nd_span_list {
-    const uint8_t *pairs; /* [count] pairs of u64: tokens [begin, end), in order */
-    uint64_t count;
-    /* Called before a pair is read; NULL: nothing is left to check. */
-    nd_status (*check)(const void *context, const uint8_t *pair, size_t size);
-    const void *context;
-} nd_span_list;
 
 typedef struct nd_token_span {
     uint64_t begin, end; /* tokens */
 } nd_token_span;
 
-nd_status nd_token_span_at(const nd_span_list *spans, uint64_t index, nd_token_span *out);
-/* Their tokens, without those of rows that the dataset leaves out. */
-nd_status nd_rows_ignored(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens);
-nd_span_list nd_encoded_spans(const nd_dataset *dataset);
-nd_span_list nd_masked_spans(const nd_dataset *dataset);
+nd_status nd_span_at(const nd_dataset *dataset, uint64_t index, nd_token_span *out);
+/* Tokens of all spans, without those of rows that the dataset leaves out. */
+nd_status nd_rows_ignored(const nd_dataset *dataset, int64_t *tokens);
 /* Labels of a block that are tokens of the piece and lie in spans become ND_LABEL_IGNORED. */
-nd_status nd_spans_ignore(const nd_span_list *spans, const nd_piece *piece, int32_t *labels);
+nd_status nd_spans_ignore(const nd_dataset *dataset, const nd_piece *piece, int32_t *labels);
 
-/* Opens the loss mask at `path`, if there is one, once dataset->tokens is known; `idx` is the index
- * that it must belong to. ND_ERR_DATA as for nd_loss_mask_parse. */
-nd_status nd_masked_open(nd_dataset *dataset, const char *path, const char *idx);
-void nd_masked_close(nd_masked *masked); /* NULL is legal */
-
-/* ND_ERR_DATA when the mapped file begins as a compressed or binary file of a known kind does. */
-nd_status nd_text_check(const nd_dataset *dataset);
 /* Whether the file begins with one of llm.c's magic numbers. */
 nd_status nd_llmc_has_magic(const char *path, bool *out);
 /* "data/x", "data/x.bin" and "data/x.idx" name the pair data/x.bin and data/x.idx: the path of the
  * one with this suffix. Owned by the caller. */
 nd_status nd_megatron_path(const char *path, const char *suffix, char **out);
-
-size_t nd_token_size(nd_token_type type); /* bytes */
 
 /*
  * Checks a Megatron .idx of `size` bytes against the .bin's size; gives the token type and count.

@@ -23,7 +23,7 @@ typedef struct slot {
 } slot;
 
 struct nd_loader {
-    const nd_dataset *dataset; /* changed by nd_loader_rewind_to, with the lock held */
+    const nd_dataset *dataset; /* changed by nd_loader_rewind, with the lock held */
     const nd_dataset *reading; /* the thread's copy of it, for the step that it fills */
     nd_loader_options options;
     nd_deal_of deal;
@@ -386,25 +386,17 @@ nd_status nd_loader_next(nd_loader *loader, nd_step_batch *out)
     return status;
 }
 
-nd_status nd_loader_rewind_to(nd_loader *loader, const nd_dataset *dataset)
+void nd_loader_rewind(nd_loader *loader, const nd_dataset *dataset)
 {
-    ND_ASSERT(dataset->sequence == loader->options.sequence);
+    ND_ASSERT(!dataset || dataset->sequence == loader->options.sequence);
     nd_monitor_lock(&loader->monitor);
-    loader->dataset = dataset;
-    nd_monitor_unlock(&loader->monitor);
-    return nd_loader_rewind(loader);
-}
-
-nd_status nd_loader_rewind(nd_loader *loader)
-{
-    nd_monitor_lock(&loader->monitor);
+    loader->dataset = dataset ? dataset : loader->dataset;
     loader->produced = 0;
     loader->taken = 0;
     loader->lent = false;
     loader->rewinds++;
     nd_monitor_tell(&loader->monitor);
     nd_monitor_unlock(&loader->monitor);
-    return ND_OK;
 }
 
 int64_t nd_loader_validation_steps(const nd_dataset *dataset, const nd_loader_options *options)

@@ -13,6 +13,8 @@
 
 #include <xxhash.h>
 
+#include "runtime/base/hash.h"
+
 static const char magic[9] = "MMIDIDX\0";
 
 enum { HEADER_BYTES = 34, VERSION = 1 };
@@ -41,21 +43,16 @@ static int32_t i32_at(const uint8_t *p, uint64_t index)
 
 static nd_status type_of_code(const char *idx, uint8_t code, nd_token_type *type)
 {
-    static const struct {
-        bool known;
-        nd_token_type type;
-    } codes[] = {
-        [1] = {true, ND_TOKEN_U8},  [2] = {true, ND_TOKEN_I8},  [3] = {true, ND_TOKEN_I16},
-        [4] = {true, ND_TOKEN_I32}, [5] = {true, ND_TOKEN_I64}, [8] = {true, ND_TOKEN_U16},
-    };
-    if (code >= sizeof codes / sizeof *codes || !codes[code].known) {
+    static const nd_token_type codes[] = {[1] = {1, false}, [2] = {1, true}, [3] = {2, true},
+                                          [4] = {4, true},  [5] = {8, true}, [8] = {2, false}};
+    if (code >= sizeof codes / sizeof *codes || codes[code].width == 0) {
         return nd_fail(
             ND_ERR_DATA,
             "\"%s\": token type code %u is not an integer type (1 u8, 2 i8, 3 i16, 4 i32, 5 "
             "i64, 8 u16)",
             idx, code);
     }
-    *type = codes[code].type;
+    *type = codes[code];
     return ND_OK;
 }
 
@@ -158,12 +155,12 @@ nd_status nd_megatron_parse(const uint8_t *data, size_t size, uint64_t bin_bytes
                             const char *bin, nd_token_type *type, int64_t *tokens)
 {
     idx_view view = {.idx = idx, .bin = bin};
-    nd_token_type found = ND_TOKEN_U8;
+    nd_token_type found = {0};
     ND_TRY(parse_header(data, size, &view, &found));
-    ND_TRY(check_sequences(&view, nd_token_size(found), bin_bytes));
+    ND_TRY(check_sequences(&view, found.width, bin_bytes));
     ND_TRY(check_documents(&view));
     *type = found;
-    *tokens = (int64_t)(bin_bytes / nd_token_size(found));
+    *tokens = (int64_t)(bin_bytes / found.width);
     return ND_OK;
 }
 
@@ -173,6 +170,36 @@ nd_status nd_megatron_path(const char *path, const char *suffix, char **out)
     bool suffixed =
         n >= 4 && (strcmp(path + n - 4, ".bin") == 0 || strcmp(path + n - 4, ".idx") == 0);
     return nd_fs_format(out, "%.*s%s", (int)(suffixed ? n - 4 : n), path, suffix);
+}
+
+/* Reads the loss mask at `path`, if there is one, which must belong to this .bin and index. */
+static nd_status read_mask(nd_dataset *dataset, const char *path, const char *idx)
+{
+    char index_sha256[65], bin_sha256[65], *data = NULL;
+    size_t size = 0;
+    nd_loss_mask_view view;
+    const nd_loss_mask_pair pair = {.bin = dataset->path,
+                                    .idx = idx,
+                                    .tokens = (uint64_t)dataset->tokens,
+                                    .index_sha256 = index_sha256,
+                                    .bin_sha256 = bin_sha256};
+    /* No two spans touch that the writers make; others may. */
+    const size_t most =
+        ND_LOSS_MASK_HEADER_BYTES + 16 * (size_t)dataset->tokens + ND_LOSS_MASK_DIGEST_BYTES;
+    bool there = false; /* a link to nowhere is no reason to count all tokens */
+    ND_TRY(nd_fs_exists(path, &there));
+    if (!there) {
+        return ND_OK;
+    }
+    ND_TRY(nd_fs_read(path, most, ND_ERR_DATA, &data, &size));
+    dataset->mask = (uint8_t *)data;
+    ND_TRY(nd_sha256_file(idx, index_sha256));
+    ND_TRY(nd_loss_mask_bin_sha256(dataset->map.data, dataset->map.size, bin_sha256));
+    ND_TRY(nd_loss_mask_parse(dataset->mask, size, path, &pair, &view));
+    dataset->mask_digest = view.digest;
+    dataset->spans = view.spans;
+    dataset->span_pairs = view.pairs;
+    return ND_OK;
 }
 
 typedef struct index_read {
@@ -255,7 +282,7 @@ nd_status nd_megatron_border(const nd_dataset *dataset, uint64_t index, uint64_t
     ND_TRY(view_index(dataset, &view));
     const uint64_t sequence = (uint64_t)i64_at(view.documents_at, index);
     *token = sequence < view.sequences
-                 ? (uint64_t)i64_at(view.pointers, sequence) / nd_token_size(dataset->type)
+                 ? (uint64_t)i64_at(view.pointers, sequence) / dataset->type.width
                  : (uint64_t)dataset->tokens;
     return ND_OK;
 }
@@ -267,7 +294,7 @@ nd_status nd_megatron_open(nd_dataset *dataset)
     ND_TRY_OUT(nd_megatron_path(dataset->path, ".idx", &path));
     ND_TRY_OUT(nd_megatron_path(dataset->path, ".mask", &mask));
     ND_TRY_OUT(open_index(dataset, path));
-    ND_TRY_OUT(nd_masked_open(dataset, mask, path));
+    ND_TRY_OUT(read_mask(dataset, mask, path));
 out:
     free(path);
     free(mask);

@@ -19,8 +19,6 @@ typedef struct phase {
 struct nd_mix {
     int count, phase_count;
     int32_t most; /* places of a period */
-    int64_t comparisons;
-    nd_mix_rounding rounding;
     double weights[ND_MIX_SOURCES];
     int64_t limits[ND_MIX_SOURCES]; /* samples; INT64_MAX: none */
     phase *phases; /* each ends with that of a source; room for one more than sources; owned */
@@ -73,25 +71,7 @@ static void round_counts(const double *shares, int count, int32_t period, int32_
     }
 }
 
-/* Of the sources of the first phase, which are all. */
-static nd_mix_rounding find_rounding(const double *shares, int count, const phase *p)
-{
-    nd_mix_rounding out = {.period = p->period, .source = -1};
-    double largest = 0;
-    for (int j = 0; j < count; j++) {
-        const double exact = shares[j] * p->period, counts = (double)p->counts[j] / p->period;
-        const double change = fabs(counts - shares[j]) / shares[j];
-        if (change > largest && !(is_whole(exact) && exact > 0.5)) {
-            largest = change;
-            out.source = j;
-            out.share = shares[j];
-            out.counts = counts;
-        }
-    }
-    return out;
-}
-
-static void set_counts(nd_mix *mix, phase *p)
+static void set_counts(const nd_mix *mix, phase *p)
 {
     double shares[ND_MIX_SOURCES], sum = 0;
     for (int j = 0; j < mix->count; j++) {
@@ -110,108 +90,62 @@ static void set_counts(nd_mix *mix, phase *p)
             p->counts[j] = (int32_t)llround(shares[j] * p->period);
         }
     }
-    if (p == mix->phases) {
-        mix->rounding = find_rounding(shares, mix->count, p);
-    }
 }
 
-/* Who may have the next places of a period. */
+/* The places of a period that a phase has given to its sources so far. */
 typedef struct turns {
-    const phase *p;
     int64_t k;                     /* 2 d - 2 for d sources */
-    int32_t given[ND_MIX_SOURCES]; /* places so far */
-    int ready[ND_MIX_SOURCES];     /* a heap of those that may have the next place */
-    int ready_count;
-    int64_t comparisons;
-    int16_t *first; /* (period + 1): a source that may have place n only, or later; -1: none */
-    int16_t next[ND_MIX_SOURCES]; /* another one with the same first place; -1: none */
+    int32_t given[ND_MIX_SOURCES]; /* to each */
+    int64_t from[ND_MIX_SOURCES];  /* the first place that each may have next; INT64_MAX: none */
 } turns;
 
-/* By deadline; of equals, the one that was named first. */
-static bool is_before(turns *t, int a, int b)
+/* Whether a's deadline is before b's. */
+static bool is_before(const phase *p, const turns *t, int a, int b)
 {
-    t->comparisons++;
-    int64_t left = (t->k * (t->given[a] + 1) - 1) * t->p->counts[b];
-    int64_t right = (t->k * (t->given[b] + 1) - 1) * t->p->counts[a];
-    return left != right ? left < right : a < b;
+    return (t->k * (t->given[a] + 1) - 1) * p->counts[b] <
+           (t->k * (t->given[b] + 1) - 1) * p->counts[a];
 }
 
-static void push_ready(turns *t, int j)
+static int64_t next_place(const phase *p, const turns *t, int j)
 {
-    int at = t->ready_count++;
-    for (int up = (at - 1) / 2; at > 0 && is_before(t, j, t->ready[up]); up = (at - 1) / 2) {
-        t->ready[at] = t->ready[up];
-        at = up;
-    }
-    t->ready[at] = j;
-}
-
-static int pop_ready(turns *t)
-{
-    ND_ASSERT(t->ready_count > 0);
-    const int best = t->ready[0], last = t->ready[--t->ready_count];
-    int at = 0;
-    for (int down = 1; down < t->ready_count; down = 2 * at + 1) {
-        down += down + 1 < t->ready_count && is_before(t, t->ready[down + 1], t->ready[down]);
-        if (!is_before(t, t->ready[down], last)) {
-            break;
-        }
-        t->ready[at] = t->ready[down];
-        at = down;
-    }
-    t->ready[at] = last;
-    return best;
-}
-
-/* Lets source j have its next place from the first one on that it may have, but not before n. */
-static void wait_from(turns *t, int j, int64_t n)
-{
-    const int64_t P = t->p->period, c = t->p->counts[j], x = t->given[j];
-    const int64_t first = (P + t->k * x * P + t->k * c - 1) / (t->k * c);
-    if (x < c) {
-        n = first > n ? first : n;
-        t->next[j] = t->first[n];
-        t->first[n] = (int16_t)j;
-    }
+    const int64_t P = p->period, c = p->counts[j], x = t->given[j];
+    return x < c ? (P + t->k * x * P + t->k * c - 1) / (t->k * c) : INT64_MAX;
 }
 
 /*
- * Place n (from 1) goes to the source with the earliest deadline among those that may have it: with
- * x places so far, c of P in all and k = 2 d - 2 for d sources, a source may have it when
- * k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P / (k c). A source that ends in the
- * first period ends the phase. Returns the number of places that were filled.
+ * Place n (from 1) goes to the source with the earliest deadline among those that may have it, of
+ * equals to the one that was named first: with x places so far, c of P in all and k = 2 d - 2 for d
+ * sources, a source may have it when k (c n - x P) >= P, and its deadline is (k (x + 1) - 1) P /
+ * (k c). A source that ends in the first period ends the phase. Returns the number of places that
+ * were filled.
  */
-static int64_t fill_places(nd_mix *mix, phase *p, int16_t *first)
+static int64_t fill_places(const nd_mix *mix, phase *p)
 {
-    turns t = {.p = p, .first = first};
+    turns t = {0};
     int active = 0;
     for (int j = 0; j < mix->count; j++) {
         active += p->counts[j] > 0;
     }
     t.k = active > 1 ? 2 * active - 2 : 2; /* a single one may have each place */
-    for (int64_t n = 0; n <= p->period; n++) {
-        first[n] = -1;
-    }
     for (int j = 0; j < mix->count; j++) {
-        if (p->counts[j] > 0) {
-            wait_from(&t, j, 1);
-        }
+        t.from[j] = next_place(p, &t, j);
     }
     int64_t filled = p->period;
     for (int64_t n = 1; n <= filled; n++) {
-        for (int j = first[n]; j >= 0; j = t.next[j]) {
-            push_ready(&t, j);
+        int best = -1;
+        for (int j = 0; j < mix->count; j++) {
+            if (t.from[j] <= n && (best < 0 || is_before(p, &t, j, best))) {
+                best = j;
+            }
         }
-        const int best = pop_ready(&t);
+        ND_ASSERT(best >= 0);
         p->source[n - 1] = (uint8_t)best;
         p->before[n - 1] = (uint32_t)t.given[best]++;
+        t.from[best] = next_place(p, &t, best);
         if (p->used[best] + t.given[best] == mix->limits[best]) {
             filled = n;
-        } else {
-            wait_from(&t, best, n + 1);
         }
     }
-    mix->comparisons += t.comparisons;
     return filled;
 }
 
@@ -251,15 +185,14 @@ static void shorten(phase *p, int64_t n)
     p->before = before ? before : p->before;
 }
 
-/* `first` is room for fill_places. */
-static nd_status add_phase(nd_mix *mix, int64_t begin, int16_t *first)
+static nd_status add_phase(nd_mix *mix, int64_t begin)
 {
     phase *p = &mix->phases[mix->phase_count];
     set_counts(mix, p);
     ND_TRY(ND_ALLOC(p->period, &p->source));
     mix->phase_count++;
     ND_TRY(ND_ALLOC(p->period, &p->before));
-    int64_t length = fill_places(mix, p, first);
+    int64_t length = fill_places(mix, p);
     if (length < p->period) { /* many short phases are small */
         shorten(p, length);
     } else {
@@ -294,7 +227,6 @@ nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
 {
     ND_ASSERT(count >= 1 && count <= ND_MIX_SOURCES);
     nd_mix *mix = NULL;
-    int16_t *first = NULL;
     nd_status status = ND_OK;
     ND_TRY(ND_ALLOC(1, &mix));
     mix->count = count;
@@ -309,15 +241,13 @@ nd_status nd_mix_create(const nd_mix_source *sources, int count, nd_mix **out)
         limited += mix->limits[j] != INT64_MAX;
     }
     mix->most = longest_period(limited);
-    ND_TRY_OUT(ND_ALLOC(mix->most + 1, &first));
-    ND_TRY_OUT(add_phase(mix, 0, first));
+    ND_TRY_OUT(add_phase(mix, 0));
     for (phase *p = mix->phases; p->end != INT64_MAX && follow(mix, p, p + 1); p++) {
-        ND_TRY_OUT(add_phase(mix, p->end, first));
+        ND_TRY_OUT(add_phase(mix, p->end));
     }
     *out = mix;
     mix = NULL;
 out:
-    free(first);
     nd_mix_destroy(mix);
     return status;
 }
@@ -357,14 +287,9 @@ int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n)
     return p->used[source] + samples_in(p, source, n - p->begin);
 }
 
-nd_mix_rounding nd_mix_rounding_of(const nd_mix *mix)
+int64_t nd_mix_period(const nd_mix *mix)
 {
-    return mix->rounding;
-}
-
-int64_t nd_mix_comparisons(const nd_mix *mix)
-{
-    return mix->comparisons;
+    return mix->phases->period;
 }
 
 int64_t nd_mix_samples(const nd_mix *mix)

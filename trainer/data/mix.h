@@ -6,12 +6,11 @@
  *
  * Weights. The weights, divided by their sum, become whole counts c_j in a period of P samples:
  * the smallest P up to a limit L that holds them exactly, else L with the largest remainders
- * rounded up, and at least 1 for each source: nd_mix_rounding_of says what that changes, and
- * c_j / P are the weights of the run. Inside the period Tijdeman's algorithm for the chairman
- * assignment problem (Discrete Mathematics 32, 1980) gives each place a source, so that after any n
- * samples source j has had fewer than 1 more or less than n c_j / P. Sample i is the
- * (i div P) c_j + k-th sample of the source j of place i mod P, the k-th of its places in the
- * period.
+ * rounded up, and at least 1 for each source: c_j / P are the weights of the run. Inside the period
+ * Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980) gives
+ * each place a source, so that after any n samples source j has had fewer than 1 more or less than
+ * n c_j / P. Sample i is the (i div P) c_j + k-th sample of the source j of place i mod P, the k-th
+ * of its places in the period.
  *
  * Limits. A source with epochs e gives at most e times its blocks, rounded to whole samples. After
  * its last sample the others go on with their weights: a new phase begins, with a period of its
@@ -56,17 +55,8 @@ nd_mix_place nd_mix_at(const nd_mix *mix, int64_t i);
 /* How many of samples 0 to n - 1 a source gives. */
 int64_t nd_mix_count(const nd_mix *mix, int source, int64_t n);
 
-/* What whole counts make of the weights in the first phase. A later phase has fewer sources: it is
- * exact if the first one is. */
-typedef struct nd_mix_rounding {
-    int64_t period;
-    int source;           /* the one whose weight changes most, relatively; -1: none changes */
-    double share, counts; /* its weight in the sum of all, and its part of the period */
-} nd_mix_rounding;
-nd_mix_rounding nd_mix_rounding_of(const nd_mix *mix);
-
-/* Comparisons of deadlines that the tables took: the work of nd_mix_create grows with them. */
-int64_t nd_mix_comparisons(const nd_mix *mix);
+/* P of the first phase. */
+int64_t nd_mix_period(const nd_mix *mix);
 /* INT64_MAX when some source has no limit. */
 int64_t nd_mix_samples(const nd_mix *mix);
 

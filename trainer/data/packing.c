@@ -255,15 +255,15 @@ static nd_status count_kept(const nd_dataset *dataset, const nd_token_span *s, u
     return ND_OK;
 }
 
-nd_status nd_rows_ignored(const nd_dataset *dataset, const nd_span_list *spans, int64_t *tokens)
+nd_status nd_rows_ignored(const nd_dataset *dataset, int64_t *tokens)
 {
     const nd_documents *d = dataset->documents;
     const bool all = !d || !d->firsts || d->kept == dataset->tokens;
     int64_t sum = 0;
     uint64_t row = 0;
-    for (uint64_t i = 0; i < spans->count; i++) {
+    for (uint64_t i = 0; i < dataset->spans; i++) {
         nd_token_span s;
-        ND_TRY(nd_token_span_at(spans, i, &s));
+        ND_TRY(nd_span_at(dataset, i, &s));
         sum += all ? (int64_t)(s.end - s.begin) : 0;
         ND_TRY(all ? ND_OK : count_kept(dataset, &s, &row, &sum));
     }

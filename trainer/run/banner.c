@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/run/run_folder.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,23 +166,6 @@ static void print_documents(const char *what, const nd_dataset *data, const nd_c
     }
 }
 
-/* The weights of a run are those of data.path, or others that are very close to most of them. */
-static void print_rounding(const nd_dataset *data)
-{
-    const nd_dataset_rounding r = nd_dataset_rounding_of(data);
-    if (r.source < 0) {
-        return;
-    }
-    const double change = 100 * (r.rounded / r.share - 1);
-    const bool much = fabs(change) > 1;
-    nd_log(much ? ND_LOG_WARNING : ND_LOG_INFO,
-           "the shares of the sources are rounded to %lldths; that of %s changes most, from %.10g "
-           "%% to %.10g %% of the samples (by %.2g %%)%s",
-           (long long)r.period, nd_dataset_source_name(data, r.source), 100 * r.share,
-           100 * r.rounded, change,
-           much ? "; give it a larger weight, or an epochs limit, if that is too much" : "");
-}
-
 /* How often the run reads each source, and how much of it counts. */
 static nd_status print_sources(const nd_dataset *data, const nd_config *config)
 {
@@ -195,7 +177,6 @@ static nd_status print_sources(const nd_dataset *data, const nd_config *config)
         return ND_OK;
     }
     ND_TRY(ND_ALLOC(count, &had));
-    print_rounding(data);
     const bool exact = nd_dataset_count_samples(data, samples, had);
     for (int j = 0; j < count; j++) {
         const nd_dataset *source = nd_dataset_source(data, j);

@@ -93,8 +93,7 @@ static nd_status open_path(const nd_config *config, const nd_inputs *inputs, con
 {
     const nd_data_format format = config->data.format;
     bool ids = false, rows = false;
-    ND_TRY(nd_data_holds_ids(path, format, &ids));
-    ND_TRY(nd_data_holds_rows(path, format, &rows));
+    ND_TRY(nd_data_holds(path, format, &ids, &rows));
     if ((inputs->tokenizer && !ids) || (rows && reads_bytes(config, inputs))) {
         return open_text(config, inputs, path, out);
     }
@@ -190,10 +189,10 @@ nd_status nd_inputs_open_data(const nd_config *config, const nd_inputs *inputs, 
 nd_status nd_inputs_hold_ids(const nd_config *config, const char *path, bool *ids)
 {
     nd_corpus_files files = {0};
-    bool several = false;
+    bool several = false, rows;
     ND_TRY(nd_corpus_is_several(path, &several));
     if (!several) {
-        return nd_data_holds_ids(path, config->data.format, ids);
+        return nd_data_holds(path, config->data.format, ids, &rows);
     }
     nd_status status = nd_corpus_files_add_tokens(&files, path);
     *ids = files.count > 0;

@@ -143,7 +143,7 @@ nd_status nd_resume_identity(const nd_config *config, const nd_inputs *inputs,
     ND_TRY(nd_manifest_pairs_add(out, "data.path", text));
     ND_TRY(nd_dataset_content(inputs->data, text));
     ND_TRY(text[0] ? nd_manifest_pairs_add(out, data_content, text) : ND_OK);
-    const int64_t period = nd_dataset_rounding_of(inputs->data).period;
+    const int64_t period = nd_dataset_period(inputs->data);
     snprintf(text, sizeof text, "%lld", (long long)period);
     ND_TRY(period > MIX_PERIOD_WITHOUT_PAIR ? nd_manifest_pairs_add(out, mix_period, text) : ND_OK);
     ND_TRY(nd_dataset_is_packed(inputs->data) ? nd_manifest_pairs_add(out, packing, longest_first)

@@ -167,8 +167,8 @@ static nd_status run_sets(run_state *s)
     for (int i = 0; i < s->set_count && !s->stopped; i++) {
         nd_source_loss *set = &s->sets[i];
         if (s->set_count > 1) {
-            ND_TRY(nd_loader_rewind_to(s->validation_loader,
-                                       nd_dataset_source(s->context->inputs->validation, i)));
+            nd_loader_rewind(s->validation_loader,
+                             nd_dataset_source(s->context->inputs->validation, i));
         }
         const nd_status status = nd_trainer_evaluate(
             s->trainer, s->validation_loader, s->set_batches[i], &check, &set->loss, &set->tokens);

@@ -339,7 +339,7 @@ nd_status nd_trainer_evaluate(nd_trainer *t, nd_loader *loader, int64_t batches,
     int64_t counted = 0;
     nd_progress_set_phase(r->progress, ND_PHASE_EVAL, t->position.step);
     ND_TRY(nd_zero(&r->stream, &m->numbers->loss_sum, sizeof m->numbers->loss_sum));
-    ND_TRY(nd_loader_rewind(loader));
+    nd_loader_rewind(loader, NULL);
     *tokens = 0;
     for (int64_t i = 0; i < batches; i++) {
         nd_step_batch batch;

@@ -170,7 +170,7 @@ Test(blend, a_validation_reads_its_sets_one_by_one)
     for (int turn = 0; turn < 6; turn++) {
         const nd_dataset *set = nd_dataset_source(blend, turn % SOURCES);
         int64_t valid = 0, steps = nd_loader_validation_steps(set, &o);
-        assert_ok(nd_loader_rewind_to(loader, set));
+        nd_loader_rewind(loader, set);
         cr_assert_eq(steps, (BLOCKS[turn % SOURCES] + 1) / 2);
         for (int64_t i = 0; i < steps; i++) {
             assert_ok(nd_loader_next(loader, &batch));

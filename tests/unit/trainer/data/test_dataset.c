@@ -29,8 +29,8 @@ static nd_status try_open(const char *path, nd_data_format format, const char *t
                           int64_t vocab, int64_t sequence)
 {
     static const nd_corpus_rules rules = {.json_key = "text", .pairs = true};
-    bool rows = false;
-    assert_ok(nd_data_holds_rows(path, format, &rows));
+    bool ids, rows = false;
+    assert_ok(nd_data_holds(path, format, &ids, &rows));
     return rows ? nd_dataset_open_text(&(nd_dataset_text){.path = path,
                                                           .format = format,
                                                           .rules = &rules,

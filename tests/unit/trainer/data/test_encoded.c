@@ -174,11 +174,11 @@ Test(encoded, the_vocabulary_must_hold_the_tokenizer)
 
 Test(encoded, a_file_of_ids_is_known_by_its_name)
 {
-    bool ids = true;
-    assert_ok(nd_data_holds_ids("a.jsonl", ND_DATA_AUTO, &ids));
-    cr_expect_not(ids);
-    assert_ok(nd_data_holds_ids("a.bin", ND_DATA_AUTO, &ids));
-    cr_expect(ids);
-    assert_ok(nd_data_holds_ids("folder/*.txt", ND_DATA_AUTO, &ids));
-    cr_expect_not(ids);
+    bool ids = true, jsonl = false;
+    assert_ok(nd_data_holds("a.jsonl", ND_DATA_AUTO, &ids, &jsonl));
+    cr_expect(!ids && jsonl);
+    assert_ok(nd_data_holds("a.bin", ND_DATA_AUTO, &ids, &jsonl));
+    cr_expect(ids && !jsonl);
+    assert_ok(nd_data_holds("folder/*.txt", ND_DATA_AUTO, &ids, &jsonl));
+    cr_expect(!ids && !jsonl);
 }

@@ -83,7 +83,7 @@ Test(loader, starts_at_first_step_and_rewinds_to_it)
             assert_ok(nd_loader_next(loader, &batch));
             cr_assert_eq(batch.inputs[0], expected_block(&o, step, 0, 0) * (S + 1) % 256);
         }
-        assert_ok(nd_loader_rewind(loader));
+        nd_loader_rewind(loader, NULL);
     }
     nd_loader_close(loader);
     nd_dataset_close(dataset);

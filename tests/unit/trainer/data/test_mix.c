@@ -172,8 +172,8 @@ Test(mix, every_prefix_is_within_one_of_random_weights, .timeout = 120)
             asked[j] = (double)weights[j] / (double)(round % 2 ? sum : 1);
         }
         nd_mix *mix = make(count, asked, NULL, 100);
-        const nd_mix_rounding r = nd_mix_rounding_of(mix);
-        cr_assert(r.source == -1 && sum % r.period == 0, "a period of %lld", (long long)r.period);
+        cr_assert_eq(sum % nd_mix_period(mix), 0, "a period of %lld",
+                     (long long)nd_mix_period(mix));
         expect_bound(mix, count, weights, sum + sum / 3);
         nd_mix_destroy(mix);
     }
@@ -191,20 +191,12 @@ Test(mix, every_prefix_is_within_one_of_rounded_weights, .timeout = 120)
             sum += asked[j];
         }
         nd_mix *mix = make(count, asked, NULL, 100);
-        const nd_mix_rounding r = nd_mix_rounding_of(mix);
-        double largest = 0;
-        cr_assert_eq(r.period, ND_MIX_PERIOD);
+        cr_assert_eq(nd_mix_period(mix), ND_MIX_PERIOD);
         for (int j = 0; j < count; j++) {
-            weights[j] = nd_mix_count(mix, j, r.period);
-            const double exact = asked[j] / sum,
-                         change = (double)weights[j] / ND_MIX_PERIOD - exact;
+            weights[j] = nd_mix_count(mix, j, ND_MIX_PERIOD);
+            const double change = (double)weights[j] / ND_MIX_PERIOD - asked[j] / sum;
             cr_assert(weights[j] >= 1 && fabs(change) < 1.0 / ND_MIX_PERIOD);
-            largest = fmax(largest, fabs(change) / exact);
         }
-        cr_assert(largest > 0 && r.source >= 0);
-        cr_assert_float_eq(r.share, asked[r.source] / sum, 1e-12);
-        cr_assert_float_eq(r.counts, (double)weights[r.source] / ND_MIX_PERIOD, 1e-15);
-        cr_assert_float_eq(fabs(r.counts - r.share) / r.share, largest, 1e-9);
         expect_bound(mix, count, weights, ND_MIX_PERIOD + 1000);
         nd_mix_destroy(mix);
     }
@@ -216,18 +208,16 @@ Test(mix, extreme_weights_keep_the_bound, .timeout = 120)
         double asked[3];
         int64_t weights[3];
         int count;
-        int rounded; /* the source that changes most; -1: none */
-    } cases[] = {{{1, 999999}, {1, 999999}, 2, -1},
-                 {{1, 1e-6}, {1000000, 1}, 2, -1},
-                 {{0.999998, 1e-6, 1e-6}, {999998, 1, 1}, 3, -1},
-                 {{1, 1048575}, {1, ND_MIX_PERIOD - 1}, 2, -1},
-                 {{1e-300, 2e-300, 1e-300}, {1, 2, 1}, 3, -1},
-                 {{1, 1048576}, {1, ND_MIX_PERIOD - 1}, 2, 0},
-                 {{1, 1e-9}, {ND_MIX_PERIOD - 1, 1}, 2, 1},
-                 {{1e-30, 1, 1}, {1, ND_MIX_PERIOD / 2 - 1, ND_MIX_PERIOD / 2}, 3, 0}};
+    } cases[] = {{{1, 999999}, {1, 999999}, 2},
+                 {{1, 1e-6}, {1000000, 1}, 2},
+                 {{0.999998, 1e-6, 1e-6}, {999998, 1, 1}, 3},
+                 {{1, 1048575}, {1, ND_MIX_PERIOD - 1}, 2},
+                 {{1e-300, 2e-300, 1e-300}, {1, 2, 1}, 3},
+                 {{1, 1048576}, {1, ND_MIX_PERIOD - 1}, 2},
+                 {{1, 1e-9}, {ND_MIX_PERIOD - 1, 1}, 2},
+                 {{1e-30, 1, 1}, {1, ND_MIX_PERIOD / 2 - 1, ND_MIX_PERIOD / 2}, 3}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         nd_mix *mix = make(cases[c].count, cases[c].asked, NULL, 100);
-        cr_expect_eq(nd_mix_rounding_of(mix).source, cases[c].rounded, "case %zu", c);
         expect_bound(mix, cases[c].count, cases[c].weights, ND_MIX_PERIOD + 1000);
         nd_mix_destroy(mix);
     }
@@ -266,33 +256,8 @@ Test(mix, the_longest_period_depends_on_how_many_sources_end)
             epochs[j] = j < cases[c].limited;
         }
         nd_mix *mix = make(MOST, weights, epochs, 3);
-        cr_expect_eq(nd_mix_rounding_of(mix).period, cases[c].period, "%d", cases[c].limited);
+        cr_expect_eq(nd_mix_period(mix), cases[c].period, "%d", cases[c].limited);
         nd_mix_destroy(mix);
-    }
-}
-
-/* For weights without a period: the table has ND_MIX_PERIOD places. */
-static int64_t comparisons_for(int count)
-{
-    double weights[MOST];
-    for (int j = 0; j < count; j++) {
-        weights[j] = 1e5 + (double)(nd_rng_u64(1, 0, (uint64_t)j) >> 40);
-    }
-    nd_mix *mix = make(count, weights, NULL, 100);
-    const int64_t comparisons = nd_mix_comparisons(mix);
-    nd_mix_destroy(mix);
-    return comparisons;
-}
-
-/* Each of 256 sources may have a phase of its own, so one phase must not take 256 times as long. In
- * a heap of 2^h sources a source goes up at most h steps, with a comparison each, and down at most
- * h, with two each. */
-Test(mix, comparisons_of_a_place_grow_with_the_logarithm_of_the_sources)
-{
-    for (int h = 1; h <= 8; h++) {
-        const int64_t comparisons = comparisons_for(1 << h);
-        cr_expect(comparisons > 0 && comparisons <= 3 * h * (int64_t)ND_MIX_PERIOD,
-                  "%lld comparisons for %d sources", (long long)comparisons, 1 << h);
     }
 }
 
