@@ -14,13 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 NDTRAIN, LIBRARY, GOLDENS = sys.argv[1:4]
 CONFIG = ('{"model_type": "llama", "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, '
           '"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}')
 HEADER_BYTES = 72
-SETTLE_SECONDS = 2.5
 
 
 def check(holds, words):
@@ -54,9 +52,9 @@ def calls_of(log):
     return lines
 
 
-def without_lock(calls):
-    """How many calls of each name there are, but for writes of the lock."""
-    return collections.Counter(line.split()[1] for line in calls if not line.endswith(".lock") or " pwrite " not in line)
+def without_writes(calls):
+    """How many calls of each name there are, but for writes, some of which show how far the encoding is."""
+    return collections.Counter(line.split()[1] for line in calls if " pwrite " not in line)
 
 
 def one_sentence(errors, words):
@@ -129,20 +127,18 @@ def encode(cache):
 
 def check_cache(top):
     cache, log = top / "cache", top / "log"
-    while time.time() - (top / "rows.jsonl").stat().st_ctime < SETTLE_SECONDS:  # what is known of a younger text is not kept
-        time.sleep(0.1)
     code, _, errors = run(top, *encode(cache), folder=cache, log=log)
     check(code == 0, errors)
     calls, whole = calls_of(log), files_of(cache)
-    tokens = {name: data for name, data in whole.items() if name.endswith(".tokens")}
-    check(len(tokens) == 1 and len(calls) > 8, f"{sorted(whole)} by {calls}")
+    check(len(whole) == 1 and all(name.endswith(".tokens") for name in whole) and len(calls) > 8, f"{sorted(whole)} by {calls}")
     for full in range(1, len(calls) + 1):
         shutil.rmtree(cache, ignore_errors=True)
         code, _, errors = run(top, *encode(cache), folder=cache, full=full)
         left = files_of(cache) if cache.exists() else {}
         call = calls[full - 1].split()[1]
-        if code == 0:  # what is known of the text cannot be kept, which costs time alone
-            check({n: d for n, d in left.items() if not n.endswith(".seen")} == tokens, f"full at {full} ({call}): {sorted(left)}")
+        later = {line.split()[1] for line in calls[full - 1:]}
+        if not later & {"open", "pwrite", "fsync", "rename", "mkdir"}:
+            check(code == 0 and left == whole, f"no room was needed from call {full} ({call}) on: {code}\n{errors}")
             continue
         check(code == 73 and not left, f"full at call {full} ({call}): {code}, {sorted(left)}\n{errors}")
         one_sentence(errors, "No space left on device")
@@ -151,14 +147,13 @@ def check_cache(top):
         code, _, errors = run(top, *encode(cache), folder=cache, kill=kill, log=log)
         left = files_of(cache) if cache.exists() else {}
         made = calls_of(log)
-        # How often the lock is written depends on the time that the encoding takes, so a faster run may end before its last calls.
-        ended = code == 0 and len(made) < kill and without_lock(made) == without_lock(calls)
+        # How often progress is written depends on the time that the encoding takes, so a faster run may end before its last calls.
+        ended = code == 0 and len(made) < kill and without_writes(made) == without_writes(calls)
         check(code == -9 or ended, f"killed at call {kill}: {code} after {len(made)} calls\n{errors}")
-        check(all(data == tokens.get(name) for name, data in left.items() if name.endswith(".tokens")), f"killed at {kill}: a part")
+        check(all(data == whole.get(name) for name, data in left.items() if name.endswith(".tokens")), f"killed at {kill}: a part")
         code, _, errors = run(top, *encode(cache))
-        # The lock of a process that was killed when all was done is there for the next that encodes.
-        left = {n: d for n, d in files_of(cache).items() if not n.endswith((".seen", ".lock"))}
-        check(code == 0 and left == tokens, f"after a kill at call {kill}: {code}, {sorted(left)}\n{errors}")
+        left = files_of(cache)
+        check(code == 0 and left == whole, f"after a kill at call {kill}: {code}, {sorted(left)}\n{errors}")
 
 
 def check_together(top):
@@ -169,7 +164,7 @@ def check_together(top):
     said = [process.communicate(timeout=120) for process in processes]
     check([process.returncode for process in processes] == [0] * 4, f"{said}")
     check(sum("encoding " in errors + out for out, errors in said) == 1, f"not one has encoded: {said}")
-    names = sorted(name for name in files_of(cache) if not name.endswith(".seen"))
+    names = sorted(files_of(cache))
     check(len(names) == 1 and names[0].endswith(".tokens"), f"{names}")
 
 

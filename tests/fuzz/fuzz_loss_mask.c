@@ -2,8 +2,7 @@
 /*
  * A loss mask: the first byte of the input is the number of tokens of the .bin, the rest is the
  * mask without its digest. The digest, and those of the pair, are made right first, or nothing
- * would get past them; the version is 2 or 1. What is accepted lies within the file and leaves out
- * what it says.
+ * would get past them. What is accepted lies within the file and leaves out what it says.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,7 @@
 #include "runtime/base/hash.h"
 #include "trainer/corpus/loss_mask.h"
 
-enum { INDEX_AT = 40, BIN_AT = ND_LOSS_MASK_HEADER_BYTES_V1, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
+enum { INDEX_AT = 40, BIN_AT = 104, DIGEST = ND_LOSS_MASK_DIGEST_BYTES };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -50,14 +49,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ND_ASSERT(file);
     memcpy(file, data + 1, rest);
     check(file, rest, data[0]); /* as it is */
-    if (rest >= INDEX_AT + DIGEST) {
+    if (rest >= BIN_AT + DIGEST) {
         memset(file + INDEX_AT, '0', DIGEST);
-        const bool second = file[8] == 2 && rest >= BIN_AT + DIGEST;
-        memcpy(file, "NDMASK\0\0\1\0\0\0\0\0\0", 16);
-        if (second) {
-            file[8] = 2;
-            memset(file + BIN_AT, '0', DIGEST);
-        }
+        memset(file + BIN_AT, '0', DIGEST);
+        memcpy(file, "NDMASK\0\0\2\0\0\0\0\0\0", 16);
     }
     ND_ASSERT(nd_sha256(file, rest, hex) == ND_OK);
     memcpy(file + rest, hex, DIGEST);

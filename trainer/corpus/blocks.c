@@ -23,9 +23,6 @@ uint64_t nd_block_reader_bytes(const nd_block_reader *reader)
 static nd_status begin_file(nd_block_reader *r)
 {
     ND_TRY(nd_text_stream_open(r->job->files->list[r->file].path, &r->stream));
-    if (r->job->hashes) {
-        ND_TRY(nd_text_stream_keep_hash(r->stream));
-    }
     r->held.count = 0;
     r->at_end = false;
     r->fresh = true;
@@ -36,10 +33,6 @@ static nd_status begin_file(nd_block_reader *r)
 static void end_file(nd_block_reader *r)
 {
     r->done += r->job->files->list[r->file].bytes;
-    if (r->job->hashes) {
-        nd_corpus_hash *hash = &r->job->hashes[r->file];
-        nd_text_stream_hash(r->stream, &hash->low, &hash->high);
-    }
     nd_text_stream_close(r->stream);
     r->stream = NULL;
     r->file++;

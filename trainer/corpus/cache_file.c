@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trainer/corpus/cache_parts.h"
+#include "trainer/corpus/token_cache.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@ static nd_status fail_file(const char *name, const char *why)
 }
 
 /* The sizes that the header gives, without overflow: each part fits into the file alone. */
-static bool sizes_fit(const nd_cache_header *h, size_t size, uint64_t *ends_at, uint64_t *sums_at,
-                      uint64_t *chunks)
+static bool sizes_fit(const nd_token_cache_header *h, size_t size, uint64_t *ends_at,
+                      uint64_t *sums_at, uint64_t *chunks)
 {
     uint64_t room = size - HEADER_BYTES;
     if (h->tokens > room / h->width || h->documents > room / 8 || h->spans > room / 16) {
@@ -29,16 +29,17 @@ static bool sizes_fit(const nd_cache_header *h, size_t size, uint64_t *ends_at, 
 nd_status nd_token_cache_parse(const uint8_t *data, size_t size, const char *name,
                                nd_token_view *out)
 {
-    nd_cache_header h;
+    nd_token_cache_header h;
     uint64_t ends_at, sums_at, chunks;
     if (size < HEADER_BYTES) {
         return fail_file(name, "is shorter than its header");
     }
     memcpy(&h, data, sizeof h);
-    if (memcmp(h.magic, ND_CACHE_MAGIC, sizeof h.magic) != 0 || h.version != ND_CACHE_VERSION) {
+    if (memcmp(h.magic, ND_TOKEN_CACHE_MAGIC, sizeof h.magic) != 0 ||
+        h.version != ND_TOKEN_CACHE_VERSION) {
         return fail_file(name, "is none, or of another version");
     }
-    if (h.header_sum != XXH3_64bits(&h, offsetof(nd_cache_header, header_sum)) ||
+    if (h.header_sum != XXH3_64bits(&h, offsetof(nd_token_cache_header, header_sum)) ||
         (h.width != 2 && h.width != 4) || h.vocab > INT32_MAX) {
         return fail_file(name, "has a damaged header");
     }
@@ -69,7 +70,7 @@ static nd_status parse_map(void *context)
     return nd_token_cache_parse(cache->map.data, cache->map.size, cache->path, &cache->view);
 }
 
-nd_status nd_cache_file_open(const char *path, nd_token_cache **out)
+nd_status nd_token_cache_open_file(const char *path, nd_token_cache **out)
 {
     nd_token_cache *cache;
     nd_status status = ND_OK;

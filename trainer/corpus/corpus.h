@@ -58,8 +58,6 @@ nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *
  * bytes say that it is JSON. */
 nd_status nd_corpus_check_text(const char *path);
 void nd_corpus_files_fini(nd_corpus_files *files); /* an all-zero one is legal */
-/* Whether the name ends as that of JSON lines does, compressed or not. */
-bool nd_corpus_is_rows(const char *path);
 /* Whether nd_corpus_files_add would take it for a folder or a pattern. */
 nd_status nd_corpus_is_several(const char *path, bool *out);
 
@@ -127,11 +125,6 @@ typedef struct nd_corpus_counts {
     uint64_t bytes;  /* of the files, compressed or not */
 } nd_corpus_counts;
 
-/* XXH3 (128 bits) of the bytes of a file, compressed or not. */
-typedef struct nd_corpus_hash {
-    uint64_t low, high;
-} nd_corpus_hash;
-
 typedef struct nd_corpus_job {
     const nd_corpus_files *files;
     const nd_corpus_rules *rules;
@@ -141,7 +134,6 @@ typedef struct nd_corpus_job {
     int64_t skip_bad;
     size_t block_bytes;      /* 0: a good size */
     const atomic_bool *stop; /* ends the work with ND_ERR_PREEMPTED; NULL: nothing does */
-    nd_corpus_hash *hashes;  /* [files->count]: out; NULL: they are not computed */
     void *context;
     /* Takes the next piece; on one thread at a time, in order. */
     nd_status (*write)(void *context, const nd_corpus_piece *piece);

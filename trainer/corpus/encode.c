@@ -298,13 +298,6 @@ static nd_status add_documents(worker *w)
     return ND_OK;
 }
 
-static void forget_block(worker *w)
-{
-    w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = 0;
-    w->bad.count = 0;
-}
-
-/* After forget_block. */
 static nd_status encode_block(worker *w)
 {
     if (w->block.file->rows) {
@@ -367,7 +360,8 @@ static bool take_block(worker *w, nd_status *status)
 {
     crew *c = w->crew;
     bool end = true;
-    forget_block(w); /* or a reader that fails would be blamed on bad rows of the block before */
+    /* Or a reader that fails would be blamed on bad rows of the block before. */
+    w->piece.ids.count = w->piece.ends.count = w->piece.spans.count = w->bad.count = 0;
     pthread_mutex_lock(&c->read_lock);
     if (!c->exhausted) {
         w->block.number = c->reader.number;
@@ -489,20 +483,6 @@ static void watch(crew *c)
     nd_monitor_unlock(&c->monitor);
 }
 
-static void crew_init(crew *c)
-{
-    nd_block_reader_init(&c->reader, c->job);
-    pthread_mutex_init(&c->read_lock, NULL);
-    c->monitor = (nd_monitor)ND_MONITOR_INIT;
-}
-
-static void crew_fini(crew *c)
-{
-    nd_block_reader_fini(&c->reader);
-    nd_monitor_fini(&c->monitor);
-    pthread_mutex_destroy(&c->read_lock);
-}
-
 /* Returns the number of threads, which is less after a failure. */
 static int start_all(crew *c, worker *workers, int threads)
 {
@@ -529,11 +509,11 @@ static int start_all(crew *c, worker *workers, int threads)
 nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
 {
     const int threads = job->threads < THREADS_MAX ? job->threads : THREADS_MAX;
-    crew c = {.job = job};
+    crew c = {.job = job, .read_lock = PTHREAD_MUTEX_INITIALIZER, .monitor = ND_MONITOR_INIT};
     worker *workers;
     ND_TRY(nd_chat_find(job->tokenizer, &job->rules->chat, &c.chat));
     ND_TRY(ND_ALLOC(threads, &workers));
-    crew_init(&c);
+    nd_block_reader_init(&c.reader, job);
     int started = start_all(&c, workers, threads);
     watch(&c);
     for (int i = 0; i < started; i++) {
@@ -544,7 +524,9 @@ nd_status nd_corpus_encode(const nd_corpus_job *job, nd_corpus_counts *counts)
         fini(&workers[i]);
     }
     free(workers);
-    crew_fini(&c);
+    nd_block_reader_fini(&c.reader);
+    nd_monitor_fini(&c.monitor);
+    pthread_mutex_destroy(&c.read_lock);
     if (c.failed) {
         return nd_fail(c.error.status, "%s", c.error.message);
     }

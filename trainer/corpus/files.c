@@ -35,11 +35,6 @@ static text_kind kind_of(const char *name)
     return ends_with(name, size, ".txt") ? KIND_TEXT : KIND_OTHER;
 }
 
-bool nd_corpus_is_rows(const char *path)
-{
-    return kind_of(path) == KIND_ROWS;
-}
-
 static nd_status is_pattern(const char *path, bool *out)
 {
     bool there = false;
@@ -135,37 +130,6 @@ static nd_status add_file(nd_corpus_files *files, const char *path, nd_data_form
     return ND_OK;
 }
 
-static int by_bytes(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-/* Sorted paths; each and the list are owned by the caller. */
-typedef struct paths {
-    char **list;
-    size_t count, room;
-} paths;
-
-static nd_status paths_add(paths *p, const char *folder, const char *name)
-{
-    void *place = p->list;
-    nd_status status = nd_array_reserve(&place, &p->room, p->count + 1, sizeof *p->list);
-    p->list = place;
-    ND_TRY(status);
-    ND_TRY(folder ? nd_fs_format(&p->list[p->count], "%s/%s", folder, name)
-                  : nd_fs_format(&p->list[p->count], "%s", name));
-    p->count++;
-    return ND_OK;
-}
-
-static void paths_fini(paths *p)
-{
-    for (size_t i = 0; i < p->count; i++) {
-        free(p->list[i]);
-    }
-    free(p->list);
-}
-
 static bool is_text(const char *name)
 {
     return kind_of(name) != KIND_OTHER;
@@ -176,171 +140,148 @@ static bool holds_tokens(const char *name)
     return nd_ends_with(name, ".bin");
 }
 
-/* The files whose names are wanted; the others are counted. */
-static nd_status list_folder(const char *folder, bool (*is_wanted)(const char *name), paths *out,
-                             int64_t *skipped, int64_t *folders)
+/* What lies in a folder, matches a pattern, or has the path itself. */
+typedef struct listing {
+    bool is_folder;
+    nd_fs_names paths; /* in bytewise order, without folders */
+    int64_t folders;   /* how many were left out */
+} listing;
+
+static int by_bytes(const void *a, const void *b)
 {
-    nd_fs_names names;
-    nd_status status = ND_OK;
-    ND_TRY(nd_fs_list(folder, &names));
-    for (int i = 0; i < names.count; i++) {
-        const char *name = names.list[i];
-        bool inside = false;
-        if (name[0] == '.') {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static nd_status list_one(const char *path, nd_fs_names *out)
+{
+    ND_TRY(ND_ALLOC(1, &out->list));
+    out->count = 1;
+    return nd_fs_format(&out->list[0], "%s", path);
+}
+
+static nd_status prepend(const char *folder, char **name)
+{
+    char *whole;
+    ND_TRY(nd_fs_format(&whole, "%s/%s", folder, *name));
+    free(*name);
+    *name = whole;
+    return ND_OK;
+}
+
+/* Of the names that were found, those of files. */
+static nd_status keep_files(const char *path, listing *l)
+{
+    const bool counts = !strstr(path, "**"); /* which reaches the files in folders too */
+    int kept = 0;
+    for (int i = 0; i < l->paths.count; i++) {
+        char **name = &l->paths.list[i], *file;
+        bool folder = false;
+        if (l->is_folder && (*name)[0] == '.') {
             continue;
         }
-        ND_TRY_OUT(paths_add(out, folder, name));
-        if (!is_wanted(name)) {
-            ND_TRY_OUT(nd_fs_is_folder(out->list[out->count - 1], &inside));
-            *(inside ? folders : skipped) += 1;
-            free(out->list[--out->count]);
+        ND_TRY(l->is_folder ? prepend(path, name) : ND_OK);
+        ND_TRY(nd_fs_is_folder(*name, &folder));
+        l->folders += folder && counts;
+        if (!folder) {
+            file = *name;
+            *name = l->paths.list[kept];
+            l->paths.list[kept++] = file;
         }
     }
-out:
-    nd_fs_names_fini(&names);
-    return status;
-}
-
-static nd_status list_pattern(const char *pattern, paths *out, int64_t *folders)
-{
-    nd_fs_names found;
-    nd_status status = ND_OK;
-    ND_TRY(nd_fs_glob(pattern, &found));
-    for (int i = 0; i < found.count; i++) {
-        bool folder = false;
-        ND_TRY_OUT(nd_fs_is_folder(found.list[i], &folder));
-        *folders += folder && !strstr(pattern, "**"); /* which reaches their files too */
-        ND_TRY_OUT(folder ? ND_OK : paths_add(out, NULL, found.list[i]));
+    while (l->paths.count > kept) {
+        free(l->paths.list[--l->paths.count]);
     }
-out:
-    nd_fs_names_fini(&found);
-    return status;
+    return ND_OK;
 }
 
-/* Without slashes at the end; owned by the caller. */
-static nd_status clean_path(const char *path, char **out)
+/* *out: to be freed after a failure too. */
+static nd_status list_files(const char *path, listing *out)
 {
+    char *clean = NULL;
     size_t length = strlen(path);
+    bool pattern = false;
+    nd_status status = ND_OK;
+    *out = (listing){0};
     while (length > 1 && path[length - 1] == '/') {
         length--;
     }
-    return nd_fs_format(out, "%.*s", (int)length, path);
-}
-
-/* `guess`: what is no text by its name is looked at. */
-static nd_status add_sorted(nd_corpus_files *files, paths *found, nd_data_format format, bool guess)
-{
-    nd_status status = ND_OK;
-    if (found->count > 0) {
-        qsort(found->list, found->count, sizeof *found->list, by_bytes);
+    ND_TRY_OUT(nd_fs_format(&clean, "%.*s", (int)length, path));
+    ND_TRY_OUT(nd_fs_is_folder(clean, &out->is_folder));
+    ND_TRY_OUT(is_pattern(clean, &pattern));
+    ND_TRY_OUT(out->is_folder ? nd_fs_list(clean, &out->paths)
+               : pattern      ? nd_fs_glob(clean, &out->paths)
+                              : list_one(clean, &out->paths));
+    ND_TRY_OUT(keep_files(clean, out));
+    if (out->paths.count > 0) {
+        qsort(out->paths.list, (size_t)out->paths.count, sizeof *out->paths.list, by_bytes);
     }
-    for (size_t i = 0; status == ND_OK && i < found->count; i++) {
-        status = guess ? nd_corpus_check_text(found->list[i]) : ND_OK;
-        status = status == ND_OK ? add_file(files, found->list[i], format) : status;
-    }
+out:
+    free(clean);
     return status;
 }
 
 nd_status nd_corpus_files_add(nd_corpus_files *files, const char *path, nd_data_format format)
 {
-    paths found = {0};
-    char *clean = NULL;
-    bool folder = false, pattern = false;
+    const size_t before = files->count;
+    listing found;
     nd_status status = ND_OK;
-    ND_TRY_OUT(clean_path(path, &clean));
-    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
-    ND_TRY_OUT(is_pattern(clean, &pattern));
-    status = folder    ? list_folder(clean, is_text, &found, &files->skipped, &files->folders)
-             : pattern ? list_pattern(clean, &found, &files->folders)
-                       : paths_add(&found, NULL, clean);
-    if (status == ND_OK && found.count == 0) {
-        status = folder ? nd_fail(ND_ERR_DATA,
-                                  "the folder \"%s\" has no file that ends in .jsonl, .ndjson or "
-                                  ".txt, also with .gz or .zst; name the files, or a pattern",
-                                  path)
-                        : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
+    ND_TRY_OUT(list_files(path, &found));
+    files->folders += found.folders;
+    for (int i = 0; i < found.paths.count; i++) {
+        const char *name = found.paths.list[i];
+        if (found.is_folder && !is_text(name)) {
+            files->skipped++;
+            continue;
+        }
+        ND_TRY_OUT(format == ND_DATA_AUTO ? nd_corpus_check_text(name) : ND_OK);
+        ND_TRY_OUT(add_file(files, name, format));
     }
-    status = status == ND_OK ? add_sorted(files, &found, format, format == ND_DATA_AUTO) : status;
+    if (files->count == before) {
+        status = found.is_folder
+                     ? nd_fail(ND_ERR_DATA,
+                               "the folder \"%s\" has no file that ends in .jsonl, .ndjson or "
+                               ".txt, also with .gz or .zst; name the files, or a pattern",
+                               path)
+                     : nd_fail(ND_ERR_DATA, "no file matches \"%s\"", path);
+    }
 out:
-    paths_fini(&found);
-    free(clean);
+    nd_fs_names_fini(&found.paths);
     return status;
 }
 
 nd_status nd_corpus_files_add_tokens(nd_corpus_files *files, const char *path)
 {
-    paths found = {0};
-    char *clean = NULL;
-    int64_t others = 0, folders = 0;
-    bool folder = false;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(clean_path(path, &clean));
-    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
-    ND_TRY_OUT(folder ? list_folder(clean, holds_tokens, &found, &others, &folders)
-                      : list_pattern(clean, &found, &folders));
-    size_t kept = 0;
-    for (size_t i = 0; i < found.count; i++) {
-        char *name = found.list[i];
-        bool inside = true;
-        ND_TRY_OUT(holds_tokens(name) ? nd_fs_is_folder(name, &inside) : ND_OK);
-        if (!inside) {
-            found.list[i] = found.list[kept];
-            found.list[kept++] = name;
-        }
+    listing found;
+    nd_status status = list_files(path, &found);
+    for (int i = 0; i < found.paths.count && status == ND_OK; i++) {
+        const char *name = found.paths.list[i];
+        status = holds_tokens(name) ? add_file(files, name, ND_DATA_AUTO) : ND_OK;
     }
-    while (found.count > kept) {
-        free(found.list[--found.count]);
-    }
-    status = add_sorted(files, &found, ND_DATA_AUTO, false);
-out:
-    paths_fini(&found);
-    free(clean);
+    nd_fs_names_fini(&found.paths);
     return status;
-}
-
-static bool is_any(const char *name)
-{
-    (void)name;
-    return true;
-}
-
-static bool belongs_to_tokens(const char *name)
-{
-    return holds_tokens(name) || nd_ends_with(name, ".idx") || nd_ends_with(name, ".mask");
 }
 
 /* A pattern names what it means; of a folder only the known endings are text. */
 nd_status nd_corpus_files_beside_tokens(const char *path, char **text, int64_t *files,
                                         int64_t *folders)
 {
-    paths found = {0};
-    char *clean = NULL;
-    int64_t none = 0;
+    listing found;
+    nd_status status = list_files(path, &found);
     *text = NULL;
-    *files = *folders = 0;
-    bool folder = false;
-    nd_status status = ND_OK;
-    ND_TRY_OUT(clean_path(path, &clean));
-    ND_TRY_OUT(nd_fs_is_folder(clean, &folder));
-    ND_TRY_OUT(folder ? list_folder(clean, is_any, &found, &none, &none)
-                      : list_pattern(clean, &found, folders));
-    for (size_t i = 0; i < found.count && status == ND_OK; i++) {
-        const char *name = found.list[i];
-        bool inside = false;
-        ND_TRY_OUT(nd_fs_is_folder(name, &inside));
-        if (inside) {
-            (*folders)++;
-        } else if (belongs_to_tokens(name)) {
+    *files = 0;
+    *folders = found.folders;
+    for (int i = 0; i < found.paths.count && status == ND_OK; i++) {
+        const char *name = found.paths.list[i];
+        if (holds_tokens(name) || nd_ends_with(name, ".idx") || nd_ends_with(name, ".mask")) {
             continue;
-        } else if (folder && !is_text(name)) {
+        }
+        if (found.is_folder && !is_text(name)) {
             (*files)++;
         } else if (!*text) {
             status = nd_fs_format(text, "%s", name);
         }
     }
-out:
-    paths_fini(&found);
-    free(clean);
+    nd_fs_names_fini(&found.paths);
     return status;
 }
 

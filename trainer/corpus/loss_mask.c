@@ -7,7 +7,6 @@
 enum {
     VERSION = 2,
     HEADER_BYTES = ND_LOSS_MASK_HEADER_BYTES,
-    HEADER_BYTES_V1 = ND_LOSS_MASK_HEADER_BYTES_V1,
     DIGEST_BYTES = ND_LOSS_MASK_DIGEST_BYTES,
     SPAN_BYTES = 16,
     PIECES = 256,
@@ -21,16 +20,10 @@ typedef struct mask_header {
     uint32_t version, zero;
     uint64_t tokens, spans, ignored;
     char index_sha256[DIGEST_BYTES];
-    char bin_sha256[DIGEST_BYTES]; /* since version 2 */
+    char bin_sha256[DIGEST_BYTES];
 } mask_header;
 
 _Static_assert(sizeof(mask_header) == HEADER_BYTES, "the header has no holes");
-_Static_assert(HEADER_BYTES <= HEADER_BYTES_V1 + DIGEST_BYTES, "each mask has that many bytes");
-
-static size_t header_bytes(const mask_header *h)
-{
-    return h->version == 1 ? HEADER_BYTES_V1 : HEADER_BYTES;
-}
 
 /* Every message about a mask ends alike. */
 #define ADVICE "write the token files and their mask again"
@@ -38,9 +31,8 @@ static size_t header_bytes(const mask_header *h)
 /* Sizes that fit, without overflow. */
 static nd_status check_sizes(const mask_header *h, size_t size, const char *name)
 {
-    const size_t fixed = header_bytes(h) + DIGEST_BYTES;
-    const uint64_t room = size < fixed ? 0 : size - fixed;
-    if (size < fixed || h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
+    const uint64_t room = size - (HEADER_BYTES + DIGEST_BYTES);
+    if (h->spans > room / SPAN_BYTES || h->spans * SPAN_BYTES != room) {
         return nd_fail(ND_ERR_DATA,
                        "the loss mask \"%s\" has %zu bytes, which does not match its %llu spans: "
                        "it is truncated or damaged; " ADVICE,
@@ -51,24 +43,24 @@ static nd_status check_sizes(const mask_header *h, size_t size, const char *name
 
 static nd_status check_header(const uint8_t *data, size_t size, const char *name, mask_header *h)
 {
-    const size_t least = HEADER_BYTES_V1 + DIGEST_BYTES;
+    const size_t least = HEADER_BYTES + DIGEST_BYTES;
     if (size < least) {
         return nd_fail(ND_ERR_DATA,
                        "the loss mask \"%s\" has %zu bytes, less than the %zu of one without "
                        "spans: it is truncated; " ADVICE,
                        name, size, least);
     }
-    memcpy(h, data, sizeof *h); /* one of version 1 and its digest have as many bytes at least */
+    memcpy(h, data, sizeof *h);
     if (memcmp(h->magic, magic, sizeof magic) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "\"%s\" lies beside token files as their loss mask, but does not begin with "
                        "NDMASK; " ADVICE ", or rename it",
                        name);
     }
-    if (h->version < 1 || h->version > VERSION || h->zero != 0) {
+    if (h->version != VERSION || h->zero != 0) {
         return nd_fail(ND_ERR_DATA,
-                       "the loss mask \"%s\" has version %u; versions 1 and %d are read; " ADVICE,
-                       name, h->version, VERSION);
+                       "the loss mask \"%s\" has version %u; version %d is read; " ADVICE, name,
+                       h->version, VERSION);
     }
     return check_sizes(h, size, name);
 }
@@ -100,7 +92,7 @@ static nd_status check_pair(const mask_header *h, const char *name, const nd_los
                        "other token files; " ADVICE,
                        name, pair->idx);
     }
-    if (h->version > 1 && memcmp(h->bin_sha256, pair->bin_sha256, DIGEST_BYTES) != 0) {
+    if (memcmp(h->bin_sha256, pair->bin_sha256, DIGEST_BYTES) != 0) {
         return nd_fail(ND_ERR_DATA,
                        "the loss mask \"%s\" was made for other tokens than those of \"%s\": it "
                        "belongs to other token files, or the tokens changed since; " ADVICE,
@@ -142,7 +134,7 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     ND_TRY(check_header(data, size, name, &h));
     ND_TRY(check_digest(data, size, name));
     ND_TRY(check_pair(&h, name, pair));
-    ND_TRY(check_spans(&h, data + header_bytes(&h), name));
+    ND_TRY(check_spans(&h, data + HEADER_BYTES, name));
     if (h.ignored == h.tokens && h.tokens > 0) {
         return nd_fail(ND_ERR_DATA,
                        "by the loss mask \"%s\" none of the %llu tokens counts in the loss; "
@@ -152,7 +144,7 @@ nd_status nd_loss_mask_parse(const uint8_t *data, size_t size, const char *name,
     *out = (nd_loss_mask_view){.tokens = h.tokens,
                                .spans = h.spans,
                                .ignored = h.ignored,
-                               .pairs = data + header_bytes(&h),
+                               .pairs = data + HEADER_BYTES,
                                .digest = (const char *)data + size - DIGEST_BYTES};
     return ND_OK;
 }
@@ -176,18 +168,20 @@ nd_status nd_loss_mask_add(nd_loss_mask *mask, uint64_t begin, uint64_t end)
 
 nd_status nd_loss_mask_bin_sha256(const uint8_t *bin, size_t size, char hex[65])
 {
-    uint8_t *pieces;
+    nd_hash *hash;
+    nd_status status = ND_OK;
     if (size <= (size_t)PIECES * PIECE_BYTES) {
         return nd_sha256(bin, size, hex);
     }
-    ND_TRY(nd_alloc((size_t)PIECES * PIECE_BYTES, 1, (void **)&pieces));
     const size_t last = size - PIECE_BYTES, step = last / (PIECES - 1);
+    ND_TRY(nd_hash_create(ND_HASH_SHA256, &hash));
+    ND_TRY_OUT(nd_hash_begin(hash));
     for (size_t i = 0; i < PIECES; i++) {
-        const size_t at = i == PIECES - 1 ? last : step * i;
-        memcpy(pieces + i * PIECE_BYTES, bin + at, PIECE_BYTES);
+        ND_TRY_OUT(nd_hash_add(hash, bin + (i == PIECES - 1 ? last : step * i), PIECE_BYTES));
     }
-    nd_status status = nd_sha256(pieces, (size_t)PIECES * PIECE_BYTES, hex);
-    free(pieces);
+    ND_TRY_OUT(nd_hash_end_text(hash, hex));
+out:
+    nd_hash_destroy(hash);
     return status;
 }
 

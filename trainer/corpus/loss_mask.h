@@ -7,16 +7,11 @@
  * writes the same file; docs/formats.md has its bytes.
  *
  * A mask names its .idx by SHA-256, and its .bin by that of samples; it ends with the SHA-256 of
- * all its other bytes. One of version 1, which this program does not write any more, names the
- * .idx alone.
+ * all its other bytes.
  */
 #include "trainer/text/buffer.h"
 
-enum {
-    ND_LOSS_MASK_HEADER_BYTES = 168,
-    ND_LOSS_MASK_HEADER_BYTES_V1 = 104,
-    ND_LOSS_MASK_DIGEST_BYTES = 64
-};
+enum { ND_LOSS_MASK_HEADER_BYTES = 168, ND_LOSS_MASK_DIGEST_BYTES = 64 };
 
 typedef struct nd_loss_mask_view {
     uint64_t tokens, spans;

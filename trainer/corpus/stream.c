@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 #include <zlib.h>
 #include <zstd.h>
 #include <zstd_errors.h>
@@ -36,7 +35,6 @@ struct nd_text_stream {
     bool inside; /* a member or frame has begun and not ended */
     z_stream gzip;
     ZSTD_DStream *zstd;
-    XXH3_state_t *hash; /* NULL: not kept */
 };
 
 static const nd_file_kind kinds[] = {
@@ -102,9 +100,6 @@ static nd_status fill(nd_text_stream *s)
     s->at = 0;
     s->filled = (size_t)n;
     s->consumed += (uint64_t)n;
-    if (s->hash) {
-        XXH3_128bits_update(s->hash, s->in, s->filled);
-    }
     return ND_OK;
 }
 
@@ -169,32 +164,12 @@ void nd_text_stream_close(nd_text_stream *s)
         inflateEnd(&s->gzip);
     }
     ZSTD_freeDStream(s->zstd);
-    XXH3_freeState(s->hash);
     if (s->fd >= 0) {
         close(s->fd);
     }
     free(s->in);
     free(s->path);
     free(s);
-}
-
-nd_status nd_text_stream_keep_hash(nd_text_stream *s)
-{
-    ND_ASSERT(!s->hash && s->at == 0 && s->consumed == s->filled);
-    s->hash = XXH3_createState();
-    if (!s->hash) {
-        return nd_fail_memory("a checksum of \"%s\"", s->path);
-    }
-    XXH3_128bits_reset(s->hash);
-    XXH3_128bits_update(s->hash, s->in, s->filled);
-    return ND_OK;
-}
-
-void nd_text_stream_hash(const nd_text_stream *s, uint64_t *low, uint64_t *high)
-{
-    const XXH128_hash_t hash = XXH3_128bits_digest(s->hash);
-    *low = hash.low64;
-    *high = hash.high64;
 }
 
 uint64_t nd_text_stream_consumed(const nd_text_stream *s)

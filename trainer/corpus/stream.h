@@ -22,10 +22,6 @@ void nd_text_stream_close(nd_text_stream *stream); /* NULL is legal */
 /* Up to `size` bytes; *got is less only at the end. ND_ERR_DATA names a file that is cut or
  * damaged, ND_ERR_IO a device that fails. */
 nd_status nd_text_stream_read(nd_text_stream *stream, void *out, size_t size, size_t *got);
-/* Right after opening: keeps an XXH3 (128 bits) of all bytes of the file itself. */
-nd_status nd_text_stream_keep_hash(nd_text_stream *stream);
-/* At the end of the file, when nd_text_stream_keep_hash was called. */
-void nd_text_stream_hash(const nd_text_stream *stream, uint64_t *low, uint64_t *high);
 /* Bytes of the file itself that were read so far. */
 uint64_t nd_text_stream_consumed(const nd_text_stream *stream);
 

@@ -2,15 +2,14 @@
 #ifndef ND_CORPUS_TOKEN_CACHE_H
 #define ND_CORPUS_TOKEN_CACHE_H
 /*
- * A corpus that was encoded once, in one memory-mapped file of a cache folder. Its name is a digest
- * of what the tokens depend on: the tokenizer's files, the rules, the version of this code, and the
- * bytes of each file of text. So an edited text or another tokenizer gives another cache, and a
- * copy of a text has the same one. The bytes are not read again while inode, size and times
- * of all files are as they were.
+ * A corpus that was encoded once, in one memory-mapped file of a cache folder. Its name NAME.tokens
+ * is a digest of what the tokens depend on: the tokenizer's files, the rules, the version of this
+ * code, and path, size and times of change of each file of text. So an edited text or another
+ * tokenizer gives another cache, and a text that was not touched is not read again.
  *
- * One process writes a cache, with a lock file beside it; others wait for it, as long as it makes
- * progress, and fail as it does when the data is at fault. The file appears under its name when it
- * is complete and durable.
+ * One process writes a cache, as NAME.tokens.part, which it has locked; others wait for it, as long
+ * as it makes progress. The file gets its own name
+ * when it is complete and durable. What a killed process leaves is written anew by the next one.
  * Checksums of pieces of 64 KiB are compared when a piece is read first.
  */
 #include "runtime/base/fs.h"
@@ -28,6 +27,18 @@ typedef struct nd_token_view {
 } nd_token_view;
 
 enum { ND_TOKEN_CACHE_HEADER_BYTES = 4096, ND_TOKEN_CACHE_CHUNK_BYTES = 64 << 10 };
+
+/* The first bytes of a file; zeros follow up to ND_TOKEN_CACHE_HEADER_BYTES. Then come the ids,
+ * zeros up to a multiple of 8 bytes, ends, spans, and the checksums of all that in chunks. */
+#define ND_TOKEN_CACHE_MAGIC "NDTOKENS"
+enum { ND_TOKEN_CACHE_VERSION = 1 };
+typedef struct nd_token_cache_header {
+    char magic[8];
+    uint32_t version, width;
+    uint64_t tokens, documents, spans, vocab, file_bytes;
+    uint64_t sums_sum;   /* checksum of the checksums */
+    uint64_t header_sum; /* of all above */
+} nd_token_cache_header;
 
 /* Checks the header and the sizes of a cache file; `name` is for messages. Apart from files so that
  * it can be fuzzed. */
@@ -53,10 +64,8 @@ typedef struct nd_token_cache_request {
     int threads;
     int64_t vocab; /* the model's, at most so many ids; 0: any number */
     const atomic_bool
-        *stop;             /* ends encoding and waiting with ND_ERR_PREEMPTED; NULL: nothing does */
-    double stall_seconds;  /* without progress of the process that writes; 0: 300 */
-    double settle_seconds; /* within which a file may change twice with one time of change, so that
-                                a younger one is read at each start; 0: 2 */
+        *stop;            /* ends encoding and waiting with ND_ERR_PREEMPTED; NULL: nothing does */
+    double stall_seconds; /* without progress of the process that writes; 0: 300 */
 } nd_token_cache_request;
 
 /*
@@ -66,6 +75,8 @@ typedef struct nd_token_cache_request {
  * text: it changed meanwhile.
  */
 nd_status nd_token_cache_open(const nd_token_cache_request *request, nd_token_cache **out);
+/* A file that is there. ND_ERR_DATA for a damaged header or a wrong size. */
+nd_status nd_token_cache_open_file(const char *path, nd_token_cache **out);
 void nd_token_cache_close(nd_token_cache *cache); /* NULL is legal */
 /* Compares the checksums of what holds these bytes of the file. ND_ERR_DATA when they differ. Under
  * nd_fs_map_guard; from any thread. */

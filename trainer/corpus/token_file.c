@@ -2,7 +2,6 @@
 #include "trainer/corpus/token_file.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,102 +19,89 @@ enum {
     INDEX_PIECE = 4096
 };
 
-/* Temporary names: ".tmp-HOST-PID-N" behind the path. The process that writes such a file has it
- * locked, so a process of the same host sees whether it is left over. */
-
-static const char *host_name(char name[65])
+/* The .part, as it lies there or new. One that this process makes for others too gets the folder's
+ * permissions. Somebody who can write to the folder may have put anything under this name. */
+static nd_status open_part(const nd_token_output *out, bool shared, int *fd)
 {
-    if (gethostname(name, 65) != 0) {
-        strcpy(name, "host");
+    struct stat folder;
+    nd_fs_kind kind = ND_FS_ABSENT;
+    char *parent;
+    ND_TRY(nd_fs_parent(out->path, &parent));
+    nd_status status = shared ? nd_fs_look(parent, &kind, &folder) : ND_OK;
+    free(parent);
+    ND_TRY(status);
+    *fd = nd_fs_create(out->part, 0666);
+    if (*fd >= 0 && kind == ND_FS_FOLDER) {
+        (void)!fchmod(*fd, folder.st_mode & 0666);
     }
-    name[64] = '\0';
-    for (char *p = name; *p; p++) {
-        *p = *p == '/' ? '_' : *p;
-    }
-    return name;
+    *fd = *fd >= 0 ? *fd : nd_fs_update(out->part, 0);
+    return *fd >= 0 ? ND_OK
+                    : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s", out->part,
+                              nd_fs_reason(errno));
 }
 
-static void remove_if_left(const char *path)
+/* Whether the file that was locked is still the one of this name: the process that had it may have
+ * given it another one, or removed it. */
+static nd_status is_current(const nd_token_output *out, bool *current)
 {
-    nd_fs_locked locked;
-    const int fd = nd_fs_update_existing(path);
-    if (fd >= 0) {
-        if (nd_fs_lock(fd, path, &locked) == ND_OK && locked == ND_FS_LOCKED) {
-            unlink(path);
-        }
-        close(fd);
+    struct stat held, named;
+    nd_fs_kind kind;
+    ND_TRY(nd_fs_look_at_link(out->part, &kind, &named));
+    if (fstat(out->fd, &held) != 0) {
+        return nd_fail(ND_ERR_IO, "cannot examine \"%s\": %s", out->part, strerror(errno));
     }
-}
-
-void nd_token_output_remove_left(const char *path)
-{
-    char host[65], *folder = NULL, *prefix = NULL;
-    const char *slash = strrchr(path, '/');
-    nd_fs_names names = {0};
-    if (nd_fs_parent(path, &folder) == ND_OK &&
-        nd_fs_format(&prefix, "%s.tmp-%s-", slash ? slash + 1 : path, host_name(host)) == ND_OK) {
-        (void)nd_fs_list(folder, &names);
-    }
-    for (int i = 0; i < names.count; i++) {
-        char *left = NULL;
-        if (strncmp(names.list[i], prefix, strlen(prefix)) == 0 &&
-            nd_fs_format(&left, "%s/%s", folder, names.list[i]) == ND_OK) {
-            remove_if_left(left);
-        }
-        free(left);
-    }
-    nd_error_clear(); /* it stays */
-    nd_fs_names_fini(&names);
-    free(prefix);
-    free(folder);
-}
-
-/* Tries the next name; out->fd is -1 when that is taken. */
-static nd_status create(nd_token_output *out, int number)
-{
-    char host[65];
-    struct stat st;
-    free(out->temporary);
-    out->temporary = NULL;
-    ND_TRY(nd_fs_format(&out->temporary, "%s.tmp-%s-%ld-%d", out->path, host_name(host),
-                        (long)getpid(), number));
-    out->fd = nd_fs_create(out->temporary, 0666);
-    if (out->fd < 0) {
-        nd_status status = errno == EEXIST
-                               ? ND_OK
-                               : nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be created: %s",
-                                         out->temporary, strerror(errno));
-        free(out->temporary); /* it is not this process's to remove */
-        out->temporary = NULL;
-        return status;
-    }
-    /* Another process may take the file for one that is left, and lock it first: it is about to
-     * remove it, or has done so. Where there are no locks nobody removes files. */
-    nd_fs_locked locked;
-    ND_TRY(nd_fs_lock(out->fd, out->temporary, &locked));
-    if (locked == ND_FS_LOCKED_BY_ANOTHER || (fstat(out->fd, &st) == 0 && st.st_nlink == 0)) {
-        close(out->fd);
-        out->fd = -1;
-        free(out->temporary); /* the name is the other process's to remove */
-        out->temporary = NULL;
-    }
+    *current = kind == ND_FS_FILE && held.st_dev == named.st_dev && held.st_ino == named.st_ino;
     return ND_OK;
+}
+
+/* *taken: this process has the file of this name locked. */
+static nd_status take_part(nd_token_output *out, const nd_token_sharing *sharing, bool *taken)
+{
+    nd_fs_locked locked;
+    ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
+    while (locked == ND_FS_LOCKED_BY_ANOTHER && sharing) {
+        ND_TRY(sharing->wait(sharing->context, out->fd));
+        ND_TRY(nd_fs_lock(out->fd, out->part, &locked));
+    }
+    if (locked == ND_FS_LOCKED_BY_ANOTHER) {
+        return nd_fail(ND_ERR_CANTCREATE, "another process writes \"%s\"; wait for its end",
+                       out->part);
+    }
+    if (locked == ND_FS_NO_LOCKS && sharing) {
+        unlink(out->part);
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be locked: its file system has no locks",
+                       out->part);
+    }
+    return is_current(out, taken);
 }
 
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
-                               nd_token_output *out)
+                               const nd_token_sharing *sharing, nd_token_output *out)
 {
-    *out = (nd_token_output){.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
-    ND_TRY(nd_fs_format(&out->path, "%s", path));
-    for (int i = 0; out->fd < 0; i++) {
-        ND_TRY(create(out, i));
+    nd_token_output made = {.fd = -1, .width = vocab < SMALL_VOCAB ? 2 : 4, .bytes = offset};
+    nd_status status = ND_OK;
+    ND_TRY_OUT(nd_fs_format(&made.path, "%s", path));
+    ND_TRY_OUT(nd_fs_format(&made.part, "%s.part", path));
+    for (bool taken = false; !taken;) {
+        ND_TRY_OUT(open_part(&made, sharing, &made.fd));
+        status = take_part(&made, sharing, &taken);
+        if (!taken) {
+            close(made.fd);
+        }
+        ND_TRY_OUT(status);
     }
-    return ND_OK;
+    (void)!ftruncate(made.fd, 0); /* what a process left that was killed */
+    *out = made;
+    made = (nd_token_output){0};
+out:
+    free(made.part);
+    free(made.path);
+    return status;
 }
 
 nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size)
 {
-    ND_TRY(nd_fs_pwrite(out->fd, out->temporary, data, size, (int64_t)out->bytes));
+    ND_TRY(nd_fs_pwrite(out->fd, out->part, data, size, (int64_t)out->bytes));
     out->bytes += size;
     return ND_OK;
 }
@@ -138,29 +124,21 @@ nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids)
     return nd_token_output_append(out, out->buffer.data, out->buffer.count);
 }
 
-nd_status nd_token_output_sync(nd_token_output *out)
+/* The file stays locked until it is renamed. */
+nd_status nd_token_output_sync(const nd_token_output *out)
 {
-    int fd = out->fd;
-    out->fd = -1;
-    return nd_fs_sync_close(fd, out->temporary);
-}
-
-nd_status nd_token_output_set_path(nd_token_output *out, const char *path)
-{
-    free(out->path);
-    out->path = NULL;
-    return nd_fs_format(&out->path, "%s", path);
+    return nd_fs_sync_close(dup(out->fd), out->part);
 }
 
 nd_status nd_token_output_rename(nd_token_output *out)
 {
     char *folder = NULL;
-    if (rename(out->temporary, out->path) != 0) {
-        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be renamed to \"%s\": %s", out->temporary,
+    if (rename(out->part, out->path) != 0) {
+        return nd_fail(ND_ERR_CANTCREATE, "\"%s\" cannot be renamed to \"%s\": %s", out->part,
                        out->path, strerror(errno));
     }
-    free(out->temporary);
-    out->temporary = NULL;
+    free(out->part);
+    out->part = NULL;
     nd_status status = nd_fs_parent(out->path, &folder);
     status = status == ND_OK ? nd_fs_sync_folder(folder) : status;
     if (status != ND_OK) {
@@ -172,13 +150,13 @@ nd_status nd_token_output_rename(nd_token_output *out)
 
 void nd_token_output_fini(nd_token_output *out)
 {
-    if (out->path && out->fd >= 0) {
+    if (out->part) {
+        unlink(out->part);
+    }
+    if (out->path) {
         close(out->fd);
     }
-    if (out->temporary) {
-        unlink(out->temporary);
-    }
-    free(out->temporary);
+    free(out->part);
     free(out->path);
     free(out->buffer.data);
     *out = (nd_token_output){0};
@@ -186,19 +164,22 @@ void nd_token_output_fini(nd_token_output *out)
 
 /* Megatron. */
 
-nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out)
+static nd_status open_suffixed(const char *prefix, const char *suffix, int32_t vocab,
+                               nd_token_output *out)
 {
-    char *path = NULL;
-    *out = (nd_megatron_output){0};
-    ND_TRY(nd_fs_format(&out->idx, "%s.idx", prefix));
-    ND_TRY(nd_fs_format(&out->mask_path, "%s.mask", prefix));
-    ND_TRY(nd_fs_format(&path, "%s.bin", prefix));
-    nd_token_output_remove_left(path);
-    nd_token_output_remove_left(out->idx);
-    nd_token_output_remove_left(out->mask_path);
-    nd_status status = nd_token_output_open(path, vocab, 0, &out->bin);
+    char *path;
+    ND_TRY(nd_fs_format(&path, "%s%s", prefix, suffix));
+    nd_status status = nd_token_output_open(path, vocab, 0, NULL, out);
     free(path);
     return status;
+}
+
+nd_status nd_megatron_output_open(const char *prefix, int32_t vocab, nd_megatron_output *out)
+{
+    *out = (nd_megatron_output){0};
+    ND_TRY(open_suffixed(prefix, ".bin", vocab, &out->bin));
+    ND_TRY(open_suffixed(prefix, ".idx", vocab, &out->idx));
+    return open_suffixed(prefix, ".mask", vocab, &out->mask);
 }
 
 nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piece *piece)
@@ -208,8 +189,8 @@ nd_status nd_megatron_output_write(nd_megatron_output *out, const nd_corpus_piec
     ND_TRY(nd_token_output_add(&out->bin, &piece->ids));
     for (size_t i = 0; i < piece->spans.count; i += 2) {
         const int32_t *span = &piece->spans.data[i];
-        ND_TRY(
-            nd_loss_mask_add(&out->mask, before + (uint64_t)span[0], before + (uint64_t)span[1]));
+        ND_TRY(nd_loss_mask_add(&out->loss_mask, before + (uint64_t)span[0],
+                                before + (uint64_t)span[1]));
     }
     for (size_t i = 0; i < piece->ends.count; i++) {
         uint64_t length = out->open + (uint64_t)(piece->ends.data[i] - begin);
@@ -235,8 +216,7 @@ static void put_u64(uint8_t *p, uint64_t x)
 
 /* Appends `count` numbers: where each document begins in the .bin, or the number of each. They are
  * made in pieces: the index of many documents is larger than the memory that encodes them. */
-static nd_status append_numbers(const nd_megatron_output *out, bool places, size_t count,
-                                nd_token_output *idx)
+static nd_status append_numbers(nd_megatron_output *out, bool places, size_t count)
 {
     uint64_t numbers[INDEX_PIECE], at = 0;
     for (size_t i = 0; i < count;) {
@@ -245,13 +225,13 @@ static nd_status append_numbers(const nd_megatron_output *out, bool places, size
             numbers[n] = places ? at : i;
             at += places ? (uint64_t)out->lengths.data[i] * out->bin.width : 0;
         }
-        ND_TRY(nd_token_output_append(idx, numbers, n * sizeof *numbers));
+        ND_TRY(nd_token_output_append(&out->idx, numbers, n * sizeof *numbers));
     }
     return ND_OK;
 }
 
-/* The arrays behind the header are not aligned. The file keeps its temporary name. */
-static nd_status write_index(const nd_megatron_output *out, nd_token_output *idx)
+/* The arrays behind the header are not aligned. */
+static nd_status write_index(nd_megatron_output *out)
 {
     const size_t count = out->lengths.count;
     uint8_t header[IDX_HEADER_BYTES] = "MMIDIDX";
@@ -259,12 +239,11 @@ static nd_status write_index(const nd_megatron_output *out, nd_token_output *idx
     header[17] = out->bin.width == 2 ? CODE_U16 : CODE_I32;
     put_u64(header + 18, count);
     put_u64(header + 26, count + 1);
-    ND_TRY(nd_token_output_open(out->idx, 0, 0, idx));
-    ND_TRY(nd_token_output_append(idx, header, sizeof header));
-    ND_TRY(nd_token_output_append(idx, out->lengths.data, 4 * count));
-    ND_TRY(append_numbers(out, true, count, idx));
-    ND_TRY(append_numbers(out, false, count + 1, idx));
-    return nd_token_output_sync(idx);
+    ND_TRY(nd_token_output_append(&out->idx, header, sizeof header));
+    ND_TRY(nd_token_output_append(&out->idx, out->lengths.data, 4 * count));
+    ND_TRY(append_numbers(out, true, count));
+    ND_TRY(append_numbers(out, false, count + 1));
+    return nd_token_output_sync(&out->idx);
 }
 
 /* An index or a mask that is there belongs to another .bin: it goes first, and for good. */
@@ -280,15 +259,6 @@ static nd_status remove_old(const char *path)
     nd_status status = nd_fs_sync_folder(folder);
     free(folder);
     return status;
-}
-
-/* Writes a whole file under its temporary name. */
-static nd_status write_file(const char *path, const uint8_t *data, size_t size,
-                            nd_token_output *out)
-{
-    ND_TRY(nd_token_output_open(path, 0, 0, out));
-    ND_TRY(nd_token_output_append(out, data, size));
-    return nd_token_output_sync(out);
 }
 
 typedef struct bin_read {
@@ -312,39 +282,36 @@ static nd_status read_bin(const char *path, char hex[65])
     return status;
 }
 
-static nd_status write_mask(const nd_megatron_output *out, const nd_token_output *idx,
-                            nd_token_output *mask)
+static nd_status write_mask(nd_megatron_output *out)
 {
     char index_sha256[65], bin_sha256[65];
     const nd_loss_mask_pair pair = {.bin = out->bin.path,
-                                    .idx = out->idx,
+                                    .idx = out->idx.path,
                                     .tokens = out->bin.tokens,
                                     .index_sha256 = index_sha256,
                                     .bin_sha256 = bin_sha256};
     uint8_t *data = NULL;
     size_t size = 0;
-    if (out->mask.spans.count == 0) {
-        return ND_OK;
-    }
-    ND_TRY(nd_sha256_file(idx->temporary, index_sha256));
-    ND_TRY(read_bin(out->bin.temporary, bin_sha256));
-    ND_TRY(nd_loss_mask_make(&out->mask, &pair, &data, &size));
-    nd_status status = write_file(out->mask_path, data, size, mask);
+    ND_TRY(nd_sha256_file(out->idx.part, index_sha256));
+    ND_TRY(read_bin(out->bin.part, bin_sha256));
+    ND_TRY(nd_loss_mask_make(&out->loss_mask, &pair, &data, &size));
+    nd_status status = nd_token_output_append(&out->mask, data, size);
     free(data);
-    return status;
+    ND_TRY(status);
+    return nd_token_output_sync(&out->mask);
 }
 
 /* All get their names, or none. */
-static nd_status rename_all(nd_megatron_output *out, nd_token_output *mask, nd_token_output *idx)
+static nd_status rename_all(nd_megatron_output *out)
 {
-    ND_TRY(remove_old(out->idx));
-    ND_TRY(remove_old(out->mask_path));
+    ND_TRY(remove_old(out->idx.path));
+    ND_TRY(remove_old(out->mask.path));
     nd_status status = nd_token_output_rename(&out->bin);
-    status = status == ND_OK && mask->temporary ? nd_token_output_rename(mask) : status;
-    status = status == ND_OK ? nd_token_output_rename(idx) : status;
-    if (status != ND_OK && !out->bin.temporary) {
-        unlink(out->idx);
-        unlink(out->mask_path);
+    status = status == ND_OK && out->mask.bytes > 0 ? nd_token_output_rename(&out->mask) : status;
+    status = status == ND_OK ? nd_token_output_rename(&out->idx) : status;
+    if (status != ND_OK && !out->bin.part) {
+        unlink(out->idx.path);
+        unlink(out->mask.path);
         unlink(out->bin.path);
     }
     return status;
@@ -352,30 +319,24 @@ static nd_status rename_all(nd_megatron_output *out, nd_token_output *mask, nd_t
 
 nd_status nd_megatron_output_commit(nd_megatron_output *out)
 {
-    nd_token_output idx = {0}, mask = {0};
-    nd_status status = ND_OK;
-    if (out->mask.ignored > 0 && out->mask.ignored == out->bin.tokens) {
+    if (out->loss_mask.ignored > 0 && out->loss_mask.ignored == out->bin.tokens) {
         return nd_fail(ND_ERR_DATA,
                        "none of the %llu tokens counts in the loss; completions, or turns of the "
                        "assistant, are missing",
                        (unsigned long long)out->bin.tokens);
     }
-    ND_TRY_OUT(write_index(out, &idx));
-    ND_TRY_OUT(write_mask(out, &idx, &mask));
-    ND_TRY_OUT(nd_token_output_sync(&out->bin));
-    ND_TRY_OUT(rename_all(out, &mask, &idx));
-out:
-    nd_token_output_fini(&mask);
-    nd_token_output_fini(&idx);
-    return status;
+    ND_TRY(write_index(out));
+    ND_TRY(out->loss_mask.spans.count > 0 ? write_mask(out) : ND_OK);
+    ND_TRY(nd_token_output_sync(&out->bin));
+    return rename_all(out);
 }
 
 void nd_megatron_output_fini(nd_megatron_output *out)
 {
     nd_token_output_fini(&out->bin);
-    free(out->idx);
-    free(out->mask_path);
+    nd_token_output_fini(&out->idx);
+    nd_token_output_fini(&out->mask);
     free(out->lengths.data);
-    free(out->mask.spans.data);
+    free(out->loss_mask.spans.data);
     *out = (nd_megatron_output){0};
 }

@@ -2,8 +2,9 @@
 #ifndef ND_CORPUS_TOKEN_FILE_H
 #define ND_CORPUS_TOKEN_FILE_H
 /*
- * Files of tokens under construction. Both kinds take pieces in order, write into files with
- * temporary names, and appear under their own names only when they are complete and durable.
+ * Files of tokens under construction. Both kinds take pieces in order, write into files PATH.part,
+ * and appear under their own names only when they are complete and durable. The process that writes
+ * a .part has it locked; one that a killed process left is written anew.
  *
  * Ids have 2 bytes when the vocabulary has less than 65,500, else 4: Megatron's rule.
  */
@@ -11,28 +12,31 @@
 #include "trainer/corpus/loss_mask.h"
 
 typedef struct nd_token_output {
-    char *path, *temporary;
+    char *path, *part; /* part: NULL once it has its own name */
     int fd;
     size_t width; /* bytes of an id */
     uint64_t bytes, tokens;
     nd_bytes buffer; /* a piece in its final width */
 } nd_token_output;
 
+/* For a file that other processes, also of other users, may need too. */
+typedef struct nd_token_sharing {
+    /* Called while another process has the .part locked, which `fd` is: waits a little, or ends
+     * the wait with an error. */
+    nd_status (*wait)(void *context, int fd);
+    void *context;
+} nd_token_sharing;
+
 /*
- * A file in the folder of `path`, with a temporary name that begins with `path` and that no other
- * process has. What stands before the tokens is `offset` bytes, not written.
+ * What stands before the tokens is `offset` bytes, not written. Without sharing, which may be NULL,
+ * it is an error that another process writes the file; with it, that the file system has no locks.
  */
 nd_status nd_token_output_open(const char *path, int32_t vocab, uint64_t offset,
-                               nd_token_output *out);
-/* Removes temporary files of `path` whose processes, of this host, were killed. What cannot be
- * removed stays. */
-void nd_token_output_remove_left(const char *path);
+                               const nd_token_sharing *sharing, nd_token_output *out);
 /* Appends ids; what was written stays in out->buffer until the next call. */
 nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids);
 nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t size);
-nd_status nd_token_output_sync(nd_token_output *out); /* and closes */
-/* Another name than that of the opening, in the same folder. */
-nd_status nd_token_output_set_path(nd_token_output *out, const char *path);
+nd_status nd_token_output_sync(const nd_token_output *out);
 /* After sync. The file has its name for good, or none once *out is finished. */
 nd_status nd_token_output_rename(nd_token_output *out);
 /* Removes what was not renamed; an all-zero one is legal. */
@@ -44,10 +48,9 @@ void nd_token_output_fini(nd_token_output *out);
  * removed, since it belongs to other files.
  */
 typedef struct nd_megatron_output {
-    nd_token_output bin;
-    char *idx, *mask_path;
+    nd_token_output bin, idx, mask;
     nd_ids lengths;
-    nd_loss_mask mask;
+    nd_loss_mask loss_mask;
     uint64_t open; /* tokens of the document that has not ended */
 } nd_megatron_output;
 

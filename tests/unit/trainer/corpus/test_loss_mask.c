@@ -112,36 +112,6 @@ Test(loss_mask, that_of_other_files_is_refused)
     free(data);
 }
 
-/* The first version lacks what names the .bin; such a file is read as it always was. */
-Test(loss_mask, one_of_version_1_is_read)
-{
-    enum { HEADER_V1 = ND_LOSS_MASK_HEADER_BYTES_V1 };
-    static const char other[] = "f123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    const nd_loss_mask_pair bin = {"x.bin", "x.idx", 20, index_sha256, other};
-    const nd_loss_mask_pair idx = {"x.bin", "x.idx", 20, other, bin_sha256};
-    uint8_t *data;
-    char hex[65];
-    size_t size;
-    nd_loss_mask_view view;
-    make(&data, &size);
-    data[8] = 1;
-    size -= DIGEST;
-    memmove(data + HEADER_V1, data + HEADER, size - HEADER);
-    assert_ok(nd_sha256(data, size - DIGEST, hex));
-    memcpy(data + size - DIGEST, hex, DIGEST);
-    assert_ok(parse(data, size, &view));
-    cr_expect_eq(view.ignored, 14);
-    cr_expect_eq(view.spans, 2);
-    cr_expect_eq(memcmp(view.pairs, (uint64_t[]){2, 5, 9, 20}, 32), 0);
-    assert_ok(nd_loss_mask_parse(data, size, "x.mask", &bin, &view));
-    assert_fails(nd_loss_mask_parse(data, size, "x.mask", &idx, &view), ND_ERR_DATA,
-                 "another index");
-    for (size_t cut = 0; cut < size; cut++) {
-        cr_expect_eq(parse(data, cut, &view), ND_ERR_DATA, "%zu bytes", cut);
-    }
-    free(data);
-}
-
 /* A change of any byte of a small .bin is seen, and in a large one that of each piece. */
 Test(loss_mask, the_digest_of_a_bin)
 {
