@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "runtime/config/command_table.h"
 #include "runtime/config/reader.h"
 
 /* The command's flag that begins the word "--name" or "--name=value"; ND_NO_FLAG: none. */
@@ -215,20 +214,10 @@ static nd_status check_refused(const nd_refusal *r, const char *word)
 /* A word that is none of the command's flags. */
 static nd_status check_setting(const nd_worker_command *command, const char *word)
 {
-    const char *names[ND_OWN_FLAG_COUNT + 1] = {NULL};
-    char otherwise[80];
-    int count = 0;
     for (const nd_refusal *r = command->refused; r && r->names; r++) {
         ND_TRY(check_refused(r, word));
     }
-    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) {
-        if (nd_own_flags[i].command == command->command) { /* which have one name each */
-            names[count++] = nd_own_flags[i].names + 2;
-        }
-    }
-    snprintf(otherwise, sizeof otherwise, "ndtrain %s --help lists those of the command, ",
-             nd_command_rows[command->command].name);
-    return nd_flags_check(word, names, otherwise);
+    return nd_flags_check(word, command->command);
 }
 
 nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,

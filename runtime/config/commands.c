@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/config/command_table.h"
+#include "runtime/config/reader.h"
 
 #include <string.h>
 

@@ -5,7 +5,6 @@
 #include <strings.h>
 
 #include "runtime/base/suggest.h"
-#include "runtime/config/commands.h"
 
 /* Flags of the program itself, handled by the scan. */
 static const char own_flags[] = "config-file set help version";
@@ -46,14 +45,15 @@ static void offer_list(nd_suggest *search, const char *list)
     }
 }
 
-static nd_status unknown_flag(const char *arg, const char *name, const char *const *more,
-                              const char *otherwise)
+static nd_status unknown_flag(const char *arg, const char *name, nd_command_id command)
 {
     nd_suggest search;
     char key[ND_FLAG_NAME_MAX];
     nd_suggest_init(&search, name);
-    for (int i = 0; more && more[i]; i++) { /* the first of equally near ones counts */
-        nd_suggest_offer(&search, more[i]);
+    for (int i = 0; i < ND_OWN_FLAG_COUNT; i++) { /* the first of equally near ones counts */
+        if (nd_own_flags[i].command == command) {
+            nd_suggest_offer(&search, nd_own_flags[i].names + 2); /* each has one name */
+        }
     }
     offer_list(&search, own_flags);
     for (int i = 0; i < ND_FIELD_COUNT; i++) {
@@ -63,18 +63,18 @@ static nd_status unknown_flag(const char *arg, const char *name, const char *con
     for (int i = 0; i < ND_FIELD_COUNT && strchr(name, '.'); i++) {
         nd_suggest_offer(&search, format_key(i, key));
     }
-    const char *command = nd_command_of_flag(name);
-    if (command) {
-        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", arg,
-                       command);
+    const char *other = nd_command_of_flag(name);
+    if (other) {
+        return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; it belongs to `ndtrain %s`", arg, other);
     }
     if (search.best) {
         return nd_fail(ND_ERR_CONFIG, "unknown flag %.80s; did you mean --%s?", arg, search.best);
     }
     return nd_fail(ND_ERR_CONFIG,
-                   "unknown flag %.80s; %s--help all lists the flags, and --set "
+                   "unknown flag %.80s; %s%s%s--help all lists the flags, and --set "
                    "section.key=value sets any key",
-                   arg, otherwise);
+                   arg, command ? "ndtrain " : "", command ? nd_command_name(command) : "",
+                   command ? " --help lists those of the command, " : "");
 }
 
 static bool is_script(const char *arg)
@@ -145,7 +145,7 @@ static bool is_switch(const char *name, const target *t)
                         : nd_fields[t->field].type == ND_FIELD_TYPE_BOOL;
 }
 
-nd_status nd_flags_check(const char *arg, const char *const *more, const char *otherwise)
+nd_status nd_flags_check(const char *arg, nd_command_id command)
 {
     char name[ND_FLAG_NAME_MAX];
     const char *value;
@@ -153,7 +153,7 @@ nd_status nd_flags_check(const char *arg, const char *const *more, const char *o
         return ND_OK;
     }
     const target t = find_target(name);
-    return is_known(&t) ? ND_OK : unknown_flag(arg, name, more, otherwise);
+    return is_known(&t) ? ND_OK : unknown_flag(arg, name, command);
 }
 
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
@@ -290,7 +290,7 @@ nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
         }
         target t = find_target(name);
         if (!is_known(&t)) {
-            return unknown_flag(argv[i], name, NULL, "");
+            return unknown_flag(argv[i], name, ND_COMMAND_NONE);
         }
         const bool in_one_word = value != NULL;
         ND_TRY(read_value(name, &t, argc, argv, &i, &value));

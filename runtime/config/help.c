@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "runtime/config/command_table.h"
 #include "runtime/config/reader.h"
 
 enum { COLUMNS = 100, INDENT = 6 };

@@ -98,63 +98,47 @@ Test(accelerate, fp8_of_transformer_engine)
     nd_config_fini(&c);
 }
 
-Test(accelerate, fp8_of_torchao)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: fp8\n"),
-                 ND_OK);
-    cr_expect_eq(c.fp8.recipe, ND_FP8_TENSORWISE);
-    cr_expect(c.fp8.all_gather, "on by default there");
-    nd_config_fini(&c);
-    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nmixed_precision: fp8\nfp8_config:\n"
-                               "  backend: AO\n  enable_fsdp_float8_all_gather: false\n"),
-                 ND_OK);
-    cr_expect_not(c.fp8.all_gather);
-    nd_config_fini(&c);
-}
+#define FSDP "distributed_type: FSDP\nnum_processes: 8\n"
+#define MESH(replicate, shard, cp, tp)                                                             \
+    "mesh.dp_replicate=" replicate ";mesh.dp_shard=" shard ";mesh.cp=" cp ";mesh.tp=" tp
+static const keys_case texts[] = {
+    /* The mesh follows the kind of job, and the sizes. */
+    {"distributed_type: 'NO'\n", MESH("1", "1", "1", "1"), true},
+    {"distributed_type: MULTI_GPU\nnum_processes: 8\n", MESH("8", "1", "1", "1"), true},
+    {"distributed_type: MULTI_CPU\nnum_processes: 3\n", MESH("3", "1", "1", "1"), true},
+    {FSDP, MESH("1", "8", "1", "1"), true},
+    {FSDP "fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n", MESH("8", "1", "1", "1"), true},
+    {FSDP "parallelism_config: {parallelism_config_tp_size: 8}\n", MESH("1", "1", "1", "8"), true},
+    {FSDP "parallelism_config: {parallelism_config_tp_size: 1}\n", MESH("8", "1", "1", "1"), true},
+    {FSDP "parallelism_config: {}\n", MESH("1", "8", "1", "1"), true},
+    {"distributed_type: MULTI_GPU\nnum_processes: 8\nparallelism_config:\n"
+     "  parallelism_config_dp_replicate_size: 4\n  parallelism_config_tp_size: 2\n",
+     MESH("4", "1", "1", "2"), true},
+    /* Ranks of Ulysses are cp. */
+    {FSDP "parallelism_config:\n  parallelism_config_sp_size: 4\n"
+          "  parallelism_config_cp_size: 1\n  parallelism_config_dp_shard_size: 2\n"
+          "  parallelism_config_sp_backend: deepspeed\n"
+          "  parallelism_config_sp_seq_length_is_variable: true\n",
+     MESH("1", "2", "4", "1") ";parallel.cp_comm=ulysses", true},
+    /* FP8 of torchao, which gathers codes unless it is told not to. */
+    {FSDP "mixed_precision: fp8\n", "fp8.recipe=tensorwise;fp8.all_gather=true"},
+    {FSDP "mixed_precision: fp8\nfp8_config:\n  backend: AO\n"
+          "  enable_fsdp_float8_all_gather: false\n",
+     "fp8.all_gather=false"},
+    /* A precision that is absent is no, which YAML also has as a boolean. */
+    {FSDP, "train.precision=fp32"},
+    {"distributed_type: 'NO'\nmixed_precision: 'no'\n", "train.precision=fp32"},
+    {"distributed_type: 'NO'\nmixed_precision: no\nuse_cpu: true\n"
+     "parallelism_config: {parallelism_config_cp_comm_strategy: alltoall}\n",
+     "train.precision=fp32;launch.device=cpu;parallel.cp_comm=ring"},
+    {"\xef\xbb\xbf" FSDP, "launch.workers=8"},
+    {"distributed_type: FSDP\nnum_processes: -1\n", "launch.workers=0"},
+};
 
-Test(accelerate, a_byte_order_mark_is_skipped)
+Test(accelerate, files_set_keys)
 {
-    nd_config c;
-    cr_assert_eq(read_text(&c, "\xef\xbb\xbf"
-                               "distributed_type: FSDP\nnum_processes: 4\n"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_expect(c.from_accelerate && c.launch.workers == 4);
-    nd_config_fini(&c);
-}
-
-typedef struct mapping {
-    const char *text;
-    int mesh[4];
-} mapping;
-
-Test(accelerate, mesh_follows_the_kind_of_job)
-{
-    static const mapping cases[] = {
-        {"distributed_type: 'NO'\n", {1, 1, 1, 1}},
-        {"distributed_type: MULTI_GPU\nnum_processes: 8\n", {8, 1, 1, 1}},
-        {"distributed_type: MULTI_CPU\nnum_processes: 3\n", {3, 1, 1, 1}},
-        {"distributed_type: FSDP\nnum_processes: 8\n", {1, 8, 1, 1}},
-        {"distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: "
-         "NO_SHARD}\n",
-         {8, 1, 1, 1}},
-        {"distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n"
-         "  parallelism_config_tp_size: 8\n",
-         {1, 1, 1, 8}},
-        {"distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n"
-         "  parallelism_config_tp_size: 1\n",
-         {8, 1, 1, 1}},
-        {"distributed_type: FSDP\nnum_processes: 8\nparallelism_config: {}\n", {1, 8, 1, 1}},
-        {"distributed_type: MULTI_GPU\nnum_processes: 8\nparallelism_config:\n"
-         "  parallelism_config_dp_replicate_size: 4\n  parallelism_config_tp_size: 2\n",
-         {4, 1, 1, 2}},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        nd_config c;
-        cr_assert_eq(read_text(&c, cases[i].text), ND_OK, "%s", nd_error_last()->message);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        expect_mesh(&c, cases[i].mesh[0], cases[i].mesh[1], cases[i].mesh[2], cases[i].mesh[3]);
-        nd_config_fini(&c);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        expect_case(&texts[i], read_text);
     }
 }
 
@@ -172,37 +156,6 @@ Test(accelerate, hybrid_shard_replicates_between_nodes)
     cr_expect_not(c.parallel.reshard_after_forward);
     cr_expect_str_eq(c.launch.rdzv_endpoint, "head:1234");
     cr_expect_eq(c.launch.node_rank, 1);
-    nd_config_fini(&c);
-}
-
-Test(accelerate, precision_and_cp_names)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c,
-                           "distributed_type: 'NO'\nmixed_precision: no\nuse_cpu: true\n"
-                           "parallelism_config: {parallelism_config_cp_comm_strategy: alltoall}\n"),
-                 ND_OK);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
-    cr_expect_eq(c.launch.device, ND_CHOOSE_CPU);
-    cr_expect_eq(c.parallel.cp_comm, ND_CP_RING);
-    nd_config_fini(&c);
-    cr_assert_eq(read_text(&c, "distributed_type: 'NO'\nmixed_precision: 'no'\n"), ND_OK);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
-    nd_config_fini(&c);
-}
-
-Test(accelerate, ranks_of_ulysses_are_cp)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c, "distributed_type: FSDP\nnum_processes: 8\nparallelism_config:\n"
-                               "  parallelism_config_sp_size: 4\n  parallelism_config_cp_size: 1\n"
-                               "  parallelism_config_dp_shard_size: 2\n"
-                               "  parallelism_config_sp_backend: deepspeed\n"
-                               "  parallelism_config_sp_seq_length_is_variable: true\n"),
-                 ND_OK, "%s", nd_error_last()->message);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    expect_mesh(&c, 1, 2, 4, 1);
-    cr_expect_eq(c.resolved_mesh.ulysses, 4);
     nd_config_fini(&c);
 }
 
@@ -280,13 +233,4 @@ Test(accelerate, keys_of_older_versions)
                     "test.yaml:3", "is a key of parallelism_config", "indent");
     EXPECT_BAD_TEXT("distributed_type: FSDP\nfsdp_version: 2\n", "test.yaml:2",
                     "fsdp_version is a key of fsdp_config", "indent");
-}
-
-/* accelerate takes an absent mixed_precision for no. */
-Test(accelerate, without_mixed_precision_it_is_fp32)
-{
-    nd_config c;
-    cr_assert_eq(read_text(&c, "distributed_type: MULTI_CPU\nnum_processes: 2\n"), ND_OK);
-    cr_expect_eq(c.train.precision, ND_PRECISION_FP32);
-    nd_config_fini(&c);
 }

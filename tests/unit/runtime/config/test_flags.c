@@ -500,7 +500,7 @@ Test(flags, all_of_the_trainers_are_known)
         " dataset_text_field packing dataset_num_proc eval_packing";
     char flag[80] = "--";
     for (int i = 0; nd_flag_list_word(names, i, flag + 2, sizeof flag - 2); i++) {
-        cr_expect_eq(nd_flags_check(flag, NULL, ""), ND_OK, "%s", nd_error_last()->message);
+        cr_expect_eq(nd_flags_check(flag, ND_COMMAND_NONE), ND_OK, "%s", nd_error_last()->message);
     }
 }
 

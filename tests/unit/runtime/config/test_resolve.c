@@ -7,36 +7,33 @@
 #include "runtime/config/reader.h"
 #include "tests/support/tempdir.h"
 
-Test(resolve, workers_nodes_and_axes)
-{
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--dp-shard-size", "2", "--tp-size", "2"), ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK);
-    cr_expect_eq(c.launch.workers, 4, "what the mesh needs");
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--nproc-per-node", "4", "--nnodes", "2", "--rdzv-endpoint", "h:1",
-                       "--rdzv-key-file", "k", "--dp-replicate-size", "-1", "--dp-shard-size", "2"),
-                 ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-    cr_expect_eq(c.launch.workers, 8);
-    cr_expect_eq(c.mesh.dp_replicate, 4);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK, "resolving twice changes nothing");
-    cr_expect_eq(c.mesh.dp_replicate, 4);
-    nd_config_fini(&c);
-}
+static const keys_case derived[] = {
+    {"--dp-shard-size 2 --tp-size 2", "launch.workers=4", true}, /* what the mesh needs */
+    {"--nproc-per-node 4 --nnodes 2 --rdzv-endpoint h:1 --rdzv-key-file k --dp-replicate-size -1 "
+     "--dp-shard-size 2",
+     "launch.workers=8;mesh.dp_replicate=4", true},
+    /* The seed of the shuffle does not follow from that of the weights. */
+    {"--seed 5 --model-seed 7", "model.seed=7;data.shuffle_seed=5", true},
+    {"--seed 5 --shuffle-seed 7", "model.seed=5;data.shuffle_seed=7", true},
+    /* Token files hold ids, so a tokenizer that nobody names is "file". */
+    {"--data-format llmc", "data.tokenizer=file", true},
+    {"--data-format megatron", "data.tokenizer=file", true},
+    {"--data-format text", "data.tokenizer=bytes", true},
+    {"--data-format auto", "data.tokenizer=bytes", true},
+};
 
-/* That of the shuffle does not follow from that of the weights. */
-Test(resolve, seeds_that_are_open_are_that_of_the_run)
+/* Resolving twice changes nothing. */
+Test(resolve, what_follows_from_other_keys)
 {
-    nd_config c;
-    cr_assert_eq(FLAGS(&c, "--seed", "5", "--model-seed", "7"), ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK);
-    cr_expect(c.model.seed == 7 && c.data.shuffle_seed == 5);
-    nd_config_fini(&c);
-    cr_assert_eq(FLAGS(&c, "--seed", "5", "--shuffle-seed", "7"), ND_OK);
-    cr_assert_eq(nd_config_resolve(&c), ND_OK);
-    cr_expect(c.model.seed == 5 && c.data.shuffle_seed == 7);
-    nd_config_fini(&c);
+    for (size_t i = 0; i < sizeof derived / sizeof *derived; i++) {
+        nd_config c;
+        expect_case(&derived[i], flags_in);
+        assert_ok(flags_in(&c, derived[i].input));
+        assert_ok(nd_config_resolve(&c));
+        assert_ok(nd_config_resolve(&c));
+        expect_keys(&c, derived[i].keys, derived[i].input);
+        nd_config_fini(&c);
+    }
 }
 
 Test(resolve, the_mesh_against_the_workers)
@@ -135,24 +132,6 @@ Test(resolve, model_and_data)
                      "tokenizer: file");
     EXPECT_BAD_FLAGS(("--data-format", "jsonl", "--tokenizer", "file"), "jsonl",
                      "tokenizer: bytes");
-}
-
-/* Token files hold ids, so a tokenizer that nobody names is "file". */
-Test(resolve, tokenizer_follows_the_format)
-{
-    static const struct {
-        const char *format, *tokenizer;
-    } cases[] = {{"llmc", "file"}, {"megatron", "file"}, {"text", "bytes"}, {"auto", "bytes"}};
-    nd_config c;
-    for (int i = 0; i < 4; i++) {
-        cr_assert_eq(FLAGS(&c, "--data-format", cases[i].format), ND_OK);
-        cr_assert_eq(nd_config_resolve(&c), ND_OK, "%s", nd_error_last()->message);
-        cr_expect_str_eq(c.data.tokenizer, cases[i].tokenizer, "%s", cases[i].format);
-        nd_config_fini(&c);
-    }
-    cr_assert_eq(read_text(&c, "data: {format: llmc}\n"), ND_OK);
-    cr_expect_str_eq(c.data.tokenizer, "file");
-    nd_config_fini(&c);
 }
 
 /* A native file that names both data files, as the shipped ones do. */
