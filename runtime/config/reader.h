@@ -261,14 +261,8 @@ nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv);
  * resolved. */
 nd_status nd_config_check_keys(const nd_config *config);
 
-/* nd_config_take_epochs calls these three again when it has found train.steps. */
-
-/* checks.c: the keys of the section log. */
+/* checks.c: the keys of the section log; again when nd_config_take_epochs has found train.steps. */
 nd_status nd_config_check_log(const nd_config *config);
-/* steps.c: optimizer.warmup_steps from optimizer.warmup_ratio. */
-nd_status nd_config_resolve_warmup(nd_config *config);
-/* steps.c: the validations that the best model needs. */
-nd_status nd_config_check_best(const nd_config *config);
 
 /* ---- commands.c: commands.def as arrays ---- */
 
@@ -306,22 +300,5 @@ const char *nd_program_name(nd_program program);
 const char *nd_program_of(nd_command_id command);
 /* A command of the program, but for the verbs of ckpt. */
 bool nd_program_has(nd_program program, nd_command_id command);
-
-/* Flags that users try with a command, and that have no effect on it, or have another name. */
-typedef struct nd_refusal {
-    const char *names;    /* without dashes, separated by spaces */
-    const char *sentence; /* what to use */
-} nd_refusal;
-
-/* The commands of workers. */
-typedef struct nd_worker_command {
-    nd_command_id command;
-    const char *const *settings; /* stand before those of the user; ends with NULL */
-    int settings_unless;         /* the flag without which they do; ND_NO_FLAG: always */
-    const nd_refusal *refused;   /* ends with names NULL; NULL: none */
-} nd_worker_command;
-
-/* NULL: a tool. */
-const nd_worker_command *nd_find_worker_command(nd_command_id command);
 
 #endif
