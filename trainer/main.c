@@ -9,14 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops.h"
 #include "runtime/base/log.h"
 #include "runtime/base/printable.h"
 #include "runtime/base/process.h"
 #include "runtime/base/shown.h"
 #include "runtime/base/suggest.h"
+#include "runtime/base/version.h"
 #include "runtime/config/commands.h"
+#include "runtime/device/device.h"
 #include "runtime/rdzv/identity.h"
 #include "trainer/commands/command.h"
+#include "trainer/commands/parts.h" /* made by meson.build: what this program was built with */
+#include "trainer/run/run_folder.h"
 #include "trainer/worker/worker.h"
 
 static void init_log(const nd_config *config, const nd_identity *id)
@@ -26,6 +32,48 @@ static void init_log(const nd_config *config, const nd_identity *id)
     char prefix[200];
     snprintf(prefix, sizeof prefix, "%s:%d", id->host, id->rank); /* the form that ndlaunch uses */
     nd_log_init(level, id->rank > 0 && id->source != ND_IDENTITY_NDLAUNCH ? prefix : "");
+}
+
+static void print_part(const char *name, const char *version, const char *detail)
+{
+    bool built = version[0] && strcmp(version, "none") != 0;
+    printf("  %-9s %s%s%s\n", name, built ? version : "not built in",
+           built && detail[0] ? "; " : "", built ? detail : "");
+}
+
+/* The instruction set that the CPU ops use here, and what multiplies, or why there are none. */
+static void print_cpu(void)
+{
+    nd_device *device = NULL;
+    const nd_ops *ops = NULL;
+    if (strcmp(nd_ops_library_version(), "none") == 0) {
+        print_part("CPU", "", "");
+    } else if (nd_device_open_cpu(1, &device) == ND_OK && nd_ops_cpu(device, &ops) == ND_OK) {
+        print_part("CPU", nd_ops_machine(device), nd_ops_products(device));
+    } else {
+        print_part("CPU", nd_error_last()->message, "");
+    }
+    nd_device_close(device);
+    nd_error_clear();
+}
+
+/* The version, then the libraries and GPU kernels inside, one a line. */
+static void print_version(void)
+{
+    nd_run_text libraries[ND_LIBRARY_COUNT];
+    int count = nd_library_versions(true, libraries);
+    printf("ndtrain %s\n", ND_VERSION);
+    for (int i = 0; i < count; i++) {
+        print_part(libraries[i].key, libraries[i].value, "");
+    }
+    print_cpu();
+    print_part("PMIx", ND_BUILT_PMIX, "");
+    print_part("CUDA", ND_BUILT_CUDA, ND_BUILT_ARCHITECTURES);
+    print_part("cuBLASLt", ND_BUILT_CUBLASLT, "");
+    print_part("cuDNN", ND_BUILT_CUDNN,
+               nd_ops_cuda_lacks_cudnn() ? "without cudnn-frontend, so device cuda is refused"
+                                         : "");
+    print_part("NCCL", ND_BUILT_NCCL, "");
 }
 
 static int usage(const char *unknown)
@@ -91,7 +139,7 @@ static nd_status run_ckpt(const char *word)
         return ND_OK;
     }
     if (strcmp(word, "--version") == 0) {
-        nd_version_print();
+        print_version();
         return ND_OK;
     }
     nd_suggest_init(&search, word);
@@ -152,7 +200,7 @@ static nd_status run_command(const nd_command *command, const nd_command_call *c
         return nd_config_help(stdout, ND_NDTRAIN, call->cli->help_topic);
     }
     if (call->cli->version) {
-        nd_version_print();
+        print_version();
         return ND_OK;
     }
     init_log(call->config, &call->worker->identity);
@@ -210,7 +258,7 @@ int main(int argc, char **argv)
     nd_worker_die_with_parent();
     nd_limits_raise_files(); /* rank 0 may host the store, and each rank has sockets to others */
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
-        nd_version_print();
+        print_version();
         return finish(ND_OK, 0);
     }
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {

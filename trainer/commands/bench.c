@@ -360,7 +360,6 @@ static nd_status check(const nd_command_call *call)
     nd_config *config = call->config;
     nd_shape shape;
     bench_call o;
-    bool gpu = false;
     ND_TRY(parse(call->line, &o));
     ND_TRY(check_alone(&o, workers_of_job(config, &call->worker->identity)));
     ND_TRY(open_shape(config, &o, &shape));
@@ -371,14 +370,7 @@ static nd_status check(const nd_command_call *call)
     } else {
         leave_mesh(config);
     }
-    ND_TRY(nd_worker_check_device(config));
-    ND_TRY(nd_gpu_is_wanted(config, &gpu));
-    if (gpu) { /* each worker checks its own device's memory */
-        return ND_OK;
-    }
-    ND_TRY(nd_worker_open_planner(config, call->worker));
-    return nd_worker_check_room(call->worker, 0, config->launch.workers,
-                                config->launch.nproc_per_node);
+    return nd_job_check_room(call);
 }
 
 static nd_status run_layer(const nd_command_call *call, bench_call *o)

@@ -8,10 +8,8 @@
 
 #include "runtime/base/clock.h"
 #include "runtime/base/fs.h"
-#include "runtime/base/printable.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/source.h"
-#include "trainer/report/report.h"
 #include "trainer/weights/weights.h"
 
 const char *nd_ckpt_place(const nd_command_flags *line, int number)
@@ -96,11 +94,6 @@ out:
 
 /* Text. */
 
-const char *nd_ckpt_bytes(char text[ND_CKPT_TEXT_MAX], double bytes)
-{
-    return nd_file_bytes_format(text, ND_CKPT_TEXT_MAX, bytes);
-}
-
 const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
 {
     size_t at = 0;
@@ -112,12 +105,6 @@ const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh)
         }
     }
     return at ? text : strcpy(text, "1 rank");
-}
-
-const char *nd_ckpt_printable(char text[ND_CKPT_TEXT_MAX], const char *raw)
-{
-    nd_escape(text, ND_CKPT_TEXT_MAX, raw, "");
-    return text;
 }
 
 /* verify */
@@ -157,8 +144,9 @@ static void verify_one(const char *folder, int *code)
         return;
     }
     char size[ND_CKPT_TEXT_MAX];
-    printf("%s: good, %s in %.1f s (%.2f GB/s)%s\n", folder, nd_ckpt_bytes(size, (double)bytes),
-           seconds, seconds > 0 ? (double)bytes / seconds * 1e-9 : 0.0,
+    printf("%s: good, %s in %.1f s (%.2f GB/s)%s\n", folder,
+           nd_file_bytes_format(size, sizeof size, (double)bytes), seconds,
+           seconds > 0 ? (double)bytes / seconds * 1e-9 : 0.0,
            model_files > 0 ? ", with the model beside it" : "");
     fflush(stdout);
 }

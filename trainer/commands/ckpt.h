@@ -26,11 +26,7 @@ nd_status nd_ckpt_checkpoints(const char *run, nd_folder **list, int *count);
 /* text */
 
 enum { ND_CKPT_TEXT_MAX = 160 };
-/* "1.25 GB"; returns `text`. */
-const char *nd_ckpt_bytes(char text[ND_CKPT_TEXT_MAX], double bytes);
 /* "dp_shard 2, tp 2", or "1 rank"; returns `text`. */
 const char *nd_ckpt_mesh(char text[ND_CKPT_TEXT_MAX], const nd_mesh *mesh);
-/* Text from a file or a folder's name, without characters that move the cursor. */
-const char *nd_ckpt_printable(char text[ND_CKPT_TEXT_MAX], const char *raw);
 
 #endif

@@ -101,7 +101,8 @@ static nd_status export(const char *folder, const nd_manifest *manifest,
         (double)nd_shape_parameters(&manifest->shape) * (double)nd_dtype_size(options.dtype);
     printf("%s: the %s model of %s, step %lld: %s in %.1f s\n", options.out,
            options.dtype == ND_DTYPE_F32 ? "fp32" : "bf16", folder,
-           (long long)manifest->position.step, nd_ckpt_bytes(size, bytes), seconds);
+           (long long)manifest->position.step, nd_file_bytes_format(size, sizeof size, bytes),
+           seconds);
 out:
     free(tokenizer);
     free(side_files);
@@ -140,8 +141,8 @@ nd_status nd_ckpt_gguf(const nd_command_flags *line, int *code)
                       model.folder);
     if (status == ND_OK) {
         printf("%s: the model of %s, %s: %s in %.1f s\n", path, model.folder,
-               type->given ? type->text : "bf16", nd_ckpt_bytes(size, (double)bytes),
-               nd_clock_seconds() - begin);
+               type->given ? type->text : "bf16",
+               nd_file_bytes_format(size, sizeof size, (double)bytes), nd_clock_seconds() - begin);
     }
     nd_model_files_close(&model);
     return status;

@@ -9,8 +9,16 @@
 #include "runtime/base/fs.h"
 #include "runtime/base/json.h"
 #include "runtime/base/log.h"
+#include "runtime/base/printable.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/commands/ckpt.h"
+
+/* Text from a file or a folder's name, without characters that move the cursor. */
+static const char *printable(char text[ND_CKPT_TEXT_MAX], const char *raw)
+{
+    nd_escape(text, ND_CKPT_TEXT_MAX, raw, "");
+    return text;
+}
 
 static const char *age_text(char text[ND_CKPT_TEXT_MAX], int64_t seconds)
 {
@@ -37,7 +45,7 @@ static int name_width(const nd_saved *list, int count)
     int width = NAME_WIDTH_LEAST;
     for (int i = 0; i < count; i++) {
         char name[ND_CKPT_TEXT_MAX];
-        int length = (int)strlen(nd_ckpt_printable(name, list[i].name));
+        int length = (int)strlen(printable(name, list[i].name));
         width = length > width ? length : width;
     }
     return width < NAME_WIDTH_MOST ? width : NAME_WIDTH_MOST;
@@ -55,11 +63,11 @@ static void print_line(const nd_saved *s, int width)
         snprintf(tokens, sizeof tokens, "%lld", (long long)s->position.tokens_seen);
     }
     printf("%8s  %-*s %-16s %8s  %-20s %7s  %-24s %-9s %15s%s\n", step, width,
-           nd_ckpt_printable(name, s->name), nd_saved_state_name(s->state),
-           nd_ckpt_bytes(bytes, (double)s->bytes), nd_clock_utc(s->time, saved),
-           age_text(age, time(NULL) - s->time),
+           printable(name, s->name), nd_saved_state_name(s->state),
+           nd_file_bytes_format(bytes, sizeof bytes, (double)s->bytes),
+           nd_clock_utc(s->time, saved), age_text(age, time(NULL) - s->time),
            s->has_manifest ? nd_ckpt_mesh(mesh, &s->mesh) : "-",
-           s->has_manifest ? nd_ckpt_printable(reason, s->reason) : "-", tokens,
+           s->has_manifest ? printable(reason, s->reason) : "-", tokens,
            s->has_model ? "  with model" : "");
     if (s->why[0]) {
         printf("          %s\n", s->why);

@@ -38,7 +38,7 @@ static nd_status delete_one(pruning *p, const nd_folder *folder)
         p->bytes += size;
         p->deleted++;
         printf("%s %s (%s)\n", p->dry_run ? "would delete" : "deleted", path,
-               nd_ckpt_bytes(text, (double)size));
+               nd_file_bytes_format(text, sizeof text, (double)size));
     }
     free(path);
     return status;
@@ -96,7 +96,8 @@ static nd_status prune(pruning *p, const nd_prune_options *options, bool set_asi
     status = status == ND_OK ? delete_older(p, options) : status;
     if (status == ND_OK || p->deleted > 0) {
         printf("%s %d checkpoint%s, %s\n", p->dry_run ? "would delete" : "deleted", p->deleted,
-               p->deleted == 1 ? "" : "s", nd_ckpt_bytes(text, (double)p->bytes));
+               p->deleted == 1 ? "" : "s",
+               nd_file_bytes_format(text, sizeof text, (double)p->bytes));
     }
     return status;
 }

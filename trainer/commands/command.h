@@ -37,6 +37,9 @@ typedef struct nd_command {
 nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number));
 /* The mesh against the number of workers, and what workers of one host need. */
 nd_status nd_job_check(const nd_config *config, const nd_identity *identity);
+/* Before workers start: the device of the job, and on the CPU the room that a worker of this host
+ * needs before it knows its plan. */
+nd_status nd_job_check_room(const nd_command_call *call);
 
 /* One worker of a job: the run, from its first message to its last file. */
 extern const nd_command nd_command_train;
@@ -79,9 +82,6 @@ nd_tool nd_tokenize;
  */
 nd_status nd_settings_read(nd_config *config, nd_cli *cli, const nd_identity *identity, int argc,
                            char **argv);
-
-/* Prints the version, then the libraries and GPU kernels inside, one a line. */
-void nd_version_print(void);
 
 /*
  * Compares the plans of this host's CPU workers together with its memory: ND_ERR_RESOURCE with

@@ -43,6 +43,20 @@ nd_status nd_job_check(const nd_config *config, const nd_identity *id)
     return check_file_limit(id);
 }
 
+nd_status nd_job_check_room(const nd_command_call *call)
+{
+    const nd_config *config = call->config;
+    bool gpu = false;
+    ND_TRY(nd_worker_check_device(config));
+    ND_TRY(nd_gpu_is_wanted(config, &gpu));
+    if (gpu) { /* each worker checks its own device's memory */
+        return ND_OK;
+    }
+    ND_TRY(nd_worker_open_planner(config, call->worker));
+    return nd_worker_check_room(call->worker, 0, config->launch.workers,
+                                config->launch.nproc_per_node);
+}
+
 /* Signals come before the job is joined, which may take long. */
 nd_status nd_job_begin(nd_worker *worker, void (*stop)(int signal_number))
 {

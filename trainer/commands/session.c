@@ -158,19 +158,12 @@ nd_status nd_session_check(const nd_command_call *call, const char *model, const
     const nd_config *config = call->config;
     nd_session s = {.config = config, .worker = call->worker, .checks = true};
     nd_status status = ND_OK;
-    bool gpu = false;
     ND_TRY_OUT(check_named(model));
     ND_TRY_OUT(open_model(&s, model, tokenizer));
     ND_TRY_OUT(verify_model(&s));
     ND_TRY_OUT(nd_trainer_check_precision(config, &s.model.shape));
-    ND_TRY_OUT(nd_worker_check_device(config));
-    ND_TRY_OUT(nd_gpu_is_wanted(config, &gpu));
     ND_TRY_OUT(check_use(&s, context));
-    if (!gpu) { /* each worker checks its own device's memory */
-        ND_TRY_OUT(nd_worker_open_planner(config, s.worker));
-        ND_TRY_OUT(nd_worker_check_room(s.worker, 0, config->launch.workers,
-                                        config->launch.nproc_per_node));
-    }
+    ND_TRY_OUT(nd_job_check_room(call));
 out:
     call->worker->rank.config = config;
     nd_session_close(&s);
