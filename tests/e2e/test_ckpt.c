@@ -64,17 +64,10 @@ Test(ckpt, ls)
 {
     shell(&dir, "cp -r run/checkpoint-10 run/checkpoint-10.bad && mkdir run/.tmp-checkpoint-40-id "
                 "run/checkpoint-50 && rm run/checkpoint-30/state/*.hashes && " CKPT "ls run");
-    says("run:\n");
-    says("checkpoint-10         good ");
-    says("checkpoint-10.bad     .bad ");
-    says("2026-01-31T12:00:00Z");
-    says("dp_shard 2, tp 2 ");
-    says("interval ");
-    says("            1000\n");
-    says(".tmp-checkpoint-40-id temporary ");
-    says("checkpoint-50         no manifest ");
-    says("checkpoint-30         incomplete ");
-    says("shard-00001.hashes");
+    says("run:\n", "checkpoint-10         good ", "checkpoint-10.bad     .bad ",
+         "2026-01-31T12:00:00Z", "dp_shard 2, tp 2 ", "interval ", "            1000\n",
+         ".tmp-checkpoint-40-id temporary ", "checkpoint-50         no manifest ",
+         "checkpoint-30         incomplete ", "shard-00001.hashes");
     shell(&dir, CKPT "ls run/checkpoint-20/");
     says("checkpoint-20      good ");
     says_not("checkpoint-10");
@@ -91,23 +84,21 @@ Test(ckpt, ls_prints_json_lines)
     shell(&dir, "mkdir run/checkpoint-50 && " CKPT "ls run --json >lines && wc -l <lines && "
                 "sed -n 1p lines && sed -n 4p lines");
     says("4\n{\"run\":\"run\",\"folder\":\"checkpoint-10\",\"step\":10,\"state\":\"good\","
-         "\"why\":null,\"bytes\":");
-    says("\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,\"cp\":1,\"tp\":2},"
-         "\"reason\":\"interval\",\"tokens_seen\":1000,\"samples_seen\":80,\"has_model\":false}\n");
-    says("\"folder\":\"checkpoint-50\",\"step\":50,\"state\":\"no manifest\"");
-    says("\"mesh\":null");
+         "\"why\":null,\"bytes\":",
+         "\"mesh\":{\"pp\":1,\"dp_replicate\":1,\"dp_shard\":2,\"cp\":1,\"tp\":2},"
+         "\"reason\":\"interval\",\"tokens_seen\":1000,\"samples_seen\":80,\"has_model\":false}\n",
+         "\"folder\":\"checkpoint-50\",\"step\":50,\"state\":\"no manifest\"", "\"mesh\":null");
 }
 
 Test(ckpt, verify)
 {
     shell(&dir, CKPT "verify run/checkpoint-10");
-    says("run/checkpoint-10: good, ");
-    says(" GB/s)\n");
+    says("run/checkpoint-10: good, ", " GB/s)\n");
     damage("20");
     refused(65, CKPT "verify run", "run/checkpoint-10: good, ");
-    says("run/checkpoint-20: bad: ");
-    says("shard-00001-model-00001-of-00001.safetensors\" is damaged: bytes 0 to ");
-    says("run/checkpoint-30: good, ");
+    says("run/checkpoint-20: bad: ",
+         "shard-00001-model-00001-of-00001.safetensors\" is damaged: bytes 0 to ",
+         "run/checkpoint-30: good, ");
     shell(&dir, "rm run/checkpoint-10/state/*.hashes");
     refused(65, CKPT "verify run/checkpoint-10", "shard-00001.hashes");
     shell(&dir, "mv run/checkpoint-20 b && ln -s ../b run/checkpoint-40 && " CKPT
@@ -130,9 +121,9 @@ Test(ckpt, export)
 {
     shell(&dir, CKPT "export run/checkpoint-10 a && " CKPT "export run/checkpoint-20/ b/ && " CKPT
                      "export run c && diff -r a b && diff -r a c && ls a | tr '\\n' ' '");
-    says("a: the bf16 model of run/checkpoint-10, step 10: 39.0 kB in ");
-    says("c: the bf16 model of run/checkpoint-30, step 30");
-    says("SHA256SUMS config.json model.safetensors ");
+    says("a: the bf16 model of run/checkpoint-10, step 10: 39.0 kB in ",
+         "c: the bf16 model of run/checkpoint-30, step 30",
+         "SHA256SUMS config.json model.safetensors ");
     shell(&dir, "mkdir empty && " CKPT "export run empty --dtype fp32 && " CKPT
                 "export --dtype=fp32 run d && diff -r empty d && cd d && sha256sum -c SHA256SUMS");
     refused(73, CKPT "export run a", "\"a\" exists already and is not overwritten");
@@ -167,13 +158,13 @@ Test(ckpt, diff)
 {
     shell(&dir, WRITE "31 untied 1 3 1 1 && mkdir run/x && mv run/checkpoint-31 run/x/");
     ends(1, CKPT "diff run/checkpoint-30 run/x/checkpoint-31", "step: 30 in A, 31 in B\n");
-    says("B: run/x/checkpoint-31 (step 31, dp_shard 3)\n");
-    says("have the same bits, but the position differs\n");
+    says("B: run/x/checkpoint-31 (step 31, dp_shard 3)\n",
+         "have the same bits, but the position differs\n");
     shell(&dir, "cp -r run/checkpoint-30 same && " CKPT "diff run same");
     says("equal: all 58543 elements of 91 arrays have the same bits\n");
     shell(&dir, CKPT "export run m --dtype fp32 && " CKPT "diff m run/checkpoint-20");
-    says("A: m (a Hugging Face model: weights only)\n");
-    says("equal: all 19512 elements of 30 arrays have the same bits\n");
+    says("A: m (a Hugging Face model: weights only)\n",
+         "equal: all 19512 elements of 30 arrays have the same bits\n");
     shell(&dir, CKPT "export run m16 && " CKPT "diff --dtype bf16 run m16");
     ends(1, CKPT "diff run m16", "model.norm.weight: 24 of 24 elements differ, at most by ");
     damage("30");
@@ -242,8 +233,7 @@ Test(ckpt, help_and_wrong_verbs)
         says(verbs[i]);
         shell(&dir, shell_line(CKPT "%s run --wrong --help", verbs[i]));
         snprintf(command, sizeof command, "usage: ndtrain ckpt %s ", verbs[i]);
-        says(command);
-        says("Exit codes: 0 done, 2 ");
+        says(command, "Exit codes: 0 done, 2 ");
         shell(&dir, CKPT "--help");
     }
     ends(2, CKPT, "a verb is missing");
@@ -321,8 +311,7 @@ Test(ckpt, export_is_what_the_run_saved)
                      "b/model.safetensors && test -f a/tokenizer.json && " CKPT
                      "export real c --dtype fp32 && " CKPT "diff real c && " CKPT "verify real");
     ends(1, CKPT "diff real/checkpoint-3 real", "step: 3 in A, 6 in B\n");
-    says("model.layers.1.mlp.up_proj.weight: ");
-    says("optimizer.state.model.norm.weight.exp_avg: ");
+    says("model.layers.1.mlp.up_proj.weight: ", "optimizer.state.model.norm.weight.exp_avg: ");
     shell(&dir, CKPT "ls real");
     says("       6  checkpoint-6       good ");
 }
@@ -339,8 +328,7 @@ Test(ckpt, export_finds_the_tokenizer_of_the_first_model)
     shell(&dir, CKPT "export real a && diff -r a real/model && test -f a/generation_config.json");
     shell(&dir, "mv first second && " CKPT "export real b && cmp a/model.safetensors "
                 "b/model.safetensors");
-    says("warning: ");
-    says("the run began with the model \"first\", which is not found from here");
+    says("warning: ", "the run began with the model \"first\", which is not found from here");
     shell(&dir, CKPT "export real c --side-files second && diff -r a c");
 }
 

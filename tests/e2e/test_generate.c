@@ -58,8 +58,8 @@ Test(generate, has_the_same_text_from_wherever_a_model_is_kept)
     shell(&dir, "echo 'ab cd' | " GENERATE "--model kept --max_new_tokens 40 2>log | cmp - a");
     shell(&dir, "echo '{\"prompt\": \"ab cd\", \"id\": [7]}' | " GENERATE
                 "--model kept --jsonl --max-new-tokens 40 2>log");
-    says("{\"index\":0,\"id\":[7],\"text\":\"");
-    says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
+    says("{\"index\":0,\"id\":[7],\"text\":\"",
+         "\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
     shell(&dir, GENERATE "--model kept --jsonl --prompt 'ab cd' --max-new-tokens 40 2>log");
     says("\"finish\":\"length\",\"prompt_tokens\":5,\"new_tokens\":40,\"ids\":[");
 }
@@ -215,8 +215,7 @@ Test(generate, ranks_with_other_models_are_refused)
                   "{ cat 0/log 1/log; exit 1; }; done; cat 1/log; "
                   "cp 0/m/config.json 1/m/",
                   changes[i], port_reserve()));
-        says("the nodes have different configurations: ");
-        says("rank 1 (");
+        says("the nodes have different configurations: ", "rank 1 (");
     }
 }
 
@@ -401,10 +400,8 @@ Test(generate, eval_serves_requests)
     shell(&dir,
           "printf '{\"choices\": [\"b\"]}\\n{\"context\": \"a\", \"choices\": [\"b\"]}\\n\\n7\\n' "
           "| " EVAL "--model run --serve-stdin 2>log");
-    says("{\"error\":\"a row is an object with ");
-    says("(while reading standard input, line 1)\"}\n");
-    says("{\"index\":0,\"log_likelihoods\":[-");
-    says("(while reading standard input, line 4)\"}\n");
+    says("{\"error\":\"a row is an object with ", "(while reading standard input, line 1)\"}\n",
+         "{\"index\":0,\"log_likelihoods\":[-", "(while reading standard input, line 4)\"}\n");
 }
 
 /* A bad line is reported, and the next one is read; each line draws numbers of its own. */
@@ -561,8 +558,7 @@ Test(generate, ndlaunch_starts_its_workers)
                "--top-p is 2");
     says_not("failed first");
     shell(&dir, ND_LAUNCH " generate --help");
-    says("usage: ndtrain generate");
-    says("--max-new-tokens N");
+    says("usage: ndtrain generate", "--max-new-tokens N");
 }
 
 /* The speed of what no call was measured for is not said. */
@@ -570,11 +566,9 @@ Test(generate, the_last_line_has_only_what_was_measured)
 {
     train();
     shell(&dir, GENERATE "--model run --prompt a --max-new-tokens 4 --ignore-eos 2>&1 >text");
-    says(": 4 new tokens, ");
-    says(" a second while no prompt was computed; 1 prompt token; 4 calls\n");
+    says(": 4 new tokens, ", " a second while no prompt was computed; 1 prompt token; 4 calls\n");
     shell(&dir, GENERATE "--model run --prompt 'ab cd' --max-new-tokens 1 2>&1 >text");
-    says(": 1 new token; 5 prompt tokens, ");
-    says(" a second; 1 call\n");
+    says(": 1 new token; 5 prompt tokens, ", " a second; 1 call\n");
 }
 
 /* Replicas share the texts, and the last line counts what all have done: what one worker does. */
@@ -585,9 +579,7 @@ Test(generate, the_last_line_counts_all_replicas)
     write_rows(21); /* with i % 13 + 1 tokens each: 91 + 36 */
     shell(&dir, GENERATE "--model run/model --prompt-file rows.jsonl --max-new-tokens 5 "
                          "--ignore-eos 2>&1 >text");
-    says("21 texts in ");
-    says(": 105 new tokens, ");
-    says("; 127 prompt tokens, ");
+    says("21 texts in ", ": 105 new tokens, ", "; 127 prompt tokens, ");
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
         shell(&dir,
               shell_line(ND_LAUNCH
@@ -595,9 +587,7 @@ Test(generate, the_last_line_counts_all_replicas)
                          "--max-new-tokens 5 --ignore-eos --threads-per-worker 1 --max-batch 2 "
                          "%s 2>&1 >other && cmp text other",
                          meshes[i]));
-        says("21 texts in ");
-        says(": 105 new tokens, ");
-        says("; 127 prompt tokens, ");
+        says("21 texts in ", ": 105 new tokens, ", "; 127 prompt tokens, ");
     }
 }
 
@@ -731,8 +721,7 @@ Test(generate, eval_has_the_loss_of_the_validation)
     cr_expect_float_eq(number_behind(shell_output, "\"loss\":"), loss, 1e-6 * loss);
     says_not("bits_per_byte");
     shell(&dir, EVAL "--model run/checkpoint-8 --data valid.txt --sequence-length 64 2>log");
-    says("valid.txt: loss ");
-    says(" bits per byte, ");
+    says("valid.txt: loss ", " bits per byte, ");
 }
 
 /* Weights, moments, FP8 histories and the order of the data are those of a run without. */
@@ -838,10 +827,9 @@ Test(generate, has_the_ids_and_scores_of_transformers)
                     "results1.jsonl greedy run2/model rows.jsonl results2.jsonl choices run0/model "
                     "requests.jsonl scores.jsonl bf16 run0/model many.jsonl many_scores.jsonl",
                     python));
-    says("50 prompts, 1200 ids equal to those of transformers");
-    says("3 requests scored as by transformers");
-    says("120 log-likelihoods in BF16 are off by ");
-    says(" of the bound of their roundings");
+    says("50 prompts, 1200 ids equal to those of transformers",
+         "3 requests scored as by transformers", "120 log-likelihoods in BF16 are off by ",
+         " of the bound of their roundings");
 }
 
 /* Its own scores of the same rows, and ours through its interface for models. */

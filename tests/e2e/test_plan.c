@@ -9,7 +9,7 @@
 
 static tempdir dir;
 
-TEMPDIR_SUITE(plan, tempdir_leave_empty, .timeout = 60);
+TEMPDIR_SUITE(plan, tempdir_leave_empty, .timeout = 240);
 
 /* In the source tree: the shipped files name each other by paths from there. */
 #define PLAN "cd " ND_SOURCE " && " ND_TRAIN " plan --config-file configs/"
@@ -60,22 +60,17 @@ static double after(const char *words)
 Test(plan, llama_8b_on_eight_workers)
 {
     shell(&dir, PLAN "llama-3.1-8b/tp_hsdp.yaml --rank 5");
-    says("mesh: 2 x 2 x 1 x 2 (dp_replicate x dp_shard x cp x tp), 8 workers");
-    says("groups of rank 5 ");
-    says("  tp                2 ranks 4, 5 ");
-    says("  dp_shard_cp       2 ranks 5, 7 ");
-    says("  dp_replicate      2 ranks 1, 5 ");
-    says("  model             4 ranks 4, 5, 6, 7 ");
-    says("model: 8030261248 parameters");
-    says("memory plan of rank 5");
+    says("mesh: 2 x 2 x 1 x 2 (dp_replicate x dp_shard x cp x tp), 8 workers", "groups of rank 5 ",
+         "  tp                2 ranks 4, 5 ", "  dp_shard_cp       2 ranks 5, 7 ",
+         "  dp_replicate      2 ranks 1, 5 ", "  model             4 ranks 4, 5, 6, 7 ",
+         "model: 8030261248 parameters", "memory plan of rank 5");
     /* F32 shards of 8,030,261,248 parameters over dp_shard 2 x tp 2; the padding is below a
      * thousandth. */
     double gib = 8030261248.0 / 4 * 4 / (1 << 30);
     cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
     cr_assert_float_eq(part("  state") / (4 * gib), 1.0, 1e-3, "%s", shell_output);
     parts_are_the_total();
-    says("\nfits one H100: ");
-    says("\nestimated step, all workers: H100 ");
+    says("\nfits one H100: ", "\nestimated step, all workers: H100 ");
     shell_ends(&dir, 1,
                PLAN "llama-3.1-8b/tp_hsdp.yaml --device cuda --num-processes 1 --dp-shard-size 1 "
                     "--dp-replicate-size 1 --tp-size 1",
@@ -122,11 +117,11 @@ Test(plan, llama_405b_on_16384_workers)
 {
     shell(&dir, PLAN "llama-3.1-405b/tp_hsdp.yaml --num-processes 16384 --dp-replicate-size 32 "
                      "--rank 16383");
-    says("mesh: 32 x 64 x 1 x 8 (dp_replicate x dp_shard x cp x tp), 16384 workers");
-    says("  tp                8 ranks 16376, 16377, 16378, 16379, ... 16383 ");
-    says("  dp_shard_cp      64 ranks 15879, 15887, 15895, 15903, ... 16383 ");
-    says("  dp_replicate     32 ranks 511, 1023, 1535, 2047, ... 16383 ");
-    says("  dp             2048 ranks 7, 15, 23, 31, ... 16383 ");
+    says("mesh: 32 x 64 x 1 x 8 (dp_replicate x dp_shard x cp x tp), 16384 workers",
+         "  tp                8 ranks 16376, 16377, 16378, 16379, ... 16383 ",
+         "  dp_shard_cp      64 ranks 15879, 15887, 15895, 15903, ... 16383 ",
+         "  dp_replicate     32 ranks 511, 1023, 1535, 2047, ... 16383 ",
+         "  dp             2048 ranks 7, 15, 23, 31, ... 16383 ");
     double gib = 405853388800.0 / 512 * 4 / (1 << 30); /* dp_shard 64 x tp 8 */
     cr_assert_float_eq(part("    master weights") / gib, 1.0, 1e-3, "%s", shell_output);
     parts_are_the_total();
@@ -173,8 +168,7 @@ Test(plan, estimates_for_gpus_are_by_the_ops_of_a_step)
                                flops * 1e12 / nd_gpu_rates[1].bf16_flops};
     cr_expect_float_eq(h100, expected[0], expected[0] * 2e-3);
     cr_expect_float_eq(seconds, expected[1], expected[1] * 2e-3);
-    says("\nfits one H200: ");
-    says("no gaps between ops");
+    says("\nfits one H200: ", "no gaps between ops");
     shell(&dir, shell_line("%sfull", bf16));
     double full = after("work of a worker: ");
     cr_expect(full > 1.15 * plain && full < plain * 4 / 3, "%g and %g TFLOP", full, plain);
@@ -360,9 +354,8 @@ Test(plan, the_other_way_to_gather_keys_is_planned_where_cp_is_used)
     row("parallel.cp_comm: allgather", &other, &seconds);
     cr_expect_eq(other, own);
     shell(&dir, PLAN "llama-3.1-8b/cp.yaml --cp-comm auto --explain");
-    says("attention over the 8 ranks of mesh.cp: ");
-    says(", the least as parallel.cp_comm auto asks; GB that");
-    says("\n  ulysses 2, then ring ");
+    says("attention over the 8 ranks of mesh.cp: ",
+         ", the least as parallel.cp_comm auto asks; GB that", "\n  ulysses 2, then ring ");
     row("parallel.cp_comm: ulysses", &own, &seconds);
     shell(&dir, PLAN "tp_hsdp.yaml --explain");
     says_not("cp_comm");

@@ -141,8 +141,8 @@ Test(run, says_how_often_it_reads_the_data)
     shell(&dir,
           "rm -r out; " RUN "--data-path text.txt --num-steps 1 --set output.save_model=false "
           "--set train.micro_batch_size=32 --tiled-mlp 2");
-    says("MLP in 2 pieces of 1024 tokens\n");
-    says("a step takes 64 blocks, but the training data have 40");
+    says("MLP in 2 pieces of 1024 tokens\n",
+         "a step takes 64 blocks, but the training data have 40");
 }
 
 /* FP8 health every third step, the slowest rank of every step, the data, and a trace without
@@ -291,8 +291,7 @@ Test(run, a_disk_that_becomes_full_does_not_end_the_run)
                 "--set data.path=text.txt --set data.validation_path= --num-steps 200 "
                 "--set log.interval=100 --set output.save_model=false "
                 "--set output.dir=small/out && cp small/out/metrics.jsonl small/out/run.json .'");
-    says("step 200/200 ");
-    says("warning: metrics.jsonl loses records of this run");
+    says("step 200/200 ", "warning: metrics.jsonl loses records of this run");
     /* Where a short line fits the rest of the disk, it says how many. */
     cr_expect(strstr(shell_output, "metrics.jsonl is written again, without ") ||
                   strstr(shell_output, " records of this run did not go to metrics.jsonl"),
@@ -442,8 +441,7 @@ Test(run, bench_times_every_precision)
         says(rows[i]);
     }
     shell(&dir, ND_TRAIN " bench --products --sizes 32x48x64,16x16x16 --device cpu --jsonl");
-    says("\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":");
-    says("\"delayed_seconds\":");
+    says("\"m\":32,\"k\":48,\"n\":64,\"bf16_seconds\":", "\"delayed_seconds\":");
     /* Where operands are packed. */
     shell(&dir, "ND_CPU_ISA=amx_emulated " ND_TRAIN
                 " bench --products --sizes 32x48x64 --device cpu --jsonl");

@@ -29,9 +29,8 @@ TEMPDIR_SUITE(sinks_of_a_run, setup, .timeout = 240);
 Test(sinks_of_a_run, metrics_that_hang_cost_lines_and_not_the_run)
 {
     shell(&dir, HANGING "out/metrics.jsonl ND_HANG_CALL=3 " RUN);
-    says("step 8/8 ");
-    says("warning: 6 records of this run did not go to "
-         "metrics.jsonl");
+    says("step 8/8 ", "warning: 6 records of this run did not go to "
+                      "metrics.jsonl");
     shell(&dir, "test -e out/model/model.safetensors && test $(wc -l < out/metrics.jsonl) = 2");
 }
 
@@ -39,10 +38,10 @@ Test(sinks_of_a_run, metrics_that_hang_cost_lines_and_not_the_run)
 Test(sinks_of_a_run, a_tracker_that_hangs_costs_lines_and_not_the_run)
 {
     shell(&dir, HANGING "out/tensorboard/ ND_HANG_CALL=5 " RUN "--log-with tensorboard");
-    says("step 8/8 ");
-    says("warning: TensorBoard does not answer, and the run "
-         "goes on");
-    says("records of this run did not go to TensorBoard");
+    says("step 8/8 ",
+         "warning: TensorBoard does not answer, and the run "
+         "goes on",
+         "records of this run did not go to TensorBoard");
     shell(&dir, "test -e out/model/model.safetensors && grep -q '^{\"step\":1,' out/metrics.jsonl");
 }
 

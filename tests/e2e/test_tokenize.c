@@ -71,9 +71,8 @@ Test(tokenize, a_run_from_text_is_the_run_from_its_token_files)
                                          "--num-processes 4 --tp-size 2 --cp-size 2"};
     shell(&dir, ND_TRAIN " tokenize --tokenizer tok --input a.jsonl --output-prefix pair "
                          "--append-eod --threads 2");
-    says("documents                                 300");
-    says("tokens that count in loss");
-    says("pair.bin, .mask and .idx");
+    says("documents                                 300", "tokens that count in loss",
+         "pair.bin, .mask and .idx");
     for (int i = 0; i < 3; i++) {
         long counts[2], all[2];
         train("text", "a.jsonl", "model", meshes[i]);
@@ -110,8 +109,7 @@ Test(tokenize, a_run_says_how_many_tokens_count)
     says("validation data: ");
     train("blend_run", "'0.5 a.jsonl 0.5 c.jsonl'", "bytes",
           "--num-processes 1 --set model.config=bytes.json");
-    says("source a: ");
-    says("source c: all tokens count in the loss");
+    says("source a: ", "source c: all tokens count in the loss");
 }
 
 /* The output does not depend on the threads, and what fails leaves no file. */
@@ -226,8 +224,7 @@ Test(tokenize, flags_of_the_command)
           "printf 'one <|eot|>%%%%two' >t.txt && " ND_TRAIN
           " tokenize --tokenizer tok --input t.txt --output-prefix t --document-separator '%%' "
           "--special-in-text parse --append-eod");
-    says("documents                                   2");
-    says("became tokens");
+    says("documents                                   2", "became tokens");
     shell(&dir, "printf '{\"body\": \"a\"}\\n' >b.jsonl && " ND_TRAIN
                 " tokenize --tokenizer tok --input b.jsonl --output-prefix b --json-key body");
     says("documents                                   1");
@@ -284,8 +281,7 @@ Test(tokenize, keys_of_a_run_that_reads_rows)
     /* The cache of that run is not the one of a run that is stricter. */
     shell_fails(&dir, CHECK_ROWS "--json-key body --skip-bad 0", 65);
     shell_fails(&dir, CHECK_ROWS "--json-key body --skip-bad 1 --invalid-utf8 refuse", 65);
-    says("line 22: ");
-    says("leaving out 1 other bad row");
+    says("line 22: ", "leaving out 1 other bad row");
     shell(&dir, "printf 'data: {json_key: body, skip_bad: 2, invalid_utf8: refuse}\n' >rows.yaml "
                 "&& " CHECK_ROWS "--config-file rows.yaml --log-level info");
     says("2 bad rows were left out");

@@ -64,8 +64,7 @@ Test(processes_cuda, fewer_gpus_than_workers_are_said_before_the_start)
 {
     int code = run("--device cuda --workers 9 --dp-shard-size 9", "none");
     cr_expect_eq(code, 2, "%d: %s", code, shell_output);
-    says("9 workers");
-    says("8 are visible");
+    says("9 workers", "8 are visible");
 }
 
 Test(processes_cuda, a_plan_that_does_not_fit_says_what_is_free)
@@ -266,8 +265,7 @@ Test(processes_cuda, a_copy_of_all_weights_leaves_room)
 static void expect_ended(int code, int expected, const char *a, const char *b)
 {
     cr_expect_eq(code, expected, "%d: %s", code, shell_output);
-    says(a);
-    says(b);
+    says(a, b);
 }
 
 /* auto: the CPU, with a reason where there is a driver; cuda: an error. */

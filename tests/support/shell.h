@@ -44,10 +44,12 @@ __attribute__((format(printf, 1, 2))) static inline const char *shell_line(const
     return line;
 }
 
-/* The last command printed these words, or did not. */
-static inline void says(const char *words)
+/* The last command printed all of `facts`, texts ended by NULL. */
+static inline void shell_says(const char *const *facts)
 {
-    cr_assert_not_null(strstr(shell_output, words), "no \"%s\" in:\n%s", words, shell_output);
+    for (; *facts != NULL; facts++) {
+        cr_assert_not_null(strstr(shell_output, *facts), "no \"%s\" in:\n%s", *facts, shell_output);
+    }
 }
 
 static inline void says_not(const char *words)
@@ -55,17 +57,16 @@ static inline void says_not(const char *words)
     cr_assert_null(strstr(shell_output, words), "\"%s\" in:\n%s", words, shell_output);
 }
 
-/* The command, which ends with this code and says all of `facts`, texts ended by NULL. */
+/* The command, which ends with this code and says all of `facts`. */
 static inline void shell_ends_saying(const tempdir *dir, int code, const char *command,
                                      const char *const *facts)
 {
     const int got = shell_run(dir, command);
     cr_assert_eq(got, code, "%s\nended with %d:\n%s", command, got, shell_output);
-    for (; *facts != NULL; facts++) {
-        says(*facts);
-    }
+    shell_says(facts);
 }
 
+#define says(...) shell_says((const char *const[]){__VA_ARGS__, NULL})
 #define shell_ends(dir, code, command, ...)                                                        \
     shell_ends_saying(dir, code, command, (const char *const[]){NULL, ##__VA_ARGS__, NULL} + 1)
 
