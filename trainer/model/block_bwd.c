@@ -112,8 +112,8 @@ static nd_status attention_half_backward(nd_block_call c)
     ND_TRY(nd_linear_input_gradient(c, ND_INPUT_O, &dout, m->work.dout, &rest));
     ND_TRY(nd_block_show(c, ND_DUMP_D_HEADS, 1, 0, m->work.dout));
     /* 5. attention */
-    ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_sight(c), a->dqkv, a->qkv, a->o, a->lse.data,
-                               m->work.dout));
+    const nd_cp_backward b = {a->dqkv, a->qkv, a->o, m->work.dout, a->lse.data};
+    ND_TRY(nd_cp_attention_bwd(&m->cp, nd_block_sight(c), &b));
     ND_TRY(m->delays ? ND_OK : nd_linear_weight_gradient(&rest));
     ND_TRY(nd_cp_attention_bwd_finish(&m->cp, a->dqkv));
     /* 4. RoPE, and norms of the heads */

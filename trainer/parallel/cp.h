@@ -105,10 +105,14 @@ void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const nd_dealt *
 /* qkv (T, QKV), roped; o (T, H D) of the rank's tokens and lse F32 (chunks, B, H, chunk) of its
  * heads, which has T H elements of either, are written. */
 nd_status nd_cp_attention_fwd(nd_cp *cp, nd_sight sight, nd_tensor qkv, nd_tensor o, float *lse);
-/* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. Other ranks' parts of dk
- * and dv are on their way afterwards, and are there when the backward is finished. */
-nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, nd_tensor dqkv, nd_tensor qkv, nd_tensor o,
-                              const float *lse, nd_tensor dout);
+/* dqkv (T, QKV) from dout (T, H D) and what the forward made, o and lse. */
+typedef struct nd_cp_backward {
+    nd_tensor dqkv, qkv, o, dout;
+    const float *lse;
+} nd_cp_backward;
+
+/* Other ranks' parts of dk and dv are on their way afterwards, and there when it is finished. */
+nd_status nd_cp_attention_bwd(nd_cp *cp, nd_sight sight, const nd_cp_backward *b);
 nd_status nd_cp_attention_bwd_finish(nd_cp *cp, nd_tensor dqkv);
 
 #endif

@@ -92,19 +92,15 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
     };
 }
 
-/* The answer depends on dtypes, head counts, rows and whether there is a window, which some layers
- * may have. Parts of blocks have the rows of one chunk or of two; two leave no single row behind
- * tiles, so one chunk answers for all. With first keys it is always read. */
-void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan)
+/* The answer depends on dtypes, head counts, rows and whether there is a window. Parts of blocks
+ * have the rows of one chunk or of two; two leave no single row behind tiles, so one chunk answers
+ * for all. With first keys it is always read. */
+bool nd_cp_uses_delta(const nd_cp *cp)
 {
-    const nd_dims *d = &cp->dims;
-    nd_attention_block block = {0, d->chunk, 0, d->chunk, 0};
-    nd_attention a = nd_cp_attention_of(cp, &block);
-    bool used = cp->separate || cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
-    a.window = cp->rank->shape.window < d->S ? cp->rank->shape.window : 0;
-    used |= cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act);
-    nd_memplan_want(plan, ND_MEM_SCRATCH, "attention: delta",
-                    used ? (size_t)(d->T * d->H) * sizeof *cp->delta : 0, &cp->delta);
+    const int64_t chunk = cp->dims.chunk;
+    const nd_attention a = nd_cp_attention_of(cp, &(nd_attention_block){0, chunk, 0, chunk, 0});
+    const nd_ops *ops = cp->rank->ops;
+    return cp->sight.first_keys || ops->attention_uses_delta(cp->rank->device, &a, cp->dims.act);
 }
 
 nd_tensor nd_cp_q_view(const nd_dims *d, nd_tensor t, const nd_attention_block *block)
@@ -233,14 +229,10 @@ static nd_status make_delta(nd_cp *cp, nd_tensor o, nd_tensor dout)
 {
     const nd_dims *d = &cp->dims;
     const int64_t rows = cp->sight.first_keys ? d->s : d->chunk;
-    for (int64_t at = 0; at < d->s && cp->delta; at += rows) {
+    for (int64_t at = 0; at < d->s && nd_cp_uses_delta(cp); at += rows) {
         const nd_attention_block all = {at, rows, 0, rows, 0};
-        const nd_attention a = nd_cp_attention_of(cp, &all);
-        if (!cp->sight.first_keys &&
-            !cp->rank->ops->attention_uses_delta(cp->rank->device, &a, d->act)) {
-            return ND_OK; /* other layers have a window */
-        }
-        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta, .attention = a,
+        ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_delta,
+              .attention = nd_cp_attention_of(cp, &all),
               .delta = nd_cp_row_view(d, cp->delta, &all), .out = nd_cp_q_view(d, o, &all),
               .dout = nd_cp_q_view(d, dout, &all));
     }

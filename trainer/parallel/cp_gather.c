@@ -17,7 +17,6 @@ static void gather_plan(nd_cp *cp, nd_memplan *plan)
     nd_memplan_want(plan, scratch, "cp: k v in global order", global * act, &cp->global_kv);
     nd_memplan_want(plan, scratch, "cp: dk dv in rank order", ranks * 4, &cp->dkv[0]);
     nd_memplan_want(plan, scratch, "cp: dk dv in global order", global * 4, &cp->dkv_global);
-    nd_cp_want_delta(cp, plan);
 }
 
 /* Rows of keys and values, or of their gradients. */

@@ -5,16 +5,9 @@
  * that they use. */
 #include "trainer/parallel/cp.h"
 
-/* Tensors of an attention's backward: dqkv (T, QKV) from dout (T, H D). */
-typedef struct nd_cp_backward {
-    nd_tensor dqkv, qkv, o, dout;
-    const float *lse;
-} nd_cp_backward;
-
 /* How the keys and values of the ranks reach the queries of this one. */
 typedef struct nd_cp_method {
-    /* Wants the method's buffers, and that of nd_cp_want_delta. */
-    void (*plan)(nd_cp *cp, nd_memplan *plan);
+    void (*plan)(nd_cp *cp, nd_memplan *plan); /* wants its buffers; NULL: it has none */
     /* The blocks of rank `index` of `size` in one step of the exchange; returns their number. */
     int (*blocks)(int size, int index, int step, int64_t chunk, int64_t window,
                   nd_attention_block out[ND_CP_BLOCKS]);
@@ -75,8 +68,8 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
 /* The blocks of a step, for what cp->sight says; keys: how many rows of them there are. Returns
  * their number. */
 int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS]);
-/* The attention's delta, where the backend uses one. */
-void nd_cp_want_delta(nd_cp *cp, nd_memplan *plan);
+/* Whether the backend's backward reads delta, for what cp->sight says. */
+bool nd_cp_uses_delta(const nd_cp *cp);
 
 /* Where the keys of a block are: the projection itself (cp = 1), or a buffer of k v rows. */
 typedef struct nd_kv_source {

@@ -19,7 +19,6 @@ static void ring_plan(nd_cp *cp, nd_memplan *plan)
     int dq = nd_memplan_want(plan, scratch, "cp: dq, merged output", q * 4, &cp->dq);
     nd_memplan_also(plan, dq, 0, &cp->acc);
     nd_memplan_want(plan, scratch, "cp: partial output", q * act, &cp->part);
-    nd_cp_want_delta(cp, plan);
     int lse = nd_memplan_want(plan, scratch, "cp: lse of parts", 2 * rows, &cp->acc_lse);
     nd_memplan_also(plan, lse, rows, &cp->part_lse);
 }
@@ -145,7 +144,6 @@ static nd_status local_backward(nd_cp *cp, const nd_cp_backward *b)
 }
 
 const nd_cp_method nd_cp_method_local = {
-    .plan = nd_cp_want_delta,
     .blocks = nd_cp_blocks_ring,
     .in_place = true,
     .forward = local_forward,

@@ -231,7 +231,7 @@ static nd_status attend(nd_rank *rank, nd_cp *cp, const attention_job *job)
         status = nd_cp_attention_fwd(cp, sight, qkv, o, lse);
     }
     if (status == ND_OK) {
-        status = nd_cp_attention_bwd(cp, sight, dqkv, qkv, o, lse, dout);
+        status = nd_cp_attention_bwd(cp, sight, &(nd_cp_backward){dqkv, qkv, o, dout, lse});
     }
     if (status == ND_OK) {
         status = nd_cp_attention_bwd_finish(cp, dqkv);
