@@ -20,32 +20,11 @@ uint64_t nd_block_reader_bytes(const nd_block_reader *reader)
     return reader->done + (reader->stream ? nd_text_stream_consumed(reader->stream) : 0);
 }
 
-static nd_status begin_file(nd_block_reader *r)
-{
-    ND_TRY(nd_text_stream_open(r->job->files->list[r->file].path, &r->stream));
-    r->held.count = 0;
-    r->at_end = false;
-    r->fresh = true;
-    r->line = 1;
-    return ND_OK;
-}
-
-static void end_file(nd_block_reader *r)
-{
-    r->done += r->job->files->list[r->file].bytes;
-    nd_text_stream_close(r->stream);
-    r->stream = NULL;
-    r->file++;
-}
-
 /* Appends up to `size` bytes of the file. */
 static nd_status read_more(nd_block_reader *r, nd_bytes *text, size_t size)
 {
     size_t got = 0;
-    void *place = text->data;
-    nd_status status = nd_array_reserve(&place, &text->room, text->count + size, 1);
-    text->data = place;
-    ND_TRY(status);
+    ND_TRY(nd_bytes_reserve(text, text->count + size));
     ND_TRY(nd_text_stream_read(r->stream, text->data + text->count, size, &got));
     text->count += got;
     r->at_end = got < size;
@@ -92,15 +71,6 @@ static nd_status fail_long(const nd_block_reader *r, size_t size)
                    file->path, size);
 }
 
-static uint64_t count_lines(const uint8_t *p, size_t size)
-{
-    uint64_t lines = 0;
-    for (size_t i = 0; i < size; i++) {
-        lines += p[i] == '\n';
-    }
-    return lines;
-}
-
 /* Reads until there is a place to cut, and leaves what is behind it in `held`. */
 static nd_status fill_block(nd_block_reader *r, nd_corpus_block *block)
 {
@@ -141,10 +111,16 @@ nd_status nd_block_reader_next(nd_block_reader *r, nd_corpus_block *block, bool 
             return ND_OK;
         }
         if (!r->stream) {
-            ND_TRY(begin_file(r));
+            ND_TRY(nd_text_stream_open(files->list[r->file].path, &r->stream));
+            r->held.count = 0;
+            r->at_end = false;
+            r->fresh = true;
+            r->line = 1;
         }
         if (r->at_end && r->held.count == 0) {
-            end_file(r);
+            nd_text_stream_close(r->stream);
+            r->stream = NULL;
+            r->done += files->list[r->file++].bytes;
             continue;
         }
         ND_TRY(fill_block(r, block));
@@ -166,7 +142,9 @@ nd_status nd_block_reader_next(nd_block_reader *r, nd_corpus_block *block, bool 
         block->ends = whole || (r->at_end && r->held.count == 0);
         block->line = r->line;
         block->number = r->number++;
-        r->line += count_lines(block->text.data, block->text.count);
+        for (size_t i = 0; i < block->text.count; i++) {
+            r->line += block->text.data[i] == '\n';
+        }
         return ND_OK;
     }
 }

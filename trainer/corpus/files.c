@@ -50,14 +50,9 @@ nd_status nd_corpus_is_several(const char *path, bool *out)
     return *out ? ND_OK : is_pattern(path, out);
 }
 
-static bool is_space(char c)
-{
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
-}
-
 static size_t pass_space(const char *text, size_t size, size_t at)
 {
-    while (at < size && is_space(text[at])) {
+    while (at < size && text[at] && strchr(" \t\r\n", text[at])) {
         at++;
     }
     return at;

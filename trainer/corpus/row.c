@@ -419,10 +419,7 @@ nd_status nd_row_text(const nd_row_field *field, nd_bytes *buffer, const uint8_t
     if (!field->escaped) {
         return ND_OK;
     }
-    void *place = buffer->data;
-    nd_status status = nd_array_reserve(&place, &buffer->room, field->size, 1);
-    buffer->data = place;
-    ND_TRY(status);
+    ND_TRY(nd_bytes_reserve(buffer, field->size));
     buffer->count = unescape(field->begin, field->begin + field->size, buffer->data, lone);
     *text = buffer->data;
     *size = buffer->count;

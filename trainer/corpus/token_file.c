@@ -108,10 +108,7 @@ nd_status nd_token_output_append(nd_token_output *out, const void *data, size_t 
 
 nd_status nd_token_output_add(nd_token_output *out, const nd_ids *ids)
 {
-    void *place = out->buffer.data;
-    nd_status status = nd_array_reserve(&place, &out->buffer.room, ids->count * out->width, 1);
-    out->buffer.data = place;
-    ND_TRY(status);
+    ND_TRY(nd_bytes_reserve(&out->buffer, ids->count * out->width));
     out->buffer.count = ids->count * out->width;
     if (out->width == 4 && ids->count > 0) {
         memcpy(out->buffer.data, ids->data, out->buffer.count);

@@ -160,17 +160,6 @@ static nd_status fill_sample(nd_loader *loader, int64_t block, int64_t row, slot
     return ND_OK;
 }
 
-/* A sample past the end has no labels, whatever its source. */
-static void note_source(const nd_loader *loader, int64_t block, int64_t row, int64_t valid,
-                        slot *out)
-{
-    if (out->sources) {
-        bool past = block == loader->reading->blocks;
-        out->sources[row] = past ? 0 : nd_dataset_source_of(loader->reading, block);
-        out->source_valid[out->sources[row]] += valid;
-    }
-}
-
 /* Fills all micro-batches of step `step` of the run. Returns early, with the slot half filled, when
  * the loader closes. */
 static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
@@ -193,7 +182,11 @@ static nd_status fill_step(nd_loader *loader, int64_t step, slot *out)
         for (int64_t i = 0; i < local; i++) {
             valid += labels[i] != ND_LABEL_IGNORED;
         }
-        note_source(loader, block, row, valid - before, out);
+        if (out->sources) { /* a sample past the end has no labels, whatever its source */
+            const bool past = block == loader->reading->blocks;
+            out->sources[row] = past ? 0 : nd_dataset_source_of(loader->reading, block);
+            out->source_valid[out->sources[row]] += valid - before;
+        }
     }
     out->valid = valid;
     out->sight = sight_of(&loader->deal, &sums);
