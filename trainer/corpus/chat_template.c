@@ -12,17 +12,20 @@ enum { TEMPLATE_BYTES_MAX = 64 << 20 };
 
 enum {
 #define ND_CHAT_FORM(name, ...) FORM_##name,
+#define ND_CHAT_TEMPLATE(...)
 #include "trainer/corpus/chat_templates.def"
     FORMS
 };
 
 const nd_chat_form nd_chat_forms[FORMS + 1] = {
 #define ND_CHAT_FORM(name, ...) {__VA_ARGS__},
+#define ND_CHAT_TEMPLATE(...)
 #include "trainer/corpus/chat_templates.def"
 };
 
 /* The forms by name are first. */
 static const nd_chat_template templates[] = {
+#define ND_CHAT_FORM(...)
 #define ND_CHAT_TEMPLATE(sha256, form, system, prefix, does)                                       \
     {sha256, &nd_chat_forms[FORM_##form], system, prefix, does},
 #include "trainer/corpus/chat_templates.def"
