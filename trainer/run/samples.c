@@ -19,31 +19,14 @@ struct nd_run_samples {
     float *logits; /* (vocab); pinned where the device is a GPU */
 };
 
-/* The lines of train.sample_prompt; each is also the name of its request. */
-static nd_status encode(nd_requests *prompts, const nd_config *config,
-                        const nd_request_rules *rules)
-{
-    nd_corpus_rules escapes = {0};
-    char *text = NULL;
-    nd_status status = nd_corpus_separator(config->train.sample_prompt, &escapes, &text);
-    for (char *rest = text, *line; status == ND_OK && (line = strsep(&rest, "\n"));) {
-        if (*line) {
-            ND_TRY_OUT(
-                nd_requests_add_text(prompts, rules, "train.sample_prompt", line, strlen(line)));
-            status = nd_fs_format(&prompts->list[prompts->count - 1].name, "%s", line);
-        }
-    }
-out:
-    free(text);
-    return status;
-}
-
 static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const nd_inputs *inputs)
 {
     int32_t end = (int32_t)inputs->shape.eos_id;
     nd_encoder *encoder = NULL;
     nd_chat chat;
     nd_chat_rules chat_rules;
+    nd_corpus_rules escapes = {0};
+    char *text = NULL;
     nd_status status = ND_OK;
     ND_TRY_OUT(inputs->tokenizer ? nd_tokenizer_open(inputs->tokenizer, &s->tokenizer)
                                  : nd_byte_tokenizer_create(&s->tokenizer));
@@ -63,7 +46,14 @@ static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const 
                                     .max_new_fits = true,
                                     .max_tokens = config->train.sequence_length,
                                     .limit = "train.sequence_length"};
-    ND_TRY_OUT(encode(&s->prompts, config, &rules));
+    ND_TRY_OUT(nd_corpus_separator(config->train.sample_prompt, &escapes, &text));
+    for (char *rest = text, *line; (line = strsep(&rest, "\n"));) {
+        if (*line) {
+            ND_TRY_OUT(nd_requests_add_text(&s->prompts, &rules, "train.sample_prompt", line,
+                                            strlen(line)));
+            ND_TRY_OUT(nd_fs_format(&s->prompts.list[s->prompts.count - 1].name, "%s", line));
+        }
+    }
     if (end < 0 && inputs->tokenizer) { /* as of a model that is saved */
         end = nd_corpus_model_end(s->tokenizer, inputs->tokenizer, inputs->shape.vocab);
     }
@@ -72,6 +62,7 @@ static nd_status read_prompts(nd_run_samples *s, const nd_config *config, const 
     status = nd_ids_add(&s->ends, &chat.close, turns);
 out:
     nd_encoder_destroy(encoder);
+    free(text);
     return status;
 }
 
