@@ -140,22 +140,6 @@ static void keep(nd_p2p_request *request, ucs_status_ptr_t native, bool good_if_
     }
 }
 
-/* The rank whose process has ended; -1: none that this rank talks to. */
-static int find_ended(ucx_state *state)
-{
-    const int first = 2; /* of the pidfds */
-    int n = 0;
-    do {
-        n = poll(state->polled + first, (nfds_t)(state->polled_count - first), END_MS);
-    } while (n < 0 && errno == EINTR);
-    for (int i = first; n > 0 && i < state->polled_count; i++) {
-        if (state->polled[i].revents != 0) {
-            return state->polled_rank[i];
-        }
-    }
-    return -1;
-}
-
 /*
  * Runs `call`, which calls UCX and holds nothing. UCX aborts the process when it copies from the
  * memory of a rank that has ended. The job would then blame this rank, whose abort is a
@@ -169,14 +153,20 @@ static nd_status guard(ucx_state *state, void (*call)(void *context), void *cont
     if (nd_abort_guard(ND_ABORT_ANY, call, context)) {
         return ND_OK;
     }
-    const int rank = find_ended(state);
-    if (rank < 0) {
+    int n, i = 2; /* the first of the pidfds */
+    do {
+        n = poll(state->polled + i, (nfds_t)(state->polled_count - i), END_MS);
+    } while (n < 0 && errno == EINTR);
+    if (n <= 0) {
         signal(SIGABRT, SIG_DFL);
         abort();
     }
+    while (state->polled[i].revents == 0) {
+        i++;
+    }
     state->broken = true;
-    return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d copied from its memory", rank,
-                   state->rank);
+    return nd_fail(ND_ERR_IO, "rank %d has ended while rank %d copied from its memory",
+                   state->polled_rank[i], state->rank);
 }
 
 typedef struct post {
