@@ -38,12 +38,8 @@ typedef struct file {
 } file;
 
 /* llama.cpp's names for the families that it computes as they are here. */
-static const struct {
-    const char *name; /* NULL: not written */
-    bool turns;       /* adjacent dimensions of a head, not its halves */
-} families[ND_FAMILY_COUNT] = {[ND_FAMILY_LLAMA] = {"llama", true},
-                               [ND_FAMILY_QWEN2] = {"qwen2", false},
-                               [ND_FAMILY_QWEN3] = {"qwen3", false}};
+static const char *const families[ND_FAMILY_COUNT] = {
+    [ND_FAMILY_LLAMA] = "llama", [ND_FAMILY_QWEN2] = "qwen2", [ND_FAMILY_QWEN3] = "qwen3"};
 
 /* Of all parameters that these families have. */
 static const char *const names[ND_PARAM_COUNT] = {
@@ -75,7 +71,7 @@ static nd_status check_family(const nd_shape *s)
     const nd_rope_type rope = s->rope.type;
     const bool llama = s->family == ND_FAMILY_LLAMA;
     const char *why =
-        !families[s->family].name ? "only llama, qwen2 and qwen3 can"
+        !families[s->family] ? "only llama, qwen2 and qwen3 can"
         : s->window > 0 || rope == ND_ROPE_DYNAMIC || rope == ND_ROPE_YARN ||
                 rope == ND_ROPE_LONGROPE
             ? "it has a sliding window, or the rope_type dynamic, yarn or longrope"
@@ -160,7 +156,7 @@ static void put_text(file *f, const char *text, size_t size)
 
 static void begin_key(file *f, const char *key, int kind)
 {
-    const char *family = *key == '.' ? families[f->shape->family].name : "";
+    const char *family = *key == '.' ? families[f->shape->family] : "";
     put(f, strlen(family) + strlen(key), 8);
     fprintf(f->out, "%s%s", family, key);
     put(f, (uint64_t)kind, 4);
@@ -362,7 +358,7 @@ static nd_status add_keys(file *f)
     char *template = NULL;
     ND_TRY(open_tokenizer(f));
     ND_TRY(nd_chat_template_read(f->folder, &template));
-    add_text(f, "general.architecture", families[f->shape->family].name);
+    add_text(f, "general.architecture", families[f->shape->family]);
     add_text(f, "general.name", slash && slash[1] ? slash + 1 : f->folder);
     add_text(f, ".rope.scaling.type", f->shape->rope.type == ND_ROPE_LINEAR ? "linear" : NULL);
     add_text(f, "tokenizer.ggml.model", "gpt2");
@@ -462,14 +458,14 @@ static nd_status write_factors(file *f)
     return ND_OK;
 }
 
-/* llama.cpp turns adjacent dimensions 2 i and 2 i + 1 of a head, where Hugging Face's files turn i
- * and head_dim / 2 + i, so the rows of a head change places. */
+/* In its family llama, llama.cpp turns adjacent dimensions 2 i and 2 i + 1 of a head, where Hugging
+ * Face's files turn i and head_dim / 2 + i, so the rows of a head change places. */
 static nd_status write_tensor(file *f, const nd_param *p)
 {
     const int64_t head_dim = f->shape->head_dim, all = p->rows * p->cols;
-    const bool turns =
-        families[f->shape->family].turns && (p->id == ND_PARAM_Q || p->id == ND_PARAM_K ||
-                                             p->id == ND_PARAM_Q_BIAS || p->id == ND_PARAM_K_BIAS);
+    const bool turns = f->shape->family == ND_FAMILY_LLAMA &&
+                       (p->id == ND_PARAM_Q || p->id == ND_PARAM_K || p->id == ND_PARAM_Q_BIAS ||
+                        p->id == ND_PARAM_K_BIAS);
     for (int64_t at = 0, count; at < all; at += count) {
         const int64_t row = at / p->cols, column = at % p->cols, in_head = row % head_dim;
         const int64_t source = row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2;
