@@ -169,12 +169,12 @@ def known_forms():
 
 def fit(template, form, before, known):
     """The row of a template whose form is `known`; a ValueError or KeyError where it is not."""
-    if any(form[f] != known[f] for f in (*FIELDS, "system_close")):
+    if any(form[f] != known[f] for f in (*FIELDS[1:], "system_close")) or bool(form["begin"]) != bool(known["begin"]):
         raise ValueError
     if (form["system_open"] is None) != (known["system_open"] is None):
         raise ValueError
     prefix = cut(form["system_open"] or "", known["system_open"] or "", "") or None
-    before = cut(tidy({**form, "prompt": before})["prompt"] or "", form["begin"], "")
+    before = cut(before.replace(BOS, "{bos}").replace(EOS, "{eos}"), form["begin"], "")
     opening = (form["system_open"] or "").replace("{role}", "system")
     row = {"system": cut(before, opening, form["system_close"]) if before else None, "prefix": prefix, "does": []}
     if "<think>" in render(template, [USER("x"), ASSISTANT("y")], False):

@@ -28,7 +28,7 @@ static void expand(const nd_chat_rules *rules, const char *text, const char *rol
 
 nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules, nd_chat *out)
 {
-    static const char *const needed[2][3] = {
+    static const char *const needed[3][3] = {
         {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"}, {"<|im_start|>"}};
     char text[FORM_TEXT_MAX], *token = text;
     const char *missing = NULL;
@@ -45,8 +45,9 @@ nd_status nd_chat_find(const nd_tokenizer *tokenizer, const nd_chat_rules *rules
     expand(rules, form->close, "", text);
     token += strspn(token, " ");
     token[strcspn(token, " \n")] = '\0';
-    for (int i = form - nd_chat_forms < 2 ? 0 : 3; i < 4 && !missing; i++) {
-        const char *name = i == 3 ? token : needed[form - nd_chat_forms][i];
+    const int known = form == nd_chat_forms ? 0 : form == nd_chat_forms + 1 ? 1 : 2;
+    for (int i = 0; i < 4 && !missing; i++) {
+        const char *name = i == 3 ? token : needed[known][i];
         out->close = name ? nd_tokenizer_find(tokenizer, name, strlen(name)) : 0;
         missing = out->close < 0 ? name : NULL;
     }

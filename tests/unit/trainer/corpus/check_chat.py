@@ -3,7 +3,7 @@
 
 Random messages in each form of trainer/corpus/chat_templates.def: ids and the tokens that count are those of the text that
 scripts/chat_templates.py writes, which it has compared with apply_chat_template, in tokenizers of all families; and so are the ids of a
-prompt that an assistant goes on with.
+prompt that an assistant goes on with. That script reads the forms and rows off templates that are written here.
 """
 import array
 import json
@@ -29,6 +29,26 @@ BOS, EOS = "<s>", "</s>"
 PLAIN = ("ZEPHYR", "LLAMA2", "MISTRAL_1", "MISTRAL_1_SYSTEM")  # whose marks are no tokens
 PARTS = ["\n", "\n\n", "\r\n", " ", "  ", "\t", "\u00a0", "\u3000", "a", "the end", "it's 4", "1234", ".", "?!", "\u00e9", "e\u0301", "\u4f60\u597d",
          "\U0001F600", "<|eot|>", "<think>", "tool", "[word]", EOS]
+
+
+OPENS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}" + OPENS
+LLAMA3 = ("{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}"
+          "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+TURNS = ("{{ bos_token }}{% for m in messages %}{% if m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+         "{{ raise_exception('take turns') }}{% elif m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+         "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}")
+# A template, and the form and the default system turn that are read off it.
+TEMPLATES = [(CHATML, "CHATML", None), (LLAMA3, "LLAMA3", None), (TURNS, "MISTRAL_1", None), ("{{ messages | tojson }}", None, None),
+             ("{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}" + CHATML, "CHATML", "You help.")]
+
+
+def check_templates():
+    for template, form, system in TEMPLATES:
+        found = chat_templates.describe(template, chat_templates.known_forms())
+        row = {"system": system, "prefix": None, "does": []}
+        if (found and (found[0], found[2])) != (form and (form, row)):
+            sys.exit(f"of the template {template} the script reads {found}")
 
 
 def conversations(generator):
@@ -91,6 +111,7 @@ def check(tool, path, form, row, family, number):
 
 def main():
     tool, folder = sys.argv[1:3]
+    check_templates()
     with tempfile.TemporaryDirectory() as work:
         path = os.path.join(work, "tokenizer.json")
         for family in FAMILIES:
