@@ -23,7 +23,6 @@ import tempfile
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from goldens import write_json
 
 U = 2.0**-24
 ROWS = 40
@@ -247,7 +246,7 @@ def make_set(folder, model, name, delimiter, special):
           f"deviations; greedy {sum(sum(o['is_greedy']) for o in theirs)} of {len(bounds)}, acc {sum(o['acc'] for o in theirs)}, "
           f"acc_norm {sum(o['acc_norm'] for o in theirs)} of {len(rows)}")
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_json(folder / f"{name}.json", theirs)
+    (folder / f"{name}.json").write_text("[\n" + ",\n".join(json.dumps(row) for row in theirs) + "\n]\n")
 
 
 def make(folder):
