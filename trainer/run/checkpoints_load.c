@@ -132,7 +132,8 @@ static nd_status load_checkpoint(nd_run_checkpoints *c, nd_restored *restored, n
         nd_status status =
             nd_restore_checkpoint(c->trainer, c->resume.source, &manifest, verify, restored);
         if (status == ND_OK) {
-            /* The data go on behind the samples that were seen, whatever number a step had. */
+            /* The data go on behind the samples that were seen, whatever number a step had; after a
+             * rewind the caller knows better. */
             nd_run_position *position = &c->trainer->position;
             position->samples_ahead =
                 manifest.samples_seen - position->step * nd_step_blocks(c->trainer->rank->config);
@@ -236,40 +237,21 @@ nd_status nd_run_checkpoints_owes_validation(const nd_run_checkpoints *c, bool *
     return ND_OK;
 }
 
-/* The newest good checkpoint is damaged, and the search for one before it begins there. False: it
- * was named, so that no other takes its place. */
-static bool search_from_good(nd_run_checkpoints *c)
-{
-    nd_resume good = {.found = true, .continues = true, .searched = true, .step = c->good_step};
-    if (strcmp(c->good, c->resume.source) == 0) {
-        return c->resume.searched;
-    }
-    snprintf(good.run, sizeof good.run, "%s", c->run); /* saved by this start */
-    snprintf(good.source, sizeof good.source, "%s", c->good);
-    c->resume = good;
-    return true;
-}
-
 nd_status nd_run_checkpoints_load_good(nd_run_checkpoints *c)
 {
-    for (;;) {
-        nd_manifest manifest = {0};
-        nd_restored restored;
-        nd_status status = nd_restore_checkpoint(
-            c->trainer, c->good, &manifest, c->trainer->rank->config->checkpoint.verify, &restored);
-        nd_manifest_fini(&manifest);
-        if (status != ND_ERR_DATA) {
-            return status;
-        }
-        const nd_error error = *nd_error_last();
-        if (!search_from_good(c)) {
-            return status; /* the thread's error is as it was */
-        }
-        ND_TRY(fall_back(c, &error));
-        c->good_step = c->resume.step;
-        snprintf(c->good, sizeof c->good, "%s", c->resume.source);
-        if (c->trainer->rank->rank == 0 && nd_resume_is_own(&c->resume)) {
-            nd_progress_set_durable_step(&c->context->worker->progress, c->good_step);
-        }
+    nd_restored restored;
+    nd_mesh saved;
+    if (strcmp(c->good, c->resume.source) != 0) { /* saved by this start */
+        c->resume =
+            (nd_resume){.found = true, .continues = true, .searched = true, .step = c->good_step};
+        snprintf(c->resume.run, sizeof c->resume.run, "%s", c->run);
+        snprintf(c->resume.source, sizeof c->resume.source, "%s", c->good);
     }
+    ND_TRY(load_checkpoint(c, &restored, &saved));
+    c->good_step = c->resume.step;
+    snprintf(c->good, sizeof c->good, "%s", c->resume.source);
+    if (c->trainer->rank->rank == 0 && nd_resume_is_own(&c->resume)) {
+        nd_progress_set_durable_step(&c->context->worker->progress, c->good_step);
+    }
+    return ND_OK;
 }
