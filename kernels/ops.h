@@ -51,16 +51,28 @@ typedef struct nd_rope_view {
  * -inf, dq = 0. Source of the blocked form: Dao et al., FlashAttention (2022), and FlashAttention-2
  * (2023).
  *
- * documents: row i and key i are the same token, diag = 0, and every row of a document, whose rows
- * are adjacent, has the first of them as its first_key and i + 1 as its end_key. No result depends
- * on this, but a backend may compute such a call document by document.
+ * documents says how the bounds of a call are related. No result depends on it, but a backend may
+ * compute such a call segment by segment.
  */
+typedef enum nd_segments {
+    ND_SEGMENTS_NONE = 0,
+    /* Row i and key i are the same token, diag = 0, and every row of a document, whose rows are
+     * adjacent, has the first of them as its first_key and i + 1 as its end_key. */
+    ND_SEGMENTS_WHOLE,
+    /* Here and below, first_key and end_key ascend from row to row, rows of one document have one
+     * first_key, and keys of different documents differ. A segment is adjacent rows of a document
+     * of which each sees one key more than the row before, which is the row's own token, */
+    ND_SEGMENTS_DIAGONAL,
+    ND_SEGMENTS_FLAT, /* or which all see the same keys. */
+} nd_segments;
+
 typedef struct nd_attention {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
     int64_t diag;
     float scale;
     int64_t window; /* 0: none */
-    bool documents;
+    nd_segments documents;
+    int64_t rounds; /* the most segments of a document that see keys, or fewer; 0: 1 */
 } nd_attention;
 
 /* Rows of a call that follow on the tokens of one sequence, which lie in its slot of a cache. */

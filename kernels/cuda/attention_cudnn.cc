@@ -285,8 +285,8 @@ static void make_backward(Graph &graph, const nd_sdpa_form &f)
     options.set_deterministic_algorithm(f.deterministic != 0);
     set_mask(options, f);
     d.set_lengths(options);
-    if (f.tokens > 0) { /* or the workspace would be that of `batch` documents of `sq` rows */
-        options.set_max_total_seq_len_q(f.tokens).set_max_total_seq_len_kv(f.tokens);
+    if (f.tokens > 0) { /* or the workspace would be that of `batch` segments of `sq` rows */
+        options.set_max_total_seq_len_q(f.tokens).set_max_total_seq_len_kv(f.key_tokens);
     }
     auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, stats, options);
     finish_output(dq, d.of(tensor(f, "dq", DQ, f.heads, f.sq, f.dq), ND_RAGGED_DQ));
@@ -391,7 +391,8 @@ extern "C" nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_s
             at[DV] = t->dv;
         }
         if (form->tokens > 0) {
-            at[ROWS_Q] = at[ROWS_KV] = const_cast<int32_t *>(t->lengths);
+            at[ROWS_Q] = const_cast<int32_t *>(t->rows);
+            at[ROWS_KV] = const_cast<int32_t *>(t->keys);
         }
         for (int i = 0; form->tokens > 0 && i < ND_RAGGED_KINDS; i++) {
             at[STARTS + i] = const_cast<int64_t *>(t->starts[i]);

@@ -36,11 +36,12 @@ typedef struct nd_sdpa_strides {
  * The form of a call that a plan is made for. Forms are compared by bytes: zero one first.
  * Statistics are F32 (B, H, Sq), packed: for other strides cuDNN has plans only since 9.26.
  *
- * tokens > 0: the batch is documents of at most sq = sk rows, which lie anywhere in tensors of so
- * many tokens (cuDNN's ragged tensors). nd_sdpa_tensors says where and how long they are when the
- * call runs; statistics are F32 (tokens, H), k and v have the same strides, dk and dv too, and
- * strides of the batch mean nothing. What lies between documents is not read into any result, but
- * results there may be overwritten.
+ * tokens > 0: the batch is segments of documents, of at most sq rows and sk keys, which lie
+ * anywhere in tensors of so many tokens and key_tokens (cuDNN's ragged tensors). nd_sdpa_tensors
+ * says where and how long they are when the call runs, and the mask's diagonal is that of each;
+ * statistics are F32 (tokens, H), k and v have the same strides, dk and dv too, and strides of the
+ * batch mean nothing. What lies between segments is not read into any result, but results there may
+ * be overwritten.
  */
 typedef struct nd_sdpa_form {
     int64_t batch, sq, sk, heads, kv_heads, head_dim;
@@ -50,10 +51,10 @@ typedef struct nd_sdpa_form {
     float scale;
     int32_t mask; /* nd_sdpa_mask */
     int32_t backward, deterministic;
-    int64_t tokens;
+    int64_t tokens, key_tokens;
 } nd_sdpa_form;
 
-/* Tensors whose documents begin at the same elements. The first four are those of the forward. */
+/* Tensors whose segments begin at the same elements. The first four are those of the forward. */
 typedef enum nd_sdpa_ragged {
     ND_RAGGED_Q = 0,
     ND_RAGGED_KV,
@@ -74,9 +75,10 @@ typedef struct nd_sdpa_tensors {
     const void *dout;
     void *dq, *dk, *dv;
     void *workspace;
-    /* On the device, of documents alone: the rows of each (batch), 0 where there is none, and where
-     * the elements of each kind begin (batch + 1), ascending, with the tensor's end last. */
-    const int32_t *lengths;
+    /* On the device, of segments alone: the rows and the keys of each (batch), 0 where there is
+     * none, and where the elements of each kind begin (batch + 1), ascending, with the tensor's end
+     * last. */
+    const int32_t *rows, *keys;
     const int64_t *starts[ND_RAGGED_KINDS];
 } nd_sdpa_tensors;
 

@@ -23,7 +23,7 @@ template <class T> struct view {
 struct shape {
     int64_t batch, sq, sk, diag, window;
     const int *first_key, *end_key; /* (B, Sq), or NULL */
-    const int *owners;              /* (B, Sq), or NULL: kernels.h */
+    const int *owners;              /* (2, B, Sq), or NULL: kernels.h */
     int64_t stat_batch, stat_head;  /* strides of lse and delta */
     int heads, group, columns;      /* group: query heads per KV head */
     float scale;
@@ -33,10 +33,21 @@ struct shape {
         return b * stat_batch + h * stat_head + i;
     }
 
-    /* True where another kernel computes row i, and the gradient of key i. */
+    /* True where another kernel computes row i. */
     __device__ bool leaves(int64_t b, int64_t i) const
     {
         return owners && owners[b * sq + i] >= 0;
+    }
+
+    /* The first row whose keys end behind j, of rows in their order. */
+    __device__ int64_t first_row(int64_t b, int64_t j) const
+    {
+        int64_t low = -1, high = sq;
+        while (high - low > 1) {
+            const int64_t middle = low + (high - low) / 2;
+            (end_key[b * sq + middle] > j ? high : low) = middle;
+        }
+        return high;
     }
 };
 
@@ -161,7 +172,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int64_t j = at % s.sk, kv = at / s.sk % kv_heads, b = at / s.sk / kv_heads;
-    if (s.leaves(b, j)) {
+    if (!add && s.leaves(b, j)) { /* rows and keys are the same tokens */
         return;
     }
     /* Of rows in their order the first that sees the key, and the first that is too far behind it
@@ -169,16 +180,20 @@ __global__ void __launch_bounds__(THREADS)
     bool ordered = !s.end_key;
     int64_t begin = ordered && j > s.diag ? j - s.diag : 0, beyond = j - s.diag + s.window;
     int64_t end = ordered && s.window > 0 && beyond < s.sq ? beyond : s.sq;
-    if (s.owners) {
-        begin = j;
-        end = -s.owners[b * s.sq + j];
-    }
+    begin = s.owners ? s.first_row(b, j) : begin;
     float sums_k[ND_PLAIN_HEAD_DIM], sums_v[ND_PLAIN_HEAD_DIM];
     for (int d = 0; d < s.columns; d++) {
         sums_k[d] = sums_v[d] = 0.0f;
     }
     for (int64_t h = kv * s.group; h < (kv + 1) * s.group; h++) {
         for (int64_t i = begin; i < end; i++) {
+            if (s.owners && s.first_key[b * s.sq + i] > j) {
+                break; /* the next document */
+            }
+            if (s.leaves(b, i)) {
+                i = s.owners[(s.batch + b) * s.sq + i] - 1;
+                continue;
+            }
             int64_t row = s.stat(b, h, i);
             if (in.lse[row] == -INFINITY || j < first_key(s, b, i) || j >= end_key(s, b, i)) {
                 continue;

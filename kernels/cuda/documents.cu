@@ -9,67 +9,145 @@ namespace {
 
 enum { THREADS = 256 };
 
-/* The end of row i's document: first keys ascend, and those of its rows are at most i. */
-__device__ inline int64_t end_of_document(const int32_t *first_key, int64_t i, int64_t rows)
-{
-    int64_t low = i, high = rows; /* row `low` is in the document, row `high` is not */
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (first_key[middle] <= i) {
-            low = middle;
-        } else {
-            high = middle;
-        }
+/* Rows [begin, end) of a sample, which see keys up to `last`; number `ordinal` of those of its
+ * document that see keys. */
+struct segment {
+    int64_t begin, end, first, last;
+    int ordinal;
+};
+
+/* The bounds of a sample's rows, which ascend. */
+struct sample {
+    const int32_t *first_key, *end_key;
+    int64_t rows;
+    int step; /* keys that a row of a segment sees more than the row before */
+
+    __device__ bool together(int64_t i, int64_t j) const
+    {
+        return first_key[i] == first_key[j] && end_key[j] - end_key[i] == (j - i) * step;
     }
-    return high;
+
+    /* The first row of [low, high) that `is` holds for, as for all behind it; else high. */
+    template <class Is> __device__ static int64_t first_of(int64_t low, int64_t high, const Is &is)
+    {
+        while (low < high) {
+            const int64_t middle = low + (high - low) / 2;
+            if (is(middle)) {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        return high;
+    }
+
+    __device__ int64_t begin_of(int64_t i) const
+    {
+        return first_of(0, i, [&](int64_t row) { return together(row, i); });
+    }
+
+    __device__ segment segment_of(int64_t i) const
+    {
+        segment s = {begin_of(i), 0, first_key[i], 0, 0};
+        s.end = first_of(i, rows, [&](int64_t row) { return !together(i, row); });
+        s.last = end_key[s.end - 1];
+        for (int64_t r = s.begin; r > 0 && first_key[r - 1] == s.first && end_key[r - 1] > s.first;
+             r = begin_of(r - 1)) {
+            s.ordinal++;
+        }
+        return s;
+    }
+};
+
+__device__ inline sample sample_of(const nd_documents_find_args &f, int64_t b)
+{
+    const int64_t S = f.tiers.rows;
+    return {f.first_key + b * S, f.end_key + b * S, S, f.form != ND_SEGMENTS_FLAT};
 }
 
-__device__ inline int tier_of(const nd_document_tiers &tiers, int64_t length)
+/* -1: the plain kernels. */
+__device__ inline int owner_of(const nd_documents_find_args &f, const segment &s)
 {
+    const int64_t rows = s.end - s.begin, keys = s.last - s.first;
     int tier = 0;
-    while (tier < tiers.count && length < tiers.of[tier].least) {
+    while (tier < f.tiers.count && rows + keys < f.tiers.of[tier].least) {
         tier++;
     }
-    return tier < tiers.count ? tier : -1;
+    return tier < f.tiers.count && rows > 1 && keys > 0 && s.ordinal < f.rounds
+               ? s.ordinal * ND_DOCUMENT_TIERS + tier
+               : -1;
 }
 
-/* A slot begins at its document, or, where it has none, behind what lies before it. */
-__device__ inline void put_slot(const nd_documents_find_args &f, int tier, int64_t slot,
-                                int64_t token, int64_t length)
+/* Who computes what the key gets in this round. */
+__device__ inline int owner_of_key(const nd_documents_find_args &f, const sample &x, int64_t j)
 {
-    f.lengths[tier][slot] = (int32_t)length;
+    int64_t i = sample::first_of(0, x.rows, [&](int64_t row) { return x.end_key[row] > j; });
+    while (i < x.rows && x.first_key[i] <= j) {
+        const segment s = x.segment_of(i);
+        if (s.ordinal == f.round) {
+            return owner_of(f, s);
+        }
+        i = s.end;
+    }
+    return -1;
+}
+
+/* A slot begins at its segment, or, where it has none, between those of the round. */
+__device__ inline void put_slot(const nd_documents_find_args &f, const sample &x, int tier,
+                                int64_t b, int64_t of_sample)
+{
+    const nd_document_tier &t = f.tiers.of[tier];
+    const int64_t number = of_sample * t.least, slot = b * (t.slots / f.tiers.batch) + of_sample;
+    const int64_t i =
+        sample::first_of(0, x.rows, [&](int64_t row) { return x.end_key[row] + row + 1 > number; });
+    segment s = {x.rows, x.rows, f.tiers.keys, f.tiers.keys, 0};
+    bool has = false, behind = true;
+    if (i < x.rows) {
+        for (s = x.segment_of(i);
+             s.ordinal < f.round && s.end < x.rows && x.first_key[s.end] == s.first;) {
+            s = x.segment_of(s.end);
+        }
+        const bool ours = owner_of(f, s) == f.round * ND_DOCUMENT_TIERS + tier;
+        behind = s.ordinal != f.round || (ours && s.begin + s.first <= number - t.least);
+        has = ours && !behind && s.begin + s.first <= number;
+    }
+    f.lengths[tier][slot] = has ? (int32_t)(s.end - s.begin) : 0;
+    f.lengths[tier][t.slots + slot] = has ? (int32_t)(s.last - s.first) : 0;
     for (int k = 0; k < ND_RAGGED_KINDS; k++) {
-        f.starts[tier][k * (f.tiers.of[tier].slots + 1) + slot] = token * f.widths[k];
+        const bool keys = k == ND_RAGGED_KV || k == ND_RAGGED_DKV;
+        const int64_t at = keys ? b * f.tiers.keys + (behind ? s.last : s.first)
+                                : b * f.tiers.rows + (behind ? s.end : s.begin);
+        int64_t *starts = f.starts[tier] + k * (t.slots + 1);
+        starts[slot] = at * f.widths[k];
+        if (slot == 0) {
+            starts[t.slots] = f.tiers.batch * (keys ? f.tiers.keys : f.tiers.rows) * f.widths[k];
+        }
     }
 }
 
 __global__ void __launch_bounds__(THREADS) find_kernel(const nd_documents_find_args f)
 {
-    const int64_t S = f.tiers.rows, at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (at >= f.tiers.batch * S) {
-        return;
+    const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x, B = f.tiers.batch;
+    const int64_t rows = B * f.tiers.rows, keys = B * f.tiers.keys;
+    if (at < rows) {
+        const int64_t b = at / f.tiers.rows;
+        const segment s = sample_of(f, b).segment_of(at - b * f.tiers.rows);
+        f.owners[at] = owner_of(f, s);
+        f.owners[rows + at] = (int32_t)s.end;
     }
-    const int64_t b = at / S, i = at - b * S;
-    const int32_t *first_key = f.first_key + b * S;
-    const int64_t first = first_key[i], end = end_of_document(first_key, i, S);
-    const int own = tier_of(f.tiers, end - first);
-    f.owners[at] = own >= 0 ? own : -(int32_t)end;
+    if (at < keys) {
+        const int64_t b = at / f.tiers.keys;
+        f.key_owners[at] = owner_of_key(f, sample_of(f, b), at - b * f.tiers.keys);
+    }
     for (int t = 0; t < f.tiers.count; t++) {
-        const nd_document_tier &tier = f.tiers.of[t];
-        if (i % tier.least == 0) {
-            const int64_t slot = b * (tier.slots / f.tiers.batch) + i / tier.least;
-            const bool has = own == t && first > i - tier.least;
-            put_slot(f, t, slot, b * S + (has ? first : own == t ? end : i), has ? end - first : 0);
-        }
-        if (at == 0) {
-            for (int k = 0; k < ND_RAGGED_KINDS; k++) {
-                f.starts[t][k * (tier.slots + 1) + tier.slots] = f.tiers.batch * S * f.widths[k];
-            }
+        const int64_t each = f.tiers.of[t].slots / B;
+        if (at < f.tiers.of[t].slots) {
+            put_slot(f, sample_of(f, at / each), t, at / each, at % each);
         }
     }
 }
 
-/* One pack of a row of the tier. */
+/* One pack of a row, or key, of the owner. */
 template <class T, int N, bool ADD> struct taken {
     static constexpr int together = 4;
     T *out;
@@ -77,7 +155,7 @@ template <class T, int N, bool ADD> struct taken {
     const int32_t *owners;
     int64_t out_token, out_head; /* strides */
     divider packs, heads;        /* of a head; of a token */
-    int32_t tier;
+    int32_t owner;
 
     struct state {
         T *to; /* NULL: a row of others */
@@ -90,7 +168,7 @@ template <class T, int N, bool ADD> struct taken {
         uint32_t head_of_all = packs.quotient((uint32_t)v), token = heads.quotient(head_of_all);
         int64_t d = ((uint32_t)v - head_of_all * packs.divisor) * N;
         int64_t head = head_of_all - token * heads.divisor;
-        const bool ours = owners[token] == tier;
+        const bool ours = owners[token] == owner;
         s.to = ours ? out + token * out_token + head * out_head + d : nullptr;
         s.value = nd::load<N>(x + v * N, ours);
         if constexpr (ADD) {
@@ -132,7 +210,7 @@ template <class T, int N, bool ADD> int take(nd_cuda_queue queue, const nd_docum
                                   out.stride[2],
                                   divider::by(packs),
                                   divider::by(heads),
-                                  a->tier};
+                                  a->owner};
             error = map(queue, f, count * row);
         }
     }
@@ -151,18 +229,19 @@ template <class T, bool ADD> int take_packs(nd_cuda_queue queue, const nd_docume
 }
 
 __global__ void __launch_bounds__(THREADS)
-    stats_of_documents(float *lse, float *stats, const int32_t *owners, int32_t tier, int64_t batch,
-                       int64_t heads, int64_t rows, bool to_lse)
+    stats_of_documents(float *lse, float *stats, const int32_t *owners, int32_t owner,
+                       int64_t batch, int64_t heads, int64_t rows, int64_t stride, bool to_lse)
 {
     const int64_t at = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (at >= batch * heads * rows) {
         return;
     }
-    const int64_t i = at % rows, h = at / rows % heads, token = at / rows / heads * rows + i;
+    const int64_t i = at % rows, h = at / rows % heads, b = at / rows / heads, token = b * rows + i;
+    float *of_row = lse + b * stride + h * rows + i;
     if (!to_lse) {
-        stats[token * heads + h] = lse[at];
-    } else if (owners[token] == tier) {
-        lse[at] = stats[token * heads + h];
+        stats[token * heads + h] = *of_row;
+    } else if (owners[token] == owner) {
+        *of_row = stats[token * heads + h];
     }
 }
 
@@ -170,8 +249,10 @@ __global__ void __launch_bounds__(THREADS)
 
 int nd_cuda_documents_find(nd_cuda_queue queue, const nd_documents_find_args *args)
 {
-    const int64_t tokens = args->tiers.batch * args->tiers.rows;
-    return ND_LAUNCH(find_kernel, nd_ceil_div(tokens, (int64_t)THREADS), THREADS, queue, *args);
+    const nd_document_tiers *t = &args->tiers;
+    const int64_t tokens = t->batch * nd_max(t->rows, t->keys);
+    const int64_t most = nd_max(tokens, t->of[t->count - 1].slots);
+    return ND_LAUNCH(find_kernel, nd_ceil_div(most, (int64_t)THREADS), THREADS, queue, *args);
 }
 
 int nd_cuda_documents_take(nd_cuda_queue queue, const nd_documents_take_args *args)
@@ -187,6 +268,6 @@ int nd_cuda_documents_stats(nd_cuda_queue queue, const nd_documents_stats_args *
 {
     const int64_t *shape = args->lse.shape, count = shape[0] * shape[1] * shape[2];
     return ND_LAUNCH(stats_of_documents, nd_ceil_div(count, (int64_t)THREADS), THREADS, queue,
-                     (float *)args->lse.data, args->stats, args->owners, args->tier, shape[0],
-                     shape[1], shape[2], args->to_lse);
+                     (float *)args->lse.data, args->stats, args->owners, args->owner, shape[0],
+                     shape[1], shape[2], args->lse.stride[0], args->to_lse);
 }

@@ -2,48 +2,66 @@
 #ifndef ND_CUDA_DOCUMENTS_H
 #define ND_CUDA_DOCUMENTS_H
 /*
- * Attention of separate documents (nd_attention.documents) by cuDNN: documents as the batch of a
- * call on ragged tensors. Where they lie is computed on the GPU from first_key, so neither the host
- * nor a CUDA graph needs to know it, and a run has the same few plans whatever its documents are.
+ * Attention of separate documents (nd_attention.documents) by cuDNN: segments of documents as the
+ * batch of a call on ragged tensors. A segment is adjacent rows and the adjacent keys that they
+ * see, under a diagonal that ends at the last of both, or without one. Where they lie is computed
+ * on the GPU from the bounds, so the host need not know it, and a run has the same few plans
+ * whatever its documents are.
  *
- * Tiers: cuDNN starts blocks for each document as if it were the longest one, so documents go by
- * length: those of more than S / 8 rows in one call, those of more than S / 64 in the next, and so
- * on while a call's longest have at least 64 rows. With that a call has about S / 16 blocks of rows
- * for each head, most of which end at once, whatever the documents are; a causal one has S / 128.
- * What is shorter goes to the plain kernels, which then walk over few keys.
+ * Rounds: the segments of one document have its first keys in common, so each goes in a round of
+ * its own. In a round no two segments share a row or a key, and both ascend, as cuDNN's ragged
+ * tensors do. The host says how many rounds there are (nd_attention.rounds), and the plain kernels
+ * compute what is left. With all tokens on one rank a document is one segment.
  *
- * Slots: a document of at least n rows contains a multiple of n, and its slot in a tier is the
- * first multiple that it contains, so no count of documents is needed and none is too many.
+ * Tiers: cuDNN starts blocks for each segment as if it were the longest one, so segments go by
+ * extent, which is rows and keys together: those above an eighth of the most in one call, those
+ * above a 64th in the next, and so on while a call's longest have at least 128. With that a call of
+ * whole documents has about S / 16 blocks of rows for each head, most of which end at once,
+ * whatever the documents are; a causal one has S / 128. What is shorter goes to the plain kernels,
+ * which then walk over few keys, and so do segments of one row (sdpa_parts.h).
  *
- * Results go through the scratch: what cuDNN writes between the documents of a call is not
- * documented, and other documents are there. Only rows of the tier are taken out of it.
+ * Slots: a segment covers the numbers from its first row and key added up to its ends added up. One
+ * of at least n covers a multiple of n, and its slot in a tier is the first multiple that it
+ * covers, so no count of segments is needed and none is too many.
+ *
+ * Groups: a call has as many KV heads as have room in ND_DOCUMENTS_BYTES, or one.
+ *
+ * Results go through the scratch: what cuDNN writes between the segments of a call is not
+ * documented, and other segments are there. Only what is of the call is taken out of it.
  */
 #include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/kernels.h"
 
 struct nd_cuda_context; /* context.h */
 
-enum { ND_DOCUMENT_TIERS = 10 };
+enum {
+    ND_DOCUMENT_TIERS = 10,
+    ND_DOCUMENTS_BYTES = 1 << 30 /* the most of a backward's workspace for several KV heads */
+};
 
 typedef struct nd_document_tier {
-    int64_t least, most; /* rows of a document */
+    int64_t least, most; /* rows and keys of a segment, added up */
+    int64_t rows, keys;  /* the most of either */
     int64_t slots;       /* of all sequences of the batch */
 } nd_document_tier;
 
 typedef struct nd_document_tiers {
-    nd_document_tier of[ND_DOCUMENT_TIERS]; /* the longest documents first */
+    nd_document_tier of[ND_DOCUMENT_TIERS]; /* the longest segments first */
     int count;                              /* 0: sequences are too short */
-    int64_t batch, rows;                    /* B, S */
+    int64_t batch, rows, keys;              /* B, Sq, Sk */
 } nd_document_tiers;
 
-/* The scratch of a call holds these parts behind the workspace, each aligned to 256 bytes. */
+/* A call of some KV heads. Its scratch holds these parts behind the workspace, each aligned to 256
+ * bytes. */
 typedef struct nd_documents_layout {
-    size_t owners; /* I32 (B, S): the tier of a row's document, or minus the end of the document */
-    size_t lengths[ND_DOCUMENT_TIERS]; /* I32 (slots) */
+    int64_t kvs;                       /* KV heads of a call: divides all */
+    size_t owners;                     /* I32 (2, B, Sq): kernels.h */
+    size_t key_owners;                 /* I32 (B, Sk): of the round, -1 for none */
+    size_t lengths[ND_DOCUMENT_TIERS]; /* I32 (2, slots): rows, keys */
     size_t starts[ND_DOCUMENT_TIERS];  /* I64 (kinds, slots + 1) */
-    size_t stats;                      /* F32 (B S, H) */
-    size_t rows;                       /* BF16 (B S, H D): out, or dq */
-    size_t keys[2];                    /* BF16 (B S, K D): dk, dv */
+    size_t stats;                      /* F32 (B Sq, heads) */
+    size_t rows;                       /* BF16 (B Sq, heads D): out, or dq */
+    size_t keys[2];                    /* BF16 (B Sk, kvs D): dk, dv */
     size_t end;
 } nd_documents_layout;
 
@@ -64,7 +82,8 @@ size_t nd_documents_scratch_by_formula(const nd_attention *, bool backward);
  * taken. */
 bool nd_documents_prepare_fwd(struct nd_cuda_context *, const nd_attention_fwd_args *);
 bool nd_documents_prepare_bwd(struct nd_cuda_context *, const nd_attention_bwd_args *);
-/* Without *taken nothing was enqueued. The backward reads delta, for the short documents. */
+/* Without *taken nothing was enqueued. The backward reads delta, for the short segments; its dk and
+ * dv are added to unless documents are whole. */
 nd_status nd_documents_fwd(nd_stream *, const nd_attention_fwd_args *, bool *taken);
 nd_status nd_documents_bwd(nd_stream *, const nd_attention_bwd_args *, bool *taken);
 
@@ -79,32 +98,34 @@ extern "C" {
 
 typedef struct nd_documents_find_args {
     nd_document_tiers tiers;
-    const int32_t *first_key; /* (B, S) */
-    int32_t *owners;
+    nd_segments form;
+    int32_t round, rounds;
+    const int32_t *first_key, *end_key; /* (B, Sq) */
+    int32_t *owners, *key_owners;
     int32_t *lengths[ND_DOCUMENT_TIERS];
     int64_t *starts[ND_DOCUMENT_TIERS];
     int64_t widths[ND_RAGGED_KINDS]; /* elements from one token to the next */
 } nd_documents_find_args;
 
-/* Writes owners, and lengths and starts of each tier. */
+/* Writes owners, and of a round key_owners, and lengths and starts of each tier. */
 int nd_cuda_documents_find(nd_cuda_queue, const nd_documents_find_args *);
 
 typedef struct nd_documents_take_args {
     nd_tensor out, x; /* (B, S, heads, D): x is BF16 and contiguous */
     const int32_t *owners;
-    int32_t tier;
+    int32_t owner;
     bool add; /* out is F32 */
 } nd_documents_take_args;
 
-/* out (+)= x in the rows of a tier. */
+/* out (+)= x in the rows, or keys, of an owner. */
 int nd_cuda_documents_take(nd_cuda_queue, const nd_documents_take_args *);
 
 typedef struct nd_documents_stats_args {
-    nd_tensor lse; /* F32 (B, H, S) */
-    float *stats;  /* F32 (B S, H) */
+    nd_tensor lse; /* F32 (B, heads, Sq), with free strides on the first axis */
+    float *stats;  /* F32 (B Sq, heads) */
     const int32_t *owners;
-    int32_t tier;
-    bool to_lse; /* lse = stats in the rows of the tier; else stats = lse in all rows */
+    int32_t owner;
+    bool to_lse; /* lse = stats in the rows of the owner; else stats = lse in all rows */
 } nd_documents_stats_args;
 
 int nd_cuda_documents_stats(nd_cuda_queue, const nd_documents_stats_args *);

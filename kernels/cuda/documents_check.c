@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Whether this GPU's cuDNN computes separate documents as the plain kernels do: a few short ones,
- * of two tiers and none, before the first step. Versions of cuDNN have made NaN or zeros of ragged
- * tensors (NVIDIA/TransformerEngine issue 2186, NVIDIA/cudnn-frontend issues 462 and 1083).
+ * of two tiers and none, before the first step. Where they are not whole, every second tile of TILE
+ * tokens is this rank's, and the others are those whose keys visit. Versions of cuDNN have made NaN
+ * or zeros of ragged tensors (NVIDIA/TransformerEngine issue 2186, NVIDIA/cudnn-frontend issues 462
+ * and 1083).
  */
 #include <math.h>
 #include <stdlib.h>
@@ -10,10 +12,11 @@
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/documents.h"
 #include "runtime/base/log.h"
+#include "runtime/base/math.h"
 #include "runtime/device/cuda_check.h"
 
-enum { ROWS = 600, RESULTS = 5 };
-static const int lengths[] = {300, 5, 90, 64, 70, 1, 30, 40}; /* of the documents */
+enum { TOKENS = 600, TILE = 100, RESULTS = 5, WINDOW = 70 };
+static const int lengths[] = {350, 5, 60, 44, 70, 1, 30, 40}; /* of the documents */
 static const char *const names[RESULTS] = {"out", "lse", "dq", "dk", "dv"};
 
 typedef struct check {
@@ -35,9 +38,9 @@ static nd_tensor take(check *c, nd_tensor t)
     return t;
 }
 
-static nd_tensor of_heads(check *c, int64_t heads)
+static nd_tensor of_heads(check *c, nd_dtype dtype, int64_t rows, int64_t heads)
 {
-    return take(c, nd_tensor_4d(NULL, ND_DTYPE_BF16, 1, ROWS, heads, c->a.head_dim));
+    return take(c, nd_tensor_4d(NULL, dtype, 1, rows, heads, c->a.head_dim));
 }
 
 static nd_status draw(check *c, nd_tensor to, uint64_t seed, nd_tensor draws)
@@ -53,36 +56,54 @@ static nd_status draw(check *c, nd_tensor to, uint64_t seed, nd_tensor draws)
     return nd_cuda_op_done(&c->stream, "attention: check", (cudaError_t)launched);
 }
 
+/* How many keys are before a token. */
+static int32_t keys_before(const check *c, int token)
+{
+    const int tile = token / (2 * TILE) * TILE, in_tile = token % (2 * TILE);
+    return c->a.documents == ND_SEGMENTS_FLAT ? tile + (in_tile < TILE ? in_tile : TILE) : token;
+}
+
+static void make_bounds(const check *c, int32_t *starts, int32_t *ends)
+{
+    int row = 0;
+    for (int i = 0, n = -1, first = 0, end = 0; i < TOKENS; i++) {
+        first = i == end ? i : first;
+        end += i == end ? lengths[++n] : 0;
+        if (c->a.documents == ND_SEGMENTS_WHOLE || i / TILE % 2 == 1) {
+            starts[row] = keys_before(c, first);
+            ends[row++] = keys_before(c, i + 1);
+        }
+    }
+}
+
 static nd_status make_operands(check *c)
 {
     const nd_attention *a = &c->a;
-    const nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, a->heads, ROWS);
-    int32_t bounds[2 * ROWS];
-    int32_t *const starts = bounds, *const ends = bounds + ROWS;
-    for (int i = 0, n = -1, end = 0; i < ROWS; i++) {
-        starts[i] = i == end ? i : starts[i - 1];
-        end += i == end ? lengths[++n] : 0;
-        ends[i] = i + 1;
-    }
-    c->q = of_heads(c, a->heads);
-    c->k = of_heads(c, a->kv_heads);
-    c->v = of_heads(c, a->kv_heads);
-    c->dout = of_heads(c, a->heads);
+    const nd_tensor lse = nd_tensor_3d(NULL, ND_DTYPE_F32, 1, a->heads, a->sq);
+    int32_t starts[TOKENS], ends[TOKENS];
+    make_bounds(c, starts, ends);
+    c->q = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
+    c->k = of_heads(c, ND_DTYPE_BF16, a->sk, a->kv_heads);
+    c->v = of_heads(c, ND_DTYPE_BF16, a->sk, a->kv_heads);
+    c->dout = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
     c->delta = take(c, lse);
     for (int side = 0; side < 2; side++) {
         nd_tensor *r = c->results[side];
-        r[0] = of_heads(c, a->heads);
+        r[0] = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
         r[1] = take(c, lse);
-        r[2] = of_heads(c, a->heads);
-        r[3] = of_heads(c, a->kv_heads);
-        r[4] = of_heads(c, a->kv_heads);
+        r[2] = of_heads(c, ND_DTYPE_BF16, a->sq, a->heads);
+        for (int i = 3; i < RESULTS; i++) {
+            r[i] = of_heads(c, ND_DTYPE_F32, a->sk, a->kv_heads);
+            ND_TRY(nd_zero(&c->stream, r[i].data, nd_tensor_bytes(r[i])));
+        }
     }
-    c->first_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, ROWS));
-    c->end_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, ROWS));
-    const nd_tensor draws = take(c, nd_tensor_1d(NULL, ND_DTYPE_F32, nd_tensor_count(c->q)));
+    c->first_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, a->sq));
+    c->end_key = take(c, nd_tensor_2d(NULL, ND_DTYPE_I32, 1, a->sq));
+    const int64_t most = nd_max(nd_tensor_count(c->q), nd_tensor_count(c->k));
+    const nd_tensor draws = take(c, nd_tensor_1d(NULL, ND_DTYPE_F32, most));
     c->scratch = c->memory + c->used;
-    ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, ROWS * sizeof *starts));
-    ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, ROWS * sizeof *ends));
+    ND_TRY(nd_copy(&c->stream, c->first_key.data, starts, nd_tensor_bytes(c->first_key)));
+    ND_TRY(nd_copy(&c->stream, c->end_key.data, ends, nd_tensor_bytes(c->end_key)));
     ND_TRY(draw(c, c->q, 1, draws));
     ND_TRY(draw(c, c->k, 2, draws));
     ND_TRY(draw(c, c->v, 3, draws));
@@ -118,6 +139,7 @@ static nd_status compute(check *c, int side, bool *taken)
                                             .delta = c->delta,
                                             .first_key = c->first_key,
                                             .end_key = c->end_key,
+                                            .add_kv = true,
                                             .scratch = c->scratch};
     nd_cuda_queue queue = nd_cuda_stream(&c->stream);
     int launched = 0;
@@ -160,8 +182,9 @@ static nd_status compare(check *c, int which, bool *right)
     ND_TRY_OUT(nd_stream_sync(&c->stream));
     for (int64_t i = 0; i < nd_tensor_count(t); i++) {
         const double x = value(host, t.dtype, i), y = value(host + bytes, t.dtype, i);
-        error += (x - y) * (x - y);
-        size += y * y;
+        const bool blind = isinf(y) && x == y; /* the LSE of a row without keys */
+        error += blind ? 0.0 : (x - y) * (x - y);
+        size += blind ? 0.0 : y * y;
     }
     if (!(sqrt(error) <= ldexp(sqrt(size), -6))) { /* NaN too */
         nd_log_warning("cuDNN %zu computes attention of separate documents wrongly on this GPU "
@@ -213,9 +236,12 @@ bool nd_documents_are_right(nd_cuda_context *context, const nd_attention *of)
     const size_t planned = context->attention_scratch;
     bool right = false;
     c.a.batch = c.a.kv_heads = 1;
-    c.a.sq = c.a.sk = ROWS;
+    c.a.sq = of->documents == ND_SEGMENTS_WHOLE ? TOKENS : TOKENS / 2;
+    c.a.sk = of->documents == ND_SEGMENTS_FLAT ? TOKENS / 2 : TOKENS;
     c.a.heads = of->heads / of->kv_heads;
-    c.bytes = (size_t)(ROWS * (c.a.heads + 2) * (16 * c.a.head_dim + 32)) + (64 << 10);
+    c.a.window = of->window > 0 ? WINDOW : 0;
+    c.a.rounds = of->documents == ND_SEGMENTS_WHOLE ? 1 : 2;
+    c.bytes = (size_t)(TOKENS * (c.a.heads + 2) * (24 * c.a.head_dim + 32)) + (64 << 10);
     const size_t scratch = nd_documents_scratch_by_formula(&c.a, true) + (1 << 20);
     context->attention_scratch = scratch; /* of these calls */
     if (check_on(&c, c.bytes + scratch, &right) != ND_OK) {

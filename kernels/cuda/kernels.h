@@ -51,8 +51,9 @@ ND_EACH_KERNEL_OP(ND_CUDA_LAUNCHER, nd_cuda_)
  * Attention without cuDNN, for what cuDNN does not take: F32, head sizes that are no multiple of 8
  * or above 128, rows that see no key. One thread per row, F32 throughout, a fixed order: correct on
  * every GPU, and slow. lse and delta may also be strided like views of rows, and without dk.data
- * only dq is computed; head_dim at most ND_PLAIN_HEAD_DIM. owners (documents.h): NULL, or results
- * of the rows and keys that have one, 0 or more, stay as they are.
+ * only dq is computed; head_dim at most ND_PLAIN_HEAD_DIM. owners (documents.h): NULL, or I32 (2,
+ * B, Sq): of each row who computes it, -1 for these kernels, and the end of its segment. Results of
+ * other rows, and what they add to keys, are left out.
  */
 int nd_cuda_attention_plain_fwd(nd_cuda_queue, const nd_attention_fwd_args *,
                                 const int32_t *owners);

@@ -238,8 +238,9 @@ static nd_status prepare(nd_cuda_context *context, nd_sdpa_call *c, nd_tensor fi
 /* Whether documents stay cuDNN's. A context without a device only plans. */
 static bool keeps_documents(nd_cuda_context *context, const nd_attention *a, bool taken)
 {
-    if (taken && context->device && !context->documents_checked) {
-        context->documents_checked = true;
+    const int bit = 1 << (2 * (int)a->documents + (a->window > 0));
+    if (taken && context->device && !(context->documents_checked & bit)) {
+        context->documents_checked |= bit;
         context->no_documents |= !nd_documents_are_right(context, a);
     }
     taken = taken && !context->no_documents;
@@ -291,9 +292,11 @@ size_t nd_cuda_sdpa_scratch(nd_cuda_context *context, const nd_attention *a, nd_
 {
     int64_t ordered = context->deterministic ? context->ordered_bytes : 0;
     size_t bytes = nd_cuda_sdpa_scratch_by_formula(a, act, backward, ordered);
-    if (has_form(context, a, act, backward)) {
+    const bool form = has_form(context, a, act, backward);
+    if (form || (nd_cuda_sdpa_is_cudnn(a, act) && nd_documents_fit(a, context->deterministic))) {
         size_t asked = context->attention_prepared ? context->attention_scratch
-                                                   : scratch_by_plans(context, a, backward);
+                       : form                      ? scratch_by_plans(context, a, backward)
+                                                   : 0;
         bytes = asked > bytes ? asked : bytes;
         note_scratch(context, bytes);
     }

@@ -212,6 +212,9 @@ Test(plan, separate_documents_on_a_gpu_are_warned_of)
 {
     static const char words[] = "warning: data.documents is separate, and the plain attention";
     shell(&dir, PLAN "cp.yaml --documents separate --device cuda");
+    cr_expect_null(strstr(shell_output, words), "%s", shell_output);
+    says("data.documents is separate: cuDNN computes its attention\n");
+    shell(&dir, PLAN "cp.yaml --documents separate --device cuda --precision fp32");
     says(words);
     shell(&dir, PLAN "cp.yaml --documents separate --device cpu");
     says_not(words);

@@ -7,7 +7,8 @@
  * --tokens N (8192): rows of the activations, a multiple of 16. --toy: tiny widths, to test the
  * program itself. --probe: asks cuBLASLt for each form instead, and times nothing (probe_lt.h).
  * --documents: only attention, also of separate documents whose mean length is a 16th of the
- * tokens, by cuDNN and by the plain kernels.
+ * tokens, by cuDNN and by the plain kernels, with and without a window, and what a rank of cp 4
+ * does of them.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,33 +154,40 @@ static nd_status bench_products(bench *b, bool fp8)
     return bench_product(b, "8192 cubed", cube);
 }
 
-static nd_tensor heads(const bench *b, int index, int64_t count)
+static nd_tensor queries(const bench *b, int index)
 {
-    return nd_tensor_4d(room(b, index), ND_DTYPE_BF16, 1, b->tokens, count, D);
+    return nd_tensor_4d(room(b, index), ND_DTYPE_BF16, 1, attention.sq, b->heads, D);
+}
+
+static nd_tensor keys(const bench *b, int index, nd_dtype dtype)
+{
+    return nd_tensor_4d(room(b, index), dtype, 1, attention.sk, b->kv_heads, D);
 }
 
 static nd_tensor statistics(const bench *b)
 {
-    return nd_tensor_3d(room(b, 3), ND_DTYPE_F32, 1, b->heads, b->tokens);
+    return nd_tensor_3d(room(b, 3), ND_DTYPE_F32, 1, b->heads, attention.sq);
 }
 
 static nd_status attention_forward(bench *b)
 {
-    nd_tensor k = heads(b, 1, b->kv_heads);
-    return ND_CALL(b->ops, &b->stream, attention_fwd, .attention = attention,
-                   .out = heads(b, 2, b->heads), .lse = statistics(b), .q = heads(b, 0, b->heads),
-                   .k = k, .v = k, .first_key = b->first_key, .end_key = b->end_key,
+    nd_tensor k = keys(b, 1, ND_DTYPE_BF16);
+    return ND_CALL(b->ops, &b->stream, attention_fwd, .attention = attention, .out = queries(b, 2),
+                   .lse = statistics(b), .q = queries(b, 0), .k = k, .v = k,
+                   .first_key = b->first_key, .end_key = b->end_key,
                    .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status attention_backward(bench *b)
 {
-    nd_tensor k = heads(b, 1, b->kv_heads), out = heads(b, 2, b->heads);
-    return ND_CALL(
-        b->ops, &b->stream, attention_bwd, .attention = attention, .dq = heads(b, 4, b->heads),
-        .dk = heads(b, 5, b->kv_heads), .dv = heads(b, 6, b->kv_heads), .q = heads(b, 0, b->heads),
-        .k = k, .v = k, .out = out, .dout = out, .lse = statistics(b), .delta = statistics(b),
-        .first_key = b->first_key, .end_key = b->end_key, .scratch = room(b, SCRATCH_ROOM));
+    const bool adds = attention.sq < b->tokens; /* on a rank of cp */
+    const nd_dtype of_sums = adds ? ND_DTYPE_F32 : ND_DTYPE_BF16;
+    nd_tensor k = keys(b, 1, ND_DTYPE_BF16), out = queries(b, 2);
+    return ND_CALL(b->ops, &b->stream, attention_bwd, .attention = attention, .dq = queries(b, 4),
+                   .dk = keys(b, 5, of_sums), .dv = keys(b, 6, of_sums), .q = queries(b, 0), .k = k,
+                   .v = k, .out = out, .dout = out, .lse = statistics(b), .delta = statistics(b),
+                   .first_key = b->first_key, .end_key = b->end_key, .add_kv = adds,
+                   .scratch = room(b, SCRATCH_ROOM));
 }
 
 static nd_status bench_attention(bench *b)
@@ -195,11 +203,20 @@ static nd_status bench_attention(bench *b)
     return ND_OK;
 }
 
+/* Tiles of an eighth: rank 2 of cp 4 has numbers 2 and 5, and in a step of the ring it has visitors
+ * of numbers 1 and 4. How many keys are before a token. */
+static int64_t keys_before(int64_t S, nd_segments form, int64_t token)
+{
+    const int64_t tile = S / 8, first = nd_max(nd_min(token - tile, tile), 0);
+    return form == ND_SEGMENTS_FLAT ? first + nd_max(nd_min(token - 4 * tile, tile), 0) : token;
+}
+
 /* Documents of 1 to 31 shares of a 256th, dealt by multiples of 7, so that long and short ones are
  * mixed; the mean is a 16th. */
-static nd_status make_documents(bench *b)
+static nd_status make_documents(bench *b, nd_segments form)
 {
     const int64_t S = b->tokens;
+    int64_t row = 0;
     nd_status status = ND_OK;
     int32_t *bounds = NULL;
     ND_TRY(ND_ALLOC(2 * S, &bounds));
@@ -208,12 +225,14 @@ static nd_status make_documents(bench *b)
             first = i;
             end = i + nd_max(S * (1 + n++ * 7 % 31) / 256, 1);
         }
-        bounds[i] = (int32_t)first;
-        bounds[S + i] = (int32_t)i + 1;
+        if (form == ND_SEGMENTS_WHOLE || i / (S / 8) == 2 || i / (S / 8) == 5) {
+            bounds[row] = (int32_t)keys_before(S, form, first);
+            bounds[S + row++] = (int32_t)keys_before(S, form, i + 1);
+        }
     }
     int32_t *to = room(b, SCALES_ROOM); /* no product is timed now */
-    b->first_key = nd_tensor_2d(to, ND_DTYPE_I32, 1, S);
-    b->end_key = nd_tensor_2d(to + S, ND_DTYPE_I32, 1, S);
+    b->first_key = nd_tensor_2d(to, ND_DTYPE_I32, 1, row);
+    b->end_key = nd_tensor_2d(to + S, ND_DTYPE_I32, 1, row);
     ND_TRY_OUT(nd_copy(&b->stream, to, bounds, (size_t)S * 2 * sizeof *bounds));
     ND_TRY_OUT(nd_stream_sync(&b->stream));
 out:
@@ -223,18 +242,38 @@ out:
 
 static nd_status bench_documents(bench *b)
 {
-    static const char *const ways[] = {"one document", "cuDNN by documents", "plain kernels"};
-    double seconds[3][2];
-    for (int way = 0; way < 3; way++) {
-        attention.documents = way == 1;
-        b->repeats = way == 2 ? 1 : REPEATS; /* these take as long as a thousand others */
-        ND_TRY(way == 1 ? make_documents(b) : ND_OK);
-        ND_TRY(measure(b, attention_forward, &seconds[way][0]));
-        ND_TRY(measure(b, attention_backward, &seconds[way][1]));
-        printf("{\"documents\": \"%s\", \"tokens\": %lld, \"forward_ms\": %.3f, "
+    static const struct {
+        const char *name;
+        nd_segments form;
+        bool window;
+    } ways[] = {
+        {"one document", ND_SEGMENTS_NONE, false},
+        {"documents", ND_SEGMENTS_WHOLE, false},
+        {"documents, window of a 32nd", ND_SEGMENTS_WHOLE, true},
+        {"cp 4, gathered", ND_SEGMENTS_DIAGONAL, false},
+        {"cp 4, a step of the ring", ND_SEGMENTS_FLAT, false},
+    };
+    double one = 0.0;
+    for (int i = 0; i < 2 * (int)(sizeof ways / sizeof *ways); i++) {
+        const nd_segments form = ways[i / 2].form;
+        const bool plain = i % 2 != 0;
+        double forward = 0.0, backward = 0.0;
+        if (plain && !form) {
+            continue;
+        }
+        attention.sq = form > ND_SEGMENTS_WHOLE ? b->tokens / 4 : b->tokens;
+        attention.sk = form == ND_SEGMENTS_FLAT ? b->tokens / 4 : b->tokens;
+        attention.window = ways[i / 2].window ? nd_max(b->tokens / 32, 1) : 0;
+        attention.documents = plain ? ND_SEGMENTS_NONE : form;
+        b->repeats = plain ? 1 : REPEATS; /* these take as long as a thousand others */
+        ND_TRY(form ? make_documents(b, form) : ND_OK);
+        ND_TRY(measure(b, attention_forward, &forward));
+        ND_TRY(measure(b, attention_backward, &backward));
+        one = form ? one : forward + backward;
+        printf("{\"documents\": \"%s\", \"by\": \"%s\", \"tokens\": %lld, \"forward_ms\": %.3f, "
                "\"backward_ms\": %.3f, \"share_of_one\": %.3f}\n",
-               ways[way], (long long)b->tokens, seconds[way][0] * 1e3, seconds[way][1] * 1e3,
-               (seconds[way][0] + seconds[way][1]) / (seconds[0][0] + seconds[0][1]));
+               ways[i / 2].name, plain ? "plain kernels" : "cuDNN", (long long)b->tokens,
+               forward * 1e3, backward * 1e3, (forward + backward) / one);
     }
     return ND_OK;
 }
@@ -272,7 +311,8 @@ static nd_status run(bench *b)
     attention.sq = attention.sk = b->tokens;
     attention.heads = b->heads;
     attention.kv_heads = b->kv_heads;
-    attention.documents = b->documents; /* their scratch is the largest */
+    attention.documents = b->documents ? ND_SEGMENTS_WHOLE : ND_SEGMENTS_NONE; /* most scratch */
+    attention.rounds = 2;
     b->room = room_bytes(b);
     ND_TRY(nd_device_alloc(b->device, ROOMS * b->room, (void **)&b->memory));
     ND_CUDA(b->device, cudaEventCreate(&b->begin));

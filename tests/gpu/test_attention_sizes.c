@@ -16,17 +16,26 @@
 #include "tests/gpu/mirror.h"
 
 #ifdef ND_SMALL_ATTENTION
-enum { HEADS = 4, SHORT = 40, LONG = 136, LAYER = 200, LAYER_HEADS = 4, PACKED = 600 };
+enum { HEADS = 4, SHORT = 40, LONG = 136, LAYER = 200, LAYER_HEADS = 4, PACKED = 600, DRAWS = 4 };
 #else
-enum { HEADS = 8, SHORT = 1000, LONG = 4096, LAYER = 8192, LAYER_HEADS = 32, PACKED = LONG };
+enum {
+    HEADS = 8,
+    SHORT = 1000,
+    LONG = 4096,
+    LAYER = 8192,
+    LAYER_HEADS = 32,
+    PACKED = LONG,
+    DRAWS = 1
+};
 #endif
-enum { KV_HEADS = HEADS / 4, BATCH = 2 };
+enum { KV_HEADS = HEADS / 4, BATCH = 2, TILES = 12, ROUNDS = TILES / 2 };
 
 /* Operands and results of one type; views into memory of the device. */
 typedef struct side {
     nd_tensor qkv, out, dout, dqkv; /* (rows, width) */
     nd_tensor lse, delta;           /* F32 (B, H, Sq) */
     nd_tensor first_key, end_key;   /* absent, or I32 (B Sq) */
+    nd_tensor sums;                 /* absent, or F32 as dqkv: where dk and dv are added to */
 } side;
 
 typedef struct gpu {
@@ -96,28 +105,66 @@ static void free_side(gpu *g, side *s)
         release(g, s->first_key);
         release(g, s->end_key);
     }
+    if (s->sums.data) {
+        release(g, s->sums);
+    }
 }
 
-/* Documents of lengths that cross every tier: from one token to most of a sequence. */
+static uint64_t drawn; /* of the documents, and of the tiles that are this rank's */
+
+/* Where documents are not whole, half of the TILES tiles of a text are this rank's. */
+static void draw_tiles(bool own[TILES])
+{
+    for (int tile = 0, left = TILES / 2; tile < TILES; tile++) {
+        own[tile] =
+            left > 0 && (left == TILES - tile || nd_rng_normal(drawn, 1, (uint64_t)tile) > 0);
+        left -= own[tile];
+    }
+}
+
+/* How many keys are before a token of a text of S: of all tiles, or where segments are flat of
+ * those of others. */
+static int64_t keys_before(const nd_attention *a, const bool own[TILES], int64_t S, int64_t token)
+{
+    int64_t keys = a->documents == ND_SEGMENTS_WHOLE ? token : 0;
+    for (int64_t tile = 0; tile < TILES && a->documents != ND_SEGMENTS_WHOLE; tile++) {
+        const int64_t in_tile = token - tile * (S / TILES);
+        const bool there = a->documents != ND_SEGMENTS_FLAT || !own[tile];
+        keys += there && in_tile > 0 ? (in_tile < S / TILES ? in_tile : S / TILES) : 0;
+    }
+    return keys;
+}
+
+/* Documents of log-normal lengths, and of one token. */
 static void make_documents(gpu *g, const nd_attention *a, side *s)
 {
     const int64_t tokens = a->batch * a->sq;
+    const bool whole = a->documents == ND_SEGMENTS_WHOLE;
+    const int64_t S = whole ? a->sq : 2 * a->sq;
+    bool own[TILES] = {false};
     int32_t *bounds = malloc((size_t)tokens * 2 * sizeof *bounds);
     cr_assert_not_null(bounds);
-    for (int64_t at = 0, end = 0, n = 0; at < tokens; at++) {
-        const int64_t i = at % a->sq, lengths[] = {a->sq / 3, 1, a->sq / 9 + 1, 60, a->sq / 30 + 5};
-        if (i == 0 || i == end) {
-            end = i + lengths[n++ % 5];
-            bounds[at] = (int32_t)i;
-        } else {
-            bounds[at] = bounds[at - 1];
+    draw_tiles(own);
+    for (int64_t at = 0, i = 0, first = 0, end = 0, n = 0; i < a->batch * S; i++) {
+        const int64_t token = i % S;
+        if (token == 0 || token == end) {
+            const double size = 1.3 * (double)nd_rng_normal(drawn, 2, (uint64_t)n);
+            end = token + 1 + (n++ % 5 == 3 ? 0 : (int64_t)((double)S / 8.0 * exp(size)));
+            first = token;
         }
-        bounds[tokens + at] = (int32_t)i + 1;
+        if (whole || own[token / (S / TILES)]) {
+            bounds[at] = (int32_t)keys_before(a, own, S, first);
+            bounds[tokens + at++] = (int32_t)keys_before(a, own, S, token + 1);
+        }
     }
     s->first_key = on_device(g, ND_DTYPE_I32, 1, tokens);
     s->end_key = on_device(g, ND_DTYPE_I32, 1, tokens);
     expect_ok(nd_copy(&g->stream, s->first_key.data, bounds, (size_t)tokens * 4), "a copy");
     expect_ok(nd_copy(&g->stream, s->end_key.data, bounds + tokens, (size_t)tokens * 4), "a copy");
+    if (!whole) {
+        s->sums = on_device(g, ND_DTYPE_F32, a->batch * a->sk, width_of(a));
+        expect_ok(nd_zero(&g->stream, s->sums.data, nd_tensor_bytes(s->sums)), "zeros");
+    }
     expect_ok(nd_stream_sync(&g->stream), "a copy");
     free(bounds);
 }
@@ -127,11 +174,12 @@ static nd_tensor bounds_of(nd_tensor m, const nd_attention *a)
     return m.data ? nd_tensor_2d(m.data, ND_DTYPE_I32, a->batch, a->sq) : (nd_tensor){0};
 }
 
-/* Heads from `first` on of the last `rows` rows of each sequence of a (B S, width) matrix. */
+/* Heads from `first` on of the last `rows` rows of each sequence of a (B S, width) matrix; those of
+ * documents lie one behind the other. */
 static nd_tensor heads_of(nd_tensor m, const nd_attention *a, int64_t rows, int64_t first,
                           int64_t count)
 {
-    int64_t S = m.shape[0] / a->batch, width = m.shape[1];
+    int64_t S = a->documents ? rows : m.shape[0] / a->batch, width = m.shape[1];
     int64_t skipped = (S - rows) * width + first * a->head_dim;
     char *data = (char *)m.data + (size_t)skipped * nd_dtype_size(m.dtype);
     nd_tensor t = nd_tensor_4d(data, m.dtype, a->batch, rows, count, a->head_dim);
@@ -191,6 +239,7 @@ static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
     void *scratch = NULL;
     nd_tensor out = heads_of(s->out, a, a->sq, 0, a->heads);
     nd_tensor dout = heads_of(s->dout, a, a->sq, 0, a->heads), delta = {0};
+    nd_tensor dkv = s->sums.data ? s->sums : s->dqkv;
     expect_ok(nd_zero(&g->stream, s->dqkv.data, nd_tensor_bytes(s->dqkv)), "zeros");
     if (s->first_key.data || g->ops->attention_uses_delta(g->device, a, s->qkv.dtype)) {
         delta = statistics(s->delta, a);
@@ -202,9 +251,9 @@ static int64_t run_backward(gpu *g, const nd_attention *a, side *s)
     expect_ok(nd_device_alloc(g->device, bytes + 256, &scratch), "scratch");
     expect_ok(ND_CALL(g->ops, &g->stream, attention_bwd, .attention = *a,
                       .dq = heads_of(s->dqkv, a, a->sq, 0, a->heads),
-                      .dk = heads_of(s->dqkv, a, a->sk, a->heads, a->kv_heads),
-                      .dv = heads_of(s->dqkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
-                      .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
+                      .dk = heads_of(dkv, a, a->sk, a->heads, a->kv_heads),
+                      .dv = heads_of(dkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
+                      .add_kv = s->sums.data != NULL, .q = heads_of(s->qkv, a, a->sq, 0, a->heads),
                       .k = heads_of(s->qkv, a, a->sk, a->heads, a->kv_heads),
                       .v = heads_of(s->qkv, a, a->sk, a->heads + a->kv_heads, a->kv_heads),
                       .out = out, .dout = dout, .lse = statistics(s->lse, a), .delta = delta,
@@ -245,7 +294,8 @@ static void expect_alike(gpu *g, const char *what, const nd_attention *a, nd_ten
     double error = 0.0, size = 0.0;
     int64_t width = got.shape[1];
     for (int64_t i = 0; i < nd_tensor_count(got); i++) {
-        bool counts = i % width >= begin && i % width < end;
+        const bool alike = x[i] == y[i] && isinf(x[i]); /* rows that see nothing */
+        bool counts = i % width >= begin && i % width < end && !alike;
         double difference = counts ? (double)x[i] - (double)y[i] : 0.0;
         error += difference * difference;
         size += counts ? (double)y[i] * (double)y[i] : 0.0;
@@ -277,8 +327,10 @@ static void compare(gpu *g, const nd_attention *a)
     expect_alike(g, "out", a, cut.out, plain.out, 0, q);
     expect_alike(g, "lse", a, cut.lse, plain.lse, 0, a->sq);
     expect_alike(g, "dq", a, cut.dqkv, plain.dqkv, 0, q);
-    expect_alike(g, "dk", a, cut.dqkv, plain.dqkv, q, k);
-    expect_alike(g, "dv", a, cut.dqkv, plain.dqkv, k, v);
+    expect_alike(g, "dk", a, a->documents > ND_SEGMENTS_WHOLE ? cut.sums : cut.dqkv,
+                 a->documents > ND_SEGMENTS_WHOLE ? plain.sums : plain.dqkv, q, k);
+    expect_alike(g, "dv", a, a->documents > ND_SEGMENTS_WHOLE ? cut.sums : cut.dqkv,
+                 a->documents > ND_SEGMENTS_WHOLE ? plain.sums : plain.dqkv, k, v);
     free_side(g, &cut);
     free_side(g, &plain);
 }
@@ -300,16 +352,26 @@ static void compare_blocks(gpu *g, int64_t D, int64_t S)
     }
 }
 
-/* Of two lengths, by calls for each tier of lengths and the plain kernels for the shortest. */
+/* Of two lengths, by calls for each tier of lengths and the plain kernels for the shortest: on one
+ * rank, and on one of cp with the keys of all and with those that visit it. */
 static void compare_documents(int64_t D)
 {
-    gpu g = open_gpu(false);
-    for (int i = 0; i < 2; i++) {
-        const int64_t S = i ? PACKED : SHORT + 60; /* several tiers; one */
-        const nd_attention a = {BATCH, S, S, HEADS, KV_HEADS, D, 0, 0.1f, 0, true};
-        compare(&g, &a);
+    for (int i = 0; i < 2 * DRAWS; i++) {
+        gpu g = open_gpu(false);
+        drawn = (uint64_t)i;
+        const int64_t S =
+            (i % 2 ? PACKED : SHORT + 60) / (2 * TILES) * (2 * TILES); /* tiers: 2, 1 */
+        for (int windows = 0; windows < 2; windows++) {
+            const int64_t window = windows ? S / 16 + 3 : 0;
+            compare(&g, &(nd_attention){BATCH, S, S, HEADS, KV_HEADS, D, 0, 0.1f, window,
+                                        ND_SEGMENTS_WHOLE, 1});
+            compare(&g, &(nd_attention){BATCH, S / 2, S, HEADS, KV_HEADS, D, 0, 0.1f, window,
+                                        ND_SEGMENTS_DIAGONAL, ROUNDS});
+        }
+        compare(&g, &(nd_attention){BATCH, S, S, HEADS, KV_HEADS, D, 0, 0.1f, 0, ND_SEGMENTS_FLAT,
+                                    ROUNDS});
+        close_gpu(&g);
     }
-    close_gpu(&g);
 }
 
 Test(attention_sizes, documents)
@@ -355,6 +417,17 @@ Test(attention_8b, documents)
 {
     gpu g = open_gpu(false);
     nd_attention a = {1, LAYER, LAYER, LAYER_HEADS, LAYER_HEADS / 4, 128, 0, 0.08838835f, 0, true};
+    compare(&g, &a);
+    close_gpu(&g);
+}
+
+/* The same layer on a rank of cp 2, gathered. */
+Test(attention_8b, documents_of_cp)
+{
+    gpu g = open_gpu(false);
+    const int64_t S = LAYER / (2 * TILES) * (2 * TILES);
+    nd_attention a = {1, S / 2,       S, LAYER_HEADS,          LAYER_HEADS / 4, 128,
+                      0, 0.08838835f, 0, ND_SEGMENTS_DIAGONAL, ROUNDS};
     compare(&g, &a);
     close_gpu(&g);
 }

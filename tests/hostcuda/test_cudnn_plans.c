@@ -199,34 +199,41 @@ Test(cudnn_plans, lengths_deterministic_backward, .init = open_library, .timeout
 
 /* What a layer on Hopper prepares for separate documents: a plan for each tier, and no more bytes
  * than the formula says. */
-static void expect_documents(int64_t batch, int64_t S, int64_t D, int64_t H, int64_t K, int tiers)
+static void expect_segments(nd_attention a, int tiers)
 {
-    const nd_attention a = {batch, S, S, H, K, D, 0, 0.1f, 0, true};
+    const int64_t batch = a.batch, S = a.sq, D = a.head_dim, H = a.heads, K = a.kv_heads;
     nd_cuda_context context = {.cudnn = cudnn, .capability = 90};
     const int64_t width = (H + 2 * K) * D, before = nd_cudnn_plan_count(cudnn);
-    nd_tensor qkv[3] = {heads(S, H, D, width), heads(S, K, D, width), heads(S, K, D, width)};
+    nd_tensor qkv[3] = {heads(S, H, D, width), heads(a.sk, K, D, width), heads(a.sk, K, D, width)};
     nd_tensor out = heads(S, H, D, H * D), some = out;
     for (int i = 0; i < 3; i++) {
         qkv[i].shape[0] = out.shape[0] = batch;
     }
     const nd_attention_fwd_args forward = {
-        .attention = a, .out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .first_key = some};
+        .attention = a, .out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .end_key = some};
     const nd_attention_bwd_args backward = {.attention = a,
                                             .q = qkv[0],
                                             .k = qkv[1],
                                             .v = qkv[2],
                                             .out = out,
                                             .dout = out,
-                                            .first_key = some};
+                                            .end_key = some,
+                                            .add_kv = true};
     cr_expect(nd_documents_fit(&a, false));
     cr_expect(nd_documents_prepare_fwd(&context, &forward));
     cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, false));
     cr_expect(nd_documents_prepare_bwd(&context, &backward));
     cr_expect_leq(context.attention_scratch, nd_documents_scratch_by_formula(&a, true));
     cr_expect_eq(nd_cudnn_plan_count(cudnn) - before, 2 * tiers);
-    printf("documents in %lld x %lld, heads of %lld: %zu bytes, by formula %zu\n", (long long)batch,
-           (long long)S, (long long)D, context.attention_scratch,
-           nd_documents_scratch_by_formula(&a, true));
+    printf("documents (%d) in %lld x %lld, %lld keys, window %lld, heads of %lld: %zu bytes, by "
+           "formula %zu\n",
+           (int)a.documents, (long long)batch, (long long)S, (long long)a.sk, (long long)a.window,
+           (long long)D, context.attention_scratch, nd_documents_scratch_by_formula(&a, true));
+}
+
+static void expect_documents(int64_t batch, int64_t S, int64_t D, int64_t H, int64_t K, int tiers)
+{
+    expect_segments((nd_attention){batch, S, S, H, K, D, 0, 0.1f, 0, ND_SEGMENTS_WHOLE, 1}, tiers);
 }
 
 Test(cudnn_plans, separate_documents, .init = open_library, .timeout = 300)
@@ -238,6 +245,19 @@ Test(cudnn_plans, separate_documents, .init = open_library, .timeout = 300)
     expect_documents(4, 96, 16, 4, 2, 1);
 }
 
+/* On a rank of cp: keys that are gathered, and those of a step of a ring; with windows. */
+Test(cudnn_plans, documents_of_cp, .init = open_library, .timeout = 300)
+{
+    static const nd_segments d = ND_SEGMENTS_DIAGONAL, flat = ND_SEGMENTS_FLAT;
+    expect_segments((nd_attention){1, 16384, 131072, 32, 8, 128, 0, 0.1f, 0, d, 2}, 4);
+    expect_segments((nd_attention){1, 16384, 16384, 32, 8, 128, 0, 0.1f, 0, flat, 2}, 3);
+    expect_segments((nd_attention){2, 512, 1024, 16, 4, 64, 0, 0.1f, 0, d, 2}, 2);
+    expect_segments((nd_attention){2, 512, 512, 16, 4, 64, 0, 0.1f, 0, flat, 2}, 2);
+    expect_segments((nd_attention){1, 2048, 8192, 16, 4, 128, 0, 0.1f, 1000, d, 2}, 3);
+    expect_segments((nd_attention){1, 8192, 8192, 16, 4, 64, 0, 0.1f, 1000, ND_SEGMENTS_WHOLE, 1},
+                    3);
+}
+
 /* Of what cuDNN has no plan for nothing is tried again, and the plain kernels compute it. */
 Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
 {
@@ -245,7 +265,7 @@ Test(cudnn_plans, no_documents_on_older_gpus, .init = open_library)
     nd_cuda_context context = {.cudnn = cudnn, .capability = 80};
     nd_tensor x = heads(512, 4, 64, 256);
     const nd_attention_fwd_args forward = {
-        .attention = a, .out = x, .q = x, .k = x, .v = x, .first_key = x};
+        .attention = a, .out = x, .q = x, .k = x, .v = x, .end_key = x};
     cr_expect_not(nd_documents_prepare_fwd(&context, &forward));
     cr_expect_eq(nd_cudnn_plan_count(cudnn), 0);
 }

@@ -166,6 +166,18 @@ Test(processes_cuda, products_without_vectors_of_scales_are_said_once)
     }
 }
 
+static const char windows_model[] =
+    "{\"model_type\": \"mistral\", \"vocab_size\": 256, \"hidden_size\": 64, "
+    "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "\"num_key_value_heads\": 2, \"sliding_window\": %d}";
+
+static void write_windows(int window)
+{
+    char text[512];
+    int length = snprintf(text, sizeof text, windows_model, window);
+    tempdir_write(&dir, "windows.json", text, (size_t)length);
+}
+
 static void write_rows(void)
 {
     char rows[8192];
@@ -180,35 +192,51 @@ static void write_rows(void)
     tempdir_write(&dir, "rows.jsonl", rows, used);
 }
 
-/* By cuDNN where a rank has all keys, else by the plain kernels, which is said. */
+/* By cuDNN, or by the plain kernels, which is said. */
 Test(processes_cuda, separate_documents_train_as_on_the_cpu)
 {
-    static const char job[] = "--precision bf16 --documents separate --sequence-length 128 "
-                              "--set data.path=rows.jsonl";
+    static const char *const jobs[] = {
+        "--precision bf16 --documents separate --sequence-length 128 --set data.path=rows.jsonl",
+        "--precision bf16 --documents separate --sequence-length 128 --set data.path=rows.jsonl "
+        "--set model.config=windows.json",
+    };
     static const struct {
         const char *environment, *options, *said;
+        bool windows;
     } forms[] = {
         {"", "--workers 1", NULL},
         {"", "--workers 1 --cuda-graphs", NULL},
         {"", "--workers 2 --cp-size 2 --cp-comm ulysses", NULL},
-        {"", "--workers 2 --cp-size 2 --cp-comm allgather", "the plain attention kernels"},
+        {"", "--workers 2 --cp-size 2 --cp-comm allgather", NULL},
+        {"", "--workers 4 --cp-size 4 --cp-comm allgather", NULL},
+        {"", "--workers 2 --cp-size 2 --cp-comm ring", NULL},
+        {"", "--workers 2 --cp-size 2 --cp-comm ring --cuda-graphs", "four places of a rank"},
+        {"", "--workers 2 --cp-size 2 --cp-comm allgather --cuda-graphs", "four places of a rank"},
         {"", "--workers 1 --deterministic", "the plain attention kernels"},
         {"ND_DOUBLE_WRONG_DOCUMENTS=1 ", "--workers 1", "separate documents wrongly on this GPU"},
+        {"", "--workers 1", NULL, true},
+        {"", "--workers 2 --cp-size 2 --cp-comm allgather", NULL, true},
+        {"", "--workers 2 --cp-size 2 --cp-comm ring", "the plain attention kernels", true},
     };
     char options[512];
+    double cpus[2];
     write_rows();
-    snprintf(options, sizeof options, "--device cpu --workers 1 %s", job);
-    cr_assert_eq(run(options, "cpu"), 0, "%s", shell_output);
-    const double cpu = last_loss("cpu");
+    write_windows(40);
+    for (int i = 0; i < 2; i++) {
+        snprintf(options, sizeof options, "--device cpu --workers 1 %s", jobs[i]);
+        cr_assert_eq(run(options, i ? "cpu1" : "cpu0"), 0, "%s", shell_output);
+        cpus[i] = last_loss(i ? "cpu1" : "cpu0");
+    }
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         char out[16];
         snprintf(out, sizeof out, "gpu%zu", i);
-        shell(&dir, shell_line("%s" RUN "--device cuda %s %s --set output.dir=%s",
-                               forms[i].environment, forms[i].options, job, out));
+        shell(&dir,
+              shell_line("%s" RUN "--device cuda %s %s --set output.dir=%s", forms[i].environment,
+                         forms[i].options, jobs[forms[i].windows], out));
         cr_expect(forms[i].said ? strstr(shell_output, forms[i].said) != NULL
                                 : !strstr(shell_output, "plain"),
                   "%s: %s", forms[i].options, shell_output);
-        const double gpu = last_loss(out);
+        const double gpu = last_loss(out), cpu = cpus[forms[i].windows];
         cr_expect(cpu > 1.0 && fabs(gpu - cpu) < cpu / 256.0, "%s: loss %.6f, %.6f on the CPU",
                   forms[i].options, gpu, cpu);
     }
@@ -218,11 +246,7 @@ Test(processes_cuda, separate_documents_train_as_on_the_cpu)
  * plain kernels compute single rows whether there is a window or not. */
 Test(processes_cuda, windows_in_plain_kernels_are_said_once)
 {
-    static const char model[] =
-        "{\"model_type\": \"mistral\", \"vocab_size\": 256, \"hidden_size\": 64, "
-        "\"intermediate_size\": 96, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
-        "\"num_key_value_heads\": 2, \"sliding_window\": 3}";
-    tempdir_write(&dir, "windows.json", model, sizeof model - 1);
+    write_windows(3);
     for (int form = 0; form < 4; form++) {
         static const char *const forms[] = {"allgather", "allgather --set train.sequence_length=4",
                                             "ring", "ring --deterministic"};

@@ -33,6 +33,8 @@
  * from the block's start); without a window iff j <= i + diag. */
 typedef struct nd_attention_block {
     int64_t q_begin, q_count, kv_begin, kv_count, diag;
+    nd_segments documents; /* that are separate */
+    int64_t rounds;
 } nd_attention_block;
 
 enum { ND_CP_BLOCKS = 3 }; /* the most of one step */
@@ -98,7 +100,8 @@ typedef struct nd_dealt {
 
 /* On the host: which keys this rank's queries see, and where they come from. sent: elements of keys
  * and values that all ranks together send, then those that this one sends to each rank of cp / u,
- * then those that it receives from each; -1 first where all of them are gathered, or travel. */
+ * then those that it receives from each, then the rounds (nd_attention) of each step; the first is
+ * -1 where all of them are gathered, or travel. */
 void nd_cp_first_keys(const nd_rank *rank, const nd_dims *dims, const nd_dealt *dealt,
                       void *scratch, int32_t *out, int64_t *sent);
 

@@ -60,6 +60,22 @@ int nd_cp_blocks_ring(int size, int index, int step, int64_t chunk, int64_t wind
     return 1;
 }
 
+/* CUDA graphs, which are replayed whatever the documents are, have so many. A document is rarely
+ * in more tiles of a rank (deal.h). */
+enum { ROUNDS_OF_GRAPHS = 4 };
+
+/* What the queries of the rank see of the keys of a step. In a step of a ring a window sees other
+ * keys from row to row. */
+static nd_segments segments_of(const nd_cp *cp, int step)
+{
+    if (cp->method->in_place || (cp->method->steps && step == 0 && cp->sight.window == 0)) {
+        return ND_SEGMENTS_WHOLE;
+    }
+    return !cp->method->steps      ? ND_SEGMENTS_DIAGONAL
+           : cp->sight.window == 0 ? ND_SEGMENTS_FLAT
+                                   : ND_SEGMENTS_NONE;
+}
+
 /* Where documents are separate, bounds say what is visible, and diag, which no op reads then, what
  * work is estimated: that of one document. */
 int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block out[ND_CP_BLOCKS])
@@ -69,7 +85,12 @@ int nd_cp_blocks_of(const nd_cp *cp, int step, int64_t keys, nd_attention_block 
     const int index = nd_mesh_group_index(mesh, ND_GROUP_CP, cp->rank->rank);
     const int64_t s = cp->dims.s;
     if (cp->sight.first_keys) {
-        out[0] = (nd_attention_block){0, s, 0, keys, (keys - s) / 2};
+        const bool graphs = cp->rank->config->kernels.cuda_graphs;
+        out[0] = (nd_attention_block){0, s, 0, keys, (keys - s) / 2, segments_of(cp, step)};
+        out[0].rounds = out[0].documents == ND_SEGMENTS_WHOLE ? 1
+                        : graphs                              ? ROUNDS_OF_GRAPHS
+                        : cp->sight.sent                      ? cp->sight.sent[1 + 2 * size + step]
+                                                              : 1;
         return 1;
     }
     return cp->method->blocks(size, index, step, cp->dims.chunk, cp->sight.window, out);
@@ -87,8 +108,9 @@ nd_attention nd_cp_attention_of(const nd_cp *cp, const nd_attention_block *block
         .head_dim = d->D,
         .diag = block->diag,
         .scale = d->attention_scale,
-        .window = cp->sight.first_keys ? 0 : cp->sight.window, /* the bounds have it */
-        .documents = cp->sight.first_keys && cp->sight.window == 0 && cp->method->in_place,
+        .window = cp->sight.first_keys && cp->method->steps ? 0 : cp->sight.window,
+        .documents = block->documents,
+        .rounds = block->rounds,
     };
 }
 
@@ -131,11 +153,17 @@ nd_tensor nd_cp_row_view(const nd_dims *d, const float *base, const nd_attention
                         block->q_count);
 }
 
-/* Row `of` of a block's bounds. */
+/* Row `of` of a block's bounds: among keys that travel, those of a window, which counts tokens of
+ * the text, are in the second one. */
 static nd_tensor bounds_of(const nd_dims *d, const nd_kv_source *kv, int64_t of)
 {
     return kv->bounds ? nd_tensor_2d((int32_t *)kv->bounds + of * d->T, ND_DTYPE_I32, d->B, d->s)
                       : (nd_tensor){0};
+}
+
+static nd_tensor first_keys_of(const nd_cp *cp, const nd_kv_source *kv)
+{
+    return bounds_of(&cp->dims, kv, cp->method->steps && cp->sight.window > 0);
 }
 
 nd_kv_source nd_cp_buffer_source(const nd_cp *cp, void *data, nd_dtype dtype, int64_t rows)
@@ -152,7 +180,7 @@ nd_status nd_cp_block_forward(nd_cp *cp, const nd_attention_block *block, nd_ten
     ND_OP(cp->rank, ND_TRACE_ATTENTION, attention_fwd, .attention = a,
           .out = nd_cp_q_view(d, o, block), .lse = nd_cp_row_view(d, lse, block),
           .q = nd_cp_q_view(d, qkv, block), .k = kv_view(d, kv, kv->k, block),
-          .v = kv_view(d, kv, kv->v, block), .first_key = bounds_of(d, kv, cp->sight.window > 0),
+          .v = kv_view(d, kv, kv->v, block), .first_key = first_keys_of(cp, kv),
           .end_key = bounds_of(d, kv, 2), .scratch = cp->scratch);
     return ND_OK;
 }
@@ -209,8 +237,8 @@ static nd_status block_backward(nd_cp *cp, const nd_attention_block *block, cons
           .out = nd_cp_q_view(d, b->o, block), .dout = nd_cp_q_view(d, b->dout, block),
           .lse = nd_cp_row_view(d, b->lse, block),
           .delta = cp->delta ? nd_cp_row_view(d, cp->delta, block) : (nd_tensor){0},
-          .first_key = bounds_of(d, kv, cp->sight.window > 0), .end_key = bounds_of(d, kv, 2),
-          .add_q = to->add_q, .add_kv = to->add_kv, .scratch = cp->scratch);
+          .first_key = first_keys_of(cp, kv), .end_key = bounds_of(d, kv, 2), .add_q = to->add_q,
+          .add_kv = to->add_kv, .scratch = cp->scratch);
     return ND_OK;
 }
 

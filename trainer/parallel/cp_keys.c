@@ -148,12 +148,25 @@ int64_t nd_cp_first_key_count(const nd_rank *rank, const nd_dims *tokens)
 
 int64_t nd_cp_sent_count(const nd_rank *rank)
 {
-    return 1 + 2 * nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
+    return 1 + 3 * nd_mesh_group_size(&rank->mesh, ND_GROUP_CP);
 }
 
 size_t nd_cp_first_keys_bytes(const nd_dims *tokens)
 {
     return (size_t)((2 * tokens->B + 1) * tokens->S + 1) * sizeof(int32_t);
+}
+
+/* nd_attention.rounds, of rows that see `more` keys more than the one before in a segment. */
+static int64_t rounds_of(const nd_dims *d, const int32_t *bounds, int more)
+{
+    const int32_t *first = bounds, *end = bounds + 2 * d->T;
+    int64_t most = 1, count = 1;
+    for (int64_t i = 1; i < d->T; i++) {
+        const bool follows = i % d->s > 0 && first[i] == first[i - 1] && end[i - 1] > first[i];
+        count = follows ? count + (end[i] != end[i - 1] + more) : 1;
+        most = nd_max(most, count);
+    }
+    return most;
 }
 
 void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt *dealt,
@@ -169,14 +182,17 @@ void nd_cp_first_keys(const nd_rank *rank, const nd_dims *tokens, const nd_dealt
     k.tokens = k.rows + k.d.B * k.d.S;
     k.before = k.tokens + k.d.T;
     memset(k.rows, -1, bytes);
+    int64_t *rounds = elements + 1 + 2 * k.size;
     elements[0] = -1;
     if (nd_cp_gathers(rank)) {
         list_gathered(&k, out, elements);
+        rounds[0] = rounds_of(&k.d, out, 1);
         return;
     }
     for (int step = 0; step < k.size; step++, out += ND_CP_BOUNDS * k.d.T) {
         memset(k.rows, -1, bytes);
         put_keys(&k, (k.index - step + k.size) % k.size, NULL, k.d.T, 0);
         number_keys(&k, out, NULL);
+        rounds[step] = rounds_of(&k.d, out, step == 0);
     }
 }

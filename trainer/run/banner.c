@@ -284,6 +284,13 @@ static void print_line(void *context, const char *text)
     nd_log_info("%s", text);
 }
 
+/* Whether ranks of cp exchange keys. */
+static bool exchanges_keys(const nd_config *config, const nd_shape *shape)
+{
+    const int cp = config->resolved_mesh.size[ND_AXIS_CP];
+    return cp > 1 && nd_cp_exchange_of(shape, config).ulysses < cp;
+}
+
 /* Before a GPU is open, from the job alone. */
 static bool are_documents_plain(const nd_config *config, const nd_shape *shape)
 {
@@ -295,10 +302,10 @@ static bool are_documents_plain(const nd_config *config, const nd_shape *shape)
                             .kv_heads = shape->kv_heads,
                             .head_dim = shape->head_dim,
                             .window = shape->window < S ? shape->window : 0,
-                            .documents = true};
+                            .documents = ND_SEGMENTS_WHOLE};
     const bool fp32 = config->train.precision == ND_PRECISION_FP32;
-    const int cp = config->resolved_mesh.size[ND_AXIS_CP];
-    return (cp > 1 && nd_cp_exchange_of(shape, config).ulysses < cp) ||
+    const bool ring = exchanges_keys(config, shape) && nd_cp_exchange_of(shape, config).ring;
+    return (ring && a.window > 0) ||
            !nd_ops_cuda_takes_documents(&a, fp32 ? ND_DTYPE_F32 : ND_DTYPE_BF16,
                                         config->train.deterministic);
 }
@@ -306,13 +313,21 @@ static bool are_documents_plain(const nd_config *config, const nd_shape *shape)
 void nd_banner_warn_of_documents(const nd_config *config, const nd_shape *shape, bool gpu,
                                  const nd_device *device)
 {
-    if (gpu && config->data.documents == ND_DOCUMENTS_SEPARATE &&
-        (device ? nd_ops_cuda_documents_are_plain(device) : are_documents_plain(config, shape))) {
+    if (!gpu || config->data.documents != ND_DOCUMENTS_SEPARATE) {
+        return;
+    }
+    if (device ? nd_ops_cuda_documents_are_plain(device) : are_documents_plain(config, shape)) {
         nd_log_warning("data.documents is separate, and the plain attention kernels compute some "
                        "of that, many times slower, as cuDNN takes it only in BF16, with heads of "
-                       "multiples of 16, without a sliding_window and train.deterministic, and "
-                       "with no other cp than --cp-comm ulysses; data.documents: join is faster, "
-                       "and its documents see each other");
+                       "multiples of 16, without train.deterministic, and in a ring without a "
+                       "sliding_window; data.documents: join is faster, and its documents see "
+                       "each other");
+    } else {
+        nd_log_info("data.documents is separate: cuDNN computes its attention%s",
+                    config->kernels.cuda_graphs && exchanges_keys(config, shape)
+                        ? ", and with kernels.cuda_graphs and cp the plain kernels what a "
+                          "document has in more than four places of a rank"
+                        : "");
     }
 }
 

@@ -57,12 +57,12 @@ static nd_status check_form(const nd_sdpa_form *f, int capability)
     bool ok = (refused == 0 || f->sq != refused) && f->head_dim % 8 == 0 && f->head_dim <= 128 &&
               f->heads % f->kv_heads == 0;
     ok = ok && f->sq >= 1 && f->sk >= 1 && f->batch >= 1;
-    ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->sq <= f->sk);
-    ok = ok && (f->window == 0 || (f->mask != ND_SDPA_ALL && f->sq <= f->sk));
+    ok = ok && (f->mask != ND_SDPA_BOTTOM_RIGHT || f->tokens > 0 || f->sq <= f->sk);
+    ok = ok && (f->window == 0 || (f->mask != ND_SDPA_ALL && (f->tokens > 0 || f->sq <= f->sk)));
     /* Ragged tensors; what real cuDNN has plans for besides is not needed here. */
-    ok = ok && (f->tokens == 0 || (capability >= 90 && f->sq == f->sk && f->sq <= f->tokens &&
-                                   f->head_dim % 16 == 0 && f->mask == ND_SDPA_TOP_LEFT &&
-                                   f->window == 0 && !f->deterministic));
+    ok = ok &&
+         (f->tokens == 0 || (capability >= 90 && f->sq <= f->tokens && f->sk <= f->key_tokens &&
+                             f->head_dim % 16 == 0 && !f->deterministic));
     for (int i = 0; i < (f->backward ? 8 : 4); i++) {
         ok = ok && whole(all[i], f->head_dim);
     }
@@ -102,7 +102,9 @@ nd_status nd_cudnn_workspace(nd_cudnn *cudnn, const nd_sdpa_form *f, size_t *out
     }
     if (f->tokens > 0) {
         bytes += f->batch * 256;
-        bytes += f->backward ? f->tokens * f->heads * (12 * f->head_dim + 4) : 0;
+        bytes += f->backward ? f->tokens * f->heads * (4 * f->head_dim + 4) +
+                                   f->key_tokens * f->heads * 8 * f->head_dim
+                             : 0;
     }
     *out = (size_t)bytes;
     return ND_OK;
@@ -238,7 +240,12 @@ static void run_batch_backward(void *closure)
     free(dk);
 }
 
-/* Documents, which lie where the call's numbers say when it runs. */
+/* Segments of documents, which lie where the call's numbers say when it runs. */
+
+static bool is_of_keys(int kind)
+{
+    return kind == ND_RAGGED_KV || kind == ND_RAGGED_DKV;
+}
 
 /* The strides of a kind's tensors, and how many elements a token has: rows and heads. */
 static nd_sdpa_strides ragged_strides(const nd_sdpa_form *f, int kind)
@@ -252,24 +259,33 @@ static void check_slot(const attention_call *c, int64_t n, int kind)
 {
     const nd_sdpa_form *f = &c->f;
     const int64_t *starts = c->t.starts[kind], row = ragged_strides(f, kind).row;
-    const int64_t end = starts[n] + c->t.lengths[n] * row;
-    if (c->t.lengths[n] < 0 || c->t.lengths[n] > f->sq) {
-        nd_double_violation("cuDNN attention: document %lld has %d rows, and the form %lld",
-                            (long long)n, c->t.lengths[n], (long long)f->sq);
+    const int64_t length = is_of_keys(kind) ? c->t.keys[n] : c->t.rows[n];
+    const int64_t end = starts[n] + length * row, most = is_of_keys(kind) ? f->sk : f->sq;
+    const int64_t tokens = is_of_keys(kind) ? f->key_tokens : f->tokens;
+    if (length < 0 || length > most || (c->t.rows[n] > 0) != (c->t.keys[n] > 0)) {
+        nd_double_violation("cuDNN attention: segment %lld has %lld rows or keys, and the form "
+                            "%lld, or only one of both",
+                            (long long)n, (long long)length, (long long)most);
+    }
+    if (f->backward && c->t.rows[n] == 1) {
+        nd_double_violation("cuDNN attention: NaN in dk and dv of a single row");
+    }
+    if (f->mask == ND_SDPA_BOTTOM_RIGHT && c->t.rows[n] > c->t.keys[n]) {
+        nd_double_violation("cuDNN attention: segment %lld has rows without keys", (long long)n);
     }
     if (starts[n] < 0 || starts[n] % row != 0 || end > starts[n + 1]) {
-        nd_double_violation("cuDNN attention: document %lld of tensor %d lies at %lld to %lld, "
+        nd_double_violation("cuDNN attention: segment %lld of tensor %d lies at %lld to %lld, "
                             "before %lld",
                             (long long)n, kind, (long long)starts[n], (long long)end,
                             (long long)starts[n + 1]);
     }
-    if (n + 1 == f->batch && starts[n + 1] != f->tokens * row) {
+    if (n + 1 == f->batch && starts[n + 1] != tokens * row) {
         nd_double_violation("cuDNN attention: tensor %d ends at %lld, not at %lld", kind,
-                            (long long)starts[n + 1], (long long)(f->tokens * row));
+                            (long long)starts[n + 1], (long long)(tokens * row));
     }
 }
 
-/* What cuDNN writes between documents is anything. */
+/* What cuDNN writes between segments is anything. */
 static void spoil(void *to, const nd_sdpa_strides *s, int64_t tokens, int64_t heads, int64_t D)
 {
     for (int64_t i = 0; i < tokens * heads; i++) {
@@ -285,8 +301,8 @@ static void spoil_results(const attention_call *c)
     const nd_sdpa_form *f = &c->f;
     if (f->backward) {
         spoil(c->t.dq, &f->dq, f->tokens, f->heads, f->head_dim);
-        spoil(c->t.dk, &f->dk, f->tokens, f->kv_heads, f->head_dim);
-        spoil(c->t.dv, &f->dv, f->tokens, f->kv_heads, f->head_dim);
+        spoil(c->t.dk, &f->dk, f->key_tokens, f->kv_heads, f->head_dim);
+        spoil(c->t.dv, &f->dv, f->key_tokens, f->kv_heads, f->head_dim);
         return;
     }
     spoil(c->t.out, &f->out, f->tokens, f->heads, f->head_dim);
@@ -295,13 +311,14 @@ static void spoil_results(const attention_call *c)
     }
 }
 
-/* Document n as a batch of one. */
-static attention_call document(const attention_call *c, int64_t n)
+/* Segment n as a batch of one. */
+static attention_call segment(const attention_call *c, int64_t n)
 {
     attention_call one = *c;
     const int64_t *const *starts = c->t.starts;
     one.f.batch = 1;
-    one.f.sq = one.f.sk = c->t.lengths[n];
+    one.f.sq = c->t.rows[n];
+    one.f.sk = c->t.keys[n];
     one.t.q = (const nd_bf16 *)c->t.q + starts[ND_RAGGED_Q][n];
     one.t.k = (const nd_bf16 *)c->t.k + starts[ND_RAGGED_KV][n];
     one.t.v = (const nd_bf16 *)c->t.v + starts[ND_RAGGED_KV][n];
@@ -329,7 +346,7 @@ static void run_documents(attention_call *c)
         return;
     }
     for (int64_t n = 0; n < c->f.batch; n++) {
-        attention_call one = document(c, n);
+        attention_call one = segment(c, n);
         if (one.f.sq > 0) {
             (c->f.backward ? run_batch_backward : run_batch_forward)(&one);
         }
@@ -356,10 +373,10 @@ static void need_bytes(const char *what, const void *p, size_t bytes)
 }
 
 static void need(const char *what, const void *p, const nd_sdpa_form *f, const nd_sdpa_strides *s,
-                 int64_t rows, int64_t heads)
+                 bool keys, int64_t heads)
 {
-    int64_t last = f->tokens > 0 ? at(s, 0, f->tokens - 1, heads - 1)
-                                 : at(s, f->batch - 1, rows - 1, heads - 1);
+    int64_t last = f->tokens > 0 ? at(s, 0, (keys ? f->key_tokens : f->tokens) - 1, heads - 1)
+                                 : at(s, f->batch - 1, (keys ? f->sk : f->sq) - 1, heads - 1);
     last += f->head_dim;
     need_bytes(what, p, (size_t)last * sizeof(nd_bf16));
 }
@@ -370,14 +387,15 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     size_t workspace = 0;
     attention_call call = {*f, *t};
     ND_TRY(nd_cudnn_workspace(cudnn, f, &workspace));
-    need("q", t->q, f, &f->q, f->sq, f->heads);
-    need("k", t->k, f, &f->k, f->sk, f->kv_heads);
-    need("v", t->v, f, &f->v, f->sk, f->kv_heads);
-    need("out", t->out, f, &f->out, f->sq, f->heads);
+    need("q", t->q, f, &f->q, false, f->heads);
+    need("k", t->k, f, &f->k, true, f->kv_heads);
+    need("v", t->v, f, &f->v, true, f->kv_heads);
+    need("out", t->out, f, &f->out, false, f->heads);
     need_bytes("stats", t->stats,
                (size_t)(f->heads * (f->tokens > 0 ? f->tokens : f->batch * f->sq)) * 4);
     if (f->tokens > 0) {
-        need_bytes("lengths", t->lengths, (size_t)f->batch * sizeof *t->lengths);
+        nd_double_need_device("rows", t->rows, (size_t)f->batch * sizeof *t->rows);
+        nd_double_need_device("keys", t->keys, (size_t)f->batch * sizeof *t->keys);
     }
     for (int i = 0; f->tokens > 0 && i < (f->backward ? ND_RAGGED_KINDS : ND_RAGGED_DOUT); i++) {
         nd_double_need_device("starts", t->starts[i], (size_t)(f->batch + 1) * sizeof(int64_t));
@@ -389,15 +407,17 @@ nd_status nd_cudnn_run(nd_cudnn *cudnn, nd_stream *stream, const nd_sdpa_form *f
     if (f->backward && f->sq == 1 && cudnn->capability / 10 == 9) {
         nd_double_violation("cuDNN attention: NaN in dk and dv of a single row");
     }
-    if (f->backward && f->mask == ND_SDPA_ALL && f->sk % 128 == 64 && cudnn->capability / 10 == 9) {
+    /* Segments have a padding mask, which cudnn-frontend itself takes against this. */
+    if (f->backward && f->tokens == 0 && f->mask == ND_SDPA_ALL && f->sk % 128 == 64 &&
+        cudnn->capability / 10 == 9) {
         nd_double_violation("cuDNN attention: NaN in dq, %lld unmasked keys end inside of a tile",
                             (long long)f->sk);
     }
     if (f->backward) {
-        need("dout", t->dout, f, &f->dout, f->sq, f->heads);
-        need("dq", t->dq, f, &f->dq, f->sq, f->heads);
-        need("dk", t->dk, f, &f->dk, f->sk, f->kv_heads);
-        need("dv", t->dv, f, &f->dv, f->sk, f->kv_heads);
+        need("dout", t->dout, f, &f->dout, false, f->heads);
+        need("dq", t->dq, f, &f->dq, false, f->heads);
+        need("dk", t->dk, f, &f->dk, true, f->kv_heads);
+        need("dv", t->dv, f, &f->dv, true, f->kv_heads);
         nd_double_counts *counts = &machine_current()->counts;
         *(f->deterministic ? &counts->ordered_backwards : &counts->usual_backwards) += 1;
     }
