@@ -222,6 +222,7 @@ static nd_status take_own_flags(const nd_command *command, int argc, char **argv
         return ND_OK;
     }
     ND_TRY(nd_command_split(use->id, argc, argv, false, rest, count));
+    ND_TRY(nd_config_check_flags(*count, *rest));
     if (nd_command_wants_help(argc, argv)) {
         return ND_OK;
     }

@@ -349,15 +349,6 @@ static nd_status check_refused(const refusal *r, const char *word)
                : nd_fail(ND_ERR_CONFIG, "%s: %s", name, r->sentence);
 }
 
-/* A word that is none of the command's flags. */
-static nd_status check_setting(const worker_command *command, const char *word)
-{
-    for (const refusal *r = command->refused; r && r->names; r++) {
-        ND_TRY(check_refused(r, word));
-    }
-    return nd_flags_check(word, command->command);
-}
-
 nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,
                            int *count)
 {
@@ -370,7 +361,9 @@ nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool ow
         settings_count++;
     }
     for (walk w = {command, argc, argv, 1, ND_NO_FLAG}; next_part(&w, &flag, &value);) {
-        ND_TRY(flag == ND_NO_FLAG && !own ? check_setting(c, value) : ND_OK);
+        for (const refusal *r = c->refused; flag == ND_NO_FLAG && r && r->names; r++) {
+            ND_TRY(check_refused(r, value));
+        }
         unless |= flag == c->settings_unless && flag != ND_NO_FLAG;
     }
     ND_TRY(ND_ALLOC(argc + settings_count + 1, out));

@@ -77,8 +77,8 @@ nd_status nd_command_flags_need(const nd_command_flags *line, nd_own_flag_id fla
 /*
  * The words of a worker's command line without the command's own flags, behind argv[0] and the
  * settings that the command brings; or (own) with them alone, behind argv[0]. *out ends with NULL;
- * it is owned by the caller, but not its words. ND_ERR_CONFIG (not `own`): a flag of neither; names
- * the nearest one.
+ * it is owned by the caller, but not its words. ND_ERR_CONFIG: a flag that the command refuses, and
+ * what to use in its place.
  */
 nd_status nd_command_split(nd_command_id command, int argc, char **argv, bool own, char ***out,
                            int *count);

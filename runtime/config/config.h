@@ -170,6 +170,9 @@ nd_status nd_config_read_text(nd_config *config, const char *text, size_t bytes,
  * key, what was wrong, nearest known name.
  */
 nd_status nd_config_parse(nd_config *config, nd_cli *cli, int argc, char **argv);
+/* ND_ERR_CONFIG when a word is a flag that nobody knows, before any value is read: names the
+ * nearest one, also of the command that argv[0] names. */
+nd_status nd_config_check_flags(int argc, char **argv);
 
 /*
  * Checks that need no other file: ranges, keys that exclude each other, the mesh against the worker

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The table of fields: parses, formats and checks a value with its type, range and choices. */
 #include <assert.h>
-#include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -114,16 +112,6 @@ const char *nd_field_range(nd_field_id id, char *buffer, size_t size)
         snprintf(buffer, size, "%.9g to %.9g", f->min, f->max);
     }
     return buffer;
-}
-
-void nd_real_format(double value, char *buffer, size_t size)
-{
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(buffer, size, "%.*g", digits, value);
-        if (strtod(buffer, NULL) == value) {
-            return;
-        }
-    }
 }
 
 /* The first choice when no bit is set, the one whose bit is, or "[a, b]". */
@@ -255,49 +243,6 @@ int nd_choice_find(const char *choices, const char *text)
         }
         c += n + 1;
     }
-}
-
-bool nd_bool_parse(const char *text, bool digits, bool *out)
-{
-    static const char *const yes[] = {"true", "yes", "on", "1"};
-    static const char *const no[] = {"false", "no", "off", "0"};
-    for (int i = 0; i < 3 + digits; i++) {
-        bool is_yes = strcasecmp(text, yes[i]) == 0;
-        if (is_yes || strcasecmp(text, no[i]) == 0) {
-            *out = is_yes;
-            return true;
-        }
-    }
-    return false;
-}
-
-bool nd_int_parse(const char *text, int64_t *out)
-{
-    const char *digits = text + (*text == '-' || *text == '+');
-    if (!*digits || digits[strspn(digits, "0123456789")]) {
-        return false;
-    }
-    errno = 0;
-    long long value = strtoll(text, NULL, 10);
-    if (errno) {
-        return false;
-    }
-    *out = value;
-    return true;
-}
-
-bool nd_real_parse(const char *text, double *out)
-{
-    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
-        return false;
-    }
-    char *end;
-    double value = strtod(text, &end);
-    if (*end || end == text || !isfinite(value)) {
-        return false;
-    }
-    *out = value;
-    return true;
 }
 
 static nd_status wrong_type(const nd_field *f, const nd_setting *setting, const char *wanted)

@@ -145,15 +145,17 @@ static bool is_switch(const char *name, const target *t)
                         : nd_fields[t->field].type == ND_FIELD_TYPE_BOOL;
 }
 
-nd_status nd_flags_check(const char *arg, nd_command_id command)
+nd_status nd_config_check_flags(int argc, char **argv)
 {
     char name[ND_FLAG_NAME_MAX];
     const char *value;
-    if (!split_flag(arg, name, &value)) {
-        return ND_OK;
+    for (int i = 1; i < argc; i++) {
+        if (split_flag(argv[i], name, &value)) {
+            const target t = find_target(name);
+            ND_TRY(is_known(&t) ? ND_OK : unknown_flag(argv[i], name, nd_command_find(argv[0])));
+        }
     }
-    const target t = find_target(name);
-    return is_known(&t) ? ND_OK : unknown_flag(arg, name, command);
+    return ND_OK;
 }
 
 /* Neither a flag nor the script that follows the flags of accelerate and torchrun. */
@@ -290,7 +292,7 @@ nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv)
         }
         target t = find_target(name);
         if (!is_known(&t)) {
-            return unknown_flag(argv[i], name, ND_COMMAND_NONE);
+            return unknown_flag(argv[i], name, nd_command_find(argv[0]));
         }
         const bool in_one_word = value != NULL;
         ND_TRY(read_value(name, &t, argc, argv, &i, &value));

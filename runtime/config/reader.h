@@ -20,7 +20,7 @@ static inline long long nd_ll(int64_t value)
     return value;
 }
 
-/* ---- text.c: owned and growing strings, lists of words ---- */
+/* ---- text.c: owned and growing strings, lists of words, values ---- */
 
 /* Replaces an owned string; NULL is stored as "". */
 nd_status nd_text_replace(char **target, const char *text);
@@ -44,6 +44,14 @@ enum { ND_FLAG_NAME_MAX = 96 };
 bool nd_flag_list_holds(const char *list, const char *name);
 /* Word number `index` of such a list into buffer; false when there are fewer. */
 bool nd_flag_list_word(const char *list, int index, char *buffer, size_t size);
+
+/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
+bool nd_bool_parse(const char *text, bool digits, bool *out);
+/* Decimal, whole text, no overflow; a real is finite. */
+bool nd_int_parse(const char *text, int64_t *out);
+bool nd_real_parse(const char *text, double *out);
+/* The shortest of 15 to 17 digits that reads back as the same double. */
+void nd_real_format(double value, char *buffer, size_t size);
 
 /* ---- fields.c: the field table ---- */
 
@@ -122,14 +130,6 @@ const char *nd_field_range(nd_field_id id, char *buffer, size_t size);
 
 /* The place of the text among "a|b|c", in upper or lower case; -1: it is none of them. */
 int nd_choice_find(const char *choices, const char *text);
-
-/* true, yes, on / false, no, off in any case; with `digits` 1 and 0 too. */
-bool nd_bool_parse(const char *text, bool digits, bool *out);
-/* Decimal, whole text, no overflow; a real is finite. */
-bool nd_int_parse(const char *text, int64_t *out);
-bool nd_real_parse(const char *text, double *out);
-/* The shortest of 15 to 17 digits that reads back as the same double. */
-void nd_real_format(double value, char *buffer, size_t size);
 
 /* ---- paths.c ---- */
 
@@ -249,10 +249,8 @@ nd_status nd_read_yaml(nd_reader *reader, const nd_yaml_node *root, const char *
 int nd_flag_find_field(const char *name);
 /* --config-file's value, or NULL; more than one fails. Also finds --help and --version. */
 nd_status nd_flags_scan(int argc, char **argv, const char **config_file, nd_cli *cli);
-/* ND_ERR_CONFIG when `arg` is a flag, but none of the settings: names the nearest of them and of
- * the command's own. */
-nd_status nd_flags_check(const char *arg, nd_command_id command);
-/* Applies everything but --config-file, in order. */
+/* Applies everything but --config-file, in order. argv[0] may name the command, whose own flags
+ * are then among the near ones. */
 nd_status nd_flags_apply(nd_reader *reader, int argc, char **argv);
 
 /* ---- what nd_config_resolve calls, once all layers are read ---- */

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/config/reader.h"
 
+#include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 nd_status nd_text_replace(char **target, const char *text)
 {
@@ -102,4 +105,57 @@ bool nd_flag_list_holds(const char *list, const char *name)
         list += strspn(list, " ");
     }
     return false;
+}
+
+bool nd_bool_parse(const char *text, bool digits, bool *out)
+{
+    static const char *const yes[] = {"true", "yes", "on", "1"};
+    static const char *const no[] = {"false", "no", "off", "0"};
+    for (int i = 0; i < 3 + digits; i++) {
+        bool is_yes = strcasecmp(text, yes[i]) == 0;
+        if (is_yes || strcasecmp(text, no[i]) == 0) {
+            *out = is_yes;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool nd_int_parse(const char *text, int64_t *out)
+{
+    const char *digits = text + (*text == '-' || *text == '+');
+    if (!*digits || digits[strspn(digits, "0123456789")]) {
+        return false;
+    }
+    errno = 0;
+    long long value = strtoll(text, NULL, 10);
+    if (errno) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+bool nd_real_parse(const char *text, double *out)
+{
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) {
+        return false;
+    }
+    char *end;
+    double value = strtod(text, &end);
+    if (*end || end == text || !isfinite(value)) {
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+void nd_real_format(double value, char *buffer, size_t size)
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buffer, size, "%.*g", digits, value);
+        if (strtod(buffer, NULL) == value) {
+            return;
+        }
+    }
 }

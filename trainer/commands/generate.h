@@ -9,7 +9,7 @@
  *   session.c   model, tokenizer, ranks
  *   standard_input.c   what rank 0 reads
  *   texts.c     ids to text: decoder and stop texts
- *   generate.c, with generate_run.c and generate_converse.c; eval.c, with eval_requests.c
+ *   generate.c, with generate_run.c; eval.c, with eval_requests.c
  */
 #include "runtime/config/commands.h"
 #include "trainer/commands/command.h"
@@ -121,12 +121,6 @@ typedef struct nd_generate_input {
     nd_ids ends; /* ids that end a text */
 } nd_generate_input;
 
-/* The requests in the prompt or the rows, on every rank alike. After a failure too, its parts are
- * the caller's. */
-nd_status nd_generate_encode(nd_session *session, const nd_generate_call *call, const char *text,
-                             size_t size, nd_generate_input *out);
-void nd_generate_input_fini(nd_generate_input *input);
-
 typedef struct nd_generate_task {
     nd_session *session;
     const nd_generate_call *options;
@@ -139,11 +133,6 @@ typedef struct nd_generate_task {
 /* Runs the requests and prints their results on rank 0. The text of the last one is appended to
  * *last, unless that is NULL, on every rank. Collective. */
 nd_status nd_generate_run(const nd_generate_task *task, nd_bytes *last);
-/* Tokens of a conversation at most. */
-int64_t nd_generate_context(const nd_session *session, const nd_generate_call *call);
-/* Reads line after line, each a prompt, and prints what follows on it. */
-nd_status nd_generate_converse(nd_session *session, const nd_generate_call *call);
-
 /* The command eval. */
 
 enum { ND_EVAL_DATA_MAX = 64 };
